@@ -1,0 +1,86 @@
+"""Check built sdists and wheels: `python scripts/check_dist.py dist`."""
+
+from __future__ import annotations
+
+import sys
+import tarfile
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+from packaging.utils import parse_sdist_filename, parse_wheel_filename
+
+from workspace import finish
+
+#: what an sdist may hold, relative to its top folder
+SDIST_ALLOWED = (
+    *("src/", "tests/", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md"),
+    *("pyproject.toml", ".gitignore"),
+)
+METADATA_REQUIRED = ("Summary", "License-Expression", "Requires-Python", "Author", "Description")
+
+
+def metadata_problems(text: str, version: str) -> list[str]:
+    """One sentence for each field of the core metadata that is missing or wrong."""
+    message = Parser().parsestr(text)
+    body = message["Description"] or message.get_payload()
+    fields = {**dict(message.items()), "Description": body}
+    problems = [f"metadata has no {key}" for key in METADATA_REQUIRED if not fields.get(key)]
+    if message["Description-Content-Type"] != "text/markdown":
+        problems.append("the long description is not declared as text/markdown")
+    if message["Version"] != version:
+        problems.append(f"metadata says version {message['Version']}")
+    return problems
+
+
+def wheel_problems(path: Path) -> list[str]:
+    """One sentence for each thing wrong with a wheel."""
+    name, version, _, _ = parse_wheel_filename(path.name)
+    module = name.replace("-", "_")
+    info = f"{module}-{version}.dist-info"
+    with zipfile.ZipFile(path) as archive:
+        names = set(archive.namelist())
+        problems = metadata_problems(archive.read(f"{info}/METADATA").decode(), str(version))
+        about = archive.read(f"{module}/__about__.py").decode()
+    if f'__version__ = "{version}"' not in about:
+        problems.append(f"{module}/__about__.py has another version")
+    needed = (f"{module}/__init__.py", f"{module}/py.typed", f"{info}/licenses/LICENSE")
+    problems += [f"{needle} is missing" for needle in needed if needle not in names]
+    foreign = sorted(n for n in names if not n.startswith((f"{module}/", f"{info}/")))
+    problems += [f"{n} does not belong into the wheel" for n in foreign]
+    return problems
+
+
+def sdist_problems(path: Path) -> list[str]:
+    """One sentence for each thing wrong with an sdist."""
+    name, version = parse_sdist_filename(path.name)
+    module = name.replace("-", "_")
+    with tarfile.open(path) as archive:
+        names = {n.partition("/")[2] for n in archive.getnames()}
+        file = archive.extractfile(f"{module}-{version}/PKG-INFO")
+        problems = metadata_problems(file.read().decode() if file else "", str(version))
+    needed = ("LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", f"src/{module}/py.typed")
+    problems += [f"{needle} is missing" for needle in needed if needle not in names]
+    if not any(n.startswith("tests/") and "/test_" in f"/{n}" for n in names):
+        problems.append("it holds no tests")
+    foreign = sorted(n for n in names if n and not n.startswith(SDIST_ALLOWED))
+    problems += [f"{n} does not belong into the sdist" for n in foreign]
+    return problems
+
+
+def dist_problems(folder: Path) -> tuple[int, list[str]]:
+    """How many distributions the folder holds, and one sentence for each thing wrong there."""
+    problems: list[str] = []
+    wheels, sdists = sorted(folder.glob("*.whl")), sorted(folder.glob("*.tar.gz"))
+    for path in wheels:
+        problems += [f"{path.name}: {problem}" for problem in wheel_problems(path)]
+    for path in sdists:
+        problems += [f"{path.name}: {problem}" for problem in sdist_problems(path)]
+    if not wheels or len(wheels) != len(sdists):
+        problems.append(f"{folder}: {len(wheels)} wheels and {len(sdists)} sdists")
+    return len(wheels) + len(sdists), problems
+
+
+if __name__ == "__main__":
+    count, found = dist_problems(Path(sys.argv[1]))
+    sys.exit(finish(found, f"{count} distributions"))
