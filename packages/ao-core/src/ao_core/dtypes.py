@@ -1,0 +1,106 @@
+"""The built-in number formats, and constructors for more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from ao_core.errors import ConfigError
+from ao_core.numerics import codebook, floats, ints
+from ao_core.numerics.formats import E2M1, E2M3, E3M2, E4M3, E5M2, FloatFormat
+from ao_core.records import DType
+
+__all__ = ["BUILTIN_DTYPES", "codebook_dtype", "float_dtype", "int_dtype"]
+
+# encode and decode are partials of module functions, so that records pickle and deep-copy.
+
+
+def int_dtype(name: str, bits: int, signed: bool = True) -> DType:
+    """An integer format: two's complement, or unsigned.
+
+    Signed, a block's largest magnitude is scaled to (2**bits - 1) / 2, half a step beyond the greatest
+    value: the smallest step at which no element moves by more than half of it. (int1, whose values are
+    -1 and 0, would round everything to 0 so; its reach is 1.)
+    """
+    if not 1 <= bits <= 8:
+        raise ConfigError(f"bits={bits}: an integer format has 1 to 8 bits")
+    low = -(1 << (bits - 1)) if signed else 0
+    high = low + (1 << bits) - 1
+    return DType(
+        name=name,
+        bits=bits,
+        kind="int",
+        encode=partial(ints.encode_int, bits=bits, low=low, high=high),
+        decode=partial(ints.decode_int, bits=bits, low=low, high=high),
+        min=low,
+        max=high,
+        reach=max(1.0, (high - low) / 2) if signed else high,
+        storage=torch.int8 if signed and bits == 8 else torch.uint8,
+        summary=f"{'signed' if signed else 'unsigned'} integer, {low} to {high}",
+    )
+
+
+def float_dtype(name: str, fmt: FloatFormat) -> DType:
+    """A floating-point format with a sign, described by a `FloatFormat`."""
+    native = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
+    return DType(
+        name=name,
+        bits=fmt.bits,
+        kind="float",
+        encode=partial(floats.encode_float, fmt=fmt),
+        decode=partial(floats.decode_float, fmt=fmt),
+        min=-fmt.max,
+        max=fmt.max,
+        reach=fmt.max,
+        storage=native.get(fmt, torch.uint8),
+        summary=f"float with {fmt.ebits} bits of exponent, {fmt.mbits} of mantissa, ±{fmt.max:g}",
+    )
+
+
+def codebook_dtype(name: str, values: Sequence[float]) -> DType:
+    """A format whose codes index 2 to 256 strictly increasing finite values, kept as float32."""
+    table = tuple(torch.tensor(values, dtype=torch.float32).tolist())
+    if not 2 <= len(table) <= 256:
+        raise ConfigError(f"values: a codebook has 2 to 256 of them, got {len(table)}")
+    if not all(a < b for a, b in zip(table, table[1:])) or table[-1] - table[0] == float("inf"):
+        raise ConfigError(f"values={values!r}: must be finite and strictly increasing in float32")
+    return DType(
+        name=name,
+        bits=(len(table) - 1).bit_length(),
+        kind="codebook",
+        encode=partial(codebook.encode_codebook, values=table),
+        decode=partial(codebook.decode_codebook, values=table),
+        min=table[0],
+        max=table[-1],
+        reach=max(-table[0], table[-1]),
+        summary=f"codebook of {len(table)} values, {table[0]:g} to {table[-1]:g}",
+    )
+
+
+def _ternary() -> DType:
+    return DType(
+        name="ternary",
+        bits=2,
+        kind="int",
+        encode=partial(ints.encode_int, bits=2, low=-1, high=1),
+        decode=partial(ints.decode_int, bits=2, low=-1, high=1),
+        min=-1,
+        max=1,
+        reach=1.0,
+        summary="-1, 0 and 1; the unused code 2 reads as -1",
+    )
+
+
+BUILTIN_DTYPES: tuple[DType, ...] = (
+    *(int_dtype(f"int{bits}", bits) for bits in range(1, 9)),
+    *(int_dtype(f"uint{bits}", bits, signed=False) for bits in range(1, 9)),
+    _ternary(),
+    float_dtype("f8e4m3", E4M3),
+    float_dtype("f8e5m2", E5M2),
+    float_dtype("f6e3m2", E3M2),
+    float_dtype("f6e2m3", E2M3),
+    float_dtype("f4e2m1", E2M1),
+    codebook_dtype("nf4", codebook.NF4_VALUES),
+)

@@ -1,0 +1,74 @@
+"""Pure functions on tensors: packing, blocks, rounding, number formats, scales, error measures."""
+
+from __future__ import annotations
+
+from ao_core.numerics.affine import (
+    choose_qparams,
+    dequantize_affine,
+    quantize_affine,
+    scale_to_float,
+)
+from ao_core.numerics.bits import pack_bits, pack_unit, packed_size, unpack_bits
+from ao_core.numerics.blocks import (
+    block_absmax,
+    block_minmax,
+    expand,
+    full_block,
+    grid_shape,
+    split_blocks,
+)
+from ao_core.numerics.codebook import NF4_VALUES, decode_codebook, encode_codebook
+from ao_core.numerics.error import cosine, relative_error, sqnr
+from ao_core.numerics.floats import decode_float, encode_float
+from ao_core.numerics.formats import (
+    E2M1,
+    E2M3,
+    E3M2,
+    E4M3,
+    E5M2,
+    FloatFormat,
+    float_format,
+)
+from ao_core.numerics.ints import decode_int, encode_int
+from ao_core.numerics.mx import MX_MODES, choose_e8m0, decode_e8m0, encode_e8m0
+from ao_core.numerics.rounding import round_half_even, stochastic_round_to
+
+__all__ = [
+    "E2M1",
+    "E2M3",
+    "E3M2",
+    "E4M3",
+    "E5M2",
+    "MX_MODES",
+    "NF4_VALUES",
+    "FloatFormat",
+    "block_absmax",
+    "block_minmax",
+    "choose_e8m0",
+    "choose_qparams",
+    "cosine",
+    "decode_codebook",
+    "decode_e8m0",
+    "decode_float",
+    "decode_int",
+    "dequantize_affine",
+    "encode_codebook",
+    "encode_e8m0",
+    "encode_float",
+    "encode_int",
+    "expand",
+    "float_format",
+    "full_block",
+    "grid_shape",
+    "pack_bits",
+    "pack_unit",
+    "packed_size",
+    "quantize_affine",
+    "relative_error",
+    "round_half_even",
+    "scale_to_float",
+    "split_blocks",
+    "sqnr",
+    "stochastic_round_to",
+    "unpack_bits",
+]

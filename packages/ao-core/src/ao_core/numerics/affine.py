@@ -1,0 +1,140 @@
+"""Scales, zero points, and what they do: value = (decode(code) - zero) * scale.
+
+All arithmetic is in float32, wider inputs are rounded to it first. Results carry no gradient, except
+that `dequantize_affine` is differentiable in `scale` and a float `zero`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ao_core.errors import ConfigError
+from ao_core.numerics.blocks import block_absmax, block_minmax, split_blocks
+from ao_core.numerics.mx import choose_e8m0
+from ao_core.spec import SCALE_DTYPES, ZERO_KINDS
+
+if TYPE_CHECKING:
+    from ao_core.records import DType
+
+__all__ = ["choose_qparams", "dequantize_affine", "quantize_affine", "scale_to_float"]
+
+#: storage of a scale: torch dtype, least and greatest value that a scale may take
+_STORAGE: dict[str, tuple[torch.dtype, float, float]] = {
+    "float32": (torch.float32, 2.0**-126, torch.finfo(torch.float32).max),
+    "bfloat16": (torch.bfloat16, 2.0**-126, torch.finfo(torch.bfloat16).max),
+    "float16": (torch.float16, 2.0**-24, 65504.0),
+    "e4m3": (torch.float8_e4m3fn, 2.0**-9, 448.0),
+}
+
+
+def choose_qparams(
+    x: Tensor,
+    dtype: DType,
+    block: Sequence[int],
+    zero: str = "none",
+    scale_dtype: str = "float32",
+    *,
+    mx_mode: str = "floor",
+) -> tuple[Tensor, Tensor | None]:
+    """Scale and zero point from the range of every block, both of shape `grid_shape(x.shape, block)`.
+
+    The scale comes in its storage dtype. Without a zero point it is absmax / `dtype.reach`; with one
+    it is (max - min) / (`dtype.max` - `dtype.min`) of the range widened to hold 0, and the zero point
+    is the code (uint8) of the integer that 0.0 maps to exactly ("int"), or that number unrounded
+    ("float": in the scale's dtype, float32 beside a scale of 8 bits).
+
+    A scale is finite and positive whatever finite values `x` has: 1 for a block of zeros, else clamped
+    to what the storage can hold. A block with a NaN gets scale NaN. `mx_mode` chooses the power of two
+    for "e8m0", see `choose_e8m0`.
+    """
+    _check(dtype, zero, scale_dtype)
+    x = x.detach()
+    if zero == "none":
+        absmax = block_absmax(x, block).to(torch.float32)
+        return _scale(absmax, dtype.reach, dtype, scale_dtype, mx_mode, dtype.max), None
+    low, high = (bound.to(torch.float32) for bound in block_minmax(x, block))
+    low, high = low.clamp(max=0.0), high.clamp(min=0.0)
+    # Half of the range, because all of it may exceed float32.
+    half = high * 0.5 - low * 0.5
+    steps = dtype.max - dtype.min
+    scale = _scale(half, steps * 0.5, dtype, scale_dtype, mx_mode, steps * 0.5)
+    point = dtype.min - low / scale_to_float(scale)
+    if zero == "int":
+        return scale, dtype.encode(point)
+    return scale, point.to(scale.dtype if scale.dtype.itemsize > 1 else torch.float32)
+
+
+def scale_to_float(scale: Tensor) -> Tensor:
+    """A scale in any storage dtype as float32, exact."""
+    return scale.to(torch.float32)
+
+
+def quantize_affine(
+    x: Tensor, dtype: DType, block: Sequence[int], scale: Tensor, zero: Tensor | None = None
+) -> Tensor:
+    """Codes (uint8, shape of `x`) of x / scale + zero."""
+    x = x.detach().to(torch.float32)
+    view, by_block = split_blocks(x, block, scale_to_float(scale))
+    ratio = view / by_block
+    if zero is not None:
+        _, by_block = split_blocks(x, block, _zero_to_float(zero, dtype))
+        ratio += by_block
+    return dtype.encode(ratio.reshape(x.shape))
+
+
+def dequantize_affine(
+    codes: Tensor,
+    dtype: DType,
+    block: Sequence[int],
+    scale: Tensor,
+    zero: Tensor | None = None,
+    out_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """(decode(codes) - zero) * scale in float32, rounded once to `out_dtype`."""
+    values = dtype.decode(codes)
+    if zero is not None:
+        view, by_block = split_blocks(values, block, _zero_to_float(zero, dtype))
+        view.sub_(by_block)
+    view, by_block = split_blocks(values, block, scale_to_float(scale))
+    view.mul_(by_block)
+    return values.to(out_dtype)
+
+
+def _scale(
+    magnitude: Tensor, reach: float, dtype: DType, name: str, mx_mode: str, element_max: float
+) -> Tensor:
+    """magnitude / reach as a positive finite number in the storage dtype; 1 where magnitude is 0."""
+    if name == "e8m0":
+        step = _top_step(dtype) * (element_max / dtype.max) if mx_mode == "even" else 0.0
+        return choose_e8m0(magnitude, element_max, mx_mode, step).to(torch.float8_e8m0fnu)
+    storage, least, greatest = _STORAGE[name]
+    scale = torch.where(magnitude == 0, 1.0, (magnitude / reach).clamp(least, greatest))
+    return scale.to(storage)
+
+
+def _top_step(dtype: DType) -> Tensor:
+    """Distance from the greatest value of a format to the next one below."""
+    values = dtype.decode(torch.arange(1 << dtype.bits, dtype=torch.uint8))
+    return dtype.max - torch.where(values < dtype.max, values, dtype.min).amax()
+
+
+def _zero_to_float(zero: Tensor, dtype: DType) -> Tensor:
+    return dtype.decode(zero) if zero.dtype == torch.uint8 else zero.to(torch.float32)
+
+
+def _check(dtype: DType, zero: str, scale_dtype: str) -> None:
+    if zero not in ZERO_KINDS:
+        raise ConfigError(f"zero={zero!r} is unknown; use one of {', '.join(ZERO_KINDS)}")
+    if zero == "int" and dtype.kind != "int":
+        raise ConfigError(
+            f"zero='int' needs an integer format, but {dtype.name} is of kind {dtype.kind!r}; "
+            "use zero='none' or 'float'"
+        )
+    if scale_dtype not in SCALE_DTYPES:
+        raise ConfigError(
+            f"scale_dtype={scale_dtype!r} is unknown; use one of {', '.join(SCALE_DTYPES)}"
+        )

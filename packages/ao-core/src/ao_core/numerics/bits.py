@@ -1,0 +1,89 @@
+"""Packing codes of 1 to 8 bits into bytes: one little-endian bit stream along the last dimension."""
+
+from __future__ import annotations
+
+from math import gcd
+
+import torch
+from torch import Tensor
+
+from ao_core.errors import ConfigError
+
+__all__ = ["pack_bits", "pack_unit", "packed_size", "unpack_bits"]
+
+
+def pack_unit(bits: int) -> tuple[int, int]:
+    """(values, bytes) of the smallest run of codes that fills whole bytes: 3 bits -> (8, 3)."""
+    if not 1 <= bits <= 8:
+        raise ConfigError(f"bits={bits}: codes have 1 to 8 bits")
+    shared = gcd(bits, 8)
+    return 8 // shared, bits // shared
+
+
+def packed_size(n: int, bits: int) -> int:
+    """Bytes that `n` codes take; the last unit is padded."""
+    values, size = pack_unit(bits)
+    return -(-n // values) * size
+
+
+def pack_bits(codes: Tensor, bits: int) -> Tensor:
+    """Pack uint8 codes [..., n], each below 2**bits, into uint8 [..., packed_size(n, bits)].
+
+    Code `i` occupies bits `i*bits` to `(i+1)*bits - 1` of the stream, the lowest bit of a byte first
+    (for 4 bits: low nibble first). The tail is padded with zeros. For 8 bits this is `codes` itself.
+    """
+    values, size = pack_unit(bits)
+    if bits == 8:
+        return codes
+    if tail := -codes.shape[-1] % values:
+        codes = torch.nn.functional.pad(codes, (0, tail))
+    lanes = [codes[..., i::values] for i in range(values)]
+    return torch.stack(
+        [_merge([_shift(lanes[i], at - 8 * j) for i, at in _overlaps(bits, 8 * j, 8)]) for j in range(size)],
+        dim=-1,
+    ).flatten(-2)
+
+
+def unpack_bits(packed: Tensor, bits: int, n: int) -> Tensor:
+    """Inverse of `pack_bits`: uint8 [..., packed_size(n, bits)] -> uint8 codes [..., n], contiguous."""
+    values, size = pack_unit(bits)
+    if packed.shape[-1] != packed_size(n, bits):
+        raise ConfigError(
+            f"n={n}: {n} codes of {bits} bits take {packed_size(n, bits)} bytes, "
+            f"but the packed tensor has {packed.shape[-1]} along its last dimension"
+        )
+    if bits == 8:
+        return packed
+    lanes = [packed[..., j::size] for j in range(size)]
+    mask = (1 << bits) - 1
+    codes = [
+        _merge([_shift(lanes[j], 8 * j - bits * i) for j in _bytes_of(i, bits)]) & mask
+        for i in range(values)
+    ]
+    return torch.stack(codes, dim=-1).flatten(-2)[..., :n].contiguous()
+
+
+def _overlaps(bits: int, start: int, length: int) -> list[tuple[int, int]]:
+    """(index, first bit) of the codes that touch bits `start` to `start + length - 1`."""
+    first, last = start // bits, (start + length - 1) // bits
+    return [(i, i * bits) for i in range(first, last + 1)]
+
+
+def _bytes_of(index: int, bits: int) -> range:
+    """The bytes that code number `index` touches."""
+    return range(index * bits // 8, ((index + 1) * bits - 1) // 8 + 1)
+
+
+def _shift(x: Tensor, left: int) -> Tensor:
+    """Shift a uint8 tensor left (right when negative); bits that leave the byte are lost."""
+    if left == 0:
+        return x
+    return x << left if left > 0 else x >> -left
+
+
+def _merge(parts: list[Tensor]) -> Tensor:
+    """Bitwise or of all parts."""
+    merged = parts[0]
+    for part in parts[1:]:
+        merged = merged | part
+    return merged
