@@ -24,7 +24,17 @@ Record: TypeAlias = (
     "DType | Layout | Kernel | Transform | Recipe | type[torch.optim.Optimizer | torch.Tensor]"
 )
 
-__all__ = ["CORE", "IN_PROCESS", "Record", "Registry", "Table", "register", "registry", "reopen"]
+__all__ = [
+    "CORE",
+    "IN_PROCESS",
+    "Record",
+    "Registry",
+    "Table",
+    "name_of",
+    "register",
+    "registry",
+    "reopen",
+]
 
 T = TypeVar("T")
 
@@ -117,9 +127,9 @@ class Table(Generic[T]):
         """Write one record; `Registry.add` is the public way.
 
         Raises:
-            PluginError: the record has no name, or the name is taken; the record already here stays.
+            PluginError: it has no name, or the name is taken; the record already here stays.
         """
-        name = getattr(record, "__name__" if isinstance(record, type) else "name", None)
+        name = name_of(record)
         if not isinstance(name, str) or not name:
             raise PluginError(
                 f"{self.kind} {record!r} of {provider} has the name {name!r}; "
@@ -232,7 +242,7 @@ class Registry:
             self.load_plugins()
         if config_type not in self._transform_of:
             known = [known_type.__name__ for known_type in list(self._transform_of)]
-            notes = [*self.loader.origin(config_type), *self.notes()]
+            notes = [self.loader.origin(config_type), *self.notes()]
             raise UnknownNameError("configuration class", config_type.__name__, known, notes)
         return self._transform_of[config_type][0]
 
@@ -243,7 +253,7 @@ class Registry:
             self.frozen = True
 
     def reopen(self) -> None:
-        """Open the tables again. Forgets what torch.compile traced, since it knows the old tables."""
+        """Open the tables again, and forget what torch.compile traced with the old ones."""
         self.frozen = False
         self.epoch += 1
         # Dynamo takes seconds to import; where nobody imported it, nothing was traced.
@@ -292,6 +302,11 @@ class Registry:
             f"record={record!r} is a {type(record).__name__}, which no table holds; "
             f"give one of: {expected}"
         )
+
+
+def name_of(record: object) -> Any:
+    """The name that a record is found by: `__name__` of a class, `name` of anything else."""
+    return getattr(record, "__name__" if isinstance(record, type) else "name", None)
 
 
 def _is_layout(record: object) -> bool:
