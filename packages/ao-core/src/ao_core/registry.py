@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import torch
@@ -328,6 +329,11 @@ def _builtin_dtypes() -> Iterable[DType]:
     return BUILTIN_DTYPES
 
 
+def _builtin_kernels() -> Iterable[Kernel]:
+    # above this module in the layers, hence only when the table is first touched
+    return import_module("ao_core.torch_kernels").BUILTIN_KERNELS  # type: ignore[no-any-return]
+
+
 def _builtin_layouts() -> Iterable[Layout]:
     from ao_core.layouts import BUILTIN_LAYOUTS
 
@@ -335,7 +341,9 @@ def _builtin_layouts() -> Iterable[Layout]:
 
 
 #: The tables of this process. Kernels stand above this module, so `ao_core` adds their source.
-registry = Registry({"dtypes": _builtin_dtypes, "layouts": _builtin_layouts})
+registry = Registry(
+    {"dtypes": _builtin_dtypes, "layouts": _builtin_layouts, "kernels": _builtin_kernels}
+)
 
 
 def register(record: Record) -> None:

@@ -1,0 +1,98 @@
+"""ao-core: number formats, layouts, quantized tensors, kernel tables and `quantize_`.
+
+Names are imported when first used, so that `import ao_core` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ao_core.__about__ import __version__
+
+if TYPE_CHECKING:
+    from ao_core.config import (
+        Config,
+        FqnToConfig,
+        config_from_dict,
+        config_from_json,
+        config_from_yaml,
+        config_to_dict,
+        config_to_json,
+        config_to_yaml,
+        resolve_config,
+    )
+    from ao_core.dispatch import kernels
+    from ao_core.dtypes import codebook_dtype, float_dtype, int_dtype
+    from ao_core.explanation import explain
+    from ao_core.hookspecs import hookimpl
+    from ao_core.layouts import Layout
+    from ao_core.quantize import dequantize_, quantize_
+    from ao_core.records import Call, DType, Kernel, Recipe, Skip, Target, Transform
+    from ao_core.registry import register, reopen
+    from ao_core.report import Report
+    from ao_core.spec import WHOLE, Spec
+    from ao_core.tensor import ComputeSpec, ComputeWeight, QTensor, quantize_tensor
+    from ao_core.tensor.saving import load_model, save_model
+
+#: public name -> module that defines it
+_MODULES = {
+    "Call": "ao_core.records",
+    "ComputeSpec": "ao_core.tensor",
+    "ComputeWeight": "ao_core.tensor",
+    "Config": "ao_core.config",
+    "DType": "ao_core.records",
+    "FqnToConfig": "ao_core.config",
+    "Kernel": "ao_core.records",
+    "Layout": "ao_core.layouts",
+    "QTensor": "ao_core.tensor",
+    "Recipe": "ao_core.records",
+    "Report": "ao_core.report",
+    "Skip": "ao_core.records",
+    "Spec": "ao_core.spec",
+    "Target": "ao_core.records",
+    "Transform": "ao_core.records",
+    "WHOLE": "ao_core.spec",
+    "codebook_dtype": "ao_core.dtypes",
+    "config_from_dict": "ao_core.config",
+    "config_from_json": "ao_core.config",
+    "config_from_yaml": "ao_core.config",
+    "config_to_dict": "ao_core.config",
+    "config_to_json": "ao_core.config",
+    "config_to_yaml": "ao_core.config",
+    "dequantize_": "ao_core.quantize",
+    "explain": "ao_core.explanation",
+    "float_dtype": "ao_core.dtypes",
+    "hookimpl": "ao_core.hookspecs",
+    "int_dtype": "ao_core.dtypes",
+    "kernels": "ao_core.dispatch",
+    "load_model": "ao_core.tensor.saving",
+    "quantize_": "ao_core.quantize",
+    "quantize_tensor": "ao_core.tensor",
+    "register": "ao_core.registry",
+    "reopen": "ao_core.registry",
+    "resolve_config": "ao_core.config",
+    "save_model": "ao_core.tensor.saving",
+}
+
+__all__ = [
+    "WHOLE", "Call", "ComputeSpec", "ComputeWeight", "Config", "DType", "FqnToConfig", "Kernel", "Layout",
+    "QTensor", "Recipe", "Report", "Skip", "Spec", "Target", "Transform", "__version__",
+    "codebook_dtype", "config_from_dict", "config_from_json", "config_from_yaml", "config_to_dict",
+    "config_to_json", "config_to_yaml", "dequantize_", "explain", "float_dtype", "hookimpl", "int_dtype",
+    "kernels", "load_model", "quantize_", "quantize_tensor", "register", "reopen",
+    "resolve_config", "save_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module 'ao_core' has no attribute {name!r}")
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

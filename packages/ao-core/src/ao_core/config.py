@@ -1,0 +1,181 @@
+"""Configurations: frozen dataclasses with a version, resolved by name through the registry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, ClassVar
+
+from ao_core.errors import ConfigError, MissingExtraError, UnknownNameError
+from ao_core.registry import registry
+
+__all__ = [
+    "Config",
+    "FqnToConfig",
+    "config_from_dict",
+    "config_from_json",
+    "config_from_yaml",
+    "config_to_dict",
+    "config_to_json",
+    "config_to_yaml",
+    "resolve_config",
+]
+
+#: the name under which `FqnToConfig` is written
+_FQN_TO_CONFIG = "fqn_to_config"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Base of all configurations. Fields are primitives, tuples of them, or other configurations."""
+
+    version: ClassVar[int] = 1
+
+
+@dataclass(frozen=True)
+class FqnToConfig(Config):
+    """A configuration for each name of a parameter or module: exact names, then "re:…", then "*".
+
+    Values are configurations, recipe names, or None to keep a parameter as it is.
+
+    Example: ``FqnToConfig({"lm_head": None, "re:.*mlp.*": int4_weight_only(), "*": "int8_weight_only"})``
+    """
+
+    entries: tuple[tuple[str, Config | None], ...]
+
+    def __init__(self, entries: Mapping[str, Config | str | None] | Any) -> None:
+        pairs = entries.items() if isinstance(entries, Mapping) else entries
+        resolved = tuple((str(k), None if v is None else resolve_config(v)) for k, v in pairs)
+        if not resolved:
+            raise ConfigError("entries={}: FqnToConfig needs at least one name, e.g. '*'")
+        nested = [key for key, value in resolved if isinstance(value, FqnToConfig)]
+        if nested:
+            raise ConfigError(f"entries[{nested[0]!r}] is itself a FqnToConfig; nest the names instead")
+        object.__setattr__(self, "entries", resolved)
+
+
+def resolve_config(config: Config | str | Mapping[str, Any]) -> Config:
+    """A configuration from itself, a recipe name such as "int4_weight_only", or `config_to_dict`'s form.
+
+    Raises:
+        UnknownNameError: no recipe or transform has that name; with a suggestion.
+        ConfigError: it is something else.
+    """
+    if isinstance(config, Config):
+        return config
+    if isinstance(config, str):
+        return _by_name(config)
+    if isinstance(config, Mapping):
+        return config_from_dict(config)
+    hint = " (a class: call it to make a configuration)" if isinstance(config, type) else ""
+    raise ConfigError(
+        f"config={config!r}{hint} is a {type(config).__name__}; pass a Config or a recipe name"
+    )
+
+
+def _by_name(name: str) -> Config:
+    if name in registry.recipes:
+        return registry.recipes.get(name).config
+    if name in registry.transforms:
+        return registry.transforms.get(name).config_type()
+    known = [*registry.recipes.names(), *registry.transforms.names()]
+    raise UnknownNameError("recipe", name, known, registry.notes())
+
+
+def config_to_dict(config: Config) -> dict[str, Any]:
+    """JSON-ready form: name, version, the distribution that provides it, and all arguments."""
+    if isinstance(config, FqnToConfig):
+        entries = {key: None if c is None else config_to_dict(c) for key, c in config.entries}
+        return {"name": _FQN_TO_CONFIG, "version": config.version, "entries": entries}
+    transform = registry.transform_for(type(config))
+    return {
+        "name": transform.name,
+        "version": config.version,
+        "provider": registry.transforms.provider(transform.name),
+        "args": {f.name: _encode(getattr(config, f.name)) for f in fields(config)},
+    }
+
+
+def config_from_dict(data: Mapping[str, Any]) -> Config:
+    """Inverse of `config_to_dict`; unknown arguments and newer versions are errors."""
+    name = data.get("name")
+    if not isinstance(name, str):
+        raise ConfigError(f"a configuration needs a 'name'; found the keys {sorted(data)}")
+    if name == _FQN_TO_CONFIG:
+        return FqnToConfig(data.get("entries", {}))
+    if name not in registry.transforms:
+        provider = data.get("provider")
+        notes = [f"It was written by {provider!r}: install it."] if provider else []
+        known = registry.transforms.names()
+        raise UnknownNameError("configuration", name, known, [*notes, *registry.notes()])
+    config_type = registry.transforms.get(name).config_type
+    if (version := data.get("version", 1)) > config_type.version:
+        raise ConfigError(
+            f"{name}: version={version} is newer than {config_type.version}, which the installed "
+            f"{registry.transforms.provider(name)} reads; upgrade it"
+        )
+    args = dict(data.get("args", {}))
+    known_args = {f.name for f in fields(config_type)}
+    if unknown := sorted(set(args) - known_args):
+        raise ConfigError(f"{name} has no argument {unknown}; known: {sorted(known_args)}")
+    return config_type(**{key: _decode(value) for key, value in args.items()})
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, Config):
+        return config_to_dict(value)
+    if isinstance(value, (tuple, list)):
+        return [_encode(v) for v in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if is_dataclass(value) and hasattr(value, "to_dict"):
+        return value.to_dict()
+    raise ConfigError(f"{value!r} in a configuration is no primitive, tuple or configuration")
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, Mapping) and "name" in value:
+        return config_from_dict(value)
+    return tuple(_decode(v) for v in value) if isinstance(value, list) else value
+
+
+def config_to_json(config: Config) -> str:
+    """JSON text of a configuration."""
+    return json.dumps(config_to_dict(config), indent=2)
+
+
+def config_from_json(text: str) -> Config:
+    """A configuration from its JSON text."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"not a configuration in JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"not a configuration in JSON: expected an object, found {data!r}")
+    return config_from_dict(data)
+
+
+def config_to_yaml(config: Config) -> str:
+    """YAML text of a configuration (extra "yaml")."""
+    return str(_yaml().safe_dump(config_to_dict(config), sort_keys=False))
+
+
+def config_from_yaml(text: str) -> Config:
+    """A configuration from its YAML text (extra "yaml")."""
+    yaml = _yaml()
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"not a configuration in YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"not a configuration in YAML: expected a mapping, found {data!r}")
+    return config_from_dict(data)
+
+
+def _yaml() -> Any:
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingExtraError("PyYAML", "ao-core[yaml]", "reading and writing YAML") from error
+    return yaml

@@ -1,0 +1,24 @@
+"""Layouts: the built-in ones, and the base class that plugins derive theirs from."""
+
+from __future__ import annotations
+
+from ao_core.layouts.base import SHARED, Geometry, Layout, PartAxis, Parts, grid_axes, make_parts
+from ao_core.layouts.flat import Flat
+from ao_core.layouts.packed import Packed
+from ao_core.layouts.plain import Plain
+
+__all__ = [
+    "BUILTIN_LAYOUTS",
+    "SHARED",
+    "Flat",
+    "Geometry",
+    "Layout",
+    "Packed",
+    "PartAxis",
+    "Parts",
+    "Plain",
+    "grid_axes",
+    "make_parts",
+]
+
+BUILTIN_LAYOUTS: tuple[Layout, ...] = (Plain(), Packed(), Flat())

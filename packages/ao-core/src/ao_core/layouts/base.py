@@ -1,0 +1,112 @@
+"""`Layout`: how the parts of a quantized tensor lie in memory. Stateless; describes, never holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Union
+
+from torch import Tensor
+
+from ao_core.errors import UnsupportedOp
+from ao_core.numerics import full_block
+from ao_core.spec import WHOLE
+
+if TYPE_CHECKING:
+    from ao_core.records import DType
+    from ao_core.spec import Spec
+
+__all__ = ["SHARED", "Geometry", "Layout", "PartAxis", "Parts", "grid_axes", "make_parts"]
+
+#: part name -> tensor; the scale may itself be a quantized tensor
+Parts = dict[str, Tensor]
+
+
+class PartAxis(NamedTuple):
+    """Along one dimension, `entries` stored elements of a part belong to `values` logical ones."""
+
+    values: int
+    entries: int
+
+
+#: The part does not change along this dimension: all of it belongs to any slice.
+SHARED = None
+#: One axis a logical dimension. A shorter tuple: the part cannot be cut along the missing ones.
+Geometry = tuple[Union[PartAxis, None], ...]
+
+
+class Layout:
+    """Arranges codes, scales and zero points as named parts.
+
+    A subclass sets `name` and implements `pack`, `unpack` and `geometry`; slicing, concatenation,
+    sharding and gathering rows then follow from the geometry. A layout made for one kernel sets
+    `canonical = False` and `canonical_name`, implements `from_canonical` and `to_canonical` (bit-exact
+    both ways), and lists in `native_devices` where `quantize_` may choose it.
+    """
+
+    name: str
+    #: may stand in a checkpoint
+    canonical: bool = True
+    #: for others: the canonical layout they convert to and from
+    canonical_name: str = ""
+    #: device types on which `quantize_` and `.to(device)` may choose this layout by themselves
+    native_devices: tuple[str, ...] = ()
+
+    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+        """None, or a sentence that says why this layout cannot hold such a tensor."""
+        return None
+
+    def blocked_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape over which blocks are counted; codes and scales of `pack` and `unpack` have it."""
+        return shape
+
+    def pack(
+        self, codes: Tensor, scale: Tensor, zero: Tensor | None, spec: Spec, dtype: DType
+    ) -> Parts:
+        """Parts from uint8 `codes` of the blocked shape and a `scale` (and `zero`) per block."""
+        raise NotImplementedError
+
+    def unpack(
+        self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inverse of `pack`: (uint8 codes, scale, zero)."""
+        raise NotImplementedError
+
+    def geometry(
+        self, spec: Spec, shape: tuple[int, ...], dtype: DType
+    ) -> dict[str, Geometry]:
+        """How each part is laid out along the logical dimensions."""
+        raise UnsupportedOp(
+            f"layout {self.name!r} cannot be cut or joined in place; call .canonical() first"
+        )
+
+    def to_canonical(
+        self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
+    ) -> Parts:
+        """Parts in the layout `canonical_name`."""
+        return parts
+
+    def from_canonical(
+        self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
+    ) -> Parts:
+        """Parts in this layout, from those of `canonical_name`."""
+        return parts
+
+    def __repr__(self) -> str:
+        return f"<Layout {self.name}>"
+
+
+def grid_axes(spec: Spec, shape: tuple[int, ...]) -> Geometry:
+    """Geometry of a scale or zero point that has one entry a block."""
+    block = (1,) * (len(shape) - len(spec.block)) + spec.block[-len(shape) :]
+    extents = full_block(spec.block, shape)
+    return tuple(
+        SHARED if declared == WHOLE else PartAxis(extent, 1)
+        for declared, extent in zip(block, extents)
+    )
+
+
+def make_parts(qdata: Tensor, scale: Tensor, zero: Tensor | None) -> Parts:
+    """The parts of an affine format; without a zero point there is no part for it."""
+    parts = {"qdata": qdata, "scale": scale}
+    if zero is not None:
+        parts["zero"] = zero
+    return parts

@@ -1,0 +1,203 @@
+"""`quantize_`: apply a configuration to the parameters of a model, in place, and report all of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Union
+
+import torch
+from torch import Tensor, nn
+
+from ao_core.config import Config, config_to_dict, resolve_config
+from ao_core.dispatch import select
+from ao_core.errors import MissingExtraError, QuantizationError, UnsupportedOp
+from ao_core.numerics import sqnr
+from ao_core.records import Call, Skip
+from ao_core.registry import registry
+from ao_core.report import ParameterRecord, Report
+from ao_core.targets import FilterFn, Plan, plan
+from ao_core.tensor import QTensor, check_quantizable, native
+
+__all__ = ["Progress", "dequantize_", "quantize_"]
+
+#: False or None: no progress; True: a tqdm bar; or a function (done, total, fqn of the next parameter)
+Progress = Union[bool, None, Callable[[int, int, str], None]]
+
+#: elements of a weight over which the report's SQNR is taken
+_SQNR_ELEMENTS = 1 << 22
+
+
+def quantize_(
+    model: nn.Module,
+    config: Config | str,
+    filter_fn: FilterFn | None = None,
+    *,
+    device: torch.device | str | None = None,
+    strict: bool = False,
+    progress: Progress = None,
+) -> Report:
+    """Quantize the weights of a model in place.
+
+    Args:
+        model: any module. Linear and convolution weights, the projections of MultiheadAttention and
+            fused 3-D expert weights are quantized; embeddings and others where they are named.
+        config: a configuration, the name of a recipe, or a `FqnToConfig`.
+        filter_fn: (module, its name) -> whether its weights are quantized, in place of the default.
+        device: move one parameter at a time there, quantize it there and leave it there, so that the
+            device never holds more than the quantized model and one layer; the rest follows.
+        strict: raise where a weight that was asked for could not be quantized.
+        progress: True for a bar, or a function called with (done, total, name).
+
+    Returns:
+        One record for each parameter: what was done, or why not.
+
+    Raises:
+        UnknownNameError: no such recipe.
+        ConfigError: the configuration cannot work, or one of its names matches nothing.
+        QuantizationError: weights with NaN or inf, on the meta device or not floating point; nothing
+            was changed then. With `strict`, also a weight that the format cannot hold.
+    """
+    config = resolve_config(config)
+    plans = plan(model, config, filter_fn)
+    for entry in plans:
+        if entry.config is not None:
+            registry.transform_for(type(entry.config))
+            if not isinstance(entry.tensor, QTensor):
+                check_quantizable(entry.tensor, entry.fqn)
+    outcomes = []
+    for entry in _with_progress(plans, progress):
+        new, record = _convert(entry, device)
+        outcomes.append((entry, new, record))
+        if not strict:
+            _install(*outcomes[-1][:2])
+            outcomes[-1] = (entry, None, record)
+    report = Report(config_to_dict(config), tuple(record for _, _, record in outcomes))
+    skipped = report.with_status("skipped")
+    if strict and skipped:
+        lines = "; ".join(f"{record.fqn}: {record.reason}" for record in skipped)
+        raise QuantizationError(
+            f"strict=True and {len(skipped)} weights cannot be quantized (nothing was changed): {lines}"
+        )
+    for entry, new, _ in outcomes:
+        _install(entry, new)
+    if device is not None:
+        model.to(device)
+    return report
+
+
+def dequantize_(model: nn.Module) -> list[str]:
+    """Replace every quantized parameter by a dense one, in place; returns their names. Ties are kept."""
+    done: dict[int, nn.Parameter] = {}
+    names = []
+    for module_fqn, module in model.named_modules(remove_duplicate=False):
+        for name, parameter in module._parameters.items():
+            if isinstance(parameter, QTensor):
+                if id(parameter) not in done:
+                    done[id(parameter)] = nn.Parameter(parameter.dequantize(), requires_grad=False)
+                module._parameters[name] = done[id(parameter)]
+                names.append(f"{module_fqn}.{name}" if module_fqn else name)
+    return names
+
+
+def _convert(
+    entry: Plan, device: torch.device | str | None
+) -> tuple[nn.Parameter | None, ParameterRecord]:
+    """The parameter that replaces another, or None, and the record of it; changes nothing."""
+    before, start = entry.tensor, time.perf_counter()
+    if isinstance(before, QTensor):
+        return None, _record(entry, "kept", f"it is quantized already ({before.spec})", start)
+    if entry.config is None:
+        return None, _record(entry, "kept", entry.reason, start)
+    dense = before.detach() if device is None else before.detach().to(device)
+    try:
+        apply = registry.transform_for(type(entry.config)).apply
+        new = apply(dense, entry.config, entry.owners[0])
+    except QuantizationError as error:
+        new = Skip(str(error))
+    if isinstance(new, Skip):
+        return None, _record(entry, "skipped", new.reason, start)
+    quality = _sample_sqnr(dense, new)
+    parameter = nn.Parameter(native(new) if isinstance(new, QTensor) else new, requires_grad=False)
+    return parameter, _record(entry, "quantized", "", start, parameter, quality)
+
+
+def _install(entry: Plan, parameter: nn.Parameter | None) -> None:
+    if parameter is not None:
+        for owner in entry.owners:
+            owner.module._parameters[owner.name] = parameter
+
+
+def _sample_sqnr(dense: Tensor, new: Tensor) -> float | None:
+    """SQNR in dB of a quantized weight, over whole rows evenly spread where the weight is large."""
+    if not isinstance(new, QTensor):
+        return None
+    step = -(-dense.numel() // _SQNR_ELEMENTS)
+    if step == 1 or new.is_permuted:
+        return float(sqnr(dense, new.dequantize()))
+    rows = torch.arange(0, dense.shape[0], step, device=dense.device)
+    try:
+        approx = torch.index_select(new, 0, rows).dequantize()
+    except UnsupportedOp:
+        approx = new.dequantize().index_select(0, rows)
+    return float(sqnr(dense.index_select(0, rows), approx))
+
+
+def _record(
+    entry: Plan,
+    status: str,
+    reason: str,
+    start: float,
+    new: Tensor | None = None,
+    quality: float | None = None,
+) -> ParameterRecord:
+    before = entry.tensor
+    after = before if new is None else new
+    return ParameterRecord(
+        fqn=entry.fqn,
+        status=status,
+        reason=reason,
+        shape=tuple(before.shape),
+        bytes_before=_bytes(before),
+        bytes_after=_bytes(after),
+        spec=str(after.spec) if isinstance(after, QTensor) else "",
+        kernel=_kernel_name(after),
+        sqnr_db=quality,
+        seconds=time.perf_counter() - start,
+        tied=tuple(owner.fqn for owner in entry.owners[1:]),
+    )
+
+
+def _bytes(tensor: Tensor) -> int:
+    if isinstance(tensor, QTensor):
+        return tensor.stored_bytes
+    return tensor.numel() * tensor.element_size()
+
+
+def _kernel_name(tensor: Tensor) -> str:
+    """The kernel that serves a linear layer at batch 1."""
+    if not isinstance(tensor, QTensor) or tensor.dim() != 2:
+        return ""
+    shape = tensor.stored_shape
+    call = Call("linear", tensor.spec, shape, (1, shape[1]), tensor.dtype, tensor.device.type)
+    return select(call).name
+
+
+def _with_progress(plans: list[Plan], progress: Progress) -> Iterable[Plan]:
+    if callable(progress):
+        return _calling(plans, progress)
+    if not progress:
+        return plans
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as error:
+        raise MissingExtraError("tqdm", "ao-core[progress]", "progress=True") from error
+    bar: Iterable[Plan] = tqdm(plans, desc="quantize", unit="tensor")
+    return bar
+
+
+def _calling(plans: list[Plan], progress: Callable[[int, int, str], None]) -> Iterator[Plan]:
+    for done, entry in enumerate(plans):
+        progress(done, len(plans), entry.fqn)
+        yield entry
+    progress(len(plans), len(plans), "")

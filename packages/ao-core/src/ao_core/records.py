@@ -1,0 +1,124 @@
+"""The records that plugins hand to the registry: frozen data with pure functions, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ao_core.spec import Spec
+
+if TYPE_CHECKING:
+    from ao_core.config import Config
+
+__all__ = ["Call", "DType", "Kernel", "Recipe", "Skip", "Target", "Transform"]
+
+
+@dataclass(frozen=True)
+class DType:
+    """A number format of at most 8 bits: which values its codes stand for.
+
+    A *code* is the bit pattern of one element in the low `bits` of a uint8 (two's complement for
+    signed integers). `encode` and `decode` know nothing of scales, shapes or storage.
+    """
+
+    name: str
+    bits: int
+    #: "int", "float" or "codebook"
+    kind: str
+    #: real values (float32 or float64) -> uint8 codes: nearest, ties to even, saturating; NaN per format
+    encode: Callable[[Tensor], Tensor]
+    #: uint8 codes -> float32 values, exact
+    decode: Callable[[Tensor], Tensor]
+    #: least and greatest finite value
+    min: float
+    max: float
+    #: the magnitude that a block's largest element is scaled to when there is no zero point
+    reach: float
+    #: 8-bit torch dtype whose bytes are the codes, for layouts that store one element a byte
+    storage: torch.dtype = torch.uint8
+    #: one line for `ao formats`
+    summary: str = ""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a kernel may look at to accept or refuse: never values, so that selection works on fakes."""
+
+    #: "linear", "embedding", …
+    op: str
+    spec: Spec
+    #: shape of the weight as stored, e.g. (N, K)
+    weight_shape: tuple[int, ...]
+    #: shape and dtype of the activations
+    x_shape: tuple[int, ...]
+    x_dtype: torch.dtype
+    device: str
+
+    @property
+    def m(self) -> int:
+        """Rows of the activations: product of all dimensions but the last."""
+        rows = 1
+        for size in self.x_shape[:-1]:
+            rows *= size
+        return rows
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation of `op` for one layout on one device. `layout` or `device` may be "*"."""
+
+    name: str
+    op: str
+    layout: str
+    device: str
+    #: same signature as the op; see `ao_core.dispatch` for each op's
+    fn: Callable[..., Tensor]
+    #: band: -100 reference, 0 torch-native, 50 Triton and C++, 100 CUDA
+    priority: int
+    #: None, or a sentence that says why it cannot run on this machine; asked once
+    available: Callable[[], str | None] = lambda: None
+    #: None, or a sentence that says why it cannot serve this call
+    accepts: Callable[[Call], str | None] = lambda call: None
+
+
+@dataclass(frozen=True)
+class Target:
+    """The parameter that a transform is asked to change."""
+
+    #: fully qualified name, e.g. "encoder.layers.0.linear1.weight"
+    fqn: str
+    #: the module that owns it and the parameter's name there
+    module: torch.nn.Module
+    name: str
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A transform's answer when it cannot change a parameter, with the reason for the report."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Transform:
+    """What `quantize_` does for one class of configuration."""
+
+    config_type: type[Config]
+    #: the lowercase name, which is also a recipe name: "int4_weight_only"
+    name: str
+    version: int
+    #: (dense parameter, config, target) -> the tensor that replaces it, or `Skip(reason)`
+    apply: Callable[[Tensor, Any, Target], Tensor | Skip]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A named, ready configuration, e.g. "float8/rowwise"."""
+
+    name: str
+    config: Config
+    summary: str = ""

@@ -1,0 +1,89 @@
+"""`Spec`: what a quantized tensor is, as frozen, hashable data without tensors or objects."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Union
+
+from ao_core.errors import ConfigError
+
+__all__ = ["SCALE_DTYPES", "WHOLE", "ZERO_KINDS", "Primitive", "Spec"]
+
+Primitive = Union[bool, int, float, str]
+
+#: In a block, the extent of a whole dimension, whatever its size.
+WHOLE = -1
+#: Names of the number formats a scale may be stored in (or a nested `Spec`: double quantization).
+SCALE_DTYPES = ("float32", "bfloat16", "float16", "e8m0", "e4m3")
+#: "none": symmetric; "int": uint8 zero point in the domain of codes; "float": the same, not rounded.
+ZERO_KINDS = ("none", "int", "float")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The format of a `QTensor`: value = (decode(code) - zero) * scale, one scale and zero a block.
+
+    Metadata of traced tensors: Dynamo deep-copies it and compares it with `==`, so fields hold
+    primitives and nested `Spec`s only, never records from the registry.
+    """
+
+    #: name of a number format, e.g. "int4", "nf4", "f8e4m3"
+    dtype: str
+    #: elements that share one scale, aligned to the last dimensions: (1, 128) is a group of 128
+    #: along the last one, `WHOLE` is all of a dimension, missing leading dimensions count 1
+    block: tuple[int, ...]
+    #: storage of the scale: one of `SCALE_DTYPES`, or the `Spec` of a scale that is a `QTensor`
+    scale_dtype: str | Spec = "float32"
+    #: one of `ZERO_KINDS`
+    zero: str = "none"
+    #: name of the layout that arranges the parts in memory
+    layout: str = "plain"
+    #: how activations are quantized, at run time and per call, before the product; None: they are not
+    act: Spec | None = None
+    #: further primitives for the dtype or layout, sorted by name
+    options: tuple[tuple[str, Primitive], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.block or any(b != WHOLE and b < 1 for b in self.block):
+            raise ConfigError(
+                f"block={self.block!r}: each extent must be positive or {WHOLE} (the whole dimension)"
+            )
+        if isinstance(self.scale_dtype, str) and self.scale_dtype not in SCALE_DTYPES:
+            raise ConfigError(
+                f"scale_dtype={self.scale_dtype!r} is unknown; use one of {', '.join(SCALE_DTYPES)} or a Spec"
+            )
+        if self.zero not in ZERO_KINDS:
+            raise ConfigError(f"zero={self.zero!r} is unknown; use one of {', '.join(ZERO_KINDS)}")
+
+    def option(self, name: str, default: Primitive) -> Primitive:
+        """The value of an option, or `default` where it is not set."""
+        return dict(self.options).get(name, default)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form; `from_dict` is its inverse."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Spec:
+        """Rebuild a `Spec` from `to_dict`'s form (lists and tuples alike)."""
+        known = {f.name for f in fields(cls)}
+        if unknown := set(data) - known:
+            raise ConfigError(f"Spec has no field {sorted(unknown)}; known: {sorted(known)}")
+        values = dict(data)
+        values["block"] = tuple(values["block"])
+        values["options"] = tuple((str(k), v) for k, v in values.get("options", ()))
+        for nested in ("scale_dtype", "act"):
+            if isinstance(values.get(nested), dict):
+                values[nested] = cls.from_dict(values[nested])
+        return cls(**values)
+
+    def __str__(self) -> str:
+        sep = "×"
+        block = sep.join("*" if b == WHOLE else str(b) for b in self.block)
+        scale = f"({self.scale_dtype})" if isinstance(self.scale_dtype, Spec) else self.scale_dtype
+        text = f"{self.dtype}[{block}] scale={scale}"
+        if self.zero != "none":
+            text += f" zero={self.zero}"
+        if self.act is not None:
+            text += f" act=({self.act})"
+        return f"{text} {self.layout}"

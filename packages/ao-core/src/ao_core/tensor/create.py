@@ -1,0 +1,90 @@
+"""From a dense tensor to a `QTensor`: choose scales, encode, pack."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ao_core.errors import QuantizationError
+from ao_core.layouts import Parts
+from ao_core.numerics import choose_qparams, quantize_affine
+from ao_core.registry import registry
+from ao_core.spec import Spec
+from ao_core.tensor.codec import decode_parts, scale_values
+from ao_core.tensor.qtensor import QTensor
+
+__all__ = ["check_quantizable", "encode_parts", "fake_quantize", "quantize_tensor", "scale_spec"]
+
+
+def check_quantizable(x: Tensor, name: str = "tensor") -> None:
+    """Raise `QuantizationError` unless `x` holds finite floating-point values on a real device."""
+    if not x.is_floating_point():
+        raise QuantizationError(
+            f"{name} has dtype {x.dtype}; only floating-point tensors can be quantized"
+        )
+    if x.device.type == "meta":
+        raise QuantizationError(
+            f"{name} is on the meta device and has no values; load its weights first"
+        )
+    if not bool(torch.isfinite(x).all()):
+        bad = int((~torch.isfinite(x)).sum())
+        raise QuantizationError(
+            f"{name} has {bad} NaN or inf values of {x.numel()}; repair the checkpoint or exclude it"
+        )
+
+
+def quantize_tensor(
+    x: Tensor, spec: Spec, *, scale: Tensor | None = None, zero: Tensor | None = None
+) -> QTensor:
+    """Quantize a dense tensor.
+
+    Args:
+        x: floating-point tensor of any shape with at least one dimension.
+        spec: the format.
+        scale: one value a block as found by another algorithm; by default from the largest magnitude.
+        zero: zero points that go with `scale`, for formats that have them.
+    """
+    if x.dim() == 0:
+        raise QuantizationError("a tensor without dimensions has no block to share a scale")
+    parts = encode_parts(x, spec, scale, zero)
+    return QTensor(parts, spec, tuple(x.shape), x.dtype)
+
+
+def encode_parts(
+    x: Tensor, spec: Spec, scale: Tensor | None = None, zero: Tensor | None = None
+) -> Parts:
+    """The parts of `x` in the layout of `spec`."""
+    layout = registry.layouts.get(spec.layout)
+    dtype = registry.dtypes.get(spec.dtype)
+    shape = tuple(x.shape)
+    if reason := layout.fits(spec, shape, dtype):
+        raise QuantizationError(f"layout {spec.layout!r} cannot hold a tensor of {shape}: {reason}")
+    if not layout.canonical:
+        canonical = replace(spec, layout=layout.canonical_name)
+        return layout.from_canonical(encode_parts(x, canonical, scale, zero), spec, shape, dtype)
+    dense = x.reshape(layout.blocked_shape(shape))
+    if scale is None:
+        scale, zero = choose_qparams(
+            dense, dtype, spec.block, spec.zero, scale_spec(spec), mx_mode=_mx_mode(spec)
+        )
+    if isinstance(spec.scale_dtype, Spec) and not isinstance(scale, QTensor):
+        scale = quantize_tensor(scale.float(), spec.scale_dtype)
+    codes = quantize_affine(dense, dtype, spec.block, scale_values(scale), zero)
+    return layout.pack(codes, scale, zero, spec, dtype)
+
+
+def fake_quantize(x: Tensor, spec: Spec) -> Tensor:
+    """`x` after quantization to `spec` and back, in its own dtype and without a gradient."""
+    plain = replace(spec, layout="plain")
+    return decode_parts(encode_parts(x, plain), plain, tuple(x.shape), x.dtype)
+
+
+def scale_spec(spec: Spec) -> str:
+    """The dtype in which scales are first chosen: float32 where they are quantized afterwards."""
+    return spec.scale_dtype if isinstance(spec.scale_dtype, str) else "float32"
+
+
+def _mx_mode(spec: Spec) -> str:
+    return str(spec.option("mx_mode", "floor"))

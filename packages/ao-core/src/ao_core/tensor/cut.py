@@ -1,0 +1,178 @@
+"""Slicing, joining and gathering parts, written once over the geometry that a layout declares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ao_core.errors import UnsupportedOp
+from ao_core.layouts import SHARED, Geometry, PartAxis, Parts
+from ao_core.spec import WHOLE, Spec
+from ao_core.tensor.qtensor import QTensor
+
+__all__ = ["block_of", "gather_rows", "geometry", "join", "narrow", "part_size", "same_kind", "select", "stack"]
+
+
+def geometry(tensor: QTensor) -> dict[str, Geometry]:
+    """The geometry of the tensor's parts."""
+    return tensor.layout_record.geometry(tensor.spec, tensor.stored_shape, tensor.format)
+
+
+def _refuse(op: str, tensor: QTensor, why: str) -> UnsupportedOp:
+    return UnsupportedOp(f"{op} on layout {tensor.spec.layout!r} ({tensor.spec}): {why}")
+
+
+def _axis(tensor: QTensor, axes: Geometry, name: str, dim: int, op: str) -> PartAxis | None:
+    if dim >= len(axes):
+        raise _refuse(op, tensor, f"its part {name!r} cannot be cut along dimension {dim}")
+    return axes[dim]
+
+
+def narrow(tensor: QTensor, dim: int, start: int, length: int) -> QTensor:
+    """`length` elements from `start` along the outward dimension `dim`, as views of the parts."""
+    _flat(tensor, "slice")
+    inner = tensor.order[dim]
+    parts: Parts = {}
+    for name, axes in geometry(tensor).items():
+        if name not in tensor.part_names:
+            continue
+        part = getattr(tensor, name)
+        axis = _axis(tensor, axes, name, inner, "slice")
+        if axis is not SHARED:
+            if start % axis.values and length:
+                raise _refuse(
+                    "slice", tensor, f"start={start} cuts through {axis.values} elements of {name!r}"
+                )
+            first = start // axis.values * axis.entries
+            part = part.narrow(inner, first, -(-length // axis.values) * axis.entries)
+        parts[name] = part
+    shape = list(tensor.shape)
+    shape[dim] = length
+    return tensor.like(parts, tuple(shape))
+
+
+def select(tensor: QTensor, dim: int, index: int) -> QTensor:
+    """One index along `dim`, which disappears from the shape and the block."""
+    _flat(tensor, "select")
+    inner, ndim = tensor.order[dim], tensor.dim()
+    if ndim == 1:
+        raise _refuse("select", tensor, "a single element has no block; call .dequantize() first")
+    parts: Parts = {}
+    for name, axes in geometry(tensor).items():
+        if name not in tensor.part_names:
+            continue
+        axis = _axis(tensor, axes, name, inner, "select")
+        if axis is not SHARED and axis.entries != 1 or name == "qdata" and axis != PartAxis(1, 1):
+            raise _refuse("select", tensor, f"elements along dimension {dim} are packed together")
+        entry = 0 if axis is SHARED else index // axis.values
+        parts[name] = getattr(tensor, name).select(inner, entry)
+    block = block_of(tensor.spec, ndim)
+    spec = replace(tensor.spec, block=block[:inner] + block[inner + 1 :])
+    order = tuple(i - (i > inner) for i in tensor.order if i != inner)
+    shape = tuple(s for d, s in enumerate(tensor.shape) if d != dim)
+    return tensor.like(parts, shape, spec=spec, order=order)
+
+
+def join(tensors: Sequence[QTensor], dim: int) -> QTensor:
+    """Concatenate along the outward dimension `dim`; all must have one format and aligned ends."""
+    first = tensors[0]
+    _same_format(tensors, "cat")
+    inner = first.order[dim]
+    parts: Parts = {}
+    for name, axes in geometry(first).items():
+        if name not in first.part_names:
+            continue
+        pieces = [getattr(t, name) for t in tensors]
+        axis = _axis(first, axes, name, inner, "cat")
+        if axis is SHARED:
+            if not all(torch.equal(pieces[0], p) for p in pieces[1:]):
+                raise _refuse("cat", first, f"the pieces do not share one {name!r}")
+            parts[name] = pieces[0]
+            continue
+        if any(t.shape[dim] % axis.values for t in tensors[:-1]):
+            raise _refuse("cat", first, f"a piece ends inside {axis.values} elements of {name!r}")
+        parts[name] = torch.cat(pieces, inner)
+    shape = list(first.shape)
+    shape[dim] = sum(t.shape[dim] for t in tensors)
+    return first.like(parts, tuple(shape))
+
+
+def stack(tensors: Sequence[QTensor], dim: int) -> QTensor:
+    """Stack along a new leading dimension, e.g. the weights of experts."""
+    first = tensors[0]
+    _same_format(tensors, "stack")
+    if dim != 0 or first.is_permuted or first.spec.layout == "flat":
+        raise _refuse("stack", first, "only along dimension 0, and not transposed or flat")
+    ndim = first.dim()
+    block = block_of(first.spec, ndim)
+    parts = {n: torch.stack([getattr(t, n) for t in tensors]) for n in first.part_names}
+    shape, order = (len(tensors), *first.shape), tuple(range(ndim + 1))
+    return first.like(parts, shape, spec=replace(first.spec, block=block), order=order)
+
+
+def gather_rows(tensor: QTensor, index: Tensor) -> QTensor:
+    """Rows of dimension 0 at a one-dimensional `index`: what an embedding lookup reads."""
+    _flat(tensor, "index_select")
+    if tensor.order[0] != 0:
+        raise _refuse("index_select", tensor, "its rows are not stored together")
+    parts: Parts = {}
+    for name, axes in geometry(tensor).items():
+        if name not in tensor.part_names:
+            continue
+        axis = _axis(tensor, axes, name, 0, "index_select")
+        part = getattr(tensor, name)
+        if axis is SHARED:
+            parts[name] = _plain(part)
+        elif axis.entries != 1 or (name == "qdata" and axis.values != 1) or len(axes) < 2:
+            raise _refuse("index_select", tensor, f"rows are packed together in {name!r}")
+        else:
+            rows = index if axis.values == 1 else index // axis.values
+            parts[name] = _plain(part).index_select(0, rows)
+    # each gathered row now has a scale of its own
+    ndim = tensor.dim()
+    block = block_of(tensor.spec, ndim)
+    lead = block[0] if block[0] == WHOLE else 1
+    nested = isinstance(tensor.spec.scale_dtype, Spec)
+    scale_dtype = "float32" if nested else tensor.spec.scale_dtype
+    spec = replace(tensor.spec, block=(lead, *block[1:]), scale_dtype=scale_dtype)
+    return tensor.like(parts, (index.shape[0], *tensor.shape[1:]), spec=spec)
+
+
+def _plain(part: Tensor) -> Tensor:
+    return part.dequantize(torch.float32) if isinstance(part, QTensor) else part
+
+
+def part_size(tensor: QTensor, name: str, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The size of a part if the tensor had another stored shape."""
+    axes = tensor.layout_record.geometry(tensor.spec, stored_shape, tensor.format)[name]
+    part = getattr(tensor, name)
+    return tuple(
+        part.shape[dim] if axis is SHARED else -(-stored_shape[dim] // axis.values) * axis.entries
+        for dim, axis in enumerate(axes)
+    )
+
+
+def _flat(tensor: QTensor, op: str) -> None:
+    if tensor.flat_from is not None:
+        raise _refuse(op, tensor, "the tensor is viewed flat; view it in its own shape first")
+
+
+def _same_format(tensors: Sequence[QTensor], op: str) -> None:
+    first = tensors[0]
+    for other in tensors:
+        _flat(other, op)
+        if (other.spec, other.order, other.dtype) != (first.spec, first.order, first.dtype):
+            raise _refuse(op, first, f"another piece has the format {other.spec}")
+
+
+def same_kind(a: QTensor, b: QTensor) -> bool:
+    """Whether two tensors have equal shape and format, so that parts correspond one to one."""
+    return (a.spec, a.order, a.flat_from, a.shape) == (b.spec, b.order, b.flat_from, b.shape)
+
+
+def block_of(spec: Spec, ndim: int) -> tuple[int, ...]:
+    """The block with one extent for each of `ndim` dimensions."""
+    return (1,) * (ndim - len(spec.block)) + spec.block[-ndim:]

@@ -1,0 +1,157 @@
+"""Products and lookups with a `QTensor`: the eager fast path, and the rules below autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ao_core.dispatch import select
+from ao_core.errors import UnsupportedOp
+from ao_core.records import Call
+from ao_core.registry import registry
+from ao_core.tensor.qtensor import QTensor
+from ao_core.tensor.tables import function, rule
+
+__all__ = ["call_of"]
+
+aten = torch.ops.aten
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+#: kinds of call whose kernel a tensor remembers before it starts over
+_MAX_BOUND = 256
+
+
+def call_of(op: str, x: Tensor, w: QTensor) -> Call:
+    """What kernels may see of a call with activations `x` and weight `w`."""
+    return Call(op, w.spec, w.stored_shape, tuple(x.shape), x.dtype, w.device.type)
+
+
+def _bind(x: Tensor, w: QTensor, key: Any) -> Any:
+    """Select the linear kernel of one kind of call and remember it on the tensor."""
+    if w.dim() != 2 or x.dim() == 0 or x.shape[-1] != w.shape[1]:
+        raise UnsupportedOp(
+            f"linear: input of shape {tuple(x.shape)} does not fit a weight of {tuple(w.shape)}"
+        )
+    if w._epoch != registry.epoch or len(w._bound) >= _MAX_BOUND:
+        w._bound.clear()
+    w._bound[key] = kernel = select(call_of("linear", x, w)).fn
+    w._epoch = registry.epoch  # selecting may have loaded plugins, which starts an epoch
+    return kernel
+
+
+@function(F.linear)
+def _linear_fast(input: Tensor, weight: Any, bias: Tensor | None = None) -> Any:
+    """Straight to the bound kernel, unless autograd, autocast or another subclass has a say."""
+    if (
+        type(weight) is not QTensor
+        or type(input) is not Tensor
+        or weight.is_permuted
+        or torch._C._is_any_autocast_enabled()
+        or (
+            torch.is_grad_enabled()
+            and (
+                input.requires_grad
+                or weight.requires_grad
+                or (bias is not None and bias.requires_grad)
+            )
+        )
+    ):
+        return NotImplemented
+    key = (input.shape, input.dtype)
+    kernel = weight._bound.get(key) if weight._epoch == registry.epoch else None
+    if kernel is None:
+        kernel = _bind(input, weight, key)
+    return kernel(input, weight, bias)
+
+
+def _linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+    return _bind(x, w, (x.shape, x.dtype))(x, w, bias)
+
+
+@rule(aten.linear.default)
+def _aten_linear(func: Any, args: Args, kwargs: Kwargs) -> Tensor:
+    x, w = args[:2]
+    bias = args[2] if len(args) > 2 else kwargs.get("bias")
+    if not isinstance(w, QTensor) or isinstance(x, QTensor) or w.is_permuted:
+        return _dense(func, args, kwargs)
+    return _linear(x, w, bias)
+
+
+def _is_transposed_weight(w: Any) -> bool:
+    return isinstance(w, QTensor) and w.order == (1, 0) and w.flat_from is None
+
+
+@rule(aten.mm.default, aten.matmul.default)
+def _mm(func: Any, args: Args, kwargs: Kwargs) -> Tensor:
+    x, w = args
+    if _is_transposed_weight(w) and not isinstance(x, QTensor):
+        return _linear(x, w.t(), None)
+    return _dense(func, args, kwargs)
+
+
+@rule(aten.addmm.default)
+def _addmm(func: Any, args: Args, kwargs: Kwargs) -> Tensor:
+    bias, x, w = args
+    if _is_transposed_weight(w) and not isinstance(x, QTensor) and not kwargs and bias.dim() == 1:
+        return _linear(x, w.t(), bias)
+    return _dense(func, args, kwargs)
+
+
+@rule(aten.embedding.default)
+def _embedding(func: Any, args: Args, kwargs: Kwargs) -> Tensor:
+    w, ids = args[:2]
+    if not isinstance(w, QTensor) or w.is_permuted:
+        return _dense(func, args, kwargs)
+    return select(call_of("embedding", ids, w)).fn(ids, w)
+
+
+@rule(
+    aten.addbmm.default,
+    aten.baddbmm.default,
+    aten.bmm.default,
+    aten.convolution.default,
+    aten.convolution_backward.default,
+    aten.dot.default,
+    aten.einsum.default,
+    aten.mv.default,
+    aten._embedding_bag.default,
+    aten._embedding_bag_forward_only.default,
+    aten._grouped_mm.default,
+    aten.add.Tensor,
+    aten.sub.Tensor,
+    aten.mul.Tensor,
+    aten.mul.Scalar,
+    aten.div.Tensor,
+    aten.neg.default,
+    aten.abs.default,
+    aten.pow.Tensor_Scalar,
+    aten.sum.default,
+    aten.sum.dim_IntList,
+    aten.mean.default,
+    aten.amax.default,
+    aten.max.default,
+    aten.min.default,
+    aten.linalg_vector_norm.default,
+    aten.isnan.default,
+    aten.isfinite.default,
+    aten.eq.Tensor,
+    aten.allclose.default,
+    aten.lt.Scalar,
+    aten.ne.Scalar,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.expand.default,
+    aten.index.Tensor,
+    aten._local_scalar_dense.default,
+)
+def _dense(func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Ops whose result is dense anyway: compute them on the values."""
+    leaves, tree = torch.utils._pytree.tree_flatten((args, kwargs))
+    dense = [leaf.dequantize() if isinstance(leaf, QTensor) else leaf for leaf in leaves]
+    args, kwargs = torch.utils._pytree.tree_unflatten(dense, tree)
+    return func(*args, **kwargs)

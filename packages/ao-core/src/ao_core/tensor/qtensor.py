@@ -1,0 +1,245 @@
+"""`QTensor`: the tensor whose memory is low precision."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ao_core.layouts import Layout, Parts
+from ao_core.records import DType
+from ao_core.registry import registry
+from ao_core.spec import Spec
+from ao_core.tensor.codec import decode_parts
+from ao_core.tensor.tables import FUNCTIONS, RULES, refuse
+
+__all__ = ["QTensor"]
+
+Order = tuple[int, ...]
+
+
+class QTensor(Tensor):
+    """A tensor of `shape` and outward `dtype` whose parts hold codes and scales, as `spec` says.
+
+    The parts are attributes (`qdata`, `scale`, `zero`, …), named by the layout; any part may itself be
+    a `QTensor` (double quantization). `order` is the permutation from stored to outward dimensions,
+    so that every layout can be transposed without touching memory; `flat_from` is the stored shape
+    where the outward view is flattened.
+    """
+
+    spec: Spec
+    order: Order
+    flat_from: tuple[int, ...] | None
+    part_names: tuple[str, ...]
+
+    @staticmethod
+    def __new__(
+        cls,
+        parts: Parts,
+        spec: Spec,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        *,
+        order: Order | None = None,
+        flat_from: tuple[int, ...] | None = None,
+        requires_grad: bool = False,
+    ) -> QTensor:
+        first = next(iter(parts.values()))
+        self = Tensor._make_wrapper_subclass(
+            cls,
+            torch.Size(shape),
+            strides=_strides(shape, order),
+            dtype=dtype,
+            device=first.device,
+            requires_grad=requires_grad,
+        )
+        return self  # type: ignore[no-any-return]
+
+    def __init__(
+        self,
+        parts: Parts,
+        spec: Spec,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        *,
+        order: Order | None = None,
+        flat_from: tuple[int, ...] | None = None,
+        requires_grad: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.part_names = tuple(parts)
+        for name, part in parts.items():
+            setattr(self, name, part)
+        identity = tuple(range(len(shape)))
+        self.order = identity if order is None else order
+        self.flat_from = flat_from
+        #: whether dimensions are permuted or flattened with respect to what is stored
+        self.is_permuted = flat_from is not None or self.order != identity
+        # the kernel of each kind of call, found once; see `linear`
+        self._bound: dict[Any, Callable[..., Tensor]] = {}
+        self._epoch = -1
+
+    # -- what it is ------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> Parts:
+        """The stored tensors by name."""
+        return {name: getattr(self, name) for name in self.part_names}
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Logical shape of what is stored, before `order` and flattening."""
+        if self.flat_from is not None:
+            return self.flat_from
+        stored = [0] * len(self.order)
+        for outward, inner in enumerate(self.order):
+            stored[inner] = self.shape[outward]
+        return tuple(stored)
+
+    @property
+    def layout_record(self) -> Layout:
+        """The registered layout."""
+        return registry.layouts.get(self.spec.layout)
+
+    @property
+    def format(self) -> DType:
+        """The registered number format of the codes."""
+        return registry.dtypes.get(self.spec.dtype)
+
+    def leaves(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+        """Plain tensors that hold the memory, with dotted names ("qdata", "scale.qdata", …)."""
+        for name, part in self.parts.items():
+            if isinstance(part, QTensor):
+                yield from part.leaves(f"{prefix}{name}.")
+            else:
+                yield prefix + name, part
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of memory in all parts."""
+        return sum(leaf.numel() * leaf.element_size() for _, leaf in self.leaves())
+
+    def like(self, parts: Parts, shape: tuple[int, ...] | None = None, **changes: Any) -> QTensor:
+        """A `QTensor` of the same kind around other parts; `changes` are constructor arguments."""
+        values = {
+            "spec": self.spec,
+            "dtype": self.dtype,
+            "order": self.order,
+            "flat_from": self.flat_from,
+            **changes,
+        }
+        return QTensor(parts, shape=tuple(self.shape if shape is None else shape), **values)
+
+    def map_leaves(self, fn: Callable[[Tensor], Tensor], **changes: Any) -> QTensor:
+        """The same tensor with `fn` applied to every part (also to nested ones)."""
+        return self.like({name: fn(part) for name, part in self.parts.items()}, **changes)
+
+    # -- values ----------------------------------------------------------------------------------
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The values as a dense tensor of the outward shape, in `dtype` or the outward dtype."""
+        dense = decode_parts(self.parts, self.spec, self.stored_shape, dtype or self.dtype)
+        if self.flat_from is not None:
+            return dense.reshape(-1)
+        return dense.permute(self.order) if self.is_permuted else dense
+
+    def canonical(self) -> QTensor:
+        """The same codes and scales in the canonical layout, bit for bit."""
+        from ao_core.tensor.relayout import to_canonical
+
+        return to_canonical(self)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return (
+            f"QTensor({tuple(self.shape)}, {self.spec}, dtype={self.dtype}, device={self.device})"
+        )
+
+    # -- protocols of torch ----------------------------------------------------------------------
+
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
+        return list(self.part_names), (self.spec, self.dtype, self.order, self.flat_from)
+
+    @classmethod
+    def __tensor_unflatten__(
+        cls, inner: Parts, meta: tuple[Any, ...], outer_size: Any, outer_stride: Any
+    ) -> QTensor:
+        spec, dtype, order, flat_from = meta
+        return cls(inner, spec, tuple(outer_size), dtype, order=order, flat_from=flat_from)
+
+    def _stable_hash_for_caching(self) -> str:
+        leaves = [(n, tuple(t.shape), t.stride(), t.dtype, t.device) for n, t in self.leaves()]
+        meta = (self.spec, self.dtype, self.order, self.flat_from, tuple(self.shape))
+        text = repr((meta, self.requires_grad, leaves))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # bound kernels belong to this process
+        return {k: v for k, v in self.__dict__.items() if k not in ("_bound", "_epoch")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _bound={}, _epoch=-1)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> QTensor:
+        if id(self) in memo:
+            return memo[id(self)]  # type: ignore[no-any-return]
+        with torch.no_grad():
+            copy = self.map_leaves(torch.clone)
+        copy.requires_grad_(self.requires_grad)
+        memo[id(self)] = copy
+        return copy
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # While tracing, the choice of kernels happens below autograd, in `__torch_dispatch__`, where
+        # it is run, not traced.
+        if not torch.compiler.is_compiling():
+            fast = FUNCTIONS.get(func)
+            if fast is not None:
+                out = fast(*args, **(kwargs or {}))
+                if out is not NotImplemented:
+                    return out
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        rule = RULES.get(func)
+        if rule is None:
+            refuse(func, args, kwargs or {})
+        return rule(func, args, kwargs or {})
+
+    # -- FSDP2; see `sharding` -------------------------------------------------------------------
+
+    def fsdp_pre_all_gather(
+        self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
+    ) -> tuple[tuple[Tensor, ...], Any]:
+        from ao_core.tensor.sharding import pre_all_gather
+
+        return pre_all_gather(self, tuple(outer_size))
+
+    def fsdp_post_all_gather(
+        self, outputs: tuple[Tensor, ...], metadata: Any, param_dtype: torch.dtype, *, out: Any = None
+    ) -> Any:
+        from ao_core.tensor.sharding import post_all_gather
+
+        return post_all_gather(self, outputs, metadata, out)
+
+
+def _strides(shape: tuple[int, ...], order: Order | None) -> tuple[int, ...]:
+    """Strides of a contiguous tensor whose dimensions were permuted by `order`."""
+    order = tuple(range(len(shape))) if order is None else order
+    stored_stride = [1] * len(shape)
+    sizes = [1] * len(shape)
+    for outward, inner in enumerate(order):
+        sizes[inner] = shape[outward]
+    for dim in range(len(shape) - 2, -1, -1):
+        stored_stride[dim] = stored_stride[dim + 1] * max(sizes[dim + 1], 1)
+    return tuple(stored_stride[inner] for inner in order)
+

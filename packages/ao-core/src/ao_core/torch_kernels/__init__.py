@@ -1,0 +1,9 @@
+"""The kernels that need nothing but torch."""
+
+from __future__ import annotations
+
+from ao_core.torch_kernels.reference import REFERENCE_KERNELS
+
+__all__ = ["BUILTIN_KERNELS"]
+
+BUILTIN_KERNELS = (*REFERENCE_KERNELS,)
