@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
+from math import isfinite
 
 import torch
 
@@ -20,9 +22,9 @@ __all__ = ["BUILTIN_DTYPES", "codebook_dtype", "float_dtype", "int_dtype"]
 def int_dtype(name: str, bits: int, signed: bool = True) -> DType:
     """An integer format: two's complement, or unsigned.
 
-    Signed, a block's largest magnitude is scaled to (2**bits - 1) / 2, half a step beyond the greatest
-    value: the smallest step at which no element moves by more than half of it. (int1, whose values are
-    -1 and 0, would round everything to 0 so; its reach is 1.)
+    Signed, a block's largest magnitude is scaled to (2**bits - 1) / 2, half a step beyond the
+    greatest value: the smallest step at which no element moves by more than half of it. Only int1,
+    whose values are -1 and 0, has a reach of 1, since 0.5 would round every element to 0.
     """
     if not 1 <= bits <= 8:
         raise ConfigError(f"bits={bits}: an integer format has 1 to 8 bits")
@@ -64,7 +66,7 @@ def codebook_dtype(name: str, values: Sequence[float]) -> DType:
     table = tuple(torch.tensor(values, dtype=torch.float32).tolist())
     if not 2 <= len(table) <= 256:
         raise ConfigError(f"values: a codebook has 2 to 256 of them, got {len(table)}")
-    if not all(a < b for a, b in zip(table, table[1:])) or table[-1] - table[0] == float("inf"):
+    if not all(a < b for a, b in pairwise(table)) or not all(map(isfinite, table)):
         raise ConfigError(f"values={values!r}: must be finite and strictly increasing in float32")
     return DType(
         name=name,

@@ -1,7 +1,7 @@
 """Scales, zero points, and what they do: value = (decode(code) - zero) * scale.
 
-All arithmetic is in float32, wider inputs are rounded to it first. Results carry no gradient, except
-that `dequantize_affine` is differentiable in `scale` and a float `zero`.
+All arithmetic is in float32; wider inputs are rounded to it first. Results carry no gradient, but
+`dequantize_affine` is differentiable in `scale` and in a float `zero`.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def choose_qparams(
     *,
     mx_mode: str = "floor",
 ) -> tuple[Tensor, Tensor | None]:
-    """Scale and zero point from the range of every block, both of shape `grid_shape(x.shape, block)`.
+    """Scale and zero point from the range of every block, of shape `grid_shape(x.shape, block)`.
 
-    The scale comes in its storage dtype. Without a zero point it is absmax / `dtype.reach`; with one
-    it is (max - min) / (`dtype.max` - `dtype.min`) of the range widened to hold 0, and the zero point
-    is the code (uint8) of the integer that 0.0 maps to exactly ("int"), or that number unrounded
-    ("float": in the scale's dtype, float32 beside a scale of 8 bits).
+    The scale comes in its storage dtype. Without a zero point it is absmax / `dtype.reach`; with
+    one it is (max - min) / (`dtype.max` - `dtype.min`) of the range widened to hold 0, and the zero
+    point is the code (uint8) of the integer that 0.0 maps to exactly ("int"), or that number
+    unrounded ("float": in the scale's dtype, float32 beside a scale of 8 bits).
 
-    A scale is finite and positive whatever finite values `x` has: 1 for a block of zeros, else clamped
-    to what the storage can hold. A block with a NaN gets scale NaN. `mx_mode` chooses the power of two
-    for "e8m0", see `choose_e8m0`.
+    A scale is finite and positive whatever finite values `x` has: 1 for a block of zeros, else
+    clamped to what the storage can hold. A block with a NaN gets scale NaN. `mx_mode` chooses the
+    power of two for "e8m0", see `choose_e8m0`.
     """
     _check(dtype, zero, scale_dtype)
     x = x.detach()
@@ -62,7 +62,7 @@ def choose_qparams(
     half = high * 0.5 - low * 0.5
     steps = dtype.max - dtype.min
     scale = _scale(half, steps * 0.5, dtype, scale_dtype, mx_mode, steps * 0.5)
-    point = dtype.min - low / scale_to_float(scale)
+    point = (dtype.min - low / scale_to_float(scale)).clamp(dtype.min, dtype.max)
     if zero == "int":
         return scale, dtype.encode(point)
     return scale, point.to(scale.dtype if scale.dtype.itemsize > 1 else torch.float32)
@@ -107,7 +107,7 @@ def dequantize_affine(
 def _scale(
     magnitude: Tensor, reach: float, dtype: DType, name: str, mx_mode: str, element_max: float
 ) -> Tensor:
-    """magnitude / reach as a positive finite number in the storage dtype; 1 where magnitude is 0."""
+    """Positive finite scale in its storage dtype: magnitude / reach, 1 where magnitude is 0."""
     if name == "e8m0":
         step = _top_step(dtype) * (element_max / dtype.max) if mx_mode == "even" else 0.0
         return choose_e8m0(magnitude, element_max, mx_mode, step).to(torch.float8_e8m0fnu)

@@ -1,4 +1,4 @@
-"""Packing codes of 1 to 8 bits into bytes: one little-endian bit stream along the last dimension."""
+"""Packing codes of 1 to 8 bits into bytes: a little-endian bit stream along the last dimension."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def packed_size(n: int, bits: int) -> int:
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
     """Pack uint8 codes [..., n], each below 2**bits, into uint8 [..., packed_size(n, bits)].
 
-    Code `i` occupies bits `i*bits` to `(i+1)*bits - 1` of the stream, the lowest bit of a byte first
-    (for 4 bits: low nibble first). The tail is padded with zeros. For 8 bits this is `codes` itself.
+    Code `i` occupies bits `i*bits` to `(i+1)*bits - 1` of the stream, the lowest bit of a byte
+    first (for 4 bits: low nibble first). The tail is padded with zeros. For 8 bits this is `codes`
+    itself.
     """
     values, size = pack_unit(bits)
     if bits == 8:
@@ -38,14 +39,15 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
     if tail := -codes.shape[-1] % values:
         codes = torch.nn.functional.pad(codes, (0, tail))
     lanes = [codes[..., i::values] for i in range(values)]
-    return torch.stack(
-        [_merge([_shift(lanes[i], at - 8 * j) for i, at in _overlaps(bits, 8 * j, 8)]) for j in range(size)],
-        dim=-1,
-    ).flatten(-2)
+    packed = [
+        _merge([_shift(lanes[i], bits * i - 8 * j) for i in _touched(8 * j, 8, bits)])
+        for j in range(size)
+    ]
+    return torch.stack(packed, dim=-1).flatten(-2)
 
 
 def unpack_bits(packed: Tensor, bits: int, n: int) -> Tensor:
-    """Inverse of `pack_bits`: uint8 [..., packed_size(n, bits)] -> uint8 codes [..., n], contiguous."""
+    """Inverse of `pack_bits`: uint8 [..., packed_size(n, bits)] -> contiguous codes [..., n]."""
     values, size = pack_unit(bits)
     if packed.shape[-1] != packed_size(n, bits):
         raise ConfigError(
@@ -57,21 +59,15 @@ def unpack_bits(packed: Tensor, bits: int, n: int) -> Tensor:
     lanes = [packed[..., j::size] for j in range(size)]
     mask = (1 << bits) - 1
     codes = [
-        _merge([_shift(lanes[j], 8 * j - bits * i) for j in _bytes_of(i, bits)]) & mask
+        _merge([_shift(lanes[j], 8 * j - bits * i) for j in _touched(bits * i, bits, 8)]) & mask
         for i in range(values)
     ]
     return torch.stack(codes, dim=-1).flatten(-2)[..., :n].contiguous()
 
 
-def _overlaps(bits: int, start: int, length: int) -> list[tuple[int, int]]:
-    """(index, first bit) of the codes that touch bits `start` to `start + length - 1`."""
-    first, last = start // bits, (start + length - 1) // bits
-    return [(i, i * bits) for i in range(first, last + 1)]
-
-
-def _bytes_of(index: int, bits: int) -> range:
-    """The bytes that code number `index` touches."""
-    return range(index * bits // 8, ((index + 1) * bits - 1) // 8 + 1)
+def _touched(start: int, length: int, width: int) -> range:
+    """Numbers of the fields of `width` bits that `length` bits from `start` on touch."""
+    return range(start // width, (start + length - 1) // width + 1)
 
 
 def _shift(x: Tensor, left: int) -> Tensor:

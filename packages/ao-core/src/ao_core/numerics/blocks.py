@@ -33,26 +33,29 @@ def full_block(block: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     aligned = (1,) * missing + tuple(block)[max(-missing, 0) :]
     return tuple(
         1 if extent == 1 else max(1, size if extent == WHOLE else min(extent, size))
-        for extent, size in zip(aligned, shape)
+        for extent, size in zip(aligned, shape, strict=True)
     )
 
 
 def grid_shape(shape: Sequence[int], block: Sequence[int]) -> tuple[int, ...]:
-    """Blocks along each dimension: ceil(size / extent). `WHOLE` is one block even where size is 0."""
+    """Blocks along each dimension: ceil(size / extent); `WHOLE` is one block even of size 0."""
     missing = len(shape) - len(block)
     return tuple(
         1 if i >= missing and block[i - missing] == WHOLE else -(-size // extent)
-        for i, (size, extent) in enumerate(zip(shape, full_block(block, shape)))
+        for i, (size, extent) in enumerate(zip(shape, full_block(block, shape), strict=True))
     )
 
 
 def block_minmax(x: Tensor, block: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Least and greatest element of every block, in `x`'s dtype; NaN where a block holds one, 0 where empty."""
+    """Least and greatest element of every block, as grids in `x`'s dtype.
+
+    NaN where a block holds one, 0 where a block is empty.
+    """
     return _reduce(x, block, torch.amin), _reduce(x, block, torch.amax)
 
 
 def block_absmax(x: Tensor, block: Sequence[int]) -> Tensor:
-    """Greatest magnitude of every block, in `x`'s dtype; NaN where a block holds one, 0 where empty."""
+    """Greatest magnitude in every block, otherwise as `block_minmax`."""
     # Two reductions that only read are faster than writing all of |x|.
     low, high = block_minmax(x, block)
     return torch.maximum(high, -low)
@@ -83,7 +86,8 @@ def split_blocks(x: Tensor, block: Sequence[int], grid: Tensor) -> tuple[Tensor,
     _check_grid(grid, x.shape, block)
     x_sizes: list[int] = []
     grid_sizes: list[int] = []
-    for size, extent, count in zip(x.shape, full_block(block, x.shape), grid.shape):
+    extents = full_block(block, x.shape)
+    for size, extent, count in zip(x.shape, extents, grid.shape, strict=True):
         if extent == 1 or count == 1:
             x_sizes.append(size)
             grid_sizes.append(count)
@@ -98,7 +102,7 @@ def split_blocks(x: Tensor, block: Sequence[int], grid: Tensor) -> tuple[Tensor,
 
 
 def _reduce(x: Tensor, block: Sequence[int], op: Callable[..., Tensor]) -> Tensor:
-    """Reduce every block with `op`; a ragged tail is reduced by itself, so that nothing is padded."""
+    """Reduce every block with `op`; a ragged tail is reduced by itself: nothing is padded."""
     if x.numel() == 0:
         return x.new_zeros(grid_shape(x.shape, block))
     extents = full_block(block, x.shape)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 __all__ = ["NF4_VALUES", "decode_codebook", "encode_codebook"]
 
-#: NormalFloat4: quantiles of the standard normal distribution, scaled to [-1, 1], with an exact zero.
+#: NormalFloat4: quantiles of the standard normal distribution scaled to [-1, 1], with an exact 0.
 #: Source: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs" (2023), appendix E.
 NF4_VALUES: tuple[float, ...] = (
     -1.0,
@@ -37,9 +38,16 @@ def encode_codebook(x: Tensor, values: Sequence[float]) -> Tensor:
 
     A tie goes to the lower value; beyond either end the end is nearest; NaN is encoded as 0.0 is.
     """
-    bounds = [_float32_floor((a + b) / 2) for a, b in zip(values, values[1:])]
-    x = x.detach().to(torch.float32).nan_to_num(0.0, math.inf, -math.inf)
-    return torch.bucketize(x, torch.tensor(bounds, device=x.device), out_int32=True).to(torch.uint8)
+    bounds = [_float32_floor((a + b) / 2) for a, b in pairwise(values)]
+    x = x.detach().to(torch.float32).nan_to_num(0.0)
+    if len(bounds) > 16:
+        table = torch.tensor(bounds, device=x.device)
+        return torch.bucketize(x, table, out_int32=True).to(torch.uint8)
+    # The same by counting the bounds below x, several times faster for few of them.
+    codes = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
+    for bound in bounds:
+        codes.add_(x > bound)
+    return codes
 
 
 def decode_codebook(codes: Tensor, values: Sequence[float]) -> Tensor:
@@ -48,11 +56,11 @@ def decode_codebook(codes: Tensor, values: Sequence[float]) -> Tensor:
     surplus = (1 << (len(values) - 1).bit_length()) - len(values)
     padded = [*values, *[values[-1]] * surplus]
     table = torch.tensor(padded, dtype=torch.float32, device=codes.device)
-    return table[codes.to(torch.int32)]
+    return table.index_select(0, codes.flatten().to(torch.int32)).reshape(codes.shape)
 
 
 def _float32_floor(value: float) -> float:
-    """The greatest float32 <= value: a float32 x lies above one exactly if it lies above the other."""
+    """The greatest float32 <= value: a float32 exceeds both or neither."""
     mantissa, exponent = math.frexp(value)
     shift = max(exponent - 24, -149)
     return math.ldexp(math.floor(math.ldexp(mantissa, exponent - shift)), shift)

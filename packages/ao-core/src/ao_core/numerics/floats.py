@@ -32,9 +32,10 @@ def encode_float(x: Tensor, fmt: FloatFormat) -> Tensor:
     power = (magnitude.view(torch.int32) & 0x7F800000).view(torch.float32)
     quanta = power.clamp_(min=fmt.smallest_normal).mul_(2.0 ** (23 - fmt.mbits))
     total = quanta.add_(magnitude).view(torch.int32)
-    code = (total >> (23 - fmt.mbits)).add_(total).to(torch.uint8)
+    code = total.to(torch.uint8)
+    code.add_(total.bitwise_right_shift_(23 - fmt.mbits).to(torch.uint8))
     code.sub_(((fmt.emin - fmt.mbits + 150) << fmt.mbits) & 0xFF)
-    if fmt.nan_code is not None:
+    if fmt.has_nan:
         code.masked_fill_(torch.isnan(x), fmt.nan_code)
     return code.bitwise_or_(torch.signbit(x).to(torch.uint8) << (fmt.bits - 1))
 
@@ -46,13 +47,8 @@ def decode_float(codes: Tensor, fmt: FloatFormat) -> Tensor:
     wide = codes.to(torch.int16) << (16 - fmt.bits)
     if fmt.ebits < 5:
         gap = ((1 << (5 - fmt.ebits)) - 1) << (10 + fmt.ebits)
-        wide = (wide >> (5 - fmt.ebits)) & ~gap  # the arithmetic shift copied the sign into the gap
+        wide = (wide >> (5 - fmt.ebits)) & ~gap  # the shift copied the sign into the gap
     values = wide.view(torch.float16).to(torch.float32).mul_(2.0 ** (15 - fmt.bias))
-    if not fmt.has_nan or fmt.ebits == 5 and fmt.has_inf:  # float16 reserves the same codes
-        return values
-    magnitude = codes & (fmt.codes // 2 - 1)
-    if fmt.has_inf:
-        infinity = ((1 << fmt.ebits) - 1) << fmt.mbits
-        values = torch.where(magnitude == infinity, torch.copysign(values * 0 + math.inf, values), values)
-        return values.masked_fill_(magnitude > infinity, math.nan)
-    return values.masked_fill_(magnitude == fmt.codes // 2 - 1, math.nan)
+    if fmt.has_nan and not fmt.has_inf:
+        values.masked_fill_((codes & fmt.nan_code) == fmt.nan_code, math.nan)
+    return values

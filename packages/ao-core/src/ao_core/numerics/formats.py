@@ -13,9 +13,9 @@ __all__ = ["E2M1", "E2M3", "E3M2", "E4M3", "E5M2", "FloatFormat", "float_format"
 class FloatFormat:
     """Sign, `ebits` of exponent, `mbits` of mantissa, with subnormals and both zeros.
 
-    With `has_inf` the greatest exponent is reserved as in IEEE 754: mantissa 0 is infinity, the rest
-    is NaN. With `has_nan` alone only the greatest magnitude is NaN. With neither, all codes are
-    finite. Sources: OCP 8-bit Floating Point (E4M3, E5M2), OCP Microscaling Formats v1.0 (the rest).
+    With `has_inf` the greatest exponent is reserved as in IEEE 754: mantissa 0 is infinity, the
+    rest is NaN. With `has_nan` alone only the greatest magnitude is NaN. With neither, all codes
+    are finite. Sources: OCP 8-bit Floating Point (E4M3, E5M2) and OCP Microscaling Formats v1.0.
     """
 
     ebits: int
@@ -27,13 +27,16 @@ class FloatFormat:
     def __post_init__(self) -> None:
         if not (1 <= self.ebits <= 5 and self.mbits >= 1 and self.bits <= 8):
             raise ConfigError(
-                f"ebits={self.ebits}, mbits={self.mbits}: a float format has 1 to 5 bits of exponent, "
-                "at least 1 of mantissa, and at most 8 in all with the sign"
+                f"ebits={self.ebits}, mbits={self.mbits}: a float format has 1 to 5 bits of "
+                "exponent, at least 1 of mantissa, and at most 8 in all with the sign"
             )
         if abs(self.bias) > 60:
             raise ConfigError(f"bias={self.bias}: must lie between -60 and 60")
-        if self.has_inf and not self.has_nan:
-            raise ConfigError("has_inf=True needs has_nan=True: the reserved exponent holds both")
+        if self.has_inf and not (self.has_nan and self.ebits == 5):
+            raise ConfigError(
+                f"has_inf=True with has_nan={self.has_nan}, ebits={self.ebits}: only formats with "
+                "has_nan=True and ebits=5, which are shortened float16, may have infinities"
+            )
 
     @property
     def bits(self) -> int:
@@ -46,9 +49,9 @@ class FloatFormat:
         return 1 << self.bits
 
     @property
-    def nan_code(self) -> int | None:
-        """The code that NaN becomes: all bits but the sign."""
-        return self.codes // 2 - 1 if self.has_nan else None
+    def nan_code(self) -> int:
+        """All bits but the sign: the code that NaN becomes where `has_nan`."""
+        return self.codes // 2 - 1
 
     @property
     def emin(self) -> int:

@@ -20,21 +20,21 @@ MX_MODES = ("floor", "ceil", "even", "rceil")
 def choose_e8m0(
     absmax: Tensor, element_max: float, mode: str = "floor", step: float | Tensor = 0.0
 ) -> Tensor:
-    """The power of two (float32) that scales blocks of magnitude `absmax` to a format up to `element_max`.
+    """The power of two (float32) that scales blocks of magnitude `absmax` to an element format.
 
-    With emax = floor(log2(element_max)):
+    `element_max` is the greatest value of that format; with emax = floor(log2(element_max)):
 
-    - "floor": 2**(floor(log2(absmax)) - emax), the rule of MX v1.0, section 6.3; what exceeds saturates
+    - "floor": 2**(floor(log2(absmax)) - emax), the rule of MX v1.0, section 6.3; some saturate
     - "ceil": 2**(ceil(log2(absmax)) - emax)
     - "even": "floor" of absmax rounded to the element's mantissa, halves up; `step` is the distance
       from `element_max` to the value below it where the format has its full mantissa there
     - "rceil": 2**ceil(log2(absmax / element_max)), the least that saturates nothing
 
-    The exponent is clamped to [-127, 127]. A block of zeros gets scale 1, infinity and NaN give NaN.
+    The exponent is clamped to [-127, 127]. A block of zeros gets 1, infinity and NaN give NaN.
     """
     if mode not in MX_MODES:
         raise ConfigError(f"mx_mode={mode!r} is unknown; use one of {', '.join(MX_MODES)}")
-    # absmax = m * 2**e with m in [0.5, 1), and likewise the element: every mode is a comparison of m.
+    # absmax = m * 2**e with m in [0.5, 1), likewise the element: each mode is a comparison of m.
     m, e = torch.frexp(absmax.to(torch.float32))
     element_m, element_e = math.frexp(element_max)
     exponent = e - element_e
@@ -51,7 +51,10 @@ def choose_e8m0(
 
 
 def encode_e8m0(scale: Tensor) -> Tensor:
-    """Code (uint8) of each scale: exact for powers of two from 2**-127 to 2**127, NaN and infinity give 255."""
+    """Code (uint8) of each scale, exact for the powers of two from 2**-127 to 2**127.
+
+    Others round to the nearer power, halves up; NaN and infinity give 255.
+    """
     return scale.to(torch.float32).to(torch.float8_e8m0fnu).view(torch.uint8)
 
 
