@@ -59,7 +59,7 @@ def test_an_existing_package_is_not_overwritten(workspace, package):
     ("place", "old", "new", "expected"),
     [
         ("pyproject.toml", '">=3.10"', '">=3.12"', "project.requires-python"),
-        ("pyproject.toml", '["error"]', "[]", "tool.pytest"),
+        ("pyproject.toml", '"error"', '"default"', "tool.pytest"),
         ("pyproject.toml", 'name = "ao-demo"', 'name = "demo"', "project.name"),
         (
             "pyproject.toml",
