@@ -115,8 +115,10 @@ class Table(Generic[T]):
 
     def fill(self) -> None:
         """Take in the built-ins when the table is first touched."""
+        if self._filled:
+            return
         source = self._registry.builtin_sources.get(self._plural)
-        if self._filled or source is None:
+        if source is None:
             return
         with self._registry.lock:
             if not self._filled:
@@ -340,7 +342,7 @@ def _builtin_layouts() -> Iterable[Layout]:
     return BUILTIN_LAYOUTS
 
 
-#: The tables of this process. Kernels stand above this module, so `ao_core` adds their source.
+#: The tables of this process.
 registry = Registry(
     {"dtypes": _builtin_dtypes, "layouts": _builtin_layouts, "kernels": _builtin_kernels}
 )
