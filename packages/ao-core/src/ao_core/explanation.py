@@ -1,0 +1,276 @@
+"""`explain`: which kernel serves a quantized weight, and why none of the others does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ao_core.dispatch import Candidate, candidates
+from ao_core.errors import ConfigError
+from ao_core.records import Call
+from ao_core.spec import Spec
+from ao_core.tensor import QTensor
+
+__all__ = [
+    "ROWS",
+    "CallExplanation",
+    "Explanation",
+    "WeightExplanation",
+    "explain",
+    "explain_weight",
+]
+
+#: batch sizes that are explained where no sample input is given
+ROWS = (1, 32, 512)
+
+
+@dataclass(frozen=True)
+class CallExplanation:
+    """The candidates for one call, best first; the first that does not refuse serves it."""
+
+    op: str
+    x_shape: tuple[int, ...]
+    x_dtype: torch.dtype
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def winner(self) -> Candidate | None:
+        """The kernel that serves the call, or None where all refuse."""
+        return next((c for c in self.candidates if c.refusal is None), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        winner = self.winner
+        return {
+            "op": self.op,
+            "x_shape": list(self.x_shape),
+            "x_dtype": _name(self.x_dtype),
+            "winner": None if winner is None else winner.kernel.name,
+            "candidates": [
+                {
+                    "kernel": c.kernel.name,
+                    "provider": c.provider,
+                    "priority": c.kernel.priority,
+                    "refusal": c.refusal,
+                }
+                for c in self.candidates
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class WeightExplanation:
+    """One quantized tensor and the calls it may get."""
+
+    #: first name of the parameter; empty for a tensor that belongs to no model
+    fqn: str
+    spec: Spec
+    #: as stored
+    shape: tuple[int, ...]
+    #: outward
+    dtype: torch.dtype
+    device: str
+    calls: tuple[CallExplanation, ...]
+    #: why no kernel is chosen for some or all uses; empty if there is nothing to add
+    note: str = ""
+    #: other names of the same tensor
+    tied: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return {
+            "fqn": self.fqn,
+            "tied": list(self.tied),
+            "spec": self.spec.to_dict(),
+            "shape": list(self.shape),
+            "dtype": _name(self.dtype),
+            "device": self.device,
+            "note": self.note,
+            "calls": [call.to_dict() for call in self.calls],
+        }
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `explain` found; `str()` is text for people, weights that fare alike together."""
+
+    weights: tuple[WeightExplanation, ...]
+
+    def __iter__(self) -> Iterator[WeightExplanation]:
+        return iter(self.weights)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return {"weights": [weight.to_dict() for weight in self.weights]}
+
+    def __str__(self) -> str:
+        alike: dict[str, list[WeightExplanation]] = {}
+        for weight in self.weights:
+            alike.setdefault(_body(weight), []).append(weight)
+        if not alike:
+            return "nothing here is quantized"
+        return "\n\n".join(_title(group) + body for body, group in alike.items())
+
+
+def explain(
+    model_or_qtensor: nn.Module | Tensor, x: Tensor | None = None, *, rows: Sequence[int] = ROWS
+) -> Explanation:
+    """Why each quantized weight is served by the kernel it is served by; computes nothing.
+
+    Args:
+        model_or_qtensor: a module, whose quantized parameters are explained, or one `QTensor`.
+        x: a sample input; only shape and dtype are looked at. Floating point: all its dimensions
+            but the last are those of every layer's activations, and its dtype is theirs. Integer:
+            token ids, so activations have all its dimensions, in the outward dtype of the weight.
+        rows: without `x`, the batch sizes to explain, in the outward dtype of the weight.
+
+    Raises:
+        ConfigError: `model_or_qtensor` is neither, or `x` does not fit the tensor.
+    """
+    if isinstance(model_or_qtensor, nn.Module):
+        return Explanation(tuple(_explain_model(model_or_qtensor, x, rows)))
+    if not isinstance(model_or_qtensor, QTensor):
+        kind = type(model_or_qtensor).__name__
+        raise ConfigError(f"model_or_qtensor is a {kind}; explain takes a module or a QTensor")
+    op = "linear" if x is None or x.is_floating_point() else "embedding"
+    if op == "linear" and x is not None and model_or_qtensor.dim() == 2:
+        _check_input(x, model_or_qtensor)
+    return Explanation((_explain_tensor("", (), model_or_qtensor, (op,), x, rows),))
+
+
+def explain_weight(
+    spec: Spec,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: str,
+    *,
+    fqn: str = "",
+    tied: tuple[str, ...] = (),
+    ops: Sequence[str] = ("linear",),
+    x: Tensor | None = None,
+    rows: Sequence[int] = ROWS,
+) -> WeightExplanation:
+    """The same for a weight that need not exist, of stored `shape` and outward `dtype`."""
+    note = ""
+    if len(shape) != 2:
+        ops, note = (), f"a weight of {len(shape)} dimensions is dequantized for each product"
+    calls = tuple(
+        _call(spec, shape, device, op, leading, _activations(x, dtype))
+        for op in ops
+        for leading in _leading(x, rows)
+    )
+    return WeightExplanation(fqn, spec, shape, dtype, device, calls, note, tied)
+
+
+def _explain_model(
+    model: nn.Module, x: Tensor | None, rows: Sequence[int]
+) -> Iterator[WeightExplanation]:
+    owners: dict[int, list[tuple[str, nn.Module, QTensor]]] = {}
+    for module_fqn, module in model.named_modules(remove_duplicate=False):
+        for name, parameter in module._parameters.items():
+            if isinstance(parameter, QTensor):
+                fqn = f"{module_fqn}.{name}" if module_fqn else name
+                owners.setdefault(id(parameter), []).append((fqn, module, parameter))
+    for group in owners.values():
+        names = tuple(fqn for fqn, _, _ in group)
+        ops = tuple(dict.fromkeys(_op(module) for _, module, _ in group))
+        yield _explain_tensor(names[0], names[1:], group[0][2], ops, x, rows)
+
+
+def _op(module: nn.Module) -> str:
+    """The op in which a module uses its 2-D weight."""
+    return "embedding" if isinstance(module, nn.Embedding) else "linear"
+
+
+def _explain_tensor(
+    fqn: str,
+    tied: tuple[str, ...],
+    w: QTensor,
+    ops: Sequence[str],
+    x: Tensor | None,
+    rows: Sequence[int],
+) -> WeightExplanation:
+    shape, device = w.stored_shape, w.device.type
+    if w.is_permuted:
+        note = f"a transposed or flattened view {tuple(w.shape)} is dequantized for each product"
+        return WeightExplanation(fqn, w.spec, shape, w.dtype, device, (), note, tied)
+    return explain_weight(
+        w.spec, shape, w.dtype, device, fqn=fqn, tied=tied, ops=ops, x=x, rows=rows
+    )
+
+
+def _check_input(x: Tensor, w: QTensor) -> None:
+    if x.dim() == 0 or x.shape[-1] != w.shape[1]:
+        raise ConfigError(
+            f"x has the shape {tuple(x.shape)}; the last dimension must be {w.shape[1]}, for a "
+            f"weight of {tuple(w.shape)}"
+        )
+
+
+def _leading(x: Tensor | None, rows: Sequence[int]) -> list[tuple[int, ...]]:
+    """Dimensions of the activations, the features left out."""
+    if x is None:
+        return [(m,) for m in rows]
+    return [tuple(x.shape[:-1] if x.is_floating_point() else x.shape)]
+
+
+def _activations(x: Tensor | None, dtype: torch.dtype) -> torch.dtype:
+    return x.dtype if x is not None and x.is_floating_point() else dtype
+
+
+def _call(
+    spec: Spec,
+    shape: tuple[int, ...],
+    device: str,
+    op: str,
+    leading: tuple[int, ...],
+    dtype: torch.dtype,
+) -> CallExplanation:
+    x_shape, x_dtype = (
+        (leading, torch.int64) if op == "embedding" else ((*leading, shape[1]), dtype)
+    )
+    found = candidates(Call(op, spec, shape, x_shape, x_dtype, device))
+    return CallExplanation(op, x_shape, x_dtype, tuple(found))
+
+
+# -- text ----------------------------------------------------------------------------------------
+
+
+def _title(group: list[WeightExplanation]) -> str:
+    """Names of weights that fare alike, the first ones spelled out."""
+    names = [name for weight in group for name in (weight.fqn, *weight.tied) if name]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}\n" if names else ""
+
+
+def _body(weight: WeightExplanation) -> str:
+    lines = [f"  {weight.shape} {weight.spec}, {_name(weight.dtype)} on {weight.device}"]
+    if weight.note:
+        lines.append(f"  {weight.note}")
+    alike: dict[tuple[Any, ...], list[CallExplanation]] = {}
+    for call in weight.calls:
+        alike.setdefault((call.op, call.x_dtype, call.candidates), []).append(call)
+    for (op, x_dtype, found), calls in alike.items():
+        shapes = ", ".join(str(call.x_shape) for call in calls)
+        lines.append(f"  {op} of {shapes} {_name(x_dtype)}")
+        winner = calls[0].winner
+        lines += [f"    {_line(candidate, candidate is winner)}" for candidate in found]
+        if winner is None:
+            lines.append("    no kernel serves it")
+    return "\n".join(lines)
+
+
+def _line(candidate: Candidate, wins: bool) -> str:
+    kernel = candidate.kernel
+    who = f"{kernel.name} ({candidate.provider}, priority {kernel.priority})"
+    if wins:
+        return f"→ {who}"
+    return f"  {who}: {candidate.refusal or 'would serve it too, at a lower priority'}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
