@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import tarfile
+from itertools import chain
 from pathlib import Path
 
 import nox
@@ -53,7 +54,8 @@ class Environment:
 
     def install(self, *args: str) -> None:
         """Install under the constraints, unless exactly this was installed before."""
-        files = [CONSTRAINTS, *(path / "pyproject.toml" for path in PACKAGES)]
+        patterns = ("packages/*/pyproject.toml", "packages/*/src/*/__about__.py")
+        files = [CONSTRAINTS, *sorted(chain.from_iterable(map(ROOT.glob, patterns)))]
         wanted = [sys.version, *args, *(path.read_text(encoding="utf-8") for path in files)]
         digest = hashlib.sha256("\0".join(wanted).encode()).hexdigest()[:16]
         stamp = self.home / f"installed-{digest}"
@@ -110,7 +112,7 @@ def tests(session: nox.Session) -> None:
 @nox.parametrize("package", [nox.param(name, id=name) for name in NAMES])
 def tests_isolated(session: nox.Session, package: str) -> None:
     """Tests of one package against its wheel, installed with only what it declares."""
-    built = Path(session.create_tmp()).resolve()
+    built = Path(session.create_tmp()).resolve() / "dist"
     build_packages(tools(session, "tools"), built, siblings_of(package))
     wheels = {path.name.split("-")[0].replace("_", "-"): path for path in built.glob("*.whl")}
     extra = [f"{path}[test]" if name == package else str(path) for name, path in wheels.items()]

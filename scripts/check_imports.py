@@ -8,11 +8,11 @@ from pathlib import Path
 
 from workspace import module_name, packages
 
-#: modules of ao_core, highest first; `|`: must not know each other, `:`: may, `()`: need not exist
+#: every module of ao_core, highest first; `|`: not knowing each other, `:`: free, `()`: optional
 CORE_LAYERS = (
     "(cli) | (testing)",
-    "(recipes) : (quantize) : (report)",
-    "(kernels)",
+    "(recipes) : (quantize) : (report) : (targets) : (explanation)",
+    "(torch_kernels)",
     "(tensor)",
     "(dispatch)",
     "(config)",
@@ -36,7 +36,7 @@ OPTIONAL = {
     "hypothesis": ("testing",),
     "ml_dtypes": ("testing",),
     "gfloat": ("testing",),
-    "numpy": (),
+    "numpy": ("testing",),
     "scipy": (),
     "triton": (),
     "torchao": (),
@@ -64,6 +64,8 @@ def contracts(modules: list[str], core_parts: list[str]) -> str:
             "type": "layers",
             "containers": ["ao_core"],
             "layers": list(CORE_LAYERS),
+            "exhaustive": "True",
+            "exhaustive_ignores": ["__about__"],
         },
     }
     for package, allowed in OPTIONAL.items():
