@@ -1,5 +1,43 @@
 """Weight-only and dynamic quantization recipes for PyTorch models, built on ao-core."""
 
 from ao_quant.__about__ import __version__
+from ao_quant.configs import (
+    Float8DynamicActivationFloat8WeightConfig,
+    Float8WeightOnlyConfig,
+    Int4WeightOnlyConfig,
+    Int8DynamicActivationInt4WeightConfig,
+    Int8DynamicActivationInt8WeightConfig,
+    Int8WeightOnlyConfig,
+    IntxWeightOnlyConfig,
+    NF4WeightOnlyConfig,
+    float8_dynamic_activation_float8_weight,
+    float8_weight_only,
+    int4_weight_only,
+    int8_dynamic_activation_int4_weight,
+    int8_dynamic_activation_int8_weight,
+    int8_weight_only,
+    intx_weight_only,
+    nf4_weight_only,
+)
+from ao_quant.specs import spec_of
 
-__all__ = ["__version__"]
+__all__ = [
+    "Float8DynamicActivationFloat8WeightConfig",
+    "Float8WeightOnlyConfig",
+    "Int4WeightOnlyConfig",
+    "Int8DynamicActivationInt4WeightConfig",
+    "Int8DynamicActivationInt8WeightConfig",
+    "Int8WeightOnlyConfig",
+    "IntxWeightOnlyConfig",
+    "NF4WeightOnlyConfig",
+    "__version__",
+    "float8_dynamic_activation_float8_weight",
+    "float8_weight_only",
+    "int4_weight_only",
+    "int8_dynamic_activation_int4_weight",
+    "int8_dynamic_activation_int8_weight",
+    "int8_weight_only",
+    "intx_weight_only",
+    "nf4_weight_only",
+    "spec_of",
+]

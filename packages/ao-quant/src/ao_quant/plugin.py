@@ -1,0 +1,30 @@
+"""What ao-quant adds to ao: its transforms and recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ao_core.hookspecs import hookimpl
+from ao_core.records import Recipe, Transform
+from ao_quant.recipes import RECIPES
+from ao_quant.transforms import TRANSFORMS
+
+__all__ = ["ao_api", "ao_recipes", "ao_transforms"]
+
+
+@hookimpl
+def ao_api() -> tuple[int, int]:
+    """The version of the hooks that this package was written for."""
+    return (0, 1)
+
+
+@hookimpl
+def ao_transforms() -> Iterable[Transform]:
+    """One transform for each configuration."""
+    return TRANSFORMS
+
+
+@hookimpl
+def ao_recipes() -> Iterable[Recipe]:
+    """The default of each configuration, and variants."""
+    return RECIPES
