@@ -32,13 +32,12 @@ if TYPE_CHECKING:
     from ao_core.registry import register, reopen
     from ao_core.report import Report
     from ao_core.spec import WHOLE, Spec
-    from ao_core.tensor import ComputeSpec, ComputeWeight, QTensor, quantize_tensor
+    from ao_core.tensor import ComputeWeight, QTensor, quantize_tensor
     from ao_core.tensor.saving import load_model, save_model
 
 #: public name -> module that defines it
 _MODULES = {
     "Call": "ao_core.records",
-    "ComputeSpec": "ao_core.tensor",
     "ComputeWeight": "ao_core.tensor",
     "Config": "ao_core.config",
     "DType": "ao_core.records",
@@ -76,7 +75,7 @@ _MODULES = {
 }
 
 __all__ = [
-    "WHOLE", "Call", "ComputeSpec", "ComputeWeight", "Config", "DType", "FqnToConfig", "Kernel", "Layout",
+    "WHOLE", "Call", "ComputeWeight", "Config", "DType", "FqnToConfig", "Kernel", "Layout",
     "QTensor", "Recipe", "Report", "Skip", "Spec", "Target", "Transform", "__version__",
     "codebook_dtype", "config_from_dict", "config_from_json", "config_from_yaml", "config_to_dict",
     "config_to_json", "config_to_yaml", "dequantize_", "explain", "float_dtype", "hookimpl", "int_dtype",

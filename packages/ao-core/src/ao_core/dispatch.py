@@ -4,6 +4,10 @@ Signatures of the ops, `w` a `QTensor` of shape (N, K):
 
 - ``linear(x, w, bias) -> y``: x (..., K), bias (N,) or None, y (..., N) in x's dtype
 - ``embedding(ids, w) -> y``: integer ids (...), y (..., K) in w's dtype
+
+and of dense operands, for `ComputeWeight`:
+
+- ``mm(a, b, spec) -> y``: a (M, C), b (N, C), y = a @ b.T (M, N) with b cast as `spec` and a as `spec.act`
 """
 
 from __future__ import annotations

@@ -118,7 +118,10 @@ def _convert(
     if isinstance(new, Skip):
         return None, _record(entry, "skipped", new.reason, start)
     quality = _sample_sqnr(dense, new)
-    parameter = nn.Parameter(native(new) if isinstance(new, QTensor) else new, requires_grad=False)
+    if isinstance(new, QTensor):
+        parameter = nn.Parameter(native(new), requires_grad=False)
+    else:
+        parameter = nn.Parameter(new, requires_grad=before.requires_grad)
     return parameter, _record(entry, "quantized", "", start, parameter, quality)
 
 

@@ -336,6 +336,14 @@ def _builtin_kernels() -> Iterable[Kernel]:
     return import_module("ao_core.torch_kernels").BUILTIN_KERNELS  # type: ignore[no-any-return]
 
 
+def _builtin_transforms() -> Iterable[Transform]:
+    return import_module("ao_core.recipes").BUILTIN_TRANSFORMS  # type: ignore[no-any-return]
+
+
+def _builtin_recipes() -> Iterable[Recipe]:
+    return import_module("ao_core.recipes").BUILTIN_RECIPES  # type: ignore[no-any-return]
+
+
 def _builtin_layouts() -> Iterable[Layout]:
     from ao_core.layouts import BUILTIN_LAYOUTS
 
@@ -344,7 +352,13 @@ def _builtin_layouts() -> Iterable[Layout]:
 
 #: The tables of this process.
 registry = Registry(
-    {"dtypes": _builtin_dtypes, "layouts": _builtin_layouts, "kernels": _builtin_kernels}
+    {
+        "dtypes": _builtin_dtypes,
+        "layouts": _builtin_layouts,
+        "kernels": _builtin_kernels,
+        "transforms": _builtin_transforms,
+        "recipes": _builtin_recipes,
+    }
 )
 
 

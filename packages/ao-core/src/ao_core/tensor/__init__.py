@@ -6,12 +6,14 @@ import torch
 
 from ao_core.spec import Spec
 from ao_core.tensor import products, rules  # noqa: F401  they fill the tables
+from ao_core.tensor.compute import ComputeWeight
 from ao_core.tensor.create import check_quantizable, fake_quantize, quantize_tensor
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import native, to_canonical, to_layout
 from ao_core.tensor.tables import function, rule
 
 __all__ = [
+    "ComputeWeight",
     "QTensor",
     "check_quantizable",
     "fake_quantize",
@@ -23,4 +25,4 @@ __all__ = [
     "to_layout",
 ]
 
-torch.serialization.add_safe_globals([QTensor, Spec])
+torch.serialization.add_safe_globals([QTensor, ComputeWeight, Spec])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core.errors import UnsupportedOp
 from ao_core.records import Kernel
+from ao_core.spec import Spec
 from ao_core.tensor import cut
 from ao_core.tensor.create import fake_quantize
 from ao_core.tensor.qtensor import QTensor
@@ -30,7 +32,15 @@ def embedding(ids: Tensor, w: QTensor) -> Tensor:
     return rows.reshape(*ids.shape, w.shape[1])
 
 
+def mm(a_MC: Tensor, b_NC: Tensor, spec: Spec) -> Tensor:
+    """``a @ b.T`` of both operands after their casts, accumulated in their own dtype."""
+    if spec.act is not None:
+        a_MC = fake_quantize(a_MC, spec.act)
+    return torch.mm(a_MC, fake_quantize(b_NC, spec).t())
+
+
 REFERENCE_KERNELS = (
     Kernel("reference_linear", "linear", "*", "*", linear, priority=-100),
     Kernel("reference_embedding", "embedding", "*", "*", embedding, priority=-100),
+    Kernel("reference_mm", "mm", "*", "*", mm, priority=-100),
 )

@@ -1,0 +1,222 @@
+"""`ComputeWeight`: the tensor whose memory is high precision and whose products are low precision."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import return_and_correct_aliasing
+
+from ao_core.dispatch import select
+from ao_core.records import Call
+from ao_core.spec import Spec
+
+__all__ = ["ComputeWeight"]
+
+aten = torch.ops.aten
+
+
+class ComputeWeight(Tensor):
+    """A weight (N, K) that stays in `hp` and is cast for each product it takes part in.
+
+    Each of the three products of a linear layer, written ``a @ b.T`` with the contracted dimension last
+    in both, has a `Spec` that says how b is cast and, in its `act`, how a is; None: high precision.
+
+    - `output`: a = input (M, K), b = weight (N, K)
+    - `grad_input`: a = gradient (M, N), b = weight transposed (K, N)
+    - `grad_weight`: a = gradient transposed (N, M), b = input transposed (K, M)
+    """
+
+    hp: Tensor
+    specs: tuple[Spec | None, Spec | None, Spec | None]
+    transposed: bool
+
+    @staticmethod
+    def __new__(
+        cls,
+        hp: Tensor,
+        output: Spec | None,
+        grad_input: Spec | None = None,
+        grad_weight: Spec | None = None,
+        *,
+        transposed: bool = False,
+        requires_grad: bool = False,
+    ) -> ComputeWeight:
+        return Tensor._make_wrapper_subclass(  # type: ignore[no-any-return]
+            cls,
+            hp.shape,
+            strides=hp.stride(),
+            dtype=hp.dtype,
+            device=hp.device,
+            requires_grad=requires_grad,
+        )
+
+    def __init__(
+        self,
+        hp: Tensor,
+        output: Spec | None,
+        grad_input: Spec | None = None,
+        grad_weight: Spec | None = None,
+        *,
+        transposed: bool = False,
+        requires_grad: bool = False,
+    ) -> None:
+        self.hp = hp
+        self.specs = (output, grad_input, grad_weight)
+        self.transposed = transposed
+
+    def like(self, hp: Tensor, transposed: bool | None = None) -> ComputeWeight:
+        """The same casts around other memory."""
+        flag = self.transposed if transposed is None else transposed
+        return ComputeWeight(hp, *self.specs, transposed=flag)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"ComputeWeight({tuple(self.shape)}, {self.specs}, dtype={self.dtype})"
+
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
+        return ["hp"], (self.specs, self.transposed)
+
+    @classmethod
+    def __tensor_unflatten__(
+        cls, inner: dict[str, Tensor], meta: tuple[Any, ...], outer_size: Any, outer_stride: Any
+    ) -> ComputeWeight:
+        specs, transposed = meta
+        return cls(inner["hp"], *specs, transposed=transposed)
+
+    def _stable_hash_for_caching(self) -> str:
+        hp = (tuple(self.hp.shape), self.hp.stride(), self.hp.dtype, self.hp.device)
+        text = repr((self.specs, self.transposed, self.requires_grad, hp))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ComputeWeight:
+        if id(self) not in memo:
+            copy = self.like(self.hp.detach().clone()).requires_grad_(self.requires_grad)
+            memo[id(self)] = copy
+        return memo[id(self)]  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear:
+            return _linear(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _PRODUCTS:
+            return _product(func, args, kwargs)
+        return _on_memory(func, args, kwargs)
+
+    def fsdp_pre_all_gather(
+        self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
+    ) -> tuple[tuple[Tensor, ...], Any]:
+        dtype = mp_policy.param_dtype if mp_policy is not None else None
+        return (self.hp if dtype is None else self.hp.to(dtype),), None
+
+    def fsdp_post_all_gather(
+        self, outputs: tuple[Tensor, ...], metadata: Any, param_dtype: torch.dtype, *, out: Any = None
+    ) -> Any:
+        return None if out is not None else (self.like(outputs[0]), outputs)
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if torch.is_autocast_enabled(input.device.type):
+        dtype = torch.get_autocast_dtype(input.device.type)
+        input, weight = input.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    out = _Linear.apply(input, weight)
+    return out if bias is None else out + bias
+
+
+class _Linear(torch.autograd.Function):
+    """The three products of a linear layer; each reaches its rule through the weight."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(input, weight)
+        out = torch.mm(input.reshape(-1, input.shape[-1]), weight.t())
+        return out.reshape(*input.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        input, weight = ctx.saved_tensors
+        grad_2d = grad.reshape(-1, grad.shape[-1])
+        grad_input = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            grad_input = torch.mm(grad_2d, weight).reshape(input.shape)
+        if ctx.needs_input_grad[1]:
+            # beta=0: the weight adds nothing, it only brings its specs to the product
+            flat = input.reshape(-1, input.shape[-1])
+            grad_weight = torch.addmm(weight, grad_2d.t(), flat, beta=0)
+        return grad_input, grad_weight
+
+
+_PRODUCTS = {aten.mm.default, aten.addmm.default}
+
+
+def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """``x @ w.T`` (output), ``g @ w`` (grad_input) and ``addmm(w, g.T, x, beta=0)`` (grad_weight)."""
+    if func is aten.mm.default and isinstance(args[1], ComputeWeight):
+        a, w = args
+        spec = w.specs[0] if w.transposed else w.specs[1]
+        return _cast_mm(a, w.hp.t(), spec)
+    if func is aten.addmm.default and isinstance(args[0], ComputeWeight) and kwargs.get("beta") == 0:
+        w, a, b = args
+        return _cast_mm(a, b.t(), w.specs[2])
+    return _on_memory(func, args, kwargs)  # type: ignore[no-any-return]
+
+
+def _cast_mm(a_MC: Tensor, b_NC: Tensor, spec: Spec | None) -> Tensor:
+    """``a @ b.T`` with both cast as `spec` says, by the best kernel of the op "mm"."""
+    a = a_MC.hp if isinstance(a_MC, ComputeWeight) else a_MC
+    if spec is None:
+        return torch.mm(a, b_NC.t())
+    call = Call("mm", spec, tuple(b_NC.shape), tuple(a.shape), a.dtype, a.device.type)
+    return select(call).fn(a, b_NC, spec)
+
+
+#: ops after which a weight is still one
+_KEEPS = {
+    aten.alias.default,
+    aten._to_copy.default,
+    aten.as_strided.default,
+    aten.clone.default,
+    aten.contiguous.default,
+    aten.detach.default,
+    aten.empty_like.default,
+    aten.narrow.default,
+    aten.new_empty.default,
+    aten.new_zeros.default,
+    aten._pin_memory.default,
+    aten.slice.Tensor,
+    aten.split.Tensor,
+    aten.t.default,
+    aten.transpose.int,
+    aten.view.default,
+    aten.zeros_like.default,
+}
+_TRANSPOSES = {aten.t.default, aten.transpose.int}
+
+
+def _on_memory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an op on the high-precision memory; structural ops give a `ComputeWeight` again."""
+    leaves, tree = torch.utils._pytree.tree_flatten((args, kwargs))
+    first = next(leaf for leaf in leaves if isinstance(leaf, ComputeWeight))
+    plain = [leaf.hp if isinstance(leaf, ComputeWeight) else leaf for leaf in leaves]
+    plain_args, plain_kwargs = torch.utils._pytree.tree_unflatten(plain, tree)
+    out = func(*plain_args, **plain_kwargs)
+    if func in _KEEPS:
+        flag = first.transposed != (func in _TRANSPOSES)
+        out = torch.utils._pytree.tree_map_only(Tensor, lambda t: first.like(t, flag), out)
+        return return_and_correct_aliasing(func, args, kwargs, out)
+    mutates = func._schema.is_mutable and args and isinstance(args[0], ComputeWeight)
+    return return_and_correct_aliasing(func, args, kwargs, args[0]) if mutates else out
