@@ -294,7 +294,9 @@ def _open(manager: pluggy.PluginManager, candidate: Candidate, haul: _Haul) -> o
 
 def _listed(records: object, expects: str) -> list[Any]:
     if isinstance(records, str) or not isinstance(records, Iterable):
-        raise PluginError(f"it returned {type(records).__name__}; return a list of {expects}")
+        raise PluginError(
+            f"it returned {type(records).__name__}; return a list, each item {expects}"
+        )
     return list(records)
 
 
