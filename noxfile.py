@@ -180,23 +180,30 @@ def docs(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def bench(session: nox.Session) -> None:
     """Benchmarks packages/*/benchmarks/bench_*.py; each writes JSON into build/bench/."""
-    run_benchmarks(dev(session), "bench_*.py")
+    scripts = benchmarks(session, "bench_*.py")
+    run_benchmarks(dev(session), scripts)
 
 
 @nox.session(venv_backend="none")
 def bench_torchao(session: nox.Session) -> None:
     """Comparisons packages/*/benchmarks/torchao_*.py, in an environment that has torchao too."""
+    scripts = benchmarks(session, "torchao_*.py")
     env = Environment(session, "bench_torchao")
     env.install(*group("tools", "torchao"), "torch")
     env.install("--no-build-isolation", *(arg for path in PACKAGES for arg in ("-e", str(path))))
-    run_benchmarks(env, "torchao_*.py")
+    run_benchmarks(env, scripts)
 
 
-def run_benchmarks(env: Environment, pattern: str) -> None:
-    """Run each matching script as `SCRIPT --json FILE`; positional arguments are passed on."""
+def benchmarks(session: nox.Session, pattern: str) -> list[Path]:
+    """The benchmark scripts of all packages whose names match."""
     scripts = sorted(ROOT.glob(f"packages/*/benchmarks/{pattern}"))
     if not scripts:
-        env.session.error(f"no benchmark matches packages/*/benchmarks/{pattern}")
+        session.error(f"no benchmark matches packages/*/benchmarks/{pattern}")
+    return scripts
+
+
+def run_benchmarks(env: Environment, scripts: list[Path]) -> None:
+    """Run each script as `SCRIPT --json FILE`; positional arguments are passed on."""
     BENCH_RESULTS.mkdir(parents=True, exist_ok=True)
     for script in scripts:
         result = BENCH_RESULTS / f"{script.parent.parent.name}-{script.stem}.json"

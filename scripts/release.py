@@ -101,7 +101,7 @@ def release(name: str, version: str, *, root: Path = ROOT, execute: bool = False
         copy, dist = Path(scratch) / "clone", Path(scratch) / "dist"
         clone(root, copy)
         tag = make_release(copy / package.relative_to(root), version, copy, dist)
-        print(git("show", "--stat", "--format=%s", tag, root=copy))
+        print(git("show", "--stat", "--format=%s", "HEAD", root=copy))
         for path in sorted(dist.iterdir()):
             print(f"{path.name}: {path.stat().st_size} bytes, checked")
         if execute:
