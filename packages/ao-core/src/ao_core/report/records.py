@@ -1,0 +1,164 @@
+"""The records of a report, its totals and its JSON form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from html import escape
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from ao_core.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["ParameterRecord", "Report"]
+
+
+@dataclass(frozen=True)
+class ParameterRecord:
+    """The outcome for one parameter (tied parameters: one record, all names)."""
+
+    fqn: str
+    #: "quantized", "kept" (nobody asked for it) or "skipped" (asked for, but it could not be done)
+    status: str
+    #: why it was kept or skipped; empty for quantized ones
+    reason: str
+    shape: tuple[int, ...]
+    bytes_before: int
+    bytes_after: int
+    #: the format, as text; empty unless quantized
+    spec: str = ""
+    #: the kernel that serves batch 1
+    kernel: str = ""
+    #: signal to quantization noise of the weight, dB; None unless quantized
+    sqnr_db: float | None = None
+    seconds: float = 0.0
+    #: other names of the same tensor
+    tied: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything `quantize_` did to a model."""
+
+    config: dict[str, Any]
+    records: tuple[ParameterRecord, ...] = field(default_factory=tuple)
+
+    def __iter__(self) -> Iterator[ParameterRecord]:
+        return iter(self.records)
+
+    def with_status(self, status: str) -> list[ParameterRecord]:
+        """The records of one status."""
+        return [record for record in self.records if record.status == status]
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of all parameters before."""
+        return sum(record.bytes_before for record in self.records)
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes of all parameters after."""
+        return sum(record.bytes_after for record in self.records)
+
+    @property
+    def coverage(self) -> float:
+        """Share of the bytes before that was quantized, in percent."""
+        covered = sum(record.bytes_before for record in self.with_status("quantized"))
+        return 100.0 * covered / max(self.bytes_before, 1)
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on all parameters."""
+        return sum(record.seconds for record in self.records)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form, totals included."""
+        return {
+            "config": self.config,
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+            "coverage_percent": self.coverage,
+            "seconds": self.seconds,
+            "records": [_record_to_dict(record) for record in self.records],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Report:
+        """Inverse of `to_dict`; totals are computed again."""
+        try:
+            return cls(dict(data["config"]), tuple(map(_record_from_dict, data["records"])))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"not a report: {type(error).__name__}: {error}") from error
+
+    def to_json(self) -> str:
+        """JSON text of `to_dict`; an SQNR that is no finite number is the string "inf" or "nan"."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """Inverse of `to_json`."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"not a report in JSON: {error}") from error
+        if not isinstance(data, dict):
+            raise ConfigError(f"not a report in JSON: an object is expected, not {data!r:.40}")
+        return cls.from_dict(data)
+
+    def __str__(self) -> str:
+        from ao_core.report.text import report_text
+
+        return report_text(self)
+
+    def to_html(self, title: str = "Quantization report") -> str:
+        """A page that needs no other file and no network: totals, plots and a table to search.
+
+        Raises:
+            MissingExtraError: Jinja2 is not installed (extra "report").
+        """
+        from ao_core.report.html import report_html
+
+        return report_html(self, title)
+
+    def plot(self) -> Figure:
+        """A figure of weight SQNR and bytes for each quantized parameter.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed (extra "report").
+        """
+        from ao_core.report.plot import report_figure
+
+        return report_figure(self)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the page in a frame, so that neither's styles touch the other."""
+        try:
+            page = escape(self.to_html())
+        except MissingExtraError:
+            return f"<pre>{escape(str(self))}</pre>"
+        style = "width:100%;height:40em;border:0"
+        return (
+            f'<iframe title="Quantization report" sandbox="allow-scripts" style="{style}" '
+            f'srcdoc="{page}"></iframe>'
+        )
+
+
+def _record_to_dict(record: ParameterRecord) -> dict[str, Any]:
+    data = asdict(record)
+    if record.sqnr_db is not None and not isfinite(record.sqnr_db):
+        data["sqnr_db"] = str(record.sqnr_db)
+    return data
+
+
+def _record_from_dict(data: Mapping[str, Any]) -> ParameterRecord:
+    known = {f.name for f in fields(ParameterRecord)}
+    values = {key: value for key, value in data.items() if key in known}
+    values["shape"] = tuple(values["shape"])
+    values["tied"] = tuple(values.get("tied", ()))
+    if values.get("sqnr_db") is not None:
+        values["sqnr_db"] = float(values["sqnr_db"])
+    return ParameterRecord(**values)
