@@ -103,10 +103,9 @@ class IntxWeightOnlyConfig(Config):
 class NF4WeightOnlyConfig(Config):
     """Weights in the 16 values of NF4, quantiles of the normal distribution, in groups of 64.
 
-    The format of QLoRA (Dettmers et al. 2023, arXiv:2305.14314). Its scales are float32, or, with
-    `double_quant`, uint8 with one float32 scale for 256 of them: 4.127 bits a weight in all,
-    against 4.5. The paper subtracts the mean of the scales and uses an 8-bit float; here they are
-    positive multiples of a step.
+    The format of QLoRA (Dettmers et al. 2023, arXiv:2305.14314). A scale is float32, 4.5 bits a
+    weight in all, or, with `double_quant`, float8 e4m3 with one float32 scale for all of them, 4.125
+    bits. (The paper gives each 256 scales, less their mean, a float32 scale: 4.127 bits.)
     """
 
     #: True: quantize the scales too

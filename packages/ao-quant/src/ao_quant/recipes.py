@@ -42,7 +42,7 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "nf4_weight_only",
         c.NF4WeightOnlyConfig(),
-        "NF4 weights in groups of 64, scales quantized too: 4.127 bits a weight",
+        "NF4 weights in groups of 64, scales quantized too: 4.125 bits a weight",
     ),
     Recipe("float8_weight_only", c.Float8WeightOnlyConfig(), "float8 e4m3 weights, a scale a row"),
     Recipe(

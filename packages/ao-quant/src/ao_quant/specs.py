@@ -108,8 +108,9 @@ def _(config: IntxWeightOnlyConfig) -> Format:
 
 @format_of.register
 def _(config: NF4WeightOnlyConfig) -> Format:
-    # scales are positive, so unsigned codes without a zero point use all of their range
-    scale = Spec("uint8", (256,), "float32", layout="flat") if config.double_quant else "float32"
+    # float8 keeps the scales of small rows, which steps of an integer would round to 0; with that
+    # range one scale of scales is enough, so that rows can be cut and joined freely
+    scale = Spec("f8e4m3", (WHOLE, WHOLE)) if config.double_quant else "float32"
     return Format("nf4", 4, 64, scale)
 
 

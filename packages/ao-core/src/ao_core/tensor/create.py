@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ao_core.errors import QuantizationError
 from ao_core.layouts import Parts
-from ao_core.numerics import choose_qparams, quantize_affine
+from ao_core.numerics import block_absmax, choose_qparams, quantize_affine
 from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor.codec import decode_parts, scale_values
@@ -69,10 +69,21 @@ def encode_parts(
         scale, zero = choose_qparams(
             dense, dtype, spec.block, spec.zero, scale_spec(spec), mx_mode=_mx_mode(spec)
         )
+        if isinstance(spec.scale_dtype, Spec):
+            scale = _comparable(scale, dense, spec)
     if isinstance(spec.scale_dtype, Spec) and not isinstance(scale, QTensor):
         scale = quantize_tensor(scale.float(), spec.scale_dtype)
     codes = quantize_affine(dense, dtype, spec.block, scale_values(scale), zero)
     return layout.pack(codes, scale, zero, spec, dtype)
+
+
+def _comparable(scale: Tensor, dense: Tensor, spec: Spec) -> Tensor:
+    """Scales that are to share one scale: a block of zeros takes the least of them, not 1."""
+    if scale.numel() == 0:
+        return scale
+    zeros = block_absmax(dense, spec.block) == 0
+    least = torch.where(zeros, torch.inf, scale).amin().nan_to_num(posinf=1.0)
+    return torch.where(zeros, least, scale)
 
 
 def fake_quantize(x: Tensor, spec: Spec) -> Tensor:
