@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from ao_core.report import Report
     from ao_core.spec import WHOLE, Spec
     from ao_core.tensor import ComputeWeight, QTensor, quantize_tensor
-    from ao_core.tensor.saving import load_model, save_model
+    from ao_core.tensor.loading import load_model
+    from ao_core.tensor.saving import save_model
 
 #: public name -> module that defines it
 _MODULES = {
@@ -65,7 +66,7 @@ _MODULES = {
     "hookimpl": "ao_core.hookspecs",
     "int_dtype": "ao_core.dtypes",
     "kernels": "ao_core.dispatch",
-    "load_model": "ao_core.tensor.saving",
+    "load_model": "ao_core.tensor.loading",
     "quantize_": "ao_core.quantize",
     "quantize_tensor": "ao_core.tensor",
     "register": "ao_core.registry",
