@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ao_core.layouts.base import SHARED, Geometry, Layout, PartAxis, Parts, grid_axes, make_parts
 from ao_core.layouts.flat import Flat
+from ao_core.layouts.int4_cpu import Int4Cpu
 from ao_core.layouts.packed import Packed
 from ao_core.layouts.plain import Plain
 
@@ -12,6 +13,7 @@ __all__ = [
     "SHARED",
     "Flat",
     "Geometry",
+    "Int4Cpu",
     "Layout",
     "Packed",
     "PartAxis",
@@ -21,4 +23,4 @@ __all__ = [
     "make_parts",
 ]
 
-BUILTIN_LAYOUTS: tuple[Layout, ...] = (Plain(), Packed(), Flat())
+BUILTIN_LAYOUTS: tuple[Layout, ...] = (Plain(), Packed(), Flat(), Int4Cpu())

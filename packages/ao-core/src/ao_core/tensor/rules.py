@@ -44,7 +44,7 @@ def _to_copy(func: Any, args: Args, kwargs: Kwargs) -> Any:
         return func(tensor.dequantize(), **kwargs)
     device = torch.device(kwargs.get("device") or tensor.device)
     move = {k: v for k, v in kwargs.items() if k in ("device", "non_blocking", "pin_memory")}
-    if device.type == tensor.device.type:
+    if device.type == tensor.device.type and (dtype == tensor.dtype or tensor.layout_record.canonical):
         return tensor.map_leaves(lambda part: func(part, **move), dtype=dtype)
     moved = tensor.canonical().map_leaves(lambda part: func(part, **move), dtype=dtype)
     return moved if device.type == "meta" else native(moved)

@@ -1,0 +1,116 @@
+"""`int4_cpu`: the arrangement that torch's CPU product with 4-bit weights reads."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ao_core.layouts.base import Layout, Parts, make_parts
+from ao_core.numerics import pack_bits, unpack_bits
+from ao_core.spec import Spec
+
+if TYPE_CHECKING:
+    from ao_core.records import DType
+
+__all__ = ["Int4Cpu"]
+
+GROUP_SIZES = (32, 64, 128, 256)
+
+
+class Int4Cpu(Layout):
+    """qdata: bytes as ATen packs them for this processor; scale and zero: [K / g, N]."""
+
+    name = "int4_cpu"
+    canonical = False
+    canonical_name = "packed"
+    native_devices = ("cpu",)
+
+    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+        if (spec.dtype, spec.zero) not in (("int4", "none"), ("uint4", "int")):
+            return f"holds symmetric int4 or asymmetric uint4, not {spec.dtype} with zero={spec.zero}"
+        if spec.act is not None:
+            return "its product does not quantize activations"
+        if isinstance(spec.scale_dtype, Spec):
+            return "its scales cannot be quantized"
+        if len(shape) != 2 or shape[0] % 16 or shape[0] == 0:
+            return f"needs a 2-D weight with rows in multiples of 16, found {shape}"
+        group = spec.block[-1]
+        if spec.block[:-1] != (1,) or group not in GROUP_SIZES or shape[1] % group:
+            return f"needs groups of {GROUP_SIZES} along each row that divide K={shape[1]}"
+        return None
+
+    def from_canonical(
+        self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
+    ) -> Parts:
+        codes = unpack_bits(parts["qdata"], 4, shape[1])
+        if spec.dtype == "int4":
+            codes = codes ^ 8  # two's complement to an offset of 8, as ATen has it
+        qdata = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
+        zero = parts.get("zero")
+        scale = parts["scale"].t().contiguous()
+        return make_parts(qdata, scale, None if zero is None else zero.t().contiguous())
+
+    def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
+        codes = _unpack(parts["qdata"].reshape(-1), shape)
+        if spec.dtype == "int4":
+            codes = codes ^ 8
+        zero = parts.get("zero")
+        scale = parts["scale"].t().contiguous()
+        zero = None if zero is None else zero.t().contiguous()
+        return make_parts(pack_bits(codes, 4), scale, zero)
+
+
+class _Run(NamedTuple):
+    """`count` blocks of `rows` rows, each stored as [K][rows / 2] bytes."""
+
+    count: int
+    rows: int
+    #: row of the block whose code is nibble i of a column: low nibbles first, then high ones
+    nibble_rows: tuple[int, ...]
+
+
+@lru_cache(maxsize=256)
+def _runs(n: int) -> tuple[_Run, ...]:
+    """How ATen blocks `n` rows on this processor, read off by packing the digits of row numbers."""
+    digits = -(-n.bit_length() // 4)
+    with _disable_current_modes():
+        row = torch.arange(n, dtype=torch.int32)[:, None].expand(n, 2)
+        column = torch.arange(2, dtype=torch.int32)[None].expand(n, 2)
+        pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+        planes = [pack((row >> 4 * d & 15).contiguous(), 1).reshape(-1).int() for d in range(digits)]
+        low = sum((plane & 15) << 4 * d for d, plane in enumerate(planes)).tolist()
+        high = sum((plane >> 4) << 4 * d for d, plane in enumerate(planes)).tolist()
+        columns = (pack(column.contiguous(), 1).reshape(-1) & 15).tolist()
+    runs: list[_Run] = []
+    position = start = 0
+    for value, group in groupby(columns):
+        half = len(list(group))
+        if value == 0:
+            rows = tuple(r - start for r in low[position:][:half] + high[position:][:half])
+            if runs and runs[-1].nibble_rows == rows:
+                runs[-1] = runs[-1]._replace(count=runs[-1].count + 1)
+            else:
+                runs.append(_Run(1, 2 * half, rows))
+            start += 2 * half
+        position += half
+    return tuple(runs)
+
+
+def _unpack(qdata: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """uint8 codes (N, K) with an offset of 8."""
+    n, k = shape
+    blocks, position = [], 0
+    for run in _runs(n):
+        size = run.count * run.rows * k // 2
+        data = qdata[position : position + size].reshape(run.count, k, run.rows // 2)
+        nibbles = torch.cat((data & 15, data >> 4), -1)
+        places = [run.nibble_rows.index(row) for row in range(run.rows)]
+        codes = nibbles[..., torch.tensor(places, device=qdata.device)]
+        blocks.append(codes.transpose(1, 2).reshape(run.count * run.rows, k))
+        position += size
+    return torch.cat(blocks)

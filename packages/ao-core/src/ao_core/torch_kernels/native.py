@@ -1,0 +1,198 @@
+"""Kernels of the native band: products that torch itself has for low-precision weights."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ao_core.numerics import choose_qparams, quantize_affine, scale_to_float
+from ao_core.records import Call, Kernel
+from ao_core.registry import registry
+from ao_core.spec import WHOLE, Spec
+from ao_core.tensor.qtensor import QTensor
+
+__all__ = ["NATIVE_KERNELS"]
+
+_ROW = (1, WHOLE)
+_TENSOR = (WHOLE, WHOLE)
+
+
+def _rows_only(call: Call, dtypes: tuple[str, ...]) -> str | None:
+    """What the kernels on plain weights with one scale a row have in common."""
+    spec = call.spec
+    if spec.dtype not in dtypes:
+        return f"needs weights of {' or '.join(dtypes)}, found {spec.dtype}"
+    if len(call.weight_shape) != 2 or spec.block != _ROW or spec.zero != "none":
+        return f"needs a 2-D weight with one scale a row and no zero point, found {spec}"
+    if isinstance(spec.scale_dtype, Spec):
+        return "needs scales that are not quantized themselves"
+    return None
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x as a matrix; each op costs about a microsecond here, so none where it is one already."""
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+
+
+def _finish(out_MN: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
+    """A product that nobody else holds, with the bias, in the shape and dtype of the call."""
+    if bias is not None:
+        out_MN = out_MN.add_(bias)
+    if out_MN.dtype != x.dtype:
+        out_MN = out_MN.to(x.dtype)
+    return out_MN if x.dim() == 2 else out_MN.reshape(*x.shape[:-1], out_MN.shape[-1])
+
+
+# -- weight-only -----------------------------------------------------------------------------------
+
+
+def row_scaled_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+    """Multiply by the codes' values, which x's dtype holds exactly, then by the scale of each row."""
+    scale_N = w.scale.view(-1)
+    out = F.linear(x, w.qdata.to(x.dtype))
+    if x.dtype != torch.float32:
+        # scaled in float32, so that a bfloat16 result rounds once more only
+        scaled = out.float() * scale_to_float(scale_N)
+        return (scaled if bias is None else scaled + bias).to(x.dtype)
+    scale_N = scale_to_float(scale_N)
+    return out.mul_(scale_N) if bias is None else torch.addcmul(bias, out, scale_N)
+
+
+def _accepts_row_scaled(call: Call) -> str | None:
+    if call.spec.act is not None:
+        return "does not quantize activations"
+    if call.x_dtype not in (torch.float32, torch.bfloat16):
+        return f"unscaled sums overflow {call.x_dtype}; needs float32 or bfloat16"
+    return _rows_only(call, ("int8", "f8e4m3", "f8e5m2"))
+
+
+def int8pack_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+    """`aten._weight_int8pack_mm`: reads each weight once, without a dense copy."""
+    scale_N = w.scale.view(-1)
+    if scale_N.dtype != x.dtype:
+        scale_N = scale_N.to(x.dtype)
+    return _finish(torch._weight_int8pack_mm(_rows(x), w.qdata, scale_N), x, bias)
+
+
+def _accepts_int8pack(call: Call) -> str | None:
+    if call.spec.act is not None:
+        return "does not quantize activations"
+    if call.x_dtype != torch.bfloat16:
+        return f"is vectorized for bfloat16 activations only, found {call.x_dtype}"
+    if not 1 <= call.m <= 8:
+        return f"pays off from 1 to 8 rows, found {call.m}"
+    if 0 in call.weight_shape or call.weight_shape[-1] % 16:
+        return f"reads rows in steps of 16 elements, found a weight of {call.weight_shape}"
+    return _rows_only(call, ("int8",))
+
+
+def int4pack_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+    """`aten._weight_int4pack_mm_for_cpu`; its float zero point stands for code 8."""
+    scale = w.scale.to(torch.bfloat16)
+    qparams = scale.new_zeros(*scale.shape, 2)
+    qparams[..., 0] = scale
+    if "zero" in w.part_names:
+        qparams[..., 1] = (8 - w.zero.float()) * scale
+    group = w.spec.block[-1]
+    return _finish(torch.ops.aten._weight_int4pack_mm_for_cpu(_rows(x), w.qdata, group, qparams), x, bias)
+
+
+def _accepts_int4pack(call: Call) -> str | None:
+    if call.x_dtype != torch.bfloat16:
+        return f"is vectorized for bfloat16 activations only, found {call.x_dtype}"
+    if not 1 <= call.m <= 192:
+        return f"pays off from 1 to 192 rows, found {call.m}"
+    return None
+
+
+# -- dynamic activations ---------------------------------------------------------------------------
+
+
+def int_mm_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+    """Quantize each row of x to 8 bits, multiply in int32 (`aten._int_mm`), scale rows and columns."""
+    act = w.spec.act
+    assert act is not None
+    dtype = registry.dtypes.get(act.dtype)
+    x_MK = _rows(x)
+    x_scale, x_zero = choose_qparams(x_MK, dtype, _ROW, act.zero, "float32")
+    codes = quantize_affine(x_MK, dtype, _ROW, x_scale, x_zero)
+    w_KN = w.qdata.t()
+    if x_zero is None:
+        acc_MN = torch._int_mm(codes.view(torch.int8), w_KN).float()
+    else:
+        # the product wants int8: codes and zero point move down by 128 together
+        ones = torch.ones(32 if x.is_cuda else 1, x_MK.shape[1], dtype=torch.int8, device=x.device)
+        w_sums_N = torch._int_mm(ones, w_KN)[0].float()
+        acc_MN = torch._int_mm((codes ^ 128).view(torch.int8), w_KN).float()
+        acc_MN = acc_MN - (x_zero.float() - 128) * w_sums_N
+    out = acc_MN * x_scale * scale_to_float(w.scale).reshape(1, -1)
+    return _finish(out if bias is None else out + bias, x, None)
+
+
+def _accepts_int_mm(call: Call) -> str | None:
+    act = call.spec.act
+    if act is None:
+        return "is for activations quantized at run time"
+    if (act.dtype, act.zero) not in (("int8", "none"), ("uint8", "int")) or act.block != _ROW:
+        return f"needs activations in int8, or uint8 with zero points, per token; found {act}"
+    if call.m == 0 or 0 in call.weight_shape:
+        return "needs a product that is not empty"
+    if call.device == "cuda" and (call.m <= 16 or any(size % 8 for size in call.weight_shape)):
+        return "on CUDA needs more than 16 rows, and N and K in multiples of 8"
+    return _rows_only(call, ("int8",))
+
+
+def scaled_mm_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+    """Quantize x to float8 per row or as a whole, multiply in float8 (`aten._scaled_mm`)."""
+    act = w.spec.act
+    assert act is not None
+    dtype = registry.dtypes.get(act.dtype)
+    x_MK = _rows(x)
+    x_scale, _ = choose_qparams(x_MK, dtype, act.block, "none", "float32")
+    codes = quantize_affine(x_MK, dtype, act.block, x_scale).view(dtype.storage)
+    w_scale = scale_to_float(w.scale)
+    per_tensor = act.block == _TENSOR
+    out = torch._scaled_mm(
+        codes,
+        w.qdata.t(),
+        x_scale.reshape(()) if per_tensor else x_scale,
+        w_scale.reshape(()) if per_tensor else w_scale.reshape(1, -1),
+        out_dtype=torch.bfloat16,
+    )
+    return _finish(out, x, bias)
+
+
+def _accepts_scaled_mm(call: Call) -> str | None:
+    act = call.spec.act
+    if act is None:
+        return "is for activations quantized at run time"
+    if act.dtype not in ("f8e4m3", "f8e5m2") or call.spec.dtype not in ("f8e4m3", "f8e5m2"):
+        return f"needs float8 weights and activations, found {call.spec}"
+    if "f8e5m2" == act.dtype == call.spec.dtype:
+        return "has no product of e5m2 with e5m2"
+    if act.block != call.spec.block or act.block not in (_ROW, _TENSOR):
+        return "needs weights and activations both per row, or both per tensor"
+    if call.x_dtype != torch.bfloat16:
+        return f"rounds its result to bfloat16, which would lose precision in {call.x_dtype}"
+    if call.m == 0 or any(size % 16 for size in call.weight_shape):
+        return f"needs N and K in multiples of 16, found {call.weight_shape}"
+    return None
+
+
+def _needs_sm89() -> str | None:
+    if not torch.cuda.is_available():
+        return "no CUDA device is available"
+    major, minor = torch.cuda.get_device_capability()
+    return None if (major, minor) >= (8, 9) else f"needs sm_89, found sm_{major}{minor}"
+
+
+NATIVE_KERNELS = (
+    Kernel("row_scaled", "linear", "plain", "*", row_scaled_linear, 0, accepts=_accepts_row_scaled),
+    Kernel("int8pack", "linear", "plain", "cpu", int8pack_linear, 1, accepts=_accepts_int8pack),
+    Kernel("int4pack", "linear", "int4_cpu", "cpu", int4pack_linear, 1, accepts=_accepts_int4pack),
+    Kernel("int_mm", "linear", "plain", "*", int_mm_linear, 1, accepts=_accepts_int_mm),
+    Kernel(
+        "scaled_mm", "linear", "plain", "cuda", scaled_mm_linear, 1, _needs_sm89, _accepts_scaled_mm
+    ),
+)
