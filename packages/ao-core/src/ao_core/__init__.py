@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from ao_core.report import Report
     from ao_core.spec import WHOLE, Spec
     from ao_core.tensor import ComputeWeight, QTensor, quantize_tensor
-    from ao_core.tensor.loading import load_model
-    from ao_core.tensor.saving import save_model
+    from ao_core.tensor.saving import load_model, save_model
 
 #: public name -> module that defines it
 _MODULES = {
@@ -66,7 +65,7 @@ _MODULES = {
     "hookimpl": "ao_core.hookspecs",
     "int_dtype": "ao_core.dtypes",
     "kernels": "ao_core.dispatch",
-    "load_model": "ao_core.tensor.loading",
+    "load_model": "ao_core.tensor.saving",
     "quantize_": "ao_core.quantize",
     "quantize_tensor": "ao_core.tensor",
     "register": "ao_core.registry",
@@ -76,12 +75,42 @@ _MODULES = {
 }
 
 __all__ = [
-    "WHOLE", "Call", "ComputeWeight", "Config", "DType", "FqnToConfig", "Kernel", "Layout",
-    "QTensor", "Recipe", "Report", "Skip", "Spec", "Target", "Transform", "__version__",
-    "codebook_dtype", "config_from_dict", "config_from_json", "config_from_yaml", "config_to_dict",
-    "config_to_json", "config_to_yaml", "dequantize_", "explain", "float_dtype", "hookimpl", "int_dtype",
-    "kernels", "load_model", "quantize_", "quantize_tensor", "register", "reopen",
-    "resolve_config", "save_model",
+    "WHOLE",
+    "Call",
+    "ComputeWeight",
+    "Config",
+    "DType",
+    "FqnToConfig",
+    "Kernel",
+    "Layout",
+    "QTensor",
+    "Recipe",
+    "Report",
+    "Skip",
+    "Spec",
+    "Target",
+    "Transform",
+    "__version__",
+    "codebook_dtype",
+    "config_from_dict",
+    "config_from_json",
+    "config_from_yaml",
+    "config_to_dict",
+    "config_to_json",
+    "config_to_yaml",
+    "dequantize_",
+    "explain",
+    "float_dtype",
+    "hookimpl",
+    "int_dtype",
+    "kernels",
+    "load_model",
+    "quantize_",
+    "quantize_tensor",
+    "register",
+    "reopen",
+    "resolve_config",
+    "save_model",
 ]
 
 

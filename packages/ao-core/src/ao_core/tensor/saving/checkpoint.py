@@ -1,0 +1,217 @@
+"""Opening a checkpoint: what is in it, read from headers alone and without the plugins it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ao_core.errors import AoError, CheckpointError
+from ao_core.spec import Spec
+from ao_core.tensor.relayout import native
+from ao_core.tensor.saving.header import Header, Provider, parse_header
+from ao_core.tensor.saving.leaves import Record, dtype_of, rebuild
+from ao_core.tensor.saving.shards import Shard, Slot, read_shard, read_tensor, restore
+
+__all__ = ["INDEX", "SHARD_NAME", "SINGLE", "Checkpoint", "Entry", "open_checkpoint"]
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+#: eight hexadecimal digits tell apart two checkpoints that are in one place for a moment
+SHARD_NAME = re.compile(r"model(-[0-9a-f]{8})?-\d{5}-of-\d{5}\.safetensors")
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One parameter or buffer."""
+
+    fqn: str
+    shape: tuple[int, ...]
+    #: the outward one where it is quantized
+    dtype: torch.dtype
+    #: bytes on disk
+    nbytes: int
+    #: None: it is dense
+    spec: Spec | None
+    #: names of the plain tensors that it is made of
+    leaves: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The contents of a checkpoint; tensors are read when asked for."""
+
+    #: the directory or file that was opened
+    path: Path
+    #: every parameter and buffer once, by name
+    entries: dict[str, Entry]
+    #: names that are tied to an entry
+    ties: dict[str, str]
+    #: who provides the number formats and layouts
+    providers: tuple[Provider, ...]
+    slots: dict[str, Slot]
+    headers: tuple[Header, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors on disk."""
+        return sum(slot.nbytes for slot in self.slots.values())
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The safetensors files that hold tensors, sorted."""
+        return tuple(sorted({slot.path for slot in self.slots.values()}))
+
+    def missing_providers(self) -> list[str]:
+        """For each number format or layout that is not here: a sentence on what to install."""
+        return [text for provider in self.providers if (text := provider.missing())]
+
+    def read(self, leaf: str, *, verify: bool = True) -> Tensor:
+        """One plain tensor, e.g. "encoder.0.weight.scale", on the CPU; needs no plugin."""
+        header = next((h for h in self.headers if leaf in h.crcs), None)
+        crc = header.crcs[leaf] if verify and header is not None else None
+        form = next((h.raw[leaf] for h in self.headers if leaf in h.raw), None)
+        return restore(read_tensor(self.slots[leaf], crc), form)
+
+    def load(
+        self, fqn: str, *, device: torch.device | str = "cpu", verify: bool = True
+    ) -> Tensor:
+        """A parameter or buffer; a quantized one in the layout of the best kernel on the device.
+
+        Raises:
+            CheckpointError: its bytes are not what was written, its parts do not fit together, or
+                its number format or layout is not installed.
+        """
+        fqn = self.ties.get(fqn, fqn)
+
+        def take(leaf: str) -> Tensor:
+            return self.read(leaf, verify=verify).to(device)
+
+        record = _record_of(self.headers, fqn)
+        try:
+            return take(fqn) if record is None else native(rebuild(fqn, record, take))
+        except CheckpointError:
+            raise
+        except (AoError, ValueError) as error:
+            raise CheckpointError(f"{self.path}: {fqn} cannot be rebuilt: {error}") from error
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open a directory that `save_model` or anybody else wrote, an index, or one safetensors file.
+
+    Raises:
+        CheckpointError: there is none, or it is a pickle, damaged, incomplete or too new.
+    """
+    path = Path(path)
+    shards = _shards(path)
+    headers = []
+    for shard in shards:
+        try:
+            headers.append(parse_header(shard.metadata))
+        except CheckpointError as error:
+            raise CheckpointError(f"{shard.path}: {error}") from error
+    slots: dict[str, Slot] = {}
+    for shard in shards:
+        if twice := slots.keys() & shard.slots.keys():
+            raise CheckpointError(f"{shard.path}: {sorted(twice)[0]!r} is in another file too")
+        slots |= shard.slots
+    entries: dict[str, Entry] = {}
+    inside: set[str] = set()
+    for shard, header in zip(shards, headers, strict=True):
+        for fqn, record in header.records.items():
+            entry = _quantized(fqn, record, shard)
+            entries[fqn] = entry
+            inside.update(entry.leaves)
+    for name, slot in slots.items():
+        if name not in inside:
+            raw = next((h.raw[name] for h in headers if name in h.raw), (slot.dtype, slot.shape))
+            entries[name] = Entry(name, raw[1], raw[0], slot.nbytes, None, (name,))
+    ties = {name: owner for header in headers for name, owner in header.ties.items()}
+    for name, owner in ties.items():
+        if owner not in entries:
+            raise CheckpointError(f"{path}: {name!r} is tied to {owner!r}, which is missing")
+    providers = sorted({p for h in headers for p in h.providers}, key=lambda p: (p.kind, p.name))
+    return Checkpoint(path, entries, ties, tuple(providers), slots, tuple(headers))
+
+
+def _quantized(fqn: str, record: Record, shard: Shard) -> Entry:
+    leaves = tuple(_leaves(fqn, record))
+    for leaf in leaves:
+        if leaf not in shard.slots:
+            raise CheckpointError(f"{shard.path}: {leaf!r}, a part of {fqn!r}, is missing")
+    nbytes = sum(shard.slots[leaf].nbytes for leaf in leaves)
+    shape, dtype = tuple(record["shape"]), dtype_of(record["dtype"])
+    return Entry(fqn, shape, dtype, nbytes, Spec.from_dict(record["spec"]), leaves)
+
+
+def _leaves(fqn: str, record: Record) -> list[str]:
+    names = []
+    for name, nested in record["parts"].items():
+        part = f"{fqn}.{name}"
+        names += [part] if nested is None else _leaves(part, nested)
+    return names
+
+
+def _record_of(headers: tuple[Header, ...], fqn: str) -> Record | None:
+    return next((h.records[fqn] for h in headers if fqn in h.records), None)
+
+
+def _shards(path: Path) -> list[Shard]:
+    """The files of a checkpoint; an index counts more than a single file beside it."""
+    if not path.exists():
+        raise CheckpointError(f"{path}: there is no such directory or file")
+    if path.is_file():
+        return _indexed(path) if path.suffix == ".json" else [read_shard(path)]
+    if (path / INDEX).exists():
+        return _indexed(path / INDEX)
+    if (path / SINGLE).exists():
+        return [read_shard(path / SINGLE)]
+    names = sorted(file.name for file in path.iterdir())
+    pickles = [name for name in names if name.endswith(_PICKLES)]
+    others = [name for name in names if name.endswith(".safetensors")]
+    if any(SHARD_NAME.fullmatch(name) for name in others):
+        hint = "; it has shards without an index: an unfinished copy, or a save that was killed"
+    elif others:
+        hint = f"; it has {', '.join(others[:5])}: give the path of one of them"
+    elif pickles:
+        hint = (
+            f"; {', '.join(pickles[:5])} is a pickle, which can run code when it is loaded, so ao "
+            "does not: convert it to safetensors first"
+        )
+    else:
+        hint = ""
+    raise CheckpointError(f"{path}: neither {SINGLE} nor {INDEX} is here{hint}")
+
+
+def _indexed(index: Path) -> list[Shard]:
+    """The files that an index lists, each as it says."""
+    try:
+        data = json.loads(index.read_bytes())
+        weight_map: Mapping[str, str] = dict(data["weight_map"])
+        checksums: Mapping[str, str] = dict(data.get("metadata", {}).get("ao_crc32", {}))
+        files = sorted(set(weight_map.values()) | set(checksums))
+        if any(Path(file).name != file for file in files):
+            raise ValueError("a shard must be a file beside the index")
+    except OSError as error:
+        raise CheckpointError(f"{index}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{index}: corrupted, it does not parse: {error!r}") from error
+    if absent := [file for file in files if not (index.parent / file).is_file()]:
+        raise CheckpointError(f"{index}: lists {', '.join(absent)}, which is missing")
+    shards = [read_shard(index.parent / file) for file in files]
+    for shard in shards:
+        listed = {name for name, file in weight_map.items() if file == shard.path.name}
+        if lost := sorted(listed - shard.slots.keys()):
+            raise CheckpointError(f"{shard.path}: lacks {lost[0]!r}, which {index.name} lists")
+        if extra := sorted(shard.slots.keys() - listed):
+            raise CheckpointError(f"{index}: does not list {extra[0]!r} of {shard.path.name}")
+        if checksums.get(shard.path.name, shard.crc32) != shard.crc32:
+            raise CheckpointError(f"{shard.path}: is of another checkpoint than {index.name}")
+    return shards

@@ -1,0 +1,149 @@
+"""The text that stands in the metadata of a safetensors file: records, ties, checksums, providers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata as distributions
+
+from ao_core.__about__ import __version__
+from ao_core.errors import AoError, CheckpointError
+from ao_core.registry import CORE, IN_PROCESS, registry
+from ao_core.spec import Spec
+from ao_core.tensor.saving.leaves import Record, check_record, dtype_name, dtype_of
+from ao_core.tensor.saving.shards import Form, stored_form
+
+__all__ = ["FORMAT_VERSION", "Header", "Provider", "header_of", "parse_header", "providers_of"]
+
+#: of the header; a reader accepts its own version and older ones
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A registered name that a checkpoint needs, and the distribution it came from when saved."""
+
+    #: "dtype" or "layout"
+    kind: str
+    name: str
+    dist: str
+    version: str
+
+    def missing(self) -> str | None:
+        """None, or a sentence that says what to install."""
+        table = registry.dtypes if self.kind == "dtype" else registry.layouts
+        if self.name in table:
+            return None
+        thing = f"the {self.kind} {self.name!r}"
+        if self.dist == IN_PROCESS:
+            return f"{thing}, which was added with ao_core.register in another program; do so here"
+        release = f"{self.dist} {self.version}".strip()
+        if self.dist == CORE:
+            return f"{thing} of {release}, and this is ao-core {__version__}; upgrade ao-core"
+        notes = "".join(f" {note}" for note in registry.notes())
+        return f"{thing} of {release}; install it: pip install {self.dist}.{notes}"
+
+
+def header_of(
+    records: Mapping[str, Record],
+    ties: Mapping[str, str],
+    forms: Mapping[str, Form],
+    crcs: Mapping[str, str],
+) -> dict[str, str]:
+    """The metadata of a file.
+
+    Args:
+        records: of the quantized tensors, by name.
+        ties: names that stand for another name's tensor.
+        forms: of all plain tensors in the file.
+        crcs: checksums of the plain tensors; may be empty.
+    """
+    raw = {
+        name: {"dtype": dtype_name(form[0]), "shape": list(form[1])}
+        for name, form in forms.items()
+        if stored_form(*form) != form
+    }
+    header = {
+        "version": FORMAT_VERSION,
+        "ao_core": __version__,
+        "tensors": dict(records),
+        "ties": dict(ties),
+        "raw": raw,
+        "crc32": dict(crcs),
+        "providers": [vars(provider) for provider in providers_of(records.values())],
+    }
+    return {"format": "pt", "ao": json.dumps(header, separators=(",", ":"))}
+
+
+@dataclass(frozen=True)
+class Header:
+    """`header_of`, read back."""
+
+    records: dict[str, Record]
+    ties: dict[str, str]
+    raw: dict[str, Form]
+    crcs: dict[str, str]
+    providers: tuple[Provider, ...]
+
+
+def parse_header(metadata: Mapping[str, str]) -> Header:
+    """Read the metadata of a file; of one that ao did not write, an empty header.
+
+    Raises:
+        CheckpointError: it is of a newer version, or malformed.
+    """
+    if "ao" not in metadata:
+        return Header({}, {}, {}, {}, ())
+    try:
+        data = json.loads(metadata["ao"])
+        if data["version"] > FORMAT_VERSION:
+            raise CheckpointError(
+                f"format version {data['version']}, written by ao-core {data.get('ao_core')}; this "
+                f"ao-core ({__version__}) reads up to {FORMAT_VERSION}. Upgrade ao-core"
+            )
+        for record in data["tensors"].values():
+            check_record(record)
+        return Header(
+            records=data["tensors"],
+            ties=data["ties"],
+            raw={n: (dtype_of(f["dtype"]), tuple(f["shape"])) for n, f in data["raw"].items()},
+            crcs=data["crc32"],
+            providers=tuple(Provider(**provider) for provider in data["providers"]),
+        )
+    except CheckpointError:
+        raise
+    except (AoError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"the header of ao is malformed: {error!r}") from error
+
+
+def providers_of(records: Iterable[Record]) -> list[Provider]:
+    """Who provides the number formats and layouts of the records, sorted."""
+    names: set[tuple[str, str]] = set()
+    for record in records:
+        names.update(_names(record))
+    found = []
+    for kind, name in sorted(names):
+        dist = (registry.dtypes if kind == "dtype" else registry.layouts).provider(name)
+        found.append(Provider(kind, name, dist, _version(dist)))
+    return found
+
+
+def _names(record: Record) -> Iterator[tuple[str, str]]:
+    """(kind, name) of all that a record needs from the registry."""
+    spec: Spec | None = Spec.from_dict(record["spec"])
+    while spec is not None:
+        yield from (("dtype", spec.dtype), ("layout", spec.layout))
+        spec = spec.act
+    for nested in record["parts"].values():
+        if nested is not None:
+            yield from _names(nested)
+
+
+def _version(dist: str) -> str:
+    if dist == CORE:
+        return __version__
+    try:
+        return distributions.version(dist)
+    except distributions.PackageNotFoundError:
+        return ""

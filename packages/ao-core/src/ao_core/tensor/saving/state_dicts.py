@@ -1,0 +1,96 @@
+"""A state dict as plain tensors and text, for programs that write safetensors files themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ao_core.errors import CheckpointError
+from ao_core.tensor.qtensor import QTensor
+from ao_core.tensor.relayout import native
+from ao_core.tensor.saving.header import header_of, parse_header
+from ao_core.tensor.saving.leaves import Record, flatten, rebuild
+from ao_core.tensor.saving.shards import Form, restore, store
+
+__all__ = ["flat_to_state_dict", "state_dict_to_flat", "untie"]
+
+
+def untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors without those that share an earlier one's memory, and {name left out: kept}."""
+    first: dict[Any, str] = {}
+    kept, ties = {}, {}
+    for name, tensor in tensors.items():
+        owner = first.setdefault(_identity(tensor), name)
+        if owner == name:
+            kept[name] = tensor
+        else:
+            ties[name] = owner
+    return kept, ties
+
+
+def _identity(tensor: Tensor) -> Any:
+    """Equal for two tensors that are the same memory, seen in the same way."""
+    tensor = getattr(tensor, "hp", tensor)
+    if isinstance(tensor, QTensor):
+        parts = tuple(_identity(leaf) for _, leaf in tensor.leaves())
+        return parts, tensor.spec, tuple(tensor.shape), tensor.order, tensor.dtype
+    if is_traceable_wrapper_subclass(tensor) or tensor.is_meta or is_lazy(tensor):
+        return id(tensor)
+    if tensor.layout != torch.strided or not tensor.numel():
+        return id(tensor)
+    place = (tensor.device, tensor.data_ptr(), tensor.dtype)
+    return *place, tuple(tensor.shape), tensor.stride()
+
+
+def state_dict_to_flat(state_dict: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Plain tensors and text metadata that any writer of safetensors files takes.
+
+    Raises:
+        CheckpointError: a value that is no tensor, or of a kind that cannot be saved.
+    """
+    for name, value in state_dict.items():
+        if not isinstance(value, Tensor):
+            raise CheckpointError(
+                f"{name} is a {type(value).__name__}; a checkpoint holds tensors only (no pickle)"
+            )
+    kept, ties = untie(state_dict)
+    flat: dict[str, Tensor] = {}
+    records: dict[str, Record] = {}
+    forms: dict[str, Form] = {}
+    for name, tensor in kept.items():
+        leaves, record = flatten(name, tensor)
+        if record is not None:
+            records[name] = record
+        for leaf, plain in leaves.items():
+            if leaf in flat:
+                raise CheckpointError(f"two tensors would be stored as {leaf!r}; rename {name!r}")
+            forms[leaf] = (plain.dtype, tuple(plain.shape))
+            flat[leaf] = store(plain)
+    return flat, header_of(records, ties, forms, {})
+
+
+def flat_to_state_dict(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """Inverse of `state_dict_to_flat`; quantized tensors come in the layout of their device.
+
+    Raises:
+        CheckpointError: the metadata is malformed, a part or a plugin is missing.
+    """
+    header = parse_header(metadata)
+    if missing := [text for p in header.providers if (text := p.missing())]:
+        raise CheckpointError(f"the tensors need {'; and '.join(missing)}")
+    left = {name: restore(tensor, header.raw.get(name)) for name, tensor in tensors.items()}
+    out: dict[str, Tensor] = {}
+    try:
+        for name, record in header.records.items():
+            out[name] = native(rebuild(name, record, left.pop))
+        out |= left
+        return out | {name: out[owner] for name, owner in header.ties.items()}
+    except KeyError as error:
+        raise CheckpointError(f"{error.args[0]!r} is missing among the tensors") from error

@@ -1,0 +1,238 @@
+"""Writing a checkpoint so that whenever it is killed, the old or the new one is there, whole.
+
+The pointer to a checkpoint is one file: the index where there is one, else the single file of
+tensors. Everything is written and synced under other names first; then that one file is replaced,
+created or removed, which the file system does at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from ao_core.errors import CheckpointError, ConfigError
+from ao_core.tensor.saving.checkpoint import INDEX, SHARD_NAME, SINGLE
+from ao_core.tensor.saving.header import header_of
+from ao_core.tensor.saving.leaves import Record, check_storable, flatten
+from ao_core.tensor.saving.owners import check_no_extra_state, owners_of
+from ao_core.tensor.saving.shards import Form, write_shard
+from ao_core.tensor.saving.state_dicts import untie
+
+__all__ = ["save_model", "write_checkpoint"]
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_UNFINISHED = ".saving-"
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A parameter or buffer that is to be written."""
+
+    fqn: str
+    tensor: Tensor
+    record: Record | None
+    #: of its plain tensors, by name
+    forms: dict[str, Form]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(prod(shape) * dtype.itemsize for dtype, shape in self.forms.values())
+
+
+def save_model(
+    model: nn.Module, dir: str | os.PathLike[str], *, max_shard_size: int | str = "5GB"
+) -> None:
+    """Write the parameters and persistent buffers of a model into a directory, without pickle.
+
+    A checkpoint that is there is replaced at once when the new one is complete, so the disk must
+    hold both for a moment. Other files in the directory are left alone. Tied tensors are written
+    once, kernel layouts as canonical ones, a `ComputeWeight` as its dense memory. Only one process
+    may save into a directory at a time.
+
+    Args:
+        model: with quantized and dense tensors on any real device.
+        dir: created where it does not exist.
+        max_shard_size: bytes, or "200MB", "5GB", "1GiB"; a larger parameter has a file of its own.
+
+    Raises:
+        CheckpointError: a tensor cannot be saved, or the disk is full; what was there is unchanged.
+        ConfigError: `max_shard_size` is no size.
+    """
+    check_no_extra_state(model)
+    kept, ties = untie({o.fqn: o.tensor for o in owners_of(model) if o.persistent})
+    for fqn, tensor in kept.items():
+        check_storable(fqn, tensor)  # before anything is written
+    write_checkpoint(kept.items(), dir, ties=ties, max_shard_size=max_shard_size)
+
+
+def write_checkpoint(
+    tensors: Iterable[tuple[str, Tensor]],
+    dir: str | os.PathLike[str],
+    *,
+    ties: Mapping[str, str] | None = None,
+    max_shard_size: int | str = "5GB",
+) -> None:
+    """Write tensors as they come, as `save_model` does; one file's worth of them is held at a time.
+
+    Args:
+        tensors: (name, quantized or dense tensor); no name twice.
+        dir: created where it does not exist.
+        ties: names that stand for the tensor of another name.
+        max_shard_size: as for `save_model`.
+
+    Raises:
+        CheckpointError: as for `save_model`. An error of the iterable passes through; what was in
+            the directory is unchanged then too.
+        ConfigError: `max_shard_size` is no size.
+    """
+    limit, target, ties = _parse_size(max_shard_size), Path(dir), dict(ties or {})
+    try:
+        _make_dirs(target)
+        for left in target.glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(left)
+        work = target / f"{_UNFINISHED}{secrets.token_hex(4)}"
+        work.mkdir()
+        try:
+            _commit(target, work, _write(work, _shards(tensors, limit), ties))
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"{target}: could not save: {error.strerror or error}. "
+            "The checkpoint that was there, if any, is unchanged"
+        ) from error
+
+
+def _shards(tensors: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[list[_Item]]:
+    """Fill shards in the order of the tensors; all parts of a tensor stay in one."""
+    shard: list[_Item] = []
+    room, seen = limit, set[str]()
+    for fqn, tensor in tensors:
+        leaves, record = flatten(fqn, tensor)
+        forms = {name: (leaf.dtype, tuple(leaf.shape)) for name, leaf in leaves.items()}
+        if twice := seen & forms.keys():
+            raise CheckpointError(f"two tensors would be stored as {min(twice)!r}; rename one")
+        seen |= forms.keys()
+        item = _Item(fqn, tensor, record, forms)
+        if shard and item.nbytes > room:
+            yield shard
+            shard, room = [], limit
+        shard.append(item)
+        room -= item.nbytes
+    yield shard
+
+
+def _write(
+    work: Path, shards: Iterable[list[_Item]], ties: dict[str, str]
+) -> list[tuple[dict[str, Form], str]]:
+    """Write and sync the shards as `0`, `1`, …; returns the contents and checksum of each."""
+    written = []
+    for number, shard in enumerate(shards):
+        forms = {name: form for item in shard for name, form in item.forms.items()}
+        written.append((forms, _write_one(work / str(number), shard, forms, ties)))
+    return written
+
+
+def _write_one(
+    path: Path, shard: list[_Item], forms: dict[str, Form], ties: dict[str, str]
+) -> str:
+    items = {name: item for item in shard for name in item.forms}
+    fqns = {item.fqn for item in shard}
+    records = {item.fqn: item.record for item in shard if item.record is not None}
+    tied = {name: owner for name, owner in ties.items() if owner in fqns}
+
+    def fetch(name: str) -> Tensor:
+        # a kernel's layout is converted again for each part, so that only one tensor is held twice
+        return flatten(items[name].fqn, items[name].tensor)[0][name]
+
+    return write_shard(path, forms, fetch, lambda crcs: header_of(records, tied, forms, crcs))
+
+
+def _commit(target: Path, work: Path, written: list[tuple[dict[str, Form], str]]) -> None:
+    """Make the files in `work` the checkpoint of `target`; the last rename or removal decides."""
+    names = _names(target, len(written))
+    if len(names) > 1:
+        _write_index(work / INDEX, names, written)
+    for number, name in enumerate(names):
+        # a file of an older checkpoint is overwritten only if it is the pointer, or if an index is
+        os.replace(work / str(number), target / name)
+    _sync_dir(target)
+    if len(names) > 1:
+        os.replace(work / INDEX, target / INDEX)
+    else:
+        (target / INDEX).unlink(missing_ok=True)
+    _sync_dir(target)
+    for file in target.iterdir():
+        ours = file.name == SINGLE or SHARD_NAME.fullmatch(file.name)
+        if ours and file.name not in names:
+            with suppress(OSError):  # the new checkpoint is in place; the next save tries again
+                file.unlink()
+
+
+def _names(target: Path, count: int) -> list[str]:
+    """Names for the files of tensors; if there are several, nothing in the directory has them."""
+    if count == 1:
+        return [SINGLE]
+    names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+    if not any((target / name).exists() for name in names):
+        return names
+    token = secrets.token_hex(4)
+    return [name.replace("model-", f"model-{token}-") for name in names]
+
+
+def _write_index(path: Path, names: list[str], written: list[tuple[dict[str, Form], str]]) -> None:
+    weight_map: dict[str, str] = {}
+    total = 0
+    for name, (forms, _) in zip(names, written, strict=True):
+        weight_map |= dict.fromkeys(forms, name)
+        total += sum(prod(shape) * dtype.itemsize for dtype, shape in forms.values())
+    checksums = {name: crc for name, (_, crc) in zip(names, written, strict=True)}
+    index = {
+        "metadata": {"total_size": total, "ao_crc32": checksums},
+        "weight_map": dict(sorted(weight_map.items())),
+    }
+    with path.open("x", encoding="utf-8") as file:
+        json.dump(index, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _make_dirs(target: Path) -> None:
+    if not target.exists():
+        _make_dirs(target.parent)
+        target.mkdir()
+        _sync_dir(target.parent)
+
+
+def _sync_dir(path: Path) -> None:
+    """Make the names in a directory durable; Windows cannot open one, and needs no such call."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _parse_size(size: int | str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(size).strip())
+    unit = None if match is None else _UNITS.get(match[2].upper())
+    value = 0 if match is None or unit is None else int(float(match[1]) * unit)
+    if value < 1:
+        raise ConfigError(
+            f"max_shard_size={size!r}: give positive bytes, or a size such as "
+            '"200MB", "5GB" or "1GiB"'
+        )
+    return value
