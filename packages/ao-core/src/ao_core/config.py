@@ -51,7 +51,9 @@ class FqnToConfig(Config):
             raise ConfigError("entries={}: FqnToConfig needs at least one name, e.g. '*'")
         nested = [key for key, value in resolved if isinstance(value, FqnToConfig)]
         if nested:
-            raise ConfigError(f"entries[{nested[0]!r}] is itself a FqnToConfig; nest the names instead")
+            raise ConfigError(
+                f"entries[{nested[0]!r}] is itself a FqnToConfig; nest the names instead"
+            )
         object.__setattr__(self, "entries", resolved)
 
 

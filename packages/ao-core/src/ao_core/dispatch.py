@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from ao_core.errors import ConfigError, UnsupportedOp
 from ao_core.records import Call, Kernel
@@ -64,14 +64,16 @@ def pinned_band() -> str | None:
 
 def _check_band(band: str, parameter: str) -> None:
     if band not in BANDS:
-        raise ConfigError(f"{parameter}={band!r} is no band of kernels; use one of {', '.join(BANDS)}")
+        raise ConfigError(
+            f"{parameter}={band!r} is no band of kernels; use one of {', '.join(BANDS)}"
+        )
 
 
 def _band(kernel: Kernel) -> str:
     return max((floor, name) for name, floor in BANDS.items() if kernel.priority >= floor)[1]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _unavailable(kernel: Kernel) -> str | None:
     return kernel.available()
 

@@ -1,4 +1,4 @@
-"""Every exception ao raises on purpose. Each names the parameter, the value, the reason and what would work."""
+"""The exceptions of ao. Each names the parameter, the value, the reason and what would work."""
 
 from __future__ import annotations
 

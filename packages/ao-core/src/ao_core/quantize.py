@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Union
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,10 @@ from ao_core.report import ParameterRecord, Report
 from ao_core.targets import FilterFn, Plan, plan
 from ao_core.tensor import QTensor, check_quantizable, native
 
-__all__ = ["Progress", "dequantize_", "quantize_"]
+__all__ = ["Progress", "convert", "dequantize_", "install", "quantize_"]
 
 #: False or None: no progress; True: a tqdm bar; or a function (done, total, fqn of the next parameter)
-Progress = Union[bool, None, Callable[[int, int, str], None]]
+Progress: TypeAlias = "bool | Callable[[int, int, str], None] | None"
 
 #: elements of a weight over which the report's SQNR is taken
 _SQNR_ELEMENTS = 1 << 22
@@ -67,10 +67,10 @@ def quantize_(
                 check_quantizable(entry.tensor, entry.fqn)
     outcomes = []
     for entry in _with_progress(plans, progress):
-        new, record = _convert(entry, device)
+        new, record = convert(entry, device)
         outcomes.append((entry, new, record))
         if not strict:
-            _install(*outcomes[-1][:2])
+            install(*outcomes[-1][:2])
             outcomes[-1] = (entry, None, record)
     report = Report(config_to_dict(config), tuple(record for _, _, record in outcomes))
     skipped = report.with_status("skipped")
@@ -80,7 +80,7 @@ def quantize_(
             f"strict=True and {len(skipped)} weights cannot be quantized (nothing was changed): {lines}"
         )
     for entry, new, _ in outcomes:
-        _install(entry, new)
+        install(entry, new)
     if device is not None:
         model.to(device)
     return report
@@ -100,8 +100,8 @@ def dequantize_(model: nn.Module) -> list[str]:
     return names
 
 
-def _convert(
-    entry: Plan, device: torch.device | str | None
+def convert(
+    entry: Plan, device: torch.device | str | None = None
 ) -> tuple[nn.Parameter | None, ParameterRecord]:
     """The parameter that replaces another, or None, and the record of it; changes nothing."""
     before, start = entry.tensor, time.perf_counter()
@@ -125,7 +125,8 @@ def _convert(
     return parameter, _record(entry, "quantized", "", start, parameter, quality)
 
 
-def _install(entry: Plan, parameter: nn.Parameter | None) -> None:
+def install(entry: Plan, parameter: nn.Parameter | None) -> None:
+    """Give a parameter to all owners of the one it replaces; None changes nothing."""
     if parameter is not None:
         for owner in entry.owners:
             owner.module._parameters[owner.name] = parameter

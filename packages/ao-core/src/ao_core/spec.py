@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 from ao_core.errors import ConfigError
 
 __all__ = ["SCALE_DTYPES", "WHOLE", "ZERO_KINDS", "Primitive", "Spec"]
 
-Primitive = Union[bool, int, float, str]
+Primitive: TypeAlias = bool | int | float | str
 
 #: In a block, the extent of a whole dimension, whatever its size.
 WHOLE = -1

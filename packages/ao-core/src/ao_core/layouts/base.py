@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Union
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -30,7 +30,7 @@ class PartAxis(NamedTuple):
 #: The part does not change along this dimension: all of it belongs to any slice.
 SHARED = None
 #: One axis a logical dimension. A shorter tuple: the part cannot be cut along the missing ones.
-Geometry = tuple[Union[PartAxis, None], ...]
+Geometry = tuple[PartAxis | None, ...]
 
 
 class Layout:
@@ -70,17 +70,13 @@ class Layout:
         """Inverse of `pack`: (uint8 codes, scale, zero)."""
         raise NotImplementedError
 
-    def geometry(
-        self, spec: Spec, shape: tuple[int, ...], dtype: DType
-    ) -> dict[str, Geometry]:
+    def geometry(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> dict[str, Geometry]:
         """How each part is laid out along the logical dimensions."""
         raise UnsupportedOp(
             f"layout {self.name!r} cannot be cut or joined in place; call .canonical() first"
         )
 
-    def to_canonical(
-        self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
-    ) -> Parts:
+    def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
         """Parts in the layout `canonical_name`."""
         return parts
 
@@ -100,7 +96,7 @@ def grid_axes(spec: Spec, shape: tuple[int, ...]) -> Geometry:
     extents = full_block(spec.block, shape)
     return tuple(
         SHARED if declared == WHOLE else PartAxis(extent, 1)
-        for declared, extent in zip(block, extents)
+        for declared, extent in zip(block, extents, strict=False)
     )
 
 

@@ -32,7 +32,9 @@ class Int4Cpu(Layout):
 
     def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         if (spec.dtype, spec.zero) not in (("int4", "none"), ("uint4", "int")):
-            return f"holds symmetric int4 or asymmetric uint4, not {spec.dtype} with zero={spec.zero}"
+            return (
+                f"holds symmetric int4 or asymmetric uint4, not {spec.dtype} with zero={spec.zero}"
+            )
         if spec.act is not None:
             return "its product does not quantize activations"
         if isinstance(spec.scale_dtype, Spec):
@@ -66,9 +68,9 @@ class Int4Cpu(Layout):
 
 
 class _Run(NamedTuple):
-    """`count` blocks of `rows` rows, each stored as [K][rows / 2] bytes."""
+    """`blocks` blocks of `rows` rows, each stored as [K][rows / 2] bytes."""
 
-    count: int
+    blocks: int
     rows: int
     #: row of the block whose code is nibble i of a column: low nibbles first, then high ones
     nibble_rows: tuple[int, ...]
@@ -82,7 +84,9 @@ def _runs(n: int) -> tuple[_Run, ...]:
         row = torch.arange(n, dtype=torch.int32)[:, None].expand(n, 2)
         column = torch.arange(2, dtype=torch.int32)[None].expand(n, 2)
         pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
-        planes = [pack((row >> 4 * d & 15).contiguous(), 1).reshape(-1).int() for d in range(digits)]
+        planes = [
+            pack((row >> 4 * d & 15).contiguous(), 1).reshape(-1).int() for d in range(digits)
+        ]
         low = sum((plane & 15) << 4 * d for d, plane in enumerate(planes)).tolist()
         high = sum((plane >> 4) << 4 * d for d, plane in enumerate(planes)).tolist()
         columns = (pack(column.contiguous(), 1).reshape(-1) & 15).tolist()
@@ -93,7 +97,7 @@ def _runs(n: int) -> tuple[_Run, ...]:
         if value == 0:
             rows = tuple(r - start for r in low[position:][:half] + high[position:][:half])
             if runs and runs[-1].nibble_rows == rows:
-                runs[-1] = runs[-1]._replace(count=runs[-1].count + 1)
+                runs[-1] = runs[-1]._replace(blocks=runs[-1].blocks + 1)
             else:
                 runs.append(_Run(1, 2 * half, rows))
             start += 2 * half
@@ -104,13 +108,13 @@ def _runs(n: int) -> tuple[_Run, ...]:
 def _unpack(qdata: Tensor, shape: tuple[int, ...]) -> Tensor:
     """uint8 codes (N, K) with an offset of 8."""
     n, k = shape
-    blocks, position = [], 0
+    pieces, position = [], 0
     for run in _runs(n):
-        size = run.count * run.rows * k // 2
-        data = qdata[position : position + size].reshape(run.count, k, run.rows // 2)
+        size = run.blocks * run.rows * k // 2
+        data = qdata[position : position + size].reshape(run.blocks, k, run.rows // 2)
         nibbles = torch.cat((data & 15, data >> 4), -1)
         places = [run.nibble_rows.index(row) for row in range(run.rows)]
         codes = nibbles[..., torch.tensor(places, device=qdata.device)]
-        blocks.append(codes.transpose(1, 2).reshape(run.count * run.rows, k))
+        pieces.append(codes.transpose(1, 2).reshape(run.blocks * run.rows, k))
         position += size
-    return torch.cat(blocks)
+    return torch.cat(pieces)

@@ -36,7 +36,7 @@ class ComputeWeight(Tensor):
 
     @staticmethod
     def __new__(
-        cls,
+        cls: type[ComputeWeight],
         hp: Tensor,
         output: Spec | None,
         grad_input: Spec | None = None,
@@ -45,7 +45,8 @@ class ComputeWeight(Tensor):
         transposed: bool = False,
         requires_grad: bool = False,
     ) -> ComputeWeight:
-        return Tensor._make_wrapper_subclass(  # type: ignore[no-any-return]
+        """The wrapper that torch sees: shape, dtype and device, but no memory of its own."""
+        return Tensor._make_wrapper_subclass(
             cls,
             hp.shape,
             strides=hp.stride(),
@@ -73,7 +74,7 @@ class ComputeWeight(Tensor):
         flag = self.transposed if transposed is None else transposed
         return ComputeWeight(hp, *self.specs, transposed=flag)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"ComputeWeight({tuple(self.shape)}, {self.specs}, dtype={self.dtype})"
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
@@ -108,7 +109,7 @@ class ComputeWeight(Tensor):
             return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
@@ -119,12 +120,19 @@ class ComputeWeight(Tensor):
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[Tensor, ...], Any]:
+        """The memory of this shard, in the dtype of the mixed-precision policy."""
         dtype = mp_policy.param_dtype if mp_policy is not None else None
         return (self.hp if dtype is None else self.hp.to(dtype),), None
 
     def fsdp_post_all_gather(
-        self, outputs: tuple[Tensor, ...], metadata: Any, param_dtype: torch.dtype, *, out: Any = None
+        self,
+        outputs: tuple[Tensor, ...],
+        metadata: Any,
+        param_dtype: torch.dtype,
+        *,
+        out: Any = None,
     ) -> Any:
+        """The whole weight around the gathered memory."""
         return None if out is not None else (self.like(outputs[0]), outputs)
 
 
@@ -133,7 +141,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         dtype = torch.get_autocast_dtype(input.device.type)
         input, weight = input.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    out = _Linear.apply(input, weight)
+    out: Tensor = _Linear.apply(input, weight)  # type: ignore[no-untyped-call]
     return out if bias is None else out + bias
 
 
@@ -169,7 +177,11 @@ def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor
         a, w = args
         spec = w.specs[0] if w.transposed else w.specs[1]
         return _cast_mm(a, w.hp.t(), spec)
-    if func is aten.addmm.default and isinstance(args[0], ComputeWeight) and kwargs.get("beta") == 0:
+    if (
+        func is aten.addmm.default
+        and isinstance(args[0], ComputeWeight)
+        and kwargs.get("beta") == 0
+    ):
         w, a, b = args
         return _cast_mm(a, b.t(), w.specs[2])
     return _on_memory(func, args, kwargs)  # type: ignore[no-any-return]

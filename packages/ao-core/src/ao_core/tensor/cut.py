@@ -13,7 +13,17 @@ from ao_core.layouts import SHARED, Geometry, PartAxis, Parts
 from ao_core.spec import WHOLE, Spec
 from ao_core.tensor.qtensor import QTensor
 
-__all__ = ["block_of", "gather_rows", "geometry", "join", "narrow", "part_size", "same_kind", "select", "stack"]
+__all__ = [
+    "block_of",
+    "gather_rows",
+    "geometry",
+    "join",
+    "narrow",
+    "part_size",
+    "same_kind",
+    "select",
+    "stack",
+]
 
 
 def geometry(tensor: QTensor) -> dict[str, Geometry]:
@@ -44,7 +54,9 @@ def narrow(tensor: QTensor, dim: int, start: int, length: int) -> QTensor:
         if axis is not SHARED:
             if start % axis.values and length:
                 raise _refuse(
-                    "slice", tensor, f"start={start} cuts through {axis.values} elements of {name!r}"
+                    "slice",
+                    tensor,
+                    f"start={start} cuts through {axis.values} elements of {name!r}",
                 )
             first = start // axis.values * axis.entries
             part = part.narrow(inner, first, -(-length // axis.values) * axis.entries)
@@ -65,7 +77,9 @@ def select(tensor: QTensor, dim: int, index: int) -> QTensor:
         if name not in tensor.part_names:
             continue
         axis = _axis(tensor, axes, name, inner, "select")
-        if axis is not SHARED and axis.entries != 1 or name == "qdata" and axis != PartAxis(1, 1):
+        if (axis is not SHARED and axis.entries != 1) or (
+            name == "qdata" and axis != PartAxis(1, 1)
+        ):
             raise _refuse("select", tensor, f"elements along dimension {dim} are packed together")
         entry = 0 if axis is SHARED else index // axis.values
         parts[name] = getattr(tensor, name).select(inner, entry)

@@ -69,12 +69,12 @@ def _linear_fast(input: Tensor, weight: Any, bias: Tensor | None = None) -> Any:
     return kernel(input, weight, bias)
 
 
-def _linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+def _linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Any:
     return _bind(x, w, (x.shape, x.dtype))(x, w, bias)
 
 
 @rule(aten.linear.default)
-def _aten_linear(func: Any, args: Args, kwargs: Kwargs) -> Tensor:
+def _aten_linear(func: Any, args: Args, kwargs: Kwargs) -> Any:
     x, w = args[:2]
     bias = args[2] if len(args) > 2 else kwargs.get("bias")
     if not isinstance(w, QTensor) or isinstance(x, QTensor) or w.is_permuted:
@@ -87,7 +87,7 @@ def _is_transposed_weight(w: Any) -> bool:
 
 
 @rule(aten.mm.default, aten.matmul.default)
-def _mm(func: Any, args: Args, kwargs: Kwargs) -> Tensor:
+def _mm(func: Any, args: Args, kwargs: Kwargs) -> Any:
     x, w = args
     if _is_transposed_weight(w) and not isinstance(x, QTensor):
         return _linear(x, w.t(), None)
@@ -95,7 +95,7 @@ def _mm(func: Any, args: Args, kwargs: Kwargs) -> Tensor:
 
 
 @rule(aten.addmm.default)
-def _addmm(func: Any, args: Args, kwargs: Kwargs) -> Tensor:
+def _addmm(func: Any, args: Args, kwargs: Kwargs) -> Any:
     bias, x, w = args
     if _is_transposed_weight(w) and not isinstance(x, QTensor) and not kwargs and bias.dim() == 1:
         return _linear(x, w.t(), bias)
@@ -103,7 +103,7 @@ def _addmm(func: Any, args: Args, kwargs: Kwargs) -> Tensor:
 
 
 @rule(aten.embedding.default)
-def _embedding(func: Any, args: Args, kwargs: Kwargs) -> Tensor:
+def _embedding(func: Any, args: Args, kwargs: Kwargs) -> Any:
     w, ids = args[:2]
     if not isinstance(w, QTensor) or w.is_permuted:
         return _dense(func, args, kwargs)

@@ -31,13 +31,17 @@ class QTensor(Tensor):
     """
 
     spec: Spec
+    # the usual parts; a layout may have others, and formats without a zero point have none
+    qdata: Tensor
+    scale: Tensor
+    zero: Tensor
     order: Order
     flat_from: tuple[int, ...] | None
     part_names: tuple[str, ...]
 
     @staticmethod
     def __new__(
-        cls,
+        cls: type[QTensor],
         parts: Parts,
         spec: Spec,
         shape: tuple[int, ...],
@@ -47,8 +51,9 @@ class QTensor(Tensor):
         flat_from: tuple[int, ...] | None = None,
         requires_grad: bool = False,
     ) -> QTensor:
+        """The wrapper that torch sees: shape, dtype and device, but no memory of its own."""
         first = next(iter(parts.values()))
-        self = Tensor._make_wrapper_subclass(
+        return Tensor._make_wrapper_subclass(
             cls,
             torch.Size(shape),
             strides=_strides(shape, order),
@@ -56,7 +61,6 @@ class QTensor(Tensor):
             device=first.device,
             requires_grad=requires_grad,
         )
-        return self  # type: ignore[no-any-return]
 
     def __init__(
         self,
@@ -152,7 +156,7 @@ class QTensor(Tensor):
 
         return to_canonical(self)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return (
             f"QTensor({tuple(self.shape)}, {self.spec}, dtype={self.dtype}, device={self.device})"
         )
@@ -207,12 +211,16 @@ class QTensor(Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         rule = RULES.get(func)
         if rule is None:
             refuse(func, args, kwargs or {})
+        if func.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
+            # a view of a tensor that autograd knows is one too, also here
+            with torch.inference_mode(False):
+                return rule(func, args, kwargs or {})
         return rule(func, args, kwargs or {})
 
     # -- FSDP2; see `sharding` -------------------------------------------------------------------
@@ -220,13 +228,20 @@ class QTensor(Tensor):
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[Tensor, ...], Any]:
+        """The plain tensors of this shard that FSDP2 gathers."""
         from ao_core.tensor.sharding import pre_all_gather
 
         return pre_all_gather(self, tuple(outer_size))
 
     def fsdp_post_all_gather(
-        self, outputs: tuple[Tensor, ...], metadata: Any, param_dtype: torch.dtype, *, out: Any = None
+        self,
+        outputs: tuple[Tensor, ...],
+        metadata: Any,
+        param_dtype: torch.dtype,
+        *,
+        out: Any = None,
     ) -> Any:
+        """The whole parameter around the gathered parts."""
         from ao_core.tensor.sharding import post_all_gather
 
         return post_all_gather(self, outputs, metadata, out)
@@ -242,4 +257,3 @@ def _strides(shape: tuple[int, ...], order: Order | None) -> tuple[int, ...]:
     for dim in range(len(shape) - 2, -1, -1):
         stored_stride[dim] = stored_stride[dim + 1] * max(sizes[dim + 1], 1)
     return tuple(stored_stride[inner] for inner in order)
-

@@ -44,7 +44,9 @@ def _to_copy(func: Any, args: Args, kwargs: Kwargs) -> Any:
         return func(tensor.dequantize(), **kwargs)
     device = torch.device(kwargs.get("device") or tensor.device)
     move = {k: v for k, v in kwargs.items() if k in ("device", "non_blocking", "pin_memory")}
-    if device.type == tensor.device.type and (dtype == tensor.dtype or tensor.layout_record.canonical):
+    if device.type == tensor.device.type and (
+        dtype == tensor.dtype or tensor.layout_record.canonical
+    ):
         return tensor.map_leaves(lambda part: func(part, **move), dtype=dtype)
     moved = tensor.canonical().map_leaves(lambda part: func(part, **move), dtype=dtype)
     return moved if device.type == "meta" else native(moved)
@@ -101,9 +103,13 @@ def _in_place(func: Any, args: Args, kwargs: Kwargs) -> Any:
     return _aliased(func, args, kwargs, target)
 
 
+_SLICE_DEFAULTS: Args = (0, None, None, 1)
+
+
 @rule(aten.slice.Tensor)
 def _slice(func: Any, args: Args, kwargs: Kwargs) -> Any:
-    tensor, dim, start, end, step = (*args, *(0, None, None, 1)[len(args) - 1 :])
+    tensor = args[0]
+    dim, start, end, step = (*args[1:], *_SLICE_DEFAULTS[len(args) - 1 :])
     if step != 1:
         raise UnsupportedOp(f"slice with step={step} on layout {tensor.spec.layout!r}")
     dim %= tensor.dim()
@@ -131,7 +137,7 @@ def _split(func: Any, args: Args, kwargs: Kwargs) -> Any:
     if not isinstance(size, (list, tuple)) and total % size:
         sizes = [*sizes, total % size]
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    pieces = [cut.narrow(tensor, dim, start, n) for start, n in zip(starts, sizes)]
+    pieces = [cut.narrow(tensor, dim, start, n) for start, n in zip(starts, sizes, strict=False)]
     return pieces if func is aten.chunk.default else _aliased(func, args, kwargs, pieces)
 
 
@@ -141,7 +147,9 @@ def _select(func: Any, args: Args, kwargs: Kwargs) -> Any:
     dim %= tensor.dim()
     size = tensor.shape[dim]
     if not -size <= index < size:
-        raise IndexError(f"select: index={index} is out of range for dimension {dim} of size {size}")
+        raise IndexError(
+            f"select: index={index} is out of range for dimension {dim} of size {size}"
+        )
     return _aliased(func, args, kwargs, cut.select(tensor, dim, index % size))
 
 
@@ -156,7 +164,9 @@ def _unbind(func: Any, args: Args, kwargs: Kwargs) -> Any:
 def _index_select(func: Any, args: Args, kwargs: Kwargs) -> Any:
     tensor, dim, index = args
     if dim % tensor.dim() != 0:
-        raise UnsupportedOp(f"index_select along dim={dim}: only rows of dimension 0 can be gathered")
+        raise UnsupportedOp(
+            f"index_select along dim={dim}: only rows of dimension 0 can be gathered"
+        )
     return cut.gather_rows(tensor, index)
 
 
@@ -165,7 +175,9 @@ def _cat(func: Any, args: Args, kwargs: Kwargs) -> Any:
     tensors = args[0]
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     if not all(isinstance(t, QTensor) for t in tensors):
-        raise UnsupportedOp("cat of quantized and dense tensors: dequantize or quantize all of them")
+        raise UnsupportedOp(
+            "cat of quantized and dense tensors: dequantize or quantize all of them"
+        )
     return cut.join(tensors, dim % tensors[0].dim())
 
 
@@ -173,7 +185,9 @@ def _cat(func: Any, args: Args, kwargs: Kwargs) -> Any:
 def _stack(func: Any, args: Args, kwargs: Kwargs) -> Any:
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     if not all(isinstance(t, QTensor) for t in args[0]):
-        raise UnsupportedOp("stack of quantized and dense tensors: dequantize or quantize all of them")
+        raise UnsupportedOp(
+            "stack of quantized and dense tensors: dequantize or quantize all of them"
+        )
     return cut.stack(args[0], dim)
 
 
@@ -241,7 +255,9 @@ def _new_zeros(func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A tensor of another size in the same format, filled with codes and scales of 0."""
     tensor, size = args[0], tuple(args[1])
     if tensor.is_permuted or len(size) != tensor.dim():
-        raise UnsupportedOp(f"new_zeros of size {size} from a quantized tensor of {tuple(tensor.shape)}")
+        raise UnsupportedOp(
+            f"new_zeros of size {size} from a quantized tensor of {tuple(tensor.shape)}"
+        )
     device = kwargs.get("device") or tensor.device
     parts = {}
     for name, part in tensor.parts.items():

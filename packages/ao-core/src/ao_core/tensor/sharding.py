@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ao_core.errors import UnsupportedOp
-from ao_core.layouts import SHARED
+from ao_core.layouts import SHARED, Parts
 from ao_core.tensor.cut import geometry
 from ao_core.tensor.qtensor import QTensor
 
@@ -36,7 +35,9 @@ def _sharded_leaves(tensor: QTensor, prefix: str = "") -> list[str]:
     return names
 
 
-def pre_all_gather(shard: QTensor, outer_size: tuple[int, ...]) -> tuple[tuple[Tensor, ...], Metadata]:
+def pre_all_gather(
+    shard: QTensor, outer_size: tuple[int, ...]
+) -> tuple[tuple[Tensor, ...], Metadata]:
     """The plain tensors that all ranks exchange for one parameter."""
     _check_even(shard)
     names = _sharded_leaves(shard)
@@ -51,14 +52,14 @@ def post_all_gather(
     if out is not None:
         return None
     names, outer_size = metadata
-    gathered = dict(zip(names, outputs))
+    gathered = dict(zip(names, outputs, strict=False))
     return _with_leaves(shard, gathered, outer_size), outputs
 
 
 def _with_leaves(
     shard: QTensor, gathered: dict[str, Tensor], shape: tuple[int, ...], prefix: str = ""
 ) -> QTensor:
-    parts = {}
+    parts: Parts = {}
     for name, part in shard.parts.items():
         if isinstance(part, QTensor):
             rows = shape[0] if part.shape[0] == shard.shape[0] else part.shape[0]

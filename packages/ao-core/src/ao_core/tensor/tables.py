@@ -42,7 +42,9 @@ def function(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., An
 def refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
     """Raise the error for an op that no rule serves."""
     flat = torch.utils._pytree.tree_leaves((args, kwargs))
-    layouts = sorted({a.spec.layout for a in flat if hasattr(a, "spec") and hasattr(a, "part_names")})
+    layouts = sorted(
+        {a.spec.layout for a in flat if hasattr(a, "spec") and hasattr(a, "part_names")}
+    )
     raise UnsupportedOp(
         f"{func} is not implemented for quantized tensors (layout {', '.join(layouts)}). "
         "Call .dequantize() first, or register a rule for it with ao_core.tensor.rule."

@@ -31,7 +31,7 @@ def _rows_only(call: Call, dtypes: tuple[str, ...]) -> str | None:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """x as a matrix; each op costs about a microsecond here, so none where it is one already."""
+    """X as a matrix; each op costs about a microsecond here, so none where it is one already."""
     return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
 
 
@@ -95,7 +95,9 @@ def int4pack_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     if "zero" in w.part_names:
         qparams[..., 1] = (8 - w.zero.float()) * scale
     group = w.spec.block[-1]
-    return _finish(torch.ops.aten._weight_int4pack_mm_for_cpu(_rows(x), w.qdata, group, qparams), x, bias)
+    return _finish(
+        torch.ops.aten._weight_int4pack_mm_for_cpu(_rows(x), w.qdata, group, qparams), x, bias
+    )
 
 
 def _accepts_int4pack(call: Call) -> str | None:
