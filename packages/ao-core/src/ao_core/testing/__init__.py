@@ -1,0 +1,41 @@
+"""The conformance suites: what a number format, layout, kernel, … must do, as pytest classes.
+
+Subclass a suite with one attribute, in a file that pytest collects:
+
+    from ao_core.testing import DTypeSuite
+
+    class TestInt3x(DTypeSuite):
+        dtype = "int3x"
+
+or run all suites over all that a distribution registers: ``pytest --ao-provider my-dist``. The
+suites ask for what a record declares, never for names. Needs pytest (``ao-core[testing]``);
+ml_dtypes and gfloat are used as further oracles where they are installed.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ao_core.testing.dtypes import DTypeSuite
+    from ao_core.testing.layouts import LayoutSuite
+
+# Lazy, because the pytest plugin beside these modules is imported by every run of pytest.
+_MODULES = {
+    "DTypeSuite": "ao_core.testing.dtypes",
+    "LayoutSuite": "ao_core.testing.layouts",
+}
+
+__all__ = ["DTypeSuite", "LayoutSuite"]
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module 'ao_core.testing' has no attribute {name!r}")
+    return getattr(import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,269 @@
+"""Part of `LayoutSuite`: packing, unpacking, copies and arithmetic in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from ao_core.layouts import Layout
+from ao_core.registry import registry
+from ao_core.spec import Spec
+from ao_core.tensor import QTensor, quantize_tensor, to_layout
+from ao_core.tensor.codec import unpack_parts
+from ao_core.testing.base import as_bytes, same_bits
+from ao_core.testing.samples import Sample
+
+__all__ = ["LayoutValues", "same_parts"]
+
+_OUT = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def same_parts(a: QTensor, b: QTensor) -> bool:
+    """Whether two quantized tensors have the same parts, bit for bit."""
+    left, right = dict(a.leaves()), dict(b.leaves())
+    return left.keys() == right.keys() and all(same_bits(left[n], right[n]) for n in left)
+
+
+def memory_of(q: QTensor) -> list[int]:
+    """Addresses of the parts."""
+    return [leaf.data_ptr() for _, leaf in q.leaves()]
+
+
+class LayoutValues:
+    """What does not look at dimensions."""
+
+    layout: str
+
+    @property
+    def record(self) -> Layout:
+        """The layout under test."""
+        return registry.layouts.get(self.layout)
+
+    # -- parts -----------------------------------------------------------------------------------
+
+    def test_pack_unpack(self, sample: Sample) -> None:
+        """Every code survives packing, unpacking and conversion, whatever its neighbours."""
+        fmt, spec = registry.dtypes.get(sample.spec.dtype), sample.spec
+        q = sample.quantized()
+        _, scale, zero = unpack_parts(q.parts, spec, sample.shape)
+        shape = self._canonical.blocked_shape(sample.shape)
+        generator = torch.Generator().manual_seed(1)
+        codes = torch.randint(0, 1 << fmt.bits, shape, generator=generator).to(torch.uint8)
+        stored = q.canonical().parts["scale"]
+        canonical = replace(spec, layout=self._canonical.name)
+        parts = self._canonical.pack(codes, stored, zero, canonical, fmt)
+        parts = self.record.from_canonical(parts, spec, sample.shape, fmt)
+        again, scale_again, zero_again = unpack_parts(parts, spec, sample.shape)
+        assert same_bits(again, codes)
+        assert same_bits(scale_again, scale)
+        assert (zero is None) == (zero_again is None)
+        assert zero is None or same_bits(zero_again, zero)  # type: ignore[arg-type]
+
+    @property
+    def _canonical(self) -> Layout:
+        return registry.layouts.get(self.record.canonical_name or self.layout)
+
+    def test_canonical_and_back(self, sample: Sample) -> None:
+        """To the canonical layout and back: the same values, the same bits."""
+        q = sample.quantized()
+        canonical = q.canonical()
+        assert canonical.layout_record.canonical
+        assert torch.equal(canonical.dequantize(), q.dequantize())
+        back = to_layout(canonical, self.layout)
+        assert back.spec == q.spec
+        assert same_parts(back, q)
+
+    def test_same_values_as_in_plain(self, sample: Sample) -> None:
+        """A layout arranges: it does not change the value that each element is stored as."""
+        q = sample.quantized()
+        if self.record.blocked_shape(sample.shape) == sample.shape:
+            plain = quantize_tensor(sample.dense(), replace(sample.spec, layout="plain"))
+            expected = plain.dequantize()
+        else:
+            flat = sample.dense().reshape(self._canonical.blocked_shape(sample.shape))
+            plain = quantize_tensor(flat, replace(sample.spec, layout="plain"))
+            expected = plain.dequantize().reshape(sample.shape)
+        assert torch.equal(q.dequantize(), expected)
+
+    def test_geometry_describes_the_parts(self, sample: Sample) -> None:
+        """Where a geometry is declared, it gives the size of every part along every dimension."""
+        q = sample.quantized()
+        fmt = registry.dtypes.get(sample.spec.dtype)
+        for name, axes in self._declared(sample.spec, sample.shape).items():
+            if name not in q.part_names:
+                continue
+            part = getattr(q, name)
+            assert len(axes) <= part.dim()
+            for dim, axis in enumerate(axes):
+                if axis is None:
+                    assert part.shape[dim] <= 1 or part.dim() < q.dim()
+                else:
+                    needed = -(-sample.shape[dim] // axis.values) * axis.entries
+                    assert part.shape[dim] <= needed, (name, dim, fmt.name)
+                    assert part.shape[dim] > needed - axis.entries or needed == 0
+
+    def _declared(self, spec: Spec, shape: tuple[int, ...]) -> dict:  # type: ignore[type-arg]
+        from ao_core.errors import UnsupportedOp
+
+        try:
+            return self.record.geometry(spec, shape, registry.dtypes.get(spec.dtype))
+        except UnsupportedOp as error:
+            assert self.layout in str(error)
+            return {}
+
+    # -- copies ----------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("op", ["detach", "alias"])
+    def test_aliases_share_memory(self, op: str, sample: Sample) -> None:
+        """detach and alias: another tensor over the same parts."""
+        q = sample.quantized()
+        other = q.detach() if op == "detach" else torch.ops.aten.alias(q)
+        assert isinstance(other, QTensor)
+        assert other is not q
+        assert memory_of(other) == memory_of(q)
+        assert not other.requires_grad
+
+    @pytest.mark.parametrize("op", ["clone", "contiguous"])
+    def test_copies_have_memory_of_their_own(self, op: str, sample: Sample) -> None:
+        """Clone of all parts; contiguous is the tensor itself or one like it."""
+        q = sample.quantized()
+        other = getattr(q, op)()
+        assert isinstance(other, QTensor)
+        assert (other.shape, other.dtype, other.spec) == (q.shape, q.dtype, q.spec)
+        assert same_parts(other, q)
+        if op == "clone" and q.numel():
+            assert not set(memory_of(other)) & set(memory_of(q))
+
+    @pytest.mark.parametrize("dtype", _OUT, ids=str)
+    def test_to_changes_the_outward_dtype(self, dtype: torch.dtype, sample: Sample) -> None:
+        """The values are rounded to it once; codes and scales stay as they are."""
+        q = sample.quantized()
+        other = q.to(dtype)
+        assert isinstance(other, QTensor)
+        assert (other.dtype, other.shape) == (dtype, q.shape)
+        assert same_parts(other.canonical(), q.canonical())
+        assert torch.equal(other.dequantize(), q.dequantize(torch.float32).to(dtype))
+        assert torch.equal(other.to(q.dtype).dequantize(), q.dequantize())
+
+    def test_half_and_other_shorthands(self, sample: Sample) -> None:
+        """`.half()`, `.bfloat16()`, `.float()`, `.cpu()` and `.type(…)`."""
+        q = sample.quantized()
+        assert torch.equal(q.half().dequantize(), q.dequantize().half())
+        assert torch.equal(q.bfloat16().dequantize(), q.dequantize().bfloat16())
+        assert torch.equal(q.half().float().dequantize(), q.dequantize())
+        assert torch.equal(q.cpu().dequantize(), q.dequantize())
+        assert q.type(torch.float16).dtype == torch.float16
+
+    def test_to_meta(self, sample: Sample) -> None:
+        """The meta device: no memory, the canonical format."""
+        q = sample.quantized().to("meta")
+        assert isinstance(q, QTensor)
+        assert q.device.type == "meta"
+        assert tuple(q.shape) == sample.shape
+        assert all(leaf.device.type == "meta" for _, leaf in q.leaves())
+
+    def test_empty_like_and_zeros_like(self, sample: Sample) -> None:
+        """Same shape and format, memory of its own."""
+        q = sample.quantized()
+        for other in (torch.empty_like(q), torch.zeros_like(q)):
+            assert isinstance(other, QTensor)
+            assert (other.shape, other.dtype, other.spec) == (q.shape, q.dtype, q.spec)
+            sizes = [leaf.shape for _, leaf in other.leaves()]
+            assert sizes == [leaf.shape for _, leaf in q.leaves()]
+            assert not q.numel() or not set(memory_of(other)) & set(memory_of(q))
+        assert torch.empty_like(q, dtype=torch.bfloat16).dtype == torch.bfloat16
+
+    def test_pinned_memory(self, sample: Sample) -> None:
+        """`is_pinned` and `pin_memory` do what they do to a dense tensor, on this machine."""
+        q, dense = sample.quantized(), sample.dense()
+        assert q.is_pinned() is False
+        if torch.cuda.is_available():
+            assert q.pin_memory().is_pinned()
+            assert torch.equal(q.pin_memory().dequantize(), q.dequantize())
+            return
+        with pytest.raises(RuntimeError) as expected:
+            dense.pin_memory()
+        with pytest.raises(type(expected.value)):
+            q.pin_memory()
+
+    # -- comparison ------------------------------------------------------------------------------
+
+    def test_equal(self, sample: Sample) -> None:
+        """torch.equal compares values: with a copy, with dense ones, with others."""
+        q = sample.quantized()
+        assert torch.equal(q, q.clone())
+        assert torch.equal(q, q.dequantize())
+        assert torch.equal(q.dequantize(), q)
+        if q.numel() > 1:
+            other = sample.quantized(seed=5)
+            assert not torch.equal(q, other)
+            assert not torch.equal(q, other.dequantize())
+
+    # -- in place --------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_copy_from_dense_quantizes(self, dtype: torch.dtype, sample: Sample) -> None:
+        """`copy_` of dense values: what quantizing them gives, in the memory that was there."""
+        q, new = sample.quantized(), sample.dense(seed=7).to(dtype)
+        memory = memory_of(q)
+        assert q.copy_(new) is q
+        assert memory_of(q) == memory
+        assert same_parts(q, quantize_tensor(new.float(), sample.spec))
+
+    def test_copy_between_quantized(self, sample: Sample) -> None:
+        """`copy_` of the same format copies bits; of another one quantizes its values."""
+        q, other = sample.quantized(), sample.quantized(seed=7)
+        memory = memory_of(q)
+        q.copy_(other)
+        assert memory_of(q) == memory
+        assert same_parts(q, other)
+        assert not q.numel() or memory_of(q) != memory_of(other)
+        wide = Spec("int8", (1,), layout="plain")
+        third = quantize_tensor(sample.dense(seed=8), wide)
+        q.copy_(third)
+        assert same_parts(q, quantize_tensor(third.dequantize(), sample.spec))
+        dense = torch.empty(sample.shape)
+        assert torch.equal(dense.copy_(q), q.dequantize())
+
+    @pytest.mark.parametrize(
+        "op",
+        [
+            pytest.param(lambda t, o: t.add_(o), id="add_"),
+            pytest.param(lambda t, o: t.add_(o, alpha=-0.5), id="add_-alpha"),
+            pytest.param(lambda t, o: t.sub_(o), id="sub_"),
+            pytest.param(lambda t, o: t.lerp_(o, 0.25), id="lerp_"),
+            pytest.param(lambda t, o: t.mul_(0.5), id="mul_"),
+            pytest.param(lambda t, o: t.zero_(), id="zero_"),
+        ],
+    )
+    def test_arithmetic_in_place(self, op: Callable[..., Tensor], sample: Sample) -> None:
+        """Merging LoRA weights, optimizer steps: the result of the dense op, quantized again."""
+        q, other = sample.quantized(), sample.dense(seed=3)
+        expected = op(q.dequantize(), other)
+        memory = memory_of(q)
+        assert op(q, other) is q
+        assert memory_of(q) == memory
+        assert same_parts(q, quantize_tensor(expected, sample.spec))
+
+    @pytest.mark.parametrize("op", ["add_", "sub_", "lerp_"])
+    def test_arithmetic_in_place_with_quantized(self, op: str, sample: Sample) -> None:
+        """The same with a quantized operand, and into a dense tensor."""
+        q, other = sample.quantized(), sample.quantized(seed=3)
+        more = (0.25,) if op == "lerp_" else ()
+        expected = getattr(q.dequantize(), op)(other.dequantize(), *more)
+        dense = getattr(q.dequantize(), op)(other, *more)
+        assert torch.equal(dense, expected)
+        getattr(q, op)(other, *more)
+        assert same_parts(q, quantize_tensor(expected, sample.spec))
+
+    def test_parts_hold_no_surprise(self, sample: Sample) -> None:
+        """The memory is that of the codes and scales: no hidden copy of the dense values."""
+        q = sample.quantized()
+        fmt = registry.dtypes.get(sample.spec.dtype)
+        codes = sum(as_bytes(leaf).numel() for name, leaf in q.leaves() if name == "qdata")
+        assert codes * 8 >= q.numel() * fmt.bits
+        assert q.stored_bytes == sum(as_bytes(leaf).numel() for _, leaf in q.leaves())

@@ -1,0 +1,59 @@
+"""`LayoutSuite`: what a layout must do, or refuse in so many words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ao_core.registry import registry
+from ao_core.spec import Spec
+from ao_core.testing.base import Suite
+from ao_core.testing.layout_compile import LayoutCompile
+from ao_core.testing.layout_cuts import LayoutCuts
+from ao_core.testing.layout_state import LayoutState
+from ao_core.testing.layout_values import LayoutValues
+from ao_core.testing.samples import SHAPES, SPECS, Sample, fitting_specs
+
+__all__ = ["LayoutSuite"]
+
+
+class LayoutSuite(LayoutValues, LayoutCuts, LayoutState, LayoutCompile, Suite):
+    """Tests of one layout.
+
+    Every rule of quantized tensors is tried. What the layout's `geometry` declares must give the
+    result of the dense op on the dequantized values; anything else must raise `UnsupportedOp`
+    naming the op and the layout.
+
+    Attributes:
+        layout: its registered name.
+        specs: formats to try (their layout is replaced); those it cannot hold are left out.
+        shapes: shapes to try; at least one of two dimensions.
+    """
+
+    layout: str
+    specs: Sequence[Spec] = SPECS
+    shapes: Sequence[tuple[int, ...]] = SHAPES
+
+    def samples(self) -> list[Sample]:
+        """Every spec in every shape that the layout says it can hold."""
+        return [
+            Sample(spec, shape)
+            for shape in self.shapes
+            for spec in fitting_specs(registry.layouts.get(self.layout), shape, self.specs)
+        ]
+
+    def arguments(self) -> dict[str, Sequence[Any]]:
+        """`sample`: all; `weight`: one weight matrix for each spec; `weights`: the list of those."""
+        samples = self.samples()
+        weights: dict[Spec, Sample] = {}
+        for sample in samples:
+            if len(sample.shape) == 2 and sample.shape[0] > 1:
+                weights.setdefault(sample.spec, sample)
+        matrices = list(weights.values())
+        return {"sample": samples, "weight": matrices, "weights": [matrices]}
+
+    def test_something_fits(self) -> None:
+        """The layout holds at least one of `specs` in one weight matrix of `shapes`."""
+        assert self.arguments()["weight"], (
+            f"layout {self.layout!r} fits none of the specs in any 2-D shape; set `specs` and `shapes`"
+        )
