@@ -104,8 +104,8 @@ class NF4WeightOnlyConfig(Config):
     """Weights in the 16 values of NF4, quantiles of the normal distribution, in groups of 64.
 
     The format of QLoRA (Dettmers et al. 2023, arXiv:2305.14314). A scale is float32, 4.5 bits a
-    weight in all, or, with `double_quant`, float8 e4m3 with one float32 scale for all of them, 4.125
-    bits. (The paper gives each 256 scales, less their mean, a float32 scale: 4.127 bits.)
+    weight in all, or, with `double_quant`, float8 e4m3 with one float32 scale for all of them:
+    4.125 bits. (The paper gives each 256 scales, less their mean, a float32 scale: 4.127 bits.)
     """
 
     #: True: quantize the scales too

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ao_quant.configs import CONFIGS
+from ao_quant.recipes import RECIPES
+from ao_quant.specs import format_of
+
+_WEIGHT_ONLY = [r.name for r in RECIPES if format_of(r.config).act is None]
+_DYNAMIC = [r.name for r in RECIPES if format_of(r.config).act is not None]
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.fixture(params=[recipe.name for recipe in RECIPES])
+def recipe(request):
+    """Every recipe."""
+    return request.param
+
+
+@pytest.fixture(params=list(CONFIGS))
+def default(request):
+    """The default recipe of every configuration."""
+    return request.param
+
+
+@pytest.fixture(params=_WEIGHT_ONLY)
+def weight_only(request):
+    """Every recipe that leaves activations alone."""
+    return request.param
+
+
+@pytest.fixture(params=_DYNAMIC)
+def dynamic(request):
+    """Every recipe that quantizes activations."""
+    return request.param
+
+
+@pytest.fixture
+def sqnr_db():
+    """Signal to quantization noise in dB."""
+
+    def measure(exact, approx):
+        exact, approx = exact.detach().double(), approx.detach().double()
+        noise = (exact - approx).square().sum()
+        return float(10 * torch.log10(exact.square().sum() / noise))
+
+    return measure

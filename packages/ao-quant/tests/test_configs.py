@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+
+import ao_core
+import ao_quant
+import pytest
+from ao_core.errors import ConfigError
+from ao_quant import configs as c
+from ao_quant.recipes import RECIPES
+
+
+@pytest.mark.parametrize("name", list(c.CONFIGS))
+def test_the_lowercase_name_is_the_class_and_the_recipe(name):
+    assert getattr(ao_quant, name) is c.CONFIGS[name]
+    assert ao_core.resolve_config(name) == c.CONFIGS[name]()
+    assert issubclass(c.CONFIGS[name], ao_core.Config)
+    assert c.CONFIGS[name].version == 1
+
+
+@pytest.mark.parametrize("name", list(c.CONFIGS))
+def test_frozen(name):
+    config = c.CONFIGS[name]()
+    with pytest.raises(FrozenInstanceError):
+        setattr(config, fields(config)[0].name, None)
+    assert hash(config) == hash(c.CONFIGS[name]())
+
+
+@pytest.mark.parametrize("recipe_", RECIPES, ids=lambda r: r.name)
+def test_json_and_yaml_round_trip(recipe_):
+    config = recipe_.config
+    assert ao_core.config_from_json(ao_core.config_to_json(config)) == config
+    assert ao_core.config_from_yaml(ao_core.config_to_yaml(config)) == config
+    assert ao_core.config_to_dict(config)["provider"] == "ao-quant"
+
+
+def test_nested_configurations_round_trip():
+    config = ao_core.FqnToConfig(
+        {"head": None, "re:.*mlp": c.int4_weight_only(32, symmetric=True), "*": "nf4_weight_only"}
+    )
+    assert ao_core.config_from_json(ao_core.config_to_json(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("make", "parameter", "value", "allowed"),
+    [
+        (lambda: c.Int8WeightOnlyConfig(group_size=48), "group_size", "48", "'row'"),
+        (lambda: c.Int4WeightOnlyConfig(group_size=100), "group_size", "100", "32, 64, 128, 256"),
+        (lambda: c.Int4WeightOnlyConfig(group_size=64.0), "group_size", "64.0", "64"),
+        (lambda: c.Int4WeightOnlyConfig(group_size="column"), "group_size", "'column'", "'row'"),
+        (lambda: c.Int4WeightOnlyConfig(symmetric=1), "symmetric", "1", "True, False"),
+        (lambda: c.IntxWeightOnlyConfig(bits=0), "bits", "0", "1, 2, 3, 4, 5, 6, 7, 8"),
+        (lambda: c.IntxWeightOnlyConfig(bits=9), "bits", "9", "1, 2, 3, 4, 5, 6, 7, 8"),
+        (lambda: c.IntxWeightOnlyConfig(bits=True), "bits", "True", "1, 2"),
+        (lambda: c.NF4WeightOnlyConfig(double_quant=None), "double_quant", "None", "True"),
+        (lambda: c.Float8WeightOnlyConfig(dtype="e3m4"), "dtype", "'e3m4'", "'e4m3', 'e5m2'"),
+        (lambda: c.Float8WeightOnlyConfig(granularity="token"), "granularity", "'token'", "'row'"),
+        (lambda: c.Float8WeightOnlyConfig(group_size="row"), "group_size", "'row'", "128"),
+        (
+            lambda: c.Int8DynamicActivationInt8WeightConfig(symmetric_activations="no"),
+            "symmetric_activations",
+            "'no'",
+            "True",
+        ),
+        (
+            lambda: c.Float8DynamicActivationFloat8WeightConfig(granularity="group"),
+            "granularity",
+            "'group'",
+            "'tensor'",
+        ),
+        (
+            lambda: c.Int8DynamicActivationInt4WeightConfig(group_size=16),
+            "group_size",
+            "16",
+            "32",
+        ),
+    ],
+)
+def test_an_error_names_parameter_value_and_what_would_work(make, parameter, value, allowed):
+    with pytest.raises(ConfigError) as caught:
+        make()
+    text = str(caught.value)
+    assert text.startswith(f"{parameter}={value} ")
+    assert allowed in text.partition("use one of")[2]
+
+
+def test_one_bit_needs_a_zero_point():
+    with pytest.raises(ConfigError, match="use symmetric=False or bits=2"):
+        c.IntxWeightOnlyConfig(bits=1, symmetric=True)
+    assert c.IntxWeightOnlyConfig(bits=1, symmetric=False).bits == 1
