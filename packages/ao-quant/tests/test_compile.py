@@ -6,9 +6,10 @@ import copy
 
 import pytest
 import torch
-from ao_core import quantize_
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+
+from ao_core import quantize_
 
 
 @pytest.fixture(autouse=True)

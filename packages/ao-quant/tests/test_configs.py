@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, fields
 
+import pytest
+
 import ao_core
 import ao_quant
-import pytest
 from ao_core.errors import ConfigError
 from ao_quant import configs as c
 from ao_quant.recipes import RECIPES

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+
 from ao_core import FqnToConfig, config_from_dict, quantize_
 from ao_core.errors import ConfigError, QuantizationError, UnknownNameError
 from ao_quant import Int4WeightOnlyConfig
-from torch import nn
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_an_invalid_regular_expression(model, unchanged):
 
 def test_strict_refuses_what_would_be_skipped(dynamic):
     model = nn.Sequential(nn.Linear(8, 8), nn.Conv1d(4, 4, 3))
-    before = [p for p in model.parameters()]
+    before = list(model.parameters())
     with pytest.raises(QuantizationError, match=r"1\.weight: it holds the filters.*weight_only"):
         quantize_(model, dynamic, strict=True)
     assert all(a is b for a, b in zip(before, model.parameters(), strict=True))

@@ -7,8 +7,9 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from ao_core import QTensor, dequantize_, quantize_
 from torch import nn
+
+from ao_core import QTensor, dequantize_, quantize_
 
 
 def _everything(module, name):
@@ -193,7 +194,7 @@ class Experts(nn.Module):
         if how == "index":
             return torch.stack([F.linear(x[e], self.w[e]) for e in range(4)])
         if how == "unbind":
-            return torch.stack([F.linear(a, w) for a, w in zip(x, self.w.unbind(0))])
+            return torch.stack([F.linear(a, w) for a, w in zip(x, self.w.unbind(0), strict=True)])
         return torch.baddbmm(torch.ones(()), x, self.w.transpose(1, 2))
 
 
@@ -224,8 +225,8 @@ def test_experts_by_grouped_mm(weight_only, grouped_mm):
     with torch.no_grad():
         out = fn(x, model.w.transpose(1, 2), offs=offsets)
     dense = model.w.dequantize()
-    starts = [0, 4, 4, 12]
-    pieces = [x[a:b] @ dense[e].t() for e, (a, b) in enumerate(zip(starts, offsets.tolist()))]
+    bounds = zip([0, 4, 4, 12], offsets.tolist(), strict=True)
+    pieces = [x[a:b] @ dense[e].t() for e, (a, b) in enumerate(bounds)]
     torch.testing.assert_close(out, torch.cat(pieces), rtol=2e-2, atol=2e-1)
 
 

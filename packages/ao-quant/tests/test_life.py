@@ -7,8 +7,9 @@ import io
 
 import pytest
 import torch
-from ao_core import QTensor, dequantize_, quantize_
 from torch import nn
+
+from ao_core import QTensor, dequantize_, quantize_
 
 
 def _model(recipe=None):
@@ -25,7 +26,9 @@ def _same(a, b):
     for (name, left), (other, right) in zip(a.leaves(), b.leaves(), strict=True):
         assert name == other
         # bytes, since torch compares no float8
-        assert torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))
+        assert torch.equal(
+            left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8)
+        )
 
 
 class Tied(nn.Module):

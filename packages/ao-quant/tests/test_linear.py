@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+
 from ao_core import kernels, quantize_
 from ao_core.tensor import fake_quantize
-from torch import nn
 
 #: (out, in): square, odd, ragged with respect to every group, narrower than a group, single
 SHAPES = [(64, 128), (33, 77), (7, 129), (48, 300), (5, 3), (1, 1)]
@@ -22,7 +23,8 @@ def _quantized(recipe, out, inp, bias=True, dtype=torch.float32):
 def _expected(layer, x):
     w = layer.weight
     if w.spec.act is not None:
-        x = fake_quantize(x, w.spec.act)
+        # blocks of activations are those of the matrix (tokens, in)
+        x = fake_quantize(x.reshape(-1, x.shape[-1]), w.spec.act).reshape(x.shape)
     y = x.double() @ w.dequantize(torch.float64).t()
     return y if layer.bias is None else y + layer.bias.double()
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from ao_core.registry import registry
 from ao_quant import plugin
 from ao_quant.configs import CONFIGS

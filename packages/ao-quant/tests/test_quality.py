@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ao_core import quantize_
 from torch import nn
+
+from ao_core import quantize_
 
 #: recipe -> least and greatest output SQNR in dB of both layers, and of either layer by itself.
 #: Default initialisation is uniform, so b bits reach 6.02 b dB a layer at most, two layers 3 less.

@@ -25,9 +25,11 @@ from ao_quant.configs import (
 
 __all__ = ["Format", "format_of", "spec_of"]
 
-#: all of a tensor of up to 8 dimensions: a block's surplus leading extents are dropped
-_TENSOR = (WHOLE,) * 8
-_TOKEN = (WHOLE,)
+#: blocks of a weight (out, in), and of activations (tokens, in)
+_ROW = (1, WHOLE)
+_TENSOR = (WHOLE, WHOLE)
+#: activations with a scale and a zero point a token
+_ASYMMETRIC = Spec("uint8", _ROW, zero="int")
 #: dtypes of a parameter that its scales can have too
 _OWN = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -67,14 +69,14 @@ def spec_of(
     layout = "plain" if fmt.bits == 8 else "packed"
     block: tuple[int, ...]
     if fmt.group == "tensor":
-        block = (WHOLE,) * (len(shape) if conv else 2)
+        block = (WHOLE,) * len(shape) if conv else _TENSOR
     elif conv and (layout == "packed" or fmt.group != "row"):
         layout, row = "flat", max(prod(shape[1:]), 1)
         block = (row if isinstance(fmt.group, str) else min(fmt.group, row),)
     elif conv:
         block = (1, *[WHOLE] * (len(shape) - 1))
     else:
-        block = (1, WHOLE if isinstance(fmt.group, str) else fmt.group)
+        block = _ROW if isinstance(fmt.group, str) else (1, fmt.group)
     return Spec(fmt.dtype, block, scale, fmt.zero, layout, fmt.act)
 
 
@@ -110,7 +112,7 @@ def _(config: IntxWeightOnlyConfig) -> Format:
 def _(config: NF4WeightOnlyConfig) -> Format:
     # float8 keeps the scales of small rows, which steps of an integer would round to 0; with that
     # range one scale of scales is enough, so that rows can be cut and joined freely
-    scale = Spec("f8e4m3", (WHOLE, WHOLE)) if config.double_quant else "float32"
+    scale = Spec("f8e4m3", _TENSOR) if config.double_quant else "float32"
     return Format("nf4", 4, 64, scale)
 
 
@@ -123,16 +125,16 @@ def _(config: Float8WeightOnlyConfig) -> Format:
 
 @format_of.register
 def _(config: Int8DynamicActivationInt8WeightConfig) -> Format:
-    zero = "none" if config.symmetric_activations else "int"
-    return _int(8, "row", symmetric=True, act=Spec("int8", _TOKEN, zero=zero))
+    act = Spec("int8", _ROW) if config.symmetric_activations else _ASYMMETRIC
+    return _int(8, "row", symmetric=True, act=act)
 
 
 @format_of.register
 def _(config: Float8DynamicActivationFloat8WeightConfig) -> Format:
-    block = _TOKEN if config.granularity == "row" else _TENSOR
+    block = _ROW if config.granularity == "row" else _TENSOR
     return Format("f8e4m3", 8, config.granularity, "float32", act=Spec("f8e4m3", block))
 
 
 @format_of.register
 def _(config: Int8DynamicActivationInt4WeightConfig) -> Format:
-    return _int(4, config.group_size, symmetric=True, act=Spec("int8", _TOKEN, zero="int"))
+    return _int(4, config.group_size, symmetric=True, act=_ASYMMETRIC)

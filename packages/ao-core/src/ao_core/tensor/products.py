@@ -31,15 +31,20 @@ def call_of(op: str, x: Tensor, w: QTensor) -> Call:
     return Call(op, w.spec, w.stored_shape, tuple(x.shape), x.dtype, w.device.type)
 
 
-def _bind(x: Tensor, w: QTensor, key: Any) -> Any:
-    """Select the linear kernel of one kind of call and remember it on the tensor."""
+def _select_linear(x: Tensor, w: QTensor) -> Any:
+    """The linear kernel for one kind of call."""
     if w.dim() != 2 or x.dim() == 0 or x.shape[-1] != w.shape[1]:
         raise UnsupportedOp(
             f"linear: input of shape {tuple(x.shape)} does not fit a weight of {tuple(w.shape)}"
         )
+    return select(call_of("linear", x, w)).fn
+
+
+def _bind(x: Tensor, w: QTensor, key: Any) -> Any:
+    """Select the linear kernel of one kind of call and remember it on the tensor."""
     if w._epoch != registry.epoch or len(w._bound) >= _MAX_BOUND:
         w._bound.clear()
-    w._bound[key] = kernel = select(call_of("linear", x, w)).fn
+    w._bound[key] = kernel = _select_linear(x, w)
     w._epoch = registry.epoch  # selecting may have loaded plugins, which starts an epoch
     return kernel
 
@@ -70,7 +75,8 @@ def _linear_fast(input: Tensor, weight: Any, bias: Tensor | None = None) -> Any:
 
 
 def _linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Any:
-    return _bind(x, w, (x.shape, x.dtype))(x, w, bias)
+    # not remembered: a shape that is traced may hold symbols, which do not hash
+    return _select_linear(x, w)(x, w, bias)
 
 
 @rule(aten.linear.default)

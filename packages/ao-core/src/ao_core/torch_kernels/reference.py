@@ -19,7 +19,8 @@ __all__ = ["REFERENCE_KERNELS"]
 def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     """Quantize the activations as the spec says, dequantize the weight, multiply in x's dtype."""
     if w.spec.act is not None:
-        x = fake_quantize(x, w.spec.act)
+        # blocks of activations are those of the matrix (tokens, K), whatever the rank of x
+        x = fake_quantize(x.reshape(-1, x.shape[-1]), w.spec.act).reshape(x.shape)
     return F.linear(x, w.dequantize(x.dtype), bias)
 
 
