@@ -31,7 +31,7 @@ from ao_core.numerics.formats import (
 )
 from ao_core.numerics.ints import decode_int, encode_int
 from ao_core.numerics.mx import MX_MODES, choose_e8m0, decode_e8m0, encode_e8m0
-from ao_core.numerics.rounding import round_half_even, stochastic_round_to
+from ao_core.numerics.rounding import round_half_even, round_to_16_bits, stochastic_round_to
 
 __all__ = [
     "E2M1",
@@ -66,6 +66,7 @@ __all__ = [
     "quantize_affine",
     "relative_error",
     "round_half_even",
+    "round_to_16_bits",
     "scale_to_float",
     "split_blocks",
     "sqnr",

@@ -15,6 +15,7 @@ from torch import Tensor
 from ao_core.errors import ConfigError
 from ao_core.numerics.blocks import block_absmax, block_minmax, split_blocks
 from ao_core.numerics.mx import choose_e8m0
+from ao_core.numerics.rounding import round_to_16_bits
 from ao_core.spec import SCALE_DTYPES, ZERO_KINDS
 
 if TYPE_CHECKING:
@@ -45,27 +46,36 @@ def choose_qparams(
     The scale comes in its storage dtype. Without a zero point it is absmax / `dtype.reach`; with
     one it is (max - min) / (`dtype.max` - `dtype.min`) of the range widened to hold 0, and the zero
     point is the code (uint8) of the integer that 0.0 maps to exactly ("int"), or that number
-    unrounded ("float": in the scale's dtype, float32 beside a scale of 8 bits).
+    unrounded ("float": in the scale's dtype, float32 beside a scale of 8 bits). A float format,
+    finest around 0, has the center of the range there.
 
     A scale is finite and positive whatever finite values `x` has: 1 for a block of zeros, else
-    clamped to what the storage can hold. A block with a NaN gets scale NaN. `mx_mode` chooses the
-    power of two for "e8m0", see `choose_e8m0`.
+    clamped to what the storage can hold. A block with a NaN gets scale NaN. For "e8m0", `mx_mode`
+    chooses the power of two (see `choose_e8m0`) without a zero point; with one it is the least that
+    saturates nothing.
     """
     _check(dtype, zero, scale_dtype)
     x = x.detach()
     if zero == "none":
         absmax = block_absmax(x, block).to(torch.float32)
-        return _scale(absmax, dtype.reach, dtype, scale_dtype, mx_mode, dtype.max), None
+        return _symmetric(absmax, dtype, scale_dtype, mx_mode), None
     low, high = (bound.to(torch.float32) for bound in block_minmax(x, block))
     low, high = low.clamp(max=0.0), high.clamp(min=0.0)
     # Half of the range, because all of it may exceed float32.
     half = high * 0.5 - low * 0.5
     steps = dtype.max - dtype.min
-    scale = _scale(half, steps * 0.5, dtype, scale_dtype, mx_mode, steps * 0.5)
-    point = (dtype.min - low / scale_to_float(scale)).clamp(dtype.min, dtype.max)
+    if scale_dtype == "e8m0":
+        scale = choose_e8m0(half, steps * 0.5, "rceil").to(torch.float8_e8m0fnu)
+    else:
+        scale = _store(half, steps * 0.5, scale_dtype)
+    if dtype.kind == "float":  # finest around 0, where the center of the range belongs
+        point = -(high * 0.5 + low * 0.5) / scale_to_float(scale)
+    else:
+        point = dtype.min - low / scale_to_float(scale)
+    point = point.clamp(dtype.min, dtype.max)
     if zero == "int":
         return scale, dtype.encode(point)
-    return scale, point.to(scale.dtype if scale.dtype.itemsize > 1 else torch.float32)
+    return scale, _to_storage(point, scale.dtype if scale.dtype.itemsize > 1 else torch.float32)
 
 
 def scale_to_float(scale: Tensor) -> Tensor:
@@ -104,21 +114,32 @@ def dequantize_affine(
     return values.to(out_dtype)
 
 
-def _scale(
-    magnitude: Tensor, reach: float, dtype: DType, name: str, mx_mode: str, element_max: float
-) -> Tensor:
+def _symmetric(absmax: Tensor, dtype: DType, name: str, mx_mode: str) -> Tensor:
+    """Scale without a zero point, in its storage dtype."""
+    if name != "e8m0":
+        return _store(absmax, dtype.reach, name)
+    element_max = max(1.0, dtype.max) if dtype.kind == "int" else dtype.reach
+    step = _top_step(dtype, absmax.device) if mx_mode == "even" else 0.0
+    return choose_e8m0(absmax, element_max, mx_mode, step).to(torch.float8_e8m0fnu)
+
+
+def _store(magnitude: Tensor, reach: float, name: str) -> Tensor:
     """Positive finite scale in its storage dtype: magnitude / reach, 1 where magnitude is 0."""
-    if name == "e8m0":
-        step = _top_step(dtype) * (element_max / dtype.max) if mx_mode == "even" else 0.0
-        return choose_e8m0(magnitude, element_max, mx_mode, step).to(torch.float8_e8m0fnu)
     storage, least, greatest = _STORAGE[name]
     scale = torch.where(magnitude == 0, 1.0, (magnitude / reach).clamp(least, greatest))
-    return scale.to(storage)
+    return _to_storage(scale, storage)
 
 
-def _top_step(dtype: DType) -> Tensor:
+def _to_storage(values: Tensor, storage: torch.dtype) -> Tensor:
+    """Cast float32 so that codes computed from the result, compiled too, see it rounded."""
+    if storage in (torch.bfloat16, torch.float16):
+        values = round_to_16_bits(values, storage)
+    return values.to(storage)
+
+
+def _top_step(dtype: DType, device: torch.device) -> Tensor:
     """Distance from the greatest value of a format to the next one below."""
-    values = dtype.decode(torch.arange(1 << dtype.bits, dtype=torch.uint8))
+    values = dtype.decode(torch.arange(1 << dtype.bits, dtype=torch.uint8, device=device))
     return dtype.max - torch.where(values < dtype.max, values, dtype.min).amax()
 
 

@@ -70,10 +70,10 @@ def expand(grid: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
     for dim, extent in enumerate(full_block(block, shape)):
         if extent == 1 or grid.shape[dim] == 1:
             continue
-        sizes = [-1] * (grid.dim() + 1)
-        sizes[dim + 1] = extent
-        grid = grid.unsqueeze(dim + 1).expand(sizes).flatten(dim, dim + 1)
-        grid = grid.narrow(dim, 0, shape[dim])
+        # To repeat values and cut off the surplus would be compiled wrongly for CPUs by torch 2.13
+        # (pytorch/pytorch#195582), and so would be a padded tensor in blocks.
+        owner = torch.arange(shape[dim], device=grid.device) // extent
+        grid = grid.index_select(dim, owner)
     return grid
 
 

@@ -25,17 +25,18 @@ class FloatFormat:
     has_nan: bool = False
 
     def __post_init__(self) -> None:
-        if not (1 <= self.ebits <= 5 and self.mbits >= 1 and self.bits <= 8):
+        # decode_float reads codes as float16, whose greatest exponent holds infinities and NaN.
+        if not (1 <= self.ebits <= 4 + self.has_inf and self.mbits >= 1 and self.bits <= 8):
             raise ConfigError(
-                f"ebits={self.ebits}, mbits={self.mbits}: a float format has 1 to 5 bits of "
-                "exponent, at least 1 of mantissa, and at most 8 in all with the sign"
+                f"ebits={self.ebits}, mbits={self.mbits}: a float has 1 to 4 bits of exponent "
+                "(5 with has_inf=True), at least 1 of mantissa, and at most 8 in all with the sign"
             )
         if abs(self.bias) > 60:
             raise ConfigError(f"bias={self.bias}: must lie between -60 and 60")
         if self.has_inf and not (self.has_nan and self.ebits == 5):
             raise ConfigError(
-                f"has_inf=True with has_nan={self.has_nan}, ebits={self.ebits}: only formats with "
-                "has_nan=True and ebits=5, which are shortened float16, may have infinities"
+                f"has_inf=True with has_nan={self.has_nan}, ebits={self.ebits}: only a shortened "
+                "float16 may have infinities; use has_nan=True and ebits=5"
             )
 
     @property

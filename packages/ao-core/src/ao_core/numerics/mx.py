@@ -60,4 +60,7 @@ def encode_e8m0(scale: Tensor) -> Tensor:
 
 def decode_e8m0(codes: Tensor) -> Tensor:
     """Value (float32) of each code (uint8)."""
-    return codes.view(torch.float8_e8m0fnu).to(torch.float32)
+    # Bits of a float32: the exponent alone, but 2**-127 is subnormal and 255 would be infinity.
+    bits = codes.to(torch.int32) << 23
+    bits = torch.where(codes == 0, 1 << 22, bits)
+    return torch.where(codes == E8M0_NAN, math.nan, bits.view(torch.float32))

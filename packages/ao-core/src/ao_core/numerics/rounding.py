@@ -1,4 +1,4 @@
-"""Rounding to integers and to shorter floats."""
+"""Rounding to integers and to 16-bit floats."""
 
 from __future__ import annotations
 
@@ -7,12 +7,29 @@ from torch import Tensor
 
 from ao_core.errors import ConfigError
 
-__all__ = ["round_half_even", "stochastic_round_to"]
+__all__ = ["round_half_even", "round_to_16_bits", "stochastic_round_to"]
 
 
 def round_half_even(x: Tensor) -> Tensor:
     """Nearest integer, ties to the even one."""
     return torch.round(x)
+
+
+def round_to_16_bits(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round float32 to the values of bfloat16 or float16, ties to even, and keep it in float32.
+
+    Arithmetic in place of a cast there and back, which compilers may drop. NaN stays NaN; float16
+    does not overflow: |x| must not exceed 65504.
+    """
+    bits = x.view(torch.int32)
+    drop = 16 if dtype == torch.bfloat16 else 13
+    odd = (bits >> drop) & 1
+    rounded = ((bits + odd + ((1 << (drop - 1)) - 1)) & -(1 << drop)).view(torch.float32)
+    if dtype == torch.bfloat16:
+        return rounded
+    # Below 2**-14 float16 has a fixed step of 2**-24, as float32 has between 0.5 and 1.
+    half = torch.where(x < 0, -0.5, 0.5)
+    return torch.where(x.abs() < 2.0**-14, (x + half) - half, rounded)
 
 
 def stochastic_round_to(
