@@ -21,6 +21,7 @@ __all__ = [
     "Explanation",
     "WeightExplanation",
     "explain",
+    "explain_tensor",
     "explain_weight",
 ]
 
@@ -139,7 +140,26 @@ def explain(
     op = "linear" if x is None or x.is_floating_point() else "embedding"
     if op == "linear" and x is not None and model_or_qtensor.dim() == 2:
         _check_input(x, model_or_qtensor)
-    return Explanation((_explain_tensor("", (), model_or_qtensor, (op,), x, rows),))
+    return Explanation((explain_tensor(model_or_qtensor, ops=(op,), x=x, rows=rows),))
+
+
+def explain_tensor(
+    w: QTensor,
+    *,
+    fqn: str = "",
+    tied: tuple[str, ...] = (),
+    ops: Sequence[str] = ("linear",),
+    x: Tensor | None = None,
+    rows: Sequence[int] = ROWS,
+) -> WeightExplanation:
+    """`explain` for one tensor under a name, used in these ops."""
+    shape, device = w.stored_shape, w.device.type
+    if w.is_permuted:
+        note = f"a transposed or flattened view {tuple(w.shape)} is dequantized for each product"
+        return WeightExplanation(fqn, w.spec, shape, w.dtype, device, (), note, tied)
+    return explain_weight(
+        w.spec, shape, w.dtype, device, fqn=fqn, tied=tied, ops=ops, x=x, rows=rows
+    )
 
 
 def explain_weight(
@@ -178,29 +198,12 @@ def _explain_model(
     for group in owners.values():
         names = tuple(fqn for fqn, _, _ in group)
         ops = tuple(dict.fromkeys(_op(module) for _, module, _ in group))
-        yield _explain_tensor(names[0], names[1:], group[0][2], ops, x, rows)
+        yield explain_tensor(group[0][2], fqn=names[0], tied=names[1:], ops=ops, x=x, rows=rows)
 
 
 def _op(module: nn.Module) -> str:
     """The op in which a module uses its 2-D weight."""
     return "embedding" if isinstance(module, nn.Embedding) else "linear"
-
-
-def _explain_tensor(
-    fqn: str,
-    tied: tuple[str, ...],
-    w: QTensor,
-    ops: Sequence[str],
-    x: Tensor | None,
-    rows: Sequence[int],
-) -> WeightExplanation:
-    shape, device = w.stored_shape, w.device.type
-    if w.is_permuted:
-        note = f"a transposed or flattened view {tuple(w.shape)} is dequantized for each product"
-        return WeightExplanation(fqn, w.spec, shape, w.dtype, device, (), note, tied)
-    return explain_weight(
-        w.spec, shape, w.dtype, device, fqn=fqn, tied=tied, ops=ops, x=x, rows=rows
-    )
 
 
 def _check_input(x: Tensor, w: QTensor) -> None:

@@ -19,7 +19,7 @@ from ao_core.report import ParameterRecord, Report
 from ao_core.targets import FilterFn, Plan, plan
 from ao_core.tensor import QTensor, check_quantizable, native
 
-__all__ = ["Progress", "convert", "dequantize_", "install", "quantize_"]
+__all__ = ["Progress", "convert", "dequantize_", "quantize_"]
 
 #: False or None: no progress; True: a tqdm bar; or a function (done, total, fqn of the next parameter)
 Progress: TypeAlias = "bool | Callable[[int, int, str], None] | None"
@@ -70,7 +70,7 @@ def quantize_(
         new, record = convert(entry, device)
         outcomes.append((entry, new, record))
         if not strict:
-            install(*outcomes[-1][:2])
+            _install(*outcomes[-1][:2])
             outcomes[-1] = (entry, None, record)
     report = Report(config_to_dict(config), tuple(record for _, _, record in outcomes))
     skipped = report.with_status("skipped")
@@ -80,7 +80,7 @@ def quantize_(
             f"strict=True and {len(skipped)} weights cannot be quantized (nothing was changed): {lines}"
         )
     for entry, new, _ in outcomes:
-        install(entry, new)
+        _install(entry, new)
     if device is not None:
         model.to(device)
     return report
@@ -125,8 +125,7 @@ def convert(
     return parameter, _record(entry, "quantized", "", start, parameter, quality)
 
 
-def install(entry: Plan, parameter: nn.Parameter | None) -> None:
-    """Give a parameter to all owners of the one it replaces; None changes nothing."""
+def _install(entry: Plan, parameter: nn.Parameter | None) -> None:
     if parameter is not None:
         for owner in entry.owners:
             owner.module._parameters[owner.name] = parameter

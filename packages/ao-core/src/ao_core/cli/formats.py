@@ -1,0 +1,97 @@
+"""`ao formats`: number formats, layouts and recipes, whoever provides them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ao_core.cli.output import JSON, show_json, show_table
+
+__all__ = ["formats"]
+
+
+def formats(as_json: bool = JSON) -> None:
+    """List number formats, layouts and recipes, with the distribution that each comes from."""
+    found = _found()
+    if as_json:
+        show_json(found)
+        return
+    show_table(
+        "Number formats",
+        ("name", "bits", "kind", "range", "provider", "summary"),
+        [
+            (r["name"], str(r["bits"]), r["kind"], f"{r['min']:g} … {r['max']:g}", r["provider"],
+             r["summary"])
+            for r in found["dtypes"]
+        ],
+        right=(1,),
+    )  # fmt: skip
+    show_table(
+        "Layouts",
+        ("name", "in checkpoints", "chosen on", "provider"),
+        [
+            (
+                r["name"],
+                "yes" if r["canonical"] else f"as {r['canonical_name']}",
+                ", ".join(r["native_devices"]) or "-",
+                r["provider"],
+            )
+            for r in found["layouts"]
+        ],
+    )
+    show_table(
+        "Recipes, for quantize_ and ao quantize --config",
+        ("name", "arguments", "provider", "summary"),
+        [(r["name"], r["arguments"], r["provider"], r["summary"]) for r in found["recipes"]],
+    )
+
+
+def _found() -> dict[str, list[dict[str, Any]]]:
+    from ao_core.registry import registry
+
+    dtypes = [
+        {
+            "name": name,
+            "bits": dtype.bits,
+            "kind": dtype.kind,
+            "min": dtype.min,
+            "max": dtype.max,
+            "provider": registry.dtypes.provider(name),
+            "summary": dtype.summary,
+        }
+        for name, dtype in registry.dtypes.items()
+    ]
+    layouts = [
+        {
+            "name": name,
+            "canonical": layout.canonical,
+            "canonical_name": layout.canonical_name or name,
+            "native_devices": list(layout.native_devices),
+            "provider": registry.layouts.provider(name),
+        }
+        for name, layout in registry.layouts.items()
+    ]
+    recipes = [
+        {
+            "name": name,
+            "arguments": repr(recipe.config),
+            "provider": registry.recipes.provider(name),
+            "summary": recipe.summary,
+        }
+        for name, recipe in registry.recipes.items()
+    ]
+    # every configuration is a recipe too, under the name of its transform
+    recipes += [
+        {
+            "name": name,
+            "arguments": f"{transform.config_type.__name__}()",
+            "provider": registry.transforms.provider(name),
+            "summary": _first_line(transform.config_type.__doc__),
+        }
+        for name, transform in registry.transforms.items()
+        if name not in registry.recipes
+    ]
+    return {"dtypes": dtypes, "layouts": layouts, "recipes": recipes}
+
+
+def _first_line(doc: str | None) -> str:
+    return (doc or "").strip().partition("\n")[0]

@@ -1,0 +1,67 @@
+"""`ao plugins`: what is installed, what it brings, and what is wrong with it."""
+
+from __future__ import annotations
+
+import typer
+
+from ao_core.cli.output import JSON, show_json
+
+__all__ = ["plugins"]
+
+
+def plugins(as_json: bool = JSON) -> None:
+    """List plugins, their versions, what each registered, and what went wrong."""
+    import warnings
+
+    from ao_core import plugins as found
+    from ao_core.__about__ import __version__
+    from ao_core.registry import CORE, registry
+
+    with warnings.catch_warnings():
+        # they say what is listed below
+        warnings.simplefilter("ignore", found.PluginWarning)
+        infos, problems = found.plugins(), found.problems()
+    builtin = {
+        kind: [name for name in table.names() if table.provider(name) == CORE]
+        for kind, table in registry.tables.items()
+    }
+    core = found.PluginInfo("(built in)", CORE, __version__, "ao_core", builtin)
+    shown = [core, *infos]
+    if as_json:
+        show_json(
+            {
+                "plugins": [
+                    {
+                        "name": info.name,
+                        "distribution": info.dist,
+                        "version": info.version,
+                        "module": info.module,
+                        "records": info.records,
+                    }
+                    for info in shown
+                ],
+                "problems": [
+                    {
+                        "name": problem.name,
+                        "distribution": problem.dist,
+                        "version": problem.version,
+                        "phase": problem.phase,
+                        "exception": type(problem.exception).__name__,
+                        "message": str(problem.exception),
+                    }
+                    for problem in problems
+                ],
+            }
+        )
+        return
+    for info in shown:
+        typer.echo(f"{info.dist} {info.version}, plugin {info.name} in {info.module}")
+        for kind, names in info.records.items():
+            if names:
+                typer.echo(f"  {kind} ({len(names)}): {', '.join(names)}")
+    if problems:
+        typer.echo(f"\n{len(problems)} problem(s):")
+    for problem in problems:
+        text = " ".join(str(problem.exception).split())
+        plugin = f"{problem.dist} {problem.version}".rstrip()
+        typer.echo(f"  {plugin} [{problem.phase}] {type(problem.exception).__name__}: {text}")

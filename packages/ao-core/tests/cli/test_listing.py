@@ -1,0 +1,56 @@
+"""`ao plugins` and `ao formats`."""
+
+from __future__ import annotations
+
+import json
+
+import ao_core
+from ao_core import plugins as loader
+from ao_core.registry import registry
+
+
+def test_formats_lists_everything_registered(ao):
+    result = ao("formats")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    for name in (*registry.dtypes.names(), *registry.layouts.names(), *registry.recipes.names()):
+        assert any(line.startswith(f"{name} ") for line in lines), name
+    (line,) = (line for line in lines if line.startswith("f8e4m3 "))
+    assert line.split()[1:7] == ["8", "float", "-448", "…", "448", "ao-core"]
+
+
+def test_formats_as_json(ao):
+    data = json.loads(ao("formats", "--json").stdout)
+    assert [d["name"] for d in data["dtypes"]] == registry.dtypes.names()
+    nf4 = next(d for d in data["dtypes"] if d["name"] == "nf4")
+    assert (nf4["bits"], nf4["kind"], nf4["min"], nf4["max"]) == (4, "codebook", -1, 1)
+    assert [d["name"] for d in data["layouts"]] == registry.layouts.names()
+    recipes = {d["name"]: d for d in data["recipes"]}
+    assert len(recipes) == len(data["recipes"])
+    assert recipes["small4/row"]["summary"] == "a scale a row"
+    # a configuration without a recipe of its own is one all the same
+    assert recipes["small4"]["provider"] == "in-process"
+    assert recipes["small4"]["summary"] == "Weights in 4 bits, for these tests."
+
+
+def test_plugins_lists_built_ins_and_problems(ao, monkeypatch):
+    problem = loader.PluginProblem("bad", "ao-bad", "0.3", "import", ImportError("No module\nfoo"))
+    info = loader.PluginInfo("good", "ao-good", "1.0", "ao_good", {"dtypes": ["int3x"]})
+    monkeypatch.setattr(loader, "plugins", lambda: [info])
+    monkeypatch.setattr(loader, "problems", lambda: [problem])
+    result = ao("plugins")
+    assert result.exit_code == 0
+    assert f"ao-core {ao_core.__version__}, plugin (built in) in ao_core" in result.stdout
+    assert "ao-good 1.0, plugin good in ao_good\n  dtypes (1): int3x\n" in result.stdout
+    assert result.stdout.endswith(
+        "1 problem(s):\n  ao-bad 0.3 [import] ImportError: No module foo\n"
+    )
+    data = json.loads(ao("plugins", "--json").stdout)
+    assert data["plugins"][1]["records"] == {"dtypes": ["int3x"]}
+    assert data["problems"][0]["phase"] == "import"
+    assert "int4" in data["plugins"][0]["records"]["dtypes"]
+
+
+def test_plugins_without_problems(ao, monkeypatch):
+    monkeypatch.setattr(loader, "problems", list)
+    assert "problem" not in ao("plugins").stdout
