@@ -120,9 +120,10 @@ class ComputeWeight(Tensor):
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[Tensor, ...], Any]:
-        """The memory of this shard, in the dtype of the mixed-precision policy."""
-        dtype = mp_policy.param_dtype if mp_policy is not None else None
-        return (self.hp if dtype is None else self.hp.to(dtype),), None
+        """The memory of this shard, padded to the rows of the largest, in the policy's dtype."""
+        rows = -(-outer_size[0] // mesh.size())
+        memory = F.pad(self.hp, (0, 0) * (self.dim() - 1) + (0, rows - self.shape[0]))
+        return (memory.to(mp_policy.param_dtype or self.dtype),), outer_size[0]
 
     def fsdp_post_all_gather(
         self,
@@ -133,7 +134,7 @@ class ComputeWeight(Tensor):
         out: Any = None,
     ) -> Any:
         """The whole weight around the gathered memory."""
-        return None if out is not None else (self.like(outputs[0]), outputs)
+        return None if out is not None else (self.like(outputs[0][:metadata]), outputs)
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -1,4 +1,7 @@
-"""Slicing, joining and gathering parts, written once over the geometry that a layout declares."""
+"""Slicing, joining and gathering parts, written once over the geometry that a layout declares.
+
+A layout made for one kernel declares none: its tensors are cut in their canonical layout, as a copy.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from ao_core.errors import UnsupportedOp
 from ao_core.layouts import SHARED, Geometry, PartAxis, Parts
 from ao_core.spec import WHOLE, Spec
 from ao_core.tensor.qtensor import QTensor
+from ao_core.tensor.relayout import to_canonical
 
 __all__ = [
     "block_of",
@@ -26,9 +30,16 @@ __all__ = [
 ]
 
 
-def geometry(tensor: QTensor) -> dict[str, Geometry]:
-    """The geometry of the tensor's parts."""
-    return tensor.layout_record.geometry(tensor.spec, tensor.stored_shape, tensor.format)
+def geometry(
+    tensor: QTensor, op: str = "shard", stored_shape: tuple[int, ...] | None = None
+) -> dict[str, Geometry]:
+    """The geometry of the tensor's parts, if it had another stored shape; `op` is for the error."""
+    shape = tensor.stored_shape if stored_shape is None else stored_shape
+    try:
+        declared = tensor.layout_record.geometry(tensor.spec, shape, tensor.format)
+    except UnsupportedOp as error:
+        raise _refuse(op, tensor, str(error)) from error
+    return {name: axes for name, axes in declared.items() if name in tensor.part_names}
 
 
 def _refuse(op: str, tensor: QTensor, why: str) -> UnsupportedOp:
@@ -43,12 +54,10 @@ def _axis(tensor: QTensor, axes: Geometry, name: str, dim: int, op: str) -> Part
 
 def narrow(tensor: QTensor, dim: int, start: int, length: int) -> QTensor:
     """`length` elements from `start` along the outward dimension `dim`, as views of the parts."""
-    _flat(tensor, "slice")
+    tensor = _cuttable(tensor, "slice")
     inner = tensor.order[dim]
     parts: Parts = {}
-    for name, axes in geometry(tensor).items():
-        if name not in tensor.part_names:
-            continue
+    for name, axes in geometry(tensor, "slice").items():
         part = getattr(tensor, name)
         axis = _axis(tensor, axes, name, inner, "slice")
         if axis is not SHARED:
@@ -68,15 +77,14 @@ def narrow(tensor: QTensor, dim: int, start: int, length: int) -> QTensor:
 
 def select(tensor: QTensor, dim: int, index: int) -> QTensor:
     """One index along `dim`, which disappears from the shape and the block."""
-    _flat(tensor, "select")
+    tensor = _cuttable(tensor, "select")
     inner, ndim = tensor.order[dim], tensor.dim()
     if ndim == 1:
         raise _refuse("select", tensor, "a single element has no block; call .dequantize() first")
     parts: Parts = {}
-    for name, axes in geometry(tensor).items():
-        if name not in tensor.part_names:
-            continue
-        axis = _axis(tensor, axes, name, inner, "select")
+    for name, axes in geometry(tensor, "select").items():
+        _axis(tensor, axes, name, ndim - 1, "select")  # the other dimensions keep theirs
+        axis = axes[inner]
         if (axis is not SHARED and axis.entries != 1) or (
             name == "qdata" and axis != PartAxis(1, 1)
         ):
@@ -92,13 +100,15 @@ def select(tensor: QTensor, dim: int, index: int) -> QTensor:
 
 def join(tensors: Sequence[QTensor], dim: int) -> QTensor:
     """Concatenate along the outward dimension `dim`; all must have one format and aligned ends."""
+    tensors = [_cuttable(tensor, "cat") for tensor in tensors]
     first = tensors[0]
     _same_format(tensors, "cat")
     inner = first.order[dim]
+    stored = list(first.stored_shape)
+    stored[inner] = sum(t.shape[dim] for t in tensors)
     parts: Parts = {}
-    for name, axes in geometry(first).items():
-        if name not in first.part_names:
-            continue
+    # a block may extend further than the pieces, but not than what they become
+    for name, axes in geometry(first, "cat", tuple(stored)).items():
         pieces = [getattr(t, name) for t in tensors]
         axis = _axis(first, axes, name, inner, "cat")
         if axis is SHARED:
@@ -116,26 +126,28 @@ def join(tensors: Sequence[QTensor], dim: int) -> QTensor:
 
 def stack(tensors: Sequence[QTensor], dim: int) -> QTensor:
     """Stack along a new leading dimension, e.g. the weights of experts."""
+    tensors = [_cuttable(tensor, "stack") for tensor in tensors]
     first = tensors[0]
     _same_format(tensors, "stack")
-    if dim != 0 or first.is_permuted or first.spec.layout == "flat":
-        raise _refuse("stack", first, "only along dimension 0, and not transposed or flat")
     ndim = first.dim()
+    shape = (len(tensors), *first.shape)
+    if dim != 0 or first.is_permuted or first.layout_record.blocked_shape(shape) != shape:
+        raise _refuse("stack", first, "only along dimension 0, and not transposed or flat")
+    for name, axes in geometry(first, "stack").items():
+        _axis(first, axes, name, ndim - 1, "stack")
     block = block_of(first.spec, ndim)
     parts = {n: torch.stack([getattr(t, n) for t in tensors]) for n in first.part_names}
-    shape, order = (len(tensors), *first.shape), tuple(range(ndim + 1))
+    order = tuple(range(ndim + 1))
     return first.like(parts, shape, spec=replace(first.spec, block=block), order=order)
 
 
 def gather_rows(tensor: QTensor, index: Tensor) -> QTensor:
     """Rows of dimension 0 at a one-dimensional `index`: what an embedding lookup reads."""
-    _flat(tensor, "index_select")
+    tensor = _cuttable(tensor, "index_select")
     if tensor.order[0] != 0:
         raise _refuse("index_select", tensor, "its rows are not stored together")
     parts: Parts = {}
-    for name, axes in geometry(tensor).items():
-        if name not in tensor.part_names:
-            continue
+    for name, axes in geometry(tensor, "index_select").items():
         axis = _axis(tensor, axes, name, 0, "index_select")
         part = getattr(tensor, name)
         if axis is SHARED:
@@ -161,23 +173,24 @@ def _plain(part: Tensor) -> Tensor:
 
 def part_size(tensor: QTensor, name: str, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
     """The size of a part if the tensor had another stored shape."""
-    axes = tensor.layout_record.geometry(tensor.spec, stored_shape, tensor.format)[name]
+    axes = geometry(tensor, "new_zeros", stored_shape)[name]
     part = getattr(tensor, name)
+    _axis(tensor, axes, name, part.dim() - 1, "new_zeros")
     return tuple(
         part.shape[dim] if axis is SHARED else -(-stored_shape[dim] // axis.values) * axis.entries
         for dim, axis in enumerate(axes)
     )
 
 
-def _flat(tensor: QTensor, op: str) -> None:
+def _cuttable(tensor: QTensor, op: str) -> QTensor:
     if tensor.flat_from is not None:
         raise _refuse(op, tensor, "the tensor is viewed flat; view it in its own shape first")
+    return to_canonical(tensor)
 
 
 def _same_format(tensors: Sequence[QTensor], op: str) -> None:
     first = tensors[0]
     for other in tensors:
-        _flat(other, op)
         if (other.spec, other.order, other.dtype) != (first.spec, first.order, first.dtype):
             raise _refuse(op, first, f"another piece has the format {other.spec}")
 

@@ -192,6 +192,8 @@ class QTensor(Tensor):
         with torch.no_grad():
             copy = self.map_leaves(torch.clone)
         copy.requires_grad_(self.requires_grad)
+        if getattr(self, "_is_param", False):  # how torch marks a subclass as a Parameter
+            copy._is_param = True
         memo[id(self)] = copy
         return copy
 
@@ -231,7 +233,7 @@ class QTensor(Tensor):
         """The plain tensors of this shard that FSDP2 gathers."""
         from ao_core.tensor.sharding import pre_all_gather
 
-        return pre_all_gather(self, tuple(outer_size))
+        return pre_all_gather(self, tuple(outer_size), mesh.size())
 
     def fsdp_post_all_gather(
         self,

@@ -136,6 +136,7 @@ def _split(func: Any, args: Args, kwargs: Kwargs) -> Any:
     sizes = size if isinstance(size, (list, tuple)) else [size] * (total // size)
     if not isinstance(size, (list, tuple)) and total % size:
         sizes = [*sizes, total % size]
+    sizes = sizes or [0]
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     pieces = [cut.narrow(tensor, dim, start, n) for start, n in zip(starts, sizes, strict=False)]
     return pieces if func is aten.chunk.default else _aliased(func, args, kwargs, pieces)
@@ -165,7 +166,8 @@ def _index_select(func: Any, args: Args, kwargs: Kwargs) -> Any:
     tensor, dim, index = args
     if dim % tensor.dim() != 0:
         raise UnsupportedOp(
-            f"index_select along dim={dim}: only rows of dimension 0 can be gathered"
+            f"index_select along dim={dim} on layout {tensor.spec.layout!r}: only rows of "
+            "dimension 0 can be gathered"
         )
     return cut.gather_rows(tensor, index)
 
@@ -253,10 +255,11 @@ def _empty_like(func: Any, args: Args, kwargs: Kwargs) -> Any:
 @rule(aten.new_zeros.default, aten.new_empty.default)
 def _new_zeros(func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A tensor of another size in the same format, filled with codes and scales of 0."""
-    tensor, size = args[0], tuple(args[1])
+    tensor, size = args[0].canonical(), tuple(args[1])
     if tensor.is_permuted or len(size) != tensor.dim():
         raise UnsupportedOp(
-            f"new_zeros of size {size} from a quantized tensor of {tuple(tensor.shape)}"
+            f"new_zeros of size {size} from a tensor of {tuple(tensor.shape)} in layout "
+            f"{tensor.spec.layout!r}: only the same number of dimensions, and not transposed"
         )
     device = kwargs.get("device") or tensor.device
     parts = {}
