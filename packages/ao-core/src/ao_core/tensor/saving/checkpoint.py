@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from ao_core.errors import AoError, CheckpointError
 from ao_core.spec import Spec
 from ao_core.tensor.relayout import native
-from ao_core.tensor.saving.header import Header, Provider, parse_header
+from ao_core.tensor.saving.header import Header, Provider, names_of, parse_header
 from ao_core.tensor.saving.leaves import Record, dtype_of, rebuild
 from ao_core.tensor.saving.shards import Shard, Slot, read_shard, read_tensor, restore
 
@@ -69,9 +69,17 @@ class Checkpoint:
         """The safetensors files that hold tensors, sorted."""
         return tuple(sorted({slot.path for slot in self.slots.values()}))
 
-    def missing_providers(self) -> list[str]:
-        """For each number format or layout that is not here: a sentence on what to install."""
-        return [text for provider in self.providers if (text := provider.missing())]
+    def missing_providers(self, fqns: Iterable[str] | None = None) -> list[str]:
+        """For each number format or layout that is not here: a sentence on what to install.
+
+        Args:
+            fqns: count only what these entries need; None: all of them.
+        """
+        names = self.entries if fqns is None else fqns
+        records = [_record_of(self.headers, fqn) for fqn in names]
+        needed = {name for record in records if record is not None for name in names_of(record)}
+        needs = [p for p in self.providers if (p.kind, p.name) in needed]
+        return [text for provider in needs if (text := provider.missing())]
 
     def read(self, leaf: str, *, verify: bool = True) -> Tensor:
         """One plain tensor, e.g. "encoder.0.weight.scale", on the CPU; needs no plugin."""
@@ -80,9 +88,7 @@ class Checkpoint:
         form = next((h.raw[leaf] for h in self.headers if leaf in h.raw), None)
         return restore(read_tensor(self.slots[leaf], crc), form)
 
-    def load(
-        self, fqn: str, *, device: torch.device | str = "cpu", verify: bool = True
-    ) -> Tensor:
+    def load(self, fqn: str, *, device: torch.device | str = "cpu", verify: bool = True) -> Tensor:
         """A parameter or buffer; a quantized one in the layout of the best kernel on the device.
 
         Raises:
@@ -90,6 +96,8 @@ class Checkpoint:
                 its number format or layout is not installed.
         """
         fqn = self.ties.get(fqn, fqn)
+        if missing := self.missing_providers([fqn]):
+            raise CheckpointError(f"{self.path}: {fqn} needs {'; and '.join(missing)}")
 
         def take(leaf: str) -> Tensor:
             return self.read(leaf, verify=verify).to(device)

@@ -14,7 +14,15 @@ from ao_core.spec import Spec
 from ao_core.tensor.saving.leaves import Record, check_record, dtype_name, dtype_of
 from ao_core.tensor.saving.shards import Form, stored_form
 
-__all__ = ["FORMAT_VERSION", "Header", "Provider", "header_of", "parse_header", "providers_of"]
+__all__ = [
+    "FORMAT_VERSION",
+    "Header",
+    "Provider",
+    "header_of",
+    "names_of",
+    "parse_header",
+    "providers_of",
+]
 
 #: of the header; a reader accepts its own version and older ones
 FORMAT_VERSION = 1
@@ -121,7 +129,7 @@ def providers_of(records: Iterable[Record]) -> list[Provider]:
     """Who provides the number formats and layouts of the records, sorted."""
     names: set[tuple[str, str]] = set()
     for record in records:
-        names.update(_names(record))
+        names.update(names_of(record))
     found = []
     for kind, name in sorted(names):
         dist = (registry.dtypes if kind == "dtype" else registry.layouts).provider(name)
@@ -129,7 +137,7 @@ def providers_of(records: Iterable[Record]) -> list[Provider]:
     return found
 
 
-def _names(record: Record) -> Iterator[tuple[str, str]]:
+def names_of(record: Record) -> Iterator[tuple[str, str]]:
     """(kind, name) of all that a record needs from the registry."""
     spec: Spec | None = Spec.from_dict(record["spec"])
     while spec is not None:
@@ -137,7 +145,7 @@ def _names(record: Record) -> Iterator[tuple[str, str]]:
         spec = spec.act
     for nested in record["parts"].values():
         if nested is not None:
-            yield from _names(nested)
+            yield from names_of(nested)
 
 
 def _version(dist: str) -> str:

@@ -21,7 +21,15 @@ from ao_core.spec import Spec
 from ao_core.tensor.create import encode_parts
 from ao_core.tensor.qtensor import QTensor
 
-__all__ = ["Record", "check_record", "check_storable", "dtype_name", "dtype_of", "flatten", "rebuild"]
+__all__ = [
+    "Record",
+    "check_record",
+    "check_storable",
+    "dtype_name",
+    "dtype_of",
+    "flatten",
+    "rebuild",
+]
 
 #: spec, shape, dtype and parts of a quantized tensor, ready for JSON
 Record = dict[str, Any]

@@ -64,6 +64,7 @@ _READ = {code: dtype for dtype, code in _WRITTEN.items()} | {
 #: the checksum of the header stands first in it, so that its place is known
 _START = b'{"__metadata__":{"ao_crc32":"'
 _NO_CRC = "0" * 8
+_PICKLE_PROTOCOLS = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _MAX_HEADER = 100_000_000
 _CHUNK = 1 << 22
 
@@ -260,7 +261,7 @@ def _what_else(start: bytes, size: int, total: int) -> str:
     """What a file is that does not begin like a safetensors file."""
     if start[8:] == b"{" and size <= _MAX_HEADER:
         return f"truncated, it has {total} bytes and its header alone should have {size}"
-    if start[:4] == b"PK\x03\x04" or start[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+    if start[:4] == b"PK\x03\x04" or start.startswith(_PICKLE_PROTOCOLS):
         return (
             "this is a pickle, as torch.save writes it, and not a safetensors file. A pickle can run "
             "code when it is loaded, so ao loads none; convert it to safetensors first"

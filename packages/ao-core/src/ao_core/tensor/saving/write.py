@@ -110,7 +110,7 @@ def write_checkpoint(
     except OSError as error:
         raise CheckpointError(
             f"{target}: could not save: {error.strerror or error}. "
-            "The checkpoint that was there, if any, is unchanged"
+            "A checkpoint that was there is not damaged"
         ) from error
 
 
@@ -144,9 +144,7 @@ def _write(
     return written
 
 
-def _write_one(
-    path: Path, shard: list[_Item], forms: dict[str, Form], ties: dict[str, str]
-) -> str:
+def _write_one(path: Path, shard: list[_Item], forms: dict[str, Form], ties: dict[str, str]) -> str:
     items = {name: item for item in shard for name in item.forms}
     fqns = {item.fqn for item in shard}
     records = {item.fqn: item.record for item in shard if item.record is not None}

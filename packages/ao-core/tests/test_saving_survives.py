@@ -1,0 +1,190 @@
+"""Killed at any moment, or out of disk space, `save_model` leaves a whole checkpoint behind."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ao_core import WHOLE, Spec, load_model, quantize_tensor, save_model
+from ao_core.errors import CheckpointError
+
+# Saves over an older checkpoint in forked children, each of which is killed before one further of the
+# calls that touch the disk, until one child gets through; prints what was found after each.
+KILLED = """
+import ctypes, json, os, pathlib, signal, sys, zlib
+import torch
+from torch import nn
+from ao_core import load_model, save_model
+
+STEPS = [(zlib, "crc32"), (os, "fsync"), (os, "replace"), (os, "open"), (pathlib.Path, "unlink"),
+         (pathlib.Path, "mkdir")]
+
+def model(value):
+    linears = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+    for parameter in linears.parameters():
+        nn.init.constant_(parameter, value)
+    return linears
+
+def die_before(call):
+    left = [call]
+    def counted(function):
+        def run(*args, **kwargs):
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left[0] -= 1
+            return function(*args, **kwargs)
+        return run
+    for owner, name in STEPS:
+        setattr(owner, name, counted(getattr(owner, name)))
+
+def values(directory):
+    found = model(0.0)
+    load_model(found, directory)
+    (value,) = {v for p in found.parameters() for v in p.flatten().tolist()}
+    return value
+
+root, before, after = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+for call in range(1000):
+    directory = os.path.join(root, str(call))
+    save_model(model(1.0), directory, max_shard_size=before)
+    old = set(os.listdir(directory))
+    child = os.fork()
+    if child == 0:
+        die_before(call)
+        save_model(model(2.0), directory, max_shard_size=after)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    found = values(directory)
+    save_model(model(3.0), directory, max_shard_size=after)
+    assert values(directory) == 3.0
+    print(json.dumps([found, os.WIFSIGNALED(status), sorted(os.listdir(directory))]))
+    if not os.WIFSIGNALED(status):
+        assert os.WEXITSTATUS(status) == 0
+        break
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks to be killed")
+@pytest.mark.parametrize("before", [10**9, 1200], ids=["from one file", "from shards"])
+@pytest.mark.parametrize("after", [10**9, 1200], ids=["to one file", "to shards"])
+def test_killed_at_every_step(tmp_path, before, after):
+    command = [sys.executable, "-W", "ignore", "-c", KILLED, str(tmp_path), str(before), str(after)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True)
+    runs = [json.loads(line) for line in out.stdout.splitlines()]
+    found = [value for value, _, _ in runs]
+    killed = [was for _, was, _ in runs]
+    assert killed == [True] * (len(runs) - 1) + [False]
+    assert len(runs) >= 12
+    # the old values up to some step, the new ones from then on, and never anything else
+    assert found == sorted(found)
+    assert set(found) == {1.0, 2.0}
+    for _, _, files in runs:
+        assert len(files) == (1 if after == 10**9 else 3)
+
+
+def linear(seed):
+    torch.manual_seed(seed)
+    layer = nn.Linear(64, 64)
+    weight = quantize_tensor(layer.weight.detach(), Spec("int8", (1, WHOLE)))
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    return layer
+
+
+def same(a, b):
+    return torch.equal(a.weight.dequantize(), b.weight.dequantize()) and torch.equal(a.bias, b.bias)
+
+
+@pytest.mark.parametrize("size", ["1GB", 100], ids=["one file", "shards"])
+@pytest.mark.parametrize("step", range(12))
+def test_a_full_disk_at_any_step(tmp_path, monkeypatch, size, step):
+    old, new = linear(0), linear(1)
+    save_model(old, tmp_path, max_shard_size=size)
+    files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    calls = 0
+
+    def full(function):
+        def call(*args, **kwargs):
+            nonlocal calls
+            calls += 1
+            if calls > step:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return function(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full(os.fsync))
+        patch.setattr(os, "replace", full(os.replace))
+        message = ""
+        try:
+            save_model(new, tmp_path, max_shard_size=size)
+        except CheckpointError as error:
+            message = str(error)
+    found = nn.Linear(64, 64)
+    load_model(found, tmp_path)
+    if calls <= step:
+        assert not message
+        assert same(found, new)
+        return
+    assert message.startswith(f"{tmp_path}: could not save: No space left on device")
+    assert not list(tmp_path.glob(".saving-*"))
+    if same(found, old):
+        for name, data in files.items():
+            assert (tmp_path / name).read_bytes() == data
+    else:
+        assert same(found, new)
+        assert calls == step + 1  # only the last sync came too late
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
+def test_a_file_size_limit_of_the_system(tmp_path):
+    """Not a simulation: the kernel refuses to let the file grow."""
+    save_model(linear(0), tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    script = f"""
+import resource, torch
+from torch import nn
+from ao_core import save_model
+from ao_core.errors import CheckpointError
+model = nn.Linear(512, 512)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    save_model(model, {str(tmp_path)!r})
+except CheckpointError as error:
+    print(error)
+"""
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "could not save: File too large" in out.stdout
+    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_an_interrupt_leaves_nothing_behind(tmp_path, monkeypatch):
+    save_model(linear(0), tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            save_model(linear(1), tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_a_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="could not save"):
+        save_model(linear(0), tmp_path / "file" / "model")
+    assert Path(tmp_path / "file").read_text() == ""
