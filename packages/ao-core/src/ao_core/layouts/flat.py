@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ao_core.layouts.base import Geometry, Layout, PartAxis, Parts, make_parts
+from ao_core.layouts.base import SHARED, Geometry, Layout, PartAxis, Parts, make_parts
 from ao_core.numerics import pack_bits, pack_unit, unpack_bits
 from ao_core.spec import WHOLE
 
@@ -48,12 +48,17 @@ class Flat(Layout):
     def geometry(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> dict[str, Geometry]:
         row = prod(shape[1:])
         values, entries = pack_unit(dtype.bits)
-        grid = None if spec.block[0] == WHOLE else _rows(row, spec.block[0], 1)
-        return {"qdata": (_rows(row, values, entries),), "scale": (grid,), "zero": (grid,)}
+        grid = (SHARED,) if spec.block[0] == WHOLE else _rows(row, spec.block[0], 1)
+        return {"qdata": _rows(row, values, entries), "scale": grid, "zero": grid}
 
 
-def _rows(row: int, values: int, entries: int) -> PartAxis:
-    """`entries` for every `values` elements, restated for whole rows of `row` elements."""
+def _rows(row: int, values: int, entries: int) -> Geometry:
+    """`entries` for every `values` elements, restated for whole rows of `row` elements.
+
+    Undeclared where several runs of `values` fill several rows: then a few rows may take fewer
+    entries than the same rows among others, and no piece has the size of its own `pack`.
+    """
     row = max(row, 1)
     rows = values // gcd(values, row)
-    return PartAxis(rows, rows * row // values * entries)
+    runs = rows * row // values
+    return (PartAxis(rows, runs * entries),) if 1 in (rows, runs) else ()
