@@ -1,0 +1,81 @@
+"""Configurations by name, JSON and YAML, and their errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+import ao_core
+from ao_core import Config, FqnToConfig
+from ao_core.errors import ConfigError, UnknownNameError
+from ao_core.recipes import ComputeConfig
+
+
+def test_names_resolve() -> None:
+    assert ao_core.resolve_config("compute") == ComputeConfig()
+    assert ao_core.resolve_config("compute/int8_rowwise") == ComputeConfig("int8", "int8")
+    config = ComputeConfig(grad_dtype=None)
+    assert ao_core.resolve_config(config) is config
+
+
+def test_unknown_name_suggests() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'compute/f8_rowwise'"):
+        ao_core.resolve_config("compute/f8_rowise")
+
+
+@pytest.mark.parametrize("wrong", [ComputeConfig, 4, None])
+def test_wrong_type_is_named(wrong: object) -> None:
+    with pytest.raises(ConfigError, match="pass a Config or a recipe name"):
+        ao_core.resolve_config(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ComputeConfig(),
+        ComputeConfig("int8", None),
+        FqnToConfig({"lm_head": None, "re:.*mlp.*": ComputeConfig(), "*": "compute/int8_rowwise"}),
+    ],
+)
+def test_round_trips(config: Config) -> None:
+    assert ao_core.config_from_dict(ao_core.config_to_dict(config)) == config
+    assert ao_core.config_from_json(ao_core.config_to_json(config)) == config
+    assert ao_core.config_from_yaml(ao_core.config_to_yaml(config)) == config
+    assert hash(ao_core.config_from_json(ao_core.config_to_json(config))) == hash(config)
+
+
+def test_errors_of_stored_configurations() -> None:
+    good = ao_core.config_to_dict(ComputeConfig())
+    with pytest.raises(ConfigError, match="version=99 is newer than 1"):
+        ao_core.config_from_dict({**good, "version": 99})
+    with pytest.raises(ConfigError, match=r"no argument \['bits'\]; known: \['dtype', 'grad_dtype'\]"):
+        ao_core.config_from_dict({**good, "args": {"bits": 3}})
+    with pytest.raises(UnknownNameError, match="written by 'ao-marlin': install it"):
+        ao_core.config_from_dict({"name": "marlin", "provider": "ao-marlin"})
+    with pytest.raises(ConfigError, match="needs a 'name'"):
+        ao_core.config_from_dict({"args": {}})
+    for text in ("{", "[1]"):
+        with pytest.raises(ConfigError, match="JSON"):
+            ao_core.config_from_json(text)
+    for text in ("a: [", "- 1"):
+        with pytest.raises(ConfigError, match="YAML"):
+            ao_core.config_from_yaml(text)
+    with pytest.raises(ConfigError, match="dtype='float9'"):
+        ComputeConfig("float9")
+
+
+def test_fqn_to_config_is_checked() -> None:
+    with pytest.raises(ConfigError, match="at least one name"):
+        FqnToConfig({})
+    with pytest.raises(ConfigError, match="itself a FqnToConfig"):
+        FqnToConfig({"a": FqnToConfig({"*": None})})
+
+
+def test_a_config_without_transform_is_named() -> None:
+    @dataclass(frozen=True)
+    class Orphan(Config):
+        pass
+
+    with pytest.raises(UnknownNameError, match="Orphan"):
+        ao_core.config_to_dict(Orphan())
