@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ao_core
-from ao_core import Kernel, Spec, explain, kernels, quantize_tensor
+from ao_core import WHOLE, ComputeWeight, Kernel, Spec, explain, kernels, quantize_tensor
 from ao_core.errors import ConfigError
 from ao_core.registry import registry
 
@@ -166,3 +166,22 @@ def test_input_that_does_not_fit(x):
 def test_neither_model_nor_quantized_tensor():
     with pytest.raises(ConfigError, match="takes a module or a QTensor"):
         explain(torch.zeros(3))
+
+
+def test_products_of_a_compute_weight():
+    row = Spec("f8e4m3", (1, WHOLE), act=Spec("f8e4m3", (1, WHOLE)))
+    w = ComputeWeight(torch.zeros(8, 64), row, None, row)
+    (found,) = explain(w, torch.zeros(2, 3, 64))
+    assert (found.spec, found.shape, found.note) == (None, (8, 64), "in high precision: grad_input")
+    assert [(c.product, c.x_shape) for c in found.calls] == [
+        ("output", (6, 64)),
+        ("grad_weight", (8, 6)),
+    ]
+    assert all(c.winner is not None and c.winner.kernel.op == "mm" for c in found.calls)
+    model = nn.Linear(64, 8)
+    model.weight = nn.Parameter(w)
+    explanation = explain(model, torch.zeros(2, 3, 64))
+    assert explanation.weights[0].fqn == "weight"
+    assert explanation.weights[0].calls == found.calls
+    assert "mm for output, f8e4m3[1×*]" in str(explanation)
+    assert json.loads(json.dumps(explanation.to_dict()))["weights"][0]["spec"] is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from ao_core.dispatch import Candidate, candidates
 from ao_core.errors import ConfigError
 from ao_core.records import Call
 from ao_core.spec import Spec
-from ao_core.tensor import QTensor
+from ao_core.tensor import ComputeWeight, QTensor
 
 __all__ = [
     "ROWS",
@@ -34,9 +35,13 @@ class CallExplanation:
     """The candidates for one call, best first; the first that does not refuse serves it."""
 
     op: str
+    #: of the second operand; of a `ComputeWeight` it differs from product to product
+    spec: Spec
     x_shape: tuple[int, ...]
     x_dtype: torch.dtype
     candidates: tuple[Candidate, ...]
+    #: of the three of a `ComputeWeight`: "output", "grad_input" or "grad_weight"
+    product: str = ""
 
     @property
     def winner(self) -> Candidate | None:
@@ -48,6 +53,8 @@ class CallExplanation:
         winner = self.winner
         return {
             "op": self.op,
+            "product": self.product,
+            "spec": self.spec.to_dict(),
             "x_shape": list(self.x_shape),
             "x_dtype": _name(self.x_dtype),
             "winner": None if winner is None else winner.kernel.name,
@@ -65,11 +72,12 @@ class CallExplanation:
 
 @dataclass(frozen=True)
 class WeightExplanation:
-    """One quantized tensor and the calls it may get."""
+    """One tensor, quantized or computed with in low precision, and the calls it may get."""
 
     #: first name of the parameter; empty for a tensor that belongs to no model
     fqn: str
-    spec: Spec
+    #: None: it is dense in memory, a `ComputeWeight`
+    spec: Spec | None
     #: as stored
     shape: tuple[int, ...]
     #: outward
@@ -86,7 +94,7 @@ class WeightExplanation:
         return {
             "fqn": self.fqn,
             "tied": list(self.tied),
-            "spec": self.spec.to_dict(),
+            "spec": None if self.spec is None else self.spec.to_dict(),
             "shape": list(self.shape),
             "dtype": _name(self.dtype),
             "device": self.device,
@@ -123,7 +131,8 @@ def explain(
     """Why each quantized weight is served by the kernel it is served by; computes nothing.
 
     Args:
-        model_or_qtensor: a module, whose quantized parameters are explained, or one `QTensor`.
+        model_or_qtensor: a module, whose quantized parameters are explained, or one `QTensor` or
+            `ComputeWeight`.
         x: a sample input; only shape and dtype are looked at. Floating point: all its dimensions
             but the last are those of every layer's activations, and its dtype is theirs. Integer:
             token ids, so activations have all its dimensions, in the outward dtype of the weight.
@@ -134,6 +143,8 @@ def explain(
     """
     if isinstance(model_or_qtensor, nn.Module):
         return Explanation(tuple(_explain_model(model_or_qtensor, x, rows)))
+    if isinstance(model_or_qtensor, ComputeWeight):
+        return Explanation((_explain_compute(model_or_qtensor, "", (), x, rows),))
     if not isinstance(model_or_qtensor, QTensor):
         kind = type(model_or_qtensor).__name__
         raise ConfigError(f"model_or_qtensor is a {kind}; explain takes a module or a QTensor")
@@ -189,16 +200,45 @@ def explain_weight(
 def _explain_model(
     model: nn.Module, x: Tensor | None, rows: Sequence[int]
 ) -> Iterator[WeightExplanation]:
-    owners: dict[int, list[tuple[str, nn.Module, QTensor]]] = {}
+    owners: dict[int, list[tuple[str, nn.Module, QTensor | ComputeWeight]]] = {}
     for module_fqn, module in model.named_modules(remove_duplicate=False):
         for name, parameter in module._parameters.items():
-            if isinstance(parameter, QTensor):
+            if isinstance(parameter, (QTensor, ComputeWeight)):
                 fqn = f"{module_fqn}.{name}" if module_fqn else name
                 owners.setdefault(id(parameter), []).append((fqn, module, parameter))
     for group in owners.values():
         names = tuple(fqn for fqn, _, _ in group)
-        ops = tuple(dict.fromkeys(_op(module) for _, module, _ in group))
-        yield explain_tensor(group[0][2], fqn=names[0], tied=names[1:], ops=ops, x=x, rows=rows)
+        weight = group[0][2]
+        if isinstance(weight, ComputeWeight):
+            yield _explain_compute(weight, names[0], names[1:], x, rows)
+        else:
+            ops = tuple(dict.fromkeys(_op(module) for _, module, _ in group))
+            yield explain_tensor(weight, fqn=names[0], tied=names[1:], ops=ops, x=x, rows=rows)
+
+
+def _explain_compute(
+    w: ComputeWeight, fqn: str, tied: tuple[str, ...], x: Tensor | None, rows: Sequence[int]
+) -> WeightExplanation:
+    """The products of a linear layer in low precision, each for the shapes it would have."""
+    n, k = reversed(w.shape) if w.transposed else w.shape
+    device, dtype = w.device.type, _activations(x, w.dtype)
+    calls = []
+    for leading in _leading(x, rows):
+        m = prod(leading)
+        # a @ b.T: shapes of a and of b; see `ComputeWeight`
+        shapes = {
+            "output": ((m, k), (n, k)),
+            "grad_input": ((m, n), (k, n)),
+            "grad_weight": ((n, m), (k, m)),
+        }
+        for (product, (a, b)), spec in zip(shapes.items(), w.specs, strict=True):
+            if spec is not None:
+                found = candidates(Call("mm", spec, b, a, dtype, device))
+                calls.append(CallExplanation("mm", spec, a, dtype, tuple(found), product))
+    used = [product for product, spec in zip(shapes, w.specs, strict=True) if spec is not None]
+    left = ", ".join(product for product in shapes if product not in used)
+    note = f"in high precision: {left}" if left else ""
+    return WeightExplanation(fqn, None, (n, k), w.dtype, device, tuple(calls), note, tied)
 
 
 def _op(module: nn.Module) -> str:
@@ -237,7 +277,7 @@ def _call(
         (leading, torch.int64) if op == "embedding" else ((*leading, shape[1]), dtype)
     )
     found = candidates(Call(op, spec, shape, x_shape, x_dtype, device))
-    return CallExplanation(op, x_shape, x_dtype, tuple(found))
+    return CallExplanation(op, spec, x_shape, x_dtype, tuple(found))
 
 
 # -- text ----------------------------------------------------------------------------------------
@@ -251,15 +291,17 @@ def _title(group: list[WeightExplanation]) -> str:
 
 
 def _body(weight: WeightExplanation) -> str:
-    lines = [f"  {weight.shape} {weight.spec}, {_name(weight.dtype)} on {weight.device}"]
+    form = "in high-precision memory" if weight.spec is None else str(weight.spec)
+    lines = [f"  {weight.shape} {form}, {_name(weight.dtype)} on {weight.device}"]
     if weight.note:
         lines.append(f"  {weight.note}")
     alike: dict[tuple[Any, ...], list[CallExplanation]] = {}
     for call in weight.calls:
-        alike.setdefault((call.op, call.x_dtype, call.candidates), []).append(call)
-    for (op, x_dtype, found), calls in alike.items():
+        title = f"{call.op} for {call.product}, {call.spec}," if call.product else call.op
+        alike.setdefault((title, call.x_dtype, call.candidates), []).append(call)
+    for (title, x_dtype, found), calls in alike.items():
         shapes = ", ".join(str(call.x_shape) for call in calls)
-        lines.append(f"  {op} of {shapes} {_name(x_dtype)}")
+        lines.append(f"  {title} of {shapes} {_name(x_dtype)}")
         winner = calls[0].winner
         lines += [f"    {_line(candidate, candidate is winner)}" for candidate in found]
         if winner is None:

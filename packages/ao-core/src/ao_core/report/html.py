@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["report_html"]
 
 #: all in units of the SVG, which are pixels
-_HEIGHT, _LEFT, _MIN_WIDTH, _PITCH = 200.0, 64.0, 640.0, 14.0
+_HEIGHT, _LEFT, _WIDTH = 200.0, 64.0, 1200.0
+#: from one bar to the next; more than fit the width at the least are scrolled
+_LEAST_PITCH, _MOST_PITCH = 14.0, 28.0
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def _quality(report: Report) -> Chart | None:
         return None
     top, ticks = _axis(max(value for _, value in values), lambda value: f"{value:g} dB")
     bars = tuple(
-        _bar(i, max(value, 0.0) / top, 0.8, f"{name}: {decibels(value)}", "after")
+        _bar(i, len(values), max(value, 0.0) / top, 0.8, f"{name}: {decibels(value)}", "after")
         for i, (name, value) in enumerate(values)
     )
     worst = min(values, key=lambda pair: pair[1])
@@ -106,13 +108,20 @@ def _sizes(report: Report) -> Chart | None:
             (0.5, record.bytes_after, "after"),
         ):
             bars.append(
-                _bar(i, size / top, width, f"{names(record)}: {size_text(size)} {kind}", kind)
+                _bar(
+                    i,
+                    len(records),
+                    size / top,
+                    width,
+                    f"{names(record)}: {size_text(size)} {kind}",
+                    kind,
+                )
             )
     before = sum(r.bytes_before for r in records)
     after = sum(r.bytes_after for r in records)
     description = (
-        f"Bytes of {len(records)} quantized parameters: {size_text(before)} before (light), "
-        f"{size_text(after)} after (dark)"
+        f"Bytes of {len(records)} quantized parameters: {size_text(before)} before (wide bars), "
+        f"{size_text(after)} after (narrow bars)"
     )
     return _chart("Bytes before and after", description, len(records), tuple(bars), ticks)
 
@@ -124,14 +133,19 @@ def _chart(
     bars: tuple[Bar, ...],
     ticks: tuple[tuple[float, str], ...],
 ) -> Chart:
-    width = _LEFT + max(_MIN_WIDTH - _LEFT, count * _PITCH)
+    width = _LEFT + count * _pitch(count)
     return Chart(title, description, width, _HEIGHT, _LEFT, bars, ticks)
 
 
-def _bar(index: int, share: float, width: float, text: str, kind: str) -> Bar:
-    height = round(share * _HEIGHT, 2)
-    x = _LEFT + (index + (1 - width) / 2) * _PITCH
-    return Bar(round(x, 2), round(_HEIGHT - height, 2), width * _PITCH, height, text, kind)
+def _pitch(count: int) -> float:
+    return round(min(max((_WIDTH - _LEFT) / count, _LEAST_PITCH), _MOST_PITCH), 2)
+
+
+def _bar(index: int, count: int, share: float, width: float, text: str, kind: str) -> Bar:
+    height, pitch = round(share * _HEIGHT, 2), _pitch(count)
+    x = _LEFT + (index + (1 - width) / 2) * pitch
+    y = round(_HEIGHT - height, 2)
+    return Bar(round(x, 2), y, round(width * pitch, 2), height, text, kind)
 
 
 def _axis(
