@@ -36,6 +36,19 @@ def test_full_graph_once(recipe):
     assert counter.frame_count == 1
 
 
+def test_full_graph_once_in_bfloat16(recipe):
+    # sizes for which a kernel on this device may choose a layout of its own
+    model = nn.Sequential(nn.Linear(256, 64), nn.GELU(), nn.Linear(64, 32)).eval().bfloat16()
+    quantize_(model, recipe)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    with torch.no_grad():
+        for _ in range(2):
+            x = torch.randn(5, 256, dtype=torch.bfloat16)
+            torch.testing.assert_close(compiled(x), model(x))
+    assert counter.frame_count == 1
+
+
 def test_full_graph_with_gradients_of_the_input(default):
     model, counter = _model(default), CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, backend=counter)

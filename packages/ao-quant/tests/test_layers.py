@@ -154,6 +154,17 @@ def test_attention(default, options, kind, need_weights, sqnr_db):
         assert (weights is None) == (expected_weights is None) == (not need_weights)
 
 
+@pytest.mark.parametrize("kind", ["self", "cross", "distinct"])
+def test_attention_in_bfloat16(recipe, kind, sqnr_db):
+    layer = nn.MultiheadAttention(128, 4).eval().bfloat16()
+    quantize_(layer, recipe)
+    q, k, v = torch.randn(3, 5, 2, 128, dtype=torch.bfloat16)
+    inputs = {"self": (q, q, q), "cross": (q, k, k), "distinct": (q, k, v)}[kind]
+    expected = _dense_twin(layer)(*inputs)[0]
+    with torch.no_grad():
+        assert sqnr_db(expected, layer(*inputs)[0]) > (18 if "dynamic" in recipe else 30)
+
+
 def test_attention_input_gradient(default, sqnr_db):
     layer = nn.MultiheadAttention(32, 4)
     quantize_(layer, default)

@@ -9,7 +9,7 @@ from torch import nn
 from ao_core import quantize_
 
 #: recipe -> least and greatest output SQNR in dB of both layers, and of either layer by itself.
-#: Default initialisation is uniform, so b bits reach 6.02 b dB a layer at most, two layers 3 less.
+#: Default initialisation is uniform, where b bits give about 6 b dB a layer, and two layers 3 less.
 BOUNDS = {
     "int8_weight_only": ((44, 52), (47, 55)),
     "int4_weight_only": ((19.5, 25), (22.5, 27)),
@@ -99,9 +99,12 @@ def test_nf4_keeps_small_rows_and_survives_blocks_of_zeros(sqnr_db):
         layer.weight.normal_().mul_(1e-4)
         layer.weight[3] *= 1e-3
         layer.weight[5, :64] = 0
+        layer.weight[7] *= 1e-12
+        layer.weight[7, 0] = 0
     dense = layer.weight.detach().clone()
     quantize_(layer, "nf4_weight_only")
     values = layer.weight.dequantize()
     assert sqnr_db(dense, values) > 20
     assert sqnr_db(dense[3], values[3]) > 18
     assert torch.equal(values[5, :64], torch.zeros(64))
+    assert values[7].abs().max() <= 1e-12

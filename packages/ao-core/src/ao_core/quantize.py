@@ -13,10 +13,10 @@ from ao_core.config import Config, config_to_dict, resolve_config
 from ao_core.dispatch import select
 from ao_core.errors import MissingExtraError, QuantizationError, UnsupportedOp
 from ao_core.numerics import sqnr
-from ao_core.records import Call, Skip
+from ao_core.records import Call, Skip, Target
 from ao_core.registry import registry
 from ao_core.report import ParameterRecord, Report
-from ao_core.targets import FilterFn, Plan, plan
+from ao_core.targets import FilterFn, Plan, default_reason, plan
 from ao_core.tensor import QTensor, check_quantizable, native
 
 __all__ = ["Progress", "convert", "dequantize_", "quantize_"]
@@ -112,7 +112,7 @@ def convert(
     dense = before.detach() if device is None else before.detach().to(device)
     try:
         apply = registry.transform_for(type(entry.config)).apply
-        new = apply(dense, entry.config, entry.owners[0])
+        new = apply(dense, entry.config, _role(entry))
     except QuantizationError as error:
         new = Skip(str(error))
     if isinstance(new, Skip):
@@ -123,6 +123,11 @@ def convert(
     else:
         parameter = nn.Parameter(new, requires_grad=before.requires_grad)
     return parameter, _record(entry, "quantized", "", start, parameter, quality)
+
+
+def _role(entry: Plan) -> Target:
+    """The owner whose role a tied tensor is quantized for: one that multiplies by it, if any."""
+    return next((o for o in entry.owners if not default_reason(o, entry.tensor)), entry.owners[0])
 
 
 def _install(entry: Plan, parameter: nn.Parameter | None) -> None:

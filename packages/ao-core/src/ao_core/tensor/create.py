@@ -73,7 +73,10 @@ def encode_parts(
             scale = _comparable(scale, dense, spec)
     if isinstance(spec.scale_dtype, Spec) and not isinstance(scale, QTensor):
         scale = quantize_tensor(scale.float(), spec.scale_dtype)
-    codes = quantize_affine(dense, dtype, spec.block, scale_values(scale), zero)
+    by = scale_values(scale)
+    if isinstance(spec.scale_dtype, Spec):
+        by = torch.where(by == 0, torch.inf, by)  # rounded to 0: its elements are 0, not 0 / 0
+    codes = quantize_affine(dense, dtype, spec.block, by, zero)
     return layout.pack(codes, scale, zero, spec, dtype)
 
 
