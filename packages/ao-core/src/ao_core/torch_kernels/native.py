@@ -72,7 +72,8 @@ def int8pack_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     scale_N = w.scale.view(-1)
     if scale_N.dtype != x.dtype:
         scale_N = scale_N.to(x.dtype)
-    return _finish(torch._weight_int8pack_mm(_rows(x), w.qdata, scale_N), x, bias)
+    x_MK = _rows(x).contiguous()
+    return _finish(torch._weight_int8pack_mm(x_MK, w.qdata, scale_N), x, bias)
 
 
 def _accepts_int8pack(call: Call) -> str | None:
@@ -95,9 +96,9 @@ def int4pack_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     if "zero" in w.part_names:
         qparams[..., 1] = (8 - w.zero.float()) * scale
     group = w.spec.block[-1]
-    return _finish(
-        torch.ops.aten._weight_int4pack_mm_for_cpu(_rows(x), w.qdata, group, qparams), x, bias
-    )
+    x_MK = _rows(x).contiguous()
+    out_MN = torch.ops.aten._weight_int4pack_mm_for_cpu(x_MK, w.qdata, group, qparams)
+    return _finish(out_MN, x, bias)
 
 
 def _accepts_int4pack(call: Call) -> str | None:
