@@ -1,0 +1,133 @@
+"""Torch-native kernels against the float64 product of the dequantized weight."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import ao_core
+from ao_core import WHOLE, Call, QTensor, Spec, quantize_tensor
+from ao_core.dispatch import select
+from ao_core.numerics import sqnr
+from ao_core.tensor import fake_quantize, native
+from ao_core.torch_kernels.native import NATIVE_KERNELS, scaled_mm_linear
+
+ROW, TENSOR = (1, WHOLE), (WHOLE, WHOLE)
+SPECS = {
+    "int8": Spec("int8", ROW),
+    "int8 bf16 scale": Spec("int8", ROW, "bfloat16"),
+    "int8 dynamic": Spec("int8", ROW, act=Spec("int8", ROW)),
+    "int8 dynamic asymmetric": Spec("int8", ROW, act=Spec("uint8", ROW, zero="int")),
+    "e4m3": Spec("f8e4m3", ROW),
+    "e5m2": Spec("f8e5m2", ROW),
+    "int4": Spec("int4", (1, 32), "bfloat16", layout="packed"),
+    "uint4": Spec("uint4", (1, 64), "bfloat16", "int", "packed"),
+}
+#: (N, K): ragged ones, and ones that every kernel takes
+SHAPES = [(33, 70), (48, 128), (112, 64), (1, 16), (16, 192)]
+
+
+def _randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def _expected(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+    """In float64, from what the tensor says its values are."""
+    a = x if w.spec.act is None else fake_quantize(x.float(), w.spec.act)
+    out = a.double() @ w.dequantize(torch.float32).double().t()
+    return out if bias is None else out + bias.double()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", SPECS)
+def test_against_float64(name: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    n, k = shape
+    w = native(quantize_tensor(_randn(n, k, dtype=dtype), SPECS[name]))
+    bias = _randn(n, dtype=dtype)
+    least = {torch.float32: 100.0, torch.bfloat16: 40.0, torch.float16: 55.0}[dtype]
+    for x_shape in [(1, k), (3, k), (2, 5, k), (k,), (17, k)]:
+        x = _randn(*x_shape, dtype=dtype)
+        for b in (None, bias):
+            y = F.linear(x, w, b)
+            assert y.dtype == dtype
+            assert y.shape == (*x_shape[:-1], n)
+            assert sqnr(_expected(x, w, b), y) > least, (select_name(x, w), x_shape)
+    assert F.linear(x.new_zeros(0, k), w, bias).shape == (0, n)
+
+
+def select_name(x: Tensor, w: QTensor) -> str:
+    call = Call("linear", w.spec, w.stored_shape, tuple(x.shape), x.dtype, "cpu")
+    return select(call).name
+
+
+def test_each_kernel_serves_what_it_is_for() -> None:
+    bf16, fp32 = torch.bfloat16, torch.float32
+    cases = {
+        ("int8", fp32, 1): "row_scaled",
+        ("int8", bf16, 4): "int8pack",
+        ("int8", bf16, 64): "row_scaled",
+        ("int8 dynamic", fp32, 64): "int_mm",
+        ("int8 dynamic asymmetric", bf16, 1): "int_mm",
+        ("e4m3", bf16, 4): "row_scaled",
+        ("int4", bf16, 4): "int4pack",
+        ("uint4", bf16, 4): "int4pack",
+        ("uint4", fp32, 4): "reference_linear",
+    }
+    for (name, dtype, m), kernel in cases.items():
+        w = native(quantize_tensor(_randn(48, 128, dtype=dtype), SPECS[name]))
+        assert select_name(_randn(m, 128, dtype=dtype), w) == kernel, (name, dtype, m)
+
+
+@pytest.mark.parametrize("block", [ROW, TENSOR], ids=["row", "tensor"])
+def test_scaled_mm(block: tuple[int, int]) -> None:
+    """Chosen on CUDA only; the same code runs on the CPU."""
+    spec = Spec("f8e4m3", block, act=Spec("f8e4m3", block))
+    w = quantize_tensor(_randn(32, 64, dtype=torch.bfloat16), spec)
+    x, bias = _randn(5, 64, dtype=torch.bfloat16), _randn(32, dtype=torch.bfloat16)
+    assert 45 < sqnr(_expected(x, w, bias), scaled_mm_linear(x, w, bias)) < 65
+    (kernel,) = [k for k in NATIVE_KERNELS if k.name == "scaled_mm"]
+    call = Call("linear", spec, (32, 64), (5, 64), torch.bfloat16, "cuda")
+    assert kernel.accepts(call) is None
+    refused = {
+        "multiples of 16": Call("linear", spec, (32, 65), (5, 65), torch.bfloat16, "cuda"),
+        "rounds its result": Call("linear", spec, (32, 64), (5, 64), torch.float32, "cuda"),
+        "at run time": Call("linear", SPECS["e4m3"], (32, 64), (5, 64), torch.bfloat16, "cuda"),
+    }
+    for reason, call in refused.items():
+        assert reason in (kernel.accepts(call) or "")
+
+
+def test_int_mm_knows_the_limits_of_cuda() -> None:
+    (kernel,) = [k for k in NATIVE_KERNELS if k.name == "int_mm"]
+    call = Call("linear", SPECS["int8 dynamic"], (32, 64), (17, 64), torch.bfloat16, "cuda")
+    assert kernel.accepts(call) is None
+    small = Call("linear", SPECS["int8 dynamic"], (32, 64), (16, 64), torch.bfloat16, "cuda")
+    assert "more than 16 rows" in (kernel.accepts(small) or "")
+
+
+def test_non_contiguous_activations() -> None:
+    for name in ("int8", "int4", "int8 dynamic"):
+        w = native(quantize_tensor(_randn(48, 128, dtype=torch.bfloat16), SPECS[name]))
+        x = _randn(128, 6, dtype=torch.bfloat16).t()
+        assert torch.equal(F.linear(x, w), F.linear(x.contiguous(), w))
+
+
+def test_the_native_layout_is_no_larger_and_follows_the_dtype() -> None:
+    for name in ("int4", "uint4"):
+        packed = quantize_tensor(_randn(208, 128, dtype=torch.bfloat16), SPECS[name])
+        w = native(packed)
+        assert w.spec.layout == "int4_cpu"
+        assert w.stored_bytes == packed.stored_bytes
+        assert w.float().spec.layout == "packed"
+        for part, value in packed.parts.items():
+            assert torch.equal(w.canonical().parts[part], value)
+
+
+def test_reference_band_serves_native_layouts_too() -> None:
+    w = native(quantize_tensor(_randn(48, 128, dtype=torch.bfloat16), SPECS["uint4"]))
+    x = _randn(3, 128)
+    with ao_core.kernels("reference"):
+        assert sqnr(_expected(x, w, None), F.linear(x, w)) > 100
