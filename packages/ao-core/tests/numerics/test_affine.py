@@ -124,6 +124,19 @@ def test_zero_is_exact(dtype: DType, scale_dtype: str):
         assert (approx[:, ::7] == 0).all()
 
 
+@pytest.mark.parametrize("offset", [10.0, -10.0])
+@every_int
+def test_the_range_holds_zero_whatever_the_data(dtype: DType, offset: float):
+    x = gaussian(4, 32).clamp(-3, 3) + offset
+    scale, point = choose_qparams(x, dtype, (1, 16), "int")
+    zeros = quantize_affine(torch.zeros_like(x), dtype, (1, 16), scale, point)
+    assert (dequantize_affine(zeros, dtype, (1, 16), scale, point) == 0).all()
+    approx = dequantize_affine(
+        quantize_affine(x, dtype, (1, 16), scale, point), dtype, (1, 16), scale, point
+    )
+    assert (approx - x).abs().le(0.5001 * expand(scale, x.shape, (1, 16))).all()
+
+
 def test_known_values():
     x = torch.tensor([[-1.0, 0.0, 2.0, 0.4]])
     approx, codes, scale, point = round_trip(x, DTYPES["uint2"], (1, 4), "int")
