@@ -81,7 +81,7 @@ def _by_name(name: str) -> Config:
         return registry.recipes.get(name).config
     if name in registry.transforms:
         return registry.transforms.get(name).config_type()
-    known = [*registry.recipes.names(), *registry.transforms.names()]
+    known = {*registry.recipes.names(), *registry.transforms.names()}
     raise UnknownNameError("recipe", name, known, registry.notes())
 
 

@@ -31,7 +31,7 @@ class DType:
     kind: str
     #: real values (float32 or float64) -> uint8 codes: nearest, ties to even, saturating; NaN per format
     encode: Callable[[Tensor], Tensor]
-    #: uint8 codes -> float32 values, exact
+    #: uint8 codes -> float32 values, exact; a new tensor, since callers work on it in place
     decode: Callable[[Tensor], Tensor]
     #: least and greatest finite value
     min: float

@@ -131,3 +131,16 @@ def test_reference_band_serves_native_layouts_too() -> None:
     x = _randn(3, 128)
     with ao_core.kernels("reference"):
         assert sqnr(_expected(x, w, None), F.linear(x, w)) > 100
+
+
+@pytest.mark.parametrize("rows", [16, 64, 80, 112, 208])
+@pytest.mark.parametrize("name", ["int4", "uint4"])
+def test_lookups_read_only_their_rows(name: str, rows: int) -> None:
+    packed = quantize_tensor(_randn(rows, 128, dtype=torch.bfloat16), SPECS[name])
+    w = native(packed)
+    assert w.spec.layout == "int4_cpu"
+    ids = torch.tensor([[0, rows - 1, 7], [rows // 2, 7, 15]])
+    assert torch.equal(F.embedding(ids, w), F.embedding(ids, packed.dequantize()))
+    assert F.embedding(ids[:0], w).shape == (0, 3, 128)
+    call = Call("embedding", w.spec, w.stored_shape, (2, 3), torch.int64, "cpu")
+    assert select(call).name == "int4_cpu_rows"

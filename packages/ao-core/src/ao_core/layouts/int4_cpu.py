@@ -17,7 +17,7 @@ from ao_core.spec import Spec
 if TYPE_CHECKING:
     from ao_core.records import DType
 
-__all__ = ["Int4Cpu"]
+__all__ = ["Int4Cpu", "gather_codes"]
 
 GROUP_SIZES = (32, 64, 128, 256)
 
@@ -67,6 +67,28 @@ class Int4Cpu(Layout):
         return make_parts(pack_bits(codes, 4), scale, zero)
 
 
+def gather_codes(qdata: Tensor, ids: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """uint8 codes (len(ids), K), with an offset of 8, of some rows; reads nothing else."""
+    n, k = shape
+    start = torch.zeros_like(ids)  # byte of a row's first code
+    step = torch.zeros_like(ids)  # bytes from one code to the next
+    shift = torch.zeros_like(ids)  # bits from the low end of the byte
+    first = position = 0
+    for run in _runs(n):
+        half, local = run.rows // 2, ids - first
+        place = _places(run, ids.device)[local % run.rows]
+        inside = (local >= 0) & (local < run.blocks * run.rows)
+        offset = position + local // run.rows * (half * k) + place % half
+        start = torch.where(inside, offset, start)
+        step = torch.where(inside, half, step)
+        shift = torch.where(inside, place // half * 4, shift)
+        first += run.blocks * run.rows
+        position += run.blocks * half * k
+    columns = torch.arange(k, device=ids.device)
+    data = qdata.reshape(-1)[start[:, None] + columns * step[:, None]]
+    return (data >> shift[:, None].to(torch.uint8)) & 15
+
+
 class _Run(NamedTuple):
     """`blocks` blocks of `rows` rows, each stored as [K][rows / 2] bytes."""
 
@@ -105,6 +127,11 @@ def _runs(n: int) -> tuple[_Run, ...]:
     return tuple(runs)
 
 
+def _places(run: _Run, device: torch.device) -> Tensor:
+    """The nibble that holds each row of a block."""
+    return torch.tensor([run.nibble_rows.index(row) for row in range(run.rows)], device=device)
+
+
 def _unpack(qdata: Tensor, shape: tuple[int, ...]) -> Tensor:
     """uint8 codes (N, K) with an offset of 8."""
     n, k = shape
@@ -113,8 +140,7 @@ def _unpack(qdata: Tensor, shape: tuple[int, ...]) -> Tensor:
         size = run.blocks * run.rows * k // 2
         data = qdata[position : position + size].reshape(run.blocks, k, run.rows // 2)
         nibbles = torch.cat((data & 15, data >> 4), -1)
-        places = [run.nibble_rows.index(row) for row in range(run.rows)]
-        codes = nibbles[..., torch.tensor(places, device=qdata.device)]
+        codes = nibbles[..., _places(run, qdata.device)]
         pieces.append(codes.transpose(1, 2).reshape(run.blocks * run.rows, k))
         position += size
     return torch.cat(pieces)

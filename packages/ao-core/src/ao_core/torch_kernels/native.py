@@ -6,7 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core.numerics import choose_qparams, quantize_affine, scale_to_float
+from ao_core.layouts.int4_cpu import gather_codes
+from ao_core.numerics import (
+    E4M3,
+    E5M2,
+    choose_qparams,
+    decode_float,
+    quantize_affine,
+    scale_to_float,
+)
 from ao_core.records import Call, Kernel
 from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec
@@ -47,10 +55,19 @@ def _finish(out_MN: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
 # -- weight-only -----------------------------------------------------------------------------------
 
 
+def _values(qdata: Tensor, x: Tensor) -> Tensor:
+    """The values of int8 or float8 codes in x's dtype."""
+    if qdata.dtype == torch.int8 or x.is_cuda:
+        return qdata.to(x.dtype)
+    # torch converts float8 on the CPU one element at a time; the arithmetic here is vectorized
+    fmt = E4M3 if qdata.dtype == torch.float8_e4m3fn else E5M2
+    return decode_float(qdata.view(torch.uint8), fmt).to(x.dtype)
+
+
 def row_scaled_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     """Multiply by the codes' values, which x's dtype holds exactly, then by the scale of each row."""
     scale_N = w.scale.view(-1)
-    out = F.linear(x, w.qdata.to(x.dtype))
+    out = F.linear(x, _values(w.qdata, x))
     if x.dtype != torch.float32:
         # scaled in float32, so that a bfloat16 result rounds once more only
         scaled = out.float() * scale_to_float(scale_N)
@@ -99,6 +116,16 @@ def int4pack_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     x_MK = _rows(x).contiguous()
     out_MN = torch.ops.aten._weight_int4pack_mm_for_cpu(x_MK, w.qdata, group, qparams)
     return _finish(out_MN, x, bias)
+
+
+def int4_cpu_embedding(ids: Tensor, w: QTensor) -> Tensor:
+    """Gather and decode only the rows that are looked up."""
+    rows = ids.reshape(-1)
+    group = w.spec.block[-1]
+    values = gather_codes(w.qdata, rows, w.stored_shape).float()
+    zero = w.zero[:, rows].t().repeat_interleave(group, 1) if "zero" in w.part_names else 8
+    scale = w.scale[:, rows].t().float().repeat_interleave(group, 1)
+    return ((values - zero) * scale).to(w.dtype).reshape(*ids.shape, w.stored_shape[1])
 
 
 def _accepts_int4pack(call: Call) -> str | None:
@@ -194,6 +221,7 @@ NATIVE_KERNELS = (
     Kernel("row_scaled", "linear", "plain", "*", row_scaled_linear, 0, accepts=_accepts_row_scaled),
     Kernel("int8pack", "linear", "plain", "cpu", int8pack_linear, 1, accepts=_accepts_int8pack),
     Kernel("int4pack", "linear", "int4_cpu", "cpu", int4pack_linear, 1, accepts=_accepts_int4pack),
+    Kernel("int4_cpu_rows", "embedding", "int4_cpu", "cpu", int4_cpu_embedding, 1),
     Kernel("int_mm", "linear", "plain", "*", int_mm_linear, 1, accepts=_accepts_int_mm),
     Kernel(
         "scaled_mm", "linear", "plain", "cuda", scaled_mm_linear, 1, _needs_sm89, _accepts_scaled_mm
