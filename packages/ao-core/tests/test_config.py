@@ -49,7 +49,9 @@ def test_errors_of_stored_configurations() -> None:
     good = ao_core.config_to_dict(ComputeConfig())
     with pytest.raises(ConfigError, match="version=99 is newer than 1"):
         ao_core.config_from_dict({**good, "version": 99})
-    with pytest.raises(ConfigError, match=r"no argument \['bits'\]; known: \['dtype', 'grad_dtype'\]"):
+    with pytest.raises(
+        ConfigError, match=r"no argument \['bits'\]; known: \['dtype', 'grad_dtype'\]"
+    ):
         ao_core.config_from_dict({**good, "args": {"bits": 3}})
     with pytest.raises(UnknownNameError, match="written by 'ao-marlin': install it"):
         ao_core.config_from_dict({"name": "marlin", "provider": "ao-marlin"})

@@ -40,7 +40,9 @@ def clean_registry() -> Iterator[None]:
 
 def test_highest_priority_that_accepts_wins() -> None:
     found = candidates(_call())
-    assert [c.kernel.priority for c in found] == sorted((c.kernel.priority for c in found), reverse=True)
+    assert [c.kernel.priority for c in found] == sorted(
+        (c.kernel.priority for c in found), reverse=True
+    )
     assert select(_call()).name == "row_scaled"
     assert select(_call(x_dtype=torch.bfloat16)).name == "int8pack"
     assert select(_call(x_dtype=torch.float16)).name == "reference_linear"

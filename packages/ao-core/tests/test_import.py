@@ -15,7 +15,16 @@ before = set(sys.modules)
 {statement}
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
-UNWANTED = ("torch._dynamo", "torch._inductor", "sympy", "triton", "ao_quant", "pluggy", "typer", "rich")
+UNWANTED = (
+    "torch._dynamo",
+    "torch._inductor",
+    "sympy",
+    "triton",
+    "ao_quant",
+    "pluggy",
+    "typer",
+    "rich",
+)
 
 
 def _new_modules(statement: str) -> list[str]:
@@ -32,7 +41,11 @@ def _new_modules(statement: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "statement",
-    ["import ao_core", "from ao_core import QTensor, Spec, quantize_tensor", "from ao_core import quantize_"],
+    [
+        "import ao_core",
+        "from ao_core import QTensor, Spec, quantize_tensor",
+        "from ao_core import quantize_",
+    ],
 )
 def test_loads_no_heavy_module_and_no_plugin(statement: str) -> None:
     new = _new_modules(statement)
