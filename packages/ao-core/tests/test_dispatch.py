@@ -126,3 +126,15 @@ def test_bound_kernels_do_not_grow_without_end(weight: QTensor) -> None:
     for rows in range(1, 600):
         F.linear(torch.zeros(rows, 64), weight)
     assert len(weight._bound) <= 256
+
+
+def test_autocast_decides_the_dtype_of_the_product(weight: QTensor) -> None:
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(2))
+    bias = torch.ones(32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = F.linear(x, weight, bias)
+        again = F.linear(x.clone().requires_grad_(), weight, bias)
+    assert y.dtype == again.dtype == torch.bfloat16
+    assert torch.equal(y, F.linear(x.bfloat16(), weight, bias.bfloat16()))
+    torch.testing.assert_close(y, again, rtol=2e-2, atol=2e-2)
+    assert weight.dtype == torch.float32

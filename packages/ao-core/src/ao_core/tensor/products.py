@@ -51,12 +51,17 @@ def _bind(x: Tensor, w: QTensor, key: Any) -> Any:
 
 @function(F.linear)
 def _linear_fast(input: Tensor, weight: Any, bias: Tensor | None = None) -> Any:
-    """Straight to the bound kernel, unless autograd, autocast or another subclass has a say."""
+    """Straight to the bound kernel, unless autograd or another subclass has a say."""
+    if (
+        torch._C._is_any_autocast_enabled()
+        and torch.is_autocast_enabled(input.device.type)
+        and input.dtype != torch.float64  # which autocast leaves alone
+    ):
+        return _linear_autocast(input, weight, bias)
     if (
         type(weight) is not QTensor
         or type(input) is not Tensor
         or weight.is_permuted
-        or torch._C._is_any_autocast_enabled()
         or (
             torch.is_grad_enabled()
             and (
@@ -72,6 +77,13 @@ def _linear_fast(input: Tensor, weight: Any, bias: Tensor | None = None) -> Any:
     if kernel is None:
         kernel = _bind(input, weight, key)
     return kernel(input, weight, bias)
+
+
+def _linear_autocast(x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
+    """Cast activations and bias only: kernels follow their dtype, and the weight needs no copy."""
+    dtype = torch.get_autocast_dtype(x.device.type)
+    with torch.autocast(x.device.type, enabled=False):
+        return F.linear(x.to(dtype), w, None if bias is None else bias.to(dtype))
 
 
 def _linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Any:
