@@ -18,16 +18,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ao_core.testing.compute import ComputeSuite
     from ao_core.testing.dtypes import DTypeSuite
+    from ao_core.testing.kernels import KernelSuite
     from ao_core.testing.layouts import LayoutSuite
+    from ao_core.testing.optimizers import OptimizerSuite
+    from ao_core.testing.transforms import TransformSuite
 
 # Lazy, because the pytest plugin beside these modules is imported by every run of pytest.
 _MODULES = {
+    "ComputeSuite": "ao_core.testing.compute",
     "DTypeSuite": "ao_core.testing.dtypes",
+    "KernelSuite": "ao_core.testing.kernels",
     "LayoutSuite": "ao_core.testing.layouts",
+    "OptimizerSuite": "ao_core.testing.optimizers",
+    "TransformSuite": "ao_core.testing.transforms",
 }
 
-__all__ = ["DTypeSuite", "LayoutSuite"]
+__all__ = [
+    "ComputeSuite",
+    "DTypeSuite",
+    "KernelSuite",
+    "LayoutSuite",
+    "OptimizerSuite",
+    "TransformSuite",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,8 @@
 """What a quantized tensor declares that it can do, read from the geometry of its layout alone.
 
 Written against the definition of a geometry and not against the code that cuts: the suites compare
-the two. A part that is itself quantized has to be able to do its share.
+the two. A part that is itself quantized has to be able to do its share; a layout made for one kernel
+can do what its canonical layout can, as a copy.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ __all__ = [
 def layouts_of(q: QTensor) -> set[str]:
     """The layouts of a tensor and of its quantized parts."""
     nested = [layouts_of(part) for part in q.parts.values() if isinstance(part, QTensor)]
-    return {q.spec.layout}.union(*nested)
+    return {q.spec.layout, q.canonical().spec.layout}.union(*nested)
 
 
 def can_narrow(q: QTensor, dim: int, start: int, length: int) -> bool:
     """Whether every part can be cut before element `start`."""
+    q = q.canonical()
     axes = _axes(q, dim)
     if axes is None:
         return False
@@ -56,10 +58,12 @@ def can_cut(q: QTensor, dim: int, sizes: Sequence[int]) -> bool:
 
 def can_select(q: QTensor, dim: int) -> bool:
     """Whether a single index has codes of its own: one entry, shared with no other index."""
+    q = q.canonical()
     axes = _axes(q, dim)
     return (
         q.dim() > 1
         and axes is not None
+        and all(_axes(q, other) is not None for other in range(q.dim()))
         and all(axis is None or axis.entries == 1 for _, axis in axes)
         and all(axis == PartAxis(1, 1) for name, axis in axes if name == "qdata")
         and all(can_select(part, q.order[dim]) for part in _quantized(q))
@@ -68,6 +72,7 @@ def can_select(q: QTensor, dim: int) -> bool:
 
 def can_gather(q: QTensor) -> bool:
     """Whether rows of a tensor with further dimensions can be picked one by one."""
+    q = q.canonical()
     axes = _axes(q, 0)
     if q.dim() < 2 or q.order[0] != 0 or axes is None or _axes(q, 1) is None:
         return False
@@ -80,7 +85,7 @@ def can_join(pieces: Sequence[QTensor], dim: int) -> bool:
 
     The pieces are taken to be equal in the parts that do not change along `dim`.
     """
-    first = pieces[0]
+    first = pieces[0].canonical()
     inner = first.order[dim]
     joined = list(first.stored_shape)
     joined[inner] = sum(piece.shape[dim] for piece in pieces)
@@ -91,12 +96,13 @@ def can_join(pieces: Sequence[QTensor], dim: int) -> bool:
         return False
     changing = [name for name, axis in axes if axis is not None]
     nested = [name for name in changing if isinstance(getattr(first, name), QTensor)]
-    return all(can_join([getattr(piece, name) for piece in pieces], inner) for name in nested)
+    return all(can_join([getattr(p.canonical(), name) for p in pieces], inner) for name in nested)
 
 
 def can_stack(q: QTensor) -> bool:
     """Whether blocks and parts have the dimensions of the tensor, so that one can be put before."""
-    shape = q.stored_shape
+    q = q.canonical()
+    shape = (2, *q.stored_shape)
     return (
         not q.is_permuted
         and q.layout_record.blocked_shape(shape) == shape

@@ -29,7 +29,9 @@ class LayoutCompile:
     layout: str
 
     @pytest.mark.parametrize(
-        "lead", [(), (1,), (4,), (0,), (2, 3)], ids=lambda lead: "x".join(map(str, lead)) or "vector"
+        "lead",
+        [(), (1,), (4,), (0,), (2, 3)],
+        ids=lambda lead: "x".join(map(str, lead)) or "vector",
     )
     def test_linear(self, lead: tuple[int, ...], weight: Sample) -> None:
         """F.linear on any batch equals the dense product of the values."""

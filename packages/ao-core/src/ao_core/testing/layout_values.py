@@ -19,8 +19,6 @@ from ao_core.testing.samples import Sample
 
 __all__ = ["LayoutValues", "same_parts"]
 
-_OUT = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
 
 def same_parts(a: QTensor, b: QTensor) -> bool:
     """Whether two quantized tensors have the same parts, bit for bit."""
@@ -37,11 +35,7 @@ class LayoutValues:
     """What does not look at dimensions."""
 
     layout: str
-
-    @property
-    def record(self) -> Layout:
-        """The layout under test."""
-        return registry.layouts.get(self.layout)
+    record: Layout
 
     # -- parts -----------------------------------------------------------------------------------
 
@@ -111,43 +105,39 @@ class LayoutValues:
 
         try:
             return self.record.geometry(spec, shape, registry.dtypes.get(spec.dtype))
-        except UnsupportedOp as error:
-            assert self.layout in str(error)
-            return {}
+        except UnsupportedOp:
+            return {}  # `LayoutCuts` checks that every cut is refused then
 
     # -- copies ----------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("op", ["detach", "alias"])
-    def test_aliases_share_memory(self, op: str, sample: Sample) -> None:
-        """detach and alias: another tensor over the same parts."""
+    def test_aliases_share_memory(self, sample: Sample) -> None:
+        """Detach and alias: another tensor over the same parts."""
         q = sample.quantized()
-        other = q.detach() if op == "detach" else torch.ops.aten.alias(q)
-        assert isinstance(other, QTensor)
-        assert other is not q
-        assert memory_of(other) == memory_of(q)
-        assert not other.requires_grad
+        for other in (q.detach(), torch.ops.aten.alias(q)):
+            assert isinstance(other, QTensor)
+            assert other is not q
+            assert memory_of(other) == memory_of(q)
+            assert not other.requires_grad
 
-    @pytest.mark.parametrize("op", ["clone", "contiguous"])
-    def test_copies_have_memory_of_their_own(self, op: str, sample: Sample) -> None:
+    def test_copies_have_memory_of_their_own(self, sample: Sample) -> None:
         """Clone of all parts; contiguous is the tensor itself or one like it."""
         q = sample.quantized()
-        other = getattr(q, op)()
-        assert isinstance(other, QTensor)
-        assert (other.shape, other.dtype, other.spec) == (q.shape, q.dtype, q.spec)
-        assert same_parts(other, q)
-        if op == "clone" and q.numel():
-            assert not set(memory_of(other)) & set(memory_of(q))
+        for other in (q.clone(), q.contiguous()):
+            assert isinstance(other, QTensor)
+            assert (other.shape, other.dtype, other.spec) == (q.shape, q.dtype, q.spec)
+            assert same_parts(other, q)
+        assert not q.numel() or not set(memory_of(q.clone())) & set(memory_of(q))
 
-    @pytest.mark.parametrize("dtype", _OUT, ids=str)
-    def test_to_changes_the_outward_dtype(self, dtype: torch.dtype, sample: Sample) -> None:
+    def test_to_changes_the_outward_dtype(self, sample: Sample) -> None:
         """The values are rounded to it once; codes and scales stay as they are."""
         q = sample.quantized()
-        other = q.to(dtype)
-        assert isinstance(other, QTensor)
-        assert (other.dtype, other.shape) == (dtype, q.shape)
-        assert same_parts(other.canonical(), q.canonical())
-        assert torch.equal(other.dequantize(), q.dequantize(torch.float32).to(dtype))
-        assert torch.equal(other.to(q.dtype).dequantize(), q.dequantize())
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+            other = q.to(dtype)
+            assert isinstance(other, QTensor)
+            assert (other.dtype, other.shape) == (dtype, q.shape)
+            assert same_parts(other.canonical(), q.canonical())
+            assert torch.equal(other.dequantize(), q.dequantize(torch.float32).to(dtype))
+            assert torch.equal(other.to(q.dtype).dequantize(), q.dequantize())
 
     def test_half_and_other_shorthands(self, sample: Sample) -> None:
         """`.half()`, `.bfloat16()`, `.float()`, `.cpu()` and `.type(…)`."""
@@ -205,14 +195,14 @@ class LayoutValues:
 
     # -- in place --------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-    def test_copy_from_dense_quantizes(self, dtype: torch.dtype, sample: Sample) -> None:
+    def test_copy_from_dense_quantizes(self, sample: Sample) -> None:
         """`copy_` of dense values: what quantizing them gives, in the memory that was there."""
-        q, new = sample.quantized(), sample.dense(seed=7).to(dtype)
-        memory = memory_of(q)
-        assert q.copy_(new) is q
-        assert memory_of(q) == memory
-        assert same_parts(q, quantize_tensor(new.float(), sample.spec))
+        for dtype in (torch.float32, torch.bfloat16):
+            q, new = sample.quantized(), sample.dense(seed=7).to(dtype)
+            memory = memory_of(q)
+            assert q.copy_(new) is q
+            assert memory_of(q) == memory
+            assert same_parts(q, quantize_tensor(new.float(), sample.spec))
 
     def test_copy_between_quantized(self, sample: Sample) -> None:
         """`copy_` of the same format copies bits; of another one quantizes its values."""
@@ -229,36 +219,33 @@ class LayoutValues:
         dense = torch.empty(sample.shape)
         assert torch.equal(dense.copy_(q), q.dequantize())
 
-    @pytest.mark.parametrize(
-        "op",
-        [
-            pytest.param(lambda t, o: t.add_(o), id="add_"),
-            pytest.param(lambda t, o: t.add_(o, alpha=-0.5), id="add_-alpha"),
-            pytest.param(lambda t, o: t.sub_(o), id="sub_"),
-            pytest.param(lambda t, o: t.lerp_(o, 0.25), id="lerp_"),
-            pytest.param(lambda t, o: t.mul_(0.5), id="mul_"),
-            pytest.param(lambda t, o: t.zero_(), id="zero_"),
-        ],
-    )
-    def test_arithmetic_in_place(self, op: Callable[..., Tensor], sample: Sample) -> None:
+    def test_arithmetic_in_place(self, sample: Sample) -> None:
         """Merging LoRA weights, optimizer steps: the result of the dense op, quantized again."""
-        q, other = sample.quantized(), sample.dense(seed=3)
-        expected = op(q.dequantize(), other)
-        memory = memory_of(q)
-        assert op(q, other) is q
-        assert memory_of(q) == memory
-        assert same_parts(q, quantize_tensor(expected, sample.spec))
+        ops: list[Callable[[Tensor, Tensor], Tensor]] = [
+            lambda t, o: t.add_(o),
+            lambda t, o: t.add_(o, alpha=-0.5),
+            lambda t, o: t.sub_(o),
+            lambda t, o: t.lerp_(o, 0.25),
+            lambda t, o: t.mul_(0.5),
+            lambda t, o: t.zero_(),
+        ]
+        for op in ops:
+            q, other = sample.quantized(), sample.dense(seed=3)
+            expected = op(q.dequantize(), other)
+            memory = memory_of(q)
+            assert op(q, other) is q
+            assert memory_of(q) == memory
+            assert same_parts(q, quantize_tensor(expected, sample.spec))
 
-    @pytest.mark.parametrize("op", ["add_", "sub_", "lerp_"])
-    def test_arithmetic_in_place_with_quantized(self, op: str, sample: Sample) -> None:
+    def test_arithmetic_in_place_with_quantized(self, sample: Sample) -> None:
         """The same with a quantized operand, and into a dense tensor."""
-        q, other = sample.quantized(), sample.quantized(seed=3)
-        more = (0.25,) if op == "lerp_" else ()
-        expected = getattr(q.dequantize(), op)(other.dequantize(), *more)
-        dense = getattr(q.dequantize(), op)(other, *more)
-        assert torch.equal(dense, expected)
-        getattr(q, op)(other, *more)
-        assert same_parts(q, quantize_tensor(expected, sample.spec))
+        for op, more in (("add_", ()), ("sub_", ()), ("lerp_", (0.25,))):
+            q, other = sample.quantized(), sample.quantized(seed=3)
+            expected = getattr(q.dequantize(), op)(other.dequantize(), *more)
+            dense = getattr(q.dequantize(), op)(other, *more)
+            assert torch.equal(dense, expected)
+            getattr(q, op)(other, *more)
+            assert same_parts(q, quantize_tensor(expected, sample.spec))
 
     def test_parts_hold_no_surprise(self, sample: Sample) -> None:
         """The memory is that of the codes and scales: no hidden copy of the dense values."""

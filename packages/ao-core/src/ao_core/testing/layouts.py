@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ao_core.layouts import Layout
 from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.testing.base import Suite
@@ -33,6 +34,11 @@ class LayoutSuite(LayoutValues, LayoutCuts, LayoutState, LayoutCompile, Suite):
     layout: str
     specs: Sequence[Spec] = SPECS
     shapes: Sequence[tuple[int, ...]] = SHAPES
+
+    @property
+    def record(self) -> Layout:  # type: ignore[override]
+        """The record under test."""
+        return registry.layouts.get(self.layout)
 
     def samples(self) -> list[Sample]:
         """Every spec in every shape that the layout says it can hold."""

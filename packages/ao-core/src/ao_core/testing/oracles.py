@@ -66,9 +66,9 @@ def foreign_table(fmt: DType) -> list[float]:
         raw = numpy.arange(1 << fmt.bits, dtype=numpy.uint8)
         if fmt.bits < 8 and fmt.kind == "int" and fmt.min < 0:
             # ml_dtypes keeps a narrow signed integer sign-extended in its byte
-            raw = ((raw.astype(numpy.int8) << (8 - fmt.bits)).astype(numpy.int8) >> (8 - fmt.bits)).view(
-                numpy.uint8
-            )
+            raw = (
+                (raw.astype(numpy.int8) << (8 - fmt.bits)).astype(numpy.int8) >> (8 - fmt.bits)
+            ).view(numpy.uint8)
         return [float(value) for value in raw.view(foreign).astype(numpy.float64)]
     if (info := _gfloat_info(fmt.name)) is not None:
         import gfloat
@@ -137,7 +137,9 @@ def probes(fmt: DType) -> Tensor:
     values = decoded(fmt)
     values = values[torch.isfinite(values)].unique()
     between = (values[1:] + values[:-1]) / 2
-    exact = torch.cat([values, between, torch.tensor([fmt.min * 1.5, fmt.max * 1.5]).double()]).float()
+    exact = torch.cat(
+        [values, between, torch.tensor([fmt.min * 1.5, fmt.max * 1.5]).double()]
+    ).float()
     up = torch.nextafter(exact, torch.tensor(torch.inf))
     down = torch.nextafter(exact, torch.tensor(-torch.inf))
     return torch.cat([exact, up, down])

@@ -16,12 +16,16 @@ __all__ = ["ProviderModule"]
 
 _SUITES = (
     "base",
+    "compute",
     "dtypes",
+    "kernels",
     "layout_compile",
     "layout_cuts",
     "layout_state",
     "layout_values",
     "layouts",
+    "optimizers",
+    "transforms",
 )
 pytest.register_assert_rewrite(*(f"ao_core.testing.{name}" for name in _SUITES))
 

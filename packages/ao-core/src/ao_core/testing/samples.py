@@ -36,7 +36,6 @@ SPECS: tuple[Spec, ...] = (
 SHAPES: tuple[tuple[int, ...], ...] = (
     (16, 64),
     (33, 70),
-    (5, 7),
     (1, 1),
     (0, 16),
     (77,),
@@ -45,17 +44,19 @@ SHAPES: tuple[tuple[int, ...], ...] = (
 )
 
 
-def fitting_specs(layout: Layout, shape: tuple[int, ...], specs: Sequence[Spec] = SPECS) -> list[Spec]:
-    """Those specs, in this layout, that it can hold for a tensor of this shape."""
-    found: dict[Spec, None] = {}
+def fitting_specs(
+    layout: Layout, shape: tuple[int, ...], specs: Sequence[Spec] = SPECS
+) -> list[Spec]:
+    """The specs, in this layout, that it can hold for a tensor of this shape; one a number format."""
+    found: dict[tuple[str, Spec | None], Spec] = {}
     for given in specs:
         spec = replace(given, layout=layout.name)
         canonical = replace(spec, layout=layout.canonical_name or layout.name)
         holder = registry.layouts.get(canonical.layout)
         fmt = registry.dtypes.get(spec.dtype)
         if layout.fits(spec, shape, fmt) is None and holder.fits(canonical, shape, fmt) is None:
-            found[spec] = None
-    return list(found)
+            found.setdefault((spec.dtype, spec.act), spec)
+    return list(found.values())
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,9 @@ class Sample:
     spec: Spec
     shape: tuple[int, ...]
 
-    def dense(self, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+    def dense(
+        self, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    ) -> Tensor:
         """Gaussian values."""
         return gaussian(self.shape, seed=seed, device=device).to(dtype)
 

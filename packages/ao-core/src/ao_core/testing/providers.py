@@ -1,0 +1,81 @@
+"""The suites for all that a distribution registers: what ``pytest --ao-provider`` collects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torch import nn
+
+from ao_core.config import Config
+from ao_core.quantize import quantize_
+from ao_core.registry import Table, registry
+from ao_core.tensor import ComputeWeight
+from ao_core.testing.base import Suite
+from ao_core.testing.compute import ComputeSuite
+from ao_core.testing.dtypes import DTypeSuite
+from ao_core.testing.kernels import KernelSuite
+from ao_core.testing.layouts import LayoutSuite
+from ao_core.testing.optimizers import OptimizerSuite
+from ao_core.testing.transforms import TransformSuite
+
+__all__ = ["suites_of"]
+
+
+def suites_of(provider: str) -> list[type[Suite]]:
+    """A subclass of the matching suite for each record of a provider.
+
+    Raises:
+        pytest.UsageError: nothing is registered by that provider; names those that do.
+    """
+    found = [
+        *_named(provider, registry.dtypes, DTypeSuite, "dtype"),
+        *_named(provider, registry.layouts, LayoutSuite, "layout"),
+        *_named(provider, registry.kernels, KernelSuite, "kernel"),
+        *_named(provider, registry.optimizers, OptimizerSuite, "optimizer"),
+        *_configured(provider),
+    ]
+    if not found:
+        known = sorted(
+            {table.provider(n) for table in registry.tables.values() for n in table.names()}
+        )
+        notes = "".join(f" {note}" for note in registry.notes())
+        raise pytest.UsageError(
+            f"--ao-provider={provider}: no such distribution registers anything. "
+            f"Providers: {', '.join(known)}.{notes}"
+        )
+    return found
+
+
+def _same(a: str, b: str) -> bool:
+    return a.lower().replace("_", "-") == b.lower().replace("_", "-")
+
+
+def _owned(provider: str, table: Table[Any]) -> Iterator[str]:
+    return (name for name in table.names() if _same(table.provider(name), provider))
+
+
+def _named(
+    provider: str, table: Table[Any], suite: type[Suite], attribute: str
+) -> Iterator[type[Suite]]:
+    for name in _owned(provider, table):
+        yield type(f"{attribute}[{name}]", (suite,), {attribute: name})
+
+
+def _configured(provider: str) -> Iterator[type[Suite]]:
+    """Recipes, and transforms of which no recipe of the provider makes a configuration."""
+    configs: dict[str, Config] = {
+        name: registry.recipes.get(name).config for name in _owned(provider, registry.recipes)
+    }
+    tried = {type(config) for config in configs.values()}
+    for name in _owned(provider, registry.transforms):
+        config_type = registry.transforms.get(name).config_type
+        if config_type not in tried:
+            configs[name] = config_type()
+    for name, config in configs.items():
+        yield type(f"transform[{name}]", (TransformSuite,), {"config": config})
+        layer = nn.Linear(64, 32)
+        quantize_(layer, config)
+        if isinstance(layer.weight, ComputeWeight):
+            yield type(f"compute[{name}]", (ComputeSuite,), {"config": config})
