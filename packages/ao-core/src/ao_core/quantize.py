@@ -17,7 +17,7 @@ from ao_core.records import Call, Skip, Target
 from ao_core.registry import registry
 from ao_core.report import ParameterRecord, Report
 from ao_core.targets import FilterFn, Plan, default_reason, plan
-from ao_core.tensor import QTensor, check_quantizable, native
+from ao_core.tensor import ComputeWeight, QTensor, check_quantizable, native
 
 __all__ = ["Progress", "convert", "dequantize_", "quantize_"]
 
@@ -107,6 +107,8 @@ def convert(
     before, start = entry.tensor, time.perf_counter()
     if isinstance(before, QTensor):
         return None, _record(entry, "kept", f"it is quantized already ({before.spec})", start)
+    if isinstance(before, ComputeWeight):
+        return None, _record(entry, "kept", "its products are in low precision already", start)
     if entry.config is None:
         return None, _record(entry, "kept", entry.reason, start)
     dense = before.detach() if device is None else before.detach().to(device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ao_core.config import Config
 from ao_core.errors import ConfigError
@@ -44,6 +44,8 @@ def _apply(weight: Tensor, config: ComputeConfig, target: Target) -> Tensor | Sk
         return Skip(
             f"low-precision products are defined for 2-D weights, not {weight.dim()}-D ones"
         )
+    if isinstance(target.module, (nn.Embedding, nn.EmbeddingBag)):
+        return Skip("a lookup has no product that could be in low precision")
     row = Spec(config.dtype, (1, WHOLE))
     output = replace(row, act=row)
     if config.grad_dtype is None:

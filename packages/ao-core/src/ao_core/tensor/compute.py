@@ -95,6 +95,8 @@ class ComputeWeight(Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> ComputeWeight:
         if id(self) not in memo:
             copy = self.like(self.hp.detach().clone()).requires_grad_(self.requires_grad)
+            if getattr(self, "_is_param", False):  # how torch marks a subclass as a Parameter
+                copy._is_param = True
             memo[id(self)] = copy
         return memo[id(self)]  # type: ignore[no-any-return]
 
@@ -142,7 +144,12 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         dtype = torch.get_autocast_dtype(input.device.type)
         input, weight = input.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    out: Tensor = _Linear.apply(input, weight)  # type: ignore[no-untyped-call]
+    if torch.is_inference_mode_enabled():
+        # a view of the weight made here could not be wrapped: inference tensors have no version
+        rows = input.reshape(-1, input.shape[-1])
+        out: Tensor = _cast_mm(rows, weight.hp, weight.specs[0]).reshape(*input.shape[:-1], weight.shape[0])  # type: ignore[attr-defined]
+    else:
+        out = _Linear.apply(input, weight)  # type: ignore[no-untyped-call]
     return out if bias is None else out + bias
 
 
