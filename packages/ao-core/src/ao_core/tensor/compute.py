@@ -144,10 +144,11 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         dtype = torch.get_autocast_dtype(input.device.type)
         input, weight = input.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    if torch.is_inference_mode_enabled():
+    if torch.is_inference_mode_enabled() and isinstance(weight, ComputeWeight):
         # a view of the weight made here could not be wrapped: inference tensors have no version
         rows = input.reshape(-1, input.shape[-1])
-        out: Tensor = _cast_mm(rows, weight.hp, weight.specs[0]).reshape(*input.shape[:-1], weight.shape[0])  # type: ignore[attr-defined]
+        product = _cast_mm(rows, weight.hp, weight.specs[int(weight.transposed)])
+        out = product.reshape(*input.shape[:-1], weight.shape[0])
     else:
         out = _Linear.apply(input, weight)  # type: ignore[no-untyped-call]
     return out if bias is None else out + bias
