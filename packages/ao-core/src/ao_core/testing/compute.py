@@ -131,7 +131,9 @@ class ComputeSuite(Suite):
         assert isinstance(again.weight, nn.Parameter)
         assert isinstance(again.weight, ComputeWeight)
         assert again.weight.requires_grad
-        assert again.weight.hp.data_ptr() != layer.weight.hp.data_ptr()
+        memory, weight = again.weight.hp, layer.weight
+        assert isinstance(weight, ComputeWeight)
+        assert memory.data_ptr() != weight.hp.data_ptr()
         x = gaussian((5, 70), seed=5)
         assert torch.equal(again(x), layer(x))
         half = again.to(torch.bfloat16)
@@ -175,13 +177,13 @@ class ComputeSuite(Suite):
         counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
         compiled: Any = torch.compile(copy.deepcopy(layer), fullgraph=True, backend=counter)
         for seed in (5, 6):
-            results = []
+            results: list[tuple[Any, ...]] = []
             for each in (layer, compiled):
                 x = gaussian((5, 70), seed=seed).requires_grad_(True)
-                each.zero_grad()
+                each.zero_grad(set_to_none=True)
                 out = each(x)
                 out.square().sum().backward()
-                results.append((out.detach(), x.grad, each.weight.grad.clone()))
+                results.append((out.detach(), x.grad, each.get_parameter("weight").grad))
             for expected, actual in zip(*results, strict=True):
                 assert float(sqnr(expected, actual)) > 100
         assert counter.frame_count == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import getitem
 from typing import Any
 
 import pytest
@@ -27,26 +28,26 @@ __all__ = ["LayoutCuts", "expect"]
 
 
 def expect(
-    declared: bool, q: QTensor, names: tuple[str, ...], op: Callable[[Any], Any], dense: Any = None
+    declared: bool, q: QTensor, names: tuple[str, ...], op: Callable[..., Any], *args: Any
 ) -> Any:
-    """Check `op(q)`: the result on dense values where declared, `UnsupportedOp` where not.
+    """Check `op(q, *args)`: the dense result where declared, `UnsupportedOp` where not.
 
     Args:
         declared: whether the layout says that it can.
         q: the tensor.
         names: names of the op, one of which must stand in the error beside the layout's.
-        op: works on quantized and dense tensors (or lists of them) alike.
-        dense: what to give `op` for the expected result; by default `q.dequantize()`.
+        op: works on quantized and dense tensors alike.
+        args: its further arguments.
     """
     if not declared:
         with pytest.raises(UnsupportedOp) as caught:
-            op(q)
+            op(q, *args)
         text = str(caught.value)
         assert any(name in text for name in names), f"the error does not name {names}: {text}"
         named = any(layout in text for layout in layouts_of(q))
         assert named, f"the error does not name the layout {q.spec.layout!r}: {text}"
         return None
-    actual, expected = op(q), op(q.dequantize() if dense is None else dense)
+    actual, expected = op(q, *args), op(q.dequantize(), *args)
     if isinstance(expected, Tensor):
         check_equal(actual, expected)
     else:
@@ -88,13 +89,16 @@ class LayoutCuts:
                     declared,
                     q,
                     ("slice", "narrow"),
-                    lambda t, d=dim, s=start, n=length: torch.narrow(t, d, s, n),
+                    torch.narrow,
+                    dim,
+                    start,
+                    length,
                 )
                 index = (slice(None),) * dim + (slice(start, start + length),)
                 # to torch the whole range is no slice at all
-                expect(declared or length == size, q, ("slice",), lambda t, i=index: t[i])
+                expect(declared or length == size, q, ("slice",), getitem, index)
             ends = (slice(None),) * dim + (slice(-10_000, 10_000),)
-            expect(can_narrow(q, dim, 0, size), q, ("slice",), lambda t, i=ends: t[i])
+            expect(can_narrow(q, dim, 0, size), q, ("slice",), getitem, ends)
 
     def test_slices_share_memory(self, weight: Sample) -> None:
         """A slice is a view: codes and scales written into it are those of the tensor."""
@@ -127,7 +131,9 @@ class LayoutCuts:
                     declared,
                     q,
                     ("split", "chunk", "slice"),
-                    lambda t, n=pieces, d=dim: torch.chunk(t, n, d),
+                    torch.chunk,
+                    pieces,
+                    dim,
                 )
             step = max(size // 3, 1)
             sizes = [min(step, size - start) for start in range(0, size, step)] or [0]
@@ -135,14 +141,18 @@ class LayoutCuts:
                 can_cut(q, dim, sizes),
                 q,
                 ("split", "slice"),
-                lambda t, s=step, d=dim: torch.split(t, s, d),
+                torch.split,
+                step,
+                dim,
             )
             sizes = [size // 4, size - size // 4]
             expect(
                 can_cut(q, dim, sizes),
                 q,
                 ("split", "slice"),
-                lambda t, s=sizes, d=dim: torch.split(t, s, d),
+                torch.split,
+                sizes,
+                dim,
             )
 
     def test_select_and_unbind(self, sample: Sample) -> None:
@@ -151,9 +161,9 @@ class LayoutCuts:
         for dim, size in enumerate(sample.shape):
             declared = can_select(q, dim)
             for index in {0, size // 2, size - 1, -1} if size else ():
-                expect(declared, q, ("select",), lambda t, d=dim, i=index: torch.select(t, d, i))
+                expect(declared, q, ("select",), torch.select, dim, index)
             if size:
-                expect(declared, q, ("select", "unbind"), lambda t, d=dim: torch.unbind(t, d))
+                expect(declared, q, ("select", "unbind"), torch.unbind, dim)
             with pytest.raises(IndexError):
                 torch.select(q, dim, size)
 
@@ -180,7 +190,7 @@ class LayoutCuts:
         for dim, size in enumerate(sample.shape):
             twice, dense = [q, q], [q.dequantize()] * 2
             declared = can_join(twice, dim)
-            expect_join(declared, twice, dense, ("cat",), lambda ts, d=dim: torch.cat(ts, d))
+            expect_join(declared, twice, dense, ("cat",), torch.cat, dim)
             sizes = chunk_sizes(size, 3)
             if can_cut(q, dim, sizes):
                 pieces = list(torch.chunk(q, 3, dim))
@@ -199,7 +209,7 @@ class LayoutCuts:
         pieces = [sample.quantized(seed=s) for s in range(3)]
         dense = [piece.dequantize() for piece in pieces]
         expect_join(can_stack(pieces[0]), pieces, dense, ("stack",), torch.stack)
-        expect_join(False, pieces, dense, ("stack",), lambda ts: torch.stack(ts, -1))
+        expect_join(False, pieces, dense, ("stack",), torch.stack, -1)
 
     # -- views -----------------------------------------------------------------------------------
 
@@ -213,7 +223,7 @@ class LayoutCuts:
             check_equal(q.t().t(), q.dequantize())
         if ndim >= 2:
             for dims in ((0, 1), (0, -1), (-2, -1)):
-                out = expect(True, q, ("transpose",), lambda t, d=dims: t.transpose(*d))
+                out = expect(True, q, ("transpose",), torch.transpose, *dims)
                 assert_view(out)
                 check_equal(out.transpose(*dims), q.dequantize())
                 assert out.stride() == q.dequantize().transpose(*dims).stride() or 0 in q.shape
@@ -224,16 +234,19 @@ class LayoutCuts:
 
     def test_cuts_of_a_transpose(self, weight: Sample) -> None:
         """Outward dimensions are those that ops count, also after transposing."""
-        q = weight.quantized().t()
+        q: Any = weight.quantized().t()
         for dim, size in enumerate(q.shape):
             for start, length in _ranges(size):
                 expect(
                     can_narrow(q, dim, start, length),
                     q,
                     ("slice", "narrow"),
-                    lambda t, d=dim, s=start, n=length: torch.narrow(t, d, s, n),
+                    torch.narrow,
+                    dim,
+                    start,
+                    length,
                 )
-            expect(can_select(q, dim), q, ("select",), lambda t, d=dim: t.select(d, 0))
+            expect(can_select(q, dim), q, ("select",), torch.select, dim, 0)
         dense = q.dequantize()
         new = weight.dense(seed=4).t()
         q.copy_(new)
@@ -267,7 +280,7 @@ class LayoutCuts:
         for rows in (sample.shape[0], 2 * sample.shape[0] + 1, 1, 0):
             size = (rows, *sample.shape[1:])
             if not can_join([q], 0):
-                expect(False, q, ("new_zeros",), lambda t, s=size: t.new_zeros(s))
+                expect(False, q, ("new_zeros",), Tensor.new_zeros, size)
                 continue
             zeros = q.new_zeros(size)
             assert isinstance(zeros, QTensor)
@@ -289,7 +302,7 @@ class LayoutCuts:
         q, dense = sample.quantized(), sample.quantized().dequantize()
         rows = sample.shape[0]
         if not can_cut(q, 0, chunk_sizes(rows, world)):
-            expect(False, q, ("split", "chunk", "slice"), lambda t: torch.chunk(t, world, 0))
+            expect(False, q, ("split", "chunk", "slice"), torch.chunk, world, 0)
             return
         chunks = torch.chunk(q, world, 0)
         for piece, expected in zip(chunks, torch.chunk(dense, world, 0), strict=True):
@@ -315,10 +328,12 @@ def expect_join(
     pieces: list[QTensor],
     dense: list[Tensor],
     names: tuple[str, ...],
-    op: Callable[[Any], Any],
+    op: Callable[..., Any],
+    *args: Any,
 ) -> None:
     """`expect` for ops on several tensors."""
-    expect(declared, pieces[0], names, lambda t: op(pieces if t is pieces[0] else dense), dense)
+    both = {True: pieces, False: dense}
+    expect(declared, pieces[0], names, lambda t: op(both[isinstance(t, QTensor)], *args))
 
 
 def _ranges(size: int) -> list[tuple[int, int]]:

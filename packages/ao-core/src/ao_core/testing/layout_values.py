@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -122,11 +123,12 @@ class LayoutValues:
     def test_copies_have_memory_of_their_own(self, sample: Sample) -> None:
         """Clone of all parts; contiguous is the tensor itself or one like it."""
         q = sample.quantized()
-        for other in (q.clone(), q.contiguous()):
+        for other in (q.contiguous(), q.clone()):
             assert isinstance(other, QTensor)
             assert (other.shape, other.dtype, other.spec) == (q.shape, q.dtype, q.spec)
             assert same_parts(other, q)
-        assert not q.numel() or not set(memory_of(q.clone())) & set(memory_of(q))
+        copied: Any = q.clone()
+        assert not q.numel() or not set(memory_of(copied)) & set(memory_of(q))
 
     def test_to_changes_the_outward_dtype(self, sample: Sample) -> None:
         """The values are rounded to it once; codes and scales stay as they are."""

@@ -34,7 +34,7 @@ class OptimizerSuite(Suite):
         """The optimizer over these parameters."""
         given = self.optimizer
         cls = registry.optimizers.get(given) if isinstance(given, str) else given
-        return cls(parameters, **{**self.options, **options})  # type: ignore[arg-type]
+        return cls(parameters, **{**self.options, **options})
 
     def problem(self, dtype: torch.dtype = torch.float32) -> _LeastSquares:
         """A convex problem with a known solution."""
@@ -167,14 +167,14 @@ class OptimizerSuite(Suite):
 
         def closure() -> Tensor:
             optimizer.zero_grad()
-            loss = problem()
+            loss: Tensor = problem()
             loss.backward()
             calls.append(float(loss.detach()))
             return loss
 
         with torch.no_grad():
-            returned = optimizer.step(closure)  # type: ignore[arg-type]
-        assert float(returned.detach()) == calls[0]  # type: ignore[union-attr]
+            returned: Any = optimizer.step(closure)  # type: ignore[arg-type]
+        assert float(returned.detach()) == calls[0]
         assert float(problem().detach()) < calls[0]
 
     def test_hooks(self) -> None:

@@ -259,9 +259,10 @@ class TransformSuite(Suite):
     @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
     def test_bad_weights(self, bad: float) -> None:
         """NaN and inf are refused by name, and leave the model as it was."""
-        model = nn.Sequential(nn.Linear(64, 16), nn.Linear(16, 16))
+        last = nn.Linear(16, 16)
+        model = nn.Sequential(nn.Linear(64, 16), last)
         with torch.no_grad():
-            model[1].weight[3, 5] = bad
+            last.weight[3, 5] = bad
         before = [p.detach().clone() for p in model.parameters()]
         with pytest.raises(QuantizationError, match=r"1\.weight"):
             quantize_(model, self.config)
