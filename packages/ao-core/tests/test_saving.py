@@ -142,7 +142,7 @@ def test_the_layout_of_files_is_the_usual_one(tmp_path):
     assert {"layers.nf4.weight.scale.qdata", "layers.nf4.weight.scale.scale"} < stored.keys()
     assert "head.weight" not in stored
     assert "cache" not in stored
-    assert stored["layers.mxfp4.weight.scale"].dtype == torch.uint8
+    assert stored["layers.mxfp4.weight.scale"].dtype == torch.float8_e8m0fnu
     assert torch.equal(stored["embed.weight"], model.embed.weight)
 
 
@@ -179,12 +179,16 @@ def test_other_programs_read_dense_tensors_of_every_dtype(tmp_path):
     }
     named |= {"flag": torch.tensor(True), "empty": torch.empty(0, 4)}
     named["f8"] = torch.ones(3).to(torch.float8_e5m2)
+    named["e8m0"] = torch.tensor([1.0, 4.0]).to(torch.float8_e8m0fnu)
+    named |= {"c64": torch.ones(3, dtype=torch.complex64), "u16": torch.ones(2, dtype=torch.uint16)}
     write_checkpoint(named.items(), tmp_path)
     read = load_file(tmp_path / "model.safetensors")
     assert read.keys() == named.keys()
     for name, tensor in named.items():
         assert read[name].dtype == tensor.dtype
-        assert torch.equal(read[name], tensor)
+        same = tensor.reshape(-1).view(torch.uint8)
+        assert torch.equal(read[name].reshape(-1).view(torch.uint8), same)
+        assert read[name].shape == tensor.shape
 
 
 @pytest.mark.parametrize(
@@ -195,8 +199,10 @@ def test_other_programs_read_dense_tensors_of_every_dtype(tmp_path):
         torch.tensor([1.0, 4.0]).to(torch.float8_e8m0fnu),
         torch.arange(3).to(torch.uint16),
         torch.randn(4, 6).t(),
+        torch.randn(3, dtype=torch.complex128).conj(),
+        torch.zeros(3, 4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
     ],
-    ids=["complex64", "complex128 scalar", "e8m0", "uint16", "not contiguous"],
+    ids=["complex64", "complex128 scalar", "e8m0", "uint16", "not contiguous", "conj", "float4"],
 )
 def test_unusual_buffers_come_back(tmp_path, tensor):
     model, new = nn.Module(), nn.Module()
@@ -206,8 +212,54 @@ def test_unusual_buffers_come_back(tmp_path, tensor):
     load_model(new, tmp_path)
     assert new.x.dtype == tensor.dtype
     assert new.x.shape == tensor.shape
-    same = tensor.contiguous().reshape(-1).view(torch.uint8)
+    same = tensor.resolve_conj().contiguous().reshape(-1).view(torch.uint8)
     assert torch.equal(new.x.contiguous().reshape(-1).view(torch.uint8), same)
+
+
+def test_files_of_a_directory_without_an_index_are_one_checkpoint(tmp_path):
+    source, target = quantized(), on_meta()
+    state = source.state_dict()
+    del state["head.weight"]
+    layers = {name: tensor for name, tensor in state.items() if name.startswith("layers.")}
+    for name, part in [
+        ("layers", layers),
+        ("others", {n: state[n] for n in state.keys() - layers}),
+    ]:
+        flat, metadata = state_dict_to_flat(part)
+        save_file(flat, tmp_path / f"{name}.safetensors", metadata=metadata)
+    (tmp_path / "._layers.safetensors").write_bytes(b"what a Mac leaves behind")
+    load_model(target, tmp_path)
+    assert_same(source, target)
+    names = [file.name for file in open_checkpoint(tmp_path).files]
+    assert names == ["layers.safetensors", "others.safetensors"]
+
+
+def test_an_open_checkpoint_outlives_the_next_save(tmp_path):
+    save_model(quantized(seed=1), tmp_path)
+    opened = open_checkpoint(tmp_path)
+    save_model(quantized(seed=2), tmp_path)
+    assert torch.equal(opened.load("embed.weight"), quantized(seed=1).embed.weight)
+
+
+def test_what_is_read_is_memory_of_its_own(tmp_path):
+    save_model(quantized(), tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    opened = open_checkpoint(tmp_path)
+    first = opened.load("embed.weight")
+    kept = first.clone()
+    first.zero_()
+    assert torch.equal(opened.load("embed.weight"), kept)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has no such modes")
+@pytest.mark.parametrize("size", ["5GB", 8000])
+def test_files_have_the_mode_of_other_files(tmp_path, size):
+    (tmp_path / "other").touch()
+    save_model(quantized(), tmp_path, max_shard_size=size)
+    assert {file.stat().st_mode for file in tmp_path.iterdir()} == {
+        (tmp_path / "other").stat().st_mode
+    }
 
 
 def test_transposed_and_flattened_weights_keep_their_view(tmp_path):

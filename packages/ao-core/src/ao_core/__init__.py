@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ao_core.report import Report
     from ao_core.spec import WHOLE, Spec
     from ao_core.tensor import ComputeWeight, QTensor, quantize_tensor
-    from ao_core.tensor.saving import load_model, save_model
+    from ao_core.tensor.saving import load_model, open_checkpoint, save_model
 
 #: public name -> module that defines it
 _MODULES = {
@@ -66,6 +66,7 @@ _MODULES = {
     "int_dtype": "ao_core.dtypes",
     "kernels": "ao_core.dispatch",
     "load_model": "ao_core.tensor.saving",
+    "open_checkpoint": "ao_core.tensor.saving",
     "quantize_": "ao_core.quantize",
     "quantize_tensor": "ao_core.tensor",
     "register": "ao_core.registry",
@@ -105,6 +106,7 @@ __all__ = [
     "int_dtype",
     "kernels",
     "load_model",
+    "open_checkpoint",
     "quantize_",
     "quantize_tensor",
     "register",

@@ -15,9 +15,9 @@ from torch import Tensor
 from ao_core.errors import AoError, CheckpointError
 from ao_core.spec import Spec
 from ao_core.tensor.relayout import native
-from ao_core.tensor.saving.header import Header, Provider, names_of, parse_header
+from ao_core.tensor.saving.header import Provider, names_of
 from ao_core.tensor.saving.leaves import Record, dtype_of, rebuild
-from ao_core.tensor.saving.shards import Shard, Slot, read_shard, read_tensor, restore
+from ao_core.tensor.saving.shards import Shard, Slot, open_shard
 
 __all__ = ["INDEX", "SHARD_NAME", "SINGLE", "Checkpoint", "Entry", "open_checkpoint"]
 
@@ -25,6 +25,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 #: eight hexadecimal digits tell apart two checkpoints that are in one place for a moment
 SHARD_NAME = re.compile(r"model(-[0-9a-f]{8})?-\d{5}-of-\d{5}\.safetensors")
+_NUMBERED = re.compile(r"(.*-)\d{5}-of-(\d{5})\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
@@ -56,8 +57,10 @@ class Checkpoint:
     ties: dict[str, str]
     #: who provides the number formats and layouts
     providers: tuple[Provider, ...]
+    #: every plain tensor, by name
     slots: dict[str, Slot]
-    headers: tuple[Header, ...]
+    #: of the quantized entries
+    records: dict[str, Record]
 
     @property
     def nbytes(self) -> int:
@@ -76,17 +79,14 @@ class Checkpoint:
             fqns: count only what these entries need; None: all of them.
         """
         names = self.entries if fqns is None else fqns
-        records = [_record_of(self.headers, fqn) for fqn in names]
-        needed = {name for record in records if record is not None for name in names_of(record)}
+        records = [self.records[fqn] for fqn in names if fqn in self.records]
+        needed = {name for record in records for name in names_of(record)}
         needs = [p for p in self.providers if (p.kind, p.name) in needed]
         return [text for provider in needs if (text := provider.missing())]
 
     def read(self, leaf: str, *, verify: bool = True) -> Tensor:
         """One plain tensor, e.g. "encoder.0.weight.scale", on the CPU; needs no plugin."""
-        header = next((h for h in self.headers if leaf in h.crcs), None)
-        crc = header.crcs[leaf] if verify and header is not None else None
-        form = next((h.raw[leaf] for h in self.headers if leaf in h.raw), None)
-        return restore(read_tensor(self.slots[leaf], crc), form)
+        return self.slots[leaf].read(verify=verify)
 
     def load(self, fqn: str, *, device: torch.device | str = "cpu", verify: bool = True) -> Tensor:
         """A parameter or buffer; a quantized one in the layout of the best kernel on the device.
@@ -100,9 +100,9 @@ class Checkpoint:
             raise CheckpointError(f"{self.path}: {fqn} needs {'; and '.join(missing)}")
 
         def take(leaf: str) -> Tensor:
-            return self.read(leaf, verify=verify).to(device)
+            return self.slots[leaf].read(device, verify=verify)
 
-        record = _record_of(self.headers, fqn)
+        record = self.records.get(fqn)
         try:
             return take(fqn) if record is None else native(rebuild(fqn, record, take))
         except CheckpointError:
@@ -114,39 +114,42 @@ class Checkpoint:
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a directory that `save_model` or anybody else wrote, an index, or one safetensors file.
 
+    Of a directory with neither an index nor a `model.safetensors`, all safetensors files are one
+    checkpoint.
+
     Raises:
         CheckpointError: there is none, or it is a pickle, damaged, incomplete or too new.
     """
     path = Path(path)
     shards = _shards(path)
-    headers = []
-    for shard in shards:
-        try:
-            headers.append(parse_header(shard.metadata))
-        except CheckpointError as error:
-            raise CheckpointError(f"{shard.path}: {error}") from error
+    headers = [shard.header for shard in shards]
     slots: dict[str, Slot] = {}
     for shard in shards:
         if twice := slots.keys() & shard.slots.keys():
-            raise CheckpointError(f"{shard.path}: {sorted(twice)[0]!r} is in another file too")
+            name = min(twice)
+            raise CheckpointError(
+                f"{shard.path}: {name!r} is in {slots[name].path.name} too; open one file by its path"
+            )
         slots |= shard.slots
     entries: dict[str, Entry] = {}
     inside: set[str] = set()
-    for shard, header in zip(shards, headers, strict=True):
-        for fqn, record in header.records.items():
+    for shard in shards:
+        for fqn, record in shard.header.records.items():
+            if fqn in slots or fqn in entries:
+                raise CheckpointError(f"{shard.path}: {fqn!r} is there twice")
             entry = _quantized(fqn, record, shard)
             entries[fqn] = entry
             inside.update(entry.leaves)
     for name, slot in slots.items():
         if name not in inside:
-            raw = next((h.raw[name] for h in headers if name in h.raw), (slot.dtype, slot.shape))
-            entries[name] = Entry(name, raw[1], raw[0], slot.nbytes, None, (name,))
+            entries[name] = Entry(name, slot.shape, slot.dtype, slot.nbytes, None, (name,))
     ties = {name: owner for header in headers for name, owner in header.ties.items()}
     for name, owner in ties.items():
         if owner not in entries:
             raise CheckpointError(f"{path}: {name!r} is tied to {owner!r}, which is missing")
     providers = sorted({p for h in headers for p in h.providers}, key=lambda p: (p.kind, p.name))
-    return Checkpoint(path, entries, ties, tuple(providers), slots, tuple(headers))
+    records = {fqn: record for header in headers for fqn, record in header.records.items()}
+    return Checkpoint(path, entries, ties, tuple(providers), slots, records)
 
 
 def _quantized(fqn: str, record: Record, shard: Shard) -> Entry:
@@ -167,35 +170,39 @@ def _leaves(fqn: str, record: Record) -> list[str]:
     return names
 
 
-def _record_of(headers: tuple[Header, ...], fqn: str) -> Record | None:
-    return next((h.records[fqn] for h in headers if fqn in h.records), None)
-
-
 def _shards(path: Path) -> list[Shard]:
     """The files of a checkpoint; an index counts more than a single file beside it."""
     if not path.exists():
         raise CheckpointError(f"{path}: there is no such directory or file")
     if path.is_file():
-        return _indexed(path) if path.suffix == ".json" else [read_shard(path)]
+        return _indexed(path) if path.suffix == ".json" else [open_shard(path)]
     if (path / INDEX).exists():
         return _indexed(path / INDEX)
     if (path / SINGLE).exists():
-        return [read_shard(path / SINGLE)]
-    names = sorted(file.name for file in path.iterdir())
-    pickles = [name for name in names if name.endswith(_PICKLES)]
-    others = [name for name in names if name.endswith(".safetensors")]
-    if any(SHARD_NAME.fullmatch(name) for name in others):
-        hint = "; it has shards without an index: an unfinished copy, or a save that was killed"
-    elif others:
-        hint = f"; it has {', '.join(others[:5])}: give the path of one of them"
-    elif pickles:
-        hint = (
-            f"; {', '.join(pickles[:5])} is a pickle, which can run code when it is loaded, so ao "
-            "does not: convert it to safetensors first"
-        )
-    else:
-        hint = ""
-    raise CheckpointError(f"{path}: neither {SINGLE} nor {INDEX} is here{hint}")
+        return [open_shard(path / SINGLE)]
+    if files := sorted(path.glob("[!.]*.safetensors")):
+        _check_numbers(files)
+        return [open_shard(file) for file in files]
+    pickles = sorted(file.name for file in path.iterdir() if file.name.endswith(_PICKLES))
+    hint = (
+        f"; {', '.join(pickles[:5])} is a pickle, which can run code when it is loaded, so ao "
+        "does not: convert it to safetensors first"
+    )
+    raise CheckpointError(f"{path}: no safetensors file is here{hint if pickles else ''}")
+
+
+def _check_numbers(files: list[Path]) -> None:
+    """Raise `CheckpointError` if files that are numbered "2 of 3" are not all there."""
+    names = {file.name for file in files}
+    for file in files:
+        if match := _NUMBERED.fullmatch(file.name):
+            start, count = match.groups()
+            wanted = {f"{start}{i + 1:05}-of-{count}.safetensors" for i in range(int(count))}
+            if lost := sorted(wanted - names):
+                raise CheckpointError(
+                    f"{file.parent}: {lost[0]} is missing, and so is {INDEX}: an unfinished copy, "
+                    "or a save that was killed"
+                )
 
 
 def _indexed(index: Path) -> list[Shard]:
@@ -213,13 +220,13 @@ def _indexed(index: Path) -> list[Shard]:
         raise CheckpointError(f"{index}: corrupted, it does not parse: {error!r}") from error
     if absent := [file for file in files if not (index.parent / file).is_file()]:
         raise CheckpointError(f"{index}: lists {', '.join(absent)}, which is missing")
-    shards = [read_shard(index.parent / file) for file in files]
+    shards = [open_shard(index.parent / file) for file in files]
     for shard in shards:
         listed = {name for name, file in weight_map.items() if file == shard.path.name}
         if lost := sorted(listed - shard.slots.keys()):
             raise CheckpointError(f"{shard.path}: lacks {lost[0]!r}, which {index.name} lists")
         if extra := sorted(shard.slots.keys() - listed):
             raise CheckpointError(f"{index}: does not list {extra[0]!r} of {shard.path.name}")
-        if checksums.get(shard.path.name, shard.crc32) != shard.crc32:
+        if checksums.get(shard.path.name, shard.header.crc32) != shard.header.crc32:
             raise CheckpointError(f"{shard.path}: is of another checkpoint than {index.name}")
     return shards

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata as distributions
+
+import torch
 
 from ao_core.__about__ import __version__
 from ao_core.errors import AoError, CheckpointError
 from ao_core.registry import CORE, IN_PROCESS, registry
 from ao_core.spec import Spec
 from ao_core.tensor.saving.leaves import Record, check_record, dtype_name, dtype_of
-from ao_core.tensor.saving.shards import Form, stored_form
 
 __all__ = [
     "FORMAT_VERSION",
+    "Form",
     "Header",
     "Provider",
     "header_of",
@@ -26,6 +29,8 @@ __all__ = [
 
 #: of the header; a reader accepts its own version and older ones
 FORMAT_VERSION = 1
+#: dtype and shape of a plain tensor
+Form = tuple[torch.dtype, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Provider:
 def header_of(
     records: Mapping[str, Record],
     ties: Mapping[str, str],
-    forms: Mapping[str, Form],
+    raw: Mapping[str, Form],
     crcs: Mapping[str, str],
 ) -> dict[str, str]:
     """The metadata of a file.
@@ -64,24 +69,20 @@ def header_of(
     Args:
         records: of the quantized tensors, by name.
         ties: names that stand for another name's tensor.
-        forms: of all plain tensors in the file.
+        raw: of the plain tensors that are stored as bytes.
         crcs: checksums of the plain tensors; may be empty.
     """
-    raw = {
-        name: {"dtype": dtype_name(form[0]), "shape": list(form[1])}
-        for name, form in forms.items()
-        if stored_form(*form) != form
-    }
     header = {
         "version": FORMAT_VERSION,
         "ao_core": __version__,
         "tensors": dict(records),
         "ties": dict(ties),
-        "raw": raw,
+        "raw": {n: {"dtype": dtype_name(d), "shape": list(s)} for n, (d, s) in raw.items()},
         "crc32": dict(crcs),
         "providers": [vars(provider) for provider in providers_of(records.values())],
     }
-    return {"format": "pt", "ao": json.dumps(header, separators=(",", ":"))}
+    text = json.dumps(header, separators=(",", ":"))
+    return {"format": "pt", "ao": text, "ao_crc32": _crc32(text)}
 
 
 @dataclass(frozen=True)
@@ -93,18 +94,23 @@ class Header:
     raw: dict[str, Form]
     crcs: dict[str, str]
     providers: tuple[Provider, ...]
+    #: of all that, and with it of the checksums of the tensors; None: ao did not write it
+    crc32: str | None = None
 
 
 def parse_header(metadata: Mapping[str, str]) -> Header:
     """Read the metadata of a file; of one that ao did not write, an empty header.
 
     Raises:
-        CheckpointError: it is of a newer version, or malformed.
+        CheckpointError: it is corrupted, malformed or of a newer version.
     """
-    if "ao" not in metadata:
+    if not metadata.keys() & {"ao", "ao_crc32"}:
         return Header({}, {}, {}, {}, ())
+    text = metadata.get("ao", "")
+    if metadata.get("ao_crc32") != _crc32(text):
+        raise CheckpointError("corrupted, the checksum of the header of ao is wrong")
     try:
-        data = json.loads(metadata["ao"])
+        data = json.loads(text)
         if data["version"] > FORMAT_VERSION:
             raise CheckpointError(
                 f"format version {data['version']}, written by ao-core {data.get('ao_core')}; this "
@@ -118,10 +124,11 @@ def parse_header(metadata: Mapping[str, str]) -> Header:
             raw={n: (dtype_of(f["dtype"]), tuple(f["shape"])) for n, f in data["raw"].items()},
             crcs=data["crc32"],
             providers=tuple(Provider(**provider) for provider in data["providers"]),
+            crc32=metadata["ao_crc32"],
         )
     except CheckpointError:
         raise
-    except (AoError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (AoError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"the header of ao is malformed: {error!r}") from error
 
 
@@ -146,6 +153,10 @@ def names_of(record: Record) -> Iterator[tuple[str, str]]:
     for nested in record["parts"].values():
         if nested is not None:
             yield from names_of(nested)
+
+
+def _crc32(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
 
 
 def _version(dist: str) -> str:

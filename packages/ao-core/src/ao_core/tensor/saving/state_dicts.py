@@ -15,7 +15,7 @@ from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import native
 from ao_core.tensor.saving.header import header_of, parse_header
 from ao_core.tensor.saving.leaves import Record, flatten, rebuild
-from ao_core.tensor.saving.shards import Form, restore, store
+from ao_core.tensor.saving.shards import restore, store
 
 __all__ = ["flat_to_state_dict", "state_dict_to_flat", "untie"]
 
@@ -61,17 +61,15 @@ def state_dict_to_flat(state_dict: Mapping[str, Any]) -> tuple[dict[str, Tensor]
     kept, ties = untie(state_dict)
     flat: dict[str, Tensor] = {}
     records: dict[str, Record] = {}
-    forms: dict[str, Form] = {}
     for name, tensor in kept.items():
         leaves, record = flatten(name, tensor)
         if record is not None:
             records[name] = record
-        for leaf, plain in leaves.items():
-            if leaf in flat:
-                raise CheckpointError(f"two tensors would be stored as {leaf!r}; rename {name!r}")
-            forms[leaf] = (plain.dtype, tuple(plain.shape))
-            flat[leaf] = store(plain)
-    return flat, header_of(records, ties, forms, {})
+        if twice := flat.keys() & leaves.keys():
+            raise CheckpointError(f"two tensors would be stored as {min(twice)!r}; rename one")
+        flat |= leaves
+    stored, raw = store(flat)
+    return stored, header_of(records, ties, raw, {})
 
 
 def flat_to_state_dict(
@@ -85,9 +83,11 @@ def flat_to_state_dict(
     header = parse_header(metadata)
     if missing := [text for p in header.providers if (text := p.missing())]:
         raise CheckpointError(f"the tensors need {'; and '.join(missing)}")
-    left = {name: restore(tensor, header.raw.get(name)) for name, tensor in tensors.items()}
+    left = dict(tensors)
     out: dict[str, Tensor] = {}
     try:
+        for name, form in header.raw.items():
+            left[name] = restore(left[name], form)
         for name, record in header.records.items():
             out[name] = native(rebuild(name, record, left.pop))
         out |= left

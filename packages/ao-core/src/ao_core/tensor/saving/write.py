@@ -12,11 +12,10 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -25,7 +24,7 @@ from ao_core.tensor.saving.checkpoint import INDEX, SHARD_NAME, SINGLE
 from ao_core.tensor.saving.header import header_of
 from ao_core.tensor.saving.leaves import Record, check_storable, flatten
 from ao_core.tensor.saving.owners import check_no_extra_state, owners_of
-from ao_core.tensor.saving.shards import Form, write_shard
+from ao_core.tensor.saving.shards import checksum, store, write_shard
 from ao_core.tensor.saving.state_dicts import untie
 
 __all__ = ["save_model", "write_checkpoint"]
@@ -35,19 +34,12 @@ _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _UNFINISHED = ".saving-"
 
 
-@dataclass(frozen=True)
-class _Item:
-    """A parameter or buffer that is to be written."""
+class _Written(NamedTuple):
+    """A file of tensors that is complete."""
 
-    fqn: str
-    tensor: Tensor
-    record: Record | None
-    #: of its plain tensors, by name
-    forms: dict[str, Form]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(prod(shape) * dtype.itemsize for dtype, shape in self.forms.values())
+    #: bytes of each plain tensor
+    nbytes: dict[str, int]
+    crc32: str
 
 
 def save_model(
@@ -64,6 +56,7 @@ def save_model(
         model: with quantized and dense tensors on any real device.
         dir: created where it does not exist.
         max_shard_size: bytes, or "200MB", "5GB", "1GiB"; a larger parameter has a file of its own.
+            What a GPU or a kernel's layout holds is copied to the CPU for one file at a time.
 
     Raises:
         CheckpointError: a tensor cannot be saved, or the disk is full; what was there is unchanged.
@@ -104,7 +97,7 @@ def write_checkpoint(
         work = target / f"{_UNFINISHED}{secrets.token_hex(4)}"
         work.mkdir()
         try:
-            _commit(target, work, _write(work, _shards(tensors, limit), ties))
+            _commit(target, work, _write(work, tensors, ties, limit))
         finally:
             shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
@@ -114,50 +107,43 @@ def write_checkpoint(
         ) from error
 
 
-def _shards(tensors: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[list[_Item]]:
-    """Fill shards in the order of the tensors; all parts of a tensor stay in one."""
-    shard: list[_Item] = []
+def _write(
+    work: Path, tensors: Iterable[tuple[str, Tensor]], ties: dict[str, str], limit: int
+) -> list[_Written]:
+    """Write shards `0`, `1`, … in the order of the tensors; all parts of a tensor are in one."""
+    written: list[_Written] = []
+    shard: dict[str, Tensor] = {}
+    records: dict[str, Record] = {}
     room, seen = limit, set[str]()
     for fqn, tensor in tensors:
         leaves, record = flatten(fqn, tensor)
-        forms = {name: (leaf.dtype, tuple(leaf.shape)) for name, leaf in leaves.items()}
-        if twice := seen & forms.keys():
+        if twice := seen & leaves.keys():
             raise CheckpointError(f"two tensors would be stored as {min(twice)!r}; rename one")
-        seen |= forms.keys()
-        item = _Item(fqn, tensor, record, forms)
-        if shard and item.nbytes > room:
-            yield shard
-            shard, room = [], limit
-        shard.append(item)
-        room -= item.nbytes
-    yield shard
-
-
-def _write(
-    work: Path, shards: Iterable[list[_Item]], ties: dict[str, str]
-) -> list[tuple[dict[str, Form], str]]:
-    """Write and sync the shards as `0`, `1`, …; returns the contents and checksum of each."""
-    written = []
-    for number, shard in enumerate(shards):
-        forms = {name: form for item in shard for name, form in item.forms.items()}
-        written.append((forms, _write_one(work / str(number), shard, forms, ties)))
+        seen |= leaves.keys()
+        nbytes = sum(leaf.nbytes for leaf in leaves.values())
+        if shard and nbytes > room:
+            written.append(_write_one(work / str(len(written)), shard, records, ties))
+            shard, records, room = {}, {}, limit
+        shard |= leaves
+        if record is not None:
+            records[fqn] = record
+        room -= nbytes
+    written.append(_write_one(work / str(len(written)), shard, records, ties))
     return written
 
 
-def _write_one(path: Path, shard: list[_Item], forms: dict[str, Form], ties: dict[str, str]) -> str:
-    items = {name: item for item in shard for name in item.forms}
-    fqns = {item.fqn for item in shard}
-    records = {item.fqn: item.record for item in shard if item.record is not None}
-    tied = {name: owner for name, owner in ties.items() if owner in fqns}
-
-    def fetch(name: str) -> Tensor:
-        # a kernel's layout is converted again for each part, so that only one tensor is held twice
-        return flatten(items[name].fqn, items[name].tensor)[0][name]
-
-    return write_shard(path, forms, fetch, lambda crcs: header_of(records, tied, forms, crcs))
+def _write_one(
+    path: Path, shard: dict[str, Tensor], records: dict[str, Record], ties: dict[str, str]
+) -> _Written:
+    stored, raw = store({name: leaf.cpu() for name, leaf in shard.items()})
+    tied = {name: owner for name, owner in ties.items() if owner in shard or owner in records}
+    crcs = {name: checksum(leaf) for name, leaf in stored.items()}
+    metadata = header_of(records, tied, raw, crcs)
+    write_shard(path, stored, metadata)
+    return _Written({name: leaf.nbytes for name, leaf in stored.items()}, metadata["ao_crc32"])
 
 
-def _commit(target: Path, work: Path, written: list[tuple[dict[str, Form], str]]) -> None:
+def _commit(target: Path, work: Path, written: list[_Written]) -> None:
     """Make the files in `work` the checkpoint of `target`; the last rename or removal decides."""
     names = _names(target, len(written))
     if len(names) > 1:
@@ -189,15 +175,14 @@ def _names(target: Path, count: int) -> list[str]:
     return [name.replace("model-", f"model-{token}-") for name in names]
 
 
-def _write_index(path: Path, names: list[str], written: list[tuple[dict[str, Form], str]]) -> None:
-    weight_map: dict[str, str] = {}
-    total = 0
-    for name, (forms, _) in zip(names, written, strict=True):
-        weight_map |= dict.fromkeys(forms, name)
-        total += sum(prod(shape) * dtype.itemsize for dtype, shape in forms.values())
-    checksums = {name: crc for name, (_, crc) in zip(names, written, strict=True)}
+def _write_index(path: Path, names: list[str], written: list[_Written]) -> None:
+    files = dict(zip(names, written, strict=True))
+    weight_map = {leaf: name for name, file in files.items() for leaf in file.nbytes}
     index = {
-        "metadata": {"total_size": total, "ao_crc32": checksums},
+        "metadata": {
+            "total_size": sum(sum(file.nbytes.values()) for file in written),
+            "ao_crc32": {name: file.crc32 for name, file in files.items()},
+        },
         "weight_map": dict(sorted(weight_map.items())),
     }
     with path.open("x", encoding="utf-8") as file:
