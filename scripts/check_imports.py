@@ -9,6 +9,7 @@ from pathlib import Path
 from workspace import module_name, packages
 
 #: every module of ao_core, highest first; `|`: not knowing each other, `:`: free, `()`: optional
+# --8<-- [start:layers] shown in docs/design.md
 CORE_LAYERS = (
     "(cli) | (testing)",
     "(recipes) : (quantize) : (report) : (targets) : (explanation)",
@@ -24,6 +25,7 @@ CORE_LAYERS = (
     "records",
     "spec : errors",
 )
+# --8<-- [end:layers]
 #: optional or foreign packages, and the modules of ao_core that may import them
 OPTIONAL = {
     "typer": ("cli",),

@@ -73,7 +73,8 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 def recipes_by_kind() -> tuple[list[Recipe], list[Recipe]]:
     """Recipes that store weights in low precision, and those that compute in it."""
-    stored, computed = [], []
+    stored: list[Recipe] = []
+    computed: list[Recipe] = []
     for recipe in registry.recipes.values():
         (stored if isinstance(weight_of(recipe), QTensor) else computed).append(recipe)
     return stored, computed

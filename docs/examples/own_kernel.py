@@ -39,13 +39,17 @@ ROW_BLOCKS = Kernel(
     device="cpu",
     fn=row_blocks_linear,
     priority=1,  # above the reference (-100); the bands are 0 torch-native, 50 compiled, 100 CUDA
-    available=lambda: None,  # what the machine lacks, asked once: "needs sm_90, found sm_80"
+    available=lambda: (
+        None
+    ),  # what the machine lacks, asked once: "needs sm_90, found sm_80"
     accepts=accepts,
 )
 # --8<-- [end:kernel]
 
 # --8<-- [start:use]
-register(ROW_BLOCKS)  # before any kernel is selected; a plugin returns it from ao_kernels()
+register(
+    ROW_BLOCKS
+)  # before any kernel is selected; a plugin returns it from ao_kernels()
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 64))

@@ -70,7 +70,9 @@ register(HalvesByColumn())
 
 generator = torch.Generator().manual_seed(0)
 w, x = torch.randn(8, 64, generator=generator), torch.randn(4, 64, generator=generator)
-halves = quantize_tensor(w, Spec("uint4", (1, 32), "bfloat16", zero="int", layout="halves"))
+halves = quantize_tensor(
+    w, Spec("uint4", (1, 32), "bfloat16", zero="int", layout="halves")
+)
 values = halves.dequantize()
 print(halves)
 

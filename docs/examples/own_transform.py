@@ -34,7 +34,9 @@ class Int4SearchedConfig(Config):
 
     def __post_init__(self) -> None:
         if self.group_size < 1:
-            raise ConfigError(f"group_size={self.group_size!r}: must be positive, e.g. 128")
+            raise ConfigError(
+                f"group_size={self.group_size!r}: must be positive, e.g. 128"
+            )
         if self.steps < 1:
             raise ConfigError(f"steps={self.steps!r}: must be positive, e.g. 8")
 
@@ -54,7 +56,10 @@ def searched_scale(w, spec, steps):
             quantize_affine(w, dtype, spec.block, scale), dtype, spec.block, scale
         )
         error = (w - approx).square().unflatten(1, (-1, spec.block[1])).sum(-1)
-        best, least = torch.where(error < least, scale, best), torch.minimum(error, least)
+        best, least = (
+            torch.where(error < least, scale, best),
+            torch.minimum(error, least),
+        )
     return best
 
 
@@ -65,9 +70,13 @@ def apply(weight, config, target):
             f"searches scales of 2-D weights only, {target.fqn} has {weight.dim()} dimensions"
         )
     if weight.shape[1] % config.group_size:
-        return Skip(f"group_size={config.group_size} does not divide its {weight.shape[1]} columns")
+        return Skip(
+            f"group_size={config.group_size} does not divide its {weight.shape[1]} columns"
+        )
     spec = Spec("int4", (1, config.group_size), layout="packed")
-    return quantize_tensor(weight, spec, scale=searched_scale(weight.float(), spec, config.steps))
+    return quantize_tensor(
+        weight, spec, scale=searched_scale(weight.float(), spec, config.steps)
+    )
 
 
 # --8<-- [end:apply]
@@ -89,7 +98,9 @@ assert plain + 0.5 < searched < plain + 2
 print(f"int4 in groups of 128: {plain:.1f} dB, with searched scales {searched:.1f} dB")
 
 # a configuration is data: JSON, YAML and FqnToConfig work without further code
-assert config_from_json(config_to_json(Int4SearchedConfig(32))) == Int4SearchedConfig(32)
+assert config_from_json(config_to_json(Int4SearchedConfig(32))) == Int4SearchedConfig(
+    32
+)
 
 # what it cannot do is in the report
 print(quantize_(nn.Linear(100, 10), "int4_searched"))

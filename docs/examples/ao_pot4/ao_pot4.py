@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass
 
-from ao_core import Config, Recipe, Spec, Transform, codebook_dtype, hookimpl, quantize_tensor
+from ao_core import (
+    Config,
+    Recipe,
+    Spec,
+    Transform,
+    codebook_dtype,
+    hookimpl,
+    quantize_tensor,
+)
 
 # the magnitudes 1, 1/2, … 1/64 of both signs, 0, and 1/128 in the code that is left
 POWERS = [2.0**-e for e in range(7)]
@@ -17,7 +25,9 @@ class Pot4Config(Config):
 
 
 def apply(weight, config, target):
-    spec = Spec("pot4", block=(1, config.group_size), scale_dtype="bfloat16", layout="packed")
+    spec = Spec(
+        "pot4", block=(1, config.group_size), scale_dtype="bfloat16", layout="packed"
+    )
     return quantize_tensor(weight, spec)
 
 
