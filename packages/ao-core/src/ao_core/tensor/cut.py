@@ -23,6 +23,7 @@ __all__ = [
     "geometry",
     "join",
     "narrow",
+    "owned",
     "part_size",
     "same_kind",
     "select",
@@ -54,9 +55,10 @@ def _axis(tensor: QTensor, axes: Geometry, name: str, dim: int, op: str) -> Part
 
 def narrow(tensor: QTensor, dim: int, start: int, length: int) -> QTensor:
     """`length` elements from `start` along the outward dimension `dim`, as views of the parts."""
-    tensor = _cuttable(tensor, "slice")
-    inner = tensor.order[dim]
+    whole, tensor = tensor, _cuttable(tensor, "slice")
+    inner, size, end = tensor.order[dim], tensor.shape[dim], start + length
     parts: Parts = {}
+    borrowed = set() if tensor is whole else set(tensor.part_names)
     for name, axes in geometry(tensor, "slice").items():
         part = getattr(tensor, name)
         axis = _axis(tensor, axes, name, inner, "slice")
@@ -68,16 +70,21 @@ def narrow(tensor: QTensor, dim: int, start: int, length: int) -> QTensor:
                     f"start={start} cuts through {axis.values} elements of {name!r}",
                 )
             first = start // axis.values * axis.entries
+            if end % axis.values and end != size:
+                borrowed.add(name)
             part = part.narrow(inner, first, -(-length // axis.values) * axis.entries)
+        elif length != size:
+            borrowed.add(name)
         parts[name] = part
     shape = list(tensor.shape)
     shape[dim] = length
-    return tensor.like(parts, tuple(shape))
+    return _lent(tensor.like(parts, tuple(shape)), borrowed)
 
 
 def select(tensor: QTensor, dim: int, index: int) -> QTensor:
     """One index along `dim`, which disappears from the shape and the block."""
-    tensor = _cuttable(tensor, "select")
+    whole, tensor = tensor, _cuttable(tensor, "select")
+    borrowed = set() if tensor is whole else set(tensor.part_names)
     inner, ndim = tensor.order[dim], tensor.dim()
     if ndim == 1:
         raise _refuse("select", tensor, "a single element has no block; call .dequantize() first")
@@ -90,12 +97,26 @@ def select(tensor: QTensor, dim: int, index: int) -> QTensor:
         ):
             raise _refuse("select", tensor, f"elements along dimension {dim} are packed together")
         entry = 0 if axis is SHARED else index // axis.values
+        if (axis is SHARED or axis.values > 1) and tensor.shape[dim] > 1:
+            borrowed.add(name)
         parts[name] = getattr(tensor, name).select(inner, entry)
     block = block_of(tensor.spec, ndim)
     spec = replace(tensor.spec, block=block[:inner] + block[inner + 1 :])
     order = tuple(i - (i > inner) for i in tensor.order if i != inner)
     shape = tuple(s for d, s in enumerate(tensor.shape) if d != dim)
-    return tensor.like(parts, shape, spec=spec, order=order)
+    return _lent(tensor.like(parts, shape, spec=spec, order=order), borrowed)
+
+
+def owned(tensor: QTensor) -> QTensor:
+    """A tensor with memory of its own."""
+    tensor._borrowed = frozenset()
+    return tensor
+
+
+def _lent(piece: QTensor, borrowed: set[str]) -> QTensor:
+    """Mark the parts of a piece that cannot be written without changing, or missing, the rest."""
+    piece._borrowed |= borrowed
+    return piece
 
 
 def join(tensors: Sequence[QTensor], dim: int) -> QTensor:
@@ -121,7 +142,7 @@ def join(tensors: Sequence[QTensor], dim: int) -> QTensor:
         parts[name] = torch.cat(pieces, inner)
     shape = list(first.shape)
     shape[dim] = sum(t.shape[dim] for t in tensors)
-    return first.like(parts, tuple(shape))
+    return owned(first.like(parts, tuple(shape)))
 
 
 def stack(tensors: Sequence[QTensor], dim: int) -> QTensor:

@@ -85,6 +85,8 @@ class QTensor(Tensor):
         # the kernel of each kind of call, found once; see `linear`
         self._bound: dict[Any, Callable[..., Tensor]] = {}
         self._epoch = -1
+        #: parts that other elements of a larger tensor need too, or that are a copy of theirs
+        self._borrowed: frozenset[str] = frozenset()
 
     # -- what it is ------------------------------------------------------------------------------
 
@@ -135,7 +137,9 @@ class QTensor(Tensor):
             "flat_from": self.flat_from,
             **changes,
         }
-        return QTensor(parts, shape=tuple(self.shape if shape is None else shape), **values)
+        out = QTensor(parts, shape=tuple(self.shape if shape is None else shape), **values)
+        out._borrowed = self._borrowed
+        return out
 
     def map_leaves(self, fn: Callable[[Tensor], Tensor], **changes: Any) -> QTensor:
         """The same tensor with `fn` applied to every part (also to nested ones)."""
@@ -180,17 +184,18 @@ class QTensor(Tensor):
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
-        # bound kernels belong to this process
-        return {k: v for k, v in self.__dict__.items() if k not in ("_bound", "_epoch")}
+        # bound kernels and lent memory belong to this process
+        return {k: v for k, v in self.__dict__.items() if k not in ("_bound", "_epoch", "_borrowed")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _bound={}, _epoch=-1)
+        self.__dict__.update(state, _bound={}, _epoch=-1, _borrowed=frozenset())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QTensor:
         if id(self) in memo:
             return memo[id(self)]  # type: ignore[no-any-return]
         with torch.no_grad():
             copy = self.map_leaves(torch.clone)
+        copy._borrowed = frozenset()
         copy.requires_grad_(self.requires_grad)
         if getattr(self, "_is_param", False):  # how torch marks a subclass as a Parameter
             copy._is_param = True

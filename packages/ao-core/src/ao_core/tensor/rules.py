@@ -33,7 +33,7 @@ def _alias(func: Any, args: Args, kwargs: Kwargs) -> Any:
 @rule(aten.clone.default, aten.contiguous.default)
 def _clone(func: Any, args: Args, kwargs: Kwargs) -> Any:
     # parts keep their own memory format: the outward strides are only a view of them
-    return _aliased(func, args, kwargs, args[0].map_leaves(torch.clone))
+    return _aliased(func, args, kwargs, cut.owned(args[0].map_leaves(torch.clone)))
 
 
 @rule(aten._to_copy.default)
@@ -47,9 +47,9 @@ def _to_copy(func: Any, args: Args, kwargs: Kwargs) -> Any:
     if device.type == tensor.device.type and (
         dtype == tensor.dtype or tensor.layout_record.canonical
     ):
-        return tensor.map_leaves(lambda part: func(part, **move), dtype=dtype)
+        return cut.owned(tensor.map_leaves(lambda part: func(part, **move), dtype=dtype))
     moved = tensor.canonical().map_leaves(lambda part: func(part, **move), dtype=dtype)
-    return moved if device.type == "meta" else native(moved)
+    return cut.owned(moved if device.type == "meta" else native(moved))
 
 
 @rule(aten.copy_.default)
@@ -58,6 +58,7 @@ def _copy_(func: Any, args: Args, kwargs: Kwargs) -> Any:
     if not isinstance(target, QTensor):
         return func(target, source.dequantize(), *args[2:], **kwargs)
     if isinstance(source, QTensor) and cut.same_kind(target, source):
+        _check_writable(target, source)
         for name in target.part_names:
             getattr(target, name).copy_(getattr(source, name), *args[2:])
     else:
@@ -66,8 +67,33 @@ def _copy_(func: Any, args: Args, kwargs: Kwargs) -> Any:
     return _aliased(func, args, kwargs, target)
 
 
+def _check_writable(target: QTensor, source: QTensor | None) -> None:
+    """Refuse to write where other elements share a part, unless it keeps, or first gets, its value."""
+    for name in target._borrowed:
+        old = getattr(target, name)
+        if (
+            source is None
+            or name == "qdata"
+            or not (_blank(old) or _equal_parts(old, source, name))
+        ):
+            raise UnsupportedOp(
+                f"copy_ or an operation in place on a slice of layout {target.spec.layout!r}: its "
+                f"{name!r} is shared with, or copied from, a larger tensor; change that one as a whole"
+            )
+
+
+def _blank(part: Tensor) -> bool:
+    leaves = [leaf for _, leaf in part.leaves()] if isinstance(part, QTensor) else [part]
+    return not any(bool(leaf.contiguous().view(torch.uint8).any()) for leaf in leaves)
+
+
+def _equal_parts(old: Tensor, source: QTensor, name: str) -> bool:
+    return bool(torch.equal(old, getattr(source, name)))
+
+
 def _store(target: QTensor, dense: Tensor) -> None:
     """Quantize `dense`, of the outward shape, into the memory of `target`."""
+    _check_writable(target, None)
     if target.flat_from is not None:
         stored = dense.reshape(target.flat_from)
     else:
@@ -249,13 +275,15 @@ def _as_strided(func: Any, args: Args, kwargs: Kwargs) -> Any:
 def _empty_like(func: Any, args: Args, kwargs: Kwargs) -> Any:
     tensor = args[0]
     dtype, device = kwargs.get("dtype") or tensor.dtype, kwargs.get("device") or tensor.device
-    return tensor.map_leaves(lambda part: func(part, device=device), dtype=dtype)
+    return cut.owned(tensor.map_leaves(lambda part: func(part, device=device), dtype=dtype))
 
 
 @rule(aten.new_zeros.default, aten.new_empty.default)
 def _new_zeros(func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A tensor of another size in the same format, filled with codes and scales of 0."""
     tensor, size = args[0].canonical(), tuple(args[1])
+    if size == (0,):  # how FSDP2 makes the shard of a rank beyond the last row
+        size = (0, *tensor.shape[1:])
     if tensor.is_permuted or len(size) != tensor.dim():
         raise UnsupportedOp(
             f"new_zeros of size {size} from a tensor of {tuple(tensor.shape)} in layout "
@@ -265,7 +293,7 @@ def _new_zeros(func: Any, args: Args, kwargs: Kwargs) -> Any:
     parts = {}
     for name, part in tensor.parts.items():
         parts[name] = part.new_zeros(cut.part_size(tensor, name, size), device=device)
-    return tensor.like(parts, size, dtype=kwargs.get("dtype") or tensor.dtype)
+    return cut.owned(tensor.like(parts, size, dtype=kwargs.get("dtype") or tensor.dtype))
 
 
 @rule(aten.is_pinned.default)

@@ -103,7 +103,8 @@ def _with_leaves(
 def _to_bytes(parts: list[Tensor], size: tuple[int, ...]) -> Tensor:
     """One tensor of `size` with the bytes of all parts, row by row, and zeros behind them."""
     rows = parts[0].shape[0]
-    flat = [part.reshape(rows, -1).view(torch.uint8).reshape(rows, -1) for part in parts]
+    # no -1 in these shapes: a rank beyond the last row has none
+    flat = [part.reshape(rows, prod(part.shape[1:])).view(torch.uint8) for part in parts]
     row_bytes = sum(part.shape[1] for part in flat)
     elements = prod(size[1:])
     dtype = next(
