@@ -43,3 +43,10 @@ def test_quickstart_of_the_readme_is_short() -> None:
     (quickstart,) = [m["text"] for m in BLOCK.finditer(text) if m["lang"] == "python"]
     code = [line for line in quickstart.splitlines() if line.strip()]
     assert 5 <= len(code) <= 10
+
+
+def test_every_package_has_its_pages() -> None:
+    for package in ROOT.glob("packages/*/pyproject.toml"):
+        for folder in ("reference", "changelog"):
+            page = ROOT / "docs" / folder / f"{package.parent.name}.md"
+            assert page.is_file(), f"add {name_of(page)} and its line in mkdocs.yml"

@@ -50,7 +50,7 @@ def quantize_(
         progress: True for a bar, or a function called with (done, total, name).
 
     Returns:
-        One record for each parameter: what was done, or why not.
+        A report with one record for each parameter, on what was done or why not.
 
     Raises:
         UnknownNameError: no such recipe.
