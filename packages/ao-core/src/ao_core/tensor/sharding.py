@@ -38,6 +38,10 @@ def pre_all_gather(
 ) -> tuple[tuple[Tensor, ...], Gather]:
     """The plain tensors that all ranks exchange for one parameter of `size`."""
     rows = -(-size[0] // ranks)
+    if ranks == 1:
+        # a world of one: torch 2.13 passes on the first tensor only, and the shard is all there is
+        first = next(leaf for _, leaf in shard.leaves())
+        return (first.new_empty(0),), Gather((), size, rows)
     names = tuple(_sharded_leaves(shard))
     leaves = dict(shard.leaves())
     parts = [leaves[name].contiguous() for name in names]
@@ -60,6 +64,8 @@ def post_all_gather(
     if not gather.rows_of_parts:
         if out is not None:
             return None
+        if not gather.names:
+            return shard.like(shard.parts), outputs
         parts = dict(zip(gather.names, outputs, strict=True))
         return _with_leaves(shard, parts, gather.size), outputs
     pieces = _from_bytes(outputs[0], gather)
