@@ -1,0 +1,1 @@
+"""The parts of the MiniLM demo: data, model, variants, measures, latency and the page."""

@@ -1,0 +1,42 @@
+"""The whole demo, with few texts and recipes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEMO = Path(__file__).parents[1] / "demo.py"
+
+
+@pytest.mark.slow
+def test_demo(tmp_path: Path) -> None:
+    options = ["--pairs=20", "--seconds=0.1", "--recipes=^int8_weight_only$|int8 embeddings|f8_row"]
+    command = [sys.executable, DEMO, *options, "--out", tmp_path]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+
+    assert "outputs are bit-equal" in done.stdout
+    assert "left out: compute/f8_rowwise" in done.stdout
+    assert "int8_weight_only" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    data = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    variants = {variant["name"]: variant for variant in data["variants"]}
+    assert set(variants) == {
+        "fp32",
+        "bf16",
+        "int8_weight_only",
+        "int8 + int8 embeddings",
+        "int4 g32 + int8 embeddings",
+    }
+    assert 27 < variants["int8_weight_only"]["quality"]["output_sqnr_db"] < 36
+    assert 9 < variants["int4 g32 + int8 embeddings"]["quality"]["output_sqnr_db"] < 17
+    fp32, smallest = variants["fp32"], variants["int4 g32 + int8 embeddings"]
+    assert 0.15 < smallest["disk_bytes"] / fp32["disk_bytes"] < 0.22
+    for name, variant in variants.items():
+        assert variant["memory_bytes"] <= variant["disk_bytes"] < 1.01 * variant["memory_bytes"]
+        for latency in variant["latency"].values():
+            assert set(latency) == {"fp32", "bf16"} - {"fp32": {"bf16"}, "bf16": {"fp32"}}.get(
+                name, set()
+            )

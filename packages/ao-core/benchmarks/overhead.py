@@ -1,0 +1,126 @@
+"""The contenders of the overhead benchmarks: one linear layer at batch 1, dense and quantized."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ao_core import WHOLE, Call, Kernel, QTensor, Spec, quantize_tensor, register
+from ao_core.dispatch import select
+from ao_core.tensor import native
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
+from benchmarking import Row, Samples, compared, interleaved, percentile
+
+#: name -> format, for a layer of any size
+FORMATS = {
+    "int8": Spec("int8", (1, WHOLE)),
+    "int4": Spec("uint4", (1, 32), "bfloat16", zero="int", layout="packed"),
+    "int8 dynamic": Spec("int8", (1, WHOLE), act=Spec("int8", (1, WHOLE))),
+}
+SIZES = ((64, 64), (256, 256))
+DENSE = "nn.Linear"
+#: a quantized layer whose kernel is the dense product: what is left is our own Python
+DISPATCH = "dispatch"
+_DISPATCHED = Spec("int8", (1, WHOLE), options=(("dense_product", True),))
+
+Calls = dict[str, Callable[[], object]]
+#: further contenders for a layer and an input
+More = Callable[[nn.Linear, Tensor], Calls]
+
+
+def measure(rounds: int, repeats: int, more: More = lambda layer, x: {}) -> list[Row]:
+    """Overhead of all contenders for all sizes and dtypes, without gradients, on one thread."""
+    torch.set_num_threads(1)
+    rows = []
+    for out_features, in_features in SIZES:
+        for dtype in (torch.float32, torch.bfloat16):
+            layer = nn.Linear(in_features, out_features, dtype=dtype).requires_grad_(False)
+            x = torch.randn(1, in_features, dtype=dtype)
+            for mode in (torch.no_grad, torch.inference_mode):
+                with mode():
+                    calls = {**contenders(layer, x), **more(layer, x)}
+                    samples = interleaved(calls, rounds=rounds, repeats=repeats)
+                where = f"{out_features}×{in_features}"
+                about = {
+                    "layer": where,
+                    "dtype": str(dtype).partition(".")[2],
+                    "mode": mode.__name__,
+                }
+                rows += [about | row(samples, name) for name in samples]
+    return rows
+
+
+def row(samples: Samples, name: str) -> Row:
+    """One contender beside the dense layer, and beside its own kernel where that was timed."""
+    over_dense, ratio = compared(samples, name, DENSE)
+    kernel = kernel_of(name)
+    over_kernel = compared(samples, name, kernel)[0] * 1e6 if kernel in samples else ""
+    return {
+        "contender": name,
+        "µs": median(samples[name]) * 1e6,
+        "p10": percentile(samples[name], 10) * 1e6,
+        "over nn.Linear, µs": over_dense * 1e6,
+        "× nn.Linear": ratio,
+        "over its kernel, µs": over_kernel,
+    }
+
+
+def kernel_of(name: str) -> str:
+    """The name of the contender that is the bare kernel function of another."""
+    return f"{name}, bare kernel"
+
+
+def contenders(layer: nn.Linear, x: Tensor) -> Calls:
+    """The dense layer; the dispatch alone; and of each format the layer and its bare kernel."""
+    dispatched = quantized(layer, _DISPATCHED)
+    _serve_dense(layer)
+    calls: Calls = {DENSE: partial(layer, x), DISPATCH: partial(dispatched, x)}
+    for name, spec in FORMATS.items():
+        copy = quantized(layer, spec)
+        weight = copy.weight
+        assert isinstance(weight, QTensor)
+        call = Call("linear", weight.spec, tuple(weight.shape), tuple(x.shape), x.dtype, "cpu")
+        calls[name] = partial(copy, x)
+        calls[kernel_of(name)] = partial(select(call).fn, x, weight, copy.bias)
+    return calls
+
+
+def quantized(layer: nn.Linear, spec: Spec) -> nn.Linear:
+    """A layer with the weight of another in the format `spec`, arranged for this machine."""
+    copy = nn.Linear(layer.in_features, layer.out_features, dtype=layer.weight.dtype, device="meta")
+    copy.weight = nn.Parameter(native(quantize_tensor(layer.weight, spec)), requires_grad=False)
+    copy.bias = layer.bias
+    return copy
+
+
+#: the weight that `_dense_product` multiplies by
+_served: list[Tensor] = []
+
+
+def _serve_dense(layer: nn.Linear) -> None:
+    _served[:] = [layer.weight]
+
+
+def _dense_product(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x, _served[0], bias)
+
+
+def _accepts(call: Call) -> str | None:
+    return None if call.spec == _DISPATCHED else "is for the benchmark of the dispatch only"
+
+
+register(Kernel("dense_product", "linear", "plain", "cpu", _dense_product, 1000, accepts=_accepts))
+
+TEXT = f"""\
+Eager call of one linear layer at batch 1, small enough for its arithmetic not to matter, on one thread.
+`{DISPATCH}` is a quantized weight whose kernel is the dense product: what it takes beyond `nn.Linear` is
+what ao adds to any call. *over its kernel*: beyond calling the format's kernel function directly.
+Differences and ratios are medians over alternate rounds."""

@@ -1,0 +1,120 @@
+"""Seconds and peak memory of quantize_ on a stack of linear layers, each time in a fresh process."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
+from benchmarking import Row, arguments, compared, percentile, record, rounds_of
+
+RECIPES = (
+    "int8_weight_only",
+    "int4_weight_only",
+    "nf4_weight_only",
+    "float8_weight_only",
+)
+#: not a recipe: copy every weight once, the least that any of them must do
+COPY = "copy"
+SIZE = 4096
+
+TEXT = f"""\
+`quantize_` on a stack of bfloat16 linear layers of {SIZE}×{SIZE}, each time in a fresh process, in alternate
+rounds. *peak over model* is the process's greatest resident memory during `quantize_` beyond what it had
+with the model loaded; *after* is what the quantized weights hold. *× copy* compares with copying every
+weight once."""
+
+
+def child(recipe: str, parameters: int) -> None:
+    """Quantize once and print seconds and bytes as JSON."""
+    import torch
+    from torch import nn
+
+    from ao_core import quantize_
+    from ao_core.registry import registry
+
+    count = max(1, round(parameters / SIZE**2))
+    first = torch.empty(SIZE, SIZE, dtype=torch.bfloat16).normal_(std=1 / math.sqrt(SIZE))
+    model = nn.Sequential(*(nn.Linear(SIZE, SIZE, bias=False, device="meta") for _ in range(count)))
+    for number, layer in enumerate(model):
+        layer.weight = nn.Parameter(first.roll(number, dims=0), requires_grad=False)
+    dense = sum(p.nbytes for p in model.parameters())
+    registry.recipes.names()  # plugins are loaded once, whatever is quantized
+    before = resident()
+    reset_peak()
+    start = time.perf_counter()
+    if recipe == COPY:
+        copies = (p.clone() for p in model.parameters())  # one at a time
+        after = sum(copy.nbytes for copy in copies)
+    else:
+        after = quantize_(model, recipe).bytes_after
+    seconds = time.perf_counter() - start
+    print(json.dumps({"seconds": seconds, "dense": dense, "after": after, "peak": peak() - before}))
+
+
+def resident() -> int:
+    """Bytes of resident memory; where /proc is missing, their peak so far."""
+    return _proc("VmRSS") or peak()
+
+
+def peak() -> int:
+    """Greatest resident memory so far, or since `reset_peak` where there is /proc."""
+    return _proc("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def reset_peak() -> None:
+    """Let the peak begin anew, where the system can."""
+    if Path("/proc/self/clear_refs").exists():
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+
+def _proc(field: str) -> int:
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return 0
+    line = next(line for line in status.read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def measure(rounds: int, parameters: int) -> list[Row]:
+    """One row for each recipe, and for the copy."""
+    last: dict[str, dict[str, float]] = {}
+    peaks: dict[str, list[float]] = {name: [] for name in (COPY, *RECIPES)}
+
+    def one(recipe: str) -> float:
+        command = [sys.executable, __file__, "--child", recipe, str(parameters)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        last[recipe] = json.loads(done.stdout)
+        peaks[recipe].append(last[recipe]["peak"])
+        return last[recipe]["seconds"]
+
+    samples = rounds_of({name: partial(one, name) for name in peaks}, rounds, warm_up=0)
+    return [
+        {
+            "recipe": name,
+            "parameters, 10⁹": last[name]["dense"] / 2e9,
+            "seconds": median(samples[name]),
+            "p10": percentile(samples[name], 10),
+            "× copy": compared(samples, name, COPY)[1],
+            "model GB": last[name]["dense"] / 1e9,
+            "after GB": last[name]["after"] / 1e9,
+            "peak over model GB": max(peaks[name]) / 1e9,
+        }
+        for name in peaks
+    ]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(sys.argv[2], int(sys.argv[3]))
+    else:
+        args = arguments(__doc__, rounds=3, parameters=1_000_000_000)
+        rows = measure(args.rounds, args.parameters)
+        record(args.json, "Time and memory of quantize_", TEXT, rows)

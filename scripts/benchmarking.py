@@ -1,0 +1,187 @@
+"""What the benchmarks of all packages share: interleaved timing, the machine, and JSON.
+
+A benchmark is a script `packages/*/benchmarks/bench_*.py` (or `torchao_*.py`, for comparisons that need
+torchao) that takes `--json FILE`. Contenders are timed in alternate rounds of one run, because a machine
+changes its speed from one minute to the next: ratios within a round survive that, times do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import random
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from workspace import ROOT, git
+
+__all__ = [
+    "Row",
+    "Samples",
+    "arguments",
+    "cell",
+    "compared",
+    "interleaved",
+    "percentile",
+    "record",
+    "rounds_of",
+]
+
+#: seconds of each contender, round by round
+Samples = dict[str, list[float]]
+#: one line of a benchmark's table: column -> text or number
+Row = dict[str, Any]
+
+_PACKAGES = ("torch", "ao-core", "ao-quant", "torchao")
+
+
+def arguments(description: str | None, **numbers: int) -> argparse.Namespace:
+    """Parse `--json FILE` and one option for each number, with its default."""
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    parser.add_argument("--json", type=Path, help="write the results there, too")
+    for name, default in numbers.items():
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=int, default=default, help=f"default: {default}")
+    return parser.parse_args()
+
+
+def interleaved(
+    contenders: Mapping[str, Callable[[], object]], *, rounds: int, repeats: int = 1
+) -> Samples:
+    """Seconds of a call of each contender: `repeats` calls at a time, in `rounds` shuffled rounds.
+
+    A first round warms up and is not counted. Garbage is collected between rounds only.
+    """
+
+    def sample(call: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return (time.perf_counter() - start) / repeats
+
+    return rounds_of({name: lambda c=call: sample(c) for name, call in contenders.items()}, rounds)  # type: ignore[misc]
+
+
+def rounds_of(
+    measures: Mapping[str, Callable[[], float]], rounds: int, *, warm_up: int = 1
+) -> Samples:
+    """What each of several measurements gives in `rounds` shuffled rounds, after some to warm up."""
+    shuffle = random.Random(0).shuffle
+    order = list(measures)
+    samples: Samples = {name: [] for name in order}
+    collecting = gc.isenabled()
+    try:
+        for number in range(warm_up + rounds):
+            shuffle(order)
+            gc.collect()
+            gc.disable()
+            found = {name: measures[name]() for name in order}
+            gc.enable()
+            if number >= warm_up:
+                for name, value in found.items():
+                    samples[name].append(value)
+    finally:
+        if collecting:
+            gc.enable()
+        else:
+            gc.disable()
+    return samples
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The value below which `percent` of them lie, interpolated linearly."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def compared(samples: Samples, name: str, baseline: str) -> tuple[float, float]:
+    """Medians over the rounds of how much longer, and how many times as long, a contender took."""
+    pairs = list(zip(samples[name], samples[baseline], strict=True))
+    return median(a - b for a, b in pairs), median(a / b for a, b in pairs)
+
+
+def record(path: Path | None, title: str, text: str, rows: Sequence[Row]) -> None:
+    """Print a benchmark's table and, where there is a path, write it as JSON with the machine.
+
+    Args:
+        path: file to write, or None.
+        title: what was measured, in a few words.
+        text: how, and what the columns mean, in Markdown.
+        rows: all with the same columns.
+    """
+    print(f"{title}\n{text}\n")
+    columns = list(rows[0])
+    table = [columns, *([cell(row[column]) for column in columns] for row in rows)]
+    widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
+    for line in table:
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)))
+    if path is not None:
+        data = {"title": title, "text": text, "about": environment(), "rows": list(rows)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def cell(value: Any) -> str:
+    """Text of a cell: numbers with three significant digits."""
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return str(value)
+
+
+def environment() -> dict[str, Any]:
+    """The commit, the machine and the versions that figures were measured with."""
+    return {
+        "commit": _commit(),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(),
+        "versions": {name: found for name in _PACKAGES if (found := _version(name))},
+    }
+
+
+def _commit() -> str:
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", root=ROOT)
+        return git("rev-parse", "--short=12", "HEAD", root=ROOT) + (
+            " and changes" if changed else ""
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _cpu() -> str:
+    """Name and, where there is one, the model number of the processor."""
+    fields: dict[str, str] = {}
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            fields.setdefault(key.strip(), value.strip())
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    model = (
+        f" (family {fields['cpu family']}, model {fields['model']})"
+        if "cpu family" in fields
+        else ""
+    )
+    return name + model
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,42 @@
+"""Write the recorded results, packages/*/benchmarks/results/*.json, into docs/benchmarks.md.
+
+With --check nothing is written, and the exit status says whether the page is fresh.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarking import cell
+from doc_sections import main, table
+from workspace import ROOT
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+RESULTS = "packages/*/benchmarks/results/*.json"
+
+
+def render(data: dict[str, Any]) -> str:
+    """One benchmark: its title, what it measures, its table, and the machine."""
+    columns = list(data["rows"][0])
+    rows = [[cell(row[column]) for column in columns] for row in data["rows"]]
+    about = data["about"]
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    machine = (
+        f"{about['date']}, commit {about['commit']}; {about['cpu']}, {about['cores']} cores; "
+        f"Python {about['python']}, {versions}."
+    )
+    return "\n\n".join([f"## {data['title']}", data["text"], table(columns, rows), machine])
+
+
+def results() -> str:
+    """All benchmarks, by package and name."""
+    files = sorted(ROOT.glob(RESULTS))
+    found = [render(json.loads(path.read_text(encoding="utf-8"))) for path in files]
+    return "\n\n".join(found) or "No measurements are recorded yet."
+
+
+if __name__ == "__main__":
+    sys.exit(main({(PAGE, "results"): results()}, Path(__file__).name))

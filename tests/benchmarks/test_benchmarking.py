@@ -1,0 +1,85 @@
+"""What the benchmarks share: interleaved rounds, statistics, records, and the page made of them."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+
+import pytest
+
+import benchmarking
+import generate_benchmarks
+
+
+def test_rounds_alternate_in_shuffled_order_after_a_warm_up() -> None:
+    calls: list[str] = []
+
+    def measure(name: str, value: float) -> float:
+        calls.append(name)
+        assert not gc.isenabled()
+        return value
+
+    measures = {"a": lambda: measure("a", 1.0), "b": lambda: measure("b", 2.0)}
+    samples = benchmarking.rounds_of(measures, 20)
+
+    assert samples == {"a": [1.0] * 20, "b": [2.0] * 20}
+    rounds = [tuple(calls[i : i + 2]) for i in range(0, len(calls), 2)]
+    assert len(rounds) == 21
+    assert set(rounds) == {("a", "b"), ("b", "a")}
+    assert gc.isenabled()
+
+
+def test_without_warm_up_every_round_counts() -> None:
+    values = iter([3.0, 4.0])
+    assert benchmarking.rounds_of({"a": lambda: next(values)}, 2, warm_up=0) == {"a": [3.0, 4.0]}
+
+
+def test_interleaved_gives_seconds_of_one_call() -> None:
+    calls: list[int] = []
+    samples = benchmarking.interleaved({"a": lambda: calls.append(0)}, rounds=3, repeats=10)
+    assert len(calls) == 40  # a round to warm up, and three
+    assert all(0 < seconds < 0.1 for seconds in samples["a"])
+
+
+def test_comparison_is_within_rounds() -> None:
+    samples = {"dense": [1.0, 10.0, 1.0], "ours": [1.5, 15.0, 1.5]}  # a slow second round
+    assert benchmarking.compared(samples, "ours", "dense") == (0.5, 1.5)
+
+
+@pytest.mark.parametrize(("percent", "value"), [(0, 1.0), (10, 1.3), (50, 2.5), (100, 4.0)])
+def test_percentile(percent: float, value: float) -> None:
+    assert benchmarking.percentile([4.0, 1.0, 3.0, 2.0], percent) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.123456, "0.123"), (1234.5, "1234"), (12.34, "12.3"), (7, "7"), ("x", "x")],
+)
+def test_cells(value: object, text: str) -> None:
+    assert benchmarking.cell(value) == text
+
+
+def test_a_record_becomes_a_section_of_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "packages" / "ao-x" / "benchmarks" / "results" / "speed.json"
+    rows = [{"contender": "dense", "µs": 10.04}, {"contender": "ours", "µs": 12.5}]
+    benchmarking.record(path, "Speed", "Of a call.", rows)
+
+    assert "dense      10" in capsys.readouterr().out
+    data = json.loads(path.read_text(encoding="utf-8"))
+    assert data["rows"] == rows
+    assert {"commit", "date", "cpu", "cores", "load", "python", "versions"} == set(data["about"])
+    assert data["about"]["versions"]["torch"]
+
+    monkeypatch.setattr(generate_benchmarks, "ROOT", tmp_path)
+    page = generate_benchmarks.results()
+    assert page.startswith("## Speed\n\nOf a call.\n\n| contender | µs |\n| --- | --- |\n")
+    assert "| ours | 12.5 |" in page
+    assert f"commit {data['about']['commit']}" in page
+
+
+def test_without_records_the_page_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate_benchmarks, "ROOT", tmp_path)
+    assert generate_benchmarks.results() == "No measurements are recorded yet."
