@@ -13,6 +13,7 @@ from workspace import module_name, packages
 CORE_LAYERS = (
     "(cli) | (testing)",
     "(recipes) : (quantize) : (report) : (targets) : (explanation)",
+    "(weights)",
     "(torch_kernels)",
     "(tensor)",
     "(dispatch)",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ao_core.hookspecs import hookimpl
     from ao_core.layouts import Layout
     from ao_core.quantize import dequantize_, quantize_
+    from ao_core.recipes import WeightOnlyConfig, weight_only
     from ao_core.records import Call, DType, Kernel, Recipe, Skip, Target, Transform
     from ao_core.registry import register, reopen
     from ao_core.report import Report
@@ -52,6 +53,7 @@ _MODULES = {
     "Target": "ao_core.records",
     "Transform": "ao_core.records",
     "WHOLE": "ao_core.spec",
+    "WeightOnlyConfig": "ao_core.recipes",
     "codebook_dtype": "ao_core.dtypes",
     "config_from_dict": "ao_core.config",
     "config_from_json": "ao_core.config",
@@ -73,6 +75,7 @@ _MODULES = {
     "reopen": "ao_core.registry",
     "resolve_config": "ao_core.config",
     "save_model": "ao_core.tensor.saving",
+    "weight_only": "ao_core.recipes",
 }
 
 __all__ = [
@@ -91,6 +94,7 @@ __all__ = [
     "Spec",
     "Target",
     "Transform",
+    "WeightOnlyConfig",
     "__version__",
     "codebook_dtype",
     "config_from_dict",
@@ -113,6 +117,7 @@ __all__ = [
     "reopen",
     "resolve_config",
     "save_model",
+    "weight_only",
 ]
 
 

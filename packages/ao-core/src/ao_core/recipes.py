@@ -1,4 +1,4 @@
-"""The transform and recipes that ao-core itself brings: low-precision products in reference arithmetic."""
+"""The configurations that ao-core itself brings: weights in any format, and low-precision products."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ from ao_core.config import Config
 from ao_core.errors import ConfigError
 from ao_core.records import Recipe, Skip, Target, Transform
 from ao_core.registry import registry
-from ao_core.spec import WHOLE, Spec
+from ao_core.spec import SCALE_DTYPES, WHOLE, ZERO_KINDS, Spec
 from ao_core.tensor import ComputeWeight
+from ao_core.weights import GroupSize, WeightFormat, quantize_weight
 
-__all__ = ["BUILTIN_RECIPES", "BUILTIN_TRANSFORMS", "ComputeConfig", "compute"]
+__all__ = [
+    "BUILTIN_RECIPES",
+    "BUILTIN_TRANSFORMS",
+    "ComputeConfig",
+    "WeightOnlyConfig",
+    "compute",
+    "weight_only",
+]
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,47 @@ class ComputeConfig(Config):
 compute = ComputeConfig
 
 
-def _apply(weight: Tensor, config: ComputeConfig, target: Target) -> Tensor | Skip:
+@dataclass(frozen=True)
+class WeightOnlyConfig(Config):
+    """Store weights in any registered number format, a plugin's too; activations stay as they are."""
+
+    #: name of the number format
+    dtype: str = "int8"
+    #: weights that share one scale: a number of them along a row, "row" or "tensor"
+    group_size: GroupSize = "row"
+    #: storage of the scale, or "own": the dtype of the parameter
+    scale_dtype: str = "own"
+    #: zero points: "none", "int" or "float"
+    zero: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in registry.dtypes:
+            registry.dtypes.get(self.dtype)  # raises, with a suggestion and what plugins failed
+        number = isinstance(self.group_size, int) and not isinstance(self.group_size, bool)
+        if not (number and self.group_size > 0) and self.group_size not in ("row", "tensor"):
+            raise ConfigError(
+                f"group_size={self.group_size!r}: use a positive number, 'row' or 'tensor'"
+            )
+        if self.scale_dtype not in ("own", *SCALE_DTYPES):
+            allowed = ", ".join(("own", *SCALE_DTYPES))
+            raise ConfigError(f"scale_dtype={self.scale_dtype!r} is unknown; use one of {allowed}")
+        if self.zero not in ZERO_KINDS:
+            raise ConfigError(f"zero={self.zero!r} is unknown; use one of {', '.join(ZERO_KINDS)}")
+        if self.zero == "int" and registry.dtypes.get(self.dtype).kind != "int":
+            raise ConfigError(
+                f"zero='int' needs an integer format, not {self.dtype!r}; use 'none' or 'float'"
+            )
+
+
+weight_only = WeightOnlyConfig
+
+
+def _apply_weight_only(weight: Tensor, config: WeightOnlyConfig, target: Target) -> Tensor | Skip:
+    fmt = WeightFormat(config.dtype, config.group_size, config.scale_dtype, config.zero)
+    return quantize_weight(weight, fmt, target)
+
+
+def _apply_compute(weight: Tensor, config: ComputeConfig, target: Target) -> Tensor | Skip:
     if weight.dim() != 2:
         return Skip(
             f"low-precision products are defined for 2-D weights, not {weight.dim()}-D ones"
@@ -54,7 +102,10 @@ def _apply(weight: Tensor, config: ComputeConfig, target: Target) -> Tensor | Sk
     return ComputeWeight(weight, output, backward, backward)
 
 
-BUILTIN_TRANSFORMS = (Transform(ComputeConfig, "compute", 1, _apply),)
+BUILTIN_TRANSFORMS = (
+    Transform(ComputeConfig, "compute", 1, _apply_compute),
+    Transform(WeightOnlyConfig, "weight_only", 1, _apply_weight_only),
+)
 
 BUILTIN_RECIPES = (
     Recipe("compute/f8_rowwise", ComputeConfig(), "float8 products: e4m3 forward, e5m2 gradients"),

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from ao_core.config import Config
 from ao_core.errors import ConfigError
+from ao_core.weights import GroupSize
 
 __all__ = [
     "CONFIGS",
     "GROUP_SIZES",
     "Float8DynamicActivationFloat8WeightConfig",
     "Float8WeightOnlyConfig",
-    "GroupSize",
     "Int4WeightOnlyConfig",
     "Int8DynamicActivationInt4WeightConfig",
     "Int8DynamicActivationInt8WeightConfig",
@@ -28,9 +28,6 @@ __all__ = [
     "intx_weight_only",
     "nf4_weight_only",
 ]
-
-#: weights that share a scale: so many along the input dimension, or "row", all of one output's
-GroupSize = int | str
 
 #: the values of every `group_size`
 GROUP_SIZES: tuple[GroupSize, ...] = (32, 64, 128, 256, "row")

@@ -1,0 +1,91 @@
+"""From a weight format and the shape of a parameter to its `Spec`: what configurations share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from ao_core.records import Skip, Target
+from ao_core.registry import registry
+from ao_core.spec import WHOLE, Spec
+from ao_core.tensor import quantize_tensor
+
+__all__ = ["GroupSize", "WeightFormat", "is_conv", "quantize_weight", "weight_spec"]
+
+#: weights that share one scale: a number of them, "row" or "tensor"
+GroupSize = int | str
+
+_TENSOR = (WHOLE, WHOLE)
+#: dtypes of a parameter that its scales can have too
+_OWN = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """What a configuration says of any weight, whatever its shape."""
+
+    dtype: str
+    group: GroupSize
+    #: as in `Spec`; "own": the dtype of the parameter
+    scale_dtype: str | Spec
+    zero: str = "none"
+    act: Spec | None = None
+
+
+def weight_spec(
+    fmt: WeightFormat, shape: tuple[int, ...], dtype: torch.dtype, *, conv: bool = False
+) -> Spec:
+    """The format of a weight of `shape` (..., out, in), or, with `conv`, (out, in, *kernel).
+
+    Groups run along the last dimension; a row that they do not divide ends with a shorter one.
+    Codes of less than 8 bits are packed along it. For a convolution both would follow the few
+    columns of its kernel, so groups and packed codes take the filters as one stream of numbers
+    instead: a row is the whole filter, and where groups do not divide the filter, they span two.
+
+    Args:
+        fmt: the format.
+        shape: of the weight.
+        dtype: of the weight.
+        conv: whether it holds the filters of a convolution.
+    """
+    scale = _OWN.get(dtype, "float32") if fmt.scale_dtype == "own" else fmt.scale_dtype
+    layout = "plain" if registry.dtypes.get(fmt.dtype).bits == 8 else "packed"
+    block: tuple[int, ...]
+    if fmt.group == "tensor":
+        block = (WHOLE,) * len(shape) if conv else _TENSOR
+    elif conv and (layout == "packed" or fmt.group != "row"):
+        layout, row = "flat", max(prod(shape[1:]), 1)
+        block = (row if isinstance(fmt.group, str) else min(fmt.group, row),)
+    elif conv:
+        block = (1, *[WHOLE] * (len(shape) - 1))
+    else:
+        block = (1, WHOLE if isinstance(fmt.group, str) else fmt.group)
+    return Spec(fmt.dtype, block, scale, fmt.zero, layout, fmt.act)
+
+
+def is_conv(dense: Tensor, target: Target) -> bool:
+    """Whether a parameter holds the filters of a convolution."""
+    return isinstance(target.module, _ConvNd) or dense.dim() > 3
+
+
+def quantize_weight(dense: Tensor, fmt: WeightFormat, target: Target) -> Tensor | Skip:
+    """The quantized form of a parameter; activations are quantized in linear layers only."""
+    conv = is_conv(dense, target)
+    if fmt.act is not None and (role := _not_linear(dense, target, conv)):
+        return Skip(f"{role}, and activations are quantized in linear layers only")
+    return quantize_tensor(dense, weight_spec(fmt, tuple(dense.shape), dense.dtype, conv=conv))
+
+
+def _not_linear(dense: Tensor, target: Target, conv: bool) -> str:
+    """What the parameter is, if not the weight of a linear layer."""
+    if conv:
+        return "it holds the filters of a convolution"
+    if isinstance(target.module, (nn.Embedding, nn.EmbeddingBag)):
+        return "it is an embedding"
+    if dense.dim() == 3:
+        return "it holds the 3-D weights of experts"
+    return ""

@@ -1,0 +1,97 @@
+"""`WeightOnlyConfig`: any registered number format, in every kind of layer, without a package of configs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import ao_core
+from ao_core import FqnToConfig, QTensor, WeightOnlyConfig
+from ao_core.errors import ConfigError, UnknownNameError
+from ao_core.registry import registry
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 24)
+        self.conv = nn.Conv2d(4, 6, 3)
+        self.linear = nn.Linear(24, 10)
+
+
+@pytest.fixture
+def model() -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Model()
+
+
+@pytest.fixture
+def mine() -> Iterator[str]:
+    """A number format registered in this process."""
+    ao_core.register(ao_core.codebook_dtype("five_values", [-1.0, -0.5, 0.0, 0.5, 1.0]))
+    yield "five_values"
+    for store in (registry.dtypes._records, registry.dtypes._providers):
+        store.pop("five_values")
+
+
+def test_every_format_in_every_layer(model: Model) -> None:
+    everything = lambda config: FqnToConfig({"embed": config, "*": config})  # noqa: E731
+    for dtype in registry.dtypes.values():
+        copy = Model()
+        copy.load_state_dict(model.state_dict())
+        report = ao_core.quantize_(copy, everything(WeightOnlyConfig(dtype.name, 16)))
+        done = report.with_status("quantized")
+        assert [record.fqn for record in done] == ["embed.weight", "conv.weight", "linear.weight"]
+        for record in done:
+            elements = torch.Size(record.shape).numel()
+            # codes, float32 scales of groups of at least 12, and padding of whole rows
+            assert record.bytes_after <= elements * (dtype.bits / 8 + 4 / 12) + 32
+        assert copy.embed(torch.tensor([1, 2])).shape == (2, 24)
+        assert copy.conv(torch.zeros(1, 4, 5, 5)).shape == (1, 6, 3, 3)
+        assert copy.linear(torch.zeros(2, 24)).shape == (2, 10)
+
+
+def test_a_format_of_ones_own(model: Model, mine: str) -> None:
+    ao_core.quantize_(model, WeightOnlyConfig(mine, group_size=8, scale_dtype="bfloat16"))
+    assert isinstance(model.linear.weight, QTensor)
+    scale = model.linear.weight.scale.float()
+    levels = (model.linear.weight.dequantize().reshape(10, 3, 8) / scale[..., None]).unique()
+    torch.testing.assert_close(levels, torch.tensor([-1.0, -0.5, 0.0, 0.5, 1.0]))
+
+
+def test_zero_points_help_one_sided_weights(model: Model) -> None:
+    with torch.no_grad():
+        model.linear.weight.abs_()
+    quality = {}
+    for zero, dtype in (("none", "int4"), ("int", "uint4"), ("float", "uint4")):
+        copy = Model()
+        copy.load_state_dict(model.state_dict())
+        report = ao_core.quantize_(copy, WeightOnlyConfig(dtype, "row", zero=zero))
+        (record,) = [r for r in report if r.fqn == "linear.weight"]
+        quality[zero] = record.sqnr_db or 0.0
+    assert 20 < quality["none"] < quality["int"] < 35
+    assert quality["int"] - 1 < quality["float"] < 35
+
+
+def test_errors_name_the_parameter() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'nf4'"):
+        WeightOnlyConfig("nf5")
+    for size in (0, -4, True, "rows", 1.5):
+        with pytest.raises(ConfigError, match="group_size="):
+            WeightOnlyConfig(group_size=size)
+    with pytest.raises(ConfigError, match="scale_dtype='float8'.*own"):
+        WeightOnlyConfig(scale_dtype="float8")
+    with pytest.raises(ConfigError, match="zero='yes'"):
+        WeightOnlyConfig(zero="yes")
+    with pytest.raises(ConfigError, match="zero='int' needs an integer format, not 'nf4'"):
+        WeightOnlyConfig("nf4", zero="int")
+
+
+def test_round_trips() -> None:
+    config = WeightOnlyConfig("f6e3m2", 32, "bfloat16")
+    assert ao_core.config_from_json(ao_core.config_to_json(config)) == config
+    assert ao_core.resolve_config("weight_only") == WeightOnlyConfig()
