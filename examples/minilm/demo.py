@@ -95,7 +95,7 @@ def reload_in_new_process(model: nn.Module, checkpoint: Path, console: Console) 
     save_model(model, checkpoint)
     texts = ["One process quantizes a model and saves it.", "Another one loads it."]
     (batch,) = minilm.tokenize(texts, max_tokens=32)
-    expected = minilm.encode(model, [batch])
+    expected = minilm.embed(model, batch)
     with tempfile.TemporaryDirectory(prefix="minilm-") as folder:
         tokens, vectors = Path(folder) / "tokens.safetensors", Path(folder) / "vectors.safetensors"
         save_file({"ids": batch.ids, "mask": batch.mask, "rows": batch.rows}, tokens)

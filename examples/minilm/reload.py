@@ -22,7 +22,7 @@ def main() -> None:
     load_model(model, args.checkpoint)
     tokens = load_file(args.tokens)
     batch = minilm.Batch(tokens["ids"], tokens["mask"], tokens["rows"])
-    save_file({"vectors": minilm.encode(model, [batch])}, args.vectors)
+    save_file({"vectors": minilm.embed(model, batch)}, args.vectors)
 
 
 if __name__ == "__main__":

@@ -145,4 +145,4 @@ def _longest(batches: Sequence[Batch], count: int) -> Batch:
 
 
 def _call(model: nn.Module, batch: Batch) -> Callable[[], Tensor]:
-    return partial(minilm.encode, model, [batch])
+    return partial(minilm.embed, model, batch)
