@@ -63,8 +63,8 @@ def test_errors_of_stored_configurations() -> None:
     for text in ("a: [", "- 1"):
         with pytest.raises(ConfigError, match="YAML"):
             ao_core.config_from_yaml(text)
-    with pytest.raises(ConfigError, match="dtype='float9'"):
-        ComputeConfig("float9")
+    with pytest.raises(UnknownNameError, match="unknown dtype 'float9'"):
+        ComputeConfig("float9").check()
 
 
 def test_fqn_to_config_is_checked() -> None:

@@ -77,9 +77,12 @@ def test_zero_points_help_one_sided_weights(model: Model) -> None:
     assert quality["int"] - 1 < quality["float"] < 35
 
 
-def test_errors_name_the_parameter() -> None:
+def test_errors_name_the_parameter(model: Model) -> None:
+    before = model.linear.weight
     with pytest.raises(UnknownNameError, match="Did you mean 'nf4'"):
-        WeightOnlyConfig("nf5")
+        ao_core.quantize_(model, FqnToConfig({"conv": "weight_only", "*": WeightOnlyConfig("nf5")}))
+    assert model.linear.weight is before
+    assert not isinstance(model.conv.weight, QTensor)
     for size in (0, -4, True, "rows", 1.5):
         with pytest.raises(ConfigError, match="group_size="):
             WeightOnlyConfig(group_size=size)
@@ -88,7 +91,7 @@ def test_errors_name_the_parameter() -> None:
     with pytest.raises(ConfigError, match="zero='yes'"):
         WeightOnlyConfig(zero="yes")
     with pytest.raises(ConfigError, match="zero='int' needs an integer format, not 'nf4'"):
-        WeightOnlyConfig("nf4", zero="int")
+        WeightOnlyConfig("nf4", zero="int").check()
 
 
 def test_round_trips() -> None:

@@ -32,6 +32,12 @@ class Config:
 
     version: ClassVar[int] = 1
 
+    def check(self) -> None:
+        """Raise where the configuration names what nobody registered; before a model is changed.
+
+        Not when it is made, since a plugin makes its recipes before its own names are registered.
+        """
+
 
 @dataclass(frozen=True)
 class FqnToConfig(Config):

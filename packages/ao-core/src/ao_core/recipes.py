@@ -36,12 +36,11 @@ class ComputeConfig(Config):
     #: number format of gradients in the backward products; None: those products in high precision
     grad_dtype: str | None = "f8e5m2"
 
-    def __post_init__(self) -> None:
-        for name in ("dtype", "grad_dtype"):
-            value = getattr(self, name)
-            if value is not None and value not in registry.dtypes:
-                known = ", ".join(registry.dtypes.names())
-                raise ConfigError(f"{name}={value!r} is no known number format; known: {known}")
+    def check(self) -> None:
+        """Raise `UnknownNameError` for a number format that nobody registered."""
+        for name in (self.dtype, self.grad_dtype):
+            if name is not None:
+                registry.dtypes.get(name)
 
 
 compute = ComputeConfig
@@ -61,8 +60,6 @@ class WeightOnlyConfig(Config):
     zero: str = "none"
 
     def __post_init__(self) -> None:
-        if self.dtype not in registry.dtypes:
-            registry.dtypes.get(self.dtype)  # raises, with a suggestion and what plugins failed
         number = isinstance(self.group_size, int) and not isinstance(self.group_size, bool)
         if not (number and self.group_size > 0) and self.group_size not in ("row", "tensor"):
             raise ConfigError(
@@ -73,7 +70,10 @@ class WeightOnlyConfig(Config):
             raise ConfigError(f"scale_dtype={self.scale_dtype!r} is unknown; use one of {allowed}")
         if self.zero not in ZERO_KINDS:
             raise ConfigError(f"zero={self.zero!r} is unknown; use one of {', '.join(ZERO_KINDS)}")
-        if self.zero == "int" and registry.dtypes.get(self.dtype).kind != "int":
+
+    def check(self) -> None:
+        """Raise for a number format that nobody registered, or that has no integer zero point."""
+        if registry.dtypes.get(self.dtype).kind != "int" and self.zero == "int":
             raise ConfigError(
                 f"zero='int' needs an integer format, not {self.dtype!r}; use 'none' or 'float'"
             )

@@ -49,6 +49,7 @@ def plan(model: nn.Module, config: Config, filter_fn: FilterFn | None) -> list[P
 
     Raises:
         ConfigError: a name or regular expression of a `FqnToConfig` matches nothing.
+        UnknownNameError: a configuration names a number format that nobody registered.
     """
     owners: dict[int, list[Target]] = {}
     for module_fqn, module in model.named_modules(remove_duplicate=False):
@@ -57,6 +58,9 @@ def plan(model: nn.Module, config: Config, filter_fn: FilterFn | None) -> list[P
                 fqn = f"{module_fqn}.{name}" if module_fqn else name
                 owners.setdefault(id(parameter), []).append(Target(fqn, module, name))
     rules = config if isinstance(config, FqnToConfig) else FqnToConfig({"*": config})
+    for _, entry in rules.entries:
+        if entry is not None:
+            entry.check()
     used: set[str] = set()
     plans = [_plan_one(tuple(targets), rules, filter_fn, used) for targets in owners.values()]
     for key, _ in rules.entries:

@@ -185,7 +185,9 @@ class QTensor(Tensor):
 
     def __getstate__(self) -> dict[str, Any]:
         # bound kernels and lent memory belong to this process
-        return {k: v for k, v in self.__dict__.items() if k not in ("_bound", "_epoch", "_borrowed")}
+        return {
+            k: v for k, v in self.__dict__.items() if k not in ("_bound", "_epoch", "_borrowed")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _bound={}, _epoch=-1, _borrowed=frozenset())
