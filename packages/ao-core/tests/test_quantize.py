@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -291,3 +292,17 @@ def test_a_format_that_cannot_be_cut_is_sampled_whole() -> None:
     registry.transforms._records.pop("flat_bits")
     registry.transforms._providers.pop("flat_bits")
     registry._transform_of.pop(transform.config_type)
+
+
+def test_memory_of_a_replaced_weight_is_free_at_once() -> None:
+    """Peak is the model and a layer: the first dense weight is gone while the last is quantized."""
+    layers = nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)])
+    first = weakref.ref(layers[0].weight)
+    alive = {}
+    ao_core.quantize_(
+        layers,
+        EightBits(),
+        progress=lambda done, total, fqn: alive.update({fqn: first() is not None}),
+    )
+    assert alive["0.weight"]
+    assert not alive["2.weight"]

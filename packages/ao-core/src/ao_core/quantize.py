@@ -67,7 +67,7 @@ def quantize_(
                 check_quantizable(entry.tensor, entry.fqn)
     outcomes = []
     for entry in _with_progress(plans, progress):
-        new, record = convert(entry, device)
+        new, record = convert(entry, entry.tensor, device)
         outcomes.append((entry, new, record))
         if not strict:
             _install(*outcomes[-1][:2])
@@ -101,16 +101,20 @@ def dequantize_(model: nn.Module) -> list[str]:
 
 
 def convert(
-    entry: Plan, device: torch.device | str | None = None
+    entry: Plan, before: Tensor, device: torch.device | str | None = None
 ) -> tuple[nn.Parameter | None, ParameterRecord]:
-    """The parameter that replaces another, or None, and the record of it; changes nothing."""
-    before, start = entry.tensor, time.perf_counter()
+    """The parameter that replaces `before`, or None, and the record of it; changes nothing."""
+    start = time.perf_counter()
     if isinstance(before, QTensor):
-        return None, _record(entry, "kept", f"it is quantized already ({before.spec})", start)
+        return None, _record(
+            entry, before, "kept", f"it is quantized already ({before.spec})", start
+        )
     if isinstance(before, ComputeWeight):
-        return None, _record(entry, "kept", "its products are in low precision already", start)
+        return None, _record(
+            entry, before, "kept", "its products are in low precision already", start
+        )
     if entry.config is None:
-        return None, _record(entry, "kept", entry.reason, start)
+        return None, _record(entry, before, "kept", entry.reason, start)
     dense = before.detach() if device is None else before.detach().to(device)
     try:
         apply = registry.transform_for(type(entry.config)).apply
@@ -118,13 +122,13 @@ def convert(
     except QuantizationError as error:
         new = Skip(str(error))
     if isinstance(new, Skip):
-        return None, _record(entry, "skipped", new.reason, start)
+        return None, _record(entry, before, "skipped", new.reason, start)
     quality = _sample_sqnr(dense, new)
     if isinstance(new, QTensor):
         parameter = nn.Parameter(native(new), requires_grad=False)
     else:
         parameter = nn.Parameter(new, requires_grad=before.requires_grad)
-    return parameter, _record(entry, "quantized", "", start, parameter, quality)
+    return parameter, _record(entry, before, "quantized", "", start, parameter, quality)
 
 
 def _role(entry: Plan) -> Target:
@@ -155,13 +159,13 @@ def _sample_sqnr(dense: Tensor, new: Tensor) -> float | None:
 
 def _record(
     entry: Plan,
+    before: Tensor,
     status: str,
     reason: str,
     start: float,
     new: Tensor | None = None,
     quality: float | None = None,
 ) -> ParameterRecord:
-    before = entry.tensor
     after = before if new is None else new
     return ParameterRecord(
         fqn=entry.fqn,

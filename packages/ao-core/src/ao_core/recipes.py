@@ -60,8 +60,12 @@ class WeightOnlyConfig(Config):
     zero: str = "none"
 
     def __post_init__(self) -> None:
-        number = isinstance(self.group_size, int) and not isinstance(self.group_size, bool)
-        if not (number and self.group_size > 0) and self.group_size not in ("row", "tensor"):
+        size = self.group_size
+        if (
+            size not in ("row", "tensor")
+            if isinstance(size, str)
+            else type(size) is not int or size < 1
+        ):
             raise ConfigError(
                 f"group_size={self.group_size!r}: use a positive number, 'row' or 'tensor'"
             )

@@ -30,9 +30,11 @@ _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 
 @dataclass(frozen=True)
 class Plan:
-    """One tensor of the model, all its owners, and what is to be done with it."""
+    """One tensor of the model by all its owners, and what is to be done with it.
 
-    tensor: torch.Tensor
+    It does not hold the tensor, so that memory is free as soon as a weight is replaced.
+    """
+
     owners: tuple[Target, ...]
     #: None: it is kept, for `reason`
     config: Config | None
@@ -42,6 +44,13 @@ class Plan:
     def fqn(self) -> str:
         """The first name of the tensor."""
         return self.owners[0].fqn
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """What the first owner has now."""
+        tensor = self.owners[0].module._parameters[self.owners[0].name]
+        assert tensor is not None
+        return tensor
 
 
 def plan(model: nn.Module, config: Config, filter_fn: FilterFn | None) -> list[Plan]:
@@ -79,19 +88,19 @@ def _plan_one(
     # an exact name of one owner decides for all that are tied to it
     matches.sort(key=lambda m: (m[0] == "*", m[0].startswith("re:")))
     if not matches:
-        return Plan(tensor, owners, None, "no name in the configuration matches it")
+        return Plan(owners, None, "no name in the configuration matches it")
     key, config = matches[0]
     if config is None:
-        return Plan(tensor, owners, None, f"the configuration keeps {key!r}")
+        return Plan(owners, None, f"the configuration keeps {key!r}")
     if filter_fn is not None:
         if not any(filter_fn(o.module, o.fqn.rpartition(".")[0]) for o in owners):
-            return Plan(tensor, owners, None, "filter_fn left it out")
+            return Plan(owners, None, "filter_fn left it out")
         reason = _not_a_weight(tensor)
     elif key == "*":
         reason = min((default_reason(o, tensor) for o in owners), key=len)
     else:
         reason = _not_a_weight(tensor)
-    return Plan(tensor, owners, None if reason else config, reason)
+    return Plan(owners, None if reason else config, reason)
 
 
 def _match(fqn: str, rules: FqnToConfig) -> tuple[str, Config | None] | None:

@@ -113,6 +113,8 @@ def test_non_contiguous_activations() -> None:
         w = native(quantize_tensor(_randn(48, 128, dtype=torch.bfloat16), SPECS[name]))
         x = _randn(128, 6, dtype=torch.bfloat16).t()
         assert torch.equal(F.linear(x, w), F.linear(x.contiguous(), w))
+        first = _randn(3, 5, 128, dtype=torch.bfloat16)[:, 0]  # the first token of each text
+        assert torch.equal(F.linear(first, w), F.linear(first.contiguous(), w))
 
 
 def test_the_native_layout_is_no_larger_and_follows_the_dtype() -> None:

@@ -149,7 +149,7 @@ def _quantize_one(checkpoint: Checkpoint, entry: Plan) -> tuple[Tensor, Paramete
     dense = checkpoint.load(entry.fqn)
     if entry.config is not None:
         check_quantizable(dense, entry.fqn)
-    new, record = convert(replace(entry, tensor=dense))
+    new, record = convert(entry, dense)
     if new is not None and not isinstance(new, QTensor):
         raise ConfigError(
             f"{type(entry.config).__name__} makes a {type(new).__name__}, whose memory is what it "

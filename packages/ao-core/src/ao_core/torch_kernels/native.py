@@ -39,8 +39,10 @@ def _rows_only(call: Call, dtypes: tuple[str, ...]) -> str | None:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """X as a matrix; each op costs about a microsecond here, so none where it is one already."""
-    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    """X as a contiguous matrix; each op costs about a microsecond, so none where it is one already."""
+    if x.dim() != 2:
+        x = x.reshape(-1, x.shape[-1])
+    return x if x.is_contiguous() else x.contiguous()
 
 
 def _finish(out_MN: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -89,7 +91,7 @@ def int8pack_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     scale_N = w.scale.view(-1)
     if scale_N.dtype != x.dtype:
         scale_N = scale_N.to(x.dtype)
-    x_MK = _rows(x).contiguous()
+    x_MK = _rows(x)
     return _finish(torch._weight_int8pack_mm(x_MK, w.qdata, scale_N), x, bias)
 
 
@@ -113,7 +115,7 @@ def int4pack_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     if "zero" in w.part_names:
         qparams[..., 1] = (8 - w.zero.float()) * scale
     group = w.spec.block[-1]
-    x_MK = _rows(x).contiguous()
+    x_MK = _rows(x)
     out_MN = torch.ops.aten._weight_int4pack_mm_for_cpu(x_MK, w.qdata, group, qparams)
     return _finish(out_MN, x, bias)
 
