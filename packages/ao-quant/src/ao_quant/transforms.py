@@ -26,9 +26,7 @@ def apply(dense: Tensor, config: Config, target: Target) -> Tensor | Skip:
     if not isinstance(new, Skip):
         return new
     name = next(name for name, cls in CONFIGS.items() if cls is type(config))
-    return Skip(
-        f"{new.reason}; {_WEIGHT_ONLY[name]!r} instead of {name!r} would quantize this weight"
-    )
+    return Skip(f"{new.reason}; {_WEIGHT_ONLY[name]!r} would quantize this weight")
 
 
 TRANSFORMS: tuple[Transform, ...] = tuple(
