@@ -22,6 +22,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
 from workspace import ROOT, git
 
 __all__ = [
@@ -99,11 +101,7 @@ def rounds_of(
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """The value below which `percent` of them lie, interpolated linearly."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return torch.tensor(values, dtype=torch.float64).quantile(percent / 100).item()
 
 
 def compared(samples: Samples, name: str, baseline: str) -> tuple[float, float]:

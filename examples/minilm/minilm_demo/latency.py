@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
+import torch
+
 #: samples of each contender, by its name, round by round
 Samples = dict[str, list[float]]
 
@@ -94,8 +96,4 @@ def summarize(samples: Samples, baselines: Mapping[str, str]) -> dict[str, Laten
 
 def percentile(values: list[float], percent: float) -> float:
     """The value below which `percent` of them lie, interpolated linearly."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return torch.tensor(values, dtype=torch.float64).quantile(percent / 100).item()

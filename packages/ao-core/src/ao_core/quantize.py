@@ -65,21 +65,22 @@ def quantize_(
             registry.transform_for(type(entry.config))
             if not isinstance(entry.tensor, QTensor):
                 check_quantizable(entry.tensor, entry.fqn)
-    outcomes = []
+    records, waiting = [], []
     for entry in _with_progress(plans, progress):
         new, record = convert(entry, entry.tensor, device)
-        outcomes.append((entry, new, record))
-        if not strict:
-            _install(*outcomes[-1][:2])
-            outcomes[-1] = (entry, None, record)
-    report = Report(config_to_dict(config), tuple(record for _, _, record in outcomes))
+        records.append(record)
+        if strict:
+            waiting.append((entry, new))
+        else:
+            _install(entry, new)
+    report = Report(config_to_dict(config), tuple(records))
     skipped = report.with_status("skipped")
     if strict and skipped:
         lines = "; ".join(f"{record.fqn}: {record.reason}" for record in skipped)
         raise QuantizationError(
             f"strict=True and {len(skipped)} weights cannot be quantized (nothing was changed): {lines}"
         )
-    for entry, new, _ in outcomes:
+    for entry, new in waiting:
         _install(entry, new)
     if device is not None:
         model.to(device)
