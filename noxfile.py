@@ -8,10 +8,12 @@ Only sessions that must see less (or other) packages than that have an environme
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import sys
 import tarfile
+import zipfile
 from itertools import chain
 from pathlib import Path
 
@@ -31,6 +33,8 @@ PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml")
 NAMES = [path.name for path in PACKAGES]
 SOURCES = os.pathsep.join(str(path / "src") for path in PACKAGES)
 DIST = ROOT / "dist"
+#: of the range that the packages declare
+OLDEST_TORCH = "torch==2.11.0"
 BENCH_RESULTS = ROOT / "build" / "bench"
 #: pytest-xdist already uses every core; torch's own threads would only get in the way
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -39,12 +43,12 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 class Environment:
     """A virtual environment that several sessions share, installed into only when it is stale."""
 
-    def __init__(self, session: nox.Session, name: str) -> None:
+    def __init__(self, session: nox.Session, name: str, python: str = sys.executable) -> None:
         self.session = session
         self.home = ROOT / ".nox" / name
         self.bin = self.home / ("Scripts" if os.name == "nt" else "bin")
         if not (self.home / "pyvenv.cfg").exists():
-            session.run(sys.executable, "-m", "venv", str(self.home), external=True)
+            session.run(python, "-m", "venv", str(self.home), external=True)
 
     def python(self, *args: str | Path, env: dict[str, str] | None = None) -> None:
         """Run this environment's Python with its scripts on PATH."""
@@ -54,7 +58,10 @@ class Environment:
 
     def install(self, *args: str) -> None:
         """Install under the constraints, unless exactly this was installed before."""
-        patterns = ("packages/*/pyproject.toml", "packages/*/src/*/__about__.py")
+        patterns = (
+            *("packages/*/pyproject.toml", "packages/*/src/*/__about__.py"),
+            *("packages/*/hatch_build.py", "packages/*/csrc/**/*.*"),
+        )
         files = [CONSTRAINTS, *sorted(chain.from_iterable(map(ROOT.glob, patterns)))]
         wanted = [sys.version, *args, *(path.read_text(encoding="utf-8") for path in files)]
         digest = hashlib.sha256("\0".join(wanted).encode()).hexdigest()[:16]
@@ -79,12 +86,19 @@ def tools(session: nox.Session, *groups: str) -> Environment:
 def dev(session: nox.Session, *groups: str) -> Environment:
     """The environment with torch and every package, editable, with its test requirements."""
     env = Environment(session, "dev")
-    env.install(*group("tools"))
+    # torch first: a package with C++ is compiled against its headers
+    env.install(*group("tools"), "torch")
     editable = [arg for path in PACKAGES for arg in ("-e", f"{path}[test]")]
     env.install("--no-build-isolation", *editable)
     if groups:
         env.install(*group(*groups))
     return env
+
+
+def builder(session: nox.Session, names: list[str]) -> Environment:
+    """The environment that builds these packages: with torch where one of them compiles C++."""
+    compiled = any((ROOT / "packages" / name / "hatch_build.py").exists() for name in names)
+    return dev(session) if compiled else tools(session, "tools")
 
 
 def build_packages(env: Environment, out: Path, names: list[str]) -> None:
@@ -113,7 +127,8 @@ def tests(session: nox.Session) -> None:
 def tests_isolated(session: nox.Session, package: str) -> None:
     """Tests of one package against its wheel, installed with only what it declares."""
     built = Path(session.create_tmp()).resolve() / "dist"
-    build_packages(tools(session, "tools"), built, siblings_of(package))
+    names = siblings_of(package)
+    build_packages(builder(session, names), built, names)
     wheels = {path.name.split("-")[0].replace("_", "-"): path for path in built.glob("*.whl")}
     extra = [f"{path}[test]" if name == package else str(path) for name, path in wheels.items()]
     session.run("python", "-m", "pip", "uninstall", "-q", "-y", *NAMES)
@@ -137,6 +152,71 @@ def siblings_of(package: str) -> list[str]:
         required = {Requirement(line).name for line in [*project["dependencies"], *extra]}
         found += sorted(required & set(NAMES) - set(found))
     return found
+
+
+@nox.session(venv_backend="none")
+def native(session: nox.Session) -> None:
+    """C++ tests at every instruction set: plain, under sanitizers, and for ARM under qemu."""
+    env = tools(session, "tools")
+    for options in (["--lesser"], ["--sanitize", "address,undefined"], ["--target", "aarch64"]):
+        for script in sorted(ROOT.glob("packages/*/tests/cpp/run.py")):
+            env.python(script, *options, "--jobs", "2", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def fuzz(session: nox.Session) -> None:
+    """Random calls of the compiled ops, under ASan and UBSan: `nox -s fuzz -- --calls 100000`."""
+    env, package = dev(session), ROOT / "packages" / "ao-kernels"
+    checks = "address,undefined"
+    env.python(package / "hatch_build.py", "--sanitize", checks, "--jobs", "2")
+    # Python itself is not built for the sanitizers, so their runtime is loaded first
+    runtime = [
+        str(session.run("g++", f"-print-file-name={name}", silent=True, external=True)).strip()
+        for name in ("libasan.so", "libstdc++.so")
+    ]
+    sanitized = {
+        "AO_CPU_LIBRARY": str(package / "build" / "sanitize-address-undefined" / "libao_cpu.so"),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "LD_PRELOAD": " ".join(runtime),
+    }
+    options = session.posargs or ["--calls", "100000"]
+    env.python(package / "tests" / "fuzz_ops.py", *options, env=sanitized)
+
+
+@nox.session(venv_backend="none")
+def abi(session: nox.Session) -> None:
+    """One file of ao-kernels' library, here and under the oldest torch and other Pythons.
+
+    The Pythons are positional arguments; each installs gigabytes. All must compute the same bits.
+    """
+    if not session.posargs:
+        session.error("name another Python: nox -s abi -- python3.12")
+    out = Path(session.create_tmp()).resolve()
+    here = dev(session)
+    build_packages(here, out / "dist", ["ao-core", "ao-kernels"])
+    wheels = sorted((out / "dist").glob("*.whl"))
+    (compiled,) = (path for path in wheels if "abi3" in path.name)
+    with zipfile.ZipFile(compiled) as archive:
+        library = archive.extract("ao_kernels/cpu/libao_cpu.so", out)
+    environments = {"here": here}
+    for python in session.posargs:
+        name = f"abi-{Path(python).name}"
+        environments[name] = env = Environment(session, name, python)
+        env.python("-m", "pip", "install", "-q", "--force-reinstall", "--no-deps", *wheels)
+        env.python("-m", "pip", "install", "-q", OLDEST_TORCH, "numpy", *wheels)
+    records = []
+    for name, env in environments.items():
+        result = out / f"{name}.json"
+        script = ROOT / "packages" / "ao-kernels" / "tests" / "abi" / "digests.py"
+        env.python(script, result, env={"AO_CPU_LIBRARY": library})
+        records.append(json.loads(result.read_text(encoding="utf-8")))
+        session.log("%s", {key: records[-1][key] for key in ("python", "torch", "isa", "library")})
+    expected = records[0]["numbers"]
+    for record in records[1:]:
+        differing = [case for case, value in record["numbers"].items() if value != expected[case]]
+        if differing:
+            session.error(f"torch {record['torch']} differs in {len(differing)}: {differing}")
+    session.log("%d results, the same bits in all %d environments", len(expected), len(records))
 
 
 @nox.session(venv_backend="none")
@@ -194,6 +274,60 @@ def bench_torchao(session: nox.Session) -> None:
     run_benchmarks(env, scripts)
 
 
+@nox.session(venv_backend="none")
+def bench_peers(session: nox.Session) -> None:
+    """Benchmarks of the CPU kernels beside torch, torchao and bitsandbytes, but for the bars."""
+    scripts = benchmarks(session, "cpu/bench_*.py")
+    run_benchmarks(peers(session), [path for path in scripts if path.stem != "bench_bars"])
+
+
+@nox.session(venv_backend="none")
+def bench_llama(session: nox.Session) -> None:
+    """The same and every bar, beside llama.cpp too, which is built from source (minutes)."""
+    env = peers(session)
+    llama = f"--llama={build_llama(env)}"
+    for name in ("bench_linear", "bench_decoder", "bench_bars"):
+        run_benchmarks(env, benchmarks(session, f"cpu/{name}.py"), llama)
+
+
+def peers(session: nox.Session) -> Environment:
+    """The environment with torch, all packages, and those that they are measured beside."""
+    env = Environment(session, "bench_peers")
+    env.install(*group("tools", "peers"), "torch")
+    env.install("--no-build-isolation", *(arg for path in PACKAGES for arg in ("-e", str(path))))
+    return env
+
+
+def build_llama(env: Environment) -> Path:
+    """The folder with llama.cpp's libraries and llama-bench, compiled once for this machine."""
+    lines = CONSTRAINTS.read_text(encoding="utf-8").splitlines()
+    (pin,) = (line for line in lines if line.startswith("llama-cpp-python=="))
+    home = ROOT / "build" / pin
+    program = home / "build" / "bin" / "llama-bench"
+    if not program.exists():
+        shutil.rmtree(home, ignore_errors=True)
+        source = ["--no-deps", "--no-binary", "llama-cpp-python", "-d", str(home)]
+        env.python("-m", "pip", "download", "-q", *source, pin)
+        (sdist,) = home.glob("*.tar.gz")
+        with tarfile.open(sdist) as archive:
+            archive.extractall(home, filter="data")
+        (tree,) = home.glob("*/vendor/llama.cpp")
+        off = (
+            "CURL",
+            "OPENSSL",
+            "BUILD_TESTS",
+            "BUILD_EXAMPLES",
+            "BUILD_SERVER",
+            "BUILD_APP",
+            "BUILD_UI",
+        )
+        options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=ON"]
+        options += [f"-DLLAMA_{name}=OFF" for name in off]
+        env.python("-m", "cmake", "-S", tree, "-B", home / "build", *options)
+        env.python("-m", "cmake", "--build", home / "build", "--target", "llama-bench", "-j", "2")
+    return program.parent
+
+
 def benchmarks(session: nox.Session, pattern: str) -> list[Path]:
     """The benchmark scripts of all packages whose names match."""
     scripts = sorted(ROOT.glob(f"packages/*/benchmarks/{pattern}"))
@@ -202,21 +336,24 @@ def benchmarks(session: nox.Session, pattern: str) -> list[Path]:
     return scripts
 
 
-def run_benchmarks(env: Environment, scripts: list[Path]) -> None:
+def run_benchmarks(env: Environment, scripts: list[Path], *options: str) -> None:
     """Run each script as `SCRIPT --json FILE`; positional arguments are passed on."""
     BENCH_RESULTS.mkdir(parents=True, exist_ok=True)
     for script in scripts:
-        result = BENCH_RESULTS / f"{script.parent.parent.name}-{script.stem}.json"
-        env.python(script, "--json", result, *env.session.posargs)
+        package = script.relative_to(ROOT / "packages").parts[0]
+        result = BENCH_RESULTS / f"{package}-{script.stem}.json"
+        env.python(script, "--json", result, *options, *env.session.posargs)
 
 
 @nox.session(venv_backend="none")
 def build(session: nox.Session) -> None:
     """Wheel and sdist of every package (or of those named) into dist/, checked."""
-    build_packages(tools(session, "tools"), DIST, session.posargs or NAMES)
+    names = session.posargs or NAMES
+    build_packages(builder(session, names), DIST, names)
 
 
 @nox.session(venv_backend="none")
 def release(session: nox.Session) -> None:
     """Release one package: `nox -s release -- ao-core 0.2.0`; rehearses unless told --execute."""
-    tools(session, "tools").python("scripts/release.py", *session.posargs)
+    env = builder(session, [name for name in session.posargs if name in NAMES])
+    env.python("scripts/release.py", *session.posargs)

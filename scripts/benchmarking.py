@@ -43,16 +43,17 @@ Samples = dict[str, list[float]]
 #: one line of a benchmark's table: column -> text or number
 Row = dict[str, Any]
 
-_PACKAGES = ("torch", "ao-core", "ao-quant", "torchao")
+_PACKAGES = ("torch", "ao-core", "ao-quant", "ao-kernels", "torchao", "bitsandbytes")
 
 
-def arguments(description: str | None, **numbers: int) -> argparse.Namespace:
-    """Parse `--json FILE` and one option for each number, with its default."""
+def arguments(description: str | None, **options: int | str) -> argparse.Namespace:
+    """Parse `--json FILE` and one option for each number or text, with its default."""
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     parser.add_argument("--json", type=Path, help="write the results there, too")
-    for name, default in numbers.items():
+    for name, default in options.items():
         flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=int, default=default, help=f"default: {default}")
+        help_ = f"default: {default}" if default != "" else None
+        parser.add_argument(flag, type=type(default), default=default, help=help_)
     return parser.parse_args()
 
 
@@ -110,7 +111,15 @@ def compared(samples: Samples, name: str, baseline: str) -> tuple[float, float]:
     return median(a - b for a, b in pairs), median(a / b for a, b in pairs)
 
 
-def record(path: Path | None, title: str, text: str, rows: Sequence[Row]) -> None:
+def record(
+    path: Path | None,
+    title: str,
+    text: str,
+    rows: Sequence[Row],
+    *,
+    page: Sequence[Row] = (),
+    versions: Mapping[str, str] | None = None,
+) -> None:
     """Print a benchmark's table and, where there is a path, write it as JSON with the machine.
 
     Args:
@@ -118,15 +127,22 @@ def record(path: Path | None, title: str, text: str, rows: Sequence[Row]) -> Non
         title: what was measured, in a few words.
         text: how, and what the columns mean, in Markdown.
         rows: all with the same columns.
+        page: the table as people read it, where `rows` are too many; printed and documented.
+        versions: of programs that are no Python package, which were measured too.
     """
     print(f"{title}\n{text}\n")
-    columns = list(rows[0])
-    table = [columns, *([cell(row[column]) for column in columns] for row in rows)]
+    shown = page or rows
+    columns = list(shown[0])
+    table = [columns, *([cell(row[column]) for column in columns] for row in shown)]
     widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
     for line in table:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)))
     if path is not None:
-        data = {"title": title, "text": text, "about": environment(), "rows": list(rows)}
+        about = environment()
+        about["versions"].update(versions or {})
+        data = {"title": title, "text": text, "about": about, "rows": list(rows)}
+        if page:
+            data["page"] = list(page)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

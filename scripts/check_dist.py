@@ -15,7 +15,7 @@ from workspace import finish
 #: what an sdist may hold, relative to its top folder
 SDIST_ALLOWED = (
     *("src/", "tests/", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md"),
-    *("pyproject.toml", ".gitignore"),
+    *("pyproject.toml", ".gitignore", "csrc/", "hatch_build.py"),
 )
 METADATA_REQUIRED = ("Summary", "License-Expression", "Requires-Python", "Author", "Description")
 
@@ -51,6 +51,26 @@ def wheel_problems(path: Path) -> list[str]:
     return problems
 
 
+def library_problems(path: Path) -> list[str]:
+    """One sentence for each thing wrong with a wheel of a package that compiles C++."""
+    _, _, _, tags = parse_wheel_filename(path.name)
+    with zipfile.ZipFile(path) as archive:
+        libraries = [name for name in archive.namelist() if name.endswith((".so", ".dylib"))]
+    if len(libraries) != 1:
+        return [f"it holds {len(libraries)} compiled libraries, expected one"]
+    found = {f"{tag.interpreter}-{tag.abi}" for tag in tags}
+    if found != {"cp310-abi3"} or any(tag.platform == "any" for tag in tags):
+        names = ", ".join(sorted(map(str, tags)))
+        return [f"its tags are {names}, expected cp310-abi3 and a platform"]
+    return []
+
+
+def has_sources(path: Path) -> bool:
+    """Whether an sdist holds C++ to compile."""
+    with tarfile.open(path) as archive:
+        return any("/csrc/" in name for name in archive.getnames())
+
+
 def sdist_problems(path: Path) -> list[str]:
     """One sentence for each thing wrong with an sdist."""
     name, version = parse_sdist_filename(path.name)
@@ -76,6 +96,10 @@ def dist_problems(folder: Path) -> tuple[int, list[str]]:
         problems += [f"{path.name}: {problem}" for problem in wheel_problems(path)]
     for path in sdists:
         problems += [f"{path.name}: {problem}" for problem in sdist_problems(path)]
+    compiled = {parse_sdist_filename(path.name) for path in sdists if has_sources(path)}
+    for path in wheels:
+        if parse_wheel_filename(path.name)[:2] in compiled:
+            problems += [f"{path.name}: {problem}" for problem in library_problems(path)]
     if not wheels or len(wheels) != len(sdists):
         problems.append(f"{folder}: {len(wheels)} wheels and {len(sdists)} sdists")
     return len(wheels) + len(sdists), problems

@@ -23,6 +23,8 @@ COMMON_KEYS = (
     "tool.ruff",
     "tool.towncrier",
 )
+#: where it is, a package compiles C++: it has settings beyond the template's
+BUILD_HOOK = "hatch_build.py"
 FIRST_CHANGE = "changes/+first.feature.md"
 #: pytest settings that only make sense in the workspace
 WORKSPACE_ONLY = {"testpaths", "pythonpath"}
@@ -39,6 +41,17 @@ def template_files(name: str) -> dict[str, Path]:
     files = sorted(path for path in TEMPLATE.rglob("*") if path.is_file())
     found = {fill(path.relative_to(TEMPLATE).as_posix(), name): path for path in files}
     return {place: path for place, path in found.items() if "__pycache__" not in place}
+
+
+def expected_settings(package: Path) -> dict[str, Any]:
+    """The template's pyproject.toml for a package, with a build hook where it has one."""
+    text = (TEMPLATE / "pyproject.toml").read_text(encoding="utf-8")
+    settings = parse_toml(fill(text, package.name))
+    if (package / BUILD_HOOK).is_file():
+        targets = settings["tool"]["hatch"]["build"]["targets"]
+        targets["sdist"]["include"] += ["/csrc", f"/{BUILD_HOOK}"]
+        targets["wheel"]["hooks"] = {"custom": {}}
+    return settings
 
 
 def lookup(data: dict[str, Any], dotted: str) -> Any:
@@ -73,8 +86,7 @@ def pyproject_problems(package: Path, root: Path) -> list[str]:
     """One sentence for each setting that must agree with the template or the workspace."""
     name = package.name
     ours = load_toml(package / "pyproject.toml")
-    text = fill((TEMPLATE / "pyproject.toml").read_text(encoding="utf-8"), name)
-    theirs = parse_toml(text)
+    theirs = expected_settings(package)
     problems = [
         f"{name}: pyproject.toml: {key} is {lookup(ours, key)!r}, expected {lookup(theirs, key)!r}"
         for key in COMMON_KEYS

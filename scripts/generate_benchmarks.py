@@ -20,8 +20,9 @@ RESULTS = "packages/*/benchmarks/results/*.json"
 
 def render(data: dict[str, Any]) -> str:
     """One benchmark: its title, what it measures, its table, and the machine."""
-    columns = list(data["rows"][0])
-    rows = [[cell(row[column]) for column in columns] for row in data["rows"]]
+    shown = data.get("page", data["rows"])
+    columns = list(shown[0])
+    rows = [[cell(row[column]) for column in columns] for row in shown]
     about = data["about"]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     machine = (

@@ -7,6 +7,7 @@ file of docs/examples are not run: the files are programs by themselves.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -26,6 +27,12 @@ PAGES = [
 BLOCK = re.compile(
     r"^(?P<mark><!-- output -->\n+)?```(?P<lang>\w+)[^\n]*\n(?P<text>.*?)^```$", re.M | re.S
 )
+#: pages about compiled kernels; the others show what is the same on every machine, without these
+COMPILED = [
+    ROOT / "docs" / "cpu-kernels.md",
+    ROOT / "docs" / "install.md",
+    *ROOT.glob("packages/ao-kernels/*.md"),
+]
 INCLUDE = re.compile(r'--8<-- "(docs/examples/[\w./]+?)[:"]')
 _SEPARATOR = "\x1e"
 
@@ -71,7 +78,8 @@ def run_page(page: Path, folder: Path) -> list[str]:
     """What each block of a page prints; the program is left in `folder`, with the page's lines."""
     script = folder / f"{page.stem}.md.py"
     script.write_text(program(page.read_text(encoding="utf-8")).source, encoding="utf-8")
-    return run([script.name], folder).split(_SEPARATOR)[1:]
+    env = None if page in COMPILED else {**os.environ, "AO_PLUGINS": "quant"}
+    return run([script.name], folder, env).split(_SEPARATOR)[1:]
 
 
 def normal(text: str) -> str:

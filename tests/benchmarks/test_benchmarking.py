@@ -80,6 +80,30 @@ def test_a_record_becomes_a_section_of_the_page(
     assert f"commit {data['about']['commit']}" in page
 
 
+def test_a_page_shows_its_own_table_and_further_versions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "speed.json"
+    rows = [{"contender": "ours", "M": m, "µs": 10 * m} for m in (1, 4)]
+    page = [{"contender": "ours", "M = 1": 10, "M = 4": 40}]
+    benchmarking.record(path, "Speed", "Of a call.", rows, page=page, versions={"tool": "7.5"})
+
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["ours", "10", "40"]
+    data = json.loads(path.read_text(encoding="utf-8"))
+    assert (data["rows"], data["page"]) == (rows, page)
+    text = generate_benchmarks.render(data)
+    assert "| contender | M = 1 | M = 4 |" in text
+    assert "| ours | 10 | 40 |" in text
+    assert "tool 7.5" in text
+
+
+def test_options_are_numbers_or_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", "--rounds", "3", "--json", "a.json"])
+    found = benchmarking.arguments("Speed.", rounds=10, repeats=5, shapes="4x4")
+    assert (found.rounds, found.repeats, found.shapes) == (3, 5, "4x4")
+    assert found.json == Path("a.json")
+
+
 def test_without_records_the_page_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate_benchmarks, "ROOT", tmp_path)
     assert generate_benchmarks.results() == "No measurements are recorded yet."

@@ -16,6 +16,8 @@ OVERHEAD = ROOT / "packages" / "ao-core" / "benchmarks" / "bench_overhead.py"
 IMPORT_TIME = ROOT / "packages" / "ao-core" / "benchmarks" / "bench_import_time.py"
 QUANTIZE_TIME = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_quantize_time.py"
 
+CPU = ROOT / "packages" / "ao-kernels" / "benchmarks" / "cpu"
+
 
 def rows(script: Path, folder: Path, *options: str) -> list[dict[str, Any]]:
     """The rows that a benchmark writes."""
@@ -59,3 +61,57 @@ def test_quantize_time(tmp_path: Path) -> None:
     assert 0.5 < by_recipe["int8_weight_only"]["after GB"] / model < 0.51
     assert 0.25 < by_recipe["int4_weight_only"]["after GB"] / model < 0.27
     assert all(row["seconds"] > 0 and row["peak over model GB"] > 0 for row in found)
+
+
+@pytest.mark.slow
+def test_linear_layers_on_the_cpu(tmp_path: Path) -> None:
+    options = (
+        "--shapes=256x512",
+        "--m=1,16",
+        "--percent=5",
+        "--formats=F.linear,ao int4 g32,ao fp8",
+    )
+    found = rows(CPU / "bench_linear.py", tmp_path, *options)
+    by_name = {(row["contender"], row["M"]): row for row in found}
+    assert {m for _, m in by_name} == {1, 16}
+    assert all(row["K × N"] == "256×512" and row["p10"] <= row["µs"] for row in found)
+    dense, ours = by_name["F.linear bf16", 1], by_name["ao int4 g32, bf16", 1]
+    assert dense["× F.linear"] == dense["× F.linear, by round"] == 1
+    assert dense["kernel"] == ""
+    assert ours["kernel"]
+    assert dense["MiB"] == 256 * 512 * 2 / 2**20
+    assert 0.28 <= ours["MiB"] / dense["MiB"] < 0.35  # 4.5 bits of 16, and perhaps padding
+    assert by_name["reader", 1]["share of read"] == 1
+    page = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["page"]
+    assert "reader" not in {row["contender"] for row in page}
+    assert all(" (" in row["M = 16"] for row in page)
+
+
+@pytest.mark.slow
+def test_decoder_on_the_cpu(tmp_path: Path) -> None:
+    options = (
+        "--threads=1",
+        "--layers=1",
+        "--tokens=3",
+        "--percent=1",
+        "--contenders=torch bf16,ao int4 g32",
+    )
+    dense, *quantized = rows(CPU / "bench_decoder.py", tmp_path, *options)
+    assert dense["contender"] == "torch bf16"
+    assert dense["× torch bf16"] == dense["prefill × torch bf16"] == 1
+    assert {row["contender"] for row in quantized} == {"ao int4 g32", "ao int4 g32 dynamic"}
+    for row in quantized:
+        assert 0.28 < row["GB a token"] / dense["GB a token"] < 0.3
+        assert row["tokens/s"] > 0
+        assert row["prefill tokens/s"] > row["tokens/s"] / 100
+
+
+@pytest.mark.slow
+def test_quantizing_a_model_on_the_cpu(tmp_path: Path) -> None:
+    options = ("--threads=1", "--layers=1", "--rounds=1", "--contenders=ao int4 g32")
+    found = rows(CPU / "bench_quantize_model.py", tmp_path, *options)
+    assert {row["contender"] for row in found} == {"ao int4 g32", "ao int4 g32 dynamic"}
+    for row in found:
+        assert row["seconds"] > 0
+        assert 1 <= row["peak"] < 3
+        assert 0.28 < row["after"] < 0.3

@@ -10,14 +10,47 @@ import pytest
 from check_dist import dist_problems
 
 
-@pytest.fixture
-def dist(package, tmp_path):
-    """The sdist and the wheel of the workspace's package."""
-    out = tmp_path / "dist"
+def build(package, out):
+    """The sdist and the wheel of a package."""
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(package)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return out
+
+
+@pytest.fixture
+def dist(package, tmp_path):
+    """The sdist and the wheel of the workspace's package."""
+    return build(package, tmp_path / "dist")
+
+
+HOOK = """
+from pathlib import Path
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+class Hook(BuildHookInterface):
+    def initialize(self, version, build_data):
+        for name in LIBRARIES:
+            Path(self.root, name).write_bytes(b"")
+            build_data["force_include"][str(Path(self.root, name))] = f"ao_demo/{name}"
+        build_data["tag"] = TAG
+"""
+
+
+@pytest.fixture
+def compiled(package, tmp_path):
+    """Build the workspace's package as one with C++, whose hook makes these libraries and this tag."""
+
+    def make(libraries, tag):
+        (package / "csrc").mkdir()
+        (package / "csrc" / "a.cpp").write_text("")
+        (package / "hatch_build.py").write_text(f"LIBRARIES, TAG = {libraries}, {tag!r}\n{HOOK}")
+        path = package / "pyproject.toml"
+        text = path.read_text().replace('"/CHANGELOG.md"]', '"/CHANGELOG.md", "/csrc"]')
+        path.write_text(f"{text}\n[tool.hatch.build.targets.wheel.hooks.custom]\n")
+        return build(package, tmp_path / "dist")
+
+    return make
 
 
 def test_distributions_of_a_new_package_are_in_order(dist):
@@ -65,3 +98,21 @@ def test_an_sdist_without_tests_is_found(package, tmp_path):
     subprocess.run([*command, str(package)], capture_output=True, check=True)
     _, (problem,) = dist_problems(tmp_path / "out")
     assert problem == "ao_demo-0.1.0.tar.gz: it holds no tests"
+
+
+def test_a_wheel_with_a_library_for_one_platform_is_in_order(compiled):
+    assert dist_problems(compiled(["libdemo.so"], "cp310-abi3-linux_x86_64")) == (2, [])
+
+
+@pytest.mark.parametrize(
+    ("libraries", "tag", "expected"),
+    [
+        ([], "py3-none-any", "it holds 0 compiled libraries, expected one"),
+        (["a.so", "b.so"], "cp310-abi3-linux_x86_64", "it holds 2 compiled libraries"),
+        (["a.so"], "py3-none-any", "its tags are py3-none-any, expected cp310-abi3"),
+        (["a.so"], "cp311-cp311-linux_x86_64", "its tags are cp311-cp311-linux_x86_64"),
+    ],
+)
+def test_a_wheel_without_its_library_or_platform_is_found(compiled, libraries, tag, expected):
+    _, (problem,) = dist_problems(compiled(libraries, tag))
+    assert expected in problem

@@ -84,3 +84,16 @@ def test_a_deviation_is_named(workspace, package, place, old, new, expected):
 def test_a_missing_file_is_named(workspace, package, place):
     (package / place).unlink()
     assert shape_problems(package, workspace) == [f"ao-demo: {place} is missing"]
+
+
+def test_a_package_that_compiles_has_a_hook_and_sources_in_its_settings(workspace, package):
+    (package / "hatch_build.py").write_text("")
+    (problem,) = shape_problems(package, workspace)
+    assert "tool.hatch is" in problem
+    assert "/csrc" in problem
+    path = package / "pyproject.toml"
+    text = path.read_text().replace(
+        '"/CHANGELOG.md"]', '"/CHANGELOG.md", "/csrc", "/hatch_build.py"]'
+    )
+    path.write_text(f"{text}\n[tool.hatch.build.targets.wheel.hooks.custom]\n")
+    assert shape_problems(package, workspace) == []

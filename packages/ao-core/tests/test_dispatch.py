@@ -11,11 +11,11 @@ import torch.nn.functional as F
 
 import ao_core
 from ao_core import WHOLE, Call, Kernel, QTensor, Spec, quantize_tensor
-from ao_core.dispatch import candidates, pinned_band, select
+from ao_core.dispatch import BANDS, candidates, fingerprint, pinned_band, select
 from ao_core.errors import ConfigError, FrozenError, UnsupportedOp
 from ao_core.registry import registry
 
-SPEC = Spec("int8", (1, WHOLE))
+SPEC = Spec("int8", (1, WHOLE), "bfloat16")
 
 
 def _call(**changes: object) -> Call:
@@ -138,3 +138,49 @@ def test_autocast_decides_the_dtype_of_the_product(weight: QTensor) -> None:
     assert torch.equal(y, F.linear(x.bfloat16(), weight, bias.bfloat16()))
     torch.testing.assert_close(y, again, rtol=2e-2, atol=2e-2)
     assert weight.dtype == torch.float32
+
+
+def test_fingerprint_of_the_kernels(clean_registry: None, weight: QTensor) -> None:
+    """It is in the key of compiled code that torch keeps on disk."""
+    before, key = fingerprint(), weight._stable_hash_for_caching()
+    assert fingerprint() == before
+    with ao_core.kernels("reference"):
+        assert fingerprint() != before
+        assert weight._stable_hash_for_caching() != key
+    assert (fingerprint(), weight._stable_hash_for_caching()) == (before, key)
+    seen = {before}
+    for fn in (lambda x, w, b: x, lambda x, w, b: x + 1):
+        ao_core.reopen()
+        registry.kernels._records.pop("mine", None)
+        ao_core.register(Kernel("mine", "linear", "plain", "cpu", fn, 60))
+        assert fingerprint() not in seen
+        seen.add(fingerprint())
+
+
+def test_conversions_work_under_every_pin(weight: QTensor) -> None:
+    dense = weight.dequantize()
+    for band in BANDS:
+        with ao_core.kernels(band):
+            again = quantize_tensor(dense, SPEC)
+            assert torch.equal(weight.dequantize(), dense)
+        assert torch.equal(again.dequantize(), quantize_tensor(dense, SPEC).dequantize())
+
+
+def test_description_is_for_calls_that_are_accepted(clean_registry: None) -> None:
+    ao_core.reopen()
+    kernel = Kernel(
+        "mine", "linear", "plain", "cpu", lambda x, w, b: x, 60,
+        accepts=lambda call: None if call.m < 9 else "is for fewer rows",
+        describe=lambda call: f"{call.m} rows at a time",
+    )  # fmt: skip
+    ao_core.register(kernel)
+    found = {
+        rows: next(c for c in candidates(_call(x_shape=(rows, 64))) if c.kernel is kernel)
+        for rows in (4, 9)
+    }
+    assert [found[rows].description for rows in (4, 9)] == ["4 rows at a time", ""]
+    w = quantize_tensor(torch.ones(32, 64), SPEC)
+    explained = ao_core.explain(w, rows=(4,))
+    assert "→ mine (in-process, priority 60): 4 rows at a time" in str(explained)
+    (call,) = explained.to_dict()["weights"][0]["calls"]
+    assert call["candidates"][0]["description"] == "4 rows at a time"

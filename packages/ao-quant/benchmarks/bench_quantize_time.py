@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 from benchmarking import Row, arguments, compared, percentile, record, rounds_of
+from process_memory import peak, reset_peak, resident
 
 RECIPES = (
     "int8_weight_only",
@@ -57,30 +57,6 @@ def child(recipe: str, parameters: int) -> None:
         after = quantize_(model, recipe).bytes_after
     seconds = time.perf_counter() - start
     print(json.dumps({"seconds": seconds, "dense": dense, "after": after, "peak": peak() - before}))
-
-
-def resident() -> int:
-    """Bytes of resident memory; where /proc is missing, their peak so far."""
-    return _proc("VmRSS") or peak()
-
-
-def peak() -> int:
-    """Greatest resident memory so far, or since `reset_peak` where there is /proc."""
-    return _proc("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def reset_peak() -> None:
-    """Let the peak begin anew, where the system can."""
-    if Path("/proc/self/clear_refs").exists():
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-
-
-def _proc(field: str) -> int:
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return 0
-    line = next(line for line in status.read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) * 1024
 
 
 def measure(rounds: int, parameters: int) -> list[Row]:

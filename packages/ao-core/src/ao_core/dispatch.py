@@ -5,27 +5,60 @@ Signatures of the ops, `w` a `QTensor` of shape (N, K):
 - ``linear(x, w, bias) -> y``: x (..., K), bias (N,) or None, y (..., N) in x's dtype
 - ``embedding(ids, w) -> y``: integer ids (...), y (..., K) in w's dtype
 
-and of dense operands, for `ComputeWeight`:
+with the weights of experts, `w` of shape (E, N, K):
+
+- ``grouped_linear(x, w, offs) -> y``: either x (M, K) with rows sorted by expert, offs int32 (E,) the row
+  after each expert's last, y (M, N) in x's dtype with zeros from row offs[-1] on; or x (E, M, K), offs
+  None, y (E, M, N)
+
+of dense operands, for `ComputeWeight`:
 
 - ``mm(a, b, spec) -> y``: a (M, C), b (N, C), y = a @ b.T (M, N) with b cast as `spec` and a as `spec.act`
+
+and between dense values and `Parts`; every kernel of the first two gives the same bits:
+
+- ``quantize(x, spec) -> parts``: any floating-point x with dimensions, finite or not; `spec` in a canonical
+  layout; scales and zero points as `choose_qparams` finds them
+- ``dequantize(parts, spec, shape, dtype) -> x``: x of the stored `shape` in `dtype`,
+  (decode(code) - zero) * scale in float32, rounded once
+- ``error_sums(x, w, step) -> sums``: float64 (2,), the sums of x² and of (x - w.dequantize())² over every
+  `step`-th row of dimension 0, for the report of `quantize_`
+
+A `Call` of these has the shape of the dense values as both of its shapes, and their dtype as `x_dtype`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from importlib.metadata import PackageNotFoundError, version
 
 from ao_core.errors import ConfigError, UnsupportedOp
 from ao_core.records import Call, Kernel
 from ao_core.registry import registry
 
-__all__ = ["BANDS", "Candidate", "candidates", "kernels", "pinned_band", "select"]
+__all__ = [
+    "BANDS",
+    "CONVERSIONS",
+    "Candidate",
+    "candidates",
+    "fingerprint",
+    "kernels",
+    "pinned_band",
+    "product_op",
+    "select",
+]
 
 #: name -> least priority of the band
 BANDS = {"reference": -100, "native": 0, "compiled": 50, "cuda": 100}
+
+#: ops between dense values and parts, without which nothing works: the reference serves them under
+#: every pin where the pinned band does not
+CONVERSIONS = ("quantize", "dequantize", "error_sums")
 
 _pins: list[str] = []
 
@@ -37,11 +70,16 @@ class Candidate:
     kernel: Kernel
     provider: str
     refusal: str | None
+    #: how it would serve the call; empty where it refuses or has nothing to add
+    description: str = ""
 
 
 @contextmanager
 def kernels(band: str) -> Iterator[None]:
-    """Within this context only kernels of one band ("reference", "native", "compiled", "cuda") serve."""
+    """Within this context only kernels of one band ("reference", "native", "compiled", "cuda") serve.
+
+    But conversions between dense values and codes have the reference to fall back on.
+    """
     _check_band(band, "band")
     _pins.append(band)
     registry.epoch += 1
@@ -79,9 +117,13 @@ def _unavailable(kernel: Kernel) -> str | None:
 
 
 def _refusal(kernel: Kernel, call: Call, pin: str | None) -> str | None:
-    if pin is not None and _band(kernel) != pin:
+    if pin is not None and _band(kernel) not in _allowed(call.op, pin):
         return f"the band is pinned to {pin!r}"
     return _unavailable(kernel) or kernel.accepts(call)
+
+
+def _allowed(op: str, pin: str) -> tuple[str, ...]:
+    return (pin, "reference") if op in CONVERSIONS else (pin,)
 
 
 @lru_cache(maxsize=1024)
@@ -97,6 +139,44 @@ def _row(op: str, layout: str, device: str, epoch: int) -> tuple[Kernel, ...]:
 
 def _matching(call: Call) -> tuple[Kernel, ...]:
     return _row(call.op, call.spec.layout, call.device, registry.epoch)
+
+
+def fingerprint() -> str:
+    """A digest of what the choice of kernels depends on beside the calls, and of the kernels' code.
+
+    Part of what compiled code is cached under on disk: without it, code from before another package
+    or version was installed would go on calling the kernels of then.
+    """
+    registry.freeze()
+    return _digest(registry.epoch, pinned_band())
+
+
+@lru_cache(maxsize=16)
+def _digest(epoch: int, pin: str | None) -> str:
+    lines = [
+        repr((name, kernel.priority, _unavailable(kernel), _version(provider), _code(kernel)))
+        for name, kernel in sorted(registry.kernels.items())
+        for provider in [registry.kernels.provider(name)]
+    ]
+    return hashlib.blake2b("\n".join([repr(pin), *lines]).encode(), digest_size=16).hexdigest()
+
+
+def _version(provider: str) -> str:
+    try:
+        return version(provider)
+    except PackageNotFoundError:  # registered in this process
+        return ""
+
+
+def _code(kernel: Kernel) -> bytes:
+    """The function's own bytecode: what changes while it is being written, and no version does."""
+    code = getattr(kernel.fn, "__code__", None)
+    return b"" if code is None else code.co_code + repr(code.co_names).encode()
+
+
+def product_op(weight_shape: tuple[int, ...]) -> str | None:
+    """The op of products with a weight of so many dimensions; None where it is dequantized for them."""
+    return {2: "linear", 3: "grouped_linear"}.get(len(weight_shape))
 
 
 def select(call: Call) -> Kernel:
@@ -116,7 +196,10 @@ def select(call: Call) -> Kernel:
 def candidates(call: Call) -> list[Candidate]:
     """Every kernel of the op for the layout and device, best first, with its refusal."""
     pin = pinned_band()
-    return [
-        Candidate(kernel, registry.kernels.provider(kernel.name), _refusal(kernel, call, pin))
-        for kernel in _matching(call)
-    ]
+    found = []
+    for kernel in _matching(call):
+        refusal = _refusal(kernel, call, pin)
+        description = kernel.describe(call) if refusal is None else ""
+        provider = registry.kernels.provider(kernel.name)
+        found.append(Candidate(kernel, provider, refusal, description))
+    return found

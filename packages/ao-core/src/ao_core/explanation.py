@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
-from ao_core.dispatch import Candidate, candidates
+from ao_core.dispatch import Candidate, candidates, product_op
 from ao_core.errors import ConfigError
 from ao_core.records import Call
 from ao_core.spec import Spec
@@ -64,6 +65,7 @@ class CallExplanation:
                     "provider": c.provider,
                     "priority": c.kernel.priority,
                     "refusal": c.refusal,
+                    "description": c.description,
                 }
                 for c in self.candidates
             ],
@@ -163,7 +165,7 @@ def explain_tensor(
     x: Tensor | None = None,
     rows: Sequence[int] = ROWS,
 ) -> WeightExplanation:
-    """`explain` for one tensor under a name, used in these ops."""
+    """`explain` for one tensor under a name, used in these ops; "linear" stands for any product."""
     shape, device = w.stored_shape, w.device.type
     if w.is_permuted:
         note = f"a transposed or flattened view {tuple(w.shape)} is dequantized for each product"
@@ -186,9 +188,11 @@ def explain_weight(
     rows: Sequence[int] = ROWS,
 ) -> WeightExplanation:
     """The same for a weight that need not exist, of stored `shape` and outward `dtype`."""
-    note = ""
-    if len(shape) != 2:
+    note, product = "", product_op(shape)
+    if product is None or not ops:
         ops, note = (), f"a weight of {len(shape)} dimensions is dequantized for each product"
+    elif product != "linear":
+        ops = (product,)
     calls = tuple(
         _call(spec, shape, device, op, leading, _activations(x, dtype))
         for op in ops
@@ -212,7 +216,7 @@ def _explain_model(
         if isinstance(weight, ComputeWeight):
             yield _explain_compute(weight, names[0], names[1:], x, rows)
         else:
-            ops = tuple(dict.fromkeys(_op(module) for _, module, _ in group))
+            ops = tuple(dict.fromkeys(op for _, module, _ in group if (op := _op(module))))
             yield explain_tensor(weight, fqn=names[0], tied=names[1:], ops=ops, x=x, rows=rows)
 
 
@@ -242,7 +246,9 @@ def _explain_compute(
 
 
 def _op(module: nn.Module) -> str:
-    """The op in which a module uses its 2-D weight."""
+    """The op in which a module uses its weight; empty for the filters of a convolution."""
+    if isinstance(module, _ConvNd):
+        return ""
     return "embedding" if isinstance(module, nn.Embedding) else "linear"
 
 
@@ -273,9 +279,11 @@ def _call(
     leading: tuple[int, ...],
     dtype: torch.dtype,
 ) -> CallExplanation:
-    x_shape, x_dtype = (
-        (leading, torch.int64) if op == "embedding" else ((*leading, shape[1]), dtype)
-    )
+    x_shape, x_dtype = (*leading, shape[-1]), dtype
+    if op == "embedding":
+        x_shape, x_dtype = leading, torch.int64
+    elif op == "grouped_linear":  # tokens in rows, as they are when sorted by expert
+        x_shape = (prod(leading), shape[-1])
     found = candidates(Call(op, spec, shape, x_shape, x_dtype, device))
     return CallExplanation(op, spec, x_shape, x_dtype, tuple(found))
 
@@ -313,7 +321,7 @@ def _line(candidate: Candidate, wins: bool) -> str:
     kernel = candidate.kernel
     who = f"{kernel.name} ({candidate.provider}, priority {kernel.priority})"
     if wins:
-        return f"→ {who}"
+        return f"→ {who}: {candidate.description}" if candidate.description else f"→ {who}"
     return f"  {who}: {candidate.refusal or 'would serve it too, at a lower priority'}"
 
 

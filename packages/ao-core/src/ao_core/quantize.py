@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from ao_core.config import Config, config_to_dict, resolve_config
-from ao_core.dispatch import select
-from ao_core.errors import MissingExtraError, QuantizationError, UnsupportedOp
-from ao_core.numerics import sqnr
+from ao_core.dispatch import product_op, select
+from ao_core.errors import MissingExtraError, QuantizationError
+from ao_core.numerics import sqnr, sqnr_of_sums
 from ao_core.records import Call, Skip, Target
 from ao_core.registry import registry
 from ao_core.report import ParameterRecord, Report
 from ao_core.targets import FilterFn, Plan, default_reason, plan
 from ao_core.tensor import ComputeWeight, QTensor, check_quantizable, native
+from ao_core.tensor.codec import is_sharded
+from ao_core.weights import is_conv
 
 __all__ = ["Progress", "convert", "dequantize_", "quantize_"]
 
@@ -25,7 +27,7 @@ __all__ = ["Progress", "convert", "dequantize_", "quantize_"]
 Progress: TypeAlias = "bool | Callable[[int, int, str], None] | None"
 
 #: elements of a weight over which the report's SQNR is taken
-_SQNR_ELEMENTS = 1 << 22
+_SQNR_ELEMENTS = 1 << 20
 
 
 def quantize_(
@@ -117,16 +119,19 @@ def convert(
     if entry.config is None:
         return None, _record(entry, before, "kept", entry.reason, start)
     dense = before.detach() if device is None else before.detach().to(device)
+    role = _role(entry)
     try:
         apply = registry.transform_for(type(entry.config)).apply
-        new = apply(dense, entry.config, _role(entry))
+        new = apply(dense, entry.config, role)
     except QuantizationError as error:
         new = Skip(str(error))
     if isinstance(new, Skip):
         return None, _record(entry, before, "skipped", new.reason, start)
     quality = _sample_sqnr(dense, new)
     if isinstance(new, QTensor):
-        parameter = nn.Parameter(native(new), requires_grad=False)
+        # filters of one dimension have the rank of experts, but not their products
+        new = new if is_conv(dense, role) else native(new)
+        parameter = nn.Parameter(new, requires_grad=False)
     else:
         parameter = nn.Parameter(new, requires_grad=before.requires_grad)
     return parameter, _record(entry, before, "quantized", "", start, parameter, quality)
@@ -147,15 +152,12 @@ def _sample_sqnr(dense: Tensor, new: Tensor) -> float | None:
     """SQNR in dB of a quantized weight, over whole rows evenly spread where the weight is large."""
     if not isinstance(new, QTensor):
         return None
-    step = -(-dense.numel() // _SQNR_ELEMENTS)
-    if step == 1 or new.is_permuted:
+    if new.is_permuted or is_sharded(dense):
         return float(sqnr(dense, new.dequantize()))
-    rows = torch.arange(0, dense.shape[0], step, device=dense.device)
-    try:
-        approx = torch.index_select(new, 0, rows).dequantize()
-    except UnsupportedOp:
-        approx = new.dequantize().index_select(0, rows)
-    return float(sqnr(dense.index_select(0, rows), approx))
+    step = max(-(-dense.numel() // _SQNR_ELEMENTS), 1)
+    shape, device = tuple(dense.shape), new.device.type
+    call = Call("error_sums", new.spec, new.stored_shape, shape, dense.dtype, device)
+    return float(sqnr_of_sums(select(call).fn(dense, new, step)))
 
 
 def _record(
@@ -176,7 +178,7 @@ def _record(
         bytes_before=_bytes(before),
         bytes_after=_bytes(after),
         spec=str(after.spec) if isinstance(after, QTensor) else "",
-        kernel=_kernel_name(after),
+        kernel=_kernel_name(after, _role(entry)),
         sqnr_db=quality,
         seconds=time.perf_counter() - start,
         tied=tuple(owner.fqn for owner in entry.owners[1:]),
@@ -189,12 +191,14 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _kernel_name(tensor: Tensor) -> str:
-    """The kernel that serves a linear layer at batch 1."""
-    if not isinstance(tensor, QTensor) or tensor.dim() != 2:
+def _kernel_name(tensor: Tensor, target: Target) -> str:
+    """The kernel that serves a product with one row of activations."""
+    if not isinstance(tensor, QTensor) or is_conv(tensor, target):
         return ""
     shape = tensor.stored_shape
-    call = Call("linear", tensor.spec, shape, (1, shape[1]), tensor.dtype, tensor.device.type)
+    if (op := product_op(shape)) is None:
+        return ""
+    call = Call(op, tensor.spec, shape, (1, shape[-1]), tensor.dtype, tensor.device.type)
     return select(call).name
 
 

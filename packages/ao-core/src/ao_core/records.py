@@ -48,12 +48,12 @@ class DType:
 class Call:
     """What a kernel may look at to accept or refuse: never values, so that selection works on fakes."""
 
-    #: "linear", "embedding", …
+    #: "linear", "embedding", …; see `ao_core.dispatch`
     op: str
     spec: Spec
     #: shape of the weight as stored, e.g. (N, K)
     weight_shape: tuple[int, ...]
-    #: shape and dtype of the activations
+    #: shape and dtype of the activations, or of the dense side of a conversion
     x_shape: tuple[int, ...]
     x_dtype: torch.dtype
     device: str
@@ -76,13 +76,15 @@ class Kernel:
     layout: str
     device: str
     #: same signature as the op; see `ao_core.dispatch` for each op's
-    fn: Callable[..., Tensor]
+    fn: Callable[..., Any]
     #: band: -100 reference, 0 torch-native, 50 Triton and C++, 100 CUDA
     priority: int
     #: None, or a sentence that says why it cannot run on this machine; asked once
     available: Callable[[], str | None] = lambda: None
     #: None, or a sentence that says why it cannot serve this call
     accepts: Callable[[Call], str | None] = lambda call: None
+    #: how it serves a call that it accepts, in a few words for `explain`; may be empty
+    describe: Callable[[Call], str] = lambda call: ""
 
 
 @dataclass(frozen=True)

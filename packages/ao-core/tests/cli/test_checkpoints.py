@@ -114,7 +114,8 @@ def test_explain_checkpoint(ao, checkpoint):
     assert call["winner"] in names
     assert "reference_linear" in names
     assert f"→ {call['winner']} (" in result.stdout
-    assert weights["experts.up_proj"]["calls"] == []
+    grouped = [(c["op"], c["x_shape"]) for c in weights["experts.up_proj"]["calls"]]
+    assert grouped == [("grouped_linear", [7, 64])]
 
 
 def test_explain_checkpoint_without_the_plugin(ao, foreign):

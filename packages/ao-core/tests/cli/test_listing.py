@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 import ao_core
+from ao_core import Kernel
 from ao_core import plugins as loader
 from ao_core.registry import registry
 
@@ -54,3 +57,38 @@ def test_plugins_lists_built_ins_and_problems(ao, monkeypatch):
 def test_plugins_without_problems(ao, monkeypatch):
     monkeypatch.setattr(loader, "problems", list)
     assert "problem" not in ao("plugins").stdout
+
+
+@pytest.fixture
+def idle_kernels(monkeypatch):
+    """Kernels of one plugin: two that lack something, one whose check fails, one that serves."""
+
+    def broken():
+        raise OSError("no such driver")
+
+    checks = {
+        "idle_a": lambda: "needs sm_90, found sm_80",
+        "idle_b": lambda: "needs sm_90, found sm_80",
+        "idle_c": broken,
+        "busy": lambda: None,
+    }
+    monkeypatch.setattr(registry.kernels, "_records", dict(registry.kernels._records))
+    ao_core.reopen()
+    for name, available in checks.items():
+        ao_core.register(Kernel(name, "linear", "idle", "cpu", lambda: None, 50, available))
+    return list(checks)
+
+
+def test_plugins_says_which_kernels_cannot_serve_here_and_why(ao, monkeypatch, idle_kernels):
+    info = loader.PluginInfo("idle", "ao-idle", "1.0", "ao_idle", {"kernels": idle_kernels})
+    monkeypatch.setattr(loader, "plugins", lambda: [info])
+    lines = ao("plugins").stdout.splitlines()
+    start = lines.index("ao-idle 1.0, plugin idle in ao_idle")
+    assert lines[start + 1 : start + 4] == [
+        "  kernels (4): idle_a, idle_b, idle_c, busy",
+        "  not usable here: idle_a, idle_b: needs sm_90, found sm_80",
+        "  not usable here: idle_c: OSError: no such driver",
+    ]
+    data = json.loads(ao("plugins", "--json").stdout)["plugins"][1]
+    assert data["unavailable"]["idle_c"] == "OSError: no such driver"
+    assert "busy" not in data["unavailable"]

@@ -10,9 +10,13 @@ import torch
 from ao_core.dtypes import codebook_dtype, int_dtype
 from ao_core.errors import AoError
 from ao_core.layouts import PartAxis, Plain
+from ao_core.numerics import error_sums
 from ao_core.registry import Registry, registry
 from ao_core.spec import WHOLE, Spec
+from ao_core.tensor.codec import decode_reference
+from ao_core.tensor.create import encode_reference
 from ao_core.testing import DTypeSuite, KernelSuite, LayoutSuite, OptimizerSuite
+from ao_core.testing.kernels import KernelCase
 from ao_core.testing.samples import Sample
 
 CAUGHT = (AssertionError, AoError, RuntimeError, pytest.fail.Exception)
@@ -132,17 +136,62 @@ def test_kernels():
         return made, made.arguments()["case"][0]
 
     good, case = suite()
-    good.test_against_float64(case)
+    good.test_results(case)
     good.test_reasons_are_sentences()
     sloppy, case = suite(fn=lambda x, w, b: reference.fn(x, w, b) * 1.01)
     with pytest.raises(AssertionError, match="relative error"):
-        sloppy.test_against_float64(case)
+        sloppy.test_results(case)
     curt, _ = suite(accepts=lambda call: "no" if call.m > 2 else None)
     with pytest.raises(AssertionError, match="not a sentence"):
         curt.test_reasons_are_sentences()
     rigid, case = suite(fn=lambda x, w, b: reference.fn(x.view(-1, x.shape[-1]), w, b))
     with pytest.raises(CAUGHT):
-        rigid.test_against_float64(case)
+        rigid.test_results(case)
+
+
+def rounded_twice(parts, spec, shape, dtype):
+    return decode_reference(parts, spec, shape, torch.float16).to(dtype)
+
+
+def one_code_off(x, spec):
+    parts = encode_reference(x, spec)
+    parts["qdata"].view(torch.uint8).view(-1)[-1:] ^= 1
+    return parts
+
+
+def without_last_row(x, w, step):
+    return error_sums(x[:-1:step], w.dequantize()[:-1:step])
+
+
+def in_place_scale(parts, spec, shape, dtype):
+    parts["scale"].mul_(1.0)
+    parts["qdata"].view(torch.uint8).zero_()
+    return decode_reference(parts, spec, shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "fn"),
+    [
+        ("reference_quantize", one_code_off),
+        ("reference_dequantize", rounded_twice),
+        ("reference_dequantize", in_place_scale),
+        ("reference_error_sums", without_last_row),
+    ],
+)
+def test_conversions(name, fn):
+    reference = registry.kernels.get(name)
+
+    def suite(**changes):
+        record = replace(reference, layout="packed", **changes)
+        made = type("Suite", (KernelSuite,), {"kernel": name, "record": record})()
+        spec = Spec("int4", (1, 32), "bfloat16", layout="packed")
+        return made, KernelCase(spec, (16, 64), torch.bfloat16, "cpu")
+
+    good, case = suite()
+    good.test_results(case)
+    bad, case = suite(fn=fn)
+    with pytest.raises(AssertionError):
+        bad.test_results(case)
 
 
 class Amnesiac(torch.optim.SGD):

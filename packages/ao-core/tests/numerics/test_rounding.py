@@ -27,7 +27,8 @@ def test_round_to_16_bits_is_a_cast_there_and_back(dtype: torch.dtype):
     x = x.clamp(short[0], short[-1])
     got = round_to_16_bits(x, dtype)
     assert torch.equal(got, x.to(dtype).float())
-    assert round_to_16_bits(torch.tensor([math.nan]), dtype).isnan().all()
+    nan = torch.tensor([0x7FC00000, 0x7F800001, 0x7FFFFFFF, -1], dtype=torch.int32)
+    assert round_to_16_bits(nan.view(torch.float32), dtype).isnan().all()
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1 / 65536, 0.1, 0.5, 0.75])

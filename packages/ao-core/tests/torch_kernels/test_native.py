@@ -67,7 +67,8 @@ def test_each_kernel_serves_what_it_is_for() -> None:
     bf16, fp32 = torch.bfloat16, torch.float32
     cases = {
         ("int8", fp32, 1): "row_scaled",
-        ("int8", bf16, 4): "int8pack",
+        ("int8 bf16 scale", bf16, 4): "int8pack",
+        ("int8", bf16, 4): "row_scaled",
         ("int8", bf16, 64): "row_scaled",
         ("int8 dynamic", fp32, 64): "int_mm",
         ("int8 dynamic asymmetric", bf16, 1): "int_mm",
@@ -146,3 +147,22 @@ def test_lookups_read_only_their_rows(name: str, rows: int) -> None:
     assert F.embedding(ids[:0], w).shape == (0, 3, 128)
     call = Call("embedding", w.spec, w.stored_shape, (2, 3), torch.int64, "cpu")
     assert select(call).name == "int4_cpu_rows"
+
+
+@pytest.mark.parametrize("offset", [1, 2, 8, 16])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_activations_and_weights_at_any_address(offset: int, rows: int) -> None:
+    """Views into larger buffers: torch's own op crashes the process at some addresses."""
+    w = quantize_tensor(_randn(32, 64).bfloat16(), SPECS["int8 bf16 scale"])
+    x = _randn(rows * 64 + offset)[offset:].bfloat16().view(rows, 64)
+    moved = torch.zeros(offset + rows * 64, dtype=torch.bfloat16)[offset:].view(rows, 64).copy_(x)
+    shifted = torch.zeros(offset + 32 * 64, dtype=torch.int8)[offset:].view(32, 64)
+    other = w.like({**w.parts, "qdata": shifted.copy_(w.qdata)})
+    assert select(Call("linear", w.spec, (32, 64), (rows, 64), x.dtype, "cpu")).name == "int8pack"
+    assert torch.equal(F.linear(moved, w), F.linear(x, w))
+    assert torch.equal(F.linear(moved, other), F.linear(x, w))
+    torch._dynamo.reset()
+    with torch.no_grad():
+        compiled = torch.compile(F.linear, fullgraph=True)
+        assert sqnr(F.linear(x, w), compiled(moved, w)) > 40
+    torch._dynamo.reset()

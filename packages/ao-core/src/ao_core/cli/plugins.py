@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from ao_core.cli.output import JSON, show_json
+
+if TYPE_CHECKING:
+    from ao_core.plugins import PluginInfo
 
 __all__ = ["plugins"]
 
 
 def plugins(as_json: bool = JSON) -> None:
-    """List plugins, their versions, what each registered, and what went wrong."""
+    """List plugins, their versions, what each registered, what cannot serve here, and what went wrong."""
     import warnings
 
     from ao_core import plugins as found
@@ -37,6 +42,7 @@ def plugins(as_json: bool = JSON) -> None:
                         "version": info.version,
                         "module": info.module,
                         "records": info.records,
+                        "unavailable": _unavailable(info),
                     }
                     for info in shown
                 ],
@@ -59,9 +65,29 @@ def plugins(as_json: bool = JSON) -> None:
         for kind, names in info.records.items():
             if names:
                 typer.echo(f"  {kind} ({len(names)}): {', '.join(names)}")
+        alike: dict[str, list[str]] = {}
+        for name, reason in _unavailable(info).items():
+            alike.setdefault(reason, []).append(name)
+        for reason, names in alike.items():
+            typer.echo(f"  not usable here: {', '.join(names)}: {reason}")
     if problems:
         typer.echo(f"\n{len(problems)} problem(s):")
     for problem in problems:
         text = " ".join(str(problem.exception).split())
         plugin = f"{problem.dist} {problem.version}".rstrip()
         typer.echo(f"  {plugin} [{problem.phase}] {type(problem.exception).__name__}: {text}")
+
+
+def _unavailable(info: PluginInfo) -> dict[str, str]:
+    """Kernels of a plugin that cannot run on this machine, and why."""
+    from ao_core.registry import registry
+
+    reasons = {}
+    for name in info.records.get("kernels", ()):
+        try:
+            reason = registry.kernels.get(name).available()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        if reason is not None:
+            reasons[name] = reason
+    return reasons

@@ -18,7 +18,7 @@ from ao_core.numerics.blocks import (
     split_blocks,
 )
 from ao_core.numerics.codebook import NF4_VALUES, decode_codebook, encode_codebook
-from ao_core.numerics.error import cosine, relative_error, sqnr
+from ao_core.numerics.error import cosine, error_sums, relative_error, sqnr, sqnr_of_sums
 from ao_core.numerics.floats import decode_float, encode_float
 from ao_core.numerics.formats import (
     E2M1,
@@ -56,6 +56,7 @@ __all__ = [
     "encode_e8m0",
     "encode_float",
     "encode_int",
+    "error_sums",
     "expand",
     "float_format",
     "full_block",
@@ -70,6 +71,7 @@ __all__ = [
     "scale_to_float",
     "split_blocks",
     "sqnr",
+    "sqnr_of_sums",
     "stochastic_round_to",
     "unpack_bits",
 ]

@@ -69,7 +69,8 @@ def choose_qparams(
     else:
         scale = _store(half, steps * 0.5, scale_dtype)
     if dtype.kind == "float":  # finest around 0, where the center of the range belongs
-        point = -(high * 0.5 + low * 0.5) / scale_to_float(scale)
+        # not its negative: which zero is the least of a block of both would decide the sign
+        point = (0.0 - (high * 0.5 + low * 0.5)) / scale_to_float(scale)
     else:
         point = dtype.min - low / scale_to_float(scale)
     point = point.clamp(dtype.min, dtype.max)

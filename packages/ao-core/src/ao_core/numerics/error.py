@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ao_core.errors import ConfigError
 
-__all__ = ["cosine", "relative_error", "sqnr"]
+__all__ = ["cosine", "error_sums", "relative_error", "sqnr", "sqnr_of_sums"]
 
 #: elements widened to float64 at a time: few enough to stay in the cache
 _CHUNK = 1 << 16
@@ -17,16 +17,31 @@ _CHUNK = 1 << 16
 
 def sqnr(ref: Tensor, approx: Tensor) -> Tensor:
     """Signal to quantization noise in dB, 20 log10(|ref| / |ref - approx|); inf where equal."""
-    return -20.0 * torch.log10(relative_error(ref, approx))
+    return sqnr_of_sums(error_sums(ref, approx))
 
 
 def relative_error(ref: Tensor, approx: Tensor) -> Tensor:
     """|ref - approx| / |ref| in the Euclidean norm; 0 where equal, inf where only `ref` is zero."""
+    return _relative(error_sums(ref, approx))
+
+
+def error_sums(ref: Tensor, approx: Tensor) -> Tensor:
+    """The sums of ref² and of (ref - approx)², as float64 (2,)."""
     signal = noise = torch.zeros((), dtype=torch.float64, device=ref.device)
     for a, b in _chunks(ref, approx):
         error = a - b
         signal = signal + torch.dot(a, a)
         noise = noise + torch.dot(error, error)
+    return torch.stack([signal, noise])
+
+
+def sqnr_of_sums(sums: Tensor) -> Tensor:
+    """`sqnr` from `error_sums`."""
+    return -20.0 * torch.log10(_relative(sums))
+
+
+def _relative(sums: Tensor) -> Tensor:
+    signal, noise = sums.unbind()
     return torch.where(noise == 0, 0.0, noise / signal).sqrt()
 
 

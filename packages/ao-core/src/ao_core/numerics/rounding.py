@@ -25,6 +25,7 @@ def round_to_16_bits(x: Tensor, dtype: torch.dtype) -> Tensor:
     drop = 16 if dtype == torch.bfloat16 else 13
     odd = (bits >> drop) & 1
     rounded = ((bits + odd + ((1 << (drop - 1)) - 1)) & -(1 << drop)).view(torch.float32)
+    rounded = torch.where(torch.isnan(x), x, rounded)  # a NaN of all ones would overflow to 0
     if dtype == torch.bfloat16:
         return rounded
     # Below 2**-14 float16 has a fixed step of 2**-24, as float32 has between 0.5 and 1.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ao_core.spec import Spec
-from ao_core.tensor import collectives, products, rules  # noqa: F401  they fill the tables
+from ao_core.tensor import collectives, experts, products, rules  # noqa: F401  they fill the tables
 from ao_core.tensor.compute import ComputeWeight
 from ao_core.tensor.create import check_quantizable, fake_quantize, quantize_tensor
 from ao_core.tensor.qtensor import QTensor

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from ao_core.dispatch import select
 from ao_core.layouts import Parts
 from ao_core.numerics import dequantize_affine, scale_to_float
+from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.spec import Spec
 
-__all__ = ["decode_parts", "scale_values", "unpack_parts"]
+__all__ = ["decode_parts", "decode_reference", "is_sharded", "scale_values", "unpack_parts"]
+
+
+def is_sharded(x: Tensor) -> bool:
+    """Whether `x` is a `DTensor`, which takes only operations that torch has sharding rules for."""
+    return hasattr(x, "placements")
 
 
 def scale_values(scale: Tensor) -> Tensor:
@@ -36,8 +45,25 @@ def unpack_parts(
 def decode_parts(
     parts: Parts, spec: Spec, shape: tuple[int, ...], out_dtype: torch.dtype
 ) -> Tensor:
-    """Dense values of the stored shape: (decode(code) - zero) * scale in float32, rounded once."""
-    codes, scale, zero = unpack_parts(parts, spec, shape)
-    dtype = registry.dtypes.get(spec.dtype)
-    dense = dequantize_affine(codes, dtype, spec.block, scale, zero, out_dtype)
+    """Dense values of the stored shape, by the best kernel of the op "dequantize"."""
+    first = next(iter(parts.values()))
+    if is_sharded(first):
+        return decode_reference(parts, spec, shape, out_dtype)
+    call = Call("dequantize", spec, shape, shape, out_dtype, first.device.type)
+    return select(call).fn(parts, spec, shape, out_dtype)  # type: ignore[no-any-return]
+
+
+def decode_reference(
+    parts: Parts, spec: Spec, shape: tuple[int, ...], out_dtype: torch.dtype
+) -> Tensor:
+    """The reference kernel: (decode(code) - zero) * scale in float32, rounded once.
+
+    What is in a layout of its own goes through the canonical one, which may have a better kernel.
+    """
+    layout, dtype = registry.layouts.get(spec.layout), registry.dtypes.get(spec.dtype)
+    if not layout.canonical:
+        parts = layout.to_canonical(parts, spec, shape, dtype)
+        return decode_parts(parts, replace(spec, layout=layout.canonical_name), shape, out_dtype)
+    codes, scale, zero = layout.unpack(parts, spec, shape, dtype)
+    dense = dequantize_affine(codes, dtype, spec.block, scale_values(scale), zero, out_dtype)
     return dense.reshape(shape)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
-from ao_core.dispatch import select
+from ao_core.dispatch import fingerprint, select
 from ao_core.records import Call
 from ao_core.spec import Spec
 
@@ -89,7 +89,7 @@ class ComputeWeight(Tensor):
 
     def _stable_hash_for_caching(self) -> str:
         hp = (tuple(self.hp.shape), self.hp.stride(), self.hp.dtype, self.hp.device)
-        text = repr((self.specs, self.transposed, self.requires_grad, hp))
+        text = repr((self.specs, self.transposed, self.requires_grad, hp, fingerprint()))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ComputeWeight:
@@ -202,7 +202,7 @@ def _cast_mm(a_MC: Tensor, b_NC: Tensor, spec: Spec | None) -> Tensor:
     if spec is None:
         return torch.mm(a, b_NC.t())
     call = Call("mm", spec, tuple(b_NC.shape), tuple(a.shape), a.dtype, a.device.type)
-    return select(call).fn(a, b_NC, spec)
+    return select(call).fn(a, b_NC, spec)  # type: ignore[no-any-return]
 
 
 #: ops after which a weight is still one

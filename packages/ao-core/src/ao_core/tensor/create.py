@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isfinite
 
 import torch
 from torch import Tensor
 
+from ao_core.dispatch import select
 from ao_core.errors import QuantizationError
 from ao_core.layouts import Parts
 from ao_core.numerics import block_absmax, choose_qparams, quantize_affine
+from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.spec import Spec
-from ao_core.tensor.codec import decode_parts, scale_values
+from ao_core.tensor.codec import decode_parts, is_sharded, scale_values
 from ao_core.tensor.qtensor import QTensor
 
-__all__ = ["check_quantizable", "encode_parts", "fake_quantize", "quantize_tensor", "scale_spec"]
+__all__ = [
+    "check_quantizable",
+    "encode_parts",
+    "encode_reference",
+    "fake_quantize",
+    "quantize_tensor",
+    "scale_spec",
+]
 
 
 def check_quantizable(x: Tensor, name: str = "tensor") -> None:
@@ -28,11 +38,18 @@ def check_quantizable(x: Tensor, name: str = "tensor") -> None:
         raise QuantizationError(
             f"{name} is on the meta device and has no values; load its weights first"
         )
-    if not bool(torch.isfinite(x).all()):
+    if not _is_finite(x):
         bad = int((~torch.isfinite(x)).sum())
         raise QuantizationError(
             f"{name} has {bad} NaN or inf values of {x.numel()}; repair the checkpoint or exclude it"
         )
+
+
+def _is_finite(x: Tensor) -> bool:
+    if x.numel() == 0:
+        return True
+    # one pass that writes nothing: NaN becomes both extremes, infinity is one of them
+    return all(isfinite(float(extreme)) for extreme in torch.aminmax(x.detach()))
 
 
 def quantize_tensor(
@@ -55,7 +72,11 @@ def quantize_tensor(
 def encode_parts(
     x: Tensor, spec: Spec, scale: Tensor | None = None, zero: Tensor | None = None
 ) -> Parts:
-    """The parts of `x` in the layout of `spec`."""
+    """The parts of `x` in the layout of `spec`, by the best kernel of the op "quantize".
+
+    Kernels choose scales themselves and take no `DTensor`; for those, and where scales are given, the
+    reference encodes.
+    """
     layout = registry.layouts.get(spec.layout)
     dtype = registry.dtypes.get(spec.dtype)
     shape = tuple(x.shape)
@@ -64,7 +85,21 @@ def encode_parts(
     if not layout.canonical:
         canonical = replace(spec, layout=layout.canonical_name)
         return layout.from_canonical(encode_parts(x, canonical, scale, zero), spec, shape, dtype)
-    dense = x.reshape(layout.blocked_shape(shape))
+    x = x.detach()
+    if scale is not None or is_sharded(x):
+        return encode_reference(x, spec, scale, zero)
+    call = Call("quantize", spec, shape, shape, x.dtype, x.device.type)
+    return select(call).fn(x, spec)  # type: ignore[no-any-return]
+
+
+def encode_reference(
+    x: Tensor, spec: Spec, scale: Tensor | None = None, zero: Tensor | None = None
+) -> Parts:
+    """The reference kernel: x / scale + zero in float32, encoded and packed."""
+    layout = registry.layouts.get(spec.layout)
+    dtype = registry.dtypes.get(spec.dtype)
+    # codes and scales inherit the strides of what they are computed from
+    dense = x.contiguous().reshape(layout.blocked_shape(tuple(x.shape)))
     if scale is None:
         scale, zero = choose_qparams(
             dense, dtype, spec.block, spec.zero, scale_spec(spec), mx_mode=_mx_mode(spec)

@@ -21,6 +21,7 @@ __all__ = [
     "block_of",
     "gather_rows",
     "geometry",
+    "is_stacked",
     "join",
     "narrow",
     "owned",
@@ -83,6 +84,8 @@ def narrow(tensor: QTensor, dim: int, start: int, length: int) -> QTensor:
 
 def select(tensor: QTensor, dim: int, index: int) -> QTensor:
     """One index along `dim`, which disappears from the shape and the block."""
+    if is_stacked(tensor) and tensor.order[dim] == 0:
+        return _unstack(tensor, dim, index)
     whole, tensor = tensor, _cuttable(tensor, "select")
     borrowed = set() if tensor is whole else set(tensor.part_names)
     inner, ndim = tensor.order[dim], tensor.dim()
@@ -100,11 +103,29 @@ def select(tensor: QTensor, dim: int, index: int) -> QTensor:
         if (axis is SHARED or axis.values > 1) and tensor.shape[dim] > 1:
             borrowed.add(name)
         parts[name] = getattr(tensor, name).select(inner, entry)
+    return _lent(_without(tensor, dim, parts), borrowed)
+
+
+def is_stacked(tensor: QTensor) -> bool:
+    """Whether a layout of a kernel keeps the slices of a 3-D tensor apart; see `Layout.stacked`."""
+    return tensor.layout_record.stacked and tensor.flat_from is None and tensor.dim() == 3
+
+
+def _unstack(tensor: QTensor, dim: int, index: int) -> QTensor:
+    parts = {name: part.select(0, index) for name, part in tensor.parts.items()}
+    # blocks over several slices: each has a copy of what they share
+    shared = block_of(tensor.spec, 3)[0] != 1
+    return _lent(_without(tensor, dim, parts), set(parts) - {"qdata"} if shared else set())
+
+
+def _without(tensor: QTensor, dim: int, parts: Parts) -> QTensor:
+    """The tensor around parts that lack the dimension `dim`."""
+    inner, ndim = tensor.order[dim], tensor.dim()
     block = block_of(tensor.spec, ndim)
     spec = replace(tensor.spec, block=block[:inner] + block[inner + 1 :])
     order = tuple(i - (i > inner) for i in tensor.order if i != inner)
     shape = tuple(s for d, s in enumerate(tensor.shape) if d != dim)
-    return _lent(tensor.like(parts, shape, spec=spec, order=order), borrowed)
+    return tensor.like(parts, shape, spec=spec, order=order)
 
 
 def owned(tensor: QTensor) -> QTensor:

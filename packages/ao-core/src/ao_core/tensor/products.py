@@ -15,7 +15,7 @@ from ao_core.registry import registry
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.tables import function, rule
 
-__all__ = ["call_of"]
+__all__ = ["call_of", "dense_values"]
 
 aten = torch.ops.aten
 
@@ -96,7 +96,7 @@ def _aten_linear(func: Any, args: Args, kwargs: Kwargs) -> Any:
     x, w = args[:2]
     bias = args[2] if len(args) > 2 else kwargs.get("bias")
     if not isinstance(w, QTensor) or isinstance(x, QTensor) or w.is_permuted:
-        return _dense(func, args, kwargs)
+        return dense_values(func, args, kwargs)
     return _linear(x, w, bias)
 
 
@@ -109,7 +109,9 @@ def _mm(func: Any, args: Args, kwargs: Kwargs) -> Any:
     x, w = args
     if _is_transposed_weight(w) and not isinstance(x, QTensor):
         return _linear(x, w.t(), None)
-    return _dense(func, args, kwargs)
+    if x.dim() == w.dim() == 3 and x.shape[0] == w.shape[0]:
+        return torch.bmm(x, w)  # the weights of experts
+    return dense_values(func, args, kwargs)
 
 
 @rule(aten.addmm.default)
@@ -117,21 +119,20 @@ def _addmm(func: Any, args: Args, kwargs: Kwargs) -> Any:
     bias, x, w = args
     if _is_transposed_weight(w) and not isinstance(x, QTensor) and not kwargs and bias.dim() == 1:
         return _linear(x, w.t(), bias)
-    return _dense(func, args, kwargs)
+    return dense_values(func, args, kwargs)
 
 
 @rule(aten.embedding.default)
 def _embedding(func: Any, args: Args, kwargs: Kwargs) -> Any:
     w, ids = args[:2]
     if not isinstance(w, QTensor) or w.is_permuted:
-        return _dense(func, args, kwargs)
+        return dense_values(func, args, kwargs)
     return select(call_of("embedding", ids, w)).fn(ids, w)
 
 
 @rule(
     aten.addbmm.default,
     aten.baddbmm.default,
-    aten.bmm.default,
     aten.convolution.default,
     aten.convolution_backward.default,
     aten.dot.default,
@@ -139,7 +140,6 @@ def _embedding(func: Any, args: Args, kwargs: Kwargs) -> Any:
     aten.mv.default,
     aten._embedding_bag.default,
     aten._embedding_bag_forward_only.default,
-    aten._grouped_mm.default,
     aten.add.Tensor,
     aten.sub.Tensor,
     aten.mul.Tensor,
@@ -163,11 +163,10 @@ def _embedding(func: Any, args: Args, kwargs: Kwargs) -> Any:
     aten.ne.Scalar,
     aten.unsqueeze.default,
     aten.squeeze.dim,
-    aten.expand.default,
     aten.index.Tensor,
     aten._local_scalar_dense.default,
 )
-def _dense(func: Any, args: Args, kwargs: Kwargs) -> Any:
+def dense_values(func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Ops whose result is dense anyway: compute them on the values."""
     leaves, tree = torch.utils._pytree.tree_flatten((args, kwargs))
     dense = [leaf.dequantize() if isinstance(leaf, QTensor) else leaf for leaf in leaves]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ao_core.dispatch import fingerprint
 from ao_core.layouts import Layout, Parts
 from ao_core.records import DType
 from ao_core.registry import registry
@@ -180,7 +181,7 @@ class QTensor(Tensor):
     def _stable_hash_for_caching(self) -> str:
         leaves = [(n, tuple(t.shape), t.stride(), t.dtype, t.device) for n, t in self.leaves()]
         meta = (self.spec, self.dtype, self.order, self.flat_from, tuple(self.shape))
-        text = repr((meta, self.requires_grad, leaves))
+        text = repr((meta, self.requires_grad, leaves, fingerprint()))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import torch
 
+from ao_core.dispatch import product_op, select
 from ao_core.errors import UnsupportedOp
+from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.tensor.qtensor import QTensor
 
@@ -45,26 +47,24 @@ def native(tensor: QTensor, dtype: torch.dtype | None = None) -> QTensor:
     """The tensor in the layout of the best kernel for its device and the activations' dtype.
 
     A layout is a candidate when it names the device in `native_devices`, holds the tensor, and its
-    `linear` kernel of highest priority outranks what serves the canonical layout.
+    best kernel for products with such a weight outranks what serves the canonical layout.
     """
-    from ao_core.dispatch import select
-    from ao_core.records import Call
-
     base = to_canonical(tensor)
     shape, device = base.stored_shape, base.device.type
-    best, best_priority = base, None
-    for layout in registry.layouts.values():
-        if layout.canonical or layout.canonical_name != base.spec.layout:
-            continue
-        if device not in layout.native_devices or len(shape) != 2:
-            continue
-        spec = replace(base.spec, layout=layout.name)
-        if layout.fits(spec, shape, base.format) is not None:
-            continue
-        call = Call("linear", spec, shape, (1, shape[1]), dtype or base.dtype, device)
-        if best_priority is None:
-            plain_call = replace(call, spec=base.spec)
-            best_priority = select(plain_call).priority
-        if (priority := select(call).priority) > best_priority:
-            best, best_priority = to_layout(base, layout.name), priority
-    return best
+    names = [
+        layout.name
+        for layout in registry.layouts.values()
+        if layout.canonical_name == base.spec.layout
+        and device in layout.native_devices
+        and layout.fits(replace(base.spec, layout=layout.name), shape, base.format) is None
+    ]
+    op = product_op(shape)
+    if op is None or not names:
+        return base
+
+    def priority(name: str) -> int:
+        spec = replace(base.spec, layout=name)
+        return select(Call(op, spec, shape, (1, shape[-1]), dtype or base.dtype, device)).priority
+
+    # the canonical layout is first, so that others must be better than it
+    return to_layout(base, max([base.spec.layout, *names], key=priority))

@@ -219,7 +219,7 @@ def _stack(func: Any, args: Args, kwargs: Kwargs) -> Any:
     return cut.stack(args[0], dim)
 
 
-@rule(aten.t.default, aten.transpose.int, aten.permute.default)
+@rule(aten.t.default, aten.mT.default, aten.transpose.int, aten.permute.default)
 def _permute(func: Any, args: Args, kwargs: Kwargs) -> Any:
     tensor = args[0]
     if tensor.flat_from is not None:
@@ -227,6 +227,8 @@ def _permute(func: Any, args: Args, kwargs: Kwargs) -> Any:
     dims = list(range(tensor.dim()))
     if func is aten.t.default:
         dims.reverse()
+    elif func is aten.mT.default:  # only inference mode has it whole
+        dims[-2:] = dims[:-3:-1]
     elif func is aten.transpose.int:
         a, b = args[1] % len(dims), args[2] % len(dims)
         dims[a], dims[b] = dims[b], dims[a]
@@ -258,6 +260,16 @@ def _view(func: Any, args: Args, kwargs: Kwargs) -> Any:
             "shape and a flat view (and back) keep blocks together; call .dequantize() first"
         )
     return _aliased(func, args, kwargs, out)
+
+
+@rule(aten.expand.default)
+def _expand(func: Any, args: Args, kwargs: Kwargs) -> Any:
+    tensor, size = args[:2]
+    if len(size) == tensor.dim() and all(
+        n in (-1, s) for n, s in zip(size, tensor.shape, strict=True)
+    ):
+        return _aliased(func, args, kwargs, tensor.like(tensor.parts))
+    return func(tensor.dequantize(), size, **kwargs)
 
 
 @rule(aten.as_strided.default)

@@ -54,4 +54,5 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 def as_bytes(x: Tensor) -> Tensor:
     """The bytes of a plain tensor, flat."""
-    return x.detach().contiguous().reshape(-1).view(torch.uint8)
+    # a copy, because of one element even a contiguous tensor may have any stride
+    return x.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)

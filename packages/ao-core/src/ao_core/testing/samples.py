@@ -14,7 +14,7 @@ from ao_core.spec import WHOLE, Spec
 from ao_core.tensor import QTensor, quantize_tensor
 from ao_core.testing.base import gaussian
 
-__all__ = ["SHAPES", "SPECS", "Sample", "fitting_specs"]
+__all__ = ["SHAPES", "SPECS", "Sample", "fitting_specs", "holds"]
 
 #: one format of every kind, scale and zero point, in blocks over one, all and several dimensions
 SPECS: tuple[Spec, ...] = (
@@ -49,14 +49,20 @@ def fitting_specs(
 ) -> list[Spec]:
     """The specs, in this layout, that it can hold for a tensor of this shape; one a number format."""
     found: dict[tuple[str, Spec | None], Spec] = {}
-    for given in specs:
-        spec = replace(given, layout=layout.name)
-        canonical = replace(spec, layout=layout.canonical_name or layout.name)
-        holder = registry.layouts.get(canonical.layout)
-        fmt = registry.dtypes.get(spec.dtype)
-        if layout.fits(spec, shape, fmt) is None and holder.fits(canonical, shape, fmt) is None:
-            found.setdefault((spec.dtype, spec.act), spec)
+    for spec in specs:
+        if holds(layout, shape, spec):
+            found.setdefault((spec.dtype, spec.act), replace(spec, layout=layout.name))
     return list(found.values())
+
+
+def holds(layout: Layout, shape: tuple[int, ...], spec: Spec) -> bool:
+    """Whether a layout, and the canonical one that it converts to, can hold a tensor in this format."""
+    canonical = registry.layouts.get(layout.canonical_name or layout.name)
+    fmt = registry.dtypes.get(spec.dtype)
+    return all(
+        each.fits(replace(spec, layout=each.name), shape, fmt) is None
+        for each in (layout, canonical)
+    )
 
 
 @dataclass(frozen=True)

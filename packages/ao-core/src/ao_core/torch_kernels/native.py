@@ -88,11 +88,16 @@ def _accepts_row_scaled(call: Call) -> str | None:
 
 def int8pack_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     """`aten._weight_int8pack_mm`: reads each weight once, without a dense copy."""
-    scale_N = w.scale.view(-1)
-    if scale_N.dtype != x.dtype:
-        scale_N = scale_N.to(x.dtype)
-    x_MK = _rows(x)
-    return _finish(torch._weight_int8pack_mm(x_MK, w.qdata, scale_N), x, bias)
+    # torch 2.13's op crashes on rows at other addresses than multiples of 32 bytes, 16 for weights
+    x_MK, w_NK = _rows(x), w.qdata
+    if type(x_MK) is not Tensor:
+        # traced, and a compiler would drop a clone
+        x_MK = x_MK.flip(-1).flip(-1)
+    elif x_MK.data_ptr() % 32:
+        x_MK = x_MK.clone()
+    if type(w_NK) is Tensor and w_NK.data_ptr() % 16:
+        w_NK = w_NK.clone()
+    return _finish(torch._weight_int8pack_mm(x_MK, w_NK, w.scale.view(-1)), x, bias)
 
 
 def _accepts_int8pack(call: Call) -> str | None:
@@ -100,6 +105,8 @@ def _accepts_int8pack(call: Call) -> str | None:
         return "does not quantize activations"
     if call.x_dtype != torch.bfloat16:
         return f"is vectorized for bfloat16 activations only, found {call.x_dtype}"
+    if call.spec.scale_dtype != "bfloat16":
+        return f"needs scales in bfloat16, found {call.spec.scale_dtype}"
     if not 1 <= call.m <= 8:
         return f"pays off from 1 to 8 rows, found {call.m}"
     if 0 in call.weight_shape or call.weight_shape[-1] % 16:

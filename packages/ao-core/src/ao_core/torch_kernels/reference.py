@@ -6,11 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ao_core.dispatch import select
 from ao_core.errors import UnsupportedOp
+from ao_core.numerics import error_sums
 from ao_core.records import Kernel
 from ao_core.spec import Spec
 from ao_core.tensor import cut
-from ao_core.tensor.create import fake_quantize
+from ao_core.tensor.codec import decode_reference
+from ao_core.tensor.create import encode_reference, fake_quantize
+from ao_core.tensor.experts import by_expert, is_traced
+from ao_core.tensor.products import call_of
 from ao_core.tensor.qtensor import QTensor
 
 __all__ = ["REFERENCE_KERNELS"]
@@ -18,19 +23,53 @@ __all__ = ["REFERENCE_KERNELS"]
 
 def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     """Quantize the activations as the spec says, dequantize the weight, multiply in x's dtype."""
-    if w.spec.act is not None:
-        # blocks of activations are those of the matrix (tokens, K), whatever the rank of x
-        x = fake_quantize(x.reshape(-1, x.shape[-1]), w.spec.act).reshape(x.shape)
-    return F.linear(x, w.dequantize(x.dtype), bias)
+    return F.linear(_activations(x, w), w.dequantize(x.dtype), bias)
+
+
+def _activations(x: Tensor, w: QTensor) -> Tensor:
+    """X as the spec of the weight quantizes it."""
+    if w.spec.act is None:
+        return x
+    # blocks of activations are those of the matrix (tokens, K), whatever the rank of x
+    return fake_quantize(x.reshape(-1, x.shape[-1]), w.spec.act).reshape(x.shape)
+
+
+def grouped_linear(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor:
+    """Expert by expert, each by the linear kernel for its share; while tracing, all at once."""
+    if not is_traced(x):
+        return by_expert(x, w, offs, w.shape[1], _linear_of_expert)
+    dense = w.dequantize(x.dtype).transpose(-2, -1)
+    if offs is None:
+        return torch.bmm(_activations(x, w), dense)
+    used = torch.arange(x.shape[0], device=x.device) < offs[-1]
+    return torch.where(used[:, None], torch._grouped_mm(_activations(x, w), dense, offs), 0)
+
+
+def _linear_of_expert(rows: Tensor, expert: Tensor) -> Tensor:
+    if isinstance(expert, QTensor):
+        kernel = select(call_of("linear", rows, expert))
+        return kernel.fn(rows, expert, None)  # type: ignore[no-any-return]
+    return F.linear(rows, expert)
 
 
 def embedding(ids: Tensor, w: QTensor) -> Tensor:
     """Dequantize only the rows that are looked up, where the layout can gather rows."""
+    return _gather(w, ids.reshape(-1)).reshape(*ids.shape, w.shape[1])
+
+
+def _gather(w: QTensor, rows: Tensor) -> Tensor:
     try:
-        rows = cut.gather_rows(w, ids.reshape(-1)).dequantize()
+        return cut.gather_rows(w, rows).dequantize()
     except UnsupportedOp:
-        rows = w.dequantize().index_select(0, ids.reshape(-1))
-    return rows.reshape(*ids.shape, w.shape[1])
+        return w.dequantize().index_select(0, rows)
+
+
+def sums_of_rows(x: Tensor, w: QTensor, step: int) -> Tensor:
+    """`error_sums` of the rows that are compared; only those are dequantized, as in `embedding`."""
+    if step == 1:
+        return error_sums(x, w.dequantize())
+    rows = torch.arange(0, x.shape[0], step, device=x.device)
+    return error_sums(x.index_select(0, rows), _gather(w, rows))
 
 
 def mm(a_MC: Tensor, b_NC: Tensor, spec: Spec) -> Tensor:
@@ -43,5 +82,9 @@ def mm(a_MC: Tensor, b_NC: Tensor, spec: Spec) -> Tensor:
 REFERENCE_KERNELS = (
     Kernel("reference_linear", "linear", "*", "*", linear, priority=-100),
     Kernel("reference_embedding", "embedding", "*", "*", embedding, priority=-100),
+    Kernel("reference_grouped_linear", "grouped_linear", "*", "*", grouped_linear, priority=-100),
     Kernel("reference_mm", "mm", "*", "*", mm, priority=-100),
+    Kernel("reference_quantize", "quantize", "*", "*", encode_reference, priority=-100),
+    Kernel("reference_dequantize", "dequantize", "*", "*", decode_reference, priority=-100),
+    Kernel("reference_error_sums", "error_sums", "*", "*", sums_of_rows, priority=-100),
 )

@@ -1,0 +1,202 @@
+"""Part of `KernelSuite`: how each op is called, and what must come out. Here those with products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ao_core.layouts import Layout
+from ao_core.records import Call
+from ao_core.spec import WHOLE, Spec
+from ao_core.tensor import fake_quantize, quantize_tensor
+from ao_core.testing.base import gaussian, same_bits
+from ao_core.testing.samples import SPECS, holds
+
+__all__ = ["KERNEL_SPECS", "PRODUCTS", "KernelCase", "OpTrial"]
+
+_ROW = (1, WHOLE)
+#: `SPECS`, and formats whose activations are quantized too
+KERNEL_SPECS: tuple[Spec, ...] = (
+    *SPECS,
+    Spec("int8", _ROW, scale_dtype="bfloat16"),
+    Spec("f8e5m2", _ROW, scale_dtype="bfloat16"),
+    Spec("int8", _ROW, act=Spec("int8", _ROW)),
+    Spec("int8", _ROW, act=Spec("uint8", _ROW, zero="int")),
+    Spec("f8e4m3", _ROW, act=Spec("f8e4m3", _ROW)),
+    Spec("f8e4m3", (WHOLE, WHOLE), act=Spec("f8e4m3", (WHOLE, WHOLE))),
+    Spec("int4", (1, 32), scale_dtype="bfloat16", act=Spec("uint8", _ROW, zero="int")),
+)
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """A quantized tensor, and the dtype of the dense ones beside it."""
+
+    spec: Spec
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+    def __str__(self) -> str:
+        shape = "x".join(map(str, self.shape)) or "scalar"
+        return f"{shape}-{self.spec}-{self.dtype}-{self.device}".replace("torch.", "")
+
+
+class OpTrial:
+    """How an op is tried; defaults of the attributes of `KernelSuite`, which says what they are."""
+
+    specs: Sequence[Spec] = KERNEL_SPECS
+    shapes: Sequence[tuple[int, ...]] = ((16, 64), (33, 70))
+    dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16)
+    #: what differs between the calls of one case
+    batches: Sequence[Any] = ((0,), (1,), (2,), (17,), (64,), (), (2, 3))
+
+    def fitting(
+        self, layout: Layout, shape: tuple[int, ...], specs: Sequence[Spec]
+    ) -> Sequence[Spec]:
+        """The specs that the op is tried with for a tensor of this shape in a layout."""
+        found = {
+            (spec.dtype, spec.scale_dtype, spec.act): replace(spec, layout=layout.name)
+            for spec in reversed(specs)
+            if holds(layout, shape, spec)
+        }
+        return list(reversed(found.values()))
+
+    def call(self, op: str, case: KernelCase, batch: Any) -> Call | None:
+        """What the kernel is asked to accept; None where the op has no such call."""
+        x_shape = (*batch, case.shape[-1])
+        return Call(op, case.spec, case.shape, x_shape, case.dtype, case.device)
+
+    def samples(
+        self, case: KernelCase, batch: Any, seed: int
+    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        """Arguments of the kernel, and the result to compare with."""
+        raise NotImplementedError
+
+    def check(self, actual: Any, expected: Any, case: KernelCase, bound: float) -> None:
+        """Assert that a result has the right shape and dtype, and is near enough in norm."""
+        assert (actual.shape, actual.dtype) == (expected.shape, self.out_dtype(case))
+        error, norm = (actual.double() - expected.double()).norm(), expected.double().norm()
+        assert float(error) <= bound * float(norm), (
+            f"relative error {float(error / norm):.2e} > {bound:.0e}, result {tuple(actual.shape)}"
+        )
+
+    def same(self, a: Any, b: Any) -> bool:
+        """Whether two results have the same bits."""
+        return same_bits(a, b)
+
+    def out_dtype(self, case: KernelCase) -> torch.dtype:
+        """Of the result."""
+        return case.dtype
+
+    def strided(self, args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+        """The same arguments with dense ones that are not contiguous."""
+        for variant in strided_variants(args[0]):
+            yield (variant, *args[1:])
+
+
+class _Linear(OpTrial):
+    def samples(
+        self, case: KernelCase, batch: Any, seed: int
+    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        n, k = case.shape
+        w = quantize_tensor(gaussian((n, k), device=case.device), case.spec)
+        x = gaussian((*batch, k), seed=seed, device=case.device).to(case.dtype)
+        bias = gaussian((n,), seed=99, device=case.device).to(case.dtype)
+        product = F.linear(activations(x, case.spec), w.dequantize(torch.float32).double())
+        yield (x, w, bias), product + bias.double()
+        yield (x, w, None), product
+
+
+class _Embedding(OpTrial):
+    dtypes = (torch.float32,)
+
+    def call(self, op: str, case: KernelCase, batch: Any) -> Call | None:
+        return Call(op, case.spec, case.shape, batch, torch.int64, case.device)
+
+    def samples(
+        self, case: KernelCase, batch: Any, seed: int
+    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        w = quantize_tensor(gaussian(case.shape, device=case.device).to(case.dtype), case.spec)
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(0, case.shape[0], batch, generator=generator).to(case.device)
+        yield (ids, w), F.embedding(ids, w.dequantize()).double()
+
+
+class _Mm(OpTrial):
+    def call(self, op: str, case: KernelCase, batch: Any) -> Call | None:
+        if len(batch) != 1 or case.spec.act is None:
+            return None
+        return super().call(op, case, batch)
+
+    def samples(
+        self, case: KernelCase, batch: Any, seed: int
+    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        b = gaussian(case.shape, device=case.device).to(case.dtype)
+        a = gaussian((*batch, case.shape[1]), seed=seed, device=case.device).to(case.dtype)
+        cast = fake_quantize(b.float(), case.spec)
+        yield (a, b, case.spec), activations(a, case.spec) @ cast.double().t()
+
+
+class _GroupedLinear(OpTrial):
+    """A batch is the number of rows of each expert and of those behind, or of all of them alike."""
+
+    specs = tuple(spec for spec in KERNEL_SPECS if spec.act is None or spec.act.block == _ROW)
+    shapes = ((4, 16, 64), (3, 33, 70))
+    batches = ((0,), (1,), (5,), (1, 0, 6, 2), (3, 17, 0, 0), (0, 0, 0, 4))
+
+    def call(self, op: str, case: KernelCase, batch: Any) -> Call | None:
+        experts, _, k = case.shape
+        x_shape = (experts, *batch, k) if len(batch) == 1 else (sum(batch), k)
+        return Call(op, case.spec, case.shape, x_shape, case.dtype, case.device)
+
+    def samples(
+        self, case: KernelCase, batch: Any, seed: int
+    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        experts, n, k = case.shape
+        w = quantize_tensor(gaussian(case.shape, device=case.device), case.spec)
+        alike = len(batch) == 1
+        rows = [*batch] * experts if alike else [*batch[:experts]]
+        total = sum(batch) if not alike else sum(rows)
+        x = gaussian((total, k), seed=seed, device=case.device).to(case.dtype)
+        ends = torch.tensor(rows).cumsum(0).to(torch.int32)
+        dense, values = w.dequantize(torch.float32).double(), activations(x, case.spec)
+        expected = values.new_zeros(total, n)
+        for expert, (end, count) in enumerate(zip(ends.tolist(), rows, strict=True)):
+            part = slice(end - count, end)
+            expected[part] = values[part] @ dense[expert].t()
+        if alike:
+            yield (x.view(experts, *batch, k), w, None), expected.view(experts, *batch, n)
+        else:
+            yield (x, w, ends.to(case.device)), expected
+
+
+def activations(x: Tensor, spec: Spec) -> Tensor:
+    """The values (float64) that the activations are multiplied as."""
+    if spec.act is None:
+        return x.double()
+    matrix = x.float().reshape(-1, x.shape[-1])
+    return fake_quantize(matrix, spec.act).double().reshape(x.shape)
+
+
+def strided_variants(x: Tensor) -> Iterator[Tensor]:
+    """The values of a plain tensor in memory that is not contiguous."""
+    yield x.unsqueeze(-1).repeat_interleave(2, -1)[..., 0]
+    if x.dim():
+        # rows of a wider matrix; a single one even counts as contiguous, whatever its stride says
+        yield torch.cat([x, x[..., :6]], -1)[..., : x.shape[-1]]
+    if x.dim() == 2:
+        yield x.t().contiguous().t()
+
+
+PRODUCTS: dict[str, OpTrial] = {
+    "linear": _Linear(),
+    "embedding": _Embedding(),
+    "mm": _Mm(),
+    "grouped_linear": _GroupedLinear(),
+}

@@ -1,0 +1,40 @@
+"""Tests of ao-core alone: kernels and layouts of packages that are installed beside it do not serve."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from ao_core.registry import CORE, registry
+
+
+@contextmanager
+def _own_records() -> Iterator[None]:
+    registry.load_plugins()
+    removed = []
+    for table in (registry.kernels, registry.layouts):
+        for name in table.names():
+            if table.provider(name) != CORE:
+                removed.append((table, name, table._records.pop(name)))
+    registry.reopen()
+    try:
+        yield
+    finally:
+        for table, name, record in removed:
+            table._records[name] = record
+        registry.reopen()
+
+
+@pytest.fixture(scope="package", autouse=True)
+def own_records() -> Iterator[None]:
+    with _own_records():
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests() -> Generator[None, None, None]:
+    """The suites ask the tables what to try."""
+    with _own_records():
+        yield

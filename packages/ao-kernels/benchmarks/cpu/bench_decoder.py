@@ -1,0 +1,72 @@
+"""Decoding and prefill of a Llama-shaped model of 1.1 billion parameters, beside peers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from statistics import median
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
+from decoder import Shape
+from decoding import BF16, TEXT, TOKENS, Results, makers, measured
+from llama import version
+from rotation import times_by_round
+
+from benchmarking import Row, arguments, percentile, record
+
+ABOUT = """\
+A Llama-shaped decoder of {billions:.1f} billion random parameters ({shape.layers} layers, dim {shape.dim},
+{shape.heads} heads, {shape.kv_heads} for keys and values, FFN {shape.ffn}, vocabulary {shape.vocab}) in
+{threads} threads: tokens a second when {tokens} are generated one by one from nothing, and for a text of
+{text}. All torch contenders run the same eager code. They stay in one process and take turns in shuffled
+rounds with `llama-bench` on the same shape; ratios are medians over the rounds. *share of read*: the bytes
+of the weights that a token is multiplied by, over what is read in that time (by 10th percentiles)."""
+
+
+def row(results: Results, name: str) -> Row:
+    """One contender: decoding, then prefill."""
+    decode, prefill = results.decode[name], results.prefill[name]
+    return {
+        "contender": name,
+        "tokens/s": 1 / median(decode),
+        "p10 of times": 1 / percentile(decode, 10),
+        "× torch bf16": _times(results.decode, name),
+        "GB a token": results.contenders[name].nbytes / 1e9,
+        "share of read": results.share(name),
+        "prefill tokens/s": TEXT / median(prefill),
+        "prefill, p10 of times": TEXT / percentile(prefill, 10),
+        "prefill × torch bf16": _times(results.prefill, name),
+    }
+
+
+def _times(samples: dict[str, list[float]], name: str) -> float | str:
+    return times_by_round(samples, name, BF16) if BF16 in samples else ""
+
+
+def main() -> None:
+    args = arguments(
+        __doc__,
+        threads=2,
+        percent=100,  # of the usual rounds
+        tokens=TOKENS,
+        layers=Shape.layers,
+        contenders="",
+        llama="",
+    )
+    torch.set_num_threads(args.threads)
+    shape = Shape(layers=args.layers)
+    parts = args.contenders.split(",")
+    found = makers(args.llama, shape, args.threads)
+    with torch.inference_mode():
+        chosen = [make() for name, make in found.items() if any(part in name for part in parts)]
+        results = measured(chosen, args.tokens, args.percent)
+    rows = [row(results, name) for name in results.contenders]
+    sizes = {"shape": shape, "billions": shape.parameters / 1e9, "tokens": args.tokens}
+    about = ABOUT.format(threads=args.threads, text=TEXT, **sizes)
+    record(args.json, "Decoding on the CPU", about, rows, versions=version(args.llama))
+
+
+if __name__ == "__main__":
+    main()

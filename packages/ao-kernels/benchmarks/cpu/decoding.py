@@ -1,0 +1,119 @@
+"""The decoder's contenders, and what was measured of them: seconds a token, and of a prefill."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from decoder import Decoder, Shape, empty_cache, random_model, rope_table
+from llama import KINDS, LlamaBench
+from quantizers import Quantizer, linear_bytes, quantizers
+from reader import READER, SIZE, reader
+from rotation import Timed
+from torch import Tensor
+
+from benchmarking import Samples, percentile, rounds_of
+
+BF16 = "torch bf16"
+#: longest that a contender decodes at a time, in seconds, once it has decoded a few tokens
+LONGEST = 1.0
+FEWEST = 2
+#: tokens that are decoded at a time, and tokens of a prefill
+TOKENS, TEXT = 16, 512
+#: rounds of decoding, and of prefill
+ROUNDS = (8, 5)
+
+
+@dataclass
+class TorchModel:
+    """A decoder that torch runs, and its cache."""
+
+    name: str
+    model: Decoder
+    dtype: torch.dtype
+    #: of all weights that a token is multiplied by
+    nbytes: int
+    #: seconds of the first token
+    first: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cache = empty_cache(self.model.shape, self.dtype)
+        self.rope = rope_table(self.model.shape, self.dtype)
+        self._step(FEWEST)
+        self.first = self._step(FEWEST)
+
+    def decode(self, tokens: int) -> float:
+        """Seconds a token when so many are generated from nothing; fewer by a slow contender."""
+        return self._step(max(FEWEST, min(tokens, int(LONGEST / self.first))))
+
+    def prefill(self, tokens: int) -> float:
+        """Seconds for a text of so many tokens."""
+        return self._timed([self._random(tokens)])
+
+    def _step(self, tokens: int) -> float:
+        return self._timed(self._random(tokens).split(1)) / tokens
+
+    def _timed(self, parts: Iterable[Tensor]) -> float:
+        start = time.perf_counter()
+        for position, tokens in enumerate(parts):
+            self.model(tokens, self.cache, self.rope, position)
+        return time.perf_counter() - start
+
+    def _random(self, tokens: int) -> Tensor:
+        return torch.randint(0, self.model.shape.vocab, (tokens,))
+
+
+Contender = TorchModel | LlamaBench
+Maker = Callable[[], Contender]
+
+
+def makers(llama: str, shape: Shape, threads: int) -> dict[str, Maker]:
+    """Everything that can be timed here: name -> what makes it.
+
+    Args:
+        llama: a folder with llama.cpp's libraries and `llama-bench`, or "".
+        shape: of the model.
+        threads: of llama.cpp; the others take torch's.
+    """
+    found: dict[str, Maker] = {BF16: partial(torch_model, shape, BF16)}
+    for name, quantize in quantizers().items():
+        found[name] = partial(torch_model, shape, name, quantize)
+    for kind in KINDS if llama else ():
+        found[f"llama.cpp {kind}"] = partial(LlamaBench, Path(llama), shape, kind, threads)
+    return found
+
+
+def torch_model(shape: Shape, name: str, quantize: Quantizer | None = None) -> TorchModel:
+    """The model in bfloat16, or what becomes of it."""
+    model = random_model(shape)
+    if quantize is not None:
+        quantize(model)
+    return TorchModel(name, model, model.embedding.weight.dtype, linear_bytes(model))
+
+
+@dataclass(frozen=True)
+class Results:
+    """Seconds a token, and seconds of a prefill, of every contender in each round."""
+
+    contenders: dict[str, Contender]
+    decode: Samples
+    prefill: Samples
+
+    def share(self, name: str) -> float:
+        """The part of the read rate at which weights are read while decoding, by 10th percentiles."""
+        rate = self.contenders[name].nbytes / percentile(self.decode[name], 10)
+        return rate / (SIZE / percentile(self.decode[READER], 10))
+
+
+def measured(contenders: Iterable[Contender], tokens: int, percent: int = 100) -> Results:
+    """Decode so many tokens at a time beside the reader, then a text, in that part of `ROUNDS`."""
+    named = {contender.name: contender for contender in contenders}
+    decode = {name: partial(c.decode, tokens) for name, c in named.items()}
+    texts = {name: partial(c.prefill, TEXT) for name, c in named.items()}
+    reading = {READER: Timed(reader().calls(1))}
+    rounds, text_rounds = (max(1, count * percent // 100) for count in ROUNDS)
+    return Results(named, rounds_of({**decode, **reading}, rounds), rounds_of(texts, text_rounds))

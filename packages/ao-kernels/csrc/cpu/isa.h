@@ -1,0 +1,23 @@
+// The kernels of one instruction set, and the choice of the set that this processor runs.
+#pragma once
+
+#include "linear/kernels.h"
+#include "quantize/kernels.h"
+
+namespace ao {
+
+// One for each unit isa_NAME.cpp; a unit shares nothing else with the rest of the library.
+struct Isa {
+  const char* name;
+  LinearKernels linear;
+  QuantizeKernels quantize;
+};
+
+// The set in use: the best one that the processor has, or the one that AO_CPU_ISA names. It is
+// chosen once; where AO_CPU_ISA is wrong it is the best one, and isa_error() says what is wrong.
+const Isa& isa();
+
+// nullptr, or a sentence that says why AO_CPU_ISA cannot be obeyed.
+const char* isa_error();
+
+}  // namespace ao

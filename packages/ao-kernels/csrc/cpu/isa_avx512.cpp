@@ -1,0 +1,2 @@
+#define AO_ISA avx512
+#include "isa_unit.h"

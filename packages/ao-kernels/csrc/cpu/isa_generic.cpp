@@ -1,0 +1,2 @@
+#define AO_ISA generic
+#include "isa_unit.h"

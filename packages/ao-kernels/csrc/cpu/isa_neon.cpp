@@ -1,0 +1,2 @@
+#define AO_ISA neon
+#include "isa_unit.h"

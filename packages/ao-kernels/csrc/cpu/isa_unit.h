@@ -1,0 +1,30 @@
+// The body of every unit isa_NAME.cpp, which defines AO_ISA as NAME and includes this, nothing else.
+//
+// A unit is compiled with flags of its own. So that no function compiled for a better processor is
+// ever run on another one, everything here is in the namespace of the set and of internal linkage,
+// and headers of the C++ standard library are not included: the linker would keep only one copy of
+// their inline functions, whichever unit it came from.
+#pragma once
+
+#include "isa.h"
+#include "quantize/unit.h"
+
+#define AO_JOIN2(a, b) a##b
+#define AO_JOIN(a, b) AO_JOIN2(a, b)
+#define AO_TEXT2(a) #a
+#define AO_TEXT(a) AO_TEXT2(a)
+
+#if __has_include(AO_TEXT(simd/AO_ISA.h))
+#include AO_TEXT(simd/AO_ISA.h)
+#include "linear/columns.h"
+#define AO_LINEAR AO_ISA::kLinearKernels
+#else
+#define AO_LINEAR LinearKernels{}
+#endif
+
+namespace ao {
+
+extern const Isa AO_JOIN(isa_, AO_ISA);
+const Isa AO_JOIN(isa_, AO_ISA) = {AO_TEXT(AO_ISA), AO_LINEAR, AO_ISA::coding::kQuantizeKernels};
+
+}  // namespace ao

@@ -1,0 +1,296 @@
+// Blocks of columns from start to end: scales, decoding, products, and the output.
+#pragma once
+#if AO_HAS_DIGITS
+#include "digits.h"
+#endif
+#include "panel.h"
+#include "scales.h"
+
+namespace ao::AO_ISA {
+
+// -- the functions of a format ----------------------------------------------------------------------------
+
+// The product of so many rows and kPanelBlocks blocks of columns.
+template <Mode kMode, class Source, int kRows = kPanelRows>
+static Multiply panel_product(int64_t rows) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return panel_product<kMode, Source, kRows - 1>(rows);
+  }
+  return multiply_any<kMode, Source, kRows, kPanelBlocks>;
+}
+
+constexpr int kStreamRows = 4;
+constexpr int kTableBytes = 2048;
+
+struct Functions {
+  Multiply stream[kStreamRows];  // by rows of activations less 1
+  Multiply (*panel)(int64_t rows);
+  Expand expand;  // null: the product itself decodes, hidden behind other work
+  Fold fold;  // null: scales cannot be folded in
+  int tile_bytes, panel_tile_bytes;
+  void (*make_table)(const Linear&, void* table);
+};
+
+template <Mode kMode, int kBits, Kind kKind>
+static void make_table(const Linear& t, void* table) {
+  using Table = typename Coded<kMode, kBits, kKind>::Table;
+  if constexpr (kMode == Mode::int8) *static_cast<Table*>(table) = Table(t.table, t.least, t.table_unit);
+  if constexpr (kMode != Mode::int8) *static_cast<Table*>(table) = Table(t.table);
+}
+
+template <Mode kMode, int kBits, Kind kKind>
+static Functions functions() {
+  using Source = Coded<kMode, kBits, kKind>;
+  static_assert(sizeof(typename Source::Table) <= kTableBytes);
+  // bytes are read as they are stored, and half bytes need three operations for two vectors
+  constexpr bool decodes = kMode == Mode::int8 && kKind == Kind::integer && (kBits == 8 || kBits == 4);
+  Fold folding = nullptr;
+#if AO_HAS_PAIRS
+  if constexpr (kMode == Mode::pairs) folding = fold<Source>;
+#endif
+  return {{multiply_any<kMode, Source, 1, 1>, multiply_any<kMode, Source, 2, 1>,
+           multiply_any<kMode, Source, 3, 1>, multiply_any<kMode, Source, 4, 1>},
+          decodes ? panel_product<kMode, Source> : panel_product<kMode, Panel<kMode, kWideBytes || Source::kSmall>>,
+          decodes ? nullptr : expand<kMode, Source>,
+          folding,
+          Source::kTileBytes,
+          4 * Arithmetic<kMode>::kVectors * 64,
+          make_table<kMode, kBits, kKind>};
+}
+
+template <Mode kMode, int kBits>
+static Functions functions_of(Kind kind) {
+  if constexpr (kMode == Mode::int8) {
+    if constexpr (kBits <= 4) {
+      if (kind != Kind::integer) return functions<kMode, kBits, Kind::table>();
+    }
+    return functions<kMode, kBits, Kind::integer>();
+  } else if constexpr (kBits <= 6) {
+    if (kind != Kind::table) return functions<kMode, kBits, Kind::exact>();
+    return functions<kMode, kBits, Kind::table>();
+  } else {
+    if (kind == Kind::integer) return functions<kMode, kBits, Kind::integer>();
+    if constexpr (kBits == 8) {
+      if (kind == Kind::symmetric) return functions<kMode, kBits, Kind::symmetric>();
+    }
+    return functions<kMode, kBits, Kind::table>();
+  }
+}
+
+template <Mode kMode>
+static Functions functions_of(const Linear& t) {
+  switch (t.bits) {
+    case 1: return functions_of<kMode, 1>(t.kind);
+    case 2: return functions_of<kMode, 2>(t.kind);
+    case 3: return functions_of<kMode, 3>(t.kind);
+    case 4: return functions_of<kMode, 4>(t.kind);
+    case 5: return functions_of<kMode, 5>(t.kind);
+    case 6: return functions_of<kMode, 6>(t.kind);
+    case 7: return functions_of<kMode, 7>(t.kind);
+    default: return functions_of<kMode, 8>(t.kind);
+  }
+}
+
+// -- output -----------------------------------------------------------------------------------------------
+
+static void write_rows(const Linear& t, Rows rows, int64_t block, int64_t blocks, const float* totals) {
+  const int size = bytes_of(t.type);
+  for (int64_t c = 0; c < blocks; ++c) {
+    const int64_t column = (block + c) * 16;
+    const int count = t.n - column < 16 ? static_cast<int>(t.n - column) : 16;
+    const F bias = t.bias ? load_as(t.type, static_cast<const uint8_t*>(t.bias) + column * size, count) : zero();
+    const F rowsum = t.act == Act::uint8 ? load(t.rowsum + column) : zero();
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+      F v = load(totals + ((r - rows.begin) * kPanelBlocks + c) * 16);
+      if (t.act == Act::uint8) v = fma(splat(-t.x_zero[r]), rowsum, v);
+      if (t.act != Act::none) v = mul(v, splat(t.x_scale[r]));
+      if (t.bias) v = add(v, bias);
+      store_as(t.type, static_cast<uint8_t*>(t.y) + (r * t.y_stride + column) * size, v, count);
+    }
+  }
+}
+
+// -- all of it --------------------------------------------------------------------------------------------
+
+//: bytes of a panel that stay in the nearest cache beside the activations
+constexpr int64_t kPanelBytes = 24 << 10;
+
+struct alignas(64) Scratch {
+  float* scales;   // (column block, group, 16)
+  float* shifts;
+  float* totals;   // (row, column block, 16)
+  uint8_t* panel;  // (column block, tile)
+};
+
+static int64_t panel_tiles(const Linear& t, int panel_tile_bytes) {
+  int64_t longest = 1;
+  for (int64_t s = 0; s < t.step_count; ++s) longest = t.steps[s].tiles > longest ? t.steps[s].tiles : longest;
+  const int64_t fitting = kPanelBytes / (kPanelBlocks * panel_tile_bytes);
+  return fitting > longest ? fitting : longest;
+}
+
+static int64_t scratch_bytes(const Linear& t) {
+  const int64_t scales = 2 * kPanelBlocks * t.groups * 64;
+  const int64_t totals = t.m * kPanelBlocks * 64;
+  return scales + totals + kPanelBlocks * panel_tiles(t, 1024) * 1024 + 64;
+}
+
+static const uint8_t* x_of(const Linear& t, int64_t row, int64_t rows, int64_t tile) {
+  return t.x_packed + (row * t.tiles + tile * rows) * 16 * bytes_of(t.mode);
+}
+
+template <Mode kMode>
+static void columns_as(const Linear& t, int64_t begin, int64_t end, uint8_t* memory) {
+  const Functions f = functions_of<kMode>(t);
+  alignas(64) uint8_t table[kTableBytes];
+  f.make_table(t, table);
+  const bool stream = t.m <= kStreamRows;
+  const int64_t width = stream ? 1 : kPanelBlocks;
+  const int64_t scale_stride = t.groups * 16;
+  float* scales = reinterpret_cast<float*>(memory);
+  float* shifts = scales + kPanelBlocks * scale_stride;
+  float* totals = shifts + kPanelBlocks * scale_stride;
+  uint8_t* panel = reinterpret_cast<uint8_t*>(totals + t.m * kPanelBlocks * 16);
+  bool folded = false;
+#if AO_HAS_PAIRS
+  folded = f.fold && !stream && pays_to_fold(t);
+#endif
+  alignas(64) float ones[16];
+  store(ones, splat(1.0f));
+  const bool sums_start = kMode == Mode::int8 && t.zero_type == Zero::none;
+
+  for (int64_t block = begin; block < end; block += width) {
+    const int64_t blocks = end - block < width ? end - block : width;
+    for (int64_t c = 0; c < blocks; ++c) {
+      read_block(t, block + c, scales + c * scale_stride, shifts + c * scale_stride);
+    }
+    __builtin_memset(totals, 0, t.m * kPanelBlocks * 64);
+    const uint8_t* weights = t.qdata + block * t.tiles * f.tile_bytes;
+    Part part{};
+    part.scales = folded ? ones : scales, part.shifts = shifts, part.scale_stride = folded ? 0 : scale_stride;
+
+    Step whole;
+    const int64_t limit = stream ? t.tiles : panel_tiles(t, f.panel_tile_bytes);
+    for (int64_t s = 0, tile = 0; s < t.step_count;) {
+      const int64_t first = s, first_tile = tile;
+      while (s < t.step_count && tile + t.steps[s].tiles - first_tile <= limit) tile += t.steps[s++].tiles;
+      part.steps = t.steps + first, part.step_count = s - first;
+      if (stream || !f.expand) {
+        part.weights = weights + first_tile * f.tile_bytes;
+        part.stride = blocks > 1 ? t.tiles * f.tile_bytes : 0;
+      } else {
+        part.weights = panel;
+        part.stride = (tile - first_tile) * f.panel_tile_bytes;
+        for (int64_t c = 0; c < kPanelBlocks; ++c) {
+          const int64_t source = c < blocks ? c : blocks - 1;  // the last pair may be one block twice
+          const uint8_t* codes = weights + (source * t.tiles + first_tile) * f.tile_bytes;
+          uint8_t* out = panel + c * part.stride;
+          if (!folded) {
+            f.expand(codes, tile - first_tile, out, table);
+            continue;
+          }
+          for (int64_t i = first; i < s; ++i) {
+            const int64_t tiles = t.steps[i].tiles, at = source * scale_stride + t.steps[i].group * 16;
+            const F shift = t.zero_type == Zero::none ? zero() : load(shifts + at);
+            f.fold(codes, tiles, out, table, load(scales + at), shift);
+            codes += tiles * f.tile_bytes, out += tiles * f.panel_tile_bytes;
+          }
+        }
+        if (folded) {
+          whole = {static_cast<int32_t>(tile - first_tile), 0};
+          part.steps = &whole, part.step_count = 1;
+        }
+      }
+      // the next codes are asked for little by little: of these columns, or the first ones of the next
+      const uint8_t* next = s < t.step_count ? weights + tile * f.tile_bytes
+                                             : weights + blocks * t.tiles * f.tile_bytes;
+      const bool more = !stream && (s < t.step_count || block + blocks < end);
+      const int64_t lines = (f.tile_bytes + 63) / 64;
+      const int64_t sharers = lines < t.row_blocks ? lines : t.row_blocks;
+      part.ahead_lines = (lines + sharers - 1) / sharers;
+      part.ahead_stride = blocks > 1 ? t.tiles * f.tile_bytes : 0;
+      for (int64_t b = 0; b < t.row_blocks; ++b) {
+        const Rows rows = rows_of(t.m, t.row_blocks, b);
+        const int64_t count = rows.end - rows.begin;
+        part.ahead = more && b < sharers ? next + b * (tile - first_tile) * part.ahead_lines * 64 : nullptr;
+        part.x = x_of(t, rows.begin, count, first_tile);
+        part.totals = totals + rows.begin * kPanelBlocks * 16;
+        const int64_t at = rows.begin * t.step_count + first * count;
+        part.starts = sums_start ? static_cast<const int32_t*>(t.x_sums) + at : nullptr;
+        part.x_sums = t.zero_type != Zero::none && !folded ? static_cast<const float*>(t.x_sums) + at : nullptr;
+        if (stream) {
+          f.stream[count - 1](part, table);
+        } else {
+          f.panel(count)(part, table);
+        }
+      }
+    }
+    write_rows(t, {0, t.m}, block, blocks, totals);
+  }
+}
+
+#if AO_HAS_DIGITS
+template <int kDigits, int kBits>
+static void digit_columns_of(const Linear& t, int64_t begin, int64_t end, uint8_t* scratch) {
+#if AO_HAS_BYTE_TABLES
+  if constexpr (kBits <= 6) {
+    if (t.table_parts > 1) {
+      using Table = SplitTable<kBits, kDigits>;
+      return digit_columns<kBits, Table, kDigits>(t, begin, end, scratch, read_block, write_rows);
+    }
+  }
+#endif
+  if constexpr (kBits <= 6) {
+    if (t.kind != Kind::integer) {
+      using Table = WholeTable<kBits, Kind::table>;
+      return digit_columns<kBits, Table, kDigits>(t, begin, end, scratch, read_block, write_rows);
+    }
+  }
+  using Table = WholeTable<kBits, Kind::integer>;
+  digit_columns<kBits, Table, kDigits>(t, begin, end, scratch, read_block, write_rows);
+}
+template <int kDigits>
+static void digit_columns_of(const Linear& t, int64_t begin, int64_t end, uint8_t* scratch) {
+  switch (t.bits) {
+    case 1: return digit_columns_of<kDigits, 1>(t, begin, end, scratch);
+    case 2: return digit_columns_of<kDigits, 2>(t, begin, end, scratch);
+    case 3: return digit_columns_of<kDigits, 3>(t, begin, end, scratch);
+    case 4: return digit_columns_of<kDigits, 4>(t, begin, end, scratch);
+    case 5: return digit_columns_of<kDigits, 5>(t, begin, end, scratch);
+    case 6: return digit_columns_of<kDigits, 6>(t, begin, end, scratch);
+    case 7: return digit_columns_of<kDigits, 7>(t, begin, end, scratch);
+    default: return digit_columns_of<kDigits, 8>(t, begin, end, scratch);
+  }
+}
+static bool pack_digits_any(const Linear& t) {
+  return t.mode == Mode::digits2 ? pack_digits<2>(t) : pack_digits<3>(t);
+}
+#endif
+
+static void columns(const Linear& t, int64_t begin, int64_t end, uint8_t* scratch) {
+  switch (t.mode) {
+    case Mode::f32: return columns_as<Mode::f32>(t, begin, end, scratch);
+    case Mode::int8: return columns_as<Mode::int8>(t, begin, end, scratch);
+#if AO_HAS_PAIRS
+    case Mode::pairs: return columns_as<Mode::pairs>(t, begin, end, scratch);
+#endif
+#if AO_HAS_DIGITS
+    case Mode::digits2: return digit_columns_of<2>(t, begin, end, scratch);
+    case Mode::digits3: return digit_columns_of<3>(t, begin, end, scratch);
+#endif
+    default: return;
+  }
+}
+
+static const LinearKernels kLinearKernels = {
+    AO_HAS_PAIRS != 0, kPanelRows, kPanelBlocks, kStreamRows, scratch_bytes, pack,
+    AO_HAS_BYTE_TABLES != 0,
+#if AO_HAS_DIGITS
+    pack_digits_any,
+#else
+    nullptr,
+#endif
+    columns,
+};
+
+}  // namespace ao::AO_ISA

@@ -1,0 +1,189 @@
+// One row of activations times weights, by products of bytes, which need little decoding: activations are
+// taken apart into fixed point numbers of two or three signed bytes, and so are tables of values that are not
+// whole numbers.
+//
+// Every 128 columns share an exponent. Three digits carry 23 bits below the largest of them, as much as
+// sums in float32; two carry 15, for activations in bfloat16, which has 8: elements within 1/128 of the
+// largest are exact, and the rest is below what the output is rounded to. Rows with outliers are refused.
+#pragma once
+#include "pack.h"
+
+namespace ao::AO_ISA {
+
+// By how many powers of two the largest number of a step may exceed the others on average (over their
+// exponents): beyond that, outliers would cost the others more than the dtype's own rounding does.
+// Normally distributed numbers have 2 to 3.
+AO_INLINE int32_t greatest_spread(Element type) {
+  return type == Element::f32 ? 4 : type == Element::bf16 ? 5 : 10;
+}
+
+template <int kDigits>
+static bool pack_digits(const Linear& t) {
+  constexpr int kTop = kDigits == 3 ? 22 : 14;               // the exponent of the largest number
+  constexpr float kLimit = kDigits == 3 ? 8355711.0f : 32639.0f;  // 127 in each digit
+  const auto* row = static_cast<const uint8_t*>(t.x);
+  uint8_t* out = t.x_packed;
+  auto* steps = static_cast<DigitStep*>(t.x_sums);
+  const int size = bytes_of(t.type);
+  for (int64_t s = 0, group = 0, k = 0, end = 0; s < t.step_count; ++s) {
+    if (s == 0 || t.steps[s].group != group) {
+      group = t.steps[s].group;
+      k = group * t.group;
+      end = k + t.group < t.k ? k + t.group : t.k;
+    }
+    const int tiles = t.steps[s].tiles;
+    F x[kDigitTiles];
+    I top = splat_int(0), exponents = top, zeros_or_minus_one = top;
+    for (int i = 0; i < tiles; ++i, k += 16) {
+      x[i] = load_as(t.type, row + k * size, end - k < 16 ? static_cast<int>(end - k) : 16);
+      const I magnitude = bits_of(abs(x[i]));
+      top = max_int(top, magnitude);
+      exponents = add(exponents, shift_right<23>(magnitude));
+      zeros_or_minus_one = add(zeros_or_minus_one, shift_right<31>(subtract(splat_int(0), magnitude)));
+    }
+    const int32_t bits = largest(top);
+    if (bits >= 0x7f800000) return false;  // infinities and NaN have no digits
+    const int32_t count = -sum_of(zeros_or_minus_one);
+    if (count * (bits >> 23) - sum_of(exponents) > count * greatest_spread(t.type)) return false;
+    int exponent = (bits >> 23) - 127;
+    if (exponent < -100) exponent = -100;
+    float largest_value;
+    __builtin_memcpy(&largest_value, &bits, 4);
+    int unit = exponent - kTop;
+    if (largest_value * power_of_two(-unit) > kLimit) ++unit;
+    const F to_units = splat(power_of_two(-unit));
+    I sums[kDigits];
+    for (I& sum : sums) sum = splat_int(0);
+    for (int i = 0; i < tiles; ++i, out += kDigits * 16) {
+      I rest = round_to_int(mul(x[i], to_units));
+      for (int d = 0; d < kDigits; ++d) {
+        const I digit = sign_extend_byte(rest);
+        store_bytes(out + d * 16, digit);
+        sums[d] = add(sums[d], digit);
+        rest = shift_right<8>(subtract(rest, digit));
+      }
+    }
+    DigitStep& step = steps[s];
+    int64_t total = 0;
+    for (int d = kDigits - 1; d >= 0; --d) {
+      const int32_t sum = sum_of(sums[d]);
+      total = total * 256 + sum;
+      const bool starts = t.zero_type == Zero::none && t.table_parts == 1;
+      step.starts[d] = starts ? sum * static_cast<int32_t>(t.least) : 0;
+    }
+    step.sum = static_cast<float>(total) * power_of_two(unit);
+    step.base = t.table_parts == 1 ? 0.0f : step.sum * t.least;
+    step.unit = power_of_two(unit + 8 * (t.table_parts - 1));
+  }
+  return true;
+}
+
+// Weights as one byte each.
+template <int kBits, Kind kKind>
+struct WholeTable : Bytes<kBits, kKind> {
+  static constexpr int kParts = 1;
+  inline __attribute__((always_inline)) explicit WholeTable(const Linear& t)
+      : Bytes<kBits, kKind>(t.table, t.least, t.table_unit) {}
+  template <int i>
+  inline __attribute__((always_inline)) void get(const uint8_t* tile, Q out[1]) const {
+    out[0] = this->template quads<i>(tile);
+  }
+};
+
+#if AO_HAS_BYTE_TABLES
+// Values less the least one as numbers of several bytes, the last one first.
+template <int kBits, int kBytes>
+struct SplitTable {
+  static constexpr int kParts = kBytes;
+  ByteTable parts[kBytes];
+  inline __attribute__((always_inline)) explicit SplitTable(const Linear& t) {
+    alignas(64) uint8_t bytes[kBytes][64];
+    constexpr float kGreatest = static_cast<float>((1 << 8 * kBytes) - 1);  // rounding may lead beyond it
+    for (int c = 0; c < 64; ++c) {
+      const float number = t.table[c & ((1 << kBits) - 1)] / t.table_unit - t.least;
+      auto whole = static_cast<uint32_t>(__builtin_rintf(number < kGreatest ? number : kGreatest));
+      for (int p = 0; p < kBytes; ++p, whole >>= 8) bytes[p][c] = static_cast<uint8_t>(whole);
+    }
+    for (int p = 0; p < kBytes; ++p) parts[p] = byte_table(bytes[p]);
+  }
+  template <int i>
+  inline __attribute__((always_inline)) void get(const uint8_t* tile, Q out[kBytes]) const {
+    const Q codes = raw_quads<kBits, i>(tile);
+#pragma GCC unroll 3
+    for (int p = 0; p < kBytes; ++p) out[p] = look_up_bytes(parts[p], codes);
+  }
+};
+#endif
+
+// The sums of products of part p and digit d belong together where p + d is the same; those below the last
+// digit of the result are left out.
+template <class Table, int kDigits, bool kSmall, int i>
+AO_INLINE void add_quad(const Table& table, const uint8_t* tile, const uint8_t* x, I (&sums)[kDigits]) {
+  Q w[Table::kParts];
+  table.template get<i>(tile, w);
+#pragma GCC unroll 3
+  for (int d = 0; d < kDigits; ++d) {
+    const Q digit = splat_dword(x + d * 16 + i * 4);
+#pragma GCC unroll 3
+    for (int p = 0; p < Table::kParts; ++p) {
+      const int level = p + d - (Table::kParts - 1);
+      if (level >= 0) sums[level] = dot_quads<kSmall>(sums[level], w[p], digit);
+    }
+  }
+}
+
+template <int kBits, class Table, int kDigits>
+static void digit_columns(const Linear& t, int64_t begin, int64_t end, uint8_t* memory,
+                          void (*read)(const Linear&, int64_t, float*, float*),
+                          void (*write)(const Linear&, Rows, int64_t, int64_t, const float*)) {
+  constexpr int kTileBytes = 32 * kBits;
+  constexpr bool kSmall = kBits < 8 && Table::kParts == 1;  // bytes are below 128
+  constexpr int kChains = kRegisters == 1 ? 2 : 1;
+  const Table table(t);
+  const auto* steps = static_cast<const DigitStep*>(t.x_sums);
+  float* scales = reinterpret_cast<float*>(memory);
+  float* shifts = scales + t.groups * 16;
+  const uint8_t* tile = t.qdata + begin * t.tiles * kTileBytes;
+  for (int64_t block = begin; block < end; ++block) {
+    read(t, block, scales, shifts);
+    // the next block's scales arrive while this one is multiplied
+    const auto* next = static_cast<const uint8_t*>(t.scale) + (block + 1) * t.groups * 16 * bytes_of(t.scale_type);
+    F total = zero();
+    const uint8_t* x = t.x_packed;
+    for (int64_t s = 0; s < t.step_count; ++s) {
+      I sums[kChains][kDigits];
+#pragma GCC unroll 3
+      for (int d = 0; d < kDigits; ++d) {
+        sums[0][d] = splat_int(steps[s].starts[d]);
+        if constexpr (kChains == 2) sums[1][d] = splat_int(0);
+      }
+      for (int i = t.steps[s].tiles; i > 0; --i, tile += kTileBytes, x += kDigits * 16) {
+#pragma GCC unroll 8
+        for (int line = 0; line < kTileBytes; line += 64) __builtin_prefetch(tile + line + 4096);
+        add_quad<Table, kDigits, kSmall, 0>(table, tile, x, sums[0]);
+        add_quad<Table, kDigits, kSmall, 1>(table, tile, x, sums[kChains - 1]);
+        add_quad<Table, kDigits, kSmall, 2>(table, tile, x, sums[0]);
+        add_quad<Table, kDigits, kSmall, 3>(table, tile, x, sums[kChains - 1]);
+      }
+#pragma GCC unroll 3
+      for (int d = 0; kChains == 2 && d < kDigits; ++d) sums[0][d] = add(sums[0][d], sums[1][d]);
+      F sum = to_float(sums[0][kDigits - 1]);
+#pragma GCC unroll 3
+      for (int d = kDigits - 2; d >= 0; --d) sum = fma(sum, splat(256.0f), to_float(sums[0][d]));
+      const int64_t group = t.steps[s].group;
+      __builtin_prefetch(next + group * 16 * bytes_of(t.scale_type));
+      if (t.zero_type != Zero::none) {
+        const auto* zeros = static_cast<const uint8_t*>(t.zero);
+        __builtin_prefetch(zeros + ((block + 1) * t.groups + group) * 16 * bytes_of(t.zero_type));
+      }
+      const F product = fma(sum, splat(steps[s].unit), splat(steps[s].base));
+      total = fma(load(scales + group * 16), product, total);
+      if (t.zero_type != Zero::none) total = fma(load(shifts + group * 16), splat(steps[s].sum), total);
+    }
+    float totals[16];
+    store(totals, total);
+    write(t, {0, 1}, block, 1, totals);
+  }
+}
+
+}  // namespace ao::AO_ISA

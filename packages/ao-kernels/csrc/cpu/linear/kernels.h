@@ -1,0 +1,93 @@
+// Products with weights of few bits: what an instruction set provides, and what it is told.
+#pragma once
+#include <stdint.h>
+
+#include "../element.h"
+
+namespace ao {
+
+// The number in which products are accumulated.
+// digits2, digits3: as fixed point numbers of so many bytes, for a single row (see digits.h).
+enum class Mode : int32_t { f32, pairs, int8, digits2, digits3 };
+// How activations are quantized, per token, before the product.
+enum class Act : int32_t { none, int8, uint8, e4m3, e5m2 };
+
+// Consecutive tiles of one group: what is summed up before a scale is applied.
+struct Step {
+  int32_t tiles, group;
+};
+
+constexpr int kDigitTiles = 8;  // tiles whose activations share an exponent
+
+// What goes with a step of activations in digits.
+struct DigitStep {
+  float unit;         // of the last sum
+  float sum;          // of the activations, for zero points
+  float base;         // least value * sum, where values are digits too
+  int32_t starts[3];  // least value * sum of the digits, where they are not, and without zero points
+};
+
+struct Linear {
+  // weight: see the layout `cpu_tiles`
+  const uint8_t* qdata;
+  const void* scale;
+  const void* zero;
+  const float* rowsum;
+  const float* table;
+  Scale scale_type;
+  Zero zero_type;
+  Kind kind;
+  float outer;
+  float least;        // value of the table, in units of `table_unit`
+  int32_t table_parts;  // digits: bytes that a value of the table is made of
+  float table_unit;   // a power of two of which all values are multiples (digits), else 1
+  int32_t zero_flip;  // turns canonical codes of zero points into stored ones
+  int32_t bits;
+  int64_t n, k, group, groups, tiles;
+  // activations, output
+  const void* x;
+  void* y;
+  const void* bias;
+  Element type;
+  int64_t m, x_stride, y_stride;
+  Act act;
+  // made by the driver
+  Mode mode;
+  const Step* steps;
+  int64_t step_count;
+  int64_t rows;            // of the whole call: how a part of it is computed must not depend on the part
+  int64_t row_blocks;      // blocks of rows of activations; their sizes differ by at most one
+  uint8_t* x_packed;       // (row block, tile, row, 16)
+  void* x_sums;            // (row block, step, row): sums, or (int8 without zero points) least * sum as int32
+  float* x_scale;          // (row), for quantized activations
+  float* x_zero;           // (row)
+};
+
+// Rows [begin, end) of block b of `count` rows in `blocks` blocks.
+struct Rows {
+  int64_t begin, end;
+};
+static inline Rows rows_of(int64_t count, int64_t blocks, int64_t b) {
+  const int64_t size = count / blocks, more = count % blocks;
+  const int64_t begin = b * size + (b < more ? b : more);
+  return {begin, begin + size + (b < more ? 1 : 0)};
+}
+
+struct LinearKernels {
+  bool pairs;            // Mode::pairs exists
+  int32_t panel_rows;    // greatest row block
+  int32_t panel_blocks;  // blocks of 16 columns that are computed together
+  int32_t stream_rows;   // up to so many rows, weights are decoded in registers
+  // bytes of scratch that `columns` needs
+  int64_t (*scratch)(const Linear&);
+  // packs the rows of blocks [begin, end)
+  void (*pack)(const Linear&, int64_t begin, int64_t end);
+  // digits: tables of any values can be taken apart into bytes, too
+  bool table_digits;
+  // Mode::digits*, where they exist: packs the row; false where it holds infinities or NaN
+  bool (*pack_digits)(const Linear&);
+  // computes blocks of 16 columns [begin, end) for all rows
+  void (*columns)(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
+};
+
+}  // namespace ao

@@ -1,0 +1,207 @@
+#include "linear.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "../isa.h"
+#include "../parallel.h"
+
+namespace ao {
+namespace {
+
+// A scale is applied after at most so many tiles: 512 columns of bytes fit the nearest cache, and sums of
+// products of bytes cannot overflow.
+constexpr int64_t kStepTiles = 32;
+// Rows that are packed and multiplied at a time; their activations stay in the second cache.
+constexpr int64_t kChunkRows = 448;
+// Multiplications below which a second thread costs more than it saves.
+constexpr int64_t kSerialWork = 1 << 17;
+
+struct Free {
+  void operator()(uint8_t* p) const { std::free(p); }
+};
+using Memory = std::unique_ptr<uint8_t[], Free>;
+
+int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+Memory allocate(int64_t bytes) {
+  void* p = std::aligned_alloc(64, aligned(bytes + 1));
+  if (!p) throw std::bad_alloc();
+  return Memory(static_cast<uint8_t*>(p));
+}
+
+// Memory that a thread keeps from call to call, up to 8 MiB: to get fresh pages from the system each time
+// would cost as much as packing the activations.
+class Kept {
+ public:
+  uint8_t* get(int64_t bytes) {
+    constexpr int64_t kMost = 8 << 20;
+    if (bytes > size_ || (size_ > kMost && bytes <= kMost)) {
+      memory_ = nullptr, size_ = 0;
+      memory_ = allocate(bytes);
+      size_ = bytes;
+    }
+    return memory_.get();
+  }
+
+ private:
+  Memory memory_;
+  int64_t size_ = 0;
+};
+thread_local Kept kept_activations, kept_scratch;
+
+int bytes_of(Mode mode) {
+  switch (mode) {
+    case Mode::f32: return 4;
+    case Mode::digits3: return 3;
+    case Mode::int8: return 1;
+    default: return 2;
+  }
+}
+
+Mode mode_of(const Linear& t, const LinearKernels& kernels) {
+  if (t.act == Act::int8 || t.act == Act::uint8) return Mode::int8;
+  // float8 activations are bfloat16 numbers too, but results in float32 show how weights are rounded
+  const bool exact = t.type == Element::bf16 || (t.act != Act::none && t.kind != Kind::table);
+  return kernels.pairs && exact ? Mode::pairs : Mode::f32;
+}
+
+// A power of two of which all values of a table are multiples, in 7 bits: sums of two products of bytes
+// below 128 fit 16 bits, which AVX2 adds them in. 0: there is none.
+float unit_of(const float* table, int codes) {
+  for (float unit = 1.0f; unit >= 0x1p-6f; unit *= 0.5f) {
+    const bool fits = std::all_of(table, table + codes, [unit](float v) {
+      return v >= -64 * unit && v <= 63 * unit && std::trunc(v / unit) == v / unit;
+    });
+    if (fits) return unit;
+  }
+  return 0;
+}
+
+// A single row takes its activations apart into digits, and the table where its values are not whole.
+bool has_digits(Linear& t, const LinearKernels& kernels) {
+  if (!kernels.pack_digits || t.m != 1 || t.act != Act::none) return false;
+  t.mode = t.type == Element::bf16 ? Mode::digits2 : Mode::digits3;
+  if (t.kind == Kind::integer) return true;
+  if (t.bits > 6 || t.zero_type != Zero::none) return false;
+  const int codes = 1 << t.bits;
+  t.table_unit = unit_of(t.table, codes);
+  if (t.table_unit == 0) {
+    if (!kernels.table_digits) return false;
+    t.table_parts = t.mode == Mode::digits2 ? 2 : 3;
+    const float range = *std::max_element(t.table, t.table + codes) - t.least;
+    t.table_unit = range / (t.table_parts == 2 ? 65535.0f : 16777215.0f);
+    if (!(t.table_unit > 0 && std::isfinite(t.table_unit))) return false;
+  }
+  t.least /= t.table_unit;
+  return true;
+}
+
+std::vector<Step> steps_of(const Linear& t, int64_t step_tiles) {
+  std::vector<Step> steps;
+  for (int64_t g = 0; g < t.groups; ++g) {
+    const int64_t columns = std::min(t.group, t.k - g * t.group);
+    for (int64_t tiles = (columns + 15) / 16; tiles > 0; tiles -= step_tiles) {
+      steps.push_back({static_cast<int32_t>(std::min(tiles, step_tiles)), static_cast<int32_t>(g)});
+    }
+  }
+  return steps;
+}
+
+int64_t packed_bytes(const Linear& t) { return aligned(t.m * t.tiles * 16 * bytes_of(t.mode)); }
+int64_t sums_bytes(const Linear& t) {
+  return aligned(t.m * t.step_count * static_cast<int64_t>(sizeof(DigitStep)));
+}
+int64_t activation_bytes(const Linear& t) { return packed_bytes(t) + sums_bytes(t) + 2 * aligned(t.m * 4); }
+
+// Some of the rows, in as many blocks as the kernels want.
+Linear chunk_of(Linear t, Rows rows, const LinearKernels& kernels) {
+  const int64_t size = t.type == Element::f32 ? 4 : 2;
+  t.x = static_cast<const uint8_t*>(t.x) + rows.begin * t.x_stride * size;
+  t.y = static_cast<uint8_t*>(t.y) + rows.begin * t.y_stride * size;
+  t.m = rows.end - rows.begin;
+  t.row_blocks = t.m <= kernels.stream_rows ? 1 : (t.m + kernels.panel_rows - 1) / kernels.panel_rows;
+  return t;
+}
+
+void set_memory(Linear& t, uint8_t* memory) {
+  t.x_packed = memory;
+  t.x_sums = memory + packed_bytes(t);
+  t.x_scale = reinterpret_cast<float*>(memory + packed_bytes(t) + sums_bytes(t));
+  t.x_zero = t.x_scale + aligned(t.m * 4) / 4;
+}
+
+// False where activations cannot be taken apart into digits.
+bool run(Linear t, const LinearKernels& kernels) {
+  const bool digits = t.mode == Mode::digits2 || t.mode == Mode::digits3;
+  const std::vector<Step> steps = steps_of(t, digits ? kDigitTiles : kStepTiles);
+  t.steps = steps.data(), t.step_count = static_cast<int64_t>(steps.size());
+  t.rows = t.m;
+
+  const bool serial = t.n * t.k <= kSerialWork / t.m;
+  const int64_t threads = serial ? 1 : num_threads();
+  const int64_t width = t.m <= kernels.stream_rows ? 1 : kernels.panel_blocks;
+  const int64_t blocks = (t.n + 15) / 16, units = (blocks + width - 1) / width;
+  // more chunks of rows than needed for the cache, where there are too few columns for all threads
+  int64_t count = (t.m + kChunkRows - 1) / kChunkRows;
+  count = std::max({count, std::min((2 * threads - 1) / units, t.m / 16), int64_t{1}});
+  std::vector<Linear> chunks;
+  int64_t memory = 0, scratch = 0;
+  for (int64_t c = 0; c < count; ++c) {
+    chunks.push_back(chunk_of(t, rows_of(t.m, count, c), kernels));
+    memory += activation_bytes(chunks.back());
+    scratch = std::max(scratch, aligned(kernels.scratch(chunks.back())));
+  }
+  uint8_t* place = kept_activations.get(memory);
+  for (Linear& part : chunks) {
+    set_memory(part, place);
+    place += activation_bytes(part);
+    if (digits) {
+      if (!kernels.pack_digits(part)) return false;
+    } else if (serial || part.row_blocks == 1) {
+      kernels.pack(part, 0, part.row_blocks);
+    } else {
+      parallel_for(0, part.row_blocks, 1, [&](int64_t b, int64_t e) { kernels.pack(part, b, e); });
+    }
+  }
+
+  // Threads take runs of columns as they become free: another program may hold one of them up.
+  const int64_t run = std::max<int64_t>(1, units / (threads * 8));
+  const int64_t runs = (units + run - 1) / run;
+  std::atomic<int64_t> next{0};
+  auto work = [&](int64_t, int64_t) {
+    uint8_t* memory = kept_scratch.get(scratch);
+    for (int64_t i; (i = next.fetch_add(1)) < runs * count;) {
+      const int64_t begin = i % runs * run * width;
+      kernels.columns(chunks[i / runs], begin, std::min(begin + run * width, blocks), memory);
+    }
+  };
+  if (threads == 1) {
+    work(0, 1);
+  } else {
+    parallel_for(0, threads, 1, work);
+  }
+  return true;
+}
+
+}  // namespace
+
+void run_linear(const Linear& call) {
+  if (call.m == 0 || call.n == 0) return;
+  const LinearKernels& kernels = isa().linear;
+  Linear t = call;
+  t.table_unit = 1, t.table_parts = 1;
+  t.least = *std::min_element(t.table, t.table + (1 << t.bits));
+  t.zero_flip = t.least < 0 ? 1 << (t.bits - 1) : 0;
+  if (Linear digits = t; has_digits(digits, kernels) && run(digits, kernels)) return;
+  t.mode = mode_of(t, kernels);
+  run(t, kernels);
+}
+
+}  // namespace ao

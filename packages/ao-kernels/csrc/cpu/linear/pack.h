@@ -1,0 +1,157 @@
+// Activations, arranged as the products read them: (row block, tile, row, 16), each four columns in the
+// order 0, 2, 1, 3 for floats and pairs, with the sum of every step beside.
+#pragma once
+#include "kernels.h"
+
+namespace ao::AO_ISA {
+
+constexpr int bytes_of(Element type) { return type == Element::f32 ? 4 : 2; }
+constexpr int bytes_of(Scale type) { return type == Scale::f32 ? 4 : type >= Scale::e8m0 ? 1 : 2; }
+constexpr int bytes_of(Zero type) { return type == Zero::f32 ? 4 : type == Zero::u8 ? 1 : 2; }
+constexpr int bytes_of(Mode mode) { return mode == Mode::f32 ? 4 : mode == Mode::pairs ? 2 : 1; }
+
+// Least and greatest number of a row, 0 among them; both NaN where the row has one.
+struct Range {
+  float least, greatest;
+};
+static Range range_of(Element type, const uint8_t* row, int64_t k) {
+  F least = zero(), greatest = zero();
+  I magnitude = splat_int(0);  // as integers, magnitudes keep their order and NaN is above infinity
+  for (int64_t i = 0; i < k; i += 16) {
+    const F v = load_as(type, row + i * bytes_of(type), k - i < 16 ? static_cast<int>(k - i) : 16);
+    least = min(v, least), greatest = max(v, greatest);
+    magnitude = max_int(magnitude, bits_of(abs(v)));
+  }
+  float low[16], high[16], top[16];
+  store(low, least), store(high, greatest), store(top, as_float(magnitude));
+  Range range{0, 0};
+  for (int i = 0; i < 16; ++i) {
+    if (top[i] != top[i]) return {top[i], top[i]};
+    if (low[i] < range.least) range.least = low[i];
+    if (high[i] > range.greatest) range.greatest = high[i];
+  }
+  return range;
+}
+
+AO_INLINE float power_of_two(int exponent) {  // from -126 to 127
+  const int32_t bits = (exponent + 127) << 23;
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+
+constexpr float kLeastScale = 0x1p-126f, kGreatestScale = 3.40282347e38f;
+static float clamp_scale(float v) {  // keeps a NaN
+  return v < kLeastScale ? kLeastScale : v > kGreatestScale ? kGreatestScale : v;
+}
+
+// Scale and zero point (a code less 128) of a token, as ao_core.numerics.choose_qparams has them.
+static void choose(const Linear& t, const uint8_t* row, float& scale, float& zero_point) {
+  Range range = range_of(t.type, row, t.k);
+  zero_point = 0;
+  if (t.act == Act::uint8) {
+    const float half = range.greatest * 0.5f - range.least * 0.5f;
+    scale = half == 0 ? 1.0f : clamp_scale(half / 127.5f);
+    const float point = 0.0f - range.least / scale;
+    zero_point = __builtin_rintf(point < 0 ? 0 : point > 255 ? 255 : point);
+  } else {
+    const float reach = t.act == Act::int8 ? 127.5f : t.act == Act::e4m3 ? 448.0f : 57344.0f;
+    const float absmax = range.greatest < -range.least ? -range.least : range.greatest;
+    scale = absmax == 0 ? 1.0f : clamp_scale(absmax / reach);
+  }
+}
+
+// The nearest float8 values, ties to even, in float.
+AO_INLINE F round_to_float8(F v, float reach, float smallest_normal, float to_quanta) {
+  const F magnitude = min(abs(v), splat(reach));
+  const F power = as_float(and_(bits_of(magnitude), splat_int(0x7f800000)));
+  const F quanta = mul(max(power, splat(smallest_normal)), splat(to_quanta));
+  const F rounded = sub(add(magnitude, quanta), quanta);
+  return as_float(or_(bits_of(rounded), and_(bits_of(v), splat_int(static_cast<int>(0x80000000)))));
+}
+
+struct RowPacker {
+  const Linear& t;
+  const uint8_t* row;
+  F scale;
+  float zero_point;
+
+  // 16 columns from k on, quantized; int8 codes as whole floats.
+  inline __attribute__((always_inline)) F values(int64_t k, int count) const {
+    const F v = load_as(t.type, row + k * bytes_of(t.type), count);
+    switch (t.act) {
+      case Act::none: return v;
+      case Act::int8: return clamped(div(v, scale), -128.0f, 127.0f);
+      case Act::uint8:
+        return sub(clamped(add(div(v, scale), splat(zero_point)), 0.0f, 255.0f), splat(128.0f));
+      case Act::e4m3: return round_to_float8(div(v, scale), 448.0f, 0x1p-6f, 0x1p20f);
+      case Act::e5m2: return round_to_float8(div(v, scale), 57344.0f, 0x1p-14f, 0x1p21f);
+    }
+    return v;
+  }
+  AO_INLINE F clamped(F v, float least, float greatest) {
+    return to_float(round_to_int(min(max(v, splat(least)), splat(greatest))));
+  }
+};
+
+template <Mode kMode>
+static void pack_row(const Linear& t, int64_t r, uint8_t* out, int64_t rows, void* sums) {
+  RowPacker packer{t, static_cast<const uint8_t*>(t.x) + r * t.x_stride * bytes_of(t.type), splat(1.0f), 0.0f};
+  if (t.act != Act::none) {
+    float scale;
+    choose(t, packer.row, scale, packer.zero_point);
+    packer.scale = splat(scale);
+    t.x_scale[r] = scale;
+    t.x_zero[r] = packer.zero_point - 128.0f;
+  }
+  int64_t k = 0, end = t.group < t.k ? t.group : t.k, group = 0;
+  for (int64_t s = 0; s < t.step_count; ++s) {
+    if (t.steps[s].group != group) {
+      group = t.steps[s].group;
+      k = group * t.group;
+      end = k + t.group < t.k ? k + t.group : t.k;
+    }
+    F total = zero();
+    for (int tile = 0; tile < t.steps[s].tiles; ++tile, k += 16, out += rows * 16 * bytes_of(kMode)) {
+      const int count = end - k < 16 ? static_cast<int>(end - k) : 16;
+      F v = packer.values(k, count);
+      if (t.act == Act::uint8 && count < 16) {  // padding is 0, not code 0 less 128
+        float lanes[16];
+        store(lanes, v);
+        for (int i = count; i < 16; ++i) lanes[i] = 0;
+        v = load(lanes);
+      }
+      total = add(total, v);
+      if constexpr (kMode == Mode::int8) store_bytes(out, round_to_int(v));
+#if AO_HAS_PAIRS
+      if constexpr (kMode == Mode::pairs) store_exact_bf16(out, swap_middle(v));
+#endif
+      if constexpr (kMode == Mode::f32) store(reinterpret_cast<float*>(out), swap_middle(v));
+    }
+    const float value = sum(total);
+    if (kMode == Mode::int8 && t.zero_type == Zero::none) {
+      static_cast<int32_t*>(sums)[s * rows] = static_cast<int32_t>(value * t.least);
+    } else {
+      static_cast<float*>(sums)[s * rows] = value;
+    }
+  }
+}
+
+static void pack(const Linear& t, int64_t begin, int64_t end) {
+  for (int64_t b = begin; b < end; ++b) {
+    const Rows rows = rows_of(t.m, t.row_blocks, b);
+    const int64_t count = rows.end - rows.begin;
+    for (int64_t r = 0; r < count; ++r) {
+      uint8_t* out = t.x_packed + (rows.begin * t.tiles + r) * 16 * bytes_of(t.mode);
+      void* sums = static_cast<float*>(t.x_sums) + rows.begin * t.step_count + r;
+      const int64_t row = rows.begin + r;
+      if (t.mode == Mode::int8) pack_row<Mode::int8>(t, row, out, count, sums);
+#if AO_HAS_PAIRS
+      if (t.mode == Mode::pairs) pack_row<Mode::pairs>(t, row, out, count, sums);
+#endif
+      if (t.mode == Mode::f32) pack_row<Mode::f32>(t, row, out, count, sums);
+    }
+  }
+}
+
+}  // namespace ao::AO_ISA

@@ -1,0 +1,61 @@
+// Weights decoded into a panel that stays in the nearest cache while many rows are multiplied with it.
+#pragma once
+#include "product.h"
+
+namespace ao::AO_ISA {
+
+using Expand = void (*)(const uint8_t* tile, int64_t count, uint8_t* panel, const void* table);
+
+template <Mode kMode, class Source>
+static void expand(const uint8_t* tile, int64_t count, uint8_t* panel, const void* table_) {
+  const auto& table = *static_cast<const typename Source::Table*>(table_);
+  constexpr int kVectors = Arithmetic<kMode>::kVectors;
+  for (int64_t t = 0; t < count; ++t, tile += Source::kTileBytes, panel += 4 * kVectors * 64) {
+    typename Arithmetic<kMode>::Weight w[4][Source::kParts * kVectors];
+    for (int line = 0; line < Source::kTileBytes; line += 64) __builtin_prefetch(tile + line + 2048);
+    Source::template get<0>(table, tile, w[0]);
+    Source::template get<1>(table, tile, w[1]);
+    Source::template get<2>(table, tile, w[2]);
+    Source::template get<3>(table, tile, w[3]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) store_weight(panel + (i * kVectors + v) * 64, w[i][v]);
+    }
+  }
+}
+
+// The same with scales and zero points applied, rounded to bfloat16: what `dequantize` gives, whose product
+// needs no scales any more.
+using Fold = void (*)(const uint8_t* tile, int64_t count, uint8_t* panel, const void* table, F scale, F shift);
+
+#if AO_HAS_PAIRS
+template <class Source>
+static void fold(const uint8_t* tile, int64_t count, uint8_t* panel, const void* table_, F scale, F shift) {
+  const auto& table = *static_cast<const typename Source::Table*>(table_);
+  for (int64_t t = 0; t < count; ++t, tile += Source::kTileBytes, panel += 512) {
+    F w[4][4];
+    table.template floats<0>(tile, w[0]);
+    table.template floats<1>(tile, w[1]);
+    table.template floats<2>(tile, w[2]);
+    table.template floats<3>(tile, w[3]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; ++v) w[i][v] = fma(w[i][v], scale, shift);
+      store_weight(panel + i * 128, pair_rounded(w[i][0], w[i][1]));
+      store_weight(panel + i * 128 + 64, pair_rounded(w[i][2], w[i][3]));
+    }
+  }
+}
+
+// Rounding costs about 12 cycles for 64 codes, as much as it saves with so many rows and tiles of a step.
+static bool pays_to_fold(const Linear& t) {
+  if (t.kind == Kind::table) return true;  // rounded once, as `dequantize` does
+  if (t.type != Element::bf16 || (t.groups == 1 && t.zero_type == Zero::none)) return false;
+  const int64_t saved = t.zero_type == Zero::none ? 1 : 2;
+  return t.rows * saved * t.step_count >= 48 * t.tiles;
+}
+#endif
+
+}  // namespace ao::AO_ISA

@@ -1,0 +1,226 @@
+// The products: blocks of 16 columns (rows of the weight) times packed activations.
+#pragma once
+#include "pack.h"
+
+namespace ao::AO_ISA {
+
+// -- arithmetic of each mode: what one row of activations and 64 codes make -----------------------------
+
+// kVectors: of weights, that 64 codes make; kBytes: of activations, that meet one of them.
+template <Mode kMode>
+struct Arithmetic;
+
+template <>
+struct Arithmetic<Mode::f32> {
+  using Sum = F;
+  using Weight = F;
+  static constexpr int kVectors = 4, kBytes = 4;
+  AO_INLINE F zero_sum() { return zero(); }
+  AO_INLINE F finish(F sum) { return sum; }
+  AO_INLINE F spread(const uint8_t* x) { return splat_float(x); }
+  template <bool>
+  AO_INLINE F dot(F sum, F w, F x) {
+    return fma(w, x, sum);
+  }
+};
+
+template <>
+struct Arithmetic<Mode::int8> {
+  using Sum = I;
+  using Weight = Q;
+  static constexpr int kVectors = 1, kBytes = 4;
+  AO_INLINE I zero_sum() { return splat_int(0); }
+  AO_INLINE F finish(I sum) { return to_float(sum); }
+  AO_INLINE Q spread(const uint8_t* x) { return splat_dword(x); }
+  template <bool kSmall>
+  AO_INLINE I dot(I sum, Q w, Q x) {
+    return dot_quads<kSmall>(sum, w, x);
+  }
+};
+
+#if AO_HAS_PAIRS
+template <>
+struct Arithmetic<Mode::pairs> {
+  using Sum = F;
+  using Weight = P;
+  static constexpr int kVectors = 2, kBytes = 4;
+  AO_INLINE F zero_sum() { return zero(); }
+  AO_INLINE F finish(F sum) { return sum; }
+  AO_INLINE P spread(const uint8_t* x) { return splat_dword(x); }
+  template <bool>
+  AO_INLINE F dot(F sum, P w, P x) {
+    return dot_pairs(sum, w, x);
+  }
+};
+#endif
+
+// -- where weights come from ----------------------------------------------------------------------------
+
+// Codes, decoded on the way.
+template <Mode kMode, int kBits, Kind kKind>
+struct Coded {
+  static constexpr int kTileBytes = 32 * kBits;
+  static constexpr bool kSmall = true;
+  // a table that bfloat16 does not hold exactly comes in two parts: its rounding errors, the same wherever a
+  // code occurs, would add up
+  static constexpr int kParts = kMode == Mode::pairs && kKind == Kind::table ? 2 : 1;
+  using Table = Values<kBits, kKind>;
+  template <int i>
+  AO_INLINE void get(const Table& table, const uint8_t* tile, typename Arithmetic<kMode>::Weight* out) {
+    if constexpr (kMode == Mode::f32) table.template floats<i>(tile, out);
+#if AO_HAS_PAIRS
+    if constexpr (kMode == Mode::pairs) table.template pairs<i>(tile, out);
+    if constexpr (kParts == 2) table.template low_pairs<i>(tile, out + 2);
+#endif
+  }
+};
+template <int kBits, Kind kKind>
+struct Coded<Mode::int8, kBits, kKind> {
+  static constexpr int kTileBytes = 32 * kBits;
+  static constexpr bool kSmall = kBits < 8;
+  static constexpr int kParts = 1;
+  using Table = Bytes<kBits, kKind>;
+  template <int i>
+  AO_INLINE void get(const Table& table, const uint8_t* tile, Q* out) {
+    out[0] = table.template quads<i>(tile);
+  }
+};
+
+// A panel of vectors that were decoded before. `kSmall`: bytes are below 128.
+template <Mode kMode, bool kSmallBytes = true>
+struct Panel {
+  struct Table {};
+  using Weight = typename Arithmetic<kMode>::Weight;
+  static constexpr int kVectors = Arithmetic<kMode>::kVectors;
+  static constexpr int kTileBytes = 4 * kVectors * 64;
+  static constexpr bool kSmall = kSmallBytes;
+  static constexpr int kParts = 1;
+  template <int i>
+  AO_INLINE void get(const Table&, const uint8_t* tile, Weight* out) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) load_weight(out[v], tile + (i * kVectors + v) * 64);
+  }
+};
+
+// -- the loop ---------------------------------------------------------------------------------------------
+
+// Some rows times some blocks of columns, over consecutive steps.
+struct Part {
+  const uint8_t* weights;  // the first tile
+  int64_t stride;          // bytes from one block of columns to the next
+  const uint8_t* x;        // the first tile of the row block
+  const int32_t* starts;   // (step, row): where sums start; null: 0
+  const float* x_sums;     // (step, row): of the activations, for zero points, or null
+  const Step* steps;
+  int64_t step_count;
+  const uint8_t* ahead;    // weights of the next part, to bring near meanwhile; null: none
+  int64_t ahead_stride;    // bytes from one block of columns to the next there
+  int64_t ahead_lines;     // cache lines of each block to ask for with every tile
+  const float* scales;     // (column block, group, 16)
+  const float* shifts;     // the same, for zero points
+  int64_t scale_stride;    // floats from one block of columns to the next
+  float* totals;           // (row, column block, 16)
+};
+
+// Sums that grow independently of each other, so that additions need not wait for the one before, where so
+// many registers hold sums already.
+constexpr int chains_of(int sums) { return sums >= 4 ? 1 : sums >= 2 ? 2 : 4; }
+
+template <Mode kMode, class Source, int kRows, int kColumns, int kChains, int i>
+AO_INLINE void quad(const Part& p, const typename Source::Table& table, const uint8_t* tile, const uint8_t* x,
+                    typename Arithmetic<kMode>::Sum (&sums)[kChains][kRows][kColumns]) {
+  using A = Arithmetic<kMode>;
+  constexpr int kVectors = Source::kParts * A::kVectors;
+  typename A::Weight w[kColumns][kVectors];
+#pragma GCC unroll 4
+  for (int c = 0; c < kColumns; ++c) Source::template get<i>(table, tile + c * p.stride, w[c]);
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const auto all = A::spread(x + ((r * 4 + i) * A::kVectors + v % A::kVectors) * A::kBytes);
+#pragma GCC unroll 4
+      for (int c = 0; c < kColumns; ++c) {
+        auto& sum = sums[(i * kVectors + v) % kChains][r][c];
+        sum = A::template dot<Source::kSmall>(sum, w[c][v], all);
+      }
+    }
+  }
+}
+
+template <Mode kMode, class Source, int kRows, int kColumns>
+static void multiply(const Part& p, const typename Source::Table& table) {
+  using A = Arithmetic<kMode>;
+  constexpr int kChains = chains_of(kRows * kColumns * kRegisters);
+  const uint8_t* x = p.x;
+  const uint8_t* tile = p.weights;
+  const uint8_t* ahead = p.ahead;
+  F totals[kRows][kColumns];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kColumns; ++c) totals[r][c] = load(p.totals + (r * kPanelBlocks + c) * 16);
+  }
+  for (int64_t s = 0; s < p.step_count; ++s) {
+    typename A::Sum sums[kChains][kRows][kColumns];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int c = 0; c < kColumns; ++c) {
+#pragma GCC unroll 4
+        for (int chain = 0; chain < kChains; ++chain) sums[chain][r][c] = A::zero_sum();
+        if constexpr (kMode == Mode::int8) {
+          if (p.starts) sums[0][r][c] = splat_int(p.starts[s * kRows + r]);
+        }
+      }
+    }
+    for (int t = p.steps[s].tiles; t > 0; --t) {
+      if constexpr (kColumns == 1) {  // weights come from memory
+#pragma GCC unroll 8
+        for (int line = 0; line < Source::kTileBytes; line += 64) __builtin_prefetch(tile + line + 2048);
+      } else if (ahead) {
+        for (int64_t line = 0; line < p.ahead_lines; ++line, ahead += 64) {
+          __builtin_prefetch(ahead, 0, 2);
+          __builtin_prefetch(ahead + p.ahead_stride, 0, 2);
+        }
+      }
+      quad<kMode, Source, kRows, kColumns, kChains, 0>(p, table, tile, x, sums);
+      quad<kMode, Source, kRows, kColumns, kChains, 1>(p, table, tile, x, sums);
+      quad<kMode, Source, kRows, kColumns, kChains, 2>(p, table, tile, x, sums);
+      quad<kMode, Source, kRows, kColumns, kChains, 3>(p, table, tile, x, sums);
+      tile += Source::kTileBytes;
+      x += kRows * 4 * A::kVectors * A::kBytes;
+    }
+    const int64_t group = p.steps[s].group;
+#pragma GCC unroll 4
+    for (int c = 0; c < kColumns; ++c) {
+      const F scale = load(p.scales + c * p.scale_stride + group * 16);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        auto sum = sums[0][r][c];
+        if constexpr (kChains == 2) sum = add(sum, sums[1][r][c]);
+        if constexpr (kChains == 4) sum = add(add(sum, sums[1][r][c]), add(sums[2][r][c], sums[3][r][c]));
+        totals[r][c] = fma(scale, A::finish(sum), totals[r][c]);
+      }
+      if (p.x_sums) {
+        const F shift = load(p.shifts + c * p.scale_stride + group * 16);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) totals[r][c] = fma(shift, splat(p.x_sums[s * kRows + r]), totals[r][c]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kColumns; ++c) store(p.totals + (r * kPanelBlocks + c) * 16, totals[r][c]);
+  }
+}
+
+using Multiply = void (*)(const Part&, const void* table);
+
+template <Mode kMode, class Source, int kRows, int kColumns>
+static void multiply_any(const Part& p, const void* table) {
+  multiply<kMode, Source, kRows, kColumns>(p, *static_cast<const typename Source::Table*>(table));
+}
+
+}  // namespace ao::AO_ISA

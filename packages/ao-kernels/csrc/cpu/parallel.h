@@ -1,0 +1,35 @@
+// Threads, which the host of the library provides: torch's own pool, or whatever a test sets.
+#pragma once
+
+#include <cstdint>
+
+namespace ao {
+
+using Body = void (*)(int64_t begin, int64_t end, void* context);
+
+struct Host {
+  // Calls body on parts of [begin, end), possibly at once, and returns when all is done. A part is
+  // smaller than `grain` only where it is the last one.
+  void (*parallel_for)(int64_t begin, int64_t end, int64_t grain, Body body, void* context);
+  int (*num_threads)();
+};
+
+// Not to be called while kernels run. Until then everything runs in the caller's thread.
+void set_host(const Host& host);
+const Host& host();
+
+// How many threads parallel_for may use at most.
+inline int num_threads() { return host().num_threads(); }
+
+// f(begin, end) on parts of [begin, end). F is a lambda of the calling unit, so that each unit has
+// an instance of its own.
+template <class F>
+static inline void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
+  if (begin >= end) return;
+  const Body body = [](int64_t first, int64_t last, void* context) {
+    (*static_cast<const F*>(context))(first, last);
+  };
+  host().parallel_for(begin, end, grain, body, const_cast<F*>(&f));
+}
+
+}  // namespace ao

@@ -1,0 +1,354 @@
+// Vectors of 16 lanes on AVX2 (with FMA and F16C): two registers each.
+#pragma once
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "../element.h"
+
+#define AO_METHOD inline __attribute__((always_inline))
+#define AO_INLINE static AO_METHOD
+
+namespace ao::AO_ISA {
+
+struct F {  // 16 floats, one a row of the block
+  __m256 a, b;
+};
+struct I {  // 16 int32
+  __m256i a, b;
+};
+using Q = I;  // 16 quads of bytes
+
+#define AO_HAS_PAIRS 0
+#define AO_HAS_DIGITS 1  // products of bytes are faster than decoding, for activations in digits
+#define AO_HAS_BYTE_TABLES 0
+constexpr bool kWideBytes = false;  // products of bytes below 128 are the fast ones
+constexpr int kRegisters = 2;       // that a vector takes
+constexpr int kPanelRows = 6;       // 12 of 16 registers for sums
+constexpr int kPanelBlocks = 1;
+
+AO_INLINE F zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+AO_INLINE F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+AO_INLINE void store(float* p, F v) {
+  _mm256_storeu_ps(p, v.a);
+  _mm256_storeu_ps(p + 8, v.b);
+}
+AO_INLINE F splat(float v) { return {_mm256_set1_ps(v), _mm256_set1_ps(v)}; }
+AO_INLINE F add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+AO_INLINE F sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+AO_INLINE F mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+AO_INLINE F div(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+AO_INLINE F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+// The second operand where the first is NaN: put the accumulated value second to keep its NaN.
+AO_INLINE F min(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+AO_INLINE F max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+AO_INLINE I bits_of(F v) { return {_mm256_castps_si256(v.a), _mm256_castps_si256(v.b)}; }
+AO_INLINE F as_float(I v) { return {_mm256_castsi256_ps(v.a), _mm256_castsi256_ps(v.b)}; }
+AO_INLINE I splat_int(int32_t v) { return {_mm256_set1_epi32(v), _mm256_set1_epi32(v)}; }
+AO_INLINE I splat_byte(int v) { return splat_int(v * 0x01010101); }
+AO_INLINE I add(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+AO_INLINE I subtract(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+AO_INLINE I and_(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
+AO_INLINE I or_(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+AO_INLINE I xor_(I x, I y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
+AO_INLINE I max_int(I x, I y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
+AO_INLINE F abs(F v) { return as_float(and_(bits_of(v), splat_int(0x7fffffff))); }
+AO_INLINE F to_float(I v) { return {_mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b)}; }
+AO_INLINE I round_to_int(F v) { return {_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)}; }
+// Elements 0, 2, 1, 3 of each four: the order in which decoded weights arrive.
+AO_INLINE F swap_middle(F v) { return {_mm256_permute_ps(v.a, 0xD8), _mm256_permute_ps(v.b, 0xD8)}; }
+
+template <int kBits>
+AO_INLINE I shift_left(I v) {
+  return {_mm256_slli_epi32(v.a, kBits), _mm256_slli_epi32(v.b, kBits)};
+}
+template <int kBits>
+AO_INLINE I shift_right(I v) {
+  return {_mm256_srai_epi32(v.a, kBits), _mm256_srai_epi32(v.b, kBits)};
+}
+AO_INLINE I sign_extend_byte(I v) { return shift_right<24>(shift_left<24>(v)); }
+
+AO_INLINE float sum(F v) {
+  const __m256 both = _mm256_add_ps(v.a, v.b);
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+AO_INLINE int32_t sum_of(I v) {
+  const __m256i both = _mm256_add_epi32(v.a, v.b);
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4E));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1)));
+}
+AO_INLINE int32_t largest(I v) {
+  const __m256i both = _mm256_max_epi32(v.a, v.b);
+  __m128i s = _mm_max_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+  s = _mm_max_epi32(s, _mm_shuffle_epi32(s, 0x4E));
+  return _mm_cvtsi128_si32(_mm_max_epi32(s, _mm_shuffle_epi32(s, 0xB1)));
+}
+
+// -- memory ------------------------------------------------------------------------------------------------
+
+AO_INLINE __m128i load_half(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+AO_INLINE I load_vector(const void* p) {
+  const auto* q = static_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
+AO_INLINE void store_vector(void* p, I v) {
+  auto* q = static_cast<__m256i*>(p);
+  _mm256_storeu_si256(q, v.a);
+  _mm256_storeu_si256(q + 1, v.b);
+}
+AO_INLINE void store_weight(uint8_t* p, I w) { store_vector(p, w); }
+AO_INLINE void store_weight(uint8_t* p, F w) { store_vector(p, bits_of(w)); }
+AO_INLINE void load_weight(I& w, const uint8_t* p) { w = load_vector(p); }
+AO_INLINE void load_weight(F& w, const uint8_t* p) { w = as_float(load_vector(p)); }
+AO_INLINE I load_bytes(const uint8_t* p) {
+  const __m128i bytes = load_half(p);
+  return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
+}
+AO_INLINE I load_words(const uint16_t* p) {
+  return {_mm256_cvtepu16_epi32(load_half(p)), _mm256_cvtepu16_epi32(load_half(p + 8))};
+}
+AO_INLINE F half_to_float(const uint16_t* p) {
+  return {_mm256_cvtph_ps(load_half(p)), _mm256_cvtph_ps(load_half(p + 8))};
+}
+// The low 16 bits of 16 integers, which have no others.
+AO_INLINE __m256i narrow(I v) { return _mm256_permute4x64_epi64(_mm256_packus_epi32(v.a, v.b), 0xD8); }
+// 16 bytes: the low ones of 16 integers.
+AO_INLINE void store_bytes(uint8_t* p, I v) {
+  const __m256i words = narrow(and_(v, splat_int(255)));
+  const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+// Codes of non-negative float8 e4m3, as float16 with the same bits: value / 256.
+AO_INLINE F e4m3_as_half(I code) {
+  const __m256i halves = narrow(shift_left<7>(code));
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+}
+
+// Up to 16 elements as floats; the lanes beyond `count` are 0.
+AO_INLINE F load_as(Element type, const void* p, int count) {
+  alignas(32) uint8_t part[64];
+  if (count < 16) {
+    __builtin_memset(part, 0, 64);
+    __builtin_memcpy(part, p, static_cast<size_t>(count * (type == Element::f32 ? 4 : 2)));
+    p = part;
+  }
+  if (type == Element::f32) return load(static_cast<const float*>(p));
+  const auto* words = static_cast<const uint16_t*>(p);
+  return type == Element::f16 ? half_to_float(words) : as_float(shift_left<16>(load_words(words)));
+}
+
+// To bfloat16, ties to even; NaN stays NaN.
+AO_INLINE __m256i round_to_bf16(__m256 v) {
+  const __m256i bits = _mm256_castps_si256(v);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  const __m256 unordered = _mm256_cmp_ps(v, v, _CMP_UNORD_Q);
+  return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(unordered)), 16);
+}
+
+AO_INLINE void store_as(Element type, void* p, F v, int count) {
+  alignas(32) uint8_t part[64];
+  void* to = count < 16 ? part : p;
+  if (type == Element::f32) {
+    store(static_cast<float*>(to), v);
+  } else if (type == Element::f16) {
+    auto* halves = static_cast<__m128i*>(to);
+    _mm_storeu_si128(halves, _mm256_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(halves + 1, _mm256_cvtps_ph(v.b, _MM_FROUND_TO_NEAREST_INT));
+  } else {
+    _mm256_storeu_si256(static_cast<__m256i*>(to), narrow({round_to_bf16(v.a), round_to_bf16(v.b)}));
+  }
+  if (count < 16) __builtin_memcpy(p, part, static_cast<size_t>(count * (type == Element::f32 ? 4 : 2)));
+}
+
+// -- products ----------------------------------------------------------------------------------------------
+
+AO_INLINE F splat_float(const uint8_t* p) {
+  float v;
+  __builtin_memcpy(&v, p, 4);
+  return splat(v);
+}
+AO_INLINE I splat_dword(const void* p) {
+  int32_t v;
+  __builtin_memcpy(&v, p, 4);
+  return splat_int(v);
+}
+// Products of words, added in pairs; of a byte and its neighbour two away, if these are bytes in words.
+AO_INLINE I dot_words(I acc, I x, I y) {
+  return add(acc, {_mm256_madd_epi16(x.a, y.a), _mm256_madd_epi16(x.b, y.b)});
+}
+// `kSmall`: w < 128, so that sums of two products fit 16 bits.
+template <bool kSmall>
+AO_INLINE I dot_quads(I acc, Q w, Q x) {
+  if constexpr (kSmall) {
+    const __m256i one = _mm256_set1_epi16(1);
+    return dot_words(acc, {_mm256_maddubs_epi16(w.a, x.a), _mm256_maddubs_epi16(w.b, x.b)}, {one, one});
+  } else {
+    const I even = and_(w, splat_int(0x00ff00ff));
+    const I odd{_mm256_srli_epi16(w.a, 8), _mm256_srli_epi16(w.b, 8)};
+    const __m256i x_even = _mm256_srai_epi16(_mm256_slli_epi16(x.a, 8), 8), x_odd = _mm256_srai_epi16(x.a, 8);
+    return dot_words(dot_words(acc, even, {x_even, x_even}), odd, {x_odd, x_odd});  // x.a = x.b
+  }
+}
+
+// -- codes -------------------------------------------------------------------------------------------------
+
+AO_INLINE I shuffle(__m256i order_a, __m256i order_b, I v) {
+  return {_mm256_shuffle_epi8(v.a, order_a), _mm256_shuffle_epi8(v.b, order_b)};
+}
+template <int kShift>
+AO_INLINE I shift_words(I v) {
+  if constexpr (kShift > 0) return {_mm256_srli_epi16(v.a, kShift), _mm256_srli_epi16(v.b, kShift)};
+  if constexpr (kShift < 0) return {_mm256_slli_epi16(v.a, -kShift), _mm256_slli_epi16(v.b, -kShift)};
+  return v;
+}
+
+// Split: in each 128 bits, that is four rows, bytes 0 and 2 of each row, then bytes 1 and 3.
+template <bool kSplit>
+AO_INLINE I load_plane(const uint8_t* p) {
+  const I plane = load_vector(p);
+  if constexpr (!kSplit) return plane;
+  const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+  return shuffle(order, order, plane);
+}
+template <bool kSplit>
+AO_INLINE I load_bits(const uint8_t* p) {
+  const I rows{_mm256_broadcastsi128_si256(load_half(p)), _mm256_broadcastsi128_si256(load_half(p + 16))};
+  if constexpr (kSplit) {
+    const __m256i order = _mm256_setr_epi64x(0x0706050403020100, 0x0706050403020100, 0x0f0e0d0c0b0a0908, 0x0f0e0d0c0b0a0908);
+    const I twice = shuffle(order, order, rows);
+    const __m256i shifts = _mm256_setr_epi64x(0, 4, 0, 4);
+    return {_mm256_srlv_epi64(twice.a, shifts), _mm256_srlv_epi64(twice.b, shifts)};
+  }
+  const __m256i order = _mm256_setr_epi64x(0x0303020201010000, 0x0707060605050404, 0x0b0b0a0a09090808, 0x0f0f0e0e0d0d0c0c);
+  const I twice = shuffle(order, order, rows);
+  return or_(and_(twice, splat_int(0x000f000f)), and_(shift_words<4>(twice), splat_int(0x0f000f00)));
+}
+AO_INLINE I even_words(I low, I high) {
+  return {_mm256_unpacklo_epi8(low.a, high.a), _mm256_unpacklo_epi8(low.b, high.b)};
+}
+AO_INLINE I odd_words(I low, I high) {
+  return {_mm256_unpackhi_epi8(low.a, high.a), _mm256_unpackhi_epi8(low.b, high.b)};
+}
+AO_INLINE I even_dwords(I low, I high) {
+  const I up = shift_left<16>(high);
+  return {_mm256_blend_epi16(low.a, up.a, 0xAA), _mm256_blend_epi16(low.b, up.b, 0xAA)};
+}
+AO_INLINE I odd_dwords(I low, I high) {
+  const I down{_mm256_srli_epi32(low.a, 16), _mm256_srli_epi32(low.b, 16)};
+  return {_mm256_blend_epi16(down.a, high.a, 0xAA), _mm256_blend_epi16(down.b, high.b, 0xAA)};
+}
+template <int kByte>
+AO_INLINE I byte_of(Q v) {
+  if constexpr (kByte == 0) return and_(v, splat_int(255));
+  if constexpr (kByte == 3) return {_mm256_srli_epi32(v.a, 24), _mm256_srli_epi32(v.b, 24)};
+  const __m256i order = _mm256_broadcastsi128_si256(_mm_add_epi32(
+      _mm_set1_epi32(static_cast<int32_t>(0xffffff00 + kByte)), _mm_setr_epi32(0, 4, 8, 12)));
+  return shuffle(order, order, v);
+}
+
+// A look-up takes 16 bytes and gives 0 where the top bit of an index is set. So the tables are kept as
+// differences (by exclusive or) from the one before: a code adds up those of all tables up to its own.
+template <int kSize>
+struct Lookup {
+  static constexpr int kCount = (kSize + 15) / 16;
+  __m256i tables[kCount];
+
+  Lookup() = default;
+  AO_METHOD explicit Lookup(const uint8_t* bytes) {
+    alignas(16) uint8_t part[16];
+    for (int t = 0; t < kCount; ++t) {
+      for (int i = 0; i < 16; ++i) {
+        const int c = (16 * t + i) % kSize;
+        part[i] = static_cast<uint8_t>(t == 0 ? bytes[c] : bytes[c] ^ bytes[c - 16]);
+      }
+      tables[t] = _mm256_broadcastsi128_si256(load_half(part));
+    }
+  }
+  AO_METHOD I look_up(I codes) const {
+    I out{_mm256_shuffle_epi8(tables[0], codes.a), _mm256_shuffle_epi8(tables[0], codes.b)};
+#pragma GCC unroll 8
+    for (int t = 1; t < kCount; ++t) {
+      const __m256i first = _mm256_set1_epi8(static_cast<char>(16 * t));
+      const I rest{_mm256_sub_epi8(codes.a, first), _mm256_sub_epi8(codes.b, first)};
+      out = xor_(out, {_mm256_shuffle_epi8(tables[t], rest.a), _mm256_shuffle_epi8(tables[t], rest.b)});
+    }
+    return out;
+  }
+};
+
+}  // namespace ao::AO_ISA
+
+#include "planes.h"
+
+namespace ao::AO_ISA {
+
+// Floats of 8 bits, whose codes from 16 to 111, shifted and added to a number, are bfloat16 numbers. Codes
+// below (subnormal numbers) and above (NaN, infinity) are corrected by exclusive or, from tables.
+template <>
+struct Values<8, Kind::symmetric> {
+  __m128i shift;
+  __m256i base, below[2], above[2];
+  bool regular;  // else values are looked up one by one
+  Values<8, Kind::table> any;
+
+  AO_METHOD explicit Values(const float* values) : any(values) {
+    uint16_t words[128];
+    for (int c = 0; c < 128; ++c) {
+      uint32_t bits;
+      __builtin_memcpy(&bits, values + c, 4);
+      words[c] = static_cast<uint16_t>(bits >> 16);
+    }
+    const int step = words[17] - words[16];
+    int bits = 0;
+    while (bits < 8 && 1 << bits != step) ++bits;
+    const auto first = static_cast<uint16_t>(words[16] - (16 << bits));
+    alignas(16) uint8_t parts[2][2][16];
+    regular = bits < 8;
+    for (int c = 0; c < 128; ++c) {
+      const auto error = static_cast<uint16_t>(words[c] ^ static_cast<uint16_t>(first + (c << bits)));
+      if (c >= 16 && c < 112) {
+        regular = regular && error == 0;
+      } else {
+        parts[c >= 112][0][c % 16] = static_cast<uint8_t>(error);
+        parts[c >= 112][1][c % 16] = static_cast<uint8_t>(error >> 8);
+      }
+    }
+    shift = _mm_cvtsi32_si128(bits);
+    base = _mm256_set1_epi16(static_cast<int16_t>(first));
+    for (int b = 0; b < 2; ++b) {
+      below[b] = _mm256_broadcastsi128_si256(load_half(parts[0][b]));
+      above[b] = _mm256_broadcastsi128_si256(load_half(parts[1][b]));
+    }
+  }
+
+  // Of 32 split codes: the words of columns (4i, 4i + 2) and (4i + 1, 4i + 3).
+  AO_METHOD void words(__m256i codes, __m256i& even, __m256i& odd) const {
+    const __m256i sign = _mm256_and_si256(codes, _mm256_set1_epi8(-128));
+    const __m256i index = _mm256_xor_si256(codes, sign);
+    const __m256i low = _mm256_adds_epu8(index, _mm256_set1_epi8(0x70));  // the top bit set from 16 on
+    const __m256i high = _mm256_sub_epi8(index, _mm256_set1_epi8(0x70));  // and below 112
+    const __m256i error = _mm256_xor_si256(_mm256_shuffle_epi8(below[0], low), _mm256_shuffle_epi8(above[0], high));
+    const __m256i error2 = _mm256_xor_si256(
+        _mm256_xor_si256(_mm256_shuffle_epi8(below[1], low), _mm256_shuffle_epi8(above[1], high)), sign);
+    even = _mm256_add_epi16(_mm256_sll_epi16(_mm256_unpacklo_epi8(index, _mm256_setzero_si256()), shift), base);
+    odd = _mm256_add_epi16(_mm256_sll_epi16(_mm256_unpackhi_epi8(index, _mm256_setzero_si256()), shift), base);
+    even = _mm256_xor_si256(even, _mm256_unpacklo_epi8(error, error2));
+    odd = _mm256_xor_si256(odd, _mm256_unpackhi_epi8(error, error2));
+  }
+
+  template <int i>
+  AO_METHOD void floats(const uint8_t* tile, F out[4]) const {
+    if (!regular) return any.floats<i>(tile, out);
+    const Q codes = code_quads<8, i, true>(tile);
+    I even, odd;
+    words(codes.a, even.a, odd.a);
+    words(codes.b, even.b, odd.b);
+    widen_words(even, odd, out);
+  }
+};
+
+}  // namespace ao::AO_ISA

@@ -1,0 +1,135 @@
+// Vectors of 16 lanes on AVX-512 (F, BW, VL, DQ, VNNI, VBMI, BF16): one register each.
+#pragma once
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "../element.h"
+
+#define AO_INLINE static inline __attribute__((always_inline))
+
+namespace ao::AO_ISA {
+
+using F = __m512;   // 16 floats, one a row of the block
+using I = __m512i;  // 16 int32
+using P = __m512i;  // 16 pairs of bfloat16
+using Q = __m512i;  // 16 quads of bytes
+
+#define AO_HAS_DIGITS 1  // products of bytes at full speed, for activations in digits
+#define AO_HAS_BYTE_TABLES 1  // lookup of bytes by 6 bits
+#define AO_HAS_PAIRS 1  // there is a product of bfloat16 pairs
+constexpr bool kWideBytes = true;  // products of bytes take codes of all 8 bits at full speed
+constexpr int kRegisters = 1;      // that a vector takes
+constexpr int kPanelRows = 7;  // rows of activations x 2 blocks of columns fill the registers
+constexpr int kPanelBlocks = 2;
+
+AO_INLINE F zero() { return _mm512_setzero_ps(); }
+AO_INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
+AO_INLINE void store(float* p, F v) { _mm512_storeu_ps(p, v); }
+AO_INLINE F splat(float v) { return _mm512_set1_ps(v); }
+AO_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
+AO_INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+AO_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+AO_INLINE F div(F a, F b) { return _mm512_div_ps(a, b); }
+AO_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+// The second operand where the first is NaN: put the accumulated value second to keep its NaN.
+AO_INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
+AO_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
+AO_INLINE F abs(F a) { return _mm512_abs_ps(a); }
+AO_INLINE float sum(F a) { return _mm512_reduce_add_ps(a); }
+AO_INLINE I splat_int(int32_t v) { return _mm512_set1_epi32(v); }
+AO_INLINE I add(I a, I b) { return _mm512_add_epi32(a, b); }
+AO_INLINE I subtract(I a, I b) { return _mm512_sub_epi32(a, b); }
+AO_INLINE int32_t sum_of(I a) { return _mm512_reduce_add_epi32(a); }
+AO_INLINE int32_t largest(I a) { return _mm512_reduce_max_epi32(a); }
+AO_INLINE I sign_extend_byte(I a) { return _mm512_srai_epi32(_mm512_slli_epi32(a, 24), 24); }
+AO_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+AO_INLINE I round_to_int(F a) { return _mm512_cvtps_epi32(a); }
+AO_INLINE I bits_of(F a) { return _mm512_castps_si512(a); }
+AO_INLINE F as_float(I a) { return _mm512_castsi512_ps(a); }
+AO_INLINE I and_(I a, I b) { return _mm512_and_si512(a, b); }
+AO_INLINE I xor_(I a, I b) { return _mm512_xor_si512(a, b); }
+AO_INLINE I max_int(I a, I b) { return _mm512_max_epi32(a, b); }
+AO_INLINE I or_(I a, I b) { return _mm512_or_si512(a, b); }
+// Elements 0, 2, 1, 3 of each four: the order in which decoded weights arrive.
+AO_INLINE F swap_middle(F a) { return _mm512_permute_ps(a, 0xD8); }
+
+AO_INLINE __mmask16 first(int count) { return static_cast<__mmask16>((1u << count) - 1); }
+
+// Up to 16 elements as floats; the lanes beyond `count` are 0.
+AO_INLINE F load_as(Element type, const void* p, int count) {
+  const __mmask16 mask = count >= 16 ? 0xffff : first(count);
+  if (type == Element::f32) return _mm512_maskz_loadu_ps(mask, p);
+  const __m256i half = _mm256_maskz_loadu_epi16(mask, p);
+  if (type == Element::f16) return _mm512_cvtph_ps(half);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+AO_INLINE void store_as(Element type, void* p, F v, int count) {
+  const __mmask16 mask = count >= 16 ? 0xffff : first(count);
+  if (type == Element::f32) return _mm512_mask_storeu_ps(p, mask, v);
+  const __m256i half = type == Element::f16
+                           ? _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)
+                           : reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v));
+  _mm256_mask_storeu_epi16(p, mask, half);
+}
+
+// 16 bytes: the low ones of 16 integers.
+AO_INLINE void store_bytes(uint8_t* p, I v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v));
+}
+// 16 bfloat16 of floats that are exact in it.
+AO_INLINE void store_exact_bf16(uint8_t* p, F v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(v), 16)));
+}
+AO_INLINE I load_bytes(const uint8_t* p) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+AO_INLINE I load_words(const uint16_t* p) {
+  return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+// Codes of non-negative float8 e4m3, as float16 with the same bits: value / 256.
+AO_INLINE F e4m3_as_half(I code) {
+  return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_slli_epi32(code, 7)));
+}
+AO_INLINE F half_to_float(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+template <int kBits>
+AO_INLINE I shift_right(I v) {
+  return _mm512_srai_epi32(v, kBits);
+}
+template <int kBits>
+AO_INLINE I shift_left(I v) {
+  return _mm512_slli_epi32(v, kBits);
+}
+
+// -- products ----------------------------------------------------------------------------------------
+
+AO_INLINE P load_vector(const void* p) { return _mm512_loadu_si512(p); }
+AO_INLINE void store_vector(void* p, I v) { _mm512_storeu_si512(p, v); }
+AO_INLINE void store_weight(uint8_t* p, I w) { _mm512_storeu_si512(p, w); }
+AO_INLINE void store_weight(uint8_t* p, F w) { _mm512_storeu_ps(p, w); }
+AO_INLINE void load_weight(I& w, const uint8_t* p) { w = load_vector(p); }
+AO_INLINE void load_weight(F& w, const uint8_t* p) { w = _mm512_loadu_ps(p); }
+AO_INLINE F splat_float(const uint8_t* p) {
+  float v;
+  __builtin_memcpy(&v, p, 4);
+  return _mm512_set1_ps(v);
+}
+AO_INLINE I splat_dword(const void* p) {
+  int32_t v;
+  __builtin_memcpy(&v, p, 4);
+  return _mm512_set1_epi32(v);
+}
+AO_INLINE F dot_pairs(F acc, P w, P x) {
+  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(x));
+}
+template <bool>
+AO_INLINE I dot_quads(I acc, Q w_unsigned, Q x_signed) {
+  return _mm512_dpbusd_epi32(acc, w_unsigned, x_signed);
+}
+
+}  // namespace ao::AO_ISA
+
+#include "avx512_codes.h"

@@ -1,0 +1,203 @@
+// Vectors of 16 lanes as four of 16 bytes, in the vector extensions that GCC and Clang share: what the sets
+// without a header entirely of their own have in common. A set that includes this provides
+//   fma4(x, y, z), nearest4(x)    x * y + z, and floats rounded to integers, ties to even
+//   half_to_float4, float_to_half4   float16 in the low halves of integers
+//   dot4<kSmall>(acc, w, x)       acc and the products of 4 unsigned bytes and 4 signed ones in each lane
+//   load_bits, and the rest that codes.h asks for
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../element.h"
+
+#define AO_METHOD inline __attribute__((always_inline))
+#define AO_INLINE static AO_METHOD
+
+namespace ao::AO_ISA {
+
+typedef float f4 __attribute__((vector_size(16)));
+typedef int32_t i4 __attribute__((vector_size(16)));
+typedef uint32_t u4 __attribute__((vector_size(16)));
+typedef uint16_t u8 __attribute__((vector_size(16)));
+
+struct F {  // 16 floats, one a row of the block
+  f4 a, b, c, d;
+};
+struct I {  // 16 int32
+  i4 a, b, c, d;
+};
+using Q = I;  // 16 quads of bytes
+
+AO_INLINE f4 fma4(f4 x, f4 y, f4 z);
+AO_INLINE i4 nearest4(f4 x);
+AO_INLINE f4 half_to_float4(i4 half);
+AO_INLINE i4 float_to_half4(f4 x);
+template <bool kSmall>
+AO_INLINE i4 dot4(i4 acc, i4 w, i4 x);
+
+// The same operation on all four.
+template <class R, class Operation, class... V>
+AO_INLINE R each(Operation f, V... v) {
+  return {f(v.a...), f(v.b...), f(v.c...), f(v.d...)};
+}
+
+AO_INLINE f4 splat4(float v) { return f4{v, v, v, v}; }
+AO_INLINE i4 splat4(int32_t v) { return i4{v, v, v, v}; }
+AO_INLINE i4 select4(i4 mask, i4 yes, i4 no) { return (yes & mask) | (no & ~mask); }
+AO_INLINE f4 smaller4(f4 x, f4 y) { return (f4)select4(x < y, (i4)x, (i4)y); }
+AO_INLINE f4 greater4(f4 x, f4 y) { return (f4)select4(x > y, (i4)x, (i4)y); }
+
+AO_INLINE F splat(float v) { return {splat4(v), splat4(v), splat4(v), splat4(v)}; }
+AO_INLINE F zero() { return splat(0.0f); }
+AO_INLINE F add(F x, F y) { return each<F>([](f4 p, f4 q) { return p + q; }, x, y); }
+AO_INLINE F sub(F x, F y) { return each<F>([](f4 p, f4 q) { return p - q; }, x, y); }
+AO_INLINE F mul(F x, F y) { return each<F>([](f4 p, f4 q) { return p * q; }, x, y); }
+AO_INLINE F div(F x, F y) { return each<F>([](f4 p, f4 q) { return p / q; }, x, y); }
+AO_INLINE F fma(F x, F y, F z) { return each<F>([](f4 p, f4 q, f4 r) { return fma4(p, q, r); }, x, y, z); }
+// The second operand where the first is NaN: put the accumulated value second to keep its NaN.
+AO_INLINE F min(F x, F y) { return each<F>([](f4 p, f4 q) { return smaller4(p, q); }, x, y); }
+AO_INLINE F max(F x, F y) { return each<F>([](f4 p, f4 q) { return greater4(p, q); }, x, y); }
+AO_INLINE I bits_of(F v) { return each<I>([](f4 p) { return (i4)p; }, v); }
+AO_INLINE F as_float(I v) { return each<F>([](i4 p) { return (f4)p; }, v); }
+AO_INLINE I splat_int(int32_t v) { return {splat4(v), splat4(v), splat4(v), splat4(v)}; }
+AO_INLINE I splat_byte(int v) { return splat_int(static_cast<int32_t>(static_cast<uint32_t>(v) * 0x01010101u)); }
+AO_INLINE I add(I x, I y) { return each<I>([](i4 p, i4 q) { return p + q; }, x, y); }
+AO_INLINE I subtract(I x, I y) { return each<I>([](i4 p, i4 q) { return p - q; }, x, y); }
+AO_INLINE I and_(I x, I y) { return each<I>([](i4 p, i4 q) { return p & q; }, x, y); }
+AO_INLINE I or_(I x, I y) { return each<I>([](i4 p, i4 q) { return p | q; }, x, y); }
+AO_INLINE I xor_(I x, I y) { return each<I>([](i4 p, i4 q) { return p ^ q; }, x, y); }
+AO_INLINE I max_int(I x, I y) { return each<I>([](i4 p, i4 q) { return select4(p > q, p, q); }, x, y); }
+AO_INLINE F abs(F v) { return as_float(and_(bits_of(v), splat_int(0x7fffffff))); }
+AO_INLINE F to_float(I v) { return each<F>([](i4 p) { return __builtin_convertvector(p, f4); }, v); }
+AO_INLINE I round_to_int(F v) { return each<I>([](f4 p) { return nearest4(p); }, v); }
+// Elements 0, 2, 1, 3 of each four: the order in which decoded weights arrive.
+AO_INLINE F swap_middle(F v) { return each<F>([](f4 p) { return f4{p[0], p[2], p[1], p[3]}; }, v); }
+
+template <int kBits>
+AO_INLINE I shift_left(I v) {
+  return each<I>([](i4 p) { return (i4)((u4)p << kBits); }, v);
+}
+template <int kBits>
+AO_INLINE I shift_right(I v) {
+  return each<I>([](i4 p) { return p >> kBits; }, v);
+}
+AO_INLINE I sign_extend_byte(I v) { return shift_right<24>(shift_left<24>(v)); }
+
+AO_INLINE float sum(F v) {
+  const f4 s = (v.a + v.b) + (v.c + v.d);
+  return (s[0] + s[1]) + (s[2] + s[3]);
+}
+AO_INLINE int32_t sum_of(I v) {
+  const i4 s = (v.a + v.b) + (v.c + v.d);
+  return s[0] + s[1] + s[2] + s[3];
+}
+AO_INLINE int32_t largest(I v) {
+  const I other = max_int(v, I{v.b, v.a, v.d, v.c});
+  const i4 s = select4(other.a > other.c, other.a, other.c);
+  const int32_t x = s[0] > s[1] ? s[0] : s[1], y = s[2] > s[3] ? s[2] : s[3];
+  return x > y ? x : y;
+}
+
+// -- memory ------------------------------------------------------------------------------------------------
+
+template <class V>
+AO_INLINE V load_bytes_as(const void* p) {
+  V v;
+  __builtin_memcpy(&v, p, sizeof(V));
+  return v;
+}
+AO_INLINE F load(const float* p) { return load_bytes_as<F>(p); }
+AO_INLINE void store(float* p, F v) { __builtin_memcpy(p, &v, 64); }
+AO_INLINE I load_vector(const void* p) { return load_bytes_as<I>(p); }
+AO_INLINE void store_vector(void* p, I v) { __builtin_memcpy(p, &v, 64); }
+AO_INLINE void store_weight(uint8_t* p, I w) { __builtin_memcpy(p, &w, 64); }
+AO_INLINE void store_weight(uint8_t* p, F w) { __builtin_memcpy(p, &w, 64); }
+AO_INLINE void load_weight(I& w, const uint8_t* p) { w = load_bytes_as<I>(p); }
+AO_INLINE void load_weight(F& w, const uint8_t* p) { w = load_bytes_as<F>(p); }
+
+template <class T>
+AO_INLINE I widen(const T* p) {
+  alignas(16) int32_t lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = p[i];
+  return load_vector(lanes);
+}
+template <class T>
+AO_INLINE void narrow(T* p, I v) {
+  alignas(16) int32_t lanes[16];
+  store_vector(lanes, v);
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<T>(lanes[i]);
+}
+AO_INLINE I load_bytes(const uint8_t* p) { return widen(p); }
+AO_INLINE I load_words(const uint16_t* p) { return widen(p); }
+AO_INLINE F half_to_float(I half) { return each<F>([](i4 p) { return half_to_float4(p); }, half); }
+AO_INLINE F half_to_float(const uint16_t* p) { return half_to_float(load_words(p)); }
+// 16 bytes: the low ones of 16 integers.
+AO_INLINE void store_bytes(uint8_t* p, I v) { narrow(p, v); }
+// Codes of non-negative float8 e4m3, as float16 with the same bits: value / 256.
+AO_INLINE F e4m3_as_half(I code) { return half_to_float(shift_left<7>(code)); }
+
+// Up to 16 elements as floats; the lanes beyond `count` are 0.
+AO_INLINE F load_as(Element type, const void* p, int count) {
+  alignas(16) uint8_t part[64];
+  if (count < 16) {
+    __builtin_memset(part, 0, 64);
+    __builtin_memcpy(part, p, static_cast<size_t>(count * (type == Element::f32 ? 4 : 2)));
+    p = part;
+  }
+  if (type == Element::f32) return load_bytes_as<F>(p);
+  alignas(16) uint16_t words[16];
+  __builtin_memcpy(words, p, 32);
+  return type == Element::f16 ? half_to_float(words) : as_float(shift_left<16>(load_words(words)));
+}
+
+// To bfloat16, ties to even; NaN stays NaN.
+AO_INLINE i4 float_to_bf16(f4 x) {
+  const u4 bits = (u4)x;
+  const u4 rounded = bits + 0x7fff + (bits >> 16 & 1);
+  return (i4)((u4)select4(x == x, (i4)rounded, (i4)(bits | 0x400000)) >> 16);
+}
+
+AO_INLINE void store_as(Element type, void* p, F v, int count) {
+  alignas(16) uint16_t words[16];
+  if (type == Element::f16) {
+    narrow(words, each<I>([](f4 x) { return float_to_half4(x); }, v));
+  } else if (type == Element::bf16) {
+    narrow(words, each<I>([](f4 x) { return float_to_bf16(x); }, v));
+  }
+  const size_t lanes = static_cast<size_t>(count < 16 ? count : 16);
+  if (type == Element::f32) {
+    __builtin_memcpy(p, &v, 4 * lanes);
+  } else {
+    __builtin_memcpy(p, words, 2 * lanes);
+  }
+}
+
+// -- products ----------------------------------------------------------------------------------------------
+
+AO_INLINE F splat_float(const uint8_t* p) { return splat(load_bytes_as<float>(p)); }
+AO_INLINE I splat_dword(const void* p) { return splat_int(load_bytes_as<int32_t>(p)); }
+// `kSmall`: w < 128.
+template <bool kSmall>
+AO_INLINE I dot_quads(I acc, Q w, Q x) {
+  return each<I>([](i4 p, i4 q, i4 r) { return dot4<kSmall>(p, q, r); }, acc, w, x);
+}
+
+// -- codes -------------------------------------------------------------------------------------------------
+
+template <int kShift>
+AO_INLINE I shift_words(I v) {
+  if constexpr (kShift > 0) return each<I>([](i4 p) { return (i4)((u8)p >> kShift); }, v);
+  if constexpr (kShift < 0) return each<I>([](i4 p) { return (i4)((u8)p << -kShift); }, v);
+  return v;
+}
+// A split order is that of the tile.
+template <bool>
+AO_INLINE I load_plane(const uint8_t* p) {
+  return load_vector(p);
+}
+template <int kByte>
+AO_INLINE I byte_of(Q v) {
+  return each<I>([](i4 p) { return (i4)((u4)p >> 8 * kByte & 255); }, v);
+}
+
+}  // namespace ao::AO_ISA

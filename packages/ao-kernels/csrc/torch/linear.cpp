@@ -1,0 +1,228 @@
+// Products with weights in the layout cpu_tiles.
+#include <torch/csrc/stable/library.h>
+
+#include <vector>
+
+#include "formats.h"
+#include "linear/linear.h"
+
+namespace ao {
+namespace {
+
+using Optional = std::optional<Tensor>;
+
+// Does every value survive being rounded to bfloat16?
+bool exact_in_bfloat16(const float* table, int64_t codes) {
+  uint32_t lost = 0;
+  for (int64_t c = 0; c < codes; ++c) lost |= std::bit_cast<uint32_t>(table[c]) & 0xffff;
+  return lost == 0;
+}
+
+// What may be assumed of the table, after a look at whether it is true.
+Kind kind_of(int64_t kind, const float* table, int64_t bits) {
+  check_range("kind", kind, 0, 2);
+  const int64_t codes = int64_t{1} << bits;
+  bool true_to_kind = true;
+  if (kind == 1) {
+    for (int64_t c = 0; c < codes; ++c) true_to_kind &= table[c] == table[0] + static_cast<float>(c);
+    true_to_kind &= table[0] >= -128 && table[0] <= 0;
+    AO_CHECK(true_to_kind, "table: its values do not count up by 1 from -128..0, which kind=1 means");
+    return Kind::integer;
+  }
+  if (kind == 2 && bits == 8) {
+    for (int64_t c = 0; c < 128; ++c) {
+      true_to_kind &= table[c + 128] == -table[c] || table[c] != table[c];
+    }
+    AO_CHECK(true_to_kind && exact_in_bfloat16(table, codes),
+             "table: is not symmetric around 0 and exact in bfloat16, which kind=2 means");
+    return Kind::symmetric;
+  }
+  return bits <= 6 && exact_in_bfloat16(table, codes) ? Kind::exact : Kind::table;
+}
+
+// Activations in int8 meet codes as bytes: values must be whole and fit them.
+void check_integers(const float* table, int64_t bits, Kind kind, int64_t act) {
+  if (kind == Kind::integer) return;
+  bool whole = bits <= 4;
+  for (int64_t c = 0; whole && c < int64_t{1} << bits; ++c) {
+    whole = table[c] >= -64 && table[c] <= 63 && table[c] == static_cast<float>(static_cast<int>(table[c]));
+  }
+  AO_CHECK(whole, "act=", act, ": activations in 8-bit integers need a table of integers");
+}
+
+// A weight, its activations, and the tensors that keep what it points to.
+struct Product {
+  Linear call{};
+  std::vector<Tensor> kept;
+  int64_t experts = 1, row_blocks = 0;
+
+  const void* keep(const Tensor& tensor) {
+    kept.push_back(tensor);
+    return tensor.const_data_ptr();
+  }
+
+  void read_weight(const Tensor& qdata, const Tensor& scale, const Optional& outer, const Optional& zero,
+                   const Optional& rowsum, const Tensor& table, int64_t n, int64_t k, int64_t bits,
+                   int64_t group, int64_t kind, int64_t act) {
+    check_sizes(n, k);
+    check_range("bits", bits, 1, 8);
+    check_range("group", group, 1, k);
+    check_range("act", act, 0, 4);
+    call.n = n, call.k = k, call.bits = static_cast<int32_t>(bits), call.group = group;
+    call.groups = (k + group - 1) / group;
+    call.tiles = (call.groups - 1) * ((group + 15) / 16) + (k - (call.groups - 1) * group + 15) / 16;
+    call.act = static_cast<Act>(act);
+    row_blocks = (n + 15) / 16;
+
+    check_dtype("qdata", qdata, {ScalarType::Byte});
+    check_numel("qdata", qdata, experts * row_blocks * call.tiles * 32 * bits,
+                "blocks of 16 rows x tiles of 16 columns x 32 bytes a bit");
+    call.qdata = static_cast<const uint8_t*>(keep(readable("qdata", qdata)));
+    call.scale_type = scale_of("scale", scale);
+    check_numel("scale", scale, experts * row_blocks * call.groups * 16, "one a row of every block and group");
+    call.scale = keep(readable("scale", scale));
+    call.outer = 1;
+    if (outer) {
+      check_dtype("outer", *outer, {ScalarType::Float});
+      check_numel("outer", *outer, experts, "one a matrix");
+      keep(readable("outer", *outer));
+      call.outer = *static_cast<const float*>(kept.back().const_data_ptr());
+    }
+    if (zero) {
+      call.zero_type = zero_of("zero", *zero);
+      check_numel("zero", *zero, experts * row_blocks * call.groups * 16, "as many as scales");
+      AO_CHECK(call.zero_type != Zero::u8 || kind == 1, "zero: codes of zero points need kind=1, not ", kind);
+      call.zero = keep(readable("zero", *zero));
+    }
+    AO_CHECK(rowsum || call.act != Act::uint8, "rowsum: is needed with act=2");
+    if (rowsum) {
+      check_dtype("rowsum", *rowsum, {ScalarType::Float});
+      check_numel("rowsum", *rowsum, experts * row_blocks * 16, "one a row of every block");
+      call.rowsum = static_cast<const float*>(keep(readable("rowsum", *rowsum)));
+    }
+    check_dtype("table", table, {ScalarType::Float});
+    check_numel("table", table, int64_t{1} << bits, "one a code of `bits`");
+    call.table = static_cast<const float*>(keep(readable("table", table)));
+    call.kind = kind_of(kind, call.table, bits);
+    if (call.act == Act::int8 || call.act == Act::uint8) check_integers(call.table, bits, call.kind, act);
+  }
+
+  // x (..., k) as rows; returns them, contiguous along k.
+  void read_activations(const Tensor& x, Tensor& y) {
+    call.type = *element_of(x.scalar_type());
+    const bool rows = x.dim() == 2 && x.stride(1) == 1 && x.stride(0) >= x.size(1) && x.is_cpu();
+    if (rows) check_aligned("x", x);
+    call.x = keep(rows ? x : readable("x", x));
+    call.x_stride = rows ? x.stride(0) : call.k;
+    call.m = call.k ? x.numel() / call.k : 0;
+    call.y = y.mutable_data_ptr();
+    call.y_stride = call.n;
+  }
+
+  // The same for the rows and the weight of one expert.
+  void run_expert(int64_t expert, int64_t begin, int64_t end, const float* outer) const {
+    Linear t = call;
+    const int64_t size = t.type == Element::f32 ? 4 : 2, grid = expert * row_blocks * t.groups * 16;
+    const int64_t scale_size = t.scale_type == Scale::f32 ? 4 : t.scale_type >= Scale::e8m0 ? 1 : 2;
+    const int64_t zero_size = t.zero_type == Zero::f32 ? 4 : t.zero_type == Zero::u8 ? 1 : 2;
+    t.qdata += expert * row_blocks * t.tiles * 32 * t.bits;
+    t.scale = static_cast<const uint8_t*>(t.scale) + grid * scale_size;
+    if (t.zero) t.zero = static_cast<const uint8_t*>(t.zero) + grid * zero_size;
+    if (t.rowsum) t.rowsum += expert * row_blocks * 16;
+    if (outer) t.outer = outer[expert];
+    t.x = static_cast<const uint8_t*>(t.x) + begin * t.x_stride * size;
+    t.y = static_cast<uint8_t*>(t.y) + begin * t.y_stride * size;
+    t.m = end - begin;
+    run_linear(t);
+  }
+};
+
+void check_x(const Tensor& x) {
+  check_cpu("x", x);
+  check_dtype("x", x, {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half});
+  AO_CHECK(x.dim() >= 1 && x.size(x.dim() - 1) >= 1, "x: has shape ", shape_text(x),
+           ", no columns to multiply along");
+}
+
+Tensor output(const Tensor& x, int64_t n) {
+  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+  shape.back() = n;
+  return torch::stable::empty(IntHeaderOnlyArrayRef(shape.data(), shape.size()), x.scalar_type());
+}
+
+Tensor linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale, const Optional& outer,
+                 const Optional& zero, const Optional& rowsum, const Tensor& table, const Optional& bias,
+                 int64_t n, int64_t bits, int64_t group, int64_t kind, int64_t act) {
+  check_x(x);
+  Product p;
+  p.read_weight(qdata, scale, outer, zero, rowsum, table, n, x.size(x.dim() - 1), bits, group, kind, act);
+  if (bias) {
+    check_dtype("bias", *bias, {x.scalar_type()});
+    check_numel("bias", *bias, n, "one a row of the weight");
+    p.call.bias = p.keep(readable("bias", *bias));
+  }
+  Tensor y = output(x, n);
+  p.read_activations(x, y);
+  run_linear(p.call);
+  return y;
+}
+
+Tensor grouped_linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale, const Optional& outer,
+                         const Optional& zero, const Optional& rowsum, const Tensor& table,
+                         const Optional& offs, int64_t n, int64_t bits, int64_t group, int64_t kind,
+                         int64_t act) {
+  check_x(x);
+  check_dim("qdata", qdata, 4);
+  const int64_t experts = qdata.size(0);
+  check_range("qdata: experts", experts, 1, 1 << 20);
+  check_dim("x", x, offs ? 2 : 3);
+  Product p;
+  p.experts = experts;
+  p.read_weight(qdata, scale, outer, zero, rowsum, table, n, x.size(x.dim() - 1), bits, group, kind, act);
+  std::vector<int64_t> ends(static_cast<size_t>(experts));
+  const int64_t rows = offs ? x.size(0) : x.size(0) * x.size(1);
+  if (offs) {
+    check_dtype("offs", *offs, {ScalarType::Int});
+    check_numel("offs", *offs, experts, "one an expert");
+    const Tensor given = readable("offs", *offs);
+    const auto* values = static_cast<const int32_t*>(given.const_data_ptr());
+    for (int64_t e = 0, last = 0; e < experts; ++e) {
+      AO_CHECK(values[e] >= last && values[e] <= rows, "offs: entry ", e, " is ", values[e],
+               "; must be from ", last, " (no less than the one before) to the number of rows, ", rows);
+      ends[static_cast<size_t>(e)] = last = values[e];
+    }
+  } else {
+    AO_CHECK(x.size(0) == experts, "x: has shape ", shape_text(x), "; must start with the ", experts,
+             " experts of qdata");
+    for (int64_t e = 0; e < experts; ++e) ends[static_cast<size_t>(e)] = (e + 1) * x.size(1);
+  }
+  Tensor y = output(x, n);
+  p.read_activations(x, y);
+  const Tensor outers = outer ? readable("outer", *outer) : table;
+  int64_t begin = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    const int64_t end = ends[static_cast<size_t>(e)];
+    p.run_expert(e, begin, end, outer ? static_cast<const float*>(outers.const_data_ptr()) : nullptr);
+    begin = end;
+  }
+  const int64_t size = p.call.type == Element::f32 ? 4 : 2;
+  if (begin < rows) std::memset(static_cast<uint8_t*>(p.call.y) + begin * n * size, 0, (rows - begin) * n * size);
+  return y;
+}
+
+}  // namespace
+}  // namespace ao
+
+STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
+  m.def(
+      "linear(Tensor x, Tensor qdata, Tensor scale, Tensor? outer, Tensor? zero, Tensor? rowsum, Tensor table, "
+      "Tensor? bias, int n, int bits, int group, int kind, int act) -> Tensor");
+  m.def(
+      "grouped_linear(Tensor x, Tensor qdata, Tensor scale, Tensor? outer, Tensor? zero, Tensor? rowsum, "
+      "Tensor table, Tensor? offs, int n, int bits, int group, int kind, int act) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(ao_kernels, CPU, m) {
+  m.impl("linear", TORCH_BOX(&ao::linear_op));
+  m.impl("grouped_linear", TORCH_BOX(&ao::grouped_linear_op));
+}

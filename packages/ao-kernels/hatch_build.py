@@ -1,0 +1,325 @@
+"""Builds the C++ library of ao-kernels: the build hook of hatchling, and a command for developers.
+
+`python hatch_build.py` rebuilds what changed, in place. As a hook it compiles the library into the
+wheel; where that is impossible (no C++20 compiler, no headers of torch) the wheel is a pure one
+that holds the reason, because installing must succeed: ao-core's kernels serve then.
+
+Sources are found by place: csrc/cpu/**/*.cpp is plain C++, csrc/torch/*.cpp binds it to torch's
+stable ABI. A file isa_NAME.cpp gets the flags of the instruction set NAME, and is left out on
+processors of another kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing is compiled
+    fcntl = None  # type: ignore[assignment]
+
+ROOT = Path(__file__).resolve().parent
+IN_PLACE = ROOT / "src" / "ao_kernels" / "cpu"
+LIBRARY = "libao_cpu.so"
+#: holds the reason why there is no library beside it
+NOT_BUILT = "not_built.txt"
+
+#: the oldest torch whose stable ABI the library uses, as torch encodes it: 2.11
+TARGET_VERSION = 0x020B000000000000
+FLAGS = (
+    *("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden"),
+    *("-fno-math-errno", "-ffp-contract=off", "-Wall", "-Wextra"),
+)
+# gcc 12 takes the undefined registers in its own intrinsics for uninitialized variables
+_QUIET = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
+ISA_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {
+        "generic": (),
+        "avx2": ("-mavx2", "-mfma", "-mf16c", *_QUIET),
+        "avx512": (
+            *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
+            *("-mavx512vbmi", "-mavx512bf16", "-mfma", "-mf16c", *_QUIET),
+        ),
+    },
+    "aarch64": {"generic": (), "neon": ()},
+}
+#: the oldest macOS that a library is compiled for
+MACOS = "11.0"
+#: other names of the same processors
+ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+class CannotBuild(Exception):
+    """The machine lacks something; the text, a sentence without its end, says what."""
+
+
+class Torch(NamedTuple):
+    """Where torch's headers and libraries lie."""
+
+    include: Path
+    lib: Path
+
+
+def machine() -> str:
+    """The kind of processor that is compiled for."""
+    name = platform.machine().lower()
+    return ALIASES.get(name, name)
+
+
+def platform_tag() -> str:
+    """The platform of a wheel with the library, such as linux_x86_64."""
+    if sys.platform == "darwin":
+        # a universal Python is of two processors, the library of this one only
+        return f"macosx_{MACOS.replace('.', '_')}_{platform.machine()}"
+    return re.sub(r"[-.]", "_", sysconfig.get_platform())
+
+
+def find_compiler() -> list[str]:
+    """The command of a C++20 compiler that knows every instruction set needed: $CXX, or the first found.
+
+    Raises:
+        CannotBuild: there is none.
+    """
+    if sys.platform == "win32":
+        raise CannotBuild("it is not built for Windows yet")
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    candidates = [chosen] if chosen else [["g++"], ["c++"], ["clang++"]]
+    found = [command for command in candidates if shutil.which(command[0])]
+    if not found:
+        tried = ", ".join(command[0] for command in candidates)
+        raise CannotBuild(f"no C++ compiler was found (tried {tried})")
+    flags = [flag for unit in ISA_FLAGS.get(machine(), {}).values() for flag in unit]
+    probe = ["-std=c++20", *flags, "-x", "c++", "-fsyntax-only", "-"]
+    for command in found:
+        program = "#include <bit>\n#include <concepts>\nint main() { return std::bit_width(0u); }"
+        done = subprocess.run([*command, *probe], input=program, capture_output=True, text=True)
+        if done.returncode == 0:
+            return command
+    names = ", ".join(shlex.join(command) for command in found)
+    raise CannotBuild(f"{names} cannot compile C++20 for the instruction sets of {machine()}")
+
+
+def find_torch() -> Torch:
+    """Torch's headers and libraries, found without importing it.
+
+    In an isolated build torch cannot be imported, but pip runs it with the Python of the
+    environment that it installs into, so that the torch installed there is found too.
+
+    Raises:
+        CannotBuild: there is no torch, or it is too old.
+    """
+    spec = importlib.util.find_spec("torch")
+    homes = [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
+    homes += [Path(sysconfig.get_path(name)) / "torch" for name in ("platlib", "purelib")]
+    for home in homes:
+        version = home / "include" / "torch" / "headeronly" / "version.h"
+        if not version.is_file():
+            continue
+        text = version.read_text(encoding="utf-8")
+        found = [
+            re.search(rf"define TORCH_VERSION_{part} (\d+)", text) for part in ("MAJOR", "MINOR")
+        ]
+        numbers = tuple(int(match[1]) for match in found if match)
+        if numbers < (2, 11):
+            raise CannotBuild(f"torch >= 2.11 was needed, found {'.'.join(map(str, numbers))}")
+        return Torch(home / "include", home / "lib")
+    raise CannotBuild("the headers of torch were not found: install torch first")
+
+
+def cpu_sources(target: str) -> dict[Path, tuple[str, ...]]:
+    """The plain C++ sources for a kind of processor, each with flags of its own."""
+    units = ISA_FLAGS.get(target, {"generic": ()})
+    found = {}
+    for path in sorted(ROOT.glob("csrc/cpu/**/*.cpp")):
+        isa = path.stem.removeprefix("isa_") if path.stem.startswith("isa_") else "generic"
+        if isa in units:
+            found[path] = units[isa]
+    return found
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Make a folder, and wait until no other process builds there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w", encoding="utf-8") as lock:
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def compile_objects(
+    compiler: list[str],
+    sources: dict[Path, tuple[str, ...]],
+    flags: list[str],
+    out: Path,
+    jobs: int,
+) -> list[Path]:
+    """Compile what changed since the last time into `out`; the objects.
+
+    Raises:
+        SystemExit: the compiler found errors; it has printed them.
+    """
+    work = []
+    for source, own in sources.items():
+        place = source.relative_to(ROOT).with_suffix("").as_posix().replace("/", "-")
+        command = [*compiler, *flags, *own, "-MMD", "-c", str(source), "-o"]
+        work.append((out / f"{place}.o", [*command, str(out / f"{place}.o")]))
+    with ThreadPoolExecutor(jobs) as pool:
+        failed = sum(pool.map(lambda unit: _compile(*unit), work))
+    if failed:
+        sys.exit(f"error: {failed} of {len(work)} files do not compile")
+    return [target for target, _ in work]
+
+
+def _compile(target: Path, command: list[str]) -> int:
+    """Run a compiler unless its product is newer than all it was made of; 1 if it fails."""
+    stamp, text = target.with_suffix(".cmd"), shlex.join(command)
+    if _fresh(target) and stamp.exists() and stamp.read_text(encoding="utf-8") == text:
+        return 0
+    stamp.unlink(missing_ok=True)
+    started = time.time()
+    if subprocess.run(command).returncode:
+        return 1
+    os.utime(target, (started, started))  # so that what is edited meanwhile is compiled again
+    stamp.write_text(text, encoding="utf-8")
+    return 0
+
+
+def _fresh(target: Path) -> bool:
+    depends = target.with_suffix(".d")
+    if not target.exists() or not depends.exists():
+        return False
+    names = shlex.split(depends.read_text(encoding="utf-8").replace("\\\n", " "))[1:]
+    made = target.stat().st_mtime
+    return all(os.path.exists(name) and os.path.getmtime(name) < made for name in names)
+
+
+def sanitizing(sanitize: str) -> list[str]:
+    """The flags of the sanitizers, such as "address,undefined"; none for an empty text."""
+    if not sanitize:
+        return []
+    checks = [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+    return [*checks, "-O1", "-g"]
+
+
+def build_library(target: Path, *, sanitize: str = "", strip: bool = False, jobs: int = 1) -> None:
+    """Compile and link the library into the file `target`.
+
+    Raises:
+        CannotBuild: the machine lacks a compiler or torch.
+        SystemExit: the sources do not compile.
+    """
+    compiler, torch = find_compiler(), find_torch()
+    out = ROOT / "build" / "-".join(filter(None, ["library", sanitize.replace(",", "-")]))
+    with alone_in(out):
+        _build_library(compiler, torch, target, out, sanitize, strip, jobs)
+
+
+def _build_library(
+    compiler: list[str],
+    torch: Torch,
+    target: Path,
+    out: Path,
+    sanitize: str,
+    strip: bool,
+    jobs: int,
+) -> None:
+    extra = sanitizing(sanitize)
+    if sys.platform == "darwin":
+        extra.append(f"-mmacosx-version-min={MACOS}")
+    common = [*FLAGS, *extra, f"-I{ROOT / 'csrc' / 'cpu'}"]
+    binding = [
+        *(f"-DTORCH_TARGET_VERSION={TARGET_VERSION:#x}", f"-I{ROOT / 'csrc' / 'torch'}"),
+        *("-isystem", str(torch.include)),
+        # messages and registrations name files: without the places of the machine that built them
+        *(f"-ffile-prefix-map={ROOT}/=", f"-ffile-prefix-map={torch.include}/="),
+    ]
+    sources = cpu_sources(machine())
+    sources |= {path: tuple(binding) for path in sorted(ROOT.glob("csrc/torch/*.cpp"))}
+    objects = compile_objects(compiler, sources, common, out, jobs)
+    link = [*compiler, "-shared", *extra, *map(str, objects), f"-L{torch.lib}"]
+    if sys.platform == "darwin":
+        link += ["-ltorch_cpu", "-Wl,-exported_symbols_list,/dev/null"]
+        link += ["-Wl,-x"] if strip else []
+    else:
+        # it registers itself when it is loaded, and nobody calls it by name: nothing is exported
+        exports = out / "exports.map"
+        exports.write_text("{ local: *; };\n", encoding="utf-8")
+        link += ["-Wl,--no-as-needed", "-ltorch_cpu", f"-Wl,--version-script={exports}"]
+        link += [] if sanitize else ["-Wl,-z,defs"]
+        link += ["-Wl,-s"] if strip else []
+    linked = out / LIBRARY
+    if subprocess.run([*link, "-o", str(linked)]).returncode:
+        sys.exit("error: the objects do not link")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # a new file in one step: processes that have the old one loaded keep it
+    fresh = target.with_suffix(".new")
+    shutil.copyfile(linked, fresh)
+    os.replace(fresh, target)
+
+
+class NativeBuild(BuildHookInterface):  # type: ignore[type-arg]
+    """Puts the library, or the reason why there is none, into the wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build before hatchling gathers files; an editable installation builds in place."""
+        editable = version == "editable"
+        folder = IN_PLACE if editable else ROOT / "build" / "wheel"
+        library, reason = folder / LIBRARY, folder / NOT_BUILT
+        folder.mkdir(parents=True, exist_ok=True)
+        jobs = os.cpu_count() or 1
+        try:
+            build_library(library, strip=not editable, jobs=jobs)
+        except CannotBuild as problem:
+            library.unlink(missing_ok=True)
+            reason.write_text(f"{problem}\n", encoding="utf-8")
+            self.app.display_warning(f"ao-kernels without its C++ library: {problem}")
+        else:
+            reason.unlink(missing_ok=True)
+        if editable:
+            return
+        if library.exists():
+            # no symbol of CPython is used, so any Python will do; abi3 says from which on
+            build_data["tag"] = f"cp310-abi3-{platform_tag()}"
+            build_data["pure_python"] = False
+        content = library if library.exists() else reason
+        build_data["force_include"][str(content)] = f"ao_kernels/cpu/{content.name}"
+
+
+def main() -> None:
+    """Build in place, or with sanitizers into build/."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sanitize", default="", help="such as address,undefined")
+    parser.add_argument("--jobs", type=int, default=1, help="compilers that run at a time")
+    arguments = parser.parse_args()
+    target = IN_PLACE / LIBRARY
+    if arguments.sanitize:
+        target = ROOT / "build" / f"sanitize-{arguments.sanitize.replace(',', '-')}" / LIBRARY
+    try:
+        build_library(target, sanitize=arguments.sanitize, jobs=arguments.jobs)
+    except CannotBuild as problem:
+        sys.exit(f"error: {problem}")
+    if not arguments.sanitize:
+        (IN_PLACE / NOT_BUILT).unlink(missing_ok=True)
+    print(target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Kernels for the CPU, in C++; `library` loads them."""

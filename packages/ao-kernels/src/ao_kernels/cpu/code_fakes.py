@@ -1,0 +1,160 @@
+"""What the C++ ops between numbers and codes return: shapes and dtypes. Imported once they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ao_core.numerics import packed_size
+
+#: `ZeroKind` of csrc/cpu/quantize/kernels.h that is a code
+_CODE = 1
+
+
+def _grid(rows: int, n: int, k: int, block_n: int, block_k: int) -> tuple[int, int, int]:
+    return rows // n, -(-n // block_n), -(-k // block_k)
+
+
+def _codes(x: Tensor, table: Tensor, k: int, pack: bool) -> Tensor:
+    bits = (table.shape[0] - 1).bit_length() if pack else 8
+    return x.new_empty((x.numel() // k, packed_size(k, bits)), dtype=torch.uint8)
+
+
+def _quantize(
+    x: Tensor,
+    table: Tensor,
+    steps: Tensor,
+    order: Tensor,
+    nan_code: int,
+    rule: int,
+    n: int,
+    k: int,
+    block_n: int,
+    block_k: int,
+    reach: float,
+    zero: int,
+    scale_dtype: torch.dtype,
+    mx_mode: int,
+    pack: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    grid: Sequence[int] = _grid(x.numel() // k, n, k, block_n, block_k)
+    scale = x.new_empty(grid, dtype=scale_dtype)
+    zero_dtype = scale_dtype if scale_dtype.itemsize > 1 else torch.float32
+    zeros = x.new_empty(
+        grid if zero else (0,),
+        dtype=torch.uint8 if zero == _CODE else zero_dtype if zero else torch.float32,
+    )
+    return _codes(x, table, k, pack), scale, zeros
+
+
+def _block_absmax(x: Tensor, n: int, k: int, block_n: int, block_k: int) -> Tensor:
+    return x.new_empty(_grid(x.numel() // k, n, k, block_n, block_k), dtype=torch.float32)
+
+
+def _encode(
+    x: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    table: Tensor,
+    steps: Tensor,
+    order: Tensor,
+    nan_code: int,
+    rule: int,
+    n: int,
+    k: int,
+    block_n: int,
+    block_k: int,
+    pack: bool,
+) -> Tensor:
+    return _codes(x, table, k, pack)
+
+
+def _dequantize(
+    codes: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    table: Tensor,
+    n: int,
+    k: int,
+    block_n: int,
+    block_k: int,
+    packed: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    bits = (table.shape[0] - 1).bit_length() if packed else 8
+    return codes.new_empty((codes.numel() // packed_size(k, bits), k), dtype=dtype)
+
+
+def _error_sums(
+    x: Tensor,
+    codes: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    table: Tensor,
+    n: int,
+    k: int,
+    block_n: int,
+    block_k: int,
+    packed: bool,
+    dtype: torch.dtype,
+    step: int,
+) -> Tensor:
+    return x.new_empty((2,), dtype=torch.float64)
+
+
+def _quantize_rows(x: Tensor, act: int) -> tuple[Tensor, Tensor, Tensor]:
+    rows = x.shape[0]
+    zeros = x.new_empty((rows if act == 2 else 0, 1), dtype=torch.uint8)
+    return (
+        x.new_empty(x.shape, dtype=torch.uint8),
+        x.new_empty((rows, 1), dtype=torch.float32),
+        zeros,
+    )
+
+
+def _dequantize_tiles(
+    qdata: Tensor,
+    scale: Tensor,
+    outer: Tensor | None,
+    zero: Tensor | None,
+    table: Tensor,
+    n: int,
+    k: int,
+    bits: int,
+    group: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    return qdata.new_empty((*qdata.shape[:-3], n, k), dtype=dtype)
+
+
+def _embedding(
+    ids: Tensor,
+    qdata: Tensor,
+    scale: Tensor,
+    outer: Tensor | None,
+    zero: Tensor | None,
+    table: Tensor,
+    n: int,
+    k: int,
+    bits: int,
+    group: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    return ids.new_empty((*ids.shape, k), dtype=dtype)
+
+
+FAKES: dict[str, Callable[..., Any]] = {
+    "quantize": _quantize,
+    "block_absmax": _block_absmax,
+    "encode": _encode,
+    "dequantize": _dequantize,
+    "error_sums": _error_sums,
+    "quantize_rows": _quantize_rows,
+    "dequantize_tiles": _dequantize_tiles,
+    "embedding": _embedding,
+}
+for _name, _fake in FAKES.items():
+    torch.library.register_fake(f"ao_kernels::{_name}", _fake)

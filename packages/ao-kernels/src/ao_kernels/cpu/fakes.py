@@ -1,0 +1,67 @@
+"""What the C++ ops return, told to `torch.compile`: shapes and dtypes. Imported once they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ao_core.numerics import packed_size
+
+
+def _linear(
+    x: Tensor,
+    qdata: Tensor,
+    scale: Tensor,
+    outer: Tensor | None,
+    zero: Tensor | None,
+    rowsum: Tensor | None,
+    table: Tensor,
+    bias: Tensor | None,
+    n: int,
+    bits: int,
+    group: int,
+    kind: int,
+    act: int,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], n))
+
+
+def _grouped_linear(
+    x: Tensor,
+    qdata: Tensor,
+    scale: Tensor,
+    outer: Tensor | None,
+    zero: Tensor | None,
+    rowsum: Tensor | None,
+    table: Tensor,
+    offs: Tensor | None,
+    n: int,
+    bits: int,
+    group: int,
+    kind: int,
+    act: int,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], n))
+
+
+def _pack_tiles(packed: Tensor, n: int, k: int, bits: int, group: int, flip: int) -> Tensor:
+    group = min(group, k)
+    last = k - (k - 1) // group * group
+    tiles = (k - 1) // group * -(-group // 16) + -(-last // 16)
+    return packed.new_empty((*packed.shape[:-2], -(-n // 16), tiles, 32 * bits))
+
+
+def _unpack_tiles(qdata: Tensor, n: int, k: int, bits: int, group: int, flip: int) -> Tensor:
+    return qdata.new_empty((*qdata.shape[:-3], n, packed_size(k, bits)), dtype=torch.uint8)
+
+
+FAKES: dict[str, Callable[..., Tensor]] = {
+    "linear": _linear,
+    "grouped_linear": _grouped_linear,
+    "pack_tiles": _pack_tiles,
+    "unpack_tiles": _unpack_tiles,
+}
+for _name, _fake in FAKES.items():
+    torch.library.register_fake(f"ao_kernels::{_name}", _fake)

@@ -1,0 +1,81 @@
+"""The C++ library: where it is, whether it can serve, and loading it once."""
+
+from __future__ import annotations
+
+import os
+import threading
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+__all__ = ["isa", "library_path", "load", "why_not"]
+
+_OLDEST_TORCH = (2, 11)
+_lock = threading.Lock()
+#: the outcome of the first attempt: None while there was none, then (reason,)
+_outcome: tuple[str | None] | None = None
+
+
+def library_path() -> Path:
+    """The file of the library: AO_CPU_LIBRARY (another build, for tests), or the installed one."""
+    chosen = os.environ.get("AO_CPU_LIBRARY")
+    return Path(chosen) if chosen else Path(__file__).with_name("libao_cpu.so")
+
+
+def why_not() -> str | None:
+    """None where the library is loaded (now or before), or a sentence that says why it cannot be."""
+    global _outcome
+    if _outcome is None:
+        with _lock:
+            if _outcome is None:
+                _outcome = (_load(),)
+    return _outcome[0]
+
+
+def load() -> None:
+    """Load the library, if that has not happened.
+
+    Raises:
+        RuntimeError: it cannot be loaded; the message says why.
+    """
+    if reason := why_not():
+        raise RuntimeError(reason)
+
+
+def isa() -> str:
+    """The instruction set that the kernels use: "generic", "avx2", "avx512" or "neon".
+
+    Raises:
+        RuntimeError: the library cannot be loaded.
+    """
+    load()
+    name: str = torch.ops.ao_kernels.cpu_isa()
+    return name
+
+
+def _load() -> str | None:
+    if tuple(map(int, torch.__version__.split(".")[:2])) < _OLDEST_TORCH:
+        return f"the CPU kernels of ao-kernels need torch >= 2.11, found {torch.__version__}"
+    path = library_path()
+    if not path.exists():
+        return _why_missing(path)
+    try:
+        torch.ops.load_library(path)
+        torch.ops.ao_kernels.cpu_isa()
+        for fakes in ("fakes", "code_fakes"):  # which only ops that exist can have
+            import_module(f"ao_kernels.cpu.{fakes}")
+    except Exception as error:
+        return f"the CPU kernels of ao-kernels cannot be used: {error}"
+    return None
+
+
+def _why_missing(path: Path) -> str:
+    note = path.with_name("not_built.txt")
+    if not note.exists():
+        return f"the CPU kernels of ao-kernels are missing: there is no file {path}"
+    reason = note.read_text(encoding="utf-8").strip()
+    return (
+        f"ao-kernels was installed without its CPU kernels, because {reason}; "
+        "when that has changed, install it again with --no-deps --force-reinstall --no-cache-dir"
+    )

@@ -1,0 +1,81 @@
+"""The kernel of `linear` for weights in tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ao_core.records import Call, Kernel
+from ao_core.tensor import QTensor
+from ao_kernels.cpu.codes import codes_of
+from ao_kernels.cpu.library import isa, why_not
+from ao_kernels.cpu.tiles import ACTS, LAYOUTS, grid_of, table_of
+
+__all__ = ["LINEAR_KERNELS", "describe", "product_arguments", "tiles_linear"]
+
+#: dtypes of activations
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+#: up to so many rows of activations, nothing is gained by decoding weights beforehand; as in C++
+STREAMED_ROWS = 4
+#: where a weight keeps its product, among the kernels that it remembers
+_KEY = "ao_kernels.cpu.linear"
+
+
+def product_arguments(w: QTensor) -> tuple[tuple[Tensor | None, ...], tuple[int, ...]]:
+    """What the C++ products are told of a weight: its parts with the table, and numbers."""
+    parts, act = w.parts, w.spec.act
+    grid, codes = grid_of(w.spec, w.stored_shape), codes_of(w.format)
+    names = ("qdata", "scale", "outer", "zero", "rowsum")
+    tensors = (*(parts.get(name) for name in names), table_of(parts))
+    act_code = 0 if act is None else ACTS[act.dtype, act.zero]
+    return tensors, (grid.n, codes.bits, grid.group, codes.kind, act_code)
+
+
+def _product(w: QTensor) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """The product with one weight. Parts of a weight are written to, but never replaced."""
+    op = torch.ops.ao_kernels.linear.default
+    (qdata, scale, outer, zero, rowsum, table), (n, bits, group, kind, act) = product_arguments(w)
+
+    def product(x: Tensor, bias: Tensor | None) -> Tensor:
+        return op(  # type: ignore[no-any-return]
+            x, qdata, scale, outer, zero, rowsum, table, bias, n, bits, group, kind, act
+        )
+
+    return product
+
+
+def tiles_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+    """One call into C++. All that depends on the weight alone is found once, at its first product."""
+    product = w._bound.get(_KEY)
+    if product is None:
+        product = w._bound[_KEY] = _product(w)
+    return product(x, bias)
+
+
+def _accepts(call: Call) -> str | None:
+    if call.x_dtype not in DTYPES:
+        return f"needs activations in float32, bfloat16 or float16, found {call.x_dtype}"
+    if len(call.weight_shape) != 2:
+        return f"needs a 2-D weight, found {call.weight_shape}"
+    return None
+
+
+def describe(call: Call) -> str:
+    """The instruction set, and what is done for so many rows with such activations."""
+    if call.m <= STREAMED_ROWS:
+        how = "weights decoded as they are read"
+    else:
+        how = "weights decoded into the cache, once for many rows"
+    act = "" if call.spec.act is None else f", activations as {call.spec.act.dtype} per token"
+    return f"{isa()}, {how}{act}"
+
+
+LINEAR_KERNELS = tuple(
+    Kernel(
+        f"{layout.name}_linear", "linear", layout.name, "cpu", tiles_linear, 50, why_not, _accepts,
+        describe,
+    )
+    for layout in LAYOUTS
+)  # fmt: skip

@@ -1,0 +1,208 @@
+"""Kernels between dense values and codes, for the canonical layouts: quantize, dequantize, error_sums."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ao_core.layouts import Parts
+from ao_core.numerics import (
+    MX_MODES,
+    choose_qparams,
+    full_block,
+    grid_shape,
+    pack_unit,
+    packed_size,
+)
+from ao_core.records import Call, DType, Kernel
+from ao_core.registry import registry
+from ao_core.spec import Spec
+from ao_core.tensor import QTensor, quantize_tensor
+from ao_core.tensor.codec import decode_reference, scale_values
+from ao_core.tensor.create import encode_reference
+from ao_kernels.cpu.formats import Format, format_of
+from ao_kernels.cpu.library import why_not
+
+__all__ = ["CODE_KERNELS", "ELEMENTS", "Matrix", "matrix_of"]
+
+#: dense tensors that the C++ code reads and writes
+ELEMENTS = (torch.float32, torch.bfloat16, torch.float16)
+_SCALES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "e8m0": torch.float8_e8m0fnu,
+    "e4m3": torch.float8_e4m3fn,
+}
+#: the range of every piece of a row that a block of several rows has is kept for a while
+_FEWEST_COLUMNS = 8
+
+
+class Matrix(NamedTuple):
+    """A tensor seen as matrices of n x k elements in blocks of block_n x block_k."""
+
+    n: int
+    k: int
+    block_n: int
+    block_k: int
+
+
+def matrix_of(spec: Spec, shape: tuple[int, ...], dtype: DType) -> Matrix | None:
+    """The matrices that a tensor consists of, or None where its blocks are no parts of matrices."""
+    sizes = list(registry.layouts.get(spec.layout).blocked_shape(shape))
+    extents = list(full_block(spec.block, sizes))
+    k, block_k = sizes.pop(), extents.pop()
+    # codes of rows without padding follow one another as those of one row
+    joined = _code_bits(spec, dtype) == 8 or k % pack_unit(dtype.bits)[0] == 0
+    while sizes and block_k == k and extents[-1] == sizes[-1] and (joined or sizes[-1] == 1):
+        size = sizes.pop()
+        extents.pop()
+        k, block_k = k * size, block_k * size
+    n = block_n = 1
+    while sizes and extents[-1] == sizes[-1]:
+        n = block_n = n * sizes.pop()
+        extents.pop()
+    if sizes:
+        n, block_n = n * sizes.pop(), block_n * extents.pop()
+    return Matrix(n, k, block_n, block_k) if all(extent == 1 for extent in extents) else None
+
+
+def quantize(x: Tensor, spec: Spec) -> Parts:
+    """The parts of `x`, bit for bit those of `encode_reference`."""
+    if _is_traced(x):
+        return encode_reference(x, spec)
+    layout, dtype = registry.layouts.get(spec.layout), registry.dtypes.get(spec.dtype)
+    shape = layout.blocked_shape(tuple(x.shape))
+    matrix, fmt = _known(spec, tuple(x.shape), dtype)
+    packs = _code_bits(spec, dtype) < 8
+    zero = None
+    grid = grid_shape(shape, spec.block)
+    if isinstance(spec.scale_dtype, Spec):
+        scale: Tensor = _nested_scale(x, spec, dtype, matrix, grid)
+        by = scale_values(scale)
+        by = torch.where(by == 0, torch.inf, by)  # rounded to 0: its elements are 0, not 0 / 0
+        codes = torch.ops.ao_kernels.encode(x, by, None, *fmt, *matrix, packs)
+    else:
+        codes, scale, zeros = torch.ops.ao_kernels.quantize(
+            x, *fmt, *matrix, _reach(spec, dtype), _zero_kind(spec, dtype),
+            _SCALES[spec.scale_dtype], MX_MODES.index(spec.option("mx_mode", "floor")), packs,
+        )  # fmt: skip
+        scale = scale.view(grid)
+        zero = zeros.view(grid) if spec.zero != "none" else None
+    qdata = codes.view(_stored_shape(spec, shape, dtype))
+    parts = {
+        "qdata": qdata.view(dtype.storage) if spec.layout == "plain" else qdata,
+        "scale": scale,
+    }
+    return parts if zero is None else {**parts, "zero": zero}
+
+
+def dequantize(parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Dense values of `shape`, bit for bit those of `decode_reference`."""
+    if _is_traced(parts["qdata"]):
+        return decode_reference(parts, spec, shape, dtype)
+    dense: Tensor = torch.ops.ao_kernels.dequantize(*_coded(parts, spec, shape), dtype)
+    return dense.view(shape)
+
+
+def error_sums(x: Tensor, w: QTensor, step: int) -> Tensor:
+    """Sums of x² and of (x - w)² over every `step`-th row, in float64."""
+    coded = _coded(w.parts, w.spec, w.stored_shape)
+    sums: Tensor = torch.ops.ao_kernels.error_sums(x.detach(), *coded, w.dtype, step)
+    return sums
+
+
+def _is_traced(x: Tensor) -> bool:
+    """Whether plain torch has to serve: compilers fuse it, and tables would be constants to them."""
+    return torch.compiler.is_compiling() or type(x) is not Tensor
+
+
+def _coded(
+    parts: Parts, spec: Spec, shape: tuple[int, ...]
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor, int, int, int, int, bool]:
+    """What the ops that decode are told of parts."""
+    dtype = registry.dtypes.get(spec.dtype)
+    matrix, fmt = _known(spec, shape, dtype)
+    scale = scale_values(parts["scale"]) if isinstance(spec.scale_dtype, Spec) else parts["scale"]
+    packed = _code_bits(spec, dtype) < 8
+    codes = parts["qdata"].view(torch.uint8)
+    return codes, scale, parts.get("zero"), fmt.table, *matrix, packed
+
+
+def _nested_scale(
+    x: Tensor, spec: Spec, dtype: DType, matrix: Matrix, grid: tuple[int, ...]
+) -> QTensor:
+    """Scales that are quantized themselves: as `encode_reference`, from the magnitudes of the blocks."""
+    assert isinstance(spec.scale_dtype, Spec)
+    greatest = torch.ops.ao_kernels.block_absmax(x, *matrix).view(grid)
+    scale, _ = choose_qparams(greatest, dtype, (1,))
+    # a block of zeros takes the least of the scales
+    zeros = greatest == 0
+    least = torch.where(zeros, torch.inf, scale).amin().nan_to_num(posinf=1.0)
+    return quantize_tensor(torch.where(zeros, least, scale), spec.scale_dtype)
+
+
+def _known(spec: Spec, shape: tuple[int, ...], dtype: DType) -> tuple[Matrix, Format]:
+    matrix, fmt = matrix_of(spec, shape, dtype), format_of(dtype)
+    assert matrix is not None  # the kernel has accepted the call
+    assert isinstance(fmt, Format)
+    return matrix, fmt
+
+
+def _code_bits(spec: Spec, dtype: DType) -> int:
+    return 8 if spec.layout == "plain" else dtype.bits
+
+
+def _stored_shape(spec: Spec, shape: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
+    return (*shape[:-1], packed_size(shape[-1], _code_bits(spec, dtype)))
+
+
+def _reach(spec: Spec, dtype: DType) -> float:
+    """What the magnitude of a block is divided by: as `choose_qparams`."""
+    if spec.zero != "none":
+        return (dtype.max - dtype.min) * 0.5
+    if spec.scale_dtype == "e8m0" and dtype.kind == "int":
+        return max(1.0, dtype.max)
+    return dtype.reach
+
+
+def _zero_kind(spec: Spec, dtype: DType) -> int:
+    """`ZeroKind` of csrc/cpu/quantize/kernels.h."""
+    if spec.zero == "float":
+        return 3 if dtype.kind == "float" else 2
+    return ("none", "int").index(spec.zero)
+
+
+def _accepts(call: Call) -> str | None:
+    """What all three ops need."""
+    if call.x_dtype not in ELEMENTS:
+        return f"reads and writes float32, bfloat16 and float16, not {call.x_dtype}"
+    if 0 in call.weight_shape:
+        return "needs a tensor that is not empty"
+    dtype = registry.dtypes.get(call.spec.dtype)
+    matrix = matrix_of(call.spec, call.weight_shape, dtype)
+    if matrix is None or (matrix.block_n > 1 and matrix.block_k < _FEWEST_COLUMNS):
+        return f"needs blocks that lie in a row or in a few of a matrix, found {call.spec.block}"
+    if reason := why_not():  # the library is asked how it encodes
+        return reason
+    fmt = format_of(dtype)
+    return fmt if isinstance(fmt, str) else None
+
+
+def _accepts_quantize(call: Call) -> str | None:
+    if isinstance(call.spec.scale_dtype, Spec) and call.spec.zero != "none":
+        return "has no zero points beside scales that are quantized themselves"
+    return _accepts(call)
+
+
+CODE_KERNELS = tuple(
+    Kernel(f"cpu_{op}_{layout}", op, layout, "cpu", fn, 50, why_not, accepts)
+    for op, fn, accepts in (
+        ("quantize", quantize, _accepts_quantize),
+        ("dequantize", dequantize, _accepts),
+        ("error_sums", error_sums, _accepts),
+    )
+    for layout in ("plain", "packed", "flat")
+)

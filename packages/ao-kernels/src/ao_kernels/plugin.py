@@ -1,0 +1,32 @@
+"""The records that ao-kernels adds to the registry of ao-core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ao_core import hookimpl
+from ao_core.layouts import Layout
+from ao_core.records import Kernel
+from ao_kernels.cpu.embedding import TILE_KERNELS
+from ao_kernels.cpu.grouped import GROUPED_KERNELS
+from ao_kernels.cpu.linear import LINEAR_KERNELS
+from ao_kernels.cpu.quantize import CODE_KERNELS
+from ao_kernels.cpu.tiles import LAYOUTS
+
+
+@hookimpl
+def ao_api() -> tuple[int, int]:
+    """The version of ao-core's plugin API that this package was written for."""
+    return (0, 1)
+
+
+@hookimpl
+def ao_layouts() -> Iterable[Layout]:
+    """Weights as the compiled products read them."""
+    return LAYOUTS
+
+
+@hookimpl
+def ao_kernels() -> Iterable[Kernel]:
+    """The compiled kernels; `Kernel.available` loads them."""
+    return (*LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS)

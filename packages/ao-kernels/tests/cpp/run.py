@@ -1,0 +1,145 @@
+"""Compiles and runs the C++ tests: `python run.py [--sanitize address,undefined] [doctest options]`.
+
+They run once for each instruction set. With `--target aarch64` they are compiled by a cross
+compiler and run under qemu; with `--lesser` the choice of the set is tested on emulated
+processors that have less than this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(PACKAGE))
+
+from hatch_build import (  # noqa: E402
+    FLAGS,
+    ISA_FLAGS,
+    CannotBuild,
+    alone_in,
+    compile_objects,
+    cpu_sources,
+    find_compiler,
+    machine,
+    sanitizing,
+)
+
+#: exit status of the tests where AO_CPU_ISA cannot be obeyed
+NOT_HERE = 77
+#: what an x86 processor of qemu must be given
+CHOICES = {"Nehalem": "generic", "Haswell": "avx2"}
+
+
+def tool(name: str, package: str) -> str:
+    """A program on PATH; ends with a sentence that says what to install where it is missing."""
+    if shutil.which(name) is None:
+        sys.exit(f"error: {name} is missing; on Debian it is in the package {package}")
+    return name
+
+
+def build(compiler: list[str], target: str, sanitize: str, jobs: int) -> Path:
+    """The test program for a kind of processor."""
+    out = PACKAGE / "build" / "-".join(filter(None, ["tests", target, sanitize.replace(",", "-")]))
+    extra = sanitizing(sanitize)
+    probe = subprocess.run(
+        [*compiler, "-E", "-x", "c++", "-"], input="#include <doctest/doctest.h>",
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if probe.returncode:
+        sys.exit("error: doctest's header is missing; on Debian it is in the package doctest-dev")
+    sources = cpu_sources(target)
+    sources |= dict.fromkeys(sorted(PACKAGE.glob("tests/cpp/*.cpp")), ())
+    flags = [*FLAGS, *extra, f"-I{PACKAGE / 'csrc' / 'cpu'}"]
+    with alone_in(out):
+        objects = compile_objects(compiler, sources, flags, out, jobs)
+        link = [*compiler, *extra, *map(str, objects), "-pthread"]
+        if target != machine():
+            link.append("-static")  # so that it needs no libraries of the other processor
+        if subprocess.run([*link, "-o", str(out / "main")], check=False).returncode:
+            sys.exit("error: the tests do not link")
+    return out / "main"
+
+
+def check_units(program: Path) -> int:
+    """How many units export more than their table of kernels: the linker could take it for others."""
+    wrong = 0
+    for unit in sorted(program.parent.glob("*-isa_*.o")):
+        listed = subprocess.run(
+            [tool("nm", "binutils"), "--defined-only", "--extern-only", "--demangle", str(unit)],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        names = [line.split(maxsplit=2)[2] for line in listed.stdout.splitlines()]
+        if names != [f"ao::{unit.stem.rpartition('-')[2]}"]:
+            print(f"{unit.name} exports {', '.join(names)}", flush=True)
+            wrong += 1
+    return wrong
+
+
+def run(command: list[str], isa: str, options: list[str]) -> int:
+    """Run the tests with one instruction set; 1 where they fail."""
+    env = {**os.environ, "AO_CPU_ISA": isa}
+    print(f"-- {isa}", flush=True)
+    done = subprocess.run([*command, *options], env=env, check=False)
+    if done.returncode == NOT_HERE:
+        print(f"   not run: this machine lacks {isa}", flush=True)
+        return 0
+    return int(done.returncode != 0)
+
+
+def check_choices(program: Path) -> int:
+    """How many emulated processors are given the wrong set, or take one that they lack."""
+    emulator = tool("qemu-x86_64", "qemu-user")
+    wrong = 0
+    for cpu, expected in CHOICES.items():
+        command = [emulator, "-cpu", cpu, str(program), "--isa"]
+        free = {key: value for key, value in os.environ.items() if key != "AO_CPU_ISA"}
+        chosen = subprocess.run(command, env=free, capture_output=True, text=True, check=False)
+        forced = subprocess.run(
+            command,
+            env={**free, "AO_CPU_ISA": "avx512"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        found = chosen.stdout.strip()
+        right = found == expected and forced.returncode == NOT_HERE
+        right = right and "AO_CPU_ISA=avx512: this processor lacks it" in forced.stderr
+        print(f"-- {cpu}: {found}, {'as it must be' if right else 'WRONG'}", flush=True)
+        wrong += not right
+    return wrong
+
+
+def main() -> None:
+    """Build and run."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sanitize", default="", help="such as address,undefined")
+    parser.add_argument("--target", default=machine(), choices=sorted(ISA_FLAGS))
+    parser.add_argument("--lesser", action="store_true", help="also on emulated x86 processors")
+    parser.add_argument("--jobs", type=int, default=1, help="compilers that run at a time")
+    arguments, options = parser.parse_known_args()
+    target: str = arguments.target
+    if target == machine():
+        try:
+            compiler, prefix = find_compiler(), []
+        except CannotBuild as problem:
+            sys.exit(f"error: {problem}")
+    else:
+        name = f"{target}-linux-gnu-g++"
+        compiler = [tool(name, f"g++-{target.replace('_', '-')}-linux-gnu")]
+        prefix = [tool(f"qemu-{target}", "qemu-user")]
+    program = build(compiler, target, arguments.sanitize, arguments.jobs)
+    failed = sum(run([*prefix, str(program)], isa, options) for isa in ISA_FLAGS[target])
+    if target == machine() and not arguments.sanitize:
+        failed += check_units(program)
+    if arguments.lesser:
+        failed += check_choices(program)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+// run_linear against float64, for every format that a weight in tiles can have.
+#include "linear_cases.h"
+
+using namespace ao;
+using namespace ao::test;
+
+namespace {
+
+std::vector<Kind> kinds_of(int bits, Act act) {
+  const bool integers = act == Act::int8 || act == Act::uint8;
+  if (integers) return bits <= 4 ? std::vector{Kind::table, Kind::exact, Kind::integer} : std::vector{Kind::integer};
+  if (bits <= 6) return {Kind::table, Kind::exact, Kind::integer};
+  if (bits == 7) return {Kind::table, Kind::integer};
+  return {Kind::table, Kind::integer, Kind::symmetric};
+}
+
+constexpr Element kElements[] = {Element::f32, Element::bf16, Element::f16};
+constexpr Act kActs[] = {Act::none, Act::int8, Act::uint8, Act::e4m3, Act::e5m2};
+constexpr int64_t kRows[] = {1, 2, 3, 4, 5, 7, 8, 17};
+
+}  // namespace
+
+TEST_CASE("every format, with every number of rows") {
+  for (int bits = 1; bits <= 8; ++bits) {
+    for (Act act : kActs) {
+      for (Kind kind : kinds_of(bits, act)) {
+        for (int64_t m : kRows) check({.bits = bits, .kind = kind, .m = m, .act = act});
+      }
+    }
+  }
+}
+
+TEST_CASE("every type of activations") {
+  for (int bits = 1; bits <= 8; ++bits) {
+    for (Act act : kActs) {
+      for (Kind kind : kinds_of(bits, act)) {
+        for (Element type : kElements) {
+          for (int64_t m : {1, 6}) check({.bits = bits, .kind = kind, .m = m, .type = type, .act = act, .bias = true});
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("every scale and zero point") {
+  for (int bits : {4, 7, 8}) {
+    for (Kind kind : {Kind::integer, Kind::table}) {
+      for (Scale scale : {Scale::f32, Scale::bf16, Scale::f16, Scale::e8m0, Scale::e4m3}) {
+        for (Zero zero : {Zero::none, Zero::u8, Zero::f32, Zero::bf16, Zero::f16}) {
+          for (int64_t m : {1, 5}) {
+            for (Act act : {Act::none, Act::int8, Act::uint8}) {
+              // zero points that are codes belong to integers
+              if (kind != Kind::integer && (act != Act::none || zero == Zero::u8)) continue;
+              check({.bits = bits, .kind = kind, .m = m, .k = 100, .act = act, .scale = scale, .zero = zero});
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("ragged sizes and groups") {
+  for (int bits : {3, 4, 8}) {
+    for (int64_t group : {int64_t{16}, int64_t{24}, int64_t{32}, int64_t{128}, kAll}) {
+      for (int64_t k : {1, 16, 23, 130, 700}) {
+        for (int64_t n : {1, 15, 16, 33}) {
+          for (int64_t m : {1, 6}) {
+            for (Act act : {Act::none, Act::int8}) {
+              check({.bits = bits, .m = m, .n = n, .k = k, .group = group, .act = act});
+              check({.bits = bits, .m = m, .n = n, .k = k, .group = group, .act = act, .zero = Zero::u8});
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("float8 formats, and others with a sign bit") {
+  const std::vector<float> noise = normal(128, 3);
+  for (int format = 0; format < 5; ++format) {
+    std::vector<float> table(256);
+    for (int c = 0; c < 256; ++c) {
+      double value = format == 0 ? e4m3(c) : format == 1 ? e5m2(c) : small_float(c, 3, 4, 3);
+      if (format == 3) value = (c < 128 ? -1 : 1) * e4m3(c % 128);  // the top bit clear: negative
+      if (format == 4) value = round_to_bf16(noise[static_cast<size_t>(c % 128)]) * (c < 128 ? 1.0f : -1.0f);
+      table[static_cast<size_t>(c)] = static_cast<float>(value);
+    }
+    for (int64_t m : {1, 2, 6}) {
+      const Case c{.bits = 8, .kind = Kind::symmetric, .m = m, .n = 20, .table = table};
+      check(c);
+      if (format > 1) continue;
+      Call call = make_call(c);
+      for (int code : {0x7f, 0xff}) {  // NaN in row 2, column 5 of the first tile
+        call.weight.qdata[64 + 4 * 2 + 1] = static_cast<uint8_t>(code);
+        run_linear(call.linear);
+        const std::vector<float> y = results(c, call);
+        for (int64_t i = 0; i < m * 20; ++i) CHECK(std::isnan(y[static_cast<size_t>(i)]) == (i % 20 == 2));
+      }
+    }
+  }
+}
+
+TEST_CASE("tables of whole numbers, up to those that need all bits of a byte") {
+  for (int bits : {4, 6}) {
+    for (float greatest : {7.0f, 63.0f, 64.0f, 127.0f, 200.0f}) {
+      std::vector<float> table(size_t{1} << bits, -greatest);  // mostly far from each other
+      for (size_t c = 0; c < table.size(); c += 2) table[c] = greatest - static_cast<float>(c % 5);
+      for (Element type : {Element::f32, Element::bf16}) {
+        check({.bits = bits, .kind = Kind::exact, .m = 1, .k = 512, .group = 128, .type = type, .table = table});
+      }
+    }
+  }
+}
+
+TEST_CASE("more rows than are packed at a time") {
+  for (Act act : {Act::none, Act::uint8}) check({.m = 500, .n = 20, .k = 40, .act = act});
+}
+
+TEST_CASE("rows of activations and outputs with gaps, which are neither read nor written") {
+  for (Element type : kElements) {
+    for (int64_t m : {1, 2, 9}) {
+      Case c{.m = m, .n = 21, .k = 37, .type = type, .x_gap = 5, .y_gap = 3};
+      check(c);
+      Call call = make_call(c);
+      run_linear(call.linear);
+      const auto size = static_cast<int64_t>(size_of(type));
+      for (int64_t r = 0; r + 1 < m; ++r) {
+        for (int64_t i = (r * 24 + 21) * size; i < (r + 1) * 24 * size; ++i) {
+          CHECK(call.y[static_cast<size_t>(i)] == 0xff);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("several threads compute the same bits as one") {
+  for (int bits : {4, 8}) {
+    for (Act act : {Act::none, Act::int8, Act::e4m3}) {
+      for (int64_t m : {1, 4, 19, 130}) {
+        for (int64_t n : {16, 330}) {
+          const Element type = act == Act::none ? Element::bf16 : Element::f32;
+          const Case c{.bits = bits, .m = m, .n = n, .k = 500, .type = type, .act = act};
+          Call one = make_call(c);
+          run_linear(one.linear);
+          for (int count : {2, 3, 8}) {
+            Threads threads(count);
+            Call many = make_call(c);
+            run_linear(many.linear);
+            CHECK(many.y == one.y);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("nothing is written where there are no rows or columns") {
+  Call call = make_call({.m = 1, .n = 5});
+  for (auto [m, n] : {std::pair{0, 5}, std::pair{1, 0}}) {
+    call.linear.m = m, call.linear.n = n;
+    run_linear(call.linear);
+    CHECK(std::all_of(call.y.begin(), call.y.end(), [](uint8_t byte) { return byte == 0xff; }));
+  }
+}
+
+TEST_CASE("without columns of activations the output is the bias") {
+  for (int64_t m : {1, 6}) {
+    Call call = make_call({.m = m, .n = 20, .k = 16, .group = 16, .bias = true});
+    call.linear.k = call.linear.groups = call.linear.tiles = 0;
+    run_linear(call.linear);
+    for (int64_t i = 0; i < m * 20; ++i) {
+      CHECK(get(Element::f32, call.y, i) == get(Element::f32, call.bias, i % 20));
+    }
+  }
+}
+
+TEST_CASE("NaN and infinity spoil their own row of the output only") {
+  for (Act act : kActs) {
+    for (int64_t m : {3, 9}) {
+      for (float spoilt : {NAN, INFINITY}) {
+        const Case c{.m = m, .n = 20, .act = act};
+        Call call = make_call(c);
+        put(Element::f32, call.x, c.k + 7, spoilt);
+        run_linear(call.linear);
+        const std::vector<float> y = results(c, call);
+        for (int64_t i = 0; i < m * 20; ++i) {
+          // an infinity has codes like any other number, and an infinite scale is clamped
+          if (i / 20 == 1 && !std::isnan(spoilt) && act != Act::none) continue;
+          CHECK(std::isfinite(y[static_cast<size_t>(i)]) == (i / 20 != 1));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("scales of 8 bits: NaN and the least ones") {
+  struct Codes {
+    Scale type;
+    uint8_t one, nan, least;
+    double least_value;
+  };
+  for (const Codes& codes : {Codes{Scale::e8m0, 127, 255, 0, 0x1p-127}, Codes{Scale::e4m3, 0x38, 0x7f, 1, 0x1p-9}}) {
+    for (int64_t m : {1, 6}) {
+      Call call = make_call({.m = m, .n = 16, .k = 32, .group = 32, .scale = codes.type});
+      std::vector<uint8_t>& scale = call.weight.scale;
+      std::fill(scale.begin(), scale.end(), codes.one);
+      call.linear.outer = 0x1p20f;
+      run_linear(call.linear);
+      const std::vector<uint8_t> plain = call.y;
+      scale[3] = codes.nan, scale[4] = codes.least;
+      run_linear(call.linear);
+      for (int64_t i = 0; i < m * 16; ++i) {
+        const double before = get(Element::f32, plain, i), now = get(Element::f32, call.y, i);
+        CHECK(std::isnan(now) == (i % 16 == 3));
+        if (i % 16 != 3) CHECK(now == before * (i % 16 == 4 ? codes.least_value : 1));
+      }
+    }
+  }
+}

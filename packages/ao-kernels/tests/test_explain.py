@@ -1,0 +1,92 @@
+"""What `explain` and the command line say of the kernels: which one serves, how, and why not the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from ao_core import Spec, explain, kernels, quantize_, quantize_tensor
+from ao_core.tensor import native
+from ao_kernels.cpu import library
+
+INT8_ROWS = Spec("int8", (1, -1))
+
+
+def winners(spec: Spec, *rows: int, dtype: torch.dtype = torch.float32) -> list[tuple[str, str]]:
+    """Name and description of the kernel that serves each number of rows."""
+    w = native(quantize_tensor(torch.ones(48, 64, dtype=dtype), spec))
+    (weight,) = explain(w, rows=rows)
+    found = [call.winner for call in weight.calls]
+    return [("", "") if c is None else (c.kernel.name, c.description) for c in found]
+
+
+def test_names_the_kernel_the_instruction_set_and_the_way() -> None:
+    isa = library.isa()
+    few, many = winners(Spec("int4", (1, 32), layout="packed"), 1, 64)
+    assert few == ("cpu_tiles_linear", f"{isa}, weights decoded as they are read")
+    assert many[0] == "cpu_tiles_linear"
+    assert many[1] == f"{isa}, weights decoded into the cache, once for many rows"
+    ((name, text),) = winners(Spec("int8", (1, -1), act=INT8_ROWS), 1)
+    assert name == "cpu_tiles8_linear"
+    assert text.endswith("activations as int8 per token")
+
+
+def test_text_says_it_and_who_else_would_serve() -> None:
+    model = nn.Sequential(nn.Embedding(100, 64), nn.Linear(64, 48)).bfloat16()
+    quantize_(model, "int4_weight_only")
+    text = str(explain(model))
+    line = r"→ cpu_tiles_linear \(ao-kernels, priority 50\): \w+, weights decoded as they are read"
+    assert re.search(line, text)
+    assert "reference_linear (ao-core, priority -100): would serve it too" in text
+
+
+def test_says_why_it_does_not_serve() -> None:
+    spec = Spec("int4", (1, 32), layout="packed")
+    w = native(quantize_tensor(torch.ones(48, 64), spec))
+    x = torch.ones(3, 64, dtype=torch.float64)
+    assert "cpu_tiles_linear (ao-kernels, priority 50): needs activations in float32" in str(
+        explain(w, x)
+    )
+    with kernels("reference"):
+        assert "the band is pinned to 'reference'" in str(explain(w))
+
+
+def test_experts() -> None:
+    spec = Spec("int4", (1, 32), layout="packed")
+    w = native(quantize_tensor(torch.ones(3, 48, 64), spec))
+    assert f"{library.isa()}, expert by expert" in str(explain(w))
+
+
+PROGRAM = """
+import json, torch
+from ao_core import Spec, explain, quantize_tensor
+from ao_core.tensor import to_layout
+w = quantize_tensor(torch.ones(48, 64), Spec("int4", (1, 32), layout="packed"))
+from dataclasses import replace
+from ao_core.explanation import explain_weight
+found = explain_weight(replace(w.spec, layout="cpu_tiles"), (48, 64), torch.float32, "cpu")
+print(json.dumps(found.to_dict()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [("AO_CPU_LIBRARY", "nowhere.so", "there is no file nowhere.so"), ("AO_CPU_ISA", "mmx", "mmx")],
+)
+def test_says_why_the_library_does_not_serve(variable: str, value: str, reason: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env={**os.environ, variable: value}, capture_output=True,
+        text=True, check=True, timeout=300,
+    )  # fmt: skip
+    for call in json.loads(done.stdout)["calls"]:
+        assert call["winner"] == "reference_linear"
+        (ours,) = [c for c in call["candidates"] if c["kernel"] == "cpu_tiles_linear"]
+        assert reason in ours["refusal"]

@@ -1,0 +1,104 @@
+"""Ops called by themselves: `opcheck`, random bad arguments, and what the errors say."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from ao_kernels.cpu.library import load
+
+SCRIPT = Path(__file__).with_name("fuzz_ops.py")
+
+
+def script() -> ModuleType:
+    spec = spec_from_file_location("fuzz_ops", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+load()
+FUZZ = script()
+
+
+def test_random_calls() -> None:
+    """In a process of its own, because a mistake here may be a crash."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--calls", "4000"],
+        capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    counts = re.findall(r"^(\w+): (\d+) accepted, (\d+) refused$", done.stdout, re.MULTILINE)
+    assert {name for name, _, _ in counts} == set(FUZZ.OPS)
+    assert all(int(accepted) > 50 and int(refused) > 50 for _, accepted, refused in counts)
+
+
+def sample(name: str) -> tuple[Any, ...]:
+    """Valid arguments, in order, without scales of 8 bits: opcheck cannot compare those."""
+    op = getattr(torch.ops.ao_kernels, name).default
+    for seed in range(100):
+        arguments = FUZZ.OPS[name](random.Random(seed))
+        scale = arguments.get("scale")
+        if scale is None or scale.dtype.itemsize > 1:
+            break
+    return tuple(arguments[argument.name] for argument in op._schema.arguments)
+
+
+@pytest.mark.parametrize("name", FUZZ.OPS)
+def test_opcheck(name: str) -> None:
+    """Schema, fake and autograd registration."""
+    op = getattr(torch.ops.ao_kernels, name).default
+    utils = ("test_schema", "test_autograd_registration", "test_faketensor")
+    results = torch.library.opcheck(op, sample(name), test_utils=utils)
+    assert set(results.values()) == {"SUCCESS"}, results
+
+
+BAD: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("pack_tiles", {"packed": torch.zeros(3, 5)}, "packed: has dtype Float; must be one of Byte"),
+    ("pack_tiles", {"bits": 9}, "bits=9: must be in 1..8"),
+    ("pack_tiles", {"flip": -1}, "flip=-1: must be in 0.."),
+    ("unpack_tiles", {"n": -5}, "n=-5: must be in 1.."),
+    ("unpack_tiles", {"group": 0}, "group=0: must be in 1.."),
+    ("dequantize_tiles", {"scale": torch.zeros(7)}, "scale: has shape (7), so 7 elements; must have "),
+    ("dequantize_tiles", {"table": torch.zeros(3)}, "table: has 3 values; must have 2, 4, 8, ... or 256"),
+    ("dequantize_tiles", {"dtype": torch.int32}, "dtype: is Int; must be Float, BFloat16 or Half"),
+    ("dequantize_tiles", {"zero": torch.zeros(3).double()}, "zero: has dtype Double; must be Byte, Float, "),
+    ("embedding", {"ids": torch.zeros(3)}, "ids: has dtype Float; must be one of Long, Int"),
+    ("quantize", {"x": None}, "x: must be a tensor, found None"),
+    ("quantize", {"k": 0}, "k=0: must be in 1.."),
+    ("quantize", {"reach": float("nan")}, "reach=nan: must be positive, from 2**-100 to 2**100"),
+    ("quantize", {"mx_mode": 4}, "mx_mode=4: must be in 0..3"),
+    ("encode", {"order": torch.zeros(1, dtype=torch.uint8)}, "order: has shape (1), so 1 elements"),
+    ("dequantize", {"codes": torch.zeros(0, dtype=torch.uint8)}, "codes: is empty"),
+    ("error_sums", {"step": 0}, "step=0: must be in 1.."),
+    ("error_sums", {"x": torch.zeros(1)}, "x: has shape (1), so 1 elements; must have "),
+    ("quantize_rows", {"act": 5}, "act=5: must be in 1..4"),
+    ("quantize_rows", {"x": torch.zeros(3)}, "x: has shape (3); must have 2 dimensions"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "bad", "text"), BAD, ids=lambda value: str(value)[:40])
+def test_errors_name_argument_value_and_what_would_work(
+    name: str, bad: dict[str, Any], text: str
+) -> None:
+    arguments = {**FUZZ.OPS[name](random.Random(1)), **bad}
+    with pytest.raises(RuntimeError) as raised:
+        getattr(torch.ops.ao_kernels, name).default(**arguments)
+    assert str(raised.value).startswith(text)
+
+
+def test_misaligned_memory() -> None:
+    data = torch.frombuffer(bytearray(33), dtype=torch.float32, offset=1, count=8).reshape(1, 8)
+    with pytest.raises(RuntimeError, match="x: its memory is not aligned to 4 bytes"):
+        torch.ops.ao_kernels.quantize_rows(data, 1)

@@ -1,0 +1,46 @@
+"""The tests of tiles and products again with every other instruction set that this processor has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ao_kernels.cpu import library
+
+FILES = ("test_tiles.py", "test_linear.py", "test_suites.py", "test_threads.py")
+#: what does not depend on the instruction set
+LEFT_OUT = "TestTiles or TestTiles8 or TestDynamic"
+WHY_NOT = "from ao_kernels.cpu import library; print(library.why_not() or '')"
+
+
+def reason(isa: str) -> str:
+    """Why an instruction set cannot be used; empty if it can."""
+    done = subprocess.run(
+        [sys.executable, "-c", WHY_NOT], env={**os.environ, "AO_CPU_ISA": isa}, capture_output=True,
+        text=True, check=True, timeout=300,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512", "neon"])
+def test_with(isa: str) -> None:
+    """Nothing is left out silently: a set that cannot be used says that the processor lacks it."""
+    if isa == library.isa():
+        return  # what the tests of this process use
+    if text := reason(isa):
+        assert isa in text
+        return
+    here = Path(__file__).parent
+    config = here.parent / "pyproject.toml"
+    marks = ["-m", "not slow", "-k", f"not ({LEFT_OUT})"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-c", str(config),
+         *marks, *(str(here / name) for name in FILES)],
+        env={**os.environ, "AO_CPU_ISA": isa}, capture_output=True, text=True, check=False, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -1,0 +1,229 @@
+"""The build hook: what it compiles, what it puts into a wheel, and what it does where it cannot."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def hook(tmp_path, monkeypatch):
+    """The module hatch_build, at work in an empty folder."""
+    spec = importlib.util.spec_from_file_location("hatch_build", PACKAGE / "hatch_build.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "hatch_build", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "IN_PLACE", tmp_path / "src" / "ao_kernels" / "cpu")
+    return module
+
+
+@pytest.fixture
+def initialize(hook):
+    """Run the hook as hatchling would; returns what is to be built, and the warnings."""
+
+    def run(version):
+        warnings = []
+        app = SimpleNamespace(display_warning=warnings.append)
+        build = hook.NativeBuild("", {}, None, None, "", "wheel", app)
+        data = {"force_include": {}, "pure_python": True}
+        build.initialize(version, data)
+        return data, warnings
+
+    return run
+
+
+@pytest.fixture
+def compiles(hook, monkeypatch):
+    """Stands in for compiling and linking."""
+
+    def build_library(target, *, sanitize="", strip=False, jobs=1):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text("stripped" if strip else "with symbols")
+
+    monkeypatch.setattr(hook, "build_library", build_library)
+
+
+def test_a_wheel_holds_the_stripped_library_and_is_of_one_platform(initialize, compiles):
+    data, warnings = initialize("standard")
+    ((path, place),) = data["force_include"].items()
+    assert place == "ao_kernels/cpu/libao_cpu.so"
+    assert Path(path).read_text() == "stripped"
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert data["tag"] == f"cp310-abi3-{platform}"
+    assert data["pure_python"] is False
+    assert warnings == []
+
+
+def test_an_editable_installation_builds_in_place(hook, initialize, compiles):
+    (hook.IN_PLACE).mkdir(parents=True)
+    (hook.IN_PLACE / "not_built.txt").write_text("an older reason")
+    data, _ = initialize("editable")
+    assert data == {"force_include": {}, "pure_python": True}
+    assert [path.name for path in hook.IN_PLACE.iterdir()] == ["libao_cpu.so"]
+
+
+@pytest.mark.parametrize("version", ["standard", "editable"])
+def test_without_a_compiler_the_reason_is_installed(hook, initialize, monkeypatch, version):
+    folder = hook.IN_PLACE if version == "editable" else hook.ROOT / "build" / "wheel"
+    folder.mkdir(parents=True)
+    (folder / "libao_cpu.so").write_text("of an earlier build")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    data, (warning,) = initialize(version)
+    reason = "no C++ compiler was found (tried no-such-compiler)"
+    assert warning == f"ao-kernels without its C++ library: {reason}"
+    assert [path.name for path in folder.iterdir()] == ["not_built.txt"]
+    assert (folder / "not_built.txt").read_text() == f"{reason}\n"
+    assert "tag" not in data
+    assert data["pure_python"] is True
+    included = ["ao_kernels/cpu/not_built.txt"] if version == "standard" else []
+    assert list(data["force_include"].values()) == included
+
+
+def test_a_wheel_for_macos_is_of_one_processor(hook, monkeypatch):
+    monkeypatch.setattr(hook.sys, "platform", "darwin")
+    monkeypatch.setattr(hook.sysconfig, "get_platform", lambda: "macosx-10.9-universal2")
+    monkeypatch.setattr(hook.platform, "machine", lambda: "arm64")
+    assert hook.platform_tag() == "macosx_11_0_arm64"
+
+
+def test_on_windows_nothing_is_compiled(hook, monkeypatch):
+    monkeypatch.setattr(hook.sys, "platform", "win32")
+    with pytest.raises(hook.CannotBuild, match="not built for Windows yet"):
+        hook.find_compiler()
+
+
+def test_a_compiler_that_is_too_old_is_no_compiler(hook, monkeypatch):
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(hook.CannotBuild, match="false cannot compile C"):
+        hook.find_compiler()
+
+
+def test_a_compiler_is_found(hook, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    assert hook.find_compiler()[0] in ("g++", "c++", "clang++")
+    monkeypatch.setenv("CXX", "g++ -pipe")
+    assert hook.find_compiler() == ["g++", "-pipe"]
+
+
+def test_torch_is_found_without_importing_it(hook, monkeypatch):
+    monkeypatch.setattr(hook.importlib.util, "find_spec", lambda name: None)
+    found = hook.find_torch()  # by the place where pip installs
+    assert (found.include / "torch" / "csrc" / "stable" / "library.h").is_file()
+    assert any(found.lib.glob("libtorch_cpu.*"))
+
+
+def headers(hook, monkeypatch, folder, version):
+    """Make the headers of a torch of this version the only ones."""
+    monkeypatch.setattr(hook.sysconfig, "get_path", lambda name: str(folder))
+    monkeypatch.setattr(hook.importlib.util, "find_spec", lambda name: None)
+    place = folder / "torch" / "include" / "torch" / "headeronly" / "version.h"
+    if version:
+        place.parent.mkdir(parents=True)
+        major, minor = version
+        text = f"#define TORCH_VERSION_MAJOR {major}\n#define TORCH_VERSION_MINOR {minor}\n"
+        place.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        ((2, 10), "torch >= 2.11 was needed, found 2.10"),
+        ((1, 13), "torch >= 2.11 was needed, found 1.13"),
+        (None, "the headers of torch were not found: install torch first"),
+    ],
+)
+def test_a_torch_that_is_old_or_missing_is_refused(hook, monkeypatch, tmp_path, version, reason):
+    headers(hook, monkeypatch, tmp_path, version)
+    with pytest.raises(hook.CannotBuild, match=f"^{reason}$"):
+        hook.find_torch()
+
+
+def test_a_newer_torch_is_welcome(hook, monkeypatch, tmp_path):
+    headers(hook, monkeypatch, tmp_path, (3, 0))
+    assert hook.find_torch().include == tmp_path / "torch" / "include"
+
+
+def sources(hook, **texts):
+    folder = hook.ROOT / "csrc" / "cpu"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (folder / f"{name}.cpp").write_text(text)
+    return folder
+
+
+def test_units_get_the_flags_of_their_instruction_set(hook):
+    folder = sources(hook, a="", isa_generic="", isa_avx2="", isa_avx512="", isa_neon="")
+    found = {path.stem: flags for path, flags in hook.cpu_sources("x86_64").items()}
+    assert set(found) == {"a", "isa_generic", "isa_avx2", "isa_avx512"}
+    assert found["a"] == found["isa_generic"] == ()
+    assert "-mavx2" in found["isa_avx2"]
+    assert "-mavx512vnni" in found["isa_avx512"]
+    assert {path.stem for path in hook.cpu_sources("aarch64")} == {"a", "isa_generic", "isa_neon"}
+    assert {path.stem for path in hook.cpu_sources("riscv64")} == {"a", "isa_generic"}
+    (folder / "deeper").mkdir()
+    (folder / "deeper" / "b.cpp").write_text("")
+    assert "b" in {path.stem for path in hook.cpu_sources("riscv64")}
+
+
+def test_only_what_changed_is_compiled_again(hook, monkeypatch):
+    folder = sources(hook, one='#include "shared.h"\nint one() { return N; }', two="int two;")
+    (folder / "shared.h").write_text("#define N 1\n")
+    ran = []
+    really_run = hook.subprocess.run
+
+    def run(command, **options):
+        ran.append(Path(command[-1]).stem)
+        return really_run(command, **options)
+
+    monkeypatch.setattr(hook.subprocess, "run", run)
+
+    def compile_all(*flags):
+        ran.clear()
+        units = hook.cpu_sources("riscv64")
+        out = hook.ROOT / "build"
+        out.mkdir(exist_ok=True)
+        objects = hook.compile_objects(["g++"], units, list(flags), out, jobs=2)
+        assert all(path.is_file() for path in objects)
+        return sorted(ran)
+
+    def touch(path):
+        later = path.stat().st_mtime + 100
+        os.utime(path, (later, later))
+
+    both = ["csrc-cpu-one", "csrc-cpu-two"]
+    assert compile_all() == both
+    assert compile_all() == []
+    assert compile_all("-O1") == both
+    touch(folder / "shared.h")
+    assert compile_all("-O1") == ["csrc-cpu-one"]
+
+
+def test_a_file_edited_while_it_is_compiled_is_compiled_again(hook, monkeypatch):
+    folder = sources(hook, a="int a;")
+    units = hook.cpu_sources("riscv64")
+    hook.compile_objects(["g++"], units, [], hook.ROOT, jobs=1)
+    made = (hook.ROOT / "csrc-cpu-a.o").stat().st_mtime
+    os.utime(folder / "a.cpp", (made + 0.001, made + 0.001))
+    ran = []
+    monkeypatch.setattr(
+        hook.subprocess, "run", lambda *a, **k: ran.append(a) or SimpleNamespace(returncode=1)
+    )
+    with pytest.raises(SystemExit):
+        hook.compile_objects(["g++"], units, [], hook.ROOT, jobs=1)
+    assert len(ran) == 1
+
+
+def test_what_does_not_compile_ends_the_build(hook, capfd):
+    sources(hook, good="int a;", bad="int b = nonsense;")
+    with pytest.raises(SystemExit, match="1 of 2 files do not compile"):
+        hook.compile_objects(["g++"], hook.cpu_sources("riscv64"), [], hook.ROOT, jobs=1)
+    assert "nonsense" in capfd.readouterr().err
