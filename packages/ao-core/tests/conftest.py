@@ -27,7 +27,7 @@ def _own_records() -> Iterator[None]:
         registry.reopen()
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def own_records() -> Iterator[None]:
     with _own_records():
         yield
