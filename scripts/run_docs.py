@@ -78,8 +78,13 @@ def run_page(page: Path, folder: Path) -> list[str]:
     """What each block of a page prints; the program is left in `folder`, with the page's lines."""
     script = folder / f"{page.stem}.md.py"
     script.write_text(program(page.read_text(encoding="utf-8")).source, encoding="utf-8")
-    env = None if page in COMPILED else {**os.environ, "AO_PLUGINS": "quant"}
+    env = None if page in COMPILED else without_kernels()
     return run([script.name], folder, env).split(_SEPARATOR)[1:]
+
+
+def without_kernels() -> dict[str, str]:
+    """Environment variables under which what is printed does not depend on the processor."""
+    return {**os.environ, "AO_PLUGINS": "quant"}
 
 
 def normal(text: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from run_docs import BLOCK, INCLUDE, PAGES, normal, program, run, run_page
+from run_docs import BLOCK, INCLUDE, PAGES, normal, program, run, run_page, without_kernels
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
@@ -20,7 +20,7 @@ def name_of(path: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
 def test_example_runs(path: Path, tmp_path: Path) -> None:
-    output = run([str(path)], tmp_path)
+    output = run([str(path)], tmp_path, without_kernels())
     assert output.strip(), "an example prints what it shows"
 
 

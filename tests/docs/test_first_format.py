@@ -25,7 +25,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
          "--no-build-isolation", "--target", str(target), str(PACKAGE)],
         check=True,
     )  # fmt: skip
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), *sys.path[1:]])}
+    path = os.pathsep.join([str(target), *sys.path[1:]])
+    return {**os.environ, "PYTHONPATH": path, "AO_PLUGINS": "pot4"}
 
 
 @pytest.mark.slow

@@ -35,7 +35,8 @@ def test_demo(tmp_path: Path) -> None:
     fp32, smallest = variants["fp32"], variants["int4 g32 + int8 embeddings"]
     assert 0.15 < smallest["disk_bytes"] / fp32["disk_bytes"] < 0.22
     for name, variant in variants.items():
-        assert variant["memory_bytes"] <= variant["disk_bytes"] < 1.01 * variant["memory_bytes"]
+        # files have headers, layouts in memory may have tables
+        assert 0.99 < variant["disk_bytes"] / variant["memory_bytes"] < 1.01
         for latency in variant["latency"].values():
             assert set(latency) == {"fp32", "bf16"} - {"fp32": {"bf16"}, "bf16": {"fp32"}}.get(
                 name, set()

@@ -80,7 +80,9 @@ def test_bytes_a_weight(name, low, high):
     model = _model()
     for record in quantize_(model, name).with_status("quantized"):
         weights = torch.Size(record.shape).numel()
-        assert low * weights <= record.bytes_after <= high * weights
+        # the layout of a kernel may add the value of each code, and a sum a row
+        extra = 4 * (256 + record.shape[0]) if "cpu_tiles" in record.spec else 0
+        assert low * weights <= record.bytes_after <= high * weights + extra
         owner = model.get_submodule(record.fqn.rpartition(".")[0])
         assert owner.weight.stored_bytes == record.bytes_after
 
