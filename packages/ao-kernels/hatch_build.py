@@ -177,20 +177,22 @@ def compile_objects(
         SystemExit: the compiler found errors; it has printed them.
     """
     work = []
+    # what a unit includes may depend on which headers there are
+    headers = " ".join(sorted(path.name for path in ROOT.glob("csrc/**/*.h")))
     for source, own in sources.items():
         place = source.relative_to(ROOT).with_suffix("").as_posix().replace("/", "-")
         command = [*compiler, *flags, *own, "-MMD", "-c", str(source), "-o"]
         work.append((out / f"{place}.o", [*command, str(out / f"{place}.o")]))
     with ThreadPoolExecutor(jobs) as pool:
-        failed = sum(pool.map(lambda unit: _compile(*unit), work))
+        failed = sum(pool.map(lambda unit: _compile(*unit, headers), work))
     if failed:
         sys.exit(f"error: {failed} of {len(work)} files do not compile")
     return [target for target, _ in work]
 
 
-def _compile(target: Path, command: list[str]) -> int:
+def _compile(target: Path, command: list[str], headers: str) -> int:
     """Run a compiler unless its product is newer than all it was made of; 1 if it fails."""
-    stamp, text = target.with_suffix(".cmd"), shlex.join(command)
+    stamp, text = target.with_suffix(".cmd"), f"{shlex.join(command)}\n{headers}"
     if _fresh(target) and stamp.exists() and stamp.read_text(encoding="utf-8") == text:
         return 0
     stamp.unlink(missing_ok=True)

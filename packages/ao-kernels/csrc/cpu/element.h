@@ -11,4 +11,11 @@ enum class Zero : int32_t { none, u8, f32, bf16, f16 };
 // or (8 bits) exact in bfloat16 with the top bit as the sign.
 enum class Kind : int32_t { table, exact, integer, symmetric };
 
+// Bytes of one. Internal, as all that is compiled for several instruction sets.
+static constexpr int bytes_of(Element type) { return type == Element::f32 ? 4 : 2; }
+static constexpr int bytes_of(Scale type) {
+  return type == Scale::f32 ? 4 : type == Scale::bf16 || type == Scale::f16 ? 2 : 1;
+}
+static constexpr int bytes_of(Zero type) { return type == Zero::f32 ? 4 : type == Zero::u8 ? 1 : 2; }
+
 }  // namespace ao

@@ -122,12 +122,10 @@ struct Product {
   // The same for the rows and the weight of one expert.
   void run_expert(int64_t expert, int64_t begin, int64_t end, const float* outer) const {
     Linear t = call;
-    const int64_t size = t.type == Element::f32 ? 4 : 2, grid = expert * row_blocks * t.groups * 16;
-    const int64_t scale_size = t.scale_type == Scale::f32 ? 4 : t.scale_type >= Scale::e8m0 ? 1 : 2;
-    const int64_t zero_size = t.zero_type == Zero::f32 ? 4 : t.zero_type == Zero::u8 ? 1 : 2;
+    const int64_t size = bytes_of(t.type), grid = expert * row_blocks * t.groups * 16;
     t.qdata += expert * row_blocks * t.tiles * 32 * t.bits;
-    t.scale = static_cast<const uint8_t*>(t.scale) + grid * scale_size;
-    if (t.zero) t.zero = static_cast<const uint8_t*>(t.zero) + grid * zero_size;
+    t.scale = static_cast<const uint8_t*>(t.scale) + grid * bytes_of(t.scale_type);
+    if (t.zero) t.zero = static_cast<const uint8_t*>(t.zero) + grid * bytes_of(t.zero_type);
     if (t.rowsum) t.rowsum += expert * row_blocks * 16;
     if (outer) t.outer = outer[expert];
     t.x = static_cast<const uint8_t*>(t.x) + begin * t.x_stride * size;
@@ -205,7 +203,7 @@ Tensor grouped_linear_op(const Tensor& x, const Tensor& qdata, const Tensor& sca
     p.run_expert(e, begin, end, outer ? static_cast<const float*>(outers.const_data_ptr()) : nullptr);
     begin = end;
   }
-  const int64_t size = p.call.type == Element::f32 ? 4 : 2;
+  const int64_t size = bytes_of(p.call.type);
   if (begin < rows) std::memset(static_cast<uint8_t*>(p.call.y) + begin * n * size, 0, (rows - begin) * n * size);
   return y;
 }

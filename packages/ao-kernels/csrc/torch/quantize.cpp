@@ -24,17 +24,25 @@ Zero stored_zero(ZeroKind kind, Scale scale) {
   return scale == Scale::bf16 ? Zero::bf16 : scale == Scale::f16 ? Zero::f16 : Zero::f32;
 }
 
+// What is to be quantized, in blocks; `dense` keeps it.
+Quantize of_dense(const Tensor& x, int64_t n, int64_t k, int64_t block_n, int64_t block_k, Tensor& dense) {
+  Quantize q{};
+  q.type = element_of("x", x);
+  dense = readable("x", x);
+  check_sizes(n, k);
+  q.blocks = read_blocks(rows_of("x", x, k), n, k, block_n, block_k);
+  q.x = dense.const_data_ptr();
+  return q;
+}
+
 std::tuple<Tensor, Tensor, Tensor> quantize_op(const Tensor& x, const Tensor& table,
                                                const Tensor& steps, const Tensor& order,
                                                int64_t nan_code, int64_t rule, int64_t n, int64_t k,
                                                int64_t block_n, int64_t block_k, double reach,
                                                int64_t zero, ScalarType scale_dtype,
                                                int64_t mx_mode, bool pack) {
-  Quantize q{};
-  q.type = element_of("x", x);
-  const Tensor dense = readable("x", x);
-  check_sizes(n, k);
-  q.blocks = read_blocks(rows_of("x", x, k), n, k, block_n, block_k);
+  Tensor dense;
+  Quantize q = of_dense(x, n, k, block_n, block_k, dense);
   read_format(table, steps, order, nan_code, rule, q.format);
   check_range("zero", zero, 0, 3);
   check_range("mx_mode", mx_mode, 0, 3);
@@ -48,7 +56,6 @@ std::tuple<Tensor, Tensor, Tensor> quantize_op(const Tensor& x, const Tensor& ta
   q.zero_type = stored_zero(q.zero_kind, q.scale_type);
   if (q.zero_kind != ZeroKind::none) q.mx_mode = MxMode::rceil;
   set_reach(q, reach);
-  q.x = dense.const_data_ptr();
   const Blocks& b = q.blocks;
   Tensor codes = set_codes(q, pack);
   Tensor scales = make({b.matrices, b.bands, b.groups}, scale_dtype);
@@ -62,12 +69,8 @@ std::tuple<Tensor, Tensor, Tensor> quantize_op(const Tensor& x, const Tensor& ta
 }
 
 Tensor block_absmax_op(const Tensor& x, int64_t n, int64_t k, int64_t block_n, int64_t block_k) {
-  Quantize q{};
-  q.type = element_of("x", x);
-  const Tensor dense = readable("x", x);
-  check_sizes(n, k);
-  q.blocks = read_blocks(rows_of("x", x, k), n, k, block_n, block_k);
-  q.x = dense.const_data_ptr();
+  Tensor dense;
+  Quantize q = of_dense(x, n, k, block_n, block_k, dense);
   const Blocks& b = q.blocks;
   Tensor greatest = make({b.matrices, b.bands, b.groups}, ScalarType::Float);
   q.scale = greatest.mutable_data_ptr();
@@ -101,11 +104,8 @@ Scales read_scales(const Blocks& b, const Tensor& scale, const std::optional<Ten
 Tensor encode_op(const Tensor& x, const Tensor& scale, const std::optional<Tensor>& zero,
                  const Tensor& table, const Tensor& steps, const Tensor& order, int64_t nan_code,
                  int64_t rule, int64_t n, int64_t k, int64_t block_n, int64_t block_k, bool pack) {
-  Quantize q{};
-  q.type = element_of("x", x);
-  const Tensor dense = readable("x", x);
-  check_sizes(n, k);
-  q.blocks = read_blocks(rows_of("x", x, k), n, k, block_n, block_k);
+  Tensor dense;
+  Quantize q = of_dense(x, n, k, block_n, block_k, dense);
   read_format(table, steps, order, nan_code, rule, q.format);
   const Scales scales = read_scales(q.blocks, scale, zero);
   q.scale_type = scales.scale_type;
@@ -113,7 +113,6 @@ Tensor encode_op(const Tensor& x, const Tensor& scale, const std::optional<Tenso
   q.zero_kind = zero ? ZeroKind::number : ZeroKind::none;
   q.scale = const_cast<void*>(scales.scale.const_data_ptr());
   q.zero = const_cast<void*>(scales.zero_data());
-  q.x = dense.const_data_ptr();
   Tensor codes = set_codes(q, pack);
   encode(q);
   return codes;
@@ -205,13 +204,13 @@ std::tuple<Tensor, Tensor, Tensor> quantize_rows_op(const Tensor& x, int64_t act
   AO_CHECK(x.numel() > 0, "x: is empty");
   const Tensor dense = readable("x", x);
   const int64_t rows = x.size(0), k = x.size(1);
+  q.x = dense.const_data_ptr();
   q.blocks = blocks_of(1, rows, k, 1, k);
   q.format = row_format(act);
   q.zero_kind = act == 2 ? ZeroKind::code : ZeroKind::none;
   q.zero_type = act == 2 ? Zero::u8 : Zero::none;
   q.scale_type = Scale::f32;
   q.reach = act <= 2 ? 127.5f : q.format.greatest;
-  q.x = dense.const_data_ptr();
   Tensor codes = set_codes(q, false);
   Tensor scale = make({rows, 1}, ScalarType::Float);
   Tensor zero = make({act == 2 ? rows : 0, 1}, ScalarType::Byte);

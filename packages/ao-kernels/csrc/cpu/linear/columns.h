@@ -77,18 +77,18 @@ static Functions functions_of(Kind kind) {
   }
 }
 
-template <Mode kMode>
-static Functions functions_of(const Linear& t) {
-  switch (t.bits) {
-    case 1: return functions_of<kMode, 1>(t.kind);
-    case 2: return functions_of<kMode, 2>(t.kind);
-    case 3: return functions_of<kMode, 3>(t.kind);
-    case 4: return functions_of<kMode, 4>(t.kind);
-    case 5: return functions_of<kMode, 5>(t.kind);
-    case 6: return functions_of<kMode, 6>(t.kind);
-    case 7: return functions_of<kMode, 7>(t.kind);
-    default: return functions_of<kMode, 8>(t.kind);
+template <int kNumber>
+struct Constant {
+  static constexpr int value = kNumber;
+};
+
+// f(Constant<bits>) for a number of bits that is known when it runs only.
+template <int kBits = 1, class Function>
+AO_INLINE auto for_bits(int bits, const Function& f) {
+  if constexpr (kBits < 8) {
+    if (bits != kBits) return for_bits<kBits + 1>(bits, f);
   }
+  return f(Constant<kBits>{});
 }
 
 // -- output -----------------------------------------------------------------------------------------------
@@ -115,13 +115,6 @@ static void write_rows(const Linear& t, Rows rows, int64_t block, int64_t blocks
 //: bytes of a panel that stay in the nearest cache beside the activations
 constexpr int64_t kPanelBytes = 24 << 10;
 
-struct alignas(64) Scratch {
-  float* scales;   // (column block, group, 16)
-  float* shifts;
-  float* totals;   // (row, column block, 16)
-  uint8_t* panel;  // (column block, tile)
-};
-
 static int64_t panel_tiles(const Linear& t, int panel_tile_bytes) {
   int64_t longest = 1;
   for (int64_t s = 0; s < t.step_count; ++s) longest = t.steps[s].tiles > longest ? t.steps[s].tiles : longest;
@@ -141,7 +134,7 @@ static const uint8_t* x_of(const Linear& t, int64_t row, int64_t rows, int64_t t
 
 template <Mode kMode>
 static void columns_as(const Linear& t, int64_t begin, int64_t end, uint8_t* memory) {
-  const Functions f = functions_of<kMode>(t);
+  const Functions f = for_bits(t.bits, [&](auto bits) { return functions_of<kMode, bits.value>(t.kind); });
   alignas(64) uint8_t table[kTableBytes];
   f.make_table(t, table);
   const bool stream = t.m <= kStreamRows;
@@ -231,36 +224,27 @@ static void columns_as(const Linear& t, int64_t begin, int64_t end, uint8_t* mem
 
 #if AO_HAS_DIGITS
 template <int kDigits, int kBits>
-static void digit_columns_of(const Linear& t, int64_t begin, int64_t end, uint8_t* scratch) {
+static void digit_columns_of(const Linear& t, int64_t begin, int64_t end) {
 #if AO_HAS_BYTE_TABLES
   if constexpr (kBits <= 6) {
     if (t.table_parts > 1) {
       using Table = SplitTable<kBits, kDigits>;
-      return digit_columns<kBits, Table, kDigits>(t, begin, end, scratch, read_block, write_rows);
+      return digit_columns<kBits, Table, kDigits>(t, begin, end, write_rows);
     }
   }
 #endif
   if constexpr (kBits <= 6) {
     if (t.kind != Kind::integer) {
       using Table = WholeTable<kBits, Kind::table>;
-      return digit_columns<kBits, Table, kDigits>(t, begin, end, scratch, read_block, write_rows);
+      return digit_columns<kBits, Table, kDigits>(t, begin, end, write_rows);
     }
   }
   using Table = WholeTable<kBits, Kind::integer>;
-  digit_columns<kBits, Table, kDigits>(t, begin, end, scratch, read_block, write_rows);
+  digit_columns<kBits, Table, kDigits>(t, begin, end, write_rows);
 }
 template <int kDigits>
-static void digit_columns_of(const Linear& t, int64_t begin, int64_t end, uint8_t* scratch) {
-  switch (t.bits) {
-    case 1: return digit_columns_of<kDigits, 1>(t, begin, end, scratch);
-    case 2: return digit_columns_of<kDigits, 2>(t, begin, end, scratch);
-    case 3: return digit_columns_of<kDigits, 3>(t, begin, end, scratch);
-    case 4: return digit_columns_of<kDigits, 4>(t, begin, end, scratch);
-    case 5: return digit_columns_of<kDigits, 5>(t, begin, end, scratch);
-    case 6: return digit_columns_of<kDigits, 6>(t, begin, end, scratch);
-    case 7: return digit_columns_of<kDigits, 7>(t, begin, end, scratch);
-    default: return digit_columns_of<kDigits, 8>(t, begin, end, scratch);
-  }
+static void digit_columns_of(const Linear& t, int64_t begin, int64_t end) {
+  for_bits(t.bits, [&](auto bits) { digit_columns_of<kDigits, bits.value>(t, begin, end); });
 }
 static bool pack_digits_any(const Linear& t) {
   return t.mode == Mode::digits2 ? pack_digits<2>(t) : pack_digits<3>(t);
@@ -275,8 +259,8 @@ static void columns(const Linear& t, int64_t begin, int64_t end, uint8_t* scratc
     case Mode::pairs: return columns_as<Mode::pairs>(t, begin, end, scratch);
 #endif
 #if AO_HAS_DIGITS
-    case Mode::digits2: return digit_columns_of<2>(t, begin, end, scratch);
-    case Mode::digits3: return digit_columns_of<3>(t, begin, end, scratch);
+    case Mode::digits2: return digit_columns_of<2>(t, begin, end);
+    case Mode::digits3: return digit_columns_of<3>(t, begin, end);
 #endif
     default: return;
   }

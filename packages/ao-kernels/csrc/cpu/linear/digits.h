@@ -6,7 +6,7 @@
 // sums in float32; two carry 15, for activations in bfloat16, which has 8: elements within 1/128 of the
 // largest are exact, and the rest is below what the output is rounded to. Rows with outliers are refused.
 #pragma once
-#include "pack.h"
+#include "scales.h"
 
 namespace ao::AO_ISA {
 
@@ -64,6 +64,7 @@ static bool pack_digits(const Linear& t) {
       }
     }
     DigitStep& step = steps[s];
+    const float factor = t.outer * t.table_unit;  // of all scales
     int64_t total = 0;
     for (int d = kDigits - 1; d >= 0; --d) {
       const int32_t sum = sum_of(sums[d]);
@@ -71,9 +72,9 @@ static bool pack_digits(const Linear& t) {
       const bool starts = t.zero_type == Zero::none && t.table_parts == 1;
       step.starts[d] = starts ? sum * static_cast<int32_t>(t.least) : 0;
     }
-    step.sum = static_cast<float>(total) * power_of_two(unit);
-    step.base = t.table_parts == 1 ? 0.0f : step.sum * t.least;
-    step.unit = power_of_two(unit + 8 * (t.table_parts - 1));
+    step.sum = static_cast<float>(total) * power_of_two(unit) * factor;
+    step.base = t.zero_type == Zero::none && t.table_parts == 1 ? 0.0f : step.sum * t.least;
+    step.unit = power_of_two(unit + 8 * (t.table_parts - 1)) * factor;
   }
   return true;
 }
@@ -133,19 +134,16 @@ AO_INLINE void add_quad(const Table& table, const uint8_t* tile, const uint8_t* 
 }
 
 template <int kBits, class Table, int kDigits>
-static void digit_columns(const Linear& t, int64_t begin, int64_t end, uint8_t* memory,
-                          void (*read)(const Linear&, int64_t, float*, float*),
+static void digit_columns(const Linear& t, int64_t begin, int64_t end,
                           void (*write)(const Linear&, Rows, int64_t, int64_t, const float*)) {
   constexpr int kTileBytes = 32 * kBits;
   constexpr bool kSmall = kBits < 8 && Table::kParts == 1;  // bytes are below 128
   constexpr int kChains = kRegisters == 1 ? 2 : 1;
   const Table table(t);
   const auto* steps = static_cast<const DigitStep*>(t.x_sums);
-  float* scales = reinterpret_cast<float*>(memory);
-  float* shifts = scales + t.groups * 16;
   const uint8_t* tile = t.qdata + begin * t.tiles * kTileBytes;
   for (int64_t block = begin; block < end; ++block) {
-    read(t, block, scales, shifts);
+    const int64_t first = block * t.groups * 16;
     // the next block's scales arrive while this one is multiplied
     const auto* next = static_cast<const uint8_t*>(t.scale) + (block + 1) * t.groups * 16 * bytes_of(t.scale_type);
     F total = zero();
@@ -176,9 +174,11 @@ static void digit_columns(const Linear& t, int64_t begin, int64_t end, uint8_t* 
         const auto* zeros = static_cast<const uint8_t*>(t.zero);
         __builtin_prefetch(zeros + ((block + 1) * t.groups + group) * 16 * bytes_of(t.zero_type));
       }
-      const F product = fma(sum, splat(steps[s].unit), splat(steps[s].base));
-      total = fma(load(scales + group * 16), product, total);
-      if (t.zero_type != Zero::none) total = fma(load(shifts + group * 16), splat(steps[s].sum), total);
+      F product = fma(sum, splat(steps[s].unit), splat(steps[s].base));
+      if (t.zero_type != Zero::none) {
+        product = fma(zero_at(t, first + group * 16), splat(-steps[s].sum), product);
+      }
+      total = fma(scale_at(t, first + group * 16), product, total);
     }
     float totals[16];
     store(totals, total);

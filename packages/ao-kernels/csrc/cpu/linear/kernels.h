@@ -9,6 +9,10 @@ namespace ao {
 // The number in which products are accumulated.
 // digits2, digits3: as fixed point numbers of so many bytes, for a single row (see digits.h).
 enum class Mode : int32_t { f32, pairs, int8, digits2, digits3 };
+// Bytes of an activation.
+static constexpr int bytes_of(Mode mode) {
+  return mode == Mode::f32 ? 4 : mode == Mode::digits3 ? 3 : mode == Mode::int8 ? 1 : 2;
+}
 // How activations are quantized, per token, before the product.
 enum class Act : int32_t { none, int8, uint8, e4m3, e5m2 };
 
@@ -21,9 +25,9 @@ constexpr int kDigitTiles = 8;  // tiles whose activations share an exponent
 
 // What goes with a step of activations in digits.
 struct DigitStep {
-  float unit;         // of the last sum
+  float unit;         // of the last sum; this and the next two times what all scales share
   float sum;          // of the activations, for zero points
-  float base;         // least value * sum, where values are digits too
+  float base;         // least value * sum, with zero points and where values are digits too
   int32_t starts[3];  // least value * sum of the digits, where they are not, and without zero points
 };
 

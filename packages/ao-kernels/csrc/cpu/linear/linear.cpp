@@ -56,15 +56,6 @@ class Kept {
 };
 thread_local Kept kept_activations, kept_scratch;
 
-int bytes_of(Mode mode) {
-  switch (mode) {
-    case Mode::f32: return 4;
-    case Mode::digits3: return 3;
-    case Mode::int8: return 1;
-    default: return 2;
-  }
-}
-
 Mode mode_of(const Linear& t, const LinearKernels& kernels) {
   if (t.act == Act::int8 || t.act == Act::uint8) return Mode::int8;
   // float8 activations are bfloat16 numbers too, but results in float32 show how weights are rounded
@@ -122,7 +113,7 @@ int64_t activation_bytes(const Linear& t) { return packed_bytes(t) + sums_bytes(
 
 // Some of the rows, in as many blocks as the kernels want.
 Linear chunk_of(Linear t, Rows rows, const LinearKernels& kernels) {
-  const int64_t size = t.type == Element::f32 ? 4 : 2;
+  const int64_t size = bytes_of(t.type);
   t.x = static_cast<const uint8_t*>(t.x) + rows.begin * t.x_stride * size;
   t.y = static_cast<uint8_t*>(t.y) + rows.begin * t.y_stride * size;
   t.m = rows.end - rows.begin;

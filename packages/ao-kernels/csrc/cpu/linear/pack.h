@@ -5,11 +5,6 @@
 
 namespace ao::AO_ISA {
 
-constexpr int bytes_of(Element type) { return type == Element::f32 ? 4 : 2; }
-constexpr int bytes_of(Scale type) { return type == Scale::f32 ? 4 : type >= Scale::e8m0 ? 1 : 2; }
-constexpr int bytes_of(Zero type) { return type == Zero::f32 ? 4 : type == Zero::u8 ? 1 : 2; }
-constexpr int bytes_of(Mode mode) { return mode == Mode::f32 ? 4 : mode == Mode::pairs ? 2 : 1; }
-
 // Least and greatest number of a row, 0 among them; both NaN where the row has one.
 struct Range {
   float least, greatest;

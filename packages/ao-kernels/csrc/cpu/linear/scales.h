@@ -27,14 +27,17 @@ AO_INLINE F scale_at(const void* scale, int64_t i) {
   return as_float(or_(bits_of(mul(e4m3_as_half(code), splat(256.0f))), nan_of<7>(code)));
 }
 
-template <Scale kType>
-static void read_scales(const Linear& t, int64_t block, float* scales) {
-  for (int64_t g = 0; g < t.groups; ++g) {
-    store(scales + g * 16, mul(scale_at<kType>(t.scale, (block * t.groups + g) * 16), splat(t.outer * t.table_unit)));
+AO_INLINE F scale_at(const Linear& t, int64_t i) {
+  switch (t.scale_type) {
+    case Scale::f32: return scale_at<Scale::f32>(t.scale, i);
+    case Scale::bf16: return scale_at<Scale::bf16>(t.scale, i);
+    case Scale::f16: return scale_at<Scale::f16>(t.scale, i);
+    case Scale::e8m0: return scale_at<Scale::e8m0>(t.scale, i);
+    default: return scale_at<Scale::e4m3>(t.scale, i);
   }
 }
 
-static F zero_at(const Linear& t, int64_t i) {
+AO_INLINE F zero_at(const Linear& t, int64_t i) {
   switch (t.zero_type) {
     case Zero::f32: return load(static_cast<const float*>(t.zero) + i);
     case Zero::bf16: return as_float(shift_left<16>(load_words(static_cast<const uint16_t*>(t.zero) + i)));
@@ -49,18 +52,13 @@ static F zero_at(const Linear& t, int64_t i) {
 // Scales as floats, and what multiplies the sum of the activations: scale * (-zero) for decoded values,
 // scale * (least - zero) for bytes counted from the least value.
 static void read_block(const Linear& t, int64_t block, float* scales, float* shifts) {
-  switch (t.scale_type) {
-    case Scale::f32: read_scales<Scale::f32>(t, block, scales); break;
-    case Scale::bf16: read_scales<Scale::bf16>(t, block, scales); break;
-    case Scale::f16: read_scales<Scale::f16>(t, block, scales); break;
-    case Scale::e8m0: read_scales<Scale::e8m0>(t, block, scales); break;
-    case Scale::e4m3: read_scales<Scale::e4m3>(t, block, scales); break;
-  }
-  if (t.zero_type == Zero::none) return;
-  const F base = splat(t.mode == Mode::f32 || t.mode == Mode::pairs ? 0.0f : t.least);
+  const F factor = splat(t.outer * t.table_unit);
+  const F base = splat(t.mode == Mode::int8 ? t.least : 0.0f);
   for (int64_t g = 0; g < t.groups; ++g) {
-    const F zero_value = zero_at(t, (block * t.groups + g) * 16);
-    store(shifts + g * 16, mul(load(scales + g * 16), sub(base, zero_value)));
+    const int64_t i = (block * t.groups + g) * 16;
+    const F scale = mul(scale_at(t, i), factor);
+    store(scales + g * 16, scale);
+    if (t.zero_type != Zero::none) store(shifts + g * 16, mul(scale, sub(base, zero_at(t, i))));
   }
 }
 

@@ -65,13 +65,12 @@ static inline float from_e4m3(uint8_t code) {
 
 // -- arrays ------------------------------------------------------------------------------------------
 
-static inline int64_t size_of(Element type) { return type == Element::f32 ? 4 : 2; }
 
 static inline const void* at(const void* array, Element type, int64_t i) {
-  return static_cast<const uint8_t*>(array) + i * size_of(type);
+  return static_cast<const uint8_t*>(array) + i * bytes_of(type);
 }
 static inline void* at(void* array, Element type, int64_t i) {
-  return static_cast<uint8_t*>(array) + i * size_of(type);
+  return static_cast<uint8_t*>(array) + i * bytes_of(type);
 }
 
 // `count` numbers as floats: in `buffer`, or where they are already.

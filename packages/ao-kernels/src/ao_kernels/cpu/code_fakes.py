@@ -1,4 +1,4 @@
-"""What the C++ ops between numbers and codes return: shapes and dtypes. Imported once they are loaded."""
+"""What the C++ ops between numbers and codes return: shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -156,5 +156,3 @@ FAKES: dict[str, Callable[..., Any]] = {
     "dequantize_tiles": _dequantize_tiles,
     "embedding": _embedding,
 }
-for _name, _fake in FAKES.items():
-    torch.library.register_fake(f"ao_kernels::{_name}", _fake)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ao_core.numerics import packed_size
+from ao_kernels.cpu.code_fakes import FAKES as CODE_FAKES
 
 
 def _linear(
@@ -57,7 +59,8 @@ def _unpack_tiles(qdata: Tensor, n: int, k: int, bits: int, group: int, flip: in
     return qdata.new_empty((*qdata.shape[:-3], n, packed_size(k, bits)), dtype=torch.uint8)
 
 
-FAKES: dict[str, Callable[..., Tensor]] = {
+FAKES: dict[str, Callable[..., Any]] = {
+    **CODE_FAKES,
     "linear": _linear,
     "grouped_linear": _grouped_linear,
     "pack_tiles": _pack_tiles,

@@ -8,7 +8,7 @@ from torch import Tensor
 from ao_core.records import Call, Kernel
 from ao_core.tensor import QTensor
 from ao_kernels.cpu.library import isa, why_not
-from ao_kernels.cpu.linear import DTYPES, product_arguments
+from ao_kernels.cpu.linear import accepts, product_arguments
 from ao_kernels.cpu.tiles import LAYOUTS
 
 __all__ = ["GROUPED_KERNELS", "tiles_grouped_linear"]
@@ -21,14 +21,6 @@ def tiles_grouped_linear(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor:
     return out
 
 
-def _accepts(call: Call) -> str | None:
-    if call.x_dtype not in DTYPES:
-        return f"needs activations in float32, bfloat16 or float16, found {call.x_dtype}"
-    if len(call.weight_shape) != 3:
-        return f"needs a weight (experts, N, K), found {call.weight_shape}"
-    return None
-
-
 def _describe(call: Call) -> str:
     return f"{isa()}, expert by expert"
 
@@ -36,7 +28,7 @@ def _describe(call: Call) -> str:
 GROUPED_KERNELS = tuple(
     Kernel(
         f"{layout.name}_grouped_linear", "grouped_linear", layout.name, "cpu",
-        tiles_grouped_linear, 50, why_not, _accepts, _describe,
+        tiles_grouped_linear, 50, why_not, accepts("(experts, N, K)"), _describe,
     )
     for layout in LAYOUTS
 )  # fmt: skip

@@ -63,8 +63,7 @@ def _load() -> str | None:
     try:
         torch.ops.load_library(path)
         torch.ops.ao_kernels.cpu_isa()
-        for fakes in ("fakes", "code_fakes"):  # which only ops that exist can have
-            import_module(f"ao_kernels.cpu.{fakes}")
+        import_module("ao_kernels.cpu.fakes")  # which only ops that exist can have
     except Exception as error:
         return f"the CPU kernels of ao-kernels cannot be used: {error}"
     return None

@@ -13,7 +13,7 @@ from ao_kernels.cpu.codes import codes_of
 from ao_kernels.cpu.library import isa, why_not
 from ao_kernels.cpu.tiles import ACTS, LAYOUTS, grid_of, table_of
 
-__all__ = ["LINEAR_KERNELS", "describe", "product_arguments", "tiles_linear"]
+__all__ = ["LINEAR_KERNELS", "accepts", "describe", "product_arguments", "tiles_linear"]
 
 #: dtypes of activations
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -54,12 +54,17 @@ def tiles_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     return product(x, bias)
 
 
-def _accepts(call: Call) -> str | None:
-    if call.x_dtype not in DTYPES:
-        return f"needs activations in float32, bfloat16 or float16, found {call.x_dtype}"
-    if len(call.weight_shape) != 2:
-        return f"needs a 2-D weight, found {call.weight_shape}"
-    return None
+def accepts(shape: str) -> Callable[[Call], str | None]:
+    """A kernel's `accepts`, for weights of a shape such as "(N, K)"."""
+
+    def why_not_here(call: Call) -> str | None:
+        if call.x_dtype not in DTYPES:
+            return f"needs activations in float32, bfloat16 or float16, found {call.x_dtype}"
+        if len(call.weight_shape) != len(shape.split(",")):
+            return f"needs a weight {shape}, found {call.weight_shape}"
+        return None
+
+    return why_not_here
 
 
 def describe(call: Call) -> str:
@@ -74,8 +79,8 @@ def describe(call: Call) -> str:
 
 LINEAR_KERNELS = tuple(
     Kernel(
-        f"{layout.name}_linear", "linear", layout.name, "cpu", tiles_linear, 50, why_not, _accepts,
-        describe,
+        f"{layout.name}_linear", "linear", layout.name, "cpu", tiles_linear, 50, why_not,
+        accepts("(N, K)"), describe,
     )
     for layout in LAYOUTS
 )  # fmt: skip
