@@ -10,6 +10,11 @@
 
 namespace ao::AO_ISA {
 
+// Bytes of weights that are asked for before they are read.
+constexpr int kAhead = 4096;
+// Blocks of columns that share a read of the activations, where there are registers for that.
+constexpr int kDigitBlocks = kRegisters == 1 ? 2 : 1;
+
 // By how many powers of two the largest number of a step may exceed the others on average (over their
 // exponents): beyond that, outliers would cost the others more than the dtype's own rounding does.
 // Normally distributed numbers have 2 to 3.
@@ -117,73 +122,99 @@ struct SplitTable {
 #endif
 
 // The sums of products of part p and digit d belong together where p + d is the same; those below the last
-// digit of the result are left out.
-template <class Table, int kDigits, bool kSmall, int i>
-AO_INLINE void add_quad(const Table& table, const uint8_t* tile, const uint8_t* x, I (&sums)[kDigits]) {
-  Q w[Table::kParts];
-  table.template get<i>(tile, w);
+// digit of the result are left out. The tiles of several blocks share the activations.
+template <class Table, int kDigits, bool kSmall, int i, int kBlocks>
+AO_INLINE void add_quad(const Table& table, const uint8_t* tile, int64_t stride, const uint8_t* x,
+                        I (&sums)[kBlocks][kDigits]) {
+  Q w[kBlocks][Table::kParts];
+#pragma GCC unroll 2
+  for (int b = 0; b < kBlocks; ++b) table.template get<i>(tile + b * stride, w[b]);
 #pragma GCC unroll 3
   for (int d = 0; d < kDigits; ++d) {
     const Q digit = splat_dword(x + d * 16 + i * 4);
 #pragma GCC unroll 3
     for (int p = 0; p < Table::kParts; ++p) {
       const int level = p + d - (Table::kParts - 1);
-      if (level >= 0) sums[level] = dot_quads<kSmall>(sums[level], w[p], digit);
+      if (level < 0) continue;
+#pragma GCC unroll 2
+      for (int b = 0; b < kBlocks; ++b) sums[b][level] = dot_quads<kSmall>(sums[b][level], w[b][p], digit);
     }
   }
+}
+
+template <int kBits, class Table, int kDigits, int kBlocks>
+static void digit_blocks(const Linear& t, const Table& table, int64_t block,
+                         void (*write)(const Linear&, Rows, int64_t, int64_t, const float*)) {
+  constexpr int kTileBytes = 32 * kBits;
+  constexpr bool kSmall = kBits < 8 && Table::kParts == 1;  // bytes are below 128
+  // sums that do not wait for each other
+  constexpr int kChains = kBlocks == 1 && kRegisters == 1 ? 2 : 1;
+  const auto* steps = static_cast<const DigitStep*>(t.x_sums);
+  const int64_t stride = t.tiles * kTileBytes, next = kBlocks * t.groups * 16;
+  const uint8_t* tile = t.qdata + block * stride;
+  const uint8_t* const end = tile + stride;
+  const uint8_t* x = t.x_packed;
+  F totals[kBlocks];
+  for (F& total : totals) total = zero();
+  for (int64_t s = 0; s < t.step_count; ++s) {
+    I sums[kChains][kBlocks][kDigits];
+#pragma GCC unroll 3
+    for (int d = 0; d < kDigits; ++d) {
+#pragma GCC unroll 2
+      for (int b = 0; b < kBlocks; ++b) {
+        sums[0][b][d] = splat_int(steps[s].starts[d]);
+        if constexpr (kChains == 2) sums[1][b][d] = splat_int(0);
+      }
+    }
+    for (int i = t.steps[s].tiles; i > 0; --i, tile += kTileBytes, x += kDigits * 16) {
+      // behind the end of a block follow those that are read with it, then the one that it is asked for
+      const int64_t ahead = kAhead / kBlocks, skip = tile + ahead < end ? 0 : (kBlocks - 1) * stride;
+#pragma GCC unroll 8
+      for (int line = 0; line < kTileBytes; line += 64) {
+#pragma GCC unroll 2
+        for (int b = 0; b < kBlocks; ++b) __builtin_prefetch(tile + b * stride + line + ahead + skip);
+      }
+      add_quad<Table, kDigits, kSmall, 0>(table, tile, stride, x, sums[0]);
+      add_quad<Table, kDigits, kSmall, 1>(table, tile, stride, x, sums[kChains - 1]);
+      add_quad<Table, kDigits, kSmall, 2>(table, tile, stride, x, sums[0]);
+      add_quad<Table, kDigits, kSmall, 3>(table, tile, stride, x, sums[kChains - 1]);
+    }
+    const F unit = splat(steps[s].unit), base = splat(steps[s].base), of_zero = splat(-steps[s].sum);
+#pragma GCC unroll 2
+    for (int b = 0; b < kBlocks; ++b) {
+      I(&own)[kDigits] = sums[0][b];
+#pragma GCC unroll 3
+      for (int d = 0; kChains == 2 && d < kDigits; ++d) own[d] = add(own[d], sums[kChains - 1][b][d]);
+      F sum = to_float(own[kDigits - 1]);
+#pragma GCC unroll 3
+      for (int d = kDigits - 2; d >= 0; --d) sum = fma(sum, splat(256.0f), to_float(own[d]));
+      const int64_t at = ((block + b) * t.groups + t.steps[s].group) * 16;
+      F product = fma(sum, unit, base);
+      if (t.zero_type != Zero::none) product = fma(zero_at(t, at), of_zero, product);
+      totals[b] = fma(scale_at(t, at), product, totals[b]);
+      // the scales of the next blocks arrive while these are multiplied
+      __builtin_prefetch(static_cast<const uint8_t*>(t.scale) + (at + next) * bytes_of(t.scale_type));
+      if (t.zero_type != Zero::none) {
+        __builtin_prefetch(static_cast<const uint8_t*>(t.zero) + (at + next) * bytes_of(t.zero_type));
+      }
+    }
+  }
+  float out[kBlocks * 16];
+  for (int b = 0; b < kBlocks; ++b) store(out + b * 16, totals[b]);
+  write(t, {0, 1}, block, kBlocks, out);
 }
 
 template <int kBits, class Table, int kDigits>
 static void digit_columns(const Linear& t, int64_t begin, int64_t end,
                           void (*write)(const Linear&, Rows, int64_t, int64_t, const float*)) {
-  constexpr int kTileBytes = 32 * kBits;
-  constexpr bool kSmall = kBits < 8 && Table::kParts == 1;  // bytes are below 128
-  constexpr int kChains = kRegisters == 1 ? 2 : 1;
   const Table table(t);
-  const auto* steps = static_cast<const DigitStep*>(t.x_sums);
-  const uint8_t* tile = t.qdata + begin * t.tiles * kTileBytes;
-  for (int64_t block = begin; block < end; ++block) {
-    const int64_t first = block * t.groups * 16;
-    // the next block's scales arrive while this one is multiplied
-    const auto* next = static_cast<const uint8_t*>(t.scale) + (block + 1) * t.groups * 16 * bytes_of(t.scale_type);
-    F total = zero();
-    const uint8_t* x = t.x_packed;
-    for (int64_t s = 0; s < t.step_count; ++s) {
-      I sums[kChains][kDigits];
-#pragma GCC unroll 3
-      for (int d = 0; d < kDigits; ++d) {
-        sums[0][d] = splat_int(steps[s].starts[d]);
-        if constexpr (kChains == 2) sums[1][d] = splat_int(0);
-      }
-      for (int i = t.steps[s].tiles; i > 0; --i, tile += kTileBytes, x += kDigits * 16) {
-#pragma GCC unroll 8
-        for (int line = 0; line < kTileBytes; line += 64) __builtin_prefetch(tile + line + 4096);
-        add_quad<Table, kDigits, kSmall, 0>(table, tile, x, sums[0]);
-        add_quad<Table, kDigits, kSmall, 1>(table, tile, x, sums[kChains - 1]);
-        add_quad<Table, kDigits, kSmall, 2>(table, tile, x, sums[0]);
-        add_quad<Table, kDigits, kSmall, 3>(table, tile, x, sums[kChains - 1]);
-      }
-#pragma GCC unroll 3
-      for (int d = 0; kChains == 2 && d < kDigits; ++d) sums[0][d] = add(sums[0][d], sums[1][d]);
-      F sum = to_float(sums[0][kDigits - 1]);
-#pragma GCC unroll 3
-      for (int d = kDigits - 2; d >= 0; --d) sum = fma(sum, splat(256.0f), to_float(sums[0][d]));
-      const int64_t group = t.steps[s].group;
-      __builtin_prefetch(next + group * 16 * bytes_of(t.scale_type));
-      if (t.zero_type != Zero::none) {
-        const auto* zeros = static_cast<const uint8_t*>(t.zero);
-        __builtin_prefetch(zeros + ((block + 1) * t.groups + group) * 16 * bytes_of(t.zero_type));
-      }
-      F product = fma(sum, splat(steps[s].unit), splat(steps[s].base));
-      if (t.zero_type != Zero::none) {
-        product = fma(zero_at(t, first + group * 16), splat(-steps[s].sum), product);
-      }
-      total = fma(scale_at(t, first + group * 16), product, total);
+  int64_t block = begin;
+  if constexpr (kDigitBlocks > 1) {
+    for (; block + kDigitBlocks <= end; block += kDigitBlocks) {
+      digit_blocks<kBits, Table, kDigits, kDigitBlocks>(t, table, block, write);
     }
-    float totals[16];
-    store(totals, total);
-    write(t, {0, 1}, block, 1, totals);
   }
+  for (; block < end; ++block) digit_blocks<kBits, Table, kDigits, 1>(t, table, block, write);
 }
 
 }  // namespace ao::AO_ISA

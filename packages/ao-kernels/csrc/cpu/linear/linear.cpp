@@ -137,7 +137,7 @@ bool run(Linear t, const LinearKernels& kernels) {
 
   const bool serial = t.n * t.k <= kSerialWork / t.m;
   const int64_t threads = serial ? 1 : num_threads();
-  const int64_t width = t.m <= kernels.stream_rows ? 1 : kernels.panel_blocks;
+  const int64_t width = kernels.panel_blocks;
   const int64_t blocks = (t.n + 15) / 16, units = (blocks + width - 1) / width;
   // more chunks of rows than needed for the cache, where there are too few columns for all threads
   int64_t count = (t.m + kChunkRows - 1) / kChunkRows;
@@ -162,15 +162,17 @@ bool run(Linear t, const LinearKernels& kernels) {
     }
   }
 
-  // Threads take runs of columns as they become free: another program may hold one of them up.
-  const int64_t run = std::max<int64_t>(1, units / (threads * 8));
-  const int64_t runs = (units + run - 1) / run;
+  // Threads take columns as they become free, less and less at a time: another program may hold one of them
+  // up, and all should end together.
+  const int64_t total = units * count;
   std::atomic<int64_t> next{0};
   auto work = [&](int64_t, int64_t) {
     uint8_t* memory = kept_scratch.get(scratch);
-    for (int64_t i; (i = next.fetch_add(1)) < runs * count;) {
-      const int64_t begin = i % runs * run * width;
-      kernels.columns(chunks[i / runs], begin, std::min(begin + run * width, blocks), memory);
+    for (int64_t begin = next; begin < total; begin = next) {
+      const int64_t first = begin % units, most = std::max<int64_t>(1, (total - begin) / (4 * threads));
+      const int64_t size = std::min(most, units - first);
+      if (!next.compare_exchange_strong(begin, begin + size)) continue;
+      kernels.columns(chunks[begin / units], first * width, std::min((first + size) * width, blocks), memory);
     }
   };
   if (threads == 1) {
