@@ -80,12 +80,13 @@ def ours() -> dict[str, Maker]:
 
 def quantized_linear(weight: Tensor, fmt: str, dtype: torch.dtype) -> Contender:
     """`F.linear` with a weight that is quantized, and arranged for this machine."""
-    first = native(quantize_tensor(weight.to(dtype), FORMATS[fmt]))  # as `quantize_` does
+    canonical = quantize_tensor(weight.to(dtype), FORMATS[fmt])
+    first = native(canonical)  # as `quantize_` does
     nbytes = stored(first)
     call = Call("linear", first.spec, tuple(first.shape), (1, weight.shape[1]), dtype, "cpu")
     return product(
         name_of(fmt, dtype),
-        [shifted(first, number) for number in copies(nbytes)],
+        [native(shifted(canonical, number)) for number in copies(nbytes)],
         nbytes,
         F.linear,
         weight.shape[1],

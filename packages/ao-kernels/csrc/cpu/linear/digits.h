@@ -169,10 +169,11 @@ static void digit_blocks(const Linear& t, const Table& table, int64_t block,
     for (int i = t.steps[s].tiles; i > 0; --i, tile += kTileBytes, x += kDigits * 16) {
       // behind the end of a block follow those that are read with it, then the one that it is asked for
       const int64_t ahead = kAhead / kBlocks, skip = tile + ahead < end ? 0 : (kBlocks - 1) * stride;
+      // ... and past the caches, which the rest of the model needs: no weight is read twice
 #pragma GCC unroll 8
       for (int line = 0; line < kTileBytes; line += 64) {
 #pragma GCC unroll 2
-        for (int b = 0; b < kBlocks; ++b) __builtin_prefetch(tile + b * stride + line + ahead + skip);
+        for (int b = 0; b < kBlocks; ++b) __builtin_prefetch(tile + b * stride + line + ahead + skip, 0, 0);
       }
       add_quad<Table, kDigits, kSmall, 0>(table, tile, stride, x, sums[0]);
       add_quad<Table, kDigits, kSmall, 1>(table, tile, stride, x, sums[kChains - 1]);
