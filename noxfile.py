@@ -157,10 +157,20 @@ def siblings_of(package: str) -> list[str]:
 @nox.session(venv_backend="none")
 def native(session: nox.Session) -> None:
     """C++ tests at every instruction set: plain, under sanitizers, and for ARM under qemu."""
-    env = tools(session, "tools")
     for options in (["--lesser"], ["--sanitize", "address,undefined"], ["--target", "aarch64"]):
-        for script in sorted(ROOT.glob("packages/*/tests/cpp/run.py")):
-            env.python(script, *options, "--jobs", "2", *session.posargs)
+        cpp_tests(session, *options, *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def sanitize(session: nox.Session) -> None:
+    """C++ tests at every instruction set of this processor, under ASan and UBSan."""
+    cpp_tests(session, "--sanitize", "address,undefined", *session.posargs)
+
+
+def cpp_tests(session: nox.Session, *options: str) -> None:
+    """Compile and run the C++ tests of all packages."""
+    for script in sorted(ROOT.glob("packages/*/tests/cpp/run.py")):
+        tools(session, "tools").python(script, *options, "--jobs", "2")
 
 
 @nox.session(venv_backend="none")
