@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -66,5 +68,23 @@ FAKES: dict[str, Callable[..., Any]] = {
     "pack_tiles": _pack_tiles,
     "unpack_tiles": _unpack_tiles,
 }
+
+
+def _checked(fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse None where a tensor must be, as the ops do: torch lets it pass."""
+    parameters = inspect.signature(fake).parameters
+    tensors = [name for name, parameter in parameters.items() if parameter.annotation == "Tensor"]
+
+    @wraps(fake)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(parameters, args, strict=False)) | kwargs
+        for name in tensors:
+            if given.get(name) is None:
+                raise RuntimeError(f"{name}: must be a tensor, found None")
+        return fake(*args, **kwargs)
+
+    return checked
+
+
 for _name, _fake in FAKES.items():
-    torch.library.register_fake(f"ao_kernels::{_name}", _fake)
+    torch.library.register_fake(f"ao_kernels::{_name}", _checked(_fake))
