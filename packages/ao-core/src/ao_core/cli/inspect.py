@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
@@ -78,13 +77,14 @@ def inspect(
 
 def _rows(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     from ao_core.registry import CORE
+    from ao_core.tensor.saving.write import natural
 
     dists = {(p.kind, p.name): f"{p.dist} {p.version}".strip() for p in checkpoint.providers}
     tied: dict[str, list[str]] = {}
     for name, owner in checkpoint.ties.items():
         tied.setdefault(owner, []).append(name)
     rows = []
-    for entry in sorted(checkpoint.entries.values(), key=lambda entry: _natural(entry.fqn)):
+    for entry in sorted(checkpoint.entries.values(), key=lambda entry: natural(entry.fqn)):
         count = prod(entry.shape)
         needs = () if entry.spec is None else tuple(_names(entry.spec))
         rows.append(
@@ -114,11 +114,6 @@ def _names(spec: Spec) -> Iterator[tuple[str, str]]:
     for nested in (spec.scale_dtype, spec.act):
         if nested is not None and not isinstance(nested, str):
             yield from _names(nested)
-
-
-def _natural(name: str) -> list[int | str]:
-    """A key that sorts layer 10 after layer 9: text and numbers by turns."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def _bits(nbytes: int, count: int) -> float:
