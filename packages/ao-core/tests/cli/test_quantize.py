@@ -57,7 +57,10 @@ def test_the_result_says_what_was_done_and_why_not(ao, source, tmp_path):
 
 def test_side_files_are_copied_but_no_other_weights(ao, source, tmp_path):
     ao("quantize", source, tmp_path / "out", "--config", "small4")
-    assert files(tmp_path / "out") == ["config.json", "model.safetensors", "tokenizer.model"]
+    assert files(tmp_path / "out") == [
+        "ao_manifest.json", "ao_report.html", "ao_report.json",
+        "config.json", "model.safetensors", "tokenizer.model",
+    ]  # fmt: skip
     assert (tmp_path / "out" / "tokenizer.model").read_bytes() == b"tokens"
 
 
@@ -99,11 +102,11 @@ def test_include_and_exclude(ao, source, tmp_path):
         "layers.0.attn.q_proj.weight",
         "layers.0.rotary",
     }
-    assert "no --include matches it" in result.stdout
+    assert "no pattern of include matches it" in result.stdout
     args = ("--exclude", "lm_head|conv", "--exclude", "experts")
     result = ao("quantize", source, tmp_path / "b", "--config", "small4", *args)
     assert quantized(tmp_path / "b") == {"layers.0.attn.q_proj.weight"}
-    assert "3 × --exclude leaves it out" in result.stdout
+    assert "3 × a pattern of exclude leaves it out" in result.stdout
 
 
 def test_a_configuration_for_each_name(ao, source, tmp_path):
@@ -143,7 +146,8 @@ def test_shards_of_an_index_and_of_the_result(ao, tensors, tmp_path):
 def test_one_file_as_the_source(ao, source, tmp_path):
     result = ao("quantize", source / "model.safetensors", tmp_path / "out", "--config", "small4")
     assert result.exit_code == 0, result.stderr
-    assert files(tmp_path / "out") == ["model.safetensors"]
+    written = ["ao_manifest.json", "ao_report.html", "ao_report.json", "model.safetensors"]
+    assert files(tmp_path / "out") == written
     assert quantized(tmp_path / "out") == USUAL
 
 
@@ -214,8 +218,8 @@ def test_a_failing_run_keeps_the_checkpoint_that_was_there(ao, source, tensors, 
     [
         (("--config", "smal4"), "Did you mean 'small4'"),
         (("--config", "small4", "--set", "group_size=5"), "use 16, 32 or 'row'"),
-        (("--config", "small4", "--include", "nothing"), "--include nothing: matches no tensor"),
-        (("--config", "small4", "--exclude", "("), "--exclude (: no valid regular expression"),
+        (("--config", "small4", "--include", "nothing"), "include='nothing': matches no tensor"),
+        (("--config", "small4", "--exclude", "("), "exclude='(': no valid regular expression"),
         (("--config", "small4", "--report", "out.txt"), "must end in .html or .json"),
         (("--config", "small4", "--report", "no/such/r.json"), "there is no directory"),
         (("--config", "small4", "--max-shard-size", "big"), "max_shard_size='big'"),

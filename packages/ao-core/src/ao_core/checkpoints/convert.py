@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ao_core.checkpoints.job import Job, Step
 from ao_core.checkpoints.rows import by_rows
-from ao_core.errors import ConfigError
+from ao_core.errors import AoError, ConfigError
 from ao_core.quantize import sample_sqnr, transformed
 from ao_core.records import Skip
 from ao_core.report import ParameterRecord
 from ao_core.tensor import QTensor, check_quantizable
 from ao_core.tensor.saving.leaves import Record, flatten
 
-__all__ = ["Converted", "convert", "kept_record", "quantized_record", "result_of"]
+__all__ = ["Converted", "convert", "kept_record", "planned", "quantized_record", "result_of"]
 
 
 class Converted(NamedTuple):
@@ -69,6 +70,19 @@ def result_of(step: Step, dense: Tensor) -> QTensor | Skip:
         f"{type(entry.config).__name__} makes a {type(new).__name__}, whose memory is what it "
         "was: there is nothing to write"
     )
+
+
+def planned(step: Step) -> QTensor | Skip | None:
+    """What the configuration would make of the tensor, on the meta device.
+
+    None: it needs values, as only an algorithm that chooses by them does.
+    """
+    try:
+        return result_of(step, torch.empty(step.entry.shape, dtype=step.entry.dtype, device="meta"))
+    except AoError:
+        raise
+    except Exception:  # of a plugin: whatever values that are not there lead to
+        return None
 
 
 def kept_record(step: Step, skip: Skip | None = None) -> ParameterRecord:

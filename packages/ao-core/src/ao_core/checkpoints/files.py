@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ao_core.__about__ import __version__
+from ao_core.checkpoints.job import Job
 from ao_core.checkpoints.join import hash_of
 from ao_core.checkpoints.state import STATE, write_whole
 from ao_core.config import config_to_dict
 from ao_core.errors import ConfigError, MissingExtraError
-from ao_core.checkpoints.job import Job
 from ao_core.report import Report
 from ao_core.tensor.saving.commit import sync_dir
 

@@ -31,8 +31,8 @@ def shards_of(pieces: Sequence[Piece], limit: int) -> list[tuple[str, ...]]:
             entry = piece.entries[record.fqn]
             if twice := seen.intersection(entry.leaves):
                 raise ConfigError(
-                f"two tensors would be stored as {min(twice)!r}; exclude the one that would be quantized"
-            )
+                    f"two tensors would be stored as {min(twice)!r}; exclude the one that would be quantized"
+                )
             seen.update(entry.leaves)
             if names and entry.nbytes > room:
                 shards.append(tuple(names))

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ao_core.checkpoints.convert import kept_record, quantized_record, result_of
+from ao_core.checkpoints.convert import kept_record, planned, quantized_record, result_of
+from ao_core.checkpoints.decide import make_job
 from ao_core.checkpoints.files import copied_files, left_out_files
-from ao_core.checkpoints.job import Job, Step, make_job
+from ao_core.checkpoints.job import Job, Step
 from ao_core.config import Config, config_to_dict
-from ao_core.errors import AoError
 from ao_core.records import Skip
 from ao_core.report import ParameterRecord, Report, aligned, size_text
 from ao_core.report.text import names, shape_text
@@ -42,12 +42,12 @@ class CheckpointPlan:
     def __str__(self) -> str:
         rows = [self._row(record) for record in self.report]
         report = self.report
+        count, total = len(report.with_status("quantized")), len(report.records)
+        sizes = f"{size_text(report.bytes_before)} → {size_text(report.bytes_after)}"
         lines = [
             aligned([_HEADER, *rows], right=(3, 4)),
             "",
-            f"{len(report.with_status('quantized'))} of {len(report.records)} tensors would be "
-            f"quantized, {report.coverage:.1f}% of the bytes: {size_text(report.bytes_before)} → "
-            f"{size_text(report.bytes_after)}",
+            f"{count} of {total} tensors to quantize, {report.coverage:.1f}% of the bytes: {sizes}",
             f"memory: {self.memory}",
             f"copied too: {', '.join(self.files) or 'no other file'}",
             *(f"left out: {name}: {reason}" for name, reason in self.left_out.items()),
@@ -99,11 +99,7 @@ def plan_of(job: Job) -> CheckpointPlan:
 def _record(step: Step) -> ParameterRecord:
     if not step.wanted:
         return kept_record(step)
-    shape, dtype = step.entry.shape, step.entry.dtype
-    try:
-        new = result_of(step, torch.empty(shape, dtype=dtype, device="meta"))
-    except AoError:
-        raise
-    except Exception:  # an algorithm of a plugin, which looks at values
-        new = result_of(step, torch.zeros((), dtype=dtype).expand(shape))
+    new = planned(step)
+    if new is None:
+        new = result_of(step, torch.zeros((), dtype=step.entry.dtype).expand(step.entry.shape))
     return kept_record(step, new) if isinstance(new, Skip) else quantized_record(step, new)

@@ -26,16 +26,19 @@ def by_rows(dense: Tensor, apply: Callable[[Tensor], Tensor | Skip]) -> Tensor |
     of it at once; and so it does where that would give another format.
     """
     pieces = list(_pieces(tuple(dense.shape)))
-    if len(pieces) < 2:
+    if dense.is_meta or len(pieces) < 2:
         return apply(dense)
     first = apply(_cut(dense, pieces[0]))
     if not isinstance(first, QTensor) or not _divides(first, tuple(dense.shape)):
         return apply(dense)
-    spec = _spec(dense, apply)
+    if _differs(dense, first, apply):
+        return apply(dense)
     whole = first.new_empty(tuple(dense.shape))
-    for piece in pieces:
-        new = first if piece is pieces[0] else apply(_cut(dense, piece))
-        if not isinstance(new, QTensor) or new.spec != whole.spec or spec not in (None, new.spec):
+    assert isinstance(whole, QTensor)
+    _put(whole, pieces[0], first)
+    for piece in pieces[1:]:
+        new = apply(_cut(dense, piece))
+        if not isinstance(new, QTensor) or new.spec != whole.spec:
             return apply(dense)
         _put(whole, piece, new)
     return whole
@@ -82,19 +85,17 @@ def _divides(piece: QTensor, shape: tuple[int, ...]) -> bool:
                 if axis is None or size % axis.values:
                     return False
             part = getattr(piece, name)
-            if isinstance(part, QTensor) and not _divides(
-                part, cut.part_size(piece, name, shape)
-            ):
+            if isinstance(part, QTensor) and not _divides(part, cut.part_size(piece, name, shape)):
                 return False
     except AoError:
         return False
     return axes_of.keys() == piece.parts.keys()
 
 
-def _spec(dense: Tensor, apply: Callable[[Tensor], Tensor | Skip]) -> object:
-    """The format of the whole, or None if an algorithm does not run without values."""
+def _differs(dense: Tensor, piece: QTensor, apply: Callable[[Tensor], Tensor | Skip]) -> bool:
+    """Whether the whole would get another format than a piece of it; an algorithm may not know."""
     try:
         new = apply(torch.empty_like(dense, device="meta"))
     except Exception:  # of a plugin: whatever values that are not there lead to
-        return None
-    return new.spec if isinstance(new, QTensor) else new
+        return False
+    return not isinstance(new, QTensor) or new.spec != piece.spec

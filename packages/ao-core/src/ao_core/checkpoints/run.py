@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ao_core.checkpoints.decide import make_job
 from ao_core.checkpoints.files import (
     WORK,
     check_target,
@@ -17,7 +18,7 @@ from ao_core.checkpoints.files import (
     write_manifest,
     write_reports,
 )
-from ao_core.checkpoints.job import Job, Step, make_job
+from ao_core.checkpoints.job import Job, Step
 from ao_core.checkpoints.join import hash_of, join, shards_of, written
 from ao_core.checkpoints.pieces import Piece, open_piece, piece_path, pieces_of, write_piece
 from ao_core.checkpoints.progress import Progress, bar, check_progress
@@ -74,9 +75,7 @@ def quantize_checkpoint(
             configuration cannot work, or a name or pattern of it matches nothing.
         QuantizationError: a weight has NaN or inf values. Nothing is left behind.
     """
-    job = make_job(
-        src, config, include=include, exclude=exclude, max_shard_size=max_shard_size
-    )
+    job = make_job(src, config, include=include, exclude=exclude, max_shard_size=max_shard_size)
     return run(job, dst, overwrite=overwrite, progress=progress)
 
 
@@ -236,7 +235,9 @@ def _joined(job: Job, work: Path, state: State, pieces: Sequence[tuple[Step, ...
     numbers = {step.fqn: number for number, steps in enumerate(pieces) for step in steps}
     for number, shard in enumerate(state.shards):
         if shard.sha256 is None:
-            opened = {n: open_piece(piece_path(work, n)) for n in {numbers[f] for f in shard.tensors}}
+            opened = {
+                n: open_piece(piece_path(work, n)) for n in {numbers[f] for f in shard.tensors}
+            }
             piece_of: dict[str, Piece] = {fqn: opened[numbers[fqn]] for fqn in shard.tensors}
             sha256 = join(work / str(number), shard.tensors, piece_of, job.ties)
             state = state.with_hash(number, sha256)

@@ -37,12 +37,14 @@ def inspect(
             "bytes_dense": dense,
             "elements": count,
             "bits_per_weight": _bits(opened.nbytes, count),
+            "coverage_percent": _coverage(rows),
         }
         files = [file.name for file in opened.files]
         show_json(
             {
                 "files": files,
                 "tensors": rows,
+                "formats": _formats(rows),
                 "tied": opened.ties,
                 "totals": totals,
                 "missing": missing,
@@ -65,11 +67,26 @@ def inspect(
         ],
         right=(3, 4),
     )
+    show_table(
+        "by format",
+        ("format", "tensors", "size", "of all", "bits/weight"),
+        [
+            (
+                kind["format"],
+                str(kind["tensors"]),
+                size_text(kind["bytes"]),
+                f"{100 * kind['bytes'] / max(opened.nbytes, 1):.1f}%",
+                f"{kind['bits_per_weight']:.2f}",
+            )
+            for kind in _formats(rows)
+        ],
+        right=(1, 2, 3, 4),
+    )
     quantized = sum(row["spec"] is not None for row in rows)
     typer.echo(
         f"{len(rows)} tensors, {quantized} quantized, in {len(opened.files)} file(s): "
         f"{size_text(opened.nbytes)}, {_bits(opened.nbytes, count):.2f} bits a weight "
-        f"({size_text(dense)} if all were dense)"
+        f"({size_text(dense)} if all were dense, of which {_coverage(rows):.1f}% is quantized)"
     )
     for text in missing:
         typer.echo(f"missing here: {text}")
@@ -114,6 +131,27 @@ def _names(spec: Spec) -> Iterator[tuple[str, str]]:
     for nested in (spec.scale_dtype, spec.act):
         if nested is not None and not isinstance(nested, str):
             yield from _names(nested)
+
+
+def _formats(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tensors and bytes of each format, the largest first."""
+    kinds: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        empty = {"format": row["format"], "tensors": 0, "bytes": 0, "elements": 0}
+        kind = kinds.setdefault(row["format"], empty)
+        kind["tensors"] += 1
+        kind["bytes"] += row["bytes"]
+        kind["elements"] += row["elements"]
+    for kind in kinds.values():
+        kind["bits_per_weight"] = _bits(kind["bytes"], kind["elements"])
+    return sorted(kinds.values(), key=lambda kind: (-kind["bytes"], kind["format"]))
+
+
+def _coverage(rows: list[dict[str, Any]]) -> float:
+    """Share of the bytes of dense tensors that is quantized, in percent."""
+    covered: int = sum(row["bytes_dense"] for row in rows if row["spec"] is not None)
+    dense: int = sum(row["bytes_dense"] for row in rows)
+    return 100.0 * covered / max(dense, 1)
 
 
 def _bits(nbytes: int, count: int) -> float:
