@@ -13,6 +13,7 @@ from ao_core.numerics import (
     affine,
     bits,
     choose_qparams,
+    dequantize_affine,
     grid_shape,
     pack_bits,
     quantize_affine,
@@ -65,6 +66,9 @@ def test_same_codes_as_at_once(monkeypatch, shape, block, name):
     codes = quantize_affine(x, dtype, block, scale, point)
     assert len(calls) > 1
     assert torch.equal(codes, real(x, dtype, block, scale, point))
+    dense = dequantize_affine(codes, dtype, block, scale, point, torch.bfloat16)
+    at_once = affine._dequantize_affine(codes, dtype, block, scale, point, torch.bfloat16)
+    assert torch.equal(dense, at_once)
 
 
 @pytest.mark.parametrize("width", range(1, 8))
@@ -74,6 +78,13 @@ def test_same_bytes_as_at_once(shape, width):
     codes = codes.to(torch.uint8)
     assert slabs.is_large(codes)
     assert torch.equal(pack_bits(codes, width), bits._pack(codes, width))
+
+
+def test_gradients_of_the_scale_flow_through_a_large_tensor():
+    codes = torch.full((5, 9), 3, dtype=torch.uint8)
+    scale = torch.ones(5, 1, requires_grad=True)
+    dequantize_affine(codes, registry.dtypes.get("uint4"), (1, -1), scale).sum().backward()
+    assert scale.grad.tolist() == [[27.0]] * 5
 
 
 def test_what_has_no_values_is_not_cut():

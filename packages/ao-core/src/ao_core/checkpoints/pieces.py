@@ -31,7 +31,7 @@ from ao_core.tensor.saving.shards import checksum, form_crc, store, write_shard
 __all__ = ["Piece", "open_piece", "piece_path", "pieces_of", "write_piece"]
 
 #: bytes of the source that small tensors of one piece have together
-_SIZE = 32 * 10**6
+SIZE = 32 * 10**6
 #: bytes that are copied at a time
 _BUFFER = 1 << 23
 #: in the metadata of a piece
@@ -42,11 +42,11 @@ def pieces_of(steps: Sequence[Step]) -> list[tuple[Step, ...]]:
     """Consecutive tensors of at most 32 MB together, or a larger one by itself."""
     pieces: list[tuple[Step, ...]] = []
     waiting: list[Step] = []
-    room = _SIZE
+    room = SIZE
     for step in steps:
         if waiting and step.entry.nbytes > room:
             pieces.append(tuple(waiting))
-            waiting, room = [], _SIZE
+            waiting, room = [], SIZE
         waiting.append(step)
         room -= step.entry.nbytes
     return [*pieces, tuple(waiting)] if waiting else pieces

@@ -11,21 +11,23 @@ from ao_core.errors import AoError
 from ao_core.records import Skip
 from ao_core.tensor import QTensor, cut
 
-__all__ = ["by_rows"]
+__all__ = ["ELEMENTS", "by_rows"]
 
 #: elements that are quantized at a time
-_ELEMENTS = 1 << 22
+ELEMENTS = 1 << 22
 #: rows at a time are a multiple of this: blocks over several rows have such extents
 _ROWS = 128
 
 
-def by_rows(dense: Tensor, apply: Callable[[Tensor], Tensor | Skip]) -> Tensor | Skip:
+def by_rows(
+    dense: Tensor, apply: Callable[[Tensor], Tensor | Skip], elements: int = ELEMENTS
+) -> Tensor | Skip:
     """What `apply` makes of a matrix or of the 3-D weights of experts, by some of its rows at a time.
 
     Where the format has something that all rows share, such as one scale of the tensor, `apply` gets all
-    of it at once; and so it does where that would give another format.
+    of them at once; and so it does where that would give another format.
     """
-    pieces = list(_pieces(tuple(dense.shape)))
+    pieces = list(_pieces(tuple(dense.shape), elements))
     if dense.is_meta or len(pieces) < 2:
         return apply(dense)
     first = apply(_cut(dense, pieces[0]))
@@ -48,12 +50,12 @@ def by_rows(dense: Tensor, apply: Callable[[Tensor], Tensor | Skip]) -> Tensor |
 _Piece = tuple[tuple[int, int], ...]
 
 
-def _pieces(shape: tuple[int, ...]) -> Iterator[_Piece]:
+def _pieces(shape: tuple[int, ...], elements: int) -> Iterator[_Piece]:
     """Consecutive rows of a matrix, or of one matrix of a stack at a time."""
     if len(shape) not in (2, 3) or shape[-1] == 0:
         return
     rows, row = shape[-2], shape[-1]
-    step = max(_ELEMENTS // (row * _ROWS), 1) * _ROWS
+    step = max(elements // (row * _ROWS), 1) * _ROWS
     for index in range(shape[0] if len(shape) == 3 else 1):
         for start in range(0, rows, step):
             piece = (start, min(step, rows - start))

@@ -119,7 +119,28 @@ def dequantize_affine(
     zero: Tensor | None = None,
     out_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """(decode(codes) - zero) * scale in float32, rounded once to `out_dtype`."""
+    """(decode(codes) - zero) * scale in float32, rounded once to `out_dtype`.
+
+    A large tensor is taken in slabs, unless a gradient is to flow through it.
+    """
+    learns = scale.requires_grad or (zero is not None and zero.requires_grad)
+    if learns or not is_large(codes):
+        return _dequantize_affine(codes, dtype, block, scale, zero, out_dtype)
+    dense = torch.empty(codes.shape, dtype=out_dtype, device=codes.device)
+    for part, grid in slabs(codes.shape, block):
+        by = None if zero is None else zero[grid]
+        dense[part] = _dequantize_affine(codes[part], dtype, block, scale[grid], by, out_dtype)
+    return dense
+
+
+def _dequantize_affine(
+    codes: Tensor,
+    dtype: DType,
+    block: Sequence[int],
+    scale: Tensor,
+    zero: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
     values = dtype.decode(codes)
     if zero is not None:
         view, by_block = split_blocks(values, block, _zero_to_float(zero, dtype))
