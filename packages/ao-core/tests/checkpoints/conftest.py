@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
@@ -42,6 +43,12 @@ class Model(nn.Module):
         self.lm_head.weight = self.embed_tokens.weight
         self.register_buffer("position_ids", torch.arange(9))
         self.bfloat16()
+
+
+@pytest.fixture(autouse=True)
+def no_sync(monkeypatch):
+    """These checkpoints need not survive a power cut, and other tests keep the disk busy."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 @pytest.fixture

@@ -264,9 +264,9 @@ def _clear(work: Path) -> None:
 
 
 def _remove(work: Path) -> None:
-    """Remove the directory of a finished run; its state last, so that a kill leaves it finished."""
+    """Remove the directory of a finished run; its state last, so that a kill leaves it to be finished."""
     for file in work.iterdir():
-        if file.name not in (STATE, "lock"):
+        if file.name != STATE:
             file.unlink()
     (work / STATE).unlink()
-    shutil.rmtree(work)
+    work.rmdir()
