@@ -186,6 +186,65 @@ def test_report_file(ao, source, tmp_path, suffix):
         assert text.count("<tr") == 11
 
 
+def test_plan_writes_nothing(ao, source, tmp_path):
+    args = ("quantize", source, tmp_path / "out", "--config", "small4")
+    result = ao(*args, "--plan")
+    assert result.exit_code == 0, result.stderr
+    assert not (tmp_path / "out").exists()
+    rows = {line.split()[0]: line for line in result.stdout.splitlines() if line}
+    assert "int4[1×32]" in rows["lm_head.weight"]
+    assert "kept: embeddings are kept" in rows["embed_tokens.weight"]
+    assert "skipped: Linear of odd width 7" in rows["layers.0.odd.weight"]
+    assert "4 of 10 tensors to quantize" in result.stdout
+    assert "copied too: config.json, tokenizer.model" in result.stdout
+    assert "left out: pytorch_model.bin" in result.stdout
+    memory = rows["memory:"]
+    assert "twice the largest tensor (layers.0.mlp.experts.gate_up_proj, 24.6 kB)" in memory
+    assert memory in ao(*args).stderr  # stated before the work, too
+
+
+def test_a_run_that_was_killed_goes_on(ao, source, tmp_path, monkeypatch):
+    import os
+
+    real = os.replace
+
+    def stop(old, new):
+        if str(new).endswith(".safetensors"):
+            raise OSError(28, os.strerror(28))
+        real(old, new)
+
+    args = ("quantize", source, tmp_path / "out", "--config", "small4")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", stop)
+        result = ao(*args)
+    assert result.exit_code == 2
+    assert "No space left on device. What is done is kept in" in result.stderr
+    refused = ao("verify", tmp_path / "out")
+    assert (refused.exit_code, "an unfinished run" in refused.stderr) == (2, True)
+    other = ao(*args[:-1], "small4/row")
+    assert (other.exit_code, "unfinished run with another config" in other.stderr) == (2, True)
+    assert ao(*args).exit_code == 0
+    assert quantized(tmp_path / "out") == USUAL
+
+
+def test_verify(ao, source, tmp_path):
+    ao("quantize", source, tmp_path / "out", "--config", "small4")
+    result = ao("verify", tmp_path / "out")
+    assert result.exit_code == 0, result.stderr
+    assert "3 of 3 files are as they were written" in result.stdout
+    (tmp_path / "out" / "config.json").write_text("{}")
+    result = ao("verify", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "it has 2 bytes, and had 23" in result.stdout
+    assert "2 of 3 files are" in result.stdout
+    result = ao("verify", tmp_path / "out", "--json")
+    assert result.exit_code == 1
+    data = json.loads(result.stdout)
+    assert not data["ok"]
+    assert [f["name"] for f in data["files"] if f["problem"]] == ["config.json"]
+    assert ao("verify", source).exit_code == 2  # of others: nothing to compare with
+
+
 def test_not_finite_weight_leaves_nothing(ao, tensors, tmp_path):
     tensors["lm_head.weight"][3, 4] = float("nan")
     save_file(tensors, tmp_path / "bad.safetensors")
