@@ -268,5 +268,7 @@ class TestResuming:
 
     def test_a_state_that_cannot_be_read(self, source, unfinished):
         (unfinished / WORK / "state.json").write_text("{")
-        with pytest.raises(CheckpointError, match=r"state\.json: cannot be read.*Remove .*to begin"):
+        with pytest.raises(
+            CheckpointError, match=r"state\.json: cannot be read.*Remove .*to begin"
+        ):
             quantize_checkpoint(source, unfinished, INT4)

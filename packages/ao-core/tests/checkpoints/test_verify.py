@@ -28,7 +28,9 @@ def test_every_file_is_listed(done, files):
     assert {file.name for file in found} == files(done).keys() - {"ao_manifest.json"}
     assert {file.by for file in found} == {"sha256"}
     assert not problems(done)
-    assert {f.name: f.nbytes for f in found} == {f.name: (done / f.name).stat().st_size for f in found}
+    assert {f.name: f.nbytes for f in found} == {
+        f.name: (done / f.name).stat().st_size for f in found
+    }
 
 
 @pytest.mark.parametrize(
