@@ -18,11 +18,11 @@ from benchmarking import Row, arguments, record
 from process_memory import peak, reset_peak, resident
 
 TEXT = """\
-`quantize_checkpoint` on a sharded checkpoint of random bfloat16 weights with the shapes of a Llama, in a process that
-may not allocate more than the *limit* in all (`RLIMIT_DATA`). *stated* is the memory that it says before it starts,
-*peak* the greatest resident memory beyond what the process had. Then the same with the process killed
-(`SIGKILL`) at random times, and called again each time; *same bytes*: its files have the SHA-256 of those of
-the run in peace."""
+`quantize_checkpoint` on a sharded checkpoint of random bfloat16 weights with the shapes of a Llama, in a
+process that may not allocate more than the *limit* in all (`RLIMIT_DATA`). *stated* is the memory that it
+says before it starts, *peak* the greatest resident memory beyond what the process had. Then the same with the
+process killed (`SIGKILL`) at random times, and called again each time; *same bytes*: its files have the
+SHA-256 of those of the run in peace."""
 
 HIDDEN, MLP, VOCABULARY = 4096, 14336, 32000
 

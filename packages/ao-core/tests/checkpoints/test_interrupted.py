@@ -139,7 +139,7 @@ def test_killed_at_20_moments(source, tmp_path, before):
     runs = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(runs) == 20
     first = "int8" if before == "old" else "none"
-    for moment, calls, killed, seen, same in runs:
+    for moment, _, killed, seen, same in runs:
         assert same, moment
         assert killed[0]
         assert not killed[-1] or len(killed) < 3  # it had finished all but its last words
@@ -204,7 +204,7 @@ class TestResuming:
         calls = []
         quantize_checkpoint(source, unfinished, INT4, progress=lambda *call: calls.append(call))
         assert calls[0][0] > 0.3 * calls[0][1]
-        tensors = {entry for entry in open_checkpoint(source).entries}
+        tensors = set(open_checkpoint(source).entries)
         assert 0 < len(tensors & {name for _, _, name in calls}) < 0.7 * len(tensors)
         assert not any(file.problem for file in verify_checkpoint(unfinished))
 
