@@ -186,6 +186,7 @@ def test_progress_counts_bytes(source, tmp_path, capsys):
     quantize_checkpoint(source, tmp_path / "b", INT4, progress=True)
     bar = capsys.readouterr().err
     assert "quantize: 100%" in bar
+    assert "write: 100%" in bar
     assert "B/s" in bar  # and the time that is left before it
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ao_core.checkpoints.pieces import Piece
+from ao_core.checkpoints.progress import Advance
+from ao_core.checkpoints.state import ShardState
 from ao_core.errors import ConfigError
 from ao_core.tensor.saving.commit import Written
 from ao_core.tensor.saving.header import header_of
@@ -17,33 +19,38 @@ __all__ = ["hash_of", "join", "shards_of", "written"]
 _BUFFER = 1 << 20
 
 
-def shards_of(pieces: Sequence[Piece], limit: int) -> list[tuple[str, ...]]:
+def shards_of(pieces: Sequence[Piece], limit: int) -> tuple[ShardState, ...]:
     """The tensors of each file of at most `limit` bytes, as `write_checkpoint` divides them.
 
     Raises:
         ConfigError: two tensors would be stored under one name.
     """
-    shards: list[tuple[str, ...]] = []
+    shards: list[ShardState] = []
     names: list[str] = []
-    room, seen = limit, set[str]()
+    size, seen = 0, set[str]()
     for piece in pieces:
         for record in piece.report:
             entry = piece.entries[record.fqn]
             if twice := seen.intersection(entry.leaves):
                 raise ConfigError(
-                    f"two tensors would be stored as {min(twice)!r}; exclude the one that would be quantized"
+                    f"two tensors would be stored as {min(twice)!r}; exclude the one that would be "
+                    "quantized"
                 )
             seen.update(entry.leaves)
-            if names and entry.nbytes > room:
-                shards.append(tuple(names))
-                names, room = [], limit
+            if names and size + entry.nbytes > limit:
+                shards.append(ShardState(tuple(names), size))
+                names, size = [], 0
             names.append(record.fqn)
-            room -= entry.nbytes
-    return [*shards, tuple(names)]
+            size += entry.nbytes
+    return (*shards, ShardState(tuple(names), size))
 
 
 def join(
-    path: Path, tensors: Sequence[str], piece_of: Mapping[str, Piece], ties: Mapping[str, str]
+    path: Path,
+    tensors: Sequence[str],
+    piece_of: Mapping[str, Piece],
+    ties: Mapping[str, str],
+    advance: Advance,
 ) -> str:
     """Write and sync a file of these tensors; returns its SHA-256.
 
@@ -52,6 +59,7 @@ def join(
         tensors: by name, in order.
         piece_of: the piece that has it, for each tensor.
         ties: names that stand for another's tensor, in the whole checkpoint.
+        advance: is told of the bytes that are written.
 
     Raises:
         OSError: it cannot be written.
@@ -69,17 +77,16 @@ def join(
     sha = hashlib.sha256()
 
     def buffers() -> Iterator[bytes]:
+        sha.update(header)
         yield header
         for leaf in order:
-            yield from home[leaf].read(leaf)
-
-    def hashed() -> Iterator[bytes]:
-        for data in buffers():
-            sha.update(data)
-            yield data
+            for data in home[leaf].read(leaf):
+                sha.update(data)
+                yield data
+                advance(leaf, len(data))
 
     path.unlink(missing_ok=True)
-    write_file(path, hashed())
+    write_file(path, buffers())
     return sha.hexdigest()
 
 

@@ -25,7 +25,7 @@ def check_progress(progress: Progress) -> None:
 
 
 @contextmanager
-def bar(progress: Progress, done: int, total: int) -> Iterator[Advance]:
+def bar(progress: Progress, title: str, done: int, total: int) -> Iterator[Advance]:
     """Show that `done` of `total` bytes are done; what is yielded tells of more."""
     if callable(progress):
         call = progress
@@ -44,7 +44,7 @@ def bar(progress: Progress, done: int, total: int) -> Iterator[Advance]:
     from tqdm.auto import tqdm
 
     with tqdm(
-        desc="quantize", unit="B", unit_scale=True, initial=done, total=total, dynamic_ncols=True
+        desc=title, unit="B", unit_scale=True, initial=done, total=total, dynamic_ncols=True
     ) as shown:
 
         def show(name: str, size: int) -> None:

@@ -20,9 +20,9 @@ from ao_core.checkpoints.files import (
 )
 from ao_core.checkpoints.job import Job, Step
 from ao_core.checkpoints.join import hash_of, join, shards_of, written
-from ao_core.checkpoints.pieces import Piece, open_piece, piece_path, pieces_of, write_piece
+from ao_core.checkpoints.pieces import open_piece, piece_path, pieces_of, write_piece
 from ao_core.checkpoints.progress import Progress, bar, check_progress
-from ao_core.checkpoints.state import STATE, ShardState, State, job_id, load_state, save_state
+from ao_core.checkpoints.state import STATE, State, job_id, load_state, save_state
 from ao_core.config import Config, config_to_dict
 from ao_core.errors import CheckpointError, ConfigError, QuantizationError
 from ao_core.report import Report
@@ -166,7 +166,7 @@ def _finish(
         _make_pieces(job, work, state, pieces, progress)
         if state.shards is None:
             state = _divided(job, work, state, pieces)
-        state = _joined(job, work, state, pieces)
+        state = _joined(job, work, state, pieces, progress)
     assert state.shards is not None
     assert state.names is not None
     publish(target, work, state.names)
@@ -204,7 +204,7 @@ def _make_pieces(
     total = sum(step.entry.nbytes for number in needed for step in pieces[number])
     there = [n for n in needed if piece_path(work, n).exists()]
     done = sum(step.entry.nbytes for number in there for step in pieces[number])
-    with bar(progress, done, total) as advance:
+    with bar(progress, "quantize", done, total) as advance:
         for number in needed:
             if number not in there:
                 write_piece(job, pieces[number], piece_path(work, number), advance)
@@ -223,28 +223,36 @@ def _divided(job: Job, work: Path, state: State, pieces: Sequence[tuple[Step, ..
     opened = [open_piece(piece_path(work, number)) for number in range(len(pieces))]
     records = tuple(record for piece in opened for record in piece.report)
     report = Report(config_to_dict(job.config), records).to_json()
-    shards = tuple(ShardState(names) for names in shards_of(opened, job.max_shard_size))
+    shards = shards_of(opened, job.max_shard_size)
     state = replace(state, shards=shards, report=report)
     save_state(work, state)
     return state
 
 
-def _joined(job: Job, work: Path, state: State, pieces: Sequence[tuple[Step, ...]]) -> State:
+def _joined(
+    job: Job,
+    work: Path,
+    state: State,
+    pieces: Sequence[tuple[Step, ...]],
+    progress: Progress,
+) -> State:
     """The state with all files written and named; pieces go as soon as no file needs them."""
     assert state.shards is not None
     numbers = {step.fqn: number for number, steps in enumerate(pieces) for step in steps}
-    for number, shard in enumerate(state.shards):
-        if shard.sha256 is None:
-            opened = {
-                n: open_piece(piece_path(work, n)) for n in {numbers[f] for f in shard.tensors}
-            }
-            piece_of: dict[str, Piece] = {fqn: opened[numbers[fqn]] for fqn in shard.tensors}
-            sha256 = join(work / str(number), shard.tensors, piece_of, job.ties)
-            state = state.with_hash(number, sha256)
-            save_state(work, state)
-        needed = set(_needed(state, pieces))
-        for used in {numbers[fqn] for fqn in shard.tensors} - needed:
-            piece_path(work, used).unlink(missing_ok=True)
+    left = sum(shard.nbytes for shard in state.shards if shard.sha256 is None)
+    # a function was told that all is done when all was quantized
+    with bar(progress is True, "write", 0, left) as advance:
+        for number, shard in enumerate(state.shards):
+            used = {numbers[fqn] for fqn in shard.tensors}
+            if shard.sha256 is None:
+                opened = {n: open_piece(piece_path(work, n)) for n in used}
+                piece_of = {fqn: opened[numbers[fqn]] for fqn in shard.tensors}
+                path = work / str(number)
+                sha256 = join(path, shard.tensors, piece_of, job.ties, advance)
+                state = state.with_hash(number, sha256)
+                save_state(work, state)
+            for n in used.difference(_needed(state, pieces)):
+                piece_path(work, n).unlink(missing_ok=True)
     files = [written(work / str(number)) for number in range(len(state.shards or ()))]
     names = shard_names(work.parent, files)
     if len(names) > 1:

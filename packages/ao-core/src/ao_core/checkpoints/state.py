@@ -27,6 +27,8 @@ class ShardState:
 
     #: names of its tensors
     tensors: tuple[str, ...]
+    #: of these
+    nbytes: int
     #: of the file, once it is written
     sha256: str | None = None
 
@@ -96,7 +98,7 @@ def load_state(work: Path) -> State | None:
             job=data["job"],
             shards=None
             if shards is None
-            else tuple(ShardState(tuple(s["tensors"]), s["sha256"]) for s in shards),
+            else tuple(ShardState(tuple(s["tensors"]), s["nbytes"], s["sha256"]) for s in shards),
             report=data["report"],
             names=None if data["names"] is None else tuple(data["names"]),
         )
