@@ -31,6 +31,7 @@ from ao_core.tensor.saving.commit import make_dirs, publish, shard_names, write_
 
 __all__ = ["quantize_checkpoint", "run"]
 
+_LOCK = "lock"
 _log = logging.getLogger("ao_core")
 
 
@@ -118,10 +119,7 @@ def _work(target: Path, job: Job, overwrite: bool) -> Iterator[tuple[Path, State
     """The directory of an unfinished run, its state, and a lock that only one process has."""
     work, identity = target / WORK, job_id(job)
     make_dirs(work)
-    lock = os.open(work / "lock", os.O_RDWR | os.O_CREAT)
-    try:
-        if not _locked(lock):
-            raise ConfigError(f"DST {target}: another process is writing there now")
+    with _locked(work):
         state = load_state(work)
         if state is not None and state.job != identity:
             if not overwrite:
@@ -135,20 +133,24 @@ def _work(target: Path, job: Job, overwrite: bool) -> Iterator[tuple[Path, State
             state = State(identity)
             save_state(work, state)
         yield work, state
-    finally:
-        os.close(lock)
 
 
-def _locked(lock: int) -> bool:
+@contextmanager
+def _locked(work: Path) -> Iterator[None]:
+    """Keep other processes out, until this one ends in whatever way; not on Windows."""
     try:
         import fcntl
-    except ImportError:  # Windows
-        return True
+    except ImportError:
+        yield
+        return
+    lock = os.open(work / _LOCK, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        yield
+    except BlockingIOError as error:
+        raise ConfigError(f"DST {work.parent}: another process is writing there now") from error
+    finally:
+        os.close(lock)
 
 
 def _difference(state: State, identity: dict[str, object]) -> str:
@@ -267,7 +269,7 @@ def _clear(work: Path) -> None:
     """Remove what another run left, but not the lock."""
     (work / STATE).unlink(missing_ok=True)
     for file in work.iterdir():
-        if file.name != "lock":
+        if file.name != _LOCK:
             file.unlink()
 
 
