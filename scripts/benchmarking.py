@@ -46,7 +46,7 @@ Row = dict[str, Any]
 _PACKAGES = ("torch", "ao-core", "ao-quant", "ao-kernels", "torchao", "bitsandbytes")
 
 
-def arguments(description: str | None, **options: int | str) -> argparse.Namespace:
+def arguments(description: str | None, **options: float | str) -> argparse.Namespace:
     """Parse `--json FILE` and one option for each number or text, with its default."""
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     parser.add_argument("--json", type=Path, help="write the results there, too")

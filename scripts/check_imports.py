@@ -12,6 +12,7 @@ from workspace import module_name, packages
 # --8<-- [start:layers] shown in docs/design.md
 CORE_LAYERS = (
     "(cli) | (testing)",
+    "(checkpoints)",
     "(recipes) : (quantize) : (report) : (targets) : (explanation)",
     "(weights)",
     "(torch_kernels)",
@@ -34,7 +35,7 @@ OPTIONAL = {
     "yaml": ("cli", "config"),
     "jinja2": ("report",),
     "matplotlib": ("report",),
-    "tqdm": ("quantize",),
+    "tqdm": ("checkpoints", "quantize"),
     "pytest": ("testing",),
     "hypothesis": ("testing",),
     "ml_dtypes": ("testing",),

@@ -15,6 +15,7 @@ from workspace import ROOT
 OVERHEAD = ROOT / "packages" / "ao-core" / "benchmarks" / "bench_overhead.py"
 IMPORT_TIME = ROOT / "packages" / "ao-core" / "benchmarks" / "bench_import_time.py"
 QUANTIZE_TIME = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_quantize_time.py"
+CHECKPOINT = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_checkpoint.py"
 
 CPU = ROOT / "packages" / "ao-kernels" / "benchmarks" / "cpu"
 
@@ -115,3 +116,13 @@ def test_quantizing_a_model_on_the_cpu(tmp_path: Path) -> None:
         assert row["seconds"] > 0
         assert 1 <= row["peak"] < 3
         assert 0.28 < row["after"] < 0.3
+
+
+@pytest.mark.slow
+def test_a_checkpoint_larger_than_memory(tmp_path: Path) -> None:
+    options = ("--size=0.1", "--limit=3", "--kills=1", "--recipes=int4_weight_only")
+    (row,) = rows(CHECKPOINT, tmp_path, *options, f"--folder={tmp_path}")
+    assert row["checkpoint GB"] == pytest.approx(2 * 32000 * 4096 * 2 / 1e9, rel=1e-3)
+    assert row["peak GB"] < row["stated GB"] == pytest.approx(0.256 + 4 * 32000 * 4096 / 1e9)
+    assert row["same bytes"] == "yes"
+    assert not list(tmp_path.glob("tmp*"))

@@ -20,12 +20,12 @@ from ao_core.errors import CheckpointError
 # calls that touch the disk, until one child gets through; prints what was found after each.
 KILLED = """
 import ctypes, json, os, pathlib, signal, sys, zlib
-import safetensors, torch
+import torch
 from torch import nn
 from ao_core import load_model, save_model
 
-STEPS = [(safetensors, "serialize_file"), (zlib, "crc32"), (os, "fsync"), (os, "replace"), (os, "open"),
-         (pathlib.Path, "unlink"), (pathlib.Path, "mkdir"), (pathlib.Path, "chmod")]
+STEPS = [(zlib, "crc32"), (os, "fsync"), (os, "replace"), (os, "open"),
+         (pathlib.Path, "unlink"), (pathlib.Path, "mkdir")]
 
 def model(value):
     linears = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ao_core.__about__ import __version__
 
 if TYPE_CHECKING:
+    from ao_core.checkpoints import plan_checkpoint, quantize_checkpoint, verify_checkpoint
     from ao_core.config import (
         Config,
         FqnToConfig,
@@ -69,12 +70,15 @@ _MODULES = {
     "kernels": "ao_core.dispatch",
     "load_model": "ao_core.tensor.saving",
     "open_checkpoint": "ao_core.tensor.saving",
+    "plan_checkpoint": "ao_core.checkpoints",
     "quantize_": "ao_core.quantize",
+    "quantize_checkpoint": "ao_core.checkpoints",
     "quantize_tensor": "ao_core.tensor",
     "register": "ao_core.registry",
     "reopen": "ao_core.registry",
     "resolve_config": "ao_core.config",
     "save_model": "ao_core.tensor.saving",
+    "verify_checkpoint": "ao_core.checkpoints",
     "weight_only": "ao_core.recipes",
 }
 
@@ -111,12 +115,15 @@ __all__ = [
     "kernels",
     "load_model",
     "open_checkpoint",
+    "plan_checkpoint",
     "quantize_",
+    "quantize_checkpoint",
     "quantize_tensor",
     "register",
     "reopen",
     "resolve_config",
     "save_model",
+    "verify_checkpoint",
     "weight_only",
 ]
 

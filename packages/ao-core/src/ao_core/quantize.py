@@ -21,7 +21,7 @@ from ao_core.tensor import ComputeWeight, QTensor, check_quantizable, native
 from ao_core.tensor.codec import is_sharded
 from ao_core.weights import is_conv
 
-__all__ = ["Progress", "convert", "dequantize_", "quantize_"]
+__all__ = ["Progress", "convert", "dequantize_", "quantize_", "sample_sqnr", "transformed"]
 
 #: False or None: no progress; True: a tqdm bar; or a function (done, total, fqn of the next parameter)
 Progress: TypeAlias = "bool | Callable[[int, int, str], None] | None"
@@ -119,22 +119,26 @@ def convert(
     if entry.config is None:
         return None, _record(entry, before, "kept", entry.reason, start)
     dense = before.detach() if device is None else before.detach().to(device)
-    role = _role(entry)
-    try:
-        apply = registry.transform_for(type(entry.config)).apply
-        new = apply(dense, entry.config, role)
-    except QuantizationError as error:
-        new = Skip(str(error))
+    new = transformed(entry, dense)
     if isinstance(new, Skip):
         return None, _record(entry, before, "skipped", new.reason, start)
-    quality = _sample_sqnr(dense, new)
+    quality = sample_sqnr(dense, new)
     if isinstance(new, QTensor):
         # filters of one dimension have the rank of experts, but not their products
-        new = new if is_conv(dense, role) else native(new)
+        new = new if is_conv(dense, _role(entry)) else native(new)
         parameter = nn.Parameter(new, requires_grad=False)
     else:
         parameter = nn.Parameter(new, requires_grad=before.requires_grad)
     return parameter, _record(entry, before, "quantized", "", start, parameter, quality)
+
+
+def transformed(entry: Plan, dense: Tensor) -> Tensor | Skip:
+    """What the transform of the plan's configuration makes of a dense tensor, or why it cannot."""
+    assert entry.config is not None
+    try:
+        return registry.transform_for(type(entry.config)).apply(dense, entry.config, _role(entry))
+    except QuantizationError as error:
+        return Skip(str(error))
 
 
 def _role(entry: Plan) -> Target:
@@ -148,7 +152,7 @@ def _install(entry: Plan, parameter: nn.Parameter | None) -> None:
             owner.module._parameters[owner.name] = parameter
 
 
-def _sample_sqnr(dense: Tensor, new: Tensor) -> float | None:
+def sample_sqnr(dense: Tensor, new: Tensor) -> float | None:
     """SQNR in dB of a quantized weight, over whole rows evenly spread where the weight is large."""
     if not isinstance(new, QTensor):
         return None

@@ -61,6 +61,11 @@ def test_inspect_table(ao, checkpoint):
     assert "ao-core" in rows[0]
     assert "16.00" in rows[2]
     assert rows[-1].startswith("4 tensors, 3 quantized, in 1 file(s): 6.8 kB, 5.58 bits a weight")
+    # three of 48×64 in float32, and 8×64 in bfloat16
+    assert "(37.9 kB if all were dense, of which 97.3% is quantized)" in rows[-1]
+    by_format = rows[rows.index("by format") + 3 :]
+    assert by_format[0].split()[-5:] == ["3", "5.8", "kB", "84.9%", "5.00"]
+    assert by_format[1].split() == ["bfloat16", "1", "1.0", "kB", "15.1%", "16.00"]
 
 
 def test_inspect_json(ao, checkpoint):
@@ -70,6 +75,8 @@ def test_inspect_json(ao, checkpoint):
     assert Spec.from_dict(first["spec"]) == Spec("int4", (1, 32), layout="packed")
     assert first["bytes"] == 48 * 32 + 48 * 2 * 4
     assert data["totals"]["bytes"] == sum(t["bytes"] for t in data["tensors"])
+    assert data["totals"]["coverage_percent"] == pytest.approx(100 * 36 / 37)
+    assert [(f["tensors"], f["bytes"]) for f in data["formats"]] == [(3, 5760), (1, 1024)]
     assert data["totals"]["elements"] == 3 * 48 * 64 + 8 * 64
     assert data["files"] == ["model.safetensors"]
     assert data["missing"] == []

@@ -57,7 +57,10 @@ def test_the_result_says_what_was_done_and_why_not(ao, source, tmp_path):
 
 def test_side_files_are_copied_but_no_other_weights(ao, source, tmp_path):
     ao("quantize", source, tmp_path / "out", "--config", "small4")
-    assert files(tmp_path / "out") == ["config.json", "model.safetensors", "tokenizer.model"]
+    assert files(tmp_path / "out") == [
+        "ao_manifest.json", "ao_report.html", "ao_report.json",
+        "config.json", "model.safetensors", "tokenizer.model",
+    ]  # fmt: skip
     assert (tmp_path / "out" / "tokenizer.model").read_bytes() == b"tokens"
 
 
@@ -99,11 +102,11 @@ def test_include_and_exclude(ao, source, tmp_path):
         "layers.0.attn.q_proj.weight",
         "layers.0.rotary",
     }
-    assert "no --include matches it" in result.stdout
+    assert "no pattern of include matches it" in result.stdout
     args = ("--exclude", "lm_head|conv", "--exclude", "experts")
     result = ao("quantize", source, tmp_path / "b", "--config", "small4", *args)
     assert quantized(tmp_path / "b") == {"layers.0.attn.q_proj.weight"}
-    assert "3 × --exclude leaves it out" in result.stdout
+    assert "3 × a pattern of exclude leaves it out" in result.stdout
 
 
 def test_a_configuration_for_each_name(ao, source, tmp_path):
@@ -143,7 +146,8 @@ def test_shards_of_an_index_and_of_the_result(ao, tensors, tmp_path):
 def test_one_file_as_the_source(ao, source, tmp_path):
     result = ao("quantize", source / "model.safetensors", tmp_path / "out", "--config", "small4")
     assert result.exit_code == 0, result.stderr
-    assert files(tmp_path / "out") == ["model.safetensors"]
+    written = ["ao_manifest.json", "ao_report.html", "ao_report.json", "model.safetensors"]
+    assert files(tmp_path / "out") == written
     assert quantized(tmp_path / "out") == USUAL
 
 
@@ -182,6 +186,65 @@ def test_report_file(ao, source, tmp_path, suffix):
         assert text.count("<tr") == 11
 
 
+def test_plan_writes_nothing(ao, source, tmp_path):
+    args = ("quantize", source, tmp_path / "out", "--config", "small4")
+    result = ao(*args, "--plan")
+    assert result.exit_code == 0, result.stderr
+    assert not (tmp_path / "out").exists()
+    rows = {line.split()[0]: line for line in result.stdout.splitlines() if line}
+    assert "int4[1×32]" in rows["lm_head.weight"]
+    assert "kept: embeddings are kept" in rows["embed_tokens.weight"]
+    assert "skipped: Linear of odd width 7" in rows["layers.0.odd.weight"]
+    assert "4 of 10 tensors to quantize" in result.stdout
+    assert "copied too: config.json, tokenizer.model" in result.stdout
+    assert "left out: pytorch_model.bin" in result.stdout
+    memory = rows["memory:"]
+    assert "twice the largest tensor (layers.0.mlp.experts.gate_up_proj, 24.6 kB)" in memory
+    assert memory in ao(*args).stderr  # stated before the work, too
+
+
+def test_a_run_that_was_killed_goes_on(ao, source, tmp_path, monkeypatch):
+    import os
+
+    real = os.replace
+
+    def stop(old, new):
+        if str(new).endswith(".safetensors"):
+            raise OSError(28, os.strerror(28))
+        real(old, new)
+
+    args = ("quantize", source, tmp_path / "out", "--config", "small4")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", stop)
+        result = ao(*args)
+    assert result.exit_code == 2
+    assert "No space left on device. What is done is kept in" in result.stderr
+    refused = ao("verify", tmp_path / "out")
+    assert (refused.exit_code, "an unfinished run" in refused.stderr) == (2, True)
+    other = ao(*args[:-1], "small4/row")
+    assert (other.exit_code, "unfinished run with another config" in other.stderr) == (2, True)
+    assert ao(*args).exit_code == 0
+    assert quantized(tmp_path / "out") == USUAL
+
+
+def test_verify(ao, source, tmp_path):
+    ao("quantize", source, tmp_path / "out", "--config", "small4")
+    result = ao("verify", tmp_path / "out")
+    assert result.exit_code == 0, result.stderr
+    assert "3 of 3 files are as they were written" in result.stdout
+    (tmp_path / "out" / "config.json").write_text("{}")
+    result = ao("verify", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "it has 2 bytes, and had 23" in result.stdout
+    assert "2 of 3 files are" in result.stdout
+    result = ao("verify", tmp_path / "out", "--json")
+    assert result.exit_code == 1
+    data = json.loads(result.stdout)
+    assert not data["ok"]
+    assert [f["name"] for f in data["files"] if f["problem"]] == ["config.json"]
+    assert ao("verify", source).exit_code == 2  # of others: nothing to compare with
+
+
 def test_not_finite_weight_leaves_nothing(ao, tensors, tmp_path):
     tensors["lm_head.weight"][3, 4] = float("nan")
     save_file(tensors, tmp_path / "bad.safetensors")
@@ -214,8 +277,8 @@ def test_a_failing_run_keeps_the_checkpoint_that_was_there(ao, source, tensors, 
     [
         (("--config", "smal4"), "Did you mean 'small4'"),
         (("--config", "small4", "--set", "group_size=5"), "use 16, 32 or 'row'"),
-        (("--config", "small4", "--include", "nothing"), "--include nothing: matches no tensor"),
-        (("--config", "small4", "--exclude", "("), "--exclude (: no valid regular expression"),
+        (("--config", "small4", "--include", "nothing"), "include='nothing': matches no tensor"),
+        (("--config", "small4", "--exclude", "("), "exclude='(': no valid regular expression"),
         (("--config", "small4", "--report", "out.txt"), "must end in .html or .json"),
         (("--config", "small4", "--report", "no/such/r.json"), "there is no directory"),
         (("--config", "small4", "--max-shard-size", "big"), "max_shard_size='big'"),

@@ -1,5 +1,9 @@
 """Weight-only and dynamic quantization recipes for PyTorch models, built on ao-core."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ao_quant.__about__ import __version__
 from ao_quant.configs import (
     Float8DynamicActivationFloat8WeightConfig,
@@ -21,6 +25,9 @@ from ao_quant.configs import (
 )
 from ao_quant.specs import spec_of
 
+if TYPE_CHECKING:
+    from ao_core.checkpoints import plan_checkpoint, quantize_checkpoint, verify_checkpoint
+
 __all__ = [
     "Float8DynamicActivationFloat8WeightConfig",
     "Float8WeightOnlyConfig",
@@ -39,5 +46,19 @@ __all__ = [
     "int8_weight_only",
     "intx_weight_only",
     "nf4_weight_only",
+    "plan_checkpoint",
+    "quantize_checkpoint",
     "spec_of",
+    "verify_checkpoint",
 ]
+
+#: functions of ao-core under the name of this package; imported when first used
+_FROM_CORE = ("plan_checkpoint", "quantize_checkpoint", "verify_checkpoint")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FROM_CORE:
+        raise AttributeError(f"module 'ao_quant' has no attribute {name!r}")
+    from ao_core import checkpoints
+
+    return getattr(checkpoints, name)

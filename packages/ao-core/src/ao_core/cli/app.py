@@ -21,12 +21,13 @@ from ao_core.cli.formats import formats
 from ao_core.cli.inspect import inspect
 from ao_core.cli.plugins import plugins
 from ao_core.cli.quantize import quantize
+from ao_core.cli.verify import verify
 from ao_core.discovery import installed, select
 from ao_core.errors import AoError
 
 __all__ = ["make_app", "run"]
 
-_COMMANDS = (plugins, formats, explain, inspect, quantize)
+_COMMANDS = (plugins, formats, explain, inspect, quantize, verify)
 
 
 class Commands(typer.core.TyperGroup):

@@ -53,7 +53,7 @@ def explain(
 
 
 def _of_checkpoint(path: Path, rows: tuple[int, ...], device: str) -> Iterator[WeightExplanation]:
-    from ao_core.cli.skeleton import is_embedding
+    from ao_core.checkpoints.skeleton import is_embedding
     from ao_core.explanation import explain_weight
     from ao_core.tensor import QTensor
     from ao_core.tensor.saving import open_checkpoint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
@@ -38,12 +37,14 @@ def inspect(
             "bytes_dense": dense,
             "elements": count,
             "bits_per_weight": _bits(opened.nbytes, count),
+            "coverage_percent": _coverage(rows),
         }
         files = [file.name for file in opened.files]
         show_json(
             {
                 "files": files,
                 "tensors": rows,
+                "formats": _formats(rows),
                 "tied": opened.ties,
                 "totals": totals,
                 "missing": missing,
@@ -66,11 +67,26 @@ def inspect(
         ],
         right=(3, 4),
     )
+    show_table(
+        "by format",
+        ("format", "tensors", "size", "of all", "bits/weight"),
+        [
+            (
+                kind["format"],
+                str(kind["tensors"]),
+                size_text(kind["bytes"]),
+                f"{100 * kind['bytes'] / max(opened.nbytes, 1):.1f}%",
+                f"{kind['bits_per_weight']:.2f}",
+            )
+            for kind in _formats(rows)
+        ],
+        right=(1, 2, 3, 4),
+    )
     quantized = sum(row["spec"] is not None for row in rows)
     typer.echo(
         f"{len(rows)} tensors, {quantized} quantized, in {len(opened.files)} file(s): "
         f"{size_text(opened.nbytes)}, {_bits(opened.nbytes, count):.2f} bits a weight "
-        f"({size_text(dense)} if all were dense)"
+        f"({size_text(dense)} if all were dense, of which {_coverage(rows):.1f}% is quantized)"
     )
     for text in missing:
         typer.echo(f"missing here: {text}")
@@ -78,13 +94,14 @@ def inspect(
 
 def _rows(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     from ao_core.registry import CORE
+    from ao_core.tensor.saving.write import natural
 
     dists = {(p.kind, p.name): f"{p.dist} {p.version}".strip() for p in checkpoint.providers}
     tied: dict[str, list[str]] = {}
     for name, owner in checkpoint.ties.items():
         tied.setdefault(owner, []).append(name)
     rows = []
-    for entry in sorted(checkpoint.entries.values(), key=lambda entry: _natural(entry.fqn)):
+    for entry in sorted(checkpoint.entries.values(), key=lambda entry: natural(entry.fqn)):
         count = prod(entry.shape)
         needs = () if entry.spec is None else tuple(_names(entry.spec))
         rows.append(
@@ -116,9 +133,25 @@ def _names(spec: Spec) -> Iterator[tuple[str, str]]:
             yield from _names(nested)
 
 
-def _natural(name: str) -> list[int | str]:
-    """A key that sorts layer 10 after layer 9: text and numbers by turns."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+def _formats(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tensors and bytes of each format, the largest first."""
+    kinds: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        empty = {"format": row["format"], "tensors": 0, "bytes": 0, "elements": 0}
+        kind = kinds.setdefault(row["format"], empty)
+        kind["tensors"] += 1
+        kind["bytes"] += row["bytes"]
+        kind["elements"] += row["elements"]
+    for kind in kinds.values():
+        kind["bits_per_weight"] = _bits(kind["bytes"], kind["elements"])
+    return sorted(kinds.values(), key=lambda kind: (-kind["bytes"], kind["format"]))
+
+
+def _coverage(rows: list[dict[str, Any]]) -> float:
+    """Share of the bytes of dense tensors that is quantized, in percent."""
+    covered: int = sum(row["bytes_dense"] for row in rows if row["spec"] is not None)
+    dense: int = sum(row["bytes_dense"] for row in rows)
+    return 100.0 * covered / max(dense, 1)
 
 
 def _bits(nbytes: int, count: int) -> float:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from ao_core.report import Report
 
 __all__ = ["quantize"]
 
@@ -28,42 +33,62 @@ def quantize(
     exclude: list[str] = typer.Option(
         [], metavar="REGEX", help="Keep the tensors whose name has a match."
     ),
-    report: Path | None = typer.Option(None, help="Also write the report, as .html or .json."),
+    plan: bool = typer.Option(
+        False, "--plan", help="Print what would be done, with all sizes, and write nothing."
+    ),
+    report: Path | None = typer.Option(None, help="Write the report there too, as .html or .json."),
     max_shard_size: str = typer.Option("5GB", help="Split files above this size."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Write into a directory with files."),
 ) -> None:
-    """Quantize a checkpoint, tensor by tensor.
+    """Quantize a checkpoint, tensor by tensor; called again after a kill, it goes on.
 
     Without --include, quantizes what quantize_ would: weights of linear layers and convolutions, of
     attention and of fused experts; norms and embeddings are kept.
     """
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
-
-    from ao_core.cli.convert import check_paths, convert_checkpoint, write_report
+    from ao_core.checkpoints.decide import make_job
+    from ao_core.checkpoints.files import check_target
+    from ao_core.checkpoints.plan import plan_of
+    from ao_core.checkpoints.run import run
     from ao_core.cli.settings import load_config
 
-    check_paths(source, target, report, overwrite)
-    resolved = load_config(config, set_)
-    console = Console(stderr=True)
-    columns = (
-        SpinnerColumn(),
-        *Progress.get_default_columns(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
+    if report is not None:
+        _check_report(report)
+    job = make_job(
+        source,
+        load_config(config, set_),
+        include=include,
+        exclude=exclude,
+        max_shard_size=max_shard_size,
     )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("opening", total=None)
-
-        def advance(done: int, total: int, name: str) -> None:
-            bar.update(task, completed=done, total=total, description=name or f"writing {target}")
-
-        result = convert_checkpoint(
-            source, target, resolved, include, exclude, max_shard_size, advance
-        )
+    check_target(source, target, overwrite)
+    if plan:
+        typer.echo(str(plan_of(job)))
+        return
+    typer.echo(f"memory: {job.memory_text()}", err=True)
+    title = f"{source.name} as {config}"
+    result = run(job, target, overwrite=overwrite, progress=sys.stderr.isatty(), title=title)
     typer.echo(str(result))
     if report is not None:
-        write_report(result, report, f"{source.name} as {config}")
+        report.write_text(_render(result, report, title), encoding="utf-8")
     typer.echo(f"\nwritten to {target}")
+
+
+def _check_report(path: Path) -> None:
+    """Raise before any work is done if the report could not be written."""
+    from ao_core.errors import ConfigError
+    from ao_core.report import Report
+
+    _render(Report({}), path, "")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--report {path}: there is no directory {path.parent}")
+
+
+def _render(report: Report, path: Path, title: str) -> str:
+    """A report in the form that the file's name asks for."""
+    from ao_core.errors import ConfigError
+
+    if path.suffix == ".html":
+        return report.to_html(title)
+    if path.suffix == ".json":
+        return report.to_json()
+    raise ConfigError(f"--report {path}: the name must end in .html or .json")

@@ -16,6 +16,7 @@ from ao_core.errors import ConfigError
 from ao_core.numerics.blocks import block_absmax, block_minmax, split_blocks
 from ao_core.numerics.mx import choose_e8m0
 from ao_core.numerics.rounding import round_to_16_bits
+from ao_core.numerics.slabs import is_large, slabs
 from ao_core.spec import SCALE_DTYPES, ZERO_KINDS
 
 if TYPE_CHECKING:
@@ -87,8 +88,21 @@ def scale_to_float(scale: Tensor) -> Tensor:
 def quantize_affine(
     x: Tensor, dtype: DType, block: Sequence[int], scale: Tensor, zero: Tensor | None = None
 ) -> Tensor:
-    """Codes (uint8, shape of `x`) of x / scale + zero."""
-    x = x.detach().to(torch.float32)
+    """Codes (uint8, shape of `x`) of x / scale + zero; a large tensor is taken in slabs."""
+    x = x.detach()
+    if not is_large(x):
+        return _quantize_affine(x, dtype, block, scale, zero)
+    codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+    for part, grid in slabs(x.shape, block):
+        by = None if zero is None else zero[grid]
+        codes[part] = _quantize_affine(x[part], dtype, block, scale[grid], by)
+    return codes
+
+
+def _quantize_affine(
+    x: Tensor, dtype: DType, block: Sequence[int], scale: Tensor, zero: Tensor | None
+) -> Tensor:
+    x = x.to(torch.float32)
     view, by_block = split_blocks(x, block, scale_to_float(scale))
     ratio = view / by_block
     if zero is not None:
@@ -105,7 +119,28 @@ def dequantize_affine(
     zero: Tensor | None = None,
     out_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """(decode(codes) - zero) * scale in float32, rounded once to `out_dtype`."""
+    """(decode(codes) - zero) * scale in float32, rounded once to `out_dtype`.
+
+    A large tensor is taken in slabs, unless a gradient is to flow through it.
+    """
+    learns = scale.requires_grad or (zero is not None and zero.requires_grad)
+    if learns or not is_large(codes):
+        return _dequantize_affine(codes, dtype, block, scale, zero, out_dtype)
+    dense = torch.empty(codes.shape, dtype=out_dtype, device=codes.device)
+    for part, grid in slabs(codes.shape, block):
+        by = None if zero is None else zero[grid]
+        dense[part] = _dequantize_affine(codes[part], dtype, block, scale[grid], by, out_dtype)
+    return dense
+
+
+def _dequantize_affine(
+    codes: Tensor,
+    dtype: DType,
+    block: Sequence[int],
+    scale: Tensor,
+    zero: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
     values = dtype.decode(codes)
     if zero is not None:
         view, by_block = split_blocks(values, block, _zero_to_float(zero, dtype))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ao_core.errors import ConfigError
+from ao_core.numerics.slabs import is_large, slabs
 
 __all__ = ["pack_bits", "pack_unit", "packed_size", "unpack_bits"]
 
@@ -36,6 +37,19 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
     values, size = pack_unit(bits)
     if bits == 8:
         return codes
+    if not is_large(codes):
+        return _pack(codes, bits)
+    packed = codes.new_empty((*codes.shape[:-1], packed_size(codes.shape[-1], bits)))
+    for part, units in slabs(codes.shape, (values,)):
+        place = part
+        if len(part) == codes.dim():  # cut within rows, too
+            place = (*part[:-1], slice(units[-1].start * size, units[-1].stop * size))
+        packed[place] = _pack(codes[part], bits)
+    return packed
+
+
+def _pack(codes: Tensor, bits: int) -> Tensor:
+    values, size = pack_unit(bits)
     if tail := -codes.shape[-1] % values:
         codes = torch.nn.functional.pad(codes, (0, tail))
     lanes = [codes[..., i::values] for i in range(values)]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ao_core.checkpoints.rows import by_rows
 from ao_core.config import (
     Config,
     config_from_json,
@@ -22,6 +23,8 @@ from ao_core.config import (
 from ao_core.errors import QuantizationError
 from ao_core.numerics import sqnr
 from ao_core.quantize import dequantize_, quantize_
+from ao_core.records import Skip, Target
+from ao_core.registry import registry
 from ao_core.report import Report
 from ao_core.tensor import QTensor
 from ao_core.testing.base import Suite, gaussian, same_bits
@@ -132,6 +135,24 @@ class TransformSuite(Suite):
         """At least one of the subjects changes."""
         reports = [self.quantized(subject)[1] for subject in self.subjects]
         assert any(report.with_status("quantized") for report in reports)
+
+    @pytest.mark.parametrize("shape", [(300, 64), (3, 150, 32)], ids=["matrix", "experts"])
+    def test_rows_by_themselves(self, shape: tuple[int, ...]) -> None:
+        """Some rows get the codes that they get among others, unless the format has one scale for all.
+
+        `quantize_checkpoint` relies on it: it takes large weights some rows at a time.
+        """
+        weight, target = gaussian(shape, seed=5), Target("weight", nn.Linear(64, 300), "weight")
+
+        def apply(rows: Tensor) -> Tensor | Skip:
+            return registry.transform_for(type(self.config)).apply(rows, self.config, target)
+
+        whole, pieces = apply(weight), by_rows(weight, apply, elements=1)
+        assert type(whole) is type(pieces)
+        if isinstance(whole, QTensor) and isinstance(pieces, QTensor):
+            assert whole.spec == pieces.spec
+            for (name, a), (_, b) in zip(whole.leaves(), pieces.leaves(), strict=True):
+                assert same_bits(a, b), name
 
     # -- the report ------------------------------------------------------------------------------
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -13,14 +14,25 @@ from typing import Any
 
 import safetensors
 import torch
-from safetensors import SafetensorError, TensorSpec
+from safetensors import SafetensorError
 from torch import Tensor
 
 from ao_core.errors import CheckpointError
 from ao_core.tensor.saving.header import Form, Header, parse_header
 from ao_core.tensor.saving.leaves import dtype_name
 
-__all__ = ["Shard", "Slot", "checksum", "open_shard", "restore", "store", "write_shard"]
+__all__ = [
+    "Shard",
+    "Slot",
+    "checksum",
+    "file_header",
+    "form_crc",
+    "open_shard",
+    "restore",
+    "store",
+    "write_file",
+    "write_shard",
+]
 
 #: by their code in a file; what is not here is stored as bytes: complex128, which the format lacks,
 #: and float4_e2m1fn_x2, which safetensors 0.8 only reads from mapped memory
@@ -45,7 +57,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_STORABLE = frozenset(_DTYPES.values())
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
@@ -88,7 +100,7 @@ class Shard:
 def store(leaves: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Form]]:
     """Plain tensors as a file can hold them, and the forms of those that had to become bytes."""
     stored = {name: t.resolve_conj().resolve_neg().contiguous() for name, t in leaves.items()}
-    raw = {n: (t.dtype, tuple(t.shape)) for n, t in stored.items() if t.dtype not in _STORABLE}
+    raw = {n: (t.dtype, tuple(t.shape)) for n, t in stored.items() if t.dtype not in _CODES}
     return stored | {name: stored[name].reshape(-1).view(torch.uint8) for name in raw}, raw
 
 
@@ -100,35 +112,69 @@ def restore(stored: Tensor, form: Form) -> Tensor:
 
 def checksum(tensor: Tensor) -> str:
     """CRC-32 of dtype, shape and values of a contiguous tensor on the CPU."""
-    crc = zlib.crc32(f"{dtype_name(tensor.dtype)}{list(tensor.shape)}".encode())
-    if tensor.nbytes:
-        crc = zlib.crc32((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr()), crc)
+    crc = zlib.crc32(_memory(tensor), form_crc((tensor.dtype, tuple(tensor.shape))))
     return f"{crc:08x}"
 
 
-def write_shard(path: Path, stored: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write and sync one file of contiguous tensors on the CPU.
+def form_crc(form: Form) -> int:
+    """What the CRC-32 of a tensor's bytes goes on from."""
+    dtype, shape = form
+    return zlib.crc32(f"{dtype_name(dtype)}{list(shape)}".encode())
+
+
+def _memory(tensor: Tensor) -> Any:
+    """The bytes of a contiguous tensor on the CPU, not copied."""
+    if not tensor.nbytes:
+        return b""
+    return (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+
+
+def file_header(
+    forms: Mapping[str, Form], metadata: Mapping[str, str]
+) -> tuple[bytes, tuple[str, ...]]:
+    """The bytes that a safetensors file begins with, and its tensors in the order of their bytes.
+
+    Equal contents give equal bytes, which the safetensors package does not promise: larger elements
+    come first, as it wants them, then by name.
+    """
+    order = tuple(sorted(forms, key=lambda name: (-forms[name][0].itemsize, name)))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in order:
+        dtype, shape = forms[name]
+        start, end = end, end + prod(shape) * dtype.itemsize
+        header[name] = {
+            "dtype": _CODES[dtype],
+            "shape": list(shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, order
+
+
+def write_file(path: Path, buffers: Iterable[Any]) -> None:
+    """Write and sync a new file of some buffers.
+
+    Raises:
+        OSError: it cannot be written, or is there already.
+    """
+    with path.open("xb") as file:
+        for buffer in buffers:
+            file.write(buffer)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_shard(path: Path, stored: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write and sync one new file of contiguous tensors on the CPU.
 
     Raises:
         OSError: it cannot be written.
     """
-    specs = {
-        name: TensorSpec(
-            dtype=dtype_name(tensor.dtype),
-            shape=tensor.shape,
-            data_ptr=tensor.data_ptr(),
-            data_len=tensor.nbytes,
-        )
-        for name, tensor in stored.items()
-    }
-    try:
-        safetensors.serialize_file(specs, path, metadata)
-    except SafetensorError as error:
-        raise OSError(str(error).rpartition("I/O error: ")[2]) from error
-    # safetensors 0.8 lets only the owner read it; the directory has what the umask grants
-    path.chmod(path.parent.stat().st_mode & 0o666)
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
+    forms = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in stored.items()}
+    header, order = file_header(forms, metadata)
+    write_file(path, [header, *(_memory(stored[name]) for name in order)])
 
 
 def open_shard(path: Path) -> Shard:

@@ -1,0 +1,110 @@
+"""One tensor of a checkpoint: read, quantized or passed on, and recorded."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ao_core.checkpoints.job import Job, Step
+from ao_core.checkpoints.rows import by_rows
+from ao_core.errors import AoError, ConfigError
+from ao_core.quantize import sample_sqnr, transformed
+from ao_core.records import Skip
+from ao_core.report import ParameterRecord
+from ao_core.tensor import QTensor, check_quantizable
+from ao_core.tensor.saving.leaves import Record, flatten
+
+__all__ = ["Converted", "convert", "kept_record", "planned", "quantized_record", "result_of"]
+
+
+class Converted(NamedTuple):
+    """A tensor as it is to be written."""
+
+    leaves: dict[str, Tensor]
+    #: of a quantized one
+    record: Record | None
+    report: ParameterRecord
+
+
+def convert(job: Job, step: Step) -> Converted:
+    """Read a tensor and do with it what was decided.
+
+    Raises:
+        CheckpointError: its bytes cannot be read, or are not what was written.
+        QuantizationError: it has NaN or inf values.
+        ConfigError: the configuration does not make a quantized tensor.
+    """
+    start = time.perf_counter()
+    if not step.wanted:
+        return _passed_on(job, step, kept_record(step))
+    dense = job.checkpoint.read(step.entry.fqn)
+    check_quantizable(dense, step.fqn)
+    new = result_of(step, dense)
+    if isinstance(new, Skip):
+        return _passed_on(job, step, kept_record(step, new))
+    leaves, record = flatten(step.fqn, new)
+    seconds = time.perf_counter() - start
+    return Converted(leaves, record, quantized_record(step, new, sample_sqnr(dense, new), seconds))
+
+
+def _passed_on(job: Job, step: Step, report: ParameterRecord) -> Converted:
+    """The bytes as they are, whatever they stand for."""
+    leaves = {
+        step.fqn + leaf.removeprefix(step.entry.fqn): job.checkpoint.read(leaf)
+        for leaf in step.entry.leaves
+    }
+    return Converted(leaves, job.checkpoint.records.get(step.entry.fqn), report)
+
+
+def result_of(step: Step, dense: Tensor) -> QTensor | Skip:
+    """What the configuration makes of a tensor, or why it cannot."""
+    entry = step.plan
+    assert entry is not None
+    new = by_rows(dense, lambda rows: transformed(entry, rows))
+    if isinstance(new, (QTensor, Skip)):
+        return new
+    raise ConfigError(
+        f"{type(entry.config).__name__} makes a {type(new).__name__}, whose memory is what it "
+        "was: there is nothing to write"
+    )
+
+
+def planned(step: Step) -> QTensor | Skip | None:
+    """What the configuration would make of the tensor, on the meta device.
+
+    None: it needs values, as only an algorithm that chooses by them does.
+    """
+    try:
+        return result_of(step, torch.empty(step.entry.shape, dtype=step.entry.dtype, device="meta"))
+    except AoError:
+        raise
+    except Exception:  # of a plugin: whatever values that are not there lead to
+        return None
+
+
+def kept_record(step: Step, skip: Skip | None = None) -> ParameterRecord:
+    """The record of a tensor that stays as it is, because nobody asked for it or it cannot be done."""
+    status, reason = ("kept", step.reason) if skip is None else ("skipped", skip.reason)
+    size = step.entry.nbytes
+    return ParameterRecord(step.fqn, status, reason, step.entry.shape, size, size, tied=step.tied)
+
+
+def quantized_record(
+    step: Step, new: QTensor, sqnr_db: float | None = None, seconds: float = 0.0
+) -> ParameterRecord:
+    """The record of a tensor that was quantized, or would be. It names no kernel: another machine serves."""
+    return ParameterRecord(
+        fqn=step.fqn,
+        status="quantized",
+        reason="",
+        shape=step.entry.shape,
+        bytes_before=step.entry.nbytes,
+        bytes_after=new.stored_bytes,
+        spec=str(new.spec),
+        sqnr_db=sqnr_db,
+        seconds=seconds,
+        tied=step.tied,
+    )

@@ -1,0 +1,134 @@
+"""Where the result goes, and what goes there besides tensors: other files of the source, reports, hashes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ao_core.__about__ import __version__
+from ao_core.checkpoints.job import Job
+from ao_core.checkpoints.join import hash_of
+from ao_core.checkpoints.state import STATE, write_whole
+from ao_core.config import config_to_dict
+from ao_core.errors import ConfigError, MissingExtraError
+from ao_core.report import Report
+from ao_core.tensor.saving.commit import sync_dir
+
+__all__ = [
+    "MANIFEST",
+    "REPORT",
+    "WORK",
+    "check_target",
+    "copied_files",
+    "copy_files",
+    "left_out_files",
+    "write_manifest",
+    "write_reports",
+]
+
+#: the directory in the target that an unfinished run leaves
+WORK = ".quantizing"
+MANIFEST = "ao_manifest.json"
+REPORT = "ao_report"
+_OURS = (MANIFEST, f"{REPORT}.json", f"{REPORT}.html")
+_INDEX = ".index.json"
+#: files that hold weights
+_WEIGHTS = (
+    ".safetensors", ".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".h5", ".msgpack", ".onnx",
+    ".onnx_data", ".gguf", ".npz", ".tflite",
+)  # fmt: skip
+
+
+def check_target(src: Path, target: Path, overwrite: bool) -> None:
+    """Raise `ConfigError` where the result could not, or should not, be written."""
+    folder = src if src.is_dir() else src.parent
+    if target.resolve() == folder.resolve():
+        raise ConfigError(f"DST {target} is where SRC is; choose another directory")
+    if target.exists() and not target.is_dir():
+        raise ConfigError(f"DST {target} is a file; choose a directory")
+    found = sorted(file.name for file in target.iterdir()) if target.exists() else []
+    unfinished = (target / WORK / STATE).exists()
+    if [name for name in found if name != WORK] and not unfinished and not overwrite:
+        raise ConfigError(
+            f"DST {target} is not empty (it has {', '.join(found[:3])}); choose another directory or "
+            "pass --overwrite (overwrite=True)"
+        )
+
+
+def copied_files(src: Path) -> list[Path]:
+    """The files of a directory that are copied: all that hold no weights."""
+    return [file for file, reason in _others(src) if not reason]
+
+
+def left_out_files(src: Path) -> dict[str, str]:
+    """The files and directories of a directory that are not copied, and why."""
+    return {file.name: reason for file, reason in _others(src) if reason}
+
+
+def _others(src: Path) -> list[tuple[Path, str]]:
+    if not src.is_dir():
+        return []
+    found = []
+    for file in sorted(src.iterdir()):
+        reason = ""
+        if file.name.endswith((".safetensors", _INDEX)) or file.name in _OURS:
+            continue  # what the result has of its own
+        if not file.is_file():
+            reason = "it is a directory"
+        elif file.name.endswith(_WEIGHTS):
+            reason = "it holds weights in another format"
+        elif file.name.startswith("."):
+            reason = "it is hidden"
+        found.append((file, reason))
+    return found
+
+
+def copy_files(src: Path, target: Path) -> None:
+    """Copy the other files of the source, each at once."""
+    for file in copied_files(src):
+        unfinished = target / WORK / "copy.part"
+        shutil.copyfile(file, unfinished)
+        with unfinished.open("rb+") as copy:
+            os.fsync(copy.fileno())
+        os.replace(unfinished, target / file.name)
+    sync_dir(target)
+
+
+def write_reports(report: Report, target: Path, title: str) -> None:
+    """Write the report as JSON, and as HTML where Jinja2 is installed; else warn."""
+    write_whole(target / f"{REPORT}.json", report.to_json().encode())
+    try:
+        page = report.to_html(title)
+    except MissingExtraError as error:
+        warnings.warn(f"{target}: no {REPORT}.html is written: {error}", stacklevel=3)
+        return
+    write_whole(target / f"{REPORT}.html", page.encode())
+
+
+def write_manifest(job: Job, target: Path, hashes: Mapping[str, str]) -> None:
+    """Write what `verify_checkpoint` compares with.
+
+    Args:
+        job: what was done.
+        target: the directory.
+        hashes: SHA-256 of files that are known already, by name.
+    """
+    names = [*hashes, *(file.name for file in copied_files(job.checkpoint.path))]
+    files: dict[str, Any] = {}
+    for name in sorted(names):
+        path = target / name
+        sha256 = hashes.get(name) or hash_of(path)
+        files[name] = {"bytes": path.stat().st_size, "sha256": sha256}
+    manifest = {
+        "version": 1,
+        "ao_core": __version__,
+        "config": config_to_dict(job.config),
+        "source": {file.name: file.stat().st_size for file in job.checkpoint.files},
+        "files": files,
+    }
+    write_whole(target / MANIFEST, json.dumps(manifest, indent=2).encode())

@@ -1,0 +1,274 @@
+"""Killed at any moment, or out of disk space, the same call goes on and ends with the same bytes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ao_core import WeightOnlyConfig, open_checkpoint, quantize_checkpoint, verify_checkpoint
+from ao_core.checkpoints.files import WORK
+from ao_core.errors import CheckpointError, ConfigError
+
+INT4 = WeightOnlyConfig("int4", 32, "bfloat16")
+SIZE = 20_000
+
+# Runs in forked children, each of which is killed before one of the calls that touch the disk, or in the
+# middle of one that writes; then in one more that is killed later; then until it is done. Prints the moment,
+# whether it was killed, what could be opened then, and whether the bytes are those of a run in peace.
+KILLED = """
+import hashlib, json, os, pathlib, random, shutil, signal, sys, zlib
+import torch
+from ao_core import WeightOnlyConfig, open_checkpoint, quantize_checkpoint
+from ao_core.checkpoints import pieces
+from ao_core.errors import CheckpointError
+
+torch.set_num_threads(1)
+os.fsync = lambda file: None  # what a kill leaves does not depend on it
+pieces.SIZE = 30_000
+source, root, old = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3] == "old"
+CONFIGS = [WeightOnlyConfig("int4", 32, "bfloat16"), WeightOnlyConfig("int8")]
+CALLS = [(zlib, "crc32"), (os, "fsync"), (os, "replace"), (os, "open"), (os, "close"), (shutil, "copyfile"),
+         (shutil, "rmtree"), (pathlib.Path, "unlink"), (pathlib.Path, "mkdir"), (pathlib.Path, "rmdir")]
+left = [10**9]
+
+def step():
+    left[0] -= 1
+    return left[0] < 0
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def counted(function):
+    def run(*args, **kwargs):
+        if step():
+            die()
+        return function(*args, **kwargs)
+    return run
+
+class Torn:
+    "A file that is being written when the process is killed."
+    def __init__(self, file):
+        self.file = file
+    def __enter__(self):
+        return self
+    def __exit__(self, *error):
+        self.file.close()
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+    def write(self, data):
+        if step():
+            data = bytes(data)
+            self.file.write(data[:len(data) // 2])
+            self.file.flush()
+            die()
+        self.file.write(data)
+
+real_open = pathlib.Path.open
+def torn_open(self, mode="r", *args, **kwargs):
+    file = real_open(self, mode, *args, **kwargs)
+    return Torn(file) if mode == "xb" else file
+
+def child(target, moment):
+    "Quantize in another process, which is killed at that moment; whether it was."
+    pid = os.fork()
+    if pid == 0:
+        for owner, name in CALLS:
+            setattr(owner, name, counted(getattr(owner, name)))
+        pathlib.Path.open = torn_open
+        left[0] = moment
+        quantize_checkpoint(source, target, CONFIGS[0], max_shard_size=20_000, overwrite=old)
+        (root / "calls").write_text(str(moment - left[0]))
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, status
+    return os.WIFSIGNALED(status)
+
+def tree(target):
+    found = sorted(p for p in target.rglob("*") if p.is_file() and not p.name.startswith("ao_report"))
+    return {str(p.relative_to(target)): hashlib.sha256(p.read_bytes()).hexdigest() for p in found}
+
+def fresh(name):
+    target = root / name
+    if old:
+        quantize_checkpoint(source, target, CONFIGS[1], max_shard_size=20_000)
+    return target
+
+def what(target):
+    try:
+        return open_checkpoint(target).entries["layers.0.q_proj.weight"].spec.dtype
+    except CheckpointError:
+        return "none"
+
+def finished(target):
+    manifest = target / "ao_manifest.json"
+    if (target / ".quantizing" / "state.json").exists() or not manifest.exists():
+        return False
+    return json.loads(manifest.read_text())["config"]["args"]["dtype"] == "int4"
+
+peace = fresh("peace")
+quantize_checkpoint(source, peace, CONFIGS[0], max_shard_size=20_000, overwrite=old)
+assert not child(fresh("counted"), 10**9)
+expected, calls = tree(peace), int((root / "calls").read_text())
+for number in range(int(sys.argv[4])):
+    rng = random.Random(number)
+    target = fresh(f"killed-{number}")
+    moments = [rng.randrange(calls), rng.randrange(calls), 10**9]
+    seen, killed = [], []
+    for moment in moments:
+        if not finished(target):
+            killed.append(child(target, moment))
+            seen.append(what(target))
+    print(json.dumps([moments[0], calls, killed, seen, tree(target) == expected]))
+    shutil.rmtree(target)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks to be killed")
+@pytest.mark.parametrize("before", ["nothing", "old"])
+def test_killed_at_20_moments(source, tmp_path, before):
+    (tmp_path / "runs").mkdir()
+    command = [sys.executable, "-W", "ignore", "-c", KILLED, source, tmp_path / "runs", before, 20]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    runs = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(runs) == 20
+    first = "int8" if before == "old" else "none"
+    for moment, _, killed, seen, same in runs:
+        assert same, moment
+        assert killed[0]
+        assert not killed[-1] or len(killed) < 3  # it had finished all but its last words
+        # the old checkpoint, whole, up to some moment, and the new one from then on
+        assert seen == sorted(seen, key=[first, "int4"].index)
+        assert seen[-1] == "int4"
+    moments = [moment / calls for moment, calls, *_ in runs]
+    assert min(moments) < 0.2
+    assert max(moments) > 0.8
+    assert {seen[0] for *_, seen, _ in runs} == {first, "int4"}
+    assert any(killed == [True, True, False] for _, _, killed, _, _ in runs)
+
+
+@pytest.mark.parametrize("step", [0, 1, 4, 9, 14, 18, 22, 26])
+@pytest.mark.usefixtures("small_pieces")
+def test_a_full_disk(source, tmp_path, monkeypatch, files, step):
+    quantize_checkpoint(source, tmp_path / "peace", INT4, max_shard_size=SIZE)
+    calls = 0
+
+    def full(function):
+        def call(*args, **kwargs):
+            nonlocal calls
+            calls += 1
+            if calls > step:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return function(*args, **kwargs)
+
+        return call
+
+    target = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full(os.fsync))
+        with pytest.raises(CheckpointError, match="could not write: No space left on device"):
+            quantize_checkpoint(source, target, INT4, max_shard_size=SIZE)
+    assert calls == step + 1
+    before = sorted(path.name for path in target.glob(f"{WORK}/piece-*"))
+    quantize_checkpoint(source, target, INT4, max_shard_size=SIZE)
+    assert files(target) == files(tmp_path / "peace")
+    assert len(before) > 2 or step < 9 or step > 14
+    assert not (target / WORK).exists()
+
+
+@pytest.mark.usefixtures("small_pieces")
+class TestResuming:
+    @pytest.fixture
+    def unfinished(self, source, tmp_path):
+        """A run that was interrupted in the middle."""
+
+        def stop(done, total, name):
+            if done > total / 2:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            quantize_checkpoint(source, tmp_path / "out", INT4, progress=stop)
+        return tmp_path / "out"
+
+    def test_it_goes_on_where_it_was(self, source, unfinished):
+        with pytest.raises(CheckpointError, match="an unfinished run"):
+            verify_checkpoint(unfinished)
+        with pytest.raises(CheckpointError):
+            open_checkpoint(unfinished)
+        calls = []
+        quantize_checkpoint(source, unfinished, INT4, progress=lambda *call: calls.append(call))
+        assert calls[0][0] > 0.3 * calls[0][1]
+        tensors = set(open_checkpoint(source).entries)
+        assert 0 < len(tensors & {name for _, _, name in calls}) < 0.7 * len(tensors)
+        assert not any(file.problem for file in verify_checkpoint(unfinished))
+
+    def test_another_run_is_refused(self, source, unfinished, tmp_path):
+        other = WeightOnlyConfig("int8")
+        with pytest.raises(ConfigError, match="unfinished run with another config;"):
+            quantize_checkpoint(source, unfinished, other)
+        with pytest.raises(ConfigError, match="another exclude and max_shard_size;"):
+            quantize_checkpoint(source, unfinished, INT4, exclude=["conv"], max_shard_size=SIZE)
+        os.utime(min(source.glob("*.safetensors")), ns=(1, 1))
+        with pytest.raises(ConfigError, match="another source;"):
+            quantize_checkpoint(source, unfinished, INT4)
+        quantize_checkpoint(source, unfinished, other, overwrite=True)
+        assert not (unfinished / WORK).exists()
+        entry = open_checkpoint(unfinished).entries["layers.0.q_proj.weight"]
+        assert entry.spec.dtype == "int8"
+
+    def test_a_damaged_piece_is_made_again(self, source, unfinished, tmp_path, files):
+        piece = sorted((unfinished / WORK).glob("piece-*"))[1]
+        data = bytearray(piece.read_bytes())
+        data[-3] ^= 1
+        piece.write_bytes(data)
+        with pytest.raises(CheckpointError, match="changed after they were written"):
+            quantize_checkpoint(source, unfinished, INT4)
+        assert not piece.exists()
+        quantize_checkpoint(source, unfinished, INT4)
+        quantize_checkpoint(source, tmp_path / "peace", INT4)
+        assert files(unfinished) == files(tmp_path / "peace")
+
+    def test_a_damaged_file_is_made_again(self, source, tmp_path, files, monkeypatch):
+        """Of the files that are complete, each has its hash in the state of the run."""
+        target, count = tmp_path / "out", 0
+        real = os.replace
+
+        def stop(old, new):
+            nonlocal count
+            count += str(new).endswith("state.json")
+            if count > 4:  # two files are written
+                raise KeyboardInterrupt
+            real(old, new)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", stop)
+            with pytest.raises(KeyboardInterrupt):
+                quantize_checkpoint(source, target, INT4, max_shard_size=SIZE)
+        file = target / WORK / "0"
+        data = bytearray(file.read_bytes())
+        data[-3] ^= 1
+        file.write_bytes(data)
+        quantize_checkpoint(source, target, INT4, max_shard_size=SIZE)
+        quantize_checkpoint(source, tmp_path / "peace", INT4, max_shard_size=SIZE)
+        assert files(target) == files(tmp_path / "peace")
+
+    def test_two_at_once(self, source, tmp_path):
+        def second(done, total, name):
+            with pytest.raises(ConfigError, match="another process is writing there now"):
+                quantize_checkpoint(source, tmp_path / "out", INT4)
+
+        quantize_checkpoint(source, tmp_path / "out", INT4, progress=second)
+        assert not any(file.problem for file in verify_checkpoint(tmp_path / "out"))
+
+    def test_a_state_that_cannot_be_read(self, source, unfinished):
+        (unfinished / WORK / "state.json").write_text("{")
+        with pytest.raises(
+            CheckpointError, match=r"state\.json: cannot be read.*Remove .*to begin"
+        ):
+            quantize_checkpoint(source, unfinished, INT4)
