@@ -19,6 +19,7 @@ from ao_quant.configs import (
     intx_weight_only,
     nf4_weight_only,
 )
+from ao_quant.planning import QuantizationPlan, plan
 from ao_quant.specs import spec_of
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Int8WeightOnlyConfig",
     "IntxWeightOnlyConfig",
     "NF4WeightOnlyConfig",
+    "QuantizationPlan",
     "__version__",
     "float8_dynamic_activation_float8_weight",
     "float8_weight_only",
@@ -39,5 +41,6 @@ __all__ = [
     "int8_weight_only",
     "intx_weight_only",
     "nf4_weight_only",
+    "plan",
     "spec_of",
 ]
