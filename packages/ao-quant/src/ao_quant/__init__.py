@@ -1,6 +1,7 @@
 """Weight-only and dynamic quantization recipes for PyTorch models, built on ao-core."""
 
 from ao_quant.__about__ import __version__
+from ao_quant.autotuning import AutoquantReport, autoquant
 from ao_quant.configs import (
     Float8DynamicActivationFloat8WeightConfig,
     Float8WeightOnlyConfig,
@@ -23,6 +24,7 @@ from ao_quant.planning import QuantizationPlan, plan
 from ao_quant.specs import spec_of
 
 __all__ = [
+    "AutoquantReport",
     "Float8DynamicActivationFloat8WeightConfig",
     "Float8WeightOnlyConfig",
     "Int4WeightOnlyConfig",
@@ -33,6 +35,7 @@ __all__ = [
     "NF4WeightOnlyConfig",
     "QuantizationPlan",
     "__version__",
+    "autoquant",
     "float8_dynamic_activation_float8_weight",
     "float8_weight_only",
     "int4_weight_only",

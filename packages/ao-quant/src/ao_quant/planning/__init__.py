@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ao_quant.planning.plan import CANDIDATES, plan
+from ao_quant.planning.planner import CANDIDATES, plan
 from ao_quant.planning.result import Choice, Option, QuantizationPlan
 
 __all__ = ["CANDIDATES", "Choice", "Option", "QuantizationPlan", "plan"]

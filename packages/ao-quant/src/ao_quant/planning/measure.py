@@ -14,7 +14,17 @@ from ao_core.errors import ConfigError, QuantizationError
 from ao_core.numerics import error_sums
 from ao_core.records import Target
 
-__all__ = ["MEASURES", "Replacement", "Sample", "answer", "distance", "replaced", "weight_error"]
+__all__ = [
+    "MEASURES",
+    "Replacement",
+    "Sample",
+    "answer",
+    "distance",
+    "evaluating",
+    "replaced",
+    "tensor_of",
+    "weight_error",
+]
 
 #: "weight": noise / signal of the values; "output": noise / signal of what the model answers;
 #: "kl": divergence of its distribution over the last dimension, in bits a position
@@ -46,21 +56,28 @@ def answer(model: nn.Module, sample: Sample, replacements: Sequence[Replacement]
         ConfigError: the answer holds no tensor.
         QuantizationError: without replacements, it has NaN or inf.
     """
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.no_grad(), replaced(replacements):
-            if isinstance(sample, Mapping):
-                out = model(**sample)
-            else:
-                out = model(*sample) if isinstance(sample, tuple) else model(sample)
-    finally:
-        for module in training:
-            module.training = True
-    found = _tensor_of(out)
+    with evaluating(model), replaced(replacements):
+        if isinstance(sample, Mapping):
+            out = model(**sample)
+        else:
+            out = model(*sample) if isinstance(sample, tuple) else model(sample)
+    found = tensor_of(out)
     if not replacements and not bool(torch.isfinite(found).all()):
         raise QuantizationError("the model answers the sample with NaN or inf; nothing to compare")
     return found.detach()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within this context the model is in evaluation mode, and nothing takes gradients."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 @contextmanager
@@ -78,7 +95,7 @@ def replaced(replacements: Sequence[Replacement]) -> Iterator[None]:
             owner.module._parameters[owner.name] = old
 
 
-def _tensor_of(out: Any) -> Tensor:
+def tensor_of(out: Any) -> Tensor:
     """The first tensor of an answer: itself, its `logits`, or the first item."""
     if isinstance(out, Tensor):
         return out
@@ -87,7 +104,7 @@ def _tensor_of(out: Any) -> Tensor:
     items = out.values() if isinstance(out, Mapping) else out
     if isinstance(items, (tuple, list)) or isinstance(out, Mapping):
         for item in items:
-            return _tensor_of(item)
+            return tensor_of(item)
     raise ConfigError(
         f"sample: the model answers it with a {type(out).__name__}; a tensor, a tuple that begins with "
         "one, or an object with `logits` is needed"

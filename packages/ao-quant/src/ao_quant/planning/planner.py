@@ -7,7 +7,7 @@ from math import ceil, inf, isfinite, prod
 
 from torch import Tensor, nn
 
-from ao_core.config import Config, FqnToConfig, resolve_config
+from ao_core.config import Config
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.records import Skip
 from ao_core.registry import registry
@@ -15,8 +15,9 @@ from ao_core.report import size_text
 from ao_core.targets import FilterFn, default_reason
 from ao_core.targets import Plan as Entry
 from ao_core.targets import plan as plan_targets
-from ao_core.tensor import ComputeWeight, QTensor, check_quantizable
+from ao_core.tensor import QTensor, check_quantizable
 from ao_core.tensor.saving.owners import owners_of
+from ao_quant.planning.candidates import resolve_candidates, why_kept
 from ao_quant.planning.measure import MEASURES, Sample, answer, distance, weight_error
 from ao_quant.planning.result import Choice, Kept, Option, QuantizationPlan
 from ao_quant.planning.sizes import Files, bytes_of_size
@@ -80,9 +81,9 @@ def plan(
     """
     goal, limit = _goal(budget, bits, max_kl)
     measure = _measure(measure, sample, goal)
-    configs = _configs(candidates)
+    configs = resolve_candidates(candidates)
     entries = plan_targets(model, configs[0], filter_fn)
-    planned = [entry for entry in entries if not _why_kept(entry)]
+    planned = [entry for entry in entries if not why_kept(entry)]
     for entry in planned:
         check_quantizable(entry.tensor, entry.fqn)
     tensors = {o.fqn: o.tensor for o in owners_of(model) if o.persistent}
@@ -102,7 +103,7 @@ def plan(
     kept = [
         Kept(entry.fqn, files.size(entry.fqn, entry.tensor).total, reason)
         for entry in entries
-        if (reason := _why_kept(entry))
+        if (reason := why_kept(entry))
     ]
     dense = QuantizationPlan(choices, kept, goal=goal, limit=limit, measure=measure, fixed=fixed)
     if sample is None or right is None:
@@ -145,28 +146,6 @@ def _measure(measure: str | None, sample: Sample | None, goal: str) -> str:
         asked = "max_kl" if goal == "max_kl" else f"measure={measure!r}"
         raise ConfigError(f"sample=None: {asked} needs an input to run the model on")
     return found
-
-
-def _configs(candidates: Sequence[Config | str]) -> list[Config]:
-    """The candidates as configurations, each once."""
-    if isinstance(candidates, (str, Config)) or not candidates:
-        raise ConfigError(f"candidates={candidates!r}: give a list of configurations or recipes")
-    configs = list(dict.fromkeys(resolve_config(candidate) for candidate in candidates))
-    for config in configs:
-        if isinstance(config, FqnToConfig):
-            raise ConfigError("candidates: a FqnToConfig is a choice already; give its formats")
-        registry.transform_for(type(config))
-        config.check()
-    return configs
-
-
-def _why_kept(entry: Entry) -> str:
-    """Why a parameter is not planned; empty if it is."""
-    if isinstance(entry.tensor, QTensor):
-        return f"it is quantized already ({entry.tensor.spec})"
-    if isinstance(entry.tensor, ComputeWeight):
-        return "its products are in low precision already"
-    return "" if entry.config is not None else entry.reason
 
 
 def _quantized(entry: Entry, config: Config | None) -> Tensor | Skip | None:
