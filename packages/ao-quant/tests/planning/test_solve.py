@@ -41,6 +41,27 @@ def test_as_good_as_trying_everything(seed):
     assert solve(values, weights, limit) == picks
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_what_several_need_is_charged_once(seed):
+    values, weights, rng = problem(seed)
+    charges = {name: rng.randint(1, 10**9) for name in "abc"}
+    needs = [[frozenset(rng.sample("abc", rng.randint(0, 2))) for _ in row] for row in values]
+
+    def charged(picks):
+        names = set().union(*(row[pick] for row, pick in zip(needs, picks, strict=True)))
+        return total(weights, picks) + sum(charges[name] for name in names)
+
+    limit = rng.randint(sum(map(min, weights)), sum(map(max, weights)) + sum(charges.values()))
+    combinations = itertools.product(*(range(len(row)) for row in values))
+    best = min((total(values, p) for p in combinations if charged(p) <= limit), default=None)
+    picks = solve(values, weights, limit, needs, charges)
+    if best is None:
+        assert picks is None
+    else:
+        assert charged(picks) <= limit
+        assert total(values, picks) == pytest.approx(best, rel=1e-6)
+
+
 def test_exact_at_the_limit():
     """A byte less, and another choice is the best."""
     for seed in range(10):

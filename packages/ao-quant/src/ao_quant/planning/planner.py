@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import ceil, inf, isfinite, prod
+from collections.abc import Sequence
+from math import inf, isfinite
 
 from torch import Tensor, nn
 
@@ -11,17 +11,16 @@ from ao_core.config import Config
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.records import Skip
 from ao_core.registry import registry
-from ao_core.report import size_text
 from ao_core.targets import FilterFn, default_reason
 from ao_core.targets import Plan as Entry
 from ao_core.targets import plan as plan_targets
 from ao_core.tensor import QTensor, check_quantizable
 from ao_core.tensor.saving.owners import owners_of
 from ao_quant.planning.candidates import resolve_candidates, why_kept
+from ao_quant.planning.choose import Needs, below_divergence, within_bits, within_budget
 from ao_quant.planning.measure import MEASURES, Sample, answer, distance, weight_error
 from ao_quant.planning.result import Choice, Kept, Option, QuantizationPlan
 from ao_quant.planning.sizes import Files, bytes_of_size
-from ao_quant.planning.solve import solve
 from ao_quant.progress import Progress, watched
 
 __all__ = ["CANDIDATES", "plan"]
@@ -35,8 +34,6 @@ CANDIDATES = (
     "intx_weight_only/3bit",
     "intx_weight_only/2bit",
 )
-#: plans for `max_kl` whose choices diverge more together than their sum says, before all is dense
-_ATTEMPTS = 12
 
 
 def plan(
@@ -90,36 +87,42 @@ def plan(
     # formats may be larger than dense; only the number of digits counts
     files = Files(4 * sum(tensor.nbytes for tensor in tensors.values()))
     right = None if sample is None else answer(model, sample)
-    choices, providers = [], set[str]()
+    choices, providers = [], []
     for entry in watched(planned, [entry.fqn for entry in planned], progress, "plan"):
         choice, named = _options(model, entry, configs, files, measure, sample, right)
         choices.append(choice)
-        providers |= named
+        providers.append(named)
     names = {owner.fqn for entry in planned for owner in entry.owners}
     ties = {owner.fqn: entry.fqn for entry in planned for owner in entry.owners[1:]}
-    fixed = files.frame(
-        {name: t for name, t in tensors.items() if name not in names}, providers, ties
-    )
+    rest = {name: tensor for name, tensor in tensors.items() if name not in names}
+    every = frozenset[str]().union(*(names for options in providers for names in options))
+    needs = Needs(providers, *files.frame(rest, every, ties))
     kept = [
         Kept(entry.fqn, files.size(entry.fqn, entry.tensor).total, reason)
         for entry in entries
         if (reason := why_kept(entry))
     ]
-    dense = QuantizationPlan(choices, kept, goal=goal, limit=limit, measure=measure, fixed=fixed)
-    if sample is None or right is None:
-        return _within(dense)
+    dense = QuantizationPlan(
+        choices, kept, goal=goal, limit=limit, measure=measure, fixed=needs.base
+    )
 
     def together(found: QuantizationPlan) -> QuantizationPlan:
-        """With the error that all choices have together."""
+        """With the error that all choices have together on the sample."""
+        if sample is None or right is None:
+            return found
         replacements = [
             (entry.owners, new)
             for entry, choice in zip(planned, found.choices, strict=True)
             if isinstance(new := _quantized(entry, choice.option.config), Tensor)
         ]
         error = distance(measure)(right, answer(model, sample, replacements))
-        return found.picking([choice.picked for choice in found.choices], error)
+        return found.picking(found.picks, measured=error)
 
-    return _below(dense, together) if goal == "max_kl" else together(_within(dense))
+    if goal == "max_kl":
+        found = below_divergence(dense, together)
+    else:
+        found = together(within_budget(dense, needs) if goal == "budget" else within_bits(dense))
+    return found.picking(found.picks, measured=found.measured, fixed=needs.fixed(found.picks))
 
 
 def _goal(budget: int | str | None, bits: float | None, max_kl: float | None) -> tuple[str, float]:
@@ -168,11 +171,11 @@ def _options(
     measure: str,
     sample: Sample | None,
     right: Tensor | None,
-) -> tuple[Choice, frozenset[str]]:
-    """A parameter in every format that can hold it, and who provides those formats."""
+) -> tuple[Choice, list[frozenset[str]]]:
+    """A parameter in every format that can hold it, and who provides each."""
     size = files.size(entry.fqn, entry.tensor)
     options = [Option(None, size.total, size.data, 0.0)]
-    refused, providers = [], size.providers
+    refused, providers = [], [size.providers]
     for config in configs:
         new = _quantized(entry, config)
         if not isinstance(new, QTensor):
@@ -184,55 +187,11 @@ def _options(
         else:
             error = distance(measure)(right, answer(model, sample, [(entry.owners, new)]))
         size = files.size(entry.fqn, new)
-        providers |= size.providers
         if isfinite(error):
             options.append(Option(config, size.total, size.data, error))
+            providers.append(size.providers)
         else:
             refused.append((config, f"the error is {error}"))
     tied = tuple(owner.fqn for owner in entry.owners[1:])
     shape = tuple(entry.tensor.shape)
     return Choice(entry.fqn, shape, tuple(options), 0, tied, tuple(refused)), providers
-
-
-def _within(dense: QuantizationPlan) -> QuantizationPlan:
-    """The plan of least error within `budget` or `bits`."""
-    in_files = dense.goal == "budget"
-    sizes = [[o.bytes if in_files else o.data for o in c.options] for c in dense.choices]
-    errors = [[option.error for option in choice.options] for choice in dense.choices]
-    weights = sum(prod(choice.shape) for choice in dense.choices)
-    limit = dense.limit - dense.fixed if in_files else dense.limit * weights / 8
-    picks = solve(errors, sizes, limit)
-    if picks is not None:
-        return dense.picking(picks)
-    least = sum(map(min, sizes))
-    if in_files:
-        smallest = least + dense.fixed
-        raise ConfigError(
-            f"budget={int(dense.limit)} bytes cannot be met: the smallest that these candidates can is "
-            f"{smallest} bytes ({size_text(smallest)}), of which {dense.fixed} are not planned; give "
-            "at least that, or smaller candidates"
-        )
-    smallest_bits = ceil(8e4 * least / max(weights, 1)) / 1e4
-    raise ConfigError(
-        f"bits={dense.limit:g} cannot be met: the smallest that these candidates can is "
-        f"{smallest_bits:g} bits a weight; give at least that, or smaller candidates"
-    )
-
-
-def _below(
-    dense: QuantizationPlan, together: Callable[[QuantizationPlan], QuantizationPlan]
-) -> QuantizationPlan:
-    """The smallest plan whose choices together are within `max_kl` on the sample."""
-    sizes = [[option.bytes for option in choice.options] for choice in dense.choices]
-    errors = [[option.error for option in choice.options] for choice in dense.choices]
-    limit = dense.limit
-    for _ in range(_ATTEMPTS):
-        picks = solve(sizes, errors, limit)
-        assert picks is not None  # dense has no error
-        found = together(dense.picking(picks))
-        assert found.measured is not None
-        if found.measured <= dense.limit:
-            return found
-        # errors do not quite add up: allow as much less as they were more
-        limit *= max(0.1, min(0.9, 0.95 * dense.limit / found.measured))
-    return together(dense.picking([0] * len(dense.choices)))

@@ -109,18 +109,24 @@ class QuantizationPlan(FqnToConfig):
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    def picking(self, picks: Sequence[int], measured: float | None = None) -> QuantizationPlan:
+    def picking(
+        self, picks: Sequence[int], *, measured: float | None = None, fixed: int | None = None
+    ) -> QuantizationPlan:
         """The same with other options chosen."""
-        choices = [replace(c, picked=pick) for c, pick in zip(self.choices, picks, strict=True)]
         return QuantizationPlan(
-            choices,
+            [replace(c, picked=pick) for c, pick in zip(self.choices, picks, strict=True)],
             self.kept,
             goal=self.goal,
             limit=self.limit,
             measure=self.measure,
-            fixed=self.fixed,
+            fixed=self.fixed if fixed is None else fixed,
             measured=measured,
         )
+
+    @property
+    def picks(self) -> tuple[int, ...]:
+        """Index of the option of each choice."""
+        return tuple(choice.picked for choice in self.choices)
 
     @property
     def bytes(self) -> int:

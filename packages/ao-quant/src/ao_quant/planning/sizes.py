@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ao_core.errors import ConfigError
@@ -65,9 +66,11 @@ class Files:
         header = json.loads(metadata["ao"])
         total = _escaped(header["tensors"]) + _escaped(header["raw"])
         for name, leaf in flat.items():
-            # no dtype that weights have has a longer name
-            place = {"dtype": "F8_E4M3", "shape": [*leaf.shape], "data_offsets": [self.most] * 2}
-            total += leaf.nbytes + len(_compact({name: place})) + _escaped({name: "00000000"})
+            code = (
+                "U8" if leaf.dtype == torch.uint8 else "BF16" if leaf.itemsize == 2 else "F8_E4M3"
+            )
+            place = {"dtype": code, "shape": [*leaf.shape], "data_offsets": [self.most] * 2}
+            total += leaf.nbytes + _within(_compact({name: place})) + _escaped({name: "00000000"})
             if self.most > _SHARD:
                 total += len(json.dumps(name)) + _INDEX_LINE
         data = sum(leaf.nbytes for leaf in flat.values())
@@ -75,8 +78,8 @@ class Files:
 
     def frame(
         self, kept: Mapping[str, Tensor], providers: Iterable[str], ties: Mapping[str, str]
-    ) -> int:
-        """What there is beside the planned parameters.
+    ) -> tuple[int, dict[str, int]]:
+        """What there is beside the planned parameters, and what each provider of a format adds.
 
         Args:
             kept: other parameters and buffers that are saved.
@@ -87,20 +90,28 @@ class Files:
         header = json.loads(metadata["ao"])
         total = _escaped(ties) + _escaped(header["ties"])
         total += sum(self.size(n, t).total for n, t in kept.items() if n not in header["ties"])
-        named = sorted({*providers, *map(_compact, header["providers"])})
-        bare = {**header, "tensors": {}, "ties": {}, "raw": {}, "crc32": {}}
-        text = _compact(bare | {"providers": [json.loads(line) for line in named]})
-        file = _FRAME + len(_compact({"__metadata__": {**metadata, "ao": text}}))
+        bare = _compact({**header, "tensors": {}, "ties": {}, "raw": {}, "crc32": {}})
+        file = _FRAME + len(_compact({"__metadata__": {**metadata, "ao": bare}}))
+        known = set(map(_compact, header["providers"]))
+        # an object as a string, and a comma
+        charges = {p: len(json.dumps(p)) - 1 if p not in known else 0 for p in sorted(providers)}
         if self.most <= _SHARD:
-            return total + file
+            return total + file, charges
         # two files that follow one another have more than _SHARD together; the index names each
-        return total + (2 * self.most // _SHARD + 2) * (file + 2 * _INDEX_LINE)
+        files = 2 * self.most // _SHARD + 2
+        charges = {name: files * charge for name, charge in charges.items()}
+        return total + files * (file + 2 * _INDEX_LINE), charges
 
 
 def _compact(data: Any) -> str:
     return json.dumps(data, separators=(",", ":"))
 
 
+def _within(text: str) -> int:
+    """Length of an object's text within a larger object: a comma in place of its braces."""
+    return len(text) - 1 if text != "{}" else 0
+
+
 def _escaped(data: Any) -> int:
     """Length of a part of the text that stands in the metadata as a string."""
-    return len(json.dumps(_compact(data))) - 2
+    return _within(json.dumps(_compact(data))[1:-1])
