@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -101,6 +102,15 @@ def test_one_of_your_own(x, halved):
     model = nn.Linear(64, 8)
     quantize_(model, WeightOnlyConfig("int4", 32, scales=halved))
     assert registry.scales.provider(halved) == "in-process"
+
+
+def test_formats_without_scales_to_choose(x, monkeypatch):
+    other = replace(registry.dtypes.get("int4"), name="learned", kind="learned")
+    monkeypatch.setitem(registry.dtypes._records, "learned", other)
+    spec = Spec("learned", (1, 32), layout="packed")
+    with pytest.raises(QuantizationError, match="'learned' is of kind 'learned': use 'absmax'"):
+        quantize_tensor(x, spec, scales="hqq")
+    assert quantize_tensor(x, spec).spec == spec
 
 
 def test_what_is_built_in():

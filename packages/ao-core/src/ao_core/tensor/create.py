@@ -27,6 +27,9 @@ __all__ = [
     "scale_spec",
 ]
 
+#: kinds of number formats whose values a scale multiplies
+_SCALED = ("int", "float", "codebook")
+
 
 def check_quantizable(x: Tensor, name: str = "tensor") -> None:
     """Raise `QuantizationError` unless `x` holds finite floating-point values on a real device."""
@@ -71,7 +74,7 @@ def quantize_tensor(
 
     Raises:
         QuantizationError: the format cannot hold the tensor, or `scales` is not "absmax" and the
-            tensor is a `DTensor`.
+            tensor is a `DTensor` or the format has no scales to choose.
         UnknownNameError: nobody registered `scales`, or a name of the spec.
     """
     if x.dim() == 0:
@@ -92,6 +95,11 @@ def _choose(x: Tensor, spec: Spec, scales: str) -> tuple[Tensor | None, Tensor |
             f"scales={scales!r} cannot look at a DTensor; quantize before sharding, or use 'absmax'"
         )
     layout, dtype = registry.layouts.get(spec.layout), registry.dtypes.get(spec.dtype)
+    if dtype.kind not in _SCALED:
+        raise QuantizationError(
+            f"scales={scales!r} chooses scales of {', '.join(_SCALED)} formats; {dtype.name!r} is of "
+            f"kind {dtype.kind!r}: use 'absmax'"
+        )
     if not layout.canonical:
         layout = registry.layouts.get(layout.canonical_name)
     dense = x.contiguous().reshape(layout.blocked_shape(tuple(x.shape)))
