@@ -22,7 +22,7 @@ CORE_LAYERS = (
     "registry : (plugins) : (discovery)",
     "hookspecs",
     "(layouts)",
-    "(dtypes)",
+    "(dtypes) | (scales)",
     "(numerics)",
     "records",
     "spec : errors",

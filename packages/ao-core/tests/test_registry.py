@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ao_core.errors import FrozenError, PluginError, UnknownNameError
-from ao_core.records import DType, Kernel, Recipe, Transform
+from ao_core.records import DType, Kernel, Recipe, ScaleMethod, Transform
 from ao_core.registry import Registry
 
 
@@ -68,6 +68,7 @@ def test_each_type_goes_to_its_table(registry, layouts_module):
         "dtypes": (dtype("d"), "d"),
         "layouts": (FakeLayout("l"), "l"),
         "kernels": (kernel("k"), "k"),
+        "scales": (ScaleMethod("s", None), "s"),
         "transforms": (transform("t"), "t"),
         "recipes": (Recipe("r", SomeConfig()), "r"),
         "optimizers": (MyAdam, "MyAdam"),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ao_core.layouts import Layout
     from ao_core.quantize import dequantize_, quantize_
     from ao_core.recipes import WeightOnlyConfig, weight_only
-    from ao_core.records import Call, DType, Kernel, Recipe, Skip, Target, Transform
+    from ao_core.records import Call, DType, Kernel, Recipe, ScaleMethod, Skip, Target, Transform
     from ao_core.registry import register, reopen
     from ao_core.report import Report
     from ao_core.spec import WHOLE, Spec
@@ -49,6 +49,7 @@ _MODULES = {
     "QTensor": "ao_core.tensor",
     "Recipe": "ao_core.records",
     "Report": "ao_core.report",
+    "ScaleMethod": "ao_core.records",
     "Skip": "ao_core.records",
     "Spec": "ao_core.spec",
     "Target": "ao_core.records",
@@ -94,6 +95,7 @@ __all__ = [
     "QTensor",
     "Recipe",
     "Report",
+    "ScaleMethod",
     "Skip",
     "Spec",
     "Target",

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import typer
 
     from ao_core.layouts.base import Layout
-    from ao_core.records import DType, Kernel, Recipe, Transform
+    from ao_core.records import DType, Kernel, Recipe, ScaleMethod, Transform
 
 __all__ = ["API_VERSION", "hookimpl", "hookspec"]
 
@@ -82,6 +82,14 @@ def ao_kernels() -> Iterable[Kernel]:  # type: ignore[empty-body]
 
     Called once, also on machines where the kernel cannot run: say so in `Kernel.available`, which
     is asked later and once. Do not import or build what the kernel needs here.
+    """
+
+
+@hookspec
+def ao_scales() -> Iterable[ScaleMethod]:  # type: ignore[empty-body]
+    """Ways to choose the scales and zero points of a tensor, such as "mse".
+
+    Called once. Return `ScaleMethod` records; configurations name them in their field `scales`.
     """
 
 

@@ -58,6 +58,8 @@ class WeightOnlyConfig(Config):
     scale_dtype: str = "own"
     #: zero points: "none", "int" or "float"
     zero: str = "none"
+    #: how scales are chosen: "absmax", "mse", "hqq" or a plugin's `ScaleMethod`
+    scales: str = "absmax"
 
     def __post_init__(self) -> None:
         size = self.group_size
@@ -76,7 +78,8 @@ class WeightOnlyConfig(Config):
             raise ConfigError(f"zero={self.zero!r} is unknown; use one of {', '.join(ZERO_KINDS)}")
 
     def check(self) -> None:
-        """Raise for a number format that nobody registered, or that has no integer zero point."""
+        """Raise for names that nobody registered, or a format that has no integer zero point."""
+        registry.scales.get(self.scales)
         if registry.dtypes.get(self.dtype).kind != "int" and self.zero == "int":
             raise ConfigError(
                 f"zero='int' needs an integer format, not {self.dtype!r}; use 'none' or 'float'"
@@ -87,7 +90,9 @@ weight_only = WeightOnlyConfig
 
 
 def _apply_weight_only(weight: Tensor, config: WeightOnlyConfig, target: Target) -> Tensor | Skip:
-    fmt = WeightFormat(config.dtype, config.group_size, config.scale_dtype, config.zero)
+    fmt = WeightFormat(
+        config.dtype, config.group_size, config.scale_dtype, config.zero, scales=config.scales
+    )
     return quantize_weight(weight, fmt, target)
 
 

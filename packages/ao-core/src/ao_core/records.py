@@ -14,7 +14,7 @@ from ao_core.spec import Spec
 if TYPE_CHECKING:
     from ao_core.config import Config
 
-__all__ = ["Call", "DType", "Kernel", "Recipe", "Skip", "Target", "Transform"]
+__all__ = ["Call", "DType", "Kernel", "Recipe", "ScaleMethod", "Skip", "Target", "Transform"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,19 @@ class Kernel:
     accepts: Callable[[Call], str | None] = lambda call: None
     #: how it serves a call that it accepts, in a few words for `explain`; may be empty
     describe: Callable[[Call], str] = lambda call: ""
+
+
+@dataclass(frozen=True)
+class ScaleMethod:
+    """A way to choose scales and zero points, whatever the number format and the layout."""
+
+    name: str
+    #: (x of the layout's blocked shape, its format, the spec) -> scale and zero point, or None, of every
+    #: block, in the shape and storage of `numerics.choose_qparams`; None: the kernels of the op
+    #: "quantize" choose, by the largest magnitude. Where the spec has a nested one for scales, the
+    #: scale comes in float32.
+    choose: Callable[[Tensor, DType, Spec], tuple[Tensor, Tensor | None]] | None
+    summary: str = ""
 
 
 @dataclass(frozen=True)

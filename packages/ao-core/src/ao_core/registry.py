@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 import torch
 
 from ao_core.errors import FrozenError, PluginError, UnknownNameError
-from ao_core.records import DType, Kernel, Recipe, Transform
+from ao_core.records import DType, Kernel, Recipe, ScaleMethod, Transform
 
 if TYPE_CHECKING:
     from ao_core.config import Config
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ao_core.plugins import PluginLoader
 
 Record: TypeAlias = (
-    "DType | Layout | Kernel | Transform | Recipe | type[torch.optim.Optimizer | torch.Tensor]"
+    "DType | Layout | Kernel | ScaleMethod | Transform | Recipe"
+    " | type[torch.optim.Optimizer | torch.Tensor]"
 )
 
 __all__ = [
@@ -180,6 +181,13 @@ class Registry:
         self.kernels: Table[Kernel] = Table(
             self, "kernels", "kernel", "a Kernel", lambda r: isinstance(r, Kernel)
         )
+        self.scales: Table[ScaleMethod] = Table(
+            self,
+            "scales",
+            "way to choose scales",
+            "a ScaleMethod",
+            lambda r: isinstance(r, ScaleMethod),
+        )
         self.transforms: Table[Transform] = Table(
             self, "transforms", "transform", "a Transform", lambda r: isinstance(r, Transform)
         )
@@ -208,6 +216,7 @@ class Registry:
             "dtypes": self.dtypes,
             "layouts": self.layouts,
             "kernels": self.kernels,
+            "scales": self.scales,
             "transforms": self.transforms,
             "recipes": self.recipes,
             "optimizers": self.optimizers,
@@ -331,6 +340,12 @@ def _builtin_dtypes() -> Iterable[DType]:
     return BUILTIN_DTYPES
 
 
+def _builtin_scales() -> Iterable[ScaleMethod]:
+    from ao_core.scales import BUILTIN_SCALES
+
+    return BUILTIN_SCALES
+
+
 def _builtin_kernels() -> Iterable[Kernel]:
     # above this module in the layers, hence only when the table is first touched
     return import_module("ao_core.torch_kernels").BUILTIN_KERNELS  # type: ignore[no-any-return]
@@ -356,6 +371,7 @@ registry = Registry(
         "dtypes": _builtin_dtypes,
         "layouts": _builtin_layouts,
         "kernels": _builtin_kernels,
+        "scales": _builtin_scales,
         "transforms": _builtin_transforms,
         "recipes": _builtin_recipes,
     }

@@ -34,6 +34,8 @@ class WeightFormat:
     scale_dtype: str | Spec
     zero: str = "none"
     act: Spec | None = None
+    #: name of the `ScaleMethod` that chooses scales and zero points
+    scales: str = "absmax"
 
 
 def weight_spec(
@@ -77,7 +79,8 @@ def quantize_weight(dense: Tensor, fmt: WeightFormat, target: Target) -> Tensor 
     conv = is_conv(dense, target)
     if fmt.act is not None and (role := _not_linear(dense, target, conv)):
         return Skip(f"{role}, and activations are quantized in linear layers only")
-    return quantize_tensor(dense, weight_spec(fmt, tuple(dense.shape), dense.dtype, conv=conv))
+    spec = weight_spec(fmt, tuple(dense.shape), dense.dtype, conv=conv)
+    return quantize_tensor(dense, spec, scales=fmt.scales)
 
 
 def _not_linear(dense: Tensor, target: Target, conv: bool) -> str:

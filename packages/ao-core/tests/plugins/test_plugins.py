@@ -47,7 +47,7 @@ def test_every_kind_of_record(site, registry, load):
     source = """
 import torch
 from ao_core.layouts.base import Layout
-from ao_core.records import Recipe, Transform
+from ao_core.records import Recipe, ScaleMethod, Transform
 
 class Config: pass
 class Flip(Layout):
@@ -61,6 +61,8 @@ def ao_dtypes(): yield dtype("fp3")
 def ao_layouts(): return (Flip(),)
 @hookimpl
 def ao_kernels(): return [Kernel("k", "linear", "flip", "cpu", same, 0)]
+@hookimpl
+def ao_scales(): return [ScaleMethod("s", None)]
 @hookimpl
 def ao_transforms(): return {Transform(Config, "t", 1, same)}
 @hookimpl
@@ -79,6 +81,7 @@ def ao_tensors(): return [Odd]
             "dtypes": ["fp3"],
             "layouts": ["flip"],
             "kernels": ["k"],
+            "scales": ["s"],
             "transforms": ["t"],
             "recipes": ["good/r"],
             "optimizers": ["Momentum"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ao_quant.__about__ import __version__
+from ao_quant.autotuning import AutoquantReport, autoquant
 from ao_quant.configs import (
     Float8DynamicActivationFloat8WeightConfig,
     Float8WeightOnlyConfig,
@@ -23,12 +24,14 @@ from ao_quant.configs import (
     intx_weight_only,
     nf4_weight_only,
 )
+from ao_quant.planning import QuantizationPlan, plan
 from ao_quant.specs import spec_of
 
 if TYPE_CHECKING:
     from ao_core.checkpoints import plan_checkpoint, quantize_checkpoint, verify_checkpoint
 
 __all__ = [
+    "AutoquantReport",
     "Float8DynamicActivationFloat8WeightConfig",
     "Float8WeightOnlyConfig",
     "Int4WeightOnlyConfig",
@@ -37,7 +40,9 @@ __all__ = [
     "Int8WeightOnlyConfig",
     "IntxWeightOnlyConfig",
     "NF4WeightOnlyConfig",
+    "QuantizationPlan",
     "__version__",
+    "autoquant",
     "float8_dynamic_activation_float8_weight",
     "float8_weight_only",
     "int4_weight_only",
@@ -46,6 +51,7 @@ __all__ = [
     "int8_weight_only",
     "intx_weight_only",
     "nf4_weight_only",
+    "plan",
     "plan_checkpoint",
     "quantize_checkpoint",
     "spec_of",

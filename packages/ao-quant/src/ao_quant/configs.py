@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ao_core.config import Config
 from ao_core.errors import ConfigError
+from ao_core.registry import registry
 from ao_core.weights import GroupSize
 
 __all__ = [
@@ -46,7 +47,19 @@ def _one_of(config: Config, parameter: str, allowed: tuple[object, ...]) -> None
 
 
 @dataclass(frozen=True)
-class Int8WeightOnlyConfig(Config):
+class _ScaledConfig(Config):
+    """What configurations of affine formats share: how scales and zero points are chosen."""
+
+    #: name of a `ScaleMethod`: "absmax", "mse", "hqq" or a plugin's
+    scales: str = field(default="absmax", kw_only=True)
+
+    def check(self) -> None:
+        """Raise `UnknownNameError` for a way to choose scales that nobody registered."""
+        registry.scales.get(self.scales)
+
+
+@dataclass(frozen=True)
+class Int8WeightOnlyConfig(_ScaledConfig):
     """Weights in symmetric int8: 1 byte a weight and a scale a row; activations as they are."""
 
     #: one of `GROUP_SIZES`
@@ -57,7 +70,7 @@ class Int8WeightOnlyConfig(Config):
 
 
 @dataclass(frozen=True)
-class Int4WeightOnlyConfig(Config):
+class Int4WeightOnlyConfig(_ScaledConfig):
     """Weights in 4 bits, two a byte, with a bfloat16 scale a group; activations as they are.
 
     Asymmetric by default, with a uint8 zero point a group: at 4 bits the quality is worth the byte.
@@ -75,7 +88,7 @@ class Int4WeightOnlyConfig(Config):
 
 
 @dataclass(frozen=True)
-class IntxWeightOnlyConfig(Config):
+class IntxWeightOnlyConfig(_ScaledConfig):
     """Weights in integers of 1 to 8 bits, packed without gaps, with a bfloat16 scale a group."""
 
     #: 1 to 8

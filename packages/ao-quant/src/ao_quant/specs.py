@@ -43,26 +43,28 @@ def format_of(config: Config) -> WeightFormat:
     raise ConfigError(f"config={config!r} is no configuration of ao-quant")
 
 
-def _int(bits: int, group: GroupSize, symmetric: bool, act: Spec | None = None) -> WeightFormat:
+def _int(
+    bits: int, group: GroupSize, symmetric: bool, act: Spec | None = None, scales: str = "absmax"
+) -> WeightFormat:
     # next to few bits or in small groups, a scale of 4 bytes would weigh more than it is worth
     scale = "own" if bits == 8 and group == "row" else "bfloat16"
     name, zero = (f"int{bits}", "none") if symmetric else (f"uint{bits}", "int")
-    return WeightFormat(name, group, scale, zero, act)
+    return WeightFormat(name, group, scale, zero, act, scales)
 
 
 @format_of.register
 def _(config: Int8WeightOnlyConfig) -> WeightFormat:
-    return _int(8, config.group_size, symmetric=True)
+    return _int(8, config.group_size, symmetric=True, scales=config.scales)
 
 
 @format_of.register
 def _(config: Int4WeightOnlyConfig) -> WeightFormat:
-    return _int(4, config.group_size, config.symmetric)
+    return _int(4, config.group_size, config.symmetric, scales=config.scales)
 
 
 @format_of.register
 def _(config: IntxWeightOnlyConfig) -> WeightFormat:
-    return _int(config.bits, config.group_size, config.symmetric)
+    return _int(config.bits, config.group_size, config.symmetric, scales=config.scales)
 
 
 @format_of.register

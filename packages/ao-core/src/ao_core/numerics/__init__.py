@@ -5,6 +5,7 @@ from __future__ import annotations
 from ao_core.numerics.affine import (
     choose_qparams,
     dequantize_affine,
+    qparams_of_range,
     quantize_affine,
     scale_to_float,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "pack_bits",
     "pack_unit",
     "packed_size",
+    "qparams_of_range",
     "quantize_affine",
     "relative_error",
     "round_half_even",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ao_core.errors import ConfigError
-from ao_core.numerics.blocks import block_absmax, block_minmax, split_blocks
+from ao_core.numerics.blocks import block_minmax, split_blocks
 from ao_core.numerics.mx import choose_e8m0
 from ao_core.numerics.rounding import round_to_16_bits
 from ao_core.numerics.slabs import is_large, slabs
@@ -22,7 +22,15 @@ from ao_core.spec import SCALE_DTYPES, ZERO_KINDS
 if TYPE_CHECKING:
     from ao_core.records import DType
 
-__all__ = ["choose_qparams", "dequantize_affine", "quantize_affine", "scale_to_float"]
+__all__ = [
+    "choose_qparams",
+    "dequantize_affine",
+    "qparams_of_range",
+    "quantize_affine",
+    "scale_to_float",
+    "store_qparams",
+    "zero_to_float",
+]
 
 #: storage of a scale: torch dtype, least and greatest value that a scale may take
 _STORAGE: dict[str, tuple[torch.dtype, float, float]] = {
@@ -55,12 +63,24 @@ def choose_qparams(
     chooses the power of two (see `choose_e8m0`) without a zero point; with one it is the least that
     saturates nothing.
     """
+    low, high = block_minmax(x.detach(), block)
+    return qparams_of_range(low, high, dtype, zero, scale_dtype, mx_mode=mx_mode)
+
+
+def qparams_of_range(
+    low: Tensor,
+    high: Tensor,
+    dtype: DType,
+    zero: str = "none",
+    scale_dtype: str = "float32",
+    *,
+    mx_mode: str = "floor",
+) -> tuple[Tensor, Tensor | None]:
+    """`choose_qparams` for blocks whose elements go from `low` to `high`, grids of any shape."""
     _check(dtype, zero, scale_dtype)
-    x = x.detach()
+    low, high = low.to(torch.float32), high.to(torch.float32)
     if zero == "none":
-        absmax = block_absmax(x, block).to(torch.float32)
-        return _symmetric(absmax, dtype, scale_dtype, mx_mode), None
-    low, high = (bound.to(torch.float32) for bound in block_minmax(x, block))
+        return _symmetric(torch.maximum(high, -low), dtype, scale_dtype, mx_mode), None
     low, high = low.clamp(max=0.0), high.clamp(min=0.0)
     # Half of the range, because all of it may exceed float32.
     half = high * 0.5 - low * 0.5
@@ -74,10 +94,20 @@ def choose_qparams(
         point = (0.0 - (high * 0.5 + low * 0.5)) / scale_to_float(scale)
     else:
         point = dtype.min - low / scale_to_float(scale)
-    point = point.clamp(dtype.min, dtype.max)
-    if zero == "int":
-        return scale, dtype.encode(point)
-    return scale, _to_storage(point, scale.dtype if scale.dtype.itemsize > 1 else torch.float32)
+    return scale, _store_zero(point, scale, dtype, zero)
+
+
+def store_qparams(
+    scale: Tensor, zero_point: Tensor | None, dtype: DType, zero: str, scale_dtype: str
+) -> tuple[Tensor, Tensor | None]:
+    """Any float32 scales and zero points as they are stored: rounded, and clamped to what can be."""
+    if scale_dtype == "e8m0":  # a factor of sqrt(2): to the nearest power of two
+        stored = choose_e8m0(scale, 2.0**0.5, "rceil").to(torch.float8_e8m0fnu)
+    else:
+        stored = _store(scale, 1.0, scale_dtype)
+    if zero_point is None:
+        return stored, None
+    return stored, _store_zero(zero_point, stored, dtype, zero)
 
 
 def scale_to_float(scale: Tensor) -> Tensor:
@@ -106,7 +136,7 @@ def _quantize_affine(
     view, by_block = split_blocks(x, block, scale_to_float(scale))
     ratio = view / by_block
     if zero is not None:
-        _, by_block = split_blocks(x, block, _zero_to_float(zero, dtype))
+        _, by_block = split_blocks(x, block, zero_to_float(zero, dtype))
         ratio += by_block
     return dtype.encode(ratio.reshape(x.shape))
 
@@ -143,7 +173,7 @@ def _dequantize_affine(
 ) -> Tensor:
     values = dtype.decode(codes)
     if zero is not None:
-        view, by_block = split_blocks(values, block, _zero_to_float(zero, dtype))
+        view, by_block = split_blocks(values, block, zero_to_float(zero, dtype))
         view.sub_(by_block)
     view, by_block = split_blocks(values, block, scale_to_float(scale))
     view.mul_(by_block)
@@ -166,6 +196,13 @@ def _store(magnitude: Tensor, reach: float, name: str) -> Tensor:
     return _to_storage(scale, storage)
 
 
+def _store_zero(point: Tensor, scale: Tensor, dtype: DType, zero: str) -> Tensor:
+    point = point.clamp(dtype.min, dtype.max)
+    if zero == "int":
+        return dtype.encode(point)
+    return _to_storage(point, scale.dtype if scale.dtype.itemsize > 1 else torch.float32)
+
+
 def _to_storage(values: Tensor, storage: torch.dtype) -> Tensor:
     """Cast float32 so that codes computed from the result, compiled too, see it rounded."""
     if storage in (torch.bfloat16, torch.float16):
@@ -179,7 +216,8 @@ def _top_step(dtype: DType, device: torch.device) -> Tensor:
     return dtype.max - torch.where(values < dtype.max, values, dtype.min).amax()
 
 
-def _zero_to_float(zero: Tensor, dtype: DType) -> Tensor:
+def zero_to_float(zero: Tensor, dtype: DType) -> Tensor:
+    """A zero point, a code of `dtype` or a number, as float32, exact."""
     return dtype.decode(zero) if zero.dtype == torch.uint8 else zero.to(torch.float32)
 
 

@@ -27,6 +27,9 @@ __all__ = [
     "scale_spec",
 ]
 
+#: kinds of number formats whose values a scale multiplies
+_SCALED = ("int", "float", "codebook")
+
 
 def check_quantizable(x: Tensor, name: str = "tensor") -> None:
     """Raise `QuantizationError` unless `x` holds finite floating-point values on a real device."""
@@ -53,20 +56,57 @@ def _is_finite(x: Tensor) -> bool:
 
 
 def quantize_tensor(
-    x: Tensor, spec: Spec, *, scale: Tensor | None = None, zero: Tensor | None = None
+    x: Tensor,
+    spec: Spec,
+    *,
+    scale: Tensor | None = None,
+    zero: Tensor | None = None,
+    scales: str = "absmax",
 ) -> QTensor:
     """Quantize a dense tensor.
 
     Args:
         x: floating-point tensor of any shape with at least one dimension.
         spec: the format.
-        scale: one value a block as found by another algorithm; by default from the largest magnitude.
+        scale: one value a block as found by another algorithm; by default `scales` chooses.
         zero: zero points that go with `scale`, for formats that have them.
+        scales: name of a `ScaleMethod`: "absmax", "mse", "hqq" or a plugin's.
+
+    Raises:
+        QuantizationError: the format cannot hold the tensor, or `scales` is not "absmax" and the
+            tensor is a `DTensor` or the format has no scales to choose.
+        UnknownNameError: nobody registered `scales`, or a name of the spec.
     """
     if x.dim() == 0:
         raise QuantizationError("a tensor without dimensions has no block to share a scale")
+    if scale is None:
+        scale, zero = _choose(x.detach(), spec, scales)
     parts = encode_parts(x, spec, scale, zero)
     return QTensor(parts, spec, tuple(x.shape), x.dtype)
+
+
+def _choose(x: Tensor, spec: Spec, scales: str) -> tuple[Tensor | None, Tensor | None]:
+    """Scale and zero point of every block, or None where the kernels that encode choose them."""
+    choose = registry.scales.get(scales).choose
+    if choose is None:
+        return None, None
+    if is_sharded(x):
+        raise QuantizationError(
+            f"scales={scales!r} cannot look at a DTensor; quantize before sharding, or use 'absmax'"
+        )
+    layout, dtype = registry.layouts.get(spec.layout), registry.dtypes.get(spec.dtype)
+    if dtype.kind not in _SCALED:
+        raise QuantizationError(
+            f"scales={scales!r} chooses scales of {', '.join(_SCALED)} formats; {dtype.name!r} is of "
+            f"kind {dtype.kind!r}: use 'absmax'"
+        )
+    if not layout.canonical:
+        layout = registry.layouts.get(layout.canonical_name)
+    dense = x.contiguous().reshape(layout.blocked_shape(tuple(x.shape)))
+    scale, zero = choose(dense, dtype, spec)
+    if isinstance(spec.scale_dtype, Spec):
+        scale = _comparable(scale, dense, spec)
+    return scale, zero
 
 
 def encode_parts(

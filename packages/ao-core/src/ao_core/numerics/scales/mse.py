@@ -1,0 +1,82 @@
+"""Scales and zero points of least squared error, by a search over shrunk ranges."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ao_core.numerics.scales.rows import QParams, Rows, improve_qparams, merge
+from ao_core.records import DType
+from ao_core.spec import Spec
+
+__all__ = ["mse_qparams", "search_range"]
+
+#: the range is shrunk by these factors, down to a sixty-fourth …
+_FACTORS = tuple(2.0 ** (-k / 4) for k in range(1, 25))
+#: … until so many in a row have improved no block
+_PATIENCE = 6
+#: then each end is moved by itself around the best factor, by so much at most, in so many steps
+_REFINEMENTS = ((0.12, 8), (0.03, 8))
+#: and the scale and zero point are fitted to the codes, so many times
+_FITS = 3
+
+
+def mse_qparams(x: Tensor, dtype: DType, spec: Spec) -> tuple[Tensor, Tensor | None]:
+    """Scales and zero points near the least squared error of each block; no block is worse than absmax.
+
+    The range of a block, which `choose_qparams` covers whole, is shrunk: what lies outside is
+    clipped, and the rest has finer steps. A search over factors for the whole range, then for each of
+    its ends, is followed by least-squares fits of scale and zero point to the codes. Errors are
+    those of the float32 values that the stored scales and zero points give.
+
+    Args:
+        x: of the layout's blocked shape.
+        dtype: the number format, of any kind.
+        spec: block, storage of scales, kind of zero points and options are used.
+
+    Returns:
+        As `choose_qparams`.
+    """
+    return improve_qparams(x, dtype, spec, _improve)
+
+
+def _improve(rows: Rows, start: QParams) -> QParams:
+    found = search_range(rows, start)
+    (old,), (new,) = rows.exact_errors(start, 2), rows.exact_errors(found, 2)
+    return merge(new < old, found, start)
+
+
+def search_range(rows: Rows, start: QParams) -> QParams:
+    """The best scales and zero points found; the sums that compare them are in float32."""
+    low, high = rows.range()
+    best, error = start, rows.squared_error(start)
+    ends = [torch.ones_like(low), torch.ones_like(low)]
+
+    def offer(factors: list[Tensor]) -> bool:
+        nonlocal best, error, ends
+        new = rows.of_range(low * factors[0], high * factors[1])
+        new_error = rows.squared_error(new)
+        better = new_error < error
+        best, error = merge(better, new, best), torch.where(better, new_error, error)
+        ends = [torch.where(better, f, end) for f, end in zip(factors, ends, strict=True)]
+        return bool(better.any())
+
+    failures = 0
+    for factor in _FACTORS:
+        failures = 0 if offer([torch.full_like(low, factor)] * 2) else failures + 1
+        if failures == _PATIENCE:
+            break
+    # without a zero point only the wider end counts, so both are moved at once
+    sides = ((True, True),) if start.zero is None else ((True, False), (False, True))
+    for width, steps in _REFINEMENTS:
+        for side in sides:
+            middle = ends
+            for step in range(steps):
+                by = 1.0 + width * (2 * step / (steps - 1) - 1.0)
+                offer([end * by if moved else end for end, moved in zip(middle, side, strict=True)])
+    for _ in range(_FITS):
+        new = rows.fitted(best, None)
+        new_error = rows.squared_error(new)
+        better = new_error < error
+        best, error = merge(better, new, best), torch.where(better, new_error, error)
+    return best

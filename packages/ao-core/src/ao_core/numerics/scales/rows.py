@@ -1,0 +1,232 @@
+"""Blocks of a tensor as the rows of matrices of bounded size, and candidates for their scales."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import prod
+from operator import add
+
+import torch
+from torch import Tensor
+
+from ao_core.numerics.affine import (
+    choose_qparams,
+    qparams_of_range,
+    scale_to_float,
+    store_qparams,
+    zero_to_float,
+)
+from ao_core.numerics.blocks import full_block
+from ao_core.records import DType
+from ao_core.spec import Spec
+
+__all__ = ["QParams", "Rows", "improve_qparams", "merge"]
+
+#: elements searched at a time: few enough for a processor's cache, or for a GPU's memory
+_ELEMENTS = {"cpu": 1 << 17}
+_MOST_ELEMENTS = 1 << 24
+
+
+@dataclass(frozen=True)
+class QParams:
+    """A scale and a zero point for each row, (B, 1), float32 with values that the storage has."""
+
+    scale: Tensor
+    zero: Tensor | None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Blocks, one a row, and the format that they are to have."""
+
+    #: (B, E) finite or not, any floating-point dtype
+    x: Tensor
+    dtype: DType
+    spec: Spec
+    #: columns that are worked on at a time
+    width: int
+
+    def strips(self) -> Iterator[Tensor]:
+        """The columns in float32, so many at a time."""
+        for start in range(0, self.x.shape[1], self.width):
+            yield self.x[:, start : start + self.width].to(torch.float32)
+
+    def total(self, sums: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """`sums`, of shape (B, 1) for a strip, added up over the strips in float64."""
+        parts = zip(*map(sums, self.strips()), strict=True)
+        return tuple(reduce(add, (part.to(torch.float64) for part in column)) for column in parts)
+
+    def values(self, ratio: Tensor) -> Tensor:
+        """The nearest values of the format; `ratio` is overwritten."""
+        if self.dtype.kind == "int":  # what encode and decode give, in a quarter of the time
+            return ratio.round_().clamp_(self.dtype.min, self.dtype.max)
+        return self.dtype.decode(self.dtype.encode(ratio))
+
+    def codes(self, x: Tensor, q: QParams) -> Tensor:
+        """Of a strip: the values of the format that x / scale + zero rounds to."""
+        ratio = x / q.scale
+        return self.values(ratio if q.zero is None else ratio.add_(q.zero))
+
+    def residual(self, x: Tensor, q: QParams) -> Tensor:
+        """Of a strip: what dequantizing gives, less x."""
+        values = self.codes(x, q)
+        if q.zero is not None:
+            values.sub_(q.zero)
+        return values.mul_(q.scale).sub_(x)
+
+    def squared_error(self, q: QParams) -> Tensor:
+        """Sum of the squared errors of each row."""
+        return self.total(lambda x: (_sum(self.residual(x, q).square_()),))[0]
+
+    def exact_errors(self, q: QParams, *powers: float) -> tuple[Tensor, ...]:
+        """Sums of |error|**p of each row, everything after dequantizing in float64."""
+
+        def sums(x: Tensor) -> tuple[Tensor, ...]:
+            ratio = x / q.scale if q.zero is None else x / q.scale + q.zero
+            values = self.dtype.decode(self.dtype.encode(ratio))
+            if q.zero is not None:
+                values -= q.zero
+            error = ((values * q.scale).to(torch.float64) - x).abs_()
+            return tuple(_sum(error.square() if p == 2 else error.pow(p)) for p in powers)
+
+        return self.total(sums)
+
+    def of_range(self, low: Tensor, high: Tensor) -> QParams:
+        """What `choose_qparams` gives for elements from `low` to `high`."""
+        spec = self.spec
+        mode = str(spec.option("mx_mode", "floor"))
+        name = _scale_dtype(spec)
+        return self.read(*qparams_of_range(low, high, self.dtype, spec.zero, name, mx_mode=mode))
+
+    def stored(self, scale: Tensor, zero: Tensor | None) -> QParams:
+        """Float32 scales and zero points, rounded to what the storage has."""
+        return self.read(
+            *store_qparams(scale, zero, self.dtype, self.spec.zero, _scale_dtype(self.spec))
+        )
+
+    def read(self, scale: Tensor, zero: Tensor | None) -> QParams:
+        """Stored scales and zero points as numbers."""
+        return QParams(
+            scale_to_float(scale), None if zero is None else zero_to_float(zero, self.dtype)
+        )
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        """Least and greatest element of each row."""
+        low, high = torch.aminmax(self.x, dim=1, keepdim=True)
+        return low.to(torch.float32), high.to(torch.float32)
+
+    def fitted(self, q: QParams, target: Callable[[Tensor, QParams], Tensor] | None) -> QParams:
+        """Scales and zero points of least squared error for the codes that `q` gives, as stored.
+
+        Args:
+            q: where it starts; kept where the codes of a row do not determine a positive scale.
+            target: (strip, q) -> what the codes are fitted to; None: the strip itself.
+        """
+
+        def sums(x: Tensor) -> tuple[Tensor, ...]:
+            values = self.codes(x, q)
+            goal = x if target is None else target(x, q)
+            squares, products = _sum(values * values), _sum(values * goal)
+            return (squares, products, _sum(values), _sum(goal))
+
+        squares, products, values, goals = self.total(sums)
+        if q.zero is None:
+            return self.stored(_positive(products / squares, q.scale), None)
+        count = self.x.shape[1]
+        slope = (products - values * goals / count) / (squares - values * values / count)
+        zero = values / count - goals / count / _positive(slope, q.scale)
+        point = self.stored(q.scale, zero.to(torch.float32)).zero
+        assert point is not None
+        # the slope again, for the zero point as it is stored
+        slope = (products - point * goals) / (squares + point * (point * count - 2 * values))
+        return QParams(self.stored(_positive(slope, q.scale), q.zero).scale, point)
+
+
+def improve_qparams(
+    x: Tensor, dtype: DType, spec: Spec, improve: Callable[[Rows, QParams], QParams]
+) -> tuple[Tensor, Tensor | None]:
+    """Scales and zero points of every block: what `choose_qparams` gives, improved piece by piece.
+
+    Memory beside the result is a few pieces of at most `_ELEMENTS`, and for a block that is larger
+    and not contiguous a copy of it.
+
+    Args:
+        x: of any shape, in the layout's blocked shape.
+        dtype: the number format.
+        spec: block, storage of scales, kind of zero points and options are used.
+        improve: (rows, where to start) -> the scales and zero points of those rows.
+    """
+    mode = str(spec.option("mx_mode", "floor"))
+    x = x.detach()
+    scale, zero = choose_qparams(x, dtype, spec.block, spec.zero, _scale_dtype(spec), mx_mode=mode)
+    if x.numel() == 0:
+        return scale, zero
+    limit = _ELEMENTS.get(x.device.type, _MOST_ELEMENTS)
+    extents = full_block(spec.block, x.shape)
+    for ranges in _pieces([(0, size) for size in x.shape], extents, limit):
+        place = tuple(slice(a // e, -(-b // e)) for (a, b), e in zip(ranges, extents, strict=True))
+        matrix = _matrix(x[tuple(slice(a, b) for a, b in ranges)], extents)
+        if matrix.numel() <= limit:
+            matrix = matrix.to(torch.float32)
+        rows = Rows(matrix, dtype, spec, limit)
+        here = scale[place]
+        point = None if zero is None else zero[place].reshape(-1, 1)
+        found = improve(rows, rows.read(here.reshape(-1, 1), point))
+        scale[place] = found.scale.reshape(here.shape).to(scale.dtype)
+        if zero is not None and found.zero is not None:
+            codes = dtype.encode(found.zero) if spec.zero == "int" else found.zero.to(zero.dtype)
+            zero[place] = codes.reshape(here.shape)
+    return scale, zero
+
+
+def merge(better: Tensor, new: QParams, old: QParams) -> QParams:
+    """The new ones where `better`, else the old ones."""
+    zero = None
+    if new.zero is not None and old.zero is not None:
+        zero = torch.where(better, new.zero, old.zero)
+    return QParams(torch.where(better, new.scale, old.scale), zero)
+
+
+def _sum(values: Tensor) -> Tensor:
+    return values.sum(dim=1, keepdim=True)
+
+
+def _positive(value: Tensor, otherwise: Tensor) -> Tensor:
+    """Float32 where it is a positive finite number, else `otherwise`."""
+    value = value.to(torch.float32)
+    return torch.where((value > 0) & torch.isfinite(value), value, otherwise)
+
+
+def _scale_dtype(spec: Spec) -> str:
+    """Scales that are quantized themselves are searched for in float32."""
+    return spec.scale_dtype if isinstance(spec.scale_dtype, str) else "float32"
+
+
+def _pieces(
+    ranges: list[tuple[int, int]], extents: Sequence[int], limit: int
+) -> Iterator[list[tuple[int, int]]]:
+    """A box cut into boxes of whole blocks of one shape, with at most `limit` elements or one block."""
+    large = prod(b - a for a, b in ranges) > limit
+    for i, ((a, b), extent) in enumerate(zip(ranges, extents, strict=True)):
+        blocks = -(-(b - a) // extent)
+        ragged = blocks > 1 and (b - a) % extent != 0
+        if ragged or (large and blocks > 1):
+            middle = a + extent * (blocks - 1 if ragged else blocks // 2)
+            for half in ((a, middle), (middle, b)):
+                yield from _pieces([*ranges[:i], half, *ranges[i + 1 :]], extents, limit)
+            return
+    yield ranges
+
+
+def _matrix(x: Tensor, extents: Sequence[int]) -> Tensor:
+    """A tensor of whole blocks as (blocks, elements of one)."""
+    sizes = [
+        part
+        for size, extent in zip(x.shape, extents, strict=True)
+        for part in (max(size // extent, 1), min(size, extent))
+    ]
+    order = [*range(0, len(sizes), 2), *range(1, len(sizes), 2)]
+    matrix = x.reshape(sizes).permute(order).reshape(prod(sizes[::2]), prod(sizes[1::2]))
+    return matrix.contiguous()  # sums depend on the order in memory

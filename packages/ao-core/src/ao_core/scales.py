@@ -1,0 +1,16 @@
+"""The built-in ways to choose scales and zero points."""
+
+from __future__ import annotations
+
+from ao_core.numerics.scales import hqq_qparams, mse_qparams
+from ao_core.records import ScaleMethod
+
+__all__ = ["BUILTIN_SCALES"]
+
+BUILTIN_SCALES: tuple[ScaleMethod, ...] = (
+    ScaleMethod(
+        "absmax", None, "from the largest magnitude, or the range, of a block: nothing clips"
+    ),
+    ScaleMethod("mse", mse_qparams, "ranges shrunk for the least squared error of each block"),
+    ScaleMethod("hqq", hqq_qparams, "half-quadratic quantization: least sum of |error|**0.7"),
+)

@@ -1,0 +1,9 @@
+"""The fastest format for each layer on this device, by measurement."""
+
+from __future__ import annotations
+
+from ao_quant.autotuning.result import AutoquantReport, Layer, Timing
+from ao_quant.autotuning.timing import Trial
+from ao_quant.autotuning.tuner import CANDIDATES, autoquant
+
+__all__ = ["CANDIDATES", "AutoquantReport", "Layer", "Timing", "Trial", "autoquant"]

@@ -1,0 +1,75 @@
+"""Timing of calls beside each other, in rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["Timer", "Trial", "measure", "stopwatch"]
+
+#: rounds that are not counted: compilers and caches need them
+_WARMUPS = 2
+#: rounds end after so many seconds, but not before so many
+_ENOUGH, _FEWEST = 2.0, 5
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A layer's calls with one candidate for its weight."""
+
+    #: of the first layer that has these shapes
+    fqn: str
+    #: recipe or configuration, or "dense"
+    name: str
+    #: (call, how often)
+    calls: tuple[tuple[Callable[[], Any], int], ...]
+    device: torch.device
+
+    def run(self) -> None:
+        """Every call as often as the model makes it."""
+        for call, count in self.calls:
+            for _ in range(count):
+                call()
+
+
+#: seconds that one run of a trial takes
+Timer = Callable[[Trial], float]
+
+
+def stopwatch(trial: Trial) -> float:
+    """Seconds of one run, by the wall clock; what a device has queued is waited for."""
+    _wait(trial.device)
+    start = time.perf_counter()
+    trial.run()
+    _wait(trial.device)
+    return time.perf_counter() - start
+
+
+def measure(trials: Sequence[Trial], timer: Timer, rounds: int) -> list[float]:
+    """The 10th percentile of the seconds of each trial.
+
+    In each round every trial runs once, and each round begins with another one, so that what slows
+    the machine down for a while slows all of them down.
+    """
+    times: list[list[float]] = [[] for _ in trials]
+    spent = 0.0
+    with torch.no_grad():
+        for number in range(_WARMUPS + rounds):
+            for i in range(len(trials)):
+                which = (i + number) % len(trials)
+                seconds = timer(trials[which])
+                if number >= _WARMUPS:
+                    times[which].append(seconds)
+                    spent += seconds
+            if spent > _ENOUGH and number >= _WARMUPS + _FEWEST:
+                break
+    return [sorted(seconds)[len(seconds) // 10] for seconds in times]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

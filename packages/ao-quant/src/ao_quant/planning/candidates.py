@@ -1,0 +1,40 @@
+"""What `plan` and `autoquant` share: which formats are compared, and for which parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ao_core.config import Config, FqnToConfig, resolve_config
+from ao_core.errors import ConfigError
+from ao_core.registry import registry
+from ao_core.targets import Plan as Entry
+from ao_core.tensor import ComputeWeight, QTensor
+
+__all__ = ["resolve_candidates", "why_kept"]
+
+
+def resolve_candidates(candidates: Sequence[Config | str]) -> list[Config]:
+    """The candidates as configurations, each once.
+
+    Raises:
+        ConfigError: there are none, or one is a choice for several layers.
+        UnknownNameError: one of their names is registered nowhere.
+    """
+    if isinstance(candidates, (str, Config)) or not candidates:
+        raise ConfigError(f"candidates={candidates!r}: give a list of configurations or recipes")
+    configs = list(dict.fromkeys(resolve_config(candidate) for candidate in candidates))
+    for config in configs:
+        if isinstance(config, FqnToConfig):
+            raise ConfigError("candidates: a FqnToConfig is a choice already; give its formats")
+        registry.transform_for(type(config))
+        config.check()
+    return configs
+
+
+def why_kept(entry: Entry) -> str:
+    """Why a parameter is left as it is whatever the candidates; empty if it is not."""
+    if isinstance(entry.tensor, QTensor):
+        return f"it is quantized already ({entry.tensor.spec})"
+    if isinstance(entry.tensor, ComputeWeight):
+        return "its products are in low precision already"
+    return "" if entry.config is not None else entry.reason

@@ -1,0 +1,106 @@
+"""From what was measured to a plan: the best choice within a budget of bytes, bits or divergence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import reduce
+from math import ceil, prod
+from typing import NamedTuple
+
+from ao_core.errors import ConfigError
+from ao_core.report import size_text
+from ao_quant.planning.result import QuantizationPlan
+from ao_quant.planning.solve import solve
+
+__all__ = ["Needs", "below_divergence", "within_bits", "within_budget"]
+
+#: plans for `max_kl` whose choices diverge more together than their sum says, before all is dense
+_ATTEMPTS = 12
+
+
+class Needs(NamedTuple):
+    """What formats cost beside their tensors: who provides one is said once a file."""
+
+    #: of each option of each choice: its providers
+    options: list[list[frozenset[str]]]
+    #: bytes of the files beside the choices, without what their formats need
+    base: int
+    #: and what each provider adds
+    charges: dict[str, int]
+
+    def fixed(self, picks: Iterable[int]) -> int:
+        """Bytes of the files beside the choices, with these options picked."""
+        named = (options[pick] for options, pick in zip(self.options, picks, strict=True))
+        used: frozenset[str] = reduce(frozenset.union, named, frozenset())
+        return self.base + sum(self.charges[name] for name in used)
+
+
+def within_budget(dense: QuantizationPlan, needs: Needs) -> QuantizationPlan:
+    """The least error in files of at most `dense.limit` bytes.
+
+    Raises:
+        ConfigError: not even the smallest formats fit.
+    """
+    sizes = [[option.bytes for option in choice.options] for choice in dense.choices]
+
+    def best(limit: float) -> QuantizationPlan | None:
+        room = limit - needs.base
+        picks = solve(_errors(dense), sizes, room, needs.options, needs.charges)
+        return None if picks is None else dense.picking(picks, fixed=needs.fixed(picks))
+
+    found = best(dense.limit)
+    if found is not None:
+        return found
+    lightest = [row.index(min(row)) for row in sizes]
+    smallest = dense.picking(lightest, fixed=needs.fixed(lightest))
+    # others may be smaller together, because they need fewer formats
+    low = needs.base + sum(map(min, sizes))
+    while low < smallest.bytes:
+        middle = (low + smallest.bytes) // 2
+        found = best(middle)
+        low, smallest = (middle + 1, smallest) if found is None else (low, found)
+    raise ConfigError(
+        f"budget={int(dense.limit)} bytes cannot be met: the smallest that these candidates can is "
+        f"{smallest.bytes} bytes ({size_text(smallest.bytes)}), of which {smallest.fixed} are not "
+        "planned; give at least that, or smaller candidates"
+    )
+
+
+def within_bits(dense: QuantizationPlan) -> QuantizationPlan:
+    """The least error in at most `dense.limit` bits a weight.
+
+    Raises:
+        ConfigError: not even the smallest formats fit.
+    """
+    sizes = [[option.data for option in choice.options] for choice in dense.choices]
+    weights = sum(prod(choice.shape) for choice in dense.choices)
+    picks = solve(_errors(dense), sizes, dense.limit * weights / 8)
+    if picks is not None:
+        return dense.picking(picks)
+    smallest = ceil(8e4 * sum(map(min, sizes)) / max(weights, 1)) / 1e4
+    raise ConfigError(
+        f"bits={dense.limit:g} cannot be met: the smallest that these candidates can is "
+        f"{smallest:g} bits a weight; give at least that, or smaller candidates"
+    )
+
+
+def below_divergence(
+    dense: QuantizationPlan, together: Callable[[QuantizationPlan], QuantizationPlan]
+) -> QuantizationPlan:
+    """The smallest plan whose choices together diverge by at most `dense.limit` on the sample."""
+    sizes = [[option.bytes for option in choice.options] for choice in dense.choices]
+    limit = dense.limit
+    for _ in range(_ATTEMPTS):
+        picks = solve(sizes, _errors(dense), limit)
+        assert picks is not None  # dense has no error
+        found = together(dense.picking(picks))
+        assert found.measured is not None
+        if found.measured <= dense.limit:
+            return found
+        # errors do not quite add up: allow as much less as they were more
+        limit *= max(0.1, min(0.9, 0.95 * dense.limit / found.measured))
+    return together(dense.picking([0] * len(dense.choices)))
+
+
+def _errors(dense: QuantizationPlan) -> list[list[float]]:
+    return [[option.error for option in choice.options] for choice in dense.choices]

@@ -1,0 +1,197 @@
+"""`plan`: measure every parameter in every candidate format, and choose for the least total error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf, isfinite
+
+from torch import Tensor, nn
+
+from ao_core.config import Config
+from ao_core.errors import ConfigError, QuantizationError
+from ao_core.records import Skip
+from ao_core.registry import registry
+from ao_core.targets import FilterFn, default_reason
+from ao_core.targets import Plan as Entry
+from ao_core.targets import plan as plan_targets
+from ao_core.tensor import QTensor, check_quantizable
+from ao_core.tensor.saving.owners import owners_of
+from ao_quant.planning.candidates import resolve_candidates, why_kept
+from ao_quant.planning.choose import Needs, below_divergence, within_bits, within_budget
+from ao_quant.planning.measure import MEASURES, Sample, answer, distance, weight_error
+from ao_quant.planning.result import Choice, Kept, Option, QuantizationPlan
+from ao_quant.planning.sizes import Files, bytes_of_size
+from ao_quant.progress import Progress, watched
+
+__all__ = ["CANDIDATES", "plan"]
+
+#: recipes from 8 to 2 bits
+CANDIDATES = (
+    "int8_weight_only",
+    "intx_weight_only",
+    "int4_weight_only/g32-asymmetric",
+    "int4_weight_only",
+    "intx_weight_only/3bit",
+    "intx_weight_only/2bit",
+)
+
+
+def plan(
+    model: nn.Module,
+    *,
+    budget: int | str | None = None,
+    bits: float | None = None,
+    max_kl: float | None = None,
+    candidates: Sequence[Config | str] = CANDIDATES,
+    sample: Sample | None = None,
+    measure: str | None = None,
+    filter_fn: FilterFn | None = None,
+    progress: Progress = None,
+) -> QuantizationPlan:
+    """The best format for each weight within a budget, as a configuration for `quantize_`.
+
+    The error of each weight in each candidate format is measured alone, errors are added up, and the
+    choice of least sum within the budget is found exactly. Exactly one of `budget`, `bits` and
+    `max_kl` is given. The model is not changed; one weight at a time is held in one more format.
+
+    Args:
+        model: any module; what `quantize_` would quantize is planned, the rest is kept.
+        budget: bytes that the files of `save_model` may have, all of them together, as a number or
+            "1.2GB".
+        bits: mean bits a planned weight, scales and zero points included.
+        max_kl: in bits a position; the smallest files are found for which the whole plan, measured
+            on the sample, diverges no more than that from the model.
+        candidates: configurations or names of recipes. To leave a weight as it is always is one.
+        sample: input of the model: a tensor, a tuple of arguments, or a mapping of them.
+        measure: "weight": noise over signal of a weight's values (the default without a sample);
+            "output": the same of the model's answer to the sample (the default with one); "kl": the
+            divergence of its answer as logits over the last dimension (always with `max_kl`).
+        filter_fn: as in `quantize_`: (module, its name) -> whether its weights are planned, for
+            instance to plan embeddings too.
+        progress: True for a bar, or a function called with (done, total, name).
+
+    Raises:
+        ConfigError: the budget cannot be met (says the smallest that can), is not positive, or
+            arguments contradict each other.
+        QuantizationError: weights with NaN or inf, or on the meta device.
+        MissingExtraError: scipy is not installed (extra "plan").
+    """
+    goal, limit = _goal(budget, bits, max_kl)
+    measure = _measure(measure, sample, goal)
+    configs = resolve_candidates(candidates)
+    entries = plan_targets(model, configs[0], filter_fn)
+    planned = [entry for entry in entries if not why_kept(entry)]
+    for entry in planned:
+        check_quantizable(entry.tensor, entry.fqn)
+    tensors = {o.fqn: o.tensor for o in owners_of(model) if o.persistent}
+    # formats may be larger than dense; only the number of digits counts
+    files = Files(4 * sum(tensor.nbytes for tensor in tensors.values()))
+    right = None if sample is None else answer(model, sample)
+    choices, providers = [], []
+    for entry in watched(planned, [entry.fqn for entry in planned], progress, "plan"):
+        choice, named = _options(model, entry, configs, files, measure, sample, right)
+        choices.append(choice)
+        providers.append(named)
+    names = {owner.fqn for entry in planned for owner in entry.owners}
+    ties = {owner.fqn: entry.fqn for entry in planned for owner in entry.owners[1:]}
+    rest = {name: tensor for name, tensor in tensors.items() if name not in names}
+    every = frozenset[str]().union(*(names for options in providers for names in options))
+    needs = Needs(providers, *files.frame(rest, every, ties))
+    kept = [
+        Kept(entry.fqn, files.size(entry.fqn, entry.tensor).total, reason)
+        for entry in entries
+        if (reason := why_kept(entry))
+    ]
+    dense = QuantizationPlan(
+        choices, kept, goal=goal, limit=limit, measure=measure, fixed=needs.base
+    )
+
+    def together(found: QuantizationPlan) -> QuantizationPlan:
+        """With the error that all choices have together on the sample."""
+        if sample is None or right is None:
+            return found
+        replacements = [
+            (entry.owners, new)
+            for entry, choice in zip(planned, found.choices, strict=True)
+            if isinstance(new := _quantized(entry, choice.option.config), Tensor)
+        ]
+        error = distance(measure)(right, answer(model, sample, replacements))
+        return found.picking(found.picks, measured=error)
+
+    if goal == "max_kl":
+        found = below_divergence(dense, together)
+    else:
+        found = together(within_budget(dense, needs) if goal == "budget" else within_bits(dense))
+    return found.picking(found.picks, measured=found.measured, fixed=needs.fixed(found.picks))
+
+
+def _goal(budget: int | str | None, bits: float | None, max_kl: float | None) -> tuple[str, float]:
+    given = {"budget": budget, "bits": bits, "max_kl": max_kl}
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(given) != 1:
+        found = ", ".join(f"{name}={value!r}" for name, value in given.items()) or "none"
+        raise ConfigError(f"give exactly one of budget, bits and max_kl; found {found}")
+    ((name, value),) = given.items()
+    if name == "budget":
+        return name, bytes_of_size(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < inf:
+        return name, float(value)
+    raise ConfigError(f"{name}={value!r}: give a positive number")
+
+
+def _measure(measure: str | None, sample: Sample | None, goal: str) -> str:
+    if measure is not None and measure not in MEASURES:
+        raise ConfigError(f"measure={measure!r} is unknown; use one of {', '.join(MEASURES)}")
+    if goal == "max_kl" and measure not in (None, "kl"):
+        raise ConfigError(f"measure={measure!r} does not go with max_kl, which needs 'kl'")
+    found = "kl" if goal == "max_kl" else measure or ("weight" if sample is None else "output")
+    if found != "weight" and sample is None:
+        asked = "max_kl" if goal == "max_kl" else f"measure={measure!r}"
+        raise ConfigError(f"sample=None: {asked} needs an input to run the model on")
+    return found
+
+
+def _quantized(entry: Entry, config: Config | None) -> Tensor | Skip | None:
+    """The parameter in a format, why it cannot be, or None where the format is its own."""
+    if config is None:
+        return None
+    # as quantize_ does: the owner that multiplies by it decides
+    role = next((o for o in entry.owners if not default_reason(o, entry.tensor)), entry.owners[0])
+    try:
+        return registry.transform_for(type(config)).apply(entry.tensor.detach(), config, role)
+    except QuantizationError as error:
+        return Skip(str(error))
+
+
+def _options(
+    model: nn.Module,
+    entry: Entry,
+    configs: list[Config],
+    files: Files,
+    measure: str,
+    sample: Sample | None,
+    right: Tensor | None,
+) -> tuple[Choice, list[frozenset[str]]]:
+    """A parameter in every format that can hold it, and who provides each."""
+    size = files.size(entry.fqn, entry.tensor)
+    options = [Option(None, size.total, size.data, 0.0)]
+    refused, providers = [], [size.providers]
+    for config in configs:
+        new = _quantized(entry, config)
+        if not isinstance(new, QTensor):
+            reason = new.reason if isinstance(new, Skip) else "its memory stays as it is"
+            refused.append((config, reason))
+            continue
+        if sample is None or right is None or measure == "weight":
+            error = weight_error(entry.tensor.detach(), new)
+        else:
+            error = distance(measure)(right, answer(model, sample, [(entry.owners, new)]))
+        size = files.size(entry.fqn, new)
+        if isfinite(error):
+            options.append(Option(config, size.total, size.data, error))
+            providers.append(size.providers)
+        else:
+            refused.append((config, f"the error is {error}"))
+    tied = tuple(owner.fqn for owner in entry.owners[1:])
+    shape = tuple(entry.tensor.shape)
+    return Choice(entry.fqn, shape, tuple(options), 0, tied, tuple(refused)), providers

@@ -1,0 +1,272 @@
+"""`QuantizationPlan`: the format of each parameter, with all that was measured to choose it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import fsum, prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ao_core.config import Config, FqnToConfig, config_from_dict, config_to_dict
+from ao_core.errors import ConfigError
+from ao_quant.planning.solve import frontier
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Choice", "Kept", "Option", "QuantizationPlan"]
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Option:
+    """A parameter in one of the formats."""
+
+    #: None: as it is
+    config: Config | None
+    #: what it adds to the files of `save_model` at most: data, names, format and checksums
+    bytes: int
+    #: the data alone
+    data: int
+    #: as the measure of the plan has it
+    error: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One parameter that was planned (tied ones: one choice, all names)."""
+
+    fqn: str
+    shape: tuple[int, ...]
+    options: tuple[Option, ...]
+    #: index of the option chosen
+    picked: int
+    tied: tuple[str, ...] = ()
+    #: candidates that cannot hold it: (configuration, reason)
+    refused: tuple[tuple[Config, str], ...] = ()
+
+    @property
+    def option(self) -> Option:
+        """The option chosen."""
+        return self.options[self.picked]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A parameter that was not planned: it is saved as it is."""
+
+    fqn: str
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, repr=False)
+class QuantizationPlan(FqnToConfig):
+    """A `FqnToConfig` for `quantize_`, made by `plan`: it keeps what is not among its choices.
+
+    `str()` is a table, `plot()` the curve it was chosen from, `to_json` and `save` write all of it.
+    """
+
+    choices: tuple[Choice, ...]
+    kept: tuple[Kept, ...]
+    #: what was asked for: "budget", "bits" or "max_kl", and how much
+    goal: str
+    limit: float
+    #: "weight", "output" or "kl"; see `plan`
+    measure: str
+    #: bytes of the files beside the choices: what is kept, buffers, headers
+    fixed: int
+    #: the error of the choices together on the sample; None without one
+    measured: float | None
+
+    def __init__(
+        self,
+        choices: Sequence[Choice],
+        kept: Sequence[Kept],
+        *,
+        goal: str,
+        limit: float,
+        measure: str,
+        fixed: int,
+        measured: float | None = None,
+    ) -> None:
+        entries: dict[str, Config | None] = {c.fqn: c.option.config for c in choices}
+        super().__init__({**entries, "*": None})
+        values = {
+            "choices": tuple(choices),
+            "kept": tuple(kept),
+            "goal": goal,
+            "limit": limit,
+            "measure": measure,
+            "fixed": fixed,
+            "measured": measured,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def picking(
+        self, picks: Sequence[int], *, measured: float | None = None, fixed: int | None = None
+    ) -> QuantizationPlan:
+        """The same with other options chosen."""
+        return QuantizationPlan(
+            [replace(c, picked=pick) for c, pick in zip(self.choices, picks, strict=True)],
+            self.kept,
+            goal=self.goal,
+            limit=self.limit,
+            measure=self.measure,
+            fixed=self.fixed if fixed is None else fixed,
+            measured=measured,
+        )
+
+    @property
+    def picks(self) -> tuple[int, ...]:
+        """Index of the option of each choice."""
+        return tuple(choice.picked for choice in self.choices)
+
+    @property
+    def bytes(self) -> int:
+        """What the files that `save_model` writes have at most, all together."""
+        return self.fixed + sum(choice.option.bytes for choice in self.choices)
+
+    @property
+    def bits(self) -> float:
+        """Mean bits a weight of the planned parameters: codes, scales and zero points."""
+        weights = sum(prod(choice.shape) for choice in self.choices)
+        return 8.0 * sum(choice.option.data for choice in self.choices) / max(weights, 1)
+
+    @property
+    def error(self) -> float:
+        """Sum of the errors of the choices."""
+        return fsum(choice.option.error for choice in self.choices)
+
+    @property
+    def curve(self) -> tuple[tuple[int, float], ...]:
+        """(bytes of the files, sum of errors) of the best plans, from the smallest on.
+
+        The corners of the convex hull: what lies between two of them is near the line.
+        """
+        errors = [[option.error for option in choice.options] for choice in self.choices]
+        sizes = [[option.bytes for option in choice.options] for choice in self.choices]
+        return tuple((round(size) + self.fixed, error) for size, error in frontier(errors, sizes))
+
+    @property
+    def hash(self) -> str:
+        """A digest of the configuration, of what was asked for and of the sizes."""
+        content = [config_to_dict(self), self.goal, self.limit, self.measure, self.bytes]
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return {
+            "ao_quant_plan": _FORMAT,
+            "hash": self.hash,
+            "goal": self.goal,
+            "limit": self.limit,
+            "measure": self.measure,
+            "measured": self.measured,
+            "fixed": self.fixed,
+            "choices": [
+                {
+                    "fqn": choice.fqn,
+                    "shape": list(choice.shape),
+                    "tied": list(choice.tied),
+                    "picked": choice.picked,
+                    "options": [
+                        {"config": _to_dict(o.config), "bytes": o.bytes, "data": o.data, "error": o.error}
+                        for o in choice.options
+                    ],
+                    "refused": [[config_to_dict(c), reason] for c, reason in choice.refused],
+                }
+                for choice in self.choices
+            ],
+            "kept": [asdict(kept) for kept in self.kept],
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> QuantizationPlan:
+        """Inverse of `to_dict`.
+
+        Raises:
+            ConfigError: it is no plan, one of a newer version, or was changed by hand.
+            UnknownNameError: a configuration's package is not installed.
+        """
+        if (version := data.get("ao_quant_plan")) != _FORMAT:
+            raise ConfigError(f"not a plan of version {_FORMAT}: ao_quant_plan={version!r}")
+        try:
+            found = cls(
+                [_choice(choice) for choice in data["choices"]],
+                [Kept(**kept) for kept in data["kept"]],
+                **{name: data[name] for name in ("goal", "limit", "measure", "fixed", "measured")},
+            )
+        except (KeyError, TypeError, IndexError) as error:
+            raise ConfigError(f"not a plan: {type(error).__name__}: {error}") from error
+        if found.hash != data.get("hash"):
+            raise ConfigError(
+                f"hash={data.get('hash')!r} is not that of the plan, {found.hash!r}: it was changed"
+            )
+        return found
+
+    def to_json(self) -> str:
+        """JSON text of `to_dict`."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> QuantizationPlan:
+        """Inverse of `to_json`; errors as `from_dict`."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"not a plan in JSON: {error}") from error
+        if not isinstance(data, dict):
+            raise ConfigError(f"not a plan in JSON: an object is expected, not {data!r:.40}")
+        return cls.from_dict(data)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `to_json` into a file."""
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> QuantizationPlan:
+        """Read what `save` wrote; errors as `from_dict`, and `OSError`."""
+        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+
+    def __str__(self) -> str:
+        from ao_quant.planning.text import plan_text
+
+        return plan_text(self)
+
+    def __repr__(self) -> str:
+        return f"<QuantizationPlan {self.hash}: {len(self.choices)} parameters, {self.bytes} bytes>"
+
+    def plot(self) -> Figure:
+        """A figure of error over size: the curve, one format everywhere, and this plan.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed (extra "plan").
+        """
+        from ao_quant.planning.plot import plan_figure
+
+        return plan_figure(self)
+
+
+def _to_dict(config: Config | None) -> dict[str, Any] | None:
+    return None if config is None else config_to_dict(config)
+
+
+def _choice(data: Mapping[str, Any]) -> Choice:
+    options = tuple(map(_option, data["options"]))
+    refused = tuple((config_from_dict(config), str(reason)) for config, reason in data["refused"])
+    return Choice(
+        data["fqn"], tuple(data["shape"]), options, data["picked"], tuple(data["tied"]), refused
+    )
+
+
+def _option(data: Mapping[str, Any]) -> Option:
+    config = None if data["config"] is None else config_from_dict(data["config"])
+    return Option(config, data["bytes"], data["data"], data["error"])

@@ -1,0 +1,74 @@
+"""A plan as text for terminals and logs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import prod
+from typing import TYPE_CHECKING
+
+from ao_core.config import Config
+from ao_core.registry import registry
+from ao_core.report.text import aligned, shape_text, size_text
+
+if TYPE_CHECKING:
+    from ao_quant.planning.result import Choice, QuantizationPlan
+
+__all__ = ["ERRORS", "config_text", "plan_text"]
+
+#: what the errors of a measure are
+ERRORS = {
+    "weight": "noise / signal of the weights",
+    "output": "noise / signal of the output",
+    "kl": "KL divergence in bits",
+}
+_HEADER = ("parameter", "shape", "format", "bits", "bytes", "error")
+_RIGHT = (3, 4, 5)
+
+
+def plan_text(plan: QuantizationPlan) -> str:
+    """The choices as a table, the formats refused and the parameters kept by reason, and totals."""
+    blocks = [aligned([_HEADER, *map(_row, plan.choices)], right=_RIGHT)] if plan.choices else []
+    refused = [
+        f"  {choice.fqn} in {config_text(config)}: {reason}"
+        for choice in plan.choices
+        for config, reason in choice.refused
+    ]
+    if refused:
+        blocks.append("\n".join(["not possible:", *refused]))
+    if plan.kept:
+        sizes: Counter[str] = Counter()
+        for kept in plan.kept:
+            sizes[kept.reason] += kept.bytes
+        counts = Counter(kept.reason for kept in plan.kept)
+        lines = [f"  {n} × {reason}: {size_text(sizes[reason])}" for reason, n in counts.items()]
+        blocks.append("\n".join([f"as they are ({len(plan.kept)}):", *lines]))
+    return "\n\n".join([*blocks, _totals(plan)])
+
+
+def config_text(config: Config | None) -> str:
+    """A configuration by the name of its recipe, if it is one."""
+    if config is None:
+        return "dense"
+    names = (name for name, recipe in registry.recipes.items() if recipe.config == config)
+    return next(names, repr(config))
+
+
+def _row(choice: Choice) -> tuple[str, ...]:
+    option = choice.option
+    return (
+        " = ".join((choice.fqn, *choice.tied)),
+        shape_text(choice.shape),
+        config_text(option.config),
+        f"{8 * option.data / max(prod(choice.shape), 1):.2f}",
+        size_text(option.bytes),
+        f"{option.error:.3g}",
+    )
+
+
+def _totals(plan: QuantizationPlan) -> str:
+    asked = size_text(int(plan.limit)) if plan.goal == "budget" else f"{plan.limit:g}"
+    measured = "" if plan.measured is None else f" (together {plan.measured:.3g} on the sample)"
+    return (
+        f"{plan.goal}={asked}: {size_text(plan.bytes)} in files at most, {plan.bits:.2f} bits a weight, "
+        f"{ERRORS[plan.measure]} {plan.error:.3g}{measured}; plan {plan.hash}"
+    )

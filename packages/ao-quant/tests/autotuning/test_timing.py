@@ -1,0 +1,153 @@
+"""Rounds, percentiles and the cache: with clocks of the test's own."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from ao_quant import autoquant
+from ao_quant.autotuning import cache as caching
+from ao_quant.autotuning.cache import Cache, default_folder, machine
+from ao_quant.autotuning.timing import Trial, measure, stopwatch
+
+CPU = torch.device("cpu")
+
+
+def trials(*names):
+    return [Trial("layer", name, (), CPU) for name in names]
+
+
+def test_rounds_are_interleaved_and_begin_in_turn():
+    seen = []
+    measure(trials("a", "b", "c"), lambda trial: seen.append(trial.name) or 0.0, rounds=2)
+    assert ["".join(seen[i : i + 3]) for i in range(0, 12, 3)] == ["abc", "bca", "cab", "abc"]
+
+
+def test_the_tenth_percentile_without_the_warmups():
+    times = {
+        "a": [9.0, 0.001, *(0.001 * n for n in range(30, 10, -1))],
+        "b": [0.0, 0.0, *[0.02] * 20],
+    }
+    clock = {name: iter(values) for name, values in times.items()}
+    a, b = measure(trials("a", "b"), lambda trial: next(clock[trial.name]), rounds=20)
+    assert a == pytest.approx(0.013)  # the third least of 20, from 0.011 on
+    assert b == 0.02
+
+
+def test_slow_layers_have_fewer_rounds():
+    count = 0
+
+    def slow(trial):
+        nonlocal count
+        count += 1
+        return 10.0
+
+    assert measure(trials("a", "b"), slow, rounds=100) == [10.0, 10.0]
+    assert count == 2 * (2 + 6)
+
+
+def test_a_trial_makes_every_call_as_often_as_the_model():
+    calls = []
+    trial = Trial("l", "dense", ((lambda: calls.append(1), 3), (lambda: calls.append(2), 1)), CPU)
+    seconds = stopwatch(trial)
+    assert calls == [1, 1, 1, 2]
+    assert seconds > 0
+
+
+KEY = {"machine": {"threads": 1}, "weight": [[2, 3], "torch.float32"]}
+
+
+def test_what_is_written_is_read(tmp_path):
+    store = Cache(tmp_path / "deep" / "folder")
+    assert store.read(KEY) is None
+    store.write(KEY, {"dense": 1.5, "int8": 0.5})
+    assert store.read(KEY) == {"dense": 1.5, "int8": 0.5}
+    assert store.read({**KEY, "compiled": True}) is None
+    (file,) = (tmp_path / "deep" / "folder").iterdir()
+    assert json.loads(file.read_text())["key"] == KEY  # people can see what a file is about
+    nothing = Cache(None)
+    nothing.write(KEY, {"dense": 1.0})
+    assert nothing.read(KEY) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": 1', '{"format": 1, "key": {}, "seconds": {"dense": "x"}}']
+)
+def test_a_damaged_file_is_measured_anew(tmp_path, caplog, text):
+    store = Cache(tmp_path)
+    store.write(KEY, {"dense": 1.5})
+    (file,) = tmp_path.iterdir()
+    file.write_text(text)
+    with caplog.at_level(logging.WARNING):
+        assert store.read(KEY) is None
+    store.write(KEY, {"dense": 2.5})
+    assert store.read(KEY) == {"dense": 2.5}
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING):
+        Cache(tmp_path / "file" / "folder").write(KEY, {"dense": 1.0})
+    assert "timings cannot be kept in" in caplog.text
+
+
+def test_the_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("AO_CACHE", str(tmp_path))
+    assert default_folder() == tmp_path / "autoquant"
+    monkeypatch.delenv("AO_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    folder = default_folder()
+    assert folder.parts[-2:] == ("ao", "autoquant")
+
+
+def test_times_are_kept_for_a_machine_threads_versions_and_shapes(tmp_path, monkeypatch):
+    count = 0
+
+    def clock(trial):
+        nonlocal count
+        count += 1
+        return 1.0 if trial.name == "dense" else 0.5
+
+    def run(rows=2, width=16, **arguments):
+        nonlocal count
+        count = 0
+        model = nn.Sequential(nn.Linear(width, 8))
+        result = autoquant(
+            model, torch.ones(rows, width), candidates=["int8_weight_only"], rounds=1,
+            cache=tmp_path, timer=clock, **arguments,
+        )  # fmt: skip
+        (layer,) = result.layers
+        assert layer.picked == 1
+        assert layer.cached == (count == 0)
+        return count
+
+    assert run() == 6
+    assert run() == 0
+    assert run(rows=3) == 6
+    assert run(width=24) == 6
+    assert run() == 0
+    assert len(list(tmp_path.iterdir())) == 3
+    known = machine(CPU)
+    assert known["device"].startswith("cpu ")
+    for part in known:
+        changed = {**known, part: "other"}
+        with monkeypatch.context() as patch:
+            patch.setattr("ao_quant.autotuning.tuner.machine", lambda device, m=changed: m)
+            assert run() == 6, part
+    assert run() == 0
+
+
+def test_the_processor_is_named_without_procfs(monkeypatch):
+    class Missing:
+        def __init__(self, *args):
+            pass
+
+        def read_text(self, **kwargs):
+            raise FileNotFoundError
+
+    monkeypatch.setattr(caching, "Path", Missing)
+    assert caching._processor()
