@@ -1,0 +1,46 @@
+"""Formats of integers."""
+
+from __future__ import annotations
+
+from ao_core.spec import Spec
+from ao_core.weights import GroupSize, WeightFormat
+from ao_quant import configs as c
+from ao_quant.specs.base import ROW, format_of
+
+__all__: list[str] = []
+
+#: activations with a scale and a zero point a token
+_ASYMMETRIC = Spec("uint8", ROW, zero="int")
+
+
+def _int(bits: int, group: GroupSize, symmetric: bool, act: Spec | None = None) -> WeightFormat:
+    # next to few bits or in small groups, a scale of 4 bytes would weigh more than it is worth
+    scale = "own" if bits == 8 and group == "row" else "bfloat16"
+    name, zero = (f"int{bits}", "none") if symmetric else (f"uint{bits}", "int")
+    return WeightFormat(name, group, scale, zero, act)
+
+
+@format_of.register
+def _(config: c.Int8WeightOnlyConfig) -> WeightFormat:
+    return _int(8, config.group_size, symmetric=True)
+
+
+@format_of.register
+def _(config: c.Int4WeightOnlyConfig) -> WeightFormat:
+    return _int(4, config.group_size, config.symmetric)
+
+
+@format_of.register
+def _(config: c.IntxWeightOnlyConfig) -> WeightFormat:
+    return _int(config.bits, config.group_size, config.symmetric)
+
+
+@format_of.register
+def _(config: c.Int8DynamicActivationInt8WeightConfig) -> WeightFormat:
+    act = Spec("int8", ROW) if config.symmetric_activations else _ASYMMETRIC
+    return _int(8, "row", symmetric=True, act=act)
+
+
+@format_of.register
+def _(config: c.Int8DynamicActivationInt4WeightConfig) -> WeightFormat:
+    return _int(4, config.group_size, symmetric=True, act=_ASYMMETRIC)
