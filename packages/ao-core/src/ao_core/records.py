@@ -42,6 +42,12 @@ class DType:
     storage: torch.dtype = torch.uint8
     #: one line for `ao formats`
     summary: str = ""
+    #: how many codes `encode` uses, from 0 on, where they are not all 2**bits (as 0 says); the others
+    #: decode to some value too
+    codes: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "codes", self.codes or 1 << self.bits)
 
 
 @dataclass(frozen=True)

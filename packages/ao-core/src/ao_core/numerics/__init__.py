@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from ao_core.numerics.affine import (
+    SCALE_RULES,
     choose_qparams,
     dequantize_affine,
     quantize_affine,
     scale_to_float,
 )
-from ao_core.numerics.bits import pack_bits, pack_unit, packed_size, unpack_bits
+from ao_core.numerics.bits import (
+    digits_a_byte,
+    pack_bits,
+    pack_digits,
+    pack_unit,
+    packed_size,
+    unpack_bits,
+    unpack_digits,
+)
 from ao_core.numerics.blocks import (
     block_absmax,
+    block_absmean,
     block_minmax,
     expand,
     full_block,
@@ -41,8 +51,10 @@ __all__ = [
     "E5M2",
     "MX_MODES",
     "NF4_VALUES",
+    "SCALE_RULES",
     "FloatFormat",
     "block_absmax",
+    "block_absmean",
     "block_minmax",
     "choose_e8m0",
     "choose_qparams",
@@ -52,6 +64,7 @@ __all__ = [
     "decode_float",
     "decode_int",
     "dequantize_affine",
+    "digits_a_byte",
     "encode_codebook",
     "encode_e8m0",
     "encode_float",
@@ -62,6 +75,7 @@ __all__ = [
     "full_block",
     "grid_shape",
     "pack_bits",
+    "pack_digits",
     "pack_unit",
     "packed_size",
     "quantize_affine",
@@ -74,4 +88,5 @@ __all__ = [
     "sqnr_of_sums",
     "stochastic_round_to",
     "unpack_bits",
+    "unpack_digits",
 ]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ao_core.errors import ConfigError
-from ao_core.numerics.blocks import block_absmax, block_minmax, split_blocks
+from ao_core.numerics.blocks import block_absmax, block_absmean, block_minmax, split_blocks
 from ao_core.numerics.mx import choose_e8m0
 from ao_core.numerics.rounding import round_to_16_bits
 from ao_core.spec import SCALE_DTYPES, ZERO_KINDS
@@ -21,7 +21,16 @@ from ao_core.spec import SCALE_DTYPES, ZERO_KINDS
 if TYPE_CHECKING:
     from ao_core.records import DType
 
-__all__ = ["choose_qparams", "dequantize_affine", "quantize_affine", "scale_to_float"]
+__all__ = [
+    "SCALE_RULES",
+    "choose_qparams",
+    "dequantize_affine",
+    "quantize_affine",
+    "scale_to_float",
+]
+
+#: what of a block its scale follows, without a zero point
+SCALE_RULES = ("absmax", "absmean")
 
 #: storage of a scale: torch dtype, least and greatest value that a scale may take
 _STORAGE: dict[str, tuple[torch.dtype, float, float]] = {
@@ -40,6 +49,7 @@ def choose_qparams(
     scale_dtype: str = "float32",
     *,
     mx_mode: str = "floor",
+    rule: str = "absmax",
 ) -> tuple[Tensor, Tensor | None]:
     """Scale and zero point from the range of every block, of shape `grid_shape(x.shape, block)`.
 
@@ -53,9 +63,15 @@ def choose_qparams(
     clamped to what the storage can hold. A block with a NaN gets scale NaN. For "e8m0", `mx_mode`
     chooses the power of two (see `choose_e8m0`) without a zero point; with one it is the least that
     saturates nothing.
+
+    With the rule "absmean" the scale is the mean magnitude of the block, whatever the format: that of
+    ternary weights in BitNet b1.58 (Ma et al. 2024, arXiv:2402.17764, section 2).
     """
     _check(dtype, zero, scale_dtype)
+    _check_rule(rule, zero, scale_dtype)
     x = x.detach()
+    if rule == "absmean":
+        return _store(block_absmean(x, block), 1.0, scale_dtype), None
     if zero == "none":
         absmax = block_absmax(x, block).to(torch.float32)
         return _symmetric(absmax, dtype, scale_dtype, mx_mode), None
@@ -159,4 +175,14 @@ def _check(dtype: DType, zero: str, scale_dtype: str) -> None:
     if scale_dtype not in SCALE_DTYPES:
         raise ConfigError(
             f"scale_dtype={scale_dtype!r} is unknown; use one of {', '.join(SCALE_DTYPES)}"
+        )
+
+
+def _check_rule(rule: str, zero: str, scale_dtype: str) -> None:
+    if rule not in SCALE_RULES:
+        raise ConfigError(f"scale_rule={rule!r} is unknown; use one of {', '.join(SCALE_RULES)}")
+    if rule != "absmax" and (zero != "none" or scale_dtype == "e8m0"):
+        raise ConfigError(
+            f"scale_rule={rule!r} with zero={zero!r} and scale_dtype={scale_dtype!r} is not defined; "
+            "use zero='none' and a scale in another dtype than e8m0"
         )
