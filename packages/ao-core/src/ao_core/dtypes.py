@@ -108,6 +108,9 @@ BUILTIN_DTYPES: tuple[DType, ...] = (
     *(int_dtype(f"int{bits}", bits) for bits in range(1, 9)),
     *(int_dtype(f"uint{bits}", bits, signed=False) for bits in range(1, 9)),
     codebook_dtype("ternary", (-1.0, 0.0, 1.0)),
-    *(float_dtype(float_name(e, m), _WITH_NAN.get((e, m)) or float_format(e, m)) for e, m in FLOATS),
+    *(
+        float_dtype(float_name(e, m), _WITH_NAN.get((e, m)) or float_format(e, m))
+        for e, m in FLOATS
+    ),
     codebook_dtype("nf4", codebook.NF4_VALUES),
 )

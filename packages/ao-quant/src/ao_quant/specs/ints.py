@@ -13,11 +13,13 @@ __all__: list[str] = []
 _ASYMMETRIC = Spec("uint8", ROW, zero="int")
 
 
-def _int(bits: int, group: GroupSize, symmetric: bool, act: Spec | None = None) -> WeightFormat:
+def _int(
+    bits: int, group: GroupSize, symmetric: bool, act: Spec | None = None, rows: int = 1
+) -> WeightFormat:
     # next to few bits or in small groups, a scale of 4 bytes would weigh more than it is worth
     scale = "own" if bits == 8 and group == "row" else "bfloat16"
     name, zero = (f"int{bits}", "none") if symmetric else (f"uint{bits}", "int")
-    return WeightFormat(name, group, scale, zero, act)
+    return WeightFormat(name, group, scale, zero, act, rows)
 
 
 @format_of.register
@@ -32,7 +34,19 @@ def _(config: c.Int4WeightOnlyConfig) -> WeightFormat:
 
 @format_of.register
 def _(config: c.IntxWeightOnlyConfig) -> WeightFormat:
-    return _int(config.bits, config.group_size, config.symmetric)
+    return _int(config.bits, config.group_size, config.symmetric, rows=config.block_rows)
+
+
+@format_of.register
+def _(config: c.UIntxWeightOnlyConfig) -> WeightFormat:
+    return _int(config.bits, config.group_size, symmetric=False)
+
+
+@format_of.register
+def _(config: c.BitNetWeightOnlyConfig) -> WeightFormat:
+    packing = "packed" if config.trits_per_byte == 4 else "digits"
+    absmean = (("scale_rule", "absmean"),)
+    return WeightFormat("ternary", config.group_size, "bfloat16", packing=packing, options=absmean)
 
 
 @format_of.register
