@@ -61,13 +61,14 @@ def weight_spec(
     scale = _OWN.get(dtype, "float32") if fmt.scale_dtype == "own" else fmt.scale_dtype
     layout = "plain" if registry.dtypes.get(fmt.dtype).bits == 8 else fmt.packing
     block: tuple[int, ...]
-    if fmt.group == "tensor":
-        block = (WHOLE,) * len(shape) if conv else _TENSOR
-    elif conv and (layout != "plain" or fmt.group != "row"):
-        layout, row = "flat", max(prod(shape[1:]), 1)
-        block = (row if isinstance(fmt.group, str) else min(fmt.group, row),)
+    if conv and (layout != "plain" or isinstance(fmt.group, int)):
+        layout, filter_size = "flat", max(prod(shape[1:]), 1)
+        sizes: dict[GroupSize, int] = {"tensor": WHOLE, "row": filter_size}
+        block = (sizes[fmt.group] if isinstance(fmt.group, str) else min(fmt.group, filter_size),)
     elif conv:
-        block = (1, *[WHOLE] * (len(shape) - 1))
+        block = (WHOLE if fmt.group == "tensor" else 1, *[WHOLE] * (len(shape) - 1))
+    elif fmt.group == "tensor":
+        block = _TENSOR
     else:
         block = (fmt.rows, WHOLE if isinstance(fmt.group, str) else fmt.group)
     return Spec(fmt.dtype, block, scale, fmt.zero, layout, fmt.act, fmt.options)
