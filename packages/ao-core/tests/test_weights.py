@@ -41,7 +41,7 @@ def mine() -> Iterator[str]:
 
 def test_every_format_in_every_layer(model: Model) -> None:
     everything = lambda config: FqnToConfig({"embed": config, "*": config})  # noqa: E731
-    for dtype in registry.dtypes.values():
+    for dtype in (dtype for dtype in registry.dtypes.values() if dtype.kind != "table"):
         copy = Model()
         copy.load_state_dict(model.state_dict())
         report = ao_core.quantize_(copy, everything(WeightOnlyConfig(dtype.name, 16)))

@@ -65,6 +65,8 @@ def test_nested_configurations_round_trip():
         (lambda: c.UIntxWeightOnlyConfig(group_size=8), "group_size", "8", "32"),
         (lambda: c.BitNetWeightOnlyConfig(group_size=5), "group_size", "5", "'tensor'"),
         (lambda: c.BitNetWeightOnlyConfig(trits_per_byte=6), "trits_per_byte", "6", "4, 5"),
+        (lambda: c.CodebookWeightOnlyConfig(bits=0), "bits", "0", "1, 2, 3"),
+        (lambda: c.CodebookWeightOnlyConfig(group_size=64), "group_size", "64", "128, 256"),
         (lambda: c.FP4WeightOnlyConfig(group_size=16), "group_size", "16", "32, 64"),
         (lambda: c.FP6LLMWeightOnlyConfig(group_size="tensor"), "group_size", "'tensor'", "'row'"),
         (lambda: c.FPXWeightOnlyConfig(0, 3), "ebits", "0", "1, 2, 3, 4, 5"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from math import isfinite
@@ -21,6 +22,7 @@ __all__ = [
     "float_dtype",
     "float_name",
     "int_dtype",
+    "table_dtype",
 ]
 
 # encode and decode are partials of module functions, so that records pickle and deep-copy.
@@ -87,6 +89,15 @@ def codebook_dtype(name: str, values: Sequence[float]) -> DType:
         summary=f"codebook of {len(table)} values, {table[0]:g} to {table[-1]:g}",
         codes=len(table),
     )
+
+
+def table_dtype(name: str, bits: int) -> DType:
+    """A format without values of its own: 2**bits are learned for each block, and stored with it."""
+    if not 1 <= bits <= 8:
+        raise ConfigError(f"bits={bits}: a table has 1 to 8 bits")
+    places = int_dtype(name, bits, signed=False)
+    summary = f"{1 << bits} values learned for each block"
+    return replace(places, kind="table", storage=torch.uint8, summary=summary)
 
 
 def float_name(ebits: int, mbits: int) -> str:

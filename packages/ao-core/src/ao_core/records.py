@@ -27,7 +27,8 @@ class DType:
 
     name: str
     bits: int
-    #: "int", "float" or "codebook"
+    #: "int", "float", "codebook", or "table": codes are the places of values that are learned for each block
+    #: and stored as its scale, with one more dimension
     kind: str
     #: real values (float32 or float64) -> uint8 codes: nearest, ties to even, saturating; NaN per format
     encode: Callable[[Tensor], Tensor]

@@ -3,6 +3,7 @@
 from ao_quant.__about__ import __version__
 from ao_quant.configs import (
     BitNetWeightOnlyConfig,
+    CodebookWeightOnlyConfig,
     Float8DynamicActivationFloat8WeightConfig,
     Float8WeightOnlyConfig,
     FP4WeightOnlyConfig,
@@ -20,6 +21,7 @@ from ao_quant.configs import (
     NVFP4WeightOnlyConfig,
     UIntxWeightOnlyConfig,
     bitnet_weight_only,
+    codebook_weight_only,
     float8_dynamic_activation_float8_weight,
     float8_weight_only,
     fp4_weight_only,
@@ -41,6 +43,7 @@ from ao_quant.specs import spec_of
 
 __all__ = [
     "BitNetWeightOnlyConfig",
+    "CodebookWeightOnlyConfig",
     "FP4WeightOnlyConfig",
     "FP6LLMWeightOnlyConfig",
     "FPXWeightOnlyConfig",
@@ -59,6 +62,7 @@ __all__ = [
     "UIntxWeightOnlyConfig",
     "__version__",
     "bitnet_weight_only",
+    "codebook_weight_only",
     "float8_dynamic_activation_float8_weight",
     "float8_weight_only",
     "fp4_weight_only",

@@ -60,6 +60,11 @@ RECIPES: tuple[Recipe, ...] = (
         "NF4 weights in groups of 64, scales quantized too: 4.125 bits a weight",
     ),
     Recipe(
+        "codebook_weight_only",
+        c.CodebookWeightOnlyConfig(),
+        "16 values learned for each row by k-means",
+    ),
+    Recipe(
         "fp4_weight_only",
         c.FP4WeightOnlyConfig(),
         "4-bit floats e2m1 in groups of 64: 4.25 bits a weight",

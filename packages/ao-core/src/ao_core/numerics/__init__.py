@@ -42,6 +42,7 @@ from ao_core.numerics.formats import (
 from ao_core.numerics.ints import decode_int, encode_int
 from ao_core.numerics.mx import MX_MODES, choose_e8m0, decode_e8m0, encode_e8m0
 from ao_core.numerics.rounding import round_half_even, round_to_16_bits, stochastic_round_to
+from ao_core.numerics.tables import decode_tables, encode_tables, learn_tables
 
 __all__ = [
     "E2M1",
@@ -63,17 +64,20 @@ __all__ = [
     "decode_e8m0",
     "decode_float",
     "decode_int",
+    "decode_tables",
     "dequantize_affine",
     "digits_a_byte",
     "encode_codebook",
     "encode_e8m0",
     "encode_float",
     "encode_int",
+    "encode_tables",
     "error_sums",
     "expand",
     "float_format",
     "full_block",
     "grid_shape",
+    "learn_tables",
     "pack_bits",
     "pack_digits",
     "pack_unit",

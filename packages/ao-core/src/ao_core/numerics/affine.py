@@ -1,5 +1,8 @@
 """Scales, zero points, and what they do: value = (decode(code) - zero) * scale.
 
+Of a format of kind "table" the scale of a block is the values of all codes, learned for it, and what a code
+stands for is the value at its place: ``value = scale[code]``.
+
 All arithmetic is in float32; wider inputs are rounded to it first. Results carry no gradient, but
 `dequantize_affine` is differentiable in `scale` and in a float `zero`.
 """
@@ -16,6 +19,7 @@ from ao_core.errors import ConfigError
 from ao_core.numerics.blocks import block_absmax, block_absmean, block_minmax, split_blocks
 from ao_core.numerics.mx import choose_e8m0
 from ao_core.numerics.rounding import round_to_16_bits
+from ao_core.numerics.tables import decode_tables, encode_tables, learn_tables
 from ao_core.spec import SCALE_DTYPES, ZERO_KINDS
 
 if TYPE_CHECKING:
@@ -32,6 +36,8 @@ __all__ = [
 #: what of a block its scale follows, without a zero point
 SCALE_RULES = ("absmax", "absmean")
 
+#: what learned values may be stored in
+TABLE_DTYPES = ("float32", "bfloat16", "float16")
 #: storage of a scale: torch dtype, least and greatest value that a scale may take
 _STORAGE: dict[str, tuple[torch.dtype, float, float]] = {
     "float32": (torch.float32, 2.0**-126, torch.finfo(torch.float32).max),
@@ -66,10 +72,16 @@ def choose_qparams(
 
     With the rule "absmean" the scale is the mean magnitude of the block, whatever the format: that of
     ternary weights in BitNet b1.58 (Ma et al. 2024, arXiv:2402.17764, section 2).
+
+    Of a format of kind "table" it is the values that k-means finds, in one more dimension.
     """
     _check(dtype, zero, scale_dtype)
     _check_rule(rule, zero, scale_dtype)
     x = x.detach()
+    if dtype.kind == "table":
+        storage, _, greatest = _STORAGE[scale_dtype]
+        tables = learn_tables(x, block, dtype.bits).clamp(-greatest, greatest)
+        return _to_storage(tables, storage), None
     if rule == "absmean":
         return _store(block_absmean(x, block), 1.0, scale_dtype), None
     if zero == "none":
@@ -104,6 +116,8 @@ def quantize_affine(
     x: Tensor, dtype: DType, block: Sequence[int], scale: Tensor, zero: Tensor | None = None
 ) -> Tensor:
     """Codes (uint8, shape of `x`) of x / scale + zero."""
+    if dtype.kind == "table":
+        return encode_tables(x, block, scale)
     x = x.detach().to(torch.float32)
     view, by_block = split_blocks(x, block, scale_to_float(scale))
     ratio = view / by_block
@@ -122,6 +136,8 @@ def dequantize_affine(
     out_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """(decode(codes) - zero) * scale in float32, rounded once to `out_dtype`."""
+    if dtype.kind == "table":
+        return decode_tables(codes, block, scale).to(out_dtype)
     values = dtype.decode(codes)
     if zero is not None:
         view, by_block = split_blocks(values, block, _zero_to_float(zero, dtype))
@@ -171,6 +187,11 @@ def _check(dtype: DType, zero: str, scale_dtype: str) -> None:
         raise ConfigError(
             f"zero='int' needs an integer format, but {dtype.name} is of kind {dtype.kind!r}; "
             "use zero='none' or 'float'"
+        )
+    if dtype.kind == "table" and (zero != "none" or scale_dtype not in TABLE_DTYPES):
+        raise ConfigError(
+            f"zero={zero!r} and scale_dtype={scale_dtype!r}: {dtype.name} has learned values in place of "
+            f"scales; use zero='none' and one of {', '.join(TABLE_DTYPES)} for the values"
         )
     if scale_dtype not in SCALE_DTYPES:
         raise ConfigError(

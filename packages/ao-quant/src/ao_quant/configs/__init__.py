@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from ao_core.config import Config
 from ao_quant.configs.base import GROUP_SIZES
+from ao_quant.configs.codebooks import CodebookWeightOnlyConfig, NF4WeightOnlyConfig
 from ao_quant.configs.floats import (
     Float8DynamicActivationFloat8WeightConfig,
     Float8WeightOnlyConfig,
     FP4WeightOnlyConfig,
     FP6LLMWeightOnlyConfig,
     FPXWeightOnlyConfig,
-    NF4WeightOnlyConfig,
 )
 from ao_quant.configs.ints import (
     BitNetWeightOnlyConfig,
@@ -35,6 +35,7 @@ __all__ = [
     "CONFIGS",
     "GROUP_SIZES",
     "BitNetWeightOnlyConfig",
+    "CodebookWeightOnlyConfig",
     "FP4WeightOnlyConfig",
     "FP6LLMWeightOnlyConfig",
     "FPXWeightOnlyConfig",
@@ -52,6 +53,7 @@ __all__ = [
     "NVFP4WeightOnlyConfig",
     "UIntxWeightOnlyConfig",
     "bitnet_weight_only",
+    "codebook_weight_only",
     "float8_dynamic_activation_float8_weight",
     "float8_weight_only",
     "fp4_weight_only",
@@ -76,6 +78,7 @@ intx_weight_only = IntxWeightOnlyConfig
 uintx_weight_only = UIntxWeightOnlyConfig
 bitnet_weight_only = BitNetWeightOnlyConfig
 nf4_weight_only = NF4WeightOnlyConfig
+codebook_weight_only = CodebookWeightOnlyConfig
 fp4_weight_only = FP4WeightOnlyConfig
 fp6_llm_weight_only = FP6LLMWeightOnlyConfig
 fpx_weight_only = FPXWeightOnlyConfig
@@ -96,6 +99,7 @@ CONFIGS: dict[str, type[Config]] = {
     "uintx_weight_only": UIntxWeightOnlyConfig,
     "bitnet_weight_only": BitNetWeightOnlyConfig,
     "nf4_weight_only": NF4WeightOnlyConfig,
+    "codebook_weight_only": CodebookWeightOnlyConfig,
     "fp4_weight_only": FP4WeightOnlyConfig,
     "fp6_llm_weight_only": FP6LLMWeightOnlyConfig,
     "fpx_weight_only": FPXWeightOnlyConfig,

@@ -1,4 +1,4 @@
-"""Configurations of floating-point numbers of 3 to 8 bits, and of NF4."""
+"""Configurations of floating-point numbers of 3 to 8 bits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ao_core.config import Config
 from ao_core.dtypes import FLOATS
 from ao_core.errors import ConfigError
 from ao_core.weights import GroupSize
-from ao_quant.configs.base import GROUP_SIZES, YES_NO, one_of
+from ao_quant.configs.base import GROUP_SIZES, one_of
 
 __all__ = [
     "FP4WeightOnlyConfig",
@@ -16,26 +16,9 @@ __all__ = [
     "FPXWeightOnlyConfig",
     "Float8DynamicActivationFloat8WeightConfig",
     "Float8WeightOnlyConfig",
-    "NF4WeightOnlyConfig",
 ]
 
 _FLOAT8 = ("e4m3", "e5m2")
-
-
-@dataclass(frozen=True)
-class NF4WeightOnlyConfig(Config):
-    """Weights in the 16 values of NF4, quantiles of the normal distribution, in groups of 64.
-
-    The format of QLoRA (Dettmers et al. 2023, arXiv:2305.14314). A scale is float32, 4.5 bits a
-    weight in all, or, with `double_quant`, float8 e4m3 with one float32 scale for all of them:
-    4.125 bits. (The paper gives each 256 scales, less their mean, a float32 scale: 4.127 bits.)
-    """
-
-    #: True: quantize the scales too
-    double_quant: bool = True
-
-    def __post_init__(self) -> None:
-        one_of(self, "double_quant", YES_NO)
 
 
 @dataclass(frozen=True)

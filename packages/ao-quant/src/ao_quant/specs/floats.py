@@ -1,4 +1,4 @@
-"""Formats of floating-point numbers of 3 to 8 bits, and of NF4."""
+"""Formats of floating-point numbers of 3 to 8 bits."""
 
 from __future__ import annotations
 
@@ -9,14 +9,6 @@ from ao_quant import configs as c
 from ao_quant.specs.base import ROW, TENSOR, format_of
 
 __all__: list[str] = []
-
-
-@format_of.register
-def _(config: c.NF4WeightOnlyConfig) -> WeightFormat:
-    # float8 keeps the scales of small rows, which steps of an integer would round to 0; with that
-    # range one scale of scales is enough, so that rows can be cut and joined freely
-    scale = Spec("f8e4m3", TENSOR) if config.double_quant else "float32"
-    return WeightFormat("nf4", 64, scale)
 
 
 def _float(ebits: int, mbits: int, group: GroupSize) -> WeightFormat:
