@@ -45,7 +45,7 @@ def learn_tables(x: Tensor, block: Sequence[int], bits: int) -> Tensor:
     mean = sums[:, -1:] / count.clamp(min=1)
     squares = (torch.where(inside, elements - mean, 0.0)).square().sum(-1, keepdim=True)
     places = (torch.arange(1 << bits, device=x.device, dtype=torch.float64) + 0.5) / (1 << bits)
-    spread = torch.special.ndtri(places) * (3 * squares / count.clamp(min=1)).sqrt()
+    spread: Tensor = torch.special.ndtri(places) * (3 * squares / count.clamp(min=1)).sqrt()
     tables = (mean + spread).float()
     for _ in range(_ROUNDS):
         tables = _improved(ordered, sums, count, tables)
