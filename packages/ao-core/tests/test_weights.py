@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import ao_core
+import ao_core.dtypes
 from ao_core import FqnToConfig, QTensor, Spec, WeightOnlyConfig
 from ao_core.errors import ConfigError, UnknownNameError
 from ao_core.registry import registry
@@ -121,3 +122,22 @@ def test_the_rule_for_scales_reaches_every_layout() -> None:
     spec = Spec("ternary", (1, 32), options=(("scale_rule", "median"),))
     with pytest.raises(ConfigError, match="scale_rule='median' is unknown"):
         ao_core.quantize_tensor(x, spec)
+
+
+@pytest.mark.parametrize("bad", [{"zero": "float"}, {"zero": "int"}, {"scale_dtype": "e8m0"}])
+def test_learned_values_have_neither_zero_points_nor_powers_of_two(
+    model: Model, bad: dict[str, str]
+) -> None:
+    ao_core.register(ao_core.dtypes.table_dtype("learned3", 3))
+    try:
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        with pytest.raises(
+            ConfigError, match="learned3 has learned values in place of scales; use"
+        ):
+            ao_core.quantize_(model, WeightOnlyConfig("learned3", **bad))
+        assert all(map(torch.equal, model.parameters(), before))
+        report = ao_core.quantize_(model, WeightOnlyConfig("learned3"))
+        assert len(report.with_status("quantized")) == 2
+    finally:
+        for store in (registry.dtypes._records, registry.dtypes._providers):
+            store.pop("learned3")

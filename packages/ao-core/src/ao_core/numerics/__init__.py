@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ao_core.numerics.affine import (
     SCALE_RULES,
+    TABLE_DTYPES,
     choose_qparams,
     dequantize_affine,
     quantize_affine,
@@ -53,6 +54,7 @@ __all__ = [
     "MX_MODES",
     "NF4_VALUES",
     "SCALE_RULES",
+    "TABLE_DTYPES",
     "FloatFormat",
     "block_absmax",
     "block_absmean",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SCALE_RULES",
+    "TABLE_DTYPES",
     "choose_qparams",
     "dequantize_affine",
     "quantize_affine",
