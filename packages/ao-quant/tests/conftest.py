@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+import ao_core
+from ao_core.registry import registry
 from ao_quant.configs import CONFIGS
 from ao_quant.recipes import RECIPES
 from ao_quant.specs import format_of
@@ -40,6 +42,17 @@ def weight_only(request):
 def dynamic(request):
     """Every recipe that quantizes activations."""
     return request.param
+
+
+@pytest.fixture
+def act_bits():
+    """Bits of the activations under a recipe; 16 where they are left alone."""
+
+    def bits(recipe):
+        act = format_of(ao_core.resolve_config(recipe)).act
+        return 16 if act is None else registry.dtypes.get(act.dtype).bits
+
+    return bits
 
 
 @pytest.fixture

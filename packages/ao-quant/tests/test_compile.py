@@ -36,10 +36,10 @@ def test_full_graph_once(recipe):
     assert counter.frame_count == 1
 
 
-def test_full_graph_once_in_bfloat16(recipe):
+def test_full_graph_once_in_bfloat16(default):
     # sizes for which a kernel on this device may choose a layout of its own
     model = nn.Sequential(nn.Linear(256, 64), nn.GELU(), nn.Linear(64, 32)).eval().bfloat16()
-    quantize_(model, recipe)
+    quantize_(model, default)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     with torch.no_grad():

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
 import ao_core
 import ao_quant
+from ao_core.dtypes import FLOATS
 from ao_core.errors import ConfigError
 from ao_quant import configs as c
 from ao_quant.recipes import RECIPES
@@ -57,6 +59,53 @@ def test_nested_configurations_round_trip():
         (lambda: c.Float8WeightOnlyConfig(dtype="e3m4"), "dtype", "'e3m4'", "'e4m3', 'e5m2'"),
         (lambda: c.Float8WeightOnlyConfig(granularity="token"), "granularity", "'token'", "'row'"),
         (lambda: c.Float8WeightOnlyConfig(group_size="row"), "group_size", "'row'", "128"),
+        (lambda: c.IntxWeightOnlyConfig(group_size="block"), "group_size", "'block'", "'tensor'"),
+        (lambda: c.IntxWeightOnlyConfig(block_rows=3), "block_rows", "3", "1, 16, 32"),
+        (lambda: c.UIntxWeightOnlyConfig(bits=9), "bits", "9", "1, 2, 3"),
+        (lambda: c.UIntxWeightOnlyConfig(group_size=8), "group_size", "8", "32"),
+        (lambda: c.BitNetWeightOnlyConfig(group_size=5), "group_size", "5", "'tensor'"),
+        (lambda: c.BitNetWeightOnlyConfig(trits_per_byte=6), "trits_per_byte", "6", "4, 5"),
+        (lambda: c.CodebookWeightOnlyConfig(bits=0), "bits", "0", "1, 2, 3"),
+        (lambda: c.CodebookWeightOnlyConfig(group_size=64), "group_size", "64", "128, 256"),
+        (lambda: c.FP4WeightOnlyConfig(group_size=16), "group_size", "16", "32, 64"),
+        (lambda: c.FP6LLMWeightOnlyConfig(group_size="tensor"), "group_size", "'tensor'", "'row'"),
+        (lambda: c.FPXWeightOnlyConfig(0, 3), "ebits", "0", "1, 2, 3, 4, 5"),
+        (lambda: c.FPXWeightOnlyConfig(True, 3), "ebits", "True", "1, 2, 3, 4, 5"),
+        (lambda: c.FPXWeightOnlyConfig(group_size=1), "group_size", "1", "32"),
+        (lambda: c.Float8WeightOnlyConfig(granularity="blocks"), "granularity", "'blocks'", "'bl"),
+        (lambda: c.MXWeightOnlyConfig("e3m4"), "dtype", "'e3m4'", "'e4m3', 'e5m2', 'e3m2'"),
+        (
+            lambda: c.MXWeightOnlyConfig(scaling_mode="up"),
+            "scaling_mode",
+            "'up'",
+            "'floor', 'ceil'",
+        ),
+        (lambda: c.MXDynamicActivationMXWeightConfig("int4"), "weight_dtype", "'int4'", "'int8'"),
+        (
+            lambda: c.MXDynamicActivationMXWeightConfig(activation_dtype="mxfp8"),
+            "activation_dtype",
+            "'mxfp8'",
+            "'e4m3'",
+        ),
+        (lambda: c.NVFP4WeightOnlyConfig(1), "per_tensor_scale", "1", "True, False"),
+        (
+            lambda: c.NVFP4DynamicActivationNVFP4WeightConfig("yes"),
+            "per_tensor_scale",
+            "'yes'",
+            "True, False",
+        ),
+        (
+            lambda: c.Float8DynamicActivationFloat8WeightConfig(weight_dtype="e3m4"),
+            "weight_dtype",
+            "'e3m4'",
+            "'e5m2'",
+        ),
+        (
+            lambda: c.Float8DynamicActivationFloat8WeightConfig(activation_dtype="f8e4m3"),
+            "activation_dtype",
+            "'f8e4m3'",
+            "'e5m2'",
+        ),
         (
             lambda: c.Int8DynamicActivationInt8WeightConfig(symmetric_activations="no"),
             "symmetric_activations",
@@ -89,3 +138,21 @@ def test_one_bit_needs_a_zero_point():
     with pytest.raises(ConfigError, match="use symmetric=False or bits=2"):
         c.IntxWeightOnlyConfig(bits=1, symmetric=True)
     assert c.IntxWeightOnlyConfig(bits=1, symmetric=False).bits == 1
+
+
+def test_a_float_has_3_to_8_bits():
+    assert {1 + ebits + mbits for ebits, mbits in FLOATS} == set(range(3, 9))
+    for ebits, mbits in itertools.product((1, 2, 3, 4, 5), range(8)):
+        if (ebits, mbits) in FLOATS:
+            assert c.FPXWeightOnlyConfig(ebits, mbits).mbits == mbits
+            continue
+        with pytest.raises(ConfigError, match=f"mbits={mbits} in FPXWeightOnlyConfig with ebits="):
+            c.FPXWeightOnlyConfig(ebits, mbits)
+    with pytest.raises(ConfigError, match=r"ebits=4: use one of 1, 2, 3, for 3 to 8 bits"):
+        c.FPXWeightOnlyConfig(4, 4)
+
+
+@pytest.mark.parametrize("group", ["row", "tensor"])
+def test_blocks_have_a_number_of_columns(group):
+    with pytest.raises(ConfigError, match=f"block_rows=32 .*group_size='{group}'.*block_rows=1 or"):
+        c.IntxWeightOnlyConfig(group_size=group, block_rows=32)

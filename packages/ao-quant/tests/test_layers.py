@@ -135,7 +135,7 @@ def _attention_inputs(layer, kind):
 @pytest.mark.parametrize("options", ATTENTION, ids=str)
 @pytest.mark.parametrize("kind", ["self", "cross", "distinct"])
 @pytest.mark.parametrize("need_weights", [True, False])
-def test_attention(default, options, kind, need_weights, sqnr_db):
+def test_attention(default, options, kind, need_weights, sqnr_db, act_bits):
     if "kdim" in options and kind != "distinct":
         kind = "distinct"  # key and value differ in width
     layer = nn.MultiheadAttention(32, 4, **options).eval()
@@ -146,7 +146,7 @@ def test_attention(default, options, kind, need_weights, sqnr_db):
     inputs = _attention_inputs(layer, kind)
     expected, expected_weights = _dense_twin(layer)(*inputs, need_weights=need_weights)
     # activations are quantized by some recipes; for the others only the order of sums may differ
-    bound = 18 if "dynamic" in default else 90
+    bound = {16: 90, 8: 18, 4: 8}[act_bits(default)]
     for context in (torch.enable_grad(), torch.no_grad(), torch.inference_mode()):
         with context:
             out, weights = layer(*inputs, need_weights=need_weights)
@@ -155,17 +155,17 @@ def test_attention(default, options, kind, need_weights, sqnr_db):
 
 
 @pytest.mark.parametrize("kind", ["self", "cross", "distinct"])
-def test_attention_in_bfloat16(recipe, kind, sqnr_db):
+def test_attention_in_bfloat16(recipe, kind, sqnr_db, act_bits):
     layer = nn.MultiheadAttention(128, 4).eval().bfloat16()
     quantize_(layer, recipe)
     q, k, v = torch.randn(3, 5, 2, 128, dtype=torch.bfloat16)
     inputs = {"self": (q, q, q), "cross": (q, k, k), "distinct": (q, k, v)}[kind]
     expected = _dense_twin(layer)(*inputs)[0]
     with torch.no_grad():
-        assert sqnr_db(expected, layer(*inputs)[0]) > (18 if "dynamic" in recipe else 30)
+        assert sqnr_db(expected, layer(*inputs)[0]) > {16: 30, 8: 18, 4: 8}[act_bits(recipe)]
 
 
-def test_attention_input_gradient(default, sqnr_db):
+def test_attention_input_gradient(default, sqnr_db, act_bits):
     layer = nn.MultiheadAttention(32, 4)
     quantize_(layer, default)
     twin = _dense_twin(layer)
@@ -173,16 +173,17 @@ def test_attention_input_gradient(default, sqnr_db):
     y = x.detach().clone().requires_grad_()
     layer(x, x, x)[0].square().sum().backward()
     twin(y, y, y)[0].square().sum().backward()
-    assert sqnr_db(y.grad, x.grad) > (15 if "dynamic" in default else 90)
+    assert sqnr_db(y.grad, x.grad) > {16: 90, 8: 15, 4: 5}[act_bits(default)]
 
 
-def test_encoder_layer_takes_no_fast_path_that_would_misread_codes(default, sqnr_db):
+def test_encoder_layer_takes_no_fast_path_that_would_misread_codes(default, sqnr_db, act_bits):
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
     report = quantize_(layer, default)
     assert len(report.with_status("quantized")) == 4
     x = torch.randn(2, 5, 32)
     with torch.no_grad():
-        assert sqnr_db(_dense_twin(layer)(x), layer(x)) > (25 if "dynamic" in default else 90)
+        bound = {16: 90, 8: 25, 4: 15}[act_bits(default)]
+        assert sqnr_db(_dense_twin(layer)(x), layer(x)) > bound
 
 
 # -- fused weights of experts --------------------------------------------------------------------

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from ao_core import WHOLE, Config, Spec
+from ao_core.dtypes import FLOATS
 from ao_core.errors import ConfigError
 from ao_core.tensor import quantize_tensor
 from ao_quant import configs as c
@@ -106,6 +109,91 @@ def test_filters_keep_8_bits_in_place_and_pack_the_rest_as_one_stream():
         assert (spec.layout, spec.block) == ("flat", (extent,))
         q = quantize_tensor(torch.randn(shape), spec)
         assert q.stored_bytes == 8 * 54 // 2 + -(-8 * 54 // extent) * 2
+
+
+def test_integers_in_blocks_and_tensors():
+    x = torch.randn(70, 96)
+    for symmetric, name, zero in ((True, "int5", "none"), (False, "uint5", "int")):
+        block = c.IntxWeightOnlyConfig(5, 32, symmetric, block_rows=16)
+        spec = spec_of(block, x.shape, x.dtype)
+        assert spec == Spec(name, (16, 32), "bfloat16", zero, "packed")
+        assert quantize_tensor(x, spec).scale.shape == (5, 3)
+        whole = spec_of(c.IntxWeightOnlyConfig(5, "tensor", symmetric), x.shape, x.dtype)
+        assert whole == Spec(name, (WHOLE, WHOLE), "bfloat16", zero, "packed")
+        assert quantize_tensor(x, whole).scale.shape == (1, 1)
+    conv = spec_of(block, (8, 6, 3, 3), torch.float32, conv=True)
+    assert (conv.layout, conv.block) == ("flat", (32,))
+    same = spec_of(c.UIntxWeightOnlyConfig(3, 128), x.shape, x.dtype)
+    assert same == spec_of(c.IntxWeightOnlyConfig(3, 128), x.shape, x.dtype)
+
+
+def test_bitnet_takes_the_mean_magnitude():
+    x = torch.randn(33, 77)
+    for per_byte, layout in ((4, "packed"), (5, "digits")):
+        config = c.BitNetWeightOnlyConfig(trits_per_byte=per_byte)
+        q = quantize_tensor(x, spec_of(config, x.shape, x.dtype))
+        assert q.spec.layout == layout
+        scale = x.double().abs().mean().to(torch.bfloat16)
+        assert torch.equal(q.scale, scale.reshape(1, 1))
+        expected = (x.double() / scale.double()).round().clamp(-1, 1) * scale.double()
+        assert torch.equal(q.dequantize().double(), expected)
+    assert quantize_tensor(torch.zeros(4, 8), q.spec).dequantize().abs().max() == 0
+    filters = spec_of(config, (8, 6, 3, 3), torch.float32, conv=True)
+    assert (filters.layout, filters.block) == ("flat", (WHOLE,))
+
+
+@pytest.mark.parametrize(("ebits", "mbits"), FLOATS, ids=str)
+def test_floats_of_every_width(ebits, mbits):
+    x = torch.randn(9, 77)
+    bits = 1 + ebits + mbits
+    spec = spec_of(c.FPXWeightOnlyConfig(ebits, mbits), x.shape, x.dtype)
+    layout = "plain" if bits == 8 else "packed"
+    assert spec == Spec(f"f{bits}e{ebits}m{mbits}", (1, WHOLE), layout=layout)
+    group = spec_of(c.FPXWeightOnlyConfig(ebits, mbits, 32), x.shape, x.dtype)
+    assert (group.block, group.scale_dtype) == ((1, 32), "bfloat16")
+    assert quantize_tensor(x, spec).dequantize().abs().amax(1) == pytest.approx(x.abs().amax(1))
+
+
+def test_fp6_llm_and_fp4_are_floats():
+    args = (LINEAR, torch.float32)
+    assert spec_of(c.FP6LLMWeightOnlyConfig(), *args) == spec_of(c.FPXWeightOnlyConfig(3, 2), *args)
+    fp4 = spec_of(c.FPXWeightOnlyConfig(2, 1, 64), *args)
+    assert (
+        spec_of(c.FP4WeightOnlyConfig(), *args)
+        == fp4
+        == Spec("f4e2m1", (1, 64), "bfloat16", layout="packed")
+    )
+
+
+def test_float8_in_blocks(sqnr_db):
+    """A scale for 128 x 128 weights and for 128 elements of a token, as DeepSeek-V3 has them."""
+    w, x = torch.randn(150, 300), torch.randn(5, 300)
+    config = c.Float8DynamicActivationFloat8WeightConfig("block", activation_dtype="e5m2")
+    spec = spec_of(config, w.shape, w.dtype)
+    assert spec == Spec("f8e4m3", (128, 128), act=Spec("f8e5m2", (1, 128)))
+    only = spec_of(c.Float8WeightOnlyConfig(granularity="block"), w.shape, w.dtype)
+    assert only == Spec("f8e4m3", (128, 128))
+    expected = torch.empty_like(w)
+    for rows in (slice(0, 128), slice(128, 150)):
+        for columns in (slice(0, 128), slice(128, 256), slice(256, 300)):
+            tile = w[rows, columns]
+            scale = tile.abs().max() / 448
+            expected[rows, columns] = (tile / scale).to(torch.float8_e4m3fn).float() * scale
+    q = quantize_tensor(w, spec)
+    assert q.scale.shape == (2, 3)
+    assert torch.equal(q.dequantize(), expected)
+    pieces = []
+    for part in x.split(128, 1):
+        scale = part.abs().amax(1, keepdim=True) / 57344
+        pieces.append((part / scale).to(torch.float8_e5m2).float() * scale)
+    product = torch.cat(pieces, 1).double() @ expected.double().t()
+    assert sqnr_db(product, torch.nn.functional.linear(x, q)) > 110
+
+
+def test_e5m2_activations_and_weights():
+    config = c.Float8DynamicActivationFloat8WeightConfig("row", "e5m2", "e5m2")
+    row = Spec("f8e5m2", (1, WHOLE))
+    assert spec_of(config, LINEAR, torch.float32) == replace(row, act=row)
 
 
 def test_a_foreign_configuration_is_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from math import isfinite
@@ -11,10 +12,18 @@ import torch
 
 from ao_core.errors import ConfigError
 from ao_core.numerics import codebook, floats, ints
-from ao_core.numerics.formats import E2M1, E2M3, E3M2, E4M3, E5M2, FloatFormat
+from ao_core.numerics.formats import E4M3, E5M2, FloatFormat, float_format
 from ao_core.records import DType
 
-__all__ = ["BUILTIN_DTYPES", "codebook_dtype", "float_dtype", "int_dtype"]
+__all__ = [
+    "BUILTIN_DTYPES",
+    "FLOATS",
+    "codebook_dtype",
+    "float_dtype",
+    "float_name",
+    "int_dtype",
+    "table_dtype",
+]
 
 # encode and decode are partials of module functions, so that records pickle and deep-copy.
 
@@ -78,31 +87,41 @@ def codebook_dtype(name: str, values: Sequence[float]) -> DType:
         max=table[-1],
         reach=max(-table[0], table[-1]),
         summary=f"codebook of {len(table)} values, {table[0]:g} to {table[-1]:g}",
+        codes=len(table),
     )
 
 
-def _ternary() -> DType:
-    return DType(
-        name="ternary",
-        bits=2,
-        kind="int",
-        encode=partial(ints.encode_int, bits=2, low=-1, high=1),
-        decode=partial(ints.decode_int, bits=2, low=-1, high=1),
-        min=-1,
-        max=1,
-        reach=1.0,
-        summary="-1, 0 and 1; the unused code 2 reads as -1",
-    )
+def table_dtype(name: str, bits: int) -> DType:
+    """A format without values of its own: 2**bits are learned for each block, and stored with it."""
+    if not 1 <= bits <= 8:
+        raise ConfigError(f"bits={bits}: a table has 1 to 8 bits")
+    places = int_dtype(name, bits, signed=False)
+    summary = f"{1 << bits} values learned for each block"
+    return replace(places, kind="table", storage=torch.uint8, summary=summary)
+
+
+def float_name(ebits: int, mbits: int) -> str:
+    """The name of a built-in float: (3, 2) -> "f6e3m2"."""
+    return f"f{1 + ebits + mbits}e{ebits}m{mbits}"
+
+
+#: (bits of exponent, of mantissa) of every built-in float of 3 to 8 bits
+FLOATS: tuple[tuple[int, int], ...] = tuple(
+    (ebits, bits - 1 - ebits)
+    for bits in range(8, 2, -1)
+    for ebits in range(min(bits - 2, 4 if bits < 8 else 5), 0, -1)
+)
+#: those that have NaN, the 8-bit floats of OCP; no other has any, nor infinities
+_WITH_NAN = {(4, 3): E4M3, (5, 2): E5M2}
 
 
 BUILTIN_DTYPES: tuple[DType, ...] = (
     *(int_dtype(f"int{bits}", bits) for bits in range(1, 9)),
     *(int_dtype(f"uint{bits}", bits, signed=False) for bits in range(1, 9)),
-    _ternary(),
-    float_dtype("f8e4m3", E4M3),
-    float_dtype("f8e5m2", E5M2),
-    float_dtype("f6e3m2", E3M2),
-    float_dtype("f6e2m3", E2M3),
-    float_dtype("f4e2m1", E2M1),
+    codebook_dtype("ternary", (-1.0, 0.0, 1.0)),
+    *(
+        float_dtype(float_name(e, m), _WITH_NAN.get((e, m)) or float_format(e, m))
+        for e, m in FLOATS
+    ),
     codebook_dtype("nf4", codebook.NF4_VALUES),
 )

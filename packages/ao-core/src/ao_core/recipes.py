@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ao_core.config import Config
 from ao_core.errors import ConfigError
+from ao_core.numerics import TABLE_DTYPES
 from ao_core.records import Recipe, Skip, Target, Transform
 from ao_core.registry import registry
 from ao_core.spec import SCALE_DTYPES, WHOLE, ZERO_KINDS, Spec
@@ -78,9 +79,17 @@ class WeightOnlyConfig(Config):
             raise ConfigError(f"zero={self.zero!r} is unknown; use one of {', '.join(ZERO_KINDS)}")
 
     def check(self) -> None:
-        """Raise for names that nobody registered, or a format that has no integer zero point."""
+        """Raise for a number format that nobody registered, or that has no such zero point or scale."""
         registry.scales.get(self.scales)
-        if registry.dtypes.get(self.dtype).kind != "int" and self.zero == "int":
+        kind = registry.dtypes.get(self.dtype).kind
+        if kind == "table" and (
+            self.zero != "none" or self.scale_dtype not in ("own", *TABLE_DTYPES)
+        ):
+            raise ConfigError(
+                f"zero={self.zero!r} and scale_dtype={self.scale_dtype!r}: {self.dtype} has learned "
+                f"values in place of scales; use zero='none' and one of own, {', '.join(TABLE_DTYPES)}"
+            )
+        if kind != "int" and self.zero == "int":
             raise ConfigError(
                 f"zero='int' needs an integer format, not {self.dtype!r}; use 'none' or 'float'"
             )

@@ -27,7 +27,8 @@ class DType:
 
     name: str
     bits: int
-    #: "int", "float" or "codebook"
+    #: "int", "float", "codebook", or "table": codes are the places of values that are learned for each block
+    #: and stored as its scale, with one more dimension
     kind: str
     #: real values (float32 or float64) -> uint8 codes: nearest, ties to even, saturating; NaN per format
     encode: Callable[[Tensor], Tensor]
@@ -42,6 +43,12 @@ class DType:
     storage: torch.dtype = torch.uint8
     #: one line for `ao formats`
     summary: str = ""
+    #: how many codes `encode` uses, from 0 on, where they are not all 2**bits (as 0 says); the others
+    #: decode to some value too
+    codes: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "codes", self.codes or 1 << self.bits)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ class Spec:
     layout: str = "plain"
     #: how activations are quantized, at run time and per call, before the product; None: they are not
     act: Spec | None = None
-    #: further primitives for the dtype or layout, sorted by name
+    #: further primitives, sorted by name, e.g. how scales are chosen: "mx_mode" (one of `MX_MODES`) where
+    #: they are powers of two, "scale_rule" (one of `SCALE_RULES`)
     options: tuple[tuple[str, Primitive], ...] = ()
 
     def __post_init__(self) -> None:

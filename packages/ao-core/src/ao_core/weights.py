@@ -11,7 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from ao_core.records import Skip, Target
 from ao_core.registry import registry
-from ao_core.spec import WHOLE, Spec
+from ao_core.spec import WHOLE, Primitive, Spec
 from ao_core.tensor import quantize_tensor
 
 __all__ = ["GroupSize", "WeightFormat", "is_conv", "quantize_weight", "weight_spec"]
@@ -34,6 +34,12 @@ class WeightFormat:
     scale_dtype: str | Spec
     zero: str = "none"
     act: Spec | None = None
+    #: rows that share a scale with a group: 2-D blocks of (rows, group); filters have none
+    rows: int = 1
+    #: the layout of codes of less than 8 bits
+    packing: str = "packed"
+    #: as in `Spec`
+    options: tuple[tuple[str, Primitive], ...] = ()
     #: name of the `ScaleMethod` that chooses scales and zero points
     scales: str = "absmax"
 
@@ -55,18 +61,19 @@ def weight_spec(
         conv: whether it holds the filters of a convolution.
     """
     scale = _OWN.get(dtype, "float32") if fmt.scale_dtype == "own" else fmt.scale_dtype
-    layout = "plain" if registry.dtypes.get(fmt.dtype).bits == 8 else "packed"
+    layout = "plain" if registry.dtypes.get(fmt.dtype).bits == 8 else fmt.packing
     block: tuple[int, ...]
-    if fmt.group == "tensor":
-        block = (WHOLE,) * len(shape) if conv else _TENSOR
-    elif conv and (layout == "packed" or fmt.group != "row"):
-        layout, row = "flat", max(prod(shape[1:]), 1)
-        block = (row if isinstance(fmt.group, str) else min(fmt.group, row),)
+    if conv and (layout != "plain" or isinstance(fmt.group, int)):
+        layout, filter_size = "flat", max(prod(shape[1:]), 1)
+        sizes: dict[GroupSize, int] = {"tensor": WHOLE, "row": filter_size}
+        block = (sizes[fmt.group] if isinstance(fmt.group, str) else min(fmt.group, filter_size),)
     elif conv:
-        block = (1, *[WHOLE] * (len(shape) - 1))
+        block = (WHOLE if fmt.group == "tensor" else 1, *[WHOLE] * (len(shape) - 1))
+    elif fmt.group == "tensor":
+        block = _TENSOR
     else:
-        block = (1, WHOLE if isinstance(fmt.group, str) else fmt.group)
-    return Spec(fmt.dtype, block, scale, fmt.zero, layout, fmt.act)
+        block = (fmt.rows, WHOLE if isinstance(fmt.group, str) else fmt.group)
+    return Spec(fmt.dtype, block, scale, fmt.zero, layout, fmt.act, fmt.options)
 
 
 def is_conv(dense: Tensor, target: Target) -> bool:

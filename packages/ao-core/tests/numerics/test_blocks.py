@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ao_core.errors import ConfigError
 from ao_core.numerics import (
     block_absmax,
+    block_absmean,
     block_minmax,
     expand,
     full_block,
@@ -142,3 +143,13 @@ def test_split_blocks_copies_nothing_where_blocks_divide():
 def test_a_grid_of_another_shape_is_refused():
     with pytest.raises(ConfigError, match=r"must have shape \(4, 2\)"):
         expand(torch.ones(4, 3), (4, 64), (1, 32))
+
+
+@given(shapes, blocks, st.integers(0, 1000))
+def test_absmean(shape: tuple[int, ...], block: tuple[int, ...], seed: int):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    grid = block_absmean(x, block)
+    assert (grid.shape, grid.dtype) == (grid_shape(shape, block), torch.float32)
+    for place, indices in members(shape, block).items():
+        mean = sum(abs(float(x[index])) for index in indices) / len(indices)
+        assert float(grid[place]) == pytest.approx(mean, rel=1e-6)

@@ -90,7 +90,9 @@ def run(command: list[str], isa: str) -> int:
         command, env=env, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     lacking = done.returncode == NOT_HERE
-    print(f"-- {isa}\n{'   not run: this machine lacks it' if lacking else done.stdout}", flush=True)
+    print(
+        f"-- {isa}\n{'   not run: this machine lacks it' if lacking else done.stdout}", flush=True
+    )
     return int(done.returncode not in (0, NOT_HERE))
 
 
@@ -123,7 +125,9 @@ def main() -> None:
     parser.add_argument("--sanitize", default="", help="such as address,undefined")
     parser.add_argument("--target", default=machine(), choices=sorted(ISA_FLAGS))
     parser.add_argument("--lesser", action="store_true", help="also on emulated x86 processors")
-    parser.add_argument("--jobs", type=int, default=1, help="compilers, or tests, that run at a time")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="compilers, or tests, that run at a time"
+    )
     arguments, options = parser.parse_known_args()
     target: str = arguments.target
     if target == machine():

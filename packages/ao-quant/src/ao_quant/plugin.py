@@ -1,21 +1,28 @@
-"""What ao-quant adds to ao: its transforms and recipes."""
+"""What ao-quant adds to ao: its number formats, transforms and recipes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from ao_core.hookspecs import hookimpl
-from ao_core.records import Recipe, Transform
+from ao_core.records import DType, Recipe, Transform
+from ao_quant.dtypes import DTYPES
 from ao_quant.recipes import RECIPES
 from ao_quant.transforms import TRANSFORMS
 
-__all__ = ["ao_api", "ao_recipes", "ao_transforms"]
+__all__ = ["ao_api", "ao_dtypes", "ao_recipes", "ao_transforms"]
 
 
 @hookimpl
 def ao_api() -> tuple[int, int]:
     """The version of the hooks that this package was written for."""
     return (0, 1)
+
+
+@hookimpl
+def ao_dtypes() -> Iterable[DType]:
+    """Codes that are the places of learned values."""
+    return DTYPES
 
 
 @hookimpl

@@ -40,9 +40,44 @@ RECIPES: tuple[Recipe, ...] = (
         "3-bit weights in groups of 32 with zero points",
     ),
     Recipe(
+        "uintx_weight_only",
+        c.UIntxWeightOnlyConfig(),
+        "uint4 weights in groups of 64 with zero points",
+    ),
+    Recipe(
+        "bitnet_weight_only",
+        c.BitNetWeightOnlyConfig(),
+        "weights -1, 0 and 1 in 2 bits, one scale: BitNet b1.58",
+    ),
+    Recipe(
+        "bitnet_weight_only/1.6bit",
+        c.BitNetWeightOnlyConfig(trits_per_byte=5),
+        "the same, five weights a byte",
+    ),
+    Recipe(
         "nf4_weight_only",
         c.NF4WeightOnlyConfig(),
         "NF4 weights in groups of 64, scales quantized too: 4.125 bits a weight",
+    ),
+    Recipe(
+        "codebook_weight_only",
+        c.CodebookWeightOnlyConfig(),
+        "16 values learned for each row by k-means",
+    ),
+    Recipe(
+        "fp4_weight_only",
+        c.FP4WeightOnlyConfig(),
+        "4-bit floats e2m1 in groups of 64: 4.25 bits a weight",
+    ),
+    Recipe(
+        "fp6_llm_weight_only",
+        c.FP6LLMWeightOnlyConfig(),
+        "6-bit floats e3m2, a scale a row",
+    ),
+    Recipe(
+        "fpx_weight_only",
+        c.FPXWeightOnlyConfig(),
+        "5-bit floats e2m2, a scale a row",
     ),
     Recipe("float8_weight_only", c.Float8WeightOnlyConfig(), "float8 e4m3 weights, a scale a row"),
     Recipe(
@@ -54,6 +89,24 @@ RECIPES: tuple[Recipe, ...] = (
         "float8_weight_only/e5m2",
         c.Float8WeightOnlyConfig(dtype="e5m2"),
         "float8 e5m2 weights, a scale a row",
+    ),
+    Recipe(
+        "float8_weight_only/block",
+        c.Float8WeightOnlyConfig(granularity="block"),
+        "float8 e4m3 weights, a scale for 128 x 128",
+    ),
+    Recipe(
+        "mx_weight_only",
+        c.MXWeightOnlyConfig(),
+        "MXFP4: 4-bit floats e2m1 in blocks of 32, scales are powers of two",
+    ),
+    Recipe("mx_weight_only/mxfp6", c.MXWeightOnlyConfig("e2m3"), "MXFP6: 6-bit floats e2m3"),
+    Recipe("mx_weight_only/mxfp8", c.MXWeightOnlyConfig("e4m3"), "MXFP8: float8 e4m3"),
+    Recipe("mx_weight_only/mxint8", c.MXWeightOnlyConfig("int8"), "MXINT8: int8"),
+    Recipe(
+        "nvfp4_weight_only",
+        c.NVFP4WeightOnlyConfig(),
+        "NVFP4: 4-bit floats e2m1 in blocks of 16 with float8 scales and one float32 scale",
     ),
     Recipe(
         "int8_dynamic_activation_int8_weight",
@@ -79,5 +132,25 @@ RECIPES: tuple[Recipe, ...] = (
         "int8_dynamic_activation_int4_weight",
         c.Int8DynamicActivationInt4WeightConfig(),
         "int4 weights in groups of 32 and int8 activations per token",
+    ),
+    Recipe(
+        "float8_dynamic_activation_float8_weight/block",
+        c.Float8DynamicActivationFloat8WeightConfig(granularity="block"),
+        "float8 e4m3, a scale for 128 x 128 weights and for 128 elements of a token",
+    ),
+    Recipe(
+        "mx_dynamic_activation_mx_weight",
+        c.MXDynamicActivationMXWeightConfig(),
+        "MXFP8 weights and activations: float8 e4m3 in blocks of 32",
+    ),
+    Recipe(
+        "mx_dynamic_activation_mx_weight/mxfp4",
+        c.MXDynamicActivationMXWeightConfig("e2m1", "e2m1"),
+        "MXFP4 weights and activations",
+    ),
+    Recipe(
+        "nvfp4_dynamic_activation_nvfp4_weight",
+        c.NVFP4DynamicActivationNVFP4WeightConfig(),
+        "NVFP4 weights and activations",
     ),
 )

@@ -17,6 +17,8 @@ _WEIGHT_ONLY = {
     "int8_dynamic_activation_int8_weight": "int8_weight_only",
     "float8_dynamic_activation_float8_weight": "float8_weight_only",
     "int8_dynamic_activation_int4_weight": "int4_weight_only",
+    "mx_dynamic_activation_mx_weight": "mx_weight_only",
+    "nvfp4_dynamic_activation_nvfp4_weight": "nvfp4_weight_only",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ao_core.layouts.base import SHARED, Geometry, Layout, PartAxis, Parts, grid_axes, make_parts
+from ao_core.layouts.digits import Digits
 from ao_core.layouts.flat import Flat
 from ao_core.layouts.int4_cpu import Int4Cpu
 from ao_core.layouts.packed import Packed
@@ -11,6 +12,7 @@ from ao_core.layouts.plain import Plain
 __all__ = [
     "BUILTIN_LAYOUTS",
     "SHARED",
+    "Digits",
     "Flat",
     "Geometry",
     "Int4Cpu",
@@ -23,4 +25,4 @@ __all__ = [
     "make_parts",
 ]
 
-BUILTIN_LAYOUTS: tuple[Layout, ...] = (Plain(), Packed(), Flat(), Int4Cpu())
+BUILTIN_LAYOUTS: tuple[Layout, ...] = (Plain(), Packed(), Digits(), Flat(), Int4Cpu())

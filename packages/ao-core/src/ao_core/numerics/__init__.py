@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from ao_core.numerics.affine import (
+    SCALE_RULES,
+    TABLE_DTYPES,
     choose_qparams,
     dequantize_affine,
     qparams_of_range,
     quantize_affine,
     scale_to_float,
 )
-from ao_core.numerics.bits import pack_bits, pack_unit, packed_size, unpack_bits
+from ao_core.numerics.bits import (
+    digits_a_byte,
+    pack_bits,
+    pack_digits,
+    pack_unit,
+    packed_size,
+    unpack_bits,
+    unpack_digits,
+)
 from ao_core.numerics.blocks import (
     block_absmax,
+    block_absmean,
     block_minmax,
     expand,
     full_block,
@@ -33,6 +44,7 @@ from ao_core.numerics.formats import (
 from ao_core.numerics.ints import decode_int, encode_int
 from ao_core.numerics.mx import MX_MODES, choose_e8m0, decode_e8m0, encode_e8m0
 from ao_core.numerics.rounding import round_half_even, round_to_16_bits, stochastic_round_to
+from ao_core.numerics.tables import decode_tables, encode_tables, learn_tables
 
 __all__ = [
     "E2M1",
@@ -42,8 +54,11 @@ __all__ = [
     "E5M2",
     "MX_MODES",
     "NF4_VALUES",
+    "SCALE_RULES",
+    "TABLE_DTYPES",
     "FloatFormat",
     "block_absmax",
+    "block_absmean",
     "block_minmax",
     "choose_e8m0",
     "choose_qparams",
@@ -52,17 +67,22 @@ __all__ = [
     "decode_e8m0",
     "decode_float",
     "decode_int",
+    "decode_tables",
     "dequantize_affine",
+    "digits_a_byte",
     "encode_codebook",
     "encode_e8m0",
     "encode_float",
     "encode_int",
+    "encode_tables",
     "error_sums",
     "expand",
     "float_format",
     "full_block",
     "grid_shape",
+    "learn_tables",
     "pack_bits",
+    "pack_digits",
     "pack_unit",
     "packed_size",
     "qparams_of_range",
@@ -76,4 +96,5 @@ __all__ = [
     "sqnr_of_sums",
     "stochastic_round_to",
     "unpack_bits",
+    "unpack_digits",
 ]

@@ -1,5 +1,8 @@
 """Scales, zero points, and what they do: value = (decode(code) - zero) * scale.
 
+Of a format of kind "table" the scale of a block is the values of all codes, learned for it, and what a code
+stands for is the value at its place: ``value = scale[code]``.
+
 All arithmetic is in float32; wider inputs are rounded to it first. Results carry no gradient, but
 `dequantize_affine` is differentiable in `scale` and in a float `zero`.
 """
@@ -13,16 +16,19 @@ import torch
 from torch import Tensor
 
 from ao_core.errors import ConfigError
-from ao_core.numerics.blocks import block_minmax, split_blocks
+from ao_core.numerics.blocks import block_absmean, block_minmax, split_blocks
 from ao_core.numerics.mx import choose_e8m0
 from ao_core.numerics.rounding import round_to_16_bits
 from ao_core.numerics.slabs import is_large, slabs
+from ao_core.numerics.tables import decode_tables, encode_tables, learn_tables
 from ao_core.spec import SCALE_DTYPES, ZERO_KINDS
 
 if TYPE_CHECKING:
     from ao_core.records import DType
 
 __all__ = [
+    "SCALE_RULES",
+    "TABLE_DTYPES",
     "choose_qparams",
     "dequantize_affine",
     "qparams_of_range",
@@ -32,6 +38,11 @@ __all__ = [
     "zero_to_float",
 ]
 
+#: what of a block its scale follows, without a zero point
+SCALE_RULES = ("absmax", "absmean")
+
+#: what learned values may be stored in
+TABLE_DTYPES = ("float32", "bfloat16", "float16")
 #: storage of a scale: torch dtype, least and greatest value that a scale may take
 _STORAGE: dict[str, tuple[torch.dtype, float, float]] = {
     "float32": (torch.float32, 2.0**-126, torch.finfo(torch.float32).max),
@@ -49,6 +60,7 @@ def choose_qparams(
     scale_dtype: str = "float32",
     *,
     mx_mode: str = "floor",
+    rule: str = "absmax",
 ) -> tuple[Tensor, Tensor | None]:
     """Scale and zero point from the range of every block, of shape `grid_shape(x.shape, block)`.
 
@@ -62,8 +74,22 @@ def choose_qparams(
     clamped to what the storage can hold. A block with a NaN gets scale NaN. For "e8m0", `mx_mode`
     chooses the power of two (see `choose_e8m0`) without a zero point; with one it is the least that
     saturates nothing.
+
+    With the rule "absmean" the scale is the mean magnitude of the block, whatever the format: that of
+    ternary weights in BitNet b1.58 (Ma et al. 2024, arXiv:2402.17764, section 2).
+
+    Of a format of kind "table" it is the values that k-means finds, in one more dimension.
     """
-    low, high = block_minmax(x.detach(), block)
+    _check(dtype, zero, scale_dtype)
+    _check_rule(rule, zero, scale_dtype)
+    x = x.detach()
+    if dtype.kind == "table":
+        storage, _, greatest = _STORAGE[scale_dtype]
+        tables = learn_tables(x, block, dtype.bits).clamp(-greatest, greatest)
+        return _to_storage(tables, storage), None
+    if rule == "absmean":
+        return _store(block_absmean(x, block), 1.0, scale_dtype), None
+    low, high = block_minmax(x, block)
     return qparams_of_range(low, high, dtype, zero, scale_dtype, mx_mode=mx_mode)
 
 
@@ -132,6 +158,8 @@ def quantize_affine(
 def _quantize_affine(
     x: Tensor, dtype: DType, block: Sequence[int], scale: Tensor, zero: Tensor | None
 ) -> Tensor:
+    if dtype.kind == "table":
+        return encode_tables(x, block, scale)
     x = x.to(torch.float32)
     view, by_block = split_blocks(x, block, scale_to_float(scale))
     ratio = view / by_block
@@ -171,6 +199,8 @@ def _dequantize_affine(
     zero: Tensor | None,
     out_dtype: torch.dtype,
 ) -> Tensor:
+    if dtype.kind == "table":
+        return decode_tables(codes, block, scale).to(out_dtype)
     values = dtype.decode(codes)
     if zero is not None:
         view, by_block = split_blocks(values, block, zero_to_float(zero, dtype))
@@ -229,7 +259,22 @@ def _check(dtype: DType, zero: str, scale_dtype: str) -> None:
             f"zero='int' needs an integer format, but {dtype.name} is of kind {dtype.kind!r}; "
             "use zero='none' or 'float'"
         )
+    if dtype.kind == "table" and (zero != "none" or scale_dtype not in TABLE_DTYPES):
+        raise ConfigError(
+            f"zero={zero!r} and scale_dtype={scale_dtype!r}: {dtype.name} has learned values in place of "
+            f"scales; use zero='none' and one of {', '.join(TABLE_DTYPES)} for the values"
+        )
     if scale_dtype not in SCALE_DTYPES:
         raise ConfigError(
             f"scale_dtype={scale_dtype!r} is unknown; use one of {', '.join(SCALE_DTYPES)}"
+        )
+
+
+def _check_rule(rule: str, zero: str, scale_dtype: str) -> None:
+    if rule not in SCALE_RULES:
+        raise ConfigError(f"scale_rule={rule!r} is unknown; use one of {', '.join(SCALE_RULES)}")
+    if rule != "absmax" and (zero != "none" or scale_dtype == "e8m0"):
+        raise ConfigError(
+            f"scale_rule={rule!r} with zero={zero!r} and scale_dtype={scale_dtype!r} is not defined; "
+            "use zero='none' and a scale in another dtype than e8m0"
         )

@@ -10,7 +10,15 @@ from torch import Tensor
 from ao_core.errors import ConfigError
 from ao_core.numerics.slabs import is_large, slabs
 
-__all__ = ["pack_bits", "pack_unit", "packed_size", "unpack_bits"]
+__all__ = [
+    "digits_a_byte",
+    "pack_bits",
+    "pack_digits",
+    "pack_unit",
+    "packed_size",
+    "unpack_bits",
+    "unpack_digits",
+]
 
 
 def pack_unit(bits: int) -> tuple[int, int]:
@@ -77,6 +85,42 @@ def unpack_bits(packed: Tensor, bits: int, n: int) -> Tensor:
         for i in range(values)
     ]
     return torch.stack(codes, dim=-1).flatten(-2)[..., :n].contiguous()
+
+
+def digits_a_byte(base: int) -> int:
+    """How many numbers below `base` one byte holds: 5 for base 3, since 3**5 = 243."""
+    if not 2 <= base <= 256:
+        raise ConfigError(f"base={base}: digits have 2 to 256 values")
+    count = 1
+    while base ** (count + 1) <= 256:
+        count += 1
+    return count
+
+
+def pack_digits(codes: Tensor, base: int) -> Tensor:
+    """Pack uint8 codes [..., n], each below `base`, into uint8 [..., ceil(n / digits_a_byte(base))].
+
+    The bytes are numbers in that base, the first code the lowest digit; the tail is padded with zeros.
+    """
+    count = digits_a_byte(base)
+    if tail := -codes.shape[-1] % count:
+        codes = torch.nn.functional.pad(codes, (0, tail))
+    packed = codes[..., count - 1 :: count]
+    for i in reversed(range(count - 1)):
+        packed = packed * base + codes[..., i::count]
+    return packed.contiguous()
+
+
+def unpack_digits(packed: Tensor, base: int, n: int) -> Tensor:
+    """Inverse of `pack_digits`: contiguous codes [..., n]."""
+    count = digits_a_byte(base)
+    if packed.shape[-1] != -(-n // count):
+        raise ConfigError(
+            f"n={n}: {n} digits of base {base} take {-(-n // count)} bytes, but the packed tensor has "
+            f"{packed.shape[-1]} along its last dimension"
+        )
+    digits = [packed // base**i % base for i in range(count)]
+    return torch.stack(digits, dim=-1).flatten(-2)[..., :n].contiguous()
 
 
 def _touched(start: int, length: int, width: int) -> range:

@@ -15,6 +15,7 @@ from ao_core.spec import WHOLE
 
 __all__ = [
     "block_absmax",
+    "block_absmean",
     "block_minmax",
     "expand",
     "full_block",
@@ -59,6 +60,11 @@ def block_absmax(x: Tensor, block: Sequence[int]) -> Tensor:
     # Two reductions that only read are faster than writing all of |x|.
     low, high = block_minmax(x, block)
     return torch.maximum(high, -low)
+
+
+def block_absmean(x: Tensor, block: Sequence[int]) -> Tensor:
+    """Mean magnitude of every block, as a float32 grid; 0 where a block is empty."""
+    return _reduce(x.to(torch.float32).abs(), block, torch.mean)
 
 
 def expand(grid: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:

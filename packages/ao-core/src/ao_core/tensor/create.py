@@ -114,8 +114,8 @@ def encode_parts(
 ) -> Parts:
     """The parts of `x` in the layout of `spec`, by the best kernel of the op "quantize".
 
-    Kernels choose scales themselves and take no `DTensor`; for those, and where scales are given, the
-    reference encodes.
+    Kernels choose scales themselves, by the largest magnitude, and take no `DTensor`; for those, and
+    where scales are given or follow another rule, the reference encodes.
     """
     layout = registry.layouts.get(spec.layout)
     dtype = registry.dtypes.get(spec.dtype)
@@ -126,7 +126,7 @@ def encode_parts(
         canonical = replace(spec, layout=layout.canonical_name)
         return layout.from_canonical(encode_parts(x, canonical, scale, zero), spec, shape, dtype)
     x = x.detach()
-    if scale is not None or is_sharded(x):
+    if scale is not None or is_sharded(x) or _scale_rule(spec) != "absmax":
         return encode_reference(x, spec, scale, zero)
     call = Call("quantize", spec, shape, shape, x.dtype, x.device.type)
     return select(call).fn(x, spec)  # type: ignore[no-any-return]
@@ -142,7 +142,13 @@ def encode_reference(
     dense = x.contiguous().reshape(layout.blocked_shape(tuple(x.shape)))
     if scale is None:
         scale, zero = choose_qparams(
-            dense, dtype, spec.block, spec.zero, scale_spec(spec), mx_mode=_mx_mode(spec)
+            dense,
+            dtype,
+            spec.block,
+            spec.zero,
+            scale_spec(spec),
+            mx_mode=str(spec.option("mx_mode", "floor")),
+            rule=_scale_rule(spec),
         )
         if isinstance(spec.scale_dtype, Spec):
             scale = _comparable(scale, dense, spec)
@@ -175,5 +181,5 @@ def scale_spec(spec: Spec) -> str:
     return spec.scale_dtype if isinstance(spec.scale_dtype, str) else "float32"
 
 
-def _mx_mode(spec: Spec) -> str:
-    return str(spec.option("mx_mode", "floor"))
+def _scale_rule(spec: Spec) -> str:
+    return str(spec.option("scale_rule", "absmax"))

@@ -217,11 +217,14 @@ def part_size(tensor: QTensor, name: str, stored_shape: tuple[int, ...]) -> tupl
     """The size of a part if the tensor had another stored shape."""
     axes = geometry(tensor, "new_zeros", stored_shape)[name]
     part = getattr(tensor, name)
-    _axis(tensor, axes, name, part.dim() - 1, "new_zeros")
-    return tuple(
+    ndim = min(part.dim(), len(tensor.layout_record.blocked_shape(stored_shape)))
+    _axis(tensor, axes, name, ndim - 1, "new_zeros")
+    sizes = (
         part.shape[dim] if axis is SHARED else -(-stored_shape[dim] // axis.values) * axis.entries
         for dim, axis in enumerate(axes)
     )
+    # learned values have a dimension more than the tensor
+    return (*sizes, *part.shape[ndim:])
 
 
 def _cuttable(tensor: QTensor, op: str) -> QTensor:

@@ -158,7 +158,7 @@ class _Dequantize(_Codec):
         codes = torch.arange(x.numel(), device=case.device).reshape(
             holder.blocked_shape(case.shape)
         )
-        codes = (codes * 37 % (1 << fmt.bits)).to(torch.uint8)
+        codes = (codes * 37 % fmt.codes).to(torch.uint8)
         every = holder.pack(codes, parts["scale"], parts.get("zero"), spec, fmt)
         for canonical in (parts, every):
             expected = decode_reference(canonical, spec, case.shape, case.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -47,7 +48,7 @@ class LayoutValues:
         _, scale, zero = unpack_parts(q.parts, spec, sample.shape)
         shape = self._canonical.blocked_shape(sample.shape)
         generator = torch.Generator().manual_seed(1)
-        codes = torch.randint(0, 1 << fmt.bits, shape, generator=generator).to(torch.uint8)
+        codes = torch.randint(0, fmt.codes, shape, generator=generator).to(torch.uint8)
         stored = q.canonical().parts["scale"]
         canonical = replace(spec, layout=self._canonical.name)
         parts = self._canonical.pack(codes, stored, zero, canonical, fmt)
@@ -254,5 +255,5 @@ class LayoutValues:
         q = sample.quantized()
         fmt = registry.dtypes.get(sample.spec.dtype)
         codes = sum(as_bytes(leaf).numel() for name, leaf in q.leaves() if name == "qdata")
-        assert codes * 8 >= q.numel() * fmt.bits
+        assert codes * 8 >= q.numel() * math.log2(fmt.codes)
         assert q.stored_bytes == sum(as_bytes(leaf).numel() for _, leaf in q.leaves())

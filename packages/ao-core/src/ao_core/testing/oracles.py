@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -56,8 +57,9 @@ def natural_order(fmt: DType) -> Tensor:
 def foreign_table(fmt: DType) -> list[float]:
     """The value of every code as someone else computes it.
 
-    ml_dtypes where it is installed and knows the format, else gfloat likewise, else the definition:
-    integers count, and what nobody else defines stands for itself.
+    ml_dtypes where it is installed and knows the format, else gfloat likewise, which is told of floats by
+    their names (f5e2m2: neither infinities nor NaN), else the definition: integers count, and what
+    nobody else defines stands for itself.
     """
     codes = range(1 << fmt.bits)
     if (foreign := _ml_dtype(fmt.name)) is not None:
@@ -91,10 +93,26 @@ def _ml_dtype(name: str) -> Any:
 
 def _gfloat_info(name: str) -> Any:
     try:
-        from gfloat import formats
+        from gfloat import Domain, FormatInfo, formats
     except ImportError:
         return None
-    return getattr(formats, _GFLOAT.get(name, ""), None)
+    if name in _GFLOAT:
+        return getattr(formats, _GFLOAT[name], None)
+    if (match := re.fullmatch(r"f(\d)e(\d)m(\d)", name)) is None:
+        return None
+    bits, ebits, mbits = map(int, match.groups())
+    return FormatInfo(
+        name,
+        bits,
+        mbits + 1,
+        bias=2 ** (ebits - 1) - 1,
+        is_signed=True,
+        domain=Domain.Finite,
+        has_nz=True,
+        num_high_nans=0,
+        has_subnormals=True,
+        is_twos_complement=False,
+    )
 
 
 def nearest(fmt: DType, x: Tensor) -> tuple[Tensor, Tensor]:

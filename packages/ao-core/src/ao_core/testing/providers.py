@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from torch import nn
 
 from ao_core.config import Config
 from ao_core.quantize import quantize_
+from ao_core.records import DType
 from ao_core.registry import Table, registry
 from ao_core.tensor import ComputeWeight
 from ao_core.testing.base import Suite
@@ -30,7 +31,7 @@ def suites_of(provider: str) -> list[type[Suite]]:
         pytest.UsageError: nothing is registered by that provider; names those that do.
     """
     found = [
-        *_named(provider, registry.dtypes, DTypeSuite, "dtype"),
+        *_named(provider, registry.dtypes, DTypeSuite, "dtype", _has_values),
         *_named(provider, registry.layouts, LayoutSuite, "layout"),
         *_named(provider, registry.kernels, KernelSuite, "kernel"),
         *_named(provider, registry.optimizers, OptimizerSuite, "optimizer"),
@@ -56,11 +57,21 @@ def _owned(provider: str, table: Table[Any]) -> Iterator[str]:
     return (name for name in table.names() if _same(table.provider(name), provider))
 
 
+def _has_values(dtype: DType) -> bool:
+    """Whether codes stand for values; learned ones have none before there is a tensor."""
+    return dtype.kind != "table"
+
+
 def _named(
-    provider: str, table: Table[Any], suite: type[Suite], attribute: str
+    provider: str,
+    table: Table[Any],
+    suite: type[Suite],
+    attribute: str,
+    wanted: Callable[[Any], bool] = lambda record: True,
 ) -> Iterator[type[Suite]]:
     for name in _owned(provider, table):
-        yield type(f"{attribute}[{name}]", (suite,), {attribute: name})
+        if wanted(table.get(name)):
+            yield type(f"{attribute}[{name}]", (suite,), {attribute: name})
 
 
 def _configured(provider: str) -> Iterator[type[Suite]]:

@@ -26,6 +26,7 @@ SPECS: tuple[Spec, ...] = (
     Spec("f4e2m1", (1, 32), scale_dtype="e8m0"),
     Spec("nf4", (1, 64), scale_dtype=Spec("int8", (4, WHOLE))),
     Spec("int6", (4, 8)),
+    Spec("ternary", (1, 24)),
     # the same for layouts that count blocks over the flattened tensor
     Spec("int8", (32,)),
     Spec("nf4", (64,)),

@@ -182,6 +182,8 @@ def _accepts(call: Call) -> str | None:
     if 0 in call.weight_shape:
         return "needs a tensor that is not empty"
     dtype = registry.dtypes.get(call.spec.dtype)
+    if dtype.kind == "table":
+        return f"knows the values of each code beforehand, and those of {dtype.name} are learned"
     matrix = matrix_of(call.spec, call.weight_shape, dtype)
     if matrix is None or (matrix.block_n > 1 and matrix.block_k < _FEWEST_COLUMNS):
         return f"needs blocks that lie in a row or in a few of a matrix, found {call.spec.block}"

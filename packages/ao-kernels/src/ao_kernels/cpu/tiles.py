@@ -89,6 +89,8 @@ class CpuTiles(Layout):
         if (dtype.bits == 8) != bytes_only:
             wanted = "8 bits" if bytes_only else "1 to 7 bits"
             return f"holds codes of {wanted}, and {dtype.name} has {dtype.bits}"
+        if dtype.kind == "table":
+            return f"has one table for all, and {dtype.name} one for each block"
         if len(shape) not in (2, 3) or 0 in shape:
             return f"needs a weight of 2 or 3 dimensions that is not empty, found {shape}"
         grid = grid_of(spec, shape)

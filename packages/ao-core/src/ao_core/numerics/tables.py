@@ -1,0 +1,129 @@
+"""Learned tables: the values of a block's codes are chosen for its elements, by k-means.
+
+A table grid is a grid with one more dimension, the last: the values of the codes, never decreasing. All
+arithmetic is in float32, but for sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ao_core.numerics.blocks import expand, full_block, grid_shape
+
+__all__ = ["decode_tables", "encode_tables", "learn_tables"]
+
+#: rounds of k-means, more than most blocks need to settle
+_ROUNDS = 50
+#: elements that are learned from at a time, where blocks allow it: each needs about 30 bytes
+_CHUNK = 1 << 24
+
+
+def learn_tables(x: Tensor, block: Sequence[int], bits: int) -> Tensor:
+    """The float32 table grid [..., 2**bits] that k-means finds for the elements of every block.
+
+    Lloyd's algorithm (1982), from the values that are spaced as those of the best quantizer of a normal
+    distribution with the block's mean and deviation are in the limit (Panter and Dite 1951), so without a
+    random start. The sum of squared errors only falls. A block with a NaN has a table of NaN.
+    """
+    rows = max(_CHUNK // max(x[:1].numel(), 1), 1)
+    if x.shape[0] > rows and full_block(block, x.shape)[0] == 1:
+        return torch.cat([learn_tables(part, block, bits) for part in x.split(rows)])
+    # one block a row, in order; what pads it is infinite, and comes last
+    ordered = _by_block(x.detach().to(torch.float32), block, torch.inf).sort(-1).values
+    inside = ordered < torch.inf
+    count = inside.sum(-1, keepdim=True)
+    # so that no square leaves the range of float32; NaN comes last too
+    size = torch.where(inside, ordered.abs(), 0.0).amax(-1, keepdim=True)
+    size = torch.where(ordered.isnan().any(-1, keepdim=True), torch.nan, size)
+    ordered = ordered / torch.where(size == 0, 1.0, size)
+    elements = torch.where(inside, ordered, 0.0).double()
+    sums = F.pad(elements.cumsum(-1), (1, 0))
+    mean = sums[:, -1:] / count.clamp(min=1)
+    squares = (torch.where(inside, elements - mean, 0.0)).square().sum(-1, keepdim=True)
+    places = (torch.arange(1 << bits, device=x.device, dtype=torch.float64) + 0.5) / (1 << bits)
+    spread: Tensor = torch.special.ndtri(places) * (3 * squares / count.clamp(min=1)).sqrt()
+    tables = (mean + spread).float()
+    for _ in range(_ROUNDS):
+        tables = _improved(ordered, sums, count, tables)
+    return (tables * size).reshape(*grid_shape(x.shape, block), 1 << bits)
+
+
+def _improved(ordered: Tensor, sums: Tensor, count: Tensor, tables: Tensor) -> Tensor:
+    """One round: values move to the mean of the elements that are nearest to them.
+
+    A value without any, one of a block at a time, moves to the element that is farthest from its own.
+    """
+    # elements from one end to the next belong to one value; those in between need not be looked at
+    ends = torch.searchsorted(ordered, _middles(tables), right=True)
+    ends = torch.cat([torch.zeros_like(count), ends, count], -1)
+    number = ends.diff(dim=-1)
+    total = sums.gather(-1, ends).diff(dim=-1)
+    moved = torch.where(number == 0, tables, (total / number.clamp(min=1)).float())
+    first_and_last = torch.cat([ends[:, :-1], ends[:, 1:] - 1], -1).clamp(0, ordered.shape[-1] - 1)
+    outer = ordered.gather(-1, first_and_last)
+    error = torch.where(number.repeat(1, 2) > 0, (outer - moved.repeat(1, 2)).abs(), 0.0)
+    worst, where = error.max(-1, keepdim=True)
+    fewest, unused = number.min(-1, keepdim=True)
+    better = (fewest == 0) & (worst > 0)
+    value = torch.where(better, outer.gather(-1, where), moved.gather(-1, unused))
+    return moved.scatter(-1, unused, value).sort(-1).values
+
+
+def encode_tables(x: Tensor, block: Sequence[int], tables: Tensor) -> Tensor:
+    """Codes (uint8, shape of `x`) of the nearest value of each block's table.
+
+    A tie goes to the lower value; NaN is encoded as 0.0 is.
+    """
+    x = x.detach().to(torch.float32).nan_to_num(0.0)
+    middles = _middles(tables.to(torch.float32).reshape(-1, tables.shape[-1]))
+    codes = torch.searchsorted(middles, _by_block(x, block, 0.0), out_int32=True)
+    return _from_block(codes.to(torch.uint8), x.shape, block)
+
+
+def decode_tables(codes: Tensor, block: Sequence[int], tables: Tensor) -> Tensor:
+    """The float32 value of each code in the table of its block."""
+    count, levels = tables.shape[:-1].numel(), tables.shape[-1]
+    dtype = torch.int32 if count < 1 << 23 else torch.int64
+    start = torch.arange(0, count * levels, levels, dtype=dtype, device=codes.device)
+    slot = expand(start.reshape(tables.shape[:-1]), codes.shape, block) + codes
+    values = tables.to(torch.float32).reshape(-1).index_select(0, slot.reshape(-1))
+    return values.reshape(codes.shape)
+
+
+def _middles(tables: Tensor) -> Tensor:
+    """Between neighbouring values; halves, because their sum may leave the range."""
+    return tables[..., 1:] * 0.5 + tables[..., :-1] * 0.5
+
+
+def _sizes(shape: Sequence[int], block: Sequence[int]) -> list[tuple[int, int]]:
+    """(blocks, extent of a block) along each dimension."""
+    return list(zip(grid_shape(shape, block), full_block(block, shape), strict=True))
+
+
+def _by_block(x: Tensor, block: Sequence[int], fill: float) -> Tensor:
+    """The elements of every block in a row of its own, those of incomplete ones padded."""
+    sizes = _sizes(x.shape, block)
+    missing = [n * extent - size for (n, extent), size in zip(sizes, x.shape, strict=True)]
+    if any(missing):
+        x = F.pad(x, [pad for m in reversed(missing) for pad in (0, m)], value=fill)
+    ndim = len(sizes)
+    x = x.reshape([size for pair in sizes for size in pair])
+    x = x.permute(*range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2))
+    blocks, extents = (torch.Size(side).numel() for side in zip(*sizes, strict=True))
+    return x.reshape(blocks, extents).contiguous()
+
+
+def _from_block(rows: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
+    """Inverse of `_by_block`: the elements in `shape`, without what padded them."""
+    sizes = _sizes(shape, block)
+    ndim = len(sizes)
+    x = rows.reshape([n for n, _ in sizes] + [extent for _, extent in sizes])
+    x = x.permute([d + ndim * side for d in range(ndim) for side in (0, 1)])
+    x = x.reshape([n * extent for n, extent in sizes])
+    for dim, size in enumerate(shape):
+        x = x.narrow(dim, 0, size)
+    return x.contiguous()

@@ -1,0 +1,114 @@
+"""Configurations: what to quantize to, as frozen dataclasses that `quantize_` takes.
+
+Each has a short lowercase name too, which is also the name of its recipe.
+"""
+
+from __future__ import annotations
+
+from ao_core.config import Config
+from ao_quant.configs.base import GROUP_SIZES
+from ao_quant.configs.codebooks import CodebookWeightOnlyConfig, NF4WeightOnlyConfig
+from ao_quant.configs.floats import (
+    Float8DynamicActivationFloat8WeightConfig,
+    Float8WeightOnlyConfig,
+    FP4WeightOnlyConfig,
+    FP6LLMWeightOnlyConfig,
+    FPXWeightOnlyConfig,
+)
+from ao_quant.configs.ints import (
+    BitNetWeightOnlyConfig,
+    Int4WeightOnlyConfig,
+    Int8DynamicActivationInt4WeightConfig,
+    Int8DynamicActivationInt8WeightConfig,
+    Int8WeightOnlyConfig,
+    IntxWeightOnlyConfig,
+    UIntxWeightOnlyConfig,
+)
+from ao_quant.configs.mx import (
+    MXDynamicActivationMXWeightConfig,
+    MXWeightOnlyConfig,
+    NVFP4DynamicActivationNVFP4WeightConfig,
+    NVFP4WeightOnlyConfig,
+)
+
+__all__ = [
+    "CONFIGS",
+    "GROUP_SIZES",
+    "BitNetWeightOnlyConfig",
+    "CodebookWeightOnlyConfig",
+    "FP4WeightOnlyConfig",
+    "FP6LLMWeightOnlyConfig",
+    "FPXWeightOnlyConfig",
+    "Float8DynamicActivationFloat8WeightConfig",
+    "Float8WeightOnlyConfig",
+    "Int4WeightOnlyConfig",
+    "Int8DynamicActivationInt4WeightConfig",
+    "Int8DynamicActivationInt8WeightConfig",
+    "Int8WeightOnlyConfig",
+    "IntxWeightOnlyConfig",
+    "MXDynamicActivationMXWeightConfig",
+    "MXWeightOnlyConfig",
+    "NF4WeightOnlyConfig",
+    "NVFP4DynamicActivationNVFP4WeightConfig",
+    "NVFP4WeightOnlyConfig",
+    "UIntxWeightOnlyConfig",
+    "bitnet_weight_only",
+    "codebook_weight_only",
+    "float8_dynamic_activation_float8_weight",
+    "float8_weight_only",
+    "fp4_weight_only",
+    "fp6_llm_weight_only",
+    "fpx_weight_only",
+    "int4_weight_only",
+    "int8_dynamic_activation_int4_weight",
+    "int8_dynamic_activation_int8_weight",
+    "int8_weight_only",
+    "intx_weight_only",
+    "mx_dynamic_activation_mx_weight",
+    "mx_weight_only",
+    "nf4_weight_only",
+    "nvfp4_dynamic_activation_nvfp4_weight",
+    "nvfp4_weight_only",
+    "uintx_weight_only",
+]
+
+int8_weight_only = Int8WeightOnlyConfig
+int4_weight_only = Int4WeightOnlyConfig
+intx_weight_only = IntxWeightOnlyConfig
+uintx_weight_only = UIntxWeightOnlyConfig
+bitnet_weight_only = BitNetWeightOnlyConfig
+nf4_weight_only = NF4WeightOnlyConfig
+codebook_weight_only = CodebookWeightOnlyConfig
+fp4_weight_only = FP4WeightOnlyConfig
+fp6_llm_weight_only = FP6LLMWeightOnlyConfig
+fpx_weight_only = FPXWeightOnlyConfig
+float8_weight_only = Float8WeightOnlyConfig
+mx_weight_only = MXWeightOnlyConfig
+nvfp4_weight_only = NVFP4WeightOnlyConfig
+int8_dynamic_activation_int8_weight = Int8DynamicActivationInt8WeightConfig
+float8_dynamic_activation_float8_weight = Float8DynamicActivationFloat8WeightConfig
+int8_dynamic_activation_int4_weight = Int8DynamicActivationInt4WeightConfig
+mx_dynamic_activation_mx_weight = MXDynamicActivationMXWeightConfig
+nvfp4_dynamic_activation_nvfp4_weight = NVFP4DynamicActivationNVFP4WeightConfig
+
+#: name, of the transform and of the recipe -> configuration
+CONFIGS: dict[str, type[Config]] = {
+    "int8_weight_only": Int8WeightOnlyConfig,
+    "int4_weight_only": Int4WeightOnlyConfig,
+    "intx_weight_only": IntxWeightOnlyConfig,
+    "uintx_weight_only": UIntxWeightOnlyConfig,
+    "bitnet_weight_only": BitNetWeightOnlyConfig,
+    "nf4_weight_only": NF4WeightOnlyConfig,
+    "codebook_weight_only": CodebookWeightOnlyConfig,
+    "fp4_weight_only": FP4WeightOnlyConfig,
+    "fp6_llm_weight_only": FP6LLMWeightOnlyConfig,
+    "fpx_weight_only": FPXWeightOnlyConfig,
+    "float8_weight_only": Float8WeightOnlyConfig,
+    "mx_weight_only": MXWeightOnlyConfig,
+    "nvfp4_weight_only": NVFP4WeightOnlyConfig,
+    "int8_dynamic_activation_int8_weight": Int8DynamicActivationInt8WeightConfig,
+    "float8_dynamic_activation_float8_weight": Float8DynamicActivationFloat8WeightConfig,
+    "int8_dynamic_activation_int4_weight": Int8DynamicActivationInt4WeightConfig,
+    "mx_dynamic_activation_mx_weight": MXDynamicActivationMXWeightConfig,
+    "nvfp4_dynamic_activation_nvfp4_weight": NVFP4DynamicActivationNVFP4WeightConfig,
+}

@@ -1,0 +1,45 @@
+"""Configurations of codebooks: values that are listed, not computed from bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ao_core.config import Config
+from ao_core.weights import GroupSize
+from ao_quant.configs.base import YES_NO, one_of
+
+__all__ = ["CodebookWeightOnlyConfig", "NF4WeightOnlyConfig"]
+
+
+@dataclass(frozen=True)
+class NF4WeightOnlyConfig(Config):
+    """Weights in the 16 values of NF4, quantiles of the normal distribution, in groups of 64.
+
+    The format of QLoRA (Dettmers et al. 2023, arXiv:2305.14314). A scale is float32, 4.5 bits a
+    weight in all, or, with `double_quant`, float8 e4m3 with one float32 scale for all of them:
+    4.125 bits. (The paper gives each 256 scales, less their mean, a float32 scale: 4.127 bits.)
+    """
+
+    #: True: quantize the scales too
+    double_quant: bool = True
+
+    def __post_init__(self) -> None:
+        one_of(self, "double_quant", YES_NO)
+
+
+@dataclass(frozen=True)
+class CodebookWeightOnlyConfig(Config):
+    """Weights in 2**bits values that k-means learns for them, without data.
+
+    The values of a row or a group are bfloat16, so that 16 of them add 1 bit a weight to a group of 256;
+    those of a tensor are float32.
+    """
+
+    #: 1 to 8
+    bits: int = 4
+    #: weights that share their values: 128, 256, 512 or 1024, "row" or "tensor" (each expert's by itself)
+    group_size: GroupSize = "row"
+
+    def __post_init__(self) -> None:
+        one_of(self, "bits", tuple(range(1, 9)))
+        one_of(self, "group_size", (128, 256, 512, 1024, "row", "tensor"))

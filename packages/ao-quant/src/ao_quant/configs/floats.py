@@ -1,0 +1,108 @@
+"""Configurations of floating-point numbers of 3 to 8 bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ao_core.config import Config
+from ao_core.dtypes import FLOATS
+from ao_core.errors import ConfigError
+from ao_core.weights import GroupSize
+from ao_quant.configs.base import GROUP_SIZES, one_of
+
+__all__ = [
+    "FP4WeightOnlyConfig",
+    "FP6LLMWeightOnlyConfig",
+    "FPXWeightOnlyConfig",
+    "Float8DynamicActivationFloat8WeightConfig",
+    "Float8WeightOnlyConfig",
+]
+
+_FLOAT8 = ("e4m3", "e5m2")
+
+
+@dataclass(frozen=True)
+class Float8WeightOnlyConfig(Config):
+    """Weights in 8-bit floating point; activations as they are."""
+
+    #: "e4m3" (3 bits of mantissa) or "e5m2" (2 bits, more range)
+    dtype: str = "e4m3"
+    #: what shares a scale: "row", "tensor" (each expert's matrix by itself), "group" or "block", a square
+    #: of rows and columns (of convolutions, which have no blocks, a group)
+    granularity: str = "row"
+    #: weights in a group along the input dimension, and along each side of a block
+    group_size: int = 128
+
+    def __post_init__(self) -> None:
+        one_of(self, "dtype", _FLOAT8)
+        one_of(self, "granularity", ("row", "tensor", "group", "block"))
+        one_of(self, "group_size", GROUP_SIZES[:-1])
+
+
+@dataclass(frozen=True)
+class Float8DynamicActivationFloat8WeightConfig(Config):
+    """Weights and activations in 8-bit floating point, the activations scaled at each call."""
+
+    #: "row": a scale a row of the weight and a token; "tensor": one scale for each of the two; "block":
+    #: one for 128 × 128 weights, and for 128 elements of a token
+    granularity: str = "row"
+    #: "e4m3" or "e5m2"; a GPU has no product of e5m2 with e5m2
+    weight_dtype: str = "e4m3"
+    #: "e4m3" or "e5m2"
+    activation_dtype: str = "e4m3"
+
+    def __post_init__(self) -> None:
+        one_of(self, "granularity", ("row", "tensor", "block"))
+        one_of(self, "weight_dtype", _FLOAT8)
+        one_of(self, "activation_dtype", _FLOAT8)
+
+
+@dataclass(frozen=True)
+class FPXWeightOnlyConfig(Config):
+    """Weights in floats of 3 to 8 bits, packed without gaps: a sign, an exponent and a mantissa.
+
+    All codes are finite, but those of (4, 3) and (5, 2), which are the float8 formats of OCP. With one bit
+    of exponent the values are evenly spaced: integers with a sign.
+    """
+
+    #: bits of exponent, 1 to 4, and 5 with 2 of mantissa
+    ebits: int = 2
+    #: bits of mantissa, 1 to 6
+    mbits: int = 2
+    #: one of `GROUP_SIZES`
+    group_size: GroupSize = "row"
+
+    def __post_init__(self) -> None:
+        one_of(self, "ebits", tuple(sorted({ebits for ebits, _ in FLOATS})))
+        allowed = tuple(sorted(mbits for ebits, mbits in FLOATS if ebits == self.ebits))
+        if type(self.mbits) is not int or self.mbits not in allowed:
+            raise ConfigError(
+                f"mbits={self.mbits!r} in FPXWeightOnlyConfig with ebits={self.ebits}: use one of "
+                f"{', '.join(map(str, allowed))}, for 3 to 8 bits with the sign"
+            )
+        one_of(self, "group_size", GROUP_SIZES)
+
+
+@dataclass(frozen=True)
+class FP6LLMWeightOnlyConfig(Config):
+    """Weights in 6-bit floats, 3 bits of exponent and 2 of mantissa: FP6-LLM (arXiv:2401.14112)."""
+
+    #: one of `GROUP_SIZES`
+    group_size: GroupSize = "row"
+
+    def __post_init__(self) -> None:
+        one_of(self, "group_size", GROUP_SIZES)
+
+
+@dataclass(frozen=True)
+class FP4WeightOnlyConfig(Config):
+    """Weights in the 4-bit floats e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6), with a bfloat16 scale a group.
+
+    These are the values of MXFP4 and NVFP4, not those of the type that bitsandbytes calls fp4.
+    """
+
+    #: one of `GROUP_SIZES`
+    group_size: GroupSize = 64
+
+    def __post_init__(self) -> None:
+        one_of(self, "group_size", GROUP_SIZES)

@@ -1,0 +1,66 @@
+"""Formats of integers."""
+
+from __future__ import annotations
+
+from ao_core.spec import Spec
+from ao_core.weights import GroupSize, WeightFormat
+from ao_quant import configs as c
+from ao_quant.specs.base import ROW, format_of
+
+__all__: list[str] = []
+
+#: activations with a scale and a zero point a token
+_ASYMMETRIC = Spec("uint8", ROW, zero="int")
+
+
+def _int(
+    bits: int,
+    group: GroupSize,
+    symmetric: bool,
+    act: Spec | None = None,
+    rows: int = 1,
+    scales: str = "absmax",
+) -> WeightFormat:
+    # next to few bits or in small groups, a scale of 4 bytes would weigh more than it is worth
+    scale = "own" if bits == 8 and group == "row" else "bfloat16"
+    name, zero = (f"int{bits}", "none") if symmetric else (f"uint{bits}", "int")
+    return WeightFormat(name, group, scale, zero, act, rows, scales=scales)
+
+
+@format_of.register
+def _(config: c.Int8WeightOnlyConfig) -> WeightFormat:
+    return _int(8, config.group_size, symmetric=True, scales=config.scales)
+
+
+@format_of.register
+def _(config: c.Int4WeightOnlyConfig) -> WeightFormat:
+    return _int(4, config.group_size, config.symmetric, scales=config.scales)
+
+
+@format_of.register
+def _(config: c.IntxWeightOnlyConfig) -> WeightFormat:
+    group, rows = config.group_size, config.block_rows
+    return _int(config.bits, group, config.symmetric, rows=rows, scales=config.scales)
+
+
+@format_of.register
+def _(config: c.UIntxWeightOnlyConfig) -> WeightFormat:
+    return _int(config.bits, config.group_size, symmetric=False, scales=config.scales)
+
+
+@format_of.register
+def _(config: c.BitNetWeightOnlyConfig) -> WeightFormat:
+    packing = "packed" if config.trits_per_byte == 4 else "digits"
+    absmean = (("scale_rule", "absmean"),)
+    return WeightFormat("ternary", config.group_size, "bfloat16", packing=packing, options=absmean)
+
+
+@format_of.register
+def _(config: c.Int8DynamicActivationInt8WeightConfig) -> WeightFormat:
+    act = Spec("int8", ROW) if config.symmetric_activations else _ASYMMETRIC
+    return _int(8, "row", symmetric=True, act=act)
+
+
+@format_of.register
+def _(config: c.Int8DynamicActivationInt4WeightConfig) -> WeightFormat:
+    return _int(4, config.group_size, symmetric=True, act=_ASYMMETRIC)
