@@ -1,7 +1,6 @@
 """Write what recipes and formats cost real models, examples/bytelm/quality.json, into docs/quality.md.
 
-With --check nothing is written, and the exit status says whether the page is fresh; with --show the
-tables are printed.
+With --check nothing is written, and the exit status says whether the page is fresh.
 """
 
 from __future__ import annotations
@@ -115,8 +114,4 @@ def number(value: float | None, decimals: int) -> str:
 
 if __name__ == "__main__":
     texts = sections(json.loads(RESULTS.read_text(encoding="utf-8")))
-    if "--show" in sys.argv[1:]:
-        for name, text in texts.items():
-            print(f"## {name}\n\n{text}\n")
-        sys.exit(0)
     sys.exit(main({(PAGE, name): text for name, text in texts.items()}, Path(__file__).name))

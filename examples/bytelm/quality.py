@@ -1,9 +1,13 @@
-"""Measure what every recipe and format costs the byte-level model and MiniLM, into a JSON file."""
+"""Measure what every recipe and format costs the byte-level model and MiniLM.
+
+Prints tables in Markdown, which scripts/generate_quality.py writes into docs/quality.md.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable
@@ -14,19 +18,21 @@ from statistics import median
 from typing import Any
 
 import torch
-from bytelm import data, evaluate, model, variants
-from bytelm.variants import Case, Variant
+from bytelm import cases, data, evaluate, model
+from bytelm.cases import Case
 from torch import Tensor, nn
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "minilm"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from minilm_demo import minilm, results
-from minilm_demo import variants as minilm_variants
 from minilm_demo.corpus import docstring_pairs
 from minilm_demo.metrics import quality as minilm_quality
-from minilm_demo.results import layers_of
+from minilm_demo.results import Result, layers_of
+from minilm_demo.variants import Variant, disk_bytes, quantized
 
-RECORDED = Path(__file__).with_name("quality.json")
+from generate_quality import sections
+
 #: bytes in a window; the second half is predicted
 CONTEXT = 512
 #: where texts for MiniLM are cut, as in its demo
@@ -35,15 +41,15 @@ QUERY_TOKENS, DOCUMENT_TOKENS = 20, 24
 
 def main() -> None:
     args = parse_args()
-    cases = [
+    chosen = [
         case
-        for case in (*variants.recipes(), *variants.formats())
+        for case in (*cases.recipes(), *cases.formats())
         if re.search(args.only, f"{case.table} {case.name}")
     ]
     corpus = data.read_corpus()
     windows = data.spread(corpus.held_out, CONTEXT, args.windows)
-    rows, left_out = byte_model(model.load(), windows, tqdm(cases, desc="byte model"))
-    recipes = [case for case in cases if case.table == "recipe"]
+    rows, left_out = byte_model(model.load(), windows, tqdm(chosen, desc="byte model"))
+    recipes = [case for case in chosen if case.table == "recipe"]
     found = {
         "about": results.environment()
         | {"corpus": corpus.about, "windows": len(windows), "context": CONTEXT}
@@ -52,12 +58,15 @@ def main() -> None:
         "left_out": left_out,
         "minilm": mini_model(args.pairs, tqdm(recipes, desc="MiniLM")),
     }
-    args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    for name, text in sections(found).items():
+        print(f"## {name}\n\n{text}\n")
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path, default=RECORDED, help="where the figures go")
+    parser.add_argument("--json", type=Path, help="write the figures there too")
     parser.add_argument("--only", default="", help="names in which this regex is found")
     parser.add_argument("--windows", type=int, default=128, help="of 512 held-out bytes (128)")
     parser.add_argument("--pairs", type=int, default=1000, help="texts for MiniLM (1000)")
@@ -65,14 +74,14 @@ def parse_args() -> argparse.Namespace:
 
 
 def byte_model(
-    original: nn.Module, windows: Tensor, cases: Iterable[Case]
+    original: nn.Module, windows: Tensor, chosen: Iterable[Case]
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """A row for the original and each variant of it, and why others have none."""
     logits = predict(original, windows)
     rows = [{"table": "original", "name": "float32"} | _figures(logits, logits, windows)]
     left_out: dict[str, str] = {}
-    for case in cases:
-        made = variants.quantized(original, case.config)
+    for case in chosen:
+        made = quantized(original, case.name, case.config, "", lambda *_: None)
         if isinstance(made, Variant):
             about = {"table": case.table, "name": case.name}
             if case.table == "format":
@@ -93,13 +102,14 @@ def predict(model: nn.Module, windows: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def _figures(original: Tensor, logits: Tensor, windows: Tensor) -> dict[str, float]:
+def _figures(original: Tensor, logits: Tensor, windows: Tensor) -> dict[str, float | None]:
     found = asdict(evaluate.quality(original, logits, windows))
-    return {name: float(f"{value:.6g}") for name, value in found.items()}
+    return {name: _rounded(value) for name, value in found.items()}
 
 
 def _sizes(made: Variant) -> dict[str, float | None]:
     """Bits of a quantized weight, all included, and the median of the SQNR."""
+    assert made.report is not None
     records = made.report.with_status("quantized")
     weights = sum(torch.Size(record.shape).numel() for record in records)
     decibels = [record.sqnr_db for record in records if record.sqnr_db is not None]
@@ -109,31 +119,35 @@ def _sizes(made: Variant) -> dict[str, float | None]:
     }
 
 
-def mini_model(pairs: int, cases: Iterable[Case]) -> list[dict[str, Any]]:
+def mini_model(pairs: int, chosen: Iterable[Case]) -> list[dict[str, Any]]:
     """A row for MiniLM as it is and for each recipe that applies: what its demo says of quality."""
     original = minilm.load()
     texts = docstring_pairs(pairs)
     queries = minilm.tokenize([pair.query for pair in texts], QUERY_TOKENS)
     documents = minilm.tokenize([pair.document for pair in texts], DOCUMENT_TOKENS)
-    vectors = [minilm.encode(original, batches) for batches in (queries, documents)]
 
-    def row(name: str, made: nn.Module) -> dict[str, Any]:
-        found = [minilm.encode(made, batches) for batches in (queries, documents)]
-        figures = asdict(minilm_quality(*found, *vectors))
-        disk = minilm_variants.disk_bytes(made)
-        return {"name": name, "disk_bytes": disk} | {k: _finite(v) for k, v in figures.items()}
+    def vectors(made: nn.Module) -> list[Tensor]:
+        return [minilm.encode(made, batches) for batches in (queries, documents)]
 
-    rows = [row("float32", original)]
-    for case in cases:
-        made = variants.quantized(original, case.config)
+    expected = vectors(original)
+    rows = []
+    for case in (None, *chosen):
+        made = Variant("float32", "", original)
+        if case is not None:
+            made = quantized(original, case.name, case.config, "", lambda *_: None)
         if isinstance(made, Variant):
-            decibels = [x.sqnr_db for x in layers_of(made.report) if x.sqnr_db is not None]
-            rows.append(row(case.name, made.model) | {"weight_sqnr_db": median(decibels)})
+            layers = layers_of(made.report) if made.report else []
+            found = minilm_quality(*vectors(made.model), *expected)
+            size = disk_bytes(made.model)
+            result = Result(made.name, "", 0, size, found, layers, 0.0)
+            figures = {"disk_bytes": size, "weight_sqnr_db": result.weight_sqnr_db} | asdict(found)
+            rows.append({"name": made.name} | {k: _rounded(v) for k, v in figures.items()})
     return rows
 
 
-def _finite(value: float) -> float | None:
-    return float(f"{value:.6g}") if abs(value) < float("inf") else None
+def _rounded(value: float | None) -> float | None:
+    """Six digits; None where there is no finite figure."""
+    return None if value is None or math.isinf(value) else float(f"{value:.6g}")
 
 
 if __name__ == "__main__":

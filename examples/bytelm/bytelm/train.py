@@ -105,7 +105,9 @@ def train(
     seconds = curve[-1]["seconds"] if curve else 0.0
     seen = curve[-1]["bytes"] if curve else 0
     clock = time.monotonic()
-    for step in tqdm(range(first, config.steps), initial=first, total=config.steps, disable=rank > 0):
+    for step in tqdm(
+        range(first, config.steps), initial=first, total=config.steps, disable=rank > 0
+    ):
         share = schedule(step, config)
         for optimizer, lrs in zip(found, rates, strict=True):
             for group, lr in zip(optimizer.param_groups, lrs, strict=True):

@@ -65,9 +65,7 @@ def test_one_name_in_twenty_is_held_out() -> None:
 
 def test_samples_depend_on_the_generator_alone() -> None:
     stream = torch.arange(100, dtype=torch.uint8)
-    first, again = (
-        data.sample(stream, 64, 9, torch.Generator().manual_seed(3)) for _ in range(2)
-    )
+    first, again = (data.sample(stream, 64, 9, torch.Generator().manual_seed(3)) for _ in range(2))
     assert torch.equal(first, again)
     assert first.shape == (64, 9)
     assert torch.equal(first, first[:, :1] + torch.arange(9))
