@@ -43,7 +43,8 @@ def about(found: dict[str, Any]) -> str:
     positions = found["windows"] * found["context"] // 2
     return (
         f"{found['date']}; {found['cpu']}; Python {found['python']}, torch {found['torch']}, ao-core "
-        f"{found['ao-core']}. Byte model: {positions} bytes of the {corpus['held_out_bytes']} in "
+        f"{found['ao-core']}. Byte model: {positions} bytes, in windows of {found['context']}, of the "
+        f"{corpus['held_out_bytes']} in "
         f"{corpus['held_out_files']} files of the standard library of Python {corpus['python']} that "
         f"were held out from training. MiniLM: {found['pairs']} pairs of texts."
     )

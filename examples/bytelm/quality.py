@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from bytelm import cases, data, evaluate, model
 from bytelm.cases import Case
+from bytelm.record import FIGURES
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -33,8 +35,10 @@ from minilm_demo.variants import Variant, disk_bytes, quantized
 
 from generate_quality import sections
 
-#: bytes in a window; the second half is predicted
-CONTEXT = 512
+#: of the checkpoint: bytes in a window, of which the second half is predicted
+CONTEXT = json.loads((model.PRETRAINED / FIGURES).read_text(encoding="utf-8"))["measured"][
+    "context"
+]
 #: where texts for MiniLM are cut, as in its demo
 QUERY_TOKENS, DOCUMENT_TOKENS = 20, 24
 
@@ -68,7 +72,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, help="write the figures there too")
     parser.add_argument("--only", default="", help="names in which this regex is found")
-    parser.add_argument("--windows", type=int, default=128, help="of 512 held-out bytes (128)")
+    parser.add_argument("--windows", type=int, default=128, help="of held-out text (128)")
     parser.add_argument("--pairs", type=int, default=1000, help="texts for MiniLM (1000)")
     return parser.parse_args()
 
@@ -131,7 +135,7 @@ def mini_model(pairs: int, chosen: Iterable[Case]) -> list[dict[str, Any]]:
 
     expected = vectors(original)
     rows = []
-    for case in (None, *chosen):
+    for case in chain([None], chosen):
         made = Variant("float32", "", original)
         if case is not None:
             made = quantized(original, case.name, case.config, "", lambda *_: None)

@@ -14,20 +14,29 @@ from bytelm.model import ByteLM, load, save
 
 #: file names beside those of the checkpoint
 FIGURES, CURVE_DATA, CURVE_PICTURE = "figures.json", "curve.csv", "curve.png"
-#: bytes in a window and how many windows give the figure of the checkpoint
-CONTEXT, WINDOWS = 512, 1024
+#: windows that give the figure of the checkpoint
+WINDOWS = 1024
 
 
 def record(
     model: ByteLM, corpus: Corpus, curve: list[dict[str, Any]], config: dict[str, Any], folder: Path
 ) -> dict[str, Any]:
-    """Write everything into a folder; the figures are those of the weights as they were saved."""
+    """Write everything into a folder; the figures are those of the weights as they were saved.
+
+    Args:
+        model: as trained.
+        corpus: what it was trained on.
+        curve: as `train` returned it.
+        config: the settings of the run; windows to measure on are as long as its `context`.
+        folder: is made where there is none.
+    """
     save(model, folder)
-    windows = data.spread(corpus.held_out, CONTEXT, WINDOWS)
+    context = config["context"]
+    windows = data.spread(corpus.held_out, context, WINDOWS)
     figures = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "bits_per_byte": round(bits_per_byte(load(folder), windows), 4),
-        "measured": {"context": CONTEXT, "windows": WINDOWS, "bytes": WINDOWS * CONTEXT // 2},
+        "measured": {"context": context, "windows": WINDOWS, "bytes": WINDOWS * context // 2},
         "corpus": corpus.about,
         "training": config | {"bytes": curve[-1]["bytes"], "seconds": curve[-1]["seconds"]},
     }

@@ -37,7 +37,7 @@ def test_it_is_small(pretrained: ByteLM) -> None:
 
 def test_it_predicts_a_text_as_well_as_the_card_says(pretrained: ByteLM) -> None:
     text = data.tokens((Path(__file__).parent / "sample.txt").read_bytes())
-    found = bits_per_byte(pretrained, data.spread(text, 512))
+    found = bits_per_byte(pretrained, data.spread(text, FIGURES["measured"]["context"]))
     assert found == pytest.approx(float(said(r"sample\.txt`: ([\d.]+) bits per byte")), abs=0.002)
 
 

@@ -128,12 +128,11 @@ def test_two_processes_hold_the_same_model(
 def test_record(
     model: ByteLM, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bytelm.record.CONTEXT", 24)
     monkeypatch.setattr("bytelm.record.WINDOWS", 8)
     bits = {"train_bits_per_byte": 1.9, "bits_per_byte": 2.0}
     curve = [{"step": s, "bytes": 9 * s, "seconds": 1.5 * s} | bits for s in (1, 2)]
-    figures = record(model, corpus, curve, {"steps": 2}, tmp_path)
-    assert figures["training"] == {"steps": 2, "bytes": 18, "seconds": 3.0}
+    figures = record(model, corpus, curve, {"steps": 2, "context": 24}, tmp_path)
+    assert figures["training"] == {"steps": 2, "context": 24, "bytes": 18, "seconds": 3.0}
     assert figures["measured"] == {"context": 24, "windows": 8, "bytes": 96}
     assert json.loads((tmp_path / "figures.json").read_text(encoding="utf-8")) == figures
     lines = (tmp_path / "curve.csv").read_text(encoding="utf-8").splitlines()
