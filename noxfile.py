@@ -116,6 +116,19 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def quality(session: nox.Session) -> None:
+    """What every recipe and format costs real models, into docs/quality.md.
+
+    With positional arguments nothing is recorded: `nox -s quality -- --only '^recipe int4'`.
+    """
+    env = dev(session, "quality")
+    record = ["--json", str(ROOT / "examples" / "bytelm" / "quality.json")]
+    env.python("examples/bytelm/quality.py", *(session.posargs or record))
+    if not session.posargs:
+        env.python("scripts/generate_quality.py")
+
+
+@nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """Every test of every package, of the examples and of the tooling."""
     env = dev(session, "tests")

@@ -1,0 +1,51 @@
+"""The configurations that are compared: every recipe, and every format by group size and scales."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from ao_core import Config, WeightOnlyConfig
+from ao_core.registry import registry
+
+#: weights that share a scale
+GROUPS: tuple[int | str, ...] = (32, 64, 128, "row")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration, and where its figures belong."""
+
+    #: "recipe" or "format"
+    table: str
+    name: str
+    config: Config
+    #: of formats: weights that share a scale, and how it is chosen
+    group: int | str = ""
+    scales: str = ""
+
+
+def scale_methods() -> list[str]:
+    """Names of the ways to choose scales, the plain one first."""
+    if "scales" not in {field.name for field in fields(WeightOnlyConfig)}:
+        return ["absmax"]
+    return registry.scales.names()
+
+
+def recipes() -> list[Case]:
+    """Every recipe of the installed packages."""
+    return [Case("recipe", name, recipe.config) for name, recipe in registry.recipes.items()]
+
+
+def formats() -> list[Case]:
+    """Every registered number format, with every group size and way to choose scales."""
+    found = []
+    for dtype in sorted(registry.dtypes.values(), key=lambda dtype: (-dtype.bits, dtype.name)):
+        unsigned = dtype.kind == "int" and dtype.min == 0
+        for scales in scale_methods():
+            for group in GROUPS:
+                zero = "int" if unsigned else "none"
+                config = WeightOnlyConfig(dtype.name, group, "bfloat16", zero)
+                if scales != "absmax":
+                    config = replace(config, scales=scales)
+                found.append(Case("format", dtype.name, config, group, scales))
+    return found
