@@ -184,7 +184,7 @@ def compile_objects(
         command = [*compiler, *flags, *own, "-MMD", "-c", str(source), "-o"]
         work.append((out / f"{place}.o", [*command, str(out / f"{place}.o")]))
     with ThreadPoolExecutor(jobs) as pool:
-        failed = sum(pool.map(lambda unit: _compile(*unit, headers), work))
+        failed = sum(pool.map(lambda unit: _compile(unit[0], unit[1], headers), work))
     if failed:
         sys.exit(f"error: {failed} of {len(work)} files do not compile")
     return [target for target, _ in work]
