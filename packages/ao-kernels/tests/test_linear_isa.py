@@ -11,7 +11,10 @@ import pytest
 
 from ao_kernels.cpu import library
 
-FILES = ("test_tiles.py", "test_linear.py", "test_suites.py", "test_threads.py")
+FILES = (
+    *("test_tiles.py", "test_linear.py", "test_suites.py", "test_threads.py", "test_embedding.py"),
+    *("test_quantize.py", "test_quantize_rows.py", "test_tiles_ops.py"),
+)
 #: what does not depend on the instruction set
 LEFT_OUT = "TestTiles or TestTiles8 or TestDynamic"
 WHY_NOT = "from ao_kernels.cpu import library; print(library.why_not() or '')"
