@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 from ao_core import Config, WeightOnlyConfig
 from ao_core.registry import registry
 
 #: weights that share a scale
 GROUPS: tuple[int | str, ...] = (32, 64, 128, "row")
+#: kinds of formats whose scales are worth a search
+_AFFINE = ("int", "codebook")
 
 
 @dataclass(frozen=True)
@@ -24,13 +26,6 @@ class Case:
     scales: str = ""
 
 
-def scale_methods() -> list[str]:
-    """Names of the ways to choose scales, the plain one first."""
-    if "scales" not in {field.name for field in fields(WeightOnlyConfig)}:
-        return ["absmax"]
-    return registry.scales.names()
-
-
 def recipes() -> list[Case]:
     """Every recipe of the installed packages."""
     return [Case("recipe", name, recipe.config) for name, recipe in registry.recipes.items()]
@@ -41,11 +36,11 @@ def formats() -> list[Case]:
     found = []
     for dtype in sorted(registry.dtypes.values(), key=lambda dtype: (-dtype.bits, dtype.name)):
         unsigned = dtype.kind == "int" and dtype.min == 0
-        for scales in scale_methods():
+        for scales in registry.scales.names():
+            if scales != "absmax" and dtype.kind not in _AFFINE:
+                continue  # there is nothing to choose, or little to gain
             for group in GROUPS:
                 zero = "int" if unsigned else "none"
-                config = WeightOnlyConfig(dtype.name, group, "bfloat16", zero)
-                if scales != "absmax":
-                    config = replace(config, scales=scales)
+                config = WeightOnlyConfig(dtype.name, group, "bfloat16", zero, scales=scales)
                 found.append(Case("format", dtype.name, config, group, scales))
     return found

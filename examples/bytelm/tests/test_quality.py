@@ -15,6 +15,7 @@ from bytelm.model import ByteLM, ModelConfig, initialize
 
 import generate_quality
 from ao_core import WeightOnlyConfig
+from ao_core.registry import registry
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_every_recipe_and_every_format_is_a_case() -> None:
     formats = cases.formats()
     assert {"int8", "uint3", "nf4", "f6e2m3", "ternary"} <= {case.name for case in formats}
     each = {(case.scales, case.group) for case in formats if case.name == "uint3"}
-    assert each == {(scales, group) for scales in cases.scale_methods() for group in cases.GROUPS}
+    assert each == {(scales, group) for scales in registry.scales.names() for group in cases.GROUPS}
     zeros = {case.name: case.config.zero for case in formats}
     assert (zeros["uint3"], zeros["int3"], zeros["f6e2m3"]) == ("int", "none", "none")
 
