@@ -226,7 +226,7 @@ static void columns_as(const Linear& t, int64_t begin, int64_t end, uint8_t* mem
 template <int kDigits, int kBits>
 static void digit_columns_of(const Linear& t, int64_t begin, int64_t end) {
 #if AO_HAS_BYTE_TABLES
-  if constexpr (kBits <= 6) {
+  if constexpr (kBits <= 6 && kDigits > 1) {
     if (t.table_parts > 1) {
       using Table = SplitTable<kBits, kDigits>;
       return digit_columns<kBits, Table, kDigits>(t, begin, end, write_rows);
@@ -251,7 +251,17 @@ static bool pack_digits_any(const Linear& t) {
 }
 #endif
 
+static void pack_any(const Linear& t, int64_t begin, int64_t end) {
+#if AO_HAS_DIGITS
+  if (t.mode == Mode::int8 && t.m == 1) return pack_byte(t);
+#endif
+  pack(t, begin, end);
+}
+
 static void columns(const Linear& t, int64_t begin, int64_t end, uint8_t* scratch) {
+#if AO_HAS_DIGITS
+  if (t.mode == Mode::int8 && t.m == 1) return digit_columns_of<1>(t, begin, end);
+#endif
   switch (t.mode) {
     case Mode::f32: return columns_as<Mode::f32>(t, begin, end, scratch);
     case Mode::int8: return columns_as<Mode::int8>(t, begin, end, scratch);
@@ -267,7 +277,7 @@ static void columns(const Linear& t, int64_t begin, int64_t end, uint8_t* scratc
 }
 
 static const LinearKernels kLinearKernels = {
-    AO_HAS_PAIRS != 0, kPanelRows, kPanelBlocks, kStreamRows, scratch_bytes, pack,
+    AO_HAS_PAIRS != 0, kPanelRows, kPanelBlocks, kStreamRows, scratch_bytes, pack_any,
     AO_HAS_BYTE_TABLES != 0,
 #if AO_HAS_DIGITS
     pack_digits_any,

@@ -84,6 +84,25 @@ static bool pack_digits(const Linear& t) {
   return true;
 }
 
+// Activations in 8-bit integers are one digit already.
+static void pack_byte(const Linear& t) {
+  auto* steps = static_cast<DigitStep*>(t.x_sums);
+  pack_row<Mode::int8>(t, 0, t.x_packed, 1, steps);  // leaves 4 bytes for each step
+  for (int64_t s = t.step_count - 1; s >= 0; --s) {
+    const uint8_t* sum = static_cast<const uint8_t*>(t.x_sums) + s * 4;
+    DigitStep step{};
+    step.unit = t.outer;
+    if (t.zero_type == Zero::none) {
+      __builtin_memcpy(&step.starts[0], sum, 4);
+    } else {
+      __builtin_memcpy(&step.sum, sum, 4);
+      step.sum *= t.outer;
+      step.base = step.sum * t.least;
+    }
+    steps[s] = step;
+  }
+}
+
 // Weights as one byte each.
 template <int kBits, Kind kKind>
 struct WholeTable : Bytes<kBits, kKind> {
