@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ao_core import Spec, explain, kernels, quantize_, quantize_tensor
+from ao_core import Spec, WeightOnlyConfig, explain, kernels, quantize_, quantize_tensor
 from ao_core.tensor import native
 from ao_kernels.cpu import library
 
@@ -40,7 +40,7 @@ def test_names_the_kernel_the_instruction_set_and_the_way() -> None:
 
 def test_text_says_it_and_who_else_would_serve() -> None:
     model = nn.Sequential(nn.Embedding(100, 64), nn.Linear(64, 48)).bfloat16()
-    quantize_(model, "int4_weight_only")
+    quantize_(model, WeightOnlyConfig("uint4", 32, "bfloat16", "int"))
     text = str(explain(model))
     line = r"→ cpu_tiles_linear \(ao-kernels, priority 50\): \w+, weights decoded as they are read"
     assert re.search(line, text)
@@ -66,7 +66,7 @@ def test_experts() -> None:
 
 PROGRAM = """
 import json, torch
-from ao_core import Spec, explain, quantize_tensor
+from ao_core import Spec, WeightOnlyConfig, explain, quantize_tensor
 from ao_core.tensor import to_layout
 w = quantize_tensor(torch.ones(48, 64), Spec("int4", (1, 32), layout="packed"))
 from dataclasses import replace

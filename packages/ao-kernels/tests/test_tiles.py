@@ -296,10 +296,10 @@ def test_padding_is_bounded() -> None:
 PROGRAM = """
 import json, torch
 from torch import nn
-from ao_core import explain, quantize_
+from ao_core import WeightOnlyConfig, explain, quantize_
 from ao_core.tensor import to_layout
 model = nn.Sequential(nn.Linear(128, 32)).bfloat16()
-quantize_(model, "int4_weight_only")
+quantize_(model, WeightOnlyConfig("uint4", 32, "bfloat16", "int"))
 w, x = model[0].weight, torch.ones(2, 128).bfloat16()
 reason = ""
 if not w.spec.layout.startswith("cpu_tiles"):
