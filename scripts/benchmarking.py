@@ -14,9 +14,11 @@ import os
 import platform
 import random
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -32,6 +34,7 @@ __all__ = [
     "arguments",
     "cell",
     "compared",
+    "in_fresh_processes",
     "interleaved",
     "percentile",
     "record",
@@ -98,6 +101,21 @@ def rounds_of(
         else:
             gc.disable()
     return samples
+
+
+def in_fresh_processes(
+    script: str, names: Sequence[str], rounds: int, *options: object
+) -> tuple[Samples, dict[str, list[dict[str, float]]]]:
+    """The "seconds", and all else, that `SCRIPT --child NAME OPTIONS` prints as JSON, in shuffled rounds."""
+    printed: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+
+    def one(name: str) -> float:
+        command = [sys.executable, script, "--child", name, *map(str, options)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        printed[name].append(json.loads(done.stdout))
+        return printed[name][-1]["seconds"]
+
+    return rounds_of({name: partial(one, name) for name in names}, rounds, warm_up=0), printed
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

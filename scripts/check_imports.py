@@ -23,7 +23,7 @@ CORE_LAYERS = (
     "hookspecs",
     "(layouts)",
     "(dtypes) | (scales)",
-    "(numerics)",
+    "(numerics) | (progress)",
     "records",
     "spec : errors",
 )
@@ -35,7 +35,7 @@ OPTIONAL = {
     "yaml": ("cli", "config"),
     "jinja2": ("report",),
     "matplotlib": ("report",),
-    "tqdm": ("checkpoints", "quantize"),
+    "tqdm": ("checkpoints", "progress"),
     "pytest": ("testing",),
     "hypothesis": ("testing",),
     "ml_dtypes": ("testing",),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,3 +41,28 @@ def pytest_generate_tests() -> Generator[None, None, None]:
     """The suites ask the tables what to try."""
     with _own_records():
         yield
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """(step, names) -> a context in which those functions of `os` fail after so many calls in all."""
+
+    @contextmanager
+    def full(step: int, *names: str) -> Iterator[SimpleNamespace]:
+        disk = SimpleNamespace(calls=0)
+
+        def counted(function):
+            def call(*args, **kwargs):
+                disk.calls += 1
+                if disk.calls > step:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return function(*args, **kwargs)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for name in names:
+                patch.setattr(os, name, counted(getattr(os, name)))
+            yield disk
+
+    return full

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
@@ -105,25 +104,11 @@ def same(a, b):
 
 @pytest.mark.parametrize("size", ["1GB", 100], ids=["one file", "shards"])
 @pytest.mark.parametrize("step", range(12))
-def test_a_full_disk_at_any_step(tmp_path, monkeypatch, size, step):
+def test_a_full_disk_at_any_step(tmp_path, full_disk, size, step):
     old, new = linear(0), linear(1)
     save_model(old, tmp_path, max_shard_size=size)
     files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    calls = 0
-
-    def full(function):
-        def call(*args, **kwargs):
-            nonlocal calls
-            calls += 1
-            if calls > step:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return function(*args, **kwargs)
-
-        return call
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full(os.fsync))
-        patch.setattr(os, "replace", full(os.replace))
+    with full_disk(step, "fsync", "replace") as disk:
         message = ""
         try:
             save_model(new, tmp_path, max_shard_size=size)
@@ -131,7 +116,7 @@ def test_a_full_disk_at_any_step(tmp_path, monkeypatch, size, step):
             message = str(error)
     found = nn.Linear(64, 64)
     load_model(found, tmp_path)
-    if calls <= step:
+    if disk.calls <= step:
         assert not message
         assert same(found, new)
         return
@@ -142,7 +127,7 @@ def test_a_full_disk_at_any_step(tmp_path, monkeypatch, size, step):
             assert (tmp_path / name).read_bytes() == data
     else:
         assert same(found, new)
-        assert calls == step + 1  # only the last sync came too late
+        assert disk.calls == step + 1  # only the last sync came too late
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")

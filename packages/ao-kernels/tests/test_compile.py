@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ao_core import WHOLE, QTensor, Spec, quantize_tensor
 from ao_core.tensor import native
+from ao_core.testing.programs import aot_inductor
 from ao_kernels.cpu.linear import product_arguments
 
 ROW = (1, WHOLE)
@@ -210,9 +211,5 @@ def test_exports_with_any_number_of_rows() -> None:
 def test_aot_inductor_package(name: str, tmp_path: Path) -> None:
     model = Model(name).eval()
     with torch.no_grad():
-        program = torch.export.export(model, (IDS,))
-        path = torch._inductor.aoti_compile_and_package(
-            program, package_path=str(tmp_path / "model.pt2")
-        )
-        loaded = torch._inductor.aoti_load_package(path)
+        loaded = aot_inductor(model, (IDS,), tmp_path)
         torch.testing.assert_close(loaded(IDS), model(IDS), rtol=1e-4, atol=1e-5)

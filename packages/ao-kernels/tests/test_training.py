@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from ao_core import WHOLE, QTensor, Spec, quantize_tensor
 from ao_core.tensor import native
+from ao_core.testing.programs import mesh_of_one
 
 ROW = (1, WHOLE)
 SPECS = {
@@ -108,9 +107,8 @@ def test_inference_mode(name: str) -> None:
 
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[object]:
-    dist.init_process_group("gloo", f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
+    with mesh_of_one(tmp_path) as mesh:
+        yield mesh
 
 
 @pytest.mark.parametrize("name", SPECS)

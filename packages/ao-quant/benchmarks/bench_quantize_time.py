@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
-from benchmarking import Row, arguments, compared, percentile, record, rounds_of
+from benchmarking import Row, arguments, compared, in_fresh_processes, percentile, record
 from process_memory import peak, reset_peak, resident
 
 RECIPES = (
@@ -61,17 +59,9 @@ def child(recipe: str, parameters: int) -> None:
 
 def measure(rounds: int, parameters: int) -> list[Row]:
     """One row for each recipe, and for the copy."""
-    last: dict[str, dict[str, float]] = {}
-    peaks: dict[str, list[float]] = {name: [] for name in (COPY, *RECIPES)}
-
-    def one(recipe: str) -> float:
-        command = [sys.executable, __file__, "--child", recipe, str(parameters)]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        last[recipe] = json.loads(done.stdout)
-        peaks[recipe].append(last[recipe]["peak"])
-        return last[recipe]["seconds"]
-
-    samples = rounds_of({name: partial(one, name) for name in peaks}, rounds, warm_up=0)
+    names = (COPY, *RECIPES)
+    samples, printed = in_fresh_processes(__file__, names, rounds, parameters)
+    last = {name: runs[-1] for name, runs in printed.items()}
     return [
         {
             "recipe": name,
@@ -81,9 +71,9 @@ def measure(rounds: int, parameters: int) -> list[Row]:
             "× copy": compared(samples, name, COPY)[1],
             "model GB": last[name]["dense"] / 1e9,
             "after GB": last[name]["after"] / 1e9,
-            "peak over model GB": max(peaks[name]) / 1e9,
+            "peak over model GB": max(run["peak"] for run in printed[name]) / 1e9,
         }
-        for name in peaks
+        for name in names
     ]
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from ao_core import quantize_
+from ao_core.testing.programs import aot_inductor
 
 
 @pytest.fixture(autouse=True)
@@ -122,9 +123,5 @@ def test_export(name):
 def test_aot_inductor_package(name, tmp_path):
     model, x = _model(name), torch.randn(5, 40)
     with torch.no_grad():
-        exported = torch.export.export(model, (x,))
-        path = torch._inductor.aoti_compile_and_package(
-            exported, package_path=str(tmp_path / "model.pt2")
-        )
-        loaded = torch._inductor.aoti_load_package(path)
+        loaded = aot_inductor(model, (x,), tmp_path)
         torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-4)

@@ -19,6 +19,7 @@ __all__ = [
     "config_to_dict",
     "config_to_json",
     "config_to_yaml",
+    "json_object",
     "resolve_config",
 ]
 
@@ -155,13 +156,18 @@ def config_to_json(config: Config) -> str:
 
 def config_from_json(text: str) -> Config:
     """A configuration from its JSON text."""
+    return config_from_dict(json_object(text, "configuration"))
+
+
+def json_object(text: str, what: str) -> dict[str, Any]:
+    """The object that a JSON text holds; raises `ConfigError`, naming `what` it should be, for others."""
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"not a configuration in JSON: {error}") from error
+        raise ConfigError(f"not a {what} in JSON: {error}") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"not a configuration in JSON: expected an object, found {data!r}")
-    return config_from_dict(data)
+        raise ConfigError(f"not a {what} in JSON: an object is expected, not {data!r:.40}")
+    return data
 
 
 def config_to_yaml(config: Config) -> str:

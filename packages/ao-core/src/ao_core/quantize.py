@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from ao_core.config import Config, config_to_dict, resolve_config
 from ao_core.dispatch import product_op, select
-from ao_core.errors import MissingExtraError, QuantizationError
+from ao_core.errors import QuantizationError
 from ao_core.numerics import sqnr, sqnr_of_sums
+from ao_core.progress import Progress, watched
 from ao_core.records import Call, Skip, Target
 from ao_core.registry import registry
 from ao_core.report import ParameterRecord, Report
@@ -21,10 +20,7 @@ from ao_core.tensor import ComputeWeight, QTensor, check_quantizable, native
 from ao_core.tensor.codec import is_sharded
 from ao_core.weights import is_conv
 
-__all__ = ["Progress", "convert", "dequantize_", "quantize_", "sample_sqnr", "transformed"]
-
-#: False or None: no progress; True: a tqdm bar; or a function (done, total, fqn of the next parameter)
-Progress: TypeAlias = "bool | Callable[[int, int, str], None] | None"
+__all__ = ["convert", "dequantize_", "quantize_", "sample_sqnr", "transformed"]
 
 #: elements of a weight over which the report's SQNR is taken
 _SQNR_ELEMENTS = 1 << 20
@@ -68,7 +64,7 @@ def quantize_(
             if not isinstance(entry.tensor, QTensor):
                 check_quantizable(entry.tensor, entry.fqn)
     records, waiting = [], []
-    for entry in _with_progress(plans, progress):
+    for entry in watched(plans, [entry.fqn for entry in plans], progress, "quantize"):
         new, record = convert(entry, entry.tensor, device)
         records.append(record)
         if strict:
@@ -204,23 +200,3 @@ def _kernel_name(tensor: Tensor, target: Target) -> str:
         return ""
     call = Call(op, tensor.spec, shape, (1, shape[-1]), tensor.dtype, tensor.device.type)
     return select(call).name
-
-
-def _with_progress(plans: list[Plan], progress: Progress) -> Iterable[Plan]:
-    if callable(progress):
-        return _calling(plans, progress)
-    if not progress:
-        return plans
-    try:
-        from tqdm.auto import tqdm
-    except ImportError as error:
-        raise MissingExtraError("tqdm", "ao-core[progress]", "progress=True") from error
-    bar: Iterable[Plan] = tqdm(plans, desc="quantize", unit="tensor")
-    return bar
-
-
-def _calling(plans: list[Plan], progress: Callable[[int, int, str], None]) -> Iterator[Plan]:
-    for done, entry in enumerate(plans):
-        progress(done, len(plans), entry.fqn)
-        yield entry
-    progress(len(plans), len(plans), "")

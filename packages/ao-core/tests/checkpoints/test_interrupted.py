@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
@@ -155,26 +154,15 @@ def test_killed_at_20_moments(source, tmp_path, before):
 
 @pytest.mark.parametrize("step", [0, 1, 4, 9, 14, 18, 22, 26])
 @pytest.mark.usefixtures("small_pieces")
-def test_a_full_disk(source, tmp_path, monkeypatch, files, step):
+def test_a_full_disk(source, tmp_path, full_disk, files, step):
     quantize_checkpoint(source, tmp_path / "peace", INT4, max_shard_size=SIZE)
-    calls = 0
-
-    def full(function):
-        def call(*args, **kwargs):
-            nonlocal calls
-            calls += 1
-            if calls > step:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return function(*args, **kwargs)
-
-        return call
-
     target = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full(os.fsync))
-        with pytest.raises(CheckpointError, match="could not write: No space left on device"):
-            quantize_checkpoint(source, target, INT4, max_shard_size=SIZE)
-    assert calls == step + 1
+    with (
+        full_disk(step, "fsync") as disk,
+        pytest.raises(CheckpointError, match="could not write: No space left on device"),
+    ):
+        quantize_checkpoint(source, target, INT4, max_shard_size=SIZE)
+    assert disk.calls == step + 1
     before = sorted(path.name for path in target.glob(f"{WORK}/piece-*"))
     quantize_checkpoint(source, target, INT4, max_shard_size=SIZE)
     assert files(target) == files(tmp_path / "peace")

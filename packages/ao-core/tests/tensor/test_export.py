@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ao_core import WHOLE, Spec, quantize_tensor
+from ao_core.testing.programs import aot_inductor
 
 ROW = (1, WHOLE)
 SPECS = {
@@ -50,9 +51,5 @@ def test_exports_saves_and_loads(name: str, strict: bool, tmp_path: Path) -> Non
 def test_aot_inductor_package(name: str, tmp_path: Path) -> None:
     model = Model(SPECS[name]).eval()
     with torch.no_grad():
-        program = torch.export.export(model, (IDS,))
-        path = torch._inductor.aoti_compile_and_package(
-            program, package_path=str(tmp_path / "model.pt2")
-        )
-        loaded = torch._inductor.aoti_load_package(path)
+        loaded = aot_inductor(model, (IDS,), tmp_path)
         torch.testing.assert_close(loaded(IDS), model(IDS), rtol=1e-4, atol=1e-5)

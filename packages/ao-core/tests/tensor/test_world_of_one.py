@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from ao_core import WHOLE, Spec, quantize_tensor
+from ao_core.testing.programs import mesh_of_one
 
 SPECS = {
     "int8-tensor": Spec("int8", (WHOLE, WHOLE)),
@@ -23,9 +22,8 @@ SPECS = {
 
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[object]:
-    dist.init_process_group("gloo", f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
+    with mesh_of_one(tmp_path) as mesh:
+        yield mesh
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
-from benchmarking import Row, arguments, percentile, record, rounds_of
+from benchmarking import Row, arguments, in_fresh_processes, percentile, record
 from process_memory import peak, reset_peak, resident
 
 TEXT = """\
@@ -43,24 +41,14 @@ def child(name: str, threads: int, layers: int) -> None:
 
 def measure(names: list[str], rounds: int, threads: int, layers: int) -> list[Row]:
     """One row for each way to quantize."""
-    last: dict[str, dict[str, float]] = {}
-    peaks: dict[str, list[float]] = {name: [] for name in names}
-
-    def one(name: str) -> float:
-        command = [sys.executable, __file__, "--child", name, str(threads), str(layers)]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        last[name] = json.loads(done.stdout)
-        peaks[name].append(last[name]["peak"])
-        return last[name]["seconds"]
-
-    samples = rounds_of({name: partial(one, name) for name in names}, rounds, warm_up=0)
+    samples, printed = in_fresh_processes(__file__, names, rounds, threads, layers)
     return [
         {
             "contender": name,
             "seconds": median(samples[name]),
             "p10": percentile(samples[name], 10),
-            "peak": max(peaks[name]),
-            "after": last[name]["after"],
+            "peak": max(run["peak"] for run in printed[name]),
+            "after": printed[name][-1]["after"],
         }
         for name in names
     ]

@@ -8,12 +8,10 @@ from importlib.util import find_spec
 from typing import TypeAlias
 
 from ao_core.errors import MissingExtraError
+from ao_core.progress import Progress
 
-__all__ = ["Advance", "Progress", "bar", "check_progress"]
+__all__ = ["Advance", "bar", "check_progress"]
 
-#: False or None: no progress; True: a tqdm bar; or a function (bytes done, bytes in all, name of the
-#: next tensor, empty at the end)
-Progress: TypeAlias = "bool | Callable[[int, int, str], None] | None"
 #: (name of a tensor, bytes of it that are done since the last call)
 Advance: TypeAlias = "Callable[[str, int], None]"
 
@@ -26,7 +24,7 @@ def check_progress(progress: Progress) -> None:
 
 @contextmanager
 def bar(progress: Progress, title: str, done: int, total: int) -> Iterator[Advance]:
-    """Show that `done` of `total` bytes are done; what is yielded tells of more."""
+    """Show that `done` of `total` bytes are done; what is yielded tells of more, by a tensor's name."""
     if callable(progress):
         call = progress
 

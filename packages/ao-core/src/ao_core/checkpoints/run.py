@@ -21,10 +21,11 @@ from ao_core.checkpoints.files import (
 from ao_core.checkpoints.job import Job, Step
 from ao_core.checkpoints.join import hash_of, join, shards_of, written
 from ao_core.checkpoints.pieces import open_piece, piece_path, pieces_of, write_piece
-from ao_core.checkpoints.progress import Progress, bar, check_progress
+from ao_core.checkpoints.progress import bar, check_progress
 from ao_core.checkpoints.state import STATE, State, job_id, load_state, save_state
 from ao_core.config import Config, config_to_dict
 from ao_core.errors import CheckpointError, ConfigError, QuantizationError
+from ao_core.progress import Progress
 from ao_core.report import Report
 from ao_core.tensor.saving.checkpoint import INDEX
 from ao_core.tensor.saving.commit import make_dirs, publish, shard_names, write_index

@@ -9,6 +9,7 @@ from html import escape
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from ao_core.config import json_object
 from ao_core.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -101,13 +102,7 @@ class Report:
     @classmethod
     def from_json(cls, text: str) -> Report:
         """Inverse of `to_json`."""
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"not a report in JSON: {error}") from error
-        if not isinstance(data, dict):
-            raise ConfigError(f"not a report in JSON: an object is expected, not {data!r:.40}")
-        return cls.from_dict(data)
+        return cls.from_dict(json_object(text, "report"))
 
     def __str__(self) -> str:
         from ao_core.report.text import report_text

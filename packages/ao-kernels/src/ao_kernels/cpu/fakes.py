@@ -22,25 +22,7 @@ def _linear(
     zero: Tensor | None,
     rowsum: Tensor | None,
     table: Tensor,
-    bias: Tensor | None,
-    n: int,
-    bits: int,
-    group: int,
-    kind: int,
-    act: int,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], n))
-
-
-def _grouped_linear(
-    x: Tensor,
-    qdata: Tensor,
-    scale: Tensor,
-    outer: Tensor | None,
-    zero: Tensor | None,
-    rowsum: Tensor | None,
-    table: Tensor,
-    offs: Tensor | None,
+    bias_or_offs: Tensor | None,
     n: int,
     bits: int,
     group: int,
@@ -64,7 +46,7 @@ def _unpack_tiles(qdata: Tensor, n: int, k: int, bits: int, group: int, flip: in
 FAKES: dict[str, Callable[..., Any]] = {
     **CODE_FAKES,
     "linear": _linear,
-    "grouped_linear": _grouped_linear,
+    "grouped_linear": _linear,
     "pack_tiles": _pack_tiles,
     "unpack_tiles": _unpack_tiles,
 }

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ao_core.config import Config, config_to_dict
 from ao_core.errors import ConfigError, UnsupportedOp
 from ao_core.numerics import error_sums, sqnr_of_sums
+from ao_core.progress import Progress, watched
 from ao_core.quantize import convert, quantize_
 from ao_core.targets import FilterFn
 from ao_core.targets import Plan as Entry
@@ -28,7 +29,6 @@ from ao_quant.autotuning.timing import Timer, Trial, measure, stopwatch
 from ao_quant.planning.candidates import resolve_candidates, why_kept
 from ao_quant.planning.measure import Sample, evaluating, tensor_of
 from ao_quant.planning.text import config_text
-from ao_quant.progress import Progress, watched
 
 __all__ = ["CANDIDATES", "autoquant"]
 

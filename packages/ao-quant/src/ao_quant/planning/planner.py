@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf, isfinite
 
 from torch import Tensor, nn
 
 from ao_core.config import Config
-from ao_core.errors import ConfigError, QuantizationError
+from ao_core.errors import ConfigError
+from ao_core.progress import Progress, watched
+from ao_core.quantize import transformed
 from ao_core.records import Skip
-from ao_core.registry import registry
-from ao_core.targets import FilterFn, default_reason
+from ao_core.targets import FilterFn
 from ao_core.targets import Plan as Entry
 from ao_core.targets import plan as plan_targets
 from ao_core.tensor import QTensor, check_quantizable
@@ -20,8 +22,7 @@ from ao_quant.planning.candidates import resolve_candidates, why_kept
 from ao_quant.planning.choose import Needs, below_divergence, within_bits, within_budget
 from ao_quant.planning.measure import MEASURES, Sample, answer, distance, weight_error
 from ao_quant.planning.result import Choice, Kept, Option, QuantizationPlan
-from ao_quant.planning.sizes import Files, bytes_of_size
-from ao_quant.progress import Progress, watched
+from ao_quant.planning.sizes import Files, budget_bytes
 
 __all__ = ["CANDIDATES", "plan"]
 
@@ -133,7 +134,7 @@ def _goal(budget: int | str | None, bits: float | None, max_kl: float | None) ->
         raise ConfigError(f"give exactly one of budget, bits and max_kl; found {found}")
     ((name, value),) = given.items()
     if name == "budget":
-        return name, bytes_of_size(value)
+        return name, budget_bytes(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < inf:
         return name, float(value)
     raise ConfigError(f"{name}={value!r}: give a positive number")
@@ -155,12 +156,7 @@ def _quantized(entry: Entry, config: Config | None) -> Tensor | Skip | None:
     """The parameter in a format, why it cannot be, or None where the format is its own."""
     if config is None:
         return None
-    # as quantize_ does: the owner that multiplies by it decides
-    role = next((o for o in entry.owners if not default_reason(o, entry.tensor)), entry.owners[0])
-    try:
-        return registry.transform_for(type(config)).apply(entry.tensor.detach(), config, role)
-    except QuantizationError as error:
-        return Skip(str(error))
+    return transformed(replace(entry, config=config), entry.tensor.detach())
 
 
 def _options(

@@ -11,7 +11,7 @@ from math import fsum, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ao_core.config import Config, FqnToConfig, config_from_dict, config_to_dict
+from ao_core.config import Config, FqnToConfig, config_from_dict, config_to_dict, json_object
 from ao_core.errors import ConfigError
 from ao_quant.planning.solve import frontier
 
@@ -219,13 +219,7 @@ class QuantizationPlan(FqnToConfig):
     @classmethod
     def from_json(cls, text: str) -> QuantizationPlan:
         """Inverse of `to_json`; errors as `from_dict`."""
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"not a plan in JSON: {error}") from error
-        if not isinstance(data, dict):
-            raise ConfigError(f"not a plan in JSON: an object is expected, not {data!r:.40}")
-        return cls.from_dict(data)
+        return cls.from_dict(json_object(text, "plan"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write `to_json` into a file."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,11 +12,10 @@ from torch import Tensor
 
 from ao_core.errors import ConfigError
 from ao_core.tensor.saving import state_dict_to_flat
+from ao_core.tensor.saving.write import bytes_of_text
 
-__all__ = ["Files", "Size", "bytes_of_size"]
+__all__ = ["Files", "Size", "budget_bytes"]
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 #: the default of `save_model`; a model above it has several files, of at least half of it together
 _SHARD = 5 * 10**9
 #: what the index says of a tensor, beside its name
@@ -26,16 +24,13 @@ _INDEX_LINE = len('    : "model-00000000-00000-of-00000.safetensors",\n')
 _FRAME = 16
 
 
-def bytes_of_size(size: object) -> int:
+def budget_bytes(size: object) -> int:
     """Bytes of "1.2GB", "300 MB", "1GiB" or a number of them.
 
     Raises:
         ConfigError: it is no positive size.
     """
-    text = str(size).strip() if type(size) in (int, str) else ""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
-    unit = None if match is None else _UNITS.get(match[2].upper())
-    value = 0 if match is None or unit is None else int(float(match[1]) * unit)
+    value = bytes_of_text(str(size)) if type(size) in (int, str) else 0
     if value < 1:
         raise ConfigError(
             f'budget={size!r}: give positive bytes, or a size such as "300MB", "1.2GB" or "1GiB"'

@@ -52,12 +52,16 @@ def search_range(rows: Rows, start: QParams) -> QParams:
     best, error = start, rows.squared_error(start)
     ends = [torch.ones_like(low), torch.ones_like(low)]
 
-    def offer(factors: list[Tensor]) -> bool:
-        nonlocal best, error, ends
-        new = rows.of_range(low * factors[0], high * factors[1])
+    def keep_better(new: QParams) -> Tensor:
+        nonlocal best, error
         new_error = rows.squared_error(new)
         better = new_error < error
         best, error = merge(better, new, best), torch.where(better, new_error, error)
+        return better
+
+    def offer(factors: list[Tensor]) -> bool:
+        nonlocal ends
+        better = keep_better(rows.of_range(low * factors[0], high * factors[1]))
         ends = [torch.where(better, f, end) for f, end in zip(factors, ends, strict=True)]
         return bool(better.any())
 
@@ -75,8 +79,5 @@ def search_range(rows: Rows, start: QParams) -> QParams:
                 by = 1.0 + width * (2 * step / (steps - 1) - 1.0)
                 offer([end * by if moved else end for end, moved in zip(middle, side, strict=True)])
     for _ in range(_FITS):
-        new = rows.fitted(best, None)
-        new_error = rows.squared_error(new)
-        better = new_error < error
-        best, error = merge(better, new, best), torch.where(better, new_error, error)
+        keep_better(rows.fitted(best, None))
     return best

@@ -20,7 +20,7 @@ from ao_core.tensor.saving.owners import check_no_extra_state, owners_of
 from ao_core.tensor.saving.shards import checksum, store, write_shard
 from ao_core.tensor.saving.state_dicts import untie
 
-__all__ = ["natural", "parse_size", "save_model", "write_checkpoint"]
+__all__ = ["bytes_of_text", "natural", "parse_size", "save_model", "write_checkpoint"]
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -139,11 +139,16 @@ def natural(name: str) -> list[int | str]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
+def bytes_of_text(text: str) -> int:
+    """Bytes of "1.2GB", "300 MB", "1GiB" or a plain number; 0 where that is no positive size."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    unit = None if match is None else _UNITS.get(match[2].upper())
+    return 0 if match is None or unit is None else int(float(match[1]) * unit)
+
+
 def parse_size(size: int | str) -> int:
     """Bytes of a `max_shard_size`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(size).strip())
-    unit = None if match is None else _UNITS.get(match[2].upper())
-    value = 0 if match is None or unit is None else int(float(match[1]) * unit)
+    value = bytes_of_text(str(size))
     if value < 1:
         raise ConfigError(
             f"max_shard_size={size!r}: give positive bytes, or a size such as "
