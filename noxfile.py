@@ -333,10 +333,10 @@ def bench_peers(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def bench_llama(session: nox.Session) -> None:
     """The same and every bar, beside llama.cpp too, which is built from source (minutes)."""
-    env = peers(session)
-    llama = f"--llama={build_llama(env)}"
+    env, llama = peers(session), ROOT / "build" / "llama"
+    env.python("scripts/build_llama.py", llama)
     for name in ("bench_linear", "bench_decoder", "bench_bars"):
-        run_benchmarks(env, benchmarks(session, f"cpu/{name}.py"), llama)
+        run_benchmarks(env, benchmarks(session, f"cpu/{name}.py"), f"--llama={llama / 'bin'}")
 
 
 def peers(session: nox.Session) -> Environment:
@@ -345,32 +345,6 @@ def peers(session: nox.Session) -> Environment:
     env.install(*group("tools", "peers"), "torch")
     env.install("--no-build-isolation", *(arg for path in PACKAGES for arg in ("-e", str(path))))
     return env
-
-
-def build_llama(env: Environment) -> Path:
-    """The folder with llama.cpp's libraries and llama-bench, compiled once for this machine."""
-    lines = CONSTRAINTS.read_text(encoding="utf-8").splitlines()
-    (pin,) = (line for line in lines if line.startswith("llama-cpp-python=="))
-    home = ROOT / "build" / pin
-    program = home / "build" / "bin" / "llama-bench"
-    if not program.exists():
-        shutil.rmtree(home, ignore_errors=True)
-        source = ["--no-deps", "--no-binary", "llama-cpp-python", "-d", str(home)]
-        env.python("-m", "pip", "download", "-q", *source, pin)
-        (sdist,) = home.glob("*.tar.gz")
-        with tarfile.open(sdist) as archive:
-            archive.extractall(home, filter="data")
-        (tree,) = home.glob("*/vendor/llama.cpp")
-        off = (
-            "CURL",
-            "OPENSSL",
-            *(f"BUILD_{x}" for x in ("TESTS", "EXAMPLES", "SERVER", "APP", "UI")),
-        )
-        options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=ON"]
-        options += [f"-DLLAMA_{name}=OFF" for name in off]
-        env.python("-m", "cmake", "-S", tree, "-B", home / "build", *options)
-        env.python("-m", "cmake", "--build", home / "build", "--target", "llama-bench", "-j", "2")
-    return program.parent
 
 
 def benchmarks(session: nox.Session, pattern: str) -> list[Path]:
