@@ -219,7 +219,9 @@ def _accepts_scaled_mm(call: Call) -> str | None:
     if "f8e5m2" == act.dtype == call.spec.dtype:
         return "has no product of e5m2 with e5m2"
     if call.spec.block not in (_ROW, _TENSOR) or not (act.static or act.block == call.spec.block):
-        return "needs weights and activations both per row, or both per tensor; or static activations"
+        return (
+            "needs weights and activations both per row, or both per tensor; or static activations"
+        )
     if act.zero != "none" or call.spec.zero != "none":
         return f"has no zero points, found {call.spec}"
     if call.x_dtype != torch.bfloat16:
