@@ -58,7 +58,7 @@ class Spec:
             )
         if self.zero not in ZERO_KINDS:
             raise ConfigError(f"zero={self.zero!r} is unknown; use one of {', '.join(ZERO_KINDS)}")
-        if self.static and any(extent != WHOLE for extent in self.block):
+        if self.static and self.block != (WHOLE, WHOLE):
             raise ConfigError(
                 f"static=True with block={self.block!r}: the number of tokens differs from call to call, "
                 f"so only one scale for all can be known beforehand; use block={(WHOLE, WHOLE)!r}"
