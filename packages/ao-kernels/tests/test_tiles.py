@@ -274,6 +274,11 @@ def test_kinds_of_tables() -> None:
         (Spec("int4", (1, 32), act=Spec("int8", (1, 32))), (16, 64), "per token"),
         (Spec("int4", (1, 32), act=Spec("int4", (1, WHOLE))), (16, 64), "not int4"),
         (Spec("nf4", (1, 32), act=Spec("int8", (1, WHOLE))), (16, 64), "nf4 is none"),
+        (
+            Spec("int4", (1, 32), act=Spec("int8", (WHOLE, WHOLE), static=True)),
+            (16, 64),
+            "theirs is static",
+        ),
     ],
     ids=str,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from ao_core.tensor import ComputeWeight, QTensor, check_quantizable, native
 from ao_core.tensor.codec import is_sharded
 from ao_core.weights import is_conv
 
-__all__ = ["convert", "dequantize_", "quantize_", "sample_sqnr", "transformed"]
+__all__ = ["apply_plans", "convert", "dequantize_", "quantize_", "sample_sqnr", "transformed"]
 
 #: elements of a weight over which the report's SQNR is taken
 _SQNR_ELEMENTS = 1 << 20
@@ -52,12 +53,27 @@ def quantize_(
 
     Raises:
         UnknownNameError: no such recipe.
-        ConfigError: the configuration cannot work, or one of its names matches nothing.
+        ConfigError: the configuration cannot work, one of its names matches nothing, or it waits for
+            data, as static scales of activations do for calibration.
         QuantizationError: weights with NaN or inf, on the meta device or not floating point; nothing
             was changed then. With `strict`, also a weight that the format cannot hold.
     """
     config = resolve_config(config)
+    config.check()
     plans = plan(model, config, filter_fn)
+    return apply_plans(model, config, plans, device=device, strict=strict, progress=progress)
+
+
+def apply_plans(
+    model: nn.Module,
+    config: Config,
+    plans: Sequence[Plan],
+    *,
+    device: torch.device | str | None = None,
+    strict: bool = False,
+    progress: Progress = None,
+) -> Report:
+    """`quantize_` once it is decided what to do with each parameter; `config` is for the report."""
     for entry in plans:
         if entry.config is not None:
             registry.transform_for(type(entry.config))

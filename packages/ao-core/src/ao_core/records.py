@@ -135,6 +135,8 @@ class Transform:
     version: int
     #: (dense parameter, config, target) -> the tensor that replaces it, or `Skip(reason)`
     apply: Callable[[Tensor, Any, Target], Tensor | Skip]
+    #: for the suites: a configuration that can be applied, where the one by default waits for data
+    example: Config | None = None
 
 
 @dataclass(frozen=True)

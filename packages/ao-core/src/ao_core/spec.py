@@ -38,11 +38,14 @@ class Spec:
     zero: str = "none"
     #: name of the layout that arranges the parts in memory
     layout: str = "plain"
-    #: how activations are quantized, at run time and per call, before the product; None: they are not
+    #: how activations are quantized before the product, at run time; None: they are not
     act: Spec | None = None
     #: further primitives, sorted by name, e.g. how scales are chosen: "mx_mode" (one of `MX_MODES`) where
     #: they are powers of two, "scale_rule" (one of `SCALE_RULES`)
     options: tuple[tuple[str, Primitive], ...] = ()
+    #: in `act`: its one scale, and zero point, are known beforehand and parts of the weight, `act_scale`
+    #: and `act_zero`; otherwise they are chosen for each call
+    static: bool = False
 
     def __post_init__(self) -> None:
         if not self.block or any(b != WHOLE and b < 1 for b in self.block):
@@ -55,6 +58,11 @@ class Spec:
             )
         if self.zero not in ZERO_KINDS:
             raise ConfigError(f"zero={self.zero!r} is unknown; use one of {', '.join(ZERO_KINDS)}")
+        if self.static and self.block != (WHOLE, WHOLE):
+            raise ConfigError(
+                f"static=True with block={self.block!r}: the number of tokens differs from call to call, "
+                f"so only one scale for all can be known beforehand; use block={(WHOLE, WHOLE)!r}"
+            )
 
     def option(self, name: str, default: Primitive) -> Primitive:
         """The value of an option, or `default` where it is not set."""
@@ -85,6 +93,8 @@ class Spec:
         text = f"{self.dtype}[{block}] scale={scale}"
         if self.zero != "none":
             text += f" zero={self.zero}"
+        if self.static:
+            text += " static"
         if self.act is not None:
             text += f" act=({self.act})"
         return f"{text} {self.layout}"

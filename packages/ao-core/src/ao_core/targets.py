@@ -54,11 +54,10 @@ class Plan:
 
 
 def plan(model: nn.Module, config: Config, filter_fn: FilterFn | None) -> list[Plan]:
-    """What to do with each parameter of the model, tied ones once; changes nothing.
+    """What to do with each parameter of the model, tied ones once; changes and checks nothing else.
 
     Raises:
         ConfigError: a name or regular expression of a `FqnToConfig` matches nothing.
-        UnknownNameError: a configuration names a number format that nobody registered.
     """
     owners: dict[int, list[Target]] = {}
     for module_fqn, module in model.named_modules(remove_duplicate=False):
@@ -67,9 +66,6 @@ def plan(model: nn.Module, config: Config, filter_fn: FilterFn | None) -> list[P
                 fqn = f"{module_fqn}.{name}" if module_fqn else name
                 owners.setdefault(id(parameter), []).append(Target(fqn, module, name))
     rules = config if isinstance(config, FqnToConfig) else FqnToConfig({"*": config})
-    for _, entry in rules.entries:
-        if entry is not None:
-            entry.check()
     used: set[str] = set()
     plans = [_plan_one(tuple(targets), rules, filter_fn, used) for targets in owners.values()]
     for key, _ in rules.entries:

@@ -42,6 +42,9 @@ class WeightFormat:
     options: tuple[tuple[str, Primitive], ...] = ()
     #: name of the `ScaleMethod` that chooses scales and zero points
     scales: str = "absmax"
+    #: scale, and zero point if any, of activations that are static
+    act_scale: float | None = None
+    act_zero: float | None = None
 
 
 def weight_spec(
@@ -87,7 +90,9 @@ def quantize_weight(dense: Tensor, fmt: WeightFormat, target: Target) -> Tensor 
     if fmt.act is not None and (role := _not_linear(dense, target, conv)):
         return Skip(f"{role}, and activations are quantized in linear layers only")
     spec = weight_spec(fmt, tuple(dense.shape), dense.dtype, conv=conv)
-    return quantize_tensor(dense, spec, scales=fmt.scales)
+    return quantize_tensor(
+        dense, spec, scales=fmt.scales, act_scale=fmt.act_scale, act_zero=fmt.act_zero
+    )
 
 
 def _not_linear(dense: Tensor, target: Target, conv: bool) -> str:

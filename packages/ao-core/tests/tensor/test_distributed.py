@@ -20,6 +20,7 @@ FORMATS = [
     "f8-row",
     "nf4-double",
     "mx",
+    "int8-static",
     "int4-bf16-native",
     "compute",
 ]

@@ -1,4 +1,4 @@
-"""Weight-only and dynamic quantization recipes for PyTorch models, built on ao-core."""
+"""Weight-only, dynamic and static quantization of PyTorch models, built on ao-core."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from ao_quant.__about__ import __version__
 from ao_quant.autotuning import AutoquantReport, autoquant
+from ao_quant.calibration import Calibration, calibrate, convert, discard, prepare
 from ao_quant.configs import (
     BitNetWeightOnlyConfig,
     CodebookWeightOnlyConfig,
     Float8DynamicActivationFloat8WeightConfig,
+    Float8StaticActivationFloat8WeightConfig,
     Float8WeightOnlyConfig,
     FP4WeightOnlyConfig,
     FP6LLMWeightOnlyConfig,
@@ -17,6 +19,7 @@ from ao_quant.configs import (
     Int4WeightOnlyConfig,
     Int8DynamicActivationInt4WeightConfig,
     Int8DynamicActivationInt8WeightConfig,
+    Int8StaticActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
     IntxWeightOnlyConfig,
     MXDynamicActivationMXWeightConfig,
@@ -28,6 +31,7 @@ from ao_quant.configs import (
     bitnet_weight_only,
     codebook_weight_only,
     float8_dynamic_activation_float8_weight,
+    float8_static_activation_float8_weight,
     float8_weight_only,
     fp4_weight_only,
     fp6_llm_weight_only,
@@ -35,6 +39,7 @@ from ao_quant.configs import (
     int4_weight_only,
     int8_dynamic_activation_int4_weight,
     int8_dynamic_activation_int8_weight,
+    int8_static_activation_int8_weight,
     int8_weight_only,
     intx_weight_only,
     mx_dynamic_activation_mx_weight,
@@ -53,15 +58,18 @@ if TYPE_CHECKING:
 __all__ = [
     "AutoquantReport",
     "BitNetWeightOnlyConfig",
+    "Calibration",
     "CodebookWeightOnlyConfig",
     "FP4WeightOnlyConfig",
     "FP6LLMWeightOnlyConfig",
     "FPXWeightOnlyConfig",
     "Float8DynamicActivationFloat8WeightConfig",
+    "Float8StaticActivationFloat8WeightConfig",
     "Float8WeightOnlyConfig",
     "Int4WeightOnlyConfig",
     "Int8DynamicActivationInt4WeightConfig",
     "Int8DynamicActivationInt8WeightConfig",
+    "Int8StaticActivationInt8WeightConfig",
     "Int8WeightOnlyConfig",
     "IntxWeightOnlyConfig",
     "MXDynamicActivationMXWeightConfig",
@@ -74,8 +82,12 @@ __all__ = [
     "__version__",
     "autoquant",
     "bitnet_weight_only",
+    "calibrate",
     "codebook_weight_only",
+    "convert",
+    "discard",
     "float8_dynamic_activation_float8_weight",
+    "float8_static_activation_float8_weight",
     "float8_weight_only",
     "fp4_weight_only",
     "fp6_llm_weight_only",
@@ -83,6 +95,7 @@ __all__ = [
     "int4_weight_only",
     "int8_dynamic_activation_int4_weight",
     "int8_dynamic_activation_int8_weight",
+    "int8_static_activation_int8_weight",
     "int8_weight_only",
     "intx_weight_only",
     "mx_dynamic_activation_mx_weight",
@@ -92,6 +105,7 @@ __all__ = [
     "nvfp4_weight_only",
     "plan",
     "plan_checkpoint",
+    "prepare",
     "quantize_checkpoint",
     "spec_of",
     "uintx_weight_only",

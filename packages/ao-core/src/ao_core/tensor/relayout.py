@@ -10,6 +10,7 @@ from ao_core.dispatch import product_op, select
 from ao_core.errors import UnsupportedOp
 from ao_core.records import Call
 from ao_core.registry import registry
+from ao_core.tensor.activations import act_names
 from ao_core.tensor.qtensor import QTensor
 
 __all__ = ["native", "to_canonical", "to_layout"]
@@ -40,7 +41,8 @@ def to_layout(tensor: QTensor, name: str) -> QTensor:
         if reason := target.fits(spec, shape, dtype):
             raise UnsupportedOp(f"layout {name!r} cannot hold a tensor of {shape}: {reason}")
         parts = target.from_canonical(parts, spec, shape, dtype)
-    return tensor.like(parts, spec=spec)
+    kept = {part: getattr(tensor, part) for part in act_names(spec)}
+    return tensor.like(parts | kept, spec=spec)
 
 
 def native(tensor: QTensor, dtype: torch.dtype | None = None) -> QTensor:

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from ao_core.errors import UnsupportedOp
 from ao_core.tensor import cut
+from ao_core.tensor.activations import act_names
 from ao_core.tensor.create import encode_parts
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import native
@@ -68,8 +69,11 @@ def _copy_(func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _check_writable(target: QTensor, source: QTensor | None) -> None:
-    """Refuse to write where other elements share a part, unless it keeps, or first gets, its value."""
-    for name in target._borrowed:
+    """Refuse to write where other elements share a part, unless it keeps, or first gets, its value.
+
+    Dense values, in place of a `source`, leave the scales of activations alone.
+    """
+    for name in target._borrowed - set(act_names(target.spec) if source is None else ()):
         old = getattr(target, name)
         if (
             source is None
@@ -100,9 +104,8 @@ def _store(target: QTensor, dense: Tensor) -> None:
         inverse = [target.order.index(dim) for dim in range(target.dim())]
         stored = dense.permute(inverse)
     stored = stored.to(target.dtype).contiguous()
-    parts = encode_parts(stored, target.spec)
-    for name, part in target.parts.items():
-        part.copy_(parts[name])
+    for name, part in encode_parts(stored, target.spec).items():
+        getattr(target, name).copy_(part)
 
 
 @rule(
@@ -292,7 +295,10 @@ def _empty_like(func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 @rule(aten.new_zeros.default, aten.new_empty.default)
 def _new_zeros(func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A tensor of another size in the same format, filled with codes and scales of 0."""
+    """A tensor of another size in the same format, filled with codes and scales of 0.
+
+    What all matrices share for their activations stays: it is no value of the tensor.
+    """
     tensor, size = args[0].canonical(), tuple(args[1])
     if size == (0,):  # how FSDP2 makes the shard of a rank beyond the last row
         size = (0, *tensor.shape[1:])
@@ -302,9 +308,13 @@ def _new_zeros(func: Any, args: Args, kwargs: Kwargs) -> Any:
             f"{tensor.spec.layout!r}: only the same number of dimensions, and not transposed"
         )
     device = kwargs.get("device") or tensor.device
-    parts = {}
+    parts, kept = {}, act_names(tensor.spec)
     for name, part in tensor.parts.items():
-        parts[name] = part.new_zeros(cut.part_size(tensor, name, size), device=device)
+        needed = cut.part_size(tensor, name, size)
+        if name in kept and needed == part.shape:
+            parts[name] = part.to(device, copy=True)
+        else:
+            parts[name] = part.new_zeros(needed, device=device)
     return cut.owned(tensor.like(parts, size, dtype=kwargs.get("dtype") or tensor.dtype))
 
 

@@ -81,9 +81,9 @@ def _configured(provider: str) -> Iterator[type[Suite]]:
     }
     tried = {type(config) for config in configs.values()}
     for name in _owned(provider, registry.transforms):
-        config_type = registry.transforms.get(name).config_type
-        if config_type not in tried:
-            configs[name] = config_type()
+        transform = registry.transforms.get(name)
+        if transform.config_type not in tried:
+            configs[name] = transform.example or transform.config_type()
     for name, config in configs.items():
         yield type(f"transform[{name}]", (TransformSuite,), {"config": config})
         layer = nn.Linear(64, 32)

@@ -12,6 +12,7 @@ from ao_core.numerics import error_sums
 from ao_core.records import Kernel
 from ao_core.spec import Spec
 from ao_core.tensor import cut
+from ao_core.tensor.activations import static_qparams
 from ao_core.tensor.codec import decode_reference
 from ao_core.tensor.create import encode_reference, fake_quantize
 from ao_core.tensor.experts import by_expert, is_traced
@@ -31,13 +32,19 @@ def _activations(x: Tensor, w: QTensor) -> Tensor:
     if w.spec.act is None:
         return x
     # blocks of activations are those of the matrix (tokens, K), whatever the rank of x
-    return fake_quantize(x.reshape(-1, x.shape[-1]), w.spec.act).reshape(x.shape)
+    rows = x.reshape(-1, x.shape[-1])
+    return fake_quantize(rows, w.spec.act, *static_qparams(w)).reshape(x.shape)
 
 
 def grouped_linear(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor:
     """Expert by expert, each by the linear kernel for its share; while tracing, all at once."""
     if not is_traced(x):
         return by_expert(x, w, offs, w.shape[1], _linear_of_expert)
+    if w.spec.act is not None and w.spec.act.static:
+        raise UnsupportedOp(
+            f"grouped_linear of layout {w.spec.layout!r} while tracing: each expert has a scale of its own "
+            "for its activations, which rows are whose is not known yet"
+        )
     dense = w.dequantize(x.dtype).transpose(-2, -1)
     if offs is None:
         return torch.bmm(_activations(x, w), dense)

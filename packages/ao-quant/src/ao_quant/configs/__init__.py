@@ -30,20 +30,30 @@ from ao_quant.configs.mx import (
     NVFP4DynamicActivationNVFP4WeightConfig,
     NVFP4WeightOnlyConfig,
 )
+from ao_quant.configs.static import (
+    OBSERVERS,
+    Float8StaticActivationFloat8WeightConfig,
+    Int8StaticActivationInt8WeightConfig,
+    StaticConfig,
+)
 
 __all__ = [
+    "CALIBRATED",
     "CONFIGS",
     "GROUP_SIZES",
+    "OBSERVERS",
     "BitNetWeightOnlyConfig",
     "CodebookWeightOnlyConfig",
     "FP4WeightOnlyConfig",
     "FP6LLMWeightOnlyConfig",
     "FPXWeightOnlyConfig",
     "Float8DynamicActivationFloat8WeightConfig",
+    "Float8StaticActivationFloat8WeightConfig",
     "Float8WeightOnlyConfig",
     "Int4WeightOnlyConfig",
     "Int8DynamicActivationInt4WeightConfig",
     "Int8DynamicActivationInt8WeightConfig",
+    "Int8StaticActivationInt8WeightConfig",
     "Int8WeightOnlyConfig",
     "IntxWeightOnlyConfig",
     "MXDynamicActivationMXWeightConfig",
@@ -51,10 +61,12 @@ __all__ = [
     "NF4WeightOnlyConfig",
     "NVFP4DynamicActivationNVFP4WeightConfig",
     "NVFP4WeightOnlyConfig",
+    "StaticConfig",
     "UIntxWeightOnlyConfig",
     "bitnet_weight_only",
     "codebook_weight_only",
     "float8_dynamic_activation_float8_weight",
+    "float8_static_activation_float8_weight",
     "float8_weight_only",
     "fp4_weight_only",
     "fp6_llm_weight_only",
@@ -62,6 +74,7 @@ __all__ = [
     "int4_weight_only",
     "int8_dynamic_activation_int4_weight",
     "int8_dynamic_activation_int8_weight",
+    "int8_static_activation_int8_weight",
     "int8_weight_only",
     "intx_weight_only",
     "mx_dynamic_activation_mx_weight",
@@ -88,10 +101,12 @@ nvfp4_weight_only = NVFP4WeightOnlyConfig
 int8_dynamic_activation_int8_weight = Int8DynamicActivationInt8WeightConfig
 float8_dynamic_activation_float8_weight = Float8DynamicActivationFloat8WeightConfig
 int8_dynamic_activation_int4_weight = Int8DynamicActivationInt4WeightConfig
+int8_static_activation_int8_weight = Int8StaticActivationInt8WeightConfig
+float8_static_activation_float8_weight = Float8StaticActivationFloat8WeightConfig
 mx_dynamic_activation_mx_weight = MXDynamicActivationMXWeightConfig
 nvfp4_dynamic_activation_nvfp4_weight = NVFP4DynamicActivationNVFP4WeightConfig
 
-#: name, of the transform and of the recipe -> configuration
+#: name, of the transform and of the recipe, -> configuration
 CONFIGS: dict[str, type[Config]] = {
     "int8_weight_only": Int8WeightOnlyConfig,
     "int4_weight_only": Int4WeightOnlyConfig,
@@ -111,4 +126,10 @@ CONFIGS: dict[str, type[Config]] = {
     "int8_dynamic_activation_int4_weight": Int8DynamicActivationInt4WeightConfig,
     "mx_dynamic_activation_mx_weight": MXDynamicActivationMXWeightConfig,
     "nvfp4_dynamic_activation_nvfp4_weight": NVFP4DynamicActivationNVFP4WeightConfig,
+}
+
+#: the same of those that are no recipe, because they wait for calibration
+CALIBRATED: dict[str, type[StaticConfig]] = {
+    "int8_static_activation_int8_weight": Int8StaticActivationInt8WeightConfig,
+    "float8_static_activation_float8_weight": Float8StaticActivationFloat8WeightConfig,
 }

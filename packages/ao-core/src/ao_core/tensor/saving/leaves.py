@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ao_core.errors import CheckpointError, UnknownNameError
 from ao_core.spec import Spec
+from ao_core.tensor.activations import act_names, act_shape
 from ao_core.tensor.create import encode_parts
 from ao_core.tensor.qtensor import QTensor
 
@@ -116,6 +117,8 @@ def rebuild(fqn: str, record: Record, take: Callable[[str], Tensor]) -> QTensor:
         flat_from=None if flat_from is None else tuple(flat_from),
     )
     expected = _part_shapes(tensor.spec, tensor.stored_shape)
+    if missing := sorted(expected.keys() - parts.keys()):
+        raise CheckpointError(f"{fqn} has no part {missing[0]!r}, and {tensor.spec} needs it")
     for name, part_tensor in parts.items():
         if expected.get(name, tuple(part_tensor.shape)) != tuple(part_tensor.shape):
             raise CheckpointError(
@@ -134,7 +137,8 @@ def _part_shapes(spec: Spec, shape: tuple[int, ...]) -> dict[str, tuple[int, ...
         raise
     except Exception:  # the encoder of a plugin need not run without values
         return {}
-    return {name: tuple(part.shape) for name, part in parts.items()}
+    shapes = {name: tuple(part.shape) for name, part in parts.items()}
+    return shapes | dict.fromkeys(act_names(spec), act_shape(shape))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
