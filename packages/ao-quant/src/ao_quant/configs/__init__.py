@@ -15,6 +15,7 @@ from ao_quant.configs.floats import (
     FP6LLMWeightOnlyConfig,
     FPXWeightOnlyConfig,
 )
+from ao_quant.configs.gguf import GGUF_TYPES, GGUFWeightOnlyConfig
 from ao_quant.configs.ints import (
     BitNetWeightOnlyConfig,
     Int4WeightOnlyConfig,
@@ -33,6 +34,7 @@ from ao_quant.configs.mx import (
 
 __all__ = [
     "CONFIGS",
+    "GGUF_TYPES",
     "GROUP_SIZES",
     "BitNetWeightOnlyConfig",
     "CodebookWeightOnlyConfig",
@@ -41,6 +43,7 @@ __all__ = [
     "FPXWeightOnlyConfig",
     "Float8DynamicActivationFloat8WeightConfig",
     "Float8WeightOnlyConfig",
+    "GGUFWeightOnlyConfig",
     "Int4WeightOnlyConfig",
     "Int8DynamicActivationInt4WeightConfig",
     "Int8DynamicActivationInt8WeightConfig",
@@ -59,6 +62,7 @@ __all__ = [
     "fp4_weight_only",
     "fp6_llm_weight_only",
     "fpx_weight_only",
+    "gguf_weight_only",
     "int4_weight_only",
     "int8_dynamic_activation_int4_weight",
     "int8_dynamic_activation_int8_weight",
@@ -85,6 +89,7 @@ fpx_weight_only = FPXWeightOnlyConfig
 float8_weight_only = Float8WeightOnlyConfig
 mx_weight_only = MXWeightOnlyConfig
 nvfp4_weight_only = NVFP4WeightOnlyConfig
+gguf_weight_only = GGUFWeightOnlyConfig
 int8_dynamic_activation_int8_weight = Int8DynamicActivationInt8WeightConfig
 float8_dynamic_activation_float8_weight = Float8DynamicActivationFloat8WeightConfig
 int8_dynamic_activation_int4_weight = Int8DynamicActivationInt4WeightConfig
@@ -106,6 +111,7 @@ CONFIGS: dict[str, type[Config]] = {
     "float8_weight_only": Float8WeightOnlyConfig,
     "mx_weight_only": MXWeightOnlyConfig,
     "nvfp4_weight_only": NVFP4WeightOnlyConfig,
+    "gguf_weight_only": GGUFWeightOnlyConfig,
     "int8_dynamic_activation_int8_weight": Int8DynamicActivationInt8WeightConfig,
     "float8_dynamic_activation_float8_weight": Float8DynamicActivationFloat8WeightConfig,
     "int8_dynamic_activation_int4_weight": Int8DynamicActivationInt4WeightConfig,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ao_quant.specs import codebooks, floats, ints, mx  # noqa: F401  they register the formats of their family
+from ao_quant.specs import codebooks, floats, gguf, ints, mx  # noqa: F401  they register the formats of their family
 from ao_quant.specs.base import format_of, spec_of
 
 __all__ = ["format_of", "spec_of"]
