@@ -20,7 +20,7 @@ and between dense values and `Parts`; every kernel of the first two gives the sa
 - ``quantize(x, spec) -> parts``: any floating-point x with dimensions, finite or not; `spec` in a canonical
   layout; scales and zero points as `choose_qparams` finds them
 - ``dequantize(parts, spec, shape, dtype) -> x``: x of the stored `shape` in `dtype`,
-  (decode(code) - zero) * scale in float32, rounded once
+  (decode(code) - zero) * scale in float32, or what `Spec` says, rounded once
 - ``error_sums(x, w, step) -> sums``: float64 (2,), the sums of x² and of (x - w.dequantize())² over every
   `step`-th row of dimension 0, for the report of `quantize_`
 

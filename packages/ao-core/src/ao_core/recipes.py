@@ -57,7 +57,7 @@ class WeightOnlyConfig(Config):
     group_size: GroupSize = "row"
     #: storage of the scale, or "own": the dtype of the parameter
     scale_dtype: str = "own"
-    #: zero points: "none", "int" or "float"
+    #: zero points: "none", "int", "float" or "scaled"
     zero: str = "none"
     #: how scales are chosen: "absmax", "mse", "hqq" or a plugin's `ScaleMethod`
     scales: str = "absmax"

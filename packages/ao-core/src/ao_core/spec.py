@@ -15,13 +15,16 @@ Primitive: TypeAlias = bool | int | float | str
 WHOLE = -1
 #: Names of the number formats a scale may be stored in (or a nested `Spec`: double quantization).
 SCALE_DTYPES = ("float32", "bfloat16", "float16", "e8m0", "e4m3")
-#: "none": symmetric; "int": uint8 zero point in the domain of codes; "float": the same, not rounded.
-ZERO_KINDS = ("none", "int", "float")
+#: "none": symmetric; "int": uint8 zero point in the domain of codes; "float": the same, not rounded;
+#: "scaled": in the domain of values, what is taken off after scaling, and stored as the scale is.
+ZERO_KINDS = ("none", "int", "float", "scaled")
 
 
 @dataclass(frozen=True)
 class Spec:
     """The format of a `QTensor`: value = (decode(code) - zero) * scale, one scale and zero a block.
+
+    With a scaled zero point it is value = decode(code) * scale - zero.
 
     Metadata of traced tensors: Dynamo deep-copies it and compares it with `==`, so fields hold
     primitives and nested `Spec`s only, never records from the registry.

@@ -7,9 +7,10 @@ from torch import Tensor
 from ao_core.config import Config
 from ao_core.records import Skip, Target, Transform
 from ao_core.registry import registry
-from ao_core.weights import quantize_weight
-from ao_quant.configs import CALIBRATED, CONFIGS
-from ao_quant.specs import format_of
+from ao_core.weights import is_conv, quantize_weight
+from ao_quant.configs import CALIBRATED, CONFIGS, GGUFWeightOnlyConfig
+from ao_quant.gguf.encode import encode
+from ao_quant.specs import format_of, spec_of
 
 __all__ = ["TRANSFORMS", "apply"]
 
@@ -36,8 +37,18 @@ def apply(dense: Tensor, config: Config, target: Target) -> Tensor | Skip:
     return Skip(f"{new.reason}; {name!r} would quantize this weight")
 
 
+def _apply_gguf(dense: Tensor, config: GGUFWeightOnlyConfig, target: Target) -> Tensor | Skip:
+    """The weight in blocks of GGUF, which have encoders of their own."""
+    shape = tuple(dense.shape)
+    spec = spec_of(config, shape, dense.dtype, conv=is_conv(dense, target))
+    return encode(dense, config.type, spec)
+
+
+#: transforms that do more than to choose scales
+_APPLY = {"gguf_weight_only": _apply_gguf}
+
 TRANSFORMS: tuple[Transform, ...] = (
-    *(Transform(cls, name, cls.version, apply) for name, cls in CONFIGS.items()),
+    *(Transform(cls, name, cls.version, _APPLY.get(name, apply)) for name, cls in CONFIGS.items()),
     *(
         Transform(cls, name, cls.version, apply, example=cls(act_scale=_ACT_SCALE))
         for name, cls in CALIBRATED.items()

@@ -1,5 +1,7 @@
 """Scales, zero points, and what they do: value = (decode(code) - zero) * scale.
 
+A zero point that is scaled already is taken off last: value = decode(code) * scale - zero.
+
 Of a format of kind "table" the scale of a block is the values of all codes, learned for it, and what a code
 stands for is the value at its place: ``value = scale[code]``.
 
@@ -66,9 +68,9 @@ def choose_qparams(
 
     The scale comes in its storage dtype. Without a zero point it is absmax / `dtype.reach`; with
     one it is (max - min) / (`dtype.max` - `dtype.min`) of the range widened to hold 0, and the zero
-    point is the code (uint8) of the integer that 0.0 maps to exactly ("int"), or that number
-    unrounded ("float": in the scale's dtype, float32 beside a scale of 8 bits). A float format,
-    finest around 0, has the center of the range there.
+    point is the code (uint8) of the integer that 0.0 maps to exactly ("int"), that number
+    unrounded ("float": in the scale's dtype, float32 beside a scale of 8 bits), or the same times the
+    scale ("scaled"). A float format, finest around 0, has the center of the range there.
 
     A scale is finite and positive whatever finite values `x` has: 1 for a block of zeros, else
     clamped to what the storage can hold. A block with a NaN gets scale NaN. For "e8m0", `mx_mode`
@@ -142,25 +144,42 @@ def scale_to_float(scale: Tensor) -> Tensor:
 
 
 def quantize_affine(
-    x: Tensor, dtype: DType, block: Sequence[int], scale: Tensor, zero: Tensor | None = None
+    x: Tensor,
+    dtype: DType,
+    block: Sequence[int],
+    scale: Tensor,
+    zero: Tensor | None = None,
+    *,
+    scaled: bool = False,
 ) -> Tensor:
-    """Codes (uint8, shape of `x`) of x / scale + zero; a large tensor is taken in slabs."""
+    """Codes (uint8, shape of `x`) of x / scale + zero; a large tensor is taken in slabs.
+
+    Where the zero point is `scaled`, of (x + zero) / scale.
+    """
     x = x.detach()
     if not is_large(x):
-        return _quantize_affine(x, dtype, block, scale, zero)
+        return _quantize_affine(x, dtype, block, scale, zero, scaled)
     codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     for part, grid in slabs(x.shape, block):
         by = None if zero is None else zero[grid]
-        codes[part] = _quantize_affine(x[part], dtype, block, scale[grid], by)
+        codes[part] = _quantize_affine(x[part], dtype, block, scale[grid], by, scaled)
     return codes
 
 
 def _quantize_affine(
-    x: Tensor, dtype: DType, block: Sequence[int], scale: Tensor, zero: Tensor | None
+    x: Tensor,
+    dtype: DType,
+    block: Sequence[int],
+    scale: Tensor,
+    zero: Tensor | None,
+    scaled: bool,
 ) -> Tensor:
     if dtype.kind == "table":
         return encode_tables(x, block, scale)
     x = x.to(torch.float32)
+    if scaled and zero is not None:
+        view, by_block = split_blocks(x, block, zero_to_float(zero, dtype))
+        x, zero = (view + by_block).reshape(x.shape), None
     view, by_block = split_blocks(x, block, scale_to_float(scale))
     ratio = view / by_block
     if zero is not None:
@@ -176,18 +195,22 @@ def dequantize_affine(
     scale: Tensor,
     zero: Tensor | None = None,
     out_dtype: torch.dtype = torch.float32,
+    *,
+    scaled: bool = False,
 ) -> Tensor:
     """(decode(codes) - zero) * scale in float32, rounded once to `out_dtype`.
 
-    A large tensor is taken in slabs, unless a gradient is to flow through it.
+    Where the zero point is `scaled`, decode(codes) * scale - zero. A large tensor is taken in slabs,
+    unless a gradient is to flow through it.
     """
     learns = scale.requires_grad or (zero is not None and zero.requires_grad)
     if learns or not is_large(codes):
-        return _dequantize_affine(codes, dtype, block, scale, zero, out_dtype)
+        return _dequantize_affine(codes, dtype, block, scale, zero, out_dtype, scaled)
     dense = torch.empty(codes.shape, dtype=out_dtype, device=codes.device)
     for part, grid in slabs(codes.shape, block):
         by = None if zero is None else zero[grid]
-        dense[part] = _dequantize_affine(codes[part], dtype, block, scale[grid], by, out_dtype)
+        values = _dequantize_affine(codes[part], dtype, block, scale[grid], by, out_dtype, scaled)
+        dense[part] = values
     return dense
 
 
@@ -198,15 +221,19 @@ def _dequantize_affine(
     scale: Tensor,
     zero: Tensor | None,
     out_dtype: torch.dtype,
+    scaled: bool,
 ) -> Tensor:
     if dtype.kind == "table":
         return decode_tables(codes, block, scale).to(out_dtype)
     values = dtype.decode(codes)
-    if zero is not None:
+    if zero is not None and not scaled:
         view, by_block = split_blocks(values, block, zero_to_float(zero, dtype))
         view.sub_(by_block)
     view, by_block = split_blocks(values, block, scale_to_float(scale))
     view.mul_(by_block)
+    if zero is not None and scaled:
+        view, by_block = split_blocks(values, block, zero_to_float(zero, dtype))
+        view.sub_(by_block)
     return values.to(out_dtype)
 
 
@@ -230,7 +257,11 @@ def _store_zero(point: Tensor, scale: Tensor, dtype: DType, zero: str) -> Tensor
     point = point.clamp(dtype.min, dtype.max)
     if zero == "int":
         return dtype.encode(point)
-    return _to_storage(point, scale.dtype if scale.dtype.itemsize > 1 else torch.float32)
+    storage = scale.dtype if scale.dtype.itemsize > 1 else torch.float32
+    if zero == "scaled":
+        greatest = torch.finfo(storage).max
+        point = (point * scale_to_float(scale)).clamp(-greatest, greatest)
+    return _to_storage(point, storage)
 
 
 def _to_storage(values: Tensor, storage: torch.dtype) -> Tensor:

@@ -16,7 +16,7 @@ from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor.activations import make_act_parts
-from ao_core.tensor.codec import decode_parts, is_sharded, scale_values
+from ao_core.tensor.codec import decode_parts, is_sharded, scale_values, zero_values
 from ao_core.tensor.qtensor import QTensor
 
 __all__ = [
@@ -144,7 +144,7 @@ def encode_parts(
 def encode_reference(
     x: Tensor, spec: Spec, scale: Tensor | None = None, zero: Tensor | None = None
 ) -> Parts:
-    """The reference kernel: x / scale + zero in float32, encoded and packed."""
+    """The reference kernel: x / scale + zero in float32, or what `Spec` says, encoded and packed."""
     layout = registry.layouts.get(spec.layout)
     dtype = registry.dtypes.get(spec.dtype)
     # codes and scales inherit the strides of what they are computed from
@@ -161,12 +161,15 @@ def encode_reference(
         )
         if isinstance(spec.scale_dtype, Spec):
             scale = _comparable(scale, dense, spec)
+    scaled = spec.zero == "scaled"
     if isinstance(spec.scale_dtype, Spec) and not isinstance(scale, QTensor):
         scale = quantize_tensor(scale.float(), spec.scale_dtype)
+        if scaled and zero is not None:
+            zero = quantize_tensor(zero.float(), spec.scale_dtype)
     by = scale_values(scale)
     if isinstance(spec.scale_dtype, Spec):
         by = torch.where(by == 0, torch.inf, by)  # rounded to 0: its elements are 0, not 0 / 0
-    codes = quantize_affine(dense, dtype, spec.block, by, zero)
+    codes = quantize_affine(dense, dtype, spec.block, by, zero_values(zero), scaled=scaled)
     return layout.pack(codes, scale, zero, spec, dtype)
 
 

@@ -37,6 +37,7 @@ SPECS: tuple[Spec, ...] = (
     Spec("nf4", (1, 64), scale_dtype=Spec("int8", (4, WHOLE))),
     Spec("int6", (4, 8)),
     Spec("ternary", (1, 24)),
+    Spec("uint5", (1, 16), Spec("uint6", (1, 4), "float16", layout="packed"), zero="scaled"),
     # the same for layouts that count blocks over the flattened tensor
     Spec("int8", (32,)),
     Spec("nf4", (64,)),

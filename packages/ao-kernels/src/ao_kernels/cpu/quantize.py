@@ -181,6 +181,8 @@ def _accepts(call: Call) -> str | None:
         return f"reads and writes float32, bfloat16 and float16, not {call.x_dtype}"
     if 0 in call.weight_shape:
         return "needs a tensor that is not empty"
+    if call.spec.zero == "scaled":
+        return "takes zero points off before scaling, and this format has scaled ones"
     dtype = registry.dtypes.get(call.spec.dtype)
     if dtype.kind == "table":
         return f"knows the values of each code beforehand, and those of {dtype.name} are learned"

@@ -15,6 +15,7 @@ from ao_quant.configs.floats import (
     FP6LLMWeightOnlyConfig,
     FPXWeightOnlyConfig,
 )
+from ao_quant.configs.gguf import GGUF_TYPES, GGUFWeightOnlyConfig
 from ao_quant.configs.ints import (
     BitNetWeightOnlyConfig,
     Int4WeightOnlyConfig,
@@ -40,6 +41,7 @@ from ao_quant.configs.static import (
 __all__ = [
     "CALIBRATED",
     "CONFIGS",
+    "GGUF_TYPES",
     "GROUP_SIZES",
     "OBSERVERS",
     "BitNetWeightOnlyConfig",
@@ -50,6 +52,7 @@ __all__ = [
     "Float8DynamicActivationFloat8WeightConfig",
     "Float8StaticActivationFloat8WeightConfig",
     "Float8WeightOnlyConfig",
+    "GGUFWeightOnlyConfig",
     "Int4WeightOnlyConfig",
     "Int8DynamicActivationInt4WeightConfig",
     "Int8DynamicActivationInt8WeightConfig",
@@ -71,6 +74,7 @@ __all__ = [
     "fp4_weight_only",
     "fp6_llm_weight_only",
     "fpx_weight_only",
+    "gguf_weight_only",
     "int4_weight_only",
     "int8_dynamic_activation_int4_weight",
     "int8_dynamic_activation_int8_weight",
@@ -98,6 +102,7 @@ fpx_weight_only = FPXWeightOnlyConfig
 float8_weight_only = Float8WeightOnlyConfig
 mx_weight_only = MXWeightOnlyConfig
 nvfp4_weight_only = NVFP4WeightOnlyConfig
+gguf_weight_only = GGUFWeightOnlyConfig
 int8_dynamic_activation_int8_weight = Int8DynamicActivationInt8WeightConfig
 float8_dynamic_activation_float8_weight = Float8DynamicActivationFloat8WeightConfig
 int8_dynamic_activation_int4_weight = Int8DynamicActivationInt4WeightConfig
@@ -121,6 +126,7 @@ CONFIGS: dict[str, type[Config]] = {
     "float8_weight_only": Float8WeightOnlyConfig,
     "mx_weight_only": MXWeightOnlyConfig,
     "nvfp4_weight_only": NVFP4WeightOnlyConfig,
+    "gguf_weight_only": GGUFWeightOnlyConfig,
     "int8_dynamic_activation_int8_weight": Int8DynamicActivationInt8WeightConfig,
     "float8_dynamic_activation_float8_weight": Float8DynamicActivationFloat8WeightConfig,
     "int8_dynamic_activation_int4_weight": Int8DynamicActivationInt4WeightConfig,

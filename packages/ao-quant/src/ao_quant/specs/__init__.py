@@ -5,6 +5,7 @@ from __future__ import annotations
 from ao_quant.specs import (  # noqa: F401  they register the formats of their family
     codebooks,
     floats,
+    gguf,
     ints,
     mx,
     static,

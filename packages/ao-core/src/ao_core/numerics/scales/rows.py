@@ -31,7 +31,7 @@ _MOST_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True)
 class QParams:
-    """A scale and a zero point for each row, (B, 1), float32 with values that the storage has."""
+    """A scale and a zero point, in the domain of codes, for each row: (B, 1), float32, as stored."""
 
     scale: Tensor
     zero: Tensor | None
@@ -108,9 +108,11 @@ class Rows:
 
     def read(self, scale: Tensor, zero: Tensor | None) -> QParams:
         """Stored scales and zero points as numbers."""
-        return QParams(
-            scale_to_float(scale), None if zero is None else zero_to_float(zero, self.dtype)
-        )
+        by = scale_to_float(scale)
+        if zero is None:
+            return QParams(by, None)
+        point = zero_to_float(zero, self.dtype)
+        return QParams(by, point / by if self.spec.zero == "scaled" else point)
 
     def range(self) -> tuple[Tensor, Tensor]:
         """Least and greatest element of each row."""
@@ -176,8 +178,9 @@ def improve_qparams(
         found = improve(rows, rows.read(here.reshape(-1, 1), point))
         scale[place] = found.scale.reshape(here.shape).to(scale.dtype)
         if zero is not None and found.zero is not None:
-            codes = dtype.encode(found.zero) if spec.zero == "int" else found.zero.to(zero.dtype)
-            zero[place] = codes.reshape(here.shape)
+            point = found.zero * found.scale if spec.zero == "scaled" else found.zero
+            stored = dtype.encode(point) if spec.zero == "int" else point.to(zero.dtype)
+            zero[place] = stored.reshape(here.shape)
     return scale, zero
 
 
