@@ -75,7 +75,9 @@ class Float8LinearConfig(Config):
         for name in ("output", "grad_input", "grad_weight"):
             object.__setattr__(self, name, _product(name, getattr(self, name)))
         if type(self.smallest) is not int or self.smallest < 0:
-            raise ConfigError(f"smallest={self.smallest!r}: use 0 or a mean size such as {SMALLEST}")
+            raise ConfigError(
+                f"smallest={self.smallest!r}: use 0 or a mean size such as {SMALLEST}"
+            )
 
     @classmethod
     def from_recipe_name(cls, name: str, **changes: Any) -> Float8LinearConfig:

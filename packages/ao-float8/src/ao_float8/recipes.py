@@ -31,7 +31,9 @@ RECIPES: tuple[Recipe, ...] = (
         t.Int8WeightOnlyTrainingConfig(),
         "int8 weights that are trained, updates rounded stochastically",
     ),
-    Recipe("bitnet_training", t.BitNetTrainingConfig(), "ternary weights, int8 activations per token"),
+    Recipe(
+        "bitnet_training", t.BitNetTrainingConfig(), "ternary weights, int8 activations per token"
+    ),
     Recipe("mx_training/mxfp4", t.MXTrainingConfig(), "MXFP4 products, emulated"),
     Recipe("mx_training/mxfp6", t.MXTrainingConfig("e2m3", "e3m2"), "MXFP6 products, emulated"),
     Recipe("nvfp4_training", t.NVFP4TrainingConfig(), "NVFP4 products, emulated"),

@@ -77,7 +77,9 @@ def _grouped_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     contracted_last = dense_memory(b).transpose(-2, -1)
     if weight is None:
         return _product(a, contracted_last, offs, b.specs[0])
-    return _product(a, contracted_last, offs, weight.specs[1 if isinstance(b, ComputeWeight) else 2])
+    return _product(
+        a, contracted_last, offs, weight.specs[1 if isinstance(b, ComputeWeight) else 2]
+    )
 
 
 def _product(a: Tensor, b: Tensor, offs: Tensor | None, spec: Any) -> Tensor:

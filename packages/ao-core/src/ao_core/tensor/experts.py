@@ -124,7 +124,9 @@ def checked_ends(offs: Tensor, rows: int) -> list[int]:
     """The row after each expert's last; raises `UnsupportedOp` where they decrease or exceed `rows`."""
     ends: list[int] = offs.tolist()
     if any(a > b for a, b in zip([0, *ends], [*ends, rows], strict=True)):
-        raise UnsupportedOp(f"offs={ends}: must not decrease, from 0 to the {rows} rows of the input")
+        raise UnsupportedOp(
+            f"offs={ends}: must not decrease, from 0 to the {rows} rows of the input"
+        )
     return ends
 
 

@@ -17,7 +17,7 @@ from ao_core.tensor.create import encode_parts
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import native
 from ao_core.tensor.tables import rule
-from ao_core.tensor.updates import update_parts
+from ao_core.tensor.updates import STOCHASTIC, update_parts
 
 aten = torch.ops.aten
 
@@ -291,6 +291,9 @@ def _as_strided(func: Any, args: Args, kwargs: Kwargs) -> Any:
 def _empty_like(func: Any, args: Args, kwargs: Kwargs) -> Any:
     tensor = args[0]
     dtype, device = kwargs.get("dtype") or tensor.dtype, kwargs.get("device") or tensor.device
+    if func is aten.zeros_like.default and STOCHASTIC in tensor.spec.options:
+        # the state that an optimizer makes for a weight that it trains
+        return torch.zeros(tensor.shape, dtype=dtype, device=device)
     return cut.owned(tensor.map_leaves(lambda part: func(part, device=device), dtype=dtype))
 
 

@@ -197,7 +197,9 @@ class _GroupedMm(_GroupedLinear):
 
         a, b = draw(total, k), draw(experts, n, k)
         parts = zip(a[: sum(rows)].split(rows), b, strict=True)
-        expected = F.pad(torch.cat([product(*pair) for pair in parts]), (0, 0, 0, total - sum(rows)))
+        expected = F.pad(
+            torch.cat([product(*pair) for pair in parts]), (0, 0, 0, total - sum(rows))
+        )
         if alike:
             yield (a.view(experts, *batch, k), b, None, spec), expected.view(experts, *batch, n)
             return

@@ -26,7 +26,9 @@ class Watch:
 
     def look(self, record: PrecisionRecord) -> None:
         """Warn of what is wrong with a record, if anything."""
-        where = f"{record.layer}: {record.tensor} of the product {record.product}, step {record.step}"
+        where = (
+            f"{record.layer}: {record.tensor} of the product {record.product}, step {record.step}"
+        )
         if record.nonfinite:
             text = f"{where}: {record.nonfinite} of {record.elements} elements are NaN or infinite"
             self._warn(NonFiniteWarning, record.layer, text)
