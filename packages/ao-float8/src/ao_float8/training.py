@@ -74,7 +74,7 @@ class MXTrainingConfig(Config):
 
 @dataclass(frozen=True)
 class NVFP4TrainingConfig(Config):
-    """All three products in NVFP4, emulated: 4-bit floats in blocks of 16, float8 scales and one of float32."""
+    """All three products in NVFP4, emulated: 4-bit floats in blocks of 16 with float8 scales."""
 
     #: whether both products of the backward pass are too; else they are in high precision
     backward: bool = True

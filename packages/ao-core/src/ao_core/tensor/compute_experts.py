@@ -56,7 +56,8 @@ class _GroupedMM(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, offs: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, w, offs)
-        return _grouped_mm(x, w, offs)
+        out: Tensor = _grouped_mm(x, w, offs)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -73,7 +74,7 @@ class _GroupedMM(torch.autograd.Function):
 def _grouped_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Which of the three products it is, below autograd; see `_GroupedMM`."""
     named = {**dict(zip(("self", "mat2", "offs", "bias"), args, strict=False)), **kwargs}
-    a, b, offs, weight = (named.get(name) for name in ("self", "mat2", "offs", "bias"))
+    a, b, offs, weight = named["self"], named["mat2"], named.get("offs"), named.get("bias")
     contracted_last = dense_memory(b).transpose(-2, -1)
     if weight is None:
         return _product(a, contracted_last, offs, b.specs[0])

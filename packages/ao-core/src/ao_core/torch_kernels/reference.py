@@ -113,8 +113,8 @@ def _shares(offs: Tensor, *tensors: Tensor) -> Iterator[list[Tensor]]:
         return
     rows = torch.arange(tensors[0].shape[0], device=offs.device)[:, None]
     starts = F.pad(offs[:-1], (1, 0))
-    for start, end in zip(starts.unbind(), offs.unbind(), strict=True):
-        yield [torch.where((rows >= start) & (rows < end), x, 0) for x in tensors]
+    for first, after in zip(starts.unbind(), offs.unbind(), strict=True):
+        yield [torch.where((rows >= first) & (rows < after), x, 0) for x in tensors]
 
 
 REFERENCE_KERNELS = (

@@ -80,7 +80,7 @@ class PrecisionTelemetry:
         """
         return records_figure(self.records, field, tensor)
 
-    def _forward(self, name: str, module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+    def _forward(self, name: str, module: nn.Linear, args: tuple[Any, ...], out: Tensor) -> None:
         weight, x = _local(module.weight), args[0].detach()
         if not isinstance(weight, ComputeWeight):
             return
@@ -157,7 +157,7 @@ def precision_telemetry(
             telemetry.end()
 
 
-def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and isinstance(_local(module.weight), ComputeWeight):
             yield _name(name), module
