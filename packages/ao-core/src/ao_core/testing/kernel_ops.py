@@ -182,6 +182,42 @@ class _GroupedLinear(OpTrial):
             yield (x, w, ends.to(case.device)), expected
 
 
+class _GroupedMm(_GroupedLinear):
+    """Experts are dense and cast by themselves; those that share rows, and those that are rows."""
+
+    specs = tuple(spec for spec in KERNEL_SPECS if spec.act is not None and not spec.act.static)
+
+    def samples(
+        self, case: KernelCase, batch: Any, seed: int
+    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        experts, n, k = case.shape
+        spec, alike = case.spec, len(batch) == 1
+        rows = [*batch] * experts if alike else [*batch[:experts]]
+        total = sum(rows if alike else batch)
+
+        def draw(*shape: int) -> Tensor:
+            return gaussian(shape, seed=seed, device=case.device).to(case.dtype)
+
+        def product(a: Tensor, b: Tensor) -> Tensor:
+            assert spec.act is not None
+            casts = fake_quantize(a.float(), spec.act), fake_quantize(b.float(), spec)
+            return casts[0].double() @ casts[1].double().t()
+
+        a, b = draw(total, k), draw(experts, n, k)
+        parts = zip(a[: sum(rows)].split(rows), b, strict=True)
+        expected = F.pad(
+            torch.cat([product(*pair) for pair in parts]), (0, 0, 0, total - sum(rows))
+        )
+        if alike:
+            yield (a.view(experts, *batch, k), b, None, spec), expected.view(experts, *batch, n)
+            return
+        offs = torch.tensor(rows, device=case.device).cumsum(0).to(torch.int32)
+        yield (a, b, offs, spec), expected
+        cut, other = a.t(), draw(n, total)
+        shares = zip(*(x[:, : sum(rows)].split(rows, 1) for x in (other, cut)), strict=True)
+        yield (other, cut, offs, spec), torch.stack([product(*pair) for pair in shares])
+
+
 def strided_variants(x: Tensor) -> Iterator[Tensor]:
     """The values of a plain tensor in memory that is not contiguous."""
     yield x.unsqueeze(-1).repeat_interleave(2, -1)[..., 0]
@@ -197,4 +233,5 @@ PRODUCTS: dict[str, OpTrial] = {
     "embedding": _Embedding(),
     "mm": _Mm(),
     "grouped_linear": _GroupedLinear(),
+    "grouped_mm": _GroupedMm(),
 }
