@@ -115,6 +115,21 @@ class ComputeWeight(Tensor):
             memo[id(self)] = copy
         return memo[id(self)]  # type: ignore[no-any-return]
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A parameter is pickled as it is, but what a state dict holds as its memory alone.
+
+        So that checkpoints of a training run are plain: they load where ao is not installed.
+        """
+        if getattr(self, "_is_param", False):
+            return super().__reduce_ex__(protocol)
+        return self.hp.__reduce_ex__(protocol)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "whole"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, whole=gather.Whole())
+
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -239,7 +254,6 @@ _KEEPS = {
     aten.t.default,
     aten.transpose.int,
     aten.view.default,
-    aten.zeros_like.default,
 }
 _TRANSPOSES = {aten.t.default, aten.transpose.int}
 
