@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from ao_core import WHOLE, ComputeWeight, QTensor, Spec, quantize_tensor
 from ao_core.tensor import native
+from ao_core.testing.programs import one_of_the_ranks
 from ao_core.testing.samples import quantized
 
 ROW = (1, WHOLE)
@@ -125,20 +125,14 @@ def check_tensor_parallel() -> None:
 
 
 def main(folder: Path, names: list[str]) -> None:
-    dist.init_process_group("gloo")
-    if names == ["tensor-parallel"]:
-        check_tensor_parallel()
-        sys.stdout.write("tensor-parallel: ok\n")
-        names = []
-    for name in names:
-        check(name, folder)
-        if dist.get_rank() == 0:
+    with one_of_the_ranks(folder):
+        if names == ["tensor-parallel"]:
+            check_tensor_parallel()
+            sys.stdout.write("tensor-parallel: ok\n")
+            names = []
+        for name in names:
+            check(name, folder)
             sys.stdout.write(f"{name}: ok\n")
-    dist.barrier()
-    dist.destroy_process_group()
-    # gloo's threads may abort an interpreter that shuts down in its own time
-    sys.stdout.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from ao_core.dispatch import fingerprint, select
+from ao_core.errors import UnsupportedOp
 from ao_core.records import Call
 from ao_core.spec import Spec
+from ao_core.tensor import gather
+from ao_core.tensor.qtensor import QTensor
 
-__all__ = ["ComputeWeight", "cast_product", "dense_memory"]
+__all__ = ["ComputeWeight", "Specs", "cast_product", "dense_memory"]
 
 aten = torch.ops.aten
+
+#: of the output, the input's gradient and the weight's gradient; None: high precision
+Specs = tuple[Spec | None, Spec | None, Spec | None]
 
 
 class ComputeWeight(Tensor):
@@ -34,9 +40,12 @@ class ComputeWeight(Tensor):
     `torch.bmm` or one by one; each expert is cast by itself (see `compute_experts`).
     """
 
+    #: the memory; or, after FSDP2 gathered them, the codes of the cast weight (see `gather`)
     hp: Tensor
-    specs: tuple[Spec | None, Spec | None, Spec | None]
+    specs: Specs
     transposed: bool
+    #: shared by all that was made from this weight, its shards above all
+    whole: gather.Whole
 
     @staticmethod
     def __new__(
@@ -72,11 +81,14 @@ class ComputeWeight(Tensor):
         self.hp = hp
         self.specs = (output, grad_input, grad_weight)
         self.transposed = transposed
+        self.whole = gather.Whole()
 
     def like(self, hp: Tensor, transposed: bool | None = None) -> ComputeWeight:
         """The same casts around other memory."""
         flag = self.transposed if transposed is None else transposed
-        return ComputeWeight(hp, *self.specs, transposed=flag)
+        out = ComputeWeight(hp, *self.specs, transposed=flag)
+        out.whole = self.whole
+        return out
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"ComputeWeight({tuple(self.shape)}, {self.specs}, dtype={self.dtype})"
@@ -92,17 +104,35 @@ class ComputeWeight(Tensor):
         return cls(inner["hp"], *specs, transposed=transposed)
 
     def _stable_hash_for_caching(self) -> str:
-        hp = (tuple(self.hp.shape), self.hp.stride(), self.hp.dtype, self.hp.device)
+        hp: Any = (tuple(self.hp.shape), self.hp.stride(), self.hp.dtype, self.hp.device)
+        if isinstance(self.hp, QTensor):
+            hp = self.hp._stable_hash_for_caching()
         text = repr((self.specs, self.transposed, self.requires_grad, hp, fingerprint()))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ComputeWeight:
         if id(self) not in memo:
             copy = self.like(self.hp.detach().clone()).requires_grad_(self.requires_grad)
+            copy.whole = gather.Whole()
             if getattr(self, "_is_param", False):  # how torch marks a subclass as a Parameter
                 copy._is_param = True
             memo[id(self)] = copy
         return memo[id(self)]  # type: ignore[no-any-return]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A parameter is pickled as it is, but what a state dict holds as its memory alone.
+
+        So that checkpoints of a training run are plain: they load where ao is not installed.
+        """
+        if getattr(self, "_is_param", False):
+            return super().__reduce_ex__(protocol)
+        return self.hp.__reduce_ex__(protocol)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "whole"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, whole=gather.Whole())
 
     @classmethod
     def __torch_function__(
@@ -132,10 +162,8 @@ class ComputeWeight(Tensor):
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[Tensor, ...], Any]:
-        """The memory of this shard, padded to the rows of the largest, in the policy's dtype."""
-        rows = -(-outer_size[0] // mesh.size())
-        memory = F.pad(self.hp, (0, 0) * (self.dim() - 1) + (0, rows - self.shape[0]))
-        return (memory.to(mp_policy.param_dtype or self.dtype),), outer_size[0]
+        """The plain tensors of this shard that FSDP2 gathers."""
+        return gather.pre_all_gather(self, mesh, tuple(outer_size), mp_policy)
 
     def fsdp_post_all_gather(
         self,
@@ -145,8 +173,8 @@ class ComputeWeight(Tensor):
         *,
         out: Any = None,
     ) -> Any:
-        """The whole weight around the gathered memory."""
-        return None if out is not None else (self.like(outputs[0][:metadata]), outputs)
+        """The whole weight around what was gathered."""
+        return gather.post_all_gather(self, outputs, metadata, out)
 
 
 def dense_memory(tensor: Tensor) -> Tensor:
@@ -170,7 +198,8 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(input, weight)
         out = torch.mm(input.reshape(-1, input.shape[-1]), weight.t())
-        return out.reshape(*input.shape[:-1], weight.shape[0])
+        # not a view for autograd: hooks of FSDP2 warn of those
+        return aten._unsafe_view.default(out, [*input.shape[:-1], weight.shape[0]])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -214,7 +243,11 @@ PRODUCTS: dict[Any, Callable[..., Any]] = {
 def _cast_mm(a_MC: Tensor, b_NC: Tensor, spec: Spec | None) -> Tensor:
     """``a @ b.T`` with both cast as `spec` says."""
     a = dense_memory(a_MC)
-    return torch.mm(a, b_NC.t()) if spec is None else cast_product("mm", spec, a, b_NC)
+    if spec is None:
+        return torch.mm(a, b_NC.t())
+    if isinstance(b_NC, QTensor):
+        return gather.product_of_codes(a, b_NC, spec)
+    return cast_product("mm", spec, a, b_NC)
 
 
 def cast_product(op: str, spec: Spec, a: Tensor, b: Tensor, *others: Any) -> Tensor:
@@ -241,7 +274,6 @@ _KEEPS = {
     aten.t.default,
     aten.transpose.int,
     aten.view.default,
-    aten.zeros_like.default,
 }
 _TRANSPOSES = {aten.t.default, aten.transpose.int}
 
@@ -256,6 +288,11 @@ def _on_memory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an op on the high-precision memory; structural ops give a `ComputeWeight` again."""
     leaves, tree = torch.utils._pytree.tree_flatten((args, kwargs))
     first = next(leaf for leaf in leaves if isinstance(leaf, ComputeWeight))
+    if isinstance(first.hp, QTensor) and func not in _KEEPS:
+        raise UnsupportedOp(
+            f"{func} on a weight that FSDP2 gathered as codes for its products: it would read rounded "
+            f"values, e.g. in a lookup tied to it; convert it without {gather.FLOAT8_ALL_GATHER}"
+        )
     plain = [leaf.hp if isinstance(leaf, ComputeWeight) else leaf for leaf in leaves]
     plain_args, plain_kwargs = torch.utils._pytree.tree_unflatten(plain, tree)
     out = func(*plain_args, **plain_kwargs)
