@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from ao_core.errors import ConfigError
-from ao_core.numerics.blocks import block_absmean, block_minmax, split_blocks
+from ao_core.numerics.blocks import block_absmax, block_absmean, block_minmax, split_blocks
 from ao_core.numerics.mx import choose_e8m0
 from ao_core.numerics.rounding import round_to_16_bits
 from ao_core.numerics.slabs import is_large, slabs
 from ao_core.numerics.tables import decode_tables, encode_tables, learn_tables
-from ao_core.spec import SCALE_DTYPES, ZERO_KINDS
+from ao_core.spec import SCALE_DTYPES, WHOLE, ZERO_KINDS
 
 if TYPE_CHECKING:
     from ao_core.records import DType
@@ -40,8 +40,8 @@ __all__ = [
     "zero_to_float",
 ]
 
-#: what of a block its scale follows, without a zero point
-SCALE_RULES = ("absmax", "absmean")
+#: what of a block its scale follows, without a zero point; "rank1": an element's, its row and its column
+SCALE_RULES = ("absmax", "absmean", "rank1")
 
 #: what learned values may be stored in
 TABLE_DTYPES = ("float32", "bfloat16", "float16")
@@ -72,19 +72,25 @@ def choose_qparams(
     unrounded ("float": in the scale's dtype, float32 beside a scale of 8 bits), or the same times the
     scale ("scaled"). A float format, finest around 0, has the center of the range there.
 
-    A scale is finite and positive whatever finite values `x` has: 1 for a block of zeros, else
-    clamped to what the storage can hold. A block with a NaN gets scale NaN. For "e8m0", `mx_mode`
+    A scale is finite and positive whatever finite values `x` has: 1 for a block of zeros (the least
+    there is where the format has no 0), else clamped to what the storage can hold. A block with a NaN gets scale NaN. For "e8m0", `mx_mode`
     chooses the power of two (see `choose_e8m0`) without a zero point; with one it is the least that
     saturates nothing.
 
     With the rule "absmean" the scale is the mean magnitude of the block, whatever the format: that of
     ternary weights in BitNet b1.58 (Ma et al. 2024, arXiv:2402.17764, section 2).
 
+    With the rule "rank1" `x` is a matrix of elements with a scale each, so that the greater magnitude
+    of its row or of its column, whichever is less, becomes `dtype.reach` (Li et al. 2023,
+    arXiv:2309.01507, section 4.2).
+
     Of a format of kind "table" it is the values that k-means finds, in one more dimension.
     """
     _check(dtype, zero, scale_dtype)
     _check_rule(rule, zero, scale_dtype)
     x = x.detach()
+    if rule == "rank1":
+        return _rank1(x, dtype, block, scale_dtype), None
     if dtype.kind == "table":
         storage, _, greatest = _STORAGE[scale_dtype]
         tables = learn_tables(x, block, dtype.bits).clamp(-greatest, greatest)
@@ -240,17 +246,32 @@ def _dequantize_affine(
 def _symmetric(absmax: Tensor, dtype: DType, name: str, mx_mode: str) -> Tensor:
     """Scale without a zero point, in its storage dtype."""
     if name != "e8m0":
-        return _store(absmax, dtype.reach, name)
+        return _store(absmax, dtype.reach, name, zeros=dtype.min <= 0)
     element_max = max(1.0, dtype.max) if dtype.kind == "int" else dtype.reach
     step = _top_step(dtype, absmax.device) if mx_mode == "even" else 0.0
     return choose_e8m0(absmax, element_max, mx_mode, step).to(torch.float8_e8m0fnu)
 
 
-def _store(magnitude: Tensor, reach: float, name: str) -> Tensor:
-    """Positive finite scale in its storage dtype: magnitude / reach, 1 where magnitude is 0."""
+def _rank1(x: Tensor, dtype: DType, block: Sequence[int], name: str) -> Tensor:
+    if x.dim() != 2 or tuple(block) != (1, 1):
+        raise ConfigError(
+            f"scale_rule='rank1' with block={tuple(block)} on a tensor of shape {tuple(x.shape)}: each "
+            "element of a matrix has a scale; use block=(1, 1) and two dimensions"
+        )
+    rows, columns = (block_absmax(x, of).to(torch.float32) for of in ((1, WHOLE), (WHOLE, 1)))
+    # never 1 for zeros: what is done to the vectors must keep their order
+    scales = (_store(found, dtype.reach, name, zeros=False) for found in (rows, columns))
+    return torch.minimum(*scales)
+
+
+def _store(magnitude: Tensor, reach: float, name: str, zeros: bool = True) -> Tensor:
+    """Positive finite scale in its storage dtype: magnitude / reach, 1 where magnitude is 0.
+
+    With `zeros` false, 0 gets the least scale, as it must where codes have no 0 to stand for it.
+    """
     storage, least, greatest = _STORAGE[name]
-    scale = torch.where(magnitude == 0, 1.0, (magnitude / reach).clamp(least, greatest))
-    return _to_storage(scale, storage)
+    scale = (magnitude / reach).clamp(least, greatest)
+    return _to_storage(torch.where(magnitude == 0, 1.0, scale) if zeros else scale, storage)
 
 
 def _store_zero(point: Tensor, scale: Tensor, dtype: DType, zero: str) -> Tensor:

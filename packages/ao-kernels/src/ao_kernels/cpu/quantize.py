@@ -198,6 +198,8 @@ def _accepts(call: Call) -> str | None:
 def _accepts_quantize(call: Call) -> str | None:
     if isinstance(call.spec.scale_dtype, Spec) and call.spec.zero != "none":
         return "has no zero points beside scales that are quantized themselves"
+    if registry.dtypes.get(call.spec.dtype).min > 0:
+        return "gives blocks of zeros the scale 1, which needs a format that has 0"
     return _accepts(call)
 
 
