@@ -44,6 +44,7 @@ from ao_core.numerics.formats import (
 from ao_core.numerics.ints import decode_int, encode_int
 from ao_core.numerics.mx import MX_MODES, choose_e8m0, decode_e8m0, encode_e8m0
 from ao_core.numerics.rounding import round_half_even, round_to_16_bits, stochastic_round_to
+from ao_core.numerics.state import companded_values, dynamic_values, linear_values
 from ao_core.numerics.tables import decode_tables, encode_tables, learn_tables
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "block_minmax",
     "choose_e8m0",
     "choose_qparams",
+    "companded_values",
     "cosine",
     "decode_codebook",
     "decode_e8m0",
@@ -70,6 +72,7 @@ __all__ = [
     "decode_tables",
     "dequantize_affine",
     "digits_a_byte",
+    "dynamic_values",
     "encode_codebook",
     "encode_e8m0",
     "encode_float",
@@ -81,6 +84,7 @@ __all__ = [
     "full_block",
     "grid_shape",
     "learn_tables",
+    "linear_values",
     "pack_bits",
     "pack_digits",
     "pack_unit",
