@@ -68,14 +68,6 @@ class Environment:
             self.python("-m", "pip", "install", "-q", "-c", CONSTRAINTS, *args)
             stamp.touch()
 
-    def install_alone(self, *args: str) -> None:
-        """Install exactly these, without what they depend on and free of the constraints, once."""
-        digest = hashlib.sha256("\0".join((sys.version, *args)).encode()).hexdigest()[:16]
-        stamp = self.home / f"installed-{digest}"
-        if not stamp.exists():
-            self.python("-m", "pip", "install", "-q", "--no-deps", *args)
-            stamp.touch()
-
 
 def group(*names: str) -> tuple[str, ...]:
     """The requirements of dependency groups of the root pyproject.toml."""
@@ -280,14 +272,14 @@ def abi(session: nox.Session) -> None:
 def gpu_proofs(session: nox.Session) -> None:
     """Proofs of the GPU kernels without a GPU, packages/*/proofs; with `--all` also the long ones."""
     below, env = dev(session, "tests"), Environment(session, "gpu_proofs")
-    site = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    found = [
-        str(session.run(each.bin / "python", "-c", site, silent=True, external=True)).strip()
+    script = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site, own = (
+        str(session.run(each.bin / "python", "-c", script, silent=True, external=True)).strip()
         for each in (below, env)
-    ]
-    # Triton and a NumPy for it, over all that the tests have
-    (Path(found[1]) / "below.pth").write_text(f"import site; site.addsitedir({found[0]!r})\n")
-    env.install_alone(*group("gpu_proofs"))
+    )
+    # Triton, and a NumPy that it works with, over all that the tests have
+    Path(own, "below.pth").write_text(f"import site; site.addsitedir({site!r})\n")
+    env.python("-m", "pip", "install", "-q", "--no-deps", *group("gpu_proofs"))
     chosen = () if "--all" in session.posargs else ("-m", "not slow")
     for kind, interpret in (("compiled", "0"), ("interpreted", "1")):
         folders = [str(path / kind) for path in sorted(ROOT.glob("packages/*/proofs"))]
