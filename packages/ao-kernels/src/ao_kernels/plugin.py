@@ -12,6 +12,8 @@ from ao_kernels.cpu.grouped import GROUPED_KERNELS
 from ao_kernels.cpu.linear import LINEAR_KERNELS
 from ao_kernels.cpu.quantize import CODE_KERNELS
 from ao_kernels.cpu.tiles import LAYOUTS
+from ao_kernels.triton.linear import PLANE16_KERNELS
+from ao_kernels.triton.plane16 import LAYOUTS as TRITON_LAYOUTS
 
 
 @hookimpl
@@ -23,10 +25,12 @@ def ao_api() -> tuple[int, int]:
 @hookimpl
 def ao_layouts() -> Iterable[Layout]:
     """Weights as the compiled products read them."""
-    return LAYOUTS
+    return (*LAYOUTS, *TRITON_LAYOUTS)
 
 
 @hookimpl
 def ao_kernels() -> Iterable[Kernel]:
-    """The compiled kernels; `Kernel.available` loads them."""
-    return (*LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS)
+    """The compiled kernels; `Kernel.available` loads them, or says why they cannot run."""
+    return (
+        *LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS, *PLANE16_KERNELS
+    )  # fmt: skip

@@ -1,0 +1,27 @@
+"""Every kernel, compiled ahead of time, keeps its limits."""
+
+from __future__ import annotations
+
+import pytest
+
+from ao_kernels.testing.aot import compile_for
+from ao_kernels.testing.gates import counted_loop, per_unit, violations
+from ao_kernels.triton.gates import GATES, MORE
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [pytest.param(gate, id=gate.name) for gate in GATES]
+    + [pytest.param(gate, id=gate.name, marks=pytest.mark.slow) for gate in MORE],
+)
+def test_gate(gate, record_property):
+    build = gate.build()
+    compiled = compile_for(build)
+    loop = counted_loop(gate, compiled)
+    used = compiled.resources
+    if loop is not None and gate.work:
+        record_property("per_unit", round(per_unit(gate, build, loop), 2))
+    record_property("registers", used.registers)
+    record_property("shared", used.shared)
+    found = violations(gate, build, compiled)
+    assert not found, "\n".join(found)

@@ -1,0 +1,123 @@
+"""Inline assembly run by NumPy: the very text that a kernel holds, over as many inputs as there are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["run"]
+
+Words = npt.NDArray[np.uint32]
+
+_STATEMENT = re.compile(r"(?P<op>[a-z][\w.]*)\s+(?P<operands>.*)", re.DOTALL)
+
+
+def run(text: str, *inputs: Words) -> tuple[Words, ...]:
+    """What a block of PTX writes to its outputs, for 32-bit inputs of one shape.
+
+    `$0`, `$1`, … are the outputs, in the order of their numbers, and after them the inputs, as in
+    `triton.language.inline_asm_elementwise`. An output that is read before it is written, an opcode
+    that is not known here, and a sum that float64 does not hold exactly raise.
+    """
+    numbers = {int(number) for number in re.findall(r"\$(\d+)", text)}
+    outputs = max(numbers) + 1 - len(inputs)
+    registers: dict[str, Words] = {
+        f"${outputs + i}": np.asarray(values, np.uint32) for i, values in enumerate(inputs)
+    }
+    for statement in text.strip().strip("{}").split(";"):
+        statement = statement.strip()
+        if not statement or statement.startswith(".reg"):
+            continue
+        match = _STATEMENT.fullmatch(statement)
+        if match is None or match["op"] not in _OPS:
+            raise NotImplementedError(f"no model of {statement!r}")
+        target, *sources = (operand.strip() for operand in match["operands"].split(","))
+        values = [_operand(source, registers) for source in sources]
+        with np.errstate(over="ignore"):
+            registers[target] = np.asarray(_OPS[match["op"]](*values), np.uint32)
+    shape = np.broadcast_shapes(*(np.shape(values) for values in inputs))
+    return tuple(np.broadcast_to(registers[f"${i}"], shape) for i in range(outputs))
+
+
+def _operand(text: str, registers: dict[str, Words]) -> Words:
+    if re.fullmatch(r"0x[0-9a-fA-F]+|\d+", text):
+        return np.asarray(int(text, 0), np.uint32)
+    return registers[text]
+
+
+def _lop3(a: Words, b: Words, c: Words, table: Words) -> Words:
+    """Bit by bit, entry 4a + 2b + c of the table."""
+    out = np.zeros(np.broadcast_shapes(a.shape, b.shape, c.shape), np.uint32)
+    for entry in range(8):
+        if int(table) >> entry & 1:
+            chosen = [x if entry >> 2 - i & 1 else ~x for i, x in enumerate((a, b, c))]
+            out |= chosen[0] & chosen[1] & chosen[2]
+    return out
+
+
+def _prmt(a: Words, b: Words, selectors: Words) -> Words:
+    """Byte i of the result: the byte of {b, a} that nibble i names, or with bit 3 its sign, 8 times."""
+    both = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)
+    out = np.zeros(np.broadcast_shapes(both.shape, selectors.shape), np.uint32)
+    for i in range(4):
+        nibble = selectors >> np.uint32(4 * i) & np.uint32(15)
+        place = ((nibble & np.uint32(7)) * np.uint32(8)).astype(np.uint64)
+        byte = (both >> place & np.uint64(255)).astype(np.uint32)
+        sign = np.where(byte >> np.uint32(7) == 1, np.uint32(255), np.uint32(0))
+        out |= np.where(nibble & np.uint32(8), sign, byte) << np.uint32(8 * i)
+    return out
+
+
+def _halves(kind: str) -> Callable[..., Words]:
+    """`fma.rn` of both 16-bit halves."""
+
+    def fma(a: Words, b: Words, c: Words) -> Words:
+        out = []
+        for shift in (0, 16):
+            x, y, z = (_decode(v >> np.uint32(shift) & np.uint32(0xFFFF), kind) for v in (a, b, c))
+            out.append(_encode(_exact_sum(x * y, z), kind) << np.uint32(shift))
+        return out[0] | out[1]
+
+    return fma
+
+
+def _exact_sum(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """A + b; raises where it is rounded, since rounding it again would then not be what `fma` does."""
+    total = a + b
+    finite = np.isfinite(total)
+    part = np.where(finite, total - a, 0)
+    error = np.where(finite, (a - (total - part)) + (b - part), 0)
+    if error.any():
+        raise NotImplementedError("a sum that float64 does not hold exactly")
+    return total
+
+
+def _decode(codes: Words, kind: str) -> npt.NDArray[np.float64]:
+    if kind == "f16":
+        return codes.astype(np.uint16).view(np.float16).astype(np.float64)
+    return (codes << np.uint32(16)).view(np.float32).astype(np.float64)
+
+
+def _encode(values: npt.NDArray[np.float64], kind: str) -> Words:
+    """Rounded to nearest, ties to even."""
+    if kind == "f16":
+        return values.astype(np.float16).view(np.uint16).astype(np.uint32)
+    exponent = np.maximum(np.frexp(values)[1] - 8, -133)
+    step = np.ldexp(1.0, exponent)
+    rounded = np.where(np.isfinite(values), np.rint(values / step) * step, values)
+    return rounded.astype(np.float32).view(np.uint32) >> np.uint32(16)
+
+
+_OPS: dict[str, Callable[..., Any]] = {
+    "mov.b32": lambda a: a,
+    "shr.u32": lambda a, n: a >> n,
+    "shl.b32": lambda a, n: a << n,
+    "lop3.b32": _lop3,
+    "prmt.b32": _prmt,
+    "fma.rn.bf16x2": _halves("bf16"),
+    "fma.rn.f16x2": _halves("f16"),
+}

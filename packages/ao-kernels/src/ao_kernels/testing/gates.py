@@ -1,0 +1,86 @@
+"""Limits that a compiled kernel keeps: a change that makes it slower or larger breaks one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ao_kernels.testing.aot import Build, Compiled
+from ao_kernels.testing.sass import ASYNC_LOADS, Loop, histogram, innermost_loop
+
+__all__ = ["Gate", "counted_loop", "per_unit", "violations"]
+
+#: opcodes of loops that spill, wait for other threads, or use the slow converter of integers
+SLOW_IN_LOOPS = ("I2F", "SHFL", "LDL", "STL")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What must hold of a kernel compiled in one way."""
+
+    name: str
+    #: called when the gate is checked: a table of gates must not import Triton
+    build: Callable[[], Build]
+    #: most registers of a thread, most bytes of shared memory of a block
+    registers: int
+    shared: int
+    #: the work of one turn of a block's loop, in the unit of `budget`: for products with weights, bytes of
+    #: them / 128; 0: the loop is not counted
+    work: float = 0
+    #: most instructions that all warps of a block issue in the loop for one unit of work
+    budget: float = 0
+    #: the counted loop is the shortest one that holds one of these opcodes
+    holding: tuple[str, ...] = ASYNC_LOADS
+    #: opcode → how often it stands in the loop: what tells that one turn does the work of `work`
+    counts: Mapping[str, int] = field(default_factory=dict)
+    #: opcodes that stand in the loop; of those joined by "|", one
+    present: tuple[str, ...] = ()
+    #: opcodes that do not stand in the loop
+    absent: tuple[str, ...] = SLOW_IN_LOOPS
+
+
+def counted_loop(gate: Gate, compiled: Compiled) -> Loop | None:
+    """The loop that the gate counts."""
+    return innermost_loop(compiled.code, gate.holding)
+
+
+def per_unit(gate: Gate, build: Build, loop: Loop) -> float:
+    """Instructions that a block's warps issue in a loop for one unit of work."""
+    return len(loop.body) * build.num_warps / gate.work
+
+
+def violations(gate: Gate, build: Build, compiled: Compiled) -> list[str]:
+    """One sentence for each limit that the kernel does not keep."""
+    used, found = compiled.resources, []
+    if used.spilled:
+        found.append(f"spills {used.spilled} bytes of registers")
+    if used.registers > gate.registers:
+        found.append(f"takes {used.registers} registers, at most {gate.registers} are allowed")
+    if used.shared > gate.shared:
+        found.append(f"takes {used.shared} bytes of shared memory, at most {gate.shared}")
+    found += [f"converts a layout in a loop: {line}" for line in compiled.conversions_in_loops]
+    return found + (_loop_violations(gate, build, compiled) if gate.work else [])
+
+
+def _loop_violations(gate: Gate, build: Build, compiled: Compiled) -> list[str]:
+    loop = counted_loop(gate, compiled)
+    if loop is None:
+        return [f"has no loop with one of {', '.join(gate.holding)}"]
+    found = []
+    if loop.nested:
+        found.append(f"has {loop.nested} loops inside the loop that is counted")
+    issued = per_unit(gate, build, loop)
+    if issued > gate.budget:
+        found.append(f"issues {issued:.2f} instructions a unit of work, at most {gate.budget}")
+    counted = histogram(loop.body)
+    for name, count in gate.counts.items():
+        if counted[name] != count:
+            found.append(f"has {counted[name]} {name} in its loop, expected {count}")
+    found += [
+        f"has no {names} in its loop"
+        for names in gate.present
+        if not any(counted[name] for name in names.split("|"))
+    ]
+    return found + [
+        f"has {counted[name]} {name} in its loop" for name in gate.absent if counted[name]
+    ]

@@ -1,0 +1,144 @@
+"""What the kernels of `plane16` may cost, compiled as they are launched: `nox -s gpu_proofs` checks.
+
+The budget follows from the device: at 4.3 TB/s the 132 × 4 schedulers of an H200 issue 27.6 instructions
+for each 128 bytes that arrive. A kernel above that waits for its own instructions, not for memory.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from ao_kernels.testing.aot import Build
+from ao_kernels.testing.gates import Gate
+from ao_kernels.triton.launch import ELEMENTS, REGIMES, Regime, constants
+from ao_kernels.triton.plane16 import COLS, tiling
+
+__all__ = ["GATES", "build_linear"]
+
+#: a weight whose tiles are all full, and one whose last tiles are not
+EVEN, RAGGED = (4096, 4096), (4000, 4112)
+_TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.uint8: "*u8",
+}
+#: spilling is worse than anything: a block may take what there is
+_REGISTERS, _SHARED = 255, 227 * 1024
+
+
+def build_linear(
+    regime: Regime,
+    group: int,
+    x_dtype: torch.dtype = torch.bfloat16,
+    scale_dtype: torch.dtype = torch.bfloat16,
+    zero_dtype: torch.dtype | None = None,
+    *,
+    shape: tuple[int, int] = EVEN,
+    arch: int = 90,
+    splits: int = 4,
+) -> Build:
+    """The kernel `linear` for a weight of `shape` with a bias, as `ops.launch_linear` launches it."""
+    from ao_kernels.triton.kernels import plane16
+
+    tiles = tiling(*shape, group)
+    x, scale = _TYPES[x_dtype], _TYPES[scale_dtype]
+    pointers = {
+        "x_ptr": x,
+        "w_ptr": "*i16",
+        "scale_ptr": scale,
+        "zero_ptr": scale if zero_dtype is None else _TYPES[zero_dtype],
+        "sums_ptr": x if zero_dtype is None else "*fp32",
+        "bias_ptr": x,
+        "out_ptr": x,
+        "partial_ptr": "*fp32" if splits > 1 else x,
+        "lock_ptr": "*i32" if splits > 1 else x,
+    }
+    numbers = ("M", "N", "K", "stride_x", "stride_sums", "tiles", "tiles_a_split")
+    sized = {"N": shape[0], "K": shape[1], "stride_x": shape[1]}
+    return Build(
+        plane16.linear,
+        {**pointers, **dict.fromkeys(numbers, "i32")},
+        constants(tiles, regime, splits, x_dtype, scale_dtype, zero_dtype, bias=True),
+        arch,
+        regime.num_warps,
+        regime.num_stages,
+        aligned=(*pointers, *(name for name, size in sized.items() if size % 16 == 0)),
+    )
+
+
+def _gate(
+    budget: float,
+    regime: Regime,
+    group: int,
+    x_dtype: torch.dtype = torch.bfloat16,
+    scale_dtype: torch.dtype = torch.bfloat16,
+    zero_dtype: torch.dtype | None = None,
+    *,
+    shape: tuple[int, int] = EVEN,
+    arch: int = 90,
+) -> Gate:
+    tiles = tiling(*shape, group)
+    words = COLS * tiles.plane
+    # 64 × 16 weights a warp group and instruction; before, 16 × 16 weights a warp and 8 columns
+    warps = regime.num_warps
+    hgmma = 4 * words // (64 * 16 * (warps // 4))
+    hmma = 4 * words * regime.rows // (16 * 16 * 8 * warps)
+    zero = "" if zero_dtype is None else f" zero {ELEMENTS.get(zero_dtype, 'u8')}"
+    ragged = "" if shape == EVEN else " ragged"
+    name = (
+        f"sm_{arch} int4 g{group} {ELEMENTS[x_dtype]} scale {_TYPES[scale_dtype][1:]}{zero} "
+        f"rows {regime.rows}{ragged}"
+    )
+    build = partial(
+        build_linear, regime, group, x_dtype, scale_dtype, zero_dtype, shape=shape, arch=arch
+    )
+    if arch >= 100:
+        # tensor memory: another loop, for which no budget is known
+        return Gate(name, build, _REGISTERS, _SHARED)
+    return Gate(
+        name,
+        build,
+        _REGISTERS,
+        _SHARED if arch == 90 else 99 * 1024 if arch == 89 else 163 * 1024,
+        work=words * 2 / 128,
+        budget=budget,
+        counts={"HGMMA": hgmma} if arch == 90 else {"HMMA": hmma},
+        present=("LDGSTS", "LOP3", "HFMA2|HADD2"),
+    )
+
+
+_BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
+_SMALL, _MIDDLE, _LARGE = REGIMES
+_ROW = EVEN[1]
+
+#: first those that CI checks in every change, then the rest
+GATES: tuple[Gate, ...] = (
+    _gate(17.5, _SMALL, 128),
+    _gate(15.5, _SMALL, 128, _FP16, _FP16),
+    _gate(19.2, _SMALL, 64),
+    _gate(20.0, _SMALL, 128, zero_dtype=torch.uint8),
+    _gate(24.0, _SMALL, 64, zero_dtype=_BF16),
+    _gate(24.6, _SMALL, 32),
+    _gate(16.2, _SMALL, _ROW),
+    _gate(19.1, _MIDDLE, 128),
+    _gate(25.0, _LARGE, 128),
+    _gate(17.5, _SMALL, 128, arch=80),
+    _gate(17.5, _SMALL, 128, arch=89),
+    _gate(0, _SMALL, 128, arch=100),
+    _gate(18.4, _SMALL, 128, shape=RAGGED),
+)
+MORE: tuple[Gate, ...] = (
+    _gate(17.5, _SMALL, 128, scale_dtype=_FP32),
+    _gate(17.2, _SMALL, 256),
+    _gate(34.2, _SMALL, 32, zero_dtype=torch.uint8),
+    _gate(16.2, _SMALL, _ROW, zero_dtype=torch.uint8),
+    _gate(23.2, _MIDDLE, 128, zero_dtype=torch.uint8),
+    _gate(34.0, _LARGE, 128, zero_dtype=torch.uint8),
+    _gate(46.5, _LARGE, 64, zero_dtype=_BF16),
+    _gate(18.0, _SMALL, 64, _FP16, _FP16),
+    _gate(29.5, _MIDDLE, 32),
+    _gate(42.5, _LARGE, 32),
+)

@@ -1,0 +1,77 @@
+"""The kernels of `linear` and `dequantize` for weights in the layout `plane16`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ao_core.layouts import Parts
+from ao_core.numerics import full_block
+from ao_core.records import Call, Kernel
+from ao_core.spec import Spec
+from ao_core.tensor import QTensor
+from ao_kernels.triton.launch import ELEMENTS, regime_of
+from ao_kernels.triton.support import why_not
+
+__all__ = ["PLANE16_KERNELS"]
+
+#: up to so many rows, decoding weights in every block of rows is cheaper than once for all; by the
+#: instructions counted in the proofs, not measured
+MOST_ROWS = {"none": 256, "int": 128, "float": 128}
+
+
+def plane16_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+    """One launch; with zero points two."""
+    from ao_kernels.triton import ops
+
+    n, k = w.stored_shape
+    group = full_block(w.spec.block, (n, k))[-1]
+    parts = w.parts
+    out: Tensor = ops.plane16_linear(
+        x, parts["qdata"], parts["scale"], parts.get("zero"), bias, n, k, group
+    )
+    return out
+
+
+def plane16_dequantize(
+    parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    """Dense values of `shape`, bit for bit those of the canonical layout."""
+    from ao_kernels.triton import ops
+
+    n, k = shape
+    group = full_block(spec.block, shape)[-1]
+    out: Tensor = ops.plane16_dequantize(
+        parts["qdata"], parts["scale"], parts.get("zero"), n, k, group, dtype
+    )
+    return out
+
+
+def _accepts_linear(call: Call) -> str | None:
+    if call.x_dtype not in ELEMENTS:
+        return f"needs activations in bfloat16 or float16, found {call.x_dtype}"
+    if call.m > (most := MOST_ROWS[call.spec.zero]):
+        return f"is for up to {most} rows, found {call.m}: decoding once is cheaper"
+    return None
+
+
+def _accepts_dequantize(call: Call) -> str | None:
+    if call.x_dtype not in (*ELEMENTS, torch.float32):
+        return f"writes float32, bfloat16 and float16, not {call.x_dtype}"
+    return None
+
+
+def _describe(call: Call) -> str:
+    return f"blocks of {regime_of(call.m).rows} rows, sums in float32"
+
+
+PLANE16_KERNELS = (
+    Kernel(
+        "triton_plane16_linear", "linear", "plane16", "cuda", plane16_linear, 50, why_not,
+        _accepts_linear, _describe,
+    ),
+    Kernel(
+        "triton_plane16_dequantize", "dequantize", "plane16", "cuda", plane16_dequantize, 50,
+        why_not, _accepts_dequantize,
+    ),
+)  # fmt: skip

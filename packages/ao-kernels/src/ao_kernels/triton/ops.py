@@ -1,0 +1,146 @@
+"""Custom ops around the launches, so that `torch.compile` and export see one node each."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ao_kernels.triton.launch import constants, regime_of, splits_of
+from ao_kernels.triton.plane16 import COLS, Tiling, tiling
+from ao_kernels.triton.support import processors, take_locks
+
+__all__ = ["plane16_dequantize", "plane16_linear"]
+
+#: rows of activations, and columns, that a block of `group_sums` adds up at once
+_SUM_ROWS, _SUM_STEP = 4, 128
+
+
+@torch.library.custom_op("ao_kernels::plane16_linear", mutates_args=())
+def plane16_linear(
+    x: Tensor,
+    qdata: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    n: int,
+    k: int,
+    group: int,
+) -> Tensor:
+    """Activations (…, k) times the transpose of a weight (n, k) in the layout `plane16`, plus bias."""
+    return launch_linear(x, qdata, scale, zero, bias, n, k, group)
+
+
+@plane16_linear.register_fake
+def _(
+    x: Tensor,
+    qdata: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    n: int,
+    k: int,
+    group: int,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], n))
+
+
+@torch.library.custom_op("ao_kernels::plane16_dequantize", mutates_args=())
+def plane16_dequantize(
+    qdata: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    n: int,
+    k: int,
+    group: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Dense values (n, k) of a weight in the layout `plane16`."""
+    from ao_kernels.triton.kernels import plane16
+
+    tiles = tiling(n, k, group)
+    out = qdata.new_empty((n, k), dtype=dtype)
+    with _device(qdata):
+        plane16.dequantize[(tiles.blocks, tiles.tiles)](
+            qdata, scale, scale if zero is None else zero, out, n, k, tiles.tiles,
+            COLS, tiles.plane, tiles.chain, zero is not None,
+        )  # fmt: skip
+    return out
+
+
+@plane16_dequantize.register_fake
+def _(
+    qdata: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    n: int,
+    k: int,
+    group: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    return qdata.new_empty((n, k), dtype=dtype)
+
+
+def launch_linear(
+    x: Tensor,
+    qdata: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    n: int,
+    k: int,
+    group: int,
+    *,
+    splits: int | None = None,
+) -> Tensor:
+    """The op itself; `splits` sets how many blocks share a row of tiles."""
+    from ao_kernels.triton.kernels import plane16
+
+    x_MK = x.reshape(-1, k)
+    if x_MK.stride(-1) != 1:
+        x_MK = x_MK.contiguous()
+    m, out = x_MK.shape[0], x.new_empty((*x.shape[:-1], n))
+    if m == 0:
+        return out
+    tiles, regime = tiling(n, k, group), regime_of(m)
+    row_blocks = -(-m // regime.rows)
+    if splits is None:
+        splits = splits_of(tiles, row_blocks, processors(x.device))
+    places = tiles.blocks * row_blocks
+    with _device(x):
+        sums = out if zero is None else _group_sums(x_MK, tiles, group)
+        # scratch that a product without it does not touch; any tensor can stand there
+        partial = locks = out
+        if splits > 1:
+            partial = x.new_empty(places * splits * COLS * regime.rows, dtype=torch.float32)
+            locks = take_locks(places, x.device)
+        plane16.linear[(tiles.blocks, splits, row_blocks)](
+            x_MK, qdata, scale, scale if zero is None else zero, sums,
+            out if bias is None else bias, out, partial, locks,
+            m, n, k, x_MK.stride(0), m, tiles.tiles, -(-tiles.tiles // splits),
+            **constants(
+                tiles, regime, splits, x.dtype, scale.dtype,
+                None if zero is None else zero.dtype, bias is not None, assembly=x.is_cuda,
+            ),
+            num_warps=regime.num_warps, num_stages=regime.num_stages,
+        )  # fmt: skip
+    return out
+
+
+def _group_sums(x_MK: Tensor, tiles: Tiling, group: int) -> Tensor:
+    """float32 (groups, M): sums of the activations that share a zero point."""
+    from ao_kernels.triton.kernels import plane16
+
+    m, k = x_MK.shape
+    sums = x_MK.new_empty((tiles.groups, m), dtype=torch.float32)
+    plane16.group_sums[(-(-m // _SUM_ROWS), tiles.groups)](
+        x_MK, sums, m, k, x_MK.stride(0), m, group if tiles.chain else k, _SUM_ROWS, _SUM_STEP
+    )
+    return sums
+
+
+def _device(x: Tensor) -> Any:
+    """Triton launches on the current device."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

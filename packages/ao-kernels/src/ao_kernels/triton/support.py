@@ -1,0 +1,84 @@
+"""Whether this machine can run the Triton kernels, and what the launches of them share."""
+
+from __future__ import annotations
+
+import threading
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+__all__ = ["CAPABILITY", "processors", "take_locks", "why_not"]
+
+#: the oldest devices that have what the kernels are written with: bfloat16, asynchronous copies
+CAPABILITY = (8, 0)
+#: counters of one device; a launch takes some for a block of its result each
+_LOCKS = 1 << 18
+
+_guard = threading.Lock()
+_pools: dict[torch.device, _Pool] = {}
+
+
+def why_not() -> str | None:
+    """None, or a sentence that says why the Triton kernels cannot run here."""
+    if find_spec("triton") is None:
+        return 'Triton is not installed; pip install "ao-kernels[triton]"'
+    if not torch.cuda.is_available():
+        return "no CUDA device is available"
+    if torch.version.hip is not None:
+        return "the assembly in the Triton kernels is that of NVIDIA's devices"
+    found = torch.cuda.get_device_capability()
+    if found < CAPABILITY:
+        return "needs sm_{}{}, found sm_{}{}".format(*CAPABILITY, *found)
+    return None
+
+
+def processors(device: torch.device) -> int:
+    """How many blocks run at the same time at least; of any device, those of an H100 without one."""
+    if device.type != "cuda":
+        return 132
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+class _Pool:
+    """The counters of one device: which are taken, and by which stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.locks = torch.zeros(_LOCKS, dtype=torch.int32, device=device)
+        torch.cuda.synchronize(device)  # other streams see the zeros too
+        self.used = 0
+        self.of_streams: dict[int, Tensor] = {}
+
+    def take(self, count: int) -> Tensor:
+        """Counters that nobody else has; where too few are left, new ones."""
+        if self.used + count > _LOCKS:
+            return torch.zeros(count, dtype=torch.int32, device=self.locks.device)
+        self.used += count
+        return self.locks[self.used - count : self.used]
+
+    def of_stream(self, stream: int, count: int) -> Tensor:
+        """Counters that only this stream has."""
+        mine = self.of_streams.get(stream)
+        if mine is None or len(mine) < count:
+            mine = self.of_streams[stream] = self.take(count)
+        return mine
+
+
+def take_locks(count: int, device: torch.device) -> Tensor:
+    """At least `count` int32 zeros that a launch counts with and leaves as zeros.
+
+    Launches of one stream follow each other and share them. A CUDA graph may run beside anything, so
+    each launch in it has its own.
+    """
+    if device.type != "cuda":
+        return torch.zeros(count, dtype=torch.int32, device=device)
+    capturing = torch.cuda.is_current_stream_capturing()
+    with _guard:
+        pool = _pools.get(device)
+        if pool is None:
+            if capturing:  # memory taken now would be the graph's
+                return torch.zeros(count, dtype=torch.int32, device=device)
+            pool = _pools[device] = _Pool(device)
+        if capturing:
+            return pool.take(count)
+        return pool.of_stream(torch.cuda.current_stream(device).cuda_stream, count)

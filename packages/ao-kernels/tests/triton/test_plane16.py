@@ -1,0 +1,152 @@
+"""The layout `plane16`, and what its kernels say where they cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ao_core import WHOLE, Spec
+from ao_core.records import Call
+from ao_core.registry import registry
+from ao_core.tensor import quantize_tensor
+from ao_core.tensor.relayout import native, to_layout
+from ao_core.testing import LayoutSuite
+from ao_core.testing.base import gaussian
+from ao_kernels.triton import launch, ops, support
+from ao_kernels.triton.plane16 import tiling
+
+
+class TestPlane16(LayoutSuite):
+    layout = "plane16"
+    specs = (
+        Spec("int4", (1, 32), "bfloat16"),
+        Spec("uint4", (1, 64), "float16", "int"),
+    )
+
+
+LINEAR = registry.kernels.get("triton_plane16_linear")
+
+
+def call(**changes):
+    fields = {
+        "op": "linear",
+        "spec": Spec("int4", (1, 128), "bfloat16", layout="plane16"),
+        "weight_shape": (256, 512),
+        "x_shape": (1, 512),
+        "x_dtype": torch.bfloat16,
+        "device": "cuda",
+    }
+    return Call(**{**fields, **changes})
+
+
+def test_where_each_code_lies():
+    """Word kk of a row holds the codes of columns kk, kk + 64, kk + 128, kk + 192 of its tile."""
+    q = quantize_tensor(gaussian((130, 300)), Spec("uint4", (1, 64), zero="int", layout="packed"))
+    words = to_layout(q, "plane16").qdata.to(torch.int32) & 0xFFFF
+    assert words.shape == (2, 2, 128, 64)
+    codes = torch.zeros(256, 512, dtype=torch.int32)
+    scale, zero = q.scale.repeat_interleave(64, 1), q.zero.repeat_interleave(64, 1)
+    values = q.dequantize(torch.float32) / scale[:, :300] + zero[:, :300]
+    codes[:130, :300] = values.round().to(torch.int32)
+    for plane in range(4):
+        expected = codes.view(2, 128, 2, 4, 64)[:, :, :, plane].transpose(1, 2)
+        assert torch.equal(words >> 4 * plane & 15, expected)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128, 256, 300, WHOLE])
+@pytest.mark.parametrize(("name", "zero"), [("int4", "none"), ("uint4", "int"), ("uint4", "float")])
+def test_and_back(group, name, zero):
+    """Bit for bit, whatever is padded; 300 is a group of the whole row, and of more than that."""
+    for shape in ((130, 300), (1, 1), (128, 256)):
+        q = quantize_tensor(gaussian(shape), Spec(name, (1, group), "float16", zero, "packed"))
+        planes = to_layout(q, "plane16")
+        back = to_layout(planes, "packed")
+        assert all(torch.equal(back.parts[part], q.parts[part]) for part in q.part_names)
+        assert torch.equal(planes.dequantize(), q.dequantize())
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "words"),
+    [
+        (Spec("int3", (1, 64)), (16, 64), "not int3"),
+        (Spec("int4", (1, 64), act=Spec("int8", (1, WHOLE))), (16, 64), "activations"),
+        (Spec("int4", (1, 64), "e8m0"), (16, 64), "found e8m0"),
+        (Spec("int4", (1, 48)), (16, 96), "needs groups of"),
+        (Spec("int4", (2, 64)), (16, 64), "needs groups of"),
+        (Spec("int4", (WHOLE, WHOLE)), (1, 64), "needs groups of"),
+        (Spec("int4", (1, 1, 64)), (2, 16, 64), "2-D weight"),
+    ],
+)
+def test_what_does_not_fit(spec, shape, words):
+    layout = registry.layouts.get("plane16")
+    assert words in layout.fits(spec, shape, registry.dtypes.get(spec.dtype))
+
+
+def test_without_a_device_the_reason_is_a_sentence():
+    reason = LINEAR.available()
+    assert reason is not None
+    assert len(reason.split()) >= 3
+
+
+def test_reasons(monkeypatch):
+    monkeypatch.setattr(support, "find_spec", lambda name: None)
+    assert "Triton is not installed" in support.why_not()
+    monkeypatch.setattr(support, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert support.why_not() == "no CUDA device is available"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    assert support.why_not() == "needs sm_80, found sm_75"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert support.why_not() is None
+
+
+def test_calls_that_are_refused():
+    assert LINEAR.accepts(call()) is None
+    assert LINEAR.accepts(call(x_shape=(0, 512))) is None
+    assert LINEAR.accepts(call(x_shape=(2, 128, 512))) is None
+    assert "float32" in LINEAR.accepts(call(x_dtype=torch.float32))
+    assert "found 257" in LINEAR.accepts(call(x_shape=(257, 512)))
+    asymmetric = Spec("uint4", (1, 128), "bfloat16", "int", layout="plane16")
+    assert "found 129" in LINEAR.accepts(call(spec=asymmetric, x_shape=(129, 512)))
+
+
+def test_on_other_devices_weights_stay_as_they_are():
+    q = quantize_tensor(gaussian((256, 512)).bfloat16(), Spec("int4", (1, 128), layout="packed"))
+    assert native(q).spec.layout != "plane16"
+
+
+def test_the_ops_know_their_results_without_running():
+    spec = Spec("int4", (1, 64), "bfloat16", layout="plane16")
+    w = to_layout(quantize_tensor(gaussian((140, 300)), replace(spec, layout="packed")), "plane16")
+    with torch._subclasses.FakeTensorMode() as mode:
+        qdata, scale = mode.from_tensor(w.qdata), mode.from_tensor(w.scale)
+        x = torch.empty(2, 3, 300, dtype=torch.bfloat16)
+        out = ops.plane16_linear(x, qdata, scale, None, None, 140, 300, 64)
+        assert (out.shape, out.dtype) == ((2, 3, 140), torch.bfloat16)
+        dense = ops.plane16_dequantize(qdata, scale, None, 140, 300, 64, torch.float16)
+        assert (dense.shape, dense.dtype) == ((140, 300), torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "rows", "splits"),
+    [
+        (4096, 4096, 1, 4),  # 32 blocks: four each make 128
+        (28672, 4096, 1, 1),  # 224 blocks are enough
+        (6144, 4096, 1, 4),
+        (1024, 4096, 1, 4),  # no block gets fewer than four tiles
+        (1024, 512, 1, 1),
+        (4096, 14336, 1, 4),
+        (4096, 4096, 4, 1),
+    ],
+)
+def test_splits(n, k, rows, splits):
+    assert launch.splits_of(tiling(n, k, 128), rows, 132) == splits
+
+
+def test_regimes():
+    assert [launch.regime_of(m).rows for m in (1, 16, 17, 32, 33, 64, 65, 256)] == [
+        16, 16, 32, 32, 64, 64, 64, 64
+    ]  # fmt: skip
