@@ -192,6 +192,24 @@ def test_autocast_layers_see_what_is_multiplied():
     assert state.range.high == float(x.bfloat16().max())
 
 
+def test_tensors_without_memory_of_their_own_pass():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 4)
+
+        def forward(self, x):
+            x = torch.vmap(lambda row: row * 2 + 1)(x)
+            x = x + (torch.eye(6).to_sparse() * 2).to_dense()[0]
+            return self.layer(x + torch.ones(6).to("meta").dim())
+
+    model = Odd()
+    calibration = prepare(model, INT8)
+    with calibrate(model):
+        model(torch.randn(5, 6))
+    assert calibration.watched["layer.weight"].state.count == 30
+
+
 def test_a_compiled_model_is_observed_too():
     model, x = _mlp().eval(), torch.randn(5, 70)
     compiled = torch.compile(model, backend="aot_eager")
@@ -210,7 +228,7 @@ def test_a_compiled_model_is_observed_too():
 
 def test_a_model_that_is_a_compiled_module():
     model, x = torch.compile(_mlp(), backend="aot_eager"), torch.randn(5, 70)
-    report = _calibrated(model, INT8, [x])
+    report = _calibrated(model, "int8_static_activation_int8_weight", [x])
     assert len(report.with_status("quantized")) == 2
     assert isinstance(model.get_parameter("_orig_mod.0.weight"), QTensor)
     assert model(x).shape == (5, 33)
