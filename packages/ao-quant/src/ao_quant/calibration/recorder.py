@@ -58,7 +58,10 @@ class _Memory:
         """The name of the weight that a plain tensor is, or is a view of."""
         if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta or not tensor.numel():
             return None
-        address = tensor.data_ptr()
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError:  # sparse, or what a function transform shows in place of a tensor
+            return None
         place = bisect_right(self._pieces, address, key=lambda piece: piece[0]) - 1
         if place < 0 or address >= self._pieces[place][1]:
             return None
