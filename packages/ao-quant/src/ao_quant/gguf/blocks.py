@@ -138,8 +138,8 @@ def _moves(source: list[int], inverted: list[bool]) -> Moves:
     for i in range(max(map(len, runs))):
         term = torch.tensor([run[i] if i < len(run) else [0, 0, 0] for run in runs])
         taken, (shift, mask) = term[:, 0], term[:, 1:, None].unbind(1)
-        right, left = shift.clamp(min=0), shift.neg().clamp(min=0)
-        terms.append((taken, *(x.to(torch.uint8) for x in (right, left, mask))))
+        right, left = shift.clamp(min=0).to(torch.uint8), shift.neg().clamp(min=0).to(torch.uint8)
+        terms.append((taken, right, left, mask.to(torch.uint8)))
     bits = torch.tensor(inverted).reshape(-1, 8).to(torch.uint8)
     flips = (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, keepdim=True).to(torch.uint8)
     return Moves(tuple(terms), flips)
