@@ -18,6 +18,8 @@ QUANTIZE_TIME = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_quantize_
 CHECKPOINT = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_checkpoint.py"
 
 BLOCK = ROOT / "packages" / "ao-float8" / "benchmarks" / "gpu" / "bench_block.py"
+GGUF = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_gguf.py"
+
 CPU = ROOT / "packages" / "ao-kernels" / "benchmarks" / "cpu"
 
 
@@ -52,6 +54,14 @@ def test_import_time(tmp_path: Path) -> None:
     for row in others:
         assert 0 < row["added ms"] < first["added ms"]
         assert 0 < row["modules added"] < 200
+
+
+@pytest.mark.slow
+def test_gguf(tmp_path: Path) -> None:
+    found = rows(GGUF, tmp_path, "--rounds=1", "--rows=4")
+    assert {row["encoder"] for row in found} == {"ao", "gguf"}
+    assert all(row["bytes of ao"] == "yes" for row in found)
+    assert all(row["dB"] > 10 and row["ns a weight"] > 0 for row in found)
 
 
 @pytest.mark.slow

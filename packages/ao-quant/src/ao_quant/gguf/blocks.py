@@ -63,55 +63,57 @@ def _six_bits(first: int, last: list[Number]) -> list[Number]:
     return [bits[:6] for bits in bytes_] + _joined(last, [bits[6:] for bits in bytes_])
 
 
-_NIBBLES = _planes(12, 8, 4, 4)
-_SCALES_OF_K = {
-    "scale.scale": Field(_half(0)),
-    "zero.scale": Field(_half(2)),
-    "scale.qdata": Field(_six_bits(4, _NIBBLES[:4])),
-    "zero.qdata": Field(_six_bits(8, _NIBBLES[4:])),
-}
-#: GGUF type -> the plain parts of a tensor (see `QTensor.leaves`) and where a block has them
-_FIELDS: dict[str, dict[str, Field]] = {
-    "q4_0": {"qdata": Field(_planes(2, 32, 16, 4), True), "scale": Field(_half(0))},
-    "q4_1": {
-        "qdata": Field(_planes(4, 32, 16, 4)),
-        "scale": Field(_half(0)),
-        "zero": Field(_half(2), True),
-    },
-    "q5_0": {
-        "qdata": Field(_joined(_planes(6, 32, 16, 4), _planes(2, 32, 1, 1)), True),
-        "scale": Field(_half(0)),
-    },
-    "q5_1": {
-        "qdata": Field(_joined(_planes(8, 32, 16, 4), _planes(4, 32, 1, 1))),
-        "scale": Field(_half(0)),
-        "zero": Field(_half(2), True),
-    },
-    "q8_0": {"qdata": Field(_planes(2, 32, 32, 8)), "scale": Field(_half(0))},
-    "q2_k": {
-        "qdata": Field(_planes(16, 256, 32, 2)),
-        "scale.qdata": Field(_planes(0, 32, 16, 4)[:16]),
-        "scale.scale": Field(_half(80)),
-        "zero.qdata": Field(_planes(0, 32, 16, 4)[16:]),
-        "zero.scale": Field(_half(82)),
-    },
-    "q3_k": {
-        "qdata": Field(_joined(_planes(32, 256, 32, 2), _planes(0, 256, 32, 1)), True),
-        "scale.qdata": Field(_joined(_planes(96, 16, 8, 4), _planes(104, 16, 4, 2)), True),
-        "scale.scale": Field(_half(108)),
-    },
-    "q4_k": {"qdata": Field(_planes(16, 256, 32, 4)), **_SCALES_OF_K},
-    "q5_k": {
-        "qdata": Field(_joined(_planes(48, 256, 32, 4), _planes(16, 256, 32, 1))),
-        **_SCALES_OF_K,
-    },
-    "q6_k": {
-        "qdata": Field(_joined(_planes(0, 256, 64, 4), _planes(128, 256, 32, 2)), True),
-        "scale.qdata": Field(_planes(192, 16, 16, 8)),
-        "scale.scale": Field(_half(208)),
-    },
-    "iq4_nl": {"qdata": Field(_planes(2, 32, 16, 4)), "scale": Field(_half(0))},
-}
+@cache
+def _fields() -> dict[str, dict[str, Field]]:
+    """GGUF type -> the plain parts of a tensor (see `QTensor.leaves`) and where a block has them."""
+    nibbles = _planes(12, 8, 4, 4)
+    scales_of_k = {
+        "scale.scale": Field(_half(0)),
+        "zero.scale": Field(_half(2)),
+        "scale.qdata": Field(_six_bits(4, nibbles[:4])),
+        "zero.qdata": Field(_six_bits(8, nibbles[4:])),
+    }
+    return {
+        "q4_0": {"qdata": Field(_planes(2, 32, 16, 4), True), "scale": Field(_half(0))},
+        "q4_1": {
+            "qdata": Field(_planes(4, 32, 16, 4)),
+            "scale": Field(_half(0)),
+            "zero": Field(_half(2), True),
+        },
+        "q5_0": {
+            "qdata": Field(_joined(_planes(6, 32, 16, 4), _planes(2, 32, 1, 1)), True),
+            "scale": Field(_half(0)),
+        },
+        "q5_1": {
+            "qdata": Field(_joined(_planes(8, 32, 16, 4), _planes(4, 32, 1, 1))),
+            "scale": Field(_half(0)),
+            "zero": Field(_half(2), True),
+        },
+        "q8_0": {"qdata": Field(_planes(2, 32, 32, 8)), "scale": Field(_half(0))},
+        "q2_k": {
+            "qdata": Field(_planes(16, 256, 32, 2)),
+            "scale.qdata": Field(_planes(0, 32, 16, 4)[:16]),
+            "scale.scale": Field(_half(80)),
+            "zero.qdata": Field(_planes(0, 32, 16, 4)[16:]),
+            "zero.scale": Field(_half(82)),
+        },
+        "q3_k": {
+            "qdata": Field(_joined(_planes(32, 256, 32, 2), _planes(0, 256, 32, 1)), True),
+            "scale.qdata": Field(_joined(_planes(96, 16, 8, 4), _planes(104, 16, 4, 2)), True),
+            "scale.scale": Field(_half(108)),
+        },
+        "q4_k": {"qdata": Field(_planes(16, 256, 32, 4)), **scales_of_k},
+        "q5_k": {
+            "qdata": Field(_joined(_planes(48, 256, 32, 4), _planes(16, 256, 32, 1))),
+            **scales_of_k,
+        },
+        "q6_k": {
+            "qdata": Field(_joined(_planes(0, 256, 64, 4), _planes(128, 256, 32, 2)), True),
+            "scale.qdata": Field(_planes(192, 16, 16, 8)),
+            "scale.scale": Field(_half(208)),
+        },
+        "iq4_nl": {"qdata": Field(_planes(2, 32, 16, 4)), "scale": Field(_half(0))},
+    }
 
 
 # -- moving bits -----------------------------------------------------------------------------------
@@ -138,8 +140,8 @@ def _moves(source: list[int], inverted: list[bool]) -> Moves:
     for i in range(max(map(len, runs))):
         term = torch.tensor([run[i] if i < len(run) else [0, 0, 0] for run in runs])
         taken, (shift, mask) = term[:, 0], term[:, 1:, None].unbind(1)
-        right, left = shift.clamp(min=0), shift.neg().clamp(min=0)
-        terms.append((taken, *(x.to(torch.uint8) for x in (right, left, mask))))
+        right, left = shift.clamp(min=0).to(torch.uint8), shift.neg().clamp(min=0).to(torch.uint8)
+        terms.append((taken, right, left, mask.to(torch.uint8)))
     bits = torch.tensor(inverted).reshape(-1, 8).to(torch.uint8)
     flips = (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, keepdim=True).to(torch.uint8)
     return Moves(tuple(terms), flips)
@@ -150,7 +152,7 @@ def _both_ways(kind: str) -> tuple[Moves, Moves]:
     """From a block to the bytes of all its parts, one part after the other, and back."""
     source: list[int] = []
     inverted: list[bool] = []
-    for field in _FIELDS[kind].values():
+    for field in _fields()[kind].values():
         for number in field.numbers:
             source += number
             inverted += [False] * (len(number) - 1) + [field.inverted]
@@ -177,13 +179,12 @@ def _move(x: Tensor, moves: Moves) -> Tensor:
 
 def block_size(kind: str) -> tuple[int, int]:
     """(elements, bytes) of a block."""
-    bits = {name: sum(map(len, f.numbers)) for name, f in _FIELDS[kind].items()}
-    return len(_FIELDS[kind]["qdata"].numbers), sum(bits.values()) // 8
+    return len(_fields()[kind]["qdata"].numbers), sum(_part_bytes(kind).values())
 
 
 def _part_bytes(kind: str) -> dict[str, int]:
     """Bytes of each plain part in a block."""
-    return {name: sum(map(len, f.numbers)) // 8 for name, f in _FIELDS[kind].items()}
+    return {name: sum(map(len, f.numbers)) // 8 for name, f in _fields()[kind].items()}
 
 
 def from_blocks(data: Tensor, kind: str, dtype: torch.dtype = torch.float32) -> QTensor:

@@ -20,8 +20,9 @@ from ao_quant.gguf.search import searched
 
 __all__ = ["encode"]
 
-#: elements encoded at a time: few enough for a processor's cache
-_ELEMENTS = 1 << 17
+#: elements encoded at a time: few enough for a processor's cache, or for a GPU's memory
+_ELEMENTS = {"cpu": 1 << 17}
+_MOST_ELEMENTS = 1 << 24
 
 
 def encode(x: Tensor, kind: str, spec: Spec) -> QTensor:
@@ -70,7 +71,8 @@ def _in_pieces(
     x: Tensor, of: Callable[[Tensor, DType, Spec | None], Blocks], dtype: DType, nested: Spec | None
 ) -> Blocks:
     """The blocks of (G, S, E) elements, some at a time."""
-    pieces = x.split(max(_ELEMENTS // x[:1].numel(), 1) if x.numel() else 1)
+    limit = _ELEMENTS.get(x.device.type, _MOST_ELEMENTS)
+    pieces = x.split(max(limit // (x.shape[1] * x.shape[2]), 1))
     found = [of(piece, dtype, nested) for piece in pieces]
 
     def joined(steps: list[Steps]) -> Steps:
