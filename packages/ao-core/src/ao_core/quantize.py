@@ -143,14 +143,12 @@ def convert(
         reason = "its products are in low precision already"
         return None, _record(entry, before, "kept", reason, start)
     quality = sample_sqnr(dense, new)
-    if isinstance(new, QTensor) and STOCHASTIC in new.spec.options:
-        parameter = nn.Parameter(new, requires_grad=before.requires_grad)  # every step writes it
-    elif isinstance(new, QTensor):
+    trains = before.requires_grad
+    if isinstance(new, QTensor):
         # filters of one dimension have the rank of experts, but not their products
         new = new if is_conv(dense, _role(entry)) else native(new)
-        parameter = nn.Parameter(new, requires_grad=False)
-    else:
-        parameter = nn.Parameter(new, requires_grad=before.requires_grad)
+        trains = trains and STOCHASTIC in new.spec.options
+    parameter = nn.Parameter(new, requires_grad=trains)
     return parameter, _record(entry, before, "quantized", "", start, parameter, quality)
 
 

@@ -34,6 +34,14 @@ class Float8Product(NamedTuple):
     #: let tensor cores add in fewer bits than float32, which is faster on Hopper; elsewhere no matter
     fast_accumulation: bool = True
 
+    def __repr__(self) -> str:
+        changed = [
+            f"{name}={value!r}"
+            for name, value in self._asdict().items()
+            if value != self._field_defaults[name]
+        ]
+        return f"Float8Product({', '.join(changed)})"
+
 
 _ROW = Float8Product("row")
 _BLOCK = Float8Product("block")
