@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = [
     "FLOAT8_ALL_GATHER",
     "Whole",
+    "all_reduce_max",
+    "cast_shard",
     "common_cast",
     "precompute_scales",
     "product_of_codes",
@@ -144,8 +146,7 @@ def pre_all_gather(
             "which ends inside a block; use fewer ranks, a scale for the tensor, or leave the layer out"
         )
     if extent == WHOLE:
-        largest = _largest(memory, cast, shard.whole, mesh)
-        codes = quantize_tensor(memory, cast, scale=_scale(largest, cast))
+        codes = cast_shard(memory, cast, _largest(memory, cast, shard.whole, mesh))
     else:
         codes = quantize_tensor(memory, cast)
     outputs, gather = sharding.pre_all_gather(codes, size, ranks)
@@ -166,10 +167,12 @@ def _largest(memory: Tensor, cast: Spec, whole: Whole, mesh: Any) -> Tensor:
     return largest
 
 
-def _scale(largest: Tensor, spec: Spec) -> Tensor:
-    """The scale of blocks with these largest magnitudes, as quantizing finds it."""
+def cast_shard(shard: Tensor, spec: Spec, largest: Tensor) -> QTensor:
+    """A shard with the scales of the whole, which has these largest magnitudes in its blocks."""
     dtype, mode = registry.dtypes.get(spec.dtype), str(spec.option("mx_mode", "floor"))
-    return qparams_of_range(-largest, largest, dtype, "none", scale_spec(spec), mx_mode=mode)[0]
+    kind = scale_spec(spec)
+    scale, _ = qparams_of_range(-largest, largest, dtype, "none", kind, mx_mode=mode)
+    return quantize_tensor(shard, spec, scale=scale)
 
 
 def all_reduce_max(largest: Tensor, groups: Iterable[Any]) -> Tensor:
