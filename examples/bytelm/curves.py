@@ -30,7 +30,7 @@ SMALL = model.ModelConfig(hidden_size=128, intermediate_size=256, num_hidden_lay
 SHORT = TrainConfig(
     steps=300,
     batch=16,
-    context=128,
+    context=64,
     optimizer="AdamW",
     matrix_lr=1e-3,
     other_lr=1e-3,
@@ -65,9 +65,13 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--recipes", nargs="+", default=[PLAIN], help="see bytelm/precision.py")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--json", type=Path, default=RESULTS, help="results, also those from before")
+    parser.add_argument(
+        "--json", type=Path, default=RESULTS, help="results, also those from before"
+    )
     parser.add_argument("--plot", type=Path, default=PICTURE)
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "curves", help="states of runs")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "build" / "curves", help="states of runs"
+    )
     for field in fields(TrainConfig):
         if field.name not in ("recipe", "seed"):
             value = getattr(SHORT, field.name)
@@ -84,7 +88,9 @@ def read(path: Path, config: TrainConfig) -> dict[str, Any]:
         return {"settings": settings, "runs": []}
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if found["settings"] != settings:
-        sys.exit(f"{path} has runs with {found['settings']}, asked is {settings}: use another --json")
+        sys.exit(
+            f"{path} has runs with {found['settings']}, asked is {settings}: use another --json"
+        )
     return found
 
 
@@ -116,7 +122,9 @@ def plot(runs: list[dict[str, Any]], path: Path) -> None:
 
     figure = Figure(figsize=(7, 6), layout="constrained")
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(2, 1))
-    means = {recipe: mean_curve(runs, recipe) for recipe in dict.fromkeys(r["recipe"] for r in runs)}
+    means = {
+        recipe: mean_curve(runs, recipe) for recipe in dict.fromkeys(r["recipe"] for r in runs)
+    }
     for recipe, points in means.items():
         upper.plot(list(points), list(points.values()), marker=".", label=recipe)
         if recipe != PLAIN and PLAIN in means:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,11 @@ def product(dtype: str, grad: str, block: tuple[int, ...]) -> Spec:
 
 def specs(dtype: str, output: tuple[int, ...], grad_input: tuple[int, ...], grad: str) -> Any:
     block = TENSOR if output == TENSOR else ROW
-    return product(dtype, dtype, output), product(dtype, grad, grad_input), product(dtype, grad, block)
+    return (
+        product(dtype, dtype, output),
+        product(dtype, grad, grad_input),
+        product(dtype, grad, block),
+    )
 
 
 #: name -> specs, sizes of the layers, dtype that FSDP2 computes in
@@ -61,7 +65,7 @@ class GatheredBytes(TorchDispatchMode):
 
 def make_model(given: Any, sizes: tuple[int, ...]) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for position, (k, n) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for position, (k, n) in enumerate(pairwise(sizes)):
         # uneven shards, and with and without a bias
         linear = nn.Linear(k, n, bias=position == 1)
         with torch.no_grad():
@@ -81,7 +85,9 @@ def sharded(model: nn.Sequential, dtype: torch.dtype | None) -> nn.Sequential:
     return fully_shard(model, mp_policy=policy)
 
 
-def train(model: nn.Module, sizes: tuple[int, ...], share: slice, ahead: bool = False) -> list[float]:
+def train(
+    model: nn.Module, sizes: tuple[int, ...], share: slice, ahead: bool = False
+) -> list[float]:
     """Losses of four steps on a share of the batch, averaged over the ranks."""
     x, y = gaussian((8, 3, sizes[0]), seed=8)[share], gaussian((8, 3, sizes[-1]), seed=9)[share]
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2)
@@ -130,7 +136,7 @@ def check(name: str, share: slice) -> None:
     near(found[2], found[1], 1e-6)
     ratio = counts[1].gathered / counts[0].gathered
     reduced = [count.reduced for count in counts]
-    print(f"{name}: {ratio:.3f} of the bytes, {reduced} all-reduces; {found}")
+    sys.stdout.write(f"{name}: {ratio:.3f} of the bytes, {reduced} all-reduces; {found}\n")
     # in float32 a quarter of the bytes; scales a row and biases are beside the codes
     assert ratio <= (0.55 if dtype == BF16 else 0.31)
     if name.startswith("tensorwise"):
@@ -178,4 +184,4 @@ if __name__ == "__main__":
             check(name, slice(rank * size, rank * size + size))
         check_refusals()
         check_tied()
-        print("refusals and tied weights")
+        sys.stdout.write("refusals and tied weights\n")

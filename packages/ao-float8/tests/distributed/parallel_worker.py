@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ao_float8.distributed import (
-    Float8ColwiseParallel,
-    Float8RowwiseParallel,
-    PrepareFloat8ModuleInput,
-    precompute_float8_dynamic_scale_for_fsdp,
-)
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -30,6 +23,12 @@ from ao_core.numerics import sqnr
 from ao_core.tensor.gather import with_float8_all_gather
 from ao_core.testing.base import gaussian
 from ao_core.testing.programs import one_of_the_ranks
+from ao_float8.distributed import (
+    Float8ColwiseParallel,
+    Float8RowwiseParallel,
+    PrepareFloat8ModuleInput,
+    precompute_float8_dynamic_scale_for_fsdp,
+)
 
 
 def specs(block: tuple[int, ...]) -> tuple[Spec, Spec, Spec]:
@@ -111,16 +110,23 @@ def check_tensor_parallel(name: str) -> None:
         (out * factors.chunk(ranks, 1)[rank]).sum().backward()
     expected = alone(all_of_it)
     (expected * factors).sum().backward()
-    pairs = [(expected.chunk(ranks, 1)[rank], out), (all_of_it.grad.chunk(ranks, 1)[rank], part.grad)]
-    pairs += [(p.grad, whole(q)) for p, q in zip(alone.parameters(), parallel.parameters(), strict=True)]
+    pairs = [
+        (expected.chunk(ranks, 1)[rank], out),
+        (all_of_it.grad.chunk(ranks, 1)[rank], part.grad),
+    ]
+    pairs += [
+        (p.grad, whole(q)) for p, q in zip(alone.parameters(), parallel.parameters(), strict=True)
+    ]
     found = [float(sqnr(a.detach(), b.detach())) for a, b in pairs]
     # the scales of pieces of weights and of activations between are not those of the whole
     assert min(found) > (90 if given is None else 20), found
     values = x.numel()
     # the input, and the gradient of the output
-    expected_bytes = {torch.uint8: 2 * values} if name == "tensorwise" else {torch.float32: 8 * values}
+    expected_bytes = (
+        {torch.uint8: 2 * values} if name == "tensorwise" else {torch.float32: 8 * values}
+    )
     assert count.sizes == expected_bytes, count.sizes
-    print(f"{name}: {[round(value, 1) for value in found]} dB, {count.sizes}")
+    sys.stdout.write(f"{name}: {[round(value, 1) for value in found]} dB, {count.sizes}\n")
 
 
 def check_with_fsdp() -> None:
@@ -152,15 +158,15 @@ def check_with_fsdp() -> None:
             own.append(float(loss.detach()))
     assert losses[1] == pytest.approx(losses[0], rel=3e-2), losses
     assert losses[0][-1] < 0.9 * losses[0][0]
-    print(f"with FSDP2: {losses}")
+    sys.stdout.write(f"with FSDP2: {losses}\n")
 
 
 if __name__ == "__main__":
     with one_of_the_ranks(Path(sys.argv[1])):
         for name in CASES:
             check_tensor_parallel(name)
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         with pytest.raises(ConfigError, match="Embedding"):
-            mesh = init_device_mesh("cpu", (dist.get_world_size(),))
             parallelize_module(nn.Embedding(4, 4), mesh, Float8ColwiseParallel())
         if dist.get_world_size() == 4:
             check_with_fsdp()
