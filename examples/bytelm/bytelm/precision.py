@@ -1,19 +1,23 @@
-"""Recipes for low-precision products, and optimizers, by name; packages are imported when one is asked for."""
+"""Recipes for low-precision products, and optimizers, by name; packages are imported when asked for."""
 
 from __future__ import annotations
 
 import torch
-from ao_core import quantize_
-from ao_core.registry import registry
 from torch import nn
 from torch.optim import Optimizer
+
+from ao_core import quantize_
+from ao_core.registry import registry
 
 #: the recipe that changes nothing: the loss is computed under autocast
 PLAIN = "bf16"
 
 
 def convert(model: nn.Module, recipe: str) -> None:
-    """Have the products of all linear layers computed as a recipe says; weights stay as they are.
+    """Have the products of all linear layers but the head computed as a recipe says.
+
+    The weights stay as they are. The head is left out as it usually is: it is small, and its errors
+    reach every parameter.
 
     Args:
         model: changed in place.
@@ -26,20 +30,20 @@ def convert(model: nn.Module, recipe: str) -> None:
     """
     if recipe == PLAIN:
         return
+
+    def chosen(module: nn.Module, fqn: str) -> bool:
+        return isinstance(module, nn.Linear) and fqn != "lm_head"
+
     if recipe in registry.recipes:
-        quantize_(model, recipe, strict=True)
+        quantize_(model, recipe, chosen, strict=True)
         return
     try:
         from ao_float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError:
         registry.recipes.get(recipe)  # raises, and lists what there is
         raise
-    # every layer, also those that are too small to gain speed
-    convert_to_float8_training(
-        model,
-        config=Float8LinearConfig.from_recipe_name(recipe),
-        module_filter_fn=lambda module, _: isinstance(module, nn.Linear),
-    )
+    config = Float8LinearConfig.from_recipe_name(recipe)
+    convert_to_float8_training(model, config=config, module_filter_fn=chosen)
 
 
 def optimizer_class(name: str) -> type[Optimizer]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class GatheredBytes(TorchDispatchMode):
 
 def make_model(given: Any, sizes: tuple[int, ...]) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for position, (k, n) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for position, (k, n) in enumerate(pairwise(sizes)):
         # uneven shards, and with and without a bias
         linear = nn.Linear(k, n, bias=position == 1)
         with torch.no_grad():
@@ -136,7 +136,7 @@ def check(name: str, share: slice) -> None:
     near(found[2], found[1], 1e-6)
     ratio = counts[1].gathered / counts[0].gathered
     reduced = [count.reduced for count in counts]
-    print(f"{name}: {ratio:.3f} of the bytes, {reduced} all-reduces; {found}")
+    sys.stdout.write(f"{name}: {ratio:.3f} of the bytes, {reduced} all-reduces; {found}\n")
     # in float32 a quarter of the bytes; scales a row and biases are beside the codes
     assert ratio <= (0.55 if dtype == BF16 else 0.31)
     if name.startswith("tensorwise"):
@@ -155,6 +155,35 @@ def check_refusals() -> None:
         local = model[0].weight.to_local()
         local.hp[0, 0] = torch.nan if dist.get_rank() == 0 else 1.0
     assert model(torch.ones(2, 70)).isnan().all()
+
+
+def check_changes() -> None:
+    """Layers that are put back to high precision while training goes on."""
+    given, sizes, _ = CASES["tensorwise"]
+    x = gaussian((2, 70), seed=8)
+    for codes in (False, True):
+        model = sharded(make_model(with_float8_all_gather(given) if codes else given, sizes), None)
+        assert not torch.equal(model(x), make_model(None, sizes)(x))
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                layer.weight._local_tensor.specs = (None, None, None)
+        if codes:
+            with pytest.raises(UnsupportedOp, match="FSDP2 keeps the buffers"):
+                model(x)
+        else:
+            torch.testing.assert_close(model(x), make_model(None, sizes)(x))
+
+
+def check_stale() -> None:
+    """A scale that was found before the weight grew."""
+    given, sizes, _ = CASES["tensorwise"]
+    model = sharded(make_model(with_float8_all_gather(given), sizes), None)
+    precompute_scales(model.parameters())
+    model(torch.ones(2, 70))
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    with pytest.raises(RuntimeError, match="precompute after every change"):
+        model(torch.ones(2, 70))
 
 
 def check_tied() -> None:
@@ -183,5 +212,7 @@ if __name__ == "__main__":
         for name in sys.argv[2:]:
             check(name, slice(rank * size, rank * size + size))
         check_refusals()
+        check_changes()
         check_tied()
-        print("refusals and tied weights")
+        check_stale()
+        sys.stdout.write("refusals and tied weights\n")

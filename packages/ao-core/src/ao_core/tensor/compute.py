@@ -229,6 +229,9 @@ def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor
         a, w = args
         spec = w.specs[0] if w.transposed else w.specs[1]
         return _cast_mm(a, w.hp.t(), spec)
+    if func is aten.addmm.default and isinstance(args[2], ComputeWeight) and not kwargs:
+        bias, a, w = args  # how a linear layer of `DTensor`s arrives
+        return torch.mm(a, w) + bias
     if (
         func is aten.addmm.default
         and isinstance(args[0], ComputeWeight)
