@@ -25,7 +25,7 @@ from bytelm import data, evaluate, model
 import ao_optim
 
 CONFIG = model.ModelConfig(
-    hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4
+    hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4
 )
 BASELINE = "AdamW, float32"
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
@@ -67,7 +67,7 @@ def train(name: str, seed: int, corpus: data.Corpus, args: Any) -> dict[str, Any
 
 
 def main() -> None:
-    args = arguments(__doc__, steps=300, seeds=3, batch=8, context=128, windows=128)
+    args = arguments(__doc__, steps=300, seeds=3, batch=8, context=64, windows=256)
     corpus = data.read_corpus()
     runs = {
         name: [train(name, seed, corpus, args) for seed in range(args.seeds)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ao_optim.__about__ import __version__
+from ao_optim.checkpoints import full_state
 from ao_optim.formats import FORMATS, StateFormat
 from ao_optim.galore import GaLore
 from ao_optim.offload import CPUOffloadOptimizer
@@ -45,5 +46,6 @@ __all__ = [
     "StateFormat",
     "StateReport",
     "__version__",
+    "full_state",
     "state_report",
 ]

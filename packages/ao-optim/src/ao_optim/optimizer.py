@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ao_core import QTensor
 from ao_optim import checkpoints
 from ao_optim.apply import Entry, apply
 from ao_optim.formats import empty_state, format_named
@@ -244,9 +243,4 @@ class LowBitOptimizer(Optimizer):
 
     def to_full_state(self) -> dict[str, Any]:
         """`state_dict` with all moments in float32: what the same optimizer of torch can load."""
-        found = self.state_dict()
-        for state in found["state"].values():
-            for name, value in state.items():
-                if isinstance(value, QTensor):
-                    state[name] = value.dequantize(torch.float32)
-        return found
+        return checkpoints.full_state(self.state_dict())
