@@ -25,7 +25,10 @@ def test_from_torch_and_back(make_params, run_steps):
     optimizer.load_state_dict(full.state_dict())
     moment = optimizer.state[ours[0]]["exp_avg_sq"]
     assert isinstance(moment, QTensor)
-    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (0.25, 0.5)
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (
+        0.25,
+        0.5,
+    )
     back = torch.optim.AdamW(make_params(*SHAPES))
     back.load_state_dict(optimizer.to_full_state())
     for name in ("exp_avg", "exp_avg_sq"):
@@ -86,7 +89,10 @@ def test_from_bitsandbytes(make_params, run_steps):
     wrapped = quantized["__bnb_optimizer_quant_state__"]
     both = {n: torch.stack([wrapped[n]] * 2) for n in ("state1", "absmax1")}
     group = {**group, "betas": (0.8, 0.9, 0.99)}
-    saved = {"state": {0: {"step": 4, **wrapped, **both}}, "param_groups": [{**group, "params": [0]}]}
+    saved = {
+        "state": {0: {"step": 4, **wrapped, **both}},
+        "param_groups": [{**group, "params": [0]}],
+    }
     optimizer = ao_optim.AdEMAMix8bit(params[:1])
     optimizer.load_state_dict(saved)
     for name, expected in (("exp_avg", 0), ("exp_avg_slow", 0), ("exp_avg_sq", 1)):

@@ -78,7 +78,9 @@ FORMULAS = [
 
 
 @pytest.mark.parametrize("tensors", [False, True], ids=["numbers", "tensors"])
-@pytest.mark.parametrize(("rule", "formula", "options"), FORMULAS, ids=lambda v: getattr(v, "name", ""))
+@pytest.mark.parametrize(
+    ("rule", "formula", "options"), FORMULAS, ids=lambda v: getattr(v, "name", "")
+)
 def test_equals_its_formula(rule, formula, options, tensors, make_params, give_grads):
     (param,) = make_params((37, 23))
     options = {**rule.defaults, "lr": 0.01, **options}

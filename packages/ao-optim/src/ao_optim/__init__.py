@@ -9,7 +9,6 @@ from ao_optim.galore import GaLore
 from ao_optim.offload import CPUOffloadOptimizer
 from ao_optim.optimizer import LowBitOptimizer
 from ao_optim.optimizers import (
-    LAMB8bit,
     Adagrad8bit,
     Adam4bit,
     Adam8bit,
@@ -18,6 +17,7 @@ from ao_optim.optimizers import (
     AdamW8bit,
     AdamWFp8,
     AdEMAMix8bit,
+    LAMB8bit,
     Lion8bit,
     Muon8bit,
     RMSprop8bit,

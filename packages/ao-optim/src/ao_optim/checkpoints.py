@@ -130,8 +130,8 @@ def _restored(
         value = _part_of(param, saved[slot.name], f"{slot.name} of {where}")
         state[slot.name] = store(value, optimizer.spec_of(part, group, slot.signed), part.device)
     if group["rounding"] == "kahan" and part.dtype != torch.float32:
-        value = saved.get("compensation")
-        kept = torch.zeros_like(part) if value is None else local(value)
+        lost = saved.get("compensation")
+        kept = torch.zeros_like(part) if lost is None else local(lost)
         state["compensation"] = kept.to(part.device, part.dtype, copy=True)
     return state
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from ao_optim import checkpoints
@@ -90,7 +91,7 @@ class LowBitOptimizer(Optimizer):
             options["lr"] = lr
         super().__init__(params, {**known, **options})
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group with its own options; see `torch.optim.Optimizer`."""
         super().add_param_group(param_group)
@@ -108,7 +109,9 @@ class LowBitOptimizer(Optimizer):
                 f"Invalid rounding: {group['rounding']!r}; use one of {', '.join(ROUNDINGS)}"
             )
         if group["capturable"] and group["rounding"] == "stochastic":
-            raise ValueError("rounding='stochastic' draws new numbers at each step, which no graph can")
+            raise ValueError(
+                "rounding='stochastic' draws new numbers at each step, which no graph can"
+            )
         if isinstance(group["seed"], torch.Generator):
             # once, so that groups and checkpoints hold a number
             generator = group["seed"]
@@ -132,7 +135,9 @@ class LowBitOptimizer(Optimizer):
                 f"{param.size()}"
             )
         if group["rounding"] == "stochastic" and param.dtype == torch.float16:
-            raise ValueError("rounding='stochastic' is defined for bfloat16; use 'kahan' for float16")
+            raise ValueError(
+                "rounding='stochastic' is defined for bfloat16; use 'kahan' for float16"
+            )
 
     @property
     def skipped_steps(self) -> int:
@@ -141,9 +146,9 @@ class LowBitOptimizer(Optimizer):
 
     # -- stepping --------------------------------------------------------------------------------
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient.
 
         Args:
@@ -211,7 +216,7 @@ class LowBitOptimizer(Optimizer):
 
     # -- checkpoints -----------------------------------------------------------------------------
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     def state_dict(self) -> dict[str, Any]:
         """As `torch.optim.Optimizer`; moments of a `DTensor` are `DTensor`s in float32.
 
@@ -220,7 +225,7 @@ class LowBitOptimizer(Optimizer):
         """
         return checkpoints.packed(super().state_dict(), self.param_groups)
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave, or the state of the same optimizer of torch or bitsandbytes.
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
-from torch import nn
-
 import ao_optim
-from ao_core.registry import registry
 from ao_core.testing import OptimizerSuite
 from ao_optim import optimizers
-from ao_optim.formats import FORMATS
 
 _OPTIONS = {
     "GaLore": {"rank": 48, "update_gap": 5, "scale": 1.0},
     "LAMB8bit": {"weight_decay": 0.0},
 }
 
-for _cls in (ao_optim.CPUOffloadOptimizer, ao_optim.GaLore, *map(vars(optimizers).get, optimizers.__all__)):
+for _cls in (
+    ao_optim.CPUOffloadOptimizer,
+    ao_optim.GaLore,
+    *map(vars(optimizers).get, optimizers.__all__),
+):
     _name = f"Test{_cls.__name__}"
     _options = {"lr": 0.05, **_OPTIONS.get(_cls.__name__, {})}
     globals()[_name] = type(

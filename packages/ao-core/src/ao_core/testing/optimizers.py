@@ -267,7 +267,7 @@ class OptimizerSuite(Suite):
                 self.make(problem.parameters(), betas=(1.5, 0.9))
         sparse = nn.Parameter(gaussian((5, 3)))
         sparse.grad = torch.sparse_coo_tensor(
-            [[1], [2]], [1.0], (5, 3), check_invariants=True
+            torch.tensor([[1], [2]]), torch.ones(1), (5, 3), check_invariants=True
         )
         with pytest.raises(RuntimeError, match="sparse"):
             self.make([sparse]).step()
@@ -295,9 +295,7 @@ class OptimizerSuite(Suite):
 class _LeastSquares(nn.Module):
     """Half the squares of weight - solution and of the bias: convex, and 0 at the solution."""
 
-    def __init__(
-        self, dtype: torch.dtype, weight: tuple[int, ...], bias: tuple[int, ...]
-    ) -> None:
+    def __init__(self, dtype: torch.dtype, weight: tuple[int, ...], bias: tuple[int, ...]) -> None:
         super().__init__()
         self.weight = nn.Parameter(gaussian(weight, seed=1).to(dtype))
         self.bias = nn.Parameter(gaussian(bias, seed=2).to(dtype))
