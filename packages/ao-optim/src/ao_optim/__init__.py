@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ao_optim.__about__ import __version__
+from ao_optim.checkpoints import full_state
 from ao_optim.formats import FORMATS, StateFormat
 from ao_optim.galore import GaLore
 from ao_optim.offload import CPUOffloadOptimizer
 from ao_optim.optimizer import LowBitOptimizer
 from ao_optim.optimizers import (
-    LAMB8bit,
     Adagrad8bit,
     Adam4bit,
     Adam8bit,
@@ -17,6 +17,7 @@ from ao_optim.optimizers import (
     AdamW8bit,
     AdamWFp8,
     AdEMAMix8bit,
+    LAMB8bit,
     Lion8bit,
     Muon8bit,
     RMSprop8bit,
@@ -45,5 +46,6 @@ __all__ = [
     "StateFormat",
     "StateReport",
     "__version__",
+    "full_state",
     "state_report",
 ]

@@ -33,7 +33,9 @@ def apply(rule: Rule, entries: Iterable[Entry], group: dict[str, Any]) -> None:
         entry.state["step"] += 1
         if rule.elementwise:
             entry = Entry(local(entry.param), local(entry.grad), entry.state)
-        kinds.setdefault((_kind(rule, entry, group), group["capturable"] and number), []).append(entry)
+        kinds.setdefault((_kind(rule, entry, group), group["capturable"] and number), []).append(
+            entry
+        )
     for number, alike in enumerate(kinds.values()):
         _step(rule, alike, group, number)
 
@@ -55,14 +57,14 @@ def _step(rule: Rule, alike: list[Entry], group: dict[str, Any], number: int) ->
     states = {name: [entry.state[name] for entry in alike] for name in names}
     lost = [entry.state["compensation"] for entry in alike if "compensation" in entry.state]
     stochastic = group["rounding"] == "stochastic" and first.param.dtype == torch.bfloat16
-    maximize, lr = group["maximize"], group["lr"]
+    maximize = group["maximize"]
     if group["capturable"]:
-        step = first.state["step"]
-        run(rule, Work(params, grads, states, lost), group, step, maximize=maximize, seed=None)
+        count = first.state["step"]
+        run(rule, Work(params, grads, states, lost), group, count, maximize=maximize, seed=None)
         return
     step = int(first.state["step"])
     seed = mixed(group["seed"], step, number) if stochastic else None
-    options = {**group, "lr": float(lr)}
+    options = {**group, "lr": float(group["lr"])}
     moment = states[names[0]][0] if names else None
     if rule not in (ADAM, ADAMW) or lost or not isinstance(moment, QTensor) or not _dense(params):
         run(rule, Work(params, grads, states, lost), options, step, maximize=maximize, seed=seed)

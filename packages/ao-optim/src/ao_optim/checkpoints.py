@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ao_optim.optimizer import LowBitOptimizer
 
-__all__ = ["STORAGE", "adopt", "packed", "prepare"]
+__all__ = ["STORAGE", "adopt", "full_state", "packed", "prepare"]
 
 #: options that say how state is stored, which a checkpoint does not change
 STORAGE = ("state_format", "min_quantized_numel", "rounding", "capturable")
@@ -42,7 +42,24 @@ def packed(found: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any
 def _portable(param: Tensor, value: Any) -> Any:
     if not is_sharded(param) or not isinstance(value, Tensor) or not value.dim():
         return value
-    return shard_like(param, value.dequantize() if isinstance(value, QTensor) else value)
+    return shard_like(param, _dense(value))
+
+
+def full_state(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A state dict of any optimizer, by number or by name, with its quantized moments in float32.
+
+    It is what torch's own optimizer of the same rule loads, and what `torch.distributed.checkpoint`
+    can save, or fill, where parameters are not sharded: quantized tensors cannot be cut anywhere.
+    """
+    state = {
+        key: {name: _dense(value) for name, value in each.items()}
+        for key, each in state_dict["state"].items()
+    }
+    return {**state_dict, "state": state}
+
+
+def _dense(value: Any) -> Any:
+    return value.dequantize(torch.float32) if isinstance(value, QTensor) else value
 
 
 class _Ready:
@@ -113,8 +130,8 @@ def _restored(
         value = _part_of(param, saved[slot.name], f"{slot.name} of {where}")
         state[slot.name] = store(value, optimizer.spec_of(part, group, slot.signed), part.device)
     if group["rounding"] == "kahan" and part.dtype != torch.float32:
-        value = saved.get("compensation")
-        kept = torch.zeros_like(part) if value is None else local(value)
+        lost = saved.get("compensation")
+        kept = torch.zeros_like(part) if lost is None else local(lost)
         state["compensation"] = kept.to(part.device, part.dtype, copy=True)
     return state
 

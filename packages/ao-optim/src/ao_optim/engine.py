@@ -36,7 +36,7 @@ class Work(NamedTuple):
 class _Piece(NamedTuple):
     """Elements start to stop of a flattened tensor, and zeros to a whole number of blocks."""
 
-    index: int
+    tensor: int
     start: int
     stop: int
     padding: int
@@ -205,22 +205,20 @@ def _split(joined: Tensor, pieces: list[_Piece]) -> list[Tensor]:
 
 def _stored(states: list[Tensor], pieces: list[_Piece], name: str) -> tuple[list[Tensor], Any]:
     """Views of one part where the pieces of quantized moments have their entries, and how it is cut."""
-    first = states[pieces[0].index]
+    first = states[pieces[0].tensor]
     assert isinstance(first, QTensor)
     axis = first.layout_record.geometry(first.spec, (CHUNK,), first.format)[name][0]
     assert axis is not None
     found = []
     for index, start, stop, _ in pieces:
-        entries = slice(
-            start // axis.values * axis.entries, -(-stop // axis.values) * axis.entries
-        )
+        entries = slice(start // axis.values * axis.entries, -(-stop // axis.values) * axis.entries)
         found.append(getattr(states[index], name)[entries])
     return found, axis
 
 
 def _read(states: list[Tensor], pieces: list[_Piece]) -> Tensor:
     """A moment of all pieces as one flat float32 tensor, 0 in the padding."""
-    first = states[pieces[0].index]
+    first = states[pieces[0].tensor]
     if not isinstance(first, QTensor):
         return _joined(_slices(states, pieces), pieces)
     total = sum(stop - start + padding for _, start, stop, padding in pieces)
@@ -244,7 +242,7 @@ def _read(states: list[Tensor], pieces: list[_Piece]) -> Tensor:
 
 
 def _write(states: list[Tensor], pieces: list[_Piece], value: Tensor) -> None:
-    first = states[pieces[0].index]
+    first = states[pieces[0].tensor]
     if not isinstance(first, QTensor):
         torch._foreach_copy_(_slices(states, pieces), _split(value, pieces))
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -66,9 +67,18 @@ def empty_state(like: Tensor, spec: Spec | None) -> Tensor:
     """A moment that is 0 everywhere: zeros, or codes of anything with scales of 0."""
     if spec is None:
         return torch.zeros(like.shape, dtype=torch.float32, device=like.device)
-    shapes = encode_parts(torch.empty(like.shape, dtype=torch.float32, device="meta"), spec)
-    parts = {name: torch.zeros_like(part, device=like.device) for name, part in shapes.items()}
+    parts = {
+        name: torch.zeros(size, dtype=dtype, device=like.device)
+        for name, size, dtype in _sizes(tuple(like.shape), spec)
+    }
     return QTensor(parts, spec, tuple(like.shape), torch.float32)
+
+
+@lru_cache(maxsize=1024)
+def _sizes(shape: tuple[int, ...], spec: Spec) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
+    """Name, size and dtype of every part; models have many parameters of few shapes."""
+    parts = encode_parts(torch.empty(shape, dtype=torch.float32, device="meta"), spec)
+    return tuple((name, part.shape, part.dtype) for name, part in parts.items())
 
 
 def store(value: Tensor, spec: Spec | None, device: torch.device) -> Tensor:

@@ -57,7 +57,9 @@ class GaLore(WrappedOptimizer):
                 f"rank={group['rank']}, update_gap={group['update_gap']}: both must be at least 1"
             )
         if is_sharded(param):
-            raise ValueError("GaLore needs whole gradients, and a DTensor has its rows on other ranks")
+            raise ValueError(
+                "GaLore needs whole gradients, and a DTensor has its rows on other ranks"
+            )
         if not _projects(param, group):
             return nn.Parameter(param.detach())
         m, n = param.shape
@@ -102,5 +104,5 @@ def _leading(grad: Tensor, rank: int) -> Tensor:
     """The leading singular vectors of the shorter side: (m, rank) for m <= n, else (n, rank)."""
     # no decomposition of what is not finite
     left, _, right = torch.linalg.svd(grad.nan_to_num(0.0, 0.0, 0.0), full_matrices=False)
-    shorter = left if grad.shape[0] <= grad.shape[1] else right.mT
+    shorter: Tensor = left if grad.shape[0] <= grad.shape[1] else right.mT
     return shorter[:, :rank].contiguous()

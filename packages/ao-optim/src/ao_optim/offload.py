@@ -29,9 +29,7 @@ class CPUOffloadOptimizer(WrappedOptimizer):
         options: of the inner optimizer.
     """
 
-    def __init__(
-        self, params: Any, optimizer: type[Optimizer] = AdamW8bit, **options: Any
-    ) -> None:
+    def __init__(self, params: Any, optimizer: type[Optimizer] = AdamW8bit, **options: Any) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._buffers: dict[Tensor, Tensor] = {}
         #: gradients as they were sent, with the version that they had
@@ -40,7 +38,9 @@ class CPUOffloadOptimizer(WrappedOptimizer):
         super().__init__(params, optimizer, {}, **options)
 
     def __getstate__(self) -> dict[str, Any]:
-        empty = {name: {} for name in ("_streams", "_buffers", "_sent", "_versions")}
+        empty: dict[str, Any] = {
+            name: {} for name in ("_streams", "_buffers", "_sent", "_versions")
+        }
         return {**super().__getstate__(), **empty}
 
     def stand_in(self, param: Tensor, group: dict[str, Any]) -> nn.Parameter:
@@ -49,7 +49,7 @@ class CPUOffloadOptimizer(WrappedOptimizer):
         host.detach().copy_(param.detach())
         self._versions[param] = param._version
         if param.requires_grad:
-            param.register_post_accumulate_grad_hook(self._send)  # type: ignore[arg-type]
+            param.register_post_accumulate_grad_hook(self._send)
         return host
 
     def _send(self, param: Tensor) -> None:

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from ao_core import QTensor
 from ao_optim import checkpoints
 from ao_optim.apply import Entry, apply
 from ao_optim.formats import empty_state, format_named
@@ -91,7 +91,7 @@ class LowBitOptimizer(Optimizer):
             options["lr"] = lr
         super().__init__(params, {**known, **options})
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group with its own options; see `torch.optim.Optimizer`."""
         super().add_param_group(param_group)
@@ -109,7 +109,9 @@ class LowBitOptimizer(Optimizer):
                 f"Invalid rounding: {group['rounding']!r}; use one of {', '.join(ROUNDINGS)}"
             )
         if group["capturable"] and group["rounding"] == "stochastic":
-            raise ValueError("rounding='stochastic' draws new numbers at each step, which no graph can")
+            raise ValueError(
+                "rounding='stochastic' draws new numbers at each step, which no graph can"
+            )
         if isinstance(group["seed"], torch.Generator):
             # once, so that groups and checkpoints hold a number
             generator = group["seed"]
@@ -133,7 +135,9 @@ class LowBitOptimizer(Optimizer):
                 f"{param.size()}"
             )
         if group["rounding"] == "stochastic" and param.dtype == torch.float16:
-            raise ValueError("rounding='stochastic' is defined for bfloat16; use 'kahan' for float16")
+            raise ValueError(
+                "rounding='stochastic' is defined for bfloat16; use 'kahan' for float16"
+            )
 
     @property
     def skipped_steps(self) -> int:
@@ -142,9 +146,9 @@ class LowBitOptimizer(Optimizer):
 
     # -- stepping --------------------------------------------------------------------------------
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient.
 
         Args:
@@ -212,7 +216,7 @@ class LowBitOptimizer(Optimizer):
 
     # -- checkpoints -----------------------------------------------------------------------------
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     def state_dict(self) -> dict[str, Any]:
         """As `torch.optim.Optimizer`; moments of a `DTensor` are `DTensor`s in float32.
 
@@ -221,7 +225,7 @@ class LowBitOptimizer(Optimizer):
         """
         return checkpoints.packed(super().state_dict(), self.param_groups)
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave, or the state of the same optimizer of torch or bitsandbytes.
 
@@ -244,9 +248,4 @@ class LowBitOptimizer(Optimizer):
 
     def to_full_state(self) -> dict[str, Any]:
         """`state_dict` with all moments in float32: what the same optimizer of torch can load."""
-        found = self.state_dict()
-        for state in found["state"].values():
-            for name, value in state.items():
-                if isinstance(value, QTensor):
-                    state[name] = value.dequantize(torch.float32)
-        return found
+        return checkpoints.full_state(self.state_dict())

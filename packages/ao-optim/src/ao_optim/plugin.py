@@ -44,4 +44,8 @@ def ao_kernels() -> Iterable[Kernel]:
 @hookimpl
 def ao_optimizers() -> Iterable[type[Optimizer]]:
     """All that the package has."""
-    return [*(getattr(optimizers, name) for name in optimizers.__all__), CPUOffloadOptimizer, GaLore]
+    return [
+        *(getattr(optimizers, name) for name in optimizers.__all__),
+        CPUOffloadOptimizer,
+        GaLore,
+    ]

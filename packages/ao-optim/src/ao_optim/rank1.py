@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ao_core.layouts import SHARED, Geometry, Layout, PartAxis, Parts
-from ao_core.numerics import pack_bits, pack_unit, unpack_bits
+from ao_core.layouts import Layout, Parts
+from ao_core.numerics import pack_bits, unpack_bits
 
 if TYPE_CHECKING:
     from ao_core.records import DType
@@ -23,7 +23,8 @@ class Rank1(Layout):
 
     A tensor of more dimensions is the matrix of its first one and all others. The scale of an element,
     min(rows[i], columns[j]), is what the rule "rank1" chooses: the greatest of each row and column of
-    such scales are the two vectors again, so nothing is lost.
+    such scales are the two vectors again, so nothing is lost. It is not cut: a piece would have other
+    greatest elements.
     Source: Li et al., "Memory Efficient Optimizers with 4-bit States" (2023), section 4.2.
     """
 
@@ -55,13 +56,3 @@ class Rank1(Layout):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         codes = unpack_bits(parts["qdata"], dtype.bits, prod(shape[1:]))
         return codes, torch.minimum(parts["rows"], parts["columns"]), None
-
-    def geometry(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> dict[str, Geometry]:
-        one = PartAxis(1, 1)
-        if len(shape) > 2:  # rows can be cut; what lies inside of one cannot
-            return {"qdata": (one,), "rows": (one,), "columns": (SHARED,)}
-        return {
-            "qdata": (one, PartAxis(*pack_unit(dtype.bits))),
-            "rows": (one, SHARED),
-            "columns": (SHARED, one),
-        }

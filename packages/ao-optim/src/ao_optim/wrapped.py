@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 __all__ = ["WrappedOptimizer"]
@@ -61,14 +62,16 @@ class WrappedOptimizer(Optimizer):
         own = {name: self.__dict__[name] for name in ("inner", "_own", "_stand_ins", "_extras")}
         return {**super().__getstate__(), **own}
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, here and to the inner optimizer; see `torch.optim.Optimizer`."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
             made = {param: self.stand_in(param, group) for param in group["params"]}
-            self.inner.add_param_group({**self._inner_options(group), "params": list(made.values())})
+            self.inner.add_param_group(
+                {**self._inner_options(group), "params": list(made.values())}
+            )
         except BaseException:
             self.param_groups.pop()
             raise
@@ -78,9 +81,9 @@ class WrappedOptimizer(Optimizer):
         own = {"params", "param_names", *self._own}
         return {name: value for name, value in group.items() if name not in own}
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; returns what the closure returned, else None."""
         loss = None
         if closure is not None:
@@ -115,7 +118,7 @@ class WrappedOptimizer(Optimizer):
 
     # -- checkpoints -----------------------------------------------------------------------------
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave, or a state dict of the inner optimizer's class."""
         saved = state_dict["param_groups"]

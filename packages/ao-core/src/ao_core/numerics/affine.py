@@ -73,7 +73,8 @@ def choose_qparams(
     scale ("scaled"). A float format, finest around 0, has the center of the range there.
 
     A scale is finite and positive whatever finite values `x` has: 1 for a block of zeros (the least
-    there is where the format has no 0), else clamped to what the storage can hold. A block with a NaN gets scale NaN. For "e8m0", `mx_mode`
+    there is where the format has no 0), else clamped to what the storage can hold. A block with a NaN
+    gets scale NaN. For "e8m0", `mx_mode`
     chooses the power of two (see `choose_e8m0`) without a zero point; with one it is the least that
     saturates nothing.
 

@@ -49,8 +49,8 @@ class LayoutValues:
         shape = self._canonical.blocked_shape(sample.shape)
         generator = torch.Generator().manual_seed(1)
         codes = torch.randint(0, fmt.codes, shape, generator=generator).to(torch.uint8)
-        stored = q.canonical().parts["scale"]
         canonical = replace(spec, layout=self._canonical.name)
+        _, stored, _ = self._canonical.unpack(q.canonical().parts, canonical, sample.shape, fmt)
         parts = self._canonical.pack(codes, stored, zero, canonical, fmt)
         parts = self.record.from_canonical(parts, spec, sample.shape, fmt)
         again, scale_again, zero_again = unpack_parts(parts, spec, sample.shape)

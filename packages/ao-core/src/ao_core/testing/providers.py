@@ -10,13 +10,13 @@ from torch import nn
 
 from ao_core.config import Config
 from ao_core.quantize import quantize_
-from ao_core.records import DType
+from ao_core.records import DType, Kernel
 from ao_core.registry import Table, registry
 from ao_core.tensor import ComputeWeight
 from ao_core.testing.base import Suite
 from ao_core.testing.compute import ComputeSuite
 from ao_core.testing.dtypes import DTypeSuite
-from ao_core.testing.kernels import KernelSuite
+from ao_core.testing.kernels import TRIALS, KernelSuite
 from ao_core.testing.layouts import LayoutSuite
 from ao_core.testing.optimizers import OptimizerSuite
 from ao_core.testing.transforms import TransformSuite
@@ -33,7 +33,7 @@ def suites_of(provider: str) -> list[type[Suite]]:
     found = [
         *_named(provider, registry.dtypes, DTypeSuite, "dtype", _has_values),
         *_named(provider, registry.layouts, LayoutSuite, "layout"),
-        *_named(provider, registry.kernels, KernelSuite, "kernel"),
+        *_named(provider, registry.kernels, KernelSuite, "kernel", _has_trial),
         *_named(provider, registry.optimizers, OptimizerSuite, "optimizer"),
         *_configured(provider),
     ]
@@ -60,6 +60,11 @@ def _owned(provider: str, table: Table[Any]) -> Iterator[str]:
 def _has_values(dtype: DType) -> bool:
     """Whether codes stand for values; learned ones have none before there is a tensor."""
     return dtype.kind != "table"
+
+
+def _has_trial(kernel: Kernel) -> bool:
+    """Whether its op has results to compare; steps work in place, within `OptimizerSuite`."""
+    return kernel.op in TRIALS
 
 
 def _named(

@@ -65,7 +65,9 @@ def _slots(options: Options) -> tuple[Slot, ...]:
 
 def _check(options: Options) -> None:
     check_lr(options)
-    check_least(options, eps="epsilon value", weight_decay="weight_decay value", alpha="alpha value")
+    check_least(
+        options, eps="epsilon value", weight_decay="weight_decay value", alpha="alpha value"
+    )
     check_betas(options)
     if len(options["betas"]) != 3:
         raise ValueError(f"Invalid betas: {options['betas']}: AdEMAMix has three")

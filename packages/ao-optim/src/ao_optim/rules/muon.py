@@ -17,7 +17,7 @@ def _orthogonal(matrix: Tensor, options: Options) -> Tensor:
     Source: https://kellerjordan.github.io/posts/muon
     """
     a, b, c = options["ns_coefficients"]
-    x = matrix.bfloat16()
+    x: Tensor = matrix.bfloat16()
     tall = x.shape[0] > x.shape[1]
     x = x.mT if tall else x
     x = x / x.norm().clamp(min=options["eps"])
