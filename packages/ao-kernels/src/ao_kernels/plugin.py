@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from ao_core import hookimpl
 from ao_core.layouts import Layout
 from ao_core.records import Kernel
+from ao_kernels.cpu.adam import ADAM_KERNELS
 from ao_kernels.cpu.embedding import TILE_KERNELS
 from ao_kernels.cpu.grouped import GROUPED_KERNELS
 from ao_kernels.cpu.linear import LINEAR_KERNELS
@@ -31,6 +32,5 @@ def ao_layouts() -> Iterable[Layout]:
 @hookimpl
 def ao_kernels() -> Iterable[Kernel]:
     """The compiled kernels; `Kernel.available` loads them, or says why they cannot run."""
-    return (
-        *LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS, *PLANE16_KERNELS
-    )  # fmt: skip
+    cpu = (*LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS, *ADAM_KERNELS)
+    return (*cpu, *PLANE16_KERNELS)
