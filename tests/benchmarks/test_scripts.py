@@ -15,6 +15,7 @@ from workspace import ROOT
 OVERHEAD = ROOT / "packages" / "ao-core" / "benchmarks" / "bench_overhead.py"
 IMPORT_TIME = ROOT / "packages" / "ao-core" / "benchmarks" / "bench_import_time.py"
 QUANTIZE_TIME = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_quantize_time.py"
+STATIC = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_static.py"
 CHECKPOINT = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_checkpoint.py"
 
 CPU = ROOT / "packages" / "ao-kernels" / "benchmarks" / "cpu"
@@ -51,6 +52,14 @@ def test_import_time(tmp_path: Path) -> None:
     for row in others:
         assert 0 < row["added ms"] < first["added ms"]
         assert 0 < row["modules added"] < 200
+
+
+@pytest.mark.slow
+def test_static(tmp_path: Path) -> None:
+    found = rows(STATIC, tmp_path, "--rounds=1")
+    assert {row["layer"] for row in found} == {"dense", "static", "dynamic", "dynamic, plain"}
+    assert {row["kernel"] for row in found if row["layer"] == "static"} == {"int_mm"}
+    assert all(row["µs"] > 0 for row in found)
 
 
 @pytest.mark.slow
