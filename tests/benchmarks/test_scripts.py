@@ -15,6 +15,7 @@ from workspace import ROOT
 OVERHEAD = ROOT / "packages" / "ao-core" / "benchmarks" / "bench_overhead.py"
 IMPORT_TIME = ROOT / "packages" / "ao-core" / "benchmarks" / "bench_import_time.py"
 QUANTIZE_TIME = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_quantize_time.py"
+STATIC = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_static.py"
 CHECKPOINT = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_checkpoint.py"
 
 BLOCK = ROOT / "packages" / "ao-float8" / "benchmarks" / "gpu" / "bench_block.py"
@@ -62,6 +63,14 @@ def test_gguf(tmp_path: Path) -> None:
     assert {row["encoder"] for row in found} == {"ao", "gguf"}
     assert all(row["bytes of ao"] == "yes" for row in found)
     assert all(row["dB"] > 10 and row["ns a weight"] > 0 for row in found)
+
+
+@pytest.mark.slow
+def test_static(tmp_path: Path) -> None:
+    found = rows(STATIC, tmp_path, "--rounds=1")
+    assert {row["layer"] for row in found} == {"dense", "static", "dynamic", "dynamic, plain"}
+    assert {row["kernel"] for row in found if row["layer"] == "static"} == {"int_mm"}
+    assert all(row["µs"] > 0 for row in found)
 
 
 @pytest.mark.slow

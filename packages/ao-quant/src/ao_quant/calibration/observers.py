@@ -1,6 +1,6 @@
 """Observers: running statistics of activations, and the range that follows from them.
 
-A state is an immutable record; `Observer.observe` gives the one after another batch.
+A state is an immutable record; `observe` gives the one after another batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec
 from ao_quant.calibration.histogram import Histogram, count_bins, points, quantile
 
-__all__ = ["OBSERVERS", "Observed", "Observer", "Range", "qparams"]
+__all__ = ["OBSERVERS", "Observed", "Observer", "Range", "observe", "qparams"]
 
 #: factors by which the least squared error is searched, as powers of two: first and second round
 _COARSE = tuple(-step / 4 for step in range(41))
