@@ -1,4 +1,4 @@
-"""`rank1`: a matrix whose elements are scaled by the lesser of a value of their row and one of their column."""
+"""`rank1`: a matrix whose elements are scaled by the lesser of a value of row and column."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def is_sharded(tensor: Tensor) -> bool:
 def local(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor: memory that is shared with it."""
     whole: Any = tensor
-    return whole.to_local() if is_sharded(tensor) else tensor  # type: ignore[no-any-return]
+    return whole.to_local() if is_sharded(tensor) else tensor
 
 
 def shard_like(like: Tensor, part: Tensor) -> Tensor:

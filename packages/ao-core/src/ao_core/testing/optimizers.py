@@ -263,12 +263,11 @@ class OptimizerSuite(Suite):
         with pytest.raises(ValueError, match="empty"):
             self.make([])
         if "betas" in self.make(problem.parameters()).defaults:
-            with pytest.raises(ValueError, match="Invalid beta parameter at index 0: 1.5"):
+            with pytest.raises(ValueError, match=r"Invalid beta parameter at index 0: 1\.5"):
                 self.make(problem.parameters(), betas=(1.5, 0.9))
         sparse = nn.Parameter(gaussian((5, 3)))
-        sparse.grad = torch.sparse_coo_tensor(
-            torch.tensor([[1], [2]]), torch.ones(1), (5, 3), check_invariants=True
-        )
+        indices = torch.tensor([[1], [2]])
+        sparse.grad = torch.sparse_coo_tensor(indices, torch.ones(1), (5, 3), check_invariants=True)
         with pytest.raises(RuntimeError, match="sparse"):
             self.make([sparse]).step()
 
