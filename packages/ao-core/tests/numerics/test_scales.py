@@ -60,9 +60,7 @@ def compare(method: str, x, dtype, spec, powers=(None,)):
             continue
         assert new.shape == old.shape
         assert new.dtype == old.dtype
-    return [
-        (errors(x, dtype, spec, before, q), errors(x, dtype, spec, after, q)) for q in powers
-    ]
+    return [(errors(x, dtype, spec, before, q), errors(x, dtype, spec, after, q)) for q in powers]
 
 
 @every_method
