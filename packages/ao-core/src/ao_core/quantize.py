@@ -117,7 +117,7 @@ def dequantize_(model: nn.Module) -> list[str]:
             if isinstance(parameter, QTensor):
                 if id(parameter) not in done:
                     done[id(parameter)] = nn.Parameter(parameter.dequantize(), requires_grad=False)
-                module._parameters[name] = done[id(parameter)]
+                setattr(module, name, done[id(parameter)])
                 names.append(f"{module_fqn}.{name}" if module_fqn else name)
     return names
 
@@ -169,7 +169,8 @@ def _role(entry: Plan) -> Target:
 def _install(entry: Plan, parameter: nn.Parameter | None) -> None:
     if parameter is not None:
         for owner in entry.owners:
-            owner.module._parameters[owner.name] = parameter
+            # not into the dictionary: recurrent layers hold their weights in a list of their own too
+            setattr(owner.module, owner.name, parameter)
 
 
 def sample_sqnr(dense: Tensor, new: Tensor) -> float | None:

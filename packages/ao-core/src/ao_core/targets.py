@@ -12,6 +12,7 @@ from torch import nn
 from ao_core.config import Config, FqnToConfig
 from ao_core.errors import ConfigError
 from ao_core.records import Target
+from ao_core.weights import is_transposed
 
 __all__ = ["FilterFn", "Plan", "default_reason", "plan"]
 
@@ -133,6 +134,8 @@ def default_reason(owner: Target, tensor: torch.Tensor) -> str:
     for module_type, names in _WEIGHTS.items():
         if isinstance(owner.module, module_type) and owner.name in names:
             return ""
+    if is_transposed(owner):
+        return ""
     if isinstance(owner.module, _LOOKUPS):
         return "embeddings are kept unless a FqnToConfig names them or filter_fn selects them"
     if tensor.dim() == 3 and tensor.shape[0] > 1:

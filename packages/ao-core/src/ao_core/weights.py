@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from ao_core.errors import QuantizationError
 from ao_core.records import Skip, Target
 from ao_core.registry import registry
 from ao_core.spec import WHOLE, Primitive, Spec
@@ -27,6 +28,8 @@ __all__ = [
 GroupSize = int | str
 
 _TENSOR = (WHOLE, WHOLE)
+#: modules of (in, out) weights, the transpose of those of `nn.Linear`: by the name of their class
+_TRANSPOSED = ("transformers.pytorch_utils.Conv1D",)
 #: dtypes of a parameter that its scales can have too
 _OWN = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -108,15 +111,34 @@ def no_product(weight: Tensor, target: Target) -> str:
     return ""
 
 
+def is_transposed(target: Target) -> bool:
+    """Whether a parameter is a weight (in, out), which is multiplied as it is."""
+    return target.name == "weight" and any(
+        f"{c.__module__}.{c.__qualname__}" in _TRANSPOSED for c in type(target.module).__mro__
+    )
+
+
 def quantize_weight(dense: Tensor, fmt: WeightFormat, target: Target) -> Tensor | Skip:
-    """The quantized form of a parameter; activations are quantized in linear layers only."""
+    """The quantized form of a parameter; activations are quantized in linear layers only.
+
+    Raises:
+        QuantizationError: the module changes its weight when it is called.
+    """
+    if getattr(target.module, "max_norm", None) is not None:
+        raise QuantizationError(
+            "max_norm rescales its rows in place at each lookup; use max_norm=None"
+        )
+    transposed = is_transposed(target)
+    if transposed:  # groups run along what is summed over
+        dense = dense.t()
     conv = is_conv(dense, target)
     if fmt.act is not None and (role := _not_linear(dense, target, conv)):
         return Skip(f"{role}, and activations are quantized in linear layers only")
     spec = weight_spec(fmt, tuple(dense.shape), dense.dtype, conv=conv)
-    return quantize_tensor(
+    quantized = quantize_tensor(
         dense, spec, scales=fmt.scales, act_scale=fmt.act_scale, act_zero=fmt.act_zero
     )
+    return quantized.t() if transposed else quantized
 
 
 def _not_linear(dense: Tensor, target: Target, conv: bool) -> str:
@@ -125,6 +147,8 @@ def _not_linear(dense: Tensor, target: Target, conv: bool) -> str:
         return "it holds the filters of a convolution"
     if isinstance(target.module, (nn.Embedding, nn.EmbeddingBag)):
         return "it is an embedding"
+    if isinstance(target.module, nn.Bilinear):
+        return "it is the weight of a bilinear form"
     if dense.dim() == 3:
         return "it holds the 3-D weights of experts"
     return ""
