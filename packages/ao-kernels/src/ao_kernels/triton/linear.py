@@ -1,4 +1,4 @@
-"""The kernels of `linear` and `dequantize` for weights in the layout `plane16`."""
+"""The kernels of `linear` and `dequantize` for weights in planes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ao_core.records import Call, Kernel
 from ao_core.spec import Spec
 from ao_core.tensor import QTensor
 from ao_kernels.triton.launch import ELEMENTS, regime_of
+from ao_kernels.triton.plane16 import LAYOUTS
 from ao_kernels.triton.support import why_not
 
 __all__ = ["PLANE16_KERNELS"]
@@ -28,8 +29,9 @@ def plane16_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     group = full_block(w.spec.block, (n, k))[-1]
     parts = w.parts
     out: Tensor = ops.plane16_linear(
-        x, parts["qdata"], parts["scale"], parts.get("zero"), bias, n, k, group
-    )
+        x, parts["qdata"], parts["scale"], parts.get("zero"), parts["table"], bias,
+        n, k, group, w.spec.dtype,
+    )  # fmt: skip
     return out
 
 
@@ -42,8 +44,9 @@ def plane16_dequantize(
     n, k = shape
     group = full_block(spec.block, shape)[-1]
     out: Tensor = ops.plane16_dequantize(
-        parts["qdata"], parts["scale"], parts.get("zero"), n, k, group, dtype
-    )
+        parts["qdata"], parts["scale"], parts.get("zero"), parts["table"],
+        n, k, group, spec.dtype, dtype,
+    )  # fmt: skip
     return out
 
 
@@ -65,13 +68,11 @@ def _describe(call: Call) -> str:
     return f"blocks of {regime_of(call.m).rows} rows, sums in float32"
 
 
-PLANE16_KERNELS = (
-    Kernel(
-        "triton_plane16_linear", "linear", "plane16", "cuda", plane16_linear, 50, why_not,
-        _accepts_linear, _describe,
-    ),
-    Kernel(
-        "triton_plane16_dequantize", "dequantize", "plane16", "cuda", plane16_dequantize, 50,
-        why_not, _accepts_dequantize,
-    ),
-)  # fmt: skip
+PLANE16_KERNELS = tuple(
+    Kernel(f"triton_{layout.name}_{op}", op, layout.name, "cuda", fn, 50, why_not, *rest)
+    for layout in LAYOUTS
+    for op, fn, *rest in (
+        ("linear", plane16_linear, _accepts_linear, _describe),
+        ("dequantize", plane16_dequantize, _accepts_dequantize),
+    )
+)
