@@ -56,6 +56,17 @@ class Environment:
         command = [str(self.bin / "python"), *map(str, args)]
         self.session.run(*command, env={"PATH": path, **(env or {})}, external=True)
 
+    def over(self, other: Environment) -> Environment:
+        """See what is installed in `other` too, behind what is installed here."""
+        script = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        below, own = (
+            str(self.session.run(each.bin / "python", "-c", script, silent=True, external=True))
+            for each in (other, self)
+        )
+        line = f"import site; site.addsitedir({below.strip()!r})\n"
+        Path(own.strip(), "below.pth").write_text(line, encoding="utf-8")
+        return self
+
     def install(self, *args: str) -> None:
         """Install under the constraints, unless exactly this was installed before."""
         patterns = (
@@ -160,17 +171,21 @@ def tests(session: nox.Session) -> None:
     env.python("-m", "pytest", "-n", "2", *session.posargs, env=ONE_THREAD)
 
 
-@nox.session
+@nox.session(venv_backend="none")
 @nox.parametrize("package", [nox.param(name, id=name) for name in NAMES])
 def tests_isolated(session: nox.Session, package: str) -> None:
     """Tests of one package against its wheel, installed with only what it declares."""
-    built = Path(session.create_tmp()).resolve() / "dist"
     names = siblings_of(package)
+    built = ROOT / "build" / "isolated" / package
     build_packages(builder(session, names), built, names)
     wheels = {path.name.split("-")[0].replace("_", "-"): path for path in built.glob("*.whl")}
     extra = [f"{path}[test]" if name == package else str(path) for name, path in wheels.items()]
-    session.run("python", "-m", "pip", "uninstall", "-q", "-y", *NAMES)
-    session.install("-q", "-c", str(CONSTRAINTS), *extra)
+    # torch, which all declare, takes longest to install: once for all
+    below = Environment(session, "torch")
+    below.install("torch")
+    env = Environment(session, f"isolated-{package}").over(below)
+    env.python("-m", "pip", "uninstall", "-q", "-y", *NAMES)
+    env.python("-m", "pip", "install", "-q", "-c", CONSTRAINTS, *extra)
 
     (sdist,) = built.glob(f"{package.replace('-', '_')}-*.tar.gz")
     with tarfile.open(sdist) as archive:
@@ -178,7 +193,7 @@ def tests_isolated(session: nox.Session, package: str) -> None:
     source = built / sdist.name.removesuffix(".tar.gz")
     shutil.rmtree(source / "src")  # what is left can only import the wheel
     with session.chdir(source):
-        session.run("python", "-m", "pytest", "-n", "2", *session.posargs, env=ONE_THREAD)
+        env.python("-m", "pytest", "-n", "2", *session.posargs, env=ONE_THREAD)
 
 
 def siblings_of(package: str) -> list[str]:
