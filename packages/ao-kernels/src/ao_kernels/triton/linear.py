@@ -22,7 +22,7 @@ MOST_ROWS = {"none": 256, "int": 128, "float": 128}
 
 
 def plane16_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
-    """One launch; with zero points two."""
+    """Multiply by weights in planes: one launch, and with zero points one more."""
     from ao_kernels.triton import ops
 
     n, k = w.stored_shape
