@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     chosen = [] if "--all" in arguments else ["-m", "not slow"]
     for kind, interpret in (("compiled", "0"), ("interpreted", "1")):
         folders = sorted(ROOT.glob(f"packages/*/proofs/{kind}"))
-        command = [python, "-m", "pytest", "-n", "2", *chosen, *folders]
+        command: list[str | Path] = [python, "-m", "pytest", "-n", "2", *chosen, *folders]
         settings = {**os.environ, "TRITON_INTERPRET": interpret}
         status |= subprocess.run(command, cwd=ROOT, env=settings, check=False).returncode
     return status

@@ -61,11 +61,11 @@ def build_linear(
         "partial_ptr": "*fp32" if splits > 1 else x,
         "lock_ptr": "*i32" if splits > 1 else x,
     }
-    numbers = ("M", "N", "K", "stride_x", "stride_sums", "tiles", "tiles_a_split")
+    sizes = ("M", "N", "K", "stride_x", "stride_sums", "tiles", "tiles_a_split")
     sized = {"N": shape[0], "K": shape[1], "stride_x": shape[1]}
     return Build(
         plane16.linear,
-        {**pointers, **dict.fromkeys(numbers, "i32")},
+        {**pointers, **dict.fromkeys(sizes, "i32")},
         constants(fmt, tiles, regime, splits, x_dtype, scale_dtype, zero_dtype, bias=True),
         arch,
         regime.num_warps,

@@ -68,11 +68,19 @@ def _describe(call: Call) -> str:
     return f"blocks of {regime_of(call.m).rows} rows, sums in float32"
 
 
-PLANE16_KERNELS = tuple(
-    Kernel(f"triton_{layout.name}_{op}", op, layout.name, "cuda", fn, 50, why_not, *rest)
-    for layout in LAYOUTS
-    for op, fn, *rest in (
-        ("linear", plane16_linear, _accepts_linear, _describe),
-        ("dequantize", plane16_dequantize, _accepts_dequantize),
-    )
-)
+PLANE16_KERNELS = (
+    *(
+        Kernel(
+            f"triton_{layout.name}_linear", "linear", layout.name, "cuda", plane16_linear, 50,
+            why_not, _accepts_linear, _describe,
+        )
+        for layout in LAYOUTS
+    ),
+    *(
+        Kernel(
+            f"triton_{layout.name}_dequantize", "dequantize", layout.name, "cuda",
+            plane16_dequantize, 50, why_not, _accepts_dequantize,
+        )
+        for layout in LAYOUTS
+    ),
+)  # fmt: skip
