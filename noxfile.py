@@ -298,20 +298,7 @@ def abi(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def gpu_proofs(session: nox.Session) -> None:
     """Proofs of the GPU kernels without a GPU, packages/*/proofs; with `--all` also the long ones."""
-    below, env = dev(session, "tests"), Environment(session, "gpu_proofs")
-    script = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site, own = (
-        str(session.run(each.bin / "python", "-c", script, silent=True, external=True)).strip()
-        for each in (below, env)
-    )
-    # Triton, and a NumPy that it works with, over all that the tests have
-    Path(own, "below.pth").write_text(f"import site; site.addsitedir({site!r})\n")
-    env.python("-m", "pip", "install", "-q", "--no-deps", *group("gpu_proofs"))
-    chosen = () if "--all" in session.posargs else ("-m", "not slow")
-    for kind, interpret in (("compiled", "0"), ("interpreted", "1")):
-        folders = [str(path / kind) for path in sorted(ROOT.glob("packages/*/proofs"))]
-        settings = {**ONE_THREAD, "TRITON_INTERPRET": interpret}
-        env.python("-m", "pytest", "-n", "2", *chosen, *folders, env=settings)
+    dev(session, "tests").python("scripts/gpu_proofs.py", *session.posargs, env=ONE_THREAD)
 
 
 @nox.session(venv_backend="none")

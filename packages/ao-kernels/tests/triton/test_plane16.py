@@ -13,7 +13,7 @@ from ao_core.registry import registry
 from ao_core.tensor import quantize_tensor
 from ao_core.tensor.relayout import native, to_layout
 from ao_core.testing import LayoutSuite
-from ao_core.testing.base import gaussian
+from ao_core.testing.base import gaussian, same_bits
 from ao_kernels.triton import launch, ops, support
 from ao_kernels.triton.plane16 import tiling
 
@@ -24,6 +24,12 @@ class TestPlane16(LayoutSuite):
         Spec("int4", (1, 32), "bfloat16"),
         Spec("uint4", (1, 64), "float16", "int"),
     )
+
+
+class TestPlane16Bytes(LayoutSuite):
+    layout = "plane16_bytes"
+    specs = (Spec("f8e4m3", (1, WHOLE), "float32"),)
+    shapes = ((33, 70),)
 
 
 LINEAR = registry.kernels.get("triton_plane16_linear")
@@ -55,22 +61,38 @@ def test_where_each_code_lies():
         assert torch.equal(words >> 4 * plane & 15, expected)
 
 
+FORMATS = [
+    ("int4", "none"),
+    ("uint4", "int"),
+    ("uint4", "float"),
+    ("nf4", "none"),
+    ("f4e2m1", "none"),
+]
+
+
 @pytest.mark.parametrize("group", [32, 64, 128, 256, 300, WHOLE])
-@pytest.mark.parametrize(("name", "zero"), [("int4", "none"), ("uint4", "int"), ("uint4", "float")])
+@pytest.mark.parametrize(("name", "zero"), [*FORMATS, ("int8", "none"), ("f8e4m3", "none")])
 def test_and_back(group, name, zero):
     """Bit for bit, whatever is padded; 300 is a group of the whole row, and of more than that."""
+    canonical, planes = ("packed", "plane16")
+    if registry.dtypes.get(name).bits == 8:
+        if group == 256:
+            return  # wider than a tile
+        canonical, planes = ("plain", "plane16_bytes")
     for shape in ((130, 300), (1, 1), (128, 256)):
-        q = quantize_tensor(gaussian(shape), Spec(name, (1, group), "float16", zero, "packed"))
-        planes = to_layout(q, "plane16")
-        back = to_layout(planes, "packed")
-        assert all(torch.equal(back.parts[part], q.parts[part]) for part in q.part_names)
-        assert torch.equal(planes.dequantize(), q.dequantize())
+        q = quantize_tensor(gaussian(shape), Spec(name, (1, group), "float16", zero, canonical))
+        there = to_layout(q, planes)
+        assert there.spec.layout == planes
+        back = to_layout(there, canonical)
+        assert all(same_bits(back.parts[part], q.parts[part]) for part in q.part_names)
 
 
 @pytest.mark.parametrize(
     ("spec", "shape", "words"),
     [
-        (Spec("int3", (1, 64)), (16, 64), "not int3"),
+        (Spec("int3", (1, 64)), (16, 64), "int3 has 3"),
+        (Spec("uint4", (1, 64)), (16, 64), "zero points of uint4"),
+        (Spec("int4", (1, 64), zero="int"), (16, 64), "zero points of uint4"),
         (Spec("int4", (1, 64), act=Spec("int8", (1, WHOLE))), (16, 64), "activations"),
         (Spec("int4", (1, 64), "e8m0"), (16, 64), "found e8m0"),
         (Spec("int4", (1, 48)), (16, 96), "needs groups of"),
@@ -122,11 +144,13 @@ def test_the_ops_know_their_results_without_running():
     spec = Spec("int4", (1, 64), "bfloat16", layout="plane16")
     w = to_layout(quantize_tensor(gaussian((140, 300)), replace(spec, layout="packed")), "plane16")
     with torch._subclasses.FakeTensorMode() as mode:
-        qdata, scale = mode.from_tensor(w.qdata), mode.from_tensor(w.scale)
+        qdata, scale, table = map(mode.from_tensor, (w.qdata, w.scale, w.table))
         x = torch.empty(2, 3, 300, dtype=torch.bfloat16)
-        out = ops.plane16_linear(x, qdata, scale, None, None, 140, 300, 64)
+        out = ops.plane16_linear(x, qdata, scale, None, table, None, 140, 300, 64, "int4")
         assert (out.shape, out.dtype) == ((2, 3, 140), torch.bfloat16)
-        dense = ops.plane16_dequantize(qdata, scale, None, 140, 300, 64, torch.float16)
+        dense = ops.plane16_dequantize(
+            qdata, scale, None, table, 140, 300, 64, "int4", torch.float16
+        )
         assert (dense.shape, dense.dtype) == ((140, 300), torch.float16)
 
 
@@ -143,7 +167,7 @@ def test_the_ops_know_their_results_without_running():
     ],
 )
 def test_splits(n, k, rows, splits):
-    assert launch.splits_of(tiling(n, k, 128), rows, 132) == splits
+    assert launch.splits_of(tiling(n, k, 128, 4), rows, 132) == splits
 
 
 def test_regimes():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,19 @@ Words = npt.NDArray[np.uint32]
 _STATEMENT = re.compile(r"(?P<op>[a-z][\w.]*)\s+(?P<operands>.*)", re.DOTALL)
 
 
-def run(text: str, *inputs: Words) -> tuple[Words, ...]:
+def run(text: str, *inputs: Words, given: Mapping[str, Words] | None = None) -> tuple[Words, ...]:
     """What a block of PTX writes to its outputs, for 32-bit inputs of one shape.
 
     `$0`, `$1`, … are the outputs, in the order of their numbers, and after them the inputs, as in
-    `triton.language.inline_asm_elementwise`. An output that is read before it is written, an opcode
-    that is not known here, and a sum that float64 does not hold exactly raise.
+    `triton.language.inline_asm_elementwise`; `given` holds registers of the kernel around the block.
+    An output that is read before it is written, an opcode that is not known here, and a sum that float64
+    does not hold exactly raise.
     """
     numbers = {int(number) for number in re.findall(r"\$(\d+)", text)}
     outputs = max(numbers) + 1 - len(inputs)
     registers: dict[str, Words] = {
-        f"${outputs + i}": np.asarray(values, np.uint32) for i, values in enumerate(inputs)
+        **(given or {}),
+        **{f"${outputs + i}": np.asarray(values, np.uint32) for i, values in enumerate(inputs)},
     }
     for statement in text.strip().strip("{}").split(";"):
         statement = statement.strip()
@@ -116,6 +118,7 @@ _OPS: dict[str, Callable[..., Any]] = {
     "mov.b32": lambda a: a,
     "shr.u32": lambda a, n: a >> n,
     "shl.b32": lambda a, n: a << n,
+    "and.b32": lambda a, b: a & b,
     "lop3.b32": _lop3,
     "prmt.b32": _prmt,
     "fma.rn.bf16x2": _halves("bf16"),

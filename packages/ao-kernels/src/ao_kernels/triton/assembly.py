@@ -1,21 +1,39 @@
 """PTX that turns stored codes into numbers: text, which kernels hold and NumPy models run.
 
-A register holds two neighbouring 16-bit words of a row, and each word four codes, one of each plane.
-So every output is the pair of numbers that a plane has in both words.
+A register holds two neighbouring 16-bit words of a row, and each word two or four codes, one of each
+plane. So every output is the pair of numbers that a plane has in both words. The words come as the
+operand behind the outputs: $4 behind four, $2 behind two.
 
-The numbers come from the exponent: with the bits of a code c below those of 2**7 in bfloat16 (2**10 in
-float16), the number 128 + c (1024 + c) is there at once, and 128 + 8 is then subtracted.
+Integers come from the exponent: with the bits of a code c below those of 2**7 in bfloat16 (2**10 in
+float16), the number 128 + c (1024 + c) is there at once, and what is too much is subtracted, exactly.
 """
 
 from __future__ import annotations
 
-__all__ = ["LOAD_BYTE", "load_scale", "nibbles"]
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "LOAD_BYTE",
+    "e4m3",
+    "integers",
+    "load_scale",
+    "load_table",
+    "lookup",
+    "nibbles",
+    "table_words",
+]
 
 #: an unsigned byte, as 32 bits
 LOAD_BYTE = "ld.global.nc.u8 $0, [$1];"
 
-#: `(a & b) | c` as the table of `lop3`
-_AND_OR = "0xea"
+#: tables of `lop3`: `(a & b) | c` and `(a & b) ^ c`, and `c` with the bits of `a` where those of `b` are set
+_AND_OR, _AND_XOR, _SELECT = "0xea", "0x6a", "0xe2"
+#: registers of a kernel that looks numbers up: the words of `table_words`
+_TABLE = tuple(f"ao_{half}{i}" for half in ("low", "high") for i in range(4))
+_SUFFIX = {"bf16": "bf16x2", "fp16": "f16x2"}
 
 
 def load_scale(bits: int) -> str:
@@ -24,12 +42,11 @@ def load_scale(bits: int) -> str:
 
 
 def nibbles(element: str) -> str:
-    """Words ($4) to four pairs ($0 to $3) of code - 8 as "bf16" or "fp16"."""
-    lines = _bf16() if element == "bf16" else _fp16()
-    return "{\n" + "\n".join(lines) + "\n}"
+    """Four planes of code - 8, for codes of 4 bits, as "bf16" or "fp16"."""
+    return _block(_nibbles_bf16() if element == "bf16" else _nibbles_fp16())
 
 
-def _bf16() -> list[str]:
+def _nibbles_bf16() -> list[str]:
     words = ("$4", "w1", "w2", "w3")
     return [
         ".reg .b32 w1, w2, w3, one, offset;",
@@ -41,7 +58,7 @@ def _bf16() -> list[str]:
     ]
 
 
-def _fp16() -> list[str]:
+def _nibbles_fp16() -> list[str]:
     """The upper nibble of a byte is left in place: 1024 + 16c, and a factor of 1/16 undoes that."""
     words = ("$4", "$4", "bytes", "bytes")
     masks, factors = ("0x000f000f", "0x00f000f0"), ("one, low", "sixteenth, high")
@@ -55,3 +72,94 @@ def _fp16() -> list[str]:
         *(f"lop3.b32 ${j}, {words[j]}, {masks[j % 2]}, 0x64006400, {_AND_OR};" for j in range(4)),
         *(f"fma.rn.f16x2 ${j}, ${j}, {factors[j % 2]};" for j in range(4)),
     ]
+
+
+def integers(element: str) -> str:
+    """Two planes of code - 128, for codes of 8 bits."""
+    lines = [".reg .b32 high, top, one, offset;", "shr.u32 high, $2, 8;"]
+    words = ("$2", "high")
+    if element == "fp16":
+        lines += ["mov.b32 one, 0x3c003c00;", "mov.b32 offset, 0xe480e480;"]  # -1152
+        for j in range(2):
+            lines.append(f"lop3.b32 ${j}, {words[j]}, 0x00ff00ff, 0x64006400, {_AND_OR};")
+            lines.append(f"fma.rn.f16x2 ${j}, ${j}, one, offset;")
+        return _block(lines)
+    # bfloat16 has room for seven bits: 128 + those, less 256, or less 128 where the eighth is set
+    lines.append("mov.b32 one, 0xbf80bf80;")  # -1
+    for j in range(2):
+        lines.append(f"lop3.b32 ${j}, {words[j]}, 0x007f007f, 0x43004300, {_AND_OR};")
+        lines.append(f"lop3.b32 top, {words[j]}, 0x00800080, 0x43804380, {_AND_XOR};")
+        lines.append(f"fma.rn.bf16x2 ${j}, top, one, ${j};")
+    return _block(lines)
+
+
+def e4m3(element: str) -> str:
+    """Two planes of float8 e4m3: exponent and mantissa moved into place, then a power of two.
+
+    NaN becomes ±480. A block with NaN in it has the scale NaN, so that products do not see the difference.
+    """
+    shifts, mask, factor = {
+        "bf16": (("shl.b32 part, $2, 4;", "shr.u32 part, $2, 4;"), "0x07f007f0", "0x7b807b80"),
+        "fp16": (("shl.b32 part, $2, 7;", "shr.u32 part, $2, 1;"), "0x3f803f80", "0x5c005c00"),
+    }[element]
+    lines = [".reg .b32 low, part, factor, zero;", "shl.b32 low, $2, 8;"]
+    lines += [f"mov.b32 factor, {factor};", "mov.b32 zero, 0x80008000;"]  # -0 keeps the sign of 0
+    for j, word in enumerate(("low", "$2")):
+        lines += [shifts[j], f"and.b32 part, part, {mask};"]
+        lines.append(f"lop3.b32 ${j}, {word}, 0x80008000, part, {_AND_OR};")
+        lines.append(f"fma.rn.{_SUFFIX[element]} ${j}, ${j}, factor, zero;")
+    return _block(lines)
+
+
+def load_table() -> str:
+    """Declare registers for the whole kernel, and load a table of `table_words` at $1 into them.
+
+    Were they constants, or loaded from the same address by all threads, the assembler would keep them
+    in uniform registers, and copy each before each use: seven more instructions a word.
+    """
+    return "\n".join(
+        [
+            f".reg .b32 {', '.join(_TABLE)};",
+            *(
+                f"ld.global.nc.v4.b32 {{{', '.join(_TABLE[i : i + 4])}}}, [$1 + {4 * i}];"
+                for i in (0, 4)
+            ),
+            "mov.b32 $0, 0;",
+        ]
+    )
+
+
+def table_words(values: Tensor) -> Tensor:
+    """int32 [8]: the lower and upper bytes of 16 values of 16 bits, four in a word."""
+    return values.view(torch.uint8).view(16, 2).t().reshape(-1).view(torch.int32)
+
+
+def lookup(element: str) -> str:
+    """Four planes of the values in the table, rounded to nearest, for codes of 4 bits.
+
+    The codes of two words lie in the order of their use: those of plane j are nibbles 2j and 2j + 1.
+
+    `prmt` picks four bytes out of eight by the lower three bits of four codes; done for either half of
+    the values, and for their lower and upper bytes, and then selected by the fourth bits.
+    """
+    lines = [
+        ".reg .b32 codes, signs, mask, low, high, other;",
+        "and.b32 codes, $4, 0x77777777;",
+        "shl.b32 signs, $4, 4;",
+    ]
+    for word, order in enumerate(("0xd9c8", "0xfbea")):
+        # bytes of all ones where the fourth bit is set: that of nibble 0 is now the sign of byte 0, …
+        lines.append(f"prmt.b32 mask, signs, $4, {order};")
+        for half, table in (("low", _TABLE[:4]), ("high", _TABLE[4:])):
+            lines.append(f"prmt.b32 {half}, {table[0]}, {table[1]}, codes;")
+            lines.append(f"prmt.b32 other, {table[2]}, {table[3]}, codes;")
+            lines.append(f"lop3.b32 {half}, other, mask, {half}, {_SELECT};")
+        lines.append(f"prmt.b32 ${2 * word}, low, high, 0x5140;")
+        lines.append(f"prmt.b32 ${2 * word + 1}, low, high, 0x7362;")
+        if word == 0:
+            lines.append("shr.u32 codes, codes, 16;")
+    return _block(lines)
+
+
+def _block(lines: Iterable[str]) -> str:
+    return "{\n" + "\n".join(lines) + "\n}"

@@ -10,8 +10,10 @@ from functools import partial
 
 import torch
 
+from ao_core.registry import registry
 from ao_kernels.testing.aot import Build
 from ao_kernels.testing.gates import Gate
+from ao_kernels.triton.formats import known
 from ao_kernels.triton.launch import ELEMENTS, REGIMES, Regime, constants
 from ao_kernels.triton.plane16 import COLS, tiling
 
@@ -30,6 +32,7 @@ _REGISTERS, _SHARED = 255, 227 * 1024
 
 
 def build_linear(
+    numbers: str,
     regime: Regime,
     group: int,
     x_dtype: torch.dtype = torch.bfloat16,
@@ -40,28 +43,30 @@ def build_linear(
     arch: int = 90,
     splits: int = 4,
 ) -> Build:
-    """The kernel `linear` for a weight of `shape` with a bias, as `ops.launch_linear` launches it."""
+    """The kernel `linear`, with a bias, for a weight of a number format, as `ops` launches it."""
     from ao_kernels.triton.kernels import plane16
 
-    tiles = tiling(*shape, group)
+    fmt = known(registry.dtypes.get(numbers))
+    tiles = tiling(*shape, group, fmt.bits)
     x, scale = _TYPES[x_dtype], _TYPES[scale_dtype]
     pointers = {
         "x_ptr": x,
         "w_ptr": "*i16",
         "scale_ptr": scale,
         "zero_ptr": scale if zero_dtype is None else _TYPES[zero_dtype],
+        "table_ptr": "*i32",
         "sums_ptr": x if zero_dtype is None else "*fp32",
         "bias_ptr": x,
         "out_ptr": x,
         "partial_ptr": "*fp32" if splits > 1 else x,
         "lock_ptr": "*i32" if splits > 1 else x,
     }
-    numbers = ("M", "N", "K", "stride_x", "stride_sums", "tiles", "tiles_a_split")
+    sizes = ("M", "N", "K", "stride_x", "stride_sums", "tiles", "tiles_a_split")
     sized = {"N": shape[0], "K": shape[1], "stride_x": shape[1]}
     return Build(
         plane16.linear,
-        {**pointers, **dict.fromkeys(numbers, "i32")},
-        constants(tiles, regime, splits, x_dtype, scale_dtype, zero_dtype, bias=True),
+        {**pointers, **dict.fromkeys(sizes, "i32")},
+        constants(fmt, tiles, regime, splits, x_dtype, scale_dtype, zero_dtype, bias=True),
         arch,
         regime.num_warps,
         regime.num_stages,
@@ -71,6 +76,7 @@ def build_linear(
 
 def _gate(
     budget: float,
+    numbers: str,
     regime: Regime,
     group: int,
     x_dtype: torch.dtype = torch.bfloat16,
@@ -80,20 +86,28 @@ def _gate(
     shape: tuple[int, int] = EVEN,
     arch: int = 90,
 ) -> Gate:
-    tiles = tiling(*shape, group)
+    tiles = tiling(*shape, group, registry.dtypes.get(numbers).bits)
     words = COLS * tiles.plane
     # 64 × 16 weights a warp group and instruction; before, 16 × 16 weights a warp and 8 columns
     warps = regime.num_warps
-    hgmma = 4 * words // (64 * 16 * (warps // 4))
-    hmma = 4 * words * regime.rows // (16 * 16 * 8 * warps)
+    hgmma = tiles.planes * words // (64 * 16 * (warps // 4))
+    hmma = tiles.planes * words * regime.rows // (16 * 16 * 8 * warps)
     zero = "" if zero_dtype is None else f" zero {ELEMENTS.get(zero_dtype, 'u8')}"
     ragged = "" if shape == EVEN else " ragged"
     name = (
-        f"sm_{arch} int4 g{group} {ELEMENTS[x_dtype]} scale {_TYPES[scale_dtype][1:]}{zero} "
+        f"sm_{arch} {numbers} g{group} {ELEMENTS[x_dtype]} scale {_TYPES[scale_dtype][1:]}{zero} "
         f"rows {regime.rows}{ragged}"
     )
     build = partial(
-        build_linear, regime, group, x_dtype, scale_dtype, zero_dtype, shape=shape, arch=arch
+        build_linear,
+        numbers,
+        regime,
+        group,
+        x_dtype,
+        scale_dtype,
+        zero_dtype,
+        shape=shape,
+        arch=arch,
     )
     if arch >= 100:
         # tensor memory: another loop, for which no budget is known
@@ -106,7 +120,7 @@ def _gate(
         work=words * 2 / 128,
         budget=budget,
         counts={"HGMMA": hgmma} if arch == 90 else {"HMMA": hmma},
-        present=("LDGSTS", "LOP3", "HFMA2|HADD2"),
+        present=("LDGSTS", "LOP3", "HFMA2|HADD2|HMUL2|PRMT"),
     )
 
 
@@ -114,31 +128,42 @@ _BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
 _SMALL, _MIDDLE, _LARGE = REGIMES
 _ROW = EVEN[1]
 
-#: first those that CI checks in every change, then the rest
+#: those that CI checks in every change
 GATES: tuple[Gate, ...] = (
-    _gate(17.5, _SMALL, 128),
-    _gate(15.5, _SMALL, 128, _FP16, _FP16),
-    _gate(19.2, _SMALL, 64),
-    _gate(20.0, _SMALL, 128, zero_dtype=torch.uint8),
-    _gate(24.0, _SMALL, 64, zero_dtype=_BF16),
-    _gate(24.6, _SMALL, 32),
-    _gate(16.2, _SMALL, _ROW),
-    _gate(19.1, _MIDDLE, 128),
-    _gate(25.0, _LARGE, 128),
-    _gate(17.5, _SMALL, 128, arch=80),
-    _gate(17.5, _SMALL, 128, arch=89),
-    _gate(0, _SMALL, 128, arch=100),
-    _gate(18.4, _SMALL, 128, shape=RAGGED),
+    _gate(17.5, "int4", _SMALL, 128),
+    _gate(15.5, "int4", _SMALL, 128, _FP16, _FP16),
+    _gate(19.2, "int4", _SMALL, 64),
+    _gate(20.0, "uint4", _SMALL, 128, zero_dtype=torch.uint8),
+    _gate(24.0, "uint4", _SMALL, 64, zero_dtype=_BF16),
+    _gate(24.6, "int4", _SMALL, 32),
+    _gate(16.2, "int4", _SMALL, _ROW),
+    _gate(19.1, "int4", _MIDDLE, 128),
+    _gate(25.0, "int4", _LARGE, 128),
+    _gate(17.5, "int4", _SMALL, 128, arch=80),
+    _gate(17.5, "int4", _SMALL, 128, arch=89),
+    _gate(0, "int4", _SMALL, 128, arch=100),
+    _gate(18.4, "int4", _SMALL, 128, shape=RAGGED),
+    _gate(29.5, "nf4", _SMALL, 64),
+    _gate(10.8, "int8", _SMALL, _ROW, scale_dtype=_FP32),
+    _gate(8.8, "int8", _SMALL, _ROW, _FP16, _FP32),
+    _gate(12.8, "f8e4m3", _SMALL, _ROW, scale_dtype=_FP32),
 )
+#: the rest
 MORE: tuple[Gate, ...] = (
-    _gate(17.5, _SMALL, 128, scale_dtype=_FP32),
-    _gate(17.2, _SMALL, 256),
-    _gate(34.2, _SMALL, 32, zero_dtype=torch.uint8),
-    _gate(16.2, _SMALL, _ROW, zero_dtype=torch.uint8),
-    _gate(23.2, _MIDDLE, 128, zero_dtype=torch.uint8),
-    _gate(34.0, _LARGE, 128, zero_dtype=torch.uint8),
-    _gate(46.5, _LARGE, 64, zero_dtype=_BF16),
-    _gate(18.0, _SMALL, 64, _FP16, _FP16),
-    _gate(29.5, _MIDDLE, 32),
-    _gate(42.5, _LARGE, 32),
+    _gate(17.5, "int4", _SMALL, 128, scale_dtype=_FP32),
+    _gate(17.2, "int4", _SMALL, 256),
+    _gate(18.0, "int4", _SMALL, 64, _FP16, _FP16),
+    _gate(34.2, "uint4", _SMALL, 32, zero_dtype=torch.uint8),
+    _gate(16.2, "uint4", _SMALL, _ROW, zero_dtype=torch.uint8),
+    _gate(23.2, "uint4", _MIDDLE, 128, zero_dtype=torch.uint8),
+    _gate(34.0, "uint4", _LARGE, 128, zero_dtype=torch.uint8),
+    _gate(46.5, "uint4", _LARGE, 64, zero_dtype=_BF16),
+    _gate(29.5, "int4", _MIDDLE, 32),
+    _gate(42.5, "int4", _LARGE, 32),
+    _gate(28.0, "nf4", _SMALL, 128),
+    _gate(29.5, "nf4", _SMALL, 64, _FP16, _FP16),
+    _gate(39.7, "nf4", _LARGE, 64),
+    _gate(12.8, "f8e4m3", _SMALL, _ROW, _FP16, _FP32),
+    _gate(14.2, "int8", _LARGE, _ROW, scale_dtype=_FP32),
+    _gate(16.0, "f8e4m3", _LARGE, _ROW, scale_dtype=_FP32),
 )

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ao_kernels.triton.assembly import LOAD_BYTE, load_scale, nibbles
+from ao_kernels.triton.assembly import LOAD_BYTE, load_scale, load_table
+from ao_kernels.triton.formats import TABLES, Format
 from ao_kernels.triton.plane16 import COLS, Tiling
 
 __all__ = ["ELEMENTS", "REGIMES", "Regime", "constants", "regime_of", "splits_of"]
@@ -47,6 +48,7 @@ def splits_of(tiles: Tiling, row_blocks: int, processors: int) -> int:
 
 
 def constants(
+    fmt: Format,
     tiles: Tiling,
     regime: Regime,
     splits: int,
@@ -64,13 +66,18 @@ def constants(
     return {
         "ROWS": regime.rows,
         "COLS": COLS,
+        "PLANES": tiles.planes,
         "PLANE": tiles.plane,
         "CHAIN": tiles.chain,
+        "OFFSET": fmt.offset,
+        "PAIRS": fmt.looked_up,
         "SPLITS": splits,
         "HAS_ZERO": zero_dtype is not None,
         "HAS_BIAS": bias,
-        "EVEN_K": tiles.k % (4 * tiles.plane) == 0,
-        "ASM": nibbles(ELEMENTS[x_dtype]) if assembly else None,
+        "EVEN_K": tiles.k % tiles.width == 0,
+        "ASM": fmt.assembly(ELEMENTS[x_dtype]) if assembly else None,
         "LOAD_SCALE": load_scale(8 * scale_dtype.itemsize) if assembly else None,
         "LOAD_ZERO": load_zero if assembly else None,
+        "LOAD_TABLE": load_table() if assembly and fmt.looked_up else None,
+        "TABLE": len(fmt.values) + 16 * TABLES.index(x_dtype),
     }

@@ -1,4 +1,4 @@
-"""The kernels of `linear` and `dequantize` for weights in the layout `plane16`."""
+"""The kernels of `linear` and `dequantize` for weights in planes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ao_core.records import Call, Kernel
 from ao_core.spec import Spec
 from ao_core.tensor import QTensor
 from ao_kernels.triton.launch import ELEMENTS, regime_of
+from ao_kernels.triton.plane16 import LAYOUTS
 from ao_kernels.triton.support import why_not
 
 __all__ = ["PLANE16_KERNELS"]
@@ -21,15 +22,16 @@ MOST_ROWS = {"none": 256, "int": 128, "float": 128}
 
 
 def plane16_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
-    """One launch; with zero points two."""
+    """Multiply by weights in planes: one launch, and with zero points one more."""
     from ao_kernels.triton import ops
 
     n, k = w.stored_shape
     group = full_block(w.spec.block, (n, k))[-1]
     parts = w.parts
     out: Tensor = ops.plane16_linear(
-        x, parts["qdata"], parts["scale"], parts.get("zero"), bias, n, k, group
-    )
+        x, parts["qdata"], parts["scale"], parts.get("zero"), parts["table"], bias,
+        n, k, group, w.spec.dtype,
+    )  # fmt: skip
     return out
 
 
@@ -42,8 +44,9 @@ def plane16_dequantize(
     n, k = shape
     group = full_block(spec.block, shape)[-1]
     out: Tensor = ops.plane16_dequantize(
-        parts["qdata"], parts["scale"], parts.get("zero"), n, k, group, dtype
-    )
+        parts["qdata"], parts["scale"], parts.get("zero"), parts["table"],
+        n, k, group, spec.dtype, dtype,
+    )  # fmt: skip
     return out
 
 
@@ -66,12 +69,18 @@ def _describe(call: Call) -> str:
 
 
 PLANE16_KERNELS = (
-    Kernel(
-        "triton_plane16_linear", "linear", "plane16", "cuda", plane16_linear, 50, why_not,
-        _accepts_linear, _describe,
+    *(
+        Kernel(
+            f"triton_{layout.name}_linear", "linear", layout.name, "cuda", plane16_linear, 50,
+            why_not, _accepts_linear, _describe,
+        )
+        for layout in LAYOUTS
     ),
-    Kernel(
-        "triton_plane16_dequantize", "dequantize", "plane16", "cuda", plane16_dequantize, 50,
-        why_not, _accepts_dequantize,
+    *(
+        Kernel(
+            f"triton_{layout.name}_dequantize", "dequantize", layout.name, "cuda",
+            plane16_dequantize, 50, why_not, _accepts_dequantize,
+        )
+        for layout in LAYOUTS
     ),
 )  # fmt: skip

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ao_core.registry import registry
+from ao_kernels.triton.formats import known
 from ao_kernels.triton.launch import constants, regime_of, splits_of
 from ao_kernels.triton.plane16 import COLS, Tiling, tiling
 from ao_kernels.triton.support import processors, take_locks
@@ -24,13 +26,18 @@ def plane16_linear(
     qdata: Tensor,
     scale: Tensor,
     zero: Tensor | None,
+    table: Tensor,
     bias: Tensor | None,
     n: int,
     k: int,
     group: int,
+    numbers: str,
 ) -> Tensor:
-    """Activations (…, k) times the transpose of a weight (n, k) in the layout `plane16`, plus bias."""
-    return launch_linear(x, qdata, scale, zero, bias, n, k, group)
+    """Activations (…, k) times the transpose of a weight (n, k) in planes, plus bias.
+
+    `numbers` is the name of the weight's format.
+    """
+    return launch_linear(x, qdata, scale, zero, table, bias, n, k, group, numbers)
 
 
 @plane16_linear.register_fake
@@ -39,10 +46,12 @@ def _(
     qdata: Tensor,
     scale: Tensor,
     zero: Tensor | None,
+    table: Tensor,
     bias: Tensor | None,
     n: int,
     k: int,
     group: int,
+    numbers: str,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], n))
 
@@ -52,20 +61,23 @@ def plane16_dequantize(
     qdata: Tensor,
     scale: Tensor,
     zero: Tensor | None,
+    table: Tensor,
     n: int,
     k: int,
     group: int,
+    numbers: str,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Dense values (n, k) of a weight in the layout `plane16`."""
+    """Dense values (n, k) of a weight in planes."""
     from ao_kernels.triton.kernels import plane16
 
-    tiles = tiling(n, k, group)
+    fmt = known(registry.dtypes.get(numbers))
+    tiles = tiling(n, k, group, fmt.bits)
     out = qdata.new_empty((n, k), dtype=dtype)
     with _device(qdata):
         plane16.dequantize[(tiles.blocks, tiles.tiles)](
-            qdata, scale, scale if zero is None else zero, out, n, k, tiles.tiles,
-            COLS, tiles.plane, tiles.chain, zero is not None,
+            qdata, scale, scale if zero is None else zero, table, out, n, k, tiles.tiles,
+            COLS, tiles.planes, tiles.plane, tiles.chain, fmt.looked_up, zero is not None,
         )  # fmt: skip
     return out
 
@@ -75,9 +87,11 @@ def _(
     qdata: Tensor,
     scale: Tensor,
     zero: Tensor | None,
+    table: Tensor,
     n: int,
     k: int,
     group: int,
+    numbers: str,
     dtype: torch.dtype,
 ) -> Tensor:
     return qdata.new_empty((n, k), dtype=dtype)
@@ -88,10 +102,12 @@ def launch_linear(
     qdata: Tensor,
     scale: Tensor,
     zero: Tensor | None,
+    table: Tensor,
     bias: Tensor | None,
     n: int,
     k: int,
     group: int,
+    numbers: str,
     *,
     splits: int | None = None,
 ) -> Tensor:
@@ -104,7 +120,8 @@ def launch_linear(
     m, out = x_MK.shape[0], x.new_empty((*x.shape[:-1], n))
     if m == 0:
         return out
-    tiles, regime = tiling(n, k, group), regime_of(m)
+    fmt = known(registry.dtypes.get(numbers))
+    tiles, regime = tiling(n, k, group, fmt.bits), regime_of(m)
     row_blocks = -(-m // regime.rows)
     if splits is None:
         splits = splits_of(tiles, row_blocks, processors(x.device))
@@ -117,11 +134,11 @@ def launch_linear(
             partial = x.new_empty(places * splits * COLS * regime.rows, dtype=torch.float32)
             locks = take_locks(places, x.device)
         plane16.linear[(tiles.blocks, splits, row_blocks)](
-            x_MK, qdata, scale, scale if zero is None else zero, sums,
+            x_MK, qdata, scale, scale if zero is None else zero, table, sums,
             out if bias is None else bias, out, partial, locks,
             m, n, k, x_MK.stride(0), m, tiles.tiles, -(-tiles.tiles // splits),
             **constants(
-                tiles, regime, splits, x.dtype, scale.dtype,
+                fmt, tiles, regime, splits, x.dtype, scale.dtype,
                 None if zero is None else zero.dtype, bias is not None, assembly=x.is_cuda,
             ),
             num_warps=regime.num_warps, num_stages=regime.num_stages,

@@ -1,4 +1,4 @@
-"""The layout `plane16`: 4-bit weights as the Triton products read them, a tile in one piece."""
+"""The layouts `plane16` and `plane16_bytes`: weights as the Triton products read them, a tile in a piece."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from ao_core.layouts.base import make_parts
 from ao_core.numerics import full_block, pack_bits, unpack_bits
 from ao_core.records import DType
 from ao_core.spec import WHOLE, Spec
+from ao_kernels.triton.formats import Format, format_of, known
 
 __all__ = ["COLS", "LAYOUTS", "Plane16", "Tiling", "tiling"]
 
 #: rows of a weight in a tile: columns of a product
 COLS = 128
-GROUPS = (32, 64, 128, 256)
-_FORMATS = (("int4", "none"), ("uint4", "int"), ("uint4", "float"))
 
 
 class Tiling(NamedTuple):
@@ -27,7 +26,8 @@ class Tiling(NamedTuple):
 
     n: int
     k: int
-    #: columns of a plane; a tile has four planes
+    #: planes of a tile, columns of each
+    planes: int
     plane: int
     #: planes that share a scale; 0: all of a row does
     chain: int
@@ -36,26 +36,33 @@ class Tiling(NamedTuple):
     tiles: int
 
     @property
+    def width(self) -> int:
+        """Columns of a tile."""
+        return self.planes * self.plane
+
+    @property
     def groups(self) -> int:
         """Scales of a row, those of padding included."""
-        return self.tiles * 4 // self.chain if self.chain else 1
+        return self.tiles * self.planes // self.chain if self.chain else 1
 
 
-def tiling(n: int, k: int, group: int) -> Tiling:
-    """The tiles of a weight; `group`, one of `GROUPS` or at least k, columns share a scale."""
-    plane = 32 if group == 32 < k else 64
+def tiling(n: int, k: int, group: int, bits: int) -> Tiling:
+    """The tiles of a weight; a group of columns, or a row where `group` is at least k, has one scale."""
+    planes, plane = 16 // bits, 32 if group == 32 < k else 64
     chain = group // plane if group < k else 0
-    return Tiling(n, k, plane, chain, -(-n // COLS), -(-k // (4 * plane)))
+    return Tiling(n, k, planes, plane, chain, -(-n // COLS), -(-k // (planes * plane)))
 
 
 class Plane16(Layout):
-    """For a weight (N, K): tiles of 128 rows and four planes of 64 columns (32 where groups have 32).
+    """For a weight (N, K) of b bits: tiles of 128 rows and 16 / b planes of 64 columns.
 
-    Bits 4j to 4j + 3 of a 16-bit word are the code of plane j: the words of a row in a tile hold four
-    runs of neighbouring columns, so that a product takes activations as they are. Parts:
+    (Where groups have 32 columns, planes have 32.) Bits b·j and up of a 16-bit word are the code of
+    plane j: the words of a row in a tile hold runs of neighbouring columns, so that a product takes
+    activations as they are. Parts:
 
-    - qdata: int16 [N / 128, tiles, 128, plane]. Signed codes have an offset of 8.
+    - qdata: int16 [N / 128, tiles, 128, plane]. Signed integers are stored in offset binary.
     - scale, zero: [N / 128, groups, 128], in their own dtype.
+    - table: int32, the bits of every code's float32 value, and what else `Format.table` says.
 
     Rows and columns of padding have code 0 and scale 0.
     """
@@ -64,67 +71,82 @@ class Plane16(Layout):
     canonical = False
     canonical_name = "packed"
     native_devices = ("cuda",)
+    bits = 4
 
     def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         """None, or a sentence that says why the planes cannot hold such a tensor."""
-        if (spec.dtype, spec.zero) not in _FORMATS:
-            return (
-                f"holds symmetric int4 or asymmetric uint4, not {spec.dtype} with zero={spec.zero}"
-            )
+        if dtype.bits != self.bits:
+            return f"holds codes of {self.bits} bits, and {dtype.name} has {dtype.bits}"
+        fmt = format_of(dtype)
+        if isinstance(fmt, str):
+            return fmt
+        if (spec.zero != "none") != (fmt.offset != 0):
+            return f"has zero points of uint4, and only with them, found {spec}"
         if spec.act is not None:
             return "its product does not quantize activations"
         if spec.scale_dtype not in ("float32", "bfloat16", "float16"):
             return f"needs scales in float32, bfloat16 or float16, found {spec.scale_dtype}"
         if len(shape) != 2 or 0 in shape:
             return f"needs a 2-D weight that is not empty, found {shape}"
+        groups = tuple(size for size in (32, 64, 128, 256) if size <= 64 * fmt.planes)
         rows, group = full_block(spec.block, shape)
-        if rows != 1 or spec.block[0] == WHOLE or (group not in GROUPS and group < shape[1]):
-            return f"needs groups of {GROUPS} along each row, or whole rows, found {spec.block}"
+        if rows != 1 or spec.block[0] == WHOLE or (group not in groups and group < shape[1]):
+            return f"needs groups of {groups} along each row, or whole rows, found {spec.block}"
         return None
 
     def from_canonical(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
     ) -> Parts:
-        """Parts in planes, from packed ones."""
-        tiles = _tiling(spec, shape)
-        codes = unpack_bits(parts["qdata"], 4, tiles.k)
-        if spec.dtype == "int4":
-            codes = codes ^ 8
-        codes = _pad(codes, tiles.blocks * COLS, tiles.tiles * 4 * tiles.plane)
-        planes = codes.view(tiles.blocks, COLS, tiles.tiles, 4, tiles.plane).permute(0, 2, 1, 4, 3)
-        nibbles = planes.reshape(-1, 4)
-        words = (nibbles[:, 0::2] | nibbles[:, 1::2] << 4).view(torch.int16)
+        """Parts in planes, from canonical ones."""
+        fmt, tiles = _known(spec, shape, dtype)
+        codes = unpack_bits(parts["qdata"].view(torch.uint8), fmt.bits, tiles.k) ^ fmt.flip
+        codes = _pad(codes, tiles.blocks * COLS, tiles.tiles * tiles.width)
+        cut = (tiles.blocks, COLS, tiles.tiles, tiles.planes, tiles.plane)
+        planes = codes.view(cut).permute(0, 2, 1, 4, 3)
+        if fmt.looked_up:  # two words of a row, plane by plane
+            planes = planes.unflatten(-2, (-1, 2)).transpose(-1, -2)
+        words = pack_bits(planes.reshape(-1, fmt.planes), fmt.bits).view(torch.int16)
         zero = parts.get("zero")
-        return make_parts(
+        out = make_parts(
             words.view(tiles.blocks, tiles.tiles, COLS, tiles.plane),
             _to_blocks(parts["scale"], tiles),
             None if zero is None else _to_blocks(zero, tiles),
         )
+        return {**out, "table": fmt.table().to(words.device)}
 
     def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
-        """Packed parts, from those in planes."""
-        tiles = _tiling(spec, shape)
-        pairs = parts["qdata"].reshape(-1, 1).view(torch.uint8)
-        nibbles = torch.stack([pairs & 15, pairs >> 4], -1)
-        planes = nibbles.view(tiles.blocks, tiles.tiles, COLS, tiles.plane, 4)
+        """Canonical parts, from those in planes."""
+        fmt, tiles = _known(spec, shape, dtype)
+        words = parts["qdata"].unsqueeze(-1).view(torch.uint8)
+        planes = unpack_bits(words, fmt.bits, tiles.planes)
+        if fmt.looked_up:
+            pairs = (*planes.shape[:-2], tiles.plane // 2, tiles.planes, 2)
+            planes = planes.view(pairs).transpose(-1, -2).reshape(planes.shape)
         codes = planes.permute(0, 2, 1, 4, 3).reshape(tiles.blocks * COLS, -1)
-        codes = codes[: tiles.n, : tiles.k].contiguous()
-        if spec.dtype == "int4":
-            codes = codes ^ 8
+        codes = codes[: tiles.n, : tiles.k].contiguous() ^ fmt.flip
         zero = parts.get("zero")
+        packed = pack_bits(codes, fmt.bits)
         return make_parts(
-            pack_bits(codes, 4),
+            packed.view(dtype.storage) if self.canonical_name == "plain" else packed,
             _from_blocks(parts["scale"], spec, tiles),
             None if zero is None else _from_blocks(zero, spec, tiles),
         )
 
 
-LAYOUTS = (Plane16(),)
+class Plane16Bytes(Plane16):
+    """`Plane16` of whole bytes, whose canonical layout is another one."""
+
+    name = "plane16_bytes"
+    canonical_name = "plain"
+    bits = 8
 
 
-def _tiling(spec: Spec, shape: tuple[int, ...]) -> Tiling:
-    n, k = shape
-    return tiling(n, k, full_block(spec.block, shape)[-1])
+LAYOUTS = (Plane16(), Plane16Bytes())
+
+
+def _known(spec: Spec, shape: tuple[int, ...], dtype: DType) -> tuple[Format, Tiling]:
+    fmt, (n, k) = known(dtype), shape
+    return fmt, tiling(n, k, full_block(spec.block, shape)[-1], fmt.bits)
 
 
 def _pad(matrix: Tensor, rows: int, cols: int) -> Tensor:

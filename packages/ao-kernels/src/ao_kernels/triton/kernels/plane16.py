@@ -1,4 +1,4 @@
-"""Products of activations with 4-bit weights in planes; see `ao_kernels.triton.plane16` for the layout."""
+"""Products of activations with weights in planes; see `ao_kernels.triton.plane16` for the layout."""
 
 import triton
 import triton.language as tl
@@ -10,6 +10,7 @@ def linear(
     w_ptr,
     scale_ptr,
     zero_ptr,
+    table_ptr,
     sums_ptr,
     bias_ptr,
     out_ptr,
@@ -24,8 +25,11 @@ def linear(
     tiles_a_split,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
+    PLANES: tl.constexpr,
     PLANE: tl.constexpr,
     CHAIN: tl.constexpr,
+    OFFSET: tl.constexpr,
+    PAIRS: tl.constexpr,
     SPLITS: tl.constexpr,
     HAS_ZERO: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -33,16 +37,19 @@ def linear(
     ASM: tl.constexpr,
     LOAD_SCALE: tl.constexpr,
     LOAD_ZERO: tl.constexpr,
+    LOAD_TABLE: tl.constexpr,
+    TABLE: tl.constexpr,
 ):
     """The product x (M, K) @ weight.T + bias: one block for ROWS × COLS of it and a part of K.
 
-    A tile of weights is COLS rows by 4 planes of PLANE columns; CHAIN planes share a scale, or all of a
-    row does where CHAIN is 0. The weights are the left operand, which the tensor cores take from
-    registers. Products are of code - 8, and are scaled in float32; with zero points z, (8 - z) times
-    the sum of a group's activations, from `sums_ptr` (groups, M), is added before.
+    A tile of weights is COLS rows by PLANES planes of PLANE columns; CHAIN planes share a scale, or all
+    of a row does where CHAIN is 0. The weights are the left operand, which the tensor cores take from
+    registers. Products are of value - OFFSET, and are scaled in float32; with zero points z, (OFFSET - z)
+    times the sum of a group's activations, from `sums_ptr` (groups, M), is added before.
 
-    ASM, LOAD_SCALE and LOAD_ZERO are texts of `ao_kernels.triton.assembly`; where they are None, plain
-    operations do the same.
+    ASM and what begins with LOAD are texts of `ao_kernels.triton.assembly`; where ASM is None, plain
+    operations do the same, with the values of codes in `table_ptr`. LOAD_TABLE, where there is one, loads
+    what stands there from TABLE on.
     """
     col_tile = tl.program_id(0)
     split = tl.program_id(1)
@@ -53,22 +60,27 @@ def linear(
     first = split * tiles_a_split
     last = tl.minimum(first + tiles_a_split, tiles)
 
-    GROUPS: tl.constexpr = 4 // CHAIN if CHAIN else 0
+    GROUPS: tl.constexpr = PLANES // CHAIN if CHAIN else 0
     block = col_tile.to(tl.int64) * tiles + first
     grid = block * GROUPS if CHAIN else col_tile
-    words_at = w_ptr + block * (COLS * PLANE) + cols[:, None] * PLANE + inner[None, :]
+    row_at = w_ptr + block * (COLS * PLANE) + cols[:, None] * PLANE
     scale_at = scale_ptr + grid * COLS + cols
     zero_at = zero_ptr + grid * COLS + cols
     sums_at = sums_ptr + first * GROUPS * stride_sums + rows
-    x_at = x_ptr + rows[None, :].to(tl.int64) * stride_x + first * (4 * PLANE) + inner[:, None]
+    x_at = x_ptr + rows[None, :].to(tl.int64) * stride_x + first * (PLANES * PLANE) + inner[:, None]
     present = rows[None, :] < M
 
+    if LOAD_TABLE is not None:
+        copy_at = table_ptr + TABLE + (tl.arange(0, 32) & 1) * 8
+        tl.inline_asm_elementwise(
+            LOAD_TABLE, "=r,l", [copy_at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+        )
     acc = tl.zeros((COLS, ROWS), tl.float32)
     for tile in range(first, last):
-        planes = _numbers(tl.load(words_at), x_ptr, ASM)
-        left = K - tile * (4 * PLANE)
+        planes = _numbers(row_at, inner, x_ptr, table_ptr, PLANES, OFFSET, PAIRS, ASM)
+        left = K - tile * (PLANES * PLANE)
         if CHAIN == 0:
-            for j in tl.static_range(4):
+            for j in tl.static_range(PLANES):
                 x = _activations(x_at, j, inner, left, present, PLANE, EVEN_K)
                 acc = tl.dot(planes[j], x, acc)
         else:
@@ -78,12 +90,12 @@ def linear(
                     x = _activations(x_at, group * CHAIN + j, inner, left, present, PLANE, EVEN_K)
                     part = tl.dot(planes[group * CHAIN + j], x, part)
                 if HAS_ZERO:
-                    zero = _zeros(zero_at + group * COLS, LOAD_ZERO)
+                    zero = _zeros(zero_at + group * COLS, OFFSET, LOAD_ZERO)
                     sums = tl.load(sums_at + group * stride_sums, mask=rows < M, other=0.0)
                     part += zero[:, None] * sums[None, :]
                 acc += part * _scales(scale_at + group * COLS, LOAD_SCALE)[:, None]
-        words_at += COLS * PLANE
-        x_at += 4 * PLANE
+        row_at += COLS * PLANE
+        x_at += PLANES * PLANE
         scale_at += GROUPS * COLS
         zero_at += GROUPS * COLS
         sums_at += GROUPS * stride_sums
@@ -91,7 +103,7 @@ def linear(
         if HAS_ZERO:
             # the sums are those of whole rows, which one split adds
             sums = tl.load(sums_at, mask=(rows < M) & (split == 0), other=0.0)
-            acc += _zeros(zero_at, LOAD_ZERO)[:, None] * sums[None, :]
+            acc += _zeros(zero_at, OFFSET, LOAD_ZERO)[:, None] * sums[None, :]
         acc *= _scales(scale_at, LOAD_SCALE)[:, None]
 
     col = col_tile * COLS + cols
@@ -146,10 +158,10 @@ def _load(at, LOAD: tl.constexpr, CONSTRAINTS: tl.constexpr):
 
 
 @triton.jit
-def _zeros(at, LOAD: tl.constexpr):
-    """8 - the zero points of COLS rows in float32, loaded as scales are."""
+def _zeros(at, OFFSET: tl.constexpr, LOAD: tl.constexpr):
+    """OFFSET less the zero points of COLS rows in float32, loaded as scales are."""
     if at.dtype.element_ty != tl.uint8:
-        offset = 8.0 - _scales(at, LOAD)
+        offset = OFFSET - _scales(at, LOAD)
     else:
         if LOAD is None:
             zero = tl.load(at).to(tl.int32)
@@ -158,31 +170,69 @@ def _zeros(at, LOAD: tl.constexpr):
                 LOAD, "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=True, pack=1
             )
         # a small integer in the last bits of 2**23 is that much more: no conversion is needed
-        offset = 8388616.0 - (zero | 0x4B000000).to(tl.float32, bitcast=True)
+        offset = 8388608.0 + OFFSET - (zero | 0x4B000000).to(tl.float32, bitcast=True)
     return offset
 
 
 @triton.jit
-def _numbers(words, x_ptr, ASM: tl.constexpr):
-    """Four tensors, one a plane, of code - 8 in the type of the activations."""
+def _numbers(
+    row_at,
+    inner,
+    x_ptr,
+    table_ptr,
+    PLANES: tl.constexpr,
+    OFFSET: tl.constexpr,
+    PAIRS: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """A tensor for each plane of a tile's numbers, in the type of the activations."""
     element = x_ptr.dtype.element_ty
-    if ASM is None:
+    if ASM is None and PLANES == 4:
         planes = (
-            ((words & 15) - 8).to(element),
-            ((words >> 4 & 15) - 8).to(element),
-            ((words >> 8 & 15) - 8).to(element),
-            ((words >> 12 & 15) - 8).to(element),
+            (_values(row_at, inner, 0, table_ptr, PLANES, PAIRS) - OFFSET).to(element),
+            (_values(row_at, inner, 1, table_ptr, PLANES, PAIRS) - OFFSET).to(element),
+            (_values(row_at, inner, 2, table_ptr, PLANES, PAIRS) - OFFSET).to(element),
+            (_values(row_at, inner, 3, table_ptr, PLANES, PAIRS) - OFFSET).to(element),
         )
-    else:
+    elif ASM is None:
+        planes = (
+            (_values(row_at, inner, 0, table_ptr, PLANES, PAIRS) - OFFSET).to(element),
+            (_values(row_at, inner, 1, table_ptr, PLANES, PAIRS) - OFFSET).to(element),
+        )
+    elif PLANES == 4:
         planes = tl.inline_asm_elementwise(
             ASM,
             "=&r,=&r,=&r,=&r,r",
-            [words],
+            [tl.load(row_at + inner[None, :])],
             dtype=(element, element, element, element),
             is_pure=True,
             pack=2,
         )
+    else:
+        planes = tl.inline_asm_elementwise(
+            ASM,
+            "=&r,=&r,r",
+            [tl.load(row_at + inner[None, :])],
+            dtype=(element, element),
+            is_pure=True,
+            pack=2,
+        )
     return planes
+
+
+@triton.jit
+def _values(row_at, inner, plane, table_ptr, PLANES: tl.constexpr, PAIRS: tl.constexpr):
+    """The values of one plane in float32, without assembly."""
+    BITS: tl.constexpr = 16 // PLANES
+    if PAIRS:
+        # codes of two words in the order of planes, those of a plane beside each other
+        code = 2 * plane % PLANES + inner % 2
+        word = inner - inner % 2 + 2 * plane // PLANES
+        words = tl.load(row_at + word[None, :]) >> (BITS * code)[None, :]
+    else:
+        words = tl.load(row_at + inner[None, :]) >> BITS * plane
+    value = tl.load(table_ptr + (words & ((1 << BITS) - 1)))
+    return value.to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -224,13 +274,16 @@ def dequantize(
     w_ptr,
     scale_ptr,
     zero_ptr,
+    table_ptr,
     out_ptr,
     N,
     K,
     tiles,
     COLS: tl.constexpr,
+    PLANES: tl.constexpr,
     PLANE: tl.constexpr,
     CHAIN: tl.constexpr,
+    PAIRS: tl.constexpr,
     HAS_ZERO: tl.constexpr,
 ):
     """Dense values (N, K): (code - zero) * scale in float32, rounded once; one block for a tile."""
@@ -239,17 +292,15 @@ def dequantize(
     cols = tl.arange(0, COLS)
     inner = tl.arange(0, PLANE)
     block = col_tile.to(tl.int64) * tiles + tile
-    words = tl.load(w_ptr + block * (COLS * PLANE) + cols[:, None] * PLANE + inner[None, :])
+    row_at = w_ptr + block * (COLS * PLANE) + cols[:, None] * PLANE
     col = col_tile * COLS + cols
-    for j in tl.static_range(4):
-        grid = block * (4 // CHAIN) + j // CHAIN if CHAIN else col_tile
-        code = ((words >> 4 * j) & 15).to(tl.float32)
+    for j in tl.static_range(PLANES):
+        grid = block * (PLANES // CHAIN) + j // CHAIN if CHAIN else col_tile
+        value = _values(row_at, inner, j, table_ptr, PLANES, PAIRS)
         if HAS_ZERO:
-            code -= tl.load(zero_ptr + grid * COLS + cols).to(tl.float32)[:, None]
-        else:
-            code -= 8
-        value = code * tl.load(scale_ptr + grid * COLS + cols).to(tl.float32)[:, None]
-        k = tile * (4 * PLANE) + j * PLANE + inner
+            value -= tl.load(zero_ptr + grid * COLS + cols).to(tl.float32)[:, None]
+        value *= tl.load(scale_ptr + grid * COLS + cols).to(tl.float32)[:, None]
+        k = tile * (PLANES * PLANE) + j * PLANE + inner
         out_at = out_ptr + col[:, None].to(tl.int64) * K + k[None, :]
         inside = (col[:, None] < N) & (k[None, :] < K)
         tl.store(out_at, value.to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,80 @@
+"""Which number formats the kernels of `plane16` know, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ao_core.records import DType
+from ao_kernels.cpu.codes import codes_of
+from ao_kernels.triton import assembly
+
+__all__ = ["TABLES", "Format", "format_of", "known"]
+
+#: dtypes of the activations in the order of their tables in the part `table`
+TABLES = (torch.bfloat16, torch.float16)
+
+
+class Format(NamedTuple):
+    """A number format as it is stored, and as products take it."""
+
+    bits: int
+    #: exclusive or with it turns a canonical code into the stored one and back
+    flip: int
+    #: of each stored code, exact in float32
+    values: tuple[float, ...]
+    #: products are with values less this, which zero points make up for
+    offset: int
+    #: "bf16" or "fp16" → the text that turns words into such numbers
+    assembly: Callable[[str], str]
+    #: whether they are looked up: then codes are stored in pairs (`assembly.lookup`), and the kernel
+    #: loads the table beforehand
+    looked_up: bool = False
+
+    @property
+    def planes(self) -> int:
+        """Codes in a word of 16 bits."""
+        return 16 // self.bits
+
+    def table(self) -> Tensor:
+        """The part of that name: int32, the bits of the values, and what kernels load that look them up.
+
+        That is for bfloat16 and then for float16, each twice, so that not all threads load from one address.
+        """
+        values = torch.tensor(self.values, dtype=torch.float32)
+        words = [
+            assembly.table_words(values.to(dtype)).repeat(2) for dtype in TABLES if self.looked_up
+        ]
+        return torch.cat([values.view(torch.int32), *words])
+
+
+def format_of(dtype: DType) -> Format | str:
+    """How the kernels take a number format, or why they do not."""
+    if dtype.bits not in (4, 8):
+        return f"holds codes of 4 and 8 bits, and {dtype.name} has {dtype.bits}"
+    if dtype.kind == "table":
+        return f"has one table for all, and {dtype.name} one for each block"
+    codes = codes_of(dtype)
+    make = partial(Format, codes.bits, codes.flip, codes.values)
+    if dtype.name == "uint4":
+        return make(8, assembly.nibbles)
+    if dtype.name == "int4":
+        return make(0, assembly.nibbles)
+    if dtype.name == "int8":
+        return make(0, assembly.integers)
+    if dtype.name == "f8e4m3":
+        return make(0, assembly.e4m3)
+    if dtype.bits == 4:
+        return make(0, assembly.lookup, looked_up=True)
+    return f"has no assembly that decodes {dtype.name}"
+
+
+def known(dtype: DType) -> Format:
+    """The format of a weight that is stored in planes."""
+    fmt = format_of(dtype)
+    assert isinstance(fmt, Format)  # its layout has said that it fits
+    return fmt
