@@ -36,7 +36,7 @@ Encoder = Callable[[Tensor, str], Tensor]
 def ours(x: Tensor, kind: str) -> Tensor:
     """The bytes that `write_gguf` writes."""
     spec = spec_of(GGUFWeightOnlyConfig(kind), tuple(x.shape), x.dtype)
-    return to_blocks(encode(x, kind, spec), kind)
+    return to_blocks(encode(kind, x, spec), kind)
 
 
 def package(x: Tensor, kind: str) -> Tensor:

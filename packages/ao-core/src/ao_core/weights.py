@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
@@ -118,8 +119,19 @@ def is_transposed(target: Target) -> bool:
     )
 
 
-def quantize_weight(dense: Tensor, fmt: WeightFormat, target: Target) -> Tensor | Skip:
+def quantize_weight(
+    dense: Tensor,
+    fmt: WeightFormat,
+    target: Target,
+    encode: Callable[[Tensor, Spec], Tensor] | None = None,
+) -> Tensor | Skip:
     """The quantized form of a parameter; activations are quantized in linear layers only.
+
+    Args:
+        dense: the parameter.
+        fmt: its format.
+        target: where it is.
+        encode: finds codes and scales of (values, spec) together; by default `fmt.scales` finds scales.
 
     Raises:
         QuantizationError: the module changes its weight when it is called.
@@ -135,8 +147,12 @@ def quantize_weight(dense: Tensor, fmt: WeightFormat, target: Target) -> Tensor 
     if fmt.act is not None and (role := _not_linear(dense, target, conv)):
         return Skip(f"{role}, and activations are quantized in linear layers only")
     spec = weight_spec(fmt, tuple(dense.shape), dense.dtype, conv=conv)
-    quantized = quantize_tensor(
-        dense, spec, scales=fmt.scales, act_scale=fmt.act_scale, act_zero=fmt.act_zero
+    quantized = (
+        quantize_tensor(
+            dense, spec, scales=fmt.scales, act_scale=fmt.act_scale, act_zero=fmt.act_zero
+        )
+        if encode is None
+        else encode(dense, spec)
     )
     return quantized.t() if transposed else quantized
 

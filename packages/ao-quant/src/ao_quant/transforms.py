@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from ao_core.config import Config
 from ao_core.records import Skip, Target, Transform
 from ao_core.registry import registry
-from ao_core.weights import is_conv, quantize_weight
+from ao_core.weights import quantize_weight
 from ao_quant.configs import CALIBRATED, CONFIGS, GGUFWeightOnlyConfig
 from ao_quant.gguf.encode import encode
-from ao_quant.specs import format_of, spec_of
+from ao_quant.specs import format_of
 
 __all__ = ["TRANSFORMS", "apply"]
 
@@ -39,9 +41,7 @@ def apply(dense: Tensor, config: Config, target: Target) -> Tensor | Skip:
 
 def _apply_gguf(dense: Tensor, config: GGUFWeightOnlyConfig, target: Target) -> Tensor | Skip:
     """The weight in blocks of GGUF, which have encoders of their own."""
-    shape = tuple(dense.shape)
-    spec = spec_of(config, shape, dense.dtype, conv=is_conv(dense, target))
-    return encode(dense, config.type, spec)
+    return quantize_weight(dense, format_of(config), target, partial(encode, config.type))
 
 
 #: transforms that do more than to choose scales

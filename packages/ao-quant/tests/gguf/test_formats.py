@@ -45,7 +45,7 @@ def _type(kind):
 
 
 def _encoded(x, kind):
-    return encode(x, kind, _spec(kind, tuple(x.shape)))
+    return encode(kind, x, _spec(kind, tuple(x.shape)))
 
 
 def _gaussian(*shape, seed=0):

@@ -25,7 +25,7 @@ _ELEMENTS = {"cpu": 1 << 17}
 _MOST_ELEMENTS = 1 << 24
 
 
-def encode(x: Tensor, kind: str, spec: Spec) -> QTensor:
+def encode(kind: str, x: Tensor, spec: Spec) -> QTensor:
     """`x` in the GGUF type `kind`, of which `spec` is the format for such a tensor.
 
     Types that the `gguf` package can encode get its bytes (but a scale beyond float16 is the greatest
