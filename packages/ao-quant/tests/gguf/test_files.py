@@ -209,12 +209,19 @@ def test_names_that_ggml_cannot_read(tmp_path):
         write_gguf(tmp_path / "a.gguf", {"x" * 64: torch.ones(1)})
 
 
-@pytest.mark.parametrize("value", [None, [], [1, "a"], [[1]], {}, 1 << 64, np.ones((2, 2)), 1j])
+@pytest.mark.parametrize(
+    "value", [None, [], [1, "a"], [[1]], {}, 1 << 64, np.ones((2, 2)), np.array(5), 1j]
+)
 def test_metadata_that_gguf_cannot_hold(tmp_path, value):
     with pytest.raises(ConfigError, match=r"metadata\['key'\]="):
         write_gguf(tmp_path / "a.gguf", {}, {"key": value})
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("alignment", [48, 4, 0, "32", -32, np.int64(32)])
+def test_alignments_that_gguf_does_not_have(tmp_path, alignment):
     with pytest.raises(ConfigError, match="power of two"):
-        write_gguf(tmp_path / "a.gguf", {}, {"general.alignment": 48})
+        write_gguf(tmp_path / "a.gguf", {}, {"general.alignment": alignment})
     assert not os.listdir(tmp_path)
 
 

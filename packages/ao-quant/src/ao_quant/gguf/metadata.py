@@ -71,12 +71,10 @@ def add_metadata(writer: GGUFWriter, metadata: dict[str, Any]) -> None:
     for key, value in metadata.items():
         plain, kind, inner = _typed(key, value)
         writer.add_key_value(key, plain, kind, sub_type=inner)
-    if (alignment := metadata.get("general.alignment")) is not None:
-        if alignment <= 0 or alignment & (alignment - 1) or alignment % 8:
-            raise ConfigError(
-                f"metadata['general.alignment']={alignment}: use a power of two, at least 8"
-            )
-        writer.data_alignment = int(alignment)
+        if key == "general.alignment":
+            if kind.name != "UINT32" or plain < 8 or plain & (plain - 1):
+                raise ConfigError(f"metadata[{key!r}]={value!r}: use a power of two, at least 8")
+            writer.data_alignment = plain
 
 
 def _typed(key: str, value: Any) -> tuple[Any, Any, Any]:
@@ -87,7 +85,7 @@ def _typed(key: str, value: Any) -> tuple[Any, Any, Any]:
     if isinstance(value, (list, tuple, numpy.ndarray)):
         items = value.tolist() if isinstance(value, numpy.ndarray) else list(value)
         inner = _scalar_type(value) if isinstance(value, numpy.ndarray) else _common_type(items)
-        if inner is not None and items and not isinstance(items[0], list):
+        if inner is not None and getattr(value, "ndim", 1) == 1 and items:
             return items, types.ARRAY, inner
     elif (kind := _scalar_type(value)) is not None:
         return getattr(value, "item", lambda: value)(), kind, None
