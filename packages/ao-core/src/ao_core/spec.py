@@ -20,6 +20,11 @@ SCALE_DTYPES = ("float32", "bfloat16", "float16", "e8m0", "e4m3")
 ZERO_KINDS = ("none", "int", "float", "scaled")
 
 
+def _as_written(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Fields of a spec; `static` only where it is set, so that other files stay what they were."""
+    return {name: value for name, value in fields if name != "static" or value}
+
+
 @dataclass(frozen=True)
 class Spec:
     """The format of a `QTensor`: value = (decode(code) - zero) * scale, one scale and zero a block.
@@ -73,7 +78,7 @@ class Spec:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form; `from_dict` is its inverse."""
-        return asdict(self)
+        return asdict(self, dict_factory=_as_written)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Spec:
