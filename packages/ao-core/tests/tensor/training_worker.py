@@ -108,8 +108,9 @@ def train(
     return losses
 
 
-def near(losses: list[float], others: list[float], relative: float) -> None:
-    assert losses == pytest.approx(others, rel=relative), (losses, others)
+def near(losses: list[float], others: list[float], share: float) -> None:
+    """Within a share of the first loss."""
+    assert losses == pytest.approx(others, abs=share * others[0]), (losses, others)
 
 
 def check(name: str, share: slice) -> None:
