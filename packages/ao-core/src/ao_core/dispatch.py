@@ -13,7 +13,8 @@ with the weights of experts, `w` of shape (E, N, K):
 
 of dense operands, for `ComputeWeight`:
 
-- ``mm(a, b, spec) -> y``: a (M, C), b (N, C), y = a @ b.T (M, N) with b cast as `spec` and a as `spec.act`
+- ``mm(a, b, spec) -> y``: a (M, C), b (N, C), y = a @ b.T (M, N) with b cast as `spec` and a as `spec.act`;
+  b may be cast already, a `QTensor` in the layout "plain", whose parts `encode_parts` gives as they are
 
 and between dense values and `Parts`; every kernel of the first two gives the same bits:
 
