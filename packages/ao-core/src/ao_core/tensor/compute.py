@@ -259,12 +259,12 @@ def _cast_mm(a_MC: Tensor, b_NC: Tensor, spec: Spec | None) -> Tensor:
     if spec is None:
         return torch.mm(a, b_NC.t())
     if isinstance(b_NC, QTensor):
-        return gather.product_of_codes(a, b_NC, spec)
+        b_NC = gather.upright(b_NC)
     return cast_product("mm", spec, a, b_NC)
 
 
 def cast_product(op: str, spec: Spec, a: Tensor, b: Tensor, *others: Any) -> Tensor:
-    """The product of plain `a` and `b` by the best kernel of `op`."""
+    """The product of plain `a` and `b`, which may be cast already, by the best kernel of `op`."""
     call = Call(op, spec, tuple(b.shape), tuple(a.shape), a.dtype, a.device.type)
     return select(call).fn(a, b, *others, spec)  # type: ignore[no-any-return]
 

@@ -146,7 +146,9 @@ class _Mm(OpTrial):
         a = gaussian((*batch, case.shape[1]), seed=seed, device=case.device).to(case.dtype)
         assert case.spec.act is not None
         casts = fake_quantize(a.float(), case.spec.act), fake_quantize(b.float(), case.spec)
-        yield (a, b, case.spec), casts[0].double() @ casts[1].double().t()
+        expected = casts[0].double() @ casts[1].double().t()
+        yield (a, b, case.spec), expected
+        yield (a, quantize_tensor(b, replace(case.spec, act=None)), case.spec), expected
 
 
 class _GroupedLinear(OpTrial):
