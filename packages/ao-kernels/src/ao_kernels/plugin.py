@@ -12,6 +12,7 @@ from ao_kernels.cpu.grouped import GROUPED_KERNELS
 from ao_kernels.cpu.linear import LINEAR_KERNELS
 from ao_kernels.cpu.quantize import CODE_KERNELS
 from ao_kernels.cpu.tiles import LAYOUTS
+from ao_kernels.triton.adam import ADAM_KERNELS
 from ao_kernels.triton.linear import PLANE16_KERNELS
 from ao_kernels.triton.plane16 import LAYOUTS as TRITON_LAYOUTS
 
@@ -32,5 +33,10 @@ def ao_layouts() -> Iterable[Layout]:
 def ao_kernels() -> Iterable[Kernel]:
     """The compiled kernels; `Kernel.available` loads them, or says why they cannot run."""
     return (
-        *LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS, *PLANE16_KERNELS
-    )  # fmt: skip
+        *LINEAR_KERNELS,
+        *GROUPED_KERNELS,
+        *TILE_KERNELS,
+        *CODE_KERNELS,
+        *PLANE16_KERNELS,
+        *ADAM_KERNELS,
+    )
