@@ -24,6 +24,8 @@ class Gate:
     #: most registers of a thread, most bytes of shared memory of a block
     registers: int
     shared: int
+    #: most layout conversions in loops
+    conversions: int = 0
     #: the work of one turn of a block's loop, in the unit of `budget`: for products with weights, bytes of
     #: them / 128; 0: the loop is not counted
     work: float = 0
@@ -58,7 +60,9 @@ def violations(gate: Gate, build: Build, compiled: Compiled) -> list[str]:
         found.append(f"takes {used.registers} registers, at most {gate.registers} are allowed")
     if used.shared > gate.shared:
         found.append(f"takes {used.shared} bytes of shared memory, at most {gate.shared}")
-    found += [f"converts a layout in a loop: {line}" for line in compiled.conversions_in_loops]
+    converted = compiled.conversions_in_loops
+    if len(converted) > gate.conversions:
+        found += [f"converts a layout in a loop: {line}" for line in converted]
     return found + (_loop_violations(gate, build, compiled) if gate.work else [])
 
 

@@ -1,4 +1,4 @@
-"""What the kernels of `plane16` may cost, compiled as they are launched: `nox -s gpu_proofs` checks.
+"""What the Triton kernels may cost, compiled as they are launched: `nox -s gpu_proofs` checks.
 
 The budget follows from the device: at 4.3 TB/s the 132 × 4 schedulers of an H200 issue 27.6 instructions
 for each 128 bytes that arrive. A kernel above that waits for its own instructions, not for memory.
@@ -17,7 +17,7 @@ from ao_kernels.triton.formats import known
 from ao_kernels.triton.launch import ELEMENTS, REGIMES, Regime, constants
 from ao_kernels.triton.plane16 import COLS, tiling
 
-__all__ = ["GATES", "build_linear"]
+__all__ = ["GATES", "MORE", "build_adam", "build_linear"]
 
 #: a weight whose tiles are all full, and one whose last tiles are not
 EVEN, RAGGED = (4096, 4096), (4000, 4112)
@@ -124,6 +124,48 @@ def _gate(
     )
 
 
+def build_adam(
+    dtype: torch.dtype = torch.bfloat16, *, stochastic: bool = False, arch: int = 90
+) -> Build:
+    """The kernel `step` for parameters and gradients of a dtype, as `adam.adam_step` launches it."""
+    from ao_kernels.triton.adam import settings
+    from ao_kernels.triton.kernels import adam
+
+    numbers = ("beta1", "beta2", "eps", "rate", "root", "keep", "decay", "sign")
+    types = {"tensor_ptr": "*i64", "chunk_ptr": "*i32", **dict.fromkeys(numbers, "fp32")}
+    chosen = settings(dtype, dtype, aligned=True, stochastic=stochastic, assembly=True)
+    return Build(
+        adam.step, {**types, "seed": "i32"}, chosen, arch, 4, 1, ("tensor_ptr", "chunk_ptr")
+    )
+
+
+def _adam_gate(
+    budget: float,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    stochastic: bool = False,
+    arch: int = 90,
+    conversions: int = 2,
+) -> Gate:
+    """For 32 parameters: at 10 bytes for one, an H200 has 69 instructions for them.
+
+    A turn is over 1024. What is converted are the scales: one for 256 parameters.
+    """
+    return Gate(
+        f"sm_{arch} adam f8e4m3 {_TYPES[dtype][1:]}{' stochastic' if stochastic else ''}",
+        partial(build_adam, dtype, stochastic=stochastic, arch=arch),
+        registers=128,
+        shared=1024,
+        conversions=conversions,
+        work=1024 / 32,
+        budget=budget,
+        holding=("LDG",),
+        counts={"LDG": 6, "STG": 5} if dtype.itemsize == 2 else {"LDG": 12, "STG": 8},
+        present=("MUFU", "F2FP"),
+        absent=("I2F", "LDL", "STL"),
+    )
+
+
 _BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
 _SMALL, _MIDDLE, _LARGE = REGIMES
 _ROW = EVEN[1]
@@ -147,9 +189,14 @@ GATES: tuple[Gate, ...] = (
     _gate(10.8, "int8", _SMALL, _ROW, scale_dtype=_FP32),
     _gate(8.8, "int8", _SMALL, _ROW, _FP16, _FP32),
     _gate(12.8, "f8e4m3", _SMALL, _ROW, scale_dtype=_FP32),
+    _adam_gate(35.5),
+    _adam_gate(41.0, _FP32),
 )
 #: the rest
 MORE: tuple[Gate, ...] = (
+    _adam_gate(90.0, stochastic=True),
+    _adam_gate(34.5, _FP16),
+    _adam_gate(37.0, arch=89),
     _gate(17.5, "int4", _SMALL, 128, scale_dtype=_FP32),
     _gate(17.2, "int4", _SMALL, 256),
     _gate(18.0, "int4", _SMALL, 64, _FP16, _FP16),

@@ -1,0 +1,127 @@
+"""The optimizer's kernel in Triton's interpreter, against float64, over tensors of all sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ao_core import Spec
+from ao_core.errors import UnsupportedOp
+from ao_core.tensor import quantize_tensor
+from ao_core.testing.base import gaussian
+from ao_kernels.triton.adam import adam_step
+
+# Triton 3.6 with NumPy 2.2
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+
+STATE = Spec("f8e4m3", (256,), layout="flat")
+#: within a block, a block, more than one turn of the loop with and without a rest, and nothing
+SHAPES = ((3,), (256,), (5, 410), (1024,), (0,), (1,))
+OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1, "seed": None}
+
+
+def problem(dtype=torch.float32, shapes=SHAPES):
+    params = [gaussian(shape, seed=i).to(dtype) for i, shape in enumerate(shapes)]
+    first = [quantize_tensor(gaussian(shape, seed=10 + i), STATE) for i, shape in enumerate(shapes)]
+    second = [
+        quantize_tensor(gaussian(shape, seed=20 + i).square(), STATE)
+        for i, shape in enumerate(shapes)
+    ]
+    grads = [gaussian(shape, seed=30 + i).to(dtype) for i, shape in enumerate(shapes)]
+    return params, grads, first, second
+
+
+def expected(param, grad, m, v, *, lr, betas, eps, weight_decay, seed, step, decoupled, maximize):
+    """One step in float64: parameter and moments, not rounded."""
+    p, g, m, v = (x.double() for x in (param, grad, m.dequantize(), v.dequantize()))
+    g = -g if maximize else g
+    g = g if decoupled else g + weight_decay * p
+    m = betas[0] * m + (1 - betas[0]) * g
+    v = betas[1] * v + (1 - betas[1]) * g * g
+    p = p * (1 - lr * weight_decay) if decoupled else p
+    spread = v.sqrt() / (1 - betas[1] ** step) ** 0.5 + eps
+    return p - lr / (1 - betas[0] ** step) * m / spread, m, v
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("decoupled", "maximize", "step"), [(True, False, 1), (False, True, 7), (True, True, 1000)]
+)
+def test_a_step(dtype, decoupled, maximize, step):
+    params, grads, first, second = problem(dtype)
+    options = {**OPTIONS, "decoupled": decoupled, "maximize": maximize, "step": step}
+    wanted = [expected(*four, **options) for four in zip(params, grads, first, second, strict=True)]
+    adam_step(params, grads, first, second, **options)
+    unit = torch.finfo(dtype).eps
+    for (p, m, v), param, moment, square in zip(wanted, params, first, second, strict=True):
+        assert bool(((param.double() - p).abs() <= unit * p.abs() + 1e-6).all())
+        for exact, stored in ((m, moment), (v, square)):
+            # half a step of three bits of mantissa, or of the smallest numbers, a 2**-10 of a scale
+            scale = stored.scale.repeat_interleave(256)[: exact.numel()].view(exact.shape).double()
+            error = (stored.dequantize().double() - exact).abs()
+            assert bool((error <= exact.abs() / 16 * 1.0001 + scale * 2**-10).all())
+
+
+def test_scales_are_those_of_the_largest_magnitude():
+    params, grads, first, second = problem(shapes=((700,),))
+    options = {**OPTIONS, "decoupled": True, "maximize": False, "step": 3}
+    _, m, v = expected(params[0], grads[0], first[0], second[0], **options)
+    adam_step(params, grads, first, second, **options)
+    for exact, stored in ((m, first[0]), (v, second[0])):
+        blocks = torch.nn.functional.pad(exact, (0, 68)).view(3, 256)
+        torch.testing.assert_close(
+            stored.scale.double(), blocks.abs().amax(1) / 448, rtol=1e-5, atol=0
+        )
+
+
+def test_zeros_stay_and_nan_spreads_over_its_block():
+    params, grads, first, second = problem(shapes=((700,),))
+    zero = [quantize_tensor(torch.zeros(700), STATE) for _ in range(2)]
+    grads[0].zero_()
+    options = {**OPTIONS, "weight_decay": 0.0, "decoupled": True, "maximize": False, "step": 1}
+    before = params[0].clone()
+    adam_step(params, grads, zero[:1], zero[1:], **options)
+    assert torch.equal(params[0], before)
+    assert not zero[0].dequantize().any()
+    grads[0][300] = torch.nan
+    adam_step(params, grads, first, second, **options)
+    assert params[0].isnan().nonzero().tolist() == [[300]]
+    assert first[0].dequantize().isnan().nonzero().flatten().tolist() == list(range(256, 512))
+
+
+def test_squares_that_are_hardly_numbers():
+    """The scale of a block of tiny squares has no reciprocal in float32."""
+    params, grads, first, second = problem(shapes=((256,),))
+    second = [quantize_tensor(torch.zeros(256), STATE)]
+    grads[0] *= 1e-19
+    options = {**OPTIONS, "decoupled": True, "maximize": False, "step": 1}
+    adam_step(params, grads, first, second, **options)
+    assert bool(params[0].isfinite().all())
+    assert bool(second[0].dequantize().isfinite().all())
+
+
+def test_stochastic_rounding():
+    """Either neighbour, on average the number itself, and the same again with the same seed."""
+    results = []
+    for seed in (5, 5, 6):
+        params, grads, first, second = problem(torch.bfloat16, ((40, 50),))
+        options = {**OPTIONS, "decoupled": True, "maximize": False, "step": 2, "seed": seed}
+        exact, _, _ = expected(params[0], grads[0], first[0], second[0], **options)
+        adam_step(params, grads, first, second, **options)
+        results.append(params[0])
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+    error = (results[0].double() - exact) / (exact.abs() * 2**-7)
+    assert bool((error.abs() <= 1.0001).all())
+    assert bool((error.abs() > 0.51).any())  # not to the nearest
+    assert abs(error.mean()) < 0.03
+
+
+def test_other_moments_and_strided_tensors_are_refused():
+    params, grads, first, second = problem(shapes=((16, 16),))
+    options = {**OPTIONS, "decoupled": True, "maximize": False, "step": 1}
+    other = [quantize_tensor(torch.zeros(16, 16), Spec("int8", (256,), layout="flat"))]
+    with pytest.raises(UnsupportedOp, match=r"exp_avg_sqs\[0\].*found int8"):
+        adam_step(params, grads, first, other, **options)
+    with pytest.raises(UnsupportedOp, match=r"grads\[0\].*contiguous"):
+        adam_step(params, [grads[0].t()], first, second, **options)

@@ -1,0 +1,76 @@
+"""What the optimizer's Triton kernel says where it cannot serve."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from ao_core import Spec
+from ao_core.errors import UnsupportedOp
+from ao_core.records import Call
+from ao_core.registry import registry
+from ao_core.tensor import quantize_tensor
+from ao_kernels.triton import adam, support
+
+KERNEL = registry.kernels.get("triton_adam_step")
+STATE = Spec("f8e4m3", (256,), layout="flat")
+OPTIONS = {
+    "lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "step": 1, "decoupled": True,
+    "maximize": False, "seed": None,
+}  # fmt: skip
+
+
+def call(spec=STATE, dtype=torch.bfloat16):
+    return Call("adam_step", spec, (1000,), (1000,), dtype, "cuda")
+
+
+def test_calls():
+    assert KERNEL.accepts(call()) is None
+    assert "found int8" in KERNEL.accepts(call(Spec("int8", (256,), layout="flat")))
+    assert "found f8e4m3[128]" in KERNEL.accepts(call(Spec("f8e4m3", (128,), layout="flat")))
+    assert "float64" in KERNEL.accepts(call(dtype=torch.float64))
+
+
+def test_devices(monkeypatch):
+    assert KERNEL.available() is not None
+    monkeypatch.setattr(adam, "why_not", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
+    assert KERNEL.available() == "needs sm_89 for float8, found sm_86"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert KERNEL.available() is None
+
+
+def test_tensors_are_checked_before_anything_changes():
+    tensors, moments = [torch.ones(4, 6)], [quantize_tensor(torch.ones(4, 6), STATE)]
+    other = [quantize_tensor(torch.ones(4, 6), Spec("int8", (256,), layout="flat"))]
+    with pytest.raises(UnsupportedOp, match=r"exp_avgs\[0\].*needs f8e4m3.*found int8"):
+        adam.adam_step(tensors, tensors, other, moments, **OPTIONS)
+    with pytest.raises(UnsupportedOp, match=r"exp_avg_sqs\[0\].*found torch.float32"):
+        adam.adam_step(tensors, tensors, moments, tensors, **OPTIONS)
+    strided = [torch.ones(6, 4).t()]
+    with pytest.raises(UnsupportedOp, match=r"params\[0\].*contiguous.*strides"):
+        adam.adam_step(strided, tensors, moments, moments, **OPTIONS)
+
+
+def test_nothing_to_do():
+    nothing = [quantize_tensor(torch.ones(0), STATE)]
+    adam.adam_step([torch.ones(0)], [torch.ones(0)], nothing, nothing, **OPTIONS)
+    adam.adam_step([], [], [], [], **OPTIONS)
+
+
+def test_chunks_cover_every_tensor():
+    chunks = adam._chunks((1, 0, 3 * adam.CHUNK, 2 * adam.CHUNK + 1), torch.device("cpu"))
+    assert chunks.tolist() == [[0, 0], [2, 0], [2, 1], [2, 2], [3, 0], [3, 1], [3, 2]]
+
+
+def test_counters_are_not_shared(monkeypatch):
+    """A stream has its own, which grow with what it asks for; a captured launch has new ones."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    pool = support._Pool(torch.device("cpu"))
+    taken = [pool.of_stream(1, 8), pool.of_stream(2, 8), pool.of_stream(1, 32), pool.take(8)]
+    assert pool.of_stream(2, 4) is taken[1]
+    spans = sorted((each.storage_offset(), len(each)) for each in taken)
+    assert all(start + size <= after for (start, size), (after, _) in itertools.pairwise(spans))
+    assert len(pool.take(1 << 20)) == 1 << 20  # more than there are: of its own
