@@ -17,6 +17,8 @@ IMPORT_TIME = ROOT / "packages" / "ao-core" / "benchmarks" / "bench_import_time.
 QUANTIZE_TIME = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_quantize_time.py"
 CHECKPOINT = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_checkpoint.py"
 
+OPTIMIZER_STEP = ROOT / "packages" / "ao-optim" / "benchmarks" / "bench_step.py"
+
 CPU = ROOT / "packages" / "ao-kernels" / "benchmarks" / "cpu"
 
 
@@ -126,3 +128,12 @@ def test_a_checkpoint_larger_than_memory(tmp_path: Path) -> None:
     assert row["peak GB"] < row["stated GB"] == pytest.approx(0.256 + 4 * 32000 * 4096 / 1e9)
     assert row["same bytes"] == "yes"
     assert not list(tmp_path.glob("tmp*"))
+
+
+@pytest.mark.slow
+def test_optimizer_step(tmp_path: Path) -> None:
+    found = rows(OPTIMIZER_STEP, tmp_path, "--elements=100000", "--tensors=6", "--rounds=1")
+    names = {row["optimizer"]: row for row in found}
+    assert {"torch AdamW, fused", "ao AdamW8bit", "ao AdamW4bit", "ao AdamWFp8"} <= set(names)
+    assert names["torch AdamW, fused"]["times fused"] == 1
+    assert 2 < names["ao AdamW8bit"]["bytes of state a parameter"] < 3
