@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ao_core import QTensor
 from ao_core.dispatch import select
 from ao_core.records import Call, Kernel
 from ao_optim.engine import Work, mixed, run
@@ -77,13 +76,13 @@ def _step(rule: Rule, alike: list[Entry], group: dict[str, Any], number: int) ->
     step = int(first.state["step"])
     seed = mixed(group["seed"], step, number) if stochastic else None
     options = {**group, "lr": float(group["lr"])}
-    moment = states[names[0]][0] if names else None
-    adam = rule in (ADAM, ADAMW) and isinstance(moment, QTensor)
+    spec: Any = getattr(states[names[0]][0], "spec", None) if names else None
+    adam = rule in (ADAM, ADAMW) and spec is not None
     if not adam or lost or not first.param.is_contiguous():
         run(rule, Work(params, grads, states, lost), options, step, maximize=maximize, seed=seed)
         return
     size = (sum(param.numel() for param in params),)
-    call = Call("adam_step", moment.spec, size, size, first.param.dtype, first.param.device.type)
+    call = Call("adam_step", spec, size, size, first.param.dtype, first.param.device.type)
     select(call).fn(
         params,
         grads,

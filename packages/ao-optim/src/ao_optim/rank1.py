@@ -29,7 +29,7 @@ class Rank1(Layout):
     """
 
     name = "rank1"
-    examples = (Spec("int8", (1, 1), options=(("scale_rule", "rank1"),)),)
+    examples = (Spec("linear4u", (1, 1), options=(("scale_rule", "rank1"),)),)
 
     def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         if spec.option("scale_rule", "absmax") != "rank1" or spec.block != (1, 1):
