@@ -20,6 +20,7 @@ CHECKPOINT = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_checkpoint.p
 
 BLOCK = ROOT / "packages" / "ao-float8" / "benchmarks" / "gpu" / "bench_block.py"
 GGUF = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_gguf.py"
+OPTIMIZER_STEP = ROOT / "packages" / "ao-optim" / "benchmarks" / "bench_step.py"
 
 CPU = ROOT / "packages" / "ao-kernels" / "benchmarks" / "cpu"
 
@@ -166,3 +167,12 @@ def test_training_a_block(tmp_path: Path) -> None:
     assert found["ao blockwise"]["× torchao"] == ""
     for row in found.values():
         assert row["tokens/s"] == pytest.approx(32 / row["ms"] * 1e3)
+
+
+@pytest.mark.slow
+def test_optimizer_step(tmp_path: Path) -> None:
+    found = rows(OPTIMIZER_STEP, tmp_path, "--elements=100000", "--tensors=6", "--rounds=1")
+    names = {row["optimizer"]: row for row in found}
+    assert {"torch AdamW, fused", "ao AdamW8bit", "ao AdamW4bit", "ao AdamWFp8"} <= set(names)
+    assert names["torch AdamW, fused"]["times fused"] == 1
+    assert 2 < names["ao AdamW8bit"]["bytes of state a parameter"] < 3

@@ -73,6 +73,21 @@ def check_steps(mesh: DeviceMesh) -> None:
             torch.testing.assert_close(a, b, rtol=0, atol=near)
 
 
+def check_skipping(mesh: DeviceMesh) -> None:
+    """A value that is not finite on one rank makes all leave the step out."""
+    model = make_model(mesh)
+    optimizer = ao_optim.AdamW8bit(model.parameters(), skip_nonfinite=True)
+    before = [p.to_local().clone() for p in model.parameters()]
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    if mesh.get_rank() == 1:
+        p.grad.to_local()[0] = float("inf")
+    optimizer.step()
+    assert optimizer.skipped_steps == 1
+    for p, old in zip(model.parameters(), before, strict=True):
+        assert torch.equal(p.to_local(), old)
+
+
 def check_checkpoint(folder: Path, save: DeviceMesh, load: DeviceMesh) -> None:
     """Saved by two ranks, loaded by four and by one."""
     expected: dict[str, Any] = {}
@@ -123,6 +138,7 @@ def main(folder: Path) -> None:
     two, four = DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [0, 1, 2, 3])
     if dist.get_rank() < 2:
         check_steps(two)
+        check_skipping(two)
     check_checkpoint(folder, two, four)
     if dist.get_rank() == 0:
         sys.stdout.write("optimizers: ok\n")

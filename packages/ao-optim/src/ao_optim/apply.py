@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ao_core import QTensor
 from ao_core.dispatch import select
 from ao_core.records import Call, Kernel
 from ao_optim.engine import Work, mixed, run
@@ -32,12 +31,17 @@ def apply(rule: Rule, entries: Iterable[Entry], group: dict[str, Any]) -> None:
     for number, entry in enumerate(entries):
         entry.state["step"] += 1
         if rule.elementwise:
-            entry = Entry(local(entry.param), local(entry.grad), entry.state)
-        kinds.setdefault((_kind(rule, entry, group), group["capturable"] and number), []).append(
-            entry
-        )
+            entry = _local(entry)
+        kind = _kind(rule, entry, group), group["capturable"] and number
+        kinds.setdefault(kind, []).append(entry)
     for number, alike in enumerate(kinds.values()):
         _step(rule, alike, group, number)
+
+
+def _local(entry: Entry) -> Entry:
+    """This rank's part; the gradient as contiguous as the parameter, as kernels expect."""
+    param, grad = local(entry.param), local(entry.grad)
+    return Entry(param, grad.contiguous() if param.is_contiguous() else grad, entry.state)
 
 
 def _kind(rule: Rule, entry: Entry, group: dict[str, Any]) -> tuple[Any, ...]:
@@ -45,9 +49,16 @@ def _kind(rule: Rule, entry: Entry, group: dict[str, Any]) -> tuple[Any, ...]:
     param, grad, state = entry
     # a count on the device is not read
     step = None if group["capturable"] else float(state["step"])
-    contiguous = param.is_contiguous() and grad.is_contiguous()
     specs = tuple(getattr(state[slot.name], "spec", None) for slot in rule.slots(group))
-    return param.device, param.dtype, grad.dtype, step, contiguous, specs, "compensation" in state
+    return (
+        param.device,
+        param.dtype,
+        grad.dtype,
+        step,
+        param.is_contiguous(),
+        specs,
+        "compensation" in state,
+    )
 
 
 def _step(rule: Rule, alike: list[Entry], group: dict[str, Any], number: int) -> None:
@@ -65,12 +76,13 @@ def _step(rule: Rule, alike: list[Entry], group: dict[str, Any], number: int) ->
     step = int(first.state["step"])
     seed = mixed(group["seed"], step, number) if stochastic else None
     options = {**group, "lr": float(group["lr"])}
-    moment = states[names[0]][0] if names else None
-    if rule not in (ADAM, ADAMW) or lost or not isinstance(moment, QTensor) or not _dense(params):
+    spec: Any = getattr(states[names[0]][0], "spec", None) if names else None
+    adam = rule in (ADAM, ADAMW) and spec is not None
+    if not adam or lost or not first.param.is_contiguous():
         run(rule, Work(params, grads, states, lost), options, step, maximize=maximize, seed=seed)
         return
     size = (sum(param.numel() for param in params),)
-    call = Call("adam_step", moment.spec, size, size, first.param.dtype, first.param.device.type)
+    call = Call("adam_step", spec, size, size, first.param.dtype, first.param.device.type)
     select(call).fn(
         params,
         grads,
@@ -81,10 +93,6 @@ def _step(rule: Rule, alike: list[Entry], group: dict[str, Any], number: int) ->
         maximize=maximize,
         seed=seed,
     )
-
-
-def _dense(params: list[Tensor]) -> bool:
-    return all(param.is_contiguous() for param in params)
 
 
 def adam_step(

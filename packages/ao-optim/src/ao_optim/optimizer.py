@@ -16,7 +16,7 @@ from ao_optim import checkpoints
 from ao_optim.apply import Entry, apply
 from ao_optim.formats import empty_state, format_named
 from ao_optim.rules import Rule
-from ao_optim.shards import local
+from ao_optim.shards import everywhere, local
 
 __all__ = ["COMMON", "LowBitOptimizer"]
 
@@ -171,21 +171,23 @@ class LowBitOptimizer(Optimizer):
         return loss
 
     def _finite(self) -> bool:
-        """Whether no gradient forbids the step, of the groups that ask; one wait for the device."""
-        grads = [
-            local(p.grad)
+        """Whether no gradient forbids the step, of the groups that ask; all ranks have one answer."""
+        watched = [
+            p.grad
             for group in self.param_groups
             if group["skip_nonfinite"]
             for p in group["params"]
-            if p.grad is not None and p.numel()
+            if p.grad is not None
         ]
         by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
-        for grad in grads:
-            by_device[grad.device].append(grad)
-        return all(
+        for grad in map(local, watched):
+            if grad.numel():
+                by_device[grad.device].append(grad)
+        finite = all(
             bool(torch.isfinite(torch.stack(torch._foreach_norm(each, float("inf")))).all())
             for each in by_device.values()
         )
+        return everywhere(finite, watched)
 
     def _entry(self, param: Tensor, group: dict[str, Any]) -> Entry:
         grad = param.grad

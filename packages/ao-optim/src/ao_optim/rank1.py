@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ao_core import Spec
 from ao_core.layouts import Layout, Parts
 from ao_core.numerics import pack_bits, unpack_bits
 
 if TYPE_CHECKING:
     from ao_core.records import DType
-    from ao_core.spec import Spec
 
 __all__ = ["Rank1"]
 
@@ -29,6 +29,7 @@ class Rank1(Layout):
     """
 
     name = "rank1"
+    examples = (Spec("linear4u", (1, 1), options=(("scale_rule", "rank1"),)),)
 
     def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         if spec.option("scale_rule", "absmax") != "rank1" or spec.block != (1, 1):

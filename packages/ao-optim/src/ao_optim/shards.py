@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["is_sharded", "local", "shard_like"]
+__all__ = ["everywhere", "is_sharded", "local", "shard_like"]
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -30,3 +32,18 @@ def shard_like(like: Tensor, part: Tensor) -> Tensor:
     return DTensor.from_local(
         part, spread.device_mesh, spread.placements, shape=like.shape, stride=like.stride()
     )
+
+
+def everywhere(holds: bool, tensors: Iterable[Tensor]) -> bool:
+    """Whether something holds on all ranks over which any of the tensors is spread."""
+    meshes: dict[Any, None] = dict.fromkeys(
+        tensor.device_mesh for tensor in tensors if hasattr(tensor, "device_mesh")
+    )
+    for mesh in meshes:
+        flag = torch.tensor(float(holds), device=mesh.device_type)
+        for dim in range(mesh.ndim):
+            torch.distributed.all_reduce(
+                flag, torch.distributed.ReduceOp.MIN, group=mesh.get_group(dim)
+            )
+        holds = bool(flag)
+    return holds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ao_core import Spec
 from ao_core.testing import DTypeSuite, LayoutSuite
 from ao_optim.dtypes import DTYPES
 
@@ -13,5 +12,4 @@ for _record in DTYPES:
 
 class TestRank1(LayoutSuite):
     layout = "rank1"
-    specs = (Spec("linear4u", (1, 1), options=(("scale_rule", "rank1"),)),)
     shapes = ((33, 70), (0, 16), (4, 3, 3, 2))

@@ -8,7 +8,6 @@ from ao_optim import optimizers
 
 _OPTIONS = {
     "GaLore": {"rank": 48, "update_gap": 5, "scale": 1.0},
-    "LAMB8bit": {"weight_decay": 0.0},
 }
 
 for _cls in (
