@@ -113,7 +113,7 @@ def train_one(config: TrainConfig, corpus: data.Corpus, folder: Path) -> dict[st
         "recipe": config.recipe,
         "seed": config.seed,
         "bits_per_byte": curve[-1]["bits_per_byte"],
-        "bytes_per_second": round(curve[-1]["bytes"] / curve[-1]["seconds"]),
+        "bytes_per_second": round(curve[-1]["bytes"] / max(curve[-1]["seconds"], 0.1)),
         "curve": curve,
     }
 
