@@ -17,6 +17,7 @@ IMPORT_TIME = ROOT / "packages" / "ao-core" / "benchmarks" / "bench_import_time.
 QUANTIZE_TIME = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_quantize_time.py"
 CHECKPOINT = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_checkpoint.py"
 
+BLOCK = ROOT / "packages" / "ao-float8" / "benchmarks" / "gpu" / "bench_block.py"
 CPU = ROOT / "packages" / "ao-kernels" / "benchmarks" / "cpu"
 
 
@@ -126,3 +127,23 @@ def test_a_checkpoint_larger_than_memory(tmp_path: Path) -> None:
     assert row["peak GB"] < row["stated GB"] == pytest.approx(0.256 + 4 * 32000 * 4096 / 1e9)
     assert row["same bytes"] == "yes"
     assert not list(tmp_path.glob("tmp*"))
+
+
+@pytest.mark.slow
+def test_training_a_block(tmp_path: Path) -> None:
+    options = (
+        *(
+            "--device=cpu",
+            "--compiled=0",
+            "--warm-up=0",
+            "--rounds=2",
+            "--recipes=rowwise,blockwise",
+        ),
+        *("--width=128", "--tokens=32", "--sequence=16"),
+    )
+    found = {row["contender"]: row for row in rows(BLOCK, tmp_path, *options)}
+    assert {"bfloat16", "ao rowwise", "ao blockwise"} <= set(found)
+    assert found["bfloat16"]["× bfloat16"] == 1
+    assert found["ao blockwise"]["× torchao"] == ""
+    for row in found.values():
+        assert row["tokens/s"] == pytest.approx(32 / row["ms"] * 1e3)

@@ -16,7 +16,14 @@ from ao_core.records import Call, Skip, Target
 from ao_core.registry import registry
 from ao_core.report import ParameterRecord, Report
 from ao_core.targets import FilterFn, Plan, default_reason, plan
-from ao_core.tensor import ComputeWeight, QTensor, check_quantizable, native
+from ao_core.tensor import (
+    STOCHASTIC,
+    ComputeWeight,
+    QTensor,
+    check_quantizable,
+    dense_memory,
+    native,
+)
 from ao_core.tensor.codec import is_sharded
 from ao_core.weights import is_conv
 
@@ -108,23 +115,24 @@ def convert(
         return None, _record(
             entry, before, "kept", f"it is quantized already ({before.spec})", start
         )
-    if isinstance(before, ComputeWeight):
-        return None, _record(
-            entry, before, "kept", "its products are in low precision already", start
-        )
     if entry.config is None:
         return None, _record(entry, before, "kept", entry.reason, start)
-    dense = before.detach() if device is None else before.detach().to(device)
+    memory = dense_memory(before.detach())
+    dense = memory if device is None else memory.to(device)
     new = transformed(entry, dense)
     if isinstance(new, Skip):
-        return None, _record(entry, before, "skipped", new.reason, start)
+        status = "kept" if new.kept else "skipped"
+        return None, _record(entry, before, status, new.reason, start)
+    if isinstance(new, ComputeWeight) and isinstance(before, ComputeWeight):
+        reason = "its products are in low precision already"
+        return None, _record(entry, before, "kept", reason, start)
     quality = sample_sqnr(dense, new)
+    trains = before.requires_grad
     if isinstance(new, QTensor):
         # filters of one dimension have the rank of experts, but not their products
         new = new if is_conv(dense, _role(entry)) else native(new)
-        parameter = nn.Parameter(new, requires_grad=False)
-    else:
-        parameter = nn.Parameter(new, requires_grad=before.requires_grad)
+        trains = trains and STOCHASTIC in new.spec.options
+    parameter = nn.Parameter(new, requires_grad=trains)
     return parameter, _record(entry, before, "quantized", "", start, parameter, quality)
 
 

@@ -120,9 +120,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Skip:
-    """A transform's answer when it cannot change a parameter, with the reason for the report."""
+    """A transform's answer when it does not change a parameter, with the reason for the report."""
 
     reason: str
+    #: it could, but the configuration wants it to stay: no failure, so `strict` does not mind
+    kept: bool = False
 
 
 @dataclass(frozen=True)

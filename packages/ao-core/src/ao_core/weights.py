@@ -14,7 +14,14 @@ from ao_core.registry import registry
 from ao_core.spec import WHOLE, Primitive, Spec
 from ao_core.tensor import quantize_tensor
 
-__all__ = ["GroupSize", "WeightFormat", "is_conv", "quantize_weight", "weight_spec"]
+__all__ = [
+    "GroupSize",
+    "WeightFormat",
+    "is_conv",
+    "no_product",
+    "quantize_weight",
+    "weight_spec",
+]
 
 #: weights that share one scale: a number of them, "row" or "tensor"
 GroupSize = int | str
@@ -79,6 +86,23 @@ def weight_spec(
 def is_conv(dense: Tensor, target: Target) -> bool:
     """Whether a parameter holds the filters of a convolution."""
     return isinstance(target.module, _ConvNd) or dense.dim() > 3
+
+
+def no_product(weight: Tensor, target: Target) -> str:
+    """Why a parameter takes part in no product that a `ComputeWeight` casts; empty where it does."""
+    if isinstance(target.module, (nn.Embedding, nn.EmbeddingBag)):
+        return "a lookup has no product that could be in low precision"
+    if weight.dim() not in (2, 3) or is_conv(weight, target):
+        return (
+            "low-precision products are defined for 2-D weights and for the 3-D ones of experts, not for "
+            f"the {weight.dim()}-D ones of {type(target.module).__name__}"
+        )
+    if weight.dtype == torch.float64:
+        return (
+            "low-precision products accumulate in float32, which would round float64 weights; convert the "
+            "model to float32 or bfloat16 first"
+        )
+    return ""
 
 
 def quantize_weight(dense: Tensor, fmt: WeightFormat, target: Target) -> Tensor | Skip:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from ao_core.spec import Spec
 from ao_core.tensor import gather
 from ao_core.tensor.qtensor import QTensor
 
-__all__ = ["ComputeWeight", "Specs"]
+__all__ = ["ComputeWeight", "Specs", "cast_product", "dense_memory"]
 
 aten = torch.ops.aten
 
@@ -34,6 +35,9 @@ class ComputeWeight(Tensor):
     - `output`: a = input (M, K), b = weight (N, K)
     - `grad_input`: a = gradient (M, N), b = weight transposed (K, N)
     - `grad_weight`: a = gradient transposed (N, M), b = input transposed (K, M)
+
+    The weights of experts are 3-D, (E, N, K) or (E, K, N), and multiplied with `torch._grouped_mm`,
+    `torch.bmm` or one by one; each expert is cast by itself (see `compute_experts`).
     """
 
     #: the memory; or, after FSDP2 gathered them, the codes of the cast weight (see `gather`)
@@ -135,8 +139,9 @@ class ComputeWeight(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.linear:
-            return _linear(*args, **kwargs)
+        fn = FUNCTIONS.get(func)
+        if fn is not None:
+            return fn(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
@@ -145,8 +150,13 @@ class ComputeWeight(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _PRODUCTS:
-            return _product(func, args, kwargs)
+        product = PRODUCTS.get(func)
+        if product is not None:
+            return product(func, args, kwargs)
+        if func.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
+            # a view of a tensor that autograd knows is one too, also here
+            with torch.inference_mode(False):
+                return _on_memory(func, args, kwargs)
         return _on_memory(func, args, kwargs)
 
     def fsdp_pre_all_gather(
@@ -167,18 +177,17 @@ class ComputeWeight(Tensor):
         return gather.post_all_gather(self, outputs, metadata, out)
 
 
+def dense_memory(tensor: Tensor) -> Tensor:
+    """What a `ComputeWeight` holds; any other tensor itself."""
+    return tensor.hp if isinstance(tensor, ComputeWeight) else tensor
+
+
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if torch.is_autocast_enabled(input.device.type):
         dtype = torch.get_autocast_dtype(input.device.type)
         input, weight = input.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    if torch.is_inference_mode_enabled() and isinstance(weight, ComputeWeight):
-        # a view of the weight made here could not be wrapped: inference tensors have no version
-        rows = input.reshape(-1, input.shape[-1])
-        product = _cast_mm(rows, weight.hp, weight.specs[int(weight.transposed)])
-        out = product.reshape(*input.shape[:-1], weight.shape[0])
-    else:
-        out = _Linear.apply(input, weight)  # type: ignore[no-untyped-call]
+    out: Tensor = _Linear.apply(input, weight)  # type: ignore[no-untyped-call]
     return out if bias is None else out + bias
 
 
@@ -206,9 +215,6 @@ class _Linear(torch.autograd.Function):
         return grad_input, grad_weight
 
 
-_PRODUCTS = {aten.mm.default, aten.addmm.default}
-
-
 def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """``x @ w.T`` (output), ``g @ w`` (grad_input) and ``addmm(w, g.T, x, beta=0)`` (grad_weight)."""
     if func is aten.mm.default and isinstance(args[1], ComputeWeight):
@@ -228,15 +234,29 @@ def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor
     return _on_memory(func, args, kwargs)  # type: ignore[no-any-return]
 
 
+#: torch function -> what takes its place where a weight is among the arguments
+FUNCTIONS: dict[Any, Callable[..., Any]] = {F.linear: _linear}
+#: aten overload -> product(func, args, kwargs), below autograd
+PRODUCTS: dict[Any, Callable[..., Any]] = {
+    aten.mm.default: _product,
+    aten.addmm.default: _product,
+}
+
+
 def _cast_mm(a_MC: Tensor, b_NC: Tensor, spec: Spec | None) -> Tensor:
-    """``a @ b.T`` with both cast as `spec` says, by the best kernel of the op "mm"."""
-    a = a_MC.hp if isinstance(a_MC, ComputeWeight) else a_MC
+    """``a @ b.T`` with both cast as `spec` says."""
+    a = dense_memory(a_MC)
     if spec is None:
         return torch.mm(a, b_NC.t())
     if isinstance(b_NC, QTensor):
         return gather.product_of_codes(a, b_NC, spec)
-    call = Call("mm", spec, tuple(b_NC.shape), tuple(a.shape), a.dtype, a.device.type)
-    return select(call).fn(a, b_NC, spec)  # type: ignore[no-any-return]
+    return cast_product("mm", spec, a, b_NC)
+
+
+def cast_product(op: str, spec: Spec, a: Tensor, b: Tensor, *others: Any) -> Tensor:
+    """The product of plain `a` and `b` by the best kernel of `op`."""
+    call = Call(op, spec, tuple(b.shape), tuple(a.shape), a.dtype, a.device.type)
+    return select(call).fn(a, b, *others, spec)  # type: ignore[no-any-return]
 
 
 #: ops after which a weight is still one
@@ -261,6 +281,12 @@ _KEEPS = {
 _TRANSPOSES = {aten.t.default, aten.transpose.int}
 
 
+def _is_expert(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an op takes 2-D weights out of those of experts."""
+    of_experts = func in (aten.select.int, aten.unbind.int) and args[0].dim() == 3
+    return of_experts and (len(args) == 1 or args[1] in (0, -3))
+
+
 def _on_memory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an op on the high-precision memory; structural ops give a `ComputeWeight` again."""
     leaves, tree = torch.utils._pytree.tree_flatten((args, kwargs))
@@ -273,7 +299,7 @@ def _on_memory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     plain = [leaf.hp if isinstance(leaf, ComputeWeight) else leaf for leaf in leaves]
     plain_args, plain_kwargs = torch.utils._pytree.tree_unflatten(plain, tree)
     out = func(*plain_args, **plain_kwargs)
-    if func in _KEEPS:
+    if func in _KEEPS or _is_expert(func, args):
         flag = first.transposed != (func in _TRANSPOSES)
         out = torch.utils._pytree.tree_map_only(Tensor, lambda t: first.like(t, flag), out)
         return return_and_correct_aliasing(func, args, kwargs, out)

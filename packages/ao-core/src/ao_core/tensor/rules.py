@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,11 +10,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from ao_core.errors import UnsupportedOp
+from ao_core.layouts import Parts
+from ao_core.spec import Spec
 from ao_core.tensor import cut
 from ao_core.tensor.create import encode_parts
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import native
 from ao_core.tensor.tables import rule
+from ao_core.tensor.updates import STOCHASTIC, update_parts
 
 aten = torch.ops.aten
 
@@ -63,7 +67,7 @@ def _copy_(func: Any, args: Args, kwargs: Kwargs) -> Any:
             getattr(target, name).copy_(getattr(source, name), *args[2:])
     else:
         dense = source.dequantize() if isinstance(source, QTensor) else source
-        _store(target, dense.to(target.device).expand(target.shape))
+        _store(target, dense.to(target.device).expand(target.shape), encode_parts)
     return _aliased(func, args, kwargs, target)
 
 
@@ -91,7 +95,7 @@ def _equal_parts(old: Tensor, source: QTensor, name: str) -> bool:
     return bool(torch.equal(old, getattr(source, name)))
 
 
-def _store(target: QTensor, dense: Tensor) -> None:
+def _store(target: QTensor, dense: Tensor, encode: Callable[[Tensor, Spec], Parts]) -> None:
     """Quantize `dense`, of the outward shape, into the memory of `target`."""
     _check_writable(target, None)
     if target.flat_from is not None:
@@ -100,7 +104,7 @@ def _store(target: QTensor, dense: Tensor) -> None:
         inverse = [target.order.index(dim) for dim in range(target.dim())]
         stored = dense.permute(inverse)
     stored = stored.to(target.dtype).contiguous()
-    parts = encode_parts(stored, target.spec)
+    parts = encode(stored, target.spec)
     for name, part in target.parts.items():
         part.copy_(parts[name])
 
@@ -125,7 +129,7 @@ def _in_place(func: Any, args: Args, kwargs: Kwargs) -> Any:
     result = func(*dense, **kwargs)
     if not isinstance(target, QTensor):
         return result
-    _store(target, result)
+    _store(target, result, update_parts)
     return _aliased(func, args, kwargs, target)
 
 
@@ -287,6 +291,9 @@ def _as_strided(func: Any, args: Args, kwargs: Kwargs) -> Any:
 def _empty_like(func: Any, args: Args, kwargs: Kwargs) -> Any:
     tensor = args[0]
     dtype, device = kwargs.get("dtype") or tensor.dtype, kwargs.get("device") or tensor.device
+    if func is aten.zeros_like.default and STOCHASTIC in tensor.spec.options:
+        # the state that an optimizer makes for a weight that it trains
+        return torch.zeros(tensor.shape, dtype=dtype, device=device)
     return cut.owned(tensor.map_leaves(lambda part: func(part, device=device), dtype=dtype))
 
 

@@ -28,10 +28,12 @@ class ComputeSuite(Suite):
     Attributes:
         config: an instance of the configuration.
         sqnr_range: what the SQNR of the output and of both gradients may be, in dB.
+        loss_gap: how much less, of what it falls in high precision, the loss may fall.
     """
 
     config: Config
     sqnr_range: tuple[float, float] = (15.0, 75.0)
+    loss_gap: float = 0.1
 
     def arguments(self) -> dict[str, Sequence[Any]]:
         """`batch`: leading dimensions of the input."""
@@ -89,7 +91,7 @@ class ComputeSuite(Suite):
 
     @pytest.mark.parametrize("foreach", [False, True], ids=["plain", "foreach"])
     def test_trains(self, foreach: bool) -> None:
-        """AdamW on a regression: the loss falls as it does in high precision, within a tenth."""
+        """AdamW on a regression: the loss falls as it does in high precision, but for `loss_gap` of it."""
         losses = []
         x, y = gaussian((64, 70), seed=8), gaussian((64, 33), seed=9)
         for layer in self.layers():
@@ -103,7 +105,7 @@ class ComputeSuite(Suite):
         start = float(F.mse_loss(self.layers()[0](x), y).detach())
         dense, cast = losses
         assert dense < 0.5 * start
-        assert abs(cast - dense) <= 0.1 * (start - dense)
+        assert abs(cast - dense) <= self.loss_gap * (start - dense)
 
     def test_no_grad_equals_grad(self) -> None:
         """The same output with and without autograd, and in inference mode."""

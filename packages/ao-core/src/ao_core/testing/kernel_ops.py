@@ -176,11 +176,45 @@ class _GroupedLinear(OpTrial):
             yield (x, w, ends.to(case.device)), expected
 
 
+class _GroupedMm(_GroupedLinear):
+    """Experts are dense and cast by themselves; those that share rows, and those that are rows."""
+
+    specs = tuple(spec for spec in KERNEL_SPECS if spec.act is not None)
+
+    def samples(
+        self, case: KernelCase, batch: Any, seed: int
+    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        experts, n, k = case.shape
+        spec, alike = case.spec, len(batch) == 1
+        rows = [*batch] * experts if alike else [*batch[:experts]]
+        total = sum(rows if alike else batch)
+
+        def draw(*shape: int) -> Tensor:
+            return gaussian(shape, seed=seed, device=case.device).to(case.dtype)
+
+        def product(a: Tensor, b: Tensor) -> Tensor:
+            return activations(a, spec) @ fake_quantize(b.float(), spec).double().t()
+
+        a, b = draw(total, k), draw(experts, n, k)
+        parts = zip(a[: sum(rows)].split(rows), b, strict=True)
+        expected = F.pad(
+            torch.cat([product(*pair) for pair in parts]), (0, 0, 0, total - sum(rows))
+        )
+        if alike:
+            yield (a.view(experts, *batch, k), b, None, spec), expected.view(experts, *batch, n)
+            return
+        offs = torch.tensor(rows, device=case.device).cumsum(0).to(torch.int32)
+        yield (a, b, offs, spec), expected
+        cut, other = a.t(), draw(n, total)
+        shares = zip(*(x[:, : sum(rows)].split(rows, 1) for x in (other, cut)), strict=True)
+        yield (other, cut, offs, spec), torch.stack([product(*pair) for pair in shares])
+
+
 def activations(x: Tensor, spec: Spec) -> Tensor:
     """The values (float64) that the activations are multiplied as."""
     if spec.act is None:
         return x.double()
-    matrix = x.float().reshape(-1, x.shape[-1])
+    matrix = x.float() if x.dim() == 2 else x.float().reshape(-1, x.shape[-1])
     return fake_quantize(matrix, spec.act).double().reshape(x.shape)
 
 
@@ -199,4 +233,5 @@ PRODUCTS: dict[str, OpTrial] = {
     "embedding": _Embedding(),
     "mm": _Mm(),
     "grouped_linear": _GroupedLinear(),
+    "grouped_mm": _GroupedMm(),
 }

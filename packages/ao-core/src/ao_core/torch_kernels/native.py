@@ -20,7 +20,7 @@ from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec
 from ao_core.tensor.qtensor import QTensor
 
-__all__ = ["NATIVE_KERNELS"]
+__all__ = ["NATIVE_KERNELS", "needs_sm89", "refused_by_int_mm"]
 
 _ROW = (1, WHOLE)
 _TENSOR = (WHOLE, WHOLE)
@@ -175,11 +175,18 @@ def _accepts_int_mm(call: Call) -> str | None:
         return "is for activations quantized at run time"
     if (act.dtype, act.zero) not in (("int8", "none"), ("uint8", "int")) or act.block != _ROW:
         return f"needs activations in int8, or uint8 with zero points, per token; found {act}"
+    return refused_by_int_mm(call) or _rows_only(call, ("int8",))
+
+
+def refused_by_int_mm(call: Call) -> str | None:
+    """Why `aten._int_mm` cannot multiply operands of these sizes, if so."""
     if call.m == 0 or 0 in call.weight_shape:
         return "needs a product that is not empty"
+    if call.weight_shape[-1] == 1:
+        return "gives wrong sums over a single element in torch 2.13"
     if call.device == "cuda" and (call.m <= 16 or any(size % 8 for size in call.weight_shape)):
         return "on CUDA needs more than 16 rows, and N and K in multiples of 8"
-    return _rows_only(call, ("int8",))
+    return None
 
 
 def scaled_mm_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
@@ -219,7 +226,8 @@ def _accepts_scaled_mm(call: Call) -> str | None:
     return None
 
 
-def _needs_sm89() -> str | None:
+def needs_sm89() -> str | None:
+    """Why there are no products in float8 on this machine, if so."""
     if not torch.cuda.is_available():
         return "no CUDA device is available"
     major, minor = torch.cuda.get_device_capability()
@@ -233,6 +241,6 @@ NATIVE_KERNELS = (
     Kernel("int4_cpu_rows", "embedding", "int4_cpu", "cpu", int4_cpu_embedding, 1),
     Kernel("int_mm", "linear", "plain", "*", int_mm_linear, 1, accepts=_accepts_int_mm),
     Kernel(
-        "scaled_mm", "linear", "plain", "cuda", scaled_mm_linear, 1, _needs_sm89, _accepts_scaled_mm
+        "scaled_mm", "linear", "plain", "cuda", scaled_mm_linear, 1, needs_sm89, _accepts_scaled_mm
     ),
 )

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ao_core.errors import CheckpointError, UnknownNameError
 from ao_core.spec import Spec
+from ao_core.tensor.compute import dense_memory
 from ao_core.tensor.create import encode_parts
 from ao_core.tensor.qtensor import QTensor
 
@@ -37,7 +38,7 @@ Record = dict[str, Any]
 
 def check_storable(fqn: str, tensor: Tensor) -> None:
     """Raise `CheckpointError` for a kind of tensor that a checkpoint cannot hold."""
-    plain = _memory(tensor)
+    plain = dense_memory(tensor)
     if isinstance(plain, QTensor):
         plain = next(plain.leaves())[1]
     if is_lazy(plain) or plain.is_meta:
@@ -62,16 +63,11 @@ def flatten(fqn: str, tensor: Tensor) -> tuple[dict[str, Tensor], Record | None]
         CheckpointError: a kind of tensor that a checkpoint cannot hold.
     """
     check_storable(fqn, tensor)
-    plain = _memory(tensor).detach()
+    plain = dense_memory(tensor).detach()
     if not isinstance(plain, QTensor):
         return {fqn: plain}, None
     plain = _canonical(plain)
     return {f"{fqn}.{name}": leaf for name, leaf in plain.leaves()}, _record(plain)
-
-
-def _memory(tensor: Tensor) -> Tensor:
-    """What a `ComputeWeight` holds; any other tensor itself."""
-    return getattr(tensor, "hp", tensor)
 
 
 def _canonical(tensor: QTensor) -> QTensor:
