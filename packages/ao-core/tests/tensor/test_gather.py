@@ -97,6 +97,9 @@ def test_the_format_of_the_gathered_weight() -> None:
     assert given[0].option(FLOAT8_ALL_GATHER, False) is True
     assert given[1:] == CASES["squares"][1:]
     assert common_cast(given[0], given[1]) == Spec("f8e4m3", (16, 16))
+    # how a product is added up is nothing of the cast
+    fast = replace(Spec("int8", TENSOR), options=(("fast_accum", False),))
+    assert common_cast(Spec("int8", TENSOR), fast) == Spec("int8", TENSOR)
     # a vector of scales stays one, whichever way the matrix lies
     assert common_cast(Spec("int8", (WHOLE,)), Spec("int8", COLUMN)) == Spec("int8", ROW)
     assert common_cast(Spec("int8", ROW), Spec("int8", ROW)) is None

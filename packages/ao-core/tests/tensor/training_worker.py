@@ -157,6 +157,35 @@ def check_refusals() -> None:
     assert model(torch.ones(2, 70)).isnan().all()
 
 
+def check_changes() -> None:
+    """Layers that are put back to high precision while training goes on."""
+    given, sizes, _ = CASES["tensorwise"]
+    x = gaussian((2, 70), seed=8)
+    for codes in (False, True):
+        model = sharded(make_model(with_float8_all_gather(given) if codes else given, sizes), None)
+        assert not torch.equal(model(x), make_model(None, sizes)(x))
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                layer.weight._local_tensor.specs = (None, None, None)
+        if codes:
+            with pytest.raises(UnsupportedOp, match="FSDP2 keeps the buffers"):
+                model(x)
+        else:
+            torch.testing.assert_close(model(x), make_model(None, sizes)(x))
+
+
+def check_stale() -> None:
+    """A scale that was found before the weight grew."""
+    given, sizes, _ = CASES["tensorwise"]
+    model = sharded(make_model(with_float8_all_gather(given), sizes), None)
+    precompute_scales(model.parameters())
+    model(torch.ones(2, 70))
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    with pytest.raises(RuntimeError, match="precompute after every change"):
+        model(torch.ones(2, 70))
+
+
 def check_tied() -> None:
     given, _, _ = CASES["tensorwise"]
     ids = torch.arange(6).reshape(2, 3)
@@ -183,5 +212,7 @@ if __name__ == "__main__":
         for name in sys.argv[2:]:
             check(name, slice(rank * size, rank * size + size))
         check_refusals()
+        check_changes()
         check_tied()
+        check_stale()
         sys.stdout.write("refusals and tied weights\n")

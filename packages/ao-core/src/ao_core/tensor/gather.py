@@ -46,6 +46,8 @@ __all__ = [
 
 #: name of the option
 FLOAT8_ALL_GATHER = "enable_fsdp_float8_all_gather"
+#: options that say how a product is computed, nothing of how its operands are cast
+_OF_PRODUCTS = ("fast_accum", FLOAT8_ALL_GATHER)
 
 
 def with_float8_all_gather(specs: Specs) -> Specs:
@@ -66,24 +68,15 @@ def common_cast(first: Spec | None, second: Spec | None) -> Spec | None:
     """The cast that serves a matrix as `first` says and its transpose as `second` says, if one does."""
     if first is None or second is None:
         return None
-    plain = [
-        replace(spec, act=None, options=_other_options(spec), block=_matrix_block(spec))
-        for spec in (first, second)
-    ]
-    return plain[0] if plain[0].block == plain[1].block[::-1] and _alike(*plain) else None
+    cast, other = _cast_of(first), _cast_of(second)
+    return cast if cast == replace(other, block=other.block[::-1]) else None
 
 
-def _alike(first: Spec, second: Spec) -> bool:
-    return first == replace(second, block=first.block)
-
-
-def _other_options(spec: Spec) -> tuple[tuple[str, Any], ...]:
-    return tuple(option for option in spec.options if option[0] != FLOAT8_ALL_GATHER)
-
-
-def _matrix_block(spec: Spec) -> tuple[int, ...]:
-    """The block as extents of rows and columns."""
-    return ((1,) * (2 - len(spec.block)) + spec.block)[-2:]
+def _cast_of(spec: Spec) -> Spec:
+    """What a spec says of the cast of a matrix alone, its block as extents of rows and columns."""
+    block = ((1,) * (2 - len(spec.block)) + spec.block)[-2:]
+    options = tuple(option for option in spec.options if option[0] not in _OF_PRODUCTS)
+    return replace(spec, act=None, block=block, options=options)
 
 
 def _gathered_format(specs: Specs) -> Spec:
@@ -109,6 +102,8 @@ class Whole:
 
     #: the largest magnitude, float32 (1, 1), where it was found ahead of gathering
     largest: Tensor | None = None
+    #: whether codes are gathered, as decided for the first time: FSDP2 keeps the buffers
+    by_codes: bool | None = None
 
 
 class Gathered(NamedTuple):
@@ -133,7 +128,15 @@ def pre_all_gather(
     spec, ranks = shard.specs[0], mesh.size()
     rows = -(-size[0] // ranks)
     # a world of one exchanges nothing
-    if ranks == 1 or spec is None or not spec.option(FLOAT8_ALL_GATHER, False):
+    by_codes = ranks > 1 and spec is not None and bool(spec.option(FLOAT8_ALL_GATHER, False))
+    if shard.whole.by_codes not in (None, by_codes):
+        raise UnsupportedOp(
+            f"the weight of {size} was gathered {'with' if not by_codes else 'without'} "
+            f"{FLOAT8_ALL_GATHER} before, and FSDP2 keeps the buffers; change it before the first "
+            "forward pass, or use the option for none of the layers that are to change"
+        )
+    shard.whole.by_codes = by_codes
+    if not by_codes:
         padding = (0, 0) * (memory.dim() - 1) + (0, rows - memory.shape[0])
         return (F.pad(memory, padding),), Gathered(size[0])
     cast = _gathered_format(shard.specs)
@@ -188,10 +191,12 @@ def post_all_gather(
 ) -> Any:
     """The whole weight around the gathered tensors; with `out`, what it holds is filled again."""
     codes, gather = gathered.codes, gathered.gather
+    local = getattr(out, "_local_tensor", out)
+    if local is not None:
+        local.specs = shard.specs  # which may have been put back to high precision
     if codes is None or gather is None:
         return None if out is not None else (shard.like(outputs[0][: gathered.rows]), outputs)
-    if out is not None:
-        local = getattr(out, "_local_tensor", out)
+    if local is not None:
         return sharding.post_all_gather(codes, outputs, gather, local.hp)
     whole, inner = sharding.post_all_gather(codes, outputs, gather, None)
     return shard.like(whole), inner
@@ -200,7 +205,7 @@ def post_all_gather(
 def product_of_codes(a: Tensor, b: QTensor, spec: Spec) -> Tensor:
     """``a @ b.T`` with `a` cast as ``spec.act`` and `b` cast already: that with a quantized weight."""
     w = _upright(b)
-    w = w.like(w.parts, spec=replace(w.spec, act=spec.act))
+    w = w.like(w.parts, spec=replace(w.spec, act=spec.act, options=spec.options))
     return select(call_of("linear", a, w)).fn(a, w, None)  # type: ignore[no-any-return]
 
 
