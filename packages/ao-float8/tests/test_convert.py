@@ -95,6 +95,14 @@ def test_one_warning_that_it_is_slower():
     assert warning.filename == __file__
 
 
+def test_no_warning_where_torch_multiplies():
+    model = _model()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        convert_to_float8_training(model, config="int8_mixed_precision_training")
+    assert _low(model) == ["0.weight", "2.weight"]
+
+
 def test_no_warning_where_nothing_is_converted():
     report = convert_to_float8_training(_model())
     assert not report.with_status("quantized")

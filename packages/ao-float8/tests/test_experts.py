@@ -125,6 +125,15 @@ def test_in_bfloat16_and_under_autocast():
         assert torch.equal(low(x, offs), expected)
 
 
+def test_as_another_operand_they_are_plain():
+    """Where the weights are not what is multiplied with, nothing is cast, and gradients arrive."""
+    dense, low = _pair("float8/rowwise")
+    for experts in (dense, low):
+        torch.bmm(experts.weight, torch.ones(4, 32, 3)).square().sum().backward()
+        torch._grouped_mm(experts.weight, torch.ones(4, 32, 4)).square().sum().backward()
+    assert torch.equal(low.weight.grad, dense.weight.grad)
+
+
 def test_offs_that_cannot_be():
     _, low = _pair("float8/rowwise")
     with pytest.raises(UnsupportedOp, match="must not decrease"):

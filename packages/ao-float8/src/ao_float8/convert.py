@@ -90,15 +90,12 @@ def _warn_of_emulation(weights: Sequence[ComputeWeight]) -> None:
 
 
 def _is_emulated(w: ComputeWeight) -> bool:
-    """Whether a product of this weight falls to the reference, or all of them to a processor."""
+    """Whether a product of this weight falls to the reference."""
     op = "mm" if w.dim() == 2 else "grouped_mm"
-    shape, device = tuple(w.shape), w.device.type
-    calls = [
-        Call(op, spec, shape, (_ROWS, shape[-1]), w.dtype, device)
-        for spec in w.specs
-        if spec is not None
-    ]
-    return device == "cpu" or any(select(call).priority < 0 for call in calls)
+    shape, x_shape = tuple(w.shape), (_ROWS, w.shape[-1])
+    specs = [spec for spec in w.specs if spec is not None]
+    calls = [Call(op, spec, shape, x_shape, w.dtype, w.device.type) for spec in specs]
+    return any(select(call).priority < 0 for call in calls)
 
 
 def float8_fallback(model: nn.Module, *patterns: str) -> Report:

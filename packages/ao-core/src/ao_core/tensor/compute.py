@@ -18,7 +18,15 @@ from ao_core.spec import Spec
 from ao_core.tensor import gather
 from ao_core.tensor.qtensor import QTensor
 
-__all__ = ["ComputeWeight", "Specs", "cast_product", "dense_memory"]
+__all__ = [
+    "FUNCTIONS",
+    "PRODUCTS",
+    "ComputeWeight",
+    "Specs",
+    "cast_product",
+    "dense_memory",
+    "on_memory",
+]
 
 aten = torch.ops.aten
 
@@ -156,8 +164,8 @@ class ComputeWeight(Tensor):
         if func.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
             # a view of a tensor that autograd knows is one too, also here
             with torch.inference_mode(False):
-                return _on_memory(func, args, kwargs)
-        return _on_memory(func, args, kwargs)
+                return on_memory(func, args, kwargs)
+        return on_memory(func, args, kwargs)
 
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
@@ -231,7 +239,7 @@ def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor
     ):
         w, a, b = args
         return _cast_mm(a, b.t(), w.specs[2])
-    return _on_memory(func, args, kwargs)  # type: ignore[no-any-return]
+    return on_memory(func, args, kwargs)  # type: ignore[no-any-return]
 
 
 #: torch function -> what takes its place where a weight is among the arguments
@@ -287,7 +295,7 @@ def _is_expert(func: Any, args: tuple[Any, ...]) -> bool:
     return of_experts and (len(args) == 1 or args[1] in (0, -3))
 
 
-def _on_memory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def on_memory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an op on the high-precision memory; structural ops give a `ComputeWeight` again."""
     leaves, tree = torch.utils._pytree.tree_flatten((args, kwargs))
     first = next(leaf for leaf in leaves if isinstance(leaf, ComputeWeight))

@@ -14,6 +14,7 @@ from ao_core.tensor.compute import (
     ComputeWeight,
     cast_product,
     dense_memory,
+    on_memory,
 )
 
 __all__: list[str] = []
@@ -30,20 +31,28 @@ def _grouped(
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """``x @ w`` for the rows of each expert, in place of `torch._grouped_mm`; w (E, K, N)."""
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, w = x.to(dtype), w.to(dtype)
-    if not isinstance(w, ComputeWeight):  # the input is one: nothing says how it is cast
-        x = dense_memory(x)
-        return torch._grouped_mm(x, w, offs=offs, bias=bias, out_dtype=out_dtype)
-    out: Tensor = _GroupedMM.apply(x, w, offs)  # type: ignore[no-untyped-call]
+    if not isinstance(w, ComputeWeight):  # it is another operand: nothing says how to cast
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch._grouped_mm(x, w, offs=offs, bias=bias, out_dtype=out_dtype)
+    out = _cast(x, w, offs)
     out = out if out_dtype is None else out.to(out_dtype)
     return out if bias is None else out + bias
 
 
 def _bmm(x: Tensor, w: Tensor) -> Tensor:
-    """`torch.bmm` is the same without offsets."""
-    return _grouped(x, w)
+    """The same without offsets, in place of `torch.bmm`."""
+    if not isinstance(w, ComputeWeight):
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.bmm(x, w)
+    return _cast(x, w, None)
+
+
+def _cast(x: Tensor, w: Tensor, offs: Tensor | None) -> Tensor:
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, w = x.to(dtype), w.to(dtype)
+    out: Tensor = _GroupedMM.apply(x, w, offs)  # type: ignore[no-untyped-call]
+    return out
 
 
 class _GroupedMM(torch.autograd.Function):
@@ -75,6 +84,8 @@ def _grouped_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """Which of the three products it is, below autograd; see `_GroupedMM`."""
     named = {**dict(zip(("self", "mat2", "offs", "bias"), args, strict=False)), **kwargs}
     a, b, offs, weight = named["self"], named["mat2"], named.get("offs"), named.get("bias")
+    if not isinstance(b if weight is None else weight, ComputeWeight):
+        return on_memory(func, args, kwargs)  # type: ignore[no-any-return]
     contracted_last = dense_memory(b).transpose(-2, -1)
     if weight is None:
         return _product(a, contracted_last, offs, b.specs[0])
