@@ -120,7 +120,8 @@ class ComputeWeight(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ComputeWeight:
         if id(self) not in memo:
-            copy = self.like(self.hp.detach().clone()).requires_grad_(self.requires_grad)
+            copy = self.like(self.hp.detach().clone())
+            copy.requires_grad_(self.requires_grad)
             copy.whole = gather.Whole()
             if getattr(self, "_is_param", False):  # how torch marks a subclass as a Parameter
                 copy._is_param = True
@@ -133,8 +134,8 @@ class ComputeWeight(Tensor):
         So that checkpoints of a training run are plain: they load where ao is not installed.
         """
         if getattr(self, "_is_param", False):
-            return super().__reduce_ex__(protocol)
-        return self.hp.__reduce_ex__(protocol)
+            return super().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return self.hp.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "whole"}
@@ -207,7 +208,8 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(input, weight)
         out = torch.mm(input.reshape(-1, input.shape[-1]), weight.t())
         # not a view for autograd: hooks of FSDP2 warn of those
-        return aten._unsafe_view.default(out, [*input.shape[:-1], weight.shape[0]])
+        shape = [*input.shape[:-1], weight.shape[0]]
+        return aten._unsafe_view.default(out, shape)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -231,7 +233,7 @@ def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor
         return _cast_mm(a, w.hp.t(), spec)
     if func is aten.addmm.default and isinstance(args[2], ComputeWeight) and not kwargs:
         bias, a, w = args  # how a linear layer of `DTensor`s arrives
-        return torch.mm(a, w) + bias
+        return bias + torch.mm(a, w)  # type: ignore[no-any-return]
     if (
         func is aten.addmm.default
         and isinstance(args[0], ComputeWeight)

@@ -57,9 +57,7 @@ def pre_all_gather(
     return (_to_bytes(parts, (rows, *size[1:])),), Gather(names, size, rows, kinds)
 
 
-def post_all_gather(
-    shard: QTensor, outputs: tuple[Tensor, ...], gather: Gather, out: Tensor | None
-) -> Any:
+def post_all_gather(shard: QTensor, outputs: tuple[Tensor, ...], gather: Gather, out: Any) -> Any:
     """The whole parameter around the gathered parts; with `out`, its memory is filled again."""
     leaves = dict(shard.leaves())
     if gather.rows_of_parts:

@@ -251,19 +251,19 @@ class ComputeSuite(Suite):
         """Lookups of a weight that a layer shares stay exact; both gradients add up, in one parameter."""
         models = []
         for config in (None, self.config):
-            model = nn.Sequential(nn.Embedding(33, 70), nn.Linear(70, 33, bias=False))
+            lookup, layer = nn.Embedding(33, 70), nn.Linear(70, 33, bias=False)
             with torch.no_grad():
-                model[0].weight.copy_(gaussian((33, 70), seed=0) / 8)
-            model[1].weight = model[0].weight
+                lookup.weight.copy_(gaussian((33, 70), seed=0) / 8)
+            layer.weight = lookup.weight
             if config is not None:
-                (record,) = quantize_(model, config).records
+                (record,) = quantize_(nn.Sequential(lookup, layer), config).records
                 assert (record.status, record.tied) == ("quantized", ("1.weight",))
-            models.append(model)
-        dense, tied = models
-        assert tied[0].weight is tied[1].weight
-        assert isinstance(tied[0].weight, ComputeWeight)
+            models.append((lookup, layer))
         ids = torch.arange(12).reshape(3, 4)
-        assert same_bits(tied[0](ids).detach(), dense[0](ids).detach())
-        for model in models:
-            model(ids).square().sum().backward()
-        self._near(dense[0].weight.grad, tied[0].weight.grad)
+        (dense, _), (tied, tied_layer) = models
+        assert tied.weight is tied_layer.weight
+        assert isinstance(tied.weight, ComputeWeight)
+        assert same_bits(tied(ids).detach(), dense(ids).detach())
+        for lookup, layer in models:
+            layer(lookup(ids)).square().sum().backward()
+        self._near(dense.weight.grad, tied.weight.grad)

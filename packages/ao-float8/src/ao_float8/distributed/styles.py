@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -28,14 +29,14 @@ class _ParallelLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """From and to `DTensor`s."""
-        weight = self.weight
+        weight: Tensor = self.weight
         assert isinstance(input, DTensor)
         assert isinstance(weight, DTensor)
         by_columns = weight.placements[0].is_shard(0)
         last = input.dim() - 1
         grads: Placement = Partial() if by_columns else Shard(last)
         out = F.linear(input.to_local(grad_placements=(grads,)), weight.to_local())
-        shape = (*input.shape[:-1], weight.shape[0])
+        shape = torch.Size((*input.shape[:-1], weight.shape[0]))
         y = DTensor.from_local(
             out,
             weight.device_mesh,
@@ -46,7 +47,8 @@ class _ParallelLinear(nn.Linear):
         )
         if not by_columns:
             y = redistributed(y, self.output_layouts, casts_of(weight)[1])
-        return y if self.bias is None else y + self.bias
+        bias: Tensor | None = self.bias
+        return y if bias is None else y + bias
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
