@@ -112,13 +112,18 @@ def near(losses: list[float], others: list[float], relative: float) -> None:
     assert losses == pytest.approx(others, rel=relative), (losses, others)
 
 
+def alike(losses: list[float], others: list[float]) -> None:
+    """Within the noise of low precision, where the first loss is by far the largest."""
+    assert losses == pytest.approx(others, abs=1e-2 * others[0]), (losses, others)
+
+
 def check(name: str, share: slice) -> None:
     given, sizes, dtype = CASES[name]
     alone = train(make_model(given, sizes), sizes, slice(None))
     dense = train(make_model(None, sizes), sizes, slice(None))
     assert alone[-1] < 0.9 * alone[0]
     assert alone != dense
-    near(train(DistributedDataParallel(make_model(given, sizes)), sizes, share), alone, 2e-2)
+    alike(train(DistributedDataParallel(make_model(given, sizes)), sizes, share), alone)
     counts, found = [], []
     codes = with_float8_all_gather(given)
     for chosen, ahead in ((given, False), (codes, False), (codes, True)):
@@ -130,7 +135,7 @@ def check(name: str, share: slice) -> None:
             if fqn.endswith("weight"):
                 assert isinstance(parameter.to_local(), ComputeWeight)
                 assert type(parameter.to_local().hp) is Tensor
-    near(found[0], alone, 2e-2)
+    alike(found[0], alone)
     # the same casts of the same values: only the order of sums may differ
     near(found[1], found[0], 1e-2 if dtype == BF16 else 1e-5)
     near(found[2], found[1], 1e-6)

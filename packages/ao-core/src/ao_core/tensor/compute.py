@@ -135,7 +135,7 @@ class ComputeWeight(Tensor):
         """
         if getattr(self, "_is_param", False):
             return super().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
-        return self.hp.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return self.hp.__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "whole"}
