@@ -56,6 +56,17 @@ class Environment:
         command = [str(self.bin / "python"), *map(str, args)]
         self.session.run(*command, env={"PATH": path, **(env or {})}, external=True)
 
+    def over(self, other: Environment) -> Environment:
+        """See what is installed in `other` too, behind what is installed here."""
+        script = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        below, own = (
+            str(self.session.run(each.bin / "python", "-c", script, silent=True, external=True))
+            for each in (other, self)
+        )
+        line = f"import site; site.addsitedir({below.strip()!r})\n"
+        Path(own.strip(), "below.pth").write_text(line, encoding="utf-8")
+        return self
+
     def install(self, *args: str) -> None:
         """Install under the constraints, unless exactly this was installed before."""
         patterns = (
@@ -63,9 +74,7 @@ class Environment:
             *("packages/*/hatch_build.py", "packages/*/csrc/**/*.*"),
         )
         files = [CONSTRAINTS, *sorted(chain.from_iterable(map(ROOT.glob, patterns)))]
-        wanted = [sys.version, *args, *(path.read_text(encoding="utf-8") for path in files)]
-        digest = hashlib.sha256("\0".join(wanted).encode()).hexdigest()[:16]
-        stamp = self.home / f"installed-{digest}"
+        stamp = self.home / f"installed-{digest_of(files, *args)}"
         if not stamp.exists():
             self.python("-m", "pip", "install", "-q", "-c", CONSTRAINTS, *args)
             stamp.touch()
@@ -102,11 +111,38 @@ def builder(session: nox.Session, names: list[str]) -> Environment:
 
 
 def build_packages(env: Environment, out: Path, names: list[str]) -> None:
-    """Build sdists, and wheels from them, into an emptied folder; check all."""
+    """Sdists, and wheels built from them, of these packages in an emptied folder; all are checked.
+
+    What a package's files have given once is kept in build/dist, since C++ takes its minute.
+    """
     shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
     for name in names:
-        env.python("-m", "build", "--no-isolation", "--outdir", out, ROOT / "packages" / name)
+        package = ROOT / "packages" / name
+        kept = ROOT / "build" / "dist" / f"{name}-{digest_of(tracked(env.session, package))}"
+        if not kept.exists():
+            part = kept.with_suffix(".part")
+            shutil.rmtree(part, ignore_errors=True)
+            env.python("-m", "build", "--no-isolation", "--outdir", part, package)
+            part.rename(kept)
+        shutil.copytree(kept, out, dirs_exist_ok=True)
     env.python("scripts/check_dist.py", out)
+
+
+def tracked(session: nox.Session, folder: Path) -> list[Path]:
+    """The files of a folder that git tracks or would track."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", str(folder)]
+    listed = str(session.run(*command, silent=True, external=True))
+    return sorted(ROOT / name for name in listed.split("\0") if (ROOT / name).is_file())
+
+
+def digest_of(files: list[Path], *more: str) -> str:
+    """One name for the contents of these files, where they are, and these texts."""
+    digest = hashlib.sha256("\0".join((sys.version, *more)).encode())
+    for path in files:
+        digest.update(f"\0{path.relative_to(ROOT)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 @nox.session(venv_backend="none")
@@ -147,17 +183,21 @@ def tests(session: nox.Session) -> None:
     env.python("-m", "pytest", "-n", "2", *session.posargs, env=ONE_THREAD)
 
 
-@nox.session
+@nox.session(venv_backend="none")
 @nox.parametrize("package", [nox.param(name, id=name) for name in NAMES])
 def tests_isolated(session: nox.Session, package: str) -> None:
     """Tests of one package against its wheel, installed with only what it declares."""
-    built = Path(session.create_tmp()).resolve() / "dist"
     names = siblings_of(package)
+    built = ROOT / "build" / "isolated" / package
     build_packages(builder(session, names), built, names)
     wheels = {path.name.split("-")[0].replace("_", "-"): path for path in built.glob("*.whl")}
     extra = [f"{path}[test]" if name == package else str(path) for name, path in wheels.items()]
-    session.run("python", "-m", "pip", "uninstall", "-q", "-y", *NAMES)
-    session.install("-q", "-c", str(CONSTRAINTS), *extra)
+    # torch, which all declare, takes longest to install: once for all
+    below = Environment(session, "torch")
+    below.install("torch")
+    env = Environment(session, f"isolated-{package}").over(below)
+    env.python("-m", "pip", "uninstall", "-q", "-y", *NAMES)
+    env.python("-m", "pip", "install", "-q", "-c", CONSTRAINTS, *extra)
 
     (sdist,) = built.glob(f"{package.replace('-', '_')}-*.tar.gz")
     with tarfile.open(sdist) as archive:
@@ -165,7 +205,7 @@ def tests_isolated(session: nox.Session, package: str) -> None:
     source = built / sdist.name.removesuffix(".tar.gz")
     shutil.rmtree(source / "src")  # what is left can only import the wheel
     with session.chdir(source):
-        session.run("python", "-m", "pytest", "-n", "2", *session.posargs, env=ONE_THREAD)
+        env.python("-m", "pytest", "-n", "2", *session.posargs, env=ONE_THREAD)
 
 
 def siblings_of(package: str) -> list[str]:
@@ -320,10 +360,10 @@ def bench_peers(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def bench_llama(session: nox.Session) -> None:
     """The same and every bar, beside llama.cpp too, which is built from source (minutes)."""
-    env = peers(session)
-    llama = f"--llama={build_llama(env)}"
+    env, llama = peers(session), ROOT / "build" / "llama"
+    env.python("scripts/build_llama.py", llama)
     for name in ("bench_linear", "bench_decoder", "bench_bars"):
-        run_benchmarks(env, benchmarks(session, f"cpu/{name}.py"), llama)
+        run_benchmarks(env, benchmarks(session, f"cpu/{name}.py"), f"--llama={llama / 'bin'}")
 
 
 def peers(session: nox.Session) -> Environment:
@@ -332,36 +372,6 @@ def peers(session: nox.Session) -> Environment:
     env.install(*group("tools", "peers"), "torch")
     env.install("--no-build-isolation", *(arg for path in PACKAGES for arg in ("-e", str(path))))
     return env
-
-
-def build_llama(env: Environment) -> Path:
-    """The folder with llama.cpp's libraries and llama-bench, compiled once for this machine."""
-    lines = CONSTRAINTS.read_text(encoding="utf-8").splitlines()
-    (pin,) = (line for line in lines if line.startswith("llama-cpp-python=="))
-    home = ROOT / "build" / pin
-    program = home / "build" / "bin" / "llama-bench"
-    if not program.exists():
-        shutil.rmtree(home, ignore_errors=True)
-        source = ["--no-deps", "--no-binary", "llama-cpp-python", "-d", str(home)]
-        env.python("-m", "pip", "download", "-q", *source, pin)
-        (sdist,) = home.glob("*.tar.gz")
-        with tarfile.open(sdist) as archive:
-            archive.extractall(home, filter="data")
-        (tree,) = home.glob("*/vendor/llama.cpp")
-        off = (
-            "CURL",
-            "OPENSSL",
-            "BUILD_TESTS",
-            "BUILD_EXAMPLES",
-            "BUILD_SERVER",
-            "BUILD_APP",
-            "BUILD_UI",
-        )
-        options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=ON"]
-        options += [f"-DLLAMA_{name}=OFF" for name in off]
-        env.python("-m", "cmake", "-S", tree, "-B", home / "build", *options)
-        env.python("-m", "cmake", "--build", home / "build", "--target", "llama-bench", "-j", "2")
-    return program.parent
 
 
 def benchmarks(session: nox.Session, pattern: str) -> list[Path]:

@@ -74,13 +74,12 @@ def test_accuracy(run):
         assert 25 <= float(sqnr(a, b)) <= 45
 
 
-@pytest.mark.parametrize("ends", ["ragged", "one"])
-def test_compiled_is_eager(ends, run):
+def test_compiled_is_eager(run):
     _, low = _pair("float8/rowwise")
     compiled = torch.compile(low, fullgraph=True, backend="aot_eager")
     x, grad = torch.randn(ROWS, 32), torch.randn(ROWS, 48)
-    eager = run(low, x, grad, _offs(ends))
-    for a, b in zip(eager, run(compiled, x, grad, _offs(ends)), strict=True):
+    eager = run(low, x, grad, _offs("ragged"))
+    for a, b in zip(eager, run(compiled, x, grad, _offs("ragged")), strict=True):
         torch.testing.assert_close(b, a, rtol=1e-6, atol=1e-6)
     torch._dynamo.reset()
 

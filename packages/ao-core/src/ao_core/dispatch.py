@@ -29,6 +29,16 @@ and between dense values and `Parts`; every kernel of the first two gives the sa
   `step`-th row of dimension 0, for the report of `quantize_`
 
 A `Call` of these has the shape of the dense values as both of its shapes, and their dtype as `x_dtype`.
+
+Steps of optimizers work in place on lists of equal length, of one dtype and device:
+
+- ``adam_step(params, grads, exp_avgs, exp_avg_sqs, *, lr, betas, eps, weight_decay, step, decoupled,
+  maximize, seed) -> None``: dense params and grads of equal shapes, moments `QTensor`s or dense; `lr` a
+  float; `step` counts from 1; `decoupled`: AdamW's decay; `seed`: None rounds to nearest, an integer
+  rounds parameters stochastically, alike in every call with the same arguments
+
+The `Call` has the spec of the first moments, the number of all elements as both shapes and the dtype of
+the parameters.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ from ao_core.numerics.rounding import (
     stochastic_round,
     stochastic_round_to,
 )
+from ao_core.numerics.state import companded_values, dynamic_values, linear_values
 from ao_core.numerics.tables import decode_tables, encode_tables, learn_tables
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "block_minmax",
     "choose_e8m0",
     "choose_qparams",
+    "companded_values",
     "cosine",
     "decode_codebook",
     "decode_e8m0",
@@ -75,6 +77,7 @@ __all__ = [
     "decode_tables",
     "dequantize_affine",
     "digits_a_byte",
+    "dynamic_values",
     "encode_codebook",
     "encode_e8m0",
     "encode_float",
@@ -86,6 +89,7 @@ __all__ = [
     "full_block",
     "grid_shape",
     "learn_tables",
+    "linear_values",
     "pack_bits",
     "pack_digits",
     "pack_unit",

@@ -1,0 +1,40 @@
+"""Values of the codebooks for the state of optimizers: fine near zero, over many orders of magnitude."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["companded_values", "dynamic_values", "linear_values"]
+
+
+def dynamic_values(bits: int, signed: bool) -> tuple[float, ...]:
+    """The 2**bits values of dynamic tree quantization, increasing.
+
+    Each decade below 1 has twice as many values as the next lower one, at the centres of equal
+    intervals between 0.1 and 1 of it; 0 and 1 are added. In float32 throughout, as bitsandbytes
+    computes the map of its 8-bit optimizers: to the same bits.
+    Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (2021), section 1.3.
+    """
+    decades = bits - 1
+    values = [0.0, 1.0]
+    for decade in range(decades):
+        count = (1 if signed else 2) << decade
+        bounds = torch.linspace(0.1, 1, count + 1, dtype=torch.float32)
+        centres = (10.0 ** (decade + 1 - decades) * ((bounds[:-1] + bounds[1:]) / 2)).tolist()
+        values += [*centres, *(-value for value in centres if signed)]
+    return tuple(sorted(values))
+
+
+def companded_values(signed: bool) -> tuple[float, ...]:
+    """8 bits: ±(i/127)² for a first moment, (i/255)⁴ for a second one, increasing."""
+    if signed:
+        return tuple(i * abs(i) / 127**2 for i in range(-127, 128))
+    return tuple((i / 255) ** 4 for i in range(256))
+
+
+def linear_values(bits: int) -> tuple[float, ...]:
+    """(i + 1) / 2**bits: for second moments, of which none may become 0.
+
+    Source: Li et al., "Memory Efficient Optimizers with 4-bit States" (2023), §4.1.
+    """
+    return tuple((i + 1) / 2**bits for i in range(2**bits))
