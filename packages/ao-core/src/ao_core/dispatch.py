@@ -13,7 +13,8 @@ with the weights of experts, `w` of shape (E, N, K):
 
 of dense operands, for `ComputeWeight`:
 
-- ``mm(a, b, spec) -> y``: a (M, C), b (N, C), y = a @ b.T (M, N) with b cast as `spec` and a as `spec.act`
+- ``mm(a, b, spec) -> y``: a (M, C), b (N, C), y = a @ b.T (M, N) with b cast as `spec` and a as `spec.act`;
+  b may be cast already, a `QTensor` in the layout "plain", whose parts `encode_parts` gives as they are
 - ``grouped_mm(a, b, offs, spec) -> y``: the same for the weights of experts, each cast by itself: a (M, C)
   with rows sorted by expert and b (E, N, C), y (M, N) with zeros from row offs[-1] on; a (N, M) and b
   (K, M), whose contracted dimension is the one of the rows, y (E, N, K); or a batch, a (E, M, C) and b

@@ -259,7 +259,7 @@ def _cast_mm(a_MC: Tensor, b_NC: Tensor, spec: Spec | None) -> Tensor:
     if spec is None:
         return torch.mm(a, b_NC.t())
     if isinstance(b_NC, QTensor):
-        return gather.product_of_codes(a, b_NC, spec)
+        b_NC = gather.upright(b_NC)
     return cast_product("mm", spec, a, b_NC)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ao_core.dispatch import select
 from ao_core.errors import QuantizationError
 from ao_core.layouts import Parts
-from ao_core.numerics import block_absmax, choose_qparams, quantize_affine
+from ao_core.numerics import block_absmax, choose_qparams, full_block, quantize_affine
 from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.spec import Spec
@@ -114,9 +114,13 @@ def encode_parts(
 ) -> Parts:
     """The parts of `x` in the layout of `spec`, by the best kernel of the op "quantize".
 
+    A `QTensor` of that format has its own, which are not found again.
+
     Kernels choose scales themselves, by the largest magnitude, and take no `DTensor`; for those, and
     where scales are given or follow another rule, the reference encodes.
     """
+    if _is_cast(x, spec):
+        return x.parts  # type: ignore[attr-defined,no-any-return]
     layout = registry.layouts.get(spec.layout)
     dtype = registry.dtypes.get(spec.dtype)
     shape = tuple(x.shape)
@@ -130,6 +134,17 @@ def encode_parts(
         return encode_reference(x, spec, scale, zero)
     call = Call("quantize", spec, shape, shape, x.dtype, x.device.type)
     return select(call).fn(x, spec)  # type: ignore[no-any-return]
+
+
+def _is_cast(x: Tensor, spec: Spec) -> bool:
+    """Whether `x` holds its values as `spec` says, but for options and activations."""
+    if not isinstance(x, QTensor) or x.is_permuted:
+        return False
+    formats = [
+        (s.dtype, full_block(s.block, x.shape), s.scale_dtype, s.zero, s.layout)
+        for s in (x.spec, spec)
+    ]
+    return formats[0] == formats[1]
 
 
 def encode_reference(

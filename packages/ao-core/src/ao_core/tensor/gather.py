@@ -2,10 +2,10 @@
 
 By default that is the memory in high precision. With the option `FLOAT8_ALL_GATHER` in the spec of the
 output product it is the codes of the cast weight, which the gathered `ComputeWeight` then has in place of
-memory: its products are those of a quantized weight. That must not change any of them, so both products
-that read the weight must cast it alike: the block of one is that of the other transposed, as for a scale
-for the tensor or one for a square. A scale a row (of the output product) has another one a column (of
-the input's gradient) beside it; the codes of both would be the bytes of bfloat16 again.
+memory, as a `QTensor` that needs no cast. That must not change any product, so both that read the weight
+must cast it alike: the block of one is that of the other transposed, as for a scale for the tensor or one
+for a square. A scale a row (of the output product) has another one a column (of the input's gradient)
+beside it; the codes of both would be the bytes of bfloat16 again.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core.dispatch import select
 from ao_core.errors import ConfigError, UnsupportedOp
 from ao_core.numerics import block_absmax, qparams_of_range
 from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec
 from ao_core.tensor import sharding
 from ao_core.tensor.create import quantize_tensor, scale_spec
-from ao_core.tensor.products import call_of
 from ao_core.tensor.qtensor import QTensor
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ __all__ = [
     "cast_shard",
     "common_cast",
     "precompute_scales",
-    "product_of_codes",
+    "upright",
     "with_float8_all_gather",
 ]
 
@@ -202,14 +200,7 @@ def post_all_gather(
     return shard.like(whole), inner
 
 
-def product_of_codes(a: Tensor, b: QTensor, spec: Spec) -> Tensor:
-    """``a @ b.T`` with `a` cast as ``spec.act`` and `b` cast already: that with a quantized weight."""
-    w = _upright(b)
-    w = w.like(w.parts, spec=replace(w.spec, act=spec.act, options=spec.options))
-    return select(call_of("linear", a, w)).fn(a, w, None)  # type: ignore[no-any-return]
-
-
-def _upright(matrix: QTensor) -> QTensor:
+def upright(matrix: QTensor) -> QTensor:
     """The same values stored as they are shown: codes and scales of a transposed matrix turned."""
     if not matrix.is_permuted:
         return matrix

@@ -140,7 +140,9 @@ class _Mm(OpTrial):
         b = gaussian(case.shape, device=case.device).to(case.dtype)
         a = gaussian((*batch, case.shape[1]), seed=seed, device=case.device).to(case.dtype)
         cast = fake_quantize(b.float(), case.spec)
-        yield (a, b, case.spec), activations(a, case.spec) @ cast.double().t()
+        expected = activations(a, case.spec) @ cast.double().t()
+        yield (a, b, case.spec), expected
+        yield (a, quantize_tensor(b, replace(case.spec, act=None)), case.spec), expected
 
 
 class _GroupedLinear(OpTrial):
