@@ -174,11 +174,12 @@ def test_configurations_are_text(name):
     assert isinstance(config.output, Float8Product)
 
 
-def test_trained_weights_are_handed_over(quiet, tmp_path):
+@pytest.mark.parametrize(("recipe", "group"), [("rowwise", "row"), ("tensorwise", "tensor")])
+def test_trained_weights_are_handed_over(recipe, group, quiet, tmp_path):
     """To a format with the same scales: the codes that the last product saw; to a file: plain."""
     model = _model()
     dense = copy.deepcopy(model)
-    convert_to_float8_training(model, config=ROWWISE)
+    convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name(recipe))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.randn(9, 32)).square().sum().backward()
     optimizer.step()
@@ -189,7 +190,7 @@ def test_trained_weights_are_handed_over(quiet, tmp_path):
     load_model(dense, tmp_path / "model")
     assert torch.equal(dense[0].weight, weight.hp)
     seen = quantize_tensor(weight.hp, weight.specs[0])
-    report = quantize_(model, WeightOnlyConfig("f8e4m3", "row", "float32"))
+    report = quantize_(model, WeightOnlyConfig("f8e4m3", group, "float32"))
     assert [r.fqn for r in report.with_status("quantized")] == ["0.weight", "2.weight"]
     stored = model[0].weight
     assert isinstance(stored, QTensor)
