@@ -130,6 +130,15 @@ def test_other_operations_on_codes_are_refused() -> None:
         nn.functional.embedding(torch.arange(3), weight)
 
 
+def test_the_dtype_of_codes_changes_below_autograd() -> None:
+    held = quantize_tensor(gaussian((33, 70)), Spec("f8e4m3", TENSOR))
+    half = torch.ops.aten.to.dtype(held, torch.bfloat16)
+    assert half.dtype == torch.bfloat16
+    assert torch.equal(half.dequantize(torch.float32), held.dequantize())
+    with torch._C._AutoDispatchBelowAutograd():
+        assert held.to(torch.bfloat16).dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("mode", ["floor", "rceil"])
 @pytest.mark.parametrize("scale_dtype", ["float32", "bfloat16", "e8m0"])
 def test_shards_are_cast_as_the_whole(scale_dtype: str, mode: str) -> None:

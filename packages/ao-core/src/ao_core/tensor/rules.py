@@ -56,6 +56,13 @@ def _to_copy(func: Any, args: Args, kwargs: Kwargs) -> Any:
     return cut.owned(moved if device.type == "meta" else native(moved))
 
 
+@rule(aten.to.dtype)
+def _to_dtype(func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """How a change of dtype arrives below autograd, where it is not taken apart."""
+    tensor, dtype = args[:2]
+    return tensor if tensor.dtype == dtype else aten._to_copy.default(tensor, dtype=dtype)
+
+
 @rule(aten.copy_.default)
 def _copy_(func: Any, args: Args, kwargs: Kwargs) -> Any:
     target, source = args[:2]
