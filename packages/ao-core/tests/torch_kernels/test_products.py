@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from ao_core import WHOLE, Call, Kernel, Spec, quantize_tensor
 from ao_core.dispatch import select
@@ -76,6 +78,33 @@ def test_float8_products_are_the_emulated_ones(
     assert float(sqnr(expected.float(), scaled_mm(a, b, spec).float())) > 60
     exact = a.double() @ b.double().t()
     assert 25 < float(sqnr(exact, expected.double())) < 35
+
+
+@pytest.mark.parametrize("block", FLOAT8, ids=["row", "tensor"])
+def test_operands_are_as_cuda_wants_them(
+    block: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row-major times column-major, both in steps of 16, scales contiguous in float32."""
+    multiply = torch._scaled_mm
+
+    def checked(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, **options: Any) -> Tensor:
+        assert a.stride() == (a.shape[1], 1)
+        assert b.stride() == (1, b.shape[0])
+        assert not any(size % 16 for size in (a.shape[1], *b.shape))
+        shapes = ((), ()) if block == TENSOR else ((len(a), 1), (1, b.shape[1]))
+        assert (tuple(a_scale.shape), tuple(b_scale.shape)) == shapes
+        assert a_scale.is_contiguous()
+        assert b_scale.is_contiguous()
+        assert a_scale.dtype == b_scale.dtype == torch.float32
+        return multiply(a, b, a_scale, b_scale, **options)
+
+    monkeypatch.setattr(torch, "_scaled_mm", checked)
+    for m, k, n in [(64, 128, 32), (19, 70, 33), (1, 1, 17)]:
+        for transposed in (False, True):
+            a, b = torch.randn(m, k).bfloat16(), torch.randn(n, k).bfloat16()
+            if transposed:
+                a, b = (x.t().contiguous().t() for x in (a, b))
+            assert scaled_mm(a, b, FLOAT8[block]).shape == (m, n)
 
 
 def test_int8_products_are_the_emulated_ones() -> None:
