@@ -166,13 +166,9 @@ def quality(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def curves(session: nox.Session) -> None:
-    """Train the byte model by recipes and seeds that have no results yet, into docs/training-curves.md.
-
-    `nox -s curves -- --recipes blockwise mxfp8` adds recipes to those of ao-float8's first three.
-    """
+    """Train the byte model by recipes that have no results yet, into docs/training-curves.md."""
     env = dev(session, "quality")
-    recipes = ["--recipes", "bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp"]
-    env.python("examples/bytelm/curves.py", *(session.posargs or recipes), env=ONE_THREAD)
+    env.python("examples/bytelm/curves.py", *session.posargs, env=ONE_THREAD)
     env.python("scripts/generate_training_curves.py")
 
 

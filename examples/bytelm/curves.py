@@ -25,6 +25,8 @@ from minilm_demo.results import environment
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).with_name("curves.json")
 PICTURE = ROOT / "docs" / "assets" / "training-curves.png"
+RECIPES = (PLAIN, "tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8")
+RECIPES += ("compute/int8_rowwise",)
 #: a model and batches of which 300 steps take a minute on one core, and runs differ by little but the recipe
 SMALL = model.ModelConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=2)
 SHORT = TrainConfig(
@@ -63,7 +65,7 @@ def main() -> None:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--recipes", nargs="+", default=[PLAIN], help="see bytelm/precision.py")
+    parser.add_argument("--recipes", nargs="+", default=RECIPES, help="see bytelm/precision.py")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument(
         "--json", type=Path, default=RESULTS, help="results, also those from before"
