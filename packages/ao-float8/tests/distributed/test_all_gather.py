@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from ao_float8 import Float8LinearConfig
 from torch import nn
 
 from ao_core import ComputeWeight, quantize_
 from ao_core.errors import ConfigError
 from ao_core.tensor.gather import FLOAT8_ALL_GATHER
+from ao_float8 import Float8LinearConfig
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "blockwise"])
