@@ -153,10 +153,7 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def quality(session: nox.Session) -> None:
-    """What every recipe and format costs real models, into docs/quality.md.
-
-    With positional arguments nothing is recorded: `nox -s quality -- --only '^recipe int4'`.
-    """
+    """What recipes and formats cost real models, into docs/quality.md; with arguments, only shown."""
     env = dev(session, "quality")
     record = ["--json", str(ROOT / "examples" / "bytelm" / "quality.json")]
     env.python("examples/bytelm/quality.py", *(session.posargs or record))
