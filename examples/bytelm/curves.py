@@ -113,7 +113,7 @@ def train_one(config: TrainConfig, corpus: data.Corpus, folder: Path) -> dict[st
         "recipe": config.recipe,
         "seed": config.seed,
         "bits_per_byte": curve[-1]["bits_per_byte"],
-        "bytes_per_second": round(curve[-1]["bytes"] / curve[-1]["seconds"]),
+        "bytes_per_second": round(curve[-1]["bytes"] / max(curve[-1]["seconds"], 0.1)),
         "curve": curve,
     }
 
@@ -128,10 +128,10 @@ def plot(runs: list[dict[str, Any]], path: Path) -> None:
         recipe: mean_curve(runs, recipe) for recipe in dict.fromkeys(r["recipe"] for r in runs)
     }
     for recipe, points in means.items():
-        upper.plot(list(points), list(points.values()), marker=".", label=recipe)
+        (line,) = upper.plot(list(points), list(points.values()), marker=".", label=recipe)
         if recipe != PLAIN and PLAIN in means:
             change = [100 * (value / means[PLAIN][step] - 1) for step, value in points.items()]
-            lower.plot(list(points), change, marker=".", label=recipe)
+            lower.plot(list(points), change, marker=".", color=line.get_color())
     upper.set_ylabel("bits per byte, held out")
     lower.set_ylabel(f"% above {PLAIN}")
     lower.set_xlabel("steps")

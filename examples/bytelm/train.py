@@ -37,6 +37,8 @@ def main() -> None:
         dist.destroy_process_group()
     if first:
         figures = record(made, corpus, curve, asdict(config), args.out / "checkpoint")
+        speed = curve[-1]["bytes"] / max(curve[-1]["seconds"], 0.1)
+        print(f"{speed:.0f} tokens/s in training")
         print(f"{figures['bits_per_byte']} bits per byte held out: {args.out / 'checkpoint'}")
 
 

@@ -156,7 +156,6 @@ def test_shards_are_cast_as_the_whole(scale_dtype: str, mode: str) -> None:
 
 def test_nan_is_the_greatest() -> None:
     values = torch.tensor([0.0, 1e-40, 3.0, torch.inf, torch.nan])
-    assert torch.equal(all_reduce_max(values, []), values) is False
     assert same_bits(all_reduce_max(values, []), values)
     bits = values.view(torch.int32)
     assert bits.tolist() == sorted(bits.tolist())
