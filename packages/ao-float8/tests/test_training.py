@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ao_core import ComputeWeight, QTensor, Spec, quantize_
+from ao_core import ComputeWeight, QTensor, Spec, load_model, quantize_, save_model
 from ao_core.errors import ConfigError, UnsupportedOp
 from ao_core.spec import WHOLE
 from ao_core.tensor import fake_quantize
@@ -62,6 +62,14 @@ def test_int8_weights_have_no_other_copy():
     assert isinstance(layer.weight, QTensor)
     assert layer.weight.requires_grad
     assert layer.weight.stored_bytes == 33 * 70 + 4 * 33
+
+
+def test_int8_weights_go_on_from_a_checkpoint(tmp_path):
+    layer, other, x = _int8_layer(), nn.Linear(70, 33), torch.randn(5, 70)
+    save_model(layer, tmp_path / "model")
+    load_model(other, tmp_path / "model")
+    assert other.weight.requires_grad
+    assert torch.equal(other(x), layer(x))
 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
