@@ -75,6 +75,9 @@ class Float8LinearConfig(Config):
     grad_weight: Float8Product | None = _TENSOR_GRAD
     #: round scales up to powers of two, so that scaling itself rounds nothing
     power_of_two_scales: bool = False
+    #: let FSDP2 gather weights as float8, cast already; for casts of the weight that both products which
+    #: read it share: "tensor", or the "block" of weights
+    enable_fsdp_float8_all_gather: bool = False
     #: keep layers of a smaller mean size 2·K·N / (K + N), which would gain nothing; 0 converts all.
     #: See `SMALLEST`
     smallest: int = 0
@@ -86,6 +89,12 @@ class Float8LinearConfig(Config):
             raise ConfigError(
                 f"smallest={self.smallest!r}: use 0 or a mean size such as {SMALLEST}"
             )
+
+    def check(self) -> None:
+        """Raise `ConfigError` where FSDP2 cannot gather what the products need."""
+        from ao_float8.specs import product_specs
+
+        product_specs(self)
 
     @classmethod
     def from_recipe_name(cls, name: str, **changes: Any) -> Float8LinearConfig:

@@ -8,6 +8,7 @@ from functools import singledispatch
 from ao_core.config import Config
 from ao_core.spec import WHOLE, Spec
 from ao_core.tensor import straight_through
+from ao_core.tensor.gather import with_float8_all_gather
 from ao_float8.config import Float8LinearConfig, Float8Product
 from ao_float8.training import (
     BitNetTrainingConfig,
@@ -53,11 +54,12 @@ def _(config: Float8LinearConfig) -> Specs:
             options=(*accumulation, *options),
         )
 
-    return (
+    specs = (
         spec(config.output, b_is_weight=True),
         spec(config.grad_input, b_is_weight=True),
         spec(config.grad_weight, b_is_weight=False),
     )
+    return with_float8_all_gather(specs) if config.enable_fsdp_float8_all_gather else specs
 
 
 @product_specs.register
