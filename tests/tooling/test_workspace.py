@@ -49,6 +49,7 @@ def test_every_direct_requirement_is_pinned():
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if line and not line.startswith("#")
     }
-    assert wanted - set(pinned) <= {package.name for package in packages()}
+    # torch's builds for CUDA pin Triton themselves, each another release
+    assert wanted - set(pinned) - {"triton"} <= {package.name for package in packages()}
     assert pinned["torch"] == "==2.13.0"
     assert all(re.fullmatch(r"==[\w.]+", version) for version in pinned.values())
