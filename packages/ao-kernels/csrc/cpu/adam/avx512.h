@@ -244,11 +244,6 @@ static inline __m512 inverse_of(__m512 v) {
   return _mm512_mul_ps(near, factor);
 }
 
-// Processors themselves fetch nothing beyond the end of a page.
-static inline void fetch(const void* from, int at) {
-  _mm_prefetch(static_cast<const char*>(from) + at, _MM_HINT_T0);
-}
-
 // New moments, and parameters in place.
 template <Element kType, Values kValues>
 static inline Greatest advance(const Adam& a, const Piece& piece) {
@@ -261,14 +256,10 @@ static inline Greatest advance(const Adam& a, const Piece& piece) {
   __m512i m_greatest = _mm512_setzero_si512(), v_greatest = _mm512_setzero_si512();
   for (int i = 0; i < kBlock; i += 64) {
     __m512 old_m[4], old_v[4];
-    fetch(piece.m_codes, i + kAhead);
-    fetch(piece.v_codes, i + kAhead);
     decode<kValues, true>(a.m, piece.m_codes + i, old_m);
     decode<kValues, false>(a.v, piece.v_codes + i, old_v);
     for (int j = 0; j < 4; ++j) {
       const int at = i + 16 * j;
-      fetch(piece.p, (at + kAhead) * bytes_of(kType));
-      fetch(piece.g, (at + kAhead) * bytes_of(kType));
       const __m512 p = load<kType>(piece.p, at);
       __m512 g = load<kType>(piece.g, at);
       if (has_l2) g = _mm512_fmadd_ps(l2, p, g);

@@ -10,9 +10,6 @@ using ao::optim::bits_of;
 
 constexpr int kBlock = static_cast<int>(kStateBlock);
 
-// How many elements ahead of their use memory is asked for.
-constexpr int kAhead = 2048;
-
 // A whole block of a tensor.
 struct Piece {
   void* p;
