@@ -1,4 +1,4 @@
-"""The kernel of `adam_step`: against float64, the codes of `quantize`, bad input, threads, rounding."""
+"""The kernel of `adam_step`: against float64, the codes of `quantize`, odd gradients, rounding, threads."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core import Call, QTensor, Spec, codebook_dtype, quantize_tensor, register, reopen
-from ao_core.dispatch import candidates, select
-from ao_core.errors import UnsupportedOp
+from ao_core import QTensor, Spec, codebook_dtype, quantize_tensor, register, reopen
 from ao_core.numerics import companded_values, dynamic_values, relative_error
+from ao_core.records import DType
 from ao_core.registry import registry
-from ao_core.tensor.create import encode_reference
 from ao_core.testing.base import same_bits
 from ao_kernels.cpu.adam import adam_step
 
@@ -31,6 +29,8 @@ STATES = [
     ("f8e4m3", "f8e4m3"),
     ("int8", "uint8"),
 ]
+#: how near to the middle between two values, over its size, a number may get the farther one's code
+NEAR = {"companded8": 2.0**-13, "companded8u": 6 * 2.0**-14}
 SHAPES = [(1,), (255,), (256,), (257,), (0,), (4097,), (3, 0), (3, 5, 700)]
 M32 = 0xFFFFFFFF
 DTYPES = [torch.float32, torch.bfloat16]
@@ -106,27 +106,77 @@ def rule(
     return constant(1 - lr * weight_decay if decoupled else 1.0) * p - change, m, v
 
 
+def excess(codes: Tensor, numbers: Tensor, dtype: DType) -> Tensor:
+    """How much farther away than the nearest value that of the code is, over the number's size."""
+    values = dtype.decode(torch.arange(256, dtype=torch.uint8)).double()
+    values = values[values.isfinite()].unique()
+    numbers = numbers.double().contiguous()
+    nearest = values[torch.bucketize(numbers, (values[1:] + values[:-1]) / 2)]
+    found = dtype.decode(codes).double()
+    return ((found - numbers).abs() - (nearest - numbers).abs()) / numbers.abs().clamp_min(1e-300)
+
+
+def check(of: Problem, grads: list[Tensor], before: list[tuple[Tensor, ...]], options: Any) -> None:
+    """That a step is as exact as documented; `before`: parameters and moments, in the rule's dtype."""
+    (beta1, beta2), step = options["betas"], options["step"]
+    rate, unbias = options["lr"] / (1 - beta1**step), 1 / math.sqrt(1 - beta2**step)
+    l2 = 0.0 if options["decoupled"] else options["weight_decay"]
+    for i, ((p, m, v), grad) in enumerate(zip(before, grads, strict=True)):
+        new_p, new_m, new_v = rule(p, grad, m, v, **options)
+        # the sizes of what is summed; below 2^-126 float32 has steps of 2^-149
+        g = grad.to(p.dtype).abs() + l2 * p.abs()
+        m_size = beta1 * m.abs() + (1 - beta1) * g
+        v_size = beta2 * v + (1 - beta2) * g * g + 2.0**-127
+        change = rate * m_size / (new_v.sqrt() * unbias + options["eps"])
+        change = change * torch.where(new_v == 0, 1, v_size / new_v)
+        found = of.params[i]
+        bound = 2.0**-20 * (p.abs() + change)
+        if found.dtype == torch.bfloat16:
+            bound = bound + 2.0**-7.99 * new_p.abs()
+        assert bool(((found.to(p.dtype) - new_p).abs() <= bound).all()), p.shape
+        if p.numel():
+            check_moment(of.exp_avgs[i], new_m, 2.0**-21 * m_size)
+            check_moment(of.exp_avg_sqs[i], new_v, 2.0**-21 * v_size)
+
+
+def check_moment(found: QTensor, moment: Tensor, error: Tensor) -> None:
+    """That scales and codes are those of moments at most `error` beside `moment`."""
+    dtype = registry.dtypes.get(found.spec.dtype)
+    moment, error = (x.flatten().double() for x in (moment, error))
+    greatest, most = (
+        F.pad(x.abs(), (0, -len(x) % 256)).reshape(-1, 256).amax(1) for x in (moment, error)
+    )
+    scale = found.scale.double().flatten()
+    wanted = torch.where(greatest < 2.0**-126 * dtype.reach, scale, greatest / dtype.reach)
+    assert bool(((scale - wanted).abs() * dtype.reach <= most).all()), moment.shape
+    by = scale.repeat_interleave(256)[: len(moment)]
+    numbers = moment / by
+    farther = excess(found.qdata.flatten(), numbers, dtype) * numbers.abs()
+    near = NEAR.get(dtype.name, 2.0**-22) * numbers.abs()
+    assert bool((farther <= 2 * (near + error / by)).all()), (moment.shape, dtype.name)
+
+
+def state_of(of: Problem, dtype: torch.dtype) -> list[tuple[Tensor, ...]]:
+    """Copies of parameters and moments."""
+    return [
+        (p.to(dtype, copy=True), *(x.dequantize(torch.float32).to(dtype) for x in moments))
+        for p, *moments in zip(*of, strict=True)
+    ]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("names", STATES, ids=lambda names: names[0])
 @pytest.mark.parametrize("decoupled", [True, False])
-def test_steps_have_the_bits_of_the_rule_and_of_quantize(
+def test_steps_follow_the_rule_and_the_codes_of_quantize(
     names: tuple[str, str], dtype: torch.dtype, decoupled: bool
 ) -> None:
     of = problem(names, SHAPES, dtype)
     for step in range(1, 5):
         grads = gradients(of, step)
         given = {**OPTIONS, "step": step, "decoupled": decoupled, "maximize": step == 2}
-        expected = [
-            rule(p, g, m.dequantize(torch.float32), v.dequantize(torch.float32), **given)
-            for p, g, m, v in zip(of.params, grads, of.exp_avgs, of.exp_avg_sqs, strict=True)
-        ]
+        before = state_of(of, torch.float64)
         of.step(grads, **given)
-        for i, (p, *moments) in enumerate(expected):
-            assert same_bits(of.params[i], p.to(dtype)), SHAPES[i]
-            for moment, found in zip(moments, (of.exp_avgs[i], of.exp_avg_sqs[i]), strict=True):
-                wanted = encode_reference(moment, found.spec)
-                assert same_bits(found.scale, wanted["scale"]), SHAPES[i]
-                assert same_bits(found.qdata, wanted["qdata"]), SHAPES[i]
+        check(of, grads, before, given)
 
 
 @pytest.mark.parametrize("names", STATES[:3], ids=lambda names: names[0])
@@ -163,7 +213,25 @@ def test_codes_of_all_numbers(name: str) -> None:
     of.step([numbers], betas=(0.0, 0.0))
     (moment,) = of.exp_avgs
     assert bool((moment.scale == 1).all())
-    assert same_bits(moment.qdata, dtype.encode(numbers + 0.0))  # 0 * 0 + -0 is 0
+    expected = dtype.encode(numbers + 0.0)  # 0 * 0 + -0 is 0
+    if name in NEAR:
+        assert float(excess(moment.qdata, numbers, dtype).max()) <= 2 * NEAR[name]
+        # beside the middles every second one may be another, elsewhere few
+        assert float((moment.qdata != expected)[:16_000].double().mean()) < 0.004
+    else:
+        assert same_bits(moment.qdata, expected)
+
+
+@pytest.mark.parametrize("name", sorted(NEAR))
+def test_few_codes_are_not_the_nearest(name: str) -> None:
+    dtype = registry.dtypes.get(name)
+    numbers = randn(100_000)
+    of = problem((name, "f8e4m3"), [(100_000,)])
+    of.step([numbers.abs() if dtype.min == 0 else numbers], betas=(0.0, 0.0))
+    (moment,) = of.exp_avgs
+    blocks = F.pad(numbers, (0, -len(numbers) % 256)).reshape(-1, 256)
+    expected = dtype.encode((blocks.abs() if dtype.min == 0 else blocks) / moment.scale[:, None])
+    assert float((moment.qdata != expected.flatten()[:100_000]).double().mean()) < 0.004
 
 
 # -- values that are no usual ones -------------------------------------------------------------------
@@ -194,20 +262,27 @@ def test_gradients_that_are_not_finite(names: tuple[str, str], bad: float) -> No
 
 @pytest.mark.parametrize("names", STATES[:3], ids=lambda names: names[0])
 def test_zeros_and_tiny_and_huge_gradients(names: tuple[str, str]) -> None:
-    """Scales outside of the usual range give the codes of `quantize` too."""
+    """Scales outside of the usual range are as exact."""
     sizes = [0.0, 1e-37, 1e-22, 1e-18, 1e-10, 1e10, 1e18]
     of = problem(names, [(300,)] * len(sizes))
     grads = [randn(300) * size for size in sizes]
-    given = {**OPTIONS, "eps": 1e-30}
-    expected = [
-        rule(p, g, torch.zeros(300), torch.zeros(300), **given)
-        for p, g in zip(of.params, grads, strict=True)
-    ]
-    of.step(grads, **given)
-    for i, (p, m, v) in enumerate(expected):
-        assert same_bits(of.params[i], p), sizes[i]
-        for moment, found in ((m, of.exp_avgs[i]), (v, of.exp_avg_sqs[i])):
-            assert same_bits(found.qdata, encode_reference(moment, found.spec)["qdata"]), sizes[i]
+    for step in (1, 2):
+        given = {**OPTIONS, "eps": 1e-30, "step": step}
+        before = state_of(of, torch.float32)  # in which squares become 0 and infinite
+        of.step(grads, **given)
+        check(of, grads, before, given)
+
+
+def test_denominators_that_are_zero_or_infinite() -> None:
+    """As a division has it: 0 / 0 is NaN, and what is divided by infinity does not move."""
+    of = problem(STATES[1], [(300,)])
+    grad = F.pad(torch.tensor([1e25, -1e25, 1.0]), (0, 297))
+    wanted = rule(
+        of.params[0], grad, torch.zeros(300), torch.zeros(300), **{**OPTIONS, "eps": 0.0}
+    )[0]
+    of.step([grad], eps=0.0)
+    assert bool(wanted[:3].isfinite().all() and wanted[3:].isnan().all())
+    assert torch.allclose(of.params[0], wanted, rtol=2.0**-20, atol=0, equal_nan=True)
 
 
 # -- stochastic rounding -----------------------------------------------------------------------------
@@ -242,9 +317,13 @@ def test_bfloat16_parameters_are_rounded_by_philox(seed: int) -> None:
     key = (seed & M32, seed >> 32 & M32)
     for i, expected in enumerate(exact):
         words = [philox((k // 4, 0, i, 0), key)[k % 4] >> 16 for k in range(len(expected))]
-        bits = expected.view(torch.int32) + torch.tensor(words, dtype=torch.int32)
-        rounded = (bits & -(1 << 16)).view(torch.float32).to(torch.bfloat16)
-        assert same_bits(of.params[i], rounded)
+        low, high = (
+            (((expected * (1 + off)).view(torch.int32) + torch.tensor(words, dtype=torch.int32)) & -65536)
+            .view(torch.float32).to(torch.bfloat16)
+            for off in (-1e-6, 1e-6)
+        )  # fmt: skip
+        assert bool(((of.params[i] == low) | (of.params[i] == high)).all())
+        assert float((low != high).double().sum()) <= 3
 
 
 def test_float32_parameters_ignore_the_seed() -> None:
@@ -254,17 +333,18 @@ def test_float32_parameters_ignore_the_seed() -> None:
     assert same_bits(runs[0].params[0], runs[1].params[0])
 
 
-# -- threads, memory, refusals -----------------------------------------------------------------------
+# -- threads -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("names", STATES[:3], ids=lambda names: names[0])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_same_bits_for_any_number_of_threads(dtype: torch.dtype) -> None:
+def test_same_bits_for_any_number_of_threads(names: tuple[str, str], dtype: torch.dtype) -> None:
     before, found = torch.get_num_threads(), []
     shapes = [(70_001,), (5,), (0,), *[(300,)] * 20, (200, 513)]
     try:
         for threads in (1, 2, 3, 5):
             torch.set_num_threads(threads)
-            of = problem(STATES[0], shapes, dtype)
+            of = problem(names, shapes, dtype)
             for step in (1, 2):
                 of.step([randn(*shape, seed=step).to(dtype) for shape in shapes], step=step, seed=3)
             found.append(of.parts())
@@ -272,97 +352,3 @@ def test_same_bits_for_any_number_of_threads(dtype: torch.dtype) -> None:
         torch.set_num_threads(before)
     for other in found[1:]:
         assert all(same_bits(a, b) for a, b in zip(found[0], other, strict=True))
-
-
-def test_views_at_any_offset_and_nothing_beside_them() -> None:
-    """Parameters and gradients that begin in the middle of other memory, which stays as it was."""
-    of, plain = (problem(STATES[0], [(600,)]) for _ in range(2))
-    memory, grad = torch.full((700,), 5.0), randn(600)
-    memory[33:633] = of.params[0]
-    shifted = F.pad(grad, (1, 0))[1:]
-    Problem([memory[33:633]], of.exp_avgs, of.exp_avg_sqs).step([shifted])
-    plain.step([grad])
-    assert same_bits(memory[33:633], plain.params[0])
-    assert bool((memory[:33] == 5).all() and (memory[633:] == 5).all())
-
-
-def test_a_graph_that_has_saved_parameters_notices_the_step() -> None:
-    of = problem(STATES[0], [(600,)])
-    parameter = of.params[0].requires_grad_()
-    loss = parameter.square().sum()
-    with torch.no_grad():
-        of.step([randn(600)])
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()  # type: ignore[no-untyped-call]
-
-
-def test_parameters_of_inference_mode() -> None:
-    with torch.inference_mode():
-        of = problem(STATES[0], [(600,)])
-        before = of.params[0].clone()
-        of.step([randn(600)])
-        assert not same_bits(before, of.params[0])
-
-
-def test_no_tensors() -> None:
-    Problem([], [], []).step([])
-
-
-def call(spec: Spec, dtype: torch.dtype = torch.float32) -> Call:
-    return Call("adam_step", spec, (700,), (700,), dtype, "cpu")
-
-
-def test_who_serves() -> None:
-    spec = Spec("dynamic8", (256,), layout="flat")
-    assert select(call(spec)).name == "cpu_adam_step"
-    (found,) = (c for c in candidates(call(spec)) if c.kernel.name == "cpu_adam_step")
-    assert found.description.endswith("all parameters in one pass")
-    for bad, text in (
-        (call(spec, torch.float16), "not torch.float16"),
-        (call(Spec("dynamic8", (128,), layout="flat")), "blocks of 256"),
-        (call(Spec("dynamic8", (256,), "bfloat16", layout="flat")), "float32 scales"),
-        (call(Spec("nf4", (256,), layout="flat")), "8 bits"),
-    ):
-        (found,) = (c for c in candidates(bad) if c.kernel.name == "cpu_adam_step")
-        assert text in str(found.refusal)
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (
-            lambda of: problem(STATES[0], [(30, 20)])._replace(params=[torch.zeros(30, 20).t()]),
-            "params.0.: .*contiguous",
-        ),
-        (
-            lambda of: of._replace(exp_avg_sqs=problem(("nf4", "nf4"), [(600,)]).exp_avgs),
-            "exp_avg_sqs: .*8 bits",
-        ),
-        (lambda of: of._replace(exp_avg_sqs=[randn(600)]), "exp_avg_sqs: .*quantized"),
-        (lambda of: of._replace(exp_avgs=[problem(STATES[0], [(30, 20)]).exp_avgs[0].t()]), "transposed"),
-        (lambda of: of._replace(params=[torch.zeros(599)]), r"grads.0.: has shape"),
-        (lambda of: of._replace(params=[torch.zeros(600).double()]), "params: has dtype Double"),
-        (lambda of: of._replace(params=[torch.zeros(600).bfloat16()]), r"grads.0.: has dtype Float"),
-        (lambda of: of._replace(exp_avgs=of.exp_avgs * 2), "m: has 2 tensors"),
-    ],
-)  # fmt: skip
-def test_refusals_change_nothing(change: Any, text: str) -> None:
-    of = problem(STATES[0], [(600,)])
-    of.step([randn(600)])
-    wrong: Problem = change(of)
-    before = [part.clone() for part in wrong.parts()]
-    with pytest.raises((UnsupportedOp, RuntimeError), match=text):
-        wrong.step([randn(600)], step=2)
-    assert all(same_bits(a, b) for a, b in zip(before, wrong.parts(), strict=True))
-
-
-def test_formats_that_are_too_fine() -> None:
-    """Where more steps lie close together than cells can tell apart, the kernel says so."""
-    if "too_fine" not in registry.dtypes:
-        reopen()
-        register(codebook_dtype("too_fine", [1 + i / 1e5 for i in range(256)]))
-    (found,) = (
-        c for c in candidates(call(Spec("too_fine", (256,), layout="flat")))
-        if c.kernel.name == "cpu_adam_step"
-    )  # fmt: skip
-    assert "lie too near to each other" in str(found.refusal)

@@ -45,10 +45,9 @@ void read_state(const std::string& name, const Tensor& table, const Tensor& step
   const Tensor codes = readable(order_name.c_str(), order);
   const char* problem = make_state(
       static_cast<const float*>(values.const_data_ptr()), static_cast<const int32_t*>(keys.const_data_ptr()),
-      static_cast<const uint8_t*>(codes.const_data_ptr()), state);
+      static_cast<const uint8_t*>(codes.const_data_ptr()), static_cast<float>(reach), state);
   AO_CHECK(problem == nullptr, steps_name, ": ", problem);
   state.nan_code = static_cast<uint8_t>(nan_code);
-  state.reach = static_cast<float>(reach);
 }
 
 void check_number(const char* name, double value, bool right, const char* what) {
@@ -85,15 +84,14 @@ void adam_step_op(const Tensors& params, const Tensors& grads, const Tensors& m,
   check_list("v_scales", v_scales, params, ScalarType::Float, kStateBlock);
   a.type = dtype == ScalarType::Float ? Element::f32 : Element::bf16;
   a.size = static_cast<int64_t>(params.size());
-  a.beta1 = static_cast<float>(beta1), a.rest1 = static_cast<float>(1 - beta1);
+  a.beta1 = static_cast<float>(beta1), a.rest1 = static_cast<float>(maximize ? beta1 - 1 : 1 - beta1);
   a.beta2 = static_cast<float>(beta2), a.rest2 = static_cast<float>(1 - beta2);
   a.decay = static_cast<float>(decoupled ? 1 - lr * weight_decay : 1.0);
-  a.l2 = static_cast<float>(decoupled ? 0.0 : weight_decay);
+  a.l2 = static_cast<float>(decoupled ? 0.0 : maximize ? -weight_decay : weight_decay);
   const double t = static_cast<double>(step);
   a.rate = static_cast<float>(lr / (1 - std::pow(beta1, t)));
   a.unbias = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2, t)));
   a.eps = static_cast<float>(eps);
-  a.maximize = maximize;
   a.stochastic = seed.has_value() && a.type == Element::bf16;
   a.seed = static_cast<uint64_t>(seed.value_or(0));
   std::vector<AdamTensor> tensors(params.size());

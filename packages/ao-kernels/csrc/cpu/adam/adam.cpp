@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <vector>
 
 #include "../isa.h"
 #include "../parallel.h"
+#include "rules.h"
 
 namespace ao {
 namespace {
@@ -14,6 +16,9 @@ namespace {
 constexpr int64_t kGrain = 64;
 constexpr int kExponents = 32;
 constexpr uint32_t kInfinity = 0x7f800000;
+
+// The number of a key.
+float number_of(int32_t key) { return std::bit_cast<float>(key ^ (key >> 31 & 0x7fffffff)); }
 
 using Cuts = std::vector<uint32_t>;
 
@@ -43,9 +48,45 @@ bool are_fine(const Cuts& cuts, uint32_t exponent, bool is_least, int bits) {
   return true;
 }
 
+// Whether the codes between the steps are those that `code` computes, for numbers up to `reach`.
+template <class Code>
+bool follows(const StateFormat& f, const int32_t* steps, float reach, Code code) {
+  // a root is rounded: the numbers are not those next to a step
+  constexpr float kLess = 1 - 1e-5f, kMore = 1 + 1e-5f;
+  if (f.reach > reach) return false;
+  for (const float end : {-f.reach, f.reach}) {
+    int i = 0;
+    while (i < 255 && number_of(steps[i]) <= end) ++i;
+    if (code(end) != f.order[i]) return false;
+  }
+  for (int i = 0; i < 255; ++i) {
+    const float step = number_of(steps[i]);
+    if (!(std::abs(step) < f.reach)) continue;
+    const float lower = step == 0 ? -step : step * (step < 0 ? kMore : kLess);
+    const float upper = step * (step < 0 ? kLess : kMore);
+    if (code(lower) != f.order[i] || code(upper) != f.order[i + 1]) return false;
+  }
+  return true;
+}
+
+// The values of `square` and `fourth` are those that decoding computes too.
+Coding coding_of(const StateFormat& f, const int32_t* steps) {
+  bool is_square = follows(f, steps, 1, optim::square_code), is_fourth = follows(f, steps, 1, optim::fourth_code);
+  for (int i = 0; i < 255; ++i) {
+    const double square = (i - 127) * std::abs(i - 127) / 16129.0, root = i * i / 65025.0;
+    is_square = is_square && std::abs(f.values[i] - square) <= 0x1p-24 * std::abs(square);
+    is_fourth = is_fourth && std::abs(f.values[i] - root * root) <= 0x1p-24 * root * root;
+  }
+  if (is_square) return Coding::square;
+  if (is_fourth && f.values[255] == 1) return Coding::fourth;
+  return follows(f, steps, 448, optim::f8_code) ? Coding::f8 : Coding::table;
+}
+
 }  // namespace
 
-const char* make_state(const float* values, const int32_t* steps, const uint8_t* order, StateFormat& state) {
+const char* make_state(const float* values, const int32_t* steps, const uint8_t* order, float reach,
+                       StateFormat& state) {
+  state.reach = reach;
   if (!std::is_sorted(steps, steps + 255)) return "must increase";
   const Cuts sides[] = {cuts_of(steps, false), cuts_of(steps, true)};
   uint32_t top = 1u << 23;
@@ -84,15 +125,19 @@ const char* make_state(const float* values, const int32_t* steps, const uint8_t*
   for (int i = 0; i < 256; ++i) {
     const int32_t key = i < 255 ? steps[i] : INT32_MAX;
     // no number that is compared with it lies between 0 and 1: only -0 must not equal it
-    const float step = key == 0 ? 1.0f : std::bit_cast<float>(key ^ (key >> 31 & 0x7fffffff));
+    const float step = key == 0 ? 1.0f : number_of(key);
     const uint32_t value_bits = std::bit_cast<uint32_t>(values[i]), step_bits = std::bit_cast<uint32_t>(step);
+    state.values[i] = values[i];
+    state.steps[i] = step;
     for (int b = 0; b < 4; ++b) {
-      state.values[b][i] = static_cast<uint8_t>(value_bits >> 8 * b);
-      state.steps[b][i] = static_cast<uint8_t>(step_bits >> 8 * b);
+      state.value_bytes[b][i] = static_cast<uint8_t>(value_bits >> 8 * b);
+      state.step_bytes[b][i] = static_cast<uint8_t>(step_bits >> 8 * b);
     }
+    state.is_short = (i == 0 || state.is_short) && value_bits % 65536 == 0;
     state.order[i] = order[i];
     state.in_order = (i == 0 || state.in_order) && order[i] == i;
   }
+  state.coding = coding_of(state, steps);
   return nullptr;
 }
 
@@ -103,6 +148,10 @@ void adam_step(Adam& adam, AdamTensor* tensors) {
     blocks += (tensors[i].count + kStateBlock - 1) / kStateBlock;
   }
   adam.tensors = tensors;
+  const bool is_companded = adam.m.coding == Coding::square && adam.v.coding == Coding::fourth;
+  adam.values = is_companded                            ? Values::companded
+                : adam.m.is_short && adam.v.is_short ? Values::halves
+                                                        : Values::any;
   parallel_for(0, blocks, kGrain, [&](int64_t begin, int64_t end) { isa().adam.step(adam, begin, end); });
 }
 

@@ -26,11 +26,24 @@ static inline __m512i look_up(const uint8_t* table, __m512i index) {
   return _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high);
 }
 
+// Where groups of 4 bytes go so that the unpacking of bytes to floats brings them back in order.
+static inline __m512i order_of_unpacked() {
+  return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+}
+
+// The floats of 64 upper halves.
+static inline void unpack_halves(__m512i low, __m512i high, __m512 out[4]) {
+  const __m512i zero = _mm512_setzero_si512();
+  const __m512i first = _mm512_unpacklo_epi8(low, high), second = _mm512_unpackhi_epi8(low, high);
+  out[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, first));
+  out[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, first));
+  out[2] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, second));
+  out[3] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, second));
+}
+
 // 64 floats of a table of 256, which is stored by bytes.
 static inline void look_up_floats(const uint8_t (*table)[256], __m512i index, __m512 out[4]) {
-  // groups of 4 go where the unpacking of bytes to floats brings them back from
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  index = _mm512_permutexvar_epi32(order, index);
+  index = _mm512_permutexvar_epi32(order_of_unpacked(), index);
   const __m512i a = look_up(table[0], index), b = look_up(table[1], index);
   const __m512i c = look_up(table[2], index), d = look_up(table[3], index);
   const __m512i ab = _mm512_unpacklo_epi8(a, b), ab2 = _mm512_unpackhi_epi8(a, b);
@@ -41,13 +54,33 @@ static inline void look_up_floats(const uint8_t (*table)[256], __m512i index, __
   out[3] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(ab2, cd2));
 }
 
-static inline void decode(const StateFormat& f, const uint8_t* codes, float scale, float* out) {
-  const __m512 by = _mm512_set1_ps(scale);
-  for (int i = 0; i < kBlock; i += 64) {
-    __m512 found[4];
-    look_up_floats(f.values, _mm512_loadu_si512(codes + i), found);
-    for (int j = 0; j < 4; ++j) _mm512_storeu_ps(out + i + 16 * j, _mm512_mul_ps(found[j], by));
+// Values of 64 codes of the first (kM) or second moment, times what `unit_of` has.
+template <Values kValues, bool kM>
+static inline void decode(const StateFormat& f, const uint8_t* codes, __m512 out[4]) {
+  if constexpr (kValues == Values::companded) {
+    for (int j = 0; j < 4; ++j) {
+      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + 16 * j));
+      if constexpr (kM) {
+        const __m512i i = _mm512_cvtepi8_epi32(_mm_sub_epi8(bytes, _mm_set1_epi8(127)));
+        const __m512 root = _mm512_cvtepi32_ps(i);
+        out[j] = _mm512_mul_ps(root, _mm512_abs_ps(root));
+      } else {
+        const __m512 root = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+        const __m512 square = _mm512_mul_ps(root, root);
+        out[j] = _mm512_mul_ps(square, square);
+      }
+    }
+  } else {
+    const __m512i index = _mm512_loadu_si512(codes);
+    if constexpr (kValues == Values::any) return look_up_floats(f.value_bytes, index, out);
+    const __m512i ordered = _mm512_permutexvar_epi32(order_of_unpacked(), index);
+    unpack_halves(look_up(f.value_bytes[2], ordered), look_up(f.value_bytes[3], ordered), out);
   }
+}
+
+template <Values kValues, bool kM>
+static inline float unit_of() {
+  return kValues != Values::companded ? 1.0f : 1.0f / (kM ? ao::optim::kSquares : ao::optim::kFourths);
 }
 
 // Cells of 32 numbers, from two vectors of them.
@@ -67,11 +100,11 @@ static inline __m512i cells_of(const StateFormat& f, __m512 first, __m512 second
 }
 
 // Codes of the numbers of a block / scale, none of which is NaN. In phases, whose short chains overlap.
-static inline void encode(const StateFormat& f, const float* numbers, float scale, uint8_t* codes) {
+static inline void look_up_codes(const StateFormat& f, const float* numbers, float scale, uint8_t* codes) {
   alignas(64) static constexpr auto kEven = every_second<uint8_t, 0>();
   constexpr int kRuns = kBlock / 64;
   const __m512 by = _mm512_set1_ps(scale), inverse = _mm512_set1_ps(1.0f / scale);
-  const bool is_usual = scale > 0x1p-80f && scale < 0x1p100f;
+  const bool usual = is_usual(scale);
   __m512 x[kRuns][4];
   __m512i place[kRuns], interval[kRuns];
   __mmask64 upper[kRuns];
@@ -79,8 +112,8 @@ static inline void encode(const StateFormat& f, const float* numbers, float scal
     const __m512 number = _mm512_loadu_ps(numbers + 16 * i);
     // a quotient and its remainder are rounded as a division is, where nothing underflows
     const __m512 near = _mm512_mul_ps(number, inverse);
-    x[i / 4][i % 4] = is_usual ? _mm512_fmadd_ps(_mm512_fnmadd_ps(near, by, number), inverse, near)
-                               : _mm512_div_ps(number, by);
+    x[i / 4][i % 4] = usual ? _mm512_fmadd_ps(_mm512_fnmadd_ps(near, by, number), inverse, near)
+                            : _mm512_div_ps(number, by);
   }
   for (int i = 0; i < kRuns; ++i) {
     const __m512i first = cells_of(f, x[i][0], x[i][1]), second = cells_of(f, x[i][2], x[i][3]);
@@ -94,7 +127,7 @@ static inline void encode(const StateFormat& f, const float* numbers, float scal
   for (int i = 0; i < kRuns; ++i) {
     __m512 steps[4];
     __mmask16 beyond[4];
-    look_up_floats(f.steps, interval[i], steps);
+    look_up_floats(f.step_bytes, interval[i], steps);
     for (int j = 0; j < 4; ++j) beyond[j] = _mm512_cmp_ps_mask(x[i][j], steps[j], _CMP_GE_OQ);
     const __mmask64 all =
         _mm512_kunpackd(_mm512_kunpackw(beyond[3], beyond[2]), _mm512_kunpackw(beyond[1], beyond[0]));
@@ -102,6 +135,74 @@ static inline void encode(const StateFormat& f, const float* numbers, float scal
     if (!f.in_order) code = look_up(f.order, code);
     _mm512_storeu_si512(codes + 64 * i, code);
   }
+}
+
+// The lowest bytes of 64 integers from -128 to 127, or (kSigned = false) from 0 to 255.
+template <bool kSigned>
+static inline __m512i pack(const __m512i of[4]) {
+  const __m512i first = _mm512_packs_epi32(of[0], of[1]), second = _mm512_packs_epi32(of[2], of[3]);
+  const __m512i all = kSigned ? _mm512_packs_epi16(first, second) : _mm512_packus_epi16(first, second);
+  return _mm512_permutexvar_epi32(order_of_unpacked(), all);
+}
+
+// The root within 2^-14 of its size; v is positive, and neither 0 nor infinite.
+static inline __m512 root_of(__m512 v) { return _mm512_mul_ps(v, _mm512_rsqrt14_ps(v)); }
+
+static inline __m512i square_codes(const float* numbers, float inverse) {
+  const __m512 by = _mm512_set1_ps(ao::optim::kSquares * inverse), quarter = _mm512_set1_ps(0.25f);
+  const __m512 tiny = _mm512_set1_ps(0x1p-100f), sign = _mm512_set1_ps(-0.0f);
+  __m512i found[4];
+  for (int j = 0; j < 4; ++j) {
+    const __m512 x = _mm512_loadu_ps(numbers + 16 * j);
+    const __m512 square = _mm512_max_ps(_mm512_fmsub_ps(_mm512_abs_ps(x), by, quarter), tiny);
+    const __m512i root = _mm512_castps_si512(root_of(square));
+    // root | (x & sign)
+    const __m512i i = _mm512_ternarylogic_epi32(root, _mm512_castps_si512(x), _mm512_castps_si512(sign), 0xf8);
+    found[j] = _mm512_cvtps_epi32(_mm512_castsi512_ps(i));
+  }
+  return _mm512_add_epi8(pack<true>(found), _mm512_set1_epi8(127));
+}
+
+static inline __m512i fourth_codes(const float* numbers, float inverse) {
+  const __m512 by = _mm512_set1_ps(ao::optim::kFourths * inverse), half = _mm512_set1_ps(0.5f);
+  const __m512 tiny = _mm512_set1_ps(0x1p-100f), rest = _mm512_set1_ps(0.75f);
+  __m512i found[4];
+  for (int j = 0; j < 4; ++j) {
+    const __m512 fourth = _mm512_fmadd_ps(_mm512_loadu_ps(numbers + 16 * j), by, half);
+    const __m512 square = _mm512_fmsub_ps(fourth, _mm512_rsqrt14_ps(fourth), rest);
+    found[j] = _mm512_cvtps_epi32(root_of(_mm512_max_ps(square, tiny)));
+  }
+  return pack<false>(found);
+}
+
+static inline __m512i f8_codes(const float* numbers, float inverse) {
+  const __m512 by = _mm512_set1_ps(inverse);
+  const __m512i least = _mm512_set1_epi32(121 << 23), twenty = _mm512_set1_epi32(20 << 23);
+  const __m512i sign = _mm512_set1_epi32(0x80), field = _mm512_set1_epi32(0x7f800000);
+  __m512i found[4];
+  for (int j = 0; j < 4; ++j) {
+    const __m512 x = _mm512_mul_ps(_mm512_loadu_ps(numbers + 16 * j), by);
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i power = _mm512_max_epi32(_mm512_and_si512(bits, field), least);
+    const __m512i unit = _mm512_add_epi32(power, twenty);
+    const __m512 sum = _mm512_add_ps(_mm512_abs_ps(x), _mm512_castsi512_ps(unit));
+    const __m512i steps = _mm512_sub_epi32(_mm512_castps_si512(sum), unit);
+    const __m512i code = _mm512_add_epi32(_mm512_srli_epi32(_mm512_sub_epi32(power, least), 20), steps);
+    found[j] = _mm512_ternarylogic_epi32(code, _mm512_srli_epi32(bits, 24), sign, 0xf8);
+  }
+  return pack<false>(found);
+}
+
+// Codes of the numbers of a block / scale, none of which is NaN.
+static inline void encode(const StateFormat& f, const float* numbers, float scale, uint8_t* codes) {
+  if (f.coding == Coding::table || !is_usual(scale)) return look_up_codes(f, numbers, scale, codes);
+  const float inverse = 1.0f / scale;
+  const auto all = [&](auto some) {
+    for (int i = 0; i < kBlock; i += 64) _mm512_storeu_si512(codes + i, some(numbers + i, inverse));
+  };
+  if (f.coding == Coding::square) return all(square_codes);
+  if (f.coding == Coding::fourth) return all(fourth_codes);
+  all(f8_codes);
 }
 
 template <Element kType>
@@ -130,36 +231,58 @@ static inline void store(void* to, int i, __m512 v, const uint32_t* noise) {
                       _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
 
+// v and others, as magnitudes.
+static inline __m512i greater(__m512i others, __m512 v) {
+  return _mm512_max_epi32(others, _mm512_castps_si512(_mm512_abs_ps(v)));
+}
+
+// 1 / v within 2^-22; infinite for 0 and 0 for infinity.
+static inline __m512 inverse_of(__m512 v) {
+  const __m512 near = _mm512_rcp14_ps(v);
+  // 1 almost; NaN where 0 meets infinity, which becomes the second operand
+  const __m512 factor = _mm512_max_ps(_mm512_fnmadd_ps(v, near, _mm512_set1_ps(2)), _mm512_set1_ps(0.5f));
+  return _mm512_mul_ps(near, factor);
+}
+
 // New moments, and parameters in place.
-template <Element kType>
+template <Element kType, Values kValues>
 static inline Greatest advance(const Adam& a, const Piece& piece) {
-  const __m512 beta1 = _mm512_set1_ps(a.beta1), rest1 = _mm512_set1_ps(a.rest1);
-  const __m512 beta2 = _mm512_set1_ps(a.beta2), rest2 = _mm512_set1_ps(a.rest2);
+  const __m512 keep1 = _mm512_set1_ps(a.beta1 * unit_of<kValues, true>() * piece.m_scale);
+  const __m512 keep2 = _mm512_set1_ps(a.beta2 * unit_of<kValues, false>() * piece.v_scale);
+  const __m512 rest1 = _mm512_set1_ps(a.rest1), rest2 = _mm512_set1_ps(a.rest2);
   const __m512 decay = _mm512_set1_ps(a.decay), l2 = _mm512_set1_ps(a.l2), unbias = _mm512_set1_ps(a.unbias);
   const __m512 eps = _mm512_set1_ps(a.eps), rate = _mm512_set1_ps(a.rate);
-  const __m512i sign = _mm512_set1_epi32(a.maximize ? INT32_MIN : 0), magnitude = _mm512_set1_epi32(INT32_MAX);
   const bool has_l2 = a.l2 != 0;
   __m512i m_greatest = _mm512_setzero_si512(), v_greatest = _mm512_setzero_si512();
-  decode(a.m, piece.m_codes, piece.m_scale, piece.m);
-  decode(a.v, piece.v_codes, piece.v_scale, piece.v);
-  for (int i = 0; i < kBlock; i += 16) {
-    const __m512 p = load<kType>(piece.p, i);
-    __m512 g = _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(load<kType>(piece.g, i)), sign));
-    if (has_l2) g = _mm512_add_ps(g, _mm512_mul_ps(l2, p));
-    const __m512 old_m = _mm512_loadu_ps(piece.m + i), old_v = _mm512_loadu_ps(piece.v + i);
-    const __m512 new_m = _mm512_add_ps(_mm512_mul_ps(beta1, old_m), _mm512_mul_ps(rest1, g));
-    const __m512 square = _mm512_mul_ps(_mm512_mul_ps(rest2, g), g);
-    const __m512 new_v = _mm512_add_ps(_mm512_mul_ps(beta2, old_v), square);
-    _mm512_storeu_ps(piece.m + i, new_m);
-    _mm512_storeu_ps(piece.v + i, new_v);
-    m_greatest = _mm512_max_epi32(m_greatest, _mm512_and_si512(_mm512_castps_si512(new_m), magnitude));
-    v_greatest = _mm512_max_epi32(v_greatest, _mm512_and_si512(_mm512_castps_si512(new_v), magnitude));
-    const __m512 root = _mm512_add_ps(_mm512_mul_ps(_mm512_sqrt_ps(new_v), unbias), eps);
-    const __m512 change = _mm512_mul_ps(rate, _mm512_div_ps(new_m, root));
-    store<kType>(piece.p, i, _mm512_sub_ps(_mm512_mul_ps(decay, p), change), piece.noise);
+  for (int i = 0; i < kBlock; i += 64) {
+    __m512 old_m[4], old_v[4];
+    decode<kValues, true>(a.m, piece.m_codes + i, old_m);
+    decode<kValues, false>(a.v, piece.v_codes + i, old_v);
+    for (int j = 0; j < 4; ++j) {
+      const int at = i + 16 * j;
+      const __m512 p = load<kType>(piece.p, at);
+      __m512 g = load<kType>(piece.g, at);
+      if (has_l2) g = _mm512_fmadd_ps(l2, p, g);
+      const __m512 m = _mm512_fmadd_ps(keep1, old_m[j], _mm512_mul_ps(rest1, g));
+      const __m512 v = _mm512_fmadd_ps(keep2, old_v[j], _mm512_mul_ps(_mm512_mul_ps(rest2, g), g));
+      _mm512_storeu_ps(piece.m + at, m);
+      _mm512_storeu_ps(piece.v + at, v);
+      m_greatest = greater(m_greatest, m), v_greatest = greater(v_greatest, v);
+      const __m512 inverse = inverse_of(_mm512_fmadd_ps(_mm512_sqrt_ps(v), unbias, eps));
+      const __m512 moved = _mm512_fnmadd_ps(_mm512_mul_ps(rate, m), inverse, _mm512_mul_ps(decay, p));
+      store<kType>(piece.p, at, moved, piece.noise);
+    }
   }
   return {static_cast<uint32_t>(_mm512_reduce_max_epi32(m_greatest)),
           static_cast<uint32_t>(_mm512_reduce_max_epi32(v_greatest))};
+}
+
+template <Element kType>
+static inline Greatest advance(const Adam& a, const Piece& piece) {
+  if (a.values == Values::companded && is_usual(piece.m_scale) && is_usual(piece.v_scale)) {
+    return advance<kType, Values::companded>(a, piece);
+  }
+  return a.values == Values::halves ? advance<kType, Values::halves>(a, piece) : advance<kType, Values::any>(a, piece);
 }
 
 }  // namespace ao::AO_ISA::optim

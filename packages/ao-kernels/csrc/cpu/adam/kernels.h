@@ -10,20 +10,31 @@ namespace ao {
 // Elements that share the scales of both moments.
 constexpr int64_t kStateBlock = 256;
 
+// How numbers become codes: by the tables of a StateFormat, or as rules.h has it.
+enum class Coding : uint8_t { table, square, fourth, f8 };
+
+// How the codes of both moments become numbers: as the values of `square` and `fourth` are computed,
+// from the upper halves of the values where the lower ones are 0, or from all of them.
+enum class Values : uint8_t { companded, halves, any };
+
 // A number format of 8 bits in the form that whole blocks of codes take least time with.
 //
 // A number's first bits, cut off where the format is coarser, are the place of a cell, in which at most
 // one step lies; one comparison with that step decides. See make_state.
 struct StateFormat {
-  uint8_t values[4][256];  // value of each code: byte b of the float in values[b]
-  uint8_t steps[4][256];   // of each interval the first number beyond; NaN where there is none
-  uint8_t cells[512];      // the lowest interval in every cell
-  uint8_t order[256];      // the code of every interval, lowest first
+  float values[256];             // of each code
+  float steps[256];              // of each interval the first number beyond; NaN where there is none
+  uint8_t value_bytes[4][256];   // byte b of each value in [b]
+  uint8_t step_bytes[4][256];
+  uint8_t cells[512];            // the lowest interval in every cell
+  uint8_t order[256];            // the code of every interval, lowest first
   // By the last 5 bits of the exponent, a = the upper 16 bits of |x| within [least, greatest]:
   // the cell is (a >> shift) - offset, of a negative number `negative` more.
   uint16_t shift[32], offset[32];
   uint16_t least, greatest, negative;
   bool in_order;  // code = interval
+  bool is_short;  // the lower 16 bits of all values are 0
+  Coding coding;
   uint8_t nan_code;
   float reach;    // what the greatest magnitude of a block is divided by
 };
@@ -42,12 +53,13 @@ struct Adam {
   int64_t size;
   Element type;  // of parameters and gradients
   StateFormat m, v;
-  float beta1, rest1, beta2, rest2;  // rest: 1 - beta
+  Values values;
+  float beta1, rest1, beta2, rest2;  // rest: 1 - beta; rest1 is negative to maximize
   float decay;        // what parameters are multiplied by
-  float l2;           // what they are multiplied by before they are added to gradients
+  float l2;           // what they are multiplied by before they are added to gradients; as rest1
   float unbias;       // what the root of the second moment is multiplied by
   float eps, rate;
-  bool maximize, stochastic;
+  bool stochastic;
   uint64_t seed;
 };
 

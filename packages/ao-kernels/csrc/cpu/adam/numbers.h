@@ -1,13 +1,14 @@
 // What the steps of all instruction sets share.
 #pragma once
 #include "kernels.h"
+#include "rules.h"
 
 namespace ao::AO_ISA::optim {
 
-constexpr int kBlock = static_cast<int>(kStateBlock);
+using ao::optim::as_float;
+using ao::optim::bits_of;
 
-static inline uint32_t bits_of(float v) { return __builtin_bit_cast(uint32_t, v); }
-static inline float as_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+constexpr int kBlock = static_cast<int>(kStateBlock);
 
 // A whole block of a tensor.
 struct Piece {
@@ -23,5 +24,8 @@ struct Piece {
 struct Greatest {
   uint32_t m, v;
 };
+
+// A scale that may be divided by, and its inverse be multiplied with.
+static inline bool is_usual(float scale) { return scale > 0x1p-80f && scale < 0x1p100f; }
 
 }  // namespace ao::AO_ISA::optim

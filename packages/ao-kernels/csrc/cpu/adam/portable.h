@@ -4,13 +4,8 @@
 
 namespace ao::AO_ISA::optim {
 
-static inline float float_of(const uint8_t (*table)[256], uint8_t i) {
-  return as_float(static_cast<uint32_t>(table[0][i]) | static_cast<uint32_t>(table[1][i]) << 8 |
-                  static_cast<uint32_t>(table[2][i]) << 16 | static_cast<uint32_t>(table[3][i]) << 24);
-}
-
 // Codes of the numbers of a block / scale, none of which is NaN.
-static inline void encode(const StateFormat& f, const float* numbers, float scale, uint8_t* codes) {
+static inline void look_up_codes(const StateFormat& f, const float* numbers, float scale, uint8_t* codes) {
   float x[kBlock];
   uint16_t cells[kBlock];
   for (int i = 0; i < kBlock; ++i) x[i] = numbers[i] / scale;
@@ -24,8 +19,20 @@ static inline void encode(const StateFormat& f, const float* numbers, float scal
   }
   for (int i = 0; i < kBlock; ++i) {
     const uint8_t interval = f.cells[cells[i]];
-    codes[i] = f.order[static_cast<uint8_t>(interval + (x[i] >= float_of(f.steps, interval)))];
+    codes[i] = f.order[static_cast<uint8_t>(interval + (x[i] >= f.steps[interval]))];
   }
+}
+
+// Codes of the numbers of a block / scale, none of which is NaN.
+static inline void encode(const StateFormat& f, const float* numbers, float scale, uint8_t* codes) {
+  if (f.coding == Coding::table || !is_usual(scale)) return look_up_codes(f, numbers, scale, codes);
+  const float inverse = 1.0f / scale;
+  const auto all = [&](auto code) {
+    for (int i = 0; i < kBlock; ++i) codes[i] = code(numbers[i] * inverse);
+  };
+  if (f.coding == Coding::square) return all([](float x) { return ao::optim::square_code(x); });
+  if (f.coding == Coding::fourth) return all([](float x) { return ao::optim::fourth_code(x); });
+  all([](float x) { return ao::optim::f8_code(x); });
 }
 
 template <Element kType>
@@ -56,20 +63,18 @@ template <Element kType>
 static inline Greatest advance(const Adam& a, const Piece& piece) {
   const float beta1 = a.beta1, rest1 = a.rest1, beta2 = a.beta2, rest2 = a.rest2;
   const float decay = a.decay, l2 = a.l2, unbias = a.unbias, eps = a.eps, rate = a.rate;
-  const uint32_t sign = a.maximize ? 0x80000000 : 0;
-  float wide[kBlock], g[kBlock], out[kBlock];
+  float wide_p[kBlock], wide_g[kBlock], g[kBlock], out[kBlock];
   float *m = piece.m, *v = piece.v;
-  const float* grad = load<kType>(piece.g, wide);
-  for (int i = 0; i < kBlock; ++i) g[i] = as_float(bits_of(grad[i]) ^ sign);
-  const float* p = load<kType>(piece.p, wide);
+  const float *p = load<kType>(piece.p, wide_p), *grad = load<kType>(piece.g, wide_g);
   if (l2 != 0) {
-    for (int i = 0; i < kBlock; ++i) g[i] += l2 * p[i];
+    for (int i = 0; i < kBlock; ++i) g[i] = grad[i] + l2 * p[i];
+    grad = g;
   }
-  for (int i = 0; i < kBlock; ++i) m[i] = float_of(a.m.values, piece.m_codes[i]) * piece.m_scale;
-  for (int i = 0; i < kBlock; ++i) v[i] = float_of(a.v.values, piece.v_codes[i]) * piece.v_scale;
+  for (int i = 0; i < kBlock; ++i) m[i] = a.m.values[piece.m_codes[i]] * piece.m_scale;
+  for (int i = 0; i < kBlock; ++i) v[i] = a.v.values[piece.v_codes[i]] * piece.v_scale;
   uint32_t m_greatest = 0, v_greatest = 0;
   for (int i = 0; i < kBlock; ++i) {
-    const float new_m = beta1 * m[i] + rest1 * g[i], new_v = beta2 * v[i] + rest2 * g[i] * g[i];
+    const float new_m = beta1 * m[i] + rest1 * grad[i], new_v = beta2 * v[i] + rest2 * grad[i] * grad[i];
     const uint32_t m_size = bits_of(new_m) & 0x7fffffff, v_size = bits_of(new_v) & 0x7fffffff;
     m[i] = new_m, v[i] = new_v;
     m_greatest = m_size > m_greatest ? m_size : m_greatest;

@@ -1,6 +1,4 @@
 // A step of Adam, block by block; included by the unit of an instruction set.
-//
-// Products and sums are rounded one by one, so that every instruction set gives the same bits.
 #pragma once
 #if defined(__AVX512VBMI__)
 #include "avx512.h"

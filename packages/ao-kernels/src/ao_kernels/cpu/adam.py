@@ -60,8 +60,9 @@ def adam_step(
         p = p * (1 - lr * weight_decay if decoupled else 1)
             - lr / (1 - beta1**step) * (m / (sqrt(v) * (1 / sqrt(1 - beta2**step)) + eps))
 
-    each operation rounded by itself. Moments get the codes and scales that `quantize` gives for the
-    new m and v: so a NaN makes all of its block of moments NaN. `seed`: see csrc/cpu/adam/philox.h.
+    Moments get the scales and codes that `quantize` gives for the new m and v, so a NaN makes all of
+    its block of moments NaN; docs/cpu-kernels.md has the bounds of the errors. `seed`: see
+    csrc/cpu/adam/philox.h.
 
     The op `ao_kernels::adam_step` can be traced by compilers; this function, which asks the format how
     it encodes, is called by itself.
