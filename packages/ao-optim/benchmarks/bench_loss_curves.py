@@ -30,7 +30,7 @@ BASELINE = "AdamW, float32"
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     BASELINE: (torch.optim.AdamW, {}),
     "AdamW8bit": (ao_optim.AdamW8bit, {}),
-    "AdamW8bit, companded": (ao_optim.AdamW8bit, {"state_format": "companded8"}),
+    "AdamW8bit, dynamic": (ao_optim.AdamW8bit, {"state_format": "dynamic8"}),
     "AdamWFp8": (ao_optim.AdamWFp8, {}),
     "AdamW4bit": (ao_optim.AdamW4bit, {}),
 }

@@ -60,8 +60,8 @@ def makers() -> dict[str, Callable[[Any], Optimizer]]:
         "torch AdamW, fused": lambda p: AdamW(p, fused=True, **OPTIONS),
         "torch AdamW, foreach": lambda p: AdamW(p, foreach=True, **OPTIONS),
         "ao AdamW8bit": lambda p: ao_optim.AdamW8bit(p, **OPTIONS),
-        "ao AdamW8bit, companded": lambda p: ao_optim.AdamW8bit(
-            p, state_format="companded8", **OPTIONS
+        "ao AdamW8bit, dynamic": lambda p: ao_optim.AdamW8bit(
+            p, state_format="dynamic8", **OPTIONS
         ),
         "ao AdamWFp8": lambda p: ao_optim.AdamWFp8(p, **OPTIONS),
         "ao AdamW4bit": lambda p: ao_optim.AdamW4bit(p, **OPTIONS),

@@ -76,7 +76,7 @@ def test_from_bitsandbytes(make_params, run_steps):
     small = {"step": 4, "state1": gaussian((71,), seed=3), "state2": gaussian((71,), seed=4).abs()}
     group = {"lr": 0.5, "betas": (0.8, 0.9), "eps": 1e-7, "weight_decay": 0.25, "params": [0, 1]}
     saved = {"state": {0: quantized, 1: small}, "param_groups": [group]}
-    optimizer = ao_optim.AdamW8bit(params)
+    optimizer = ao_optim.AdamW8bit(params, state_format="dynamic8")
     optimizer.load_state_dict(saved)
     state = optimizer.state[params[0]]
     for name, expected in zip(("exp_avg", "exp_avg_sq"), moments, strict=True):
@@ -93,7 +93,7 @@ def test_from_bitsandbytes(make_params, run_steps):
         "state": {0: {"step": 4, **wrapped, **both}},
         "param_groups": [{**group, "params": [0]}],
     }
-    optimizer = ao_optim.AdEMAMix8bit(params[:1])
+    optimizer = ao_optim.AdEMAMix8bit(params[:1], state_format="dynamic8")
     optimizer.load_state_dict(saved)
     for name, expected in (("exp_avg", 0), ("exp_avg_slow", 0), ("exp_avg_sq", 1)):
         assert same_bits(optimizer.state[params[0]][name].dequantize(), moments[expected])

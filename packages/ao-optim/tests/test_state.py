@@ -161,8 +161,8 @@ def test_the_kernel_is_chosen_from_the_table(make_params, run_steps, monkeypatch
     run_steps(ao_optim.AdamW8bit(params), params, 1)
     found = {(call.op, call.spec.dtype, call.x_shape, call.x_dtype) for call in calls}
     assert found == {
-        ("adam_step", "dynamic8", (70 * 65 + 4097,), torch.float32),
-        ("adam_step", "dynamic8", (70 * 65,), torch.bfloat16),
+        ("adam_step", "companded8", (70 * 65 + 4097,), torch.float32),
+        ("adam_step", "companded8", (70 * 65,), torch.bfloat16),
     }
 
 
@@ -171,4 +171,4 @@ def test_names_follow_rules():
     for name in NAMES:
         cls = getattr(ao_optim, name)
         assert name.lower().startswith(cls.rule.name)
-        assert cls.format == {"4bit": "rank1_4bit", "8bit": "dynamic8"}.get(name[-4:], "float8")
+        assert cls.format == {"4bit": "rank1_4bit", "8bit": "companded8"}.get(name[-4:], "float8")

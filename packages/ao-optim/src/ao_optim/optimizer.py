@@ -42,7 +42,7 @@ class LowBitOptimizer(Optimizer):
     Args:
         params: parameters, named parameters, or groups of them.
         lr: learning rate, a number or a tensor.
-        state_format: "dynamic8", "companded8", "float8", "rank1_4bit" or "float32".
+        state_format: "companded8", "dynamic8", "float8", "rank1_4bit" or "float32".
         min_quantized_numel: parameters with fewer elements keep their state in float32.
         rounding: how parameters in bfloat16 or float16 are updated: "nearest"; "stochastic" (bfloat16
             only), up or down with the probability that keeps the mean; or "kahan", which keeps what
@@ -64,7 +64,7 @@ class LowBitOptimizer(Optimizer):
 
     rule: ClassVar[Rule]
     #: of its state, unless the option `state_format` says otherwise
-    format: ClassVar[str] = "dynamic8"
+    format: ClassVar[str] = "companded8"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
