@@ -9,7 +9,6 @@ from html import escape
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from ao_core.config import json_object
 from ao_core.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -102,6 +101,8 @@ class Report:
     @classmethod
     def from_json(cls, text: str) -> Report:
         """Inverse of `to_json`."""
+        from ao_core.config import json_object  # imports torch, which `ao --help` does without
+
         return cls.from_dict(json_object(text, "report"))
 
     def __str__(self) -> str:
