@@ -7,18 +7,19 @@ Only sessions that must see less (or other) packages than that have an environme
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import sys
 import tarfile
 import zipfile
-from itertools import chain
 from pathlib import Path
 
 import nox
 from packaging.requirements import Requirement
+
+sys.path.insert(0, str(Path(__file__).parent / "scripts"))
+from environments import CONSTRAINTS, Environment, digest_of, tracked
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "venv"
@@ -27,7 +28,6 @@ nox.options.error_on_external_run = True
 nox.options.sessions = ["tests", "lint", "types", "imports"]
 
 ROOT = Path(__file__).parent
-CONSTRAINTS = ROOT / "constraints.txt"
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 NAMES = [path.name for path in PACKAGES]
@@ -38,46 +38,6 @@ OLDEST_TORCH = "torch==2.11.0"
 BENCH_RESULTS = ROOT / "build" / "bench"
 #: pytest-xdist already uses every core; torch's own threads would only get in the way
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-
-
-class Environment:
-    """A virtual environment that several sessions share, installed into only when it is stale."""
-
-    def __init__(self, session: nox.Session, name: str, python: str = sys.executable) -> None:
-        self.session = session
-        self.home = ROOT / ".nox" / name
-        self.bin = self.home / ("Scripts" if os.name == "nt" else "bin")
-        if not (self.home / "pyvenv.cfg").exists():
-            session.run(python, "-m", "venv", str(self.home), external=True)
-
-    def python(self, *args: str | Path, env: dict[str, str] | None = None) -> None:
-        """Run this environment's Python with its scripts on PATH."""
-        path = f"{self.bin}{os.pathsep}{os.environ['PATH']}"
-        command = [str(self.bin / "python"), *map(str, args)]
-        self.session.run(*command, env={"PATH": path, **(env or {})}, external=True)
-
-    def over(self, other: Environment) -> Environment:
-        """See what is installed in `other` too, behind what is installed here."""
-        script = "import sysconfig; print(sysconfig.get_path('purelib'))"
-        below, own = (
-            str(self.session.run(each.bin / "python", "-c", script, silent=True, external=True))
-            for each in (other, self)
-        )
-        line = f"import site; site.addsitedir({below.strip()!r})\n"
-        Path(own.strip(), "below.pth").write_text(line, encoding="utf-8")
-        return self
-
-    def install(self, *args: str) -> None:
-        """Install under the constraints, unless exactly this was installed before."""
-        patterns = (
-            *("packages/*/pyproject.toml", "packages/*/src/*/__about__.py"),
-            *("packages/*/hatch_build.py", "packages/*/csrc/**/*.*"),
-        )
-        files = [CONSTRAINTS, *sorted(chain.from_iterable(map(ROOT.glob, patterns)))]
-        stamp = self.home / f"installed-{digest_of(files, *args)}"
-        if not stamp.exists():
-            self.python("-m", "pip", "install", "-q", "-c", CONSTRAINTS, *args)
-            stamp.touch()
 
 
 def group(*names: str) -> tuple[str, ...]:
@@ -129,22 +89,6 @@ def build_packages(env: Environment, out: Path, names: list[str]) -> None:
     env.python("scripts/check_dist.py", out)
 
 
-def tracked(session: nox.Session, folder: Path) -> list[Path]:
-    """The files of a folder that git tracks or would track."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", str(folder)]
-    listed = str(session.run(*command, silent=True, external=True))
-    return sorted(ROOT / name for name in listed.split("\0") if (ROOT / name).is_file())
-
-
-def digest_of(files: list[Path], *more: str) -> str:
-    """One name for the contents of these files, where they are, and these texts."""
-    digest = hashlib.sha256("\0".join((sys.version, *more)).encode())
-    for path in files:
-        digest.update(f"\0{path.relative_to(ROOT)}\0".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
 @nox.session(venv_backend="none")
 def demo(session: nox.Session) -> None:
     """Quantize a real model by every recipe, compare, and write an HTML report."""
@@ -153,15 +97,20 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def quality(session: nox.Session) -> None:
-    """What every recipe and format costs real models, into docs/quality.md.
-
-    With positional arguments nothing is recorded: `nox -s quality -- --only '^recipe int4'`.
-    """
+    """What recipes and formats cost real models, into docs/quality.md; with arguments, only shown."""
     env = dev(session, "quality")
     record = ["--json", str(ROOT / "examples" / "bytelm" / "quality.json")]
     env.python("examples/bytelm/quality.py", *(session.posargs or record))
     if not session.posargs:
         env.python("scripts/generate_quality.py")
+
+
+@nox.session(venv_backend="none")
+def curves(session: nox.Session) -> None:
+    """Train the byte model by recipes that have no results yet, into docs/training-curves.md."""
+    env = dev(session, "quality")
+    env.python("examples/bytelm/curves.py", *session.posargs, env=ONE_THREAD)
+    env.python("scripts/generate_training_curves.py")
 
 
 @nox.session(venv_backend="none")
@@ -286,7 +235,15 @@ def abi(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def gpu_proofs(session: nox.Session) -> None:
     """Proofs of the GPU kernels without a GPU, packages/*/proofs; with `--all` also the long ones."""
-    dev(session, "tests").python("scripts/gpu_proofs.py", *session.posargs, env=ONE_THREAD)
+    # Triton, and a NumPy that its interpreter works with, over all that the tests have
+    env = Environment(session, "gpu_proofs").over(dev(session, "tests"))
+    env.python("-m", "pip", "install", "-q", "--no-deps", *group("gpu_proofs"))
+    chosen = () if "--all" in session.posargs else ("-m", "not slow")
+    # the interpreter is chosen before Triton is imported
+    for kind, interpret in (("compiled", "0"), ("interpreted", "1")):
+        folders = sorted(ROOT.glob(f"packages/*/proofs/{kind}"))
+        settings = {**ONE_THREAD, "TRITON_INTERPRET": interpret}
+        env.python("-m", "pytest", "-n", "2", *chosen, *folders, env=settings)
 
 
 @nox.session(venv_backend="none")

@@ -46,7 +46,10 @@ Samples = dict[str, list[float]]
 #: one line of a benchmark's table: column -> text or number
 Row = dict[str, Any]
 
-_PACKAGES = ("torch", "ao-core", "ao-quant", "ao-kernels", "torchao", "bitsandbytes")
+_PACKAGES = (
+    *("torch", "ao-core", "ao-quant", "ao-kernels", "ao-float8", "ao-optim"),
+    *("torchao", "bitsandbytes"),
+)
 
 
 def arguments(description: str | None, **options: float | str) -> argparse.Namespace:

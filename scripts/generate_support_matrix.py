@@ -24,7 +24,7 @@ from ao_core.layouts import Layout
 from ao_core.records import Call, DType, Kernel, Recipe
 from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec
-from ao_core.tensor import QTensor
+from ao_core.tensor import STOCHASTIC, QTensor
 from doc_sections import main, table
 from workspace import ROOT, load_toml, packages
 
@@ -209,6 +209,8 @@ def winner(call: Call) -> str:
 def native_spec(spec: Spec, device: str, dtype: torch.dtype) -> Spec:
     """The spec in the layout that `quantize_` would choose on a device."""
     best, priority = spec, None
+    if STOCHASTIC in spec.options:  # a weight that is trained stays as it is
+        return best
     for layout in registry.layouts.values():
         other = replace(spec, layout=layout.name)
         if layout.canonical or layout.canonical_name != spec.layout:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from bytelm import data, model
+from bytelm.precision import convert
 from bytelm.record import record
 from bytelm.train import TrainConfig, loss_of, train
 
@@ -29,12 +30,15 @@ def main() -> None:
     first = not dist.is_initialized() or dist.get_rank() == 0
     made = model.ByteLM(model.ModelConfig())
     model.initialize(made, config.seed)
+    convert(made, config.recipe)
     corpus = data.read_corpus()
     curve = train(made, corpus, config, args.out, torch.compile(loss_of))
     if dist.is_initialized():
         dist.destroy_process_group()
     if first:
         figures = record(made, corpus, curve, asdict(config), args.out / "checkpoint")
+        speed = curve[-1]["bytes"] / max(curve[-1]["seconds"], 0.1)
+        print(f"{speed:.0f} tokens/s in training")
         print(f"{figures['bits_per_byte']} bits per byte held out: {args.out / 'checkpoint'}")
 
 

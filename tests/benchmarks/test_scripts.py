@@ -15,7 +15,12 @@ from workspace import ROOT
 OVERHEAD = ROOT / "packages" / "ao-core" / "benchmarks" / "bench_overhead.py"
 IMPORT_TIME = ROOT / "packages" / "ao-core" / "benchmarks" / "bench_import_time.py"
 QUANTIZE_TIME = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_quantize_time.py"
+STATIC = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_static.py"
 CHECKPOINT = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_checkpoint.py"
+
+BLOCK = ROOT / "packages" / "ao-float8" / "benchmarks" / "gpu" / "bench_block.py"
+GGUF = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_gguf.py"
+OPTIMIZER_STEP = ROOT / "packages" / "ao-optim" / "benchmarks" / "bench_step.py"
 
 CPU = ROOT / "packages" / "ao-kernels" / "benchmarks" / "cpu"
 
@@ -51,6 +56,22 @@ def test_import_time(tmp_path: Path) -> None:
     for row in others:
         assert 0 < row["added ms"] < first["added ms"]
         assert 0 < row["modules added"] < 200
+
+
+@pytest.mark.slow
+def test_gguf(tmp_path: Path) -> None:
+    found = rows(GGUF, tmp_path, "--rounds=1", "--rows=4")
+    assert {row["encoder"] for row in found} == {"ao", "gguf"}
+    assert all(row["bytes of ao"] == "yes" for row in found)
+    assert all(row["dB"] > 10 and row["ns a weight"] > 0 for row in found)
+
+
+@pytest.mark.slow
+def test_static(tmp_path: Path) -> None:
+    found = rows(STATIC, tmp_path, "--rounds=1")
+    assert {row["layer"] for row in found} == {"dense", "static", "dynamic", "dynamic, plain"}
+    assert {row["kernel"] for row in found if row["layer"] == "static"} == {"int_mm"}
+    assert all(row["µs"] > 0 for row in found)
 
 
 @pytest.mark.slow
@@ -126,3 +147,32 @@ def test_a_checkpoint_larger_than_memory(tmp_path: Path) -> None:
     assert row["peak GB"] < row["stated GB"] == pytest.approx(0.256 + 4 * 32000 * 4096 / 1e9)
     assert row["same bytes"] == "yes"
     assert not list(tmp_path.glob("tmp*"))
+
+
+@pytest.mark.slow
+def test_training_a_block(tmp_path: Path) -> None:
+    options = (
+        *(
+            "--device=cpu",
+            "--compiled=0",
+            "--warm-up=0",
+            "--rounds=2",
+            "--recipes=rowwise,blockwise",
+        ),
+        *("--width=128", "--tokens=32", "--sequence=16"),
+    )
+    found = {row["contender"]: row for row in rows(BLOCK, tmp_path, *options)}
+    assert {"bfloat16", "ao rowwise", "ao blockwise"} <= set(found)
+    assert found["bfloat16"]["× bfloat16"] == 1
+    assert found["ao blockwise"]["× torchao"] == ""
+    for row in found.values():
+        assert row["tokens/s"] == pytest.approx(32 / row["ms"] * 1e3)
+
+
+@pytest.mark.slow
+def test_optimizer_step(tmp_path: Path) -> None:
+    found = rows(OPTIMIZER_STEP, tmp_path, "--elements=100000", "--tensors=6", "--rounds=1")
+    names = {row["optimizer"]: row for row in found}
+    assert {"torch AdamW, fused", "ao AdamW8bit", "ao AdamW4bit", "ao AdamWFp8"} <= set(names)
+    assert names["torch AdamW, fused"]["times fused"] == 1
+    assert 2 < names["ao AdamW8bit"]["bytes of state a parameter"] < 3

@@ -151,7 +151,9 @@ def initialize(model: ByteLM, seed: int) -> None:
 def save(model: ByteLM, folder: Path) -> None:
     """Write weights in bfloat16 and the configuration, as transformers would name them."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
+    plain = ByteLM(model.config)  # a model in training may have weights of another tensor class
+    plain.load_state_dict(model.state_dict())
+    state = {name: tensor.to(torch.bfloat16) for name, tensor in plain.state_dict().items()}
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
     config = {
         "architectures": ["LlamaForCausalLM"],

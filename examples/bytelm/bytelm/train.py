@@ -1,4 +1,4 @@
-"""The training loop: Muon and AdamW, one process or several that average their gradients."""
+"""The training loop: Muon and AdamW or others, one process or several that average their gradients."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 from tqdm import tqdm
 
 from bytelm import data
 from bytelm.data import Corpus
 from bytelm.evaluate import bits_per_byte
 from bytelm.model import ByteLM
+from bytelm.precision import optimizer_class
 
 #: file names in the folder of a run: what resuming needs, and the curve
 STATE, CURVE = "state.pt", "curve.json"
@@ -35,7 +36,10 @@ class TrainConfig:
     #: windows in a step, and the bytes that each predicts
     batch: int = 32
     context: int = 256
-    #: of the matrices inside the layers, by Muon (Jordan et al. 2024)
+    #: how the products of the linear layers are computed; see `bytelm.precision.convert`
+    recipe: str = "bf16"
+    #: of the matrices inside the layers: Muon (Jordan et al. 2024) or another of torch or ao
+    optimizer: str = "Muon"
     matrix_lr: float = 0.01
     matrix_decay: float = 0.1
     #: of embedding, head and norms, by AdamW
@@ -57,12 +61,16 @@ def schedule(step: int, config: TrainConfig) -> float:
 
 
 def optimizers(model: ByteLM, config: TrainConfig) -> list[Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for the rest."""
+    """The one that is configured for the matrices inside the layers, AdamW for the rest."""
     named = list(model.named_parameters())
     matrices = [p for name, p in named if ".layers." in name and p.ndim == 2]
     others = [p for name, p in named if not (".layers." in name and p.ndim == 2)]
     return [
-        Muon(matrices, lr=config.matrix_lr, weight_decay=config.matrix_decay),
+        optimizer_class(config.optimizer)(
+            matrices,
+            lr=config.matrix_lr,  # type: ignore[call-arg]
+            weight_decay=config.matrix_decay,
+        ),
         AdamW(others, lr=config.other_lr, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
@@ -124,7 +132,6 @@ def train(
         if (step + 1) % config.measure_every and step + 1 < config.steps:
             continue
         seconds += time.monotonic() - clock
-        clock = time.monotonic()
         curve.append(
             {
                 "step": step + 1,
@@ -140,6 +147,7 @@ def train(
         if rank == 0:
             _save(model, found, step + 1, curve, config, folder)
             tqdm.write(json.dumps(curve[-1]))
+        clock = time.monotonic()
     return curve
 
 

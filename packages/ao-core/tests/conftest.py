@@ -15,18 +15,21 @@ from ao_core.registry import CORE, registry
 
 @contextmanager
 def _own_records() -> Iterator[None]:
+    """Only what ao-core brings itself; what is registered meanwhile goes again."""
     registry.load_plugins()
-    removed = []
-    for table in (registry.kernels, registry.layouts):
+    tables = (registry.kernels, registry.layouts)
+    before = [dict(table._records) for table in tables]
+    for table in tables:
         for name in table.names():
             if table.provider(name) != CORE:
-                removed.append((table, name, table._records.pop(name)))
+                del table._records[name]
     registry.reopen()
     try:
         yield
     finally:
-        for table, name, record in removed:
-            table._records[name] = record
+        for table, records in zip(tables, before, strict=True):
+            table._records.clear()
+            table._records.update(records)
         registry.reopen()
 
 

@@ -185,3 +185,16 @@ def test_products_of_a_compute_weight():
     assert explanation.weights[0].calls == found.calls
     assert "mm for output, f8e4m3[1×*]" in str(explanation)
     assert json.loads(json.dumps(explanation.to_dict()))["weights"][0]["spec"] is None
+
+
+def test_products_of_experts():
+    row = Spec("f8e4m3", (1, WHOLE), act=Spec("f8e4m3", (1, WHOLE)))
+    w = ComputeWeight(torch.zeros(3, 8, 64), row, row, row)
+    (found,) = explain(w, torch.zeros(6, 64))
+    assert found.shape == (3, 8, 64)
+    assert {(c.product, c.op, c.x_shape) for c in found.calls} == {
+        ("output", "grouped_mm", (6, 64)),
+        ("grad_input", "grouped_mm", (6, 8)),
+        ("grad_weight", "grouped_mm", (8, 6)),
+    }
+    assert all(c.winner is not None for c in found.calls)

@@ -24,6 +24,7 @@ from ao_core import (
     quantize_tensor,
 )
 from ao_core.errors import ConfigError, QuantizationError, UnknownNameError, UnsupportedOp
+from ao_core.recipes import WeightOnlyConfig
 from ao_core.registry import registry
 
 
@@ -32,11 +33,14 @@ class EightBits(Config):
     """Per row, and nothing with more than three dimensions."""
 
     dtype: str = "int8"
+    least_rows: int = 0
 
 
 def _apply(weight: Tensor, config: EightBits, target: Target) -> Tensor | Skip:
     if weight.dim() > 3:
         return Skip("more than three dimensions")
+    if len(weight) < config.least_rows:
+        return Skip(f"fewer than {config.least_rows} rows", kept=True)
     return quantize_tensor(weight, Spec(config.dtype, (1, WHOLE)))
 
 
@@ -277,6 +281,27 @@ def test_compute_weights_stay_trainable() -> None:
     conv = nn.Conv1d(2, 2, 3)
     (skipped,) = ao_core.quantize_(conv, "compute/f8_rowwise").with_status("skipped")
     assert "2-D" in skipped.reason
+
+
+def test_compute_weights_are_quantized_from_their_memory() -> None:
+    layer = nn.Linear(8, 4)
+    dense = layer.weight.detach().clone()
+    ao_core.quantize_(layer, "compute/f8_rowwise")
+    (again, _) = ao_core.quantize_(layer, "compute/int8_rowwise")
+    assert (again.status, again.reason) == ("kept", "its products are in low precision already")
+    (record, _) = ao_core.quantize_(layer, WeightOnlyConfig("int8"))
+    assert record.status == "quantized"
+    expected = quantize_tensor(dense, layer.weight.spec)
+    assert torch.equal(layer.weight.dequantize(), expected.dequantize())
+    assert not layer.weight.requires_grad
+
+
+def test_what_the_configuration_keeps_is_no_failure() -> None:
+    (record, _) = ao_core.quantize_(nn.Linear(8, 4), EightBits(least_rows=5), strict=True)
+    assert (record.status, record.reason) == ("kept", "fewer than 5 rows")
+    assert (
+        ao_core.quantize_(nn.Linear(8, 5), EightBits(least_rows=5)).records[0].status == "quantized"
+    )
 
 
 def test_a_format_that_cannot_be_cut_is_sampled_whole() -> None:

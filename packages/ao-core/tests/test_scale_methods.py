@@ -54,7 +54,7 @@ def test_every_layout_takes_what_was_chosen(x, layout, scales):
     assert found.spec == spec
     assert found.scale.dtype == torch.bfloat16
     assert (
-        0.5
+        0.3
         < float(sqnr(x, found.dequantize()) - sqnr(x, quantize_tensor(x, spec).dequantize()))
         < 3
     )
@@ -92,7 +92,7 @@ def test_models(dtype, zero):
         assert report.config["args"]["scales"] == scales
     for i in range(2):
         assert found["mse"][i] > found["absmax"][i] + 0.1
-        assert found["mse"][i] >= found["hqq"][i] > found["absmax"][i]
+        assert found["hqq"][i] > found["absmax"][i] + 0.1
 
 
 def test_one_of_your_own(x, halved):

@@ -34,6 +34,8 @@ DTYPES = (
     *SCALES, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float64, torch.bool,
     torch.complex64, torch.float8_e5m2, torch.uint16,
 )  # fmt: skip
+#: what `adam_step` is told of each moment's format
+STATE = ("table", "steps", "order", "nan", "reach")
 NUMBERS = (-(2**63), -(2**31), -1, 0, 1, 2, 3, 8, 255, 2**31, 2**40, 2**62, 2**63 - 1)
 #: what the dispatcher and the allocator of torch say by themselves
 NOT_OURS = re.compile(
@@ -221,6 +223,29 @@ def quantize_rows(rng: Random) -> Arguments:
     return {"x": bits_of(rng, shape, rng.choice(ELEMENTS)), "act": rng.randint(1, 4)}
 
 
+def adam_step(rng: Random) -> Arguments:
+    """A step for a few tensors of any bits."""
+    sizes = [rng.choice([0, 1, 255, 300, 600]) for _ in range(rng.randint(1, 3))]
+    dtype = rng.choice(ELEMENTS[:2])
+
+    def of(dtype: torch.dtype, block: int = 1) -> list[Tensor]:
+        return [bits_of(rng, (-(-size // block),), dtype) for size in sizes]
+
+    lists: Arguments = {"params": of(dtype), "grads": of(dtype)}
+    states: Arguments = {}
+    for name in ("m", "v"):
+        lists |= {name: of(torch.uint8), f"{name}_scales": of(torch.float32, 256)}
+        fmt = format_of(registry.dtypes.get(rng.choice(["f8e4m3", "f8e5m2", "int8", "uint8"])))
+        assert isinstance(fmt, Format)
+        state = (fmt.table, fmt.steps, fmt.order, fmt.nan_code, rng.uniform(0.5, 500))
+        states |= {f"{name}_{key}": each for key, each in zip(STATE, state, strict=True)}
+    return {
+        **lists, **states, "lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1,
+        "step": rng.randint(1, 9), "decoupled": rng.random() < 0.5, "maximize": rng.random() < 0.5,
+        "seed": rng.choice([None, 5]),
+    }  # fmt: skip
+
+
 #: op -> valid arguments of it
 OPS: dict[str, Callable[[Random], Arguments]] = {
     "pack_tiles": pack_tiles,
@@ -235,6 +260,7 @@ OPS: dict[str, Callable[[Random], Arguments]] = {
     "dequantize": dequantize,
     "error_sums": error_sums,
     "quantize_rows": quantize_rows,
+    "adam_step": adam_step,
 }
 
 
@@ -245,6 +271,11 @@ def spoil(rng: Random, value: Any) -> Any:
     """Another value in the place of a valid one; it may happen to be valid too."""
     if isinstance(value, Tensor):
         return spoil_tensor(rng, value)
+    if isinstance(value, list):
+        place = rng.randrange(len(value))
+        return rng.choice(
+            [value[1:], [*value[:place], spoil_tensor(rng, value[place]), *value[place + 1 :]]]
+        )
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -333,7 +364,12 @@ def call(name: str, rng: Random, trace: bool) -> str:
 
 def foreign(arguments: Arguments) -> bool:
     """Whether torch answers for the op: for tensors without values, or not of one piece of memory."""
-    tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
+    values = [
+        each
+        for value in arguments.values()
+        for each in (value if isinstance(value, list) else [value])
+    ]
+    tensors = [value for value in values if isinstance(value, Tensor)]
     return any(t.is_meta or t.layout != torch.strided for t in tensors)
 
 

@@ -24,7 +24,8 @@ from ao_core.testing.kernel_codecs import CODEC_SPECS, contents
 from ao_kernels.cpu.quantize import CODE_KERNELS, Matrix, matrix_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-NAMES = [dtype.name for dtype in registry.dtypes.values() if dtype.kind != "table"]
+#: formats that have values of their own, 0 among them
+NAMES = [d.name for d in registry.dtypes.values() if d.kind != "table" and d.min <= 0]
 NESTED = Spec("f8e4m3", (WHOLE, WHOLE))
 
 
@@ -231,6 +232,18 @@ def test_traced_tensors_are_left_to_torch() -> None:
     with FakeTensorMode():
         q = quantize_tensor(torch.randn(6, 64), spec)
         assert (q.qdata.shape, q.dequantize().shape) == ((6, 32), (6, 64))
+
+
+def test_formats_without_zero_are_refused() -> None:
+    """Their blocks of zeros have the least scale, which only the reference gives."""
+    if "positive" not in registry.dtypes:
+        register(codebook_dtype("positive", (0.25, 0.5, 1.0)))
+    spec, shape = Spec("positive", (1, 32)), (4, 64)
+    call = Call("quantize", spec, shape, shape, torch.float32, "cpu")
+    refusals = {c.kernel.name: c.refusal for c in candidates(call)}
+    assert "a format that has 0" in str(refusals["cpu_quantize_plain"])
+    x = torch.zeros(shape)
+    assert float(quantize_tensor(x, spec).dequantize().abs().max()) < 1e-38
 
 
 @pytest.mark.parametrize(

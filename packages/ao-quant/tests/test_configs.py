@@ -12,21 +12,25 @@ from ao_core.errors import ConfigError
 from ao_quant import configs as c
 from ao_quant.recipes import RECIPES
 
-
-@pytest.mark.parametrize("name", list(c.CONFIGS))
-def test_the_lowercase_name_is_the_class_and_the_recipe(name):
-    assert getattr(ao_quant, name) is c.CONFIGS[name]
-    assert ao_core.resolve_config(name) == c.CONFIGS[name]()
-    assert issubclass(c.CONFIGS[name], ao_core.Config)
-    assert c.CONFIGS[name].version == 1
+STATIC_INT8 = c.Int8StaticActivationInt8WeightConfig
+STATIC_FLOAT8 = c.Float8StaticActivationFloat8WeightConfig
+ALL = c.CONFIGS | c.CALIBRATED
 
 
-@pytest.mark.parametrize("name", list(c.CONFIGS))
+@pytest.mark.parametrize("name", list(ALL))
+def test_the_lowercase_name_is_the_class_and_resolves_to_its_default(name):
+    assert getattr(ao_quant, name) is ALL[name]
+    assert ao_core.resolve_config(name) == ALL[name]()
+    assert issubclass(ALL[name], ao_core.Config)
+    assert ALL[name].version == 1
+
+
+@pytest.mark.parametrize("name", list(ALL))
 def test_frozen(name):
-    config = c.CONFIGS[name]()
+    config = ALL[name]()
     with pytest.raises(FrozenInstanceError):
         setattr(config, fields(config)[0].name, None)
-    assert hash(config) == hash(c.CONFIGS[name]())
+    assert hash(config) == hash(ALL[name]())
 
 
 @pytest.mark.parametrize("recipe_", RECIPES, ids=lambda r: r.name)
@@ -35,6 +39,48 @@ def test_json_and_yaml_round_trip(recipe_):
     assert ao_core.config_from_json(ao_core.config_to_json(config)) == config
     assert ao_core.config_from_yaml(ao_core.config_to_yaml(config)) == config
     assert ao_core.config_to_dict(config)["provider"] == "ao-quant"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        c.Int8StaticActivationInt8WeightConfig(observer="mse", act_scale=0.1),
+        c.Int8StaticActivationInt8WeightConfig(False, act_scale=2.0**-126, act_zero=255),
+        c.Float8StaticActivationFloat8WeightConfig("tensor", "e5m2", percentile=99.5),
+    ],
+    ids=str,
+)
+def test_static_scales_round_trip(config):
+    assert ao_core.config_from_json(ao_core.config_to_json(config)) == config
+    assert ao_core.config_from_yaml(ao_core.config_to_yaml(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("make", "parameter", "value", "hint"),
+    [
+        (lambda: STATIC_INT8(percentile=50.0), "percentile", "50.0", "up to 100.0"),
+        (lambda: STATIC_INT8(percentile=99), "percentile", "99", "use a float"),
+        (lambda: STATIC_INT8(percentile=float("nan")), "percentile", "nan", "use a float"),
+        (lambda: STATIC_INT8(act_scale=0.0), "act_scale", "0.0", "positive float32"),
+        (lambda: STATIC_INT8(act_scale=1), "act_scale", "1", "positive float32"),
+        (lambda: STATIC_INT8(act_scale=1e39), "act_scale", "1e+39", "positive float32"),
+        (lambda: STATIC_INT8(act_zero=3), "act_zero", "3", "goes with act_scale and symmetric"),
+        (lambda: STATIC_INT8(False, act_scale=0.1), "act_zero", "None", "goes with act_scale"),
+        (
+            lambda: STATIC_INT8(False, act_scale=0.1, act_zero=256),
+            "act_zero",
+            "256",
+            "from 0 to 255",
+        ),
+    ],
+)
+def test_numbers_of_static_scales_are_checked(make, parameter, value, hint):
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert str(caught.value).startswith(
+        f"{parameter}={value} in Int8StaticActivationInt8WeightConfig: "
+    )
+    assert hint in str(caught.value)
 
 
 def test_nested_configurations_round_trip():
@@ -48,6 +94,9 @@ def test_nested_configurations_round_trip():
     ("make", "parameter", "value", "allowed"),
     [
         (lambda: c.Int8WeightOnlyConfig(group_size=48), "group_size", "48", "'row'"),
+        (lambda: STATIC_INT8(observer="max"), "observer", "'max'", "'minmax', 'percentile', 'mse'"),
+        (lambda: STATIC_FLOAT8("block"), "granularity", "'block'", "'row', 'tensor'"),
+        (lambda: STATIC_FLOAT8(activation_dtype="e3m4"), "activation_dtype", "'e3m4'", "'e5m2'"),
         (lambda: c.Int4WeightOnlyConfig(group_size=100), "group_size", "100", "32, 64, 128, 256"),
         (lambda: c.Int4WeightOnlyConfig(group_size=64.0), "group_size", "64.0", "64"),
         (lambda: c.Int4WeightOnlyConfig(group_size="column"), "group_size", "'column'", "'row'"),

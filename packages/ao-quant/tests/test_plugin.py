@@ -9,7 +9,7 @@ import pytest
 
 from ao_core.registry import registry
 from ao_quant import plugin
-from ao_quant.configs import CONFIGS
+from ao_quant.configs import CALIBRATED, CONFIGS
 
 
 def test_records_come_from_this_distribution():
@@ -23,12 +23,19 @@ def test_records_come_from_this_distribution():
 
 def test_one_transform_and_one_recipe_for_every_configuration():
     transforms = {t.name: t.config_type for t in plugin.ao_transforms()}
-    assert transforms == CONFIGS
+    assert transforms == CONFIGS | CALIBRATED
     recipes = {r.name: r for r in plugin.ao_recipes()}
     assert CONFIGS.keys() <= recipes.keys()
     for name, recipe in recipes.items():
         assert type(recipe.config) is CONFIGS[name.partition("/")[0]]
         assert recipe.summary
+
+
+def test_what_waits_for_calibration_is_no_recipe_and_has_an_example():
+    recipes = {r.name.partition("/")[0] for r in plugin.ao_recipes()}
+    for transform in plugin.ao_transforms():
+        assert (transform.name in CALIBRATED) == (transform.example is not None)
+        assert (transform.name in CALIBRATED) == (transform.name not in recipes)
 
 
 def test_recipes_differ():

@@ -84,6 +84,21 @@ def test_dynamic_formats_describe_their_activations():
             assert scales.shape == (1 if granularity == "tensor" else rows, 1)
 
 
+def test_static_formats_are_the_dynamic_ones_with_one_scale():
+    tensor = (WHOLE, WHOLE)
+    int8 = c.Int8StaticActivationInt8WeightConfig()
+    assert spec_of(int8, LINEAR, torch.bfloat16) == Spec(
+        "int8", (1, WHOLE), "bfloat16", act=Spec("int8", tensor, static=True)
+    )
+    asymmetric = c.Int8StaticActivationInt8WeightConfig(symmetric_activations=False)
+    act = spec_of(asymmetric, LINEAR, torch.float32).act
+    assert act == Spec("uint8", tensor, zero="int", static=True)
+    for granularity, block in (("row", (1, WHOLE)), ("tensor", tensor)):
+        config = c.Float8StaticActivationFloat8WeightConfig(granularity, "e5m2", act_scale=0.5)
+        spec = spec_of(config, LINEAR, torch.float32)
+        assert spec == Spec("f8e5m2", block, act=Spec("f8e4m3", tensor, static=True))
+
+
 def test_experts_have_a_scale_for_each_row_or_matrix_of_each_expert():
     shape = (3, 8, 64)
     row = spec_of(c.Int8WeightOnlyConfig(), shape, torch.float32)

@@ -34,9 +34,10 @@ class Config:
     version: ClassVar[int] = 1
 
     def check(self) -> None:
-        """Raise where the configuration names what nobody registered; before a model is changed.
+        """Raise where it cannot be applied: it names what nobody registered, or waits for data.
 
-        Not when it is made, since a plugin makes its recipes before its own names are registered.
+        Called before a model is changed. Not when it is made, since a plugin makes its recipes before its
+        own names are registered.
         """
 
 
@@ -62,6 +63,12 @@ class FqnToConfig(Config):
                 f"entries[{nested[0]!r}] is itself a FqnToConfig; nest the names instead"
             )
         object.__setattr__(self, "entries", resolved)
+
+    def check(self) -> None:
+        """Check all entries."""
+        for _, config in self.entries:
+            if config is not None:
+                config.check()
 
 
 def resolve_config(config: Config | str | Mapping[str, Any]) -> Config:

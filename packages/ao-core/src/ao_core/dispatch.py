@@ -13,14 +13,19 @@ with the weights of experts, `w` of shape (E, N, K):
 
 of dense operands, for `ComputeWeight`:
 
-- ``mm(a, b, spec) -> y``: a (M, C), b (N, C), y = a @ b.T (M, N) with b cast as `spec` and a as `spec.act`
+- ``mm(a, b, spec) -> y``: a (M, C), b (N, C), y = a @ b.T (M, N) with b cast as `spec` and a as `spec.act`;
+  b may be cast already, a `QTensor` in the layout "plain", whose parts `encode_parts` gives as they are
+- ``grouped_mm(a, b, offs, spec) -> y``: the same for the weights of experts, each cast by itself: a (M, C)
+  with rows sorted by expert and b (E, N, C), y (M, N) with zeros from row offs[-1] on; a (N, M) and b
+  (K, M), whose contracted dimension is the one of the rows, y (E, N, K); or a batch, a (E, M, C) and b
+  (E, N, C), offs None, y (E, M, N)
 
 and between dense values and `Parts`; every kernel of the first two gives the same bits:
 
 - ``quantize(x, spec) -> parts``: any floating-point x with dimensions, finite or not; `spec` in a canonical
   layout; scales and zero points as `choose_qparams` finds them
 - ``dequantize(parts, spec, shape, dtype) -> x``: x of the stored `shape` in `dtype`,
-  (decode(code) - zero) * scale in float32, rounded once
+  (decode(code) - zero) * scale in float32, or what `Spec` says, rounded once
 - ``error_sums(x, w, step) -> sums``: float64 (2,), the sums of x² and of (x - w.dequantize())² over every
   `step`-th row of dimension 0, for the report of `quantize_`
 

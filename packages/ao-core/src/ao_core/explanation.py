@@ -223,26 +223,28 @@ def _explain_model(
 def _explain_compute(
     w: ComputeWeight, fqn: str, tied: tuple[str, ...], x: Tensor | None, rows: Sequence[int]
 ) -> WeightExplanation:
-    """The products of a linear layer in low precision, each for the shapes it would have."""
-    n, k = reversed(w.shape) if w.transposed else w.shape
+    """The products of a linear layer, or of experts, each for the shapes it would have."""
+    *experts, n, k = w.transpose(-2, -1).shape if w.transposed else w.shape
+    op = "grouped_mm" if experts else "mm"
     device, dtype = w.device.type, _activations(x, w.dtype)
     calls = []
     for leading in _leading(x, rows):
         m = prod(leading)
         # a @ b.T: shapes of a and of b; see `ComputeWeight`
         shapes = {
-            "output": ((m, k), (n, k)),
-            "grad_input": ((m, n), (k, n)),
+            "output": ((m, k), (*experts, n, k)),
+            "grad_input": ((m, n), (*experts, k, n)),
             "grad_weight": ((n, m), (k, m)),
         }
         for (product, (a, b)), spec in zip(shapes.items(), w.specs, strict=True):
             if spec is not None:
-                found = candidates(Call("mm", spec, b, a, dtype, device))
-                calls.append(CallExplanation("mm", spec, a, dtype, tuple(found), product))
+                found = candidates(Call(op, spec, b, a, dtype, device))
+                calls.append(CallExplanation(op, spec, a, dtype, tuple(found), product))
     used = [product for product, spec in zip(shapes, w.specs, strict=True) if spec is not None]
     left = ", ".join(product for product in shapes if product not in used)
     note = f"in high precision: {left}" if left else ""
-    return WeightExplanation(fqn, None, (n, k), w.dtype, device, tuple(calls), note, tied)
+    shape = (*experts, n, k)
+    return WeightExplanation(fqn, None, shape, w.dtype, device, tuple(calls), note, tied)
 
 
 def _op(module: nn.Module) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,18 @@ from ao_core.records import Call, Skip, Target
 from ao_core.registry import registry
 from ao_core.report import ParameterRecord, Report
 from ao_core.targets import FilterFn, Plan, default_reason, plan
-from ao_core.tensor import ComputeWeight, QTensor, check_quantizable, native
+from ao_core.tensor import (
+    STOCHASTIC,
+    ComputeWeight,
+    QTensor,
+    check_quantizable,
+    dense_memory,
+    native,
+)
 from ao_core.tensor.codec import is_sharded
 from ao_core.weights import is_conv
 
-__all__ = ["convert", "dequantize_", "quantize_", "sample_sqnr", "transformed"]
+__all__ = ["apply_plans", "convert", "dequantize_", "quantize_", "sample_sqnr", "transformed"]
 
 #: elements of a weight over which the report's SQNR is taken
 _SQNR_ELEMENTS = 1 << 20
@@ -52,12 +60,27 @@ def quantize_(
 
     Raises:
         UnknownNameError: no such recipe.
-        ConfigError: the configuration cannot work, or one of its names matches nothing.
+        ConfigError: the configuration cannot work, one of its names matches nothing, or it waits for
+            data, as static scales of activations do for calibration.
         QuantizationError: weights with NaN or inf, on the meta device or not floating point; nothing
             was changed then. With `strict`, also a weight that the format cannot hold.
     """
     config = resolve_config(config)
+    config.check()
     plans = plan(model, config, filter_fn)
+    return apply_plans(model, config, plans, device=device, strict=strict, progress=progress)
+
+
+def apply_plans(
+    model: nn.Module,
+    config: Config,
+    plans: Sequence[Plan],
+    *,
+    device: torch.device | str | None = None,
+    strict: bool = False,
+    progress: Progress = None,
+) -> Report:
+    """`quantize_` once it is decided what to do with each parameter; `config` is for the report."""
     for entry in plans:
         if entry.config is not None:
             registry.transform_for(type(entry.config))
@@ -94,7 +117,7 @@ def dequantize_(model: nn.Module) -> list[str]:
             if isinstance(parameter, QTensor):
                 if id(parameter) not in done:
                     done[id(parameter)] = nn.Parameter(parameter.dequantize(), requires_grad=False)
-                module._parameters[name] = done[id(parameter)]
+                setattr(module, name, done[id(parameter)])
                 names.append(f"{module_fqn}.{name}" if module_fqn else name)
     return names
 
@@ -108,23 +131,24 @@ def convert(
         return None, _record(
             entry, before, "kept", f"it is quantized already ({before.spec})", start
         )
-    if isinstance(before, ComputeWeight):
-        return None, _record(
-            entry, before, "kept", "its products are in low precision already", start
-        )
     if entry.config is None:
         return None, _record(entry, before, "kept", entry.reason, start)
-    dense = before.detach() if device is None else before.detach().to(device)
+    memory = dense_memory(before.detach())
+    dense = memory if device is None else memory.to(device)
     new = transformed(entry, dense)
     if isinstance(new, Skip):
-        return None, _record(entry, before, "skipped", new.reason, start)
+        status = "kept" if new.kept else "skipped"
+        return None, _record(entry, before, status, new.reason, start)
+    if isinstance(new, ComputeWeight) and isinstance(before, ComputeWeight):
+        reason = "its products are in low precision already"
+        return None, _record(entry, before, "kept", reason, start)
     quality = sample_sqnr(dense, new)
+    trains = before.requires_grad
     if isinstance(new, QTensor):
         # filters of one dimension have the rank of experts, but not their products
         new = new if is_conv(dense, _role(entry)) else native(new)
-        parameter = nn.Parameter(new, requires_grad=False)
-    else:
-        parameter = nn.Parameter(new, requires_grad=before.requires_grad)
+        trains = trains and STOCHASTIC in new.spec.options
+    parameter = nn.Parameter(new, requires_grad=trains)
     return parameter, _record(entry, before, "quantized", "", start, parameter, quality)
 
 
@@ -145,7 +169,8 @@ def _role(entry: Plan) -> Target:
 def _install(entry: Plan, parameter: nn.Parameter | None) -> None:
     if parameter is not None:
         for owner in entry.owners:
-            owner.module._parameters[owner.name] = parameter
+            # not into the dictionary: recurrent layers hold their weights in a list of their own too
+            setattr(owner.module, owner.name, parameter)
 
 
 def sample_sqnr(dense: Tensor, new: Tensor) -> float | None:

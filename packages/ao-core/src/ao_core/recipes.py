@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ao_core.config import Config
 from ao_core.errors import ConfigError
@@ -13,7 +13,7 @@ from ao_core.records import Recipe, Skip, Target, Transform
 from ao_core.registry import registry
 from ao_core.spec import SCALE_DTYPES, WHOLE, ZERO_KINDS, Spec
 from ao_core.tensor import ComputeWeight
-from ao_core.weights import GroupSize, WeightFormat, quantize_weight
+from ao_core.weights import GroupSize, WeightFormat, no_product, quantize_weight
 
 __all__ = [
     "BUILTIN_RECIPES",
@@ -57,7 +57,7 @@ class WeightOnlyConfig(Config):
     group_size: GroupSize = "row"
     #: storage of the scale, or "own": the dtype of the parameter
     scale_dtype: str = "own"
-    #: zero points: "none", "int" or "float"
+    #: zero points: "none", "int", "float" or "scaled"
     zero: str = "none"
     #: how scales are chosen: "absmax", "mse", "hqq" or a plugin's `ScaleMethod`
     scales: str = "absmax"
@@ -106,12 +106,8 @@ def _apply_weight_only(weight: Tensor, config: WeightOnlyConfig, target: Target)
 
 
 def _apply_compute(weight: Tensor, config: ComputeConfig, target: Target) -> Tensor | Skip:
-    if weight.dim() != 2:
-        return Skip(
-            f"low-precision products are defined for 2-D weights, not {weight.dim()}-D ones"
-        )
-    if isinstance(target.module, (nn.Embedding, nn.EmbeddingBag)):
-        return Skip("a lookup has no product that could be in low precision")
+    if reason := no_product(weight, target):
+        return Skip(reason)
     row = Spec(config.dtype, (1, WHOLE))
     output = replace(row, act=row)
     if config.grad_dtype is None:

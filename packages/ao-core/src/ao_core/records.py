@@ -120,9 +120,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Skip:
-    """A transform's answer when it cannot change a parameter, with the reason for the report."""
+    """A transform's answer when it does not change a parameter, with the reason for the report."""
 
     reason: str
+    #: it could, but the configuration wants it to stay: no failure, so `strict` does not mind
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,8 @@ class Transform:
     version: int
     #: (dense parameter, config, target) -> the tensor that replaces it, or `Skip(reason)`
     apply: Callable[[Tensor, Any, Target], Tensor | Skip]
+    #: for the suites: a configuration that can be applied, where the one by default waits for data
+    example: Config | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ BUILTIN_SCALES: tuple[ScaleMethod, ...] = (
     ScaleMethod(
         "absmax", None, "from the largest magnitude, or the range, of a block: nothing clips"
     ),
-    ScaleMethod("mse", mse_qparams, "ranges shrunk for the least squared error of each block"),
-    ScaleMethod("hqq", hqq_qparams, "half-quadratic quantization: least sum of |error|**0.7"),
+    ScaleMethod("mse", mse_qparams, "the least squared error of a block that keeps its length"),
+    ScaleMethod(
+        "hqq", hqq_qparams, "half-quadratic quantization: as mse, for the sum of |error|**0.7"
+    ),
 )

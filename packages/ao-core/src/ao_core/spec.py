@@ -15,13 +15,21 @@ Primitive: TypeAlias = bool | int | float | str
 WHOLE = -1
 #: Names of the number formats a scale may be stored in (or a nested `Spec`: double quantization).
 SCALE_DTYPES = ("float32", "bfloat16", "float16", "e8m0", "e4m3")
-#: "none": symmetric; "int": uint8 zero point in the domain of codes; "float": the same, not rounded.
-ZERO_KINDS = ("none", "int", "float")
+#: "none": symmetric; "int": uint8 zero point in the domain of codes; "float": the same, not rounded;
+#: "scaled": in the domain of values, what is taken off after scaling, and stored as the scale is.
+ZERO_KINDS = ("none", "int", "float", "scaled")
+
+
+def _as_written(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Fields of a spec; `static` only where it is set, so that other files stay what they were."""
+    return {name: value for name, value in fields if name != "static" or value}
 
 
 @dataclass(frozen=True)
 class Spec:
     """The format of a `QTensor`: value = (decode(code) - zero) * scale, one scale and zero a block.
+
+    With a scaled zero point it is value = decode(code) * scale - zero.
 
     Metadata of traced tensors: Dynamo deep-copies it and compares it with `==`, so fields hold
     primitives and nested `Spec`s only, never records from the registry.
@@ -38,11 +46,14 @@ class Spec:
     zero: str = "none"
     #: name of the layout that arranges the parts in memory
     layout: str = "plain"
-    #: how activations are quantized, at run time and per call, before the product; None: they are not
+    #: how activations are quantized before the product, at run time; None: they are not
     act: Spec | None = None
     #: further primitives, sorted by name, e.g. how scales are chosen: "mx_mode" (one of `MX_MODES`) where
     #: they are powers of two, "scale_rule" (one of `SCALE_RULES`)
     options: tuple[tuple[str, Primitive], ...] = ()
+    #: in `act`: its one scale, and zero point, are known beforehand and parts of the weight, `act_scale`
+    #: and `act_zero`; otherwise they are chosen for each call
+    static: bool = False
 
     def __post_init__(self) -> None:
         if not self.block or any(b != WHOLE and b < 1 for b in self.block):
@@ -55,6 +66,11 @@ class Spec:
             )
         if self.zero not in ZERO_KINDS:
             raise ConfigError(f"zero={self.zero!r} is unknown; use one of {', '.join(ZERO_KINDS)}")
+        if self.static and self.block != (WHOLE, WHOLE):
+            raise ConfigError(
+                f"static=True with block={self.block!r}: the number of tokens differs from call to call, "
+                f"so only one scale for all can be known beforehand; use block={(WHOLE, WHOLE)!r}"
+            )
 
     def option(self, name: str, default: Primitive) -> Primitive:
         """The value of an option, or `default` where it is not set."""
@@ -62,7 +78,7 @@ class Spec:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form; `from_dict` is its inverse."""
-        return asdict(self)
+        return asdict(self, dict_factory=_as_written)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Spec:
@@ -85,6 +101,8 @@ class Spec:
         text = f"{self.dtype}[{block}] scale={scale}"
         if self.zero != "none":
             text += f" zero={self.zero}"
+        if self.static:
+            text += " static"
         if self.act is not None:
             text += f" act=({self.act})"
         return f"{text} {self.layout}"

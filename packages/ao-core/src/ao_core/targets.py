@@ -12,6 +12,7 @@ from torch import nn
 from ao_core.config import Config, FqnToConfig
 from ao_core.errors import ConfigError
 from ao_core.records import Target
+from ao_core.weights import is_transposed
 
 __all__ = ["FilterFn", "Plan", "default_reason", "plan"]
 
@@ -54,11 +55,10 @@ class Plan:
 
 
 def plan(model: nn.Module, config: Config, filter_fn: FilterFn | None) -> list[Plan]:
-    """What to do with each parameter of the model, tied ones once; changes nothing.
+    """What to do with each parameter of the model, tied ones once; changes and checks nothing else.
 
     Raises:
         ConfigError: a name or regular expression of a `FqnToConfig` matches nothing.
-        UnknownNameError: a configuration names a number format that nobody registered.
     """
     owners: dict[int, list[Target]] = {}
     for module_fqn, module in model.named_modules(remove_duplicate=False):
@@ -67,9 +67,6 @@ def plan(model: nn.Module, config: Config, filter_fn: FilterFn | None) -> list[P
                 fqn = f"{module_fqn}.{name}" if module_fqn else name
                 owners.setdefault(id(parameter), []).append(Target(fqn, module, name))
     rules = config if isinstance(config, FqnToConfig) else FqnToConfig({"*": config})
-    for _, entry in rules.entries:
-        if entry is not None:
-            entry.check()
     used: set[str] = set()
     plans = [_plan_one(tuple(targets), rules, filter_fn, used) for targets in owners.values()]
     for key, _ in rules.entries:
@@ -137,6 +134,8 @@ def default_reason(owner: Target, tensor: torch.Tensor) -> str:
     for module_type, names in _WEIGHTS.items():
         if isinstance(owner.module, module_type) and owner.name in names:
             return ""
+    if is_transposed(owner):
+        return ""
     if isinstance(owner.module, _LOOKUPS):
         return "embeddings are kept unless a FqnToConfig names them or filter_fn selects them"
     if tensor.dim() == 3 and tensor.shape[0] > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
@@ -9,17 +10,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from ao_core.errors import QuantizationError
 from ao_core.records import Skip, Target
 from ao_core.registry import registry
 from ao_core.spec import WHOLE, Primitive, Spec
 from ao_core.tensor import quantize_tensor
 
-__all__ = ["GroupSize", "WeightFormat", "is_conv", "quantize_weight", "weight_spec"]
+__all__ = [
+    "GroupSize",
+    "WeightFormat",
+    "is_conv",
+    "no_product",
+    "quantize_weight",
+    "weight_spec",
+]
 
 #: weights that share one scale: a number of them, "row" or "tensor"
 GroupSize = int | str
 
 _TENSOR = (WHOLE, WHOLE)
+#: modules of (in, out) weights, the transpose of those of `nn.Linear`: by the name of their class
+_TRANSPOSED = ("transformers.pytorch_utils.Conv1D",)
 #: dtypes of a parameter that its scales can have too
 _OWN = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -42,6 +53,9 @@ class WeightFormat:
     options: tuple[tuple[str, Primitive], ...] = ()
     #: name of the `ScaleMethod` that chooses scales and zero points
     scales: str = "absmax"
+    #: scale, and zero point if any, of activations that are static
+    act_scale: float | None = None
+    act_zero: float | None = None
 
 
 def weight_spec(
@@ -81,13 +95,66 @@ def is_conv(dense: Tensor, target: Target) -> bool:
     return isinstance(target.module, _ConvNd) or dense.dim() > 3
 
 
-def quantize_weight(dense: Tensor, fmt: WeightFormat, target: Target) -> Tensor | Skip:
-    """The quantized form of a parameter; activations are quantized in linear layers only."""
+def no_product(weight: Tensor, target: Target) -> str:
+    """Why a parameter takes part in no product that a `ComputeWeight` casts; empty where it does."""
+    if isinstance(target.module, (nn.Embedding, nn.EmbeddingBag)):
+        return "a lookup has no product that could be in low precision"
+    if weight.dim() not in (2, 3) or is_conv(weight, target):
+        return (
+            "low-precision products are defined for 2-D weights and for the 3-D ones of experts, not for "
+            f"the {weight.dim()}-D ones of {type(target.module).__name__}"
+        )
+    if weight.dtype == torch.float64:
+        return (
+            "low-precision products accumulate in float32, which would round float64 weights; convert the "
+            "model to float32 or bfloat16 first"
+        )
+    return ""
+
+
+def is_transposed(target: Target) -> bool:
+    """Whether a parameter is a weight (in, out), which is multiplied as it is."""
+    return target.name == "weight" and any(
+        f"{c.__module__}.{c.__qualname__}" in _TRANSPOSED for c in type(target.module).__mro__
+    )
+
+
+def quantize_weight(
+    dense: Tensor,
+    fmt: WeightFormat,
+    target: Target,
+    encode: Callable[[Tensor, Spec], Tensor] | None = None,
+) -> Tensor | Skip:
+    """The quantized form of a parameter; activations are quantized in linear layers only.
+
+    Args:
+        dense: the parameter.
+        fmt: its format.
+        target: where it is.
+        encode: finds codes and scales of (values, spec) together; by default `fmt.scales` finds scales.
+
+    Raises:
+        QuantizationError: the module changes its weight when it is called.
+    """
+    if getattr(target.module, "max_norm", None) is not None:
+        raise QuantizationError(
+            "max_norm rescales its rows in place at each lookup; use max_norm=None"
+        )
+    transposed = is_transposed(target)
+    if transposed:  # groups run along what is summed over
+        dense = dense.t()
     conv = is_conv(dense, target)
     if fmt.act is not None and (role := _not_linear(dense, target, conv)):
         return Skip(f"{role}, and activations are quantized in linear layers only")
     spec = weight_spec(fmt, tuple(dense.shape), dense.dtype, conv=conv)
-    return quantize_tensor(dense, spec, scales=fmt.scales)
+    quantized = (
+        quantize_tensor(
+            dense, spec, scales=fmt.scales, act_scale=fmt.act_scale, act_zero=fmt.act_zero
+        )
+        if encode is None
+        else encode(dense, spec)
+    )
+    return quantized.t() if transposed else quantized
 
 
 def _not_linear(dense: Tensor, target: Target, conv: bool) -> str:
@@ -96,6 +163,8 @@ def _not_linear(dense: Tensor, target: Target, conv: bool) -> str:
         return "it holds the filters of a convolution"
     if isinstance(target.module, (nn.Embedding, nn.EmbeddingBag)):
         return "it is an embedding"
+    if isinstance(target.module, nn.Bilinear):
+        return "it is the weight of a bilinear form"
     if dense.dim() == 3:
         return "it holds the 3-D weights of experts"
     return ""

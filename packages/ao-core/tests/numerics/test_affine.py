@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ao_core.dtypes import BUILTIN_DTYPES
+from ao_core.dtypes import BUILTIN_DTYPES, codebook_dtype, int_dtype
 from ao_core.errors import ConfigError
 from ao_core.numerics import (
     choose_qparams,
@@ -334,3 +334,34 @@ def test_rules_for_scales_are_checked():
         choose_qparams(x, ternary, (1, 4), "float", rule="absmean")
     with pytest.raises(ConfigError, match="use zero='none' and a scale in another dtype than e8m0"):
         choose_qparams(x, ternary, (1, 4), scale_dtype="e8m0", rule="absmean")
+
+
+def test_blocks_of_zeros_without_a_zero():
+    """Codes that cannot say 0 get the least scale, not 1: else zeros would become the least value."""
+    fmt = codebook_dtype("positive", (0.25, 0.5, 1.0))
+    x = torch.tensor([[0.0, 0.0], [0.0, 2.0]])
+    scale, _ = choose_qparams(x, fmt, (1, 2))
+    assert scale.flatten().tolist() == [2.0**-126, 2.0]
+    signed = codebook_dtype("signed", (-1.0, 0.0, 1.0))
+    assert choose_qparams(x, signed, (1, 2))[0].flatten().tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("scale_dtype", ["float32", "bfloat16"])
+def test_rank1_scales(scale_dtype):
+    """Of each element the lesser of the greatest of its row and of its column, over the reach."""
+    fmt = int_dtype("int8", 8)
+    x = torch.tensor([[1.0, -8.0, 0.0], [4.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
+    scale, zero = choose_qparams(x, fmt, (1, 1), scale_dtype=scale_dtype, rule="rank1")
+    assert zero is None
+    expected = torch.tensor([[4.0, 8.0, 0.0], [4.0, 4.0, 0.0], [0.0, 0.0, 0.0]]) / fmt.reach
+    torch.testing.assert_close(scale.float(), expected, rtol=2.0**-8, atol=2.0**-126)
+    assert bool((scale > 0).all())
+    # the greatest of each row and column of scales give all of them again
+    rows, columns = scale.amax(1, keepdim=True), scale.amax(0, keepdim=True)
+    assert torch.equal(torch.minimum(rows, columns), scale)
+
+
+@pytest.mark.parametrize(("shape", "block"), [((4, 6), (1, 2)), ((4,), (1,)), ((2, 3, 4), (1, 1))])
+def test_rank1_needs_a_matrix_and_a_scale_each(shape, block):
+    with pytest.raises(ConfigError, match=r"use block=\(1, 1\) and two dimensions"):
+        choose_qparams(torch.ones(shape), int_dtype("int8", 8), block, rule="rank1")

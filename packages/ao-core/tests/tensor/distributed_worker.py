@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from ao_core import WHOLE, ComputeWeight, QTensor, Spec, quantize_tensor
 from ao_core.tensor import native
+from ao_core.testing.programs import one_of_the_ranks
+from ao_core.testing.samples import quantized
 
 ROW = (1, WHOLE)
 SPECS = {
@@ -28,6 +29,7 @@ SPECS = {
     "f8-row": Spec("f8e4m3", ROW),
     "nf4-double": Spec("nf4", (1, 16), Spec("int8", (1, WHOLE)), layout="packed"),
     "mx": Spec("f4e2m1", (1, 32), "e8m0", layout="packed"),
+    "int8-static": Spec("int8", ROW, act=Spec("int8", (WHOLE, WHOLE), static=True)),
     "int4-bf16-native": Spec("int4", (1, 32), "bfloat16", layout="packed"),
 }
 
@@ -46,9 +48,9 @@ def make_model(name: str) -> nn.Module:
             both = replace(row, act=row)
             linear.weight = nn.Parameter(ComputeWeight(dense, both, both, both))
             continue
-        quantized = quantize_tensor(dense, SPECS[name])
-        quantized = native(quantized) if "native" in name else quantized
-        linear.weight = nn.Parameter(quantized, requires_grad=False)
+        weight = quantized(dense, SPECS[name])
+        weight = native(weight) if "native" in name else weight
+        linear.weight = nn.Parameter(weight, requires_grad=False)
     return model
 
 
@@ -123,20 +125,14 @@ def check_tensor_parallel() -> None:
 
 
 def main(folder: Path, names: list[str]) -> None:
-    dist.init_process_group("gloo")
-    if names == ["tensor-parallel"]:
-        check_tensor_parallel()
-        sys.stdout.write("tensor-parallel: ok\n")
-        names = []
-    for name in names:
-        check(name, folder)
-        if dist.get_rank() == 0:
+    with one_of_the_ranks(folder):
+        if names == ["tensor-parallel"]:
+            check_tensor_parallel()
+            sys.stdout.write("tensor-parallel: ok\n")
+            names = []
+        for name in names:
+            check(name, folder)
             sys.stdout.write(f"{name}: ok\n")
-    dist.barrier()
-    dist.destroy_process_group()
-    # gloo's threads may abort an interpreter that shuts down in its own time
-    sys.stdout.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":

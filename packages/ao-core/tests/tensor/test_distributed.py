@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from ao_core.testing.programs import run_ranks
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
 
@@ -20,6 +18,7 @@ FORMATS = [
     "f8-row",
     "nf4-double",
     "mx",
+    "int8-static",
     "int4-bf16-native",
     "compute",
 ]
@@ -28,31 +27,6 @@ FORMATS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [FORMATS, ["tensor-parallel"]], ids=["fsdp2", "tensor-parallel"])
 def test_two_processes_agree_with_one(names: list[str], tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
-        "WORLD_SIZE": "2",
-        "OMP_NUM_THREADS": "1",
-    }
-    workers = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(tmp_path), *names],
-            env={**environment, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [worker.communicate(timeout=300)[0] for worker in workers]
-    for worker in workers:
-        assert worker.returncode == 0, "\n".join(outputs)
+    output = run_ranks(WORKER, 2, tmp_path, *names)
     for name in names:
-        assert f"{name}: ok" in outputs[0], outputs[0]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        assert f"{name}: ok" in output, output

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,8 @@ import ao_core
 from ao_core import WHOLE, Call, QTensor, Spec, quantize_tensor
 from ao_core.dispatch import select
 from ao_core.numerics import sqnr
-from ao_core.tensor import fake_quantize, native
+from ao_core.tensor import native
+from ao_core.testing.samples import activations, quantized
 from ao_core.torch_kernels.native import NATIVE_KERNELS, scaled_mm_linear
 
 ROW, TENSOR = (1, WHOLE), (WHOLE, WHOLE)
@@ -20,6 +23,8 @@ SPECS = {
     "int8 bf16 scale": Spec("int8", ROW, "bfloat16"),
     "int8 dynamic": Spec("int8", ROW, act=Spec("int8", ROW)),
     "int8 dynamic asymmetric": Spec("int8", ROW, act=Spec("uint8", ROW, zero="int")),
+    "int8 static": Spec("int8", ROW, act=Spec("int8", TENSOR, static=True)),
+    "int8 static asymmetric": Spec("int8", ROW, act=Spec("uint8", TENSOR, zero="int", static=True)),
     "e4m3": Spec("f8e4m3", ROW),
     "e5m2": Spec("f8e5m2", ROW),
     "int4": Spec("int4", (1, 32), "bfloat16", layout="packed"),
@@ -35,9 +40,15 @@ def _randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def _expected(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     """In float64, from what the tensor says its values are."""
-    a = x if w.spec.act is None else fake_quantize(x.float(), w.spec.act)
-    out = a.double() @ w.dequantize(torch.float32).double().t()
+    out = activations(x, w) @ w.dequantize(torch.float32).double().t()
     return out if bias is None else out + bias.double()
+
+
+def test_static_activations_are_served_by_the_native_products() -> None:
+    for name in ("int8 static", "int8 static asymmetric"):
+        call = Call("linear", SPECS[name], (33, 70), (5, 70), torch.float32, "cpu")
+        with ao_core.kernels("native"):
+            assert select(call).name == "int_mm"
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -45,7 +56,7 @@ def _expected(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
 @pytest.mark.parametrize("name", SPECS)
 def test_against_float64(name: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
     n, k = shape
-    w = native(quantize_tensor(_randn(n, k, dtype=dtype), SPECS[name]))
+    w = native(quantized(_randn(n, k, dtype=dtype), SPECS[name]))
     bias = _randn(n, dtype=dtype)
     least = {torch.float32: 100.0, torch.bfloat16: 40.0, torch.float16: 55.0}[dtype]
     for x_shape in [(1, k), (3, k), (2, 5, k), (k,), (17, k)]:
@@ -99,6 +110,20 @@ def test_scaled_mm(block: tuple[int, int]) -> None:
     }
     for reason, call in refused.items():
         assert reason in (kernel.accepts(call) or "")
+
+
+@pytest.mark.parametrize("block", [ROW, TENSOR], ids=str)
+def test_scaled_mm_with_static_activations(block: tuple[int, int]) -> None:
+    """One scale of the activations beside one a row of the weight, or one of each."""
+    spec = Spec("f8e4m3", block, act=Spec("f8e5m2", TENSOR, static=True))
+    w = quantized(_randn(32, 64, dtype=torch.bfloat16), spec)
+    x, bias = _randn(5, 64, dtype=torch.bfloat16), _randn(32, dtype=torch.bfloat16)
+    assert 45 < sqnr(_expected(x, w, bias), scaled_mm_linear(x, w, bias)) < 65
+    (kernel,) = [k for k in NATIVE_KERNELS if k.name == "scaled_mm"]
+    assert kernel.accepts(Call("linear", spec, (32, 64), (5, 64), torch.bfloat16, "cuda")) is None
+    group = replace(spec, block=(1, 32))
+    call = Call("linear", group, (32, 64), (5, 64), torch.bfloat16, "cuda")
+    assert "or static activations" in (kernel.accepts(call) or "")
 
 
 def test_int_mm_knows_the_limits_of_cuda() -> None:

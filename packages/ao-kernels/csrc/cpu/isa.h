@@ -1,6 +1,7 @@
 // The kernels of one instruction set, and the choice of the set that this processor runs.
 #pragma once
 
+#include "adam/kernels.h"
 #include "linear/kernels.h"
 #include "quantize/kernels.h"
 
@@ -11,6 +12,7 @@ struct Isa {
   const char* name;
   LinearKernels linear;
   QuantizeKernels quantize;
+  AdamKernels adam;
 };
 
 // The set in use: the best one that the processor has, or the one that AO_CPU_ISA names. It is

@@ -6,6 +6,7 @@
 // their inline functions, whichever unit it came from.
 #pragma once
 
+#include "adam/unit.h"
 #include "isa.h"
 #include "quantize/unit.h"
 
@@ -25,6 +26,7 @@
 namespace ao {
 
 extern const Isa AO_JOIN(isa_, AO_ISA);
-const Isa AO_JOIN(isa_, AO_ISA) = {AO_TEXT(AO_ISA), AO_LINEAR, AO_ISA::coding::kQuantizeKernels};
+const Isa AO_JOIN(isa_, AO_ISA) = {AO_TEXT(AO_ISA), AO_LINEAR, AO_ISA::coding::kQuantizeKernels,
+                                     AO_ISA::optim::kAdamKernels};
 
 }  // namespace ao

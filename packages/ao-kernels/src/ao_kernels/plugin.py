@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from ao_core import hookimpl
 from ao_core.layouts import Layout
 from ao_core.records import Kernel
+from ao_kernels.cpu.adam import ADAM_KERNELS as CPU_ADAM_KERNELS
 from ao_kernels.cpu.embedding import TILE_KERNELS
 from ao_kernels.cpu.grouped import GROUPED_KERNELS
 from ao_kernels.cpu.linear import LINEAR_KERNELS
 from ao_kernels.cpu.quantize import CODE_KERNELS
 from ao_kernels.cpu.tiles import LAYOUTS
-from ao_kernels.triton.adam import ADAM_KERNELS
+from ao_kernels.triton.adam import ADAM_KERNELS as TRITON_ADAM_KERNELS
 from ao_kernels.triton.linear import PLANE16_KERNELS
 from ao_kernels.triton.plane16 import LAYOUTS as TRITON_LAYOUTS
 
@@ -32,11 +33,5 @@ def ao_layouts() -> Iterable[Layout]:
 @hookimpl
 def ao_kernels() -> Iterable[Kernel]:
     """The compiled kernels; `Kernel.available` loads them, or says why they cannot run."""
-    return (
-        *LINEAR_KERNELS,
-        *GROUPED_KERNELS,
-        *TILE_KERNELS,
-        *CODE_KERNELS,
-        *PLANE16_KERNELS,
-        *ADAM_KERNELS,
-    )
+    cpu = (*LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS, *CPU_ADAM_KERNELS)
+    return (*cpu, *PLANE16_KERNELS, *TRITON_ADAM_KERNELS)

@@ -1,10 +1,16 @@
-"""Number formats of ao-quant: codes that are the places of learned values."""
+"""Number formats of ao-quant: codes that are the places of learned values, and the codebook of iq4_nl."""
 
 from __future__ import annotations
 
-from ao_core.dtypes import table_dtype
+from ao_core.dtypes import codebook_dtype, table_dtype
 from ao_core.records import DType
 
 __all__ = ["DTYPES"]
 
-DTYPES: tuple[DType, ...] = tuple(table_dtype(f"lut{bits}", bits) for bits in range(1, 9))
+#: of ggml's type IQ4_NL, denser around 0
+_IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+DTYPES: tuple[DType, ...] = (
+    *(table_dtype(f"lut{bits}", bits) for bits in range(1, 9)),
+    codebook_dtype("iq4_nl", _IQ4_NL),
+)

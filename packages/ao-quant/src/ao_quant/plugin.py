@@ -21,7 +21,7 @@ def ao_api() -> tuple[int, int]:
 
 @hookimpl
 def ao_dtypes() -> Iterable[DType]:
-    """Codes that are the places of learned values."""
+    """Codes that are the places of learned values, and those of iq4_nl."""
     return DTYPES
 
 

@@ -7,6 +7,21 @@ from ao_quant import configs as c
 
 __all__ = ["RECIPES"]
 
+#: bits a weight of the block formats of GGUF, the default first
+_GGUF_BITS = {
+    "q4_k": 4.5,
+    "q2_k": 2.625,
+    "q3_k": 3.4375,
+    "q5_k": 5.5,
+    "q6_k": 6.5625,
+    "q8_0": 8.5,
+    "q4_0": 4.5,
+    "q4_1": 5,
+    "q5_0": 5.5,
+    "q5_1": 6,
+    "iq4_nl": 4.5,
+}
+
 RECIPES: tuple[Recipe, ...] = (
     Recipe("int8_weight_only", c.Int8WeightOnlyConfig(), "int8 weights, a scale a row"),
     Recipe(
@@ -107,6 +122,14 @@ RECIPES: tuple[Recipe, ...] = (
         "nvfp4_weight_only",
         c.NVFP4WeightOnlyConfig(),
         "NVFP4: 4-bit floats e2m1 in blocks of 16 with float8 scales and one float32 scale",
+    ),
+    *(
+        Recipe(
+            "gguf_weight_only" if kind == "q4_k" else f"gguf_weight_only/{kind}",
+            c.GGUFWeightOnlyConfig(kind),
+            f"{kind.upper()} of llama.cpp, {bits:g} bits a weight",
+        )
+        for kind, bits in _GGUF_BITS.items()
     ),
     Recipe(
         "int8_dynamic_activation_int8_weight",

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from ao_core.config import Config
 from ao_core.records import Skip, Target, Transform
+from ao_core.registry import registry
 from ao_core.weights import quantize_weight
-from ao_quant.configs import CONFIGS
+from ao_quant.configs import CALIBRATED, CONFIGS, GGUFWeightOnlyConfig
+from ao_quant.gguf.encode import encode
 from ao_quant.specs import format_of
 
 __all__ = ["TRANSFORMS", "apply"]
 
-#: dynamic configurations -> the one that stores the same weights and leaves activations alone
+#: configurations of activations too -> the one that stores the same weights and leaves activations alone
 _WEIGHT_ONLY = {
     "int8_dynamic_activation_int8_weight": "int8_weight_only",
     "float8_dynamic_activation_float8_weight": "float8_weight_only",
     "int8_dynamic_activation_int4_weight": "int4_weight_only",
     "mx_dynamic_activation_mx_weight": "mx_weight_only",
     "nvfp4_dynamic_activation_nvfp4_weight": "nvfp4_weight_only",
+    "int8_static_activation_int8_weight": "int8_weight_only",
+    "float8_static_activation_float8_weight": "float8_weight_only",
 }
+#: of inputs of the suites, which are Gaussian
+_ACT_SCALE = 0.03
 
 
 def apply(dense: Tensor, config: Config, target: Target) -> Tensor | Skip:
@@ -27,11 +35,22 @@ def apply(dense: Tensor, config: Config, target: Target) -> Tensor | Skip:
     new = quantize_weight(dense, format_of(config), target)
     if not isinstance(new, Skip):
         return new
-    name = next(name for name, cls in CONFIGS.items() if cls is type(config))
-    return Skip(f"{new.reason}; {_WEIGHT_ONLY[name]!r} would quantize this weight")
+    name = _WEIGHT_ONLY[registry.transform_for(type(config)).name]
+    return Skip(f"{new.reason}; {name!r} would quantize this weight")
 
 
-TRANSFORMS: tuple[Transform, ...] = tuple(
-    Transform(config_type, name, config_type.version, apply)
-    for name, config_type in CONFIGS.items()
+def _apply_gguf(dense: Tensor, config: GGUFWeightOnlyConfig, target: Target) -> Tensor | Skip:
+    """The weight in blocks of GGUF, which have encoders of their own."""
+    return quantize_weight(dense, format_of(config), target, partial(encode, config.type))
+
+
+#: transforms that do more than to choose scales
+_APPLY = {"gguf_weight_only": _apply_gguf}
+
+TRANSFORMS: tuple[Transform, ...] = (
+    *(Transform(cls, name, cls.version, _APPLY.get(name, apply)) for name, cls in CONFIGS.items()),
+    *(
+        Transform(cls, name, cls.version, apply, example=cls(act_scale=_ACT_SCALE))
+        for name, cls in CALIBRATED.items()
+    ),
 )

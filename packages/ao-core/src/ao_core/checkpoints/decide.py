@@ -36,6 +36,7 @@ def make_job(
         UnknownNameError: no such recipe.
     """
     limit, config = parse_size(max_shard_size), resolve_config(config)
+    config.check()
     checkpoint = open_checkpoint(src)
     if missing := checkpoint.missing_providers():
         raise CheckpointError(f"{checkpoint.path}: needs {'; and '.join(missing)}")

@@ -10,6 +10,7 @@ from torch import Tensor
 from ao_core.errors import AoError
 from ao_core.records import Skip
 from ao_core.tensor import QTensor, cut
+from ao_core.tensor.activations import act_names
 
 __all__ = ["ELEMENTS", "by_rows"]
 
@@ -82,6 +83,8 @@ def _divides(piece: QTensor, shape: tuple[int, ...]) -> bool:
     try:
         axes_of = cut.geometry(piece, stored_shape=shape)
         for name, axes in axes_of.items():
+            if name in act_names(piece.spec):  # the same in every piece
+                continue
             for dim, size in enumerate(piece.stored_shape[:-1]):
                 axis = axes[dim] if dim < len(axes) else None
                 if axis is None or size % axis.values:

@@ -1,4 +1,4 @@
-"""`ao formats`: number formats, layouts and recipes, whoever provides them."""
+"""`ao formats`: number formats, layouts, ways to choose scales and recipes, whoever provides them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["formats"]
 
 
 def formats(as_json: bool = JSON) -> None:
-    """List number formats, layouts and recipes, with the distribution that each comes from."""
+    """List number formats, layouts, ways to choose scales and recipes, and who provides each."""
     found = _found()
     if as_json:
         show_json(found)
@@ -37,6 +37,11 @@ def formats(as_json: bool = JSON) -> None:
             )
             for r in found["layouts"]
         ],
+    )
+    show_table(
+        "Ways to choose scales",
+        ("name", "provider", "summary"),
+        [(r["name"], r["provider"], r["summary"]) for r in found["scales"]],
     )
     show_table(
         "Recipes, for quantize_ and ao quantize --config",
@@ -70,6 +75,10 @@ def _found() -> dict[str, list[dict[str, Any]]]:
         }
         for name, layout in registry.layouts.items()
     ]
+    scales = [
+        {"name": name, "provider": registry.scales.provider(name), "summary": method.summary}
+        for name, method in registry.scales.items()
+    ]
     recipes = [
         {
             "name": name,
@@ -90,7 +99,7 @@ def _found() -> dict[str, list[dict[str, Any]]]:
         for name, transform in registry.transforms.items()
         if name not in registry.recipes
     ]
-    return {"dtypes": dtypes, "layouts": layouts, "recipes": recipes}
+    return {"dtypes": dtypes, "layouts": layouts, "scales": scales, "recipes": recipes}
 
 
 def _first_line(doc: str | None) -> str:

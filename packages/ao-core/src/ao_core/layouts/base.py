@@ -52,6 +52,8 @@ class Layout:
     #: for others: every part of a 3-D tensor is that of its slices along dimension 0, stacked, so that
     #: the weight of one expert can be taken from it without a conversion
     stacked: bool = False
+    #: formats that the conformance suite tries beside its own, for layouts that hold none of those
+    examples: tuple[Spec, ...] = ()
 
     def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         """None, or a sentence that says why this layout cannot hold such a tensor."""

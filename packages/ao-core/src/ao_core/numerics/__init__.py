@@ -43,7 +43,12 @@ from ao_core.numerics.formats import (
 )
 from ao_core.numerics.ints import decode_int, encode_int
 from ao_core.numerics.mx import MX_MODES, choose_e8m0, decode_e8m0, encode_e8m0
-from ao_core.numerics.rounding import round_half_even, round_to_16_bits, stochastic_round_to
+from ao_core.numerics.rounding import (
+    round_half_even,
+    round_to_16_bits,
+    stochastic_round,
+    stochastic_round_to,
+)
 from ao_core.numerics.state import companded_values, dynamic_values, linear_values
 from ao_core.numerics.tables import decode_tables, encode_tables, learn_tables
 
@@ -98,6 +103,7 @@ __all__ = [
     "split_blocks",
     "sqnr",
     "sqnr_of_sums",
+    "stochastic_round",
     "stochastic_round_to",
     "unpack_bits",
     "unpack_digits",

@@ -1,5 +1,7 @@
 """Scales, zero points, and what they do: value = (decode(code) - zero) * scale.
 
+A zero point that is scaled already is taken off last: value = decode(code) * scale - zero.
+
 Of a format of kind "table" the scale of a block is the values of all codes, learned for it, and what a code
 stands for is the value at its place: ``value = scale[code]``.
 
@@ -16,12 +18,12 @@ import torch
 from torch import Tensor
 
 from ao_core.errors import ConfigError
-from ao_core.numerics.blocks import block_absmean, block_minmax, split_blocks
+from ao_core.numerics.blocks import block_absmax, block_absmean, block_minmax, split_blocks
 from ao_core.numerics.mx import choose_e8m0
 from ao_core.numerics.rounding import round_to_16_bits
 from ao_core.numerics.slabs import is_large, slabs
 from ao_core.numerics.tables import decode_tables, encode_tables, learn_tables
-from ao_core.spec import SCALE_DTYPES, ZERO_KINDS
+from ao_core.spec import SCALE_DTYPES, WHOLE, ZERO_KINDS
 
 if TYPE_CHECKING:
     from ao_core.records import DType
@@ -38,8 +40,8 @@ __all__ = [
     "zero_to_float",
 ]
 
-#: what of a block its scale follows, without a zero point
-SCALE_RULES = ("absmax", "absmean")
+#: what of a block its scale follows, without a zero point; "rank1": an element's, its row and its column
+SCALE_RULES = ("absmax", "absmean", "rank1")
 
 #: what learned values may be stored in
 TABLE_DTYPES = ("float32", "bfloat16", "float16")
@@ -66,23 +68,30 @@ def choose_qparams(
 
     The scale comes in its storage dtype. Without a zero point it is absmax / `dtype.reach`; with
     one it is (max - min) / (`dtype.max` - `dtype.min`) of the range widened to hold 0, and the zero
-    point is the code (uint8) of the integer that 0.0 maps to exactly ("int"), or that number
-    unrounded ("float": in the scale's dtype, float32 beside a scale of 8 bits). A float format,
-    finest around 0, has the center of the range there.
+    point is the code (uint8) of the integer that 0.0 maps to exactly ("int"), that number
+    unrounded ("float": in the scale's dtype, float32 beside a scale of 8 bits), or the same times the
+    scale ("scaled"). A float format, finest around 0, has the center of the range there.
 
-    A scale is finite and positive whatever finite values `x` has: 1 for a block of zeros, else
-    clamped to what the storage can hold. A block with a NaN gets scale NaN. For "e8m0", `mx_mode`
+    A scale is finite and positive whatever finite values `x` has: 1 for a block of zeros (the least
+    there is where the format has no 0), else clamped to what the storage can hold. A block with a NaN
+    gets scale NaN. For "e8m0", `mx_mode`
     chooses the power of two (see `choose_e8m0`) without a zero point; with one it is the least that
     saturates nothing.
 
     With the rule "absmean" the scale is the mean magnitude of the block, whatever the format: that of
     ternary weights in BitNet b1.58 (Ma et al. 2024, arXiv:2402.17764, section 2).
 
+    With the rule "rank1" `x` is a matrix of elements with a scale each, so that the greater magnitude
+    of its row or of its column, whichever is less, becomes `dtype.reach` (Li et al. 2023,
+    arXiv:2309.01507, section 4.2).
+
     Of a format of kind "table" it is the values that k-means finds, in one more dimension.
     """
     _check(dtype, zero, scale_dtype)
     _check_rule(rule, zero, scale_dtype)
     x = x.detach()
+    if rule == "rank1":
+        return _rank1(x, dtype, block, scale_dtype), None
     if dtype.kind == "table":
         storage, _, greatest = _STORAGE[scale_dtype]
         tables = learn_tables(x, block, dtype.bits).clamp(-greatest, greatest)
@@ -142,25 +151,42 @@ def scale_to_float(scale: Tensor) -> Tensor:
 
 
 def quantize_affine(
-    x: Tensor, dtype: DType, block: Sequence[int], scale: Tensor, zero: Tensor | None = None
+    x: Tensor,
+    dtype: DType,
+    block: Sequence[int],
+    scale: Tensor,
+    zero: Tensor | None = None,
+    *,
+    scaled: bool = False,
 ) -> Tensor:
-    """Codes (uint8, shape of `x`) of x / scale + zero; a large tensor is taken in slabs."""
+    """Codes (uint8, shape of `x`) of x / scale + zero; a large tensor is taken in slabs.
+
+    Where the zero point is `scaled`, of (x + zero) / scale.
+    """
     x = x.detach()
     if not is_large(x):
-        return _quantize_affine(x, dtype, block, scale, zero)
+        return _quantize_affine(x, dtype, block, scale, zero, scaled)
     codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     for part, grid in slabs(x.shape, block):
         by = None if zero is None else zero[grid]
-        codes[part] = _quantize_affine(x[part], dtype, block, scale[grid], by)
+        codes[part] = _quantize_affine(x[part], dtype, block, scale[grid], by, scaled)
     return codes
 
 
 def _quantize_affine(
-    x: Tensor, dtype: DType, block: Sequence[int], scale: Tensor, zero: Tensor | None
+    x: Tensor,
+    dtype: DType,
+    block: Sequence[int],
+    scale: Tensor,
+    zero: Tensor | None,
+    scaled: bool,
 ) -> Tensor:
     if dtype.kind == "table":
         return encode_tables(x, block, scale)
     x = x.to(torch.float32)
+    if scaled and zero is not None:
+        view, by_block = split_blocks(x, block, zero_to_float(zero, dtype))
+        x, zero = (view + by_block).reshape(x.shape), None
     view, by_block = split_blocks(x, block, scale_to_float(scale))
     ratio = view / by_block
     if zero is not None:
@@ -176,18 +202,22 @@ def dequantize_affine(
     scale: Tensor,
     zero: Tensor | None = None,
     out_dtype: torch.dtype = torch.float32,
+    *,
+    scaled: bool = False,
 ) -> Tensor:
     """(decode(codes) - zero) * scale in float32, rounded once to `out_dtype`.
 
-    A large tensor is taken in slabs, unless a gradient is to flow through it.
+    Where the zero point is `scaled`, decode(codes) * scale - zero. A large tensor is taken in slabs,
+    unless a gradient is to flow through it.
     """
     learns = scale.requires_grad or (zero is not None and zero.requires_grad)
     if learns or not is_large(codes):
-        return _dequantize_affine(codes, dtype, block, scale, zero, out_dtype)
+        return _dequantize_affine(codes, dtype, block, scale, zero, out_dtype, scaled)
     dense = torch.empty(codes.shape, dtype=out_dtype, device=codes.device)
     for part, grid in slabs(codes.shape, block):
         by = None if zero is None else zero[grid]
-        dense[part] = _dequantize_affine(codes[part], dtype, block, scale[grid], by, out_dtype)
+        values = _dequantize_affine(codes[part], dtype, block, scale[grid], by, out_dtype, scaled)
+        dense[part] = values
     return dense
 
 
@@ -198,39 +228,62 @@ def _dequantize_affine(
     scale: Tensor,
     zero: Tensor | None,
     out_dtype: torch.dtype,
+    scaled: bool,
 ) -> Tensor:
     if dtype.kind == "table":
         return decode_tables(codes, block, scale).to(out_dtype)
     values = dtype.decode(codes)
-    if zero is not None:
+    if zero is not None and not scaled:
         view, by_block = split_blocks(values, block, zero_to_float(zero, dtype))
         view.sub_(by_block)
     view, by_block = split_blocks(values, block, scale_to_float(scale))
     view.mul_(by_block)
+    if zero is not None and scaled:
+        view, by_block = split_blocks(values, block, zero_to_float(zero, dtype))
+        view.sub_(by_block)
     return values.to(out_dtype)
 
 
 def _symmetric(absmax: Tensor, dtype: DType, name: str, mx_mode: str) -> Tensor:
     """Scale without a zero point, in its storage dtype."""
     if name != "e8m0":
-        return _store(absmax, dtype.reach, name)
+        return _store(absmax, dtype.reach, name, zeros=dtype.min <= 0)
     element_max = max(1.0, dtype.max) if dtype.kind == "int" else dtype.reach
     step = _top_step(dtype, absmax.device) if mx_mode == "even" else 0.0
     return choose_e8m0(absmax, element_max, mx_mode, step).to(torch.float8_e8m0fnu)
 
 
-def _store(magnitude: Tensor, reach: float, name: str) -> Tensor:
-    """Positive finite scale in its storage dtype: magnitude / reach, 1 where magnitude is 0."""
+def _rank1(x: Tensor, dtype: DType, block: Sequence[int], name: str) -> Tensor:
+    if x.dim() != 2 or tuple(block) != (1, 1):
+        raise ConfigError(
+            f"scale_rule='rank1' with block={tuple(block)} on a tensor of shape {tuple(x.shape)}: each "
+            "element of a matrix has a scale; use block=(1, 1) and two dimensions"
+        )
+    rows, columns = (block_absmax(x, of).to(torch.float32) for of in ((1, WHOLE), (WHOLE, 1)))
+    # never 1 for zeros: what is done to the vectors must keep their order
+    scales = (_store(found, dtype.reach, name, zeros=False) for found in (rows, columns))
+    return torch.minimum(*scales)
+
+
+def _store(magnitude: Tensor, reach: float, name: str, zeros: bool = True) -> Tensor:
+    """Positive finite scale in its storage dtype: magnitude / reach, 1 where magnitude is 0.
+
+    With `zeros` false, 0 gets the least scale, as it must where codes have no 0 to stand for it.
+    """
     storage, least, greatest = _STORAGE[name]
-    scale = torch.where(magnitude == 0, 1.0, (magnitude / reach).clamp(least, greatest))
-    return _to_storage(scale, storage)
+    scale = (magnitude / reach).clamp(least, greatest)
+    return _to_storage(torch.where(magnitude == 0, 1.0, scale) if zeros else scale, storage)
 
 
 def _store_zero(point: Tensor, scale: Tensor, dtype: DType, zero: str) -> Tensor:
     point = point.clamp(dtype.min, dtype.max)
     if zero == "int":
         return dtype.encode(point)
-    return _to_storage(point, scale.dtype if scale.dtype.itemsize > 1 else torch.float32)
+    storage = scale.dtype if scale.dtype.itemsize > 1 else torch.float32
+    if zero == "scaled":
+        greatest = torch.finfo(storage).max
+        point = (point * scale_to_float(scale)).clamp(-greatest, greatest)
+    return _to_storage(point, storage)
 
 
 def _to_storage(values: Tensor, storage: torch.dtype) -> Tensor:

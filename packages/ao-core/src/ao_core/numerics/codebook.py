@@ -42,7 +42,7 @@ def encode_codebook(x: Tensor, values: Sequence[float]) -> Tensor:
     x = x.detach().to(torch.float32).nan_to_num(0.0)
     if len(bounds) > 16:
         table = torch.tensor(bounds, dtype=torch.float32, device=x.device)
-        return torch.bucketize(x, table, out_int32=True).to(torch.uint8)
+        return torch.bucketize(x.contiguous(), table, out_int32=True).to(torch.uint8)
     # The same by counting the bounds below x, several times faster for few of them.
     codes = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
     for bound in bounds:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ao_core.errors import ConfigError
 
-__all__ = ["round_half_even", "round_to_16_bits", "stochastic_round_to"]
+__all__ = ["round_half_even", "round_to_16_bits", "stochastic_round", "stochastic_round_to"]
 
 
 def round_half_even(x: Tensor) -> Tensor:
@@ -31,6 +31,12 @@ def round_to_16_bits(x: Tensor, dtype: torch.dtype) -> Tensor:
     # Below 2**-14 float16 has a fixed step of 2**-24, as float32 has between 0.5 and 1.
     half = torch.where(x < 0, -0.5, 0.5)
     return torch.where(x.abs() < 2.0**-14, (x + half) - half, rounded)
+
+
+def stochastic_round(x: Tensor, generator: torch.Generator) -> Tensor:
+    """One of the two integers beside each element, the nearer the likelier: E[result] = x."""
+    noise = torch.rand(x.shape, dtype=x.dtype, device=x.device, generator=generator)
+    return torch.floor(x + noise)
 
 
 def stochastic_round_to(

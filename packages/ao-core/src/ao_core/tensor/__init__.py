@@ -5,22 +5,34 @@ from __future__ import annotations
 import torch
 
 from ao_core.spec import Spec
-from ao_core.tensor import collectives, experts, products, rules  # noqa: F401  they fill the tables
-from ao_core.tensor.compute import ComputeWeight
+from ao_core.tensor import (  # noqa: F401  they fill the tables
+    collectives,
+    compute_experts,
+    experts,
+    products,
+    rules,
+)
+from ao_core.tensor.compute import ComputeWeight, dense_memory
 from ao_core.tensor.create import check_quantizable, fake_quantize, quantize_tensor
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import native, to_canonical, to_layout
+from ao_core.tensor.straight_through import straight_through
 from ao_core.tensor.tables import function, rule
+from ao_core.tensor.updates import STOCHASTIC, stochastic_rounding
 
 __all__ = [
+    "STOCHASTIC",
     "ComputeWeight",
     "QTensor",
     "check_quantizable",
+    "dense_memory",
     "fake_quantize",
     "function",
     "native",
     "quantize_tensor",
     "rule",
+    "stochastic_rounding",
+    "straight_through",
     "to_canonical",
     "to_layout",
 ]

@@ -14,7 +14,14 @@ from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.spec import Spec
 
-__all__ = ["decode_parts", "decode_reference", "is_sharded", "scale_values", "unpack_parts"]
+__all__ = [
+    "decode_parts",
+    "decode_reference",
+    "is_sharded",
+    "scale_values",
+    "unpack_parts",
+    "zero_values",
+]
 
 
 def is_sharded(x: Tensor) -> bool:
@@ -23,23 +30,28 @@ def is_sharded(x: Tensor) -> bool:
 
 
 def scale_values(scale: Tensor) -> Tensor:
-    """A scale as float32, whether stored plainly or as a quantized tensor."""
+    """A scale, or a scaled zero point, as float32, whether stored plainly or as a quantized tensor."""
     if hasattr(scale, "part_names"):
         return scale.dequantize(torch.float32)  # type: ignore[call-arg,unused-ignore]
     return scale_to_float(scale)
 
 
+def zero_values(zero: Tensor | None) -> Tensor | None:
+    """A zero point as `numerics` takes it: as it is stored, or float32 where it is a quantized tensor."""
+    return scale_values(zero) if hasattr(zero, "part_names") else zero  # type: ignore[arg-type]
+
+
 def unpack_parts(
     parts: Parts, spec: Spec, shape: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(uint8 codes, float32 scale, zero) of the layout's blocked shape."""
+    """(uint8 codes, float32 scale, zero that is not quantized) of the layout's blocked shape."""
     layout = registry.layouts.get(spec.layout)
     dtype = registry.dtypes.get(spec.dtype)
     if not layout.canonical:
         parts = layout.to_canonical(parts, spec, shape, dtype)
         layout = registry.layouts.get(layout.canonical_name)
     codes, scale, zero = layout.unpack(parts, spec, shape, dtype)
-    return codes, scale_values(scale), zero
+    return codes, scale_values(scale), zero_values(zero)
 
 
 def decode_parts(
@@ -56,7 +68,7 @@ def decode_parts(
 def decode_reference(
     parts: Parts, spec: Spec, shape: tuple[int, ...], out_dtype: torch.dtype
 ) -> Tensor:
-    """The reference kernel: (decode(code) - zero) * scale in float32, rounded once.
+    """The reference kernel: (decode(code) - zero) * scale in float32, rounded once; see `Spec`.
 
     What is in a layout of its own goes through the canonical one, which may have a better kernel.
     """
@@ -65,5 +77,6 @@ def decode_reference(
         parts = layout.to_canonical(parts, spec, shape, dtype)
         return decode_parts(parts, replace(spec, layout=layout.canonical_name), shape, out_dtype)
     codes, scale, zero = layout.unpack(parts, spec, shape, dtype)
-    dense = dequantize_affine(codes, dtype, spec.block, scale_values(scale), zero, out_dtype)
+    by, point, scaled = scale_values(scale), zero_values(zero), spec.zero == "scaled"
+    dense = dequantize_affine(codes, dtype, spec.block, by, point, out_dtype, scaled=scaled)
     return dense.reshape(shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,12 +12,26 @@ from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from ao_core.dispatch import fingerprint, select
+from ao_core.errors import UnsupportedOp
 from ao_core.records import Call
 from ao_core.spec import Spec
+from ao_core.tensor import gather
+from ao_core.tensor.qtensor import QTensor
 
-__all__ = ["ComputeWeight"]
+__all__ = [
+    "FUNCTIONS",
+    "PRODUCTS",
+    "ComputeWeight",
+    "Specs",
+    "cast_product",
+    "dense_memory",
+    "on_memory",
+]
 
 aten = torch.ops.aten
+
+#: of the output, the input's gradient and the weight's gradient; None: high precision
+Specs = tuple[Spec | None, Spec | None, Spec | None]
 
 
 class ComputeWeight(Tensor):
@@ -28,11 +43,17 @@ class ComputeWeight(Tensor):
     - `output`: a = input (M, K), b = weight (N, K)
     - `grad_input`: a = gradient (M, N), b = weight transposed (K, N)
     - `grad_weight`: a = gradient transposed (N, M), b = input transposed (K, M)
+
+    The weights of experts are 3-D, (E, N, K) or (E, K, N), and multiplied with `torch._grouped_mm`,
+    `torch.bmm` or one by one; each expert is cast by itself (see `compute_experts`).
     """
 
+    #: the memory; or, after FSDP2 gathered them, the codes of the cast weight (see `gather`)
     hp: Tensor
-    specs: tuple[Spec | None, Spec | None, Spec | None]
+    specs: Specs
     transposed: bool
+    #: shared by all that was made from this weight, its shards above all
+    whole: gather.Whole
 
     @staticmethod
     def __new__(
@@ -68,11 +89,14 @@ class ComputeWeight(Tensor):
         self.hp = hp
         self.specs = (output, grad_input, grad_weight)
         self.transposed = transposed
+        self.whole = gather.Whole()
 
     def like(self, hp: Tensor, transposed: bool | None = None) -> ComputeWeight:
         """The same casts around other memory."""
         flag = self.transposed if transposed is None else transposed
-        return ComputeWeight(hp, *self.specs, transposed=flag)
+        out = ComputeWeight(hp, *self.specs, transposed=flag)
+        out.whole = self.whole
+        return out
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"ComputeWeight({tuple(self.shape)}, {self.specs}, dtype={self.dtype})"
@@ -88,25 +112,45 @@ class ComputeWeight(Tensor):
         return cls(inner["hp"], *specs, transposed=transposed)
 
     def _stable_hash_for_caching(self) -> str:
-        hp = (tuple(self.hp.shape), self.hp.stride(), self.hp.dtype, self.hp.device)
+        hp: Any = (tuple(self.hp.shape), self.hp.stride(), self.hp.dtype, self.hp.device)
+        if isinstance(self.hp, QTensor):
+            hp = self.hp._stable_hash_for_caching()
         text = repr((self.specs, self.transposed, self.requires_grad, hp, fingerprint()))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ComputeWeight:
         if id(self) not in memo:
-            copy = self.like(self.hp.detach().clone()).requires_grad_(self.requires_grad)
+            copy = self.like(self.hp.detach().clone())
+            copy.requires_grad_(self.requires_grad)
+            copy.whole = gather.Whole()
             if getattr(self, "_is_param", False):  # how torch marks a subclass as a Parameter
                 copy._is_param = True
             memo[id(self)] = copy
         return memo[id(self)]  # type: ignore[no-any-return]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A parameter is pickled as it is, but what a state dict holds as its memory alone.
+
+        So that checkpoints of a training run are plain: they load where ao is not installed.
+        """
+        if getattr(self, "_is_param", False):
+            return super().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return self.hp.__reduce_ex__(protocol)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "whole"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, whole=gather.Whole())
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.linear:
-            return _linear(*args, **kwargs)
+        fn = FUNCTIONS.get(func)
+        if fn is not None:
+            return fn(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
@@ -115,17 +159,20 @@ class ComputeWeight(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _PRODUCTS:
-            return _product(func, args, kwargs)
-        return _on_memory(func, args, kwargs)
+        product = PRODUCTS.get(func)
+        if product is not None:
+            return product(func, args, kwargs)
+        if func.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
+            # a view of a tensor that autograd knows is one too, also here
+            with torch.inference_mode(False):
+                return on_memory(func, args, kwargs)
+        return on_memory(func, args, kwargs)
 
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[Tensor, ...], Any]:
-        """The memory of this shard, padded to the rows of the largest, in the policy's dtype."""
-        rows = -(-outer_size[0] // mesh.size())
-        memory = F.pad(self.hp, (0, 0) * (self.dim() - 1) + (0, rows - self.shape[0]))
-        return (memory.to(mp_policy.param_dtype or self.dtype),), outer_size[0]
+        """The plain tensors of this shard that FSDP2 gathers."""
+        return gather.pre_all_gather(self, mesh, tuple(outer_size), mp_policy)
 
     def fsdp_post_all_gather(
         self,
@@ -135,8 +182,13 @@ class ComputeWeight(Tensor):
         *,
         out: Any = None,
     ) -> Any:
-        """The whole weight around the gathered memory."""
-        return None if out is not None else (self.like(outputs[0][:metadata]), outputs)
+        """The whole weight around what was gathered."""
+        return gather.post_all_gather(self, outputs, metadata, out)
+
+
+def dense_memory(tensor: Tensor) -> Tensor:
+    """What a `ComputeWeight` holds; any other tensor itself."""
+    return tensor.hp if isinstance(tensor, ComputeWeight) else tensor
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -144,13 +196,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         dtype = torch.get_autocast_dtype(input.device.type)
         input, weight = input.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    if torch.is_inference_mode_enabled() and isinstance(weight, ComputeWeight):
-        # a view of the weight made here could not be wrapped: inference tensors have no version
-        rows = input.reshape(-1, input.shape[-1])
-        product = _cast_mm(rows, weight.hp, weight.specs[int(weight.transposed)])
-        out = product.reshape(*input.shape[:-1], weight.shape[0])
-    else:
-        out = _Linear.apply(input, weight)  # type: ignore[no-untyped-call]
+    out: Tensor = _Linear.apply(input, weight)  # type: ignore[no-untyped-call]
     return out if bias is None else out + bias
 
 
@@ -161,7 +207,9 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(input, weight)
         out = torch.mm(input.reshape(-1, input.shape[-1]), weight.t())
-        return out.reshape(*input.shape[:-1], weight.shape[0])
+        # not a view for autograd: hooks of FSDP2 warn of those
+        shape = [*input.shape[:-1], weight.shape[0]]
+        return aten._unsafe_view.default(out, shape)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -177,15 +225,15 @@ class _Linear(torch.autograd.Function):
         return grad_input, grad_weight
 
 
-_PRODUCTS = {aten.mm.default, aten.addmm.default}
-
-
 def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """``x @ w.T`` (output), ``g @ w`` (grad_input) and ``addmm(w, g.T, x, beta=0)`` (grad_weight)."""
     if func is aten.mm.default and isinstance(args[1], ComputeWeight):
         a, w = args
         spec = w.specs[0] if w.transposed else w.specs[1]
         return _cast_mm(a, w.hp.t(), spec)
+    if func is aten.addmm.default and isinstance(args[2], ComputeWeight) and not kwargs:
+        bias, a, w = args  # how a linear layer of `DTensor`s arrives
+        return bias + torch.mm(a, w)  # type: ignore[no-any-return]
     if (
         func is aten.addmm.default
         and isinstance(args[0], ComputeWeight)
@@ -193,16 +241,32 @@ def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor
     ):
         w, a, b = args
         return _cast_mm(a, b.t(), w.specs[2])
-    return _on_memory(func, args, kwargs)  # type: ignore[no-any-return]
+    return on_memory(func, args, kwargs)  # type: ignore[no-any-return]
+
+
+#: torch function -> what takes its place where a weight is among the arguments
+FUNCTIONS: dict[Any, Callable[..., Any]] = {F.linear: _linear}
+#: aten overload -> product(func, args, kwargs), below autograd
+PRODUCTS: dict[Any, Callable[..., Any]] = {
+    aten.mm.default: _product,
+    aten.addmm.default: _product,
+}
 
 
 def _cast_mm(a_MC: Tensor, b_NC: Tensor, spec: Spec | None) -> Tensor:
-    """``a @ b.T`` with both cast as `spec` says, by the best kernel of the op "mm"."""
-    a = a_MC.hp if isinstance(a_MC, ComputeWeight) else a_MC
+    """``a @ b.T`` with both cast as `spec` says."""
+    a = dense_memory(a_MC)
     if spec is None:
         return torch.mm(a, b_NC.t())
-    call = Call("mm", spec, tuple(b_NC.shape), tuple(a.shape), a.dtype, a.device.type)
-    return select(call).fn(a, b_NC, spec)  # type: ignore[no-any-return]
+    if isinstance(b_NC, QTensor):
+        b_NC = gather.upright(b_NC)
+    return cast_product("mm", spec, a, b_NC)
+
+
+def cast_product(op: str, spec: Spec, a: Tensor, b: Tensor, *others: Any) -> Tensor:
+    """The product of plain `a` and `b`, which may be cast already, by the best kernel of `op`."""
+    call = Call(op, spec, tuple(b.shape), tuple(a.shape), a.dtype, a.device.type)
+    return select(call).fn(a, b, *others, spec)  # type: ignore[no-any-return]
 
 
 #: ops after which a weight is still one
@@ -223,19 +287,29 @@ _KEEPS = {
     aten.t.default,
     aten.transpose.int,
     aten.view.default,
-    aten.zeros_like.default,
 }
 _TRANSPOSES = {aten.t.default, aten.transpose.int}
 
 
-def _on_memory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _is_expert(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an op takes 2-D weights out of those of experts."""
+    of_experts = func in (aten.select.int, aten.unbind.int) and args[0].dim() == 3
+    return of_experts and (len(args) == 1 or args[1] in (0, -3))
+
+
+def on_memory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an op on the high-precision memory; structural ops give a `ComputeWeight` again."""
     leaves, tree = torch.utils._pytree.tree_flatten((args, kwargs))
     first = next(leaf for leaf in leaves if isinstance(leaf, ComputeWeight))
+    if isinstance(first.hp, QTensor) and func not in _KEEPS:
+        raise UnsupportedOp(
+            f"{func} on a weight that FSDP2 gathered as codes for its products: it would read rounded "
+            f"values, e.g. in a lookup tied to it; convert it without {gather.FLOAT8_ALL_GATHER}"
+        )
     plain = [leaf.hp if isinstance(leaf, ComputeWeight) else leaf for leaf in leaves]
     plain_args, plain_kwargs = torch.utils._pytree.tree_unflatten(plain, tree)
     out = func(*plain_args, **plain_kwargs)
-    if func in _KEEPS:
+    if func in _KEEPS or _is_expert(func, args):
         flag = first.transposed != (func in _TRANSPOSES)
         out = torch.utils._pytree.tree_map_only(Tensor, lambda t: first.like(t, flag), out)
         return return_and_correct_aliasing(func, args, kwargs, out)

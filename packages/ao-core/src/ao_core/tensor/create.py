@@ -11,11 +11,12 @@ from torch import Tensor
 from ao_core.dispatch import select
 from ao_core.errors import QuantizationError
 from ao_core.layouts import Parts
-from ao_core.numerics import block_absmax, choose_qparams, quantize_affine
+from ao_core.numerics import block_absmax, choose_qparams, full_block, quantize_affine
 from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.spec import Spec
-from ao_core.tensor.codec import decode_parts, is_sharded, scale_values
+from ao_core.tensor.activations import make_act_parts
+from ao_core.tensor.codec import decode_parts, is_sharded, scale_values, zero_values
 from ao_core.tensor.qtensor import QTensor
 
 __all__ = [
@@ -62,6 +63,8 @@ def quantize_tensor(
     scale: Tensor | None = None,
     zero: Tensor | None = None,
     scales: str = "absmax",
+    act_scale: float | Tensor | None = None,
+    act_zero: float | Tensor | None = None,
 ) -> QTensor:
     """Quantize a dense tensor.
 
@@ -71,17 +74,21 @@ def quantize_tensor(
         scale: one value a block as found by another algorithm; by default `scales` chooses.
         zero: zero points that go with `scale`, for formats that have them.
         scales: name of a `ScaleMethod`: "absmax", "mse", "hqq" or a plugin's.
+        act_scale: where `spec.act` is static, the scale of the activations: one, or one for each matrix.
+        act_zero: likewise, where they have a zero point.
 
     Raises:
         QuantizationError: the format cannot hold the tensor, or `scales` is not "absmax" and the
-            tensor is a `DTensor` or the format has no scales to choose.
+            tensor is a `DTensor` or the format has no scales to choose; or `act_scale` and `act_zero`
+            are not what the format has.
         UnknownNameError: nobody registered `scales`, or a name of the spec.
     """
     if x.dim() == 0:
         raise QuantizationError("a tensor without dimensions has no block to share a scale")
     if scale is None:
         scale, zero = _choose(x.detach(), spec, scales)
-    parts = encode_parts(x, spec, scale, zero)
+    act = make_act_parts(spec, tuple(x.shape), x.device, act_scale, act_zero)
+    parts = encode_parts(x, spec, scale, zero) | act
     return QTensor(parts, spec, tuple(x.shape), x.dtype)
 
 
@@ -114,9 +121,15 @@ def encode_parts(
 ) -> Parts:
     """The parts of `x` in the layout of `spec`, by the best kernel of the op "quantize".
 
+    A `QTensor` of that format has its own, which are not found again.
+
     Kernels choose scales themselves, by the largest magnitude, and take no `DTensor`; for those, and
     where scales are given or follow another rule, the reference encodes.
     """
+    if _is_cast(x, spec):
+        return x.parts  # type: ignore[attr-defined,no-any-return]
+    if spec.static and scale is None:
+        raise QuantizationError(f"{spec}: a static scale is not chosen but given")
     layout = registry.layouts.get(spec.layout)
     dtype = registry.dtypes.get(spec.dtype)
     shape = tuple(x.shape)
@@ -132,10 +145,21 @@ def encode_parts(
     return select(call).fn(x, spec)  # type: ignore[no-any-return]
 
 
+def _is_cast(x: Tensor, spec: Spec) -> bool:
+    """Whether `x` holds its values as `spec` says, but for options and activations."""
+    if not isinstance(x, QTensor) or x.is_permuted:
+        return False
+    formats = [
+        (s.dtype, full_block(s.block, x.shape), s.scale_dtype, s.zero, s.layout)
+        for s in (x.spec, spec)
+    ]
+    return formats[0] == formats[1]
+
+
 def encode_reference(
     x: Tensor, spec: Spec, scale: Tensor | None = None, zero: Tensor | None = None
 ) -> Parts:
-    """The reference kernel: x / scale + zero in float32, encoded and packed."""
+    """The reference kernel: x / scale + zero in float32, or what `Spec` says, encoded and packed."""
     layout = registry.layouts.get(spec.layout)
     dtype = registry.dtypes.get(spec.dtype)
     # codes and scales inherit the strides of what they are computed from
@@ -152,12 +176,15 @@ def encode_reference(
         )
         if isinstance(spec.scale_dtype, Spec):
             scale = _comparable(scale, dense, spec)
+    scaled = spec.zero == "scaled"
     if isinstance(spec.scale_dtype, Spec) and not isinstance(scale, QTensor):
         scale = quantize_tensor(scale.float(), spec.scale_dtype)
+        if scaled and zero is not None:
+            zero = quantize_tensor(zero.float(), spec.scale_dtype)
     by = scale_values(scale)
     if isinstance(spec.scale_dtype, Spec):
         by = torch.where(by == 0, torch.inf, by)  # rounded to 0: its elements are 0, not 0 / 0
-    codes = quantize_affine(dense, dtype, spec.block, by, zero)
+    codes = quantize_affine(dense, dtype, spec.block, by, zero_values(zero), scaled=scaled)
     return layout.pack(codes, scale, zero, spec, dtype)
 
 
@@ -170,10 +197,15 @@ def _comparable(scale: Tensor, dense: Tensor, spec: Spec) -> Tensor:
     return torch.where(zeros, least, scale)
 
 
-def fake_quantize(x: Tensor, spec: Spec) -> Tensor:
-    """`x` after quantization to `spec` and back, in its own dtype and without a gradient."""
+def fake_quantize(
+    x: Tensor, spec: Spec, scale: Tensor | None = None, zero: Tensor | None = None
+) -> Tensor:
+    """`x` after quantization to `spec` and back, in its own dtype and without a gradient.
+
+    By a given scale and zero point, or by those that are chosen for it.
+    """
     plain = replace(spec, layout="plain")
-    return decode_parts(encode_parts(x, plain), plain, tuple(x.shape), x.dtype)
+    return decode_parts(encode_parts(x, plain, scale, zero), plain, tuple(x.shape), x.dtype)
 
 
 def scale_spec(spec: Spec) -> str:

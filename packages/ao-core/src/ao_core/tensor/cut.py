@@ -14,6 +14,7 @@ from torch import Tensor
 from ao_core.errors import UnsupportedOp
 from ao_core.layouts import SHARED, Geometry, PartAxis, Parts
 from ao_core.spec import WHOLE, Spec
+from ao_core.tensor.activations import act_axes, act_names
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import to_canonical
 
@@ -41,7 +42,8 @@ def geometry(
         declared = tensor.layout_record.geometry(tensor.spec, shape, tensor.format)
     except UnsupportedOp as error:
         raise _refuse(op, tensor, str(error)) from error
-    return {name: axes for name, axes in declared.items() if name in tensor.part_names}
+    found = {name: axes for name, axes in declared.items() if name in tensor.part_names}
+    return found | dict.fromkeys(act_names(tensor.spec), act_axes(shape))
 
 
 def _refuse(op: str, tensor: QTensor, why: str) -> UnsupportedOp:
@@ -224,7 +226,7 @@ def part_size(tensor: QTensor, name: str, stored_shape: tuple[int, ...]) -> tupl
         for dim, axis in enumerate(axes)
     )
     # learned values have a dimension more than the tensor
-    return (*sizes, *part.shape[ndim:])
+    return (*sizes, *part.shape[len(axes) :])
 
 
 def _cuttable(tensor: QTensor, op: str) -> QTensor:

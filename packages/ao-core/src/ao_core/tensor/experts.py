@@ -16,7 +16,7 @@ from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import to_canonical
 from ao_core.tensor.tables import rule
 
-__all__ = ["by_expert", "is_traced"]
+__all__ = ["by_expert", "checked_ends", "is_traced"]
 
 aten = torch.ops.aten
 
@@ -110,11 +110,7 @@ def by_expert(
     if offs is None:
         ends = [x.shape[1] * (expert + 1) for expert in range(experts)]
     else:
-        ends = offs.tolist()
-        if any(a > b for a, b in zip([0, *ends], [*ends, len(rows)], strict=True)):
-            raise UnsupportedOp(
-                f"offs={ends}: must not decrease, from 0 to the {len(rows)} rows of the input"
-            )
+        ends = checked_ends(offs, len(rows))
     out = x.new_zeros(len(rows), n)
     take, start = _taker(w, x.dtype), 0
     for expert, end in enumerate(ends):
@@ -122,6 +118,16 @@ def by_expert(
             out[start:end] = product(rows[start:end], take(expert))
         start = end
     return out.reshape(*x.shape[:-1], n)
+
+
+def checked_ends(offs: Tensor, rows: int) -> list[int]:
+    """The row after each expert's last; raises `UnsupportedOp` where they decrease or exceed `rows`."""
+    ends: list[int] = offs.tolist()
+    if any(a > b for a, b in zip([0, *ends], [*ends, rows], strict=True)):
+        raise UnsupportedOp(
+            f"offs={ends}: must not decrease, from 0 to the {rows} rows of the input"
+        )
+    return ends
 
 
 def _taker(w: QTensor, dtype: torch.dtype) -> Callable[[int], Tensor]:

@@ -10,7 +10,9 @@ from ao_core.dispatch import product_op, select
 from ao_core.errors import UnsupportedOp
 from ao_core.records import Call
 from ao_core.registry import registry
+from ao_core.tensor.activations import act_names
 from ao_core.tensor.qtensor import QTensor
+from ao_core.tensor.updates import STOCHASTIC
 
 __all__ = ["native", "to_canonical", "to_layout"]
 
@@ -40,14 +42,16 @@ def to_layout(tensor: QTensor, name: str) -> QTensor:
         if reason := target.fits(spec, shape, dtype):
             raise UnsupportedOp(f"layout {name!r} cannot hold a tensor of {shape}: {reason}")
         parts = target.from_canonical(parts, spec, shape, dtype)
-    return tensor.like(parts, spec=spec)
+    kept = {part: getattr(tensor, part) for part in act_names(spec)}
+    return tensor.like(parts | kept, spec=spec)
 
 
 def native(tensor: QTensor, dtype: torch.dtype | None = None) -> QTensor:
     """The tensor in the layout of the best kernel for its device and the activations' dtype.
 
     A layout is a candidate when it names the device in `native_devices`, holds the tensor, and its
-    best kernel for products with such a weight outranks what serves the canonical layout.
+    best kernel for products with such a weight outranks what serves the canonical layout. A weight that
+    is trained stays in that: every step writes it.
     """
     base = to_canonical(tensor)
     shape, device = base.stored_shape, base.device.type
@@ -59,7 +63,7 @@ def native(tensor: QTensor, dtype: torch.dtype | None = None) -> QTensor:
         and layout.fits(replace(base.spec, layout=layout.name), shape, base.format) is None
     ]
     op = product_op(shape)
-    if op is None or not names:
+    if op is None or not names or STOCHASTIC in base.spec.options:
         return base
 
     def priority(name: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,11 +10,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from ao_core.errors import UnsupportedOp
+from ao_core.layouts import Parts
+from ao_core.spec import Spec
 from ao_core.tensor import cut
+from ao_core.tensor.activations import act_names
 from ao_core.tensor.create import encode_parts
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import native
 from ao_core.tensor.tables import rule
+from ao_core.tensor.updates import STOCHASTIC, update_parts
 
 aten = torch.ops.aten
 
@@ -52,6 +57,13 @@ def _to_copy(func: Any, args: Args, kwargs: Kwargs) -> Any:
     return cut.owned(moved if device.type == "meta" else native(moved))
 
 
+@rule(aten.to.dtype)
+def _to_dtype(func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """How a change of dtype arrives below autograd, where it is not taken apart."""
+    tensor, dtype = args[:2]
+    return tensor if tensor.dtype == dtype else aten._to_copy.default(tensor, dtype=dtype)
+
+
 @rule(aten.copy_.default)
 def _copy_(func: Any, args: Args, kwargs: Kwargs) -> Any:
     target, source = args[:2]
@@ -63,13 +75,16 @@ def _copy_(func: Any, args: Args, kwargs: Kwargs) -> Any:
             getattr(target, name).copy_(getattr(source, name), *args[2:])
     else:
         dense = source.dequantize() if isinstance(source, QTensor) else source
-        _store(target, dense.to(target.device).expand(target.shape))
+        _store(target, dense.to(target.device).expand(target.shape), encode_parts)
     return _aliased(func, args, kwargs, target)
 
 
 def _check_writable(target: QTensor, source: QTensor | None) -> None:
-    """Refuse to write where other elements share a part, unless it keeps, or first gets, its value."""
-    for name in target._borrowed:
+    """Refuse to write where other elements share a part, unless it keeps, or first gets, its value.
+
+    Dense values, in place of a `source`, leave the scales of activations alone.
+    """
+    for name in target._borrowed - set(act_names(target.spec) if source is None else ()):
         old = getattr(target, name)
         if (
             source is None
@@ -91,7 +106,7 @@ def _equal_parts(old: Tensor, source: QTensor, name: str) -> bool:
     return bool(torch.equal(old, getattr(source, name)))
 
 
-def _store(target: QTensor, dense: Tensor) -> None:
+def _store(target: QTensor, dense: Tensor, encode: Callable[[Tensor, Spec], Parts]) -> None:
     """Quantize `dense`, of the outward shape, into the memory of `target`."""
     _check_writable(target, None)
     if target.flat_from is not None:
@@ -100,9 +115,8 @@ def _store(target: QTensor, dense: Tensor) -> None:
         inverse = [target.order.index(dim) for dim in range(target.dim())]
         stored = dense.permute(inverse)
     stored = stored.to(target.dtype).contiguous()
-    parts = encode_parts(stored, target.spec)
-    for name, part in target.parts.items():
-        part.copy_(parts[name])
+    for name, part in encode(stored, target.spec).items():
+        getattr(target, name).copy_(part)
 
 
 @rule(
@@ -125,7 +139,7 @@ def _in_place(func: Any, args: Args, kwargs: Kwargs) -> Any:
     result = func(*dense, **kwargs)
     if not isinstance(target, QTensor):
         return result
-    _store(target, result)
+    _store(target, result, update_parts)
     return _aliased(func, args, kwargs, target)
 
 
@@ -287,12 +301,18 @@ def _as_strided(func: Any, args: Args, kwargs: Kwargs) -> Any:
 def _empty_like(func: Any, args: Args, kwargs: Kwargs) -> Any:
     tensor = args[0]
     dtype, device = kwargs.get("dtype") or tensor.dtype, kwargs.get("device") or tensor.device
+    if func is aten.zeros_like.default and STOCHASTIC in tensor.spec.options:
+        # the state that an optimizer makes for a weight that it trains
+        return torch.zeros(tensor.shape, dtype=dtype, device=device)
     return cut.owned(tensor.map_leaves(lambda part: func(part, device=device), dtype=dtype))
 
 
 @rule(aten.new_zeros.default, aten.new_empty.default)
 def _new_zeros(func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A tensor of another size in the same format, filled with codes and scales of 0."""
+    """A tensor of another size in the same format, filled with codes and scales of 0.
+
+    What all matrices share for their activations stays: it is no value of the tensor.
+    """
     tensor, size = args[0].canonical(), tuple(args[1])
     if size == (0,):  # how FSDP2 makes the shard of a rank beyond the last row
         size = (0, *tensor.shape[1:])
@@ -302,9 +322,13 @@ def _new_zeros(func: Any, args: Args, kwargs: Kwargs) -> Any:
             f"{tensor.spec.layout!r}: only the same number of dimensions, and not transposed"
         )
     device = kwargs.get("device") or tensor.device
-    parts = {}
+    parts, kept = {}, act_names(tensor.spec)
     for name, part in tensor.parts.items():
-        parts[name] = part.new_zeros(cut.part_size(tensor, name, size), device=device)
+        needed = cut.part_size(tensor, name, size)
+        if name in kept and needed == part.shape:
+            parts[name] = part.to(device, copy=True)
+        else:
+            parts[name] = part.new_zeros(needed, device=device)
     return cut.owned(tensor.like(parts, size, dtype=kwargs.get("dtype") or tensor.dtype))
 
 

@@ -46,7 +46,7 @@ def pre_all_gather(
     leaves = dict(shard.leaves())
     parts = [leaves[name].contiguous() for name in names]
     if size[0] % ranks == 0:
-        return tuple(parts), Gather(names, size, rows)
+        return tuple(_as_bytes(part) for part in parts), Gather(names, size, rows)
     for part, name in zip(parts, names, strict=True):
         if part.shape[0] != shard.shape[0]:
             raise UnsupportedOp(
@@ -57,25 +57,26 @@ def pre_all_gather(
     return (_to_bytes(parts, (rows, *size[1:])),), Gather(names, size, rows, kinds)
 
 
-def post_all_gather(
-    shard: QTensor, outputs: tuple[Tensor, ...], gather: Gather, out: Tensor | None
-) -> Any:
+def post_all_gather(shard: QTensor, outputs: tuple[Tensor, ...], gather: Gather, out: Any) -> Any:
     """The whole parameter around the gathered parts; with `out`, its memory is filled again."""
-    if not gather.rows_of_parts:
-        if out is not None:
-            return None
-        if not gather.names:
-            return shard.like(shard.parts), outputs
-        parts = dict(zip(gather.names, outputs, strict=True))
-        return _with_leaves(shard, parts, gather.size), outputs
-    pieces = _from_bytes(outputs[0], gather)
-    if isinstance(out, QTensor):
-        leaves = dict(out.leaves())
-        for name, piece in zip(gather.names, pieces, strict=True):
-            leaves[name].copy_(piece)
-        return None
+    leaves = dict(shard.leaves())
+    if gather.rows_of_parts:
+        pieces = _from_bytes(outputs[0], gather)
+    else:  # nothing but an empty tensor comes from a world of one
+        named = zip(outputs, gather.names, strict=False)
+        pieces = [output.view(leaves[name].dtype) for output, name in named]
     parts = dict(zip(gather.names, pieces, strict=True))
-    return _with_leaves(shard, parts, gather.size), tuple(pieces)
+    if out is not None:
+        _refill(getattr(out, "_local_tensor", out), {**leaves, **parts})
+        return None
+    return _with_leaves(shard, parts, gather.size), tuple(pieces) or outputs
+
+
+def _refill(target: QTensor, fresh: dict[str, Tensor]) -> None:
+    """Write what is not in the memory of a gathered tensor already."""
+    for name, leaf in target.leaves():
+        if leaf.data_ptr() != fresh[name].data_ptr():
+            leaf.copy_(fresh[name])
 
 
 def _sharded_leaves(tensor: QTensor, prefix: str = "") -> list[str]:
@@ -104,6 +105,11 @@ def _with_leaves(
         else:
             parts[name] = gathered.get(prefix + name, part)
     return shard.like(parts, shape)
+
+
+def _as_bytes(part: Tensor) -> Tensor:
+    """Codes as uint8: backends of collectives know fewer types than there are formats."""
+    return part.view(torch.uint8) if part.element_size() == 1 else part
 
 
 def _to_bytes(parts: list[Tensor], size: tuple[int, ...]) -> Tensor:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ao_core.config import Config
 from ao_core.numerics import sqnr
@@ -27,10 +28,12 @@ class ComputeSuite(Suite):
     Attributes:
         config: an instance of the configuration.
         sqnr_range: what the SQNR of the output and of both gradients may be, in dB.
+        loss_gap: how much less, of what it falls in high precision, the loss may fall.
     """
 
     config: Config
     sqnr_range: tuple[float, float] = (15.0, 75.0)
+    loss_gap: float = 0.1
 
     def arguments(self) -> dict[str, Sequence[Any]]:
         """`batch`: leading dimensions of the input."""
@@ -88,7 +91,7 @@ class ComputeSuite(Suite):
 
     @pytest.mark.parametrize("foreach", [False, True], ids=["plain", "foreach"])
     def test_trains(self, foreach: bool) -> None:
-        """AdamW on a regression: the loss falls as it does in high precision, within a tenth."""
+        """AdamW on a regression: the loss falls as it does in high precision, but for `loss_gap` of it."""
         losses = []
         x, y = gaussian((64, 70), seed=8), gaussian((64, 33), seed=9)
         for layer in self.layers():
@@ -102,7 +105,7 @@ class ComputeSuite(Suite):
         start = float(F.mse_loss(self.layers()[0](x), y).detach())
         dense, cast = losses
         assert dense < 0.5 * start
-        assert abs(cast - dense) <= 0.1 * (start - dense)
+        assert abs(cast - dense) <= self.loss_gap * (start - dense)
 
     def test_no_grad_equals_grad(self) -> None:
         """The same output with and without autograd, and in inference mode."""
@@ -142,15 +145,16 @@ class ComputeSuite(Suite):
 
     @pytest.mark.parametrize("assign", [False, True], ids=["copy", "assign"])
     def test_state_dict(self, assign: bool, tmp_path: Path) -> None:
-        """torch.save with weights_only, dense weights in, its own weights out to a dense layer."""
+        """What torch.save keeps is plain; copied into a layer it stays one, assigned it is dense."""
         dense, layer = self.layers()
         _, target = self.layers(seed=4)
         x = gaussian((5, 70), seed=5)
         torch.save(layer.state_dict(), tmp_path / "state.pt")
         state = torch.load(tmp_path / "state.pt", weights_only=True)
+        assert type(state["weight"]) is Tensor
         target.load_state_dict(state, assign=assign)
-        assert isinstance(target.weight, ComputeWeight)
-        assert torch.equal(target(x), layer(x))
+        assert isinstance(target.weight, ComputeWeight) is not assign
+        assert torch.equal(target(x), (dense if assign else layer)(x))
         _, target = self.layers(seed=4)
         target.load_state_dict(dense.state_dict())
         assert torch.equal(target(x), layer(x))
@@ -188,3 +192,78 @@ class ComputeSuite(Suite):
                 assert float(sqnr(expected, actual)) > 100
         assert counter.frame_count == 1
         torch._dynamo.reset()
+
+    def _gradients(self, layer: nn.Module, x: Tensor, call: Any = None) -> list[Tensor | None]:
+        x = x.clone().requires_grad_(True)
+        layer.zero_grad()
+        (layer(x) if call is None else call(layer, x)).square().sum().backward()
+        return [x.grad, *(parameter.grad for parameter in layer.parameters())]
+
+    @pytest.mark.parametrize("reentrant", [False, True], ids=["plain", "reentrant"])
+    @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["", "autocast"])
+    def test_activation_checkpointing(self, reentrant: bool, dtype: torch.dtype | None) -> None:
+        """A forward pass that is computed again in the backward one gives the same gradients."""
+        _, layer = self.layers()
+
+        def again(module: nn.Module, x: Tensor) -> Any:
+            return checkpoint(module, x, use_reentrant=reentrant)
+
+        def once(module: nn.Module, x: Tensor) -> Any:
+            return module(x)
+
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            both = [self._gradients(layer, gaussian((5, 70), seed=5), fn) for fn in (once, again)]
+        for expected, actual in zip(*both, strict=True):
+            assert expected is not None
+            assert actual is not None
+            assert same_bits(expected, actual)
+
+    def test_gradient_accumulation(self) -> None:
+        """Two backward passes add up, in a plain gradient."""
+        _, layer = self.layers()
+        halves = gaussian((10, 70), seed=5).split(5)
+        alone = []
+        for half in halves:
+            layer.zero_grad()
+            layer(half).square().sum().backward()
+            alone.append([p.grad for p in layer.parameters() if p.grad is not None])
+        layer.zero_grad()
+        for half in halves:
+            layer(half).square().sum().backward()
+        for parameter, *parts in zip(layer.parameters(), *alone, strict=True):
+            assert parameter.grad is not None
+            assert type(parameter.grad) is Tensor
+            torch.testing.assert_close(parameter.grad, parts[0] + parts[1])
+
+    @pytest.mark.parametrize("foreach", [False, True], ids=["plain", "foreach"])
+    def test_gradient_clipping(self, foreach: bool) -> None:
+        """`clip_grad_norm_` sees the norm of all gradients and scales them."""
+        _, layer = self.layers()
+        before = [g for g in self._gradients(layer, gaussian((5, 70), seed=5))[1:] if g is not None]
+        expected = torch.cat([g.flatten() for g in before]).norm()
+        before = [g.clone() for g in before]
+        norm = nn.utils.clip_grad_norm_(layer.parameters(), 0.5, foreach=foreach)
+        torch.testing.assert_close(norm, expected)
+        for parameter, old in zip(layer.parameters(), before, strict=True):
+            torch.testing.assert_close(parameter.grad, old * (0.5 / expected))
+
+    def test_tied_to_an_embedding(self) -> None:
+        """Lookups of a weight that a layer shares stay exact; both gradients add up, in one parameter."""
+        models = []
+        for config in (None, self.config):
+            lookup, layer = nn.Embedding(33, 70), nn.Linear(70, 33, bias=False)
+            with torch.no_grad():
+                lookup.weight.copy_(gaussian((33, 70), seed=0) / 8)
+            layer.weight = lookup.weight
+            if config is not None:
+                (record,) = quantize_(nn.Sequential(lookup, layer), config).records
+                assert (record.status, record.tied) == ("quantized", ("1.weight",))
+            models.append((lookup, layer))
+        ids = torch.arange(12).reshape(3, 4)
+        (dense, _), (tied, tied_layer) = models
+        assert tied.weight is tied_layer.weight
+        assert isinstance(tied.weight, ComputeWeight)
+        assert same_bits(tied(ids).detach(), dense(ids).detach())
+        for lookup, layer in models:
+            layer(lookup(ids)).square().sum().backward()
+        self._near(dense.weight.grad, tied.weight.grad)

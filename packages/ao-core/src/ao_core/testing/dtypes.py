@@ -194,13 +194,16 @@ class DTypeSuite(Suite):
         """SQNR in groups of 128: that of brute force, above a floor, below Shannon's limit."""
         fmt = self.format
         x = gaussian((64, 1024), device=device)
-        unsigned = fmt.kind == "int" and fmt.min >= 0
-        spec = Spec(self.dtype, (1, 128), zero="int" if unsigned else "none")
+        zero = "int" if fmt.kind == "int" and fmt.min >= 0 else "none"
+        # values without a sign and without a zero point are for data without a sign
+        signless = fmt.min >= 0 and zero == "none"
+        x = x.abs() if signless else x
+        spec = Spec(self.dtype, (1, 128), zero=zero)
         actual = float(sqnr(x, quantize_tensor(x, spec).dequantize()))
-        assert abs(actual - self._brute_sqnr(x.cpu(), unsigned)) <= self.sqnr_margin
+        assert abs(actual - self._brute_sqnr(x.cpu(), zero == "int")) <= self.sqnr_margin
         # At R bits a value a Gaussian cannot be known better than 6.02 R dB; here R includes a
-        # float32 scale (and a zero point) in every group.
-        rate = fmt.bits + (40 if unsigned else 32) / 128
+        # float32 scale (and a zero point) in every group, and the sign where that is known beforehand.
+        rate = fmt.bits + (40 if zero == "int" else 32) / 128 + signless
         values = oracles.decoded(fmt)
         levels = len(values[torch.isfinite(values)].unique())
         assert 2.5 * math.log2(levels) - 2.5 <= actual <= 20 * math.log10(2) * rate

@@ -14,12 +14,12 @@ from ao_core.numerics import error_sums
 from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec
-from ao_core.tensor import QTensor, quantize_tensor
+from ao_core.tensor import QTensor
 from ao_core.tensor.codec import decode_reference
 from ao_core.tensor.create import encode_reference
 from ao_core.testing.base import as_bytes, gaussian
 from ao_core.testing.kernel_ops import KernelCase, OpTrial, strided_variants
-from ao_core.testing.samples import SHAPES, SPECS, holds
+from ao_core.testing.samples import SHAPES, SPECS, holds, quantized
 
 __all__ = ["CODEC_SPECS", "CONVERSIONS", "contents", "same_values"]
 
@@ -186,7 +186,7 @@ class _ErrorSums(_Codec):
     ) -> Iterator[tuple[tuple[Any, ...], Any]]:
         x = contents(batch, case.spec, case.shape, case.dtype, seed).to(case.device)
         finite = contents("gaussian", case.spec, case.shape, case.dtype, seed).to(case.device)
-        w = quantize_tensor(finite if batch == "not finite" else x, case.spec)
+        w = quantized(finite if batch == "not finite" else x, case.spec)
         for step in (1, 3):
             yield (x, w, step), error_sums(x[::step], w.dequantize()[::step])
 

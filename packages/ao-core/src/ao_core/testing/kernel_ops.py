@@ -15,11 +15,11 @@ from ao_core.records import Call
 from ao_core.spec import WHOLE, Spec
 from ao_core.tensor import fake_quantize, quantize_tensor
 from ao_core.testing.base import gaussian, same_bits
-from ao_core.testing.samples import SPECS, holds
+from ao_core.testing.samples import SPECS, activations, holds, quantized
 
 __all__ = ["KERNEL_SPECS", "PRODUCTS", "KernelCase", "OpTrial"]
 
-_ROW = (1, WHOLE)
+_ROW, _TENSOR = (1, WHOLE), (WHOLE, WHOLE)
 #: `SPECS`, and formats whose activations are quantized too
 KERNEL_SPECS: tuple[Spec, ...] = (
     *SPECS,
@@ -30,6 +30,10 @@ KERNEL_SPECS: tuple[Spec, ...] = (
     Spec("f8e4m3", _ROW, act=Spec("f8e4m3", _ROW)),
     Spec("f8e4m3", (WHOLE, WHOLE), act=Spec("f8e4m3", (WHOLE, WHOLE))),
     Spec("int4", (1, 32), scale_dtype="bfloat16", act=Spec("uint8", _ROW, zero="int")),
+    Spec("int8", _ROW, act=Spec("int8", _TENSOR, static=True)),
+    Spec("int8", _ROW, act=Spec("uint8", _TENSOR, zero="int", static=True)),
+    Spec("f8e4m3", _ROW, act=Spec("f8e4m3", _TENSOR, static=True)),
+    Spec("f8e4m3", _TENSOR, act=Spec("f8e5m2", _TENSOR, static=True)),
 )
 
 
@@ -105,10 +109,10 @@ class _Linear(OpTrial):
         self, case: KernelCase, batch: Any, seed: int
     ) -> Iterator[tuple[tuple[Any, ...], Any]]:
         n, k = case.shape
-        w = quantize_tensor(gaussian((n, k), device=case.device), case.spec)
+        w = quantized(gaussian((n, k), device=case.device), case.spec)
         x = gaussian((*batch, k), seed=seed, device=case.device).to(case.dtype)
         bias = gaussian((n,), seed=99, device=case.device).to(case.dtype)
-        product = F.linear(activations(x, case.spec), w.dequantize(torch.float32).double())
+        product = F.linear(activations(x, w), w.dequantize(torch.float32).double())
         yield (x, w, bias), product + bias.double()
         yield (x, w, None), product
 
@@ -122,7 +126,7 @@ class _Embedding(OpTrial):
     def samples(
         self, case: KernelCase, batch: Any, seed: int
     ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        w = quantize_tensor(gaussian(case.shape, device=case.device).to(case.dtype), case.spec)
+        w = quantized(gaussian(case.shape, device=case.device).to(case.dtype), case.spec)
         generator = torch.Generator().manual_seed(seed)
         ids = torch.randint(0, case.shape[0], batch, generator=generator).to(case.device)
         yield (ids, w), F.embedding(ids, w.dequantize()).double()
@@ -130,7 +134,8 @@ class _Embedding(OpTrial):
 
 class _Mm(OpTrial):
     def call(self, op: str, case: KernelCase, batch: Any) -> Call | None:
-        if len(batch) != 1 or case.spec.act is None:
+        # dense operands have no parts to keep a static scale in
+        if len(batch) != 1 or case.spec.act is None or case.spec.act.static:
             return None
         return super().call(op, case, batch)
 
@@ -139,14 +144,17 @@ class _Mm(OpTrial):
     ) -> Iterator[tuple[tuple[Any, ...], Any]]:
         b = gaussian(case.shape, device=case.device).to(case.dtype)
         a = gaussian((*batch, case.shape[1]), seed=seed, device=case.device).to(case.dtype)
-        cast = fake_quantize(b.float(), case.spec)
-        yield (a, b, case.spec), activations(a, case.spec) @ cast.double().t()
+        assert case.spec.act is not None
+        casts = fake_quantize(a.float(), case.spec.act), fake_quantize(b.float(), case.spec)
+        expected = casts[0].double() @ casts[1].double().t()
+        yield (a, b, case.spec), expected
+        yield (a, quantize_tensor(b, replace(case.spec, act=None)), case.spec), expected
 
 
 class _GroupedLinear(OpTrial):
     """A batch is the number of rows of each expert and of those behind, or of all of them alike."""
 
-    specs = tuple(spec for spec in KERNEL_SPECS if spec.act is None or spec.act.block == _ROW)
+    specs = tuple(spec for spec in KERNEL_SPECS if spec.act is None or spec.act.block != _TENSOR)
     shapes = ((4, 16, 64), (3, 33, 70))
     batches = ((0,), (1,), (5,), (1, 0, 6, 2), (3, 17, 0, 0), (0, 0, 0, 4))
 
@@ -165,7 +173,7 @@ class _GroupedLinear(OpTrial):
         total = sum(batch) if not alike else sum(rows)
         x = gaussian((total, k), seed=seed, device=case.device).to(case.dtype)
         ends = torch.tensor(rows).cumsum(0).to(torch.int32)
-        dense, values = w.dequantize(torch.float32).double(), activations(x, case.spec)
+        dense, values = w.dequantize(torch.float32).double(), activations(x, w)
         expected = values.new_zeros(total, n)
         for expert, (end, count) in enumerate(zip(ends.tolist(), rows, strict=True)):
             part = slice(end - count, end)
@@ -176,12 +184,40 @@ class _GroupedLinear(OpTrial):
             yield (x, w, ends.to(case.device)), expected
 
 
-def activations(x: Tensor, spec: Spec) -> Tensor:
-    """The values (float64) that the activations are multiplied as."""
-    if spec.act is None:
-        return x.double()
-    matrix = x.float().reshape(-1, x.shape[-1])
-    return fake_quantize(matrix, spec.act).double().reshape(x.shape)
+class _GroupedMm(_GroupedLinear):
+    """Experts are dense and cast by themselves; those that share rows, and those that are rows."""
+
+    specs = tuple(spec for spec in KERNEL_SPECS if spec.act is not None and not spec.act.static)
+
+    def samples(
+        self, case: KernelCase, batch: Any, seed: int
+    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        experts, n, k = case.shape
+        spec, alike = case.spec, len(batch) == 1
+        rows = [*batch] * experts if alike else [*batch[:experts]]
+        total = sum(rows if alike else batch)
+
+        def draw(*shape: int) -> Tensor:
+            return gaussian(shape, seed=seed, device=case.device).to(case.dtype)
+
+        def product(a: Tensor, b: Tensor) -> Tensor:
+            assert spec.act is not None
+            casts = fake_quantize(a.float(), spec.act), fake_quantize(b.float(), spec)
+            return casts[0].double() @ casts[1].double().t()
+
+        a, b = draw(total, k), draw(experts, n, k)
+        parts = zip(a[: sum(rows)].split(rows), b, strict=True)
+        expected = F.pad(
+            torch.cat([product(*pair) for pair in parts]), (0, 0, 0, total - sum(rows))
+        )
+        if alike:
+            yield (a.view(experts, *batch, k), b, None, spec), expected.view(experts, *batch, n)
+            return
+        offs = torch.tensor(rows, device=case.device).cumsum(0).to(torch.int32)
+        yield (a, b, offs, spec), expected
+        cut, other = a.t(), draw(n, total)
+        shares = zip(*(x[:, : sum(rows)].split(rows, 1) for x in (other, cut)), strict=True)
+        yield (other, cut, offs, spec), torch.stack([product(*pair) for pair in shares])
 
 
 def strided_variants(x: Tensor) -> Iterator[Tensor]:
@@ -199,4 +235,5 @@ PRODUCTS: dict[str, OpTrial] = {
     "embedding": _Embedding(),
     "mm": _Mm(),
     "grouped_linear": _GroupedLinear(),
+    "grouped_mm": _GroupedMm(),
 }

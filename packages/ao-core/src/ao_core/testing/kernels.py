@@ -58,7 +58,7 @@ class KernelSuite(Suite):
     def cases(self) -> list[KernelCase]:
         """Every spec that fits the kernel's layout, in every shape and dtype."""
         record, trial = self.record, self.trial
-        if record.op == "mm":  # both operands are dense: no layout
+        if record.op in ("mm", "grouped_mm"):  # both operands are dense: no layout
             layouts = [registry.layouts.get("plain")]
         elif record.layout == "*":
             layouts = registry.layouts.values()

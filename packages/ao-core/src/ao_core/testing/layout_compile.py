@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ao_core.testing.base import gaussian
 from ao_core.testing.layout_state import linear_of
-from ao_core.testing.samples import Sample
+from ao_core.testing.samples import Sample, activations
 
 __all__ = ["LayoutCompile"]
 
@@ -38,11 +38,12 @@ class LayoutCompile:
         q = weight.quantized()
         layer = linear_of(q)
         x = gaussian((*lead, weight.shape[1]))
-        expected = F.linear(x, q.dequantize(), layer.bias)
+        values = activations(x, q).float()
+        expected = F.linear(values, q.dequantize(), layer.bias)
         close(layer(x), expected)
         with torch.inference_mode():
             close(layer(x), expected)
-        close(x @ q.t(), F.linear(x, q.dequantize()))
+        close(x @ q.t(), F.linear(values, q.dequantize()))
 
     def test_embedding(self, weight: Sample) -> None:
         """F.embedding reads the rows."""

@@ -17,7 +17,7 @@ from ao_core.spec import Spec
 from ao_core.tensor import QTensor, quantize_tensor, to_layout
 from ao_core.tensor.codec import unpack_parts
 from ao_core.testing.base import as_bytes, same_bits
-from ao_core.testing.samples import Sample
+from ao_core.testing.samples import Sample, quantized
 
 __all__ = ["LayoutValues", "same_parts"]
 
@@ -49,8 +49,8 @@ class LayoutValues:
         shape = self._canonical.blocked_shape(sample.shape)
         generator = torch.Generator().manual_seed(1)
         codes = torch.randint(0, fmt.codes, shape, generator=generator).to(torch.uint8)
-        stored = q.canonical().parts["scale"]
         canonical = replace(spec, layout=self._canonical.name)
+        _, stored, _ = self._canonical.unpack(q.canonical().parts, canonical, sample.shape, fmt)
         parts = self._canonical.pack(codes, stored, zero, canonical, fmt)
         parts = self.record.from_canonical(parts, spec, sample.shape, fmt)
         again, scale_again, zero_again = unpack_parts(parts, spec, sample.shape)
@@ -77,11 +77,11 @@ class LayoutValues:
         """A layout arranges: it does not change the value that each element is stored as."""
         q = sample.quantized()
         if self.record.blocked_shape(sample.shape) == sample.shape:
-            plain = quantize_tensor(sample.dense(), replace(sample.spec, layout="plain"))
+            plain = quantized(sample.dense(), replace(sample.spec, layout="plain"))
             expected = plain.dequantize()
         else:
             flat = sample.dense().reshape(self._canonical.blocked_shape(sample.shape))
-            plain = quantize_tensor(flat, replace(sample.spec, layout="plain"))
+            plain = quantized(flat, replace(sample.spec, layout="plain"))
             expected = plain.dequantize().reshape(sample.shape)
         assert torch.equal(q.dequantize(), expected)
 
@@ -205,7 +205,7 @@ class LayoutValues:
             memory = memory_of(q)
             assert q.copy_(new) is q
             assert memory_of(q) == memory
-            assert same_parts(q, quantize_tensor(new.float(), sample.spec))
+            assert same_parts(q, quantized(new.float(), sample.spec))
 
     def test_copy_between_quantized(self, sample: Sample) -> None:
         """`copy_` of the same format copies bits; of another one quantizes its values."""
@@ -218,7 +218,7 @@ class LayoutValues:
         wide = Spec("int8", (1,), layout="plain")
         third = quantize_tensor(sample.dense(seed=8), wide)
         q.copy_(third)
-        assert same_parts(q, quantize_tensor(third.dequantize(), sample.spec))
+        assert same_parts(q, quantized(third.dequantize(), sample.spec))
         dense = torch.empty(sample.shape)
         assert torch.equal(dense.copy_(q), q.dequantize())
 
@@ -238,7 +238,7 @@ class LayoutValues:
             memory = memory_of(q)
             assert op(q, other) is q
             assert memory_of(q) == memory
-            assert same_parts(q, quantize_tensor(expected, sample.spec))
+            assert same_parts(q, quantized(expected, sample.spec))
 
     def test_arithmetic_in_place_with_quantized(self, sample: Sample) -> None:
         """The same with a quantized operand, and into a dense tensor."""
@@ -248,7 +248,7 @@ class LayoutValues:
             dense = getattr(q.dequantize(), op)(other, *more)
             assert torch.equal(dense, expected)
             getattr(q, op)(other, *more)
-            assert same_parts(q, quantize_tensor(expected, sample.spec))
+            assert same_parts(q, quantized(expected, sample.spec))
 
     def test_parts_hold_no_surprise(self, sample: Sample) -> None:
         """The memory is that of the codes and scales: no hidden copy of the dense values."""

@@ -42,10 +42,11 @@ class LayoutSuite(LayoutValues, LayoutCuts, LayoutState, LayoutCompile, Suite):
 
     def samples(self) -> list[Sample]:
         """Every spec in every shape that the layout says it can hold."""
+        layout = registry.layouts.get(self.layout)
         return [
             Sample(spec, shape)
             for shape in self.shapes
-            for spec in fitting_specs(registry.layouts.get(self.layout), shape, self.specs)
+            for spec in fitting_specs(layout, shape, (*self.specs, *layout.examples))
         ]
 
     def arguments(self) -> dict[str, Sequence[Any]]:

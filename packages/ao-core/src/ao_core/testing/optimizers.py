@@ -23,12 +23,16 @@ class OptimizerSuite(Suite):
     Attributes:
         optimizer: its registered name, or the class.
         options: arguments beside the parameters, a learning rate among them.
+        rates: learning rates, one of which converges; the first is that of all other tests.
         steps: enough of them to bring the loss of a convex problem below a hundredth.
+
+    An optimizer that is for matrices only says so by its ValueError for other parameters.
     """
 
     optimizer: str | type[torch.optim.Optimizer]
     options: ClassVar[dict[str, Any]] = {"lr": 0.05}
-    steps = 300
+    rates: ClassVar[tuple[float, ...]] = (0.05, 0.5)
+    steps = 200
 
     def make(self, parameters: Iterable[Any], **options: Any) -> torch.optim.Optimizer:
         """The optimizer over these parameters."""
@@ -36,12 +40,25 @@ class OptimizerSuite(Suite):
         cls = registry.optimizers.get(given) if isinstance(given, str) else given
         return cls(parameters, **{**self.options, **options})
 
+    @property
+    def only_matrices(self) -> bool:
+        """Whether the optimizer refuses vectors."""
+        try:
+            self.make([nn.Parameter(torch.zeros(3))])
+        except ValueError:
+            return True
+        return False
+
     def problem(self, dtype: torch.dtype = torch.float32) -> _LeastSquares:
         """A convex problem with a known solution."""
-        return _LeastSquares(dtype)
+        return _LeastSquares(dtype, (97, 71), (24, 1) if self.only_matrices else (24,))
 
     def run(
-        self, problem: _LeastSquares, optimizer: torch.optim.Optimizer, steps: int
+        self,
+        problem: _LeastSquares,
+        optimizer: torch.optim.Optimizer,
+        steps: int,
+        schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
     ) -> list[float]:
         """The loss before each step."""
         losses = []
@@ -51,6 +68,8 @@ class OptimizerSuite(Suite):
             loss.backward()
             optimizer.step()
             losses.append(float(loss.detach()))
+            if schedule is not None:
+                schedule.step()
         return losses
 
     # -- optimizing ------------------------------------------------------------------------------
@@ -64,11 +83,19 @@ class OptimizerSuite(Suite):
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     def test_converges(self, dtype: torch.dtype) -> None:
-        """Least squares in both dtypes of parameters: to a hundredth of the first loss."""
-        problem = self.problem(dtype)
-        losses = self.run(problem, self.make(problem.parameters()), self.steps)
-        assert min(losses[-10:]) < 0.01 * losses[0]
-        assert all(bool(torch.isfinite(p).all()) for p in problem.parameters())
+        """Least squares in both dtypes of parameters, as lr falls: to a hundredth of the first loss."""
+        reached = []
+        for rate in self.rates:
+            problem = self.problem(dtype)
+            optimizer = self.make(problem.parameters(), lr=rate)
+            self._decay_nothing(optimizer)
+            falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, self.steps)
+            losses = self.run(problem, optimizer, self.steps, falling)
+            assert all(bool(torch.isfinite(p).all()) for p in problem.parameters())
+            reached.append(min(losses[-10:]) / losses[0])
+            if reached[-1] < 0.01:
+                return
+        raise AssertionError(f"learning rates {self.rates} end at {reached} of the first loss")
 
     def test_first_step_goes_downhill(self) -> None:
         """One step changes every parameter that has a gradient and lowers the loss."""
@@ -94,10 +121,12 @@ class OptimizerSuite(Suite):
 
     def test_shapes(self) -> None:
         """Scalars, empty, odd and transposed parameters; those without a gradient stay."""
-        shapes = [(), (1,), (0,), (3, 0), (257,), (5, 7), (2, 3, 4, 5), (64, 64)]
+        shapes = [(), (1,), (0,), (3, 0), (257,), (5, 7), (2, 3, 4, 5), (65, 64), (4097,)]
+        if self.only_matrices:
+            shapes = [shape for shape in shapes if len(shape) == 2]
         parameters = [nn.Parameter(gaussian(shape)) for shape in shapes]
         parameters.append(nn.Parameter(gaussian((8, 300)).t()))
-        idle = nn.Parameter(gaussian((5,)))
+        idle = nn.Parameter(gaussian((5, 1)))
         kept = idle.detach().clone()
         optimizer = self.make([*parameters, idle])
         for _ in range(3):
@@ -159,6 +188,54 @@ class OptimizerSuite(Suite):
             schedule.step()
         assert moved == [True, True, True, False, False]
 
+    def test_tensor_learning_rate(self) -> None:
+        """A tensor as learning rate does what the number does, also when it is changed in place."""
+        ends = []
+        for lr in (0.25, torch.tensor(0.25)):
+            problem = self.problem()
+            optimizer = self.make(problem.parameters(), lr=lr)
+            self.run(problem, optimizer, 2)
+            if isinstance(lr, Tensor):
+                lr.fill_(0.0)
+            else:
+                optimizer.param_groups[0]["lr"] = 0.0
+            self.run(problem, optimizer, 1)
+            ends.append([p.detach().clone() for p in problem.parameters()])
+        assert all(same_bits(a, b) for a, b in zip(*ends, strict=True))
+
+    def test_gradient_scaler_and_clipping(self) -> None:
+        """An infinite gradient skips the step; a clipped one is taken as it is after clipping."""
+        problem = self.problem()
+        optimizer = self.make(problem.parameters())
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**126)
+        before = [p.detach().clone() for p in problem.parameters()]
+        scaler.scale(problem() * 2.0**10).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert all(map(same_bits, (p.detach() for p in problem.parameters()), before))
+        optimizer.zero_grad()
+        problem().backward()
+        torch.nn.utils.clip_grad_value_(problem.parameters(), 0.0)
+        self._decay_nothing(optimizer)
+        optimizer.step()
+        assert all(map(same_bits, (p.detach() for p in problem.parameters()), before))
+
+    def _decay_nothing(self, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            if "weight_decay" in group:
+                group["weight_decay"] = 0.0
+
+    def test_maximize(self) -> None:
+        """`maximize`, where it is an option, goes the other way."""
+        problem = self.problem()
+        optimizer = self.make(problem.parameters(), lr=1e-3)
+        if "maximize" not in optimizer.defaults:
+            return
+        optimizer = self.make(problem.parameters(), lr=1e-3, maximize=True)
+        self._decay_nothing(optimizer)
+        (first,) = self.run(problem, optimizer, 1)
+        assert float(problem().detach()) > first
+
     def test_closure(self) -> None:
         """`step(closure)` evaluates it with gradients enabled and returns its loss."""
         problem = self.problem()
@@ -188,12 +265,33 @@ class OptimizerSuite(Suite):
         assert seen == ["pre", "post"]
 
     def test_bad_arguments(self) -> None:
-        """A negative learning rate and no parameters are ValueErrors."""
+        """What cannot be is refused in torch's words, and sparse gradients in any."""
         problem = self.problem()
         with pytest.raises(ValueError, match="-1"):
             self.make(problem.parameters(), lr=-1.0)
         with pytest.raises(ValueError, match="empty"):
             self.make([])
+        if "betas" in self.make(problem.parameters()).defaults:
+            with pytest.raises(ValueError, match=r"Invalid beta parameter at index 0: 1\.5"):
+                self.make(problem.parameters(), betas=(1.5, 0.9))
+        sparse = nn.Parameter(gaussian((5, 3)))
+        indices = torch.tensor([[1], [2]])
+        sparse.grad = torch.sparse_coo_tensor(indices, torch.ones(1), (5, 3), check_invariants=True)
+        with pytest.raises(RuntimeError, match="sparse"):
+            self.make([sparse]).step()
+
+    def test_bad_state_dicts(self) -> None:
+        """The state of other parameters is refused, and nothing has changed then."""
+        problem = self.problem()
+        optimizer = self.make(problem.parameters())
+        self.run(problem, optimizer, 2)
+        before = copy.deepcopy(optimizer.state_dict())
+        other = self.make(list(problem.parameters())[:1]).state_dict()
+        with pytest.raises(ValueError, match="parameter group"):
+            optimizer.load_state_dict(other)
+        after = optimizer.state_dict()
+        assert after["param_groups"] == before["param_groups"]
+        assert after["state"].keys() == before["state"].keys()
 
     def test_global_generator_is_left_alone(self) -> None:
         """Making an optimizer seeds nothing."""
@@ -203,15 +301,15 @@ class OptimizerSuite(Suite):
 
 
 class _LeastSquares(nn.Module):
-    """Mean squares of weight - solution and of the bias: convex, and 0 at the solution."""
+    """Half the squares of weight - solution and of the bias: convex, and 0 at the solution."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, weight: tuple[int, ...], bias: tuple[int, ...]) -> None:
         super().__init__()
-        self.weight = nn.Parameter(gaussian((32, 24), seed=1).to(dtype))
-        self.bias = nn.Parameter(gaussian((24,), seed=2).to(dtype))
-        self.register_buffer("solution", gaussian((32, 24), seed=3))
+        self.weight = nn.Parameter(gaussian(weight, seed=1).to(dtype))
+        self.bias = nn.Parameter(gaussian(bias, seed=2).to(dtype))
+        self.register_buffer("solution", gaussian(weight, seed=3))
 
     def forward(self) -> Tensor:
         """The loss in float32."""
         error = self.weight.float() - self.get_buffer("solution")
-        return error.square().mean() + self.bias.float().square().mean()
+        return (error.square().sum() + self.bias.float().square().sum()) / 2

@@ -10,13 +10,13 @@ from torch import nn
 
 from ao_core.config import Config
 from ao_core.quantize import quantize_
-from ao_core.records import DType
+from ao_core.records import DType, Kernel
 from ao_core.registry import Table, registry
 from ao_core.tensor import ComputeWeight
 from ao_core.testing.base import Suite
 from ao_core.testing.compute import ComputeSuite
 from ao_core.testing.dtypes import DTypeSuite
-from ao_core.testing.kernels import KernelSuite
+from ao_core.testing.kernels import TRIALS, KernelSuite
 from ao_core.testing.layouts import LayoutSuite
 from ao_core.testing.optimizers import OptimizerSuite
 from ao_core.testing.transforms import TransformSuite
@@ -33,7 +33,7 @@ def suites_of(provider: str) -> list[type[Suite]]:
     found = [
         *_named(provider, registry.dtypes, DTypeSuite, "dtype", _has_values),
         *_named(provider, registry.layouts, LayoutSuite, "layout"),
-        *_named(provider, registry.kernels, KernelSuite, "kernel"),
+        *_named(provider, registry.kernels, KernelSuite, "kernel", _has_trial),
         *_named(provider, registry.optimizers, OptimizerSuite, "optimizer"),
         *_configured(provider),
     ]
@@ -62,6 +62,11 @@ def _has_values(dtype: DType) -> bool:
     return dtype.kind != "table"
 
 
+def _has_trial(kernel: Kernel) -> bool:
+    """Whether its op has results to compare; steps work in place, within `OptimizerSuite`."""
+    return kernel.op in TRIALS
+
+
 def _named(
     provider: str,
     table: Table[Any],
@@ -81,9 +86,9 @@ def _configured(provider: str) -> Iterator[type[Suite]]:
     }
     tried = {type(config) for config in configs.values()}
     for name in _owned(provider, registry.transforms):
-        config_type = registry.transforms.get(name).config_type
-        if config_type not in tried:
-            configs[name] = config_type()
+        transform = registry.transforms.get(name)
+        if transform.config_type not in tried:
+            configs[name] = transform.example or transform.config_type()
     for name, config in configs.items():
         yield type(f"transform[{name}]", (TransformSuite,), {"config": config})
         layer = nn.Linear(64, 32)

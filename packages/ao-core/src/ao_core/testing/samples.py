@@ -9,12 +9,22 @@ import torch
 from torch import Tensor
 
 from ao_core.layouts import Layout
+from ao_core.numerics import qparams_of_range
 from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec
-from ao_core.tensor import QTensor, quantize_tensor
+from ao_core.tensor import QTensor, fake_quantize, quantize_tensor
+from ao_core.tensor.activations import act_names, static_qparams
 from ao_core.testing.base import gaussian
 
-__all__ = ["SHAPES", "SPECS", "Sample", "fitting_specs", "holds"]
+__all__ = [
+    "SHAPES",
+    "SPECS",
+    "Sample",
+    "activations",
+    "fitting_specs",
+    "holds",
+    "quantized",
+]
 
 #: one format of every kind, scale and zero point, in blocks over one, all and several dimensions
 SPECS: tuple[Spec, ...] = (
@@ -27,10 +37,13 @@ SPECS: tuple[Spec, ...] = (
     Spec("nf4", (1, 64), scale_dtype=Spec("int8", (4, WHOLE))),
     Spec("int6", (4, 8)),
     Spec("ternary", (1, 24)),
+    Spec("uint5", (1, 16), Spec("uint6", (1, 4), "float16", layout="packed"), zero="scaled"),
     # the same for layouts that count blocks over the flattened tensor
     Spec("int8", (32,)),
     Spec("nf4", (64,)),
     Spec("f8e4m3", (WHOLE,)),
+    # activations by a static scale and zero point: parts beside those of any layout
+    Spec("uint4", (16,), zero="int", act=Spec("uint8", (WHOLE, WHOLE), zero="int", static=True)),
 )
 
 #: ragged and aligned, one to four dimensions, empty, and a single element
@@ -66,6 +79,25 @@ def holds(layout: Layout, shape: tuple[int, ...], spec: Spec) -> bool:
     )
 
 
+def quantized(x: Tensor, spec: Spec) -> QTensor:
+    """Values in a format; static scales of activations fit Gaussian ones, of which few are clipped."""
+    names, act = act_names(spec), spec.act
+    if act is None or not names:
+        return quantize_tensor(x, spec)
+    fmt = registry.dtypes.get(act.dtype)
+    low, high = torch.tensor(-3.0), torch.tensor(3.5)
+    scale, zero = qparams_of_range(low, high, fmt, act.zero)
+    return quantize_tensor(x, spec, act_scale=scale, act_zero=zero)
+
+
+def activations(x: Tensor, w: QTensor) -> Tensor:
+    """The values (float64) that activations are multiplied as by a weight of one matrix."""
+    if w.spec.act is None:
+        return x.double()
+    matrix = x.float().reshape(-1, x.shape[-1])
+    return fake_quantize(matrix, w.spec.act, *static_qparams(w)).double().reshape(x.shape)
+
+
 @dataclass(frozen=True)
 class Sample:
     """A spec and a shape that its layout can hold."""
@@ -83,7 +115,7 @@ class Sample:
         self, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu"
     ) -> QTensor:
         """`dense` in the format."""
-        return quantize_tensor(self.dense(seed, dtype, device), self.spec)
+        return quantized(self.dense(seed, dtype, device), self.spec)
 
     def __str__(self) -> str:
         return f"{'x'.join(map(str, self.shape))}-{self.spec}"

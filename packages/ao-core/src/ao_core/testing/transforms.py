@@ -33,7 +33,7 @@ __all__ = ["Experts", "Subject", "TransformSuite"]
 
 
 class Experts(nn.Module):
-    """Three experts in one fused parameter, each a product of (32 -> 16)."""
+    """Three experts in one fused parameter, each a product of (32 -> 16), multiplied as layers of them do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,9 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """All experts on all rows."""
-        return torch.einsum("mk,enk->emn", x, self.weight)
+        offs = torch.arange(1, 4, dtype=torch.int32) * len(x)
+        rows: Tensor = torch._grouped_mm(x.repeat(3, 1), self.weight.transpose(-2, -1), offs=offs)
+        return rows.view(3, len(x), 16)
 
 
 class Attention(nn.Module):

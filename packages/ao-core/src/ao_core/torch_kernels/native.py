@@ -18,9 +18,10 @@ from ao_core.numerics import (
 from ao_core.records import Call, Kernel
 from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec
+from ao_core.tensor.activations import static_qparams
 from ao_core.tensor.qtensor import QTensor
 
-__all__ = ["NATIVE_KERNELS"]
+__all__ = ["NATIVE_KERNELS", "needs_sm89", "refused_by_int_mm"]
 
 _ROW = (1, WHOLE)
 _TENSOR = (WHOLE, WHOLE)
@@ -145,20 +146,28 @@ def _accepts_int4pack(call: Call) -> str | None:
     return None
 
 
-# -- dynamic activations ---------------------------------------------------------------------------
+# -- quantized activations -------------------------------------------------------------------------
 
 
-def int_mm_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
-    """Quantize each row of x to 8 bits, multiply in int32 (`aten._int_mm`), scale rows and columns."""
+def _quantized(x_MK: Tensor, w: QTensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Codes of the activations, scale and zero point; found for this call unless they are static."""
     act = w.spec.act
     assert act is not None
     dtype = registry.dtypes.get(act.dtype)
+    scale, zero = static_qparams(w)
+    if scale is None:
+        scale, zero = choose_qparams(x_MK, dtype, act.block, act.zero, "float32")
+    codes = quantize_affine(x_MK, dtype, act.block, scale, zero)
+    return codes.view(dtype.storage), scale, zero
+
+
+def int_mm_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+    """Quantize x to 8 bits, multiply in int32 (`aten._int_mm`), scale rows and columns."""
     x_MK = _rows(x)
-    x_scale, x_zero = choose_qparams(x_MK, dtype, _ROW, act.zero, "float32")
-    codes = quantize_affine(x_MK, dtype, _ROW, x_scale, x_zero)
+    codes, x_scale, x_zero = _quantized(x_MK, w)
     w_KN = w.qdata.t()
     if x_zero is None:
-        acc_MN = torch._int_mm(codes.view(torch.int8), w_KN).float()
+        acc_MN = torch._int_mm(codes, w_KN).float()
     else:
         # the product wants int8: codes and zero point move down by 128 together
         ones = torch.ones(32 if x.is_cuda else 1, x_MK.shape[1], dtype=torch.int8, device=x.device)
@@ -173,29 +182,35 @@ def _accepts_int_mm(call: Call) -> str | None:
     act = call.spec.act
     if act is None:
         return "is for activations quantized at run time"
-    if (act.dtype, act.zero) not in (("int8", "none"), ("uint8", "int")) or act.block != _ROW:
-        return f"needs activations in int8, or uint8 with zero points, per token; found {act}"
+    if (act.dtype, act.zero) not in (("int8", "none"), ("uint8", "int")):
+        return f"needs activations in int8, or uint8 with zero points; found {act}"
+    if not act.static and act.block != _ROW:
+        return f"needs a scale a token, or a static one; found {act}"
+    return refused_by_int_mm(call) or _rows_only(call, ("int8",))
+
+
+def refused_by_int_mm(call: Call) -> str | None:
+    """Why `aten._int_mm` cannot multiply operands of these sizes, if so."""
     if call.m == 0 or 0 in call.weight_shape:
         return "needs a product that is not empty"
+    if call.weight_shape[-1] == 1:
+        return "gives wrong sums over a single element in torch 2.13"
     if call.device == "cuda" and (call.m <= 16 or any(size % 8 for size in call.weight_shape)):
         return "on CUDA needs more than 16 rows, and N and K in multiples of 8"
-    return _rows_only(call, ("int8",))
+    return None
 
 
 def scaled_mm_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     """Quantize x to float8 per row or as a whole, multiply in float8 (`aten._scaled_mm`)."""
-    act = w.spec.act
-    assert act is not None
-    dtype = registry.dtypes.get(act.dtype)
     x_MK = _rows(x)
-    x_scale, _ = choose_qparams(x_MK, dtype, act.block, "none", "float32")
-    codes = quantize_affine(x_MK, dtype, act.block, x_scale).view(dtype.storage)
+    codes, x_scale, _ = _quantized(x_MK, w)
     w_scale = scale_to_float(w.scale)
-    per_tensor = act.block == _TENSOR
+    per_tensor = w.spec.block == _TENSOR
     out = torch._scaled_mm(
         codes,
         w.qdata.t(),
-        x_scale.reshape(()) if per_tensor else x_scale,
+        # a static scale beside one a row of the weight stands for each token
+        x_scale.reshape(()) if per_tensor else x_scale.expand(x_MK.shape[0], 1).contiguous(),
         w_scale.reshape(()) if per_tensor else w_scale.reshape(1, -1),
         out_dtype=torch.bfloat16,
     )
@@ -210,8 +225,12 @@ def _accepts_scaled_mm(call: Call) -> str | None:
         return f"needs float8 weights and activations, found {call.spec}"
     if "f8e5m2" == act.dtype == call.spec.dtype:
         return "has no product of e5m2 with e5m2"
-    if act.block != call.spec.block or act.block not in (_ROW, _TENSOR):
-        return "needs weights and activations both per row, or both per tensor"
+    if call.spec.block not in (_ROW, _TENSOR) or not (act.static or act.block == call.spec.block):
+        return (
+            "needs weights and activations both per row, or both per tensor; or static activations"
+        )
+    if act.zero != "none" or call.spec.zero != "none":
+        return f"has no zero points, found {call.spec}"
     if call.x_dtype != torch.bfloat16:
         return f"rounds its result to bfloat16, which would lose precision in {call.x_dtype}"
     if call.m == 0 or any(size % 16 for size in call.weight_shape):
@@ -219,7 +238,8 @@ def _accepts_scaled_mm(call: Call) -> str | None:
     return None
 
 
-def _needs_sm89() -> str | None:
+def needs_sm89() -> str | None:
+    """Why there are no products in float8 on this machine, if so."""
     if not torch.cuda.is_available():
         return "no CUDA device is available"
     major, minor = torch.cuda.get_device_capability()
@@ -233,6 +253,6 @@ NATIVE_KERNELS = (
     Kernel("int4_cpu_rows", "embedding", "int4_cpu", "cpu", int4_cpu_embedding, 1),
     Kernel("int_mm", "linear", "plain", "*", int_mm_linear, 1, accepts=_accepts_int_mm),
     Kernel(
-        "scaled_mm", "linear", "plain", "cuda", scaled_mm_linear, 1, _needs_sm89, _accepts_scaled_mm
+        "scaled_mm", "linear", "plain", "cuda", scaled_mm_linear, 1, needs_sm89, _accepts_scaled_mm
     ),
 )

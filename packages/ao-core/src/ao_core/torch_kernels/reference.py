@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,12 +12,13 @@ from torch import Tensor
 from ao_core.dispatch import select
 from ao_core.errors import UnsupportedOp
 from ao_core.numerics import error_sums
-from ao_core.records import Kernel
+from ao_core.records import Call, Kernel
 from ao_core.spec import Spec
 from ao_core.tensor import cut
+from ao_core.tensor.activations import static_qparams
 from ao_core.tensor.codec import decode_reference
 from ao_core.tensor.create import encode_reference, fake_quantize
-from ao_core.tensor.experts import by_expert, is_traced
+from ao_core.tensor.experts import by_expert, checked_ends, is_traced
 from ao_core.tensor.products import call_of
 from ao_core.tensor.qtensor import QTensor
 
@@ -31,13 +35,19 @@ def _activations(x: Tensor, w: QTensor) -> Tensor:
     if w.spec.act is None:
         return x
     # blocks of activations are those of the matrix (tokens, K), whatever the rank of x
-    return fake_quantize(x.reshape(-1, x.shape[-1]), w.spec.act).reshape(x.shape)
+    rows = x.reshape(-1, x.shape[-1])
+    return fake_quantize(rows, w.spec.act, *static_qparams(w)).reshape(x.shape)
 
 
 def grouped_linear(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor:
     """Expert by expert, each by the linear kernel for its share; while tracing, all at once."""
     if not is_traced(x):
         return by_expert(x, w, offs, w.shape[1], _linear_of_expert)
+    if w.spec.act is not None and w.spec.act.static:
+        raise UnsupportedOp(
+            f"grouped_linear of layout {w.spec.layout!r} while tracing: each expert has a scale of its own "
+            "for its activations, which rows are whose is not known yet"
+        )
     dense = w.dequantize(x.dtype).transpose(-2, -1)
     if offs is None:
         return torch.bmm(_activations(x, w), dense)
@@ -73,10 +83,45 @@ def sums_of_rows(x: Tensor, w: QTensor, step: int) -> Tensor:
 
 
 def mm(a_MC: Tensor, b_NC: Tensor, spec: Spec) -> Tensor:
-    """``a @ b.T`` of both operands after their casts, accumulated in their own dtype."""
+    """``a @ b.T`` of both operands after their casts, multiplied and accumulated in float32."""
+    a, b = a_MC.to(torch.float32), b_NC.to(torch.float32)
     if spec.act is not None:
-        a_MC = fake_quantize(a_MC, spec.act)
-    return torch.mm(a_MC, fake_quantize(b_NC, spec).t())
+        a = fake_quantize(a, spec.act)
+    return torch.mm(a, fake_quantize(b, spec).t()).to(a_MC.dtype)
+
+
+def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None, spec: Spec) -> Tensor:
+    """Expert by expert, each by the kernel of mm; while tracing, all rows for each expert."""
+    if a.dim() == b.dim() == 3:
+        return torch.stack([_mm(*pair, spec) for pair in zip(a.unbind(), b.unbind(), strict=True)])
+    assert offs is not None
+    if b.dim() == 2:  # the contracted dimension is the one that offs cuts
+        experts = _shares(offs, a.t(), b.t())
+        return torch.stack([_mm(rows_a.t(), rows_b.t(), spec) for rows_a, rows_b in experts])
+    shares = [rows for (rows,) in _shares(offs, a)]
+    products = [_mm(rows, w, spec) for rows, w in zip(shares, b.unbind(), strict=True)]
+    if is_traced(a):
+        return torch.stack(products).sum(0)
+    out = torch.cat(products)
+    return torch.cat([out, out.new_zeros(len(a) - len(out), out.shape[1])])
+
+
+def _mm(a: Tensor, b: Tensor, spec: Spec) -> Tensor:
+    call = Call("mm", spec, tuple(b.shape), tuple(a.shape), a.dtype, a.device.type)
+    return select(call).fn(a, b, spec)  # type: ignore[no-any-return]
+
+
+def _shares(offs: Tensor, *tensors: Tensor) -> Iterator[list[Tensor]]:
+    """The rows of each expert; while tracing, where nobody knows them, all with zeros for the others."""
+    if not is_traced(offs):
+        ends = checked_ends(offs, len(tensors[0]))
+        for start, end in pairwise([0, *ends]):
+            yield [x[start:end] for x in tensors]
+        return
+    rows = torch.arange(tensors[0].shape[0], device=offs.device)[:, None]
+    starts = F.pad(offs[:-1], (1, 0))
+    for first, after in zip(starts.unbind(), offs.unbind(), strict=True):
+        yield [torch.where((rows >= first) & (rows < after), x, 0) for x in tensors]
 
 
 REFERENCE_KERNELS = (
@@ -84,6 +129,7 @@ REFERENCE_KERNELS = (
     Kernel("reference_embedding", "embedding", "*", "*", embedding, priority=-100),
     Kernel("reference_grouped_linear", "grouped_linear", "*", "*", grouped_linear, priority=-100),
     Kernel("reference_mm", "mm", "*", "*", mm, priority=-100),
+    Kernel("reference_grouped_mm", "grouped_mm", "*", "*", grouped_mm, priority=-100),
     Kernel("reference_quantize", "quantize", "*", "*", encode_reference, priority=-100),
     Kernel("reference_dequantize", "dequantize", "*", "*", decode_reference, priority=-100),
     Kernel("reference_error_sums", "error_sums", "*", "*", sums_of_rows, priority=-100),

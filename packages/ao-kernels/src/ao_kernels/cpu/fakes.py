@@ -43,8 +43,13 @@ def _unpack_tiles(qdata: Tensor, n: int, k: int, bits: int, group: int, flip: in
     return qdata.new_empty((*qdata.shape[:-3], n, packed_size(k, bits)), dtype=torch.uint8)
 
 
+def _adam_step(*arguments: Any, **named: Any) -> None:
+    """Returns nothing."""
+
+
 FAKES: dict[str, Callable[..., Any]] = {
     **CODE_FAKES,
+    "adam_step": _adam_step,
     "linear": _linear,
     "grouped_linear": _linear,
     "pack_tiles": _pack_tiles,

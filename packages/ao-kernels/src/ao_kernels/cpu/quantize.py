@@ -181,6 +181,8 @@ def _accepts(call: Call) -> str | None:
         return f"reads and writes float32, bfloat16 and float16, not {call.x_dtype}"
     if 0 in call.weight_shape:
         return "needs a tensor that is not empty"
+    if call.spec.zero == "scaled":
+        return "takes zero points off before scaling, and this format has scaled ones"
     dtype = registry.dtypes.get(call.spec.dtype)
     if dtype.kind == "table":
         return f"knows the values of each code beforehand, and those of {dtype.name} are learned"
@@ -196,6 +198,8 @@ def _accepts(call: Call) -> str | None:
 def _accepts_quantize(call: Call) -> str | None:
     if isinstance(call.spec.scale_dtype, Spec) and call.spec.zero != "none":
         return "has no zero points beside scales that are quantized themselves"
+    if registry.dtypes.get(call.spec.dtype).min > 0:
+        return "gives blocks of zeros the scale 1, which needs a format that has 0"
     return _accepts(call)
 
 

@@ -96,6 +96,8 @@ class CpuTiles(Layout):
         grid = grid_of(spec, shape)
         if grid.k >= 64 and 3 * grid.tiles * SIDE > 4 * grid.k:
             return f"pads groups to multiples of 16 columns, too much for groups of {grid.group}"
+        if spec.zero == "scaled":
+            return "has zero points in the domain of codes, not scaled ones"
         if spec.zero == "int" and codes_of(dtype).kind != 1:
             return (
                 f"has integer zero points only of formats that count up by 1, not of {dtype.name}"
@@ -172,6 +174,8 @@ def _unfit_act(act: Spec | None, dtype: DType) -> str | None:
     """Why the products cannot quantize activations like this."""
     if act is None:
         return None
+    if act.static:
+        return "chooses a scale of the activations for each token and call, and theirs is static"
     per_token = act.block in ((1, WHOLE), (WHOLE,))
     if (act.dtype, act.zero) not in ACTS or act.scale_dtype != "float32" or not per_token:
         return (

@@ -80,6 +80,8 @@ class Plane16(Layout):
         fmt = format_of(dtype)
         if isinstance(fmt, str):
             return fmt
+        if spec.zero == "scaled":
+            return "has zero points in the domain of codes, not scaled ones"
         if (spec.zero != "none") != (fmt.offset != 0):
             return f"has zero points of uint4, and only with them, found {spec}"
         if spec.act is not None:

@@ -15,6 +15,7 @@ from ao_quant.configs.floats import (
     FP6LLMWeightOnlyConfig,
     FPXWeightOnlyConfig,
 )
+from ao_quant.configs.gguf import GGUF_TYPES, GGUFWeightOnlyConfig
 from ao_quant.configs.ints import (
     BitNetWeightOnlyConfig,
     Int4WeightOnlyConfig,
@@ -30,20 +31,32 @@ from ao_quant.configs.mx import (
     NVFP4DynamicActivationNVFP4WeightConfig,
     NVFP4WeightOnlyConfig,
 )
+from ao_quant.configs.static import (
+    OBSERVERS,
+    Float8StaticActivationFloat8WeightConfig,
+    Int8StaticActivationInt8WeightConfig,
+    StaticConfig,
+)
 
 __all__ = [
+    "CALIBRATED",
     "CONFIGS",
+    "GGUF_TYPES",
     "GROUP_SIZES",
+    "OBSERVERS",
     "BitNetWeightOnlyConfig",
     "CodebookWeightOnlyConfig",
     "FP4WeightOnlyConfig",
     "FP6LLMWeightOnlyConfig",
     "FPXWeightOnlyConfig",
     "Float8DynamicActivationFloat8WeightConfig",
+    "Float8StaticActivationFloat8WeightConfig",
     "Float8WeightOnlyConfig",
+    "GGUFWeightOnlyConfig",
     "Int4WeightOnlyConfig",
     "Int8DynamicActivationInt4WeightConfig",
     "Int8DynamicActivationInt8WeightConfig",
+    "Int8StaticActivationInt8WeightConfig",
     "Int8WeightOnlyConfig",
     "IntxWeightOnlyConfig",
     "MXDynamicActivationMXWeightConfig",
@@ -51,17 +64,21 @@ __all__ = [
     "NF4WeightOnlyConfig",
     "NVFP4DynamicActivationNVFP4WeightConfig",
     "NVFP4WeightOnlyConfig",
+    "StaticConfig",
     "UIntxWeightOnlyConfig",
     "bitnet_weight_only",
     "codebook_weight_only",
     "float8_dynamic_activation_float8_weight",
+    "float8_static_activation_float8_weight",
     "float8_weight_only",
     "fp4_weight_only",
     "fp6_llm_weight_only",
     "fpx_weight_only",
+    "gguf_weight_only",
     "int4_weight_only",
     "int8_dynamic_activation_int4_weight",
     "int8_dynamic_activation_int8_weight",
+    "int8_static_activation_int8_weight",
     "int8_weight_only",
     "intx_weight_only",
     "mx_dynamic_activation_mx_weight",
@@ -85,13 +102,16 @@ fpx_weight_only = FPXWeightOnlyConfig
 float8_weight_only = Float8WeightOnlyConfig
 mx_weight_only = MXWeightOnlyConfig
 nvfp4_weight_only = NVFP4WeightOnlyConfig
+gguf_weight_only = GGUFWeightOnlyConfig
 int8_dynamic_activation_int8_weight = Int8DynamicActivationInt8WeightConfig
 float8_dynamic_activation_float8_weight = Float8DynamicActivationFloat8WeightConfig
 int8_dynamic_activation_int4_weight = Int8DynamicActivationInt4WeightConfig
+int8_static_activation_int8_weight = Int8StaticActivationInt8WeightConfig
+float8_static_activation_float8_weight = Float8StaticActivationFloat8WeightConfig
 mx_dynamic_activation_mx_weight = MXDynamicActivationMXWeightConfig
 nvfp4_dynamic_activation_nvfp4_weight = NVFP4DynamicActivationNVFP4WeightConfig
 
-#: name, of the transform and of the recipe -> configuration
+#: name, of the transform and of the recipe, -> configuration
 CONFIGS: dict[str, type[Config]] = {
     "int8_weight_only": Int8WeightOnlyConfig,
     "int4_weight_only": Int4WeightOnlyConfig,
@@ -106,9 +126,16 @@ CONFIGS: dict[str, type[Config]] = {
     "float8_weight_only": Float8WeightOnlyConfig,
     "mx_weight_only": MXWeightOnlyConfig,
     "nvfp4_weight_only": NVFP4WeightOnlyConfig,
+    "gguf_weight_only": GGUFWeightOnlyConfig,
     "int8_dynamic_activation_int8_weight": Int8DynamicActivationInt8WeightConfig,
     "float8_dynamic_activation_float8_weight": Float8DynamicActivationFloat8WeightConfig,
     "int8_dynamic_activation_int4_weight": Int8DynamicActivationInt4WeightConfig,
     "mx_dynamic_activation_mx_weight": MXDynamicActivationMXWeightConfig,
     "nvfp4_dynamic_activation_nvfp4_weight": NVFP4DynamicActivationNVFP4WeightConfig,
+}
+
+#: the same of those that are no recipe, because they wait for calibration
+CALIBRATED: dict[str, type[StaticConfig]] = {
+    "int8_static_activation_int8_weight": Int8StaticActivationInt8WeightConfig,
+    "float8_static_activation_float8_weight": Float8StaticActivationFloat8WeightConfig,
 }

@@ -11,6 +11,7 @@ from ao_core.weights import GroupSize
 from ao_quant.configs.base import GROUP_SIZES, one_of
 
 __all__ = [
+    "FLOAT8",
     "FP4WeightOnlyConfig",
     "FP6LLMWeightOnlyConfig",
     "FPXWeightOnlyConfig",
@@ -18,7 +19,8 @@ __all__ = [
     "Float8WeightOnlyConfig",
 ]
 
-_FLOAT8 = ("e4m3", "e5m2")
+#: the formats of 8 bits that OCP defines
+FLOAT8 = ("e4m3", "e5m2")
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Float8WeightOnlyConfig(Config):
     group_size: int = 128
 
     def __post_init__(self) -> None:
-        one_of(self, "dtype", _FLOAT8)
+        one_of(self, "dtype", FLOAT8)
         one_of(self, "granularity", ("row", "tensor", "group", "block"))
         one_of(self, "group_size", GROUP_SIZES[:-1])
 
@@ -53,8 +55,8 @@ class Float8DynamicActivationFloat8WeightConfig(Config):
 
     def __post_init__(self) -> None:
         one_of(self, "granularity", ("row", "tensor", "block"))
-        one_of(self, "weight_dtype", _FLOAT8)
-        one_of(self, "activation_dtype", _FLOAT8)
+        one_of(self, "weight_dtype", FLOAT8)
+        one_of(self, "activation_dtype", FLOAT8)
 
 
 @dataclass(frozen=True)

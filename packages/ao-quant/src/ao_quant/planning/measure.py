@@ -88,11 +88,11 @@ def replaced(replacements: Sequence[Replacement]) -> Iterator[None]:
         for owners, tensor in replacements:
             parameter = nn.Parameter(tensor, requires_grad=False)
             for owner in owners:
-                owner.module._parameters[owner.name] = parameter
+                setattr(owner.module, owner.name, parameter)
         yield
     finally:
         for owner, old in before:
-            owner.module._parameters[owner.name] = old
+            setattr(owner.module, owner.name, old)
 
 
 def tensor_of(out: Any) -> Tensor:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from ao_quant.specs import codebooks, floats, ints, mx  # noqa: F401  they register the formats of their family
+from ao_quant.specs import (  # noqa: F401  they register the formats of their family
+    codebooks,
+    floats,
+    gguf,
+    ints,
+    mx,
+    static,
+)
 from ao_quant.specs.base import format_of, spec_of
 
 __all__ = ["format_of", "spec_of"]

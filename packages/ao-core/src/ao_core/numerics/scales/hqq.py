@@ -30,8 +30,10 @@ def hqq_qparams(x: Tensor, dtype: DType, spec: Spec) -> tuple[Tensor, Tensor | N
     step of the p-norm, in turn with a least-squares fit of the scale and the zero point that take
     codes to W - E. The paper fits the zero point and keeps the scale; here both are fitted, the
     errors are measured in steps of the format so that the result does not depend on the unit of the
-    weights, and the start is the better of absmax and the least squared error. Of all iterates the
-    one of least p-norm is kept, among those whose squared error is not above that of absmax.
+    weights, and the start is the better of absmax and the least squared error. Fits and norms count
+    errors along the weights as `Rows.errors` does: the p-norm alone is least for scales that shorten
+    the weights, which the paper's fixed scale does not allow. Of all iterates the least is kept, among
+    those whose squared error is not above that of absmax.
 
     Reference: Badri & Shaji, "Half-Quadratic Quantization of Large Machine Learning Models", 2023.
 
@@ -47,7 +49,7 @@ def hqq_qparams(x: Tensor, dtype: DType, spec: Spec) -> tuple[Tensor, Tensor | N
 
 
 def _improve(rows: Rows, start: QParams) -> QParams:
-    limit, error = _errors(rows, start)
+    limit, error = rows.errors(start, _P)
     found = start
     current = search_range(rows, start)
     beta = _BETA
@@ -55,23 +57,10 @@ def _improve(rows: Rows, start: QParams) -> QParams:
         if iteration:
             current = rows.fitted(current, partial(_without_error, rows, beta))
             beta *= _GROWTH
-        squared, new = _errors(rows, current)
+        squared, new = rows.errors(current, _P)
         better = (new < error) & (squared <= limit)
         found, error = merge(better, current, found), torch.where(better, new, error)
-    (old_2, old_p), (new_2, new_p) = (rows.exact_errors(q, 2, _P) for q in (start, found))
-    return merge((new_p < old_p) & (new_2 <= old_2), found, start)
-
-
-def _errors(rows: Rows, q: QParams) -> tuple[Tensor, Tensor]:
-    """Sums of the squared errors and of |error|**p of each row."""
-
-    def sums(x: Tensor) -> tuple[Tensor, ...]:
-        error = rows.residual(x, q).abs_()
-        squares = error.square().sum(dim=1, keepdim=True)
-        return squares, error.pow_(_P).sum(dim=1, keepdim=True)
-
-    squared, power = rows.total(sums)
-    return squared, power
+    return rows.never_worse(found, start, _P)
 
 
 def _without_error(rows: Rows, beta: float, x: Tensor, q: QParams) -> Tensor:

@@ -11,8 +11,8 @@ from ao_core.spec import Spec
 
 __all__ = ["mse_qparams", "search_range"]
 
-#: the range is shrunk by these factors, down to a sixty-fourth …
-_FACTORS = tuple(2.0 ** (-k / 4) for k in range(1, 25))
+#: the range is widened or shrunk by these factors, down to a sixty-fourth …
+_FACTORS = tuple(2.0 ** (-k / 4) for k in range(-1, 25) if k)
 #: … until so many in a row have improved no block
 _PATIENCE = 6
 #: then each end is moved by itself around the best factor, by so much at most, in so many steps
@@ -26,8 +26,10 @@ def mse_qparams(x: Tensor, dtype: DType, spec: Spec) -> tuple[Tensor, Tensor | N
 
     The range of a block, which `choose_qparams` covers whole, is shrunk: what lies outside is
     clipped, and the rest has finer steps. A search over factors for the whole range, then for each of
-    its ends, is followed by least-squares fits of scale and zero point to the codes. Errors are
-    those of the float32 values that the stored scales and zero points give.
+    its ends, is followed by least-squares fits of scale and zero point to the codes. Squared errors
+    are those of `Rows.errors`, in which what all blocks have in common counts more: a change of the
+    length of the weights. Errors are those of the float32 values that the stored scales and zero
+    points give.
 
     Args:
         x: of the layout's blocked shape.
@@ -41,21 +43,20 @@ def mse_qparams(x: Tensor, dtype: DType, spec: Spec) -> tuple[Tensor, Tensor | N
 
 
 def _improve(rows: Rows, start: QParams) -> QParams:
-    found = search_range(rows, start)
-    (old,), (new,) = rows.exact_errors(start, 2), rows.exact_errors(found, 2)
-    return merge(new < old, found, start)
+    return rows.never_worse(search_range(rows, start), start)
 
 
 def search_range(rows: Rows, start: QParams) -> QParams:
     """The best scales and zero points found; the sums that compare them are in float32."""
     low, high = rows.range()
-    best, error = start, rows.squared_error(start)
+    best = start
+    limit, error = rows.errors(start)
     ends = [torch.ones_like(low), torch.ones_like(low)]
 
     def keep_better(new: QParams) -> Tensor:
         nonlocal best, error
-        new_error = rows.squared_error(new)
-        better = new_error < error
+        squared, new_error = rows.errors(new)
+        better = (new_error < error) & (squared <= limit)
         best, error = merge(better, new, best), torch.where(better, new_error, error)
         return better
 
@@ -78,6 +79,8 @@ def search_range(rows: Rows, start: QParams) -> QParams:
             for step in range(steps):
                 by = 1.0 + width * (2 * step / (steps - 1) - 1.0)
                 offer([end * by if moved else end for end, moved in zip(middle, side, strict=True)])
+    current = best
     for _ in range(_FITS):
-        keep_better(rows.fitted(best, None))
+        current = rows.fitted(current, None)
+        keep_better(current)
     return best

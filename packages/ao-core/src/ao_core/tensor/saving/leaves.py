@@ -18,6 +18,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ao_core.errors import CheckpointError, UnknownNameError
 from ao_core.spec import Spec
+from ao_core.tensor.activations import act_names, act_shape
+from ao_core.tensor.compute import dense_memory
 from ao_core.tensor.create import encode_parts
 from ao_core.tensor.qtensor import QTensor
 
@@ -37,7 +39,7 @@ Record = dict[str, Any]
 
 def check_storable(fqn: str, tensor: Tensor) -> None:
     """Raise `CheckpointError` for a kind of tensor that a checkpoint cannot hold."""
-    plain = _memory(tensor)
+    plain = dense_memory(tensor)
     if isinstance(plain, QTensor):
         plain = next(plain.leaves())[1]
     if is_lazy(plain) or plain.is_meta:
@@ -62,16 +64,11 @@ def flatten(fqn: str, tensor: Tensor) -> tuple[dict[str, Tensor], Record | None]
         CheckpointError: a kind of tensor that a checkpoint cannot hold.
     """
     check_storable(fqn, tensor)
-    plain = _memory(tensor).detach()
+    plain = dense_memory(tensor).detach()
     if not isinstance(plain, QTensor):
         return {fqn: plain}, None
     plain = _canonical(plain)
     return {f"{fqn}.{name}": leaf for name, leaf in plain.leaves()}, _record(plain)
-
-
-def _memory(tensor: Tensor) -> Tensor:
-    """What a `ComputeWeight` holds; any other tensor itself."""
-    return getattr(tensor, "hp", tensor)
 
 
 def _canonical(tensor: QTensor) -> QTensor:
@@ -116,6 +113,8 @@ def rebuild(fqn: str, record: Record, take: Callable[[str], Tensor]) -> QTensor:
         flat_from=None if flat_from is None else tuple(flat_from),
     )
     expected = _part_shapes(tensor.spec, tensor.stored_shape)
+    if missing := sorted(expected.keys() - parts.keys()):
+        raise CheckpointError(f"{fqn} has no part {missing[0]!r}, and {tensor.spec} needs it")
     for name, part_tensor in parts.items():
         if expected.get(name, tuple(part_tensor.shape)) != tuple(part_tensor.shape):
             raise CheckpointError(
@@ -134,7 +133,8 @@ def _part_shapes(spec: Spec, shape: tuple[int, ...]) -> dict[str, tuple[int, ...
         raise
     except Exception:  # the encoder of a plugin need not run without values
         return {}
-    return {name: tuple(part.shape) for name, part in parts.items()}
+    shapes = {name: tuple(part.shape) for name, part in parts.items()}
+    return shapes | dict.fromkeys(act_names(spec), act_shape(shape))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -13,6 +13,7 @@ from ao_core.errors import CheckpointError
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.saving.checkpoint import Checkpoint, open_checkpoint
 from ao_core.tensor.saving.owners import Owner, owners_of
+from ao_core.tensor.updates import STOCHASTIC
 
 __all__ = ["Loaded", "load_model"]
 
@@ -180,5 +181,5 @@ def _held(owner: Owner, tensor: Tensor) -> Tensor:
         tensor = type(old).__tensor_unflatten__({"hp": tensor}, meta, tensor.shape, tensor.stride())
     learns = old.requires_grad and tensor.is_floating_point()
     if isinstance(tensor, QTensor) and not isinstance(old, QTensor):
-        learns = False  # as quantize_ leaves it
+        learns = learns and STOCHASTIC in tensor.spec.options  # as quantize_ leaves it
     return nn.Parameter(tensor, requires_grad=learns)

@@ -31,7 +31,7 @@ class Owner:
     def put(self, tensor: Tensor) -> None:
         """Replace what the module holds there."""
         if isinstance(tensor, nn.Parameter):
-            self.module._parameters[self.name] = tensor
+            setattr(self.module, self.name, tensor)
         else:
             self.module._buffers[self.name] = tensor
 

@@ -1,0 +1,58 @@
+"""Recipes for low-precision products, and optimizers, by name; packages are imported when asked for."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ao_core import quantize_
+from ao_core.registry import registry
+
+#: the recipe that changes nothing: the loss is computed under autocast
+PLAIN = "bf16"
+
+
+def convert(model: nn.Module, recipe: str) -> None:
+    """Have the products of all linear layers but the head computed as a recipe says.
+
+    The weights stay as they are. The head is left out as it usually is: it is small, and its errors
+    reach every parameter.
+
+    Args:
+        model: changed in place.
+        recipe: "bf16" for none, the name of a registered recipe such as "compute/int8_rowwise", or
+            what `Float8LinearConfig.from_recipe_name` of ao-float8 takes.
+
+    Raises:
+        UnknownNameError: nobody has such a recipe.
+        QuantizationError: a layer cannot be converted.
+    """
+    if recipe == PLAIN:
+        return
+
+    def chosen(module: nn.Module, fqn: str) -> bool:
+        return isinstance(module, nn.Linear) and fqn != "lm_head"
+
+    if recipe in registry.recipes:
+        quantize_(model, recipe, chosen, strict=True)
+        return
+    try:
+        from ao_float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError:
+        registry.recipes.get(recipe)  # raises, and lists what there is
+        raise
+    config = Float8LinearConfig.from_recipe_name(recipe)
+    convert_to_float8_training(model, config=config, module_filter_fn=chosen)
+
+
+def optimizer_class(name: str) -> type[Optimizer]:
+    """An optimizer of torch ("AdamW", "Muon", …) or one that a package brings ("AdamW8bit", …).
+
+    Raises:
+        UnknownNameError: neither has it.
+    """
+    found = getattr(torch.optim, name, None)
+    if isinstance(found, type) and issubclass(found, Optimizer):
+        return found
+    return registry.optimizers.get(name)

@@ -1,0 +1,75 @@
+"""Static scales of activations: parts of a weight beside those of its layout, alike for all layouts.
+
+`act_scale` is float32, `act_zero`, of formats with a zero point, uint8 or float32. Both have one entry
+for each matrix (out, in) of the weight, in as many dimensions as it has: (1, 1), or (E, 1, 1) for experts.
+Codes and scales of the weight know nothing of them: copying dense values into it keeps them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ao_core.errors import QuantizationError
+from ao_core.layouts import SHARED, Geometry, PartAxis, Parts
+from ao_core.spec import Spec
+
+if TYPE_CHECKING:
+    from ao_core.tensor.qtensor import QTensor
+
+__all__ = ["act_axes", "act_names", "act_shape", "make_act_parts", "static_qparams"]
+
+
+def act_names(spec: Spec) -> tuple[str, ...]:
+    """The parts that a tensor of this format has for its activations; none unless they are static."""
+    if spec.act is None or not spec.act.static:
+        return ()
+    return ("act_scale",) if spec.act.zero == "none" else ("act_scale", "act_zero")
+
+
+def act_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of these parts, for a tensor of stored `shape`."""
+    return (*shape[:-2], *(1,) * min(len(shape), 2))
+
+
+def act_axes(shape: tuple[int, ...]) -> Geometry:
+    """Their geometry: each matrix has its own, which all of its slices share."""
+    return (*(PartAxis(1, 1),) * (len(shape) - 2), *(SHARED,) * min(len(shape), 2))
+
+
+def make_act_parts(
+    spec: Spec,
+    shape: tuple[int, ...],
+    device: torch.device,
+    scale: float | Tensor | None,
+    zero: float | Tensor | None,
+) -> Parts:
+    """The parts from one value, or one for each matrix; none where the format has none.
+
+    Raises:
+        QuantizationError: values are missing, or given for activations that are not static.
+    """
+    names, values = act_names(spec), {"act_scale": scale, "act_zero": zero}
+    for name, value in values.items():
+        if (value is None) == (name in names):
+            wanted = "needs" if name in names else "has no place for"
+            raise QuantizationError(
+                f"{name}={value}: the format {spec} {wanted} it; scales and zero points of activations are "
+                "given where its act is static, and are found by calibration"
+            )
+    parts = {}
+    for name in names:
+        codes = name == "act_zero" and spec.act is not None and spec.act.zero == "int"
+        dtype = torch.uint8 if codes else torch.float32
+        value = torch.as_tensor(values[name], dtype=dtype, device=device)
+        value = value.expand(act_shape(shape))
+        parts[name] = value.clone(memory_format=torch.contiguous_format)
+    return parts
+
+
+def static_qparams(w: QTensor) -> tuple[Tensor | None, Tensor | None]:
+    """Scale and zero point of the activations; (None, None) where they are chosen for each call."""
+    parts = w.parts
+    return parts.get("act_scale"), parts.get("act_zero")

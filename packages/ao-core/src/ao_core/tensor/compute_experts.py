@@ -1,0 +1,105 @@
+"""`ComputeWeight`s of experts: three products for each, with rows sorted by expert or in a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ao_core.tensor.compute import (
+    FUNCTIONS,
+    PRODUCTS,
+    ComputeWeight,
+    cast_product,
+    dense_memory,
+    on_memory,
+)
+
+__all__: list[str] = []
+
+#: the operator itself, which the weight sees below autograd only
+_grouped_mm = torch.ops.aten._grouped_mm.default
+
+
+def _grouped(
+    x: Tensor,
+    w: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """``x @ w`` for the rows of each expert, in place of `torch._grouped_mm`; w (E, K, N)."""
+    if not isinstance(w, ComputeWeight):  # it is another operand: nothing says how to cast
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch._grouped_mm(x, w, offs=offs, bias=bias, out_dtype=out_dtype)
+    out = _cast(x, w, offs)
+    out = out if out_dtype is None else out.to(out_dtype)
+    return out if bias is None else out + bias
+
+
+def _bmm(x: Tensor, w: Tensor) -> Tensor:
+    """The same without offsets, in place of `torch.bmm`."""
+    if not isinstance(w, ComputeWeight):
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.bmm(x, w)
+    return _cast(x, w, None)
+
+
+def _cast(x: Tensor, w: Tensor, offs: Tensor | None) -> Tensor:
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, w = x.to(dtype), w.to(dtype)
+    out: Tensor = _GroupedMM.apply(x, w, offs)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _GroupedMM(torch.autograd.Function):
+    """The three products of each expert.
+
+    In those of the backward pass the weight is in the place of the bias: it adds nothing, it only says
+    which product it is and brings its specs.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, offs: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, w, offs)
+        out: Tensor = _grouped_mm(x, w, offs)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, w, offs = ctx.saved_tensors
+        grad_x = grad_w = None
+        if ctx.needs_input_grad[0]:
+            grad_x = _grouped_mm(grad, w.transpose(-2, -1), offs, w)
+        if ctx.needs_input_grad[1]:
+            grad_ENK = _grouped_mm(grad.transpose(-2, -1), x, offs, w)
+            grad_w = grad_ENK.transpose(-2, -1)
+        return grad_x, grad_w, None
+
+
+def _grouped_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Which of the three products it is, below autograd; see `_GroupedMM`."""
+    named = {**dict(zip(("self", "mat2", "offs", "bias"), args, strict=False)), **kwargs}
+    a, b, offs, weight = named["self"], named["mat2"], named.get("offs"), named.get("bias")
+    if not isinstance(b if weight is None else weight, ComputeWeight):
+        return on_memory(func, args, kwargs)  # type: ignore[no-any-return]
+    contracted_last = dense_memory(b).transpose(-2, -1)
+    if weight is None:
+        return _product(a, contracted_last, offs, b.specs[0])
+    return _product(
+        a, contracted_last, offs, weight.specs[1 if isinstance(b, ComputeWeight) else 2]
+    )
+
+
+def _product(a: Tensor, b: Tensor, offs: Tensor | None, spec: Any) -> Tensor:
+    """``a @ b.T`` for each expert, both with the contracted dimension last."""
+    if spec is None:
+        return torch._grouped_mm(a, b.transpose(-2, -1), offs=offs)
+    return cast_product("grouped_mm", spec, a, b, offs)
+
+
+FUNCTIONS.update({torch._grouped_mm: _grouped, F.grouped_mm: _grouped, torch.bmm: _bmm})
+PRODUCTS[_grouped_mm] = _grouped_product

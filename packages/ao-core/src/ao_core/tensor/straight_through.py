@@ -1,0 +1,35 @@
+"""The specs of training for a format: rounded values forward, gradients as if nothing were rounded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ao_core.errors import ConfigError
+from ao_core.spec import Spec
+
+__all__ = ["straight_through"]
+
+
+def straight_through(
+    weight: Spec, act: Spec | None = None
+) -> tuple[Spec | None, Spec | None, Spec | None]:
+    """How a `ComputeWeight` casts its products so that its layer learns to be quantized.
+
+    The output is that of quantized weights (and activations). Both gradients are the products of
+    gradients in high precision with the same rounded values: what autograd gives where the derivative
+    of rounding is taken to be 1 (the straight-through estimator, Bengio et al. 2013, arXiv:1308.3432).
+
+    Args:
+        weight: format of the weight (N, K), in blocks of at most two dimensions.
+        act: format of activations (M, K); None: as they are.
+    """
+    grad_weight = None if act is None else _transposed(act)
+    return replace(weight, act=act), _transposed(weight), grad_weight
+
+
+def _transposed(spec: Spec) -> Spec:
+    """The same blocks of the transposed matrix."""
+    if len(spec.block) > 2:
+        raise ConfigError(f"block={spec.block}: the blocks of a matrix have at most two dimensions")
+    rows, columns = (1, *spec.block)[-2:]
+    return replace(spec, block=(columns, rows), act=None)

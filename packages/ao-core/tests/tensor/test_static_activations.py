@@ -1,0 +1,198 @@
+"""Static scales of activations: parts of a weight, whatever its layout, and what products make of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import ao_core
+from ao_core import WHOLE, QTensor, Spec
+from ao_core.checkpoints.rows import by_rows
+from ao_core.errors import CheckpointError, ConfigError, QuantizationError, UnsupportedOp
+from ao_core.layouts import Layout, Parts
+from ao_core.numerics import choose_qparams, qparams_of_range
+from ao_core.records import DType
+from ao_core.registry import registry
+from ao_core.tensor import ComputeWeight, fake_quantize, quantize_tensor, to_layout
+from ao_core.tensor.saving.leaves import flatten, rebuild
+from ao_core.testing.base import gaussian, same_bits
+
+ROW, TENSOR = (1, WHOLE), (WHOLE, WHOLE)
+ACTS = {
+    "int8": Spec("int8", TENSOR, static=True),
+    "uint8": Spec("uint8", TENSOR, zero="int", static=True),
+    "e4m3": Spec("f8e4m3", TENSOR, static=True),
+}
+
+
+def _weight(act: str = "uint8", seed: int = 0, rows: int = 33) -> QTensor:
+    zero = 117 if act == "uint8" else None
+    spec = Spec("int8", ROW, act=ACTS[act])
+    return quantize_tensor(gaussian((rows, 70), seed=seed), spec, act_scale=0.04, act_zero=zero)
+
+
+def test_the_spec_says_so() -> None:
+    spec = Spec("int8", ROW, act=ACTS["uint8"])
+    assert "act=(uint8[*×*] scale=float32 zero=int static plain)" in str(spec)
+    assert Spec.from_dict(spec.to_dict()) == spec
+    assert "static" not in spec.to_dict()  # files without static scales are what they always were
+    assert spec.to_dict()["act"]["static"] is True
+    for block in (ROW, (WHOLE,), (1, 32)):
+        with pytest.raises(ConfigError, match=r"static=True with block.*use block=\(-1, -1\)"):
+            Spec("int8", block, static=True)
+
+
+def test_missing_and_superfluous_values_are_refused() -> None:
+    x, static = gaussian((4, 8)), Spec("int8", ROW, act=ACTS["uint8"])
+    for given, name in ({}, "act_scale"), ({"act_scale": 1.0}, "act_zero"):
+        with pytest.raises(QuantizationError, match=f"{name}=None: the format .* needs it"):
+            quantize_tensor(x, static, **given)  # type: ignore[arg-type]
+    for spec in (Spec("int8", ROW), Spec("int8", ROW, act=Spec("int8", ROW))):
+        with pytest.raises(QuantizationError, match="act_scale=0.5: .* has no place for it"):
+            quantize_tensor(x, spec, act_scale=0.5)
+    with pytest.raises(QuantizationError, match="a static scale is not chosen but given"):
+        fake_quantize(x, ACTS["int8"])
+    with pytest.raises(QuantizationError, match="a static scale is not chosen but given"):
+        F.linear(x, ComputeWeight(gaussian((3, 8)), static))
+
+
+@pytest.mark.parametrize("band", ["reference", "native"])
+@pytest.mark.parametrize("act", ["int8", "uint8"])
+def test_the_scale_of_a_batch_gives_what_a_dynamic_one_gives(act: str, band: str) -> None:
+    x, dense = gaussian((9, 70), seed=3), gaussian((33, 70))
+    static = ACTS[act]
+    fmt = registry.dtypes.get(static.dtype)
+    scale, zero = choose_qparams(x, fmt, TENSOR, static.zero)
+    dynamic = quantize_tensor(dense, Spec("int8", ROW, act=replace(static, static=False)))
+    w = quantize_tensor(dense, Spec("int8", ROW, act=static), act_scale=scale, act_zero=zero)
+    with ao_core.kernels("reference"):
+        expected = F.linear(x, dynamic)
+    with ao_core.kernels(band):
+        torch.testing.assert_close(F.linear(x, w), expected, rtol=2e-6, atol=2e-5)
+        # a value beyond the range is clipped, and all others stay what they were
+        wild = torch.cat([x, torch.full((1, 70), 1e4)])
+        torch.testing.assert_close(F.linear(wild, w)[:9], expected, rtol=2e-6, atol=2e-5)
+        clipped = F.linear(wild, w)[9].norm() / w.dequantize().sum(1).norm()
+    assert 2.0 < float(clipped) < 5.0
+
+
+def test_copies_of_values_leave_the_scale_alone() -> None:
+    w, other = _weight(), gaussian((33, 70), seed=9)
+    w.copy_(other)
+    assert same_bits(w.qdata, quantize_tensor(other, Spec("int8", ROW)).qdata)
+    w.mul_(0.5)
+    w[3:5].copy_(other[:2])
+    assert float(w.act_scale) == torch.tensor(0.04)
+    assert int(w.act_zero) == 117
+
+
+def test_a_weight_of_the_same_format_brings_its_own() -> None:
+    w = _weight()
+    other = replace_act(_weight(seed=1), 0.5, 3)
+    with pytest.raises(UnsupportedOp, match="its 'act_"):
+        w[3:5].copy_(other[:2])
+    w.copy_(other)
+    assert (float(w.act_scale), int(w.act_zero)) == (0.5, 3)
+
+
+def replace_act(w: QTensor, scale: float, zero: int) -> QTensor:
+    parts = {**w.parts, "act_scale": torch.full((1, 1), scale)}
+    parts["act_zero"] = torch.full((1, 1), zero, dtype=torch.uint8)
+    return w.like(parts)
+
+
+def test_pieces_join_only_with_one_scale() -> None:
+    w = _weight()
+    assert torch.equal(torch.cat([w[:5], w[5:]]).act_scale, w.act_scale)
+    with pytest.raises(UnsupportedOp, match="do not share one 'act_scale'"):
+        torch.cat([w, replace_act(w, 0.5, 117)])
+    experts = torch.stack([w, replace_act(w, 0.5, 3)])
+    assert experts.act_scale.shape == experts.act_zero.shape == (2, 1, 1)
+    assert float(experts[1].act_scale) == 0.5
+    assert experts.new_zeros((3, 33, 70)).act_scale.shape == (3, 1, 1)
+    # a rank of FSDP without rows has it too
+    assert float(w.new_empty(0).act_scale) == torch.tensor(0.04)
+
+
+def test_experts_each_have_a_scale() -> None:
+    pair = [_weight(), replace_act(_weight(seed=1), 0.01, 128)]
+    experts: Tensor = torch.stack(pair)
+    x = gaussian((2, 5, 70), seed=4)
+    expected = torch.stack([F.linear(rows, w) for rows, w in zip(x, pair, strict=True)])
+    assert torch.equal(torch.bmm(x, experts.transpose(-2, -1)), expected)
+
+    def call(x: Tensor, w: Tensor) -> Tensor:
+        return torch.bmm(x, w.transpose(-2, -1))
+
+    with pytest.raises(Exception, match="each expert has a scale of its own"):
+        torch.compile(call, backend="aot_eager", fullgraph=True)(x, experts)
+
+
+class _Upside(Layout):
+    """`plain` with the last row first."""
+
+    name, canonical, canonical_name = "upside", False, "plain"
+
+    def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
+        return {"qdata": parts["qdata"].flip(0), "scale": parts["scale"].flip(0)}
+
+    from_canonical = to_canonical
+
+
+def test_other_layouts_keep_it() -> None:
+    w = _weight("e4m3")
+    ao_core.reopen()
+    ao_core.register(_Upside())
+    other = to_layout(w, "upside")
+    assert set(other.part_names) == {"qdata", "scale", "act_scale"}
+    assert torch.equal(other.dequantize(), w.dequantize())
+    assert other.canonical().spec == w.spec
+    assert torch.equal(other.canonical().act_scale, w.act_scale)
+    assert torch.equal(other[3:5].act_scale, w.act_scale)
+
+
+def test_files_are_checked() -> None:
+    leaves, record = flatten("w", _weight())
+    assert record is not None
+    assert {"w.act_scale", "w.act_zero"} < leaves.keys()
+    again = rebuild("w", record, leaves.__getitem__)
+    assert all(
+        same_bits(a, b) for (_, a), (_, b) in zip(again.leaves(), _weight().leaves(), strict=True)
+    )
+    wrong = {**leaves, "w.act_scale": torch.ones(3)}
+    with pytest.raises(CheckpointError, match=r"w\.act_scale has the shape \(3,\)"):
+        rebuild("w", record, wrong.__getitem__)
+    del record["parts"]["act_zero"]
+    with pytest.raises(CheckpointError, match="w has no part 'act_zero'"):
+        rebuild("w", record, leaves.__getitem__)
+
+
+def test_large_weights_are_quantized_some_rows_at_a_time() -> None:
+    spec, seen = Spec("int8", ROW, act=ACTS["uint8"]), []
+
+    def apply(rows: Tensor) -> QTensor:
+        seen.append(rows.shape)
+        return quantize_tensor(rows, spec, act_scale=0.04, act_zero=117)
+
+    new = by_rows(gaussian((300, 70)), apply, elements=1)
+    assert isinstance(new, QTensor)
+    assert (128, 70) in seen
+    whole = quantize_tensor(gaussian((300, 70)), spec, act_scale=0.04, act_zero=117)
+    for (name, a), (_, b) in zip(new.leaves(), whole.leaves(), strict=True):
+        assert same_bits(a, b), name
+
+
+def test_a_range_gives_scale_and_zero_point() -> None:
+    fmt = registry.dtypes.get("uint8")
+    scale, zero = qparams_of_range(torch.tensor(-1.0), torch.tensor(3.0), fmt, "int")
+    w = quantize_tensor(
+        gaussian((4, 8)), Spec("int8", ROW, act=ACTS["uint8"]), act_scale=scale, act_zero=zero
+    )
+    x = torch.tensor([[-1.0, 3.0, 0.0, 9.0, -9.0, 1.0, 2.0, 0.5]])
+    values = fake_quantize(x, ACTS["uint8"], w.act_scale, w.act_zero)
+    assert (values - x.clamp(-1, 3)).abs().max() <= 2 / 255 + 1e-6
+    assert float(values[0, 2]) == 0.0

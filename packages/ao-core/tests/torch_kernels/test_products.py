@@ -1,0 +1,123 @@
+"""Kernels of two dense operands: their limits, and products of torch that are wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ao_core import WHOLE, Call, Kernel, Spec, quantize_tensor
+from ao_core.dispatch import select
+from ao_core.numerics import sqnr
+from ao_core.torch_kernels.products import PRODUCT_KERNELS, int_mm, scaled_mm
+from ao_core.torch_kernels.reference import mm
+
+ROW, TENSOR = (1, WHOLE), (WHOLE, WHOLE)
+FLOAT8 = {b: Spec("f8e4m3", b, act=Spec("f8e4m3", b)) for b in (ROW, TENSOR)}
+INT8 = Spec("int8", ROW, act=Spec("int8", ROW))
+
+
+def _kernel(name: str) -> Kernel:
+    (kernel,) = [k for k in PRODUCT_KERNELS if k.name == name]
+    return kernel
+
+
+def _call(spec: Spec, m: int = 17, n: int = 32, k: int = 64, device: str = "cuda") -> Call:
+    return Call("mm", spec, (n, k), (m, k), torch.bfloat16, device)
+
+
+def test_limits_of_float8_products() -> None:
+    accepts = _kernel("scaled_product").accepts
+    for spec in FLOAT8.values():
+        assert accepts(_call(spec, n=33, k=65)) is None
+    assert accepts(replace(_call(FLOAT8[TENSOR]), x_dtype=torch.float32)) is None
+    e5m2 = replace(FLOAT8[ROW], dtype="f8e5m2")
+    assert accepts(_call(e5m2)) is None
+    blocks = replace(FLOAT8[ROW], block=(128, 128), act=Spec("f8e4m3", (1, 128)))
+    refused = {
+        "bfloat16": replace(_call(FLOAT8[ROW]), x_dtype=torch.float32),
+        "not torch.float16": replace(_call(FLOAT8[TENSOR]), x_dtype=torch.float16),
+        "in float8": _call(INT8),
+        "two operands": _call(replace(FLOAT8[ROW], act=None)),
+        "e5m2 with e5m2": _call(replace(e5m2, act=Spec("f8e5m2", ROW))),
+        "both per row": _call(blocks),
+        "not empty": _call(FLOAT8[ROW], m=0),
+    }
+    for reason, call in refused.items():
+        assert reason in (accepts(call) or "")
+
+
+def test_limits_of_int8_products() -> None:
+    accepts = _kernel("int_product").accepts
+    assert accepts(_call(INT8)) is None
+    assert accepts(_call(INT8, m=1, n=33, k=65, device="cpu")) is None
+    refused = {
+        "more than 16 rows": _call(INT8, m=16),
+        "in int8": _call(replace(INT8, act=None)),
+        "a scale a row": _call(replace(INT8, block=(1, 32))),
+        "wrong sums": _call(INT8, k=1, device="cpu"),
+        "not empty": _call(INT8, n=0),
+    }
+    for reason, call in refused.items():
+        assert reason in (accepts(call) or "")
+
+
+@pytest.mark.parametrize("block", FLOAT8, ids=["row", "tensor"])
+@pytest.mark.parametrize("options", [(), (("fast_accum", False),)], ids=["fast", "exact"])
+def test_float8_products_are_the_emulated_ones(
+    block: tuple[int, int], options: tuple[tuple[str, bool], ...]
+) -> None:
+    """Padded, too: torch has them on the CPU, where they are slower than emulation."""
+    spec = replace(FLOAT8[block], options=options)
+    a, b = torch.randn(19, 70).bfloat16(), torch.randn(33, 70).bfloat16()
+    expected = mm(a, b, spec)
+    assert float(sqnr(expected.float(), scaled_mm(a, b, spec).float())) > 60
+    exact = a.double() @ b.double().t()
+    assert 25 < float(sqnr(exact, expected.double())) < 35
+
+
+@pytest.mark.parametrize("block", FLOAT8, ids=["row", "tensor"])
+def test_operands_are_as_cuda_wants_them(
+    block: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row-major times column-major, both in steps of 16, scales contiguous in float32."""
+    multiply = torch._scaled_mm
+
+    def checked(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, **options: Any) -> Tensor:
+        assert a.stride() == (a.shape[1], 1)
+        assert b.stride() == (1, b.shape[0])
+        assert not any(size % 16 for size in (a.shape[1], *b.shape))
+        shapes = ((), ()) if block == TENSOR else ((len(a), 1), (1, b.shape[1]))
+        assert (tuple(a_scale.shape), tuple(b_scale.shape)) == shapes
+        assert a_scale.is_contiguous()
+        assert b_scale.is_contiguous()
+        assert a_scale.dtype == b_scale.dtype == torch.float32
+        return multiply(a, b, a_scale, b_scale, **options)
+
+    monkeypatch.setattr(torch, "_scaled_mm", checked)
+    for m, k, n in [(64, 128, 32), (19, 70, 33), (1, 1, 17)]:
+        for transposed in (False, True):
+            a, b = torch.randn(m, k).bfloat16(), torch.randn(n, k).bfloat16()
+            if transposed:
+                a, b = (x.t().contiguous().t() for x in (a, b))
+            assert scaled_mm(a, b, FLOAT8[block]).shape == (m, n)
+
+
+def test_int8_products_are_the_emulated_ones() -> None:
+    a, b = torch.randn(19, 70), torch.randn(33, 70)
+    assert float(sqnr(mm(a, b, INT8), int_mm(a, b, INT8))) > 100
+
+
+def test_a_layer_with_one_input() -> None:
+    """torch 2.13 gives wrong sums over a single element in int8, so nobody asks it to."""
+    x = torch.randn(5, 1)
+    w = quantize_tensor(torch.randn(33, 1), INT8)
+    assert select(Call("linear", w.spec, (33, 1), (5, 1), x.dtype, "cpu")).name != "int_mm"
+    assert float(sqnr(x @ w.dequantize().t(), F.linear(x, w))) > 38
+    codes = torch.tensor([[3], [5]], dtype=torch.int8)
+    right = torch.equal(torch._int_mm(codes, codes.t()), codes.int() @ codes.int().t())
+    assert not right, "torch is repaired: drop the refusal in `refused_by_int_mm`"

@@ -1,0 +1,43 @@
+"""Training with low-precision products: float8, MX, int8 and 4-bit floats, checked and reported."""
+
+from __future__ import annotations
+
+from ao_core.tensor import stochastic_rounding
+from ao_float8.__about__ import __version__
+from ao_float8.config import SMALLEST, Float8LinearConfig, Float8Product
+from ao_float8.convert import EmulationWarning, convert_to_float8_training, float8_fallback
+from ao_float8.telemetry import (
+    NonFiniteWarning,
+    PrecisionRecord,
+    PrecisionTelemetry,
+    UnderflowWarning,
+    precision_telemetry,
+)
+from ao_float8.training import (
+    BitNetTrainingConfig,
+    Int8MixedPrecisionTrainingConfig,
+    Int8WeightOnlyTrainingConfig,
+    MXTrainingConfig,
+    NVFP4TrainingConfig,
+)
+
+__all__ = [
+    "SMALLEST",
+    "BitNetTrainingConfig",
+    "EmulationWarning",
+    "Float8LinearConfig",
+    "Float8Product",
+    "Int8MixedPrecisionTrainingConfig",
+    "Int8WeightOnlyTrainingConfig",
+    "MXTrainingConfig",
+    "NVFP4TrainingConfig",
+    "NonFiniteWarning",
+    "PrecisionRecord",
+    "PrecisionTelemetry",
+    "UnderflowWarning",
+    "__version__",
+    "convert_to_float8_training",
+    "float8_fallback",
+    "precision_telemetry",
+    "stochastic_rounding",
+]

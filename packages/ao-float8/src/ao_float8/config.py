@@ -1,0 +1,129 @@
+"""`Float8LinearConfig`: which products of linear layers are in float8, and how they are scaled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ao_core.config import Config
+from ao_core.errors import ConfigError, UnknownNameError
+
+__all__ = ["PRESETS", "SMALLEST", "Float8LinearConfig", "Float8Product"]
+
+#: what shares a scale, for the operands a and b of a product
+GRANULARITIES = ("tensor", "row", "block", "mx")
+FORMATS = ("e4m3", "e5m2")
+
+#: Mean size below which a layer is kept by `convert_to_float8_training`. From published figures of
+#: forward and backward on H100, not measured here: 0.80 times the speed of bfloat16 at K = 2048,
+#: N = 1024 (a mean of 1365), 1.41 times at K = N = 4096.
+SMALLEST = 2048
+
+
+class Float8Product(NamedTuple):
+    """How one of the three products, ``a @ b.T``, is computed in float8."""
+
+    #: what shares a scale: "tensor"; "row", a row of either operand; "block", 128 contracted elements of
+    #: activations and gradients and 128 × 128 of weights; "mx", 32 elements with a power of two
+    granularity: str = "row"
+    #: format of a: the input, or the gradient in both products of the backward pass: "e4m3" or "e5m2"
+    a: str = "e4m3"
+    #: format of b: the weight, or the input in the product that gives the gradient of the weight
+    b: str = "e4m3"
+    #: let tensor cores add in fewer bits than float32, which is faster on Hopper; elsewhere no matter
+    fast_accumulation: bool = True
+
+    def __repr__(self) -> str:
+        changed = [
+            f"{name}={value!r}"
+            for name, value in self._asdict().items()
+            if value != self._field_defaults[name]
+        ]
+        return f"Float8Product({', '.join(changed)})"
+
+
+_ROW = Float8Product("row")
+_BLOCK = Float8Product("block")
+_MX = Float8Product("mx")
+_TENSOR = Float8Product("tensor")
+_TENSOR_GRAD = Float8Product("tensor", a="e5m2", fast_accumulation=False)
+
+#: recipe -> its products: output, gradient of the input, gradient of the weight
+PRESETS: dict[str, tuple[Float8Product | None, ...]] = {
+    "tensorwise": (_TENSOR, _TENSOR_GRAD, _TENSOR_GRAD),
+    "rowwise": (_ROW, _ROW, _ROW),
+    "rowwise_with_gw_hp": (_ROW, _ROW, None),
+    "blockwise": (_BLOCK, _BLOCK, _BLOCK),
+    "mxfp8": (_MX, _MX, _MX),
+}
+
+
+@dataclass(frozen=True)
+class Float8LinearConfig(Config):
+    """Train linear layers, and 3-D weights of experts, with float8 products; weights stay as they are.
+
+    Each product is a `Float8Product`, a tuple of its fields, or None: in high precision. Sizes are
+    padded inside where a kernel wants multiples.
+    """
+
+    #: output = input @ weight.T
+    output: Float8Product | None = _TENSOR
+    #: gradient of the input = gradient @ weight
+    grad_input: Float8Product | None = _TENSOR_GRAD
+    #: gradient of the weight = gradient.T @ input
+    grad_weight: Float8Product | None = _TENSOR_GRAD
+    #: round scales up to powers of two, so that scaling itself rounds nothing
+    power_of_two_scales: bool = False
+    #: let FSDP2 gather weights as float8, cast already; for casts of the weight that both products which
+    #: read it share: "tensor", or the "block" of weights
+    enable_fsdp_float8_all_gather: bool = False
+    #: keep layers of a smaller mean size 2·K·N / (K + N), which would gain nothing; 0 converts all.
+    #: See `SMALLEST`
+    smallest: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("output", "grad_input", "grad_weight"):
+            object.__setattr__(self, name, _product(name, getattr(self, name)))
+        if type(self.smallest) is not int or self.smallest < 0:
+            raise ConfigError(
+                f"smallest={self.smallest!r}: use 0 or a mean size such as {SMALLEST}"
+            )
+
+    def check(self) -> None:
+        """Raise `ConfigError` where FSDP2 cannot gather what the products need."""
+        from ao_float8.specs import product_specs
+
+        product_specs(self)
+
+    @classmethod
+    def from_recipe_name(cls, name: str, **changes: Any) -> Float8LinearConfig:
+        """One of `PRESETS`, perhaps with other values of fields.
+
+        Raises:
+            UnknownNameError: there is no such recipe.
+        """
+        if name not in PRESETS:
+            raise UnknownNameError("float8 recipe", name, PRESETS)
+        fields = ("output", "grad_input", "grad_weight")
+        return cls(**{**dict(zip(fields, PRESETS[name], strict=True)), **changes})
+
+
+def _product(name: str, value: Any) -> Float8Product | None:
+    """A product from itself or from the list that JSON makes of it, checked."""
+    if value is None:
+        return None
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ConfigError(f"{name}={value!r}: use a Float8Product, or None for high precision")
+    product = Float8Product(*value)
+    if product.granularity not in GRANULARITIES:
+        raise ConfigError(
+            f"granularity={product.granularity!r} of {name}: use one of {', '.join(GRANULARITIES)}"
+        )
+    for operand, dtype in (("a", product.a), ("b", product.b)):
+        if dtype not in FORMATS:
+            raise ConfigError(
+                f"{operand}={dtype!r} of {name}: use one of {', '.join(FORMATS)}; None in place of the "
+                "product keeps all of it in high precision"
+            )
+    return product

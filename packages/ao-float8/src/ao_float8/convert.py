@@ -1,0 +1,152 @@
+"""`convert_to_float8_training`, and the way back while training goes on."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from ao_core import quantize_
+from ao_core.config import Config, resolve_config
+from ao_core.dispatch import select
+from ao_core.errors import ConfigError
+from ao_core.progress import Progress
+from ao_core.records import Call
+from ao_core.report import ParameterRecord, Report
+from ao_core.targets import FilterFn
+from ao_core.tensor import ComputeWeight
+from ao_float8.config import SMALLEST, Float8LinearConfig
+
+__all__ = ["EmulationWarning", "compute_weights", "convert_to_float8_training", "float8_fallback"]
+
+#: tokens for which the kernels are asked for
+_ROWS = 4096
+
+
+class EmulationWarning(UserWarning):
+    """Products are emulated: their values are right, but they take longer than in high precision."""
+
+
+def convert_to_float8_training(
+    model: nn.Module,
+    *,
+    config: Config | str | None = None,
+    module_filter_fn: FilterFn | None = None,
+    strict: bool = False,
+    progress: Progress = None,
+) -> Report:
+    """Compute the products of a model's linear layers and experts in float8, forward and backward.
+
+    The weights stay in high precision and the modules what they are; only the parameters become
+    `ComputeWeight`s. Make the optimizer afterwards: it must hold the new parameters.
+
+    Args:
+        model: any module.
+        config: a `Float8LinearConfig`, another configuration or the name of a recipe; None: one
+            scale a tensor, and layers smaller than `SMALLEST` stay.
+        module_filter_fn: (module, its name) -> whether its weights are converted, in place of the
+            default, which is linear layers, the projections of attention and 3-D experts.
+        strict: raise where a weight that was asked for could not be converted; too small ones may stay.
+        progress: True for a bar, or a function called with (done, total, name).
+
+    Returns:
+        The report of `quantize_`: what became of each parameter, or why it stayed.
+
+    Raises:
+        UnknownNameError: no such recipe.
+        ConfigError: a name of a `FqnToConfig` matches nothing.
+        QuantizationError: weights with NaN or inf, or without values; with `strict`, as above.
+    """
+    chosen = Float8LinearConfig(smallest=SMALLEST) if config is None else resolve_config(config)
+    report = quantize_(model, chosen, module_filter_fn, strict=strict, progress=progress)
+    converted = {record.fqn for record in report.with_status("quantized")}
+    _warn_of_emulation([w for name, w in compute_weights(model) if name in converted])
+    return report
+
+
+def compute_weights(model: nn.Module) -> Iterator[tuple[str, ComputeWeight]]:
+    """Name and `ComputeWeight` of each parameter that is one, also where it is sharded; ties once."""
+    for name, parameter in model.named_parameters():
+        local = getattr(parameter, "_local_tensor", parameter)
+        if isinstance(local, ComputeWeight):
+            yield name, local
+
+
+def _warn_of_emulation(weights: Sequence[ComputeWeight]) -> None:
+    devices = Counter(w.device.type for w in weights if _is_emulated(w))
+    if devices:
+        where = ", ".join(f"{count} on {device}" for device, count in devices.items())
+        warnings.warn(
+            f"low-precision products are emulated for {sum(devices.values())} weights ({where}): the "
+            "numbers are right, but training is slower than in bfloat16. Hardware float8 needs an "
+            "NVIDIA GPU of compute capability 8.9 or later, bfloat16 weights and scales per tensor or "
+            "row; ao_core.explain(model) names the kernels.",
+            EmulationWarning,
+            stacklevel=3,
+        )
+
+
+def _is_emulated(w: ComputeWeight) -> bool:
+    """Whether a product of this weight falls to the reference."""
+    op = "mm" if w.dim() == 2 else "grouped_mm"
+    shape, x_shape = tuple(w.shape), (_ROWS, w.shape[-1])
+    specs = [spec for spec in w.specs if spec is not None]
+    calls = [Call(op, spec, shape, x_shape, w.dtype, w.device.type) for spec in specs]
+    return any(select(call).priority < 0 for call in calls)
+
+
+def float8_fallback(model: nn.Module, *patterns: str) -> Report:
+    """Put layers back to high precision while training goes on; names are matched as in a shell.
+
+    The parameters stay the same objects, so an optimizer, its state and hooks go on with them; a
+    compiled model is compiled anew at its next call.
+
+    Args:
+        model: a model with `ComputeWeight`s, also a sharded one.
+        patterns: names of parameters or modules, e.g. "layers.3.*" or "*.wo".
+
+    Returns:
+        A report with one record for each `ComputeWeight`: "kept" where its products are in high
+        precision now, "quantized" where they are in low precision still.
+
+    Raises:
+        ConfigError: a pattern matches no such parameter; nothing was changed then.
+    """
+    weights = list(compute_weights(model))
+    matched = {
+        pattern: [name for name, _ in weights if _matches(name, pattern)] for pattern in patterns
+    }
+    for pattern, names in matched.items():
+        if not names:
+            known = ", ".join(name for name, _ in weights[:5]) or "none"
+            raise ConfigError(
+                f"the pattern {pattern!r} matches no parameter that computes in low precision; "
+                f"the model has {known}{', …' if len(weights) > 5 else ''}"
+            )
+    back = {name for names in matched.values() for name in names}
+    for name, weight in weights:
+        if name in back:
+            weight.specs = (None, None, None)
+    records = tuple(_state(name, weight) for name, weight in weights)
+    return Report({"name": "float8_fallback", "patterns": list(patterns)}, records)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a pattern matches a parameter or the module that owns it."""
+    return any(fnmatchcase(each, pattern) for each in (name, name.rpartition(".")[0]))
+
+
+def _state(name: str, weight: ComputeWeight) -> ParameterRecord:
+    size = weight.numel() * weight.element_size()
+    low = any(spec is not None for spec in weight.specs)
+    return ParameterRecord(
+        fqn=name,
+        status="quantized" if low else "kept",
+        reason="" if low else "its products are back in high precision",
+        shape=tuple(weight.shape),
+        bytes_before=size,
+        bytes_after=size,
+    )

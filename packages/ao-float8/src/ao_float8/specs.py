@@ -1,0 +1,92 @@
+"""From a configuration to the specs of the three products of a `ComputeWeight`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import singledispatch
+
+from ao_core.config import Config
+from ao_core.spec import WHOLE, Spec
+from ao_core.tensor import straight_through
+from ao_core.tensor.gather import with_float8_all_gather
+from ao_float8.config import Float8LinearConfig, Float8Product
+from ao_float8.training import (
+    BitNetTrainingConfig,
+    Int8MixedPrecisionTrainingConfig,
+    MXTrainingConfig,
+    NVFP4TrainingConfig,
+)
+
+__all__ = ["Specs", "product_specs"]
+
+Specs = tuple[Spec | None, Spec | None, Spec | None]
+
+_ROW, _TENSOR, _SQUARE = (1, WHOLE), (WHOLE, WHOLE), (128, 128)
+#: granularity -> block of activations and gradients
+_BLOCKS = {"tensor": _TENSOR, "row": _ROW, "block": (1, 128), "mx": (1, 32)}
+#: scales round up to a power of two: nothing saturates
+_UP = (("mx_mode", "rceil"),)
+_MX = {"e2m1": "f4e2m1", "e2m3": "f6e2m3", "e3m2": "f6e3m2", "e4m3": "f8e4m3", "e5m2": "f8e5m2"}
+
+
+@singledispatch
+def product_specs(config: Config) -> Specs:
+    """How each product is cast: output, gradient of the input, gradient of the weight."""
+    raise TypeError(f"{type(config).__name__} computes no products in low precision")
+
+
+@product_specs.register
+def _(config: Float8LinearConfig) -> Specs:
+    def spec(product: Float8Product | None, *, b_is_weight: bool) -> Spec | None:
+        if product is None:
+            return None
+        powers = config.power_of_two_scales or product.granularity == "mx"
+        scale, options = ("e8m0", _UP) if powers else ("float32", ())
+        block = _BLOCKS[product.granularity]
+        a = Spec(f"f8{product.a}", block, scale, options=options)
+        square = b_is_weight and product.granularity == "block"
+        accumulation = () if product.fast_accumulation else (("fast_accum", False),)
+        return Spec(
+            f"f8{product.b}",
+            _SQUARE if square else block,
+            scale,
+            act=a,
+            options=(*accumulation, *options),
+        )
+
+    specs = (
+        spec(config.output, b_is_weight=True),
+        spec(config.grad_input, b_is_weight=True),
+        spec(config.grad_weight, b_is_weight=False),
+    )
+    return with_float8_all_gather(specs) if config.enable_fsdp_float8_all_gather else specs
+
+
+@product_specs.register
+def _(config: Int8MixedPrecisionTrainingConfig) -> Specs:
+    spec = Spec("int8", _ROW, act=Spec("int8", _ROW))
+    return (
+        spec if config.output else None,
+        spec if config.grad_input else None,
+        spec if config.grad_weight else None,
+    )
+
+
+@product_specs.register
+def _(config: BitNetTrainingConfig) -> Specs:
+    weight = Spec("ternary", _TENSOR, options=(("scale_rule", "absmean"),))
+    return straight_through(weight, Spec("int8", _ROW))
+
+
+@product_specs.register
+def _(config: MXTrainingConfig) -> Specs:
+    element = Spec(_MX[config.dtype], (1, 32), "e8m0", options=_UP)
+    backward = replace(element, act=replace(element, dtype=_MX[config.grad_dtype]))
+    return replace(element, act=element), backward, backward
+
+
+@product_specs.register
+def _(config: NVFP4TrainingConfig) -> Specs:
+    element = Spec("f4e2m1", (1, 16), Spec("f8e4m3", _TENSOR))
+    spec = replace(element, act=element)
+    return (spec, spec, spec) if config.backward else (spec, None, None)

@@ -1,0 +1,15 @@
+"""What low precision does to each operand of each product, while a model trains."""
+
+from __future__ import annotations
+
+from ao_float8.telemetry.context import PrecisionTelemetry, precision_telemetry
+from ao_float8.telemetry.measure import PrecisionRecord
+from ao_float8.telemetry.warn import NonFiniteWarning, UnderflowWarning
+
+__all__ = [
+    "NonFiniteWarning",
+    "PrecisionRecord",
+    "PrecisionTelemetry",
+    "UnderflowWarning",
+    "precision_telemetry",
+]

@@ -1,0 +1,47 @@
+"""Warnings by name of the layer, once for each."""
+
+from __future__ import annotations
+
+import warnings
+
+from ao_float8.telemetry.measure import PrecisionRecord
+
+__all__ = ["NonFiniteWarning", "UnderflowWarning", "Watch"]
+
+
+class UnderflowWarning(UserWarning):
+    """Low precision turns too large a share of a gradient into zeros."""
+
+
+class NonFiniteWarning(UserWarning):
+    """An operand of a product has NaN or infinities; casts keep them."""
+
+
+class Watch:
+    """Looks at records, and warns of a layer once."""
+
+    def __init__(self, underflow_percent: float) -> None:
+        self.underflow_percent = underflow_percent
+        self._warned: set[tuple[type[Warning], str]] = set()
+
+    def look(self, record: PrecisionRecord) -> None:
+        """Warn of what is wrong with a record, if anything."""
+        where = (
+            f"{record.layer}: {record.tensor} of the product {record.product}, step {record.step}"
+        )
+        if record.nonfinite:
+            text = f"{where}: {record.nonfinite} of {record.elements} elements are NaN or infinite"
+            self._warn(NonFiniteWarning, record.layer, text)
+        gradient = record.tensor == "grad_output"
+        if gradient and record.underflow_percent > self.underflow_percent:
+            text = (
+                f"{where}: {record.underflow_percent:.1f}% of the elements become zero in "
+                f"{record.spec}, more than {self.underflow_percent:g}%; "
+                f"float8_fallback(model, {record.layer!r}) puts the layer back to high precision"
+            )
+            self._warn(UnderflowWarning, record.layer, text)
+
+    def _warn(self, category: type[Warning], layer: str, text: str) -> None:
+        if (category, layer) not in self._warned:
+            self._warned.add((category, layer))
+            warnings.warn(text, category, stacklevel=5)

@@ -1,0 +1,58 @@
+"""The transforms of ao-float8: from a dense parameter to one that is multiplied in low precision."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ao_core.config import Config
+from ao_core.records import Skip, Target, Transform
+from ao_core.spec import WHOLE, Spec
+from ao_core.tensor import STOCHASTIC, ComputeWeight, quantize_tensor
+from ao_core.weights import no_product
+from ao_float8.config import Float8LinearConfig
+from ao_float8.specs import product_specs
+from ao_float8.training import (
+    BitNetTrainingConfig,
+    Int8MixedPrecisionTrainingConfig,
+    Int8WeightOnlyTrainingConfig,
+    MXTrainingConfig,
+    NVFP4TrainingConfig,
+)
+
+__all__ = ["TRANSFORMS"]
+
+_INT8_MASTER = Spec("int8", (1, WHOLE), options=(STOCHASTIC,))
+
+
+def _compute(weight: Tensor, config: Config, target: Target) -> Tensor | Skip:
+    if reason := no_product(weight, target):
+        return Skip(reason)
+    return ComputeWeight(weight, *product_specs(config))
+
+
+def _float8(weight: Tensor, config: Float8LinearConfig, target: Target) -> Tensor | Skip:
+    if config.smallest and weight.dim() in (2, 3):
+        rows, columns = weight.shape[-2:]
+        mean = 2 * rows * columns / max(rows + columns, 1)
+        if mean < config.smallest:
+            return Skip(
+                f"too small to gain: its mean size {mean:.0f} is below smallest={config.smallest}; "
+                "smallest=0 converts every layer",
+                kept=True,
+            )
+    return _compute(weight, config, target)
+
+
+def _int8_master(weight: Tensor, config: Config, target: Target) -> Tensor | Skip:
+    reason = no_product(weight, target)
+    return Skip(reason) if reason else quantize_tensor(weight, _INT8_MASTER)
+
+
+TRANSFORMS: tuple[Transform, ...] = (
+    Transform(Float8LinearConfig, "float8_training", 1, _float8),
+    Transform(Int8MixedPrecisionTrainingConfig, "int8_mixed_precision_training", 1, _compute),
+    Transform(Int8WeightOnlyTrainingConfig, "int8_weight_only_training", 1, _int8_master),
+    Transform(BitNetTrainingConfig, "bitnet_training", 1, _compute),
+    Transform(MXTrainingConfig, "mx_training", 1, _compute),
+    Transform(NVFP4TrainingConfig, "nvfp4_training", 1, _compute),
+)

@@ -1,0 +1,15 @@
+// A step of Adam with all threads. Arguments have been checked.
+#pragma once
+#include "kernels.h"
+
+namespace ao {
+
+// Fills in a format, but not `nan_code` and `reach`: from the value of each of 256 codes, the codes in the
+// order of their values, and the steps, where x has the i-th of these codes or a later one, as keys.
+// nullptr, or a sentence that says why the format cannot be a state.
+const char* make_state(const float* values, const int32_t* steps, const uint8_t* order, StateFormat& state);
+
+// Fills in `first` of every tensor and makes the step.
+void adam_step(Adam& adam, AdamTensor* tensors);
+
+}  // namespace ao

@@ -1,0 +1,58 @@
+// A step of Adam with quantized moments: what an instruction set provides, and what it is told.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../element.h"
+
+namespace ao {
+
+// Elements that share the scales of both moments.
+constexpr int64_t kStateBlock = 256;
+
+// A number format of 8 bits in the form that whole blocks of codes take least time with.
+//
+// A number's first bits, cut off where the format is coarser, are the place of a cell, in which at most
+// one step lies; one comparison with that step decides. See make_state.
+struct StateFormat {
+  uint8_t values[4][256];  // value of each code: byte b of the float in values[b]
+  uint8_t steps[4][256];   // of each interval the first number beyond; NaN where there is none
+  uint8_t cells[512];      // the lowest interval in every cell
+  uint8_t order[256];      // the code of every interval, lowest first
+  // By the last 5 bits of the exponent, a = the upper 16 bits of |x| within [least, greatest]:
+  // the cell is (a >> shift) - offset, of a negative number `negative` more.
+  uint16_t shift[32], offset[32];
+  uint16_t least, greatest, negative;
+  bool in_order;  // code = interval
+  uint8_t nan_code;
+  float reach;    // what the greatest magnitude of a block is divided by
+};
+
+struct AdamTensor {
+  void* p;
+  const void* g;
+  uint8_t *m, *v;
+  float *m_scale, *v_scale;
+  int64_t count;
+  int64_t first;  // blocks of all tensors before it
+};
+
+struct Adam {
+  const AdamTensor* tensors;
+  int64_t size;
+  Element type;  // of parameters and gradients
+  StateFormat m, v;
+  float beta1, rest1, beta2, rest2;  // rest: 1 - beta
+  float decay;        // what parameters are multiplied by
+  float l2;           // what they are multiplied by before they are added to gradients
+  float unbias;       // what the root of the second moment is multiplied by
+  float eps, rate;
+  bool maximize, stochastic;
+  uint64_t seed;
+};
+
+struct AdamKernels {
+  void (*step)(const Adam&, int64_t begin, int64_t end);  // items: blocks
+};
+
+}  // namespace ao

@@ -1,0 +1,123 @@
+// A step of Adam, block by block; included by the unit of an instruction set.
+//
+// Products and sums are rounded one by one, so that every instruction set gives the same bits.
+#pragma once
+#if defined(__AVX512VBMI__)
+#include "avx512.h"
+#else
+#include "portable.h"
+#endif
+#include "philox.h"
+
+namespace ao::AO_ISA::optim {
+
+// Blocks that are worked on together, so that what depends on one number of a block does not wait alone.
+constexpr int kTogether = 4;
+
+// New moments of a block, and where their codes and scales go.
+struct Moments {
+  alignas(64) float m[kBlock], v[kBlock];
+  Greatest greatest;
+  int count;
+  uint8_t *m_codes, *v_codes;
+  float *m_scale, *v_scale;
+};
+
+// As ao_core.numerics.choose_qparams: 1 for a block of zeros, NaN for a block with a NaN.
+static inline float scale_of(const StateFormat& f, uint32_t greatest) {
+  const float by = as_float(greatest) / f.reach;
+  const float stored = by < 0x1p-126f ? 0x1p-126f : by > 0x1.fffffep127f ? 0x1.fffffep127f : by;
+  return greatest == 0 ? 1.0f : stored;
+}
+
+static inline void store_codes(const StateFormat& f, const float* moment, float scale, int count, uint8_t* codes) {
+  alignas(64) uint8_t block[kBlock];
+  uint8_t* out = count == kBlock ? codes : block;
+  if (scale == scale) {
+    encode(f, moment, scale, out);
+  } else {
+    __builtin_memset(out, f.nan_code, kBlock);
+  }
+  if (out != codes) __builtin_memcpy(codes, out, static_cast<size_t>(count));
+}
+
+static inline uint32_t greatest_of(const float* moment, int count) {
+  uint32_t greatest = 0;
+  for (int i = 0; i < count; ++i) {
+    const uint32_t magnitude = bits_of(moment[i]) & 0x7fffffff;
+    greatest = magnitude > greatest ? magnitude : greatest;
+  }
+  return greatest;
+}
+
+// New moments and parameters of a block of tensor number `number`.
+template <Element kType>
+static inline void advance_block(const Adam& a, const AdamTensor& t, int64_t number, int64_t block, Moments& out) {
+  constexpr int kBytes = bytes_of(kType);
+  const int64_t from = block * kBlock;
+  out.count = t.count - from < kBlock ? static_cast<int>(t.count - from) : kBlock;
+  out.m_codes = t.m + from, out.v_codes = t.v + from;
+  out.m_scale = t.m_scale + block, out.v_scale = t.v_scale + block;
+  uint32_t noise[kBlock];
+  if (a.stochastic) random_bits(a.seed, static_cast<uint64_t>(number), static_cast<uint64_t>(from), noise);
+  Piece piece{static_cast<uint8_t*>(t.p) + from * kBytes,
+              static_cast<const uint8_t*>(t.g) + from * kBytes,
+              out.m_codes,
+              out.v_codes,
+              *out.m_scale,
+              *out.v_scale,
+              a.stochastic ? noise : nullptr,
+              out.m,
+              out.v};
+  if (out.count == kBlock) {
+    out.greatest = advance<kType>(a, piece);
+    return;
+  }
+  // a shorter one is worked on in a copy
+  alignas(64) uint8_t p[kBytes * kBlock] = {}, g[kBytes * kBlock] = {}, m_codes[kBlock] = {}, v_codes[kBlock] = {};
+  const size_t codes = static_cast<size_t>(out.count), bytes = codes * kBytes;
+  void* to = piece.p;
+  __builtin_memcpy(p, piece.p, bytes);
+  __builtin_memcpy(g, piece.g, bytes);
+  __builtin_memcpy(m_codes, piece.m_codes, codes);
+  __builtin_memcpy(v_codes, piece.v_codes, codes);
+  piece.p = p, piece.g = g, piece.m_codes = m_codes, piece.v_codes = v_codes;
+  advance<kType>(a, piece);
+  out.greatest = {greatest_of(out.m, out.count), greatest_of(out.v, out.count)};
+  __builtin_memcpy(to, p, bytes);
+}
+
+static inline void step_blocks(const Adam& a, int64_t begin, int64_t end) {
+  int64_t low = 0, high = a.size;  // the last tensor that does not begin beyond the first block
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (a.tensors[middle].first <= begin ? low : high) = middle;
+  }
+  Moments moments[kTogether];
+  while (begin < end) {
+    int count = 0;
+    for (; count < kTogether && begin < end; ++count, ++begin) {
+      while (begin >= a.tensors[low].first + (a.tensors[low].count + kBlock - 1) / kBlock) ++low;
+      const AdamTensor& t = a.tensors[low];
+      if (a.type == Element::f32) {
+        advance_block<Element::f32>(a, t, low, begin - t.first, moments[count]);
+      } else {
+        advance_block<Element::bf16>(a, t, low, begin - t.first, moments[count]);
+      }
+    }
+    for (int i = 0; i < count; ++i) {
+      const Moments& of = moments[i];
+      *of.m_scale = scale_of(a.m, of.greatest.m);
+      *of.v_scale = scale_of(a.v, of.greatest.v);
+    }
+    for (int i = 0; i < count; ++i) {
+      const Moments& of = moments[i];
+      store_codes(a.m, of.m, *of.m_scale, of.count, of.m_codes);
+      store_codes(a.v, of.v, *of.v_scale, of.count, of.v_codes);
+    }
+  }
+}
+
+constexpr AdamKernels kAdamKernels = {.step = step_blocks};
+
+}  // namespace ao::AO_ISA::optim

@@ -1,0 +1,126 @@
+// Steps of optimizers, on lists of tensors.
+#include "adam/adam.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "formats.h"
+
+namespace ao {
+namespace {
+
+using Tensors = std::vector<Tensor>;
+
+// A list beside `params`: as many, of these elements, in memory that is worked on in place.
+void check_list(const char* name, const Tensors& tensors, const Tensors& params, ScalarType dtype, int64_t block) {
+  AO_CHECK(tensors.size() == params.size(), name, ": has ", tensors.size(), " tensors; must have ", params.size(),
+           ", as `params`");
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::string one = std::string(name) + "[" + std::to_string(i) + "]";
+    check_cpu(one.c_str(), tensors[i]);
+    check_dtype(one.c_str(), tensors[i], {dtype});
+    const int64_t count = (params[i].numel() + block - 1) / block;
+    check_numel(one.c_str(), tensors[i], count, block == 1 ? "as the parameter" : "one a block of 256");
+    check_contiguous(one.c_str(), tensors[i]);
+    check_aligned(one.c_str(), tensors[i]);
+  }
+}
+
+// The arguments NAME_table, NAME_steps, NAME_order, NAME_nan and NAME_reach.
+void read_state(const std::string& name, const Tensor& table, const Tensor& steps, const Tensor& order,
+                int64_t nan_code, double reach, StateFormat& state) {
+  const std::string table_name = name + "_table", steps_name = name + "_steps", order_name = name + "_order";
+  check_dtype(table_name.c_str(), table, {ScalarType::Float});
+  check_numel(table_name.c_str(), table, 256, "one a code of 8 bits");
+  check_dtype(steps_name.c_str(), steps, {ScalarType::Int});
+  check_numel(steps_name.c_str(), steps, 255, "one less than there are codes");
+  check_dtype(order_name.c_str(), order, {ScalarType::Byte});
+  check_numel(order_name.c_str(), order, 256, "one a code of 8 bits");
+  check_range((name + "_nan").c_str(), nan_code, 0, 255);
+  AO_CHECK(reach >= 0x1p-100 && reach <= 0x1p100, name, "_reach=", reach, ": must be positive, from 2**-100 to 2**100");
+  const Tensor values = readable(table_name.c_str(), table), keys = readable(steps_name.c_str(), steps);
+  const Tensor codes = readable(order_name.c_str(), order);
+  const char* problem = make_state(
+      static_cast<const float*>(values.const_data_ptr()), static_cast<const int32_t*>(keys.const_data_ptr()),
+      static_cast<const uint8_t*>(codes.const_data_ptr()), state);
+  AO_CHECK(problem == nullptr, steps_name, ": ", problem);
+  state.nan_code = static_cast<uint8_t>(nan_code);
+  state.reach = static_cast<float>(reach);
+}
+
+void check_number(const char* name, double value, bool right, const char* what) {
+  AO_CHECK(right && std::isfinite(value), name, "=", value, ": must be ", what);
+}
+
+void adam_step_op(const Tensors& params, const Tensors& grads, const Tensors& m, const Tensors& m_scales,
+                  const Tensors& v, const Tensors& v_scales, const Tensor& m_table, const Tensor& m_steps,
+                  const Tensor& m_order, int64_t m_nan, double m_reach, const Tensor& v_table, const Tensor& v_steps,
+                  const Tensor& v_order, int64_t v_nan, double v_reach, double lr, double beta1, double beta2,
+                  double eps, double weight_decay, int64_t step, bool decoupled, bool maximize,
+                  std::optional<int64_t> seed) {
+  Adam a{};
+  read_state("m", m_table, m_steps, m_order, m_nan, m_reach, a.m);
+  read_state("v", v_table, v_steps, v_order, v_nan, v_reach, a.v);
+  check_number("lr", lr, true, "finite");
+  check_number("beta1", beta1, beta1 >= 0 && beta1 < 1, "from 0 to below 1");
+  check_number("beta2", beta2, beta2 >= 0 && beta2 < 1, "from 0 to below 1");
+  check_number("eps", eps, eps >= 0, "0 or positive");
+  check_number("weight_decay", weight_decay, true, "finite");
+  check_range("step", step, 1, kGreatestSize);
+  if (params.empty()) {
+    AO_CHECK(grads.empty(), "grads: has ", grads.size(), " tensors; must have 0, as `params`");
+  }
+  for (size_t i = 0; i < params.size(); ++i) {
+    check_dtype("params", params[i], {ScalarType::Float, ScalarType::BFloat16});
+  }
+  const ScalarType dtype = params.empty() ? ScalarType::Float : params[0].scalar_type();
+  check_list("params", params, params, dtype, 1);
+  check_list("grads", grads, params, dtype, 1);
+  check_list("m", m, params, ScalarType::Byte, 1);
+  check_list("v", v, params, ScalarType::Byte, 1);
+  check_list("m_scales", m_scales, params, ScalarType::Float, kStateBlock);
+  check_list("v_scales", v_scales, params, ScalarType::Float, kStateBlock);
+  a.type = dtype == ScalarType::Float ? Element::f32 : Element::bf16;
+  a.size = static_cast<int64_t>(params.size());
+  a.beta1 = static_cast<float>(beta1), a.rest1 = static_cast<float>(1 - beta1);
+  a.beta2 = static_cast<float>(beta2), a.rest2 = static_cast<float>(1 - beta2);
+  a.decay = static_cast<float>(decoupled ? 1 - lr * weight_decay : 1.0);
+  a.l2 = static_cast<float>(decoupled ? 0.0 : weight_decay);
+  const double t = static_cast<double>(step);
+  a.rate = static_cast<float>(lr / (1 - std::pow(beta1, t)));
+  a.unbias = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2, t)));
+  a.eps = static_cast<float>(eps);
+  a.maximize = maximize;
+  a.stochastic = seed.has_value() && a.type == Element::bf16;
+  a.seed = static_cast<uint64_t>(seed.value_or(0));
+  std::vector<AdamTensor> tensors(params.size());
+  for (size_t i = 0; i < params.size(); ++i) {
+    tensors[i] = {params[i].mutable_data_ptr(),
+                  grads[i].const_data_ptr(),
+                  static_cast<uint8_t*>(m[i].mutable_data_ptr()),
+                  static_cast<uint8_t*>(v[i].mutable_data_ptr()),
+                  static_cast<float*>(m_scales[i].mutable_data_ptr()),
+                  static_cast<float*>(v_scales[i].mutable_data_ptr()),
+                  params[i].numel(),
+                  0};
+  }
+  adam_step(a, tensors.data());
+}
+
+}  // namespace
+}  // namespace ao
+
+// One step for all tensors, in place. Moments: `m` and `v` are codes of blocks of 256 elements, with a scale
+// for each block, in a format told as `encode` is told one. seed: of the rounding of bfloat16 parameters.
+STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
+  m.def(
+      "adam_step(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] m, Tensor(c!)[] m_scales, Tensor(d!)[] v, "
+      "Tensor(e!)[] v_scales, Tensor m_table, Tensor m_steps, Tensor m_order, int m_nan, float m_reach, "
+      "Tensor v_table, Tensor v_steps, Tensor v_order, int v_nan, float v_reach, float lr, float beta1, float beta2, "
+      "float eps, float weight_decay, int step, bool decoupled, bool maximize, int? seed) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(ao_kernels, CPU, m) { m.impl("adam_step", TORCH_BOX(&ao::adam_step_op)); }

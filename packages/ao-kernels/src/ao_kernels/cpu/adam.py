@@ -1,0 +1,155 @@
+"""The kernel of `adam_step`: one pass over all parameters, their gradients and 8-bit moments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ao_core.errors import UnsupportedOp
+from ao_core.records import Call, DType, Kernel
+from ao_core.registry import registry
+from ao_core.spec import Spec
+from ao_core.tensor import QTensor
+from ao_kernels.cpu.formats import format_of
+from ao_kernels.cpu.library import isa, why_not
+
+__all__ = ["ADAM_KERNELS", "adam_step"]
+
+#: dtypes of parameters and gradients
+_ELEMENTS = (torch.float32, torch.bfloat16)
+#: elements that share a scale, in both moments
+_BLOCK = 256
+
+
+class _State(NamedTuple):
+    """What the op is told of the format of a moment, in its order."""
+
+    table: Tensor
+    steps: Tensor
+    order: Tensor
+    nan: int
+    reach: float
+
+
+def adam_step(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[QTensor],
+    exp_avg_sqs: Sequence[QTensor],
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    step: int,
+    decoupled: bool,
+    maximize: bool,
+    seed: int | None,
+) -> None:
+    """One step of Adam (AdamW with `decoupled`) in place, as `ao_core.dispatch` has it.
+
+    In float32 and with the new moments as they are before they are quantized::
+
+        g = -grad if maximize else grad, + weight_decay * p unless decoupled
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g * g
+        p = p * (1 - lr * weight_decay if decoupled else 1)
+            - lr / (1 - beta1**step) * (m / (sqrt(v) * (1 / sqrt(1 - beta2**step)) + eps))
+
+    each operation rounded by itself. Moments get the codes and scales that `quantize` gives for the
+    new m and v: so a NaN makes all of its block of moments NaN. `seed`: see csrc/cpu/adam/philox.h.
+
+    The op `ao_kernels::adam_step` can be traced by compilers; this function, which asks the format how
+    it encodes, is called by itself.
+
+    Raises:
+        UnsupportedOp: a tensor is not of the kind that the kernel takes; nothing has changed.
+    """
+    if not params:
+        return
+    for name, moments in (("exp_avgs", exp_avgs), ("exp_avg_sqs", exp_avg_sqs)):
+        if reason := _refuses(moments):
+            raise UnsupportedOp(f"{name}: adam_step of ao-kernels {reason}")
+    for name, tensors in (("params", params), ("grads", grads)):
+        for i, tensor in enumerate(tensors):
+            if not tensor.is_contiguous():
+                raise UnsupportedOp(
+                    f"{name}[{i}]: adam_step of ao-kernels works in place on contiguous tensors, found "
+                    f"shape {tuple(tensor.shape)} with strides {tensor.stride()}"
+                )
+    m, v = (_state_of(registry.dtypes.get(of[0].spec.dtype)) for of in (exp_avgs, exp_avg_sqs))
+    assert isinstance(m, _State)  # `_refuses` has asked
+    assert isinstance(v, _State)
+    torch.ops.ao_kernels.adam_step(
+        params, grads, *_parts(exp_avgs), *_parts(exp_avg_sqs), *m, *v, lr, *betas, eps, weight_decay,
+        step, decoupled, maximize, seed,
+    )  # fmt: skip
+    # as torch's own steps do, so that a graph that has saved parameters is not gone through again
+    torch.autograd.graph.increment_version([p for p in params if not p.is_inference()])
+
+
+def _parts(moments: Sequence[QTensor]) -> tuple[list[Tensor], list[Tensor]]:
+    parts = [moment.parts for moment in moments]
+    return [part["qdata"] for part in parts], [part["scale"] for part in parts]
+
+
+def _refuses(moments: Sequence[Tensor]) -> str | None:
+    first = moments[0] if moments else None
+    if not isinstance(first, QTensor):
+        return "needs quantized moments"
+    for each in moments:
+        if not isinstance(each, QTensor) or each.spec != first.spec:
+            return "needs one format for all of them"
+        if each.order != tuple(range(len(each.order))):
+            return "needs moments that are stored as they are seen, found one that is transposed"
+    return _refuses_spec(first.spec)
+
+
+@lru_cache(maxsize=64)
+def _state_of(dtype: DType) -> _State | str:
+    """The format, or a sentence that says why moments cannot have it. The library must be loaded."""
+    if dtype.bits != 8 or dtype.kind == "table":
+        return f"needs a format of 8 bits with values of its own, and {dtype.name} is none"
+    fmt = format_of(dtype)
+    if isinstance(fmt, str):
+        return fmt
+    state = _State(fmt.table, fmt.steps, fmt.order, fmt.nan_code, dtype.reach)
+    nothing: list[Tensor] = []
+    try:
+        torch.ops.ao_kernels.adam_step(
+            *[nothing] * 6, *state, *state, 0.1, 0.9, 0.999, 1e-8, 0.0, 1, True, False, None
+        )
+    except RuntimeError as error:
+        return f"cannot have {dtype.name} as a state: {error}"
+    return state
+
+
+@lru_cache(maxsize=256)
+def _refuses_spec(spec: Spec) -> str | None:
+    if spec.layout != "flat" or spec.block != (_BLOCK,):
+        return f"needs moments of the layout flat in blocks of {_BLOCK}, found {spec}"
+    if spec.scale_dtype != "float32" or spec.zero != "none" or spec.options:
+        return f"needs float32 scales from the largest magnitude and no zero points, found {spec}"
+    found = _state_of(registry.dtypes.get(spec.dtype))
+    return found if isinstance(found, str) else None
+
+
+def _accepts(call: Call) -> str | None:
+    if call.x_dtype not in _ELEMENTS:
+        return f"updates parameters of float32 and bfloat16, not {call.x_dtype}"
+    return _refuses_spec(call.spec)
+
+
+def _describe(call: Call) -> str:
+    return f"{isa()}, all parameters in one pass"
+
+
+ADAM_KERNELS = (
+    Kernel(
+        "cpu_adam_step", "adam_step", "flat", "cpu", adam_step, 50, why_not, _accepts, _describe
+    ),
+)

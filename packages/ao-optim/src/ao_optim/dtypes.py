@@ -1,0 +1,18 @@
+"""The number formats of optimizer state: codebooks that are fine near zero."""
+
+from __future__ import annotations
+
+from ao_core.dtypes import codebook_dtype
+from ao_core.numerics import companded_values, dynamic_values, linear_values
+from ao_core.records import DType
+
+__all__ = ["DTYPES"]
+
+DTYPES: tuple[DType, ...] = (
+    codebook_dtype("dynamic8", dynamic_values(8, signed=True)),
+    codebook_dtype("dynamic8u", dynamic_values(8, signed=False)),
+    codebook_dtype("companded8", companded_values(signed=True)),
+    codebook_dtype("companded8u", companded_values(signed=False)),
+    codebook_dtype("dynamic4", dynamic_values(4, signed=True)),
+    codebook_dtype("linear4u", linear_values(4)),
+)

@@ -1,0 +1,253 @@
+"""`LowBitOptimizer`: a `torch.optim.Optimizer` made of an update rule and a format for its state."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from inspect import Parameter, Signature
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.optim import Optimizer
+
+from ao_optim import checkpoints
+from ao_optim.apply import Entry, apply
+from ao_optim.formats import empty_state, format_named
+from ao_optim.rules import Rule
+from ao_optim.shards import everywhere, local
+
+__all__ = ["COMMON", "LowBitOptimizer"]
+
+#: options of every rule with their defaults
+COMMON: dict[str, Any] = {
+    "maximize": False,
+    "capturable": False,
+    "min_quantized_numel": 4096,
+    "rounding": "nearest",
+    "seed": 0,
+    "skip_nonfinite": False,
+}
+#: how a parameter in 16 bits takes an update that it cannot hold
+ROUNDINGS = ("nearest", "stochastic", "kahan")
+
+
+class LowBitOptimizer(Optimizer):
+    """An update rule whose moments are quantized tensors.
+
+    A subclass names a rule and the format that its state has by default. Everything is an option of a
+    parameter group, so groups may differ in it. State is made when a parameter first has a gradient.
+
+    Args:
+        params: parameters, named parameters, or groups of them.
+        lr: learning rate, a number or a tensor.
+        state_format: "dynamic8", "companded8", "float8", "rank1_4bit" or "float32".
+        min_quantized_numel: parameters with fewer elements keep their state in float32.
+        rounding: how parameters in bfloat16 or float16 are updated: "nearest"; "stochastic" (bfloat16
+            only), up or down with the probability that keeps the mean; or "kahan", which keeps what
+            rounding took in state of the parameter's dtype.
+        seed: of stochastic rounding: an integer, or a `torch.Generator` that draws one. The step is
+            mixed in, and no other generator is touched.
+        maximize: go up the gradient.
+        capturable: keep the count of steps, and a tensor `lr`, on the device, for CUDA graphs; the
+            kernels that serve take numbers, so torch's own operations compute.
+        skip_nonfinite: look at all gradients, and leave out a step where one is NaN or infinite,
+            counting it in `skipped_steps`. Else such values spread as in any optimizer, and in
+            quantized state to the block of elements that share their scale.
+        options: those of the rule.
+
+    Raises:
+        ValueError: an option cannot be, or a parameter cannot be optimized.
+        TypeError: there is no such option.
+    """
+
+    rule: ClassVar[Rule]
+    #: of its state, unless the option `state_format` says otherwise
+    format: ClassVar[str] = "dynamic8"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        names = {**cls.rule.defaults, "state_format": cls.format, **COMMON}
+        own = [
+            Parameter(
+                name,
+                Parameter.POSITIONAL_OR_KEYWORD if name == "lr" else Parameter.KEYWORD_ONLY,
+                default=default,
+            )
+            for name, default in names.items()
+        ]
+        cls.__signature__ = Signature(  # type: ignore[attr-defined]
+            [Parameter("params", Parameter.POSITIONAL_OR_KEYWORD), *own]
+        )
+
+    def __init__(self, params: Any, lr: float | Tensor | None = None, **options: Any) -> None:
+        known = {**self.rule.defaults, "state_format": self.format, **COMMON}
+        if unknown := sorted(set(options) - set(known)):
+            raise TypeError(
+                f"{type(self).__name__} has no option {', '.join(unknown)}; it has {', '.join(known)}"
+            )
+        if lr is not None:
+            options["lr"] = lr
+        super().__init__(params, {**known, **options})
+
+    @_disable_dynamo
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group with its own options; see `torch.optim.Optimizer`."""
+        super().add_param_group(param_group)
+        try:
+            self._check(self.param_groups[-1])
+        except BaseException:
+            self.param_groups.pop()
+            raise
+
+    def _check(self, group: dict[str, Any]) -> None:
+        self.rule.check(group)
+        format_named(group["state_format"])
+        if group["rounding"] not in ROUNDINGS:
+            raise ValueError(
+                f"Invalid rounding: {group['rounding']!r}; use one of {', '.join(ROUNDINGS)}"
+            )
+        if group["capturable"] and group["rounding"] == "stochastic":
+            raise ValueError(
+                "rounding='stochastic' draws new numbers at each step, which no graph can"
+            )
+        if isinstance(group["seed"], torch.Generator):
+            # once, so that groups and checkpoints hold a number
+            generator = group["seed"]
+            drawn = torch.randint(1 << 62, (), generator=generator, device=generator.device)
+            group["seed"] = int(drawn)
+            if self.defaults["seed"] is generator:
+                self.defaults["seed"] = group["seed"]
+        for param in group["params"]:
+            self._check_param(param, group)
+
+    def _check_param(self, param: Tensor, group: dict[str, Any]) -> None:
+        name = type(self).__name__
+        if not param.is_floating_point():
+            raise ValueError(
+                f"{name} optimizes real floating-point parameters, not {param.dtype}; "
+                "give complex ones as torch.view_as_real to an optimizer of their own"
+            )
+        if self.rule.only_matrices and param.dim() != 2:
+            raise ValueError(
+                f"{name} only supports 2D parameters whereas we found a parameter with size: "
+                f"{param.size()}"
+            )
+        if group["rounding"] == "stochastic" and param.dtype == torch.float16:
+            raise ValueError(
+                "rounding='stochastic' is defined for bfloat16; use 'kahan' for float16"
+            )
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps were left out for a gradient that was not finite."""
+        return int(self.param_groups[0].get("skipped_steps", 0))
+
+    # -- stepping --------------------------------------------------------------------------------
+
+    @_disable_dynamo
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient.
+
+        Args:
+            closure: evaluates the model again and returns the loss.
+
+        Returns:
+            What the closure returned, else None.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not self._finite():
+            for group in self.param_groups:
+                group["skipped_steps"] = group.get("skipped_steps", 0) + 1
+            return loss
+        for group in self.param_groups:
+            entries = [self._entry(p, group) for p in group["params"] if p.grad is not None]
+            apply(self.rule, entries, group)
+        return loss
+
+    def _finite(self) -> bool:
+        """Whether no gradient forbids the step, of the groups that ask; all ranks have one answer."""
+        watched = [
+            p.grad
+            for group in self.param_groups
+            if group["skip_nonfinite"]
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
+        for grad in map(local, watched):
+            if grad.numel():
+                by_device[grad.device].append(grad)
+        finite = all(
+            bool(torch.isfinite(torch.stack(torch._foreach_norm(each, float("inf")))).all())
+            for each in by_device.values()
+        )
+        return everywhere(finite, watched)
+
+    def _entry(self, param: Tensor, group: dict[str, Any]) -> Entry:
+        grad = param.grad
+        assert grad is not None
+        if grad.is_sparse:
+            raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
+        state = self.state[param]
+        if not state:
+            state.update(self.initial_state(param, group))
+        return Entry(param, grad, state)
+
+    def initial_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        """The state of a parameter before its first step."""
+        part = local(param)
+        device = part.device if group["capturable"] else torch.device("cpu")
+        state = {"step": torch.zeros((), dtype=torch.float32, device=device)}
+        for slot in self.rule.slots(group):
+            state[slot.name] = empty_state(part, self.spec_of(part, group, slot.signed))
+        if group["rounding"] == "kahan" and part.dtype != torch.float32:
+            state["compensation"] = torch.zeros_like(part)
+        return state
+
+    def spec_of(self, part: Tensor, group: dict[str, Any], signed: bool) -> Any:
+        """The format of a moment of (this rank's part of) a parameter; None: float32."""
+        if part.numel() < max(group["min_quantized_numel"], 1) or not part.dim():
+            return None
+        return format_named(group["state_format"]).spec(signed, tuple(part.shape))
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    @_disable_dynamo
+    def state_dict(self) -> dict[str, Any]:
+        """As `torch.optim.Optimizer`; moments of a `DTensor` are `DTensor`s in float32.
+
+        Quantized moments are kept as they are. Those of shards are dequantized, since blocks end with
+        the shard: so a checkpoint of `torch.distributed.checkpoint` loads on any number of ranks.
+        """
+        return checkpoints.packed(super().state_dict(), self.param_groups)
+
+    @_disable_dynamo
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` gave, or the state of the same optimizer of torch or bitsandbytes.
+
+        How state is stored (`state_format`, `min_quantized_numel`, `rounding`, `capturable`) stays as it
+        is here; all other options are those of the dict. Moments are brought into this optimizer's
+        format, on the device of their parameter. Nothing is changed if something does not fit.
+
+        Raises:
+            ValueError: another number of parameters, a moment of another shape, or the state of
+                another optimizer.
+        """
+        # hooks of the user see the dict as it was given, and the state as it will be
+        before = self.register_load_state_dict_pre_hook(checkpoints.prepare)
+        after = self.register_load_state_dict_post_hook(checkpoints.adopt, prepend=True)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            before.remove()
+            after.remove()
+
+    def to_full_state(self) -> dict[str, Any]:
+        """`state_dict` with all moments in float32: what the same optimizer of torch can load."""
+        return checkpoints.full_state(self.state_dict())

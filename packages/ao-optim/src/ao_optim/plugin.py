@@ -1,0 +1,51 @@
+"""The records that ao-optim adds to the registry of ao-core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch.optim import Optimizer
+
+from ao_core import DType, Kernel, Layout, hookimpl
+from ao_optim import optimizers
+from ao_optim.apply import KERNELS
+from ao_optim.dtypes import DTYPES
+from ao_optim.galore import GaLore
+from ao_optim.offload import CPUOffloadOptimizer
+from ao_optim.rank1 import Rank1
+
+__all__ = ["ao_api", "ao_dtypes", "ao_kernels", "ao_layouts", "ao_optimizers"]
+
+
+@hookimpl
+def ao_api() -> tuple[int, int]:
+    """The version of ao-core's plugin API that this package was written for."""
+    return (0, 1)
+
+
+@hookimpl
+def ao_dtypes() -> Iterable[DType]:
+    """Codebooks that are fine near zero."""
+    return DTYPES
+
+
+@hookimpl
+def ao_layouts() -> Iterable[Layout]:
+    """Scales from rows and columns."""
+    return (Rank1(),)
+
+
+@hookimpl
+def ao_kernels() -> Iterable[Kernel]:
+    """The reference of the step of Adam."""
+    return KERNELS
+
+
+@hookimpl
+def ao_optimizers() -> Iterable[type[Optimizer]]:
+    """All that the package has."""
+    return [
+        *(getattr(optimizers, name) for name in optimizers.__all__),
+        CPUOffloadOptimizer,
+        GaLore,
+    ]

@@ -1,0 +1,49 @@
+"""Parameters that are shards of larger ones (`DTensor`): this rank's part, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["everywhere", "is_sharded", "local", "shard_like"]
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a `DTensor`."""
+    return hasattr(tensor, "placements")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor: memory that is shared with it."""
+    whole: Any = tensor
+    return whole.to_local() if is_sharded(tensor) else tensor
+
+
+def shard_like(like: Tensor, part: Tensor) -> Tensor:
+    """A tensor around this rank's part that is spread over the ranks as another of its size is."""
+    if not is_sharded(like):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    spread: Any = like
+    return DTensor.from_local(
+        part, spread.device_mesh, spread.placements, shape=like.shape, stride=like.stride()
+    )
+
+
+def everywhere(holds: bool, tensors: Iterable[Tensor]) -> bool:
+    """Whether something holds on all ranks over which any of the tensors is spread."""
+    meshes: dict[Any, None] = dict.fromkeys(
+        tensor.device_mesh for tensor in tensors if hasattr(tensor, "device_mesh")
+    )
+    for mesh in meshes:
+        flag = torch.tensor(float(holds), device=mesh.device_type)
+        for dim in range(mesh.ndim):
+            torch.distributed.all_reduce(
+                flag, torch.distributed.ReduceOp.MIN, group=mesh.get_group(dim)
+            )
+        holds = bool(flag)
+    return holds

@@ -1,0 +1,174 @@
+"""Quantized state: its size, its error, and which parameters have it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import ao_optim
+from ao_core import QTensor
+from ao_core.testing.base import gaussian, same_bits
+from ao_optim import apply, engine
+from ao_optim.formats import FORMATS, empty_state, format_named
+from ao_optim.optimizers import __all__ as NAMES
+
+#: rule -> learning rate at which a thousand steps of it reach a hundredth
+RATES = {
+    "AdamW8bit": 0.02,
+    "SGD8bit": 0.02,
+    "Lion8bit": 0.01,
+    "AdEMAMix8bit": 0.02,
+    "RMSprop8bit": 0.02,
+    "Adagrad8bit": 0.5,
+    "LAMB8bit": 0.02,
+    "Muon8bit": 0.05,
+}
+
+
+@pytest.mark.parametrize("state_format", list(FORMATS))
+@pytest.mark.parametrize("name", list(RATES))
+def test_every_rule_in_every_format(name, state_format):
+    """Least squares with curvatures over a decade: 100 steps halve the loss; Adam: a thousand end it."""
+    steps = 1000 if name == "AdamW8bit" else 100
+    curvature = torch.logspace(-1, 0, 70).expand(65, 70)
+    param, solution = nn.Parameter(gaussian((65, 70))), gaussian((65, 70), seed=1)
+    optimizer = getattr(ao_optim, name)([param], lr=RATES[name], state_format=state_format)
+    losses = []
+    for _ in range(steps):
+        error = param.detach() - solution
+        losses.append(float((curvature * error**2).sum()))
+        param.grad = 2 * curvature * error
+        optimizer.step()
+    assert losses[-1] < (0.001 if steps == 1000 else 0.7) * losses[0]
+    quantized = [isinstance(v, QTensor) for v in optimizer.state[param].values()]
+    assert any(quantized) == (state_format != "float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [("AdamW8bit", 2.0, 2.06), ("AdamWFp8", 2.0, 2.06), ("AdamW4bit", 1.0, 1.08)],
+)
+def test_bytes_of_the_file(name, least, most, make_params, run_steps, tmp_path):
+    params = make_params((1024, 515), (515,))
+    optimizer = getattr(ao_optim, name)(params)
+    run_steps(optimizer, params, 1)
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    elements = sum(p.numel() for p in params)
+    assert least < (tmp_path / "state.pt").stat().st_size / elements < most
+    total = ao_optim.state_report(optimizer).total
+    assert least < total.bytes_per_element < most
+    assert (total.elements, total.adamw_bytes) == (elements, 8 * elements)
+
+
+def test_small_parameters_keep_full_state(make_params, run_steps):
+    params = make_params((63, 65), (64, 64), (4096,), ())
+    optimizer = ao_optim.AdamW8bit(params)
+    run_steps(optimizer, params, 1)
+    kept = [isinstance(optimizer.state[p]["exp_avg"], QTensor) for p in params]
+    assert kept == [False, True, True, False]
+    other = ao_optim.AdamW8bit(params[:1], min_quantized_numel=0)
+    run_steps(other, params[:1], 1)
+    assert isinstance(other.state[params[0]]["exp_avg"], QTensor)
+
+
+@pytest.mark.parametrize("state_format", [f for f in FORMATS if f != "float32"])
+def test_one_step_is_exact_and_many_are_near(state_format, make_params, run_steps):
+    """Moments are quantized after they are used, so the first step is that of float32."""
+    ours, full = make_params((129, 70)), make_params((129, 70))
+    optimizer = ao_optim.AdamW8bit(ours, lr=0.01, state_format=state_format)
+    reference = torch.optim.AdamW(full, lr=0.01)
+    run_steps(optimizer, ours, 1)
+    run_steps(reference, full, 1)
+    torch.testing.assert_close(ours[0], full[0], rtol=0, atol=1e-6)
+    start = full[0].detach().clone()
+    run_steps(optimizer, ours, 20, first=1)
+    run_steps(reference, full, 20, first=1)
+    error = float((ours[0] - full[0]).detach().norm() / (full[0] - start).detach().norm())
+    low, high = {"rank1_4bit": (0.02, 0.4), "float8": (0.005, 0.1)}.get(state_format, (0.002, 0.05))
+    assert low < error < high
+
+
+@pytest.mark.parametrize("state_format", list(FORMATS))
+def test_empty_state_is_zero(state_format):
+    for signed in (True, False):
+        for shape in ((70, 65), (4097,)):
+            spec = format_named(state_format).spec(signed, shape)
+            assert not empty_state(torch.empty(shape), spec).to(torch.float32).abs().sum()
+
+
+def test_rows_without_gradients_stay_at_zero(make_params):
+    """A second moment of 0 may not become the least value of its codes: the row could not learn."""
+    (param,) = make_params((64, 256))
+    optimizer = ao_optim.AdamW4bit([param], lr=0.1, weight_decay=0.0)
+    start = param.detach().clone()
+    for step in range(20):
+        grad = gaussian((64, 256), seed=step)
+        if step < 19:
+            grad[:32] = 0
+        param.grad = grad
+        optimizer.step()
+    first = (param.detach() - start)[:32].abs().mean()
+    # 0.1 * (1 - 0.9) / sqrt(1 - 0.999), with both biases of the 20th step
+    assert 0.03 < float(first) < 0.3
+
+
+def test_chunks_change_nothing(make_params, run_steps, monkeypatch):
+    """Pieces of large tensors, and several small ones at once, give the bits of one tensor at a time."""
+    shapes = ((70, 90), (8193,), (4097,), (3, 1500), (5,), (7, 3))
+    ends = []
+    for chunk in (512, 8192, 1 << 18):
+        monkeypatch.setattr(engine, "CHUNK", chunk)
+        params = make_params(*shapes)
+        optimizer = ao_optim.AdamW8bit(params, lr=0.01)
+        run_steps(optimizer, params, 3)
+        ends.append(params)
+    alone = make_params(*shapes)
+    for number, param in enumerate(alone):
+        optimizer = ao_optim.AdamW8bit([param], lr=0.01)
+        for step in range(3):
+            param.grad = gaussian(tuple(param.shape), seed=1000 * step + number)
+            optimizer.step()
+    for params in ends:
+        assert all(same_bits(a.detach(), b.detach()) for a, b in zip(params, alone, strict=True))
+
+
+def test_strided_parameters(run_steps):
+    """Transposed parameters and channels last give what contiguous ones give."""
+    dense = [gaussian((70, 65)).t(), gaussian((8, 16, 8, 5)).to(memory_format=torch.channels_last)]
+    for state_format in ("dynamic8", "rank1_4bit"):
+        ends = []
+        for values in (dense, [d.contiguous() for d in dense]):
+            params = [nn.Parameter(v.clone(memory_format=torch.preserve_format)) for v in values]
+            run_steps(ao_optim.AdamW8bit(params, state_format=state_format), params, 3)
+            ends.append(params)
+        assert not ends[0][0].is_contiguous()
+        for a, b in zip(*ends, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_the_kernel_is_chosen_from_the_table(make_params, run_steps, monkeypatch):
+    """Adam's quantized parameters go through the op `adam_step`, all of a kind at once."""
+    calls = []
+    real = apply.select
+
+    def watched(call):
+        calls.append(call)
+        return real(call)
+
+    monkeypatch.setattr(apply, "select", watched)
+    params = make_params((70, 65), (4097,), (5,)) + make_params((70, 65), dtype=torch.bfloat16)
+    run_steps(ao_optim.AdamW8bit(params), params, 1)
+    found = {(call.op, call.spec.dtype, call.x_shape, call.x_dtype) for call in calls}
+    assert found == {
+        ("adam_step", "dynamic8", (70 * 65 + 4097,), torch.float32),
+        ("adam_step", "dynamic8", (70 * 65,), torch.bfloat16),
+    }
+
+
+def test_names_follow_rules():
+    assert len(NAMES) == 13
+    for name in NAMES:
+        cls = getattr(ao_optim, name)
+        assert name.lower().startswith(cls.rule.name)
+        assert cls.format == {"4bit": "rank1_4bit", "8bit": "dynamic8"}.get(name[-4:], "float8")

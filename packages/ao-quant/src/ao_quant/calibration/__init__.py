@@ -1,0 +1,8 @@
+"""Static scales of activations: prepare a model, show it data, convert it."""
+
+from __future__ import annotations
+
+from ao_quant.calibration.result import Calibration
+from ao_quant.calibration.steps import calibrate, convert, discard, prepare
+
+__all__ = ["Calibration", "calibrate", "convert", "discard", "prepare"]

@@ -1,0 +1,104 @@
+"""Configurations whose activations have static scales, which calibration finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from ao_core.config import Config
+from ao_core.errors import ConfigError
+from ao_quant.configs.base import YES_NO, one_of
+from ao_quant.configs.floats import FLOAT8
+
+__all__ = [
+    "OBSERVERS",
+    "Float8StaticActivationFloat8WeightConfig",
+    "Int8StaticActivationInt8WeightConfig",
+    "StaticConfig",
+]
+
+#: the values of every `observer`
+OBSERVERS = ("minmax", "percentile", "mse")
+
+
+@dataclass(frozen=True)
+class StaticConfig(Config):
+    """What these configurations share: how calibration finds a scale, and the scale it found.
+
+    Without `act_scale` one is for `ao_quant.prepare`; `ao_quant.convert` makes one with it, for each layer.
+    """
+
+    #: how the range of the activations is found: "minmax", all that was seen; "percentile", what holds a
+    #: share of it; "mse", what has the least squared error in this format
+    observer: str = field(default="minmax", kw_only=True)
+    #: for the observer "percentile": percent of the values that are inside the range
+    percentile: float = field(default=99.99, kw_only=True)
+    #: scale of all activations of a layer; None: to be found
+    act_scale: float | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        one_of(self, "observer", OBSERVERS)
+        if type(self.percentile) is not float or not 50.0 < self.percentile <= 100.0:
+            self._refuse("percentile", "use a float above 50.0 and up to 100.0")
+        if self.act_scale is not None and not (
+            type(self.act_scale) is float and 2.0**-126 <= self.act_scale < 2.0**128
+        ):
+            self._refuse("act_scale", "use a positive float32, or None where it is to be found")
+
+    def _refuse(self, parameter: str, hint: str) -> None:
+        value = getattr(self, parameter)
+        raise ConfigError(f"{parameter}={value!r} in {type(self).__name__}: {hint}")
+
+    def calibrated(self, scale: float, zero: int | None) -> StaticConfig:
+        """The same with the scale, and the zero point where there is one, of one layer."""
+        return replace(self, act_scale=scale)
+
+    def check(self) -> None:
+        """Raise `ConfigError` where the scale is not known yet."""
+        if self.act_scale is None:
+            self._refuse(
+                "act_scale",
+                "static scales of activations come from data. Calibrate: ao_quant.prepare(model, config), "
+                "run batches within `with ao_quant.calibrate(model):`, then ao_quant.convert(model). A "
+                "checkpoint takes the configuration of the report that convert returns",
+            )
+
+
+@dataclass(frozen=True)
+class Int8StaticActivationInt8WeightConfig(StaticConfig):
+    """Weights in symmetric int8 per row; activations in int8 by one scale, found by calibration."""
+
+    #: False: activations have a zero point too, for inputs that are not centred, e.g. after GELU
+    symmetric_activations: bool = True
+    #: zero point of asymmetric activations, 0 to 255, beside `act_scale`
+    act_zero: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self, "symmetric_activations", YES_NO)
+        wanted = self.act_scale is not None and not self.symmetric_activations
+        if wanted != (self.act_zero is not None):
+            self._refuse("act_zero", "goes with act_scale and symmetric_activations=False, only")
+        if wanted and (type(self.act_zero) is not int or not 0 <= self.act_zero <= 255):
+            self._refuse("act_zero", "use an integer from 0 to 255")
+
+    def calibrated(self, scale: float, zero: int | None) -> StaticConfig:
+        """The same with the scale, and the zero point where there is one, of one layer."""
+        return replace(self, act_scale=scale, act_zero=zero)
+
+
+@dataclass(frozen=True)
+class Float8StaticActivationFloat8WeightConfig(StaticConfig):
+    """Weights in 8-bit floating point; activations too, by one scale, found by calibration."""
+
+    #: of the weights: "row", a scale a row, or "tensor"
+    granularity: str = "row"
+    #: "e4m3" or "e5m2"; a GPU has no product of e5m2 with e5m2
+    weight_dtype: str = "e4m3"
+    #: "e4m3" or "e5m2"
+    activation_dtype: str = "e4m3"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self, "granularity", ("row", "tensor"))
+        one_of(self, "weight_dtype", FLOAT8)
+        one_of(self, "activation_dtype", FLOAT8)

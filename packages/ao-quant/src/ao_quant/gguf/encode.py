@@ -1,0 +1,87 @@
+"""From dense values to the parts of a tensor in a block format of GGUF."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ao_core.errors import QuantizationError
+from ao_core.layouts import Parts
+from ao_core.records import DType
+from ao_core.registry import registry
+from ao_core.spec import Spec
+from ao_core.tensor import QTensor
+from ao_core.tensor.codec import is_sharded
+from ao_quant.gguf.rounding import LEGACY, Blocks, Steps
+from ao_quant.gguf.search import searched
+
+__all__ = ["encode"]
+
+#: elements encoded at a time: few enough for a processor's cache, or for a GPU's memory
+_ELEMENTS = {"cpu": 1 << 17}
+_MOST_ELEMENTS = 1 << 24
+
+
+def encode(kind: str, x: Tensor, spec: Spec) -> QTensor:
+    """`x` in the GGUF type `kind`, of which `spec` is the format for such a tensor.
+
+    Types that the `gguf` package can encode get its bytes (but a scale beyond float16 is the greatest
+    there is, not infinite); others are searched for the least squared error. Rows that the blocks do not
+    divide are encoded as if they went on with zeros.
+
+    Raises:
+        QuantizationError: `x` is a `DTensor`.
+    """
+    if is_sharded(x):
+        raise QuantizationError(
+            f"type={kind!r}: the blocks of GGUF cannot be found in a DTensor; quantize before sharding"
+        )
+    layout, dtype = registry.layouts.get(spec.layout), registry.dtypes.get(spec.dtype)
+    shape = layout.blocked_shape(tuple(x.shape))
+    *lead, k = shape
+    nested = spec.scale_dtype if isinstance(spec.scale_dtype, Spec) else None
+    width, count = spec.block[-1], 1 if nested is None else nested.block[-1]
+    supers, blocks = -(-k // (width * count)), -(-k // width)
+    rows = torch.Size(lead).numel()
+    dense = x.detach().to(torch.float32).reshape(rows, k)
+    dense = F.pad(dense, (0, supers * count * width - k)).reshape(rows * supers, count, width)
+    found = _in_pieces(dense, LEGACY.get(kind) or searched, dtype, nested)
+
+    def grid(values: Tensor, size: int) -> Tensor:
+        return values.reshape(rows, values.numel() // max(rows, 1))[:, :size].reshape(*lead, size)
+
+    def part(steps: Steps) -> Tensor:
+        if nested is None or steps.codes is None:
+            return grid(steps.of, blocks).contiguous()
+        holder, fmt = registry.layouts.get(nested.layout), registry.dtypes.get(nested.dtype)
+        codes, of = grid(steps.codes, blocks).contiguous(), grid(steps.of, supers).contiguous()
+        parts = holder.pack(codes, of, None, nested, fmt)
+        return QTensor(parts, nested, (*lead, blocks), torch.float32)
+
+    codes = grid(found.codes, k).contiguous()
+    zero = None if found.zero is None else part(found.zero)
+    parts: Parts = layout.pack(codes, part(found.scale), zero, spec, dtype)
+    return QTensor(parts, spec, tuple(x.shape), x.dtype)
+
+
+def _in_pieces(
+    x: Tensor, of: Callable[[Tensor, DType, Spec | None], Blocks], dtype: DType, nested: Spec | None
+) -> Blocks:
+    """The blocks of (G, S, E) elements, some at a time."""
+    limit = _ELEMENTS.get(x.device.type, _MOST_ELEMENTS)
+    pieces = x.split(max(limit // (x.shape[1] * x.shape[2]), 1))
+    found = [of(piece, dtype, nested) for piece in pieces]
+
+    def joined(steps: list[Steps]) -> Steps:
+        codes = [s.codes for s in steps if s.codes is not None]
+        return Steps(torch.cat(codes) if codes else None, torch.cat([s.of for s in steps]))
+
+    zeros = [blocks.zero for blocks in found if blocks.zero is not None]
+    return Blocks(
+        torch.cat([blocks.codes for blocks in found]),
+        joined([blocks.scale for blocks in found]),
+        joined(zeros) if zeros else None,
+    )

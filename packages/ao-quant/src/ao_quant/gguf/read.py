@@ -1,0 +1,94 @@
+"""Reading GGUF files."""
+
+from __future__ import annotations
+
+import sys
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ao_core.errors import CheckpointError
+from ao_core.progress import Progress, watched
+from ao_quant.gguf.blocks import from_blocks
+from ao_quant.gguf.metadata import gguf_package, read_metadata
+from ao_quant.specs.gguf import GGUF_FORMATS
+
+__all__ = ["DENSE", "GGUFFile", "read_gguf"]
+
+#: GGUF type -> dtype of a dense tensor
+DENSE = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F64": torch.float64,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+
+
+class GGUFFile(NamedTuple):
+    """What a GGUF file holds."""
+
+    #: by the names in the file, in its order
+    tensors: dict[str, Tensor]
+    #: str, bool, numpy scalar, list of str or numpy array, by key and in order
+    metadata: dict[str, Any]
+
+
+def read_gguf(
+    path: str | PathLike[str], *, dtype: torch.dtype = torch.float32, progress: Progress = None
+) -> GGUFFile:
+    """The tensors and the metadata of a GGUF file.
+
+    Dense tensors are mapped from the file: they are read when they are used, and changing one changes
+    memory alone. Those in blocks become `QTensor`s with exactly the values of the file, one copy each.
+
+    Args:
+        path: the file.
+        dtype: outward dtype of the quantized tensors; GGUF has none.
+        progress: True shows a bar, a function is called as (done, total, name of the next tensor).
+
+    Raises:
+        CheckpointError: it is no GGUF file, is damaged, or has a tensor of a type that is not supported.
+        MissingExtraError: the package `gguf` is not installed.
+    """
+    gguf = gguf_package()
+    try:
+        # mapped as copy-on-write: torch has no tensors that cannot be written
+        reader = gguf.GGUFReader(Path(path), "c")
+    except OSError:
+        raise
+    except Exception as error:  # whatever the bytes of a damaged file lead to
+        raise CheckpointError(f"{path} is no GGUF file, or it is damaged: {error}") from error
+    if reader.byte_order != "I" or sys.byteorder != "little":
+        raise CheckpointError(f"{path}: only little-endian files, on such machines, are supported")
+    entries = {entry.name: entry for entry in reader.tensors}
+    for entry in reader.tensors:
+        _check(path, entry)
+    tensors = {
+        entry.name: _tensor(entry, dtype)
+        for entry in watched(list(entries.values()), list(entries), progress, "read")
+    }
+    return GGUFFile(tensors, read_metadata(reader))
+
+
+def _check(path: str | PathLike[str], entry: Any) -> None:
+    name = entry.tensor_type.name
+    if name not in DENSE and name.lower() not in GGUF_FORMATS:
+        known = ", ".join([*DENSE, *(kind.upper() for kind in GGUF_FORMATS)])
+        raise CheckpointError(
+            f"{path}: the tensor {entry.name!r} has the type {name}, which is not supported; "
+            f"supported are {known}"
+        )
+
+
+def _tensor(entry: Any, dtype: torch.dtype) -> Tensor:
+    name, data = entry.tensor_type.name, torch.from_numpy(entry.data)
+    if name not in DENSE:
+        return from_blocks(data, name.lower(), dtype)
+    return data.view(DENSE[name]) if name == "BF16" else data

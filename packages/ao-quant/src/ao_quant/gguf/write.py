@@ -1,0 +1,140 @@
+"""Writing GGUF files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ao_core.errors import CheckpointError
+from ao_core.progress import Progress, watched
+from ao_core.tensor import QTensor
+from ao_quant.gguf.blocks import block_size, kind_of, to_blocks
+from ao_quant.gguf.metadata import add_metadata, gguf_package
+from ao_quant.gguf.read import DENSE
+from ao_quant.specs.gguf import GGUF_FORMATS
+
+__all__ = ["write_gguf"]
+
+#: what ggml can read
+_DIMS, _NAME_BYTES = 4, 63
+
+
+class Entry(NamedTuple):
+    """A tensor that is to be written."""
+
+    name: str
+    tensor: Tensor
+    #: GGUF type
+    kind: str
+    nbytes: int
+
+
+def write_gguf(
+    path: str | PathLike[str],
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    progress: Progress = None,
+) -> None:
+    """Write a GGUF file, which replaces one of that name when it is complete.
+
+    Quantized tensors are written as the GGUF type whose values they have, bit for bit, however they
+    came to be. Memory beside them is that of the largest.
+
+    Args:
+        path: the file.
+        tensors: dense ones and `QTensor`s by name, written in this order.
+        metadata: by key, as `read_gguf` gives it. Integers of Python become UINT32 where they fit (INT32 in
+            lists), floats FLOAT32; numpy scalars and arrays keep their type.
+        progress: True shows a bar, a function is called as (done, total, name of the next tensor).
+
+    Raises:
+        CheckpointError: a tensor that GGUF cannot hold; nothing is written.
+        ConfigError: a value of the metadata that GGUF cannot hold; nothing is written.
+        MissingExtraError: the package `gguf` is not installed.
+    """
+    gguf = gguf_package()
+    entries = [_entry(name, tensor) for name, tensor in tensors.items()]
+    writer = gguf.GGUFWriter(None, "")
+    add_metadata(writer, dict(metadata or {}))
+    for entry in entries:
+        kind = gguf.GGMLQuantizationType[entry.kind]
+        # any dtype but uint8, which would mean that the shape is in bytes
+        writer.add_tensor_info(entry.name, entry.tensor.shape, None, entry.nbytes, kind)
+    target = Path(path)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.unfinished")
+    try:
+        writer.write_header_to_file(unfinished)
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for entry in watched(entries, [entry.name for entry in entries], progress, "write"):
+            writer.write_tensor_data(_bytes(entry).numpy())
+        (file,) = writer.fout
+        writer.write_padding(file, file.tell())
+        file.flush()
+        os.fsync(file.fileno())
+        writer.close()
+        os.replace(unfinished, target)
+    finally:
+        writer.close()
+        unfinished.unlink(missing_ok=True)
+
+
+def _entry(name: str, tensor: Tensor) -> Entry:
+    """What is to be written of a tensor.
+
+    Raises:
+        CheckpointError: GGUF cannot hold it, or ggml not read it.
+    """
+    size = len(name.encode())
+    if not 0 < size <= _NAME_BYTES:
+        raise CheckpointError(f"{name!r} has {size} bytes; names in GGUF have 1 to {_NAME_BYTES}")
+    if not 0 < tensor.dim() <= _DIMS:
+        raise CheckpointError(
+            f"{name} has {tensor.dim()} dimensions; tensors in GGUF have 1 to {_DIMS}"
+        )
+    if tensor.is_meta:
+        raise CheckpointError(
+            f"{name} is on the meta device and has no values; load its weights first"
+        )
+    if isinstance(tensor, QTensor):
+        return _quantized(name, tensor)
+    kind = next((kind for kind, dtype in DENSE.items() if dtype == tensor.dtype), None)
+    if kind is None or type(tensor) not in (Tensor, nn.Parameter):
+        raise CheckpointError(
+            f"{name} is a {type(tensor).__name__} of {tensor.dtype}; GGUF holds plain tensors of "
+            f"{', '.join(str(dtype).removeprefix('torch.') for dtype in DENSE.values())}"
+        )
+    return Entry(name, tensor, kind, tensor.numel() * tensor.element_size())
+
+
+def _quantized(name: str, tensor: QTensor) -> Entry:
+    kind = kind_of(tensor)
+    if kind is None or tensor.is_permuted:
+        raise CheckpointError(
+            f"{name} is stored as {tensor.spec}{' and transposed' if tensor.is_permuted else ''}, which no "
+            f"GGUF type is; quantize with GGUFWeightOnlyConfig ({', '.join(GGUF_FORMATS)}), or write "
+            "dequantize() of it"
+        )
+    (elements, size), k = block_size(kind), tensor.shape[-1]
+    if k % elements:
+        low, high = k // elements * elements, -(-k // elements) * elements
+        sizes = f"{low} or {high}" if low else f"{high}"
+        raise CheckpointError(
+            f"{name} has rows of {k}, and {kind} in GGUF has blocks of {elements}: {sizes} would do; or "
+            "take a type with blocks of 32, or write dequantize() of it"
+        )
+    return Entry(name, tensor, kind.upper(), tensor.numel() // elements * size)
+
+
+def _bytes(entry: Entry) -> Tensor:
+    tensor = entry.tensor.detach()
+    if isinstance(tensor, QTensor):
+        tensor = to_blocks(tensor, entry.kind.lower())
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8)

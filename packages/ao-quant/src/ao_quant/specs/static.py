@@ -1,0 +1,31 @@
+"""Formats whose activations have static scales: the dynamic ones, with one scale that is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ao_core.weights import WeightFormat
+from ao_quant import configs as c
+from ao_quant.specs.base import TENSOR, format_of
+
+__all__: list[str] = []
+
+
+def _static(dynamic: WeightFormat, config: c.StaticConfig, zero: int | None = None) -> WeightFormat:
+    assert dynamic.act is not None
+    act = replace(dynamic.act, block=TENSOR, static=True)
+    return replace(dynamic, act=act, act_scale=config.act_scale, act_zero=zero)
+
+
+@format_of.register
+def _(config: c.Int8StaticActivationInt8WeightConfig) -> WeightFormat:
+    dynamic = c.Int8DynamicActivationInt8WeightConfig(config.symmetric_activations)
+    return _static(format_of(dynamic), config, config.act_zero)
+
+
+@format_of.register
+def _(config: c.Float8StaticActivationFloat8WeightConfig) -> WeightFormat:
+    dynamic = c.Float8DynamicActivationFloat8WeightConfig(
+        config.granularity, config.weight_dtype, config.activation_dtype
+    )
+    return _static(format_of(dynamic), config)

@@ -1,0 +1,73 @@
+"""The virtual environments of the nox sessions, and names for the contents of files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from itertools import chain
+from pathlib import Path
+
+import nox
+
+from workspace import ROOT
+
+__all__ = ["CONSTRAINTS", "Environment", "digest_of", "tracked"]
+
+CONSTRAINTS = ROOT / "constraints.txt"
+
+
+class Environment:
+    """A virtual environment that several sessions share, installed into only when it is stale."""
+
+    def __init__(self, session: nox.Session, name: str, python: str = sys.executable) -> None:
+        self.session = session
+        self.home = ROOT / ".nox" / name
+        self.bin = self.home / ("Scripts" if os.name == "nt" else "bin")
+        if not (self.home / "pyvenv.cfg").exists():
+            session.run(python, "-m", "venv", str(self.home), external=True)
+
+    def python(self, *args: str | Path, env: dict[str, str] | None = None) -> None:
+        """Run this environment's Python with its scripts on PATH."""
+        path = f"{self.bin}{os.pathsep}{os.environ['PATH']}"
+        command = [str(self.bin / "python"), *map(str, args)]
+        self.session.run(*command, env={"PATH": path, **(env or {})}, external=True)
+
+    def over(self, other: Environment) -> Environment:
+        """See what is installed in `other` too, behind what is installed here."""
+        script = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        below, own = (
+            str(self.session.run(each.bin / "python", "-c", script, silent=True, external=True))
+            for each in (other, self)
+        )
+        line = f"import site; site.addsitedir({below.strip()!r})\n"
+        Path(own.strip(), "below.pth").write_text(line, encoding="utf-8")
+        return self
+
+    def install(self, *args: str) -> None:
+        """Install under the constraints, unless exactly this was installed before."""
+        patterns = (
+            *("packages/*/pyproject.toml", "packages/*/src/*/__about__.py"),
+            *("packages/*/hatch_build.py", "packages/*/csrc/**/*.*"),
+        )
+        files = [CONSTRAINTS, *sorted(chain.from_iterable(map(ROOT.glob, patterns)))]
+        stamp = self.home / f"installed-{digest_of(files, *args)}"
+        if not stamp.exists():
+            self.python("-m", "pip", "install", "-q", "-c", CONSTRAINTS, *args)
+            stamp.touch()
+
+
+def tracked(session: nox.Session, folder: Path) -> list[Path]:
+    """The files of a folder that git tracks or would track."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", str(folder)]
+    listed = str(session.run(*command, silent=True, external=True))
+    return sorted(ROOT / name for name in listed.split("\0") if (ROOT / name).is_file())
+
+
+def digest_of(files: list[Path], *more: str) -> str:
+    """One name for the contents of these files, where they are, and these texts."""
+    digest = hashlib.sha256("\0".join((sys.version, *more)).encode())
+    for path in files:
+        digest.update(f"\0{path.relative_to(ROOT)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
