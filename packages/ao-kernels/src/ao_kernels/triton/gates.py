@@ -227,6 +227,33 @@ def _cast_gate(
     )
 
 
+def _build_amax(scales: str, arch: int = 90) -> Build:
+    """The kernel `amax` in bfloat16, as `cast.launch` does for both casts."""
+    from ao_kernels.triton.cast import TILES, WARPS
+    from ao_kernels.triton.kernels import cast
+
+    pointers = {"x_ptr": "*bf16", "found_ptr": "*i32", "found_t_ptr": "*i32"}
+    chosen = {"TILES": 2 * TILES, "SCALES": scales, "TRANSPOSED": True}
+    aligned = (*pointers, "M", "N")
+    return Build(cast.amax, {**pointers, "M": "i32", "N": "i32"}, chosen, arch, WARPS, 3, aligned)
+
+
+def _amax_gate(budget: float, scales: str, arch: int = 90) -> Gate:
+    """For 128 bytes that are read. A turn is over 64 × 128; warps find magnitudes together."""
+    return Gate(
+        f"sm_{arch} amax {scales} bf16 and transposed",
+        partial(_build_amax, scales, arch),
+        registers=64,
+        shared=4096,
+        conversions=1,
+        work=64 * 128 * 2 / 128,
+        budget=budget,
+        holding=("LDG",),
+        counts={"LDG": 4},
+        absent=("I2F", "LDL", "STL"),
+    )
+
+
 _BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
 _SMALL, _MIDDLE, _LARGE = REGIMES
 _ROW = EVEN[1]
@@ -258,6 +285,7 @@ GATES: tuple[Gate, ...] = (
 )
 #: the rest
 MORE: tuple[Gate, ...] = (
+    *(_amax_gate(18.2, scales, arch) for scales in ("tensor", "row") for arch in (90, 89)),
     _cast_gate(8.9, "given"),
     *(
         _cast_gate(most, scales, arch=89)
