@@ -35,7 +35,7 @@ def test_calls():
 
 def test_devices(monkeypatch):
     assert KERNEL.available() is not None
-    monkeypatch.setattr(adam, "why_not", lambda: None)
+    monkeypatch.setattr(support, "why_not", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
     assert KERNEL.available() == "needs sm_89 for float8, found sm_86"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))

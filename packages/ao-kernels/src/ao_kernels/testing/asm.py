@@ -46,6 +46,7 @@ def run(text: str, *inputs: Words, given: Mapping[str, Words] | None = None) -> 
 
 
 def _operand(text: str, registers: dict[str, Words]) -> Words:
+    text = text.strip("{}")  # of a pair of 16-bit registers
     if re.fullmatch(r"0x[0-9a-fA-F]+|\d+", text):
         return np.asarray(int(text, 0), np.uint32)
     return registers[text]
@@ -89,13 +90,63 @@ def _halves(kind: str) -> Callable[..., Words]:
 
 def _exact_sum(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """A + b; raises where it is rounded, since rounding it again would then not be what `fma` does."""
-    total = a + b
-    finite = np.isfinite(total)
-    part = np.where(finite, total - a, 0)
-    error = np.where(finite, (a - (total - part)) + (b - part), 0)
+    total, error = _two_sum(a, b)
     if error.any():
         raise NotImplementedError("a sum that float64 does not hold exactly")
     return total
+
+
+def _two_sum(
+    a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """A + b rounded, and what the exact sum has beside it."""
+    with np.errstate(invalid="ignore"):
+        total = a + b
+        finite = np.isfinite(total)
+        part = np.where(finite, total - a, 0)
+        return total, np.where(finite, (a - (total - part)) + (b - part), 0)
+
+
+def _fma_float32(a: Words, b: Words, c: Words) -> Words:
+    """Rounded once: the sum in float64 is first rounded to the odd one of its two neighbours."""
+    x, y, z = (np.atleast_1d(v).view(np.float32).astype(np.float64) for v in (a, b, c))
+    with np.errstate(invalid="ignore"):
+        total, error = _two_sum(x * y, z)
+    even = total.view(np.int64) & 1 == 0
+    odd = np.where((error != 0) & even, np.nextafter(total, np.copysign(np.inf, error)), total)
+    with np.errstate(over="ignore", under="ignore"):
+        return odd.astype(np.float32).view(np.uint32)
+
+
+def _product_float32(a: Words, b: Words) -> Words:
+    x, y = (np.atleast_1d(v).view(np.float32) for v in (a, b))
+    with np.errstate(all="ignore"):
+        return (x * y).view(np.uint32)
+
+
+def _least_magnitude(a: Words, b: Words) -> Words:
+    """The lesser magnitude, with the product of the signs; NaN if one is."""
+    sign, magnitude = np.uint32(1 << 31), np.uint32((1 << 31) - 1)
+    nan = np.maximum(a & magnitude, b & magnitude) > 0x7F800000
+    least = np.minimum(a & magnitude, b & magnitude) | (a ^ b) & sign
+    return np.where(nan, np.uint32(0x7FFFFFFF), least)
+
+
+def _pair_of_float8(mbits: int, least: int, reach: float) -> Callable[..., Words]:
+    """Codes of two numbers, the first in the upper byte; `least` is the exponent of the least normal one."""
+
+    def code(words: Words) -> Words:
+        with np.errstate(invalid="ignore"):
+            values = np.atleast_1d(words).view(np.float32).astype(np.float64)
+        magnitude = np.minimum(np.abs(np.nan_to_num(values)), reach)
+        exponent = np.where(magnitude == 0, least, np.frexp(magnitude)[1] - 1)
+        exponent = np.maximum(exponent, least)
+        steps = np.rint(np.ldexp(magnitude, mbits - exponent)).astype(np.uint32)
+        found = steps + ((exponent - least).astype(np.uint32) << np.uint32(mbits))
+        found |= np.signbit(values).astype(np.uint32) << np.uint32(7)
+        return np.where(np.isnan(values), np.uint32(127), found)
+
+    return lambda high, low: code(high) << np.uint32(8) | code(low)
 
 
 def _decode(codes: Words, kind: str) -> npt.NDArray[np.float64]:
@@ -115,7 +166,7 @@ def _encode(values: npt.NDArray[np.float64], kind: str) -> Words:
 
 
 _OPS: dict[str, Callable[..., Any]] = {
-    "mov.b32": lambda a: a,
+    "mov.b32": lambda low, *high: low | high[0] << np.uint32(16) if high else low,
     "shr.u32": lambda a, n: a >> n,
     "shl.b32": lambda a, n: a << n,
     "and.b32": lambda a, b: a & b,
@@ -123,4 +174,10 @@ _OPS: dict[str, Callable[..., Any]] = {
     "prmt.b32": _prmt,
     "fma.rn.bf16x2": _halves("bf16"),
     "fma.rn.f16x2": _halves("f16"),
+    "fma.rn.f32": _fma_float32,
+    "mul.rn.f32": _product_float32,
+    "neg.f32": lambda a: a ^ np.uint32(1 << 31),
+    "min.NaN.xorsign.abs.f32": _least_magnitude,
+    "cvt.rn.satfinite.e4m3x2.f32": _pair_of_float8(3, -6, 448.0),
+    "cvt.rn.satfinite.e5m2x2.f32": _pair_of_float8(2, -14, 57344.0),
 }

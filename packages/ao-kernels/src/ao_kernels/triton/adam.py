@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +14,7 @@ from ao_core.errors import UnsupportedOp
 from ao_core.records import Call, Kernel
 from ao_core.spec import Spec
 from ao_core.tensor import QTensor
-from ao_kernels.triton.support import why_not
+from ao_kernels.triton.support import on_device, why_not_float8
 
 __all__ = ["ADAM_KERNELS", "CHUNK", "adam_step", "settings"]
 
@@ -86,7 +85,7 @@ def adam_step(
     chunks = _chunks(sizes, device)
     table = torch.tensor([*lists, sizes], dtype=torch.int64).t().contiguous().to(device)
     beta1, beta2 = betas
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with on_device(params[0]):
         adam.step[(len(chunks),)](
             table, chunks, beta1, beta2, eps,
             lr / (1 - beta1**step),
@@ -136,13 +135,6 @@ def _check(
                 )
 
 
-def _available() -> str | None:
-    if reason := why_not():
-        return reason
-    found = torch.cuda.get_device_capability()
-    return None if found >= (8, 9) else "needs sm_89 for float8, found sm_{}{}".format(*found)
-
-
 def _accepts(call: Call) -> str | None:
     if call.spec != _STATE:
         return f"needs moments in {_STATE}, found {call.spec}"
@@ -152,5 +144,7 @@ def _accepts(call: Call) -> str | None:
 
 
 ADAM_KERNELS = (
-    Kernel("triton_adam_step", "adam_step", "flat", "cuda", adam_step, 50, _available, _accepts),
+    Kernel(
+        "triton_adam_step", "adam_step", "flat", "cuda", adam_step, 50, why_not_float8, _accepts
+    ),
 )

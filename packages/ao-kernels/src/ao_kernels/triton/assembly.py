@@ -17,12 +17,15 @@ from torch import Tensor
 
 __all__ = [
     "LOAD_BYTE",
+    "divide",
     "e4m3",
     "integers",
     "load_scale",
     "load_table",
     "lookup",
     "nibbles",
+    "pack_float8",
+    "refine",
     "table_words",
 ]
 
@@ -163,3 +166,55 @@ def lookup(element: str) -> str:
 
 def _block(lines: Iterable[str]) -> str:
     return "{\n" + "\n".join(lines) + "\n}"
+
+
+def divide(*, saturating: bool = False) -> str:
+    """The nearest number to $1 / $2, from the nearest number to 1 / $2 as $3.
+
+    A product, and one step by what is left of $1 (Markstein 1990, doi:10.1147/rd.341.0111): exact where
+    that is a normal number, so for quotients from 2**-17 on where $2 is at least 2**-86. `saturating`, any
+    beyond 2**20 stays so, infinities too; without it those are NaN.
+    """
+    bound = (
+        ["mov.b32 most, 0x49800000;", "min.NaN.xorsign.abs.f32 first, first, most;"]
+        if saturating
+        else []
+    )
+    return _block(
+        [
+            ".reg .b32 first, rest, most, minus;",
+            "mul.rn.f32 first, $1, $3;",
+            *bound,
+            # the signs are such that -0 stays -0
+            "neg.f32 minus, $1;",
+            "fma.rn.f32 rest, first, $2, minus;",
+            "neg.f32 minus, $3;",
+            "fma.rn.f32 $0, rest, minus, first;",
+        ]
+    )
+
+
+def refine() -> str:
+    """The nearest number to 1 / $2, from one beside it as $1."""
+    return _block(
+        [
+            ".reg .b32 one, rest, minus;",
+            "mov.b32 one, 0x3f800000;",
+            "neg.f32 minus, $2;",
+            "fma.rn.f32 rest, $1, minus, one;",
+            "fma.rn.f32 $0, rest, $1, $1;",
+        ]
+    )
+
+
+def pack_float8(numbers: str) -> str:
+    """The codes of $1 to $4 in "e4m3" or "e5m2", the first in the lowest byte."""
+    kind = f"cvt.rn.satfinite.{numbers}x2.f32"
+    return _block(
+        [
+            ".reg .b16 low, high;",
+            f"{kind} low, $2, $1;",
+            f"{kind} high, $4, $3;",
+            "mov.b32 $0, {low, high};",
+        ]
+    )

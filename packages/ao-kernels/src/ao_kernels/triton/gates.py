@@ -17,7 +17,7 @@ from ao_kernels.triton.formats import known
 from ao_kernels.triton.launch import ELEMENTS, REGIMES, Regime, constants
 from ao_kernels.triton.plane16 import COLS, tiling
 
-__all__ = ["GATES", "MORE", "build_adam", "build_linear"]
+__all__ = ["GATES", "MORE", "build_adam", "build_cast", "build_linear"]
 
 #: a weight whose tiles are all full, and one whose last tiles are not
 EVEN, RAGGED = (4096, 4096), (4000, 4112)
@@ -166,6 +166,94 @@ def _adam_gate(
     )
 
 
+def build_cast(
+    scales: str,
+    dtype: torch.dtype = torch.bfloat16,
+    numbers: str = "f8e4m3",
+    *,
+    transposed: bool = True,
+    arch: int = 90,
+) -> Build:
+    """The kernel `cast`, as `cast.launch` does."""
+    from ao_kernels.triton.cast import WARPS, settings
+    from ao_kernels.triton.kernels import cast
+
+    chosen = settings(numbers, scales, transposed=transposed, assembly=True)
+    codes = f"*{chosen['FORMAT']}"
+    pointers = {
+        "x_ptr": _TYPES[dtype],
+        "found_ptr": "*fp32",
+        "found_t_ptr": "*fp32",
+        "codes_ptr": codes,
+        "scale_ptr": "*fp32",
+        "codes_t_ptr": "*i32" if transposed else codes,
+        "scale_t_ptr": "*fp32",
+    }
+    sizes = ("M", "N", "words", "blocks", "blocks_t")
+    types = {**pointers, **dict.fromkeys(sizes, "i32")}
+    return Build(cast.cast, types, chosen, arch, WARPS, 1, (*pointers, "M", "N", "words"))
+
+
+def _cast_gate(
+    budget: float,
+    scales: str,
+    dtype: torch.dtype = torch.bfloat16,
+    numbers: str = "f8e4m3",
+    *,
+    transposed: bool = True,
+    arch: int = 90,
+) -> Gate:
+    """For 128 bytes that are read or written. A turn is over a tile of 128 × 128.
+
+    Layouts are converted for the transposed codes, and for magnitudes that warps find together.
+    """
+    moved = dtype.itemsize + (2 if transposed else 1)
+    conversions = {"block": 6 if transposed else 4}.get(scales, 1 if transposed else 0)
+    loads = 128 * 128 * dtype.itemsize // (16 * 32 * 8)
+    # sm_89 converts into the lower half of a word only, and calls what follows the loop
+    calls = ("CALL",) if arch >= 90 else ()
+    packed = 32 if not transposed else 64 if arch >= 90 else 96
+    return Gate(
+        f"sm_{arch} cast {numbers} {scales} {_TYPES[dtype][1:]}{' and transposed' if transposed else ''}",
+        partial(build_cast, scales, dtype, numbers, transposed=transposed, arch=arch),
+        registers=168 if dtype.itemsize == 2 else 200,
+        shared=16 * 1024 if transposed else 1024,
+        conversions=conversions,
+        work=128 * 128 * moved / 128,
+        budget=budget,
+        holding=("F2FP",),
+        counts={"F2FP": packed, "LDG": loads + (8 if scales == "row" else 0)},
+        absent=("I2F", "LDL", "STL", *calls, *(() if scales == "block" else ("SHFL",))),
+    )
+
+
+def _build_amax(scales: str, arch: int = 90) -> Build:
+    """The kernel `amax` in bfloat16, as `cast.launch` does for both casts."""
+    from ao_kernels.triton.cast import TILES, WARPS
+    from ao_kernels.triton.kernels import cast
+
+    pointers = {"x_ptr": "*bf16", "found_ptr": "*i32", "found_t_ptr": "*i32"}
+    chosen = {"TILES": 2 * TILES, "SCALES": scales, "TRANSPOSED": True}
+    aligned = (*pointers, "M", "N")
+    return Build(cast.amax, {**pointers, "M": "i32", "N": "i32"}, chosen, arch, WARPS, 3, aligned)
+
+
+def _amax_gate(budget: float, scales: str, arch: int = 90) -> Gate:
+    """For 128 bytes that are read. A turn is over 64 × 128; warps find magnitudes together."""
+    return Gate(
+        f"sm_{arch} amax {scales} bf16 and transposed",
+        partial(_build_amax, scales, arch),
+        registers=64,
+        shared=4096,
+        conversions=1,
+        work=64 * 128 * 2 / 128,
+        budget=budget,
+        holding=("LDG",),
+        counts={"LDG": 4},
+        absent=("I2F", "LDL", "STL"),
+    )
+
+
 _BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
 _SMALL, _MIDDLE, _LARGE = REGIMES
 _ROW = EVEN[1]
@@ -191,9 +279,27 @@ GATES: tuple[Gate, ...] = (
     _gate(12.8, "f8e4m3", _SMALL, _ROW, scale_dtype=_FP32),
     _adam_gate(35.5),
     _adam_gate(41.0, _FP32),
+    _cast_gate(8.9, "tensor"),
+    _cast_gate(15.7, "row"),
+    _cast_gate(23.6, "block"),
 )
 #: the rest
 MORE: tuple[Gate, ...] = (
+    *(_amax_gate(18.2, scales, arch) for scales in ("tensor", "row") for arch in (90, 89)),
+    _cast_gate(8.9, "given"),
+    *(
+        _cast_gate(most, scales, arch=89)
+        for scales, most in (("tensor", 9.4), ("row", 16), ("block", 24))
+    ),
+    *(
+        _cast_gate(27, scales, dtype)
+        for scales in ("tensor", "row", "block")
+        for dtype in (_FP16, _FP32)
+    ),
+    *(_cast_gate(27, scales, numbers="f8e5m2") for scales in ("tensor", "row", "block")),
+    _cast_gate(10.2, "tensor", transposed=False),
+    _cast_gate(13.9, "row", transposed=False),
+    _cast_gate(14.6, "block", transposed=False),
     _adam_gate(90.0, stochastic=True),
     _adam_gate(34.5, _FP16),
     _adam_gate(37.0, arch=89),

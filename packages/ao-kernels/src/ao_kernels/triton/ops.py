@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -12,7 +9,7 @@ from ao_core.registry import registry
 from ao_kernels.triton.formats import known
 from ao_kernels.triton.launch import constants, regime_of, splits_of
 from ao_kernels.triton.plane16 import COLS, Tiling, tiling
-from ao_kernels.triton.support import processors, take_locks
+from ao_kernels.triton.support import on_device, processors, take_locks
 
 __all__ = ["plane16_dequantize", "plane16_linear"]
 
@@ -74,7 +71,7 @@ def plane16_dequantize(
     fmt = known(registry.dtypes.get(numbers))
     tiles = tiling(n, k, group, fmt.bits)
     out = qdata.new_empty((n, k), dtype=dtype)
-    with _device(qdata):
+    with on_device(qdata):
         plane16.dequantize[(tiles.blocks, tiles.tiles)](
             qdata, scale, scale if zero is None else zero, table, out, n, k, tiles.tiles,
             COLS, tiles.planes, tiles.plane, tiles.chain, fmt.looked_up, zero is not None,
@@ -126,7 +123,7 @@ def launch_linear(
     if splits is None:
         splits = splits_of(tiles, row_blocks, processors(x.device))
     places = tiles.blocks * row_blocks
-    with _device(x):
+    with on_device(x):
         sums = out if zero is None else _group_sums(x_MK, tiles, group)
         # scratch that a product without it does not touch; any tensor can stand there
         partial = locks = out
@@ -156,8 +153,3 @@ def _group_sums(x_MK: Tensor, tiles: Tiling, group: int) -> Tensor:
         x_MK, sums, m, k, x_MK.stride(0), m, group if tiles.chain else k, _SUM_ROWS, _SUM_STEP
     )
     return sums
-
-
-def _device(x: Tensor) -> Any:
-    """Triton launches on the current device."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["CAPABILITY", "processors", "take_locks", "why_not"]
+__all__ = ["CAPABILITY", "on_device", "processors", "take_locks", "why_not", "why_not_float8"]
 
 #: the oldest devices that have what the kernels are written with: bfloat16, asynchronous copies
 CAPABILITY = (8, 0)
@@ -31,6 +33,19 @@ def why_not() -> str | None:
     if found < CAPABILITY:
         return "needs sm_{}{}, found sm_{}{}".format(*CAPABILITY, *found)
     return None
+
+
+def why_not_float8() -> str | None:
+    """`why_not`, for kernels that convert to float8."""
+    if reason := why_not():
+        return reason
+    found = torch.cuda.get_device_capability()
+    return None if found >= (8, 9) else "needs sm_89 for float8, found sm_{}{}".format(*found)
+
+
+def on_device(x: Tensor) -> Any:
+    """A context for launches on the device of `x`: Triton launches on the current one."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def processors(device: torch.device) -> int:
