@@ -39,23 +39,26 @@ class LowBitOptimizer(Optimizer):
     A subclass names a rule and the format that its state has by default. Everything is an option of a
     parameter group, so groups may differ in it. State is made when a parameter first has a gradient.
 
+    Beside those of its rule, every optimizer has these options:
+
+    - `state_format`: "companded8", "dynamic8", "float8", "rank1_4bit" or "float32".
+    - `min_quantized_numel`: parameters with fewer elements keep their state in float32.
+    - `rounding`: how parameters in bfloat16 or float16 are updated: "nearest"; "stochastic" (bfloat16
+      only), up or down with the probability that keeps the mean; or "kahan", which keeps what
+      rounding took in state of the parameter's dtype.
+    - `seed`: of stochastic rounding: an integer, or a `torch.Generator` that draws one. The step is
+      mixed in, and no other generator is touched.
+    - `maximize`: go up the gradient.
+    - `capturable`: keep the count of steps, and a tensor `lr`, on the device, for CUDA graphs; the
+      kernels that serve take numbers, so torch's own operations compute.
+    - `skip_nonfinite`: look at all gradients, and leave out a step where one is NaN or infinite,
+      counting it in `skipped_steps`. Else such values spread as in any optimizer, and in
+      quantized state to the block of elements that share their scale.
+
     Args:
         params: parameters, named parameters, or groups of them.
         lr: learning rate, a number or a tensor.
-        state_format: "companded8", "dynamic8", "float8", "rank1_4bit" or "float32".
-        min_quantized_numel: parameters with fewer elements keep their state in float32.
-        rounding: how parameters in bfloat16 or float16 are updated: "nearest"; "stochastic" (bfloat16
-            only), up or down with the probability that keeps the mean; or "kahan", which keeps what
-            rounding took in state of the parameter's dtype.
-        seed: of stochastic rounding: an integer, or a `torch.Generator` that draws one. The step is
-            mixed in, and no other generator is touched.
-        maximize: go up the gradient.
-        capturable: keep the count of steps, and a tensor `lr`, on the device, for CUDA graphs; the
-            kernels that serve take numbers, so torch's own operations compute.
-        skip_nonfinite: look at all gradients, and leave out a step where one is NaN or infinite,
-            counting it in `skipped_steps`. Else such values spread as in any optimizer, and in
-            quantized state to the block of elements that share their scale.
-        options: those of the rule.
+        options: by name.
 
     Raises:
         ValueError: an option cannot be, or a parameter cannot be optimized.
