@@ -18,7 +18,8 @@ def _own_records() -> Iterator[None]:
     """Only what ao-core brings itself; what is registered meanwhile goes again."""
     registry.load_plugins()
     tables = (registry.kernels, registry.layouts)
-    before = [dict(table._records) for table in tables]
+    # asking for the names makes a table load what is built in
+    before = [{name: table._records[name] for name in table.names()} for table in tables]
     for table in tables:
         for name in table.names():
             if table.provider(name) != CORE:
