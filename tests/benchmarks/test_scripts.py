@@ -135,7 +135,8 @@ def test_quantizing_a_model_on_the_cpu(tmp_path: Path) -> None:
     assert {row["contender"] for row in found} == {"ao int4 g32", "ao int4 g32 dynamic"}
     for row in found:
         assert row["seconds"] > 0
-        assert 1 <= row["peak"] < 3
+        # not "1 <=": the system counts resident pages for each core apart, and adds them up now and then
+        assert 0.8 < row["peak"] < 3
         assert 0.28 < row["after"] < 0.3
 
 

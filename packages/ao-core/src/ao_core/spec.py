@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from ao_core.errors import ConfigError
 
-__all__ = ["SCALE_DTYPES", "WHOLE", "ZERO_KINDS", "Primitive", "Spec"]
+__all__ = ["SCALE_DTYPES", "WHOLE", "ZERO_KINDS", "Primitive", "Spec", "matrix_block"]
 
 Primitive: TypeAlias = bool | int | float | str
 
@@ -18,6 +18,12 @@ SCALE_DTYPES = ("float32", "bfloat16", "float16", "e8m0", "e4m3")
 #: "none": symmetric; "int": uint8 zero point in the domain of codes; "float": the same, not rounded;
 #: "scaled": in the domain of values, what is taken off after scaling, and stored as the scale is.
 ZERO_KINDS = ("none", "int", "float", "scaled")
+
+
+def matrix_block(block: tuple[int, ...]) -> tuple[int, int]:
+    """Extents of rows and columns of a block of a matrix; of one extent, along a row."""
+    rows, columns = (1, *block)[-2:]
+    return rows, columns
 
 
 def _as_written(fields: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ao_core.dtypes import BUILTIN_DTYPES
 from ao_core.numerics import choose_qparams, dequantize_affine, grid_shape, quantize_affine
 from ao_core.numerics.scales import hqq_qparams, mse_qparams
-from ao_core.numerics.scales.rows import _ELEMENTS, _GAIN
+from ao_core.numerics.scales.rows import _GAIN
+from ao_core.numerics.slabs import searched_at_once
 from ao_core.spec import WHOLE, Spec
 
 DTYPES = {dtype.name: dtype for dtype in BUILTIN_DTYPES}
@@ -187,7 +188,7 @@ def test_the_same_twice_and_in_pieces(method):
     """Deterministic; and what a row gets does not depend on the others."""
     dtype, choose = DTYPES["uint4"], METHODS[method][0]
     spec = Spec("uint4", (1, 128), "bfloat16", "int")
-    rows = 2 * _ELEMENTS["cpu"] // 1000 + 3
+    rows = 2 * searched_at_once(torch.device("cpu")) // 1000 + 3
     x = weights("normal", rows, 1000)
     scale, point = choose(x, dtype, spec)
     again, again_point = choose(x, dtype, spec)
@@ -252,7 +253,7 @@ class Largest(TorchDispatchMode):
 def test_memory_is_bounded_by_a_piece(method, block):
     dtype, choose = DTYPES["int2"], METHODS[method][0]
     x = weights("normal", 400, 1100).bfloat16()
-    piece = 8 * _ELEMENTS["cpu"]  # errors are compared in float64
+    piece = 8 * searched_at_once(torch.device("cpu"))  # errors are compared in float64
     with Largest(x) as largest:
         choose(x, dtype, Spec("int2", block, "bfloat16"))
     assert piece / 16 < largest.nbytes <= piece < 4 * x.numel()

@@ -18,6 +18,7 @@ from ao_core.records import Call
 from ao_core.report import ParameterRecord, Report
 from ao_core.targets import FilterFn
 from ao_core.tensor import ComputeWeight
+from ao_core.tensor.codec import local_shard
 from ao_float8.config import SMALLEST, Float8LinearConfig
 
 __all__ = ["EmulationWarning", "compute_weights", "convert_to_float8_training", "float8_fallback"]
@@ -70,7 +71,7 @@ def convert_to_float8_training(
 def compute_weights(model: nn.Module) -> Iterator[tuple[str, ComputeWeight]]:
     """Name and `ComputeWeight` of each parameter that is one, also where it is sharded; ties once."""
     for name, parameter in model.named_parameters():
-        local = getattr(parameter, "_local_tensor", parameter)
+        local = local_shard(parameter)
         if isinstance(local, ComputeWeight):
             yield name, local
 

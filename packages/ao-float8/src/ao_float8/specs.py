@@ -8,6 +8,7 @@ from functools import singledispatch
 from ao_core.config import Config
 from ao_core.spec import WHOLE, Spec
 from ao_core.tensor import straight_through
+from ao_core.tensor.compute import Specs
 from ao_core.tensor.gather import with_float8_all_gather
 from ao_float8.config import Float8LinearConfig, Float8Product
 from ao_float8.training import (
@@ -17,9 +18,7 @@ from ao_float8.training import (
     NVFP4TrainingConfig,
 )
 
-__all__ = ["Specs", "product_specs"]
-
-Specs = tuple[Spec | None, Spec | None, Spec | None]
+__all__ = ["product_specs"]
 
 _ROW, _TENSOR, _SQUARE = (1, WHOLE), (WHOLE, WHOLE), (128, 128)
 #: granularity -> block of activations and gradients

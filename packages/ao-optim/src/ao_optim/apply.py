@@ -27,15 +27,16 @@ class Entry(NamedTuple):
 
 def apply(rule: Rule, entries: Iterable[Entry], group: dict[str, Any]) -> None:
     """One step of a group's parameters, all of a kind at once."""
+    slots = [slot.name for slot in rule.slots(group)]
     kinds: dict[Any, list[Entry]] = {}
     for number, entry in enumerate(entries):
         entry.state["step"] += 1
         if rule.elementwise:
             entry = _local(entry)
-        kind = _kind(rule, entry, group), group["capturable"] and number
+        kind = _kind(entry, slots, group), group["capturable"] and number
         kinds.setdefault(kind, []).append(entry)
     for number, alike in enumerate(kinds.values()):
-        _step(rule, alike, group, number)
+        _step(rule, alike, slots, group, number)
 
 
 def _local(entry: Entry) -> Entry:
@@ -44,12 +45,12 @@ def _local(entry: Entry) -> Entry:
     return Entry(param, grad.contiguous() if param.is_contiguous() else grad, entry.state)
 
 
-def _kind(rule: Rule, entry: Entry, group: dict[str, Any]) -> tuple[Any, ...]:
+def _kind(entry: Entry, slots: list[str], group: dict[str, Any]) -> tuple[Any, ...]:
     """What entries that are stepped together have in common."""
     param, grad, state = entry
     # a count on the device is not read
     step = None if group["capturable"] else float(state["step"])
-    specs = tuple(getattr(state[slot.name], "spec", None) for slot in rule.slots(group))
+    specs = tuple(getattr(state[name], "spec", None) for name in slots)
     return (
         param.device,
         param.dtype,
@@ -61,11 +62,12 @@ def _kind(rule: Rule, entry: Entry, group: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _step(rule: Rule, alike: list[Entry], group: dict[str, Any], number: int) -> None:
+def _step(
+    rule: Rule, alike: list[Entry], slots: list[str], group: dict[str, Any], number: int
+) -> None:
     first = alike[0]
     params, grads = [entry.param for entry in alike], [entry.grad for entry in alike]
-    names = [slot.name for slot in rule.slots(group)]
-    states = {name: [entry.state[name] for entry in alike] for name in names}
+    states = {name: [entry.state[name] for entry in alike] for name in slots}
     lost = [entry.state["compensation"] for entry in alike if "compensation" in entry.state]
     stochastic = group["rounding"] == "stochastic" and first.param.dtype == torch.bfloat16
     maximize = group["maximize"]
@@ -76,7 +78,7 @@ def _step(rule: Rule, alike: list[Entry], group: dict[str, Any], number: int) ->
     step = int(first.state["step"])
     seed = mixed(group["seed"], step, number) if stochastic else None
     options = {**group, "lr": float(group["lr"])}
-    spec: Any = getattr(states[names[0]][0], "spec", None) if names else None
+    spec: Any = getattr(first.state[slots[0]], "spec", None) if slots else None
     adam = rule in (ADAM, ADAMW) and spec is not None
     if not adam or lost or not first.param.is_contiguous():
         run(rule, Work(params, grads, states, lost), options, step, maximize=maximize, seed=seed)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ao_core import QTensor
+from ao_core.tensor.codec import is_sharded
 from ao_optim import bitsandbytes
-from ao_optim.formats import store
-from ao_optim.shards import is_sharded, local, shard_like
+from ao_optim.formats import dense, store
+from ao_optim.shards import local, shard_like
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -42,7 +42,7 @@ def packed(found: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any
 def _portable(param: Tensor, value: Any) -> Any:
     if not is_sharded(param) or not isinstance(value, Tensor) or not value.dim():
         return value
-    return shard_like(param, _dense(value))
+    return shard_like(param, dense(value))
 
 
 def full_state(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -52,14 +52,10 @@ def full_state(state_dict: dict[str, Any]) -> dict[str, Any]:
     can save, or fill, where parameters are not sharded: quantized tensors cannot be cut anywhere.
     """
     state = {
-        key: {name: _dense(value) for name, value in each.items()}
+        key: {name: dense(value) for name, value in each.items()}
         for key, each in state_dict["state"].items()
     }
     return {**state_dict, "state": state}
-
-
-def _dense(value: Any) -> Any:
-    return value.dequantize(torch.float32) if isinstance(value, QTensor) else value
 
 
 class _Ready:

@@ -13,6 +13,7 @@ from ao_core import QTensor
 from ao_core.numerics import pack_unit, stochastic_round_to
 from ao_core.tensor.codec import decode_parts
 from ao_core.tensor.create import encode_parts
+from ao_optim.formats import dense
 from ao_optim.rules import Options, Rule
 from ao_optim.shards import local, shard_like
 
@@ -40,6 +41,11 @@ class _Piece(NamedTuple):
     start: int
     stop: int
     padding: int
+
+    @property
+    def size(self) -> int:
+        """Elements and zeros."""
+        return self.stop - self.start + self.padding
 
 
 def run(
@@ -101,9 +107,7 @@ def _run_whole(
     grad = work.grads[index].float()
     state = {}
     for name, each in work.states.items():
-        moment = each[index]
-        dense = moment.dequantize() if isinstance(moment, QTensor) else moment
-        state[name] = shard_like(param, dense)
+        state[name] = shard_like(param, dense(each[index]))
     rule.update(value, -grad if maximize else grad, state, options, step)
     for name, each in work.states.items():
         each[index].copy_(local(state[name]))
@@ -132,9 +136,8 @@ def _chunks(work: Work) -> Iterator[list[_Piece]]:
         start, size = 0, param.numel()
         while start < size:
             stop = min(size, start + room)
-            padding = -stop % unit if stop == size else 0
-            pieces.append(_Piece(index, start, stop, padding))
-            room -= stop - start + padding
+            pieces.append(_Piece(index, start, stop, -stop % unit if stop == size else 0))
+            room -= pieces[-1].size
             start = stop
             if room <= 0:
                 yield pieces
@@ -197,9 +200,9 @@ def _joined(own: list[Tensor], pieces: list[_Piece]) -> Tensor:
 def _split(joined: Tensor, pieces: list[_Piece]) -> list[Tensor]:
     """The inverse of `_joined`, as views."""
     found, offset = [], 0
-    for _, start, stop, padding in pieces:
-        found.append(joined[offset : offset + stop - start])
-        offset += stop - start + padding
+    for piece in pieces:
+        found.append(joined[offset : offset + piece.stop - piece.start])
+        offset += piece.size
     return found
 
 
@@ -221,24 +224,24 @@ def _read(states: list[Tensor], pieces: list[_Piece]) -> Tensor:
     first = states[pieces[0].tensor]
     if not isinstance(first, QTensor):
         return _joined(_slices(states, pieces), pieces)
-    total = sum(stop - start + padding for _, start, stop, padding in pieces)
+    total = sum(piece.size for piece in pieces)
     parts = {}
     for name in first.part_names:
         own, axis = _stored(states, pieces, name)
         filled = []
-        for entries, (_, start, stop, padding) in zip(own, pieces, strict=True):
+        for entries, piece in zip(own, pieces, strict=True):
             filled.append(entries)
-            missing = (stop - start + padding) // axis.values * axis.entries - len(entries)
+            missing = piece.size // axis.values * axis.entries - len(entries)
             if missing:
                 filled.append(entries.new_zeros(missing))
         parts[name] = torch.cat(filled)
-    dense = decode_parts(parts, first.spec, (total,), torch.float32)
+    values = decode_parts(parts, first.spec, (total,), torch.float32)
     offset = 0
-    for _, start, stop, padding in pieces:
-        offset += stop - start + padding
-        if padding:
-            dense[offset - padding : offset].zero_()
-    return dense
+    for piece in pieces:
+        offset += piece.size
+        if piece.padding:
+            values[offset - piece.padding : offset].zero_()
+    return values
 
 
 def _write(states: list[Tensor], pieces: list[_Piece], value: Tensor) -> None:
@@ -250,9 +253,9 @@ def _write(states: list[Tensor], pieces: list[_Piece], value: Tensor) -> None:
     for name in first.part_names:
         own, axis = _stored(states, pieces, name)
         found, offset = [], 0
-        for entries, (_, start, stop, padding) in zip(own, pieces, strict=True):
+        for entries, piece in zip(own, pieces, strict=True):
             found.append(parts[name][offset : offset + len(entries)])
-            offset += (stop - start + padding) // axis.values * axis.entries
+            offset += piece.size // axis.values * axis.entries
         torch._foreach_copy_(own, found)
 
 

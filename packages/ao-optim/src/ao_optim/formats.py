@@ -12,7 +12,7 @@ from ao_core import QTensor, Spec
 from ao_core.errors import UnknownNameError
 from ao_core.tensor.create import encode_parts
 
-__all__ = ["FORMATS", "StateFormat", "empty_state", "format_named", "store"]
+__all__ = ["FORMATS", "StateFormat", "dense", "empty_state", "format_named", "store"]
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,16 @@ def _sizes(shape: tuple[int, ...], spec: Spec) -> tuple[tuple[str, torch.Size, t
     return tuple((name, part.shape, part.dtype) for name, part in parts.items())
 
 
+def dense(moment: Tensor) -> Tensor:
+    """The values of a moment, quantized or not, in float32."""
+    return moment.dequantize(torch.float32) if isinstance(moment, QTensor) else moment
+
+
 def store(value: Tensor, spec: Spec | None, device: torch.device) -> Tensor:
     """A copy of a moment, quantized or not, in a format and on a device."""
-    if isinstance(value, QTensor):
-        if value.spec == spec:
-            return value.to(device, copy=True)
-        value = value.dequantize(torch.float32)
-    dense = value.detach().to(device, torch.float32, copy=True)
+    if isinstance(value, QTensor) and value.spec == spec:
+        return value.to(device, copy=True)
+    plain = dense(value).detach().to(device, torch.float32, copy=True)
     if spec is None:
-        return dense
-    return QTensor(encode_parts(dense, spec), spec, tuple(dense.shape), torch.float32)
+        return plain
+    return QTensor(encode_parts(plain, spec), spec, tuple(plain.shape), torch.float32)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ao_core.tensor.codec import is_sharded
 from ao_optim.optimizers import AdamW8bit
-from ao_optim.shards import is_sharded
 from ao_optim.wrapped import WrappedOptimizer
 
 __all__ = ["GaLore"]

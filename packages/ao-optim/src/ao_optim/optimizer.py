@@ -68,31 +68,33 @@ class LowBitOptimizer(Optimizer):
     rule: ClassVar[Rule]
     #: of its state, unless the option `state_format` says otherwise
     format: ClassVar[str] = "companded8"
+    #: all options with their defaults
+    known: ClassVar[dict[str, Any]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        names = {**cls.rule.defaults, "state_format": cls.format, **COMMON}
+        cls.known = {**cls.rule.defaults, "state_format": cls.format, **COMMON}
         own = [
             Parameter(
                 name,
                 Parameter.POSITIONAL_OR_KEYWORD if name == "lr" else Parameter.KEYWORD_ONLY,
                 default=default,
             )
-            for name, default in names.items()
+            for name, default in cls.known.items()
         ]
         cls.__signature__ = Signature(  # type: ignore[attr-defined]
             [Parameter("params", Parameter.POSITIONAL_OR_KEYWORD), *own]
         )
 
     def __init__(self, params: Any, lr: float | Tensor | None = None, **options: Any) -> None:
-        known = {**self.rule.defaults, "state_format": self.format, **COMMON}
-        if unknown := sorted(set(options) - set(known)):
+        if unknown := sorted(set(options) - set(self.known)):
             raise TypeError(
-                f"{type(self).__name__} has no option {', '.join(unknown)}; it has {', '.join(known)}"
+                f"{type(self).__name__} has no option {', '.join(unknown)}; it has "
+                f"{', '.join(self.known)}"
             )
         if lr is not None:
             options["lr"] = lr
-        super().__init__(params, {**known, **options})
+        super().__init__(params, {**self.known, **options})
 
     @_disable_dynamo
     def add_param_group(self, param_group: dict[str, Any]) -> None:

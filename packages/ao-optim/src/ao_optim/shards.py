@@ -8,12 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["everywhere", "is_sharded", "local", "shard_like"]
+from ao_core.tensor.codec import is_sharded
 
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a `DTensor`."""
-    return hasattr(tensor, "placements")
+__all__ = ["everywhere", "local", "shard_like"]
 
 
 def local(tensor: Tensor) -> Tensor:

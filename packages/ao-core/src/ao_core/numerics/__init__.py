@@ -49,6 +49,7 @@ from ao_core.numerics.rounding import (
     stochastic_round,
     stochastic_round_to,
 )
+from ao_core.numerics.slabs import searched_at_once
 from ao_core.numerics.state import companded_values, dynamic_values, linear_values
 from ao_core.numerics.tables import decode_tables, encode_tables, learn_tables
 
@@ -100,6 +101,7 @@ __all__ = [
     "round_half_even",
     "round_to_16_bits",
     "scale_to_float",
+    "searched_at_once",
     "split_blocks",
     "sqnr",
     "sqnr_of_sums",

@@ -10,10 +10,14 @@ from torch import Tensor
 
 from ao_core.numerics.blocks import full_block, grid_shape
 
-__all__ = ["SLAB", "is_large", "slabs"]
+__all__ = ["SLAB", "is_large", "searched_at_once", "slabs"]
 
 #: elements of a slab, where no block has more
 SLAB = 1 << 22
+
+#: elements that a search takes at a time: few enough for a processor's cache, or for a GPU's memory
+_SEARCHED = {"cpu": 1 << 17}
+_MOST_SEARCHED = 1 << 24
 
 Index = tuple[slice, ...]
 
@@ -23,6 +27,11 @@ def is_large(x: Tensor) -> bool:
     if torch.compiler.is_compiling() or type(x) is not Tensor or x.is_meta:
         return False
     return x.numel() > SLAB
+
+
+def searched_at_once(device: torch.device) -> int:
+    """How many elements a search, which goes over them again and again, takes at a time."""
+    return _SEARCHED.get(device.type, _MOST_SEARCHED)
 
 
 def slabs(shape: Sequence[int], block: Sequence[int]) -> Iterator[tuple[Index, Index]]:

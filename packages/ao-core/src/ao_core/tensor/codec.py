@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ __all__ = [
     "decode_parts",
     "decode_reference",
     "is_sharded",
+    "local_shard",
     "scale_values",
     "unpack_parts",
     "zero_values",
@@ -27,6 +29,11 @@ __all__ = [
 def is_sharded(x: Tensor) -> bool:
     """Whether `x` is a `DTensor`, which takes only operations that torch has sharding rules for."""
     return hasattr(x, "placements")
+
+
+def local_shard(x: Any) -> Any:
+    """What this rank holds of a `DTensor`, apart from autograd; anything else itself."""
+    return getattr(x, "_local_tensor", x)
 
 
 def scale_values(scale: Tensor) -> Tensor:

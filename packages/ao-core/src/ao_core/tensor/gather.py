@@ -23,8 +23,9 @@ from torch import Tensor
 from ao_core.errors import ConfigError, UnsupportedOp
 from ao_core.numerics import block_absmax, qparams_of_range
 from ao_core.registry import registry
-from ao_core.spec import WHOLE, Spec
+from ao_core.spec import WHOLE, Spec, matrix_block
 from ao_core.tensor import sharding
+from ao_core.tensor.codec import local_shard
 from ao_core.tensor.create import quantize_tensor, scale_spec
 from ao_core.tensor.qtensor import QTensor
 
@@ -72,9 +73,8 @@ def common_cast(first: Spec | None, second: Spec | None) -> Spec | None:
 
 def _cast_of(spec: Spec) -> Spec:
     """What a spec says of the cast of a matrix alone, its block as extents of rows and columns."""
-    block = ((1,) * (2 - len(spec.block)) + spec.block)[-2:]
     options = tuple(option for option in spec.options if option[0] not in _OF_PRODUCTS)
-    return replace(spec, act=None, block=block, options=options)
+    return replace(spec, act=None, block=matrix_block(spec.block), options=options)
 
 
 def _gathered_format(specs: Specs) -> Spec:
@@ -189,7 +189,7 @@ def post_all_gather(
 ) -> Any:
     """The whole weight around the gathered tensors; with `out`, what it holds is filled again."""
     codes, gather = gathered.codes, gathered.gather
-    local = getattr(out, "_local_tensor", out)
+    local = local_shard(out)
     if local is not None:
         local.specs = shard.specs  # which may have been put back to high precision
     if codes is None or gather is None:
@@ -218,10 +218,10 @@ def precompute_scales(parameters: Iterable[Tensor]) -> None:
     """
     by_mesh: defaultdict[Any, list[ComputeWeight]] = defaultdict(list)
     for parameter in parameters:
-        local = getattr(parameter, "_local_tensor", None)
-        spec = local.specs[0] if local is not None and hasattr(local, "specs") else None
+        local = local_shard(parameter)
+        spec = local.specs[0] if local is not parameter and hasattr(local, "specs") else None
         if spec and spec.option(FLOAT8_ALL_GATHER, False) and spec.block == (WHOLE, WHOLE):
-            by_mesh[parameter.device_mesh].append(local)  # type: ignore[attr-defined,arg-type]
+            by_mesh[parameter.device_mesh].append(local)  # type: ignore[attr-defined]
     for mesh, weights in by_mesh.items():
         found = torch.stack([block_absmax(w.hp, (WHOLE, WHOLE)).float() for w in weights])
         groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]

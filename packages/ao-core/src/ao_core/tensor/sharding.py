@@ -16,6 +16,7 @@ from torch import Tensor
 from ao_core.errors import UnsupportedOp
 from ao_core.layouts import SHARED, Parts
 from ao_core.tensor import cut
+from ao_core.tensor.codec import local_shard
 from ao_core.tensor.qtensor import QTensor
 
 __all__ = ["post_all_gather", "pre_all_gather"]
@@ -67,7 +68,7 @@ def post_all_gather(shard: QTensor, outputs: tuple[Tensor, ...], gather: Gather,
         pieces = [output.view(leaves[name].dtype) for output, name in named]
     parts = dict(zip(gather.names, pieces, strict=True))
     if out is not None:
-        _refill(getattr(out, "_local_tensor", out), {**leaves, **parts})
+        _refill(local_shard(out), {**leaves, **parts})
         return None
     return _with_leaves(shard, parts, gather.size), tuple(pieces) or outputs
 

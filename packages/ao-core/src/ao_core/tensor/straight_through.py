@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ao_core.errors import ConfigError
-from ao_core.spec import Spec
+from ao_core.spec import Spec, matrix_block
+
+if TYPE_CHECKING:
+    from ao_core.tensor.compute import Specs
 
 __all__ = ["straight_through"]
 
 
-def straight_through(
-    weight: Spec, act: Spec | None = None
-) -> tuple[Spec | None, Spec | None, Spec | None]:
+def straight_through(weight: Spec, act: Spec | None = None) -> Specs:
     """How a `ComputeWeight` casts its products so that its layer learns to be quantized.
 
     The output is that of quantized weights (and activations). Both gradients are the products of
@@ -31,5 +33,4 @@ def _transposed(spec: Spec) -> Spec:
     """The same blocks of the transposed matrix."""
     if len(spec.block) > 2:
         raise ConfigError(f"block={spec.block}: the blocks of a matrix have at most two dimensions")
-    rows, columns = (1, *spec.block)[-2:]
-    return replace(spec, block=(columns, rows), act=None)
+    return replace(spec, block=matrix_block(spec.block)[::-1], act=None)

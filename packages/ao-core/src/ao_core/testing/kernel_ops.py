@@ -132,6 +132,13 @@ class _Embedding(OpTrial):
         yield (ids, w), F.embedding(ids, w.dequantize()).double()
 
 
+def _cast_product(a: Tensor, b: Tensor, spec: Spec) -> Tensor:
+    """``a @ b.T`` (float64) of the values that both operands are cast to."""
+    assert spec.act is not None
+    casts = fake_quantize(a.float(), spec.act), fake_quantize(b.float(), spec)
+    return casts[0].double() @ casts[1].double().t()
+
+
 class _Mm(OpTrial):
     def call(self, op: str, case: KernelCase, batch: Any) -> Call | None:
         # dense operands have no parts to keep a static scale in
@@ -144,9 +151,7 @@ class _Mm(OpTrial):
     ) -> Iterator[tuple[tuple[Any, ...], Any]]:
         b = gaussian(case.shape, device=case.device).to(case.dtype)
         a = gaussian((*batch, case.shape[1]), seed=seed, device=case.device).to(case.dtype)
-        assert case.spec.act is not None
-        casts = fake_quantize(a.float(), case.spec.act), fake_quantize(b.float(), case.spec)
-        expected = casts[0].double() @ casts[1].double().t()
+        expected = _cast_product(a, b, case.spec)
         yield (a, b, case.spec), expected
         yield (a, quantize_tensor(b, replace(case.spec, act=None)), case.spec), expected
 
@@ -200,15 +205,11 @@ class _GroupedMm(_GroupedLinear):
         def draw(*shape: int) -> Tensor:
             return gaussian(shape, seed=seed, device=case.device).to(case.dtype)
 
-        def product(a: Tensor, b: Tensor) -> Tensor:
-            assert spec.act is not None
-            casts = fake_quantize(a.float(), spec.act), fake_quantize(b.float(), spec)
-            return casts[0].double() @ casts[1].double().t()
-
         a, b = draw(total, k), draw(experts, n, k)
         parts = zip(a[: sum(rows)].split(rows), b, strict=True)
         expected = F.pad(
-            torch.cat([product(*pair) for pair in parts]), (0, 0, 0, total - sum(rows))
+            torch.cat([_cast_product(*pair, spec) for pair in parts]),
+            (0, 0, 0, total - sum(rows)),
         )
         if alike:
             yield (a.view(experts, *batch, k), b, None, spec), expected.view(experts, *batch, n)
@@ -216,8 +217,15 @@ class _GroupedMm(_GroupedLinear):
         offs = torch.tensor(rows, device=case.device).cumsum(0).to(torch.int32)
         yield (a, b, offs, spec), expected
         cut, other = a.t(), draw(n, total)
-        shares = zip(*(x[:, : sum(rows)].split(rows, 1) for x in (other, cut)), strict=True)
-        yield (other, cut, offs, spec), torch.stack([product(*pair) for pair in shares])
+        share = [
+            _cast_product(rows_of_a, rows_of_b, spec)
+            for rows_of_a, rows_of_b in zip(
+                other[:, : sum(rows)].split(rows, 1),
+                cut[:, : sum(rows)].split(rows, 1),
+                strict=True,
+            )
+        ]
+        yield (other, cut, offs, spec), torch.stack(share)
 
 
 def strided_variants(x: Tensor) -> Iterator[Tensor]:

@@ -12,11 +12,12 @@ from torch import Tensor
 from ao_core.dispatch import select
 from ao_core.errors import UnsupportedOp
 from ao_core.numerics import error_sums
-from ao_core.records import Call, Kernel
+from ao_core.records import Kernel
 from ao_core.spec import Spec
 from ao_core.tensor import cut
 from ao_core.tensor.activations import static_qparams
 from ao_core.tensor.codec import decode_reference
+from ao_core.tensor.compute import cast_product
 from ao_core.tensor.create import encode_reference, fake_quantize
 from ao_core.tensor.experts import by_expert, checked_ends, is_traced
 from ao_core.tensor.products import call_of
@@ -93,22 +94,22 @@ def mm(a_MC: Tensor, b_NC: Tensor, spec: Spec) -> Tensor:
 def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None, spec: Spec) -> Tensor:
     """Expert by expert, each by the kernel of mm; while tracing, all rows for each expert."""
     if a.dim() == b.dim() == 3:
-        return torch.stack([_mm(*pair, spec) for pair in zip(a.unbind(), b.unbind(), strict=True)])
+        pairs = zip(a.unbind(), b.unbind(), strict=True)
+        return torch.stack([cast_product("mm", spec, *pair) for pair in pairs])
     assert offs is not None
     if b.dim() == 2:  # the contracted dimension is the one that offs cuts
         experts = _shares(offs, a.t(), b.t())
-        return torch.stack([_mm(rows_a.t(), rows_b.t(), spec) for rows_a, rows_b in experts])
+        return torch.stack(
+            [cast_product("mm", spec, rows_a.t(), rows_b.t()) for rows_a, rows_b in experts]
+        )
     shares = [rows for (rows,) in _shares(offs, a)]
-    products = [_mm(rows, w, spec) for rows, w in zip(shares, b.unbind(), strict=True)]
+    products = [
+        cast_product("mm", spec, rows, w) for rows, w in zip(shares, b.unbind(), strict=True)
+    ]
     if is_traced(a):
         return torch.stack(products).sum(0)
     out = torch.cat(products)
     return torch.cat([out, out.new_zeros(len(a) - len(out), out.shape[1])])
-
-
-def _mm(a: Tensor, b: Tensor, spec: Spec) -> Tensor:
-    call = Call("mm", spec, tuple(b.shape), tuple(a.shape), a.dtype, a.device.type)
-    return select(call).fn(a, b, spec)  # type: ignore[no-any-return]
 
 
 def _shares(offs: Tensor, *tensors: Tensor) -> Iterator[list[Tensor]]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ao_core.errors import ConfigError
 from ao_core.spec import Spec
 from ao_core.tensor import ComputeWeight
+from ao_core.tensor.codec import local_shard
 from ao_float8.convert import compute_weights
 from ao_float8.telemetry.measure import PrecisionRecord, Tally, measure
 from ao_float8.telemetry.outputs import JsonLines, TensorBoard, records_figure
@@ -81,7 +82,7 @@ class PrecisionTelemetry:
         return records_figure(self.records, field, tensor)
 
     def _forward(self, name: str, module: nn.Linear, args: tuple[Any, ...], out: Tensor) -> None:
-        weight, x = _local(module.weight), args[0].detach()
+        weight, x = local_shard(module.weight), args[0].detach()
         if not isinstance(weight, ComputeWeight):
             return
         w = weight.hp.detach()
@@ -159,17 +160,13 @@ def precision_telemetry(
 
 def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and isinstance(_local(module.weight), ComputeWeight):
+        if isinstance(module, nn.Linear) and isinstance(local_shard(module.weight), ComputeWeight):
             yield _name(name), module
 
 
 def _name(name: str) -> str:
     """Without what `torch.compile` puts in front of the modules that it wraps."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
-
-
-def _local(weight: Tensor) -> Tensor:
-    return getattr(weight, "_local_tensor", weight)
 
 
 def _act(spec: Spec | None) -> Spec | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from math import inf, isfinite, log10, nan
+from math import inf, isfinite, nan
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ao_core.numerics import split_blocks
+from ao_core.numerics import split_blocks, sqnr_of_sums
 from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor.codec import decode_parts, unpack_parts
@@ -97,7 +97,9 @@ class Tally:
             elements=int(self.elements),
             underflow_percent=100.0 * self.underflows / max(self.nonzero, 1),
             saturation_percent=100.0 * self.saturated / max(self.elements, 1),
-            sqnr_db=_decibels(self.signal, self.noise),
+            sqnr_db=float(
+                sqnr_of_sums(torch.tensor([self.signal, self.noise], dtype=torch.float64))
+            ),
             amax=self.amax,
             scale_min=self.scale_min,
             scale_max=self.scale_max,
@@ -108,10 +110,6 @@ class Tally:
 def _worse(choose: Any, a: float, b: float) -> float:
     """The lesser or the greater; NaN if one is."""
     return nan if a != a or b != b else float(choose(a, b))
-
-
-def _decibels(signal: float, noise: float) -> float:
-    return inf if noise == 0 else -inf if signal == 0 else 10.0 * log10(signal / noise)
 
 
 def measure(x: Tensor, spec: Spec) -> list[float]:

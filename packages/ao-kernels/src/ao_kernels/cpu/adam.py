@@ -14,6 +14,7 @@ from ao_core.records import Call, DType, Kernel
 from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor import QTensor
+from ao_kernels.adam import check_contiguous, count_change
 from ao_kernels.cpu.formats import format_of
 from ao_kernels.cpu.library import isa, why_not
 
@@ -75,13 +76,7 @@ def adam_step(
     for name, moments in (("exp_avgs", exp_avgs), ("exp_avg_sqs", exp_avg_sqs)):
         if reason := _refuses(moments):
             raise UnsupportedOp(f"{name}: adam_step of ao-kernels {reason}")
-    for name, tensors in (("params", params), ("grads", grads)):
-        for i, tensor in enumerate(tensors):
-            if not tensor.is_contiguous():
-                raise UnsupportedOp(
-                    f"{name}[{i}]: adam_step of ao-kernels works in place on contiguous tensors, found "
-                    f"shape {tuple(tensor.shape)} with strides {tensor.stride()}"
-                )
+    check_contiguous("adam_step of ao-kernels", params, grads)
     m, v = (_state_of(registry.dtypes.get(of[0].spec.dtype)) for of in (exp_avgs, exp_avg_sqs))
     assert isinstance(m, _State)  # `_refuses` has asked
     assert isinstance(v, _State)
@@ -89,8 +84,7 @@ def adam_step(
         params, grads, *_parts(exp_avgs), *_parts(exp_avg_sqs), *m, *v, lr, *betas, eps, weight_decay,
         step, decoupled, maximize, seed,
     )  # fmt: skip
-    # as torch's own steps do, so that a graph that has saved parameters is not gone through again
-    torch.autograd.graph.increment_version([p for p in params if not p.is_inference()])
+    count_change(params)
 
 
 def _parts(moments: Sequence[QTensor]) -> tuple[list[Tensor], list[Tensor]]:

@@ -14,6 +14,7 @@ from ao_core.errors import UnsupportedOp
 from ao_core.records import Call, Kernel
 from ao_core.spec import Spec
 from ao_core.tensor import QTensor
+from ao_kernels.adam import check_contiguous, count_change
 from ao_kernels.triton.support import on_device, why_not_float8
 
 __all__ = ["ADAM_KERNELS", "CHUNK", "adam_step", "settings"]
@@ -101,6 +102,7 @@ def adam_step(
             ),
             num_warps=4, num_stages=1,
         )  # fmt: skip
+    count_change(params)
 
 
 @lru_cache(maxsize=16)
@@ -126,13 +128,7 @@ def _check(
                 raise UnsupportedOp(
                     f"{name}[{i}]: adam_step in Triton needs {_STATE}, found {found}"
                 )
-    for name, tensors in (("params", params), ("grads", grads)):
-        for i, tensor in enumerate(tensors):
-            if not tensor.is_contiguous():
-                raise UnsupportedOp(
-                    f"{name}[{i}]: adam_step in Triton works on contiguous tensors, found shape "
-                    f"{tuple(tensor.shape)} with strides {tensor.stride()}"
-                )
+    check_contiguous("adam_step in Triton", params, grads)
 
 
 def _accepts(call: Call) -> str | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ao_core.errors import QuantizationError
 from ao_core.layouts import Parts
+from ao_core.numerics import searched_at_once
 from ao_core.records import DType
 from ao_core.registry import registry
 from ao_core.spec import Spec
@@ -19,10 +20,6 @@ from ao_quant.gguf.rounding import LEGACY, Blocks, Steps
 from ao_quant.gguf.search import searched
 
 __all__ = ["encode"]
-
-#: elements encoded at a time: few enough for a processor's cache, or for a GPU's memory
-_ELEMENTS = {"cpu": 1 << 17}
-_MOST_ELEMENTS = 1 << 24
 
 
 def encode(kind: str, x: Tensor, spec: Spec) -> QTensor:
@@ -71,8 +68,7 @@ def _in_pieces(
     x: Tensor, of: Callable[[Tensor, DType, Spec | None], Blocks], dtype: DType, nested: Spec | None
 ) -> Blocks:
     """The blocks of (G, S, E) elements, some at a time."""
-    limit = _ELEMENTS.get(x.device.type, _MOST_ELEMENTS)
-    pieces = x.split(max(limit // (x.shape[1] * x.shape[2]), 1))
+    pieces = x.split(max(searched_at_once(x.device) // (x.shape[1] * x.shape[2]), 1))
     found = [of(piece, dtype, nested) for piece in pieces]
 
     def joined(steps: list[Steps]) -> Steps:

@@ -19,6 +19,7 @@ from ao_core.numerics.affine import (
     zero_to_float,
 )
 from ao_core.numerics.blocks import full_block
+from ao_core.numerics.slabs import searched_at_once
 from ao_core.records import DType
 from ao_core.spec import Spec
 
@@ -26,9 +27,6 @@ __all__ = ["QParams", "Rows", "improve_qparams", "merge"]
 
 #: how much more than others an error along the weights counts, a change of their length
 _GAIN = 10.0
-#: elements searched at a time: few enough for a processor's cache, or for a GPU's memory
-_ELEMENTS = {"cpu": 1 << 17}
-_MOST_ELEMENTS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -199,7 +197,7 @@ def improve_qparams(
 ) -> tuple[Tensor, Tensor | None]:
     """Scales and zero points of every block: what `choose_qparams` gives, improved piece by piece.
 
-    Memory beside the result is a few pieces of at most `_ELEMENTS`, and for a block that is larger
+    Memory beside the result is a few pieces of at most `searched_at_once`, and for a block that is larger
     and not contiguous a copy of it.
 
     Args:
@@ -213,7 +211,7 @@ def improve_qparams(
     scale, zero = choose_qparams(x, dtype, spec.block, spec.zero, _scale_dtype(spec), mx_mode=mode)
     if x.numel() == 0:
         return scale, zero
-    limit = _ELEMENTS.get(x.device.type, _MOST_ELEMENTS)
+    limit = searched_at_once(x.device)
     extents = full_block(spec.block, x.shape)
     for ranges in _pieces([(0, size) for size in x.shape], extents, limit):
         place = tuple(slice(a // e, -(-b // e)) for (a, b), e in zip(ranges, extents, strict=True))

@@ -1,0 +1,31 @@
+"""What the kernels of `adam_step` share, whatever they are written in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ao_core.errors import UnsupportedOp
+
+__all__ = ["check_contiguous", "count_change"]
+
+
+def check_contiguous(kernel: str, params: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
+    """Raise `UnsupportedOp` for a tensor that is not; it names the kernel."""
+    for name, tensors in (("params", params), ("grads", grads)):
+        for i, tensor in enumerate(tensors):
+            if not tensor.is_contiguous():
+                raise UnsupportedOp(
+                    f"{name}[{i}]: {kernel} works in place on contiguous tensors, found shape "
+                    f"{tuple(tensor.shape)} with strides {tensor.stride()}"
+                )
+
+
+def count_change(params: Sequence[Tensor]) -> None:
+    """Tell autograd of parameters that were written by their addresses.
+
+    As torch's own steps do, so that a graph that has saved parameters is not gone through again.
+    """
+    torch.autograd.graph.increment_version([p for p in params if not p.is_inference()])
