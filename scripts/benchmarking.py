@@ -47,7 +47,7 @@ Samples = dict[str, list[float]]
 Row = dict[str, Any]
 
 _PACKAGES = (
-    *("torch", "ao-core", "ao-quant", "ao-kernels", "ao-float8", "ao-optim"),
+    *("torch", "ao-core", "ao-quant", "ao-kernels", "ao-float8", "ao-optim", "ao-sparsity"),
     *("torchao", "bitsandbytes"),
 )
 

@@ -1,0 +1,72 @@
+"""Which weights stay: boolean masks from scores, exact in number. Pure functions on tensors."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["block_mask", "block_scores", "n_of_m_mask"]
+
+
+def n_of_m_mask(scores: Tensor, n: int, m: int) -> Tensor:
+    """True for the `n` greatest of every `m` scores along the last dimension; ties go to the first.
+
+    A last group of fewer than `m` is filled up with what is never kept, so it keeps at most `n` too.
+
+    Args:
+        scores: any shape (..., K); NaN counts as the greatest.
+        n: how many are kept, 0 to `m`.
+        m: size of a group.
+
+    Raises:
+        ValueError: `n` is not in 0 to `m`, or `m` is less than 1.
+    """
+    if m < 1 or not 0 <= n <= m:
+        raise ValueError(f"n={n}, m={m}: need 0 <= n <= m and m >= 1")
+    k = scores.shape[-1]
+    groups = ceil(k / m)
+    # float64 holds every score of the dtypes that weights have, and -inf below them
+    filled = F.pad(scores.double(), (0, groups * m - k), value=float("-inf"))
+    grouped = filled.unflatten(-1, (groups, m))
+    best = grouped.argsort(dim=-1, descending=True, stable=True)[..., :n]
+    kept = torch.zeros_like(grouped, dtype=torch.bool).scatter_(-1, best, True)
+    return kept.flatten(-2)[..., :k]
+
+
+def block_scores(weight: Tensor, block: tuple[int, int], order: float = 2.0) -> Tensor:
+    """The L`order` norm (float64) of every block of (..., N, K); what stands out counts as zeros.
+
+    Returns:
+        (..., ceil(N / rows), ceil(K / columns)).
+    """
+    rows, columns = block
+    n, k = weight.shape[-2:]
+    filled = F.pad(weight.double(), (0, -k % columns, 0, -n % rows))
+    tiled = filled.unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))
+    return torch.linalg.vector_norm(tiled, ord=order, dim=(-3, -1))
+
+
+def block_mask(weight: Tensor, block: tuple[int, int], sparsity: float) -> Tensor:
+    """True for whole blocks of (N, K): those of the greatest L2 norm, exactly so many of them.
+
+    Args:
+        weight: a matrix.
+        block: rows and columns of a block.
+        sparsity: the share of blocks that go, rounded to the nearest whole number of them.
+
+    Raises:
+        ValueError: `sparsity` is not in 0 to 1.
+    """
+    if not 0 <= sparsity <= 1:
+        raise ValueError(f"sparsity={sparsity}: need a share from 0 to 1")
+    scores = block_scores(weight, block)
+    gone = round(sparsity * scores.numel())
+    order = scores.flatten().argsort(descending=True, stable=True)
+    kept = torch.zeros(scores.numel(), dtype=torch.bool, device=weight.device)
+    kept[order[: scores.numel() - gone]] = True
+    rows, columns = block
+    spread = kept.view(scores.shape).repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    return spread[: weight.shape[0], : weight.shape[1]]
