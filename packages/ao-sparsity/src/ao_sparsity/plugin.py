@@ -6,9 +6,12 @@ from collections.abc import Iterable
 
 from ao_core import hookimpl
 from ao_core.layouts import Layout
+from ao_core.records import Recipe, Transform
 from ao_sparsity.layouts import LAYOUTS
+from ao_sparsity.recipes import RECIPES
+from ao_sparsity.transforms import TRANSFORMS
 
-__all__ = ["ao_api", "ao_layouts"]
+__all__ = ["ao_api", "ao_layouts", "ao_recipes", "ao_transforms"]
 
 
 @hookimpl
@@ -21,3 +24,15 @@ def ao_api() -> tuple[int, int]:
 def ao_layouts() -> Iterable[Layout]:
     """Values without those that are zero."""
     return LAYOUTS
+
+
+@hookimpl
+def ao_transforms() -> Iterable[Transform]:
+    """One transform for each configuration."""
+    return TRANSFORMS
+
+
+@hookimpl
+def ao_recipes() -> Iterable[Recipe]:
+    """The default of each configuration that needs no weights with a pattern."""
+    return RECIPES
