@@ -80,7 +80,9 @@ class BlockSparseWeightConfig(Config):
 
     def __post_init__(self) -> None:
         if type(self.blocksize) is not int or self.blocksize < 1:
-            raise ConfigError(f"blocksize={self.blocksize!r}: use a positive integer, e.g. {BLOCKSIZE}")
+            raise ConfigError(
+                f"blocksize={self.blocksize!r}: use a positive integer, e.g. {BLOCKSIZE}"
+            )
         if isinstance(self.sparsity, bool) or not 0 <= self.sparsity <= 1:
             raise ConfigError(f"sparsity={self.sparsity!r}: use a share of the blocks, from 0 to 1")
 

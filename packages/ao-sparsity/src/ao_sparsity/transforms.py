@@ -71,7 +71,9 @@ def apply(dense: Tensor, config: Config, target: Target) -> Tensor | Skip:
     return quantize_weight(dense, format_of(config, dense.dtype), target)
 
 
-def _apply_blocks(dense: Tensor, config: c.BlockSparseWeightConfig, target: Target) -> Tensor | Skip:
+def _apply_blocks(
+    dense: Tensor, config: c.BlockSparseWeightConfig, target: Target
+) -> Tensor | Skip:
     """The same, unless blocks would only add to what the weight takes."""
     new = apply(dense, config, target)
     if not isinstance(new, QTensor) or dense.is_meta:
