@@ -6,12 +6,13 @@ from collections.abc import Iterable
 
 from ao_core import hookimpl
 from ao_core.layouts import Layout
-from ao_core.records import Recipe, Transform
+from ao_core.records import Kernel, Recipe, Transform
+from ao_sparsity.kernels import KERNELS
 from ao_sparsity.layouts import LAYOUTS
 from ao_sparsity.recipes import RECIPES
 from ao_sparsity.transforms import TRANSFORMS
 
-__all__ = ["ao_api", "ao_layouts", "ao_recipes", "ao_transforms"]
+__all__ = ["ao_api", "ao_kernels", "ao_layouts", "ao_recipes", "ao_transforms"]
 
 
 @hookimpl
@@ -24,6 +25,12 @@ def ao_api() -> tuple[int, int]:
 def ao_layouts() -> Iterable[Layout]:
     """Values without those that are zero."""
     return LAYOUTS
+
+
+@hookimpl
+def ao_kernels() -> Iterable[Kernel]:
+    """Products that torch has for 2:4 weights."""
+    return KERNELS
 
 
 @hookimpl
