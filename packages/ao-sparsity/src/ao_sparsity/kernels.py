@@ -38,7 +38,7 @@ def _product(w: QTensor, x_MK: Tensor, out_dtype: torch.dtype | None = None) -> 
     """The product x @ w.T (M, N) of stored numbers, for M filled up to a multiple of `_TOKENS`."""
     filled = F.pad(x_MK, (0, 0, 0, -x_MK.shape[0] % _TOKENS))
     out_NM: Tensor = torch._sparse_semi_structured_mm(
-        w.qdata, w.meta, filled.t(), out_dtype=out_dtype
+        w.qdata, w.parts["meta"], filled.t(), out_dtype=out_dtype
     )
     return out_NM.t()
 
