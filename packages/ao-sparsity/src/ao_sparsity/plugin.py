@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from ao_core import hookimpl
+from collections.abc import Iterable
+
+from ao_core import Kernel, hookimpl
+from ao_sparsity.train.kernels import KERNELS
 
 
 @hookimpl
 def ao_api() -> tuple[int, int]:
     """The version of ao-core's plugin API that this package was written for."""
     return (0, 1)
+
+
+@hookimpl
+def ao_kernels() -> Iterable[Kernel]:
+    """Masks and products of 2:4 training."""
+    return KERNELS
