@@ -46,7 +46,8 @@ def block_scores(weight: Tensor, block: tuple[int, int], order: float = 2.0) -> 
     n, k = weight.shape[-2:]
     filled = F.pad(weight.double(), (0, -k % columns, 0, -n % rows))
     tiled = filled.unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))
-    return torch.linalg.vector_norm(tiled, ord=order, dim=(-3, -1))
+    norms: Tensor = torch.linalg.vector_norm(tiled, ord=order, dim=(-3, -1))
+    return norms
 
 
 def block_mask(weight: Tensor, block: tuple[int, int], sparsity: float) -> Tensor:
