@@ -1,6 +1,8 @@
-"""Recipes for low-precision products, and optimizers, by name; packages are imported when asked for."""
+"""Recipes for low-precision or sparse products, and optimizers, by name; packages are imported when asked for."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch import nn
@@ -11,6 +13,8 @@ from ao_core.registry import registry
 
 #: the recipe that changes nothing: the loss is computed under autocast
 PLAIN = "bf16"
+#: recipes of 2:4 sparse weights -> options of ao-sparsity's `SemiSparseLinear`; the second has SR-STE
+SPARSE = {"semi_sparse": {"decay": 0.0}, "semi_sparse_srste": {"decay": 2e-4}}
 
 
 def convert(model: nn.Module, recipe: str) -> None:
@@ -21,8 +25,8 @@ def convert(model: nn.Module, recipe: str) -> None:
 
     Args:
         model: changed in place.
-        recipe: "bf16" for none, the name of a registered recipe such as "compute/int8_rowwise", or
-            what `Float8LinearConfig.from_recipe_name` of ao-float8 takes.
+        recipe: "bf16" for none, the name of a registered recipe such as "compute/int8_rowwise", one of
+            `SPARSE`, or what `Float8LinearConfig.from_recipe_name` of ao-float8 takes.
 
     Raises:
         UnknownNameError: nobody has such a recipe.
@@ -34,6 +38,13 @@ def convert(model: nn.Module, recipe: str) -> None:
     def chosen(module: nn.Module, fqn: str) -> bool:
         return isinstance(module, nn.Linear) and fqn != "lm_head"
 
+    if recipe in SPARSE:
+        from ao_sparsity import SemiSparseLinear, swap_linear_with_semi_sparse_linear
+
+        layer = partial(SemiSparseLinear, **SPARSE[recipe])
+        names = [fqn for fqn, module in model.named_modules() if chosen(module, fqn)]
+        swap_linear_with_semi_sparse_linear(model, dict.fromkeys(names, layer))
+        return
     if recipe in registry.recipes:
         quantize_(model, recipe, chosen, strict=True)
         return

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ao_core import hookimpl
+from ao_core import Kernel, hookimpl
 from ao_core.layouts import Layout
 from ao_sparsity.layouts import LAYOUTS
+from ao_sparsity.train.kernels import KERNELS
 
-__all__ = ["ao_api", "ao_layouts"]
+__all__ = ["ao_api", "ao_kernels", "ao_layouts"]
 
 
 @hookimpl
@@ -21,3 +22,9 @@ def ao_api() -> tuple[int, int]:
 def ao_layouts() -> Iterable[Layout]:
     """Values without those that are zero."""
     return LAYOUTS
+
+
+@hookimpl
+def ao_kernels() -> Iterable[Kernel]:
+    """Masks and products of 2:4 training."""
+    return KERNELS
