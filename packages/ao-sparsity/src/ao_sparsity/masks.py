@@ -8,7 +8,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["block_mask", "block_scores", "n_of_m_mask"]
+__all__ = [
+    "block_mask",
+    "block_scores",
+    "greatest_mask",
+    "n_of_m_mask",
+    "spread_blocks",
+    "vector_norm",
+]
+
+
+def greatest_mask(scores: Tensor, kept: int) -> Tensor:
+    """True for the `kept` greatest scores along the last dimension; ties go to the first.
+
+    Args:
+        scores: any shape (..., K); NaN counts as the greatest.
+        kept: how many, 0 to K.
+    """
+    count = scores.shape[-1]
+    if not 0 < kept < count:
+        return torch.full_like(scores, kept > 0, dtype=torch.bool)
+    scores = scores.nan_to_num(nan=float("inf"), posinf=float("inf"), neginf=float("-inf"))
+    least = scores.kthvalue(count - kept + 1, dim=-1, keepdim=True).values
+    above, equal = scores > least, scores == least
+    return above | (equal & (equal.cumsum(-1) <= kept - above.sum(-1, keepdim=True)))
 
 
 def n_of_m_mask(scores: Tensor, n: int, m: int) -> Tensor:
@@ -44,9 +67,22 @@ def block_scores(weight: Tensor, block: tuple[int, int], order: float = 2.0) -> 
     """
     rows, columns = block
     n, k = weight.shape[-2:]
-    filled = F.pad(weight.double(), (0, -k % columns, 0, -n % rows))
+    filled = F.pad(weight, (0, -k % columns, 0, -n % rows))
     tiled = filled.unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))
-    return torch.linalg.vector_norm(tiled, ord=order, dim=(-3, -1))
+    return vector_norm(tiled, order, (-3, -1))
+
+
+def vector_norm(x: Tensor, order: float, dim: int | tuple[int, ...]) -> Tensor:
+    """The L`order` norm over some dimensions, in float64."""
+    norm: Tensor = torch.linalg.vector_norm(x, ord=order, dim=dim, dtype=torch.float64)
+    return norm
+
+
+def spread_blocks(kept: Tensor, block: tuple[int, int], shape: tuple[int, ...]) -> Tensor:
+    """Of a mask over blocks, the one over the elements of (..., N, K)."""
+    rows, columns = block
+    spread = kept.repeat_interleave(rows, -2).repeat_interleave(columns, -1)
+    return spread[..., : shape[-2], : shape[-1]]
 
 
 def block_mask(weight: Tensor, block: tuple[int, int], sparsity: float) -> Tensor:
@@ -63,10 +99,5 @@ def block_mask(weight: Tensor, block: tuple[int, int], sparsity: float) -> Tenso
     if not 0 <= sparsity <= 1:
         raise ValueError(f"sparsity={sparsity}: need a share from 0 to 1")
     scores = block_scores(weight, block)
-    gone = round(sparsity * scores.numel())
-    order = scores.flatten().argsort(descending=True, stable=True)
-    kept = torch.zeros(scores.numel(), dtype=torch.bool, device=weight.device)
-    kept[order[: scores.numel() - gone]] = True
-    rows, columns = block
-    spread = kept.view(scores.shape).repeat_interleave(rows, 0).repeat_interleave(columns, 1)
-    return spread[: weight.shape[0], : weight.shape[1]]
+    kept = greatest_mask(scores.flatten(), scores.numel() - round(sparsity * scores.numel()))
+    return spread_blocks(kept.view(scores.shape), block, tuple(weight.shape))
