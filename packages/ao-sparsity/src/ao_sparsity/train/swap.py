@@ -95,7 +95,9 @@ def squash_masks(model: nn.Module) -> dict[str, float]:
     for fqn, layer in layers.items():
         _check_dense(fqn, layer)
         if local_shard(layer.weight) is not layer.weight:
-            raise ConfigError(f"{fqn!r} is sharded, and tiles and blocks cross shards; gather it first")
+            raise ConfigError(
+                f"{fqn!r} is sharded, and tiles and blocks cross shards; gather it first"
+            )
     shares = {}
     for fqn, layer in layers.items():
         layer.weight.copy_(layer.effective_weight())
