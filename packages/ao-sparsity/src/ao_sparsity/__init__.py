@@ -26,6 +26,14 @@ from ao_sparsity.prune import (
     remove_masks,
     sensitivity,
 )
+from ao_sparsity.remove import (
+    ChannelGroup,
+    RemovalError,
+    RemovalReport,
+    channel_groups,
+    ln_structured,
+    remove_channels,
+)
 from ao_sparsity.train import (
     SemiSparseActivationLinear,
     SemiSparseLinear,
@@ -40,6 +48,7 @@ from ao_sparsity.train import (
 
 __all__ = [
     "Blocks",
+    "ChannelGroup",
     "Columns",
     "CubicSchedule",
     "GradualPruning",
@@ -50,6 +59,8 @@ __all__ = [
     "OneShotSchedule",
     "PruneReport",
     "Pruning",
+    "RemovalError",
+    "RemovalReport",
     "Rows",
     "SemiSparseActivationLinear",
     "SemiSparseLinear",
@@ -61,10 +72,13 @@ __all__ = [
     "apply_fake_sparsity",
     "apply_masks",
     "attach_masks",
+    "channel_groups",
     "keep_masks",
+    "ln_structured",
     "prune_magnitude",
     "prune_sparsegpt",
     "prune_wanda",
+    "remove_channels",
     "remove_masks",
     "sensitivity",
     "set_sparsity",

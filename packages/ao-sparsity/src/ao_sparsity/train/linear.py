@@ -104,8 +104,8 @@ class SemiSparseLinear(SparseLinear):
     """Multiplies with the 2:4 sparse part of its weight, forward and backward.
 
     Of every 4 × 4 tile of the weight the best eight stay, two in each row and each column, chosen anew
-    at each call (`tile_mask`), so the weight is 2:4 sparse as it is and transposed: output and gradient of the
-    input are both sparse products. The gradient of the weight is dense and straight-through: weights
+    at each call (`tile_mask`), so the weight is 2:4 sparse as it is and transposed: output and gradient of
+    the input are both sparse products. The gradient of the weight is dense and straight-through: weights
     that are zero now may come back (Hubara et al. 2021, arXiv:2102.08124).
 
     Args:
