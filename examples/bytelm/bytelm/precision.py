@@ -1,4 +1,4 @@
-"""Recipes for low-precision or sparse products, and optimizers, by name; packages are imported when asked for."""
+"""Recipes for low-precision or sparse products, and optimizers, by name; imported when asked for."""
 
 from __future__ import annotations
 

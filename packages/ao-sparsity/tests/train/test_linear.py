@@ -81,7 +81,9 @@ def test_activations_have_the_gradients_of_what_is_computed(layer_of):
     x = gaussian((3, 22), seed=5).double().requires_grad_(True)
     weight, bias = layer.weight, layer.bias
     assert torch.autograd.gradcheck(lambda *a: F.linear(_kept(a[0]), a[1], a[2]), (x, weight, bias))
-    for expected, actual in zip(run(_Reference(layer), x.detach()), run(layer, x.detach()), strict=True):
+    for expected, actual in zip(
+        run(_Reference(layer), x.detach()), run(layer, x.detach()), strict=True
+    ):
         assert torch.equal(expected, actual)
     _, grad_x, _, _ = run(layer, x.detach())
     dropped = ~n_of_m_mask(x.detach().abs(), 2, 4)
@@ -220,7 +222,9 @@ def test_decay_shrinks_what_is_not_kept(layer_of):
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     layer(torch.zeros(2, 22)).sum().backward()
     optimizer.step()
-    torch.testing.assert_close(layer.weight.detach(), torch.where(mask, before, before * (1 - 0.025)))
+    torch.testing.assert_close(
+        layer.weight.detach(), torch.where(mask, before, before * (1 - 0.025))
+    )
 
 
 def test_nan_is_seen(layer_of):

@@ -81,7 +81,9 @@ class SupermaskLinear(SparseLinear):
     def block_mask(self) -> Tensor:
         """True for the blocks that stay, in the shape of `scores`; of equal scores the first."""
         order = self.scores.detach().flatten().argsort(descending=True, stable=True)
-        ranks = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        ranks = torch.empty_like(order).scatter_(
+            0, order, torch.arange(len(order), device=order.device)
+        )
         return (ranks < self.kept).view(self.scores.shape)
 
     def effective_weight(self) -> Tensor:

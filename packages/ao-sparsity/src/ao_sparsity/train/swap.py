@@ -95,7 +95,9 @@ def squash_masks(model: nn.Module) -> dict[str, float]:
     for fqn, layer in layers.items():
         _check_dense(fqn, layer)
         if local_shard(layer.weight) is not layer.weight:
-            raise ConfigError(f"{fqn!r} is sharded, and tiles and blocks cross shards; gather it first")
+            raise ConfigError(
+                f"{fqn!r} is sharded, and tiles and blocks cross shards; gather it first"
+            )
     shares = {}
     for fqn, layer in layers.items():
         layer.weight.copy_(layer.effective_weight())
@@ -110,7 +112,7 @@ def _sparse_layers(model: nn.Module) -> dict[str, SparseLinear]:
 
 def _module(model: nn.Module, fqn: str) -> nn.Module:
     """A module by its name; a linear layer of a similar name is named where there is none."""
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     if fqn in modules:
         return modules[fqn]
     linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
