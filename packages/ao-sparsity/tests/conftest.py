@@ -9,6 +9,13 @@ from torch import nn
 from ao_core.testing.base import gaussian
 
 
+@pytest.fixture(autouse=True)
+def _seed():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
 @pytest.fixture
 def make_layer():
     """(class or partial of one, (in, out), dtype) -> a layer of it with normal weights."""
