@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from ao_core import quantize_
+from ao_core import Spec, quantize_
 from ao_core.errors import ConfigError
+from ao_core.tensor import quantize_tensor
 from ao_core.testing.base import gaussian, same_bits
 from ao_sparsity import (
     SemiSparseActivationLinear,
@@ -197,3 +198,19 @@ def test_squash_keeps_the_function(model):
     assert torch.equal(model.first.weight != 0, mask)
     assert shares == {"first": pytest.approx(1 - float(mask.float().mean())), "mlp.up": 0.5}
     assert squash_masks(model) == {}
+
+
+def test_squashed_weights_are_stored_smaller(model):
+    """In the layouts of sparse weights nothing is lost, and nothing that is zero is stored."""
+    config = {
+        "first": SemiSparseLinear,
+        "mlp.up": partial(SupermaskLinear, blocksize=5, sparsity=0.8),
+    }
+    swap_linear_with_semi_sparse_linear(model, config)
+    squash_masks(model)
+    two_four = Spec("fp32", (1,), "none", layout="two_four")
+    blocks = Spec("fp32", (1,), "none", layout="bsr", options=(("blocksize", 5),))
+    for layer, spec in ((model.first, two_four), (model.mlp.up, blocks)):
+        stored = quantize_tensor(layer.weight.detach(), spec)
+        assert torch.equal(stored.dequantize(), layer.weight)
+    assert stored.qdata.shape == (14, 5, 5)  # a fifth of 10 × 7 blocks

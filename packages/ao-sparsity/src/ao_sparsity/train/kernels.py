@@ -19,13 +19,13 @@ from torch import Tensor
 
 from ao_core.dispatch import select
 from ao_core.records import Call, Kernel
-from ao_core.spec import Spec
+from ao_core.spec import NO_SCALE, Spec
 from ao_sparsity.train import tiles
 
 __all__ = ["KERNELS", "semi_sparse_mm", "straight_through_mm", "tile_mask"]
 
 #: of a weight whose zeros move while it is trained: nothing of it is stored
-_SPEC = Spec("bf16", (tiles.TILE, tiles.TILE), layout="two_four")
+_SPEC = Spec("bf16", (tiles.TILE, tiles.TILE), NO_SCALE, layout="two_four")
 #: what the sizes of a product on sparse tensor cores are multiples of
 _STEP = 16
 
