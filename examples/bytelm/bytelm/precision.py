@@ -1,8 +1,6 @@
-"""Recipes for low-precision or sparse products, and optimizers, by name; packages are imported when asked for."""
+"""Recipes for low-precision or sparse products, and optimizers, by name; imported when asked for."""
 
 from __future__ import annotations
-
-from functools import partial
 
 import torch
 from torch import nn
@@ -13,8 +11,8 @@ from ao_core.registry import registry
 
 #: the recipe that changes nothing: the loss is computed under autocast
 PLAIN = "bf16"
-#: recipes of 2:4 sparse weights -> options of ao-sparsity's `SemiSparseLinear`; the second has SR-STE
-SPARSE = {"semi_sparse": {"decay": 0.0}, "semi_sparse_srste": {"decay": 2e-4}}
+#: recipes of 2:4 sparse weights -> the layers that have them, by a part of their names
+SPARSE = {"semi_sparse": ".layers.", "semi_sparse_mlp": ".mlp."}
 
 
 def convert(model: nn.Module, recipe: str) -> None:
@@ -41,9 +39,9 @@ def convert(model: nn.Module, recipe: str) -> None:
     if recipe in SPARSE:
         from ao_sparsity import SemiSparseLinear, swap_linear_with_semi_sparse_linear
 
-        layer = partial(SemiSparseLinear, **SPARSE[recipe])
-        names = [fqn for fqn, module in model.named_modules() if chosen(module, fqn)]
-        swap_linear_with_semi_sparse_linear(model, dict.fromkeys(names, layer))
+        linear = [fqn for fqn, module in model.named_modules() if chosen(module, fqn)]
+        names = [fqn for fqn in linear if SPARSE[recipe] in fqn]
+        swap_linear_with_semi_sparse_linear(model, dict.fromkeys(names, SemiSparseLinear))
         return
     if recipe in registry.recipes:
         quantize_(model, recipe, chosen, strict=True)

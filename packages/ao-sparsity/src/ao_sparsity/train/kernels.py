@@ -19,13 +19,13 @@ from torch import Tensor
 
 from ao_core.dispatch import select
 from ao_core.records import Call, Kernel
-from ao_core.spec import Spec
+from ao_core.spec import NO_SCALE, Spec
 from ao_sparsity.train import tiles
 
 __all__ = ["KERNELS", "semi_sparse_mm", "straight_through_mm", "tile_mask"]
 
 #: of a weight whose zeros move while it is trained: nothing of it is stored
-_SPEC = Spec("bf16", (tiles.TILE, tiles.TILE), layout="two_four")
+_SPEC = Spec("bf16", (tiles.TILE, tiles.TILE), NO_SCALE, layout="two_four")
 #: what the sizes of a product on sparse tensor cores are multiples of
 _STEP = 16
 
@@ -45,11 +45,15 @@ def _(weight: Tensor) -> Tensor:
     return torch.empty_like(weight, dtype=torch.bool, memory_format=torch.contiguous_format)
 
 
+def _multiply(a: Tensor, b: Tensor, mask: Tensor, transposed: bool) -> Tensor:
+    kernel = select(_call("semi_sparse_mm", a, b))
+    return kernel.fn(a, b, mask, transposed)  # type: ignore[no-any-return]
+
+
 @torch.library.custom_op("ao_sparsity::semi_sparse_mm", mutates_args=())
 def semi_sparse_mm(a: Tensor, b: Tensor, mask: Tensor, transposed: bool) -> Tensor:
     """The op "semi_sparse_mm" by the best kernel; one node of a graph, which is chosen when it runs."""
-    kernel = select(_call("semi_sparse_mm", a, b))
-    return kernel.fn(a, b, mask, transposed)  # type: ignore[no-any-return]
+    return _multiply(a, b, mask, transposed)
 
 
 @semi_sparse_mm.register_fake
@@ -67,7 +71,7 @@ def straight_through_mm(input: Tensor, weight: Tensor, mask: Tensor, decay: floa
         mask: of the weight, 2:4 along both dimensions.
         decay: added to the gradient: so many times each weight that is not kept.
     """
-    return semi_sparse_mm(input, weight, mask, False)
+    return _multiply(input, weight, mask, False)
 
 
 @straight_through_mm.register_fake

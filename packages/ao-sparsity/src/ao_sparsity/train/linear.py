@@ -61,11 +61,12 @@ class SparseLinear(nn.Linear):
             raise ConfigError(
                 f"a {found.__name__} is no plain nn.Linear: what it computes beside would be lost"
             )
+        assert isinstance(module, nn.Linear)
         if isinstance(module.weight, (QTensor, ComputeWeight)):
             raise ConfigError(
                 f"its weight is a {type(module.weight).__name__}; sparse training needs a dense one"
             )
-        trial = nn.Linear(module.in_features, module.out_features, device="meta")
+        trial: Any = nn.Linear(module.in_features, module.out_features, device="meta")
         trial.__class__ = cls
         try:
             trial.setup(**options)
@@ -104,9 +105,9 @@ class SemiSparseLinear(SparseLinear):
     """Multiplies with the 2:4 sparse part of its weight, forward and backward.
 
     Of every 4 × 4 tile of the weight the best eight stay, two in each row and each column, chosen anew
-    at each call (`tile_mask`), so the weight is 2:4 sparse as it is and transposed: output and gradient of
-    the input are both sparse products. The gradient of the weight is dense and straight-through: weights
-    that are zero now may come back (Hubara et al. 2021, arXiv:2102.08124).
+    at each call (`tile_mask`). So the weight is 2:4 sparse as it is and transposed, and output and
+    gradient of the input are both sparse products (Hubara et al. 2021, arXiv:2102.08124). The gradient of
+    the weight is dense and straight-through: weights that are zero now may come back.
 
     Args:
         in_features: as of `nn.Linear`; of any size.
@@ -135,14 +136,15 @@ class SemiSparseLinear(SparseLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
-        weight, bias = self.weight, self.bias
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
         if torch.is_autocast_enabled(input.device.type):
             dtype = torch.get_autocast_dtype(input.device.type)
             input, weight = input.to(dtype), weight.to(dtype)
             bias = bias if bias is None else bias.to(dtype)
         mask = kernels.tile_mask(weight.detach())
         rows = input.reshape(prod(input.shape[:-1]), self.in_features)
-        out = kernels.straight_through_mm(rows, weight, mask, self.decay)
+        out: Tensor = kernels.straight_through_mm(rows, weight, mask, self.decay)
         out = out.reshape(*input.shape[:-1], self.out_features)
         return out if bias is None else out + bias
 

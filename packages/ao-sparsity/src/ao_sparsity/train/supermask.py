@@ -10,13 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ao_core.errors import ConfigError
-from ao_sparsity.masks import block_scores
+from ao_sparsity.layouts.bsr import BLOCKSIZE
+from ao_sparsity.masks import block_scores, spread_blocks
 from ao_sparsity.train.linear import SparseLinear
 
 __all__ = ["SupermaskLinear", "set_sparsity"]
-
-#: rows and columns of a block, where nothing else is asked for
-BLOCKSIZE = 64
 
 
 class SupermaskLinear(SparseLinear):
@@ -90,8 +88,8 @@ class SupermaskLinear(SparseLinear):
         """The weight with the other blocks as zeros; gradients reach weight and scores."""
         # the scores add nothing to the value, but have the gradient of the factor
         factor = self.block_mask().to(self.scores.dtype) + (self.scores - self.scores.detach())
-        rows = factor.repeat_interleave(self.blocksize, 0)[: self.out_features]
-        return self.weight * rows.repeat_interleave(self.blocksize, 1)[:, : self.in_features]
+        block = (self.blocksize, self.blocksize)
+        return self.weight * spread_blocks(factor, block, self.weight.shape)
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""

@@ -112,7 +112,7 @@ def _sparse_layers(model: nn.Module) -> dict[str, SparseLinear]:
 
 def _module(model: nn.Module, fqn: str) -> nn.Module:
     """A module by its name; a linear layer of a similar name is named where there is none."""
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     if fqn in modules:
         return modules[fqn]
     linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
