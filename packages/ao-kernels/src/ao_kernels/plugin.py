@@ -14,10 +14,10 @@ from ao_kernels.cpu.linear import LINEAR_KERNELS
 from ao_kernels.cpu.quantize import CODE_KERNELS
 from ao_kernels.cpu.tiles import LAYOUTS
 from ao_kernels.triton.adam import ADAM_KERNELS as TRITON_ADAM_KERNELS
-from ao_kernels.triton.cast import CAST_KERNELS
 from ao_kernels.triton.dynamic import DYNAMIC_KERNELS
 from ao_kernels.triton.linear import PLANE16_KERNELS
 from ao_kernels.triton.plane16 import LAYOUTS as TRITON_LAYOUTS
+from ao_kernels.triton.quantize import CAST_KERNELS
 
 
 @hookimpl
