@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ao_core.dtypes import BUILTIN_DTYPES
+from ao_core.dtypes import CODED_DTYPES
 from ao_core.numerics import choose_qparams, dequantize_affine, grid_shape, quantize_affine
 from ao_core.numerics.scales import hqq_qparams, mse_qparams
 from ao_core.numerics.scales.rows import _GAIN
 from ao_core.numerics.slabs import searched_at_once
 from ao_core.spec import WHOLE, Spec
 
-DTYPES = {dtype.name: dtype for dtype in BUILTIN_DTYPES}
+DTYPES = {dtype.name: dtype for dtype in CODED_DTYPES}
 METHODS = {"mse": (mse_qparams, 2.0), "hqq": (hqq_qparams, 0.7)}
 every_method = pytest.mark.parametrize("method", METHODS)
 
