@@ -131,7 +131,7 @@ class QTensor(Tensor):
 
     @property
     def sparsity(self) -> float | None:
-        """The share of elements that the layout does not store, because they are zeros; None: it stores all."""
+        """The share of elements that the layout does not store, since they are zeros; None: it stores all."""
         base = self.canonical()
         return base.layout_record.sparsity(base.parts, base.spec, base.stored_shape)
 
