@@ -14,19 +14,14 @@ from ao_core.registry import registry
 from ao_kernels.testing.aot import Build
 from ao_kernels.testing.gates import Gate
 from ao_kernels.triton.formats import known
-from ao_kernels.triton.launch import ELEMENTS, REGIMES, Regime, constants
+from ao_kernels.triton.gates_sparse import MORE_SPARSE, SPARSE
+from ao_kernels.triton.launch import ELEMENTS, POINTERS, REGIMES, Regime, constants
 from ao_kernels.triton.plane16 import COLS, tiling
 
 __all__ = ["GATES", "MORE", "build_adam", "build_cast", "build_linear"]
 
 #: a weight whose tiles are all full, and one whose last tiles are not
 EVEN, RAGGED = (4096, 4096), (4000, 4112)
-_TYPES = {
-    torch.bfloat16: "*bf16",
-    torch.float16: "*fp16",
-    torch.float32: "*fp32",
-    torch.uint8: "*u8",
-}
 #: spilling is worse than anything: a block may take what there is
 _REGISTERS, _SHARED = 255, 227 * 1024
 
@@ -48,12 +43,12 @@ def build_linear(
 
     fmt = known(registry.dtypes.get(numbers))
     tiles = tiling(*shape, group, fmt.bits)
-    x, scale = _TYPES[x_dtype], _TYPES[scale_dtype]
+    x, scale = POINTERS[x_dtype], POINTERS[scale_dtype]
     pointers = {
         "x_ptr": x,
         "w_ptr": "*i16",
         "scale_ptr": scale,
-        "zero_ptr": scale if zero_dtype is None else _TYPES[zero_dtype],
+        "zero_ptr": scale if zero_dtype is None else POINTERS[zero_dtype],
         "table_ptr": "*i32",
         "sums_ptr": x if zero_dtype is None else "*fp32",
         "bias_ptr": x,
@@ -95,7 +90,7 @@ def _gate(
     zero = "" if zero_dtype is None else f" zero {ELEMENTS.get(zero_dtype, 'u8')}"
     ragged = "" if shape == EVEN else " ragged"
     name = (
-        f"sm_{arch} {numbers} g{group} {ELEMENTS[x_dtype]} scale {_TYPES[scale_dtype][1:]}{zero} "
+        f"sm_{arch} {numbers} g{group} {ELEMENTS[x_dtype]} scale {POINTERS[scale_dtype][1:]}{zero} "
         f"rows {regime.rows}{ragged}"
     )
     build = partial(
@@ -152,7 +147,7 @@ def _adam_gate(
     A turn is over 1024. What is converted are the scales: one for 256 parameters.
     """
     return Gate(
-        f"sm_{arch} adam f8e4m3 {_TYPES[dtype][1:]}{' stochastic' if stochastic else ''}",
+        f"sm_{arch} adam f8e4m3 {POINTERS[dtype][1:]}{' stochastic' if stochastic else ''}",
         partial(build_adam, dtype, stochastic=stochastic, arch=arch),
         registers=128,
         shared=1024,
@@ -181,7 +176,7 @@ def build_cast(
     chosen = settings(numbers, scales, transposed=transposed, assembly=True)
     codes = f"*{chosen['FORMAT']}"
     pointers = {
-        "x_ptr": _TYPES[dtype],
+        "x_ptr": POINTERS[dtype],
         "found_ptr": "*fp32",
         "found_t_ptr": "*fp32",
         "codes_ptr": codes,
@@ -214,7 +209,7 @@ def _cast_gate(
     calls = ("CALL",) if arch >= 90 else ()
     packed = 32 if not transposed else 64 if arch >= 90 else 96
     return Gate(
-        f"sm_{arch} cast {numbers} {scales} {_TYPES[dtype][1:]}{' and transposed' if transposed else ''}",
+        f"sm_{arch} cast {numbers} {scales} {POINTERS[dtype][1:]}{' and transposed' if transposed else ''}",
         partial(build_cast, scales, dtype, numbers, transposed=transposed, arch=arch),
         registers=168 if dtype.itemsize == 2 else 200,
         shared=16 * 1024 if transposed else 1024,
@@ -282,6 +277,7 @@ GATES: tuple[Gate, ...] = (
     _cast_gate(8.9, "tensor"),
     _cast_gate(15.7, "row"),
     _cast_gate(23.6, "block"),
+    *SPARSE,
 )
 #: the rest
 MORE: tuple[Gate, ...] = (
@@ -319,4 +315,5 @@ MORE: tuple[Gate, ...] = (
     _gate(12.8, "f8e4m3", _SMALL, _ROW, _FP16, _FP32),
     _gate(14.2, "int8", _LARGE, _ROW, scale_dtype=_FP32),
     _gate(16.0, "f8e4m3", _LARGE, _ROW, scale_dtype=_FP32),
+    *MORE_SPARSE,
 )
