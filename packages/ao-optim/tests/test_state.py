@@ -148,7 +148,7 @@ def test_strided_parameters(run_steps):
 
 
 def test_the_kernel_is_chosen_from_the_table(make_params, run_steps, monkeypatch):
-    """Adam's quantized parameters go through the op `adam_step`, all of a kind at once."""
+    """Adam's parameters go through the op `adam_step`, all of a kind at once; small ones are dense."""
     calls = []
     real = apply.select
 
@@ -157,12 +157,14 @@ def test_the_kernel_is_chosen_from_the_table(make_params, run_steps, monkeypatch
         return real(call)
 
     monkeypatch.setattr(apply, "select", watched)
-    params = make_params((70, 65), (4097,), (5,)) + make_params((70, 65), dtype=torch.bfloat16)
+    params = make_params((70, 65), (4097,), (5,), (4, 3))
+    params += make_params((70, 65), dtype=torch.bfloat16)
     run_steps(ao_optim.AdamW8bit(params), params, 1)
     found = {(call.op, call.spec.dtype, call.x_shape, call.x_dtype) for call in calls}
     assert found == {
         ("adam_step", "companded8", (70 * 65 + 4097,), torch.float32),
         ("adam_step", "companded8", (70 * 65,), torch.bfloat16),
+        ("adam_step", "fp32", (5 + 12,), torch.float32),
     }
 
 

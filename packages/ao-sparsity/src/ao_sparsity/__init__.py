@@ -1,6 +1,18 @@
 """2:4, block and unstructured sparsity: pruning, sparse training, smaller layouts; built on ao-core."""
 
 from ao_sparsity.__about__ import __version__
+from ao_sparsity.configs import (
+    BlockSparseWeightConfig,
+    Float8DynamicActivationFloat8SemiSparseWeightConfig,
+    Int4WeightOnlySemiSparseConfig,
+    Int8DynamicActivationInt8SemiSparseWeightConfig,
+    SemiSparseWeightConfig,
+    block_sparse_weight,
+    float8_dynamic_activation_float8_semi_sparse_weight,
+    int4_weight_only_semi_sparse,
+    int8_dynamic_activation_int8_semi_sparse_weight,
+    semi_sparse_weight,
+)
 from ao_sparsity.prune import (
     Blocks,
     Columns,
@@ -34,6 +46,7 @@ from ao_sparsity.remove import (
     ln_structured,
     remove_channels,
 )
+from ao_sparsity.sparsify import sparsify_
 from ao_sparsity.train import (
     SemiSparseActivationLinear,
     SemiSparseLinear,
@@ -47,12 +60,16 @@ from ao_sparsity.train import (
 )
 
 __all__ = [
+    "BlockSparseWeightConfig",
     "Blocks",
     "ChannelGroup",
     "Columns",
     "CubicSchedule",
+    "Float8DynamicActivationFloat8SemiSparseWeightConfig",
     "GradualPruning",
     "Heads",
+    "Int4WeightOnlySemiSparseConfig",
+    "Int8DynamicActivationInt8SemiSparseWeightConfig",
     "LinearSchedule",
     "Movement",
     "NofM",
@@ -64,6 +81,7 @@ __all__ = [
     "Rows",
     "SemiSparseActivationLinear",
     "SemiSparseLinear",
+    "SemiSparseWeightConfig",
     "Sensitivity",
     "SparseLinear",
     "SupermaskLinear",
@@ -72,7 +90,11 @@ __all__ = [
     "apply_fake_sparsity",
     "apply_masks",
     "attach_masks",
+    "block_sparse_weight",
     "channel_groups",
+    "float8_dynamic_activation_float8_semi_sparse_weight",
+    "int4_weight_only_semi_sparse",
+    "int8_dynamic_activation_int8_semi_sparse_weight",
     "keep_masks",
     "ln_structured",
     "prune_magnitude",
@@ -80,8 +102,10 @@ __all__ = [
     "prune_wanda",
     "remove_channels",
     "remove_masks",
+    "semi_sparse_weight",
     "sensitivity",
     "set_sparsity",
+    "sparsify_",
     "squash_masks",
     "swap_linear_with_semi_sparse_linear",
     "swap_semi_sparse_linear_with_linear",

@@ -99,20 +99,15 @@ def block_mask(weight: Tensor, block: tuple[int, int], sparsity: float) -> Tenso
     """
     if not 0 <= sparsity <= 1:
         raise ValueError(f"sparsity={sparsity}: need a share from 0 to 1")
-    kept = best_blocks(block_scores(weight, block), sparsity)
+    scores = block_scores(weight, block)
+    kept = best_blocks(scores, round(sparsity * scores.numel()))
     return spread_blocks(kept, block, weight.shape)
 
 
-def best_blocks(scores: Tensor, sparsity: float) -> Tensor:
-    """True for all scores (..., R, C) of each matrix but the least `sparsity` of them; ties: the first stay.
-
-    Args:
-        scores: one a block.
-        sparsity: the share that goes, rounded to the nearest whole number of blocks.
-    """
+def best_blocks(scores: Tensor, gone: int) -> Tensor:
+    """True for the scores (..., R, C) of each matrix but the `gone` least of them; ties: the first stay."""
     flat = scores.flatten(-2)
-    count = flat.shape[-1]
-    return greatest_mask(flat, count - round(sparsity * count)).view(scores.shape)
+    return greatest_mask(flat, flat.shape[-1] - gone).view(scores.shape)
 
 
 def spread_blocks(grid: Tensor, block: tuple[int, int], shape: Sequence[int]) -> Tensor:

@@ -6,10 +6,13 @@ from collections.abc import Iterable
 
 from ao_core import Kernel, hookimpl
 from ao_core.layouts import Layout
+from ao_core.records import Recipe, Transform
 from ao_sparsity.layouts import LAYOUTS
+from ao_sparsity.recipes import RECIPES
 from ao_sparsity.train.kernels import KERNELS
+from ao_sparsity.transforms import TRANSFORMS
 
-__all__ = ["ao_api", "ao_kernels", "ao_layouts"]
+__all__ = ["ao_api", "ao_kernels", "ao_layouts", "ao_recipes", "ao_transforms"]
 
 
 @hookimpl
@@ -28,3 +31,15 @@ def ao_layouts() -> Iterable[Layout]:
 def ao_kernels() -> Iterable[Kernel]:
     """Masks and products of 2:4 training."""
     return KERNELS
+
+
+@hookimpl
+def ao_transforms() -> Iterable[Transform]:
+    """One transform for each configuration."""
+    return TRANSFORMS
+
+
+@hookimpl
+def ao_recipes() -> Iterable[Recipe]:
+    """The default of each configuration that needs no weights with a pattern."""
+    return RECIPES

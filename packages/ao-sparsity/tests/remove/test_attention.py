@@ -92,6 +92,25 @@ class Vit(nn.Module):
         return x + self.fc2(F.gelu(self.fc1(x)))
 
 
+class Biased(nn.Module):
+    """Attention with a learned bias for each head and distance, looked up as in T5 or as in Swin."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.width = how, 4
+        self.qkv, self.out = nn.Linear(10, 36), nn.Linear(12, 10)
+        self.bias = nn.Embedding(9, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            a.unflatten(-1, (-1, self.width)).transpose(1, 2) for a in self.qkv(x).chunk(3, -1)
+        )
+        far = torch.arange(5)[:, None] - torch.arange(5) + 4
+        bias = self.bias(far) if self.how == "t5" else self.bias.weight[far]
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.permute(2, 0, 1))
+        return self.out(found.transpose(1, 2).flatten(2))
+
+
 def heads_of(model: nn.Module, x: Tensor, count: int) -> ChannelGroup:
     """The group of so many heads."""
     (found,) = [g for g in channel_groups(model, x) if g.size == count and not g.reason]
@@ -206,3 +225,15 @@ def test_multihead_attention_of_torch_stays_whole() -> None:
     assert not report.removed
     assert "needs embed_dim = num_heads × head_dim" in report.kept[0].reason
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize("how", ["t5", "swin"])
+def test_biases_of_heads_go_with_them(how: str) -> None:
+    torch.manual_seed(0)
+    model, x = Biased(how), torch.randn(2, 5, 10)
+    heads = heads_of(model, x, 3)
+    assert ("bias.weight", 1) in heads.writers
+    smaller, _ = remove_channels(model, x, heads.select([1]))
+    assert torch.equal(smaller.bias.weight, model.bias.weight[:, [0, 2]])
+    model.out.weight.data[:, 4:8] = 0
+    torch.testing.assert_close(smaller(x), model(x))

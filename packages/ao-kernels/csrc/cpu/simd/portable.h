@@ -200,4 +200,26 @@ AO_INLINE I byte_of(Q v) {
   return each<I>([](i4 p) { return (i4)((u4)p >> 8 * kByte & 255); }, v);
 }
 
+// -- two of every four columns -----------------------------------------------------------------------------
+
+// 16 half bytes.
+AO_INLINE I load_nibbles(const uint8_t* p) {
+  alignas(16) int32_t lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = p[i / 2] >> i % 2 * 4 & 15;
+  return load_vector(lanes);
+}
+// Columns, of 32, of 16 values whose places within four columns stand in 2 bits each.
+AO_INLINE I places_of(const uint8_t* p) {
+  alignas(16) int32_t lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = (p[i / 4] >> i % 4 * 2 & 3) | i / 2 * 4;
+  return load_vector(lanes);
+}
+AO_INLINE F pick(const float* x, I columns) {
+  alignas(16) int32_t lanes[16];
+  alignas(16) float picked[16];
+  store_vector(lanes, columns);
+  for (int i = 0; i < 16; ++i) picked[i] = x[lanes[i]];
+  return load(picked);
+}
+
 }  // namespace ao::AO_ISA

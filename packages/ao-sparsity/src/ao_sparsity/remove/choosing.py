@@ -80,7 +80,7 @@ def ln_structured(
         raise ConfigError(f"multiple_of={multiple_of}: need a number of at least 1")
     tensors = tensors_of(model)
     found: dict[Site, list[int]] = {}
-    for group in groups_of(trace(model, example_inputs), model).values():
+    for group in groups_of(trace(model, example_inputs)).values():
         asked = not (group.inner or group.inexact) if filter_fn is None else filter_fn(group)
         if group.reason is not None or not asked:
             continue

@@ -26,13 +26,13 @@ class ChannelGroup:
     A channel is a hidden feature, a channel of a convolution, a head, or a position inside of all heads.
     """
 
-    #: the first site that writes it, as "fc1.weight", or the first that there is
+    #: the first parameter that writes it, or else reads it, as "fc1.weight"
     name: str
     #: number of channels
     size: int
     #: dimensions along which channels are computed (rows of weights, biases, scales of norms)
     writers: tuple[Site, ...]
-    #: dimensions over which products sum (columns of weights)
+    #: dimensions over which products sum (columns of weights); a tied weight may be both, and is here
     readers: tuple[Site, ...]
     #: why none of it can go; None: it can
     reason: str | None
@@ -52,9 +52,13 @@ class ChannelGroup:
         wanted = sorted(set(indices))
         if wanted and not 0 <= wanted[0] <= wanted[-1] < self.size:
             raise ConfigError(f"indices={wanted}: {self.name} has channels 0 to {self.size - 1}")
-        site = (self.writers or self.readers)[0]
-        chosen = torch.isin(self.channels[site], torch.tensor(wanted, dtype=torch.int64))
-        return {site: chosen.nonzero().flatten().tolist()}
+        chosen = torch.isin(self.channels[self.site], torch.tensor(wanted, dtype=torch.int64))
+        return {self.site: chosen.nonzero().flatten().tolist()}
+
+    @property
+    def site(self) -> Site:
+        """The site that the group has its name from."""
+        return (self.writers or self.readers)[0]
 
 
 def channel_groups(model: nn.Module, example_inputs: Inputs) -> list[ChannelGroup]:
@@ -69,10 +73,10 @@ def channel_groups(model: nn.Module, example_inputs: Inputs) -> list[ChannelGrou
     Raises:
         RemovalError: the model cannot be exported with these inputs.
     """
-    return list(groups_of(trace(model, example_inputs), model).values())
+    return list(groups_of(trace(model, example_inputs)).values())
 
 
-def groups_of(traced: Traced, model: nn.Module) -> dict[Axis, ChannelGroup]:
+def groups_of(traced: Traced) -> dict[Axis, ChannelGroup]:
     """The groups of a traced model by their atoms."""
     channels: dict[Axis, dict[Site, Tensor]] = {}
     for name, axes in traced.tensors.items():
@@ -81,32 +85,21 @@ def groups_of(traced: Traced, model: nn.Module) -> dict[Axis, ChannelGroup]:
                 if atom.size > 1:
                     channels.setdefault(atom, {}).setdefault((name, dim), index)
     reading = _reading(traced)
-    parameters = {name for name, _ in model.named_parameters()}
     inner = _inner(traced)
     return {
-        atom: _group(atom, found, reading.get(atom, set()), parameters, atom in inner)
+        atom: _group(atom, found, reading.get(atom, set()), inner=atom in inner)
         for atom, found in channels.items()
     }
 
 
 def _group(
-    atom: Axis,
-    channels: dict[Site, Tensor],
-    reading: set[Site],
-    parameters: set[str],
-    inner: bool,
+    atom: Axis, channels: dict[Site, Tensor], reading: set[Site], *, inner: bool
 ) -> ChannelGroup:
     writers = tuple(site for site in channels if site not in reading)
     readers = tuple(site for site in channels if site in reading)
-    reason = atom.fixed
-    if reason is None and not readers:
-        reason = "no weight reads it"
-    if reason is None and not any(name in parameters for name, _ in writers):
-        reason = "no weight writes it"
+    reason = atom.fixed or (None if readers else "no weight reads it")
     name = (writers or readers)[0][0]
-    return ChannelGroup(
-        name, atom.size, writers, readers, reason, atom.inexact, inner, dict(channels)
-    )
+    return ChannelGroup(name, atom.size, writers, readers, reason, atom.inexact, inner, channels)
 
 
 def _reading(traced: Traced) -> dict[Axis, set[Site]]:

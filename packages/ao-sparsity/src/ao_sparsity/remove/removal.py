@@ -66,7 +66,7 @@ def remove_channels(
     if any(tensor.is_meta for tensor in tensors_of(model).values()):
         raise ConfigError("the model is on the meta device: load its weights first")
     traced = trace(model, example_inputs)
-    groups = groups_of(traced, model)
+    groups = groups_of(traced)
     gone, kept = chosen(groups, wanted, exact=exact)
     found = fit(model, example_inputs, traced, groups, gone)
     kept += [_refused(groups[atom], gone[atom], reason) for atom, reason in found.refused.items()]
@@ -82,10 +82,9 @@ def remove_channels(
 
 
 def _refused(group: ChannelGroup, gone: Tensor, reason: str) -> Kept:
-    site = group.writers[0]
-    index = group.channels[site]
+    index = group.channels[group.site]
     count = int(((index >= 0) & gone[index]).sum())
-    return Kept(*site, count, f"the code fixes their number ({reason})")
+    return Kept(*group.site, count, f"the code fixes their number ({reason})")
 
 
 def _cut(model: M, traced: Traced, found: Fit) -> M:

@@ -73,9 +73,13 @@ class RemovalReport:
         share = 100 * after / max(before, 1)
         blocks.append(
             f"{self.parameters[0]} → {self.parameters[1]} parameters, {size_text(before)} → "
-            f"{size_text(after)} ({share:.1f}%); outputs differ by {self.difference:.1e} of their norm"
+            f"{size_text(after)} ({share:.1f}%); outputs differ by {self._error} of their norm"
         )
         return "\n\n".join(blocks)
+
+    @property
+    def _error(self) -> str:
+        return "less than 1e-05" if self.difference < 1e-5 else f"{self.difference:.1e}"
 
 
 def _alike(attributes: Mapping[str, Any]) -> list[str]:

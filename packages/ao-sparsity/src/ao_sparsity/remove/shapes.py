@@ -122,6 +122,28 @@ def _select(call: Call) -> Axes:
     return axes[:dim] + axes[dim + 1 :]
 
 
+def _index(call: Call) -> Axes:
+    """Indexed by tensors: their common shape is where they are, or in front if they are not together."""
+    axes, indices = call.axes("self"), call["indices"]
+    used = [dim for dim, index in enumerate(indices) if index is not None]
+    for dim in used:
+        fix(axes[dim], "indexed by number")
+    together = used == list(range(used[0], used[0] + len(used)))
+    first = used[0] if together else 0
+    rest = [axis for dim, axis in enumerate(axes) if dim not in used]
+    count = len(call.shape) - len(rest)
+    made = call.fresh(call.shape[first : first + count], "indexed by number")
+    return [*rest[:first], *made, *rest[first:]]
+
+
+def _index_select(call: Call) -> Axes:
+    axes = list(call.axes("self"))
+    dim = call.dim("dim", len(axes))
+    fix(axes[dim], "indexed by number")
+    axes[dim] = Axis(call.shape[dim], fixed="indexed by number")
+    return axes
+
+
 def _unbind(call: Call) -> list[Axes]:
     return [_select(call) for _ in call.output]
 
@@ -169,6 +191,8 @@ SHAPE_RULES: dict[str, Callable[[Call], Any]] = {
     "slice": _slice,
     "select": _select,
     "unbind": _unbind,
+    "index": _index,
+    "index_select": _index_select,
     "constant_pad_nd": _pad,
     "pad": _pad,
     "glu": _glu,
