@@ -76,10 +76,10 @@ def _export(model: nn.Module, inputs: Inputs) -> torch.export.ExportedProgram:
         )
         calls = {node.target for node in program.graph.nodes if node.op == "call_function"}
         composite = [op for op in calls if _is_composite(op) and _rule(op) is None]
-        if not composite:
-            return program
-        table = torch.export.default_decompositions()
-        return program.run_decompositions({op: table[op] for op in composite if op in table})
+        if composite:
+            table = torch.export.default_decompositions()
+            program = program.run_decompositions({op: table[op] for op in composite if op in table})
+    return program
 
 
 def _is_composite(op: Any) -> bool:
