@@ -18,6 +18,7 @@ from ao_kernels.triton.cast import CAST_KERNELS
 from ao_kernels.triton.dynamic import DYNAMIC_KERNELS
 from ao_kernels.triton.linear import PLANE16_KERNELS
 from ao_kernels.triton.plane16 import LAYOUTS as TRITON_LAYOUTS
+from ao_kernels.triton.rows import ROW_KERNELS
 
 
 @hookimpl
@@ -36,4 +37,11 @@ def ao_layouts() -> Iterable[Layout]:
 def ao_kernels() -> Iterable[Kernel]:
     """The compiled kernels; `Kernel.available` loads them, or says why they cannot run."""
     cpu = (*LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS, *CPU_ADAM_KERNELS)
-    return (*cpu, *PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *DYNAMIC_KERNELS)
+    return (
+        *cpu,
+        *PLANE16_KERNELS,
+        *TRITON_ADAM_KERNELS,
+        *CAST_KERNELS,
+        *ROW_KERNELS,
+        *DYNAMIC_KERNELS,
+    )

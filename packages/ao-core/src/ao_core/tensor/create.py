@@ -24,6 +24,7 @@ __all__ = [
     "encode_parts",
     "encode_reference",
     "fake_quantize",
+    "is_cast",
     "quantize_tensor",
     "scale_spec",
 ]
@@ -121,13 +122,15 @@ def encode_parts(
 ) -> Parts:
     """The parts of `x` in the layout of `spec`, by the best kernel of the op "quantize".
 
-    A `QTensor` of that format has its own, which are not found again.
+    A `QTensor` of that format has its own, which are not found again; one of another is dequantized.
 
     Kernels choose scales themselves, by the largest magnitude, and take no `DTensor`; for those, and
     where scales are given or follow another rule, the reference encodes.
     """
-    if _is_cast(x, spec):
+    if is_cast(x, spec):
         return x.parts  # type: ignore[attr-defined,no-any-return]
+    if isinstance(x, QTensor):
+        x = x.dequantize()
     if spec.static and scale is None:
         raise QuantizationError(f"{spec}: a static scale is not chosen but given")
     layout = registry.layouts.get(spec.layout)
@@ -145,7 +148,7 @@ def encode_parts(
     return select(call).fn(x, spec)  # type: ignore[no-any-return]
 
 
-def _is_cast(x: Tensor, spec: Spec) -> bool:
+def is_cast(x: Tensor, spec: Spec) -> bool:
     """Whether `x` holds its values as `spec` says, but for options and activations."""
     if not isinstance(x, QTensor) or x.is_permuted:
         return False
