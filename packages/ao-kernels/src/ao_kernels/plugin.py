@@ -21,6 +21,7 @@ from ao_kernels.triton.dynamic import DYNAMIC_KERNELS
 from ao_kernels.triton.linear import PLANE16_KERNELS
 from ao_kernels.triton.plane16 import LAYOUTS as TRITON_LAYOUTS
 from ao_kernels.triton.quantize import CAST_KERNELS
+from ao_kernels.triton.rows import ROW_KERNELS
 from ao_kernels.triton.sparsify import SPARSIFY_KERNELS
 
 
@@ -41,5 +42,5 @@ def ao_kernels() -> Iterable[Kernel]:
     """The compiled kernels; `Kernel.available` loads them, or says why they cannot run."""
     cpu = (*LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS, *CPU_ADAM_KERNELS)
     cpu = (*cpu, *BLOCK_SPARSE_KERNELS, *TWO_FOUR_KERNELS)
-    triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *DYNAMIC_KERNELS)
-    return (*cpu, *triton, *SPARSIFY_KERNELS, *BSR_KERNELS)
+    triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS)
+    return (*cpu, *triton, *DYNAMIC_KERNELS, *SPARSIFY_KERNELS, *BSR_KERNELS)
