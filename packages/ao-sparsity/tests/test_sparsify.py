@@ -7,7 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ao_core import FqnToConfig, QTensor, Spec, load_model, quantize_, quantize_tensor, save_model
+from ao_core import (
+    FqnToConfig,
+    QTensor,
+    Spec,
+    kernels,
+    load_model,
+    quantize_,
+    quantize_tensor,
+    save_model,
+)
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.recipes import WeightOnlyConfig
 from ao_core.spec import WHOLE
@@ -25,6 +34,13 @@ from ao_sparsity.recipes import RECIPES
 BLOCKS = block_sparse_weight(blocksize=16, sparsity=0.5)
 CONFIGS = [*(recipe.config for recipe in RECIPES), BLOCKS, block_sparse_weight(16, 0.5, "int8")]
 every_config = pytest.mark.parametrize("config", CONFIGS, ids=lambda c: type(c).__name__[:-6])
+
+
+@pytest.fixture(autouse=True)
+def _reference():
+    """Whatever kernels are installed beside this package: these tests are about weights."""
+    with kernels("reference"):
+        yield
 
 
 def model(dtype=torch.float32, seed=0, sizes=((70, 96), (96, 33))):
