@@ -99,7 +99,7 @@ class Layout:
         raise NotImplementedError
 
     def geometry(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> dict[str, Geometry]:
-        """How each part is laid out along the logical dimensions."""
+        """How each part is laid out along the logical dimensions, in the order of the parts of `pack`."""
         raise UnsupportedOp(
             f"layout {self.name!r} cannot be cut or joined in place; call .canonical() first"
         )
