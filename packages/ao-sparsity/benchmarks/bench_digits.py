@@ -21,7 +21,7 @@ from benchmarking import arguments, record
 
 #: of the vision transformer: patches of 2 × 2 pixels, width, heads, blocks
 PATCH, WIDTH, HEADS, DEPTH = 2, 64, 4, 2
-BATCH, LR = 64, 1e-3
+BATCH, LR = 64, 2e-3
 
 
 class Block(nn.Module):
@@ -80,11 +80,11 @@ def train(sparsity: float, seed: int, args: Any) -> dict[str, float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.05)
     steps = args.epochs * (len(rest) // BATCH)
     rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, steps, cycle_momentum=False)
+    schedule = ao_sparsity.CubicSchedule(sparsity, end=steps // 2)
     batches = torch.Generator().manual_seed(seed)
     for step in tqdm(range(steps), desc=f"{sparsity:g}, seed {seed}", leave=False):
-        if sparsity:  # cubic, over the first half
-            left = 1 - min(step / (0.5 * steps), 1)
-            ao_sparsity.set_sparsity(model, sparsity * (1 - left**3))
+        if sparsity:
+            ao_sparsity.set_sparsity(model, schedule(step))
         chosen = rest[torch.randint(len(rest), (BATCH,), generator=batches)]
         loss = F.cross_entropy(model(images[chosen]), labels[chosen])
         optimizer.zero_grad()
@@ -98,7 +98,7 @@ def train(sparsity: float, seed: int, args: Any) -> dict[str, float]:
 
 
 def main() -> None:
-    args = arguments(__doc__, seeds=3, epochs=30, held_out=450, sparsity=0.9, blocksize=8)
+    args = arguments(__doc__, seeds=3, epochs=60, held_out=450, sparsity=0.9, blocksize=8)
     shares = {"dense": 0.0, f"{args.sparsity:.0%} of the blocks gone": args.sparsity}
     runs = {
         name: [train(share, seed, args) for seed in range(args.seeds)]

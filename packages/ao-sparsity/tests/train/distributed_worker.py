@@ -67,6 +67,8 @@ def main() -> None:
         squash_masks(whole)
     swap_semi_sparse_linear_with_linear(whole)
     assert [type(layer) for layer in whole] == [nn.Linear] * 3
+    with pytest.raises(ConfigError, match="sharded already; swap layers before"):
+        swap_linear_with_semi_sparse_linear(whole, CONFIG)
     dist.destroy_process_group()
     if rank == 0:
         sys.stdout.write("shards: ok\n")

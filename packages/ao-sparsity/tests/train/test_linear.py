@@ -244,7 +244,8 @@ def test_decay_is_a_number_from_zero_on(decay):
 
 @KINDS
 def test_a_layer_of_its_own(kind):
-    """Made without a dense one before, as `nn.Linear` is."""
+    """Made without a dense one before, as `nn.Linear` is, also on the meta device."""
+    assert "in_features=9, out_features=6" in repr(kind(9, 6, device="meta"))
     layer = kind(9, 6, bias=False, dtype=torch.float64)
     assert layer(torch.ones(2, 9, dtype=torch.float64)).shape == (2, 6)
     assert squash_masks(nn.Sequential(layer)).keys() == (

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ao_core.errors import ConfigError
 from ao_core.tensor import ComputeWeight, QTensor
+from ao_core.tensor.codec import is_sharded
 from ao_sparsity.masks import n_of_m_mask
 from ao_sparsity.train import kernels
 
@@ -66,6 +67,8 @@ class SparseLinear(nn.Linear):
             raise ConfigError(
                 f"its weight is a {type(module.weight).__name__}; sparse training needs a dense one"
             )
+        if is_sharded(module.weight):
+            raise ConfigError("its weight is sharded already; swap layers before fully_shard")
         trial: Any = nn.Linear(module.in_features, module.out_features, device="meta")
         trial.__class__ = cls
         try:

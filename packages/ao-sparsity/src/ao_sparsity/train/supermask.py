@@ -97,7 +97,7 @@ class SupermaskLinear(SparseLinear):
 
     def extra_repr(self) -> str:
         """Sizes and options."""
-        return f"{super().extra_repr()}, blocksize={self.blocksize}, kept={int(self.kept)} blocks"
+        return f"{super().extra_repr()}, blocksize={self.blocksize}"
 
 
 def set_sparsity(model: nn.Module, sparsity: float) -> None:

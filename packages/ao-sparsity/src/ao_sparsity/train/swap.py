@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ao_core.errors import ConfigError
-from ao_core.tensor.codec import local_shard
+from ao_core.tensor.codec import is_sharded
 from ao_sparsity.train.linear import SemiSparseActivationLinear, SparseLinear
 
 __all__ = [
@@ -94,7 +94,7 @@ def squash_masks(model: nn.Module) -> dict[str, float]:
     }
     for fqn, layer in layers.items():
         _check_dense(fqn, layer)
-        if local_shard(layer.weight) is not layer.weight:
+        if is_sharded(layer.weight):
             raise ConfigError(
                 f"{fqn!r} is sharded, and tiles and blocks cross shards; gather it first"
             )
