@@ -76,6 +76,15 @@ def test_by_another_method_and_in_groups(model, data):
     assert {config[c.fqn].m for c in found.curves} == {4}
 
 
+def test_everything_may_go():
+    """Steps add up to no more than all, in whatever digits."""
+    shares = (0.0, 0.1, 0.3, 0.7, 1.0)
+    curves = tuple(Curve(str(n), n, shares, (0.0, 1.0, 4.0, 9.0, 20.0)) for n in range(1, 200))
+    config = Sensitivity(Unstructured(0.0), curves).allocate(1.0)
+    found = [each.sparsity for _, each in config.entries if each]
+    assert found == pytest.approx([1.0] * 199, abs=1e-9)
+
+
 @given(st.integers(1, 4), st.integers(1, 4), st.floats(0, 1), st.integers(0, 2**31 - 1))
 def test_allocation_is_the_best_mixture(layers, levels, share, seed):
     """Against a linear program: levels of each parameter may be mixed, the sum of what goes is given."""

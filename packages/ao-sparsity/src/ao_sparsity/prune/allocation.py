@@ -96,7 +96,7 @@ class Sensitivity:
             gone[index] += taken
             left -= taken
         found: dict[str, Config | None] = {
-            curve.fqn: self.pattern.at(each / curve.weights)
+            curve.fqn: self.pattern.at(min(each / curve.weights, curve.sparsities[-1]))
             for curve, each in zip(self.curves, gone, strict=True)
         }
         return FqnToConfig({**found, "*": None})
