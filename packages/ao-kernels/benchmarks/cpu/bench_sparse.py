@@ -27,13 +27,13 @@ have to be read."""
 ROUNDS = {1: 40, 16: 30, 256: 12}
 
 
-def rows_of(shape: tuple[int, int], m: int, rounds: int) -> list[Row]:
+def rows_of(shape: tuple[int, int], m: int, rounds: int, most: int) -> list[Row]:
     """A row for each kind of weight, and the dense one."""
     chosen: dict[str, Sparse] = {kind.name: kind for kind in kinds(m)}
     weight = torch.randn(shape) / math.sqrt(shape[1])
     contenders = [dense(weight, dtype=torch.bfloat16, name=bars.F_LINEAR)]
     del weight
-    contenders += [sparse_linear(shape, kind) for kind in chosen.values()]
+    contenders += [sparse_linear(shape, kind, m, most) for kind in chosen.values()]
     samples = measured(contenders, m, rounds)
     wanted = {bar.ours: bar for bar in bars.SPARSE if bar.rows == m}
     found = []
@@ -59,12 +59,14 @@ def rows_of(shape: tuple[int, int], m: int, rounds: int) -> list[Row]:
 
 
 def main() -> None:
-    args = arguments(__doc__, n=4096, k=16384, threads=2, percent=100, m=",".join(map(str, ROUNDS)))
+    rows_there = ",".join(map(str, ROUNDS))
+    args = arguments(__doc__, n=4096, k=16384, threads=2, percent=100, copies=1000, m=rows_there)
     torch.set_num_threads(args.threads)
     rows: list[Row] = []
     with torch.inference_mode():
         for m in map(int, args.m.split(",")):
-            rows += rows_of((args.n, args.k), m, max(1, ROUNDS.get(m, 12) * args.percent // 100))
+            rounds = max(1, ROUNDS.get(m, 12) * args.percent // 100)
+            rows += rows_of((args.n, args.k), m, rounds, args.copies)
     text = TEXT.format(n=args.n, k=args.k, threads=args.threads, rotated=ROTATED >> 20)
     record(args.json, "Sparse weights on the CPU", text, rows)
 

@@ -46,13 +46,20 @@ class Sparse:
         return f"{kind} {self.fmt}"
 
 
-def sparse_linear(shape: tuple[int, int], kind: Sparse) -> Contender:
-    """`F.linear` with random weights (N, K) of that kind, in the layout that serves best here."""
+def sparse_linear(shape: tuple[int, int], kind: Sparse, m: int, most: int) -> Contender:
+    """`F.linear` with random weights (N, K) of that kind, in the layout that serves best here.
+
+    Args:
+        shape: of the weight.
+        kind: of the weight.
+        m: rows of activations.
+        most: copies of the weight at most.
+    """
     make = _blocks if kind.block else _two_four
     first = make(shape, kind, 0)
     nbytes = stored(first)
-    call = Call("linear", first.spec, shape, (1, shape[1]), torch.bfloat16, "cpu")
-    rotated = [make(shape, kind, number) for number in copies(nbytes)]
+    call = Call("linear", first.spec, shape, (m, shape[1]), torch.bfloat16, "cpu")
+    rotated = [make(shape, kind, number) for number in copies(nbytes)[:most]]
     return product(kind.name, rotated, nbytes, F.linear, shape[1], kernel=select(call).name)
 
 

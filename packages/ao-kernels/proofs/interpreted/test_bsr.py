@@ -66,7 +66,7 @@ def test_a_weight_without_blocks():
 @pytest.mark.parametrize("side", [16, 64])
 def test_what_is_not_finite_meets_only_stored_blocks(side):
     """Of columns that no block has, nothing is read."""
-    weight, parts = problem((140, 300), side)
+    _, parts = problem((140, 300), side)
     x = gaussian((3, 300)).half()
     x[1, 299] = torch.inf
     out = bsr.bsr_linear(x, *parts, None, 140, 300)

@@ -51,9 +51,11 @@ def near(out, expected, bound):
 )
 def test_every_kind_of_scales(numbers, blocks, regime, fast_accum, tma):
     specs = [Spec(*each) for each in zip(numbers, blocks, strict=True)]
-    (m, n, k), x = (140, 150, 300), []
-    for i, (spec, rows) in enumerate(zip(specs, (m, n), strict=True)):
-        x.append(gaussian((rows, k), seed=i) * torch.exp2(gaussian((rows, 1), seed=i + 2)))
+    m, n, k = 140, 150, 300
+    x = [
+        gaussian((rows, k), seed=rows) * torch.exp2(gaussian((rows, 1), seed=rows + 1))
+        for rows in (m, n)
+    ]
     parts = [encode_parts(*each) for each in zip(x, specs, strict=True)]
     bias = gaussian((n,), seed=7)
     out = launch(

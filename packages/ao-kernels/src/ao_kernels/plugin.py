@@ -16,10 +16,13 @@ from ao_kernels.cpu.quantize import CODE_KERNELS
 from ao_kernels.cpu.tiles import LAYOUTS
 from ao_kernels.cpu.two_four import TWO_FOUR_KERNELS
 from ao_kernels.triton.adam import ADAM_KERNELS as TRITON_ADAM_KERNELS
+from ao_kernels.triton.bsr import BSR_KERNELS, BSR_LAYOUTS
 from ao_kernels.triton.dynamic import DYNAMIC_KERNELS
 from ao_kernels.triton.linear import PLANE16_KERNELS
 from ao_kernels.triton.plane16 import LAYOUTS as TRITON_LAYOUTS
 from ao_kernels.triton.quantize import CAST_KERNELS
+from ao_kernels.triton.rows import ROW_KERNELS
+from ao_kernels.triton.sparsify import SPARSIFY_KERNELS
 
 
 @hookimpl
@@ -31,7 +34,7 @@ def ao_api() -> tuple[int, int]:
 @hookimpl
 def ao_layouts() -> Iterable[Layout]:
     """Weights as the compiled products read them."""
-    return (*LAYOUTS, *BLOCK_SPARSE_LAYOUTS, *TRITON_LAYOUTS)
+    return (*LAYOUTS, *BLOCK_SPARSE_LAYOUTS, *TRITON_LAYOUTS, *BSR_LAYOUTS)
 
 
 @hookimpl
@@ -39,5 +42,5 @@ def ao_kernels() -> Iterable[Kernel]:
     """The compiled kernels; `Kernel.available` loads them, or says why they cannot run."""
     cpu = (*LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS, *CPU_ADAM_KERNELS)
     cpu = (*cpu, *BLOCK_SPARSE_KERNELS, *TWO_FOUR_KERNELS)
-    triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *DYNAMIC_KERNELS)
-    return (*cpu, *triton)
+    triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS)
+    return (*cpu, *triton, *DYNAMIC_KERNELS, *SPARSIFY_KERNELS, *BSR_KERNELS)

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from ao_core import Kernel, hookimpl
 from ao_core.layouts import Layout
 from ao_core.records import Recipe, Transform
+from ao_sparsity.kernels import KERNELS
 from ao_sparsity.layouts import LAYOUTS
 from ao_sparsity.recipes import RECIPES
-from ao_sparsity.train.kernels import KERNELS
+from ao_sparsity.train.kernels import KERNELS as TRAINING_KERNELS
 from ao_sparsity.transforms import TRANSFORMS
 
 __all__ = ["ao_api", "ao_kernels", "ao_layouts", "ao_recipes", "ao_transforms"]
@@ -29,8 +30,8 @@ def ao_layouts() -> Iterable[Layout]:
 
 @hookimpl
 def ao_kernels() -> Iterable[Kernel]:
-    """Masks and products of 2:4 training."""
-    return KERNELS
+    """Products that torch has for 2:4 weights; masks and products of 2:4 training."""
+    return (*KERNELS, *TRAINING_KERNELS)
 
 
 @hookimpl

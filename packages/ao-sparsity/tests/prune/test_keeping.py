@@ -13,16 +13,21 @@ from ao_core import load_model, quantize_, save_model
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.recipes import weight_only
 from ao_sparsity import (
+    Blocks,
     NofM,
     Pruning,
     Unstructured,
     apply_fake_sparsity,
     apply_masks,
     attach_masks,
+    block_sparse_weight,
     keep_masks,
     prune_magnitude,
     prune_sparsegpt,
+    prune_wanda,
     remove_masks,
+    semi_sparse_weight,
+    sparsify_,
 )
 
 MASKS = ["0.weight_sparsity_mask", "2.weight_sparsity_mask"]
@@ -131,6 +136,20 @@ def test_remove_masks_makes_them_permanent(model):
     assert len(report.with_status("quantized")) == 2
     back = model[0].weight.dequantize()
     assert bool((back[~found.masks["0.weight"]] == 0).all())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "config"),
+    [(NofM(2, 4), semi_sparse_weight()), (Blocks(0.5, size=(8, 8)), block_sparse_weight(8))],
+)
+def test_sparse_layouts_hold_what_was_pruned(pattern, config, model, data):
+    apply_masks(model, prune_wanda(model, data, pattern, scope="layer"))
+    remove_masks(model)
+    pruned = copy.deepcopy(model)
+    for record in sparsify_(model, config).with_status("quantized"):
+        before = pruned.get_parameter(record.fqn)
+        assert torch.equal(model.get_parameter(record.fqn).dequantize(), before)
+        assert record.bytes_after < 0.75 * record.bytes_before
 
 
 def test_tied_weights_have_one_mask(data):

@@ -252,3 +252,6 @@ def test_progress(model, data):
     calls = []
     prune_sparsegpt(model, data, NofM(2, 4), progress=lambda *args: calls.append(args))
     assert calls == [(0, 2, "0.weight"), (1, 2, "2.weight"), (2, 2, "")]
+    calls.clear()
+    prune_wanda(model, data[:2], NofM(2, 4), progress=lambda *args: calls.append(args))
+    assert calls == [(0, 2, "batch 1"), (1, 2, "batch 2"), (2, 2, "")]

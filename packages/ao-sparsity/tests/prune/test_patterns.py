@@ -129,6 +129,7 @@ def test_other_sparsities_of_the_same_pattern():
         (lambda: Rows(-0.1), "sparsity=-0.1"),
         (lambda: Columns(float("nan")), "sparsity=nan"),
         (lambda: NofM(3, 2), "n=3, m=2"),
+        (lambda: NofM(2, 256), "1 <= m <= 255"),
         (lambda: NofM(2, 4).at(7.0), "sparsity=7.0"),
         (lambda: Rows(0.5, order=0), "order=0"),
         (lambda: Blocks(0.5, size=(0, 4)), r"size=\(0, 4\)"),

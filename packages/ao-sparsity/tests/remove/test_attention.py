@@ -92,6 +92,39 @@ class Vit(nn.Module):
         return x + self.fc2(F.gelu(self.fc1(x)))
 
 
+class Conv1D(nn.Module):
+    """As in GPT-2: a transposed weight, and a number of features that the code gives to a view."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf, self.weight, self.bias = (
+            nf,
+            nn.Parameter(torch.randn(nx, nf)),
+            nn.Parameter(torch.randn(nf)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight)
+        return found.view(*x.shape[:-1], self.nf)
+
+
+class Gpt(nn.Module):
+    """Two modules hold sizes, and a size of one is also that of something that stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_dim, self.split_size, self.head_dim = 12, 12, 4
+        self.c_attn, self.c_proj = Conv1D(36, 12), Conv1D(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            a.view(*a.shape[:-1], -1, self.head_dim).transpose(1, 2)
+            for a in self.c_attn(x).split(self.split_size, dim=2)
+        )
+        found = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.c_proj(found.transpose(1, 2).flatten(2))
+
+
 class Biased(nn.Module):
     """Attention with a learned bias for each head and distance, looked up as in T5 or as in Swin."""
 
@@ -236,4 +269,20 @@ def test_biases_of_heads_go_with_them(how: str) -> None:
     smaller, _ = remove_channels(model, x, heads.select([1]))
     assert torch.equal(smaller.bias.weight, model.bias.weight[:, [0, 2]])
     model.out.weight.data[:, 4:8] = 0
+    torch.testing.assert_close(smaller(x), model(x))
+
+
+def test_sizes_that_two_modules_hold() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Gpt(), Gpt()), torch.randn(2, 5, 12)
+    first, second = (g for g in channel_groups(model, x) if g.size == 3 and not g.reason)
+    smaller, report = remove_channels(model, x, first.select([0]) | second.select([2]))
+    assert report.attributes == {
+        f"{i}.{name}": pair
+        for name, pair in {"c_attn.nf": (36, 24), "split_size": (12, 8)}.items()
+        for i in range(2)
+    }
+    assert smaller[0].c_proj.nf == smaller[0].embed_dim == 12
+    model[0].c_proj.weight.data[:4] = 0
+    model[1].c_proj.weight.data[8:] = 0
     torch.testing.assert_close(smaller(x), model(x))

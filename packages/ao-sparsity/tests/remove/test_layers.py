@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ao_core import Spec, quantize_tensor
 from ao_sparsity import channel_groups, ln_structured, remove_channels
 
 
@@ -224,6 +225,41 @@ def test_tied_weights_stay_tied() -> None:
     assert smaller.weight is smaller.encoder.weight
     assert smaller.weight.shape == (8, 6)
     assert smaller.decoder.weight.shape == (6, 10)  # nothing reads it
+
+
+class Twice(nn.Module):
+    """A layer that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.b(self.a(x)).relu()).relu())
+
+
+def test_a_layer_that_is_called_twice() -> None:
+    torch.manual_seed(0)
+    model, x = Twice(), torch.randn(4, 6)
+    smaller, _ = remove_channels(model, x, {"b.weight": [2, 3]})
+    assert (smaller.b.in_features, smaller.b.out_features) == (6, 6)
+    model.b.weight.data[:, 2:4] = 0
+    model.c.weight.data[:, 2:4] = 0
+    torch.testing.assert_close(smaller(x), model(x))
+
+
+def test_quantized_weights_stay_and_others_go() -> None:
+    torch.manual_seed(0)
+    model, x, _ = model_of("mlp")
+    model.requires_grad_(False)
+    weight = quantize_tensor(model[0].weight, Spec("int8", (1, 6), "float32"))
+    model[0].weight = nn.Parameter(weight, requires_grad=False)
+    smaller, report = remove_channels(model, x, {"2.weight": [1], "2.bias": [4], "0.bias": [0]})
+    assert [group.channels for group in report.removed] == [(1, 4)]
+    assert [(kept.fqn, kept.reason) for kept in report.kept] == [
+        ("0.bias", "its tensors are QTensors")
+    ]
+    assert torch.equal(smaller[0].weight.dequantize(), weight.dequantize())
 
 
 def test_buffers_go_too() -> None:

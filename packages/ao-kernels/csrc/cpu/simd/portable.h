@@ -158,18 +158,15 @@ AO_INLINE i4 float_to_bf16(f4 x) {
 }
 
 AO_INLINE void store_as(Element type, void* p, F v, int count) {
-  alignas(16) uint16_t words[16];
-  if (type == Element::f16) {
-    narrow(words, each<I>([](f4 x) { return float_to_half4(x); }, v));
-  } else if (type == Element::bf16) {
-    narrow(words, each<I>([](f4 x) { return float_to_bf16(x); }, v));
-  }
   const size_t lanes = static_cast<size_t>(count < 16 ? count : 16);
   if (type == Element::f32) {
     __builtin_memcpy(p, &v, 4 * lanes);
-  } else {
-    __builtin_memcpy(p, words, 2 * lanes);
+    return;
   }
+  const bool half = type == Element::f16;
+  alignas(16) uint16_t words[16];
+  narrow(words, each<I>([half](f4 x) { return half ? float_to_half4(x) : float_to_bf16(x); }, v));
+  __builtin_memcpy(p, words, 2 * lanes);
 }
 
 // -- products ----------------------------------------------------------------------------------------------

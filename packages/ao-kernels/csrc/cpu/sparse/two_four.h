@@ -2,6 +2,7 @@
 // that are picked, by the places of the weights.
 #pragma once
 #include "../linear/product.h"
+#include "../quantize/numbers.h"
 #include "kernels.h"
 
 namespace ao::AO_ISA {
@@ -219,10 +220,7 @@ static void expand_rows(const TwoFour& t, int64_t begin, int64_t end) {
         store_vector(where, places_of(own_places + at / 8));
         for (int i = 0; i < 16; ++i) dense[column + where[i]] = values[i];
       }
-      for (int64_t column = 0; column < last; column += 16) {
-        const int64_t rest = last - column;
-        store_as(t.type, out + (k + column) * size, load(dense + column), rest < 16 ? static_cast<int>(rest) : 16);
-      }
+      coding::write(t.type, dense, last, out + k * size);  // whose rounding keeps subnormal numbers
     }
   }
 }

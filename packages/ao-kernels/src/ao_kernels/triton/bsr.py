@@ -1,4 +1,4 @@
-"""Products with block-sparse weights: only blocks that are stored are read and multiplied."""
+"""The layout `bsr_sorted` and its product: only blocks that are stored are read and multiplied."""
 
 from __future__ import annotations
 
@@ -7,13 +7,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ao_kernels.triton.support import on_device, processors, take_locks
+from ao_core.layouts import Layout, Parts
+from ao_core.records import Call, DType, Kernel
+from ao_core.registry import registry
+from ao_core.spec import Spec
+from ao_core.tensor import QTensor
+from ao_kernels.triton.support import on_device, processors, take_locks, why_not
 
-__all__ = ["SIDES", "bsr_linear", "order_of", "settings"]
+__all__ = [
+    "BSR_KERNELS",
+    "BSR_LAYOUTS",
+    "SIDES",
+    "BsrSorted",
+    "bsr_linear",
+    "order_of",
+    "regime_of",
+    "settings",
+]
 
 #: sides of the blocks that the kernel takes
 SIDES = (16, 32, 64)
-INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 #: blocks of a row that each of several programs gets at least
 _FEWEST_BLOCKS = 8
 
@@ -144,3 +157,77 @@ def launch(
             num_warps=regime.num_warps, num_stages=regime.num_stages,
         )  # fmt: skip
     return out
+
+
+class BsrSorted(Layout):
+    """As `bsr`, and beside it the order in which products begin with the rows of blocks.
+
+    - qdata, col_indices, crow_indices: as in `bsr`, of dense values
+    - order: int32 (ceil(N / b),), the longest row first.
+    """
+
+    name = "bsr_sorted"
+    canonical = False
+    canonical_name = "bsr"
+    native_devices = ("cuda",)
+
+    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+        """None, or a sentence that says why the product cannot take such a tensor."""
+        if dtype.kind != "dense":
+            return f"holds bf16, fp16 and fp32, not {dtype.name}"
+        if len(shape) != 2 or 0 in shape:
+            return f"needs a weight of 2 dimensions that is not empty, found {shape}"
+        if _side(spec) not in SIDES:
+            return f"needs blocks of {SIDES} rows, found blocksize={_side(spec)}"
+        return None if spec.act is None else "its product does not quantize activations"
+
+    def sparsity(self, parts: Parts, spec: Spec, shape: tuple[int, ...]) -> float | None:
+        """The share of blocks that are not stored."""
+        side = _side(spec)
+        return 1 - len(parts["qdata"]) / (-(-shape[0] // side) * -(-shape[1] // side))
+
+    def from_canonical(
+        self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
+    ) -> Parts:
+        """With the order of rows."""
+        return {**parts, "order": order_of(parts["crow_indices"])}
+
+    def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
+        """Without it."""
+        return {name: part for name, part in parts.items() if name != "order"}
+
+
+BSR_LAYOUTS = (BsrSorted(),)
+
+
+def _side(spec: Spec) -> int:
+    return int(spec.option("blocksize", 64))
+
+
+def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+    """The product, in one launch."""
+    parts, (n, k) = w.parts, w.stored_shape
+    out: Tensor = bsr_linear(
+        x, parts["qdata"], parts["col_indices"], parts["crow_indices"], parts["order"], bias, n, k
+    )
+    return out
+
+
+def _accepts(call: Call) -> str | None:
+    stored = registry.dtypes.get(call.spec.dtype).storage
+    if call.x_dtype != stored:
+        return f"needs activations in the dtype of the weight, {stored}, found {call.x_dtype}"
+    return None
+
+
+def _describe(call: Call) -> str:
+    regime = regime_of(call.m, _side(call.spec), call.x_dtype)
+    return f"blocks of {regime.rows} rows, sums in float32, empty blocks skipped"
+
+
+BSR_KERNELS = (
+    Kernel(
+        "triton_bsr_sorted_linear", "linear", "bsr_sorted", "cuda", linear, 50, why_not, _accepts,
+        _describe,
+    ),
+)  # fmt: skip

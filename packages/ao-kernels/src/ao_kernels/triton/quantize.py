@@ -10,7 +10,7 @@ from ao_core.records import Call, Kernel
 from ao_core.spec import WHOLE, Spec
 from ao_kernels.triton.support import why_not_float8
 
-__all__ = ["CAST_KERNELS", "INPUTS", "STORAGE", "quantize_plain"]
+__all__ = ["CAST_KERNELS", "INPUTS", "STORAGE", "quantize_both", "quantize_plain"]
 
 STORAGE = {"f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2}
 INPUTS = (torch.bfloat16, torch.float16, torch.float32)
@@ -29,6 +29,14 @@ def quantize_plain(x: Tensor, spec: Spec) -> Parts:
     return {"qdata": codes, "scale": scale}
 
 
+def quantize_both(x: Tensor, spec: Spec) -> tuple[Parts, Parts]:
+    """The parts of a matrix and of its transpose: see `cast_dual`."""
+    from ao_kernels.triton.cast import cast_dual
+
+    codes, scale, codes_t, scale_t = cast_dual(x, spec.dtype, _BLOCKS[spec.block])
+    return {"qdata": codes, "scale": scale}, {"qdata": codes_t, "scale": scale_t}
+
+
 def _accepts(call: Call) -> str | None:
     spec = call.spec
     if spec.dtype not in STORAGE or (spec.scale_dtype, spec.zero) != ("float32", "none"):
@@ -42,15 +50,7 @@ def _accepts(call: Call) -> str | None:
     return None
 
 
-CAST_KERNELS = (
-    Kernel(
-        "triton_quantize_plain",
-        "quantize",
-        "plain",
-        "cuda",
-        quantize_plain,
-        50,
-        why_not_float8,
-        _accepts,
-    ),
+CAST_KERNELS = tuple(
+    Kernel(f"triton_{op}_plain", op, "plain", "cuda", fn, 50, why_not_float8, _accepts)
+    for op, fn in (("quantize", quantize_plain), ("quantize_both", quantize_both))
 )

@@ -14,9 +14,9 @@ __all__ = [
     "REGIMES",
     "STEP",
     "Regime",
+    "aligned",
     "constants",
     "launch",
-    "aligned",
     "regime_of",
     "scaled_product",
 ]

@@ -8,11 +8,22 @@ import torch
 from torch import Tensor
 
 from ao_core.errors import ConfigError, UnsupportedOp
+from ao_core.layouts import Parts
 from ao_core.records import Call, Kernel
+from ao_core.registry import registry
+from ao_core.spec import Spec
 from ao_kernels.triton.assembly import PICK
 from ao_kernels.triton.support import on_device, why_not
 
-__all__ = ["ORDERS", "SPARSIFY_KERNELS", "STEPS", "WARPS", "sparsify24", "sparsify24_both", "tile_mask"]
+__all__ = [
+    "ORDERS",
+    "SPARSIFY_KERNELS",
+    "STEPS",
+    "WARPS",
+    "sparsify24",
+    "sparsify24_both",
+    "tile_mask",
+]
 
 #: how the indices of `sparsify24_both` lie
 ORDERS = ("cutlass", "cusparselt")
@@ -33,13 +44,15 @@ class Sizes(NamedTuple):
     @classmethod
     def of(cls, n: int, k: int) -> Sizes:
         """Rows of either pack in multiples of 32, columns in multiples of 64."""
-        up = lambda size, step: -(-size // step) * step  # noqa: E731
-        return cls(up(n, 32), up(k, 64), up(k, 32), up(n, 64))
+        (n32, n64), (k32, k64) = ([-(-size // step) * step for step in (32, 64)] for size in (n, k))
+        return cls(n32, k64, k32, n64)
 
 
 @torch.library.custom_op("ao_kernels::sparsify24", mutates_args=())
 def sparsify24(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The two of the greatest magnitude of every four of x (N, K); ties to the first, NaN is the greatest.
+    """The two of the greatest magnitude of every four of x (N, K); ties to the first, NaN counts as infinity.
+
+    Infinities become the greatest finite number, as where dense values are encoded.
 
     Returns:
         The parts `qdata` (N, 2 * ceil(K / 4)), in the dtype of x, and `index`, uint8 (N, ceil(K / 8)), of the
@@ -70,8 +83,8 @@ def sparsify24_both(x: Tensor, order: str) -> tuple[Tensor, Tensor, Tensor, Tens
     Returns:
         The five outputs of `torch._sparse_semi_structured_tile`: packed values and int16 indices of x, the
         same of its transpose, and uint8 (N / 8, K / 8, 8), the 16 bits of each tile. With "cutlass" they
-        are (N, K / 2) and (N, 2, K / 32); with "cusparselt" the first holds the indices behind the values, and the
-        second is empty.
+        are (N, K / 2) and (N, 2, K / 32); with "cusparselt" the first holds the indices behind the values,
+        and the second is empty.
     """
     _check(x, order)
     out = _packs(x, order)
@@ -178,6 +191,26 @@ def launch_tiles(x: Tensor, order: str | None, out: tuple[Tensor, ...]) -> None:
         )  # fmt: skip
 
 
+def quantize_two_four(x: Tensor, spec: Spec) -> Parts:
+    """The parts of a tensor (…, K), as the reference gives them, but for the bits of NaN."""
+    lead, k = x.shape[:-1], x.shape[-1]
+    values, index = sparsify24(x.reshape(-1, k))
+    return {"qdata": values.view(*lead, -1), "index": index.view(*lead, -1)}
+
+
+def _accepts_quantize(call: Call) -> str | None:
+    stored = registry.dtypes.get(call.spec.dtype).storage
+    if stored not in _INPUTS:
+        return f"stores bfloat16 and float16, not {call.spec.dtype}"
+    if call.x_dtype != stored:
+        return (
+            f"stores values in the dtype that they have, {call.x_dtype}, not as {call.spec.dtype}"
+        )
+    if 0 in call.x_shape:
+        return f"is for tensors that are not empty, found shape {call.x_shape}"
+    return None
+
+
 def _accepts_tiles(call: Call) -> str | None:
     if call.x_dtype not in _INPUTS:
         return f"reads bfloat16 and float16, not {call.x_dtype}"
@@ -187,6 +220,16 @@ def _accepts_tiles(call: Call) -> str | None:
 
 
 SPARSIFY_KERNELS = (
+    Kernel(
+        "triton_quantize_two_four",
+        "quantize",
+        "two_four",
+        "cuda",
+        quantize_two_four,
+        50,
+        why_not,
+        _accepts_quantize,
+    ),
     Kernel(
         "triton_tile_mask", "tile_mask", "two_four", "cuda", tile_mask, 50, why_not, _accepts_tiles
     ),

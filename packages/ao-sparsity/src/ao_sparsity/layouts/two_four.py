@@ -46,7 +46,8 @@ class TwoFour(SparseLayout):
     name = "two_four"
 
     def project(self, values: Tensor, spec: Spec) -> Tensor:
-        return torch.where(n_of_m_mask(values.abs(), 2, 4), values, 0)
+        kept = n_of_m_mask(values.abs(), 2, 4) & (values != 0)  # -0.0 is as good as 0
+        return torch.where(kept, values, 0)
 
     def sparsity(self, parts: Parts, spec: Spec, shape: tuple[int, ...]) -> float | None:
         return max(1 - 2 * _groups(shape) / shape[-1], 0.0) if shape[-1] else None
@@ -57,6 +58,7 @@ class TwoFour(SparseLayout):
         shape = tuple(codes.shape)
         zeros = zero_codes(codes, zero, spec, shape, dtype)
         codes, zeros = filled(codes, zeros, {-1: 4})
+        codes = torch.where(codes == zeros, zeros, codes)  # also of -0.0
         groups = (_groups(shape), 4)
         kept = (
             n_of_m_mask((codes != zeros).to(torch.float16), 2, 4).unflatten(-1, groups).unbind(-1)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.observing import Note, observing
+from ao_core.progress import Progress, watched
 from ao_core.samples import Sample, call, evaluating
 from ao_core.targets import Plan
 from ao_core.tensor.codec import is_sharded
@@ -72,11 +73,16 @@ def rows_of(name: str, x: Tensor) -> Tensor:
 
 
 def observe(
-    model: nn.Module, batches: Sequence[Sample], entries: Sequence[Plan], note: Note
+    model: nn.Module,
+    batches: Sequence[Sample],
+    entries: Sequence[Plan],
+    note: Note,
+    progress: Progress = None,
 ) -> None:
     """Run the model, in evaluation mode and without gradients, and note the inputs of some weights."""
+    names = [f"batch {number}" for number in range(1, len(batches) + 1)]
     with evaluating(model), observing([(e.fqn, e.tensor) for e in entries], note):
-        for batch in batches:
+        for batch in watched(batches, names, progress, "observe"):
             call(model, batch)
 
 

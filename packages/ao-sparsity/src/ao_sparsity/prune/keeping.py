@@ -69,8 +69,8 @@ def attach_masks(model: nn.Module, state: Mapping[str, Any]) -> list[str]:
     """
     names = [key.removesuffix(SUFFIX) for key in state if key.endswith(SUFFIX)]
     checked = {fqn: _checked(model, fqn, state[fqn + SUFFIX]) for fqn in names}
-    for fqn, (module, name) in checked.items():
-        _attach(module, name, torch.ones_like(state[fqn + SUFFIX]))
+    for module, name in checked.values():
+        _attach(module, name, torch.ones(getattr(module, name).shape, dtype=torch.bool))
     return names
 
 

@@ -72,8 +72,8 @@ class NofM(Pattern):
     m: int = 4
 
     def __post_init__(self) -> None:
-        if self.m < 1 or not 0 <= self.n <= self.m:
-            raise ConfigError(f"n={self.n}, m={self.m}: need 0 <= n <= m and m >= 1")
+        if not 1 <= self.m <= 255 or not 0 <= self.n <= self.m:
+            raise ConfigError(f"n={self.n}, m={self.m}: need 0 <= n <= m and 1 <= m <= 255")
 
     def __str__(self) -> str:
         return f"{self.n}:{self.m}"

@@ -36,7 +36,7 @@ def prune_wanda(
         filter_fn: (module, its name) -> whether its weights are pruned, in place of the default.
         scope: what a pattern's share is taken of: "row" (the weights of each output, as the paper has
             it), "layer" or "model"; units that are whole rows, columns or heads need one of the latter.
-        progress: True for a bar, or a function called with (done, total, name).
+        progress: True for a bar over the batches, or a function called with (done, total, name).
 
     Raises:
         ConfigError: there is no data, arguments contradict each other, or names match nothing.
@@ -58,5 +58,5 @@ def prune_wanda(
         return matrix(entry).abs().double() * squares[entry.fqn].sqrt()
 
     asked = [entry for entry in plans if entry.config is not None and not no_inputs(entry)]
-    observe(model, batches, asked, note)
-    return pruning_by_score("wanda", plans, score, scope, progress)
+    observe(model, batches, asked, note, progress)
+    return pruning_by_score("wanda", plans, score, scope, None)

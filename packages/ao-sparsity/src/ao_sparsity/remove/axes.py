@@ -14,7 +14,18 @@ from math import prod
 import torch
 from torch import Tensor
 
-__all__ = ["Axis", "atoms", "coordinates", "factor", "fix", "join", "product", "segment", "unify"]
+__all__ = [
+    "Axis",
+    "atoms",
+    "coordinates",
+    "factor",
+    "find",
+    "fix",
+    "join",
+    "product",
+    "segment",
+    "unify",
+]
 
 
 @dataclass(eq=False)

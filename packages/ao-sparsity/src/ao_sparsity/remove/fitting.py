@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations, islice
 
 from torch import Tensor, nn
 
 from ao_sparsity.remove.axes import Axis
 from ao_sparsity.remove.errors import RemovalError
 from ao_sparsity.remove.groups import ChannelGroup
-from ao_sparsity.remove.sizes import Attribute, Attributes, Smaller
+from ao_sparsity.remove.sizes import Attribute, Attributes, Smaller, Wrong, kind
 from ao_sparsity.remove.tracing import Inputs, Traced
 
 __all__ = ["Fit", "fit"]
 
 #: how often a model is traced, at most, to find the attributes that have to change
-_TRIALS = 48
+_TRIALS = 40
 
 
 @dataclass(frozen=True)
@@ -47,51 +45,62 @@ def fit(
         RemovalError: kinds that can go alone cannot go together.
     """
     refused: dict[Axis, str] = {}
-    attributes, reason = _solve(Smaller(model, inputs, traced, gone))
-    if attributes is None:
-        kinds: dict[tuple[str, int], dict[Axis, Tensor]] = {}
-        for atom, away in gone.items():
-            kind = re.sub(r"\d+", "#", groups[atom].name), atom.size
-            kinds.setdefault(kind, {})[atom] = away
-        for part in kinds.values():
-            found = None
-            if len(kinds) > 1:
-                found, reason = _solve(Smaller(model, inputs, traced, part))
-            if found is None:
-                refused.update(dict.fromkeys(part, reason))
+    found = _solve(Smaller(model, inputs, traced, gone), {})
+    if isinstance(found, Wrong):
+        together: Attributes = {}
+        for part in _kinds(groups, gone):
+            if len(part) < len(gone):
+                found = _solve(Smaller(model, inputs, traced, part), {})
+            if isinstance(found, Wrong):
+                where = f" in {found.owner!r}" if found.owner else ""
+                refused.update(dict.fromkeys(part, found.text + where))
+            else:
+                together.update(found)
         gone = {atom: away for atom, away in gone.items() if atom not in refused}
-        attributes, reason = _solve(Smaller(model, inputs, traced, gone))
-    if attributes is None:
-        raise RemovalError(f"the model does not run with fewer channels: {reason}")
+        found = _solve(Smaller(model, inputs, traced, gone), together)
+    if isinstance(found, Wrong):
+        raise RemovalError(
+            f"the model does not run with fewer channels: {found.text} in {found.owner!r}"
+        )
     options = Smaller(model, inputs, traced, gone).options().values()
-    left = dict.fromkeys(key for found in options for key in found if key not in attributes)
-    return Fit(gone, attributes, tuple(left), refused)
+    left = dict.fromkeys(key for option in options for key in option if key not in found)
+    return Fit(gone, found, tuple(left), refused)
 
 
-def _solve(smaller: Smaller) -> tuple[Attributes | None, str]:
-    """The attributes with which all sizes are as they should be, or None and what is wrong without."""
-    first = ""
-    for attributes in islice(_trials(smaller), _TRIALS):
-        wrong = smaller.wrong(attributes)
-        if wrong is None:
-            return attributes, ""
-        first = first or wrong
-    return None, first
+def _kinds(
+    groups: Mapping[Axis, ChannelGroup], gone: Mapping[Axis, Tensor]
+) -> list[dict[Axis, Tensor]]:
+    """Groups that differ in the numbers of their names only go together."""
+    found: dict[tuple[str, int], dict[Axis, Tensor]] = {}
+    for atom, away in gone.items():
+        found.setdefault((kind(groups[atom].name), atom.size), {})[atom] = away
+    return list(found.values())
 
 
-def _trials(smaller: Smaller) -> Iterator[Attributes]:
-    """Those that layers declare; then also one, two, … of those that have an old size.
+def _solve(smaller: Smaller, start: Attributes) -> Attributes | Wrong:
+    """The attributes with which all goes as it should, or what is wrong without them.
 
-    Modules of a class change together. What is not needed is not changed: the number of a layer may by
-    chance be a number of heads.
+    Where something is wrong, attributes are tried one after the other, in all modules of a kind, those of
+    the module where it is and of the ones around it first. What makes no difference is not changed: the
+    number of a layer may by chance be a number of heads.
     """
-    declared = smaller.declared()
     options = smaller.options()
-    for count in range(len(options) + 1):
-        for keys in combinations(options, count):
-            if len({key[:2] for key in keys}) == count:
-                yield {
-                    k: v
-                    for found in (declared, *(options[key] for key in keys))
-                    for k, v in found.items()
-                }
+    trials = iter(range(_TRIALS))
+
+    def search(attributes: Attributes, wrong: Wrong) -> Attributes | None:
+        where = kind(wrong.owner) + "."
+        for _, option in sorted(options.items(), key=lambda item: not where.startswith(item[0][0])):
+            if option.keys() & attributes.keys():
+                continue
+            if next(trials, None) is None:
+                return None
+            trial = attributes | option
+            now = smaller.wrong(trial)
+            found = trial if now is None else None if now == wrong else search(trial, now)
+            if found is not None:
+                return found
+        return None
+
+    first = smaller.declared() | start
+    wrong = smaller.wrong(first)
+    return first if wrong is None else search(first, wrong) or wrong

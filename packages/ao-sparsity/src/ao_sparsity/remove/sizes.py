@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from itertools import zip_longest
+from traceback import walk_tb
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +18,16 @@ from ao_sparsity.remove.axes import Axis, coordinates
 from ao_sparsity.remove.copies import sharing, tensors_of
 from ao_sparsity.remove.tracing import Inputs, Traced, steps
 
-__all__ = ["Attribute", "Attributes", "Smaller", "is_layer", "set_attributes", "stays"]
+__all__ = [
+    "Attribute",
+    "Attributes",
+    "Smaller",
+    "Wrong",
+    "is_layer",
+    "kind",
+    "set_attributes",
+    "stays",
+]
 
 #: module and attribute
 Attribute: TypeAlias = "tuple[str, str]"
@@ -41,6 +55,18 @@ def is_layer(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.")
 
 
+def kind(name: str) -> str:
+    """A name without its numbers: the same for all layers of a stack."""
+    return re.sub(r"\d+", "#", name)
+
+
+class Wrong(NamedTuple):
+    """That a smaller model does not run as it should: in which module, and what it is."""
+
+    owner: str
+    text: str
+
+
 @dataclass
 class Smaller:
     """A traced model as it would be without some channels."""
@@ -57,8 +83,8 @@ class Smaller:
             self._sizes[axis] = int(stays(axis, self.gone).sum())
         return self._sizes[axis]
 
-    def wrong(self, attributes: Attributes) -> str | None:
-        """The first operation that gives another shape than it should, with these attributes."""
+    def wrong(self, attributes: Attributes) -> Wrong | None:
+        """What first goes another way than it should, with these attributes; None: nothing does."""
         others: dict[str, Tensor] = {}
         for name, tensor in tensors_of(self.model).items():
             shape = [self.size(axis) for axis in self.traced.tensors[name]]
@@ -72,16 +98,17 @@ class Smaller:
         smaller = sharing(self.model, others)
         set_attributes(smaller, attributes)
         try:
-            found = steps(smaller, self.inputs)
+            with _unlogged():
+                found = steps(smaller, self.inputs)
         except Exception as error:
-            return f"{type(error).__name__}: {error}".partition("\n")[0]
-        if [step.name for step in found] != [step.name for step in self.traced.steps]:
-            return "it runs other operations"
-        for step, should in zip(found, self.traced.steps, strict=True):
+            text = f"{type(error).__name__}: {error}".partition("\n")[0]
+            return Wrong(_where(error, smaller), text)
+        for step, should in zip_longest(found, self.traced.steps):
+            if step is None or should is None or step.name != should.name:
+                return Wrong((step or should).owner, "it runs other operations")
             sizes = tuple(tuple(map(self.size, axes)) for axes in should.sizes)
             if step.sizes != sizes:
-                where = repr(step.owner) if step.owner else "the model"
-                return f"{step.name} in {where} gives {step.sizes}, not {sizes}"
+                return Wrong(step.owner, f"{step.name} gives {step.sizes}, not {sizes}")
         return None
 
     def declared(self) -> Attributes:
@@ -101,7 +128,7 @@ class Smaller:
     def options(self) -> dict[tuple[str, str, int], Attributes]:
         """Whole numbers in modules that are the old size of something they compute, and the new one.
 
-        By class of module, attribute, and which of the new sizes that belong to the old one.
+        By kind of module, attribute, and which of the new sizes that belong to the old one.
         """
         changes: dict[str, dict[int, set[int]]] = {}
         for step in self.traced.steps:
@@ -117,6 +144,25 @@ class Smaller:
                 if type(value) is not int or is_layer(module) or (fqn, name) in declared:
                     continue
                 for number, size in enumerate(sorted(sizes.get(value, ()))):
-                    key = (type(module).__qualname__, name, number)
-                    found.setdefault(key, {})[fqn, name] = size
+                    found.setdefault((kind(fqn), name, number), {})[fqn, name] = size
         return found
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Without the log of shapes that do not fit, which are what is looked for."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _where(error: BaseException, model: nn.Module) -> str:
+    """The innermost module whose code an error came out of."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found = ""
+    for frame, _ in walk_tb(error.__traceback__):
+        found = names.get(id(frame.f_locals.get("self")), found)
+    return found

@@ -76,10 +76,10 @@ def _export(model: nn.Module, inputs: Inputs) -> torch.export.ExportedProgram:
         )
         calls = {node.target for node in program.graph.nodes if node.op == "call_function"}
         composite = [op for op in calls if _is_composite(op) and _rule(op) is None]
-        if not composite:
-            return program
-        table = torch.export.default_decompositions()
-        return program.run_decompositions({op: table[op] for op in composite if op in table})
+        if composite:
+            table = torch.export.default_decompositions()
+            program = program.run_decompositions({op: table[op] for op in composite if op in table})
+    return program
 
 
 def _is_composite(op: Any) -> bool:
@@ -151,16 +151,11 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
     done: list[Step] = []
     for node in program.graph.nodes:
         if node.op == "placeholder":
-            name = first.get(held.get(node.name) or "")
-            value = node.meta.get("val")
-            sources[node] = (
-                None if held.get(node.name) is None else frozenset([name] if name else ())
-            )
-            if name is not None:
-                axes_of[node] = tensors[name]
-            elif isinstance(value, Tensor):
-                reason = "a size of the example inputs" if sources[node] is None else "a constant"
-                axes_of[node] = [Axis(size, fixed=reason) for size in value.shape]
+            target = held.get(node.name)
+            name = first.get(target or "")
+            sources[node] = None if target is None else frozenset([name] if name else ())
+            reason = "a size of the example inputs" if target is None else "a constant of the code"
+            axes_of[node] = tensors[name] if name is not None else _fixed(node, reason)
         elif node.op == "call_function":
             axes_of[node], sources[node] = _visit(node, axes_of, sources, facts)
             flat = axes_of[node] if _nested(axes_of[node]) else [axes_of[node]]
@@ -172,6 +167,12 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
                     fix(axis, "a size of the model's output")
     _fix_whole(model, tensors, first)
     return Traced(done, tensors, facts)
+
+
+def _fixed(node: fx.Node, reason: str) -> list[Axis] | None:
+    """Axes of a tensor of which nothing can go; None: it is no tensor."""
+    value = node.meta.get("val")
+    return [Axis(n, fixed=reason) for n in value.shape] if isinstance(value, Tensor) else None
 
 
 def _nested(found: Any) -> bool:

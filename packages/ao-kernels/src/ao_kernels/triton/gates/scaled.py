@@ -61,13 +61,14 @@ def _build(case: _Product) -> Build:
         "offs_ptr": "*i32" if case.groups else "*fp32",
         "out_ptr": "*bf16",
     }
-    sizes = ("M", "N", "K", "stride_a", "stride_b", "row_tiles", "experts")
+    sizes = ["M", "N", "K", "stride_a", "stride_b", "row_tiles", "experts"]
     chosen = constants(
         regime, case.kinds, integers=integers, promote=promote, zero=case.zero, bias=True,
         groups=case.groups, tma=tma,
     )  # fmt: skip
     if not case.groups:
-        sizes, chosen["experts"] = sizes[:-1], 1
+        chosen["experts"] = 1
+        sizes.pop()
     plain = () if tma else ("a", "b")
     return Build(
         scaled.product,

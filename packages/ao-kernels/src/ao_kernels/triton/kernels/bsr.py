@@ -48,7 +48,9 @@ def linear(
     present = (rows < M)[None, :]
     row_at = x_ptr + rows[None, :].to(tl.int64) * stride_x
     within = inner // SIDE * (SIDE * SIDE) + inner % SIDE
-    blocks_at = blocks_ptr + first.to(tl.int64) * (SIDE * SIDE) + side[:, None] * SIDE + within[None, :]
+    blocks_at = (
+        blocks_ptr + first.to(tl.int64) * (SIDE * SIDE) + side[:, None] * SIDE + within[None, :]
+    )
     acc = tl.zeros((SIDE, ROWS), tl.float32)
     for block in range(first, last, AT_ONCE):
         if AT_ONCE == 1:
@@ -57,7 +59,9 @@ def linear(
             inside = present
         else:
             there = block + inner // SIDE < last
-            col = tl.load(cols_ptr + block + inner // SIDE, mask=there, other=0) * SIDE + inner % SIDE
+            col = (
+                tl.load(cols_ptr + block + inner // SIDE, mask=there, other=0) * SIDE + inner % SIDE
+            )
             col = tl.max_contiguous(tl.multiple_of(col, SIDE), SIDE)
             weights = tl.load(blocks_at, mask=there[None, :], other=0.0)
             inside = present & there[:, None]

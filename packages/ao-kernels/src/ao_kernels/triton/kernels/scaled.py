@@ -40,8 +40,8 @@ def product(
     `a` and `b` are descriptors of tiles of STEP columns, or pointers where TMA is false. A_SCALES and
     B_SCALES: "one", "row", "block" of STEP columns, for b stored as (K / STEP, N) with N up to a multiple of
     STEP, and for b "square" of STEP rows too. Sums have the type SUM; with PROMOTE those of STEP columns are
-    added up outside of the tensor cores. With zero points of the rows of `a`, each times the sum of a row of b
-    is taken off.
+    added up outside of the tensor cores. With zero points of the rows of `a`, each times the sum of a row of
+    b is taken off.
 
     With GROUPS, a power of two above the number of experts, b is (experts · N, K), and the rows of `a` up to
     offs[e] are those of expert e; what has no expert becomes 0.

@@ -21,10 +21,10 @@ def rows(
     VECTOR: tl.constexpr,
     PICK: tl.constexpr,
 ):
-    """The two of the greatest magnitude of every four of x (N, K), ties to the first; NaN is the greatest.
+    """The two of the greatest magnitude of every four of x (N, K); ties to the first, NaN counts as infinity.
 
-    A block has 256 columns of 4 × STEPS rows. `values_ptr` int32 (N, groups), two values in a word;
-    `index_ptr` uint8 (N, ceil(groups / 2)).
+    Infinities become the greatest finite number. A block has 256 columns of 4 × STEPS rows. `values_ptr`
+    int32 (N, groups), two values in a word; `index_ptr` uint8 (N, ceil(groups / 2)).
     """
     piece = tl.arange(0, 128)
     group = tl.program_id(1) * 64 + piece % 32 * 2
@@ -36,11 +36,11 @@ def rows(
         values_at = values_ptr + row.to(tl.int64) * groups + group
         low, high = _four(at, group * 4, K, inside, VECTOR)
         first_nibble = _greatest(low, high, x_ptr)
-        word = _pick(low, high, first_nibble, PICK)
+        word = _finite(_pick(low, high, first_nibble, PICK), x_ptr)
         tl.store(values_at, word, mask=inside & (group < groups))
         low, high = _four(at, group * 4 + 4, K, inside, VECTOR)
         nibble = _greatest(low, high, x_ptr)
-        word = _pick(low, high, nibble, PICK)
+        word = _finite(_pick(low, high, nibble, PICK), x_ptr)
         tl.store(values_at + 1, word, mask=inside & (group + 1 < groups))
         index_at = index_ptr + row.to(tl.int64) * tl.cdiv(groups, 2) + group // 2
         tl.store(index_at, first_nibble | nibble << 4, mask=inside & (group < groups))
@@ -110,12 +110,22 @@ def tiles(
             at += words_t * 4
             left = _columns(upper, lower, 1)
             _store_rows(
-                values_t_ptr + at, words_t, meta_t_ptr + place + 64, left, b >> 16, d >> 16, inside, PICK
+                values_t_ptr + at,
+                words_t,
+                meta_t_ptr + place + 64,
+                left,
+                b >> 16,
+                d >> 16,
+                inside,
+                PICK,
             )
         else:
             at = mask_ptr + row.to(tl.int64) * mask_words + col // 8
             for r in tl.static_range(8):
-                line = _bytes((a if r < 4 else c) >> r % 4 * 4), _bytes((b if r < 4 else d) >> r % 4 * 4)
+                line = (
+                    _bytes((a if r < 4 else c) >> r % 4 * 4),
+                    _bytes((b if r < 4 else d) >> r % 4 * 4),
+                )
                 inside = (row + r < N) & (col < mask_words * 8)
                 tl.store(at + r * mask_words, _wide(line[0], line[1]), mask=inside)
 
@@ -146,7 +156,7 @@ def _half(x_ptr, row, col, N, K, stride, VECTOR: tl.constexpr):
         at = x_ptr + (row + r).to(tl.int64) * stride
         inside = row + r < N
         left = _four(at, col, K, inside, VECTOR)
-        lines = lines + (left + _four(at, col + 4, K, inside, VECTOR),)
+        lines += (left + _four(at, col + 4, K, inside, VECTOR),)
     return lines
 
 
@@ -156,17 +166,26 @@ def _greatest(low, high, x_ptr):
 
     What is compared are the integers of their bits, and their places in two bits below.
     """
-    NAN: tl.constexpr = 0x7F81 if x_ptr.dtype.element_ty == tl.bfloat16 else 0x7C01
-    k0 = tl.minimum(low & 0x7FFF, NAN) * 4 + 3
-    k1 = tl.minimum(low >> 16 & 0x7FFF, NAN) * 4 + 2
-    k2 = tl.minimum(high & 0x7FFF, NAN) * 4 + 1
-    k3 = tl.minimum(high >> 16 & 0x7FFF, NAN) * 4
+    INFINITY: tl.constexpr = 0x7F80 if x_ptr.dtype.element_ty == tl.bfloat16 else 0x7C00
+    k0 = tl.minimum(low & 0x7FFF, INFINITY) * 4 + 3
+    k1 = tl.minimum(low >> 16 & 0x7FFF, INFINITY) * 4 + 2
+    k2 = tl.minimum(high & 0x7FFF, INFINITY) * 4 + 1
+    k3 = tl.minimum(high >> 16 & 0x7FFF, INFINITY) * 4
     left, right = tl.maximum(k0, k1), tl.maximum(k2, k3)
     rest = tl.maximum(tl.minimum(k0, k1), tl.minimum(k2, k3))
     best = tl.maximum(left, right) & 3
     second = tl.maximum(tl.minimum(left, right), rest) & 3
     # places count down in the keys
     return 15 - (tl.maximum(best, second) | tl.minimum(best, second) << 2)
+
+
+@triton.jit
+def _finite(word, x_ptr):
+    """Two elements, the greatest finite number in place of infinity: its bits are one less."""
+    INFINITY: tl.constexpr = 0x7F80 if x_ptr.dtype.element_ty == tl.bfloat16 else 0x7C00
+    low, high = word & 0x7FFF, word >> 16 & 0x7FFF
+    word = tl.where(low == INFINITY, word - 1, word)
+    return tl.where(high == INFINITY, word - 0x10000, word)
 
 
 @triton.jit
@@ -229,10 +248,11 @@ def _best(lines, H: tl.constexpr, x_ptr):
     x = ()
     for r in tl.static_range(4):
         low, high = lines[r][2 * H], lines[r][2 * H + 1]
-        x = x + (_magnitudes(low, x_ptr) + _magnitudes(high, x_ptr),)
+        x += (_magnitudes(low, x_ptr) + _magnitudes(high, x_ptr),)
     upper, lower = (), ()
     for c in tl.static_range(4):
-        upper, lower = upper + (x[0][c] + x[1][c],), lower + (x[2][c] + x[3][c],)
+        upper += (x[0][c] + x[1][c],)
+        lower += (x[2][c] + x[3][c],)
 
     sum, bits = _once(x, 0)
     other_sum, other_bits = _once(x, 2)
@@ -289,10 +309,8 @@ def _once(x, R: tl.constexpr):
 
 
 @triton.jit
-def _unlike(
-    x, upper, lower, a: tl.constexpr, b: tl.constexpr, c: tl.constexpr, d: tl.constexpr
-):
-    """Either half has columns a and b once; the upper one has c twice, the lower d, or the other way round."""
+def _unlike(x, upper, lower, a: tl.constexpr, b: tl.constexpr, c: tl.constexpr, d: tl.constexpr):
+    """Either half has columns a and b once; of c and d one is twice in the upper, the other in the lower."""
     sum, bits = _crossed(x, 0, 1, a, b)
     other, other_bits = _crossed(x, 2, 3, a, b)
     C: tl.constexpr = _bit(0, c) | _bit(1, c) | _bit(2, d) | _bit(3, d)
@@ -329,10 +347,10 @@ def _columns(upper, lower, H: tl.constexpr):
             for r in tl.static_range(0, 4, 2):
                 first, second = rows[r][2 * H + c // 2], rows[r + 1][2 * H + c // 2]
                 if c % 2 == 0:
-                    line = line + (first & 0xFFFF | second << 16,)
+                    line += (first & 0xFFFF | second << 16,)
                 else:
-                    line = line + (first >> 16 & 0xFFFF | second & -0x10000,)
-        lines = lines + (line,)
+                    line += (first >> 16 & 0xFFFF | second & -0x10000,)
+        lines += (line,)
     return lines
 
 
