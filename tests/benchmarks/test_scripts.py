@@ -111,6 +111,21 @@ def test_linear_layers_on_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_sparse_linear_layers_on_the_cpu(tmp_path: Path) -> None:
+    found = rows(
+        CPU / "bench_sparse.py", tmp_path, "--n=128", "--k=512", "--percent=1", "--m=1,256"
+    )
+    by_name = {(row["weight"], row["M"]): row for row in found}
+    dense, ours = by_name["F.linear bf16", 256], by_name["bsr 64×64 80% bf16", 256]
+    assert dense["× dense"] == dense["by round"] == 1
+    assert (ours["kernel"], ours["bar"], ours["limit"]) == ("bsr_cpu_linear", 3, pytest.approx(5))
+    assert ours["verdict"] in ("met", "missed")
+    assert by_name["2:4 bf16", 1]["kernel"] == "cpu_two_four_linear"
+    assert by_name["2:4 bf16", 1]["MiB"] == 0.5625 * dense["MiB"]
+    assert all(0 < row["p10 ms"] <= row["median ms"] for row in found)
+
+
+@pytest.mark.slow
 def test_decoder_on_the_cpu(tmp_path: Path) -> None:
     options = (
         "--threads=1",

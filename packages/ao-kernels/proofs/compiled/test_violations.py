@@ -89,6 +89,7 @@ def test_a_kernel_within_its_limits():
         (streaming(), {"present": ("HGMMA|HMMA",)}, r"has no HGMMA\|HMMA in its loop"),
         (streaming(), {"holding": ("LDGSTS",)}, "has no loop with one of LDGSTS"),
         (streaming(total=True), {"absent": ("SHFL",)}, r"has \d+ SHFL in its loop"),
+        (streaming(), {"holding": ()}, "has 1 loops inside the loop that is counted"),
         (streaming(wait=True), {}, "has 1 loops inside the loop that is counted"),
     ],
 )

@@ -71,6 +71,7 @@ def _copy_(func: Any, args: Args, kwargs: Kwargs) -> Any:
         return func(target, source.dequantize(), *args[2:], **kwargs)
     if isinstance(source, QTensor) and cut.same_kind(target, source):
         _check_writable(target, source)
+        _check_sizes(target, source.parts)
         for name in target.part_names:
             getattr(target, name).copy_(getattr(source, name), *args[2:])
     else:
@@ -97,6 +98,18 @@ def _check_writable(target: QTensor, source: QTensor | None) -> None:
             )
 
 
+def _check_sizes(target: QTensor, parts: Parts) -> None:
+    """Refuse parts of other sizes than there is memory for, where the values decide on sizes."""
+    for name, part in parts.items():
+        old = getattr(target, name)
+        if old.shape != part.shape:
+            raise UnsupportedOp(
+                f"copy_ or an operation in place on layout {target.spec.layout!r}: {name!r} has the shape "
+                f"{tuple(old.shape)}, and the new values need {tuple(part.shape)}; make a new tensor of "
+                "them, or load with assign=True"
+            )
+
+
 def _blank(part: Tensor) -> bool:
     leaves = [leaf for _, leaf in part.leaves()] if isinstance(part, QTensor) else [part]
     return not any(bool(leaf.contiguous().view(torch.uint8).any()) for leaf in leaves)
@@ -115,7 +128,9 @@ def _store(target: QTensor, dense: Tensor, encode: Callable[[Tensor, Spec], Part
         inverse = [target.order.index(dim) for dim in range(target.dim())]
         stored = dense.permute(inverse)
     stored = stored.to(target.dtype).contiguous()
-    for name, part in encode(stored, target.spec).items():
+    parts = encode(stored, target.spec)
+    _check_sizes(target, parts)
+    for name, part in parts.items():
         getattr(target, name).copy_(part)
 
 
@@ -268,12 +283,26 @@ def _view(func: Any, args: Args, kwargs: Kwargs) -> Any:
         out = tensor.like(tensor.parts, shape, order=None, flat_from=None)
     elif not tensor.is_permuted and shape == (tensor.numel(),):
         out = tensor.like(tensor.parts, shape, order=(0,), flat_from=tuple(tensor.shape))
+    elif _is_of_rows(tensor) and shape[-1] == tensor.shape[-1]:
+        parts = {
+            name: part.view(*shape[:-1], part.shape[-1]) for name, part in tensor.parts.items()
+        }
+        out = tensor.like(parts, shape, order=None)
     else:
         raise UnsupportedOp(
             f"view of {tuple(tensor.shape)} as {shape} on layout {tensor.spec.layout!r}: only the same "
-            "shape and a flat view (and back) keep blocks together; call .dequantize() first"
+            "shape, a flat view (and back), and rows in other dimensions where no block has several keep "
+            "blocks together; call .dequantize() first"
         )
     return _aliased(func, args, kwargs, out)
+
+
+def _is_of_rows(tensor: QTensor) -> bool:
+    """Whether each row along the last dimension, as of activations, has what belongs to it by itself."""
+    return not tensor.is_permuted and all(
+        type(part) is not QTensor and part.shape[:-1] == tensor.shape[:-1]
+        for part in tensor.parts.values()
+    )
 
 
 @rule(aten.expand.default)

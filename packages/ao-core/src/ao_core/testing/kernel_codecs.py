@@ -19,7 +19,8 @@ from ao_core.tensor.codec import decode_reference
 from ao_core.tensor.create import encode_reference
 from ao_core.testing.base import as_bytes, gaussian
 from ao_core.testing.kernel_ops import KernelCase, OpTrial, strided_variants
-from ao_core.testing.samples import SHAPES, SPECS, holds, quantized
+from ao_core.testing.oracles import codes_from
+from ao_core.testing.samples import SHAPES, SPECS, held_codes, holds, quantized
 
 __all__ = ["CODEC_SPECS", "CONVERSIONS", "contents", "same_values"]
 
@@ -63,10 +64,14 @@ def contents(
     places = torch.arange(flat.numel())
     if kind == "ties":
         fmt = registry.dtypes.get(spec.dtype)
-        flat.copy_((flat * max(fmt.max, 1.0)).round() / 2)
-        flat.clamp_(fmt.min / 2, fmt.max / 2)
-        flat[places % 8 == 0] = fmt.reach if spec.zero == "none" else fmt.max
-        flat[places % 8 == 4] = fmt.min
+        # a dense format has no scale, so any range is that of the format
+        low, high, reach = (
+            (-8.0, 8.0, 8.0) if fmt.kind == "dense" else (fmt.min, fmt.max, fmt.reach)
+        )
+        flat.copy_((flat * max(high, 1.0)).round() / 2)
+        flat.clamp_(low / 2, high / 2)
+        flat[places % 8 == 0] = reach if spec.zero == "none" else high
+        flat[places % 8 == 4] = low
     elif kind == "range":
         tiny, huge = torch.finfo(dtype).smallest_normal, torch.finfo(dtype).max
         lowest = int(torch.tensor(tiny).log2()) - 24
@@ -100,7 +105,7 @@ class _Codec(OpTrial):
 
     specs = CODEC_SPECS
     shapes = SHAPES
-    batches = KINDS
+    batches: Sequence[Any] = KINDS
 
     def fitting(
         self, layout: Layout, shape: tuple[int, ...], specs: Sequence[Spec]
@@ -144,6 +149,78 @@ class _Quantize(_Codec):
         return all(torch.equal(a[name], b[name]) for name in a if a[name].dtype == torch.uint8)
 
 
+class _QuantizeBoth(_Quantize):
+    """Of a matrix and its transpose; the rows of the latter's codes may be padded."""
+
+    batches = ("gaussian", "not finite")
+
+    def fitting(
+        self, layout: Layout, shape: tuple[int, ...], specs: Sequence[Spec]
+    ) -> Sequence[Spec]:
+        if len(shape) != 2:
+            return ()
+        turned = super().fitting(layout, shape[::-1], specs)
+        return [spec for spec in super().fitting(layout, shape, specs) if spec in turned]
+
+    def samples(
+        self, case: KernelCase, batch: Any, seed: int
+    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        for args, expected in super().samples(case, batch, seed):
+            yield args, (expected, encode_reference(args[0].t(), case.spec))
+
+    def check(self, actual: Any, expected: Any, case: KernelCase, bound: float) -> None:
+        for parts, others, shape in zip(actual, expected, (1, -1), strict=True):
+            turned = replace(case, shape=case.shape[::shape])
+            whole = {name: part.contiguous() for name, part in parts.items()}
+            super().check(whole, others, turned, bound)
+
+    def same(self, a: Any, b: Any) -> bool:
+        return all(super(_QuantizeBoth, self).same(*pair) for pair in zip(a, b, strict=True))
+
+
+class _Produce(_Quantize):
+    """Activations that are computed first, against float64: few codes beside the middle of two differ."""
+
+    specs = (
+        Spec("int8", (1, WHOLE)),
+        Spec("uint8", (1, WHOLE), zero="int"),
+        Spec("f8e4m3", (1, WHOLE)),
+        Spec("f8e5m2", (1, 128)),
+    )
+    batches = ("gaussian",)
+
+    def check(self, actual: Any, expected: Any, case: KernelCase, bound: float) -> None:
+        values = [
+            decode_reference(parts, case.spec, case.shape, torch.float64)
+            for parts in (actual, expected)
+        ]
+        assert (values[0] - values[1]).norm() <= 5e-3 * values[1].norm()
+
+
+class _RMSNorm(_Produce):
+    def samples(
+        self, case: KernelCase, batch: Any, seed: int
+    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        x = (3 * gaussian(case.shape, seed=seed, device=case.device)).to(case.dtype)
+        weight = gaussian(case.shape[-1:], seed=98, device=case.device).to(case.dtype)
+        root = (x.double().square().mean(-1, keepdim=True) + 0.1).sqrt()
+        for factor in (weight, None):
+            dense = x.double() / root * (1 if factor is None else factor.double())
+            yield (x, factor, 0.1, case.spec), encode_reference(dense.to(case.dtype), case.spec)
+
+
+class _SiLUMul(_Produce):
+    def samples(
+        self, case: KernelCase, batch: Any, seed: int
+    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        gate, up = (
+            (3 * gaussian(case.shape, seed=place, device=case.device)).to(case.dtype)
+            for place in (seed, 97)
+        )
+        dense = gate.double() * torch.sigmoid(gate.double()) * up.double()
+        yield (gate, up, case.spec), encode_reference(dense.to(case.dtype), case.spec)
+
+
 class _Dequantize(_Codec):
     """Besides what `quantize` gives, codes of every bit pattern beside scales of every size."""
 
@@ -158,8 +235,10 @@ class _Dequantize(_Codec):
         codes = torch.arange(x.numel(), device=case.device).reshape(
             holder.blocked_shape(case.shape)
         )
-        codes = (codes * 37 % fmt.codes).to(torch.uint8)
-        every = holder.pack(codes, parts["scale"], parts.get("zero"), spec, fmt)
+        codes = codes_from(codes * 37 % fmt.codes, fmt)
+        qparams = parts.get("scale"), parts.get("zero")
+        codes = held_codes(holder, codes, *qparams, spec)
+        every = holder.pack(codes, *qparams, spec, fmt)
         for canonical in (parts, every):
             expected = decode_reference(canonical, spec, case.shape, case.dtype)
             stored = canonical
@@ -200,6 +279,9 @@ def _strided_part(part: Tensor) -> Tensor:
 
 CONVERSIONS: dict[str, OpTrial] = {
     "quantize": _Quantize(),
+    "quantize_both": _QuantizeBoth(),
+    "rms_norm_quantize": _RMSNorm(),
+    "silu_mul_quantize": _SiLUMul(),
     "dequantize": _Dequantize(),
     "error_sums": _ErrorSums(),
 }

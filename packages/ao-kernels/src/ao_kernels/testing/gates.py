@@ -31,7 +31,8 @@ class Gate:
     work: float = 0
     #: most instructions that all warps of a block issue in the loop for one unit of work
     budget: float = 0
-    #: the counted loop is the shortest one that holds one of these opcodes
+    #: the counted loop is the shortest one that holds one of these opcodes; of a kernel without loops, none
+    #: of them, all of it counts
     holding: tuple[str, ...] = ASYNC_LOADS
     #: opcode → how often it stands in the loop: what tells that one turn does the work of `work`
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -42,7 +43,9 @@ class Gate:
 
 
 def counted_loop(gate: Gate, compiled: Compiled) -> Loop | None:
-    """The loop that the gate counts."""
+    """The loop that the gate counts, or all instructions as one that has a single turn."""
+    if not gate.holding:
+        return Loop(tuple(each for each in compiled.code if each.name != "NOP"))
     return innermost_loop(compiled.code, gate.holding)
 
 

@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["CAPABILITY", "on_device", "processors", "take_locks", "why_not", "why_not_float8"]
+__all__ = [
+    "CAPABILITY",
+    "capability",
+    "on_device",
+    "processors",
+    "take_locks",
+    "why_not",
+    "why_not_float8",
+]
 
 #: the oldest devices that have what the kernels are written with: bfloat16, asynchronous copies
 CAPABILITY = (8, 0)
@@ -46,6 +54,11 @@ def why_not_float8() -> str | None:
 def on_device(x: Tensor) -> Any:
     """A context for launches on the device of `x`: Triton launches on the current one."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    """Of a device without one, that of an H100."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
 
 
 def processors(device: torch.device) -> int:
