@@ -12,7 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from ao_core.errors import ConfigError, UnknownNameError
-from ao_sparsity import RemovalError, channel_groups, ln_structured, remove_channels
+from ao_sparsity import (
+    RemovalError,
+    Rows,
+    apply_masks,
+    channel_groups,
+    ln_structured,
+    prune_magnitude,
+    remove_channels,
+    remove_masks,
+)
 
 
 def mlp(bias: bool = True) -> nn.Sequential:
@@ -113,6 +122,23 @@ def test_a_mask_with_single_zeros_removes_nothing() -> None:
     assert not report.removed
     assert not report.kept
     assert torch.equal(smaller(X), model(X))
+
+
+def test_masks_of_pruning() -> None:
+    """Rows go from what writes and what reads them, and the masks that are on the model with them."""
+    model = mlp()
+    pruning = prune_magnitude(model, Rows(sparsity=1 / 3))
+    apply_masks(model, pruning)
+    gone = [i for i in range(9) if not pruning.masks["0.weight"][i].any()]
+    smaller, report = remove_channels(model, X, pruning.masks)
+    assert [g.channels for g in report.removed] == [tuple(gone)]
+    assert len(gone) == 3
+    assert [(kept.fqn, kept.count) for kept in report.kept] == [("2.weight", 2)]
+    assert smaller[0].weight.shape == smaller[0].weight_sparsity_mask.shape == (6, 6)
+    assert smaller[2].weight.shape == smaller[2].weight_sparsity_mask.shape == (5, 6)
+    assert remove_masks(smaller) == ["0.weight", "2.weight"]
+    model[2].weight.data[:, gone] = 0
+    torch.testing.assert_close(smaller(X), model(X))
 
 
 def test_nothing_is_nothing() -> None:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from ao_sparsity.remove.axes import Axis, fix
+from ao_sparsity.prune.keeping import SUFFIX
+from ao_sparsity.remove.axes import Axis, fix, unify
 from ao_sparsity.remove.calls import Call, Facts
 from ao_sparsity.remove.copies import names_of, sharing, tensors_of
 from ao_sparsity.remove.errors import RemovalError
@@ -144,6 +145,9 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
     tensors = {
         name: [Axis(size) for size in tensor.shape] for name, tensor in tensors_of(model).items()
     }
+    for name, axes in tensors.items():
+        for mask, axis in zip(tensors.get(name + SUFFIX, ()), axes, strict=False):
+            unify(mask, axis)
     facts = Facts()
     axes_of: dict[fx.Node, Any] = {}
     sources: dict[fx.Node, frozenset[str] | None] = {}
