@@ -142,12 +142,7 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
             f"torch.export cannot trace {type(model).__name__} with these example inputs: {text}"
         ) from error
     first = names_of(model)
-    tensors = {
-        name: [Axis(size) for size in tensor.shape] for name, tensor in tensors_of(model).items()
-    }
-    for name, axes in tensors.items():
-        for mask, axis in zip(tensors.get(name + SUFFIX, ()), axes, strict=False):
-            unify(mask, axis)
+    tensors = _axes_of_tensors(model)
     facts = Facts()
     axes_of: dict[fx.Node, Any] = {}
     sources: dict[fx.Node, frozenset[str] | None] = {}
@@ -171,6 +166,15 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
                     fix(axis, "a size of the model's output")
     _fix_whole(model, tensors, first)
     return Traced(done, tensors, facts)
+
+
+def _axes_of_tensors(model: nn.Module) -> dict[str, list[Axis]]:
+    """New axes of parameters and buffers; masks that pruning put on the model have those of their weights."""
+    found = {name: [Axis(n) for n in tensor.shape] for name, tensor in tensors_of(model).items()}
+    for name, axes in found.items():
+        for mask, axis in zip(found.get(name + SUFFIX, ()), axes, strict=False):
+            unify(mask, axis)
+    return found
 
 
 def _fixed(node: fx.Node, reason: str) -> list[Axis] | None:
