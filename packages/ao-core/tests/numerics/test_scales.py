@@ -181,7 +181,7 @@ def test_near_the_optimum_of_an_exhaustive_search(name):
     for factor in torch.cat([factors, -factors]).tolist():
         plain, new = (errors(x, dtype, spec, (top * factor, None), p) for p in (None, 2.0))
         best = torch.where(plain <= limit, torch.minimum(best, new), best)
-    assert float(found.sum()) <= 1.05 * float(best.sum())
+    assert float(found.sum()) <= 1.06 * float(best.sum())
     assert (found >= 0.97 * best).all()  # what a fit finds may lie between two factors
 
 

@@ -12,9 +12,9 @@ from ao_core.spec import Spec
 __all__ = ["mse_qparams", "search_range"]
 
 #: the range is widened or shrunk by these factors, down to a sixty-fourth …
-_FACTORS = tuple(2.0 ** (-k / 8) for k in range(-2, 49))
+_FACTORS = tuple(2.0 ** (-k / 4) for k in range(-1, 25))
 #: … until so many in a row have improved no block
-_PATIENCE = 10
+_PATIENCE = 6
 #: then each end is moved by itself around the best factor, by so much at most, in so many steps
 _REFINEMENTS = ((0.12, 8), (0.03, 8))
 #: and the scale and zero point are fitted to the codes, so many times

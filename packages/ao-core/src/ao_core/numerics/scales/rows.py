@@ -26,7 +26,7 @@ from ao_core.spec import Spec
 __all__ = ["QParams", "Rows", "improve_qparams", "merge"]
 
 #: how much more than others an error along the weights counts, a change of their length
-_GAIN = 20.0
+_GAIN = 10.0
 #: storage of scales that may be negative
 _SIGNED = ("float32", "bfloat16", "float16")
 
