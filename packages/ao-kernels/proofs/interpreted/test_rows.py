@@ -45,7 +45,7 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-@pytest.mark.parametrize("shape", [(9, 5), (19, 130), (8, 3000)])
+@pytest.mark.parametrize("shape", [(9, 5), (19, 130), (8, 1100)])
 def test_rows_as_they_are(spec, shape):
     dtype = torch.float16 if shape[1] == 130 else torch.float32
     x = hard(shape, dtype)
@@ -53,7 +53,7 @@ def test_rows_as_they_are(spec, shape):
 
 
 def test_inputs_of_any_rank_and_stride():
-    x, spec = gaussian((3, 40, 70)), SPECS[0]
+    x, spec = gaussian((3, 6, 70)), SPECS[0]
     same(quantize(x.transpose(0, 1), spec), encode_reference(x.transpose(0, 1), spec))
     wider = torch.cat([x, x], -1)[..., 7:77]
     same(quantize(wider, spec), encode_reference(wider, spec))
