@@ -125,6 +125,17 @@ def test_reasons(monkeypatch):
     assert support.why_not() is None
 
 
+@pytest.mark.parametrize(
+    ("found", "driver", "early"),
+    [((9, 0), 12030, True), ((9, 0), 12020, False), ((8, 9), 13000, False), ((10, 0), 13000, True)],
+)
+def test_who_starts_early(monkeypatch, found, driver, early):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found)
+    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: driver, raising=False)
+    assert support.starts_early(torch.device("cuda")) is early
+    assert support.starts_early(torch.device("cpu")) is False
+
+
 def test_calls_that_are_refused():
     assert LINEAR.accepts(call()) is None
     assert LINEAR.accepts(call(x_shape=(0, 512))) is None

@@ -17,6 +17,7 @@ from torch import Tensor
 
 __all__ = [
     "LOAD_BYTE",
+    "PREFETCH",
     "divide",
     "e4m3",
     "integers",
@@ -32,6 +33,9 @@ __all__ = [
 
 #: an unsigned byte, as 32 bits
 LOAD_BYTE = "ld.global.nc.u8 $0, [$1];"
+
+#: 128 bytes at $1 into the second cache
+PREFETCH = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
 
 #: tables of `lop3`: `(a & b) | c` and `(a & b) ^ c`, and `c` with the bits of `a` where those of `b` are set
 _AND_OR, _AND_XOR, _SELECT = "0xea", "0x6a", "0xe2"

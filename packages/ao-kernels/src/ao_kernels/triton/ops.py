@@ -9,7 +9,7 @@ from ao_core.registry import registry
 from ao_kernels.triton.formats import known
 from ao_kernels.triton.launch import constants, regime_of, splits_of
 from ao_kernels.triton.plane16 import COLS, Tiling, tiling
-from ao_kernels.triton.support import on_device, processors, take_locks
+from ao_kernels.triton.support import on_device, processors, starts_early, take_locks
 
 __all__ = ["plane16_dequantize", "plane16_linear"]
 
@@ -122,7 +122,7 @@ def launch_linear(
     row_blocks = -(-m // regime.rows)
     if splits is None:
         splits = splits_of(tiles, row_blocks, processors(x.device))
-    places = tiles.blocks * row_blocks
+    places, early = tiles.blocks * row_blocks, starts_early(x.device)
     with on_device(x):
         sums = out if zero is None else _group_sums(x_MK, tiles, group)
         # scratch that a product without it does not touch; any tensor can stand there
@@ -137,8 +137,10 @@ def launch_linear(
             **constants(
                 fmt, tiles, regime, splits, x.dtype, scale.dtype,
                 None if zero is None else zero.dtype, bias is not None, assembly=x.is_cuda,
+                early=early,
             ),
             num_warps=regime.num_warps, num_stages=regime.num_stages,
+            **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
     return out
 

@@ -77,7 +77,7 @@ def _build(case: _Product) -> Build:
         {**pointers, **dict.fromkeys(sizes, "i32")},
         constants(
             known(registry.dtypes.get(case.numbers)), case.tiles, case.regime, splits,
-            case.x_dtype, case.scale_dtype, case.zero_dtype, bias=True,
+            case.x_dtype, case.scale_dtype, case.zero_dtype, bias=True, early=case.arch >= 90,
         ),
         case.arch,
         case.regime.num_warps,
@@ -106,6 +106,8 @@ def _gate(budget: float, case: _Product) -> Gate:
         budget=budget,
         counts={"HGMMA": hgmma} if case.arch == 90 else {"HMMA": hmma},
         present=("LDGSTS", "LOP3", "HFMA2|HADD2|HMUL2|PRMT"),
+        # to launch the next kernel, to bring weights nearer, and to wait for the one before
+        anywhere=("PREEXIT", "CCTL", "ACQBULK") if case.arch == 90 else (),
     )
 
 
