@@ -146,6 +146,12 @@ def test_calls_that_are_refused():
     assert "found 129" in LINEAR.accepts(call(spec=asymmetric, x_shape=(129, 512)))
 
 
+def test_lookups():
+    kernel = registry.kernels.get("triton_plane16_embedding")
+    assert kernel.accepts(call(op="embedding", x_shape=(3,), x_dtype=torch.int64)) is None
+    assert "int16" in kernel.accepts(call(op="embedding", x_shape=(3,), x_dtype=torch.int16))
+
+
 def test_on_other_devices_weights_stay_as_they_are():
     q = quantize_tensor(gaussian((256, 512)).bfloat16(), Spec("int4", (1, 128), layout="packed"))
     assert native(q).spec.layout != "plane16"

@@ -11,10 +11,12 @@ from ao_kernels.triton.launch import constants, regime_of, splits_of
 from ao_kernels.triton.plane16 import COLS, Tiling, tiling
 from ao_kernels.triton.support import on_device, processors, starts_early, take_locks
 
-__all__ = ["plane16_dequantize", "plane16_linear"]
+__all__ = ["IDS", "plane16_dequantize", "plane16_embedding", "plane16_linear"]
 
 #: rows of activations, and columns, that a block of `group_sums` adds up at once
 _SUM_ROWS, _SUM_STEP = 4, 128
+#: rows that a block looks up
+IDS = 8
 
 
 @torch.library.custom_op("ao_kernels::plane16_linear", mutates_args=())
@@ -92,6 +94,52 @@ def _(
     dtype: torch.dtype,
 ) -> Tensor:
     return qdata.new_empty((n, k), dtype=dtype)
+
+
+@torch.library.custom_op("ao_kernels::plane16_embedding", mutates_args=())
+def plane16_embedding(
+    ids: Tensor,
+    qdata: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    table: Tensor,
+    n: int,
+    k: int,
+    group: int,
+    numbers: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Rows (…, k) of a weight (n, k) in planes, for ids (…); NaN for those that there are not."""
+    from ao_kernels.triton.kernels import plane16
+
+    fmt = known(registry.dtypes.get(numbers))
+    tiles = tiling(n, k, group, fmt.bits)
+    out = qdata.new_empty((*ids.shape, k), dtype=dtype)
+    if out.numel() == 0:
+        return out
+    with on_device(qdata):
+        plane16.embedding[(-(-ids.numel() // IDS), tiles.tiles)](
+            ids.contiguous(), qdata, scale, scale if zero is None else zero, table, out,
+            ids.numel(), n, k, tiles.tiles, tiles.groups, IDS, COLS, tiles.planes, tiles.plane,
+            tiles.chain, fmt.looked_up, zero is not None,
+        )  # fmt: skip
+    return out
+
+
+@plane16_embedding.register_fake
+def _(
+    ids: Tensor,
+    qdata: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    table: Tensor,
+    n: int,
+    k: int,
+    group: int,
+    numbers: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    return qdata.new_empty((*ids.shape, k), dtype=dtype)
 
 
 def launch_linear(

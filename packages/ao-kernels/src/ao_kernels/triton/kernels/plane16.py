@@ -318,3 +318,51 @@ def dequantize(
         out_at = out_ptr + col[:, None].to(tl.int64) * K + k[None, :]
         inside = (col[:, None] < N) & (k[None, :] < K)
         tl.store(out_at, value.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["count"])
+def embedding(
+    ids_ptr,
+    w_ptr,
+    scale_ptr,
+    zero_ptr,
+    table_ptr,
+    out_ptr,
+    count,
+    N,
+    K,
+    tiles,
+    groups,
+    IDS: tl.constexpr,
+    COLS: tl.constexpr,
+    PLANES: tl.constexpr,
+    PLANE: tl.constexpr,
+    CHAIN: tl.constexpr,
+    PAIRS: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+):
+    """Rows of a weight, with the values of `dequantize`: one block for IDS of them in one tile.
+
+    A row that there is not becomes NaN.
+    """
+    tile = tl.program_id(1)
+    places = tl.program_id(0) * IDS + tl.arange(0, IDS)
+    inner = tl.arange(0, PLANE)
+    ids = tl.load(ids_ptr + places, mask=places < count, other=0).to(tl.int64)
+    exists = (ids >= 0) & (ids < N)
+    ids = tl.where(exists, ids, 0)
+    col_tile = ids // COLS
+    col = ids % COLS
+    row_at = w_ptr + (((col_tile * tiles + tile) * COLS + col) * PLANE)[:, None]
+    for j in tl.static_range(PLANES):
+        group = tile * (PLANES // CHAIN) + j // CHAIN if CHAIN else 0
+        grid_at = (col_tile * groups + group) * COLS + col
+        value = _values(row_at, inner, j, table_ptr, PLANES, PAIRS)
+        if HAS_ZERO:
+            value -= tl.load(zero_ptr + grid_at).to(tl.float32)[:, None]
+        value *= tl.load(scale_ptr + grid_at).to(tl.float32)[:, None]
+        value = tl.where(exists[:, None], value, float("nan"))
+        k = tile * (PLANES * PLANE) + j * PLANE + inner
+        out_at = out_ptr + places[:, None].to(tl.int64) * K + k[None, :]
+        inside = (places < count)[:, None] & (k < K)[None, :]
+        tl.store(out_at, value.to(out_ptr.dtype.element_ty), mask=inside)
