@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ao_core.dtypes import BUILTIN_DTYPES
+from ao_core.dtypes import CODED_DTYPES
 from ao_core.numerics import sqnr
 from ao_core.records import DType
 from ao_core.spec import WHOLE, Spec
@@ -53,7 +53,7 @@ def measured(dtype: DType) -> list[list[str]]:
 
 def sqnr_table() -> str:
     """All built-in formats, by their bits."""
-    formats = sorted(BUILTIN_DTYPES, key=lambda dtype: (dtype.bits, dtype.kind != "int"))
+    formats = sorted(CODED_DTYPES, key=lambda dtype: (dtype.bits, dtype.kind != "int"))
     rows = [row for dtype in formats for row in measured(dtype)]
     return table(("format", "bits", "scales", *BLOCKS), rows)
 

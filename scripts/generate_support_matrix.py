@@ -23,7 +23,7 @@ from ao_core.errors import AoError
 from ao_core.layouts import Layout
 from ao_core.records import Call, DType, Kernel, Recipe
 from ao_core.registry import registry
-from ao_core.spec import WHOLE, Spec
+from ao_core.spec import NO_SCALE, WHOLE, Spec
 from ao_core.tensor import STOCHASTIC, QTensor
 from doc_sections import main, table
 from workspace import ROOT, load_toml, packages
@@ -116,8 +116,9 @@ def holds(layout: Layout, dtype: DType) -> bool:
     """Whether a layout holds a weight matrix in a format, in some way of sharing scales."""
     blocks = ((1, WHOLE), (1, 32), (32,))
     zeros = ("none", "int") if dtype.kind == "int" else ("none",)
+    scale = "bfloat16" if dtype.has_scale else NO_SCALE
     specs = [
-        Spec(dtype.name, block, "bfloat16", zero, layout.name) for block in blocks for zero in zeros
+        Spec(dtype.name, block, scale, zero, layout.name) for block in blocks for zero in zeros
     ]
     return any(layout.fits(spec, SHAPE, dtype) is None for spec in specs)
 

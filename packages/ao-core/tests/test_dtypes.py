@@ -11,13 +11,20 @@ import numpy as np
 import pytest
 import torch
 
-from ao_core.dtypes import BUILTIN_DTYPES, codebook_dtype, float_dtype, int_dtype
+from ao_core.dtypes import (
+    BUILTIN_DTYPES,
+    CODED_DTYPES,
+    DENSE_DTYPES,
+    codebook_dtype,
+    float_dtype,
+    int_dtype,
+)
 from ao_core.errors import ConfigError
 from ao_core.numerics import float_format
 from ao_core.records import DType
 
-DTYPES = {dtype.name: dtype for dtype in BUILTIN_DTYPES}
-every_dtype = pytest.mark.parametrize("dtype", BUILTIN_DTYPES, ids=lambda dtype: dtype.name)
+DTYPES = {dtype.name: dtype for dtype in CODED_DTYPES}
+every_dtype = pytest.mark.parametrize("dtype", CODED_DTYPES, ids=lambda dtype: dtype.name)
 #: formats that ml_dtypes has too, under its name
 IN_ML_DTYPES = {
     "int1": "int1", "int2": "int2", "int4": "int4",
@@ -32,6 +39,8 @@ def all_codes(dtype: DType) -> torch.Tensor:
 
 
 def test_the_list_is_complete():
+    assert BUILTIN_DTYPES == CODED_DTYPES + DENSE_DTYPES
+    assert [dtype.name for dtype in DENSE_DTYPES] == ["bf16", "fp16", "fp32"]
     assert list(DTYPES) == [
         *(f"int{bits}" for bits in range(1, 9)),
         *(f"uint{bits}" for bits in range(1, 9)),

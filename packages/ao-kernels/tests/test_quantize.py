@@ -25,7 +25,9 @@ from ao_kernels.cpu.quantize import CODE_KERNELS, Matrix, matrix_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: formats that have values of their own, 0 among them
-NAMES = [d.name for d in registry.dtypes.values() if d.kind != "table" and d.min <= 0]
+NAMES = [
+    d.name for d in registry.dtypes.values() if d.kind not in ("table", "dense") and d.min <= 0
+]
 NESTED = Spec("f8e4m3", (WHOLE, WHOLE))
 
 

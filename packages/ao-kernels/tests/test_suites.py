@@ -18,7 +18,7 @@ ACTS = (
     Spec("f8e4m3", ROW),
     Spec("f8e5m2", ROW),
 )
-NAMES = [dtype.name for dtype in registry.dtypes.values() if dtype.kind != "table"]
+NAMES = [dtype.name for dtype in registry.dtypes.values() if dtype.kind not in ("table", "dense")]
 INTEGERS = [name for name in NAMES if registry.dtypes.get(name).kind == "int"]
 
 #: what `SPECS` does not have: parts that only some formats in tiles have, and odd widths

@@ -45,8 +45,9 @@ Steps of optimizers work in place on lists of equal length, of one dtype and dev
   float; `step` counts from 1; `decoupled`: AdamW's decay; `seed`: None rounds to nearest, an integer
   rounds parameters stochastically, alike in every call with the same arguments
 
-The `Call` has the spec of the first moments, the number of all elements as both shapes and the dtype of
-the parameters.
+All moments of a kind are `QTensor`s of one format, or all are dense. The `Call` has the spec of the first
+moments, that of "fp32" in the layout "plain" where they are dense, the number of all elements as both shapes
+and the dtype of the parameters.
 """
 
 from __future__ import annotations

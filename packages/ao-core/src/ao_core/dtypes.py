@@ -11,14 +11,17 @@ from math import isfinite
 import torch
 
 from ao_core.errors import ConfigError
-from ao_core.numerics import codebook, floats, ints
+from ao_core.numerics import codebook, dense, floats, ints
 from ao_core.numerics.formats import E4M3, E5M2, FloatFormat, float_format
 from ao_core.records import DType
 
 __all__ = [
     "BUILTIN_DTYPES",
+    "CODED_DTYPES",
+    "DENSE_DTYPES",
     "FLOATS",
     "codebook_dtype",
+    "dense_dtype",
     "float_dtype",
     "float_name",
     "int_dtype",
@@ -81,7 +84,7 @@ def codebook_dtype(name: str, values: Sequence[float]) -> DType:
         name=name,
         bits=(len(table) - 1).bit_length(),
         kind="codebook",
-        encode=partial(codebook.encode_codebook, values=table),
+        encode=partial(codebook.encode_between, bounds=codebook.codebook_bounds(table)),
         decode=partial(codebook.decode_codebook, values=table),
         min=table[0],
         max=table[-1],
@@ -100,6 +103,23 @@ def table_dtype(name: str, bits: int) -> DType:
     return replace(places, kind="table", storage=torch.uint8, summary=summary)
 
 
+def dense_dtype(name: str, storage: torch.dtype) -> DType:
+    """A format whose codes are the values themselves, as torch stores them: float32 or 16 bits of it."""
+    info = torch.finfo(storage)
+    return DType(
+        name=name,
+        bits=info.bits,
+        kind="dense",
+        encode=partial(dense.encode_dense, storage=storage),
+        decode=dense.decode_dense,
+        min=info.min,
+        max=info.max,
+        reach=info.max,
+        storage=storage,
+        summary=f"{str(storage).removeprefix('torch.')} as it is, without a scale",
+    )
+
+
 def float_name(ebits: int, mbits: int) -> str:
     """The name of a built-in float: (3, 2) -> "f6e3m2"."""
     return f"f{1 + ebits + mbits}e{ebits}m{mbits}"
@@ -115,7 +135,8 @@ FLOATS: tuple[tuple[int, int], ...] = tuple(
 _WITH_NAN = {(4, 3): E4M3, (5, 2): E5M2}
 
 
-BUILTIN_DTYPES: tuple[DType, ...] = (
+#: formats with codes of at most 8 bits
+CODED_DTYPES: tuple[DType, ...] = (
     *(int_dtype(f"int{bits}", bits) for bits in range(1, 9)),
     *(int_dtype(f"uint{bits}", bits, signed=False) for bits in range(1, 9)),
     codebook_dtype("ternary", (-1.0, 0.0, 1.0)),
@@ -125,3 +146,12 @@ BUILTIN_DTYPES: tuple[DType, ...] = (
     ),
     codebook_dtype("nf4", codebook.NF4_VALUES),
 )
+
+#: for layouts that store fewer values than there are
+DENSE_DTYPES: tuple[DType, ...] = (
+    dense_dtype("bf16", torch.bfloat16),
+    dense_dtype("fp16", torch.float16),
+    dense_dtype("fp32", torch.float32),
+)
+
+BUILTIN_DTYPES: tuple[DType, ...] = (*CODED_DTYPES, *DENSE_DTYPES)

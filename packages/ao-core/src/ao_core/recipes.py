@@ -40,8 +40,11 @@ class ComputeConfig(Config):
     def check(self) -> None:
         """Raise `UnknownNameError` for a number format that nobody registered."""
         for name in (self.dtype, self.grad_dtype):
-            if name is not None:
-                registry.dtypes.get(name)
+            if name is not None and not registry.dtypes.get(name).has_scale:
+                raise ConfigError(
+                    f"{name!r} stores values as they are: products in it need no ComputeConfig; use a format "
+                    "with a scale, e.g. 'f8e4m3'"
+                )
 
 
 compute = ComputeConfig
@@ -55,12 +58,15 @@ class WeightOnlyConfig(Config):
     dtype: str = "int8"
     #: weights that share one scale: a number of them along a row, "row" or "tensor"
     group_size: GroupSize = "row"
-    #: storage of the scale, or "own": the dtype of the parameter
+    #: storage of the scale, or "own": the dtype of the parameter; dense formats such as "bf16" have none
     scale_dtype: str = "own"
     #: zero points: "none", "int", "float" or "scaled"
     zero: str = "none"
     #: how scales are chosen: "absmax", "mse", "hqq" or a plugin's `ScaleMethod`
     scales: str = "absmax"
+    #: name of the layout of weights that are multiplied, e.g. "two_four" of ao-sparsity; convolutions are
+    #: skipped then. None: one code after the other, packed where it has less than 8 bits
+    layout: str | None = None
 
     def __post_init__(self) -> None:
         size = self.group_size
@@ -81,7 +87,15 @@ class WeightOnlyConfig(Config):
     def check(self) -> None:
         """Raise for a number format that nobody registered, or that has no such zero point or scale."""
         registry.scales.get(self.scales)
-        kind = registry.dtypes.get(self.dtype).kind
+        if self.layout is not None:
+            registry.layouts.get(self.layout)
+        numbers = registry.dtypes.get(self.dtype)
+        if not numbers.has_scale and (self.scale_dtype != "own" or self.scales != "absmax"):
+            raise ConfigError(
+                f"scale_dtype={self.scale_dtype!r} and scales={self.scales!r}: {self.dtype} stores values as "
+                "they are and has no scale; use 'own' and 'absmax'"
+            )
+        kind = numbers.kind
         if kind == "table" and (
             self.zero != "none" or self.scale_dtype not in ("own", *TABLE_DTYPES)
         ):
@@ -100,7 +114,12 @@ weight_only = WeightOnlyConfig
 
 def _apply_weight_only(weight: Tensor, config: WeightOnlyConfig, target: Target) -> Tensor | Skip:
     fmt = WeightFormat(
-        config.dtype, config.group_size, config.scale_dtype, config.zero, scales=config.scales
+        config.dtype,
+        config.group_size,
+        config.scale_dtype,
+        config.zero,
+        layout=config.layout or "",
+        scales=config.scales,
     )
     return quantize_weight(weight, fmt, target)
 

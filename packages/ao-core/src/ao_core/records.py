@@ -19,27 +19,29 @@ __all__ = ["Call", "DType", "Kernel", "Recipe", "ScaleMethod", "Skip", "Target",
 
 @dataclass(frozen=True)
 class DType:
-    """A number format of at most 8 bits: which values its codes stand for.
+    """A number format: which values its codes stand for.
 
     A *code* is the bit pattern of one element in the low `bits` of a uint8 (two's complement for
-    signed integers). `encode` and `decode` know nothing of scales, shapes or storage.
+    signed integers), or of a dense format the value itself in `storage`. `encode` and `decode` know
+    nothing of scales, shapes or storage.
     """
 
     name: str
     bits: int
     #: "int", "float", "codebook", or "table": codes are the places of values that are learned for each block
-    #: and stored as its scale, with one more dimension
+    #: and stored as its scale, with one more dimension; or "dense": codes are the values, without a scale
     kind: str
-    #: real values (float32 or float64) -> uint8 codes: nearest, ties to even, saturating; NaN per format
+    #: real values (float32 or float64) -> codes, of `code_dtype`: nearest, ties to even, saturating; NaN per
+    #: format
     encode: Callable[[Tensor], Tensor]
-    #: uint8 codes -> float32 values, exact; a new tensor, since callers work on it in place
+    #: codes -> float32 values, exact; a new tensor, since callers work on it in place
     decode: Callable[[Tensor], Tensor]
     #: least and greatest finite value
     min: float
     max: float
     #: the magnitude that a block's largest element is scaled to when there is no zero point
     reach: float
-    #: 8-bit torch dtype whose bytes are the codes, for layouts that store one element a byte
+    #: torch dtype whose elements are the codes, for layouts that store one by one: of 8 bits unless dense
     storage: torch.dtype = torch.uint8
     #: one line for `ao formats`
     summary: str = ""
@@ -49,6 +51,16 @@ class DType:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codes", self.codes or 1 << self.bits)
+
+    @property
+    def has_scale(self) -> bool:
+        """Whether tensors in the format have scales; those of a dense format, which needs none, do not."""
+        return self.kind != "dense"
+
+    @property
+    def code_dtype(self) -> torch.dtype:
+        """The torch dtype of codes: uint8, or of a dense format its own."""
+        return self.storage if self.kind == "dense" else torch.uint8
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from ao_core.errors import ConfigError
 
-__all__ = ["SCALE_DTYPES", "WHOLE", "ZERO_KINDS", "Primitive", "Spec", "matrix_block"]
+__all__ = ["NO_SCALE", "SCALE_DTYPES", "WHOLE", "ZERO_KINDS", "Primitive", "Spec", "matrix_block"]
 
 Primitive: TypeAlias = bool | int | float | str
 
@@ -15,6 +15,8 @@ Primitive: TypeAlias = bool | int | float | str
 WHOLE = -1
 #: Names of the number formats a scale may be stored in (or a nested `Spec`: double quantization).
 SCALE_DTYPES = ("float32", "bfloat16", "float16", "e8m0", "e4m3")
+#: in place of one: the format has no scale, value = decode(code)
+NO_SCALE = "none"
 #: "none": symmetric; "int": uint8 zero point in the domain of codes; "float": the same, not rounded;
 #: "scaled": in the domain of values, what is taken off after scaling, and stored as the scale is.
 ZERO_KINDS = ("none", "int", "float", "scaled")
@@ -35,7 +37,7 @@ def _as_written(fields: list[tuple[str, Any]]) -> dict[str, Any]:
 class Spec:
     """The format of a `QTensor`: value = (decode(code) - zero) * scale, one scale and zero a block.
 
-    With a scaled zero point it is value = decode(code) * scale - zero.
+    With a scaled zero point it is value = decode(code) * scale - zero; without a scale, decode(code).
 
     Metadata of traced tensors: Dynamo deep-copies it and compares it with `==`, so fields hold
     primitives and nested `Spec`s only, never records from the registry.
@@ -46,7 +48,8 @@ class Spec:
     #: elements that share one scale, aligned to the last dimensions: (1, 128) is a group of 128
     #: along the last one, `WHOLE` is all of a dimension, missing leading dimensions count 1
     block: tuple[int, ...]
-    #: storage of the scale: one of `SCALE_DTYPES`, or the `Spec` of a scale that is a `QTensor`
+    #: storage of the scale: one of `SCALE_DTYPES`, or the `Spec` of a scale that is a `QTensor`; `NO_SCALE`
+    #: for formats of kind "dense", which have none, and for no others
     scale_dtype: str | Spec = "float32"
     #: one of `ZERO_KINDS`
     zero: str = "none"
@@ -66,12 +69,18 @@ class Spec:
             raise ConfigError(
                 f"block={self.block!r}: each extent must be positive or {WHOLE} (the whole dimension)"
             )
-        if isinstance(self.scale_dtype, str) and self.scale_dtype not in SCALE_DTYPES:
+        known = (*SCALE_DTYPES, NO_SCALE)
+        if isinstance(self.scale_dtype, str) and self.scale_dtype not in known:
             raise ConfigError(
-                f"scale_dtype={self.scale_dtype!r} is unknown; use one of {', '.join(SCALE_DTYPES)} or a Spec"
+                f"scale_dtype={self.scale_dtype!r} is unknown; use one of {', '.join(known)} or a Spec"
             )
         if self.zero not in ZERO_KINDS:
             raise ConfigError(f"zero={self.zero!r} is unknown; use one of {', '.join(ZERO_KINDS)}")
+        if self.scale_dtype == NO_SCALE and self.zero != "none":
+            raise ConfigError(
+                f"zero={self.zero!r} with scale_dtype={NO_SCALE!r}: a format without a scale has no zero "
+                "point either; use zero='none'"
+            )
         if self.static and self.block != (WHOLE, WHOLE):
             raise ConfigError(
                 f"static=True with block={self.block!r}: the number of tokens differs from call to call, "
@@ -101,6 +110,8 @@ class Spec:
         return cls(**values)
 
     def __str__(self) -> str:
+        if self.scale_dtype == NO_SCALE:  # then there are no blocks either
+            return f"{self.dtype} {self.layout}"
         sep = "×"
         block = sep.join("*" if b == WHOLE else str(b) for b in self.block)
         scale = f"({self.scale_dtype})" if isinstance(self.scale_dtype, Spec) else self.scale_dtype

@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from ao_core.errors import QuantizationError
 from ao_core.records import Skip, Target
 from ao_core.registry import registry
-from ao_core.spec import WHOLE, Primitive, Spec
+from ao_core.spec import NO_SCALE, WHOLE, Primitive, Spec
 from ao_core.tensor import quantize_tensor
 
 __all__ = [
@@ -41,7 +41,7 @@ class WeightFormat:
 
     dtype: str
     group: GroupSize
-    #: as in `Spec`; "own": the dtype of the parameter
+    #: as in `Spec`; "own": the dtype of the parameter, or no scale where the format has none
     scale_dtype: str | Spec
     zero: str = "none"
     act: Spec | None = None
@@ -49,6 +49,8 @@ class WeightFormat:
     rows: int = 1
     #: the layout of codes of less than 8 bits
     packing: str = "packed"
+    #: the layout of weights that are multiplied, whatever their bits; empty: "plain", or `packing`
+    layout: str = ""
     #: as in `Spec`
     options: tuple[tuple[str, Primitive], ...] = ()
     #: name of the `ScaleMethod` that chooses scales and zero points
@@ -64,9 +66,10 @@ def weight_spec(
     """The format of a weight of `shape` (..., out, in), or, with `conv`, (out, in, *kernel).
 
     Groups run along the last dimension; a row that they do not divide ends with a shorter one.
-    Codes of less than 8 bits are packed along it. For a convolution both would follow the few
-    columns of its kernel, so groups and packed codes take the filters as one stream of numbers
-    instead: a row is the whole filter, and where groups do not divide the filter, they span two.
+    Codes of less than 8 bits are packed along it. For a convolution, which has no other layout, both
+    would follow the few columns of its kernel, so groups and packed codes take the filters as one
+    stream of numbers instead: a row is the whole filter, and where groups do not divide the filter,
+    they span two.
 
     Args:
         fmt: the format.
@@ -74,19 +77,22 @@ def weight_spec(
         dtype: of the weight.
         conv: whether it holds the filters of a convolution.
     """
+    numbers, group = registry.dtypes.get(fmt.dtype), fmt.group
     scale = _OWN.get(dtype, "float32") if fmt.scale_dtype == "own" else fmt.scale_dtype
-    layout = "plain" if registry.dtypes.get(fmt.dtype).bits == 8 else fmt.packing
+    if not numbers.has_scale:  # nor anything else that a group could share
+        scale, group = NO_SCALE if fmt.scale_dtype == "own" else scale, "row"
+    layout = fmt.layout or ("plain" if numbers.bits >= 8 else fmt.packing)
     block: tuple[int, ...]
-    if conv and (layout != "plain" or isinstance(fmt.group, int)):
+    if conv and (layout != "plain" or isinstance(group, int)):
         layout, filter_size = "flat", max(prod(shape[1:]), 1)
         sizes: dict[GroupSize, int] = {"tensor": WHOLE, "row": filter_size}
-        block = (sizes[fmt.group] if isinstance(fmt.group, str) else min(fmt.group, filter_size),)
+        block = (sizes[group] if isinstance(group, str) else min(group, filter_size),)
     elif conv:
-        block = (WHOLE if fmt.group == "tensor" else 1, *[WHOLE] * (len(shape) - 1))
-    elif fmt.group == "tensor":
+        block = (WHOLE if group == "tensor" else 1, *[WHOLE] * (len(shape) - 1))
+    elif group == "tensor":
         block = _TENSOR
     else:
-        block = (fmt.rows, WHOLE if isinstance(fmt.group, str) else fmt.group)
+        block = (fmt.rows, WHOLE if isinstance(group, str) else group)
     return Spec(fmt.dtype, block, scale, fmt.zero, layout, fmt.act, fmt.options)
 
 
@@ -144,6 +150,9 @@ def quantize_weight(
     if transposed:  # groups run along what is summed over
         dense = dense.t()
     conv = is_conv(dense, target)
+    if fmt.layout and (conv or dense.dim() < 2):
+        role = "holds the filters of a convolution" if conv else "has one dimension"
+        return Skip(f"it {role}, and the layout {fmt.layout!r} is for matrices that are multiplied")
     if fmt.act is not None and (role := _not_linear(dense, target, conv)):
         return Skip(f"{role}, and activations are quantized in linear layers only")
     spec = weight_spec(fmt, tuple(dense.shape), dense.dtype, conv=conv)

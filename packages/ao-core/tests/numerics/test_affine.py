@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ao_core.dtypes import BUILTIN_DTYPES, codebook_dtype, int_dtype
+from ao_core.dtypes import CODED_DTYPES, codebook_dtype, int_dtype
 from ao_core.errors import ConfigError
 from ao_core.numerics import (
     choose_qparams,
@@ -23,7 +23,7 @@ from ao_core.numerics import (
 from ao_core.records import DType
 from ao_core.spec import SCALE_DTYPES, WHOLE
 
-DTYPES = {dtype.name: dtype for dtype in BUILTIN_DTYPES}
+DTYPES = {dtype.name: dtype for dtype in CODED_DTYPES}
 INTS = {name: dtype for name, dtype in DTYPES.items() if dtype.kind == "int"}
 STORAGE = {
     "float32": torch.float32,
@@ -32,7 +32,7 @@ STORAGE = {
     "e8m0": torch.float8_e8m0fnu,
     "e4m3": torch.float8_e4m3fn,
 }
-every_dtype = pytest.mark.parametrize("dtype", BUILTIN_DTYPES, ids=lambda dtype: dtype.name)
+every_dtype = pytest.mark.parametrize("dtype", CODED_DTYPES, ids=lambda dtype: dtype.name)
 every_int = pytest.mark.parametrize("dtype", INTS.values(), ids=INTS)
 every_scale = pytest.mark.parametrize("scale_dtype", SCALE_DTYPES)
 

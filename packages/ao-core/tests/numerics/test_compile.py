@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ao_core.dtypes import BUILTIN_DTYPES, codebook_dtype
+from ao_core.dtypes import CODED_DTYPES, codebook_dtype
 from ao_core.numerics import (
     choose_qparams,
     dequantize_affine,
@@ -17,7 +17,7 @@ from ao_core.numerics import (
 )
 from ao_core.records import DType
 
-DTYPES = {dtype.name: dtype for dtype in BUILTIN_DTYPES}
+DTYPES = {dtype.name: dtype for dtype in CODED_DTYPES}
 WIDE = codebook_dtype("codebook8", [v / 100 for v in range(-128, 128)])
 
 
@@ -65,7 +65,7 @@ def test_ragged_packing_compiles(bits: int):
     assert torch.equal(unpacked, codes.float() + 1)
 
 
-@pytest.mark.parametrize("dtype", BUILTIN_DTYPES, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("dtype", CODED_DTYPES, ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("zero", ["none", "float"])
 @pytest.mark.parametrize("scale_dtype", ["float32", "e8m0", "e4m3"])
 def test_fake_and_meta_tensors(dtype: DType, zero: str, scale_dtype: str):

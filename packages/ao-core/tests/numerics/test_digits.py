@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ao_core import Spec, quantize_tensor
-from ao_core.dtypes import BUILTIN_DTYPES, codebook_dtype
+from ao_core.dtypes import CODED_DTYPES, codebook_dtype
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.layouts import Digits
 from ao_core.numerics import digits_a_byte, pack_digits, unpack_digits
 
-DTYPES = {dtype.name: dtype for dtype in BUILTIN_DTYPES}
+DTYPES = {dtype.name: dtype for dtype in CODED_DTYPES}
 
 
 def test_as_many_as_fit():

@@ -13,7 +13,7 @@ import pytest
 import torch
 from gfloat.block import BlockFormatInfo, compute_scale_amax, quantize_block
 
-from ao_core.dtypes import BUILTIN_DTYPES
+from ao_core.dtypes import CODED_DTYPES
 from ao_core.errors import ConfigError
 from ao_core.numerics import (
     MX_MODES,
@@ -25,7 +25,7 @@ from ao_core.numerics import (
     quantize_affine,
 )
 
-DTYPES = {dtype.name: dtype for dtype in BUILTIN_DTYPES}
+DTYPES = {dtype.name: dtype for dtype in CODED_DTYPES}
 #: greatest value and bits of mantissa of the element formats of MX v1.0; int8 without its 2**-6
 ELEMENTS = {
     "f8e4m3": (448, 3),
@@ -145,7 +145,7 @@ def test_blocks_of_32_quantize_as_in_gfloat(name: str):
     np.testing.assert_array_equal(got.double().numpy(), np.stack(expected))
 
 
-@pytest.mark.parametrize("dtype", BUILTIN_DTYPES, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("dtype", CODED_DTYPES, ids=lambda dtype: dtype.name)
 @every_mode
 def test_every_format_gets_a_usable_scale(dtype, mode: str):
     """Within a factor of two of the ideal one; "rceil" never below it."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ao_core import Spec
-from ao_core.layouts import Layout, Parts
+from ao_core.layouts import Layout, Parts, too_wide
 from ao_core.numerics import pack_bits, unpack_bits
 
 if TYPE_CHECKING:
@@ -38,14 +38,15 @@ class Rank1(Layout):
             return f"{spec}: the rank1 layout has no zero points and no quantized scales"
         if len(shape) < 2:
             return f"shape {shape}: a scale a row and a column needs two dimensions"
-        return None
+        return too_wide(dtype)
 
     def blocked_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (shape[0], prod(shape[1:]))
 
     def pack(
-        self, codes: Tensor, scale: Tensor, zero: Tensor | None, spec: Spec, dtype: DType
+        self, codes: Tensor, scale: Tensor | None, zero: Tensor | None, spec: Spec, dtype: DType
     ) -> Parts:
+        assert scale is not None  # `fits` holds no format without one
         if not codes.numel():
             rows, columns = scale.new_ones(len(codes), 1), scale.new_ones(1, codes.shape[1])
         else:

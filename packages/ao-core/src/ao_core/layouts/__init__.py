@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from ao_core.layouts.base import SHARED, Geometry, Layout, PartAxis, Parts, grid_axes, make_parts
+from ao_core.layouts.base import (
+    SHARED,
+    Geometry,
+    Layout,
+    PartAxis,
+    Parts,
+    grid_axes,
+    make_parts,
+    too_wide,
+)
 from ao_core.layouts.digits import Digits
 from ao_core.layouts.flat import Flat
 from ao_core.layouts.int4_cpu import Int4Cpu
@@ -23,6 +32,7 @@ __all__ = [
     "Plain",
     "grid_axes",
     "make_parts",
+    "too_wide",
 ]
 
 BUILTIN_LAYOUTS: tuple[Layout, ...] = (Plain(), Packed(), Digits(), Flat(), Int4Cpu())

@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from ao_core.records import DType
     from ao_core.spec import Spec
 
-__all__ = ["SHARED", "Geometry", "Layout", "PartAxis", "Parts", "grid_axes", "make_parts"]
+__all__ = [
+    "SHARED",
+    "Geometry",
+    "Layout",
+    "PartAxis",
+    "Parts",
+    "grid_axes",
+    "make_parts",
+    "too_wide",
+]
 
 #: part name -> tensor; the scale may itself be a quantized tensor
 Parts = dict[str, Tensor]
@@ -63,20 +72,34 @@ class Layout:
         """The shape over which blocks are counted; codes and scales of `pack` and `unpack` have it."""
         return shape
 
+    def project(self, values: Tensor, spec: Spec) -> Tensor:
+        """What of dense `values`, of the blocked shape, this layout can hold: others become zero.
+
+        Done before scales are chosen, so that they follow what stays. Twice is as good as once.
+        """
+        return values
+
+    def sparsity(self, parts: Parts, spec: Spec, shape: tuple[int, ...]) -> float | None:
+        """The share of elements that are not stored; None where all are."""
+        return None
+
     def pack(
-        self, codes: Tensor, scale: Tensor, zero: Tensor | None, spec: Spec, dtype: DType
+        self, codes: Tensor, scale: Tensor | None, zero: Tensor | None, spec: Spec, dtype: DType
     ) -> Parts:
-        """Parts from uint8 `codes` of the blocked shape and a `scale` (and `zero`) per block."""
+        """Parts from `codes` of the blocked shape and `dtype.code_dtype`, and a `scale`, `zero` per block.
+
+        Where `project` makes zeros, the codes are those of zero.
+        """
         raise NotImplementedError
 
     def unpack(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Inverse of `pack`: (uint8 codes, scale, zero)."""
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Inverse of `pack`: (codes, scale, zero)."""
         raise NotImplementedError
 
     def geometry(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> dict[str, Geometry]:
-        """How each part is laid out along the logical dimensions."""
+        """How each part is laid out along the logical dimensions, in the order of the parts of `pack`."""
         raise UnsupportedOp(
             f"layout {self.name!r} cannot be cut or joined in place; call .canonical() first"
         )
@@ -105,9 +128,14 @@ def grid_axes(spec: Spec, shape: tuple[int, ...]) -> Geometry:
     )
 
 
-def make_parts(qdata: Tensor, scale: Tensor, zero: Tensor | None) -> Parts:
-    """The parts of an affine format; without a zero point there is no part for it."""
-    parts = {"qdata": qdata, "scale": scale}
-    if zero is not None:
-        parts["zero"] = zero
-    return parts
+def make_parts(qdata: Tensor, scale: Tensor | None, zero: Tensor | None) -> Parts:
+    """The parts of an affine format; without a scale, or a zero point, there is no part for it."""
+    parts = {"qdata": qdata, "scale": scale, "zero": zero}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def too_wide(dtype: DType) -> str | None:
+    """Why codes cannot be packed into bytes, if so."""
+    if dtype.bits <= 8:
+        return None
+    return f"packs codes of 1 to 8 bits, and {dtype.name} has {dtype.bits}; use the layout 'plain'"

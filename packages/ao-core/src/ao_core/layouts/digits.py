@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ao_core.layouts.base import Geometry, Layout, PartAxis, Parts, grid_axes, make_parts
+from ao_core.layouts.base import Geometry, Layout, PartAxis, Parts, grid_axes, make_parts, too_wide
 from ao_core.numerics import digits_a_byte, pack_digits, unpack_digits
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ class Digits(Layout):
     name = "digits"
 
     def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+        if reason := too_wide(dtype):
+            return reason
         count = digits_a_byte(dtype.codes)
         if count * dtype.bits <= 8:
             return (
@@ -31,15 +33,15 @@ class Digits(Layout):
         return None
 
     def pack(
-        self, codes: Tensor, scale: Tensor, zero: Tensor | None, spec: Spec, dtype: DType
+        self, codes: Tensor, scale: Tensor | None, zero: Tensor | None, spec: Spec, dtype: DType
     ) -> Parts:
         return make_parts(pack_digits(codes, dtype.codes), scale, zero)
 
     def unpack(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         codes = unpack_digits(parts["qdata"], dtype.codes, shape[-1])
-        return codes, parts["scale"], parts.get("zero")
+        return codes, parts.get("scale"), parts.get("zero")
 
     def geometry(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> dict[str, Geometry]:
         grid = grid_axes(spec, shape)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ao_core.layouts.base import SHARED, Geometry, Layout, PartAxis, Parts, make_parts
+from ao_core.layouts.base import SHARED, Geometry, Layout, PartAxis, Parts, make_parts, too_wide
 from ao_core.numerics import pack_bits, pack_unit, unpack_bits
 from ao_core.spec import WHOLE
 
@@ -29,21 +29,21 @@ class Flat(Layout):
     def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         if len(spec.block) != 1:
             return f"block={spec.block}: the flat layout needs one extent, e.g. (256,)"
-        return None
+        return too_wide(dtype)
 
     def blocked_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (prod(shape),)
 
     def pack(
-        self, codes: Tensor, scale: Tensor, zero: Tensor | None, spec: Spec, dtype: DType
+        self, codes: Tensor, scale: Tensor | None, zero: Tensor | None, spec: Spec, dtype: DType
     ) -> Parts:
         return make_parts(pack_bits(codes.reshape(-1), dtype.bits), scale, zero)
 
     def unpack(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         codes = unpack_bits(parts["qdata"], dtype.bits, prod(shape))
-        return codes, parts["scale"], parts.get("zero")
+        return codes, parts.get("scale"), parts.get("zero")
 
     def geometry(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> dict[str, Geometry]:
         row = prod(shape[1:])

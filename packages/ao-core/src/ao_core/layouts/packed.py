@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ao_core.layouts.base import Geometry, Layout, PartAxis, Parts, grid_axes, make_parts
+from ao_core.layouts.base import Geometry, Layout, PartAxis, Parts, grid_axes, make_parts, too_wide
 from ao_core.numerics import pack_bits, pack_unit, unpack_bits
 
 if TYPE_CHECKING:
@@ -21,16 +21,19 @@ class Packed(Layout):
 
     name = "packed"
 
+    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+        return too_wide(dtype)
+
     def pack(
-        self, codes: Tensor, scale: Tensor, zero: Tensor | None, spec: Spec, dtype: DType
+        self, codes: Tensor, scale: Tensor | None, zero: Tensor | None, spec: Spec, dtype: DType
     ) -> Parts:
         return make_parts(pack_bits(codes, dtype.bits), scale, zero)
 
     def unpack(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         codes = unpack_bits(parts["qdata"], dtype.bits, shape[-1])
-        return codes, parts["scale"], parts.get("zero")
+        return codes, parts.get("scale"), parts.get("zero")
 
     def geometry(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> dict[str, Geometry]:
         grid = grid_axes(spec, shape)

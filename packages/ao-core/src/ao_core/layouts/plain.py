@@ -1,10 +1,9 @@
-"""`plain`: one element a byte, in the torch dtype whose bytes are the codes."""
+"""`plain`: one element after the other, in the torch dtype whose elements are the codes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from ao_core.layouts.base import Geometry, Layout, PartAxis, Parts, grid_axes, make_parts
@@ -17,19 +16,19 @@ __all__ = ["Plain"]
 
 
 class Plain(Layout):
-    """qdata: int8, uint8 or float8 of the logical shape; scale and zero: one entry a block."""
+    """qdata: `DType.storage` of the logical shape; scale and zero: one entry a block."""
 
     name = "plain"
 
     def pack(
-        self, codes: Tensor, scale: Tensor, zero: Tensor | None, spec: Spec, dtype: DType
+        self, codes: Tensor, scale: Tensor | None, zero: Tensor | None, spec: Spec, dtype: DType
     ) -> Parts:
         return make_parts(codes.view(dtype.storage), scale, zero)
 
     def unpack(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        return parts["qdata"].view(torch.uint8), parts["scale"], parts.get("zero")
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        return parts["qdata"].view(dtype.code_dtype), parts.get("scale"), parts.get("zero")
 
     def geometry(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> dict[str, Geometry]:
         grid = grid_axes(spec, shape)

@@ -154,33 +154,39 @@ def quantize_affine(
     x: Tensor,
     dtype: DType,
     block: Sequence[int],
-    scale: Tensor,
+    scale: Tensor | None,
     zero: Tensor | None = None,
     *,
     scaled: bool = False,
 ) -> Tensor:
-    """Codes (uint8, shape of `x`) of x / scale + zero; a large tensor is taken in slabs.
+    """Codes (shape of `x`) of x / scale + zero, or of x; a large tensor is taken in slabs.
 
     Where the zero point is `scaled`, of (x + zero) / scale.
     """
     x = x.detach()
     if not is_large(x):
         return _quantize_affine(x, dtype, block, scale, zero, scaled)
-    codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+    codes = torch.empty(x.shape, dtype=dtype.code_dtype, device=x.device)
     for part, grid in slabs(x.shape, block):
-        by = None if zero is None else zero[grid]
-        codes[part] = _quantize_affine(x[part], dtype, block, scale[grid], by, scaled)
+        by, point = _at(scale, grid), _at(zero, grid)
+        codes[part] = _quantize_affine(x[part], dtype, block, by, point, scaled)
     return codes
+
+
+def _at(values: Tensor | None, grid: tuple[slice, ...]) -> Tensor | None:
+    return None if values is None else values[grid]
 
 
 def _quantize_affine(
     x: Tensor,
     dtype: DType,
     block: Sequence[int],
-    scale: Tensor,
+    scale: Tensor | None,
     zero: Tensor | None,
     scaled: bool,
 ) -> Tensor:
+    if scale is None:
+        return dtype.encode(x)
     if dtype.kind == "table":
         return encode_tables(x, block, scale)
     x = x.to(torch.float32)
@@ -199,25 +205,24 @@ def dequantize_affine(
     codes: Tensor,
     dtype: DType,
     block: Sequence[int],
-    scale: Tensor,
+    scale: Tensor | None,
     zero: Tensor | None = None,
     out_dtype: torch.dtype = torch.float32,
     *,
     scaled: bool = False,
 ) -> Tensor:
-    """(decode(codes) - zero) * scale in float32, rounded once to `out_dtype`.
+    """(decode(codes) - zero) * scale, or decode(codes), in float32, rounded once to `out_dtype`.
 
     Where the zero point is `scaled`, decode(codes) * scale - zero. A large tensor is taken in slabs,
     unless a gradient is to flow through it.
     """
-    learns = scale.requires_grad or (zero is not None and zero.requires_grad)
+    learns = any(given is not None and given.requires_grad for given in (scale, zero))
     if learns or not is_large(codes):
         return _dequantize_affine(codes, dtype, block, scale, zero, out_dtype, scaled)
     dense = torch.empty(codes.shape, dtype=out_dtype, device=codes.device)
     for part, grid in slabs(codes.shape, block):
-        by = None if zero is None else zero[grid]
-        values = _dequantize_affine(codes[part], dtype, block, scale[grid], by, out_dtype, scaled)
-        dense[part] = values
+        by, point = _at(scale, grid), _at(zero, grid)
+        dense[part] = _dequantize_affine(codes[part], dtype, block, by, point, out_dtype, scaled)
     return dense
 
 
@@ -225,11 +230,13 @@ def _dequantize_affine(
     codes: Tensor,
     dtype: DType,
     block: Sequence[int],
-    scale: Tensor,
+    scale: Tensor | None,
     zero: Tensor | None,
     out_dtype: torch.dtype,
     scaled: bool,
 ) -> Tensor:
+    if scale is None:
+        return dtype.decode(codes).to(out_dtype)
     if dtype.kind == "table":
         return decode_tables(codes, block, scale).to(out_dtype)
     values = dtype.decode(codes)

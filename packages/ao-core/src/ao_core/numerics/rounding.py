@@ -30,7 +30,7 @@ def round_to_16_bits(x: Tensor, dtype: torch.dtype) -> Tensor:
         return rounded
     # Below 2**-14 float16 has a fixed step of 2**-24, as float32 has between 0.5 and 1.
     half = torch.where(x < 0, -0.5, 0.5)
-    return torch.where(x.abs() < 2.0**-14, (x + half) - half, rounded)
+    return torch.where(x.abs() < 2.0**-14, ((x + half) - half).copysign(x), rounded)
 
 
 def stochastic_round(x: Tensor, generator: torch.Generator) -> Tensor:

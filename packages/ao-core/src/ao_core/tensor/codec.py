@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -36,22 +36,32 @@ def local_shard(x: Any) -> Any:
     return getattr(x, "_local_tensor", x)
 
 
-def scale_values(scale: Tensor) -> Tensor:
+@overload
+def scale_values(scale: Tensor) -> Tensor: ...
+@overload
+def scale_values(scale: None) -> None: ...
+@overload
+def scale_values(scale: Tensor | None) -> Tensor | None: ...
+
+
+def scale_values(scale: Tensor | None) -> Tensor | None:
     """A scale, or a scaled zero point, as float32, whether stored plainly or as a quantized tensor."""
+    if scale is None:
+        return None
     if hasattr(scale, "part_names"):
-        return scale.dequantize(torch.float32)  # type: ignore[call-arg,unused-ignore]
+        return scale.dequantize(torch.float32)  # type: ignore[call-arg]
     return scale_to_float(scale)
 
 
 def zero_values(zero: Tensor | None) -> Tensor | None:
     """A zero point as `numerics` takes it: as it is stored, or float32 where it is a quantized tensor."""
-    return scale_values(zero) if hasattr(zero, "part_names") else zero  # type: ignore[arg-type]
+    return scale_values(zero) if hasattr(zero, "part_names") else zero
 
 
 def unpack_parts(
     parts: Parts, spec: Spec, shape: tuple[int, ...]
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(uint8 codes, float32 scale, zero that is not quantized) of the layout's blocked shape."""
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(codes, float32 scale, zero that is not quantized) of the layout's blocked shape."""
     layout = registry.layouts.get(spec.layout)
     dtype = registry.dtypes.get(spec.dtype)
     if not layout.canonical:
@@ -75,7 +85,7 @@ def decode_parts(
 def decode_reference(
     parts: Parts, spec: Spec, shape: tuple[int, ...], out_dtype: torch.dtype
 ) -> Tensor:
-    """The reference kernel: (decode(code) - zero) * scale in float32, rounded once; see `Spec`.
+    """The reference kernel: (decode(code) - zero) * scale, or decode(code), rounded once; see `Spec`.
 
     What is in a layout of its own goes through the canonical one, which may have a better kernel.
     """

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ao_core.dispatch import select
-from ao_core.errors import QuantizationError
-from ao_core.layouts import Parts
+from ao_core.errors import ConfigError, QuantizationError
+from ao_core.layouts import Layout, Parts
 from ao_core.numerics import block_absmax, choose_qparams, full_block, quantize_affine
-from ao_core.records import Call
+from ao_core.records import Call, DType
 from ao_core.registry import registry
-from ao_core.spec import Spec
+from ao_core.spec import NO_SCALE, Spec
 from ao_core.tensor.activations import make_act_parts
 from ao_core.tensor.codec import decode_parts, is_sharded, scale_values, zero_values
 from ao_core.tensor.qtensor import QTensor
@@ -110,11 +110,17 @@ def _choose(x: Tensor, spec: Spec, scales: str) -> tuple[Tensor | None, Tensor |
         )
     if not layout.canonical:
         layout = registry.layouts.get(layout.canonical_name)
-    dense = x.contiguous().reshape(layout.blocked_shape(tuple(x.shape)))
+    dense = _projected(x, layout, spec)
     scale, zero = choose(dense, dtype, spec)
     if isinstance(spec.scale_dtype, Spec):
         scale = _comparable(scale, dense, spec)
     return scale, zero
+
+
+def _projected(x: Tensor, layout: Layout, spec: Spec) -> Tensor:
+    """The values that the layout holds, contiguous, since codes and scales inherit strides."""
+    dense = x.contiguous().reshape(layout.blocked_shape(tuple(x.shape)))
+    return layout.project(dense, spec)
 
 
 def encode_parts(
@@ -135,6 +141,7 @@ def encode_parts(
         raise QuantizationError(f"{spec}: a static scale is not chosen but given")
     layout = registry.layouts.get(spec.layout)
     dtype = registry.dtypes.get(spec.dtype)
+    _check_scale(spec, dtype)
     shape = tuple(x.shape)
     if reason := layout.fits(spec, shape, dtype):
         raise QuantizationError(f"layout {spec.layout!r} cannot hold a tensor of {shape}: {reason}")
@@ -146,6 +153,14 @@ def encode_parts(
         return encode_reference(x, spec, scale, zero)
     call = Call("quantize", spec, shape, shape, x.dtype, x.device.type)
     return select(call).fn(x, spec)  # type: ignore[no-any-return]
+
+
+def _check_scale(spec: Spec, dtype: DType) -> None:
+    if dtype.has_scale == (spec.scale_dtype == NO_SCALE):
+        raise ConfigError(
+            f"scale_dtype={spec.scale_dtype!r} with {dtype.name!r}, of kind {dtype.kind!r}: formats of kind "
+            f"'dense' have no scale, which {NO_SCALE!r} says, and all others have one"
+        )
 
 
 def is_cast(x: Tensor, spec: Spec) -> bool:
@@ -162,12 +177,11 @@ def is_cast(x: Tensor, spec: Spec) -> bool:
 def encode_reference(
     x: Tensor, spec: Spec, scale: Tensor | None = None, zero: Tensor | None = None
 ) -> Parts:
-    """The reference kernel: x / scale + zero in float32, or what `Spec` says, encoded and packed."""
+    """The reference kernel: what the layout holds of x, as `Spec` says, encoded and packed."""
     layout = registry.layouts.get(spec.layout)
     dtype = registry.dtypes.get(spec.dtype)
-    # codes and scales inherit the strides of what they are computed from
-    dense = x.contiguous().reshape(layout.blocked_shape(tuple(x.shape)))
-    if scale is None:
+    dense = _projected(x, layout, spec)
+    if scale is None and spec.scale_dtype != NO_SCALE:
         scale, zero = choose_qparams(
             dense,
             dtype,
@@ -180,12 +194,12 @@ def encode_reference(
         if isinstance(spec.scale_dtype, Spec):
             scale = _comparable(scale, dense, spec)
     scaled = spec.zero == "scaled"
-    if isinstance(spec.scale_dtype, Spec) and not isinstance(scale, QTensor):
+    if isinstance(spec.scale_dtype, Spec) and scale is not None and not isinstance(scale, QTensor):
         scale = quantize_tensor(scale.float(), spec.scale_dtype)
         if scaled and zero is not None:
             zero = quantize_tensor(zero.float(), spec.scale_dtype)
     by = scale_values(scale)
-    if isinstance(spec.scale_dtype, Spec):
+    if isinstance(spec.scale_dtype, Spec) and by is not None:
         by = torch.where(by == 0, torch.inf, by)  # rounded to 0: its elements are 0, not 0 / 0
     codes = quantize_affine(dense, dtype, spec.block, by, zero_values(zero), scaled=scaled)
     return layout.pack(codes, scale, zero, spec, dtype)

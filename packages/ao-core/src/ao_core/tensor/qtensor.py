@@ -129,6 +129,12 @@ class QTensor(Tensor):
         """Bytes of memory in all parts."""
         return sum(leaf.numel() * leaf.element_size() for _, leaf in self.leaves())
 
+    @property
+    def sparsity(self) -> float | None:
+        """The share of elements that the layout does not store, since they are zeros; None: it stores all."""
+        base = self.canonical()
+        return base.layout_record.sparsity(base.parts, base.spec, base.stored_shape)
+
     def like(self, parts: Parts, shape: tuple[int, ...] | None = None, **changes: Any) -> QTensor:
         """A `QTensor` of the same kind around other parts; `changes` are constructor arguments."""
         values = {

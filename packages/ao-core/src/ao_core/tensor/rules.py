@@ -71,6 +71,7 @@ def _copy_(func: Any, args: Args, kwargs: Kwargs) -> Any:
         return func(target, source.dequantize(), *args[2:], **kwargs)
     if isinstance(source, QTensor) and cut.same_kind(target, source):
         _check_writable(target, source)
+        _check_sizes(target, source.parts)
         for name in target.part_names:
             getattr(target, name).copy_(getattr(source, name), *args[2:])
     else:
@@ -97,6 +98,18 @@ def _check_writable(target: QTensor, source: QTensor | None) -> None:
             )
 
 
+def _check_sizes(target: QTensor, parts: Parts) -> None:
+    """Refuse parts of other sizes than there is memory for, where the values decide on sizes."""
+    for name, part in parts.items():
+        old = getattr(target, name)
+        if old.shape != part.shape:
+            raise UnsupportedOp(
+                f"copy_ or an operation in place on layout {target.spec.layout!r}: {name!r} has the shape "
+                f"{tuple(old.shape)}, and the new values need {tuple(part.shape)}; make a new tensor of "
+                "them, or load with assign=True"
+            )
+
+
 def _blank(part: Tensor) -> bool:
     leaves = [leaf for _, leaf in part.leaves()] if isinstance(part, QTensor) else [part]
     return not any(bool(leaf.contiguous().view(torch.uint8).any()) for leaf in leaves)
@@ -115,7 +128,9 @@ def _store(target: QTensor, dense: Tensor, encode: Callable[[Tensor, Spec], Part
         inverse = [target.order.index(dim) for dim in range(target.dim())]
         stored = dense.permute(inverse)
     stored = stored.to(target.dtype).contiguous()
-    for name, part in encode(stored, target.spec).items():
+    parts = encode(stored, target.spec)
+    _check_sizes(target, parts)
+    for name, part in parts.items():
         getattr(target, name).copy_(part)
 
 

@@ -50,7 +50,7 @@ def update_parts(x: Tensor, spec: Spec) -> Parts:
             "`with stochastic_rounding(generator): optimizer.step()`"
         )
     layout, dtype = registry.layouts.get(spec.layout), registry.dtypes.get(spec.dtype)
-    x = x.detach().to(torch.float32)
+    x = layout.project(x.detach().to(torch.float32), spec)
     # the greatest magnitude is a code, so that it does not move where nothing is added
     magnitude = block_absmax(x, spec.block)
     scale = torch.where(magnitude == 0, 1.0, magnitude / dtype.max)

@@ -19,7 +19,8 @@ from ao_core.tensor.codec import decode_reference
 from ao_core.tensor.create import encode_reference
 from ao_core.testing.base import as_bytes, gaussian
 from ao_core.testing.kernel_ops import KernelCase, OpTrial, strided_variants
-from ao_core.testing.samples import SHAPES, SPECS, holds, quantized
+from ao_core.testing.oracles import codes_from
+from ao_core.testing.samples import SHAPES, SPECS, held_codes, holds, quantized
 
 __all__ = ["CODEC_SPECS", "CONVERSIONS", "contents", "same_values"]
 
@@ -63,10 +64,14 @@ def contents(
     places = torch.arange(flat.numel())
     if kind == "ties":
         fmt = registry.dtypes.get(spec.dtype)
-        flat.copy_((flat * max(fmt.max, 1.0)).round() / 2)
-        flat.clamp_(fmt.min / 2, fmt.max / 2)
-        flat[places % 8 == 0] = fmt.reach if spec.zero == "none" else fmt.max
-        flat[places % 8 == 4] = fmt.min
+        # a dense format has no scale, so any range is that of the format
+        low, high, reach = (
+            (-8.0, 8.0, 8.0) if fmt.kind == "dense" else (fmt.min, fmt.max, fmt.reach)
+        )
+        flat.copy_((flat * max(high, 1.0)).round() / 2)
+        flat.clamp_(low / 2, high / 2)
+        flat[places % 8 == 0] = reach if spec.zero == "none" else high
+        flat[places % 8 == 4] = low
     elif kind == "range":
         tiny, huge = torch.finfo(dtype).smallest_normal, torch.finfo(dtype).max
         lowest = int(torch.tensor(tiny).log2()) - 24
@@ -230,8 +235,10 @@ class _Dequantize(_Codec):
         codes = torch.arange(x.numel(), device=case.device).reshape(
             holder.blocked_shape(case.shape)
         )
-        codes = (codes * 37 % fmt.codes).to(torch.uint8)
-        every = holder.pack(codes, parts["scale"], parts.get("zero"), spec, fmt)
+        codes = codes_from(codes * 37 % fmt.codes, fmt)
+        qparams = parts.get("scale"), parts.get("zero")
+        codes = held_codes(holder, codes, *qparams, spec)
+        every = holder.pack(codes, *qparams, spec, fmt)
         for canonical in (parts, every):
             expected = decode_reference(canonical, spec, case.shape, case.dtype)
             stored = canonical

@@ -1,4 +1,7 @@
-"""Independent answers for number formats: other libraries' tables, and brute force in float64."""
+"""Independent answers for number formats: other libraries' tables, and brute force in float64.
+
+Of formats with more codes than can be tried, a spread of them stands for all.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from torch import Tensor
 
 from ao_core.records import DType
 
-__all__ = ["decoded", "foreign_table", "natural_order", "nearest", "probes"]
+__all__ = ["codes_from", "decoded", "foreign_table", "natural_order", "nearest", "probes"]
 
 #: names of ml_dtypes for formats whose own names differ
 _ML_DTYPES = {
@@ -19,7 +22,12 @@ _ML_DTYPES = {
     "f6e3m2": "float6_e3m2fn",
     "f6e2m3": "float6_e2m3fn",
     "f4e2m1": "float4_e2m1fn",
+    "bf16": "bfloat16",
 }
+#: names of NumPy for dense formats
+_NUMPY = {"fp16": "float16", "fp32": "float32"}
+#: integers of the width of a code
+_INTEGERS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
 _GFLOAT = {
     "f8e4m3": "format_info_ocp_e4m3",
     "f8e5m2": "format_info_ocp_e5m2",
@@ -29,9 +37,24 @@ _GFLOAT = {
 }
 
 
+def codes_from(bits: Tensor, fmt: DType) -> Tensor:
+    """Codes with these bit patterns, integers."""
+    width = 8 * fmt.code_dtype.itemsize
+    # torch has signed integers of more than 8 bits: the same bits
+    signed = bits if width == 8 else torch.where(bits >> (width - 1) > 0, bits - (1 << width), bits)
+    return signed.to(_INTEGERS[width]).view(fmt.code_dtype)
+
+
+def _patterns(fmt: DType) -> Tensor:
+    """Every bit pattern of a format, int64, ascending; of more than 16 bits each 65521st of either sign."""
+    half = 1 << (fmt.bits - 1)
+    low = torch.arange(0, half, 1 if fmt.bits <= 16 else 65521)
+    return torch.cat([low, low + half])
+
+
 def all_codes(fmt: DType, device: str = "cpu") -> Tensor:
-    """Every bit pattern of a format, ascending."""
-    return torch.arange(1 << fmt.bits, device=device).to(torch.uint8)
+    """Every code of a format, or the spread of them, in the order of their bits."""
+    return codes_from(_patterns(fmt), fmt).to(device)
 
 
 def decoded(fmt: DType) -> Tensor:
@@ -40,18 +63,19 @@ def decoded(fmt: DType) -> Tensor:
 
 
 def natural_order(fmt: DType) -> Tensor:
-    """All codes from the least value to the greatest, as the kind of format arranges them.
+    """Places of `all_codes` from the least value to the greatest, as the kind of format arranges them.
 
     Unsigned integers and codebooks: by code. Signed integers: two's complement. Floats: sign and
     magnitude.
     """
-    codes = all_codes(fmt).to(torch.int64)
-    half = 1 << (fmt.bits - 1)
-    if fmt.kind == "float":
-        return torch.cat([codes[half:].flip(0), codes[:half]])
+    bits = _patterns(fmt)
+    places = torch.arange(len(bits))
+    low, high = places[bits < 1 << (fmt.bits - 1)], places[bits >= 1 << (fmt.bits - 1)]
+    if fmt.kind in ("float", "dense"):
+        return torch.cat([high.flip(0), low])
     if fmt.kind == "int" and fmt.min < 0:
-        return torch.cat([codes[half:], codes[:half]])
-    return codes
+        return torch.cat([high, low])
+    return places
 
 
 def foreign_table(fmt: DType) -> list[float]:
@@ -61,17 +85,19 @@ def foreign_table(fmt: DType) -> list[float]:
     their names (f5e2m2: neither infinities nor NaN), else the definition: integers count, and what
     nobody else defines stands for itself.
     """
-    codes = range(1 << fmt.bits)
+    codes = _patterns(fmt).tolist()
     if (foreign := _ml_dtype(fmt.name)) is not None:
         import numpy
 
-        raw = numpy.arange(1 << fmt.bits, dtype=numpy.uint8)
+        raw = numpy.array(codes).astype(f"u{max(fmt.bits // 8, 1)}")
         if fmt.bits < 8 and fmt.kind == "int" and fmt.min < 0:
             # ml_dtypes keeps a narrow signed integer sign-extended in its byte
             raw = (
                 (raw.astype(numpy.int8) << (8 - fmt.bits)).astype(numpy.int8) >> (8 - fmt.bits)
             ).view(numpy.uint8)
-        return [float(value) for value in raw.view(foreign).astype(numpy.float64)]
+        with numpy.errstate(invalid="ignore"):  # signalling NaN
+            values: list[float] = raw.view(foreign).astype(numpy.float64).tolist()
+        return values
     if (info := _gfloat_info(fmt.name)) is not None:
         import gfloat
 
@@ -86,8 +112,11 @@ def foreign_table(fmt: DType) -> list[float]:
 def _ml_dtype(name: str) -> Any:
     try:
         import ml_dtypes
+        import numpy
     except ImportError:
         return None
+    if name in _NUMPY:
+        return getattr(numpy, _NUMPY[name])
     return getattr(ml_dtypes, _ML_DTYPES.get(name, name), None)
 
 
@@ -119,13 +148,17 @@ def nearest(fmt: DType, x: Tensor) -> tuple[Tensor, Tensor]:
     """The values (float64) that may stand for each finite `x`: the nearest one below or at, and above.
 
     Both are equal except where `x` lies exactly between two values; then integers choose the even
-    one, floats the one whose code is even, and codebooks are free to take either.
+    one, floats the one whose code is even, and codebooks are free to take either. A format of 32 bits
+    has every `x` itself.
     """
+    if fmt.bits == 32:
+        own = x.to(torch.float64).clamp(fmt.min, fmt.max)
+        return own, own
     table = decoded(fmt)
-    codes = natural_order(fmt)
-    finite = torch.isfinite(table[codes])
-    codes = codes[finite]
-    values, codes = _unique(table[codes], codes)
+    order = natural_order(fmt)
+    order = order[torch.isfinite(table[order])]
+    values, places = _unique(table[order], order)
+    codes = _patterns(fmt)[places]
     x = x.to(torch.float64).clamp(values[0], values[-1])
     above = torch.searchsorted(values, x).clamp(max=len(values) - 1)
     below = torch.where(values[above] == x, above, (above - 1).clamp(min=0))

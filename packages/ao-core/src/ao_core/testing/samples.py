@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from ao_core.layouts import Layout
-from ao_core.numerics import qparams_of_range
+from ao_core.numerics import dequantize_affine, qparams_of_range, quantize_affine
 from ao_core.registry import registry
-from ao_core.spec import WHOLE, Spec
+from ao_core.spec import NO_SCALE, WHOLE, Spec
 from ao_core.tensor import QTensor, fake_quantize, quantize_tensor
 from ao_core.tensor.activations import act_names, static_qparams
+from ao_core.tensor.codec import scale_values, zero_values
 from ao_core.testing.base import gaussian
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Sample",
     "activations",
     "fitting_specs",
+    "held_codes",
     "holds",
     "quantized",
 ]
@@ -38,6 +40,7 @@ SPECS: tuple[Spec, ...] = (
     Spec("int6", (4, 8)),
     Spec("ternary", (1, 24)),
     Spec("uint5", (1, 16), Spec("uint6", (1, 4), "float16", layout="packed"), zero="scaled"),
+    Spec("bf16", (1, WHOLE), NO_SCALE),
     # the same for layouts that count blocks over the flattened tensor
     Spec("int8", (32,)),
     Spec("nf4", (64,)),
@@ -77,6 +80,18 @@ def holds(layout: Layout, shape: tuple[int, ...], spec: Spec) -> bool:
         each.fits(replace(spec, layout=each.name), shape, fmt) is None
         for each in (layout, canonical)
     )
+
+
+def held_codes(
+    layout: Layout, codes: Tensor, scale: Tensor | None, zero: Tensor | None, spec: Spec
+) -> Tensor:
+    """Any codes, of the blocked shape, with those of zero in place of what a canonical layout cannot hold."""
+    fmt, scaled = registry.dtypes.get(spec.dtype), spec.zero == "scaled"
+    qparams = scale_values(scale), zero_values(zero)
+    values = dequantize_affine(codes, fmt, spec.block, *qparams, scaled=scaled)
+    held = layout.project(values, spec)
+    zeros = quantize_affine(torch.zeros_like(values), fmt, spec.block, *qparams, scaled=scaled)
+    return torch.where(held.view(torch.int32) == values.view(torch.int32), codes, zeros)
 
 
 def quantized(x: Tensor, spec: Spec) -> QTensor:

@@ -122,6 +122,7 @@ def measure(x: Tensor, spec: Spec) -> list[float]:
     parts = encode_parts(x, plain)
     values = decode_parts(parts, plain, shape, torch.float32)
     _, scale, _ = unpack_parts(parts, plain, shape)
+    assert scale is not None  # operands of products in low precision have one
     view, by_block = split_blocks(x, spec.block, scale)
     # where a block is scaled to, or half a step beyond the greatest value for integers
     limit = max(dtype.max, dtype.reach) * (1 + 1e-6)

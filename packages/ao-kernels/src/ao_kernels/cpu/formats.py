@@ -41,6 +41,8 @@ def format_of(dtype: DType) -> Format | str:
     Its `encode` is asked for the code of enough numbers to know all of them: of those on both sides
     of every step. Integers and floats that then prove to be usual ones take a faster way.
     """
+    if dtype.bits > 8:
+        return f"{dtype.name} has codes of more than 8 bits"
     with _disable_current_modes(), torch.inference_mode(False):
         codes = torch.arange(1 << dtype.bits, dtype=torch.uint8, device="cpu")
         table = dtype.decode(codes).to(torch.float32)

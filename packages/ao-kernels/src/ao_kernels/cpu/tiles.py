@@ -86,7 +86,7 @@ class CpuTiles(Layout):
     def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         """None, or a sentence that says why the tiles cannot hold such a tensor."""
         bytes_only = self.canonical_name == "plain"
-        if (dtype.bits == 8) != bytes_only:
+        if dtype.bits > 8 or (dtype.bits == 8) != bytes_only:
             wanted = "8 bits" if bytes_only else "1 to 7 bits"
             return f"holds codes of {wanted}, and {dtype.name} has {dtype.bits}"
         if dtype.kind == "table":

@@ -17,6 +17,7 @@ from torch import Tensor
 
 __all__ = [
     "LOAD_BYTE",
+    "PICK",
     "PREFETCH",
     "divide",
     "e4m3",
@@ -36,6 +37,9 @@ LOAD_BYTE = "ld.global.nc.u8 $0, [$1];"
 
 #: 128 bytes at $1 into the second cache
 PREFETCH = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+
+#: four bytes out of the eight of $1 and $2, as the nibbles of $3 name them
+PICK = "prmt.b32 $0, $1, $2, $3;"
 
 #: tables of `lop3`: `(a & b) | c` and `(a & b) ^ c`, and `c` with the bits of `a` where those of `b` are set
 _AND_OR, _AND_XOR, _SELECT = "0xea", "0x6a", "0xe2"

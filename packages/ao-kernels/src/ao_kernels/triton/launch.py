@@ -10,10 +10,17 @@ from ao_kernels.triton.assembly import LOAD_BYTE, PREFETCH, load_scale, load_tab
 from ao_kernels.triton.formats import TABLES, Format
 from ao_kernels.triton.plane16 import COLS, Tiling
 
-__all__ = ["ELEMENTS", "REGIMES", "Regime", "constants", "regime_of", "splits_of"]
+__all__ = ["ELEMENTS", "POINTERS", "REGIMES", "Regime", "constants", "regime_of", "splits_of"]
 
 #: dtypes of activations, as the assembly calls them
 ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+#: dtypes of tensors, as signatures of kernels call them
+POINTERS = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.uint8: "*u8",
+}
 #: tiles of a row that each of several blocks gets at least
 _FEWEST_TILES = 4
 

@@ -1,0 +1,233 @@
+"""The layout `bsr_sorted` and its product: only blocks that are stored are read and multiplied."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ao_core.layouts import Layout, Parts
+from ao_core.records import Call, DType, Kernel
+from ao_core.registry import registry
+from ao_core.spec import Spec
+from ao_core.tensor import QTensor
+from ao_kernels.triton.support import on_device, processors, take_locks, why_not
+
+__all__ = [
+    "BSR_KERNELS",
+    "BSR_LAYOUTS",
+    "SIDES",
+    "BsrSorted",
+    "bsr_linear",
+    "order_of",
+    "regime_of",
+    "settings",
+]
+
+#: sides of the blocks that the kernel takes
+SIDES = (16, 32, 64)
+#: blocks of a row that each of several programs gets at least
+_FEWEST_BLOCKS = 8
+
+
+class Regime(NamedTuple):
+    """How a program is built for so many rows of activations."""
+
+    rows: int
+    num_warps: int
+    num_stages: int
+
+
+def regime_of(m: int, side: int, dtype: torch.dtype) -> Regime:
+    """The smallest regime that takes m rows at once, or the largest.
+
+    In float32 a thread holds three times as much, so there rows are 64 at most.
+    """
+    wide = dtype == torch.float32
+    rows = 16 if m <= 16 else 64 if m <= 64 or wide else 128
+    if side == 64:
+        return Regime(rows, 4, 3 if wide else 6 if rows == 16 else 5)
+    return Regime(rows, max(1, side * rows // (512 if wide else 1024)), 3 if wide else 4)
+
+
+def splits_of(side: int, programs: int, blocks: int, rows: int, most: int) -> int:
+    """Among how many programs a row of blocks is split, so that every processor has one."""
+    splits = 1
+    while (
+        splits < 8
+        and programs * splits < 0.9 * most
+        and blocks * side >= 2 * splits * _FEWEST_BLOCKS * 64 * rows
+    ):
+        splits *= 2
+    return splits
+
+
+def settings(
+    side: int, regime: Regime, splits: int, dtype: torch.dtype, *, bias: bool, even: bool
+) -> dict[str, Any]:
+    """The compile-time arguments of the kernel `linear`; float32 is three products of TF32."""
+    return {
+        "SIDE": side,
+        "AT_ONCE": max(1, (32 if dtype == torch.float32 else 64) // side),
+        "ROWS": regime.rows,
+        "SPLITS": splits,
+        "HAS_BIAS": bias,
+        "EVEN_K": even,
+        "PRECISION": "tf32x3",
+    }
+
+
+def order_of(crow_indices: Tensor) -> Tensor:
+    """int32: the rows of blocks, the longest first, so that no long one is left for the end."""
+    lengths = crow_indices[1:] - crow_indices[:-1]
+    return lengths.argsort(descending=True, stable=True).to(torch.int32)
+
+
+@torch.library.custom_op("ao_kernels::bsr_linear", mutates_args=())
+def bsr_linear(
+    x: Tensor,
+    blocks: Tensor,
+    col_indices: Tensor,
+    crow_indices: Tensor,
+    order: Tensor,
+    bias: Tensor | None,
+    n: int,
+    k: int,
+) -> Tensor:
+    """Activations (…, k) times the transpose of a block-sparse weight (n, k), plus bias.
+
+    `blocks` (nnz, side, side) in the dtype of x, `col_indices` int32 (nnz,), `crow_indices` and `order`
+    int32, (ceil(n / side) + 1,) and one less.
+    """
+    return launch(x, blocks, col_indices, crow_indices, order, bias, n, k)
+
+
+@bsr_linear.register_fake
+def _(
+    x: Tensor,
+    blocks: Tensor,
+    col_indices: Tensor,
+    crow_indices: Tensor,
+    order: Tensor,
+    bias: Tensor | None,
+    n: int,
+    k: int,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], n))
+
+
+def launch(
+    x: Tensor,
+    blocks: Tensor,
+    col_indices: Tensor,
+    crow_indices: Tensor,
+    order: Tensor,
+    bias: Tensor | None,
+    n: int,
+    k: int,
+    *,
+    splits: int | None = None,
+) -> Tensor:
+    """The op itself; `splits` sets how many programs share a row of blocks."""
+    from ao_kernels.triton.kernels import bsr
+
+    x_MK = x.reshape(-1, k)
+    if x_MK.stride(-1) != 1:
+        x_MK = x_MK.contiguous()
+    m, out = x_MK.shape[0], x.new_empty((*x.shape[:-1], n))
+    if m == 0:
+        return out
+    side = blocks.shape[-1]
+    regime = regime_of(m, side, x.dtype)
+    row_tiles, block_rows = -(-m // regime.rows), len(order)
+    programs = block_rows * row_tiles
+    if splits is None:
+        splits = splits_of(side, programs, len(blocks), block_rows, processors(x.device))
+    with on_device(x):
+        # scratch that a product without it does not touch; any tensor can stand there
+        partial = locks = out
+        if splits > 1:
+            partial = x.new_empty(programs * splits * side * regime.rows, dtype=torch.float32)
+            locks = take_locks(programs, x.device)
+        bsr.linear[(block_rows, splits, row_tiles)](
+            x_MK, blocks, col_indices, crow_indices, order, out if bias is None else bias, out,
+            partial, locks, m, n, k, x_MK.stride(0),
+            **settings(side, regime, splits, x.dtype, bias=bias is not None, even=k % side == 0),
+            num_warps=regime.num_warps, num_stages=regime.num_stages,
+        )  # fmt: skip
+    return out
+
+
+class BsrSorted(Layout):
+    """As `bsr`, and beside it the order in which products begin with the rows of blocks.
+
+    - qdata, col_indices, crow_indices: as in `bsr`, of dense values
+    - order: int32 (ceil(N / b),), the longest row first.
+    """
+
+    name = "bsr_sorted"
+    canonical = False
+    canonical_name = "bsr"
+    native_devices = ("cuda",)
+
+    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+        """None, or a sentence that says why the product cannot take such a tensor."""
+        if dtype.kind != "dense":
+            return f"holds bf16, fp16 and fp32, not {dtype.name}"
+        if len(shape) != 2 or 0 in shape:
+            return f"needs a weight of 2 dimensions that is not empty, found {shape}"
+        if _side(spec) not in SIDES:
+            return f"needs blocks of {SIDES} rows, found blocksize={_side(spec)}"
+        return None if spec.act is None else "its product does not quantize activations"
+
+    def sparsity(self, parts: Parts, spec: Spec, shape: tuple[int, ...]) -> float | None:
+        """The share of blocks that are not stored."""
+        side = _side(spec)
+        return 1 - len(parts["qdata"]) / (-(-shape[0] // side) * -(-shape[1] // side))
+
+    def from_canonical(
+        self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
+    ) -> Parts:
+        """With the order of rows."""
+        return {**parts, "order": order_of(parts["crow_indices"])}
+
+    def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
+        """Without it."""
+        return {name: part for name, part in parts.items() if name != "order"}
+
+
+BSR_LAYOUTS = (BsrSorted(),)
+
+
+def _side(spec: Spec) -> int:
+    return int(spec.option("blocksize", 64))
+
+
+def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+    """The product, in one launch."""
+    parts, (n, k) = w.parts, w.stored_shape
+    out: Tensor = bsr_linear(
+        x, parts["qdata"], parts["col_indices"], parts["crow_indices"], parts["order"], bias, n, k
+    )
+    return out
+
+
+def _accepts(call: Call) -> str | None:
+    stored = registry.dtypes.get(call.spec.dtype).storage
+    if call.x_dtype != stored:
+        return f"needs activations in the dtype of the weight, {stored}, found {call.x_dtype}"
+    return None
+
+
+def _describe(call: Call) -> str:
+    regime = regime_of(call.m, _side(call.spec), call.x_dtype)
+    return f"blocks of {regime.rows} rows, sums in float32, empty blocks skipped"
+
+
+BSR_KERNELS = (
+    Kernel(
+        "triton_bsr_sorted_linear", "linear", "bsr_sorted", "cuda", linear, 50, why_not, _accepts,
+        _describe,
+    ),
+)  # fmt: skip

@@ -1,0 +1,93 @@
+"""The layout `bsr_sorted`, and what its product says where it cannot serve."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ao_core import WHOLE, Spec
+from ao_core.records import Call
+from ao_core.registry import registry
+from ao_core.spec import NO_SCALE
+from ao_kernels.triton import bsr
+
+KERNEL = registry.kernels.get("triton_bsr_sorted_linear")
+LAYOUT = bsr.BsrSorted()
+SPEC = Spec("bf16", (1, WHOLE), NO_SCALE, layout="bsr_sorted")
+
+
+def sized(side, name="bf16"):
+    return Spec(name, (1, WHOLE), NO_SCALE, layout="bsr_sorted", options=(("blocksize", side),))
+
+
+def parts():
+    """Rows of 1, 3, none and 2 blocks."""
+    return {
+        "qdata": torch.arange(6 * 16 * 16).view(6, 16, 16).bfloat16(),
+        "col_indices": torch.tensor([1, 0, 1, 2, 0, 2], dtype=torch.int32),
+        "crow_indices": torch.tensor([0, 1, 4, 4, 6], dtype=torch.int32),
+    }
+
+
+def test_and_back():
+    fmt = registry.dtypes.get("bf16")
+    there = LAYOUT.from_canonical(parts(), sized(16), (60, 40), fmt)
+    assert there["order"].tolist() == [1, 3, 0, 2]
+    assert there["order"].dtype == torch.int32
+    assert LAYOUT.sparsity(there, sized(16), (60, 40)) == 0.5
+    back = LAYOUT.to_canonical(there, sized(16), (60, 40), fmt)
+    assert back.keys() == parts().keys()
+    assert all(torch.equal(back[name], part) for name, part in parts().items())
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "words"),
+    [
+        (Spec("int8", (1, WHOLE)), (64, 64), "not int8"),
+        (SPEC, (2, 64, 64), "2 dimensions"),
+        (SPEC, (0, 64), "not empty"),
+        (sized(48), (64, 64), "found blocksize=48"),
+        (Spec("bf16", (1, WHOLE), NO_SCALE, act=Spec("int8", (1, WHOLE))), (64, 64), "activations"),
+    ],
+)
+def test_what_does_not_fit(spec, shape, words):
+    assert words in LAYOUT.fits(spec, shape, registry.dtypes.get(spec.dtype))
+
+
+def test_what_fits():
+    for name in ("bf16", "fp16", "fp32"):
+        for side in bsr.SIDES:
+            assert LAYOUT.fits(sized(side, name), (70, 33), registry.dtypes.get(name)) is None
+
+
+def test_calls():
+    def call(dtype=torch.bfloat16, m=3):
+        return Call("linear", SPEC, (256, 512), (m, 512), dtype, "cuda")
+
+    assert KERNEL.accepts(call()) is None
+    assert "torch.bfloat16, found torch.float16" in KERNEL.accepts(call(torch.float16))
+    assert KERNEL.describe(call(m=5000)).startswith("blocks of 128 rows")
+    assert KERNEL.describe(call()).startswith("blocks of 16 rows")
+
+
+@pytest.mark.parametrize(
+    ("side", "programs", "blocks", "rows", "splits"),
+    [
+        (64, 64, 64 * 64, 64, 2),  # 64 rows: two each make 128
+        (64, 16, 16 * 256, 16, 8),
+        (64, 16, 16 * 15, 16, 1),  # no program gets fewer than 8 blocks
+        (64, 448, 448 * 64, 448, 1),  # enough of them
+        (16, 32, 32 * 256, 32, 4),  # smaller blocks, more of them
+        (64, 64, 0, 64, 1),
+    ],
+)
+def test_splits(side, programs, blocks, rows, splits):
+    assert bsr.splits_of(side, programs, blocks, rows, 132) == splits
+
+
+def test_the_op_knows_its_result_without_running():
+    with torch._subclasses.FakeTensorMode() as mode:
+        made = {name: mode.from_tensor(part) for name, part in parts().items()}
+        order, x = torch.empty(4, dtype=torch.int32), torch.empty(2, 3, 40, dtype=torch.bfloat16)
+        out = bsr.bsr_linear(x, *made.values(), order, None, 60, 40)
+        assert (out.shape, out.dtype) == ((2, 3, 60), torch.bfloat16)
