@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
+# a folder of its own: beside this file lies one with the name of a library, `triton`
+sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
 from fuzz_arguments import OPS, SCALES, Arguments, Random, bits_of
 
 from ao_kernels.cpu.library import load

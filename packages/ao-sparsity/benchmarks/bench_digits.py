@@ -121,8 +121,8 @@ def main() -> None:
         f"scikit-learn's digits, {args.held_out} images of 8 × 8 held out: accuracy in percent of a vision "
         f"transformer of {DEPTH} blocks of width {WIDTH}, trained for {args.epochs} epochs from the same "
         "first weights on the same batches. All linear layers of its blocks are `SupermaskLinear`s with "
-        f"blocks of {args.blocksize} × {args.blocksize}, whose share goes up over the first half of training "
-        "and is made permanent at the end.",
+        f"blocks of {args.blocksize} × {args.blocksize}; they go one after the other in the first half of "
+        "training, and for good at its end.",
         rows,
     )
 

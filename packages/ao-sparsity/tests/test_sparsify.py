@@ -131,20 +131,25 @@ def test_saved_and_loaded_to_the_bit(config, tmp_path):
 
 
 @every_config
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_products_are_those_of_the_values(config, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "bound"),
+    [(torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)],
+    ids=["fp32", "bf16", "fp16"],
+)
+def test_products_are_those_of_the_values(config, dtype, bound):
     net = model(dtype)
     sparsify_(net, config, strict=True)
     w, x = net[0].weight, rows(2, 3, 70, dtype=dtype)
     act = w.spec.act
     values = x if act is None else fake_quantize(x.reshape(-1, 70), act).reshape(x.shape)
-    expected = F.linear(values, w.dequantize(), net[0].bias)
-    assert torch.equal(net[0](x), expected)
-    assert net[0](x).dtype == dtype
+    exact = w.dequantize(torch.float32).double()
+    expected, found = F.linear(values.double(), exact, net[0].bias.double()), net[0](x)
+    assert found.dtype == dtype
+    assert (found.double() - expected).norm() <= bound * expected.norm()
     inputs = x.clone().requires_grad_(True)
     F.linear(inputs, w).sum().backward()
     torch.testing.assert_close(
-        inputs.grad, torch.ones_like(expected) @ w.dequantize(), rtol=1e-2, atol=1e-2
+        inputs.grad, torch.ones_like(found) @ w.dequantize(), rtol=1e-2, atol=1e-2
     )
 
 
@@ -183,7 +188,7 @@ def test_any_format_in_any_layout():
             config = WeightOnlyConfig(dtype, group, scale, zero, layout=layout)
             report = sparsify_(net, config, strict=True)
             assert net[0].weight.spec.dtype == dtype
-            assert net[0].weight.spec.layout == layout
+            assert net[0].weight.canonical().spec.layout == layout
             assert all(r.sqnr_db > 5 for r in report.with_status("quantized"))
 
 

@@ -22,7 +22,7 @@ from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.tensor.create import encode_parts, encode_reference
 from ao_kernels.triton.dynamic import grouped_mm, mm
-from ao_kernels.triton.rows import quantize, rms_norm_quantize, silu_mul_quantize
+from ao_kernels.triton.producers import quantize, rms_norm_quantize, silu_mul_quantize
 
 ROW, TENSOR, GROUP, SQUARE = (1, WHOLE), (WHOLE, WHOLE), (1, 128), (128, 128)
 ROWS = (16, 128, 1024, 4096, 16384)

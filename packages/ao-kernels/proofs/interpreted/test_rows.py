@@ -10,7 +10,8 @@ from ao_core.registry import registry
 from ao_core.tensor.create import encode_reference
 from ao_core.testing.base import gaussian
 from ao_core.torch_kernels import producers
-from ao_kernels.triton.rows import quantize, rms_norm_quantize, row_codes, silu_mul_quantize
+from ao_kernels.triton.producers import quantize, rms_norm_quantize, silu_mul_quantize
+from ao_kernels.triton.rows import row_codes
 
 # Triton 3.6 with NumPy 2.2
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
@@ -45,7 +46,7 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-@pytest.mark.parametrize("shape", [(9, 5), (19, 130), (8, 3000)])
+@pytest.mark.parametrize("shape", [(9, 5), (19, 130), (8, 1100)])
 def test_rows_as_they_are(spec, shape):
     dtype = torch.float16 if shape[1] == 130 else torch.float32
     x = hard(shape, dtype)
@@ -53,7 +54,7 @@ def test_rows_as_they_are(spec, shape):
 
 
 def test_inputs_of_any_rank_and_stride():
-    x, spec = gaussian((3, 40, 70)), SPECS[0]
+    x, spec = gaussian((3, 6, 70)), SPECS[0]
     same(quantize(x.transpose(0, 1), spec), encode_reference(x.transpose(0, 1), spec))
     wider = torch.cat([x, x], -1)[..., 7:77]
     same(quantize(wider, spec), encode_reference(wider, spec))

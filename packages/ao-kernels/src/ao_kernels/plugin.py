@@ -20,8 +20,8 @@ from ao_kernels.triton.bsr import BSR_KERNELS, BSR_LAYOUTS
 from ao_kernels.triton.dynamic import DYNAMIC_KERNELS
 from ao_kernels.triton.linear import PLANE16_KERNELS
 from ao_kernels.triton.plane16 import LAYOUTS as TRITON_LAYOUTS
+from ao_kernels.triton.producers import ROW_KERNELS
 from ao_kernels.triton.quantize import CAST_KERNELS
-from ao_kernels.triton.rows import ROW_KERNELS
 from ao_kernels.triton.sparsify import SPARSIFY_KERNELS
 
 

@@ -93,7 +93,7 @@ void check(const BlockCase& c) {
   std::vector<float> weight(dense.size()), scale;
   std::vector<int32_t> columns, starts{0};
   std::vector<uint8_t> blocks;
-  for (int64_t n = 0; n < (c.scale_of_rows ? c.n : 1); ++n) scale.push_back(0.5f + static_cast<float>(n % 7));
+  for (int64_t n = 0; n < (c.scale_of_rows ? c.n : 1); ++n) scale.push_back((0.5f + static_cast<float>(n % 7)) / 64);
   const int64_t together = together_of(c.value), size = bytes_of(c.value);
   for (int64_t i = 0; i < block_rows * block_columns; ++i) {
     const int64_t r0 = i / block_columns * c.side, c0 = i % block_columns * c.side;
@@ -159,7 +159,7 @@ void check(const FourCase& c) {
   const int64_t group = std::min(c.group, c.k), groups = (c.k + group - 1) / group;
   std::vector<uint8_t> stored(static_cast<size_t>(c.n * row_bytes)), places(static_cast<size_t>(c.n * place_bytes), 0x44);
   std::vector<float> weight(static_cast<size_t>(c.n * c.k)), scale(static_cast<size_t>(c.n * groups));
-  for (size_t i = 0; i < scale.size(); ++i) scale[i] = 0.5f + static_cast<float>(i % 7);
+  for (size_t i = 0; i < scale.size(); ++i) scale[i] = (0.5f + static_cast<float>(i % 7)) / 64;
   const std::vector<float> dense = coarse(static_cast<size_t>(c.n * fours * 2), 5);
   const std::vector<uint8_t> pairs = codes(static_cast<size_t>(c.n * fours), 6, 6);
   constexpr int kPlaces[] = {0b0100, 0b1000, 0b1100, 0b1001, 0b1101, 0b1110};

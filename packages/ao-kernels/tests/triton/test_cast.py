@@ -110,6 +110,8 @@ def test_calls():
     assert "found int8" in KERNEL.accepts(call(Spec("int8", (1, 128))))
     assert "found f8e4m3" in KERNEL.accepts(call(Spec("f8e4m3", (1, 128), "e8m0")))
     assert "128 numbers" in KERNEL.accepts(call(Spec("f8e4m3", (128, 128))))
+    mean = Spec("f8e4m3", (1, WHOLE), options=(("scale_rule", "absmean"),))
+    assert "absmean" in KERNEL.accepts(call(mean))
     assert "float64" in KERNEL.accepts(call(dtype=torch.float64))
     assert "(2, 3, 4)" in KERNEL.accepts(call(shape=(2, 3, 4)))
     assert "(0, 4)" in KERNEL.accepts(call(shape=(0, 4)))

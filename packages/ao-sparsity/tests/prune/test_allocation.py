@@ -29,9 +29,9 @@ def test_errors_are_those_of_the_answer(model, data, same):
     unchanged = same(model.train())
     found = sensitivity(model, data[:2], Unstructured(0.0), levels=(0.5, 1.0))
     unchanged()
-    assert [(c.fqn, c.weights, c.removed) for c in found.curves] == [
-        ("0.weight", 37 * 52, (0, 37 * 26, 37 * 52)),
-        ("2.weight", 19 * 37, (0, round(0.5 * 19 * 37), 19 * 37)),
+    assert [(c.fqn, c.weights, c.sparsities) for c in found.curves] == [
+        ("0.weight", 37 * 52, (0, 0.5, 1)),
+        ("2.weight", 19 * 37, (0, 0.5, 1)),
     ]
     dense = torch.cat([answer(model, x) for x in data[:2]]).double()
     for curve in found.curves:
@@ -68,12 +68,21 @@ def test_by_another_method_and_in_groups(model, data):
         levels=(0.2, 0.25, 0.5),  # the first two are the same for groups of 4
         method=lambda pattern: prune_sparsegpt(model, data[:1], pattern),
     )
-    assert found.curves[0].removed == (0, 37 * 13, 37 * 26)
+    assert found.curves[0].sparsities == (0, 0.25, 0.5)
     plain = sensitivity(model, data[:1], NofM(2, 4), levels=(0.25, 0.5))
     assert found.curves[0].errors[2] < plain.curves[0].errors[2]
     config = dict(found.allocate(0.4).entries)
     assert config["*"] is None
     assert {config[c.fqn].m for c in found.curves} == {4}
+
+
+def test_everything_may_go():
+    """Steps add up to no more than all, in whatever digits."""
+    shares = (0.0, 0.1, 0.3, 0.7, 1.0)
+    curves = tuple(Curve(str(n), n, shares, (0.0, 1.0, 4.0, 9.0, 20.0)) for n in range(1, 200))
+    config = Sensitivity(Unstructured(0.0), curves).allocate(1.0)
+    found = [each.sparsity for _, each in config.entries if each]
+    assert found == pytest.approx([1.0] * 199, abs=1e-9)
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.floats(0, 1), st.integers(0, 2**31 - 1))
@@ -85,26 +94,34 @@ def test_allocation_is_the_best_mixture(layers, levels, share, seed):
     curves = []
     for index in range(layers):
         weights = int(rng.integers(10, 1000))
-        removed = np.unique(rng.integers(1, weights + 1, levels))
-        errors = rng.random(len(removed))  # in any order
-        counts, values = (0, *map(int, removed)), (0.0, *map(float, errors))
-        curves.append(Curve(str(index), weights, counts, values))
+        shares = np.unique(rng.random(levels))
+        errors = rng.random(len(shares))  # in any order
+        values = (0.0, *map(float, errors))
+        curves.append(Curve(str(index), weights, (0.0, *map(float, shares)), values))
     found = Sensitivity(Unstructured(0.0), tuple(curves))
     total = sum(c.weights for c in curves)
-    most = sum(c.removed[-1] for c in curves)
-    sparsity = share * most / total * (1 - 1e-12)
+    most = sum(c.weights * c.sparsities[-1] for c in curves)
+    sparsity = share * most / total
     chosen = dict(found.allocate(sparsity).entries)
     gone = [chosen[c.fqn].sparsity * c.weights for c in curves]
     assert sum(gone) == pytest.approx(sparsity * total, abs=1e-6)
     mixture = sum(
-        np.interp(each, [c.removed[j] for j in c.hull()], [c.errors[j] for j in c.hull()])
-        for each, c in zip(gone, curves, strict=True)
+        np.interp(
+            chosen[c.fqn].sparsity,
+            [c.sparsities[j] for j in c.hull()],
+            [c.errors[j] for j in c.hull()],
+        )
+        for c in curves
     )
-    options = [(i, *p) for i, c in enumerate(curves) for p in zip(c.removed, c.errors, strict=True)]
+    options = [
+        (i, c.weights * s / total, e)
+        for i, c in enumerate(curves)
+        for s, e in zip(c.sparsities, c.errors, strict=True)
+    ]
     rows = [[float(i == layer) for i, _, _ in options] for layer in range(layers)]
     result = linprog(
         [e for _, _, e in options],
-        A_eq=[*rows, [r / total for _, r, _ in options]],
+        A_eq=[*rows, [s for _, s, _ in options]],
         b_eq=[*[1.0] * layers, sparsity],
         method="highs",
     )
@@ -139,6 +156,7 @@ def test_what_cannot_be_measured_or_allocated(model, data):
         ConfigError, match=r"sparsity=0\.6: the levels that were measured reach 0\.5"
     ):
         found.allocate(0.6)
+    assert {c.sparsity for _, c in found.allocate(0.5).entries if c} == {0.5}
     with pytest.raises(ConfigError, match=r"sparsity=-0\.1"):
         found.allocate(-0.1)
     for levels in ((), (0.5, 0.25), (0.0, 0.5)):

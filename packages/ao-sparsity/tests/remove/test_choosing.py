@@ -12,7 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from ao_core.errors import ConfigError, UnknownNameError
-from ao_sparsity import RemovalError, channel_groups, ln_structured, remove_channels
+from ao_sparsity import (
+    RemovalError,
+    Rows,
+    apply_masks,
+    channel_groups,
+    ln_structured,
+    prune_magnitude,
+    remove_channels,
+    remove_masks,
+)
 
 
 def mlp(bias: bool = True) -> nn.Sequential:
@@ -77,6 +86,34 @@ def test_a_mask_keeps_what_it_keeps() -> None:
     assert gone_of(model, {"gate.weight": [1], "up.weight": [3]}) == [(1, 3)]
 
 
+class Fused(nn.Module):
+    """Gate and up in one matrix: each channel is there twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up, self.down = nn.Linear(6, 16), nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return self.down(gate.sigmoid() * up)
+
+
+def test_channels_that_are_twice_in_a_matrix() -> None:
+    torch.manual_seed(0)
+    model = Fused()
+    (group,) = [g for g in channel_groups(model, X) if not g.reason]
+    assert group.select([1]) == {("gate_up.weight", 0): [1, 9]}
+    assert gone_of(model, {"gate_up.weight": [9]}) == [(1,)]
+    both = {"gate_up.weight": rows((16, 6), [1, 2, 9, 11])}
+    _, report = remove_channels(model, X, both)
+    assert [g.channels for g in report.removed] == [(1,)]
+    assert [kept.count for kept in report.kept] == [2]
+    # its norm is that of both rows, their biases and the column
+    fused = torch.cat([model.gate_up.weight, model.gate_up.bias[:, None]], 1)
+    norms = torch.cat([fused[:8], fused[8:], model.down.weight.T], 1).norm(dim=1)
+    assert ln_structured(model, X, 1 / 8) == group.select([int(norms.argmin())])
+
+
 def test_a_mask_with_single_zeros_removes_nothing() -> None:
     mask = torch.ones(9, 6, dtype=torch.bool)
     mask[2, :5] = False
@@ -85,6 +122,23 @@ def test_a_mask_with_single_zeros_removes_nothing() -> None:
     assert not report.removed
     assert not report.kept
     assert torch.equal(smaller(X), model(X))
+
+
+def test_masks_of_pruning() -> None:
+    """Rows go from what writes and what reads them, and the masks that are on the model with them."""
+    model = mlp()
+    pruning = prune_magnitude(model, Rows(sparsity=1 / 3))
+    apply_masks(model, pruning)
+    gone = [i for i in range(9) if not pruning.masks["0.weight"][i].any()]
+    smaller, report = remove_channels(model, X, pruning.masks)
+    assert [g.channels for g in report.removed] == [tuple(gone)]
+    assert len(gone) == 3
+    assert [(kept.fqn, kept.count) for kept in report.kept] == [("2.weight", 2)]
+    assert smaller[0].weight.shape == smaller[0].weight_sparsity_mask.shape == (6, 6)
+    assert smaller[2].weight.shape == smaller[2].weight_sparsity_mask.shape == (5, 6)
+    assert remove_masks(smaller) == ["0.weight", "2.weight"]
+    model[2].weight.data[:, gone] = 0
+    torch.testing.assert_close(smaller(X), model(X))
 
 
 def test_nothing_is_nothing() -> None:

@@ -255,18 +255,13 @@ def _gradients(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     """Both products of the backward pass, by `aten.linear_backward(x, grad, w, mask)` for matrices."""
     x, grad, w, _ = args
     _, of_input, of_weight = w.specs
-    grads = grad, grad.t()
-    if of_input is not None and of_weight is not None and of_input.act == of_weight.act:
-        grads = _cast_both(grad, of_input.act)
-    grad_input, grad_weight = (
-        _cast_mm(grads[0], w.hp.t(), of_input),
-        _cast_mm(grads[1], x.t(), of_weight),
-    )
-    return grad_input, grad_weight, None
+    alike = of_input is not None and of_weight is not None and of_input.act == of_weight.act
+    grad_MN, grad_NM = _cast_both(grad, of_input.act if alike else None)
+    return _cast_mm(grad_MN, w.hp.t(), of_input), _cast_mm(grad_NM, x.t(), of_weight), None
 
 
 def _cast_both(x: Tensor, spec: Spec | None) -> tuple[Tensor, Tensor]:
-    """A matrix and its transpose, both cast as `spec` says, if it does."""
+    """A matrix and its transpose, both cast as `spec` says, or as they are."""
     if spec is None:
         return x, x.t()
     shape = (x.shape[0], x.shape[1])

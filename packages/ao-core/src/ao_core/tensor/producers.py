@@ -102,7 +102,7 @@ class _SiLUMul(torch.autograd.Function):
         return of_gate.to(gate.dtype), (by * x * share).to(up.dtype), None
 
 
-# kernels are chosen in these, which is run and not traced
+# these are run while tracing, not traced: they choose kernels
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def _normed(x: Tensor, weight: Tensor | None, eps: float, spec: Spec) -> Any:
     return _RMSNorm.apply(x, weight, eps, spec)  # type: ignore[no-untyped-call]

@@ -91,8 +91,8 @@ def _is_input(x: Tensor, w: QTensor) -> bool:
     """Whether kernels take x beside the weight: dense, or in the very codes that the weight wants."""
     if not isinstance(x, QTensor):
         return True
-    act = w.spec.act
-    return x.dim() == w.dim() == 2 and act is not None and is_cast(x, act)
+    spec, matrices = w.spec, x.dim() == w.dim() == 2
+    return matrices and spec.layout == "plain" and spec.act is not None and is_cast(x, spec.act)
 
 
 def _linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Any:

@@ -299,9 +299,13 @@ def _view(func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def _is_of_rows(tensor: QTensor) -> bool:
     """Whether each row along the last dimension, as of activations, has what belongs to it by itself."""
-    return not tensor.is_permuted and all(
-        type(part) is not QTensor and part.shape[:-1] == tensor.shape[:-1]
-        for part in tensor.parts.values()
+    return (
+        not tensor.is_permuted
+        and not act_names(tensor.spec)
+        and all(
+            type(part) is not QTensor and part.shape[:-1] == tensor.shape[:-1]
+            for part in tensor.parts.values()
+        )
     )
 
 

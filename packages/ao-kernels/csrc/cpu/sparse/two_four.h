@@ -203,11 +203,13 @@ static void expand_rows(const TwoFour& t, int64_t begin, int64_t end) {
     const uint8_t* places = t.places + n * t.place_bytes;
     uint8_t* out = static_cast<uint8_t*>(t.y) + n * t.k * size;
     for (int64_t k = 0; k < t.k; k += kPiece) {
-      alignas(64) float dense[kPiece] = {};
+      alignas(64) float dense[kPiece];
       const int64_t last = t.k - k < kPiece ? t.k - k : kPiece;
       for (int64_t column = 0; column < last; column += 32) {
         int64_t at = k + column;
         const float scale = t.scale ? scale_of(t, n, at / t.group) : 1.0f;
+        const F removed = mul(zero(), splat(scale));  // NaN, where the scale is
+        store(dense + column, removed), store(dense + column + 16, removed);
         Ending ending;
         const uint8_t *own_codes = codes, *own_places = places;
         if (last - column < 32) {

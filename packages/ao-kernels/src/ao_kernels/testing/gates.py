@@ -38,6 +38,8 @@ class Gate:
     counts: Mapping[str, int] = field(default_factory=dict)
     #: opcodes that stand in the loop; of those joined by "|", one
     present: tuple[str, ...] = ()
+    #: opcodes that stand anywhere in the kernel
+    anywhere: tuple[str, ...] = ()
     #: opcodes that do not stand in the loop
     absent: tuple[str, ...] = SLOW_IN_LOOPS
 
@@ -66,6 +68,8 @@ def violations(gate: Gate, build: Build, compiled: Compiled) -> list[str]:
     converted = compiled.conversions_in_loops
     if len(converted) > gate.conversions:
         found += [f"converts a layout in a loop: {line}" for line in converted]
+    everywhere = histogram(compiled.code)
+    found += [f"has no {name}" for name in gate.anywhere if not everywhere[name]]
     return found + (_loop_violations(gate, build, compiled) if gate.work else [])
 
 

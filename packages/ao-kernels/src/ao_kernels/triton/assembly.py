@@ -18,6 +18,7 @@ from torch import Tensor
 __all__ = [
     "LOAD_BYTE",
     "PICK",
+    "PREFETCH",
     "divide",
     "e4m3",
     "integers",
@@ -33,6 +34,9 @@ __all__ = [
 
 #: an unsigned byte, as 32 bits
 LOAD_BYTE = "ld.global.nc.u8 $0, [$1];"
+
+#: 128 bytes at $1 into the second cache
+PREFETCH = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
 
 #: four bytes out of the eight of $1 and $2, as the nibbles of $3 name them
 PICK = "prmt.b32 $0, $1, $2, $3;"

@@ -1,4 +1,7 @@
-"""The kernels of products whose operands are both quantized: of `ComputeWeight`s, and of dynamic weights."""
+"""The kernels of products whose operands are both quantized: of `ComputeWeight`s, and of dynamic weights.
+
+The custom op behind them is made when one is first called.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from ao_core.spec import WHOLE, Spec
 from ao_core.tensor import QTensor
 from ao_core.tensor.activations import static_qparams
 from ao_core.tensor.create import encode_parts
-from ao_kernels.triton.scaled import scaled_product
 from ao_kernels.triton.support import why_not, why_not_float8
 
 __all__ = ["DYNAMIC_KERNELS"]
@@ -49,6 +51,8 @@ def _multiply(
     qparams: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Tensor:
     """A (M, K), quantized as `spec.act` says, times the transpose of b (…, N, K), cast as `spec` says."""
+    from ao_kernels.triton.scaled import scaled_product
+
     act = spec.act
     assert act is not None
     left, right = encode_parts(a, act, *qparams), encode_parts(b, spec)

@@ -41,6 +41,8 @@ def _accepts(call: Call) -> str | None:
     spec = call.spec
     if spec.dtype not in STORAGE or (spec.scale_dtype, spec.zero) != ("float32", "none"):
         return f"casts to f8e4m3 and f8e5m2 with scales in float32 and no zero points, found {spec}"
+    if spec.option("scale_rule", "absmax") != "absmax":
+        return f"follows the largest magnitude, found {dict(spec.options)}"
     if spec.block not in _BLOCKS:
         return f"needs a scale for the tensor, for a row, or for 128 numbers of it, found {spec}"
     if call.x_dtype not in INPUTS:

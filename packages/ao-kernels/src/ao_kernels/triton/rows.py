@@ -7,23 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ao_core.layouts import Parts
-from ao_core.layouts.base import make_parts
-from ao_core.records import Call, Kernel
 from ao_core.registry import registry
-from ao_core.spec import WHOLE, Spec
 from ao_kernels.triton.assembly import divide, refine, round_pair
 from ao_kernels.triton.launch import ELEMENTS
-from ao_kernels.triton.support import on_device, why_not, why_not_float8
+from ao_kernels.triton.producers import FLOAT8
+from ao_kernels.triton.support import on_device
 
-__all__ = ["ROW_KERNELS", "SOURCES", "launch_shape", "row_codes", "settings"]
+__all__ = ["SOURCES", "launch_shape", "row_codes", "settings"]
 
 #: what is quantized: the rows; after RMSNorm; SiLU of them times others
 SOURCES = ("plain", "rms_norm", "silu_mul")
-_INPUTS = (torch.bfloat16, torch.float16, torch.float32)
-_FLOAT8, _INTEGERS = ("f8e4m3", "f8e5m2"), ("int8", "uint8")
 #: numbers that a block holds in registers at least, and what a thread does, so that the longest rows fit
-_FEWEST, _A_THREAD, _LONGEST = 2048, 32, 32 * 1024
+_FEWEST, _A_THREAD = 2048, 32
 
 
 def launch_shape(k: int) -> tuple[int, int, int]:
@@ -37,7 +32,7 @@ def settings(numbers: str, source: str, dtype: torch.dtype, *, assembly: bool) -
     """The compile-time arguments of the kernel but for its sizes."""
     import triton.language as tl
 
-    float8 = numbers in _FLOAT8
+    float8 = numbers in FLOAT8
     return {
         "SOURCE": source,
         "KIND": "float" if float8 else "signed" if numbers == "int8" else "unsigned",
@@ -102,67 +97,3 @@ def _outputs(x: Tensor, numbers: str) -> tuple[Tensor, Tensor, Tensor]:
         x.new_empty((m, 1), dtype=torch.float32),
         x.new_empty((m if numbers == "uint8" else 0, 1), dtype=torch.uint8),
     )
-
-
-def _parts(
-    x: Tensor, spec: Spec, source: str, other: Tensor | None = None, eps: float = 0.0
-) -> Parts:
-    """Of x (…, K), in as many dimensions."""
-    shape = x.shape
-    codes, scale, zero = row_codes(x.reshape(-1, shape[-1]), other, spec.dtype, source, eps)
-    grid = (*shape[:-1], 1)
-    points = zero.reshape(grid) if spec.zero == "int" else None
-    return make_parts(codes.reshape(shape), scale.reshape(grid), points)
-
-
-def quantize(x: Tensor, spec: Spec) -> Parts:
-    """The parts of rows with a scale each, as the reference gives them."""
-    return _parts(x, spec, "plain")
-
-
-def rms_norm_quantize(x: Tensor, weight: Tensor | None, eps: float, spec: Spec) -> Parts:
-    """RMSNorm over the last dimension, quantized where it is computed."""
-    return _parts(x, spec, "rms_norm", weight, eps)
-
-
-def silu_mul_quantize(gate: Tensor, up: Tensor, spec: Spec) -> Parts:
-    """Silu(gate) · up, quantized where it is computed."""
-    return _parts(gate, spec, "silu_mul", up.reshape(-1, up.shape[-1]))
-
-
-def _accepts(call: Call, formats: tuple[str, ...]) -> str | None:
-    spec = call.spec
-    if spec.dtype not in formats or spec.scale_dtype != "float32":
-        return f"gives {' and '.join(formats)} with scales in float32, found {spec}"
-    if spec.zero != ("int" if spec.dtype == "uint8" else "none"):
-        return f"has zero points of uint8, and only those, found {spec}"
-    if spec.block != (1, WHOLE):
-        return f"needs a scale a row, found {spec}"
-    if spec.option("scale_rule", "absmax") != "absmax":
-        return f"follows the largest magnitude, found {dict(spec.options)}"
-    if call.x_dtype not in _INPUTS:
-        return f"reads bfloat16, float16 and float32, not {call.x_dtype}"
-    if call.m == 0 or not 1 <= call.x_shape[-1] <= _LONGEST:
-        return f"takes rows of up to {_LONGEST} numbers, found shape {call.x_shape}"
-    return None
-
-
-def _kernels(numbers: str, formats: tuple[str, ...], available: Any) -> tuple[Kernel, ...]:
-    def accepts(call: Call) -> str | None:
-        return _accepts(call, formats)
-
-    # before the cast of tiles, which reads rows twice
-    return tuple(
-        Kernel(f"triton_{numbers}_{op}", op, "plain", "cuda", fn, 51, available, accepts)
-        for op, fn in (
-            ("quantize", quantize),
-            ("rms_norm_quantize", rms_norm_quantize),
-            ("silu_mul_quantize", silu_mul_quantize),
-        )
-    )
-
-
-ROW_KERNELS = (
-    *_kernels("float8", _FLOAT8, why_not_float8),
-    *_kernels("int8", _INTEGERS, why_not),
-)

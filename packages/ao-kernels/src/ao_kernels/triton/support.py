@@ -15,6 +15,7 @@ __all__ = [
     "capability",
     "on_device",
     "processors",
+    "starts_early",
     "take_locks",
     "why_not",
     "why_not_float8",
@@ -66,6 +67,17 @@ def processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 132
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def starts_early(device: torch.device) -> bool:
+    """Whether a kernel can be launched before the one in front of it has ended, also in a CUDA graph.
+
+    Programmatic dependent launch: sm_90, and for graphs a driver for CUDA 12.3.
+    """
+    if device.type != "cuda" or capability(device) < (9, 0):
+        return False
+    driver: int = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
+    return driver >= 12030
 
 
 class _Pool:

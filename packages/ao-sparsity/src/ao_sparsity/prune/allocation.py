@@ -38,15 +38,15 @@ class Curve:
 
     fqn: str
     weights: int
-    #: removed weights at each level, from 0 on
-    removed: tuple[int, ...]
+    #: the levels, from 0 on: shares of its units
+    sparsities: tuple[float, ...]
     #: the error at each, 0 at the first
     errors: tuple[float, ...]
 
     def hull(self) -> list[int]:
         """The levels on the lower convex hull: what lies above is worse than a mixture of two others."""
         kept: list[int] = []
-        for j in range(len(self.removed)):
+        for j in range(len(self.errors)):
             while len(kept) > 1 and self.slope(kept[-1], j) <= self.slope(kept[-2], kept[-1]):
                 kept.pop()
             kept.append(j)
@@ -54,7 +54,8 @@ class Curve:
 
     def slope(self, i: int, j: int) -> float:
         """More error for each weight that goes, from one level to another."""
-        return (self.errors[j] - self.errors[i]) / (self.removed[j] - self.removed[i])
+        more = self.weights * (self.sparsities[j] - self.sparsities[i])
+        return (self.errors[j] - self.errors[i]) / more
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,14 @@ class Sensitivity:
         """
         total = sum(curve.weights for curve in self.curves)
         left = checked_share(sparsity) * total
-        most = sum(curve.removed[-1] for curve in self.curves)
-        if left > most:
+        most = sum(curve.weights * curve.sparsities[-1] for curve in self.curves)
+        if left > most * (1 + 1e-9):  # sums of the same numbers may differ in their last digits
             raise ConfigError(
                 f"sparsity={sparsity!r}: the levels that were measured reach {most / max(total, 1):.4g}; "
                 "measure higher ones"
             )
         steps = sorted(
-            (curve.slope(i, j), index, curve.removed[j] - curve.removed[i])
+            (curve.slope(i, j), index, curve.weights * (curve.sparsities[j] - curve.sparsities[i]))
             for index, curve in enumerate(self.curves)
             for i, j in pairwise(curve.hull())
         )
@@ -95,7 +96,7 @@ class Sensitivity:
             gone[index] += taken
             left -= taken
         found: dict[str, Config | None] = {
-            curve.fqn: self.pattern.at(each / curve.weights)
+            curve.fqn: self.pattern.at(min(each / curve.weights, curve.sparsities[-1]))
             for curve, each in zip(self.curves, gone, strict=True)
         }
         return FqnToConfig({**found, "*": None})
@@ -106,8 +107,8 @@ class Sensitivity:
                 curve.fqn,
                 f"{curve.weights:,}",
                 "  ".join(
-                    f"{removed / curve.weights:.3g}: {error:.3g}"
-                    for removed, error in zip(curve.removed[1:], curve.errors[1:], strict=True)
+                    f"{sparsity:.3g}: {error:.3g}"
+                    for sparsity, error in zip(curve.sparsities[1:], curve.errors[1:], strict=True)
                 ),
             )
             for curve in self.curves
@@ -149,20 +150,19 @@ def sensitivity(
     if not levels or any(a >= b for a, b in pairwise((0.0, *levels))):
         raise ConfigError(f"levels={tuple(levels)}: need ascending sparsities above 0")
     method = method or partial(prune_magnitude, model, filter_fn=filter_fn)
-    found = [method(pattern.at(level)) for level in levels]
-    plans = [e for e in chosen(model, pattern, filter_fn) if e.fqn in found[0].masks]
+    # groups of few weights have the same pattern at several levels
+    patterns = list(dict.fromkeys(pattern.at(level) for level in levels))
+    found = {each.sparsity: method(each) for each in patterns if each.sparsity}
+    prunable = set[str]().union(*(each.masks for each in found.values()))
+    plans = [entry for entry in chosen(model, pattern, filter_fn) if entry.fqn in prunable]
     error = _answers(model, batches) if loss is None else _losses(model, batches, loss)
     curves = []
     for entry in watched(plans, [entry.fqn for entry in plans], progress, "sensitivity"):
-        points = [(0, 0.0)]
-        for each in found:
-            mask = each.masks[entry.fqn]
-            removed = mask.numel() - int(mask.count_nonzero())
-            if removed > points[-1][0]:
-                with replaced([(entry.owners, _pruned(entry, each))]):
-                    points.append((removed, error()))
-        counts, errors = zip(*points, strict=True)
-        curves.append(Curve(entry.fqn, entry.tensor.numel(), counts, errors))
+        errors = [0.0]
+        for each in found.values():
+            with replaced([(entry.owners, _pruned(entry, each))]):
+                errors.append(error())
+        curves.append(Curve(entry.fqn, entry.tensor.numel(), (0.0, *found), tuple(errors)))
     return Sensitivity(pattern, tuple(curves))
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 __all__ = [
     "Axis",
+    "among",
     "atoms",
     "coordinates",
     "factor",
@@ -219,6 +220,11 @@ def _segment_segments(segments: tuple[Axis, ...], sizes: Sequence[int]) -> list[
             size -= head.size
         found.append(join(taken))
     return found
+
+
+def among(index: Tensor, chosen: Tensor) -> Tensor:
+    """True where an index (-1: none) is one of those that are chosen."""
+    return (index >= 0) & chosen[index]
 
 
 def coordinates(axis: Axis) -> list[tuple[Axis, Tensor]]:

@@ -35,8 +35,7 @@ def unread(
     for atom, away in gone.items():
         group = groups[atom]
         for name, dim in group.readers:
-            index = group.channels[name, dim]
-            columns = ((index >= 0) & away[index]).nonzero().flatten()
+            columns = group.indices((name, dim), away).nonzero().flatten()
             old = tensors[name].detach()
             changed = found.setdefault(name, old.clone())
             changed.index_fill_(dim, columns.to(old.device), 0)

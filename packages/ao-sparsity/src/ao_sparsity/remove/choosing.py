@@ -95,7 +95,7 @@ def ln_structured(
 
 def _scores(group: ChannelGroup, tensors: Mapping[str, Tensor], order: float) -> Tensor:
     total = torch.zeros(group.size, dtype=torch.float64)
-    for (name, dim), index in group.channels.items():
+    for (name, dim), occurrences in group.channels.items():
         tensor = tensors[name].detach()
         if not tensor.is_floating_point():
             continue
@@ -105,11 +105,12 @@ def _scores(group: ChannelGroup, tensors: Mapping[str, Tensor], order: float) ->
             continue  # what a norm has seen says nothing of the weights
         flat = tensor.movedim(dim, 0).flatten(1) if tensor.ndim > 1 else tensor[:, None]
         norms = torch.linalg.vector_norm(flat, ord=order, dim=1, dtype=torch.float64).cpu()
-        here = index >= 0
-        if order == float("inf"):
-            total.scatter_reduce_(0, index[here], norms[here], "amax")
-        else:
-            total.index_add_(0, index[here], norms[here] ** order)
+        for index in occurrences:
+            here = index >= 0
+            if order == float("inf"):
+                total.scatter_reduce_(0, index[here], norms[here], "amax")
+            else:
+                total.index_add_(0, index[here], norms[here] ** order)
     return total
 
 
@@ -180,10 +181,13 @@ def chosen(
         left = entry.indices.clone()
         for atom, group in here:
             if atom in gone:
-                index = group.channels[entry.site]
-                left &= ~((index >= 0) & gone[atom][index])
+                left &= ~group.indices(entry.site, gone[atom])
         if left.any():
-            held = [(atom, g) for atom, g in here if (g.channels[entry.site][left] >= 0).any()]
+            held = [
+                (atom, group)
+                for atom, group in here
+                if any((index[left] >= 0).any() for index in group.channels[entry.site])
+            ]
             kept.append(Kept(*entry.site, int(left.sum()), _why(held, asked, exact=exact)))
     return gone, kept
 
@@ -191,26 +195,33 @@ def chosen(
 def _asked(group: ChannelGroup, wanted: Sequence[Wanted]) -> Tensor:
     """True for the channels that indices name, or all masks of writers, or those of all readers."""
     explicit = torch.zeros(group.size, dtype=torch.bool)
-    writers, readers = [], {}
+    writers: list[Tensor] = []
+    readers: dict[Site, Tensor] = {}
     for entry in wanted:
-        index = group.channels.get(entry.site)
-        if index is None:
+        if entry.site not in group.channels:
             continue
-        here = index >= 0
-        count = torch.bincount(index[here], minlength=group.size)
-        hit = torch.bincount(index[here & entry.indices], minlength=group.size)
-        whole = (hit == count) & (count > 0)
+        # a head is named by all of its rows; a mask has to name it wherever it is
+        named = torch.stack(
+            [_whole(i, entry.indices, group.size) for i in group.channels[entry.site]]
+        )
         if entry.explicit:
-            explicit |= whole
+            explicit |= named.any(0)
         elif entry.site in group.readers:
-            readers[entry.site] = whole
+            readers[entry.site] = named.all(0)
         else:
-            writers.append(whole)
+            writers.append(named.all(0))
     if writers:
         explicit |= torch.stack(writers).all(0)
-    if readers and len(readers) == len(group.readers):
+    if len(readers) == len(group.readers) > 0:
         explicit |= torch.stack(list(readers.values())).all(0)
     return explicit
+
+
+def _whole(index: Tensor, named: Tensor, size: int) -> Tensor:
+    """True for the channels of which every index is named."""
+    here = index >= 0
+    count = torch.bincount(index[here], minlength=size)
+    return (torch.bincount(index[here & named], minlength=size) == count) & (count > 0)
 
 
 def _why(
@@ -225,4 +236,4 @@ def _why(
     sizes = " × ".join(str(group.size) for _, group in held)
     if len(held) > 1:
         return f"they are parts of {sizes} channels, of which none is named as a whole"
-    return "masks of other parameters of the group keep these channels"
+    return "masks of other parameters of the group keep these channels, or are not given"

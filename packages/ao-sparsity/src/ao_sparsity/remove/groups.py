@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ao_core.errors import ConfigError
-from ao_sparsity.remove.axes import Axis, atoms, coordinates, find
+from ao_sparsity.remove.axes import Axis, among, atoms, coordinates, find
 from ao_sparsity.remove.tracing import Inputs, Traced, trace
 
 __all__ = ["ChannelGroup", "Site", "channel_groups", "groups_of"]
@@ -40,8 +40,9 @@ class ChannelGroup:
     inexact: str | None
     #: it is a part of something that can itself go, as the features of a head are
     inner: bool
-    #: for each site, the channel that each of its indices belongs to (-1: to none)
-    channels: Mapping[Site, Tensor] = field(repr=False, compare=False)
+    #: for each site, the channel that each of its indices belongs to (-1: to none); several times where
+    #: the channels are several times, as in a matrix for queries and keys
+    channels: Mapping[Site, tuple[Tensor, ...]] = field(repr=False, compare=False)
 
     def select(self, indices: Iterable[int]) -> dict[Site, list[int]]:
         """These channels as indices of the first site, for `remove_channels`.
@@ -52,8 +53,13 @@ class ChannelGroup:
         wanted = sorted(set(indices))
         if wanted and not 0 <= wanted[0] <= wanted[-1] < self.size:
             raise ConfigError(f"indices={wanted}: {self.name} has channels 0 to {self.size - 1}")
-        chosen = torch.isin(self.channels[self.site], torch.tensor(wanted, dtype=torch.int64))
-        return {self.site: chosen.nonzero().flatten().tolist()}
+        chosen = torch.zeros(self.size, dtype=torch.bool)
+        chosen[wanted] = True
+        return {self.site: self.indices(self.site, chosen).nonzero().flatten().tolist()}
+
+    def indices(self, site: Site, chosen: Tensor) -> Tensor:
+        """True for the indices of a site that belong to chosen channels, (size,) of booleans."""
+        return torch.stack([among(index, chosen) for index in self.channels[site]]).any(0)
 
     @property
     def site(self) -> Site:
@@ -78,12 +84,13 @@ def channel_groups(model: nn.Module, example_inputs: Inputs) -> list[ChannelGrou
 
 def groups_of(traced: Traced) -> dict[Axis, ChannelGroup]:
     """The groups of a traced model by their atoms."""
-    channels: dict[Axis, dict[Site, Tensor]] = {}
+    channels: dict[Axis, dict[Site, tuple[Tensor, ...]]] = {}
     for name, axes in traced.tensors.items():
         for dim, axis in enumerate(axes):
             for atom, index in coordinates(axis):
                 if atom.size > 1:
-                    channels.setdefault(atom, {}).setdefault((name, dim), index)
+                    sites = channels.setdefault(atom, {})
+                    sites[name, dim] = (*sites.get((name, dim), ()), index)
     reading = _reading(traced)
     inner = _inner(traced)
     return {
@@ -93,7 +100,7 @@ def groups_of(traced: Traced) -> dict[Axis, ChannelGroup]:
 
 
 def _group(
-    atom: Axis, channels: dict[Site, Tensor], reading: set[Site], *, inner: bool
+    atom: Axis, channels: dict[Site, tuple[Tensor, ...]], reading: set[Site], *, inner: bool
 ) -> ChannelGroup:
     writers = tuple(site for site in channels if site not in reading)
     readers = tuple(site for site in channels if site in reading)

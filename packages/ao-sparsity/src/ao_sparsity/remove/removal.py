@@ -82,19 +82,16 @@ def remove_channels(
 
 
 def _refused(group: ChannelGroup, gone: Tensor, reason: str) -> Kept:
-    index = group.channels[group.site]
-    count = int(((index >= 0) & gone[index]).sum())
+    count = int(group.indices(group.site, gone).sum())
     return Kept(*group.site, count, f"the code fixes their number ({reason})")
 
 
 def _cut(model: M, traced: Traced, found: Fit) -> M:
     """A copy without what goes; nothing of it is shared with the model."""
     others: dict[str, Tensor] = {}
-    for (name, tensor), axes in zip(
-        tensors_of(model).items(), traced.tensors.values(), strict=True
-    ):
+    for name, tensor in tensors_of(model).items():
         cut = tensor.detach()
-        for dim, axis in enumerate(axes):
+        for dim, axis in enumerate(traced.tensors[name]):
             stay = stays(axis, found.gone)
             if not stay.all():
                 cut = cut.index_select(dim, stay.nonzero().flatten().to(cut.device))

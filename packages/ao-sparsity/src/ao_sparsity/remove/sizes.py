@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ao_sparsity.remove.axes import Axis, coordinates
+from ao_sparsity.remove.axes import Axis, among, coordinates
 from ao_sparsity.remove.copies import sharing, tensors_of
 from ao_sparsity.remove.tracing import Inputs, Traced, steps
 
@@ -40,7 +40,7 @@ def stays(axis: Axis, gone: Mapping[Axis, Tensor]) -> Tensor:
     found = torch.ones(axis.size, dtype=torch.bool)
     for atom, index in coordinates(axis):
         if atom in gone:
-            found &= ~((index >= 0) & gone[atom][index])
+            found &= ~among(index, gone[atom])
     return found
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from ao_sparsity.remove.axes import Axis, fix
+from ao_sparsity.prune.keeping import SUFFIX
+from ao_sparsity.remove.axes import Axis, fix, unify
 from ao_sparsity.remove.calls import Call, Facts
 from ao_sparsity.remove.copies import names_of, sharing, tensors_of
 from ao_sparsity.remove.errors import RemovalError
@@ -141,9 +142,7 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
             f"torch.export cannot trace {type(model).__name__} with these example inputs: {text}"
         ) from error
     first = names_of(model)
-    tensors = {
-        name: [Axis(size) for size in tensor.shape] for name, tensor in tensors_of(model).items()
-    }
+    tensors = _axes_of_tensors(model)
     facts = Facts()
     axes_of: dict[fx.Node, Any] = {}
     sources: dict[fx.Node, frozenset[str] | None] = {}
@@ -167,6 +166,15 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
                     fix(axis, "a size of the model's output")
     _fix_whole(model, tensors, first)
     return Traced(done, tensors, facts)
+
+
+def _axes_of_tensors(model: nn.Module) -> dict[str, list[Axis]]:
+    """New axes of parameters and buffers; masks that pruning put on the model have those of their weights."""
+    found = {name: [Axis(n) for n in tensor.shape] for name, tensor in tensors_of(model).items()}
+    for name, axes in found.items():
+        for mask, axis in zip(found.get(name + SUFFIX, ()), axes, strict=False):
+            unify(mask, axis)
+    return found
 
 
 def _fixed(node: fx.Node, reason: str) -> list[Axis] | None:

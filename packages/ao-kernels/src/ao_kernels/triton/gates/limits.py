@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import torch
 
+from ao_kernels.triton.launch import POINTERS as TYPES
+
 __all__ = ["BF16", "FP16", "FP32", "REGISTERS", "SHARED", "TYPES"]
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-#: how the signature of a kernel names a pointer to each
-TYPES = {BF16: "*bf16", FP16: "*fp16", FP32: "*fp32", torch.uint8: "*u8"}
 #: of a thread: spilling is worse than anything, so a kernel may take what there is
 REGISTERS = 255
 #: arch → most bytes of shared memory that a block can have

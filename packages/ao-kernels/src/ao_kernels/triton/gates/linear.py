@@ -77,7 +77,7 @@ def _build(case: _Product) -> Build:
         {**pointers, **dict.fromkeys(sizes, "i32")},
         constants(
             known(registry.dtypes.get(case.numbers)), case.tiles, case.regime, splits,
-            case.x_dtype, case.scale_dtype, case.zero_dtype, bias=True,
+            case.x_dtype, case.scale_dtype, case.zero_dtype, bias=True, early=case.arch >= 90,
         ),
         case.arch,
         case.regime.num_warps,
@@ -106,10 +106,48 @@ def _gate(budget: float, case: _Product) -> Gate:
         budget=budget,
         counts={"HGMMA": hgmma} if case.arch == 90 else {"HMMA": hmma},
         present=("LDGSTS", "LOP3", "HFMA2|HADD2|HMUL2|PRMT"),
+        # to launch the next kernel, to bring weights nearer, and to wait for the one before
+        anywhere=("PREEXIT", "CCTL", "ACQBULK") if case.arch == 90 else (),
     )
 
 
+def _build_embedding(numbers: str, arch: int) -> Build:
+    """The kernel `embedding` for groups of 64 and zero points, as `ops` launches it."""
+    from ao_kernels.triton.kernels import plane16
+    from ao_kernels.triton.ops import IDS
+
+    (n, k), fmt = _EVEN, known(registry.dtypes.get(numbers))
+    tiles = tiling(n, k, 64, fmt.bits)
+    pointers = {
+        "ids_ptr": "*i64",
+        "w_ptr": "*i16",
+        "scale_ptr": "*bf16",
+        "zero_ptr": "*bf16",
+        "table_ptr": "*i32",
+        "out_ptr": "*bf16",
+    }
+    sizes = ("count", "N", "K", "tiles", "groups")
+    chosen = {
+        "IDS": IDS,
+        "COLS": COLS,
+        "PLANES": tiles.planes,
+        "PLANE": tiles.plane,
+        "CHAIN": tiles.chain,
+        "PAIRS": fmt.looked_up,
+        "HAS_ZERO": fmt.offset != 0,
+    }
+    types = {**pointers, **dict.fromkeys(sizes, "i32")}
+    return Build(plane16.embedding, types, chosen, arch, aligned=(*pointers, "N", "K"))
+
+
+def _embedding_gate(numbers: str, arch: int) -> Gate:
+    """Neither spills nor takes shared memory for more than what is beside the codes."""
+    name = f"sm_{arch} embedding {numbers} g64"
+    return Gate(name, partial(_build_embedding, numbers, arch), registers=64, shared=4096)
+
+
 GATES = (
+    _embedding_gate("uint4", 90),
     _gate(17.5, _Product("int4", _SMALL, 128)),
     _gate(15.5, _Product("int4", _SMALL, 128, FP16, FP16)),
     _gate(19.2, _Product("int4", _SMALL, 64)),
@@ -129,6 +167,9 @@ GATES = (
     _gate(12.8, _Product("f8e4m3", _SMALL, _ROW, scale_dtype=FP32)),
 )
 MORE = (
+    _embedding_gate("nf4", 90),
+    _embedding_gate("uint4", 80),
+    _embedding_gate("int8", 100),
     _gate(17.5, _Product("int4", _SMALL, 128, scale_dtype=FP32)),
     _gate(17.2, _Product("int4", _SMALL, 256)),
     _gate(18.0, _Product("int4", _SMALL, 64, FP16, FP16)),

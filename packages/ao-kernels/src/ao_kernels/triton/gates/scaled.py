@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from ao_kernels.testing.aot import Build
 from ao_kernels.testing.gates import Gate
-from ao_kernels.triton.gates.limits import SHARED
+from ao_kernels.triton.gates.limits import BF16, FP16, FP32, SHARED, TYPES
 from ao_kernels.triton.scaled import REGIMES, STEP, Regime, constants
 
 __all__ = ["GATES", "MORE"]
@@ -21,7 +23,7 @@ _CODES = {"e4m3": "fp8e4nv", "e5m2": "fp8e5", "int8": "i8"}
 
 @dataclass(frozen=True)
 class _Product:
-    """A product as the kernel `product` is compiled for it, with a bias, to bfloat16."""
+    """A product as the kernel `product` is compiled for it, with a bias."""
 
     regime: Regime
     numbers: tuple[str, str] = ("e4m3", "e4m3")
@@ -31,6 +33,7 @@ class _Product:
     zero: bool = False
     #: 0: no experts; else a power of two
     groups: int = 0
+    dtype: torch.dtype = BF16
 
     @property
     def name(self) -> str:
@@ -38,7 +41,7 @@ class _Product:
         grouped = f" experts below {self.groups}" if self.groups else ""
         return (
             f"sm_{self.arch} {' × '.join(self.numbers)} scales {' × '.join(self.kinds)}{''.join(more)}"
-            f"{grouped} tile {self.regime.rows} × {self.regime.cols}"
+            f"{grouped} {TYPES[self.dtype][1:]} tile {self.regime.rows} × {self.regime.cols}"
         )
 
 
@@ -57,9 +60,9 @@ def _build(case: _Product) -> Build:
         "b_scale_ptr": "*fp32",
         "zero_ptr": "*i32" if case.zero else "*fp32",
         "sums_ptr": "*i32" if case.zero else "*fp32",
-        "bias_ptr": "*bf16",
+        "bias_ptr": TYPES[case.dtype],
         "offs_ptr": "*i32" if case.groups else "*fp32",
-        "out_ptr": "*bf16",
+        "out_ptr": TYPES[case.dtype],
     }
     sizes = ["M", "N", "K", "stride_a", "stride_b", "row_tiles", "experts"]
     chosen = constants(
@@ -135,6 +138,9 @@ GATES = (
     _gate(0, 160, _Product(_MIDDLE, arch=100)),
 )
 MORE = (
+    _gate(0.7, 240, _Product(_LARGE, dtype=FP32)),
+    _gate(0.7, 232, _Product(_LARGE, ("e5m2", "e5m2"), dtype=FP16)),
+    _gate(0.86, 192, _Product(_MIDDLE, ("e5m2", "e5m2"), arch=89)),
     _gate(1.35, _TWICE, _Product(_LOW)),
     _gate(2.8, 168, _Product(_LOW, kinds=_SQUARE)),
     _gate(16, 64, _Product(_SMALL, kinds=_SQUARE)),

@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit(do_not_specialize=["M", "tiles", "tiles_a_split"])
@@ -39,6 +40,8 @@ def linear(
     LOAD_ZERO: tl.constexpr,
     LOAD_TABLE: tl.constexpr,
     TABLE: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """The product x (M, K) @ weight.T + bias: one block for ROWS × COLS of it and a part of K.
 
@@ -49,7 +52,8 @@ def linear(
 
     ASM and what begins with LOAD are texts of `ao_kernels.triton.assembly`; where ASM is None, plain
     operations do the same, with the values of codes in `table_ptr`. LOAD_TABLE, where there is one, loads
-    what stands there from TABLE on.
+    what stands there from TABLE on. With AHEAD, PREFETCH brings so many tiles nearer while the kernel before
+    still runs.
     """
     col_tile = tl.program_id(0)
     split = tl.program_id(1)
@@ -70,6 +74,16 @@ def linear(
     x_at = x_ptr + rows[None, :].to(tl.int64) * stride_x + first * (PLANES * PLANE) + inner[:, None]
     present = rows[None, :] < M
 
+    if AHEAD:
+        gdc_launch_dependents()
+        lines = tl.arange(0, COLS * PLANE // 64) * 64
+        for soon in tl.static_range(AHEAD):
+            near = tl.minimum(block + soon, tl.num_programs(0).to(tl.int64) * tiles - 1)
+            line_at = w_ptr + near * (COLS * PLANE) + lines
+            tl.inline_asm_elementwise(
+                PREFETCH, "=r,l", [line_at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+            )
+        gdc_wait()  # only now there are activations
     if LOAD_TABLE is not None:
         copy_at = table_ptr + TABLE + (tl.arange(0, 32) & 1) * 8
         tl.inline_asm_elementwise(
@@ -303,4 +317,52 @@ def dequantize(
         k = tile * (PLANES * PLANE) + j * PLANE + inner
         out_at = out_ptr + col[:, None].to(tl.int64) * K + k[None, :]
         inside = (col[:, None] < N) & (k[None, :] < K)
+        tl.store(out_at, value.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["count"])
+def embedding(
+    ids_ptr,
+    w_ptr,
+    scale_ptr,
+    zero_ptr,
+    table_ptr,
+    out_ptr,
+    count,
+    N,
+    K,
+    tiles,
+    groups,
+    IDS: tl.constexpr,
+    COLS: tl.constexpr,
+    PLANES: tl.constexpr,
+    PLANE: tl.constexpr,
+    CHAIN: tl.constexpr,
+    PAIRS: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+):
+    """Rows of a weight, with the values of `dequantize`: one block for IDS of them in one tile.
+
+    A row that there is not becomes NaN.
+    """
+    tile = tl.program_id(1)
+    places = tl.program_id(0) * IDS + tl.arange(0, IDS)
+    inner = tl.arange(0, PLANE)
+    ids = tl.load(ids_ptr + places, mask=places < count, other=0).to(tl.int64)
+    exists = (ids >= 0) & (ids < N)
+    ids = tl.where(exists, ids, 0)
+    col_tile = ids // COLS
+    col = ids % COLS
+    row_at = w_ptr + (((col_tile * tiles + tile) * COLS + col) * PLANE)[:, None]
+    for j in tl.static_range(PLANES):
+        group = tile * (PLANES // CHAIN) + j // CHAIN if CHAIN else 0
+        grid_at = (col_tile * groups + group) * COLS + col
+        value = _values(row_at, inner, j, table_ptr, PLANES, PAIRS)
+        if HAS_ZERO:
+            value -= tl.load(zero_ptr + grid_at).to(tl.float32)[:, None]
+        value *= tl.load(scale_ptr + grid_at).to(tl.float32)[:, None]
+        value = tl.where(exists[:, None], value, float("nan"))
+        k = tile * (PLANES * PLANE) + j * PLANE + inner
+        out_at = out_ptr + places[:, None].to(tl.int64) * K + k[None, :]
+        inside = (places < count)[:, None] & (k < K)[None, :]
         tl.store(out_at, value.to(out_ptr.dtype.element_ty), mask=inside)
