@@ -112,9 +112,8 @@ def test_linear_layers_on_the_cpu(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_sparse_linear_layers_on_the_cpu(tmp_path: Path) -> None:
-    found = rows(
-        CPU / "bench_sparse.py", tmp_path, "--n=128", "--k=512", "--percent=1", "--m=1,256"
-    )
+    options = ("--threads=1", "--n=128", "--k=512", "--percent=1", "--copies=2", "--m=1,256")
+    found = rows(CPU / "bench_sparse.py", tmp_path, *options)
     by_name = {(row["weight"], row["M"]): row for row in found}
     dense, ours = by_name["F.linear bf16", 256], by_name["bsr 64×64 80% bf16", 256]
     assert dense["× dense"] == dense["by round"] == 1
