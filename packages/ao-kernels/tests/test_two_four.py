@@ -19,7 +19,10 @@ from ao_kernels.cpu.two_four import TWO_FOUR_KERNELS, dequantize_two_four
 
 ROW, TENSOR = (1, WHOLE), (WHOLE, WHOLE)
 PRODUCT, DEQUANTIZE = TWO_FOUR_KERNELS
-DENSE = tuple(Spec(name, ROW, NO_SCALE, layout="two_four") for name in ("fp32", "bf16", "fp16"))
+DENSE = (
+    *(Spec(name, ROW, NO_SCALE, layout="two_four") for name in ("fp32", "bf16", "fp16")),
+    Spec("fp32", (1,), NO_SCALE, layout="two_four"),
+)
 CODED = (
     Spec("int8", ROW, layout="two_four"),
     Spec("int8", TENSOR, "float16", layout="two_four"),

@@ -9,7 +9,7 @@ from ao_core.layouts import Parts
 from ao_core.numerics import full_block
 from ao_core.records import Call, DType, Kernel
 from ao_core.registry import registry
-from ao_core.spec import Spec
+from ao_core.spec import NO_SCALE, Spec
 from ao_core.tensor import QTensor
 from ao_core.tensor.codec import decode_reference
 from ao_kernels.cpu.block_sparse import SCALES
@@ -53,8 +53,8 @@ def dequantize_two_four(
 
 
 def _group(spec: Spec, shape: tuple[int, ...]) -> int:
-    """Columns that share a scale."""
-    return full_block(spec.block, shape)[-1]
+    """Columns that share a scale; all of them where there is none."""
+    return shape[-1] if spec.scale_dtype == NO_SCALE else full_block(spec.block, shape)[-1]
 
 
 def _unfit_scale(spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
