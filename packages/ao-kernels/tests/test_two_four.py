@@ -15,7 +15,7 @@ from ao_core.numerics import expand, full_block, grid_shape, pack_bits
 from ao_core.registry import registry
 from ao_core.spec import NO_SCALE
 from ao_kernels.cpu.library import load
-from ao_kernels.cpu.two_four import TWO_FOUR_KERNELS, dequantize_two_four
+from ao_kernels.cpu.two_four import TWO_FOUR_KERNELS, dequantize_two_four, group_of
 
 ROW, TENSOR = (1, WHOLE), (WHOLE, WHOLE)
 PRODUCT, DEQUANTIZE = TWO_FOUR_KERNELS
@@ -85,7 +85,7 @@ def weight(spec: Spec, shape: tuple[int, int]) -> Weight:
 
 def product(made: Weight, x: Tensor, bias: Tensor | None) -> Tensor:
     """By the op, which needs no layout of that name to be registered."""
-    parts, group = made.parts, full_block(made.spec.block, made.values.shape)[-1]
+    parts, group = made.parts, group_of(made.spec, tuple(made.values.shape))
     out: Tensor = torch.ops.ao_kernels.two_four_linear(
         x, parts["qdata"], parts["index"], parts.get("scale"), bias, group
     )

@@ -17,7 +17,7 @@ from ao_kernels.cpu.library import isa, why_not
 from ao_kernels.cpu.linear import DTYPES
 from ao_kernels.cpu.quantize import is_traced
 
-__all__ = ["TWO_FOUR_KERNELS", "dequantize_two_four", "two_four_linear"]
+__all__ = ["TWO_FOUR_KERNELS", "dequantize_two_four", "group_of", "two_four_linear"]
 
 #: rows of activations, by the bits of a code, beyond which a dense product with the expanded weight is faster
 MOST_ROWS = {4: 64, 8: 128, 16: 128, 32: 128}
@@ -29,7 +29,7 @@ WINDOW = 32
 
 def two_four_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     """The product, with weights read as they are packed: activations are picked by their places."""
-    parts, group = w.parts, _group(w.spec, w.stored_shape)
+    parts, group = w.parts, group_of(w.spec, w.stored_shape)
     out: Tensor = torch.ops.ao_kernels.two_four_linear(
         x, parts["qdata"], parts["index"], parts.get("scale"), bias, group
     )
@@ -47,12 +47,12 @@ def dequantize_two_four(
         codes = torch.arange(1 << fmt.bits, dtype=torch.uint8)
         qdata, table = qdata.view(torch.uint8), fmt.decode(codes)
     dense: Tensor = torch.ops.ao_kernels.two_four_dequantize(
-        qdata, parts["index"], parts.get("scale"), table, shape[-1], _group(spec, shape), dtype
+        qdata, parts["index"], parts.get("scale"), table, shape[-1], group_of(spec, shape), dtype
     )
     return dense
 
 
-def _group(spec: Spec, shape: tuple[int, ...]) -> int:
+def group_of(spec: Spec, shape: tuple[int, ...]) -> int:
     """Columns that share a scale; all of them where there is none."""
     return shape[-1] if spec.scale_dtype == NO_SCALE else full_block(spec.block, shape)[-1]
 
