@@ -37,12 +37,13 @@ def build_linear(
     shape: tuple[int, int] = EVEN,
     arch: int = 90,
     splits: int = 4,
+    sparse: bool = False,
 ) -> Build:
     """The kernel `linear`, with a bias, for a weight of a number format, as `ops` launches it."""
     from ao_kernels.triton.kernels import plane16
 
-    fmt = known(registry.dtypes.get(numbers))
-    tiles = tiling(*shape, group, fmt.bits)
+    fmt = known(registry.dtypes.get(numbers), sparse=sparse)
+    tiles = tiling(*shape, group, fmt)
     x, scale = POINTERS[x_dtype], POINTERS[scale_dtype]
     pointers = {
         "x_ptr": x,
@@ -80,8 +81,9 @@ def _gate(
     *,
     shape: tuple[int, int] = EVEN,
     arch: int = 90,
+    sparse: bool = False,
 ) -> Gate:
-    tiles = tiling(*shape, group, registry.dtypes.get(numbers).bits)
+    tiles = tiling(*shape, group, known(registry.dtypes.get(numbers), sparse=sparse))
     words = COLS * tiles.plane
     # 64 × 16 weights a warp group and instruction; before, 16 × 16 weights a warp and 8 columns
     warps = regime.num_warps
@@ -89,8 +91,9 @@ def _gate(
     hmma = tiles.planes * words * regime.rows // (16 * 16 * 8 * warps)
     zero = "" if zero_dtype is None else f" zero {ELEMENTS.get(zero_dtype, 'u8')}"
     ragged = "" if shape == EVEN else " ragged"
+    kept = " 2:4" if sparse else ""
     name = (
-        f"sm_{arch} {numbers} g{group} {ELEMENTS[x_dtype]} scale {POINTERS[scale_dtype][1:]}{zero} "
+        f"sm_{arch} {numbers}{kept} g{group} {ELEMENTS[x_dtype]} scale {POINTERS[scale_dtype][1:]}{zero} "
         f"rows {regime.rows}{ragged}"
     )
     build = partial(
@@ -103,6 +106,7 @@ def _gate(
         zero_dtype,
         shape=shape,
         arch=arch,
+        sparse=sparse,
     )
     if arch >= 100:
         # tensor memory: another loop, for which no budget is known
@@ -112,7 +116,7 @@ def _gate(
         build,
         _REGISTERS,
         _SHARED if arch == 90 else 99 * 1024 if arch == 89 else 163 * 1024,
-        work=words * 2 / 128,
+        work=words * (6 if sparse else 2) / 128,
         budget=budget,
         counts={"HGMMA": hgmma} if arch == 90 else {"HMMA": hmma},
         present=("LDGSTS", "LOP3", "HFMA2|HADD2|HMUL2|PRMT"),
@@ -277,6 +281,8 @@ GATES: tuple[Gate, ...] = (
     _cast_gate(8.9, "tensor"),
     _cast_gate(15.7, "row"),
     _cast_gate(23.6, "block"),
+    _gate(28.4, "int4", _SMALL, 128, sparse=True),
+    _gate(34.4, "int4", _SMALL, 128, arch=80, sparse=True),
     *SPARSE,
 )
 #: the rest
@@ -315,5 +321,16 @@ MORE: tuple[Gate, ...] = (
     _gate(12.8, "f8e4m3", _SMALL, _ROW, _FP16, _FP32),
     _gate(14.2, "int8", _LARGE, _ROW, scale_dtype=_FP32),
     _gate(16.0, "f8e4m3", _LARGE, _ROW, scale_dtype=_FP32),
+    _gate(36.7, "int4", _SMALL, 32, sparse=True),
+    _gate(32.2, "int4", _SMALL, 64, sparse=True),
+    _gate(27.9, "int4", _SMALL, 256, sparse=True),
+    _gate(26.4, "int4", _SMALL, _ROW, sparse=True),
+    _gate(28.4, "int4", _SMALL, 128, _FP16, _FP16, sparse=True),
+    _gate(30.9, "int4", _SMALL, 128, shape=RAGGED, sparse=True),
+    _gate(31.0, "int4", _MIDDLE, 128, sparse=True),
+    _gate(39.6, "int4", _LARGE, 128, sparse=True),
+    _gate(62.0, "int4", _LARGE, 32, sparse=True),
+    _gate(34.4, "int4", _SMALL, 128, arch=89, sparse=True),
+    _gate(0, "int4", _SMALL, 128, arch=100, sparse=True),
     *MORE_SPARSE,
 )

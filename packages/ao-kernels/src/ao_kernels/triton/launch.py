@@ -78,6 +78,7 @@ def constants(
         "CHAIN": tiles.chain,
         "OFFSET": fmt.offset,
         "PAIRS": fmt.looked_up,
+        "SPARSE": fmt.sparse,
         "SPLITS": splits,
         "HAS_ZERO": zero_dtype is not None,
         "HAS_BIAS": bias,
@@ -85,6 +86,6 @@ def constants(
         "ASM": fmt.assembly(ELEMENTS[x_dtype]) if assembly else None,
         "LOAD_SCALE": load_scale(8 * scale_dtype.itemsize) if assembly else None,
         "LOAD_ZERO": load_zero if assembly else None,
-        "LOAD_TABLE": load_table() if assembly and fmt.looked_up else None,
+        "LOAD_TABLE": load_table() if assembly and (fmt.looked_up or fmt.sparse) else None,
         "TABLE": len(fmt.values) + 16 * TABLES.index(x_dtype),
     }

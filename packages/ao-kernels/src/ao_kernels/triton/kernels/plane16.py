@@ -30,6 +30,7 @@ def linear(
     CHAIN: tl.constexpr,
     OFFSET: tl.constexpr,
     PAIRS: tl.constexpr,
+    SPARSE: tl.constexpr,
     SPLITS: tl.constexpr,
     HAS_ZERO: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -43,9 +44,10 @@ def linear(
     """The product x (M, K) @ weight.T + bias: one block for ROWS × COLS of it and a part of K.
 
     A tile of weights is COLS rows by PLANES planes of PLANE columns; CHAIN planes share a scale, or all
-    of a row does where CHAIN is 0. The weights are the left operand, which the tensor cores take from
-    registers. Products are of value - OFFSET, and are scaled in float32; with zero points z, (OFFSET - z)
-    times the sum of a group's activations, from `sums_ptr` (groups, M), is added before.
+    of a row does where CHAIN is 0. With SPARSE it is three words wide (see `Plane24`). The weights are the
+    left operand, which the tensor cores take from registers. Products are of value - OFFSET, and are scaled
+    in float32; with zero points z, (OFFSET - z) times the sum of a group's activations, from `sums_ptr`
+    (groups, M), is added before.
 
     ASM and what begins with LOAD are texts of `ao_kernels.triton.assembly`; where ASM is None, plain
     operations do the same, with the values of codes in `table_ptr`. LOAD_TABLE, where there is one, loads
@@ -63,11 +65,14 @@ def linear(
     GROUPS: tl.constexpr = PLANES // CHAIN if CHAIN else 0
     block = col_tile.to(tl.int64) * tiles + first
     grid = block * GROUPS if CHAIN else col_tile
-    row_at = w_ptr + block * (COLS * PLANE) + cols[:, None] * PLANE
+    WORDS: tl.constexpr = 3 if SPARSE else 1
+    AT_ONCE: tl.constexpr = 1 if not SPARSE else CHAIN if CHAIN == 2 or CHAIN == 4 else 8
+    several = tl.arange(0, AT_ONCE * PLANE)
+    row_at = w_ptr + block * (WORDS * COLS * PLANE) + cols[:, None] * PLANE
     scale_at = scale_ptr + grid * COLS + cols
     zero_at = zero_ptr + grid * COLS + cols
     sums_at = sums_ptr + first * GROUPS * stride_sums + rows
-    x_at = x_ptr + rows[None, :].to(tl.int64) * stride_x + first * (PLANES * PLANE) + inner[:, None]
+    x_at = x_ptr + rows[None, :].to(tl.int64) * stride_x + first * (PLANES * PLANE)
     present = rows[None, :] < M
 
     if LOAD_TABLE is not None:
@@ -77,24 +82,26 @@ def linear(
         )
     acc = tl.zeros((COLS, ROWS), tl.float32)
     for tile in range(first, last):
-        planes = _numbers(row_at, inner, x_ptr, table_ptr, PLANES, OFFSET, PAIRS, ASM)
+        planes = _numbers(row_at, inner, x_ptr, table_ptr, COLS, PLANES, OFFSET, PAIRS, SPARSE, ASM)
         left = K - tile * (PLANES * PLANE)
         if CHAIN == 0:
-            for j in tl.static_range(PLANES):
-                x = _activations(x_at, j, inner, left, present, PLANE, EVEN_K)
-                acc = tl.dot(planes[j], x, acc)
+            for j in tl.static_range(0, PLANES, AT_ONCE):
+                x = _activations(x_at, j, several, left, present, PLANE, SPARSE, EVEN_K)
+                acc = tl.dot(_beside(planes, j, AT_ONCE), x, acc)
         else:
             for group in tl.static_range(GROUPS):
                 part = tl.zeros((COLS, ROWS), tl.float32)
-                for j in tl.static_range(CHAIN):
-                    x = _activations(x_at, group * CHAIN + j, inner, left, present, PLANE, EVEN_K)
-                    part = tl.dot(planes[group * CHAIN + j], x, part)
+                for j in tl.static_range(0, CHAIN, AT_ONCE):
+                    x = _activations(
+                        x_at, group * CHAIN + j, several, left, present, PLANE, SPARSE, EVEN_K
+                    )
+                    part = tl.dot(_beside(planes, group * CHAIN + j, AT_ONCE), x, part)
                 if HAS_ZERO:
                     zero = _zeros(zero_at + group * COLS, OFFSET, LOAD_ZERO)
                     sums = tl.load(sums_at + group * stride_sums, mask=rows < M, other=0.0)
                     part += zero[:, None] * sums[None, :]
                 acc += part * _scales(scale_at + group * COLS, LOAD_SCALE)[:, None]
-        row_at += COLS * PLANE
+        row_at += WORDS * COLS * PLANE
         x_at += PLANES * PLANE
         scale_at += GROUPS * COLS
         zero_at += GROUPS * COLS
@@ -128,11 +135,46 @@ def linear(
 
 
 @triton.jit
-def _activations(x_at, plane, inner, left, present, PLANE: tl.constexpr, EVEN_K: tl.constexpr):
+def _beside(planes, first: tl.constexpr, COUNT: tl.constexpr):
+    """Planes side by side."""
+    if COUNT == 1:
+        both = planes[first]
+    else:
+        HALF: tl.constexpr = COUNT // 2
+        both = tl.join(_beside(planes, first, HALF), _beside(planes, first + HALF, HALF))
+        both = tl.permute(both, (0, 2, 1))
+        both = tl.reshape(both, (both.shape[0], both.shape[1] * both.shape[2]))
+    return both
+
+
+@triton.jit
+def _activations(
+    x_at,
+    plane,
+    inner,
+    left,
+    present,
+    PLANE: tl.constexpr,
+    SPARSE: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):
     """One plane's activations, PLANE × ROWS; what is outside is 0."""
+    column = _column(plane, inner, PLANE, SPARSE)[:, None]
     if not EVEN_K:
-        present = present & (plane * PLANE + inner[:, None] < left)
-    return tl.load(x_at + plane * PLANE, mask=present, other=0.0)
+        present = present & (column < left)
+    return tl.load(x_at + column, mask=present, other=0.0)
+
+
+@triton.jit
+def _column(plane, inner, PLANE: tl.constexpr, SPARSE: tl.constexpr):
+    """The columns of a tile that a plane has: SPARSE, two of every four of 32, otherwise neighbours."""
+    if SPARSE:
+        plane += inner // PLANE
+        column = plane // 2 * 32 + plane % 2 * 2 + inner % PLANE // 2 * 4 + inner % 2
+        column = tl.max_contiguous(tl.multiple_of(column, 2), 2)
+    else:
+        column = plane * PLANE + inner
+    return column
 
 
 @triton.jit
@@ -180,24 +222,29 @@ def _numbers(
     inner,
     x_ptr,
     table_ptr,
+    COLS: tl.constexpr,
     PLANES: tl.constexpr,
     OFFSET: tl.constexpr,
     PAIRS: tl.constexpr,
+    SPARSE: tl.constexpr,
     ASM: tl.constexpr,
 ):
     """A tensor for each plane of a tile's numbers, in the type of the activations."""
     element = x_ptr.dtype.element_ty
-    if ASM is None and PLANES == 4:
-        planes = (
-            (_values(row_at, inner, 0, table_ptr, PLANES, PAIRS) - OFFSET).to(element),
-            (_values(row_at, inner, 1, table_ptr, PLANES, PAIRS) - OFFSET).to(element),
-            (_values(row_at, inner, 2, table_ptr, PLANES, PAIRS) - OFFSET).to(element),
-            (_values(row_at, inner, 3, table_ptr, PLANES, PAIRS) - OFFSET).to(element),
-        )
-    elif ASM is None:
-        planes = (
-            (_values(row_at, inner, 0, table_ptr, PLANES, PAIRS) - OFFSET).to(element),
-            (_values(row_at, inner, 1, table_ptr, PLANES, PAIRS) - OFFSET).to(element),
+    if ASM is None:
+        planes = ()
+        for j in tl.static_range(PLANES):
+            value = _values(row_at, inner, j, table_ptr, COLS, PLANES, PAIRS, SPARSE)
+            planes += ((value - OFFSET).to(element),)
+    elif SPARSE:
+        at, NEXT = row_at + inner[None, :], COLS * inner.shape[0]
+        planes = tl.inline_asm_elementwise(
+            ASM,
+            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r",
+            [tl.load(at), tl.load(at + NEXT), tl.load(at + 2 * NEXT)],
+            dtype=(element,) * 16,
+            is_pure=True,
+            pack=2,
         )
     elif PLANES == 4:
         planes = tl.inline_asm_elementwise(
@@ -221,18 +268,43 @@ def _numbers(
 
 
 @triton.jit
-def _values(row_at, inner, plane, table_ptr, PLANES: tl.constexpr, PAIRS: tl.constexpr):
+def _values(
+    row_at,
+    inner,
+    plane,
+    table_ptr,
+    COLS: tl.constexpr,
+    PLANES: tl.constexpr,
+    PAIRS: tl.constexpr,
+    SPARSE: tl.constexpr,
+):
     """The values of one plane in float32, without assembly."""
-    BITS: tl.constexpr = 16 // PLANES
-    if PAIRS:
-        # codes of two words in the order of planes, those of a plane beside each other
-        code = 2 * plane % PLANES + inner % 2
-        word = inner - inner % 2 + 2 * plane // PLANES
-        words = tl.load(row_at + word[None, :]) >> (BITS * code)[None, :]
+    if SPARSE:
+        code = _sparse_codes(row_at, inner, plane, COLS * inner.shape[0])
     else:
-        words = tl.load(row_at + inner[None, :]) >> BITS * plane
-    value = tl.load(table_ptr + (words & ((1 << BITS) - 1)))
-    return value.to(tl.float32, bitcast=True)
+        BITS: tl.constexpr = 16 // PLANES
+        if PAIRS:
+            # codes of two words in the order of planes, those of a plane beside each other
+            code = 2 * plane % PLANES + inner % 2
+            word = inner - inner % 2 + 2 * plane // PLANES
+            words = tl.load(row_at + word[None, :]) >> (BITS * code)[None, :]
+        else:
+            words = tl.load(row_at + inner[None, :]) >> BITS * plane
+        code = words & ((1 << BITS) - 1)
+    return tl.load(table_ptr + code).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _sparse_codes(row_at, inner, plane, NEXT: tl.constexpr):
+    """The codes of one plane, 8 where none is kept: without assembly, what `assembly.two_of_four` does."""
+    group = plane // 2
+    at = row_at + (inner // 2 * 2 + group % 2)[None, :]
+    codes = tl.load(at + group // 4 * NEXT).to(tl.int32) >> group // 2 % 2 * 4
+    pattern = tl.load(at + 2 * NEXT).to(tl.int32) >> group // 2 * 4 & 7
+    first = tl.where(pattern < 3, 0, tl.where(pattern < 5, 1, 2))
+    second = tl.where(pattern == 0, 1, tl.where((pattern == 1) | (pattern == 3), 2, 3))
+    column = (plane % 2 * 2 + inner % 2)[None, :]
+    return tl.where(first == column, codes & 15, tl.where(second == column, codes >> 8 & 15, 8))
 
 
 @triton.jit
@@ -284,6 +356,7 @@ def dequantize(
     PLANE: tl.constexpr,
     CHAIN: tl.constexpr,
     PAIRS: tl.constexpr,
+    SPARSE: tl.constexpr,
     HAS_ZERO: tl.constexpr,
 ):
     """Dense values (N, K): (code - zero) * scale in float32, rounded once; one block for a tile."""
@@ -292,15 +365,15 @@ def dequantize(
     cols = tl.arange(0, COLS)
     inner = tl.arange(0, PLANE)
     block = col_tile.to(tl.int64) * tiles + tile
-    row_at = w_ptr + block * (COLS * PLANE) + cols[:, None] * PLANE
+    row_at = w_ptr + block * ((3 if SPARSE else 1) * COLS * PLANE) + cols[:, None] * PLANE
     col = col_tile * COLS + cols
     for j in tl.static_range(PLANES):
         grid = block * (PLANES // CHAIN) + j // CHAIN if CHAIN else col_tile
-        value = _values(row_at, inner, j, table_ptr, PLANES, PAIRS)
+        value = _values(row_at, inner, j, table_ptr, COLS, PLANES, PAIRS, SPARSE)
         if HAS_ZERO:
             value -= tl.load(zero_ptr + grid * COLS + cols).to(tl.float32)[:, None]
         value *= tl.load(scale_ptr + grid * COLS + cols).to(tl.float32)[:, None]
-        k = tile * (PLANES * PLANE) + j * PLANE + inner
+        k = tile * (PLANES * PLANE) + _column(j, inner, PLANE, SPARSE)
         out_at = out_ptr + col[:, None].to(tl.int64) * K + k[None, :]
         inside = (col[:, None] < N) & (k[None, :] < K)
         tl.store(out_at, value.to(out_ptr.dtype.element_ty), mask=inside)
