@@ -288,7 +288,7 @@ def docs(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Benchmarks packages/*/benchmarks/bench_*.py; each writes JSON into build/bench/."""
     scripts = benchmarks(session, "bench_*.py")
-    run_benchmarks(dev(session), scripts)
+    run_benchmarks(dev(session, "bench"), scripts)
 
 
 @nox.session(venv_backend="none")

@@ -23,7 +23,7 @@ CORE_LAYERS = (
     "hookspecs",
     "(layouts)",
     "(dtypes) | (scales)",
-    "(numerics) | (progress)",
+    "(numerics) | (observing) | (progress) | (samples)",
     "records",
     "spec : errors",
 )

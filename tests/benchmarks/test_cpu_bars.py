@@ -104,10 +104,14 @@ def test_bars_name_contenders_that_there_are(bars: ModuleType) -> None:
     from decoder import Shape
     from decoding import makers
     from ours import ours
+    from sparse import kinds
     from torch_linear import torch_linear
 
     linear = {*torch_linear(), *ours(), *(f"llama.cpp {kind}, fp32" for kind in ggml.TYPES)}
     assert {name for bar in bars.LINEAR for name in (bar.ours, bar.peer)} <= linear
+    sparse = {(kind.name, rows) for rows in (1, 16, 256) for kind in kinds(rows)}
+    assert {(bar.ours, bar.rows) for bar in bars.SPARSE} <= sparse
+    assert {bar.peer for bar in bars.SPARSE} == {bars.F_LINEAR} <= set(torch_linear())
     models = {*makers("a folder", Shape(), 2), "torchao int4 g32"}
     named = {name for bar in (*bars.DECODE, *bars.PREFILL) for name in (bar.ours, bar.peer)}
     assert named <= models

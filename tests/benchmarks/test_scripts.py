@@ -21,6 +21,7 @@ CHECKPOINT = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_checkpoint.p
 BLOCK = ROOT / "packages" / "ao-float8" / "benchmarks" / "gpu" / "bench_block.py"
 GGUF = ROOT / "packages" / "ao-quant" / "benchmarks" / "bench_gguf.py"
 OPTIMIZER_STEP = ROOT / "packages" / "ao-optim" / "benchmarks" / "bench_step.py"
+STRUCTURED = ROOT / "packages" / "ao-sparsity" / "benchmarks" / "bench_structured.py"
 
 CPU = ROOT / "packages" / "ao-kernels" / "benchmarks" / "cpu"
 
@@ -110,6 +111,21 @@ def test_linear_layers_on_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_sparse_linear_layers_on_the_cpu(tmp_path: Path) -> None:
+    found = rows(
+        CPU / "bench_sparse.py", tmp_path, "--n=128", "--k=512", "--percent=1", "--m=1,256"
+    )
+    by_name = {(row["weight"], row["M"]): row for row in found}
+    dense, ours = by_name["F.linear bf16", 256], by_name["bsr 64×64 80% bf16", 256]
+    assert dense["× dense"] == dense["by round"] == 1
+    assert (ours["kernel"], ours["bar"], ours["limit"]) == ("bsr_cpu_linear", 3, pytest.approx(5))
+    assert ours["verdict"] in ("met", "missed")
+    assert by_name["2:4 bf16", 1]["kernel"] == "cpu_two_four_linear"
+    assert by_name["2:4 bf16", 1]["MiB"] == 0.5625 * dense["MiB"]
+    assert all(0 < row["p10 ms"] <= row["median ms"] for row in found)
+
+
+@pytest.mark.slow
 def test_decoder_on_the_cpu(tmp_path: Path) -> None:
     options = (
         "--threads=1",
@@ -177,3 +193,14 @@ def test_optimizer_step(tmp_path: Path) -> None:
     assert {"torch AdamW, fused", "ao AdamW8bit", "ao AdamW4bit", "ao AdamWFp8"} <= set(names)
     assert names["torch AdamW, fused"]["times fused"] == 1
     assert 2 < names["ao AdamW8bit"]["bytes of state a parameter"] < 3
+
+
+@pytest.mark.slow
+def test_structured_removal(tmp_path: Path) -> None:
+    found = rows(STRUCTURED, tmp_path, "--rounds=1", "--k=512", "--n=1024", "--m=4")
+    by_name = {row["contender"]: row for row in found}
+    assert list(by_name) == ["dense", "25% removed", "50% removed", "75% removed"]
+    assert by_name["dense"]["× dense"] == 1
+    assert by_name["50% removed"]["by flops"] == pytest.approx(2, rel=0.01)
+    assert by_name["75% removed"]["MiB"] == pytest.approx(0.5, rel=0.02)
+    assert all(row["ms"] >= row["p10"] > 0 for row in found)

@@ -1,4 +1,4 @@
-"""Recipes for low-precision products, and optimizers, by name; packages are imported when asked for."""
+"""Recipes for low-precision or sparse products, and optimizers, by name; imported when asked for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from ao_core.registry import registry
 
 #: the recipe that changes nothing: the loss is computed under autocast
 PLAIN = "bf16"
+#: recipes of 2:4 sparse weights -> the layers that have them, by a part of their names
+SPARSE = {"semi_sparse": ".layers.", "semi_sparse_mlp": ".mlp."}
 
 
 def convert(model: nn.Module, recipe: str) -> None:
@@ -21,8 +23,8 @@ def convert(model: nn.Module, recipe: str) -> None:
 
     Args:
         model: changed in place.
-        recipe: "bf16" for none, the name of a registered recipe such as "compute/int8_rowwise", or
-            what `Float8LinearConfig.from_recipe_name` of ao-float8 takes.
+        recipe: "bf16" for none, the name of a registered recipe such as "compute/int8_rowwise", one of
+            `SPARSE`, or what `Float8LinearConfig.from_recipe_name` of ao-float8 takes.
 
     Raises:
         UnknownNameError: nobody has such a recipe.
@@ -34,6 +36,13 @@ def convert(model: nn.Module, recipe: str) -> None:
     def chosen(module: nn.Module, fqn: str) -> bool:
         return isinstance(module, nn.Linear) and fqn != "lm_head"
 
+    if recipe in SPARSE:
+        from ao_sparsity import SemiSparseLinear, swap_linear_with_semi_sparse_linear
+
+        linear = [fqn for fqn, module in model.named_modules() if chosen(module, fqn)]
+        names = [fqn for fqn in linear if SPARSE[recipe] in fqn]
+        swap_linear_with_semi_sparse_linear(model, dict.fromkeys(names, SemiSparseLinear))
+        return
     if recipe in registry.recipes:
         quantize_(model, recipe, chosen, strict=True)
         return

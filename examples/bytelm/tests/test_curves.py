@@ -16,6 +16,7 @@ from bytelm.record import record
 
 from ao_core import ComputeWeight
 from ao_core.errors import UnknownNameError
+from ao_sparsity import SemiSparseLinear
 
 TEXT = b"def square(x):\n    return x * x\n\n" * 40
 OPTIONS = "--steps 4 --batch 2 --context 24 --measure-every 2 --measure-windows 4 --seeds 0 1"
@@ -90,6 +91,13 @@ def test_recipes_by_name(config: ModelConfig) -> None:
     assert [isinstance(weight, ComputeWeight) for weight in matrices] == [True] * 14 + [False]
     with pytest.raises(UnknownNameError, match="no_such"):
         precision.convert(model, "no_such")
+
+
+@pytest.mark.parametrize(("recipe", "sparse"), [("semi_sparse", 14), ("semi_sparse_mlp", 6)])
+def test_sparse_recipes(config: ModelConfig, recipe: str, sparse: int) -> None:
+    model = ByteLM(config)
+    precision.convert(model, recipe)
+    assert sum(isinstance(m, SemiSparseLinear) for m in model.modules()) == sparse
 
 
 def test_optimizers_by_name() -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -182,6 +183,19 @@ def test_html_has_all_parameters_and_totals(report):
     ]  # fmt: skip
     assert rows[3][3] == "<b>K</b> & odd"
     assert '"group_size": 32' in page.text
+
+
+def test_a_column_for_sparsity_where_a_layout_leaves_something_out(report):
+    assert "sparsity" not in str(report)
+    assert "Sparsity" not in report.to_html()
+    sparse = Report(report.config, (replace(RECORDS[0], sparsity=0.4375), *RECORDS[1:]))
+    header, _, first, second = str(sparse).splitlines()[:4]
+    assert header.endswith("sparsity")
+    assert first.endswith("43.8%")
+    assert second.endswith("inf dB")
+    rows = Page(sparse.to_html()).rows
+    assert [row[-1] for row in rows[:3]] == ["Sparsity", "43.8%", ""]
+    assert Report.from_json(sparse.to_json()) == sparse
 
 
 def test_html_is_accessible(report):

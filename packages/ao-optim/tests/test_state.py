@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import ao_optim
-from ao_core import QTensor
+from ao_core import QTensor, kernels
+from ao_core.errors import UnsupportedOp
 from ao_core.testing.base import gaussian, same_bits
 from ao_optim import apply, engine
 from ao_optim.formats import FORMATS, empty_state, format_named
@@ -148,7 +149,7 @@ def test_strided_parameters(run_steps):
 
 
 def test_the_kernel_is_chosen_from_the_table(make_params, run_steps, monkeypatch):
-    """Adam's quantized parameters go through the op `adam_step`, all of a kind at once."""
+    """Adam's parameters go through the op `adam_step`, all of a kind at once; small ones are dense."""
     calls = []
     real = apply.select
 
@@ -157,13 +158,51 @@ def test_the_kernel_is_chosen_from_the_table(make_params, run_steps, monkeypatch
         return real(call)
 
     monkeypatch.setattr(apply, "select", watched)
-    params = make_params((70, 65), (4097,), (5,)) + make_params((70, 65), dtype=torch.bfloat16)
+    params = make_params((70, 65), (4097,), (5,), (4, 3))
+    params += make_params((70, 65), dtype=torch.bfloat16)
     run_steps(ao_optim.AdamW8bit(params), params, 1)
     found = {(call.op, call.spec.dtype, call.x_shape, call.x_dtype) for call in calls}
     assert found == {
         ("adam_step", "companded8", (70 * 65 + 4097,), torch.float32),
         ("adam_step", "companded8", (70 * 65,), torch.bfloat16),
+        ("adam_step", "fp32", (5 + 12,), torch.float32),
     }
+
+
+def test_a_loaded_state_is_stepped_all_at_once(make_params, run_steps, monkeypatch, tmp_path):
+    params = make_params((70, 65), (4097,), (66, 70))
+    first, second = ao_optim.AdamW8bit(params), ao_optim.AdamW8bit(params)
+    run_steps(first, params, 1)
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    calls, real = [], apply.select
+    monkeypatch.setattr(apply, "select", lambda call: calls.append(call) or real(call))
+    run_steps(second, params, 1)
+    assert [call.x_shape for call in calls] == [(70 * 65 + 4097 + 66 * 70,)]
+
+
+@pytest.mark.parametrize("options", [{"weight_decay": 0.1}, {"maximize": True}])
+@pytest.mark.parametrize("name", ["AdamW8bit", "Adam8bit"])
+def test_dense_moments_go_to_the_fused_step_of_torch(name, options, make_params, run_steps):
+    """It does what the reference does, to gradients in 16 bits too; other dtypes it leaves alone."""
+    ends = []
+    for band in ("native", "reference"):
+        params = make_params((37, 23), (11,))
+        optimizer = getattr(ao_optim, name)(params, lr=0.01, **options)
+        with kernels(band):
+            run_steps(optimizer, params, 5)
+        ends.append(params)
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+    half, full = [torch.full((5,), 0.5, dtype=dtype) for dtype in (torch.bfloat16, torch.float32)]
+    moments = [[torch.zeros(5)], [torch.zeros(5)]]
+    given = {"lr": 0.1, "betas": (0.9, 0.9), "eps": 0.0, "weight_decay": 0.0, "step": 1}
+    apply.fused_adam_step(
+        [full], [half], *moments, **given, decoupled=True, maximize=False, seed=None
+    )
+    assert torch.allclose(full, torch.tensor(0.4))
+    with kernels("native"), pytest.raises(UnsupportedOp, match=r"not torch\.bfloat16"):
+        run_steps(ao_optim.AdamW8bit(params := make_params((5,), dtype=half.dtype)), params, 1)
 
 
 def test_names_follow_rules():

@@ -14,7 +14,7 @@ with the weights of experts, `w` of shape (E, N, K):
 of dense operands, for `ComputeWeight`:
 
 - ``mm(a, b, spec) -> y``: a (M, C), b (N, C), y = a @ b.T (M, N) with b cast as `spec` and a as `spec.act`;
-  b may be cast already, a `QTensor` in the layout "plain", whose parts `encode_parts` gives as they are
+  either may be cast already, a `QTensor` in the layout "plain", whose parts `encode_parts` gives as they are
 - ``grouped_mm(a, b, offs, spec) -> y``: the same for the weights of experts, each cast by itself: a (M, C)
   with rows sorted by expert and b (E, N, C), y (M, N) with zeros from row offs[-1] on; a (N, M) and b
   (K, M), whose contracted dimension is the one of the rows, y (E, N, K); or a batch, a (E, M, C) and b
@@ -24,10 +24,17 @@ and between dense values and `Parts`; every kernel of the first two gives the sa
 
 - ``quantize(x, spec) -> parts``: any floating-point x with dimensions, finite or not; `spec` in a canonical
   layout; scales and zero points as `choose_qparams` finds them
+- ``quantize_both(x, spec) -> parts, parts``: of a matrix x and of its transpose, each as `spec` says
 - ``dequantize(parts, spec, shape, dtype) -> x``: x of the stored `shape` in `dtype`,
   (decode(code) - zero) * scale in float32, or what `Spec` says, rounded once
 - ``error_sums(x, w, step) -> sums``: float64 (2,), the sums of x² and of (x - w.dequantize())² over every
   `step`-th row of dimension 0, for the report of `quantize_`
+
+of activations that are computed and quantized at once, in the shape of the first operand; see
+`ao_core.tensor.producers`:
+
+- ``rms_norm_quantize(x, weight, eps, spec) -> parts``: x (…, K), weight (K,) or None
+- ``silu_mul_quantize(gate, up, spec) -> parts``: gate and up (…, K)
 
 A `Call` of these has the shape of the dense values as both of its shapes, and their dtype as `x_dtype`.
 
@@ -38,8 +45,9 @@ Steps of optimizers work in place on lists of equal length, of one dtype and dev
   float; `step` counts from 1; `decoupled`: AdamW's decay; `seed`: None rounds to nearest, an integer
   rounds parameters stochastically, alike in every call with the same arguments
 
-The `Call` has the spec of the first moments, the number of all elements as both shapes and the dtype of
-the parameters.
+All moments of a kind are `QTensor`s of one format, or all are dense. The `Call` has the spec of the first
+moments, that of "fp32" in the layout "plain" where they are dense, the number of all elements as both shapes
+and the dtype of the parameters.
 """
 
 from __future__ import annotations
@@ -73,7 +81,14 @@ BANDS = {"reference": -100, "native": 0, "compiled": 50, "cuda": 100}
 
 #: ops between dense values and parts, without which nothing works: the reference serves them under
 #: every pin where the pinned band does not
-CONVERSIONS = ("quantize", "dequantize", "error_sums")
+CONVERSIONS = (
+    "quantize",
+    "quantize_both",
+    "rms_norm_quantize",
+    "silu_mul_quantize",
+    "dequantize",
+    "error_sums",
+)
 
 _pins: list[str] = []
 

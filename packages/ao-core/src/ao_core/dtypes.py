@@ -84,7 +84,7 @@ def codebook_dtype(name: str, values: Sequence[float]) -> DType:
         name=name,
         bits=(len(table) - 1).bit_length(),
         kind="codebook",
-        encode=partial(codebook.encode_codebook, values=table),
+        encode=partial(codebook.encode_between, bounds=codebook.codebook_bounds(table)),
         decode=partial(codebook.decode_codebook, values=table),
         min=table[0],
         max=table[-1],

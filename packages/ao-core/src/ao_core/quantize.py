@@ -143,13 +143,14 @@ def convert(
         reason = "its products are in low precision already"
         return None, _record(entry, before, "kept", reason, start)
     quality = sample_sqnr(dense, new)
+    sparsity = new.sparsity if isinstance(new, QTensor) else None
     trains = before.requires_grad
     if isinstance(new, QTensor):
         # filters of one dimension have the rank of experts, but not their products
         new = new if is_conv(dense, _role(entry)) else native(new)
         trains = trains and STOCHASTIC in new.spec.options
     parameter = nn.Parameter(new, requires_grad=trains)
-    return parameter, _record(entry, before, "quantized", "", start, parameter, quality)
+    return parameter, _record(entry, before, "quantized", "", start, parameter, quality, sparsity)
 
 
 def transformed(entry: Plan, dense: Tensor) -> Tensor | Skip:
@@ -193,6 +194,7 @@ def _record(
     start: float,
     new: Tensor | None = None,
     quality: float | None = None,
+    sparsity: float | None = None,
 ) -> ParameterRecord:
     after = before if new is None else new
     return ParameterRecord(
@@ -207,6 +209,7 @@ def _record(
         sqnr_db=quality,
         seconds=time.perf_counter() - start,
         tied=tuple(owner.fqn for owner in entry.owners[1:]),
+        sparsity=sparsity,
     )
 
 

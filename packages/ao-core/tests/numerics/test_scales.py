@@ -77,8 +77,9 @@ def test_better_than_absmax_for_every_group_size(method, kind, bits, zero):
         for old, new in pairs:
             assert (new <= old).all()
         gain = float(pairs[1][1].sum() / pairs[1][0].sum())
-        # sixteen levels over 520 uniform numbers leave nearly nothing to gain
-        assert 0.25 < gain < 0.999, (group, gain)
+        # sixteen levels over 520 uniform numbers leave nearly nothing to gain, four over those that
+        # have a few large ones nearly everything
+        assert 0.08 < gain < 0.999, (group, gain)
 
 
 @every_method
@@ -176,11 +177,12 @@ def test_near_the_optimum_of_an_exhaustive_search(name):
     (limit, _), (_, found) = compare("mse", x, dtype, spec, (None, 2.0))
     best = torch.full((40, 1), torch.inf, dtype=torch.float64)
     top = x.abs().amax(1, keepdim=True) / dtype.reach
-    for factor in torch.linspace(0.025, 1.25, 2000).tolist():
+    factors = torch.linspace(0.025, 1.25, 2000)
+    for factor in torch.cat([factors, -factors]).tolist():
         plain, new = (errors(x, dtype, spec, (top * factor, None), p) for p in (None, 2.0))
         best = torch.where(plain <= limit, torch.minimum(best, new), best)
-    assert float(found.sum()) <= 1.03 * float(best.sum())
-    assert (found >= 0.999 * best).all()
+    assert float(found.sum()) <= 1.06 * float(best.sum())
+    assert (found >= 0.97 * best).all()  # what a fit finds may lie between two factors
 
 
 @every_method

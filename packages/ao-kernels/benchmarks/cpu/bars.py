@@ -31,7 +31,7 @@ def _bars(ours: str, peer: str, *bars: tuple[int, float, float | None]) -> list[
     return [Bar(ours, peer, bar, aim, rows) for rows, bar, aim in bars]
 
 
-_INT4PACK, _F_LINEAR = "torch int4pack g128, bf16", "F.linear bf16"
+_INT4PACK, F_LINEAR = "torch int4pack g128, bf16", "F.linear bf16"
 _INT8PACK = "torch int8pack, bf16"
 #: of a layer of 4096 × 4096
 LINEAR = [
@@ -40,8 +40,8 @@ LINEAR = [
     # llama.cpp quantizes activations, too: for one row there is no need to
     *_bars(name_of("int4 g32"), "llama.cpp Q4_0, fp32", (1, 1.05, 1.15)),
     *_bars(name_of("int4 g32 dynamic"), "llama.cpp Q4_0, fp32", (16, 1.6, 2.2), (256, 2.5, 3)),
-    *_bars(name_of("int4 g128"), _F_LINEAR, (1, 5, 6), (64, 1.1, 1.5), (256, 0.95, 1)),
-    *_bars(name_of("int4 g128 dynamic"), _F_LINEAR, (64, 2.2, 2.6), (256, 1.7, 2)),
+    *_bars(name_of("int4 g128"), F_LINEAR, (1, 5, 6), (64, 1.1, 1.5), (256, 0.95, 1)),
+    *_bars(name_of("int4 g128 dynamic"), F_LINEAR, (64, 2.2, 2.6), (256, 1.7, 2)),
     *_bars(name_of("int8"), _INT8PACK, (1, 1.4, 1.6), (16, 1.8, 3), (64, 1.5, 2.5), (256, 2.4, 2.6)),
     *_bars("ao int8 dynamic, fp32", "quantize_dynamic x86, fp32", (1, 1.1, 1.3), (16, 1, 1.2), (256, 1, 1.1)),
     *_bars("ao int4 g32, fp32", "torch int4pack g32, fp32", (1, 100, None)),
@@ -57,6 +57,12 @@ PREFILL = [
     Bar("ao int8 dynamic", "quantize_dynamic x86", 1, 1.1),
     Bar("ao int4 g32", BF16, 1, 1.1),
 ]
+#: of a layer of 4096 × 16384 with sparse weights; a bar of 1 is where they break even
+SPARSE = [
+    Bar("bsr 64×64 40% bf16", F_LINEAR, 1, 1.5, 256),
+    Bar("bsr 64×64 80% bf16", F_LINEAR, 3, 4.5, 256),
+    Bar("bsr 64×64 90% bf16", F_LINEAR, 6, 8.5, 256),
+]
 #: share of the read rate of every format at one row
 SHARE = (0.85, 0.95)
 #: of every format at any number of rows, beside the dense product of the same dtype
@@ -65,19 +71,23 @@ NEVER_SLOWER = (0.95, 1.0)
 SECONDS, PEAK = 1.5, 1.1
 
 
+def judged(measured: float, bar: float, *, most: bool = False) -> str:
+    """Whether a bar is met."""
+    return "met" if (measured <= bar if most else measured >= bar) else "missed"
+
+
 def verdict(
     case: str, bar: float, aim: float | None, measured: float | None, by_round: float | None = None,
     *, most: bool = False,
 ) -> Row:  # fmt: skip
     """A line of the table; `measured` must be at least the bar, or with `most` at most."""
-    met = measured is not None and (measured <= bar if most else measured >= bar)
     return {
         "case": case,
         "bar": f"≤ {bar}" if most else bar,
         "aim": "" if aim is None else aim,
         "measured": "" if measured is None else measured,
         "by round": "" if by_round is None else by_round,
-        "verdict": "not measured" if measured is None else "met" if met else "missed",
+        "verdict": "not measured" if measured is None else judged(measured, bar, most=most),
     }
 
 

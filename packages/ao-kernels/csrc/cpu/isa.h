@@ -4,6 +4,7 @@
 #include "adam/kernels.h"
 #include "linear/kernels.h"
 #include "quantize/kernels.h"
+#include "sparse/kernels.h"
 
 namespace ao {
 
@@ -13,6 +14,7 @@ struct Isa {
   LinearKernels linear;
   QuantizeKernels quantize;
   AdamKernels adam;
+  SparseKernels sparse;
 };
 
 // The set in use: the best one that the processor has, or the one that AO_CPU_ISA names. It is

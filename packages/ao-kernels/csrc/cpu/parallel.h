@@ -1,6 +1,7 @@
 // Threads, which the host of the library provides: torch's own pool, or whatever a test sets.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 namespace ao {
@@ -30,6 +31,26 @@ static inline void parallel_for(int64_t begin, int64_t end, int64_t grain, const
     (*static_cast<const F*>(context))(first, last);
   };
   host().parallel_for(begin, end, grain, body, const_cast<F*>(&f));
+}
+
+// f(first, last, chunk): parts of `units` units of work, for each of `chunks`. Threads take parts as they become
+// free, less and less at a time: another program may hold one of them up, and all should end together.
+template <class F>
+static inline void take_turns(int64_t units, int64_t chunks, int64_t threads, const F& f) {
+  const int64_t total = units * chunks;
+  std::atomic<int64_t> next{0};
+  auto work = [&](int64_t, int64_t) {
+    for (int64_t begin = next; begin < total; begin = next) {
+      const int64_t first = begin % units, share = (total - begin) / (4 * threads), most = share < 1 ? 1 : share;
+      const int64_t size = most < units - first ? most : units - first;
+      if (next.compare_exchange_strong(begin, begin + size)) f(first, first + size, begin / units);
+    }
+  };
+  if (threads == 1) {
+    work(0, 1);
+  } else {
+    parallel_for(0, threads, 1, work);
+  }
 }
 
 }  // namespace ao

@@ -25,3 +25,12 @@ def test_gate(gate, record_property):
     record_property("shared", used.shared)
     found = violations(gate, build, compiled)
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("name", ["sm_90 int4 g128 bf16 scale bf16 rows 16", "sm_90 uint4 g128"])
+def test_a_kernel_that_starts_early_waits_before_it_reads(name):
+    """Programmatic dependent launch: what the kernel before writes is there only after `ACQBULK`."""
+    gate = next(gate for gate in GATES if gate.name.startswith(name))
+    names = [instruction.name for instruction in compile_for(gate.build()).code]
+    reads = [names.index(load) for load in ("LDG", "LDGSTS") if load in names]
+    assert names.index("PREEXIT") < names.index("CCTL") < names.index("ACQBULK") < min(reads)

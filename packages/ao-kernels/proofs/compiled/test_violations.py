@@ -87,8 +87,10 @@ def test_a_kernel_within_its_limits():
         (streaming(), {"budget": 1.0}, r"issues \d+\.\d\d instructions a unit of work, at most 1"),
         (streaming(), {"counts": {"LDG": 99}}, r"has \d LDG in its loop, expected 99"),
         (streaming(), {"present": ("HGMMA|HMMA",)}, r"has no HGMMA\|HMMA in its loop"),
+        (streaming(), {"anywhere": ("HGMMA",)}, "has no HGMMA"),
         (streaming(), {"holding": ("LDGSTS",)}, "has no loop with one of LDGSTS"),
         (streaming(total=True), {"absent": ("SHFL",)}, r"has \d+ SHFL in its loop"),
+        (streaming(), {"holding": ()}, "has 1 loops inside the loop that is counted"),
         (streaming(wait=True), {}, "has 1 loops inside the loop that is counted"),
     ],
 )

@@ -10,7 +10,8 @@ from ao_core.numerics import quantize_affine
 from ao_core.registry import registry
 from ao_core.tensor.create import encode_reference
 from ao_core.testing.base import gaussian
-from ao_kernels.triton.cast import cast_dual, quantize_plain
+from ao_kernels.triton.cast import cast_dual
+from ao_kernels.triton.quantize import quantize_both, quantize_plain
 
 # Triton 3.6 with NumPy 2.2
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
@@ -85,6 +86,12 @@ def test_a_tensor_with_one_that_is_no_number(value):
     codes, scale, codes_t, scale_t = cast_dual(x, "f8e4m3", "tensor")
     same(codes, scale, encode_reference(x, Spec("f8e4m3", BLOCKS["tensor"])))
     same(codes_t, scale_t, encode_reference(x.t(), Spec("f8e4m3", BLOCKS["tensor"])))
+
+
+def test_both_casts_as_the_op_of_the_table():
+    x, spec = gaussian((20, 33)), Spec("f8e5m2", BLOCKS["row"])
+    for parts, dense in zip(quantize_both(x, spec), (x, x.t()), strict=True):
+        same(parts["qdata"], parts["scale"], encode_reference(dense, spec))
 
 
 @pytest.mark.parametrize("scales", BLOCKS)

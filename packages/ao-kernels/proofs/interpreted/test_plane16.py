@@ -90,6 +90,20 @@ def test_dequantize(spec):
         assert torch.equal(dense, w.canonical().dequantize(dtype))
 
 
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_embedding(spec):
+    """Bit for bit rows of what the reference gives; those that there are not are NaN."""
+    w = weight(spec, SHAPES[0])
+    dense = w.canonical().dequantize()
+    ids = torch.tensor([[0, 139, 128, 5, 5], [127, 64, 1, 2, 3]])
+    lookup = kernel("embedding", w)
+    assert torch.equal(lookup(ids, w), dense[ids])
+    found = lookup(torch.tensor([3, -1, 140], dtype=torch.int32), w)
+    assert torch.equal(found[0], dense[3])
+    assert found[1:].isnan().all()
+    assert lookup(ids[:, :0], w).shape == (2, 0, 300)
+
+
 @pytest.mark.parametrize("spec", [SPECS[0], SPECS[4]], ids=str)
 def test_inputs_of_any_rank_and_stride(spec):
     w = weight(spec, (140, 300))
@@ -122,6 +136,10 @@ def test_custom_ops(zero):
     for op, args in (
         (torch.ops.ao_kernels.plane16_linear, (x, *operands(w), None, *sizes(w))),
         (torch.ops.ao_kernels.plane16_dequantize, (*operands(w), *sizes(w), torch.float32)),
+        (
+            torch.ops.ao_kernels.plane16_embedding,
+            (torch.tensor([3, 1]), *operands(w), *sizes(w), torch.float32),
+        ),
     ):
         results = torch.library.opcheck(op, args)
         assert set(results.values()) == {"SUCCESS"}, results

@@ -8,16 +8,20 @@ from ao_core import hookimpl
 from ao_core.layouts import Layout
 from ao_core.records import Kernel
 from ao_kernels.cpu.adam import ADAM_KERNELS as CPU_ADAM_KERNELS
+from ao_kernels.cpu.block_sparse import BLOCK_SPARSE_KERNELS, BLOCK_SPARSE_LAYOUTS
 from ao_kernels.cpu.embedding import TILE_KERNELS
 from ao_kernels.cpu.grouped import GROUPED_KERNELS
 from ao_kernels.cpu.linear import LINEAR_KERNELS
 from ao_kernels.cpu.quantize import CODE_KERNELS
 from ao_kernels.cpu.tiles import LAYOUTS
+from ao_kernels.cpu.two_four import TWO_FOUR_KERNELS
 from ao_kernels.triton.adam import ADAM_KERNELS as TRITON_ADAM_KERNELS
 from ao_kernels.triton.bsr import BSR_KERNELS, BSR_LAYOUTS
-from ao_kernels.triton.cast import CAST_KERNELS
+from ao_kernels.triton.dynamic import DYNAMIC_KERNELS
 from ao_kernels.triton.linear import LAYOUTS as TRITON_LAYOUTS
 from ao_kernels.triton.linear import PLANE16_KERNELS
+from ao_kernels.triton.producers import ROW_KERNELS
+from ao_kernels.triton.quantize import CAST_KERNELS
 from ao_kernels.triton.sparsify import SPARSIFY_KERNELS
 
 
@@ -30,12 +34,13 @@ def ao_api() -> tuple[int, int]:
 @hookimpl
 def ao_layouts() -> Iterable[Layout]:
     """Weights as the compiled products read them."""
-    return (*LAYOUTS, *TRITON_LAYOUTS, *BSR_LAYOUTS)
+    return (*LAYOUTS, *BLOCK_SPARSE_LAYOUTS, *TRITON_LAYOUTS, *BSR_LAYOUTS)
 
 
 @hookimpl
 def ao_kernels() -> Iterable[Kernel]:
     """The compiled kernels; `Kernel.available` loads them, or says why they cannot run."""
     cpu = (*LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS, *CPU_ADAM_KERNELS)
-    triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *SPARSIFY_KERNELS)
-    return (*cpu, *triton, *BSR_KERNELS)
+    cpu = (*cpu, *BLOCK_SPARSE_KERNELS, *TWO_FOUR_KERNELS)
+    triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS)
+    return (*cpu, *triton, *DYNAMIC_KERNELS, *SPARSIFY_KERNELS, *BSR_KERNELS)

@@ -13,7 +13,7 @@ from ao_core.errors import ConfigError, UnsupportedOp
 from ao_core.records import Call
 from ao_core.registry import registry
 from ao_kernels.testing.asm import run
-from ao_kernels.triton.assembly import divide, pack_float8, refine
+from ao_kernels.triton.assembly import divide, pack_float8, refine, round_pair
 from ao_kernels.triton.cast import cast_dual, cast_plain
 
 KERNEL = registry.kernels.get("triton_quantize_plain")
@@ -24,11 +24,12 @@ def words(values):
     return np.asarray(values, np.float32).view(np.uint32)
 
 
-def quotients(x, scale, off=0, saturating=True):
+def quotients(x, scale, off=0, saturating=True, sm80=False):
     """What a kernel computes of x / scale, from a reciprocal that is `off` places beside the nearest."""
     near = (np.float32(1) / scale).view(np.uint32) + np.uint32(off & 0xFFFFFFFF)
     (inverse,) = run(refine(), near, words(scale))
-    (found,) = run(divide(saturating=saturating), words(x), words(scale), inverse)
+    text = divide(saturating=saturating, sm80=sm80)
+    (found,) = run(text, words(x), words(scale), inverse)
     return found.view(np.float32)
 
 
@@ -53,15 +54,16 @@ def test_scales_are_those_of_division(reach):
     assert np.array_equal(found.view(np.float32), magnitude / np.float32(reach))
 
 
-def test_quotients_that_are_no_numbers_or_have_a_sign():
+@pytest.mark.parametrize("sm80", [False, True])
+def test_quotients_that_are_no_numbers_or_have_a_sign(sm80):
     x = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e38, -1e-45], np.float32)
-    found = quotients(x, np.full_like(x, 2.0**-20))
+    found = quotients(x, np.full_like(x, 2.0**-20), sm80=sm80)
     assert np.array_equal(np.signbit(found[[0, 1, 6]]), [False, True, True])
     assert np.array_equal(found[:4], [0, 0, np.inf, -np.inf])
     assert np.isnan(found[4])
     assert found[5] >= 2.0**20
-    assert np.isnan(quotients(x, np.full_like(x, np.nan))).all()
-    huge = quotients(x[2:4], np.full(2, torch.finfo(torch.float32).max, np.float32))
+    assert np.isnan(quotients(x, np.full_like(x, np.nan), sm80=sm80)).all()
+    huge = quotients(x[2:4], np.full(2, torch.finfo(torch.float32).max, np.float32), sm80=sm80)
     assert np.array_equal(huge, [np.inf, -np.inf])
 
 
@@ -82,6 +84,21 @@ def test_codes(numbers, dtype):
         assert np.array_equal(np.where(np.isnan(x), 127, expected), code)
 
 
+@pytest.mark.parametrize(("element", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_rounding_to_16_bits(element, dtype):
+    """Beside every number that has half as many bits, and in either half."""
+    every = np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)
+    x = np.concatenate([every + np.uint32(low) for low in (0, 0x7FFF, 0x8000, 0x8001)])
+    x = x[np.isfinite(x.view(np.float32))]
+    expected = torch.from_numpy(x.view(np.float32)).to(dtype).view(torch.int16).numpy()
+    zero = np.zeros_like(x)
+    for inputs, shift in (((x, zero), 0), ((zero, x), 16)):
+        (found,) = run(round_pair(element), *inputs)
+        assert np.array_equal(
+            (found >> np.uint32(shift)).astype(np.uint16), expected.view(np.uint16)
+        )
+
+
 def call(spec=None, shape=(40, 300), dtype=torch.bfloat16):
     return Call("quantize", spec or Spec("f8e4m3", (1, 128)), shape, shape, dtype, "cuda")
 
@@ -93,6 +110,8 @@ def test_calls():
     assert "found int8" in KERNEL.accepts(call(Spec("int8", (1, 128))))
     assert "found f8e4m3" in KERNEL.accepts(call(Spec("f8e4m3", (1, 128), "e8m0")))
     assert "128 numbers" in KERNEL.accepts(call(Spec("f8e4m3", (128, 128))))
+    mean = Spec("f8e4m3", (1, WHOLE), options=(("scale_rule", "absmean"),))
+    assert "absmean" in KERNEL.accepts(call(mean))
     assert "float64" in KERNEL.accepts(call(dtype=torch.float64))
     assert "(2, 3, 4)" in KERNEL.accepts(call(shape=(2, 3, 4)))
     assert "(0, 4)" in KERNEL.accepts(call(shape=(0, 4)))

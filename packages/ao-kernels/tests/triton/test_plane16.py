@@ -126,6 +126,17 @@ def test_reasons(monkeypatch):
     assert support.why_not() is None
 
 
+@pytest.mark.parametrize(
+    ("found", "driver", "early"),
+    [((9, 0), 12030, True), ((9, 0), 12020, False), ((8, 9), 13000, False), ((10, 0), 13000, True)],
+)
+def test_who_starts_early(monkeypatch, found, driver, early):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found)
+    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: driver, raising=False)
+    assert support.starts_early(torch.device("cuda")) is early
+    assert support.starts_early(torch.device("cpu")) is False
+
+
 def test_calls_that_are_refused():
     assert LINEAR.accepts(call()) is None
     assert LINEAR.accepts(call(x_shape=(0, 512))) is None
@@ -134,6 +145,12 @@ def test_calls_that_are_refused():
     assert "found 257" in LINEAR.accepts(call(x_shape=(257, 512)))
     asymmetric = Spec("uint4", (1, 128), "bfloat16", "int", layout="plane16")
     assert "found 129" in LINEAR.accepts(call(spec=asymmetric, x_shape=(129, 512)))
+
+
+def test_lookups():
+    kernel = registry.kernels.get("triton_plane16_embedding")
+    assert kernel.accepts(call(op="embedding", x_shape=(3,), x_dtype=torch.int64)) is None
+    assert "int16" in kernel.accepts(call(op="embedding", x_shape=(3,), x_dtype=torch.int16))
 
 
 def test_on_other_devices_weights_stay_as_they_are():

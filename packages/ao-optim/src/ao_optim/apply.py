@@ -2,93 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ao_core import QTensor, Spec
 from ao_core.dispatch import select
 from ao_core.records import Call, Kernel
 from ao_optim.engine import Work, mixed, run
 from ao_optim.rules import ADAM, ADAMW, Rule
-from ao_optim.shards import local
+from ao_optim.shards import all_local
 
-__all__ = ["KERNELS", "Entry", "apply"]
+__all__ = ["KERNELS", "apply"]
 
-
-class Entry(NamedTuple):
-    """A parameter with its gradient and state."""
-
-    param: Tensor
-    grad: Tensor
-    state: dict[str, Tensor]
+#: what a call says of moments that are not quantized
+_DENSE = Spec("fp32", (1,), "none")
 
 
-def apply(rule: Rule, entries: Iterable[Entry], group: dict[str, Any]) -> None:
-    """One step of a group's parameters, all of a kind at once."""
-    slots = [slot.name for slot in rule.slots(group)]
-    kinds: dict[Any, list[Entry]] = {}
-    for number, entry in enumerate(entries):
-        entry.state["step"] += 1
-        if rule.elementwise:
-            entry = _local(entry)
-        kind = _kind(entry, slots, group), group["capturable"] and number
-        kinds.setdefault(kind, []).append(entry)
-    for number, alike in enumerate(kinds.values()):
-        _step(rule, alike, slots, group, number)
-
-
-def _local(entry: Entry) -> Entry:
-    """This rank's part; the gradient as contiguous as the parameter, as kernels expect."""
-    param, grad = local(entry.param), local(entry.grad)
-    return Entry(param, grad.contiguous() if param.is_contiguous() else grad, entry.state)
-
-
-def _kind(entry: Entry, slots: list[str], group: dict[str, Any]) -> tuple[Any, ...]:
-    """What entries that are stepped together have in common."""
-    param, grad, state = entry
-    # a count on the device is not read
-    step = None if group["capturable"] else float(state["step"])
-    specs = tuple(getattr(state[name], "spec", None) for name in slots)
-    return (
-        param.device,
-        param.dtype,
-        grad.dtype,
-        step,
-        param.is_contiguous(),
-        specs,
-        "compensation" in state,
-    )
-
-
-def _step(
-    rule: Rule, alike: list[Entry], slots: list[str], group: dict[str, Any], number: int
+def apply(
+    rule: Rule,
+    params: Sequence[Tensor],
+    states: Sequence[dict[str, Tensor]],
+    group: dict[str, Any],
 ) -> None:
-    first = alike[0]
-    params, grads = [entry.param for entry in alike], [entry.grad for entry in alike]
-    states = {name: [entry.state[name] for entry in alike] for name in slots}
-    lost = [entry.state["compensation"] for entry in alike if "compensation" in entry.state]
-    stochastic = group["rounding"] == "stochastic" and first.param.dtype == torch.bfloat16
-    maximize = group["maximize"]
-    if group["capturable"]:
-        count = first.state["step"]
-        run(rule, Work(params, grads, states, lost), group, count, maximize=maximize, seed=None)
+    """One step of parameters of a group, which all have gradients, all of a kind at once.
+
+    Between two steps the caches hold other things: whatever is asked of a tensor is asked of all in turn.
+    """
+    if not params:
         return
-    step = int(first.state["step"])
+    steps = [state["step"] for state in states]
+    torch._foreach_add_(steps, 1)
+    # a count on the device is not read: each parameter by itself
+    counts = count() if group["capturable"] else torch.stack(steps).tolist()
+    grads: Sequence[Any] = [param.grad for param in params]
+    if rule.elementwise:
+        params, grads = all_local(params), all_local(grads)
+    flat = [param.is_contiguous() for param in params]
+    if rule.elementwise:
+        # as contiguous as the parameter, as kernels expect
+        grads = [g.contiguous() if one else g for g, one in zip(grads, flat, strict=True)]
+    slots = [slot.name for slot in rule.slots(group)]
+    moments = [[state[name] for state in states] for name in slots]
+    kinds: dict[Any, list[int]] = defaultdict(list)
+    traits = (
+        [param.device for param in params],
+        [param.dtype for param in params],
+        [grad.dtype for grad in grads],
+        counts,
+        flat,
+        ["compensation" in state for state in states],
+        *([_format(moment) for moment in each] for each in moments),
+    )
+    for index, kind in enumerate(zip(*traits)):  # noqa: B905 -- `counts` may have no end
+        kinds[kind].append(index)
+    for number, indices in enumerate(kinds.values()):
+        alike = [states[i] for i in indices]
+        work = Work(
+            [params[i] for i in indices],
+            [grads[i] for i in indices],
+            {name: [each[i] for i in indices] for name, each in zip(slots, moments, strict=True)},
+            [state["compensation"] for state in alike if "compensation" in state],
+        )
+        _step(rule, work, alike[0]["step"], group, number)
+
+
+def _format(moment: Tensor) -> int:
+    """Formats are told apart by identity, which takes no time: equal ones might be stepped apart."""
+    return id(moment.spec) if isinstance(moment, QTensor) else 0
+
+
+def _step(rule: Rule, work: Work, steps: Tensor, group: dict[str, Any], number: int) -> None:
+    first, maximize = work.params[0], group["maximize"]
+    if group["capturable"]:
+        run(rule, work, group, steps, maximize=maximize, seed=None)
+        return
+    step = int(steps)
+    stochastic = group["rounding"] == "stochastic" and first.dtype == torch.bfloat16
     seed = mixed(group["seed"], step, number) if stochastic else None
     options = {**group, "lr": float(group["lr"])}
-    spec: Any = getattr(first.state[slots[0]], "spec", None) if slots else None
-    adam = rule in (ADAM, ADAMW) and spec is not None
-    if not adam or lost or not first.param.is_contiguous():
-        run(rule, Work(params, grads, states, lost), options, step, maximize=maximize, seed=seed)
+    if rule not in (ADAM, ADAMW) or work.lost or not first.is_contiguous():
+        run(rule, work, options, step, maximize=maximize, seed=seed)
         return
-    size = (sum(param.numel() for param in params),)
-    call = Call("adam_step", spec, size, size, first.param.dtype, first.param.device.type)
+    moment = work.states["exp_avg"][0]
+    spec = moment.spec if isinstance(moment, QTensor) else _DENSE
+    size = (sum(param.numel() for param in work.params),)
+    call = Call("adam_step", spec, size, size, first.dtype, first.device.type)
     select(call).fn(
-        params,
-        grads,
-        *states.values(),
+        work.params,
+        work.grads,
+        *work.states.values(),
         **{name: options[name] for name in ("lr", "betas", "eps", "weight_decay")},
         step=step,
         decoupled=rule is ADAMW,
@@ -118,4 +125,50 @@ def adam_step(
     run(ADAMW if decoupled else ADAM, work, options, step, maximize=maximize, seed=seed)
 
 
-KERNELS = (Kernel("reference_adam_step", "adam_step", "*", "*", adam_step, priority=-100),)
+def fused_adam_step(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    step: int,
+    decoupled: bool,
+    maximize: bool,
+    seed: int | None,
+) -> None:
+    """The fused step of torch itself, for parameters and moments in float32."""
+    fused = torch._fused_adamw_ if decoupled else torch._fused_adam_
+    count = torch.full((), float(step), device=params[0].device)
+    fused(
+        params,
+        [grad.float() for grad in grads],
+        exp_avgs,
+        exp_avg_sqs,
+        [],
+        [count] * len(params),
+        lr=lr,
+        beta1=betas[0],
+        beta2=betas[1],
+        weight_decay=weight_decay,
+        eps=eps,
+        amsgrad=False,
+        maximize=maximize,
+    )
+
+
+def _takes(call: Call) -> str | None:
+    if call.spec != _DENSE or call.x_dtype != torch.float32:
+        return f"steps float32 parameters with dense moments, not {call.x_dtype} with {call.spec}"
+    if call.device not in ("cpu", "cuda"):
+        return f"torch has fused steps on CPU and CUDA, and is asked on {call.device}"
+    return None
+
+
+KERNELS = (
+    Kernel("reference_adam_step", "adam_step", "*", "*", adam_step, priority=-100),
+    Kernel("torch_adam_step", "adam_step", _DENSE.layout, "*", fused_adam_step, 0, accepts=_takes),
+)

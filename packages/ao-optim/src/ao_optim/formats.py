@@ -89,7 +89,8 @@ def dense(moment: Tensor) -> Tensor:
 def store(value: Tensor, spec: Spec | None, device: torch.device) -> Tensor:
     """A copy of a moment, quantized or not, in a format and on a device."""
     if isinstance(value, QTensor) and value.spec == spec:
-        return value.to(device, copy=True)
+        # this very spec, by whose identity `apply` tells formats apart
+        return value.map_leaves(lambda part: part.to(device, copy=True), spec=spec)
     plain = dense(value).detach().to(device, torch.float32, copy=True)
     if spec is None:
         return plain

@@ -13,7 +13,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from ao_optim import checkpoints
-from ao_optim.apply import Entry, apply
+from ao_optim.apply import apply
 from ao_optim.formats import empty_state, format_named
 from ao_optim.rules import Rule
 from ao_optim.shards import everywhere, local
@@ -171,8 +171,8 @@ class LowBitOptimizer(Optimizer):
                 group["skipped_steps"] = group.get("skipped_steps", 0) + 1
             return loss
         for group in self.param_groups:
-            entries = [self._entry(p, group) for p in group["params"] if p.grad is not None]
-            apply(self.rule, entries, group)
+            params = [p for p in group["params"] if p.grad is not None]
+            apply(self.rule, params, self._states(params, group), group)
         return loss
 
     def _finite(self) -> bool:
@@ -194,15 +194,15 @@ class LowBitOptimizer(Optimizer):
         )
         return everywhere(finite, watched)
 
-    def _entry(self, param: Tensor, group: dict[str, Any]) -> Entry:
-        grad = param.grad
-        assert grad is not None
-        if grad.is_sparse:
+    def _states(self, params: list[Tensor], group: dict[str, Any]) -> list[dict[str, Tensor]]:
+        """The state of parameters that have gradients, made where there is none yet."""
+        if any(param.grad.is_sparse for param in params):  # type: ignore[union-attr]
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
-        state = self.state[param]
-        if not state:
-            state.update(self.initial_state(param, group))
-        return Entry(param, grad, state)
+        states = [self.state[param] for param in params]
+        for param, state in zip(params, states, strict=True):
+            if not state:
+                state.update(self.initial_state(param, group))
+        return states
 
     def initial_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         """The state of a parameter before its first step."""

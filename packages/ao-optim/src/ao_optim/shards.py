@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,13 +10,20 @@ from torch import Tensor
 
 from ao_core.tensor.codec import is_sharded
 
-__all__ = ["everywhere", "local", "shard_like"]
+__all__ = ["all_local", "everywhere", "local", "shard_like"]
 
 
 def local(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor: memory that is shared with it."""
     whole: Any = tensor
     return whole.to_local() if is_sharded(tensor) else tensor
+
+
+def all_local(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """`local` of each. Classes are asked, of which there are few; asking a tensor takes longer."""
+    if any(hasattr(cls, "placements") for cls in {type(tensor) for tensor in tensors}):
+        return [local(tensor) for tensor in tensors]
+    return tensors
 
 
 def shard_like(like: Tensor, part: Tensor) -> Tensor:

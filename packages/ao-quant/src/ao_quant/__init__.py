@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ao_quant.__about__ import __version__
-from ao_quant.autotuning import AutoquantReport, autoquant
-from ao_quant.calibration import Calibration, calibrate, convert, discard, prepare
 from ao_quant.configs import (
     BitNetWeightOnlyConfig,
     CodebookWeightOnlyConfig,
@@ -51,11 +50,13 @@ from ao_quant.configs import (
     nvfp4_weight_only,
     uintx_weight_only,
 )
-from ao_quant.planning import QuantizationPlan, plan
 from ao_quant.specs import spec_of
 
 if TYPE_CHECKING:
     from ao_core.checkpoints import plan_checkpoint, quantize_checkpoint, verify_checkpoint
+    from ao_quant.autotuning import AutoquantReport, autoquant
+    from ao_quant.calibration import Calibration, calibrate, convert, discard, prepare
+    from ao_quant.planning import QuantizationPlan, plan
 
 __all__ = [
     "AutoquantReport",
@@ -116,13 +117,32 @@ __all__ = [
     "verify_checkpoint",
 ]
 
-#: functions of ao-core under the name of this package; imported when first used
-_FROM_CORE = ("plan_checkpoint", "quantize_checkpoint", "verify_checkpoint")
+#: public name -> module that defines it, of those that are imported when first used: what only finds and
+#: applies the configurations, as loading of plugins does, needs none of them
+_MODULES = {
+    "AutoquantReport": "ao_quant.autotuning",
+    "Calibration": "ao_quant.calibration",
+    "QuantizationPlan": "ao_quant.planning",
+    "autoquant": "ao_quant.autotuning",
+    "calibrate": "ao_quant.calibration",
+    "convert": "ao_quant.calibration",
+    "discard": "ao_quant.calibration",
+    "plan": "ao_quant.planning",
+    "plan_checkpoint": "ao_core.checkpoints",
+    "prepare": "ao_quant.calibration",
+    "quantize_checkpoint": "ao_core.checkpoints",
+    "verify_checkpoint": "ao_core.checkpoints",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _FROM_CORE:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'ao_quant' has no attribute {name!r}")
-    from ao_core import checkpoints
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
 
-    return getattr(checkpoints, name)
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -10,7 +10,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["best_blocks", "block_mask", "block_scores", "n_of_m_mask", "spread_blocks"]
+__all__ = [
+    "best_blocks",
+    "block_mask",
+    "block_scores",
+    "greatest_mask",
+    "n_of_m_mask",
+    "spread_blocks",
+    "vector_norm",
+]
+
+
+def greatest_mask(scores: Tensor, kept: int) -> Tensor:
+    """True for the `kept` greatest scores along the last dimension; ties go to the first.
+
+    Args:
+        scores: any shape (..., K); NaN counts as the greatest.
+        kept: how many, 0 to K.
+    """
+    count = scores.shape[-1]
+    if not 0 < kept < count:
+        return torch.full_like(scores, kept > 0, dtype=torch.bool)
+    scores = scores.nan_to_num(nan=float("inf"), posinf=float("inf"), neginf=float("-inf"))
+    least = scores.kthvalue(count - kept + 1, dim=-1, keepdim=True).values
+    above, equal = scores > least, scores == least
+    return above | (equal & (equal.cumsum(-1) <= kept - above.sum(-1, keepdim=True)))
 
 
 def n_of_m_mask(scores: Tensor, n: int, m: int) -> Tensor:
@@ -51,9 +75,15 @@ def block_scores(weight: Tensor, block: tuple[int, int], order: float = 2.0) -> 
     """
     rows, columns = block
     n, k = weight.shape[-2:]
-    filled = F.pad(weight.double(), (0, -k % columns, 0, -n % rows))
+    filled = F.pad(weight, (0, -k % columns, 0, -n % rows))
     tiled = filled.unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))
-    return torch.linalg.vector_norm(tiled, ord=order, dim=(-3, -1))
+    return vector_norm(tiled, order, (-3, -1))
+
+
+def vector_norm(x: Tensor, order: float, dim: int | tuple[int, ...]) -> Tensor:
+    """The L`order` norm over some dimensions, in float64."""
+    norm: Tensor = torch.linalg.vector_norm(x, ord=order, dim=dim, dtype=torch.float64)
+    return norm
 
 
 def block_mask(weight: Tensor, block: tuple[int, int], sparsity: float) -> Tensor:
@@ -69,22 +99,15 @@ def block_mask(weight: Tensor, block: tuple[int, int], sparsity: float) -> Tenso
     """
     if not 0 <= sparsity <= 1:
         raise ValueError(f"sparsity={sparsity}: need a share from 0 to 1")
-    kept = best_blocks(block_scores(weight, block), sparsity)
+    scores = block_scores(weight, block)
+    kept = best_blocks(scores, round(sparsity * scores.numel()))
     return spread_blocks(kept, block, weight.shape)
 
 
-def best_blocks(scores: Tensor, sparsity: float) -> Tensor:
-    """True for all scores (..., R, C) of each matrix but the least `sparsity` of them; ties: the first stay.
-
-    Args:
-        scores: one a block.
-        sparsity: the share that goes, rounded to the nearest whole number of blocks.
-    """
+def best_blocks(scores: Tensor, gone: int) -> Tensor:
+    """True for the scores (..., R, C) of each matrix but the `gone` least of them; ties: the first stay."""
     flat = scores.flatten(-2)
-    order = flat.argsort(dim=-1, descending=True, stable=True)
-    stay = flat.shape[-1] - round(sparsity * flat.shape[-1])
-    kept = torch.zeros_like(flat, dtype=torch.bool).scatter_(-1, order[..., :stay], True)
-    return kept.view(scores.shape)
+    return greatest_mask(flat, flat.shape[-1] - gone).view(scores.shape)
 
 
 def spread_blocks(grid: Tensor, block: tuple[int, int], shape: Sequence[int]) -> Tensor:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ao_core import hookimpl
+from ao_core import Kernel, hookimpl
 from ao_core.layouts import Layout
+from ao_core.records import Recipe, Transform
+from ao_sparsity.kernels import KERNELS
 from ao_sparsity.layouts import LAYOUTS
+from ao_sparsity.recipes import RECIPES
+from ao_sparsity.train.kernels import KERNELS as TRAINING_KERNELS
+from ao_sparsity.transforms import TRANSFORMS
 
-__all__ = ["ao_api", "ao_layouts"]
+__all__ = ["ao_api", "ao_kernels", "ao_layouts", "ao_recipes", "ao_transforms"]
 
 
 @hookimpl
@@ -21,3 +26,21 @@ def ao_api() -> tuple[int, int]:
 def ao_layouts() -> Iterable[Layout]:
     """Values without those that are zero."""
     return LAYOUTS
+
+
+@hookimpl
+def ao_kernels() -> Iterable[Kernel]:
+    """Products that torch has for 2:4 weights; masks and products of 2:4 training."""
+    return (*KERNELS, *TRAINING_KERNELS)
+
+
+@hookimpl
+def ao_transforms() -> Iterable[Transform]:
+    """One transform for each configuration."""
+    return TRANSFORMS
+
+
+@hookimpl
+def ao_recipes() -> Iterable[Recipe]:
+    """The default of each configuration that needs no weights with a pattern."""
+    return RECIPES

@@ -107,4 +107,5 @@ def quantized_record(
         sqnr_db=sqnr_db,
         seconds=seconds,
         tied=step.tied,
+        sparsity=new.sparsity,
     )

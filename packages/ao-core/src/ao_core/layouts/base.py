@@ -58,6 +58,8 @@ class Layout:
     canonical_name: str = ""
     #: device types on which `quantize_` and `.to(device)` may choose this layout by themselves
     native_devices: tuple[str, ...] = ()
+    #: for others: device types on which the conversions run; empty: on any
+    conversion_devices: tuple[str, ...] = ()
     #: for others: every part of a 3-D tensor is that of its slices along dimension 0, stacked, so that
     #: the weight of one expert can be taken from it without a conversion
     stacked: bool = False
@@ -99,7 +101,7 @@ class Layout:
         raise NotImplementedError
 
     def geometry(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> dict[str, Geometry]:
-        """How each part is laid out along the logical dimensions."""
+        """How each part is laid out along the logical dimensions, in the order of the parts of `pack`."""
         raise UnsupportedOp(
             f"layout {self.name!r} cannot be cut or joined in place; call .canonical() first"
         )

@@ -9,7 +9,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-__all__ = ["NF4_VALUES", "decode_codebook", "encode_codebook"]
+__all__ = [
+    "NF4_VALUES",
+    "codebook_bounds",
+    "decode_codebook",
+    "encode_between",
+    "encode_codebook",
+]
 
 #: NormalFloat4: quantiles of the standard normal distribution scaled to [-1, 1], with an exact 0.
 #: Source: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs" (2023), appendix E.
@@ -38,7 +44,16 @@ def encode_codebook(x: Tensor, values: Sequence[float]) -> Tensor:
 
     A tie goes to the lower value; beyond either end the end is nearest; NaN is encoded as 0.0 is.
     """
-    bounds = [_float32_floor((a + b) / 2) for a, b in pairwise(values)]
+    return encode_between(x, codebook_bounds(values))
+
+
+def codebook_bounds(values: Sequence[float]) -> tuple[float, ...]:
+    """The greatest float32 that each of the increasing `values` but the last one is nearest to."""
+    return tuple(_float32_floor((a + b) / 2) for a, b in pairwise(values))
+
+
+def encode_between(x: Tensor, bounds: Sequence[float]) -> Tensor:
+    """`encode_codebook` with the bounds of its values."""
     x = x.detach().to(torch.float32).nan_to_num(0.0)
     if len(bounds) > 16:
         table = torch.tensor(bounds, dtype=torch.float32, device=x.device)

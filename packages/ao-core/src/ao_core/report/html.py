@@ -9,7 +9,7 @@ from math import ceil, floor, isfinite, log10
 from typing import TYPE_CHECKING
 
 from ao_core.errors import MissingExtraError
-from ao_core.report.text import decibels, names, shape_text, size_text, summary
+from ao_core.report.text import decibels, names, percent, shape_text, size_text, summary
 
 if TYPE_CHECKING:
     from ao_core.report.records import Report
@@ -61,7 +61,9 @@ def report_html(report: Report, title: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(size=size_text, db=decibels, shape=shape_text, names=names)
+    environment.filters.update(
+        size=size_text, db=decibels, percent=percent, shape=shape_text, names=names
+    )
     return environment.get_template("page.html.j2").render(
         report=report,
         title=title,

@@ -38,6 +38,8 @@ class ParameterRecord:
     seconds: float = 0.0
     #: other names of the same tensor
     tied: tuple[str, ...] = ()
+    #: share of the elements that are not stored; None: all are
+    sparsity: float | None = None
 
 
 @dataclass(frozen=True)

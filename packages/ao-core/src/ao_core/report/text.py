@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ao_core.report.records import ParameterRecord, Report
 
-__all__ = ["aligned", "decibels", "report_text", "shape_text", "size_text", "summary"]
+__all__ = ["aligned", "decibels", "percent", "report_text", "shape_text", "size_text", "summary"]
 
-_HEADER = ("parameter", "shape", "format", "kernel", "before", "after", "SQNR")
-_RIGHT = (4, 5, 6)
+_HEADER = ("parameter", "shape", "format", "kernel", "before", "after", "SQNR", "sparsity")
+_RIGHT = (4, 5, 6, 7)
 
 
 def report_text(report: Report) -> str:
@@ -20,7 +20,10 @@ def report_text(report: Report) -> str:
     quantized = report.with_status("quantized")
     blocks = []
     if quantized:
-        blocks.append(aligned([_HEADER, *map(_row, quantized)], right=_RIGHT))
+        rows = [_HEADER, *map(_row, quantized)]
+        if all(record.sparsity is None for record in quantized):
+            rows = [row[:-1] for row in rows]
+        blocks.append(aligned(rows, right=_RIGHT))
     if skipped := report.with_status("skipped"):
         lines = [f"  {names(record)}: {record.reason}" for record in skipped]
         blocks.append("\n".join([f"skipped ({len(skipped)}), though asked for:", *lines]))
@@ -77,6 +80,11 @@ def decibels(value: float | None) -> str:
     return "" if value is None else f"{value:.1f} dB"
 
 
+def percent(share: float | None) -> str:
+    """A share as text; empty where there is none."""
+    return "" if share is None else f"{share:.1%}"
+
+
 def shape_text(shape: Sequence[int]) -> str:
     """A shape as text: "512×256"."""
     return "×".join(map(str, shape))
@@ -91,4 +99,5 @@ def _row(record: ParameterRecord) -> tuple[str, ...]:
         size_text(record.bytes_before),
         size_text(record.bytes_after),
         decibels(record.sqnr_db),
+        percent(record.sparsity),
     )

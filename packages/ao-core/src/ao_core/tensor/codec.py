@@ -49,13 +49,13 @@ def scale_values(scale: Tensor | None) -> Tensor | None:
     if scale is None:
         return None
     if hasattr(scale, "part_names"):
-        return scale.dequantize(torch.float32)  # type: ignore[call-arg,unused-ignore]
+        return scale.dequantize(torch.float32)  # type: ignore[call-arg]
     return scale_to_float(scale)
 
 
 def zero_values(zero: Tensor | None) -> Tensor | None:
     """A zero point as `numerics` takes it: as it is stored, or float32 where it is a quantized tensor."""
-    return scale_values(zero) if hasattr(zero, "part_names") else zero  # type: ignore[arg-type]
+    return scale_values(zero) if hasattr(zero, "part_names") else zero
 
 
 def unpack_parts(

@@ -48,6 +48,8 @@ class ComputeWeight(Tensor):
     `torch.bmm` or one by one; each expert is cast by itself (see `compute_experts`).
     """
 
+    #: says what becomes of other tensors beside it, also of a `QTensor` of activations
+    OWNS_PRODUCTS = True
     #: the memory; or, after FSDP2 gathered them, the codes of the cast weight (see `gather`)
     hp: Tensor
     specs: Specs
@@ -214,15 +216,20 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         input, weight = ctx.saved_tensors
-        grad_2d = grad.reshape(-1, grad.shape[-1])
+        grad_2d, flat = grad.reshape(-1, grad.shape[-1]), input.reshape(-1, input.shape[-1])
+        of_input, of_weight = ctx.needs_input_grad
         grad_input = grad_weight = None
-        if ctx.needs_input_grad[0]:
-            grad_input = torch.mm(grad_2d, weight).reshape(input.shape)
-        if ctx.needs_input_grad[1]:
-            # beta=0: the weight adds nothing, it only brings its specs to the product
-            flat = input.reshape(-1, input.shape[-1])
-            grad_weight = torch.addmm(weight, grad_2d.t(), flat, beta=0)
-        return grad_input, grad_weight
+        if of_input and of_weight and isinstance(weight, ComputeWeight):
+            # both at once, since what they share is then cast once
+            mask = [True, True, False]
+            grad_input, grad_weight, _ = aten.linear_backward.default(flat, grad_2d, weight, mask)
+        else:
+            if of_input:
+                grad_input = torch.mm(grad_2d, weight)
+            if of_weight:
+                # beta=0: the weight adds nothing, it only brings its specs to the product
+                grad_weight = torch.addmm(weight, grad_2d.t(), flat, beta=0)
+        return grad_input if grad_input is None else grad_input.reshape(input.shape), grad_weight
 
 
 def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -244,23 +251,41 @@ def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor
     return on_memory(func, args, kwargs)  # type: ignore[no-any-return]
 
 
+def _gradients(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Both products of the backward pass, by `aten.linear_backward(x, grad, w, mask)` for matrices."""
+    x, grad, w, _ = args
+    _, of_input, of_weight = w.specs
+    alike = of_input is not None and of_weight is not None and of_input.act == of_weight.act
+    grad_MN, grad_NM = _cast_both(grad, of_input.act if alike else None)
+    return _cast_mm(grad_MN, w.hp.t(), of_input), _cast_mm(grad_NM, x.t(), of_weight), None
+
+
+def _cast_both(x: Tensor, spec: Spec | None) -> tuple[Tensor, Tensor]:
+    """A matrix and its transpose, both cast as `spec` says, or as they are."""
+    if spec is None:
+        return x, x.t()
+    shape = (x.shape[0], x.shape[1])
+    kernel = select(Call("quantize_both", spec, shape, shape, x.dtype, x.device.type))
+    parts, transposed = kernel.fn(x, spec)
+    return QTensor(parts, spec, shape, x.dtype), QTensor(transposed, spec, shape[::-1], x.dtype)
+
+
 #: torch function -> what takes its place where a weight is among the arguments
 FUNCTIONS: dict[Any, Callable[..., Any]] = {F.linear: _linear}
 #: aten overload -> product(func, args, kwargs), below autograd
 PRODUCTS: dict[Any, Callable[..., Any]] = {
     aten.mm.default: _product,
     aten.addmm.default: _product,
+    aten.linear_backward.default: _gradients,
 }
 
 
 def _cast_mm(a_MC: Tensor, b_NC: Tensor, spec: Spec | None) -> Tensor:
     """``a @ b.T`` with both cast as `spec` says."""
-    a = dense_memory(a_MC)
+    a, b = (gather.upright(x) if isinstance(x, QTensor) else x for x in (dense_memory(a_MC), b_NC))
     if spec is None:
-        return torch.mm(a, b_NC.t())
-    if isinstance(b_NC, QTensor):
-        b_NC = gather.upright(b_NC)
-    return cast_product("mm", spec, a, b_NC)
+        return torch.mm(a, b.t())
+    return cast_product("mm", spec, a, b)
 
 
 def cast_product(op: str, spec: Spec, a: Tensor, b: Tensor, *others: Any) -> Tensor:

@@ -24,6 +24,7 @@ __all__ = [
     "encode_parts",
     "encode_reference",
     "fake_quantize",
+    "is_cast",
     "quantize_tensor",
     "scale_spec",
 ]
@@ -127,13 +128,15 @@ def encode_parts(
 ) -> Parts:
     """The parts of `x` in the layout of `spec`, by the best kernel of the op "quantize".
 
-    A `QTensor` of that format has its own, which are not found again.
+    A `QTensor` of that format has its own, which are not found again; one of another is dequantized.
 
     Kernels choose scales themselves, by the largest magnitude, and take no `DTensor`; for those, and
     where scales are given or follow another rule, the reference encodes.
     """
-    if _is_cast(x, spec):
+    if is_cast(x, spec):
         return x.parts  # type: ignore[attr-defined,no-any-return]
+    if isinstance(x, QTensor):
+        x = x.dequantize()
     if spec.static and scale is None:
         raise QuantizationError(f"{spec}: a static scale is not chosen but given")
     layout = registry.layouts.get(spec.layout)
@@ -160,7 +163,7 @@ def _check_scale(spec: Spec, dtype: DType) -> None:
         )
 
 
-def _is_cast(x: Tensor, spec: Spec) -> bool:
+def is_cast(x: Tensor, spec: Spec) -> bool:
     """Whether `x` holds its values as `spec` says, but for options and activations."""
     if not isinstance(x, QTensor) or x.is_permuted:
         return False

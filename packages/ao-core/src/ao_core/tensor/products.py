@@ -12,6 +12,7 @@ from ao_core.dispatch import select
 from ao_core.errors import UnsupportedOp
 from ao_core.records import Call
 from ao_core.registry import registry
+from ao_core.tensor.create import is_cast
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.tables import function, rule
 
@@ -86,7 +87,19 @@ def _linear_autocast(x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
         return F.linear(x.to(dtype), w, None if bias is None else bias.to(dtype))
 
 
+def _is_input(x: Tensor, w: QTensor) -> bool:
+    """Whether kernels take x beside the weight: dense, or in the very codes that the weight wants."""
+    if not isinstance(x, QTensor):
+        return True
+    spec, matrices = w.spec, x.dim() == w.dim() == 2
+    return matrices and spec.layout == "plain" and spec.act is not None and is_cast(x, spec.act)
+
+
 def _linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Any:
+    if isinstance(x, QTensor):
+        call = Call("mm", w.spec, w.stored_shape, tuple(x.shape), x.dtype, x.device.type)
+        out = select(call).fn(x, w, w.spec)
+        return out if bias is None else out + bias
     # not remembered: a shape that is traced may hold symbols, which do not hash
     return _select_linear(x, w)(x, w, bias)
 
@@ -95,7 +108,7 @@ def _linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Any:
 def _aten_linear(func: Any, args: Args, kwargs: Kwargs) -> Any:
     x, w = args[:2]
     bias = args[2] if len(args) > 2 else kwargs.get("bias")
-    if not isinstance(w, QTensor) or isinstance(x, QTensor) or w.is_permuted:
+    if not isinstance(w, QTensor) or w.is_permuted or not _is_input(x, w):
         return dense_values(func, args, kwargs)
     return _linear(x, w, bias)
 
@@ -107,7 +120,7 @@ def _is_transposed_weight(w: Any) -> bool:
 @rule(aten.mm.default, aten.matmul.default)
 def _mm(func: Any, args: Args, kwargs: Kwargs) -> Any:
     x, w = args
-    if _is_transposed_weight(w) and not isinstance(x, QTensor):
+    if _is_transposed_weight(w) and _is_input(x, w.t()):
         return _linear(x, w.t(), None)
     if x.dim() == w.dim() == 3 and x.shape[0] == w.shape[0]:
         return torch.bmm(x, w)  # the weights of experts
@@ -117,7 +130,7 @@ def _mm(func: Any, args: Args, kwargs: Kwargs) -> Any:
 @rule(aten.addmm.default)
 def _addmm(func: Any, args: Args, kwargs: Kwargs) -> Any:
     bias, x, w = args
-    if _is_transposed_weight(w) and not isinstance(x, QTensor) and not kwargs and bias.dim() == 1:
+    if _is_transposed_weight(w) and _is_input(x, w.t()) and not kwargs and bias.dim() == 1:
         return _linear(x, w.t(), bias)
     return dense_values(func, args, kwargs)
 

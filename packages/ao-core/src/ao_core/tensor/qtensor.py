@@ -129,6 +129,12 @@ class QTensor(Tensor):
         """Bytes of memory in all parts."""
         return sum(leaf.numel() * leaf.element_size() for _, leaf in self.leaves())
 
+    @property
+    def sparsity(self) -> float | None:
+        """The share of elements that the layout does not store, since they are zeros; None: it stores all."""
+        base = self.canonical()
+        return base.layout_record.sparsity(base.parts, base.spec, base.stored_shape)
+
     def like(self, parts: Parts, shape: tuple[int, ...] | None = None, **changes: Any) -> QTensor:
         """A `QTensor` of the same kind around other parts; `changes` are constructor arguments."""
         values = {
@@ -217,6 +223,8 @@ class QTensor(Tensor):
                 out = fast(*args, **(kwargs or {}))
                 if out is not NotImplemented:
                     return out
+        if _has_products_of_its_own(types):
+            return NotImplemented
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -224,6 +232,8 @@ class QTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if _has_products_of_its_own(types):
+            return NotImplemented
         rule = RULES.get(func)
         if rule is None:
             refuse(func, args, kwargs or {})
@@ -255,6 +265,11 @@ class QTensor(Tensor):
         from ao_core.tensor.sharding import post_all_gather
 
         return post_all_gather(self, outputs, metadata, out)
+
+
+def _has_products_of_its_own(types: Any) -> bool:
+    """Whether a `ComputeWeight` is among the types: it casts activations, or takes them as they are."""
+    return any(getattr(other, "OWNS_PRODUCTS", False) for other in types)
 
 
 def _strides(shape: tuple[int, ...], order: Order | None) -> tuple[int, ...]:

@@ -283,12 +283,30 @@ def _view(func: Any, args: Args, kwargs: Kwargs) -> Any:
         out = tensor.like(tensor.parts, shape, order=None, flat_from=None)
     elif not tensor.is_permuted and shape == (tensor.numel(),):
         out = tensor.like(tensor.parts, shape, order=(0,), flat_from=tuple(tensor.shape))
+    elif _is_of_rows(tensor) and shape[-1] == tensor.shape[-1]:
+        parts = {
+            name: part.view(*shape[:-1], part.shape[-1]) for name, part in tensor.parts.items()
+        }
+        out = tensor.like(parts, shape, order=None)
     else:
         raise UnsupportedOp(
             f"view of {tuple(tensor.shape)} as {shape} on layout {tensor.spec.layout!r}: only the same "
-            "shape and a flat view (and back) keep blocks together; call .dequantize() first"
+            "shape, a flat view (and back), and rows in other dimensions where no block has several keep "
+            "blocks together; call .dequantize() first"
         )
     return _aliased(func, args, kwargs, out)
+
+
+def _is_of_rows(tensor: QTensor) -> bool:
+    """Whether each row along the last dimension, as of activations, has what belongs to it by itself."""
+    return (
+        not tensor.is_permuted
+        and not act_names(tensor.spec)
+        and all(
+            type(part) is not QTensor and part.shape[:-1] == tensor.shape[:-1]
+            for part in tensor.parts.values()
+        )
+    )
 
 
 @rule(aten.expand.default)

@@ -105,7 +105,7 @@ class _Codec(OpTrial):
 
     specs = CODEC_SPECS
     shapes = SHAPES
-    batches = KINDS
+    batches: Sequence[Any] = KINDS
 
     def fitting(
         self, layout: Layout, shape: tuple[int, ...], specs: Sequence[Spec]
@@ -147,6 +147,78 @@ class _Quantize(_Codec):
 
     def same(self, a: Any, b: Any) -> bool:
         return all(torch.equal(a[name], b[name]) for name in a if a[name].dtype == torch.uint8)
+
+
+class _QuantizeBoth(_Quantize):
+    """Of a matrix and its transpose; the rows of the latter's codes may be padded."""
+
+    batches = ("gaussian", "not finite")
+
+    def fitting(
+        self, layout: Layout, shape: tuple[int, ...], specs: Sequence[Spec]
+    ) -> Sequence[Spec]:
+        if len(shape) != 2:
+            return ()
+        turned = super().fitting(layout, shape[::-1], specs)
+        return [spec for spec in super().fitting(layout, shape, specs) if spec in turned]
+
+    def samples(
+        self, case: KernelCase, batch: Any, seed: int
+    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        for args, expected in super().samples(case, batch, seed):
+            yield args, (expected, encode_reference(args[0].t(), case.spec))
+
+    def check(self, actual: Any, expected: Any, case: KernelCase, bound: float) -> None:
+        for parts, others, shape in zip(actual, expected, (1, -1), strict=True):
+            turned = replace(case, shape=case.shape[::shape])
+            whole = {name: part.contiguous() for name, part in parts.items()}
+            super().check(whole, others, turned, bound)
+
+    def same(self, a: Any, b: Any) -> bool:
+        return all(super(_QuantizeBoth, self).same(*pair) for pair in zip(a, b, strict=True))
+
+
+class _Produce(_Quantize):
+    """Activations that are computed first, against float64: few codes beside the middle of two differ."""
+
+    specs = (
+        Spec("int8", (1, WHOLE)),
+        Spec("uint8", (1, WHOLE), zero="int"),
+        Spec("f8e4m3", (1, WHOLE)),
+        Spec("f8e5m2", (1, 128)),
+    )
+    batches = ("gaussian",)
+
+    def check(self, actual: Any, expected: Any, case: KernelCase, bound: float) -> None:
+        values = [
+            decode_reference(parts, case.spec, case.shape, torch.float64)
+            for parts in (actual, expected)
+        ]
+        assert (values[0] - values[1]).norm() <= 5e-3 * values[1].norm()
+
+
+class _RMSNorm(_Produce):
+    def samples(
+        self, case: KernelCase, batch: Any, seed: int
+    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        x = (3 * gaussian(case.shape, seed=seed, device=case.device)).to(case.dtype)
+        weight = gaussian(case.shape[-1:], seed=98, device=case.device).to(case.dtype)
+        root = (x.double().square().mean(-1, keepdim=True) + 0.1).sqrt()
+        for factor in (weight, None):
+            dense = x.double() / root * (1 if factor is None else factor.double())
+            yield (x, factor, 0.1, case.spec), encode_reference(dense.to(case.dtype), case.spec)
+
+
+class _SiLUMul(_Produce):
+    def samples(
+        self, case: KernelCase, batch: Any, seed: int
+    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        gate, up = (
+            (3 * gaussian(case.shape, seed=place, device=case.device)).to(case.dtype)
+            for place in (seed, 97)
+        )
+        dense = gate.double() * torch.sigmoid(gate.double()) * up.double()
+        yield (gate, up, case.spec), encode_reference(dense.to(case.dtype), case.spec)
 
 
 class _Dequantize(_Codec):
@@ -207,6 +279,9 @@ def _strided_part(part: Tensor) -> Tensor:
 
 CONVERSIONS: dict[str, OpTrial] = {
     "quantize": _Quantize(),
+    "quantize_both": _QuantizeBoth(),
+    "rms_norm_quantize": _RMSNorm(),
+    "silu_mul_quantize": _SiLUMul(),
     "dequantize": _Dequantize(),
     "error_sums": _ErrorSums(),
 }

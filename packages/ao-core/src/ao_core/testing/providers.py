@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 from ao_core.config import Config
+from ao_core.layouts import Layout
 from ao_core.quantize import quantize_
 from ao_core.records import DType, Kernel
 from ao_core.registry import Table, registry
@@ -32,7 +33,7 @@ def suites_of(provider: str) -> list[type[Suite]]:
     """
     found = [
         *_named(provider, registry.dtypes, DTypeSuite, "dtype", _has_values),
-        *_named(provider, registry.layouts, LayoutSuite, "layout"),
+        *_named(provider, registry.layouts, LayoutSuite, "layout", _converts_anywhere),
         *_named(provider, registry.kernels, KernelSuite, "kernel", _has_trial),
         *_named(provider, registry.optimizers, OptimizerSuite, "optimizer"),
         *_configured(provider),
@@ -60,6 +61,11 @@ def _owned(provider: str, table: Table[Any]) -> Iterator[str]:
 def _has_values(dtype: DType) -> bool:
     """Whether codes stand for values; learned ones have none before there is a tensor."""
     return dtype.kind != "table"
+
+
+def _converts_anywhere(layout: Layout) -> bool:
+    """Whether weights on the CPU, which the suite has, can be arranged so."""
+    return not layout.conversion_devices
 
 
 def _has_trial(kernel: Kernel) -> bool:

@@ -21,7 +21,7 @@ from ao_core.spec import WHOLE, Spec
 from ao_core.tensor.activations import static_qparams
 from ao_core.tensor.qtensor import QTensor
 
-__all__ = ["NATIVE_KERNELS", "needs_sm89", "refused_by_int_mm"]
+__all__ = ["NATIVE_KERNELS", "needs_sm89", "quantized_activations", "refused_by_int_mm"]
 
 _ROW = (1, WHOLE)
 _TENSOR = (WHOLE, WHOLE)
@@ -149,8 +149,8 @@ def _accepts_int4pack(call: Call) -> str | None:
 # -- quantized activations -------------------------------------------------------------------------
 
 
-def _quantized(x_MK: Tensor, w: QTensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Codes of the activations, scale and zero point; found for this call unless they are static."""
+def quantized_activations(x_MK: Tensor, w: QTensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Codes of activations (M, K), scale and zero point; found for this call unless they are static."""
     act = w.spec.act
     assert act is not None
     dtype = registry.dtypes.get(act.dtype)
@@ -164,7 +164,7 @@ def _quantized(x_MK: Tensor, w: QTensor) -> tuple[Tensor, Tensor, Tensor | None]
 def int_mm_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     """Quantize x to 8 bits, multiply in int32 (`aten._int_mm`), scale rows and columns."""
     x_MK = _rows(x)
-    codes, x_scale, x_zero = _quantized(x_MK, w)
+    codes, x_scale, x_zero = quantized_activations(x_MK, w)
     w_KN = w.qdata.t()
     if x_zero is None:
         acc_MN = torch._int_mm(codes, w_KN).float()
@@ -203,7 +203,7 @@ def refused_by_int_mm(call: Call) -> str | None:
 def scaled_mm_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     """Quantize x to float8 per row or as a whole, multiply in float8 (`aten._scaled_mm`)."""
     x_MK = _rows(x)
-    codes, x_scale, _ = _quantized(x_MK, w)
+    codes, x_scale, _ = quantized_activations(x_MK, w)
     w_scale = scale_to_float(w.scale)
     per_tensor = w.spec.block == _TENSOR
     out = torch._scaled_mm(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ao_core.dispatch import select
 from ao_core.errors import UnsupportedOp
+from ao_core.layouts import Parts
 from ao_core.numerics import error_sums
 from ao_core.records import Kernel
 from ao_core.spec import Spec
@@ -18,7 +19,7 @@ from ao_core.tensor import cut
 from ao_core.tensor.activations import static_qparams
 from ao_core.tensor.codec import decode_reference
 from ao_core.tensor.compute import cast_product
-from ao_core.tensor.create import encode_reference, fake_quantize
+from ao_core.tensor.create import encode_parts, encode_reference, fake_quantize
 from ao_core.tensor.experts import by_expert, checked_ends, is_traced
 from ao_core.tensor.products import call_of
 from ao_core.tensor.qtensor import QTensor
@@ -125,6 +126,11 @@ def _shares(offs: Tensor, *tensors: Tensor) -> Iterator[list[Tensor]]:
         yield [torch.where((rows >= first) & (rows < after), x, 0) for x in tensors]
 
 
+def quantize_both(x: Tensor, spec: Spec) -> tuple[Parts, Parts]:
+    """One after the other, each by the best kernel for it."""
+    return encode_parts(x, spec), encode_parts(x.t(), spec)
+
+
 REFERENCE_KERNELS = (
     Kernel("reference_linear", "linear", "*", "*", linear, priority=-100),
     Kernel("reference_embedding", "embedding", "*", "*", embedding, priority=-100),
@@ -132,6 +138,7 @@ REFERENCE_KERNELS = (
     Kernel("reference_mm", "mm", "*", "*", mm, priority=-100),
     Kernel("reference_grouped_mm", "grouped_mm", "*", "*", grouped_mm, priority=-100),
     Kernel("reference_quantize", "quantize", "*", "*", encode_reference, priority=-100),
+    Kernel("reference_quantize_both", "quantize_both", "*", "*", quantize_both, priority=-100),
     Kernel("reference_dequantize", "dequantize", "*", "*", decode_reference, priority=-100),
     Kernel("reference_error_sums", "error_sums", "*", "*", sums_of_rows, priority=-100),
 )

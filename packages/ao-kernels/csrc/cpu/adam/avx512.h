@@ -137,42 +137,34 @@ static inline void look_up_codes(const StateFormat& f, const float* numbers, flo
   }
 }
 
-// The lowest bytes of 64 integers from -128 to 127, or (kSigned = false) from 0 to 255.
-template <bool kSigned>
+// 64 integers as bytes, those below 0 as 0 and those beyond 255 as 255.
 static inline __m512i pack(const __m512i of[4]) {
   const __m512i first = _mm512_packs_epi32(of[0], of[1]), second = _mm512_packs_epi32(of[2], of[3]);
-  const __m512i all = kSigned ? _mm512_packs_epi16(first, second) : _mm512_packus_epi16(first, second);
-  return _mm512_permutexvar_epi32(order_of_unpacked(), all);
+  return _mm512_permutexvar_epi32(order_of_unpacked(), _mm512_packus_epi16(first, second));
 }
 
-// The root within 2^-14 of its size; v is positive, and neither 0 nor infinite.
-static inline __m512 root_of(__m512 v) { return _mm512_mul_ps(v, _mm512_rsqrt14_ps(v)); }
+// The integer nearest to a number within 2^-14 of the root; a negative one for 0 and below.
+static inline __m512i root_of(__m512 v) { return _mm512_cvtps_epi32(_mm512_mul_ps(v, _mm512_rsqrt14_ps(v))); }
 
-static inline __m512i square_codes(const float* numbers, float inverse) {
+// From magnitudes, and from which of the numbers are negative.
+static inline __m512i square_codes(const float* numbers, __mmask64 negative, float inverse) {
   const __m512 by = _mm512_set1_ps(ao::optim::kSquares * inverse), quarter = _mm512_set1_ps(0.25f);
-  const __m512 tiny = _mm512_set1_ps(0x1p-100f), sign = _mm512_set1_ps(-0.0f);
+  const __m512i middle = _mm512_set1_epi8(127);
   __m512i found[4];
-  for (int j = 0; j < 4; ++j) {
-    const __m512 x = _mm512_loadu_ps(numbers + 16 * j);
-    const __m512 square = _mm512_max_ps(_mm512_fmsub_ps(_mm512_abs_ps(x), by, quarter), tiny);
-    const __m512i root = _mm512_castps_si512(root_of(square));
-    // root | (x & sign)
-    const __m512i i = _mm512_ternarylogic_epi32(root, _mm512_castps_si512(x), _mm512_castps_si512(sign), 0xf8);
-    found[j] = _mm512_cvtps_epi32(_mm512_castsi512_ps(i));
-  }
-  return _mm512_add_epi8(pack<true>(found), _mm512_set1_epi8(127));
+  for (int j = 0; j < 4; ++j) found[j] = root_of(_mm512_fmsub_ps(_mm512_loadu_ps(numbers + 16 * j), by, quarter));
+  const __m512i i = pack(found);
+  return _mm512_mask_sub_epi8(_mm512_add_epi8(middle, i), negative, middle, i);
 }
 
 static inline __m512i fourth_codes(const float* numbers, float inverse) {
   const __m512 by = _mm512_set1_ps(ao::optim::kFourths * inverse), half = _mm512_set1_ps(0.5f);
-  const __m512 tiny = _mm512_set1_ps(0x1p-100f), rest = _mm512_set1_ps(0.75f);
+  const __m512 rest = _mm512_set1_ps(0.75f);
   __m512i found[4];
   for (int j = 0; j < 4; ++j) {
     const __m512 fourth = _mm512_fmadd_ps(_mm512_loadu_ps(numbers + 16 * j), by, half);
-    const __m512 square = _mm512_fmsub_ps(fourth, _mm512_rsqrt14_ps(fourth), rest);
-    found[j] = _mm512_cvtps_epi32(root_of(_mm512_max_ps(square, tiny)));
+    found[j] = root_of(_mm512_fmsub_ps(fourth, _mm512_rsqrt14_ps(fourth), rest));
   }
-  return pack<false>(found);
+  return pack(found);
 }
 
 static inline __m512i f8_codes(const float* numbers, float inverse) {
@@ -190,19 +182,35 @@ static inline __m512i f8_codes(const float* numbers, float inverse) {
     const __m512i code = _mm512_add_epi32(_mm512_srli_epi32(_mm512_sub_epi32(power, least), 20), steps);
     found[j] = _mm512_ternarylogic_epi32(code, _mm512_srli_epi32(bits, 24), sign, 0xf8);
   }
-  return pack<false>(found);
+  return pack(found);
+}
+
+// Takes the signs out of numbers.
+static inline void split(float* numbers, uint16_t* negative) {
+  for (int i = 0; i < kBlock; i += 16) {
+    const __m512 x = _mm512_loadu_ps(numbers + i);
+    negative[i / 16] = _mm512_movepi32_mask(_mm512_castps_si512(x));
+    _mm512_storeu_ps(numbers + i, _mm512_abs_ps(x));
+  }
 }
 
 // Codes of the numbers of a block / scale, none of which is NaN.
-static inline void encode(const StateFormat& f, const float* numbers, float scale, uint8_t* codes) {
-  if (f.coding == Coding::table || !is_usual(scale)) return look_up_codes(f, numbers, scale, codes);
-  const float inverse = 1.0f / scale;
+static inline void encode(const StateFormat& f, Numbers& of, float scale, uint8_t* codes) {
+  const bool computed = f.coding != Coding::table && is_usual(scale);
+  if (!computed || f.coding == Coding::f8) whole(of);
+  if (!computed) return look_up_codes(f, of.values, scale, codes);
+  const float inverse = of.unit / scale;
+  if (f.coding == Coding::square && !of.is_split) split(of.values, of.negative);
   const auto all = [&](auto some) {
-    for (int i = 0; i < kBlock; i += 64) _mm512_storeu_si512(codes + i, some(numbers + i, inverse));
+    for (int i = 0; i < kBlock; i += 64) _mm512_storeu_si512(codes + i, some(i));
   };
-  if (f.coding == Coding::square) return all(square_codes);
-  if (f.coding == Coding::fourth) return all(fourth_codes);
-  all(f8_codes);
+  if (f.coding == Coding::fourth) return all([&](int i) { return fourth_codes(of.values + i, inverse); });
+  if (f.coding == Coding::f8) return all([&](int i) { return f8_codes(of.values + i, inverse); });
+  all([&](int i) {
+    __mmask64 negative;
+    __builtin_memcpy(&negative, of.negative + i / 16, sizeof negative);
+    return square_codes(of.values + i, negative, inverse);
+  });
 }
 
 template <Element kType>
@@ -231,28 +239,21 @@ static inline void store(void* to, int i, __m512 v, const uint32_t* noise) {
                       _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
 
-// v and others, as magnitudes.
-static inline __m512i greater(__m512i others, __m512 v) {
-  return _mm512_max_epi32(others, _mm512_castps_si512(_mm512_abs_ps(v)));
-}
+// The greater ones of magnitudes; NaN is greater than all numbers.
+static inline __m512i greater(__m512i others, __m512 v) { return _mm512_max_epi32(others, _mm512_castps_si512(v)); }
 
-// 1 / v within 2^-22; infinite for 0 and 0 for infinity.
-static inline __m512 inverse_of(__m512 v) {
-  const __m512 near = _mm512_rcp14_ps(v);
-  // 1 almost; NaN where 0 meets infinity, which becomes the second operand
-  const __m512 factor = _mm512_max_ps(_mm512_fnmadd_ps(v, near, _mm512_set1_ps(2)), _mm512_set1_ps(0.5f));
-  return _mm512_mul_ps(near, factor);
-}
-
-// New moments, and parameters in place.
+// New moments, and parameters in place. Of companded formats the first ones are in units of `rest1` and split,
+// which saves instructions.
 template <Element kType, Values kValues>
-static inline Greatest advance(const Adam& a, const Piece& piece) {
-  const __m512 keep1 = _mm512_set1_ps(a.beta1 * unit_of<kValues, true>() * piece.m_scale);
+static inline void advance(const Adam& a, const Piece& piece, Numbers& new_m, Numbers& new_v) {
+  constexpr bool kUnits = kValues == Values::companded;
+  const float unit = kUnits ? __builtin_fabsf(a.rest1) : 1;
+  const __m512 keep1 = _mm512_set1_ps(a.beta1 * unit_of<kValues, true>() * piece.m_scale / unit);
   const __m512 keep2 = _mm512_set1_ps(a.beta2 * unit_of<kValues, false>() * piece.v_scale);
-  const __m512 rest1 = _mm512_set1_ps(a.rest1), rest2 = _mm512_set1_ps(a.rest2);
-  const __m512 decay = _mm512_set1_ps(a.decay), l2 = _mm512_set1_ps(a.l2), unbias = _mm512_set1_ps(a.unbias);
-  const __m512 eps = _mm512_set1_ps(a.eps), rate = _mm512_set1_ps(a.rate);
-  const bool has_l2 = a.l2 != 0;
+  const __m512 rest1 = _mm512_set1_ps(a.rest1 / unit), rest2 = _mm512_set1_ps(a.rest2);
+  const __m512 decay = _mm512_set1_ps(a.decay), l2 = _mm512_set1_ps(a.l2), eps = _mm512_set1_ps(a.eps);
+  const __m512 unbias = _mm512_set1_ps(a.unbias), rate = _mm512_set1_ps(a.rate * unit);
+  const bool has_l2 = bits_of(a.l2) << 1 != 0, turned = a.rest1 < 0;
   __m512i m_greatest = _mm512_setzero_si512(), v_greatest = _mm512_setzero_si512();
   for (int i = 0; i < kBlock; i += 64) {
     __m512 old_m[4], old_v[4];
@@ -263,26 +264,30 @@ static inline Greatest advance(const Adam& a, const Piece& piece) {
       const __m512 p = load<kType>(piece.p, at);
       __m512 g = load<kType>(piece.g, at);
       if (has_l2) g = _mm512_fmadd_ps(l2, p, g);
-      const __m512 m = _mm512_fmadd_ps(keep1, old_m[j], _mm512_mul_ps(rest1, g));
+      const __m512 more = kUnits && !turned ? g : _mm512_mul_ps(rest1, g);
+      const __m512 m = _mm512_fmadd_ps(keep1, old_m[j], more), size = _mm512_abs_ps(m);
       const __m512 v = _mm512_fmadd_ps(keep2, old_v[j], _mm512_mul_ps(_mm512_mul_ps(rest2, g), g));
-      _mm512_storeu_ps(piece.m + at, m);
-      _mm512_storeu_ps(piece.v + at, v);
-      m_greatest = greater(m_greatest, m), v_greatest = greater(v_greatest, v);
-      const __m512 inverse = inverse_of(_mm512_fmadd_ps(_mm512_sqrt_ps(v), unbias, eps));
-      const __m512 moved = _mm512_fnmadd_ps(_mm512_mul_ps(rate, m), inverse, _mm512_mul_ps(decay, p));
+      if (kUnits) new_m.negative[at / 16] = _mm512_movepi32_mask(_mm512_castps_si512(m));
+      _mm512_storeu_ps(new_m.values + at, kUnits ? size : m);
+      _mm512_storeu_ps(new_v.values + at, v);
+      m_greatest = greater(m_greatest, size), v_greatest = greater(v_greatest, _mm512_abs_ps(v));
+      const __m512 spread = _mm512_fmadd_ps(_mm512_sqrt_ps(v), unbias, eps);
+      const __m512 moved = _mm512_fmsub_ps(decay, p, _mm512_div_ps(_mm512_mul_ps(rate, m), spread));
       store<kType>(piece.p, at, moved, piece.noise);
     }
   }
-  return {static_cast<uint32_t>(_mm512_reduce_max_epi32(m_greatest)),
-          static_cast<uint32_t>(_mm512_reduce_max_epi32(v_greatest))};
+  new_m.greatest = static_cast<uint32_t>(_mm512_reduce_max_epi32(m_greatest));
+  new_v.greatest = static_cast<uint32_t>(_mm512_reduce_max_epi32(v_greatest));
+  new_m.unit = unit, new_v.unit = 1, new_m.is_split = kUnits, new_v.is_split = false;
 }
 
 template <Element kType>
-static inline Greatest advance(const Adam& a, const Piece& piece) {
+static inline void advance(const Adam& a, const Piece& piece, Numbers& m, Numbers& v) {
   if (a.values == Values::companded && is_usual(piece.m_scale) && is_usual(piece.v_scale)) {
-    return advance<kType, Values::companded>(a, piece);
+    return advance<kType, Values::companded>(a, piece, m, v);
   }
-  return a.values == Values::halves ? advance<kType, Values::halves>(a, piece) : advance<kType, Values::any>(a, piece);
+  return a.values == Values::halves ? advance<kType, Values::halves>(a, piece, m, v)
+                                    : advance<kType, Values::any>(a, piece, m, v);
 }
 
 }  // namespace ao::AO_ISA::optim

@@ -17,13 +17,26 @@ struct Piece {
   const uint8_t *m_codes, *v_codes;
   float m_scale, v_scale;
   const uint32_t* noise;  // 16 bits for every parameter to be rounded with, or nullptr
-  float *m, *v;           // the new moments
 };
 
-// The greatest magnitudes of a block's new moments, as bits; NaN is greater than all numbers.
-struct Greatest {
-  uint32_t m, v;
+// The new moments of a block.
+struct Numbers {
+  alignas(64) float values[kBlock];
+  uint16_t negative[kBlock / 16];  // a bit each; only where they are split
+  uint32_t greatest;               // magnitude, as bits; NaN is greater than all numbers
+  float unit;                      // what all of these are to be multiplied by
+  bool is_split;                   // whether `values` are magnitudes
 };
+
+// Makes `values` what they stand for.
+static inline void whole(Numbers& of) {
+  if (of.unit == 1 && !of.is_split) return;
+  for (int i = 0; i < kBlock; ++i) {
+    const bool is_negative = of.is_split && (of.negative[i / 16] >> i % 16 & 1);
+    of.values[i] *= is_negative ? -of.unit : of.unit;
+  }
+  of.unit = 1, of.is_split = false;
+}
 
 // A scale that may be divided by, and its inverse be multiplied with.
 static inline bool is_usual(float scale) { return scale > 0x1p-80f && scale < 0x1p100f; }

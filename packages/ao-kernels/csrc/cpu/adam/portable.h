@@ -24,7 +24,8 @@ static inline void look_up_codes(const StateFormat& f, const float* numbers, flo
 }
 
 // Codes of the numbers of a block / scale, none of which is NaN.
-static inline void encode(const StateFormat& f, const float* numbers, float scale, uint8_t* codes) {
+static inline void encode(const StateFormat& f, const Numbers& of, float scale, uint8_t* codes) {
+  const float* numbers = of.values;
   if (f.coding == Coding::table || !is_usual(scale)) return look_up_codes(f, numbers, scale, codes);
   const float inverse = 1.0f / scale;
   const auto all = [&](auto code) {
@@ -60,11 +61,11 @@ static inline void store(void* to, const float* from, const uint32_t* noise) {
 
 // New moments, and parameters in place.
 template <Element kType>
-static inline Greatest advance(const Adam& a, const Piece& piece) {
+static inline void advance(const Adam& a, const Piece& piece, Numbers& new_m, Numbers& new_v) {
   const float beta1 = a.beta1, rest1 = a.rest1, beta2 = a.beta2, rest2 = a.rest2;
   const float decay = a.decay, l2 = a.l2, unbias = a.unbias, eps = a.eps, rate = a.rate;
   float wide_p[kBlock], wide_g[kBlock], g[kBlock], out[kBlock];
-  float *m = piece.m, *v = piece.v;
+  float *m = new_m.values, *v = new_v.values;
   const float *p = load<kType>(piece.p, wide_p), *grad = load<kType>(piece.g, wide_g);
   if (l2 != 0) {
     for (int i = 0; i < kBlock; ++i) g[i] = grad[i] + l2 * p[i];
@@ -82,7 +83,8 @@ static inline Greatest advance(const Adam& a, const Piece& piece) {
     out[i] = decay * p[i] - rate * (new_m / (__builtin_sqrtf(new_v) * unbias + eps));
   }
   store<kType>(piece.p, out, piece.noise);
-  return {m_greatest, v_greatest};
+  new_m.greatest = m_greatest, new_v.greatest = v_greatest;
+  new_m.unit = new_v.unit = 1, new_m.is_split = new_v.is_split = false;
 }
 
 }  // namespace ao::AO_ISA::optim

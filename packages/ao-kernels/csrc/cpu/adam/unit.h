@@ -9,26 +9,26 @@
 
 namespace ao::AO_ISA::optim {
 
-// Blocks that are worked on together, so that what depends on one number of a block does not wait alone.
-constexpr int kTogether = 4;
+// Blocks that are worked on together, so that what depends on one number of a block does not wait alone. More
+// of them would leave the memory idle for longer, while they are encoded.
+constexpr int kTogether = 2;
 
 // New moments of a block, and where their codes and scales go.
 struct Moments {
-  alignas(64) float m[kBlock], v[kBlock];
-  Greatest greatest;
+  Numbers m, v;
   int count;
   uint8_t *m_codes, *v_codes;
   float *m_scale, *v_scale;
 };
 
 // As ao_core.numerics.choose_qparams: 1 for a block of zeros, NaN for a block with a NaN.
-static inline float scale_of(const StateFormat& f, uint32_t greatest) {
-  const float by = as_float(greatest) / f.reach;
+static inline float scale_of(const StateFormat& f, const Numbers& of) {
+  const float greatest = as_float(of.greatest) * of.unit, by = greatest / f.reach;
   const float stored = by < 0x1p-126f ? 0x1p-126f : by > 0x1.fffffep127f ? 0x1.fffffep127f : by;
   return greatest == 0 ? 1.0f : stored;
 }
 
-static inline void store_codes(const StateFormat& f, const float* moment, float scale, int count, uint8_t* codes) {
+static inline void store_codes(const StateFormat& f, Numbers& moment, float scale, int count, uint8_t* codes) {
   alignas(64) uint8_t block[kBlock];
   uint8_t* out = count == kBlock ? codes : block;
   if (scale == scale) {
@@ -64,11 +64,9 @@ static inline void advance_block(const Adam& a, const AdamTensor& t, int64_t num
               out.v_codes,
               *out.m_scale,
               *out.v_scale,
-              a.stochastic ? noise : nullptr,
-              out.m,
-              out.v};
+              a.stochastic ? noise : nullptr};
   if (out.count == kBlock) {
-    out.greatest = advance<kType>(a, piece);
+    advance<kType>(a, piece, out.m, out.v);
     return;
   }
   // a shorter one is worked on in a copy
@@ -80,8 +78,8 @@ static inline void advance_block(const Adam& a, const AdamTensor& t, int64_t num
   __builtin_memcpy(m_codes, piece.m_codes, codes);
   __builtin_memcpy(v_codes, piece.v_codes, codes);
   piece.p = p, piece.g = g, piece.m_codes = m_codes, piece.v_codes = v_codes;
-  advance<kType>(a, piece);
-  out.greatest = {greatest_of(out.m, out.count), greatest_of(out.v, out.count)};
+  advance<kType>(a, piece, out.m, out.v);
+  out.m.greatest = greatest_of(out.m.values, out.count), out.v.greatest = greatest_of(out.v.values, out.count);
   __builtin_memcpy(to, p, bytes);
 }
 
@@ -105,11 +103,11 @@ static inline void step_blocks(const Adam& a, int64_t begin, int64_t end) {
     }
     for (int i = 0; i < count; ++i) {
       const Moments& of = moments[i];
-      *of.m_scale = scale_of(a.m, of.greatest.m);
-      *of.v_scale = scale_of(a.v, of.greatest.v);
+      *of.m_scale = scale_of(a.m, of.m);
+      *of.v_scale = scale_of(a.v, of.v);
     }
     for (int i = 0; i < count; ++i) {
-      const Moments& of = moments[i];
+      Moments& of = moments[i];
       store_codes(a.m, of.m, *of.m_scale, of.count, of.m_codes);
       store_codes(a.v, of.v, *of.v_scale, of.count, of.v_codes);
     }

@@ -1,15 +1,11 @@
 #include "linear.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
-#include <new>
 #include <vector>
 
 #include "../isa.h"
+#include "../memory.h"
 #include "../parallel.h"
 
 namespace ao {
@@ -23,37 +19,6 @@ constexpr int64_t kChunkRows = 448;
 // Multiplications below which a second thread costs more than it saves.
 constexpr int64_t kSerialWork = 1 << 17;
 
-struct Free {
-  void operator()(uint8_t* p) const { std::free(p); }
-};
-using Memory = std::unique_ptr<uint8_t[], Free>;
-
-int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
-Memory allocate(int64_t bytes) {
-  void* p = std::aligned_alloc(64, aligned(bytes + 1));
-  if (!p) throw std::bad_alloc();
-  return Memory(static_cast<uint8_t*>(p));
-}
-
-// Memory that a thread keeps from call to call, up to 8 MiB: to get fresh pages from the system each time
-// would cost as much as packing the activations.
-class Kept {
- public:
-  uint8_t* get(int64_t bytes) {
-    constexpr int64_t kMost = 8 << 20;
-    if (bytes > size_ || (size_ > kMost && bytes <= kMost)) {
-      memory_ = nullptr, size_ = 0;
-      memory_ = allocate(bytes);
-      size_ = bytes;
-    }
-    return memory_.get();
-  }
-
- private:
-  Memory memory_;
-  int64_t size_ = 0;
-};
 thread_local Kept kept_activations, kept_scratch;
 
 Mode mode_of(const Linear& t, const LinearKernels& kernels) {
@@ -162,24 +127,10 @@ bool run(Linear t, const LinearKernels& kernels) {
     }
   }
 
-  // Threads take columns as they become free, less and less at a time: another program may hold one of them
-  // up, and all should end together.
-  const int64_t total = units * count;
-  std::atomic<int64_t> next{0};
-  auto work = [&](int64_t, int64_t) {
+  take_turns(units, count, threads, [&](int64_t first, int64_t last, int64_t chunk) {
     uint8_t* memory = kept_scratch.get(scratch);
-    for (int64_t begin = next; begin < total; begin = next) {
-      const int64_t first = begin % units, most = std::max<int64_t>(1, (total - begin) / (4 * threads));
-      const int64_t size = std::min(most, units - first);
-      if (!next.compare_exchange_strong(begin, begin + size)) continue;
-      kernels.columns(chunks[begin / units], first * width, std::min((first + size) * width, blocks), memory);
-    }
-  };
-  if (threads == 1) {
-    work(0, 1);
-  } else {
-    parallel_for(0, threads, 1, work);
-  }
+    kernels.columns(chunks[chunk], first * width, std::min(last * width, blocks), memory);
+  });
   return true;
 }
 

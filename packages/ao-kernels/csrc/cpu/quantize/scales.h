@@ -65,13 +65,14 @@ static inline Storage storage_of(Scale type) {
   }
 }
 
-// As round_to_16_bits, so with its sign of 0 and without infinities.
+// As round_to_16_bits, so without infinities.
 static inline float round_to_f16(float v) {
   const uint32_t bits = bits_of(v);
   const float half = v < 0 ? -0.5f : 0.5f;
   const float small = (v + half) - half;
   const float normal = as_float((bits + 0xfff + ((bits >> 13) & 1)) & ~0x1fffu);
-  return (bits & 0x7fffffff) < 0x38800000 ? small : normal;
+  const float signed_small = as_float((bits_of(small) & 0x7fffffff) | (bits & 0x80000000));
+  return (bits & 0x7fffffff) < 0x38800000 ? signed_small : normal;
 }
 
 // To the nearest float8_e4m3fn, ties to even; at most 448.

@@ -194,6 +194,26 @@ AO_INLINE I dot_quads(I acc, Q w, Q x) {
   }
 }
 
+// -- two of every four columns -----------------------------------------------------------------------------
+
+// 16 half bytes.
+AO_INLINE I load_nibbles(const uint8_t* p) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)), low = _mm_set1_epi8(15);
+  const __m128i all = _mm_unpacklo_epi8(_mm_and_si128(bytes, low), _mm_and_si128(_mm_srli_epi16(bytes, 4), low));
+  return {_mm256_cvtepu8_epi32(all), _mm256_cvtepu8_epi32(_mm_srli_si128(all, 8))};
+}
+// Columns, of 32, of 16 values whose places within four columns stand in 2 bits each.
+AO_INLINE I places_of(const uint8_t* p) {
+  const I bits = splat_dword(p);
+  const __m256i low = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14), high = _mm256_add_epi32(low, _mm256_set1_epi32(16));
+  const I places = and_({_mm256_srlv_epi32(bits.a, low), _mm256_srlv_epi32(bits.b, high)}, splat_int(3));
+  const __m256i fours = _mm256_setr_epi32(0, 0, 4, 4, 8, 8, 12, 12);
+  return or_(places, {fours, _mm256_add_epi32(fours, _mm256_set1_epi32(16))});
+}
+AO_INLINE F pick(const float* x, I columns) {
+  return {_mm256_i32gather_ps(x, columns.a, 4), _mm256_i32gather_ps(x, columns.b, 4)};
+}
+
 // -- codes -------------------------------------------------------------------------------------------------
 
 AO_INLINE I shuffle(__m256i order_a, __m256i order_b, I v) {

@@ -130,6 +130,39 @@ AO_INLINE I dot_quads(I acc, Q w_unsigned, Q x_signed) {
   return _mm512_dpbusd_epi32(acc, w_unsigned, x_signed);
 }
 
+// -- two of every four columns ---------------------------------------------------------------------------
+
+// 16 half bytes.
+AO_INLINE I load_nibbles(const uint8_t* p) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)), low = _mm_set1_epi8(15);
+  const __m128i even = _mm_and_si128(bytes, low), odd = _mm_and_si128(_mm_srli_epi16(bytes, 4), low);
+  return _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(even, odd));
+}
+// Columns, of 32, of 16 values whose places within four columns stand in 2 bits each.
+AO_INLINE I places_of(const uint8_t* p) {
+  const I shifts = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  const I fours = _mm512_set_epi32(28, 28, 24, 24, 20, 20, 16, 16, 12, 12, 8, 8, 4, 4, 0, 0);
+  return or_(and_(_mm512_srlv_epi32(splat_dword(p), shifts), splat_int(3)), fours);
+}
+AO_INLINE F pick(const float* x, I columns) { return _mm512_permutex2var_ps(load(x), columns, load(x + 16)); }
+// The same of 32 values and 64 columns, in halves of lanes.
+AO_INLINE P pair_places_of(const uint8_t* p) {
+  int64_t bits;
+  __builtin_memcpy(&bits, p, 8);
+  // words of 8 bits that begin at every second one
+  const I starts = _mm512_set_epi16(62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32, 30, 28, 26, 24,
+                                    22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  const I fours = _mm512_set_epi16(60, 60, 56, 56, 52, 52, 48, 48, 44, 44, 40, 40, 36, 36, 32, 32, 28, 28, 24, 24,
+                                   20, 20, 16, 16, 12, 12, 8, 8, 4, 4, 0, 0);
+  const I places = _mm512_multishift_epi64_epi8(starts, _mm512_set1_epi64(bits));
+  return or_(and_(places, _mm512_set1_epi16(3)), fours);
+}
+AO_INLINE P pick_pairs(const uint8_t* x, P columns) {
+  return _mm512_permutex2var_epi16(load_vector(x), columns, load_vector(x + 64));
+}
+// 32 bfloat16 in order, rounded.
+AO_INLINE P join_bf16(F low, F high) { return reinterpret_cast<P>(_mm512_cvtne2ps_pbh(high, low)); }
+
 }  // namespace ao::AO_ISA
 
 #include "avx512_codes.h"

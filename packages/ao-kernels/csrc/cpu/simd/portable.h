@@ -158,18 +158,15 @@ AO_INLINE i4 float_to_bf16(f4 x) {
 }
 
 AO_INLINE void store_as(Element type, void* p, F v, int count) {
-  alignas(16) uint16_t words[16];
-  if (type == Element::f16) {
-    narrow(words, each<I>([](f4 x) { return float_to_half4(x); }, v));
-  } else if (type == Element::bf16) {
-    narrow(words, each<I>([](f4 x) { return float_to_bf16(x); }, v));
-  }
   const size_t lanes = static_cast<size_t>(count < 16 ? count : 16);
   if (type == Element::f32) {
     __builtin_memcpy(p, &v, 4 * lanes);
-  } else {
-    __builtin_memcpy(p, words, 2 * lanes);
+    return;
   }
+  const bool half = type == Element::f16;
+  alignas(16) uint16_t words[16];
+  narrow(words, each<I>([half](f4 x) { return half ? float_to_half4(x) : float_to_bf16(x); }, v));
+  __builtin_memcpy(p, words, 2 * lanes);
 }
 
 // -- products ----------------------------------------------------------------------------------------------
@@ -198,6 +195,28 @@ AO_INLINE I load_plane(const uint8_t* p) {
 template <int kByte>
 AO_INLINE I byte_of(Q v) {
   return each<I>([](i4 p) { return (i4)((u4)p >> 8 * kByte & 255); }, v);
+}
+
+// -- two of every four columns -----------------------------------------------------------------------------
+
+// 16 half bytes.
+AO_INLINE I load_nibbles(const uint8_t* p) {
+  alignas(16) int32_t lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = p[i / 2] >> i % 2 * 4 & 15;
+  return load_vector(lanes);
+}
+// Columns, of 32, of 16 values whose places within four columns stand in 2 bits each.
+AO_INLINE I places_of(const uint8_t* p) {
+  alignas(16) int32_t lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = (p[i / 4] >> i % 4 * 2 & 3) | i / 2 * 4;
+  return load_vector(lanes);
+}
+AO_INLINE F pick(const float* x, I columns) {
+  alignas(16) int32_t lanes[16];
+  alignas(16) float picked[16];
+  store_vector(lanes, columns);
+  for (int i = 0; i < 16; ++i) picked[i] = x[lanes[i]];
+  return load(picked);
 }
 
 }  // namespace ao::AO_ISA

@@ -88,20 +88,20 @@ def adam_step(
 
 
 def _parts(moments: Sequence[QTensor]) -> tuple[list[Tensor], list[Tensor]]:
-    parts = [moment.parts for moment in moments]
-    return [part["qdata"] for part in parts], [part["scale"] for part in parts]
+    return [moment.qdata for moment in moments], [moment.scale for moment in moments]
 
 
 def _refuses(moments: Sequence[Tensor]) -> str | None:
     first = moments[0] if moments else None
     if not isinstance(first, QTensor):
         return "needs quantized moments"
+    spec = first.spec
     for each in moments:
-        if not isinstance(each, QTensor) or each.spec != first.spec:
+        if not isinstance(each, QTensor) or not (each.spec is spec or each.spec == spec):
             return "needs one format for all of them"
-        if each.order != tuple(range(len(each.order))):
+        if each.is_permuted and each.order != tuple(range(len(each.order))):
             return "needs moments that are stored as they are seen, found one that is transposed"
-    return _refuses_spec(first.spec)
+    return _refuses_spec(spec)
 
 
 @lru_cache(maxsize=64)

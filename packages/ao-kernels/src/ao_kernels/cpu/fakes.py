@@ -43,6 +43,42 @@ def _unpack_tiles(qdata: Tensor, n: int, k: int, bits: int, group: int, flip: in
     return qdata.new_empty((*qdata.shape[:-3], n, packed_size(k, bits)), dtype=torch.uint8)
 
 
+def _block_sparse_linear(
+    x: Tensor,
+    qdata: Tensor,
+    col_indices: Tensor,
+    crow_indices: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    n: int,
+    act: int,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], n))
+
+
+def _two_four_linear(
+    x: Tensor,
+    qdata: Tensor,
+    index: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    group: int,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], qdata.shape[0]))
+
+
+def _two_four_dequantize(
+    qdata: Tensor,
+    index: Tensor,
+    scale: Tensor | None,
+    table: Tensor | None,
+    k: int,
+    group: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    return qdata.new_empty((*qdata.shape[:-1], k), dtype=dtype)
+
+
 def _adam_step(*arguments: Any, **named: Any) -> None:
     """Returns nothing."""
 
@@ -50,6 +86,9 @@ def _adam_step(*arguments: Any, **named: Any) -> None:
 FAKES: dict[str, Callable[..., Any]] = {
     **CODE_FAKES,
     "adam_step": _adam_step,
+    "block_sparse_linear": _block_sparse_linear,
+    "two_four_dequantize": _two_four_dequantize,
+    "two_four_linear": _two_four_linear,
     "linear": _linear,
     "grouped_linear": _linear,
     "pack_tiles": _pack_tiles,

@@ -25,7 +25,7 @@ from ao_core.tensor.create import encode_reference
 from ao_kernels.cpu.formats import Format, format_of
 from ao_kernels.cpu.library import why_not
 
-__all__ = ["CODE_KERNELS", "ELEMENTS", "Matrix", "matrix_of"]
+__all__ = ["CODE_KERNELS", "ELEMENTS", "Matrix", "is_traced", "matrix_of"]
 
 #: dense tensors that the C++ code reads and writes
 ELEMENTS = (torch.float32, torch.bfloat16, torch.float16)
@@ -71,7 +71,7 @@ def matrix_of(spec: Spec, shape: tuple[int, ...], dtype: DType) -> Matrix | None
 
 def quantize(x: Tensor, spec: Spec) -> Parts:
     """The parts of `x`, bit for bit those of `encode_reference`."""
-    if _is_traced(x):
+    if is_traced(x):
         return encode_reference(x, spec)
     layout, dtype = registry.layouts.get(spec.layout), registry.dtypes.get(spec.dtype)
     shape = layout.blocked_shape(tuple(x.shape))
@@ -101,7 +101,7 @@ def quantize(x: Tensor, spec: Spec) -> Parts:
 
 def dequantize(parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Dense values of `shape`, bit for bit those of `decode_reference`."""
-    if _is_traced(parts["qdata"]):
+    if is_traced(parts["qdata"]):
         return decode_reference(parts, spec, shape, dtype)
     dense: Tensor = torch.ops.ao_kernels.dequantize(*_coded(parts, spec, shape), dtype)
     return dense.view(shape)
@@ -114,7 +114,7 @@ def error_sums(x: Tensor, w: QTensor, step: int) -> Tensor:
     return sums
 
 
-def _is_traced(x: Tensor) -> bool:
+def is_traced(x: Tensor) -> bool:
     """Whether plain torch has to serve: compilers fuse it, and tables would be constants to them."""
     return torch.compiler.is_compiling() or type(x) is not Tensor
 

@@ -132,6 +132,29 @@ def _least_magnitude(a: Words, b: Words) -> Words:
     return np.where(nan, np.uint32(0x7FFFFFFF), least)
 
 
+def _extreme(of_two: np.ufunc) -> Callable[..., Words]:
+    """One of two numbers; NaN if one is, as NumPy has it."""
+
+    def extreme(a: Words, b: Words) -> Words:
+        found: npt.NDArray[np.float32] = of_two(
+            *(np.atleast_1d(v).view(np.float32) for v in (a, b))
+        )
+        return np.where(np.isnan(found), np.uint32(0x7FFFFFFF), found.view(np.uint32))
+
+    return extreme
+
+
+def _pair(kind: str) -> Callable[..., Words]:
+    """Two numbers of 16 bits, the first in the upper half."""
+
+    def pair(high: Words, low: Words) -> Words:
+        with np.errstate(invalid="ignore", over="ignore"):
+            x, y = (np.atleast_1d(v).view(np.float32).astype(np.float64) for v in (high, low))
+            return _encode(x, kind) << np.uint32(16) | _encode(y, kind)
+
+    return pair
+
+
 def _pair_of_float8(mbits: int, least: int, reach: float) -> Callable[..., Words]:
     """Codes of two numbers, the first in the upper byte; `least` is the exponent of the least normal one."""
 
@@ -178,6 +201,10 @@ _OPS: dict[str, Callable[..., Any]] = {
     "mul.rn.f32": _product_float32,
     "neg.f32": lambda a: a ^ np.uint32(1 << 31),
     "min.NaN.xorsign.abs.f32": _least_magnitude,
+    "min.NaN.f32": _extreme(np.minimum),
+    "max.NaN.f32": _extreme(np.maximum),
+    "cvt.rn.bf16x2.f32": _pair("bf16"),
+    "cvt.rn.f16x2.f32": _pair("f16"),
     "cvt.rn.satfinite.e4m3x2.f32": _pair_of_float8(3, -6, 448.0),
     "cvt.rn.satfinite.e5m2x2.f32": _pair_of_float8(2, -14, 57344.0),
 }

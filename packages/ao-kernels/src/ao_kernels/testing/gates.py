@@ -31,18 +31,23 @@ class Gate:
     work: float = 0
     #: most instructions that all warps of a block issue in the loop for one unit of work
     budget: float = 0
-    #: the counted loop is the shortest one that holds one of these opcodes
+    #: the counted loop is the shortest one that holds one of these opcodes; of a kernel without loops, none
+    #: of them, all of it counts
     holding: tuple[str, ...] = ASYNC_LOADS
     #: opcode → how often it stands in the loop: what tells that one turn does the work of `work`
     counts: Mapping[str, int] = field(default_factory=dict)
     #: opcodes that stand in the loop; of those joined by "|", one
     present: tuple[str, ...] = ()
+    #: opcodes that stand anywhere in the kernel
+    anywhere: tuple[str, ...] = ()
     #: opcodes that do not stand in the loop
     absent: tuple[str, ...] = SLOW_IN_LOOPS
 
 
 def counted_loop(gate: Gate, compiled: Compiled) -> Loop | None:
-    """The loop that the gate counts."""
+    """The loop that the gate counts, or all instructions as one that has a single turn."""
+    if not gate.holding:
+        return Loop(tuple(each for each in compiled.code if each.name != "NOP"))
     return innermost_loop(compiled.code, gate.holding)
 
 
@@ -63,6 +68,8 @@ def violations(gate: Gate, build: Build, compiled: Compiled) -> list[str]:
     converted = compiled.conversions_in_loops
     if len(converted) > gate.conversions:
         found += [f"converts a layout in a loop: {line}" for line in converted]
+    everywhere = histogram(compiled.code)
+    found += [f"has no {name}" for name in gate.anywhere if not everywhere[name]]
     return found + (_loop_violations(gate, build, compiled) if gate.work else [])
 
 

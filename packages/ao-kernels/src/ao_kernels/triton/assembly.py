@@ -18,6 +18,7 @@ from torch import Tensor
 __all__ = [
     "LOAD_BYTE",
     "PICK",
+    "PREFETCH",
     "divide",
     "e4m3",
     "integers",
@@ -27,6 +28,7 @@ __all__ = [
     "nibbles",
     "pack_float8",
     "refine",
+    "round_pair",
     "selector_words",
     "table_words",
     "two_of_four",
@@ -34,6 +36,9 @@ __all__ = [
 
 #: an unsigned byte, as 32 bits
 LOAD_BYTE = "ld.global.nc.u8 $0, [$1];"
+
+#: 128 bytes at $1 into the second cache
+PREFETCH = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
 
 #: four bytes out of the eight of $1 and $2, as the nibbles of $3 name them
 PICK = "prmt.b32 $0, $1, $2, $3;"
@@ -232,18 +237,24 @@ def _block(lines: Iterable[str]) -> str:
     return "{\n" + "\n".join(lines) + "\n}"
 
 
-def divide(*, saturating: bool = False) -> str:
+def divide(*, saturating: bool = False, sm80: bool = False) -> str:
     """The nearest number to $1 / $2, from the nearest number to 1 / $2 as $3.
 
     A product, and one step by what is left of $1 (Markstein 1990, doi:10.1147/rd.341.0111): exact where
     that is a normal number, so for quotients from 2**-17 on where $2 is at least 2**-86. `saturating`, any
-    beyond 2**20 stays so, infinities too; without it those are NaN.
+    beyond 2**20 stays so, infinities too; without it those are NaN. `sm80` does it in two instructions,
+    which there are on sm_80 already.
     """
-    bound = (
-        ["mov.b32 most, 0x49800000;", "min.NaN.xorsign.abs.f32 first, first, most;"]
-        if saturating
-        else []
-    )
+    bound = []
+    if saturating:
+        bound = ["mov.b32 most, 0x49800000;", "min.NaN.xorsign.abs.f32 first, first, most;"]
+    if saturating and sm80:
+        bound = [
+            "mov.b32 most, 0x49800000;",
+            "min.NaN.f32 first, first, most;",
+            "mov.b32 most, 0xc9800000;",
+            "max.NaN.f32 first, first, most;",
+        ]
     return _block(
         [
             ".reg .b32 first, rest, most, minus;",
@@ -269,6 +280,11 @@ def refine() -> str:
             "fma.rn.f32 $0, rest, $1, $1;",
         ]
     )
+
+
+def round_pair(element: str) -> str:
+    """$1 and $2, the first in the lower half, as "bf16" or "fp16"."""
+    return f"cvt.rn.{_SUFFIX[element]}.f32 $0, $2, $1;"
 
 
 def pack_float8(numbers: str) -> str:

@@ -9,25 +9,16 @@ import torch
 from torch import Tensor
 
 from ao_core.errors import ConfigError, UnsupportedOp
-from ao_core.layouts import Parts
-from ao_core.records import Call, Kernel
-from ao_core.spec import WHOLE, Spec
 from ao_kernels.triton.assembly import divide, pack_float8, refine
-from ao_kernels.triton.support import on_device, why_not_float8
+from ao_kernels.triton.quantize import INPUTS, STORAGE
+from ao_kernels.triton.support import on_device
 
-__all__ = ["CAST_KERNELS", "SCALES", "TILES", "WARPS", "cast_dual", "settings"]
+__all__ = ["SCALES", "TILES", "WARPS", "cast_dual", "cast_plain", "settings"]
 
 #: which numbers share a scale; of "given" there is one, which somebody knows
 SCALES = ("given", "tensor", "row", "block")
 #: tiles of 128 × 128 that a block of threads casts, and the warps that do
 TILES, WARPS = 4, 8
-_STORAGE = {"f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2}
-_BLOCKS: dict[tuple[int, ...], str] = {
-    (WHOLE, WHOLE): "tensor",
-    (1, WHOLE): "row",
-    (1, 128): "block",
-}
-_INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def settings(numbers: str, scales: str, *, transposed: bool, assembly: bool) -> dict[str, Any]:
@@ -40,7 +31,7 @@ def settings(numbers: str, scales: str, *, transposed: bool, assembly: bool) -> 
         "SCALES": scales,
         "FORMAT": tl.float8e4nv if wide else tl.float8e5,
         "MBITS": 3 if wide else 2,
-        "REACH": torch.finfo(_STORAGE[numbers]).max,
+        "REACH": torch.finfo(STORAGE[numbers]).max,
         "TRANSPOSED": transposed,
         "DIVIDE": divide() if assembly else None,
         "SATURATE": divide(saturating=True) if assembly else None,
@@ -116,7 +107,7 @@ def _outputs(x: Tensor, scales: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _as(codes: Tensor, numbers: str) -> Tensor:
-    return codes.view(_STORAGE[numbers])
+    return codes.view(STORAGE[numbers])
 
 
 def launch(
@@ -155,11 +146,11 @@ def launch(
 
 
 def _check(x: Tensor, numbers: str, scales: str, scale: Tensor | None) -> None:
-    if numbers not in _STORAGE:
-        raise ConfigError(f"numbers={numbers!r} is no float8; use one of {', '.join(_STORAGE)}")
+    if numbers not in STORAGE:
+        raise ConfigError(f"numbers={numbers!r} is no float8; use one of {', '.join(STORAGE)}")
     if scales not in SCALES:
         raise ConfigError(f"scales={scales!r} is unknown; use one of {', '.join(SCALES)}")
-    if x.dim() != 2 or 0 in x.shape or x.dtype not in _INPUTS:
+    if x.dim() != 2 or 0 in x.shape or x.dtype not in INPUTS:
         raise UnsupportedOp(
             f"x: a cast in Triton takes matrices in bfloat16, float16 or float32 that are not empty, found "
             f"{x.dtype} of shape {tuple(x.shape)}"
@@ -170,36 +161,3 @@ def _check(x: Tensor, numbers: str, scales: str, scale: Tensor | None) -> None:
         raise ConfigError(
             f"scale: one number in float32 is needed, found {scale.dtype} of shape {tuple(scale.shape)}"
         )
-
-
-def quantize_plain(x: Tensor, spec: Spec) -> Parts:
-    """The parts of a matrix, as the reference gives them: see `cast_dual`."""
-    codes, scale = cast_plain(x, spec.dtype, _BLOCKS[spec.block])
-    return {"qdata": codes, "scale": scale}
-
-
-def _accepts(call: Call) -> str | None:
-    spec = call.spec
-    if spec.dtype not in _STORAGE or (spec.scale_dtype, spec.zero) != ("float32", "none"):
-        return f"casts to f8e4m3 and f8e5m2 with scales in float32 and no zero points, found {spec}"
-    if spec.block not in _BLOCKS:
-        return f"needs a scale for the tensor, for a row, or for 128 numbers of it, found {spec}"
-    if call.x_dtype not in _INPUTS:
-        return f"reads bfloat16, float16 and float32, not {call.x_dtype}"
-    if len(call.x_shape) != 2 or 0 in call.x_shape:
-        return f"casts matrices that are not empty, found shape {call.x_shape}"
-    return None
-
-
-CAST_KERNELS = (
-    Kernel(
-        "triton_quantize_plain",
-        "quantize",
-        "plain",
-        "cuda",
-        quantize_plain,
-        50,
-        why_not_float8,
-        _accepts,
-    ),
-)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ao_kernels.triton.assembly import LOAD_BYTE, load_scale, load_table
+from ao_kernels.triton.assembly import LOAD_BYTE, PREFETCH, load_scale, load_table
 from ao_kernels.triton.formats import TABLES, Format
 from ao_kernels.triton.plane16 import COLS, Tiling
 
@@ -65,8 +65,12 @@ def constants(
     bias: bool,
     *,
     assembly: bool = True,
+    early: bool = False,
 ) -> dict[str, Any]:
-    """The compile-time arguments of the kernel `linear`; without `assembly` plain operations serve."""
+    """The compile-time arguments of the kernel `linear`; without `assembly` plain operations serve.
+
+    `early`, it may start before the kernel in front of it has ended.
+    """
     load_zero = None
     if zero_dtype is not None:
         load_zero = LOAD_BYTE if zero_dtype == torch.uint8 else load_scale(8 * zero_dtype.itemsize)
@@ -88,4 +92,6 @@ def constants(
         "LOAD_ZERO": load_zero if assembly else None,
         "LOAD_TABLE": load_table() if assembly and (fmt.looked_up or fmt.sparse) else None,
         "TABLE": len(fmt.values) + 16 * TABLES.index(x_dtype),
+        "PREFETCH": PREFETCH,
+        "AHEAD": regime.num_stages if early else 0,
     }

@@ -1,4 +1,4 @@
-"""The kernels of `linear` and `dequantize` for weights in planes."""
+"""The kernels of `linear`, `embedding` and `dequantize` for weights in planes."""
 
 from __future__ import annotations
 
@@ -58,6 +58,25 @@ def _is_sparse(spec: Spec) -> bool:
     return isinstance(registry.layouts.get(spec.layout), Plane24)
 
 
+def plane16_embedding(ids: Tensor, w: QTensor) -> Tensor:
+    """Rows of a weight in planes, with the bits of its dense values."""
+    from ao_kernels.triton import ops
+
+    (n, k), parts = w.stored_shape, w.parts
+    group = full_block(w.spec.block, (n, k))[-1]
+    out: Tensor = ops.plane16_embedding(
+        ids, parts["qdata"], parts["scale"], parts.get("zero"), parts["table"],
+        n, k, group, w.spec.dtype, w.dtype, _is_sparse(w.spec),
+    )  # fmt: skip
+    return out
+
+
+def _accepts_embedding(call: Call) -> str | None:
+    if call.x_dtype not in (torch.int32, torch.int64):
+        return f"looks up by int32 and int64, not {call.x_dtype}"
+    return None
+
+
 def _accepts_linear(call: Call) -> str | None:
     if call.x_dtype not in ELEMENTS:
         return f"needs activations in bfloat16 or float16, found {call.x_dtype}"
@@ -81,6 +100,13 @@ PLANE16_KERNELS = (
         Kernel(
             f"triton_{layout.name}_linear", "linear", layout.name, "cuda", plane16_linear, 50,
             why_not, _accepts_linear, _describe,
+        )
+        for layout in LAYOUTS
+    ),
+    *(
+        Kernel(
+            f"triton_{layout.name}_embedding", "embedding", layout.name, "cuda",
+            plane16_embedding, 50, why_not, _accepts_embedding,
         )
         for layout in LAYOUTS
     ),

@@ -9,12 +9,14 @@ from ao_core.registry import registry
 from ao_kernels.triton.formats import known
 from ao_kernels.triton.launch import constants, regime_of, splits_of
 from ao_kernels.triton.plane16 import COLS, Tiling, tiling
-from ao_kernels.triton.support import on_device, processors, take_locks
+from ao_kernels.triton.support import on_device, processors, starts_early, take_locks
 
-__all__ = ["plane16_dequantize", "plane16_linear"]
+__all__ = ["IDS", "plane16_dequantize", "plane16_embedding", "plane16_linear"]
 
 #: rows of activations, and columns, that a block of `group_sums` adds up at once
 _SUM_ROWS, _SUM_STEP = 4, 128
+#: rows that a block looks up
+IDS = 8
 
 
 @torch.library.custom_op("ao_kernels::plane16_linear", mutates_args=())
@@ -99,6 +101,54 @@ def _(
     return qdata.new_empty((n, k), dtype=dtype)
 
 
+@torch.library.custom_op("ao_kernels::plane16_embedding", mutates_args=())
+def plane16_embedding(
+    ids: Tensor,
+    qdata: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    table: Tensor,
+    n: int,
+    k: int,
+    group: int,
+    numbers: str,
+    dtype: torch.dtype,
+    sparse: bool = False,
+) -> Tensor:
+    """Rows (…, k) of a weight (n, k) in planes, for ids (…); NaN for those that there are not."""
+    from ao_kernels.triton.kernels import plane16
+
+    fmt = known(registry.dtypes.get(numbers), sparse=sparse)
+    tiles = tiling(n, k, group, fmt)
+    out = qdata.new_empty((*ids.shape, k), dtype=dtype)
+    if out.numel() == 0:
+        return out
+    with on_device(qdata):
+        plane16.embedding[(-(-ids.numel() // IDS), tiles.tiles)](
+            ids.contiguous(), qdata, scale, scale if zero is None else zero, table, out,
+            ids.numel(), n, k, tiles.tiles, tiles.groups, IDS, COLS, tiles.planes, tiles.plane,
+            tiles.chain, fmt.looked_up, fmt.sparse, zero is not None,
+        )  # fmt: skip
+    return out
+
+
+@plane16_embedding.register_fake
+def _(
+    ids: Tensor,
+    qdata: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    table: Tensor,
+    n: int,
+    k: int,
+    group: int,
+    numbers: str,
+    dtype: torch.dtype,
+    sparse: bool = False,
+) -> Tensor:
+    return qdata.new_empty((*ids.shape, k), dtype=dtype)
+
+
 def launch_linear(
     x: Tensor,
     qdata: Tensor,
@@ -128,7 +178,7 @@ def launch_linear(
     row_blocks = -(-m // regime.rows)
     if splits is None:
         splits = splits_of(tiles, row_blocks, processors(x.device))
-    places = tiles.blocks * row_blocks
+    places, early = tiles.blocks * row_blocks, starts_early(x.device)
     with on_device(x):
         sums = out if zero is None else _group_sums(x_MK, tiles, group)
         # scratch that a product without it does not touch; any tensor can stand there
@@ -143,8 +193,10 @@ def launch_linear(
             **constants(
                 fmt, tiles, regime, splits, x.dtype, scale.dtype,
                 None if zero is None else zero.dtype, bias is not None, assembly=x.is_cuda,
+                early=early,
             ),
             num_warps=regime.num_warps, num_stages=regime.num_stages,
+            **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
     return out
 

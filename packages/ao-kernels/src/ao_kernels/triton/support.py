@@ -10,7 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["CAPABILITY", "on_device", "processors", "take_locks", "why_not", "why_not_float8"]
+__all__ = [
+    "CAPABILITY",
+    "capability",
+    "on_device",
+    "processors",
+    "starts_early",
+    "take_locks",
+    "why_not",
+    "why_not_float8",
+]
 
 #: the oldest devices that have what the kernels are written with: bfloat16, asynchronous copies
 CAPABILITY = (8, 0)
@@ -48,11 +57,27 @@ def on_device(x: Tensor) -> Any:
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
+def capability(device: torch.device) -> tuple[int, int]:
+    """Of a device without one, that of an H100."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+
+
 def processors(device: torch.device) -> int:
     """How many blocks run at the same time at least; of any device, those of an H100 without one."""
     if device.type != "cuda":
         return 132
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def starts_early(device: torch.device) -> bool:
+    """Whether a kernel can be launched before the one in front of it has ended, also in a CUDA graph.
+
+    Programmatic dependent launch: sm_90, and for graphs a driver for CUDA 12.3.
+    """
+    if device.type != "cuda" or capability(device) < (9, 0):
+        return False
+    driver: int = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
+    return driver >= 12030
 
 
 class _Pool:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ao_core.samples import Sample, answer, evaluating, tensor_of
 from ao_core.targets import Plan as Entry
-from ao_quant.planning.measure import Sample, answer, evaluating, tensor_of
 
 __all__ = ["Use", "Uses", "bound", "record"]
 

@@ -18,6 +18,7 @@ from ao_core.errors import ConfigError, UnsupportedOp
 from ao_core.numerics import error_sums, sqnr_of_sums
 from ao_core.progress import Progress, watched
 from ao_core.quantize import convert, quantize_
+from ao_core.samples import Sample, evaluating, tensor_of
 from ao_core.targets import FilterFn
 from ao_core.targets import Plan as Entry
 from ao_core.targets import plan as plan_targets
@@ -27,7 +28,6 @@ from ao_quant.autotuning.calls import Uses, bound, record
 from ao_quant.autotuning.result import AutoquantReport, Layer, Timing
 from ao_quant.autotuning.timing import Timer, Trial, measure, stopwatch
 from ao_quant.planning.candidates import resolve_candidates, why_kept
-from ao_quant.planning.measure import Sample, evaluating, tensor_of
 from ao_quant.planning.text import config_text
 
 __all__ = ["CANDIDATES", "autoquant"]

@@ -11,13 +11,13 @@ from torch import nn
 
 from ao_core.config import Config, FqnToConfig, resolve_config
 from ao_core.errors import ConfigError, QuantizationError
+from ao_core.observing import observing
 from ao_core.progress import Progress
 from ao_core.quantize import apply_plans, transformed
 from ao_core.records import Skip
 from ao_core.report import Report
 from ao_core.targets import FilterFn, Plan, plan
 from ao_core.tensor import ComputeWeight, QTensor, check_quantizable
-from ao_quant.calibration.recorder import Recorder
 from ao_quant.calibration.result import Calibration, Watched, config_of
 from ao_quant.configs import StaticConfig
 from ao_quant.specs import format_of
@@ -88,26 +88,10 @@ def calibrate(model: nn.Module) -> Iterator[Calibration]:
     weights = [(p.fqn, p.tensor) for p in calibration.plans if p.fqn in calibration.watched]
     calibration.active = True
     try:
-        with (
-            torch.compiler.set_stance("force_eager"),
-            _casting_anew(),
-            Recorder(weights, calibration.note),
-        ):
+        with observing(weights, calibration.note):
             yield calibration
     finally:
         calibration.active = False
-
-
-@contextmanager
-def _casting_anew() -> Iterator[None]:
-    """Autocast keeps no casts of weights, whose memory nobody could tell."""
-    torch.clear_autocast_cache()
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
 
 
 def convert(

@@ -13,6 +13,7 @@ from ao_core.errors import ConfigError
 from ao_core.progress import Progress, watched
 from ao_core.quantize import transformed
 from ao_core.records import Skip
+from ao_core.samples import Sample, answer
 from ao_core.targets import FilterFn
 from ao_core.targets import Plan as Entry
 from ao_core.targets import plan as plan_targets
@@ -20,7 +21,7 @@ from ao_core.tensor import QTensor, check_quantizable
 from ao_core.tensor.saving.owners import owners_of
 from ao_quant.planning.candidates import resolve_candidates, why_kept
 from ao_quant.planning.choose import Needs, below_divergence, within_bits, within_budget
-from ao_quant.planning.measure import MEASURES, Sample, answer, distance, weight_error
+from ao_quant.planning.measure import MEASURES, distance, weight_error
 from ao_quant.planning.result import Choice, Kept, Option, QuantizationPlan
 from ao_quant.planning.sizes import Files, budget_bytes
 

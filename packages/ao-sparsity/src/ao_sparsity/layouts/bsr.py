@@ -47,7 +47,7 @@ class Bsr(SparseLayout):
     - scale, zero: as for dense values.
 
     The edges are padded with zeros. With the option "sparsity" that share of the blocks of each matrix
-    goes, rounded to the nearest whole number of them: those of the least L2 norm.
+    goes, rounded to the nearest whole number of them, but one stays: those of the least L2 norm.
     """
 
     name = "bsr"
@@ -62,7 +62,7 @@ class Bsr(SparseLayout):
     def project(self, values: Tensor, spec: Spec) -> Tensor:
         block = (blocksize_of(spec),) * 2
         scores = block_scores(values, block)
-        kept = best_blocks(scores, float(spec.option("sparsity", 0.0))) & (scores != 0)
+        kept = best_blocks(scores, _gone(tuple(values.shape), spec)) & (scores != 0)
         return torch.where(spread_blocks(kept, block, values.shape), values, 0)
 
     def sparsity(self, parts: Parts, spec: Spec, shape: tuple[int, ...]) -> float | None:
@@ -72,13 +72,18 @@ class Bsr(SparseLayout):
     def pack(
         self, codes: Tensor, scale: Tensor | None, zero: Tensor | None, spec: Spec, dtype: DType
     ) -> Parts:
-        b = blocksize_of(spec)
-        zeros = zero_codes(codes, zero, spec, tuple(codes.shape), dtype)
+        b, shape = blocksize_of(spec), tuple(codes.shape)
+        zeros = zero_codes(codes, zero, spec, shape, dtype)
         codes, zeros = (_tiles(each, b) for each in filled(codes, zeros, {-2: b, -1: b}))
         stored = (codes != zeros).flatten(-2).any(-1)
         first = torch.cat([stored.new_zeros(1, dtype=torch.int64), stored.sum(1).cumsum(0)])
-        return make_parts(packed_codes(codes[stored], dtype), scale, zero) | {
-            "col_indices": stored.nonzero()[:, 1].to(torch.int32),
+        if stored.is_meta:  # which blocks hold something is not known: as many as there can be
+            most = stored.numel() - prod(shape[:-2]) * _gone(shape, spec)
+            kept, columns = codes.flatten(0, 1)[:most], first.new_empty(most)
+        else:
+            kept, columns = codes[stored], stored.nonzero()[:, 1]
+        return make_parts(packed_codes(kept, dtype), scale, zero) | {
+            "col_indices": columns.to(torch.int32),
             "crow_indices": first.to(torch.int32),
         }
 
@@ -107,6 +112,12 @@ class Bsr(SparseLayout):
             "how many blocks a range of rows or columns has is decided by values, so it has no place that is "
             "known beforehand; call .dequantize() first"
         )
+
+
+def _gone(shape: tuple[int, ...], spec: Spec) -> int:
+    """How many blocks of each matrix are to go."""
+    blocks = prod(_grid(shape[-2:], blocksize_of(spec)))
+    return min(round(float(spec.option("sparsity", 0.0)) * blocks), max(blocks - 1, 0))
 
 
 def _grid(shape: tuple[int, ...], b: int) -> tuple[int, int]:

@@ -93,7 +93,7 @@ class TwoFour(SparseLayout):
         # half of the values have a code, and two at a time
         qdata = PartAxis(2 * codes, entries) if codes > 1 else PartAxis(4, 2)
         index = PartAxis(4 * _GROUPS, 1)
-        return {"qdata": (*rows, qdata), "index": (*rows, index), "scale": grid, "zero": grid}
+        return {"qdata": (*rows, qdata), "scale": grid, "zero": grid, "index": (*rows, index)}
 
 
 def _groups(shape: tuple[int, ...]) -> int:

@@ -12,7 +12,7 @@ from ao_core.spec import Spec
 __all__ = ["mse_qparams", "search_range"]
 
 #: the range is widened or shrunk by these factors, down to a sixty-fourth …
-_FACTORS = tuple(2.0 ** (-k / 4) for k in range(-1, 25) if k)
+_FACTORS = tuple(2.0 ** (-k / 4) for k in range(-1, 25))
 #: … until so many in a row have improved no block
 _PATIENCE = 6
 #: then each end is moved by itself around the best factor, by so much at most, in so many steps
@@ -26,7 +26,8 @@ def mse_qparams(x: Tensor, dtype: DType, spec: Spec) -> tuple[Tensor, Tensor | N
 
     The range of a block, which `choose_qparams` covers whole, is shrunk: what lies outside is
     clipped, and the rest has finer steps. A search over factors for the whole range, then for each of
-    its ends, is followed by least-squares fits of scale and zero point to the codes. Squared errors
+    its ends (for integers in two's complement with each sign of the scale), is followed by
+    least-squares fits of scale and zero point to the codes. Squared errors
     are those of `Rows.errors`, in which what all blocks have in common counts more: a change of the
     length of the weights. Errors are those of the float32 values that the stored scales and zero
     points give.
@@ -48,6 +49,15 @@ def _improve(rows: Rows, start: QParams) -> QParams:
 
 def search_range(rows: Rows, start: QParams) -> QParams:
     """The best scales and zero points found; the sums that compare them are in float32."""
+    first, *others = (_search(rows, start, sign) for sign in rows.signs)
+    best, error = first
+    for other, its_error in others:
+        best, error = merge(its_error < error, other, best), torch.minimum(error, its_error)
+    return best
+
+
+def _search(rows: Rows, start: QParams, sign: float) -> tuple[QParams, Tensor]:
+    """What is found with scales of one sign, and its errors."""
     low, high = rows.range()
     best = start
     limit, error = rows.errors(start)
@@ -62,7 +72,8 @@ def search_range(rows: Rows, start: QParams) -> QParams:
 
     def offer(factors: list[Tensor]) -> bool:
         nonlocal ends
-        better = keep_better(rows.of_range(low * factors[0], high * factors[1]))
+        new = rows.of_range(low * factors[0], high * factors[1])
+        better = keep_better(QParams(new.scale * sign, new.zero))
         ends = [torch.where(better, f, end) for f, end in zip(factors, ends, strict=True)]
         return bool(better.any())
 
@@ -83,4 +94,4 @@ def search_range(rows: Rows, start: QParams) -> QParams:
     for _ in range(_FITS):
         current = rows.fitted(current, None)
         keep_better(current)
-    return best
+    return best, error

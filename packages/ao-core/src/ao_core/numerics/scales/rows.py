@@ -27,6 +27,8 @@ __all__ = ["QParams", "Rows", "improve_qparams", "merge"]
 
 #: how much more than others an error along the weights counts, a change of their length
 _GAIN = 10.0
+#: storage of scales that may be negative
+_SIGNED = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,17 @@ class Rows:
         point = zero_to_float(zero, self.dtype)
         return QParams(by, point / by if self.spec.zero == "scaled" else point)
 
+    @property
+    def signs(self) -> tuple[float, ...]:
+        """Signs of scales that are worth trying.
+
+        Integers in two's complement reach one further below zero than above, so a negative scale
+        serves blocks whose greatest magnitudes are positive.
+        """
+        uneven = self.dtype.kind == "int" and 0 < self.dtype.max < -self.dtype.min
+        turns = uneven and self.spec.zero == "none" and _scale_dtype(self.spec) in _SIGNED
+        return (1.0, -1.0) if turns else (1.0,)
+
     def range(self) -> tuple[Tensor, Tensor]:
         """Least and greatest element of each row."""
         low, high = torch.aminmax(self.x, dim=1, keepdim=True)
@@ -163,7 +176,7 @@ class Rows:
         """Scales and zero points of least squared error for the codes that `q` gives, as stored.
 
         Args:
-            q: where it starts; kept where the codes of a row do not determine a positive scale.
+            q: where it starts; kept where the codes of a row do not determine a scale of the same sign.
             target: (strip, q) -> what the codes are fitted to; None: the strip itself.
         """
 
@@ -180,16 +193,17 @@ class Rows:
         )
         squares, products = squares + along_value**2, products + along_value * along_goal
         if q.zero is None:
-            return self.stored(_positive(products / squares, q.scale), None)
+            scale = _alike(products / squares, q.scale)
+            return QParams(self.stored(scale.abs(), None).scale.copysign(q.scale), None)
         values, goals = values + along_value * along_one, goals + along_goal * along_one
         count = self.x.shape[1] + along_one**2
         slope = (products - values * goals / count) / (squares - values * values / count)
-        zero = values / count - goals / count / _positive(slope, q.scale)
+        zero = values / count - goals / count / _alike(slope, q.scale)
         point = self.stored(q.scale, zero.to(torch.float32)).zero
         assert point is not None
         # the slope again, for the zero point as it is stored
         slope = (products - point * goals) / (squares + point * (point * count - 2 * values))
-        return QParams(self.stored(_positive(slope, q.scale), q.zero).scale, point)
+        return QParams(self.stored(_alike(slope, q.scale), q.zero).scale, point)
 
 
 def improve_qparams(
@@ -218,9 +232,9 @@ def improve_qparams(
         matrix = _matrix(x[tuple(slice(a, b) for a, b in ranges)], extents)
         if matrix.numel() <= limit:
             matrix = matrix.to(torch.float32)
-        rows = Rows(matrix, dtype, spec, limit)
         here = scale[place]
         point = None if zero is None else zero[place].reshape(-1, 1)
+        rows = Rows(matrix, dtype, spec, limit)
         found = improve(rows, rows.read(here.reshape(-1, 1), point))
         scale[place] = found.scale.reshape(here.shape).to(scale.dtype)
         if zero is not None and found.zero is not None:
@@ -247,10 +261,11 @@ def _ratio(value: Tensor | float, by: Tensor) -> Tensor:
     return torch.where(by == 0, 0.0, value / by)
 
 
-def _positive(value: Tensor, otherwise: Tensor) -> Tensor:
-    """Float32 where it is a positive finite number, else `otherwise`."""
+def _alike(value: Tensor, otherwise: Tensor) -> Tensor:
+    """Float32 where it is finite and of the sign of `otherwise`, else that."""
     value = value.to(torch.float32)
-    return torch.where((value > 0) & torch.isfinite(value), value, otherwise)
+    same = value.sign() == otherwise.sign()
+    return torch.where(same & torch.isfinite(value), value, otherwise)
 
 
 def _scale_dtype(spec: Spec) -> str:

@@ -2,6 +2,9 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ao_kernels.triton.kernels.planes import beside, column, numbers, values
 
 
 @triton.jit(do_not_specialize=["M", "tiles", "tiles_a_split"])
@@ -40,6 +43,8 @@ def linear(
     LOAD_ZERO: tl.constexpr,
     LOAD_TABLE: tl.constexpr,
     TABLE: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """The product x (M, K) @ weight.T + bias: one block for ROWS × COLS of it and a part of K.
 
@@ -51,7 +56,8 @@ def linear(
 
     ASM and what begins with LOAD are texts of `ao_kernels.triton.assembly`; where ASM is None, plain
     operations do the same, with the values of codes in `table_ptr`. LOAD_TABLE, where there is one, loads
-    what stands there from TABLE on.
+    what stands there from TABLE on. With AHEAD, PREFETCH brings so many tiles nearer while the kernel before
+    still runs.
     """
     col_tile = tl.program_id(0)
     split = tl.program_id(1)
@@ -75,6 +81,17 @@ def linear(
     x_at = x_ptr + rows[None, :].to(tl.int64) * stride_x + first * (PLANES * PLANE)
     present = rows[None, :] < M
 
+    if AHEAD:
+        gdc_launch_dependents()
+        lines = tl.arange(0, COLS * PLANE // 64) * 64
+        for soon in tl.static_range(AHEAD):
+            near = tl.minimum(block + soon, tl.num_programs(0).to(tl.int64) * tiles - 1)
+            for word in tl.static_range(WORDS):
+                line_at = w_ptr + (near * WORDS + word) * (COLS * PLANE) + lines
+                tl.inline_asm_elementwise(
+                    PREFETCH, "=r,l", [line_at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+                )
+        gdc_wait()  # only now there are activations
     if LOAD_TABLE is not None:
         copy_at = table_ptr + TABLE + (tl.arange(0, 32) & 1) * 8
         tl.inline_asm_elementwise(
@@ -82,12 +99,12 @@ def linear(
         )
     acc = tl.zeros((COLS, ROWS), tl.float32)
     for tile in range(first, last):
-        planes = _numbers(row_at, inner, x_ptr, table_ptr, COLS, PLANES, OFFSET, PAIRS, SPARSE, ASM)
+        planes = numbers(row_at, inner, x_ptr, table_ptr, COLS, PLANES, OFFSET, PAIRS, SPARSE, ASM)
         left = K - tile * (PLANES * PLANE)
         if CHAIN == 0:
             for j in tl.static_range(0, PLANES, AT_ONCE):
                 x = _activations(x_at, j, several, left, present, PLANE, SPARSE, EVEN_K)
-                acc = tl.dot(_beside(planes, j, AT_ONCE), x, acc)
+                acc = tl.dot(beside(planes, j, AT_ONCE), x, acc)
         else:
             for group in tl.static_range(GROUPS):
                 part = tl.zeros((COLS, ROWS), tl.float32)
@@ -95,7 +112,7 @@ def linear(
                     x = _activations(
                         x_at, group * CHAIN + j, several, left, present, PLANE, SPARSE, EVEN_K
                     )
-                    part = tl.dot(_beside(planes, group * CHAIN + j, AT_ONCE), x, part)
+                    part = tl.dot(beside(planes, group * CHAIN + j, AT_ONCE), x, part)
                 if HAS_ZERO:
                     zero = _zeros(zero_at + group * COLS, OFFSET, LOAD_ZERO)
                     sums = tl.load(sums_at + group * stride_sums, mask=rows < M, other=0.0)
@@ -135,19 +152,6 @@ def linear(
 
 
 @triton.jit
-def _beside(planes, first: tl.constexpr, COUNT: tl.constexpr):
-    """Planes side by side."""
-    if COUNT == 1:
-        both = planes[first]
-    else:
-        HALF: tl.constexpr = COUNT // 2
-        both = tl.join(_beside(planes, first, HALF), _beside(planes, first + HALF, HALF))
-        both = tl.permute(both, (0, 2, 1))
-        both = tl.reshape(both, (both.shape[0], both.shape[1] * both.shape[2]))
-    return both
-
-
-@triton.jit
 def _activations(
     x_at,
     plane,
@@ -159,22 +163,10 @@ def _activations(
     EVEN_K: tl.constexpr,
 ):
     """One plane's activations, PLANE × ROWS; what is outside is 0."""
-    column = _column(plane, inner, PLANE, SPARSE)[:, None]
+    col = column(plane, inner, PLANE, SPARSE)[:, None]
     if not EVEN_K:
-        present = present & (column < left)
-    return tl.load(x_at + column, mask=present, other=0.0)
-
-
-@triton.jit
-def _column(plane, inner, PLANE: tl.constexpr, SPARSE: tl.constexpr):
-    """The columns of a tile that a plane has: SPARSE, two of every four of 32, otherwise neighbours."""
-    if SPARSE:
-        plane += inner // PLANE
-        column = plane // 2 * 32 + plane % 2 * 2 + inner % PLANE // 2 * 4 + inner % 2
-        column = tl.max_contiguous(tl.multiple_of(column, 2), 2)
-    else:
-        column = plane * PLANE + inner
-    return column
+        present = present & (col < left)
+    return tl.load(x_at + col, mask=present, other=0.0)
 
 
 @triton.jit
@@ -214,97 +206,6 @@ def _zeros(at, OFFSET: tl.constexpr, LOAD: tl.constexpr):
         # a small integer in the last bits of 2**23 is that much more: no conversion is needed
         offset = 8388608.0 + OFFSET - (zero | 0x4B000000).to(tl.float32, bitcast=True)
     return offset
-
-
-@triton.jit
-def _numbers(
-    row_at,
-    inner,
-    x_ptr,
-    table_ptr,
-    COLS: tl.constexpr,
-    PLANES: tl.constexpr,
-    OFFSET: tl.constexpr,
-    PAIRS: tl.constexpr,
-    SPARSE: tl.constexpr,
-    ASM: tl.constexpr,
-):
-    """A tensor for each plane of a tile's numbers, in the type of the activations."""
-    element = x_ptr.dtype.element_ty
-    if ASM is None:
-        planes = ()
-        for j in tl.static_range(PLANES):
-            value = _values(row_at, inner, j, table_ptr, COLS, PLANES, PAIRS, SPARSE)
-            planes += ((value - OFFSET).to(element),)
-    elif SPARSE:
-        at, NEXT = row_at + inner[None, :], COLS * inner.shape[0]
-        planes = tl.inline_asm_elementwise(
-            ASM,
-            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r",
-            [tl.load(at), tl.load(at + NEXT), tl.load(at + 2 * NEXT)],
-            dtype=(element,) * 16,
-            is_pure=True,
-            pack=2,
-        )
-    elif PLANES == 4:
-        planes = tl.inline_asm_elementwise(
-            ASM,
-            "=&r,=&r,=&r,=&r,r",
-            [tl.load(row_at + inner[None, :])],
-            dtype=(element, element, element, element),
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        planes = tl.inline_asm_elementwise(
-            ASM,
-            "=&r,=&r,r",
-            [tl.load(row_at + inner[None, :])],
-            dtype=(element, element),
-            is_pure=True,
-            pack=2,
-        )
-    return planes
-
-
-@triton.jit
-def _values(
-    row_at,
-    inner,
-    plane,
-    table_ptr,
-    COLS: tl.constexpr,
-    PLANES: tl.constexpr,
-    PAIRS: tl.constexpr,
-    SPARSE: tl.constexpr,
-):
-    """The values of one plane in float32, without assembly."""
-    if SPARSE:
-        code = _sparse_codes(row_at, inner, plane, COLS * inner.shape[0])
-    else:
-        BITS: tl.constexpr = 16 // PLANES
-        if PAIRS:
-            # codes of two words in the order of planes, those of a plane beside each other
-            code = 2 * plane % PLANES + inner % 2
-            word = inner - inner % 2 + 2 * plane // PLANES
-            words = tl.load(row_at + word[None, :]) >> (BITS * code)[None, :]
-        else:
-            words = tl.load(row_at + inner[None, :]) >> BITS * plane
-        code = words & ((1 << BITS) - 1)
-    return tl.load(table_ptr + code).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _sparse_codes(row_at, inner, plane, NEXT: tl.constexpr):
-    """The codes of one plane, 8 where none is kept: without assembly, what `assembly.two_of_four` does."""
-    group = plane // 2
-    at = row_at + (inner // 2 * 2 + group % 2)[None, :]
-    codes = tl.load(at + group // 4 * NEXT).to(tl.int32) >> group // 2 % 2 * 4
-    pattern = tl.load(at + 2 * NEXT).to(tl.int32) >> group // 2 * 4 & 7
-    first = tl.where(pattern < 3, 0, tl.where(pattern < 5, 1, 2))
-    second = tl.where(pattern == 0, 1, tl.where((pattern == 1) | (pattern == 3), 2, 3))
-    column = (plane % 2 * 2 + inner % 2)[None, :]
-    return tl.where(first == column, codes & 15, tl.where(second == column, codes >> 8 & 15, 8))
 
 
 @triton.jit
@@ -369,11 +270,61 @@ def dequantize(
     col = col_tile * COLS + cols
     for j in tl.static_range(PLANES):
         grid = block * (PLANES // CHAIN) + j // CHAIN if CHAIN else col_tile
-        value = _values(row_at, inner, j, table_ptr, COLS, PLANES, PAIRS, SPARSE)
+        value = values(row_at, inner, j, table_ptr, COLS, PLANES, PAIRS, SPARSE)
         if HAS_ZERO:
             value -= tl.load(zero_ptr + grid * COLS + cols).to(tl.float32)[:, None]
         value *= tl.load(scale_ptr + grid * COLS + cols).to(tl.float32)[:, None]
-        k = tile * (PLANES * PLANE) + _column(j, inner, PLANE, SPARSE)
+        k = tile * (PLANES * PLANE) + column(j, inner, PLANE, SPARSE)
         out_at = out_ptr + col[:, None].to(tl.int64) * K + k[None, :]
         inside = (col[:, None] < N) & (k[None, :] < K)
+        tl.store(out_at, value.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["count"])
+def embedding(
+    ids_ptr,
+    w_ptr,
+    scale_ptr,
+    zero_ptr,
+    table_ptr,
+    out_ptr,
+    count,
+    N,
+    K,
+    tiles,
+    groups,
+    IDS: tl.constexpr,
+    COLS: tl.constexpr,
+    PLANES: tl.constexpr,
+    PLANE: tl.constexpr,
+    CHAIN: tl.constexpr,
+    PAIRS: tl.constexpr,
+    SPARSE: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+):
+    """Rows of a weight, with the values of `dequantize`: one block for IDS of them in one tile.
+
+    A row that there is not becomes NaN.
+    """
+    tile = tl.program_id(1)
+    places = tl.program_id(0) * IDS + tl.arange(0, IDS)
+    inner = tl.arange(0, PLANE)
+    ids = tl.load(ids_ptr + places, mask=places < count, other=0).to(tl.int64)
+    exists = (ids >= 0) & (ids < N)
+    ids = tl.where(exists, ids, 0)
+    col_tile = ids // COLS
+    col = ids % COLS
+    WORDS: tl.constexpr = 3 if SPARSE else 1
+    row_at = w_ptr + (((col_tile * tiles + tile) * (WORDS * COLS) + col) * PLANE)[:, None]
+    for j in tl.static_range(PLANES):
+        group = tile * (PLANES // CHAIN) + j // CHAIN if CHAIN else 0
+        grid_at = (col_tile * groups + group) * COLS + col
+        value = values(row_at, inner, j, table_ptr, COLS, PLANES, PAIRS, SPARSE)
+        if HAS_ZERO:
+            value -= tl.load(zero_ptr + grid_at).to(tl.float32)[:, None]
+        value *= tl.load(scale_ptr + grid_at).to(tl.float32)[:, None]
+        value = tl.where(exists[:, None], value, float("nan"))
+        k = tile * (PLANES * PLANE) + column(j, inner, PLANE, SPARSE)
+        out_at = out_ptr + places[:, None].to(tl.int64) * K + k[None, :]
+        inside = (places < count)[:, None] & (k < K)[None, :]
         tl.store(out_at, value.to(out_ptr.dtype.element_ty), mask=inside)

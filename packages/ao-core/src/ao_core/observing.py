@@ -1,14 +1,15 @@
 """Watching what weights are multiplied with, wherever a model does so: no module or parameter is touched.
 
-Two modes of torch, active only within `calibrate`. Functions that get a watched weight, or a view of one,
-are seen by `Recorder`: `F.linear` is what layers call. Of other ones, as the forward function of
+Two modes of torch, active only within `observing`. Functions that get a watched weight, or a view of one,
+are seen by `_Recorder`: `F.linear` is what layers call. Of other ones, as the forward function of
 MultiheadAttention, the products inside are seen by `_Products`. Weights are known by their memory.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Recorder"]
+__all__ = ["Note", "observing"]
 
 aten = torch.ops.aten
 
@@ -33,6 +34,37 @@ _PRODUCTS = {
     aten.bmm.default: (0, 1),
     aten.addmm.default: (1, 2),
 }
+
+
+@contextmanager
+def observing(weights: Iterable[tuple[str, Tensor]], note: Note) -> Iterator[None]:
+    """Within this context `note` is called with the activations of each product with one of the weights.
+
+    It is called before the product is computed. Compiled models run without their compiled code meanwhile,
+    which products could not be seen in.
+
+    Args:
+        weights: the weights, (out, in), with the name that `note` is to be given for each.
+        note: takes that name and the activations (..., in).
+    """
+    with (
+        torch.compiler.set_stance("force_eager"),
+        _casting_anew(),
+        _Recorder(weights, note),
+    ):
+        yield
+
+
+@contextmanager
+def _casting_anew() -> Iterator[None]:
+    """Autocast keeps no casts of weights, whose memory nobody could tell."""
+    torch.clear_autocast_cache()
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 class _Memory:
@@ -68,7 +100,7 @@ class _Memory:
         return self._pieces[place][2]
 
 
-class Recorder(TorchFunctionMode):
+class _Recorder(TorchFunctionMode):
     """Calls `note` with the activations of each product with one of the weights, before it is computed."""
 
     def __init__(self, weights: Iterable[tuple[str, Tensor]], note: Note) -> None:

@@ -12,7 +12,7 @@ from ao_kernels.triton import bsr, sparsify
 from ao_kernels.triton.assembly import PICK
 from ao_kernels.triton.launch import POINTERS
 
-__all__ = ["MORE_SPARSE", "SPARSE", "build_bsr", "build_rows", "build_tiles"]
+__all__ = ["GATES", "MORE", "build_bsr", "build_rows", "build_tiles"]
 
 _BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -173,7 +173,7 @@ def _bsr_gate(
 
 
 #: those that CI checks in every change
-SPARSE: tuple[Gate, ...] = (
+GATES: tuple[Gate, ...] = (
     _rows_gate(19.0),
     _tiles_gate(25.8),
     _bsr_gate(5.5, 64, 16),
@@ -182,7 +182,7 @@ SPARSE: tuple[Gate, ...] = (
     _bsr_gate(5.2, 64, 16, arch=80),
 )
 #: the rest
-MORE_SPARSE: tuple[Gate, ...] = (
+MORE: tuple[Gate, ...] = (
     _rows_gate(19.0, _FP16),
     _rows_gate(24.5, vector=False),
     *(_rows_gate(19.1, arch=arch) for arch in (80, 89, 100)),

@@ -1,0 +1,90 @@
+#include "sparse.h"
+
+#include <algorithm>
+
+#include "../isa.h"
+#include "../memory.h"
+#include "../parallel.h"
+
+namespace ao {
+namespace {
+
+// Rows of activations whose sums, for a row of blocks, stay in the second cache.
+constexpr int64_t kChunkRows = 256;
+// Multiplications below which a second thread costs more than it saves.
+constexpr int64_t kSerialWork = 1 << 17;
+
+thread_local Kept kept_activations, kept_scratch;
+
+Mode mode_of(const BlockSparse& t, bool pairs) {
+  if (t.act == Act::int8) return Mode::int8;
+  // both factors are exact in bfloat16
+  const bool exact = t.type == Element::bf16 && (t.value == Value::bf16 || t.value == Value::i8);
+  return pairs && exact ? Mode::pairs : Mode::f32;
+}
+
+// Into how many chunks rows of activations are cut: so that sums stay near, and that the row with the most blocks
+// keeps no thread busy when the others have ended.
+int64_t chunks_of(const BlockSparse& t, int64_t threads) {
+  const int64_t stored = t.starts[t.row_blocks];
+  int64_t most = 0;
+  for (int64_t r = 0; r < t.row_blocks; ++r) most = std::max<int64_t>(most, t.starts[r + 1] - t.starts[r]);
+  const int64_t fair = threads == 1 || stored == 0 ? 1 : (4 * threads * most + stored - 1) / stored;
+  return std::max({(t.m + kChunkRows - 1) / kChunkRows, std::min(fair, t.m / 16), int64_t{1}});
+}
+
+}  // namespace
+
+void run_block_sparse(const BlockSparse& call) {
+  if (call.m == 0 || call.n == 0) return;
+  const SparseKernels& kernels = isa().sparse;
+  BlockSparse t = call;
+  t.mode = mode_of(t, isa().linear.pairs);
+  const bool as_they_are = (t.mode == Mode::f32 && t.type == Element::f32) || t.mode == Mode::pairs;
+  t.x_direct = as_they_are ? t.k / t.side : 0;
+
+  const int64_t work = t.starts[t.row_blocks] * t.side * t.side;
+  const bool serial = work <= kSerialWork / t.m;
+  const int64_t threads = serial ? 1 : num_threads();
+  const int64_t packed = aligned(t.m * (t.column_blocks - t.x_direct) * t.side * (t.mode == Mode::int8 ? 1 : 4));
+  const bool quantized = t.mode == Mode::int8;
+  uint8_t* place = kept_activations.get(packed + (quantized ? aligned(t.m * 4) + t.m * t.column_blocks * 4 : 0));
+  t.x_packed = place;
+  t.x_scale = reinterpret_cast<float*>(place + packed);
+  t.x_sums = reinterpret_cast<int32_t*>(place + packed + aligned(t.m * 4));
+  if (t.x_direct < t.column_blocks) {
+    const int64_t grain = serial ? t.m : std::max<int64_t>(1, kSerialWork / 8 / std::max<int64_t>(1, t.k));
+    parallel_for(0, t.m, grain, [&](int64_t begin, int64_t end) { kernels.pack(t, begin, end); });
+  }
+
+  const int64_t chunks = chunks_of(t, threads);
+  const int64_t scratch = kernels.scratch(t, (t.m + chunks - 1) / chunks);
+  take_turns(t.row_blocks, chunks, threads, [&](int64_t first, int64_t last, int64_t chunk) {
+    uint8_t* memory = kept_scratch.get(scratch);
+    for (int64_t r = first; r < last; ++r) kernels.blocks(t, r, rows_of(t.m, chunks, chunk), memory);
+  });
+}
+
+void run_two_four(const TwoFour& call) {
+  if (call.m == 0 || call.n == 0) return;
+  const SparseKernels& kernels = isa().sparse;
+  TwoFour t = call;
+  const bool one_scale = !t.scale || t.scale_groups == 1;  // others are multiplied into the weights, in float32
+  const bool exact = t.type == Element::bf16 && (t.bits <= 8 || t.value == Value::bf16) && one_scale;
+  t.mode = isa().linear.pairs && exact ? Mode::pairs : Mode::f32;
+  t.width = (t.k + kWindow - 1) / kWindow * kWindow;
+  t.x_packed = kept_activations.get(t.m * t.width * 4);
+  kernels.pack_two_four(t, 0, t.m);
+  const int64_t threads = t.n * t.k <= kSerialWork / t.m ? 1 : num_threads();
+  take_turns((t.n + 3) / 4, 1, threads, [&](int64_t first, int64_t last, int64_t) {
+    kernels.two_four(t, first * 4, std::min(last * 4, t.n));
+  });
+}
+
+void expand_two_four(const TwoFour& call) {
+  const SparseKernels& kernels = isa().sparse;
+  const int64_t grain = std::max<int64_t>(1, kSerialWork / 8 / std::max<int64_t>(1, call.k));
+  parallel_for(0, call.n, grain, [&](int64_t begin, int64_t end) { kernels.expand(call, begin, end); });
+}
+
+}  // namespace ao

@@ -1,0 +1,18 @@
+// The table of an instruction set's kernels; included by its unit.
+#pragma once
+#include "blocks.h"
+#include "pack.h"
+#include "two_four.h"
+
+namespace ao::AO_ISA {
+
+static const SparseKernels kSparseKernels = {
+    .pack = pack_activations,
+    .scratch = blocks_scratch,
+    .blocks = blocks_of,
+    .pack_two_four = pack_two_four,
+    .two_four = two_four_rows,
+    .expand = expand_rows,
+};
+
+}  // namespace ao::AO_ISA

@@ -1,0 +1,117 @@
+"""Kernels for the layout `two_four`: products of a few rows from packed weights, and the dense weight."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ao_core.layouts import Parts
+from ao_core.numerics import full_block
+from ao_core.records import Call, DType, Kernel
+from ao_core.registry import registry
+from ao_core.spec import Spec
+from ao_core.tensor import QTensor
+from ao_core.tensor.codec import decode_reference
+from ao_kernels.cpu.block_sparse import SCALES
+from ao_kernels.cpu.library import isa, why_not
+from ao_kernels.cpu.linear import DTYPES
+from ao_kernels.cpu.quantize import is_traced
+
+__all__ = ["TWO_FOUR_KERNELS", "dequantize_two_four", "two_four_linear"]
+
+#: rows of activations, by the bits of a code, beyond which a dense product with the expanded weight is faster
+MOST_ROWS = {4: 64, 8: 128, 16: 128, 32: 128}
+#: formats whose codes the product reads as they are
+READ = ("bf16", "fp16", "fp32", "int8", "int4")
+#: groups that share a scale are read in windows of so many columns
+WINDOW = 32
+
+
+def two_four_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+    """The product, with weights read as they are packed: activations are picked by their places."""
+    parts, group = w.parts, _group(w.spec, w.stored_shape)
+    out: Tensor = torch.ops.ao_kernels.two_four_linear(
+        x, parts["qdata"], parts["index"], parts.get("scale"), bias, group
+    )
+    return out
+
+
+def dequantize_two_four(
+    parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    """Dense values of `shape`, bit for bit those of the reference."""
+    if is_traced(parts["qdata"]):
+        return decode_reference(parts, spec, shape, dtype)
+    fmt, qdata, table = registry.dtypes.get(spec.dtype), parts["qdata"], None
+    if fmt.bits <= 8:
+        codes = torch.arange(1 << fmt.bits, dtype=torch.uint8)
+        qdata, table = qdata.view(torch.uint8), fmt.decode(codes)
+    dense: Tensor = torch.ops.ao_kernels.two_four_dequantize(
+        qdata, parts["index"], parts.get("scale"), table, shape[-1], _group(spec, shape), dtype
+    )
+    return dense
+
+
+def _group(spec: Spec, shape: tuple[int, ...]) -> int:
+    """Columns that share a scale."""
+    return full_block(spec.block, shape)[-1]
+
+
+def _unfit_scale(spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+    """Why the C++ code cannot take such scales."""
+    if dtype.bits > 8:
+        return None
+    if spec.zero != "none":
+        return f"has no zero points, and this format has zero={spec.zero!r}"
+    if spec.scale_dtype not in SCALES:
+        return f"has scales in {', '.join(SCALES)}, not {spec.scale_dtype}"
+    *rows, group = full_block(spec.block, shape)
+    if group < shape[-1] and group % WINDOW:
+        return f"has groups of whole multiples of {WINDOW} columns, found {group}"
+    one = group >= shape[-1] and tuple(rows) == shape[:-1]
+    if not one and any(extent != 1 for extent in rows):
+        return f"has scales of single rows or one for all, found blocks of {spec.block}"
+    return None
+
+
+def _accepts_linear(call: Call) -> str | None:
+    dtype = registry.dtypes.get(call.spec.dtype)
+    if dtype.name not in READ:
+        return f"reads {', '.join(READ)}, not {dtype.name}"
+    if call.x_dtype not in DTYPES:
+        return f"needs activations in float32, bfloat16 or float16, found {call.x_dtype}"
+    if len(call.weight_shape) != 2 or 0 in call.weight_shape:
+        return f"needs a weight (N, K) that is not empty, found {call.weight_shape}"
+    if call.spec.act is not None:
+        return "does not quantize activations: with an expanded weight that takes less time"
+    if call.m > MOST_ROWS[dtype.bits]:
+        most = MOST_ROWS[dtype.bits]
+        return f"is for {most} rows at most, found {call.m}: an expanded weight takes less time"
+    return _unfit_scale(call.spec, call.weight_shape, dtype)
+
+
+def _accepts_dequantize(call: Call) -> str | None:
+    dtype = registry.dtypes.get(call.spec.dtype)
+    if call.x_dtype not in DTYPES:
+        return f"writes float32, bfloat16 and float16, not {call.x_dtype}"
+    if dtype.bits < 8 and dtype.bits != 4:
+        return f"reads codes of 4 and 8 bits and dense values, not of {dtype.bits}"
+    if len(call.weight_shape) < 2 or 0 in call.weight_shape:
+        return f"needs a tensor of rows that is not empty, found {call.weight_shape}"
+    return _unfit_scale(call.spec, call.weight_shape, dtype)
+
+
+def _describe(call: Call) -> str:
+    return f"{isa()}, weights read as they are packed"
+
+
+TWO_FOUR_KERNELS = (
+    Kernel(
+        "cpu_two_four_linear", "linear", "two_four", "cpu", two_four_linear, 50, why_not,
+        _accepts_linear, _describe,
+    ),
+    Kernel(
+        "cpu_dequantize_two_four", "dequantize", "two_four", "cpu", dequantize_two_four, 50, why_not,
+        _accepts_dequantize,
+    ),
+)  # fmt: skip

@@ -1,0 +1,174 @@
+"""The kernels of products whose operands are both quantized: of `ComputeWeight`s, and of dynamic weights.
+
+The custom op behind them is made when one is first called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ao_core.numerics import scale_to_float
+from ao_core.records import Call, Kernel
+from ao_core.registry import registry
+from ao_core.spec import WHOLE, Spec
+from ao_core.tensor import QTensor
+from ao_core.tensor.activations import static_qparams
+from ao_core.tensor.create import encode_parts
+from ao_kernels.triton.support import why_not, why_not_float8
+
+__all__ = ["DYNAMIC_KERNELS"]
+
+_TENSOR, _ROW, _GROUP, _SQUARE = (WHOLE, WHOLE), (1, WHOLE), (1, 128), (128, 128)
+#: block → what the kernel calls it
+_KINDS: dict[tuple[int, ...], str] = {
+    _TENSOR: "one",
+    _ROW: "row",
+    _GROUP: "block",
+    _SQUARE: "square",
+}
+#: blocks of activations and of weights
+_PAIRS = (
+    *((a, b) for a in (_TENSOR, _ROW) for b in (_TENSOR, _ROW)),
+    (_GROUP, _GROUP),
+    (_GROUP, _SQUARE),
+)
+_FLOAT8 = ("f8e4m3", "f8e5m2")
+_OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
+#: op → the one of torch, which has cuBLAS for a scale a tensor
+_OF_TORCH = {"linear": "scaled_mm", "mm": "scaled_product"}
+
+
+def _multiply(
+    a: Tensor,
+    b: Tensor,
+    spec: Spec,
+    bias: Tensor | None = None,
+    offs: Tensor | None = None,
+    qparams: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> Tensor:
+    """A (M, K), quantized as `spec.act` says, times the transpose of b (…, N, K), cast as `spec` says."""
+    from ao_kernels.triton.scaled import scaled_product
+
+    act = spec.act
+    assert act is not None
+    left, right = encode_parts(a, act, *qparams), encode_parts(b, spec)
+    codes, zero = left["qdata"], left.get("zero")
+    if zero is not None:
+        # the tensor cores want both signed: codes and zero points move down together
+        codes, zero = (codes ^ 128).view(torch.int8), zero.to(torch.int32) - 128
+    out: Tensor = scaled_product(
+        codes, right["qdata"], scale_to_float(left["scale"]), scale_to_float(right["scale"]),
+        _KINDS[act.block], _KINDS[spec.block], a.dtype, zero, bias, offs,
+        bool(spec.option("fast_accum", True)),
+    )  # fmt: skip
+    return out
+
+
+def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+    """Quantize the activations, and multiply: scales, zero points and bias are applied inside."""
+    out = _multiply(x.reshape(-1, x.shape[-1]), w, w.spec, bias, qparams=static_qparams(w))
+    return out.reshape(*x.shape[:-1], w.shape[0])
+
+
+def grouped_linear(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor:
+    """`linear` for the rows of each expert, in one launch that does not wait to know them."""
+    return _by_expert(x, w, offs, w.spec)
+
+
+def mm(a: Tensor, b: Tensor, spec: Spec) -> Tensor:
+    """Cast both operands, and multiply."""
+    return _multiply(a, b, spec)
+
+
+def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None, spec: Spec) -> Tensor:
+    """`mm` for the rows of each expert."""
+    return _by_expert(a, b, offs, spec)
+
+
+def _by_expert(a: Tensor, b: Tensor, offs: Tensor | None, spec: Spec) -> Tensor:
+    if offs is None:
+        experts, m = a.shape[:2]
+        offs = torch.arange(m, (experts + 1) * m, m, dtype=torch.int32, device=a.device)
+    out = _multiply(a.reshape(-1, a.shape[-1]), b, spec, offs=offs)
+    return out.reshape(*a.shape[:-1], b.shape[-2])
+
+
+def _accepts_float8(call: Call) -> str | None:
+    spec, act = call.spec, call.spec.act
+    if act is None or act.dtype not in _FLOAT8 or spec.dtype not in _FLOAT8:
+        return f"needs both operands in float8, found {spec}"
+    if (act.zero, spec.zero) != ("none", "none"):
+        return f"has no zero points of float8, found {spec}"
+    if reason := _refused(call, spec, act):
+        return reason
+    if spec.block == _TENSOR and call.op in _OF_TORCH:
+        of_torch = registry.kernels.get(_OF_TORCH[call.op])
+        if of_torch.accepts(call) is None:
+            return f"leaves scales of tensors to {of_torch.name}, which has cuBLAS"
+    return None
+
+
+def _accepts_int8(call: Call) -> str | None:
+    spec, act = call.spec, call.spec.act
+    if act is None or (act.dtype, act.zero) not in (("int8", "none"), ("uint8", "int")):
+        return f"needs activations in int8, or in uint8 with zero points, found {spec}"
+    if (spec.dtype, spec.zero) != ("int8", "none"):
+        return f"needs weights in int8 without zero points, found {spec}"
+    if _GROUP in (act.block, spec.block):
+        return f"sums whole rows in int32, found {spec}"
+    return _refused(call, spec, act)
+
+
+def _refused(call: Call, spec: Spec, act: Spec) -> str | None:
+    """What both kinds of codes have in common."""
+    if isinstance(spec.scale_dtype, Spec) or isinstance(act.scale_dtype, Spec):
+        return "needs scales that are not quantized themselves"
+    if (act.block, spec.block) not in _PAIRS:
+        return (
+            "needs scales of tensors or rows, or of 128 columns beside 128 × 128 or 128 columns, found "
+            f"{spec}"
+        )
+    if call.x_dtype not in _OUTPUTS:
+        return f"writes bfloat16, float16 and float32, not {call.x_dtype}"
+    if call.m == 0 or 0 in call.weight_shape:
+        return "needs a product that is not empty"
+    if call.op.startswith("grouped"):
+        return _refused_for_experts(call, spec, act)
+    return None
+
+
+def _refused_for_experts(call: Call, spec: Spec, act: Spec) -> str | None:
+    if len(call.weight_shape) != 3:
+        return "has no product whose contracted dimension is the one of the rows"
+    if act.block == _TENSOR:
+        return f"needs activations whose scales do not depend on the expert, found {spec}"
+    if spec.block not in (_ROW, _SQUARE):
+        return f"needs weights with scales of rows, or of 128 × 128, found {spec}"
+    return None
+
+
+_Accepts = Callable[[Call], str | None]
+
+
+def _kernels(
+    numbers: str, available: Callable[[], str | None], accepts: _Accepts
+) -> tuple[Kernel, ...]:
+    make = partial(
+        Kernel, layout="plain", device="cuda", priority=50, available=available, accepts=accepts
+    )
+    return (
+        make(f"triton_{numbers}_linear", "linear", fn=linear),
+        make(f"triton_{numbers}_mm", "mm", fn=mm),
+        make(f"triton_{numbers}_grouped_linear", "grouped_linear", fn=grouped_linear),
+        make(f"triton_{numbers}_grouped_mm", "grouped_mm", fn=grouped_mm),
+    )
+
+
+DYNAMIC_KERNELS = (
+    *_kernels("float8", why_not_float8, _accepts_float8),
+    *_kernels("int8", why_not, _accepts_int8),
+)

@@ -1,0 +1,52 @@
+"""Gates of the kernel of `adam_step`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from ao_kernels.testing.aot import Build
+from ao_kernels.testing.gates import Gate
+from ao_kernels.triton.gates.limits import BF16, FP16, FP32, TYPES
+
+__all__ = ["GATES", "MORE"]
+
+
+def _build(dtype: torch.dtype, arch: int, *, stochastic: bool) -> Build:
+    """The kernel `step` for parameters and gradients of a dtype, as `adam.adam_step` launches it."""
+    from ao_kernels.triton.adam import settings
+    from ao_kernels.triton.kernels import adam
+
+    numbers = ("beta1", "beta2", "eps", "rate", "root", "keep", "decay", "sign")
+    types = {"tensor_ptr": "*i64", "chunk_ptr": "*i32", **dict.fromkeys(numbers, "fp32")}
+    chosen = settings(dtype, dtype, aligned=True, stochastic=stochastic, assembly=True)
+    return Build(
+        adam.step, {**types, "seed": "i32"}, chosen, arch, 4, 1, ("tensor_ptr", "chunk_ptr")
+    )
+
+
+def _gate(
+    budget: float, dtype: torch.dtype = BF16, arch: int = 90, *, stochastic: bool = False
+) -> Gate:
+    """For 32 parameters: at 10 bytes for one, an H200 has 69 instructions for them.
+
+    A turn is over 1024. What is converted are the scales: one for 256 parameters.
+    """
+    return Gate(
+        f"sm_{arch} adam f8e4m3 {TYPES[dtype][1:]}{' stochastic' if stochastic else ''}",
+        partial(_build, dtype, arch, stochastic=stochastic),
+        registers=128,
+        shared=1024,
+        conversions=2,
+        work=1024 / 32,
+        budget=budget,
+        holding=("LDG",),
+        counts={"LDG": 6, "STG": 5} if dtype.itemsize == 2 else {"LDG": 12, "STG": 8},
+        present=("MUFU", "F2FP"),
+        absent=("I2F", "LDL", "STL"),
+    )
+
+
+GATES = (_gate(35.5), _gate(41.0, FP32))
+MORE = (_gate(90.0, stochastic=True), _gate(34.5, FP16), _gate(37.0, arch=89))

@@ -1,0 +1,20 @@
+"""What all gates share: names of types, and what a device has.
+
+The budget of what streams from memory follows from the device: at 4.3 TB/s the 132 × 4 schedulers of an
+H200 issue 27.6 instructions for each 128 bytes that arrive. A kernel above that waits for its own
+instructions, not for memory.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ao_kernels.triton.launch import POINTERS as TYPES
+
+__all__ = ["BF16", "FP16", "FP32", "REGISTERS", "SHARED", "TYPES"]
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+#: of a thread: spilling is worse than anything, so a kernel may take what there is
+REGISTERS = 255
+#: arch → most bytes of shared memory that a block can have
+SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}

@@ -1,0 +1,209 @@
+"""Gates of the products with weights in planes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from ao_core.registry import registry
+from ao_kernels.testing.aot import Build
+from ao_kernels.testing.gates import Gate
+from ao_kernels.triton.formats import Format, known
+from ao_kernels.triton.gates.limits import BF16, FP16, FP32, REGISTERS, SHARED, TYPES
+from ao_kernels.triton.launch import ELEMENTS, REGIMES, Regime, constants
+from ao_kernels.triton.plane16 import COLS, Tiling, tiling
+
+__all__ = ["GATES", "MORE"]
+
+#: a weight whose tiles are all full, and one whose last tiles are not
+_EVEN, _RAGGED = (4096, 4096), (4000, 4112)
+_SMALL, _MIDDLE, _LARGE = REGIMES
+_ROW = _EVEN[1]
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product as the kernel `linear` is compiled for it, with a bias and four splits."""
+
+    numbers: str
+    regime: Regime
+    group: int
+    x_dtype: torch.dtype = BF16
+    scale_dtype: torch.dtype = BF16
+    zero_dtype: torch.dtype | None = None
+    shape: tuple[int, int] = _EVEN
+    arch: int = 90
+    sparse: bool = False
+
+    @property
+    def format(self) -> Format:
+        return known(registry.dtypes.get(self.numbers), sparse=self.sparse)
+
+    @property
+    def tiles(self) -> Tiling:
+        return tiling(*self.shape, self.group, self.format)
+
+    @property
+    def name(self) -> str:
+        zero = ""
+        if self.zero_dtype is not None:
+            zero = f" zero {ELEMENTS.get(self.zero_dtype, 'u8')}"
+        ragged = "" if self.shape == _EVEN else " ragged"
+        kept = " 2:4" if self.sparse else ""
+        return (
+            f"sm_{self.arch} {self.numbers}{kept} g{self.group} {ELEMENTS[self.x_dtype]} scale "
+            f"{TYPES[self.scale_dtype][1:]}{zero} rows {self.regime.rows}{ragged}"
+        )
+
+
+def _build(case: _Product) -> Build:
+    """The kernel `linear`, as `ops` launches it."""
+    from ao_kernels.triton.kernels import plane16
+
+    (n, k), splits = case.shape, 4
+    x, scale = TYPES[case.x_dtype], TYPES[case.scale_dtype]
+    pointers = {
+        "x_ptr": x,
+        "w_ptr": "*i16",
+        "scale_ptr": scale,
+        "zero_ptr": scale if case.zero_dtype is None else TYPES[case.zero_dtype],
+        "table_ptr": "*i32",
+        "sums_ptr": x if case.zero_dtype is None else "*fp32",
+        "bias_ptr": x,
+        "out_ptr": x,
+        "partial_ptr": "*fp32",
+        "lock_ptr": "*i32",
+    }
+    sizes = ("M", "N", "K", "stride_x", "stride_sums", "tiles", "tiles_a_split")
+    sized = {"N": n, "K": k, "stride_x": k}
+    return Build(
+        plane16.linear,
+        {**pointers, **dict.fromkeys(sizes, "i32")},
+        constants(
+            case.format, case.tiles, case.regime, splits,
+            case.x_dtype, case.scale_dtype, case.zero_dtype, bias=True, early=case.arch >= 90,
+        ),
+        case.arch,
+        case.regime.num_warps,
+        case.regime.num_stages,
+        aligned=(*pointers, *(name for name, size in sized.items() if size % 16 == 0)),
+    )  # fmt: skip
+
+
+def _gate(budget: float, case: _Product) -> Gate:
+    """For 128 bytes of weights."""
+    build = partial(_build, case)
+    if case.arch >= 100:
+        # tensor memory: another loop, for which no budget is known
+        return Gate(case.name, build, REGISTERS, SHARED[case.arch])
+    tiles, warps = case.tiles, case.regime.num_warps
+    words = COLS * tiles.plane
+    # 64 × 16 weights a warp group and instruction; before, 16 × 16 weights a warp and 8 columns
+    hgmma = tiles.planes * words // (64 * 16 * (warps // 4))
+    hmma = tiles.planes * words * case.regime.rows // (16 * 16 * 8 * warps)
+    return Gate(
+        case.name,
+        build,
+        REGISTERS,
+        SHARED[case.arch],
+        work=words * (6 if case.sparse else 2) / 128,
+        budget=budget,
+        counts={"HGMMA": hgmma} if case.arch == 90 else {"HMMA": hmma},
+        present=("LDGSTS", "LOP3", "HFMA2|HADD2|HMUL2|PRMT"),
+        # to launch the next kernel, to bring weights nearer, and to wait for the one before
+        anywhere=("PREEXIT", "CCTL", "ACQBULK") if case.arch == 90 else (),
+    )
+
+
+def _build_embedding(numbers: str, arch: int) -> Build:
+    """The kernel `embedding` for groups of 64 and zero points, as `ops` launches it."""
+    from ao_kernels.triton.kernels import plane16
+    from ao_kernels.triton.ops import IDS
+
+    (n, k), fmt = _EVEN, known(registry.dtypes.get(numbers))
+    tiles = tiling(n, k, 64, fmt)
+    pointers = {
+        "ids_ptr": "*i64",
+        "w_ptr": "*i16",
+        "scale_ptr": "*bf16",
+        "zero_ptr": "*bf16",
+        "table_ptr": "*i32",
+        "out_ptr": "*bf16",
+    }
+    sizes = ("count", "N", "K", "tiles", "groups")
+    chosen = {
+        "IDS": IDS,
+        "COLS": COLS,
+        "PLANES": tiles.planes,
+        "PLANE": tiles.plane,
+        "CHAIN": tiles.chain,
+        "PAIRS": fmt.looked_up,
+        "SPARSE": fmt.sparse,
+        "HAS_ZERO": fmt.offset != 0,
+    }
+    types = {**pointers, **dict.fromkeys(sizes, "i32")}
+    return Build(plane16.embedding, types, chosen, arch, aligned=(*pointers, "N", "K"))
+
+
+def _embedding_gate(numbers: str, arch: int) -> Gate:
+    """Neither spills nor takes shared memory for more than what is beside the codes."""
+    name = f"sm_{arch} embedding {numbers} g64"
+    return Gate(name, partial(_build_embedding, numbers, arch), registers=64, shared=4096)
+
+
+GATES = (
+    _embedding_gate("uint4", 90),
+    _gate(17.5, _Product("int4", _SMALL, 128)),
+    _gate(15.5, _Product("int4", _SMALL, 128, FP16, FP16)),
+    _gate(19.2, _Product("int4", _SMALL, 64)),
+    _gate(20.0, _Product("uint4", _SMALL, 128, zero_dtype=torch.uint8)),
+    _gate(24.0, _Product("uint4", _SMALL, 64, zero_dtype=BF16)),
+    _gate(24.6, _Product("int4", _SMALL, 32)),
+    _gate(16.2, _Product("int4", _SMALL, _ROW)),
+    _gate(19.1, _Product("int4", _MIDDLE, 128)),
+    _gate(25.0, _Product("int4", _LARGE, 128)),
+    _gate(17.5, _Product("int4", _SMALL, 128, arch=80)),
+    _gate(17.5, _Product("int4", _SMALL, 128, arch=89)),
+    _gate(0, _Product("int4", _SMALL, 128, arch=100)),
+    _gate(18.4, _Product("int4", _SMALL, 128, shape=_RAGGED)),
+    _gate(29.5, _Product("nf4", _SMALL, 64)),
+    _gate(10.8, _Product("int8", _SMALL, _ROW, scale_dtype=FP32)),
+    _gate(8.8, _Product("int8", _SMALL, _ROW, FP16, FP32)),
+    _gate(12.8, _Product("f8e4m3", _SMALL, _ROW, scale_dtype=FP32)),
+    _gate(28.4, _Product("int4", _SMALL, 128, sparse=True)),
+    _gate(34.4, _Product("int4", _SMALL, 128, arch=80, sparse=True)),
+)
+MORE = (
+    _embedding_gate("nf4", 90),
+    _embedding_gate("uint4", 80),
+    _embedding_gate("int8", 100),
+    _gate(17.5, _Product("int4", _SMALL, 128, scale_dtype=FP32)),
+    _gate(17.2, _Product("int4", _SMALL, 256)),
+    _gate(18.0, _Product("int4", _SMALL, 64, FP16, FP16)),
+    _gate(34.2, _Product("uint4", _SMALL, 32, zero_dtype=torch.uint8)),
+    _gate(16.2, _Product("uint4", _SMALL, _ROW, zero_dtype=torch.uint8)),
+    _gate(23.2, _Product("uint4", _MIDDLE, 128, zero_dtype=torch.uint8)),
+    _gate(34.0, _Product("uint4", _LARGE, 128, zero_dtype=torch.uint8)),
+    _gate(46.5, _Product("uint4", _LARGE, 64, zero_dtype=BF16)),
+    _gate(29.5, _Product("int4", _MIDDLE, 32)),
+    _gate(42.5, _Product("int4", _LARGE, 32)),
+    _gate(28.0, _Product("nf4", _SMALL, 128)),
+    _gate(29.5, _Product("nf4", _SMALL, 64, FP16, FP16)),
+    _gate(39.7, _Product("nf4", _LARGE, 64)),
+    _gate(12.8, _Product("f8e4m3", _SMALL, _ROW, FP16, FP32)),
+    _gate(14.2, _Product("int8", _LARGE, _ROW, scale_dtype=FP32)),
+    _gate(16.0, _Product("f8e4m3", _LARGE, _ROW, scale_dtype=FP32)),
+    _gate(36.7, _Product("int4", _SMALL, 32, sparse=True)),
+    _gate(32.2, _Product("int4", _SMALL, 64, sparse=True)),
+    _gate(27.9, _Product("int4", _SMALL, 256, sparse=True)),
+    _gate(26.4, _Product("int4", _SMALL, _ROW, sparse=True)),
+    _gate(28.4, _Product("int4", _SMALL, 128, FP16, FP16, sparse=True)),
+    _gate(30.9, _Product("int4", _SMALL, 128, shape=_RAGGED, sparse=True)),
+    _gate(31.0, _Product("int4", _MIDDLE, 128, sparse=True)),
+    _gate(39.6, _Product("int4", _LARGE, 128, sparse=True)),
+    _gate(62.0, _Product("int4", _LARGE, 32, sparse=True)),
+    _gate(34.4, _Product("int4", _SMALL, 128, arch=89, sparse=True)),
+    _gate(0, _Product("int4", _SMALL, 128, arch=100, sparse=True)),
+)

@@ -1,0 +1,39 @@
+"""Magnitude pruning: what is small goes."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ao_core.config import Config
+from ao_core.progress import Progress
+from ao_core.targets import FilterFn
+from ao_sparsity.prune.choosing import chosen, matrix, pruning_by_score
+from ao_sparsity.prune.result import Pruning
+
+__all__ = ["prune_magnitude"]
+
+
+def prune_magnitude(
+    model: nn.Module,
+    pattern: Config,
+    filter_fn: FilterFn | None = None,
+    *,
+    scope: str = "layer",
+    progress: Progress = None,
+) -> Pruning:
+    """Masks that keep the weights, or the units of weights, of the greatest magnitude or norm.
+
+    Args:
+        model: any module; it is not changed. Which parameters are pruned is as for `quantize_`.
+        pattern: a pattern, or a `FqnToConfig` of patterns.
+        filter_fn: (module, its name) -> whether its weights are pruned, in place of the default.
+        scope: what a pattern's share is taken of: "layer" (each matrix), "row" (each row of units), or
+            "model" (all matrices of the same pattern together).
+        progress: True for a bar, or a function called with (done, total, name).
+
+    Raises:
+        ConfigError: the arguments contradict each other, or names match nothing.
+        QuantizationError: weights with NaN or inf, on the meta device, or quantized already.
+    """
+    plans = chosen(model, pattern, filter_fn)
+    return pruning_by_score("magnitude", plans, lambda entry: matrix(entry).abs(), scope, progress)

@@ -1,0 +1,177 @@
+"""SparseGPT (Frantar and Alistarh 2023, arXiv 2301.00774): pruned weights are made up for by the others.
+
+The squared error of a layer is a quadratic form in the change of its weights, H = Σ x xᵀ over the inputs.
+What follows in the row makes up for a weight that goes, by the formula of the optimal brain surgeon.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor, nn
+
+from ao_core.config import Config
+from ao_core.errors import ConfigError, QuantizationError
+from ao_core.progress import Progress, watched
+from ao_core.samples import replaced
+from ao_core.targets import FilterFn, Plan
+from ao_sparsity.masks import greatest_mask, n_of_m_mask
+from ao_sparsity.prune.choosing import chosen, pattern_of, pruning, why_not
+from ao_sparsity.prune.inputs import UNSEEN, Data, batches_of, groups_of, no_inputs
+from ao_sparsity.prune.patterns import NofM, Pattern, Unstructured
+from ao_sparsity.prune.result import Pruning
+
+__all__ = ["prune_sparsegpt", "sparsegpt"]
+
+
+def prune_sparsegpt(
+    model: nn.Module,
+    data: Data,
+    pattern: Config,
+    filter_fn: FilterFn | None = None,
+    *,
+    damping: float = 0.01,
+    block: int = 128,
+    progress: Progress = None,
+) -> Pruning:
+    """Masks, and new values of the weights that stay, which make up for those that go.
+
+    Layer by layer, in the order in which the data reaches them: each sees the inputs that the layers pruned
+    before it make. Layers with the same inputs share a Hessian, of which there is one at a time; for each,
+    the model is run on the data as far as that layer. Convolutions, experts and what the data does not
+    reach are skipped, and the report says so.
+
+    Args:
+        model: any module, on any device; it is as it was afterwards. Which parameters are pruned is as
+            for `quantize_`.
+        data: batches: a tensor, a tuple of arguments or a mapping of them each.
+        pattern: `Unstructured` or `NofM`, or a `FqnToConfig` of those.
+        filter_fn: (module, its name) -> whether its weights are pruned, in place of the default.
+        damping: share of the mean of H's diagonal that is added to it.
+        block: columns whose weights are compared with each other, of all rows; a multiple of `m`.
+        progress: True for a bar, or a function called with (done, total, name).
+
+    Raises:
+        ConfigError: there is no data, arguments contradict each other, or names match nothing.
+        QuantizationError: weights or their inputs have NaN or inf, or weights are quantized already.
+    """
+    batches = batches_of(data, "SparseGPT")
+    plans = chosen(model, pattern, filter_fn)
+    if not damping > 0:
+        raise ConfigError(f"damping={damping!r}: need a positive number, such as 0.01")
+    reasons: dict[str, str] = {}
+    entries: list[Plan] = []
+    for entry in plans:
+        if entry.config is None:
+            continue
+        _check(pattern_of(entry), block)
+        if reason := why_not(entry) or no_inputs(entry):
+            reasons[entry.fqn] = reason
+        else:
+            entries.append(entry)
+    groups = groups_of(model, batches, entries)
+    seen = {entry.fqn for group in groups for entry in group.entries}
+    reasons |= {entry.fqn: UNSEEN for entry in entries if entry.fqn not in seen}
+    masks: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
+    with ExitStack() as changed:
+        for group in watched(groups, [group.fqn for group in groups], progress, "sparsegpt"):
+            hessian = _Hessian()
+            group.inputs(model, batches, hessian.add)
+            for entry in group.entries:
+                new, mask = sparsegpt(
+                    entry.tensor.detach(), hessian.sum, pattern_of(entry), damping, block
+                )
+                masks[entry.fqn], weights[entry.fqn] = mask, new
+                changed.enter_context(replaced([(entry.owners, new)]))
+    return pruning("sparsegpt", plans, "layer", masks, reasons, weights)
+
+
+class _Hessian:
+    """The sum of x xᵀ over all inputs, in float64."""
+
+    def __init__(self) -> None:
+        self.sum = torch.zeros(())
+
+    def add(self, rows: Tensor) -> None:
+        """More inputs, (rows, in)."""
+        self.sum = self.sum.to(rows.device) + (rows.t() @ rows).double()
+
+
+def sparsegpt(
+    weight: Tensor, hessian: Tensor, pattern: Pattern, damping: float = 0.01, block: int = 128
+) -> tuple[Tensor, Tensor]:
+    """Prune one matrix: its new values, and the mask of those that stay.
+
+    Args:
+        weight: (out, in).
+        hessian: (in, in) float64, the sum of x xᵀ, which is damped here.
+        pattern: `Unstructured` or `NofM`.
+        damping: share of the mean of its diagonal that is added to it.
+        block: columns whose weights are compared with each other; a multiple of `m`.
+
+    Raises:
+        ConfigError: the pattern is another one, or does not go with `block`.
+        QuantizationError: the Hessian cannot be inverted.
+    """
+    _check(pattern, block)
+    columns = weight.shape[1]
+    factor = _inverse_factor(hessian, damping)
+    new, kept = weight.to(torch.float64, copy=True), torch.ones_like(weight, dtype=torch.bool)
+    for start in range(0, columns, block):
+        stop = min(start + block, columns)
+        part, inner = new[:, start:stop], factor[start:stop, start:stop]
+        errors = torch.zeros_like(part)
+        compared = pattern.m if isinstance(pattern, NofM) else block
+        for i in range(stop - start):
+            if i % compared == 0:
+                scores = (part[:, i : i + compared] / inner.diagonal()[i : i + compared]).square()
+                kept[:, start + i : start + i + scores.shape[1]] = _best(scores, start, pattern)
+            errors[:, i] = part[:, i].masked_fill(kept[:, start + i], 0) / inner[i, i]
+            part[:, i:] -= torch.outer(errors[:, i], inner[i, i:])
+        new[:, stop:] -= errors @ factor[start:stop, stop:]
+    return new.masked_fill_(~kept, 0).to(weight.dtype), kept
+
+
+def _check(pattern: Pattern, block: int) -> None:
+    if not isinstance(pattern, (Unstructured, NofM)):
+        raise ConfigError(
+            f"pattern={pattern}: SparseGPT prunes single weights, Unstructured or NofM; use magnitude or "
+            "Wanda for larger units"
+        )
+    m = pattern.m if isinstance(pattern, NofM) else 1
+    if block < 1 or block % m:
+        raise ConfigError(f"block={block!r}: need a positive multiple of m={m}")
+
+
+def _best(scores: Tensor, before: int, pattern: Pattern) -> Tensor:
+    """What stays of some columns, which `before` others precede."""
+    if isinstance(pattern, NofM):
+        return n_of_m_mask(scores, pattern.n, pattern.m)
+    rows, columns = scores.shape
+    # so many that the whole matrix has the nearest whole number
+    gone = round(pattern.sparsity * rows * (before + columns)) - round(
+        pattern.sparsity * rows * before
+    )
+    return greatest_mask(scores.flatten(), scores.numel() - gone).view_as(scores)
+
+
+def _inverse_factor(hessian: Tensor, damping: float) -> Tensor:
+    """Upper U with Uᵀ U the inverse of the damped matrix.
+
+    Row i of U, over its first element, says how what follows makes up for a change of weight i.
+    """
+    mean = float(hessian.diagonal().mean())
+    # inputs that are all 0 leave nothing to make up for
+    damped = hessian + (damping * mean or 1.0) * torch.eye(len(hessian)).to(hessian)
+    # of the matrix turned around, so that the factor of the inverse is the inverse of a triangular matrix
+    turned, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
+    if int(failed):
+        raise QuantizationError(
+            f"damping={damping!r}: the Hessian has no inverse; use more of it, such as 0.1"
+        )
+    upper = turned.flip(0, 1)
+    identity = torch.eye(len(upper)).to(upper)
+    factor: Tensor = torch.linalg.solve_triangular(upper, identity, upper=True)
+    return factor

@@ -1,0 +1,62 @@
+"""Wanda (Sun et al. 2023, arXiv 2306.11695): weights by magnitude times the norm of what they multiply."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ao_core.config import Config
+from ao_core.progress import Progress
+from ao_core.targets import FilterFn, Plan
+from ao_sparsity.prune.choosing import chosen, matrix, pruning_by_score
+from ao_sparsity.prune.inputs import UNSEEN, Data, batches_of, no_inputs, observe, rows_of
+from ao_sparsity.prune.result import Pruning
+
+__all__ = ["prune_wanda"]
+
+
+def prune_wanda(
+    model: nn.Module,
+    data: Data,
+    pattern: Config,
+    filter_fn: FilterFn | None = None,
+    *,
+    scope: str = "row",
+    progress: Progress = None,
+) -> Pruning:
+    """Masks that keep the weights of the greatest `|W| · ‖x‖₂`, x being the inputs of their column.
+
+    The data is run once, through the model as it is, in evaluation mode. Convolutions, experts and what
+    the data does not reach are skipped, and the report says so.
+
+    Args:
+        model: any module; it is not changed. Which parameters are pruned is as for `quantize_`.
+        data: batches: a tensor, a tuple of arguments or a mapping of them each.
+        pattern: a pattern, or a `FqnToConfig` of patterns; the score of a unit is the norm of its weights'.
+        filter_fn: (module, its name) -> whether its weights are pruned, in place of the default.
+        scope: what a pattern's share is taken of: "row" (the weights of each output, as the paper has
+            it), "layer" or "model"; units that are whole rows, columns or heads need one of the latter.
+        progress: True for a bar over the batches, or a function called with (done, total, name).
+
+    Raises:
+        ConfigError: there is no data, arguments contradict each other, or names match nothing.
+        QuantizationError: weights or their inputs have NaN or inf, or weights are quantized already.
+    """
+    batches = batches_of(data, "Wanda")
+    plans = chosen(model, pattern, filter_fn)
+    squares: dict[str, Tensor] = {}
+
+    def note(name: str, x: Tensor) -> None:
+        found = rows_of(name, x).square().sum(0, dtype=torch.float64)
+        squares[name] = squares[name] + found if name in squares else found
+
+    def score(entry: Plan) -> Tensor | str:
+        if reason := no_inputs(entry):
+            return reason
+        if entry.fqn not in squares:
+            return UNSEEN
+        return matrix(entry).abs().double() * squares[entry.fqn].sqrt()
+
+    asked = [entry for entry in plans if entry.config is not None and not no_inputs(entry)]
+    observe(model, batches, asked, note, progress)
+    return pruning_by_score("wanda", plans, score, scope, None)
