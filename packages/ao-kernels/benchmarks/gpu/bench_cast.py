@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from bench_linear import ROUNDS, Contender, copy_bandwidth, environment, recorded
+from bench_linear import Contender, copy_bandwidth, environment, interleaved
 from torch import Tensor
 
 from ao_core import WHOLE, Spec
@@ -59,11 +58,7 @@ def measured(shape: tuple[int, int], device: str, bandwidth: float) -> list[dict
             check(x, "f8e4m3", scales)
             everyone.append(contender("cast_dual", cast_dual, scales, size, copies))
         everyone.append(contender("torch", compiled, scales, size, copies))
-    replays = {each.name: recorded(each, x) for each in everyone}
-    times: dict[str, list[float]] = {name: [] for name in replays}
-    for _ in range(ROUNDS):
-        for name in random.sample(list(replays), len(replays)):
-            times[name].append(replays[name]())
+    times = interleaved(everyone, x)
     return [
         {
             "shape": list(shape), "contender": each.name, "microseconds": median(times[each.name]) * 1e6,

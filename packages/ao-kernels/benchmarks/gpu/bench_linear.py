@@ -133,16 +133,22 @@ def recorded(contender: Contender, x: Tensor) -> Callable[[], float]:
     return replay
 
 
-def measured(
-    shape: tuple[int, int], rows: int, device: str, rotation: float, bandwidth: float
-) -> list[dict[str, Any]]:
-    everyone = contenders(shape, rows, device, rotation)
-    x = torch.randn(rows, shape[1], dtype=torch.bfloat16, device=device)
+def interleaved(everyone: list[Contender], x: Tensor) -> dict[str, list[float]]:
+    """Seconds of every contender in each round; the order changes from round to round."""
     replays = {each.name: recorded(each, x) for each in everyone}
     times: dict[str, list[float]] = {name: [] for name in replays}
     for _ in range(ROUNDS):
         for name in random.sample(list(replays), len(replays)):
             times[name].append(replays[name]())
+    return times
+
+
+def measured(
+    shape: tuple[int, int], rows: int, device: str, rotation: float, bandwidth: float
+) -> list[dict[str, Any]]:
+    everyone = contenders(shape, rows, device, rotation)
+    x = torch.randn(rows, shape[1], dtype=torch.bfloat16, device=device)
+    times = interleaved(everyone, x)
     lines = []
     for each in everyone:
         taken = sorted(times[each.name])

@@ -18,8 +18,8 @@ from ao_kernels.cpu.two_four import TWO_FOUR_KERNELS
 from ao_kernels.triton.adam import ADAM_KERNELS as TRITON_ADAM_KERNELS
 from ao_kernels.triton.bsr import BSR_KERNELS, BSR_LAYOUTS
 from ao_kernels.triton.dynamic import DYNAMIC_KERNELS
+from ao_kernels.triton.linear import LAYOUTS as TRITON_LAYOUTS
 from ao_kernels.triton.linear import PLANE16_KERNELS
-from ao_kernels.triton.plane16 import LAYOUTS as TRITON_LAYOUTS
 from ao_kernels.triton.producers import ROW_KERNELS
 from ao_kernels.triton.quantize import CAST_KERNELS
 from ao_kernels.triton.sparsify import SPARSIFY_KERNELS

@@ -32,8 +32,8 @@ def parts():
 def test_and_back():
     fmt = registry.dtypes.get("bf16")
     there = LAYOUT.from_canonical(parts(), sized(16), (60, 40), fmt)
-    assert there["order"].tolist() == [1, 3, 0, 2]
-    assert there["order"].dtype == torch.int32
+    assert there["row_order"].tolist() == [1, 3, 0, 2]
+    assert there["row_order"].dtype == torch.int32
     assert LAYOUT.sparsity(there, sized(16), (60, 40)) == 0.5
     back = LAYOUT.to_canonical(there, sized(16), (60, 40), fmt)
     assert back.keys() == parts().keys()

@@ -15,6 +15,7 @@ from ao_core.tensor.relayout import native, to_layout
 from ao_core.testing import LayoutSuite
 from ao_core.testing.base import gaussian, same_bits
 from ao_kernels.triton import launch, ops, support
+from ao_kernels.triton.formats import known
 from ao_kernels.triton.plane16 import tiling
 
 
@@ -184,7 +185,8 @@ def test_the_ops_know_their_results_without_running():
     ],
 )
 def test_splits(n, k, rows, splits):
-    assert launch.splits_of(tiling(n, k, 128, 4), rows, 132) == splits
+    fmt = known(registry.dtypes.get("int4"))
+    assert launch.splits_of(tiling(n, k, 128, fmt), rows, 132) == splits
 
 
 def test_regimes():

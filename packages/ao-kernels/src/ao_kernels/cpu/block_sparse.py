@@ -53,11 +53,6 @@ class BsrCpu(Layout):
             return reason
         return None if spec.act is None else _unfit_act(spec.act, shape, dtype)
 
-    def sparsity(self, parts: Parts, spec: Spec, shape: tuple[int, ...]) -> float | None:
-        """The share of blocks that are not stored."""
-        side = _side(spec)
-        return 1 - len(parts["qdata"]) / (-(-shape[0] // side) * -(-shape[1] // side))
-
     def from_canonical(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
     ) -> Parts:

@@ -163,7 +163,7 @@ class BsrSorted(Layout):
     """As `bsr`, and beside it the order in which products begin with the rows of blocks.
 
     - qdata, col_indices, crow_indices: as in `bsr`, of dense values
-    - order: int32 (ceil(N / b),), the longest row first.
+    - row_order: int32 (ceil(N / b),), the longest row first.
     """
 
     name = "bsr_sorted"
@@ -181,20 +181,15 @@ class BsrSorted(Layout):
             return f"needs blocks of {SIDES} rows, found blocksize={_side(spec)}"
         return None if spec.act is None else "its product does not quantize activations"
 
-    def sparsity(self, parts: Parts, spec: Spec, shape: tuple[int, ...]) -> float | None:
-        """The share of blocks that are not stored."""
-        side = _side(spec)
-        return 1 - len(parts["qdata"]) / (-(-shape[0] // side) * -(-shape[1] // side))
-
     def from_canonical(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
     ) -> Parts:
         """With the order of rows."""
-        return {**parts, "order": order_of(parts["crow_indices"])}
+        return {**parts, "row_order": order_of(parts["crow_indices"])}
 
     def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
         """Without it."""
-        return {name: part for name, part in parts.items() if name != "order"}
+        return {name: part for name, part in parts.items() if name != "row_order"}
 
 
 BSR_LAYOUTS = (BsrSorted(),)
@@ -208,7 +203,14 @@ def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     """The product, in one launch."""
     parts, (n, k) = w.parts, w.stored_shape
     out: Tensor = bsr_linear(
-        x, parts["qdata"], parts["col_indices"], parts["crow_indices"], parts["order"], bias, n, k
+        x,
+        parts["qdata"],
+        parts["col_indices"],
+        parts["crow_indices"],
+        parts["row_order"],
+        bias,
+        n,
+        k,
     )
     return out
 

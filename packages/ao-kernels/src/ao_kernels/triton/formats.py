@@ -34,11 +34,13 @@ class Format(NamedTuple):
     #: whether they are looked up: then codes are stored in pairs (`assembly.lookup`), and the kernel
     #: loads the table beforehand
     looked_up: bool = False
+    #: whether two of every four columns have codes, in the order of `assembly.two_of_four`
+    sparse: bool = False
 
     @property
     def planes(self) -> int:
-        """Codes in a word of 16 bits."""
-        return 16 // self.bits
+        """Columns that an element of a tile stands for: codes in a word of 16 bits, or in three of them."""
+        return 16 if self.sparse else 16 // self.bits
 
     def table(self) -> Tensor:
         """The part of that name: int32, the bits of the values, and what kernels load that look them up.
@@ -46,14 +48,19 @@ class Format(NamedTuple):
         That is for bfloat16 and then for float16, each twice, so that not all threads load from one address.
         """
         values = torch.tensor(self.values, dtype=torch.float32)
-        words = [
-            assembly.table_words(values.to(dtype)).repeat(2) for dtype in TABLES if self.looked_up
-        ]
+        words = []
+        for dtype in TABLES:
+            if self.looked_up:
+                words.append(assembly.table_words(values.to(dtype)).repeat(2))
+            if self.sparse:
+                words.append(assembly.selector_words().repeat(2))
         return torch.cat([values.view(torch.int32), *words])
 
 
-def format_of(dtype: DType) -> Format | str:
-    """How the kernels take a number format, or why they do not."""
+def format_of(dtype: DType, *, sparse: bool = False) -> Format | str:
+    """How the kernels take a number format, or why they do not; `sparse`, of two of every four columns."""
+    if sparse and dtype.name != "int4":
+        return f"holds int4, not {dtype.name}"
     if dtype.bits not in (4, 8):
         return f"holds codes of 4 and 8 bits, and {dtype.name} has {dtype.bits}"
     if dtype.kind == "table":
@@ -62,6 +69,8 @@ def format_of(dtype: DType) -> Format | str:
     make = partial(Format, codes.bits, codes.flip, codes.values)
     if dtype.name == "uint4":
         return make(8, assembly.nibbles)
+    if sparse:
+        return make(0, assembly.two_of_four, sparse=True)
     if dtype.name == "int4":
         return make(0, assembly.nibbles)
     if dtype.name == "int8":
@@ -73,8 +82,8 @@ def format_of(dtype: DType) -> Format | str:
     return f"has no assembly that decodes {dtype.name}"
 
 
-def known(dtype: DType) -> Format:
+def known(dtype: DType, *, sparse: bool = False) -> Format:
     """The format of a weight that is stored in planes."""
-    fmt = format_of(dtype)
+    fmt = format_of(dtype, sparse=sparse)
     assert isinstance(fmt, Format)  # its layout has said that it fits
     return fmt

@@ -8,13 +8,17 @@ from torch import Tensor
 from ao_core.layouts import Parts
 from ao_core.numerics import full_block
 from ao_core.records import Call, Kernel
+from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor import QTensor
 from ao_kernels.triton.launch import ELEMENTS, regime_of
-from ao_kernels.triton.plane16 import LAYOUTS
+from ao_kernels.triton.plane16 import LAYOUTS as DENSE_LAYOUTS
+from ao_kernels.triton.plane24 import Plane24
 from ao_kernels.triton.support import why_not
 
-__all__ = ["PLANE16_KERNELS"]
+__all__ = ["LAYOUTS", "PLANE16_KERNELS"]
+
+LAYOUTS = (*DENSE_LAYOUTS, Plane24())
 
 #: up to so many rows, decoding weights in every block of rows is cheaper than once for all; by the
 #: instructions counted in the proofs, not measured
@@ -30,7 +34,7 @@ def plane16_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     parts = w.parts
     out: Tensor = ops.plane16_linear(
         x, parts["qdata"], parts["scale"], parts.get("zero"), parts["table"], bias,
-        n, k, group, w.spec.dtype,
+        n, k, group, w.spec.dtype, _is_sparse(w.spec),
     )  # fmt: skip
     return out
 
@@ -45,9 +49,13 @@ def plane16_dequantize(
     group = full_block(spec.block, shape)[-1]
     out: Tensor = ops.plane16_dequantize(
         parts["qdata"], parts["scale"], parts.get("zero"), parts["table"],
-        n, k, group, spec.dtype, dtype,
+        n, k, group, spec.dtype, dtype, _is_sparse(spec),
     )  # fmt: skip
     return out
+
+
+def _is_sparse(spec: Spec) -> bool:
+    return isinstance(registry.layouts.get(spec.layout), Plane24)
 
 
 def plane16_embedding(ids: Tensor, w: QTensor) -> Tensor:
@@ -58,7 +66,7 @@ def plane16_embedding(ids: Tensor, w: QTensor) -> Tensor:
     group = full_block(w.spec.block, (n, k))[-1]
     out: Tensor = ops.plane16_embedding(
         ids, parts["qdata"], parts["scale"], parts.get("zero"), parts["table"],
-        n, k, group, w.spec.dtype, w.dtype,
+        n, k, group, w.spec.dtype, w.dtype, _is_sparse(w.spec),
     )  # fmt: skip
     return out
 

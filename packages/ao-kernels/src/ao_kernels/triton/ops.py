@@ -31,12 +31,13 @@ def plane16_linear(
     k: int,
     group: int,
     numbers: str,
+    sparse: bool = False,
 ) -> Tensor:
     """Activations (…, k) times the transpose of a weight (n, k) in planes, plus bias.
 
-    `numbers` is the name of the weight's format.
+    `numbers` is the name of the weight's format; `sparse`, two of every four columns are kept.
     """
-    return launch_linear(x, qdata, scale, zero, table, bias, n, k, group, numbers)
+    return launch_linear(x, qdata, scale, zero, table, bias, n, k, group, numbers, sparse)
 
 
 @plane16_linear.register_fake
@@ -51,6 +52,7 @@ def _(
     k: int,
     group: int,
     numbers: str,
+    sparse: bool = False,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], n))
 
@@ -66,17 +68,19 @@ def plane16_dequantize(
     group: int,
     numbers: str,
     dtype: torch.dtype,
+    sparse: bool = False,
 ) -> Tensor:
     """Dense values (n, k) of a weight in planes."""
     from ao_kernels.triton.kernels import plane16
 
-    fmt = known(registry.dtypes.get(numbers))
-    tiles = tiling(n, k, group, fmt.bits)
+    fmt = known(registry.dtypes.get(numbers), sparse=sparse)
+    tiles = tiling(n, k, group, fmt)
     out = qdata.new_empty((n, k), dtype=dtype)
     with on_device(qdata):
         plane16.dequantize[(tiles.blocks, tiles.tiles)](
             qdata, scale, scale if zero is None else zero, table, out, n, k, tiles.tiles,
-            COLS, tiles.planes, tiles.plane, tiles.chain, fmt.looked_up, zero is not None,
+            COLS, tiles.planes, tiles.plane, tiles.chain, fmt.looked_up, fmt.sparse,
+            zero is not None,
         )  # fmt: skip
     return out
 
@@ -92,6 +96,7 @@ def _(
     group: int,
     numbers: str,
     dtype: torch.dtype,
+    sparse: bool = False,
 ) -> Tensor:
     return qdata.new_empty((n, k), dtype=dtype)
 
@@ -108,12 +113,13 @@ def plane16_embedding(
     group: int,
     numbers: str,
     dtype: torch.dtype,
+    sparse: bool = False,
 ) -> Tensor:
     """Rows (…, k) of a weight (n, k) in planes, for ids (…); NaN for those that there are not."""
     from ao_kernels.triton.kernels import plane16
 
-    fmt = known(registry.dtypes.get(numbers))
-    tiles = tiling(n, k, group, fmt.bits)
+    fmt = known(registry.dtypes.get(numbers), sparse=sparse)
+    tiles = tiling(n, k, group, fmt)
     out = qdata.new_empty((*ids.shape, k), dtype=dtype)
     if out.numel() == 0:
         return out
@@ -121,7 +127,7 @@ def plane16_embedding(
         plane16.embedding[(-(-ids.numel() // IDS), tiles.tiles)](
             ids.contiguous(), qdata, scale, scale if zero is None else zero, table, out,
             ids.numel(), n, k, tiles.tiles, tiles.groups, IDS, COLS, tiles.planes, tiles.plane,
-            tiles.chain, fmt.looked_up, zero is not None,
+            tiles.chain, fmt.looked_up, fmt.sparse, zero is not None,
         )  # fmt: skip
     return out
 
@@ -138,6 +144,7 @@ def _(
     group: int,
     numbers: str,
     dtype: torch.dtype,
+    sparse: bool = False,
 ) -> Tensor:
     return qdata.new_empty((*ids.shape, k), dtype=dtype)
 
@@ -153,6 +160,7 @@ def launch_linear(
     k: int,
     group: int,
     numbers: str,
+    sparse: bool = False,
     *,
     splits: int | None = None,
 ) -> Tensor:
@@ -165,8 +173,8 @@ def launch_linear(
     m, out = x_MK.shape[0], x.new_empty((*x.shape[:-1], n))
     if m == 0:
         return out
-    fmt = known(registry.dtypes.get(numbers))
-    tiles, regime = tiling(n, k, group, fmt.bits), regime_of(m)
+    fmt = known(registry.dtypes.get(numbers), sparse=sparse)
+    tiles, regime = tiling(n, k, group, fmt), regime_of(m)
     row_blocks = -(-m // regime.rows)
     if splits is None:
         splits = splits_of(tiles, row_blocks, processors(x.device))

@@ -46,9 +46,9 @@ class Tiling(NamedTuple):
         return self.tiles * self.planes // self.chain if self.chain else 1
 
 
-def tiling(n: int, k: int, group: int, bits: int) -> Tiling:
+def tiling(n: int, k: int, group: int, fmt: Format) -> Tiling:
     """The tiles of a weight; a group of columns, or a row where `group` is at least k, has one scale."""
-    planes, plane = 16 // bits, 32 if group == 32 < k else 64
+    planes, plane = fmt.planes, 16 if fmt.sparse else 32 if group == 32 < k else 64
     chain = group // plane if group < k else 0
     return Tiling(n, k, planes, plane, chain, -(-n // COLS), -(-k // (planes * plane)))
 
@@ -72,12 +72,14 @@ class Plane16(Layout):
     canonical_name = "packed"
     native_devices = ("cuda",)
     bits = 4
+    #: whether two of every four columns have codes
+    sparse = False
 
     def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         """None, or a sentence that says why the planes cannot hold such a tensor."""
         if dtype.bits != self.bits:
             return f"holds codes of {self.bits} bits, and {dtype.name} has {dtype.bits}"
-        fmt = format_of(dtype)
+        fmt = format_of(dtype, sparse=self.sparse)
         if isinstance(fmt, str):
             return fmt
         if spec.zero == "scaled":
@@ -90,7 +92,7 @@ class Plane16(Layout):
             return f"needs scales in float32, bfloat16 or float16, found {spec.scale_dtype}"
         if len(shape) != 2 or 0 in shape:
             return f"needs a 2-D weight that is not empty, found {shape}"
-        groups = tuple(size for size in (32, 64, 128, 256) if size <= 64 * fmt.planes)
+        groups = tuple(size for size in (32, 64, 128, 256) if size * fmt.bits <= 1024)
         rows, group = full_block(spec.block, shape)
         if rows != 1 or spec.block[0] == WHOLE or (group not in groups and group < shape[1]):
             return f"needs groups of {groups} along each row, or whole rows, found {spec.block}"
@@ -100,9 +102,9 @@ class Plane16(Layout):
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
     ) -> Parts:
         """Parts in planes, from canonical ones."""
-        fmt, tiles = _known(spec, shape, dtype)
+        fmt, tiles = known_tiles(spec, shape, dtype)
         codes = unpack_bits(parts["qdata"].view(torch.uint8), fmt.bits, tiles.k) ^ fmt.flip
-        codes = _pad(codes, tiles.blocks * COLS, tiles.tiles * tiles.width)
+        codes = pad(codes, tiles.blocks * COLS, tiles.tiles * tiles.width)
         cut = (tiles.blocks, COLS, tiles.tiles, tiles.planes, tiles.plane)
         planes = codes.view(cut).permute(0, 2, 1, 4, 3)
         if fmt.looked_up:  # two words of a row, plane by plane
@@ -111,14 +113,14 @@ class Plane16(Layout):
         zero = parts.get("zero")
         out = make_parts(
             words.view(tiles.blocks, tiles.tiles, COLS, tiles.plane),
-            _to_blocks(parts["scale"], tiles),
-            None if zero is None else _to_blocks(zero, tiles),
+            to_blocks(parts["scale"], tiles),
+            None if zero is None else to_blocks(zero, tiles),
         )
         return {**out, "table": fmt.table().to(words.device)}
 
     def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
         """Canonical parts, from those in planes."""
-        fmt, tiles = _known(spec, shape, dtype)
+        fmt, tiles = known_tiles(spec, shape, dtype)
         words = parts["qdata"].unsqueeze(-1).view(torch.uint8)
         planes = unpack_bits(words, fmt.bits, tiles.planes)
         if fmt.looked_up:
@@ -130,8 +132,8 @@ class Plane16(Layout):
         packed = pack_bits(codes, fmt.bits)
         return make_parts(
             packed.view(dtype.storage) if self.canonical_name == "plain" else packed,
-            _from_blocks(parts["scale"], spec, tiles),
-            None if zero is None else _from_blocks(zero, spec, tiles),
+            from_blocks(parts["scale"], spec, tiles),
+            None if zero is None else from_blocks(zero, spec, tiles),
         )
 
 
@@ -146,21 +148,26 @@ class Plane16Bytes(Plane16):
 LAYOUTS = (Plane16(), Plane16Bytes())
 
 
-def _known(spec: Spec, shape: tuple[int, ...], dtype: DType) -> tuple[Format, Tiling]:
-    fmt, (n, k) = known(dtype), shape
-    return fmt, tiling(n, k, full_block(spec.block, shape)[-1], fmt.bits)
+def known_tiles(
+    spec: Spec, shape: tuple[int, ...], dtype: DType, *, sparse: bool = False
+) -> tuple[Format, Tiling]:
+    """How the numbers of a weight are stored, and how it is cut up."""
+    fmt, (n, k) = known(dtype, sparse=sparse), shape
+    return fmt, tiling(n, k, full_block(spec.block, shape)[-1], fmt)
 
 
-def _pad(matrix: Tensor, rows: int, cols: int) -> Tensor:
-    return F.pad(matrix, (0, cols - matrix.shape[1], 0, rows - matrix.shape[0]))
+def pad(matrix: Tensor, rows: int, cols: int, value: int = 0) -> Tensor:
+    """A matrix of so many rows and columns."""
+    return F.pad(matrix, (0, cols - matrix.shape[1], 0, rows - matrix.shape[0]), value=value)
 
 
-def _to_blocks(grid: Tensor, tiles: Tiling) -> Tensor:
-    """(N, groups) to (blocks, groups, COLS)."""
-    padded = _pad(grid, tiles.blocks * COLS, tiles.groups)
+def to_blocks(grid: Tensor, tiles: Tiling) -> Tensor:
+    """Scales (N, groups) as (blocks, groups, COLS)."""
+    padded = pad(grid, tiles.blocks * COLS, tiles.groups)
     return padded.view(tiles.blocks, COLS, tiles.groups).transpose(1, 2).contiguous()
 
 
-def _from_blocks(blocks: Tensor, spec: Spec, tiles: Tiling) -> Tensor:
+def from_blocks(blocks: Tensor, spec: Spec, tiles: Tiling) -> Tensor:
+    """Inverse of `to_blocks`."""
     groups = -(-tiles.k // spec.block[-1]) if spec.block[-1] != WHOLE else 1
     return blocks.transpose(1, 2).reshape(-1, tiles.groups)[: tiles.n, :groups].contiguous()

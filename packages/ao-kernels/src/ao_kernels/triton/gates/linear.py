@@ -10,7 +10,7 @@ import torch
 from ao_core.registry import registry
 from ao_kernels.testing.aot import Build
 from ao_kernels.testing.gates import Gate
-from ao_kernels.triton.formats import known
+from ao_kernels.triton.formats import Format, known
 from ao_kernels.triton.gates.limits import BF16, FP16, FP32, REGISTERS, SHARED, TYPES
 from ao_kernels.triton.launch import ELEMENTS, REGIMES, Regime, constants
 from ao_kernels.triton.plane16 import COLS, Tiling, tiling
@@ -35,10 +35,15 @@ class _Product:
     zero_dtype: torch.dtype | None = None
     shape: tuple[int, int] = _EVEN
     arch: int = 90
+    sparse: bool = False
+
+    @property
+    def format(self) -> Format:
+        return known(registry.dtypes.get(self.numbers), sparse=self.sparse)
 
     @property
     def tiles(self) -> Tiling:
-        return tiling(*self.shape, self.group, registry.dtypes.get(self.numbers).bits)
+        return tiling(*self.shape, self.group, self.format)
 
     @property
     def name(self) -> str:
@@ -46,8 +51,9 @@ class _Product:
         if self.zero_dtype is not None:
             zero = f" zero {ELEMENTS.get(self.zero_dtype, 'u8')}"
         ragged = "" if self.shape == _EVEN else " ragged"
+        kept = " 2:4" if self.sparse else ""
         return (
-            f"sm_{self.arch} {self.numbers} g{self.group} {ELEMENTS[self.x_dtype]} scale "
+            f"sm_{self.arch} {self.numbers}{kept} g{self.group} {ELEMENTS[self.x_dtype]} scale "
             f"{TYPES[self.scale_dtype][1:]}{zero} rows {self.regime.rows}{ragged}"
         )
 
@@ -76,7 +82,7 @@ def _build(case: _Product) -> Build:
         plane16.linear,
         {**pointers, **dict.fromkeys(sizes, "i32")},
         constants(
-            known(registry.dtypes.get(case.numbers)), case.tiles, case.regime, splits,
+            case.format, case.tiles, case.regime, splits,
             case.x_dtype, case.scale_dtype, case.zero_dtype, bias=True, early=case.arch >= 90,
         ),
         case.arch,
@@ -102,7 +108,7 @@ def _gate(budget: float, case: _Product) -> Gate:
         build,
         REGISTERS,
         SHARED[case.arch],
-        work=words * 2 / 128,
+        work=words * (6 if case.sparse else 2) / 128,
         budget=budget,
         counts={"HGMMA": hgmma} if case.arch == 90 else {"HMMA": hmma},
         present=("LDGSTS", "LOP3", "HFMA2|HADD2|HMUL2|PRMT"),
@@ -117,7 +123,7 @@ def _build_embedding(numbers: str, arch: int) -> Build:
     from ao_kernels.triton.ops import IDS
 
     (n, k), fmt = _EVEN, known(registry.dtypes.get(numbers))
-    tiles = tiling(n, k, 64, fmt.bits)
+    tiles = tiling(n, k, 64, fmt)
     pointers = {
         "ids_ptr": "*i64",
         "w_ptr": "*i16",
@@ -134,6 +140,7 @@ def _build_embedding(numbers: str, arch: int) -> Build:
         "PLANE": tiles.plane,
         "CHAIN": tiles.chain,
         "PAIRS": fmt.looked_up,
+        "SPARSE": fmt.sparse,
         "HAS_ZERO": fmt.offset != 0,
     }
     types = {**pointers, **dict.fromkeys(sizes, "i32")}
@@ -165,6 +172,8 @@ GATES = (
     _gate(10.8, _Product("int8", _SMALL, _ROW, scale_dtype=FP32)),
     _gate(8.8, _Product("int8", _SMALL, _ROW, FP16, FP32)),
     _gate(12.8, _Product("f8e4m3", _SMALL, _ROW, scale_dtype=FP32)),
+    _gate(28.4, _Product("int4", _SMALL, 128, sparse=True)),
+    _gate(34.4, _Product("int4", _SMALL, 128, arch=80, sparse=True)),
 )
 MORE = (
     _embedding_gate("nf4", 90),
@@ -186,4 +195,15 @@ MORE = (
     _gate(12.8, _Product("f8e4m3", _SMALL, _ROW, FP16, FP32)),
     _gate(14.2, _Product("int8", _LARGE, _ROW, scale_dtype=FP32)),
     _gate(16.0, _Product("f8e4m3", _LARGE, _ROW, scale_dtype=FP32)),
+    _gate(36.7, _Product("int4", _SMALL, 32, sparse=True)),
+    _gate(32.2, _Product("int4", _SMALL, 64, sparse=True)),
+    _gate(27.9, _Product("int4", _SMALL, 256, sparse=True)),
+    _gate(26.4, _Product("int4", _SMALL, _ROW, sparse=True)),
+    _gate(28.4, _Product("int4", _SMALL, 128, FP16, FP16, sparse=True)),
+    _gate(30.9, _Product("int4", _SMALL, 128, shape=_RAGGED, sparse=True)),
+    _gate(31.0, _Product("int4", _MIDDLE, 128, sparse=True)),
+    _gate(39.6, _Product("int4", _LARGE, 128, sparse=True)),
+    _gate(62.0, _Product("int4", _LARGE, 32, sparse=True)),
+    _gate(34.4, _Product("int4", _SMALL, 128, arch=89, sparse=True)),
+    _gate(0, _Product("int4", _SMALL, 128, arch=100, sparse=True)),
 )

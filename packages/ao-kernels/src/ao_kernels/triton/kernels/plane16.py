@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ao_kernels.triton.kernels.planes import beside, column, numbers, values
+
 
 @triton.jit(do_not_specialize=["M", "tiles", "tiles_a_split"])
 def linear(
@@ -31,6 +33,7 @@ def linear(
     CHAIN: tl.constexpr,
     OFFSET: tl.constexpr,
     PAIRS: tl.constexpr,
+    SPARSE: tl.constexpr,
     SPLITS: tl.constexpr,
     HAS_ZERO: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -46,9 +49,10 @@ def linear(
     """The product x (M, K) @ weight.T + bias: one block for ROWS × COLS of it and a part of K.
 
     A tile of weights is COLS rows by PLANES planes of PLANE columns; CHAIN planes share a scale, or all
-    of a row does where CHAIN is 0. The weights are the left operand, which the tensor cores take from
-    registers. Products are of value - OFFSET, and are scaled in float32; with zero points z, (OFFSET - z)
-    times the sum of a group's activations, from `sums_ptr` (groups, M), is added before.
+    of a row does where CHAIN is 0. With SPARSE it is three words wide (see `Plane24`). The weights are the
+    left operand, which the tensor cores take from registers. Products are of value - OFFSET, and are scaled
+    in float32; with zero points z, (OFFSET - z) times the sum of a group's activations, from `sums_ptr`
+    (groups, M), is added before.
 
     ASM and what begins with LOAD are texts of `ao_kernels.triton.assembly`; where ASM is None, plain
     operations do the same, with the values of codes in `table_ptr`. LOAD_TABLE, where there is one, loads
@@ -67,11 +71,14 @@ def linear(
     GROUPS: tl.constexpr = PLANES // CHAIN if CHAIN else 0
     block = col_tile.to(tl.int64) * tiles + first
     grid = block * GROUPS if CHAIN else col_tile
-    row_at = w_ptr + block * (COLS * PLANE) + cols[:, None] * PLANE
+    WORDS: tl.constexpr = 3 if SPARSE else 1
+    AT_ONCE: tl.constexpr = 1 if not SPARSE else CHAIN if CHAIN == 2 or CHAIN == 4 else 8
+    several = tl.arange(0, AT_ONCE * PLANE)
+    row_at = w_ptr + block * (WORDS * COLS * PLANE) + cols[:, None] * PLANE
     scale_at = scale_ptr + grid * COLS + cols
     zero_at = zero_ptr + grid * COLS + cols
     sums_at = sums_ptr + first * GROUPS * stride_sums + rows
-    x_at = x_ptr + rows[None, :].to(tl.int64) * stride_x + first * (PLANES * PLANE) + inner[:, None]
+    x_at = x_ptr + rows[None, :].to(tl.int64) * stride_x + first * (PLANES * PLANE)
     present = rows[None, :] < M
 
     if AHEAD:
@@ -79,10 +86,11 @@ def linear(
         lines = tl.arange(0, COLS * PLANE // 64) * 64
         for soon in tl.static_range(AHEAD):
             near = tl.minimum(block + soon, tl.num_programs(0).to(tl.int64) * tiles - 1)
-            line_at = w_ptr + near * (COLS * PLANE) + lines
-            tl.inline_asm_elementwise(
-                PREFETCH, "=r,l", [line_at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
-            )
+            for word in tl.static_range(WORDS):
+                line_at = w_ptr + (near * WORDS + word) * (COLS * PLANE) + lines
+                tl.inline_asm_elementwise(
+                    PREFETCH, "=r,l", [line_at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+                )
         gdc_wait()  # only now there are activations
     if LOAD_TABLE is not None:
         copy_at = table_ptr + TABLE + (tl.arange(0, 32) & 1) * 8
@@ -91,24 +99,26 @@ def linear(
         )
     acc = tl.zeros((COLS, ROWS), tl.float32)
     for tile in range(first, last):
-        planes = _numbers(row_at, inner, x_ptr, table_ptr, PLANES, OFFSET, PAIRS, ASM)
+        planes = numbers(row_at, inner, x_ptr, table_ptr, COLS, PLANES, OFFSET, PAIRS, SPARSE, ASM)
         left = K - tile * (PLANES * PLANE)
         if CHAIN == 0:
-            for j in tl.static_range(PLANES):
-                x = _activations(x_at, j, inner, left, present, PLANE, EVEN_K)
-                acc = tl.dot(planes[j], x, acc)
+            for j in tl.static_range(0, PLANES, AT_ONCE):
+                x = _activations(x_at, j, several, left, present, PLANE, SPARSE, EVEN_K)
+                acc = tl.dot(beside(planes, j, AT_ONCE), x, acc)
         else:
             for group in tl.static_range(GROUPS):
                 part = tl.zeros((COLS, ROWS), tl.float32)
-                for j in tl.static_range(CHAIN):
-                    x = _activations(x_at, group * CHAIN + j, inner, left, present, PLANE, EVEN_K)
-                    part = tl.dot(planes[group * CHAIN + j], x, part)
+                for j in tl.static_range(0, CHAIN, AT_ONCE):
+                    x = _activations(
+                        x_at, group * CHAIN + j, several, left, present, PLANE, SPARSE, EVEN_K
+                    )
+                    part = tl.dot(beside(planes, group * CHAIN + j, AT_ONCE), x, part)
                 if HAS_ZERO:
                     zero = _zeros(zero_at + group * COLS, OFFSET, LOAD_ZERO)
                     sums = tl.load(sums_at + group * stride_sums, mask=rows < M, other=0.0)
                     part += zero[:, None] * sums[None, :]
                 acc += part * _scales(scale_at + group * COLS, LOAD_SCALE)[:, None]
-        row_at += COLS * PLANE
+        row_at += WORDS * COLS * PLANE
         x_at += PLANES * PLANE
         scale_at += GROUPS * COLS
         zero_at += GROUPS * COLS
@@ -142,11 +152,21 @@ def linear(
 
 
 @triton.jit
-def _activations(x_at, plane, inner, left, present, PLANE: tl.constexpr, EVEN_K: tl.constexpr):
+def _activations(
+    x_at,
+    plane,
+    inner,
+    left,
+    present,
+    PLANE: tl.constexpr,
+    SPARSE: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):
     """One plane's activations, PLANE × ROWS; what is outside is 0."""
+    col = column(plane, inner, PLANE, SPARSE)[:, None]
     if not EVEN_K:
-        present = present & (plane * PLANE + inner[:, None] < left)
-    return tl.load(x_at + plane * PLANE, mask=present, other=0.0)
+        present = present & (col < left)
+    return tl.load(x_at + col, mask=present, other=0.0)
 
 
 @triton.jit
@@ -186,67 +206,6 @@ def _zeros(at, OFFSET: tl.constexpr, LOAD: tl.constexpr):
         # a small integer in the last bits of 2**23 is that much more: no conversion is needed
         offset = 8388608.0 + OFFSET - (zero | 0x4B000000).to(tl.float32, bitcast=True)
     return offset
-
-
-@triton.jit
-def _numbers(
-    row_at,
-    inner,
-    x_ptr,
-    table_ptr,
-    PLANES: tl.constexpr,
-    OFFSET: tl.constexpr,
-    PAIRS: tl.constexpr,
-    ASM: tl.constexpr,
-):
-    """A tensor for each plane of a tile's numbers, in the type of the activations."""
-    element = x_ptr.dtype.element_ty
-    if ASM is None and PLANES == 4:
-        planes = (
-            (_values(row_at, inner, 0, table_ptr, PLANES, PAIRS) - OFFSET).to(element),
-            (_values(row_at, inner, 1, table_ptr, PLANES, PAIRS) - OFFSET).to(element),
-            (_values(row_at, inner, 2, table_ptr, PLANES, PAIRS) - OFFSET).to(element),
-            (_values(row_at, inner, 3, table_ptr, PLANES, PAIRS) - OFFSET).to(element),
-        )
-    elif ASM is None:
-        planes = (
-            (_values(row_at, inner, 0, table_ptr, PLANES, PAIRS) - OFFSET).to(element),
-            (_values(row_at, inner, 1, table_ptr, PLANES, PAIRS) - OFFSET).to(element),
-        )
-    elif PLANES == 4:
-        planes = tl.inline_asm_elementwise(
-            ASM,
-            "=&r,=&r,=&r,=&r,r",
-            [tl.load(row_at + inner[None, :])],
-            dtype=(element, element, element, element),
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        planes = tl.inline_asm_elementwise(
-            ASM,
-            "=&r,=&r,r",
-            [tl.load(row_at + inner[None, :])],
-            dtype=(element, element),
-            is_pure=True,
-            pack=2,
-        )
-    return planes
-
-
-@triton.jit
-def _values(row_at, inner, plane, table_ptr, PLANES: tl.constexpr, PAIRS: tl.constexpr):
-    """The values of one plane in float32, without assembly."""
-    BITS: tl.constexpr = 16 // PLANES
-    if PAIRS:
-        # codes of two words in the order of planes, those of a plane beside each other
-        code = 2 * plane % PLANES + inner % 2
-        word = inner - inner % 2 + 2 * plane // PLANES
-        words = tl.load(row_at + word[None, :]) >> (BITS * code)[None, :]
-    else:
-        words = tl.load(row_at + inner[None, :]) >> BITS * plane
-    value = tl.load(table_ptr + (words & ((1 << BITS) - 1)))
-    return value.to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -298,6 +257,7 @@ def dequantize(
     PLANE: tl.constexpr,
     CHAIN: tl.constexpr,
     PAIRS: tl.constexpr,
+    SPARSE: tl.constexpr,
     HAS_ZERO: tl.constexpr,
 ):
     """Dense values (N, K): (code - zero) * scale in float32, rounded once; one block for a tile."""
@@ -306,15 +266,15 @@ def dequantize(
     cols = tl.arange(0, COLS)
     inner = tl.arange(0, PLANE)
     block = col_tile.to(tl.int64) * tiles + tile
-    row_at = w_ptr + block * (COLS * PLANE) + cols[:, None] * PLANE
+    row_at = w_ptr + block * ((3 if SPARSE else 1) * COLS * PLANE) + cols[:, None] * PLANE
     col = col_tile * COLS + cols
     for j in tl.static_range(PLANES):
         grid = block * (PLANES // CHAIN) + j // CHAIN if CHAIN else col_tile
-        value = _values(row_at, inner, j, table_ptr, PLANES, PAIRS)
+        value = values(row_at, inner, j, table_ptr, COLS, PLANES, PAIRS, SPARSE)
         if HAS_ZERO:
             value -= tl.load(zero_ptr + grid * COLS + cols).to(tl.float32)[:, None]
         value *= tl.load(scale_ptr + grid * COLS + cols).to(tl.float32)[:, None]
-        k = tile * (PLANES * PLANE) + j * PLANE + inner
+        k = tile * (PLANES * PLANE) + column(j, inner, PLANE, SPARSE)
         out_at = out_ptr + col[:, None].to(tl.int64) * K + k[None, :]
         inside = (col[:, None] < N) & (k[None, :] < K)
         tl.store(out_at, value.to(out_ptr.dtype.element_ty), mask=inside)
@@ -339,6 +299,7 @@ def embedding(
     PLANE: tl.constexpr,
     CHAIN: tl.constexpr,
     PAIRS: tl.constexpr,
+    SPARSE: tl.constexpr,
     HAS_ZERO: tl.constexpr,
 ):
     """Rows of a weight, with the values of `dequantize`: one block for IDS of them in one tile.
@@ -353,16 +314,17 @@ def embedding(
     ids = tl.where(exists, ids, 0)
     col_tile = ids // COLS
     col = ids % COLS
-    row_at = w_ptr + (((col_tile * tiles + tile) * COLS + col) * PLANE)[:, None]
+    WORDS: tl.constexpr = 3 if SPARSE else 1
+    row_at = w_ptr + (((col_tile * tiles + tile) * (WORDS * COLS) + col) * PLANE)[:, None]
     for j in tl.static_range(PLANES):
         group = tile * (PLANES // CHAIN) + j // CHAIN if CHAIN else 0
         grid_at = (col_tile * groups + group) * COLS + col
-        value = _values(row_at, inner, j, table_ptr, PLANES, PAIRS)
+        value = values(row_at, inner, j, table_ptr, COLS, PLANES, PAIRS, SPARSE)
         if HAS_ZERO:
             value -= tl.load(zero_ptr + grid_at).to(tl.float32)[:, None]
         value *= tl.load(scale_ptr + grid_at).to(tl.float32)[:, None]
         value = tl.where(exists[:, None], value, float("nan"))
-        k = tile * (PLANES * PLANE) + j * PLANE + inner
+        k = tile * (PLANES * PLANE) + column(j, inner, PLANE, SPARSE)
         out_at = out_ptr + places[:, None].to(tl.int64) * K + k[None, :]
         inside = (places < count)[:, None] & (k < K)[None, :]
         tl.store(out_at, value.to(out_ptr.dtype.element_ty), mask=inside)
