@@ -114,7 +114,8 @@ def float8_fallback(model: nn.Module, *patterns: str) -> Report:
         precision now, "quantized" where they are in low precision still.
 
     Raises:
-        ConfigError: a pattern matches no such parameter; nothing was changed then.
+        ConfigError: a pattern matches no such parameter, or one that FSDP2 has gathered as float8;
+            nothing was changed then.
     """
     weights = list(compute_weights(model))
     matched = {
@@ -128,6 +129,12 @@ def float8_fallback(model: nn.Module, *patterns: str) -> Report:
                 f"the model has {known}{', …' if len(weights) > 5 else ''}"
             )
     back = {name for names in matched.values() for name in names}
+    if fixed := [name for name, weight in weights if name in back and weight.whole.by_codes]:
+        raise ConfigError(
+            f"{fixed[0]} has been gathered as float8, in buffers that FSDP2 keeps, so it cannot go back to "
+            "high precision; call float8_fallback before the first forward pass, or convert with "
+            "enable_fsdp_float8_all_gather=False"
+        )
     for name, weight in weights:
         if name in back:
             weight.specs = (None, None, None)

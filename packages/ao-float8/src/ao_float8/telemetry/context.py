@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ao_core.errors import ConfigError
 from ao_core.spec import Spec
-from ao_core.tensor import ComputeWeight
+from ao_core.tensor import ComputeWeight, QTensor
 from ao_core.tensor.codec import local_shard
 from ao_float8.convert import compute_weights
 from ao_float8.telemetry.measure import PrecisionRecord, Tally, measure
@@ -33,7 +33,8 @@ class PrecisionTelemetry:
     Attributes:
         records: all so far, in the order of their steps.
         unobserved: names of parameters that compute in low precision outside of `nn.Linear` modules:
-            experts, and weights that functions use.
+            experts, and weights that functions use; and of those that FSDP2 gathers as float8, once
+            they were seen, since their values before the cast are on no rank.
     """
 
     def __init__(self, model: nn.Module, every: int, sinks: list[Any]) -> None:
@@ -59,7 +60,8 @@ class PrecisionTelemetry:
         if "torch._dynamo" in sys.modules:  # compiled code would not see the hooks
             self._sampled.enter_context(torch.compiler.set_stance("force_eager"))
         for name, module in self._layers.items():
-            hook = module.register_forward_hook(partial(self._forward, name))
+            # before the hooks of FSDP2, which shard the weight again
+            hook = module.register_forward_hook(partial(self._forward, name), prepend=True)
             self._sampled.callback(hook.remove)
 
     def end(self) -> None:
@@ -92,11 +94,15 @@ class PrecisionTelemetry:
         x = x.reshape(-1, x.shape[-1])
         output, grad_input, grad_weight = weight.specs
         self._see((name, "output", "input"), x, _act(output))
+        if out.requires_grad:
+            self._see((name, "grad_weight", "input"), x.t(), grad_weight)
+            out.register_hook(partial(self._backward, name, grad_input, grad_weight))
+        if isinstance(w, QTensor):
+            self.unobserved = tuple(dict.fromkeys((*self.unobserved, f"{name}.weight".lstrip("."))))
+            return
         self._see((name, "output", "weight"), w, output)
         if out.requires_grad:
             self._see((name, "grad_input", "weight"), w.t(), grad_input)
-            self._see((name, "grad_weight", "input"), x.t(), grad_weight)
-            out.register_hook(partial(self._backward, name, grad_input, grad_weight))
 
     def _backward(
         self, name: str, grad_input: Spec | None, grad_weight: Spec | None, grad: Tensor
