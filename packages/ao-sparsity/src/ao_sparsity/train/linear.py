@@ -112,14 +112,15 @@ class SemiSparseLinear(SparseLinear):
     gradient of the input are both sparse products (Hubara et al. 2021, arXiv:2102.08124). The gradient of
     the weight is dense and straight-through: weights that are zero now may come back.
 
+    The option `decay` is what SR-STE adds to the gradient in every backward pass: so many times each weight
+    that is not kept (Zhou et al. 2021, arXiv:2102.04010, who take 2e-4).
+
     Args:
         in_features: as of `nn.Linear`; of any size.
         out_features: the same.
         bias: the same.
         device: the same.
         dtype: the same.
-        decay: what SR-STE adds to the gradient: so many times each weight that is not kept (Zhou et al.
-            2021, arXiv:2102.04010, who take 2e-4). It is added in every backward pass.
 
     Raises:
         ConfigError: a negative `decay`.

@@ -26,15 +26,16 @@ class SupermaskLinear(SparseLinear):
     too, as SuperBlock does). Weights have a gradient in the blocks that stay; `weight.requires_grad_(False)`
     trains the choice alone. Make the optimizer after the layer, so that it has the scores.
 
+    The options are `blocksize`, the rows and columns of a block (those at the edges may be smaller), and
+    `sparsity`, the share of the blocks that go, rounded to the nearest whole number of them; see
+    `set_sparsity`.
+
     Args:
         in_features: as of `nn.Linear`; of any size.
         out_features: the same.
         bias: the same.
         device: the same.
         dtype: the same.
-        blocksize: rows and columns of a block; those at the edges may be smaller.
-        sparsity: the share of the blocks that go, rounded to the nearest whole number of them; see
-            `set_sparsity`.
 
     Raises:
         ConfigError: a `blocksize` below 1 or another than before, a `sparsity` outside 0 to 1.
