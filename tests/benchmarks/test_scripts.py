@@ -89,6 +89,7 @@ def test_quantize_time(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_linear_layers_on_the_cpu(tmp_path: Path) -> None:
     options = (
+        "--threads=1",
         "--shapes=256x512",
         "--m=1,16",
         "--percent=5",

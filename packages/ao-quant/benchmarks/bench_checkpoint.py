@@ -121,14 +121,14 @@ def measure(folder: Path, recipes: list[str], limit: int, kills: int) -> Iterato
         }
         if kills:
             target = folder / f"{name}-killed"
-            killed = _with_kills([*command, str(target), *options], found["seconds"], kills)
+            killed = _with_kills([*command, str(target), *options], target, found["seconds"], kills)
             same = (target / "ao_manifest.json").read_bytes() == hashes
             row |= {"kills": killed, "same bytes": "yes" if same else "no"}
             shutil.rmtree(target)
         yield row
 
 
-def _with_kills(command: list[str], seconds: float, kills: int) -> int:
+def _with_kills(command: list[str], target: Path, seconds: float, kills: int) -> int:
     """Call again and again, each time killed after a while, then until it is done; how often it was."""
     rng, killed = random.Random(0), 0
     for _ in range(kills):
@@ -140,8 +140,18 @@ def _with_kills(command: list[str], seconds: float, kills: int) -> int:
             process.send_signal(signal.SIGKILL)
             process.wait()
             killed += 1
+            if _is_published(target):  # killed on its way out, with all done
+                return killed
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return killed
+
+
+def _is_published(target: Path) -> bool:
+    """Whether nothing is left to do."""
+    from ao_core.checkpoints.files import MANIFEST, WORK
+    from ao_core.checkpoints.state import STATE
+
+    return (target / MANIFEST).exists() and not (target / WORK / STATE).exists()
 
 
 if __name__ == "__main__":
