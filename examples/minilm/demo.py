@@ -76,7 +76,7 @@ def show(found: Comparison, about: dict[str, Any], console: Console) -> None:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--pairs", type=int, default=400, help="texts to search (400)")
+    parser.add_argument("--pairs", type=int, default=300, help="texts to search (300)")
     # longer texts are cut, so that all recipes take minutes and not a quarter of an hour
     parser.add_argument("--query-tokens", type=int, default=20, help="cut queries there (20)")
     parser.add_argument("--document-tokens", type=int, default=24, help="cut documents there (24)")
