@@ -7,7 +7,17 @@ from typing import Any, TypeAlias
 
 from ao_core.errors import ConfigError
 
-__all__ = ["NO_SCALE", "SCALE_DTYPES", "WHOLE", "ZERO_KINDS", "Primitive", "Spec", "matrix_block"]
+__all__ = [
+    "BLOCKSIZE",
+    "NO_SCALE",
+    "SCALE_DTYPES",
+    "WHOLE",
+    "ZERO_KINDS",
+    "Primitive",
+    "Spec",
+    "blocksize_of",
+    "matrix_block",
+]
 
 Primitive: TypeAlias = bool | int | float | str
 
@@ -17,6 +27,8 @@ WHOLE = -1
 SCALE_DTYPES = ("float32", "bfloat16", "float16", "e8m0", "e4m3")
 #: in place of one: the format has no scale, value = decode(code)
 NO_SCALE = "none"
+#: the option "blocksize" of layouts of square blocks, where it is not set
+BLOCKSIZE = 64
 #: "none": symmetric; "int": uint8 zero point in the domain of codes; "float": the same, not rounded;
 #: "scaled": in the domain of values, what is taken off after scaling, and stored as the scale is.
 ZERO_KINDS = ("none", "int", "float", "scaled")
@@ -123,3 +135,8 @@ class Spec:
         if self.act is not None:
             text += f" act=({self.act})"
         return f"{text} {self.layout}"
+
+
+def blocksize_of(spec: Spec) -> int:
+    """Rows and columns of a stored block, in layouts of square blocks and those of kernels for them."""
+    return int(spec.option("blocksize", BLOCKSIZE))

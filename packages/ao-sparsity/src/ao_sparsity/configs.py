@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from ao_core.config import Config
 from ao_core.errors import ConfigError
 from ao_core.registry import registry
+from ao_core.spec import BLOCKSIZE
 from ao_core.weights import GroupSize
-from ao_sparsity.layouts.bsr import BLOCKSIZE
 
 __all__ = [
     "BlockSparseWeightConfig",

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ao_core.report.records import ParameterRecord, Report
 
-__all__ = ["aligned", "decibels", "percent", "report_text", "shape_text", "size_text", "summary"]
+__all__ = [
+    "aligned",
+    "decibels",
+    "left_alone",
+    "names",
+    "percent",
+    "report_text",
+    "shape_text",
+    "size_text",
+    "summary",
+]
 
 _HEADER = ("parameter", "shape", "format", "kernel", "before", "after", "SQNR", "sparsity")
 _RIGHT = (4, 5, 6, 7)
@@ -24,14 +34,18 @@ def report_text(report: Report) -> str:
         if all(record.sparsity is None for record in quantized):
             rows = [row[:-1] for row in rows]
         blocks.append(aligned(rows, right=_RIGHT))
+    return "\n\n".join([*blocks, *left_alone(report), summary(report)])
+
+
+def left_alone(report: Any) -> Iterator[str]:
+    """Of any report with records by status: which were skipped, and why, and why how many were kept."""
     if skipped := report.with_status("skipped"):
         lines = [f"  {names(record)}: {record.reason}" for record in skipped]
-        blocks.append("\n".join([f"skipped ({len(skipped)}), though asked for:", *lines]))
+        yield "\n".join([f"skipped ({len(skipped)}), though asked for:", *lines])
     if kept := report.with_status("kept"):
         counts = Counter(record.reason for record in kept)
         lines = [f"  {count} × {reason}" for reason, count in counts.most_common()]
-        blocks.append("\n".join([f"kept ({len(kept)}):", *lines]))
-    return "\n\n".join([*blocks, summary(report)])
+        yield "\n".join([f"kept ({len(kept)}):", *lines])
 
 
 def summary(report: Report) -> str:
@@ -45,7 +59,7 @@ def summary(report: Report) -> str:
     )
 
 
-def names(record: ParameterRecord) -> str:
+def names(record: Any) -> str:
     """The name of a parameter, with the names of those tied to it."""
     return " = ".join((record.fqn, *record.tied))
 

@@ -16,6 +16,7 @@ from ao_core.registry import registry
 from ao_core.spec import Spec
 
 __all__ = [
+    "autocasted",
     "decode_parts",
     "decode_reference",
     "is_sharded",
@@ -34,6 +35,14 @@ def is_sharded(x: Tensor) -> bool:
 def local_shard(x: Any) -> Any:
     """What this rank holds of a `DTensor`, apart from autograd; anything else itself."""
     return getattr(x, "_local_tensor", x)
+
+
+def autocasted(x: Any, *others: Any) -> tuple[Any, ...]:
+    """Operands of a product in the dtype of autocast, where it is on for the device of x; None stays."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return (x, *others)
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return tuple(None if each is None else each.to(dtype) for each in (x, *others))
 
 
 @overload

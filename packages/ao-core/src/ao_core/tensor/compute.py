@@ -16,6 +16,7 @@ from ao_core.errors import UnsupportedOp
 from ao_core.records import Call
 from ao_core.spec import Spec
 from ao_core.tensor import gather
+from ao_core.tensor.codec import autocasted
 from ao_core.tensor.qtensor import QTensor
 
 __all__ = [
@@ -194,10 +195,7 @@ def dense_memory(tensor: Tensor) -> Tensor:
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if torch.is_autocast_enabled(input.device.type):
-        dtype = torch.get_autocast_dtype(input.device.type)
-        input, weight = input.to(dtype), weight.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
+    input, weight, bias = autocasted(input, weight, bias)
     out: Tensor = _Linear.apply(input, weight)  # type: ignore[no-untyped-call]
     return out if bias is None else out + bias
 

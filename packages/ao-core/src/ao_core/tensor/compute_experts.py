@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ao_core.tensor.codec import autocasted
 from ao_core.tensor.compute import (
     FUNCTIONS,
     PRODUCTS,
@@ -48,9 +49,7 @@ def _bmm(x: Tensor, w: Tensor) -> Tensor:
 
 
 def _cast(x: Tensor, w: Tensor, offs: Tensor | None) -> Tensor:
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, w = x.to(dtype), w.to(dtype)
+    x, w = autocasted(x, w)
     out: Tensor = _GroupedMM.apply(x, w, offs)  # type: ignore[no-untyped-call]
     return out
 

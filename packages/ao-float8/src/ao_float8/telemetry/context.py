@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ao_core.errors import ConfigError
 from ao_core.spec import Spec
 from ao_core.tensor import ComputeWeight, QTensor
-from ao_core.tensor.codec import local_shard
+from ao_core.tensor.codec import autocasted, local_shard
 from ao_float8.convert import compute_weights
 from ao_float8.telemetry.measure import PrecisionRecord, Tally, measure
 from ao_float8.telemetry.outputs import JsonLines, TensorBoard, records_figure
@@ -87,10 +87,7 @@ class PrecisionTelemetry:
         weight, x = local_shard(module.weight), args[0].detach()
         if not isinstance(weight, ComputeWeight):
             return
-        w = weight.hp.detach()
-        if torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type)
-            x, w = x.to(dtype), w.to(dtype)
+        x, w = autocasted(x, weight.hp.detach())
         x = x.reshape(-1, x.shape[-1])
         output, grad_input, grad_weight = weight.specs
         self._see((name, "output", "input"), x, _act(output))

@@ -8,7 +8,7 @@ from torch import Tensor
 from ao_core.layouts import Layout, Parts
 from ao_core.numerics import full_block
 from ao_core.records import Call, DType, Kernel
-from ao_core.spec import WHOLE, Spec
+from ao_core.spec import WHOLE, Spec, blocksize_of
 from ao_core.tensor import QTensor
 from ao_kernels.cpu.library import isa, why_not
 from ao_kernels.cpu.linear import accepts
@@ -44,7 +44,7 @@ class BsrCpu(Layout):
             return f"holds {', '.join(TOGETHER)}, not {dtype.name}"
         if len(shape) != 2 or 0 in shape:
             return f"needs a weight of 2 dimensions that is not empty, found {shape}"
-        side = _side(spec)
+        side = blocksize_of(spec)
         if side % LEAST or not LEAST <= side <= GREATEST:
             return f"needs blocks of {LEAST}, {2 * LEAST}, … or {GREATEST} rows, found blocksize={side}"
         if spec.zero != "none":
@@ -57,24 +57,20 @@ class BsrCpu(Layout):
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
     ) -> Parts:
         """Blocks in the order in which products read them."""
-        side, together = _side(spec), TOGETHER[dtype.name]
+        side, together = blocksize_of(spec), TOGETHER[dtype.name]
         codes = parts["qdata"].view(torch.uint8) ^ 128 if dtype.bits == 8 else parts["qdata"]
         blocks = codes.reshape(-1, side, side // together, together).transpose(1, 2)
         return {**parts, "qdata": blocks.contiguous()}
 
     def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
         """Blocks as rows of columns again."""
-        side = _side(spec)
+        side = blocksize_of(spec)
         codes = parts["qdata"].transpose(1, 2).reshape(-1, side, side)
         codes = (codes ^ 128).view(dtype.storage) if dtype.bits == 8 else codes
         return {**parts, "qdata": codes.contiguous()}
 
 
 BLOCK_SPARSE_LAYOUTS = (BsrCpu(),)
-
-
-def _side(spec: Spec) -> int:
-    return int(spec.option("blocksize", 64))
 
 
 def _unfit_scale(spec: Spec, shape: tuple[int, ...]) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,9 +10,10 @@ from torch import Tensor
 from ao_core.layouts import Layout, Parts
 from ao_core.records import Call, DType, Kernel
 from ao_core.registry import registry
-from ao_core.spec import Spec
+from ao_core.spec import Spec, blocksize_of
 from ao_core.tensor import QTensor
-from ao_kernels.triton.support import on_device, processors, take_locks, why_not
+from ao_kernels.triton.launch import Regime
+from ao_kernels.triton.support import on_device, processors, rows_of, take_locks, why_not
 
 __all__ = [
     "BSR_KERNELS",
@@ -29,14 +30,6 @@ __all__ = [
 SIDES = (16, 32, 64)
 #: blocks of a row that each of several programs gets at least
 _FEWEST_BLOCKS = 8
-
-
-class Regime(NamedTuple):
-    """How a program is built for so many rows of activations."""
-
-    rows: int
-    num_warps: int
-    num_stages: int
 
 
 def regime_of(m: int, side: int, dtype: torch.dtype) -> Regime:
@@ -132,9 +125,7 @@ def launch(
     """The op itself; `splits` sets how many programs share a row of blocks."""
     from ao_kernels.triton.kernels import bsr
 
-    x_MK = x.reshape(-1, k)
-    if x_MK.stride(-1) != 1:
-        x_MK = x_MK.contiguous()
+    x_MK = rows_of(x, k)
     m, out = x_MK.shape[0], x.new_empty((*x.shape[:-1], n))
     if m == 0:
         return out
@@ -177,8 +168,8 @@ class BsrSorted(Layout):
             return f"holds bf16, fp16 and fp32, not {dtype.name}"
         if len(shape) != 2 or 0 in shape:
             return f"needs a weight of 2 dimensions that is not empty, found {shape}"
-        if _side(spec) not in SIDES:
-            return f"needs blocks of {SIDES} rows, found blocksize={_side(spec)}"
+        if blocksize_of(spec) not in SIDES:
+            return f"needs blocks of {SIDES} rows, found blocksize={blocksize_of(spec)}"
         return None if spec.act is None else "its product does not quantize activations"
 
     def from_canonical(
@@ -193,10 +184,6 @@ class BsrSorted(Layout):
 
 
 BSR_LAYOUTS = (BsrSorted(),)
-
-
-def _side(spec: Spec) -> int:
-    return int(spec.option("blocksize", 64))
 
 
 def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
@@ -223,7 +210,7 @@ def _accepts(call: Call) -> str | None:
 
 
 def _describe(call: Call) -> str:
-    regime = regime_of(call.m, _side(call.spec), call.x_dtype)
+    regime = regime_of(call.m, blocksize_of(call.spec), call.x_dtype)
     return f"blocks of {regime.rows} rows, sums in float32, empty blocks skipped"
 
 

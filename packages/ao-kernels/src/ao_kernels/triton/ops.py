@@ -9,7 +9,7 @@ from ao_core.registry import registry
 from ao_kernels.triton.formats import known
 from ao_kernels.triton.launch import constants, regime_of, splits_of
 from ao_kernels.triton.plane16 import COLS, Tiling, tiling
-from ao_kernels.triton.support import on_device, processors, starts_early, take_locks
+from ao_kernels.triton.support import on_device, processors, rows_of, starts_early, take_locks
 
 __all__ = ["IDS", "plane16_dequantize", "plane16_embedding", "plane16_linear"]
 
@@ -167,9 +167,7 @@ def launch_linear(
     """The op itself; `splits` sets how many blocks share a row of tiles."""
     from ao_kernels.triton.kernels import plane16
 
-    x_MK = x.reshape(-1, k)
-    if x_MK.stride(-1) != 1:
-        x_MK = x_MK.contiguous()
+    x_MK = rows_of(x, k)
     m, out = x_MK.shape[0], x.new_empty((*x.shape[:-1], n))
     if m == 0:
         return out

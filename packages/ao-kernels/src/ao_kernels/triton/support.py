@@ -15,6 +15,7 @@ __all__ = [
     "capability",
     "on_device",
     "processors",
+    "rows_of",
     "starts_early",
     "take_locks",
     "why_not",
@@ -122,3 +123,9 @@ def take_locks(count: int, device: torch.device) -> Tensor:
         if capturing:
             return pool.take(count)
         return pool.of_stream(torch.cuda.current_stream(device).cuda_stream, count)
+
+
+def rows_of(x: Tensor, k: int) -> Tensor:
+    """Activations (…, k) as a matrix whose rows lie in one piece each."""
+    x_MK = x.reshape(-1, k)
+    return x_MK if x_MK.stride(-1) == 1 else x_MK.contiguous()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ao_core.errors import UnsupportedOp
 from ao_core.layouts import Geometry, Parts, make_parts
+from ao_core.spec import blocksize_of
 from ao_sparsity.layouts.base import (
     SparseLayout,
     filled,
@@ -23,15 +24,7 @@ if TYPE_CHECKING:
     from ao_core.records import DType
     from ao_core.spec import Spec
 
-__all__ = ["BLOCKSIZE", "Bsr", "blocksize_of"]
-
-#: the option "blocksize" where it is not set
-BLOCKSIZE = 64
-
-
-def blocksize_of(spec: Spec) -> int:
-    """Rows and columns of a block."""
-    return int(spec.option("blocksize", BLOCKSIZE))
+__all__ = ["Bsr"]
 
 
 class Bsr(SparseLayout):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from ao_core.config import json_object
 from ao_core.errors import ConfigError
-from ao_core.report.text import aligned, shape_text
+from ao_core.report.text import aligned, left_alone, names, shape_text
 
 __all__ = ["PruneRecord", "PruneReport", "Pruning"]
 
@@ -104,18 +103,11 @@ class PruneReport:
     def __str__(self) -> str:
         pruned = self.with_status("pruned")
         blocks = [aligned([_HEADER, *map(_row, pruned)], right=_RIGHT)] if pruned else []
-        if skipped := self.with_status("skipped"):
-            lines = [f"  {_names(record)}: {record.reason}" for record in skipped]
-            blocks.append("\n".join([f"skipped ({len(skipped)}), though asked for:", *lines]))
-        if kept := self.with_status("kept"):
-            counts = Counter(record.reason for record in kept)
-            lines = [f"  {count} × {reason}" for reason, count in counts.most_common()]
-            blocks.append("\n".join([f"kept ({len(kept)}):", *lines]))
         total = (
             f"{self.method}, by {self.scope}: {self.removed:,} of {self.weights:,} weights removed "
             f"({100 * self.sparsity:.2f}%) in {len(pruned)} of {len(self.records)} parameters"
         )
-        return "\n\n".join([*blocks, total])
+        return "\n\n".join([*blocks, *left_alone(self), total])
 
 
 @dataclass(frozen=True)
@@ -132,13 +124,9 @@ class Pruning:
         return str(self.report)
 
 
-def _names(record: PruneRecord) -> str:
-    return " = ".join((record.fqn, *record.tied))
-
-
 def _row(record: PruneRecord) -> tuple[str, ...]:
     removed, sparsity = f"{record.removed:,}", f"{100 * record.sparsity:.2f}%"
-    return (_names(record), shape_text(record.shape), record.pattern, removed, sparsity)
+    return (names(record), shape_text(record.shape), record.pattern, removed, sparsity)
 
 
 def _record_from_dict(data: Mapping[str, Any]) -> PruneRecord:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ao_core.errors import ConfigError
 from ao_core.tensor import ComputeWeight, QTensor
-from ao_core.tensor.codec import is_sharded
+from ao_core.tensor.codec import autocasted, is_sharded
 from ao_sparsity.masks import n_of_m_mask
 from ao_sparsity.train import kernels
 
@@ -140,12 +140,7 @@ class SemiSparseLinear(SparseLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
-        weight: Tensor = self.weight
-        bias: Tensor | None = self.bias
-        if torch.is_autocast_enabled(input.device.type):
-            dtype = torch.get_autocast_dtype(input.device.type)
-            input, weight = input.to(dtype), weight.to(dtype)
-            bias = bias if bias is None else bias.to(dtype)
+        input, weight, bias = autocasted(input, self.weight, self.bias)
         mask = kernels.tile_mask(weight.detach())
         rows = input.reshape(prod(input.shape[:-1]), self.in_features)
         out: Tensor = kernels.straight_through_mm(rows, weight, mask, self.decay)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ao_core.errors import ConfigError
-from ao_sparsity.layouts.bsr import BLOCKSIZE
+from ao_core.spec import BLOCKSIZE
 from ao_sparsity.masks import block_scores, spread_blocks
 from ao_sparsity.train.linear import SparseLinear
 

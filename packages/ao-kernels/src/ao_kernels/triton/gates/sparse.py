@@ -10,22 +10,20 @@ from ao_kernels.testing.aot import Build
 from ao_kernels.testing.gates import Gate
 from ao_kernels.triton import bsr, sparsify
 from ao_kernels.triton.assembly import PICK
-from ao_kernels.triton.launch import POINTERS
+from ao_kernels.triton.gates.limits import BF16, FP16, FP32, TYPES
 
 __all__ = ["GATES", "MORE", "build_bsr", "build_rows", "build_tiles"]
-
-_BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
 def _chosen(vector: bool) -> dict[str, object]:
     return {"STEPS": sparsify.STEPS, "VECTOR": vector, "PICK": PICK}
 
 
-def build_rows(dtype: torch.dtype = _BF16, *, vector: bool = True, arch: int = 90) -> Build:
+def build_rows(dtype: torch.dtype = BF16, *, vector: bool = True, arch: int = 90) -> Build:
     """The kernel `rows`, as `sparsify24` launches it."""
     from ao_kernels.triton.kernels import sparsify as kernels
 
-    pointers = {"x_ptr": POINTERS[dtype], "values_ptr": "*i32", "index_ptr": "*u8"}
+    pointers = {"x_ptr": TYPES[dtype], "values_ptr": "*i32", "index_ptr": "*u8"}
     sizes = ("N", "K", "stride", "groups")
     aligned = (*pointers, *(sizes if vector else ()))
     types = {**pointers, **dict.fromkeys(sizes, "i32")}
@@ -33,14 +31,14 @@ def build_rows(dtype: torch.dtype = _BF16, *, vector: bool = True, arch: int = 9
 
 
 def build_tiles(
-    dtype: torch.dtype = _BF16, order: str | None = "cutlass", *, arch: int = 90
+    dtype: torch.dtype = BF16, order: str | None = "cutlass", *, arch: int = 90
 ) -> Build:
     """The kernel `tiles`, as `sparsify24_both` launches it, or without an order `tile_mask`."""
     from ao_kernels.triton.kernels import sparsify as kernels
 
     meta = "*u8"
     pointers = {
-        "x_ptr": POINTERS[dtype],
+        "x_ptr": TYPES[dtype],
         "mask_ptr": "*i64",
         "values_ptr": "*i64",
         "meta_ptr": meta,
@@ -80,20 +78,20 @@ def _sparsify_gate(
 
 
 def _rows_gate(
-    budget: float, dtype: torch.dtype = _BF16, *, vector: bool = True, arch: int = 90
+    budget: float, dtype: torch.dtype = BF16, *, vector: bool = True, arch: int = 90
 ) -> Gate:
     """A turn is over 4 × 256; of an element 2 bytes are read, 1 and 1/8 are written."""
     ragged = "" if vector else " ragged"
-    name = f"sm_{arch} sparsify rows {POINTERS[dtype][1:]}{ragged}"
+    name = f"sm_{arch} sparsify rows {TYPES[dtype][1:]}{ragged}"
     build = partial(build_rows, dtype, vector=vector, arch=arch)
     return _sparsify_gate(name, build, budget, 64, 4 * 256, 3.125, 2 if vector else 8)
 
 
 def _tiles_gate(
-    budget: float, dtype: torch.dtype = _BF16, order: str | None = "cutlass", *, arch: int = 90
+    budget: float, dtype: torch.dtype = BF16, order: str | None = "cutlass", *, arch: int = 90
 ) -> Gate:
     """A turn is over 32 × 256; of an element 2 bytes are read; written are twice 1 and 1/8, and 1/8, or 1."""
-    name = f"sm_{arch} sparsify tiles {order or 'mask'} {POINTERS[dtype][1:]}"
+    name = f"sm_{arch} sparsify tiles {order or 'mask'} {TYPES[dtype][1:]}"
     build = partial(build_tiles, dtype, order, arch=arch)
     bytes_ = 3 if order is None else 4.375
     return _sparsify_gate(name, build, budget, 168, 32 * 256, bytes_, 16)
@@ -102,7 +100,7 @@ def _tiles_gate(
 def build_bsr(
     side: int,
     m: int,
-    dtype: torch.dtype = _BF16,
+    dtype: torch.dtype = BF16,
     *,
     even: bool = True,
     splits: int = 4,
@@ -111,7 +109,7 @@ def build_bsr(
     """The kernel of products with block-sparse weights, with a bias, as `bsr.launch` launches it."""
     from ao_kernels.triton.kernels import bsr as kernels
 
-    regime, x = bsr.regime_of(m, side, dtype), POINTERS[dtype]
+    regime, x = bsr.regime_of(m, side, dtype), TYPES[dtype]
     pointers = {
         "x_ptr": x,
         "blocks_ptr": x,
@@ -138,7 +136,7 @@ def _bsr_gate(
     budget: float,
     side: int,
     m: int,
-    dtype: torch.dtype = _BF16,
+    dtype: torch.dtype = BF16,
     *,
     even: bool = True,
     arch: int = 90,
@@ -151,13 +149,13 @@ def _bsr_gate(
     chosen = bsr.settings(side, regime, 4, dtype, bias=True, even=even)
     columns = chosen["AT_ONCE"] * side
     ragged = "" if even else " ragged"
-    name = f"sm_{arch} bsr {side} {POINTERS[dtype][1:]} rows {regime.rows}{ragged}"
+    name = f"sm_{arch} bsr {side} {TYPES[dtype][1:]} rows {regime.rows}{ragged}"
     build = partial(build_bsr, side, m, dtype, even=even, arch=arch)
     groups = arch == 90 and side == 64
     if arch >= 100 and side == 64:  # tensor memory: another loop, for which no budget is known
         return Gate(name, build, 255, 227 * 1024)
     counts = {}
-    if dtype != _FP32:
+    if dtype != FP32:
         hmma = side * columns * regime.rows // (16 * 16 * 8 * regime.num_warps)
         counts = {"HGMMA": columns // 16} if groups else {"HMMA": hmma}
     return Gate(
@@ -183,27 +181,27 @@ GATES: tuple[Gate, ...] = (
 )
 #: the rest
 MORE: tuple[Gate, ...] = (
-    _rows_gate(19.0, _FP16),
+    _rows_gate(19.0, FP16),
     _rows_gate(24.5, vector=False),
     *(_rows_gate(19.1, arch=arch) for arch in (80, 89, 100)),
-    _tiles_gate(27.0, _FP16),
+    _tiles_gate(27.0, FP16),
     _tiles_gate(26.4, order="cusparselt"),
     _tiles_gate(30.9, order=None),
     *(_tiles_gate(26.0, arch=arch) for arch in (80, 89, 100)),
     _bsr_gate(6.2, 64, 64),
-    _bsr_gate(5.5, 64, 16, _FP16),
+    _bsr_gate(5.5, 64, 16, FP16),
     _bsr_gate(8.2, 64, 4096, even=False),
-    _bsr_gate(11.5, 64, 16, _FP32),
-    _bsr_gate(19.1, 64, 64, _FP32),
+    _bsr_gate(11.5, 64, 16, FP32),
+    _bsr_gate(19.1, 64, 64, FP32),
     _bsr_gate(3.1, 32, 16),
     _bsr_gate(8.9, 32, 64),
     _bsr_gate(20.0, 32, 4096),
     _bsr_gate(13.3, 16, 64),
     _bsr_gate(25.4, 16, 4096),
-    _bsr_gate(17.8, 16, 16, _FP32),
-    _bsr_gate(57.5, 16, 64, _FP32),
-    _bsr_gate(13.6, 32, 16, _FP32),
-    _bsr_gate(52.7, 32, 64, _FP32),
+    _bsr_gate(17.8, 16, 16, FP32),
+    _bsr_gate(57.5, 16, 64, FP32),
+    _bsr_gate(13.6, 32, 16, FP32),
+    _bsr_gate(52.7, 32, 64, FP32),
     *(_bsr_gate(11.4, 64, 4096, arch=arch) for arch in (80, 89)),
     _bsr_gate(5.2, 64, 16, arch=89),
     _bsr_gate(0, 64, 16, arch=100),

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from ao_kernels.triton.kernels.splits import finish
+
 
 @triton.jit(do_not_specialize=["M"])
 def linear(
@@ -74,26 +76,8 @@ def linear(
     col = place * SIDE + side
     out_at = out_ptr + rows[None, :].to(tl.int64) * N + col[:, None]
     inside = present & (col < N)[:, None]
-    if SPLITS == 1:
-        _store(out_at, inside, acc, bias_ptr, col, N, HAS_BIAS)
-    else:
-        tile = row_tile * tl.num_programs(0) + place
-        within = side[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
-        parts_at = partial_ptr + tile.to(tl.int64) * (SPLITS * SIDE * ROWS) + within
-        tl.store(parts_at + split * (SIDE * ROWS), acc)
-        tl.debug_barrier()
-        arrived = tl.atomic_add(lock_ptr + tile, 1, sem="acq_rel")
-        if arrived == SPLITS - 1:
-            # all parts are there, and are always summed in the same order
-            total = tl.zeros((SIDE, ROWS), tl.float32)
-            for i in range(SPLITS):
-                total += tl.load(parts_at + i * (SIDE * ROWS), cache_modifier=".cg")
-            _store(out_at, inside, total, bias_ptr, col, N, HAS_BIAS)
-            tl.store(lock_ptr + tile, 0)
-
-
-@triton.jit
-def _store(at, inside, acc, bias_ptr, col, N, HAS_BIAS: tl.constexpr):
-    if HAS_BIAS:
-        acc += tl.load(bias_ptr + col, mask=col < N, other=0.0).to(tl.float32)[:, None]
-    tl.store(at, acc.to(at.dtype.element_ty), mask=inside)
+    at = row_tile * tl.num_programs(0) + place
+    finish(
+        acc, out_at, inside, bias_ptr, partial_ptr, lock_ptr, split, at, side, col, N,
+        ROWS, SIDE, SPLITS, HAS_BIAS,
+    )  # fmt: skip

@@ -5,6 +5,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ao_kernels.triton.kernels.planes import beside, column, numbers, values
+from ao_kernels.triton.kernels.splits import finish
 
 
 @triton.jit(do_not_specialize=["M", "tiles", "tiles_a_split"])
@@ -133,22 +134,11 @@ def linear(
     col = col_tile * COLS + cols
     out_at = out_ptr + rows[None, :].to(tl.int64) * N + col[:, None]
     inside = present & (col[:, None] < N)
-    if SPLITS == 1:
-        _store(out_at, inside, acc, bias_ptr, col, N, HAS_BIAS)
-    else:
-        place = row_tile * tl.num_programs(0) + col_tile
-        within = cols[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
-        parts_at = partial_ptr + place.to(tl.int64) * (SPLITS * COLS * ROWS) + within
-        tl.store(parts_at + split * (COLS * ROWS), acc)
-        tl.debug_barrier()
-        arrived = tl.atomic_add(lock_ptr + place, 1, sem="acq_rel")
-        if arrived == SPLITS - 1:
-            # all parts are there, and are always summed in the same order
-            total = tl.zeros((COLS, ROWS), tl.float32)
-            for i in range(SPLITS):
-                total += tl.load(parts_at + i * (COLS * ROWS), cache_modifier=".cg")
-            _store(out_at, inside, total, bias_ptr, col, N, HAS_BIAS)
-            tl.store(lock_ptr + place, 0)
+    at = row_tile * tl.num_programs(0) + col_tile
+    finish(
+        acc, out_at, inside, bias_ptr, partial_ptr, lock_ptr, split, at, cols, col, N,
+        ROWS, COLS, SPLITS, HAS_BIAS,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -206,13 +196,6 @@ def _zeros(at, OFFSET: tl.constexpr, LOAD: tl.constexpr):
         # a small integer in the last bits of 2**23 is that much more: no conversion is needed
         offset = 8388608.0 + OFFSET - (zero | 0x4B000000).to(tl.float32, bitcast=True)
     return offset
-
-
-@triton.jit
-def _store(at, inside, acc, bias_ptr, col, N, HAS_BIAS: tl.constexpr):
-    if HAS_BIAS:
-        acc += tl.load(bias_ptr + col, mask=col < N, other=0.0).to(tl.float32)[:, None]
-    tl.store(at, acc.to(at.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["M"])
