@@ -36,15 +36,26 @@ SPECS = (
     Spec("int8", (1, WHOLE), "float32"),
     Spec("int8", (1, 32), "float16"),
     Spec("f8e4m3", (1, 128), "float32"),
+    *(Spec(f"int{bits}", (1, 64), "float16") for bits in (1, 2, 3, 5, 6, 7)),
+    Spec("uint2", (1, 32), "float16", "int"),
+    Spec("uint3", (1, WHOLE), "float32", "float"),
+    Spec("uint8", (1, 128), "float16", "int"),
+    Spec("ternary", (1, WHOLE), "float16"),
+    Spec("f3e1m1", (1, 256), "float16"),
+    Spec("f5e2m2", (1, 128), "float16"),
+    Spec("f6e3m2", (1, 128), "float16"),
+    Spec("f6e2m3", (1, 32), "float16"),
+    Spec("f7e3m3", (1, 64), "float16"),
+    Spec("f8e5m2", (1, WHOLE), "float32"),
 )
-#: bits of a code → the canonical layout, and that of the kernels
-LAYOUTS = {4: ("packed", "plane16"), 8: ("plain", "plane16_bytes")}
 #: rows and columns that tiles do not divide; less than a tile; tiles for several blocks
 SHAPES = ((140, 300), (16, 70), (100, 520))
 
 
 def weight(spec: Spec, shape: tuple[int, int]) -> QTensor:
-    canonical, planes = LAYOUTS[registry.dtypes.get(spec.dtype).bits]
+    canonical, planes = ("packed", "plane16")
+    if registry.dtypes.get(spec.dtype).bits == 8:
+        canonical, planes = ("plain", "plane16_bytes")
     return to_layout(quantize_tensor(gaussian(shape), replace(spec, layout=canonical)), planes)
 
 

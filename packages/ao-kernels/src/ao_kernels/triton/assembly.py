@@ -1,11 +1,6 @@
-"""PTX that turns stored codes into numbers: text, which kernels hold and NumPy models run.
+"""PTX that the kernels hold, as text, which NumPy models run: loads, permutations, arithmetic.
 
-A register holds two neighbouring 16-bit words of a row, and each word two or four codes, one of each
-plane. So every output is the pair of numbers that a plane has in both words. The words come as the
-operand behind the outputs: $4 behind four, $2 behind two.
-
-Integers come from the exponent: with the bits of a code c below those of 2**7 in bfloat16 (2**10 in
-float16), the number 128 + c (1024 + c) is there at once, and what is too much is subtracted, exactly.
+What turns codes into numbers is in `ao_kernels.triton.decoding`, but for 2:4 sparse weights.
 """
 
 from __future__ import annotations
@@ -16,16 +11,19 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "AND_OR",
+    "AND_XOR",
     "LOAD_BYTE",
+    "PATTERNS",
     "PICK",
     "PREFETCH",
+    "SELECT",
+    "SUFFIX",
+    "TABLE",
+    "block",
     "divide",
-    "e4m3",
-    "integers",
     "load_scale",
     "load_table",
-    "lookup",
-    "nibbles",
     "pack_float8",
     "refine",
     "round_pair",
@@ -44,85 +42,16 @@ PREFETCH = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
 PICK = "prmt.b32 $0, $1, $2, $3;"
 
 #: tables of `lop3`: `(a & b) | c` and `(a & b) ^ c`, and `c` with the bits of `a` where those of `b` are set
-_AND_OR, _AND_XOR, _SELECT = "0xea", "0x6a", "0xe2"
+AND_OR, AND_XOR, SELECT = "0xea", "0x6a", "0xe2"
 #: registers of a kernel that looks numbers up: the words of `table_words`
-_TABLE = tuple(f"ao_{half}{i}" for half in ("low", "high") for i in range(4))
-_SUFFIX = {"bf16": "bf16x2", "fp16": "f16x2"}
+TABLE = tuple(f"ao_{half}{i}" for half in ("low", "high") for i in range(4))
+#: element → what opcodes for two of them end in
+SUFFIX = {"bf16": "bf16x2", "fp16": "f16x2"}
 
 
 def load_scale(bits: int) -> str:
     """A number of 16 or 32 bits."""
     return f"ld.global.nc.b{bits} $0, [$1];"
-
-
-def nibbles(element: str) -> str:
-    """Four planes of code - 8, for codes of 4 bits, as "bf16" or "fp16"."""
-    return _block(_nibbles_bf16() if element == "bf16" else _nibbles_fp16())
-
-
-def _nibbles_bf16() -> list[str]:
-    words = ("$4", "w1", "w2", "w3")
-    return [
-        ".reg .b32 w1, w2, w3, one, offset;",
-        "mov.b32 one, 0x3f803f80;",
-        "mov.b32 offset, 0xc308c308;",  # -136
-        *(f"shr.u32 w{j}, $4, {4 * j};" for j in (1, 2, 3)),
-        *(f"lop3.b32 ${j}, {words[j]}, 0x000f000f, 0x43004300, {_AND_OR};" for j in range(4)),
-        *(f"fma.rn.bf16x2 ${j}, ${j}, one, offset;" for j in range(4)),
-    ]
-
-
-def _nibbles_fp16() -> list[str]:
-    """The upper nibble of a byte is left in place: 1024 + 16c, and a factor of 1/16 undoes that."""
-    words = ("$4", "$4", "bytes", "bytes")
-    masks, factors = ("0x000f000f", "0x00f000f0"), ("one, low", "sixteenth, high")
-    return [
-        ".reg .b32 bytes, one, sixteenth, low, high;",
-        "mov.b32 one, 0x3c003c00;",
-        "mov.b32 sixteenth, 0x2c002c00;",
-        "mov.b32 low, 0xe408e408;",  # -1032
-        "mov.b32 high, 0xd480d480;",  # -72
-        "shr.u32 bytes, $4, 8;",
-        *(f"lop3.b32 ${j}, {words[j]}, {masks[j % 2]}, 0x64006400, {_AND_OR};" for j in range(4)),
-        *(f"fma.rn.f16x2 ${j}, ${j}, {factors[j % 2]};" for j in range(4)),
-    ]
-
-
-def integers(element: str) -> str:
-    """Two planes of code - 128, for codes of 8 bits."""
-    lines = [".reg .b32 high, top, one, offset;", "shr.u32 high, $2, 8;"]
-    words = ("$2", "high")
-    if element == "fp16":
-        lines += ["mov.b32 one, 0x3c003c00;", "mov.b32 offset, 0xe480e480;"]  # -1152
-        for j in range(2):
-            lines.append(f"lop3.b32 ${j}, {words[j]}, 0x00ff00ff, 0x64006400, {_AND_OR};")
-            lines.append(f"fma.rn.f16x2 ${j}, ${j}, one, offset;")
-        return _block(lines)
-    # bfloat16 has room for seven bits: 128 + those, less 256, or less 128 where the eighth is set
-    lines.append("mov.b32 one, 0xbf80bf80;")  # -1
-    for j in range(2):
-        lines.append(f"lop3.b32 ${j}, {words[j]}, 0x007f007f, 0x43004300, {_AND_OR};")
-        lines.append(f"lop3.b32 top, {words[j]}, 0x00800080, 0x43804380, {_AND_XOR};")
-        lines.append(f"fma.rn.bf16x2 ${j}, top, one, ${j};")
-    return _block(lines)
-
-
-def e4m3(element: str) -> str:
-    """Two planes of float8 e4m3: exponent and mantissa moved into place, then a power of two.
-
-    NaN becomes ±480. A block with NaN in it has the scale NaN, so that products do not see the difference.
-    """
-    shifts, mask, factor = {
-        "bf16": (("shl.b32 part, $2, 4;", "shr.u32 part, $2, 4;"), "0x07f007f0", "0x7b807b80"),
-        "fp16": (("shl.b32 part, $2, 7;", "shr.u32 part, $2, 1;"), "0x3f803f80", "0x5c005c00"),
-    }[element]
-    lines = [".reg .b32 low, part, factor, zero;", "shl.b32 low, $2, 8;"]
-    lines += [f"mov.b32 factor, {factor};", "mov.b32 zero, 0x80008000;"]  # -0 keeps the sign of 0
-    for j, word in enumerate(("low", "$2")):
-        lines += [shifts[j], f"and.b32 part, part, {mask};"]
-        lines.append(f"lop3.b32 ${j}, {word}, 0x80008000, part, {_AND_OR};")
-        lines.append(f"fma.rn.{_SUFFIX[element]} ${j}, ${j}, factor, zero;")
-    return _block(lines)
 
 
 def load_table() -> str:
@@ -133,9 +62,9 @@ def load_table() -> str:
     """
     return "\n".join(
         [
-            f".reg .b32 {', '.join(_TABLE)};",
+            f".reg .b32 {', '.join(TABLE)};",
             *(
-                f"ld.global.nc.v4.b32 {{{', '.join(_TABLE[i : i + 4])}}}, [$1 + {4 * i}];"
+                f"ld.global.nc.v4.b32 {{{', '.join(TABLE[i : i + 4])}}}, [$1 + {4 * i}];"
                 for i in (0, 4)
             ),
             "mov.b32 $0, 0;",
@@ -146,33 +75,6 @@ def load_table() -> str:
 def table_words(values: Tensor) -> Tensor:
     """int32 [8]: the lower and upper bytes of 16 values of 16 bits, four in a word."""
     return values.view(torch.uint8).view(16, 2).t().reshape(-1).view(torch.int32)
-
-
-def lookup(element: str) -> str:
-    """Four planes of the values in the table, rounded to nearest, for codes of 4 bits.
-
-    The codes of two words lie in the order of their use: those of plane j are nibbles 2j and 2j + 1.
-
-    `prmt` picks four bytes out of eight by the lower three bits of four codes; done for either half of
-    the values, and for their lower and upper bytes, and then selected by the fourth bits.
-    """
-    lines = [
-        ".reg .b32 codes, signs, mask, low, high, other;",
-        "and.b32 codes, $4, 0x77777777;",
-        "shl.b32 signs, $4, 4;",
-    ]
-    for word, order in enumerate(("0xd9c8", "0xfbea")):
-        # bytes of all ones where the fourth bit is set: that of nibble 0 is now the sign of byte 0, …
-        lines.append(f"prmt.b32 mask, signs, $4, {order};")
-        for half, table in (("low", _TABLE[:4]), ("high", _TABLE[4:])):
-            lines.append(f"prmt.b32 {half}, {table[0]}, {table[1]}, codes;")
-            lines.append(f"prmt.b32 other, {table[2]}, {table[3]}, codes;")
-            lines.append(f"lop3.b32 {half}, other, mask, {half}, {_SELECT};")
-        lines.append(f"prmt.b32 ${2 * word}, low, high, 0x5140;")
-        lines.append(f"prmt.b32 ${2 * word + 1}, low, high, 0x7362;")
-        if word == 0:
-            lines.append("shr.u32 codes, codes, 16;")
-    return _block(lines)
 
 
 #: the six ways to keep two of four columns: pattern → the first and the second
@@ -219,7 +121,7 @@ def two_of_four(element: str) -> str:
             f"and.b32 codes{2 * half + 1}, codes{2 * half + 1}, 0x0f0f0f0f;",
         ]
     for parity, index in enumerate(("$18", "odd")):
-        table = _TABLE[4 * parity : 4 * parity + 4]
+        table = TABLE[4 * parity : 4 * parity + 4]
         lines.append(f"prmt.b32 low, {table[0]}, {table[1]}, {index};")
         lines.append(f"prmt.b32 high, {table[2]}, {table[3]}, {index};")
         for t in range(4):
@@ -229,11 +131,12 @@ def two_of_four(element: str) -> str:
             lines.append(f"prmt.b32 ${2 * u}, four, constant, 0x5250;")
             lines.append(f"prmt.b32 ${2 * u + 1}, four, constant, 0x5351;")
             for j in (2 * u, 2 * u + 1):
-                lines.append(f"fma.rn.{_SUFFIX[element]} ${j}, ${j}, one, offset;")
-    return _block(lines)
+                lines.append(f"fma.rn.{SUFFIX[element]} ${j}, ${j}, one, offset;")
+    return block(lines)
 
 
-def _block(lines: Iterable[str]) -> str:
+def block(lines: Iterable[str]) -> str:
+    """Lines with registers of their own."""
     return "{\n" + "\n".join(lines) + "\n}"
 
 
@@ -255,7 +158,7 @@ def divide(*, saturating: bool = False, sm80: bool = False) -> str:
             "mov.b32 most, 0xc9800000;",
             "max.NaN.f32 first, first, most;",
         ]
-    return _block(
+    return block(
         [
             ".reg .b32 first, rest, most, minus;",
             "mul.rn.f32 first, $1, $3;",
@@ -271,7 +174,7 @@ def divide(*, saturating: bool = False, sm80: bool = False) -> str:
 
 def refine() -> str:
     """The nearest number to 1 / $2, from one beside it as $1."""
-    return _block(
+    return block(
         [
             ".reg .b32 one, rest, minus;",
             "mov.b32 one, 0x3f800000;",
@@ -284,13 +187,13 @@ def refine() -> str:
 
 def round_pair(element: str) -> str:
     """$1 and $2, the first in the lower half, as "bf16" or "fp16"."""
-    return f"cvt.rn.{_SUFFIX[element]}.f32 $0, $2, $1;"
+    return f"cvt.rn.{SUFFIX[element]}.f32 $0, $2, $1;"
 
 
 def pack_float8(numbers: str) -> str:
     """The codes of $1 to $4 in "e4m3" or "e5m2", the first in the lowest byte."""
     kind = f"cvt.rn.satfinite.{numbers}x2.f32"
-    return _block(
+    return block(
         [
             ".reg .b16 low, high;",
             f"{kind} low, $2, $1;",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from ao_core.records import DType
 from ao_kernels.cpu.codes import codes_of
-from ao_kernels.triton import assembly
+from ao_kernels.triton import assembly, decoding
+from ao_kernels.triton.words import Packing
 
 __all__ = ["TABLES", "Format", "format_of", "known"]
 
@@ -31,16 +33,21 @@ class Format(NamedTuple):
     offset: int
     #: "bf16" or "fp16" → the text that turns words into such numbers
     assembly: Callable[[str], str]
-    #: whether they are looked up: then codes are stored in pairs (`assembly.lookup`), and the kernel
+    #: whether they are looked up: then words share their nibbles (`words.interleave`), and the kernel
     #: loads the table beforehand
     looked_up: bool = False
     #: whether two of every four columns have codes, in the order of `assembly.two_of_four`
     sparse: bool = False
 
     @property
+    def words(self) -> int:
+        """Words of 16 bits that a unit takes: what assembly decodes at once."""
+        return 3 if self.sparse else Packing(self.bits).words
+
+    @property
     def planes(self) -> int:
-        """Columns that an element of a tile stands for: codes in a word of 16 bits, or in three of them."""
-        return 16 if self.sparse else 16 // self.bits
+        """Columns that a unit stands for."""
+        return 16 if self.sparse else Packing(self.bits).planes
 
     def table(self) -> Tensor:
         """The part of that name: int32, the bits of the values, and what kernels load that look them up.
@@ -51,7 +58,8 @@ class Format(NamedTuple):
         words = []
         for dtype in TABLES:
             if self.looked_up:
-                words.append(assembly.table_words(values.to(dtype)).repeat(2))
+                several = values.to(dtype).repeat(16 // len(values))
+                words.append(assembly.table_words(several).repeat(2))
             if self.sparse:
                 words.append(assembly.selector_words().repeat(2))
         return torch.cat([values.view(torch.int32), *words])
@@ -61,25 +69,55 @@ def format_of(dtype: DType, *, sparse: bool = False) -> Format | str:
     """How the kernels take a number format, or why they do not; `sparse`, of two of every four columns."""
     if sparse and dtype.name != "int4":
         return f"holds int4, not {dtype.name}"
-    if dtype.bits not in (4, 8):
-        return f"holds codes of 4 and 8 bits, and {dtype.name} has {dtype.bits}"
+    if dtype.bits > 8:
+        return f"holds codes of up to 8 bits, and {dtype.name} has {dtype.bits}"
     if dtype.kind == "table":
         return f"has one table for all, and {dtype.name} one for each block"
     codes = codes_of(dtype)
     make = partial(Format, codes.bits, codes.flip, codes.values)
-    if dtype.name == "uint4":
-        return make(8, assembly.nibbles)
     if sparse:
         return make(0, assembly.two_of_four, sparse=True)
-    if dtype.name == "int4":
-        return make(0, assembly.nibbles)
-    if dtype.name == "int8":
-        return make(0, assembly.integers)
-    if dtype.name == "f8e4m3":
-        return make(0, assembly.e4m3)
-    if dtype.bits == 4:
-        return make(0, assembly.lookup, looked_up=True)
+    least = codes.values[0]
+    if all(codes.values[code] == least + code for code in range(dtype.codes)):
+        # zero points are near the middle
+        offset = 1 << dtype.bits - 1 if dtype.kind == "int" and least == 0 else 0
+        return make(offset, partial(decoding.integers, codes.bits, int(least) - offset))
+    if dtype.bits <= 4:
+        signed = _are_signed(codes.values)
+        return make(0, partial(decoding.lookup, codes.bits, signed), looked_up=True)
+    mantissa = _mantissa(codes.values)
+    if mantissa is not None:
+        return make(0, partial(decoding.floats, codes.bits, mantissa, codes.values[1]))
     return f"has no assembly that decodes {dtype.name}"
+
+
+def _are_signed(values: tuple[float, ...]) -> bool:
+    """Whether the highest bit of a code is the sign of its value, 0 included."""
+    half = len(values) // 2
+    pairs = zip(values[:half], values[half:], strict=True)
+    return all((a, math.copysign(1, b)) == (-b, -1) for a, b in pairs)
+
+
+def _mantissa(values: tuple[float, ...]) -> int | None:
+    """Bits of it, where codes are a sign, an exponent of up to 5 bits and that, by their finite values."""
+    half, unit = len(values) // 2, values[1]
+    if half < 2 or not unit > 0:
+        return None
+    digits = half.bit_length() - 1
+
+    def value(code: int, mantissa: int) -> float:
+        exponent, fraction = code >> mantissa, code & (1 << mantissa) - 1
+        return unit * (fraction if exponent == 0 else (fraction + (1 << mantissa)) << exponent - 1)
+
+    def holds(code: int, mantissa: int) -> bool:
+        positive, negative = values[code], values[half + code]
+        expected = value(code, mantissa)
+        return not math.isfinite(positive) or (positive, negative) == (expected, -expected)
+
+    for mantissa in range(max(digits - 5, 0), digits):
+        if all(holds(code, mantissa) for code in range(half)):
+            return mantissa
+    return None
 
 
 def known(dtype: DType, *, sparse: bool = False) -> Format:

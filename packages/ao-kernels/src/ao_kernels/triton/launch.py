@@ -77,6 +77,7 @@ def constants(
     return {
         "ROWS": regime.rows,
         "COLS": COLS,
+        "WORDS": fmt.words,
         "PLANES": tiles.planes,
         "PLANE": tiles.plane,
         "CHAIN": tiles.chain,

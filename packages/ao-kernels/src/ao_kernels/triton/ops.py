@@ -79,7 +79,7 @@ def plane16_dequantize(
     with on_device(qdata):
         plane16.dequantize[(tiles.blocks, tiles.tiles)](
             qdata, scale, scale if zero is None else zero, table, out, n, k, tiles.tiles,
-            COLS, tiles.planes, tiles.plane, tiles.chain, fmt.looked_up, fmt.sparse,
+            COLS, fmt.words, tiles.planes, tiles.plane, tiles.chain, fmt.looked_up, fmt.sparse,
             zero is not None,
         )  # fmt: skip
     return out
@@ -126,8 +126,8 @@ def plane16_embedding(
     with on_device(qdata):
         plane16.embedding[(-(-ids.numel() // IDS), tiles.tiles)](
             ids.contiguous(), qdata, scale, scale if zero is None else zero, table, out,
-            ids.numel(), n, k, tiles.tiles, tiles.groups, IDS, COLS, tiles.planes, tiles.plane,
-            tiles.chain, fmt.looked_up, fmt.sparse, zero is not None,
+            ids.numel(), n, k, tiles.tiles, tiles.groups, IDS, COLS, fmt.words, tiles.planes,
+            tiles.plane, tiles.chain, fmt.looked_up, fmt.sparse, zero is not None,
         )  # fmt: skip
     return out
 

@@ -14,11 +14,14 @@ from ao_core.numerics import full_block, pack_bits, unpack_bits
 from ao_core.records import DType
 from ao_core.spec import WHOLE, Spec
 from ao_kernels.triton.formats import Format, format_of, known
+from ao_kernels.triton.words import interleave, pack_words, separate, unpack_words
 
 __all__ = ["COLS", "LAYOUTS", "Plane16", "Tiling", "tiling"]
 
 #: rows of a weight in a tile: columns of a product
 COLS = 128
+#: columns that can share a scale, where a tile is as wide
+GROUPS = (32, 64, 128, 256)
 
 
 class Tiling(NamedTuple):
@@ -48,19 +51,22 @@ class Tiling(NamedTuple):
 
 def tiling(n: int, k: int, group: int, fmt: Format) -> Tiling:
     """The tiles of a weight; a group of columns, or a row where `group` is at least k, has one scale."""
-    planes, plane = fmt.planes, 16 if fmt.sparse else 32 if group == 32 < k else 64
+    # registers hold what a tile of 256 columns becomes, and shared memory three of several words
+    planes, plane = fmt.planes, min(64, 256 // fmt.planes) if fmt.words == 1 else 16
+    if group < k:
+        plane = min(plane, group)
     chain = group // plane if group < k else 0
     return Tiling(n, k, planes, plane, chain, -(-n // COLS), -(-k // (planes * plane)))
 
 
 class Plane16(Layout):
-    """For a weight (N, K) of b bits: tiles of 128 rows and 16 / b planes of 64 columns.
+    """For a weight (N, K) of up to 8 bits: tiles of 128 rows and up to 16 planes of up to 64 columns.
 
-    (Where groups have 32 columns, planes have 32.) Bits b·j and up of a 16-bit word are the code of
-    plane j: the words of a row in a tile hold runs of neighbouring columns, so that a product takes
-    activations as they are. Parts:
+    As many codes as a tile has planes fill so many words of 16 bits (see `ao_kernels.triton.words`): of 4
+    bits, bits 4j and up of a word are the code of plane j. So the words of a row in a tile hold runs of
+    neighbouring columns, and a product takes activations as they are. Parts:
 
-    - qdata: int16 [N / 128, tiles, 128, plane]. Signed integers are stored in offset binary.
+    - qdata: int16 [N / 128, tiles, words, 128, plane]. Signed integers are stored in offset binary.
     - scale, zero: [N / 128, groups, 128], in their own dtype.
     - table: int32, the bits of every code's float32 value, and what else `Format.table` says.
 
@@ -71,28 +77,25 @@ class Plane16(Layout):
     canonical = False
     canonical_name = "packed"
     native_devices = ("cuda",)
-    bits = 4
     #: whether two of every four columns have codes
     sparse = False
 
     def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         """None, or a sentence that says why the planes cannot hold such a tensor."""
-        if dtype.bits != self.bits:
-            return f"holds codes of {self.bits} bits, and {dtype.name} has {dtype.bits}"
         fmt = format_of(dtype, sparse=self.sparse)
         if isinstance(fmt, str):
             return fmt
         if spec.zero == "scaled":
             return "has zero points in the domain of codes, not scaled ones"
         if (spec.zero != "none") != (fmt.offset != 0):
-            return f"has zero points of uint4, and only with them, found {spec}"
+            return f"has zero points of unsigned integers, and only with them, found {spec}"
         if spec.act is not None:
             return "its product does not quantize activations"
         if spec.scale_dtype not in ("float32", "bfloat16", "float16"):
             return f"needs scales in float32, bfloat16 or float16, found {spec.scale_dtype}"
         if len(shape) != 2 or 0 in shape:
             return f"needs a 2-D weight that is not empty, found {shape}"
-        groups = tuple(size for size in (32, 64, 128, 256) if size * fmt.bits <= 1024)
+        groups = tuple(size for size in GROUPS if size <= tiling(*shape, shape[1], fmt).width)
         rows, group = full_block(spec.block, shape)
         if rows != 1 or spec.block[0] == WHOLE or (group not in groups and group < shape[1]):
             return f"needs groups of {groups} along each row, or whole rows, found {spec.block}"
@@ -107,12 +110,10 @@ class Plane16(Layout):
         codes = pad(codes, tiles.blocks * COLS, tiles.tiles * tiles.width)
         cut = (tiles.blocks, COLS, tiles.tiles, tiles.planes, tiles.plane)
         planes = codes.view(cut).permute(0, 2, 1, 4, 3)
-        if fmt.looked_up:  # two words of a row, plane by plane
-            planes = planes.unflatten(-2, (-1, 2)).transpose(-1, -2)
-        words = pack_bits(planes.reshape(-1, fmt.planes), fmt.bits).view(torch.int16)
+        words = pack_words(planes, fmt.bits).permute(0, 1, 4, 2, 3).contiguous()
         zero = parts.get("zero")
         out = make_parts(
-            words.view(tiles.blocks, tiles.tiles, COLS, tiles.plane),
+            interleave(words) if fmt.looked_up else words,
             to_blocks(parts["scale"], tiles),
             None if zero is None else to_blocks(zero, tiles),
         )
@@ -121,11 +122,8 @@ class Plane16(Layout):
     def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
         """Canonical parts, from those in planes."""
         fmt, tiles = known_tiles(spec, shape, dtype)
-        words = parts["qdata"].unsqueeze(-1).view(torch.uint8)
-        planes = unpack_bits(words, fmt.bits, tiles.planes)
-        if fmt.looked_up:
-            pairs = (*planes.shape[:-2], tiles.plane // 2, tiles.planes, 2)
-            planes = planes.view(pairs).transpose(-1, -2).reshape(planes.shape)
+        words = separate(parts["qdata"]) if fmt.looked_up else parts["qdata"]
+        planes = unpack_words(words.permute(0, 1, 3, 4, 2), fmt.bits)
         codes = planes.permute(0, 2, 1, 4, 3).reshape(tiles.blocks * COLS, -1)
         codes = codes[: tiles.n, : tiles.k].contiguous() ^ fmt.flip
         zero = parts.get("zero")
@@ -142,7 +140,12 @@ class Plane16Bytes(Plane16):
 
     name = "plane16_bytes"
     canonical_name = "plain"
-    bits = 8
+
+    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+        """None, or a sentence that says why the planes cannot hold such a tensor."""
+        if dtype.bits != 8:
+            return f"holds codes of 8 bits, and {dtype.name} has {dtype.bits}"
+        return super().fits(spec, shape, dtype)
 
 
 LAYOUTS = (Plane16(), Plane16Bytes())

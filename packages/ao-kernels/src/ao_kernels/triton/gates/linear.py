@@ -108,7 +108,7 @@ def _gate(budget: float, case: _Product) -> Gate:
         build,
         REGISTERS,
         SHARED[case.arch],
-        work=words * (6 if case.sparse else 2) / 128,
+        work=words * 2 * case.format.words / 128,
         budget=budget,
         counts={"HGMMA": hgmma} if case.arch == 90 else {"HMMA": hmma},
         present=("LDGSTS", "LOP3", "HFMA2|HADD2|HMUL2|PRMT"),
@@ -136,6 +136,7 @@ def _build_embedding(numbers: str, arch: int) -> Build:
     chosen = {
         "IDS": IDS,
         "COLS": COLS,
+        "WORDS": fmt.words,
         "PLANES": tiles.planes,
         "PLANE": tiles.plane,
         "CHAIN": tiles.chain,

@@ -7,6 +7,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ao_kernels.triton.kernels.planes import beside, column, numbers, values
 from ao_kernels.triton.kernels.splits import finish
 
+#: columns that one instruction to multiply takes at most: planes beside each other save waiting
+_DEEPEST = tl.constexpr(128)
+
 
 @triton.jit(do_not_specialize=["M", "tiles", "tiles_a_split"])
 def linear(
@@ -29,6 +32,7 @@ def linear(
     tiles_a_split,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
+    WORDS: tl.constexpr,
     PLANES: tl.constexpr,
     PLANE: tl.constexpr,
     CHAIN: tl.constexpr,
@@ -49,8 +53,8 @@ def linear(
 ):
     """The product x (M, K) @ weight.T + bias: one block for ROWS × COLS of it and a part of K.
 
-    A tile of weights is COLS rows by PLANES planes of PLANE columns; CHAIN planes share a scale, or all
-    of a row does where CHAIN is 0. With SPARSE it is three words wide (see `Plane24`). The weights are the
+    A tile of weights is COLS rows by PLANES planes of PLANE columns, in WORDS words (see `Plane16`, and with
+    SPARSE `Plane24`); CHAIN planes share a scale, or all of a row does where CHAIN is 0. The weights are the
     left operand, which the tensor cores take from registers. Products are of value - OFFSET, and are scaled
     in float32; with zero points z, (OFFSET - z) times the sum of a group's activations, from `sums_ptr`
     (groups, M), is added before.
@@ -72,8 +76,7 @@ def linear(
     GROUPS: tl.constexpr = PLANES // CHAIN if CHAIN else 0
     block = col_tile.to(tl.int64) * tiles + first
     grid = block * GROUPS if CHAIN else col_tile
-    WORDS: tl.constexpr = 3 if SPARSE else 1
-    AT_ONCE: tl.constexpr = 1 if not SPARSE else CHAIN if CHAIN == 2 or CHAIN == 4 else 8
+    AT_ONCE: tl.constexpr = min(CHAIN if CHAIN else PLANES, _DEEPEST // PLANE)
     several = tl.arange(0, AT_ONCE * PLANE)
     row_at = w_ptr + block * (WORDS * COLS * PLANE) + cols[:, None] * PLANE
     scale_at = scale_ptr + grid * COLS + cols
@@ -100,7 +103,9 @@ def linear(
         )
     acc = tl.zeros((COLS, ROWS), tl.float32)
     for tile in range(first, last):
-        planes = numbers(row_at, inner, x_ptr, table_ptr, COLS, PLANES, OFFSET, PAIRS, SPARSE, ASM)
+        planes = numbers(
+            row_at, inner, x_ptr, table_ptr, COLS, WORDS, PLANES, OFFSET, PAIRS, SPARSE, ASM
+        )
         left = K - tile * (PLANES * PLANE)
         if CHAIN == 0:
             for j in tl.static_range(0, PLANES, AT_ONCE):
@@ -236,6 +241,7 @@ def dequantize(
     K,
     tiles,
     COLS: tl.constexpr,
+    WORDS: tl.constexpr,
     PLANES: tl.constexpr,
     PLANE: tl.constexpr,
     CHAIN: tl.constexpr,
@@ -249,11 +255,11 @@ def dequantize(
     cols = tl.arange(0, COLS)
     inner = tl.arange(0, PLANE)
     block = col_tile.to(tl.int64) * tiles + tile
-    row_at = w_ptr + block * ((3 if SPARSE else 1) * COLS * PLANE) + cols[:, None] * PLANE
+    row_at = w_ptr + block * (WORDS * COLS * PLANE) + cols[:, None] * PLANE
     col = col_tile * COLS + cols
     for j in tl.static_range(PLANES):
         grid = block * (PLANES // CHAIN) + j // CHAIN if CHAIN else col_tile
-        value = values(row_at, inner, j, table_ptr, COLS, PLANES, PAIRS, SPARSE)
+        value = values(row_at, inner, j, table_ptr, COLS, WORDS, PLANES, PAIRS, SPARSE)
         if HAS_ZERO:
             value -= tl.load(zero_ptr + grid * COLS + cols).to(tl.float32)[:, None]
         value *= tl.load(scale_ptr + grid * COLS + cols).to(tl.float32)[:, None]
@@ -278,6 +284,7 @@ def embedding(
     groups,
     IDS: tl.constexpr,
     COLS: tl.constexpr,
+    WORDS: tl.constexpr,
     PLANES: tl.constexpr,
     PLANE: tl.constexpr,
     CHAIN: tl.constexpr,
@@ -297,12 +304,11 @@ def embedding(
     ids = tl.where(exists, ids, 0)
     col_tile = ids // COLS
     col = ids % COLS
-    WORDS: tl.constexpr = 3 if SPARSE else 1
     row_at = w_ptr + (((col_tile * tiles + tile) * (WORDS * COLS) + col) * PLANE)[:, None]
     for j in tl.static_range(PLANES):
         group = tile * (PLANES // CHAIN) + j // CHAIN if CHAIN else 0
         grid_at = (col_tile * groups + group) * COLS + col
-        value = values(row_at, inner, j, table_ptr, COLS, PLANES, PAIRS, SPARSE)
+        value = values(row_at, inner, j, table_ptr, COLS, WORDS, PLANES, PAIRS, SPARSE)
         if HAS_ZERO:
             value -= tl.load(zero_ptr + grid_at).to(tl.float32)[:, None]
         value *= tl.load(scale_ptr + grid_at).to(tl.float32)[:, None]

@@ -36,6 +36,7 @@ def numbers(
     x_ptr,
     table_ptr,
     COLS: tl.constexpr,
+    WORDS: tl.constexpr,
     PLANES: tl.constexpr,
     OFFSET: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -44,38 +45,18 @@ def numbers(
 ):
     """A tensor for each plane of a tile's numbers, in the type of the activations."""
     element = x_ptr.dtype.element_ty
+    planes = ()
     if ASM is None:
-        planes = ()
         for j in tl.static_range(PLANES):
-            value = values(row_at, inner, j, table_ptr, COLS, PLANES, PAIRS, SPARSE)
+            value = values(row_at, inner, j, table_ptr, COLS, WORDS, PLANES, PAIRS, SPARSE)
             planes += ((value - OFFSET).to(element),)
-    elif SPARSE:
-        at, NEXT = row_at + inner[None, :], COLS * inner.shape[0]
-        planes = tl.inline_asm_elementwise(
-            ASM,
-            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r",
-            [tl.load(at), tl.load(at + NEXT), tl.load(at + 2 * NEXT)],
-            dtype=(element,) * 16,
-            is_pure=True,
-            pack=2,
-        )
-    elif PLANES == 4:
-        planes = tl.inline_asm_elementwise(
-            ASM,
-            "=&r,=&r,=&r,=&r,r",
-            [tl.load(row_at + inner[None, :])],
-            dtype=(element, element, element, element),
-            is_pure=True,
-            pack=2,
-        )
     else:
+        words = ()
+        for word in tl.static_range(WORDS):
+            words += (tl.load(row_at + word * (COLS * inner.shape[0]) + inner[None, :]),)
+        CONSTRAINTS: tl.constexpr = "=&r," * PLANES + "r," * (WORDS - 1) + "r"
         planes = tl.inline_asm_elementwise(
-            ASM,
-            "=&r,=&r,r",
-            [tl.load(row_at + inner[None, :])],
-            dtype=(element, element),
-            is_pure=True,
-            pack=2,
+            ASM, CONSTRAINTS, words, dtype=(element,) * PLANES, is_pure=True, pack=2
         )
     return planes
 
@@ -87,6 +68,7 @@ def values(
     plane,
     table_ptr,
     COLS: tl.constexpr,
+    WORDS: tl.constexpr,
     PLANES: tl.constexpr,
     PAIRS: tl.constexpr,
     SPARSE: tl.constexpr,
@@ -95,16 +77,41 @@ def values(
     if SPARSE:
         code = sparse_codes(row_at, inner, plane, COLS * inner.shape[0])
     else:
-        BITS: tl.constexpr = 16 // PLANES
-        if PAIRS:
-            # codes of two words in the order of planes, those of a plane beside each other
-            code = 2 * plane % PLANES + inner % 2
-            word = inner - inner % 2 + 2 * plane // PLANES
-            words = tl.load(row_at + word[None, :]) >> (BITS * code)[None, :]
-        else:
-            words = tl.load(row_at + inner[None, :]) >> BITS * plane
-        code = words & ((1 << BITS) - 1)
+        code = codes(row_at, inner, plane, COLS * inner.shape[0], WORDS, PLANES, PAIRS)
     return tl.load(table_ptr + code).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def codes(
+    row_at,
+    inner,
+    plane,
+    NEXT: tl.constexpr,
+    WORDS: tl.constexpr,
+    PLANES: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """The codes of one plane: without assembly, what `words.unpack_words` does; words are NEXT apart."""
+    BITS: tl.constexpr = 16 * WORDS // PLANES
+    CONTAINER: tl.constexpr = 1 if BITS == 1 else 2 if BITS == 2 else 4 if BITS <= 4 else 8
+    PER: tl.constexpr = 16 // CONTAINER
+    REST: tl.constexpr = CONTAINER - BITS
+    number, low = plane // PER, plane % PER * CONTAINER
+    at = inner
+    if PAIRS:
+        # nibble i of words h = 0 and 1 is nibble 2i + h of both
+        nibble = 2 * (low // 4) + inner % 2
+        at = inner - inner % 2 + nibble // 4
+        low = nibble % 4 * 4 + low % 4
+    if number < WORDS:
+        code = tl.load(row_at + number * NEXT + at[None, :]).to(tl.int32) >> low
+    else:
+        code = tl.zeros((row_at.shape[0], inner.shape[0]), tl.int32)
+        for word in tl.static_range(WORDS):
+            stored = tl.load(row_at + word * NEXT + at[None, :]).to(tl.int32) >> low
+            code |= (stored >> BITS & ((1 << REST) - 1)) << REST * word
+        code = code >> BITS * (number - WORDS)
+    return code & ((1 << BITS) - 1)
 
 
 @triton.jit
