@@ -36,17 +36,23 @@ SPECS = (
     Spec("int8", (1, WHOLE), "float32"),
     Spec("int8", (1, 32), "float16"),
     Spec("f8e4m3", (1, 128), "float32"),
+    Spec("uint2", (1, 64), "float16", "int"),
+    Spec("f6e3m2", (1, 128), "float16"),
+)
+#: the rest of the widths, with groups of several sizes
+MORE = (
     *(Spec(f"int{bits}", (1, 64), "float16") for bits in (1, 2, 3, 5, 6, 7)),
-    Spec("uint2", (1, 32), "float16", "int"),
     Spec("uint3", (1, WHOLE), "float32", "float"),
     Spec("uint8", (1, 128), "float16", "int"),
     Spec("ternary", (1, WHOLE), "float16"),
     Spec("f3e1m1", (1, 256), "float16"),
     Spec("f5e2m2", (1, 128), "float16"),
-    Spec("f6e3m2", (1, 128), "float16"),
     Spec("f6e2m3", (1, 32), "float16"),
     Spec("f7e3m3", (1, 64), "float16"),
     Spec("f8e5m2", (1, WHOLE), "float32"),
+)
+EVERY = pytest.mark.parametrize(
+    "spec", [*SPECS, *(pytest.param(spec, marks=pytest.mark.slow) for spec in MORE)], ids=str
 )
 #: rows and columns that tiles do not divide; less than a tile; tiles for several blocks
 SHAPES = ((140, 300), (16, 70), (100, 520))
@@ -76,7 +82,7 @@ def test_the_interpreter_runs():
     assert triton.knobs.runtime.interpret
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+@EVERY
 @pytest.mark.parametrize(
     "shape", [SHAPES[0], *(pytest.param(shape, marks=pytest.mark.slow) for shape in SHAPES[1:])]
 )
@@ -92,7 +98,7 @@ def test_linear(spec, shape):
         assert (out.double() - expected).norm() <= 5e-4 * expected.norm()
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+@EVERY
 def test_dequantize(spec):
     """Bit for bit what the reference gives."""
     for shape, dtype in zip(SHAPES[:2], (torch.float32, torch.float16), strict=True):
@@ -101,7 +107,7 @@ def test_dequantize(spec):
         assert torch.equal(dense, w.canonical().dequantize(dtype))
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+@EVERY
 def test_embedding(spec):
     """Bit for bit rows of what the reference gives; those that there are not are NaN."""
     w = weight(spec, SHAPES[0])

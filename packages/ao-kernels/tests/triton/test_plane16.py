@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ao_core import WHOLE, Spec
+from ao_core.numerics import unpack_bits
 from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.tensor import quantize_tensor
@@ -22,7 +23,7 @@ from ao_kernels.triton.plane16 import tiling
 class TestPlane16(LayoutSuite):
     layout = "plane16"
     specs = (
-        Spec("int4", (1, 32), "bfloat16"),
+        Spec("f6e3m2", (1, 32), "float16"),
         Spec("uint4", (1, 64), "float16", "int"),
     )
 
@@ -30,6 +31,26 @@ class TestPlane16(LayoutSuite):
 class TestPlane16Bytes(LayoutSuite):
     layout = "plane16_bytes"
     specs = (Spec("f8e4m3", (1, WHOLE), "float32"),)
+    shapes = ((33, 70),)
+
+
+@pytest.mark.slow
+class TestPlane16Widths(LayoutSuite):
+    layout = "plane16"
+    specs = (
+        *(Spec(f"int{bits}", (1, 64), "float16") for bits in (1, 2, 3, 5, 6, 7, 8)),
+        Spec("uint3", (1, 32), "float16", "int"),
+        Spec("ternary", (1, WHOLE), "float16"),
+        Spec("f3e1m1", (1, 128), "float16"),
+        Spec("f5e2m2", (1, 256), "float16"),
+    )
+    shapes = ((33, 70),)
+
+
+@pytest.mark.slow
+class TestPlane16BytesKinds(LayoutSuite):
+    layout = "plane16_bytes"
+    specs = (Spec("f8e5m2", (1, 64), "float32"), Spec("uint8", (1, 128), "float32", "int"))
     shapes = ((33, 70),)
 
 
@@ -51,7 +72,7 @@ def call(**changes):
 def test_where_each_code_lies():
     """Word kk of a row holds the codes of columns kk, kk + 64, kk + 128, kk + 192 of its tile."""
     q = quantize_tensor(gaussian((130, 300)), Spec("uint4", (1, 64), zero="int", layout="packed"))
-    words = to_layout(q, "plane16").qdata.to(torch.int32) & 0xFFFF
+    words = to_layout(q, "plane16").qdata.squeeze(2).to(torch.int32) & 0xFFFF
     assert words.shape == (2, 2, 128, 64)
     codes = torch.zeros(256, 512, dtype=torch.int32)
     scale, zero = q.scale.repeat_interleave(64, 1), q.zero.repeat_interleave(64, 1)
@@ -62,7 +83,28 @@ def test_where_each_code_lies():
         assert torch.equal(words >> 4 * plane & 15, expected)
 
 
+def test_where_the_bits_of_wider_codes_lie():
+    """By the words of `triton.words`: three words have six codes of 6 bits, and two in what is left over."""
+    q = quantize_tensor(gaussian((3, 128)), Spec("f6e3m2", (1, WHOLE), layout="packed"))
+    words = to_layout(q, "plane16").qdata.to(torch.int32) & 0xFFFF
+    assert words.shape == (1, 1, 3, 128, 16)
+    codes = unpack_bits(q.qdata, 6, 128).view(3, 8, 16)
+    a, b, c = words[0, 0, :, :3]
+    for word, low, high in ((a, 0, 1), (b, 2, 3), (c, 4, 5)):
+        assert torch.equal(word & 63, codes[:, low])
+        assert torch.equal(word >> 8 & 63, codes[:, high])
+    for container, plane in ((0, 6), (8, 7)):
+        left = [word >> container + 6 & 3 for word in (a, b, c)]
+        assert torch.equal(left[0] | left[1] << 2 | left[2] << 4, codes[:, plane])
+
+
 FORMATS = [
+    ("int2", "none"),
+    ("uint3", "int"),
+    ("f5e3m1", "none"),
+    ("int7", "none"),
+    ("ternary", "none"),
+    ("f3e1m1", "none"),
     ("int4", "none"),
     ("uint4", "int"),
     ("uint4", "float"),
@@ -72,13 +114,13 @@ FORMATS = [
 
 
 @pytest.mark.parametrize("group", [32, 64, 128, 256, 300, WHOLE])
-@pytest.mark.parametrize(("name", "zero"), [*FORMATS, ("int8", "none"), ("f8e4m3", "none")])
+@pytest.mark.parametrize(("name", "zero"), [*FORMATS, ("uint8", "int"), ("f8e5m2", "none")])
 def test_and_back(group, name, zero):
     """Bit for bit, whatever is padded; 300 is a group of the whole row, and of more than that."""
     canonical, planes = ("packed", "plane16")
     if registry.dtypes.get(name).bits == 8:
         if group == 256:
-            return  # wider than a tile
+            group = 128  # no more columns are in a tile
         canonical, planes = ("plain", "plane16_bytes")
     for shape in ((130, 300), (1, 1), (128, 256)):
         q = quantize_tensor(gaussian(shape), Spec(name, (1, group), "float16", zero, canonical))
@@ -91,9 +133,11 @@ def test_and_back(group, name, zero):
 @pytest.mark.parametrize(
     ("spec", "shape", "words"),
     [
-        (Spec("int3", (1, 64)), (16, 64), "int3 has 3"),
-        (Spec("uint4", (1, 64)), (16, 64), "zero points of uint4"),
-        (Spec("int4", (1, 64), zero="int"), (16, 64), "zero points of uint4"),
+        (Spec("dynamic8", (1, 64)), (16, 64), "no assembly that decodes dynamic8"),
+        (Spec("lut3", (1, 64)), (16, 64), "lut3 one for each block"),
+        (Spec("int6", (1, 256)), (16, 512), "needs groups of (32, 64, 128)"),
+        (Spec("uint4", (1, 64)), (16, 64), "zero points of unsigned integers"),
+        (Spec("int4", (1, 64), zero="int"), (16, 64), "zero points of unsigned integers"),
         (Spec("int4", (1, 64), act=Spec("int8", (1, WHOLE))), (16, 64), "activations"),
         (Spec("int4", (1, 64), "e8m0"), (16, 64), "found e8m0"),
         (Spec("int4", (1, 48)), (16, 96), "needs groups of"),
@@ -105,6 +149,12 @@ def test_and_back(group, name, zero):
 def test_what_does_not_fit(spec, shape, words):
     layout = registry.layouts.get("plane16")
     assert words in layout.fits(spec, shape, registry.dtypes.get(spec.dtype))
+
+
+def test_whole_bytes_only():
+    layout = registry.layouts.get("plane16_bytes")
+    spec = Spec("int4", (1, 64))
+    assert "int4 has 4" in layout.fits(spec, (16, 64), registry.dtypes.get("int4"))
 
 
 def test_without_a_device_the_reason_is_a_sentence():

@@ -109,7 +109,7 @@ def test_every_code_and_pattern(element):
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        (Spec("int8", (1, 64)), "int8 has 8"),
+        (Spec("int8", (1, 64)), "not int8"),
         (Spec("nf4", (1, 64)), "not nf4"),
         (Spec("uint4", (1, 64), zero="int"), "not uint4"),
         (Spec("int4", (1, 64), zero="int"), "zero points"),

@@ -81,9 +81,9 @@ def _decode(bits: int, decoder: _Decoder) -> str:
 
 def _left_over(out: _Block, packing: Packing, index: int) -> str:
     found = None
-    for word, source, target, count in packing.pieces(index):
+    for word, source, target, size in packing.pieces(index):
         moved = out.shift(f"${packing.planes + word}", source - target)
-        mask = _everywhere((1 << count) - 1 << target, packing.container)
+        mask = _everywhere((1 << size) - 1 << target, packing.container)
         if found is None:
             found = out.make(f"and.b32 {moved}, {mask}")
         else:

@@ -77,11 +77,11 @@ def format_of(dtype: DType, *, sparse: bool = False) -> Format | str:
     make = partial(Format, codes.bits, codes.flip, codes.values)
     if sparse:
         return make(0, assembly.two_of_four, sparse=True)
-    least = codes.values[0]
-    if all(codes.values[code] == least + code for code in range(dtype.codes)):
+    if (least := _least(codes.values[: dtype.codes])) is not None:
         # zero points are near the middle
         offset = 1 << dtype.bits - 1 if dtype.kind == "int" and least == 0 else 0
-        return make(offset, partial(decoding.integers, codes.bits, int(least) - offset))
+        if dtype.bits < 8 or least - offset == -128:
+            return make(offset, partial(decoding.integers, codes.bits, least - offset))
     if dtype.bits <= 4:
         signed = _are_signed(codes.values)
         return make(0, partial(decoding.lookup, codes.bits, signed), looked_up=True)
@@ -89,6 +89,13 @@ def format_of(dtype: DType, *, sparse: bool = False) -> Format | str:
     if mantissa is not None:
         return make(0, partial(decoding.floats, codes.bits, mantissa, codes.values[1]))
     return f"has no assembly that decodes {dtype.name}"
+
+
+def _least(values: tuple[float, ...]) -> int | None:
+    """The first, where they are integers that count up by 1 and both elements hold all that is added up."""
+    least = int(values[0])
+    counts = all(value == least + code for code, value in enumerate(values))
+    return least if counts and -128 <= least <= 0 else None
 
 
 def _are_signed(values: tuple[float, ...]) -> bool:

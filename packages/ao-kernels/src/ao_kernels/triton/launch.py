@@ -10,7 +10,16 @@ from ao_kernels.triton.assembly import LOAD_BYTE, PREFETCH, load_scale, load_tab
 from ao_kernels.triton.formats import TABLES, Format
 from ao_kernels.triton.plane16 import COLS, Tiling
 
-__all__ = ["ELEMENTS", "POINTERS", "REGIMES", "Regime", "constants", "regime_of", "splits_of"]
+__all__ = [
+    "ELEMENTS",
+    "POINTERS",
+    "REGIMES",
+    "Regime",
+    "constants",
+    "regime_of",
+    "splits_of",
+    "stages_of",
+]
 
 #: dtypes of activations, as the assembly calls them
 ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -52,6 +61,12 @@ def splits_of(tiles: Tiling, row_blocks: int, processors: int) -> int:
     ):
         splits *= 2
     return splits
+
+
+def stages_of(fmt: Format, tiles: Tiling, regime: Regime, shared: int) -> int:
+    """A regime's stages, or as many fewer as do not fit: all but one are in `shared` bytes."""
+    stage = 2 * (COLS * tiles.plane * fmt.words + tiles.width * regime.rows)
+    return max(2, min(regime.num_stages, shared // stage + 1))
 
 
 def constants(

@@ -7,9 +7,16 @@ from torch import Tensor
 
 from ao_core.registry import registry
 from ao_kernels.triton.formats import known
-from ao_kernels.triton.launch import constants, regime_of, splits_of
+from ao_kernels.triton.launch import constants, regime_of, splits_of, stages_of
 from ao_kernels.triton.plane16 import COLS, Tiling, tiling
-from ao_kernels.triton.support import on_device, processors, rows_of, starts_early, take_locks
+from ao_kernels.triton.support import (
+    on_device,
+    processors,
+    rows_of,
+    shared_memory,
+    starts_early,
+    take_locks,
+)
 
 __all__ = ["IDS", "plane16_dequantize", "plane16_embedding", "plane16_linear"]
 
@@ -193,7 +200,8 @@ def launch_linear(
                 None if zero is None else zero.dtype, bias is not None, assembly=x.is_cuda,
                 early=early,
             ),
-            num_warps=regime.num_warps, num_stages=regime.num_stages,
+            num_warps=regime.num_warps,
+            num_stages=stages_of(fmt, tiles, regime, shared_memory(x.device)),
             **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
     return out

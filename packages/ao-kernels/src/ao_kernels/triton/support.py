@@ -16,6 +16,7 @@ __all__ = [
     "on_device",
     "processors",
     "rows_of",
+    "shared_memory",
     "starts_early",
     "take_locks",
     "why_not",
@@ -68,6 +69,15 @@ def processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 132
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a block can have at most; of any device, those of an H100 without one."""
+    if device.type != "cuda":
+        return 227 * 1024
+    properties = torch.cuda.get_device_properties(device)
+    found: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
+    return found
 
 
 def starts_early(device: torch.device) -> bool:

@@ -38,10 +38,10 @@ class Piece(NamedTuple):
     """Bits that are left over in the containers of a word: part of a code."""
 
     word: int
-    #: the lowest bit in the container, and where it is in the code; how many
+    #: the lowest bit in the container, and where it is in the code; how many bits
     source: int
     target: int
-    count: int
+    size: int
 
 
 class Packing(NamedTuple):
@@ -91,8 +91,8 @@ def pack_words(codes: Tensor, bits: int) -> Tensor:
         filled = filled.clone()
         for index in range(grid.shape[-2] - packing.words):
             code = grid[..., packing.words + index, :]
-            for word, source, target, count in packing.pieces(index):
-                filled[..., word, :] |= (code >> target & (1 << count) - 1) << source
+            for word, source, target, size in packing.pieces(index):
+                filled[..., word, :] |= (code >> target & (1 << size) - 1) << source
     return pack_bits(filled.flatten(-2), packing.container).view(torch.int16)
 
 
@@ -106,8 +106,8 @@ def unpack_words(words: Tensor, bits: int) -> Tensor:
     codes = [grid & (1 << bits) - 1]
     for index in range(packing.planes // per - packing.words):
         code = torch.zeros_like(grid[..., 0, :])
-        for word, source, target, count in packing.pieces(index):
-            code |= (grid[..., word, :] >> source & (1 << count) - 1) << target
+        for word, source, target, size in packing.pieces(index):
+            code |= (grid[..., word, :] >> source & (1 << size) - 1) << target
         codes.append(code.unsqueeze(-2))
     return torch.cat(codes, -2).flatten(-2)
 

@@ -12,7 +12,7 @@ from ao_kernels.testing.aot import Build
 from ao_kernels.testing.gates import Gate
 from ao_kernels.triton.formats import Format, known
 from ao_kernels.triton.gates.limits import BF16, FP16, FP32, REGISTERS, SHARED, TYPES
-from ao_kernels.triton.launch import ELEMENTS, REGIMES, Regime, constants
+from ao_kernels.triton.launch import ELEMENTS, REGIMES, Regime, constants, stages_of
 from ao_kernels.triton.plane16 import COLS, Tiling, tiling
 
 __all__ = ["GATES", "MORE"]
@@ -87,7 +87,7 @@ def _build(case: _Product) -> Build:
         ),
         case.arch,
         case.regime.num_warps,
-        case.regime.num_stages,
+        stages_of(case.format, case.tiles, case.regime, SHARED[case.arch]),
         aligned=(*pointers, *(name for name, size in sized.items() if size % 16 == 0)),
     )  # fmt: skip
 
@@ -111,7 +111,7 @@ def _gate(budget: float, case: _Product) -> Gate:
         work=words * 2 * case.format.words / 128,
         budget=budget,
         counts={"HGMMA": hgmma} if case.arch == 90 else {"HMMA": hmma},
-        present=("LDGSTS", "LOP3", "HFMA2|HADD2|HMUL2|PRMT"),
+        present=("LDGSTS", "LOP3"),
         # to launch the next kernel, to bring weights nearer, and to wait for the one before
         anywhere=("PREEXIT", "CCTL", "ACQBULK") if case.arch == 90 else (),
     )
@@ -173,6 +173,9 @@ GATES = (
     _gate(10.8, _Product("int8", _SMALL, _ROW, scale_dtype=FP32)),
     _gate(8.8, _Product("int8", _SMALL, _ROW, FP16, FP32)),
     _gate(12.8, _Product("f8e4m3", _SMALL, _ROW, scale_dtype=FP32)),
+    _gate(29.6, _Product("int2", _SMALL, 128)),
+    _gate(22.1, _Product("int3", _SMALL, 128)),
+    _gate(20.7, _Product("f6e3m2", _SMALL, 128)),
     _gate(28.4, _Product("int4", _SMALL, 128, sparse=True)),
     _gate(34.4, _Product("int4", _SMALL, 128, arch=80, sparse=True)),
 )
@@ -180,6 +183,8 @@ MORE = (
     _embedding_gate("nf4", 90),
     _embedding_gate("uint4", 80),
     _embedding_gate("int8", 100),
+    _embedding_gate("uint3", 90),
+    _embedding_gate("uint7", 90),
     _gate(17.5, _Product("int4", _SMALL, 128, scale_dtype=FP32)),
     _gate(17.2, _Product("int4", _SMALL, 256)),
     _gate(18.0, _Product("int4", _SMALL, 64, FP16, FP16)),
@@ -189,15 +194,40 @@ MORE = (
     _gate(34.0, _Product("uint4", _LARGE, 128, zero_dtype=torch.uint8)),
     _gate(46.5, _Product("uint4", _LARGE, 64, zero_dtype=BF16)),
     _gate(29.5, _Product("int4", _MIDDLE, 32)),
-    _gate(42.5, _Product("int4", _LARGE, 32)),
+    _gate(42.9, _Product("int4", _LARGE, 32)),
     _gate(28.0, _Product("nf4", _SMALL, 128)),
     _gate(29.5, _Product("nf4", _SMALL, 64, FP16, FP16)),
     _gate(39.7, _Product("nf4", _LARGE, 64)),
     _gate(12.8, _Product("f8e4m3", _SMALL, _ROW, FP16, FP32)),
     _gate(14.2, _Product("int8", _LARGE, _ROW, scale_dtype=FP32)),
     _gate(16.0, _Product("f8e4m3", _LARGE, _ROW, scale_dtype=FP32)),
+    _gate(30.2, _Product("ternary", _SMALL, _ROW)),
+    _gate(34.3, _Product("uint2", _SMALL, 128, zero_dtype=torch.uint8)),
+    _gate(28.8, _Product("int2", _SMALL, 128, FP16, FP16)),
+    _gate(37.8, _Product("int2", _SMALL, 128, arch=80)),
+    _gate(0, _Product("int2", _SMALL, 128, arch=100)),
+    _gate(25.1, _Product("uint3", _SMALL, 128, zero_dtype=torch.uint8)),
+    _gate(27.8, _Product("int3", _SMALL, 128, arch=80)),
+    _gate(31.1, _Product("int3", _LARGE, 128)),
+    _gate(23.1, _Product("f3e1m1", _SMALL, 128)),
+    _gate(16.0, _Product("int5", _SMALL, 128)),
+    _gate(23.7, _Product("f5e2m2", _SMALL, 128)),
+    _gate(14.1, _Product("int6", _SMALL, 128)),
+    _gate(20.3, _Product("f6e2m3", _SMALL, 128)),
+    _gate(19.3, _Product("f6e3m2", _SMALL, 128, FP16, FP16)),
+    _gate(24.6, _Product("f6e3m2", _SMALL, 32)),
+    _gate(23.2, _Product("f6e3m2", _SMALL, 128, arch=89)),
+    _gate(0, _Product("f6e3m2", _SMALL, 128, arch=100)),
+    _gate(11.8, _Product("int7", _SMALL, 128)),
+    _gate(14.6, _Product("int7", _SMALL, 128, arch=89)),
+    _gate(30.2, _Product("int7", _LARGE, 128, arch=89)),
+    _gate(17.3, _Product("f7e3m3", _SMALL, 128)),
+    _gate(28.5, _Product("f4e2m1", _SMALL, 32)),
+    _gate(13.1, _Product("uint8", _SMALL, 128, zero_dtype=torch.uint8)),
+    _gate(12.8, _Product("f8e5m2", _SMALL, _ROW, scale_dtype=FP32)),
+    _gate(6.8, _Product("f8e5m2", _SMALL, _ROW, FP16, FP32)),
     _gate(36.7, _Product("int4", _SMALL, 32, sparse=True)),
-    _gate(32.2, _Product("int4", _SMALL, 64, sparse=True)),
+    _gate(32.5, _Product("int4", _SMALL, 64, sparse=True)),
     _gate(27.9, _Product("int4", _SMALL, 256, sparse=True)),
     _gate(26.4, _Product("int4", _SMALL, _ROW, sparse=True)),
     _gate(28.4, _Product("int4", _SMALL, 128, FP16, FP16, sparse=True)),

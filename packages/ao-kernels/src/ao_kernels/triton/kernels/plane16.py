@@ -7,8 +7,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ao_kernels.triton.kernels.planes import beside, column, numbers, values
 from ao_kernels.triton.kernels.splits import finish
 
-#: columns that one instruction to multiply takes at most: planes beside each other save waiting
-_DEEPEST = tl.constexpr(128)
+#: columns of planes beside each other
+_BESIDE = tl.constexpr(128)
 
 
 @triton.jit(do_not_specialize=["M", "tiles", "tiles_a_split"])
@@ -76,7 +76,8 @@ def linear(
     GROUPS: tl.constexpr = PLANES // CHAIN if CHAIN else 0
     block = col_tile.to(tl.int64) * tiles + first
     grid = block * GROUPS if CHAIN else col_tile
-    AT_ONCE: tl.constexpr = min(CHAIN if CHAIN else PLANES, _DEEPEST // PLANE)
+    # narrow planes are multiplied several at once: on sm_90 each product waits for the one before
+    AT_ONCE: tl.constexpr = min(CHAIN if CHAIN else PLANES, _BESIDE // PLANE) if PLANE < 64 else 1
     several = tl.arange(0, AT_ONCE * PLANE)
     row_at = w_ptr + block * (WORDS * COLS * PLANE) + cols[:, None] * PLANE
     scale_at = scale_ptr + grid * COLS + cols

@@ -51,9 +51,9 @@ def numbers(
             value = values(row_at, inner, j, table_ptr, COLS, WORDS, PLANES, PAIRS, SPARSE)
             planes += ((value - OFFSET).to(element),)
     else:
-        words = ()
+        at, words = row_at + inner[None, :], ()
         for word in tl.static_range(WORDS):
-            words += (tl.load(row_at + word * (COLS * inner.shape[0]) + inner[None, :]),)
+            words += (tl.load(at + word * (COLS * inner.shape[0])),)
         CONSTRAINTS: tl.constexpr = "=&r," * PLANES + "r," * (WORDS - 1) + "r"
         planes = tl.inline_asm_elementwise(
             ASM, CONSTRAINTS, words, dtype=(element,) * PLANES, is_pure=True, pack=2
