@@ -126,8 +126,8 @@ def integers(bits: int, least: int, element: str) -> str:
 def floats(bits: int, mantissa: int, unit: float, element: str) -> str:
     """Planes of numbers with a sign, an exponent and bits of a mantissa; `unit` is the value of code 1.
 
-    Infinities and NaN become the finite numbers that their exponents stand for, but of e5m2 in float16. A
-    block that has them has a scale that is not finite, so that products do not see the difference.
+    Infinities and NaN become the finite numbers that their exponents stand for, but of e5m2 in float16.
+    Quantizing them gives a block the scale NaN, or the largest that there is.
     """
     room = _MANTISSA[element]
     container = Packing(bits).container
