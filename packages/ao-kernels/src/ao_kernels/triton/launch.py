@@ -9,6 +9,7 @@ import torch
 from ao_kernels.triton.assembly import LOAD_BYTE, PREFETCH, load_scale, load_table
 from ao_kernels.triton.formats import TABLES, Format
 from ao_kernels.triton.plane16 import COLS, Tiling
+from ao_kernels.triton.scales import KINDS, load_bytes
 
 __all__ = ["ELEMENTS", "POINTERS", "REGIMES", "Regime", "constants", "regime_of", "splits_of"]
 
@@ -20,6 +21,7 @@ POINTERS = {
     torch.float16: "*fp16",
     torch.float32: "*fp32",
     torch.uint8: "*u8",
+    **dict.fromkeys(KINDS, "*u8"),
 }
 #: tiles of a row that each of several blocks gets at least
 _FEWEST_TILES = 4
@@ -54,6 +56,14 @@ def splits_of(tiles: Tiling, row_blocks: int, processors: int) -> int:
     return splits
 
 
+def loads_of(scale_dtype: torch.dtype, tiles: Tiling, *, sm80: bool) -> str:
+    """The assembly that loads a scale, or as many as possible of those that lie beside each other."""
+    if scale_dtype not in KINDS:
+        return load_scale(8 * scale_dtype.itemsize)
+    count = next(count for count in (4, 2, 1) if tiles.beside % count == 0)
+    return load_bytes(KINDS[scale_dtype], count, sm80=sm80)
+
+
 def constants(
     fmt: Format,
     tiles: Tiling,
@@ -66,10 +76,13 @@ def constants(
     *,
     assembly: bool = True,
     early: bool = False,
+    outer: bool = False,
+    sm80: bool = False,
 ) -> dict[str, Any]:
     """The compile-time arguments of the kernel `linear`; without `assembly` plain operations serve.
 
-    `early`, it may start before the kernel in front of it has ended.
+    `early`, it may start before the kernel in front of it has ended; `outer`, scales have one themselves;
+    `sm80`, the device has no conversions of float8.
     """
     load_zero = None
     if zero_dtype is not None:
@@ -81,14 +94,16 @@ def constants(
         "PLANE": tiles.plane,
         "CHAIN": tiles.chain,
         "OFFSET": fmt.offset,
-        "PAIRS": fmt.looked_up,
+        "ORDER": fmt.order,
         "SPARSE": fmt.sparse,
         "SPLITS": splits,
+        "SCALE": KINDS.get(scale_dtype),
+        "HAS_OUTER": outer,
         "HAS_ZERO": zero_dtype is not None,
         "HAS_BIAS": bias,
         "EVEN_K": tiles.k % tiles.width == 0,
         "ASM": fmt.assembly(ELEMENTS[x_dtype]) if assembly else None,
-        "LOAD_SCALE": load_scale(8 * scale_dtype.itemsize) if assembly else None,
+        "LOAD_SCALE": loads_of(scale_dtype, tiles, sm80=sm80) if assembly else None,
         "LOAD_ZERO": load_zero if assembly else None,
         "LOAD_TABLE": load_table() if assembly and (fmt.looked_up or fmt.sparse) else None,
         "TABLE": len(fmt.values) + 16 * TABLES.index(x_dtype),

@@ -34,7 +34,7 @@ def plane16_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     parts = w.parts
     out: Tensor = ops.plane16_linear(
         x, parts["qdata"], parts["scale"], parts.get("zero"), parts["table"], bias,
-        n, k, group, w.spec.dtype, _is_sparse(w.spec),
+        n, k, group, w.spec.dtype, _is_sparse(w.spec), parts.get("outer"),
     )  # fmt: skip
     return out
 
@@ -49,7 +49,7 @@ def plane16_dequantize(
     group = full_block(spec.block, shape)[-1]
     out: Tensor = ops.plane16_dequantize(
         parts["qdata"], parts["scale"], parts.get("zero"), parts["table"],
-        n, k, group, spec.dtype, dtype, _is_sparse(spec),
+        n, k, group, spec.dtype, dtype, _is_sparse(spec), parts.get("outer"),
     )  # fmt: skip
     return out
 
@@ -66,7 +66,7 @@ def plane16_embedding(ids: Tensor, w: QTensor) -> Tensor:
     group = full_block(w.spec.block, (n, k))[-1]
     out: Tensor = ops.plane16_embedding(
         ids, parts["qdata"], parts["scale"], parts.get("zero"), parts["table"],
-        n, k, group, w.spec.dtype, w.dtype, _is_sparse(w.spec),
+        n, k, group, w.spec.dtype, w.dtype, _is_sparse(w.spec), parts.get("outer"),
     )  # fmt: skip
     return out
 

@@ -9,7 +9,15 @@ from ao_core.registry import registry
 from ao_kernels.triton.formats import known
 from ao_kernels.triton.launch import constants, regime_of, splits_of
 from ao_kernels.triton.plane16 import COLS, Tiling, tiling
-from ao_kernels.triton.support import on_device, processors, rows_of, starts_early, take_locks
+from ao_kernels.triton.scales import KINDS
+from ao_kernels.triton.support import (
+    capability,
+    on_device,
+    processors,
+    rows_of,
+    starts_early,
+    take_locks,
+)
 
 __all__ = ["IDS", "plane16_dequantize", "plane16_embedding", "plane16_linear"]
 
@@ -32,12 +40,14 @@ def plane16_linear(
     group: int,
     numbers: str,
     sparse: bool = False,
+    outer: Tensor | None = None,
 ) -> Tensor:
     """Activations (…, k) times the transpose of a weight (n, k) in planes, plus bias.
 
-    `numbers` is the name of the weight's format; `sparse`, two of every four columns are kept.
+    `numbers` is the name of the weight's format; `sparse`, two of every four columns are kept; `outer` [1]
+    is the scale of the scales where they have one.
     """
-    return launch_linear(x, qdata, scale, zero, table, bias, n, k, group, numbers, sparse)
+    return launch_linear(x, qdata, scale, zero, table, bias, n, k, group, numbers, sparse, outer)
 
 
 @plane16_linear.register_fake
@@ -53,6 +63,7 @@ def _(
     group: int,
     numbers: str,
     sparse: bool = False,
+    outer: Tensor | None = None,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], n))
 
@@ -69,6 +80,7 @@ def plane16_dequantize(
     numbers: str,
     dtype: torch.dtype,
     sparse: bool = False,
+    outer: Tensor | None = None,
 ) -> Tensor:
     """Dense values (n, k) of a weight in planes."""
     from ao_kernels.triton.kernels import plane16
@@ -78,9 +90,9 @@ def plane16_dequantize(
     out = qdata.new_empty((n, k), dtype=dtype)
     with on_device(qdata):
         plane16.dequantize[(tiles.blocks, tiles.tiles)](
-            qdata, scale, scale if zero is None else zero, table, out, n, k, tiles.tiles,
-            COLS, tiles.planes, tiles.plane, tiles.chain, fmt.looked_up, fmt.sparse,
-            zero is not None,
+            qdata, *_grids(scale, outer, zero), table, out, n, k, tiles.tiles,
+            COLS, tiles.planes, tiles.plane, tiles.chain, fmt.order, fmt.sparse,
+            KINDS.get(scale.dtype), outer is not None, zero is not None,
         )  # fmt: skip
     return out
 
@@ -97,6 +109,7 @@ def _(
     numbers: str,
     dtype: torch.dtype,
     sparse: bool = False,
+    outer: Tensor | None = None,
 ) -> Tensor:
     return qdata.new_empty((n, k), dtype=dtype)
 
@@ -114,6 +127,7 @@ def plane16_embedding(
     numbers: str,
     dtype: torch.dtype,
     sparse: bool = False,
+    outer: Tensor | None = None,
 ) -> Tensor:
     """Rows (…, k) of a weight (n, k) in planes, for ids (…); NaN for those that there are not."""
     from ao_kernels.triton.kernels import plane16
@@ -125,9 +139,9 @@ def plane16_embedding(
         return out
     with on_device(qdata):
         plane16.embedding[(-(-ids.numel() // IDS), tiles.tiles)](
-            ids.contiguous(), qdata, scale, scale if zero is None else zero, table, out,
-            ids.numel(), n, k, tiles.tiles, tiles.groups, IDS, COLS, tiles.planes, tiles.plane,
-            tiles.chain, fmt.looked_up, fmt.sparse, zero is not None,
+            ids.contiguous(), qdata, *_grids(scale, outer, zero), table, out,
+            ids.numel(), n, k, tiles.tiles, IDS, COLS, tiles.planes, tiles.plane, tiles.chain,
+            fmt.order, fmt.sparse, KINDS.get(scale.dtype), outer is not None, zero is not None,
         )  # fmt: skip
     return out
 
@@ -145,6 +159,7 @@ def _(
     numbers: str,
     dtype: torch.dtype,
     sparse: bool = False,
+    outer: Tensor | None = None,
 ) -> Tensor:
     return qdata.new_empty((*ids.shape, k), dtype=dtype)
 
@@ -161,6 +176,7 @@ def launch_linear(
     group: int,
     numbers: str,
     sparse: bool = False,
+    outer: Tensor | None = None,
     *,
     splits: int | None = None,
 ) -> Tensor:
@@ -185,18 +201,26 @@ def launch_linear(
             partial = x.new_empty(places * splits * COLS * regime.rows, dtype=torch.float32)
             locks = take_locks(places, x.device)
         plane16.linear[(tiles.blocks, splits, row_blocks)](
-            x_MK, qdata, scale, scale if zero is None else zero, table, sums,
+            x_MK, qdata, *_grids(scale, outer, zero), table, sums,
             out if bias is None else bias, out, partial, locks,
             m, n, k, x_MK.stride(0), m, tiles.tiles, -(-tiles.tiles // splits),
             **constants(
                 fmt, tiles, regime, splits, x.dtype, scale.dtype,
                 None if zero is None else zero.dtype, bias is not None, assembly=x.is_cuda,
-                early=early,
+                early=early, outer=outer is not None, sm80=capability(x.device) < (8, 9),
             ),
             num_warps=regime.num_warps, num_stages=regime.num_stages,
             **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
     return out
+
+
+def _grids(
+    scale: Tensor, outer: Tensor | None, zero: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What kernels take of scales and zero points; any tensor can stand where there is none."""
+    by = scale.view(torch.uint8) if scale.dtype in KINDS else scale
+    return by, by if outer is None else outer, by if zero is None else zero
 
 
 def _group_sums(x_MK: Tensor, tiles: Tiling, group: int) -> Tensor:

@@ -10,7 +10,7 @@ from ao_core.numerics import pack_bits, unpack_bits
 from ao_core.records import DType
 from ao_core.spec import Spec
 from ao_kernels.triton.assembly import PATTERNS
-from ao_kernels.triton.plane16 import COLS, Plane16, from_blocks, known_tiles, pad, to_blocks
+from ao_kernels.triton.plane16 import COLS, Plane16, from_scales, known_tiles, pad, to_scales
 
 __all__ = ["Plane24"]
 
@@ -67,7 +67,8 @@ class Plane24(Plane16):
         places = (tiles.blocks, tiles.tiles, -1, COLS, tiles.plane)
         qdata = torch.cat([each.view(places) for each in words], 2)
         return {
-            **make_parts(qdata, to_blocks(parts["scale"], tiles), None),
+            "qdata": qdata,
+            **to_scales(parts["scale"], tiles),
             "table": fmt.table().to(qdata.device),
         }
 
@@ -86,5 +87,5 @@ class Plane24(Plane16):
         places = patterns.new_tensor([first | second << 2 for first, second in PATTERNS])
         index = pad(places[patterns.long()], tiles.n, groups + groups % 2, 0b0100)
         packed = pack_bits(codes, 4)
-        scale = from_blocks(parts["scale"], spec, tiles)
+        scale = from_scales(parts, spec, tiles)
         return make_parts(packed, scale, None) | {"index": pack_bits(index, 4)}

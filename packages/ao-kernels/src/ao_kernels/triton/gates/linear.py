@@ -14,6 +14,7 @@ from ao_kernels.triton.formats import Format, known
 from ao_kernels.triton.gates.limits import BF16, FP16, FP32, REGISTERS, SHARED, TYPES
 from ao_kernels.triton.launch import ELEMENTS, REGIMES, Regime, constants
 from ao_kernels.triton.plane16 import COLS, Tiling, tiling
+from ao_kernels.triton.scales import KINDS
 
 __all__ = ["GATES", "MORE"]
 
@@ -36,6 +37,7 @@ class _Product:
     shape: tuple[int, int] = _EVEN
     arch: int = 90
     sparse: bool = False
+    outer: bool = False
 
     @property
     def format(self) -> Format:
@@ -52,9 +54,10 @@ class _Product:
             zero = f" zero {ELEMENTS.get(self.zero_dtype, 'u8')}"
         ragged = "" if self.shape == _EVEN else " ragged"
         kept = " 2:4" if self.sparse else ""
+        scale = KINDS.get(self.scale_dtype) or TYPES[self.scale_dtype][1:]
         return (
             f"sm_{self.arch} {self.numbers}{kept} g{self.group} {ELEMENTS[self.x_dtype]} scale "
-            f"{TYPES[self.scale_dtype][1:]}{zero} rows {self.regime.rows}{ragged}"
+            f"{scale}{' twice' if self.outer else ''}{zero} rows {self.regime.rows}{ragged}"
         )
 
 
@@ -68,6 +71,7 @@ def _build(case: _Product) -> Build:
         "x_ptr": x,
         "w_ptr": "*i16",
         "scale_ptr": scale,
+        "outer_ptr": "*fp32" if case.outer else scale,
         "zero_ptr": scale if case.zero_dtype is None else TYPES[case.zero_dtype],
         "table_ptr": "*i32",
         "sums_ptr": x if case.zero_dtype is None else "*fp32",
@@ -84,6 +88,7 @@ def _build(case: _Product) -> Build:
         constants(
             case.format, case.tiles, case.regime, splits,
             case.x_dtype, case.scale_dtype, case.zero_dtype, bias=True, early=case.arch >= 90,
+            outer=case.outer, sm80=case.arch < 89,
         ),
         case.arch,
         case.regime.num_warps,
@@ -128,19 +133,22 @@ def _build_embedding(numbers: str, arch: int) -> Build:
         "ids_ptr": "*i64",
         "w_ptr": "*i16",
         "scale_ptr": "*bf16",
+        "outer_ptr": "*bf16",
         "zero_ptr": "*bf16",
         "table_ptr": "*i32",
         "out_ptr": "*bf16",
     }
-    sizes = ("count", "N", "K", "tiles", "groups")
+    sizes = ("count", "N", "K", "tiles")
     chosen = {
         "IDS": IDS,
         "COLS": COLS,
         "PLANES": tiles.planes,
         "PLANE": tiles.plane,
         "CHAIN": tiles.chain,
-        "PAIRS": fmt.looked_up,
+        "ORDER": fmt.order,
         "SPARSE": fmt.sparse,
+        "SCALE": None,
+        "HAS_OUTER": False,
         "HAS_ZERO": fmt.offset != 0,
     }
     types = {**pointers, **dict.fromkeys(sizes, "i32")}
@@ -152,6 +160,8 @@ def _embedding_gate(numbers: str, arch: int) -> Gate:
     name = f"sm_{arch} embedding {numbers} g64"
     return Gate(name, partial(_build_embedding, numbers, arch), registers=64, shared=4096)
 
+
+_E8M0, _E4M3 = torch.float8_e8m0fnu, torch.float8_e4m3fn
 
 GATES = (
     _embedding_gate("uint4", 90),
@@ -172,6 +182,8 @@ GATES = (
     _gate(10.8, _Product("int8", _SMALL, _ROW, scale_dtype=FP32)),
     _gate(8.8, _Product("int8", _SMALL, _ROW, FP16, FP32)),
     _gate(12.8, _Product("f8e4m3", _SMALL, _ROW, scale_dtype=FP32)),
+    _gate(28.0, _Product("f4e2m1", _SMALL, 32, scale_dtype=_E8M0)),
+    _gate(36.0, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, outer=True)),
     _gate(28.4, _Product("int4", _SMALL, 128, sparse=True)),
     _gate(34.4, _Product("int4", _SMALL, 128, arch=80, sparse=True)),
 )
@@ -195,6 +207,8 @@ MORE = (
     _gate(12.8, _Product("f8e4m3", _SMALL, _ROW, FP16, FP32)),
     _gate(14.2, _Product("int8", _LARGE, _ROW, scale_dtype=FP32)),
     _gate(16.0, _Product("f8e4m3", _LARGE, _ROW, scale_dtype=FP32)),
+    _gate(28.0, _Product("f4e2m1", _SMALL, 32)),
+    _gate(28.0, _Product("int4", _SMALL, 32, scale_dtype=_E8M0)),
     _gate(36.7, _Product("int4", _SMALL, 32, sparse=True)),
     _gate(32.2, _Product("int4", _SMALL, 64, sparse=True)),
     _gate(27.9, _Product("int4", _SMALL, 256, sparse=True)),

@@ -5,6 +5,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ao_kernels.triton.kernels.planes import beside, column, numbers, values
+from ao_kernels.triton.kernels.scales import neighbours, place, scales
 from ao_kernels.triton.kernels.splits import finish
 
 
@@ -13,6 +14,7 @@ def linear(
     x_ptr,
     w_ptr,
     scale_ptr,
+    outer_ptr,
     zero_ptr,
     table_ptr,
     sums_ptr,
@@ -33,9 +35,11 @@ def linear(
     PLANE: tl.constexpr,
     CHAIN: tl.constexpr,
     OFFSET: tl.constexpr,
-    PAIRS: tl.constexpr,
+    ORDER: tl.constexpr,
     SPARSE: tl.constexpr,
     SPLITS: tl.constexpr,
+    SCALE: tl.constexpr,
+    HAS_OUTER: tl.constexpr,
     HAS_ZERO: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     EVEN_K: tl.constexpr,
@@ -52,7 +56,8 @@ def linear(
     A tile of weights is COLS rows by PLANES planes of PLANE columns; CHAIN planes share a scale, or all
     of a row does where CHAIN is 0. With SPARSE it is three words wide (see `Plane24`). The weights are the
     left operand, which the tensor cores take from registers. Products are of value - OFFSET, and are scaled
-    in float32; with zero points z, (OFFSET - z) times the sum of a group's activations, from `sums_ptr`
+    in float32: by those at `scale_ptr`, of 8 bits in the format SCALE where it is not None, and with HAS_OUTER
+    in the end by the one at `outer_ptr`. With zero points z, (OFFSET - z) times the sum of a group's activations, from `sums_ptr`
     (groups, M), is added before.
 
     ASM and what begins with LOAD are texts of `ao_kernels.triton.assembly`; where ASM is None, plain
@@ -76,7 +81,11 @@ def linear(
     AT_ONCE: tl.constexpr = 1 if not SPARSE else CHAIN if CHAIN == 2 or CHAIN == 4 else 8
     several = tl.arange(0, AT_ONCE * PLANE)
     row_at = w_ptr + block * (WORDS * COLS * PLANE) + cols[:, None] * PLANE
-    scale_at = scale_ptr + grid * COLS + cols
+    BESIDE: tl.constexpr = GROUPS if CHAIN else 1
+    if SCALE is None:
+        scale_at = scale_ptr + grid * COLS + cols
+    else:
+        scale_at = scale_ptr + ((block if CHAIN else grid) * COLS + cols) * BESIDE
     zero_at = zero_ptr + grid * COLS + cols
     sums_at = sums_ptr + first * GROUPS * stride_sums + rows
     x_at = x_ptr + rows[None, :].to(tl.int64) * stride_x + first * (PLANES * PLANE)
@@ -100,8 +109,10 @@ def linear(
         )
     acc = tl.zeros((COLS, ROWS), tl.float32)
     for tile in range(first, last):
-        planes = numbers(row_at, inner, x_ptr, table_ptr, COLS, PLANES, OFFSET, PAIRS, SPARSE, ASM)
+        planes = numbers(row_at, inner, x_ptr, table_ptr, COLS, PLANES, OFFSET, ORDER, SPARSE, ASM)
         left = K - tile * (PLANES * PLANE)
+        if SCALE is not None and CHAIN:
+            by = neighbours(scale_at, BESIDE, SCALE, LOAD_SCALE)
         if CHAIN == 0:
             for j in tl.static_range(0, PLANES, AT_ONCE):
                 x = _activations(x_at, j, several, left, present, PLANE, SPARSE, EVEN_K)
@@ -118,7 +129,10 @@ def linear(
                     zero = _zeros(zero_at + group * COLS, OFFSET, LOAD_ZERO)
                     sums = tl.load(sums_at + group * stride_sums, mask=rows < M, other=0.0)
                     part += zero[:, None] * sums[None, :]
-                acc += part * _scales(scale_at + group * COLS, LOAD_SCALE)[:, None]
+                if SCALE is None:
+                    acc += part * _scales(scale_at + group * COLS, LOAD_SCALE)[:, None]
+                else:
+                    acc += part * by[group][:, None]
         row_at += WORDS * COLS * PLANE
         x_at += PLANES * PLANE
         scale_at += GROUPS * COLS
@@ -129,7 +143,12 @@ def linear(
             # the sums are those of whole rows, which one split adds
             sums = tl.load(sums_at, mask=(rows < M) & (split == 0), other=0.0)
             acc += _zeros(zero_at, OFFSET, LOAD_ZERO)[:, None] * sums[None, :]
-        acc *= _scales(scale_at, LOAD_SCALE)[:, None]
+        if SCALE is None:
+            acc *= _scales(scale_at, LOAD_SCALE)[:, None]
+        else:
+            acc *= neighbours(scale_at, 1, SCALE, LOAD_SCALE)[0][:, None]
+    if HAS_OUTER:
+        acc *= tl.load(outer_ptr)
 
     col = col_tile * COLS + cols
     out_at = out_ptr + rows[None, :].to(tl.int64) * N + col[:, None]
@@ -229,6 +248,7 @@ def group_sums(
 def dequantize(
     w_ptr,
     scale_ptr,
+    outer_ptr,
     zero_ptr,
     table_ptr,
     out_ptr,
@@ -239,8 +259,10 @@ def dequantize(
     PLANES: tl.constexpr,
     PLANE: tl.constexpr,
     CHAIN: tl.constexpr,
-    PAIRS: tl.constexpr,
+    ORDER: tl.constexpr,
     SPARSE: tl.constexpr,
+    SCALE: tl.constexpr,
+    HAS_OUTER: tl.constexpr,
     HAS_ZERO: tl.constexpr,
 ):
     """Dense values (N, K): (code - zero) * scale in float32, rounded once; one block for a tile."""
@@ -252,11 +274,14 @@ def dequantize(
     row_at = w_ptr + block * ((3 if SPARSE else 1) * COLS * PLANE) + cols[:, None] * PLANE
     col = col_tile * COLS + cols
     for j in tl.static_range(PLANES):
-        grid = block * (PLANES // CHAIN) + j // CHAIN if CHAIN else col_tile
-        value = values(row_at, inner, j, table_ptr, COLS, PLANES, PAIRS, SPARSE)
+        zero_at = zero_ptr + place(block, col_tile, j, cols, COLS, PLANES, CHAIN, False)
+        scale_at = scale_ptr + place(
+            block, col_tile, j, cols, COLS, PLANES, CHAIN, SCALE is not None
+        )
+        value = values(row_at, inner, j, table_ptr, COLS, PLANES, ORDER, SPARSE)
         if HAS_ZERO:
-            value -= tl.load(zero_ptr + grid * COLS + cols).to(tl.float32)[:, None]
-        value *= tl.load(scale_ptr + grid * COLS + cols).to(tl.float32)[:, None]
+            value -= tl.load(zero_at).to(tl.float32)[:, None]
+        value *= scales(scale_at, outer_ptr, SCALE, HAS_OUTER)[:, None]
         k = tile * (PLANES * PLANE) + column(j, inner, PLANE, SPARSE)
         out_at = out_ptr + col[:, None].to(tl.int64) * K + k[None, :]
         inside = (col[:, None] < N) & (k[None, :] < K)
@@ -268,6 +293,7 @@ def embedding(
     ids_ptr,
     w_ptr,
     scale_ptr,
+    outer_ptr,
     zero_ptr,
     table_ptr,
     out_ptr,
@@ -275,14 +301,15 @@ def embedding(
     N,
     K,
     tiles,
-    groups,
     IDS: tl.constexpr,
     COLS: tl.constexpr,
     PLANES: tl.constexpr,
     PLANE: tl.constexpr,
     CHAIN: tl.constexpr,
-    PAIRS: tl.constexpr,
+    ORDER: tl.constexpr,
     SPARSE: tl.constexpr,
+    SCALE: tl.constexpr,
+    HAS_OUTER: tl.constexpr,
     HAS_ZERO: tl.constexpr,
 ):
     """Rows of a weight, with the values of `dequantize`: one block for IDS of them in one tile.
@@ -298,14 +325,17 @@ def embedding(
     col_tile = ids // COLS
     col = ids % COLS
     WORDS: tl.constexpr = 3 if SPARSE else 1
-    row_at = w_ptr + (((col_tile * tiles + tile) * (WORDS * COLS) + col) * PLANE)[:, None]
+    block = col_tile * tiles + tile
+    row_at = w_ptr + ((block * (WORDS * COLS) + col) * PLANE)[:, None]
     for j in tl.static_range(PLANES):
-        group = tile * (PLANES // CHAIN) + j // CHAIN if CHAIN else 0
-        grid_at = (col_tile * groups + group) * COLS + col
-        value = values(row_at, inner, j, table_ptr, COLS, PLANES, PAIRS, SPARSE)
+        zero_at = zero_ptr + place(block, col_tile, j, col, COLS, PLANES, CHAIN, False)
+        scale_at = scale_ptr + place(
+            block, col_tile, j, col, COLS, PLANES, CHAIN, SCALE is not None
+        )
+        value = values(row_at, inner, j, table_ptr, COLS, PLANES, ORDER, SPARSE)
         if HAS_ZERO:
-            value -= tl.load(zero_ptr + grid_at).to(tl.float32)[:, None]
-        value *= tl.load(scale_ptr + grid_at).to(tl.float32)[:, None]
+            value -= tl.load(zero_at).to(tl.float32)[:, None]
+        value *= scales(scale_at, outer_ptr, SCALE, HAS_OUTER)[:, None]
         value = tl.where(exists[:, None], value, float("nan"))
         k = tile * (PLANES * PLANE) + column(j, inner, PLANE, SPARSE)
         out_at = out_ptr + places[:, None].to(tl.int64) * K + k[None, :]
