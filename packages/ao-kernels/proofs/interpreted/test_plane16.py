@@ -32,10 +32,15 @@ SPECS = (
     Spec("uint4", (1, 32), "float32", "float"),
     Spec("uint4", (1, WHOLE), "float32", "int"),
     Spec("nf4", (1, 64), "float16"),
-    Spec("f4e2m1", (1, 32), "float16"),
+    Spec("f4e2m1", (1, 32), "e8m0"),
+    Spec("f4e2m1", (1, 16), Spec("f8e4m3", (WHOLE, WHOLE))),
+    Spec("nf4", (1, 64), Spec("f8e4m3", (WHOLE, WHOLE))),
+    Spec("uint4", (1, 256), "e8m0", "int"),
     Spec("int8", (1, WHOLE), "float32"),
     Spec("int8", (1, 32), "float16"),
     Spec("f8e4m3", (1, 128), "float32"),
+    Spec("f8e4m3", (1, 32), "e8m0"),
+    Spec("int8", (1, WHOLE), "e4m3"),
 )
 #: bits of a code → the canonical layout, and that of the kernels
 LAYOUTS = {4: ("packed", "plane16"), 8: ("plain", "plane16_bytes")}
@@ -75,7 +80,8 @@ def test_linear(spec, shape):
     bias = gaussian((n,), seed=7).half()
     for m, splits in ((0, 1), (1, 1), (3, 2), (17, 2), (70, 1)):
         x = gaussian((m, k), seed=m).half()
-        out = ops.launch_linear(x, *operands(w), bias, *sizes(w), splits=splits)
+        outer = w.parts.get("outer")
+        out = ops.launch_linear(x, *operands(w), bias, *sizes(w), outer=outer, splits=splits)
         expected = x.double() @ w.dequantize(torch.float32).double().t() + bias.double()
         assert (out.shape, out.dtype) == ((m, n), torch.float16)
         assert (out.double() - expected).norm() <= 5e-4 * expected.norm()

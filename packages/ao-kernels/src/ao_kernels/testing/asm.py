@@ -89,7 +89,8 @@ def _halves(kind: str) -> Callable[..., Words]:
         out = []
         for shift in (0, 16):
             x, y, z = (_decode(v >> np.uint32(shift) & np.uint32(0xFFFF), kind) for v in (a, b, c))
-            out.append(_encode(_exact_sum(x * y, z), kind) << np.uint32(shift))
+            with np.errstate(invalid="ignore", over="ignore"):
+                out.append(_encode(_exact_sum(x * y, z), kind) << np.uint32(shift))
         return out[0] | out[1]
 
     return fma
@@ -181,15 +182,15 @@ def _pair_of_float8(mbits: int, least: int, reach: float) -> Callable[..., Words
 
 def _halves_of_float8(codes: Words) -> Words:
     """Two e4m3 codes of 16 bits in all as two float16 numbers, the lower one in the lower half."""
-    out = np.uint32(0)
+    out = np.zeros(np.shape(codes), np.uint32)
     for half in range(2):
         code = codes >> np.uint32(8 * half) & np.uint32(255)
         # moved into place, it is 2**-8 of the number
         moved = ((code & np.uint32(127)) << np.uint32(7)).astype(np.uint16).view(np.float16)
         number = np.where(code & 127 == 127, np.float16("nan"), moved * np.float16(256))
         sign = (code >> np.uint32(7)) << np.uint32(15)
-        out = out | (number.view(np.uint16).astype(np.uint32) | sign) << np.uint32(16 * half)
-    return np.asarray(out, np.uint32)
+        out |= (number.view(np.uint16).astype(np.uint32) | sign) << np.uint32(16 * half)
+    return out
 
 
 def _decode(codes: Words, kind: str) -> npt.NDArray[np.float64]:

@@ -37,7 +37,9 @@ def float4(element: str, mantissa: int, least: float) -> str:
     # code 1 is 2**(1 - offset - mantissa) when it is moved
     factor = (2 * offset - 1 + mantissa + frexp(least)[1] - 1) << bits
     targets = (*range(bits - mantissa, bits - mantissa + 3), 15)
-    masks: list[dict[int, int]] = []  # of each plane: how far to rotate → bits that are then in place
+    masks: list[
+        dict[int, int]
+    ] = []  # of each plane: how far to rotate → bits that are then in place
     for places in PLACES:
         found: dict[int, int] = {}
         for place, target in zip(places, targets, strict=True):
@@ -45,7 +47,9 @@ def float4(element: str, mantissa: int, least: float) -> str:
             found[turn] = found.get(turn, 0) | 0x10001 << target
         masks.append(found)
     turns = {turn for found in masks for turn in found}
-    wanted = {turn: reduce(or_, (found.get(turn, 0) for found in masks)) for turn in sorted(turns - {0})}
+    wanted = {
+        turn: reduce(or_, (found.get(turn, 0) for found in masks)) for turn in sorted(turns - {0})
+    }
     lines = [
         f".reg .b32 factor, zero{''.join(f', turned{turn}' for turn in wanted)};",
         f"mov.b32 factor, {factor << 16 | factor:#x};",

@@ -192,8 +192,11 @@ def to_scales(scale: Tensor, tiles: Tiling) -> Parts:
     if scale.dtype.itemsize > 1:
         return {"scale": to_blocks(scale, tiles)}
     padded = pad(scale.view(torch.uint8), tiles.blocks * COLS, tiles.groups)
-    cut = padded.view(tiles.blocks, COLS, tiles.groups // tiles.beside, tiles.beside).transpose(1, 2)
-    return {"scale": cut.reshape(tiles.blocks, -1, COLS * tiles.beside).view(scale.dtype)}
+    cut = padded.view(tiles.blocks, COLS, tiles.groups // tiles.beside, tiles.beside).transpose(
+        1, 2
+    )
+    rows = cut.reshape(tiles.blocks, -1, COLS * tiles.beside).contiguous()
+    return {"scale": rows.view(scale.dtype)}
 
 
 def from_scales(parts: Parts, spec: Spec, tiles: Tiling) -> Tensor:

@@ -7,7 +7,6 @@ load brings up to four, which are decoded in pairs of 16-bit numbers, exactly.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 __all__ = ["KINDS", "load_bytes"]
 

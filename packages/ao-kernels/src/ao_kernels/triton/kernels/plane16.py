@@ -56,8 +56,8 @@ def linear(
     A tile of weights is COLS rows by PLANES planes of PLANE columns; CHAIN planes share a scale, or all
     of a row does where CHAIN is 0. With SPARSE it is three words wide (see `Plane24`). The weights are the
     left operand, which the tensor cores take from registers. Products are of value - OFFSET, and are scaled
-    in float32: by those at `scale_ptr`, of 8 bits in the format SCALE where it is not None, and with HAS_OUTER
-    in the end by the one at `outer_ptr`. With zero points z, (OFFSET - z) times the sum of a group's activations, from `sums_ptr`
+    in float32, with HAS_OUTER in the end by the scale of scales too; scales of 8 bits are in the format
+    SCALE. With zero points z, (OFFSET - z) times the sum of a group's activations, from `sums_ptr`
     (groups, M), is added before.
 
     ASM and what begins with LOAD are texts of `ao_kernels.triton.assembly`; where ASM is None, plain

@@ -25,10 +25,8 @@ def place(
 @triton.jit
 def scales(at, outer_ptr, SCALE: tl.constexpr, HAS_OUTER: tl.constexpr):
     """Scales in float32 without assembly, those of 8 bits too, times the one for all of them."""
-    if SCALE is None:
-        scale = tl.load(at).to(tl.float32)
-    else:
-        scale = _decoded(tl.load(at).to(tl.int32), SCALE)
+    scale = tl.load(at)
+    scale = scale.to(tl.float32) if SCALE is None else _decoded(scale.to(tl.int32), SCALE)
     if HAS_OUTER:
         scale *= tl.load(outer_ptr)
     return scale
