@@ -26,20 +26,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:Deprecati
 SPECS = (
     Spec("int4", (1, 128), "float16"),
     Spec("int4", (1, 32), "float32"),
-    Spec("int4", (1, 256), "float16"),
     Spec("int4", (1, WHOLE), "float16"),
     Spec("uint4", (1, 64), "float16", "int"),
     Spec("uint4", (1, 32), "float32", "float"),
     Spec("uint4", (1, WHOLE), "float32", "int"),
-    Spec("nf4", (1, 64), "float16"),
     Spec("f4e2m1", (1, 32), "e8m0"),
     Spec("f4e2m1", (1, 16), Spec("f8e4m3", (WHOLE, WHOLE))),
     Spec("nf4", (1, 64), Spec("f8e4m3", (WHOLE, WHOLE))),
     Spec("uint4", (1, 256), "e8m0", "int"),
     Spec("int8", (1, WHOLE), "float32"),
-    Spec("int8", (1, 32), "float16"),
+    Spec("int8", (1, 32), "e8m0"),
     Spec("f8e4m3", (1, 128), "float32"),
-    Spec("f8e4m3", (1, 32), "e8m0"),
     Spec("int8", (1, WHOLE), "e4m3"),
 )
 #: bits of a code → the canonical layout, and that of the kernels
@@ -110,7 +107,7 @@ def test_embedding(spec):
     assert lookup(ids[:, :0], w).shape == (2, 0, 300)
 
 
-@pytest.mark.parametrize("spec", [SPECS[0], SPECS[4]], ids=str)
+@pytest.mark.parametrize("spec", [SPECS[0], SPECS[3]], ids=str)
 def test_inputs_of_any_rank_and_stride(spec):
     w = weight(spec, (140, 300))
     linear = kernel("linear", w)
@@ -134,17 +131,18 @@ def test_what_is_not_finite_stays_in_its_row():
     assert finite.tolist() == [True, False, True]
 
 
-@pytest.mark.parametrize("zero", [None, "int"])
-def test_custom_ops(zero):
+@pytest.mark.parametrize("spec", [SPECS[3], SPECS[7]], ids=str)
+def test_custom_ops(spec):
     """Schema, fake implementations and registration, for `torch.compile`."""
-    w = weight(SPECS[4] if zero else SPECS[0], (16, 70))
+    w = weight(spec, (16, 70))
     x = gaussian((2, 3, 70)).half()
+    last = False, w.parts.get("outer")
     for op, args in (
-        (torch.ops.ao_kernels.plane16_linear, (x, *operands(w), None, *sizes(w))),
-        (torch.ops.ao_kernels.plane16_dequantize, (*operands(w), *sizes(w), torch.float32)),
+        (torch.ops.ao_kernels.plane16_linear, (x, *operands(w), None, *sizes(w), *last)),
+        (torch.ops.ao_kernels.plane16_dequantize, (*operands(w), *sizes(w), torch.float32, *last)),
         (
             torch.ops.ao_kernels.plane16_embedding,
-            (torch.tensor([3, 1]), *operands(w), *sizes(w), torch.float32),
+            (torch.tensor([3, 1]), *operands(w), *sizes(w), torch.float32, *last),
         ),
     ):
         results = torch.library.opcheck(op, args)
