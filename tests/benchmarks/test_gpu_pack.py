@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
@@ -298,3 +299,12 @@ def test_every_share_belongs_to_a_part_and_a_title() -> None:
     assert PARTS.keys() == TITLES.keys()
     assert all((GPU / f"{part}.py").is_file() for part in PARTS)
     assert SECONDS + GRACE < 8 * 60
+
+
+def test_a_process_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import run_all
+
+    monkeypatch.setattr(run_all, "GRACE", 0.2)  # torch takes longer to import
+    start = time.monotonic()
+    assert list(run_all.in_process("weights", "cpu", True, 0, 0.0)) == []
+    assert 0.2 <= time.monotonic() - start < 60
