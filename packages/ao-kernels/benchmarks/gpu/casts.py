@@ -1,4 +1,4 @@
-"""What casts activations: rows as they are or computed in the same pass, and matrices with transposes."""
+"""What casts activations: rows, also computed in the same pass; matrices with transposes; small blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor
 from two_operands import ROW, dtype_of
 
 from ao_core import WHOLE, Spec
-from ao_core.tensor.create import encode_reference
+from ao_core.tensor.create import encode_reference, fake_quantize_reference
+from ao_kernels.triton.blocks import fake_quantize
 from ao_kernels.triton.cast import cast_dual
 from ao_kernels.triton.producers import quantize, rms_norm_quantize, silu_mul_quantize
 
@@ -21,16 +22,22 @@ from ao_kernels.triton.producers import quantize, rms_norm_quantize, silu_mul_qu
 ROWS, MATRICES = ((16384, 4096), (16384, 14336), (16, 4096)), ((16384, 4096), (16384, 14336))
 F8 = Spec("f8e4m3", ROW)
 BLOCKS = {"block": (1, 128), "row": ROW, "tensor": (WHOLE, WHOLE)}
+ROUNDED = {
+    "mxfp8": Spec("f8e4m3", (1, 32), "e8m0"),
+    "mxfp4": Spec("f4e2m1", (1, 32), "e8m0"),
+    "nvfp4": Spec("f4e2m1", (1, 16), Spec("f8e4m3", (WHOLE, WHOLE))),
+}
 #: the largest magnitude is found first, by one more read
 READS = {"block": 1, "row": 2, "tensor": 2}
 
 
 def cases(setup: Setup) -> list[Case]:
-    """Rows, then matrices both ways."""
+    """Rows, then matrices both ways, then blocks."""
     rows, matrices = (((8, 300),), ((100, 120),)) if setup.tiny else (ROWS, MATRICES)
     return [
         *(Case(f"rows of {shape}", partial(of_rows, setup, shape)) for shape in rows),
         *(Case(f"both ways of {shape}", partial(of_both, setup, shape)) for shape in matrices),
+        *(Case(f"blocks of {shape}", partial(of_blocks, setup, shape)) for shape in rows[:2]),
     ]
 
 
@@ -53,6 +60,23 @@ def of_rows(setup: Setup, shape: tuple[int, int]) -> Iterator[Line]:
         lambda x, up: codes(silu_mul_quantize(x, up, F8)),
         lambda x, up: codes(encode_reference(F.silu(x) * up, F8)),
     )  # fmt: skip
+
+
+def of_blocks(setup: Setup, shape: tuple[int, int]) -> Iterator[Line]:
+    """Rounded to formats of small blocks; nested scales take one more read."""
+    x = setup.randn(*shape, dtype=dtype_of(setup))
+    for name, spec in ROUNDED.items():
+        about = {"kind": "rounded", "shape": list(shape), "name": name}
+        ours, reference = partial(_rounded, spec=spec), partial(_reference, spec=spec)
+        yield from beside(setup, about, (x,), 6 if name == "nvfp4" else 4, ours, reference)
+
+
+def _rounded(x: Tensor, spec: Spec) -> tuple[Tensor]:
+    return (fake_quantize(x, spec),)
+
+
+def _reference(x: Tensor, spec: Spec) -> tuple[Tensor]:
+    return (fake_quantize_reference(x, spec),)
 
 
 def codes(parts: Any) -> tuple[Tensor, ...]:
