@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -71,6 +72,16 @@ def settings_of(
     """What may serve any numbers of rows and blocks whose buckets are those of m and `blocks`."""
     first = rule(side, bucket(m), dtype, bucket(blocks), rows, most)
     return settings_around(first, bucket(blocks) * side // (_FEWEST_BLOCKS * 64 * rows))
+
+
+@lru_cache(maxsize=4096)
+def case_of(
+    side: int, m: int, dtype: torch.dtype, blocks: int, n: int, k: int, device: torch.device
+) -> Case[Setting]:
+    """What settings are chosen for: m rows of activations, and a weight (n, k) of so many blocks."""
+    sizes = (side, m, dtype, blocks, -(-n // side), processors(device))
+    problem = Problem("bsr_linear", (side, dtype, bucket(blocks)), n, k, bucket(m))
+    return Case(problem, device, rule(*sizes), lambda: settings_of(*sizes))
 
 
 def settings(
@@ -149,11 +160,8 @@ def launch(
         return out
     side, block_rows = blocks.shape[-1], len(order)
     if splits is None:
-        sizes = (side, m, x.dtype, len(blocks), block_rows, processors(x.device))
-        facts = (side, x.dtype, bucket(len(blocks)))
-        problem = Problem("bsr_linear", facts, n, k, bucket(m))
         setting = choose(
-            Case(problem, x.device, rule(*sizes), lambda: settings_of(*sizes)),
+            case_of(side, m, x.dtype, len(blocks), n, k, x.device),
             lambda each: launch(
                 x, blocks, col_indices, crow_indices, order, bias, n, k,
                 splits=each.splits, regime=each.regime,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -110,6 +111,7 @@ def settings_around(first: Setting, most: int) -> tuple[Setting, ...]:
     return tuple(found)
 
 
+@lru_cache(maxsize=4096)
 def case_of(
     numbers: str,
     tiles: Tiling,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -74,6 +75,7 @@ def promotes(dtype: torch.dtype, a_scales: str, fast_accum: bool) -> bool:
     return dtype != torch.int8 and (a_scales == "block" or not fast_accum)
 
 
+@lru_cache(maxsize=4096)
 def case_of(
     dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
     kinds: tuple[str, str],
