@@ -66,7 +66,7 @@ def train(name: str, seed: int, corpus: data.Corpus, args: Any) -> dict[str, Any
 
 
 def main() -> None:
-    args = arguments(__doc__, steps=300, seeds=12, batch=8, context=64, windows=256)
+    args = arguments(__doc__, steps=300, seeds=6, batch=8, context=64, windows=256)
     corpus = data.read_corpus()
     runs = {
         name: [train(name, seed, corpus, args) for seed in range(args.seeds)] for name in OPTIMIZERS
@@ -81,7 +81,7 @@ def main() -> None:
                 "optimizer": name,
                 "bytes of state a parameter": round(each[0]["state_bytes"], 3),
                 "held-out loss, nats a byte": round(mean(found), 4),
-                "beside float32, %": f"{mean(beside):+.2f} ± {stdev(beside) / math.sqrt(len(beside)):.2f}",
+                "beside float32, %": f"{mean(beside):+.2f} ± {error_of_mean(beside):.2f}",
                 "of each seed, %": ", ".join(f"{value:+.2f}" for value in beside),
             }
         )
@@ -102,6 +102,11 @@ def main() -> None:
             json.dumps({**data_, "curves": curves}, ensure_ascii=False) + "\n", encoding="utf-8"
         )
         plot(curves, args.json.with_suffix(".svg"))
+
+
+def error_of_mean(found: list[float]) -> float:
+    """The standard error of the mean; of one number there is none."""
+    return stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.nan
 
 
 def plot(curves: list[dict[str, Any]], path: Path) -> None:
