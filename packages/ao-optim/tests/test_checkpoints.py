@@ -65,7 +65,9 @@ def test_squares_in_e4m3(make_params, run_steps):
     other.load_state_dict(saved)
     loaded = other.state[ours[0]]["exp_avg_sq"]
     assert loaded.spec == ao_optim.FORMATS["float8"].unsigned
-    torch.testing.assert_close(loaded.dequantize(), moment, rtol=0.13, atol=1e-3 * float(moment.max()))
+    torch.testing.assert_close(
+        loaded.dequantize(), moment, rtol=0.13, atol=1e-3 * float(moment.max())
+    )
     run_steps(other, ours, 1)
 
 

@@ -117,7 +117,9 @@ def test_rows_without_gradients_stay_at_zero(make_params):
     assert 0.03 < float(first) < 0.3
 
 
-@pytest.mark.parametrize("chosen", [nullcontext, partial(kernels, "reference")], ids=["best", "reference"])
+@pytest.mark.parametrize(
+    "chosen", [nullcontext, partial(kernels, "reference")], ids=["best", "reference"]
+)
 @pytest.mark.parametrize("name", ["AdamW8bit", "AdEMAMix8bit", "RMSprop8bit"])
 def test_float8_divides_by_no_square_that_became_zero(name, chosen):
     """Gradients over 14 octaves in a block, then none: parameters move as with moments in float32.

@@ -113,6 +113,6 @@ __all__ = [
     "stochastic_round",
     "stochastic_round_to",
     "unpack_bits",
-    "unsigned_float_values",
     "unpack_digits",
+    "unsigned_float_values",
 ]
