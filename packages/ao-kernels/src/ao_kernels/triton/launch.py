@@ -10,7 +10,16 @@ from ao_kernels.triton.assembly import LOAD_BYTE, PREFETCH, load_scale, load_tab
 from ao_kernels.triton.formats import TABLES, Format
 from ao_kernels.triton.plane16 import COLS, Tiling
 
-__all__ = ["ELEMENTS", "POINTERS", "REGIMES", "Regime", "constants", "regime_of", "splits_of"]
+__all__ = [
+    "ELEMENTS",
+    "POINTERS",
+    "REGIMES",
+    "Regime",
+    "ahead",
+    "constants",
+    "regime_of",
+    "splits_of",
+]
 
 #: dtypes of activations, as the assembly calls them
 ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -65,12 +74,8 @@ def constants(
     bias: bool,
     *,
     assembly: bool = True,
-    early: bool = False,
 ) -> dict[str, Any]:
-    """The compile-time arguments of the kernel `linear`; without `assembly` plain operations serve.
-
-    `early`, it may start before the kernel in front of it has ended.
-    """
+    """The compile-time arguments of the function `product`; without `assembly` plain operations serve."""
     load_zero = None
     if zero_dtype is not None:
         load_zero = LOAD_BYTE if zero_dtype == torch.uint8 else load_scale(8 * zero_dtype.itemsize)
@@ -92,6 +97,9 @@ def constants(
         "LOAD_ZERO": load_zero if assembly else None,
         "LOAD_TABLE": load_table() if assembly and (fmt.looked_up or fmt.sparse) else None,
         "TABLE": len(fmt.values) + 16 * TABLES.index(x_dtype),
-        "PREFETCH": PREFETCH,
-        "AHEAD": regime.num_stages if early else 0,
     }
+
+
+def ahead(regime: Regime, *, early: bool) -> dict[str, Any]:
+    """Those of the kernel `linear` beside; `early`, it may start before the one in front of it has ended."""
+    return {"PREFETCH": PREFETCH, "AHEAD": regime.num_stages if early else 0}
