@@ -80,7 +80,7 @@ def _build(case: _Product) -> Build:
         "partial_ptr": "*fp32",
         "lock_ptr": "*i32",
     }
-    sizes = ("M", "N", "K", "stride_x", "stride_sums", "tiles", "tiles_a_split")
+    sizes: tuple[str, ...] = ("M", "N", "K", "stride_x", "stride_sums", "tiles", "tiles_a_split")
     sized, early = {"N": n, "K": k, "stride_x": k, "stride_sums": 16}, case.arch >= 90
     own = ahead(case.regime, early=early)
     if case.experts:
