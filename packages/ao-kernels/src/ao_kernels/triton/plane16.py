@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -63,17 +64,17 @@ def tiling(n: int, k: int, group: int, fmt: Format) -> Tiling:
 
 
 class Plane16(Layout):
-    """For a weight (N, K) of b bits: tiles of 128 rows and 16 / b planes of 64 columns.
+    """For a weight (N, K), or (E, N, K), of b bits: tiles of 128 rows and 16 / b planes of 64 columns.
 
     (Where groups have 32 or 16 columns, planes have as many.) Bits b·j and up of a 16-bit word are the code
     of plane j, but for formats that are looked up or `spread`: the words of a row in a tile hold runs of
     neighbouring columns, so that a product takes activations as they are. Parts:
 
-    - qdata: int16 [N / 128, tiles, 128, plane]. Signed integers are stored in offset binary.
-    - scale, zero: [N / 128, groups, 128], in their own dtype. Scales of 8 bits have those of a row and a
-      tile beside each other: [N / 128, tiles, 128 · groups of a tile].
-    - outer: float32 [1], the scale of the scales where these are quantized themselves.
-    - table: int32, the bits of every code's float32 value, and what else `Format.table` says.
+    - qdata: int16 […, N / 128, tiles, 128, plane]. Signed integers are stored in offset binary.
+    - scale, zero: […, N / 128, groups, 128], in their own dtype. Scales of 8 bits have those of a row and a
+      tile beside each other: […, N / 128, tiles, 128 · groups of a tile].
+    - outer: float32 […, 1], the scale of the scales where these are quantized themselves.
+    - table: int32 […, words], the bits of every code's float32 value, and what else `Format.table` says.
 
     Rows and columns of padding have code 0 and scale 0.
     """
@@ -82,6 +83,7 @@ class Plane16(Layout):
     canonical = False
     canonical_name = "packed"
     native_devices = ("cuda",)
+    stacked = True
     bits = 4
     #: whether two of every four columns have codes
     sparse = False
@@ -101,12 +103,13 @@ class Plane16(Layout):
             return "its product does not quantize activations"
         if reason := unfit_scale(spec.scale_dtype):
             return reason
-        if len(shape) != 2 or 0 in shape:
-            return f"needs a 2-D weight that is not empty, found {shape}"
+        if len(shape) not in (2, 3) or 0 in shape:
+            return f"needs a weight of 2 or 3 dimensions that is not empty, found {shape}"
         sizes = (32, 64, 128, 256) if self.sparse else (16, 32, 64, 128, 256)
         groups = tuple(size for size in sizes if size * fmt.bits <= 1024)
-        rows, group = full_block(spec.block, shape)
-        if rows != 1 or spec.block[0] == WHOLE or (group not in groups and group < shape[1]):
+        *rows, group = full_block(spec.block, shape)
+        along_rows = set(rows) == {1} and WHOLE not in (spec.block[0], *spec.block[:-1])
+        if not along_rows or (group not in groups and group < shape[-1]):
             return f"needs groups of {groups} along each row, or whole rows, found {spec.block}"
         return None
 
@@ -114,6 +117,14 @@ class Plane16(Layout):
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
     ) -> Parts:
         """Parts in planes, from canonical ones."""
+        return _of_each(self.pack_matrix, parts, spec, shape, dtype)
+
+    def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
+        """Canonical parts, from those in planes."""
+        return _of_each(self.unpack_matrix, parts, spec, shape, dtype)
+
+    def pack_matrix(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
+        """`from_canonical` for a weight (N, K)."""
         fmt, tiles = known_tiles(spec, shape, dtype)
         codes = unpack_bits(parts["qdata"].view(torch.uint8), fmt.bits, tiles.k) ^ fmt.flip
         codes = pad(codes, tiles.blocks * COLS, tiles.tiles * tiles.width)
@@ -130,8 +141,10 @@ class Plane16(Layout):
             out["zero"] = to_blocks(parts["zero"], tiles)
         return {**out, "table": fmt.table().to(words.device)}
 
-    def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
-        """Canonical parts, from those in planes."""
+    def unpack_matrix(
+        self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
+    ) -> Parts:
+        """`to_canonical` for a weight (N, K)."""
         fmt, tiles = known_tiles(spec, shape, dtype)
         words = gather_bits(parts["qdata"]) if fmt.spread else parts["qdata"]
         planes = unpack_bits(words.unsqueeze(-1).view(torch.uint8), fmt.bits, tiles.planes)
@@ -158,6 +171,42 @@ class Plane16Bytes(Plane16):
 
 
 LAYOUTS = (Plane16(), Plane16Bytes())
+
+
+def _of_each(
+    convert: Callable[[Parts, Spec, tuple[int, ...], DType], Parts],
+    parts: Parts,
+    spec: Spec,
+    shape: tuple[int, ...],
+    dtype: DType,
+) -> Parts:
+    """What `convert` makes of a matrix; of the matrices of experts, stacked, one at a time."""
+    if len(shape) == 2:
+        return convert(parts, spec, shape, dtype)
+    pieces = [
+        convert({name: _matrix(part, e) for name, part in parts.items()}, spec, shape[1:], dtype)
+        for e in range(shape[0])
+    ]
+    return {name: _stacked([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def _matrix(part: Tensor, e: int) -> Tensor:
+    """A part of one matrix; of scales that are quantized themselves, with their scale or the one for all."""
+    if not isinstance(part, QTensor):
+        return part[e]
+    codes = part.qdata[e]
+    outer = part.scale.expand(len(part.qdata), 1, 1)[e]
+    return QTensor({"qdata": codes, "scale": outer}, part.spec, tuple(codes.shape), part.dtype)
+
+
+def _stacked(pieces: list[Tensor]) -> Tensor:
+    """Inverse of `_matrix`."""
+    if not isinstance(first := pieces[0], QTensor):
+        return torch.stack(pieces)
+    codes, outer = (torch.stack([p.parts[name] for p in pieces]) for name in ("qdata", "scale"))
+    if len(first.spec.block) == codes.dim():
+        outer = outer[:1]
+    return QTensor({"qdata": codes, "scale": outer}, first.spec, tuple(codes.shape), first.dtype)
 
 
 def known_tiles(

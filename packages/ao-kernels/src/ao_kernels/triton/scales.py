@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["KINDS", "load_bytes"]
+__all__ = ["KINDS", "load_bytes", "name_of"]
 
 #: dtype of a scale of 8 bits → what kernels call it
 KINDS = {torch.float8_e8m0fnu: "e8m0", torch.float8_e4m3fn: "e4m3"}
@@ -16,6 +16,12 @@ KINDS = {torch.float8_e8m0fnu: "e8m0", torch.float8_e4m3fn: "e4m3"}
 _LOADS = {1: "u8", 2: "u16", 4: "b32"}
 #: the table of `lop3` for `(a & b) | c`
 _AND_OR = "0xea"
+
+
+def name_of(dtype: torch.dtype, *, outer: bool) -> str:
+    """What tuning knows a scale by: as specs call its dtype, "twice" where it has a scale itself."""
+    name = KINDS.get(dtype) or str(dtype).removeprefix("torch.")
+    return f"{name} twice" if outer else name
 
 
 def load_bytes(kind: str, count: int, *, sm80: bool = False) -> str:

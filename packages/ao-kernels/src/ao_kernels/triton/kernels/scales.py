@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def place(
+def grid_place(
     block, col_tile, plane, col, COLS: tl.constexpr, PLANES: tl.constexpr, CHAIN: tl.constexpr,
     BESIDE: tl.constexpr,
 ):  # fmt: skip
