@@ -25,13 +25,16 @@ __all__ = [
     "load_scale",
     "load_table",
     "lookup",
+    "lower_nibbles",
     "nibbles",
     "pack_float8",
     "refine",
     "round_pair",
     "selector_words",
     "table_words",
+    "to_float",
     "two_of_four",
+    "upper_nibbles",
 ]
 
 #: an unsigned byte, as 32 bits
@@ -231,6 +234,38 @@ def two_of_four(element: str) -> str:
             for j in (2 * u, 2 * u + 1):
                 lines.append(f"fma.rn.{_SUFFIX[element]} ${j}, ${j}, one, offset;")
     return _block(lines)
+
+
+def upper_nibbles() -> str:
+    """Eight planes of 16 times a signed code of 4 bits, as int8: four neighbours of each in a register.
+
+    The words are those of `Plane32`, $8 to $11; likewise in `lower_nibbles`.
+    """
+    lines = [".reg .b32 low;"]
+    for i in range(4):
+        lines.append(f"shl.b32 low, ${8 + i}, 4;")
+        lines.append(f"and.b32 ${2 * i}, low, 0xf0f0f0f0;")
+        lines.append(f"and.b32 ${2 * i + 1}, ${8 + i}, 0xf0f0f0f0;")
+    return _block(lines)
+
+
+def lower_nibbles() -> str:
+    """Eight planes of 2**-9 times an unsigned code of 4 bits, as e4m3: there these are the least numbers."""
+    lines = [".reg .b32 high;"]
+    for i in range(4):
+        lines.append(f"and.b32 ${2 * i}, ${8 + i}, 0x0f0f0f0f;")
+        lines.append(f"shr.u32 high, ${8 + i}, 4;")
+        lines.append(f"and.b32 ${2 * i + 1}, high, 0x0f0f0f0f;")
+    return _block(lines)
+
+
+def to_float() -> str:
+    """An integer of up to 2**22 in magnitude as float32, where the converter is slow, as on sm_80.
+
+    It stands in the last bits of 1.5 · 2**23 plus it.
+    """
+    lines = [".reg .b32 more;", "mov.b32 more, 0xcb400000;", "add.s32 $0, $1, 0x4b400000;"]
+    return _block([*lines, "add.rn.f32 $0, $0, more;"])
 
 
 def _block(lines: Iterable[str]) -> str:
