@@ -204,6 +204,7 @@ _OPS: dict[str, Callable[..., Any]] = {
     "fma.rn.bf16x2": _halves("bf16"),
     "fma.rn.f16x2": _halves("f16"),
     "add.s32": lambda a, b: a + b,
+    "mad.lo.u32": lambda a, b, c: a * b + c,
     "add.rn.f32": _sum_float32,
     "fma.rn.f32": _fma_float32,
     "mul.rn.f32": _product_float32,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ao_kernels.triton.assembly import LOAD_BYTE, PREFETCH, load_scale, to_float
+from ao_kernels.triton.assembly import PREFETCH, load_scale, to_float
 from ao_kernels.triton.launch import Regime, splits_of
 from ao_kernels.triton.plane16 import COLS, Tiling
 from ao_kernels.triton.plane32 import PLANE, PLANES, Stored, stored, tiling
@@ -23,9 +23,13 @@ _ALIGNED = 16
 _SUM_ROWS, _SUM_STEP = 4, 128
 
 
-def regime_of(m: int) -> Regime:
-    """The smallest regime that takes m rows in one block, or the largest."""
-    return next((regime for regime in REGIMES if m <= regime.rows), REGIMES[-1])
+def regime_of(m: int, *, zero: bool = False) -> Regime:
+    """The smallest regime that takes m rows in one block, or the largest; with zero points of weights up to 64.
+
+    Those are a product of their own after the loop, for which there are not registers enough in the largest.
+    """
+    fitting = REGIMES[:-1] if zero else REGIMES
+    return next((regime for regime in fitting if m <= regime.rows), fitting[-1])
 
 
 def constants(
@@ -34,18 +38,15 @@ def constants(
     regime: Regime,
     splits: int,
     scale_dtype: torch.dtype,
-    zero_dtype: torch.dtype | None,
     arch: tuple[int, int],
     *,
+    zero: bool = False,
     x_zero: bool = False,
     bias: bool = False,
     assembly: bool = True,
     early: bool = False,
 ) -> dict[str, Any]:
     """The compile-time arguments of the kernel `linear`; without `assembly` plain operations serve."""
-    load_zero = None
-    if zero_dtype is not None:
-        load_zero = LOAD_BYTE if zero_dtype == torch.uint8 else load_scale(8 * zero_dtype.itemsize)
     return {
         "ROWS": regime.rows,
         "COLS": COLS,
@@ -55,7 +56,7 @@ def constants(
         "OFFSET": how.offset,
         "FACTOR": how.factor,
         "SPLITS": splits,
-        "HAS_ZERO": zero_dtype is not None,
+        "HAS_ZERO": zero,
         "HAS_X_ZERO": x_zero,
         "HAS_BIAS": bias,
         "EVEN_K": tiles.k % tiles.width == 0,
@@ -63,7 +64,6 @@ def constants(
         # sums of groups are of up to 256 products, each of up to 2**14
         "TO_FLOAT": to_float() if assembly and arch == (8, 0) else None,
         "LOAD_SCALE": load_scale(8 * scale_dtype.itemsize) if assembly else None,
-        "LOAD_ZERO": load_zero if assembly else None,
         "PREFETCH": PREFETCH,
         "AHEAD": regime.num_stages if early else 0,
     }
@@ -143,7 +143,7 @@ def launch(
     if m == 0:
         return out
     how = stored(numbers, integers=not codes.is_floating_point())
-    tiles, regime = tiling(n, k, group), regime_of(m)
+    tiles, regime = tiling(n, k, group), regime_of(m, zero=zero is not None)
     row_blocks = -(-m // regime.rows)
     if splits is None:
         splits = splits_of(tiles, row_blocks, processors(codes.device))
@@ -151,9 +151,7 @@ def launch(
     with on_device(codes):
         x_MK = _padded((codes ^ 128).view(torch.int8) if x_zero is not None else codes)
         x_scale, x_zero = (None if each is None else _by_row(each, m) for each in (x_scale, x_zero))
-        x_sums = out
-        if zero is not None or how.offset != 0:
-            x_sums = _group_sums(x_MK, k, tiles, group)
+        x_sums = out if zero is None else _group_sums(x_MK, k, tiles, group)
         # scratch that a product without it does not touch; any tensor can stand there
         partial = locks = out
         if splits > 1:
@@ -165,8 +163,8 @@ def launch(
             out if bias is None else bias, out, partial, locks,
             m, n, x_MK.shape[1], x_MK.stride(0), tiles.tiles, -(-tiles.tiles // splits),
             **constants(
-                how, tiles, regime, splits, scale.dtype, None if zero is None else zero.dtype,
-                capability(codes.device), x_zero=x_zero is not None, bias=bias is not None,
+                how, tiles, regime, splits, scale.dtype, capability(codes.device),
+                zero=zero is not None, x_zero=x_zero is not None, bias=bias is not None,
                 assembly=codes.is_cuda, early=early,
             ),
             num_warps=regime.num_warps, num_stages=regime.num_stages,

@@ -31,6 +31,7 @@ __all__ = [
     "refine",
     "round_pair",
     "selector_words",
+    "signed_nibbles",
     "table_words",
     "to_float",
     "two_of_four",
@@ -239,7 +240,7 @@ def two_of_four(element: str) -> str:
 def upper_nibbles() -> str:
     """Eight planes of 16 times a signed code of 4 bits, as int8: four neighbours of each in a register.
 
-    The words are those of `Plane32`, $8 to $11; likewise in `lower_nibbles`.
+    The words are those of `Plane32`, $8 to $11; likewise in the next two.
     """
     lines = [".reg .b32 low;"]
     for i in range(4):
@@ -256,6 +257,23 @@ def lower_nibbles() -> str:
         lines.append(f"and.b32 ${2 * i}, ${8 + i}, 0x0f0f0f0f;")
         lines.append(f"shr.u32 high, ${8 + i}, 4;")
         lines.append(f"and.b32 ${2 * i + 1}, high, 0x0f0f0f0f;")
+    return _block(lines)
+
+
+def signed_nibbles() -> str:
+    """The same of signed codes whose lower bits are, of negative ones, the magnitude less 1.
+
+    So both the sign and what the magnitude lacks are added where the fourth bit is set: 129 times that.
+    """
+    lines = [".reg .b32 part, sign, both;", "mov.b32 both, 0x81;"]
+    for j in range(8):
+        word = f"${8 + j // 2}"
+        lines.append(f"shr.u32 sign, {word}, {3 + j % 2 * 4};")
+        if j % 2:
+            lines.append(f"shr.u32 part, {word}, 4;")
+        lines.append(f"and.b32 part, {'part' if j % 2 else word}, 0x07070707;")
+        lines.append("and.b32 sign, sign, 0x01010101;")
+        lines.append(f"mad.lo.u32 ${j}, sign, both, part;")
     return _block(lines)
 
 

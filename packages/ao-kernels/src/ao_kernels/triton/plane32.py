@@ -30,22 +30,32 @@ class Stored(NamedTuple):
 
     #: exclusive or with it turns a canonical code into the stored one and back
     flip: int
+    #: and then with this, those from 8 on
+    flip_upper: int
     #: products are with (value - offset) / factor
     offset: int
     factor: float
     assembly: Callable[[], str]
 
+    def turn(self, codes: Tensor) -> Tensor:
+        """Canonical codes as stored ones, or the other way round."""
+        flipped = codes ^ self.flip
+        return flipped ^ (codes >> 3) * self.flip_upper if self.flip_upper else flipped
+
 
 def stored(numbers: str, *, integers: bool) -> Stored:
     """How "int4" or "uint4" is stored for products in integers, or in float8.
 
-    As the upper half of a signed byte a code is 16 times too large; as an e4m3 whose upper half is 0, where
-    steps are 2**-9, it is unsigned and that much too small.
+    As the upper half of a signed byte a code is 16 times too large. As the lower half of an e4m3, where steps
+    are 2**-9, it is that much too small; what is signed there has a magnitude, from 1 on where it is negative.
     """
     signed = numbers == "int4"
     if integers:
-        return Stored(0 if signed else 8, 0 if signed else 8, 1 / 16, assembly.upper_nibbles)
-    return Stored(8 if signed else 0, -8 if signed else 0, 512.0, assembly.lower_nibbles)
+        flip, offset = (0, 0) if signed else (8, 8)
+        return Stored(flip, 0, offset, 1 / 16, assembly.upper_nibbles)
+    if signed:
+        return Stored(0, 7, 0, 512.0, assembly.signed_nibbles)
+    return Stored(0, 0, 0, 512.0, assembly.lower_nibbles)
 
 
 def tiling(n: int, k: int, group: int) -> Tiling:
@@ -98,7 +108,7 @@ class Plane32(Layout):
         (n, k), tiles, how = shape, _tiles(spec, shape), _stored(spec)
         codes = unpack_bits(parts["qdata"].view(torch.uint8), 4, k)
         cut = (tiles.blocks, COLS, tiles.tiles, PLANES // 2, 2, PLANE // 4, 4)
-        planes = pad(codes ^ how.flip, tiles.blocks * COLS, tiles.tiles * tiles.width).view(cut)
+        planes = pad(how.turn(codes), tiles.blocks * COLS, tiles.tiles * tiles.width).view(cut)
         nibbles = planes.permute(0, 2, 1, 5, 3, 6, 4).reshape(-1, PLANES)
         zero = parts.get("zero")
         out = make_parts(
@@ -117,7 +127,7 @@ class Plane32(Layout):
         nibbles = unpack_bits(parts["qdata"].view(torch.uint8), 4, PLANE * PLANES)
         cut = (tiles.blocks, tiles.tiles, COLS, PLANE // 4, PLANES // 2, 4, 2)
         codes = nibbles.view(cut).permute(0, 2, 1, 4, 6, 3, 5).reshape(tiles.blocks * COLS, -1)
-        codes = codes[:n, :k].contiguous() ^ how.flip
+        codes = how.turn(codes[:n, :k].contiguous())
         zero = parts.get("zero")
         return make_parts(
             pack_bits(codes, 4),

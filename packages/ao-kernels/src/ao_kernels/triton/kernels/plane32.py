@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ao_kernels.triton.kernels.plane16 import _scales, _zeros
+from ao_kernels.triton.kernels.plane16 import _scales
 from ao_kernels.triton.kernels.planes import beside
 from ao_kernels.triton.kernels.splits import finish
 
@@ -44,7 +44,6 @@ def linear(
     ASM: tl.constexpr,
     TO_FLOAT: tl.constexpr,
     LOAD_SCALE: tl.constexpr,
-    LOAD_ZERO: tl.constexpr,
     PREFETCH: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
@@ -53,11 +52,10 @@ def linear(
     `x_ptr` has codes, int8 or float8, with scales of rows; with HAS_X_ZERO those are uint8 codes less 128,
     and rows have zero points. CHAIN planes share a scale of the weight, or all of a row does where CHAIN is
     0. The weights are the left operand, which the tensor cores take from registers: as (value - OFFSET) /
-    FACTOR. Where OFFSET is not 0, or with zero points z, (OFFSET - z) times the sum of a group's
-    activations, from `x_sums_ptr` (groups, M), is added before scales are applied, in float32.
+    FACTOR. With zero points, `x_sums_ptr` has the sums of each group's activations (groups, M).
 
-    ASM, TO_FLOAT and what begins with LOAD are texts of `ao_kernels.triton.assembly`; where one is None,
-    plain operations do the same. With AHEAD, PREFETCH brings so many tiles nearer while the kernel before
+    ASM, TO_FLOAT and LOAD_SCALE are texts of `ao_kernels.triton.assembly`; where one is None, plain
+    operations do the same. With AHEAD, PREFETCH brings so many tiles nearer while the kernel before
     still runs.
     """
     col_tile = tl.program_id(0)
@@ -70,7 +68,6 @@ def linear(
     last = tl.minimum(first + tiles_a_split, tiles)
 
     INTEGERS: tl.constexpr = x_ptr.dtype.element_ty == tl.int8
-    HAS_SUMS: tl.constexpr = HAS_ZERO or OFFSET != 0
     AT_ONCE: tl.constexpr = CHAIN if CHAIN else PLANES
     GROUPS: tl.constexpr = PLANES // CHAIN if CHAIN else 0
     block = col_tile.to(tl.int64) * tiles + first
@@ -78,8 +75,6 @@ def linear(
     several = tl.arange(0, AT_ONCE * PLANE)
     row_at = w_ptr + block * (COLS * PLANE) + cols[:, None] * PLANE
     scale_at = scale_ptr + grid * COLS + cols
-    zero_at = zero_ptr + grid * COLS + cols
-    sums_at = x_sums_ptr + first.to(tl.int64) * GROUPS * M + rows
     x_at = x_ptr + rows[None, :].to(tl.int64) * stride_x + first * (PLANES * PLANE)
     present = rows[None, :] < M
 
@@ -95,7 +90,8 @@ def linear(
         gdc_wait()  # only now there are activations
     acc = tl.zeros((COLS, ROWS), tl.int32 if INTEGERS and CHAIN == 0 else tl.float32)
     for tile in range(first, last):
-        planes = _numbers(row_at, inner, x_ptr, PLANES, ASM)
+        # codes that have no zero points are signed
+        planes = _numbers(row_at, inner, x_ptr, PLANES, not HAS_ZERO, ASM)
         left = K - tile * (PLANES * PLANE)
         for group in tl.static_range(PLANES // AT_ONCE):
             col = (group * AT_ONCE * PLANE + several)[:, None]
@@ -106,28 +102,26 @@ def linear(
             elif CHAIN == 0:
                 acc += tl.dot(w, x)
             else:
-                part = _to_float(tl.dot(w, x, out_dtype=tl.int32), TO_FLOAT) if INTEGERS else tl.dot(w, x)
-                if HAS_SUMS:
-                    sums = tl.load(sums_at + group * M, mask=rows < M, other=0.0)
-                    part += _offset(
-                        zero_at + group * COLS, sums, OFFSET, FACTOR, HAS_ZERO, LOAD_ZERO
-                    )
+                part = _products(w, x, INTEGERS, TO_FLOAT)
                 acc += part * _scales(scale_at + group * COLS, LOAD_SCALE)[:, None]
         row_at += COLS * PLANE
         x_at += PLANES * PLANE
         scale_at += GROUPS * COLS
-        zero_at += GROUPS * COLS
-        sums_at += GROUPS * M
-    total = acc.to(tl.float32)
+    total = acc.to(tl.float32) * FACTOR
+    if HAS_ZERO and CHAIN:
+        total = _add_offsets(
+            total, scale_ptr, zero_ptr, x_sums_ptr, col_tile.to(tl.int64) * tiles * GROUPS,
+            first * GROUPS, last * GROUPS, cols, rows, M, COLS, OFFSET,
+        )  # fmt: skip
     if CHAIN == 0:
-        if HAS_SUMS:
+        if HAS_ZERO:
             # the sums are those of whole rows, which one split adds
-            sums = tl.load(sums_at, mask=(rows < M) & (split == 0), other=0.0)
-            total += _offset(zero_at, sums, OFFSET, FACTOR, HAS_ZERO, LOAD_ZERO)
+            sums = tl.load(x_sums_ptr + rows, mask=(rows < M) & (split == 0), other=0.0)
+            zero = tl.load(zero_ptr + col_tile * COLS + cols).to(tl.float32)
+            total += (OFFSET - zero)[:, None] * sums[None, :]
         total *= _scales(scale_at, LOAD_SCALE)[:, None]
 
     col = col_tile * COLS + cols
-    total *= FACTOR
     if HAS_X_ZERO:
         # the sums are those of whole rows here too
         x_zero = tl.load(x_zero_ptr + rows, mask=(rows < M) & (split == 0), other=128)
@@ -145,7 +139,9 @@ def linear(
 
 
 @triton.jit
-def _numbers(row_at, inner, x_ptr, PLANES: tl.constexpr, ASM: tl.constexpr):
+def _numbers(
+    row_at, inner, x_ptr, PLANES: tl.constexpr, SIGNED: tl.constexpr, ASM: tl.constexpr
+):
     """A tensor for each plane of a tile, in the type of the activations."""
     element = x_ptr.dtype.element_ty
     if ASM is None:
@@ -157,7 +153,7 @@ def _numbers(row_at, inner, x_ptr, PLANES: tl.constexpr, ASM: tl.constexpr):
             if element == tl.int8:
                 numbers = (codes << 4).to(tl.int8)
             else:
-                numbers = (codes & 15).to(tl.uint8).to(element, bitcast=True)
+                numbers = _small_floats(codes, SIGNED).to(element, bitcast=True)
             planes += (numbers,)
     else:
         planes = tl.inline_asm_elementwise(
@@ -172,30 +168,64 @@ def _numbers(row_at, inner, x_ptr, PLANES: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
-def _to_float(sums, TO_FLOAT: tl.constexpr):
-    """Sums in int32 as float32; a text does it where the converter is slow."""
-    if TO_FLOAT is None:
-        numbers = sums.to(tl.float32)
-    else:
-        numbers = tl.inline_asm_elementwise(
-            TO_FLOAT, "=r,r", [sums], dtype=tl.float32, is_pure=True, pack=1
-        )
-    return numbers
+def _small_floats(codes, SIGNED: tl.constexpr):
+    """The bits of e4m3 that `assembly.lower_nibbles` and `signed_nibbles` give."""
+    bits = codes & 15
+    if SIGNED:
+        bits = (codes & 7) + (codes >> 3 & 1) * 129
+    return bits.to(tl.uint8)
 
 
 @triton.jit
-def _offset(
-    zero_at,
-    sums,
-    OFFSET: tl.constexpr,
-    FACTOR: tl.constexpr,
-    HAS_ZERO: tl.constexpr,
-    LOAD: tl.constexpr,
-):
-    """What products with (value - OFFSET) / FACTOR lack of those with values, less zero points."""
-    sums = sums[None, :] * (1.0 / FACTOR)
-    if HAS_ZERO:
-        missing = _zeros(zero_at, OFFSET, LOAD)[:, None] * sums
+def _products(w, x, INTEGERS: tl.constexpr, TO_FLOAT: tl.constexpr):
+    """The sums of a group in float32; a text converts them where the converter is slow."""
+    if not INTEGERS:
+        part = tl.dot(w, x)
+    elif TO_FLOAT is None:
+        part = tl.dot(w, x, out_dtype=tl.int32).to(tl.float32)
     else:
-        missing = OFFSET * sums
-    return missing
+        part = tl.inline_asm_elementwise(
+            TO_FLOAT,
+            "=r,r",
+            [tl.dot(w, x, out_dtype=tl.int32)],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    return part
+
+
+@triton.jit
+def _add_offsets(
+    total,
+    scale_ptr,
+    zero_ptr,
+    sums_ptr,
+    grid,
+    first,
+    last,
+    cols,
+    rows,
+    M,
+    COLS: tl.constexpr,
+    OFFSET: tl.constexpr,
+):
+    """What products with values less OFFSET lack of those with values less zero points.
+
+    Of each group from `first` to `last` that is (OFFSET - zero) · scale times the sum of its activations: a
+    product of matrices with a column for each group, which is small. `grid` is the first group of the rows
+    `cols` of the weight.
+    """
+    some = tl.arange(0, 16)  # as few as a product can have: more would take registers from the loop before
+    for start in tl.range(first, last, 16, num_stages=1):
+        group = start + some
+        inside = (group < last)[:, None]
+        at = (grid + group)[:, None] * COLS + cols[None, :]
+        zero = tl.load(zero_ptr + at, mask=inside, other=0).to(tl.float32)
+        scale = tl.load(scale_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        sums_at = sums_ptr + group.to(tl.int64)[:, None] * M + rows[None, :]
+        sums = tl.load(sums_at, mask=inside & (rows < M)[None, :], other=0.0)
+        # three products in TF32 are as good as one in float32
+        offsets = tl.trans((OFFSET - zero) * scale)
+        total = tl.dot(offsets, sums, total, input_precision="tf32x3")
+    return total
