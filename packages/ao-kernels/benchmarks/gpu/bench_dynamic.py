@@ -7,6 +7,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -20,8 +21,11 @@ from torch import Tensor
 from ao_core import WHOLE, QTensor, Spec
 from ao_core.records import Call
 from ao_core.registry import registry
+from ao_core.tensor import quantize_tensor
 from ao_core.tensor.create import encode_parts, encode_reference
+from ao_core.tensor.relayout import to_layout
 from ao_kernels.triton.dynamic import grouped_mm, mm
+from ao_kernels.triton.dynamic4 import linear
 from ao_kernels.triton.producers import quantize, rms_norm_quantize, silu_mul_quantize
 
 ROW, TENSOR, GROUP, SQUARE = (1, WHOLE), (WHOLE, WHOLE), (1, 128), (128, 128)
@@ -32,6 +36,24 @@ def cast_weight(b: Tensor, spec: Spec) -> Any:
     """The weight in codes, as a layer has it."""
     plain = Spec(spec.dtype, spec.block, spec.scale_dtype)
     return QTensor(encode_parts(b, plain), plain, tuple(b.shape), b.dtype)
+
+
+#: weights in 4 bits, and activations in 8
+FOUR = {
+    "uint8 × int4 32": Spec("int4", (1, 32), "bfloat16", act=Spec("uint8", ROW, zero="int")),
+    "int8 × int4 128": Spec("int4", (1, 128), "bfloat16", act=Spec("int8", ROW)),
+    "float8 × int4 128": Spec("int4", (1, 128), "bfloat16", act=Spec("f8e4m3", ROW)),
+}
+
+
+def in_4_bits(
+    a: Tensor, b: Tensor, count: int, expected: Tensor, name: str, spec: Spec
+) -> Contender:
+    """The product with a weight that is loaded in 4 bits."""
+    packed = quantize_tensor(b, replace(spec, layout="packed"))
+    weights = [to_layout(packed, "plane32") for _ in range(count)]
+    check(linear(a, weights[0], None)[:64], expected, name, 0.2)
+    return Contender(f"ao {name}", 0, weights, lambda x, w: linear(x, w, None))
 
 
 def products(a: Tensor, b: Tensor, rotation: float) -> list[Contender]:
@@ -50,6 +72,7 @@ def products(a: Tensor, b: Tensor, rotation: float) -> list[Contender]:
         weights = [cast_weight(b, spec) for _ in range(count)]
         check(mm(a, weights[0], spec)[:64], expected, name)
         found.append(Contender(f"ao {name}", 0, weights, lambda x, w, spec=spec: mm(x, w, spec)))
+    found += [in_4_bits(a, b, count, expected, *kind) for kind in FOUR.items()]
     kinds["float8 tensors"] = Spec("f8e4m3", TENSOR, act=Spec("f8e4m3", TENSOR))
     for name, kernel in (
         ("float8 tensors", "scaled_product"),

@@ -59,22 +59,45 @@ def sizes(w: QTensor) -> tuple[object, ...]:
     return w.shape[0], full_block(w.spec.block, w.shape)[-1], w.spec.dtype
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+#: of those, a spec of each kind in every change
+CHOSEN = (SPECS[0], SPECS[2], SPECS[3], SPECS[6])
+CASES = [(spec, shape) for shape in SHAPES for spec in SPECS]
+
+
 @pytest.mark.parametrize(
-    "shape", [SHAPES[0], *(pytest.param(shape, marks=pytest.mark.slow) for shape in SHAPES[1:])]
+    ("spec", "shape"),
+    [
+        pytest.param(
+            *case, marks=() if case[0] in CHOSEN and case[1] == SHAPES[0] else pytest.mark.slow
+        )
+        for case in CASES
+    ],
+    ids=str,
 )
 def test_linear(spec, shape):
     """Products of integers are exact; what is rounded are scaled sums, and in float8 all, in float32."""
-    w, (n, k) = weight(spec, shape), shape
-    bias = gaussian((n,), seed=7)
+    w, bias = weight(spec, shape), gaussian(shape[:1], seed=7)
     bound = 3e-6 if spec.act == FLOAT8 else 1e-6
-    # with one spec all regimes, and more rows than the largest has
-    for m, splits in ((1, 1), (17, 2), *(((50, 1), (130, 1)) if spec == SPECS[0] else ())):
-        x = gaussian((m, k), seed=m) + 0.5
-        out = launch(*operands(x, w), bias, *sizes(w), torch.float32, splits=splits)
-        expected = activations(x, w) @ w.dequantize(torch.float32).double().t() + bias.double()
-        assert (out.shape, out.dtype) == ((m, n), torch.float32)
-        assert (out.double() - expected).norm() <= bound * expected.norm()
+    for m, splits in ((1, 1), (17, 2)):
+        near(w, m, bias, splits, bound)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", [SPECS[0], SPECS[6]], ids=str)
+@pytest.mark.parametrize("m", [50, 130])
+def test_more_rows(spec, m):
+    """In one block, and in several."""
+    near(weight(spec, (140, 304)), m, None, 1, 1e-6)
+
+
+def near(w, m, bias, splits, bound):
+    x = gaussian((m, w.shape[1]), seed=m) + 0.5
+    out = launch(*operands(x, w), bias, *sizes(w), torch.float32, splits=splits)
+    expected = activations(x, w) @ w.dequantize(torch.float32).double().t()
+    if bias is not None:
+        expected += bias.double()
+    assert (out.shape, out.dtype) == (expected.shape, torch.float32)
+    assert (out.double() - expected).norm() <= bound * expected.norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -95,10 +118,10 @@ def test_the_largest_sums():
     """Of groups of 256 and of whole rows: every product has the largest magnitude that there is."""
     for group in (256, WHOLE):
         w = weight(Spec("int4", (1, group), "float32", act=INT8), (16, 512))
-        parts = w.parts | {"qdata": torch.full_like(w.qdata, -0x77777778), "scale": torch.ones_like(w.scale)}
+        qdata, scale = torch.full_like(w.qdata, -0x77777778), torch.ones_like(w.scale)
         codes = torch.tensor([[-128], [127]], dtype=torch.int8).expand(2, 512).contiguous()
         out = launch(
-            codes, torch.ones(2, 1), None, parts["qdata"], parts["scale"], None, None, None,
+            codes, torch.ones(2, 1), None, qdata, scale, None, None, None,
             16, 256 if group == 256 else 512, "int4", torch.float32,
         )  # fmt: skip
         expected = torch.tensor([[8.0 * 128 * 512], [-8.0 * 127 * 512]]).expand(2, 16)

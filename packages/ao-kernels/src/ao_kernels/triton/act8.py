@@ -24,9 +24,9 @@ _SUM_ROWS, _SUM_STEP = 4, 128
 
 
 def regime_of(m: int, *, zero: bool = False) -> Regime:
-    """The smallest regime that takes m rows in one block, or the largest; with zero points of weights up to 64.
+    """The smallest regime that takes m rows in one block, or the largest.
 
-    Those are a product of their own after the loop, for which there are not registers enough in the largest.
+    Zero points of weights are a product of their own after the loop: the last has too few registers for it.
     """
     fitting = REGIMES[:-1] if zero else REGIMES
     return next((regime for regime in fitting if m <= regime.rows), fitting[-1])
@@ -90,7 +90,10 @@ def plane32_linear(
         codes: int8; uint8 with zero points; or e4m3.
         x_scale: float32, of one or M elements.
         x_zero: uint8, of one or M elements.
-        qdata: and `scale`, `zero`, `sums`: the parts of the weight.
+        qdata: a part of the weight, see `Plane32`.
+        scale: another.
+        zero: another, of uint4.
+        sums: another, where there is `x_zero`.
         bias: (n,).
         n: rows of the weight.
         group: columns that share a scale.
@@ -150,7 +153,7 @@ def launch(
     places, early = tiles.blocks * row_blocks, starts_early(codes.device)
     with on_device(codes):
         x_MK = _padded((codes ^ 128).view(torch.int8) if x_zero is not None else codes)
-        x_scale, x_zero = (None if each is None else _by_row(each, m) for each in (x_scale, x_zero))
+        x_scale = _by_row(x_scale, m)
         x_sums = out if zero is None else _group_sums(x_MK, k, tiles, group)
         # scratch that a product without it does not touch; any tensor can stand there
         partial = locks = out
@@ -158,7 +161,7 @@ def launch(
             partial = out.new_empty(places * splits * COLS * regime.rows, dtype=torch.float32)
             locks = take_locks(places, codes.device)
         plane32.linear[(tiles.blocks, splits, row_blocks)](
-            x_MK, x_scale, x_scale if x_zero is None else x_zero, x_sums,
+            x_MK, x_scale, x_scale if x_zero is None else _by_row(x_zero, m), x_sums,
             qdata, scale, scale if zero is None else zero, scale if sums is None else sums,
             out if bias is None else bias, out, partial, locks,
             m, n, x_MK.shape[1], x_MK.stride(0), tiles.tiles, -(-tiles.tiles // splits),

@@ -46,8 +46,9 @@ class Stored(NamedTuple):
 def stored(numbers: str, *, integers: bool) -> Stored:
     """How "int4" or "uint4" is stored for products in integers, or in float8.
 
-    As the upper half of a signed byte a code is 16 times too large. As the lower half of an e4m3, where steps
-    are 2**-9, it is that much too small; what is signed there has a magnitude, from 1 on where it is negative.
+    As the upper half of a signed byte a code is 16 times too large. As the lower half of an e4m3, where
+    steps are 2**-9, it is that much too small; what is signed has a magnitude there, which counts from 1 on
+    where it is negative.
     """
     signed = numbers == "int4"
     if integers:
@@ -105,8 +106,8 @@ class Plane32(Layout):
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
     ) -> Parts:
         """Parts in planes, from canonical ones."""
-        (n, k), tiles, how = shape, _tiles(spec, shape), _stored(spec)
-        codes = unpack_bits(parts["qdata"].view(torch.uint8), 4, k)
+        tiles, how = _tiles(spec, shape), _stored(spec)
+        codes = unpack_bits(parts["qdata"].view(torch.uint8), 4, tiles.k)
         cut = (tiles.blocks, COLS, tiles.tiles, PLANES // 2, 2, PLANE // 4, 4)
         planes = pad(how.turn(codes), tiles.blocks * COLS, tiles.tiles * tiles.width).view(cut)
         nibbles = planes.permute(0, 2, 1, 5, 3, 6, 4).reshape(-1, PLANES)
@@ -123,11 +124,11 @@ class Plane32(Layout):
 
     def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
         """Canonical parts, from those in planes."""
-        (n, k), tiles, how = shape, _tiles(spec, shape), _stored(spec)
+        tiles, how = _tiles(spec, shape), _stored(spec)
         nibbles = unpack_bits(parts["qdata"].view(torch.uint8), 4, PLANE * PLANES)
         cut = (tiles.blocks, tiles.tiles, COLS, PLANE // 4, PLANES // 2, 4, 2)
         codes = nibbles.view(cut).permute(0, 2, 1, 4, 6, 3, 5).reshape(tiles.blocks * COLS, -1)
-        codes = how.turn(codes[:n, :k].contiguous())
+        codes = how.turn(codes[: tiles.n, : tiles.k].contiguous())
         zero = parts.get("zero")
         return make_parts(
             pack_bits(codes, 4),

@@ -139,9 +139,7 @@ def linear(
 
 
 @triton.jit
-def _numbers(
-    row_at, inner, x_ptr, PLANES: tl.constexpr, SIGNED: tl.constexpr, ASM: tl.constexpr
-):
+def _numbers(row_at, inner, x_ptr, PLANES: tl.constexpr, SIGNED: tl.constexpr, ASM: tl.constexpr):
     """A tensor for each plane of a tile, in the type of the activations."""
     element = x_ptr.dtype.element_ty
     if ASM is None:
@@ -216,7 +214,9 @@ def _add_offsets(
     product of matrices with a column for each group, which is small. `grid` is the first group of the rows
     `cols` of the weight.
     """
-    some = tl.arange(0, 16)  # as few as a product can have: more would take registers from the loop before
+    some = tl.arange(
+        0, 16
+    )  # as few as a product can have: more would take registers from the loop before
     for start in tl.range(first, last, 16, num_stages=1):
         group = start + some
         inside = (group < last)[:, None]
