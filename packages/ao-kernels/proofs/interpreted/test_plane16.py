@@ -81,6 +81,23 @@ def test_linear(spec, shape):
         assert (out.double() - expected).norm() <= 5e-4 * expected.norm()
 
 
+def test_every_setting(monkeypatch):
+    """What measuring may choose gives the numbers of the rule, launched as it would measure them."""
+    w, x = weight(SPECS[9], (16, 1024)), gaussian((3, 1024)).half()
+    expected, tried = x.double() @ w.dequantize(torch.float32).double().t(), []
+
+    def choose(case, run):
+        tried.extend((each, run(each)) for each in case.candidates())
+        return case.rule
+
+    monkeypatch.setattr(ops, "choose", choose)
+    out = kernel("linear", w)(x, w, None)
+    assert {(each.splits, each.num_stages) for each, _ in tried} == {(2, 4), (2, 3), (1, 4)}
+    assert torch.equal(tried[0][1], out)
+    for _, out in tried:
+        assert (out.double() - expected).norm() <= 5e-4 * expected.norm()
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_dequantize(spec):
     """Bit for bit what the reference gives."""

@@ -15,8 +15,9 @@ from ao_core.tensor.create import encode_parts
 from ao_core.tensor.relayout import to_layout
 from ao_core.testing.base import gaussian
 from ao_core.testing.samples import activations
-from ao_kernels.triton.act8 import launch, plane32_linear
+from ao_kernels.triton.act8 import launch, plane32_linear, regime_of
 from ao_kernels.triton.dynamic4 import linear
+from ao_kernels.triton.launch import Setting
 
 # Triton 3.6 with NumPy 2.2
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
@@ -92,7 +93,8 @@ def test_more_rows(spec, m):
 
 def near(w, m, bias, splits, bound):
     x = gaussian((m, w.shape[1]), seed=m) + 0.5
-    out = launch(*operands(x, w), bias, *sizes(w), torch.float32, splits=splits)
+    setting = Setting(*regime_of(m, zero=w.spec.zero != "none"), splits)
+    out = launch(*operands(x, w), bias, *sizes(w), torch.float32, setting=setting)
     expected = activations(x, w) @ w.dequantize(torch.float32).double().t()
     if bias is not None:
         expected += bias.double()

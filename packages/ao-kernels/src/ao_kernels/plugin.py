@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from ao_core import hookimpl
 from ao_core.layouts import Layout
@@ -16,6 +17,7 @@ from ao_kernels.cpu.quantize import CODE_KERNELS
 from ao_kernels.cpu.tiles import LAYOUTS
 from ao_kernels.cpu.two_four import TWO_FOUR_KERNELS
 from ao_kernels.triton.adam import ADAM_KERNELS as TRITON_ADAM_KERNELS
+from ao_kernels.triton.blocks import BLOCK_KERNELS
 from ao_kernels.triton.bsr import BSR_KERNELS, BSR_LAYOUTS
 from ao_kernels.triton.dynamic import DYNAMIC_KERNELS
 from ao_kernels.triton.dynamic4 import DYNAMIC4_KERNELS, DYNAMIC4_LAYOUTS
@@ -24,6 +26,9 @@ from ao_kernels.triton.linear import PLANE16_KERNELS
 from ao_kernels.triton.producers import ROW_KERNELS
 from ao_kernels.triton.quantize import CAST_KERNELS
 from ao_kernels.triton.sparsify import SPARSIFY_KERNELS
+
+if TYPE_CHECKING:
+    import typer
 
 
 @hookimpl
@@ -43,6 +48,14 @@ def ao_kernels() -> Iterable[Kernel]:
     """The compiled kernels; `Kernel.available` loads them, or says why they cannot run."""
     cpu = (*LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS, *CPU_ADAM_KERNELS)
     cpu = (*cpu, *BLOCK_SPARSE_KERNELS, *TWO_FOUR_KERNELS)
-    triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS)
+    triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS, *BLOCK_KERNELS)
     triton = (*triton, *DYNAMIC_KERNELS, *DYNAMIC4_KERNELS)
     return (*cpu, *triton, *SPARSIFY_KERNELS, *BSR_KERNELS)
+
+
+@hookimpl
+def ao_cli(app: typer.Typer) -> None:
+    """`ao tune`."""
+    from ao_kernels.triton.tuning.command import tune
+
+    app.add_typer(tune)

@@ -138,12 +138,6 @@ def test_what_they_refuse():
     assert reason("float8", replace(rows, act=FLOAT8), (8, 1 << 17)) is None
 
 
-def test_they_say_how():
-    spec = Spec("int4", (1, 32), layout="plane32", act=UINT8)
-    call = Call("linear", spec, (48, 64), (20, 64), torch.bfloat16, "cuda")
-    assert "as uint8" in registry.kernels.get("triton_int8_int4_linear").describe(call)
-
-
 def test_regimes():
     assert [regime_of(m).rows for m in (1, 16, 17, 64, 65, 4096)] == [16, 16, 32, 64, 128, 128]
     assert [regime_of(m, zero=True).rows for m in (16, 65, 4096)] == [16, 64, 64]

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ao_kernels.triton.assembly import PREFETCH, load_scale, to_float
-from ao_kernels.triton.launch import Regime, splits_of
+from ao_kernels.triton.launch import FEWEST_TILES, Regime, Setting, settings_around, splits_of
 from ao_kernels.triton.plane16 import COLS, Tiling
 from ao_kernels.triton.plane32 import PLANE, PLANES, Stored, stored, tiling
 from ao_kernels.triton.support import capability, on_device, processors, starts_early, take_locks
+from ao_kernels.triton.tuning.choose import Case, choose
+from ao_kernels.triton.tuning.records import Problem, bucket
 
-__all__ = ["REGIMES", "constants", "launch", "plane32_linear", "regime_of"]
+__all__ = [
+    "REGIMES",
+    "case_of",
+    "constants",
+    "launch",
+    "plane32_linear",
+    "regime_of",
+    "rule",
+    "settings_of",
+]
 
 #: with more rows than the last has, several blocks share the columns
 REGIMES = (Regime(16, 4, 4), Regime(32, 4, 4), Regime(64, 8, 3), Regime(128, 8, 3))
@@ -30,6 +42,38 @@ def regime_of(m: int, *, zero: bool = False) -> Regime:
     """
     fitting = REGIMES[:-1] if zero else REGIMES
     return next((regime for regime in fitting if m <= regime.rows), fitting[-1])
+
+
+def rule(tiles: Tiling, m: int, processors: int, *, zero: bool) -> Setting:
+    """What serves m rows where nothing was measured."""
+    regime = regime_of(m, zero=zero)
+    return Setting(*regime, splits_of(tiles, -(-m // regime.rows), processors))
+
+
+def settings_of(tiles: Tiling, m: int, processors: int, *, zero: bool) -> tuple[Setting, ...]:
+    """What may serve any number of rows whose bucket is that of m."""
+    first = rule(tiles, bucket(m), processors, zero=zero)
+    return settings_around(first, tiles.tiles // FEWEST_TILES)
+
+
+@lru_cache(maxsize=4096)
+def case_of(
+    formats: tuple[str, str, str],
+    dtypes: tuple[torch.dtype | None, torch.dtype],
+    sizes: tuple[int, int, int],
+    group: int,
+    device: torch.device,
+) -> Case[Setting]:
+    """What settings are chosen for.
+
+    `formats` are the dtype of activations and of weights, and the kind of zero points of these; `dtypes`
+    those of scales and of the result; `sizes` m, n and k.
+    """
+    (m, n, k), zero = sizes, formats[-1] != "none"
+    tiles, there = tiling(n, k, group), processors(device)
+    problem = Problem("plane32_linear", (*formats, *dtypes, group), n, k, bucket(m))
+    first = rule(tiles, m, there, zero=zero)
+    return Case(problem, device, first, lambda: settings_of(tiles, m, there, zero=zero))
 
 
 def constants(
@@ -137,19 +181,29 @@ def launch(
     numbers: str,
     dtype: torch.dtype,
     *,
-    splits: int | None = None,
+    setting: Setting | None = None,
 ) -> Tensor:
-    """The op itself; `splits` sets how many blocks share a row of tiles."""
+    """The op itself; `setting` says how, where that is not to be chosen."""
     from ao_kernels.triton.kernels import plane32
 
     (m, k), out = codes.shape, codes.new_empty((codes.shape[0], n), dtype=dtype)
     if m == 0:
         return out
     how = stored(numbers, integers=not codes.is_floating_point())
-    tiles, regime = tiling(n, k, group), regime_of(m, zero=zero is not None)
+    tiles = tiling(n, k, group)
+    if setting is None:
+        kind = "none" if zero is None else "int" if zero.dtype == torch.uint8 else "float"
+        act = "f8e4m3" if codes.is_floating_point() else "int8" if x_zero is None else "uint8"
+        formats, dtypes = (act, numbers, kind), (scale.dtype, dtype)
+        setting = choose(
+            case_of(formats, dtypes, (m, n, k), group, codes.device),
+            lambda each: launch(
+                codes, x_scale, x_zero, qdata, scale, zero, sums, bias, n, group, numbers, dtype,
+                setting=each,
+            ),
+        )  # fmt: skip
+    regime, splits = setting.regime, setting.splits
     row_blocks = -(-m // regime.rows)
-    if splits is None:
-        splits = splits_of(tiles, row_blocks, processors(codes.device))
     places, early = tiles.blocks * row_blocks, starts_early(codes.device)
     with on_device(codes):
         x_MK = _padded((codes ^ 128).view(torch.int8) if x_zero is not None else codes)

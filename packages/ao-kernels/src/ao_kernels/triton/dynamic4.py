@@ -12,7 +12,8 @@ from ao_core.tensor import QTensor
 from ao_core.tensor.activations import static_qparams
 from ao_core.tensor.create import encode_parts
 from ao_kernels.triton.plane32 import Plane32
-from ao_kernels.triton.support import why_not, why_not_float8
+from ao_kernels.triton.support import current_device, why_not, why_not_float8
+from ao_kernels.triton.tuning.choose import find
 
 __all__ = ["DYNAMIC4_KERNELS", "DYNAMIC4_LAYOUTS"]
 
@@ -61,8 +62,20 @@ def _refused(call: Call, formats: tuple[str, ...]) -> str | None:
 
 
 def _describe(call: Call) -> str:
-    act = call.spec.act
-    return "" if act is None else f"activations as {act.dtype}, scales and zero points on the sums"
+    from ao_kernels.triton.act8 import case_of
+
+    spec, act, (n, k) = call.spec, call.spec.act, call.weight_shape
+    assert act is not None  # accepted
+    setting, source = find(
+        case_of(
+            (act.dtype, spec.dtype, spec.zero), (getattr(torch, str(spec.scale_dtype)), call.x_dtype),
+            (max(call.m, 1), n, k), full_block(spec.block, (n, k))[-1], current_device(),
+        )
+    )  # fmt: skip
+    return (
+        f"activations as {act.dtype}, blocks of {setting.rows} rows, {setting.splits} for each sum, "
+        f"{setting.num_stages} stages ({source})"
+    )
 
 
 DYNAMIC4_LAYOUTS = (Plane32(),)

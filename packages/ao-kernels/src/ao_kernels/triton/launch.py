@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -9,8 +10,25 @@ import torch
 from ao_kernels.triton.assembly import LOAD_BYTE, PREFETCH, load_scale, load_table
 from ao_kernels.triton.formats import TABLES, Format
 from ao_kernels.triton.plane16 import COLS, Tiling
+from ao_kernels.triton.support import processors
+from ao_kernels.triton.tuning.choose import Case
+from ao_kernels.triton.tuning.records import Problem, bucket
 
-__all__ = ["ELEMENTS", "POINTERS", "REGIMES", "Regime", "constants", "regime_of", "splits_of"]
+__all__ = [
+    "ELEMENTS",
+    "FEWEST_TILES",
+    "POINTERS",
+    "REGIMES",
+    "Regime",
+    "Setting",
+    "case_of",
+    "constants",
+    "regime_of",
+    "rule",
+    "settings_around",
+    "settings_of",
+    "splits_of",
+]
 
 #: dtypes of activations, as the assembly calls them
 ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -22,7 +40,9 @@ POINTERS = {
     torch.uint8: "*u8",
 }
 #: tiles of a row that each of several blocks gets at least
-_FEWEST_TILES = 4
+FEWEST_TILES = 4
+#: blocks that a row of tiles is split among at most
+_MOST_SPLITS = 8
 
 
 class Regime(NamedTuple):
@@ -31,6 +51,20 @@ class Regime(NamedTuple):
     rows: int
     num_warps: int
     num_stages: int
+
+
+class Setting(NamedTuple):
+    """A regime, and among how many blocks each row of tiles is split."""
+
+    rows: int
+    num_warps: int
+    num_stages: int
+    splits: int
+
+    @property
+    def regime(self) -> Regime:
+        """How each block is built."""
+        return Regime(*self[:3])
 
 
 #: with more rows than the last has, several blocks share the columns
@@ -46,12 +80,59 @@ def splits_of(tiles: Tiling, row_blocks: int, processors: int) -> int:
     """Among how many blocks a row of tiles is split, so that every processor has one."""
     splits = 1
     while (
-        splits < 8
+        splits < _MOST_SPLITS
         and tiles.blocks * row_blocks * splits < 0.9 * processors
-        and tiles.tiles >= 2 * splits * _FEWEST_TILES
+        and tiles.tiles >= 2 * splits * FEWEST_TILES
     ):
         splits *= 2
     return splits
+
+
+def rule(tiles: Tiling, m: int, processors: int) -> Setting:
+    """What serves m rows where nothing was measured."""
+    regime = regime_of(m)
+    return Setting(*regime, splits_of(tiles, -(-m // regime.rows), processors))
+
+
+def settings_of(tiles: Tiling, m: int, processors: int) -> tuple[Setting, ...]:
+    """What may serve any number of rows whose bucket is that of m."""
+    return settings_around(rule(tiles, bucket(m), processors), tiles.tiles // FEWEST_TILES)
+
+
+def settings_around(first: Setting, most: int) -> tuple[Setting, ...]:
+    """At most four: a setting, one stage fewer, so that more blocks share a processor, and other splits.
+
+    Those are twice as many, if `most` allows it, and half.
+    """
+    found = [first, first._replace(num_stages=first.num_stages - 1)]
+    if 2 * first.splits <= min(most, _MOST_SPLITS):
+        found.append(first._replace(splits=2 * first.splits))
+    if first.splits > 1:
+        found.append(first._replace(splits=first.splits // 2))
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def case_of(
+    numbers: str,
+    tiles: Tiling,
+    group: int,
+    x_dtype: torch.dtype,
+    scale_dtype: torch.dtype | None,
+    zero: str,
+    m: int,
+    device: torch.device,
+    *,
+    sparse: bool,
+) -> Case[Setting]:
+    """What settings are chosen for; `zero` is "none", "int" or "float"."""
+    kept = "2:4" if sparse else "dense"
+    facts = (numbers, kept, group, x_dtype, scale_dtype, zero)
+    problem, there = (
+        Problem("plane16_linear", facts, tiles.n, tiles.k, bucket(m)),
+        processors(device),
+    )
+    return Case(problem, device, rule(tiles, m, there), lambda: settings_of(tiles, m, there))
 
 
 def constants(

@@ -11,10 +11,13 @@ from ao_core.records import Call, Kernel
 from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor import QTensor
-from ao_kernels.triton.launch import ELEMENTS, regime_of
+from ao_kernels.triton.formats import known
+from ao_kernels.triton.launch import ELEMENTS, case_of
 from ao_kernels.triton.plane16 import LAYOUTS as DENSE_LAYOUTS
+from ao_kernels.triton.plane16 import tiling
 from ao_kernels.triton.plane24 import Plane24
-from ao_kernels.triton.support import why_not
+from ao_kernels.triton.support import current_device, why_not
+from ao_kernels.triton.tuning.choose import find
 
 __all__ = ["LAYOUTS", "PLANE16_KERNELS"]
 
@@ -92,7 +95,20 @@ def _accepts_dequantize(call: Call) -> str | None:
 
 
 def _describe(call: Call) -> str:
-    return f"blocks of {regime_of(call.m).rows} rows, sums in float32"
+    spec, (n, k), m = call.spec, call.weight_shape, max(call.m, 1)
+    group, sparse = full_block(spec.block, (n, k))[-1], _is_sparse(spec)
+    scales = getattr(torch, str(spec.scale_dtype), None)
+    tiles = tiling(n, k, group, known(registry.dtypes.get(spec.dtype), sparse=sparse))
+    setting, source = find(
+        case_of(
+            spec.dtype, tiles, group, call.x_dtype, scales, spec.zero, m, current_device(),
+            sparse=sparse,
+        )
+    )  # fmt: skip
+    return (
+        f"blocks of {setting.rows} rows, {setting.splits} for each sum, {setting.num_stages} stages "
+        f"({source}), sums in float32"
+    )
 
 
 PLANE16_KERNELS = (

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from ao_core.registry import registry
 from ao_kernels.triton.formats import known
-from ao_kernels.triton.launch import constants, regime_of, splits_of
+from ao_kernels.triton.launch import Regime, case_of, constants, regime_of
 from ao_kernels.triton.plane16 import COLS, Tiling, tiling
-from ao_kernels.triton.support import on_device, processors, rows_of, starts_early, take_locks
+from ao_kernels.triton.support import on_device, rows_of, starts_early, take_locks
+from ao_kernels.triton.tuning.choose import choose
 
 __all__ = ["IDS", "plane16_dequantize", "plane16_embedding", "plane16_linear"]
 
@@ -163,8 +164,9 @@ def launch_linear(
     sparse: bool = False,
     *,
     splits: int | None = None,
+    regime: Regime | None = None,
 ) -> Tensor:
-    """The op itself; `splits` sets how many blocks share a row of tiles."""
+    """The op itself; `splits`, and with it `regime`, set how many blocks share a row of tiles, and which."""
     from ao_kernels.triton.kernels import plane16
 
     x_MK = rows_of(x, k)
@@ -172,10 +174,21 @@ def launch_linear(
     if m == 0:
         return out
     fmt = known(registry.dtypes.get(numbers), sparse=sparse)
-    tiles, regime = tiling(n, k, group, fmt), regime_of(m)
-    row_blocks = -(-m // regime.rows)
+    tiles = tiling(n, k, group, fmt)
     if splits is None:
-        splits = splits_of(tiles, row_blocks, processors(x.device))
+        kind = "none" if zero is None else "int" if zero.dtype == torch.uint8 else "float"
+        setting = choose(
+            case_of(
+                numbers, tiles, group, x.dtype, scale.dtype, kind, m, x.device, sparse=sparse
+            ),
+            lambda each: launch_linear(
+                x, qdata, scale, zero, table, bias, n, k, group, numbers, sparse,
+                splits=each.splits, regime=each.regime,
+            ),
+        )  # fmt: skip
+        splits, regime = setting.splits, setting.regime
+    regime = regime or regime_of(m)
+    row_blocks = -(-m // regime.rows)
     places, early = tiles.blocks * row_blocks, starts_early(x.device)
     with on_device(x):
         sums = out if zero is None else _group_sums(x_MK, tiles, group)

@@ -13,6 +13,7 @@ from torch import Tensor
 __all__ = [
     "CAPABILITY",
     "capability",
+    "current_device",
     "on_device",
     "processors",
     "rows_of",
@@ -61,6 +62,13 @@ def on_device(x: Tensor) -> Any:
 def capability(device: torch.device) -> tuple[int, int]:
     """Of a device without one, that of an H100."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+
+
+def current_device() -> torch.device:
+    """That of CUDA, or where there is none the processor's."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def processors(device: torch.device) -> int:

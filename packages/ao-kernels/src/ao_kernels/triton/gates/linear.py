@@ -25,7 +25,7 @@ _ROW = _EVEN[1]
 
 @dataclass(frozen=True)
 class _Product:
-    """A product as the kernel `linear` is compiled for it, with a bias and four splits."""
+    """A product as the kernel `linear` is compiled for it, with a bias."""
 
     numbers: str
     regime: Regime
@@ -36,6 +36,7 @@ class _Product:
     shape: tuple[int, int] = _EVEN
     arch: int = 90
     sparse: bool = False
+    splits: int = 4
 
     @property
     def format(self) -> Format:
@@ -52,9 +53,11 @@ class _Product:
             zero = f" zero {ELEMENTS.get(self.zero_dtype, 'u8')}"
         ragged = "" if self.shape == _EVEN else " ragged"
         kept = " 2:4" if self.sparse else ""
+        stages = "" if self.regime in REGIMES else f" stages {self.regime.num_stages}"
+        whole = " no splits" if self.splits == 1 else ""
         return (
             f"sm_{self.arch} {self.numbers}{kept} g{self.group} {ELEMENTS[self.x_dtype]} scale "
-            f"{TYPES[self.scale_dtype][1:]}{zero} rows {self.regime.rows}{ragged}"
+            f"{TYPES[self.scale_dtype][1:]}{zero} rows {self.regime.rows}{ragged}{stages}{whole}"
         )
 
 
@@ -62,7 +65,7 @@ def _build(case: _Product) -> Build:
     """The kernel `linear`, as `ops` launches it."""
     from ao_kernels.triton.kernels import plane16
 
-    (n, k), splits = case.shape, 4
+    n, k = case.shape
     x, scale = TYPES[case.x_dtype], TYPES[case.scale_dtype]
     pointers = {
         "x_ptr": x,
@@ -82,7 +85,7 @@ def _build(case: _Product) -> Build:
         plane16.linear,
         {**pointers, **dict.fromkeys(sizes, "i32")},
         constants(
-            case.format, case.tiles, case.regime, splits,
+            case.format, case.tiles, case.regime, case.splits,
             case.x_dtype, case.scale_dtype, case.zero_dtype, bias=True, early=case.arch >= 90,
         ),
         case.arch,
@@ -115,6 +118,17 @@ def _gate(budget: float, case: _Product) -> Gate:
         # to launch the next kernel, to bring weights nearer, and to wait for the one before
         anywhere=("PREEXIT", "CCTL", "ACQBULK") if case.arch == 90 else (),
     )
+
+
+def _fits(numbers: str, regime: Regime, splits: int, arch: int = 90) -> Gate:
+    """Neither spills nor takes more than there is: for settings that measuring may choose."""
+    group, scale, zero = _USUAL[numbers]
+    sparse = numbers.endswith(" 2:4")
+    case = _Product(
+        numbers.removesuffix(" 2:4"), regime, group, scale_dtype=scale, zero_dtype=zero, arch=arch,
+        sparse=sparse, splits=splits,
+    )  # fmt: skip
+    return Gate(case.name, partial(_build, case), REGISTERS, SHARED[arch])
 
 
 def _build_embedding(numbers: str, arch: int) -> Build:
@@ -153,6 +167,26 @@ def _embedding_gate(numbers: str, arch: int) -> Gate:
     return Gate(name, partial(_build_embedding, numbers, arch), registers=64, shared=4096)
 
 
+#: numbers as gates name them → a group, and dtypes of scales and zero points: those with many registers
+_USUAL: dict[str, tuple[int, torch.dtype, torch.dtype | None]] = {
+    "int4": (128, BF16, None),
+    "int4 2:4": (_ROW, BF16, None),
+    "uint4": (64, BF16, BF16),
+    "nf4": (64, BF16, None),
+    "int8": (_ROW, FP32, None),
+    "f8e4m3": (_ROW, FP32, None),
+}
+#: those with which more blocks share a processor: `launch.settings_around`
+_FEWER = tuple(regime._replace(num_stages=regime.num_stages - 1) for regime in REGIMES)
+_SETTINGS = (
+    *(
+        _fits(numbers, regime, splits)
+        for regime in (*REGIMES, *_FEWER)
+        for splits in (1, 4)
+        for numbers in _USUAL
+    ),
+    *(_fits("int4", regime, 4, arch) for regime in _FEWER for arch in (80, 89, 100)),
+)
 GATES = (
     _embedding_gate("uint4", 90),
     _gate(17.5, _Product("int4", _SMALL, 128)),
@@ -167,6 +201,7 @@ GATES = (
     _gate(17.5, _Product("int4", _SMALL, 128, arch=80)),
     _gate(17.5, _Product("int4", _SMALL, 128, arch=89)),
     _gate(0, _Product("int4", _SMALL, 128, arch=100)),
+    _gate(17.5, _Product("int4", _FEWER[0], 128)),
     _gate(18.4, _Product("int4", _SMALL, 128, shape=_RAGGED)),
     _gate(29.5, _Product("nf4", _SMALL, 64)),
     _gate(10.8, _Product("int8", _SMALL, _ROW, scale_dtype=FP32)),
@@ -175,7 +210,7 @@ GATES = (
     _gate(28.4, _Product("int4", _SMALL, 128, sparse=True)),
     _gate(34.4, _Product("int4", _SMALL, 128, arch=80, sparse=True)),
 )
-MORE = (
+_CHOSEN = (
     _embedding_gate("nf4", 90),
     _embedding_gate("uint4", 80),
     _embedding_gate("int8", 100),
@@ -207,3 +242,5 @@ MORE = (
     _gate(34.4, _Product("int4", _SMALL, 128, arch=89, sparse=True)),
     _gate(0, _Product("int4", _SMALL, 128, arch=100, sparse=True)),
 )
+_NAMES = {gate.name for gate in (*GATES, *_CHOSEN)}
+MORE = (*_CHOSEN, *(gate for gate in _SETTINGS if gate.name not in _NAMES))

@@ -16,12 +16,14 @@ from ao_kernels.triton.plane32 import PLANE, PLANES, stored, tiling
 
 __all__ = ["GATES", "MORE"]
 
-_SMALL, _MIDDLE, _LARGE, _MANY = (
+_RULES = _SMALL, _MIDDLE, _LARGE, _MANY = (
     Regime(16, 4, 4),
     Regime(32, 4, 4),
     Regime(64, 8, 3),
     Regime(128, 8, 3),
 )
+#: those with which more blocks share a processor: `launch.settings_around`
+_FEWER = tuple(regime._replace(num_stages=regime.num_stages - 1) for regime in _RULES)
 #: a weight whose tiles are all full, and one whose last tiles are not
 _EVEN, _RAGGED = (4096, 4096), (4000, 4112)
 _ROW = _EVEN[1]
@@ -29,7 +31,7 @@ _ROW = _EVEN[1]
 
 @dataclass(frozen=True)
 class _Product:
-    """A product as the kernel `linear` is compiled for it, with a bias and four splits."""
+    """A product as the kernel `linear` is compiled for it, with a bias."""
 
     act: str
     regime: Regime
@@ -39,23 +41,26 @@ class _Product:
     dtype: torch.dtype = BF16
     shape: tuple[int, int] = _EVEN
     arch: int = 90
+    splits: int = 4
 
     @property
     def name(self) -> str:
         zero = "" if self.zero_dtype is None else f" zero {TYPES[self.zero_dtype][1:]}"
         ragged = "" if self.shape == _EVEN else " ragged"
+        stages = "" if self.regime in _RULES else f" stages {self.regime.num_stages}"
+        whole = " no splits" if self.splits == 1 else ""
         return (
             f"sm_{self.arch} {self.act} × int4 g{self.group} scale {TYPES[self.scale_dtype][1:]}{zero} "
-            f"rows {self.regime.rows} to {TYPES[self.dtype][1:]}{ragged}"
+            f"rows {self.regime.rows} to {TYPES[self.dtype][1:]}{ragged}{stages}"
+            f"{whole}"
         )
 
 
 def _build(case: _Product) -> Build:
     """The kernel `linear`, as `act8` launches it."""
-    from ao_kernels.triton.act8 import REGIMES, constants
+    from ao_kernels.triton.act8 import constants
     from ao_kernels.triton.kernels import plane32
 
-    assert case.regime in REGIMES
     (n, k), scale, out = case.shape, TYPES[case.scale_dtype], TYPES[case.dtype]
     how = stored("int4" if case.zero_dtype is None else "uint4", integers=case.act != "f8e4m3")
     pointers = {
@@ -77,7 +82,7 @@ def _build(case: _Product) -> Build:
         plane32.linear,
         {**pointers, **dict.fromkeys(sizes, "i32")},
         constants(
-            how, tiling(n, k, case.group), case.regime, 4, case.scale_dtype, divmod(case.arch, 10),
+            how, tiling(n, k, case.group), case.regime, case.splits, case.scale_dtype, divmod(case.arch, 10),
             zero=case.zero_dtype is not None, x_zero=case.act == "uint8", bias=True,
             early=case.arch >= 90,
         ),
@@ -117,6 +122,13 @@ def _gate(budget: float, case: _Product) -> Gate:
         # to launch the next kernel, to bring weights nearer, and to wait for the one before
         anywhere=("PREEXIT", "CCTL", "ACQBULK") if case.arch == 90 else (),
     )
+
+
+def _fits(regime: Regime, splits: int, zero_dtype: torch.dtype | None) -> Gate:
+    """Neither spills nor takes more than there is: for settings that measuring may choose."""
+    case = _Product("uint8", regime, 128, zero_dtype, splits=splits)
+    conversions = 0 if zero_dtype is None else 2
+    return Gate(case.name, partial(_build, case), REGISTERS, SHARED[case.arch], conversions)
 
 
 GATES = (
@@ -160,4 +172,8 @@ MORE = (
     _gate(0, _Product("int8", _SMALL, 128, BF16, arch=100)),
     _gate(0, _Product("f8e4m3", _SMALL, 128, arch=100)),
     _gate(0, _Product("f8e4m3", _MANY, 128, arch=100)),
+    *(_fits(regime, 4, None) for regime in _FEWER),
+    *(_fits(regime, 1, None) for regime in (*_RULES, *_FEWER)),
+    *(_fits(regime, 4, torch.uint8) for regime in (_SMALL, _MIDDLE, _LARGE, *_FEWER[:-1])),
+    *(_fits(regime, 1, torch.uint8) for regime in (_SMALL, _MIDDLE, _LARGE, *_FEWER[:-1])),
 )
