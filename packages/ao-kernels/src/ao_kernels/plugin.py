@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from ao_core import hookimpl
 from ao_core.layouts import Layout
@@ -27,9 +26,6 @@ from ao_kernels.triton.producers import ROW_KERNELS
 from ao_kernels.triton.quantize import CAST_KERNELS
 from ao_kernels.triton.sparsify import SPARSIFY_KERNELS
 
-if TYPE_CHECKING:
-    import typer
-
 
 @hookimpl
 def ao_api() -> tuple[int, int]:
@@ -51,11 +47,3 @@ def ao_kernels() -> Iterable[Kernel]:
     triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS, *BLOCK_KERNELS)
     triton = (*triton, *DYNAMIC_KERNELS, *DYNAMIC4_KERNELS)
     return (*cpu, *triton, *SPARSIFY_KERNELS, *BSR_KERNELS)
-
-
-@hookimpl
-def ao_cli(app: typer.Typer) -> None:
-    """`ao tune`."""
-    from ao_kernels.triton.tuning.command import tune
-
-    app.add_typer(tune)

@@ -99,7 +99,9 @@ def test_and_back(group, name, zero):
         (Spec("int4", (1, 48)), (16, 96), "needs groups of"),
         (Spec("int4", (2, 64)), (16, 64), "needs groups of"),
         (Spec("int4", (WHOLE, WHOLE)), (1, 64), "needs groups of"),
-        (Spec("int4", (1, 1, 64)), (2, 16, 64), "2-D weight"),
+        (Spec("int4", (2, 1, 64)), (2, 16, 64), "needs groups of"),
+        (Spec("int4", (1, WHOLE, 64)), (2, 1, 64), "needs groups of"),
+        (Spec("int4", (1, 64)), (2, 2, 16, 64), "2 or 3 dimensions"),
     ],
 )
 def test_what_does_not_fit(spec, shape, words):

@@ -14,7 +14,7 @@ from ao_core.registry import registry
 from ao_core.spec import Spec, blocksize_of
 from ao_core.tensor import QTensor
 from ao_kernels.triton.launch import Regime, Setting, settings_around
-from ao_kernels.triton.support import on_device, processors, rows_of, take_locks, why_not
+from ao_kernels.triton.support import on_device, processors, rows_of, scratch, why_not
 from ao_kernels.triton.tuning.choose import Case, choose
 from ao_kernels.triton.tuning.records import Problem, bucket
 
@@ -172,11 +172,7 @@ def launch(
     row_tiles = -(-m // regime.rows)
     programs = block_rows * row_tiles
     with on_device(x):
-        # scratch that a product without it does not touch; any tensor can stand there
-        partial = locks = out
-        if splits > 1:
-            partial = x.new_empty(programs * splits * side * regime.rows, dtype=torch.float32)
-            locks = take_locks(programs, x.device)
+        partial, locks = scratch(out, programs, splits, side * regime.rows)
         bsr.linear[(block_rows, splits, row_tiles)](
             x_MK, blocks, col_indices, crow_indices, order, out if bias is None else bias, out,
             partial, locks, m, n, k, x_MK.stride(0),

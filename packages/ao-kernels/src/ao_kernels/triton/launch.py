@@ -21,6 +21,7 @@ __all__ = [
     "REGIMES",
     "Regime",
     "Setting",
+    "ahead",
     "case_of",
     "constants",
     "regime_of",
@@ -146,12 +147,8 @@ def constants(
     bias: bool,
     *,
     assembly: bool = True,
-    early: bool = False,
 ) -> dict[str, Any]:
-    """The compile-time arguments of the kernel `linear`; without `assembly` plain operations serve.
-
-    `early`, it may start before the kernel in front of it has ended.
-    """
+    """The compile-time arguments of the function `product`; without `assembly` plain operations serve."""
     load_zero = None
     if zero_dtype is not None:
         load_zero = LOAD_BYTE if zero_dtype == torch.uint8 else load_scale(8 * zero_dtype.itemsize)
@@ -173,6 +170,9 @@ def constants(
         "LOAD_ZERO": load_zero if assembly else None,
         "LOAD_TABLE": load_table() if assembly and (fmt.looked_up or fmt.sparse) else None,
         "TABLE": len(fmt.values) + 16 * TABLES.index(x_dtype),
-        "PREFETCH": PREFETCH,
-        "AHEAD": regime.num_stages if early else 0,
     }
+
+
+def ahead(regime: Regime, *, early: bool) -> dict[str, Any]:
+    """Those of the kernel `linear` beside; `early`, it may start before the one in front of it has ended."""
+    return {"PREFETCH": PREFETCH, "AHEAD": regime.num_stages if early else 0}

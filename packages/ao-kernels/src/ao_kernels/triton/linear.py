@@ -1,4 +1,4 @@
-"""The kernels of `linear`, `embedding` and `dequantize` for weights in planes."""
+"""The kernels of `linear`, `grouped_linear`, `embedding` and `dequantize` for weights in planes."""
 
 from __future__ import annotations
 
@@ -42,13 +42,27 @@ def plane16_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     return out
 
 
+def plane16_grouped_linear(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor:
+    """`plane16_linear` for the rows of each expert, in one launch that does not wait to know them."""
+    from ao_kernels.triton.experts import ends_of, plane16_grouped_linear
+
+    _, n, k = w.stored_shape
+    group = full_block(w.spec.block, (n, k))[-1]
+    parts = w.parts
+    out: Tensor = plane16_grouped_linear(
+        x.reshape(-1, k), parts["qdata"], parts["scale"], parts.get("zero"), parts["table"],
+        ends_of(x, offs), n, k, group, w.spec.dtype, _is_sparse(w.spec),
+    )  # fmt: skip
+    return out.reshape(*x.shape[:-1], n)
+
+
 def plane16_dequantize(
     parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: torch.dtype
 ) -> Tensor:
     """Dense values of `shape`, bit for bit those of the canonical layout."""
     from ao_kernels.triton import ops
 
-    n, k = shape
+    n, k = shape[-2:]
     group = full_block(spec.block, shape)[-1]
     out: Tensor = ops.plane16_dequantize(
         parts["qdata"], parts["scale"], parts.get("zero"), parts["table"],
@@ -81,11 +95,24 @@ def _accepts_embedding(call: Call) -> str | None:
 
 
 def _accepts_linear(call: Call) -> str | None:
+    return _refused(call, call.m, "rows")
+
+
+def _accepts_grouped_linear(call: Call) -> str | None:
+    return _refused(call, _rows_of_expert(call), "rows of an expert on average")
+
+
+def _refused(call: Call, rows: int, what: str) -> str | None:
     if call.x_dtype not in ELEMENTS:
         return f"needs activations in bfloat16 or float16, found {call.x_dtype}"
-    if call.m > (most := MOST_ROWS[call.spec.zero]):
-        return f"is for up to {most} rows, found {call.m}: decoding once is cheaper"
+    if rows > (most := MOST_ROWS[call.spec.zero]):
+        return f"is for up to {most} {what}, found {rows}: decoding once is cheaper"
     return None
+
+
+def _rows_of_expert(call: Call) -> int:
+    """On average, rounded up."""
+    return -(-call.m // call.weight_shape[0])
 
 
 def _accepts_dequantize(call: Call) -> str | None:
@@ -111,11 +138,25 @@ def _describe(call: Call) -> str:
     )
 
 
+def _describe_grouped(call: Call) -> str:
+    from ao_kernels.triton.experts import regime_for
+
+    rows = regime_for(call.m, call.weight_shape[0]).rows
+    return f"all experts in one launch, blocks of {rows} rows, sums in float32"
+
+
 PLANE16_KERNELS = (
     *(
         Kernel(
             f"triton_{layout.name}_linear", "linear", layout.name, "cuda", plane16_linear, 50,
             why_not, _accepts_linear, _describe,
+        )
+        for layout in LAYOUTS
+    ),
+    *(
+        Kernel(
+            f"triton_{layout.name}_grouped_linear", "grouped_linear", layout.name, "cuda",
+            plane16_grouped_linear, 50, why_not, _accepts_grouped_linear, _describe_grouped,
         )
         for layout in LAYOUTS
     ),

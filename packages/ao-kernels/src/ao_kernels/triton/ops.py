@@ -7,12 +7,19 @@ from torch import Tensor
 
 from ao_core.registry import registry
 from ao_kernels.triton.formats import known
-from ao_kernels.triton.launch import Regime, case_of, constants, regime_of
+from ao_kernels.triton.launch import Regime, ahead, case_of, constants, regime_of
 from ao_kernels.triton.plane16 import COLS, Tiling, tiling
-from ao_kernels.triton.support import on_device, rows_of, starts_early, take_locks
+from ao_kernels.triton.support import on_device, rows_of, scratch, starts_early
 from ao_kernels.triton.tuning.choose import choose
 
-__all__ = ["IDS", "plane16_dequantize", "plane16_embedding", "plane16_linear"]
+__all__ = [
+    "IDS",
+    "group_sums",
+    "launch_linear",
+    "plane16_dequantize",
+    "plane16_embedding",
+    "plane16_linear",
+]
 
 #: rows of activations, and columns, that a block of `group_sums` adds up at once
 _SUM_ROWS, _SUM_STEP = 4, 128
@@ -71,14 +78,15 @@ def plane16_dequantize(
     dtype: torch.dtype,
     sparse: bool = False,
 ) -> Tensor:
-    """Dense values (n, k) of a weight in planes."""
+    """Dense values (n, k), or (experts, n, k), of a weight in planes."""
     from ao_kernels.triton.kernels import plane16
 
     fmt = known(registry.dtypes.get(numbers), sparse=sparse)
     tiles = tiling(n, k, group, fmt)
-    out = qdata.new_empty((n, k), dtype=dtype)
+    experts = scale.shape[:-3]
+    out = qdata.new_empty((*experts, n, k), dtype=dtype)
     with on_device(qdata):
-        plane16.dequantize[(tiles.blocks, tiles.tiles)](
+        plane16.dequantize[(tiles.blocks, tiles.tiles, experts.numel())](
             qdata, scale, scale if zero is None else zero, table, out, n, k, tiles.tiles,
             COLS, tiles.planes, tiles.plane, tiles.chain, fmt.looked_up, fmt.sparse,
             zero is not None,
@@ -99,7 +107,7 @@ def _(
     dtype: torch.dtype,
     sparse: bool = False,
 ) -> Tensor:
-    return qdata.new_empty((n, k), dtype=dtype)
+    return qdata.new_empty((*scale.shape[:-3], n, k), dtype=dtype)
 
 
 @torch.library.custom_op("ao_kernels::plane16_embedding", mutates_args=())
@@ -191,34 +199,30 @@ def launch_linear(
     row_blocks = -(-m // regime.rows)
     places, early = tiles.blocks * row_blocks, starts_early(x.device)
     with on_device(x):
-        sums = out if zero is None else _group_sums(x_MK, tiles, group)
-        # scratch that a product without it does not touch; any tensor can stand there
-        partial = locks = out
-        if splits > 1:
-            partial = x.new_empty(places * splits * COLS * regime.rows, dtype=torch.float32)
-            locks = take_locks(places, x.device)
+        sums = out if zero is None else group_sums(x_MK, tiles, group, row_blocks * regime.rows)
+        partial, locks = scratch(out, places, splits, COLS * regime.rows)
         plane16.linear[(tiles.blocks, splits, row_blocks)](
             x_MK, qdata, scale, scale if zero is None else zero, table, sums,
             out if bias is None else bias, out, partial, locks,
-            m, n, k, x_MK.stride(0), m, tiles.tiles, -(-tiles.tiles // splits),
+            m, n, k, x_MK.stride(0), sums.stride(0), tiles.tiles, -(-tiles.tiles // splits),
             **constants(
                 fmt, tiles, regime, splits, x.dtype, scale.dtype,
                 None if zero is None else zero.dtype, bias is not None, assembly=x.is_cuda,
-                early=early,
             ),
+            **ahead(regime, early=early),
             num_warps=regime.num_warps, num_stages=regime.num_stages,
             **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
     return out
 
 
-def _group_sums(x_MK: Tensor, tiles: Tiling, group: int) -> Tensor:
-    """float32 (groups, M): sums of the activations that share a zero point."""
+def group_sums(x_MK: Tensor, tiles: Tiling, group: int, rows: int) -> Tensor:
+    """float32 (groups, rows), 0 after those of x: sums of the activations that share a zero point."""
     from ao_kernels.triton.kernels import plane16
 
     m, k = x_MK.shape
-    sums = x_MK.new_empty((tiles.groups, m), dtype=torch.float32)
-    plane16.group_sums[(-(-m // _SUM_ROWS), tiles.groups)](
-        x_MK, sums, m, k, x_MK.stride(0), m, group if tiles.chain else k, _SUM_ROWS, _SUM_STEP
+    sums = x_MK.new_empty((tiles.groups, rows), dtype=torch.float32)
+    plane16.group_sums[(-(-rows // _SUM_ROWS), tiles.groups)](
+        x_MK, sums, m, k, x_MK.stride(0), rows, group if tiles.chain else k, _SUM_ROWS, _SUM_STEP
     )
     return sums

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -54,15 +55,15 @@ def tiling(n: int, k: int, group: int, fmt: Format) -> Tiling:
 
 
 class Plane16(Layout):
-    """For a weight (N, K) of b bits: tiles of 128 rows and 16 / b planes of 64 columns.
+    """For a weight (N, K), or (E, N, K), of b bits: tiles of 128 rows and 16 / b planes of 64 columns.
 
     (Where groups have 32 columns, planes have 32.) Bits b·j and up of a 16-bit word are the code of
     plane j: the words of a row in a tile hold runs of neighbouring columns, so that a product takes
     activations as they are. Parts:
 
-    - qdata: int16 [N / 128, tiles, 128, plane]. Signed integers are stored in offset binary.
-    - scale, zero: [N / 128, groups, 128], in their own dtype.
-    - table: int32, the bits of every code's float32 value, and what else `Format.table` says.
+    - qdata: int16 […, N / 128, tiles, 128, plane]. Signed integers are stored in offset binary.
+    - scale, zero: […, N / 128, groups, 128], in their own dtype.
+    - table: int32 […, words], the bits of every code's float32 value, and what else `Format.table` says.
 
     Rows and columns of padding have code 0 and scale 0.
     """
@@ -71,6 +72,7 @@ class Plane16(Layout):
     canonical = False
     canonical_name = "packed"
     native_devices = ("cuda",)
+    stacked = True
     bits = 4
     #: whether two of every four columns have codes
     sparse = False
@@ -90,11 +92,12 @@ class Plane16(Layout):
             return "its product does not quantize activations"
         if spec.scale_dtype not in ("float32", "bfloat16", "float16"):
             return f"needs scales in float32, bfloat16 or float16, found {spec.scale_dtype}"
-        if len(shape) != 2 or 0 in shape:
-            return f"needs a 2-D weight that is not empty, found {shape}"
+        if len(shape) not in (2, 3) or 0 in shape:
+            return f"needs a weight of 2 or 3 dimensions that is not empty, found {shape}"
         groups = tuple(size for size in (32, 64, 128, 256) if size * fmt.bits <= 1024)
-        rows, group = full_block(spec.block, shape)
-        if rows != 1 or spec.block[0] == WHOLE or (group not in groups and group < shape[1]):
+        *rows, group = full_block(spec.block, shape)
+        along_rows = set(rows) == {1} and WHOLE not in (spec.block[0], *spec.block[:-1])
+        if not along_rows or (group not in groups and group < shape[-1]):
             return f"needs groups of {groups} along each row, or whole rows, found {spec.block}"
         return None
 
@@ -102,6 +105,14 @@ class Plane16(Layout):
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
     ) -> Parts:
         """Parts in planes, from canonical ones."""
+        return _of_each(self.pack_matrix, parts, spec, shape, dtype)
+
+    def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
+        """Canonical parts, from those in planes."""
+        return _of_each(self.unpack_matrix, parts, spec, shape, dtype)
+
+    def pack_matrix(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
+        """`from_canonical` for a weight (N, K)."""
         fmt, tiles = known_tiles(spec, shape, dtype)
         codes = unpack_bits(parts["qdata"].view(torch.uint8), fmt.bits, tiles.k) ^ fmt.flip
         codes = pad(codes, tiles.blocks * COLS, tiles.tiles * tiles.width)
@@ -118,8 +129,10 @@ class Plane16(Layout):
         )
         return {**out, "table": fmt.table().to(words.device)}
 
-    def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
-        """Canonical parts, from those in planes."""
+    def unpack_matrix(
+        self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
+    ) -> Parts:
+        """`to_canonical` for a weight (N, K)."""
         fmt, tiles = known_tiles(spec, shape, dtype)
         words = parts["qdata"].unsqueeze(-1).view(torch.uint8)
         planes = unpack_bits(words, fmt.bits, tiles.planes)
@@ -146,6 +159,23 @@ class Plane16Bytes(Plane16):
 
 
 LAYOUTS = (Plane16(), Plane16Bytes())
+
+
+def _of_each(
+    convert: Callable[[Parts, Spec, tuple[int, ...], DType], Parts],
+    parts: Parts,
+    spec: Spec,
+    shape: tuple[int, ...],
+    dtype: DType,
+) -> Parts:
+    """What `convert` makes of a matrix; of the matrices of experts, stacked, one at a time."""
+    if len(shape) == 2:
+        return convert(parts, spec, shape, dtype)
+    pieces = [
+        convert({name: part[e] for name, part in parts.items()}, spec, shape[1:], dtype)
+        for e in range(shape[0])
+    ]
+    return {name: torch.stack([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def known_tiles(

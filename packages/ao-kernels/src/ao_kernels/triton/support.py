@@ -17,6 +17,7 @@ __all__ = [
     "on_device",
     "processors",
     "rows_of",
+    "scratch",
     "starts_early",
     "take_locks",
     "why_not",
@@ -131,6 +132,17 @@ def take_locks(count: int, device: torch.device) -> Tensor:
         if capturing:
             return pool.take(count)
         return pool.of_stream(torch.cuda.current_stream(device).cuda_stream, count)
+
+
+def scratch(out: Tensor, places: int, splits: int, size: int) -> tuple[Tensor, Tensor]:
+    """For each of `places` what its `splits` blocks share: float32 for the `size` sums of each, a counter.
+
+    A product without splits does not touch it: any tensor can stand there.
+    """
+    if splits == 1:
+        return out, out
+    partial = out.new_empty(places * splits * size, dtype=torch.float32)
+    return partial, take_locks(places, out.device)
 
 
 def rows_of(x: Tensor, k: int) -> Tensor:

@@ -11,14 +11,13 @@ from torch import nn
 from typer.testing import CliRunner
 
 from ao_core import Spec, quantize_tensor
-from ao_core.cli.app import make_app
 from ao_core.errors import ConfigError
 from ao_core.tensor import QTensor
-from ao_kernels.plugin import ao_cli
 from ao_kernels.triton import support
 from ao_kernels.triton.tuning import ahead
 from ao_kernels.triton.tuning.choose import Case, Tuner
 from ao_kernels.triton.tuning.records import Device, Problem, Record, store_of
+from ao_kernels.tune import tune
 
 PROBLEM = Problem("product", ("int4",), 48, 64, 16)
 
@@ -27,9 +26,7 @@ PROBLEM = Problem("product", ("int4",), 48, 64, 16)
 def ao(tmp_path, monkeypatch):
     """The command, with a cache of its own."""
     monkeypatch.setenv("AO_CACHE", str(tmp_path))
-    app = make_app()
-    ao_cli(app)
-    return lambda *arguments: CliRunner().invoke(app, ["tune", *map(str, arguments)])
+    return lambda *arguments: CliRunner().invoke(tune, [*map(str, arguments)])
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from ao_kernels.testing.aot import Build
 from ao_kernels.testing.gates import Gate
 from ao_kernels.triton.formats import Format, known
 from ao_kernels.triton.gates.limits import BF16, FP16, FP32, REGISTERS, SHARED, TYPES
-from ao_kernels.triton.launch import ELEMENTS, REGIMES, Regime, constants
+from ao_kernels.triton.launch import ELEMENTS, REGIMES, Regime, ahead, constants
 from ao_kernels.triton.plane16 import COLS, Tiling, tiling
 
 __all__ = ["GATES", "MORE"]
@@ -37,6 +37,8 @@ class _Product:
     arch: int = 90
     sparse: bool = False
     splits: int = 4
+    #: 0: one weight
+    experts: int = 0
 
     @property
     def format(self) -> Format:
@@ -55,15 +57,17 @@ class _Product:
         kept = " 2:4" if self.sparse else ""
         stages = "" if self.regime in REGIMES else f" stages {self.regime.num_stages}"
         whole = " no splits" if self.splits == 1 else ""
+        of = f" of {self.experts} experts" if self.experts else ""
         return (
             f"sm_{self.arch} {self.numbers}{kept} g{self.group} {ELEMENTS[self.x_dtype]} scale "
-            f"{TYPES[self.scale_dtype][1:]}{zero} rows {self.regime.rows}{ragged}{stages}{whole}"
+            f"{TYPES[self.scale_dtype][1:]}{zero} rows {self.regime.rows}{ragged}{stages}{whole}{of}"
         )
 
 
 def _build(case: _Product) -> Build:
-    """The kernel `linear`, as `ops` launches it."""
-    from ao_kernels.triton.kernels import plane16
+    """The kernel `linear`, as `ops` launches it, and for experts that of `experts`."""
+    from ao_kernels.triton.experts import groups_of
+    from ao_kernels.triton.kernels import experts, plane16
 
     n, k = case.shape
     x, scale = TYPES[case.x_dtype], TYPES[case.scale_dtype]
@@ -74,20 +78,23 @@ def _build(case: _Product) -> Build:
         "zero_ptr": scale if case.zero_dtype is None else TYPES[case.zero_dtype],
         "table_ptr": "*i32",
         "sums_ptr": x if case.zero_dtype is None else "*fp32",
-        "bias_ptr": x,
+        "offs_ptr" if case.experts else "bias_ptr": "*i32" if case.experts else x,
         "out_ptr": x,
         "partial_ptr": "*fp32",
         "lock_ptr": "*i32",
     }
-    sizes = ("M", "N", "K", "stride_x", "stride_sums", "tiles", "tiles_a_split")
-    sized = {"N": n, "K": k, "stride_x": k}
+    sizes: tuple[str, ...] = ("M", "N", "K", "stride_x", "stride_sums", "tiles", "tiles_a_split")
+    sized, early = {"N": n, "K": k, "stride_x": k, "stride_sums": 16}, case.arch >= 90
+    own = ahead(case.regime, early=early)
+    if case.experts:
+        sizes, own = (*sizes, "experts"), {"GROUPS": groups_of(case.experts), "EARLY": early}
     return Build(
-        plane16.linear,
+        experts.linear if case.experts else plane16.linear,
         {**pointers, **dict.fromkeys(sizes, "i32")},
         constants(
             case.format, case.tiles, case.regime, case.splits,
-            case.x_dtype, case.scale_dtype, case.zero_dtype, bias=True, early=case.arch >= 90,
-        ),
+            case.x_dtype, case.scale_dtype, case.zero_dtype, bias=not case.experts,
+        ) | own,
         case.arch,
         case.regime.num_warps,
         case.regime.num_stages,
@@ -105,6 +112,8 @@ def _gate(budget: float, case: _Product) -> Gate:
     words = COLS * tiles.plane
     # 64 × 16 weights a warp group and instruction; before, 16 × 16 weights a warp and 8 columns
     hgmma = tiles.planes * words // (64 * 16 * (warps // 4))
+    # to launch the next kernel, to bring known weights nearer, and to wait for the one before
+    early = ("PREEXIT", "ACQBULK") if case.experts else ("PREEXIT", "CCTL", "ACQBULK")
     hmma = tiles.planes * words * case.regime.rows // (16 * 16 * 8 * warps)
     return Gate(
         case.name,
@@ -115,8 +124,7 @@ def _gate(budget: float, case: _Product) -> Gate:
         budget=budget,
         counts={"HGMMA": hgmma} if case.arch == 90 else {"HMMA": hmma},
         present=("LDGSTS", "LOP3", "HFMA2|HADD2|HMUL2|PRMT"),
-        # to launch the next kernel, to bring weights nearer, and to wait for the one before
-        anywhere=("PREEXIT", "CCTL", "ACQBULK") if case.arch == 90 else (),
+        anywhere=early if case.arch == 90 else (),
     )
 
 
@@ -192,8 +200,8 @@ GATES = (
     _gate(17.5, _Product("int4", _SMALL, 128)),
     _gate(15.5, _Product("int4", _SMALL, 128, FP16, FP16)),
     _gate(19.2, _Product("int4", _SMALL, 64)),
-    _gate(20.0, _Product("uint4", _SMALL, 128, zero_dtype=torch.uint8)),
-    _gate(24.0, _Product("uint4", _SMALL, 64, zero_dtype=BF16)),
+    _gate(19.7, _Product("uint4", _SMALL, 128, zero_dtype=torch.uint8)),
+    _gate(23.5, _Product("uint4", _SMALL, 64, zero_dtype=BF16)),
     _gate(24.6, _Product("int4", _SMALL, 32)),
     _gate(16.2, _Product("int4", _SMALL, _ROW)),
     _gate(19.1, _Product("int4", _MIDDLE, 128)),
@@ -209,6 +217,8 @@ GATES = (
     _gate(12.8, _Product("f8e4m3", _SMALL, _ROW, scale_dtype=FP32)),
     _gate(28.4, _Product("int4", _SMALL, 128, sparse=True)),
     _gate(34.4, _Product("int4", _SMALL, 128, arch=80, sparse=True)),
+    _gate(18.1, _Product("int4", _SMALL, 128, experts=8)),
+    _gate(19.8, _Product("uint4", _SMALL, 128, zero_dtype=torch.uint8, experts=128)),
 )
 _CHOSEN = (
     _embedding_gate("nf4", 90),
@@ -217,11 +227,11 @@ _CHOSEN = (
     _gate(17.5, _Product("int4", _SMALL, 128, scale_dtype=FP32)),
     _gate(17.2, _Product("int4", _SMALL, 256)),
     _gate(18.0, _Product("int4", _SMALL, 64, FP16, FP16)),
-    _gate(34.2, _Product("uint4", _SMALL, 32, zero_dtype=torch.uint8)),
+    _gate(33.0, _Product("uint4", _SMALL, 32, zero_dtype=torch.uint8)),
     _gate(16.2, _Product("uint4", _SMALL, _ROW, zero_dtype=torch.uint8)),
-    _gate(23.2, _Product("uint4", _MIDDLE, 128, zero_dtype=torch.uint8)),
-    _gate(34.0, _Product("uint4", _LARGE, 128, zero_dtype=torch.uint8)),
-    _gate(46.5, _Product("uint4", _LARGE, 64, zero_dtype=BF16)),
+    _gate(22.5, _Product("uint4", _MIDDLE, 128, zero_dtype=torch.uint8)),
+    _gate(31.4, _Product("uint4", _LARGE, 128, zero_dtype=torch.uint8)),
+    _gate(42.3, _Product("uint4", _LARGE, 64, zero_dtype=BF16)),
     _gate(29.5, _Product("int4", _MIDDLE, 32)),
     _gate(42.5, _Product("int4", _LARGE, 32)),
     _gate(28.0, _Product("nf4", _SMALL, 128)),
@@ -231,7 +241,7 @@ _CHOSEN = (
     _gate(14.2, _Product("int8", _LARGE, _ROW, scale_dtype=FP32)),
     _gate(16.0, _Product("f8e4m3", _LARGE, _ROW, scale_dtype=FP32)),
     _gate(36.7, _Product("int4", _SMALL, 32, sparse=True)),
-    _gate(32.2, _Product("int4", _SMALL, 64, sparse=True)),
+    _gate(32.6, _Product("int4", _SMALL, 64, sparse=True)),
     _gate(27.9, _Product("int4", _SMALL, 256, sparse=True)),
     _gate(26.4, _Product("int4", _SMALL, _ROW, sparse=True)),
     _gate(28.4, _Product("int4", _SMALL, 128, FP16, FP16, sparse=True)),
@@ -241,6 +251,18 @@ _CHOSEN = (
     _gate(62.0, _Product("int4", _LARGE, 32, sparse=True)),
     _gate(34.4, _Product("int4", _SMALL, 128, arch=89, sparse=True)),
     _gate(0, _Product("int4", _SMALL, 128, arch=100, sparse=True)),
+    _gate(19.1, _Product("int4", _MIDDLE, 128, experts=64)),
+    _gate(25.7, _Product("int4", _LARGE, 128, experts=8)),
+    _gate(18.7, _Product("int4", _SMALL, 128, shape=_RAGGED, experts=8)),
+    _gate(16.2, _Product("int4", _SMALL, _ROW, experts=8)),
+    _gate(33.1, _Product("uint4", _LARGE, 128, zero_dtype=torch.uint8, experts=8)),
+    _gate(29.5, _Product("nf4", _SMALL, 64, experts=8)),
+    _gate(10.8, _Product("int8", _SMALL, _ROW, scale_dtype=FP32, experts=8)),
+    _gate(12.8, _Product("f8e4m3", _SMALL, _ROW, scale_dtype=FP32, experts=8)),
+    _gate(28.4, _Product("int4", _SMALL, 128, sparse=True, experts=8)),
+    _gate(17.5, _Product("int4", _SMALL, 128, arch=80, experts=8)),
+    _gate(17.5, _Product("int4", _SMALL, 128, arch=89, experts=8)),
+    _gate(0, _Product("int4", _SMALL, 128, arch=100, experts=8)),
 )
 _NAMES = {gate.name for gate in (*GATES, *_CHOSEN)}
 MORE = (*_CHOSEN, *(gate for gate in _SETTINGS if gate.name not in _NAMES))

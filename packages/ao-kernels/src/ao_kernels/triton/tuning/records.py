@@ -36,7 +36,7 @@ __all__ = [
 
 _FORMAT = 1
 _KERNELS = Path(__file__).parents[1]
-#: measured by others, for known devices: `<device>.json`, as `ao tune export` writes it
+#: measured by others, for known devices: `<device>.json`, as `python -m ao_kernels.tune export` writes it
 SHIPPED = Path(__file__).parent / "shipped"
 _log = logging.getLogger(__name__)
 

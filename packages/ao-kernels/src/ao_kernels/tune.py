@@ -1,4 +1,7 @@
-"""`ao tune`: measured settings of kernels, to see, to drop, to make ahead and to pass on."""
+"""`python -m ao_kernels.tune`: measured settings of kernels, to see, to drop, to make ahead and to pass on.
+
+No command of `ao`, which would have to import every kernel before it could list its commands.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path
 
 import typer
 
+from ao_core.cli.app import Commands
 from ao_core.cli.output import JSON, show_json, show_table
 from ao_core.errors import ConfigError
 from ao_kernels.triton.tuning import records
@@ -14,7 +18,12 @@ from ao_kernels.triton.tuning import records
 __all__ = ["tune"]
 
 tune = typer.Typer(
-    name="tune", no_args_is_help=True, help="Settings of GPU kernels that were measured here."
+    name="python -m ao_kernels.tune",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Settings of GPU kernels that were measured here.",
 )
 
 
@@ -89,3 +98,7 @@ def _words(setting: dict[str, int]) -> str:
 def _times(record: records.Record) -> str:
     times = [f"{microseconds:.1f}" for _, microseconds in record.tried]
     return ", ".join(times + [f"{len(record.untried)} not tried"] * bool(record.untried))
+
+
+if __name__ == "__main__":
+    tune(prog_name="python -m ao_kernels.tune")
