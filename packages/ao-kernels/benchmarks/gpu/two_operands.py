@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
@@ -29,7 +30,10 @@ from weights import of_dense
 from ao_core import WHOLE, QTensor, Spec
 from ao_core.records import Call
 from ao_core.registry import registry
+from ao_core.tensor import quantize_tensor
 from ao_core.tensor.create import encode_parts
+from ao_core.tensor.relayout import to_layout
+from ao_kernels.triton import dynamic4
 from ao_kernels.triton.dynamic import grouped_mm, mm
 
 ROW, TENSOR, GROUP, SQUARE = (1, WHOLE), (WHOLE, WHOLE), (1, 128), (128, 128)
@@ -39,6 +43,12 @@ KINDS = {
     "float8 blocks": Spec("f8e4m3", SQUARE, act=Spec("f8e4m3", GROUP)),
     "float8 gradients": Spec("f8e4m3", GROUP, act=Spec("f8e4m3", GROUP)),
     "int8 zero points": Spec("int8", ROW, act=Spec("uint8", ROW, zero="int")),
+}
+#: weights in 4 bits, and activations in 8
+IN_4_BITS = {
+    "uint8 × int4 32": Spec("int4", (1, 32), "bfloat16", act=Spec("uint8", ROW, zero="int")),
+    "int8 × int4 128": Spec("int4", (1, 128), "bfloat16", act=Spec("int8", ROW)),
+    "float8 × int4 128": Spec("int4", (1, 128), "bfloat16", act=Spec("f8e4m3", ROW)),
 }
 #: what torch has, and the kernel of ao-core that calls it
 OF_TORCH = {
@@ -86,6 +96,8 @@ def linear(
     makers: dict[str, Callable[[], Contender]] = {"bf16": partial(of_dense, setup, dense)}
     for kind, spec in KINDS.items():
         makers[f"ao {kind}"] = partial(ours, setup, dense, spec)
+    for kind, spec in IN_4_BITS.items():
+        makers[f"ao {kind}"] = partial(in_4_bits, setup, dense, spec)
     if dense.is_cuda:
         for kind, (spec, kernel) in OF_TORCH.items():
             makers[f"torch {kind}"] = partial(of_torch, setup, dense, spec, kernel)
@@ -109,6 +121,18 @@ def ours(setup: Setup, dense: Tensor, spec: Spec) -> Contender:
     copies = setup.copies(cast(dense, spec), dense.numel())
     call = partial(_times, spec=spec)
     return Contender(copies, call, error=of_product(dense), bound=6e-2)
+
+
+def in_4_bits(setup: Setup, dense: Tensor, spec: Spec) -> Contender:
+    """The Triton product with a weight that is loaded in 4 bits."""
+    packed = quantize_tensor(dense, replace(spec, layout="packed"))
+    copies = setup.copies(to_layout(packed, "plane32"), dense.numel() // 2)
+    return Contender(copies, in_planes, error=of_product(dense), bound=0.2)
+
+
+def in_planes(x: Tensor, w: QTensor) -> Tensor:
+    """A linear layer without bias."""
+    return dynamic4.linear(x, w, None)
 
 
 def _times(x: Tensor, w: QTensor, spec: Spec) -> Tensor:

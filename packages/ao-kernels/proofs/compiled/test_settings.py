@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ao_core.registry import registry
-from ao_kernels.triton import bsr, launch, scaled
+from ao_kernels.triton import act8, bsr, launch, plane32, scaled
 from ao_kernels.triton.formats import known
 from ao_kernels.triton.gates import GATES, MORE
 from ao_kernels.triton.plane16 import tiling
@@ -44,6 +44,19 @@ def test_planes():
                 for m in ROWS:
                     for rows, warps, stages, splits in launch.settings_of(tiles, m, 132):
                         assert (*kind, rows, warps, stages, splits > 1) in found
+
+
+def test_planes_beside_activations_in_8_bits():
+    from ao_kernels.triton.kernels import plane32 as kernels
+
+    found = gated(kernels.linear, "HAS_ZERO", "ROWS")
+    for zero in (False, True):
+        for n in WIDTHS:
+            for k in WIDTHS:
+                tiles = plane32.tiling(n, k, 128)
+                for m in ROWS:
+                    for *how, splits in act8.settings_of(tiles, m, 132, zero=zero):
+                        assert (zero, *how, splits > 1) in found
 
 
 def test_blocks():

@@ -14,9 +14,10 @@ from ao_core.dtypes import table_dtype
 from ao_core.registry import registry
 from ao_kernels.cpu.codes import codes_of
 from ao_kernels.testing.asm import run
-from ao_kernels.triton.assembly import load_table
+from ao_kernels.triton.assembly import load_table, to_float
 from ao_kernels.triton.float4 import PLACES, float4, gather_bits, mantissa_of, spread_bits
 from ao_kernels.triton.formats import Format, format_of
+from ao_kernels.triton.plane32 import stored
 from ao_kernels.triton.scales import KINDS, load_bytes
 
 RNG = np.random.default_rng(0)
@@ -132,6 +133,30 @@ def test_integers_and_floats_of_8_bits_are_exact():
         for element in ("bf16", "fp16"):
             exact = np.nan_to_num(np.array(fmt.values), nan=480) - fmt.offset
             assert np.array_equal(np.abs(values_of(fmt, element).astype(float)), np.abs(exact))
+
+
+@pytest.mark.parametrize("integers", [True, False])
+@pytest.mark.parametrize("name", ["int4", "uint4"])
+def test_every_word_beside_activations_in_8_bits(name, integers):
+    """Four words hold four neighbours of eight planes; every pair of bytes, in each of the words."""
+    how = stored(name, integers=integers)
+    low = np.arange(1 << 16, dtype=np.uint32)
+    words = [RNG.permutation(low) | RNG.permutation(low) << np.uint32(16) for _ in range(4)]
+    planes = run(how.assembly(), *words)
+    assert len(planes) == 8
+    for j, plane in enumerate(planes):
+        found = np.ascontiguousarray(plane).view(np.int8 if integers else ml_dtypes.float8_e4m3fn)
+        bytes_ = np.ascontiguousarray(words[j // 2]).view(np.uint8)
+        codes = how.turn(torch.from_numpy(bytes_ >> 4 * (j % 2) & 15)).numpy()
+        values = codes.astype(np.int8) - 16 * (codes >= 8) if name == "int4" else codes
+        assert np.array_equal(found.astype(np.float64) * how.factor + how.offset, values)
+
+
+def test_integers_become_floats():
+    """All sums of up to 256 products of two signed bytes of which one is a code times 16."""
+    sums = np.arange(-(1 << 22), (1 << 22) + 1, dtype=np.int32)
+    (found,) = run(to_float(), sums.view(np.uint32))
+    assert np.array_equal(found.view(np.float32), sums.astype(np.float32))
 
 
 @pytest.mark.parametrize("name", ["int3", "uint8", "f8e5m2"])

@@ -126,6 +126,12 @@ def _fma_float32(a: Words, b: Words, c: Words) -> Words:
         return odd.astype(np.float32).view(np.uint32)
 
 
+def _sum_float32(a: Words, b: Words) -> Words:
+    x, y = (np.atleast_1d(v).view(np.float32) for v in (a, b))
+    with np.errstate(all="ignore"):
+        return (x + y).view(np.uint32)
+
+
 def _product_float32(a: Words, b: Words) -> Words:
     x, y = (np.atleast_1d(v).view(np.float32) for v in (a, b))
     with np.errstate(all="ignore"):
@@ -223,6 +229,9 @@ _OPS: dict[str, Callable[..., Any]] = {
     "prmt.b32": _prmt,
     "fma.rn.bf16x2": _halves("bf16"),
     "fma.rn.f16x2": _halves("f16"),
+    "add.s32": lambda a, b: a + b,
+    "mad.lo.u32": lambda a, b, c: a * b + c,
+    "add.rn.f32": _sum_float32,
     "fma.rn.f32": _fma_float32,
     "mul.rn.f32": _product_float32,
     "neg.f32": lambda a: a ^ np.uint32(1 << 31),

@@ -17,6 +17,7 @@ from ao_kernels.triton.tuning.records import Problem, bucket
 
 __all__ = [
     "ELEMENTS",
+    "FEWEST_TILES",
     "POINTERS",
     "REGIMES",
     "Regime",
@@ -42,7 +43,7 @@ POINTERS = {
     **dict.fromkeys(KINDS, "*u8"),
 }
 #: tiles of a row that each of several blocks gets at least
-_FEWEST_TILES = 4
+FEWEST_TILES = 4
 #: blocks that a row of tiles is split among at most
 _MOST_SPLITS = 8
 
@@ -84,7 +85,7 @@ def splits_of(tiles: Tiling, row_blocks: int, processors: int) -> int:
     while (
         splits < _MOST_SPLITS
         and tiles.blocks * row_blocks * splits < 0.9 * processors
-        and tiles.tiles >= 2 * splits * _FEWEST_TILES
+        and tiles.tiles >= 2 * splits * FEWEST_TILES
     ):
         splits *= 2
     return splits
@@ -98,7 +99,7 @@ def rule(tiles: Tiling, m: int, processors: int) -> Setting:
 
 def settings_of(tiles: Tiling, m: int, processors: int) -> tuple[Setting, ...]:
     """What may serve any number of rows whose bucket is that of m."""
-    return settings_around(rule(tiles, bucket(m), processors), tiles.tiles // _FEWEST_TILES)
+    return settings_around(rule(tiles, bucket(m), processors), tiles.tiles // FEWEST_TILES)
 
 
 def settings_around(first: Setting, most: int) -> tuple[Setting, ...]:

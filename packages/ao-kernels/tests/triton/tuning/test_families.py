@@ -8,7 +8,7 @@ import torch
 from ao_core import WHOLE, Spec
 from ao_core.records import Call
 from ao_core.registry import registry
-from ao_kernels.triton import bsr, dynamic, launch, linear, ops, scaled
+from ao_kernels.triton import act8, bsr, dynamic, dynamic4, launch, linear, ops, plane32, scaled
 from ao_kernels.triton.formats import known
 from ao_kernels.triton.plane16 import tiling
 from ao_kernels.triton.tuning.records import bucket
@@ -30,6 +30,18 @@ def test_planes(numbers):
                 assert len(set(found)) == len(found) <= 4
                 assert found == launch.settings_of(tiles, bucket(m), 132)
                 assert all(1 <= each.splits <= tiles.tiles for each in found)
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_planes_beside_activations_in_8_bits(zero):
+    for n in WIDTHS:
+        for k in WIDTHS:
+            tiles = plane32.tiling(n, k, 128)
+            for m in ROWS:
+                found = act8.settings_of(tiles, m, 132, zero=zero)
+                assert act8.rule(tiles, m, 132, zero=zero) in found
+                assert len(set(found)) == len(found) <= 4
+                assert found == act8.settings_of(tiles, bucket(m), 132, zero=zero)
 
 
 def test_blocks():
@@ -56,7 +68,7 @@ def test_scaled():
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     """Sizes follow from those of an H100, also where there is another device."""
-    for module in (linear, dynamic):
+    for module in (linear, dynamic, dynamic4):
         monkeypatch.setattr(module, "current_device", lambda: CPU)
 
 
@@ -70,6 +82,10 @@ def test_explain_says_what_serves_and_why():
     planes = Spec("int4", (1, 128), "bfloat16", layout="plane16")
     assert described("triton_plane16_linear", planes, (4096, 4096), 1) == (
         "blocks of 16 rows, 4 for each sum, 4 stages (rule), sums in float32"
+    )
+    both = Spec("int4", (1, 32), layout="plane32", act=Spec("uint8", (1, WHOLE), zero="int"))
+    assert described("triton_int8_int4_linear", both, (4096, 4096), 200) == (
+        "activations as uint8, blocks of 128 rows, 2 for each sum, 3 stages (rule)"
     )
     act = Spec("f8e4m3", (1, WHOLE))
     rows = Spec("f8e4m3", (1, WHOLE), act=act)
