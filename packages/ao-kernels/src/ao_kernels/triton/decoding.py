@@ -155,14 +155,13 @@ def floats(bits: int, mantissa: int, unit: float, element: str) -> str:
 
 
 @lru_cache
-def lookup(bits: int, signed: bool, element: str) -> str:
+def lookup(bits: int, element: str) -> str:
     """Planes of the values in the table, rounded to nearest, for codes of up to 4 bits.
 
     The words are those of `words.interleave`: nibbles 2j and 2j + 1 of a register are of the same planes.
 
     `prmt` picks four bytes out of eight by the lower three bits of four codes; done for the lower and the
-    upper bytes of the values. A fourth bit is the sign, where values are `signed` so, or selects from what is
-    picked of the other eight.
+    upper bytes of the values; where codes have a fourth bit for either half of them, of which that selects.
     """
     container = Packing(bits).container
     count = 4 // container
@@ -183,17 +182,14 @@ def lookup(bits: int, signed: bool, element: str) -> str:
                     # bytes of all ones where the fourth bit is set: that of nibble 0 is shifted to the sign
                     # of byte 0, …
                     mask = out.make(f"prmt.b32 {out.shift(moved, -4)}, {moved}, {order}")
-                    if signed:
-                        high = out.make(f"lop3.b32 {mask}, 0x80808080, {high}, {AND_OR}")
-                    else:
-                        others = (
-                            out.make(f"prmt.b32 {table[2]}, {table[3]}, {chosen}")
-                            for table in (low_table, high_table)
-                        )
-                        low, high = (
-                            out.make(f"lop3.b32 {other}, {mask}, {picked}, {SELECT}")
-                            for other, picked in zip(others, (low, high), strict=True)
-                        )
+                    others = (
+                        out.make(f"prmt.b32 {table[2]}, {table[3]}, {chosen}")
+                        for table in (low_table, high_table)
+                    )
+                    low, high = (
+                        out.make(f"lop3.b32 {other}, {mask}, {picked}, {SELECT}")
+                        for other, picked in zip(others, (low, high), strict=True)
+                    )
                 for pair, both in enumerate(("0x5140", "0x7362")):
                     nibble = 2 * half + pair
                     out.put(first + nibble * count + part, f"prmt.b32 {low}, {high}, {both}")

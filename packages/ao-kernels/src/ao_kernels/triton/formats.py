@@ -13,6 +13,7 @@ from torch import Tensor
 from ao_core.records import DType
 from ao_kernels.cpu.codes import codes_of
 from ao_kernels.triton import assembly, decoding
+from ao_kernels.triton.float4 import float4, mantissa_of
 from ao_kernels.triton.words import Packing
 
 __all__ = ["TABLES", "Format", "format_of", "known"]
@@ -38,6 +39,13 @@ class Format(NamedTuple):
     looked_up: bool = False
     #: whether two of every four columns have codes, in the order of `assembly.two_of_four`
     sparse: bool = False
+    #: whether the bits of codes lie in `float4.PLACES`
+    spread: bool = False
+
+    @property
+    def order(self) -> str:
+        """How the codes of two neighbouring words lie in them."""
+        return "pairs" if self.looked_up else "spread" if self.spread else "planes"
 
     @property
     def words(self) -> int:
@@ -82,11 +90,12 @@ def format_of(dtype: DType, *, sparse: bool = False) -> Format | str:
         offset = 1 << dtype.bits - 1 if dtype.kind == "int" and least == 0 else 0
         if dtype.bits < 8 or least - offset == -128:
             return make(offset, partial(decoding.integers, codes.bits, least - offset))
+    if dtype.bits == 4 and (mantissa := mantissa_of(codes.values)) is not None:
+        decode = partial(float4, mantissa=mantissa, least=codes.values[1])
+        return make(0, decode, spread=True)
     if dtype.bits <= 4:
-        signed = _are_signed(codes.values)
-        return make(0, partial(decoding.lookup, codes.bits, signed), looked_up=True)
-    mantissa = _mantissa(codes.values)
-    if mantissa is not None:
+        return make(0, partial(decoding.lookup, codes.bits), looked_up=True)
+    if (mantissa := _mantissa(codes.values)) is not None:
         return make(0, partial(decoding.floats, codes.bits, mantissa, codes.values[1]))
     return f"has no assembly that decodes {dtype.name}"
 
@@ -96,13 +105,6 @@ def _least(values: tuple[float, ...]) -> int | None:
     least = int(values[0])
     counts = all(value == least + code for code, value in enumerate(values))
     return least if counts and -128 <= least <= 0 else None
-
-
-def _are_signed(values: tuple[float, ...]) -> bool:
-    """Whether the highest bit of a code is the sign of its value, 0 included."""
-    half = len(values) // 2
-    pairs = zip(values[:half], values[half:], strict=True)
-    return all((a, math.copysign(1, b)) == (-b, -1) for a, b in pairs)
 
 
 def _mantissa(values: tuple[float, ...]) -> int | None:

@@ -3,6 +3,11 @@
 import triton
 import triton.language as tl
 
+from ao_kernels.triton import float4
+
+#: where the codes of floats of 4 bits lie
+PLACES = tl.constexpr(float4.PLACES)
+
 
 @triton.jit
 def beside(planes, first: tl.constexpr, COUNT: tl.constexpr):
@@ -39,7 +44,7 @@ def numbers(
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
     OFFSET: tl.constexpr,
-    PAIRS: tl.constexpr,
+    ORDER: tl.constexpr,
     SPARSE: tl.constexpr,
     ASM: tl.constexpr,
 ):
@@ -48,7 +53,7 @@ def numbers(
     planes = ()
     if ASM is None:
         for j in tl.static_range(PLANES):
-            value = values(row_at, inner, j, table_ptr, COLS, WORDS, PLANES, PAIRS, SPARSE)
+            value = values(row_at, inner, j, table_ptr, COLS, WORDS, PLANES, ORDER, SPARSE)
             planes += ((value - OFFSET).to(element),)
     else:
         at, words = row_at + inner[None, :], ()
@@ -70,14 +75,14 @@ def values(
     COLS: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
-    PAIRS: tl.constexpr,
+    ORDER: tl.constexpr,
     SPARSE: tl.constexpr,
 ):
     """The values of one plane in float32, without assembly."""
     if SPARSE:
         code = sparse_codes(row_at, inner, plane, COLS * inner.shape[0])
     else:
-        code = codes(row_at, inner, plane, COLS * inner.shape[0], WORDS, PLANES, PAIRS)
+        code = codes(row_at, inner, plane, COLS * inner.shape[0], WORDS, PLANES, ORDER)
     return tl.load(table_ptr + code).to(tl.float32, bitcast=True)
 
 
@@ -89,7 +94,7 @@ def codes(
     NEXT: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
-    PAIRS: tl.constexpr,
+    ORDER: tl.constexpr,
 ):
     """The codes of one plane: without assembly, what `words.unpack_words` does; words are NEXT apart."""
     BITS: tl.constexpr = 16 * WORDS // PLANES
@@ -98,12 +103,14 @@ def codes(
     REST: tl.constexpr = CONTAINER - BITS
     number, low = plane // PER, plane % PER * CONTAINER
     at = inner
-    if PAIRS:
+    if ORDER == "pairs":
         # nibble i of words h = 0 and 1 is nibble 2i + h of both
         nibble = 2 * (low // 4) + inner % 2
         at = inner - inner % 2 + nibble // 4
         low = nibble % 4 * 4 + low % 4
-    if number < WORDS:
+    if ORDER == "spread":
+        code = spread_codes(row_at, inner, plane)
+    elif number < WORDS:
         code = tl.load(row_at + number * NEXT + at[None, :]).to(tl.int32) >> low
     else:
         code = tl.zeros((row_at.shape[0], inner.shape[0]), tl.int32)
@@ -112,6 +119,17 @@ def codes(
             code |= (stored >> BITS & ((1 << REST) - 1)) << REST * word
         code = code >> BITS * (number - WORDS)
     return code & ((1 << BITS) - 1)
+
+
+@triton.jit
+def spread_codes(row_at, inner, plane):
+    """The codes of one plane of floats of 4 bits, whose bits lie in `float4.PLACES`."""
+    own = tl.load(row_at + inner[None, :]).to(tl.int32) & 0xFFFF
+    words = own | tl.load(row_at + (inner ^ 1)[None, :]).to(tl.int32) << 16
+    bits = ()
+    for bit in tl.static_range(4):
+        bits += ((words >> PLACES[plane][bit] & 1) << bit,)
+    return bits[0] | bits[1] | bits[2] | bits[3]
 
 
 @triton.jit
