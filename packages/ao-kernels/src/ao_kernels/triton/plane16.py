@@ -201,9 +201,11 @@ def _matrix(part: Tensor, e: int) -> Tensor:
 
 def _stacked(pieces: list[Tensor]) -> Tensor:
     """Inverse of `_matrix`."""
-    if not isinstance(first := pieces[0], QTensor):
+    nested = [piece for piece in pieces if isinstance(piece, QTensor)]
+    if not nested:
         return torch.stack(pieces)
-    codes, outer = (torch.stack([p.parts[name] for p in pieces]) for name in ("qdata", "scale"))
+    first = nested[0]
+    codes, outer = (torch.stack([p.parts[name] for p in nested]) for name in ("qdata", "scale"))
     if len(first.spec.block) == codes.dim():
         outer = outer[:1]
     return QTensor({"qdata": codes, "scale": outer}, first.spec, tuple(codes.shape), first.dtype)
