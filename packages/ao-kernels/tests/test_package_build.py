@@ -184,7 +184,7 @@ def test_a_set_that_the_compiler_does_not_know_is_left_out(hook, monkeypatch):
     known = {}
 
     def run(command, **options):
-        return subprocess.CompletedProcess(command, int(not known["amx"]))
+        return hook.subprocess.CompletedProcess(command, int(not known["amx"]))
 
     monkeypatch.setattr(hook.subprocess, "run", run)
     for known["amx"], units, told in ((True, {"isa_amx"}, ("-DAO_UNIT_amx",)), (False, set(), ())):
