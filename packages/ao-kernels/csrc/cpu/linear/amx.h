@@ -15,8 +15,8 @@ namespace ao::AO_ISA {
 
 // Columns of bytes whose products' sum cannot overflow.
 constexpr int64_t kGreatestGroup = 1 << 16;
-// Tiles of the layout that a group must have for its sums to be scaled one by one.
-constexpr int64_t kLeastGroupTiles = 4;
+// Tiles of the layout that a group must have for its sums to be scaled one by one: beside bfloat16 there is another way.
+static int64_t least_group_tiles(Element type) { return type == Element::bf16 ? 8 : 4; }
 
 static bool has_infinity(const Linear& t) {
   for (int c = 0; c < 1 << t.bits; ++c) {
@@ -51,7 +51,7 @@ static bool plan_tiles(Linear& t) {
   const bool bytes = t.act == Act::int8 || t.act == Act::uint8;
   const int64_t group_tiles = (t.group + 15) / 16;
   if (t.k == 0 || t.group > kGreatestGroup) return false;
-  if (bytes && (t.groups == 1 || group_tiles >= kLeastGroupTiles)) {
+  if (bytes && (t.groups == 1 || group_tiles >= least_group_tiles(t.type))) {
     t.mode = Mode::int8;
     // registers do not cross groups
     t.tiling = {t.groups == 1 || group_tiles % 4 == 0 ? 4 : group_tiles % 2 == 0 ? 2 : 1, 1, 0};
