@@ -25,7 +25,7 @@ CORE_LAYERS = (
     "(dtypes) | (scales)",
     "(numerics) | (observing) | (progress) | (samples)",
     "records",
-    "spec : errors",
+    "spec : errors : (caches)",
 )
 # --8<-- [end:layers]
 #: optional or foreign packages, and the modules of ao_core that may import them

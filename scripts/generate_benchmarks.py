@@ -1,5 +1,7 @@
 """Write the recorded results, packages/*/benchmarks/results/*.json, into docs/benchmarks.md.
 
+Of those on a GPU, packages/ao-kernels/benchmarks/gpu/results/*.json, the newest are shown.
+
 With --check nothing is written, and the exit status says whether the page is fresh.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from workspace import ROOT
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = "packages/*/benchmarks/results/*.json"
+GPU = ROOT / "packages" / "ao-kernels" / "benchmarks" / "gpu"
 
 
 def render(data: dict[str, Any]) -> str:
@@ -39,5 +43,15 @@ def results() -> str:
     return "\n\n".join(found) or "No measurements are recorded yet."
 
 
+def on_gpu(folder: Path = GPU / "results") -> str:
+    """The bars of the GPU kernels, by the newest results there are."""
+    newest = max(folder.glob("gpu-*.json"), default=None)
+    found = newest and json.loads(newest.read_text(encoding="utf-8"))
+    sys.path.append(str(GPU))
+    text: str = import_module("report").summary(found)
+    return text
+
+
 if __name__ == "__main__":
-    sys.exit(main({(PAGE, "results"): results()}, Path(__file__).name))
+    sections = {(PAGE, "gpu"): on_gpu(), (PAGE, "results"): results()}
+    sys.exit(main(sections, Path(__file__).name))

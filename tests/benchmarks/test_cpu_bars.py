@@ -14,15 +14,17 @@ from ao_core import Spec, quantize_tensor
 from workspace import ROOT
 
 CPU = ROOT / "packages" / "ao-kernels" / "benchmarks" / "cpu"
+GPU = CPU.with_name("gpu")
 
 
 @pytest.fixture
 def cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The folder's modules can be imported, and are forgotten afterwards."""
+    """The folder's modules, and the decoder, can be imported, and are forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(GPU))
     monkeypatch.syspath_prepend(str(CPU))
     yield
     for name, module in list(sys.modules.items()):
-        if Path(getattr(module, "__file__", None) or "").parent == CPU:
+        if Path(getattr(module, "__file__", None) or "").parent in (CPU, GPU):
             del sys.modules[name]
 
 
@@ -47,11 +49,17 @@ def test_decoding_one_by_one_agrees_with_a_prefill(decoder: ModuleType) -> None:
     cache, rope = (make(shape, torch.float32) for make in (decoder.empty_cache, decoder.rope_table))
     tokens = torch.arange(10) * 3 % 50
     for position, token in enumerate(tokens.split(1)):
-        one = model(token, cache, rope, position)
-        whole = model(tokens[: position + 1], torch.zeros_like(cache), rope, 0)
+        place = decoder.after(position, 1)
+        if (
+            position % 2
+        ):  # where only the device knows, all of the cache is attended to, under a mask
+            place = decoder.anywhere(torch.tensor([position]), 12)
+        one = model(token, cache, rope, place)
+        text = decoder.after(0, position + 1)
+        whole = model(tokens[: position + 1], torch.zeros_like(cache), rope, text)
         torch.testing.assert_close(one, whole)
     assert 0.5 < one.std() < 2
-    swapped = model(tokens[[1, 0, *range(2, 10)]], torch.zeros_like(cache), rope, 0)
+    swapped = model(tokens[[1, 0, *range(2, 10)]], torch.zeros_like(cache), rope, text)
     assert (swapped - whole).abs().max() > 1e-3  # positions matter
 
 

@@ -10,23 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core import QTensor, Spec, codebook_dtype, quantize_tensor, register, reopen
-from ao_core.numerics import companded_values, dynamic_values, relative_error
+from ao_core import QTensor, Spec, quantize_tensor
+from ao_core.numerics import relative_error
 from ao_core.records import DType
 from ao_core.registry import registry
 from ao_core.testing.base import same_bits
 from ao_kernels.cpu.adam import adam_step
+from ao_kernels.testing.states import register_states
 
-BOOKS = {
-    "dynamic8": dynamic_values(8, signed=True),
-    "dynamic8u": dynamic_values(8, signed=False),
-    "companded8": companded_values(signed=True),
-    "companded8u": companded_values(signed=False),
-}
 STATES = [
     ("dynamic8", "dynamic8u"),
     ("companded8", "companded8u"),
-    ("f8e4m3", "f8e4m3"),
+    ("f8e4m3", "f8e5m3u"),
     ("int8", "uint8"),
 ]
 #: how near to the middle between two values, over its size, a number may get the farther one's code
@@ -42,11 +37,7 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def books() -> None:
-    """The number formats of optimizers' states, where nobody has registered them."""
-    for name, values in BOOKS.items():
-        if name not in registry.dtypes:
-            reopen()
-            register(codebook_dtype(name, values))
+    register_states()
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:

@@ -9,6 +9,7 @@ from statistics import median
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
+sys.path.append(str(Path(__file__).parents[2] / "ao-kernels" / "benchmarks" / "gpu"))  # stepping
 from stepping import contenders, mixed_shapes, parameters, state_bytes
 
 from benchmarking import arguments, compared, interleaved, record

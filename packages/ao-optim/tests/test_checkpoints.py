@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ao_optim
-from ao_core import QTensor
+from ao_core import QTensor, quantize_tensor
 from ao_core.errors import CheckpointError
 from ao_core.numerics import dynamic_values
 from ao_core.testing.base import gaussian, same_bits
@@ -50,6 +50,24 @@ def test_between_formats(name, make_params, run_steps):
     other.load_state_dict(optimizer.state_dict())
     spec = other.state[ours[0]]["exp_avg"].spec
     assert spec == ao_optim.FORMATS[other.format].signed
+    run_steps(other, ours, 1)
+
+
+def test_squares_in_e4m3(make_params, run_steps):
+    """The state of float8 as it was before squares had a format of their own."""
+    params, ours = make_params(*SHAPES), make_params(*SHAPES)
+    optimizer = ao_optim.AdamWFp8(params)
+    run_steps(optimizer, params, 2)
+    saved = optimizer.state_dict()
+    moment = saved["state"][0]["exp_avg_sq"].dequantize()
+    saved["state"][0]["exp_avg_sq"] = quantize_tensor(moment, ao_optim.FORMATS["float8"].signed)
+    other = ao_optim.AdamWFp8(ours)
+    other.load_state_dict(saved)
+    loaded = other.state[ours[0]]["exp_avg_sq"]
+    assert loaded.spec == ao_optim.FORMATS["float8"].unsigned
+    torch.testing.assert_close(
+        loaded.dequantize(), moment, rtol=0.13, atol=1e-3 * float(moment.max())
+    )
     run_steps(other, ours, 1)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -112,6 +115,29 @@ def test_rows_without_gradients_stay_at_zero(make_params):
     first = (param.detach() - start)[:32].abs().mean()
     # 0.1 * (1 - 0.9) / sqrt(1 - 0.999), with both biases of the 20th step
     assert 0.03 < float(first) < 0.3
+
+
+@pytest.mark.parametrize(
+    "chosen", [nullcontext, partial(kernels, "reference")], ids=["best", "reference"]
+)
+@pytest.mark.parametrize("name", ["AdamW8bit", "AdEMAMix8bit", "RMSprop8bit"])
+def test_float8_divides_by_no_square_that_became_zero(name, chosen):
+    """Gradients over 14 octaves in a block, then none: parameters move as with moments in float32.
+
+    Squares in e4m3 would become 0 for half of them, and the last step thousands of times as long.
+    """
+    sizes = torch.linspace(-14, 0, 4096).exp2().view(16, 256).t().contiguous()
+    ends = []
+    for state_format in ("float8", "float32"):
+        param = nn.Parameter(torch.zeros(256, 16))
+        optimizer = getattr(ao_optim, name)([param], lr=1.0, state_format=state_format)
+        with chosen():
+            for step in range(12):
+                param.grad = sizes * (step < 10)
+                optimizer.step()
+        ends.append(param.detach())
+    found, expected = ends
+    assert float(((found - expected) / expected).abs().max()) < 0.15
 
 
 def test_chunks_change_nothing(make_params, run_steps, monkeypatch):

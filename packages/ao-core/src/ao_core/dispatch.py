@@ -27,6 +27,7 @@ and between dense values and `Parts`; every kernel of the first two gives the sa
 - ``quantize_both(x, spec) -> parts, parts``: of a matrix x and of its transpose, each as `spec` says
 - ``dequantize(parts, spec, shape, dtype) -> x``: x of the stored `shape` in `dtype`,
   (decode(code) - zero) * scale in float32, or what `Spec` says, rounded once
+- ``fake_quantize(x, spec) -> x``: what `dequantize` gives of `quantize`'s parts, in the dtype of x
 - ``error_sums(x, w, step) -> sums``: float64 (2,), the sums of x² and of (x - w.dequantize())² over every
   `step`-th row of dimension 0, for the report of `quantize_`
 
@@ -87,6 +88,7 @@ CONVERSIONS = (
     "rms_norm_quantize",
     "silu_mul_quantize",
     "dequantize",
+    "fake_quantize",
     "error_sums",
 )
 

@@ -5,7 +5,12 @@ import math
 
 import pytest
 
-from ao_core.numerics import companded_values, dynamic_values, linear_values
+from ao_core.numerics import (
+    companded_values,
+    dynamic_values,
+    linear_values,
+    unsigned_float_values,
+)
 
 
 @pytest.mark.parametrize("bits", [4, 6, 8])
@@ -44,3 +49,12 @@ def test_companded_values():
 
 def test_linear_values_leave_out_zero():
     assert linear_values(4) == tuple(i / 16 for i in range(1, 17))
+
+
+def test_unsigned_float_values():
+    values = unsigned_float_values()
+    assert (len(values), values[0], values[-1]) == (256, 2.0**-31, 1.875)
+    # the next one is an eighth to a sixteenth further, and no value has more than 3 bits of mantissa
+    steps = [b / a - 1 for a, b in itertools.pairwise(values)]
+    assert (min(steps), max(steps)) == (pytest.approx(1 / 15), 1 / 8)
+    assert all((math.frexp(value)[0] * 16).is_integer() for value in values)

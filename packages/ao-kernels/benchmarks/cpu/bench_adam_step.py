@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
-from ao_core import Call, Spec, codebook_dtype, quantize_tensor, register
+from ao_core import Call, Spec, quantize_tensor
 from ao_core.dispatch import select
-from ao_core.numerics import companded_values, dynamic_values
-from ao_core.registry import registry
+from ao_kernels.testing.states import register_states
 from benchmarking import Row, Samples, arguments, compared, interleaved, percentile, record
 
 TEXT = """\
@@ -26,13 +25,7 @@ as `torch.optim.AdamW(fused=True)`; *copy*: `Tensor.copy_` of as many float32, r
 STATES = {
     "dynamic8": ("dynamic8", "dynamic8u"),
     "companded8": ("companded8", "companded8u"),
-    "f8e4m3": ("f8e4m3", "f8e4m3"),
-}
-VALUES = {
-    "dynamic8": dynamic_values(8, signed=True),
-    "dynamic8u": dynamic_values(8, signed=False),
-    "companded8": companded_values(signed=True),
-    "companded8u": companded_values(signed=False),
+    "float8": ("f8e4m3", "f8e5m3u"),
 }
 
 
@@ -96,9 +89,7 @@ def measure(
 def main() -> None:
     args = arguments(__doc__, size=100_000_000, tensors=300, threads=2, rounds=15, foreach=1)
     torch.set_num_threads(args.threads)
-    for name, values in VALUES.items():
-        if name not in registry.dtypes.names():
-            register(codebook_dtype(name, values))
+    register_states()
     rows = []
     for dtype in (torch.float32, torch.bfloat16):
         rows += measure(dtype, args.size, args.tensors, args.rounds, bool(args.foreach))

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
+sys.path.append(str(Path(__file__).parents[1] / "gpu"))  # decoder
 import bars
 import decoding
 import linear

@@ -9,6 +9,7 @@ from statistics import median
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
+sys.path.append(str(Path(__file__).parents[1] / "gpu"))  # decoder
 from decoder import Shape
 from decoding import BF16, TEXT, TOKENS, Results, makers, measured
 from llama import version

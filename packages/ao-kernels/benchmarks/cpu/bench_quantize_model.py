@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
+sys.path.append(str(Path(__file__).parents[1] / "gpu"))  # decoder
 from benchmarking import Row, arguments, in_fresh_processes, percentile, record
 from process_memory import peak, reset_peak, resident
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from decoder import Decoder, Shape, empty_cache, random_model, rope_table
+from decoder import Decoder, Shape, after, empty_cache, random_model, rope_table
 from llama import KINDS, LlamaBench
 from quantizers import Quantizer, linear_bytes, quantizers
 from reader import READER, SIZE, reader
@@ -60,7 +60,7 @@ class TorchModel:
     def _timed(self, parts: Iterable[Tensor]) -> float:
         start = time.perf_counter()
         for position, tokens in enumerate(parts):
-            self.model(tokens, self.cache, self.rope, position)
+            self.model(tokens, self.cache, self.rope, after(position, len(tokens)))
         return time.perf_counter() - start
 
     def _random(self, tokens: int) -> Tensor:

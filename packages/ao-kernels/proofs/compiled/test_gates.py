@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from ao_kernels.testing.aot import compile_for
 from ao_kernels.testing.gates import counted_loop, per_unit, violations
-from ao_kernels.triton.gates import GATES, MORE
+from ao_kernels.triton.gates import GATES, MORE, plane32
 
 
 @pytest.mark.parametrize(
@@ -34,3 +36,22 @@ def test_a_kernel_that_starts_early_waits_before_it_reads(name):
     names = [instruction.name for instruction in compile_for(gate.build()).code]
     reads = [names.index(load) for load in ("LDG", "LDGSTS") if load in names]
     assert names.index("PREEXIT") < names.index("CCTL") < names.index("ACQBULK") < min(reads)
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        pytest.param(gate, id=gate.name, marks=() if gate in GATES else pytest.mark.slow)
+        for gate in (*plane32.GATES, *plane32.MORE)
+    ],
+)
+def test_four_neighbours_of_a_row_are_in_one_register(gate):
+    """What `Plane32` is made for; which numbers meet in one text is for the compiler to choose."""
+    lines = compile_for(gate.build()).ttgir.splitlines()
+    (text,) = (line for line in lines if "elementwise_inline_asm" in line and "x32xi32" in line)
+    layout = text.partition("x32xi32, ")[2]
+    if (name := re.match(r"#\w+(?=[,>])", layout)) is not None:
+        (layout,) = (line for line in lines if line.startswith(f"{name[0]} = "))
+    assert re.search(
+        r"register = \[\[0, 1\], \[0, 2\],|kWidth = 4|sizePerThread = \[1, 4\]", layout
+    )

@@ -7,24 +7,32 @@ import torch
 
 from ao_core import Spec
 from ao_core.errors import UnsupportedOp
+from ao_core.registry import registry
 from ao_core.tensor import quantize_tensor
 from ao_core.testing.base import gaussian
+from ao_kernels.testing.states import register_states
 from ao_kernels.triton.adam import adam_step
 
 # Triton 3.6 with NumPy 2.2
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
 STATE = Spec("f8e4m3", (256,), layout="flat")
+SQUARES = Spec("f8e5m3u", (256,), layout="flat")
 #: within a block, a block, more than one turn of the loop with and without a rest, and nothing
 SHAPES = ((3,), (256,), (5, 410), (1024,), (0,), (1,))
 OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1, "seed": None}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def states():
+    register_states()
 
 
 def problem(dtype=torch.float32, shapes=SHAPES):
     params = [gaussian(shape, seed=i).to(dtype) for i, shape in enumerate(shapes)]
     first = [quantize_tensor(gaussian(shape, seed=10 + i), STATE) for i, shape in enumerate(shapes)]
     second = [
-        quantize_tensor(gaussian(shape, seed=20 + i).square(), STATE)
+        quantize_tensor(gaussian(shape, seed=20 + i).square(), SQUARES)
         for i, shape in enumerate(shapes)
     ]
     grads = [gaussian(shape, seed=30 + i).to(dtype) for i, shape in enumerate(shapes)]
@@ -55,11 +63,11 @@ def test_a_step(dtype, decoupled, maximize, step):
     unit = torch.finfo(dtype).eps
     for (p, m, v), param, moment, square in zip(wanted, params, first, second, strict=True):
         assert bool(((param.double() - p).abs() <= unit * p.abs() + 1e-6).all())
-        for exact, stored in ((m, moment), (v, square)):
-            # half a step of three bits of mantissa, or of the smallest numbers, a 2**-10 of a scale
+        # half a step of three bits of mantissa, or what the smallest numbers are off by, of a scale
+        for exact, stored, least in ((m, moment, 2.0**-10), (v, square, 2.0**-31)):
             scale = stored.scale.repeat_interleave(256)[: exact.numel()].view(exact.shape).double()
             error = (stored.dequantize().double() - exact).abs()
-            assert bool((error <= exact.abs() / 16 * 1.0001 + scale * 2**-10).all())
+            assert bool((error <= exact.abs() / 16 * 1.0001 + scale * least).all())
 
 
 def test_scales_are_those_of_the_largest_magnitude():
@@ -67,16 +75,16 @@ def test_scales_are_those_of_the_largest_magnitude():
     options = {**OPTIONS, "decoupled": True, "maximize": False, "step": 3}
     _, m, v = expected(params[0], grads[0], first[0], second[0], **options)
     adam_step(params, grads, first, second, **options)
-    for exact, stored in ((m, first[0]), (v, second[0])):
+    for exact, stored, reach in ((m, first[0], 448), (v, second[0], 1.875)):
         blocks = torch.nn.functional.pad(exact, (0, 68)).view(3, 256)
         torch.testing.assert_close(
-            stored.scale.double(), blocks.abs().amax(1) / 448, rtol=1e-5, atol=0
+            stored.scale.double(), blocks.abs().amax(1) / reach, rtol=1e-5, atol=0
         )
 
 
 def test_zeros_stay_and_nan_spreads_over_its_block():
     params, grads, first, second = problem(shapes=((700,),))
-    zero = [quantize_tensor(torch.zeros(700), STATE) for _ in range(2)]
+    zero = [quantize_tensor(torch.zeros(700), each) for each in (STATE, SQUARES)]
     grads[0].zero_()
     options = {**OPTIONS, "weight_decay": 0.0, "decoupled": True, "maximize": False, "step": 1}
     before = params[0].clone()
@@ -89,10 +97,28 @@ def test_zeros_stay_and_nan_spreads_over_its_block():
     assert first[0].dequantize().isnan().nonzero().flatten().tolist() == list(range(256, 512))
 
 
+def test_codes_are_those_of_the_reference():
+    """Of new moments over 40 octaves, beside the middles between values too, and none becomes 0."""
+    params, grads, first, second = problem(shapes=((40, 256),))
+    second[0].qdata.zero_()
+    second[0].scale.fill_(2.0**-126)
+    values = registry.dtypes.get("f8e5m3u").decode(torch.arange(256, dtype=torch.uint8))
+    squares = torch.rand(40, 256, generator=torch.Generator().manual_seed(0)).mul(-40).exp2()
+    squares[:, :255] *= (values[1:] + values[:-1]) / 2 * 1.0001
+    squares[:, 255] = 1.875  # so that scales are 1
+    grads = [squares.sqrt()]
+    options = {**OPTIONS, "betas": (0.9, 0.0), "decoupled": True, "maximize": False, "step": 1}
+    adam_step(params, grads, first, second, **options)
+    torch.testing.assert_close(second[0].scale, torch.ones(40), rtol=1e-6, atol=0)
+    wanted = quantize_tensor(grads[0].square(), SQUARES)
+    assert torch.equal(second[0].qdata, wanted.qdata)
+    assert bool((second[0].dequantize() > 0).all())
+
+
 def test_squares_that_are_hardly_numbers():
     """The scale of a block of tiny squares has no reciprocal in float32."""
     params, grads, first, second = problem(shapes=((256,),))
-    second = [quantize_tensor(torch.zeros(256), STATE)]
+    second = [quantize_tensor(torch.zeros(256), SQUARES)]
     grads[0] *= 1e-19
     options = {**OPTIONS, "decoupled": True, "maximize": False, "step": 1}
     adam_step(params, grads, first, second, **options)

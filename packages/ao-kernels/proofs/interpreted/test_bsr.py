@@ -55,6 +55,23 @@ def test_linear(side, shape, dtype):
         assert (out.double() - expected).norm() <= bound * expected.norm()
 
 
+def test_every_setting(monkeypatch):
+    """What measuring may choose gives the numbers of the rule, launched as it would measure them."""
+    weight, parts = problem((64, 4096), 64)
+    x = gaussian((3, 4096)).half()
+    expected, tried = x.double() @ weight.double().t(), []
+
+    def choose(case, run):
+        tried.extend((each, run(each)) for each in case.candidates())
+        return case.rule
+
+    monkeypatch.setattr(bsr, "choose", choose)
+    tried.append(("rule", bsr.bsr_linear(x, *parts, None, 64, 4096)))
+    assert len(tried) == 4
+    for _, out in tried:
+        assert (out.double() - expected).norm() <= 5e-4 * expected.norm()
+
+
 def test_a_weight_without_blocks():
     _, (blocks, cols, starts, order) = problem((40, 70), 16)
     empty = (blocks[:0], cols[:0], starts * 0, order)

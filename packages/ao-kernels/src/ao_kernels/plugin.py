@@ -16,8 +16,10 @@ from ao_kernels.cpu.quantize import CODE_KERNELS
 from ao_kernels.cpu.tiles import LAYOUTS
 from ao_kernels.cpu.two_four import TWO_FOUR_KERNELS
 from ao_kernels.triton.adam import ADAM_KERNELS as TRITON_ADAM_KERNELS
+from ao_kernels.triton.blocks import BLOCK_KERNELS
 from ao_kernels.triton.bsr import BSR_KERNELS, BSR_LAYOUTS
 from ao_kernels.triton.dynamic import DYNAMIC_KERNELS
+from ao_kernels.triton.dynamic4 import DYNAMIC4_KERNELS, DYNAMIC4_LAYOUTS
 from ao_kernels.triton.linear import LAYOUTS as TRITON_LAYOUTS
 from ao_kernels.triton.linear import PLANE16_KERNELS
 from ao_kernels.triton.producers import ROW_KERNELS
@@ -34,7 +36,7 @@ def ao_api() -> tuple[int, int]:
 @hookimpl
 def ao_layouts() -> Iterable[Layout]:
     """Weights as the compiled products read them."""
-    return (*LAYOUTS, *BLOCK_SPARSE_LAYOUTS, *TRITON_LAYOUTS, *BSR_LAYOUTS)
+    return (*LAYOUTS, *BLOCK_SPARSE_LAYOUTS, *TRITON_LAYOUTS, *DYNAMIC4_LAYOUTS, *BSR_LAYOUTS)
 
 
 @hookimpl
@@ -42,5 +44,6 @@ def ao_kernels() -> Iterable[Kernel]:
     """The compiled kernels; `Kernel.available` loads them, or says why they cannot run."""
     cpu = (*LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS, *CPU_ADAM_KERNELS)
     cpu = (*cpu, *BLOCK_SPARSE_KERNELS, *TWO_FOUR_KERNELS)
-    triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS)
-    return (*cpu, *triton, *DYNAMIC_KERNELS, *SPARSIFY_KERNELS, *BSR_KERNELS)
+    triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS, *BLOCK_KERNELS)
+    triton = (*triton, *DYNAMIC_KERNELS, *DYNAMIC4_KERNELS)
+    return (*cpu, *triton, *SPARSIFY_KERNELS, *BSR_KERNELS)

@@ -12,14 +12,21 @@ from ao_core.errors import UnsupportedOp
 from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.tensor import quantize_tensor
+from ao_kernels.testing.states import register_states
 from ao_kernels.triton import adam, support
 
 KERNEL = registry.kernels.get("triton_adam_step")
 STATE = Spec("f8e4m3", (256,), layout="flat")
+SQUARES = Spec("f8e5m3u", (256,), layout="flat")
 OPTIONS = {
     "lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "step": 1, "decoupled": True,
     "maximize": False, "seed": None,
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def states():
+    register_states()
 
 
 def call(spec=STATE, dtype=torch.bfloat16):
@@ -43,20 +50,23 @@ def test_devices(monkeypatch):
 
 
 def test_tensors_are_checked_before_anything_changes():
-    tensors, moments = [torch.ones(4, 6)], [quantize_tensor(torch.ones(4, 6), STATE)]
+    tensors = [torch.ones(4, 6)]
+    moments, squares = ([quantize_tensor(torch.ones(4, 6), each)] for each in (STATE, SQUARES))
     other = [quantize_tensor(torch.ones(4, 6), Spec("int8", (256,), layout="flat"))]
     with pytest.raises(UnsupportedOp, match=r"exp_avgs\[0\].*needs f8e4m3.*found int8"):
-        adam.adam_step(tensors, tensors, other, moments, **OPTIONS)
+        adam.adam_step(tensors, tensors, other, squares, **OPTIONS)
+    with pytest.raises(UnsupportedOp, match=r"exp_avg_sqs\[0\].*needs f8e5m3u.*found f8e4m3"):
+        adam.adam_step(tensors, tensors, moments, moments, **OPTIONS)
     with pytest.raises(UnsupportedOp, match=r"exp_avg_sqs\[0\].*found torch.float32"):
         adam.adam_step(tensors, tensors, moments, tensors, **OPTIONS)
     strided = [torch.ones(6, 4).t()]
     with pytest.raises(UnsupportedOp, match=r"params\[0\].*contiguous.*strides"):
-        adam.adam_step(strided, tensors, moments, moments, **OPTIONS)
+        adam.adam_step(strided, tensors, moments, squares, **OPTIONS)
 
 
 def test_nothing_to_do():
-    nothing = [quantize_tensor(torch.ones(0), STATE)]
-    adam.adam_step([torch.ones(0)], [torch.ones(0)], nothing, nothing, **OPTIONS)
+    nothing = ([quantize_tensor(torch.ones(0), each)] for each in (STATE, SQUARES))
+    adam.adam_step([torch.ones(0)], [torch.ones(0)], *nothing, **OPTIONS)
     adam.adam_step([], [], [], [], **OPTIONS)
 
 

@@ -18,12 +18,16 @@ from ao_kernels.triton import launch, ops, support
 from ao_kernels.triton.formats import known
 from ao_kernels.triton.plane16 import tiling
 
+#: scales in e4m3 that have one scale themselves, as those of NVFP4
+NESTED = Spec("f8e4m3", (WHOLE, WHOLE))
+
 
 class TestPlane16(LayoutSuite):
     layout = "plane16"
     specs = (
         Spec("int4", (1, 32), "bfloat16"),
         Spec("uint4", (1, 64), "float16", "int"),
+        Spec("f4e2m1", (1, 16), NESTED),
     )
 
 
@@ -71,7 +75,7 @@ FORMATS = [
 ]
 
 
-@pytest.mark.parametrize("group", [32, 64, 128, 256, 300, WHOLE])
+@pytest.mark.parametrize("group", [16, 32, 64, 128, 256, 300, WHOLE])
 @pytest.mark.parametrize(("name", "zero"), [*FORMATS, ("int8", "none"), ("f8e4m3", "none")])
 def test_and_back(group, name, zero):
     """Bit for bit, whatever is padded; 300 is a group of the whole row, and of more than that."""
@@ -88,6 +92,32 @@ def test_and_back(group, name, zero):
         assert all(same_bits(back.parts[part], q.parts[part]) for part in q.part_names)
 
 
+@pytest.mark.parametrize("scale", ["e8m0", "e4m3", NESTED], ids=str)
+@pytest.mark.parametrize(
+    ("name", "group"), [("f4e2m1", 16), ("nf4", 64), ("int4", 256), ("int8", 32), ("f8e4m3", WHOLE)]
+)
+def test_scales_of_8_bits_and_back(name, group, scale):
+    """Bit for bit; scales of a row and a tile are neighbours."""
+    bits = registry.dtypes.get(name).bits
+    canonical, planes = ("plain", "plane16_bytes") if bits == 8 else ("packed", "plane16")
+    for shape in ((130, 300), (1, 1)):
+        q = quantize_tensor(gaussian(shape), Spec(name, (1, group), scale, layout=canonical))
+        there = to_layout(q, planes)
+        back = to_layout(there, canonical)
+        assert same_bits(back.qdata, q.qdata)
+        grid, found = q.scale, back.scale
+        if scale is NESTED:
+            assert same_bits(found.scale, grid.scale)
+            grid, found = grid.qdata, found.qdata
+        assert same_bits(found, grid)
+        tiles = tiling(*shape, group if group != WHOLE else shape[1], known(q.format))
+        codes = there.parts["scale"].view(torch.uint8)
+        places = codes.view(tiles.blocks, -1, 128, tiles.beside)
+        n, at = shape[0] - 1, grid.shape[1] - 1
+        block, row, tile, place = n // 128, n % 128, at // tiles.beside, at % tiles.beside
+        assert places[block, tile, row, place] == grid.view(torch.uint8)[n, at]
+
+
 @pytest.mark.parametrize(
     ("spec", "shape", "words"),
     [
@@ -95,11 +125,14 @@ def test_and_back(group, name, zero):
         (Spec("uint4", (1, 64)), (16, 64), "zero points of uint4"),
         (Spec("int4", (1, 64), zero="int"), (16, 64), "zero points of uint4"),
         (Spec("int4", (1, 64), act=Spec("int8", (1, WHOLE))), (16, 64), "activations"),
-        (Spec("int4", (1, 64), "e8m0"), (16, 64), "found e8m0"),
+        (Spec("nf4", (1, 64), Spec("int8", (1, 256))), (16, 64), "f8e4m3 with one float32"),
+        (Spec("int4", (1, 8)), (16, 64), "needs groups of"),
         (Spec("int4", (1, 48)), (16, 96), "needs groups of"),
         (Spec("int4", (2, 64)), (16, 64), "needs groups of"),
         (Spec("int4", (WHOLE, WHOLE)), (1, 64), "needs groups of"),
-        (Spec("int4", (1, 1, 64)), (2, 16, 64), "2-D weight"),
+        (Spec("int4", (2, 1, 64)), (2, 16, 64), "needs groups of"),
+        (Spec("int4", (1, WHOLE, 64)), (2, 1, 64), "needs groups of"),
+        (Spec("int4", (1, 64)), (2, 2, 16, 64), "2 or 3 dimensions"),
     ],
 )
 def test_what_does_not_fit(spec, shape, words):

@@ -45,7 +45,7 @@ FORMATS = {
         StateFormat("float32"),
         StateFormat("dynamic8", _flat("dynamic8", 256), _flat("dynamic8u", 256)),
         StateFormat("companded8", _flat("companded8", 256), _flat("companded8u", 256)),
-        StateFormat("float8", _flat("f8e4m3", 256), _flat("f8e4m3", 256)),
+        StateFormat("float8", _flat("f8e4m3", 256), _flat("f8e5m3u", 256)),
         StateFormat(
             "rank1_4bit",
             _flat("dynamic4", 128),

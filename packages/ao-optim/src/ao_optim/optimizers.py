@@ -36,7 +36,7 @@ class AdamW4bit(LowBitOptimizer):
 
 
 class AdamWFp8(LowBitOptimizer):
-    """AdamW with moments in float8 e4m3."""
+    """AdamW with moments in float8: e4m3, and for squares 8 bits without a sign."""
 
     rule = rules.ADAMW
     format = "float8"
@@ -56,7 +56,7 @@ class Adam4bit(LowBitOptimizer):
 
 
 class AdamFp8(LowBitOptimizer):
-    """Adam with moments in float8 e4m3; weight decay is part of the gradient."""
+    """Adam with moments in float8, as `AdamWFp8`; weight decay is part of the gradient."""
 
     rule = rules.ADAM
     format = "float8"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 from ao_core.errors import ConfigError
 from ao_core.testing.base import gaussian
+from ao_core.testing.programs import one_of_the_ranks
 from ao_sparsity import (
     SemiSparseActivationLinear,
     SemiSparseLinear,
@@ -44,9 +45,8 @@ def gradients(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
+def main(rank: int) -> None:
+    world = dist.get_world_size()
     mesh = init_device_mesh("cpu", (world,))
     x = gaussian((4 * world, 22), seed=50)
     expected = gradients(make_model(), x)
@@ -69,12 +69,9 @@ def main() -> None:
     assert [type(layer) for layer in whole] == [nn.Linear] * 3
     with pytest.raises(ConfigError, match="sharded already; swap layers before"):
         swap_linear_with_semi_sparse_linear(whole, CONFIG)
-    dist.destroy_process_group()
-    if rank == 0:
-        sys.stdout.write("shards: ok\n")
-        sys.stdout.flush()
-    os._exit(0)
+    sys.stdout.write("shards: ok\n")
 
 
 if __name__ == "__main__":
-    main()
+    with one_of_the_ranks(Path(sys.argv[1])) as rank:
+        main(rank)

@@ -50,7 +50,12 @@ from ao_core.numerics.rounding import (
     stochastic_round_to,
 )
 from ao_core.numerics.slabs import searched_at_once
-from ao_core.numerics.state import companded_values, dynamic_values, linear_values
+from ao_core.numerics.state import (
+    companded_values,
+    dynamic_values,
+    linear_values,
+    unsigned_float_values,
+)
 from ao_core.numerics.tables import decode_tables, encode_tables, learn_tables
 
 __all__ = [
@@ -109,4 +114,5 @@ __all__ = [
     "stochastic_round_to",
     "unpack_bits",
     "unpack_digits",
+    "unsigned_float_values",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["companded_values", "dynamic_values", "linear_values"]
+__all__ = ["companded_values", "dynamic_values", "linear_values", "unsigned_float_values"]
 
 
 def dynamic_values(bits: int, signed: bool) -> tuple[float, ...]:
@@ -38,3 +38,12 @@ def linear_values(bits: int) -> tuple[float, ...]:
     Source: Li et al., "Memory Efficient Optimizers with 4-bit States" (2023), §4.1.
     """
     return tuple((i + 1) / 2**bits for i in range(2**bits))
+
+
+def unsigned_float_values() -> tuple[float, ...]:
+    """8 bits: 5 of exponent, 3 of mantissa, for averages of squares; from 2**-31 to 1.875, increasing.
+
+    No sign, no subnormals, no 0: a code is 8 bits of a float32, and no moment becomes a 0 that a step
+    divides by. 32 octaves of squares are 16 of gradients; e4m3 has 18, for squares as for gradients.
+    """
+    return tuple((8 + i % 8) / 8 * 2.0 ** (i // 8 - 31) for i in range(256))

@@ -24,6 +24,7 @@ __all__ = [
     "encode_parts",
     "encode_reference",
     "fake_quantize",
+    "fake_quantize_reference",
     "is_cast",
     "quantize_tensor",
     "scale_spec",
@@ -219,10 +220,18 @@ def fake_quantize(
 ) -> Tensor:
     """`x` after quantization to `spec` and back, in its own dtype and without a gradient.
 
-    By a given scale and zero point, or by those that are chosen for it.
+    By a given scale and zero point, or by those that a kernel of the op "fake_quantize" chooses for it.
     """
     plain = replace(spec, layout="plain")
-    return decode_parts(encode_parts(x, plain, scale, zero), plain, tuple(x.shape), x.dtype)
+    if scale is not None or isinstance(x, QTensor) or is_sharded(x):
+        return decode_parts(encode_parts(x, plain, scale, zero), plain, tuple(x.shape), x.dtype)
+    call = Call("fake_quantize", plain, tuple(x.shape), tuple(x.shape), x.dtype, x.device.type)
+    return select(call).fn(x.detach(), plain)  # type: ignore[no-any-return]
+
+
+def fake_quantize_reference(x: Tensor, spec: Spec) -> Tensor:
+    """The reference kernel: to parts and back."""
+    return decode_parts(encode_parts(x, spec), spec, tuple(x.shape), x.dtype)
 
 
 def scale_spec(spec: Spec) -> str:

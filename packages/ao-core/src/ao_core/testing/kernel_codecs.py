@@ -259,6 +259,23 @@ class _Dequantize(_Codec):
         yield ({name: _strided_part(part) for name, part in parts.items()}, *args[1:])
 
 
+class _FakeQuantize(_Quantize):
+    batches = ("range", "not finite")
+
+    def samples(
+        self, case: KernelCase, batch: Any, seed: int
+    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        for args, parts in super().samples(case, batch, seed):
+            yield args, decode_reference(parts, case.spec, case.shape, case.dtype)
+
+    def check(self, actual: Any, expected: Any, case: KernelCase, bound: float) -> None:
+        assert actual.is_contiguous()
+        assert same_values(actual, expected), "the values differ from the reference"
+
+    def same(self, a: Any, b: Any) -> bool:
+        return same_values(a, b)
+
+
 class _ErrorSums(_Codec):
     def samples(
         self, case: KernelCase, batch: Any, seed: int
@@ -283,5 +300,6 @@ CONVERSIONS: dict[str, OpTrial] = {
     "rms_norm_quantize": _RMSNorm(),
     "silu_mul_quantize": _SiLUMul(),
     "dequantize": _Dequantize(),
+    "fake_quantize": _FakeQuantize(),
     "error_sums": _ErrorSums(),
 }

@@ -19,7 +19,12 @@ from ao_core.tensor import cut
 from ao_core.tensor.activations import static_qparams
 from ao_core.tensor.codec import decode_reference
 from ao_core.tensor.compute import cast_product
-from ao_core.tensor.create import encode_parts, encode_reference, fake_quantize
+from ao_core.tensor.create import (
+    encode_parts,
+    encode_reference,
+    fake_quantize,
+    fake_quantize_reference,
+)
 from ao_core.tensor.experts import by_expert, checked_ends, is_traced
 from ao_core.tensor.products import call_of
 from ao_core.tensor.qtensor import QTensor
@@ -140,5 +145,8 @@ REFERENCE_KERNELS = (
     Kernel("reference_quantize", "quantize", "*", "*", encode_reference, priority=-100),
     Kernel("reference_quantize_both", "quantize_both", "*", "*", quantize_both, priority=-100),
     Kernel("reference_dequantize", "dequantize", "*", "*", decode_reference, priority=-100),
+    Kernel(
+        "reference_fake_quantize", "fake_quantize", "*", "*", fake_quantize_reference, priority=-100
+    ),
     Kernel("reference_error_sums", "error_sums", "*", "*", sums_of_rows, priority=-100),
 )

@@ -79,7 +79,8 @@ Coding coding_of(const StateFormat& f, const int32_t* steps) {
   }
   if (is_square) return Coding::square;
   if (is_fourth && f.values[255] == 1) return Coding::fourth;
-  return follows(f, steps, 448, optim::f8_code) ? Coding::f8 : Coding::table;
+  if (follows(f, steps, 448, optim::e4m3_code)) return Coding::e4m3;
+  return follows(f, steps, 1.875f, optim::e5m3_code) ? Coding::e5m3 : Coding::table;
 }
 
 }  // namespace
@@ -137,6 +138,8 @@ const char* make_state(const float* values, const int32_t* steps, const uint8_t*
     state.order[i] = order[i];
     state.in_order = (i == 0 || state.in_order) && order[i] == i;
   }
+  const float lowest = *std::min_element(values, values + 256);
+  state.of_zeros = lowest > 0 ? 0x1p-126f : 1.0f;
   state.coding = coding_of(state, steps);
   return nullptr;
 }

@@ -167,7 +167,7 @@ static inline __m512i fourth_codes(const float* numbers, float inverse) {
   return pack(found);
 }
 
-static inline __m512i f8_codes(const float* numbers, float inverse) {
+static inline __m512i e4m3_codes(const float* numbers, float inverse) {
   const __m512 by = _mm512_set1_ps(inverse);
   const __m512i least = _mm512_set1_epi32(121 << 23), twenty = _mm512_set1_epi32(20 << 23);
   const __m512i sign = _mm512_set1_epi32(0x80), field = _mm512_set1_epi32(0x7f800000);
@@ -185,6 +185,17 @@ static inline __m512i f8_codes(const float* numbers, float inverse) {
   return pack(found);
 }
 
+static inline __m512i e5m3_codes(const float* numbers, float inverse) {
+  const __m512 by = _mm512_set1_ps(inverse);
+  const __m512i half = _mm512_set1_epi32(0x7ffff), least = _mm512_set1_epi32(ao::optim::kLeastE5m3);
+  __m512i found[4];
+  for (int j = 0; j < 4; ++j) {
+    const __m512i bits = _mm512_castps_si512(_mm512_mul_ps(_mm512_loadu_ps(numbers + 16 * j), by));
+    found[j] = _mm512_sub_epi32(_mm512_srai_epi32(_mm512_add_epi32(bits, half), 20), least);
+  }
+  return pack(found);
+}
+
 // Takes the signs out of numbers.
 static inline void split(float* numbers, uint16_t* negative) {
   for (int i = 0; i < kBlock; i += 16) {
@@ -197,15 +208,18 @@ static inline void split(float* numbers, uint16_t* negative) {
 // Codes of the numbers of a block / scale, none of which is NaN.
 static inline void encode(const StateFormat& f, Numbers& of, float scale, uint8_t* codes) {
   const bool computed = f.coding != Coding::table && is_usual(scale);
-  if (!computed || f.coding == Coding::f8) whole(of);
-  if (!computed) return look_up_codes(f, of.values, scale, codes);
+  if (!computed) {
+    whole(of);
+    return look_up_codes(f, of.values, scale, codes);
+  }
   const float inverse = of.unit / scale;
   if (f.coding == Coding::square && !of.is_split) split(of.values, of.negative);
   const auto all = [&](auto some) {
     for (int i = 0; i < kBlock; i += 64) _mm512_storeu_si512(codes + i, some(i));
   };
   if (f.coding == Coding::fourth) return all([&](int i) { return fourth_codes(of.values + i, inverse); });
-  if (f.coding == Coding::f8) return all([&](int i) { return f8_codes(of.values + i, inverse); });
+  if (f.coding == Coding::e4m3) return all([&](int i) { return e4m3_codes(of.values + i, inverse); });
+  if (f.coding == Coding::e5m3) return all([&](int i) { return e5m3_codes(of.values + i, inverse); });
   all([&](int i) {
     __mmask64 negative;
     __builtin_memcpy(&negative, of.negative + i / 16, sizeof negative);

@@ -11,7 +11,7 @@ namespace ao {
 constexpr int64_t kStateBlock = 256;
 
 // How numbers become codes: by the tables of a StateFormat, or as rules.h has it.
-enum class Coding : uint8_t { table, square, fourth, f8 };
+enum class Coding : uint8_t { table, square, fourth, e4m3, e5m3 };
 
 // How the codes of both moments become numbers: as the values of `square` and `fourth` are computed,
 // from the upper halves of the values where the lower ones are 0, or from all of them.
@@ -37,6 +37,7 @@ struct StateFormat {
   Coding coding;
   uint8_t nan_code;
   float reach;    // what the greatest magnitude of a block is divided by
+  float of_zeros; // the scale of a block of zeros: the least one where no code is 0
 };
 
 struct AdamTensor {

@@ -33,7 +33,8 @@ static inline void encode(const StateFormat& f, const Numbers& of, float scale, 
   };
   if (f.coding == Coding::square) return all([](float x) { return ao::optim::square_code(x); });
   if (f.coding == Coding::fourth) return all([](float x) { return ao::optim::fourth_code(x); });
-  all([](float x) { return ao::optim::f8_code(x); });
+  if (f.coding == Coding::e4m3) return all([](float x) { return ao::optim::e4m3_code(x); });
+  all([](float x) { return ao::optim::e5m3_code(x); });
 }
 
 template <Element kType>

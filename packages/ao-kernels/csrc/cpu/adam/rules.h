@@ -34,11 +34,18 @@ static inline uint8_t fourth_code(float x) {
 
 // Sign, 4 bits of exponent, 3 of mantissa. 2^20 times the lowest power of 2 of x's size, but of 2^-6 at
 // least, makes an addition round to 3 bits behind it.
-static inline uint8_t f8_code(float x) {
+static inline uint8_t e4m3_code(float x) {
   const uint32_t exponent = bits_of(x) & 0x7f800000, least = 121u << 23;
   const uint32_t power = exponent > least ? exponent : least, unit = power + (20u << 23);
   const uint32_t steps = bits_of(as_float(bits_of(x) & 0x7fffffff) + as_float(unit)) - unit;
   return static_cast<uint8_t>(((power - least) >> 20) + steps + (bits_of(x) >> 31 << 7));
+}
+
+// 5 bits of exponent, from 2^-31 on, and 3 of mantissa.
+constexpr int32_t kLeastE5m3 = 96 << 3;
+static inline uint8_t e5m3_code(float x) {
+  const int32_t code = ((static_cast<int32_t>(bits_of(x)) + 0x7ffff) >> 20) - kLeastE5m3;
+  return static_cast<uint8_t>(code < 0 ? 0 : code > 255 ? 255 : code);
 }
 
 }  // namespace ao::optim

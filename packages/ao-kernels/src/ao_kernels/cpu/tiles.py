@@ -102,7 +102,7 @@ class CpuTiles(Layout):
             return (
                 f"has integer zero points only of formats that count up by 1, not of {dtype.name}"
             )
-        return _unfit_scale(spec.scale_dtype) or _unfit_act(spec.act, dtype)
+        return unfit_scale(spec.scale_dtype) or _unfit_act(spec.act, dtype)
 
     def from_canonical(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
@@ -158,8 +158,8 @@ class CpuTiles8(CpuTiles):
 LAYOUTS = (CpuTiles(), CpuTiles8())
 
 
-def _unfit_scale(scale: str | Spec) -> str | None:
-    """Why the tiles cannot hold such scales."""
+def unfit_scale(scale: str | Spec) -> str | None:
+    """Why the tiles, and the planes of GPUs, cannot hold such scales."""
     if isinstance(scale, str):
         return None
     plain = Spec("f8e4m3", scale.block)

@@ -13,6 +13,7 @@ __all__ = ["run"]
 
 Words = npt.NDArray[np.uint32]
 
+_UNPACKED = re.compile(r"mov.b32\s+\{(?P<low>\w+), (?P<high>\w+)\}, (?P<word>\S+)")
 _STATEMENT = re.compile(r"(?P<op>[a-z][\w.]*)\s+(?P<operands>.*)", re.DOTALL)
 
 
@@ -20,7 +21,8 @@ def run(text: str, *inputs: Words, given: Mapping[str, Words] | None = None) -> 
     """What a block of PTX writes to its outputs, for 32-bit inputs of one shape.
 
     `$0`, `$1`, … are the outputs, in the order of their numbers, and after them the inputs, as in
-    `triton.language.inline_asm_elementwise`; `given` holds registers of the kernel around the block.
+    `triton.language.inline_asm_elementwise`; `given` holds registers of the kernel around the block. Where
+    an input is an address, what stands there is given in its place.
     An output that is read before it is written, an opcode that is not known here, and a sum that float64
     does not hold exactly raise.
     """
@@ -34,6 +36,11 @@ def run(text: str, *inputs: Words, given: Mapping[str, Words] | None = None) -> 
         statement = statement.strip()
         if not statement or statement.startswith(".reg"):
             continue
+        if unpacked := _UNPACKED.fullmatch(statement):
+            word = _operand(unpacked["word"], registers)
+            registers[unpacked["low"]] = word & np.uint32(0xFFFF)
+            registers[unpacked["high"]] = word >> np.uint32(16)
+            continue
         match = _STATEMENT.fullmatch(statement)
         if match is None or match["op"] not in _OPS:
             raise NotImplementedError(f"no model of {statement!r}")
@@ -46,7 +53,7 @@ def run(text: str, *inputs: Words, given: Mapping[str, Words] | None = None) -> 
 
 
 def _operand(text: str, registers: dict[str, Words]) -> Words:
-    text = text.strip("{}")  # of a pair of 16-bit registers
+    text = text.strip("{}[]")  # of a pair of 16-bit registers, and of an address
     if re.fullmatch(r"0x[0-9a-fA-F]+|\d+", text):
         return np.asarray(int(text, 0), np.uint32)
     return registers[text]
@@ -82,7 +89,8 @@ def _halves(kind: str) -> Callable[..., Words]:
         out = []
         for shift in (0, 16):
             x, y, z = (_decode(v >> np.uint32(shift) & np.uint32(0xFFFF), kind) for v in (a, b, c))
-            out.append(_encode(_exact_sum(x * y, z), kind) << np.uint32(shift))
+            with np.errstate(invalid="ignore", over="ignore"):
+                out.append(_encode(_exact_sum(x * y, z), kind) << np.uint32(shift))
         return out[0] | out[1]
 
     return fma
@@ -116,6 +124,12 @@ def _fma_float32(a: Words, b: Words, c: Words) -> Words:
     odd = np.where((error != 0) & even, np.nextafter(total, np.copysign(np.inf, error)), total)
     with np.errstate(over="ignore", under="ignore"):
         return odd.astype(np.float32).view(np.uint32)
+
+
+def _sum_float32(a: Words, b: Words) -> Words:
+    x, y = (np.atleast_1d(v).view(np.float32) for v in (a, b))
+    with np.errstate(all="ignore"):
+        return (x + y).view(np.uint32)
 
 
 def _product_float32(a: Words, b: Words) -> Words:
@@ -172,6 +186,19 @@ def _pair_of_float8(mbits: int, least: int, reach: float) -> Callable[..., Words
     return lambda high, low: code(high) << np.uint32(8) | code(low)
 
 
+def _halves_of_float8(codes: Words) -> Words:
+    """Two e4m3 codes of 16 bits in all as two float16 numbers, the lower one in the lower half."""
+    out = np.zeros(np.shape(codes), np.uint32)
+    for half in range(2):
+        code = codes >> np.uint32(8 * half) & np.uint32(255)
+        # moved into place, it is 2**-8 of the number
+        moved = ((code & np.uint32(127)) << np.uint32(7)).astype(np.uint16).view(np.float16)
+        number = np.where(code & 127 == 127, np.float16("nan"), moved * np.float16(256))
+        sign = (code >> np.uint32(7)) << np.uint32(15)
+        out |= (number.view(np.uint16).astype(np.uint32) | sign) << np.uint32(16 * half)
+    return out
+
+
 def _decode(codes: Words, kind: str) -> npt.NDArray[np.float64]:
     if kind == "f16":
         return codes.astype(np.uint16).view(np.float16).astype(np.float64)
@@ -190,13 +217,21 @@ def _encode(values: npt.NDArray[np.float64], kind: str) -> Words:
 
 _OPS: dict[str, Callable[..., Any]] = {
     "mov.b32": lambda low, *high: low | high[0] << np.uint32(16) if high else low,
+    "ld.global.nc.u8": lambda word: word & np.uint32(0xFF),
+    "ld.global.nc.u16": lambda word: word & np.uint32(0xFFFF),
+    "ld.global.nc.b32": lambda word: word,
     "shr.u32": lambda a, n: a >> n,
     "shl.b32": lambda a, n: a << n,
+    "shf.l.wrap.b32": lambda low, high, n: high << n | (low >> 1) >> (np.uint32(31) - n),
     "and.b32": lambda a, b: a & b,
+    "or.b32": lambda a, b: a | b,
     "lop3.b32": _lop3,
     "prmt.b32": _prmt,
     "fma.rn.bf16x2": _halves("bf16"),
     "fma.rn.f16x2": _halves("f16"),
+    "add.s32": lambda a, b: a + b,
+    "mad.lo.u32": lambda a, b, c: a * b + c,
+    "add.rn.f32": _sum_float32,
     "fma.rn.f32": _fma_float32,
     "mul.rn.f32": _product_float32,
     "neg.f32": lambda a: a ^ np.uint32(1 << 31),
@@ -205,6 +240,8 @@ _OPS: dict[str, Callable[..., Any]] = {
     "max.NaN.f32": _extreme(np.maximum),
     "cvt.rn.bf16x2.f32": _pair("bf16"),
     "cvt.rn.f16x2.f32": _pair("f16"),
+    "cvt.f32.f16": lambda half: _decode(half, "f16").astype(np.float32).view(np.uint32),
+    "cvt.rn.f16x2.e4m3x2": _halves_of_float8,
     "cvt.rn.satfinite.e4m3x2.f32": _pair_of_float8(3, -6, 448.0),
     "cvt.rn.satfinite.e5m2x2.f32": _pair_of_float8(2, -14, 57344.0),
 }

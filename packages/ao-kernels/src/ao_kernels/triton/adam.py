@@ -1,4 +1,4 @@
-"""The kernel of `adam_step` for moments in float8: one launch for any number of parameters."""
+"""The kernel of `adam_step` for moments in 8-bit floats: one launch for any number of parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ __all__ = ["ADAM_KERNELS", "CHUNK", "adam_step", "settings"]
 CHUNK = 1 << 14
 #: Triton's name of the parameters' and gradients' dtypes
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-_STATE = Spec("f8e4m3", (256,), layout="flat")
+#: formats of the first and the second moment
+_STATES = Spec("f8e4m3", (256,), layout="flat"), Spec("f8e5m3u", (256,), layout="flat")
 
 
 def settings(
@@ -61,8 +62,9 @@ def adam_step(
 ) -> None:
     """One step of Adam (AdamW with `decoupled`) in place, as `ao_core.dispatch` has it, in float32.
 
-    A block of moments has the scale greatest magnitude / 448; a NaN makes all of its block NaN. Square
-    root and reciprocal are the device's approximations, of about 2 units in the last place.
+    A block of moments has the scale greatest magnitude / 448, of squares / 1.875; a NaN makes all of its
+    block NaN. Square root and reciprocal are the device's approximations, of about 2 units in the last
+    place.
 
     Raises:
         UnsupportedOp: a tensor is not of the kind that the kernel takes; nothing has changed.
@@ -121,19 +123,19 @@ def _check(
     exp_avgs: Sequence[Tensor],
     exp_avg_sqs: Sequence[Tensor],
 ) -> None:
-    for name, moments in (("exp_avgs", exp_avgs), ("exp_avg_sqs", exp_avg_sqs)):
+    for name, moments, spec in zip(
+        ("exp_avgs", "exp_avg_sqs"), (exp_avgs, exp_avg_sqs), _STATES, strict=True
+    ):
         for i, moment in enumerate(moments):
-            if not isinstance(moment, QTensor) or moment.spec != _STATE:
+            if not isinstance(moment, QTensor) or moment.spec != spec:
                 found = moment.spec if isinstance(moment, QTensor) else moment.dtype
-                raise UnsupportedOp(
-                    f"{name}[{i}]: adam_step in Triton needs {_STATE}, found {found}"
-                )
+                raise UnsupportedOp(f"{name}[{i}]: adam_step in Triton needs {spec}, found {found}")
     check_contiguous("adam_step in Triton", params, grads)
 
 
 def _accepts(call: Call) -> str | None:
-    if call.spec != _STATE:
-        return f"needs moments in {_STATE}, found {call.spec}"
+    if call.spec != _STATES[0]:
+        return f"needs moments in {_STATES[0]}, found {call.spec}"
     if call.x_dtype not in _TYPES:
         return f"updates parameters of float32, bfloat16 and float16, not {call.x_dtype}"
     return None

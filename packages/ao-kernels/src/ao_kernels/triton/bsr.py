@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from ao_core.records import Call, DType, Kernel
 from ao_core.registry import registry
 from ao_core.spec import Spec, blocksize_of
 from ao_core.tensor import QTensor
-from ao_kernels.triton.launch import Regime
-from ao_kernels.triton.support import on_device, processors, rows_of, take_locks, why_not
+from ao_kernels.triton.launch import Regime, Setting, settings_around
+from ao_kernels.triton.support import on_device, processors, rows_of, scratch, why_not
+from ao_kernels.triton.tuning.choose import Case, choose
+from ao_kernels.triton.tuning.records import Problem, bucket
 
 __all__ = [
     "BSR_KERNELS",
@@ -54,6 +57,31 @@ def splits_of(side: int, programs: int, blocks: int, rows: int, most: int) -> in
     ):
         splits *= 2
     return splits
+
+
+def rule(side: int, m: int, dtype: torch.dtype, blocks: int, rows: int, most: int) -> Setting:
+    """What serves m rows of activations and `blocks` blocks in so many rows where nothing was measured."""
+    regime = regime_of(m, side, dtype)
+    programs = rows * -(-m // regime.rows)
+    return Setting(*regime, splits_of(side, programs, blocks, rows, most))
+
+
+def settings_of(
+    side: int, m: int, dtype: torch.dtype, blocks: int, rows: int, most: int
+) -> tuple[Setting, ...]:
+    """What may serve any numbers of rows and blocks whose buckets are those of m and `blocks`."""
+    first = rule(side, bucket(m), dtype, bucket(blocks), rows, most)
+    return settings_around(first, bucket(blocks) * side // (_FEWEST_BLOCKS * 64 * rows))
+
+
+@lru_cache(maxsize=4096)
+def case_of(
+    side: int, m: int, dtype: torch.dtype, blocks: int, n: int, k: int, device: torch.device
+) -> Case[Setting]:
+    """What settings are chosen for: m rows of activations, and a weight (n, k) of so many blocks."""
+    sizes = (side, m, dtype, blocks, -(-n // side), processors(device))
+    problem = Problem("bsr_linear", (side, dtype, bucket(blocks)), n, k, bucket(m))
+    return Case(problem, device, rule(*sizes), lambda: settings_of(*sizes))
 
 
 def settings(
@@ -121,26 +149,30 @@ def launch(
     k: int,
     *,
     splits: int | None = None,
+    regime: Regime | None = None,
 ) -> Tensor:
-    """The op itself; `splits` sets how many programs share a row of blocks."""
+    """The op itself; `splits`, and with it `regime`, set how many share a row of blocks, and which."""
     from ao_kernels.triton.kernels import bsr
 
     x_MK = rows_of(x, k)
     m, out = x_MK.shape[0], x.new_empty((*x.shape[:-1], n))
     if m == 0:
         return out
-    side = blocks.shape[-1]
-    regime = regime_of(m, side, x.dtype)
-    row_tiles, block_rows = -(-m // regime.rows), len(order)
-    programs = block_rows * row_tiles
+    side, block_rows = blocks.shape[-1], len(order)
     if splits is None:
-        splits = splits_of(side, programs, len(blocks), block_rows, processors(x.device))
+        setting = choose(
+            case_of(side, m, x.dtype, len(blocks), n, k, x.device),
+            lambda each: launch(
+                x, blocks, col_indices, crow_indices, order, bias, n, k,
+                splits=each.splits, regime=each.regime,
+            ),
+        )  # fmt: skip
+        splits, regime = setting.splits, setting.regime
+    regime = regime or regime_of(m, side, x.dtype)
+    row_tiles = -(-m // regime.rows)
+    programs = block_rows * row_tiles
     with on_device(x):
-        # scratch that a product without it does not touch; any tensor can stand there
-        partial = locks = out
-        if splits > 1:
-            partial = x.new_empty(programs * splits * side * regime.rows, dtype=torch.float32)
-            locks = take_locks(programs, x.device)
+        partial, locks = scratch(out, programs, splits, side * regime.rows)
         bsr.linear[(block_rows, splits, row_tiles)](
             x_MK, blocks, col_indices, crow_indices, order, out if bias is None else bias, out,
             partial, locks, m, n, k, x_MK.stride(0),
@@ -211,7 +243,7 @@ def _accepts(call: Call) -> str | None:
 
 def _describe(call: Call) -> str:
     regime = regime_of(call.m, blocksize_of(call.spec), call.x_dtype)
-    return f"blocks of {regime.rows} rows, sums in float32, empty blocks skipped"
+    return f"blocks of {regime.rows} rows, sums in float32, empty blocks skipped, splits by their number"
 
 
 BSR_KERNELS = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import prod
 
 import torch
 from torch import Tensor
@@ -18,7 +19,8 @@ from ao_core.spec import WHOLE, Spec
 from ao_core.tensor import QTensor
 from ao_core.tensor.activations import static_qparams
 from ao_core.tensor.create import encode_parts
-from ao_kernels.triton.support import why_not, why_not_float8
+from ao_kernels.triton.support import current_device, why_not, why_not_float8
+from ao_kernels.triton.tuning.choose import find
 
 __all__ = ["DYNAMIC_KERNELS"]
 
@@ -151,6 +153,29 @@ def _refused_for_experts(call: Call, spec: Spec, act: Spec) -> str | None:
     return None
 
 
+def _describe(call: Call) -> str:
+    from ao_kernels.triton.scaled import case_of, promotes
+
+    spec, act = call.spec, call.spec.act
+    assert act is not None  # accepted
+    *experts, n, k = call.weight_shape
+    codes, kind = _code_dtype(act), _KINDS[act.block]
+    promote = promotes(codes, kind, bool(spec.option("fast_accum", True)))
+    regime, source = find(
+        case_of(
+            (codes, _code_dtype(spec), call.x_dtype), (kind, _KINDS[spec.block]), promote,
+            prod(experts), (call.m, n, k), current_device(),
+        )
+    )  # fmt: skip
+    return f"tiles of {regime.rows} × {regime.cols} ({source}), scales inside"
+
+
+def _code_dtype(spec: Spec) -> torch.dtype:
+    """Of the codes as the product takes them."""
+    stored = registry.dtypes.get(spec.dtype).storage
+    return torch.int8 if stored == torch.uint8 else stored
+
+
 _Accepts = Callable[[Call], str | None]
 
 
@@ -158,8 +183,9 @@ def _kernels(
     numbers: str, available: Callable[[], str | None], accepts: _Accepts
 ) -> tuple[Kernel, ...]:
     make = partial(
-        Kernel, layout="plain", device="cuda", priority=50, available=available, accepts=accepts
-    )
+        Kernel, layout="plain", device="cuda", priority=50, available=available, accepts=accepts,
+        describe=_describe,
+    )  # fmt: skip
     return (
         make(f"triton_{numbers}_linear", "linear", fn=linear),
         make(f"triton_{numbers}_mm", "mm", fn=mm),

@@ -12,6 +12,7 @@ from torch import Tensor
 from ao_core.records import DType
 from ao_kernels.cpu.codes import codes_of
 from ao_kernels.triton import assembly
+from ao_kernels.triton.float4 import float4, mantissa_of
 
 __all__ = ["TABLES", "Format", "format_of", "known"]
 
@@ -36,6 +37,13 @@ class Format(NamedTuple):
     looked_up: bool = False
     #: whether two of every four columns have codes, in the order of `assembly.two_of_four`
     sparse: bool = False
+    #: whether the bits of codes lie in `float4.PLACES`
+    spread: bool = False
+
+    @property
+    def order(self) -> str:
+        """How the codes of two neighbouring words lie in them."""
+        return "pairs" if self.looked_up else "spread" if self.spread else "planes"
 
     @property
     def planes(self) -> int:
@@ -77,6 +85,10 @@ def format_of(dtype: DType, *, sparse: bool = False) -> Format | str:
         return make(0, assembly.integers)
     if dtype.name == "f8e4m3":
         return make(0, assembly.e4m3)
+    mantissa = mantissa_of(codes.values) if dtype.bits == 4 else None
+    if mantissa is not None:
+        decode = partial(float4, mantissa=mantissa, least=codes.values[1])
+        return make(0, decode, spread=True)
     if dtype.bits == 4:
         return make(0, assembly.lookup, looked_up=True)
     return f"has no assembly that decodes {dtype.name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -9,8 +10,27 @@ import torch
 from ao_kernels.triton.assembly import LOAD_BYTE, PREFETCH, load_scale, load_table
 from ao_kernels.triton.formats import TABLES, Format
 from ao_kernels.triton.plane16 import COLS, Tiling
+from ao_kernels.triton.scales import KINDS, load_bytes
+from ao_kernels.triton.support import processors
+from ao_kernels.triton.tuning.choose import Case
+from ao_kernels.triton.tuning.records import Problem, bucket
 
-__all__ = ["ELEMENTS", "POINTERS", "REGIMES", "Regime", "constants", "regime_of", "splits_of"]
+__all__ = [
+    "ELEMENTS",
+    "FEWEST_TILES",
+    "POINTERS",
+    "REGIMES",
+    "Regime",
+    "Setting",
+    "ahead",
+    "case_of",
+    "constants",
+    "regime_of",
+    "rule",
+    "settings_around",
+    "settings_of",
+    "splits_of",
+]
 
 #: dtypes of activations, as the assembly calls them
 ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -20,9 +40,12 @@ POINTERS = {
     torch.float16: "*fp16",
     torch.float32: "*fp32",
     torch.uint8: "*u8",
+    **dict.fromkeys(KINDS, "*u8"),
 }
 #: tiles of a row that each of several blocks gets at least
-_FEWEST_TILES = 4
+FEWEST_TILES = 4
+#: blocks that a row of tiles is split among at most
+_MOST_SPLITS = 8
 
 
 class Regime(NamedTuple):
@@ -31,6 +54,20 @@ class Regime(NamedTuple):
     rows: int
     num_warps: int
     num_stages: int
+
+
+class Setting(NamedTuple):
+    """A regime, and among how many blocks each row of tiles is split."""
+
+    rows: int
+    num_warps: int
+    num_stages: int
+    splits: int
+
+    @property
+    def regime(self) -> Regime:
+        """How each block is built."""
+        return Regime(*self[:3])
 
 
 #: with more rows than the last has, several blocks share the columns
@@ -46,12 +83,67 @@ def splits_of(tiles: Tiling, row_blocks: int, processors: int) -> int:
     """Among how many blocks a row of tiles is split, so that every processor has one."""
     splits = 1
     while (
-        splits < 8
+        splits < _MOST_SPLITS
         and tiles.blocks * row_blocks * splits < 0.9 * processors
-        and tiles.tiles >= 2 * splits * _FEWEST_TILES
+        and tiles.tiles >= 2 * splits * FEWEST_TILES
     ):
         splits *= 2
     return splits
+
+
+def rule(tiles: Tiling, m: int, processors: int) -> Setting:
+    """What serves m rows where nothing was measured."""
+    regime = regime_of(m)
+    return Setting(*regime, splits_of(tiles, -(-m // regime.rows), processors))
+
+
+def settings_of(tiles: Tiling, m: int, processors: int) -> tuple[Setting, ...]:
+    """What may serve any number of rows whose bucket is that of m."""
+    return settings_around(rule(tiles, bucket(m), processors), tiles.tiles // FEWEST_TILES)
+
+
+def settings_around(first: Setting, most: int) -> tuple[Setting, ...]:
+    """At most four: a setting, one stage fewer, so that more blocks share a processor, and other splits.
+
+    Those are twice as many, if `most` allows it, and half.
+    """
+    found = [first, first._replace(num_stages=first.num_stages - 1)]
+    if 2 * first.splits <= min(most, _MOST_SPLITS):
+        found.append(first._replace(splits=2 * first.splits))
+    if first.splits > 1:
+        found.append(first._replace(splits=first.splits // 2))
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def case_of(
+    numbers: str,
+    tiles: Tiling,
+    group: int,
+    x_dtype: torch.dtype,
+    scale: str,
+    zero: str,
+    m: int,
+    device: torch.device,
+    *,
+    sparse: bool,
+) -> Case[Setting]:
+    """What settings are chosen for; `scale` as `scales.name_of` has it, `zero` "none", "int" or "float"."""
+    kept = "2:4" if sparse else "dense"
+    facts = (numbers, kept, group, x_dtype, scale, zero)
+    problem, there = (
+        Problem("plane16_linear", facts, tiles.n, tiles.k, bucket(m)),
+        processors(device),
+    )
+    return Case(problem, device, rule(tiles, m, there), lambda: settings_of(tiles, m, there))
+
+
+def loads_of(scale_dtype: torch.dtype, tiles: Tiling, *, sm80: bool) -> str:
+    """The assembly that loads a scale, or as many as possible of those that lie beside each other."""
+    if scale_dtype not in KINDS:
+        return load_scale(8 * scale_dtype.itemsize)
+    count = next(count for count in (4, 2, 1) if tiles.beside % count == 0)
+    return load_bytes(KINDS[scale_dtype], count, sm80=sm80)
 
 
 def constants(
@@ -65,11 +157,12 @@ def constants(
     bias: bool,
     *,
     assembly: bool = True,
-    early: bool = False,
+    outer: bool = False,
+    sm80: bool = False,
 ) -> dict[str, Any]:
-    """The compile-time arguments of the kernel `linear`; without `assembly` plain operations serve.
+    """The compile-time arguments of the function `product`; without `assembly` plain operations serve.
 
-    `early`, it may start before the kernel in front of it has ended.
+    `outer`, scales have one themselves; `sm80`, the device has no conversions of float8.
     """
     load_zero = None
     if zero_dtype is not None:
@@ -81,17 +174,22 @@ def constants(
         "PLANE": tiles.plane,
         "CHAIN": tiles.chain,
         "OFFSET": fmt.offset,
-        "PAIRS": fmt.looked_up,
+        "ORDER": fmt.order,
         "SPARSE": fmt.sparse,
         "SPLITS": splits,
+        "SCALE": KINDS.get(scale_dtype),
+        "HAS_OUTER": outer,
         "HAS_ZERO": zero_dtype is not None,
         "HAS_BIAS": bias,
         "EVEN_K": tiles.k % tiles.width == 0,
         "ASM": fmt.assembly(ELEMENTS[x_dtype]) if assembly else None,
-        "LOAD_SCALE": load_scale(8 * scale_dtype.itemsize) if assembly else None,
+        "LOAD_SCALE": loads_of(scale_dtype, tiles, sm80=sm80) if assembly else None,
         "LOAD_ZERO": load_zero if assembly else None,
         "LOAD_TABLE": load_table() if assembly and (fmt.looked_up or fmt.sparse) else None,
         "TABLE": len(fmt.values) + 16 * TABLES.index(x_dtype),
-        "PREFETCH": PREFETCH,
-        "AHEAD": regime.num_stages if early else 0,
     }
+
+
+def ahead(regime: Regime, *, early: bool) -> dict[str, Any]:
+    """Those of the kernel `linear` beside; `early`, it may start before the one in front of it has ended."""
+    return {"PREFETCH": PREFETCH, "AHEAD": regime.num_stages if early else 0}

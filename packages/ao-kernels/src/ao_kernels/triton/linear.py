@@ -1,4 +1,4 @@
-"""The kernels of `linear`, `embedding` and `dequantize` for weights in planes."""
+"""The kernels of `linear`, `grouped_linear`, `embedding` and `dequantize` for weights in planes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from ao_core.records import Call, Kernel
 from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor import QTensor
-from ao_kernels.triton.launch import ELEMENTS, regime_of
+from ao_kernels.triton.formats import known
+from ao_kernels.triton.launch import ELEMENTS, case_of
 from ao_kernels.triton.plane16 import LAYOUTS as DENSE_LAYOUTS
+from ao_kernels.triton.plane16 import tiling
 from ao_kernels.triton.plane24 import Plane24
-from ao_kernels.triton.support import why_not
+from ao_kernels.triton.support import current_device, why_not
+from ao_kernels.triton.tuning.choose import find
 
 __all__ = ["LAYOUTS", "PLANE16_KERNELS"]
 
@@ -34,9 +37,23 @@ def plane16_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     parts = w.parts
     out: Tensor = ops.plane16_linear(
         x, parts["qdata"], parts["scale"], parts.get("zero"), parts["table"], bias,
-        n, k, group, w.spec.dtype, _is_sparse(w.spec),
+        n, k, group, w.spec.dtype, _is_sparse(w.spec), parts.get("outer"),
     )  # fmt: skip
     return out
+
+
+def plane16_grouped_linear(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor:
+    """`plane16_linear` for the rows of each expert, in one launch that does not wait to know them."""
+    from ao_kernels.triton.experts import ends_of, plane16_grouped_linear
+
+    _, n, k = w.stored_shape
+    group = full_block(w.spec.block, (n, k))[-1]
+    parts = w.parts
+    out: Tensor = plane16_grouped_linear(
+        x.reshape(-1, k), parts["qdata"], parts["scale"], parts.get("zero"), parts["table"],
+        ends_of(x, offs), n, k, group, w.spec.dtype, _is_sparse(w.spec), parts.get("outer"),
+    )  # fmt: skip
+    return out.reshape(*x.shape[:-1], n)
 
 
 def plane16_dequantize(
@@ -45,11 +62,11 @@ def plane16_dequantize(
     """Dense values of `shape`, bit for bit those of the canonical layout."""
     from ao_kernels.triton import ops
 
-    n, k = shape
+    n, k = shape[-2:]
     group = full_block(spec.block, shape)[-1]
     out: Tensor = ops.plane16_dequantize(
         parts["qdata"], parts["scale"], parts.get("zero"), parts["table"],
-        n, k, group, spec.dtype, dtype, _is_sparse(spec),
+        n, k, group, spec.dtype, dtype, _is_sparse(spec), parts.get("outer"),
     )  # fmt: skip
     return out
 
@@ -66,7 +83,7 @@ def plane16_embedding(ids: Tensor, w: QTensor) -> Tensor:
     group = full_block(w.spec.block, (n, k))[-1]
     out: Tensor = ops.plane16_embedding(
         ids, parts["qdata"], parts["scale"], parts.get("zero"), parts["table"],
-        n, k, group, w.spec.dtype, w.dtype, _is_sparse(w.spec),
+        n, k, group, w.spec.dtype, w.dtype, _is_sparse(w.spec), parts.get("outer"),
     )  # fmt: skip
     return out
 
@@ -78,11 +95,24 @@ def _accepts_embedding(call: Call) -> str | None:
 
 
 def _accepts_linear(call: Call) -> str | None:
+    return _refused(call, call.m, "rows")
+
+
+def _accepts_grouped_linear(call: Call) -> str | None:
+    return _refused(call, _rows_of_expert(call), "rows of an expert on average")
+
+
+def _refused(call: Call, rows: int, what: str) -> str | None:
     if call.x_dtype not in ELEMENTS:
         return f"needs activations in bfloat16 or float16, found {call.x_dtype}"
-    if call.m > (most := MOST_ROWS[call.spec.zero]):
-        return f"is for up to {most} rows, found {call.m}: decoding once is cheaper"
+    if rows > (most := MOST_ROWS[call.spec.zero]):
+        return f"is for up to {most} {what}, found {rows}: decoding once is cheaper"
     return None
+
+
+def _rows_of_expert(call: Call) -> int:
+    """On average, rounded up."""
+    return -(-call.m // call.weight_shape[0])
 
 
 def _accepts_dequantize(call: Call) -> str | None:
@@ -92,7 +122,27 @@ def _accepts_dequantize(call: Call) -> str | None:
 
 
 def _describe(call: Call) -> str:
-    return f"blocks of {regime_of(call.m).rows} rows, sums in float32"
+    spec, (n, k), m = call.spec, call.weight_shape, max(call.m, 1)
+    group, sparse = full_block(spec.block, (n, k))[-1], _is_sparse(spec)
+    scale = spec.scale_dtype if isinstance(spec.scale_dtype, str) else "e4m3 twice"
+    tiles = tiling(n, k, group, known(registry.dtypes.get(spec.dtype), sparse=sparse))
+    setting, source = find(
+        case_of(
+            spec.dtype, tiles, group, call.x_dtype, scale, spec.zero, m, current_device(),
+            sparse=sparse,
+        )
+    )  # fmt: skip
+    return (
+        f"blocks of {setting.rows} rows, {setting.splits} for each sum, {setting.num_stages} stages "
+        f"({source}), sums in float32"
+    )
+
+
+def _describe_grouped(call: Call) -> str:
+    from ao_kernels.triton.experts import regime_for
+
+    rows = regime_for(call.m, call.weight_shape[0]).rows
+    return f"all experts in one launch, blocks of {rows} rows, sums in float32"
 
 
 PLANE16_KERNELS = (
@@ -100,6 +150,13 @@ PLANE16_KERNELS = (
         Kernel(
             f"triton_{layout.name}_linear", "linear", layout.name, "cuda", plane16_linear, 50,
             why_not, _accepts_linear, _describe,
+        )
+        for layout in LAYOUTS
+    ),
+    *(
+        Kernel(
+            f"triton_{layout.name}_grouped_linear", "grouped_linear", layout.name, "cuda",
+            plane16_grouped_linear, 50, why_not, _accepts_grouped_linear, _describe_grouped,
         )
         for layout in LAYOUTS
     ),

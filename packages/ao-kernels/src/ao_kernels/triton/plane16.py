@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,9 @@ from ao_core.layouts.base import make_parts
 from ao_core.numerics import full_block, pack_bits, unpack_bits
 from ao_core.records import DType
 from ao_core.spec import WHOLE, Spec
+from ao_core.tensor import QTensor
+from ao_kernels.cpu.tiles import unfit_scale
+from ao_kernels.triton.float4 import gather_bits, spread_bits
 from ao_kernels.triton.formats import Format, format_of, known
 
 __all__ = ["COLS", "LAYOUTS", "Plane16", "Tiling", "tiling"]
@@ -41,6 +45,11 @@ class Tiling(NamedTuple):
         return self.planes * self.plane
 
     @property
+    def beside(self) -> int:
+        """Scales of a row in a tile, or 1 for all of it."""
+        return self.planes // self.chain if self.chain else 1
+
+    @property
     def groups(self) -> int:
         """Scales of a row, those of padding included."""
         return self.tiles * self.planes // self.chain if self.chain else 1
@@ -48,21 +57,24 @@ class Tiling(NamedTuple):
 
 def tiling(n: int, k: int, group: int, fmt: Format) -> Tiling:
     """The tiles of a weight; a group of columns, or a row where `group` is at least k, has one scale."""
-    planes, plane = fmt.planes, 16 if fmt.sparse else 32 if group == 32 < k else 64
+    planes = fmt.planes
+    plane = 16 if fmt.sparse else group if group in (16, 32) and group < k else 64
     chain = group // plane if group < k else 0
     return Tiling(n, k, planes, plane, chain, -(-n // COLS), -(-k // (planes * plane)))
 
 
 class Plane16(Layout):
-    """For a weight (N, K) of b bits: tiles of 128 rows and 16 / b planes of 64 columns.
+    """For a weight (N, K), or (E, N, K), of b bits: tiles of 128 rows and 16 / b planes of 64 columns.
 
-    (Where groups have 32 columns, planes have 32.) Bits b·j and up of a 16-bit word are the code of
-    plane j: the words of a row in a tile hold runs of neighbouring columns, so that a product takes
-    activations as they are. Parts:
+    (Where groups have 32 or 16 columns, planes have as many.) Bits b·j and up of a 16-bit word are the code
+    of plane j, but for formats that are looked up or `spread`: the words of a row in a tile hold runs of
+    neighbouring columns, so that a product takes activations as they are. Parts:
 
-    - qdata: int16 [N / 128, tiles, 128, plane]. Signed integers are stored in offset binary.
-    - scale, zero: [N / 128, groups, 128], in their own dtype.
-    - table: int32, the bits of every code's float32 value, and what else `Format.table` says.
+    - qdata: int16 […, N / 128, tiles, 128, plane]. Signed integers are stored in offset binary.
+    - scale, zero: […, N / 128, groups, 128], in their own dtype. Scales of 8 bits have those of a row and a
+      tile beside each other: […, N / 128, tiles, 128 · groups of a tile].
+    - outer: float32 […, 1], the scale of the scales where these are quantized themselves.
+    - table: int32 […, words], the bits of every code's float32 value, and what else `Format.table` says.
 
     Rows and columns of padding have code 0 and scale 0.
     """
@@ -71,6 +83,7 @@ class Plane16(Layout):
     canonical = False
     canonical_name = "packed"
     native_devices = ("cuda",)
+    stacked = True
     bits = 4
     #: whether two of every four columns have codes
     sparse = False
@@ -88,13 +101,15 @@ class Plane16(Layout):
             return f"has zero points of uint4, and only with them, found {spec}"
         if spec.act is not None:
             return "its product does not quantize activations"
-        if spec.scale_dtype not in ("float32", "bfloat16", "float16"):
-            return f"needs scales in float32, bfloat16 or float16, found {spec.scale_dtype}"
-        if len(shape) != 2 or 0 in shape:
-            return f"needs a 2-D weight that is not empty, found {shape}"
-        groups = tuple(size for size in (32, 64, 128, 256) if size * fmt.bits <= 1024)
-        rows, group = full_block(spec.block, shape)
-        if rows != 1 or spec.block[0] == WHOLE or (group not in groups and group < shape[1]):
+        if reason := unfit_scale(spec.scale_dtype):
+            return reason
+        if len(shape) not in (2, 3) or 0 in shape:
+            return f"needs a weight of 2 or 3 dimensions that is not empty, found {shape}"
+        sizes = (32, 64, 128, 256) if self.sparse else (16, 32, 64, 128, 256)
+        groups = tuple(size for size in sizes if size * fmt.bits <= 1024)
+        *rows, group = full_block(spec.block, shape)
+        along_rows = set(rows) == {1} and WHOLE not in (spec.block[0], *spec.block[:-1])
+        if not along_rows or (group not in groups and group < shape[-1]):
             return f"needs groups of {groups} along each row, or whole rows, found {spec.block}"
         return None
 
@@ -102,6 +117,14 @@ class Plane16(Layout):
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
     ) -> Parts:
         """Parts in planes, from canonical ones."""
+        return _of_each(self.pack_matrix, parts, spec, shape, dtype)
+
+    def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
+        """Canonical parts, from those in planes."""
+        return _of_each(self.unpack_matrix, parts, spec, shape, dtype)
+
+    def pack_matrix(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
+        """`from_canonical` for a weight (N, K)."""
         fmt, tiles = known_tiles(spec, shape, dtype)
         codes = unpack_bits(parts["qdata"].view(torch.uint8), fmt.bits, tiles.k) ^ fmt.flip
         codes = pad(codes, tiles.blocks * COLS, tiles.tiles * tiles.width)
@@ -110,19 +133,21 @@ class Plane16(Layout):
         if fmt.looked_up:  # two words of a row, plane by plane
             planes = planes.unflatten(-2, (-1, 2)).transpose(-1, -2)
         words = pack_bits(planes.reshape(-1, fmt.planes), fmt.bits).view(torch.int16)
-        zero = parts.get("zero")
-        out = make_parts(
-            words.view(tiles.blocks, tiles.tiles, COLS, tiles.plane),
-            to_blocks(parts["scale"], tiles),
-            None if zero is None else to_blocks(zero, tiles),
-        )
+        words = words.view(tiles.blocks, tiles.tiles, COLS, tiles.plane)
+        if fmt.spread:
+            words = spread_bits(words)
+        out = {"qdata": words, **to_scales(parts["scale"], tiles)}
+        if "zero" in parts:
+            out["zero"] = to_blocks(parts["zero"], tiles)
         return {**out, "table": fmt.table().to(words.device)}
 
-    def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
-        """Canonical parts, from those in planes."""
+    def unpack_matrix(
+        self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
+    ) -> Parts:
+        """`to_canonical` for a weight (N, K)."""
         fmt, tiles = known_tiles(spec, shape, dtype)
-        words = parts["qdata"].unsqueeze(-1).view(torch.uint8)
-        planes = unpack_bits(words, fmt.bits, tiles.planes)
+        words = gather_bits(parts["qdata"]) if fmt.spread else parts["qdata"]
+        planes = unpack_bits(words.unsqueeze(-1).view(torch.uint8), fmt.bits, tiles.planes)
         if fmt.looked_up:
             pairs = (*planes.shape[:-2], tiles.plane // 2, tiles.planes, 2)
             planes = planes.view(pairs).transpose(-1, -2).reshape(planes.shape)
@@ -132,7 +157,7 @@ class Plane16(Layout):
         packed = pack_bits(codes, fmt.bits)
         return make_parts(
             packed.view(dtype.storage) if self.canonical_name == "plain" else packed,
-            from_blocks(parts["scale"], spec, tiles),
+            from_scales(parts, spec, tiles),
             None if zero is None else from_blocks(zero, spec, tiles),
         )
 
@@ -146,6 +171,42 @@ class Plane16Bytes(Plane16):
 
 
 LAYOUTS = (Plane16(), Plane16Bytes())
+
+
+def _of_each(
+    convert: Callable[[Parts, Spec, tuple[int, ...], DType], Parts],
+    parts: Parts,
+    spec: Spec,
+    shape: tuple[int, ...],
+    dtype: DType,
+) -> Parts:
+    """What `convert` makes of a matrix; of the matrices of experts, stacked, one at a time."""
+    if len(shape) == 2:
+        return convert(parts, spec, shape, dtype)
+    pieces = [
+        convert({name: _matrix(part, e) for name, part in parts.items()}, spec, shape[1:], dtype)
+        for e in range(shape[0])
+    ]
+    return {name: _stacked([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def _matrix(part: Tensor, e: int) -> Tensor:
+    """A part of one matrix; of scales that are quantized themselves, with their scale or the one for all."""
+    if not isinstance(part, QTensor):
+        return part[e]
+    codes = part.qdata[e]
+    outer = part.scale.expand(len(part.qdata), 1, 1)[e]
+    return QTensor({"qdata": codes, "scale": outer}, part.spec, tuple(codes.shape), part.dtype)
+
+
+def _stacked(pieces: list[Tensor]) -> Tensor:
+    """Inverse of `_matrix`."""
+    if not isinstance(first := pieces[0], QTensor):
+        return torch.stack(pieces)
+    codes, outer = (torch.stack([p.parts[name] for p in pieces]) for name in ("qdata", "scale"))
+    if len(first.spec.block) == codes.dim():
+        outer = outer[:1]
+    return QTensor({"qdata": codes, "scale": outer}, first.spec, tuple(codes.shape), first.dtype)
 
 
 def known_tiles(
@@ -171,3 +232,30 @@ def from_blocks(blocks: Tensor, spec: Spec, tiles: Tiling) -> Tensor:
     """Inverse of `to_blocks`."""
     groups = -(-tiles.k // spec.block[-1]) if spec.block[-1] != WHOLE else 1
     return blocks.transpose(1, 2).reshape(-1, tiles.groups)[: tiles.n, :groups].contiguous()
+
+
+def to_scales(scale: Tensor, tiles: Tiling) -> Parts:
+    """The parts `scale`, and `outer` where scales are quantized themselves."""
+    if isinstance(scale, QTensor):
+        return {**to_scales(scale.qdata, tiles), "outer": scale.scale.reshape(1).clone()}
+    if scale.dtype.itemsize > 1:
+        return {"scale": to_blocks(scale, tiles)}
+    padded = pad(scale.view(torch.uint8), tiles.blocks * COLS, tiles.groups)
+    cut = padded.view(tiles.blocks, COLS, tiles.groups // tiles.beside, tiles.beside).transpose(
+        1, 2
+    )
+    rows = cut.reshape(tiles.blocks, -1, COLS * tiles.beside).contiguous()
+    return {"scale": rows.view(scale.dtype)}
+
+
+def from_scales(parts: Parts, spec: Spec, tiles: Tiling) -> Tensor:
+    """Inverse of `to_scales`."""
+    scale = parts["scale"]
+    if scale.dtype.itemsize > 1:
+        return from_blocks(scale, spec, tiles)
+    cut = scale.view(torch.uint8).unflatten(-1, (COLS, tiles.beside)).transpose(2, 3).flatten(1, 2)
+    grid = from_blocks(cut, spec, tiles).view(scale.dtype)
+    if not isinstance(spec.scale_dtype, Spec):
+        return grid
+    nested = {"qdata": grid, "scale": parts["outer"].reshape(1, 1).clone()}
+    return QTensor(nested, spec.scale_dtype, tuple(grid.shape), torch.float32)

@@ -10,7 +10,7 @@ from ao_core.numerics import pack_bits, unpack_bits
 from ao_core.records import DType
 from ao_core.spec import Spec
 from ao_kernels.triton.assembly import PATTERNS
-from ao_kernels.triton.plane16 import COLS, Plane16, from_blocks, known_tiles, pad, to_blocks
+from ao_kernels.triton.plane16 import COLS, Plane16, from_scales, known_tiles, pad, to_scales
 
 __all__ = ["Plane24"]
 
@@ -21,16 +21,16 @@ for _number, (_first, _second) in enumerate(PATTERNS):
 
 
 class Plane24(Plane16):
-    """For a weight (N, K) of which two of every four columns are kept: tiles of 128 rows and 256 columns.
+    """For a weight (…, N, K) of which two of every four columns are kept: tiles of 128 rows and 256 columns.
 
     A row of a tile has 64 groups of four columns: group 8u + q is the u-th of pair q of 16-bit words. In
     all pairs together lie three numbers of 32 bits: the codes of groups u = 0 to 3, of 4 to 7, and eight
     patterns. So each pair holds two neighbouring columns of either half of eight groups, in runs of 32
     columns: what a product takes of the activations are pairs of neighbours. Parts:
 
-    - qdata: int16 [N / 128, tiles, 3, 128, 16]. Of u = 4h + 2w + r the codes, in offset binary, are bits 4w
-      and up, and 8 + 4w and up, of word 2q + r of the h-th number; of u = 2t + r the pattern is bits 4t and
-      up of word 2q + r of the third: 0 to 5 for columns 01, 02, 03, 12, 13, 23.
+    - qdata: int16 […, N / 128, tiles, 3, 128, 16]. Of u = 4h + 2w + r the codes, in offset binary, are bits
+      4w and up, and 8 + 4w and up, of word 2q + r of the h-th number; of u = 2t + r the pattern is bits 4t
+      and up of word 2q + r of the third: 0 to 5 for columns 01, 02, 03, 12, 13, 23.
     - scale, table: as in `Plane16`.
 
     Rows and columns of padding have code 0 and scale 0.
@@ -44,10 +44,8 @@ class Plane24(Plane16):
         """The share of elements that are not stored."""
         return max(1 - 2 * -(-shape[-1] // 4) / shape[-1], 0.0)
 
-    def from_canonical(
-        self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
-    ) -> Parts:
-        """Parts in planes, from canonical ones."""
+    def pack_matrix(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
+        """Parts in planes of a weight (N, K)."""
         fmt, tiles = known_tiles(spec, shape, dtype, sparse=True)
         groups = -(-tiles.k // 4)
         codes = unpack_bits(parts["qdata"].view(torch.uint8), 4, 2 * groups) ^ fmt.flip
@@ -67,12 +65,15 @@ class Plane24(Plane16):
         places = (tiles.blocks, tiles.tiles, -1, COLS, tiles.plane)
         qdata = torch.cat([each.view(places) for each in words], 2)
         return {
-            **make_parts(qdata, to_blocks(parts["scale"], tiles), None),
+            "qdata": qdata,
+            **to_scales(parts["scale"], tiles),
             "table": fmt.table().to(qdata.device),
         }
 
-    def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
-        """Canonical parts, from those in planes."""
+    def unpack_matrix(
+        self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
+    ) -> Parts:
+        """Canonical parts of a weight (N, K)."""
         fmt, tiles = known_tiles(spec, shape, dtype, sparse=True)
         groups, rows = -(-tiles.k // 4), tiles.blocks * COLS
         nibbles = unpack_bits(parts["qdata"].unsqueeze(-1).view(torch.uint8), 4, 4)
@@ -86,5 +87,5 @@ class Plane24(Plane16):
         places = patterns.new_tensor([first | second << 2 for first, second in PATTERNS])
         index = pad(places[patterns.long()], tiles.n, groups + groups % 2, 0b0100)
         packed = pack_bits(codes, 4)
-        scale = from_blocks(parts["scale"], spec, tiles)
+        scale = from_scales(parts, spec, tiles)
         return make_parts(packed, scale, None) | {"index": pack_bits(index, 4)}

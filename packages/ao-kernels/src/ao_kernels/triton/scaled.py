@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_kernels.triton.support import capability, on_device, processors
+from ao_kernels.triton.tuning.choose import Case, choose
+from ao_kernels.triton.tuning.records import Problem, bucket
 
 __all__ = [
     "REGIMES",
@@ -45,19 +48,54 @@ REGIMES = (
 )
 
 
+def regimes_of(m: int, *, largest: bool) -> tuple[Regime, ...]:
+    """Those that may serve m rows an expert, or another number in its bucket.
+
+    `largest` says whether the first is among them.
+    """
+    return tuple(each for each in REGIMES[0 if largest else 1 :] if each.rows <= 64 or m > 64)
+
+
 def regime_of(m: int, n: int, experts: int, processors: int, *, largest: bool) -> Regime:
     """The one with which a processor reads the fewest rows of both operands, of m × n an expert.
 
     Tensor cores multiply in 8 bits faster than tiles arrive from the cache, whatever their size, so rows that
-    are read count, and not how many tiles are full. `largest` says whether the first may be chosen.
+    are read count, and not how many tiles are full.
     """
 
     def rows_read(regime: Regime) -> int:
         tiles = -(-m // regime.rows) * -(-n // regime.cols) * experts
         return -(-tiles // processors) * (min(m, regime.rows) + regime.cols)
 
-    fitting = [each for each in REGIMES[0 if largest else 1 :] if each.rows <= 64 or m > 64]
-    return min(fitting, key=rows_read)
+    return min(regimes_of(m, largest=largest), key=rows_read)
+
+
+def promotes(dtype: torch.dtype, a_scales: str, fast_accum: bool) -> bool:
+    """Whether sums of `STEP` columns are added up outside of the tensor cores."""
+    return dtype != torch.int8 and (a_scales == "block" or not fast_accum)
+
+
+@lru_cache(maxsize=4096)
+def case_of(
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+    kinds: tuple[str, str],
+    promote: bool,
+    experts: int,
+    sizes: tuple[int, int, int],
+    device: torch.device,
+) -> Case[Regime]:
+    """What settings are chosen for: dtypes of a, b and the result; m rows for all experts, n, k."""
+    m, n, k = sizes
+    share = -(-m // experts)
+    # from sm_100 on sums have a memory of their own, and those of the largest do not fit into registers
+    largest = not promote and capability(device) == (9, 0)
+    facts = (*dtypes, *kinds, "promoted" if promote else "plain", experts)
+    return Case(
+        Problem("scaled_product", facts, n, k, bucket(share)),
+        device,
+        regime_of(share, n, experts, processors(device), largest=largest),
+        lambda: regimes_of(share, largest=largest),
+    )
 
 
 def constants(
@@ -170,14 +208,20 @@ def launch(
     out = a.new_empty((m, n), dtype=dtype)
     if out.numel() == 0:
         return out
-    integers, arch = a.dtype == torch.int8, capability(a.device)
-    promote = not integers and (a_scales == "block" or not fast_accum)
+    integers, promote = a.dtype == torch.int8, promotes(a.dtype, a_scales, fast_accum)
     if tma is None:
-        tma = arch >= (9, 0)
+        tma = capability(a.device) >= (9, 0)
     if regime is None:
-        # from sm_100 on sums have a memory of their own, and those of the largest do not fit into registers
-        largest = not promote and arch == (9, 0)
-        regime = regime_of(-(-m // experts), n, experts, processors(a.device), largest=largest)
+        case = case_of(
+            (a.dtype, b.dtype, dtype), (a_scales, b_scales), promote, experts, (m, n, k), a.device
+        )
+        regime = choose(
+            case,
+            lambda each: launch(
+                a, b, a_scale, b_scale, a_scales, b_scales, dtype, zero, bias, offs, fast_accum,
+                regime=each, tma=tma,
+            ),
+        )  # fmt: skip
     row_tiles = -(-m // regime.rows) + (0 if offs is None else experts)
     with on_device(a):
         a, b = aligned(a), aligned(b.reshape(-1, k))

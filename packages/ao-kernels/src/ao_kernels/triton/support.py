@@ -13,9 +13,11 @@ from torch import Tensor
 __all__ = [
     "CAPABILITY",
     "capability",
+    "current_device",
     "on_device",
     "processors",
     "rows_of",
+    "scratch",
     "starts_early",
     "take_locks",
     "why_not",
@@ -61,6 +63,13 @@ def on_device(x: Tensor) -> Any:
 def capability(device: torch.device) -> tuple[int, int]:
     """Of a device without one, that of an H100."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+
+
+def current_device() -> torch.device:
+    """That of CUDA, or where there is none the processor's."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def processors(device: torch.device) -> int:
@@ -123,6 +132,17 @@ def take_locks(count: int, device: torch.device) -> Tensor:
         if capturing:
             return pool.take(count)
         return pool.of_stream(torch.cuda.current_stream(device).cuda_stream, count)
+
+
+def scratch(out: Tensor, places: int, splits: int, size: int) -> tuple[Tensor, Tensor]:
+    """For each of `places` what its `splits` blocks share: float32 for the `size` sums of each, a counter.
+
+    A product without splits does not touch it: any tensor can stand there.
+    """
+    if splits == 1:
+        return out, out
+    partial = out.new_empty(places * splits * size, dtype=torch.float32)
+    return partial, take_locks(places, out.device)
 
 
 def rows_of(x: Tensor, k: int) -> Tensor:

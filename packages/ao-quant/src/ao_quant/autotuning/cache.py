@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ao_core import __version__ as core_version
+from ao_core.caches import cache_folder
 from ao_core.dispatch import fingerprint
 from ao_quant.__about__ import __version__
 
@@ -27,12 +28,8 @@ _log = logging.getLogger(__name__)
 
 
 def default_folder() -> Path:
-    """The folder of cached timings: below AO_CACHE, or where the platform has users' caches."""
-    if given := os.environ.get("AO_CACHE"):
-        return Path(given) / "autoquant"
-    from platformdirs import user_cache_path
-
-    return user_cache_path("ao", appauthor=False) / "autoquant"
+    """The folder of cached timings."""
+    return cache_folder("autoquant")
 
 
 def machine(device: torch.device) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def _gate(
     A turn is over 1024. What is converted are the scales: one for 256 parameters.
     """
     return Gate(
-        f"sm_{arch} adam f8e4m3 {TYPES[dtype][1:]}{' stochastic' if stochastic else ''}",
+        f"sm_{arch} adam float8 {TYPES[dtype][1:]}{' stochastic' if stochastic else ''}",
         partial(_build, dtype, arch, stochastic=stochastic),
         registers=128,
         shared=1024,
@@ -48,5 +48,5 @@ def _gate(
     )
 
 
-GATES = (_gate(35.5), _gate(41.0, FP32))
-MORE = (_gate(90.0, stochastic=True), _gate(34.5, FP16), _gate(37.0, arch=89))
+GATES = (_gate(40.0), _gate(45.0, FP32))
+MORE = (_gate(94.5, stochastic=True), _gate(38.5, FP16), _gate(40.5, arch=89))

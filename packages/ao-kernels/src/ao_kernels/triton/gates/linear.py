@@ -12,8 +12,9 @@ from ao_kernels.testing.aot import Build
 from ao_kernels.testing.gates import Gate
 from ao_kernels.triton.formats import Format, known
 from ao_kernels.triton.gates.limits import BF16, FP16, FP32, REGISTERS, SHARED, TYPES
-from ao_kernels.triton.launch import ELEMENTS, REGIMES, Regime, constants
+from ao_kernels.triton.launch import ELEMENTS, REGIMES, Regime, ahead, constants
 from ao_kernels.triton.plane16 import COLS, Tiling, tiling
+from ao_kernels.triton.scales import KINDS
 
 __all__ = ["GATES", "MORE"]
 
@@ -25,7 +26,7 @@ _ROW = _EVEN[1]
 
 @dataclass(frozen=True)
 class _Product:
-    """A product as the kernel `linear` is compiled for it, with a bias and four splits."""
+    """A product as the kernel `linear` is compiled for it, with a bias."""
 
     numbers: str
     regime: Regime
@@ -36,6 +37,10 @@ class _Product:
     shape: tuple[int, int] = _EVEN
     arch: int = 90
     sparse: bool = False
+    outer: bool = False
+    splits: int = 4
+    #: 0: one weight
+    experts: int = 0
 
     @property
     def format(self) -> Format:
@@ -52,39 +57,50 @@ class _Product:
             zero = f" zero {ELEMENTS.get(self.zero_dtype, 'u8')}"
         ragged = "" if self.shape == _EVEN else " ragged"
         kept = " 2:4" if self.sparse else ""
+        scale = KINDS.get(self.scale_dtype) or TYPES[self.scale_dtype][1:]
+        twice = " twice" if self.outer else ""
+        stages = "" if self.regime in REGIMES else f" stages {self.regime.num_stages}"
+        whole = " no splits" if self.splits == 1 else ""
+        of = f" of {self.experts} experts" if self.experts else ""
         return (
             f"sm_{self.arch} {self.numbers}{kept} g{self.group} {ELEMENTS[self.x_dtype]} scale "
-            f"{TYPES[self.scale_dtype][1:]}{zero} rows {self.regime.rows}{ragged}"
+            f"{scale}{twice}{zero} rows {self.regime.rows}{ragged}{stages}{whole}{of}"
         )
 
 
 def _build(case: _Product) -> Build:
-    """The kernel `linear`, as `ops` launches it."""
-    from ao_kernels.triton.kernels import plane16
+    """The kernel `linear`, as `ops` launches it, and for experts that of `experts`."""
+    from ao_kernels.triton.experts import groups_of
+    from ao_kernels.triton.kernels import experts, plane16
 
-    (n, k), splits = case.shape, 4
+    n, k = case.shape
     x, scale = TYPES[case.x_dtype], TYPES[case.scale_dtype]
     pointers = {
         "x_ptr": x,
         "w_ptr": "*i16",
         "scale_ptr": scale,
+        "outer_ptr": "*fp32" if case.outer else scale,
         "zero_ptr": scale if case.zero_dtype is None else TYPES[case.zero_dtype],
         "table_ptr": "*i32",
         "sums_ptr": x if case.zero_dtype is None else "*fp32",
-        "bias_ptr": x,
+        "offs_ptr" if case.experts else "bias_ptr": "*i32" if case.experts else x,
         "out_ptr": x,
         "partial_ptr": "*fp32",
         "lock_ptr": "*i32",
     }
-    sizes = ("M", "N", "K", "stride_x", "stride_sums", "tiles", "tiles_a_split")
-    sized = {"N": n, "K": k, "stride_x": k}
+    sizes: tuple[str, ...] = ("M", "N", "K", "stride_x", "stride_sums", "tiles", "tiles_a_split")
+    sized, early = {"N": n, "K": k, "stride_x": k, "stride_sums": 16}, case.arch >= 90
+    own = ahead(case.regime, early=early)
+    if case.experts:
+        sizes, own = (*sizes, "experts"), {"GROUPS": groups_of(case.experts), "EARLY": early}
     return Build(
-        plane16.linear,
+        experts.linear if case.experts else plane16.linear,
         {**pointers, **dict.fromkeys(sizes, "i32")},
         constants(
-            case.format, case.tiles, case.regime, splits,
-            case.x_dtype, case.scale_dtype, case.zero_dtype, bias=True, early=case.arch >= 90,
-        ),
+            case.format, case.tiles, case.regime, case.splits,
+            case.x_dtype, case.scale_dtype, case.zero_dtype, bias=not case.experts,
+            outer=case.outer, sm80=case.arch < 89,
+        ) | own,
         case.arch,
         case.regime.num_warps,
         case.regime.num_stages,
@@ -102,6 +118,8 @@ def _gate(budget: float, case: _Product) -> Gate:
     words = COLS * tiles.plane
     # 64 × 16 weights a warp group and instruction; before, 16 × 16 weights a warp and 8 columns
     hgmma = tiles.planes * words // (64 * 16 * (warps // 4))
+    # to launch the next kernel, to bring known weights nearer, and to wait for the one before
+    early = ("PREEXIT", "ACQBULK") if case.experts else ("PREEXIT", "CCTL", "ACQBULK")
     hmma = tiles.planes * words * case.regime.rows // (16 * 16 * 8 * warps)
     return Gate(
         case.name,
@@ -112,9 +130,19 @@ def _gate(budget: float, case: _Product) -> Gate:
         budget=budget,
         counts={"HGMMA": hgmma} if case.arch == 90 else {"HMMA": hmma},
         present=("LDGSTS", "LOP3", "HFMA2|HADD2|HMUL2|PRMT"),
-        # to launch the next kernel, to bring weights nearer, and to wait for the one before
-        anywhere=("PREEXIT", "CCTL", "ACQBULK") if case.arch == 90 else (),
+        anywhere=early if case.arch == 90 else (),
     )
+
+
+def _fits(numbers: str, regime: Regime, splits: int, arch: int = 90) -> Gate:
+    """Neither spills nor takes more than there is: for settings that measuring may choose."""
+    group, scale, zero = _USUAL[numbers]
+    sparse = numbers.endswith(" 2:4")
+    case = _Product(
+        numbers.removesuffix(" 2:4"), regime, group, scale_dtype=scale, zero_dtype=zero, arch=arch,
+        sparse=sparse, splits=splits,
+    )  # fmt: skip
+    return Gate(case.name, partial(_build, case), REGISTERS, SHARED[arch])
 
 
 def _build_embedding(numbers: str, arch: int) -> Build:
@@ -128,19 +156,22 @@ def _build_embedding(numbers: str, arch: int) -> Build:
         "ids_ptr": "*i64",
         "w_ptr": "*i16",
         "scale_ptr": "*bf16",
+        "outer_ptr": "*bf16",
         "zero_ptr": "*bf16",
         "table_ptr": "*i32",
         "out_ptr": "*bf16",
     }
-    sizes = ("count", "N", "K", "tiles", "groups")
+    sizes = ("count", "N", "K", "tiles")
     chosen = {
         "IDS": IDS,
         "COLS": COLS,
         "PLANES": tiles.planes,
         "PLANE": tiles.plane,
         "CHAIN": tiles.chain,
-        "PAIRS": fmt.looked_up,
+        "ORDER": fmt.order,
         "SPARSE": fmt.sparse,
+        "SCALE": None,
+        "HAS_OUTER": False,
         "HAS_ZERO": fmt.offset != 0,
     }
     types = {**pointers, **dict.fromkeys(sizes, "i32")}
@@ -153,13 +184,36 @@ def _embedding_gate(numbers: str, arch: int) -> Gate:
     return Gate(name, partial(_build_embedding, numbers, arch), registers=64, shared=4096)
 
 
+_E8M0, _E4M3 = torch.float8_e8m0fnu, torch.float8_e4m3fn
+
+#: numbers as gates name them → a group, and dtypes of scales and zero points: those with many registers
+_USUAL: dict[str, tuple[int, torch.dtype, torch.dtype | None]] = {
+    "int4": (128, BF16, None),
+    "int4 2:4": (_ROW, BF16, None),
+    "uint4": (64, BF16, BF16),
+    "nf4": (64, BF16, None),
+    "int8": (_ROW, FP32, None),
+    "f8e4m3": (_ROW, FP32, None),
+    "f4e2m1": (32, _E8M0, None),
+}
+#: those with which more blocks share a processor: `launch.settings_around`
+_FEWER = tuple(regime._replace(num_stages=regime.num_stages - 1) for regime in REGIMES)
+_SETTINGS = (
+    *(
+        _fits(numbers, regime, splits)
+        for regime in (*REGIMES, *_FEWER)
+        for splits in (1, 4)
+        for numbers in _USUAL
+    ),
+    *(_fits("int4", regime, 4, arch) for regime in _FEWER for arch in (80, 89, 100)),
+)
 GATES = (
     _embedding_gate("uint4", 90),
     _gate(17.5, _Product("int4", _SMALL, 128)),
     _gate(15.5, _Product("int4", _SMALL, 128, FP16, FP16)),
     _gate(19.2, _Product("int4", _SMALL, 64)),
-    _gate(20.0, _Product("uint4", _SMALL, 128, zero_dtype=torch.uint8)),
-    _gate(24.0, _Product("uint4", _SMALL, 64, zero_dtype=BF16)),
+    _gate(19.7, _Product("uint4", _SMALL, 128, zero_dtype=torch.uint8)),
+    _gate(23.5, _Product("uint4", _SMALL, 64, zero_dtype=BF16)),
     _gate(24.6, _Product("int4", _SMALL, 32)),
     _gate(16.2, _Product("int4", _SMALL, _ROW)),
     _gate(19.1, _Product("int4", _MIDDLE, 128)),
@@ -167,26 +221,31 @@ GATES = (
     _gate(17.5, _Product("int4", _SMALL, 128, arch=80)),
     _gate(17.5, _Product("int4", _SMALL, 128, arch=89)),
     _gate(0, _Product("int4", _SMALL, 128, arch=100)),
+    _gate(17.5, _Product("int4", _FEWER[0], 128)),
     _gate(18.4, _Product("int4", _SMALL, 128, shape=_RAGGED)),
     _gate(29.5, _Product("nf4", _SMALL, 64)),
     _gate(10.8, _Product("int8", _SMALL, _ROW, scale_dtype=FP32)),
     _gate(8.8, _Product("int8", _SMALL, _ROW, FP16, FP32)),
     _gate(12.8, _Product("f8e4m3", _SMALL, _ROW, scale_dtype=FP32)),
+    _gate(28.4, _Product("f4e2m1", _SMALL, 32, scale_dtype=_E8M0)),
+    _gate(37.5, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, outer=True)),
     _gate(28.4, _Product("int4", _SMALL, 128, sparse=True)),
     _gate(34.4, _Product("int4", _SMALL, 128, arch=80, sparse=True)),
+    _gate(18.1, _Product("int4", _SMALL, 128, experts=8)),
+    _gate(19.8, _Product("uint4", _SMALL, 128, zero_dtype=torch.uint8, experts=128)),
 )
-MORE = (
+_CHOSEN = (
     _embedding_gate("nf4", 90),
     _embedding_gate("uint4", 80),
     _embedding_gate("int8", 100),
     _gate(17.5, _Product("int4", _SMALL, 128, scale_dtype=FP32)),
     _gate(17.2, _Product("int4", _SMALL, 256)),
     _gate(18.0, _Product("int4", _SMALL, 64, FP16, FP16)),
-    _gate(34.2, _Product("uint4", _SMALL, 32, zero_dtype=torch.uint8)),
+    _gate(33.0, _Product("uint4", _SMALL, 32, zero_dtype=torch.uint8)),
     _gate(16.2, _Product("uint4", _SMALL, _ROW, zero_dtype=torch.uint8)),
-    _gate(23.2, _Product("uint4", _MIDDLE, 128, zero_dtype=torch.uint8)),
-    _gate(34.0, _Product("uint4", _LARGE, 128, zero_dtype=torch.uint8)),
-    _gate(46.5, _Product("uint4", _LARGE, 64, zero_dtype=BF16)),
+    _gate(22.5, _Product("uint4", _MIDDLE, 128, zero_dtype=torch.uint8)),
+    _gate(31.4, _Product("uint4", _LARGE, 128, zero_dtype=torch.uint8)),
+    _gate(42.3, _Product("uint4", _LARGE, 64, zero_dtype=BF16)),
     _gate(29.5, _Product("int4", _MIDDLE, 32)),
     _gate(42.5, _Product("int4", _LARGE, 32)),
     _gate(28.0, _Product("nf4", _SMALL, 128)),
@@ -195,8 +254,19 @@ MORE = (
     _gate(12.8, _Product("f8e4m3", _SMALL, _ROW, FP16, FP32)),
     _gate(14.2, _Product("int8", _LARGE, _ROW, scale_dtype=FP32)),
     _gate(16.0, _Product("f8e4m3", _LARGE, _ROW, scale_dtype=FP32)),
+    _gate(26.5, _Product("f4e2m1", _SMALL, 32)),
+    _gate(26.6, _Product("int4", _SMALL, 32, scale_dtype=_E8M0)),
+    _gate(36.5, _Product("f4e2m1", _SMALL, 32, FP16, _E8M0)),
+    _gate(45.6, _Product("f4e2m1", _LARGE, 32, scale_dtype=_E8M0)),
+    _gate(20.2, _Product("f8e4m3", _SMALL, 32, scale_dtype=_E8M0)),
+    _gate(29.5, _Product("nf4", _SMALL, 64, scale_dtype=_E4M3, outer=True)),
+    _gate(26.8, _Product("f4e2m1", _SMALL, 32, scale_dtype=_E8M0, arch=80)),
+    _gate(40.9, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, outer=True, arch=80)),
+    _gate(35.2, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, outer=True, arch=89)),
+    _gate(0, _Product("f4e2m1", _SMALL, 32, scale_dtype=_E8M0, arch=100)),
+    _gate(0, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, outer=True, arch=100)),
     _gate(36.7, _Product("int4", _SMALL, 32, sparse=True)),
-    _gate(32.2, _Product("int4", _SMALL, 64, sparse=True)),
+    _gate(32.6, _Product("int4", _SMALL, 64, sparse=True)),
     _gate(27.9, _Product("int4", _SMALL, 256, sparse=True)),
     _gate(26.4, _Product("int4", _SMALL, _ROW, sparse=True)),
     _gate(28.4, _Product("int4", _SMALL, 128, FP16, FP16, sparse=True)),
@@ -206,4 +276,20 @@ MORE = (
     _gate(62.0, _Product("int4", _LARGE, 32, sparse=True)),
     _gate(34.4, _Product("int4", _SMALL, 128, arch=89, sparse=True)),
     _gate(0, _Product("int4", _SMALL, 128, arch=100, sparse=True)),
+    _gate(19.1, _Product("int4", _MIDDLE, 128, experts=64)),
+    _gate(25.7, _Product("int4", _LARGE, 128, experts=8)),
+    _gate(18.7, _Product("int4", _SMALL, 128, shape=_RAGGED, experts=8)),
+    _gate(16.2, _Product("int4", _SMALL, _ROW, experts=8)),
+    _gate(33.1, _Product("uint4", _LARGE, 128, zero_dtype=torch.uint8, experts=8)),
+    _gate(29.5, _Product("nf4", _SMALL, 64, experts=8)),
+    _gate(10.8, _Product("int8", _SMALL, _ROW, scale_dtype=FP32, experts=8)),
+    _gate(12.8, _Product("f8e4m3", _SMALL, _ROW, scale_dtype=FP32, experts=8)),
+    _gate(28.4, _Product("int4", _SMALL, 128, sparse=True, experts=8)),
+    _gate(17.5, _Product("int4", _SMALL, 128, arch=80, experts=8)),
+    _gate(17.5, _Product("int4", _SMALL, 128, arch=89, experts=8)),
+    _gate(0, _Product("int4", _SMALL, 128, arch=100, experts=8)),
+    _gate(30.8, _Product("f4e2m1", _SMALL, 32, scale_dtype=_E8M0, experts=8)),
+    _gate(38.0, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, outer=True, experts=8)),
 )
+_NAMES = {gate.name for gate in (*GATES, *_CHOSEN)}
+MORE = (*_CHOSEN, *(gate for gate in _SETTINGS if gate.name not in _NAMES))

@@ -1,4 +1,4 @@
-"""A step of Adam over many tensors, with moments in float8; see `ao_kernels.triton.adam`."""
+"""A step of Adam over many tensors, with moments in 8-bit floats; see `ao_kernels.triton.adam`."""
 
 import triton
 import triton.language as tl
@@ -39,7 +39,7 @@ def step(
     g_ptr = _pointer(at + 1, GRAD, ALIGNED)
     m_ptr = _pointer(at + 2, tl.float8e4nv, ALIGNED)
     m_scale_ptr = _pointer(at + 3, tl.float32, False)
-    v_ptr = _pointer(at + 4, tl.float8e4nv, ALIGNED)
+    v_ptr = _pointer(at + 4, tl.uint8, ALIGNED)
     v_scale_ptr = _pointer(at + 5, tl.float32, False)
 
     STEP: tl.constexpr = ROWS * 256
@@ -73,7 +73,7 @@ def step(
             tl.load(g_ptr + whole + within, mask=inside, other=0.0),
             tl.load(m_ptr + whole + within, mask=inside, other=0.0),
             tl.load(m_scale_ptr + whole // 256 + rows, mask=row_inside, other=0.0),
-            tl.load(v_ptr + whole + within, mask=inside, other=0.0),
+            tl.load(v_ptr + whole + within, mask=inside, other=0),
             tl.load(v_scale_ptr + whole // 256 + rows, mask=row_inside, other=0.0),
             beta1, beta2, eps, rate, root, keep, decay, sign, ASM,
         )  # fmt: skip
@@ -101,10 +101,10 @@ def _update(
     p = p.to(tl.float32)
     g = g.to(tl.float32) * sign + decay * p
     m = m_code.to(tl.float32) * (m_scale * beta1)[:, None] + (1 - beta1) * g
-    v = v_code.to(tl.float32) * (v_scale * beta2)[:, None] + (1 - beta2) * g * g
+    v = _squares(v_code) * (v_scale * beta2)[:, None] + (1 - beta2) * g * g
     p = p * keep - rate * (m * _reciprocal(_root(v, ASM) * root + eps, ASM))
     m, m_scale = _encode(m, ASM)
-    v, v_scale = _encode(v, ASM)
+    v, v_scale = _encode_squares(v, ASM)
     return p, m, m_scale, v, v_scale
 
 
@@ -146,6 +146,22 @@ def _encode(x, ASM: tl.constexpr):
     if not ASM:
         x = _on_grid(x)
     return x.to(tl.float8e4nv), greatest * (1.0 / 448.0)
+
+
+@triton.jit
+def _squares(code):
+    """f8e5m3u: the bits 20 to 27 of a float32, whose exponent of 5 bits begins at 2**-31."""
+    return ((code.to(tl.int32) << 20) | 0x30000000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _encode_squares(x, ASM: tl.constexpr):
+    """Codes in f8e5m3u, and a scale for each row, which its largest number is 1.875 times."""
+    # 2**-126 is the least scale, and has a reciprocal
+    scale = _greater(tl.reduce(x, 1, _greater) * (1.0 / 1.875), 1.1754943508222875e-38)
+    bits = (x * _reciprocal(scale, ASM)[:, None]).to(tl.int32, bitcast=True)
+    code = ((bits + 0x7FFFF) >> 20) - 0x300
+    return tl.maximum(code, 0).to(tl.uint8), scale
 
 
 @triton.jit

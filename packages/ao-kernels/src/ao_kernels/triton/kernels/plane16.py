@@ -5,6 +5,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ao_kernels.triton.kernels.planes import beside, column, numbers, values
+from ao_kernels.triton.kernels.scales import grid_place, neighbours, scales
 from ao_kernels.triton.kernels.splits import finish
 
 
@@ -13,6 +14,7 @@ def linear(
     x_ptr,
     w_ptr,
     scale_ptr,
+    outer_ptr,
     zero_ptr,
     table_ptr,
     sums_ptr,
@@ -33,9 +35,11 @@ def linear(
     PLANE: tl.constexpr,
     CHAIN: tl.constexpr,
     OFFSET: tl.constexpr,
-    PAIRS: tl.constexpr,
+    ORDER: tl.constexpr,
     SPARSE: tl.constexpr,
     SPLITS: tl.constexpr,
+    SCALE: tl.constexpr,
+    HAS_OUTER: tl.constexpr,
     HAS_ZERO: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     EVEN_K: tl.constexpr,
@@ -52,8 +56,9 @@ def linear(
     A tile of weights is COLS rows by PLANES planes of PLANE columns; CHAIN planes share a scale, or all
     of a row does where CHAIN is 0. With SPARSE it is three words wide (see `Plane24`). The weights are the
     left operand, which the tensor cores take from registers. Products are of value - OFFSET, and are scaled
-    in float32; with zero points z, (OFFSET - z) times the sum of a group's activations, from `sums_ptr`
-    (groups, M), is added before.
+    in float32, with HAS_OUTER in the end by the scale of scales too; scales of 8 bits are in the format
+    SCALE. With zero points z, (OFFSET - z) times the sum of a group's activations, from `sums_ptr`
+    (groups, stride_sums), is added before: also for rows of a tile that there are not, of no effect.
 
     ASM and what begins with LOAD are texts of `ao_kernels.triton.assembly`; where ASM is None, plain
     operations do the same, with the values of codes in `table_ptr`. LOAD_TABLE, where there is one, loads
@@ -63,27 +68,10 @@ def linear(
     col_tile = tl.program_id(0)
     split = tl.program_id(1)
     row_tile = tl.program_id(2)
-    rows = row_tile * ROWS + tl.arange(0, ROWS)
-    cols = tl.arange(0, COLS)
-    inner = tl.arange(0, PLANE)
-    first = split * tiles_a_split
-    last = tl.minimum(first + tiles_a_split, tiles)
-
-    GROUPS: tl.constexpr = PLANES // CHAIN if CHAIN else 0
-    block = col_tile.to(tl.int64) * tiles + first
-    grid = block * GROUPS if CHAIN else col_tile
-    WORDS: tl.constexpr = 3 if SPARSE else 1
-    AT_ONCE: tl.constexpr = 1 if not SPARSE else CHAIN if CHAIN == 2 or CHAIN == 4 else 8
-    several = tl.arange(0, AT_ONCE * PLANE)
-    row_at = w_ptr + block * (WORDS * COLS * PLANE) + cols[:, None] * PLANE
-    scale_at = scale_ptr + grid * COLS + cols
-    zero_at = zero_ptr + grid * COLS + cols
-    sums_at = sums_ptr + first * GROUPS * stride_sums + rows
-    x_at = x_ptr + rows[None, :].to(tl.int64) * stride_x + first * (PLANES * PLANE)
-    present = rows[None, :] < M
-
     if AHEAD:
         gdc_launch_dependents()
+        WORDS: tl.constexpr = 3 if SPARSE else 1
+        block = col_tile.to(tl.int64) * tiles + split * tiles_a_split
         lines = tl.arange(0, COLS * PLANE // 64) * 64
         for soon in tl.static_range(AHEAD):
             near = tl.minimum(block + soon, tl.num_programs(0).to(tl.int64) * tiles - 1)
@@ -93,6 +81,89 @@ def linear(
                     PREFETCH, "=r,l", [line_at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
                 )
         gdc_wait()  # only now there are activations
+    product(
+        x_ptr, w_ptr, scale_ptr, outer_ptr, zero_ptr, table_ptr, sums_ptr, bias_ptr, out_ptr,
+        partial_ptr, lock_ptr,
+        row_tile * ROWS, M, col_tile, col_tile, row_tile * tl.num_programs(0) + col_tile, split,
+        N, K, stride_x, stride_sums, tiles, tiles_a_split,
+        ROWS, COLS, PLANES, PLANE, CHAIN, OFFSET, ORDER, SPARSE, SPLITS, SCALE, HAS_OUTER, HAS_ZERO, HAS_BIAS,
+        EVEN_K, ASM, LOAD_SCALE, LOAD_ZERO, LOAD_TABLE, TABLE,
+    )  # fmt: skip
+
+
+@triton.jit
+def product(
+    x_ptr,
+    w_ptr,
+    scale_ptr,
+    outer_ptr,
+    zero_ptr,
+    table_ptr,
+    sums_ptr,
+    bias_ptr,
+    out_ptr,
+    partial_ptr,
+    lock_ptr,
+    row,
+    end,
+    col_tile,
+    weight_tile,
+    place,
+    split,
+    N,
+    K,
+    stride_x,
+    stride_sums,
+    tiles,
+    tiles_a_split,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    PLANES: tl.constexpr,
+    PLANE: tl.constexpr,
+    CHAIN: tl.constexpr,
+    OFFSET: tl.constexpr,
+    ORDER: tl.constexpr,
+    SPARSE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SCALE: tl.constexpr,
+    HAS_OUTER: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    ASM: tl.constexpr,
+    LOAD_SCALE: tl.constexpr,
+    LOAD_ZERO: tl.constexpr,
+    LOAD_TABLE: tl.constexpr,
+    TABLE: tl.constexpr,
+):
+    """What one block of `linear` computes: ROWS × COLS from `row` on and of `col_tile`; `end` ends the rows.
+
+    `weight_tile` is the row of tiles that holds the weights of these columns, and `place` counts what
+    blocks compute together (see `finish`).
+    """
+    rows = row + tl.arange(0, ROWS)
+    cols = tl.arange(0, COLS)
+    inner = tl.arange(0, PLANE)
+    first = split * tiles_a_split
+    last = tl.minimum(first + tiles_a_split, tiles)
+
+    GROUPS: tl.constexpr = PLANES // CHAIN if CHAIN else 0
+    block = weight_tile.to(tl.int64) * tiles + first
+    grid = block * GROUPS if CHAIN else weight_tile
+    WORDS: tl.constexpr = 3 if SPARSE else 1
+    AT_ONCE: tl.constexpr = 1 if not SPARSE else CHAIN if CHAIN == 2 or CHAIN == 4 else 8
+    several = tl.arange(0, AT_ONCE * PLANE)
+    row_at = w_ptr + block * (WORDS * COLS * PLANE) + cols[:, None] * PLANE
+    BESIDE: tl.constexpr = GROUPS if CHAIN else 1
+    if SCALE is None:
+        scale_at = scale_ptr + grid * COLS + cols
+    else:
+        scale_at = scale_ptr + ((block if CHAIN else grid) * COLS + cols) * BESIDE
+    zero_at = zero_ptr + grid * COLS + cols
+    sums_at = sums_ptr + first * GROUPS * stride_sums + row + tl.arange(0, ROWS)
+    x_at = x_ptr + rows[None, :].to(tl.int64) * stride_x + first * (PLANES * PLANE)
+    present = rows[None, :] < end
+
     if LOAD_TABLE is not None:
         copy_at = table_ptr + TABLE + (tl.arange(0, 32) & 1) * 8
         tl.inline_asm_elementwise(
@@ -100,8 +171,10 @@ def linear(
         )
     acc = tl.zeros((COLS, ROWS), tl.float32)
     for tile in range(first, last):
-        planes = numbers(row_at, inner, x_ptr, table_ptr, COLS, PLANES, OFFSET, PAIRS, SPARSE, ASM)
+        planes = numbers(row_at, inner, x_ptr, table_ptr, COLS, PLANES, OFFSET, ORDER, SPARSE, ASM)
         left = K - tile * (PLANES * PLANE)
+        if SCALE is not None and CHAIN:
+            by = neighbours(scale_at, BESIDE, SCALE, LOAD_SCALE)
         if CHAIN == 0:
             for j in tl.static_range(0, PLANES, AT_ONCE):
                 x = _activations(x_at, j, several, left, present, PLANE, SPARSE, EVEN_K)
@@ -116,9 +189,12 @@ def linear(
                     part = tl.dot(beside(planes, group * CHAIN + j, AT_ONCE), x, part)
                 if HAS_ZERO:
                     zero = _zeros(zero_at + group * COLS, OFFSET, LOAD_ZERO)
-                    sums = tl.load(sums_at + group * stride_sums, mask=rows < M, other=0.0)
+                    sums = tl.load(sums_at + group * stride_sums)
                     part += zero[:, None] * sums[None, :]
-                acc += part * _scales(scale_at + group * COLS, LOAD_SCALE)[:, None]
+                if SCALE is None:
+                    acc += part * _scales(scale_at + group * COLS, LOAD_SCALE)[:, None]
+                else:
+                    acc += part * by[group][:, None]
         row_at += WORDS * COLS * PLANE
         x_at += PLANES * PLANE
         scale_at += GROUPS * COLS
@@ -127,16 +203,20 @@ def linear(
     if CHAIN == 0:
         if HAS_ZERO:
             # the sums are those of whole rows, which one split adds
-            sums = tl.load(sums_at, mask=(rows < M) & (split == 0), other=0.0)
+            sums = tl.load(sums_at, mask=split == 0, other=0.0)
             acc += _zeros(zero_at, OFFSET, LOAD_ZERO)[:, None] * sums[None, :]
-        acc *= _scales(scale_at, LOAD_SCALE)[:, None]
+        if SCALE is None:
+            acc *= _scales(scale_at, LOAD_SCALE)[:, None]
+        else:
+            acc *= neighbours(scale_at, 1, SCALE, LOAD_SCALE)[0][:, None]
+    if HAS_OUTER:
+        acc *= tl.load(outer_ptr)
 
     col = col_tile * COLS + cols
     out_at = out_ptr + rows[None, :].to(tl.int64) * N + col[:, None]
-    inside = present & (col[:, None] < N)
-    at = row_tile * tl.num_programs(0) + col_tile
+    stored = present & (col[:, None] < N)
     finish(
-        acc, out_at, inside, bias_ptr, partial_ptr, lock_ptr, split, at, cols, col, N,
+        acc, out_at, stored, bias_ptr, partial_ptr, lock_ptr, split, place, cols, col, N,
         ROWS, COLS, SPLITS, HAS_BIAS,
     )  # fmt: skip
 
@@ -210,7 +290,7 @@ def group_sums(
     ROWS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Sums of each `group` neighbouring columns of x (M, K), to float32 (groups, M)."""
+    """Sums of each `group` neighbouring columns of x (M, K), to float32 (groups, stride_out), 0 from M on."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first = tl.program_id(1) * group
     last = tl.minimum(first + group, K)
@@ -222,13 +302,14 @@ def group_sums(
         inside = (rows[:, None] < M) & (cols[None, :] < last)
         total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
     out_at = out_ptr + tl.program_id(1) * stride_out + rows
-    tl.store(out_at, tl.sum(total, 1), mask=rows < M)
+    tl.store(out_at, tl.sum(total, 1), mask=rows < stride_out)
 
 
 @triton.jit
 def dequantize(
     w_ptr,
     scale_ptr,
+    outer_ptr,
     zero_ptr,
     table_ptr,
     out_ptr,
@@ -239,26 +320,33 @@ def dequantize(
     PLANES: tl.constexpr,
     PLANE: tl.constexpr,
     CHAIN: tl.constexpr,
-    PAIRS: tl.constexpr,
+    ORDER: tl.constexpr,
     SPARSE: tl.constexpr,
+    SCALE: tl.constexpr,
+    HAS_OUTER: tl.constexpr,
     HAS_ZERO: tl.constexpr,
 ):
-    """Dense values (N, K): (code - zero) * scale in float32, rounded once; one block for a tile."""
+    """Dense values (N, K), or (E, N, K): (code - zero) * scale in float32, rounded once; one block a tile."""
     col_tile = tl.program_id(0)
     tile = tl.program_id(1)
+    expert = tl.program_id(2).to(tl.int64)
     cols = tl.arange(0, COLS)
     inner = tl.arange(0, PLANE)
-    block = col_tile.to(tl.int64) * tiles + tile
+    weight_tile = expert * tl.num_programs(0) + col_tile
+    block = weight_tile * tiles + tile
     row_at = w_ptr + block * ((3 if SPARSE else 1) * COLS * PLANE) + cols[:, None] * PLANE
     col = col_tile * COLS + cols
     for j in tl.static_range(PLANES):
-        grid = block * (PLANES // CHAIN) + j // CHAIN if CHAIN else col_tile
-        value = values(row_at, inner, j, table_ptr, COLS, PLANES, PAIRS, SPARSE)
+        zero_at = zero_ptr + grid_place(block, weight_tile, j, cols, COLS, PLANES, CHAIN, False)
+        scale_at = scale_ptr + grid_place(
+            block, weight_tile, j, cols, COLS, PLANES, CHAIN, SCALE is not None
+        )
+        value = values(row_at, inner, j, table_ptr, COLS, PLANES, ORDER, SPARSE)
         if HAS_ZERO:
-            value -= tl.load(zero_ptr + grid * COLS + cols).to(tl.float32)[:, None]
-        value *= tl.load(scale_ptr + grid * COLS + cols).to(tl.float32)[:, None]
+            value -= tl.load(zero_at).to(tl.float32)[:, None]
+        value *= scales(scale_at, outer_ptr + expert, SCALE, HAS_OUTER)[:, None]
         k = tile * (PLANES * PLANE) + column(j, inner, PLANE, SPARSE)
-        out_at = out_ptr + col[:, None].to(tl.int64) * K + k[None, :]
+        out_at = out_ptr + (expert * N + col)[:, None] * K + k[None, :]
         inside = (col[:, None] < N) & (k[None, :] < K)
         tl.store(out_at, value.to(out_ptr.dtype.element_ty), mask=inside)
 
@@ -268,6 +356,7 @@ def embedding(
     ids_ptr,
     w_ptr,
     scale_ptr,
+    outer_ptr,
     zero_ptr,
     table_ptr,
     out_ptr,
@@ -275,14 +364,15 @@ def embedding(
     N,
     K,
     tiles,
-    groups,
     IDS: tl.constexpr,
     COLS: tl.constexpr,
     PLANES: tl.constexpr,
     PLANE: tl.constexpr,
     CHAIN: tl.constexpr,
-    PAIRS: tl.constexpr,
+    ORDER: tl.constexpr,
     SPARSE: tl.constexpr,
+    SCALE: tl.constexpr,
+    HAS_OUTER: tl.constexpr,
     HAS_ZERO: tl.constexpr,
 ):
     """Rows of a weight, with the values of `dequantize`: one block for IDS of them in one tile.
@@ -298,14 +388,17 @@ def embedding(
     col_tile = ids // COLS
     col = ids % COLS
     WORDS: tl.constexpr = 3 if SPARSE else 1
-    row_at = w_ptr + (((col_tile * tiles + tile) * (WORDS * COLS) + col) * PLANE)[:, None]
+    block = col_tile * tiles + tile
+    row_at = w_ptr + ((block * (WORDS * COLS) + col) * PLANE)[:, None]
     for j in tl.static_range(PLANES):
-        group = tile * (PLANES // CHAIN) + j // CHAIN if CHAIN else 0
-        grid_at = (col_tile * groups + group) * COLS + col
-        value = values(row_at, inner, j, table_ptr, COLS, PLANES, PAIRS, SPARSE)
+        zero_at = zero_ptr + grid_place(block, col_tile, j, col, COLS, PLANES, CHAIN, False)
+        scale_at = scale_ptr + grid_place(
+            block, col_tile, j, col, COLS, PLANES, CHAIN, SCALE is not None
+        )
+        value = values(row_at, inner, j, table_ptr, COLS, PLANES, ORDER, SPARSE)
         if HAS_ZERO:
-            value -= tl.load(zero_ptr + grid_at).to(tl.float32)[:, None]
-        value *= tl.load(scale_ptr + grid_at).to(tl.float32)[:, None]
+            value -= tl.load(zero_at).to(tl.float32)[:, None]
+        value *= scales(scale_at, outer_ptr, SCALE, HAS_OUTER)[:, None]
         value = tl.where(exists[:, None], value, float("nan"))
         k = tile * (PLANES * PLANE) + column(j, inner, PLANE, SPARSE)
         out_at = out_ptr + places[:, None].to(tl.int64) * K + k[None, :]

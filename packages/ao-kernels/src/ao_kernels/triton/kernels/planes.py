@@ -3,6 +3,11 @@
 import triton
 import triton.language as tl
 
+from ao_kernels.triton import float4
+
+#: where the codes of floats of 4 bits lie
+PLACES = tl.constexpr(float4.PLACES)
+
 
 @triton.jit
 def beside(planes, first: tl.constexpr, COUNT: tl.constexpr):
@@ -38,7 +43,7 @@ def numbers(
     COLS: tl.constexpr,
     PLANES: tl.constexpr,
     OFFSET: tl.constexpr,
-    PAIRS: tl.constexpr,
+    ORDER: tl.constexpr,
     SPARSE: tl.constexpr,
     ASM: tl.constexpr,
 ):
@@ -47,7 +52,7 @@ def numbers(
     if ASM is None:
         planes = ()
         for j in tl.static_range(PLANES):
-            value = values(row_at, inner, j, table_ptr, COLS, PLANES, PAIRS, SPARSE)
+            value = values(row_at, inner, j, table_ptr, COLS, PLANES, ORDER, SPARSE)
             planes += ((value - OFFSET).to(element),)
     elif SPARSE:
         at, NEXT = row_at + inner[None, :], COLS * inner.shape[0]
@@ -88,7 +93,7 @@ def values(
     table_ptr,
     COLS: tl.constexpr,
     PLANES: tl.constexpr,
-    PAIRS: tl.constexpr,
+    ORDER: tl.constexpr,
     SPARSE: tl.constexpr,
 ):
     """The values of one plane in float32, without assembly."""
@@ -96,7 +101,14 @@ def values(
         code = sparse_codes(row_at, inner, plane, COLS * inner.shape[0])
     else:
         BITS: tl.constexpr = 16 // PLANES
-        if PAIRS:
+        if ORDER == "spread":
+            own = tl.load(row_at + inner[None, :]).to(tl.int32) & 0xFFFF
+            words = own | tl.load(row_at + (inner ^ 1)[None, :]).to(tl.int32) << 16
+            codes = ()
+            for bit in tl.static_range(4):
+                codes += ((words >> PLACES[plane][bit] & 1) << bit,)
+            words = codes[0] | codes[1] | codes[2] | codes[3]
+        elif ORDER == "pairs":
             # codes of two words in the order of planes, those of a plane beside each other
             code = 2 * plane % PLANES + inner % 2
             word = inner - inner % 2 + 2 * plane // PLANES

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from ao_kernels.triton.kernels.groups import find
+
 
 @triton.jit(do_not_specialize=["M", "row_tiles"])
 def product(
@@ -60,7 +62,7 @@ def product(
     all_steps = tl.cdiv(K, STEP)
     steps = all_steps
     if GROUPS:
-        row, end, expert = _group(offs_ptr, row_tile, M, experts, ROWS, GROUPS)
+        row, end, expert = find(offs_ptr, row_tile, M, experts, ROWS, GROUPS)
         known = expert < experts
         steps = tl.where(known, steps, 0)
         b_row = tl.where(known, expert * N, 0)
@@ -123,21 +125,3 @@ def _tile(of, first, rows, inside, step, K, stride, STEP: tl.constexpr, TMA: tl.
         at = of + rows.to(tl.int64)[:, None] * stride + inner[None, :]
         tile = tl.load(at, mask=inside[:, None] & (inner < K)[None, :], other=0.0)
     return tile
-
-
-@triton.jit
-def _group(offs_ptr, row_tile, M, experts, ROWS: tl.constexpr, GROUPS: tl.constexpr):
-    """Of a tile: its first row, the row after those that are its expert's, and the expert.
-
-    The rows after the last expert's are those of one more. Each expert has tiles of its own.
-    """
-    group = tl.arange(0, GROUPS)
-    ends = tl.load(offs_ptr + group, mask=group < experts, other=M)
-    starts = tl.load(offs_ptr + group - 1, mask=(group > 0) & (group <= experts), other=M)
-    starts = tl.where(group == 0, 0, starts)
-    tiles = tl.cdiv(tl.maximum(ends - starts, 0), ROWS)
-    after = tl.cumsum(tiles, 0)
-    expert = tl.sum((after <= row_tile).to(tl.int32), 0)
-    mine = group == expert
-    row = tl.sum(tl.where(mine, starts + (row_tile - after + tiles) * ROWS, 0), 0)
-    return row, tl.sum(tl.where(mine, ends, 0), 0), expert

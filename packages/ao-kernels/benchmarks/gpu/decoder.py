@@ -1,9 +1,12 @@
-"""A Llama-shaped decoder of 1.1 billion parameters, as few calls of torch as eager mode allows."""
+"""A Llama-shaped decoder, as few calls of torch as eager mode allows; the benchmarks of CPUs share it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +15,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the model."""
+    """Sizes of the model; by default 1.1 billion parameters."""
 
     layers: int = 22
     dim: int = 2048
@@ -35,6 +38,29 @@ class Shape:
         return self.layers * (attention + 3 * self.dim * self.ffn) + 2 * self.vocab * self.dim
 
 
+class Place(NamedTuple):
+    """Where tokens (S,) stand, and what they see: a text from its beginning, or one token."""
+
+    #: (S,) int64
+    positions: Tensor
+    #: entries of the cache that are attended to
+    length: int
+    #: of one token: which of these it sees, (1, length); None: all
+    mask: Tensor | None = None
+
+
+def after(start: int, tokens: int, device: torch.device | str = "cpu") -> Place:
+    """Tokens that follow `start` others; more than one have to be the first."""
+    return Place(torch.arange(start, start + tokens, device=device), start + tokens)
+
+
+def anywhere(position: Tensor, length: int) -> Place:
+    """One token at a position (1,) that only the device knows, so that all shapes stay the same."""
+    return Place(
+        position, length, torch.arange(length, device=position.device) <= position[:, None]
+    )
+
+
 class Block(nn.Module):
     """Attention and feed-forward. Projections of one input are one layer: q, k, v; gate and up."""
 
@@ -49,22 +75,23 @@ class Block(nn.Module):
         self.gate_up = nn.Linear(shape.dim, 2 * shape.ffn, bias=False)
         self.down = nn.Linear(shape.ffn, shape.dim, bias=False)
 
-    def forward(self, x: Tensor, cache: Tensor, rope: Tensor, start: int) -> Tensor:
-        """One layer for tokens x (S, dim) that follow `start` others, whose keys and values are cached."""
-        x = x + self.out(self.attention(norm(x, self.attention_norm), cache, rope, start))
+    def forward(self, x: Tensor, cache: Tensor, rope: Tensor, place: Place) -> Tensor:
+        """One layer for tokens x (S, dim); keys and values of those before are cached."""
+        x = x + self.out(self.attention(norm(x, self.attention_norm), cache, rope, place))
         gate, up = self.gate_up(norm(x, self.ffn_norm)).split(self.shape.ffn, -1)
         return x + self.down(F.silu(gate) * up)
 
-    def attention(self, x: Tensor, cache: Tensor, rope: Tensor, start: int) -> Tensor:
+    def attention(self, x: Tensor, cache: Tensor, rope: Tensor, place: Place) -> Tensor:
         """Grouped-query attention; cache (2, kv_heads, context, head_dim) takes the new tokens."""
         s, heads, kv_heads = len(x), self.shape.heads, self.shape.kv_heads
         qkv = rotated(self.qkv(x).view(s, -1, self.shape.head_dim), rope)
         q, new = qkv.split((heads, 2 * kv_heads), 1)
-        cache[:, :, start : start + s] = new.unflatten(1, (2, kv_heads)).permute(1, 2, 0, 3)
-        keys, values = cache[:, None, :, : start + s].unbind()
+        new = new.unflatten(1, (2, kv_heads)).permute(1, 2, 0, 3)
+        cache.index_copy_(2, place.positions, new)
+        keys, values = cache[:, None, :, : place.length].unbind()
         if s == 1:  # the heads that share keys stand where tokens would: nothing is repeated
             q = q.view(1, kv_heads, heads // kv_heads, -1)
-            found = F.scaled_dot_product_attention(q, keys, values)
+            found = F.scaled_dot_product_attention(q, keys, values, attn_mask=place.mask)
         else:
             q = q[None].transpose(1, 2)
             found = F.scaled_dot_product_attention(
@@ -84,12 +111,12 @@ class Decoder(nn.Module):
         self.norm = nn.Parameter(torch.ones(shape.dim))
         self.head = nn.Linear(shape.dim, shape.vocab, bias=False)
 
-    def forward(self, tokens: Tensor, cache: Tensor, rope: Tensor, start: int) -> Tensor:
-        """Logits (vocab,) after tokens (S,): the first ones of a text, or one that follows `start`."""
+    def forward(self, tokens: Tensor, cache: Tensor, rope: Tensor, place: Place) -> Tensor:
+        """Logits (vocab,) after tokens (S,): the first ones of a text, or one more."""
         x = self.embedding(tokens)
-        rope = rope[:, start : start + len(tokens)]
+        rope = rope.index_select(1, place.positions)
         for block, part in zip(self.blocks, cache.unbind(), strict=True):
-            x = block(x, part, rope, start)
+            x = block(x, part, rope, place)
         found: Tensor = self.head(norm(x[-1:], self.norm))[0]
         return found
 
@@ -122,20 +149,44 @@ def rope_table(shape: Shape, dtype: torch.dtype) -> Tensor:
 
 def empty_cache(shape: Shape, dtype: torch.dtype) -> Tensor:
     """(layers, 2, kv_heads, context, head_dim) for keys and values."""
-    return torch.zeros(shape.layers, 2, shape.kv_heads, shape.context, shape.head_dim, dtype=dtype)
+    sizes = shape.layers, 2, shape.kv_heads, shape.context, shape.head_dim
+    return torch.zeros(sizes, dtype=dtype)
 
 
-def random_model(shape: Shape, dtype: torch.dtype = torch.bfloat16) -> Decoder:
-    """A model with normal weights that keep the size of activations; each matrix has its own."""
+def random_model(
+    shape: Shape,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    device: str = "cpu",
+    std: float | None = None,
+    finish: Callable[[nn.Module], object] = lambda part: None,
+) -> Decoder:
+    """A model with normal weights; each matrix has its own.
+
+    Args:
+        shape: sizes.
+        dtype: of all parameters.
+        device: where they are made.
+        std: of the weights; by default what keeps the size of activations.
+        finish: called with the embedding, each block and the head as soon as it has its weights: what
+            quantizes it there never has the whole model in `dtype`.
+    """
     with torch.device("meta"):
-        model = Decoder(shape).to(dtype)
-    model.to_empty(device="cpu").requires_grad_(False)
-    noise = torch.empty(1 << 22, dtype=dtype).normal_()  # drawing 1.1 billion takes long
-    for number, parameter in enumerate(model.parameters()):
-        if parameter.dim() == 1:
-            parameter.fill_(math.sqrt(shape.dim))
-        else:
-            fill(parameter, noise.roll(4097 * number), 1 / math.sqrt(parameter.shape[-1]))
+        model = Decoder(shape).to(dtype).requires_grad_(False)
+    model.norm = nn.Parameter(torch.empty(shape.dim, dtype=dtype, device=device), False)
+    model.norm.fill_(math.sqrt(shape.dim))
+    # drawing a billion numbers takes long on a CPU
+    noise = torch.empty(1 << 22, dtype=dtype, device=device).normal_()
+    numbers = count()
+    for part in (model.embedding, *model.blocks, model.head):
+        part.to_empty(device=device)
+        for parameter in part.parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(math.sqrt(shape.dim))
+            else:
+                size = 1 / math.sqrt(parameter.shape[-1]) if std is None else std
+                fill(parameter, noise.roll(4097 * next(numbers)), size)
+        finish(part)
     return model.eval()
 
 

@@ -1,0 +1,260 @@
+"""How products of activations in 8 bits with weights in `plane32` are specialized and launched."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ao_kernels.triton.assembly import PREFETCH, load_scale, to_float
+from ao_kernels.triton.launch import FEWEST_TILES, Regime, Setting, settings_around, splits_of
+from ao_kernels.triton.plane16 import COLS, Tiling
+from ao_kernels.triton.plane32 import PLANE, PLANES, Stored, stored, tiling
+from ao_kernels.triton.support import capability, on_device, processors, starts_early, take_locks
+from ao_kernels.triton.tuning.choose import Case, choose
+from ao_kernels.triton.tuning.records import Problem, bucket
+
+__all__ = [
+    "REGIMES",
+    "case_of",
+    "constants",
+    "launch",
+    "plane32_linear",
+    "regime_of",
+    "rule",
+    "settings_of",
+]
+
+#: with more rows than the last has, several blocks share the columns
+REGIMES = (Regime(16, 4, 4), Regime(32, 4, 4), Regime(64, 8, 3), Regime(128, 8, 3))
+#: codes of activations are in rows that begin at multiples of so many bytes, as copies to shared memory want
+_ALIGNED = 16
+#: rows of activations, and columns, that a block of `group_sums` adds up at once
+_SUM_ROWS, _SUM_STEP = 4, 128
+
+
+def regime_of(m: int, *, zero: bool = False) -> Regime:
+    """The smallest regime that takes m rows in one block, or the largest.
+
+    Zero points of weights are a product of their own after the loop: the last has too few registers for it.
+    """
+    fitting = REGIMES[:-1] if zero else REGIMES
+    return next((regime for regime in fitting if m <= regime.rows), fitting[-1])
+
+
+def rule(tiles: Tiling, m: int, processors: int, *, zero: bool) -> Setting:
+    """What serves m rows where nothing was measured."""
+    regime = regime_of(m, zero=zero)
+    return Setting(*regime, splits_of(tiles, -(-m // regime.rows), processors))
+
+
+def settings_of(tiles: Tiling, m: int, processors: int, *, zero: bool) -> tuple[Setting, ...]:
+    """What may serve any number of rows whose bucket is that of m."""
+    first = rule(tiles, bucket(m), processors, zero=zero)
+    return settings_around(first, tiles.tiles // FEWEST_TILES)
+
+
+@lru_cache(maxsize=4096)
+def case_of(
+    formats: tuple[str, str, str],
+    dtypes: tuple[torch.dtype | None, torch.dtype],
+    sizes: tuple[int, int, int],
+    group: int,
+    device: torch.device,
+) -> Case[Setting]:
+    """What settings are chosen for.
+
+    `formats` are the dtype of activations and of weights, and the kind of zero points of these; `dtypes`
+    those of scales and of the result; `sizes` m, n and k.
+    """
+    (m, n, k), zero = sizes, formats[-1] != "none"
+    tiles, there = tiling(n, k, group), processors(device)
+    problem = Problem("plane32_linear", (*formats, *dtypes, group), n, k, bucket(m))
+    first = rule(tiles, m, there, zero=zero)
+    return Case(problem, device, first, lambda: settings_of(tiles, m, there, zero=zero))
+
+
+def constants(
+    how: Stored,
+    tiles: Tiling,
+    regime: Regime,
+    splits: int,
+    scale_dtype: torch.dtype,
+    arch: tuple[int, int],
+    *,
+    zero: bool = False,
+    x_zero: bool = False,
+    bias: bool = False,
+    assembly: bool = True,
+    early: bool = False,
+) -> dict[str, Any]:
+    """The compile-time arguments of the kernel `linear`; without `assembly` plain operations serve."""
+    return {
+        "ROWS": regime.rows,
+        "COLS": COLS,
+        "PLANES": PLANES,
+        "PLANE": PLANE,
+        "CHAIN": tiles.chain,
+        "OFFSET": how.offset,
+        "FACTOR": how.factor,
+        "SPLITS": splits,
+        "HAS_ZERO": zero,
+        "HAS_X_ZERO": x_zero,
+        "HAS_BIAS": bias,
+        "EVEN_K": tiles.k % tiles.width == 0,
+        "ASM": how.assembly() if assembly else None,
+        # sums of groups are of up to 256 products, each of up to 2**14
+        "TO_FLOAT": to_float() if assembly and arch == (8, 0) else None,
+        "LOAD_SCALE": load_scale(8 * scale_dtype.itemsize) if assembly else None,
+        "PREFETCH": PREFETCH,
+        "AHEAD": regime.num_stages if early else 0,
+    }
+
+
+@torch.library.custom_op("ao_kernels::plane32_linear", mutates_args=())
+def plane32_linear(
+    codes: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor | None,
+    qdata: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    sums: Tensor | None,
+    bias: Tensor | None,
+    n: int,
+    group: int,
+    numbers: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Quantized activations (M, K) times the transpose of a weight (n, K) in `plane32`, plus bias.
+
+    Args:
+        codes: int8; uint8 with zero points; or e4m3.
+        x_scale: float32, of one or M elements.
+        x_zero: uint8, of one or M elements.
+        qdata: a part of the weight, see `Plane32`.
+        scale: another.
+        zero: another, of uint4.
+        sums: another, where there is `x_zero`.
+        bias: (n,).
+        n: rows of the weight.
+        group: columns that share a scale.
+        numbers: of the weight, "int4" or "uint4".
+        dtype: of the result: bfloat16, float16 or float32.
+    """
+    return launch(
+        codes, x_scale, x_zero, qdata, scale, zero, sums, bias, n, group, numbers, dtype
+    )  # fmt: skip
+
+
+@plane32_linear.register_fake
+def _(
+    codes: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor | None,
+    qdata: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    sums: Tensor | None,
+    bias: Tensor | None,
+    n: int,
+    group: int,
+    numbers: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    return codes.new_empty((codes.shape[0], n), dtype=dtype)
+
+
+def launch(
+    codes: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor | None,
+    qdata: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    sums: Tensor | None,
+    bias: Tensor | None,
+    n: int,
+    group: int,
+    numbers: str,
+    dtype: torch.dtype,
+    *,
+    setting: Setting | None = None,
+) -> Tensor:
+    """The op itself; `setting` says how, where that is not to be chosen."""
+    from ao_kernels.triton.kernels import plane32
+
+    (m, k), out = codes.shape, codes.new_empty((codes.shape[0], n), dtype=dtype)
+    if m == 0:
+        return out
+    how = stored(numbers, integers=not codes.is_floating_point())
+    tiles = tiling(n, k, group)
+    if setting is None:
+        kind = "none" if zero is None else "int" if zero.dtype == torch.uint8 else "float"
+        act = "f8e4m3" if codes.is_floating_point() else "int8" if x_zero is None else "uint8"
+        formats, dtypes = (act, numbers, kind), (scale.dtype, dtype)
+        setting = choose(
+            case_of(formats, dtypes, (m, n, k), group, codes.device),
+            lambda each: launch(
+                codes, x_scale, x_zero, qdata, scale, zero, sums, bias, n, group, numbers, dtype,
+                setting=each,
+            ),
+        )  # fmt: skip
+    regime, splits = setting.regime, setting.splits
+    row_blocks = -(-m // regime.rows)
+    places, early = tiles.blocks * row_blocks, starts_early(codes.device)
+    with on_device(codes):
+        x_MK = _padded((codes ^ 128).view(torch.int8) if x_zero is not None else codes)
+        x_scale = _by_row(x_scale, m)
+        x_sums = out if zero is None else _group_sums(x_MK, k, tiles, group)
+        # scratch that a product without it does not touch; any tensor can stand there
+        partial = locks = out
+        if splits > 1:
+            partial = out.new_empty(places * splits * COLS * regime.rows, dtype=torch.float32)
+            locks = take_locks(places, codes.device)
+        plane32.linear[(tiles.blocks, splits, row_blocks)](
+            x_MK, x_scale, x_scale if x_zero is None else _by_row(x_zero, m), x_sums,
+            qdata, scale, scale if zero is None else zero, scale if sums is None else sums,
+            out if bias is None else bias, out, partial, locks,
+            m, n, x_MK.shape[1], x_MK.stride(0), tiles.tiles, -(-tiles.tiles // splits),
+            **constants(
+                how, tiles, regime, splits, scale.dtype, capability(codes.device),
+                zero=zero is not None, x_zero=x_zero is not None, bias=bias is not None,
+                assembly=codes.is_cuda, early=early,
+            ),
+            num_warps=regime.num_warps, num_stages=regime.num_stages,
+            **({"launch_pdl": True} if early else {}),
+        )  # fmt: skip
+    return out
+
+
+def _by_row(each: Tensor, m: int) -> Tensor:
+    """One number for each of m rows, from that or from one for all."""
+    return each.reshape(-1).expand(m).contiguous()
+
+
+def _padded(codes: Tensor) -> Tensor:
+    """The same codes in rows that begin at multiples of 16 bytes, with zeros at their ends."""
+    rows, columns = codes.shape
+    if (
+        codes.stride(1) == 1
+        and codes.stride(0) % _ALIGNED == columns % _ALIGNED == codes.data_ptr() % _ALIGNED == 0
+    ):
+        return codes
+    padded = codes.new_zeros((rows, -(-columns // _ALIGNED) * _ALIGNED), dtype=torch.uint8)
+    padded[:, :columns] = codes.view(torch.uint8)
+    return padded.view(codes.dtype)
+
+
+def _group_sums(x_MK: Tensor, k: int, tiles: Tiling, group: int) -> Tensor:
+    """float32 (groups, M): sums of the codes that share a scale of the weight."""
+    from ao_kernels.triton.kernels import plane16
+
+    m = len(x_MK)
+    sums = x_MK.new_empty((tiles.groups, m), dtype=torch.float32)
+    plane16.group_sums[(-(-m // _SUM_ROWS), tiles.groups)](
+        x_MK, sums, m, k, x_MK.stride(0), m, group if tiles.chain else k, _SUM_ROWS, _SUM_STEP
+    )
+    return sums

@@ -1,0 +1,78 @@
+"""Scales of 8 bits, as `ao_kernels.triton.scales` says that they lie; see there for the assembly."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def grid_place(
+    block, col_tile, plane, col, COLS: tl.constexpr, PLANES: tl.constexpr, CHAIN: tl.constexpr,
+    BESIDE: tl.constexpr,
+):  # fmt: skip
+    """Where one plane's scales, or zero points, of rows `col` of a tile are.
+
+    `block` counts all tiles, `col_tile` rows of them. BESIDE, those of a row and a tile are neighbours.
+    """
+    if CHAIN == 0:
+        at = col_tile * COLS + col
+    elif BESIDE:
+        at = (block * COLS + col) * (PLANES // CHAIN) + plane // CHAIN
+    else:
+        at = (block * (PLANES // CHAIN) + plane // CHAIN) * COLS + col
+    return at
+
+
+@triton.jit
+def scales(at, outer_ptr, SCALE: tl.constexpr, HAS_OUTER: tl.constexpr):
+    """Scales in float32 without assembly, those of 8 bits too, times the one for all of them."""
+    scale = tl.load(at)
+    scale = scale.to(tl.float32) if SCALE is None else _decoded(scale.to(tl.int32), SCALE)
+    if HAS_OUTER:
+        scale *= tl.load(outer_ptr)
+    return scale
+
+
+@triton.jit
+def neighbours(at, COUNT: tl.constexpr, SCALE: tl.constexpr, LOAD: tl.constexpr):
+    """So many tensors: from each address on, neighbouring scales of 8 bits in float32.
+
+    Each thread loads those of its own rows.
+    """
+    found = ()
+    if LOAD is None:
+        for i in tl.static_range(COUNT):
+            found += (_decoded(tl.load(at + i).to(tl.int32), SCALE),)
+    elif COUNT % 4 == 0:
+        for i in tl.static_range(0, COUNT, 4):
+            found += tl.inline_asm_elementwise(
+                LOAD, "=r,=r,=r,=r,l", [(at + i).to(tl.int64)], dtype=(tl.float32,) * 4,
+                is_pure=True, pack=1,
+            )  # fmt: skip
+    elif COUNT % 2 == 0:
+        for i in tl.static_range(0, COUNT, 2):
+            found += tl.inline_asm_elementwise(
+                LOAD, "=r,=r,l", [(at + i).to(tl.int64)], dtype=(tl.float32,) * 2,
+                is_pure=True, pack=1,
+            )  # fmt: skip
+    else:
+        for i in tl.static_range(COUNT):
+            found += (
+                tl.inline_asm_elementwise(
+                    LOAD, "=r,l", [(at + i).to(tl.int64)], dtype=tl.float32, is_pure=True, pack=1
+                ),
+            )
+    return found
+
+
+@triton.jit
+def _decoded(code, SCALE: tl.constexpr):
+    if SCALE == "e8m0":
+        bits = tl.maximum(code << 23, 0x00400000)
+        value = tl.where(code == 255, 0x7FC00000, bits).to(tl.float32, bitcast=True)
+    else:
+        magnitude = code & 127
+        # moved into place, it is 2**-120 of the number
+        value = (magnitude << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
+        value = tl.where(magnitude == 127, float("nan"), value)
+        value = tl.where(code > 127, -value, value)
+    return value

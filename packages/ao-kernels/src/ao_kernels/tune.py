@@ -1,0 +1,104 @@
+"""`python -m ao_kernels.tune`: measured settings of kernels, to see, to drop, to make ahead and to pass on.
+
+No command of `ao`, which would have to import every kernel before it could list its commands.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+from ao_core.cli.app import Commands
+from ao_core.cli.output import JSON, show_json, show_table
+from ao_core.errors import ConfigError
+from ao_kernels.triton.tuning import records
+
+__all__ = ["tune"]
+
+tune = typer.Typer(
+    name="python -m ao_kernels.tune",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Settings of GPU kernels that were measured here.",
+)
+
+
+@tune.command()
+def show(as_json: bool = JSON) -> None:
+    """List what the cache has: problems, the settings that serve them, and microseconds."""
+    found = list(records.cached())
+    if as_json:
+        show_json(
+            [
+                {"device": device._asdict(), "versions": versions, **record.to_dict()}
+                for device, versions, record in found
+            ]
+        )
+    elif not found:
+        typer.echo("nothing was measured here yet")
+    else:
+        header = ("device", "versions", "problem", "setting", "microseconds of those tried")
+        show_table(
+            "Measured settings",
+            header,
+            [
+                (device.name, versions, record.problem, _words(record.setting), _times(record))
+                for device, versions, record in found
+            ],
+        )
+
+
+@tune.command()
+def clear() -> None:
+    """Drop all that was measured, of every device and version."""
+    typer.echo(f"dropped {records.clear()} file(s)")
+
+
+@tune.command()
+def export(
+    folder: Path = typer.Argument(help="Where the files are written, one a device."),
+) -> None:
+    """Write what this version of the kernels measured, in the form in which packages ship it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in records.exported().items():
+        (folder / name).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        typer.echo(f"{folder / name}: {len(data['records'])} record(s)")
+
+
+@tune.command()
+def model(
+    checkpoint: Path = typer.Argument(help="A checkpoint with quantized weights."),
+    batch: list[int] = typer.Option([], help="Rows of the activations; repeatable."),
+) -> None:
+    """Measure the products of a checkpoint's weights on the GPU, and keep what is found."""
+    from ao_core.tensor.saving import open_checkpoint
+    from ao_kernels.triton.support import why_not
+    from ao_kernels.triton.tuning.ahead import ROWS, tune_weights
+
+    if reason := why_not():
+        raise ConfigError(f"there is nothing to tune: {reason}")
+    opened = open_checkpoint(checkpoint)
+    names = [entry.fqn for entry in opened.entries.values() if entry.spec is not None]
+    found = tune_weights((opened.load(name, device="cuda") for name in names), batch or ROWS)
+    show_table(
+        "Settings",
+        ("problem", "setting", "from"),
+        [(each.problem, _words(each.setting or {}), each.source) for each in found],
+    )
+
+
+def _words(setting: dict[str, int]) -> str:
+    return " ".join(f"{name}={value}" for name, value in setting.items())
+
+
+def _times(record: records.Record) -> str:
+    times = [f"{microseconds:.1f}" for _, microseconds in record.tried]
+    return ", ".join(times + [f"{len(record.untried)} not tried"] * bool(record.untried))
+
+
+if __name__ == "__main__":
+    tune(prog_name="python -m ao_kernels.tune")
