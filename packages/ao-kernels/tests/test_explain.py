@@ -38,7 +38,6 @@ def test_names_the_kernel_the_instruction_set_and_the_way() -> None:
     assert text.endswith("activations as int8 per token")
 
 
-@pytest.mark.skipif(library.isa() != "amx", reason="this processor, or AO_CPU_ISA, has no AMX")
 @pytest.mark.parametrize(
     ("spec", "dtype", "least"),
     [
@@ -60,7 +59,8 @@ def test_tile_registers_serve_from_so_many_rows_on(
     (weight,) = explain(w, rows=tuple(range(1, 130)))
     winners = [call.winner for call in weight.calls]
     served = ["products in tile registers" in c.description for c in winners if c is not None]
-    assert served == [least is not None and rows >= least for rows in range(1, 130)]
+    there_are_any = library.isa() == "amx" and least is not None
+    assert served == [there_are_any and rows >= (least or 0) for rows in range(1, 130)]
 
 
 def test_text_says_it_and_who_else_would_serve() -> None:

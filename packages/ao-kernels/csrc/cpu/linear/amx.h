@@ -255,7 +255,7 @@ static void multiply_units(const Task& task, int64_t base, int64_t columns) {
 template <Mode kMode>
 static void tile_columns_as(const Linear& t, int64_t begin, int64_t end, uint8_t* memory) {
   const Task task(t, decoder_of<kMode>(t), memory);
-  const TileRegisters registers(static_cast<int>(tile_line(t)));
+  configure_tiles(static_cast<int>(tile_line(t)));
   for (int64_t base = begin; base < end; base += task.wide * kPanelBlocks) {
     const int64_t columns = end - base < task.wide * kPanelBlocks ? end - base : task.wide * kPanelBlocks;
     for (int64_t c = 0; c < columns; ++c) {
@@ -271,6 +271,7 @@ static void tile_columns_as(const Linear& t, int64_t begin, int64_t end, uint8_t
       write_rows(t, {0, t.m}, base + c, blocks, sums);
     }
   }
+  release_tiles();
 }
 
 static void tile_columns(const Linear& t, int64_t begin, int64_t end, uint8_t* scratch) {

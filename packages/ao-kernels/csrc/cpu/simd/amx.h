@@ -6,31 +6,21 @@
 
 namespace ao::AO_ISA {
 
-// Registers of sums, of 16 rows of activations each, and of weights.
-constexpr int kFirstActivations = 4, kFirstWeights = 6;
-
-// Which rows and bytes of them the registers have, while it lives; they are given back at its end, so that the
-// system need not save them any more.
-class TileRegisters {
- public:
-  // `line`: bytes of a row of activations in a register.
-  AO_METHOD explicit TileRegisters(int line) {
-    struct alignas(64) {
-      uint8_t palette = 1, start = 0, reserved[14] = {};
-      uint16_t bytes[16] = {};
-      uint8_t rows[16] = {};
-    } config;
-    for (int i = 0; i < 8; ++i) {
-      const bool activations = i / 2 == kFirstActivations / 2, weights = i / 2 == kFirstWeights / 2;
-      config.bytes[i] = static_cast<uint16_t>(activations ? line : 64);
-      config.rows[i] = static_cast<uint8_t>(weights ? line / 4 : 16);
-    }
-    asm volatile("ldtilecfg %0" : : "m"(config));
+// Registers 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights. `line`: bytes of a row of activations in one.
+// To be released by the thread that is done with them: the system saves them until then.
+AO_INLINE void configure_tiles(int line) {
+  struct alignas(64) {
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t bytes[16] = {};
+    uint8_t rows[16] = {};
+  } config;
+  for (int i = 0; i < 8; ++i) {
+    config.bytes[i] = static_cast<uint16_t>(i / 2 == 2 ? line : 64);
+    config.rows[i] = static_cast<uint8_t>(i / 2 == 3 ? line / 4 : 16);
   }
-  AO_METHOD ~TileRegisters() { asm volatile("tilerelease" : : : "memory"); }
-  TileRegisters(const TileRegisters&) = delete;
-  TileRegisters& operator=(const TileRegisters&) = delete;
-};
+  asm volatile("ldtilecfg %0" : : "m"(config));
+}
+AO_INLINE void release_tiles() { asm volatile("tilerelease" : : : "memory"); }
 
 // `stride`: bytes from one row to the next.
 template <int kTile>
