@@ -22,7 +22,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,17 +49,21 @@ FLAGS = (
 )
 # gcc 12 takes the undefined registers in its own intrinsics for uninitialized variables
 _QUIET = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
+_AVX512 = (
+    *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
+    *("-mavx512vbmi", "-mavx512bf16", "-mfma", "-mf16c"),
+)
 ISA_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
         "generic": (),
         "avx2": ("-mavx2", "-mfma", "-mf16c", *_QUIET),
-        "avx512": (
-            *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
-            *("-mavx512vbmi", "-mavx512bf16", "-mfma", "-mf16c", *_QUIET),
-        ),
+        "avx512": (*_AVX512, *_QUIET),
+        "amx": (*_AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8", *_QUIET),
     },
     "aarch64": {"generic": (), "neon": ()},
 }
+#: sets that the library does without where the compiler does not know their flags
+OPTIONAL = ("amx",)
 #: the oldest macOS that a library is compiled for
 MACOS = "11.0"
 #: other names of the same processors
@@ -105,15 +109,30 @@ def find_compiler() -> list[str]:
     if not found:
         tried = ", ".join(command[0] for command in candidates)
         raise CannotBuild(f"no C++ compiler was found (tried {tried})")
-    flags = [flag for unit in ISA_FLAGS.get(machine(), {}).values() for flag in unit]
-    probe = ["-std=c++20", *flags, "-x", "c++", "-fsyntax-only", "-"]
+    units = ISA_FLAGS.get(machine(), {})
+    flags = [flag for name, unit in units.items() if name not in OPTIONAL for flag in unit]
     for command in found:
-        program = "#include <bit>\n#include <concepts>\nint main() { return std::bit_width(0u); }"
-        done = subprocess.run([*command, *probe], input=program, capture_output=True, text=True)
-        if done.returncode == 0:
+        if _compiles(command, flags):
             return command
     names = ", ".join(shlex.join(command) for command in found)
     raise CannotBuild(f"{names} cannot compile C++20 for the instruction sets of {machine()}")
+
+
+def _compiles(compiler: list[str], flags: Iterable[str]) -> bool:
+    """Does a compiler know C++20 and the flags?"""
+    probe = [*compiler, "-std=c++20", *flags, "-x", "c++", "-fsyntax-only", "-"]
+    program = "#include <bit>\n#include <concepts>\nint main() { return std::bit_width(0u); }"
+    return subprocess.run(probe, input=program, capture_output=True, text=True).returncode == 0
+
+
+def units_of(target: str, compiler: list[str]) -> dict[str, tuple[str, ...]]:
+    """The instruction sets of a kind of processor that a compiler knows, with their flags."""
+    units = ISA_FLAGS.get(target, {"generic": ()})
+    return {
+        name: flags
+        for name, flags in units.items()
+        if name not in OPTIONAL or _compiles(compiler, flags)
+    }
 
 
 def find_torch() -> Torch:
@@ -143,13 +162,18 @@ def find_torch() -> Torch:
     raise CannotBuild("the headers of torch were not found: install torch first")
 
 
-def cpu_sources(target: str) -> dict[Path, tuple[str, ...]]:
-    """The plain C++ sources for a kind of processor, each with flags of its own."""
-    units = ISA_FLAGS.get(target, {"generic": ()})
+def cpu_sources(units: dict[str, tuple[str, ...]]) -> dict[Path, tuple[str, ...]]:
+    """The plain C++ sources for some instruction sets, each with flags of its own.
+
+    Those of no set are told by AO_UNIT_NAME which optional sets there are.
+    """
+    told = tuple(f"-DAO_UNIT_{name}" for name in units if name in OPTIONAL)
     found = {}
     for path in sorted(ROOT.glob("csrc/cpu/**/*.cpp")):
-        isa = path.stem.removeprefix("isa_") if path.stem.startswith("isa_") else "generic"
-        if isa in units:
+        isa = path.stem.removeprefix("isa_") if path.stem.startswith("isa_") else None
+        if isa is None:
+            found[path] = told
+        elif isa in units:
             found[path] = units[isa]
     return found
 
@@ -255,7 +279,7 @@ def _build_library(
         # messages and registrations name files: without the places of the machine that built them
         *(f"-ffile-prefix-map={ROOT}/=", f"-ffile-prefix-map={torch.include}/="),
     ]
-    sources = cpu_sources(machine())
+    sources = cpu_sources(units_of(machine(), compiler))
     sources |= {path: tuple(binding) for path in sorted(ROOT.glob("csrc/torch/*.cpp"))}
     objects = compile_objects(compiler, sources, common, out, jobs)
     link = [*compiler, "-shared", *extra, *map(str, objects), f"-L{torch.lib}"]

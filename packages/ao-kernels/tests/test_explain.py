@@ -29,13 +29,38 @@ def winners(spec: Spec, *rows: int, dtype: torch.dtype = torch.float32) -> list[
 
 def test_names_the_kernel_the_instruction_set_and_the_way() -> None:
     isa = library.isa()
-    few, many = winners(Spec("int4", (1, 32), layout="packed"), 1, 64)
+    few, many = winners(Spec("int4", (1, 32), layout="packed"), 1, 64)  # float32: in no tiles
     assert few == ("cpu_tiles_linear", f"{isa}, weights decoded as they are read")
     assert many[0] == "cpu_tiles_linear"
     assert many[1] == f"{isa}, weights decoded into the cache, once for many rows"
     ((name, text),) = winners(Spec("int8", (1, -1), act=INT8_ROWS), 1)
     assert name == "cpu_tiles8_linear"
     assert text.endswith("activations as int8 per token")
+
+
+@pytest.mark.parametrize(
+    ("spec", "dtype", "least"),
+    [
+        (Spec("nf4", (1, 32), layout="packed"), torch.bfloat16, 4),
+        (Spec("int8", (1, -1)), torch.bfloat16, 5),
+        (Spec("int8", (1, -1)), torch.float16, 6),
+        (Spec("int8", (1, -1)), torch.float32, 12),
+        (Spec("int8", (1, -1), act=INT8_ROWS), torch.float32, 32),
+        (Spec("int4", (1, 64), layout="packed", act=INT8_ROWS), torch.float32, 64),
+        (Spec("int4", (1, 32), layout="packed", act=INT8_ROWS), torch.bfloat16, 96),
+        (Spec("int4", (1, 32), layout="packed"), torch.float32, None),
+    ],
+    ids=str,
+)
+def test_tile_registers_serve_from_so_many_rows_on(
+    spec: Spec, dtype: torch.dtype, least: int | None
+) -> None:
+    w = native(quantize_tensor(torch.ones(48, 128, dtype=dtype), spec))
+    (weight,) = explain(w, rows=tuple(range(1, 130)))
+    winners = [call.winner for call in weight.calls]
+    served = ["products in tile registers" in c.description for c in winners if c is not None]
+    there_are_any = library.isa() == "amx" and least is not None
+    assert served == [there_are_any and rows >= (least or 0) for rows in range(1, 130)]
 
 
 def test_text_says_it_and_who_else_would_serve() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from ao_kernels.cpu import library
 
-ISAS = ("generic", "avx2", "avx512", "neon")
+ISAS = ("generic", "avx2", "avx512", "amx", "neon")
 
 
 def run(code, **env):

@@ -31,7 +31,7 @@ def reason(isa: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512", "neon"])
+@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512", "amx", "neon"])
 def test_with(isa: str) -> None:
     """Nothing is left out silently: a set that cannot be used says that the processor lacks it."""
     if isa == library.isa():

@@ -164,17 +164,35 @@ def sources(hook, **texts):
 
 
 def test_units_get_the_flags_of_their_instruction_set(hook):
-    folder = sources(hook, a="", isa_generic="", isa_avx2="", isa_avx512="", isa_neon="")
-    found = {path.stem: flags for path, flags in hook.cpu_sources("x86_64").items()}
-    assert set(found) == {"a", "isa_generic", "isa_avx2", "isa_avx512"}
-    assert found["a"] == found["isa_generic"] == ()
+    names = ("generic", "avx2", "avx512", "amx", "neon")
+    folder = sources(hook, a="", **{f"isa_{name}": "" for name in names})
+    x86, arm = hook.ISA_FLAGS["x86_64"], hook.ISA_FLAGS["aarch64"]
+    found = {path.stem: flags for path, flags in hook.cpu_sources(x86).items()}
+    assert set(found) == {"a", "isa_generic", "isa_avx2", "isa_avx512", "isa_amx"}
+    assert found["isa_generic"] == ()
     assert "-mavx2" in found["isa_avx2"]
     assert "-mavx512vnni" in found["isa_avx512"]
-    assert {path.stem for path in hook.cpu_sources("aarch64")} == {"a", "isa_generic", "isa_neon"}
-    assert {path.stem for path in hook.cpu_sources("riscv64")} == {"a", "isa_generic"}
+    assert {"-mavx512vnni", "-mamx-bf16"} <= set(found["isa_amx"])
+    assert {path.stem for path in hook.cpu_sources(arm)} == {"a", "isa_generic", "isa_neon"}
     (folder / "deeper").mkdir()
     (folder / "deeper" / "b.cpp").write_text("")
-    assert "b" in {path.stem for path in hook.cpu_sources("riscv64")}
+    assert "b" in {path.stem for path in hook.cpu_sources({"generic": ()})}
+
+
+def test_a_set_that_the_compiler_does_not_know_is_left_out(hook, monkeypatch):
+    sources(hook, a="", isa_generic="", isa_amx="")
+    known = {}
+
+    def run(command, **options):
+        return hook.subprocess.CompletedProcess(command, int(not known["amx"]))
+
+    monkeypatch.setattr(hook.subprocess, "run", run)
+    for known["amx"], units, told in ((True, {"isa_amx"}, ("-DAO_UNIT_amx",)), (False, set(), ())):
+        found = hook.cpu_sources(hook.units_of("x86_64", ["g++"]))
+        stems = {path.stem: flags for path, flags in found.items()}
+        assert set(stems) == {"a", "isa_generic"} | units
+        assert stems["a"] == told
+    assert hook.units_of("riscv64", ["g++"]) == {"generic": ()}
 
 
 def test_only_what_changed_is_compiled_again(hook, monkeypatch):
@@ -191,7 +209,7 @@ def test_only_what_changed_is_compiled_again(hook, monkeypatch):
 
     def compile_all(*flags):
         ran.clear()
-        units = hook.cpu_sources("riscv64")
+        units = hook.cpu_sources({"generic": ()})
         out = hook.ROOT / "build"
         out.mkdir(exist_ok=True)
         objects = hook.compile_objects(["g++"], units, list(flags), out, jobs=2)
@@ -212,7 +230,7 @@ def test_only_what_changed_is_compiled_again(hook, monkeypatch):
 
 def test_a_file_edited_while_it_is_compiled_is_compiled_again(hook, monkeypatch):
     folder = sources(hook, a="int a;")
-    units = hook.cpu_sources("riscv64")
+    units = hook.cpu_sources({"generic": ()})
     hook.compile_objects(["g++"], units, [], hook.ROOT, jobs=1)
     made = (hook.ROOT / "csrc-cpu-a.o").stat().st_mtime
     os.utime(folder / "a.cpp", (made + 0.001, made + 0.001))
@@ -228,5 +246,5 @@ def test_a_file_edited_while_it_is_compiled_is_compiled_again(hook, monkeypatch)
 def test_what_does_not_compile_ends_the_build(hook, capfd):
     sources(hook, good="int a;", bad="int b = nonsense;")
     with pytest.raises(SystemExit, match="1 of 2 files do not compile"):
-        hook.compile_objects(["g++"], hook.cpu_sources("riscv64"), [], hook.ROOT, jobs=1)
+        hook.compile_objects(["g++"], hook.cpu_sources({"generic": ()}), [], hook.ROOT, jobs=1)
     assert "nonsense" in capfd.readouterr().err

@@ -9,6 +9,12 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+// Registers that the system must be asked for. AO_UNIT_NAME: the compiler knew the instruction set.
+#if defined(AO_UNIT_amx) && defined(__linux__)
+#define AO_HAS_AMX 1
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace ao {
 
@@ -16,6 +22,7 @@ extern const Isa isa_generic;
 #if defined(__x86_64__)
 extern const Isa isa_avx2;
 extern const Isa isa_avx512;
+extern const LinearKernels isa_amx;
 #elif defined(__aarch64__)
 extern const Isa isa_neon;
 #endif
@@ -35,6 +42,31 @@ bool has_f16c() {
 }
 #endif
 
+#if AO_HAS_AMX
+// The kernels of AVX-512 with products in tile registers.
+const Isa& with_tiles() {
+  static const Isa made = [] {
+    Isa isa = isa_avx512;
+    isa.name = "amx", isa.linear.tiles = &isa_amx;
+    return isa;
+  }();
+  return made;
+}
+
+// Has the processor tile registers, does the system keep them, and may this process use them? A process asks once,
+// for all its threads and those that it forks; a system that knows of no such question refuses it.
+bool has_amx() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kNeeded = 1u << 22 | 1u << 24 | 1u << 25;  // products of bfloat16, tiles, products of bytes
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kNeeded) != kNeeded) return false;
+  unsigned low = 0, high = 0;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  constexpr unsigned kTileStates = 1u << 17 | 1u << 18;
+  constexpr long kAsk = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return (low & kTileStates) == kTileStates && syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
+}
+#endif
+
 // Those compiled in, the best one first.
 std::vector<Candidate> candidates() {
 #if defined(__x86_64__)
@@ -45,7 +77,12 @@ std::vector<Candidate> candidates() {
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") &&
                       __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");
-  return {{&isa_avx512, avx512}, {&isa_avx2, avx2}, {&isa_generic, true}};
+  std::vector<Candidate> found;
+#if AO_HAS_AMX
+  found.push_back({&with_tiles(), avx512 && has_amx()});
+#endif
+  found.insert(found.end(), {{&isa_avx512, avx512}, {&isa_avx2, avx2}, {&isa_generic, true}});
+  return found;
 #elif defined(__aarch64__)
   return {{&isa_neon, true}, {&isa_generic, true}};
 #else

@@ -208,6 +208,23 @@ Tensor grouped_linear_op(const Tensor& x, const Tensor& qdata, const Tensor& sca
   return y;
 }
 
+// What `explain` tells of a product before there is one.
+bool in_tile_registers_op(const Tensor& table, int64_t m, int64_t k, int64_t group, int64_t kind, int64_t act,
+                          bool zero, ScalarType dtype) {
+  check_dtype("table", table, {ScalarType::Float});
+  check_range("k", k, 1, kGreatestSize);
+  check_range("group", group, 1, k);
+  check_range("act", act, 0, 4);
+  Format format;
+  read_table(table, format);
+  Linear call{};
+  call.table = format.table, call.bits = format.bits, call.kind = kind_of(kind, format.table, format.bits);
+  call.m = m, call.k = k, call.group = group, call.groups = (k + group - 1) / group;
+  call.type = element_of("dtype", dtype), call.act = static_cast<Act>(act);
+  call.zero_type = zero ? Zero::f32 : Zero::none;
+  return in_tile_registers(call);
+}
+
 }  // namespace
 }  // namespace ao
 
@@ -218,9 +235,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
   m.def(
       "grouped_linear(Tensor x, Tensor qdata, Tensor scale, Tensor? outer, Tensor? zero, Tensor? rowsum, "
       "Tensor table, Tensor? offs, int n, int bits, int group, int kind, int act) -> Tensor");
+  m.def(
+      "in_tile_registers(Tensor table, int m, int k, int group, int kind, int act, bool zero, "
+      "ScalarType dtype) -> bool");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ao_kernels, CPU, m) {
   m.impl("linear", TORCH_BOX(&ao::linear_op));
   m.impl("grouped_linear", TORCH_BOX(&ao::grouped_linear_op));
+  m.impl("in_tile_registers", TORCH_BOX(&ao::in_tile_registers_op));
 }

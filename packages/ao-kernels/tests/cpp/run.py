@@ -28,6 +28,7 @@ from hatch_build import (  # noqa: E402
     find_compiler,
     machine,
     sanitizing,
+    units_of,
 )
 
 #: exit status of the tests where AO_CPU_ISA cannot be obeyed
@@ -53,7 +54,7 @@ def build(compiler: list[str], target: str, sanitize: str, jobs: int) -> Path:
     )  # fmt: skip
     if probe.returncode:
         sys.exit("error: doctest's header is missing; on Debian it is in the package doctest-dev")
-    sources = cpu_sources(target)
+    sources = cpu_sources(units_of(target, compiler))
     # the tests themselves are not watched: most of the time goes into what they compare with
     own = ("-fno-sanitize=all", "-O2") if sanitize else ()
     sources |= dict.fromkeys(sorted(PACKAGE.glob("tests/cpp/*.cpp")), own)

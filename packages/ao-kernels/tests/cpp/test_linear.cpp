@@ -114,6 +114,35 @@ TEST_CASE("tables of whole numbers, up to those that need all bits of a byte") {
   }
 }
 
+TEST_CASE("as many rows as tile registers are for") {
+  for (int bits : {1, 4, 6, 7, 8}) {
+    for (Act act : kActs) {
+      const int64_t m = act == Act::int8 || act == Act::uint8 ? 97 : 13;
+      for (Kind kind : kinds_of(bits, act)) {
+        for (Element type : kElements) {
+          for (int64_t group : {int64_t{24}, int64_t{64}, kAll}) {
+            check({.bits = bits, .kind = kind, .m = m, .n = 18, .k = 120, .group = group, .type = type, .act = act});
+          }
+        }
+      }
+    }
+  }
+  // panels of several steps, steps that end within them, half a register at the end, sums of several panels
+  for (Act act : {Act::none, Act::int8, Act::uint8}) {
+    for (Zero zero : {Zero::none, Zero::u8, Zero::f32}) {
+      for (int64_t group : {int64_t{32}, int64_t{96}, int64_t{128}, int64_t{600}, kAll}) {
+        for (Element type : kElements) {
+          check({.m = 97, .n = 34, .k = 1100, .group = group, .type = type, .act = act, .zero = zero, .bias = true});
+        }
+      }
+    }
+  }
+  // rows of activations that fill no register, and more than fit the second cache
+  for (int64_t m : {16, 32, 47}) check({.bits = 8, .m = m, .k = 90, .group = kAll, .type = Element::bf16, .x_gap = 3, .y_gap = 5});
+  check({.bits = 8, .m = 260, .n = 70, .k = 1600, .group = kAll, .type = Element::bf16});
+  check({.m = 260, .n = 70, .k = 3200, .group = 128, .act = Act::int8});
+}
+
 TEST_CASE("more rows than are packed at a time") {
   for (Act act : {Act::none, Act::uint8}) check({.m = 500, .n = 20, .k = 40, .act = act});
 }
@@ -178,7 +207,7 @@ TEST_CASE("without columns of activations the output is the bias") {
 
 TEST_CASE("NaN and infinity spoil their own row of the output only") {
   for (Act act : kActs) {
-    for (int64_t m : {3, 9}) {
+    for (int64_t m : {3, 9, 100}) {
       for (float spoilt : {NAN, INFINITY}) {
         const Case c{.m = m, .n = 20, .act = act};
         Call call = make_call(c);

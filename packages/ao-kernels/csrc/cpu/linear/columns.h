@@ -1,10 +1,11 @@
-// Blocks of columns from start to end: scales, decoding, products, and the output.
+// Blocks of columns from start to end: scales, decoding, and products.
 #pragma once
 #if AO_HAS_DIGITS
 #include "digits.h"
 #endif
+#include "output.h"
 #include "panel.h"
-#include "scales.h"
+#include "sources.h"
 
 namespace ao::AO_ISA {
 
@@ -20,7 +21,6 @@ static Multiply panel_product(int64_t rows) {
 }
 
 constexpr int kStreamRows = 4;
-constexpr int kTableBytes = 2048;
 
 struct Functions {
   Multiply stream[kStreamRows];  // by rows of activations less 1
@@ -31,19 +31,11 @@ struct Functions {
   void (*make_table)(const Linear&, void* table);
 };
 
-template <Mode kMode, int kBits, Kind kKind>
-static void make_table(const Linear& t, void* table) {
-  using Table = typename Coded<kMode, kBits, kKind>::Table;
-  if constexpr (kMode == Mode::int8) *static_cast<Table*>(table) = Table(t.table, t.least, t.table_unit);
-  if constexpr (kMode != Mode::int8) *static_cast<Table*>(table) = Table(t.table);
-}
-
-template <Mode kMode, int kBits, Kind kKind>
+template <Mode kMode, class Source>
 static Functions functions() {
-  using Source = Coded<kMode, kBits, kKind>;
-  static_assert(sizeof(typename Source::Table) <= kTableBytes);
   // bytes are read as they are stored, and half bytes need three operations for two vectors
-  constexpr bool decodes = kMode == Mode::int8 && kKind == Kind::integer && (kBits == 8 || kBits == 4);
+  constexpr int kBits = Source::kCodeBits;
+  constexpr bool decodes = kMode == Mode::int8 && Source::kCodes == Kind::integer && (kBits == 8 || kBits == 4);
   Fold folding = nullptr;
 #if AO_HAS_PAIRS
   if constexpr (kMode == Mode::pairs) folding = fold<Source>;
@@ -55,59 +47,7 @@ static Functions functions() {
           folding,
           Source::kTileBytes,
           4 * Arithmetic<kMode>::kVectors * 64,
-          make_table<kMode, kBits, kKind>};
-}
-
-template <Mode kMode, int kBits>
-static Functions functions_of(Kind kind) {
-  if constexpr (kMode == Mode::int8) {
-    if constexpr (kBits <= 4) {
-      if (kind != Kind::integer) return functions<kMode, kBits, Kind::table>();
-    }
-    return functions<kMode, kBits, Kind::integer>();
-  } else if constexpr (kBits <= 6) {
-    if (kind != Kind::table) return functions<kMode, kBits, Kind::exact>();
-    return functions<kMode, kBits, Kind::table>();
-  } else {
-    if (kind == Kind::integer) return functions<kMode, kBits, Kind::integer>();
-    if constexpr (kBits == 8) {
-      if (kind == Kind::symmetric) return functions<kMode, kBits, Kind::symmetric>();
-    }
-    return functions<kMode, kBits, Kind::table>();
-  }
-}
-
-template <int kNumber>
-struct Constant {
-  static constexpr int value = kNumber;
-};
-
-// f(Constant<bits>) for a number of bits that is known when it runs only.
-template <int kBits = 1, class Function>
-AO_INLINE auto for_bits(int bits, const Function& f) {
-  if constexpr (kBits < 8) {
-    if (bits != kBits) return for_bits<kBits + 1>(bits, f);
-  }
-  return f(Constant<kBits>{});
-}
-
-// -- output -----------------------------------------------------------------------------------------------
-
-static void write_rows(const Linear& t, Rows rows, int64_t block, int64_t blocks, const float* totals) {
-  const int size = bytes_of(t.type);
-  for (int64_t c = 0; c < blocks; ++c) {
-    const int64_t column = (block + c) * 16;
-    const int count = t.n - column < 16 ? static_cast<int>(t.n - column) : 16;
-    const F bias = t.bias ? load_as(t.type, static_cast<const uint8_t*>(t.bias) + column * size, count) : zero();
-    const F rowsum = t.act == Act::uint8 ? load(t.rowsum + column) : zero();
-    for (int64_t r = rows.begin; r < rows.end; ++r) {
-      F v = load(totals + ((r - rows.begin) * kPanelBlocks + c) * 16);
-      if (t.act == Act::uint8) v = fma(splat(-t.x_zero[r]), rowsum, v);
-      if (t.act != Act::none) v = mul(v, splat(t.x_scale[r]));
-      if (t.bias) v = add(v, bias);
-      store_as(t.type, static_cast<uint8_t*>(t.y) + (r * t.y_stride + column) * size, v, count);
-    }
-  }
+          make_table<kMode, Source>};
 }
 
 // -- all of it --------------------------------------------------------------------------------------------
@@ -132,9 +72,19 @@ static const uint8_t* x_of(const Linear& t, int64_t row, int64_t rows, int64_t t
   return t.x_packed + (row * t.tiles + tile * rows) * 16 * bytes_of(t.mode);
 }
 
+#if AO_HAS_PAIRS
+// Rounding costs about 12 cycles for 64 codes, as much as it saves with so many rows and tiles of a step.
+static bool pays_to_fold(const Linear& t) {
+  if (t.kind == Kind::table) return true;  // rounded once, as `dequantize` does
+  if (t.type != Element::bf16 || (t.groups == 1 && t.zero_type == Zero::none)) return false;
+  const int64_t saved = t.zero_type == Zero::none ? 1 : 2;
+  return t.rows * saved * t.step_count >= 48 * t.tiles;
+}
+#endif
+
 template <Mode kMode>
 static void columns_as(const Linear& t, int64_t begin, int64_t end, uint8_t* memory) {
-  const Functions f = for_bits(t.bits, [&](auto bits) { return functions_of<kMode, bits.value>(t.kind); });
+  const Functions f = for_source<kMode>(t, [](auto source) { return functions<kMode, decltype(source)>(); });
   alignas(64) uint8_t table[kTableBytes];
   f.make_table(t, table);
   const bool stream = t.m <= kStreamRows;
@@ -251,6 +201,23 @@ static bool pack_digits_any(const Linear& t) {
 }
 #endif
 
+static void pack(const Linear& t, int64_t begin, int64_t end) {
+  for (int64_t b = begin; b < end; ++b) {
+    const Rows rows = rows_of(t.m, t.row_blocks, b);
+    const int64_t count = rows.end - rows.begin;
+    for (int64_t r = 0; r < count; ++r) {
+      uint8_t* out = t.x_packed + (rows.begin * t.tiles + r) * 16 * bytes_of(t.mode);
+      void* sums = static_cast<float*>(t.x_sums) + rows.begin * t.step_count + r;
+      const int64_t row = rows.begin + r;
+      if (t.mode == Mode::int8) pack_row<Mode::int8>(t, row, out, count, sums);
+#if AO_HAS_PAIRS
+      if (t.mode == Mode::pairs) pack_row<Mode::pairs>(t, row, out, count, sums);
+#endif
+      if (t.mode == Mode::f32) pack_row<Mode::f32>(t, row, out, count, sums);
+    }
+  }
+}
+
 static void pack_any(const Linear& t, int64_t begin, int64_t end) {
 #if AO_HAS_DIGITS
   if (t.mode == Mode::int8 && t.m == 1) return pack_byte(t);
@@ -285,6 +252,8 @@ static const LinearKernels kLinearKernels = {
     nullptr,
 #endif
     columns,
+    nullptr,
+    nullptr,
 };
 
 }  // namespace ao::AO_ISA

@@ -31,6 +31,13 @@ struct DigitStep {
   int32_t starts[3];  // least value * sum of the digits, where they are not, and without zero points
 };
 
+// Products in registers that hold tiles (see amx.h). `depth` 0: there are none.
+struct Tiling {
+  int32_t depth;    // tiles of 16 columns that a register holds side by side
+  int32_t x_parts;  // an activation is the sum of so many numbers in bfloat16, or a byte
+  int32_t w_parts;  // and so is a weight with its scale; 0: codes are multiplied, and scales applied to sums
+};
+
 struct Linear {
   // weight: see the layout `cpu_tiles`
   const uint8_t* qdata;
@@ -57,6 +64,7 @@ struct Linear {
   Act act;
   // made by the driver
   Mode mode;
+  Tiling tiling;
   const Step* steps;
   int64_t step_count;
   int64_t rows;            // of the whole call: how a part of it is computed must not depend on the part
@@ -92,6 +100,18 @@ struct LinearKernels {
   bool (*pack_digits)(const Linear&);
   // computes blocks of 16 columns [begin, end) for all rows
   void (*columns)(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
+  // products in registers that hold tiles, or null
+  const LinearKernels* tiles;
+  // of these: false where other kernels are to serve; else `mode` and `tiling` are set
+  bool (*plan)(Linear&);
 };
+
+// -- products in registers that hold tiles -------------------------------------------------------------------
+
+constexpr int kTileRows = 16;  // of activations in a register
+static inline int64_t tile_steps(const Linear& t) { return (t.tiles + t.tiling.depth - 1) / t.tiling.depth; }
+// Bytes of a row of activations in a register, and of a row of them in all parts.
+static inline int64_t tile_line(const Linear& t) { return t.tiling.depth * 16 * bytes_of(t.mode); }
+static inline int64_t tile_row_bytes(const Linear& t) { return tile_steps(t) * tile_line(t) * t.tiling.x_parts; }
 
 }  // namespace ao

@@ -70,9 +70,13 @@ std::vector<Step> steps_of(const Linear& t, int64_t step_tiles) {
   return steps;
 }
 
-int64_t packed_bytes(const Linear& t) { return aligned(t.m * t.tiles * 16 * bytes_of(t.mode)); }
+int64_t packed_bytes(const Linear& t) {
+  if (t.tiling.depth > 0) return aligned(t.row_blocks * kTileRows * tile_row_bytes(t));
+  return aligned(t.m * t.tiles * 16 * bytes_of(t.mode));
+}
 int64_t sums_bytes(const Linear& t) {
-  return aligned(t.m * t.step_count * static_cast<int64_t>(sizeof(DigitStep)));
+  const int64_t rows = t.tiling.depth > 0 ? t.row_blocks * kTileRows : t.m;
+  return aligned(rows * t.step_count * static_cast<int64_t>(sizeof(DigitStep)));
 }
 int64_t activation_bytes(const Linear& t) { return packed_bytes(t) + sums_bytes(t) + 2 * aligned(t.m * 4); }
 
@@ -96,7 +100,8 @@ void set_memory(Linear& t, uint8_t* memory) {
 // False where activations cannot be taken apart into digits.
 bool run(Linear t, const LinearKernels& kernels) {
   const bool digits = t.mode == Mode::digits2 || t.mode == Mode::digits3;
-  const std::vector<Step> steps = steps_of(t, digits ? kDigitTiles : kStepTiles);
+  const bool whole = t.tiling.depth > 0 && (t.mode == Mode::pairs || t.groups == 1);
+  const std::vector<Step> steps = steps_of(t, digits ? kDigitTiles : whole ? t.tiles : kStepTiles);
   t.steps = steps.data(), t.step_count = static_cast<int64_t>(steps.size());
   t.rows = t.m;
 
@@ -136,6 +141,11 @@ bool run(Linear t, const LinearKernels& kernels) {
 
 }  // namespace
 
+bool in_tile_registers(Linear call) {
+  const LinearKernels* tiles = isa().linear.tiles;
+  return tiles != nullptr && tiles->plan(call);
+}
+
 void run_linear(const Linear& call) {
   if (call.m == 0 || call.n == 0) return;
   const LinearKernels& kernels = isa().linear;
@@ -144,6 +154,10 @@ void run_linear(const Linear& call) {
   t.least = *std::min_element(t.table, t.table + (1 << t.bits));
   t.zero_flip = t.least < 0 ? 1 << (t.bits - 1) : 0;
   if (Linear digits = t; has_digits(digits, kernels) && run(digits, kernels)) return;
+  if (Linear tiled = t; kernels.tiles && kernels.tiles->plan(tiled)) {
+    run(tiled, *kernels.tiles);
+    return;
+  }
   t.mode = mode_of(t, kernels);
   run(t, kernels);
 }

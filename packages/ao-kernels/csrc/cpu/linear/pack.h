@@ -132,21 +132,4 @@ static void pack_row(const Linear& t, int64_t r, uint8_t* out, int64_t rows, voi
   }
 }
 
-static void pack(const Linear& t, int64_t begin, int64_t end) {
-  for (int64_t b = begin; b < end; ++b) {
-    const Rows rows = rows_of(t.m, t.row_blocks, b);
-    const int64_t count = rows.end - rows.begin;
-    for (int64_t r = 0; r < count; ++r) {
-      uint8_t* out = t.x_packed + (rows.begin * t.tiles + r) * 16 * bytes_of(t.mode);
-      void* sums = static_cast<float*>(t.x_sums) + rows.begin * t.step_count + r;
-      const int64_t row = rows.begin + r;
-      if (t.mode == Mode::int8) pack_row<Mode::int8>(t, row, out, count, sums);
-#if AO_HAS_PAIRS
-      if (t.mode == Mode::pairs) pack_row<Mode::pairs>(t, row, out, count, sums);
-#endif
-      if (t.mode == Mode::f32) pack_row<Mode::f32>(t, row, out, count, sums);
-    }
-  }
-}
-
 }  // namespace ao::AO_ISA

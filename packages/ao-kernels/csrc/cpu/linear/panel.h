@@ -48,14 +48,6 @@ static void fold(const uint8_t* tile, int64_t count, uint8_t* panel, const void*
     }
   }
 }
-
-// Rounding costs about 12 cycles for 64 codes, as much as it saves with so many rows and tiles of a step.
-static bool pays_to_fold(const Linear& t) {
-  if (t.kind == Kind::table) return true;  // rounded once, as `dequantize` does
-  if (t.type != Element::bf16 || (t.groups == 1 && t.zero_type == Zero::none)) return false;
-  const int64_t saved = t.zero_type == Zero::none ? 1 : 2;
-  return t.rows * saved * t.step_count >= 48 * t.tiles;
-}
 #endif
 
 }  // namespace ao::AO_ISA

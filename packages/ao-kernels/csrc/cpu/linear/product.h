@@ -59,6 +59,8 @@ struct Arithmetic<Mode::pairs> {
 // Codes, decoded on the way.
 template <Mode kMode, int kBits, Kind kKind>
 struct Coded {
+  static constexpr int kCodeBits = kBits;
+  static constexpr Kind kCodes = kKind;
   static constexpr int kTileBytes = 32 * kBits;
   static constexpr bool kSmall = true;
   // a table that bfloat16 does not hold exactly comes in two parts: its rounding errors, the same wherever a
@@ -76,6 +78,8 @@ struct Coded {
 };
 template <int kBits, Kind kKind>
 struct Coded<Mode::int8, kBits, kKind> {
+  static constexpr int kCodeBits = kBits;
+  static constexpr Kind kCodes = kKind;
   static constexpr int kTileBytes = 32 * kBits;
   static constexpr bool kSmall = kBits < 8;
   static constexpr int kParts = 1;

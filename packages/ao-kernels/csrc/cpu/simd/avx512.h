@@ -5,7 +5,8 @@
 
 #include "../element.h"
 
-#define AO_INLINE static inline __attribute__((always_inline))
+#define AO_METHOD inline __attribute__((always_inline))
+#define AO_INLINE static AO_METHOD
 
 namespace ao::AO_ISA {
 

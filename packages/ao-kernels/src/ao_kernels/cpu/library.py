@@ -44,7 +44,7 @@ def load() -> None:
 
 
 def isa() -> str:
-    """The instruction set that the kernels use: "generic", "avx2", "avx512" or "neon".
+    """The instruction set that the kernels use: "generic", "avx2", "avx512", "amx" or "neon".
 
     Raises:
         RuntimeError: the library cannot be loaded.

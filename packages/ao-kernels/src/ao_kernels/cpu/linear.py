@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ao_core.records import Call, Kernel
+from ao_core.registry import registry
 from ao_core.tensor import QTensor
 from ao_kernels.cpu.codes import codes_of
 from ao_kernels.cpu.library import isa, why_not
@@ -67,9 +68,23 @@ def accepts(shape: str) -> Callable[[Call], str | None]:
     return why_not_here
 
 
+def _in_tile_registers(call: Call) -> bool:
+    """Whether the instruction set has registers that hold tiles, and they pay for such a call."""
+    spec, codes = call.spec, codes_of(registry.dtypes.get(call.spec.dtype))
+    act = 0 if spec.act is None else ACTS[spec.act.dtype, spec.act.zero]
+    group = grid_of(spec, call.weight_shape).group
+    found: bool = torch.ops.ao_kernels.in_tile_registers(
+        torch.tensor(codes.values), call.m, call.weight_shape[-1], group, codes.kind, act,
+        spec.zero != "none", call.x_dtype,
+    )  # fmt: skip
+    return found
+
+
 def describe(call: Call) -> str:
     """The instruction set, and what is done for so many rows with such activations."""
-    if call.m <= STREAMED_ROWS:
+    if _in_tile_registers(call):
+        how = "weights decoded into the cache, products in tile registers"
+    elif call.m <= STREAMED_ROWS:
         how = "weights decoded as they are read"
     else:
         how = "weights decoded into the cache, once for many rows"

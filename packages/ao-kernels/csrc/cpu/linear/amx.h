@@ -1,0 +1,296 @@
+// Products in tile registers. Weights are decoded into a panel of 32 columns that stays in the nearest cache, and
+// meet 32 rows of activations at a time, in 2 x 2 registers of sums.
+//
+// Registers take bfloat16 and bytes. What more an activation or a weight with its scale has is kept in further
+// bfloat16 numbers, of 8 bits each: a second one for float16, a third one for float32.
+#pragma once
+#include "../simd/amx.h"
+#include "amx_grouped.h"
+#include "amx_pack.h"
+#include "output.h"
+
+namespace ao::AO_ISA {
+
+// -- when, and how ------------------------------------------------------------------------------------------
+
+// Columns of bytes whose products' sum cannot overflow.
+constexpr int64_t kGreatestGroup = 1 << 16;
+// Tiles of the layout that a group must have for its sums to be scaled one by one: beside bfloat16 there is another way.
+static int64_t least_group_tiles(Element type) { return type == Element::bf16 ? 8 : 4; }
+
+static bool has_infinity(const Linear& t) {
+  for (int c = 0; c < 1 << t.bits; ++c) {
+    if (__builtin_isinf(t.table[c])) return true;
+  }
+  return false;
+}
+
+// Products of parts that make one product, and how many of them take longer than one of vectors.
+constexpr int kGreatestProducts = 3;
+static int products_of(const Tiling& tiling) {
+  const int x = tiling.x_parts, w = tiling.w_parts < 1 ? 1 : tiling.w_parts;
+  return x == 1 || w == 1 ? x * w : x * (x + 1) / 2;
+}
+
+// Rows of quantized activations from which on weights with their scales are rounded to bfloat16, where that is what
+// the output is in. (From as many rows on vectors round them beside float8.)
+constexpr int64_t kRoundedRows = 96;
+
+// Rows of activations from which on they are faster than products in vectors, as measured.
+static int64_t least_rows(const Linear& t) {
+  if (t.mode == Mode::int8) return t.groups == 1 ? 32 : 64;
+  if (t.act == Act::int8 || t.act == Act::uint8) return kRoundedRows;
+  switch (products_of(t.tiling)) {
+    case 1: return t.kind == Kind::table ? 4 : 5;
+    case 2: return 6;
+    default: return 12;
+  }
+}
+
+static bool plan_tiles(Linear& t) {
+  const bool bytes = t.act == Act::int8 || t.act == Act::uint8;
+  const int64_t group_tiles = (t.group + 15) / 16;
+  if (t.k == 0 || t.group > kGreatestGroup) return false;
+  if (bytes && (t.groups == 1 || group_tiles >= least_group_tiles(t.type))) {
+    t.mode = Mode::int8;
+    // registers do not cross groups
+    t.tiling = {t.groups == 1 || group_tiles % 4 == 0 ? 4 : group_tiles % 2 == 0 ? 2 : 1, 1, 0};
+    return t.m >= least_rows(t);
+  }
+  if (bytes && t.type != Element::bf16) return false;  // small groups cost less as bfloat16, where that will do
+  t.mode = Mode::pairs;
+  // bytes and float8 are bfloat16, too; and so are most codes, if one scale may be applied to their sums
+  int parts = t.type == Element::bf16 ? 1 : t.type == Element::f16 ? 2 : 3;
+  if (t.type == Element::bf16 && t.act != Act::none && t.m < kRoundedRows) parts = 2;  // decoding takes the time
+  const bool exact = t.kind != Kind::table && t.groups == 1 && t.zero_type == Zero::none;
+  t.tiling = {2, t.act == Act::none ? parts : 1, exact ? 0 : parts};
+  // a part of infinity that is 0 would make NaN of it
+  const bool finite = (t.tiling.x_parts == 1 && t.tiling.w_parts <= 1) || !has_infinity(t);
+  return finite && products_of(t.tiling) <= kGreatestProducts && t.m >= least_rows(t);
+}
+
+static int parts_of(const Linear& t) { return t.tiling.w_parts < 1 ? 1 : t.tiling.w_parts; }
+// Are groups of bytes scaled one by one?
+static bool is_grouped(const Linear& t) { return t.mode == Mode::int8 && t.groups > 1; }
+// Bytes of a tile of the layout, decoded.
+static int64_t tile_bytes_of(const Linear& t) { return 256 * bytes_of(t.mode); }
+
+// Tiles of the layout in a panel.
+static int64_t panel_tiles_of(const Linear& t) {
+  constexpr int64_t kPanelBytes = 32 << 10;
+  const int64_t fitting = kPanelBytes / (kPanelBlocks * tile_bytes_of(t) * parts_of(t));
+  return fitting / t.tiling.depth * t.tiling.depth;
+}
+// Units of columns that a part of the activations is multiplied with before the next part is: where they do not
+// fit the second cache all together, so many times fewer of them are read from beyond.
+static int64_t wide_of(const Linear& t) {
+  constexpr int64_t kNear = 768 << 10;
+  return t.row_blocks * kTileRows * tile_row_bytes(t) > kNear ? 8 : 1;
+}
+// Floats, or integers, of the sums of a unit.
+static int64_t sums_of(const Linear& t) { return t.row_blocks * kTileRows * kPanelBlocks * 16; }
+
+static int64_t tile_scratch(const Linear& t) {
+  const int64_t scales = 2 * kPanelBlocks * t.groups * 64, sums = sums_of(t) * 4;
+  const int64_t panel = kPanelBlocks * parts_of(t) * panel_tiles_of(t) * tile_bytes_of(t);
+  return wide_of(t) * (scales + sums) + panel + static_cast<int64_t>(sizeof(GroupSums)) + 64;
+}
+
+// -- weights ------------------------------------------------------------------------------------------------
+
+// Columns of a block, from a tile on: `used` tiles of a step are behind.
+struct Place {
+  int64_t step, used;
+};
+
+// Decodes `count` tiles of a block of columns from `place` on, which moves on.
+static void decode(const Linear& t, const Decoder& d, const void* table, const uint8_t* codes, int64_t count,
+                   const float* scales, const float* shifts, Place& place, uint8_t* out) {
+  const int64_t size = tile_bytes_of(t), part_bytes = panel_tiles_of(t) * size;
+  const int64_t missing = (t.tiling.depth - count % t.tiling.depth) % t.tiling.depth;
+  for (int part = 0; missing > 0 && part < parts_of(t); ++part) {
+    __builtin_memset(out + part * part_bytes + count * size, 0, static_cast<size_t>(missing * size));
+  }
+  if (!d.fold) return d.expand(codes, count, out, table);
+  while (count > 0) {
+    const Step& step = t.steps[place.step];
+    const int64_t left = step.tiles - place.used, tiles = left < count ? left : count, at = step.group * 16;
+    const F shift = t.zero_type == Zero::none ? zero() : load(shifts + at);
+    d.fold(codes, tiles, out, part_bytes, table, load(scales + at), shift);
+    codes += tiles * d.tile_bytes, out += tiles * size, count -= tiles, place.used += tiles;
+    if (place.used == step.tiles) ++place.step, place.used = 0;
+  }
+}
+
+// -- sums ---------------------------------------------------------------------------------------------------
+
+// Sums of a block of columns as floats, with what was not folded into the weights.
+static void finish(const Linear& t, const float* scales, const float* shifts, float* sums) {
+  if (t.tiling.w_parts > 0 || is_grouped(t)) return;
+  const bool zeros = t.zero_type != Zero::none;
+  const F scale = load(scales), shift = zeros ? load(shifts) : zero();
+  for (int64_t r = 0; r < t.m; ++r, sums += kPanelBlocks * 16) {
+    if (t.mode == Mode::pairs) {
+      store(sums, mul(load(sums), scale));
+    } else if (zeros) {
+      const F x_sum = splat(static_cast<const float*>(t.x_sums)[r]);
+      store(sums, fma(shift, x_sum, mul(to_float(load_vector(sums)), scale)));
+    } else {
+      const I start = splat_int(static_cast<const int32_t*>(t.x_sums)[r]);
+      store(sums, mul(to_float(add(load_vector(sums), start)), scale));
+    }
+  }
+}
+
+// -- all of it ----------------------------------------------------------------------------------------------
+
+// What a task needs, in its scratch.
+struct Task {
+  const Linear& t;
+  Decoder d;
+  int64_t wide, scale_stride, unit_sums;
+  float *scales, *shifts, *sums;  // (block, group, 16) twice, (unit, row, column block, 16)
+  uint8_t* panel;
+  GroupSums* groups;
+  alignas(64) uint8_t table[kTableBytes];
+
+  Task(const Linear& call, const Decoder& decoder, uint8_t* memory)
+      : t(call), d(decoder), wide(wide_of(call)), scale_stride(call.groups * 16), unit_sums(sums_of(call)) {
+    groups = reinterpret_cast<GroupSums*>(memory);
+    scales = reinterpret_cast<float*>(groups + 1);
+    shifts = scales + wide * kPanelBlocks * scale_stride;
+    sums = shifts + wide * kPanelBlocks * scale_stride;
+    panel = reinterpret_cast<uint8_t*>(sums + wide * unit_sums);
+    d.make_table(t, table);
+  }
+};
+
+// All rows times the weights in the panel, `count` tiles from `tile` on, which are of the unit of columns that begins
+// with `column` of those at hand. `ahead`: codes of the next product.
+template <bool kBytes>
+static void multiply_panel(const Task& task, int64_t column, int64_t tile, int64_t count, const uint8_t* ahead) {
+  const Linear& t = task.t;
+  const int64_t depth = t.tiling.depth, row_pairs = (t.row_blocks + 1) / 2;
+  TilePart part{};
+  part.line = tile_line(t), part.x_step = kTileRows * part.line, part.w_step = depth * tile_bytes_of(t);
+  part.x_part = tile_steps(t) * part.x_step, part.x_block = kTileRows * tile_row_bytes(t);
+  part.x_parts = t.tiling.x_parts, part.w_parts = parts_of(t);
+  part.w_part = panel_tiles_of(t) * tile_bytes_of(t), part.w_block = part.w_parts * part.w_part, part.w = task.panel;
+  part.steps = (count + depth - 1) / depth, part.starts = tile == 0;
+  // a part of the codes with every register, so that memory is never idle
+  const int64_t lines = (count * task.d.tile_bytes + 63) / 64, registers = part.steps * row_pairs;
+  part.ahead_lines = (lines + registers - 1) / registers, part.ahead_stride = t.tiles * task.d.tile_bytes;
+  float* out = task.sums + column / kPanelBlocks * task.unit_sums;
+  for (int64_t b = 0; b < t.row_blocks; b += 2, out += 2 * kTileRows * kPanelBlocks * 16) {
+    part.x = t.x_packed + b * part.x_block + tile / depth * part.x_step;
+    part.ahead = ahead + b / 2 * part.steps * part.ahead_lines * 64;
+    if (b + 1 < t.row_blocks) {
+      multiply_tiles<kBytes, 2>(part, out);
+    } else {
+      multiply_tiles<kBytes, 1>(part, out);
+    }
+  }
+}
+
+// The same of bytes that have scales for groups of columns: steps from `place` on.
+static void multiply_grouped_panel(const Task& task, int64_t column, int64_t columns, int64_t tile, int64_t first,
+                                   int64_t steps) {
+  const Linear& t = task.t;
+  const int64_t depth = t.tiling.depth, x_block = kTileRows * tile_row_bytes(t);
+  GroupedPart part{};
+  part.line = tile_line(t), part.x_step = kTileRows * part.line, part.w_step = depth * 256, part.depth = depth;
+  part.steps = t.steps + first, part.step_count = steps, part.x_sums_stride = t.row_blocks * kTileRows;
+  float* out = task.sums + column / kPanelBlocks * task.unit_sums;
+  for (int64_t b = 0; b < t.row_blocks; ++b, out += kTileRows * kPanelBlocks * 16) {
+    part.x = t.x_packed + b * x_block + tile / depth * part.x_step;
+    part.x_sums = static_cast<const int32_t*>(t.x_sums) + first * part.x_sums_stride + b * kTileRows;
+    for (int64_t i = 0; i < kPanelBlocks && column + i < columns; ++i) {
+      part.w = task.panel + i * panel_tiles_of(t) * 256;
+      part.scales = task.scales + (column + i) * task.scale_stride;
+      part.shifts = t.zero_type == Zero::none ? nullptr : task.shifts + (column + i) * task.scale_stride;
+      part.totals = out + i * 16;
+      multiply_groups(part, *task.groups);
+    }
+  }
+}
+
+// Blocks of columns [base, base + columns), as many as units are worked on together.
+template <Mode kMode>
+static void multiply_units(const Task& task, int64_t base, int64_t columns) {
+  const Linear& t = task.t;
+  const int64_t code_stride = t.tiles * task.d.tile_bytes, w_block = parts_of(t) * panel_tiles_of(t) * tile_bytes_of(t);
+  if (is_grouped(t)) __builtin_memset(task.sums, 0, static_cast<size_t>(task.wide * task.unit_sums * 4));
+  Place place{0, 0}, next{0, 0};
+  for (int64_t tile = 0, count; tile < t.tiles; tile += count, place = next) {
+    count = t.tiles - tile < panel_tiles_of(t) ? t.tiles - tile : panel_tiles_of(t);
+    int64_t steps = 0;
+    if (is_grouped(t)) {  // whole steps
+      for (count = 0; place.step + steps < t.step_count; ++steps) {
+        const int64_t tiles = t.steps[place.step + steps].tiles;
+        if (count + tiles > panel_tiles_of(t)) break;
+        count += tiles;
+      }
+    }
+    for (int64_t c = 0; c < columns; c += kPanelBlocks) {
+      const uint8_t* codes = t.qdata + (base + c) * code_stride + tile * task.d.tile_bytes;
+      for (int64_t i = 0; i < kPanelBlocks; ++i) {
+        const int64_t own = c + i < columns ? i : 0, at = (c + own) * task.scale_stride;  // the last may be twice
+        next = place;
+        decode(t, task.d, task.table, codes + own * code_stride, count, task.scales + at, task.shifts + at, next,
+               task.panel + i * w_block);
+      }
+      if (is_grouped(t)) {
+        multiply_grouped_panel(task, c, columns, tile, place.step, steps);
+        next = {place.step + steps, 0};
+        continue;
+      }
+      const uint8_t* ahead = codes + kPanelBlocks * code_stride;  // of the next unit, or further on, or beyond
+      if (c + kPanelBlocks >= columns && tile + count < t.tiles) ahead = codes - c * code_stride + count * task.d.tile_bytes;
+      if (c + kPanelBlocks >= columns && tile + count == t.tiles) ahead = t.qdata + (base + columns) * code_stride;
+      multiply_panel<kMode == Mode::int8>(task, c, tile, count, ahead);
+    }
+  }
+}
+
+template <Mode kMode>
+static void tile_columns_as(const Linear& t, int64_t begin, int64_t end, uint8_t* memory) {
+  const Task task(t, decoder_of<kMode>(t), memory);
+  configure_tiles(static_cast<int>(tile_line(t)));
+  for (int64_t base = begin; base < end; base += task.wide * kPanelBlocks) {
+    const int64_t columns = end - base < task.wide * kPanelBlocks ? end - base : task.wide * kPanelBlocks;
+    for (int64_t c = 0; c < columns; ++c) {
+      read_block(t, base + c, task.scales + c * task.scale_stride, task.shifts + c * task.scale_stride);
+    }
+    multiply_units<kMode>(task, base, columns);
+    for (int64_t c = 0; c < columns; c += kPanelBlocks) {
+      const int64_t blocks = columns - c < kPanelBlocks ? columns - c : kPanelBlocks;
+      float* sums = task.sums + c / kPanelBlocks * task.unit_sums;
+      for (int64_t i = 0; i < blocks; ++i) {
+        finish(t, task.scales + (c + i) * task.scale_stride, task.shifts + (c + i) * task.scale_stride, sums + i * 16);
+      }
+      write_rows(t, {0, t.m}, base + c, blocks, sums);
+    }
+  }
+  release_tiles();
+}
+
+static void tile_columns(const Linear& t, int64_t begin, int64_t end, uint8_t* scratch) {
+  if (t.mode == Mode::pairs) return tile_columns_as<Mode::pairs>(t, begin, end, scratch);
+  tile_columns_as<Mode::int8>(t, begin, end, scratch);
+}
+
+static const LinearKernels kAmxKernels = {
+    .pairs = true,
+    .panel_rows = kTileRows,
+    .panel_blocks = kPanelBlocks,
+    .stream_rows = 0,
+    .scratch = tile_scratch,
+    .pack = pack_tiles,
+    .table_digits = false,
+    .pack_digits = nullptr,
+    .columns = tile_columns,
+    .tiles = nullptr,
+    .plan = plan_tiles,
+};
+
+}  // namespace ao::AO_ISA

@@ -1,0 +1,82 @@
+// Bytes in tile registers where every group of columns has scales of its own: sums leave the registers after each
+// group, and are scaled and added up in vectors.
+#pragma once
+#include "amx_panel.h"
+
+namespace ao::AO_ISA {
+
+// Sums of groups that have left the registers, of four in turn: what is done with one overlaps with the products
+// of the next.
+struct alignas(64) GroupSums {
+  int32_t of[4][kTileRows * 16];
+};
+
+// 16 rows of activations times 16 columns, over consecutive steps.
+struct GroupedPart {
+  const uint8_t* x;
+  const uint8_t* w;
+  int64_t x_step, w_step, line;
+  const Step* steps;
+  int64_t step_count, depth;
+  const float* scales;  // (group, 16)
+  const float* shifts;  // the same, for zero points; or null
+  const void* x_sums;   // (step, row): floats for zero points, else integers that sums start with
+  int64_t x_sums_stride;
+  float* totals;        // (row, column block, 16)
+};
+
+template <int kSums, int kX, int kW>
+AO_INLINE void multiply_group(const GroupedPart& p, int64_t tiles, const uint8_t*& x, const uint8_t*& w, int32_t* out) {
+  tile_zero<kSums>();
+  for (; tiles > 0; tiles -= p.depth, x += p.x_step, w += p.w_step) {
+    tile_load<kX>(x, p.line);
+    tile_load<kW>(w, 64);
+    tile_dot<true, kSums, kX, kW>();
+  }
+  tile_store<kSums>(out, 64);
+}
+
+AO_INLINE void add_group(const GroupedPart& p, int64_t step, const int32_t* sums, F (&totals)[kTileRows]) {
+  const int64_t at = p.steps[step].group * 16;
+  const F scale = load(p.scales + at);
+  if (!p.shifts) {
+    const auto* starts = static_cast<const int32_t*>(p.x_sums) + step * p.x_sums_stride;
+#pragma GCC unroll 16
+    for (int r = 0; r < kTileRows; ++r) {
+      totals[r] = fma(scale, to_float(add(load_vector(sums + r * 16), splat_int(starts[r]))), totals[r]);
+    }
+    return;
+  }
+  const auto* x_sums = static_cast<const float*>(p.x_sums) + step * p.x_sums_stride;
+  const F shift = load(p.shifts + at);
+#pragma GCC unroll 16
+  for (int r = 0; r < kTileRows; ++r) {
+    totals[r] = fma(scale, to_float(load_vector(sums + r * 16)), fma(shift, splat(x_sums[r]), totals[r]));
+  }
+}
+
+static void multiply_groups(const GroupedPart& p, GroupSums& sums) {
+  F totals[kTileRows];
+#pragma GCC unroll 16
+  for (int r = 0; r < kTileRows; ++r) totals[r] = load(p.totals + r * kPanelBlocks * 16);
+  const uint8_t *x = p.x, *w = p.w;
+  int64_t s = 0;
+  for (; s + 4 <= p.step_count; s += 4) {
+    multiply_group<0, 4, 6>(p, p.steps[s].tiles, x, w, sums.of[0]);
+    multiply_group<1, 5, 7>(p, p.steps[s + 1].tiles, x, w, sums.of[1]);
+    add_group(p, s, sums.of[0], totals);
+    multiply_group<2, 4, 6>(p, p.steps[s + 2].tiles, x, w, sums.of[2]);
+    add_group(p, s + 1, sums.of[1], totals);
+    multiply_group<3, 5, 7>(p, p.steps[s + 3].tiles, x, w, sums.of[3]);
+    add_group(p, s + 2, sums.of[2], totals);
+    add_group(p, s + 3, sums.of[3], totals);
+  }
+  for (; s < p.step_count; ++s) {
+    multiply_group<0, 4, 6>(p, p.steps[s].tiles, x, w, sums.of[0]);
+    add_group(p, s, sums.of[0], totals);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kTileRows; ++r) store(p.totals + r * kPanelBlocks * 16, totals[r]);
+}
+
+}  // namespace ao::AO_ISA
