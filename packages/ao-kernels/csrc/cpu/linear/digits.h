@@ -69,7 +69,6 @@ static bool pack_digits(const Linear& t) {
       }
     }
     DigitStep& step = steps[s];
-    const float factor = t.outer * t.table_unit;  // of all scales
     int64_t total = 0;
     for (int d = kDigits - 1; d >= 0; --d) {
       const int32_t sum = sum_of(sums[d]);
@@ -77,9 +76,9 @@ static bool pack_digits(const Linear& t) {
       const bool starts = t.zero_type == Zero::none && t.table_parts == 1;
       step.starts[d] = starts ? sum * static_cast<int32_t>(t.least) : 0;
     }
-    step.sum = static_cast<float>(total) * power_of_two(unit) * factor;
+    step.sum = static_cast<float>(total) * power_of_two(unit) * t.table_unit;
     step.base = t.zero_type == Zero::none && t.table_parts == 1 ? 0.0f : step.sum * t.least;
-    step.unit = power_of_two(unit + 8 * (t.table_parts - 1)) * factor;
+    step.unit = power_of_two(unit + 8 * (t.table_parts - 1)) * t.table_unit;
   }
   return true;
 }
@@ -91,12 +90,11 @@ static void pack_byte(const Linear& t) {
   for (int64_t s = t.step_count - 1; s >= 0; --s) {
     const uint8_t* sum = static_cast<const uint8_t*>(t.x_sums) + s * 4;
     DigitStep step{};
-    step.unit = t.outer;
+    step.unit = 1;
     if (t.zero_type == Zero::none) {
       __builtin_memcpy(&step.starts[0], sum, 4);
     } else {
       __builtin_memcpy(&step.sum, sum, 4);
-      step.sum *= t.outer;
       step.base = step.sum * t.least;
     }
     steps[s] = step;
@@ -161,6 +159,10 @@ AO_INLINE void add_quad(const Table& table, const uint8_t* tile, int64_t stride,
   }
 }
 
+AO_INLINE void prefetch(const Scales& scales, int64_t i) {
+  __builtin_prefetch(static_cast<const uint8_t*>(scales.values) + i * bytes_of(scales.type));
+}
+
 template <int kBits, class Table, int kDigits, int kBlocks>
 static void digit_blocks(const Linear& t, const Table& table, int64_t block,
                          void (*write)(const Linear&, Rows, int64_t, int64_t, const float*)) {
@@ -208,15 +210,18 @@ static void digit_blocks(const Linear& t, const Table& table, int64_t block,
       F sum = to_float(own[kDigits - 1]);
 #pragma GCC unroll 3
       for (int d = kDigits - 2; d >= 0; --d) sum = fma(sum, splat(256.0f), to_float(own[d]));
-      const int64_t at = ((block + b) * t.groups + t.steps[s].group) * 16;
+      const int64_t group = t.steps[s].group, span = t.steps[s].span, at = ((block + b) * t.groups + group) * 16;
       F product = fma(sum, unit, base);
-      if (t.zero_type != Zero::none) product = fma(zero_at(t, at), of_zero, product);
-      totals[b] = fma(scale_at(t, at), product, totals[b]);
       // the scales of the next blocks arrive while these are multiplied
-      __builtin_prefetch(static_cast<const uint8_t*>(t.scale) + (at + next) * bytes_of(t.scale_type));
-      if (t.zero_type != Zero::none) {
+      prefetch(t.scale, at + next);
+      if (t.zero_type == Zero::scaled) {
+        totals[b] = fma(scale_at(t, t.offset, block + b, group, span), of_zero, totals[b]);
+        prefetch(t.offset, at + next);
+      } else if (t.zero_type != Zero::none) {
+        product = fma(zero_at(t, at), of_zero, product);
         __builtin_prefetch(static_cast<const uint8_t*>(t.zero) + (at + next) * bytes_of(t.zero_type));
       }
+      totals[b] = fma(scale_at(t, t.scale, block + b, group, span), product, totals[b]);
     }
   }
   float out[kBlocks * 16];
