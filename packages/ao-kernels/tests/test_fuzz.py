@@ -49,8 +49,8 @@ def sample(name: str) -> tuple[Any, ...]:
     op = getattr(torch.ops.ao_kernels, name).default
     for seed in range(100):
         arguments = FUZZ.OPS[name](random.Random(seed))
-        scale = arguments.get("scale")
-        if scale is None or scale.dtype.itemsize > 1:
+        scales = [arguments.get(key) for key in ("scale", "scale_outer", "offset", "offset_outer")]
+        if all(scale is None or scale.dtype not in FUZZ.SCALES[3:] for scale in scales):
             break
     return tuple(arguments[argument.name] for argument in op._schema.arguments)
 

@@ -42,10 +42,9 @@ AO_INLINE F scale_at(const void* scale, Scale type, int64_t i) {
   }
 }
 
-// Of a row block: group g, which is of span s.
-AO_INLINE F scale_at(const Affine& t, const Scales& scales, int64_t block, int64_t g, int64_t s) {
-  const F scale = scale_at(scales.values, scales.type, (block * t.groups + g) * 16);
-  return scales.outer ? mul(scale, scale_at(scales.outer, scales.outer_type, (block * t.spans + s) * 16)) : scale;
+// What multiplies those of a span of groups.
+AO_INLINE F outer_at(const Scales& scales, int64_t i) {
+  return scales.outer ? scale_at(scales.outer, scales.outer_type, i) : splat(1.0f);
 }
 
 // Zero points that are not scaled.
@@ -66,14 +65,18 @@ AO_INLINE F zero_at(const Linear& t, int64_t i) {
 static void read_block(const Linear& t, int64_t block, float* scales, float* shifts) {
   const F base = splat(t.mode == Mode::int8 ? t.least : 0.0f);
   for (int64_t s = 0, g = 0; s < t.spans; ++s) {
+    const int64_t span = (block * t.spans + s) * 16;
+    const F outer = outer_at(t.scale, span), offset_outer = outer_at(t.offset, span);
     for (const int64_t end = g + t.span < t.groups ? g + t.span : t.groups; g < end; ++g) {
-      const F scale = scale_at(t, t.scale, block, g, s);
+      const int64_t i = (block * t.groups + g) * 16;
+      const F scale = mul(scale_at(t.scale.values, t.scale.type, i), outer);
       store(scales + g * 16, scale);
-      if (t.zero_type == Zero::none) continue;
-      const bool scaled = t.zero_type == Zero::scaled;
-      const F shift = scaled ? sub(mul(scale, base), scale_at(t, t.offset, block, g, s))
-                             : mul(scale, sub(base, zero_at(t, (block * t.groups + g) * 16)));
-      store(shifts + g * 16, shift);
+      if (t.zero_type == Zero::scaled) {
+        const F offset = mul(scale_at(t.offset.values, t.offset.type, i), offset_outer);
+        store(shifts + g * 16, sub(mul(scale, base), offset));
+      } else if (t.zero_type != Zero::none) {
+        store(shifts + g * 16, mul(scale, sub(base, zero_at(t, i))));
+      }
     }
   }
 }
