@@ -1,4 +1,4 @@
-"""Scales of scales and scaled zero points in tiles: the block formats of GGUF, double quantization, others."""
+"""Scales of scales and scaled zero points in tiles: blocks of GGUF, double quantization, others."""
 
 from __future__ import annotations
 
@@ -138,10 +138,15 @@ def test_products(name: str) -> None:
                 assert error <= 1e-6, (m, error)
             else:
                 slack = 1.05 if m * 70 >= 2048 else 1.5 if m == 1 else 1.2
-                assert error <= slack * relative(F.linear(x, values.to(dtype), bias), expected), (dtype, m)
+                assert error <= slack * relative(F.linear(x, values.to(dtype), bias), expected), (
+                    dtype,
+                    m,
+                )
 
 
-@pytest.mark.parametrize("act", [Spec("int8", ROW), Spec("uint8", ROW, zero="int"), Spec("f8e4m3", ROW)], ids=str)
+@pytest.mark.parametrize(
+    "act", [Spec("int8", ROW), Spec("uint8", ROW, zero="int"), Spec("f8e4m3", ROW)], ids=str
+)
 @pytest.mark.parametrize("name", ["q4_k", "q4_1", "q6_k", "q2_k", "bytes, nested", "blocks"])
 def test_products_of_quantized_activations(name: str, act: Spec) -> None:
     w, values = tiled(replace(SPECS[name], act=act), 40, 520)

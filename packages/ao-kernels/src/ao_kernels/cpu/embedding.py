@@ -36,9 +36,7 @@ def dequantize_tiles(
     return out
 
 
-def _decoding(
-    parts: Parts, spec: Spec, shape: tuple[int, ...]
-) -> tuple[Tensor | int | None, ...]:
+def _decoding(parts: Parts, spec: Spec, shape: tuple[int, ...]) -> tuple[Tensor | int | None, ...]:
     """What the ops are told of a weight."""
     grid, codes = grid_of(spec, shape), codes_of(registry.dtypes.get(spec.dtype))
     tensors = (parts.get(name) for name in ("qdata", *AFFINE))

@@ -12,11 +12,20 @@ from ao_core.layouts import Parts
 from ao_core.numerics import expand, full_block, grid_shape
 from ao_core.records import DType
 from ao_core.registry import registry
-from ao_core.spec import SCALE_DTYPES, Spec
+from ao_core.spec import SCALE_DTYPES, WHOLE, Spec
 from ao_core.tensor import QTensor
 from ao_kernels.cpu.codes import codes_of
 
-__all__ = ["SIDE", "Grid", "from_tiles", "grid_of", "scale_of_parts", "scale_parts", "to_tiles", "unfit_scale"]
+__all__ = [
+    "SIDE",
+    "Grid",
+    "from_tiles",
+    "grid_of",
+    "scale_of_parts",
+    "scale_parts",
+    "to_tiles",
+    "unfit_scale",
+]
 
 #: rows and columns of a tile
 SIDE = 16
@@ -37,7 +46,7 @@ class Grid(NamedTuple):
     #: blocks of 16 rows, tiles of 16 columns in each
     row_blocks: int
     tiles: int
-    #: extents of what shares a scale of the scales, or all of the weight; groups in it
+    #: extents of what shares a scale of the scales, or of a matrix; groups in it
     outer_block: tuple[int, ...]
     span: int
 
@@ -50,19 +59,19 @@ def grid_of(spec: Spec, shape: tuple[int, ...]) -> Grid:
     groups = -(-k // group)
     last = k - (groups - 1) * group
     tiles = (groups - 1) * -(-group // SIDE) + -(-last // SIDE)
-    scales = grid_shape(shape, spec.block)
-    nested = full_block(spec.scale_dtype.block, scales) if isinstance(spec.scale_dtype, Spec) else scales
-    outer = tuple(min(a * b, size) for a, b, size in zip(block, nested, shape, strict=True))
-    return Grid(n, k, block, group, groups, -(-n // SIDE), tiles, outer, nested[-1])
+    shared = spec.scale_dtype.block if isinstance(spec.scale_dtype, Spec) else (WHOLE, WHOLE)
+    scales = full_block(shared, grid_shape(shape, spec.block))
+    outer = tuple(min(a * b, size) for a, b, size in zip(block, scales, shape, strict=True))
+    return Grid(n, k, block, group, groups, -(-n // SIDE), tiles, outer, scales[-1])
 
 
 def unfit_scale(scale: str | Spec) -> str | None:
     """Why the tiles cannot hold such scales, or zero points that are stored as these."""
     if isinstance(scale, str):
         return None
-    fmt = registry.dtypes.get(scale.dtype)
     plain = scale.zero == "none" and scale.act is None and scale.layout in _LAYOUTS
-    if plain and scale.scale_dtype in SCALE_DTYPES and fmt.bits <= 8 and _storage(fmt) is not None:
+    known = _storage(registry.dtypes.get(scale.dtype)) is not None
+    if plain and known and scale.scale_dtype in SCALE_DTYPES:
         return None
     return (
         "holds quantized scales as integers or f8e4m3 of at most 8 bits, in layout 'plain' or 'packed', with "
@@ -83,7 +92,9 @@ def scale_parts(name: str, scale: Tensor, grid: Grid, shape: tuple[int, ...]) ->
     }
 
 
-def scale_of_parts(name: str, parts: Parts, spec: Spec, grid: Grid, shape: tuple[int, ...]) -> Tensor:
+def scale_of_parts(
+    name: str, parts: Parts, spec: Spec, grid: Grid, shape: tuple[int, ...]
+) -> Tensor:
     """Inverse of `scale_parts`, for a weight in the format `spec`."""
     values = from_tiles(parts[name], grid.block, grid)
     if not isinstance(spec.scale_dtype, Spec):
@@ -122,7 +133,7 @@ def _storage(fmt: DType) -> torch.dtype | None:
     """What a scale's code is stored in: the number itself; None where that takes a table."""
     if fmt.storage == torch.float8_e4m3fn:
         return fmt.storage
-    if codes_of(fmt).kind != 1:
+    if fmt.kind != "int" or fmt.bits > 8 or codes_of(fmt).kind != 1:
         return None
     return torch.int8 if fmt.min < 0 else torch.uint8
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from ao_core.records import Call, Kernel
 from ao_core.tensor import QTensor
 from ao_kernels.cpu.codes import codes_of
-from ao_kernels.cpu.library import isa, why_not
 from ao_kernels.cpu.grids import grid_of
+from ao_kernels.cpu.library import isa, why_not
 from ao_kernels.cpu.tiles import ACTS, AFFINE, LAYOUTS, table_of
 
 __all__ = ["LINEAR_KERNELS", "accepts", "describe", "product_arguments", "tiles_linear"]
