@@ -22,6 +22,9 @@ SPECS = {
     "int4": Spec("int4", (1, 32), "bfloat16", layout="packed"),
     "uint4": Spec("uint4", (1, 64), "bfloat16", "int", "packed"),
     "nf4-double": Spec("nf4", (1, 16), Spec("f8e4m3", (WHOLE, WHOLE)), layout="packed"),
+    "q4_k": Spec(
+        "uint4", (1, 32), Spec("uint6", (1, 8), "float16", layout="packed"), "scaled", "packed"
+    ),
     "mxfp4": Spec("f4e2m1", (1, 32), "e8m0", layout="packed"),
     "int8": Spec("int8", ROW),
     "f8e4m3": Spec("f8e4m3", ROW),

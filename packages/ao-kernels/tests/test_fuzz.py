@@ -49,8 +49,8 @@ def sample(name: str) -> tuple[Any, ...]:
     op = getattr(torch.ops.ao_kernels, name).default
     for seed in range(100):
         arguments = FUZZ.OPS[name](random.Random(seed))
-        scale = arguments.get("scale")
-        if scale is None or scale.dtype.itemsize > 1:
+        scales = [arguments.get(key) for key in ("scale", "scale_outer", "offset", "offset_outer")]
+        if all(scale is None or scale.dtype not in FUZZ.SCALES[3:] for scale in scales):
             break
     return tuple(arguments[argument.name] for argument in op._schema.arguments)
 
@@ -74,6 +74,12 @@ BAD: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("dequantize_tiles", {"table": torch.zeros(3)}, "table: has 3 values; must have 2, 4, 8, ... or 256"),
     ("dequantize_tiles", {"dtype": torch.int32}, "dtype: is Int; must be Float, BFloat16 or Half"),
     ("dequantize_tiles", {"zero": torch.zeros(3).double()}, "zero: has dtype Double; must be Byte, Float, "),
+    ("dequantize_tiles", {"span": 0}, "span=0: must be in 1.."),
+    ("dequantize_tiles", {"scale_outer": torch.zeros(3)}, "scale_outer: has shape (3), so 3 elements; "),
+    ("dequantize_tiles", {"scale_outer": torch.zeros(3).char()}, "scale_outer: has dtype Char; must be "),
+    ("linear", {"scale": torch.zeros(3).short()}, "scale: has dtype Short; must be Float, BFloat16, "),
+    ("linear", {"offset": None, "offset_outer": torch.zeros(3)}, "offset_outer: multiplies `offset`, "),
+    ("linear", {"zero": torch.zeros(5), "offset": torch.zeros(5)}, "zero: has shape (5), so 5 elements; "),
     ("embedding", {"ids": torch.zeros(3)}, "ids: has dtype Float; must be one of Long, Int"),
     ("quantize", {"x": None}, "x: must be a tensor, found None"),
     ("quantize", {"k": 0}, "k=0: must be in 1.."),

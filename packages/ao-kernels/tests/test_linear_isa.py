@@ -14,7 +14,7 @@ from ao_kernels.cpu import library
 FILES = (
     *("test_tiles.py", "test_linear.py", "test_suites.py", "test_threads.py", "test_embedding.py"),
     *("test_quantize.py", "test_quantize_rows.py", "test_tiles_ops.py", "test_adam.py"),
-    *("test_block_sparse.py", "test_two_four.py"),
+    *("test_block_sparse.py", "test_two_four.py", "test_super_blocks.py"),
 )
 #: what does not depend on the instruction set
 LEFT_OUT = "TestTiles or TestTiles8 or TestDynamic"

@@ -19,6 +19,7 @@ ACTS = (
     Spec("f8e5m2", ROW),
 )
 NAMES = [dtype.name for dtype in registry.dtypes.values() if dtype.kind not in ("table", "dense")]
+SUPER = Spec("uint6", (1, 8), "float16", layout="packed")
 INTEGERS = [name for name in NAMES if registry.dtypes.get(name).kind == "int"]
 
 #: what `SPECS` does not have: parts that only some formats in tiles have, and odd widths
@@ -26,17 +27,20 @@ LAYOUT_SPECS = (
     Spec("nf4", (1, 16), Spec("f8e4m3", (WHOLE, WHOLE))),
     *SPECS,
     Spec("ternary", (1, 32), "bfloat16"),
-    Spec("uint5", (3, 32), "float16", "float"),
+    Spec("uint6", (3, 32), "float16", "float"),
     Spec("f6e3m2", (1, 32), "e8m0"),
     Spec("uint8", (1, 32), Spec("f8e4m3", (WHOLE, WHOLE)), "int"),
     Spec("int3", (1, 32), "float16", "float"),
     Spec("uint4", (1, 32), "bfloat16", "int"),
+    Spec("int7", (1, 32), SUPER, "scaled"),
+    Spec("uint7", (1, 32), "float16", "scaled"),
 )
 #: every number format, and every one that goes with each way to quantize activations
 PRODUCT_SPECS = (
     *SPECS,
     Spec("nf4", (1, 16), Spec("f8e4m3", (WHOLE, WHOLE))),
     *(Spec(name, (1, 32), "bfloat16") for name in NAMES),
+    *(Spec("uint4", (1, 32), SUPER, "scaled", act=act) for act in ACTS),
     *(Spec(name, (1, 32), "float16", act=act) for name in INTEGERS for act in ACTS[:2]),
     *(Spec(name, (1, 32), "e8m0", act=act) for name in NAMES for act in ACTS[2:]),
 )

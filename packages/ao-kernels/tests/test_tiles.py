@@ -129,9 +129,10 @@ def check_parts(q: QTensor, t: QTensor) -> None:
     values = torch.tensor(codes.values).expand(*shape[:-2], -1)
     assert same_bits(t.table.view(torch.float32), values.contiguous())
     scale = q.scale
-    if isinstance(scale, QTensor):
-        names.add("outer")
-        assert same_bits(t.outer, scale.scale.expand(*shape[:-2], 1, 1)[..., 0])
+    if isinstance(scale, QTensor):  # one scale for all of these
+        names.add("scale_outer")
+        outer = scale.scale.expand(*shape[:-2], 1, 1)
+        assert same_bits(t.scale_outer, rows_of(outer, Spec("int4", shape[-2:]), shape))
         scale = scale.qdata
     assert same_bits(t.scale, rows_of(scale, spec, shape))
     if spec.zero != "none":
@@ -271,8 +272,7 @@ def test_kinds_of_tables() -> None:
         (Spec("int4", (1, 3)), (2, 3, 3, 3), "2 or 3 dimensions"),
         (Spec("int4", (1, 8)), (16, 64), "groups of 8"),
         (Spec("ternary", (1, 32), zero="int"), (16, 64), "count up by 1, not of ternary"),
-        (Spec("nf4", (1, 32), Spec("int8", (1, WHOLE))), (16, 64), "only as f8e4m3"),
-        (Spec("nf4", (1, 32), Spec("f8e4m3", (1, WHOLE))), (16, 64), "only as f8e4m3"),
+        (Spec("nf4", (1, 32), Spec("nf4", (1, WHOLE))), (16, 64), "as integers or f8e4m3"),
         (Spec("int4", (1, 32), act=Spec("int8", (1, 32))), (16, 64), "per token"),
         (Spec("int4", (1, 32), act=Spec("int4", (1, WHOLE))), (16, 64), "not int4"),
         (Spec("nf4", (1, 32), act=Spec("int8", (1, WHOLE))), (16, 64), "nf4 is none"),

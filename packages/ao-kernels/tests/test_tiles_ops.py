@@ -96,27 +96,37 @@ def test_from_rows_and_back(bits: int, size: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_values_and_rows(bits: int, size: tuple[int, int, int]) -> None:
-    """(value - zero) * (scale * outer), each rounded to float32, and the result to its dtype."""
+    """(value - zero) * (scale * outer), or value * (scale * outer) - offset * outer, each rounded to
+    float32, and the result to its dtype."""
     n, k, group = size
     seed = seeded(bits, *size)
     codes = torch.randint(1 << bits, (2, n, k), generator=seed).to(torch.uint8)
     qdata = ops.pack_tiles(pack_bits(codes, bits), n, k, bits, group, 0)
     table = torch.randn(1 << bits, generator=seed)
-    parts = (2, -(-n // 16), -(-k // group), 16)
+    groups, span = -(-k // group), bits % 3 + 2
+    span = min(span, groups)
+    parts = (2, -(-n // 16), groups, 16)
+    outers = (2, -(-n // 16), -(-groups // span), 16)
 
     def by_element(part: Tensor) -> Tensor:
         rows = part.transpose(2, 3).flatten(1, 2)[:, :n]
         return rows.repeat_interleave(group, 2)[:, :, :k]
+
+    def by_group(outer: Tensor | None) -> Tensor:
+        if outer is None:
+            return torch.ones(1)
+        return outer.float().repeat_interleave(span, 2)[:, :, :groups]
 
     zeros = (
         None,
         torch.randn(parts, generator=seed).bfloat16(),
         torch.randint(1 << bits, parts, generator=seed).to(torch.uint8),
     )
-    for scale_dtype in SCALES:
-        scale = torch.rand(parts, generator=seed).to(scale_dtype)
-        outer = None if scale_dtype != SCALES[3] else torch.rand(2, generator=seed)
-        factor = scale.float() if outer is None else scale.float() * outer.view(2, 1, 1, 1)
+    for scale_dtype in (*SCALES, torch.uint8, torch.int8):
+        scale = (torch.rand(parts, generator=seed) * 100).to(scale_dtype)
+        nested = scale_dtype.itemsize == 1 and scale_dtype != SCALES[4]
+        outer = torch.rand(outers, generator=seed).to(SCALES[bits % 3]) if nested else None
+        factor = scale.float() * by_group(outer)
         for zero in zeros:
             values = table[codes.long()]
             if zero is not None and zero.dtype == torch.uint8:  # codes, stored ones less the flip
@@ -126,13 +136,18 @@ def test_values_and_rows(bits: int, size: tuple[int, int, int]) -> None:
                 values = values - by_element(zero.float())
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 expected = (values * by_element(factor)).to(dtype)
-                where = (table, n, k, bits, group, dtype)
+                where = (None, None, table, n, k, bits, group, span, dtype)
                 found = ops.dequantize_tiles(qdata, scale, outer, zero, *where)
                 assert torch.equal(found, expected)
                 ids = torch.randint(n, (3, 2), generator=seed)
                 first = [None if p is None else p[:1] for p in (qdata, scale, outer, zero)]
                 assert torch.equal(ops.embedding(ids, *first, *where), expected[0][ids])
                 assert torch.equal(ops.embedding(ids.int(), *first, *where), expected[0][ids])
+        # scaled zero points, stored as scales are
+        shift = by_element(scale.flip(1).float() * by_group(outer))
+        expected = table[codes.long()] * by_element(factor) - shift
+        given = (qdata, scale, outer, None, scale.flip(1), outer, table, n, k, bits, group, span)
+        assert torch.equal(ops.dequantize_tiles(*given, torch.float32), expected)
 
 
 def test_empty() -> None:
@@ -141,12 +156,13 @@ def test_empty() -> None:
     assert qdata.shape == (0, 2, 2, 128)
     assert ops.unpack_tiles(qdata, 20, 32, 4, 32, 0).shape == (0, 20, 16)
     scale, table = torch.zeros(0, 2, 1, 16), torch.zeros(16)
-    values = ops.dequantize_tiles(qdata, scale, None, None, table, 20, 32, 4, 32, torch.float16)
+    none = (None, None, None, None)
+    values = ops.dequantize_tiles(qdata, scale, *none, table, 20, 32, 4, 32, 1, torch.float16)
     assert (values.shape, values.dtype) == ((0, 20, 32), torch.float16)
     one = torch.zeros(2, 2, 128, dtype=torch.uint8)
     ids = torch.zeros(0, 3, dtype=torch.int64)
     rows = ops.embedding(
-        ids, one, torch.zeros(2, 1, 16), None, None, table, 20, 32, 4, 32, torch.float32
+        ids, one, torch.zeros(2, 1, 16), *none, table, 20, 32, 4, 32, 1, torch.float32
     )
     assert rows.shape == (0, 3, 32)
 
@@ -154,6 +170,6 @@ def test_empty() -> None:
 @pytest.mark.parametrize("index", [20, -1, 1 << 40])
 def test_indices_out_of_range(index: int) -> None:
     one, scale = torch.zeros(2, 2, 128, dtype=torch.uint8), torch.zeros(2, 1, 16)
-    where = (torch.zeros(16), 20, 32, 4, 32, torch.float32)
+    where = (None, None, torch.zeros(16), 20, 32, 4, 32, 1, torch.float32)
     with pytest.raises(IndexError, match=rf"ids: index {index} is out of range; there are 20 rows"):
         ops.embedding(torch.tensor([0, index]), one, scale, None, None, *where)

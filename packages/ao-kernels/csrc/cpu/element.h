@@ -5,8 +5,10 @@
 namespace ao {
 
 enum class Element : int32_t { f32, bf16, f16 };
-enum class Scale : int32_t { f32, bf16, f16, e8m0, e4m3 };
-enum class Zero : int32_t { none, u8, f32, bf16, f16 };
+// u8, i8: whole numbers, as quantized scales are
+enum class Scale : int32_t { f32, bf16, f16, e8m0, e4m3, u8, i8 };
+// scaled: taken off after scaling, and stored as scales are
+enum class Zero : int32_t { none, u8, f32, bf16, f16, scaled };
 // What is known of a format's table: nothing, exact in bfloat16 (<= 6 bits), value = code + table[0],
 // or (8 bits) exact in bfloat16 with the top bit as the sign.
 enum class Kind : int32_t { table, exact, integer, symmetric };
@@ -17,5 +19,23 @@ static constexpr int bytes_of(Scale type) {
   return type == Scale::f32 ? 4 : type == Scale::bf16 || type == Scale::f16 ? 2 : 1;
 }
 static constexpr int bytes_of(Zero type) { return type == Zero::f32 ? 4 : type == Zero::u8 ? 1 : 2; }
+
+// Numbers (row block, group, 16), one a row of every block and group; those of a span of groups are multiplied
+// by one of `outer` (row block, span, 16). Null: they are what they are.
+struct Scales {
+  const void* values;
+  const void* outer;
+  Scale type, outer_type;
+};
+
+// What makes the value v of a code an element of a weight in tiles: (v - zero) * scale, or, where zero points
+// are scaled, v * scale - offset.
+struct Affine {
+  Scales scale, offset;
+  const void* zero;
+  Zero zero_type;
+  int64_t groups;       // of columns
+  int64_t span, spans;  // groups that share an outer scale; how many such there are
+};
 
 }  // namespace ao

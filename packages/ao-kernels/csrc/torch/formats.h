@@ -67,6 +67,14 @@ inline Zero zero_of(const char* name, const Tensor& tensor) {
   fail(name, ": has dtype ", dtype_name(dtype), "; must be Byte, Float, BFloat16 or Half");
 }
 
+// Scales of tiles may be whole numbers, too.
+inline Scale tile_scale_of(const char* name, const Tensor& tensor) {
+  check_cpu(name, tensor);
+  if (tensor.scalar_type() == ScalarType::Byte) return Scale::u8;
+  if (tensor.scalar_type() == ScalarType::Char) return Scale::i8;
+  return scale_of(name, tensor);
+}
+
 inline ScalarType dtype_of(Scale type) {
   switch (type) {
     case Scale::f32: return ScalarType::Float;

@@ -1,15 +1,11 @@
 // Products with weights in the layout cpu_tiles.
 #include <torch/csrc/stable/library.h>
 
-#include <vector>
-
-#include "formats.h"
+#include "affine.h"
 #include "linear/linear.h"
 
 namespace ao {
 namespace {
-
-using Optional = std::optional<Tensor>;
 
 // Does every value survive being rounded to bfloat16?
 bool exact_in_bfloat16(const float* table, int64_t codes) {
@@ -61,9 +57,8 @@ struct Product {
     return tensor.const_data_ptr();
   }
 
-  void read_weight(const Tensor& qdata, const Tensor& scale, const Optional& outer, const Optional& zero,
-                   const Optional& rowsum, const Tensor& table, int64_t n, int64_t k, int64_t bits,
-                   int64_t group, int64_t kind, int64_t act) {
+  void read_weight(const Tensor& qdata, const AffineArguments& affine, const Optional& rowsum, const Tensor& table,
+                   int64_t n, int64_t k, int64_t bits, int64_t group, int64_t kind, int64_t act) {
     check_sizes(n, k);
     check_range("bits", bits, 1, 8);
     check_range("group", group, 1, k);
@@ -78,22 +73,8 @@ struct Product {
     check_numel("qdata", qdata, experts * row_blocks * call.tiles * 32 * bits,
                 "blocks of 16 rows x tiles of 16 columns x 32 bytes a bit");
     call.qdata = static_cast<const uint8_t*>(keep(readable("qdata", qdata)));
-    call.scale_type = scale_of("scale", scale);
-    check_numel("scale", scale, experts * row_blocks * call.groups * 16, "one a row of every block and group");
-    call.scale = keep(readable("scale", scale));
-    call.outer = 1;
-    if (outer) {
-      check_dtype("outer", *outer, {ScalarType::Float});
-      check_numel("outer", *outer, experts, "one a matrix");
-      keep(readable("outer", *outer));
-      call.outer = *static_cast<const float*>(kept.back().const_data_ptr());
-    }
-    if (zero) {
-      call.zero_type = zero_of("zero", *zero);
-      check_numel("zero", *zero, experts * row_blocks * call.groups * 16, "as many as scales");
-      AO_CHECK(call.zero_type != Zero::u8 || kind == 1, "zero: codes of zero points need kind=1, not ", kind);
-      call.zero = keep(readable("zero", *zero));
-    }
+    read_affine(affine, experts * row_blocks * 16, call, kept);
+    AO_CHECK(call.zero_type != Zero::u8 || kind == 1, "zero: codes of zero points need kind=1, not ", kind);
     AO_CHECK(rowsum || call.act != Act::uint8, "rowsum: is needed with act=2");
     if (rowsum) {
       check_dtype("rowsum", *rowsum, {ScalarType::Float});
@@ -120,14 +101,12 @@ struct Product {
   }
 
   // The same for the rows and the weight of one expert.
-  void run_expert(int64_t expert, int64_t begin, int64_t end, const float* outer) const {
+  void run_expert(int64_t expert, int64_t begin, int64_t end) const {
     Linear t = call;
-    const int64_t size = bytes_of(t.type), grid = expert * row_blocks * t.groups * 16;
+    const int64_t size = bytes_of(t.type);
     t.qdata += expert * row_blocks * t.tiles * 32 * t.bits;
-    t.scale = static_cast<const uint8_t*>(t.scale) + grid * bytes_of(t.scale_type);
-    if (t.zero) t.zero = static_cast<const uint8_t*>(t.zero) + grid * bytes_of(t.zero_type);
+    to_block(t, expert * row_blocks);
     if (t.rowsum) t.rowsum += expert * row_blocks * 16;
-    if (outer) t.outer = outer[expert];
     t.x = static_cast<const uint8_t*>(t.x) + begin * t.x_stride * size;
     t.y = static_cast<uint8_t*>(t.y) + begin * t.y_stride * size;
     t.m = end - begin;
@@ -148,12 +127,14 @@ Tensor output(const Tensor& x, int64_t n) {
   return torch::stable::empty(IntHeaderOnlyArrayRef(shape.data(), shape.size()), x.scalar_type());
 }
 
-Tensor linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale, const Optional& outer,
-                 const Optional& zero, const Optional& rowsum, const Tensor& table, const Optional& bias,
-                 int64_t n, int64_t bits, int64_t group, int64_t kind, int64_t act) {
+Tensor linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale, const Optional& scale_outer,
+                 const Optional& zero, const Optional& offset, const Optional& offset_outer, const Optional& rowsum,
+                 const Tensor& table, const Optional& bias, int64_t n, int64_t bits, int64_t group, int64_t span,
+                 int64_t kind, int64_t act) {
   check_x(x);
   Product p;
-  p.read_weight(qdata, scale, outer, zero, rowsum, table, n, x.size(x.dim() - 1), bits, group, kind, act);
+  const AffineArguments affine{scale, scale_outer, zero, offset, offset_outer, span};
+  p.read_weight(qdata, affine, rowsum, table, n, x.size(x.dim() - 1), bits, group, kind, act);
   if (bias) {
     check_dtype("bias", *bias, {x.scalar_type()});
     check_numel("bias", *bias, n, "one a row of the weight");
@@ -165,10 +146,10 @@ Tensor linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale, cons
   return y;
 }
 
-Tensor grouped_linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale, const Optional& outer,
-                         const Optional& zero, const Optional& rowsum, const Tensor& table,
-                         const Optional& offs, int64_t n, int64_t bits, int64_t group, int64_t kind,
-                         int64_t act) {
+Tensor grouped_linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale, const Optional& scale_outer,
+                         const Optional& zero, const Optional& offset, const Optional& offset_outer,
+                         const Optional& rowsum, const Tensor& table, const Optional& offs, int64_t n,
+                         int64_t bits, int64_t group, int64_t span, int64_t kind, int64_t act) {
   check_x(x);
   check_dim("qdata", qdata, 4);
   const int64_t experts = qdata.size(0);
@@ -176,7 +157,8 @@ Tensor grouped_linear_op(const Tensor& x, const Tensor& qdata, const Tensor& sca
   check_dim("x", x, offs ? 2 : 3);
   Product p;
   p.experts = experts;
-  p.read_weight(qdata, scale, outer, zero, rowsum, table, n, x.size(x.dim() - 1), bits, group, kind, act);
+  const AffineArguments affine{scale, scale_outer, zero, offset, offset_outer, span};
+  p.read_weight(qdata, affine, rowsum, table, n, x.size(x.dim() - 1), bits, group, kind, act);
   std::vector<int64_t> ends(static_cast<size_t>(experts));
   const int64_t rows = offs ? x.size(0) : x.size(0) * x.size(1);
   if (offs) {
@@ -196,11 +178,10 @@ Tensor grouped_linear_op(const Tensor& x, const Tensor& qdata, const Tensor& sca
   }
   Tensor y = output(x, n);
   p.read_activations(x, y);
-  const Tensor outers = outer ? readable("outer", *outer) : table;
   int64_t begin = 0;
   for (int64_t e = 0; e < experts; ++e) {
     const int64_t end = ends[static_cast<size_t>(e)];
-    p.run_expert(e, begin, end, outer ? static_cast<const float*>(outers.const_data_ptr()) : nullptr);
+    p.run_expert(e, begin, end);
     begin = end;
   }
   const int64_t size = bytes_of(p.call.type);
@@ -230,11 +211,13 @@ bool in_tile_registers_op(const Tensor& table, int64_t m, int64_t k, int64_t gro
 
 STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
   m.def(
-      "linear(Tensor x, Tensor qdata, Tensor scale, Tensor? outer, Tensor? zero, Tensor? rowsum, Tensor table, "
-      "Tensor? bias, int n, int bits, int group, int kind, int act) -> Tensor");
+      "linear(Tensor x, Tensor qdata, Tensor scale, Tensor? scale_outer, Tensor? zero, Tensor? offset, "
+      "Tensor? offset_outer, Tensor? rowsum, Tensor table, Tensor? bias, int n, int bits, int group, int span, "
+      "int kind, int act) -> Tensor");
   m.def(
-      "grouped_linear(Tensor x, Tensor qdata, Tensor scale, Tensor? outer, Tensor? zero, Tensor? rowsum, "
-      "Tensor table, Tensor? offs, int n, int bits, int group, int kind, int act) -> Tensor");
+      "grouped_linear(Tensor x, Tensor qdata, Tensor scale, Tensor? scale_outer, Tensor? zero, Tensor? offset, "
+      "Tensor? offset_outer, Tensor? rowsum, Tensor table, Tensor? offs, int n, int bits, int group, int span, "
+      "int kind, int act) -> Tensor");
   m.def(
       "in_tile_registers(Tensor table, int m, int k, int group, int kind, int act, bool zero, "
       "ScalarType dtype) -> bool");

@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 #endif
 
-#include "formats.h"
+#include "affine.h"
 
 namespace ao {
 namespace {
@@ -99,35 +99,16 @@ Tensor unpack_tiles_op(const Tensor& qdata, int64_t n, int64_t k, int64_t bits, 
 // A quantized tensor whose values are wanted; the tensors keep the memory that `t` points to.
 struct Tiled {
   Tiles t;
-  Tensor qdata, scale;
-  std::optional<Tensor> outer, zero;
+  std::vector<Tensor> kept;
 };
 
-Tiled read_tiles(const Tensor& qdata, const Tensor& scale, const std::optional<Tensor>& outer,
-                 const std::optional<Tensor>& zero, const Tensor& table, int64_t n, int64_t k,
+Tiled read_tiles(const Tensor& qdata, const AffineArguments& affine, const Tensor& table, int64_t n, int64_t k,
                  int64_t bits, int64_t group, ScalarType dtype) {
-  Tiles t = read_sizes(n, k, bits, group);
+  Tiled tiled{read_sizes(n, k, bits, group), {}};
+  Tiles& t = tiled.t;
   t.type = element_of("dtype", dtype);
-  Tensor tiles = read_qdata(qdata, t);
-  const int64_t count = t.matrices * t.row_blocks * t.groups * 16;
-  t.scale_type = scale_of("scale", scale);
-  check_numel("scale", scale, count, "one a row of every block and group");
-  Tensor scales = readable("scale", scale);
-  t.scale = scales.const_data_ptr();
-  std::optional<Tensor> outers, zeros;
-  if (outer) {
-    check_dtype("outer", *outer, {ScalarType::Float});
-    check_numel("outer", *outer, t.matrices, "one a matrix");
-    outers = readable("outer", *outer);
-    t.outer = static_cast<const float*>(outers->const_data_ptr());
-  }
-  t.zero_type = Zero::none;
-  if (zero) {
-    t.zero_type = zero_of("zero", *zero);
-    check_numel("zero", *zero, count, "as `scale`");
-    zeros = readable("zero", *zero);
-    t.zero = zeros->const_data_ptr();
-  }
+  tiled.kept.push_back(read_qdata(qdata, t));
+  read_affine(affine, t.matrices * t.row_blocks * 16, t, tiled.kept);
   Format format;
   read_table(table, format);
   AO_CHECK(format.bits == bits, "table: has ", table.numel(), " values; must have ", 1 << bits,
@@ -136,25 +117,25 @@ Tiled read_tiles(const Tensor& qdata, const Tensor& scale, const std::optional<T
   for (int u = 1 << bits; u < 256; ++u) t.table[u] = t.table[u & ((1 << bits) - 1)];
   // zero points are canonical codes: those of signed integers, stored from 0 on, differ in a bit
   t.flip = static_cast<uint8_t>(t.table[0] < 0 ? 1 << (bits - 1) : 0);
-  return {t, tiles, scales, outers, zeros};
+  return tiled;
 }
 
-Tensor dequantize_tiles_op(const Tensor& qdata, const Tensor& scale,
-                           const std::optional<Tensor>& outer, const std::optional<Tensor>& zero,
-                           const Tensor& table, int64_t n, int64_t k, int64_t bits, int64_t group,
-                           ScalarType dtype) {
-  Tiled tiled = read_tiles(qdata, scale, outer, zero, table, n, k, bits, group, dtype);
+Tensor dequantize_tiles_op(const Tensor& qdata, const Tensor& scale, const Optional& scale_outer, const Optional& zero,
+                           const Optional& offset, const Optional& offset_outer, const Tensor& table, int64_t n,
+                           int64_t k, int64_t bits, int64_t group, int64_t span, ScalarType dtype) {
+  Tiled tiled =
+      read_tiles(qdata, {scale, scale_outer, zero, offset, offset_outer, span}, table, n, k, bits, group, dtype);
   Tensor y = make_like(qdata, 3, {n, k}, dtype);
   tiled.t.y = y.mutable_data_ptr();
   dequantize_tiles(tiled.t);
   return y;
 }
 
-Tensor embedding_op(const Tensor& ids, const Tensor& qdata, const Tensor& scale,
-                    const std::optional<Tensor>& outer, const std::optional<Tensor>& zero,
-                    const Tensor& table, int64_t n, int64_t k, int64_t bits, int64_t group,
-                    ScalarType dtype) {
-  Tiled tiled = read_tiles(qdata, scale, outer, zero, table, n, k, bits, group, dtype);
+Tensor embedding_op(const Tensor& ids, const Tensor& qdata, const Tensor& scale, const Optional& scale_outer,
+                    const Optional& zero, const Optional& offset, const Optional& offset_outer, const Tensor& table,
+                    int64_t n, int64_t k, int64_t bits, int64_t group, int64_t span, ScalarType dtype) {
+  Tiled tiled =
+      read_tiles(qdata, {scale, scale_outer, zero, offset, offset_outer, span}, table, n, k, bits, group, dtype);
   Tiles& t = tiled.t;
   AO_CHECK(t.matrices == 1, "qdata: has shape ", shape_text(qdata), "; must be of one matrix");
   check_dtype("ids", ids, {ScalarType::Long, ScalarType::Int});
@@ -186,11 +167,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
   m.def("pack_tiles(Tensor packed, int n, int k, int bits, int group, int flip) -> Tensor");
   m.def("unpack_tiles(Tensor qdata, int n, int k, int bits, int group, int flip) -> Tensor");
   m.def(
-      "dequantize_tiles(Tensor qdata, Tensor scale, Tensor? outer, Tensor? zero, Tensor table, "
-      "int n, int k, int bits, int group, ScalarType dtype) -> Tensor");
+      "dequantize_tiles(Tensor qdata, Tensor scale, Tensor? scale_outer, Tensor? zero, Tensor? offset, "
+      "Tensor? offset_outer, Tensor table, int n, int k, int bits, int group, int span, ScalarType dtype) -> Tensor");
   m.def(
-      "embedding(Tensor ids, Tensor qdata, Tensor scale, Tensor? outer, Tensor? zero, Tensor table, "
-      "int n, int k, int bits, int group, ScalarType dtype) -> Tensor");
+      "embedding(Tensor ids, Tensor qdata, Tensor scale, Tensor? scale_outer, Tensor? zero, Tensor? offset, "
+      "Tensor? offset_outer, Tensor table, int n, int k, int bits, int group, int span, ScalarType dtype) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ao_kernels, CPU, m) {

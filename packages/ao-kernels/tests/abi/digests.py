@@ -26,6 +26,9 @@ SPECS = {
     "int4 g32": Spec("int4", (1, 32), layout="packed"),
     "uint4 g64, zero points": Spec("uint4", (1, 64), zero="int", layout="packed"),
     "int3 row": Spec("int3", (1, -1), layout="packed"),
+    "q4_k": Spec(
+        "uint4", (1, 32), Spec("uint6", (1, 8), "float16", layout="packed"), "scaled", "packed"
+    ),
     "nf4 g64": Spec("nf4", (1, 64), layout="packed"),
     "mxfp4": Spec("f4e2m1", (1, 32), scale_dtype="e8m0", layout="packed"),
     "f8e4m3 row": Spec("f8e4m3", (1, -1)),

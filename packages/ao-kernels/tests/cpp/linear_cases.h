@@ -5,7 +5,7 @@
 #include <string>
 
 #include "linear/linear.h"
-#include "support.h"
+#include "numbers.h"
 
 namespace ao::test {
 
@@ -20,6 +20,8 @@ struct Case {
   Scale scale = Scale::bf16;
   Zero zero = Zero::none;
   bool bias = false;
+  int64_t span = 0;  // groups that share an outer scale, of f16 or f32; 0: there are none
+  Scale offset = Scale::f16;  // of Zero::scaled
   int64_t x_gap = 0, y_gap = 0;  // elements between rows
   std::vector<float> table = {};  // instead of one that the kind suggests
 };
@@ -28,81 +30,8 @@ inline std::string text(const Case& c) {
   const auto name = [](const char* label, auto value) { return label + std::to_string(static_cast<int64_t>(value)); };
   return name("bits ", c.bits) + name(", kind ", c.kind) + name(", m ", c.m) + name(", n ", c.n) +
          name(", k ", c.k) + name(", group ", c.group) + name(", type ", c.type) + name(", act ", c.act) +
-         name(", scale ", c.scale) + name(", zero ", c.zero) + name(", bias ", c.bias);
-}
-
-// -- small floats, by their definition ---------------------------------------------------------------------
-
-inline double small_float(int code, int exponent_bits, int mantissa_bits, int bias) {
-  const int sign = code >> (exponent_bits + mantissa_bits) & 1;
-  const int exponent = code >> mantissa_bits & ((1 << exponent_bits) - 1);
-  const double mantissa = std::ldexp(code & ((1 << mantissa_bits) - 1), -mantissa_bits);
-  const double value = exponent ? std::ldexp(1 + mantissa, exponent - bias) : std::ldexp(mantissa, 1 - bias);
-  return sign ? -value : value;
-}
-inline double e4m3(int code) { return (code & 0x7f) == 0x7f ? NAN : small_float(code, 4, 3, 7); }
-inline double e5m2(int code) {
-  if ((code & 0x7f) > 0x7c) return NAN;
-  return (code & 0x7f) == 0x7c ? (code & 0x80 ? -INFINITY : INFINITY) : small_float(code, 5, 2, 15);
-}
-inline double half(uint16_t code) {
-  return (code & 0x7c00) == 0x7c00 ? (code & 0x3ff ? NAN : INFINITY) : small_float(code, 5, 10, 15);
-}
-inline double brain(uint16_t code) {
-  const uint32_t bits = static_cast<uint32_t>(code) << 16;
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-
-// The nearest finite value among those of all codes, the even code of two.
-template <class Decode>
-inline double nearest(double v, int codes, Decode decode) {
-  double best = NAN;
-  for (int c = 0; c < codes; ++c) {
-    const double value = decode(c);
-    if (!std::isfinite(value)) continue;
-    const double distance = std::abs(value - v), least = std::abs(best - v);
-    if (std::isnan(best) || distance < least || (distance == least && c % 2 == 0)) best = value;
-  }
-  return best;
-}
-
-// -- elements of activations and outputs -------------------------------------------------------------------
-
-inline size_t size_of(Element type) { return type == Element::f32 ? 4 : 2; }
-
-inline double get(Element type, const std::vector<uint8_t>& data, int64_t i) {
-  if (type == Element::f32) {
-    float value;
-    std::memcpy(&value, data.data() + i * 4, 4);
-    return value;
-  }
-  uint16_t word;
-  std::memcpy(&word, data.data() + i * 2, 2);
-  return type == Element::bf16 ? brain(word) : half(word);
-}
-
-// Exact only for values that the type has, so that no rounding of the test's own is involved.
-inline void put(Element type, std::vector<uint8_t>& data, int64_t i, float value) {
-  if (type == Element::f32) {
-    std::memcpy(data.data() + i * 4, &value, 4);
-    return;
-  }
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  uint16_t word = static_cast<uint16_t>(bits >> 16);
-  if (type == Element::f16) {
-    int exponent;
-    const double mantissa = std::frexp(std::abs(static_cast<double>(value)), &exponent);  // 0.5 <= mantissa < 1
-    const int field = value == 0 ? 0 : std::clamp(exponent + 14, 0, 30);
-    const double unit = std::ldexp(1, std::max(exponent, -13) - 11);
-    const int digits = static_cast<int>(std::nearbyint(std::ldexp(mantissa, exponent) / unit));
-    word = static_cast<uint16_t>((value < 0) << 15);
-    if (std::isnan(value)) word = 0x7e00;
-    if (std::isfinite(value)) word = static_cast<uint16_t>(word | ((field ? (field - 1) << 10 : 0) + digits));
-  }
-  std::memcpy(data.data() + i * 2, &word, 2);
+         name(", scale ", c.scale) + name(", zero ", c.zero) + name(", bias ", c.bias) +
+         name(", span ", c.span) + name(", offset ", c.offset);
 }
 
 // -- weights -----------------------------------------------------------------------------------------------
@@ -149,10 +78,9 @@ inline std::vector<float> table_of(int bits, Kind kind, bool integers, uint32_t 
 // A weight in tiles, and its values in float64.
 struct Weight {
   std::vector<float> table;
-  std::vector<uint8_t> qdata, scale, zero;
+  std::vector<uint8_t> qdata, scale, scale_outer, zero, offset, offset_outer;
   std::vector<float> rowsum;
-  float outer = 1;
-  int64_t groups = 0, tiles = 0;
+  int64_t groups = 0, span = 1, spans = 1, tiles = 0;
   std::vector<double> values;  // (n, k)
   std::vector<double> sizes;   // of what is subtracted to make them
 };
@@ -180,8 +108,16 @@ inline double make_scale(Scale type, std::vector<uint8_t>& data, int64_t i, uint
       const auto code = static_cast<uint8_t>(124 + random % 6);
       return set(data, i, code), std::ldexp(1.0, code - 127);
     }
+    case Scale::u8: {
+      const auto code = static_cast<uint8_t>(random % 256);
+      return set(data, i, code), code;
+    }
+    case Scale::i8: {
+      const auto code = static_cast<int8_t>(random % 256 - 128);
+      return set(data, i, code), code;
+    }
     default: {
-      const auto code = static_cast<uint8_t>(random % 127);
+      const auto code = static_cast<uint8_t>(random % 127 | (random >> 8 & 0x80));
       return set(data, i, code), e4m3(code);
     }
   }
@@ -191,7 +127,8 @@ inline double make_zero(Zero type, const Case& c, const std::vector<float>& tabl
                  uint32_t random) {
   const auto value = static_cast<float>(random % 64) / 8.0f - 3.0f;
   switch (type) {
-    case Zero::none: return 0;
+    case Zero::none:
+    case Zero::scaled: return 0;
     case Zero::u8: {
       const auto stored = random % (1u << c.bits);
       return set(data, i, static_cast<uint8_t>(table[0] < 0 ? stored ^ 1u << (c.bits - 1) : stored)), table[stored];
@@ -205,30 +142,58 @@ inline double make_zero(Zero type, const Case& c, const std::vector<float>& tabl
   return value;
 }
 
+inline size_t bytes_of_scale(Scale type) { return type == Scale::f32 ? 4 : type < Scale::e8m0 ? 2 : 1; }
+
+inline Scale outer_type(const Case& c) { return c.span % 2 ? Scale::f16 : Scale::f32; }
+
+// Scales of a weight; the values of its rows and groups.
+inline std::vector<double> make_scales(const Case& c, const Weight& w, Scale type, int64_t rows, std::mt19937& random,
+                                       std::vector<uint8_t>& data, std::vector<uint8_t>& outer) {
+  data.assign(static_cast<size_t>(rows * w.groups) * bytes_of_scale(type), 0);
+  if (c.span) outer.assign(static_cast<size_t>(rows * w.spans) * bytes_of_scale(outer_type(c)), 0);
+  std::vector<double> values(static_cast<size_t>(rows * w.groups)), factors(static_cast<size_t>(rows * w.spans), 1.0);
+  const auto at = [](int64_t row, int64_t count, int64_t i) { return (row / 16 * count + i) * 16 + row % 16; };
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t s = 0; c.span && s < w.spans; ++s) {
+      const int64_t i = at(row, w.spans, s);
+      factors[static_cast<size_t>(i)] = make_scale(outer_type(c), outer, i, random());
+    }
+    for (int64_t g = 0; g < w.groups; ++g) {
+      const int64_t i = at(row, w.groups, g);
+      values[static_cast<size_t>(i)] = make_scale(type, data, i, random()) *
+                                       factors[static_cast<size_t>(at(row, w.spans, g / w.span))];
+    }
+  }
+  return values;
+}
+
 inline Weight make_weight(const Case& c, bool integers) {
   Weight w;
   const auto seed = static_cast<uint32_t>(c.bits * 1000 + c.n * 10 + c.k + c.m);
   w.table = c.table.empty() ? table_of(c.bits, c.kind, integers, seed) : c.table;
-  w.outer = c.scale == Scale::e4m3 ? 0.0371f : 1;
   const int64_t group = std::min(c.group, c.k), blocks = (c.n + 15) / 16;
   w.groups = (c.k + group - 1) / group;
+  if (c.span) w.span = std::min(c.span, w.groups);
+  w.spans = (w.groups + w.span - 1) / w.span;
   std::vector<int64_t> first_tile(static_cast<size_t>(w.groups));
   for (int64_t g = 0; g < w.groups; ++g) {
     first_tile[static_cast<size_t>(g)] = w.tiles;
     w.tiles += (std::min(group, c.k - g * group) + 15) / 16;
   }
-  const size_t scale_bytes[] = {4, 2, 2, 1, 1}, zero_bytes[] = {0, 1, 4, 2, 2};
+  const size_t zero_bytes[] = {0, 1, 4, 2, 2, 0};
   w.qdata.assign(static_cast<size_t>(blocks * w.tiles * 32 * c.bits), 0);
-  w.scale.assign(static_cast<size_t>(blocks * w.groups * 16) * scale_bytes[static_cast<int>(c.scale)], 0);
   w.zero.assign(static_cast<size_t>(blocks * w.groups * 16) * zero_bytes[static_cast<int>(c.zero)], 0);
   w.rowsum.assign(static_cast<size_t>(blocks * 16), 0);
   w.values.resize(static_cast<size_t>(c.n * c.k)), w.sizes.resize(w.values.size());
   std::mt19937 random(seed);
+  const std::vector<double> scales = make_scales(c, w, c.scale, blocks * 16, random, w.scale, w.scale_outer);
+  std::vector<double> offsets(scales.size(), 0.0);
+  if (c.zero == Zero::scaled) offsets = make_scales(c, w, c.offset, blocks * 16, random, w.offset, w.offset_outer);
   for (int64_t row = 0; row < c.n; ++row) {
     double total = 0;
     for (int64_t g = 0; g < w.groups; ++g) {
       const int64_t at = (row / 16 * w.groups + g) * 16 + row % 16;
-      const double scale = make_scale(c.scale, w.scale, at, random()) * static_cast<double>(w.outer);
+      const double scale = scales[static_cast<size_t>(at)], offset = offsets[static_cast<size_t>(at)];
       const double zero = make_zero(c.zero, c, w.table, w.zero, at, random());
       for (int64_t k = g * group; k < std::min(c.k, (g + 1) * group); ++k) {
         auto code = static_cast<int>(random() >> 8 & ((1u << c.bits) - 1));
@@ -240,9 +205,10 @@ inline Weight make_weight(const Case& c, bool integers) {
           byte = static_cast<uint8_t>(byte | (code >> bit & 1) << p.bit);
         }
         const double value = w.table[static_cast<size_t>(code)];
-        w.values[static_cast<size_t>(row * c.k + k)] = (value - zero) * scale;
-        w.sizes[static_cast<size_t>(row * c.k + k)] = std::hypot(value, zero) * scale;
-        total += (value - zero) * scale;
+        const double number = (value - zero) * scale - offset;
+        w.values[static_cast<size_t>(row * c.k + k)] = number;
+        w.sizes[static_cast<size_t>(row * c.k + k)] = std::hypot(value * scale, zero * scale, offset);
+        total += number;
       }
     }
     w.rowsum[static_cast<size_t>(row)] = static_cast<float>(total);
@@ -307,10 +273,13 @@ inline Call make_call(const Case& c) {
 
   const Weight& w = call.weight;
   Linear& t = call.linear;
-  t.qdata = w.qdata.data(), t.scale = w.scale.data(), t.zero = w.zero.data();
+  const auto pointer = [](const std::vector<uint8_t>& data) { return data.empty() ? nullptr : data.data(); };
+  t.scale = {pointer(w.scale), pointer(w.scale_outer), c.scale, outer_type(c)};
+  t.offset = {pointer(w.offset), pointer(w.offset_outer), c.offset, outer_type(c)};
+  t.qdata = w.qdata.data(), t.zero = w.zero.data(), t.span = w.span, t.spans = w.spans;
   t.rowsum = c.act == Act::uint8 ? w.rowsum.data() : nullptr;
   t.table = w.table.data();
-  t.scale_type = c.scale, t.zero_type = c.zero, t.kind = c.kind, t.outer = w.outer, t.bits = c.bits;
+  t.zero_type = c.zero, t.kind = c.kind, t.bits = c.bits;
   t.n = c.n, t.k = c.k, t.group = std::min(c.group, c.k), t.groups = w.groups, t.tiles = w.tiles;
   t.x = call.x.data(), t.y = call.y.data(), t.bias = c.bias ? call.bias.data() : nullptr;
   t.type = c.type, t.m = c.m, t.x_stride = x_stride, t.y_stride = y_stride, t.act = c.act;

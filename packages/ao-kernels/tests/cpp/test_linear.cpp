@@ -60,6 +60,24 @@ TEST_CASE("every scale and zero point") {
   }
 }
 
+TEST_CASE("scales of scales, and zero points that are scaled") {
+  for (Scale scale : {Scale::u8, Scale::i8, Scale::e4m3, Scale::f16, Scale::f32, Scale::bf16}) {
+    for (int64_t span : {0, 1, 3, 4, 100}) {
+      for (Zero zero : {Zero::none, Zero::f32, Zero::scaled}) {
+        for (int64_t m : {1, 3, 6}) {
+          for (int bits : {2, 4, 6}) {
+            const Act act = bits == 4 && m == 3 ? Act::uint8 : bits == 2 && m != 3 ? Act::int8 : Act::none;
+            const Element type = bits == 6 ? Element::bf16 : Element::f32;
+            check({.bits = bits, .m = m, .n = 20, .type = type, .act = act, .scale = scale, .zero = zero,
+                   .span = span, .offset = scale});
+          }
+          check({.kind = Kind::table, .m = m, .n = 20, .scale = scale, .zero = zero, .span = span});
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("ragged sizes and groups") {
   for (int bits : {3, 4, 8}) {
     for (int64_t group : {int64_t{16}, int64_t{24}, int64_t{32}, int64_t{128}, kAll}) {
@@ -197,7 +215,7 @@ TEST_CASE("nothing is written where there are no rows or columns") {
 TEST_CASE("without columns of activations the output is the bias") {
   for (int64_t m : {1, 6}) {
     Call call = make_call({.m = m, .n = 20, .k = 16, .group = 16, .bias = true});
-    call.linear.k = call.linear.groups = call.linear.tiles = 0;
+    call.linear.k = call.linear.groups = call.linear.spans = call.linear.tiles = 0;
     run_linear(call.linear);
     for (int64_t i = 0; i < m * 20; ++i) {
       CHECK(get(Element::f32, call.y, i) == get(Element::f32, call.bias, i % 20));
@@ -235,7 +253,8 @@ TEST_CASE("scales of 8 bits: NaN and the least ones") {
       Call call = make_call({.m = m, .n = 16, .k = 32, .group = 32, .scale = codes.type});
       std::vector<uint8_t>& scale = call.weight.scale;
       std::fill(scale.begin(), scale.end(), codes.one);
-      call.linear.outer = 0x1p20f;
+      const std::vector<float> outer(16, 0x1p20f);
+      call.linear.scale.outer = outer.data(), call.linear.scale.outer_type = Scale::f32;
       run_linear(call.linear);
       const std::vector<uint8_t> plain = call.y;
       scale[3] = codes.nan, scale[4] = codes.least;

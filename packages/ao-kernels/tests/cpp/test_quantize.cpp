@@ -213,7 +213,7 @@ TEST_CASE("tiles hold the codes of their rows and columns, padded with 0") {
       for (int u = 0; u < 256; ++u) t.table[u] = static_cast<float>(u & ((1 << bits) - 1));
       std::vector<float> scale(static_cast<size_t>(2 * t.row_blocks * t.groups * 16), 1.0f);
       std::vector<float> y(codes.size());
-      t.scale = scale.data(), t.y = y.data();
+      t.scale.values = scale.data(), t.span = t.groups, t.spans = 1, t.y = y.data();
       ao::dequantize_tiles(t);
       bool same = true;
       for (size_t i = 0; i < y.size(); ++i) same = same && y[i] == (codes[i] ^ t.flip);

@@ -18,6 +18,8 @@ Random = random.Random
 
 ELEMENTS = (torch.float32, torch.bfloat16, torch.float16)
 SCALES = (*ELEMENTS, torch.float8_e8m0fnu, torch.float8_e4m3fn)
+#: of weights in tiles
+TILE_SCALES = (*SCALES, torch.uint8, torch.int8)
 ZEROS = (*ELEMENTS, torch.uint8)
 #: what `adam_step` is told of each moment's format
 STATE = ("table", "steps", "order", "nan", "reach")
@@ -36,21 +38,32 @@ def tile_sizes(rng: Random) -> Arguments:
     return {"n": n, "k": k, "bits": rng.randint(1, 8), "group": group}
 
 
+def span_of(rng: Random, sizes: Arguments) -> int:
+    """Groups that share an outer scale."""
+    groups = -(-sizes["k"] // sizes["group"])
+    return rng.choice([groups, rng.randint(1, groups)])
+
+
 def tile_shape(n: int, k: int, bits: int, group: int) -> tuple[int, int, int]:
     last = k - (k - 1) // group * group
     return -(-n // 16), (k - 1) // group * -(-group // 16) + -(-last // 16), 32 * bits
 
 
 def tile_parts(rng: Random, sizes: Arguments, lead: tuple[int, ...] = ()) -> Arguments:
-    """The parts that decoding needs, of random bits."""
-    grid = (*lead, -(-sizes["n"] // 16), -(-sizes["k"] // sizes["group"]), 16)
-    scale, outer = rng.choice(SCALES), (*lead, 1)
+    """The parts that decoding needs, of random bits, and the span of groups."""
+    blocks, groups = (*lead, -(-sizes["n"] // 16)), -(-sizes["k"] // sizes["group"])
+    span = span_of(rng, sizes)
+    grid, outer = (*blocks, groups, 16), (*blocks, -(-groups // span), 16)
+    zero = rng.choice(["zero", "offset", ""])
     return {
         "qdata": bits_of(rng, (*lead, *tile_shape(**sizes)), torch.uint8),
-        "scale": bits_of(rng, grid, scale),
-        "outer": rng.choice([None, bits_of(rng, outer, torch.float32)]),
-        "zero": rng.choice([None, bits_of(rng, grid, rng.choice(ZEROS))]),
+        "scale": bits_of(rng, grid, rng.choice(TILE_SCALES)),
+        "scale_outer": rng.choice([None, bits_of(rng, outer, rng.choice(SCALES))]),
+        "zero": bits_of(rng, grid, rng.choice(ZEROS)) if zero == "zero" else None,
+        "offset": bits_of(rng, grid, rng.choice(TILE_SCALES)) if zero == "offset" else None,
+        "offset_outer": bits_of(rng, outer, rng.choice(SCALES)) if zero == "offset" else None,
         "table": bits_of(rng, (1 << sizes["bits"],), torch.float32),
+        "span": span,
     }
 
 

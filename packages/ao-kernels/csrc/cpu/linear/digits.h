@@ -69,7 +69,6 @@ static bool pack_digits(const Linear& t) {
       }
     }
     DigitStep& step = steps[s];
-    const float factor = t.outer * t.table_unit;  // of all scales
     int64_t total = 0;
     for (int d = kDigits - 1; d >= 0; --d) {
       const int32_t sum = sum_of(sums[d]);
@@ -77,9 +76,9 @@ static bool pack_digits(const Linear& t) {
       const bool starts = t.zero_type == Zero::none && t.table_parts == 1;
       step.starts[d] = starts ? sum * static_cast<int32_t>(t.least) : 0;
     }
-    step.sum = static_cast<float>(total) * power_of_two(unit) * factor;
+    step.sum = static_cast<float>(total) * power_of_two(unit) * t.table_unit;
     step.base = t.zero_type == Zero::none && t.table_parts == 1 ? 0.0f : step.sum * t.least;
-    step.unit = power_of_two(unit + 8 * (t.table_parts - 1)) * factor;
+    step.unit = power_of_two(unit + 8 * (t.table_parts - 1)) * t.table_unit;
   }
   return true;
 }
@@ -91,12 +90,11 @@ static void pack_byte(const Linear& t) {
   for (int64_t s = t.step_count - 1; s >= 0; --s) {
     const uint8_t* sum = static_cast<const uint8_t*>(t.x_sums) + s * 4;
     DigitStep step{};
-    step.unit = t.outer;
+    step.unit = 1;
     if (t.zero_type == Zero::none) {
       __builtin_memcpy(&step.starts[0], sum, 4);
     } else {
       __builtin_memcpy(&step.sum, sum, 4);
-      step.sum *= t.outer;
       step.base = step.sum * t.least;
     }
     steps[s] = step;
@@ -161,62 +159,92 @@ AO_INLINE void add_quad(const Table& table, const uint8_t* tile, int64_t stride,
   }
 }
 
+// The sums of the products with one step of activations, of kBlocks blocks; tile and x move on behind it.
 template <int kBits, class Table, int kDigits, int kBlocks>
-static void digit_blocks(const Linear& t, const Table& table, int64_t block,
-                         void (*write)(const Linear&, Rows, int64_t, int64_t, const float*)) {
+AO_INLINE void digit_sums(const Linear& t, const Table& table, int64_t s, const uint8_t*& tile, const uint8_t* end,
+                          const uint8_t*& x, F (&out)[kBlocks]) {
   constexpr int kTileBytes = 32 * kBits;
   constexpr bool kSmall = kBits < 8 && Table::kParts == 1;  // bytes are below 128
   // sums that do not wait for each other
   constexpr int kChains = kBlocks == 1 && kRegisters == 1 ? 2 : 1;
-  const auto* steps = static_cast<const DigitStep*>(t.x_sums);
-  const int64_t stride = t.tiles * kTileBytes, next = kBlocks * t.groups * 16;
-  const uint8_t* tile = t.qdata + block * stride;
-  const uint8_t* const end = tile + stride;
+  const DigitStep& step = static_cast<const DigitStep*>(t.x_sums)[s];
+  const int64_t stride = t.tiles * kTileBytes;
+  I sums[kChains][kBlocks][kDigits];
+#pragma GCC unroll 3
+  for (int d = 0; d < kDigits; ++d) {
+#pragma GCC unroll 2
+    for (int b = 0; b < kBlocks; ++b) {
+      sums[0][b][d] = splat_int(step.starts[d]);
+      if constexpr (kChains == 2) sums[1][b][d] = splat_int(0);
+    }
+  }
+  for (int i = t.steps[s].tiles; i > 0; --i, tile += kTileBytes, x += kDigits * 16) {
+    // behind the end of a block follow those that are read with it, then the one that it is asked for
+    const int64_t ahead = kAhead / kBlocks, skip = tile + ahead < end ? 0 : (kBlocks - 1) * stride;
+    // ... and past the caches, which the rest of the model needs: no weight is read twice
+#pragma GCC unroll 8
+    for (int line = 0; line < kTileBytes; line += 64) {
+#pragma GCC unroll 2
+      for (int b = 0; b < kBlocks; ++b) __builtin_prefetch(tile + b * stride + line + ahead + skip, 0, 0);
+    }
+    add_quad<Table, kDigits, kSmall, 0>(table, tile, stride, x, sums[0]);
+    add_quad<Table, kDigits, kSmall, 1>(table, tile, stride, x, sums[kChains - 1]);
+    add_quad<Table, kDigits, kSmall, 2>(table, tile, stride, x, sums[0]);
+    add_quad<Table, kDigits, kSmall, 3>(table, tile, stride, x, sums[kChains - 1]);
+  }
+  const F unit = splat(step.unit), base = splat(step.base);
+#pragma GCC unroll 2
+  for (int b = 0; b < kBlocks; ++b) {
+    I(&own)[kDigits] = sums[0][b];
+#pragma GCC unroll 3
+    for (int d = 0; kChains == 2 && d < kDigits; ++d) own[d] = add(own[d], sums[kChains - 1][b][d]);
+    F sum = to_float(own[kDigits - 1]);
+#pragma GCC unroll 3
+    for (int d = kDigits - 2; d >= 0; --d) sum = fma(sum, splat(256.0f), to_float(own[d]));
+    out[b] = fma(sum, unit, base);
+  }
+}
+
+// scale * product + sum, of scales at i; those `next` further arrive while these are multiplied.
+AO_INLINE F add_scaled(const Scales& scales, int64_t i, int64_t next, F product, F sum) {
+  __builtin_prefetch(static_cast<const uint8_t*>(scales.values) + (i + next) * bytes_of(scales.type));
+  return fma(scale_at(scales.values, scales.type, i), product, sum);
+}
+
+template <int kBits, class Table, int kDigits, int kBlocks>
+static void digit_blocks(const Linear& t, const Table& table, int64_t block,
+                         void (*write)(const Linear&, Rows, int64_t, int64_t, const float*)) {
+  const int64_t bytes = t.tiles * 32 * kBits, next = kBlocks * t.groups * 16;
+  const uint8_t* tile = t.qdata + block * bytes;
+  const uint8_t* const end = tile + bytes;
   const uint8_t* x = t.x_packed;
   F totals[kBlocks];
   for (F& total : totals) total = zero();
-  for (int64_t s = 0; s < t.step_count; ++s) {
-    I sums[kChains][kBlocks][kDigits];
-#pragma GCC unroll 3
-    for (int d = 0; d < kDigits; ++d) {
+  for (int64_t s = 0; s < t.step_count;) {
+    // outer scales multiply the sums of their span
+    const int64_t span = t.steps[s].span;
+    F scaled[kBlocks], offsets[kBlocks];
+    for (int b = 0; b < kBlocks; ++b) scaled[b] = offsets[b] = zero();
+    for (; s < t.step_count && t.steps[s].span == span; ++s) {
+      F products[kBlocks];
+      digit_sums<kBits, Table, kDigits>(t, table, s, tile, end, x, products);
+      const F of_zero = splat(-static_cast<const DigitStep*>(t.x_sums)[s].sum);
 #pragma GCC unroll 2
       for (int b = 0; b < kBlocks; ++b) {
-        sums[0][b][d] = splat_int(steps[s].starts[d]);
-        if constexpr (kChains == 2) sums[1][b][d] = splat_int(0);
+        const int64_t i = ((block + b) * t.groups + t.steps[s].group) * 16;
+        if (t.zero_type == Zero::scaled) {
+          offsets[b] = add_scaled(t.offset, i, next, of_zero, offsets[b]);
+        } else if (t.zero_type != Zero::none) {
+          products[b] = fma(zero_at(t, i), of_zero, products[b]);
+          __builtin_prefetch(static_cast<const uint8_t*>(t.zero) + (i + next) * bytes_of(t.zero_type));
+        }
+        scaled[b] = add_scaled(t.scale, i, next, products[b], scaled[b]);
       }
     }
-    for (int i = t.steps[s].tiles; i > 0; --i, tile += kTileBytes, x += kDigits * 16) {
-      // behind the end of a block follow those that are read with it, then the one that it is asked for
-      const int64_t ahead = kAhead / kBlocks, skip = tile + ahead < end ? 0 : (kBlocks - 1) * stride;
-      // ... and past the caches, which the rest of the model needs: no weight is read twice
-#pragma GCC unroll 8
-      for (int line = 0; line < kTileBytes; line += 64) {
-#pragma GCC unroll 2
-        for (int b = 0; b < kBlocks; ++b) __builtin_prefetch(tile + b * stride + line + ahead + skip, 0, 0);
-      }
-      add_quad<Table, kDigits, kSmall, 0>(table, tile, stride, x, sums[0]);
-      add_quad<Table, kDigits, kSmall, 1>(table, tile, stride, x, sums[kChains - 1]);
-      add_quad<Table, kDigits, kSmall, 2>(table, tile, stride, x, sums[0]);
-      add_quad<Table, kDigits, kSmall, 3>(table, tile, stride, x, sums[kChains - 1]);
-    }
-    const F unit = splat(steps[s].unit), base = splat(steps[s].base), of_zero = splat(-steps[s].sum);
-#pragma GCC unroll 2
     for (int b = 0; b < kBlocks; ++b) {
-      I(&own)[kDigits] = sums[0][b];
-#pragma GCC unroll 3
-      for (int d = 0; kChains == 2 && d < kDigits; ++d) own[d] = add(own[d], sums[kChains - 1][b][d]);
-      F sum = to_float(own[kDigits - 1]);
-#pragma GCC unroll 3
-      for (int d = kDigits - 2; d >= 0; --d) sum = fma(sum, splat(256.0f), to_float(own[d]));
-      const int64_t at = ((block + b) * t.groups + t.steps[s].group) * 16;
-      F product = fma(sum, unit, base);
-      if (t.zero_type != Zero::none) product = fma(zero_at(t, at), of_zero, product);
-      totals[b] = fma(scale_at(t, at), product, totals[b]);
-      // the scales of the next blocks arrive while these are multiplied
-      __builtin_prefetch(static_cast<const uint8_t*>(t.scale) + (at + next) * bytes_of(t.scale_type));
-      if (t.zero_type != Zero::none) {
-        __builtin_prefetch(static_cast<const uint8_t*>(t.zero) + (at + next) * bytes_of(t.zero_type));
-      }
+      const int64_t i = ((block + b) * t.spans + span) * 16;
+      totals[b] = fma(outer_at(t.scale, i), scaled[b], totals[b]);
+      if (t.zero_type == Zero::scaled) totals[b] = fma(outer_at(t.offset, i), offsets[b], totals[b]);
     }
   }
   float out[kBlocks * 16];

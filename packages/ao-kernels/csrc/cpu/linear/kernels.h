@@ -19,13 +19,14 @@ enum class Act : int32_t { none, int8, uint8, e4m3, e5m2 };
 // Consecutive tiles of one group: what is summed up before a scale is applied.
 struct Step {
   int32_t tiles, group;
+  int32_t span = 0;  // of groups, which the group belongs to
 };
 
 constexpr int kDigitTiles = 8;  // tiles whose activations share an exponent
 
 // What goes with a step of activations in digits.
 struct DigitStep {
-  float unit;         // of the last sum; this and the next two times what all scales share
+  float unit;         // of the last sum
   float sum;          // of the activations, for zero points
   float base;         // least value * sum, with zero points and where values are digits too
   int32_t starts[3];  // least value * sum of the digits, where they are not, and without zero points
@@ -38,23 +39,18 @@ struct Tiling {
   int32_t w_parts;  // and so is a weight with its scale; 0: codes are multiplied, and scales applied to sums
 };
 
-struct Linear {
+struct Linear : Affine {
   // weight: see the layout `cpu_tiles`
   const uint8_t* qdata;
-  const void* scale;
-  const void* zero;
   const float* rowsum;
   const float* table;
-  Scale scale_type;
-  Zero zero_type;
   Kind kind;
-  float outer;
   float least;        // value of the table, in units of `table_unit`
   int32_t table_parts;  // digits: bytes that a value of the table is made of
   float table_unit;   // a power of two of which all values are multiples (digits), else 1
   int32_t zero_flip;  // turns canonical codes of zero points into stored ones
   int32_t bits;
-  int64_t n, k, group, groups, tiles;
+  int64_t n, k, group, tiles;
   // activations, output
   const void* x;
   void* y;

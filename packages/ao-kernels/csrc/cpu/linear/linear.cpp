@@ -64,7 +64,8 @@ std::vector<Step> steps_of(const Linear& t, int64_t step_tiles) {
   for (int64_t g = 0; g < t.groups; ++g) {
     const int64_t columns = std::min(t.group, t.k - g * t.group);
     for (int64_t tiles = (columns + 15) / 16; tiles > 0; tiles -= step_tiles) {
-      steps.push_back({static_cast<int32_t>(std::min(tiles, step_tiles)), static_cast<int32_t>(g)});
+      const int64_t count = std::min(tiles, step_tiles);
+      steps.push_back({static_cast<int32_t>(count), static_cast<int32_t>(g), static_cast<int32_t>(g / t.span)});
     }
   }
   return steps;

@@ -108,17 +108,12 @@ struct Dequantize {
 };
 
 // A tensor in the layout cpu_tiles: see its Python class.
-struct Tiles {
+struct Tiles : Affine {
   int64_t matrices, n, k, group;
-  int64_t row_blocks, groups, group_tiles, tiles;  // of a matrix; of all groups but the last; of a row
+  int64_t row_blocks, group_tiles, tiles;  // of a matrix; of all groups but the last; of a row
   int32_t bits;
   const uint8_t* qdata;
   float table[256];  // value of each stored code, whatever its bits beyond `bits`
-  const void* scale;
-  const void* zero;
-  Scale scale_type;
-  Zero zero_type;
-  const float* outer;  // of each matrix, or nullptr: what scales are multiplied by
   Element type;
   void* y;
   const int64_t* ids;  // gather

@@ -111,21 +111,29 @@ static inline float load_scale(const void* scales, Scale type, int64_t i) {
     case Scale::f16: return from_f16(static_cast<const uint16_t*>(scales)[i]);
     case Scale::e8m0: return from_e8m0(static_cast<const uint8_t*>(scales)[i]);
     case Scale::e4m3: return from_e4m3(static_cast<const uint8_t*>(scales)[i]);
+    case Scale::u8: return static_cast<const uint8_t*>(scales)[i];
+    case Scale::i8: return static_cast<const int8_t*>(scales)[i];
   }
   return 0;
 }
 
-// A zero point; `table` has the values of 256 codes after an exclusive or with `flip`.
+// Of row r of a row block.
+static inline float load_scale(const Affine& t, const Scales& scales, int64_t block, int64_t group, int r) {
+  const float scale = load_scale(scales.values, scales.type, (block * t.groups + group) * 16 + r);
+  if (scales.outer == nullptr) return scale;
+  return scale * load_scale(scales.outer, scales.outer_type, (block * t.spans + group / t.span) * 16 + r);
+}
+
+// A zero point that is not scaled; `table` has the values of 256 codes after an exclusive or with `flip`.
 static inline float load_zero(const void* zeros, Zero type, int64_t i, const float* table,
                               uint8_t flip) {
   switch (type) {
-    case Zero::none: return 0;
     case Zero::u8: return table[static_cast<const uint8_t*>(zeros)[i] ^ flip];
     case Zero::f32: return static_cast<const float*>(zeros)[i];
     case Zero::bf16: return from_bf16(static_cast<const uint16_t*>(zeros)[i]);
     case Zero::f16: return from_f16(static_cast<const uint16_t*>(zeros)[i]);
+    default: return 0;
   }
-  return 0;
 }
 
 }  // namespace ao::AO_ISA::coding

@@ -101,8 +101,9 @@ static inline float store_scale(void* scales, Scale type, int64_t i, float v) {
       return v;
     case Scale::e4m3:
       return from_e4m3(static_cast<uint8_t*>(scales)[i] = to_e4m3(v));
+    default:  // whole numbers are no scales of dense tensors
+      return v;
   }
-  return v;
 }
 
 static inline float store_zero(void* zeros, Zero type, int64_t i, float v) {

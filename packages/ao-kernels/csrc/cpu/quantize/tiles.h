@@ -244,13 +244,15 @@ static inline void decode_columns(const Tiles& t, const uint8_t* codes, int64_t 
   int64_t group = first / t.group;
   for (int64_t column = first; column < last; ++group) {
     const int64_t end = (group + 1) * t.group < last ? (group + 1) * t.group : last;
-    const int64_t place = (block * t.groups + group) * 16 + r;
-    float scale = load_scale(t.scale, t.scale_type, place);
-    if (t.outer != nullptr) scale *= t.outer[block / t.row_blocks];
+    const float scale = load_scale(t, t.scale, block, group, r);
     float* v = values + (column - first);
     if (t.zero_type == Zero::none) {
       for (int64_t i = 0; i < end - column; ++i) v[i] *= scale;
+    } else if (t.zero_type == Zero::scaled) {
+      const float offset = load_scale(t, t.offset, block, group, r);
+      for (int64_t i = 0; i < end - column; ++i) v[i] = v[i] * scale - offset;
     } else {
+      const int64_t place = (block * t.groups + group) * 16 + r;
       const float zero = load_zero(t.zero, t.zero_type, place, t.table, t.flip);
       for (int64_t i = 0; i < end - column; ++i) v[i] = (v[i] - zero) * scale;
     }

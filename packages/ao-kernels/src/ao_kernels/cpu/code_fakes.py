@@ -118,13 +118,16 @@ def _quantize_rows(x: Tensor, act: int) -> tuple[Tensor, Tensor, Tensor]:
 def _dequantize_tiles(
     qdata: Tensor,
     scale: Tensor,
-    outer: Tensor | None,
+    scale_outer: Tensor | None,
     zero: Tensor | None,
+    offset: Tensor | None,
+    offset_outer: Tensor | None,
     table: Tensor,
     n: int,
     k: int,
     bits: int,
     group: int,
+    span: int,
     dtype: torch.dtype,
 ) -> Tensor:
     return qdata.new_empty((*qdata.shape[:-3], n, k), dtype=dtype)
@@ -134,13 +137,16 @@ def _embedding(
     ids: Tensor,
     qdata: Tensor,
     scale: Tensor,
-    outer: Tensor | None,
+    scale_outer: Tensor | None,
     zero: Tensor | None,
+    offset: Tensor | None,
+    offset_outer: Tensor | None,
     table: Tensor,
     n: int,
     k: int,
     bits: int,
     group: int,
+    span: int,
     dtype: torch.dtype,
 ) -> Tensor:
     return ids.new_empty((*ids.shape, k), dtype=dtype)

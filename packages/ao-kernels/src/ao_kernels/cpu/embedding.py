@@ -11,9 +11,10 @@ from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor import QTensor
 from ao_kernels.cpu.codes import codes_of
+from ao_kernels.cpu.grids import grid_of
 from ao_kernels.cpu.library import why_not
 from ao_kernels.cpu.quantize import ELEMENTS
-from ao_kernels.cpu.tiles import LAYOUTS, grid_of, table_of
+from ao_kernels.cpu.tiles import AFFINE, LAYOUTS, table_of
 
 __all__ = ["TILE_KERNELS", "dequantize_tiles", "tiles_embedding"]
 
@@ -35,14 +36,11 @@ def dequantize_tiles(
     return out
 
 
-def _decoding(
-    parts: Parts, spec: Spec, shape: tuple[int, ...]
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor, int, int, int, int]:
+def _decoding(parts: Parts, spec: Spec, shape: tuple[int, ...]) -> tuple[Tensor | int | None, ...]:
     """What the ops are told of a weight."""
     grid, codes = grid_of(spec, shape), codes_of(registry.dtypes.get(spec.dtype))
-    qdata, scale = parts["qdata"], parts["scale"]
-    tensors = (qdata, scale, parts.get("outer"), parts.get("zero"), table_of(parts))
-    return (*tensors, grid.n, grid.k, codes.bits, grid.group)
+    tensors = (parts.get(name) for name in ("qdata", *AFFINE))
+    return (*tensors, table_of(parts), grid.n, grid.k, codes.bits, grid.group, grid.span)
 
 
 def _accepts_embedding(call: Call) -> str | None:

@@ -11,8 +11,9 @@ from ao_core.records import Call, Kernel
 from ao_core.registry import registry
 from ao_core.tensor import QTensor
 from ao_kernels.cpu.codes import codes_of
+from ao_kernels.cpu.grids import grid_of
 from ao_kernels.cpu.library import isa, why_not
-from ao_kernels.cpu.tiles import ACTS, LAYOUTS, grid_of, table_of
+from ao_kernels.cpu.tiles import ACTS, AFFINE, LAYOUTS, table_of
 
 __all__ = ["LINEAR_KERNELS", "accepts", "describe", "product_arguments", "tiles_linear"]
 
@@ -28,21 +29,24 @@ def product_arguments(w: QTensor) -> tuple[tuple[Tensor | None, ...], tuple[int,
     """What the C++ products are told of a weight: its parts with the table, and numbers."""
     parts, act = w.parts, w.spec.act
     grid, codes = grid_of(w.spec, w.stored_shape), codes_of(w.format)
-    names = ("qdata", "scale", "outer", "zero", "rowsum")
+    names = ("qdata", *AFFINE, "rowsum")
     tensors = (*(parts.get(name) for name in names), table_of(parts))
     act_code = 0 if act is None else ACTS[act.dtype, act.zero]
-    return tensors, (grid.n, codes.bits, grid.group, codes.kind, act_code)
+    return tensors, (grid.n, codes.bits, grid.group, grid.span, codes.kind, act_code)
 
 
 def _product(w: QTensor) -> Callable[[Tensor, Tensor | None], Tensor]:
     """The product with one weight. Parts of a weight are written to, but never replaced."""
     op = torch.ops.ao_kernels.linear.default
-    (qdata, scale, outer, zero, rowsum, table), (n, bits, group, kind, act) = product_arguments(w)
+    (*weight, table), numbers = product_arguments(w)
+    qdata, scale, scale_outer, zero, offset, offset_outer, rowsum = weight
+    n, bits, group, span, kind, act = numbers
 
     def product(x: Tensor, bias: Tensor | None) -> Tensor:
         return op(  # type: ignore[no-any-return]
-            x, qdata, scale, outer, zero, rowsum, table, bias, n, bits, group, kind, act
-        )
+            x, qdata, scale, scale_outer, zero, offset, offset_outer, rowsum, table, bias,
+            n, bits, group, span, kind, act,
+        )  # fmt: skip
 
     return product
 

@@ -15,9 +15,9 @@ from ao_core.numerics import full_block, pack_bits, unpack_bits
 from ao_core.records import DType
 from ao_core.spec import WHOLE, Spec
 from ao_core.tensor import QTensor
-from ao_kernels.cpu.tiles import unfit_scale
 from ao_kernels.triton.float4 import gather_bits, spread_bits
 from ao_kernels.triton.formats import Format, format_of, known
+from ao_kernels.triton.scales import unfit_scale
 from ao_kernels.triton.words import interleave, pack_words, separate, unpack_words
 
 __all__ = ["COLS", "LAYOUTS", "Plane16", "Tiling", "tiling"]

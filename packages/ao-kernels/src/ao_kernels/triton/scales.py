@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["KINDS", "load_bytes", "name_of"]
+from ao_core.spec import WHOLE, Spec
+
+__all__ = ["KINDS", "load_bytes", "name_of", "unfit_scale"]
 
 #: dtype of a scale of 8 bits → what kernels call it
 KINDS = {torch.float8_e8m0fnu: "e8m0", torch.float8_e4m3fn: "e4m3"}
@@ -22,6 +24,18 @@ def name_of(dtype: torch.dtype, *, outer: bool) -> str:
     """What tuning knows a scale by: as specs call its dtype, "twice" where it has a scale itself."""
     name = KINDS.get(dtype) or str(dtype).removeprefix("torch.")
     return f"{name} twice" if outer else name
+
+
+def unfit_scale(scale: str | Spec) -> str | None:
+    """Why planes cannot hold such scales."""
+    if isinstance(scale, str):
+        return None
+    plain = Spec("f8e4m3", scale.block)
+    if scale != plain or len(scale.block) < 2 or any(extent != WHOLE for extent in scale.block):
+        return (
+            f"holds quantized scales only as f8e4m3 with one float32 scale for all, found {scale}"
+        )
+    return None
 
 
 def load_bytes(kind: str, count: int, *, sm80: bool = False) -> str:
