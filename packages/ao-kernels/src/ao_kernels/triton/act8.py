@@ -250,11 +250,11 @@ def _padded(codes: Tensor) -> Tensor:
 
 def _group_sums(x_MK: Tensor, k: int, tiles: Tiling, group: int) -> Tensor:
     """float32 (groups, M): sums of the codes that share a scale of the weight."""
-    from ao_kernels.triton.kernels import plane16
+    from ao_kernels.triton.kernels import sums as kernels
 
     m = len(x_MK)
     sums = x_MK.new_empty((tiles.groups, m), dtype=torch.float32)
-    plane16.group_sums[(-(-m // _SUM_ROWS), tiles.groups)](
+    kernels.group_sums[(-(-m // _SUM_ROWS), tiles.groups)](
         x_MK, sums, m, k, x_MK.stride(0), m, group if tiles.chain else k, _SUM_ROWS, _SUM_STEP
     )
     return sums

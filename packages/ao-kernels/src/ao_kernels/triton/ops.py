@@ -247,11 +247,11 @@ def grids(
 
 def group_sums(x_MK: Tensor, tiles: Tiling, group: int, rows: int) -> Tensor:
     """float32 (groups, rows), 0 after those of x: sums of the activations that share a zero point."""
-    from ao_kernels.triton.kernels import plane16
+    from ao_kernels.triton.kernels import sums as kernels
 
     m, k = x_MK.shape
     sums = x_MK.new_empty((tiles.groups, rows), dtype=torch.float32)
-    plane16.group_sums[(-(-rows // _SUM_ROWS), tiles.groups)](
+    kernels.group_sums[(-(-rows // _SUM_ROWS), tiles.groups)](
         x_MK, sums, m, k, x_MK.stride(0), rows, group if tiles.chain else k, _SUM_ROWS, _SUM_STEP
     )
     return sums
