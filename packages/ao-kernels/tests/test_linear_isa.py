@@ -16,6 +16,8 @@ FILES = (
     *("test_quantize.py", "test_quantize_rows.py", "test_tiles_ops.py", "test_adam.py"),
     *("test_block_sparse.py", "test_two_four.py", "test_super_blocks.py"),
 )
+#: in which sets differ that share the rest: those with tile registers have their own products alone
+SHARED = {("amx", "avx512"): ("test_linear.py", "test_threads.py", "test_super_blocks.py")}
 #: what does not depend on the instruction set
 LEFT_OUT = "TestTiles or TestTiles8 or TestDynamic"
 WHY_NOT = "from ao_kernels.cpu import library; print(library.why_not() or '')"
@@ -42,9 +44,10 @@ def test_with(isa: str) -> None:
     here = Path(__file__).parent
     config = here.parent / "pyproject.toml"
     marks = ["-m", "not slow", "-k", f"not ({LEFT_OUT})"]
+    files = SHARED.get((library.isa(), isa), FILES)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-c", str(config),
-         *marks, *(str(here / name) for name in FILES)],
+         *marks, *(str(here / name) for name in files)],
         env={**os.environ, "AO_CPU_ISA": isa}, capture_output=True, text=True, check=False, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
