@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from decoding import BF16
 from linear import Case
 from ours import DTYPES, FORMATS, name_of
 from reader import READER
@@ -33,6 +32,7 @@ def _bars(ours: str, peer: str, *bars: tuple[int, float, float | None]) -> list[
 
 _INT4PACK, F_LINEAR = "torch int4pack g128, bf16", "F.linear bf16"
 _INT8PACK = "torch int8pack, bf16"
+_DECODER = "torch bf16"
 #: of a layer of 4096 × 4096
 LINEAR = [
     *_bars(name_of("int4 g128"), _INT4PACK, (1, 1.2, 1.35), (16, 1.9, 3), (64, 2, None), (256, 2.2, None)),
@@ -50,12 +50,12 @@ DECODE = [
     Bar("ao int4 g32", "llama.cpp Q4_0", 1.05, 1.25),
     Bar("ao int4 g32", "torchao int4 g32", 1.55, 1.9),
     Bar("ao int8", "llama.cpp Q8_0", 1.1, 1.3),
-    Bar("ao int8", BF16, 3.3, 4),
+    Bar("ao int8", _DECODER, 3.3, 4),
 ]
 PREFILL = [
     Bar("ao int4 g32 dynamic", "llama.cpp Q4_0", 2, 2.6),
     Bar("ao int8 dynamic", "quantize_dynamic x86", 1, 1.1),
-    Bar("ao int4 g32", BF16, 1, 1.1),
+    Bar("ao int4 g32", _DECODER, 1, 1.1),
 ]
 #: of a layer of 4096 × 16384 with sparse weights; a bar of 1 is where they break even
 SPARSE = [

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from decoder import Shape
 
 from workspace import ROOT
+
+if TYPE_CHECKING:
+    from decoder import Shape
 
 #: type -> numbers of a block in bytes after its float16 scale, and a scale that gives weights of 0.02
 KINDS = {"Q4_0": (16, 0.005), "Q8_0": (32, 0.0003)}
