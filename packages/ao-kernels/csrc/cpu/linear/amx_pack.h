@@ -17,30 +17,20 @@ struct Parts {
 };
 
 static void pack_tile_row(const Linear& t, int64_t r, uint8_t* out) {
-  RowPacker packer{t, static_cast<const uint8_t*>(t.x) + r * t.x_stride * bytes_of(t.type), splat(1.0f), 0.0f};
-  if (t.act != Act::none) {
-    float scale;
-    choose(t, packer.row, scale, packer.zero_point);
-    packer.scale = splat(scale);
-    t.x_scale[r] = scale;
-    t.x_zero[r] = packer.zero_point - 128.0f;
-  }
+  const RowPacker packer = packer_of(t, r);
   const bool bytes = t.mode == Mode::int8;
   const int64_t line = tile_line(t), size = 16 * bytes_of(t.mode), part_bytes = tile_steps(t) * kTileRows * line;
   const int64_t stride = t.row_blocks * kTileRows;  // of sums, for rows that there are not, too
-  int64_t k = 0, end = t.group < t.k ? t.group : t.k, group = 0, slot = 0;
+  Columns at = columns_of(t, 0);
+  int64_t slot = 0;
   for (int64_t s = 0; s < t.step_count; ++s) {
-    if (t.steps[s].group != group) {
-      group = t.steps[s].group;
-      k = group * t.group;
-      end = k + t.group < t.k ? k + t.group : t.k;
-    }
+    if (t.steps[s].group != at.group) at = columns_of(t, t.steps[s].group);
     I total = splat_int(0);
-    for (int tile = 0; tile < t.steps[s].tiles; ++tile, k += 16, ++slot) {
-      const int count = end - k < 16 ? static_cast<int>(end - k) : 16;
+    for (int tile = 0; tile < t.steps[s].tiles; ++tile, at.k += 16, ++slot) {
+      const int count = at.count();
       uint8_t* to = out + slot / t.tiling.depth * kTileRows * line + slot % t.tiling.depth * size;
       // padding is 0, not code 0 less 128
-      const F v = _mm512_maskz_mov_ps(count < 16 ? first(count) : 0xffff, packer.values(k, count));
+      const F v = _mm512_maskz_mov_ps(count < 16 ? first(count) : 0xffff, packer.values(at.k, count));
       if (bytes) {
         const I codes = round_to_int(v);
         total = add(total, codes);

@@ -89,8 +89,8 @@ struct RowPacker {
   }
 };
 
-template <Mode kMode>
-static void pack_row(const Linear& t, int64_t r, uint8_t* out, int64_t rows, void* sums) {
+// For row r of the activations; where they are quantized their scale and zero point are chosen, and noted.
+static RowPacker packer_of(const Linear& t, int64_t r) {
   RowPacker packer{t, static_cast<const uint8_t*>(t.x) + r * t.x_stride * bytes_of(t.type), splat(1.0f), 0.0f};
   if (t.act != Act::none) {
     float scale;
@@ -99,17 +99,30 @@ static void pack_row(const Linear& t, int64_t r, uint8_t* out, int64_t rows, voi
     t.x_scale[r] = scale;
     t.x_zero[r] = packer.zero_point - 128.0f;
   }
-  int64_t k = 0, end = t.group < t.k ? t.group : t.k, group = 0;
+  return packer;
+}
+
+// The columns of a group, from k on.
+struct Columns {
+  int64_t group, k, end;
+  // of the next tile
+  AO_METHOD int count() const { return end - k < 16 ? static_cast<int>(end - k) : 16; }
+};
+AO_INLINE Columns columns_of(const Linear& t, int64_t group) {
+  const int64_t k = group * t.group;
+  return {group, k, k + t.group < t.k ? k + t.group : t.k};
+}
+
+template <Mode kMode>
+static void pack_row(const Linear& t, int64_t r, uint8_t* out, int64_t rows, void* sums) {
+  const RowPacker packer = packer_of(t, r);
+  Columns at = columns_of(t, 0);
   for (int64_t s = 0; s < t.step_count; ++s) {
-    if (t.steps[s].group != group) {
-      group = t.steps[s].group;
-      k = group * t.group;
-      end = k + t.group < t.k ? k + t.group : t.k;
-    }
+    if (t.steps[s].group != at.group) at = columns_of(t, t.steps[s].group);
     F total = zero();
-    for (int tile = 0; tile < t.steps[s].tiles; ++tile, k += 16, out += rows * 16 * bytes_of(kMode)) {
-      const int count = end - k < 16 ? static_cast<int>(end - k) : 16;
-      F v = packer.values(k, count);
+    for (int tile = 0; tile < t.steps[s].tiles; ++tile, at.k += 16, out += rows * 16 * bytes_of(kMode)) {
+      const int count = at.count();
+      F v = packer.values(at.k, count);
       if (t.act == Act::uint8 && count < 16) {  // padding is 0, not code 0 less 128
         float lanes[16];
         store(lanes, v);
