@@ -50,16 +50,18 @@ def linear(name: str, k: int, n: int) -> nn.Linear:
 
 
 class Model(nn.Module):
-    """An embedding and two layers, all in tiles."""
+    """An embedding, and two layers of each format, all in tiles."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, *names: str) -> None:
         super().__init__()
         self.embed = nn.Embedding(11, 64)
         self.embed.weight = nn.Parameter(weight("int4", 11, 64), requires_grad=False)
-        self.a, self.b = linear(name, 64, 48), linear(name, 48, 33)
+        self.a = nn.ModuleList(linear(name, 64, 48) for name in names)
+        self.b = nn.ModuleList(linear(name, 48, 33) for name in names)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.b(torch.relu(self.a(self.embed(ids))))
+        x = self.embed(ids)
+        return torch.cat([b(torch.relu(a(x))) for a, b in zip(self.a, self.b, strict=True)], -1)
 
 
 IDS = torch.tensor([[1, 2, 3, 1, 0], [10, 9, 8, 7, 6]])
@@ -84,8 +86,15 @@ def opcheck(op: Any, args: tuple[Any, ...]) -> None:
     assert set(results.values()) == {"SUCCESS"}, results
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float32) for name in SPECS),
+        ("uint4", torch.bfloat16),
+        ("int8-dynamic", torch.float16),
+    ],
+    ids=str,
+)
 def test_linear_op(name: str, dtype: torch.dtype) -> None:
     tensors, numbers = product_arguments(weight(name, 33, 80))
     op = torch.ops.ao_kernels.linear.default
@@ -152,9 +161,8 @@ def test_recompiles_neither_for_other_weights_nor_for_known_sizes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cpp", [False, True], ids=["python-wrapper", "cpp-wrapper"])
-@pytest.mark.parametrize("name", SPECS)
-def test_inductor(name: str, cpp: bool) -> None:
-    model = Model(name).eval()
+def test_inductor(cpp: bool) -> None:
+    model = Model(*SPECS).eval()
     with torch._inductor.config.patch(cpp_wrapper=cpp), torch.no_grad():
         compiled = torch.compile(model, fullgraph=True)
         torch.testing.assert_close(compiled(IDS), model(IDS), rtol=1e-5, atol=1e-6)
@@ -188,12 +196,11 @@ def test_experts_compile() -> None:
 # -- export ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_exports_saves_and_loads(name: str, tmp_path: Path) -> None:
-    model = Model(name).eval()
+def test_exports_saves_and_loads(tmp_path: Path) -> None:
+    model = Model(*SPECS).eval()
     program = torch.export.export(model, (IDS,))
     inner = program.run_decompositions().graph.nodes
-    assert [str(node.target) for node in inner].count("ao_kernels.linear.default") == 2
+    assert [str(node.target) for node in inner].count("ao_kernels.linear.default") == 2 * len(SPECS)
     torch.testing.assert_close(program.module()(IDS), model(IDS))
     torch.export.save(program, tmp_path / "model.pt2")
     again = torch.export.load(tmp_path / "model.pt2")
@@ -210,9 +217,8 @@ def test_exports_with_any_number_of_rows() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["int4", "nf4-double", "int8-dynamic"])
-def test_aot_inductor_package(name: str, tmp_path: Path) -> None:
-    model = Model(name).eval()
+def test_aot_inductor_package(tmp_path: Path) -> None:
+    model = Model("int4", "nf4-double", "int8-dynamic").eval()
     with torch.no_grad():
         loaded = aot_inductor(model, (IDS,), tmp_path)
         torch.testing.assert_close(loaded(IDS), model(IDS), rtol=1e-4, atol=1e-5)

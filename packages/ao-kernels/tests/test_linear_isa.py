@@ -18,8 +18,11 @@ FILES = (
 )
 #: in which sets differ that share the rest: those with tile registers have their own products alone
 SHARED = {("amx", "avx512"): ("test_linear.py", "test_threads.py", "test_super_blocks.py")}
-#: what does not depend on the instruction set
-LEFT_OUT = "TestTiles or TestTiles8 or TestDynamic"
+#: what does not depend on the instruction set, or only on how products are shared among threads
+LEFT_OUT = (
+    "TestTiles or TestTiles8 or TestDynamic or Grouped or is_deterministic or strided or is_a_candidate"
+    " or reasons or describes or fork"
+)
 WHY_NOT = "from ao_kernels.cpu import library; print(library.why_not() or '')"
 
 

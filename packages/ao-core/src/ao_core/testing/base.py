@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache
+from itertools import combinations
+from typing import Any, TypeVar
 
 import pytest
 import torch
 from torch import Tensor
 
-__all__ = ["Suite", "as_bytes", "available_devices", "gaussian", "same_bits"]
+__all__ = ["Suite", "as_bytes", "available_devices", "covering", "gaussian", "same_bits"]
+
+T = TypeVar("T")
 
 
 class Suite:
@@ -21,9 +25,15 @@ class Suite:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Called by pytest: parametrize the test with the arguments that it names."""
-        for name, values in self.arguments().items():
+        for name, values in _arguments_of(type(self)).items():
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, values, ids=_id)
+
+
+@cache
+def _arguments_of(suite: type[Suite]) -> Mapping[str, Sequence[Any]]:
+    """Once for all tests of a suite: what fits a kernel is known only by asking for each case."""
+    return suite().arguments()
 
 
 def _id(value: Any) -> str:
@@ -37,6 +47,22 @@ def _id(value: Any) -> str:
 def available_devices() -> list[str]:
     """Device types of this machine on which suites run."""
     return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+def covering(cases: Sequence[T], axes: Callable[[T], tuple[Hashable, ...]]) -> list[T]:
+    """Few of the cases, in which any two values of two axes meet that meet in all of them.
+
+    Greedy: those first that bring most pairs which none before them has.
+    """
+    left = [(i, set(combinations(enumerate(axes(case)), 2))) for i, case in enumerate(cases)]
+    met: set[Hashable] = set()
+    kept = []
+    for wanted in range(max((len(pairs) for _, pairs in left), default=0), 0, -1):
+        for i, pairs in left:
+            if len(pairs - met) >= wanted:
+                met |= pairs
+                kept.append(i)
+    return [cases[i] for i in sorted(kept)]
 
 
 def gaussian(shape: Sequence[int], *, seed: int = 0, device: str = "cpu") -> Tensor:

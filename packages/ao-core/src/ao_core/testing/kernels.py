@@ -15,7 +15,7 @@ from ao_core.records import Call, Kernel
 from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor import QTensor
-from ao_core.testing.base import Suite, as_bytes, available_devices
+from ao_core.testing.base import Suite, as_bytes, available_devices, covering
 from ao_core.testing.kernel_codecs import CONVERSIONS
 from ao_core.testing.kernel_ops import PRODUCTS, KernelCase, OpTrial
 
@@ -56,7 +56,7 @@ class KernelSuite(Suite):
         return TRIALS[self.record.op]
 
     def cases(self) -> list[KernelCase]:
-        """Every spec that fits the kernel's layout, in every shape and dtype."""
+        """Every spec that fits the kernel's layout, in every shape and dtype, on every device."""
         record, trial = self.record, self.trial
         if record.op in ("mm", "grouped_mm"):  # both operands are dense: no layout
             layouts = [registry.layouts.get("plain")]
@@ -77,14 +77,26 @@ class KernelSuite(Suite):
         ]
 
     def arguments(self) -> dict[str, Sequence[Any]]:
-        """`case`: the cases of which the kernel accepts at least one batch."""
-        return {"case": [case for case in self.cases() if self._batches(case)]}
+        """Cases of which the kernel accepts at least one batch.
+
+        `cases`: the list of all; `case`: every two of spec, shape, dtype and device together; `one`: each
+        spec once, in shapes and dtypes that take turns.
+        """
+        found = [case for case in self.cases() if self._batches(case)]
+        by_spec: dict[Spec, list[KernelCase]] = {}
+        for case in found:
+            by_spec.setdefault(case.spec, []).append(case)
+        return {
+            "cases": [found],
+            "case": covering(found, lambda case: (case.spec, case.shape, case.dtype, case.device)),
+            "one": [each[turn % len(each)] for turn, each in enumerate(by_spec.values())],
+        }
 
     # -- selection -------------------------------------------------------------------------------
 
     def test_accepts_something(self) -> None:
         """At least one of the cases is for this kernel."""
-        assert self.arguments()["case"], (
+        assert any(map(self._batches, self.cases())), (
             f"kernel {self.kernel!r} accepts none of the cases; set `specs` and `shapes`"
         )
 
@@ -108,14 +120,15 @@ class KernelSuite(Suite):
                 assert isinstance(text, str)
                 assert "\n" not in text
 
-    def test_is_a_candidate(self, case: KernelCase) -> None:
+    def test_is_a_candidate(self, cases: list[KernelCase]) -> None:
         """The table of the layout and device lists it, with its own answer."""
-        call = self._call(case, self._batches(case)[0])
-        assert call is not None
-        listed = {c.kernel.name: c.refusal for c in candidates(call)}
-        assert self.kernel in listed
-        if self.record.available() is None:
-            assert listed[self.kernel] is None
+        for case in cases:
+            call = self._call(case, self._batches(case)[0])
+            assert call is not None
+            listed = {c.kernel.name: c.refusal for c in candidates(call)}
+            assert self.kernel in listed, case
+            if self.record.available() is None:
+                assert listed[self.kernel] is None, case
 
     # -- results ---------------------------------------------------------------------------------
 
@@ -127,16 +140,16 @@ class KernelSuite(Suite):
             unchanged = map(torch.equal, map(as_bytes, _memory(args)), map(as_bytes, before))
             assert all(unchanged), "the kernel changed its input"
 
-    def test_is_deterministic(self, case: KernelCase) -> None:
+    def test_is_deterministic(self, one: KernelCase) -> None:
         """The same call gives the same bits."""
-        for args, _ in self._calls(case):
+        for args, _ in self._calls(one):
             assert self.trial.same(self.record.fn(*args), self.record.fn(*args))
 
-    def test_strided_inputs(self, case: KernelCase) -> None:
+    def test_strided_inputs(self, one: KernelCase) -> None:
         """Dense arguments that are not contiguous give what contiguous ones give."""
-        for args, expected in self._calls(case):
+        for args, expected in self._calls(one):
             for variant in self.trial.strided(args):
-                self.trial.check(self.record.fn(*variant), expected, case, self._bound(case))
+                self.trial.check(self.record.fn(*variant), expected, one, self._bound(one))
 
     def op_samples(self) -> list[tuple[Any, tuple[Any, ...]]]:
         """Custom ops of the kernel, each with arguments, for `torch.library.opcheck`; none by default."""

@@ -46,12 +46,12 @@ class LayoutValues:
 
     # -- parts -----------------------------------------------------------------------------------
 
-    def test_pack_unpack(self, sample: Sample) -> None:
+    def test_pack_unpack(self, any_sample: Sample) -> None:
         """Every code survives packing, unpacking and conversion, whatever its neighbours."""
-        fmt, spec = registry.dtypes.get(sample.spec.dtype), sample.spec
-        q = sample.quantized()
-        _, scale, zero = unpack_parts(q.parts, spec, sample.shape)
-        shape = self._canonical.blocked_shape(sample.shape)
+        fmt, spec = registry.dtypes.get(any_sample.spec.dtype), any_sample.spec
+        q = any_sample.quantized()
+        _, scale, zero = unpack_parts(q.parts, spec, any_sample.shape)
+        shape = self._canonical.blocked_shape(any_sample.shape)
         canonical = replace(spec, layout=self._canonical.name)
         if fmt.kind == "dense":
             codes = fmt.encode(gaussian(shape, seed=1))
@@ -59,10 +59,10 @@ class LayoutValues:
             generator = torch.Generator().manual_seed(1)
             codes = torch.randint(0, fmt.codes, shape, generator=generator).to(torch.uint8)
         codes = held_codes(self._canonical, codes, scale, zero, canonical)
-        held = self._canonical.unpack(q.canonical().parts, canonical, sample.shape, fmt)
+        held = self._canonical.unpack(q.canonical().parts, canonical, any_sample.shape, fmt)
         parts = self._canonical.pack(codes, held[1], held[2], canonical, fmt)
-        parts = self.record.from_canonical(parts, spec, sample.shape, fmt)
-        again, scale_again, zero_again = unpack_parts(parts, spec, sample.shape)
+        parts = self.record.from_canonical(parts, spec, any_sample.shape, fmt)
+        again, scale_again, zero_again = unpack_parts(parts, spec, any_sample.shape)
         assert same_bits(again, codes)
         for one, other in ((scale, scale_again), (zero, zero_again)):
             assert (one is None) == (other is None)
@@ -72,9 +72,9 @@ class LayoutValues:
     def _canonical(self) -> Layout:
         return registry.layouts.get(self.record.canonical_name or self.layout)
 
-    def test_canonical_and_back(self, sample: Sample) -> None:
+    def test_canonical_and_back(self, any_sample: Sample) -> None:
         """To the canonical layout and back: the same values, the same bits."""
-        q = sample.quantized()
+        q = any_sample.quantized()
         canonical = q.canonical()
         assert canonical.layout_record.canonical
         assert torch.equal(canonical.dequantize(), q.dequantize())
@@ -82,12 +82,12 @@ class LayoutValues:
         assert back.spec == q.spec
         assert same_parts(back, q)
 
-    def test_same_values_as_in_plain(self, sample: Sample) -> None:
+    def test_same_values_as_in_plain(self, any_sample: Sample) -> None:
         """A layout arranges: it does not change the value that each element it holds is stored as."""
-        q = sample.quantized()
-        held = self._held(sample)
-        plain = quantized(held, replace(sample.spec, layout="plain"))
-        assert torch.equal(q.dequantize(), plain.dequantize().reshape(sample.shape))
+        q = any_sample.quantized()
+        held = self._held(any_sample)
+        plain = quantized(held, replace(any_sample.spec, layout="plain"))
+        assert torch.equal(q.dequantize(), plain.dequantize().reshape(any_sample.shape))
 
     def _held(self, sample: Sample) -> Tensor:
         """The dense values of a sample that the layout can hold, of the blocked shape."""
@@ -101,11 +101,11 @@ class LayoutValues:
         kept = held.view(torch.int32) == sample.dense().reshape(held.shape).view(torch.int32)
         assert not held[~kept].view(torch.int32).any()
 
-    def test_geometry_describes_the_parts(self, sample: Sample) -> None:
+    def test_geometry_describes_the_parts(self, any_sample: Sample) -> None:
         """Where a geometry is declared, it gives the size of every part along every dimension."""
-        q = sample.quantized()
-        fmt = registry.dtypes.get(sample.spec.dtype)
-        for name, axes in self._declared(sample.spec, sample.shape).items():
+        q = any_sample.quantized()
+        fmt = registry.dtypes.get(any_sample.spec.dtype)
+        for name, axes in self._declared(any_sample.spec, any_sample.shape).items():
             if name not in q.part_names:
                 continue
             part = getattr(q, name)
@@ -114,7 +114,7 @@ class LayoutValues:
                 if axis is None:
                     assert part.shape[dim] <= 1 or part.dim() < q.dim()
                 else:
-                    needed = -(-sample.shape[dim] // axis.values) * axis.entries
+                    needed = -(-any_sample.shape[dim] // axis.values) * axis.entries
                     assert part.shape[dim] <= needed, (name, dim, fmt.name)
                     assert part.shape[dim] > needed - axis.entries or needed == 0
 

@@ -17,6 +17,9 @@ from ao_core.testing.samples import SHAPES, SPECS, Sample, fitting_specs
 
 __all__ = ["LayoutSuite"]
 
+#: shapes in which each spec is tried where not all are
+AT_ONCE = 2
+
 
 class LayoutSuite(LayoutValues, LayoutCuts, LayoutState, LayoutCompile, Suite):
     """Tests of one layout.
@@ -50,14 +53,27 @@ class LayoutSuite(LayoutValues, LayoutCuts, LayoutState, LayoutCompile, Suite):
         ]
 
     def arguments(self) -> dict[str, Sequence[Any]]:
-        """`sample`: all; `weight`: one weight matrix for each spec; `weights`: the list of those."""
+        """What fits.
+
+        `any_sample`: all; `sample`: each spec in `AT_ONCE` shapes that take turns, and a weight matrix;
+        `weight`: that alone; `weights`: the list of those.
+        """
         samples = self.samples()
-        weights: dict[Spec, Sample] = {}
+        by_spec: dict[Spec, list[Sample]] = {}
         for sample in samples:
-            if len(sample.shape) == 2 and sample.shape[0] > 1:
-                weights.setdefault(sample.spec, sample)
-        matrices = list(weights.values())
-        return {"sample": samples, "weight": matrices, "weights": [matrices]}
+            by_spec.setdefault(sample.spec, []).append(sample)
+        some, matrices = [], []
+        for turn, each in enumerate(by_spec.values()):
+            found = [s for s in each if len(s.shape) == 2 and s.shape[0] > 1][:1]
+            matrices += found
+            turns = [each[(turn * AT_ONCE + i) % len(each)] for i in range(AT_ONCE)]
+            some += dict.fromkeys(found + turns)
+        return {
+            "any_sample": samples,
+            "sample": some,
+            "weight": matrices,
+            "weights": [matrices],
+        }
 
     def test_something_fits(self) -> None:
         """The layout holds at least one of `specs` in one weight matrix of `shapes`."""
