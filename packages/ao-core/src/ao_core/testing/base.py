@@ -31,7 +31,7 @@ class Suite:
 
 
 @cache
-def _arguments_of(suite: type[Suite]) -> Mapping[str, Sequence[Any]]:
+def _arguments_of(suite: Callable[[], Suite]) -> Mapping[str, Sequence[Any]]:
     """Once for all tests of a suite: what fits a kernel is known only by asking for each case."""
     return suite().arguments()
 

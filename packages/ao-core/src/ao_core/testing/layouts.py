@@ -62,7 +62,8 @@ class LayoutSuite(LayoutValues, LayoutCuts, LayoutState, LayoutCompile, Suite):
         by_spec: dict[Spec, list[Sample]] = {}
         for sample in samples:
             by_spec.setdefault(sample.spec, []).append(sample)
-        some, matrices = [], []
+        some: list[Sample] = []
+        matrices: list[Sample] = []
         for turn, each in enumerate(by_spec.values()):
             found = [s for s in each if len(s.shape) == 2 and s.shape[0] > 1][:1]
             matrices += found
