@@ -8,8 +8,9 @@ from torch import Tensor
 from ao_core.registry import registry
 from ao_kernels.triton.formats import known
 from ao_kernels.triton.launch import Regime, constants, regime_of, splits_of, stages_of
-from ao_kernels.triton.ops import grids, group_sums
+from ao_kernels.triton.ops import grids
 from ao_kernels.triton.plane16 import COLS, tiling
+from ao_kernels.triton.sums import group_sums
 from ao_kernels.triton.support import (
     capability,
     on_device,

@@ -8,8 +8,9 @@ from torch import Tensor
 from ao_core.registry import registry
 from ao_kernels.triton.formats import known
 from ao_kernels.triton.launch import Regime, ahead, case_of, constants, regime_of, stages_of
-from ao_kernels.triton.plane16 import COLS, Tiling, tiling
+from ao_kernels.triton.plane16 import COLS, tiling
 from ao_kernels.triton.scales import KINDS, name_of
+from ao_kernels.triton.sums import group_sums
 from ao_kernels.triton.support import (
     capability,
     on_device,
@@ -23,15 +24,12 @@ from ao_kernels.triton.tuning.choose import choose
 __all__ = [
     "IDS",
     "grids",
-    "group_sums",
     "launch_linear",
     "plane16_dequantize",
     "plane16_embedding",
     "plane16_linear",
 ]
 
-#: rows of activations, and columns, that a block of `group_sums` adds up at once
-_SUM_ROWS, _SUM_STEP = 4, 128
 #: rows that a block looks up
 IDS = 8
 
@@ -243,15 +241,3 @@ def grids(
     """What kernels take of scales and zero points; any tensor can stand where there is none."""
     by = scale.view(torch.uint8) if scale.dtype in KINDS else scale
     return by, by if outer is None else outer, by if zero is None else zero
-
-
-def group_sums(x_MK: Tensor, tiles: Tiling, group: int, rows: int) -> Tensor:
-    """float32 (groups, rows), 0 after those of x: sums of the activations that share a zero point."""
-    from ao_kernels.triton.kernels import sums as kernels
-
-    m, k = x_MK.shape
-    sums = x_MK.new_empty((tiles.groups, rows), dtype=torch.float32)
-    kernels.group_sums[(-(-rows // _SUM_ROWS), tiles.groups)](
-        x_MK, sums, m, k, x_MK.stride(0), rows, group if tiles.chain else k, _SUM_ROWS, _SUM_STEP
-    )
-    return sums
