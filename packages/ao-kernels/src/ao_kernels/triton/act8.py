@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from ao_kernels.triton.assembly import PREFETCH, load_scale, to_float
-from ao_kernels.triton.launch import FEWEST_TILES, Regime, Setting, settings_around, splits_of
+from ao_kernels.triton.launch import (
+    FEWEST_TILES,
+    Regime,
+    Setting,
+    options,
+    settings_around,
+    splits_of,
+    zero_kind,
+)
 from ao_kernels.triton.plane16 import COLS, Tiling
 from ao_kernels.triton.plane32 import PLANE, PLANES, Stored, stored, tiling
 from ao_kernels.triton.sums import group_sums
@@ -191,9 +199,8 @@ def launch(
     how = stored(numbers, integers=not codes.is_floating_point())
     tiles = tiling(n, k, group)
     if setting is None:
-        kind = "none" if zero is None else "int" if zero.dtype == torch.uint8 else "float"
         act = "f8e4m3" if codes.is_floating_point() else "int8" if x_zero is None else "uint8"
-        formats, dtypes = (act, numbers, kind), (scale.dtype, dtype)
+        formats, dtypes = (act, numbers, zero_kind(zero)), (scale.dtype, dtype)
         setting = choose(
             case_of(formats, dtypes, (m, n, k), group, codes.device),
             lambda each: launch(
@@ -219,8 +226,7 @@ def launch(
                 zero=zero is not None, x_zero=x_zero is not None, bias=bias is not None,
                 assembly=codes.is_cuda, early=early,
             ),
-            num_warps=regime.num_warps, num_stages=regime.num_stages,
-            **({"launch_pdl": True} if early else {}),
+            **options(regime, regime.num_stages, early=early),
         )  # fmt: skip
     return out
 

@@ -7,18 +7,11 @@ from torch import Tensor
 
 from ao_core.registry import registry
 from ao_kernels.triton.formats import known
-from ao_kernels.triton.launch import Regime, ahead, case_of, constants, regime_of, stages_of
+from ao_kernels.triton.launch import Regime, ahead, arguments, case_of, regime_of, zero_kind
 from ao_kernels.triton.plane16 import COLS, tiling
 from ao_kernels.triton.scales import KINDS, name_of
 from ao_kernels.triton.sums import group_sums
-from ao_kernels.triton.support import (
-    capability,
-    on_device,
-    rows_of,
-    scratch,
-    shared_memory,
-    starts_early,
-)
+from ao_kernels.triton.support import on_device, rows_of, scratch, starts_early
 from ao_kernels.triton.tuning.choose import choose
 
 __all__ = [
@@ -200,11 +193,10 @@ def launch_linear(
     fmt = known(registry.dtypes.get(numbers), sparse=sparse)
     tiles = tiling(n, k, group, fmt)
     if splits is None:
-        kind = "none" if zero is None else "int" if zero.dtype == torch.uint8 else "float"
         setting = choose(
             case_of(
-                numbers, tiles, group, x.dtype, name_of(scale.dtype, outer=outer is not None), kind,
-                m, x.device, sparse=sparse,
+                numbers, tiles, group, x.dtype, name_of(scale.dtype, outer=outer is not None),
+                zero_kind(zero), m, x.device, sparse=sparse,
             ),
             lambda each: launch_linear(
                 x, qdata, scale, zero, table, bias, n, k, group, numbers, sparse, outer,
@@ -222,15 +214,10 @@ def launch_linear(
             x_MK, qdata, *grids(scale, outer, zero), table, sums,
             out if bias is None else bias, out, partial, locks,
             m, n, k, x_MK.stride(0), sums.stride(0), tiles.tiles, -(-tiles.tiles // splits),
-            **constants(
-                fmt, tiles, regime, splits, x.dtype, scale.dtype,
-                None if zero is None else zero.dtype, bias is not None, assembly=x.is_cuda,
-                outer=outer is not None, sm80=capability(x.device) < (8, 9),
+            **arguments(
+                x, fmt, tiles, regime, splits, scale, zero, outer, bias=bias is not None, early=early
             ),
             **ahead(regime, early=early),
-            num_warps=regime.num_warps,
-            num_stages=stages_of(fmt, tiles, regime, shared_memory(x.device)),
-            **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
     return out
 
