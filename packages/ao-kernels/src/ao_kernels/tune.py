@@ -10,21 +10,14 @@ from pathlib import Path
 
 import typer
 
-from ao_core.cli.app import Commands
+from ao_core.cli.app import make_group
 from ao_core.cli.output import JSON, show_json, show_table
 from ao_core.errors import ConfigError
 from ao_kernels.triton.tuning import records
 
 __all__ = ["tune"]
 
-tune = typer.Typer(
-    name="python -m ao_kernels.tune",
-    cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Settings of GPU kernels that were measured here.",
-)
+tune = make_group("python -m ao_kernels.tune", "Settings of GPU kernels that were measured here.")
 
 
 @tune.command()

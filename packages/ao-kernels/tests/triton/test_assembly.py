@@ -238,6 +238,15 @@ def test_integers_that_begin_elsewhere_are_looked_up():
         assert fmt.values == values
 
 
+def test_launches_make_no_text_anew():
+    for dtype in formats():
+        fmt = format_of(dtype)
+        assert format_of(dtype) is fmt
+        assert all(fmt.assembly(element) is fmt.assembly(element) for element in ("bf16", "fp16"))
+    assert load_bytes("e8m0", 4) is load_bytes("e8m0", 4)
+    assert load_table() is load_table()
+
+
 def test_tables_have_no_values_of_their_own():
     assert "lut4" in _refusal(table_dtype("lut4", 4))
 

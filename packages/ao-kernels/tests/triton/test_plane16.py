@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -209,6 +210,18 @@ def test_reasons(monkeypatch):
     assert support.why_not() is None
 
 
+@pytest.fixture
+def devices():
+    """Those that the test makes up: what is known of them does not outlive it."""
+    asked = (support.capability, support.processors, support.shared_memory, support.starts_early)
+    for each in asked:
+        each.cache_clear()
+    yield
+    for each in asked:
+        each.cache_clear()
+
+
+@pytest.mark.usefixtures("devices")
 @pytest.mark.parametrize(
     ("found", "driver", "early"),
     [((9, 0), 12030, True), ((9, 0), 12020, False), ((8, 9), 13000, False), ((10, 0), 13000, True)],
@@ -216,8 +229,21 @@ def test_reasons(monkeypatch):
 def test_who_starts_early(monkeypatch, found, driver, early):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found)
     monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: driver, raising=False)
-    assert support.starts_early(torch.device("cuda")) is early
+    assert support.starts_early(torch.device("cuda", 0)) is early
     assert support.starts_early(torch.device("cpu")) is False
+
+
+@pytest.mark.usefixtures("devices")
+def test_each_device_is_asked_once(monkeypatch):
+    asked = []
+
+    def properties(device):
+        asked.append(device.index)
+        return SimpleNamespace(multi_processor_count=100 + device.index)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    found = [support.processors(torch.device("cuda", index)) for index in (0, 1, 0, 1)]
+    assert (found, asked) == ([100, 101, 100, 101], [0, 1])
 
 
 def test_calls_that_are_refused():

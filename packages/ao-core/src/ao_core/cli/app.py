@@ -25,13 +25,13 @@ from ao_core.cli.verify import verify
 from ao_core.discovery import installed, select
 from ao_core.errors import AoError
 
-__all__ = ["make_app", "run"]
+__all__ = ["make_app", "make_group", "run"]
 
 _COMMANDS = (plugins, formats, explain, inspect, quantize, verify)
 
 
-class Commands(typer.core.TyperGroup):
-    """The group of all commands: an error is one line on stderr and exit code 2."""
+class _Commands(typer.core.TyperGroup):
+    """A group of commands: an error is one line on stderr and exit code 2."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; AO_DEBUG=1 lets errors through with their traceback."""
@@ -47,16 +47,21 @@ class Commands(typer.core.TyperGroup):
             raise typer.Exit(2) from error
 
 
-def make_app() -> typer.Typer:
-    """The application with the built-in commands."""
-    app = typer.Typer(
-        name="ao",
-        cls=Commands,
+def make_group(name: str, summary: str) -> typer.Typer:
+    """A command that has only sub-commands, which are still to be added; their errors are one line each."""
+    return typer.Typer(
+        name=name,
+        cls=_Commands,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
-        help="Quantize models, and look at what ao knows and did.",
+        help=summary,
     )
+
+
+def make_app() -> typer.Typer:
+    """The application with the built-in commands."""
+    app = make_group("ao", "Quantize models, and look at what ao knows and did.")
     app.callback()(_options)
     for command in _COMMANDS:
         app.command()(command)

@@ -9,10 +9,19 @@ import torch
 from torch import Tensor
 
 from ao_kernels.triton.assembly import PREFETCH, load_scale, to_float
-from ao_kernels.triton.launch import FEWEST_TILES, Regime, Setting, settings_around, splits_of
+from ao_kernels.triton.launch import (
+    FEWEST_TILES,
+    Regime,
+    Setting,
+    options,
+    settings_around,
+    splits_of,
+    zero_kind,
+)
 from ao_kernels.triton.plane16 import COLS, Tiling
 from ao_kernels.triton.plane32 import PLANE, PLANES, Stored, stored, tiling
-from ao_kernels.triton.support import capability, on_device, processors, starts_early, take_locks
+from ao_kernels.triton.sums import group_sums
+from ao_kernels.triton.support import capability, on_device, processors, scratch, starts_early
 from ao_kernels.triton.tuning.choose import Case, choose
 from ao_kernels.triton.tuning.records import Problem, bucket
 
@@ -31,8 +40,6 @@ __all__ = [
 REGIMES = (Regime(16, 4, 4), Regime(32, 4, 4), Regime(64, 8, 3), Regime(128, 8, 3))
 #: codes of activations are in rows that begin at multiples of so many bytes, as copies to shared memory want
 _ALIGNED = 16
-#: rows of activations, and columns, that a block of `group_sums` adds up at once
-_SUM_ROWS, _SUM_STEP = 4, 128
 
 
 def regime_of(m: int, *, zero: bool = False) -> Regime:
@@ -192,9 +199,8 @@ def launch(
     how = stored(numbers, integers=not codes.is_floating_point())
     tiles = tiling(n, k, group)
     if setting is None:
-        kind = "none" if zero is None else "int" if zero.dtype == torch.uint8 else "float"
         act = "f8e4m3" if codes.is_floating_point() else "int8" if x_zero is None else "uint8"
-        formats, dtypes = (act, numbers, kind), (scale.dtype, dtype)
+        formats, dtypes = (act, numbers, zero_kind(zero)), (scale.dtype, dtype)
         setting = choose(
             case_of(formats, dtypes, (m, n, k), group, codes.device),
             lambda each: launch(
@@ -208,12 +214,8 @@ def launch(
     with on_device(codes):
         x_MK = _padded((codes ^ 128).view(torch.int8) if x_zero is not None else codes)
         x_scale = _by_row(x_scale, m)
-        x_sums = out if zero is None else _group_sums(x_MK, k, tiles, group)
-        # scratch that a product without it does not touch; any tensor can stand there
-        partial = locks = out
-        if splits > 1:
-            partial = out.new_empty(places * splits * COLS * regime.rows, dtype=torch.float32)
-            locks = take_locks(places, codes.device)
+        x_sums = out if zero is None else group_sums(x_MK, tiles, group, m)
+        partial, locks = scratch(out, places, splits, COLS * regime.rows)
         plane32.linear[(tiles.blocks, splits, row_blocks)](
             x_MK, x_scale, x_scale if x_zero is None else _by_row(x_zero, m), x_sums,
             qdata, scale, scale if zero is None else zero, scale if sums is None else sums,
@@ -224,8 +226,7 @@ def launch(
                 zero=zero is not None, x_zero=x_zero is not None, bias=bias is not None,
                 assembly=codes.is_cuda, early=early,
             ),
-            num_warps=regime.num_warps, num_stages=regime.num_stages,
-            **({"launch_pdl": True} if early else {}),
+            **options(regime, regime.num_stages, early=early),
         )  # fmt: skip
     return out
 
@@ -246,15 +247,3 @@ def _padded(codes: Tensor) -> Tensor:
     padded = codes.new_zeros((rows, -(-columns // _ALIGNED) * _ALIGNED), dtype=torch.uint8)
     padded[:, :columns] = codes.view(torch.uint8)
     return padded.view(codes.dtype)
-
-
-def _group_sums(x_MK: Tensor, k: int, tiles: Tiling, group: int) -> Tensor:
-    """float32 (groups, M): sums of the codes that share a scale of the weight."""
-    from ao_kernels.triton.kernels import sums as kernels
-
-    m = len(x_MK)
-    sums = x_MK.new_empty((tiles.groups, m), dtype=torch.float32)
-    kernels.group_sums[(-(-m // _SUM_ROWS), tiles.groups)](
-        x_MK, sums, m, k, x_MK.stride(0), m, group if tiles.chain else k, _SUM_ROWS, _SUM_STEP
-    )
-    return sums

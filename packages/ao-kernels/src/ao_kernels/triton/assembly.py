@@ -1,11 +1,13 @@
 """PTX that the kernels hold, as text, which NumPy models run: loads, permutations, arithmetic.
 
-What turns codes into numbers is in `ao_kernels.triton.decoding`, but for 2:4 sparse weights.
+What turns codes into numbers is in `ao_kernels.triton.decoding`, but for 2:4 sparse weights. Every launch
+asks for its texts, so those of several lines are made once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -58,6 +60,7 @@ def load_scale(bits: int) -> str:
     return f"ld.global.nc.b{bits} $0, [$1];"
 
 
+@lru_cache
 def load_table() -> str:
     """Declare registers for the whole kernel, and load a table of `table_words` at $1 into them.
 
@@ -101,6 +104,7 @@ def selector_words() -> Tensor:
     return torch.tensor(tables, dtype=torch.uint8).view(-1).view(torch.int32)
 
 
+@lru_cache
 def two_of_four(element: str) -> str:
     """Sixteen planes of code - 8, for eight groups of four columns of which two have a code of 4 bits.
 
@@ -139,6 +143,7 @@ def two_of_four(element: str) -> str:
     return block(lines)
 
 
+@lru_cache
 def upper_nibbles() -> str:
     """Eight planes of 16 times a signed code of 4 bits, as int8: four neighbours of each in a register.
 
@@ -152,6 +157,7 @@ def upper_nibbles() -> str:
     return block(lines)
 
 
+@lru_cache
 def lower_nibbles() -> str:
     """Eight planes of 2**-9 times an unsigned code of 4 bits, as e4m3: there these are the least numbers."""
     lines = [".reg .b32 high;"]
@@ -162,6 +168,7 @@ def lower_nibbles() -> str:
     return block(lines)
 
 
+@lru_cache
 def signed_nibbles() -> str:
     """The same of signed codes whose lower bits are, of negative ones, the magnitude less 1.
 
@@ -179,6 +186,7 @@ def signed_nibbles() -> str:
     return block(lines)
 
 
+@lru_cache
 def to_float() -> str:
     """An integer of up to 2**22 in magnitude as float32, where the converter is slow, as on sm_80.
 
@@ -193,6 +201,7 @@ def block(lines: Iterable[str]) -> str:
     return "{\n" + "\n".join(lines) + "\n}"
 
 
+@lru_cache
 def divide(*, saturating: bool = False, sm80: bool = False) -> str:
     """The nearest number to $1 / $2, from the nearest number to 1 / $2 as $3.
 
@@ -225,6 +234,7 @@ def divide(*, saturating: bool = False, sm80: bool = False) -> str:
     )
 
 
+@lru_cache
 def refine() -> str:
     """The nearest number to 1 / $2, from one beside it as $1."""
     return block(
@@ -243,6 +253,7 @@ def round_pair(element: str) -> str:
     return f"cvt.rn.{SUFFIX[element]}.f32 $0, $2, $1;"
 
 
+@lru_cache
 def pack_float8(numbers: str) -> str:
     """The codes of $1 to $4 in "e4m3" or "e5m2", the first in the lowest byte."""
     kind = f"cvt.rn.satfinite.{numbers}x2.f32"

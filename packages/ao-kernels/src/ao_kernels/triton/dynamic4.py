@@ -11,9 +11,9 @@ from ao_core.spec import WHOLE, Spec
 from ao_core.tensor import QTensor
 from ao_core.tensor.activations import static_qparams
 from ao_core.tensor.create import encode_parts
+from ao_kernels.triton.launch import described
 from ao_kernels.triton.plane32 import Plane32
 from ao_kernels.triton.support import current_device, why_not, why_not_float8
-from ao_kernels.triton.tuning.choose import find
 
 __all__ = ["DYNAMIC4_KERNELS", "DYNAMIC4_LAYOUTS"]
 
@@ -66,16 +66,11 @@ def _describe(call: Call) -> str:
 
     spec, act, (n, k) = call.spec, call.spec.act, call.weight_shape
     assert act is not None  # accepted
-    setting, source = find(
-        case_of(
-            (act.dtype, spec.dtype, spec.zero), (getattr(torch, str(spec.scale_dtype)), call.x_dtype),
-            (max(call.m, 1), n, k), full_block(spec.block, (n, k))[-1], current_device(),
-        )
+    case = case_of(
+        (act.dtype, spec.dtype, spec.zero), (getattr(torch, str(spec.scale_dtype)), call.x_dtype),
+        (max(call.m, 1), n, k), full_block(spec.block, (n, k))[-1], current_device(),
     )  # fmt: skip
-    return (
-        f"activations as {act.dtype}, blocks of {setting.rows} rows, {setting.splits} for each sum, "
-        f"{setting.num_stages} stages ({source})"
-    )
+    return f"activations as {act.dtype}, {described(case)}"
 
 
 DYNAMIC4_LAYOUTS = (Plane32(),)

@@ -7,18 +7,11 @@ from torch import Tensor
 
 from ao_core.registry import registry
 from ao_kernels.triton.formats import known
-from ao_kernels.triton.launch import Regime, constants, regime_of, splits_of, stages_of
-from ao_kernels.triton.ops import grids, group_sums
+from ao_kernels.triton.launch import Regime, arguments, regime_of, splits_of
+from ao_kernels.triton.ops import grids
 from ao_kernels.triton.plane16 import COLS, tiling
-from ao_kernels.triton.support import (
-    capability,
-    on_device,
-    processors,
-    rows_of,
-    scratch,
-    shared_memory,
-    starts_early,
-)
+from ao_kernels.triton.sums import group_sums
+from ao_kernels.triton.support import on_device, processors, rows_of, scratch, starts_early
 
 __all__ = ["ends_of", "groups_of", "launch", "plane16_grouped_linear", "regime_for", "row_tiles"]
 
@@ -139,14 +132,9 @@ def launch(
             x, qdata, *grids(scale, outer, zero), table, sums, offs.contiguous(),
             out, partial, locks,
             m, n, k, experts, x.stride(0), sums.stride(0), tiles.tiles, -(-tiles.tiles // splits),
-            **constants(
-                fmt, tiles, regime, splits, x.dtype, scale.dtype,
-                None if zero is None else zero.dtype, bias=False, assembly=x.is_cuda,
-                outer=outer is not None, sm80=capability(x.device) < (8, 9),
+            **arguments(
+                x, fmt, tiles, regime, splits, scale, zero, outer, bias=False, early=early
             ),
             GROUPS=groups_of(experts), EARLY=early,
-            num_warps=regime.num_warps,
-            num_stages=stages_of(fmt, tiles, regime, shared_memory(x.device)),
-            **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
     return out

@@ -9,7 +9,7 @@ exponents begin elsewhere, signs and the rest move apart.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import reduce
+from functools import lru_cache, reduce
 from math import frexp
 from operator import or_
 
@@ -27,6 +27,7 @@ _AND_OR = "0xea"
 _ELEMENTS = {"bf16": ("bf16x2", 7, 127), "fp16": ("f16x2", 10, 15)}
 
 
+@lru_cache
 def float4(element: str, mantissa: int, least: float) -> str:
     """Four planes of floats with so many bits of mantissa, as "bf16" or "fp16"; `least`, that of code 1.
 

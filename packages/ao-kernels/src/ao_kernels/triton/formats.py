@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -73,6 +73,7 @@ class Format(NamedTuple):
         return torch.cat([values.view(torch.int32), *words])
 
 
+@lru_cache(maxsize=256)
 def format_of(dtype: DType, *, sparse: bool = False) -> Format | str:
     """How the kernels take a number format, or why they do not; `sparse`, of two of every four columns."""
     if sparse and dtype.name != "int4":

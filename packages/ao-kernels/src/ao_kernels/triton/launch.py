@@ -6,13 +6,14 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ao_kernels.triton.assembly import LOAD_BYTE, PREFETCH, load_scale, load_table
 from ao_kernels.triton.formats import TABLES, Format
 from ao_kernels.triton.plane16 import COLS, Tiling
 from ao_kernels.triton.scales import KINDS, load_bytes
-from ao_kernels.triton.support import processors
-from ao_kernels.triton.tuning.choose import Case
+from ao_kernels.triton.support import capability, processors, shared_memory
+from ao_kernels.triton.tuning.choose import Case, find
 from ao_kernels.triton.tuning.records import Problem, bucket
 
 __all__ = [
@@ -23,14 +24,18 @@ __all__ = [
     "Regime",
     "Setting",
     "ahead",
+    "arguments",
     "case_of",
     "constants",
+    "described",
+    "options",
     "regime_of",
     "rule",
     "settings_around",
     "settings_of",
     "splits_of",
     "stages_of",
+    "zero_kind",
 ]
 
 #: dtypes of activations, as the assembly calls them
@@ -145,6 +150,20 @@ def case_of(
     return Case(problem, device, rule(tiles, m, there), lambda: settings_of(tiles, m, there))
 
 
+def zero_kind(zero: Tensor | None) -> str:
+    """What tuning knows zero points by, as specs do: "none", "int" or "float"."""
+    return "none" if zero is None else "int" if zero.dtype == torch.uint8 else "float"
+
+
+def described(case: Case[Setting]) -> str:
+    """For `explain`: what would serve, and who says so."""
+    setting, source = find(case)
+    return (
+        f"blocks of {setting.rows} rows, {setting.splits} for each sum, {setting.num_stages} stages "
+        f"({source})"
+    )
+
+
 def loads_of(scale_dtype: torch.dtype, tiles: Tiling, *, sm80: bool) -> str:
     """The assembly that loads a scale, or as many as possible of those that lie beside each other."""
     if scale_dtype not in KINDS:
@@ -201,3 +220,29 @@ def constants(
 def ahead(regime: Regime, *, early: bool) -> dict[str, Any]:
     """Those of the kernel `linear` beside; `early`, it may start before the one in front of it has ended."""
     return {"PREFETCH": PREFETCH, "AHEAD": regime.num_stages if early else 0}
+
+
+def options(regime: Regime, stages: int, *, early: bool) -> dict[str, Any]:
+    """What Triton itself is told; `early`, the kernel may start before the one in front of it has ended."""
+    own = {"launch_pdl": True} if early else {}
+    return {"num_warps": regime.num_warps, "num_stages": stages, **own}
+
+
+def arguments(
+    x: Tensor,
+    fmt: Format,
+    tiles: Tiling,
+    regime: Regime,
+    splits: int,
+    scale: Tensor,
+    zero: Tensor | None,
+    outer: Tensor | None,
+    *,
+    bias: bool,
+    early: bool,
+) -> dict[str, Any]:
+    """What one weight's product and that of experts are launched with alike: `constants` and `options`."""
+    return constants(
+        fmt, tiles, regime, splits, x.dtype, scale.dtype, None if zero is None else zero.dtype, bias,
+        assembly=x.is_cuda, outer=outer is not None, sm80=capability(x.device) < (8, 9),
+    ) | options(regime, stages_of(fmt, tiles, regime, shared_memory(x.device)), early=early)  # fmt: skip

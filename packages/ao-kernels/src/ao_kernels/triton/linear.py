@@ -12,12 +12,11 @@ from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor import QTensor
 from ao_kernels.triton.formats import known
-from ao_kernels.triton.launch import ELEMENTS, case_of
+from ao_kernels.triton.launch import ELEMENTS, case_of, described
 from ao_kernels.triton.plane16 import LAYOUTS as DENSE_LAYOUTS
 from ao_kernels.triton.plane16 import tiling
 from ao_kernels.triton.plane24 import Plane24
 from ao_kernels.triton.support import current_device, why_not
-from ao_kernels.triton.tuning.choose import find
 
 __all__ = ["LAYOUTS", "PLANE16_KERNELS"]
 
@@ -126,16 +125,10 @@ def _describe(call: Call) -> str:
     group, sparse = full_block(spec.block, (n, k))[-1], _is_sparse(spec)
     scale = spec.scale_dtype if isinstance(spec.scale_dtype, str) else "e4m3 twice"
     tiles = tiling(n, k, group, known(registry.dtypes.get(spec.dtype), sparse=sparse))
-    setting, source = find(
-        case_of(
-            spec.dtype, tiles, group, call.x_dtype, scale, spec.zero, m, current_device(),
-            sparse=sparse,
-        )
-    )  # fmt: skip
-    return (
-        f"blocks of {setting.rows} rows, {setting.splits} for each sum, {setting.num_stages} stages "
-        f"({source}), sums in float32"
+    case = case_of(
+        spec.dtype, tiles, group, call.x_dtype, scale, spec.zero, m, current_device(), sparse=sparse
     )
+    return f"{described(case)}, sums in float32"
 
 
 def _describe_grouped(call: Call) -> str:

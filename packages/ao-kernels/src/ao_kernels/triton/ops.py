@@ -7,31 +7,22 @@ from torch import Tensor
 
 from ao_core.registry import registry
 from ao_kernels.triton.formats import known
-from ao_kernels.triton.launch import Regime, ahead, case_of, constants, regime_of, stages_of
-from ao_kernels.triton.plane16 import COLS, Tiling, tiling
+from ao_kernels.triton.launch import Regime, ahead, arguments, case_of, regime_of, zero_kind
+from ao_kernels.triton.plane16 import COLS, tiling
 from ao_kernels.triton.scales import KINDS, name_of
-from ao_kernels.triton.support import (
-    capability,
-    on_device,
-    rows_of,
-    scratch,
-    shared_memory,
-    starts_early,
-)
+from ao_kernels.triton.sums import group_sums
+from ao_kernels.triton.support import on_device, rows_of, scratch, starts_early
 from ao_kernels.triton.tuning.choose import choose
 
 __all__ = [
     "IDS",
     "grids",
-    "group_sums",
     "launch_linear",
     "plane16_dequantize",
     "plane16_embedding",
     "plane16_linear",
 ]
 
-#: rows of activations, and columns, that a block of `group_sums` adds up at once
-_SUM_ROWS, _SUM_STEP = 4, 128
 #: rows that a block looks up
 IDS = 8
 
@@ -202,11 +193,10 @@ def launch_linear(
     fmt = known(registry.dtypes.get(numbers), sparse=sparse)
     tiles = tiling(n, k, group, fmt)
     if splits is None:
-        kind = "none" if zero is None else "int" if zero.dtype == torch.uint8 else "float"
         setting = choose(
             case_of(
-                numbers, tiles, group, x.dtype, name_of(scale.dtype, outer=outer is not None), kind,
-                m, x.device, sparse=sparse,
+                numbers, tiles, group, x.dtype, name_of(scale.dtype, outer=outer is not None),
+                zero_kind(zero), m, x.device, sparse=sparse,
             ),
             lambda each: launch_linear(
                 x, qdata, scale, zero, table, bias, n, k, group, numbers, sparse, outer,
@@ -224,15 +214,10 @@ def launch_linear(
             x_MK, qdata, *grids(scale, outer, zero), table, sums,
             out if bias is None else bias, out, partial, locks,
             m, n, k, x_MK.stride(0), sums.stride(0), tiles.tiles, -(-tiles.tiles // splits),
-            **constants(
-                fmt, tiles, regime, splits, x.dtype, scale.dtype,
-                None if zero is None else zero.dtype, bias is not None, assembly=x.is_cuda,
-                outer=outer is not None, sm80=capability(x.device) < (8, 9),
+            **arguments(
+                x, fmt, tiles, regime, splits, scale, zero, outer, bias=bias is not None, early=early
             ),
             **ahead(regime, early=early),
-            num_warps=regime.num_warps,
-            num_stages=stages_of(fmt, tiles, regime, shared_memory(x.device)),
-            **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
     return out
 
@@ -243,15 +228,3 @@ def grids(
     """What kernels take of scales and zero points; any tensor can stand where there is none."""
     by = scale.view(torch.uint8) if scale.dtype in KINDS else scale
     return by, by if outer is None else outer, by if zero is None else zero
-
-
-def group_sums(x_MK: Tensor, tiles: Tiling, group: int, rows: int) -> Tensor:
-    """float32 (groups, rows), 0 after those of x: sums of the activations that share a zero point."""
-    from ao_kernels.triton.kernels import sums as kernels
-
-    m, k = x_MK.shape
-    sums = x_MK.new_empty((tiles.groups, rows), dtype=torch.float32)
-    kernels.group_sums[(-(-rows // _SUM_ROWS), tiles.groups)](
-        x_MK, sums, m, k, x_MK.stride(0), rows, group if tiles.chain else k, _SUM_ROWS, _SUM_STEP
-    )
-    return sums

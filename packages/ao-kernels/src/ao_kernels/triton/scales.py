@@ -6,6 +6,8 @@ load brings up to four, which are decoded in pairs of 16-bit numbers, exactly.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 from ao_core.spec import WHOLE, Spec
@@ -38,6 +40,7 @@ def unfit_scale(scale: str | Spec) -> str | None:
     return None
 
 
+@lru_cache
 def load_bytes(kind: str, count: int, *, sm80: bool = False) -> str:
     """One, two or four neighbouring scales, "e8m0" or "e4m3", in as many outputs, from the address behind.
 

@@ -1,9 +1,14 @@
-"""Whether this machine can run the Triton kernels, and what the launches of them share."""
+"""Whether this machine can run the Triton kernels, and what the launches of them share.
+
+What is asked of a device at every launch is asked of torch once: which takes microseconds. Devices of
+tensors have an index, so they are always the same one.
+"""
 
 from __future__ import annotations
 
 import threading
 from contextlib import nullcontext
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -61,6 +66,7 @@ def on_device(x: Tensor) -> Any:
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
+@lru_cache
 def capability(device: torch.device) -> tuple[int, int]:
     """Of a device without one, that of an H100."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
@@ -73,6 +79,7 @@ def current_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+@lru_cache
 def processors(device: torch.device) -> int:
     """How many blocks run at the same time at least; of any device, those of an H100 without one."""
     if device.type != "cuda":
@@ -80,6 +87,7 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@lru_cache
 def shared_memory(device: torch.device) -> int:
     """Bytes that a block can have at most; of any device, those of an H100 without one."""
     if device.type != "cuda":
@@ -89,6 +97,7 @@ def shared_memory(device: torch.device) -> int:
     return found
 
 
+@lru_cache
 def starts_early(device: torch.device) -> bool:
     """Whether a kernel can be launched before the one in front of it has ended, also in a CUDA graph.
 

@@ -99,15 +99,17 @@ def test_the_problem_that_is_explained_is_the_one_that_is_launched(monkeypatch):
     """From a call, which has names of dtypes, the same key as from tensors."""
     found = []
     monkeypatch.setattr(
-        linear, "find", lambda case: (found.append(case.problem), (case.rule, "rule"))[1]
+        launch, "find", lambda case: (found.append(case.problem), (case.rule, "rule"))[1]
     )
-    for zero, zero_kind in (("none", "none"), ("int", "int"), ("float", "float")):
+    zeros = {"none": None, "int": torch.uint8, "float": torch.bfloat16}
+    for zero, dtype in zeros.items():
         numbers = "int4" if zero == "none" else "uint4"
         spec = Spec(numbers, (1, 64), "bfloat16", zero, layout="plane16")
         described("triton_plane16_linear", spec, (512, 1024), 3)
         tiles = tiling(512, 1024, 64, known(registry.dtypes.get(numbers)))
         bf16 = torch.bfloat16
-        case = launch.case_of(numbers, tiles, 64, bf16, "bfloat16", zero_kind, 4, CPU, sparse=False)
+        kind = launch.zero_kind(None if dtype is None else torch.empty(1, dtype=dtype))
+        case = launch.case_of(numbers, tiles, 64, bf16, "bfloat16", kind, 4, CPU, sparse=False)
         assert found[-1] == case.problem
 
 

@@ -2,8 +2,8 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ao_kernels.triton.kernels.early import bring_weights
 from ao_kernels.triton.kernels.planes import beside, column, numbers, values
 from ao_kernels.triton.kernels.scales import grid_place, neighbours, scales
 from ao_kernels.triton.kernels.splits import finish
@@ -73,17 +73,9 @@ def linear(
     split = tl.program_id(1)
     row_tile = tl.program_id(2)
     if AHEAD:
-        gdc_launch_dependents()
-        block = col_tile.to(tl.int64) * tiles + split * tiles_a_split
-        lines = tl.arange(0, COLS * PLANE // 64) * 64
-        for soon in tl.static_range(AHEAD):
-            near = tl.minimum(block + soon, tl.num_programs(0).to(tl.int64) * tiles - 1)
-            for word in tl.static_range(WORDS):
-                line_at = w_ptr + (near * WORDS + word) * (COLS * PLANE) + lines
-                tl.inline_asm_elementwise(
-                    PREFETCH, "=r,l", [line_at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
-                )
-        gdc_wait()  # only now there are activations
+        bring_weights(
+            w_ptr, col_tile, split, tiles, tiles_a_split, WORDS, COLS * PLANE, PREFETCH, AHEAD
+        )
     product(
         x_ptr, w_ptr, scale_ptr, outer_ptr, zero_ptr, table_ptr, sums_ptr, bias_ptr, out_ptr,
         partial_ptr, lock_ptr,

@@ -2,8 +2,8 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ao_kernels.triton.kernels.early import bring_weights
 from ao_kernels.triton.kernels.plane16 import _scales
 from ao_kernels.triton.kernels.planes import beside
 from ao_kernels.triton.kernels.splits import finish
@@ -79,15 +79,9 @@ def linear(
     present = rows[None, :] < M
 
     if AHEAD:
-        gdc_launch_dependents()
-        lines = tl.arange(0, COLS * PLANE // 32) * 32
-        for soon in tl.static_range(AHEAD):
-            near = tl.minimum(block + soon, tl.num_programs(0).to(tl.int64) * tiles - 1)
-            line_at = w_ptr + near * (COLS * PLANE) + lines
-            tl.inline_asm_elementwise(
-                PREFETCH, "=r,l", [line_at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
-            )
-        gdc_wait()  # only now there are activations
+        bring_weights(
+            w_ptr, col_tile, split, tiles, tiles_a_split, 1, COLS * PLANE, PREFETCH, AHEAD
+        )
     acc = tl.zeros((COLS, ROWS), tl.int32 if INTEGERS and CHAIN == 0 else tl.float32)
     for tile in range(first, last):
         # codes that have no zero points are signed

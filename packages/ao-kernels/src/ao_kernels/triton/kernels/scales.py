@@ -42,25 +42,14 @@ def neighbours(at, COUNT: tl.constexpr, SCALE: tl.constexpr, LOAD: tl.constexpr)
     if LOAD is None:
         for i in tl.static_range(COUNT):
             found += (_decoded(tl.load(at + i).to(tl.int32), SCALE),)
-    elif COUNT % 4 == 0:
-        for i in tl.static_range(0, COUNT, 4):
-            found += tl.inline_asm_elementwise(
-                LOAD, "=r,=r,=r,=r,l", [(at + i).to(tl.int64)], dtype=(tl.float32,) * 4,
-                is_pure=True, pack=1,
-            )  # fmt: skip
-    elif COUNT % 2 == 0:
-        for i in tl.static_range(0, COUNT, 2):
-            found += tl.inline_asm_elementwise(
-                LOAD, "=r,=r,l", [(at + i).to(tl.int64)], dtype=(tl.float32,) * 2,
-                is_pure=True, pack=1,
-            )  # fmt: skip
     else:
-        for i in tl.static_range(COUNT):
-            found += (
-                tl.inline_asm_elementwise(
-                    LOAD, "=r,l", [(at + i).to(tl.int64)], dtype=tl.float32, is_pure=True, pack=1
-                ),
-            )
+        AT_ONCE: tl.constexpr = 4 if COUNT % 4 == 0 else 2 if COUNT % 2 == 0 else 1
+        CONSTRAINTS: tl.constexpr = "=r," * AT_ONCE + "l"
+        for i in tl.static_range(0, COUNT, AT_ONCE):
+            found += tl.inline_asm_elementwise(
+                LOAD, CONSTRAINTS, [(at + i).to(tl.int64)], dtype=(tl.float32,) * AT_ONCE,
+                is_pure=True, pack=1,
+            )  # fmt: skip
     return found
 
 
