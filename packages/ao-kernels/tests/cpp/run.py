@@ -33,6 +33,8 @@ from hatch_build import (  # noqa: E402
 
 #: exit status of the tests where AO_CPU_ISA cannot be obeyed
 NOT_HERE = 77
+#: sets that have all but some kernels from another one → the tests of those
+OWN_TESTS = {"amx": "*test_linear.cpp,*test_isa.cpp"}
 #: what an x86 processor of qemu must be given
 CHOICES = {"Nehalem": "generic", "Haswell": "avx2"}
 
@@ -44,8 +46,8 @@ def tool(name: str, package: str) -> str:
     return name
 
 
-def build(compiler: list[str], target: str, sanitize: str, jobs: int) -> Path:
-    """The test program for a kind of processor."""
+def build(compiler: list[str], target: str, sanitize: str, sets: list[str], jobs: int) -> Path:
+    """The test program for a kind of processor; the sanitizers watch those instruction sets."""
     out = PACKAGE / "build" / "-".join(filter(None, ["tests", target, sanitize.replace(",", "-")]))
     extra = sanitizing(sanitize)
     probe = subprocess.run(
@@ -58,9 +60,12 @@ def build(compiler: list[str], target: str, sanitize: str, jobs: int) -> Path:
     # the tests themselves are not watched: most of the time goes into what they compare with
     own = ("-fno-sanitize=all", "-O2") if sanitize else ()
     sources |= dict.fromkeys(sorted(PACKAGE.glob("tests/cpp/*.cpp")), own)
-    flags = [*FLAGS, *extra, f"-I{PACKAGE / 'csrc' / 'cpu'}"]
+    for path, flags in sources.items():
+        if path.stem.startswith("isa_") and path.stem.removeprefix("isa_") not in sets:
+            sources[path] = (*flags, "-fno-sanitize=all", "-O0")  # only to be linked
+    common = [*FLAGS, *extra, f"-I{PACKAGE / 'csrc' / 'cpu'}"]
     with alone_in(out):
-        objects = compile_objects(compiler, sources, flags, out, jobs)
+        objects = compile_objects(compiler, sources, common, out, jobs)
         link = [*compiler, *extra, *map(str, objects), "-pthread"]
         if target != machine():
             link.append("-static")  # so that it needs no libraries of the other processor
@@ -87,6 +92,8 @@ def check_units(program: Path) -> int:
 def run(command: list[str], isa: str) -> int:
     """Run the tests with one instruction set; 1 where they fail."""
     env = {**os.environ, "AO_CPU_ISA": isa}
+    if isa in OWN_TESTS:
+        command = [*command, f"--source-file={OWN_TESTS[isa]}"]
     done = subprocess.run(
         command, env=env, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -125,6 +132,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sanitize", default="", help="such as address,undefined")
     parser.add_argument("--target", default=machine(), choices=sorted(ISA_FLAGS))
+    parser.add_argument(
+        "--sets", default="", help="instruction sets that are tested, a,b; default: all"
+    )
     parser.add_argument("--lesser", action="store_true", help="also on emulated x86 processors")
     parser.add_argument(
         "--jobs", type=int, default=1, help="compilers, or tests, that run at a time"
@@ -140,10 +150,12 @@ def main() -> None:
         name = f"{target}-linux-gnu-g++"
         compiler = [tool(name, f"g++-{target.replace('_', '-')}-linux-gnu")]
         prefix = [tool(f"qemu-{target}", "qemu-user")]
-    program = build(compiler, target, arguments.sanitize, arguments.jobs)
+    wanted = arguments.sets.split(",") if arguments.sets else ISA_FLAGS[target]
+    sets = [isa for isa in ISA_FLAGS[target] if isa in wanted]
+    program = build(compiler, target, arguments.sanitize, sets, arguments.jobs)
     command = [*prefix, str(program), *options]
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        failed = sum(pool.map(lambda isa: run(command, isa), ISA_FLAGS[target]))
+        failed = sum(pool.map(lambda isa: run(command, isa), sets))
     if target == machine() and not arguments.sanitize:
         failed += check_units(program)
     if arguments.lesser:
