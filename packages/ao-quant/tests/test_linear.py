@@ -37,22 +37,22 @@ def _close(actual, expected, layer, x):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("m", [0, 1, 5, 33])
-def test_two_dimensional_input(recipe, shape, m):
+def test_two_dimensional_input(recipe, shape):
     layer = _quantized(recipe, *shape)
-    x = torch.randn(m, shape[1])
-    with torch.no_grad():
-        actual = layer(x)
-    assert actual.dtype == torch.float32
-    assert _close(actual, _expected(layer, x), layer, x)
+    for m in (0, 1, 5, 33):
+        x = torch.randn(m, shape[1])
+        with torch.no_grad():
+            actual = layer(x)
+        assert actual.dtype == torch.float32
+        assert _close(actual, _expected(layer, x), layer, x), m
 
 
-@pytest.mark.parametrize("lead", [(), (2, 3), (1, 2, 3), (2, 0, 3)], ids=str)
-def test_input_of_other_ranks(recipe, lead):
+def test_input_of_other_ranks(recipe):
     layer = _quantized(recipe, 33, 77, bias=False)
-    x = torch.randn(*lead, 77)
-    with torch.no_grad():
-        assert _close(layer(x), _expected(layer, x), layer, x)
+    for lead in ((), (2, 3), (1, 2, 3), (2, 0, 3)):
+        x = torch.randn(*lead, 77)
+        with torch.no_grad():
+            assert _close(layer(x), _expected(layer, x), layer, x), lead
 
 
 def test_inference_mode_and_autograd_agree(recipe):
