@@ -36,7 +36,7 @@ PRELOADED = ("torch", "torch._dynamo")
 
 
 def run_python(
-    *arguments: str | Path,
+    *arguments: object,
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
     check: bool = False,
