@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ao_core.testing.warm import run_python
 from workspace import ROOT
 
 OVERHEAD = ROOT / "packages" / "ao-core" / "benchmarks" / "bench_overhead.py"
@@ -29,7 +28,7 @@ CPU = ROOT / "packages" / "ao-kernels" / "benchmarks" / "cpu"
 def rows(script: Path, folder: Path, *options: str) -> list[dict[str, Any]]:
     """The rows that a benchmark writes."""
     path = folder / "result.json"
-    subprocess.run([sys.executable, script, "--json", path, *options], check=True)
+    run_python(script, "--json", path, *options, check=True)
     found = json.loads(path.read_text(encoding="utf-8"))["rows"]
     assert len({tuple(row) for row in found}) == 1  # all have the same columns
     return found

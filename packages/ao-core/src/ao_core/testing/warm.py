@@ -80,10 +80,12 @@ def run_python(
 
 @cache
 def _parent(_pid: int) -> subprocess.Popen[str]:
-    """The process that programs are forks of; it ends with this one, which has closed its end then."""
-    return subprocess.Popen(
+    """The process that programs are forks of; it ends with this one, or when this one is killed."""
+    parent = subprocess.Popen(
         [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
+    atexit.register(parent.communicate)  # closes what it reads from, and waits
+    return parent
 
 
 def _ask(request: dict[str, Any]) -> int:
