@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from ao_core.testing.warm import run_python
 
 DEMO = Path(__file__).parents[1] / "demo.py"
 
@@ -15,8 +15,7 @@ DEMO = Path(__file__).parents[1] / "demo.py"
 @pytest.mark.slow
 def test_demo(tmp_path: Path) -> None:
     options = ["--pairs=20", "--seconds=0.1", "--recipes=^int8_weight_only$|int8 embeddings|f8_row"]
-    command = [sys.executable, DEMO, *options, "--out", tmp_path]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = run_python(DEMO, *options, "--out", tmp_path, check=True)
 
     assert "outputs are bit-equal" in done.stdout
     assert "left out: compute/f8_rowwise" in done.stdout
