@@ -28,6 +28,11 @@ class Pair(NamedTuple):
     name: str
 
 
+def sources() -> Path:
+    """The folder of the standard library."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
 def docstring_pairs(count: int, root: Path | None = None) -> list[Pair]:
     """`count` pairs spread evenly over the library in order of name: the same in every process.
 
@@ -41,7 +46,7 @@ def docstring_pairs(count: int, root: Path | None = None) -> list[Pair]:
     Raises:
         ValueError: there are fewer.
     """
-    root = Path(sysconfig.get_paths()["stdlib"]) if root is None else root
+    root = sources() if root is None else root
     found = list(_distinct(root))
     if len(found) < count:
         raise ValueError(f"count={count}, but {root} has only {len(found)} usable docstrings")
