@@ -1,6 +1,6 @@
 """Run the code of documentation pages; `python scripts/run_docs.py PAGE …` writes what it prints into them.
 
-In a page, every ```python block is run, in order, as one program in a fresh process. A ```text block
+In a page, every ```python block is run, in order, as one program in a process of its own. A ```text block
 right after one, marked with ``<!-- output -->``, is what that block prints. Blocks that only include a
 file of docs/examples are not run: the files are programs by themselves.
 """
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from ao_core.testing.warm import run_python
 from workspace import ROOT
 
 __all__ = ["BLOCK", "INCLUDE", "PAGES", "Program", "normal", "program", "run", "run_page"]
@@ -66,10 +66,7 @@ def program(text: str) -> Program:
 
 def run(command: list[str], folder: Path, env: dict[str, str] | None = None) -> str:
     """What a command of Python's prints in `folder`; raises when it fails."""
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=folder, env=env, capture_output=True, text=True, encoding="utf-8", timeout=600, check=False,
-    )  # fmt: skip
+    done = run_python(*command, cwd=folder, env=env, timeout=600)
     if done.returncode:
         raise RuntimeError(f"{command} failed\n{done.stdout}\n{done.stderr}")
     return done.stdout

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import benchmarking
 import generate_benchmarks
+
+
+@pytest.fixture(autouse=True)
+def few_objects() -> Iterator[None]:
+    """Garbage is collected in every round, for which the objects of all other tests would be visited."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def test_rounds_alternate_in_shuffled_order_after_a_warm_up() -> None:

@@ -17,6 +17,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`'\"(])|\n\s*\n")
 _MIN_QUERY_WORDS = 4
 _MIN_DOCUMENT_WORDS = 8
 _MAX_PER_MODULE = 24
+_WITH_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 
 
 class Pair(NamedTuple):
@@ -25,6 +26,11 @@ class Pair(NamedTuple):
     query: str
     document: str
     name: str
+
+
+def sources() -> Path:
+    """The folder of the standard library."""
+    return Path(sysconfig.get_paths()["stdlib"])
 
 
 def docstring_pairs(count: int, root: Path | None = None) -> list[Pair]:
@@ -40,7 +46,7 @@ def docstring_pairs(count: int, root: Path | None = None) -> list[Pair]:
     Raises:
         ValueError: there are fewer.
     """
-    root = Path(sysconfig.get_paths()["stdlib"]) if root is None else root
+    root = sources() if root is None else root
     found = list(_distinct(root))
     if len(found) < count:
         raise ValueError(f"count={count}, but {root} has only {len(found)} usable docstrings")
@@ -81,6 +87,14 @@ def _docstrings(path: Path) -> Iterator[tuple[str, str]]:
     except (SyntaxError, UnicodeDecodeError):
         return
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(tree):
+    nodes: list[ast.AST] = [tree]
+    for node in nodes:
         if isinstance(node, kinds) and (docstring := ast.get_docstring(node)):
             yield getattr(node, "name", "module"), docstring
+        # those that hold statements, which expressions do not: one node in thirty
+        nested = (child for name in node._fields for child in _list(getattr(node, name, None)))
+        nodes += (child for child in nested if isinstance(child, _WITH_STATEMENTS))
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []

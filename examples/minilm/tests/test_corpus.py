@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -65,17 +66,11 @@ def test_the_standard_library_has_a_thousand_pairs_the_same_in_every_process() -
     pairs = docstring_pairs(1000)
     assert len({pair.query for pair in pairs}) == len({pair.document for pair in pairs}) == 1000
 
-    script = (
-        "import hashlib; from minilm_demo.corpus import docstring_pairs as d;"
-        "print(hashlib.sha256(repr(d(1000)).encode()).hexdigest())"
-    )
-    hashes = {
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])},
-            check=True,
-            capture_output=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(hashes) == 1
+    script = "from minilm_demo.corpus import docstring_pairs; print(ascii(docstring_pairs(1000)))"
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])},
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == ascii(pairs)

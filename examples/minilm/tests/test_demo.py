@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import demo
 import pytest
-
-DEMO = Path(__file__).parents[1] / "demo.py"
 
 
 @pytest.mark.slow
-def test_demo(tmp_path: Path) -> None:
+def test_demo(
+    tmp_path: Path,
+    few_sources: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     options = ["--pairs=20", "--seconds=0.1", "--recipes=^int8_weight_only$|int8 embeddings|f8_row"]
-    command = [sys.executable, DEMO, *options, "--out", tmp_path]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    monkeypatch.setattr("sys.argv", ["demo.py", *options, "--out", str(tmp_path)])
+    demo.main()
 
-    assert "outputs are bit-equal" in done.stdout
-    assert "left out: compute/f8_rowwise" in done.stdout
+    printed = capsys.readouterr().out
+    assert "outputs are bit-equal" in printed
+    assert "left out: compute/f8_rowwise" in printed
     assert "int8_weight_only" in (tmp_path / "report.html").read_text(encoding="utf-8")
     data = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     variants = {variant["name"]: variant for variant in data["variants"]}

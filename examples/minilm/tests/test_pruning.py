@@ -24,7 +24,7 @@ def test_better_methods_leave_more_of_the_model():
 
 
 @pytest.mark.slow
-def test_the_script_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_the_script_goes_on_where_it_was(tmp_path, few_sources, monkeypatch):
     monkeypatch.setattr(pruning, "PAIRS", 6)
     monkeypatch.setattr(pruning, "CALIBRATION", 2)
     variants = {"2:4": {name: pruning.VARIANTS["2:4"][name] for name in ("magnitude", "Wanda")}}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -22,6 +20,7 @@ from ao_core.tensor.saving import (
     state_dict_to_flat,
     write_checkpoint,
 )
+from ao_core.testing.warm import run_python
 
 SPECS = {
     "int8": Spec("int8", (1, WHOLE)),
@@ -113,7 +112,7 @@ def test_a_new_process_computes_the_same(tmp_path):
         module.load_model(model, {str(tmp_path)!r})
         torch.save(module.outputs(model), {str(tmp_path / "out.pt")!r})
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
+    run_python("-c", textwrap.dedent(script), check=True)
     for here, there in zip(outputs(model), torch.load(tmp_path / "out.pt"), strict=True):
         assert torch.equal(here, there)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from torch import nn
 
 from ao_core import WHOLE, Spec, load_model, quantize_tensor, save_model
 from ao_core.errors import CheckpointError
+from ao_core.testing.warm import run_python
 
 # Saves over an older checkpoint in forked children, each of which is killed before one further of the
 # calls that touch the disk, until one child gets through; prints what was found after each.
@@ -76,8 +76,7 @@ for call in range(1000):
 @pytest.mark.parametrize("before", [10**9, 1200], ids=["from one file", "from shards"])
 @pytest.mark.parametrize("after", [10**9, 1200], ids=["to one file", "to shards"])
 def test_killed_at_every_step(tmp_path, before, after):
-    command = [sys.executable, "-W", "ignore", "-c", KILLED, str(tmp_path), str(before), str(after)]
-    out = subprocess.run(command, capture_output=True, text=True, check=True)
+    out = run_python("-c", KILLED, tmp_path, before, after, check=True)
     runs = [json.loads(line) for line in out.stdout.splitlines()]
     found = [value for value, _, _ in runs]
     killed = [was for _, was, _ in runs]
@@ -147,7 +146,7 @@ try:
 except CheckpointError as error:
     print(error)
 """
-    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    out = run_python("-c", script, check=True)
     assert "could not save: File too large" in out.stdout
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
     assert (tmp_path / "model.safetensors").read_bytes() == before

@@ -18,7 +18,8 @@ PACKAGE = Path(__file__).parents[1]
 EXAMPLE = PACKAGE.parents[1] / "examples" / "third_party_dtype"
 
 USE = """
-import json, sys
+import json, sys, warnings
+warnings.simplefilter("error", UserWarning)
 import torch
 from torch import nn
 import ao_core
@@ -63,6 +64,13 @@ except AoError as error:
     print(error)
 """
 
+# All in forks of one process that has imported torch: prints what each program printed.
+RUN = """
+import json, sys
+from ao_core.testing.warm import run_python
+print(json.dumps([run_python(*command, check=True).stdout for command in json.loads(sys.argv[1])]))
+"""
+
 
 class Environment:
     """A virtual environment with the packages of this one, except those of ao."""
@@ -95,29 +103,19 @@ class Environment:
         return done
 
 
-def build_wheel(source: Path, out: Path) -> Path:
-    """Build a copy of a project, so that nothing is left in its folder."""
-    copy = out / source.name
-    shutil.copytree(
-        source, copy, ignore=shutil.ignore_patterns("__pycache__", "tests", "dist", "build")
-    )
-    options = ["--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(out)]
-    command = [sys.executable, "-m", "pip", "wheel", "-q", *options, str(copy)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (wheel,) = out.glob(f"{source.name if source == PACKAGE else 'ao_log4'}*.whl".replace("-", "_"))
-    return wheel
-
-
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     if not EXAMPLE.exists():
         pytest.skip("the example is not part of the source distribution")
     folder = tmp_path_factory.mktemp("third_party")
-    wheels = [build_wheel(PACKAGE, folder / "wheels_core"), build_wheel(EXAMPLE, folder / "wheels")]
     environment = Environment(folder)
-    pip = [sys.executable, "-m", "pip", "--python", environment.executable]
-    options = ["install", "-q", "--no-deps", "--no-index", "--ignore-installed", *wheels]
+    # copies, so that building their wheels leaves nothing in their folders
+    copies = [folder / source.name for source in (PACKAGE, EXAMPLE)]
+    left_out = shutil.ignore_patterns("__pycache__", "tests", "dist", "build")
+    for source, copy in zip((PACKAGE, EXAMPLE), copies, strict=True):
+        shutil.copytree(source, copy, ignore=left_out)
+    pip = [sys.executable, "-m", "pip", "--python", environment.executable, "install", "-q"]
+    options = ["--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed", *copies]
     done = subprocess.run([*map(str, pip), *map(str, options)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     shutil.copytree(EXAMPLE / "tests", folder / "tests")
@@ -125,10 +123,21 @@ def environment(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def used(environment):
-    """What the plugin's format does there, and the checkpoint that it left."""
-    done = environment.python("-W", "error::UserWarning", "-c", USE, environment.folder / "model")
-    return json.loads(done.stdout.splitlines()[-1])
+def printed(environment):
+    """What programs print there: the format's use, the tables, and reading without the plugin."""
+    folder = str(environment.folder / "model")
+    commands = [
+        ["-c", USE, folder],
+        ["-m", "ao_core.cli", "formats", "--json"],
+        ["-c", "import os; os.environ['AO_PLUGINS'] = ''\n" + READ, folder],
+    ]
+    return json.loads(environment.python("-c", RUN, json.dumps(commands)).stdout)
+
+
+@pytest.fixture(scope="module")
+def used(printed):
+    """What the plugin's format does there."""
+    return json.loads(printed[0].splitlines()[-1])
 
 
 def test_it_is_the_wheel_that_runs(environment, used):
@@ -144,16 +153,15 @@ def test_packs_saves_and_compiles(used):
 
 def test_passes_the_suites_that_ao_ships(environment):
     done = environment.python(
-        "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", "--ao-provider=ao-log4"
+        "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests", "--ao-provider=ao-log4"
     )
     assert " passed" in done.stdout
     assert "failed" not in done.stdout
-    listed = environment.python("-m", "pytest", "-q", "--co", "--ao-provider=ao-log4").stdout
-    assert "ao-log4::dtype[log4]::test_rounds_to_nearest[cpu]" in listed.splitlines()
+    assert "ao-log4::dtype[log4]::test_rounds_to_nearest[cpu] PASSED" in done.stdout
 
 
-def test_shows_in_ao_formats(environment):
-    listed = json.loads(environment.python("-m", "ao_core.cli", "formats", "--json").stdout)
+def test_shows_in_ao_formats(printed):
+    listed = json.loads(printed[1])
     assert any(
         "log4" in json.dumps(entry) and "ao-log4" in json.dumps(entry)
         for table in listed.values()
@@ -161,8 +169,5 @@ def test_shows_in_ao_formats(environment):
     )
 
 
-def test_without_the_plugin_the_checkpoint_names_it(environment, used):
-    done = environment.python(
-        "-c", "import os; os.environ['AO_PLUGINS'] = ''\n" + READ, environment.folder / "model"
-    )
-    assert "ao-log4" in done.stdout
+def test_without_the_plugin_the_checkpoint_names_it(printed):
+    assert "ao-log4" in printed[2]

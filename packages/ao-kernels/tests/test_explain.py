@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from torch import nn
 
 from ao_core import Spec, WeightOnlyConfig, explain, kernels, quantize_, quantize_tensor
 from ao_core.tensor import native
+from ao_core.testing.warm import run_python
 from ao_kernels.cpu import library
 
 INT8_ROWS = Spec("int8", (1, -1))
@@ -107,10 +106,7 @@ print(json.dumps(found.to_dict()))
     [("AO_CPU_LIBRARY", "nowhere.so", "there is no file nowhere.so"), ("AO_CPU_ISA", "mmx", "mmx")],
 )
 def test_says_why_the_library_does_not_serve(variable: str, value: str, reason: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env={**os.environ, variable: value}, capture_output=True,
-        text=True, check=True, timeout=300,
-    )  # fmt: skip
+    done = run_python("-c", PROGRAM, env={**os.environ, variable: value}, check=True)
     for call in json.loads(done.stdout)["calls"]:
         assert call["winner"] == "reference_linear"
         (ours,) = [c for c in call["candidates"] if c["kernel"] == "cpu_tiles_linear"]

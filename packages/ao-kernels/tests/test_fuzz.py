@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import subprocess
-import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from ao_core.testing.warm import run_python
 from ao_kernels.cpu.library import load
 
 SCRIPT = Path(__file__).with_name("fuzz_ops.py")
@@ -34,10 +33,7 @@ FUZZ = script()
 
 def test_random_calls() -> None:
     """In a process of its own, because a mistake here may be a crash."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--calls", "4000"],
-        capture_output=True, text=True, check=False, timeout=600,
-    )  # fmt: skip
+    done = run_python(SCRIPT, "--calls", 4000, timeout=600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     counts = re.findall(r"^(\w+): (\d+) accepted, (\d+) refused$", done.stdout, re.MULTILINE)
     assert {name for name, _, _ in counts} == set(FUZZ.OPS)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
 
+from ao_core.testing.warm import run_python
 from ao_kernels.cpu import library
 
 ISAS = ("generic", "avx2", "avx512", "amx", "neon")
@@ -18,15 +17,7 @@ ISAS = ("generic", "avx2", "avx512", "amx", "neon")
 def run(code, **env):
     """What a fresh process prints; variables of this process that steer the library are left out."""
     free = {key: value for key, value in os.environ.items() if not key.startswith("AO_CPU_")}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**free, **env},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return run_python("-c", code, env={**free, **env}, check=True).stdout.strip()
 
 
 WHY_NOT = "from ao_kernels.cpu import library; print(library.why_not())"

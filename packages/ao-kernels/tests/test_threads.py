@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from ao_core import WHOLE, QTensor, Spec, quantize_tensor
 from ao_core.tensor import native
+from ao_core.testing.warm import run_python
 
 ROW = (1, WHOLE)
 SPECS = {
@@ -95,10 +95,7 @@ print(start, len(os.listdir("/proc/self/task")))
 def test_uses_the_pool_of_torch_with_its_number_of_threads(
     before: int, after: int, more: int
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(before=before, after=after)],
-        capture_output=True, text=True, check=True, timeout=300,
-    )  # fmt: skip
+    done = run_python("-c", PROGRAM.format(before=before, after=after), check=True)
     start, end = map(int, done.stdout.split())
     assert end - start == more
 
@@ -179,9 +176,5 @@ assert all(torch.equal(F.linear(a, w), b) for a, b in zip(x, expected))
 @pytest.mark.parametrize(("parent", "child"), [(2, 1), (2, 2), (1, 2), (3, 2)])
 def test_forks_of_a_process_that_has_used_the_kernels(parent: int, child: int) -> None:
     """The threads of the parent are gone in a child; whoever waits for them waits for ever."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c",
-         FORK.format(parent=parent, child=child)],
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+    done = run_python("-c", FORK.format(parent=parent, child=child))
     assert done.stdout == "True\n", done.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from ao_core.registry import registry
 from ao_core.tensor import to_layout
 from ao_core.testing.base import same_bits
 from ao_core.testing.layout_values import same_parts
+from ao_core.testing.warm import run_python
 from ao_kernels.cpu.codes import codes_of
 
 DTYPES = [dtype for dtype in registry.dtypes.values() if dtype.kind not in ("table", "dense")]
@@ -320,10 +319,7 @@ print(json.dumps([w.spec.layout, float(difference), str(explain(model)), reason]
 
 
 def outcome(**env: str) -> tuple[str, float, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env={**os.environ, **env}, capture_output=True, text=True,
-        check=True, timeout=300,
-    )  # fmt: skip
+    done = run_python("-c", PROGRAM, env={**os.environ, **env}, check=True)
     layout, difference, text, reason = json.loads(done.stdout)
     return layout, difference, text, reason
 

@@ -24,13 +24,13 @@ says before it starts, *peak* the greatest resident memory beyond what the proce
 process killed (`SIGKILL`) at random times, and called again each time; *same bytes*: its files have the
 SHA-256 of those of the run in peace."""
 
-HIDDEN, MLP, VOCABULARY = 4096, 14336, 32000
+HIDDEN, MLP = 4096, 14336
 
 
-def shapes(size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def shapes(size: int, vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of tensors of at least `size` bytes in bfloat16."""
-    yield "model.embed_tokens.weight", (VOCABULARY, HIDDEN)
-    left = size - 4 * VOCABULARY * HIDDEN
+    yield "model.embed_tokens.weight", (vocabulary, HIDDEN)
+    left = size - 4 * vocabulary * HIDDEN
     for layer in range(10**6):
         if left <= 0:
             break
@@ -49,10 +49,10 @@ def shapes(size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield tensor, shape
             left -= 2 * (shape[0] * shape[1] if len(shape) == 2 else shape[0])
     yield "model.norm.weight", (HIDDEN,)
-    yield "lm_head.weight", (VOCABULARY, HIDDEN)
+    yield "lm_head.weight", (vocabulary, HIDDEN)
 
 
-def write_source(folder: Path, size: int) -> None:
+def write_source(folder: Path, size: int, vocabulary: int) -> None:
     """A random checkpoint of at least `size` bytes, in files of 2 GB at most."""
     import torch
 
@@ -61,7 +61,7 @@ def write_source(folder: Path, size: int) -> None:
     values = torch.randn(1 << 24).bfloat16()
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        for number, (name, shape) in enumerate(shapes(size)):
+        for number, (name, shape) in enumerate(shapes(size, vocabulary)):
             count = torch.Size(shape).numel()
             repeated = values.roll(7919 * number).repeat(-(-count // values.numel()))
             yield name, repeated[:count].view(shape)
@@ -164,10 +164,11 @@ if __name__ == "__main__":
             limit=2.0,
             kills=20,
             recipes="int4_weight_only,nf4_weight_only",
+            vocabulary=32000,
             folder=tempfile.gettempdir(),
         )
         with tempfile.TemporaryDirectory(dir=args.folder) as scratch:
-            write_source(Path(scratch) / "source", int(args.size * 1e9))
+            write_source(Path(scratch) / "source", int(args.size * 1e9), args.vocabulary)
             found = measure(
                 Path(scratch), args.recipes.split(","), int(args.limit * 1e9), args.kills
             )

@@ -21,16 +21,15 @@ RECIPES = (
 )
 #: not a recipe: copy every weight once, the least that any of them must do
 COPY = "copy"
-SIZE = 4096
 
-TEXT = f"""\
-`quantize_` on a stack of bfloat16 linear layers of {SIZE}×{SIZE}, each time in a fresh process, in alternate
+TEXT = """\
+`quantize_` on a stack of bfloat16 linear layers of {size}×{size}, each time in a fresh process, in alternate
 rounds. *peak over model* is the process's greatest resident memory during `quantize_` beyond what it had
 with the model loaded; *after* is what the quantized weights hold. *× copy* compares with copying every
 weight once."""
 
 
-def child(recipe: str, parameters: int) -> None:
+def child(recipe: str, parameters: int, size: int) -> None:
     """Quantize once and print seconds and bytes as JSON."""
     import torch
     from torch import nn
@@ -38,9 +37,9 @@ def child(recipe: str, parameters: int) -> None:
     from ao_core import quantize_
     from ao_core.registry import registry
 
-    count = max(1, round(parameters / SIZE**2))
-    first = torch.empty(SIZE, SIZE, dtype=torch.bfloat16).normal_(std=1 / math.sqrt(SIZE))
-    model = nn.Sequential(*(nn.Linear(SIZE, SIZE, bias=False, device="meta") for _ in range(count)))
+    count = max(1, round(parameters / size**2))
+    first = torch.empty(size, size, dtype=torch.bfloat16).normal_(std=1 / math.sqrt(size))
+    model = nn.Sequential(*(nn.Linear(size, size, bias=False, device="meta") for _ in range(count)))
     for number, layer in enumerate(model):
         layer.weight = nn.Parameter(first.roll(number, dims=0), requires_grad=False)
     dense = sum(p.nbytes for p in model.parameters())
@@ -57,10 +56,10 @@ def child(recipe: str, parameters: int) -> None:
     print(json.dumps({"seconds": seconds, "dense": dense, "after": after, "peak": peak() - before}))
 
 
-def measure(rounds: int, parameters: int) -> list[Row]:
+def measure(rounds: int, parameters: int, size: int) -> list[Row]:
     """One row for each recipe, and for the copy."""
     names = (COPY, *RECIPES)
-    samples, printed = in_fresh_processes(__file__, names, rounds, parameters)
+    samples, printed = in_fresh_processes(__file__, names, rounds, parameters, size)
     last = {name: runs[-1] for name, runs in printed.items()}
     return [
         {
@@ -79,8 +78,8 @@ def measure(rounds: int, parameters: int) -> list[Row]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        child(sys.argv[2], int(sys.argv[3]))
+        child(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
     else:
-        args = arguments(__doc__, rounds=3, parameters=1_000_000_000)
-        rows = measure(args.rounds, args.parameters)
-        record(args.json, "Time and memory of quantize_", TEXT, rows)
+        args = arguments(__doc__, rounds=3, parameters=1_000_000_000, size=4096)
+        rows = measure(args.rounds, args.parameters, args.size)
+        record(args.json, "Time and memory of quantize_", TEXT.format(size=args.size), rows)

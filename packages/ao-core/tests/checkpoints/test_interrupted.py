@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
 from ao_core import WeightOnlyConfig, open_checkpoint, quantize_checkpoint, verify_checkpoint
 from ao_core.checkpoints.files import WORK
 from ao_core.errors import CheckpointError, ConfigError
+from ao_core.testing.warm import run_python
 
 INT4 = WeightOnlyConfig("int4", 32, "bfloat16")
 SIZE = 20_000
@@ -132,8 +131,7 @@ for number in range(int(sys.argv[4])):
 @pytest.mark.parametrize("before", ["nothing", "old"])
 def test_killed_at_20_moments(source, tmp_path, before):
     (tmp_path / "runs").mkdir()
-    command = [sys.executable, "-W", "ignore", "-c", KILLED, source, tmp_path / "runs", before, 20]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    done = run_python("-c", KILLED, source, tmp_path / "runs", before, 20)
     assert done.returncode == 0, done.stderr[-3000:]
     runs = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(runs) == 20

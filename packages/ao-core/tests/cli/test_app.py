@@ -11,14 +11,18 @@ import pytest
 import typer
 
 from ao_core.cli import app, main
+from ao_core.testing.warm import run_python
 
 
-def run(*args, env=None, code=None):
-    command = [sys.executable, *(["-c", code] if code else ["-m", "ao_core.cli"]), *args]
+def environment(**env):
     # wide, so that help and tables are not wrapped
-    full = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "AO_PLUGINS": "", **(env or {})}
-    full.pop("AO_DEBUG", None) if not (env and "AO_DEBUG" in env) else None
-    return subprocess.run(command, capture_output=True, text=True, env=full, check=False)
+    full = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "AO_PLUGINS": "", **env}
+    full.pop("AO_DEBUG", None) if "AO_DEBUG" not in env else None
+    return full
+
+
+def run(*args, **env):
+    return run_python("-m", "ao_core.cli", *args, env=environment(**env))
 
 
 @pytest.mark.slow
@@ -34,7 +38,13 @@ def test_help_lists_all_commands_and_imports_no_torch():
         "from ao_core.cli import main\n"
         "try:\n    main()\nfinally:\n    print('torch' in sys.modules)\n"
     )
-    done = run("--help", code=code)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--help"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.splitlines()[-1] == "False"
     for name in ("plugins", "formats", "explain", "inspect", "quantize"):
         assert f" {name} " in done.stdout
@@ -66,7 +76,7 @@ def test_error_is_one_line_on_stderr(tmp_path):
 
 @pytest.mark.slow
 def test_debug_shows_the_traceback(tmp_path):
-    done = run("inspect", str(tmp_path / "absent"), env={"AO_DEBUG": "1"})
+    done = run("inspect", str(tmp_path / "absent"), AO_DEBUG="1")
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback")
     assert "CheckpointError" in done.stderr
@@ -114,10 +124,10 @@ def plugin(tmp_path):
 
 @pytest.mark.slow
 def test_command_of_a_plugin(plugin):
-    done = run("hello", "world", env=plugin)
+    done = run("hello", "world", **plugin)
     assert (done.returncode, done.stdout) == (0, "hello world\n")
-    assert " hello " in run("--help", env=plugin).stdout
-    failed = run("hello", "bad", env=plugin)
+    assert " hello " in run("--help", **plugin).stdout
+    failed = run("hello", "bad", **plugin)
     assert (failed.returncode, failed.stderr.split(" (")[0]) == (2, "ao: ValueError: no such name")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 import warnings
@@ -22,6 +21,7 @@ from ao_core.plugins import (
     plugins,
     problems,
 )
+from ao_core.testing.warm import run_python
 
 
 def test_a_good_plugin(site, registry, load):
@@ -220,11 +220,7 @@ def run(site, code):
     source = Path(ao_core.__file__).parents[1]
     path = os.pathsep.join([str(site.folder), str(source), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": path, "AO_PLUGINS": "good"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_python("-c", code, env=environment, check=True).stdout
 
 
 def test_nothing_of_plugins_is_imported_until_a_name_is_missed(site):

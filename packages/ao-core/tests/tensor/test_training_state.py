@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from torch import Tensor, nn
 
 from ao_core import WHOLE, ComputeWeight, Spec
 from ao_core.testing.base import gaussian, same_bits
+from ao_core.testing.warm import run_python
 
 TENSOR, ROW = (WHOLE, WHOLE), (1, WHOLE)
 
@@ -96,10 +95,7 @@ def test_checkpoints_load_without_ao(
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save(state, tmp_path / "state.pt")
     dcp.save({"model": model.state_dict()}, checkpoint_id=tmp_path / "dcp", no_dist=True)
-    found = subprocess.run(
-        [sys.executable, "-c", LOADER, str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert found.returncode == 0, found.stderr
+    found = run_python("-c", LOADER, tmp_path, check=True)
     expected = sum(p.double().abs().sum().item() for p in model.parameters())
     saved, distributed, alone = found.stdout.split()
     assert float(saved) == float(distributed) == expected

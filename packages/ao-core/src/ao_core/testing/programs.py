@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from ao_core.registry import registry
+from ao_core.testing.warm import run_python
 
 __all__ = ["aot_inductor", "mesh_of_one", "one_of_the_ranks", "run_ranks"]
 
@@ -40,43 +42,27 @@ def mesh_of_one(folder: Path) -> Iterator[DeviceMesh]:
 def run_ranks(script: Path, ranks: int, folder: Path, *arguments: str, timeout: float = 300) -> str:
     """Run `script` in so many processes, which meet in `folder`; what the first one printed.
 
-    Each gets `folder` and `arguments` on its command line, and calls `one_of_the_ranks`. When one
-    fails, or `timeout` seconds are over, the others are stopped.
+    It gets `folder` and `arguments` on its command line, and calls `one_of_the_ranks`, where it is
+    forked. When one process fails, or `timeout` seconds are over, the others are stopped.
 
     Raises:
         AssertionError: a process did not succeed; with what all of them printed.
     """
-    logs = [folder / f"rank{rank}.log" for rank in range(ranks)]
-    processes = []
-    for rank, log in enumerate(logs):
-        environment = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-        with log.open("wb") as output:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(script), str(folder), *arguments],
-                    env={**os.environ, **environment},
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                )
-            )
-    end = time.monotonic() + timeout
-    while any(p.poll() is None for p in processes) and time.monotonic() < end:
-        if any(p.returncode for p in processes):
-            break
-        time.sleep(0.05)
-    for process in processes:
-        process.kill()
-        process.wait()
-    outputs = [log.read_text(encoding="utf-8") for log in logs]
-    if any(process.returncode for process in processes):
-        raise AssertionError("\n".join(outputs))
+    environment = {**os.environ, "WORLD_SIZE": str(ranks)}
+    done = run_python(script, folder, *arguments, env=environment, timeout=timeout)
+    outputs = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("rank*.log"))]
+    if done.returncode:
+        raise AssertionError("\n".join([done.stderr, *outputs]))
     return outputs[0]
 
 
 @contextmanager
 def one_of_the_ranks(folder: Path) -> Iterator[int]:
-    """Within this context the process is one of those that `run_ranks` started; it ends with it."""
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    """Within this context the process is one of those that `run_ranks` runs; it ends with it."""
+    torch.set_num_threads(1)
+    registry.load_plugins()  # once, not in each
+    ranks = int(os.environ["WORLD_SIZE"])
+    rank = _fork(ranks, folder)
     dist.init_process_group("gloo", f"file://{folder}/ranks", rank=rank, world_size=ranks)
     failed = True
     try:
@@ -90,3 +76,25 @@ def one_of_the_ranks(folder: Path) -> Iterator[int]:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(int(failed))
+
+
+def _fork(ranks: int, folder: Path) -> int:
+    """Become so many processes; the rank of each. The first process waits for them, and ends."""
+    children = []
+    for rank in range(ranks):
+        child = os.fork()
+        if not child:
+            log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.environ["RANK"] = str(rank)
+            return rank
+        children.append(child)
+    while children:
+        child, status = os.wait()
+        children.remove(child)
+        if status:
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+            os._exit(1)
+    os._exit(0)
