@@ -25,13 +25,13 @@ class Suite:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Called by pytest: parametrize the test with the arguments that it names."""
-        for name, values in _arguments_of(type(self)).items():
+        for name, values in _arguments_of(type(self)).items():  # type: ignore[arg-type]
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, values, ids=_id)
 
 
 @cache
-def _arguments_of(suite: Callable[[], Suite]) -> Mapping[str, Sequence[Any]]:
+def _arguments_of(suite: type[Suite]) -> Mapping[str, Sequence[Any]]:
     """Once for all tests of a suite: what fits a kernel is known only by asking for each case."""
     return suite().arguments()
 
