@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
+from unittest import TestCase
 
 import pytest
 import torch
@@ -166,10 +166,10 @@ def test_the_plan_is_what_happens(source, tmp_path):
     assert "left out: pytorch_model.bin: it holds weights in another format" in text
 
 
-def test_memory_is_stated_before_the_work(source, tmp_path, caplog):
-    with caplog.at_level(logging.INFO, "ao_core"):
+def test_memory_is_stated_before_the_work(source, tmp_path):
+    with TestCase().assertLogs("ao_core", "INFO") as logged:
         quantize_checkpoint(source, tmp_path / "out", INT4)
-    assert plan_checkpoint(source, INT4).memory in caplog.records[0].message
+    assert plan_checkpoint(source, INT4).memory in logged.output[0]
 
 
 @pytest.mark.usefixtures("small_pieces")

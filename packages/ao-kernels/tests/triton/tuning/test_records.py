@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import TestCase
 
 import pytest
 import torch
@@ -21,6 +21,11 @@ RECORD = Record(
     str(PROBLEM), {"rows": 16, "splits": 4}, (({"rows": 16, "splits": 4}, 8.25),),
     ({"rows": 32, "splits": 1},), ({"rows": 64, "splits": 1},),
 )  # fmt: skip
+
+
+def warned():
+    """What is logged as a warning within this context; something must be."""
+    return TestCase().assertLogs("ao_kernels", "WARNING")
 
 
 def test_a_problem_is_a_line():
@@ -57,27 +62,27 @@ def test_who_comes_second_gets_the_first(store):
         ),
     ],
 )  # fmt: skip
-def test_a_damaged_file_is_ignored_and_replaced(store, caplog, text):
+def test_a_damaged_file_is_ignored_and_replaced(store, text):
     store.keep(PROBLEM, RECORD)
     (file,) = store.folder.iterdir()
     file.write_text(text)
-    with caplog.at_level(logging.WARNING):
+    with warned() as logged:
         assert store.find(PROBLEM) is None
-    assert f"{file} cannot be used, and is ignored" in caplog.text
+    assert f"{file} cannot be used, and is ignored" in logged.output[0]
     assert store.keep(PROBLEM, RECORD) == RECORD
     assert store.find(PROBLEM) == (RECORD, "cache")
 
 
-def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog):
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path):
     (tmp_path / "file").write_text("")
     store = Store(Device("Some GPU", 90), tmp_path / "file" / "cache")
-    with caplog.at_level(logging.WARNING):
+    with warned() as logged:
         assert store.find(PROBLEM) is None
         assert store.keep(PROBLEM, RECORD) == RECORD
-    assert "settings of kernels cannot be kept in" in caplog.text
+    assert "settings of kernels cannot be kept in" in logged.output[0]
 
 
-def test_a_folder_that_may_only_be_read(store, caplog, monkeypatch):
+def test_a_folder_that_may_only_be_read(store, monkeypatch):
     store.keep(PROBLEM, RECORD)
 
     def write_text(*_args, **_options):
@@ -85,8 +90,9 @@ def test_a_folder_that_may_only_be_read(store, caplog, monkeypatch):
 
     monkeypatch.setattr(Path, "write_text", write_text)
     other = PROBLEM._replace(n=1)
-    assert store.keep(other, RECORD._replace(problem=str(other))).problem == str(other)
-    assert "settings of kernels cannot be kept in" in caplog.text
+    with warned() as logged:
+        assert store.keep(other, RECORD._replace(problem=str(other))).problem == str(other)
+    assert "settings of kernels cannot be kept in" in logged.output[0]
     assert store.find(PROBLEM) == (RECORD, "cache")
 
 
@@ -156,19 +162,20 @@ def test_what_is_shipped_is_found(store):
         ({"records": [{"problem": "x"}]}, "KeyError"),
     ],
 )
-def test_a_shipped_file_that_cannot_be_used(store, caplog, changes, words):
+def test_a_shipped_file_that_cannot_be_used(store, changes, words):
     file = shipped(store, **changes)
-    assert store.find(PROBLEM) is None
-    assert f"{file} cannot be used" in caplog.text
-    assert words in caplog.text
+    with warned() as logged:
+        assert store.find(PROBLEM) is None
+    assert f"{file} cannot be used" in logged.output[0]
+    assert words in logged.output[0]
 
 
-def test_every_file_in_the_package_can_be_used(caplog):
-    for file in records.SHIPPED.glob("*.json"):
-        device = records._device(json.loads(file.read_text())["device"])
-        assert records._shipped(records.SHIPPED, device)
-        assert file.name == f"{device.slug}.json"
-    assert not caplog.records
+def test_every_file_in_the_package_can_be_used():
+    with TestCase().assertNoLogs("ao_kernels"):
+        for file in records.SHIPPED.glob("*.json"):
+            device = records._device(json.loads(file.read_text())["device"])
+            assert records._shipped(records.SHIPPED, device)
+            assert file.name == f"{device.slug}.json"
 
 
 def test_the_cache_is_that_of_versions(tmp_path, monkeypatch):
