@@ -1,4 +1,4 @@
-"""The tests of tiles and products again with every other instruction set that this processor has."""
+"""The tests of every kernel again with each other instruction set that this processor has."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ import pytest
 
 from ao_kernels.cpu import library
 
+#: every kernel; the grids of the suites are for one set, and the C++ tests for all
 FILES = (
-    *("test_tiles.py", "test_linear.py", "test_suites.py", "test_threads.py", "test_embedding.py"),
-    *("test_quantize.py", "test_quantize_rows.py", "test_tiles_ops.py", "test_adam.py"),
-    *("test_block_sparse.py", "test_two_four.py", "test_super_blocks.py"),
+    *("test_linear.py", "test_threads.py", "test_embedding.py", "test_quantize_rows.py"),
+    *("test_quantize_formats.py", "test_tiles_ops.py", "test_adam.py", "test_block_sparse.py"),
+    *("test_two_four.py", "test_super_blocks.py"),
 )
 #: in which sets differ that share the rest: those with tile registers have their own products alone
 SHARED = {("amx", "avx512"): ("test_linear.py", "test_threads.py", "test_super_blocks.py")}
-#: what does not depend on the instruction set, or only on how products are shared among threads
-LEFT_OUT = (
-    "TestTiles or TestTiles8 or TestDynamic or Grouped or is_deterministic or strided or is_a_candidate"
-    " or reasons or describes or fork"
-)
+#: what does not depend on the instruction set
+LEFT_OUT = "is_a_candidate or reasons or describes or fork"
 WHY_NOT = "from ao_kernels.cpu import library; print(library.why_not() or '')"
 
 
