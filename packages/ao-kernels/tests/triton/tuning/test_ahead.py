@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from ao_kernels.triton import support
 from ao_kernels.triton.tuning import ahead
 from ao_kernels.triton.tuning.choose import Case, Tuner
 from ao_kernels.triton.tuning.records import Device, Problem, Record, store_of
-from ao_kernels.tune import tune
+from ao_kernels.tune.commands import tune
 
 PROBLEM = Problem("product", ("int4",), 48, 64, 16)
 
@@ -89,3 +91,13 @@ def test_each_weight_is_multiplied_by_each_number_of_rows(monkeypatch, store):
     assert {each.source for each in found} == {"rule"}
     with pytest.raises(ConfigError, match="numbers of rows are 1 or more"):
         ahead.tune_weights([weight], rows=(0, 1))
+
+
+def test_without_its_packages_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit) as exit_info:
+        runpy.run_module("ao_kernels.tune", run_name="__main__")
+    assert exit_info.value.code == (
+        "python -m ao_kernels.tune needs the package 'typer', which is not installed. "
+        'Install it with: pip install "ao-core[cli]"'
+    )

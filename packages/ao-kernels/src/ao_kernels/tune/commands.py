@@ -1,7 +1,4 @@
-"""`python -m ao_kernels.tune`: measured settings of kernels, to see, to drop, to make ahead and to pass on.
-
-No command of `ao`, which would have to import every kernel before it could list its commands.
-"""
+"""The commands of `python -m ao_kernels.tune`."""
 
 from __future__ import annotations
 
@@ -91,7 +88,3 @@ def _words(setting: dict[str, int]) -> str:
 def _times(record: records.Record) -> str:
     times = [f"{microseconds:.1f}" for _, microseconds in record.tried]
     return ", ".join(times + [f"{len(record.untried)} not tried"] * bool(record.untried))
-
-
-if __name__ == "__main__":
-    tune(prog_name="python -m ao_kernels.tune")
