@@ -33,24 +33,39 @@ static inline void parallel_for(int64_t begin, int64_t end, int64_t grain, const
   host().parallel_for(begin, end, grain, body, const_cast<F*>(&f));
 }
 
-// f(first, last, chunk): parts of `units` units of work, for each of `chunks`. Threads take parts as they become
-// free, less and less at a time: another program may hold one of them up, and all should end together.
+// f() in so many threads at once.
+template <class F>
+static inline void in_threads(int64_t threads, const F& f) {
+  if (threads == 1) return f();
+  parallel_for(0, threads, 1, [&](int64_t, int64_t) { f(); });
+}
+
+// Parts of `units` units of work, for each of `chunks`, of which there are about `shares` left to take at any
+// time. Threads take them as they become free: another program may hold one of them up, and all should end
+// together.
+class Turns {
+ public:
+  Turns(int64_t units, int64_t chunks, int64_t shares) : units_(units), total_(units * chunks), shares_(shares) {}
+
+  // f(first, last, chunk) until nothing is left; every thread calls this.
+  template <class F>
+  void take(const F& f) {
+    for (int64_t begin = next_; begin < total_; begin = next_) {
+      const int64_t first = begin % units_, share = (total_ - begin) / shares_, most = share < 1 ? 1 : share;
+      const int64_t size = most < units_ - first ? most : units_ - first;
+      if (next_.compare_exchange_strong(begin, begin + size)) f(first, first + size, begin / units_);
+    }
+  }
+
+ private:
+  const int64_t units_, total_, shares_;
+  std::atomic<int64_t> next_{0};
+};
+
 template <class F>
 static inline void take_turns(int64_t units, int64_t chunks, int64_t threads, const F& f) {
-  const int64_t total = units * chunks;
-  std::atomic<int64_t> next{0};
-  auto work = [&](int64_t, int64_t) {
-    for (int64_t begin = next; begin < total; begin = next) {
-      const int64_t first = begin % units, share = (total - begin) / (4 * threads), most = share < 1 ? 1 : share;
-      const int64_t size = most < units - first ? most : units - first;
-      if (next.compare_exchange_strong(begin, begin + size)) f(first, first + size, begin / units);
-    }
-  };
-  if (threads == 1) {
-    work(0, 1);
-  } else {
-    parallel_for(0, threads, 1, work);
-  }
+  Turns turns(units, chunks, 4 * threads);
+  in_threads(threads, [&] { turns.take(f); });
 }
 
 }  // namespace ao

@@ -283,6 +283,7 @@ static const LinearKernels kAmxKernels = {
     .pairs = true,
     .panel_rows = kTileRows,
     .panel_blocks = kPanelBlocks,
+    .row_blocks = kPanelBlocks,
     .stream_rows = 0,
     .scratch = tile_scratch,
     .pack = pack_tiles,

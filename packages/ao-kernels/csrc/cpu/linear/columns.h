@@ -244,16 +244,26 @@ static void columns(const Linear& t, int64_t begin, int64_t end, uint8_t* scratc
 }
 
 static const LinearKernels kLinearKernels = {
-    AO_HAS_PAIRS != 0, kPanelRows, kPanelBlocks, kStreamRows, scratch_bytes, pack_any,
-    AO_HAS_BYTE_TABLES != 0,
+    .pairs = AO_HAS_PAIRS != 0,
+    .panel_rows = kPanelRows,
+    .panel_blocks = kPanelBlocks,
 #if AO_HAS_DIGITS
-    pack_digits_any,
+    .row_blocks = kDigitBlocks,
 #else
-    nullptr,
+    .row_blocks = 1,
 #endif
-    columns,
-    nullptr,
-    nullptr,
+    .stream_rows = kStreamRows,
+    .scratch = scratch_bytes,
+    .pack = pack_any,
+    .table_digits = AO_HAS_BYTE_TABLES != 0,
+#if AO_HAS_DIGITS
+    .pack_digits = pack_digits_any,
+#else
+    .pack_digits = nullptr,
+#endif
+    .columns = columns,
+    .tiles = nullptr,
+    .plan = nullptr,
 };
 
 }  // namespace ao::AO_ISA

@@ -10,10 +10,12 @@
 
 namespace ao::AO_ISA {
 
-// Bytes of weights that are asked for before they are read.
-constexpr int kAhead = 4096;
-// Blocks of columns that share a read of the activations, where there are registers for that.
-constexpr int kDigitBlocks = kRegisters == 1 ? 2 : 1;
+// Bytes of weights that are asked for before they are read, into the second cache: the nearest one has too few
+// requests under way at a time for the rate of memory. Of a block, so many are then brought into that one.
+constexpr int kAhead = 16384, kSoon = 512;
+// Blocks of columns that share a read of the activations, where there are registers for that. Their sums do not
+// wait for each other, either.
+constexpr int kDigitBlocks = kRegisters == 1 ? 4 : 1;
 
 // By how many powers of two the largest number of a step may exceed the others on average (over their
 // exponents): beyond that, outliers would cost the others more than the dtype's own rounding does.
@@ -30,17 +32,14 @@ static bool pack_digits(const Linear& t) {
   uint8_t* out = t.x_packed;
   auto* steps = static_cast<DigitStep*>(t.x_sums);
   const int size = bytes_of(t.type);
-  for (int64_t s = 0, group = 0, k = 0, end = 0; s < t.step_count; ++s) {
-    if (s == 0 || t.steps[s].group != group) {
-      group = t.steps[s].group;
-      k = group * t.group;
-      end = k + t.group < t.k ? k + t.group : t.k;
-    }
+  Columns at = columns_of(t, 0);
+  for (int64_t s = 0; s < t.step_count; ++s) {
+    if (t.steps[s].group != at.group) at = columns_of(t, t.steps[s].group);
     const int tiles = t.steps[s].tiles;
     F x[kDigitTiles];
     I top = splat_int(0), exponents = top, zeros_or_minus_one = top;
-    for (int i = 0; i < tiles; ++i, k += 16) {
-      x[i] = load_as(t.type, row + k * size, end - k < 16 ? static_cast<int>(end - k) : 16);
+    for (int i = 0; i < tiles; ++i, at.k += 16) {
+      x[i] = load_as(t.type, row + at.k * size, at.count());
       const I magnitude = bits_of(abs(x[i]));
       top = max_int(top, magnitude);
       exponents = add(exponents, shift_right<23>(magnitude));
@@ -73,11 +72,10 @@ static bool pack_digits(const Linear& t) {
     for (int d = kDigits - 1; d >= 0; --d) {
       const int32_t sum = sum_of(sums[d]);
       total = total * 256 + sum;
-      const bool starts = t.zero_type == Zero::none && t.table_parts == 1;
-      step.starts[d] = starts ? sum * static_cast<int32_t>(t.least) : 0;
+      step.starts[d] = t.table_parts == 1 ? sum * static_cast<int32_t>(t.least) : 0;
     }
     step.sum = static_cast<float>(total) * power_of_two(unit) * t.table_unit;
-    step.base = t.zero_type == Zero::none && t.table_parts == 1 ? 0.0f : step.sum * t.least;
+    step.base = t.table_parts == 1 ? 0.0f : step.sum * t.least;
     step.unit = power_of_two(unit + 8 * (t.table_parts - 1)) * t.table_unit;
   }
   return true;
@@ -95,7 +93,7 @@ static void pack_byte(const Linear& t) {
       __builtin_memcpy(&step.starts[0], sum, 4);
     } else {
       __builtin_memcpy(&step.sum, sum, 4);
-      step.base = step.sum * t.least;
+      step.starts[0] = static_cast<int32_t>(step.sum * t.least);
     }
     steps[s] = step;
   }
@@ -144,7 +142,7 @@ template <class Table, int kDigits, bool kSmall, int i, int kBlocks>
 AO_INLINE void add_quad(const Table& table, const uint8_t* tile, int64_t stride, const uint8_t* x,
                         I (&sums)[kBlocks][kDigits]) {
   Q w[kBlocks][Table::kParts];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
   for (int b = 0; b < kBlocks; ++b) table.template get<i>(tile + b * stride, w[b]);
 #pragma GCC unroll 3
   for (int d = 0; d < kDigits; ++d) {
@@ -153,98 +151,114 @@ AO_INLINE void add_quad(const Table& table, const uint8_t* tile, int64_t stride,
     for (int p = 0; p < Table::kParts; ++p) {
       const int level = p + d - (Table::kParts - 1);
       if (level < 0) continue;
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int b = 0; b < kBlocks; ++b) sums[b][level] = dot_quads<kSmall>(sums[b][level], w[b][p], digit);
     }
   }
 }
 
-// The sums of the products with one step of activations, of kBlocks blocks; tile and x move on behind it.
+// What the sums of all digits stand for, in units of the last one.
+template <int kDigits>
+AO_INLINE F number_of(const I (&sums)[kDigits]) {
+  if constexpr (kDigits == 1) return to_float(sums[0]);
+  // a step has too few columns for an overflow
+  const F upper = to_float(add(shift_left<8>(sums[kDigits - 1]), sums[kDigits - 2]));
+  return kDigits == 2 ? upper : fma(upper, splat(256.0f), to_float(sums[0]));
+}
+
+// Where a thread reads the codes of kBlocks blocks that are computed together.
+template <int kBits, int kBlocks>
+struct Stream {
+  static constexpr int64_t kNear = kAhead / kBlocks;
+  const uint8_t* tile;
+  int64_t stride;      // bytes of a block
+  const uint8_t* near;  // from here on, what is asked for lies behind the end of the block ...
+  int64_t further;     // ... so much further, behind the blocks that are read with it; or nothing is left
+
+  AO_METHOD void ask() const {
+    const uint8_t* const ahead = tile + (tile < near ? kNear : further);
+#pragma GCC unroll 8
+    for (int line = 0; line < 32 * kBits; line += 64) {
+#pragma GCC unroll 4
+      for (int b = 0; b < kBlocks; ++b) {
+        __builtin_prefetch(ahead + b * stride + line, 0, 2);
+        // whole bytes take little time to multiply, and as many lines of the second cache more to ask for
+        if constexpr (kBits < 8) __builtin_prefetch(tile + kSoon + b * stride + line);
+      }
+    }
+  }
+};
+
+// The products of one step of activations; stream and x move on behind it.
 template <int kBits, class Table, int kDigits, int kBlocks>
-AO_INLINE void digit_sums(const Linear& t, const Table& table, int64_t s, const uint8_t*& tile, const uint8_t* end,
+AO_INLINE void digit_sums(const DigitStep& step, int tiles, const Table& table, Stream<kBits, kBlocks>& codes,
                           const uint8_t*& x, F (&out)[kBlocks]) {
-  constexpr int kTileBytes = 32 * kBits;
   constexpr bool kSmall = kBits < 8 && Table::kParts == 1;  // bytes are below 128
   // sums that do not wait for each other
   constexpr int kChains = kBlocks == 1 && kRegisters == 1 ? 2 : 1;
-  const DigitStep& step = static_cast<const DigitStep*>(t.x_sums)[s];
-  const int64_t stride = t.tiles * kTileBytes;
   I sums[kChains][kBlocks][kDigits];
 #pragma GCC unroll 3
   for (int d = 0; d < kDigits; ++d) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) {
       sums[0][b][d] = splat_int(step.starts[d]);
       if constexpr (kChains == 2) sums[1][b][d] = splat_int(0);
     }
   }
-  for (int i = t.steps[s].tiles; i > 0; --i, tile += kTileBytes, x += kDigits * 16) {
-    // behind the end of a block follow those that are read with it, then the one that it is asked for
-    const int64_t ahead = kAhead / kBlocks, skip = tile + ahead < end ? 0 : (kBlocks - 1) * stride;
-    // ... and past the caches, which the rest of the model needs: no weight is read twice
-#pragma GCC unroll 8
-    for (int line = 0; line < kTileBytes; line += 64) {
-#pragma GCC unroll 2
-      for (int b = 0; b < kBlocks; ++b) __builtin_prefetch(tile + b * stride + line + ahead + skip, 0, 0);
-    }
-    add_quad<Table, kDigits, kSmall, 0>(table, tile, stride, x, sums[0]);
-    add_quad<Table, kDigits, kSmall, 1>(table, tile, stride, x, sums[kChains - 1]);
-    add_quad<Table, kDigits, kSmall, 2>(table, tile, stride, x, sums[0]);
-    add_quad<Table, kDigits, kSmall, 3>(table, tile, stride, x, sums[kChains - 1]);
+  for (; tiles > 0; --tiles, codes.tile += 32 * kBits, x += kDigits * 16) {
+    codes.ask();
+    add_quad<Table, kDigits, kSmall, 0>(table, codes.tile, codes.stride, x, sums[0]);
+    add_quad<Table, kDigits, kSmall, 1>(table, codes.tile, codes.stride, x, sums[kChains - 1]);
+    add_quad<Table, kDigits, kSmall, 2>(table, codes.tile, codes.stride, x, sums[0]);
+    add_quad<Table, kDigits, kSmall, 3>(table, codes.tile, codes.stride, x, sums[kChains - 1]);
   }
-  const F unit = splat(step.unit), base = splat(step.base);
-#pragma GCC unroll 2
+  const F unit = splat(step.unit);
+#pragma GCC unroll 4
   for (int b = 0; b < kBlocks; ++b) {
     I(&own)[kDigits] = sums[0][b];
 #pragma GCC unroll 3
     for (int d = 0; kChains == 2 && d < kDigits; ++d) own[d] = add(own[d], sums[kChains - 1][b][d]);
-    F sum = to_float(own[kDigits - 1]);
-#pragma GCC unroll 3
-    for (int d = kDigits - 2; d >= 0; --d) sum = fma(sum, splat(256.0f), to_float(own[d]));
-    out[b] = fma(sum, unit, base);
+    out[b] = mul(number_of(own), unit);
+    if constexpr (Table::kParts > 1) out[b] = add(out[b], splat(step.base));
   }
 }
 
-// scale * product + sum, of scales at i; those `next` further arrive while these are multiplied.
-AO_INLINE F add_scaled(const Scales& scales, int64_t i, int64_t next, F product, F sum) {
+// Scales at i, those of a span at `outer`; the ones that are `next` further arrive while these are multiplied.
+AO_INLINE F scale_ahead(const Scales& scales, int64_t i, int64_t outer, int64_t next) {
   __builtin_prefetch(static_cast<const uint8_t*>(scales.values) + (i + next) * bytes_of(scales.type));
-  return fma(scale_at(scales.values, scales.type, i), product, sum);
+  const F scale = scale_at(scales.values, scales.type, i);
+  return scales.outer ? mul(scale, outer_at(scales, outer)) : scale;
 }
 
+// kBlocks blocks of columns; `more`: others follow.
 template <int kBits, class Table, int kDigits, int kBlocks>
-static void digit_blocks(const Linear& t, const Table& table, int64_t block,
+static void digit_blocks(const Linear& t, const Table& table, int64_t block, bool more,
                          void (*write)(const Linear&, Rows, int64_t, int64_t, const float*)) {
-  const int64_t bytes = t.tiles * 32 * kBits, next = kBlocks * t.groups * 16;
-  const uint8_t* tile = t.qdata + block * bytes;
-  const uint8_t* const end = tile + bytes;
+  const int64_t stride = t.tiles * 32 * kBits;
+  const int64_t groups = t.groups * 16, spans = t.spans * 16, next = kBlocks * groups;
+  const uint8_t* const first = t.qdata + block * stride;
+  constexpr int64_t kNear = Stream<kBits, kBlocks>::kNear;
+  Stream<kBits, kBlocks> codes{first, stride, first + stride - kNear, more ? kNear + (kBlocks - 1) * stride : 0};
+  const Scales scales = t.scale;
+  const Zero zero_type = t.zero_type;
   const uint8_t* x = t.x_packed;
+  const auto* digits = static_cast<const DigitStep*>(t.x_sums);
   F totals[kBlocks];
   for (F& total : totals) total = zero();
-  for (int64_t s = 0; s < t.step_count;) {
-    // outer scales multiply the sums of their span
-    const int64_t span = t.steps[s].span;
-    F scaled[kBlocks], offsets[kBlocks];
-    for (int b = 0; b < kBlocks; ++b) scaled[b] = offsets[b] = zero();
-    for (; s < t.step_count && t.steps[s].span == span; ++s) {
-      F products[kBlocks];
-      digit_sums<kBits, Table, kDigits>(t, table, s, tile, end, x, products);
-      const F of_zero = splat(-static_cast<const DigitStep*>(t.x_sums)[s].sum);
-#pragma GCC unroll 2
-      for (int b = 0; b < kBlocks; ++b) {
-        const int64_t i = ((block + b) * t.groups + t.steps[s].group) * 16;
-        if (t.zero_type == Zero::scaled) {
-          offsets[b] = add_scaled(t.offset, i, next, of_zero, offsets[b]);
-        } else if (t.zero_type != Zero::none) {
-          products[b] = fma(zero_at(t, i), of_zero, products[b]);
-          __builtin_prefetch(static_cast<const uint8_t*>(t.zero) + (i + next) * bytes_of(t.zero_type));
-        }
-        scaled[b] = add_scaled(t.scale, i, next, products[b], scaled[b]);
-      }
-    }
+  for (const Step *s = t.steps, *const end = s + t.step_count; s != end; ++s, ++digits) {
+    F products[kBlocks];
+    digit_sums<kBits, Table, kDigits>(*digits, s->tiles, table, codes, x, products);
+    const F of_zero = splat(-digits->sum);
+#pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) {
-      const int64_t i = ((block + b) * t.spans + span) * 16;
-      totals[b] = fma(outer_at(t.scale, i), scaled[b], totals[b]);
-      if (t.zero_type == Zero::scaled) totals[b] = fma(outer_at(t.offset, i), offsets[b], totals[b]);
+      const int64_t i = (block + b) * groups + s->group * 16, outer = (block + b) * spans + s->span * 16;
+      if (zero_type == Zero::scaled) {
+        totals[b] = fma(scale_ahead(t.offset, i, outer, next), of_zero, totals[b]);
+      } else if (zero_type != Zero::none) {
+        products[b] = fma(zero_at(t, i), of_zero, products[b]);
+        __builtin_prefetch(static_cast<const uint8_t*>(t.zero) + (i + next) * bytes_of(zero_type));
+      }
+      totals[b] = fma(scale_ahead(scales, i, outer, next), products[b], totals[b]);
     }
   }
   float out[kBlocks * 16];
@@ -259,10 +273,10 @@ static void digit_columns(const Linear& t, int64_t begin, int64_t end,
   int64_t block = begin;
   if constexpr (kDigitBlocks > 1) {
     for (; block + kDigitBlocks <= end; block += kDigitBlocks) {
-      digit_blocks<kBits, Table, kDigits, kDigitBlocks>(t, table, block, write);
+      digit_blocks<kBits, Table, kDigits, kDigitBlocks>(t, table, block, block + kDigitBlocks < end, write);
     }
   }
-  for (; block < end; ++block) digit_blocks<kBits, Table, kDigits, 1>(t, table, block, write);
+  for (; block < end; ++block) digit_blocks<kBits, Table, kDigits, 1>(t, table, block, block + 1 < end, write);
 }
 
 }  // namespace ao::AO_ISA

@@ -85,6 +85,7 @@ struct LinearKernels {
   bool pairs;            // Mode::pairs exists
   int32_t panel_rows;    // greatest row block
   int32_t panel_blocks;  // blocks of 16 columns that are computed together
+  int32_t row_blocks;    // the same for a single row of activations
   int32_t stream_rows;   // up to so many rows, weights are decoded in registers
   // bytes of scratch that `columns` needs
   int64_t (*scratch)(const Linear&);

@@ -1,6 +1,7 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <vector>
 
@@ -98,21 +99,42 @@ void set_memory(Linear& t, uint8_t* memory) {
   t.x_zero = t.x_scale + aligned(t.m * 4) / 4;
 }
 
-// False where activations cannot be taken apart into digits.
-bool run(Linear t, const LinearKernels& kernels) {
-  const bool digits = t.mode == Mode::digits2 || t.mode == Mode::digits3;
-  const bool whole = t.tiling.depth > 0 && (t.mode == Mode::pairs || t.groups == 1);
-  const std::vector<Step> steps = steps_of(t, digits ? kDigitTiles : whole ? t.tiles : kStepTiles);
-  t.steps = steps.data(), t.step_count = static_cast<int64_t>(steps.size());
-  t.rows = t.m;
+struct Blocks {
+  int64_t count, width;  // of 16 columns; of those that are computed together
+  int64_t units() const { return (count + width - 1) / width; }
+};
 
-  const bool serial = t.n * t.k <= kSerialWork / t.m;
-  const int64_t threads = serial ? 1 : num_threads();
-  const int64_t width = kernels.panel_blocks;
-  const int64_t blocks = (t.n + 15) / 16, units = (blocks + width - 1) / width;
+void multiply(const Linear& t, const LinearKernels& kernels, Blocks blocks, int64_t first, int64_t last,
+              int64_t scratch) {
+  kernels.columns(t, first * blocks.width, std::min(last * blocks.width, blocks.count), kept_scratch.get(scratch));
+}
+
+// Each thread packs a single row for itself: to wait for another that does takes longer. False where the row
+// cannot be taken apart into digits.
+bool run_row(const Linear& t, const LinearKernels& kernels, Blocks blocks, int64_t threads) {
+  const bool digits = t.mode == Mode::digits2 || t.mode == Mode::digits3;
+  const Linear row = chunk_of(t, {0, 1}, kernels);
+  const int64_t memory = activation_bytes(row), scratch = aligned(kernels.scratch(row));
+  std::atomic<bool> packed{true};
+  Turns turns(blocks.units(), 1, 2 * threads);  // each reads from memory anew
+  in_threads(threads, [&] {
+    Linear own = row;
+    set_memory(own, kept_activations.get(memory));
+    if (!digits) {
+      kernels.pack(own, 0, 1);
+    } else if (!kernels.pack_digits(own)) {
+      packed = false;
+      return;
+    }
+    turns.take([&](int64_t first, int64_t last, int64_t) { multiply(own, kernels, blocks, first, last, scratch); });
+  });
+  return packed;
+}
+
+void run_rows(const Linear& t, const LinearKernels& kernels, Blocks blocks, int64_t threads) {
   // more chunks of rows than needed for the cache, where there are too few columns for all threads
   int64_t count = (t.m + kChunkRows - 1) / kChunkRows;
-  count = std::max({count, std::min((2 * threads - 1) / units, t.m / 16), int64_t{1}});
+  count = std::max({count, std::min((2 * threads - 1) / blocks.units(), t.m / 16), int64_t{1}});
   std::vector<Linear> chunks;
   int64_t memory = 0, scratch = 0;
   for (int64_t c = 0; c < count; ++c) {
@@ -124,19 +146,28 @@ bool run(Linear t, const LinearKernels& kernels) {
   for (Linear& part : chunks) {
     set_memory(part, place);
     place += activation_bytes(part);
-    if (digits) {
-      if (!kernels.pack_digits(part)) return false;
-    } else if (serial || part.row_blocks == 1) {
+    if (threads == 1 || part.row_blocks == 1) {
       kernels.pack(part, 0, part.row_blocks);
     } else {
       parallel_for(0, part.row_blocks, 1, [&](int64_t b, int64_t e) { kernels.pack(part, b, e); });
     }
   }
-
-  take_turns(units, count, threads, [&](int64_t first, int64_t last, int64_t chunk) {
-    uint8_t* memory = kept_scratch.get(scratch);
-    kernels.columns(chunks[chunk], first * width, std::min(last * width, blocks), memory);
+  take_turns(blocks.units(), count, threads, [&](int64_t first, int64_t last, int64_t chunk) {
+    multiply(chunks[chunk], kernels, blocks, first, last, scratch);
   });
+}
+
+// False where activations cannot be taken apart into digits.
+bool run(Linear t, const LinearKernels& kernels) {
+  const bool digits = t.mode == Mode::digits2 || t.mode == Mode::digits3;
+  const bool whole = t.tiling.depth > 0 && (t.mode == Mode::pairs || t.groups == 1);
+  const std::vector<Step> steps = steps_of(t, digits ? kDigitTiles : whole ? t.tiles : kStepTiles);
+  t.steps = steps.data(), t.step_count = static_cast<int64_t>(steps.size());
+  t.rows = t.m;
+  const int64_t threads = t.n * t.k <= kSerialWork / t.m ? 1 : num_threads();
+  const Blocks blocks{(t.n + 15) / 16, t.m == 1 ? kernels.row_blocks : kernels.panel_blocks};
+  if (t.m == 1) return run_row(t, kernels, blocks, threads);
+  run_rows(t, kernels, blocks, threads);
   return true;
 }
 

@@ -31,9 +31,10 @@ AO_INLINE F scale_at(const void* scale, int64_t i) {
 }
 
 AO_INLINE F scale_at(const void* scale, Scale type, int64_t i) {
+  // a jump to one of many costs more than the scale itself
+  if (type == Scale::bf16) [[likely]] return scale_at<Scale::bf16>(scale, i);
   switch (type) {
     case Scale::f32: return scale_at<Scale::f32>(scale, i);
-    case Scale::bf16: return scale_at<Scale::bf16>(scale, i);
     case Scale::f16: return scale_at<Scale::f16>(scale, i);
     case Scale::e8m0: return scale_at<Scale::e8m0>(scale, i);
     case Scale::u8: return scale_at<Scale::u8>(scale, i);
@@ -56,8 +57,9 @@ AO_INLINE F zero_at(const Linear& t, int64_t i) {
     default: break;
   }
   // a canonical code of an integer format: signed formats store it with the top bit flipped
-  const I code = xor_(load_bytes(static_cast<const uint8_t*>(t.zero) + i), splat_int(t.zero_flip));
-  return add(to_float(code), splat(t.table[0]));
+  const I code = load_bytes(static_cast<const uint8_t*>(t.zero) + i);
+  if (t.zero_flip == 0) return to_float(code);
+  return add(to_float(xor_(code, splat_int(t.zero_flip))), splat(t.table[0]));
 }
 
 // Scales as floats, and what multiplies the sum of the activations: scale * (-zero), or -offset, for decoded
