@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -46,7 +47,8 @@ def test_decoding_one_by_one_agrees_with_a_prefill(decoder: ModuleType) -> None:
     shape = decoder.Shape(layers=2, dim=64, heads=4, kv_heads=2, ffn=96, vocab=50, context=12)
     model = decoder.random_model(shape, torch.float32)
     assert sum(p.numel() for p in model.parameters() if p.dim() > 1) == shape.parameters
-    cache, rope = (make(shape, torch.float32) for make in (decoder.empty_cache, decoder.rope_table))
+    empty = partial(decoder.empty_cache, shape, torch.float32)
+    cache, rope = empty(), decoder.rope_table(shape, torch.float32)
     tokens = torch.arange(10) * 3 % 50
     for position, token in enumerate(tokens.split(1)):
         place = decoder.after(position, 1)
@@ -56,10 +58,10 @@ def test_decoding_one_by_one_agrees_with_a_prefill(decoder: ModuleType) -> None:
             place = decoder.anywhere(torch.tensor([position]), 12)
         one = model(token, cache, rope, place)
         text = decoder.after(0, position + 1)
-        whole = model(tokens[: position + 1], torch.zeros_like(cache), rope, text)
+        whole = model(tokens[: position + 1], empty(), rope, text)
         torch.testing.assert_close(one, whole)
     assert 0.5 < one.std() < 2
-    swapped = model(tokens[[1, 0, *range(2, 10)]], torch.zeros_like(cache), rope, text)
+    swapped = model(tokens[[1, 0, *range(2, 10)]], empty(), rope, text)
     assert (swapped - whole).abs().max() > 1e-3  # positions matter
 
 
@@ -120,6 +122,7 @@ def test_bars_name_contenders_that_there_are(bars: ModuleType) -> None:
     sparse = {(kind.name, rows) for rows in (1, 16, 256) for kind in kinds(rows)}
     assert {(bar.ours, bar.rows) for bar in bars.SPARSE} <= sparse
     assert {bar.peer for bar in bars.SPARSE} == {bars.F_LINEAR} <= set(torch_linear())
-    models = {*makers("a folder", Shape(), 2), "torchao int4 g32"}
+    torchao = {"torchao int4 g32", "torchao int4 g32, compiled"}
+    models = {*makers("a folder", Shape(), 2), *torchao}
     named = {name for bar in (*bars.DECODE, *bars.PREFILL) for name in (bar.ours, bar.peer)}
     assert named <= models

@@ -136,11 +136,18 @@ def test_decoder_on_the_cpu(tmp_path: Path) -> None:
     dense, *quantized = rows(CPU / "bench_decoder.py", tmp_path, *options)
     assert dense["contender"] == "torch bf16"
     assert dense["× torch bf16"] == dense["prefill × torch bf16"] == 1
-    assert {row["contender"] for row in quantized} == {"ao int4 g32", "ao int4 g32 dynamic"}
-    for row in quantized:
-        assert 0.28 < row["GB a token"] / dense["GB a token"] < 0.3
+    found = {row["contender"]: row for row in quantized}
+    compiled = {name for name in found if name.endswith(", compiled")}
+    assert compiled == {"torch bf16, compiled", "ao int4 g32, compiled"}
+    assert set(found) - compiled == {"ao int4 g32", "ao int4 g32 dynamic"}
+    for name, row in found.items():
         assert row["tokens/s"] > 0
-        assert row["prefill tokens/s"] > row["tokens/s"] / 100
+        if "ao" in name:
+            assert 0.28 < row["GB a token"] / dense["GB a token"] < 0.3
+        if name in compiled:  # only tokens are
+            assert row["prefill tokens/s"] == ""
+        else:
+            assert row["prefill tokens/s"] > row["tokens/s"] / 100
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from linear import Case
 from ours import DTYPES, FORMATS, name_of
@@ -32,7 +32,7 @@ def _bars(ours: str, peer: str, *bars: tuple[int, float, float | None]) -> list[
 
 _INT4PACK, F_LINEAR = "torch int4pack g128, bf16", "F.linear bf16"
 _INT8PACK = "torch int8pack, bf16"
-_DECODER = "torch bf16"
+_DECODER, _COMPILED = "torch bf16", ", compiled"
 #: of a layer of 4096 × 4096
 LINEAR = [
     *_bars(name_of("int4 g128"), _INT4PACK, (1, 1.2, 1.35), (16, 1.9, 3), (64, 2, None), (256, 2.2, None)),
@@ -44,13 +44,23 @@ LINEAR = [
     *_bars(name_of("int4 g128 dynamic"), F_LINEAR, (64, 2.2, 2.6), (256, 1.7, 2)),
     *_bars(name_of("int8"), _INT8PACK, (1, 1.4, 1.6), (16, 1.8, 3), (64, 1.5, 2.5), (256, 2.4, 2.6)),
     *_bars("ao int8 dynamic, fp32", "quantize_dynamic x86, fp32", (1, 1.1, 1.3), (16, 1, 1.2), (256, 1, 1.1)),
-    *_bars("ao int4 g32, fp32", "torch int4pack g32, fp32", (1, 100, None)),
+    *_bars("ao int4 g32, fp32", "torch int4pack g32, fp32", (1, 100, None), (16, 100, None)),
 ]  # fmt: skip
-DECODE = [
+_DECODE = [
     Bar("ao int4 g32", "llama.cpp Q4_0", 1.05, 1.25),
     Bar("ao int4 g32", "torchao int4 g32", 1.55, 1.9),
     Bar("ao int8", "llama.cpp Q8_0", 1.1, 1.3),
     Bar("ao int8", _DECODER, 3.3, 4),
+]
+#: in eager mode, and by compiled programs, beside whichever of the peer's is compiled, too
+DECODE = [
+    *_DECODE,
+    *(
+        replace(
+            bar, ours=bar.ours + _COMPILED, peer=bar.peer + _COMPILED * ("llama" not in bar.peer)
+        )
+        for bar in _DECODE
+    ),
 ]
 PREFILL = [
     Bar("ao int4 g32 dynamic", "llama.cpp Q4_0", 2, 2.6),

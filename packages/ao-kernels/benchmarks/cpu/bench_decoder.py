@@ -21,14 +21,15 @@ ABOUT = """\
 A Llama-shaped decoder of {billions:.1f} billion random parameters ({shape.layers} layers, dim {shape.dim},
 {shape.heads} heads, {shape.kv_heads} for keys and values, FFN {shape.ffn}, vocabulary {shape.vocab}) in
 {threads} threads: tokens a second when {tokens} are generated one by one from nothing, and for a text of
-{text}. All torch contenders run the same eager code. They stay in one process and take turns in shuffled
-rounds with `llama-bench` on the same shape; ratios are medians over the rounds. *share of read*: the bytes
-of the weights that a token is multiplied by, over what is read in that time (by 10th percentiles)."""
+{text}. All torch contenders run the same code in eager mode; *compiled*: as one program of `torch.compile`
+for each token. They stay in one process and take turns in shuffled rounds with `llama-bench` on the same
+shape; ratios are medians over the rounds. *share of read*: the bytes of the weights that a token is
+multiplied by, over what is read in that time (by 10th percentiles)."""
 
 
 def row(results: Results, name: str) -> Row:
     """One contender: decoding, then prefill."""
-    decode, prefill = results.decode[name], results.prefill[name]
+    decode, prefill = results.decode[name], results.prefill.get(name)
     return {
         "contender": name,
         "tokens/s": 1 / median(decode),
@@ -36,14 +37,14 @@ def row(results: Results, name: str) -> Row:
         "× torch bf16": _times(results.decode, name),
         "GB a token": results.contenders[name].nbytes / 1e9,
         "share of read": results.share(name),
-        "prefill tokens/s": TEXT / median(prefill),
-        "prefill, p10 of times": TEXT / percentile(prefill, 10),
+        "prefill tokens/s": TEXT / median(prefill) if prefill else "",
+        "prefill, p10 of times": TEXT / percentile(prefill, 10) if prefill else "",
         "prefill × torch bf16": _times(results.prefill, name),
     }
 
 
 def _times(samples: dict[str, list[float]], name: str) -> float | str:
-    return times_by_round(samples, name, BF16) if BF16 in samples else ""
+    return times_by_round(samples, name, BF16) if {BF16, name} <= set(samples) else ""
 
 
 def main() -> None:

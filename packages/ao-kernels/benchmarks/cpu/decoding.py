@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from decoder import Decoder, Shape, after, empty_cache, random_model, rope_table
+from decoder import Decoder, Place, Shape, after, anywhere, empty_cache, random_model, rope_table
 from llama import KINDS, LlamaBench
 from quantizers import Quantizer, linear_bytes, quantizers
 from reader import READER, SIZE, reader
@@ -19,6 +20,11 @@ from torch import Tensor
 from benchmarking import Samples, percentile, rounds_of
 
 BF16 = "torch bf16"
+#: what is decoded by one compiled program, too, and the end of its name
+COMPILED = (BF16, "ao int4 g32", "ao int8", "torchao int4 g32")
+BY_PROGRAM = ", compiled"
+#: entries of the cache that it attends to: its shapes stay the same
+SEEN = 64
 #: longest that a contender decodes at a time, in seconds, once it has decoded a few tokens
 LONGEST = 1.0
 FEWEST = 2
@@ -37,31 +43,36 @@ class TorchModel:
     dtype: torch.dtype
     #: of all weights that a token is multiplied by
     nbytes: int
+    #: the model, or its compiled program for one token; and where the token at a position stands
+    step: Callable[..., Tensor]
+    place: Callable[[int], Place]
     #: seconds of the first token
     first: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.cache = empty_cache(self.model.shape, self.dtype)
         self.rope = rope_table(self.model.shape, self.dtype)
-        self._step(FEWEST)
-        self.first = self._step(FEWEST)
+        self.decode_some(FEWEST)
+        self.first = self.decode_some(FEWEST)
 
     def decode(self, tokens: int) -> float:
         """Seconds a token when so many are generated from nothing; fewer by a slow contender."""
-        return self._step(max(FEWEST, min(tokens, int(LONGEST / self.first))))
+        return self.decode_some(max(FEWEST, min(tokens, int(LONGEST / self.first))))
 
     def prefill(self, tokens: int) -> float:
         """Seconds for a text of so many tokens."""
-        return self._timed([self._random(tokens)])
-
-    def _step(self, tokens: int) -> float:
-        return self._timed(self._random(tokens).split(1)) / tokens
-
-    def _timed(self, parts: Iterable[Tensor]) -> float:
+        text = self._random(tokens)
         start = time.perf_counter()
-        for position, tokens in enumerate(parts):
-            self.model(tokens, self.cache, self.rope, after(position, len(tokens)))
+        self.model(text, self.cache, self.rope, after(0, tokens))
         return time.perf_counter() - start
+
+    def decode_some(self, tokens: int) -> float:
+        """Seconds a token when just so many are generated."""
+        parts = self._random(tokens).split(1)
+        start = time.perf_counter()
+        for position, token in enumerate(parts):
+            self.step(token, self.cache, self.rope, self.place(position))
+        return (time.perf_counter() - start) / tokens
 
     def _random(self, tokens: int) -> Tensor:
         return torch.randint(0, self.model.shape.vocab, (tokens,))
@@ -79,9 +90,12 @@ def makers(llama: str, shape: Shape, threads: int) -> dict[str, Maker]:
         shape: of the model.
         threads: of llama.cpp; the others take torch's.
     """
-    found: dict[str, Maker] = {BF16: partial(torch_model, shape, BF16)}
+    found: dict[str, Callable[[], Any]] = {BF16: partial(torch_model, shape, BF16)}
     for name, quantize in quantizers().items():
         found[name] = partial(torch_model, shape, name, quantize)
+    found |= {
+        name + BY_PROGRAM: partial(compiled, found[name]) for name in COMPILED if name in found
+    }
     for kind in KINDS if llama else ():
         found[f"llama.cpp {kind}"] = partial(LlamaBench, Path(llama), shape, kind, threads)
     return found
@@ -92,7 +106,28 @@ def torch_model(shape: Shape, name: str, quantize: Quantizer | None = None) -> T
     model = random_model(shape)
     if quantize is not None:
         quantize(model)
-    return TorchModel(name, model, model.embedding.weight.dtype, linear_bytes(model))
+    place = partial(after, tokens=1)
+    return TorchModel(name, model, model.embedding.weight.dtype, linear_bytes(model), model, place)
+
+
+def compiled(make: Callable[[], TorchModel]) -> TorchModel:
+    """The same, but tokens are decoded by one compiled program, which takes minutes to compile."""
+    eager = make()
+    step = torch.compile(eager.model, fullgraph=True, options={"cpp_wrapper": True})
+    return TorchModel(
+        eager.name + BY_PROGRAM, eager.model, eager.dtype, eager.nbytes, step, one_of_seen
+    )
+
+
+def one_of_seen(position: int) -> Place:
+    """Where a token stands for a compiled program.
+
+    Raises:
+        ValueError: it attends to fewer entries of the cache.
+    """
+    if position >= SEEN:
+        raise ValueError(f"position={position}: compiled programs see {SEEN} tokens")
+    return anywhere(torch.tensor([position]), SEEN)
 
 
 @dataclass(frozen=True)
@@ -113,7 +148,7 @@ def measured(contenders: Iterable[Contender], tokens: int, percent: int = 100) -
     """Decode so many tokens at a time beside the reader, then a text, in that part of `ROUNDS`."""
     named = {contender.name: contender for contender in contenders}
     decode = {name: partial(c.decode, tokens) for name, c in named.items()}
-    texts = {name: partial(c.prefill, TEXT) for name, c in named.items()}
+    texts = {n: partial(c.prefill, TEXT) for n, c in named.items() if not n.endswith(BY_PROGRAM)}
     reading = {READER: Timed(reader().calls(1))}
     rounds, text_rounds = (max(1, count * percent // 100) for count in ROUNDS)
     return Results(named, rounds_of({**decode, **reading}, rounds), rounds_of(texts, text_rounds))

@@ -28,7 +28,7 @@ def torch_linear() -> dict[str, Maker]:
         name = f"torch int4pack g{group}, bf16"
         makers[name] = partial(int4pack, name=name, group=group, dtype=torch.bfloat16)
     name = "torch int4pack g32, fp32"
-    makers[name] = partial(int4pack, name=name, group=32, dtype=torch.float32, most_rows=1)
+    makers[name] = partial(int4pack, name=name, group=32, dtype=torch.float32, most_rows=16)
     return makers | {
         "torch int8pack, bf16": int8pack,
         "torch _int_mm": int_mm,

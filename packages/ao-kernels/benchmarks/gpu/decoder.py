@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
@@ -111,11 +111,13 @@ class Decoder(nn.Module):
         self.norm = nn.Parameter(torch.ones(shape.dim))
         self.head = nn.Linear(shape.dim, shape.vocab, bias=False)
 
-    def forward(self, tokens: Tensor, cache: Tensor, rope: Tensor, place: Place) -> Tensor:
+    def forward(
+        self, tokens: Tensor, cache: Sequence[Tensor], rope: Tensor, place: Place
+    ) -> Tensor:
         """Logits (vocab,) after tokens (S,): the first ones of a text, or one more."""
         x = self.embedding(tokens)
         rope = rope.index_select(1, place.positions)
-        for block, part in zip(self.blocks, cache.unbind(), strict=True):
+        for block, part in zip(self.blocks, cache, strict=True):
             x = block(x, part, rope, place)
         found: Tensor = self.head(norm(x[-1:], self.norm))[0]
         return found
@@ -147,10 +149,15 @@ def rope_table(shape: Shape, dtype: torch.dtype) -> Tensor:
     return torch.cat(list(parts), 2).to(dtype)
 
 
-def empty_cache(shape: Shape, dtype: torch.dtype) -> Tensor:
-    """(layers, 2, kv_heads, context, head_dim) for keys and values."""
-    sizes = shape.layers, 2, shape.kv_heads, shape.context, shape.head_dim
-    return torch.zeros(sizes, dtype=dtype)
+def empty_cache(
+    shape: Shape, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> list[Tensor]:
+    """(2, kv_heads, context, head_dim) for keys and values, of each layer.
+
+    Not views of one tensor: a compiled program would copy all of it for each layer that writes there.
+    """
+    sizes = 2, shape.kv_heads, shape.context, shape.head_dim
+    return [torch.zeros(sizes, dtype=dtype, device=device) for _ in range(shape.layers)]
 
 
 def random_model(

@@ -64,8 +64,8 @@ class Generator:
     def __init__(self, model: Decoder, length: int) -> None:
         shape, table = model.shape, model.embedding.weight
         self.model, self.length = model, length
-        self.cache = empty_cache(replace(shape, context=length), table.dtype).to(table.device)
-        self.texts = empty_cache(shape, table.dtype).to(table.device)
+        self.cache = empty_cache(replace(shape, context=length), table.dtype, table.device)
+        self.texts = empty_cache(shape, table.dtype, table.device)
         self.rope = rope_table(shape, table.dtype).to(table.device)
         self.token = torch.zeros(1, dtype=torch.int64, device=table.device)
         self.position = torch.zeros_like(self.token)
