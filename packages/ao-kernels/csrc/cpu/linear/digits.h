@@ -10,9 +10,6 @@
 
 namespace ao::AO_ISA {
 
-// Bytes of weights that are asked for before they are read, into the second cache: the nearest one has too few
-// requests under way at a time for the rate of memory. Of a block, so many are then brought into that one.
-constexpr int kAhead = 16384, kSoon = 512;
 // Blocks of columns that share a read of the activations, where there are registers for that. Their sums do not
 // wait for each other, either.
 constexpr int kDigitBlocks = kRegisters == 1 ? 4 : 1;
@@ -223,19 +220,17 @@ AO_INLINE void digit_sums(const DigitStep& step, int tiles, const Table& table, 
   }
 }
 
-// Scales at i, those of a span at `outer`; the ones that are `next` further arrive while these are multiplied.
-AO_INLINE F scale_ahead(const Scales& scales, int64_t i, int64_t outer, int64_t next) {
+// Scales at i; those that are `next` further arrive while these are multiplied.
+AO_INLINE F scale_ahead(const Scales& scales, int64_t i, int64_t next) {
   __builtin_prefetch(static_cast<const uint8_t*>(scales.values) + (i + next) * bytes_of(scales.type));
-  const F scale = scale_at(scales.values, scales.type, i);
-  return scales.outer ? mul(scale, outer_at(scales, outer)) : scale;
+  return scale_at(scales.values, scales.type, i);
 }
 
 // kBlocks blocks of columns; `more`: others follow.
 template <int kBits, class Table, int kDigits, int kBlocks>
 static void digit_blocks(const Linear& t, const Table& table, int64_t block, bool more,
                          void (*write)(const Linear&, Rows, int64_t, int64_t, const float*)) {
-  const int64_t stride = t.tiles * 32 * kBits;
-  const int64_t groups = t.groups * 16, spans = t.spans * 16, next = kBlocks * groups;
+  const int64_t stride = t.tiles * 32 * kBits, groups = t.groups * 16, next = kBlocks * groups;
   const uint8_t* const first = t.qdata + block * stride;
   constexpr int64_t kNear = Stream<kBits, kBlocks>::kNear;
   Stream<kBits, kBlocks> codes{first, stride, first + stride - kNear, more ? kNear + (kBlocks - 1) * stride : 0};
@@ -245,20 +240,31 @@ static void digit_blocks(const Linear& t, const Table& table, int64_t block, boo
   const auto* digits = static_cast<const DigitStep*>(t.x_sums);
   F totals[kBlocks];
   for (F& total : totals) total = zero();
-  for (const Step *s = t.steps, *const end = s + t.step_count; s != end; ++s, ++digits) {
-    F products[kBlocks];
-    digit_sums<kBits, Table, kDigits>(*digits, s->tiles, table, codes, x, products);
-    const F of_zero = splat(-digits->sum);
+  for (const Step *s = t.steps, *const end = s + t.step_count; s != end;) {
+    // outer scales multiply the sums of their span
+    const int64_t span = s->span;
+    F scaled[kBlocks], offsets[kBlocks];
+    for (int b = 0; b < kBlocks; ++b) scaled[b] = offsets[b] = zero();
+    for (; s != end && s->span == span; ++s, ++digits) {
+      F products[kBlocks];
+      digit_sums<kBits, Table, kDigits>(*digits, s->tiles, table, codes, x, products);
+      const F of_zero = splat(-digits->sum);
 #pragma GCC unroll 4
-    for (int b = 0; b < kBlocks; ++b) {
-      const int64_t i = (block + b) * groups + s->group * 16, outer = (block + b) * spans + s->span * 16;
-      if (zero_type == Zero::scaled) {
-        totals[b] = fma(scale_ahead(t.offset, i, outer, next), of_zero, totals[b]);
-      } else if (zero_type != Zero::none) {
-        products[b] = fma(zero_at(t, i), of_zero, products[b]);
-        __builtin_prefetch(static_cast<const uint8_t*>(t.zero) + (i + next) * bytes_of(zero_type));
+      for (int b = 0; b < kBlocks; ++b) {
+        const int64_t i = (block + b) * groups + s->group * 16;
+        if (zero_type == Zero::scaled) {
+          offsets[b] = fma(scale_ahead(t.offset, i, next), of_zero, offsets[b]);
+        } else if (zero_type != Zero::none) {
+          products[b] = fma(zero_at(t, i), of_zero, products[b]);
+          __builtin_prefetch(static_cast<const uint8_t*>(t.zero) + (i + next) * bytes_of(zero_type));
+        }
+        scaled[b] = fma(scale_ahead(scales, i, next), products[b], scaled[b]);
       }
-      totals[b] = fma(scale_ahead(scales, i, outer, next), products[b], totals[b]);
+    }
+    for (int b = 0; b < kBlocks; ++b) {
+      const int64_t i = ((block + b) * t.spans + span) * 16;
+      totals[b] = fma(outer_at(t.scale, i), scaled[b], totals[b]);
+      if (zero_type == Zero::scaled) totals[b] = fma(outer_at(t.offset, i), offsets[b], totals[b]);
     }
   }
   float out[kBlocks * 16];

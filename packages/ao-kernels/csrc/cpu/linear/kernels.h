@@ -22,14 +22,18 @@ struct Step {
   int32_t span = 0;  // of groups, which the group belongs to
 };
 
+// Bytes of weights that are asked for before they are read, into the second cache: the nearest one has too few
+// requests under way at a time for the rate of memory. Of a block, so many are then brought into that one.
+constexpr int kAhead = 16384, kSoon = 512;
+
 constexpr int kDigitTiles = 8;  // tiles whose activations share an exponent
 
 // What goes with a step of activations in digits.
 struct DigitStep {
   float unit;         // of the last sum
   float sum;          // of the activations, for zero points
-  float base;         // least value * sum, with zero points and where values are digits too
-  int32_t starts[3];  // least value * sum of the digits, where they are not, and without zero points
+  float base;         // least value * sum, where values are digits too
+  int32_t starts[3];  // least value * sum of the digits, where they are not
 };
 
 // Products in registers that hold tiles (see amx.h). `depth` 0: there are none.

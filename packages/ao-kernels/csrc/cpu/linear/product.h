@@ -181,7 +181,10 @@ static void multiply(const Part& p, const typename Source::Table& table) {
     for (int t = p.steps[s].tiles; t > 0; --t) {
       if constexpr (kColumns == 1) {  // weights come from memory
 #pragma GCC unroll 8
-        for (int line = 0; line < Source::kTileBytes; line += 64) __builtin_prefetch(tile + line + 2048);
+        for (int line = 0; line < Source::kTileBytes; line += 64) {
+          __builtin_prefetch(tile + line + kAhead, 0, 2);
+          __builtin_prefetch(tile + line + kSoon);
+        }
       } else if (ahead) {
         for (int64_t line = 0; line < p.ahead_lines; ++line, ahead += 64) {
           __builtin_prefetch(ahead, 0, 2);
