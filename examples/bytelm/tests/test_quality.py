@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -93,7 +92,9 @@ def test_predict_in_threads_changes_nothing(model: ByteLM, windows: torch.Tensor
 
 
 @pytest.mark.slow
-def test_script_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_and_page(
+    tmp_path: Path, few_sources: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "quality.json"
     few = [
         case
@@ -101,9 +102,6 @@ def test_script_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         if (case.name, case.scales) in {("uint4", "absmax"), ("uint4", "mse")} and case.group != 64
     ]
     monkeypatch.setattr(cases, "formats", lambda: few)
-    # parsing all of the standard library takes seconds
-    folder = Path(sysconfig.get_paths()["stdlib"]) / "email"
-    monkeypatch.setattr("minilm_demo.corpus.sources", lambda: folder)
     options = ["--only=^recipe (int8_weight_only$|compute/f8)|^format uint4", "--windows=2"]
     monkeypatch.setattr(sys, "argv", ["quality.py", "--json", str(path), *options, "--pairs=10"])
     quality.main()

@@ -121,10 +121,8 @@ def test_export(name):
 @pytest.mark.slow
 def test_aot_inductor_package(tmp_path):
     names = ("int8_weight_only", "int4_weight_only")
-    model, x = (
-        nn.Sequential(_model(names[0]), nn.Linear(8, 40), _model(names[1])),
-        torch.randn(5, 40),
-    )
+    model = nn.Sequential(_model(names[0]), nn.Linear(8, 40), _model(names[1]))
+    x = torch.randn(5, 40)
     with torch.no_grad():
         loaded = aot_inductor(model, (x,), tmp_path)
         torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-4)
