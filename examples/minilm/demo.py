@@ -1,6 +1,6 @@
 """Quantize a real model by every recipe that is installed, and compare what comes out.
 
-The model is MiniLM, a sentence encoder of 22.7 million parameters. The task is retrieval: of 1,000
+The model is MiniLM, a sentence encoder of 22.7 million parameters. The task is retrieval: of 300
 docstrings of the Python standard library, find the one that a first sentence belongs to.
 """
 

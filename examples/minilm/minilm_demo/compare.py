@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
 from rich.progress import Progress, TaskID
 from torch import Tensor, nn
 
@@ -52,47 +51,52 @@ def compare(
     bar = progress.add_task("loading the model", total=len(configs) + 2)
     show = partial(progress.update, bar)
     model = minilm.load()
-    queries = minilm.tokenize([pair.query for pair in pairs], tokens[0])
-    documents = minilm.tokenize([pair.document for pair in pairs], tokens[1])
+    texts = (
+        minilm.tokenize([pair.query for pair in pairs], tokens[0]),
+        minilm.tokenize([pair.document for pair in pairs], tokens[1]),
+    )
+    baselines = variants.baselines(model)
+    show(description=f"{FP32}: embedding {2 * len(pairs)} texts")
+    original = [minilm.encode(model, batches) for batches in texts]
 
-    results: list[Result] = []
-    models: dict[str, nn.Module] = {}
-    left_out: dict[str, str] = {}
-    original: list[Tensor] = []
-
-    def add(variant: Variant) -> None:
+    def measured(variant: Variant, vectors: list[Tensor] | None = None) -> Result:
         show(description=f"{variant.name}: embedding {2 * len(pairs)} texts")
-        vectors = [minilm.encode(variant.model, batches) for batches in (queries, documents)]
-        original.extend(vectors if not original else ())
-        show(description=f"{variant.name}: saving", advance=1)
-        models[variant.name] = variant.model
-        results.append(
-            Result(
-                variant.name,
-                variant.summary,
-                variants.memory_bytes(variant.model),
-                variants.disk_bytes(variant.model),
-                quality(vectors[0], vectors[1], original[0], original[1]),
-                layers_of(variant.report) if variant.report else [],
-                variant.seconds,
-            )
+        vectors = vectors or [minilm.encode(variant.model, batches) for batches in texts]
+        show(description=f"{variant.name}: saving")
+        found = Result(
+            variant.name,
+            variant.summary,
+            variants.memory_bytes(variant.model),
+            variants.disk_bytes(variant.model),
+            quality(vectors[0], vectors[1], original[0], original[1]),
+            layers_of(variant.report) if variant.report else [],
+            variant.seconds,
         )
+        show(advance=1)
+        return found
 
-    for variant in variants.baselines(model):
-        add(variant)
-    for name, (config, summary) in configs.items():
-
-        def on_parameter(done: int, total: int, fqn: str, name: str = name) -> None:
+    def made(name: str) -> tuple[Result, nn.Module] | str:
+        def on_parameter(done: int, total: int, fqn: str) -> None:
             show(description=f"{name}: quantizing {done}/{total}")
 
-        made = variants.quantized(model, name, config, summary, on_parameter)
-        if isinstance(made, Variant):
-            add(made)
-        else:
-            left_out[name] = made
-            show(advance=1)
+        variant = variants.quantized(model, name, *configs[name], on_parameter)
+        if isinstance(variant, Variant):
+            return measured(variant), variant.model
+        show(advance=1)
+        return variant
+
+    # each thread takes a recipe of its own: much of quantizing and saving has work for one core only
+    with minilm.threads() as pool:
+        found = dict(zip(configs, pool.map(made, configs), strict=True))
+    results = [measured(baselines[0], original), *map(measured, baselines[1:])]
+    models = {variant.name: variant.model for variant in baselines}
+    for name, each in found.items():
+        if not isinstance(each, str):
+            results.append(each[0])
+            models[name] = each[1]
+    left_out = {name: each for name, each in found.items() if isinstance(each, str)}
     show(description="size and quality")
-    return Comparison(_timed(results, models, documents, seconds, progress), left_out, models)
+    return Comparison(_timed(results, models, texts[1], seconds, progress), left_out, models)
 
 
 def _timed(
@@ -104,13 +108,16 @@ def _timed(
 ) -> list[Result]:
     """The results with latencies: each variant as it is and in bfloat16, all interleaved."""
     contenders = {(name, FP32): model for name, model in models.items() if name != BF16}
-    for name, model in models.items():
-        if name != FP32:
-            contenders[name, BF16] = model if name == BF16 else variants.in_bfloat16(model)
+    others = {name: model for name, model in models.items() if name != FP32}
+    with minilm.threads() as pool:
+        for name, model in zip(
+            others, pool.map(variants.in_bfloat16, others.values()), strict=True
+        ):
+            contenders[name, BF16] = model
     timed = results
     for workload, count in WORKLOADS.items():
         bar = progress.add_task(f"latency of {workload}, interleaved", total=1.0)
-        batch = _longest(documents, count)
+        batch = minilm.longest(documents, count)
         calls = {f"{n}|{dtype}": _call(model, batch) for (n, dtype), model in contenders.items()}
         samples = latency.interleaved(
             calls, seconds=seconds, on_round=partial(_show_share, progress, bar)
@@ -136,12 +143,6 @@ def _timed(
 
 def _show_share(progress: Progress, bar: TaskID, share: float) -> None:
     progress.update(bar, completed=share)
-
-
-def _longest(batches: Sequence[Batch], count: int) -> Batch:
-    """The last texts of the last batch: the longest, nothing padded."""
-    last = batches[-1]
-    return Batch(last.ids[-count:], last.mask[-count:], torch.arange(len(last.ids[-count:])))
 
 
 def _call(model: nn.Module, batch: Batch) -> Callable[[], Tensor]:

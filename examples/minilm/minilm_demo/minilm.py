@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -100,16 +101,37 @@ def embed(model: nn.Module, batch: Batch) -> Tensor:
     return F.normalize((hidden * weight).sum(1) / weight.sum(1), dim=-1)
 
 
+def longest(batches: Sequence[Batch], count: int) -> Batch:
+    """The longest of all texts, `count` of them, as one batch."""
+    texts = [
+        ids[: int(mask.sum())].tolist()
+        for batch in batches
+        for ids, mask in zip(batch.ids, batch.mask, strict=True)
+    ]
+    chosen = sorted(texts, key=len)[-count:]
+    return _batch(chosen, list(range(len(chosen))))
+
+
+@contextmanager
+def threads() -> Iterator[ThreadPoolExecutor]:
+    """As many threads as torch has, each of which computes alone."""
+    count = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(count)
+
+
 def encode(model: nn.Module, batches: Sequence[Batch]) -> Tensor:
     """The vectors of all texts, in the order in which they were given to `tokenize`.
 
     Each thread embeds batches of its own: faster than all threads on one batch, which wait for each
-    other after every product, the more so on a machine that is busy.
+    other after every product, the more so on a machine that is busy. Called in a thread of `threads`,
+    it has just that one.
     """
-    threads = torch.get_num_threads()
-    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with threads() as pool:
         vectors = torch.cat(list(pool.map(partial(embed, model), batches)))
-    torch.set_num_threads(threads)
     rows = torch.cat([batch.rows for batch in batches])
     return torch.empty_like(vectors).index_copy_(0, rows, vectors)
 

@@ -44,7 +44,7 @@ class Result:
     disk_bytes: int
     quality: Quality
     layers: list[Layer]
-    #: what quantizing took
+    #: what quantizing took, on one thread
     seconds: float
     #: workload -> dtype of the activations ("fp32" or "bf16") -> latency
     latency: dict[str, dict[str, Latency]] = field(default_factory=dict)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from minilm_demo import minilm, variants
@@ -45,6 +47,35 @@ def test_batches_hold_every_text_once_and_few_tokens(monkeypatch: pytest.MonkeyP
     for batch in batches:
         expected = [min(lengths[row], 16) for row in batch.rows.tolist()]
         assert batch.mask.sum(1).tolist() == expected
+
+
+def test_the_longest_texts_are_taken_from_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(minilm, "_TOKENS_PER_BATCH", 24)
+    batches = minilm.tokenize(["word " * count for count in (9, 1, 8, 7, 2)], 32)
+    assert len(batches[-1].ids) == 1
+    found = minilm.longest(batches, 3)
+    assert found.mask.sum(1).tolist() == [9, 10, 11]
+    assert found.ids.shape == (3, 11)
+    assert found.rows.tolist() == [0, 1, 2]
+    (alone,) = minilm.tokenize(["word " * 9], 32)
+    assert torch.equal(found.ids[-1:], alone.ids)
+    assert len(minilm.longest(batches, 8).ids) == 5
+
+
+def test_threads_compute_alone_and_leave_torch_as_it_was() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with minilm.threads() as pool:
+            both = threading.Barrier(2)  # passed only by two at a time
+            assert sorted(pool.map(lambda _: both.wait(60), range(2))) == [0, 1]
+            assert pool.submit(torch.get_num_threads).result() == 1
+        assert torch.get_num_threads() == 2
+        with pytest.raises(ZeroDivisionError), minilm.threads() as pool:
+            pool.submit(lambda: 1 // 0).result()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_every_parameter_is_loaded_from_the_package(model: nn.Module) -> None:
