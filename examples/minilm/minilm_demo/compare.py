@@ -110,10 +110,8 @@ def _timed(
     contenders = {(name, FP32): model for name, model in models.items() if name != BF16}
     others = {name: model for name, model in models.items() if name != FP32}
     with minilm.threads() as pool:
-        for name, model in zip(
-            others, pool.map(variants.in_bfloat16, others.values()), strict=True
-        ):
-            contenders[name, BF16] = model
+        narrow = pool.map(variants.in_bfloat16, others.values())
+        contenders |= {(name, BF16): each for name, each in zip(others, narrow, strict=True)}
     timed = results
     for workload, count in WORKLOADS.items():
         bar = progress.add_task(f"latency of {workload}, interleaved", total=1.0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from linear import Case
 from ours import DTYPES, FORMATS, name_of
+from quantizers import BY_PROGRAM
 from reader import READER
 from rotation import times, times_by_round
 from torch_linear import DENSE
@@ -30,9 +31,15 @@ def _bars(ours: str, peer: str, *bars: tuple[int, float, float | None]) -> list[
     return [Bar(ours, peer, bar, aim, rows) for rows, bar, aim in bars]
 
 
+def _by_programs(bar: Bar) -> Bar:
+    """The same bar for compiled programs, beside the peer's where it has one."""
+    peer = bar.peer if bar.peer.startswith("llama.cpp") else bar.peer + BY_PROGRAM
+    return replace(bar, ours=bar.ours + BY_PROGRAM, peer=peer)
+
+
 _INT4PACK, F_LINEAR = "torch int4pack g128, bf16", "F.linear bf16"
 _INT8PACK = "torch int8pack, bf16"
-_DECODER, _COMPILED = "torch bf16", ", compiled"
+_DECODER = "torch bf16"
 #: of a layer of 4096 × 4096
 LINEAR = [
     *_bars(name_of("int4 g128"), _INT4PACK, (1, 1.2, 1.35), (16, 1.9, 3), (64, 2, None), (256, 2.2, None)),
@@ -53,15 +60,7 @@ _DECODE = [
     Bar("ao int8", _DECODER, 3.3, 4),
 ]
 #: in eager mode, and by compiled programs, beside whichever of the peer's is compiled, too
-DECODE = [
-    *_DECODE,
-    *(
-        replace(
-            bar, ours=bar.ours + _COMPILED, peer=bar.peer + _COMPILED * ("llama" not in bar.peer)
-        )
-        for bar in _DECODE
-    ),
-]
+DECODE = [*_DECODE, *map(_by_programs, _DECODE)]
 PREFILL = [
     Bar("ao int4 g32 dynamic", "llama.cpp Q4_0", 2, 2.6),
     Bar("ao int8 dynamic", "quantize_dynamic x86", 1, 1.1),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from decoder import Decoder, Place, Shape, after, anywhere, empty_cache, random_model, rope_table
 from llama import KINDS, LlamaBench
-from quantizers import Quantizer, linear_bytes, quantizers
+from quantizers import BY_PROGRAM, Quantizer, linear_bytes, quantizers
 from reader import READER, SIZE, reader
 from rotation import Timed
 from torch import Tensor
@@ -20,10 +19,9 @@ from torch import Tensor
 from benchmarking import Samples, percentile, rounds_of
 
 BF16 = "torch bf16"
-#: what is decoded by one compiled program, too, and the end of its name
+#: what is decoded by one compiled program, too
 COMPILED = (BF16, "ao int4 g32", "ao int8", "torchao int4 g32")
-BY_PROGRAM = ", compiled"
-#: entries of the cache that it attends to: its shapes stay the same
+#: entries of the cache that such a program attends to: its shapes stay the same
 SEEN = 64
 #: longest that a contender decodes at a time, in seconds, once it has decoded a few tokens
 LONGEST = 1.0
@@ -90,15 +88,16 @@ def makers(llama: str, shape: Shape, threads: int) -> dict[str, Maker]:
         shape: of the model.
         threads: of llama.cpp; the others take torch's.
     """
-    found: dict[str, Callable[[], Any]] = {BF16: partial(torch_model, shape, BF16)}
+    # made once: its compiled program has the same weights
+    eager: dict[str, Callable[[], TorchModel]] = {BF16: cache(partial(torch_model, shape, BF16))}
     for name, quantize in quantizers().items():
-        found[name] = partial(torch_model, shape, name, quantize)
-    found |= {
-        name + BY_PROGRAM: partial(compiled, found[name]) for name in COMPILED if name in found
+        eager[name] = cache(partial(torch_model, shape, name, quantize))
+    programs = {n + BY_PROGRAM: partial(compiled, eager[n]) for n in COMPILED if n in eager}
+    llamas = {
+        f"llama.cpp {kind}": partial(LlamaBench, Path(llama), shape, kind, threads)
+        for kind in (KINDS if llama else ())
     }
-    for kind in KINDS if llama else ():
-        found[f"llama.cpp {kind}"] = partial(LlamaBench, Path(llama), shape, kind, threads)
-    return found
+    return {**eager, **programs, **llamas}
 
 
 def torch_model(shape: Shape, name: str, quantize: Quantizer | None = None) -> TorchModel:

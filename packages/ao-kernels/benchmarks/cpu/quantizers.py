@@ -21,6 +21,8 @@ from ao_quant import (
 )
 
 Quantizer = Callable[[nn.Module], object]
+#: the end of the name of what is run by a compiled program
+BY_PROGRAM = ", compiled"
 
 CONFIGS = {
     "ao int4 g32": Int4WeightOnlyConfig(group_size=32, symmetric=True),

@@ -29,6 +29,8 @@ Mode mode_of(const Linear& t, const LinearKernels& kernels) {
   return kernels.pairs && exact ? Mode::pairs : Mode::f32;
 }
 
+bool in_digits(const Linear& t) { return t.mode == Mode::digits2 || t.mode == Mode::digits3; }
+
 // A power of two of which all values of a table are multiples, in 7 bits: sums of two products of bytes
 // below 128 fit 16 bits, which AVX2 adds them in. 0: there is none.
 float unit_of(const float* table, int codes) {
@@ -112,7 +114,6 @@ void multiply(const Linear& t, const LinearKernels& kernels, Blocks blocks, int6
 // Each thread packs a single row for itself: to wait for another that does takes longer. False where the row
 // cannot be taken apart into digits.
 bool run_row(const Linear& t, const LinearKernels& kernels, Blocks blocks, int64_t threads) {
-  const bool digits = t.mode == Mode::digits2 || t.mode == Mode::digits3;
   const Linear row = chunk_of(t, {0, 1}, kernels);
   const int64_t memory = activation_bytes(row), scratch = aligned(kernels.scratch(row));
   std::atomic<bool> packed{true};
@@ -120,7 +121,7 @@ bool run_row(const Linear& t, const LinearKernels& kernels, Blocks blocks, int64
   in_threads(threads, [&] {
     Linear own = row;
     set_memory(own, kept_activations.get(memory));
-    if (!digits) {
+    if (!in_digits(t)) {
       kernels.pack(own, 0, 1);
     } else if (!kernels.pack_digits(own)) {
       packed = false;
@@ -159,9 +160,8 @@ void run_rows(const Linear& t, const LinearKernels& kernels, Blocks blocks, int6
 
 // False where activations cannot be taken apart into digits.
 bool run(Linear t, const LinearKernels& kernels) {
-  const bool digits = t.mode == Mode::digits2 || t.mode == Mode::digits3;
   const bool whole = t.tiling.depth > 0 && (t.mode == Mode::pairs || t.groups == 1);
-  const std::vector<Step> steps = steps_of(t, digits ? kDigitTiles : whole ? t.tiles : kStepTiles);
+  const std::vector<Step> steps = steps_of(t, in_digits(t) ? kDigitTiles : whole ? t.tiles : kStepTiles);
   t.steps = steps.data(), t.step_count = static_cast<int64_t>(steps.size());
   t.rows = t.m;
   const int64_t threads = t.n * t.k <= kSerialWork / t.m ? 1 : num_threads();
