@@ -203,6 +203,21 @@ def test_outliers_do_not_cost_the_others(count: int, size: float) -> None:
             assert relative(served(x, w), expected) <= bound, m
 
 
+@pytest.mark.parametrize("powers", [1.0, 2.0, 4.0, 8.0])
+def test_activations_of_all_sizes(powers: float) -> None:
+    """Standard deviations of their logarithms from those between gated layers to what no fixed point holds."""
+    for name, block in (("int4", (1, 32)), ("uint4", (1, 128)), ("nf4", (1, 64)), ("int8", ROW)):
+        zero = "int" if name == "uint4" else "none"
+        w = tiled(Spec(name, block, "bfloat16", zero), (96, 1000))
+        values = values_of(w)
+        x = randn(1, 1000) * torch.exp2(powers * randn(1, 1000, seed=1))
+        assert relative(served(x, w), x.double() @ values.t()) <= 3e-6, name
+        x = x.bfloat16()
+        expected = x.double() @ values.t()
+        bound = 2 * relative(F.linear(x, values.bfloat16()), expected)
+        assert relative(served(x, w), expected) <= bound, name
+
+
 # -- activations quantized at run time ---------------------------------------------------------------
 
 

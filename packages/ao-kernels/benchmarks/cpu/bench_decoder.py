@@ -21,7 +21,7 @@ ABOUT = """\
 A Llama-shaped decoder of {billions:.1f} billion random parameters ({shape.layers} layers, dim {shape.dim},
 {shape.heads} heads, {shape.kv_heads} for keys and values, FFN {shape.ffn}, vocabulary {shape.vocab}) in
 {threads} threads: tokens a second when {tokens} are generated one by one from nothing, and for a text of
-{text}. All torch contenders run the same code in eager mode; *compiled*: as one program of `torch.compile`
+{text}. All torch contenders run the same code in eager mode; *compiled*: as one program of AOTInductor
 for each token. They stay in one process and take turns in shuffled rounds with `llama-bench` on the same
 shape; ratios are medians over the rounds. *share of read*: the bytes of the weights that a token is
 multiplied by, over what is read in that time (by 10th percentiles)."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from decoder import Decoder, Place, Shape, after, anywhere, empty_cache, random_model, rope_table
@@ -14,7 +15,8 @@ from llama import KINDS, LlamaBench
 from quantizers import BY_PROGRAM, Quantizer, linear_bytes, quantizers
 from reader import READER, SIZE, reader
 from rotation import Timed
-from torch import Tensor
+from torch import Tensor, nn
+from torch._inductor import aoti_compile_and_package, aoti_load_package
 
 from benchmarking import Samples, percentile, rounds_of
 
@@ -110,12 +112,43 @@ def torch_model(shape: Shape, name: str, quantize: Quantizer | None = None) -> T
 
 
 def compiled(make: Callable[[], TorchModel]) -> TorchModel:
-    """The same, but tokens are decoded by one compiled program, which takes minutes to compile."""
+    """The same, but tokens are decoded by one program of AOTInductor, with a copy of the weights."""
     eager = make()
-    step = torch.compile(eager.model, fullgraph=True, options={"cpp_wrapper": True})
-    return TorchModel(
-        eager.name + BY_PROGRAM, eager.model, eager.dtype, eager.nbytes, step, one_of_seen
-    )
+    name = eager.name + BY_PROGRAM
+    step = program(eager.model, eager.dtype)
+    return TorchModel(name, eager.model, eager.dtype, eager.nbytes, step, one_of_seen)
+
+
+class Step(nn.Module):
+    """The model on one token, whose place is given by tensors alone, as programs take them."""
+
+    def __init__(self, model: Decoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, token: Tensor, cache: list[Tensor], rope: Tensor, position: Tensor, mask: Tensor
+    ) -> Tensor:
+        found: Tensor = self.model(token, cache, rope, Place(position, SEEN, mask))
+        return found
+
+
+def program(model: Decoder, dtype: torch.dtype) -> Callable[..., Tensor]:
+    """What takes a token, the cache, the rope and a place, as the model does."""
+    place = one_of_seen(0)
+    given = empty_cache(model.shape, dtype), rope_table(model.shape, dtype)
+    inputs = torch.tensor([0]), *given, place.positions, place.mask
+    with torch.inference_mode(False), torch.no_grad():
+        exported = torch.export.export(Step(model), inputs, strict=False)
+        with TemporaryDirectory() as folder:
+            package = str(Path(folder) / "step.pt2")
+            run = aoti_load_package(aoti_compile_and_package(exported, package_path=package))
+
+    def step(token: Tensor, cache: list[Tensor], rope: Tensor, place: Place) -> Tensor:
+        found: Tensor = run(token, cache, rope, place.positions, place.mask)
+        return found
+
+    return step
 
 
 def one_of_seen(position: int) -> Place:

@@ -37,6 +37,22 @@ TEST_CASE("every element is visited once, whatever the threads and the grain") {
   }
 }
 
+TEST_CASE("turns are each unit once, several at a time until the last ones") {
+  for (int64_t units : {1, 3, 8, 41, 176}) {
+    ao::Turns turns(units, 2, 4, 4);
+    int64_t next = 0;
+    while (const auto turn = turns.next()) {
+      CHECK(turn.chunk * units + turn.first == next);
+      const int64_t left = 2 * units - next, size = turn.last - turn.first;
+      next += size;
+      if (left > 8) CHECK((size % 4 == 0 || turn.last == units));
+      if (left <= 4) CHECK(size == 1);
+    }
+    CHECK(next == 2 * units);
+    CHECK(!turns.next());
+  }
+}
+
 TEST_CASE("an empty range calls nothing") {
   Threads pool(2);
   for (int64_t end : {5, 4}) {

@@ -274,7 +274,7 @@ static void tile_columns_as(const Linear& t, int64_t begin, int64_t end, uint8_t
   release_tiles();
 }
 
-static void tile_columns(const Linear& t, int64_t begin, int64_t end, uint8_t* scratch) {
+static void tile_columns(const Linear& t, int64_t begin, int64_t end, int64_t, uint8_t* scratch) {
   if (t.mode == Mode::pairs) return tile_columns_as<Mode::pairs>(t, begin, end, scratch);
   tile_columns_as<Mode::int8>(t, begin, end, scratch);
 }

@@ -174,30 +174,30 @@ static void columns_as(const Linear& t, int64_t begin, int64_t end, uint8_t* mem
 
 #if AO_HAS_DIGITS
 template <int kDigits, int kBits>
-static void digit_columns_of(const Linear& t, int64_t begin, int64_t end) {
+static void digit_columns_of(const Linear& t, int64_t begin, int64_t end, int64_t then) {
 #if AO_HAS_BYTE_TABLES
   if constexpr (kBits <= 6 && kDigits > 1) {
     if (t.table_parts > 1) {
       using Table = SplitTable<kBits, kDigits>;
-      return digit_columns<kBits, Table, kDigits>(t, begin, end, write_rows);
+      return digit_columns<kBits, Table, kDigits>(t, begin, end, then, write_rows);
     }
   }
 #endif
   if constexpr (kBits <= 6) {
     if (t.kind != Kind::integer) {
       using Table = WholeTable<kBits, Kind::table>;
-      return digit_columns<kBits, Table, kDigits>(t, begin, end, write_rows);
+      return digit_columns<kBits, Table, kDigits>(t, begin, end, then, write_rows);
     }
   }
   using Table = WholeTable<kBits, Kind::integer>;
-  digit_columns<kBits, Table, kDigits>(t, begin, end, write_rows);
+  digit_columns<kBits, Table, kDigits>(t, begin, end, then, write_rows);
 }
 template <int kDigits>
-static void digit_columns_of(const Linear& t, int64_t begin, int64_t end) {
-  for_bits(t.bits, [&](auto bits) { digit_columns_of<kDigits, bits.value>(t, begin, end); });
+static void digit_columns_of(const Linear& t, int64_t begin, int64_t end, int64_t then) {
+  for_bits(t.bits, [&](auto bits) { digit_columns_of<kDigits, bits.value>(t, begin, end, then); });
 }
-static bool pack_digits_any(const Linear& t) {
-  return t.mode == Mode::digits2 ? pack_digits<2>(t) : pack_digits<3>(t);
+static bool pack_digits_any(const Linear& t, int64_t block) {
+  return t.mode == Mode::digits2 ? pack_digits<2>(t, block) : pack_digits<3>(t, block);
 }
 #endif
 
@@ -225,9 +225,9 @@ static void pack_any(const Linear& t, int64_t begin, int64_t end) {
   pack(t, begin, end);
 }
 
-static void columns(const Linear& t, int64_t begin, int64_t end, uint8_t* scratch) {
+static void columns(const Linear& t, int64_t begin, int64_t end, [[maybe_unused]] int64_t then, uint8_t* scratch) {
 #if AO_HAS_DIGITS
-  if (t.mode == Mode::int8 && t.m == 1) return digit_columns_of<1>(t, begin, end);
+  if (t.mode == Mode::int8 && t.m == 1) return digit_columns_of<1>(t, begin, end, then);
 #endif
   switch (t.mode) {
     case Mode::f32: return columns_as<Mode::f32>(t, begin, end, scratch);
@@ -236,8 +236,8 @@ static void columns(const Linear& t, int64_t begin, int64_t end, uint8_t* scratc
     case Mode::pairs: return columns_as<Mode::pairs>(t, begin, end, scratch);
 #endif
 #if AO_HAS_DIGITS
-    case Mode::digits2: return digit_columns_of<2>(t, begin, end);
-    case Mode::digits3: return digit_columns_of<3>(t, begin, end);
+    case Mode::digits2: return digit_columns_of<2>(t, begin, end, then);
+    case Mode::digits3: return digit_columns_of<3>(t, begin, end, then);
 #endif
     default: return;
   }

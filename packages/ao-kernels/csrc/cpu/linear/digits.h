@@ -2,9 +2,11 @@
 // taken apart into fixed point numbers of two or three signed bytes, and so are tables of values that are not
 // whole numbers.
 //
-// Every 128 columns share an exponent. Three digits carry 23 bits below the largest of them, as much as
-// sums in float32; two carry 15, for activations in bfloat16, which has 8: elements within 1/128 of the
-// largest are exact, and the rest is below what the output is rounded to. Rows with outliers are refused.
+// Every 128 columns, or those of a group, share an exponent. Three digits carry 23 bits below the largest of
+// them, as much as sums in float32; two carry 15, for activations in bfloat16, which has 8: elements within
+// 1/128 of the largest are exact, and the rest is below what the output is rounded to. Where numbers differ
+// more, as between the layers of a gated feed-forward network, one more digit follows; where that does not
+// suffice either, the row is refused.
 #pragma once
 #include "scales.h"
 
@@ -21,18 +23,58 @@ AO_INLINE int32_t greatest_spread(Element type) {
   return type == Element::f32 ? 4 : type == Element::bf16 ? 5 : 10;
 }
 
+// Activations of a step in digits, which are written from `out` on.
 template <int kDigits>
-static bool pack_digits(const Linear& t) {
-  constexpr int kTop = kDigits == 3 ? 22 : 14;               // the exponent of the largest number
-  constexpr float kLimit = kDigits == 3 ? 8355711.0f : 32639.0f;  // 127 in each digit
+AO_INLINE DigitStep digits_of(const Linear& t, const F* x, int tiles, float largest_value, int exponent,
+                              uint8_t* out) {
+  constexpr int kTop = 8 * kDigits - 2;  // the exponent of the largest number
+  constexpr float kLimit = kDigits == 4 ? 2139062016.0f : kDigits == 3 ? 8355711.0f : 32639.0f;  // 127 in each digit
+  int unit = exponent - kTop < -122 ? -122 : exponent - kTop;
+  if (largest_value * power_of_two(-unit) > kLimit) ++unit;
+  const F to_units = splat(power_of_two(-unit));
+  I sums[kDigits];
+  for (I& sum : sums) sum = splat_int(0);
+  for (int i = 0; i < tiles; ++i, out += kDigits * 16) {
+    I rest = round_to_int(mul(x[i], to_units));
+    for (int d = 0; d < kDigits; ++d) {
+      const I digit = sign_extend_byte(rest);
+      store_bytes(out + d * 16, digit);
+      sums[d] = add(sums[d], digit);
+      rest = shift_right<8>(subtract(rest, digit));
+    }
+  }
+  DigitStep step{};
+  int64_t total = 0;
+  for (int d = kDigits - 1; d >= 0; --d) {
+    const int32_t sum = sum_of(sums[d]);
+    total = total * 256 + sum;
+    step.starts[d] = t.table_parts == 1 ? sum * static_cast<int32_t>(t.least) : 0;
+  }
+  step.sum = static_cast<float>(total) * power_of_two(unit) * t.table_unit;
+  step.base = t.table_parts == 1 ? 0.0f : step.sum * t.least;
+  step.unit = power_of_two(unit + 8 * (t.table_parts - 1)) * t.table_unit;
+  return step;
+}
+
+// Meanwhile the first weights arrive that will be multiplied by them.
+template <int kDigits>
+static bool pack_digits(const Linear& t, int64_t block) {
+  const int64_t tile_bytes = 32 * t.bits, stride = t.tiles * tile_bytes;
+  const uint8_t* codes = t.qdata + block * stride;
+  const uint8_t* const near = codes + kAhead / kDigitBlocks;
   const auto* row = static_cast<const uint8_t*>(t.x);
   uint8_t* out = t.x_packed;
   auto* steps = static_cast<DigitStep*>(t.x_sums);
   const int size = bytes_of(t.type);
+  // where values are digits, too, a multiple of the least one is taken off the sums, which are in float32
+  const int32_t allowed = greatest_spread(t.type), more_allowed = t.table_parts == 1 ? 8 : 4;
   Columns at = columns_of(t, 0);
   for (int64_t s = 0; s < t.step_count; ++s) {
     if (t.steps[s].group != at.group) at = columns_of(t, t.steps[s].group);
     const int tiles = t.steps[s].tiles;
+    for (const uint8_t* const end = codes + tiles * tile_bytes; codes < end; codes += 64) {
+      for (int b = 0; b < kDigitBlocks && codes < near; ++b) __builtin_prefetch(codes + b * stride, 0, 2);
+    }
     F x[kDigitTiles];
     I top = splat_int(0), exponents = top, zeros_or_minus_one = top;
     for (int i = 0; i < tiles; ++i, at.k += 16) {
@@ -45,35 +87,16 @@ static bool pack_digits(const Linear& t) {
     const int32_t bits = largest(top);
     if (bits >= 0x7f800000) return false;  // infinities and NaN have no digits
     const int32_t count = -sum_of(zeros_or_minus_one);
-    if (count * (bits >> 23) - sum_of(exponents) > count * greatest_spread(t.type)) return false;
-    int exponent = (bits >> 23) - 127;
-    if (exponent < -100) exponent = -100;
+    const int32_t spread = count * (bits >> 23) - sum_of(exponents);
+    if (spread > count * (allowed + more_allowed)) return false;
+    const bool more = spread > count * allowed;
+    const int exponent = (bits >> 23) - 127;
     float largest_value;
     __builtin_memcpy(&largest_value, &bits, 4);
-    int unit = exponent - kTop;
-    if (largest_value * power_of_two(-unit) > kLimit) ++unit;
-    const F to_units = splat(power_of_two(-unit));
-    I sums[kDigits];
-    for (I& sum : sums) sum = splat_int(0);
-    for (int i = 0; i < tiles; ++i, out += kDigits * 16) {
-      I rest = round_to_int(mul(x[i], to_units));
-      for (int d = 0; d < kDigits; ++d) {
-        const I digit = sign_extend_byte(rest);
-        store_bytes(out + d * 16, digit);
-        sums[d] = add(sums[d], digit);
-        rest = shift_right<8>(subtract(rest, digit));
-      }
-    }
-    DigitStep& step = steps[s];
-    int64_t total = 0;
-    for (int d = kDigits - 1; d >= 0; --d) {
-      const int32_t sum = sum_of(sums[d]);
-      total = total * 256 + sum;
-      step.starts[d] = t.table_parts == 1 ? sum * static_cast<int32_t>(t.least) : 0;
-    }
-    step.sum = static_cast<float>(total) * power_of_two(unit) * t.table_unit;
-    step.base = t.table_parts == 1 ? 0.0f : step.sum * t.least;
-    step.unit = power_of_two(unit + 8 * (t.table_parts - 1)) * t.table_unit;
+    steps[s] = more ? digits_of<kDigits + 1>(t, x, tiles, largest_value, exponent, out)
+                    : digits_of<kDigits>(t, x, tiles, largest_value, exponent, out);
+    steps[s].more = more;
+    out += (kDigits + more) * tiles * 16;
   }
   return true;
 }
@@ -141,7 +164,7 @@ AO_INLINE void add_quad(const Table& table, const uint8_t* tile, int64_t stride,
   Q w[kBlocks][Table::kParts];
 #pragma GCC unroll 4
   for (int b = 0; b < kBlocks; ++b) table.template get<i>(tile + b * stride, w[b]);
-#pragma GCC unroll 3
+#pragma GCC unroll 4
   for (int d = 0; d < kDigits; ++d) {
     const Q digit = splat_dword(x + d * 16 + i * 4);
 #pragma GCC unroll 3
@@ -158,6 +181,10 @@ AO_INLINE void add_quad(const Table& table, const uint8_t* tile, int64_t stride,
 template <int kDigits>
 AO_INLINE F number_of(const I (&sums)[kDigits]) {
   if constexpr (kDigits == 1) return to_float(sums[0]);
+  if constexpr (kDigits == 4) {
+    const I lower[3] = {sums[1], sums[2], sums[3]};
+    return fma(number_of<3>(lower), splat(256.0f), to_float(sums[0]));
+  }
   // a step has too few columns for an overflow
   const F upper = to_float(add(shift_left<8>(sums[kDigits - 1]), sums[kDigits - 2]));
   return kDigits == 2 ? upper : fma(upper, splat(256.0f), to_float(sums[0]));
@@ -194,7 +221,7 @@ AO_INLINE void digit_sums(const DigitStep& step, int tiles, const Table& table, 
   // sums that do not wait for each other
   constexpr int kChains = kBlocks == 1 && kRegisters == 1 ? 2 : 1;
   I sums[kChains][kBlocks][kDigits];
-#pragma GCC unroll 3
+#pragma GCC unroll 4
   for (int d = 0; d < kDigits; ++d) {
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) {
@@ -213,7 +240,7 @@ AO_INLINE void digit_sums(const DigitStep& step, int tiles, const Table& table, 
 #pragma GCC unroll 4
   for (int b = 0; b < kBlocks; ++b) {
     I(&own)[kDigits] = sums[0][b];
-#pragma GCC unroll 3
+#pragma GCC unroll 4
     for (int d = 0; kChains == 2 && d < kDigits; ++d) own[d] = add(own[d], sums[kChains - 1][b][d]);
     out[b] = mul(number_of(own), unit);
     if constexpr (Table::kParts > 1) out[b] = add(out[b], splat(step.base));
@@ -226,14 +253,16 @@ AO_INLINE F scale_ahead(const Scales& scales, int64_t i, int64_t next) {
   return scale_at(scales.values, scales.type, i);
 }
 
-// kBlocks blocks of columns; `more`: others follow.
+// kBlocks blocks of columns; the thread goes on with block `then`, if there is one.
 template <int kBits, class Table, int kDigits, int kBlocks>
-static void digit_blocks(const Linear& t, const Table& table, int64_t block, bool more,
+static void digit_blocks(const Linear& t, const Table& table, int64_t block, int64_t then,
                          void (*write)(const Linear&, Rows, int64_t, int64_t, const float*)) {
-  const int64_t stride = t.tiles * 32 * kBits, groups = t.groups * 16, next = kBlocks * groups;
+  const bool more = then * 16 < t.n;
+  const int64_t stride = t.tiles * 32 * kBits, groups = t.groups * 16, next = (then - block) * groups;
   const uint8_t* const first = t.qdata + block * stride;
   constexpr int64_t kNear = Stream<kBits, kBlocks>::kNear;
-  Stream<kBits, kBlocks> codes{first, stride, first + stride - kNear, more ? kNear + (kBlocks - 1) * stride : 0};
+  const int64_t further = more ? kNear + (then - block - 1) * stride : 0;
+  Stream<kBits, kBlocks> codes{first, stride, first + stride - kNear, further};
   const Scales scales = t.scale;
   const Zero zero_type = t.zero_type;
   const uint8_t* x = t.x_packed;
@@ -247,7 +276,12 @@ static void digit_blocks(const Linear& t, const Table& table, int64_t block, boo
     for (int b = 0; b < kBlocks; ++b) scaled[b] = offsets[b] = zero();
     for (; s != end && s->span == span; ++s, ++digits) {
       F products[kBlocks];
-      digit_sums<kBits, Table, kDigits>(*digits, s->tiles, table, codes, x, products);
+      // activations in 8-bit integers are one digit, and no more
+      if (kDigits > 1 && digits->more) {
+        digit_sums<kBits, Table, kDigits == 1 ? 1 : kDigits + 1>(*digits, s->tiles, table, codes, x, products);
+      } else {
+        digit_sums<kBits, Table, kDigits>(*digits, s->tiles, table, codes, x, products);
+      }
       const F of_zero = splat(-digits->sum);
 #pragma GCC unroll 4
       for (int b = 0; b < kBlocks; ++b) {
@@ -273,16 +307,19 @@ static void digit_blocks(const Linear& t, const Table& table, int64_t block, boo
 }
 
 template <int kBits, class Table, int kDigits>
-static void digit_columns(const Linear& t, int64_t begin, int64_t end,
+static void digit_columns(const Linear& t, int64_t begin, int64_t end, int64_t then,
                           void (*write)(const Linear&, Rows, int64_t, int64_t, const float*)) {
   const Table table(t);
   int64_t block = begin;
   if constexpr (kDigitBlocks > 1) {
     for (; block + kDigitBlocks <= end; block += kDigitBlocks) {
-      digit_blocks<kBits, Table, kDigits, kDigitBlocks>(t, table, block, block + kDigitBlocks < end, write);
+      const int64_t next = block + kDigitBlocks < end ? block + kDigitBlocks : then;
+      digit_blocks<kBits, Table, kDigits, kDigitBlocks>(t, table, block, next, write);
     }
   }
-  for (; block < end; ++block) digit_blocks<kBits, Table, kDigits, 1>(t, table, block, block + 1 < end, write);
+  for (; block < end; ++block) {
+    digit_blocks<kBits, Table, kDigits, 1>(t, table, block, block + 1 < end ? block + 1 : then, write);
+  }
 }
 
 }  // namespace ao::AO_ISA

@@ -7,11 +7,16 @@
 namespace ao {
 
 // The number in which products are accumulated.
-// digits2, digits3: as fixed point numbers of so many bytes, for a single row (see digits.h).
+// digits2, digits3: as fixed point numbers of so many bytes or one more, for a single row (see digits.h).
 enum class Mode : int32_t { f32, pairs, int8, digits2, digits3 };
-// Bytes of an activation.
+// Bytes of an activation, at most.
 static constexpr int bytes_of(Mode mode) {
-  return mode == Mode::f32 ? 4 : mode == Mode::digits3 ? 3 : mode == Mode::int8 ? 1 : 2;
+  switch (mode) {
+    case Mode::int8: return 1;
+    case Mode::pairs: return 2;
+    case Mode::digits2: return 3;
+    default: return 4;
+  }
 }
 // How activations are quantized, per token, before the product.
 enum class Act : int32_t { none, int8, uint8, e4m3, e5m2 };
@@ -33,7 +38,8 @@ struct DigitStep {
   float unit;         // of the last sum
   float sum;          // of the activations, for zero points
   float base;         // least value * sum, where values are digits too
-  int32_t starts[3];  // least value * sum of the digits, where they are not
+  int32_t starts[4];  // least value * sum of the digits, where they are not
+  bool more;          // one more digit than the mode says
 };
 
 // Products in registers that hold tiles (see amx.h). `depth` 0: there are none.
@@ -97,10 +103,11 @@ struct LinearKernels {
   void (*pack)(const Linear&, int64_t begin, int64_t end);
   // digits: tables of any values can be taken apart into bytes, too
   bool table_digits;
-  // Mode::digits*, where they exist: packs the row; false where it holds infinities or NaN
-  bool (*pack_digits)(const Linear&);
-  // computes blocks of 16 columns [begin, end) for all rows
-  void (*columns)(const Linear&, int64_t begin, int64_t end, uint8_t* scratch);
+  // Mode::digits*, where they exist: packs the row while the weights of the first block arrive; false where its
+  // numbers differ too much, or are infinite or NaN
+  bool (*pack_digits)(const Linear&, int64_t block);
+  // computes blocks of 16 columns [begin, end) for all rows; those at `then`, if there are any, come next
+  void (*columns)(const Linear&, int64_t begin, int64_t end, int64_t then, uint8_t* scratch);
   // products in registers that hold tiles, or null
   const LinearKernels* tiles;
   // of these: false where other kernels are to serve; else `mode` and `tiling` are set

@@ -101,41 +101,39 @@ void set_memory(Linear& t, uint8_t* memory) {
   t.x_zero = t.x_scale + aligned(t.m * 4) / 4;
 }
 
-struct Blocks {
-  int64_t count, width;  // of 16 columns; of those that are computed together
-  int64_t units() const { return (count + width - 1) / width; }
-};
-
-void multiply(const Linear& t, const LinearKernels& kernels, Blocks blocks, int64_t first, int64_t last,
-              int64_t scratch) {
-  kernels.columns(t, first * blocks.width, std::min(last * blocks.width, blocks.count), kept_scratch.get(scratch));
-}
-
-// Each thread packs a single row for itself: to wait for another that does takes longer. False where the row
-// cannot be taken apart into digits.
-bool run_row(const Linear& t, const LinearKernels& kernels, Blocks blocks, int64_t threads) {
+// Each thread packs a single row for itself: to wait for another that does takes longer. It knows its next turn
+// before the last one ends, so that weights arrive without a pause. False where the row cannot be taken apart into
+// digits.
+bool run_row(const Linear& t, const LinearKernels& kernels, int64_t blocks, int64_t threads) {
   const Linear row = chunk_of(t, {0, 1}, kernels);
   const int64_t memory = activation_bytes(row), scratch = aligned(kernels.scratch(row));
   std::atomic<bool> packed{true};
-  Turns turns(blocks.units(), 1, 2 * threads);  // each reads from memory anew
+  Turns turns(blocks, 1, 2 * threads, kernels.row_blocks);
   in_threads(threads, [&] {
+    auto turn = turns.next();
+    if (!turn) return;
     Linear own = row;
     set_memory(own, kept_activations.get(memory));
     if (!in_digits(t)) {
       kernels.pack(own, 0, 1);
-    } else if (!kernels.pack_digits(own)) {
+    } else if (!kernels.pack_digits(own, turn.first)) {
       packed = false;
       return;
     }
-    turns.take([&](int64_t first, int64_t last, int64_t) { multiply(own, kernels, blocks, first, last, scratch); });
+    while (turn) {
+      const auto then = turns.next();
+      kernels.columns(own, turn.first, turn.last, then ? then.first : blocks, kept_scratch.get(scratch));
+      turn = then;
+    }
   });
   return packed;
 }
 
-void run_rows(const Linear& t, const LinearKernels& kernels, Blocks blocks, int64_t threads) {
+void run_rows(const Linear& t, const LinearKernels& kernels, int64_t blocks, int64_t threads) {
+  const int64_t units = (blocks + kernels.panel_blocks - 1) / kernels.panel_blocks;
   // more chunks of rows than needed for the cache, where there are too few columns for all threads
   int64_t count = (t.m + kChunkRows - 1) / kChunkRows;
-  count = std::max({count, std::min((2 * threads - 1) / blocks.units(), t.m / 16), int64_t{1}});
+  count = std::max({count, std::min((2 * threads - 1) / units, t.m / 16), int64_t{1}});
   std::vector<Linear> chunks;
   int64_t memory = 0, scratch = 0;
   for (int64_t c = 0; c < count; ++c) {
@@ -153,8 +151,9 @@ void run_rows(const Linear& t, const LinearKernels& kernels, Blocks blocks, int6
       parallel_for(0, part.row_blocks, 1, [&](int64_t b, int64_t e) { kernels.pack(part, b, e); });
     }
   }
-  take_turns(blocks.units(), count, threads, [&](int64_t first, int64_t last, int64_t chunk) {
-    multiply(chunks[chunk], kernels, blocks, first, last, scratch);
+  take_turns(units, count, threads, [&](int64_t first, int64_t last, int64_t chunk) {
+    const int64_t end = std::min(last * kernels.panel_blocks, blocks);
+    kernels.columns(chunks[chunk], first * kernels.panel_blocks, end, blocks, kept_scratch.get(scratch));
   });
 }
 
@@ -165,7 +164,7 @@ bool run(Linear t, const LinearKernels& kernels) {
   t.steps = steps.data(), t.step_count = static_cast<int64_t>(steps.size());
   t.rows = t.m;
   const int64_t threads = t.n * t.k <= kSerialWork / t.m ? 1 : num_threads();
-  const Blocks blocks{(t.n + 15) / 16, t.m == 1 ? kernels.row_blocks : kernels.panel_blocks};
+  const int64_t blocks = (t.n + 15) / 16;
   if (t.m == 1) return run_row(t, kernels, blocks, threads);
   run_rows(t, kernels, blocks, threads);
   return true;
