@@ -239,6 +239,32 @@ TEST_CASE("NaN and infinity spoil their own row of the output only") {
   }
 }
 
+TEST_CASE("scales of 8 bits: every code") {
+  for (Scale type : {Scale::e8m0, Scale::e4m3, Scale::u8, Scale::i8}) {
+    const auto value = [type](int code) -> double {
+      if (type == Scale::e8m0) return code == 255 ? NAN : std::ldexp(1.0, code - 127);
+      if (type == Scale::e4m3) return e4m3(code);
+      return type == Scale::i8 ? static_cast<int8_t>(code) : code;
+    };
+    const int one = type == Scale::e8m0 ? 127 : type == Scale::e4m3 ? 0x38 : 1;
+    for (int64_t m : {1, 6}) {
+      Call call = make_call({.m = m, .n = 256, .k = 32, .group = 32, .scale = type});
+      std::vector<uint8_t>& scale = call.weight.scale;
+      std::fill(scale.begin(), scale.end(), static_cast<uint8_t>(one));
+      run_linear(call.linear);
+      const std::vector<uint8_t> plain = call.y;
+      for (size_t row = 0; row < 256; ++row) scale[row] = static_cast<uint8_t>(row);
+      run_linear(call.linear);
+      for (int64_t i = 0; i < m * 256; ++i) {
+        const double exact = get(Element::f32, plain, i) * value(static_cast<int>(i % 256));
+        const double now = get(Element::f32, call.y, i);
+        CHECK(std::isnan(now) == std::isnan(exact));
+        if (!std::isnan(exact)) CHECK(now == static_cast<float>(exact));
+      }
+    }
+  }
+}
+
 TEST_CASE("scales of 8 bits: NaN and the least ones") {
   struct Codes {
     Scale type;

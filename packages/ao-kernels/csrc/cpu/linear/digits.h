@@ -136,22 +136,22 @@ struct WholeTable : Bytes<kBits, kKind> {
 template <int kBits, int kBytes>
 struct SplitTable {
   static constexpr int kParts = kBytes;
-  ByteTable parts[kBytes];
+  ByteTable<kBits> parts[kBytes];
   inline __attribute__((always_inline)) explicit SplitTable(const Linear& t) {
-    alignas(64) uint8_t bytes[kBytes][64];
+    uint8_t bytes[kBytes][1 << kBits];
     constexpr float kGreatest = static_cast<float>((1 << 8 * kBytes) - 1);  // rounding may lead beyond it
-    for (int c = 0; c < 64; ++c) {
-      const float number = t.table[c & ((1 << kBits) - 1)] / t.table_unit - t.least;
+    for (int c = 0; c < 1 << kBits; ++c) {
+      const float number = t.table[c] / t.table_unit - t.least;
       auto whole = static_cast<uint32_t>(__builtin_rintf(number < kGreatest ? number : kGreatest));
       for (int p = 0; p < kBytes; ++p, whole >>= 8) bytes[p][c] = static_cast<uint8_t>(whole);
     }
-    for (int p = 0; p < kBytes; ++p) parts[p] = byte_table(bytes[p]);
+    for (int p = 0; p < kBytes; ++p) parts[p] = ByteTable<kBits>(bytes[p]);
   }
   template <int i>
   inline __attribute__((always_inline)) void get(const uint8_t* tile, Q out[kBytes]) const {
-    const Q codes = raw_quads<kBits, i>(tile);
+    const Q found = indices<kBits, i>(tile);
 #pragma GCC unroll 3
-    for (int p = 0; p < kBytes; ++p) out[p] = look_up_bytes(parts[p], codes);
+    for (int p = 0; p < kBytes; ++p) out[p] = parts[p].template look_up<i>(found);
   }
 };
 #endif
@@ -247,10 +247,14 @@ AO_INLINE void digit_sums(const DigitStep& step, int tiles, const Table& table, 
   }
 }
 
-// Scales at i; those that are `next` further arrive while these are multiplied.
-AO_INLINE F scale_ahead(const Scales& scales, int64_t i, int64_t next) {
-  __builtin_prefetch(static_cast<const uint8_t*>(scales.values) + (i + next) * bytes_of(scales.type));
-  return scale_at(scales.values, scales.type, i);
+// Asks for what the next blocks have at `next`: numbers of `size` bytes, once for each line.
+template <int kBlocks>
+AO_INLINE void ask_for(const void* values, int size, int64_t next, int64_t stride) {
+  if ((next * size & 63) >= 16 * size) return;
+#pragma GCC unroll 4
+  for (int b = 0; b < kBlocks; ++b) {
+    __builtin_prefetch(static_cast<const uint8_t*>(values) + (next + b * stride) * size);
+  }
 }
 
 // kBlocks blocks of columns; the thread goes on with block `then`, if there is one.
@@ -258,7 +262,7 @@ template <int kBits, class Table, int kDigits, int kBlocks>
 static void digit_blocks(const Linear& t, const Table& table, int64_t block, int64_t then,
                          void (*write)(const Linear&, Rows, int64_t, int64_t, const float*)) {
   const bool more = then * 16 < t.n;
-  const int64_t stride = t.tiles * 32 * kBits, groups = t.groups * 16, next = (then - block) * groups;
+  const int64_t stride = t.tiles * 32 * kBits, groups = t.groups * 16;
   const uint8_t* const first = t.qdata + block * stride;
   constexpr int64_t kNear = Stream<kBits, kBlocks>::kNear;
   const int64_t further = more ? kNear + (then - block - 1) * stride : 0;
@@ -283,17 +287,23 @@ static void digit_blocks(const Linear& t, const Table& table, int64_t block, int
         digit_sums<kBits, Table, kDigits>(*digits, s->tiles, table, codes, x, products);
       }
       const F of_zero = splat(-digits->sum);
+      const int64_t i = block * groups + s->group * 16, next = i + (then - block) * groups;
+      F scale[kBlocks], shift[kBlocks];
+      ask_for<kBlocks>(scales.values, bytes_of(scales.type), next, groups);
+      if (zero_type == Zero::scaled) {
+        ask_for<kBlocks>(t.offset.values, bytes_of(t.offset.type), next, groups);
+        scales_at(t.offset.values, t.offset.type, i, groups, shift);
 #pragma GCC unroll 4
-      for (int b = 0; b < kBlocks; ++b) {
-        const int64_t i = (block + b) * groups + s->group * 16;
-        if (zero_type == Zero::scaled) {
-          offsets[b] = fma(scale_ahead(t.offset, i, next), of_zero, offsets[b]);
-        } else if (zero_type != Zero::none) {
-          products[b] = fma(zero_at(t, i), of_zero, products[b]);
-          __builtin_prefetch(static_cast<const uint8_t*>(t.zero) + (i + next) * bytes_of(zero_type));
-        }
-        scaled[b] = fma(scale_ahead(scales, i, next), products[b], scaled[b]);
+        for (int b = 0; b < kBlocks; ++b) offsets[b] = fma(shift[b], of_zero, offsets[b]);
+      } else if (zero_type != Zero::none) {
+        ask_for<kBlocks>(t.zero, bytes_of(zero_type), next, groups);
+        zeros_at(t, i, groups, shift);
+#pragma GCC unroll 4
+        for (int b = 0; b < kBlocks; ++b) products[b] = fma(shift[b], of_zero, products[b]);
       }
+      scales_at(scales.values, scales.type, i, groups, scale);
+#pragma GCC unroll 4
+      for (int b = 0; b < kBlocks; ++b) scaled[b] = fma(scale[b], products[b], scaled[b]);
     }
     for (int b = 0; b < kBlocks; ++b) {
       const int64_t i = ((block + b) * t.spans + span) * 16;

@@ -4,13 +4,6 @@
 
 namespace ao::AO_ISA {
 
-// NaN where all `kBits` bits of a code are set, which is how small floats mark it; 0 elsewhere.
-template <int kBits>
-AO_INLINE I nan_of(I code) {
-  const I marked = shift_right<31>(shift_left<31 - kBits>(add(code, splat_int(1))));
-  return and_(marked, splat_int(0x7fc00000));
-}
-
 template <Scale kType>
 AO_INLINE F scale_at(const void* scale, int64_t i) {
   if constexpr (kType == Scale::f32) return load(static_cast<const float*>(scale) + i);
@@ -18,29 +11,39 @@ AO_INLINE F scale_at(const void* scale, int64_t i) {
     return as_float(shift_left<16>(load_words(static_cast<const uint16_t*>(scale) + i)));
   }
   if constexpr (kType == Scale::f16) return half_to_float(static_cast<const uint16_t*>(scale) + i);
-  const I code = load_bytes(static_cast<const uint8_t*>(scale) + i);
+  const uint8_t* const bytes = static_cast<const uint8_t*>(scale) + i;
+  if constexpr (kType == Scale::e4m3) return mul(e4m3_as_half(bytes), splat(256.0f));
+  const I code = load_bytes(bytes);
   if constexpr (kType == Scale::e8m0) {
-    // the exponent of float32; 0 is the subnormal 2^-127
-    return as_float(or_(max_int(shift_left<23>(code), splat_int(0x00400000)), nan_of<8>(code)));
+    // the exponent of float32; 0 is the subnormal 2^-127, and 255 infinity, which 0 makes NaN
+    const F power = as_float(max_int(shift_left<23>(code), splat_int(0x00400000)));
+    return fma(power, zero(), power);
   }
-  if constexpr (kType == Scale::u8) return to_float(code);
-  if constexpr (kType == Scale::i8) return to_float(shift_right<24>(shift_left<24>(code)));
-  // e4m3: float16 with one bit of exponent less, and the sign beside it
-  const I wide = add(code, and_(code, splat_int(0x80)));
-  return as_float(or_(bits_of(mul(e4m3_as_half(wide), splat(256.0f))), nan_of<7>(wide)));
+  return to_float(kType == Scale::i8 ? sign_extend_byte(code) : code);
 }
 
-AO_INLINE F scale_at(const void* scale, Scale type, int64_t i) {
-  // a jump to one of many costs more than the scale itself
-  if (type == Scale::bf16) [[likely]] return scale_at<Scale::bf16>(scale, i);
+// Those of several blocks, `stride` apart: a jump to one of many types costs more than a scale itself.
+template <Scale kType, int kBlocks>
+AO_INLINE void scales_at(const void* scale, int64_t i, int64_t stride, F (&out)[kBlocks]) {
+#pragma GCC unroll 4
+  for (int b = 0; b < kBlocks; ++b) out[b] = scale_at<kType>(scale, i + b * stride);
+}
+template <int kBlocks>
+AO_INLINE void scales_at(const void* scale, Scale type, int64_t i, int64_t stride, F (&out)[kBlocks]) {
+  if (type == Scale::bf16) [[likely]] return scales_at<Scale::bf16>(scale, i, stride, out);
   switch (type) {
-    case Scale::f32: return scale_at<Scale::f32>(scale, i);
-    case Scale::f16: return scale_at<Scale::f16>(scale, i);
-    case Scale::e8m0: return scale_at<Scale::e8m0>(scale, i);
-    case Scale::u8: return scale_at<Scale::u8>(scale, i);
-    case Scale::i8: return scale_at<Scale::i8>(scale, i);
-    default: return scale_at<Scale::e4m3>(scale, i);
+    case Scale::f32: return scales_at<Scale::f32>(scale, i, stride, out);
+    case Scale::f16: return scales_at<Scale::f16>(scale, i, stride, out);
+    case Scale::e8m0: return scales_at<Scale::e8m0>(scale, i, stride, out);
+    case Scale::u8: return scales_at<Scale::u8>(scale, i, stride, out);
+    case Scale::i8: return scales_at<Scale::i8>(scale, i, stride, out);
+    default: return scales_at<Scale::e4m3>(scale, i, stride, out);
   }
+}
+AO_INLINE F scale_at(const void* scale, Scale type, int64_t i) {
+  F out[1];
+  scales_at(scale, type, i, 0, out);
+  return out[0];
 }
 
 // What multiplies those of a span of groups.
@@ -48,18 +51,26 @@ AO_INLINE F outer_at(const Scales& scales, int64_t i) {
   return scales.outer ? scale_at(scales.outer, scales.outer_type, i) : splat(1.0f);
 }
 
-// Zero points that are not scaled.
-AO_INLINE F zero_at(const Linear& t, int64_t i) {
+// Zero points that are not scaled, of several blocks.
+template <int kBlocks>
+AO_INLINE void zeros_at(const Linear& t, int64_t i, int64_t stride, F (&out)[kBlocks]) {
   switch (t.zero_type) {
-    case Zero::f32: return load(static_cast<const float*>(t.zero) + i);
-    case Zero::bf16: return as_float(shift_left<16>(load_words(static_cast<const uint16_t*>(t.zero) + i)));
-    case Zero::f16: return half_to_float(static_cast<const uint16_t*>(t.zero) + i);
+    case Zero::f32: return scales_at<Scale::f32>(t.zero, i, stride, out);
+    case Zero::bf16: return scales_at<Scale::bf16>(t.zero, i, stride, out);
+    case Zero::f16: return scales_at<Scale::f16>(t.zero, i, stride, out);
     default: break;
   }
-  // a canonical code of an integer format: signed formats store it with the top bit flipped
-  const I code = load_bytes(static_cast<const uint8_t*>(t.zero) + i);
-  if (t.zero_flip == 0) return to_float(code);
-  return add(to_float(xor_(code, splat_int(t.zero_flip))), splat(t.table[0]));
+  // canonical codes of an integer format: signed formats store them with the top bit flipped
+  if (t.zero_flip == 0) return scales_at<Scale::u8>(t.zero, i, stride, out);
+  for (int b = 0; b < kBlocks; ++b) {
+    const I code = load_bytes(static_cast<const uint8_t*>(t.zero) + i + b * stride);
+    out[b] = add(to_float(xor_(code, splat_int(t.zero_flip))), splat(t.table[0]));
+  }
+}
+AO_INLINE F zero_at(const Linear& t, int64_t i) {
+  F out[1];
+  zeros_at(t, i, 0, out);
+  return out[0];
 }
 
 // Scales as floats, and what multiplies the sum of the activations: scale * (-zero), or -offset, for decoded

@@ -120,9 +120,12 @@ AO_INLINE void store_bytes(uint8_t* p, I v) {
   const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
-// Codes of non-negative float8 e4m3, as float16 with the same bits: value / 256.
-AO_INLINE F e4m3_as_half(I code) {
-  const __m256i halves = narrow(shift_left<7>(code));
+// 16 codes of float8 e4m3, as float16 with the same bits: value / 256, or NaN.
+AO_INLINE F e4m3_as_half(const uint8_t* p) {
+  const __m256i bits = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_half(p)), 7);  // the sign in bits 14 and 15
+  // with 1 more a magnitude reaches bit 14 if it is that of NaN, whose exponent then has all bits
+  const __m256i next = _mm256_add_epi16(bits, _mm256_set1_epi16(0x80));
+  const __m256i halves = _mm256_xor_si256(bits, _mm256_and_si256(next, _mm256_set1_epi16(0x4000)));
   return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
 }
 

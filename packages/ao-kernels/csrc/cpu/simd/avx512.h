@@ -89,9 +89,13 @@ AO_INLINE I load_bytes(const uint8_t* p) {
 AO_INLINE I load_words(const uint16_t* p) {
   return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-// Codes of non-negative float8 e4m3, as float16 with the same bits: value / 256.
-AO_INLINE F e4m3_as_half(I code) {
-  return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_slli_epi32(code, 7)));
+// 16 codes of float8 e4m3, as float16 with the same bits: value / 256, or NaN.
+AO_INLINE F e4m3_as_half(const uint8_t* p) {
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m256i bits = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);  // the sign in bits 14 and 15
+  // with 1 more a magnitude reaches bit 14 if it is that of NaN, whose exponent then has all bits
+  const __m256i next = _mm256_add_epi16(bits, _mm256_set1_epi16(0x80)), top = _mm256_set1_epi16(0x4000);
+  return _mm512_cvtph_ps(_mm256_ternarylogic_epi32(bits, next, top, 0x78));  // bits ^ (next & top)
 }
 AO_INLINE F half_to_float(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));

@@ -48,37 +48,72 @@ AO_INLINE I code_words(const uint8_t* p) {
   if constexpr (kBits == 8) return shift_words<8 * h>(load_vector(p + 64 * i));
 }
 
-// For each row: bits `i`, 4 + i, 8 + i and 12 + i of its 16 in bit kTo of the bytes of its lane.
-template <int i, int kTo>
-AO_INLINE I plane1_bytes(const uint8_t* p) {
-  constexpr auto at = [](int bit) { return static_cast<uint64_t>((bit + i - kTo) & 63); };
-  constexpr uint64_t offsets = at(0) | at(4) << 8 | at(8) << 16 | at(12) << 24 | at(32) << 32 | at(36) << 40 |
-                               at(40) << 48 | at(44) << 56;
-  return _mm512_multishift_epi64_epi8(_mm512_set1_epi64(static_cast<int64_t>(offsets)),
-                                      load_words(reinterpret_cast<const uint16_t*>(p)));
-}
 // Low `kLow` bits of each byte from `low`, the others from `high`.
 template <int kLow>
 AO_INLINE I join_bytes(I low, I high) {
-  return _mm512_ternarylogic_epi32(_mm512_set1_epi8((1 << kLow) - 1), low, high, 0xCA);
+  // written over `high`, which nothing else needs
+  return _mm512_ternarylogic_epi32(high, low, _mm512_set1_epi8((1 << kLow) - 1), 0xD8);
 }
+// A plane of 1 bit: the bits of columns 4j to 4j + 3 in bit kTo + j of the bytes of each row's lane, for all j.
+template <int kTo>
+AO_INLINE I plane1_bytes(const uint8_t* p) {
+  constexpr auto at = [](int bit) { return static_cast<uint64_t>((bit - kTo) & 63); };
+  constexpr uint64_t offsets =
+      at(0) | at(4) << 8 | at(8) << 16 | at(12) << 24 | at(32) << 32 | at(36) << 40 | at(40) << 48 | at(44) << 56;
+  return _mm512_multishift_epi64_epi8(_mm512_set1_epi64(static_cast<int64_t>(offsets)),
+                                      load_words(reinterpret_cast<const uint16_t*>(p)));
+}
+
+// Codes of columns 4i to 4i + 3 in the bytes of each row's lane, for look-ups by their low 6 bits: each code in
+// the bits that code_in says, other bits around it. Several quads share what they can.
+template <int kBits, int i>
+AO_INLINE Q indices(const uint8_t* p) {
+  // bits 4 and 5: the plane of 1 bit of quads 0 and 1, or of 2 and 3
+  if constexpr (kBits == 1) return shift_words<2 * (i / 2)>(plane1_bytes<4>(p));
+  // bits 0 to 3: the plane of 2 bits of the same
+  if constexpr (kBits == 2) return shift_words<4 * (i / 2)>(load_vector(p));
+  if constexpr (kBits == 3) return join_bytes<4>(indices<2, i>(p), indices<1, i>(p + 64));
+  if constexpr (kBits == 4) return shift_words<4 * (i % 2)>(load_vector(p + 64 * (i / 2)));
+  if constexpr (kBits == 5) return join_bytes<4>(indices<4, i>(p), indices<1, i>(p + 128));
+  if constexpr (kBits == 6) return join_bytes<4>(indices<4, i>(p), shift_words<2 * i - 4>(load_vector(p + 128)));
+}
+// The code in an index of quad i.
+template <int kBits>
+static constexpr int code_in(int index, int i) {
+  const int odd = i % 2, bit = (index >> (4 + odd) & 1) << (kBits - 1);
+  if (kBits == 1) return bit;
+  if (kBits == 2) return index >> 2 * odd & 3;
+  if (kBits == 3) return (index >> 2 * odd & 3) | bit;
+  if (kBits == 5) return (index & 15) | bit;
+  return index & ((1 << kBits) - 1);
+}
+
+// Bytes of codes.
+template <int kBits>
+struct ByteTable {
+  static constexpr int kMaps = kBits == 4 || kBits == 6 ? 1 : 2;  // for even and for odd quads
+  I maps[kMaps];
+  ByteTable() = default;
+  inline __attribute__((always_inline)) explicit ByteTable(const uint8_t* bytes) {
+    alignas(64) uint8_t map[64];
+    for (int m = 0; m < kMaps; ++m) {
+      for (int index = 0; index < 64; ++index) map[index] = bytes[code_in<kBits>(index, m)];
+      maps[m] = load_vector(map);
+    }
+  }
+  template <int i>
+  inline __attribute__((always_inline)) Q look_up(Q indices) const {
+    return _mm512_permutexvar_epi8(indices, maps[i % kMaps]);
+  }
+};
 
 // Codes of columns 4i to 4i + 3 in the bytes of each row's lane, with other bits above them.
 template <int kBits, int i>
 AO_INLINE Q raw_quads(const uint8_t* p) {
-  if constexpr (kBits == 1) return plane1_bytes<i, 0>(p);
   if constexpr (kBits == 2) return shift_words<2 * i>(load_vector(p));
-  if constexpr (kBits == 3) return join_bytes<2>(raw_quads<2, i>(p), plane1_bytes<i, 2>(p + 64));
-  if constexpr (kBits == 4) return shift_words<4 * (i % 2)>(load_vector(p + 64 * (i / 2)));
-  if constexpr (kBits == 5) return join_bytes<4>(raw_quads<4, i>(p), plane1_bytes<i, 4>(p + 128));
-  if constexpr (kBits == 6) return join_bytes<4>(raw_quads<4, i>(p), shift_words<2 * i - 4>(load_vector(p + 128)));
-  if constexpr (kBits == 7) return join_bytes<6>(raw_quads<6, i>(p), plane1_bytes<i, 6>(p + 192));
+  if constexpr (kBits == 4 || kBits == 6) return indices<kBits, i>(p);
+  if constexpr (kBits == 7) return join_bytes<6>(indices<6, i>(p), shift_words<i - 3>(plane1_bytes<3>(p + 192)));
   if constexpr (kBits == 8) return load_vector(p + 64 * i);
-}
-template <int kBits, int i>
-AO_INLINE Q code_quads(const uint8_t* p) {
-  if constexpr (kBits == 8) return raw_quads<kBits, i>(p);
-  return and_(raw_quads<kBits, i>(p), _mm512_set1_epi8(static_cast<char>((1 << kBits) - 1)));
 }
 
 AO_INLINE F low_halves(P v) { return as_float(_mm512_slli_epi32(v, 16)); }
@@ -273,30 +308,31 @@ struct Values {
 // Codes as unsigned bytes: values in units of `unit`, less the least of them (which is given in units).
 template <int kBits, Kind kKind>
 struct Bytes {
-  I map;
+  ByteTable<kBits> table;
   inline __attribute__((always_inline)) explicit Bytes(const float* values, float least, float unit) {
-    if constexpr (kKind != Kind::integer) {
-      alignas(64) uint8_t bytes[64];
-      for (int c = 0; c < 64; ++c) {
-        bytes[c] = static_cast<uint8_t>(static_cast<int>(values[c & ((1 << kBits) - 1)] / unit - least));
-      }
-      map = load_vector(bytes);
+    uint8_t bytes[1 << kBits];
+    for (int c = 0; c < 1 << kBits; ++c) {
+      bytes[c] = static_cast<uint8_t>(static_cast<int>(values[c] / unit - least));
     }
+    table = ByteTable<kBits>(bytes);
   }
   template <int i>
   inline __attribute__((always_inline)) Q quads(const uint8_t* tile) const {
-    if constexpr (kKind != Kind::integer && kBits == 6) {
-      return _mm512_permutexvar_epi8(raw_quads<kBits, i>(tile), map);
-    }
-    const Q codes = code_quads<kBits, i>(tile);
-    if constexpr (kKind != Kind::integer) return _mm512_permutexvar_epi8(codes, map);
-    return codes;
+    return table.template look_up<i>(indices<kBits, i>(tile));
   }
 };
 
-// Bytes by the low 6 bits of codes.
-using ByteTable = __m512i;
-AO_INLINE ByteTable byte_table(const uint8_t* bytes) { return load_vector(bytes); }
-AO_INLINE Q look_up_bytes(ByteTable table, Q codes) { return _mm512_permutexvar_epi8(codes, table); }
+// Integers that one plane holds are cut out: products and look-ups compete for a pipe of the processor. So are
+// those of 6 and 7 bits: of 7 there are no look-ups.
+template <int kBits>
+  requires(kBits == 2 || kBits == 4 || kBits >= 6)
+struct Bytes<kBits, Kind::integer> {
+  inline __attribute__((always_inline)) explicit Bytes(const float*, float, float) {}
+  template <int i>
+  inline __attribute__((always_inline)) Q quads(const uint8_t* tile) const {
+    const Q codes = raw_quads<kBits, i>(tile);
+    return kBits == 8 ? codes : and_(codes, _mm512_set1_epi8(static_cast<char>((1 << kBits) - 1)));
+  }
+};
 
 }  // namespace ao::AO_ISA

@@ -133,8 +133,13 @@ AO_INLINE F half_to_float(I half) { return each<F>([](i4 p) { return half_to_flo
 AO_INLINE F half_to_float(const uint16_t* p) { return half_to_float(load_words(p)); }
 // 16 bytes: the low ones of 16 integers.
 AO_INLINE void store_bytes(uint8_t* p, I v) { narrow(p, v); }
-// Codes of non-negative float8 e4m3, as float16 with the same bits: value / 256.
-AO_INLINE F e4m3_as_half(I code) { return half_to_float(shift_left<7>(code)); }
+// 16 codes of float8 e4m3, as float16 with the same bits: value / 256, or NaN.
+AO_INLINE F e4m3_as_half(const uint8_t* p) {
+  const I bits = shift_left<7>(sign_extend_byte(load_bytes(p)));  // the sign in bits 14 and 15
+  // with 1 more a magnitude reaches bit 14 if it is that of NaN, whose exponent then has all bits
+  const I next = add(bits, splat_int(0x80));
+  return half_to_float(and_(xor_(bits, and_(next, splat_int(0x4000))), splat_int(0xffff)));
+}
 
 // Up to 16 elements as floats; the lanes beyond `count` are 0.
 AO_INLINE F load_as(Element type, const void* p, int count) {
