@@ -1,8 +1,9 @@
 """Everything a developer or CI runs. `nox -l` lists the sessions, `nox -s NAME` runs one.
 
-Works over whatever stands in packages/. Two environments are shared, because installing torch
-takes a minute: `.nox/dev` has torch and all packages in editable form, `.nox/tools` has no torch.
-Only sessions that must see less (or other) packages than that have an environment of their own.
+Works over whatever stands in packages/. Three environments are shared: `.nox/torch` has torch alone,
+which takes longest to install, `.nox/dev` sees it and has all packages in editable form, and
+`.nox/tools` has no torch. Only sessions that must see less (or other) packages than that have an
+environment of their own.
 """
 
 from __future__ import annotations
@@ -52,11 +53,18 @@ def tools(session: nox.Session, *groups: str) -> Environment:
     return env
 
 
+def torch_alone(session: nox.Session) -> Environment:
+    """The environment with torch and what it requires, which others are laid over."""
+    env = Environment(session, "torch")
+    env.install("torch")
+    return env
+
+
 def dev(session: nox.Session, *groups: str) -> Environment:
     """The environment with torch and every package, editable, with its test requirements."""
-    env = Environment(session, "dev")
     # torch first: a package with C++ is compiled against its headers
-    env.install(*group("tools"), "torch")
+    env = Environment(session, "dev", below=torch_alone(session))
+    env.install(*group("tools"))
     editable = [arg for path in PACKAGES for arg in ("-e", f"{path}[test]")]
     env.install("--no-build-isolation", *editable)
     if groups:
@@ -129,10 +137,8 @@ def tests_isolated(session: nox.Session, package: str) -> None:
     build_packages(builder(session, names), built, names)
     wheels = {path.name.split("-")[0].replace("_", "-"): path for path in built.glob("*.whl")}
     extra = [f"{path}[test]" if name == package else str(path) for name, path in wheels.items()]
-    # torch, which all declare, takes longest to install: once for all
-    below = Environment(session, "torch")
-    below.install("torch")
-    env = Environment(session, f"isolated-{package}").over(below)
+    # torch, which all declare, is there
+    env = Environment(session, f"isolated-{package}", below=torch_alone(session))
     env.python("-m", "pip", "uninstall", "-q", "-y", *NAMES)
     env.python("-m", "pip", "install", "-q", "-c", CONSTRAINTS, *extra)
 
@@ -237,7 +243,7 @@ def abi(session: nox.Session) -> None:
 def gpu_proofs(session: nox.Session) -> None:
     """Proofs of the GPU kernels without a GPU, packages/*/proofs; with `--all` also the long ones."""
     # Triton, and a NumPy that its interpreter works with, over all that the tests have
-    env = Environment(session, "gpu_proofs").over(dev(session, "tests"))
+    env = Environment(session, "gpu_proofs", below=dev(session, "tests"))
     env.python("-m", "pip", "install", "-q", "--no-deps", *group("gpu_proofs"))
     chosen = () if "--all" in session.posargs else ("-m", "not slow")
     # the interpreter is chosen before Triton is imported

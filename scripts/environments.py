@@ -20,29 +20,37 @@ CONSTRAINTS = ROOT / "constraints.txt"
 class Environment:
     """A virtual environment that several sessions share, installed into only when it is stale."""
 
-    def __init__(self, session: nox.Session, name: str, python: str = sys.executable) -> None:
+    def __init__(
+        self,
+        session: nox.Session,
+        name: str,
+        python: str = sys.executable,
+        below: Environment | None = None,
+    ) -> None:
+        """Make it if it is not there; it sees what is in `below` too, behind its own."""
         self.session = session
         self.home = ROOT / ".nox" / name
         self.bin = self.home / ("Scripts" if os.name == "nt" else "bin")
-        if not (self.home / "pyvenv.cfg").exists():
-            session.run(python, "-m", "venv", str(self.home), external=True)
+        if (self.home / "pyvenv.cfg").exists():
+            return
+        # pip takes seconds to install, and is seen below
+        options = ["--without-pip"] if below else []
+        session.run(python, "-m", "venv", *options, str(self.home), external=True)
+        if below:
+            line = f"import site; site.addsitedir({str(below.packages())!r})\n"
+            (self.packages() / "below.pth").write_text(line, encoding="utf-8")
+
+    def packages(self) -> Path:
+        """The folder that pip installs into."""
+        script = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        told = self.session.run(self.bin / "python", "-c", script, silent=True, external=True)
+        return Path(str(told).strip())
 
     def python(self, *args: str | Path, env: dict[str, str] | None = None) -> None:
         """Run this environment's Python with its scripts on PATH."""
         path = f"{self.bin}{os.pathsep}{os.environ['PATH']}"
         command = [str(self.bin / "python"), *map(str, args)]
         self.session.run(*command, env={"PATH": path, **(env or {})}, external=True)
-
-    def over(self, other: Environment) -> Environment:
-        """See what is installed in `other` too, behind what is installed here."""
-        script = "import sysconfig; print(sysconfig.get_path('purelib'))"
-        below, own = (
-            str(self.session.run(each.bin / "python", "-c", script, silent=True, external=True))
-            for each in (other, self)
-        )
-        line = f"import site; site.addsitedir({below.strip()!r})\n"
-        Path(own.strip(), "below.pth").write_text(line, encoding="utf-8")
-        return self
 
     def install(self, *args: str) -> None:
         """Install under the constraints, unless exactly this was installed before."""
