@@ -125,7 +125,9 @@ def curves(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Every test of every package, of the examples and of the tooling."""
     env = dev(session, "tests")
-    env.python("-m", "pytest", "-n", "2", *session.posargs, env=ONE_THREAD)
+    # neighbours share what they prepare, and the longest tests are among the last
+    options = ["-n", "2", "--dist", "worksteal", *session.posargs]
+    env.python("-m", "pytest", *options, env=ONE_THREAD)
 
 
 @nox.session(venv_backend="none")
