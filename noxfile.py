@@ -107,10 +107,13 @@ def demo(session: nox.Session) -> None:
 def quality(session: nox.Session) -> None:
     """What recipes and formats cost real models, into docs/quality.md; with arguments, only shown."""
     env = dev(session, "quality")
-    record = ["--json", str(ROOT / "examples" / "bytelm" / "quality.json")]
-    env.python("examples/bytelm/quality.py", *(session.posargs or record))
-    if not session.posargs:
-        env.python("scripts/generate_quality.py")
+    if session.posargs:
+        env.python("examples/bytelm/quality.py", *session.posargs)
+        return
+    for name in ("quality", "orders"):
+        script = ROOT / "examples" / "bytelm" / f"{name}.py"
+        env.python(script, "--json", script.with_suffix(".json"))
+    env.python("scripts/generate_quality.py")
 
 
 @nox.session(venv_backend="none")

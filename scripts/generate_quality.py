@@ -1,13 +1,18 @@
-"""Write what recipes and formats cost real models, examples/bytelm/quality.json, into docs/quality.md.
+"""Write what recipes and formats cost real models into docs/quality.md.
 
-With --check nothing is written, and the exit status says whether the page is fresh.
+Reads examples/bytelm/quality.json, and orders.json beside it: what groups cost in several orders of
+the columns. With --check nothing is written, and the exit status says whether the page is fresh.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from math import sqrt
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from doc_sections import main, table
@@ -15,6 +20,7 @@ from workspace import ROOT
 
 PAGE = ROOT / "docs" / "quality.md"
 RESULTS = ROOT / "examples" / "bytelm" / "quality.json"
+ORDERS = RESULTS.with_name("orders.json")
 #: measure -> heading, and decimals
 MEASURES = {
     "kl_bits": ("KL, bits", 5),
@@ -37,8 +43,20 @@ def sections(data: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def order_sections(data: dict[str, Any]) -> dict[str, str]:
+    """The same of what groups cost over several orders of the columns."""
+    seeds = ", ".join(map(str, data["about"]["seeds"]))
+    measured = f"{byte_model(data['about'])} Random orders of the seeds {seeds}."
+    return {"orders measured": measured, "orders": orders(data["rows"])}
+
+
 def about(found: dict[str, Any]) -> str:
     """What was measured, where."""
+    return f"{byte_model(found)} MiniLM: {found['pairs']} pairs of texts."
+
+
+def byte_model(found: dict[str, Any]) -> str:
+    """Where the byte model was measured, and on what."""
     corpus = found["corpus"]
     positions = found["windows"] * found["context"] // 2
     return (
@@ -46,7 +64,7 @@ def about(found: dict[str, Any]) -> str:
         f"{found['ao-core']}. Byte model: {positions} bytes, in windows of {found['context']}, of the "
         f"{corpus['held_out_bytes']} in "
         f"{corpus['held_out_files']} files of the standard library of Python {corpus['python']} that "
-        f"were held out from training. MiniLM: {found['pairs']} pairs of texts."
+        "were held out from training."
     )
 
 
@@ -84,6 +102,60 @@ def by_group(rows: list[Row], measure: str) -> str:
     return table(["format", "scales", *names], lines)
 
 
+def orders(rows: list[Row]) -> str:
+    """KL by group size, and what larger groups add to it, in the natural order and in random ones."""
+    groups = list(dict.fromkeys(row["group"] for row in rows))
+    found = {(row["name"], row["scales"], row["group"]): row for row in rows}
+    steps = [f"{large} over {small}" for small, large in pairwise(groups)]
+    lines = []
+    reversals: dict[str, list[str]] = {"natural": [], "orders": []}
+    for name, scales in dict.fromkeys((row["name"], row["scales"]) for row in rows):
+        for order in reversals:
+            costs = [listed(found[name, scales, group][order]) for group in groups]
+            added = [[b - a for a, b in zip(*pair, strict=True)] for pair in pairwise(costs)]
+            title = [f"`{name}`", scales, "natural" if order == "natural" else "random"]
+            lines.append([*title, *map(average, costs), *map(difference, added)])
+            reversals[order] += [
+                f"`{name}` {scales}, {step} ({difference(by)})"
+                for step, by in zip(steps, added, strict=True)
+                if mean(by) <= 0
+            ]
+    names = [group if isinstance(group, str) else f"groups of {group}" for group in groups]
+    comparisons = len(lines) // 2 * len(steps)
+    notes = [
+        f"- {where}, {len(cells)} of {comparisons}" + "".join(f"; {cell}" for cell in cells)
+        for where, cells in zip(
+            ("in the natural order", "in the mean over the random orders"),
+            reversals.values(),
+            strict=True,
+        )
+    ]
+    return "\n\n".join(
+        [
+            table(["format", "scales", "order", *names, *steps], lines),
+            "Where larger groups are as good or better:",
+            "\n".join(notes),
+        ]
+    )
+
+
+def listed(value: float | list[float]) -> list[float]:
+    """One figure as a list of one."""
+    return value if isinstance(value, list) else [value]
+
+
+def average(values: Sequence[float], sign: str = "") -> str:
+    """The mean, and its standard error where there are several."""
+    error = f" ± {stdev(values) / sqrt(len(values)):.5f}" if len(values) > 1 else ""
+    return f"{mean(values):{sign}.5f}{error}"
+
+
+def difference(values: Sequence[float]) -> str:
+    """The same of differences, and in how many orders they are positive."""
+    count = f", {sum(value > 0 for value in values)} of {len(values)}" if len(values) > 1 else ""
+    return average(values, "+") + count
+
+
 def minilm(rows: list[Row]) -> str:
     """The table of the MiniLM demo."""
     header = ["recipe", "disk MB", "weight dB", "output dB", "cosine mean", "cosine min", "top-1"]
@@ -115,4 +187,5 @@ def number(value: float | None, decimals: int) -> str:
 
 if __name__ == "__main__":
     texts = sections(json.loads(RESULTS.read_text(encoding="utf-8")))
+    texts |= order_sections(json.loads(ORDERS.read_text(encoding="utf-8")))
     sys.exit(main({(PAGE, name): text for name, text in texts.items()}, Path(__file__).name))
