@@ -11,14 +11,16 @@ import argparse
 import copy
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 from bytelm import cases, data, evaluate, model
 from bytelm.cases import Case
 from bytelm.orders import reordered
-from quality import CONTEXT, predict
+from quality import CONTEXT
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -39,7 +41,7 @@ def main() -> None:
         "about": environment()
         | {"corpus": corpus.about, "windows": len(windows), "context": CONTEXT}
         | {"seeds": args.seeds},
-        "rows": measure(model.load(), windows, tqdm(chosen, desc="orders"), args.seeds),
+        "rows": measure(model.load(), windows, chosen, args.seeds),
     }
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -59,21 +61,30 @@ def parse_args() -> argparse.Namespace:
 
 
 def measure(
-    original: nn.Module, windows: Tensor, chosen: Iterable[Case], seeds: Sequence[int]
+    original: nn.Module, windows: Tensor, chosen: Sequence[Case], seeds: Sequence[int]
 ) -> list[dict[str, Any]]:
     """A row for each case: its KL in bits with the columns as they are, and in each random order."""
-    logits = predict(original, windows)
+    logits = evaluate.predict(original, windows)
 
-    def kl_bits(dense: nn.Module, case: Case) -> float:
-        quantize_(dense, case.config)
-        found = evaluate.kl_bits(logits, predict(dense, windows)).mean()
+    def kl_bits(job: tuple[Case, int | None]) -> float:
+        case, seed = job
+        made = copy.deepcopy(original) if seed is None else reordered(original, seed)
+        quantize_(made, case.config)
+        found = evaluate.kl_bits(logits, evaluate.predict(made, windows)).mean()
         return float(f"{float(found):.6g}")
 
+    orders = (None, *seeds)
+    jobs = [(case, seed) for case in chosen for seed in orders]
+    threads = torch.get_num_threads()
+    # each thread takes an order of its own, for a search has work for one core only
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        found = list(tqdm(pool.map(kl_bits, jobs), desc="orders", total=len(jobs)))
+    torch.set_num_threads(threads)
+    parts = (found[start : start + len(orders)] for start in range(0, len(jobs), len(orders)))
     return [
         {"name": case.name, "scales": case.scales, "group": case.group}
-        | {"natural": kl_bits(copy.deepcopy(original), case)}
-        | {"orders": [kl_bits(reordered(original, seed), case) for seed in seeds]}
-        for case in chosen
+        | {"natural": natural, "orders": random}
+        for case, (natural, *random) in zip(chosen, parts, strict=True)
     ]
 
 
