@@ -17,12 +17,12 @@ typedef int16_t s8 __attribute__((vector_size(16)));
 
 AO_INLINE f4 fma4(f4 x, f4 y, f4 z) { return x * y + z; }
 
-// For |x| < 2^23, where adding 2^23 leaves no bits behind the point.
+// Adding 2^23 leaves no bits behind the point; from there on there are none.
 AO_INLINE i4 nearest4(f4 x) {
   const f4 magnitude = (f4)((i4)x & 0x7fffffff);
   const i4 rounded = (i4)(magnitude + splat4(0x1p23f)) - 0x4b000000;
-  const i4 negative = x < 0;
-  return (rounded ^ negative) - negative;
+  const i4 negative = x < 0, whole = magnitude >= splat4(0x1p23f);
+  return (whole & __builtin_convertvector(x, i4)) | (~whole & ((rounded ^ negative) - negative));
 }
 
 AO_INLINE f4 half_to_float4(i4 half) {
