@@ -205,7 +205,7 @@ def test_outliers_do_not_cost_the_others(count: int, size: float) -> None:
 
 @pytest.mark.parametrize("powers", [1.0, 2.0, 4.0, 8.0])
 def test_activations_of_all_sizes(powers: float) -> None:
-    """Standard deviations of their logarithms from those between gated layers to what no fixed point holds."""
+    """Standard deviations of their logarithms up to those that no fixed point numbers hold."""
     for name, block in (("int4", (1, 32)), ("uint4", (1, 128)), ("nf4", (1, 64)), ("int8", ROW)):
         zero = "int" if name == "uint4" else "none"
         w = tiled(Spec(name, block, "bfloat16", zero), (96, 1000))

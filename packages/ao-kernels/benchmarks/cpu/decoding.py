@@ -135,10 +135,11 @@ class Step(nn.Module):
 
 def program(model: Decoder, dtype: torch.dtype) -> Callable[..., Tensor]:
     """What takes a token, the cache, the rope and a place, as the model does."""
-    place = one_of_seen(0)
-    given = empty_cache(model.shape, dtype), rope_table(model.shape, dtype)
-    inputs = torch.tensor([0]), *given, place.positions, place.mask
+    # the inputs are written to, which tensors of inference mode allow nowhere else
     with torch.inference_mode(False), torch.no_grad():
+        place = one_of_seen(0)
+        given = empty_cache(model.shape, dtype), rope_table(model.shape, dtype)
+        inputs = torch.tensor([0]), *given, place.positions, place.mask
         exported = torch.export.export(Step(model), inputs, strict=False)
         with TemporaryDirectory() as folder:
             package = str(Path(folder) / "step.pt2")
