@@ -31,7 +31,7 @@ FEWEST = 2
 #: tokens that are decoded at a time, and tokens of a prefill
 TOKENS, TEXT = 16, 512
 #: rounds of decoding, and of prefill
-ROUNDS = (8, 5)
+ROUNDS = (16, 5)
 
 
 @dataclass
