@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
-from bytelm import cases, data, evaluate, model
+from bytelm import cases, evaluate, model
 from bytelm.cases import Case
 from bytelm.orders import reordered
-from quality import CONTEXT
+from quality import arguments, held_out, publish
 from torch import Tensor, nn
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "minilm"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-from minilm_demo.results import environment
+from minilm_demo import minilm
 
 from ao_core import quantize_
 from generate_quality import order_sections
@@ -35,28 +32,18 @@ from generate_quality import order_sections
 def main() -> None:
     args = parse_args()
     chosen = [case for case in cases.formats() if case.name in args.formats]
-    corpus = data.read_corpus()
-    windows = data.spread(corpus.held_out, CONTEXT, args.windows)
-    found = {
-        "about": environment()
-        | {"corpus": corpus.about, "windows": len(windows), "context": CONTEXT}
-        | {"seeds": args.seeds},
-        "rows": measure(model.load(), windows, chosen, args.seeds),
-    }
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    for name, text in order_sections(found).items():
-        print(f"## {name}\n\n{text}\n")
+    windows, about = held_out(args.windows)
+    rows = measure(model.load(), windows, chosen, args.seeds)
+    found = {"about": about | {"seeds": args.seeds}, "rows": rows}
+    publish(found, order_sections(found), args.json)
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser = arguments(__doc__, windows=32)
     parser.add_argument("--formats", nargs="+", default=["int4", "int3", "int2"])
     parser.add_argument(
         "--seeds", nargs="+", type=int, default=list(range(6)), help="of the orders"
     )
-    parser.add_argument("--windows", type=int, default=32, help="of held-out text (32)")
     return parser.parse_args()
 
 
@@ -75,11 +62,9 @@ def measure(
 
     orders = (None, *seeds)
     jobs = [(case, seed) for case in chosen for seed in orders]
-    threads = torch.get_num_threads()
     # each thread takes an order of its own, for a search has work for one core only
-    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with minilm.threads() as pool:
         found = list(tqdm(pool.map(kl_bits, jobs), desc="orders", total=len(jobs)))
-    torch.set_num_threads(threads)
     parts = (found[start : start + len(orders)] for start in range(0, len(jobs), len(orders)))
     return [
         {"name": case.name, "scales": case.scales, "group": case.group}

@@ -11,7 +11,6 @@ import math
 import re
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -50,31 +49,49 @@ def main() -> None:
         for case in (*cases.recipes(), *cases.formats())
         if re.search(args.only, f"{case.table} {case.name}")
     ]
-    corpus = data.read_corpus()
-    windows = data.spread(corpus.held_out, CONTEXT, args.windows)
+    windows, about = held_out(args.windows)
     rows, left_out = byte_model(model.load(), windows, tqdm(chosen, desc="byte model"))
     recipes = [case for case in chosen if case.table == "recipe"]
     found = {
-        "about": results.environment()
-        | {"corpus": corpus.about, "windows": len(windows), "context": CONTEXT}
-        | {"pairs": args.pairs, "tokens": [QUERY_TOKENS, DOCUMENT_TOKENS]},
+        "about": about | {"pairs": args.pairs, "tokens": [QUERY_TOKENS, DOCUMENT_TOKENS]},
         "byte_model": rows,
         "left_out": left_out,
         "minilm": mini_model(args.pairs, tqdm(recipes, desc="MiniLM")),
     }
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    for name, text in sections(found).items():
-        print(f"## {name}\n\n{text}\n")
+    publish(found, sections(found), args.json)
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser = arguments(__doc__, windows=128)
     parser.add_argument("--only", default="", help="names in which this regex is found")
-    parser.add_argument("--windows", type=int, default=128, help="of held-out text (128)")
     parser.add_argument("--pairs", type=int, default=1000, help="texts for MiniLM (1000)")
     return parser.parse_args()
+
+
+def arguments(doc: str | None, windows: int) -> argparse.ArgumentParser:
+    """What a script that measures the byte model is asked: where to, and on how many windows."""
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument(
+        "--windows", type=int, default=windows, help=f"of held-out text ({windows})"
+    )
+    return parser
+
+
+def held_out(count: int) -> tuple[Tensor, dict[str, Any]]:
+    """So many windows of held-out text, and where and on what is measured."""
+    corpus = data.read_corpus()
+    windows = data.spread(corpus.held_out, CONTEXT, count)
+    about = {"corpus": corpus.about, "windows": len(windows), "context": CONTEXT}
+    return windows, results.environment() | about
+
+
+def publish(found: dict[str, Any], texts: dict[str, str], path: Path | None) -> None:
+    """Write the figures into a file, if there is to be one, and print the tables."""
+    if path:
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    for name, text in texts.items():
+        print(f"## {name}\n\n{text}\n")
 
 
 def byte_model(
@@ -99,10 +116,8 @@ def byte_model(
 
 def predict(model: nn.Module, windows: Tensor) -> Tensor:
     """`evaluate.predict`, each thread on windows of its own, which is faster on a busy machine."""
-    threads = torch.get_num_threads()
-    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with minilm.threads() as pool:
         parts = list(pool.map(lambda part: evaluate.predict(model, part), windows.split(16)))
-    torch.set_num_threads(threads)
     return torch.cat(parts)
 
 
