@@ -74,6 +74,7 @@ BAD: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("dequantize_tiles", {"scale_outer": torch.zeros(3)}, "scale_outer: has shape (3), so 3 elements; "),
     ("dequantize_tiles", {"scale_outer": torch.zeros(3).char()}, "scale_outer: has dtype Char; must be "),
     ("linear", {"scale": torch.zeros(3).short()}, "scale: has dtype Short; must be Float, BFloat16, "),
+    ("linear", {"table": torch.zeros(3).double()}, "table: has dtype Double; must be one of Float, Int"),
     ("linear", {"offset": None, "offset_outer": torch.zeros(3)}, "offset_outer: multiplies `offset`, "),
     ("linear", {"zero": torch.zeros(5), "offset": torch.zeros(5)}, "zero: has shape (5), so 5 elements; "),
     ("embedding", {"ids": torch.zeros(3)}, "ids: has dtype Float; must be one of Long, Int"),
@@ -98,6 +99,16 @@ def test_errors_name_argument_value_and_what_would_work(
     with pytest.raises(RuntimeError) as raised:
         getattr(torch.ops.ao_kernels, name).default(**arguments)
     assert str(raised.value).startswith(text)
+
+
+@pytest.mark.parametrize("name", ["linear", "dequantize_tiles", "embedding"])
+def test_values_of_codes_may_be_given_as_their_bits(name: str) -> None:
+    op, arguments = getattr(torch.ops.ao_kernels, name).default, FUZZ.OPS[name](random.Random(3))
+    expected = op(**arguments)
+    table = arguments["table"].view(torch.int32)
+    torch.testing.assert_close(
+        op(**{**arguments, "table": table}), expected, rtol=0, atol=0, equal_nan=True
+    )
 
 
 def test_misaligned_memory() -> None:

@@ -23,6 +23,8 @@ from benchmarking import Samples, percentile, rounds_of
 BF16 = "torch bf16"
 #: what is decoded by one compiled program, too
 COMPILED = (BF16, "ao int4 g32", "ao int8", "torchao int4 g32")
+#: of such programs: below so many elements a thread, one does all, and none waits for another to begin
+FEWEST_ELEMENTS = 4096
 #: entries of the cache that such a program attends to: its shapes stay the same
 SEEN = 64
 #: longest that a contender decodes at a time, in seconds, once it has decoded a few tokens
@@ -141,9 +143,11 @@ def program(model: Decoder, dtype: torch.dtype) -> Callable[..., Tensor]:
         given = empty_cache(model.shape, dtype), rope_table(model.shape, dtype)
         inputs = torch.tensor([0]), *given, place.positions, place.mask
         exported = torch.export.export(Step(model), inputs, strict=False)
+        options = {"cpp.min_chunk_size": FEWEST_ELEMENTS}
         with TemporaryDirectory() as folder:
             package = str(Path(folder) / "step.pt2")
-            run = aoti_load_package(aoti_compile_and_package(exported, package_path=package))
+            aoti_compile_and_package(exported, package_path=package, inductor_configs=options)
+            run = aoti_load_package(package)
 
     def step(token: Tensor, cache: list[Tensor], rope: Tensor, place: Place) -> Tensor:
         found: Tensor = run(token, cache, rope, place.positions, place.mask)

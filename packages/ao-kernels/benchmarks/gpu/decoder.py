@@ -91,7 +91,9 @@ class Block(nn.Module):
         keys, values = cache[:, None, :, : place.length].unbind()
         if s == 1:  # the heads that share keys stand where tokens would: nothing is repeated
             q = q.view(1, kv_heads, heads // kv_heads, -1)
-            found = F.scaled_dot_product_attention(q, keys, values, attn_mask=place.mask)
+            loops = x.is_cpu and torch.compiler.is_compiling()
+            attend = attention_of_one if loops else F.scaled_dot_product_attention
+            found = attend(q, keys, values, place.mask)
         else:
             q = q[None].transpose(1, 2)
             found = F.scaled_dot_product_attention(
@@ -121,6 +123,20 @@ class Decoder(nn.Module):
             x = block(x, part, rope, place)
         found: Tensor = self.head(norm(x[-1:], self.norm))[0]
         return found
+
+
+def attention_of_one(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of a single token in plain operations, which are compiled into loops.
+
+    On a CPU, the kernel that eager mode calls takes longer to start than to compute.
+    """
+    q = q.as_strided(q.shape, q.stride())  # computed once, not anew in the innermost loop
+    scores = (q.float()[..., None, :] * keys.float()[..., None, :, :]).sum(-1)
+    scores = scores / math.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores.where(mask, float("-inf"))
+    weighted = scores.softmax(-1)[..., None] * values.float()[..., None, :, :]
+    return weighted.sum(-2).to(q.dtype)
 
 
 def norm(x: Tensor, weight: Tensor) -> Tensor:

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstring>
 #include <optional>
+#include <vector>
 
 #include "checks.h"
 #include "quantize/quantize.h"
@@ -106,13 +107,27 @@ inline void check_numel(const char* name, const Tensor& tensor, int64_t count, c
            tensor.numel(), " elements; must have ", count, ", ", of);
 }
 
-inline Tensor make(std::initializer_list<int64_t> shape, ScalarType dtype) {
-  return torch::stable::empty(IntHeaderOnlyArrayRef(shape.begin(), shape.size()), dtype);
+// An empty tensor. Not `torch::stable::empty`, which finds its op by name each time: for a single row of
+// activations that is a tenth of what a call takes besides the product.
+inline Tensor make(IntHeaderOnlyArrayRef shape, ScalarType dtype) {
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t i = shape.size(); i > 1; --i) strides[i - 2] = strides[i - 1] * (shape[i - 1] > 0 ? shape[i - 1] : 1);
+  const auto code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+  AtenTensorHandle made;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(),
+                                                         strides.data(), code, aoti_torch_device_type_cpu(), 0, &made));
+  return Tensor(made);
 }
+inline Tensor make(std::initializer_list<int64_t> shape, ScalarType dtype) {
+  return make(IntHeaderOnlyArrayRef(shape.begin(), shape.size()), dtype);
+}
+
+// Values of codes are float32, or the bits of such numbers, as weights store them.
+inline void check_values(const Tensor& table) { check_dtype("table", table, {ScalarType::Float, ScalarType::Int}); }
 
 // `table`: the value of each code; the number of bits follows from it.
 inline void read_table(const Tensor& table, Format& format) {
-  check_dtype("table", table, {ScalarType::Float});
+  check_values(table);
   const int64_t codes = table.numel();
   AO_CHECK(codes >= 2 && codes <= 256 && std::has_single_bit(static_cast<uint64_t>(codes)),
            "table: has ", codes, " values; must have 2, 4, 8, ... or 256");

@@ -59,6 +59,7 @@ struct Product {
 
   void read_weight(const Tensor& qdata, const AffineArguments& affine, const Optional& rowsum, const Tensor& table,
                    int64_t n, int64_t k, int64_t bits, int64_t group, int64_t kind, int64_t act) {
+    kept.reserve(8);
     check_sizes(n, k);
     check_range("bits", bits, 1, 8);
     check_range("group", group, 1, k);
@@ -81,7 +82,7 @@ struct Product {
       check_numel("rowsum", *rowsum, experts * row_blocks * 16, "one a row of every block");
       call.rowsum = static_cast<const float*>(keep(readable("rowsum", *rowsum)));
     }
-    check_dtype("table", table, {ScalarType::Float});
+    check_values(table);
     check_numel("table", table, int64_t{1} << bits, "one a code of `bits`");
     call.table = static_cast<const float*>(keep(readable("table", table)));
     call.kind = kind_of(kind, call.table, bits);
@@ -124,7 +125,7 @@ void check_x(const Tensor& x) {
 Tensor output(const Tensor& x, int64_t n) {
   std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
   shape.back() = n;
-  return torch::stable::empty(IntHeaderOnlyArrayRef(shape.data(), shape.size()), x.scalar_type());
+  return make(IntHeaderOnlyArrayRef(shape.data(), shape.size()), x.scalar_type());
 }
 
 Tensor linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale, const Optional& scale_outer,
@@ -192,7 +193,6 @@ Tensor grouped_linear_op(const Tensor& x, const Tensor& qdata, const Tensor& sca
 // What `explain` tells of a product before there is one.
 bool in_tile_registers_op(const Tensor& table, int64_t m, int64_t k, int64_t group, int64_t kind, int64_t act,
                           bool zero, ScalarType dtype) {
-  check_dtype("table", table, {ScalarType::Float});
   check_range("k", k, 1, kGreatestSize);
   check_range("group", group, 1, k);
   check_range("act", act, 0, 4);

@@ -51,7 +51,7 @@ Tensor read_rows(const Tensor& x, const Optional& bias, Call& t, std::vector<Ten
   t.m = x.numel() / t.k;
   std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
   shape.back() = t.n;
-  Tensor y = torch::stable::empty(IntHeaderOnlyArrayRef(shape.data(), shape.size()), x.scalar_type());
+  Tensor y = make(IntHeaderOnlyArrayRef(shape.data(), shape.size()), x.scalar_type());
   t.y = y.mutable_data_ptr();
   return y;
 }
@@ -184,7 +184,7 @@ Tensor two_four_dequantize_op(const Tensor& qdata, const Tensor& index, const Op
   read_two_four(qdata, index, scale, table, k, group, t, kept);
   std::vector<int64_t> shape(qdata.sizes().begin(), qdata.sizes().end());
   shape.back() = k;
-  Tensor y = torch::stable::empty(IntHeaderOnlyArrayRef(shape.data(), shape.size()), dtype);
+  Tensor y = make(IntHeaderOnlyArrayRef(shape.data(), shape.size()), dtype);
   t.y = y.mutable_data_ptr();
   expand_two_four(t);
   return y;

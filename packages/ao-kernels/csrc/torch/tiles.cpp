@@ -51,7 +51,7 @@ Tensor make_like(const Tensor& tensor, int64_t drop, std::initializer_list<int64
                  ScalarType dtype) {
   std::vector<int64_t> shape(tensor.sizes().begin(), tensor.sizes().end() - drop);
   shape.insert(shape.end(), tail);
-  return torch::stable::empty(IntHeaderOnlyArrayRef(shape.data(), shape.size()), dtype);
+  return make(IntHeaderOnlyArrayRef(shape.data(), shape.size()), dtype);
 }
 
 // Weights are read from end to end at each product: in pages of 2 MiB, that takes up to a third less time.

@@ -15,8 +15,8 @@ namespace {
 // A scale is applied after at most so many tiles: 512 columns of bytes fit the nearest cache, and sums of
 // products of bytes cannot overflow.
 constexpr int64_t kStepTiles = 32;
-// Rows that are packed and multiplied at a time; their activations stay in the second cache.
-constexpr int64_t kChunkRows = 448;
+// Rows that are multiplied by a panel at a time, and bytes of their activations, which the last cache holds.
+constexpr int64_t kChunkRows = 560, kChunkBytes = 8 << 20;
 // Multiplications below which a second thread costs more than it saves.
 constexpr int64_t kSerialWork = 1 << 17;
 
@@ -64,6 +64,7 @@ bool has_digits(Linear& t, const LinearKernels& kernels) {
 
 std::vector<Step> steps_of(const Linear& t, int64_t step_tiles) {
   std::vector<Step> steps;
+  steps.reserve(static_cast<size_t>(t.groups * ((t.group + 16 * step_tiles - 1) / (16 * step_tiles))));
   for (int64_t g = 0; g < t.groups; ++g) {
     const int64_t columns = std::min(t.group, t.k - g * t.group);
     for (int64_t tiles = (columns + 15) / 16; tiles > 0; tiles -= step_tiles) {
@@ -132,7 +133,7 @@ bool run_row(const Linear& t, const LinearKernels& kernels, int64_t blocks, int6
 void run_rows(const Linear& t, const LinearKernels& kernels, int64_t blocks, int64_t threads) {
   const int64_t units = (blocks + kernels.panel_blocks - 1) / kernels.panel_blocks;
   // more chunks of rows than needed for the cache, where there are too few columns for all threads
-  int64_t count = (t.m + kChunkRows - 1) / kChunkRows;
+  int64_t count = std::max((t.m - 1) / kChunkRows, packed_bytes(t) / kChunkBytes) + 1;
   count = std::max({count, std::min((2 * threads - 1) / units, t.m / 16), int64_t{1}});
   std::vector<Linear> chunks;
   int64_t memory = 0, scratch = 0;

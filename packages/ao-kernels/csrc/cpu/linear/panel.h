@@ -1,4 +1,4 @@
-// Weights decoded into a panel that stays in the nearest cache while many rows are multiplied with it.
+// Weights decoded into a panel that stays in a cache while many rows are multiplied with it.
 #pragma once
 #include "product.h"
 

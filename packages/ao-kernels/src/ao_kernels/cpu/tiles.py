@@ -36,8 +36,8 @@ AFFINE = ("scale", "scale_outer", "zero", "offset", "offset_outer")
 
 
 def table_of(parts: Parts) -> Tensor:
-    """The values of the codes as float32, which all matrices of a weight share."""
-    table = parts["table"].view(torch.float32)
+    """The values of the codes, as the bits of float32, which all matrices of a weight share."""
+    table = parts["table"]
     return table if table.dim() == 1 else table[0]
 
 
