@@ -23,7 +23,9 @@ from benchmarking import Row, arguments, record
 TEXT = """\
 What the kernels have to reach in {threads} threads. *measured*: the ratio of 10th percentiles, greater is
 faster; *by round*: the median of the ratios within rounds. Linear layers are 4096 × 4096 and bfloat16 where
-nothing is said; the model is the decoder above."""
+nothing is said; their samples begin with a call that is not timed, for the contender's code. The model is the
+decoder above. Memory, which bounds all of them at one row, is shared with other machines: while it is slow,
+peers that read at nearly its rate cannot be passed by much."""
 
 
 def linear_layers(percent: int, llama: str) -> list[Row]:
