@@ -130,6 +130,17 @@ def test_the_error_is_measured() -> None:
     assert 1e-9 < relative(served(x, w), x.double() @ values_of(w).t()) < 1e-6
 
 
+@pytest.mark.parametrize("act", [None, Spec("int8", ROW)], ids=["exact", "dynamic"])
+@pytest.mark.parametrize(("m", "k"), [(1200, 96), (400, 14400)], ids=["rows", "bytes"])
+def test_rows_do_not_depend_on_how_many_are_computed_at_a_time(
+    act: Spec | None, m: int, k: int
+) -> None:
+    w = tiled(Spec("int4", (1, 32), act=act), (37, k), torch.bfloat16)
+    x = randn(m, k).bfloat16()
+    parts = [served(part, w) for part in x.split(m // 2 + 1)]
+    assert torch.equal(served(x, w), torch.cat(parts))
+
+
 @pytest.mark.parametrize("lead", [(), (0,), (2, 3), (1, 1), (2, 0, 3), (2, 1, 2, 1)], ids=str)
 def test_leading_dimensions(lead: tuple[int, ...]) -> None:
     w, bias = tiled(Spec("int4", (1, 32)), (33, 70)), randn(33)
