@@ -122,6 +122,13 @@ inline Tensor make(std::initializer_list<int64_t> shape, ScalarType dtype) {
   return make(IntHeaderOnlyArrayRef(shape.begin(), shape.size()), dtype);
 }
 
+// The sizes of a tensor but its last `drop`, and then `tail`.
+inline Tensor make_like(const Tensor& tensor, int64_t drop, std::initializer_list<int64_t> tail, ScalarType dtype) {
+  std::vector<int64_t> shape(tensor.sizes().begin(), tensor.sizes().end() - drop);
+  shape.insert(shape.end(), tail);
+  return make(IntHeaderOnlyArrayRef(shape.data(), shape.size()), dtype);
+}
+
 // Values of codes are float32, or the bits of such numbers, as weights store them.
 inline void check_values(const Tensor& table) { check_dtype("table", table, {ScalarType::Float, ScalarType::Int}); }
 

@@ -122,12 +122,6 @@ void check_x(const Tensor& x) {
            ", no columns to multiply along");
 }
 
-Tensor output(const Tensor& x, int64_t n) {
-  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
-  shape.back() = n;
-  return make(IntHeaderOnlyArrayRef(shape.data(), shape.size()), x.scalar_type());
-}
-
 Tensor linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale, const Optional& scale_outer,
                  const Optional& zero, const Optional& offset, const Optional& offset_outer, const Optional& rowsum,
                  const Tensor& table, const Optional& bias, int64_t n, int64_t bits, int64_t group, int64_t span,
@@ -141,7 +135,7 @@ Tensor linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale, cons
     check_numel("bias", *bias, n, "one a row of the weight");
     p.call.bias = p.keep(readable("bias", *bias));
   }
-  Tensor y = output(x, n);
+  Tensor y = make_like(x, 1, {n}, x.scalar_type());
   p.read_activations(x, y);
   run_linear(p.call);
   return y;
@@ -177,7 +171,7 @@ Tensor grouped_linear_op(const Tensor& x, const Tensor& qdata, const Tensor& sca
              " experts of qdata");
     for (int64_t e = 0; e < experts; ++e) ends[static_cast<size_t>(e)] = (e + 1) * x.size(1);
   }
-  Tensor y = output(x, n);
+  Tensor y = make_like(x, 1, {n}, x.scalar_type());
   p.read_activations(x, y);
   int64_t begin = 0;
   for (int64_t e = 0; e < experts; ++e) {

@@ -49,9 +49,7 @@ Tensor read_rows(const Tensor& x, const Optional& bias, Call& t, std::vector<Ten
   t.x = kept.back().const_data_ptr();
   t.x_stride = rows ? x.stride(0) : t.k;
   t.m = x.numel() / t.k;
-  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
-  shape.back() = t.n;
-  Tensor y = make(IntHeaderOnlyArrayRef(shape.data(), shape.size()), x.scalar_type());
+  Tensor y = make_like(x, 1, {t.n}, x.scalar_type());
   t.y = y.mutable_data_ptr();
   return y;
 }
@@ -182,9 +180,7 @@ Tensor two_four_dequantize_op(const Tensor& qdata, const Tensor& index, const Op
   std::vector<Tensor> kept;
   t.type = element_of("dtype", dtype);
   read_two_four(qdata, index, scale, table, k, group, t, kept);
-  std::vector<int64_t> shape(qdata.sizes().begin(), qdata.sizes().end());
-  shape.back() = k;
-  Tensor y = make(IntHeaderOnlyArrayRef(shape.data(), shape.size()), dtype);
+  Tensor y = make_like(qdata, 1, {k}, dtype);
   t.y = y.mutable_data_ptr();
   expand_two_four(t);
   return y;

@@ -46,14 +46,6 @@ uint8_t read_flip(int64_t flip, int64_t bits) {
   return static_cast<uint8_t>(flip);
 }
 
-// The sizes of a tensor but its last `drop`, and then `tail`.
-Tensor make_like(const Tensor& tensor, int64_t drop, std::initializer_list<int64_t> tail,
-                 ScalarType dtype) {
-  std::vector<int64_t> shape(tensor.sizes().begin(), tensor.sizes().end() - drop);
-  shape.insert(shape.end(), tail);
-  return make(IntHeaderOnlyArrayRef(shape.data(), shape.size()), dtype);
-}
-
 // Weights are read from end to end at each product: in pages of 2 MiB, that takes up to a third less time.
 void ask_for_large_pages(void* memory, int64_t bytes) {
 #ifdef __linux__

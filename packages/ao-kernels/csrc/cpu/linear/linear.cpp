@@ -132,10 +132,10 @@ bool run_row(const Linear& t, const LinearKernels& kernels, int64_t blocks, int6
 
 void run_rows(const Linear& t, const LinearKernels& kernels, int64_t blocks, int64_t threads) {
   const int64_t units = (blocks + kernels.panel_blocks - 1) / kernels.panel_blocks;
-  // more chunks of rows than needed for the cache, where there are too few columns for all threads
   const int64_t bytes = t.m * t.tiles * 16 * bytes_of(t.mode);
-  int64_t count = std::max((t.m - 1) / kChunkRows, (bytes - 1) / kChunkBytes) + 1;
-  count = std::max({count, std::min((2 * threads - 1) / units, t.m / 16), int64_t{1}});
+  const int64_t fitting = std::max((t.m - 1) / kChunkRows, (bytes - 1) / kChunkBytes) + 1;
+  // more chunks of rows than needed for the cache, where there are too few columns for all threads
+  const int64_t count = std::max(fitting, std::min((2 * threads - 1) / units, t.m / 16));
   std::vector<Linear> chunks;
   int64_t memory = 0, scratch = 0;
   for (int64_t c = 0; c < count; ++c) {
