@@ -18,11 +18,11 @@ from benchmarking import Row, arguments, percentile, record
 
 TEXT = """\
 `F.linear` of (M, {k}), bfloat16, with a weight ({n}, {k}) in {threads} threads. Contenders take turns in
-shuffled rounds of one process, each on copies of its weight that exceed {rotated} MiB together, after a call
-that is not timed; blocks that are stored stand at random places, values are normal. *× dense*: how many times as fast as `F.linear` with a
-dense bfloat16 weight, by 10th percentiles; *by round*: the median of that within rounds; *limit*: what it
-would be if time followed the multiplications that are left (M > 16), or the bytes of codes and places that
-have to be read."""
+shuffled rounds of one process, each on copies of its weight that exceed {rotated} MiB together, after a
+call that is not timed; blocks that are stored stand at random places, values are normal. *× dense*: how
+many times as fast as `F.linear` with a dense bfloat16 weight, by 10th percentiles; *by round*: the median
+of that within rounds; *limit*: what it would be if time followed the multiplications that are left
+(M > 16), or the bytes of codes and places that have to be read."""
 #: rows of activations -> rounds
 ROUNDS = {1: 40, 16: 30, 256: 12}
 
