@@ -1,9 +1,11 @@
-"""What pytest does in the whole workspace."""
+"""What pytest does in the whole workspace: collects quickly, and lets no test write beside the sources."""
 
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -20,3 +22,22 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.enable()
         gc.freeze()
+
+
+def _listed() -> set[str]:
+    """What is in the folder of the workspace; hidden files are tools'."""
+    return {name for name in os.listdir(_ROOT) if not name.startswith((".", "__pycache__"))}
+
+
+_ROOT = Path(__file__).parent
+#: from before the tests on
+_known = _listed()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Fail after a test that wrote a file into the folder of the workspace."""
+    new = sorted(_listed() - _known)
+    _known.update(new)
+    if new:
+        pytest.fail(f"wrote {', '.join(new)} into {_ROOT}; use tmp_path", pytrace=False)

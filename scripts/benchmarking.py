@@ -22,20 +22,22 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from workspace import ROOT, git
 
 __all__ = [
+    "Paired",
     "Row",
     "Samples",
     "arguments",
     "cell",
-    "compared",
     "in_fresh_processes",
     "interleaved",
+    "longer",
+    "paired",
     "percentile",
     "record",
     "rounds_of",
@@ -126,10 +128,45 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return torch.tensor(values, dtype=torch.float64).quantile(percent / 100).item()
 
 
-def compared(samples: Samples, name: str, baseline: str) -> tuple[float, float]:
-    """Medians over the rounds of how much longer, and how many times as long, a contender took."""
-    pairs = list(zip(samples[name], samples[baseline], strict=True))
-    return median(a - b for a, b in pairs), median(a / b for a, b in pairs)
+def longer(samples: Samples, name: str, baseline: str) -> float:
+    """Seconds that a contender takes longer than another: the median over the rounds."""
+    return median(a - b for a, b in zip(samples[name], samples[baseline], strict=True))
+
+
+class Paired(NamedTuple):
+    """How many times as fast as another a contender is: the median of the ratios within rounds."""
+
+    median: float
+    #: ends of an interval that holds the true median with a probability of 95 %
+    low: float
+    high: float
+
+    def scaled(self, factor: float) -> Paired:
+        """All three times a positive number."""
+        return Paired(*(factor * value for value in self))
+
+    def interval(self) -> str:
+        """The interval as text."""
+        return f"{cell(self.low)} to {cell(self.high)}"
+
+
+#: samples of rounds, drawn with replacement, that an interval is made from
+RESAMPLES = 4000
+
+
+def paired(samples: Samples, name: str, baseline: str) -> Paired:
+    """How many times as fast as a baseline a contender is, with its interval.
+
+    Ratios within a round survive changes of the machine's speed, which ratios of percentiles over all
+    rounds do not. The interval is a bootstrap of rounds, always with the same draws.
+    """
+    pairs = zip(samples[baseline], samples[name], strict=True)
+    ratios = torch.tensor([other / own for other, own in pairs], dtype=torch.float64)
+    rounds = len(ratios)
+    draws = torch.randint(rounds, (RESAMPLES, rounds), generator=torch.Generator().manual_seed(0))
+    medians = ratios[draws].quantile(0.5, dim=1)
+    low, high = medians.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Paired(ratios.quantile(0.5).item(), low, high)
 
 
 def record(

@@ -13,19 +13,22 @@ from workspace import module_name, packages
 CORE_LAYERS = (
     "(cli) | (testing)",
     "(checkpoints)",
-    "(recipes) : (quantize) : (report) : (targets) : (explanation)",
+    "(recipes) : (quantize) : (installing) : (outcome) : (report) : (targets) : (explanation)",
     "(weights)",
     "(torch_kernels)",
     "(tensor)",
     "(dispatch)",
     "(config)",
-    "registry : (plugins) : (discovery)",
+    "registry : (table) : (guarded) : (plugins) : (plugin_records) : (discovery) : (admission)",
     "hookspecs",
     "(layouts)",
     "(dtypes) | (scales)",
     "(numerics) | (observing) | (progress) | (samples)",
     "records",
-    "spec : errors : (caches)",
+    (
+        "spec : errors : (arguments) : (caches) : (known) : (neutral) : (regular_files) : (safe_globals)"
+        " : (schema)"
+    ),
 )
 # --8<-- [end:layers]
 #: optional or foreign packages, and the modules of ao_core that may import them

@@ -1,7 +1,8 @@
 """Write what recipes and formats cost real models into docs/quality.md.
 
-Reads examples/bytelm/quality.json, and orders.json beside it: what groups cost in several orders of
-the columns. With --check nothing is written, and the exit status says whether the page is fresh.
+Reads examples/bytelm/quality.json, orders.json beside it: what groups cost in several orders of the
+columns, and examples/smollm2/quality.json. With --check nothing is written, and the exit status says
+whether the page is fresh.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from workspace import ROOT
 PAGE = ROOT / "docs" / "quality.md"
 RESULTS = ROOT / "examples" / "bytelm" / "quality.json"
 ORDERS = RESULTS.with_name("orders.json")
+SMOLLM2 = ROOT / "examples" / "smollm2" / "quality.json"
 #: measure -> heading, and decimals
 MEASURES = {
     "kl_bits": ("KL, bits", 5),
@@ -52,7 +54,13 @@ def order_sections(data: dict[str, Any]) -> dict[str, str]:
 
 def about(found: dict[str, Any]) -> str:
     """What was measured, where."""
-    return f"{byte_model(found)} MiniLM: {found['pairs']} pairs of texts."
+    text = f"{byte_model(found)} MiniLM: {found['pairs']} pairs of texts."
+    for run in found.get("updates", ()):
+        text += (
+            f" What matches `{run['only']}` was measured {run['date']}; {run['cpu']}; "
+            f"Python {run['python']}, torch {run['torch']}, ao-core {run['ao-core']}."
+        )
+    return text
 
 
 def byte_model(found: dict[str, Any]) -> str:
@@ -139,6 +147,29 @@ def orders(rows: list[Row]) -> str:
     )
 
 
+def smollm2_sections(data: dict[str, Any]) -> dict[str, str]:
+    """The same of what recipes cost SmolLM2, the best first."""
+    found = data["about"]
+    measured = (
+        f"{found['date']}; {found['cpu']}; Python {found['python']}, torch {found['torch']}, ao-core "
+        f"{found['ao-core']}. {found['model']}: {found['tokens']} tokens of English, in windows of "
+        f"{found['context']}."
+    )
+    header = ["recipe", "MB", "KL, nats", "bits per token", "top-1 agreement", "seconds"]
+    lines = [
+        [
+            code(row),
+            number(row["bytes"] / 1e6, 1),
+            number(row["kl_nats"], 4),
+            number(row["bits_per_token"], 3),
+            number(row["agreement"], 3),
+            number(row["seconds"], 1),
+        ]
+        for row in sorted(data["rows"], key=lambda row: row["kl_nats"])
+    ]
+    return {"smollm2 measured": measured, "smollm2": table(header, lines)}
+
+
 def listed(value: float | list[float]) -> list[float]:
     """One figure as a list of one."""
     return value if isinstance(value, list) else [value]
@@ -188,4 +219,5 @@ def number(value: float | None, decimals: int) -> str:
 if __name__ == "__main__":
     texts = sections(json.loads(RESULTS.read_text(encoding="utf-8")))
     texts |= order_sections(json.loads(ORDERS.read_text(encoding="utf-8")))
+    texts |= smollm2_sections(json.loads(SMOLLM2.read_text(encoding="utf-8")))
     sys.exit(main({(PAGE, name): text for name, text in texts.items()}, Path(__file__).name))

@@ -214,7 +214,7 @@ def native_spec(spec: Spec, device: str, dtype: torch.dtype) -> Spec:
         return best
     for layout in registry.layouts.values():
         other = replace(spec, layout=layout.name)
-        if layout.canonical or layout.canonical_name != spec.layout:
+        if layout.canonical or layout.canonical_of(other, dtype_of(spec)) != spec.layout:
             continue
         if device not in layout.native_devices or layout.fits(other, SHAPE, dtype_of(spec)):
             continue

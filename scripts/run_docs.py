@@ -73,11 +73,22 @@ def run(command: list[str], folder: Path, env: dict[str, str] | None = None) -> 
 
 
 def run_page(page: Path, folder: Path) -> list[str]:
-    """What each block of a page prints; the program is left in `folder`, with the page's lines."""
+    """What each block of a page prints; the program is left in `folder`, with the page's lines.
+
+    Raises:
+        ValueError: a block prints nothing though the page shows an output below it.
+    """
     script = folder / f"{page.stem}.md.py"
-    script.write_text(program(page.read_text(encoding="utf-8")).source, encoding="utf-8")
+    found = program(page.read_text(encoding="utf-8"))
+    script.write_text(found.source, encoding="utf-8")
     env = None if page in COMPILED else without_kernels()
-    return run([script.name], folder, env).split(_SEPARATOR)[1:]
+    printed = run([script.name], folder, env).split(_SEPARATOR)[1:]
+    for block in found.expected:
+        if not printed[block].strip():
+            raise ValueError(
+                f"{page.name}: block {block} prints nothing, and an output is shown below it"
+            )
+    return printed
 
 
 def without_kernels() -> dict[str, str]:

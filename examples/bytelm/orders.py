@@ -56,7 +56,7 @@ def measure(
     def kl_bits(job: tuple[Case, int | None]) -> float:
         case, seed = job
         made = copy.deepcopy(original) if seed is None else reordered(original, seed)
-        quantize_(made, case.config)
+        quantize_(made, case.asked)
         found = evaluate.kl_bits(logits, evaluate.predict(made, windows)).mean()
         return float(f"{float(found):.6g}")
 

@@ -58,12 +58,43 @@ def main() -> None:
         "left_out": left_out,
         "minilm": mini_model(args.pairs, tqdm(recipes, desc="MiniLM")),
     }
+    if args.update:
+        found = updated(json.loads(args.json.read_text(encoding="utf-8")), found, args.only)
     publish(found, sections(found), args.json)
+
+
+def updated(old: dict[str, Any], new: dict[str, Any], only: str) -> dict[str, Any]:
+    """The figures of an earlier run with those of cases measured now, and when and where both were.
+
+    Raises:
+        SystemExit: the two are of other texts, which cannot be compared.
+    """
+    for name in ("corpus", "windows", "context", "pairs", "tokens"):
+        if old["about"][name] != new["about"][name]:
+            raise SystemExit(f"error: {name} was {old['about'][name]}, and is {new['about'][name]}")
+    run = {name: new["about"][name] for name in ("date", "cpu", "python", "torch", "ao-core")}
+    about = old["about"] | {"updates": [*old["about"].get("updates", []), run | {"only": only}]}
+    return {
+        "about": about,
+        "byte_model": _merged(old["byte_model"], new["byte_model"]),
+        "left_out": old["left_out"] | new["left_out"],
+        "minilm": _merged(old["minilm"], new["minilm"]),
+    }
+
+
+def _merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with new ones in place of those of the same name; others that are new at the end."""
+    keys = ("table", "name", "group", "scales")
+    rows = {tuple(row.get(key) for key in keys): row for row in old}
+    return list((rows | {tuple(row.get(key) for key in keys): row for row in new}).values())
 
 
 def parse_args() -> argparse.Namespace:
     parser = arguments(__doc__, windows=128)
     parser.add_argument("--only", default="", help="names in which this regex is found")
+    parser.add_argument(
+        "--update", action="store_true", help="keep what is in the file of --json of other names"
+    )
     parser.add_argument("--pairs", type=int, default=1000, help="texts for MiniLM (1000)")
     return parser.parse_args()
 
@@ -102,7 +133,7 @@ def byte_model(
     rows = [{"table": "original", "name": "float32"} | _figures(logits, logits, windows)]
     left_out: dict[str, str] = {}
     for case in chosen:
-        made = quantized(original, case.name, case.config, "", lambda *_: None)
+        made = quantized(original, case.name, case.asked, "", lambda *_: None)
         if isinstance(made, Variant):
             about = {"table": case.table, "name": case.name}
             if case.table == "format":

@@ -1,8 +1,9 @@
 """Builds the C++ library of ao-kernels: the build hook of hatchling, and a command for developers.
 
 `python hatch_build.py` rebuilds what changed, in place. As a hook it compiles the library into the
-wheel; where that is impossible (no C++20 compiler, no headers of torch) the wheel is a pure one
-that holds the reason, because installing must succeed: ao-core's kernels serve then.
+wheel; where that is impossible (no C++20 compiler, no headers of torch, a compiler that fails) the
+wheel is a pure one that holds the reason, because installing must succeed: ao-core's kernels serve
+then. An editable installation is a developer's, to whom a compiler that fails is an error.
 
 Sources are found by place: csrc/cpu/**/*.cpp is plain C++, csrc/torch/*.cpp binds it to torch's
 stable ABI. A file isa_NAME.cpp gets the flags of the instruction set NAME, and is left out on
@@ -47,8 +48,9 @@ FLAGS = (
     *("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden"),
     *("-fno-math-errno", "-ffp-contract=off", "-Wall", "-Wextra"),
 )
-# gcc 12 takes the undefined registers in its own intrinsics for uninitialized variables
-_QUIET = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
+# gcc 12 takes the undefined registers in its own intrinsics for uninitialized variables; clang does not
+# know all of these options
+_QUIET = ("-Wno-uninitialized", "-Wno-unknown-warning-option", "-Wno-maybe-uninitialized")
 _AVX512 = (
     *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
     *("-mavx512vbmi", "-mavx512bf16", "-mfma", "-mf16c"),
@@ -72,6 +74,10 @@ ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 class CannotBuild(Exception):
     """The machine lacks something; the text, a sentence without its end, says what."""
+
+
+class DoesNotCompile(CannotBuild):
+    """The compiler was found, and refused the sources."""
 
 
 class Torch(NamedTuple):
@@ -118,11 +124,20 @@ def find_compiler() -> list[str]:
     raise CannotBuild(f"{names} cannot compile C++20 for the instruction sets of {machine()}")
 
 
+#: C++20 with the extensions that the sources use: those of g++ from 12 on, and of clang++ from 14 on
+_PROBE = """
+#include <bit>
+#include <concepts>
+typedef int Lanes __attribute__((vector_size(16)));
+Lanes swapped(Lanes a, Lanes b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
+int main() { return std::bit_width(0u); }
+"""
+
+
 def _compiles(compiler: list[str], flags: Iterable[str]) -> bool:
     """Does a compiler know C++20 and the flags?"""
     probe = [*compiler, "-std=c++20", *flags, "-x", "c++", "-fsyntax-only", "-"]
-    program = "#include <bit>\n#include <concepts>\nint main() { return std::bit_width(0u); }"
-    return subprocess.run(probe, input=program, capture_output=True, text=True).returncode == 0
+    return subprocess.run(probe, input=_PROBE, capture_output=True, text=True).returncode == 0
 
 
 def units_of(target: str, compiler: list[str]) -> dict[str, tuple[str, ...]]:
@@ -198,7 +213,7 @@ def compile_objects(
     """Compile what changed since the last time into `out`; the objects.
 
     Raises:
-        SystemExit: the compiler found errors; it has printed them.
+        DoesNotCompile: the compiler found errors; it has printed them.
     """
     work = []
     # what a unit includes may depend on which headers there are
@@ -208,24 +223,33 @@ def compile_objects(
         command = [*compiler, *flags, *own, "-MMD", "-c", str(source), "-o"]
         work.append((out / f"{place}.o", [*command, str(out / f"{place}.o")]))
     with ThreadPoolExecutor(jobs) as pool:
-        failed = sum(pool.map(lambda unit: _compile(unit[0], unit[1], headers), work))
+        failed = [
+            problem
+            for problem in pool.map(lambda unit: _compile(unit[0], unit[1], headers), work)
+            if problem
+        ]
     if failed:
-        sys.exit(f"error: {failed} of {len(work)} files do not compile")
+        raise DoesNotCompile(
+            f"{shlex.join(compiler)} does not compile {len(failed)} of {len(work)} files ({failed[0]})"
+        )
     return [target for target, _ in work]
 
 
-def _compile(target: Path, command: list[str], headers: str) -> int:
-    """Run a compiler unless its product is newer than all it was made of; 1 if it fails."""
+def _compile(target: Path, command: list[str], headers: str) -> str:
+    """Run a compiler unless its product is newer than all it was made of; its first error, or nothing."""
     stamp, text = target.with_suffix(".cmd"), f"{shlex.join(command)}\n{headers}"
     if _fresh(target) and stamp.exists() and stamp.read_text(encoding="utf-8") == text:
-        return 0
+        return ""
     stamp.unlink(missing_ok=True)
     started = time.time()
-    if subprocess.run(command).returncode:
-        return 1
+    done = subprocess.run(command, stderr=subprocess.PIPE, encoding="utf-8", errors="replace")
+    sys.stderr.write(done.stderr)
+    if done.returncode:
+        lines = done.stderr.splitlines() or [f"exit status {done.returncode}"]
+        return next((line for line in lines if "error" in line), lines[0]).strip()
     os.utime(target, (started, started))  # so that what is edited meanwhile is compiled again
     stamp.write_text(text, encoding="utf-8")
-    return 0
+    return ""
 
 
 def _fresh(target: Path) -> bool:
@@ -237,13 +261,22 @@ def _fresh(target: Path) -> bool:
     return all(os.path.exists(name) and os.path.getmtime(name) < made for name in names)
 
 
-def sanitizing(sanitize: str) -> list[str]:
+def is_clang(compiler: list[str]) -> bool:
+    """Whether a compiler is clang, under whichever name."""
+    probe = [*compiler, "-dM", "-E", "-x", "c++", "-"]
+    done = subprocess.run(probe, input="", capture_output=True, text=True, check=False)
+    return "__clang__" in done.stdout
+
+
+def sanitizing(sanitize: str, compiler: list[str]) -> list[str]:
     """The flags of the sanitizers, such as "address,undefined"; none for an empty text."""
     if not sanitize:
         return []
     checks = [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
     # checks as calls: code with each of them written out takes minutes to compile
     calls = ["--param", "asan-instrumentation-with-call-threshold=0"]
+    if is_clang(compiler):
+        calls = ["-mllvm", "-asan-instrumentation-with-call-threshold=0"]
     return [*checks, *calls, "-O1", "-g1"]
 
 
@@ -251,8 +284,7 @@ def build_library(target: Path, *, sanitize: str = "", strip: bool = False, jobs
     """Compile and link the library into the file `target`.
 
     Raises:
-        CannotBuild: the machine lacks a compiler or torch.
-        SystemExit: the sources do not compile.
+        CannotBuild: the machine lacks a compiler or torch, or the sources do not compile or link.
     """
     compiler, torch = find_compiler(), find_torch()
     out = ROOT / "build" / "-".join(filter(None, ["library", sanitize.replace(",", "-")]))
@@ -269,7 +301,7 @@ def _build_library(
     strip: bool,
     jobs: int,
 ) -> None:
-    extra = sanitizing(sanitize)
+    extra = sanitizing(sanitize, compiler)
     if sys.platform == "darwin":
         extra.append(f"-mmacosx-version-min={MACOS}")
     common = [*FLAGS, *extra, f"-I{ROOT / 'csrc' / 'cpu'}"]
@@ -282,7 +314,7 @@ def _build_library(
     sources = cpu_sources(units_of(machine(), compiler))
     sources |= {path: tuple(binding) for path in sorted(ROOT.glob("csrc/torch/*.cpp"))}
     objects = compile_objects(compiler, sources, common, out, jobs)
-    link = [*compiler, "-shared", *extra, *map(str, objects), f"-L{torch.lib}"]
+    link = [*compiler, "-shared", "-pthread", *extra, *map(str, objects), f"-L{torch.lib}"]
     if sys.platform == "darwin":
         link += ["-ltorch_cpu", "-Wl,-exported_symbols_list,/dev/null"]
         link += ["-Wl,-x"] if strip else []
@@ -295,7 +327,7 @@ def _build_library(
         link += ["-Wl,-s"] if strip else []
     linked = out / LIBRARY
     if subprocess.run([*link, "-o", str(linked)]).returncode:
-        sys.exit("error: the objects do not link")
+        raise DoesNotCompile(f"{shlex.join(compiler)} does not link the library")
     target.parent.mkdir(parents=True, exist_ok=True)
     # a new file in one step: processes that have the old one loaded keep it
     fresh = target.with_suffix(".new")
@@ -316,6 +348,8 @@ class NativeBuild(BuildHookInterface):  # type: ignore[type-arg]
         try:
             build_library(library, strip=not editable, jobs=jobs)
         except CannotBuild as problem:
+            if editable and isinstance(problem, DoesNotCompile):
+                sys.exit(f"error: {problem}")
             library.unlink(missing_ok=True)
             reason.write_text(f"{problem}\n", encoding="utf-8")
             self.app.display_warning(f"ao-kernels without its C++ library: {problem}")

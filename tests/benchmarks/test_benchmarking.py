@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import benchmarking
 import generate_benchmarks
@@ -53,7 +54,25 @@ def test_interleaved_gives_seconds_of_one_call() -> None:
 
 def test_comparison_is_within_rounds() -> None:
     samples = {"dense": [1.0, 10.0, 1.0], "ours": [1.5, 15.0, 1.5]}  # a slow second round
-    assert benchmarking.compared(samples, "ours", "dense") == (0.5, 1.5)
+    assert benchmarking.longer(samples, "ours", "dense") == 0.5
+    assert benchmarking.paired(samples, "dense", "ours").median == 1.5
+
+
+def test_a_paired_median_has_an_interval() -> None:
+    noise = torch.randn(40, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    drift = torch.linspace(
+        1, 9, 40, dtype=torch.float64
+    )  # the machine grows slow: ratios do not see it
+    samples = {"ours": drift.tolist(), "dense": (drift * (1.3 + 0.02 * noise)).tolist()}
+    before = torch.get_rng_state()
+    found = benchmarking.paired(samples, "ours", "dense")
+    assert found == benchmarking.paired(samples, "ours", "dense")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert found.low < found.median < found.high
+    assert 1.28 < found.low < 1.3 < found.high < 1.32
+    assert benchmarking.paired({"a": [2.0], "b": [3.0]}, "a", "b") == (1.5, 1.5, 1.5)
+    assert found.scaled(2).low == 2 * found.low
+    assert benchmarking.Paired(1.0, 0.98765, 1.2).interval() == "0.988 to 1.2"
 
 
 @pytest.mark.parametrize(("percent", "value"), [(0, 1.0), (10, 1.3), (50, 2.5), (100, 4.0)])

@@ -38,7 +38,7 @@ def rows(script: Path, folder: Path, *options: str) -> list[dict[str, Any]]:
 def test_overhead(tmp_path: Path) -> None:
     found = rows(OVERHEAD, tmp_path, "--rounds=2", "--repeats=3")
     assert {row["layer"] for row in found} == {"64×64", "256×256"}
-    assert {row["mode"] for row in found} == {"no_grad", "inference_mode"}
+    assert {row["mode"] for row in found} == {"no_grad", "inference_mode", "grad", "pinned"}
     names = {row["contender"] for row in found}
     assert {"nn.Linear", "dispatch", "int8", "int8, bare kernel"} <= names
     assert all(row["µs"] > 0 for row in found)
@@ -99,7 +99,7 @@ def test_linear_layers_on_the_cpu(tmp_path: Path) -> None:
     assert {m for _, m in by_name} == {1, 16}
     assert all(row["K × N"] == "256×512" and row["p10"] <= row["µs"] for row in found)
     dense, ours = by_name["F.linear bf16", 1], by_name["ao int4 g32, bf16", 1]
-    assert dense["× F.linear"] == dense["× F.linear, by round"] == 1
+    assert (dense["× F.linear"], dense["× F.linear, 95 %"]) == (1, "1 to 1")
     assert dense["kernel"] == ""
     assert ours["kernel"]
     assert dense["MiB"] == 256 * 512 * 2 / 2**20
@@ -116,7 +116,7 @@ def test_sparse_linear_layers_on_the_cpu(tmp_path: Path) -> None:
     found = rows(CPU / "bench_sparse.py", tmp_path, *options)
     by_name = {(row["weight"], row["M"]): row for row in found}
     dense, ours = by_name["F.linear bf16", 256], by_name["bsr 64×64 80% bf16", 256]
-    assert dense["× dense"] == dense["by round"] == 1
+    assert (dense["× dense"], dense["95 %"]) == (1, "1 to 1")
     assert (ours["kernel"], ours["bar"], ours["limit"]) == ("bsr_cpu_linear", 3, pytest.approx(5))
     assert ours["verdict"] in ("met", "missed")
     assert by_name["2:4 bf16", 1]["kernel"] == "cpu_two_four_linear"
@@ -143,7 +143,7 @@ def test_decoder_on_the_cpu(tmp_path: Path) -> None:
     for name, row in found.items():
         assert row["tokens/s"] > 0
         if "ao" in name:
-            assert 0.28 < row["GB a token"] / dense["GB a token"] < 0.3
+            assert 0.28 < row["GB a token"] / dense["GB a token"] < 0.45  # the head keeps 8 bits
         if name in compiled:  # only tokens are
             assert row["prefill tokens/s"] == ""
         else:
@@ -159,7 +159,7 @@ def test_quantizing_a_model_on_the_cpu(tmp_path: Path) -> None:
         assert row["seconds"] > 0
         # not "1 <=": the system counts resident pages for each core apart, and adds them up now and then
         assert 0.8 < row["peak"] < 3
-        assert 0.28 < row["after"] < 0.3
+        assert 0.28 < row["after"] < 0.45  # the head keeps 8 bits
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ao_core import Config, WeightOnlyConfig
+from ao_core import Config, FqnToConfig, WeightOnlyConfig
 from ao_core.registry import registry
 
 #: weights that share a scale
@@ -24,6 +24,13 @@ class Case:
     #: of formats: weights that share a scale, and how it is chosen
     group: int | str = ""
     scales: str = ""
+
+    @property
+    def asked(self) -> Config:
+        """The configuration as it is measured: a format is that of all weights, the head's too."""
+        if self.table == "recipe":
+            return self.config
+        return FqnToConfig({"lm_head": self.config, "*": self.config})
 
 
 def recipes() -> list[Case]:

@@ -117,3 +117,23 @@ def test_script_and_page(
     assert "| `uint4` | absmax | 0." in sections["formats agreement"]
     assert [row["name"] for row in data["minilm"]] == ["float32", "int8_weight_only"]
     assert "| float32 | 90." in sections["minilm"]
+
+
+def test_an_update_keeps_the_other_rows_and_says_when() -> None:
+    about = dict.fromkeys(("corpus", "windows", "context", "pairs", "tokens"), 1)
+    run = dict.fromkeys(("date", "cpu", "python", "torch", "ao-core"), "old")
+
+    def found(now: str, *names: str) -> dict[str, object]:
+        rows = [{"table": "recipe", "name": name, "kl_bits": now} for name in names]
+        told = about | dict.fromkeys(run, now)
+        return {"about": told, "byte_model": rows, "left_out": {}, "minilm": rows}
+
+    merged = quality.updated(found("old", "a", "b"), found("new", "b", "c"), "^[bc]")
+    assert [row["kl_bits"] for row in merged["byte_model"]] == ["old", "new", "new"]
+    assert merged["about"]["date"] == "old"
+    (update,) = merged["about"]["updates"]
+    assert (update["date"], update["only"]) == ("new", "^[bc]")
+    other = found("new", "b")
+    other["about"] = about | {"windows": 2}
+    with pytest.raises(SystemExit, match="windows was 1, and is 2"):
+        quality.updated(found("old", "a"), other, "")

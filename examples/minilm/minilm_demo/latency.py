@@ -6,7 +6,7 @@ import gc
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 import torch
@@ -24,6 +24,8 @@ class Latency:
     #: baseline -> median, over the rounds, of the baseline's time divided by this one's
     speedup: dict[str, float]
     rounds: int
+    #: baseline -> ends of an interval that holds the true median with a probability of 95 %
+    interval: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def interleaved(
@@ -80,18 +82,29 @@ def summarize(samples: Samples, baselines: Mapping[str, str]) -> dict[str, Laten
         samples: what `interleaved` measured.
         baselines: name of a speed-up -> name of the contender it is relative to.
     """
-    return {
-        name: Latency(
+    found = {}
+    for contender, times in samples.items():
+        ratios = {
+            name: [b / t for b, t in zip(samples[baseline], times, strict=True)]
+            for name, baseline in baselines.items()
+        }
+        found[contender] = Latency(
             median_ms=1e3 * median(times),
             p10_ms=1e3 * percentile(times, 10),
-            speedup={
-                name: median(b / t for b, t in zip(samples[baseline], times, strict=True))
-                for name, baseline in baselines.items()
-            },
+            speedup={name: median(each) for name, each in ratios.items()},
             rounds=len(times),
+            interval={name: interval(each) for name, each in ratios.items()},
         )
-        for name, times in samples.items()
-    }
+    return found
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """That of their median, by a bootstrap of rounds, always with the same draws."""
+    draws = torch.Generator().manual_seed(0)
+    chosen = torch.randint(len(ratios), (2000, len(ratios)), generator=draws)
+    medians = torch.tensor(ratios, dtype=torch.float64)[chosen].median(dim=1).values
+    low, high = medians.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return low, high
 
 
 def percentile(values: list[float], percent: float) -> float:

@@ -64,6 +64,7 @@ def test_interleaved_ratios_survive_a_machine_that_slows_down() -> None:
 
     assert set(samples["dense"]) == {1.0, 2.0}  # it did slow down
     assert found["fast"].speedup["dense"] == pytest.approx(4)
+    assert found["fast"].interval["dense"] == pytest.approx((4, 4))
     assert found["dense"].speedup["dense"] == 1
     assert found["fast"].p10_ms == 250
     assert found["fast"].rounds == len(samples["fast"]) > 20

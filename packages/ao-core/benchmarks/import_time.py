@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
-from benchmarking import Row, percentile, rounds_of
+from benchmarking import Row, Samples, paired, percentile, rounds_of
 
 #: what is imported after torch
 STATEMENTS = {
@@ -30,39 +30,44 @@ print(json.dumps([middle - start, end - middle, len(sys.modules) - modules]))
 
 TEXT = """\
 Each figure is from fresh processes that import torch and then the rest, in alternate rounds, with warm file
-caches; *added* is what comes after `import torch` in the same process."""
+caches; *added* is what comes after `import torch` in the same process, and *% of torch* the median of its
+part of that."""
 
 
 def measure(rounds: int, statements: dict[str, str]) -> list[Row]:
     """What each statement adds to `import torch`."""
-    torch_seconds: list[float] = []
+    before: Samples = {name: [] for name in statements}
     modules: dict[str, int] = {}
 
     def one(name: str) -> float:
         command = [sys.executable, "-c", _SCRIPT.format(statement=statements[name])]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         first, added, modules[name] = json.loads(done.stdout)
-        torch_seconds.append(first)
+        before[name].append(first)
         return float(added)
 
     samples = rounds_of({name: partial(one, name) for name in statements}, rounds)
-    torch_ms = median(torch_seconds) * 1e3
+    torch_seconds = [seconds for each in before.values() for seconds in each]
     rows: list[Row] = [
         {
             "statement": "import torch",
-            "added ms": torch_ms,
+            "added ms": median(torch_seconds) * 1e3,
             "p10": percentile(torch_seconds, 10) * 1e3,
             "% of torch": 100.0,
+            "95 %": "",
             "modules added": "",
         }
     ]
     for name, added in samples.items():
+        # of the same process; the first one warmed up
+        part = paired({"torch": before[name][-rounds:], "added": added}, "torch", "added")
         rows.append(
             {
                 "statement": name,
                 "added ms": median(added) * 1e3,
                 "p10": percentile(added, 10) * 1e3,
-                "% of torch": 100 * median(added) * 1e3 / torch_ms,
+                "% of torch": 100 * part.median,
+                "95 %": part.scaled(100).interval(),
                 "modules added": modules[name],
             }
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -12,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ao_core import WHOLE, Call, Kernel, QTensor, Spec, quantize_tensor, register
-from ao_core.dispatch import select
+from ao_core import WHOLE, Call, Kernel, QTensor, Spec, kernels, quantize_tensor, register
+from ao_core.dispatch import pinned_band, select
 from ao_core.tensor import native
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
-from benchmarking import Row, Samples, compared, interleaved, percentile
+from benchmarking import Row, Samples, interleaved, longer, paired, percentile
 
 #: name -> format, for a layer of any size
 FORMATS = {
@@ -31,28 +32,39 @@ DENSE = "nn.Linear"
 DISPATCH = "dispatch"
 _DISPATCHED = Spec("int8", (1, WHOLE), options=(("dense_product", True),))
 
+#: an input that needs a gradient, as below the adapters of LoRA
+GRAD = "grad"
+#: name of a mode -> the context in which calls are timed; a pin is looked at in every call
+MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    GRAD: torch.enable_grad,
+    "pinned": partial(kernels, "reference"),
+}
+
 Calls = dict[str, Callable[[], object]]
 #: further contenders for a layer and an input
 More = Callable[[nn.Linear, Tensor], Calls]
 
 
 def measure(rounds: int, repeats: int, more: More = lambda layer, x: {}) -> list[Row]:
-    """Overhead of all contenders for all sizes and dtypes, without gradients, on one thread."""
+    """Overhead of all contenders for all sizes, dtypes and modes, on one thread."""
     torch.set_num_threads(1)
     rows = []
     for out_features, in_features in SIZES:
         for dtype in (torch.float32, torch.bfloat16):
             layer = nn.Linear(in_features, out_features, dtype=dtype).requires_grad_(False)
             x = torch.randn(1, in_features, dtype=dtype)
-            for mode in (torch.no_grad, torch.inference_mode):
-                with mode():
+            for mode, entered in MODES.items():
+                x.requires_grad_(mode == GRAD)
+                with entered():
                     calls = {**contenders(layer, x), **more(layer, x)}
                     samples = interleaved(calls, rounds=rounds, repeats=repeats)
                 where = f"{out_features}×{in_features}"
                 about = {
                     "layer": where,
                     "dtype": str(dtype).partition(".")[2],
-                    "mode": mode.__name__,
+                    "mode": mode,
                 }
                 rows += [about | row(samples, name) for name in samples]
     return rows
@@ -60,15 +72,16 @@ def measure(rounds: int, repeats: int, more: More = lambda layer, x: {}) -> list
 
 def row(samples: Samples, name: str) -> Row:
     """One contender beside the dense layer, and beside its own kernel where that was timed."""
-    over_dense, ratio = compared(samples, name, DENSE)
+    ratio = paired(samples, DENSE, name)  # how many times as long it takes
     kernel = kernel_of(name)
-    over_kernel = compared(samples, name, kernel)[0] * 1e6 if kernel in samples else ""
+    over_kernel = longer(samples, name, kernel) * 1e6 if kernel in samples else ""
     return {
         "contender": name,
         "µs": median(samples[name]) * 1e6,
         "p10": percentile(samples[name], 10) * 1e6,
-        "over nn.Linear, µs": over_dense * 1e6,
-        "× nn.Linear": ratio,
+        "over nn.Linear, µs": longer(samples, name, DENSE) * 1e6,
+        "× nn.Linear": ratio.median,
+        "95 %": ratio.interval(),
         "over its kernel, µs": over_kernel,
     }
 
@@ -79,17 +92,18 @@ def kernel_of(name: str) -> str:
 
 
 def contenders(layer: nn.Linear, x: Tensor) -> Calls:
-    """The dense layer; the dispatch alone; and of each format the layer and its bare kernel."""
-    dispatched = quantized(layer, _DISPATCHED)
-    _serve_dense(layer)
-    calls: Calls = {DENSE: partial(layer, x), DISPATCH: partial(dispatched, x)}
+    """The dense layer; the dispatch alone, unless pinned; of each format the layer and its bare kernel."""
+    calls: Calls = {DENSE: partial(layer, x)}
+    if pinned_band() is None:
+        _serve_dense(layer)
+        calls[DISPATCH] = partial(quantized(layer, _DISPATCHED), x)
     for name, spec in FORMATS.items():
         copy = quantized(layer, spec)
         weight = copy.weight
         assert isinstance(weight, QTensor)
         call = Call("linear", weight.spec, tuple(weight.shape), tuple(x.shape), x.dtype, "cpu")
         calls[name] = partial(copy, x)
-        calls[kernel_of(name)] = partial(select(call).fn, x, weight, copy.bias)
+        calls[kernel_of(name)] = partial(select(call).fn, x.detach(), weight, copy.bias)
     return calls
 
 
@@ -117,10 +131,17 @@ def _accepts(call: Call) -> str | None:
     return None if call.spec == _DISPATCHED else "is for the benchmark of the dispatch only"
 
 
-register(Kernel("dense_product", "linear", "plain", "cpu", _dense_product, 1000, accepts=_accepts))
+_KERNEL = Kernel(
+    "dense_product", "linear", "plain", "cpu", _dense_product, 1000,
+    accepts=_accepts, options=("dense_product",),
+)  # fmt: skip
+register(_KERNEL)
 
 TEXT = f"""\
 Eager call of one linear layer at batch 1, small enough for its arithmetic not to matter, on one thread.
 `{DISPATCH}` is a quantized weight whose kernel is the dense product: what it takes beyond `nn.Linear` is
 what ao adds to any call. *over its kernel*: beyond calling the format's kernel function directly.
-Differences and ratios are medians over alternate rounds."""
+Mode `{GRAD}`: the input needs a gradient, and only the forward pass is timed; `pinned`: all kernels are
+those of the reference.
+Differences and ratios are medians over alternate rounds, ratios with an interval that holds the true one with
+a probability of 95 %."""

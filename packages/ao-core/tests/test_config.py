@@ -45,6 +45,19 @@ def test_round_trips(config: Config) -> None:
     assert hash(ao_core.config_from_json(ao_core.config_to_json(config))) == hash(config)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("version", "1"), ("version", [2]), ("version", True), ("args", 3), ("args", ["x"]), ("provider", 3),
+     ("entries", 3), ("entries", ["x"]), ("entries", {"*": 3}), ("entries", {"*": [1]})],
+)  # fmt: skip
+def test_fields_of_stored_configurations(field: str, value: object) -> None:
+    stored = ao_core.config_to_dict(
+        FqnToConfig({"*": None}) if field == "entries" else ComputeConfig()
+    )
+    with pytest.raises(ConfigError, match=field):
+        ao_core.config_from_dict({**stored, field: value})
+
+
 def test_errors_of_stored_configurations() -> None:
     good = ao_core.config_to_dict(ComputeConfig())
     with pytest.raises(ConfigError, match="version=99 is newer than 1"):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import ao_core
 from ao_core import (
     WHOLE,
+    ComputeWeight,
     Config,
     FqnToConfig,
     QTensor,
@@ -24,6 +25,7 @@ from ao_core import (
     quantize_tensor,
 )
 from ao_core.errors import ConfigError, QuantizationError, UnknownNameError, UnsupportedOp
+from ao_core.outcome import NothingConvertedWarning, StaleParameterWarning
 from ao_core.recipes import WeightOnlyConfig
 from ao_core.registry import registry
 
@@ -279,7 +281,8 @@ def test_compute_weights_stay_trainable() -> None:
     assert layer.weight.requires_grad
     assert report.records[0].bytes_after == report.records[0].bytes_before
     conv = nn.Conv1d(2, 2, 3)
-    (skipped,) = ao_core.quantize_(conv, "compute/f8_rowwise").with_status("skipped")
+    with pytest.warns(NothingConvertedWarning, match="weight: low-precision products are defined"):
+        (skipped,) = ao_core.quantize_(conv, "compute/f8_rowwise").with_status("skipped")
     assert "2-D" in skipped.reason
 
 
@@ -287,8 +290,13 @@ def test_compute_weights_are_quantized_from_their_memory() -> None:
     layer = nn.Linear(8, 4)
     dense = layer.weight.detach().clone()
     ao_core.quantize_(layer, "compute/f8_rowwise")
-    (again, _) = ao_core.quantize_(layer, "compute/int8_rowwise")
+    (again, _) = ao_core.quantize_(layer, "compute/f8_rowwise")
     assert (again.status, again.reason) == ("kept", "its products are in low precision already")
+    with pytest.warns(
+        NothingConvertedWarning, match="an earlier conversion already .output f8e4m3"
+    ):
+        (other, _) = ao_core.quantize_(layer, "compute/int8_rowwise")
+    assert other.status == "skipped"
     (record, _) = ao_core.quantize_(layer, WeightOnlyConfig("int8"))
     assert record.status == "quantized"
     expected = quantize_tensor(dense, layer.weight.spec)
@@ -297,7 +305,8 @@ def test_compute_weights_are_quantized_from_their_memory() -> None:
 
 
 def test_what_the_configuration_keeps_is_no_failure() -> None:
-    (record, _) = ao_core.quantize_(nn.Linear(8, 4), EightBits(least_rows=5), strict=True)
+    with pytest.warns(NothingConvertedWarning, match="weight: fewer than 5 rows"):
+        (record, _) = ao_core.quantize_(nn.Linear(8, 4), EightBits(least_rows=5), strict=True)
     assert (record.status, record.reason) == ("kept", "fewer than 5 rows")
     assert (
         ao_core.quantize_(nn.Linear(8, 5), EightBits(least_rows=5)).records[0].status == "quantized"
@@ -319,15 +328,47 @@ def test_a_format_that_cannot_be_cut_is_sampled_whole() -> None:
     registry._transform_of.pop(transform.config_type)
 
 
-def test_memory_of_a_replaced_weight_is_free_at_once() -> None:
-    """Peak is the model and a layer: the first dense weight is gone while the last is quantized."""
+def test_memory_of_replaced_weights_is_free() -> None:
     layers = nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)])
-    first = weakref.ref(layers[0].weight)
-    alive = {}
-    ao_core.quantize_(
-        layers,
-        EightBits(),
-        progress=lambda done, total, fqn: alive.update({fqn: first() is not None}),
-    )
-    assert alive["0.weight"]
-    assert not alive["2.weight"]
+    dense = [weakref.ref(layer.weight) for layer in layers]
+    report = ao_core.quantize_(layers, EightBits())
+    assert len(report.with_status("quantized")) == 3
+    assert not any(watch() for watch in dense)
+
+
+def test_parameters_that_train_stay_the_objects_they_are() -> None:
+    """So an optimizer that was made before goes on with them, their state and their hooks."""
+    layer = nn.Linear(8, 4, bias=False)
+    weight = layer.weight
+    weight.tag = "mine"  # type: ignore[attr-defined]
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    layer(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    state, before = optimizer.state[weight], weight.detach().clone()
+    ao_core.quantize_(layer, "compute/f8_rowwise")
+    assert layer.weight is weight
+    assert isinstance(weight, ComputeWeight)
+    assert isinstance(weight, nn.Parameter)
+    assert weight.tag == "mine"  # type: ignore[attr-defined]
+    assert weight.grad is not None
+    assert optimizer.state[weight] is state
+    optimizer.step()
+    assert not torch.equal(weight.detach(), before)
+
+
+def test_parameters_that_cannot_stay_are_named() -> None:
+    layer = nn.Linear(8, 4, bias=False)
+    old, held = layer.weight, weakref.ref(layer.weight)
+    with pytest.warns(StaleParameterWarning, match="weight had to be replaced"):
+        ao_core.quantize_(layer, "compute/f8_rowwise")
+    assert held() is old
+    assert layer.weight is not old
+
+
+def test_a_reference_to_a_dense_weight_stays_dense() -> None:
+    """What is quantized for inference is a new parameter: the old one may still be wanted."""
+    layer = nn.Linear(8, 4, bias=False)
+    old = layer.weight
+    ao_core.quantize_(layer, EightBits())
+    assert type(old) is nn.Parameter
+    assert isinstance(layer.weight, QTensor)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ao_core.config import Config
 from ao_core.errors import FrozenError, PluginError, UnknownNameError
 from ao_core.records import DType, Kernel, Recipe, ScaleMethod, Transform
 from ao_core.registry import Registry
@@ -40,11 +41,11 @@ def layouts_module(monkeypatch):
     monkeypatch.setitem(sys.modules, "ao_core.layouts.base", SimpleNamespace(Layout=FakeLayout))
 
 
-class SomeConfig:
+class SomeConfig(Config):
     pass
 
 
-class OtherConfig:
+class OtherConfig(Config):
     pass
 
 
@@ -196,8 +197,10 @@ def test_what_is_no_record_is_refused(registry, record):
 
 @pytest.mark.parametrize("name", ["", None, 3])
 def test_a_record_needs_a_name(registry, name):
+    record = dtype("int5")
+    object.__setattr__(record, "name", name)  # which no record can be made with
     with pytest.raises(PluginError, match="must be a string that is not empty"):
-        registry.add(dtype(name), provider="ao-marlin")
+        registry.add(record, provider="ao-marlin")
     assert registry.dtypes.names() == ["int4", "int8"]
 
 

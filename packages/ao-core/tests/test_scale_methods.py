@@ -105,10 +105,10 @@ def test_one_of_your_own(x, halved):
 
 
 def test_formats_without_scales_to_choose(x, monkeypatch):
-    other = replace(registry.dtypes.get("int4"), name="learned", kind="learned")
+    other = replace(registry.dtypes.get("int4"), name="learned", kind="table")
     monkeypatch.setitem(registry.dtypes._records, "learned", other)
     spec = Spec("learned", (1, 32), layout="packed")
-    with pytest.raises(QuantizationError, match="'learned' is of kind 'learned': use 'absmax'"):
+    with pytest.raises(QuantizationError, match="'learned' is of kind 'table': use 'absmax'"):
         quantize_tensor(x, spec, scales="hqq")
     assert quantize_tensor(x, spec).spec == spec
 

@@ -12,6 +12,7 @@ from torch import nn
 from ao_core import ComputeWeight, FqnToConfig, QTensor, quantize_
 from ao_core.config import config_from_json, config_from_yaml, config_to_json, config_to_yaml
 from ao_core.errors import ConfigError, QuantizationError, UnknownNameError
+from ao_core.outcome import NothingConvertedWarning
 from ao_core.recipes import WeightOnlyConfig
 from ao_core.tensor import quantize_tensor
 from ao_core.tensor.saving import load_model, save_model
@@ -103,9 +104,29 @@ def test_no_warning_where_torch_multiplies():
     assert _low(model) == ["0.weight", "2.weight"]
 
 
-def test_no_warning_where_nothing_is_converted():
-    report = convert_to_float8_training(_model())
+def test_one_warning_where_nothing_is_converted():
+    with pytest.warns(
+        NothingConvertedWarning, match="0.weight .and 1 more.: too small to gain"
+    ) as w:
+        report = convert_to_float8_training(_model())
+    assert len(w) == 1
+    assert w[0].filename == __file__
     assert not report.with_status("quantized")
+
+
+def test_another_recipe_afterwards_is_refused(quiet):
+    model = _model()
+    convert_to_float8_training(model, config=ROWWISE)
+    with pytest.warns(NothingConvertedWarning, match="an earlier conversion already"):
+        convert_to_float8_training(model, config="float8/tensorwise")
+    with pytest.raises(QuantizationError, match="an earlier conversion already"):
+        convert_to_float8_training(model, config="float8/tensorwise", strict=True)
+
+
+def test_quantize_warns_of_emulation_too():
+    with pytest.warns(EmulationWarning, match="2 weights .2 on cpu") as w:
+        quantize_(_model(), "float8/rowwise")
+    assert w[0].filename == __file__
 
 
 def test_twice(quiet):
@@ -129,7 +150,8 @@ def test_a_layer_with_two_parents(quiet):
 
 def test_float64_stays(quiet):
     model = _model().double()
-    (record, *_) = convert_to_float8_training(model, config=ROWWISE)
+    with pytest.warns(NothingConvertedWarning, match="float64"):
+        (record, *_) = convert_to_float8_training(model, config=ROWWISE)
     assert record.status == "skipped"
     assert "float64" in record.reason
     with pytest.raises(QuantizationError, match="float64"):
@@ -138,7 +160,10 @@ def test_float64_stays(quiet):
 
 def test_lookups_and_filters_stay(quiet):
     model = nn.ModuleList([nn.Embedding(10, 16), nn.Conv1d(4, 4, 3)])
-    report = convert_to_float8_training(model, config=ROWWISE, module_filter_fn=lambda m, n: True)
+    with pytest.warns(NothingConvertedWarning, match="a lookup has no product"):
+        report = convert_to_float8_training(
+            model, config=ROWWISE, module_filter_fn=lambda m, n: True
+        )
     assert [r.status for r in report] == ["skipped", "skipped", "kept"]
     assert not _low(model)
 

@@ -19,6 +19,7 @@ from ao_float8 import (
     MXTrainingConfig,
     NonFiniteWarning,
     PrecisionRecord,
+    StepWarning,
     UnderflowWarning,
     precision_telemetry,
 )
@@ -61,6 +62,31 @@ def test_every_operand_of_every_product():
     assert record.scale_max == pytest.approx(rows.max().item())
     assert record.scale_min == pytest.approx(rows.min().item())
     assert 28 < record.sqnr_db < 36
+
+
+def test_one_warning_where_step_is_forgotten():
+    model, x = _model(), torch.randn(5, 32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def forgetful(every):
+        with precision_telemetry(model, every=every):
+            for _ in range(3):
+                _step(model, x)
+                optimizer.step()
+
+    for every in (1, 3):
+        with pytest.warns(StepWarning) as found:
+            forgetful(every)
+        assert [w.filename for w in found] == [__file__]
+        assert "0: its weight was updated" in str(found[0].message)
+    with precision_telemetry(model) as telemetry:  # warnings are errors here
+        for _ in range(3):
+            for _ in range(2):  # micro-batches
+                _step(model, x)
+            with torch.inference_mode():
+                model(x)
+            optimizer.step()
+            telemetry.step()
 
 
 def test_numbers_against_counting():

@@ -14,7 +14,7 @@ from ao_core.tensor import fake_quantize
 from ao_float8 import MXTrainingConfig, stochastic_rounding
 
 INT8, TERNARY = (
-    Spec("int8", (1, WHOLE)),
+    Spec("int8", (1, WHOLE), options=(("scale_rule", "greatest"),)),
     Spec("ternary", (WHOLE, WHOLE), options=(("scale_rule", "absmean"),)),
 )
 
@@ -55,6 +55,24 @@ def test_bitnet_is_the_straight_through_estimator(run):
     weight = layer.weight
     assert isinstance(weight, ComputeWeight)
     assert fake_quantize(weight.hp, weight.specs[0]).unique().numel() == 3
+
+
+@pytest.mark.parametrize("k", [8, 70, 1000])
+def test_bitnet_is_that_of_the_paper(k, run):
+    """BitNet b1.58: x to round(127 x / max |x|) a token, the weight to round(w / mean |w|) in -1, 0, 1."""
+    layer = nn.Linear(k, 33, bias=False)
+    w = layer.weight.detach().clone().requires_grad_()
+    quantize_(layer, "bitnet_training")
+    x, grad = torch.randn(19, k), torch.randn(19, 33)
+    out, grad_x, grad_w = run(layer, x, grad)
+    x = x.requires_grad_()
+    by, of = 127 / x.detach().abs().amax(-1, keepdim=True), w.detach().abs().mean()
+    rounded_x = x + ((x * by).round().clamp(-128, 127) / by - x).detach()
+    rounded_w = w + ((w / of).round().clamp(-1, 1) * of - w).detach()
+    F.linear(rounded_x, rounded_w).backward(grad)
+    expected = F.linear(rounded_x, rounded_w).detach()
+    for actual, wanted in ((out, expected), (grad_x, x.grad), (grad_w, w.grad)):
+        torch.testing.assert_close(actual, wanted)
 
 
 def test_int8_weights_have_no_other_copy():

@@ -304,6 +304,17 @@ def test_codebooks_of_any_values() -> None:
         check(tiled(Spec(name, (1, 64)), (40, 200)), rows=(1, 4, 33))
 
 
+def test_small_values_of_a_wide_table() -> None:
+    """A posit's greatest value is 256 times the usual one: groups of small ones keep their digits."""
+    sizes = [0.0625 * 2**i * part for i in range(7) for part in (1, 1.25, 1.5, 1.75)]
+    wide = [*(-v for v in reversed(sizes)), 0.0, *sizes, -256.0, 256.0]
+    if registry.dtypes.local("wide") is None:
+        register(codebook_dtype("wide", sorted(wide)))
+    x = randn(40, 512)
+    q = quantize_tensor(x, Spec("wide", ROW, layout="packed"), scale=torch.ones(40, 1))
+    check(to_layout(q, "cpu_tiles"), rows=(1, 4, 33))
+
+
 # -- who serves --------------------------------------------------------------------------------------
 
 

@@ -235,16 +235,60 @@ def test_a_file_edited_while_it_is_compiled_is_compiled_again(hook, monkeypatch)
     made = (hook.ROOT / "csrc-cpu-a.o").stat().st_mtime
     os.utime(folder / "a.cpp", (made + 0.001, made + 0.001))
     ran = []
-    monkeypatch.setattr(
-        hook.subprocess, "run", lambda *a, **k: ran.append(a) or SimpleNamespace(returncode=1)
-    )
-    with pytest.raises(SystemExit):
+    failing = SimpleNamespace(returncode=1, stderr="")
+    monkeypatch.setattr(hook.subprocess, "run", lambda *a, **k: ran.append(a) or failing)
+    with pytest.raises(hook.DoesNotCompile, match=r"exit status 1"):
         hook.compile_objects(["g++"], units, [], hook.ROOT, jobs=1)
     assert len(ran) == 1
 
 
-def test_what_does_not_compile_ends_the_build(hook, capfd):
+def test_what_does_not_compile_ends_the_build_with_the_first_error(hook, capfd):
     sources(hook, good="int a;", bad="int b = nonsense;")
-    with pytest.raises(SystemExit, match="1 of 2 files do not compile"):
+    reason = (
+        r"g\+\+ does not compile 1 of 2 files \(.*bad.cpp:1:9: error: .nonsense. was not declared"
+    )
+    with pytest.raises(hook.DoesNotCompile, match=reason):
         hook.compile_objects(["g++"], hook.cpu_sources({"generic": ()}), [], hook.ROOT, jobs=1)
     assert "nonsense" in capfd.readouterr().err
+
+
+@pytest.fixture
+def failing_compiler(hook, tmp_path, monkeypatch):
+    """A compiler that passes every probe and refuses every file."""
+    compiler = tmp_path / "fails++"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *-fsyntax-only*|*-dM*) exit 0;; esac\n'
+        'echo "x.cpp:3:1: error: sorry, unimplemented" >&2; exit 1\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    sources(hook, a="int a;")
+    return str(compiler)
+
+
+def test_installing_succeeds_where_the_compiler_fails(hook, initialize, failing_compiler):
+    data, (warning,) = initialize("standard")
+    folder = hook.ROOT / "build" / "wheel"
+    assert [path.name for path in folder.iterdir()] == ["not_built.txt"]
+    reason = (folder / "not_built.txt").read_text()
+    assert reason.startswith(
+        f"{failing_compiler} does not compile 1 of 1 files (x.cpp:3:1: error: "
+    )
+    assert reason.strip() in warning
+    assert data["pure_python"] is True
+    assert list(data["force_include"].values()) == ["ao_kernels/cpu/not_built.txt"]
+
+
+def test_a_developer_is_told_that_the_compiler_fails(initialize, failing_compiler):
+    with pytest.raises(SystemExit, match="error: .*fails.. does not compile 1 of 1 files"):
+        initialize("editable")
+
+
+def test_an_older_compiler_without_the_extensions_is_passed_over(hook, monkeypatch, tmp_path):
+    old = tmp_path / "old++"
+    old.write_text("#!/bin/sh\n! grep -q __builtin_shufflevector\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("CXX", str(old))
+    with pytest.raises(hook.CannotBuild, match=r"old\+\+ cannot compile C\+\+20"):
+        hook.find_compiler()

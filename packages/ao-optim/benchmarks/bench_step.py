@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 sys.path.append(str(Path(__file__).parents[2] / "ao-kernels" / "benchmarks" / "gpu"))  # stepping
 from stepping import contenders, mixed_shapes, parameters, state_bytes
 
-from benchmarking import arguments, compared, interleaved, record
+from benchmarking import arguments, interleaved, paired, record
 
 BASELINE = "torch AdamW, fused"
 
@@ -28,11 +28,13 @@ def main() -> None:
     rows = []
     for name, each in found.items():
         seconds = median(samples[name])
+        times = paired(samples, BASELINE, name)  # as long
         rows.append(
             {
                 "optimizer": name,
                 "step, ms": 1000 * seconds,
-                "times fused": compared(samples, name, BASELINE)[1],
+                "times fused": times.median,
+                "95 %": times.interval(),
                 "first step beyond, s": each.first_seconds - seconds,
                 "bytes of state a parameter": state_bytes(each.optimizer, elements),
             }
@@ -41,7 +43,8 @@ def main() -> None:
         args.json,
         "A step of AdamW on the CPU",
         f"{elements / 1e6:.1f} million float32 parameters in {len(params)} tensors, {args.threads} "
-        "threads; medians of alternate rounds in one process. “First step beyond”: what it took more "
+        "threads; medians of alternate rounds in one process, of “times fused” with "
+        "its interval. “First step beyond”: what it took more "
         "than a later one.",
         rows,
     )

@@ -21,7 +21,7 @@ BAD = [
     ("AdamW8bit", {"weight_decay": -0.1}, "Invalid weight_decay value: -0.1"),
     ("SGD8bit", {"momentum": -0.1}, "Invalid momentum value: -0.1"),
     ("SGD8bit", {"nesterov": True, "dampening": 0.5}, "Nesterov momentum requires"),
-    ("AdEMAMix8bit", {"betas": (0.9, 0.99)}, "has three"),
+    ("AdEMAMix8bit", {"betas": (0.9, 0.99)}, "3 numbers"),
     ("Muon8bit", {"adjust_lr_fn": "none"}, "none is not supported"),
     ("AdamW8bit", {"rounding": "up"}, "nearest, stochastic, kahan"),
     ("AdamW8bit", {"rounding": "stochastic", "capturable": True}, "no graph"),

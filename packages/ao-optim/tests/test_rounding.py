@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -22,6 +24,24 @@ def _decayed(rounding, dtype=torch.bfloat16, **options):
 
 def test_nearest_stands_still():
     assert torch.equal(_decayed("nearest"), torch.ones(65, 80))
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["", "offloaded"])
+@pytest.mark.parametrize(("dtype", "better"), [("bfloat16", "stochastic"), ("float16", "kahan")])
+def test_one_warning_where_nobody_chose(dtype, better, wrapped):
+    param = nn.Parameter(torch.ones(8, 8, dtype=getattr(torch, dtype)))
+    make = ao_optim.CPUOffloadOptimizer if wrapped else ao_optim.AdamW8bit
+    with pytest.warns(
+        ao_optim.LostUpdatesWarning, match=f"{dtype}.* give rounding='{better}'"
+    ) as w:
+        make([param])
+    assert [each.filename for each in w] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make([param], rounding="nearest")
+        make([param], rounding="kahan")
+        make([nn.Parameter(torch.ones(8, 8))])
+        ao_optim.AdamW8bit([param.detach()])
 
 
 def test_stochastic_rounding_keeps_the_mean():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 from functools import partial
 
@@ -11,7 +12,7 @@ from torch import nn
 
 import ao_optim
 from ao_core import QTensor, kernels
-from ao_core.errors import UnsupportedOp
+from ao_core.errors import UnknownNameError, UnsupportedOp
 from ao_core.testing.base import gaussian, same_bits
 from ao_optim import apply, engine
 from ao_optim.formats import FORMATS, empty_state, format_named
@@ -46,7 +47,7 @@ def test_every_rule_in_every_format(name, state_format):
         optimizer.step()
     assert losses[-1] < (0.001 if steps == 1000 else 0.7) * losses[0]
     quantized = [isinstance(v, QTensor) for v in optimizer.state[param].values()]
-    assert any(quantized) == (state_format != "float32")
+    assert any(quantized) == (state_format not in ("float32", "bfloat16"))
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,72 @@ def test_small_parameters_keep_full_state(make_params, run_steps):
     assert isinstance(other.state[params[0]]["exp_avg"], QTensor)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["AdamW8bit", "AdamW4bit", "Lion8bit"])
+def test_small_parameters_in_16_bits(name, dtype, make_params, run_steps, monkeypatch):
+    """Half of the state that torch keeps in their dtype, and one call steps all of them."""
+    params = make_params(*((n,) for n in (300, 2000, 512)), (20, 64), dtype=dtype)
+    optimizer = getattr(ao_optim, name)(params)
+    calls, real = [], apply._step
+    monkeypatch.setattr(apply, "_step", lambda *args: calls.append(args) or real(*args))
+    run_steps(optimizer, params, 1)
+    assert len(calls) == 1
+    moments = len(optimizer.rule.slots(optimizer.param_groups[0]))
+    assert ao_optim.state_report(optimizer).total.bytes_per_element < 1.06 * moments
+    for options in ({"state_format": "float32"}, {"min_quantized_numel": 0}):
+        other = getattr(ao_optim, name)(params[:1], **options)
+        run_steps(other, params[:1], 1)
+        (moment, *_) = [v for v in other.state[params[0]].values() if v.dim()]
+        found = moment.spec if isinstance(moment, QTensor) else None
+        assert found == FORMATS[other.param_groups[0]["state_format"]].spec(True, (300,))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("state_format", list(FORMATS))
+def test_another_format_in_the_middle_of_a_run(name, state_format, make_params, run_steps):
+    """It takes effect at the next step, with the moments that there are."""
+    params = make_params((70, 65))
+    optimizer = getattr(ao_optim, name)(params, lr=1e-3)
+    run_steps(optimizer, params, 2)
+    slots = optimizer.rule.slots(optimizer.param_groups[0])
+    before = copy.deepcopy(optimizer.to_full_state()["state"][0])
+    optimizer.param_groups[0] |= {"state_format": state_format, "lr": 0.0, "weight_decay": 0.0}
+    params = optimizer.param_groups[0]["params"]
+    params[0].grad = None  # a step of nothing
+    optimizer.step()
+    state = optimizer.state[params[0]]
+    for slot in slots:
+        moment, old = state[slot.name], before[slot.name]
+        expected = FORMATS[state_format].spec(slot.signed, (70, 65)) or torch.float32
+        assert (moment.spec if isinstance(moment, QTensor) else moment.dtype) == expected
+        bound = 0.4 if state_format == "rank1_4bit" else 0.05
+        assert float((moment.to(torch.float32) - old).norm()) <= bound * float(old.norm())
+    run_steps(optimizer, params, 1, first=2)
+    assert float(state["step"]) == 3
+
+
+def test_other_storage_in_the_middle_of_a_run(make_params, run_steps):
+    params = make_params((70, 65), (60,), dtype=torch.bfloat16)
+    optimizer = ao_optim.AdamW8bit(params, rounding="nearest")
+    run_steps(optimizer, params, 1)
+    group = optimizer.param_groups[0]
+    group["rounding"] = "kahan"
+    run_steps(optimizer, params, 1, first=1)
+    assert all("compensation" in optimizer.state[p] for p in params)
+    group["rounding"] = "stochastic"
+    group["min_quantized_numel"] = 1 << 30
+    run_steps(optimizer, params, 1, first=2)
+    assert not any("compensation" in optimizer.state[p] for p in params)
+    for name, value in (("state_format", "int3"), ("rounding", "up")):
+        kept, group[name] = group[name], value
+        before = [p.detach().clone() for p in params]
+        with pytest.raises((ValueError, UnknownNameError), match=value):
+            run_steps(optimizer, params, 1, first=3)
+        assert all(torch.equal(a, b) for a, b in zip(params, before, strict=True))
+        group[name] = kept
+    run_steps(optimizer, params, 1, first=3)
+
+
 @pytest.mark.parametrize("state_format", [f for f in FORMATS if f != "float32"])
 def test_one_step_is_exact_and_many_are_near(state_format, make_params, run_steps):
     """Moments are quantized after they are used, so the first step is that of float32."""
@@ -89,8 +156,42 @@ def test_one_step_is_exact_and_many_are_near(state_format, make_params, run_step
     run_steps(optimizer, ours, 20, first=1)
     run_steps(reference, full, 20, first=1)
     error = float((ours[0] - full[0]).detach().norm() / (full[0] - start).detach().norm())
-    low, high = {"rank1_4bit": (0.02, 0.4), "float8": (0.005, 0.1)}.get(state_format, (0.002, 0.05))
+    low, high = {
+        "rank1_4bit": (0.02, 0.4), "float8": (0.005, 0.1), "bfloat16": (0.0001, 0.01),
+    }.get(state_format, (0.002, 0.05))  # fmt: skip
     assert low < error < high
+
+
+def test_moments_in_bfloat16(make_params, run_steps):
+    """Two bytes each, of small parameters too; loaded in float32 and back they are the same."""
+    params = make_params((70, 65), (12,), dtype=torch.bfloat16)
+    optimizer = ao_optim.AdamW8bit(params, state_format="bfloat16", rounding="stochastic")
+    run_steps(optimizer, params, 3)
+    assert {v.dtype for p in params for v in optimizer.state[p].values() if v.dim()} == {
+        torch.bfloat16
+    }
+    assert 4 <= ao_optim.state_report(optimizer).total.bytes_per_element < 4.01
+    other = ao_optim.AdamW8bit(params, state_format="bfloat16", rounding="stochastic")
+    other.load_state_dict(optimizer.to_full_state())
+    for p in params:
+        for name, value in optimizer.state[p].items():
+            assert torch.equal(other.state[p][name], value)
+
+
+def test_a_slow_average_in_bfloat16_does_not_stand_still():
+    """Rounded at random its mean is right; to nearest, a change by a thousandth is none at all."""
+    squares = {}
+    for rounding in ("stochastic", "nearest"):
+        param = nn.Parameter(torch.zeros(64, 64, dtype=torch.bfloat16))
+        optimizer = ao_optim.AdamW8bit([param], state_format="bfloat16", rounding=rounding)
+        param.grad = torch.zeros_like(param)
+        optimizer.step()
+        optimizer.state[param]["exp_avg_sq"].fill_(1.0)
+        for _ in range(300):
+            optimizer.step()
+        squares[rounding] = float(optimizer.state[param]["exp_avg_sq"].float().mean())
+    assert squares["stochastic"] == pytest.approx(0.999**300, rel=0.01)
+    assert squares["nearest"] == 1
 
 
 @pytest.mark.parametrize("state_format", list(FORMATS))
@@ -177,13 +278,13 @@ def test_strided_parameters(run_steps):
 def test_the_kernel_is_chosen_from_the_table(make_params, run_steps, monkeypatch):
     """Adam's parameters go through the op `adam_step`, all of a kind at once; small ones are dense."""
     calls = []
-    real = apply.select
+    real = apply.run_kernel
 
-    def watched(call):
+    def watched(call, *args, **kwargs):
         calls.append(call)
-        return real(call)
+        return real(call, *args, **kwargs)
 
-    monkeypatch.setattr(apply, "select", watched)
+    monkeypatch.setattr(apply, "run_kernel", watched)
     params = make_params((70, 65), (4097,), (5,), (4, 3))
     params += make_params((70, 65), dtype=torch.bfloat16)
     run_steps(ao_optim.AdamW8bit(params), params, 1)
@@ -201,8 +302,13 @@ def test_a_loaded_state_is_stepped_all_at_once(make_params, run_steps, monkeypat
     run_steps(first, params, 1)
     torch.save(first.state_dict(), tmp_path / "state.pt")
     second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    calls, real = [], apply.select
-    monkeypatch.setattr(apply, "select", lambda call: calls.append(call) or real(call))
+    calls, real = [], apply.run_kernel
+
+    def watched(call, *args, **kwargs):
+        calls.append(call)
+        return real(call, *args, **kwargs)
+
+    monkeypatch.setattr(apply, "run_kernel", watched)
     run_steps(second, params, 1)
     assert [call.x_shape for call in calls] == [(70 * 65 + 4097 + 66 * 70,)]
 
@@ -227,8 +333,10 @@ def test_dense_moments_go_to_the_fused_step_of_torch(name, options, make_params,
         [full], [half], *moments, **given, decoupled=True, maximize=False, seed=None
     )
     assert torch.allclose(full, torch.tensor(0.4))
+    params = make_params((5,), dtype=half.dtype)
+    optimizer = ao_optim.AdamW8bit(params, state_format="float32")
     with kernels("native"), pytest.raises(UnsupportedOp, match=r"not torch\.bfloat16"):
-        run_steps(ao_optim.AdamW8bit(params := make_params((5,), dtype=half.dtype)), params, 1)
+        run_steps(optimizer, params, 1)
 
 
 def test_names_follow_rules():

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
-from benchmarking import Row, arguments, compared, in_fresh_processes, percentile, record
+from benchmarking import Row, arguments, in_fresh_processes, paired, percentile, record
 from process_memory import peak, reset_peak, resident
 
 RECIPES = (
@@ -26,7 +26,7 @@ TEXT = """\
 `quantize_` on a stack of bfloat16 linear layers of {size}×{size}, each time in a fresh process, in alternate
 rounds. *peak over model* is the process's greatest resident memory during `quantize_` beyond what it had
 with the model loaded; *after* is what the quantized weights hold. *× copy* compares with copying every
-weight once."""
+weight once: the median of the ratios within rounds, with its interval."""
 
 
 def child(recipe: str, parameters: int, size: int) -> None:
@@ -61,13 +61,15 @@ def measure(rounds: int, parameters: int, size: int) -> list[Row]:
     names = (COPY, *RECIPES)
     samples, printed = in_fresh_processes(__file__, names, rounds, parameters, size)
     last = {name: runs[-1] for name, runs in printed.items()}
+    times = {name: paired(samples, COPY, name) for name in names}  # as long
     return [
         {
             "recipe": name,
             "parameters, 10⁹": last[name]["dense"] / 2e9,
             "seconds": median(samples[name]),
             "p10": percentile(samples[name], 10),
-            "× copy": compared(samples, name, COPY)[1],
+            "× copy": times[name].median,
+            "95 %": times[name].interval(),
             "model GB": last[name]["dense"] / 1e9,
             "after GB": last[name]["after"] / 1e9,
             "peak over model GB": max(run["peak"] for run in printed[name]) / 1e9,

@@ -98,12 +98,12 @@ def test_nested_configurations_round_trip():
         (lambda: STATIC_FLOAT8("block"), "granularity", "'block'", "'row', 'tensor'"),
         (lambda: STATIC_FLOAT8(activation_dtype="e3m4"), "activation_dtype", "'e3m4'", "'e5m2'"),
         (lambda: c.Int4WeightOnlyConfig(group_size=100), "group_size", "100", "32, 64, 128, 256"),
-        (lambda: c.Int4WeightOnlyConfig(group_size=64.0), "group_size", "64.0", "64"),
+        (lambda: c.Int4WeightOnlyConfig(group_size=64.0), "group_size", "64.0", "an integer"),
         (lambda: c.Int4WeightOnlyConfig(group_size="column"), "group_size", "'column'", "'row'"),
-        (lambda: c.Int4WeightOnlyConfig(symmetric=1), "symmetric", "1", "True, False"),
+        (lambda: c.Int4WeightOnlyConfig(symmetric=1), "symmetric", "1", "True or False"),
         (lambda: c.IntxWeightOnlyConfig(bits=0), "bits", "0", "1, 2, 3, 4, 5, 6, 7, 8"),
         (lambda: c.IntxWeightOnlyConfig(bits=9), "bits", "9", "1, 2, 3, 4, 5, 6, 7, 8"),
-        (lambda: c.IntxWeightOnlyConfig(bits=True), "bits", "True", "1, 2"),
+        (lambda: c.IntxWeightOnlyConfig(bits=True), "bits", "True", "an integer"),
         (lambda: c.NF4WeightOnlyConfig(double_quant=None), "double_quant", "None", "True"),
         (lambda: c.Float8WeightOnlyConfig(dtype="e3m4"), "dtype", "'e3m4'", "'e4m3', 'e5m2'"),
         (lambda: c.Float8WeightOnlyConfig(granularity="token"), "granularity", "'token'", "'row'"),
@@ -180,7 +180,8 @@ def test_an_error_names_parameter_value_and_what_would_work(make, parameter, val
         make()
     text = str(caught.value)
     assert text.startswith(f"{parameter}={value} ")
-    assert allowed in text.partition("use one of")[2]
+    # one of these values, or a value of this type
+    assert allowed in (text.partition("use one of")[2] or text.partition(" takes ")[2])
 
 
 def test_one_bit_needs_a_zero_point():

@@ -40,7 +40,9 @@ def test_an_unknown_recipe_suggests_the_nearest(model, unchanged):
 
 
 def test_a_class_instead_of_a_configuration(model, unchanged):
-    with pytest.raises(ConfigError, match="call it to make a configuration"):
+    with pytest.raises(
+        ConfigError, match=r"config=.* \(a class: call it to make one\) .* takes a Config, a string"
+    ):
         quantize_(model, Int4WeightOnlyConfig)
     unchanged()
 

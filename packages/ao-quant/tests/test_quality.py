@@ -33,7 +33,7 @@ BOUNDS = {
     # powers of two leave up to half of the range unused, more or less of it by luck: the spread
     "mx_weight_only": ((13.5, 16), (15.5, 19.5)),
     "mx_weight_only/mxfp6": ((27, 29.5), (30, 32.5)),
-    "mx_weight_only/mxfp8": ((23.5, 26), (25, 32.5)),
+    "mx_weight_only/mxfp8": ((28, 29.5), (30.5, 33.5)),
     "mx_weight_only/mxint8": ((42, 45), (44.5, 49)),
     "nvfp4_weight_only": ((16, 17.5), (19, 20.5)),
     "gguf_weight_only": ((22, 23), (24.5, 26.5)),
@@ -42,9 +42,11 @@ BOUNDS = {
     "float8_dynamic_activation_float8_weight": ((25, 31), (28, 34)),
     "float8_dynamic_activation_float8_weight/tensor": ((25, 31), (28, 34)),
     "int8_dynamic_activation_int4_weight": ((19.5, 25), (22.5, 27)),
+    "int8_dynamic_activation_intx_weight": ((31.5, 33.5), (34.5, 36.5)),
+    "float8_dynamic_activation_int4_weight": ((19, 21), (22, 24)),
     "float8_dynamic_activation_float8_weight/block": ((25, 31), (28, 34)),
-    "mx_dynamic_activation_mx_weight": ((21.5, 24), (24, 29)),
-    "mx_dynamic_activation_mx_weight/mxfp4": ((11, 13), (13.5, 16)),
+    "mx_dynamic_activation_mx_weight": ((25, 26.5), (27.5, 30)),
+    "mx_dynamic_activation_mx_weight/mxfp4": ((12, 13.5), (14.5, 17)),
     "nvfp4_dynamic_activation_nvfp4_weight": ((13, 15), (16, 18.5)),
 }
 
@@ -109,6 +111,8 @@ def test_the_report_agrees_with_the_weights(recipe, sqnr_db):
         ("nvfp4_dynamic_activation_nvfp4_weight", 0.5625, 0.563),
         ("int8_dynamic_activation_int8_weight", 1.0, 1.02),
         ("int8_dynamic_activation_int4_weight", 0.5, 0.57),
+        ("int8_dynamic_activation_intx_weight", 0.75, 0.82),
+        ("float8_dynamic_activation_int4_weight", 0.5, 0.52),
     ],
 )
 def test_bytes_a_weight(name, low, high):

@@ -99,6 +99,51 @@ def test_static_formats_are_the_dynamic_ones_with_one_scale():
         assert spec == Spec("f8e5m2", block, act=Spec("f8e4m3", tensor, static=True))
 
 
+def test_int8_with_one_scale_for_a_tensor():
+    tensor = (WHOLE, WHOLE)
+    for config, act in (
+        (c.Int8DynamicActivationInt8WeightConfig(granularity="tensor"), Spec("int8", tensor)),
+        (
+            c.Int8StaticActivationInt8WeightConfig(granularity="tensor", act_scale=0.5),
+            Spec("int8", tensor, static=True),
+        ),
+    ):
+        spec = spec_of(config, LINEAR, torch.float32)
+        assert (spec.dtype, spec.block, spec.act) == ("int8", tensor, act)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        c.Int4WeightOnlyConfig(32, zero="float"),
+        c.IntxWeightOnlyConfig(4, 32, symmetric=False, zero="float"),
+        c.UIntxWeightOnlyConfig(4, 32, zero="float"),
+    ],
+    ids=lambda config: type(config).__name__,
+)
+def test_float_zero_points_fit_ranges_better(config, sqnr_db):
+    """About 0.4 dB of uniform weights in groups of 32, beside zero points that are codes."""
+    x = torch.rand(256, 512) - 0.4
+    spec = spec_of(config, x.shape, x.dtype)
+    assert (spec.dtype, spec.zero) == ("uint4", "float")
+    whole = spec_of(replace(config, zero="int"), x.shape, x.dtype)
+    gain = sqnr_db(x, quantize_tensor(x, spec).dequantize()) - sqnr_db(
+        x, quantize_tensor(x, whole).dequantize()
+    )
+    assert 0.1 < gain < 1
+
+
+def test_mx_activations_round_scales_up_by_default(sqnr_db):
+    """By the floor of the specification elements near the end of a block's range saturate."""
+    x = torch.rand(64, 512) + 1
+    found = {}
+    for mode in (None, "floor"):
+        config = c.MXDynamicActivationMXWeightConfig(**({"scaling_mode": mode} if mode else {}))
+        act = spec_of(config, LINEAR, torch.float32).act
+        found[mode] = sqnr_db(x, quantize_tensor(x, act).dequantize())
+    assert found[None] > found["floor"] + 1
+
+
 def test_experts_have_a_scale_for_each_row_or_matrix_of_each_expert():
     shape = (3, 8, 64)
     row = spec_of(c.Int8WeightOnlyConfig(), shape, torch.float32)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 from ao_sparsity import ln_structured, remove_channels
-from benchmarking import Row, arguments, compared, interleaved, percentile, record
+from benchmarking import Row, arguments, interleaved, paired, percentile, record
 
 DENSE = "dense"
 #: bytes that the copies of the weights of a contender exceed together: more than caches hold
@@ -25,7 +25,8 @@ TEXT = """\
 `Linear({k}, {n})`, GELU, `Linear({n}, {k})` in bfloat16 over {m} rows in {threads} threads, and what
 `remove_channels` makes of it for shares of the hidden features. Contenders take turns in shuffled rounds
 of one process; the weights of each, in copies where need be, exceed {rotated} MiB. *× dense* is how many
-times as fast as the dense one, the median over the rounds; *by flops* is what the products alone give."""
+times as fast as the dense one, the median over the rounds with its interval; *by flops* is what the
+products alone give."""
 
 
 def mlp(k: int, n: int) -> nn.Sequential:
@@ -54,6 +55,7 @@ def measure(k: int, n: int, m: int, rounds: int) -> list[Row]:
         )[0]
     with torch.inference_mode():
         samples = interleaved({k: contender(v, x) for k, v in models.items()}, rounds=rounds)
+    times = {name: paired(samples, name, DENSE) for name in models}
     elements = {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
     return [
         {
@@ -63,7 +65,8 @@ def measure(k: int, n: int, m: int, rounds: int) -> list[Row]:
             "MiB": 2 * elements[name] / 2**20,
             "ms": median(samples[name]) * 1e3,
             "p10": percentile(samples[name], 10) * 1e3,
-            "× dense": compared(samples, DENSE, name)[1],
+            "× dense": times[name].median,
+            "95 %": times[name].interval(),
             "by flops": elements[DENSE] / elements[name],
         }
         for name in models

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ao_core.__about__ import __version__
+from ao_core.safe_globals import mark
 
 if TYPE_CHECKING:
     from ao_core.checkpoints import plan_checkpoint, quantize_checkpoint, verify_checkpoint
@@ -128,6 +129,9 @@ __all__ = [
     "verify_checkpoint",
     "weight_only",
 ]
+
+
+mark()
 
 
 def __getattr__(name: str) -> Any:

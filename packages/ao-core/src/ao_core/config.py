@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields
+from functools import cached_property, wraps
+from typing import Any, ClassVar, TypeAlias
 
-from ao_core.errors import ConfigError, MissingExtraError, UnknownNameError
+from ao_core.arguments import check_fields, checked, shown
+from ao_core.errors import AoError, ConfigError, MissingExtraError, UnknownNameError
 from ao_core.registry import registry
+from ao_core.schema import (
+    ANY,
+    TEXT,
+    Fields,
+    Number,
+    OneOf,
+    Optional,
+    SchemaError,
+    Table,
+    check,
+    parse_json,
+)
+from ao_core.spec import Spec
 
 __all__ = [
     "Config",
+    "ConfigLike",
     "FqnToConfig",
     "config_from_dict",
     "config_from_json",
@@ -25,6 +42,18 @@ __all__ = [
 
 #: the name under which `FqnToConfig` is written
 _FQN_TO_CONFIG = "fqn_to_config"
+#: what the form of a configuration must be, besides its name
+_FIELDS = Fields(
+    {},
+    {
+        "version": Number(1, 1 << 31),
+        "provider": TEXT,
+        "args": Table(ANY),
+        "entries": Table(Optional(OneOf((TEXT, Table(ANY)), "a name or a configuration"))),
+    },
+)
+#: the key under which a `Spec` among the arguments of a configuration is written
+_SPEC = "spec"
 
 
 @dataclass(frozen=True)
@@ -32,6 +61,30 @@ class Config:
     """Base of all configurations. Fields are primitives, tuples of them, or other configurations."""
 
     version: ClassVar[int] = 1
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let the types of fields be checked too where a subclass has a `__post_init__` of its own.
+
+        That one comes first, since it knows more of what would work and may convert what it is given.
+        """
+        super().__init_subclass__(**kwargs)
+        if (own := cls.__dict__.get("__post_init__")) is not None:
+
+            @wraps(own)
+            def post_init(self: Config, *args: Any) -> None:
+                try:
+                    own(self, *args)
+                except AoError:
+                    raise
+                except Exception:
+                    check_fields(self)  # says which field has another type than it was written for
+                    raise
+                check_fields(self)
+
+            cls.__post_init__ = post_init  # type: ignore[method-assign]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def check(self) -> None:
         """Raise where it cannot be applied: it names what nobody registered, or waits for data.
@@ -53,8 +106,15 @@ class FqnToConfig(Config):
     entries: tuple[tuple[str, Config | None], ...]
 
     def __init__(self, entries: Mapping[str, Config | str | None] | Any) -> None:
-        pairs = entries.items() if isinstance(entries, Mapping) else entries
-        resolved = tuple((str(k), None if v is None else resolve_config(v)) for k, v in pairs)
+        try:
+            pairs = list(entries.items() if isinstance(entries, Mapping) else entries)
+            given = [(key, value) for key, value in pairs]
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"entries={shown(entries)}: FqnToConfig needs a mapping of names to configurations, such as "
+                "{'lm_head': None, '*': 'int8_weight_only'}"
+            ) from error
+        resolved = tuple((_name(key), _entry(key, value)) for key, value in given)
         if not resolved:
             raise ConfigError("entries={}: FqnToConfig needs at least one name, e.g. '*'")
         nested = [key for key, value in resolved if isinstance(value, FqnToConfig)]
@@ -64,6 +124,37 @@ class FqnToConfig(Config):
             )
         object.__setattr__(self, "entries", resolved)
 
+    @cached_property
+    def _exact(self) -> dict[str, Config | None]:
+        """The entries by name, made once: models of many experts have as many entries as parameters."""
+        return dict(self.entries)
+
+    @cached_property
+    def _patterns(self) -> list[tuple[str, re.Pattern[str]]]:
+        """The regular expressions with their keys, in order, compiled once."""
+        return [(key, _compiled(key)) for key, _ in self.entries if key.startswith("re:")]
+
+    def match(self, fqn: str) -> tuple[str, Config | None] | None:
+        """The entry for a parameter: its name or its module's, then regular expressions, then "*".
+
+        Args:
+            fqn: its fully qualified name.
+
+        Returns:
+            The key and the configuration, or None where no key matches.
+
+        Raises:
+            ConfigError: a regular expression is not valid.
+        """
+        names = (fqn, fqn.rpartition(".")[0])
+        for name in names:
+            if name in self._exact:
+                return name, self._exact[name]
+        for key, pattern in self._patterns:
+            if any(pattern.fullmatch(name) for name in names):
+                return key, self._exact[key]
+        return ("*", self._exact["*"]) if "*" in self._exact else None
+
     def check(self) -> None:
         """Check all entries."""
         for _, config in self.entries:
@@ -71,7 +162,33 @@ class FqnToConfig(Config):
                 config.check()
 
 
-def resolve_config(config: Config | str | Mapping[str, Any]) -> Config:
+def _compiled(key: str) -> re.Pattern[str]:
+    try:
+        return re.compile(key[len("re:") :])
+    except re.error as error:
+        raise ConfigError(f"{key!r} is no valid regular expression: {error}") from error
+
+
+def _name(key: Any) -> str:
+    if isinstance(key, str):
+        return key
+    raise ConfigError(
+        f"entries: the key {shown(key)} is no name of a parameter or module, 're:…' or '*'"
+    )
+
+
+def _entry(name: str, value: Any) -> Config | None:
+    try:
+        return None if value is None else resolve_config(value)
+    except ConfigError as error:
+        raise ConfigError(f"entries[{name!r}]: {error}") from error
+
+
+#: what stands for a configuration: itself, the name of a recipe, or its `config_to_dict`
+ConfigLike: TypeAlias = Config | str | Mapping[str, Any]
+
+
+def resolve_config(config: ConfigLike) -> Config:
     """A configuration from itself, a recipe name such as "int4_weight_only", or `config_to_dict`'s form.
 
     Raises:
@@ -96,9 +213,10 @@ def _by_name(name: str) -> Config:
     if name in registry.transforms:
         return registry.transforms.get(name).config_type()
     known = {*registry.recipes.names(), *registry.transforms.names()}
-    raise UnknownNameError("recipe", name, known, registry.notes())
+    raise UnknownNameError("recipe", name, known, registry.notes(name))
 
 
+@checked
 def config_to_dict(config: Config) -> dict[str, Any]:
     """JSON-ready form: name, version, the distribution that provides it, and all arguments."""
     if isinstance(config, FqnToConfig):
@@ -113,18 +231,23 @@ def config_to_dict(config: Config) -> dict[str, Any]:
     }
 
 
+@checked
 def config_from_dict(data: Mapping[str, Any]) -> Config:
     """Inverse of `config_to_dict`; unknown arguments and newer versions are errors."""
     name = data.get("name")
     if not isinstance(name, str):
-        raise ConfigError(f"a configuration needs a 'name'; found the keys {sorted(data)}")
+        raise ConfigError(f"data={shown(data)}: a configuration needs a 'name', which is a string")
+    try:
+        check(data, _FIELDS, name)
+    except SchemaError as error:
+        raise ConfigError(f"not a configuration: {error}") from error
     if name == _FQN_TO_CONFIG:
         return FqnToConfig(data.get("entries", {}))
     if name not in registry.transforms:
         provider = data.get("provider")
         notes = [f"It was written by {provider!r}: install it."] if provider else []
         known = registry.transforms.names()
-        raise UnknownNameError("configuration", name, known, [*notes, *registry.notes()])
+        raise UnknownNameError("configuration", name, known, [*notes, *registry.notes(name)])
     config_type = registry.transforms.get(name).config_type
     if (version := data.get("version", 1)) > config_type.version:
         raise ConfigError(
@@ -145,22 +268,26 @@ def _encode(value: Any) -> Any:
         return [_encode(v) for v in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if is_dataclass(value) and hasattr(value, "to_dict"):
-        return value.to_dict()
+    if isinstance(value, Spec):
+        return {_SPEC: value.to_dict()}
     raise ConfigError(f"{value!r} in a configuration is no primitive, tuple or configuration")
 
 
 def _decode(value: Any) -> Any:
     if isinstance(value, Mapping) and "name" in value:
         return config_from_dict(value)
+    if isinstance(value, Mapping) and set(value) == {_SPEC}:
+        return Spec.from_dict(value[_SPEC])
     return tuple(_decode(v) for v in value) if isinstance(value, list) else value
 
 
+@checked
 def config_to_json(config: Config) -> str:
     """JSON text of a configuration."""
     return json.dumps(config_to_dict(config), indent=2)
 
 
+@checked
 def config_from_json(text: str) -> Config:
     """A configuration from its JSON text."""
     return config_from_dict(json_object(text, "configuration"))
@@ -169,28 +296,34 @@ def config_from_json(text: str) -> Config:
 def json_object(text: str, what: str) -> dict[str, Any]:
     """The object that a JSON text holds; raises `ConfigError`, naming `what` it should be, for others."""
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"not a {what} in JSON: {error}") from error
+        data = parse_json(text)
+    except SchemaError as error:
+        raise ConfigError(f"text={shown(text)}: not a {what} in JSON: {error}") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"not a {what} in JSON: an object is expected, not {data!r:.40}")
+        raise ConfigError(
+            f"text={shown(text)}: not a {what} in JSON: an object is expected, not {data!r:.40}"
+        )
     return data
 
 
+@checked
 def config_to_yaml(config: Config) -> str:
     """YAML text of a configuration (extra "yaml")."""
     return str(_yaml().safe_dump(config_to_dict(config), sort_keys=False))
 
 
+@checked
 def config_from_yaml(text: str) -> Config:
     """A configuration from its YAML text (extra "yaml")."""
     yaml = _yaml()
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"not a configuration in YAML: {error}") from error
+        raise ConfigError(f"text={shown(text)}: not a configuration in YAML: {error}") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"not a configuration in YAML: expected a mapping, found {data!r}")
+        raise ConfigError(
+            f"text={shown(text)}: not a configuration in YAML: expected a mapping, found {data!r}"
+        )
     return config_from_dict(data)
 
 

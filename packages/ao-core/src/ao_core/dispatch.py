@@ -57,23 +57,32 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
+from ao_core.arguments import checked
 from ao_core.errors import ConfigError, UnsupportedOp
+from ao_core.guarded import ask, blame, owner, words
+from ao_core.neutral import neutral
 from ao_core.records import Call, Kernel
 from ao_core.registry import registry
+from ao_core.spec import OPTIONS
 
 __all__ = [
     "BANDS",
     "CONVERSIONS",
+    "PIN",
     "Candidate",
     "candidates",
     "fingerprint",
     "kernels",
+    "name_kernel",
     "pinned_band",
     "product_op",
+    "run",
     "select",
 ]
 
@@ -92,7 +101,12 @@ CONVERSIONS = (
     "error_sums",
 )
 
-_pins: list[str] = []
+#: the band that `kernels` pins in this thread, or task of asyncio; None: none
+PIN: ContextVar[str | None] = ContextVar("ao_kernels", default=None)
+
+#: kernels that were selected, by call, epoch and pin; emptied when it is full
+_selected: dict[tuple[Call, int, str | None], Kernel] = {}
+_MAX_SELECTED = 4096
 
 
 @dataclass(frozen=True)
@@ -106,26 +120,35 @@ class Candidate:
     description: str = ""
 
 
+@checked
 @contextmanager
 def kernels(band: str) -> Iterator[None]:
     """Within this context only kernels of one band ("reference", "native", "compiled", "cuda") serve.
 
     But conversions between dense values and codes have the reference to fall back on.
+
+    The pin belongs to the thread or the task of asyncio that enters the context. Tasks that are started
+    inside inherit it, as they do any context variable; threads do not, those in which autograd runs the
+    backward pass on CUDA among them. Compiled code keeps the kernels that it was compiled with: the pin
+    counts when it is compiled, not when it is called.
     """
     _check_band(band, "band")
-    _pins.append(band)
-    registry.epoch += 1
+    outer = PIN.get()
+    PIN.set(band)
     try:
         yield
     finally:
-        _pins.pop()
-        registry.epoch += 1
+        PIN.set(outer)
 
 
 def pinned_band() -> str | None:
-    """The band that `kernels` or the variable AO_KERNELS pins, if any."""
-    if _pins:
-        return _pins[-1]
+    """The band that `kernels` pins here, or the variable AO_KERNELS for the process, if any."""
+    return PIN.get() or _process_band()
+
+
+@cache
+def _process_band() -> str | None:
+    """AO_KERNELS, as it is when the first kernel is selected."""
     band = os.environ.get("AO_KERNELS")
     if band:
         _check_band(band, "AO_KERNELS")
@@ -140,18 +163,57 @@ def _check_band(band: str, parameter: str) -> None:
 
 
 def _band(kernel: Kernel) -> str:
-    return max((floor, name) for name, floor in BANDS.items() if kernel.priority >= floor)[1]
+    floors = (name for name, floor in BANDS.items() if kernel.priority >= floor)
+    return max(floors, key=BANDS.__getitem__, default="reference")
+
+
+def _unavailable(kernel: Kernel) -> str | None:
+    """Why it cannot run on this machine, asked once until the tables are reopened."""
+    return _asked_available(kernel, registry.reopened)
 
 
 @cache
-def _unavailable(kernel: Kernel) -> str | None:
-    return kernel.available()
+def _asked_available(kernel: Kernel, _reopened: int) -> str | None:
+    # what it tries must not depend on where the first call is, such as below a FakeTensorMode
+    with neutral():
+        return ask(registry.kernels, kernel.name, "available", timed=False)
 
 
 def _refusal(kernel: Kernel, call: Call, pin: str | None) -> str | None:
     if pin is not None and _band(kernel) not in _allowed(call.op, pin):
         return f"the band is pinned to {pin!r}"
-    return _unavailable(kernel) or kernel.accepts(call)
+    return (
+        _unavailable(kernel)
+        or _unknown_option(kernel, call)
+        or _unknown_rule(kernel, call)
+        or ask(registry.kernels, kernel.name, "accepts", call)
+    )
+
+
+def _unknown_option(kernel: Kernel, call: Call) -> str | None:
+    """Why a kernel must not serve a product whose format has an option that it has not heard of."""
+    if (
+        not call.spec.options or call.op in CONVERSIONS
+    ):  # codes do not depend on how products are computed
+        return None
+    unknown = {name for name, _ in call.spec.options}.difference(OPTIONS, kernel.options)
+    for layout in registry.layouts.values() if unknown else ():
+        unknown.difference_update(layout.options)
+    return f"does not know the option {min(unknown)!r} of the format" if unknown else None
+
+
+def _unknown_rule(kernel: Kernel, call: Call) -> str | None:
+    """Why a kernel must not scale activations for a product, where their scales follow something else.
+
+    Where scales are chosen, by conversions or the reference, the rule is known.
+    """
+    act = call.spec.act
+    if act is None or act.static or call.op in CONVERSIONS or kernel.priority < BANDS["native"]:
+        return None
+    rule = act.option("scale_rule", "absmax")
+    if rule == "absmax" or "scale_rule" in kernel.options:
+        return None
+    return f"scales activations by their largest magnitude, and not by scale_rule={rule!r}"
 
 
 def _allowed(op: str, pin: str) -> tuple[str, ...]:
@@ -173,21 +235,26 @@ def _matching(call: Call) -> tuple[Kernel, ...]:
     return _row(call.op, call.spec.layout, call.device, registry.epoch)
 
 
-def fingerprint() -> str:
-    """A digest of what the choice of kernels depends on beside the calls, and of the kernels' code.
+def fingerprint(device: str) -> str:
+    """A digest of what the choice of kernels on a device depends on besides the calls, and of their code.
 
     Part of what compiled code is cached under on disk: without it, code from before another package
-    or version was installed would go on calling the kernels of then.
+    or version was installed would go on calling the kernels of then. Kernels for other devices are not
+    asked whether they can run, since that may start up the device.
+
+    Args:
+        device: type of the device, "cpu" or "cuda".
     """
     registry.freeze()
-    return _digest(registry.epoch, pinned_band())
+    return _digest(device, registry.epoch, pinned_band())
 
 
 @lru_cache(maxsize=16)
-def _digest(epoch: int, pin: str | None) -> str:
+def _digest(device: str, epoch: int, pin: str | None) -> str:
     lines = [
         repr((name, kernel.priority, _unavailable(kernel), _version(provider), _code(kernel)))
         for name, kernel in sorted(registry.kernels.items())
+        if kernel.device in ("*", device)
         for provider in [registry.kernels.provider(name)]
     ]
     return hashlib.blake2b("\n".join([repr(pin), *lines]).encode(), digest_size=16).hexdigest()
@@ -212,7 +279,29 @@ def product_op(weight_shape: tuple[int, ...]) -> str | None:
 
 
 def select(call: Call) -> Kernel:
-    """The kernel of highest priority that accepts the call. Freezes the tables (see `reopen`)."""
+    """The kernel of highest priority that accepts the call. Freezes the tables (see `reopen`).
+
+    Found once for a call, an epoch of the tables and a pin; predicates are asked, and write their
+    sentences, only then.
+
+    Raises:
+        UnsupportedOp: all refuse; with their reasons.
+    """
+    try:
+        kernel = _selected.get((call, registry.epoch, PIN.get()))
+    except TypeError:  # a shape that is traced may hold symbols, which do not hash
+        return _select(call)
+    if kernel is None:
+        registry.freeze()  # may load plugins, which starts an epoch
+        key = (call, registry.epoch, PIN.get())
+        kernel = _select(call)
+        if len(_selected) >= _MAX_SELECTED:
+            _selected.clear()
+        _selected[key] = kernel
+    return kernel
+
+
+def _select(call: Call) -> Kernel:
     registry.freeze()
     pin = pinned_band()
     for kernel in _matching(call):
@@ -225,13 +314,33 @@ def select(call: Call) -> Kernel:
     )
 
 
+def run(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """What the kernel that `select` finds for a call returns for these arguments.
+
+    Its errors go on to the caller, with a note of the kernel and the distribution that it came from.
+    """
+    kernel = select(call)
+    try:
+        return kernel.fn(*args, **kwargs)
+    except Exception as error:
+        name_kernel(error, kernel)
+        raise
+
+
+def name_kernel(error: BaseException, kernel: Kernel) -> None:
+    """Add to an error out of a kernel which it was, and whose."""
+    blame(error, f"raised by {owner(registry.kernels, kernel.name)}, for {kernel.op}")
+
+
 def candidates(call: Call) -> list[Candidate]:
     """Every kernel of the op for the layout and device, best first, with its refusal."""
     pin = pinned_band()
     found = []
     for kernel in _matching(call):
         refusal = _refusal(kernel, call, pin)
-        description = kernel.describe(call) if refusal is None else ""
+        description = ""
+        if refusal is None:
+            description = words(registry.kernels, kernel.name, "describe", call)
         provider = registry.kernels.provider(kernel.name)
         found.append(Candidate(kernel, provider, refusal, description))
     return found

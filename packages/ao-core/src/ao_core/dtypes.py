@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,6 +11,7 @@ from math import isfinite
 
 import torch
 
+from ao_core.arguments import checked
 from ao_core.errors import ConfigError
 from ao_core.numerics import codebook, dense, floats, ints
 from ao_core.numerics.formats import E4M3, E5M2, FloatFormat, float_format
@@ -31,12 +33,14 @@ __all__ = [
 # encode and decode are partials of module functions, so that records pickle and deep-copy.
 
 
+@checked
 def int_dtype(name: str, bits: int, signed: bool = True) -> DType:
     """An integer format: two's complement, or unsigned.
 
     Signed, a block's largest magnitude is scaled to (2**bits - 1) / 2, half a step beyond the
-    greatest value: the smallest step at which no element moves by more than half of it. Only int1,
-    whose values are -1 and 0, has a reach of 1, since 0.5 would round every element to 0.
+    greatest value: the smallest step at which no element moves by more than half of it. (In small
+    blocks it is the greatest value, see `numerics.reach_of`.) Only int1, whose values are -1 and 0, has a
+    reach of 1, since 0.5 would round every element to 0.
     """
     if not 1 <= bits <= 8:
         raise ConfigError(f"bits={bits}: an integer format has 1 to 8 bits")
@@ -56,6 +60,7 @@ def int_dtype(name: str, bits: int, signed: bool = True) -> DType:
     )
 
 
+@checked
 def float_dtype(name: str, fmt: FloatFormat) -> DType:
     """A floating-point format with a sign, described by a `FloatFormat`."""
     native = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
@@ -73,9 +78,11 @@ def float_dtype(name: str, fmt: FloatFormat) -> DType:
     )
 
 
+@checked
 def codebook_dtype(name: str, values: Sequence[float]) -> DType:
     """A format whose codes index 2 to 256 strictly increasing finite values, kept as float32."""
-    table = tuple(torch.tensor(values, dtype=torch.float32).tolist())
+    # not by torch: formats are made while a package is imported, in whatever mode the program is then
+    table = tuple(array("f", values))
     if not 2 <= len(table) <= 256:
         raise ConfigError(f"values: a codebook has 2 to 256 of them, got {len(table)}")
     if not all(a < b for a, b in pairwise(table)) or not all(map(isfinite, table)):
@@ -91,6 +98,7 @@ def codebook_dtype(name: str, values: Sequence[float]) -> DType:
         reach=max(-table[0], table[-1]),
         summary=f"codebook of {len(table)} values, {table[0]:g} to {table[-1]:g}",
         codes=len(table),
+        has_zero=0.0 in table,
     )
 
 

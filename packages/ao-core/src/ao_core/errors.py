@@ -9,10 +9,12 @@ __all__ = [
     "AoError",
     "CheckpointError",
     "ConfigError",
+    "DequantizeWarning",
     "FrozenError",
     "MissingExtraError",
     "PluginError",
     "QuantizationError",
+    "StorageError",
     "UnknownNameError",
     "UnsupportedOp",
 ]
@@ -32,6 +34,17 @@ class QuantizationError(AoError, ValueError):
 
 class UnsupportedOp(AoError, NotImplementedError):
     """An operation that a layout or tensor cannot do; names the op and the layout."""
+
+
+class StorageError(AoError, RuntimeError):
+    """A program asks for the memory of a tensor that has none of its own, e.g. to write it into a file.
+
+    No `NotImplementedError`, which programs that save models take to mean that there is nothing to write.
+    """
+
+
+class DequantizeWarning(UserWarning):
+    """An op without a rule for quantized tensors was computed on the dequantized values; once for each op."""
 
 
 class CheckpointError(AoError, ValueError):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from ao_core.arguments import checked
 from ao_core.dispatch import Candidate, candidates, product_op
 from ao_core.errors import ConfigError
 from ao_core.records import Call
@@ -127,6 +128,7 @@ class Explanation:
         return "\n\n".join(_title(group) + body for body, group in alike.items())
 
 
+@checked
 def explain(
     model_or_qtensor: nn.Module | Tensor, x: Tensor | None = None, *, rows: Sequence[int] = ROWS
 ) -> Explanation:

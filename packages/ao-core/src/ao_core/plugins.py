@@ -4,6 +4,9 @@ Each entry point of the group `ao.plugins` is checked for what it requires, impo
 API version and registered; then its hooks are called one by one. Whatever fails becomes a
 `PluginProblem`, and all else goes on. `hookspecs.py` says what a plugin may provide.
 
+Plugins are loaded in the state of a fresh process, wherever the first lookup happens (`neutral`). What
+one of them changes for everybody, such as torch's default dtype, is set back.
+
 Environment variables, read when plugins are loaded:
     AO_PLUGINS: unset loads all; empty loads none; "a,b" loads only the entry points or
         distributions of these names.
@@ -16,11 +19,12 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any
 
+from ao_core.admission import check_record, tamed
 from ao_core.discovery import (
     Candidate,
     bad_hook_names,
@@ -31,7 +35,9 @@ from ao_core.discovery import (
     installed,
     select,
 )
-from ao_core.errors import AoError, PluginError
+from ao_core.errors import PluginError
+from ao_core.neutral import neutral, restored
+from ao_core.plugin_records import WHOLE, Haul, PluginInfo, PluginProblem, PluginWarning
 from ao_core.registry import Registry, name_of, registry
 
 if TYPE_CHECKING:
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
 # up a name that is not built in, and should not pay for them when they import ao_core.
 
 __all__ = [
+    "SLOW",
     "PluginInfo",
     "PluginLoader",
     "PluginProblem",
@@ -51,80 +58,8 @@ __all__ = [
     "problems",
 ]
 
-_WHEN = {
-    "discovery": "while reading its metadata",
-    "AO_PLUGINS": "while being selected by AO_PLUGINS",
-    "requirements": "while checking its requirements",
-    "import": "while importing",
-    "api": "while checking its API version",
-    "register": "while registering its hooks",
-}
-
-
-class PluginWarning(UserWarning):
-    """A plugin, or a part of it, could not be used."""
-
-
-@dataclass(frozen=True)
-class PluginInfo:
-    """A plugin in use, and the names of the records it provided, by table ("dtypes", …)."""
-
-    name: str
-    dist: str
-    version: str
-    module: str
-    records: dict[str, list[str]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class PluginProblem:
-    """What went wrong with a plugin; `str()` is a sentence.
-
-    After a problem in the phase "discovery", "AO_PLUGINS", "requirements", "import", "api" or
-    "register" the plugin is left out whole. After one in "hook ao_dtypes" and the like, the record
-    in question, or all of that hook if it raised, is left out and the rest is used.
-    """
-
-    #: of the entry point
-    name: str
-    dist: str
-    version: str
-    phase: str
-    exception: BaseException
-
-    def __str__(self) -> str:
-        text = " ".join(str(self.exception).split())
-        if not isinstance(self.exception, (AoError, ImportError)):
-            text = f"{type(self.exception).__name__}: {text}"
-        when = _WHEN.get(self.phase, f"in {self.phase}")
-        plugin = f"{self.dist} {self.version}".rstrip()
-        return f"Plugin {plugin} failed {when}: {text.rstrip(' .:')}."
-
-
-@dataclass
-class _Haul:
-    """What one loading gathers; it reaches the registry only when all plugins have been asked."""
-
-    candidates: list[Candidate] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    infos: list[PluginInfo] = field(default_factory=list)
-    records: list[tuple[PluginInfo, str, Any]] = field(default_factory=list)
-    cli: list[tuple[PluginInfo, pluggy.HookImpl]] = field(default_factory=list)
-    problems: list[PluginProblem] = field(default_factory=list)
-
-    def note(self, who: PluginInfo | Candidate, phase: str, error: BaseException) -> None:
-        """Keep a problem."""
-        self.problems.append(PluginProblem(who.name, who.dist, who.version, phase, error))
-
-    @contextmanager
-    def guard(self, who: PluginInfo, phase: str) -> Iterator[None]:
-        """Turn whatever the block raises into a problem, `sys.exit` included."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            self.note(who, phase, error)
+#: seconds of computing after which a plugin is slow to load, its import and hooks together
+SLOW = 2.0
 
 
 class PluginLoader:
@@ -134,9 +69,10 @@ class PluginLoader:
         """Take the registry to load into; nothing is loaded yet."""
         self._registry = target
         self._lock = threading.RLock()
-        self._loading = False
+        #: True while plugins are imported and asked
+        self.loading = False
         self._loaded = False
-        self._haul = _Haul()
+        self._haul = Haul()
 
     def load(self) -> None:
         """Load all plugins the first time; see `load_plugins`."""
@@ -171,7 +107,7 @@ class PluginLoader:
             "register a Transform for it with ao_core.register()."
         )
 
-    def call_cli_hooks(self, app: object) -> None:
+    def call_cli_hooks(self, app: object, check: Callable[[str], None] = lambda dist: None) -> None:
         """Call every `ao_cli` hook with `app`; see the function of this name."""
         self.load()
         before = len(self._haul.problems)
@@ -179,58 +115,120 @@ class PluginLoader:
             with self._haul.guard(info, "hook ao_cli"):
                 # pluggy let a hook register only if its arguments are none or `app`.
                 hook.function(*[app for _ in hook.argnames])
+            with self._haul.guard(info, "hook ao_cli"):
+                check(info.dist)
         _warn(self._haul.problems[before:])
         self._check_strict()
+
+    def report(self, dist: str, phase: str, error: BaseException) -> None:
+        """Note a problem that showed in use, once for a distribution and phase, with a warning.
+
+        Raises:
+            PluginError: with AO_STRICT=1.
+        """
+        info = next((i for i in self._haul.infos if i.dist == dist), None)
+        name, version = ("", "") if info is None else (info.name, info.version)
+        problem = PluginProblem(name, dist, version, phase, error)
+        with self._lock:
+            if any((p.dist, p.phase) == (dist, phase) for p in self._haul.problems):
+                return
+            self._haul.problems.append(problem)
+        _warn([problem])
+        self._check_strict()
+
+    def retry(self) -> None:
+        """At the next lookup, try the plugins again that were left out whole, if there are any."""
+        with self._lock:
+            self._loaded = self._loaded and not any(p.phase in WHOLE for p in self._haul.problems)
+
+    def after_fork(self) -> None:
+        """In the child of a fork: no other thread is loading here."""
+        self._lock = threading.RLock()
+        self.loading = False
 
     def _load_once(self) -> None:
         with self._lock:
             # A plugin that looks a name up while it is being loaded sees what is there already.
-            if self._loaded or self._loading:
+            if self._loaded or self.loading:
                 return
-            self._loading = True
+            self.loading = True
             try:
-                haul = self._gather()
+                with neutral():
+                    haul = self._gather()
                 for info, plural, record in haul.records:
                     with haul.guard(info, f"hook ao_{plural}"):
-                        self._add(info, plural, record)
+                        self._add(haul, info, plural, record)
+                known = {(p.dist, p.phase) for p in self._haul.problems}
                 self._haul = haul
                 self._loaded = True
             finally:
-                self._loading = False
-        _warn(haul.problems)
+                self.loading = False
+            if haul.records:
+                self._registry.plugins_added()
+        _warn([p for p in haul.problems if (p.dist, p.phase) not in known])
 
-    def _gather(self) -> _Haul:
-        """Ask all plugins. Changes nothing here, so that Ctrl-C leaves nothing half loaded."""
+    def _gather(self) -> Haul:
+        """Ask the plugins that are not in use. Changes nothing here, so Ctrl-C leaves nothing half done."""
         import pluggy
 
         from ao_core import hookspecs
 
         manager = pluggy.PluginManager("ao")
         manager.add_hookspecs(hookspecs)
-        haul = _Haul()
+        haul = self._haul.kept()
+        for plugin, name in haul.registered:
+            manager.register(plugin, name)
+        in_use = {(info.name, info.dist) for info in haul.infos}
         for candidate in _choose(haul):
-            plugin = _open(manager, candidate, haul)
-            if plugin is None:
+            if (candidate.name, candidate.dist) in in_use:
                 continue
-            info = PluginInfo(candidate.name, candidate.dist, candidate.version, candidate.module)
-            haul.infos.append(info)
-            for name, error in bad_hook_names(manager, plugin):
-                haul.note(info, f"hook {name}", error)
-            for plural, table in self._registry.tables.items():
-                for hook in hooks_of(manager, plugin, f"ao_{plural}"):
-                    with haul.guard(info, f"hook ao_{plural}"):
-                        records = _listed(hook.function(), table.expects)
-                        haul.records += [(info, plural, record) for record in records]
-            haul.cli += [(info, hook) for hook in hooks_of(manager, plugin, "ao_cli")]
+            changes: list[str] = []
+            start, busy = perf_counter(), thread_time()
+            with restored(changes):
+                info = self._ask(manager, candidate, haul)
+            seconds, busy = perf_counter() - start, thread_time() - busy
+            if info is not None:
+                haul.infos.append(replace(info, seconds=seconds))
+            who = info or candidate
+            for change in changes:
+                haul.note(who, "state", PluginError(f"changed {change}; it was set back"))
+            if busy > SLOW or seconds > 5 * SLOW:  # other programs make it wait too
+                text = (
+                    f"took {seconds:.1f} s to load, {busy:.1f} s of them computing; import and build what "
+                    "takes time in the functions that its records carry"
+                )
+                haul.note(who, "speed", PluginError(text))
         return haul
 
-    def _add(self, info: PluginInfo, plural: str, record: Any) -> None:
+    def _ask(
+        self, manager: pluggy.PluginManager, candidate: Candidate, haul: Haul
+    ) -> PluginInfo | None:
+        """Import one plugin and call its hooks; None, and a problem noted, where it is left out."""
+        plugin = _open(manager, candidate, haul)
+        if plugin is None:
+            return None
+        info = PluginInfo(candidate.name, candidate.dist, candidate.version, candidate.module)
+        for name, error in bad_hook_names(manager, plugin):
+            haul.note(info, f"hook {name}", error)
+        for plural, table in self._registry.tables.items():
+            for hook in hooks_of(manager, plugin, f"ao_{plural}"):
+                with haul.guard(info, f"hook ao_{plural}"):
+                    records = _listed(hook.function(), table.expects)
+                    haul.records += [(info, plural, record) for record in records]
+        haul.cli += [(info, hook) for hook in hooks_of(manager, plugin, "ao_cli")]
+        return info
+
+    def _add(self, haul: Haul, info: PluginInfo, plural: str, record: Any) -> None:
         table = self._registry.tables[plural]
         if not table.holds(record):
             raise PluginError(
                 f"one of its records is a {type(record).__name__}, not {table.expects}"
             )
-        self._registry.add(record, provider=info.dist)
+        check_record(record)
+        admitted, change = tamed(record, self._registry)
+        if change is not None:
+            haul.note(info, f"hook ao_{plural}", PluginError(change))
+        self._registry.add(admitted, provider=info.dist)
         info.records.setdefault(plural, []).append(name_of(record))
 
     def _check_strict(self) -> None:
@@ -250,7 +248,7 @@ def _warn(problems: list[PluginProblem]) -> None:
             warnings.warn(str(problem), PluginWarning, stacklevel=2)
 
 
-def _choose(haul: _Haul) -> list[Candidate]:
+def _choose(haul: Haul) -> list[Candidate]:
     """The installed candidates that AO_PLUGINS names; all of them where it is not set."""
     haul.candidates, errors = installed()
     haul.problems += [PluginProblem("", dist, "", "discovery", error) for dist, error in errors]
@@ -269,7 +267,7 @@ def _choose(haul: _Haul) -> list[Candidate]:
     return chosen
 
 
-def _open(manager: pluggy.PluginManager, candidate: Candidate, haul: _Haul) -> object | None:
+def _open(manager: pluggy.PluginManager, candidate: Candidate, haul: Haul) -> object | None:
     """Check, import and register one plugin; None, and a problem noted, where any of it fails."""
     from ao_core.hookspecs import API_VERSION
 
@@ -283,7 +281,9 @@ def _open(manager: pluggy.PluginManager, candidate: Candidate, haul: _Haul) -> o
         phase = "register"
         if manager.is_registered(plugin):
             raise PluginError(f"{candidate.module} is loaded already, for another entry point")
-        manager.register(plugin, f"{candidate.dist}:{candidate.name}")
+        name = f"{candidate.dist}:{candidate.name}"
+        manager.register(plugin, name)
+        haul.registered.append((plugin, name))
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -322,6 +322,11 @@ def problems() -> list[PluginProblem]:
     return registry.loader.problems()
 
 
-def call_cli_hooks(app: object) -> None:
-    """Let every plugin add its sub-commands to `app`, a `typer.Typer`; failures are isolated."""
-    registry.loader.call_cli_hooks(app)
+def call_cli_hooks(app: object, check: Callable[[str], None] = lambda dist: None) -> None:
+    """Let every plugin add its sub-commands to `app`, a `typer.Typer`; failures are isolated.
+
+    Args:
+        app: what the hooks get.
+        check: called with the distribution after each hook; what it raises is a problem of that plugin.
+    """
+    registry.loader.call_cli_hooks(app, check)

@@ -10,7 +10,7 @@ from ao_core.errors import MissingExtraError
 __all__ = ["Progress", "watched"]
 
 #: False or None: no progress; True: a tqdm bar; or a function (done, total, name of the next parameter)
-Progress: TypeAlias = "bool | Callable[[int, int, str], None] | None"
+Progress: TypeAlias = bool | Callable[[int, int, str], None] | None
 
 T = TypeVar("T")
 

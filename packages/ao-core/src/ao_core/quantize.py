@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ao_core.config import Config, config_to_dict, resolve_config
-from ao_core.dispatch import product_op, select
-from ao_core.errors import QuantizationError
-from ao_core.numerics import sqnr, sqnr_of_sums
+from ao_core.arguments import check_device, checked
+from ao_core.config import Config, ConfigLike, FqnToConfig, config_to_dict, resolve_config
+from ao_core.dispatch import product_op, run, select
+from ao_core.errors import QuantizationError, UnsupportedOp
+from ao_core.installing import install
+from ao_core.numerics import error_sums, sqnr, sqnr_of_sums
+from ao_core.outcome import (
+    converted_weights,
+    warn_of_emulation,
+    warn_of_nothing,
+    warn_of_stale,
+)
 from ao_core.progress import Progress, watched
 from ao_core.records import Call, Skip, Target
 from ao_core.registry import registry
@@ -26,6 +35,7 @@ from ao_core.tensor import (
     native,
 )
 from ao_core.tensor.codec import is_sharded
+from ao_core.tensor.described import matmuls_text, undescribe
 from ao_core.weights import is_conv
 
 __all__ = ["apply_plans", "convert", "dequantize_", "quantize_", "sample_sqnr", "transformed"]
@@ -34,9 +44,10 @@ __all__ = ["apply_plans", "convert", "dequantize_", "quantize_", "sample_sqnr", 
 _SQNR_ELEMENTS = 1 << 20
 
 
+@checked
 def quantize_(
     model: nn.Module,
-    config: Config | str,
+    config: ConfigLike,
     filter_fn: FilterFn | None = None,
     *,
     device: torch.device | str | None = None,
@@ -45,14 +56,22 @@ def quantize_(
 ) -> Report:
     """Quantize the weights of a model in place.
 
+    Before anything changes, one weight of each shape, dtype and configuration is converted. What raises by
+    then leaves the model as it was; so does whatever raises with `strict`. The others are converted one by
+    one: memory holds the model and little more. Where one of these raises, each weight is whole, either
+    quantized or not, and the next call goes on.
+
     Args:
         model: any module. Linear and convolution weights, the projections of MultiheadAttention and
-            fused 3-D expert weights are quantized; embeddings and others where they are named.
+            fused 3-D expert weights are quantized; embeddings and others where they are named. An output
+            head, tied to an embedding or of its shape, keeps 8 bits where the format has fewer, unless it
+            is named.
         config: a configuration, the name of a recipe, or a `FqnToConfig`.
         filter_fn: (module, its name) -> whether its weights are quantized, in place of the default.
-        device: move one parameter at a time there, quantize it there and leave it there, so that the
-            device never holds more than the quantized model and one layer; the rest follows.
-        strict: raise where a weight that was asked for could not be quantized.
+        device: move one parameter at a time there and quantize it there, so that the device never holds
+            more than the quantized model and one layer; the rest follows.
+        strict: raise where a weight that was asked for could not be quantized. The new weights are held
+            beside the old ones until all are made, so that it is all or nothing.
         progress: True for a bar, or a function called with (done, total, name).
 
     Returns:
@@ -62,13 +81,27 @@ def quantize_(
         UnknownNameError: no such recipe.
         ConfigError: the configuration cannot work, one of its names matches nothing, or it waits for
             data, as static scales of activations do for calibration.
-        QuantizationError: weights with NaN or inf, on the meta device or not floating point; nothing
-            was changed then. With `strict`, also a weight that the format cannot hold.
+        QuantizationError: weights with NaN or inf, on the meta device or not floating point. With
+            `strict`, also a weight that the format cannot hold.
+
+    Warns:
+        NothingConvertedWarning: every parameter stayed what it was.
+        EmulationWarning: products of training are emulated.
+        StaleParameterWarning: something still holds parameters that had to be replaced.
     """
     config = resolve_config(config)
     config.check()
     plans = plan(model, config, filter_fn)
-    return apply_plans(model, config, plans, device=device, strict=strict, progress=progress)
+    report = apply_plans(model, config, plans, device=device, strict=strict, progress=progress)
+    if _asks(config):
+        warn_of_nothing(report.records)
+    warn_of_emulation(converted_weights(model, report.records))
+    return report
+
+
+def _asks(config: Config) -> bool:
+    """Whether a configuration would change anything: one that keeps all it names would not."""
+    return not isinstance(config, FqnToConfig) or any(value for _, value in config.entries)
 
 
 def apply_plans(
@@ -81,33 +114,50 @@ def apply_plans(
     progress: Progress = None,
 ) -> Report:
     """`quantize_` once it is decided what to do with each parameter; `config` is for the report."""
+    check_device("device", device)
     for entry in plans:
         if entry.config is not None:
-            registry.transform_for(type(entry.config))
-            if not isinstance(entry.tensor, QTensor):
+            transform = registry.transform_for(type(entry.config))
+            no_values = entry.tensor.is_meta and not transform.needs_values
+            if not isinstance(entry.tensor, QTensor) and not no_values:
                 check_quantizable(entry.tensor, entry.fqn)
-    records, waiting = [], []
-    for entry in watched(plans, [entry.fqn for entry in plans], progress, "quantize"):
-        new, record = convert(entry, entry.tensor, device)
-        records.append(record)
-        if strict:
-            waiting.append((entry, new))
-        else:
-            _install(entry, new)
-    report = Report(config_to_dict(config), tuple(records))
+    order, kinds = _one_of_each_kind_first(plans)
+    records: dict[str, ParameterRecord] = {}
+    changes: list[tuple[Plan, nn.Parameter]] = []
+    stale: list[str] = []
+    for entry in watched(order, [entry.fqn for entry in order], progress, "quantize"):
+        new, records[entry.fqn] = convert(entry, entry.tensor, device)
+        if new is not None:
+            changes.append((entry, new))
+        if not strict and len(records) >= kinds:
+            stale += install(model, changes, None)
+            changes.clear()
+    report = Report(config_to_dict(config), tuple(records[entry.fqn] for entry in plans))
     skipped = report.with_status("skipped")
     if strict and skipped:
         lines = "; ".join(f"{record.fqn}: {record.reason}" for record in skipped)
         raise QuantizationError(
             f"strict=True and {len(skipped)} weights cannot be quantized (nothing was changed): {lines}"
         )
-    for entry, new in waiting:
-        _install(entry, new)
-    if device is not None:
-        model.to(device)
+    warn_of_stale([*stale, *install(model, changes, device)])
     return report
 
 
+def _one_of_each_kind_first(plans: Sequence[Plan]) -> tuple[list[Plan], int]:
+    """Plans in the order of conversion, and how many of them begin a kind: configuration, shape and dtype.
+
+    What is wrong with a transform, or what it was given, shows when it converts the first of a kind. These
+    are all made before any is put in place, the others one by one, so that a model needs no room for two.
+    """
+    first: dict[tuple[object, ...], Plan] = {}
+    for entry in plans:
+        kind = (repr(entry.config), entry.tensor.shape, entry.tensor.dtype)
+        first.setdefault(kind, entry)
+    chosen = set(map(id, first.values()))
+    return [*first.values(), *(entry for entry in plans if id(entry) not in chosen)], len(first)
+
+
+@checked
 def dequantize_(model: nn.Module) -> list[str]:
     """Replace every quantized parameter by a dense one, in place; returns their names. Ties are kept."""
     done: dict[int, nn.Parameter] = {}
@@ -119,6 +169,7 @@ def dequantize_(model: nn.Module) -> list[str]:
                     done[id(parameter)] = nn.Parameter(parameter.dequantize(), requires_grad=False)
                 setattr(module, name, done[id(parameter)])
                 names.append(f"{module_fqn}.{name}" if module_fqn else name)
+                undescribe(module)
     return names
 
 
@@ -140,8 +191,14 @@ def convert(
         status = "kept" if new.kept else "skipped"
         return None, _record(entry, before, status, new.reason, start)
     if isinstance(new, ComputeWeight) and isinstance(before, ComputeWeight):
-        reason = "its products are in low precision already"
-        return None, _record(entry, before, "kept", reason, start)
+        if new.specs == before.specs:
+            reason = "its products are in low precision already"
+            return None, _record(entry, before, "kept", reason, start)
+        reason = (
+            f"its products are set by an earlier conversion already ({matmuls_text(before.specs)}); to "
+            "change the recipe, convert a new model and load this one's state dict"
+        )
+        return None, _record(entry, before, "skipped", reason, start)
     quality = sample_sqnr(dense, new)
     sparsity = new.sparsity if isinstance(new, QTensor) else None
     trains = before.requires_grad
@@ -150,7 +207,9 @@ def convert(
         new = new if is_conv(dense, _role(entry)) else native(new)
         trains = trains and STOCHASTIC in new.spec.options
     parameter = nn.Parameter(new, requires_grad=trains)
-    return parameter, _record(entry, before, "quantized", "", start, parameter, quality, sparsity)
+    return parameter, _record(
+        entry, before, "quantized", entry.reason, start, parameter, quality, sparsity
+    )
 
 
 def transformed(entry: Plan, dense: Tensor) -> Tensor | Skip:
@@ -167,13 +226,6 @@ def _role(entry: Plan) -> Target:
     return next((o for o in entry.owners if not default_reason(o, entry.tensor)), entry.owners[0])
 
 
-def _install(entry: Plan, parameter: nn.Parameter | None) -> None:
-    if parameter is not None:
-        for owner in entry.owners:
-            # not into the dictionary: recurrent layers hold their weights in a list of their own too
-            setattr(owner.module, owner.name, parameter)
-
-
 def sample_sqnr(dense: Tensor, new: Tensor) -> float | None:
     """SQNR in dB of a quantized weight, over whole rows evenly spread where the weight is large."""
     if not isinstance(new, QTensor):
@@ -181,9 +233,21 @@ def sample_sqnr(dense: Tensor, new: Tensor) -> float | None:
     if new.is_permuted or is_sharded(dense):
         return float(sqnr(dense, new.dequantize()))
     step = max(-(-dense.numel() // _SQNR_ELEMENTS), 1)
+    return float(sqnr_of_sums(_error_sums(dense, new, step)))
+
+
+def _error_sums(dense: Tensor, new: QTensor, step: int) -> Tensor:
+    """The sums over every `step`-th row; of experts, over those of each, which differ in quality."""
+    if dense.dim() == 3 and step > 1:
+        try:
+            experts: list[tuple[Tensor, Any]] = list(zip(dense.unbind(), new.unbind(), strict=True))
+        except UnsupportedOp:  # their codes are stored together
+            return error_sums(dense, new.dequantize())
+        return torch.stack([_error_sums(one, other, step) for one, other in experts]).sum(0)
     shape, device = tuple(dense.shape), new.device.type
     call = Call("error_sums", new.spec, new.stored_shape, shape, dense.dtype, device)
-    return float(sqnr_of_sums(select(call).fn(dense, new, step)))
+    sums: Tensor = run(call, dense, new, step)
+    return sums
 
 
 def _record(
@@ -204,13 +268,20 @@ def _record(
         shape=tuple(before.shape),
         bytes_before=_bytes(before),
         bytes_after=_bytes(after),
-        spec=str(after.spec) if isinstance(after, QTensor) else "",
+        spec=_format_text(after),
         kernel=_kernel_name(after, _role(entry)),
         sqnr_db=quality,
         seconds=time.perf_counter() - start,
         tied=tuple(owner.fqn for owner in entry.owners[1:]),
         sparsity=sparsity,
     )
+
+
+def _format_text(tensor: Tensor) -> str:
+    """The format of a quantized tensor, or what the matmuls of a `ComputeWeight` compute in."""
+    if isinstance(tensor, ComputeWeight):
+        return matmuls_text(tensor.specs)
+    return str(tensor.spec) if isinstance(tensor, QTensor) else ""
 
 
 def _bytes(tensor: Tensor) -> int:

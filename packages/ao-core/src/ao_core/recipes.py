@@ -124,6 +124,11 @@ def _apply_weight_only(weight: Tensor, config: WeightOnlyConfig, target: Target)
     return quantize_weight(weight, fmt, target)
 
 
+def _weight_only_head(config: WeightOnlyConfig) -> WeightOnlyConfig | None:
+    """int8 with a scale a row, where the format has fewer bits."""
+    return WeightOnlyConfig() if registry.dtypes.get(config.dtype).bits < 8 else None
+
+
 def _apply_compute(weight: Tensor, config: ComputeConfig, target: Target) -> Tensor | Skip:
     if reason := no_product(weight, target):
         return Skip(reason)
@@ -136,8 +141,8 @@ def _apply_compute(weight: Tensor, config: ComputeConfig, target: Target) -> Ten
 
 
 BUILTIN_TRANSFORMS = (
-    Transform(ComputeConfig, "compute", 1, _apply_compute),
-    Transform(WeightOnlyConfig, "weight_only", 1, _apply_weight_only),
+    Transform(ComputeConfig, "compute", 1, _apply_compute, needs_values=False),
+    Transform(WeightOnlyConfig, "weight_only", 1, _apply_weight_only, for_head=_weight_only_head),
 )
 
 BUILTIN_RECIPES = (

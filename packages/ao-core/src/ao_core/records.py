@@ -9,12 +9,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ao_core.arguments import check_fields
+from ao_core.errors import ConfigError
 from ao_core.spec import Spec
 
 if TYPE_CHECKING:
     from ao_core.config import Config
 
-__all__ = ["Call", "DType", "Kernel", "Recipe", "ScaleMethod", "Skip", "Target", "Transform"]
+__all__ = [
+    "DTYPE_KINDS",
+    "Call",
+    "DType",
+    "Kernel",
+    "Recipe",
+    "ScaleMethod",
+    "Skip",
+    "Target",
+    "Transform",
+]
+
+#: what `DType.kind` may be
+DTYPE_KINDS = ("int", "float", "codebook", "table", "dense")
 
 
 @dataclass(frozen=True)
@@ -28,18 +43,22 @@ class DType:
 
     name: str
     bits: int
-    #: "int", "float", "codebook", or "table": codes are the places of values that are learned for each block
-    #: and stored as its scale, with one more dimension; or "dense": codes are the values, without a scale
+    #: one of `DTYPE_KINDS`. "int": the values are integers, in two's complement where `min` is negative; only
+    #: these have integer zero points. "float": values are denser towards 0, where a zero point puts the
+    #: middle of a range. "codebook": any other values. "table": values are learned for each block and
+    #: stored as its scale, with one more dimension. "dense": codes are the values, without a scale.
     kind: str
-    #: real values (float32 or float64) -> codes, of `code_dtype`: nearest, ties to even, saturating; NaN per
-    #: format
+    #: real values (float32 or float64) -> codes, of `code_dtype`: the nearest value, saturating; NaN per
+    #: format. A tie goes to the even integer ("int"), the even code ("float", "dense") or the lower value
+    #: ("codebook").
     encode: Callable[[Tensor], Tensor]
     #: codes -> float32 values, exact; a new tensor, since callers work on it in place
     decode: Callable[[Tensor], Tensor]
     #: least and greatest finite value
     min: float
     max: float
-    #: the magnitude that a block's largest element is scaled to when there is no zero point
+    #: the magnitude that a block's largest element is scaled to when there is no zero point; of integers
+    #: in small blocks it is `max`, see `numerics.reach_of`
     reach: float
     #: torch dtype whose elements are the codes, for layouts that store one by one: of 8 bits unless dense
     storage: torch.dtype = torch.uint8
@@ -48,8 +67,20 @@ class DType:
     #: how many codes `encode` uses, from 0 on, where they are not all 2**bits (as 0 says); the others
     #: decode to some value too
     codes: int = 0
+    #: False: 0 stands for 0 alone, and values near it become the least ones of their sign, as in posits
+    rounds_to_zero: bool = True
+    #: False: no code stands for 0, so that a block of zeros gets the least scale there is
+    has_zero: bool = True
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        if self.kind not in DTYPE_KINDS:
+            raise ConfigError(
+                f"kind={self.kind!r} of number format {self.name!r} is unknown; use one of "
+                f"{', '.join(DTYPE_KINDS)}: 'codebook' is for values that are neither integers nor floats"
+            )
+        if self.bits < 1:
+            raise ConfigError(f"bits={self.bits}: a code has at least one bit")
         object.__setattr__(self, "codes", self.codes or 1 << self.bits)
 
     @property
@@ -104,6 +135,12 @@ class Kernel:
     accepts: Callable[[Call], str | None] = lambda call: None
     #: how it serves a call that it accepts, in a few words for `explain`; may be empty
     describe: Callable[[Call], str] = lambda call: ""
+    #: names of the options of a `Spec` that it goes by, besides those that ao-core and the layout read: a
+    #: product with a weight that has any other option is not its to serve
+    options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -118,6 +155,9 @@ class ScaleMethod:
     choose: Callable[[Tensor, DType, Spec], tuple[Tensor, Tensor | None]] | None
     summary: str = ""
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 @dataclass(frozen=True)
 class Target:
@@ -129,6 +169,9 @@ class Target:
     module: torch.nn.Module
     name: str
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 @dataclass(frozen=True)
 class Skip:
@@ -137,6 +180,9 @@ class Skip:
     reason: str
     #: it could, but the configuration wants it to stay: no failure, so `strict` does not mind
     kept: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -151,6 +197,14 @@ class Transform:
     apply: Callable[[Tensor, Any, Target], Tensor | Skip]
     #: for the suites: a configuration that can be applied, where the one by default waits for data
     example: Config | None = None
+    #: whether it looks at the values of a parameter; else it takes one on the meta device too
+    needs_values: bool = True
+    #: the configuration that an output head, or an embedding tied to one, gets in place of this one unless
+    #: it is named; None: this one. Few bits cost a head more than they cost any other layer
+    for_head: Callable[[Any], Config | None] = lambda config: None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -160,3 +214,6 @@ class Recipe:
     name: str
     config: Config
     summary: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)

@@ -5,16 +5,19 @@ One `Table` per kind of record; `registry` is the instance that the process shar
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from ao_core.errors import FrozenError, PluginError, UnknownNameError
+from ao_core.known import whose
 from ao_core.records import DType, Kernel, Recipe, ScaleMethod, Transform
+from ao_core.table import CORE, IN_PROCESS, Table, name_of, taken
 
 if TYPE_CHECKING:
     from ao_core.config import Config
@@ -38,117 +41,6 @@ __all__ = [
     "reopen",
 ]
 
-T = TypeVar("T")
-
-#: provider of the built-in records
-CORE = "ao-core"
-#: provider of what `register` adds
-IN_PROCESS = "in-process"
-
-
-class Table(Generic[T]):
-    """Records of one kind by name. `registry.add` writes it, everybody may read it.
-
-    A lookup that hits is two dictionary reads: no lock, no plugin.
-    """
-
-    def __init__(
-        self,
-        registry: Registry,
-        plural: str,
-        kind: str,
-        expects: str,
-        holds: Callable[[object], bool],
-    ) -> None:
-        self._registry = registry
-        self._plural = plural
-        #: for messages: "dtype"
-        self.kind = kind
-        #: for messages: what belongs here, "a DType"
-        self.expects = expects
-        #: whether an object belongs in this table
-        self.holds = holds
-        self._records: dict[str, T] = {}
-        self._providers: dict[str, str] = {}
-        self._filled = False
-
-    def get(self, name: str) -> T:
-        """The record of that name; a miss loads the plugins once.
-
-        Raises:
-            UnknownNameError: no built-in and no plugin has it; lists what is known and which
-                plugins failed.
-        """
-        record = self.local(name)
-        if record is None:
-            self._registry.load_plugins()
-            record = self._records.get(name)
-        if record is None:
-            raise UnknownNameError(self.kind, name, self._records, self._registry.notes())
-        return record
-
-    def local(self, name: str) -> T | None:
-        """The record of that name among those already here, or None; loads no plugin."""
-        self.fill()
-        return self._records.get(name)
-
-    def provider(self, name: str) -> str:
-        """The distribution that the record came from: "ao-core", a plugin's, or "in-process"."""
-        self.get(name)
-        return self._providers[name]
-
-    def names(self) -> list[str]:
-        """All names, built-ins first, then plugins in the order they were loaded."""
-        return list(self._all())
-
-    def values(self) -> list[T]:
-        """All records, in the order of `names`."""
-        return list(self._all().values())
-
-    def items(self) -> list[tuple[str, T]]:
-        """All (name, record) pairs, in the order of `names`."""
-        return list(self._all().items())
-
-    def __contains__(self, name: str) -> bool:
-        if self.local(name) is None:
-            self._registry.load_plugins()
-        return name in self._records
-
-    def fill(self) -> None:
-        """Take in the built-ins when the table is first touched."""
-        if self._filled:
-            return
-        source = self._registry.builtin_sources.get(self._plural)
-        if source is None:
-            return
-        with self._registry.lock:
-            if not self._filled:
-                for record in list(source()):
-                    self._registry.insert(self, record, CORE)
-                self._filled = True
-
-    def insert(self, record: T, provider: str) -> None:
-        """Write one record; `Registry.add` is the public way.
-
-        Raises:
-            PluginError: it has no name, or the name is taken; the record already here stays.
-        """
-        name = name_of(record)
-        if not isinstance(name, str) or not name:
-            raise PluginError(
-                f"{self.kind} {record!r} of {provider} has the name {name!r}; "
-                "a name must be a string that is not empty"
-            )
-        if name in self._records:
-            raise _taken(self.kind, name, self._providers[name], provider)
-        self._providers[name] = provider
-        self._records[name] = record
-
-    def _all(self) -> dict[str, T]:
-        self.fill()
-        self._registry.load_plugins()
-        return self._records
-
 
 class Registry:
     """The tables, and what holds for all of them: discovery, freezing, the epoch.
@@ -162,9 +54,11 @@ class Registry:
         self, builtin_sources: dict[str, Callable[[], Iterable[Any]]] | None = None
     ) -> None:
         self.builtin_sources = dict(builtin_sources or {})
-        #: grows with every record added and every reopening; a kernel bound on a tensor under
+        #: grows with every record added and every reopening; a kernel that was selected under
         #: another epoch must be selected again
         self.epoch = 0
+        #: how often the tables were reopened; what a machine can do is asked again after that
+        self.reopened = 0
         #: True from the first kernel selection on; then kernels and layouts cannot be added
         self.frozen = False
         #: held while records are added, never while they are read
@@ -243,6 +137,11 @@ class Registry:
             self.insert(table, record, provider)
             self.epoch += 1
 
+    def plugins_added(self) -> None:
+        """Start an epoch: what was selected before plugins were loaded is selected again."""
+        with self.lock:
+            self.epoch += 1
+
     def transform_for(self, config_type: type[Config]) -> Transform:
         """The transform of exactly this class of configuration; a miss loads the plugins once.
 
@@ -259,15 +158,26 @@ class Registry:
         return self._transform_of[config_type][0]
 
     def freeze(self) -> None:
-        """Close the kernel and layout tables, plugins included; done at the first selection."""
+        """Close the kernel and layout tables, plugins included; done at the first selection.
+
+        A plugin that computes while it is imported selects kernels, too: among those that are here
+        already, and the tables stay open for the others.
+        """
         if not self.frozen:
             self.load_plugins()
-            self.frozen = True
+            self.frozen = not self.loader.loading
 
     def reopen(self) -> None:
-        """Open the tables again, and forget what torch.compile traced with the old ones."""
-        self.frozen = False
-        self.epoch += 1
+        """Open the tables again, and forget what torch.compile traced with the old ones.
+
+        Plugins that were left out are tried again at the next lookup, and new ones are found.
+        """
+        with self.lock:
+            self.frozen = False
+            self.epoch += 1
+            self.reopened += 1
+        if self._loader is not None:
+            self._loader.retry()
         # Dynamo takes seconds to import; where nobody imported it, nothing was traced.
         if "torch._dynamo" in sys.modules:
             sys.modules["torch._dynamo"].reset()
@@ -287,23 +197,44 @@ class Registry:
         """Load all plugins, once. With AO_STRICT=1, raise `PluginError` if one has a problem."""
         self.loader.load()
 
-    def notes(self) -> list[str]:
-        """What a failed lookup should mention: plugins that failed or were left out."""
-        return self.loader.notes()
+    def notes(self, name: str = "") -> list[str]:
+        """What a failed lookup should mention: who has the name, and plugins that failed or were left out."""
+        return [*whose(name), *self.loader.notes()]
+
+    def after_fork(self) -> None:
+        """In the child of a fork: locks that other threads of the parent held are free again."""
+        self.lock = threading.RLock()
+        if self._loader is not None:
+            self._loader.after_fork()
 
     def insert(self, table: Table[Any], record: Any, provider: str) -> None:
         """Put a record into a known table; `add` is the public way."""
+        self._check_shared_name(table, record, provider)
         if isinstance(record, Transform):
             config_type = record.config_type
             if config_type in self._transform_of:
                 owner = self._transform_of[config_type][1]
-                raise _taken("configuration class", config_type.__name__, owner, provider)
+                raise taken("configuration class", config_type.__name__, owner, provider)
             table.insert(record, provider)
             self._transform_of[config_type] = (record, provider)
             return
         table.insert(record, provider)
         if table is self.tensors:
             torch.serialization.add_safe_globals([record])
+
+    def _check_shared_name(self, table: Table[Any], record: Any, provider: str) -> None:
+        """Raise where a recipe has the name of another package's transform, or the reverse.
+
+        `resolve_config` finds both by one name, and a package must not change what another's name means.
+        """
+        tables: dict[str, Table[Any]] = {"recipe": self.transforms, "transform": self.recipes}
+        others = tables.get(table.kind)
+        if others is None or provider == CORE:  # which comes first
+            return
+        name = name_of(record)
+        if others.local(name) is not None and others.provider(name) != provider:
+            claimant = f"{provider} (as a {table.kind})"
+            raise taken(others.kind, name, others.provider(name), claimant)
 
     def _table_of(self, record: object) -> Table[Any]:
         for table in self.tables.values():
@@ -316,22 +247,10 @@ class Registry:
         )
 
 
-def name_of(record: object) -> Any:
-    """The name that a record is found by: `__name__` of a class, `name` of anything else."""
-    return getattr(record, "__name__" if isinstance(record, type) else "name", None)
-
-
 def _is_layout(record: object) -> bool:
     from ao_core.layouts.base import Layout
 
     return isinstance(record, Layout)
-
-
-def _taken(kind: str, name: str, owner: str, claimant: str) -> PluginError:
-    return PluginError(
-        f"{kind} {name!r} is provided by {owner} already and claimed by {claimant} too; the one of "
-        f"{owner} stays. Rename one of them, or uninstall one of the packages."
-    )
 
 
 def _builtin_dtypes() -> Iterable[DType]:
@@ -376,6 +295,10 @@ registry = Registry(
         "recipes": _builtin_recipes,
     }
 )
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=registry.after_fork)
 
 
 def register(record: Record) -> None:

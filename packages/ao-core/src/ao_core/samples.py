@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ao_core.errors import ConfigError, QuantizationError
+from ao_core.arguments import shown
+from ao_core.errors import AoError, ConfigError, QuantizationError
 from ao_core.records import Target
 
 __all__ = ["Replacement", "Sample", "answer", "call", "evaluating", "replaced", "tensor_of"]
@@ -20,22 +21,45 @@ Sample = Tensor | tuple[Any, ...] | Mapping[str, Any]
 Replacement = tuple[Sequence[Target], Tensor]
 
 
-def call(model: nn.Module, sample: Sample) -> Any:
-    """What the model returns for a sample."""
+def call(model: nn.Module, sample: Sample, name: str = "sample") -> Any:
+    """What the model returns for a sample, the argument `name` of who asks.
+
+    Raises:
+        ConfigError: the model raises TypeError, ValueError, IndexError or RuntimeError, which come of inputs
+            that it cannot be called with; but for lack of memory, which stays what it is.
+    """
+    try:
+        return _call(model, sample)
+    except (AoError, torch.OutOfMemoryError):
+        raise
+    except (TypeError, ValueError, IndexError, RuntimeError) as error:
+        raise ConfigError(
+            f"{name}={shown(sample)}: the model, a {type(model).__name__}, cannot be called with it: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _call(model: nn.Module, sample: Sample) -> Any:
     if isinstance(sample, Mapping):
         return model(**sample)
     return model(*sample) if isinstance(sample, tuple) else model(sample)
 
 
-def answer(model: nn.Module, sample: Sample, replacements: Sequence[Replacement] = ()) -> Tensor:
+def answer(
+    model: nn.Module,
+    sample: Sample,
+    replacements: Sequence[Replacement] = (),
+    name: str = "sample",
+) -> Tensor:
     """What the model answers in evaluation mode, with some of its parameters replaced for that time.
 
     Raises:
-        ConfigError: the answer holds no tensor.
+        ConfigError: the model cannot be called with the sample, or the answer holds no tensor.
         QuantizationError: without replacements, it has NaN or inf.
     """
     with evaluating(model), replaced(replacements):
-        out = call(model, sample)
+        # an error with other parameters is not the sample's
+        out = _call(model, sample) if replacements else call(model, sample, name)
     found = tensor_of(out)
     if not replacements and not bool(torch.isfinite(found).all()):
         raise QuantizationError("the model answers the sample with NaN or inf; nothing to compare")

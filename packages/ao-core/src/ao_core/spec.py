@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
+from ao_core.arguments import check_fields
 from ao_core.errors import ConfigError
+from ao_core.schema import (
+    BOOL,
+    FINITE,
+    TEXT,
+    Fields,
+    Items,
+    Number,
+    OneOf,
+    Optional,
+    Row,
+    SchemaError,
+    check,
+)
 
 __all__ = [
     "BLOCKSIZE",
     "NO_SCALE",
+    "OPTIONS",
     "SCALE_DTYPES",
     "WHOLE",
     "ZERO_KINDS",
@@ -27,6 +42,9 @@ WHOLE = -1
 SCALE_DTYPES = ("float32", "bfloat16", "float16", "e8m0", "e4m3")
 #: in place of one: the format has no scale, value = decode(code)
 NO_SCALE = "none"
+#: options that ao-core reads, and any kernel may meet: how powers of two and other scales are chosen, how
+#: operations in place round, how float8 products add up, and what FSDP2 gathers
+OPTIONS = ("mx_mode", "scale_rule", "rounding", "fast_accum", "enable_fsdp_float8_all_gather")
 #: the option "blocksize" of layouts of square blocks, where it is not set
 BLOCKSIZE = 64
 #: "none": symmetric; "int": uint8 zero point in the domain of codes; "float": the same, not rounded;
@@ -70,13 +88,15 @@ class Spec:
     #: how activations are quantized before the product, at run time; None: they are not
     act: Spec | None = None
     #: further primitives, sorted by name, e.g. how scales are chosen: "mx_mode" (one of `MX_MODES`) where
-    #: they are powers of two, "scale_rule" (one of `SCALE_RULES`)
+    #: they are powers of two, "scale_rule" (one of `SCALE_RULES`). A name must be among `OPTIONS`, or
+    #: the `options` of the layout or of a kernel; no tensor is made with one that nobody knows.
     options: tuple[tuple[str, Primitive], ...] = ()
     #: in `act`: its one scale, and zero point, are known beforehand and parts of the weight, `act_scale`
     #: and `act_zero`; otherwise they are chosen for each call
     static: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not self.block or any(b != WHOLE and b < 1 for b in self.block):
             raise ConfigError(
                 f"block={self.block!r}: each extent must be positive or {WHOLE} (the whole dimension)"
@@ -109,13 +129,18 @@ class Spec:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Spec:
-        """Rebuild a `Spec` from `to_dict`'s form (lists and tuples alike)."""
-        known = {f.name for f in fields(cls)}
-        if unknown := set(data) - known:
-            raise ConfigError(f"Spec has no field {sorted(unknown)}; known: {sorted(known)}")
+        """Rebuild a `Spec` from `to_dict`'s form (lists and tuples alike).
+
+        Raises:
+            ConfigError: a field is unknown, missing, of another type or not one of its values.
+        """
+        try:
+            check(data, _FIELDS, "Spec")
+        except SchemaError as error:
+            raise ConfigError(str(error)) from error
         values = dict(data)
         values["block"] = tuple(values["block"])
-        values["options"] = tuple((str(k), v) for k, v in values.get("options", ()))
+        values["options"] = tuple((name, value) for name, value in values.get("options", ()))
         for nested in ("scale_dtype", "act"):
             if isinstance(values.get(nested), dict):
                 values[nested] = cls.from_dict(values[nested])
@@ -135,6 +160,22 @@ class Spec:
         if self.act is not None:
             text += f" act=({self.act})"
         return f"{text} {self.layout}"
+
+
+_PRIMITIVE = OneOf((BOOL, TEXT, Number(-(1 << 63), (1 << 63) - 1), FINITE), "a primitive")
+#: what `Spec.from_dict` takes
+_FIELDS: Fields = Fields(
+    {"dtype": TEXT, "block": Items(Number(WHOLE, 1 << 48), least=1, most=64)},
+    {
+        "scale_dtype": OneOf((TEXT, lambda: _FIELDS)),
+        "zero": TEXT,
+        "layout": TEXT,
+        "act": Optional(lambda: _FIELDS),
+        "options": Items(Row((TEXT, _PRIMITIVE))),
+        "static": BOOL,
+    },
+    closed=True,
+)
 
 
 def blocksize_of(spec: Spec) -> int:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from ao_core.config import Config, FqnToConfig
-from ao_core.errors import ConfigError
+from ao_core.errors import ConfigError, UnknownNameError
 from ao_core.records import Target
+from ao_core.registry import registry
 from ao_core.weights import is_transposed
 
 __all__ = ["FilterFn", "Plan", "default_reason", "plan"]
@@ -27,18 +28,23 @@ _WEIGHTS = {
     nn.MultiheadAttention: ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"),
 }
 _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
+#: why a head has another format than the configuration says
+_HEAD = "an output head: it keeps 8 bits unless a FqnToConfig names it or filter_fn selects it"
+#: where a module that `torch.compile` wraps is found
+_COMPILED = "_orig_mod"
 
 
 @dataclass(frozen=True)
 class Plan:
     """One tensor of the model by all its owners, and what is to be done with it.
 
-    It does not hold the tensor, so that memory is free as soon as a weight is replaced.
+    It does not hold the tensor, so that memory is free when the weight is replaced.
     """
 
     owners: tuple[Target, ...]
     #: None: it is kept, for `reason`
     config: Config | None
+    #: why it is kept, or why its configuration is not the one that was given
     reason: str = ""
 
     @property
@@ -58,7 +64,8 @@ def plan(model: nn.Module, config: Config, filter_fn: FilterFn | None) -> list[P
     """What to do with each parameter of the model, tied ones once; changes and checks nothing else.
 
     Raises:
-        ConfigError: a name or regular expression of a `FqnToConfig` matches nothing.
+        ConfigError: a name or regular expression of a `FqnToConfig` matches nothing, or two of them give
+            names of one tied parameter different configurations.
     """
     owners: dict[int, list[Target]] = {}
     for module_fqn, module in model.named_modules(remove_duplicate=False):
@@ -68,57 +75,110 @@ def plan(model: nn.Module, config: Config, filter_fn: FilterFn | None) -> list[P
                 owners.setdefault(id(parameter), []).append(Target(fqn, module, name))
     rules = config if isinstance(config, FqnToConfig) else FqnToConfig({"*": config})
     used: set[str] = set()
-    plans = [_plan_one(tuple(targets), rules, filter_fn, used) for targets in owners.values()]
+    heads = _heads(owners.values())
+    plans = [
+        _plan_one(tuple(targets), rules, filter_fn, used, head=key in heads)
+        for key, targets in owners.items()
+    ]
     for key, _ in rules.entries:
         if key != "*" and key not in used:
             raise ConfigError(_nothing_matches(key, [p.fqn for p in plans]))
     return plans
 
 
+def _heads(tensors: Iterable[Sequence[Target]]) -> set[int]:
+    """Identities of the parameters that give a model's logits: a row for each token of an embedding.
+
+    They are known without the classes of models: the weight of a linear layer that is an embedding's too,
+    or has the shape of one, where no more layers have it than embeddings do.
+    """
+    lookups, layers = Counter[torch.Size](), Counter[torch.Size]()
+    tied, alike = set(), []
+    for owners in tensors:
+        tensor = owners[0].module._parameters[owners[0].name]
+        assert tensor is not None
+        looked_up = any(isinstance(owner.module, _LOOKUPS) for owner in owners)
+        multiplied = any(isinstance(o.module, nn.Linear) and o.name == "weight" for o in owners)
+        if looked_up:
+            lookups[tensor.shape] += 1
+        if looked_up and multiplied:
+            tied.add(id(tensor))
+        elif multiplied:
+            layers[tensor.shape] += 1
+            alike.append(tensor)
+    return tied | {id(t) for t in alike if layers[t.shape] <= lookups[t.shape]}
+
+
 def _plan_one(
-    owners: tuple[Target, ...], rules: FqnToConfig, filter_fn: FilterFn | None, used: set[str]
+    owners: tuple[Target, ...],
+    rules: FqnToConfig,
+    filter_fn: FilterFn | None,
+    used: set[str],
+    *,
+    head: bool,
 ) -> Plan:
     tensor = owners[0].module._parameters[owners[0].name]
     assert tensor is not None
     matches = [m for owner in owners if (m := _match(owner.fqn, rules)) is not None]
     used.update(key for key, _ in matches)
     # an exact name of one owner decides for all that are tied to it
-    matches.sort(key=lambda m: (m[0] == "*", m[0].startswith("re:")))
+    matches.sort(key=lambda match: _rank(match[0]))
     if not matches:
         return Plan(owners, None, "no name in the configuration matches it")
+    if reason := _conflict(owners, matches):
+        raise ConfigError(reason)
     key, config = matches[0]
     if config is None:
         return Plan(owners, None, f"the configuration keeps {key!r}")
     if filter_fn is not None:
-        if not any(filter_fn(o.module, o.fqn.rpartition(".")[0]) for o in owners):
+        if not any(filter_fn(o.module, _plain(o.fqn).rpartition(".")[0]) for o in owners):
             return Plan(owners, None, "filter_fn left it out")
         reason = _not_a_weight(tensor)
     elif key == "*":
         reason = min((default_reason(o, tensor) for o in owners), key=len)
+        if not reason and head and (wider := _for_head(config)) is not None:
+            return Plan(owners, wider, _HEAD)
     else:
         reason = _not_a_weight(tensor)
     return Plan(owners, None if reason else config, reason)
 
 
-def _match(fqn: str, rules: FqnToConfig) -> tuple[str, Config | None] | None:
-    """The entry for a parameter: its name or its module's, then regular expressions, then "*"."""
-    entries, module_fqn = dict(rules.entries), fqn.rpartition(".")[0]
-    for key in (fqn, module_fqn):
-        if key in entries:
-            return key, entries[key]
-    for key, config in rules.entries:
-        if key.startswith("re:") and _regex(key).fullmatch(fqn):
-            return key, config
-        if key.startswith("re:") and _regex(key).fullmatch(module_fqn):
-            return key, config
-    return ("*", entries["*"]) if "*" in entries else None
-
-
-def _regex(key: str) -> re.Pattern[str]:
+def _for_head(config: Config) -> Config | None:
+    """What a head gets in place of a configuration; None: nothing else."""
     try:
-        return re.compile(key[len("re:") :])
-    except re.error as error:
-        raise ConfigError(f"{key!r} is no valid regular expression: {error}") from error
+        transform = registry.transform_for(type(config))
+    except UnknownNameError:
+        return None  # a pattern of pruning; where a transform is missing, applying it says so
+    return transform.for_head(config)
+
+
+def _plain(fqn: str) -> str:
+    """A name without what `torch.compile` puts in front of the modules that it wraps."""
+    return ".".join(part for part in fqn.split(".") if part != _COMPILED)
+
+
+def _match(fqn: str, rules: FqnToConfig) -> tuple[str, Config | None] | None:
+    """The entry for a parameter by its name in the model as it was written, or as it is now."""
+    found = rules.match(plain := _plain(fqn))
+    return rules.match(fqn) if plain != fqn and (found is None or found[0] == "*") else found
+
+
+def _conflict(owners: tuple[Target, ...], matches: list[tuple[str, Config | None]]) -> str:
+    """What two names of one parameter ask for, where it is not the same; else nothing."""
+    first, config = matches[0]
+    for key, other in matches[1:]:
+        if _rank(key) == _rank(first) and other != config:
+            names = " and ".join(owner.fqn for owner in owners)
+            return (
+                f"{names} are one parameter, and the FqnToConfig has {first!r}: {config} and {key!r}: "
+                f"{other} for it; give both names the same, or name only one"
+            )
+    return ""
+
+
+def _rank(key: str) -> int:
+    """Exact names come first, then regular expressions, then "*"."""
+    return 2 if key == "*" else int(key.startswith("re:"))
 
 
 def _not_a_weight(tensor: torch.Tensor) -> str:

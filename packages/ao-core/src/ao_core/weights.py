@@ -14,7 +14,7 @@ from ao_core.errors import QuantizationError
 from ao_core.records import Skip, Target
 from ao_core.registry import registry
 from ao_core.spec import NO_SCALE, WHOLE, Primitive, Spec
-from ao_core.tensor import quantize_tensor
+from ao_core.tensor import quantize_values
 
 __all__ = [
     "GroupSize",
@@ -105,6 +105,8 @@ def no_product(weight: Tensor, target: Target) -> str:
     """Why a parameter takes part in no product that a `ComputeWeight` casts; empty where it does."""
     if isinstance(target.module, (nn.Embedding, nn.EmbeddingBag)):
         return "a lookup has no product that could be in low precision"
+    if reason := getattr(target.module, "own_products", ""):  # layers of other packages say so
+        return str(reason)
     if weight.dim() not in (2, 3) or is_conv(weight, target):
         return (
             "low-precision products are defined for 2-D weights and for the 3-D ones of experts, not for "
@@ -157,7 +159,7 @@ def quantize_weight(
         return Skip(f"{role}, and activations are quantized in linear layers only")
     spec = weight_spec(fmt, tuple(dense.shape), dense.dtype, conv=conv)
     quantized = (
-        quantize_tensor(
+        quantize_values(
             dense, spec, scales=fmt.scales, act_scale=fmt.act_scale, act_zero=fmt.act_zero
         )
         if encode is None

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from ao_core import WeightOnlyConfig, open_checkpoint, quantize_checkpoint, verify_checkpoint
+from ao_core.checkpoints import work
 from ao_core.checkpoints.files import WORK
 from ao_core.errors import CheckpointError, ConfigError
 from ao_core.testing.warm import run_python
 
 INT4 = WeightOnlyConfig("int4", 32, "bfloat16")
 SIZE = 20_000
+#: states of runs that no run leaves
+STATES = (
+    "", "{", "[]", "3", '{"job": 3}', "[" * 100_000, '{"job": {}, "job": {}}', '{"job": {"a": NaN}}',
+    '{"job": {}, "shards": [], "report": 3, "names": null}',
+    '{"job": {}, "shards": null, "report": "", "names": ["model.safetensors"]}',
+)  # fmt: skip
 
 # Runs in forked children, each of which is killed before one of the calls that touch the disk, or in the
 # middle of one that writes; then in one more that is killed later; then until it is done. Prints the moment,
@@ -112,10 +122,12 @@ peace = fresh("peace")
 quantize_checkpoint(source, peace, CONFIGS[0], max_shard_size=20_000, overwrite=old)
 assert not child(fresh("counted"), 10**9)
 expected, calls = tree(peace), int((root / "calls").read_text())
-for number in range(int(sys.argv[4])):
+count = int(sys.argv[4])
+for number in range(count):
     rng = random.Random(number)
     target = fresh(f"killed-{number}")
-    moments = [rng.randrange(calls), rng.randrange(calls), 10**9]
+    # the first ones spread over the whole of the work, its last words too
+    moments = [int(calls * (number + rng.random()) / count), rng.randrange(calls), 10**9]
     seen, killed = [], []
     for moment in moments:
         if not finished(target):
@@ -182,6 +194,22 @@ class TestResuming:
             quantize_checkpoint(source, tmp_path / "out", INT4, progress=stop)
         return tmp_path / "out"
 
+    @pytest.fixture
+    def late(self, source, tmp_path, monkeypatch):
+        """A run that was interrupted when the first of its files was where it belongs."""
+        target, real = tmp_path / "late", os.replace
+
+        def stop(old, new):
+            real(old, new)
+            if str(new).startswith(f"{target}/model-00001-of-"):
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", stop)
+            with pytest.raises(KeyboardInterrupt):
+                quantize_checkpoint(source, target, INT4, max_shard_size=SIZE)
+        return target
+
     def test_it_goes_on_where_it_was(self, source, unfinished):
         with pytest.raises(CheckpointError, match="an unfinished run"):
             verify_checkpoint(unfinished)
@@ -208,14 +236,30 @@ class TestResuming:
         entry = open_checkpoint(unfinished).entries["layers.0.q_proj.weight"]
         assert entry.spec.dtype == "int8"
 
-    def test_a_damaged_piece_is_made_again(self, source, unfinished, tmp_path, files):
-        piece = sorted((unfinished / WORK).glob("piece-*"))[1]
-        data = bytearray(piece.read_bytes())
-        data[-3] ^= 1
-        piece.write_bytes(data)
-        with pytest.raises(CheckpointError, match="changed after they were written"):
-            quantize_checkpoint(source, unfinished, INT4)
-        assert not piece.exists()
+    @pytest.mark.parametrize(
+        "how", ["flipped", "cut", "emptied", "pipe", "other", "no report", "a format"]
+    )
+    def test_a_damaged_piece_is_made_again(self, source, unfinished, tmp_path, files, how):
+        pieces = sorted((unfinished / WORK).glob("piece-*"))
+        piece, data = pieces[1], bytearray(pieces[1].read_bytes())
+        if how == "flipped":
+            data[-3] ^= 1
+        piece.unlink()
+        if how == "pipe":
+            os.mkfifo(piece)
+        elif how == "other":
+            piece.write_bytes(pieces[0].read_bytes())
+        elif how == "a format":  # that nobody knows, under a right checksum
+            table = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            body, metadata = data[8 + int.from_bytes(data[:8], "little") :], table["__metadata__"]
+            metadata["ao"] = metadata["ao"].replace('"dtype":"int4"', '"dtype":"int?"')
+            metadata["ao_crc32"] = f"{zlib.crc32(metadata['ao'].encode()):08x}"
+            header = json.dumps(table).encode()
+            piece.write_bytes(len(header).to_bytes(8, "little") + header + body)
+        elif how == "no report":
+            save_file({"x": torch.ones(2)}, piece)
+        else:
+            piece.write_bytes(data[: {"flipped": len(data), "cut": len(data) // 2}.get(how, 0)])
         quantize_checkpoint(source, unfinished, INT4)
         quantize_checkpoint(source, tmp_path / "peace", INT4)
         assert files(unfinished) == files(tmp_path / "peace")
@@ -252,9 +296,92 @@ class TestResuming:
         quantize_checkpoint(source, tmp_path / "out", INT4, progress=second)
         assert not any(file.problem for file in verify_checkpoint(tmp_path / "out"))
 
-    def test_a_state_that_cannot_be_read(self, source, unfinished):
+    @pytest.mark.parametrize("text", STATES, ids=lambda text: str(text)[:40])
+    def test_a_state_that_cannot_be_read(self, source, unfinished, tmp_path, files, text):
+        """Of no use to anybody: the run begins anew."""
+        (unfinished / WORK / "state.json").write_text(text)
+        quantize_checkpoint(source, unfinished, INT4)
+        quantize_checkpoint(source, tmp_path / "peace", INT4)
+        assert files(unfinished) == files(tmp_path / "peace")
+        assert not (unfinished / WORK).exists()
+
+    def test_such_a_state_in_a_directory_with_files(self, source, unfinished):
         (unfinished / WORK / "state.json").write_text("{")
-        with pytest.raises(
-            CheckpointError, match=r"state\.json: cannot be read.*Remove .*to begin"
-        ):
+        (unfinished / "notes.txt").write_text("mine")
+        with pytest.raises(ConfigError, match=r"is not empty \(it has notes\.txt\)"):
             quantize_checkpoint(source, unfinished, INT4)
+        quantize_checkpoint(source, unfinished, INT4, overwrite=True)
+        assert (unfinished / "notes.txt").read_text() == "mine"
+
+    @pytest.mark.parametrize(
+        "names",
+        [["../../evil"], ["/evil"], ["evil"], ["model.safetensors", "model.safetensors"], []],
+        ids=str,
+    )
+    def test_names_of_a_state_lead_nowhere(self, source, late, tmp_path, files, names):
+        path = late / WORK / "state.json"
+        state = json.loads(path.read_text())
+        path.write_text(json.dumps(state | {"names": names}))
+        quantize_checkpoint(source, late, INT4, max_shard_size=SIZE, overwrite=True)
+        assert not any(file.problem for file in verify_checkpoint(late))
+        assert not list(tmp_path.rglob("*evil*"))
+
+    @pytest.mark.parametrize("gone", [True, False], ids=["gone", "changed"])
+    def test_files_that_are_damaged_when_they_have_names(self, source, late, tmp_path, files, gone):
+        state = json.loads((late / WORK / "state.json").read_text())
+        for place in (late / state["names"][0], late / WORK / "1"):
+            assert place.exists()
+            if gone:
+                place.unlink()
+            else:
+                place.write_bytes(b"x" * 100)
+        quantize_checkpoint(source, late, INT4, max_shard_size=SIZE)
+        quantize_checkpoint(source, tmp_path / "peace", INT4, max_shard_size=SIZE)
+        assert files(late) == files(tmp_path / "peace")
+
+    @pytest.mark.parametrize("name", ["lock", "state.json", "0", "model.safetensors.index.json"])
+    def test_things_in_the_work_that_no_run_leaves(self, source, unfinished, name):
+        path = unfinished / WORK / name
+        path.unlink(missing_ok=True)
+        path.mkdir()
+        (path / "x").write_text("")
+        quantize_checkpoint(source, unfinished, INT4, max_shard_size=SIZE, overwrite=True)
+        assert not any(file.problem for file in verify_checkpoint(unfinished))
+
+    def test_work_that_is_a_link(self, source, tmp_path):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "file").write_text("")
+        (tmp_path / "out" / WORK).symlink_to(tmp_path / "other")
+        with pytest.raises(ConfigError, match="is there and is no directory; remove it"):
+            quantize_checkpoint(source, tmp_path / "out", INT4, overwrite=True)
+        assert [path.name for path in (tmp_path / "other").iterdir()] == ["file"]
+
+    @pytest.mark.parametrize("locked", [True, False])
+    def test_killed_before_its_last_word(self, source, tmp_path, locked):
+        """A directory of work that is empty but for a lock: the next call removes it."""
+        quantize_checkpoint(source, tmp_path / "out", INT4)
+        (tmp_path / "out" / WORK).mkdir()
+        if locked:
+            (tmp_path / "out" / WORK / "lock").write_bytes(b"")
+        with pytest.raises(ConfigError, match=r"ao_manifest\.json is there: a run is done"):
+            quantize_checkpoint(source, tmp_path / "out", INT4)
+        assert not (tmp_path / "out" / WORK).exists()
+        assert not any(file.problem for file in verify_checkpoint(tmp_path / "out"))
+
+    def test_the_lock_comes_first(self, source, tmp_path, monkeypatch):
+        """What is in DST is looked at when no other run can change it: a finished one is not done again."""
+        real, calls = work.check_empty, []
+
+        def finish_first(target):
+            calls.append(target)
+            real(target)
+
+        monkeypatch.setattr(work, "check_empty", finish_first)
+        quantize_checkpoint(source, tmp_path / "out", INT4, progress=lambda *call: calls)
+        with pytest.raises(ConfigError, match="is not empty"):
+            quantize_checkpoint(source, tmp_path / "out", WeightOnlyConfig("int8"))
+        assert len(calls) == 2
+        assert (
+            open_checkpoint(tmp_path / "out").entries["layers.0.q_proj.weight"].spec.dtype == "int4"
+        )

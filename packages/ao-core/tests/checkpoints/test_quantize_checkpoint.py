@@ -70,10 +70,13 @@ def test_every_tensor_has_a_record_with_its_reason(source, tmp_path):
     assert records["layers.3.q_proj.weight"].reason.startswith("it is quantized already (int8")
     assert records["position_ids"].reason == "its dtype is torch.int64"
     assert "a bias or a norm" in records["layers.0.norm.weight"].reason
+    head = records["embed_tokens.weight"]
+    assert "an output head" in head.reason
+    assert head.spec.startswith("int8")
     for record in report:
-        assert (record.status == "quantized") == (not record.reason)
+        assert (record.status == "quantized") == (not record.reason) or record is head
         assert record.bytes_before == opened.entries[record.fqn].nbytes
-    assert all(5 < r.sqnr_db < 40 for r in report.with_status("quantized"))
+    assert all(5 < r.sqnr_db < 40 for r in report.with_status("quantized") if r is not head)
     # in natural order
     names = [r.fqn for r in report]
     assert names.index("layers.10.q_proj.weight") == names.index("layers.9.q_proj.weight") + 4

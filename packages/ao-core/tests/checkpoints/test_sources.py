@@ -190,7 +190,7 @@ class Searching(Config):
 
 
 def search(dense, config, target):
-    scale = float(dense.abs().max())
+    scale = float(dense.abs().max()) or 1.0
     return quantize_tensor(dense, Spec("int8", (1, -1)), scale=torch.full((len(dense), 1), scale))
 
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from ao_core import WeightOnlyConfig, quantize_checkpoint, save_model, verify_checkpoint
+from ao_core import (
+    WeightOnlyConfig,
+    plan_checkpoint,
+    quantize_checkpoint,
+    save_model,
+    verify_checkpoint,
+)
+from ao_core.checkpoints import verify
 from ao_core.errors import CheckpointError
 
 
@@ -90,3 +98,86 @@ def test_nothing_to_compare_with(tmp_path):
         verify_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="no such directory"):
         verify_checkpoint(tmp_path / "absent")
+
+
+class TestHostileManifests:
+    @pytest.mark.parametrize(
+        "name",
+        ["/dev/zero", "../source/config.json", "..", "a/b", "", "a\x00b", "\ud800"],
+        ids=repr,
+    )
+    def test_names_outside_the_folder(self, done, name, monkeypatch):
+        monkeypatch.setattr(verify, "hash_of", lambda path: pytest.fail(f"reads {path}"))
+        manifest = {"files": {name: {"bytes": 0, "sha256": "0" * 64}}}
+        (done / "ao_manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(
+            CheckpointError, match=r"ao_manifest\.json: cannot be read: .*manifest\.files"
+        ):
+            verify_checkpoint(done)
+
+    @pytest.mark.parametrize(
+        "info",
+        [3, [], {}, {"bytes": "1", "sha256": "0" * 64}, {"bytes": 1.5, "sha256": "0" * 64}, {"bytes": -1},
+         {"bytes": 1, "sha256": "0"}, {"bytes": 2**80, "sha256": "0" * 64}, {"bytes": 1, "sha256": None}],
+        ids=str,
+    )  # fmt: skip
+    def test_what_it_says_of_a_file(self, done, info):
+        (done / "ao_manifest.json").write_text(json.dumps({"files": {"config.json": info}}))
+        with pytest.raises(CheckpointError, match=r"manifest\.files\['config\.json'\]"):
+            verify_checkpoint(done)
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="kinds of files of POSIX")
+    @pytest.mark.parametrize("kind", ["pipe", "device", "directory", "outside"])
+    @pytest.mark.parametrize(
+        "name", ["config.json", "ao_manifest.json", "model-00001-of-00003.safetensors"]
+    )
+    def test_special_files(self, done, tmp_path, kind, name):
+        path, whole = done / name, (done / name).read_bytes()
+        path.unlink()
+        (tmp_path / "outside").write_bytes(whole)
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "directory":
+            path.mkdir()
+        else:
+            path.symlink_to({"device": "/dev/zero", "outside": tmp_path / "outside"}[kind])
+        if name == "ao_manifest.json":
+            if kind == "outside":
+                assert not problems(done)  # what it says is checked as that of any other
+                return
+            with pytest.raises(CheckpointError, match=f"ao_manifest.json: is a {kind}"):
+                verify_checkpoint(done)
+        else:
+            assert problems(done).keys() == {name}
+            assert {"outside": "link to a file outside"}.get(kind, kind) in problems(done)[name]
+
+    def test_the_cache_of_hugging_face(self, done, tmp_path):
+        """Its folders hold links to the blobs of the repository, which are no strangers."""
+        home = tmp_path / "models--a--b"
+        (home / "blobs").mkdir(parents=True)
+        (home / "snapshots" / "abc").mkdir(parents=True)
+        for file in done.iterdir():
+            file.rename(home / "blobs" / file.name)
+            (home / "snapshots" / "abc" / file.name).symlink_to(f"../../blobs/{file.name}")
+        snapshot = home / "snapshots" / "abc"
+        assert not problems(snapshot)
+        quantize_checkpoint(snapshot, tmp_path / "again", WeightOnlyConfig("int8"))
+        assert (tmp_path / "again" / "config.json").read_bytes() == (
+            snapshot / "config.json"
+        ).read_bytes()
+
+
+def test_links_out_of_the_source_are_not_copied(source, tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    (source / "config.json").unlink()
+    (source / "config.json").symlink_to(tmp_path / "secret")
+    os.mkfifo(source / "pipe")
+    (source / "inside.json").symlink_to("tokenizer.model")
+    plan = plan_checkpoint(source, WeightOnlyConfig("int8"))
+    assert plan.left_out["config.json"] == "it is a link to a file outside the folder"
+    assert plan.left_out["pipe"] == "it is a pipe, and no file"
+    assert plan.left_out["original"] == "it is a directory"
+    quantize_checkpoint(source, tmp_path / "out", WeightOnlyConfig("int8"))
+    assert (tmp_path / "out" / "inside.json").read_bytes() == b"tokens"
+    assert not (tmp_path / "out" / "config.json").exists()
+    assert not any(file.problem for file in verify_checkpoint(tmp_path / "out"))

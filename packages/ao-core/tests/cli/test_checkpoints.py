@@ -62,7 +62,7 @@ def test_inspect_table(ao, checkpoint):
     assert "16.00" in rows[2]
     assert rows[-1].startswith("4 tensors, 3 quantized, in 1 file(s): 6.8 kB, 5.58 bits a weight")
     # three of 48×64 in float32, and 8×64 in bfloat16
-    assert "(37.9 kB if all were dense, of which 97.3% is quantized)" in rows[-1]
+    assert "(37.9 kB if all were dense, 97.3% of it quantized)" in rows[-1]
     by_format = rows[rows.index("by format") + 3 :]
     assert by_format[0].split()[-5:] == ["3", "5.8", "kB", "84.9%", "5.00"]
     assert by_format[1].split() == ["bfloat16", "1", "1.0", "kB", "15.1%", "16.00"]

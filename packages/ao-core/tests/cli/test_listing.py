@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from torch import nn
 
 import ao_core
 from ao_core import Kernel
@@ -44,7 +45,10 @@ def test_plugins_lists_built_ins_and_problems(ao, monkeypatch):
     result = ao("plugins")
     assert result.exit_code == 0
     assert f"ao-core {ao_core.__version__}, plugin (built in) in ao_core" in result.stdout
-    assert "ao-good 1.0, plugin good in ao_good\n  dtypes (1): int3x\n" in result.stdout
+    assert (
+        "ao-good 1.0, plugin good in ao_good, loaded in 0.00 s\n  dtypes (1): int3x\n"
+        in result.stdout
+    )
     assert result.stdout.endswith(
         "1 problem(s):\n  ao-bad 0.3 [import] ImportError: No module foo\n"
     )
@@ -83,7 +87,7 @@ def test_plugins_says_which_kernels_cannot_serve_here_and_why(ao, monkeypatch, i
     info = loader.PluginInfo("idle", "ao-idle", "1.0", "ao_idle", {"kernels": idle_kernels})
     monkeypatch.setattr(loader, "plugins", lambda: [info])
     lines = ao("plugins").stdout.splitlines()
-    start = lines.index("ao-idle 1.0, plugin idle in ao_idle")
+    start = lines.index("ao-idle 1.0, plugin idle in ao_idle, loaded in 0.00 s")
     assert lines[start + 1 : start + 4] == [
         "  kernels (4): idle_a, idle_b, idle_c, busy",
         "  not usable here: idle_a, idle_b: needs sm_90, found sm_80",
@@ -92,3 +96,19 @@ def test_plugins_says_which_kernels_cannot_serve_here_and_why(ao, monkeypatch, i
     data = json.loads(ao("plugins", "--json").stdout)["plugins"][1]
     assert data["unavailable"]["idle_c"] == "OSError: no such driver"
     assert "busy" not in data["unavailable"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["formats"], ["plugins"], ["inspect", "."], ["quantize", ".", "out", "--plan"]]
+)
+def test_lines_into_a_file_are_120_characters_at_most(ao, tmp_path, monkeypatch, arguments):
+    """Names are whole, in the first column; the rest is folded between words."""
+    monkeypatch.chdir(tmp_path)
+    layers = {"self_attention_of_the_decoder": nn.Linear(64, 64), "norm": nn.LayerNorm(64)}
+    ao_core.save_model(nn.ModuleDict({"model_of_a_long_name": nn.ModuleDict(layers)}), ".")
+    more = ["--config", "weight_only"] if arguments[0] == "quantize" else []
+    done = ao(*arguments, *more)
+    assert done.exit_code == 0, done.output
+    assert max(map(len, done.stdout.splitlines())) <= 120
+    if arguments[0] in ("inspect", "quantize"):
+        assert "model_of_a_long_name.self_attention_of_the_decoder.weight" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal, Optional, Union
 
 import pytest
@@ -100,5 +101,11 @@ def test_bad_settings(setting, message):
 def test_unknown_name_and_file(tmp_path):
     with pytest.raises(UnknownNameError, match="Did you mean 'small4'"):
         load_config("smal4", [])
-    with pytest.raises(ConfigError, match=r"absent\.json: cannot be read"):
+    with pytest.raises(ConfigError, match=r"absent\.json is missing"):
         load_config(str(tmp_path / "absent.json"), [])
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(ConfigError, match=r"pipe\.json is a pipe, and no file"):
+        load_config(str(tmp_path / "pipe.json"), [])
+    (tmp_path / "other.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"other\.json cannot be read"):
+        load_config(str(tmp_path / "other.json"), [])

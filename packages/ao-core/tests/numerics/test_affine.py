@@ -16,7 +16,9 @@ from ao_core.numerics import (
     dequantize_affine,
     expand,
     grid_shape,
+    qparams_of_range,
     quantize_affine,
+    reach_of,
     scale_to_float,
     sqnr,
 )
@@ -271,11 +273,12 @@ def test_dequantize_is_differentiable_in_scale_and_zero():
 def test_sqnr_of_integers_on_gaussian_data(bits: int, zero: str):
     """Uniform noise has the variance step**2 / 12. Few, coarse steps deviate from uniform a little.
 
-    The greatest magnitude of a symmetric block errs by exactly half a step: step**2 / 4.
+    The greatest magnitude of a symmetric block errs by exactly half a step, step**2 / 4, or not at all.
     """
     x = gaussian(256, 512)
     approx, _, scale, _ = round_trip(x, DTYPES[f"int{bits}"], (1, 32), zero)
-    variance = scale.square().mean() / 12 * (1 if zero == "int" else (31 + 3) / 32)
+    of_greatest = 3 if bits < 5 else 0
+    variance = scale.square().mean() / 12 * (1 if zero == "int" else (31 + of_greatest) / 32)
     expected = -10 * torch.log10(variance).item()
     assert sqnr(x, approx).item() == pytest.approx(expected, abs=1.0 if bits < 4 else 0.2)
 
@@ -307,33 +310,14 @@ def test_bad_parameters_are_named():
         quantize_affine(x, DTYPES["int8"], (1, 4), torch.ones(4, 1))
 
 
-@pytest.mark.parametrize("scale_dtype", ["float32", "bfloat16", "float16", "e4m3"])
-def test_the_mean_magnitude_as_scale(scale_dtype: str):
-    """BitNet b1.58: round and clip x / mean |x|; a block of zeros has scale 1."""
-    x = torch.randn(6, 96, generator=torch.Generator().manual_seed(0))
-    x[2, :32] = 0
-    scale, zero = choose_qparams(x, DTYPES["ternary"], (1, 32), "none", scale_dtype, rule="absmean")
-    assert zero is None
-    mean = x.double().abs().reshape(6, 3, 32).mean(-1)
-    mean[2, 0] = 1
-    torch.testing.assert_close(
-        scale.double(), mean, rtol=0.07 if scale_dtype == "e4m3" else 5e-3, atol=0
-    )
-    codes = quantize_affine(x, DTYPES["ternary"], (1, 32), scale)
-    ratio = x.double() / scale.double().repeat_interleave(32, 1)
-    assert torch.equal(codes.double() - 1, ratio.round().clamp(-1, 1))
-
-
-def test_rules_for_scales_are_checked():
-    x, ternary = torch.ones(2, 4), DTYPES["ternary"]
-    with pytest.raises(
-        ConfigError, match="scale_rule='median' is unknown; use one of absmax, absm"
-    ):
-        choose_qparams(x, ternary, (1, 4), rule="median")
-    with pytest.raises(ConfigError, match="zero='float' and scale_dtype='float32' is not defined"):
-        choose_qparams(x, ternary, (1, 4), "float", rule="absmean")
-    with pytest.raises(ConfigError, match="use zero='none' and a scale in another dtype than e8m0"):
-        choose_qparams(x, ternary, (1, 4), scale_dtype="e8m0", rule="absmean")
+#: the least scale of each type
+_LEAST = {
+    "float32": 2.0**-126,
+    "bfloat16": 2.0**-126,
+    "float16": 2.0**-24,
+    "e4m3": 2.0**-9,
+    "e8m0": 2.0**-127,
+}
 
 
 def test_blocks_of_zeros_without_a_zero():
@@ -344,6 +328,12 @@ def test_blocks_of_zeros_without_a_zero():
     assert scale.flatten().tolist() == [2.0**-126, 2.0]
     signed = codebook_dtype("signed", (-1.0, 0.0, 1.0))
     assert choose_qparams(x, signed, (1, 2))[0].flatten().tolist() == [1.0, 2.0]
+    around = codebook_dtype("around", (-2.0, 1.0, 2.0))  # as iq4_nl: of both signs, and no 0
+    for scale_dtype, least in _LEAST.items():
+        scale, _ = choose_qparams(x, around, (1, 2), scale_dtype=scale_dtype)
+        assert scale_to_float(scale)[0].item() == least
+    approx, *_ = round_trip(x, around, (1, 2), "float")
+    assert approx[0].tolist() == [0.0, 0.0]  # a zero point is a value of the format
 
 
 @pytest.mark.parametrize("scale_dtype", ["float32", "bfloat16"])
@@ -365,3 +355,33 @@ def test_rank1_scales(scale_dtype):
 def test_rank1_needs_a_matrix_and_a_scale_each(shape, block):
     with pytest.raises(ConfigError, match=r"use block=\(1, 1\) and two dimensions"):
         choose_qparams(torch.ones(shape), int_dtype("int8", 8), block, rule="rank1")
+
+
+@pytest.mark.parametrize("bits", range(4, 9))
+@pytest.mark.parametrize("size", [8, 16, 32, 64, 128, 256, 512])
+def test_greatest_integer_or_half_a_step_beyond(bits: int, size: int):
+    """Whichever has the less error: that of all elements of a small block, or of the greatest one."""
+    x, dtype = gaussian(1 << 20).view(-1, size), DTYPES[f"int{bits}"]
+    errors = []
+    for reach in (dtype.max, dtype.reach):
+        scale, _ = qparams_of_range(
+            -x.abs().amax(1, keepdim=True), x.abs().amax(1, keepdim=True), dtype, reach=reach
+        )
+        codes = quantize_affine(x, dtype, (1, size), scale)
+        errors.append(sqnr(x, dequantize_affine(codes, dtype, (1, size), scale)).item())
+    chosen = reach_of(dtype, (1, size))
+    assert errors[(dtype.max, dtype.reach).index(chosen)] >= max(errors) - 0.02
+    assert torch.equal(
+        choose_qparams(x, dtype, (1, size))[0], x.abs().amax(1, keepdim=True) / chosen
+    )
+
+
+def test_reach_of_blocks():
+    """Follows the block that is asked for, not the sizes of a tensor, and is for integers with a sign."""
+    assert reach_of(DTYPES["int8"], (1, 128)) == 127
+    assert reach_of(DTYPES["int8"], (4, 32)) == 127
+    for block in ((1, -1), (-1, -1), (1, 512), (128, 128)):
+        assert reach_of(DTYPES["int8"], block) == 127.5
+    assert reach_of(DTYPES["int4"], (1, 32)) == 7.5
+    for name in ("f8e4m3", "nf4", "uint8", "int1", "ternary"):
+        assert reach_of(DTYPES[name], (1, 32)) == DTYPES[name].reach

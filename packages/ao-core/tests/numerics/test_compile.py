@@ -39,6 +39,7 @@ def round_trip(x: torch.Tensor, dtype: DType, block, zero, scale_dtype, mx_mode=
         ("f4e2m1", (1, 16), "none", "e4m3", "floor"),
         ("nf4", (-1, 32), "float", "float32", "floor"),
         ("codebook8", (1, 32), "none", "e8m0", "rceil"),
+        ("f8e4m3", (16, 40), "none", "float32", "floor"),  # ragged, one row of blocks
     ],
 )
 def test_one_graph_with_the_same_numbers(name, block, zero, scale_dtype, mx_mode):

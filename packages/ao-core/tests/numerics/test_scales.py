@@ -155,11 +155,10 @@ def test_any_shape_and_block_is_what_its_blocks_are_alone(name, shape, block, me
     last = x[
         tuple(slice((size - 1) // e * e, None) for size, e in zip(shape, extents, strict=True))
     ]
-    whole = (WHOLE,) * len(shape)
-    alone = choose(last, dtype, Spec(name, whole, "float32", zero))
+    alone = choose(last, dtype, spec)
     corner = (slice(-1, None),) * len(shape)
     found = (scale[corner], None if point is None else point[corner])
-    first, second = (last - round_trip(last, dtype, whole, q) for q in (alone, found))
+    first, second = (last - round_trip(last, dtype, block, q) for q in (alone, found))
     torch.testing.assert_close(first.norm(), second.norm(), rtol=1e-4, atol=1e-6)
 
 

@@ -46,10 +46,11 @@ def test_the_public_functions_act_on_the_registry_of_the_process(site, registry)
 def test_every_kind_of_record(site, registry, load):
     source = """
 import torch
+from ao_core.config import Config as Base
 from ao_core.layouts.base import Layout
 from ao_core.records import Recipe, ScaleMethod, Transform
 
-class Config: pass
+class Config(Base): pass
 class Flip(Layout):
     name = "flip"
 class Momentum(torch.optim.SGD): pass
@@ -188,6 +189,14 @@ def test_many_threads_load_once(site, registry):
     assert len(found) == 8
     assert len(set(map(id, found))) == 1
     assert registry.loader.problems() == []
+
+
+def test_a_plugin_that_works_long_while_it_is_loaded_is_named(site, load, monkeypatch):
+    site.add("ao-good", "for _ in range(100_000): pass", dtypes=["fp3"])
+    monkeypatch.setattr("ao_core.plugins.SLOW", 0.0)
+    (problem,) = load()
+    assert (problem.dist, problem.phase) == ("ao-good", "speed")
+    assert "s to load, " in str(problem)
 
 
 def cli(body, arguments="app"):

@@ -164,10 +164,10 @@ def test_files_are_checked() -> None:
         same_bits(a, b) for (_, a), (_, b) in zip(again.leaves(), _weight().leaves(), strict=True)
     )
     wrong = {**leaves, "w.act_scale": torch.ones(3)}
-    with pytest.raises(CheckpointError, match=r"w\.act_scale has the shape \(3,\)"):
+    with pytest.raises(CheckpointError, match=r"'act_scale' is float32 of shape \(3,\)"):
         rebuild("w", record, wrong.__getitem__)
     del record["parts"]["act_zero"]
-    with pytest.raises(CheckpointError, match="w has no part 'act_zero'"):
+    with pytest.raises(CheckpointError, match="act_zero"):
         rebuild("w", record, leaves.__getitem__)
 
 

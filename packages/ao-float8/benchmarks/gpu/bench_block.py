@@ -17,14 +17,15 @@ sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
 from block import Block
 
 from ao_float8 import EmulationWarning, Float8LinearConfig, convert_to_float8_training
-from benchmarking import Row, Samples, arguments, compared, percentile, record, rounds_of
+from benchmarking import Row, Samples, arguments, paired, percentile, record, rounds_of
 
 BASELINE = "bfloat16"
 
 TEXT = """\
 A decoder block of Llama-3-8B's shape (width {width}), {tokens} tokens in sequences of {sequence},
 random-normal data in bfloat16: one forward and backward pass on {device}, {how}. Contenders take turns in
-shuffled rounds of one process after {warm_up} s of warming up each; ratios are medians over the rounds."""
+shuffled rounds of one process after {warm_up} s of warming up each; ratios are medians over the rounds, with
+intervals."""
 
 
 #: what torchao has for a recipe: the stable ones by the same name, and a prototype for GPUs only
@@ -94,13 +95,17 @@ def rows_of(samples: Samples, tokens: int) -> list[Row]:
     rows = []
     for name, seconds in samples.items():
         peer = name.replace("ao ", "torchao ", 1) if name.startswith("ao ") else ""
+        times = paired(samples, name, BASELINE)
+        beside = paired(samples, name, peer) if peer in samples else None
         rows.append(
             {
                 "contender": name,
                 "ms": percentile(seconds, 50) * 1e3,
                 "tokens/s": tokens / percentile(seconds, 50),
-                f"× {BASELINE}": compared(samples, BASELINE, name)[1],
-                "× torchao": compared(samples, peer, name)[1] if peer in samples else "",
+                f"× {BASELINE}": times.median,
+                "95 %": times.interval(),
+                "× torchao": beside.median if beside else "",
+                "of it 95 %": beside.interval() if beside else "",
             }
         )
     return rows

@@ -10,6 +10,7 @@ from ao_float8.telemetry import (
     NonFiniteWarning,
     PrecisionRecord,
     PrecisionTelemetry,
+    StepWarning,
     UnderflowWarning,
     precision_telemetry,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "NonFiniteWarning",
     "PrecisionRecord",
     "PrecisionTelemetry",
+    "StepWarning",
     "UnderflowWarning",
     "__version__",
     "convert_to_float8_training",

@@ -115,7 +115,14 @@ def _product(name: str, value: Any) -> Float8Product | None:
         return None
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ConfigError(f"{name}={value!r}: use a Float8Product, or None for high precision")
-    product = Float8Product(*value)
+    try:
+        product = Float8Product(*value)
+    except TypeError as error:
+        raise ConfigError(f"{name}={value!r}: {error}; use a Float8Product") from error
+    if not isinstance(product.fast_accumulation, bool):
+        raise ConfigError(
+            f"fast_accumulation={product.fast_accumulation!r} of {name}: use True or False"
+        )
     if product.granularity not in GRANULARITIES:
         raise ConfigError(
             f"granularity={product.granularity!r} of {name}: use one of {', '.join(GRANULARITIES)}"

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from torch import nn
 
 from ao_core import quantize_
-from ao_core.config import Config, resolve_config
-from ao_core.dispatch import select
+from ao_core.arguments import checked
+from ao_core.config import ConfigLike, resolve_config
 from ao_core.errors import ConfigError
+from ao_core.outcome import EmulationWarning
 from ao_core.progress import Progress
-from ao_core.records import Call
 from ao_core.report import ParameterRecord, Report
 from ao_core.targets import FilterFn
 from ao_core.tensor import ComputeWeight
@@ -23,18 +21,12 @@ from ao_float8.config import SMALLEST, Float8LinearConfig
 
 __all__ = ["EmulationWarning", "compute_weights", "convert_to_float8_training", "float8_fallback"]
 
-#: tokens for which the kernels are asked for
-_ROWS = 4096
 
-
-class EmulationWarning(UserWarning):
-    """Products are emulated: their values are right, but they take longer than in high precision."""
-
-
+@checked
 def convert_to_float8_training(
     model: nn.Module,
     *,
-    config: Config | str | None = None,
+    config: ConfigLike | None = None,
     module_filter_fn: FilterFn | None = None,
     strict: bool = False,
     progress: Progress = None,
@@ -42,7 +34,7 @@ def convert_to_float8_training(
     """Compute the products of a model's linear layers and experts in float8, forward and backward.
 
     The weights stay in high precision and the modules what they are; only the parameters become
-    `ComputeWeight`s. Make the optimizer afterwards: it must hold the new parameters.
+    `ComputeWeight`s. A parameter stays the same object, so an optimizer that holds it goes on with it.
 
     Args:
         model: any module.
@@ -56,16 +48,17 @@ def convert_to_float8_training(
     Returns:
         The report of `quantize_`: what became of each parameter, or why it stayed.
 
+    Warns:
+        EmulationWarning: products of some weights are emulated, so training will be slower.
+        NothingConvertedWarning: every parameter stayed what it was.
+
     Raises:
         UnknownNameError: no such recipe.
         ConfigError: a name of a `FqnToConfig` matches nothing.
         QuantizationError: weights with NaN or inf, or without values; with `strict`, as above.
     """
     chosen = Float8LinearConfig(smallest=SMALLEST) if config is None else resolve_config(config)
-    report = quantize_(model, chosen, module_filter_fn, strict=strict, progress=progress)
-    converted = {record.fqn for record in report.with_status("quantized")}
-    _warn_of_emulation([w for name, w in compute_weights(model) if name in converted])
-    return report
+    return quantize_(model, chosen, module_filter_fn, strict=strict, progress=progress)
 
 
 def compute_weights(model: nn.Module) -> Iterator[tuple[str, ComputeWeight]]:
@@ -76,29 +69,7 @@ def compute_weights(model: nn.Module) -> Iterator[tuple[str, ComputeWeight]]:
             yield name, local
 
 
-def _warn_of_emulation(weights: Sequence[ComputeWeight]) -> None:
-    devices = Counter(w.device.type for w in weights if _is_emulated(w))
-    if devices:
-        where = ", ".join(f"{count} on {device}" for device, count in devices.items())
-        warnings.warn(
-            f"low-precision products are emulated for {sum(devices.values())} weights ({where}): the "
-            "numbers are right, but training is slower than in bfloat16. Hardware float8 needs an "
-            "NVIDIA GPU of compute capability 8.9 or later, bfloat16 weights and scales per tensor or "
-            "row; ao_core.explain(model) names the kernels.",
-            EmulationWarning,
-            stacklevel=3,
-        )
-
-
-def _is_emulated(w: ComputeWeight) -> bool:
-    """Whether a product of this weight falls to the reference."""
-    op = "mm" if w.dim() == 2 else "grouped_mm"
-    shape, x_shape = tuple(w.shape), (_ROWS, w.shape[-1])
-    specs = [spec for spec in w.specs if spec is not None]
-    calls = [Call(op, spec, shape, x_shape, w.dtype, w.device.type) for spec in specs]
-    return any(select(call).priority < 0 for call in calls)
-
-
+@checked
 def float8_fallback(model: nn.Module, *patterns: str) -> Report:
     """Put layers back to high precision while training goes on; names are matched as in a shell.
 

@@ -74,7 +74,7 @@ def _(config: Int8MixedPrecisionTrainingConfig) -> Specs:
 @product_specs.register
 def _(config: BitNetTrainingConfig) -> Specs:
     weight = Spec("ternary", _TENSOR, options=(("scale_rule", "absmean"),))
-    return straight_through(weight, Spec("int8", _ROW))
+    return straight_through(weight, Spec("int8", _ROW, options=(("scale_rule", "greatest"),)))
 
 
 @product_specs.register

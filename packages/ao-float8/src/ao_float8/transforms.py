@@ -7,7 +7,7 @@ from torch import Tensor
 from ao_core.config import Config
 from ao_core.records import Skip, Target, Transform
 from ao_core.spec import WHOLE, Spec
-from ao_core.tensor import STOCHASTIC, ComputeWeight, quantize_tensor
+from ao_core.tensor import STOCHASTIC, ComputeWeight, quantize_values
 from ao_core.weights import no_product
 from ao_float8.config import Float8LinearConfig
 from ao_float8.specs import product_specs
@@ -45,14 +45,20 @@ def _float8(weight: Tensor, config: Float8LinearConfig, target: Target) -> Tenso
 
 def _int8_master(weight: Tensor, config: Config, target: Target) -> Tensor | Skip:
     reason = no_product(weight, target)
-    return Skip(reason) if reason else quantize_tensor(weight, _INT8_MASTER)
+    return Skip(reason) if reason else quantize_values(weight, _INT8_MASTER)
 
 
 TRANSFORMS: tuple[Transform, ...] = (
-    Transform(Float8LinearConfig, "float8_training", 1, _float8),
-    Transform(Int8MixedPrecisionTrainingConfig, "int8_mixed_precision_training", 1, _compute),
+    Transform(Float8LinearConfig, "float8_training", 1, _float8, needs_values=False),
+    Transform(
+        Int8MixedPrecisionTrainingConfig,
+        "int8_mixed_precision_training",
+        1,
+        _compute,
+        needs_values=False,
+    ),
     Transform(Int8WeightOnlyTrainingConfig, "int8_weight_only_training", 1, _int8_master),
-    Transform(BitNetTrainingConfig, "bitnet_training", 1, _compute),
-    Transform(MXTrainingConfig, "mx_training", 1, _compute),
-    Transform(NVFP4TrainingConfig, "nvfp4_training", 1, _compute),
+    Transform(BitNetTrainingConfig, "bitnet_training", 1, _compute, needs_values=False),
+    Transform(MXTrainingConfig, "mx_training", 1, _compute, needs_values=False),
+    Transform(NVFP4TrainingConfig, "nvfp4_training", 1, _compute, needs_values=False),
 )

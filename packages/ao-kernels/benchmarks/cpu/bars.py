@@ -9,10 +9,9 @@ from linear import Case
 from ours import DTYPES, FORMATS, name_of
 from quantizers import BY_PROGRAM
 from reader import READER
-from rotation import times, times_by_round
 from torch_linear import DENSE
 
-from benchmarking import Row, Samples
+from benchmarking import Paired, Row, Samples, paired
 
 
 @dataclass(frozen=True)
@@ -85,18 +84,38 @@ def judged(measured: float, bar: float, *, most: bool = False) -> str:
     return "met" if (measured <= bar if most else measured >= bar) else "missed"
 
 
-def verdict(
-    case: str, bar: float, aim: float | None, measured: float | None, by_round: float | None = None,
-    *, most: bool = False,
-) -> Row:  # fmt: skip
-    """A line of the table; `measured` must be at least the bar, or with `most` at most."""
+def verdict(case: str, bar: float, aim: float | None, times: Paired | None) -> Row:
+    """A line of the table: a bar is met where the whole interval reaches it."""
+    return _line(
+        case,
+        bar,
+        aim,
+        "" if times is None else times.median,
+        "" if times is None else times.interval(),
+        "not measured" if times is None else judged(times.low, bar),
+    )
+
+
+def at_most(case: str, bar: float, measured: float) -> Row:
+    """A line of the table for what must not be greater than its bar."""
+    return _line(case, f"≤ {bar}", None, measured, "", judged(measured, bar, most=True))
+
+
+def _line(
+    case: str,
+    bar: float | str,
+    aim: float | None,
+    measured: float | str,
+    interval: str,
+    verdict: str,
+) -> Row:
     return {
         "case": case,
-        "bar": f"≤ {bar}" if most else bar,
+        "bar": bar,
         "aim": "" if aim is None else aim,
-        "measured": "" if measured is None else measured,
-        "by round": "" if by_round is None else by_round,
-        "verdict": "not measured" if measured is None else judged(measured, bar, most=most),
+        "measured": measured,
+        "95 %": interval,
+        "verdict": verdict,
     }
 
 
@@ -105,22 +124,15 @@ def compared(bars: Iterable[Bar], samples: Samples, what: str) -> list[Row]:
     lines = []
     for bar in bars:
         there = {bar.ours, bar.peer} <= set(samples)
-        p10 = times(samples, bar.ours, bar.peer) if there else None
-        by_round = times_by_round(samples, bar.ours, bar.peer) if there else None
-        case = f"{what}: {bar.ours} × {bar.peer}"
-        lines.append(verdict(case, bar.bar, bar.aim, p10, by_round))
+        times = paired(samples, bar.ours, bar.peer) if there else None
+        lines.append(verdict(f"{what}: {bar.ours} × {bar.peer}", bar.bar, bar.aim, times))
     return lines
 
 
 def shares(case: Case) -> list[Row]:
     """A line for each weight format at one row."""
     return [
-        verdict(
-            f"M = 1: {name_of(fmt)}, share of {READER}",
-            *SHARE,
-            case.share(name_of(fmt)),
-            case.share_by_round(name_of(fmt)),
-        )
+        verdict(f"M = 1: {name_of(fmt)}, share of {READER}", *SHARE, case.share(name_of(fmt)))
         for fmt in FORMATS
     ]
 
@@ -130,10 +142,9 @@ def never_slower(case: Case) -> list[Row]:
     lines = []
     for dtype, (short, formats) in DTYPES.items():
         gains = {name_of(f, dtype): case.times(name_of(f, dtype), DENSE[dtype]) for f in formats}
-        worst = min(gains, key=gains.__getitem__)
-        by_round = case.times_by_round(worst, DENSE[dtype])
+        worst = min(gains, key=lambda name: gains[name].low)
         what = f"M = {case.rows}, {short}: slowest format ({worst}) × {DENSE[dtype]}"
-        lines.append(verdict(what, *NEVER_SLOWER, gains[worst], by_round))
+        lines.append(verdict(what, *NEVER_SLOWER, gains[worst]))
     return lines
 
 

@@ -14,12 +14,13 @@ sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
 from ao_core import Call, Spec, quantize_tensor
 from ao_core.dispatch import select
 from ao_kernels.testing.states import register_states
-from benchmarking import Row, Samples, arguments, compared, interleaved, percentile, record
+from benchmarking import Row, Samples, arguments, interleaved, paired, percentile, record
 
 TEXT = """\
 {size:,} parameters in {tensors} tensors, {threads} threads, one step of AdamW in alternate rounds; *GB/s*:
 what has to be read and written, by the median; *x fused*: the median over rounds of how many times as fast
-as `torch.optim.AdamW(fused=True)`; *copy*: `Tensor.copy_` of as many float32, read and written."""
+as `torch.optim.AdamW(fused=True)`, with its interval; *copy*: `Tensor.copy_` of as many float32, read and
+written."""
 
 #: formats of the first and the second moment
 STATES = {
@@ -73,6 +74,7 @@ def measure(
         # parameters are read and written, gradients read, two moments read and written
         moments = 4 + 4 * 4 / 256 if name in STATES else 4 * dtype.itemsize
         moved = 8 if name == "copy" else 3 * dtype.itemsize + moments
+        ratio = paired(samples, name, "fused")
         rows.append(
             {
                 "parameters": str(dtype).removeprefix("torch."),
@@ -80,7 +82,8 @@ def measure(
                 "p10 ms": 1e3 * percentile(seconds, 10),
                 "median ms": 1e3 * percentile(seconds, 50),
                 "GB/s": moved * size / percentile(seconds, 50) / 1e9,
-                "x fused": 1 / compared(samples, name, "fused")[1],
+                "x fused": ratio.median,
+                "95 %": ratio.interval(),
             }
         )
     return rows

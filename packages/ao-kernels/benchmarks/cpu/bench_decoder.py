@@ -13,9 +13,8 @@ sys.path.append(str(Path(__file__).parents[1] / "gpu"))  # decoder
 from decoder import Shape
 from decoding import BF16, TEXT, TOKENS, Results, makers, measured
 from llama import version
-from rotation import times_by_round
 
-from benchmarking import Row, arguments, percentile, record
+from benchmarking import Row, Samples, arguments, paired, percentile, record
 
 ABOUT = """\
 A Llama-shaped decoder of {billions:.1f} billion random parameters ({shape.layers} layers, dim {shape.dim},
@@ -23,8 +22,8 @@ A Llama-shaped decoder of {billions:.1f} billion random parameters ({shape.layer
 {threads} threads: tokens a second when {tokens} are generated one by one from nothing, and for a text of
 {text}. All torch contenders run the same code in eager mode; *compiled*: as one program of AOTInductor
 for each token. They stay in one process and take turns in shuffled rounds with `llama-bench` on the same
-shape; ratios are medians over the rounds. *share of read*: the bytes of the weights that a token is
-multiplied by, over what is read in that time (by 10th percentiles)."""
+shape; ratios are medians over the rounds, with intervals. *share of read*: the bytes of the weights that a
+token is multiplied by, over what is read in that time."""
 
 
 def row(results: Results, name: str) -> Row:
@@ -34,17 +33,22 @@ def row(results: Results, name: str) -> Row:
         "contender": name,
         "tokens/s": 1 / median(decode),
         "p10 of times": 1 / percentile(decode, 10),
-        "× torch bf16": _times(results.decode, name),
+        **_times("× torch bf16", results.decode, name),
         "GB a token": results.contenders[name].nbytes / 1e9,
-        "share of read": results.share(name),
+        "share of read": results.share(name).median,
+        "share of read, 95 %": results.share(name).interval(),
         "prefill tokens/s": TEXT / median(prefill) if prefill else "",
         "prefill, p10 of times": TEXT / percentile(prefill, 10) if prefill else "",
-        "prefill × torch bf16": _times(results.prefill, name),
+        **_times("prefill × torch bf16", results.prefill, name),
     }
 
 
-def _times(samples: dict[str, list[float]], name: str) -> float | str:
-    return times_by_round(samples, name, BF16) if {BF16, name} <= set(samples) else ""
+def _times(column: str, samples: Samples, name: str) -> Row:
+    found = paired(samples, name, BF16) if {BF16, name} <= set(samples) else None
+    return {
+        column: found.median if found else "",
+        f"{column}, 95 %": found.interval() if found else "",
+    }
 
 
 def main() -> None:

@@ -10,19 +10,20 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
 import bars
-from rotation import ROTATED, measured, times, times_by_round
+from rotation import ROTATED, measured
 from sparse import Sparse, kinds, limit, sparse_linear
 from torch_linear import dense
 
-from benchmarking import Row, arguments, percentile, record
+from benchmarking import Row, arguments, paired, percentile, record
 
 TEXT = """\
 `F.linear` of (M, {k}), bfloat16, with a weight ({n}, {k}) in {threads} threads. Contenders take turns in
 shuffled rounds of one process, each on copies of its weight that exceed {rotated} MiB together, after a
 call that is not timed; blocks that are stored stand at random places, values are normal. *× dense*: how
-many times as fast as `F.linear` with a dense bfloat16 weight, by 10th percentiles; *by round*: the median
-of that within rounds; *limit*: what it would be if time followed the multiplications that are left
-(M > 16), or the bytes of codes and places that have to be read."""
+many times as fast as `F.linear` with a dense bfloat16 weight, the median of the ratios within rounds;
+*95 %*: its interval, a bootstrap of rounds, of which the lower end must reach a bar; *limit*: what it
+would be if time followed the multiplications that are left (M > 16), or the bytes of codes and places that
+have to be read."""
 #: rows of activations -> rounds
 ROUNDS = {1: 40, 16: 30, 256: 12}
 
@@ -39,7 +40,7 @@ def rows_of(shape: tuple[int, int], m: int, rounds: int, most: int) -> list[Row]
     found = []
     for each in contenders:
         name, seconds, bar = each.name, samples[each.name], wanted.get(each.name)
-        ratio = times(samples, name, bars.F_LINEAR)
+        ratio = paired(samples, name, bars.F_LINEAR)
         found.append(
             {
                 "M": m,
@@ -48,11 +49,11 @@ def rows_of(shape: tuple[int, int], m: int, rounds: int, most: int) -> list[Row]
                 "MiB": each.nbytes / 2**20,
                 "p10 ms": 1e3 * percentile(seconds, 10),
                 "median ms": 1e3 * percentile(seconds, 50),
-                "× dense": ratio,
-                "by round": times_by_round(samples, name, bars.F_LINEAR),
+                "× dense": ratio.median,
+                "95 %": ratio.interval(),
                 "limit": limit(chosen[name], m) if name in chosen else 1.0,
                 "bar": "" if bar is None else bar.bar,
-                "verdict": "" if bar is None else bars.judged(ratio, bar.bar),
+                "verdict": "" if bar is None else bars.judged(ratio.low, bar.bar),
             }
         )
     return found

@@ -18,7 +18,7 @@ from rotation import Timed
 from torch import Tensor, nn
 from torch._inductor import aoti_compile_and_package, aoti_load_package
 
-from benchmarking import Samples, percentile, rounds_of
+from benchmarking import Paired, Samples, paired, rounds_of
 
 BF16 = "torch bf16"
 #: what is decoded by one compiled program, too
@@ -175,10 +175,9 @@ class Results:
     decode: Samples
     prefill: Samples
 
-    def share(self, name: str) -> float:
-        """The part of the read rate at which weights are read while decoding, by 10th percentiles."""
-        rate = self.contenders[name].nbytes / percentile(self.decode[name], 10)
-        return rate / (SIZE / percentile(self.decode[READER], 10))
+    def share(self, name: str) -> Paired:
+        """The part of the read rate at which weights are read while decoding."""
+        return paired(self.decode, name, READER).scaled(self.contenders[name].nbytes / SIZE)
 
 
 def measured(contenders: Iterable[Contender], tokens: int, percent: int = 100) -> Results:

@@ -13,10 +13,10 @@ from ggml import ggml_linear
 from ours import ours
 from peers_linear import peers_linear
 from reader import READER, reader
-from rotation import Contender, Maker, measured, times, times_by_round
+from rotation import Contender, Maker, measured
 from torch_linear import DENSE, torch_linear
 
-from benchmarking import Row, Samples, percentile
+from benchmarking import Paired, Row, Samples, paired, percentile
 
 #: columns (in) and rows (out) of the weights
 SHAPES = ((4096, 4096), (4096, 14336), (2048, 8192))
@@ -37,24 +37,14 @@ class Case:
         """The 10th percentile of the seconds of a contender."""
         return percentile(self.samples[name], 10)
 
-    def times(self, name: str, baseline: str) -> float:
-        """How many times as fast as another a contender is, by their 10th percentiles."""
-        return times(self.samples, name, baseline)
+    def times(self, name: str, baseline: str) -> Paired:
+        """How many times as fast as another a contender is."""
+        return paired(self.samples, name, baseline)
 
-    def times_by_round(self, name: str, baseline: str) -> float:
-        """The same within each round: the median of that."""
-        return times_by_round(self.samples, name, baseline)
-
-    def share(self, name: str) -> float:
-        """The part of the read rate at which a contender reads its weight, by 10th percentiles."""
-        return self._bytes(name) * self.times(name, READER)
-
-    def share_by_round(self, name: str) -> float:
-        """The same within each round: the median of that."""
-        return self._bytes(name) * self.times_by_round(name, READER)
-
-    def _bytes(self, name: str) -> float:
-        return self.contenders[name].nbytes / self.contenders[READER].nbytes
+    def share(self, name: str) -> Paired:
+        """The part of the read rate at which a contender reads its weight."""
+        part = self.contenders[name].nbytes / self.contenders[READER].nbytes
+        return self.times(name, READER).scaled(part)
 
 
 def makers(llama: str) -> dict[str, Maker]:
@@ -98,17 +88,18 @@ def rows_of(case: Case) -> list[Row]:
             "µs": median(seconds) * 1e6,
             "p10": case.p10(name) * 1e6,
             "GB/s": case.contenders[name].nbytes / case.p10(name) / 1e9,
-            "share of read": case.share(name),
-            "share of read, by round": case.share_by_round(name),
-            "× F.linear": _times_dense(case, name),
-            "× F.linear, by round": _times_dense(case, name, by_round=True),
+            "share of read": case.share(name).median,
+            "share of read, 95 %": case.share(name).interval(),
+            "× F.linear": times.median if times else "",
+            "× F.linear, 95 %": times.interval() if times else "",
         }
         for name, seconds in case.samples.items()
+        for times in [_times_dense(case, name)]
     ]
 
 
-def _times_dense(case: Case, name: str, *, by_round: bool = False) -> float | str:
+def _times_dense(case: Case, name: str) -> Paired | None:
     dense = DENSE.get(case.contenders[name].dtype, DENSE[torch.bfloat16])
     if name == READER or dense not in case.samples:
-        return ""
-    return (case.times_by_round if by_round else case.times)(name, dense)
+        return None
+    return case.times(name, dense)

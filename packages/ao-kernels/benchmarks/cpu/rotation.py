@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from benchmarking import Samples, percentile, rounds_of
+from benchmarking import Samples, rounds_of
 
 #: all copies of a weight together, so that none is in a cache when its turn comes
 ROTATED = 128 << 20
@@ -114,14 +113,3 @@ def measured(contenders: Iterable[Contender], m: int, rounds: int) -> Samples:
         c.name: Timed(c.calls(m)) for c in contenders if c.most_rows is None or m <= c.most_rows
     }
     return rounds_of(timed, rounds)
-
-
-def times(samples: Samples, name: str, baseline: str) -> float:
-    """How many times as fast as another a contender is, by their 10th percentiles."""
-    return percentile(samples[baseline], 10) / percentile(samples[name], 10)
-
-
-def times_by_round(samples: Samples, name: str, baseline: str) -> float:
-    """The same within each round: the median of that."""
-    pairs = zip(samples[name], samples[baseline], strict=True)
-    return median(other / own for own, other in pairs)

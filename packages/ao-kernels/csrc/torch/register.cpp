@@ -2,11 +2,10 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include <unistd.h>
-
 #include <string>
 
 #include "checks.h"
+#include "forked.h"
 #include "isa.h"
 #include "parallel.h"
 
@@ -15,13 +14,13 @@ namespace {
 
 int torch_threads() { return static_cast<int>(torch::stable::get_num_threads()); }
 
-// The process that loaded the library. A fork of it may have none of the threads that torch's pool
-// counts on, and OpenMP would wait for them for ever: there one thread does all.
-const pid_t loader = getpid();
-
 void torch_parallel(int64_t begin, int64_t end, int64_t grain, Body body, void* context) {
-  if (getpid() != loader) return body(begin, end, context);
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_parallel_for(begin, end, grain, body, context));
+  const auto region = [&] { STABLE_TORCH_ERROR_CODE_CHECK(torch_parallel_for(begin, end, grain, body, context)); };
+  Forked& process = forked();
+  if (!process.is) return region();
+  if (end - begin <= grain || torch_threads() == 1) return body(begin, end, context);
+  if (!process.deputy) process.deputy = new Deputy;
+  process.deputy->run(region);
 }
 
 std::string cpu_isa() {
@@ -31,6 +30,7 @@ std::string cpu_isa() {
 
 // torch's pool serves all kernels: torch.set_num_threads holds, and no second pool is started
 const bool host_is_set = [] {
+  watch_forks();
   set_host({torch_parallel, torch_threads});
   return true;
 }();

@@ -85,6 +85,15 @@ struct Weight {
   std::vector<double> sizes;   // of what is subtracted to make them
 };
 
+// The code of row r, column c of a tile, counted over all blocks.
+inline void put_code(Weight& w, int bits, int64_t tile, int r, int c, int code) {
+  for (int bit = 0; bit < bits; ++bit) {
+    const Place p = place(bits, r, c, bit);
+    uint8_t& byte = w.qdata[static_cast<size_t>(tile * 32 * bits + p.byte)];
+    byte = static_cast<uint8_t>((byte & ~(1 << p.bit)) | (code >> bit & 1) << p.bit);
+  }
+}
+
 template <class T>
 inline void set(std::vector<uint8_t>& data, int64_t i, T value) {
   std::memcpy(data.data() + i * static_cast<int64_t>(sizeof(T)), &value, sizeof(T));
@@ -199,11 +208,7 @@ inline Weight make_weight(const Case& c, bool integers) {
         auto code = static_cast<int>(random() >> 8 & ((1u << c.bits) - 1));
         if (!std::isfinite(w.table[static_cast<size_t>(code)])) code = 0;
         const int64_t tile = row / 16 * w.tiles + first_tile[static_cast<size_t>(g)] + (k - g * group) / 16;
-        for (int bit = 0; bit < c.bits; ++bit) {
-          const Place p = place(c.bits, static_cast<int>(row % 16), static_cast<int>((k - g * group) % 16), bit);
-          uint8_t& byte = w.qdata[static_cast<size_t>(tile * 32 * c.bits + p.byte)];
-          byte = static_cast<uint8_t>(byte | (code >> bit & 1) << p.bit);
-        }
+        put_code(w, c.bits, tile, static_cast<int>(row % 16), static_cast<int>((k - g * group) % 16), code);
         const double value = w.table[static_cast<size_t>(code)];
         const double number = (value - zero) * scale - offset;
         w.values[static_cast<size_t>(row * c.k + k)] = number;

@@ -20,7 +20,8 @@ inline double e5m2(int code) {
   return (code & 0x7f) == 0x7c ? (code & 0x80 ? -INFINITY : INFINITY) : small_float(code, 5, 2, 15);
 }
 inline double half(uint16_t code) {
-  return (code & 0x7c00) == 0x7c00 ? (code & 0x3ff ? NAN : INFINITY) : small_float(code, 5, 10, 15);
+  if ((code & 0x7c00) == 0x7c00) return code & 0x3ff ? NAN : code & 0x8000 ? -INFINITY : INFINITY;
+  return small_float(code, 5, 10, 15);
 }
 inline double brain(uint16_t code) {
   const uint32_t bits = static_cast<uint32_t>(code) << 16;
@@ -74,6 +75,7 @@ inline void put(Element type, std::vector<uint8_t>& data, int64_t i, float value
     const int digits = static_cast<int>(std::nearbyint(std::ldexp(mantissa, exponent) / unit));
     word = static_cast<uint16_t>((value < 0) << 15);
     if (std::isnan(value)) word = 0x7e00;
+    if (std::isinf(value)) word = static_cast<uint16_t>(word | 0x7c00);
     if (std::isfinite(value)) word = static_cast<uint16_t>(word | ((field ? (field - 1) << 10 : 0) + digits));
   }
   std::memcpy(data.data() + i * 2, &word, 2);

@@ -1,8 +1,8 @@
 """Compiles and runs the C++ tests: `python run.py [--sanitize address,undefined] [doctest options]`.
 
-They run once for each instruction set. With `--target aarch64` they are compiled by a cross
-compiler and run under qemu; with `--lesser` the choice of the set is tested on emulated
-processors that have less than this one.
+They run once for each instruction set. `--compiler clang++` compiles them by another compiler than
+the one found; with `--target aarch64` they are compiled by a cross compiler and run under qemu; with
+`--lesser` the choice of the set is tested on emulated processors that have less than this one.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from hatch_build import (  # noqa: E402
     compile_objects,
     cpu_sources,
     find_compiler,
+    is_clang,
     machine,
     sanitizing,
     units_of,
@@ -34,7 +35,7 @@ from hatch_build import (  # noqa: E402
 #: exit status of the tests where AO_CPU_ISA cannot be obeyed
 NOT_HERE = 77
 #: sets that have all but some kernels from another one → the tests of those
-OWN_TESTS = {"amx": "*test_linear.cpp,*test_isa.cpp"}
+OWN_TESTS = {"amx": "*test_linear.cpp,*test_ends.cpp,*test_isa.cpp"}
 #: what an x86 processor of qemu must be given
 CHOICES = {"Nehalem": "generic", "Haswell": "avx2"}
 
@@ -48,8 +49,10 @@ def tool(name: str, package: str) -> str:
 
 def build(compiler: list[str], target: str, sanitize: str, sets: list[str], jobs: int) -> Path:
     """The test program for a kind of processor; the sanitizers watch those instruction sets."""
-    out = PACKAGE / "build" / "-".join(filter(None, ["tests", target, sanitize.replace(",", "-")]))
-    extra = sanitizing(sanitize)
+    kind = "clang" if is_clang(compiler) else ""
+    parts = ["tests", target, kind, sanitize.replace(",", "-")]
+    out = PACKAGE / "build" / "-".join(filter(None, parts))
+    extra = sanitizing(sanitize, compiler)
     probe = subprocess.run(
         [*compiler, "-E", "-x", "c++", "-"], input="#include <doctest/doctest.h>",
         capture_output=True, text=True, check=False,
@@ -65,7 +68,10 @@ def build(compiler: list[str], target: str, sanitize: str, sets: list[str], jobs
             sources[path] = (*flags, "-fno-sanitize=all", "-O0")  # only to be linked
     common = [*FLAGS, *extra, f"-I{PACKAGE / 'csrc' / 'cpu'}"]
     with alone_in(out):
-        objects = compile_objects(compiler, sources, common, out, jobs)
+        try:
+            objects = compile_objects(compiler, sources, common, out, jobs)
+        except CannotBuild as problem:
+            sys.exit(f"error: {problem}")
         link = [*compiler, *extra, *map(str, objects), "-pthread"]
         if target != machine():
             link.append("-static")  # so that it needs no libraries of the other processor
@@ -74,10 +80,15 @@ def build(compiler: list[str], target: str, sanitize: str, sets: list[str], jobs
     return out / "main"
 
 
-def check_units(program: Path) -> int:
-    """How many units export more than their table of kernels: the linker could take it for others."""
+def check_units(program: Path, sets: list[str]) -> int:
+    """How many units export more than their table of kernels: the linker could take it for others.
+
+    Those that are only to be linked are not optimized, and export what is inline else.
+    """
     wrong = 0
     for unit in sorted(program.parent.glob("*-isa_*.o")):
+        if unit.stem.rpartition("isa_")[2] not in sets:
+            continue
         listed = subprocess.run(
             [tool("nm", "binutils"), "--defined-only", "--extern-only", "--demangle", str(unit)],
             capture_output=True, text=True, check=True,
@@ -135,13 +146,16 @@ def main() -> None:
     parser.add_argument(
         "--sets", default="", help="instruction sets that are tested, a,b; default: all"
     )
+    parser.add_argument("--compiler", default="", help="default: $CXX, or the first found")
     parser.add_argument("--lesser", action="store_true", help="also on emulated x86 processors")
     parser.add_argument(
         "--jobs", type=int, default=1, help="compilers, or tests, that run at a time"
     )
     arguments, options = parser.parse_known_args()
     target: str = arguments.target
-    if target == machine():
+    if arguments.compiler and target == machine():
+        compiler, prefix = [tool(arguments.compiler, arguments.compiler.replace("++", ""))], []
+    elif target == machine():
         try:
             compiler, prefix = find_compiler(), []
         except CannotBuild as problem:
@@ -157,7 +171,7 @@ def main() -> None:
     with ThreadPoolExecutor(arguments.jobs) as pool:
         failed = sum(pool.map(lambda isa: run(command, isa), sets))
     if target == machine() and not arguments.sanitize:
-        failed += check_units(program)
+        failed += check_units(program, sets)
     if arguments.lesser:
         failed += check_choices(program)
     sys.exit(failed)

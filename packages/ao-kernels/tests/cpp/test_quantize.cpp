@@ -187,7 +187,8 @@ TEST_CASE("zeros of both signs have a scale of 1, and what is not a number spoil
 TEST_CASE("tiles hold the codes of their rows and columns, padded with 0") {
   Threads pool(2);
   for (int bits = 1; bits <= 8; ++bits) {
-    for (const auto [n, k, group] : {Size{16, 64, 32}, Size{33, 100, 24}, Size{5, 50, 7}}) {
+    for (const Size& size : {Size{16, 64, 32}, Size{33, 100, 24}, Size{5, 50, 7}}) {
+      const int64_t n = size.n, k = size.k, group = size.group;
       CAPTURE(bits);
       CAPTURE(k);
       ao::Tiles t{};

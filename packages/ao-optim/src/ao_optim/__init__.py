@@ -7,7 +7,7 @@ from ao_optim.checkpoints import full_state
 from ao_optim.formats import FORMATS, StateFormat
 from ao_optim.galore import GaLore
 from ao_optim.offload import CPUOffloadOptimizer
-from ao_optim.optimizer import LowBitOptimizer
+from ao_optim.optimizer import LostUpdatesWarning, LowBitOptimizer
 from ao_optim.optimizers import (
     Adagrad8bit,
     Adam4bit,
@@ -39,6 +39,7 @@ __all__ = [
     "GaLore",
     "LAMB8bit",
     "Lion8bit",
+    "LostUpdatesWarning",
     "LowBitOptimizer",
     "Muon8bit",
     "RMSprop8bit",

@@ -11,16 +11,20 @@ import torch
 from torch import Tensor
 
 from ao_core import QTensor, Spec
-from ao_core.dispatch import select
+from ao_core.dispatch import run as run_kernel
 from ao_core.records import Call, Kernel
 from ao_optim.engine import Work, mixed, run
+from ao_optim.quantized import write_rounded
 from ao_optim.rules import ADAM, ADAMW, Rule
-from ao_optim.shards import all_local
+from ao_optim.shards import all_local, local, shard_like
 
 __all__ = ["KERNELS", "apply"]
 
+#: tells the noise of quantized weights from that of bfloat16 ones
+_QUANTIZED = 1 << 32
 #: what a call says of moments that are not quantized
 _DENSE = Spec("fp32", (1,), "none")
+_HALF = Spec("bf16", (1,), "none")
 
 
 def apply(
@@ -28,18 +32,51 @@ def apply(
     params: Sequence[Tensor],
     states: Sequence[dict[str, Tensor]],
     group: dict[str, Any],
+    place: int = 0,
 ) -> None:
     """One step of parameters of a group, which all have gradients, all of a kind at once.
 
+    `place` is that of the group among those of the optimizer.
+
     Between two steps the caches hold other things: whatever is asked of a tensor is asked of all in turn.
     """
+    if place:  # so that groups draw different noise, and the first what a group alone draws
+        group = {**group, "seed": mixed(group["seed"], place)}
+    grads = [param.grad for param in params]
+    quantized = [index for index, param in enumerate(params) if isinstance(local(param), QTensor)]
+    if not quantized:
+        _apply(rule, params, grads, states, group)
+        return
+    others = [index for index in range(len(params)) if index not in set(quantized)]
+    dense_params, dense_grads, dense_states = _picked(others, params, grads, states)
+    _apply(rule, dense_params, dense_grads, dense_states, group)
+    for index in quantized:
+        # one at a time, so that a single weight is dense meanwhile
+        param, state = params[index], states[index]
+        value = shard_like(param, local(param).dequantize(torch.float32))  # type: ignore[call-arg]
+        _apply(rule, [value], [grads[index]], [state], group)
+        seed = mixed(group["seed"], int(state["step"]), _QUANTIZED, index)
+        write_rounded(local(param), local(value), seed)
+
+
+def _picked(indices: Sequence[int], *lists: Sequence[Any]) -> list[list[Any]]:
+    return [[each[index] for index in indices] for each in lists]
+
+
+def _apply(
+    rule: Rule,
+    params: Sequence[Tensor],
+    grads: Sequence[Any],
+    states: Sequence[dict[str, Tensor]],
+    group: dict[str, Any],
+) -> None:
+    """The same for dense parameters."""
     if not params:
         return
     steps = [state["step"] for state in states]
     torch._foreach_add_(steps, 1)
     # a count on the device is not read: each parameter by itself
     counts = count() if group["capturable"] else torch.stack(steps).tolist()
-    grads: Sequence[Any] = [param.grad for param in params]
     if rule.elementwise:
         params, grads = all_local(params), all_local(grads)
     flat = [param.is_contiguous() for param in params]
@@ -71,9 +108,16 @@ def apply(
         _step(rule, work, alike[0]["step"], group, number)
 
 
-def _format(moment: Tensor) -> int:
+def _format(moment: Tensor) -> Any:
     """Formats are told apart by identity, which takes no time: equal ones might be stepped apart."""
-    return id(moment.spec) if isinstance(moment, QTensor) else 0
+    return id(moment.spec) if isinstance(moment, QTensor) else moment.dtype
+
+
+def _spec(moment: Tensor) -> Spec:
+    """The format as a call has it."""
+    if isinstance(moment, QTensor):
+        return moment.spec
+    return _HALF if moment.dtype == torch.bfloat16 else _DENSE
 
 
 def _step(rule: Rule, work: Work, steps: Tensor, group: dict[str, Any], number: int) -> None:
@@ -89,10 +133,10 @@ def _step(rule: Rule, work: Work, steps: Tensor, group: dict[str, Any], number: 
         run(rule, work, options, step, maximize=maximize, seed=seed)
         return
     moment = work.states["exp_avg"][0]
-    spec = moment.spec if isinstance(moment, QTensor) else _DENSE
     size = (sum(param.numel() for param in work.params),)
-    call = Call("adam_step", spec, size, size, first.dtype, first.device.type)
-    select(call).fn(
+    call = Call("adam_step", _spec(moment), size, size, first.dtype, first.device.type)
+    run_kernel(
+        call,
         work.params,
         work.grads,
         *work.states.values(),

@@ -30,7 +30,8 @@ def unpacked(saved: dict[str, Any], slots: Sequence[Slot], part: Tensor) -> dict
     Raises:
         CheckpointError: its table of values is not the dynamic map, or its blocks have another size.
     """
-    flat = {**saved, **saved.get(_WRAPPED, {})}
+    inner = saved.get(_WRAPPED, {})
+    flat = {**saved, **inner} if isinstance(inner, dict) else saved
     if "state1" not in flat:
         return saved
     found: dict[str, Any] = {"step": flat.get("step", 0)}
@@ -69,7 +70,7 @@ def _spec_of(values: Tensor) -> Spec:
     """The format whose table of values this is; also averages of squares may be in the signed one."""
     for signed, spec in ((True, _DYNAMIC.signed), (False, _DYNAMIC.unsigned)):
         table = torch.tensor(dynamic_values(8, signed), dtype=torch.float32)
-        if spec is not None and torch.equal(values.cpu().float(), table):
+        if isinstance(spec, Spec) and torch.equal(values.cpu().float(), table):
             return spec
     raise CheckpointError(
         "a state of bitsandbytes whose qmap is not its dynamic map; only that one can be loaded"

@@ -110,7 +110,8 @@ def _run_whole(
         state[name] = shard_like(param, dense(each[index]))
     rule.update(value, -grad if maximize else grad, state, options, step)
     for name, each in work.states.items():
-        each[index].copy_(local(state[name]))
+        found = local(state[name])
+        each[index].copy_(_rounded(found, each[index], generator))
     found = local(value)
     _round_into([local(param)], list(work.lost[index : index + 1]), [found], found, generator)
 
@@ -164,7 +165,7 @@ def _run_chunk(
     state = {name: _read(each, pieces) for name, each in work.states.items()}
     rule.update(value, -grad if maximize else grad, state, options, step)
     for name, each in work.states.items():
-        _write(each, pieces, state[name])
+        _write(each, pieces, state[name], generator)
     _round_into(own, lost, _split(value, pieces), value, generator)
     _return_strided(work.params, own, pieces)
     if lost:
@@ -223,7 +224,7 @@ def _read(states: list[Tensor], pieces: list[_Piece]) -> Tensor:
     """A moment of all pieces as one flat float32 tensor, 0 in the padding."""
     first = states[pieces[0].tensor]
     if not isinstance(first, QTensor):
-        return _joined(_slices(states, pieces), pieces)
+        return _joined(_slices(states, pieces), pieces).to(torch.float32)
     total = sum(piece.size for piece in pieces)
     parts = {}
     for name in first.part_names:
@@ -244,10 +245,13 @@ def _read(states: list[Tensor], pieces: list[_Piece]) -> Tensor:
     return values
 
 
-def _write(states: list[Tensor], pieces: list[_Piece], value: Tensor) -> None:
+def _write(
+    states: list[Tensor], pieces: list[_Piece], value: Tensor, generator: torch.Generator | None
+) -> None:
     first = states[pieces[0].tensor]
     if not isinstance(first, QTensor):
-        torch._foreach_copy_(_slices(states, pieces), _split(value, pieces))
+        kept = _rounded(value, first, generator)
+        torch._foreach_copy_(_slices(states, pieces), _split(kept, pieces))
         return
     parts = encode_parts(value, first.spec)
     for name in first.part_names:
@@ -257,6 +261,16 @@ def _write(states: list[Tensor], pieces: list[_Piece], value: Tensor) -> None:
             found.append(parts[name][offset : offset + len(entries)])
             offset += piece.size // axis.values * axis.entries
         torch._foreach_copy_(own, found)
+
+
+def _rounded(value: Tensor, into: Tensor, generator: torch.Generator | None) -> Tensor:
+    """A moment as the dtype of its memory has it where parameters are rounded at random; else as it is.
+
+    An average over a thousand steps changes by less than bfloat16 can tell: nearest, it would stand still.
+    """
+    if generator is None or into.dtype != torch.bfloat16:
+        return value
+    return stochastic_round_to(value, torch.bfloat16, generator)
 
 
 def _round_into(

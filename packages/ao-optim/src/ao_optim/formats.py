@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ao_core import QTensor, Spec
+from ao_core.arguments import check_fields
 from ao_core.errors import UnknownNameError
 from ao_core.tensor.create import encode_parts
 
@@ -17,17 +18,20 @@ __all__ = ["FORMATS", "StateFormat", "dense", "empty_state", "format_named", "st
 
 @dataclass(frozen=True)
 class StateFormat:
-    """Where the moments of large tensors are kept in low precision; no specs: float32."""
+    """How moments are kept: quantized, those of large tensors; or unquantized in a dtype of torch."""
 
     name: str
-    #: of moments that may be negative
-    signed: Spec | None = None
+    #: of moments that may be negative; None: float32
+    signed: Spec | torch.dtype | None = None
     #: of moments that may not: averages of squares
-    unsigned: Spec | None = None
+    unsigned: Spec | torch.dtype | None = None
     #: the same, of tensors with two dimensions or more
     unsigned_matrix: Spec | None = None
 
-    def spec(self, signed: bool, shape: tuple[int, ...]) -> Spec | None:
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def spec(self, signed: bool, shape: tuple[int, ...]) -> Spec | torch.dtype | None:
         """The format of one moment of a parameter."""
         if signed:
             return self.signed
@@ -43,6 +47,7 @@ FORMATS = {
     record.name: record
     for record in (
         StateFormat("float32"),
+        StateFormat("bfloat16", torch.bfloat16, torch.bfloat16),
         StateFormat("dynamic8", _flat("dynamic8", 256), _flat("dynamic8u", 256)),
         StateFormat("companded8", _flat("companded8", 256), _flat("companded8u", 256)),
         StateFormat("float8", _flat("f8e4m3", 256), _flat("f8e5m3u", 256)),
@@ -63,10 +68,10 @@ def format_named(name: str) -> StateFormat:
     return FORMATS[name]
 
 
-def empty_state(like: Tensor, spec: Spec | None) -> Tensor:
+def empty_state(like: Tensor, spec: Spec | torch.dtype | None) -> Tensor:
     """A moment that is 0 everywhere: zeros, or codes of anything with scales of 0."""
-    if spec is None:
-        return torch.zeros(like.shape, dtype=torch.float32, device=like.device)
+    if not isinstance(spec, Spec):
+        return torch.zeros(like.shape, dtype=spec or torch.float32, device=like.device)
     parts = {
         name: torch.zeros(size, dtype=dtype, device=like.device)
         for name, size, dtype in _sizes(tuple(like.shape), spec)
@@ -83,15 +88,15 @@ def _sizes(shape: tuple[int, ...], spec: Spec) -> tuple[tuple[str, torch.Size, t
 
 def dense(moment: Tensor) -> Tensor:
     """The values of a moment, quantized or not, in float32."""
-    return moment.dequantize(torch.float32) if isinstance(moment, QTensor) else moment
+    return moment.dequantize(torch.float32) if isinstance(moment, QTensor) else moment.float()
 
 
-def store(value: Tensor, spec: Spec | None, device: torch.device) -> Tensor:
+def store(value: Tensor, spec: Spec | torch.dtype | None, device: torch.device) -> Tensor:
     """A copy of a moment, quantized or not, in a format and on a device."""
     if isinstance(value, QTensor) and value.spec == spec:
         # this very spec, by whose identity `apply` tells formats apart
         return value.map_leaves(lambda part: part.to(device, copy=True), spec=spec)
     plain = dense(value).detach().to(device, torch.float32, copy=True)
-    if spec is None:
-        return plain
+    if not isinstance(spec, Spec):
+        return plain.to(spec or torch.float32)
     return QTensor(encode_parts(plain, spec), spec, tuple(plain.shape), torch.float32)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ao_core.arguments import checked
+from ao_core.errors import ConfigError
 from ao_core.tensor.codec import is_sharded
 from ao_optim.optimizers import AdamW8bit
 from ao_optim.wrapped import WrappedOptimizer
@@ -37,6 +39,7 @@ class GaLore(WrappedOptimizer):
 
     extra_names = ("galore_projection", "galore_steps")
 
+    @checked
     def __init__(
         self,
         params: Any,
@@ -52,10 +55,7 @@ class GaLore(WrappedOptimizer):
 
     def stand_in(self, param: Tensor, group: dict[str, Any]) -> nn.Parameter:
         """Zeros of the low rank, which hold one step at a time; or a view of the parameter."""
-        if group["rank"] < 1 or group["update_gap"] < 1:
-            raise ValueError(
-                f"rank={group['rank']}, update_gap={group['update_gap']}: both must be at least 1"
-            )
+        _check(group)
         if is_sharded(param):
             raise ValueError(
                 "GaLore needs whole gradients, and a DTensor has its rows on other ranks"
@@ -65,6 +65,24 @@ class GaLore(WrappedOptimizer):
         m, n = param.shape
         shape = (group["rank"], n) if m <= n else (m, group["rank"])
         return nn.Parameter(torch.zeros(shape, dtype=torch.float32, device=param.device))
+
+    def check_extras(
+        self, param: Tensor, group: dict[str, Any], extras: dict[str, Any], key: Any
+    ) -> None:
+        """A projection is of the shorter side of its matrix, to the rank."""
+        _check(group)
+        steps, projection = extras.get("galore_steps", 0), extras.get("galore_projection")
+        if type(steps) is not int or steps < 0:
+            raise ValueError(f"galore_steps of parameter {key} is {steps!r}; it is a count")
+        if projection is None and not steps:
+            return
+        shape = tuple(projection.shape) if isinstance(projection, Tensor) else projection
+        needed = (min(param.shape), group["rank"]) if _projects(param, group) else None
+        if shape != needed:
+            raise ValueError(
+                f"galore_projection of parameter {key} has shape {shape!r}, but the parameter of "
+                f"{tuple(param.shape)} at rank={group['rank']} needs {needed}"
+            )
 
     def before(self, param: Tensor, group: dict[str, Any]) -> None:
         """Project the gradient."""
@@ -94,6 +112,14 @@ class GaLore(WrappedOptimizer):
         change = projection @ stand_in if wide else stand_in @ projection.mT
         value = param.float().mul_(1 - float(group["lr"]) * group.get("weight_decay", 0.0))
         param.copy_(value.add_(change, alpha=group["scale"]))
+
+
+def _check(group: dict[str, Any]) -> None:
+    for name in ("rank", "update_gap"):
+        if type(group[name]) is not int or group[name] < 1:
+            raise ConfigError(
+                f"{name}={group[name]!r} of GaLore must be a whole number of at least 1"
+            )
 
 
 def _projects(param: Tensor, group: dict[str, Any]) -> bool:

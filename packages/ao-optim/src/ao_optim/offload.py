@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ao_core.arguments import checked
 from ao_optim.optimizers import AdamW8bit
 from ao_optim.wrapped import WrappedOptimizer
 
@@ -29,6 +30,7 @@ class CPUOffloadOptimizer(WrappedOptimizer):
         options: of the inner optimizer.
     """
 
+    @checked
     def __init__(self, params: Any, optimizer: type[Optimizer] = AdamW8bit, **options: Any) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._buffers: dict[Tensor, Tensor] = {}

@@ -12,25 +12,69 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
+from ao_core import QTensor, Spec
+from ao_core.outcome import warn_caller
 from ao_optim import checkpoints
 from ao_optim.apply import apply
 from ao_optim.formats import empty_state, format_named
+from ao_optim.options import check_types
+from ao_optim.quantized import check_trainable
 from ao_optim.rules import Rule
 from ao_optim.shards import everywhere, local
 
-__all__ = ["COMMON", "LowBitOptimizer"]
+__all__ = ["COMMON", "LostUpdatesWarning", "LowBitOptimizer"]
 
 #: options of every rule with their defaults
 COMMON: dict[str, Any] = {
     "maximize": False,
     "capturable": False,
     "min_quantized_numel": 4096,
-    "rounding": "nearest",
+    "rounding": None,
     "seed": 0,
     "skip_nonfinite": False,
 }
 #: how a parameter in 16 bits takes an update that it cannot hold
 ROUNDINGS = ("nearest", "stochastic", "kahan")
+#: that of small parameters in 16 bits, whose state in float32 would be twice that of torch
+SMALL = "companded8"
+
+
+class LostUpdatesWarning(UserWarning):
+    """Updates of parameters in 16 bits that are less than half a step of theirs are lost."""
+
+
+#: options of torch's optimizers that say how to compute, and values that change nothing here
+IGNORED: dict[str, tuple[bool | None, ...]] = {
+    "fused": (None, False, True),
+    "foreach": (None, False, True),
+    "differentiable": (None, False),
+    "amsgrad": (None, False),
+}
+
+
+#: dtypes of parameters whose small updates are lost
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def _warn_of_nearest(params: list[Tensor]) -> None:
+    """Say that small updates of these parameters are lost, where nobody has said that they may be."""
+    lossy = [
+        param.dtype
+        for param in params
+        if param.requires_grad and param.dtype in _HALVES and not isinstance(local(param), QTensor)
+    ]
+    if lossy:
+        dtype = str(lossy[0]).removeprefix("torch.")
+        better = "'kahan'" if lossy[0] == torch.float16 else "'stochastic' or 'kahan'"
+        warn_caller(
+            f"parameters in {dtype} are rounded to nearest, so updates of less than half their step "
+            f"are lost: give rounding={better}, or 'nearest' to keep it so",
+            LostUpdatesWarning,
+        )
+
+
+def _storage(group: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(group[name] for name in checkpoints.STORAGE)
 
 
 class LowBitOptimizer(Optimizer):
@@ -41,11 +85,14 @@ class LowBitOptimizer(Optimizer):
 
     Beside those of its rule, every optimizer has these options:
 
-    - `state_format`: "companded8", "dynamic8", "float8", "rank1_4bit" or "float32".
-    - `min_quantized_numel`: parameters with fewer elements keep their state in float32.
+    - `state_format`: "companded8", "dynamic8", "float8", "rank1_4bit", "bfloat16" or
+      "float32".
+    - `min_quantized_numel`: parameters with fewer elements keep their state in float32, or where they
+      are in 16 bits in "companded8".
     - `rounding`: how parameters in bfloat16 or float16 are updated: "nearest"; "stochastic" (bfloat16
       only), up or down with the probability that keeps the mean; or "kahan", which keeps what
-      rounding took in state of the parameter's dtype.
+      rounding took in state of the parameter's dtype. None is "nearest", with a warning where
+      there are such parameters.
     - `seed`: of stochastic rounding: an integer, or a `torch.Generator` that draws one. The step is
       mixed in, and no other generator is touched.
     - `maximize`: go up the gradient.
@@ -58,11 +105,14 @@ class LowBitOptimizer(Optimizer):
     Args:
         params: parameters, named parameters, or groups of them.
         lr: learning rate, a number or a tensor.
-        options: by name.
+        options: by name. `fused` and `foreach` of torch's optimizers are taken and change nothing.
 
     Raises:
         ValueError: an option cannot be, or a parameter cannot be optimized.
         TypeError: there is no such option.
+
+    Warns:
+        LostUpdatesWarning: parameters are in 16 bits, and `rounding` is not given.
     """
 
     rule: ClassVar[Rule]
@@ -87,6 +137,7 @@ class LowBitOptimizer(Optimizer):
         )
 
     def __init__(self, params: Any, lr: float | Tensor | None = None, **options: Any) -> None:
+        options = {n: v for n, v in options.items() if n not in IGNORED or v not in IGNORED[n]}
         if unknown := sorted(set(options) - set(self.known)):
             raise TypeError(
                 f"{type(self).__name__} has no option {', '.join(unknown)}; it has "
@@ -94,6 +145,8 @@ class LowBitOptimizer(Optimizer):
             )
         if lr is not None:
             options["lr"] = lr
+        #: how the state of each group is stored
+        self._stored: list[tuple[Any, ...]] = []
         super().__init__(params, {**self.known, **options})
 
     @_disable_dynamo
@@ -105,11 +158,23 @@ class LowBitOptimizer(Optimizer):
         except BaseException:
             self.param_groups.pop()
             raise
+        self._stored.append(_storage(self.param_groups[-1]))
+        if self.param_groups[-1]["rounding"] is None:
+            _warn_of_nearest(self.param_groups[-1]["params"])
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._stored = [_storage(group) for group in self.param_groups]
+
+    def check_options(self, group: dict[str, Any]) -> None:
+        """Raise ValueError where an option of a group cannot be."""
+        check_types(group, self.known)
+        self.rule.check(group)
 
     def _check(self, group: dict[str, Any]) -> None:
-        self.rule.check(group)
+        self.check_options(group)
         format_named(group["state_format"])
-        if group["rounding"] not in ROUNDINGS:
+        if group["rounding"] not in (None, *ROUNDINGS):
             raise ValueError(
                 f"Invalid rounding: {group['rounding']!r}; use one of {', '.join(ROUNDINGS)}"
             )
@@ -135,14 +200,27 @@ class LowBitOptimizer(Optimizer):
                 "give complex ones as torch.view_as_real to an optimizer of their own"
             )
         if self.rule.only_matrices and param.dim() != 2:
+            found = self._name_of(param, group)
             raise ValueError(
                 f"{name} only supports 2D parameters whereas we found a parameter with size: "
-                f"{param.size()}"
+                f"{param.size()}{found}. Give it the matrices, [p for p in model.parameters() if "
+                "p.dim() == 2], and the others to AdamW8bit"
             )
+        held = local(param)
+        if isinstance(held, QTensor) and param.requires_grad:
+            check_trainable(held, group["rounding"])
         if group["rounding"] == "stochastic" and param.dtype == torch.float16:
             raise ValueError(
                 "rounding='stochastic' is defined for bfloat16; use 'kahan' for float16"
             )
+
+    @staticmethod
+    def _name_of(param: Tensor, group: dict[str, Any]) -> str:
+        """The name of a parameter in brackets, where names were given."""
+        for each, name in zip(group["params"], group.get("param_names", ()), strict=False):
+            if each is param:
+                return f" ({name})"
+        return ""
 
     @property
     def skipped_steps(self) -> int:
@@ -170,10 +248,24 @@ class LowBitOptimizer(Optimizer):
             for group in self.param_groups:
                 group["skipped_steps"] = group.get("skipped_steps", 0) + 1
             return loss
-        for group in self.param_groups:
+        steps = []
+        for number, group in enumerate(self.param_groups):
+            if self._stored[number] != _storage(group):
+                self._store_anew(number, group)
             params = [p for p in group["params"] if p.grad is not None]
-            apply(self.rule, params, self._states(params, group), group)
+            states = self._states(params, group)
+            self._check_shapes(params, states, group)
+            steps.append((params, states, group))
+        for number, (params, states, group) in enumerate(steps):
+            apply(self.rule, params, states, group, number)
         return loss
+
+    def _store_anew(self, number: int, group: dict[str, Any]) -> None:
+        """Bring the state of a group into the formats that its options ask for now."""
+        self._check(group)
+        held = {param: self.state[param] for param in group["params"] if self.state.get(param)}
+        self.state.update(checkpoints.stored_anew(self, held, group))
+        self._stored[number] = _storage(group)
 
     def _finite(self) -> bool:
         """Whether no gradient forbids the step, of the groups that ask; all ranks have one answer."""
@@ -204,6 +296,22 @@ class LowBitOptimizer(Optimizer):
                 state.update(self.initial_state(param, group))
         return states
 
+    def _check_shapes(
+        self, params: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any]
+    ) -> None:
+        """Raise where a state is not that of its parameter, before anything changes."""
+        slots = [slot.name for slot in self.rule.slots(group)]
+        with torch._C.DisableTorchFunctionSubclass():  # which makes asking a tensor fast
+            for number, (param, state) in enumerate(zip(params, states, strict=True)):
+                shape = local(param).shape
+                for name in slots:
+                    if state[name].shape != shape:
+                        raise ValueError(
+                            f"{name} of parameter {number} has shape {tuple(state[name].shape)}, but the "
+                            f"parameter has {tuple(shape)}: its size was changed after the state was made; "
+                            f"make a new {type(self).__name__}, or load a state that fits"
+                        )
+
     def initial_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         """The state of a parameter before its first step."""
         part = local(param)
@@ -216,10 +324,15 @@ class LowBitOptimizer(Optimizer):
         return state
 
     def spec_of(self, part: Tensor, group: dict[str, Any], signed: bool) -> Any:
-        """The format of a moment of (this rank's part of) a parameter; None: float32."""
-        if part.numel() < max(group["min_quantized_numel"], 1) or not part.dim():
+        """The format of a moment of (this rank's part of) a parameter: a spec, or a dtype; None: float32."""
+        if not part.numel() or not part.dim():
             return None
-        return format_named(group["state_format"]).spec(signed, tuple(part.shape))
+        chosen = format_named(group["state_format"])
+        if isinstance(chosen.signed, Spec) and part.numel() < group["min_quantized_numel"]:
+            if part.dtype not in _HALVES:
+                return None
+            chosen = format_named(SMALL)
+        return chosen.spec(signed, tuple(part.shape))
 
     # -- checkpoints -----------------------------------------------------------------------------
 
@@ -244,6 +357,7 @@ class LowBitOptimizer(Optimizer):
             ValueError: another number of parameters, a moment of another shape, or the state of
                 another optimizer.
         """
+        checkpoints.check_form(state_dict)
         # hooks of the user see the dict as it was given, and the state as it will be
         before = self.register_load_state_dict_pre_hook(checkpoints.prepare)
         after = self.register_load_state_dict_post_hook(checkpoints.adopt, prepend=True)

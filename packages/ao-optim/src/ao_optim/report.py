@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ao_core import QTensor
+from ao_core.arguments import checked
 from ao_core.report.text import aligned, size_text
 from ao_optim.shards import local
 
@@ -66,6 +67,7 @@ class StateReport:
         return f"{self.optimizer}\n{aligned(rows, right=range(1, 7))}"
 
 
+@checked
 def state_report(optimizer: torch.optim.Optimizer) -> StateReport:
     """What the state of an optimizer takes, whichever it is; of a sharded one on this rank.
 

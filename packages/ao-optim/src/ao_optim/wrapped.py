@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
+from ao_optim.checkpoints import check_form
+
 __all__ = ["WrappedOptimizer"]
 
 
@@ -54,6 +56,11 @@ class WrappedOptimizer(Optimizer):
     def after(self, param: Tensor, group: dict[str, Any]) -> None:
         """Bring what the inner step did to the stand-in to the parameter."""
         raise NotImplementedError
+
+    def check_extras(
+        self, param: Tensor, group: dict[str, Any], extras: dict[str, Any], key: Any
+    ) -> None:
+        """Raise `ValueError` where what a state dict has of `extra_names` is not for this parameter."""
 
     def wait(self) -> None:
         """Called between `before` of all parameters and the inner step, and when all is done."""
@@ -121,6 +128,7 @@ class WrappedOptimizer(Optimizer):
     @_disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave, or a state dict of the inner optimizer's class."""
+        check_form(state_dict)
         saved = state_dict["param_groups"]
         keys = [key for group in saved for key in group["params"]]
         params = [param for group in self.param_groups for param in group["params"]]
@@ -128,6 +136,10 @@ class WrappedOptimizer(Optimizer):
         for key, state in state_dict["state"].items():
             inner_state[key] = {n: v for n, v in state.items() if n not in self.extra_names}
             extras[key] = {n: v for n, v in state.items() if n in self.extra_names}
+        for group, old in zip(self.param_groups, saved, strict=False):
+            for key, param in zip(old["params"], group["params"], strict=False):
+                own = {name: old.get(name, group[name]) for name in self._own}
+                self.check_extras(param, {**group, **own}, extras.get(key, {}), key)
         groups = [{**self._inner_options(group), "params": group["params"]} for group in saved]
         self.inner.load_state_dict({"state": inner_state, "param_groups": groups})
         whole = [

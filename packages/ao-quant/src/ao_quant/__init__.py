@@ -10,6 +10,7 @@ from ao_quant.configs import (
     BitNetWeightOnlyConfig,
     CodebookWeightOnlyConfig,
     Float8DynamicActivationFloat8WeightConfig,
+    Float8DynamicActivationInt4WeightConfig,
     Float8StaticActivationFloat8WeightConfig,
     Float8WeightOnlyConfig,
     FP4WeightOnlyConfig,
@@ -19,6 +20,7 @@ from ao_quant.configs import (
     Int4WeightOnlyConfig,
     Int8DynamicActivationInt4WeightConfig,
     Int8DynamicActivationInt8WeightConfig,
+    Int8DynamicActivationIntxWeightConfig,
     Int8StaticActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
     IntxWeightOnlyConfig,
@@ -31,6 +33,7 @@ from ao_quant.configs import (
     bitnet_weight_only,
     codebook_weight_only,
     float8_dynamic_activation_float8_weight,
+    float8_dynamic_activation_int4_weight,
     float8_static_activation_float8_weight,
     float8_weight_only,
     fp4_weight_only,
@@ -40,6 +43,7 @@ from ao_quant.configs import (
     int4_weight_only,
     int8_dynamic_activation_int4_weight,
     int8_dynamic_activation_int8_weight,
+    int8_dynamic_activation_intx_weight,
     int8_static_activation_int8_weight,
     int8_weight_only,
     intx_weight_only,
@@ -54,8 +58,15 @@ from ao_quant.specs import spec_of
 
 if TYPE_CHECKING:
     from ao_core.checkpoints import plan_checkpoint, quantize_checkpoint, verify_checkpoint
-    from ao_quant.autotuning import AutoquantReport, autoquant
-    from ao_quant.calibration import Calibration, calibrate, convert, discard, prepare
+    from ao_quant.autotuning import AutoquantReport, OneRowWarning, autoquant
+    from ao_quant.calibration import (
+        Calibration,
+        OutlierWarning,
+        calibrate,
+        convert,
+        discard,
+        prepare,
+    )
     from ao_quant.planning import QuantizationPlan, plan
 
 __all__ = [
@@ -67,12 +78,14 @@ __all__ = [
     "FP6LLMWeightOnlyConfig",
     "FPXWeightOnlyConfig",
     "Float8DynamicActivationFloat8WeightConfig",
+    "Float8DynamicActivationInt4WeightConfig",
     "Float8StaticActivationFloat8WeightConfig",
     "Float8WeightOnlyConfig",
     "GGUFWeightOnlyConfig",
     "Int4WeightOnlyConfig",
     "Int8DynamicActivationInt4WeightConfig",
     "Int8DynamicActivationInt8WeightConfig",
+    "Int8DynamicActivationIntxWeightConfig",
     "Int8StaticActivationInt8WeightConfig",
     "Int8WeightOnlyConfig",
     "IntxWeightOnlyConfig",
@@ -81,6 +94,8 @@ __all__ = [
     "NF4WeightOnlyConfig",
     "NVFP4DynamicActivationNVFP4WeightConfig",
     "NVFP4WeightOnlyConfig",
+    "OneRowWarning",
+    "OutlierWarning",
     "QuantizationPlan",
     "UIntxWeightOnlyConfig",
     "__version__",
@@ -91,6 +106,7 @@ __all__ = [
     "convert",
     "discard",
     "float8_dynamic_activation_float8_weight",
+    "float8_dynamic_activation_int4_weight",
     "float8_static_activation_float8_weight",
     "float8_weight_only",
     "fp4_weight_only",
@@ -100,6 +116,7 @@ __all__ = [
     "int4_weight_only",
     "int8_dynamic_activation_int4_weight",
     "int8_dynamic_activation_int8_weight",
+    "int8_dynamic_activation_intx_weight",
     "int8_static_activation_int8_weight",
     "int8_weight_only",
     "intx_weight_only",
@@ -122,6 +139,8 @@ __all__ = [
 _MODULES = {
     "AutoquantReport": "ao_quant.autotuning",
     "Calibration": "ao_quant.calibration",
+    "OneRowWarning": "ao_quant.autotuning",
+    "OutlierWarning": "ao_quant.calibration",
     "QuantizationPlan": "ao_quant.planning",
     "autoquant": "ao_quant.autotuning",
     "calibrate": "ao_quant.calibration",

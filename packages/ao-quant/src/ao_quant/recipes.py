@@ -116,7 +116,11 @@ RECIPES: tuple[Recipe, ...] = (
         "MXFP4: 4-bit floats e2m1 in blocks of 32, scales are powers of two",
     ),
     Recipe("mx_weight_only/mxfp6", c.MXWeightOnlyConfig("e2m3"), "MXFP6: 6-bit floats e2m3"),
-    Recipe("mx_weight_only/mxfp8", c.MXWeightOnlyConfig("e4m3"), "MXFP8: float8 e4m3"),
+    Recipe(
+        "mx_weight_only/mxfp8",
+        c.MXWeightOnlyConfig("e4m3", "rceil"),
+        "MXFP8: float8 e4m3, scales by which none saturates",
+    ),
     Recipe("mx_weight_only/mxint8", c.MXWeightOnlyConfig("int8"), "MXINT8: int8"),
     Recipe(
         "nvfp4_weight_only",
@@ -157,6 +161,16 @@ RECIPES: tuple[Recipe, ...] = (
         "int4 weights in groups of 32 and int8 activations per token",
     ),
     Recipe(
+        "int8_dynamic_activation_intx_weight",
+        c.Int8DynamicActivationIntxWeightConfig(),
+        "6-bit weights in groups of 32 and int8 activations per token",
+    ),
+    Recipe(
+        "float8_dynamic_activation_int4_weight",
+        c.Float8DynamicActivationInt4WeightConfig(),
+        "int4 weights in groups of 128 and float8 activations per token",
+    ),
+    Recipe(
         "float8_dynamic_activation_float8_weight/block",
         c.Float8DynamicActivationFloat8WeightConfig(granularity="block"),
         "float8 e4m3, a scale for 128 x 128 weights and for 128 elements of a token",
@@ -168,7 +182,7 @@ RECIPES: tuple[Recipe, ...] = (
     ),
     Recipe(
         "mx_dynamic_activation_mx_weight/mxfp4",
-        c.MXDynamicActivationMXWeightConfig("e2m1", "e2m1"),
+        c.MXDynamicActivationMXWeightConfig("e2m1", "e2m1", "even"),
         "MXFP4 weights and activations",
     ),
     Recipe(

@@ -13,6 +13,7 @@ import ao_core
 from ao_core import QTensor
 from ao_core.errors import ConfigError, QuantizationError, UnknownNameError
 from ao_quant import autoquant
+from ao_quant.autotuning import OneRowWarning
 
 INT8, INT4, DYNAMIC = "int8_weight_only", "int4_weight_only", "int8_dynamic_activation_int8_weight"
 THREE = (INT8, INT4, DYNAMIC)
@@ -90,6 +91,19 @@ def test_the_fastest_for_each_layer(model, ids):
     assert (layer.reason, layer.speedup) == ("the fastest", 10.0)
     assert [t.reason for t in layer.timings if t.config == config8] == ["another is faster"]
     assert model(ids).shape == (2, 5, 20)
+
+
+def test_a_tie_goes_to_the_smaller_error(model, ids):
+    """Times of a layer alone within a tenth are no difference: int8 has 40 dB, int4 about 20."""
+    config8, config4 = ao_core.resolve_config(INT8), ao_core.resolve_config(INT4)
+    result = tune(model, ids, Clock({INT4: 0.33, INT8: 0.36, DYNAMIC: 0.9}), min_sqnr=-math.inf)
+    layer = next(layer for layer in result.layers if layer.fqn == "up.weight")
+    assert layer.chosen.config == config8
+    assert layer.reason == "about as fast as the fastest, with less error"
+    (other,) = (t for t in layer.timings if t.config == config4)
+    assert other.reason == "another is about as fast, with less error"
+    apart = tune(Model(), ids, Clock({INT4: 0.3, INT8: 0.36, DYNAMIC: 0.9}), min_sqnr=-math.inf)
+    assert chosen(apart)["up.weight"] == config4
 
 
 def test_never_slower_than_dense(model, ids):
@@ -245,14 +259,43 @@ def test_the_report(model, ids):
     assert up["timings"][up["picked"]]["config"]["name"] == INT8
     assert ao_core.config_from_dict(data["config"]) == result.config
     text = str(result)
-    assert "embed.weight = head.weight" in text
-    assert "2.00×" in text
-    assert "the fastest; 1 faster below 30 dB" in text
+    assert (
+        "embed.weight = head.weight\n  20×48: int8_weight_only, 1000.0 ms → 500.0 ms, 2.00×, "
+        in text
+    )
+    assert "dB: the fastest; 1 faster below 30 dB" in text
     assert "1 × the example does not use it" in text
     assert "of 7 layers are faster quantized" in text
     other = Model()
     again = ao_core.quantize_(other, result.config)
     assert [r.spec for r in again] == [r.spec for r in result.report]
+
+
+def test_layers_that_fare_alike_are_one_block_of_short_lines():
+    name = "a_module_with_a_name_as_long_as_those_of_large_models"
+    model = nn.Sequential()
+    model.add_module(name, nn.Sequential())
+    model.get_submodule(name).extend(nn.Linear(48, 48) for _ in range(40))
+    long = ao_core.WeightOnlyConfig("int8", 16, scale_dtype="bfloat16", scales="mse")
+    sample, clock = torch.randn(3, 48), Clock({repr(long): 0.5})
+    text = str(tune(model, sample, clock, candidates=[long]))
+    assert repr(long)[:20] in text
+    assert "and 37 more" in text
+    assert len(text.splitlines()) < 12
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_one_row_is_no_sample():
+    """An unusual token alone would decide what is good enough."""
+    model = nn.Sequential(nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 48))
+    with pytest.warns(OneRowWarning, match=r"0\.weight and 1 more one row of activations"):
+        result = tune(model, torch.randn(1, 48), Clock({}), apply=False)
+    assert result.one_row == ("0.weight", "2.weight")
+    assert "of 2 layers is that of one row" in str(result)
+    assert [layer["rows"] for layer in result.to_dict()["layers"]] == [1, 1]
+    # warnings are errors here: several rows, and the time alone
+    assert not tune(model, torch.randn(2, 48), Clock({}), apply=False).one_row
+    tune(model, torch.randn(1, 48), Clock({}), apply=False, min_sqnr=-math.inf)
 
 
 def test_a_model_without_layers():

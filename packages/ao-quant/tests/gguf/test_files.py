@@ -251,7 +251,7 @@ def test_damaged_files(tmp_path):
     path.write_bytes(b"PK" + whole[2:])
     with pytest.raises(CheckpointError, match="magic"):
         read_gguf(path)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(CheckpointError, match="is missing"):
         read_gguf(tmp_path / "none.gguf")
 
 

@@ -19,48 +19,22 @@ from ao_core import FqnToConfig, QTensor, quantize_, save_model
 from ao_core.errors import ConfigError, MissingExtraError, QuantizationError, UnknownNameError
 from ao_core.samples import answer
 from ao_core.tensor.saving import state_dict_to_flat
-from ao_quant import Int4WeightOnlyConfig, Int8WeightOnlyConfig, QuantizationPlan, plan
+from ao_quant import (
+    Int4WeightOnlyConfig,
+    Int8WeightOnlyConfig,
+    QuantizationPlan,
+)
 
 #: bytes by which the bound on the size of the files of these models is off at most
 SLACK = 150
 FEW = ("int8_weight_only", "int4_weight_only", "intx_weight_only/2bit")
 
 
-class Model(nn.Module):
-    """A tied head, a norm, a buffer, a convolution, and layers whose weights differ in their tails."""
-
-    def __init__(self, width: int = 72) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(50, width)
-        self.up = nn.Linear(width, 3 * width)
-        self.down = nn.Linear(3 * width, width)
-        self.conv = nn.Conv1d(width, width, 3, padding=1)
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, 50, bias=False)
-        self.head.weight = self.embed.weight
-        self.register_buffer("größe", torch.ones(3, dtype=torch.complex128))
-        self.register_buffer("temporary", torch.ones(1000), persistent=False)
-
-    def forward(self, ids):
-        x = self.embed(ids)
-        x = x + self.down(torch.relu(self.up(x)))
-        x = x + self.conv(x.transpose(1, 2)).transpose(1, 2)
-        return self.head(self.norm(x))
-
-
-@pytest.fixture
-def model():
-    torch.manual_seed(0)
-    model = Model()
-    with torch.no_grad():
-        model.embed.weight *= 0.1
-        model.up.weight.copy_(torch.distributions.StudentT(3.0).sample(model.up.weight.shape) * 0.1)
-    return model
-
-
-@pytest.fixture
-def ids():
-    return torch.randint(0, 50, (3, 7), generator=torch.Generator().manual_seed(1))
+def plan(model, **arguments):
+    """By the weights alone, unless the arguments say by what."""
+    if not arguments.keys() & {"sample", "measure", "max_kl"}:
+        arguments["measure"] = "weight"
+    return ao_quant.plan(model, **arguments)
 
 
 def size_on_disk(model, folder):
@@ -237,7 +211,7 @@ def test_ties_count_once_and_what_is_kept_is_listed(model):
     text = str(found)
     assert "embed.weight = head.weight" in text
     assert "as they are (5):" in text
-    untied = Model()
+    untied = type(model)()
     untied.head.weight = nn.Parameter(untied.embed.weight.detach().clone())
     kept = {k.fqn: k.reason for k in plan(untied, bits=4.5).kept}
     assert "embeddings are kept" in kept["embed.weight"]
@@ -288,8 +262,8 @@ def test_the_same_plan_twice_and_from_a_file(model, tmp_path):
     with pytest.raises(ConfigError, match="an object is expected"):
         QuantizationPlan.from_json("[]")
     with pytest.raises(ConfigError, match="ao_quant_plan=99"):
-        QuantizationPlan.from_json(text.replace('"ao_quant_plan": 1', '"ao_quant_plan": 99'))
-    with pytest.raises(ConfigError, match="KeyError: 'shape'"):
+        QuantizationPlan.from_json(text.replace('"ao_quant_plan": 2', '"ao_quant_plan": 99'))
+    with pytest.raises(ConfigError, match=r"choices\[0\] lacks the field 'shape'"):
         QuantizationPlan.from_json(text.replace('"shape"', '"form"'))
 
 
@@ -349,6 +323,19 @@ def test_a_budget_that_cannot_be_met_names_the_smallest_that_can(model):
 def test_refusals(model, arguments, message):
     with pytest.raises(ConfigError, match=message):
         plan(model, **arguments)
+
+
+@pytest.mark.parametrize("arguments", [{"bits": 4.75}, {"budget": "1MB"}])
+def test_without_data_it_has_to_be_asked_for(model, arguments):
+    with pytest.raises(ConfigError, match=r"sample=None.* pass sample=.*measure='weight'"):
+        ao_quant.plan(model, **arguments)
+    assert ao_quant.plan(model, **arguments, measure="weight").choices
+
+
+def test_a_model_that_is_quantized_already(model):
+    quantize_(model, "int8_weight_only", lambda module, name: True)
+    with pytest.raises(ConfigError, match=r"embed\.weight and 3 others are quantized already"):
+        plan(model, bits=1.0)
 
 
 def test_refusals_that_name_something_else(model, ids):

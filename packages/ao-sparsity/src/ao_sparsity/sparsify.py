@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ao_core.config import Config
+from ao_core.arguments import checked
+from ao_core.config import ConfigLike
 from ao_core.progress import Progress
 from ao_core.quantize import quantize_
 from ao_core.report import Report
@@ -14,9 +15,10 @@ from ao_core.targets import FilterFn
 __all__ = ["sparsify_"]
 
 
+@checked
 def sparsify_(
     model: nn.Module,
-    config: Config | str,
+    config: ConfigLike,
     filter_fn: FilterFn | None = None,
     *,
     device: torch.device | str | None = None,

@@ -281,6 +281,27 @@ def test_a_model_that_cannot_be_exported() -> None:
     assert unchanged(model, before)
 
 
+class DynamicCache:
+    """What models of transformers return beside their logits."""
+
+
+class WithCache(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor, use_cache: bool = True) -> Any:
+        y = self.linear(x)
+        return (y, DynamicCache()) if use_cache else y
+
+
+def test_a_model_that_returns_its_cache() -> None:
+    x = torch.randn(3, 6)
+    with pytest.raises(RemovalError, match=r"example_inputs: .*DynamicCache.*pass use_cache=False"):
+        channel_groups(WithCache(), (x,))
+    channel_groups(WithCache(), {"x": x, "use_cache": False})
+
+
 def test_a_model_that_cannot_be_copied() -> None:
     model = mlp()
     model.iterator = (i for i in range(3))

@@ -257,7 +257,7 @@ def test_quantized_weights_stay_and_others_go() -> None:
     smaller, report = remove_channels(model, x, {"2.weight": [1], "2.bias": [4], "0.bias": [0]})
     assert [group.channels for group in report.removed] == [(1, 4)]
     assert [(kept.fqn, kept.reason) for kept in report.kept] == [
-        ("0.bias", "its tensors are QTensors")
+        ("0.bias", "seen as another dtype")
     ]
     assert torch.equal(smaller[0].weight.dequantize(), weight.dequantize())
 

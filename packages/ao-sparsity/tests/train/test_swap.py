@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import OrderedDict
 from functools import partial
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from ao_core import Spec, quantize_
 from ao_core.errors import ConfigError
+from ao_core.outcome import EmulationWarning
 from ao_core.tensor import quantize_tensor
 from ao_core.testing.base import gaussian, same_bits
 from ao_sparsity import (
@@ -77,6 +79,19 @@ def test_there_and_back(model):
     assert len(calls) == 4
     step(model, optimizer)
     assert all(int(optimizer.state[p]["step"]) == 3 for p in parameters.values())
+
+
+def test_one_warning_that_it_is_slower(model):
+    with pytest.warns(EmulationWarning, match=r"2:4 .* for 2 weights \(2 on cpu\)") as found:
+        swap_linear_with_semi_sparse_linear(
+            model, {"first": SemiSparseLinear, "mlp.up": SemiSparseLinear}
+        )
+    assert [w.filename for w in found] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        swap_linear_with_semi_sparse_linear(model, {"mlp.down": SemiSparseActivationLinear})
+        on_meta = nn.Sequential(nn.Linear(16, 16, device="meta"))
+        swap_linear_with_semi_sparse_linear(on_meta, {"0": SemiSparseLinear})
 
 
 def test_weights_are_dense_again(model):

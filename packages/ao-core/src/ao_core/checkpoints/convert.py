@@ -15,7 +15,7 @@ from ao_core.quantize import sample_sqnr, transformed
 from ao_core.records import Skip
 from ao_core.report import ParameterRecord
 from ao_core.tensor import QTensor, check_quantizable
-from ao_core.tensor.saving.leaves import Record, flatten
+from ao_core.tensor.saving.leaves import Record, flatten, placeholder
 
 __all__ = ["Converted", "convert", "kept_record", "planned", "quantized_record", "result_of"]
 
@@ -56,7 +56,9 @@ def _passed_on(job: Job, step: Step, report: ParameterRecord) -> Converted:
         step.fqn + leaf.removeprefix(step.entry.fqn): job.checkpoint.read(leaf)
         for leaf in step.entry.leaves
     }
-    return Converted(leaves, job.checkpoint.records.get(step.entry.fqn), report)
+    record = job.checkpoint.records.get(step.entry.fqn)
+    own = {} if record is None else placeholder(step.fqn)  # which files of version 1 lack
+    return Converted({**own, **leaves}, record, report)
 
 
 def result_of(step: Step, dense: Tensor) -> QTensor | Skip:
@@ -99,7 +101,7 @@ def quantized_record(
     return ParameterRecord(
         fqn=step.fqn,
         status="quantized",
-        reason="",
+        reason=step.reason,
         shape=step.entry.shape,
         bytes_before=step.entry.nbytes,
         bytes_after=new.stored_bytes,

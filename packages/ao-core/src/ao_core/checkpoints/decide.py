@@ -10,7 +10,7 @@ from dataclasses import replace
 from ao_core.checkpoints.convert import planned
 from ao_core.checkpoints.job import Job, Step
 from ao_core.checkpoints.skeleton import make_skeleton
-from ao_core.config import Config, resolve_config
+from ao_core.config import ConfigLike, resolve_config
 from ao_core.errors import CheckpointError, ConfigError
 from ao_core.targets import Plan, plan
 from ao_core.tensor.saving import Entry, open_checkpoint
@@ -21,7 +21,7 @@ __all__ = ["make_job"]
 
 def make_job(
     src: str | os.PathLike[str],
-    config: Config | str,
+    config: ConfigLike,
     *,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),

@@ -13,16 +13,19 @@ from typing import Any
 from ao_core.__about__ import __version__
 from ao_core.checkpoints.job import Job
 from ao_core.checkpoints.join import hash_of
-from ao_core.checkpoints.state import STATE, write_whole
+from ao_core.checkpoints.state import write_whole
 from ao_core.config import config_to_dict
 from ao_core.errors import ConfigError, MissingExtraError
+from ao_core.regular_files import not_a_file
 from ao_core.report import Report
 from ao_core.tensor.saving.commit import sync_dir
+from ao_core.tensor.saving.files import leads_out
 
 __all__ = [
     "MANIFEST",
     "REPORT",
     "WORK",
+    "check_empty",
     "check_target",
     "copied_files",
     "copy_files",
@@ -44,19 +47,27 @@ _WEIGHTS = (
 )  # fmt: skip
 
 
-def check_target(src: Path, target: Path, overwrite: bool) -> None:
-    """Raise `ConfigError` where the result could not, or should not, be written."""
+def check_target(src: Path, target: Path) -> None:
+    """Raise `ConfigError` where no result can be written, whatever is there."""
     folder = src if src.is_dir() else src.parent
     if target.resolve() == folder.resolve():
         raise ConfigError(f"DST {target} is where SRC is; choose another directory")
-    if target.exists() and not target.is_dir():
+    if os.path.lexists(target) and not target.is_dir():
         raise ConfigError(f"DST {target} is a file; choose a directory")
+    if (target / WORK).is_symlink() or (
+        os.path.lexists(target / WORK) and not (target / WORK).is_dir()
+    ):
+        raise ConfigError(f"DST {target}: {WORK} is there and is no directory; remove it first")
+
+
+def check_empty(target: Path) -> None:
+    """Raise `ConfigError` where a directory has files, besides those of an unfinished run."""
     found = sorted(file.name for file in target.iterdir()) if target.exists() else []
-    unfinished = (target / WORK / STATE).exists()
-    if [name for name in found if name != WORK] and not unfinished and not overwrite:
+    if others := [name for name in found if name != WORK]:
+        done = f"; {MANIFEST} is there: a run is done" if MANIFEST in others else ""
         raise ConfigError(
-            f"DST {target} is not empty (it has {', '.join(found[:3])}); choose another directory or "
-            "pass --overwrite (overwrite=True)"
+            f"DST {target} is not empty (it has {', '.join(others[:3])}{done}); choose another directory "
+            "or pass --overwrite (overwrite=True)"
         )
 
 
@@ -75,11 +86,15 @@ def _others(src: Path) -> list[tuple[Path, str]]:
         return []
     found = []
     for file in sorted(src.iterdir()):
-        reason = ""
         if file.name.endswith((".safetensors", _INDEX)) or file.name in _OURS:
             continue  # what the result has of its own
-        if not file.is_file():
-            reason = "it is a directory"
+        reason = ""
+        if why := not_a_file(file):
+            reason = "it is a directory" if file.is_dir() else f"it {why}"
+        elif leads_out(file, src):
+            reason = "it is a link to a file outside the folder"
+        elif not _writable(file.name):
+            reason = "its name is no text in UTF-8"
         elif file.name.endswith(_WEIGHTS):
             reason = "it holds weights in another format"
         elif file.name.startswith("."):
@@ -88,10 +103,19 @@ def _others(src: Path) -> list[tuple[Path, str]]:
     return found
 
 
+def _writable(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def copy_files(src: Path, target: Path) -> None:
     """Copy the other files of the source, each at once."""
     for file in copied_files(src):
         unfinished = target / WORK / "copy.part"
+        unfinished.unlink(missing_ok=True)
         shutil.copyfile(file, unfinished)
         with unfinished.open("rb+") as copy:
             os.fsync(copy.fileno())

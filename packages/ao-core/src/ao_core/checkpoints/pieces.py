@@ -6,7 +6,6 @@ follows from the source alone, so a piece that is there is a piece that is done.
 
 from __future__ import annotations
 
-import json
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -22,13 +21,15 @@ from ao_core.checkpoints.convert import convert
 from ao_core.checkpoints.job import Job, Step
 from ao_core.checkpoints.progress import Advance
 from ao_core.errors import CheckpointError, ConfigError
+from ao_core.registry import Table, registry
 from ao_core.report import Report
+from ao_core.schema import SchemaError, parse_json
 from ao_core.tensor.saving import Entry, open_checkpoint
-from ao_core.tensor.saving.header import Form, header_of, parse_header
+from ao_core.tensor.saving.header import Form, header_of, names_of, parse_header
 from ao_core.tensor.saving.leaves import Record
 from ao_core.tensor.saving.shards import checksum, form_crc, store, write_shard
 
-__all__ = ["Piece", "open_piece", "piece_path", "pieces_of", "write_piece"]
+__all__ = ["DamagedPiece", "Piece", "open_piece", "piece_path", "pieces_of", "write_piece"]
 
 #: bytes of the source that small tensors of one piece have together
 SIZE = 32 * 10**6
@@ -36,6 +37,10 @@ SIZE = 32 * 10**6
 _BUFFER = 1 << 23
 #: in the metadata of a piece
 _REPORT = "ao_report"
+
+
+class DamagedPiece(CheckpointError):
+    """A piece is not what was written; it is removed, so that it is made again."""
 
 
 def pieces_of(steps: Sequence[Step]) -> list[tuple[Step, ...]]:
@@ -109,8 +114,7 @@ class Piece:
         """The bytes of a leaf, some at a time.
 
         Raises:
-            CheckpointError: they are not what was written; the piece is removed, so that the next
-                run makes it again.
+            DamagedPiece: they are not what was written; the piece is removed.
         """
         start, end = self.places[leaf]
         crc = form_crc(self.forms[leaf])
@@ -126,7 +130,7 @@ class Piece:
         if start < end or f"{crc:08x}" != self.crcs[leaf]:
             with suppress(OSError):
                 self.path.unlink()
-            raise CheckpointError(
+            raise DamagedPiece(
                 f"{self.path}: the bytes of {leaf!r} changed after they were written, as on a failing "
                 "disk; run the same command again to make that file anew"
             )
@@ -139,11 +143,27 @@ def open_piece(path: Path) -> Piece:
         CheckpointError: it is damaged.
     """
     checkpoint = open_checkpoint(path)
+    tables: dict[str, Table[Any]] = {"dtype": registry.dtypes, "layout": registry.layouts}
+    for record in checkpoint.records.values():
+        for kind, name in names_of(record):
+            if name not in tables[kind]:  # a run that needs what is not here never began
+                raise CheckpointError(f"{path}: is no piece: nobody has the {kind} {name!r}")
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
-        table: dict[str, Any] = json.loads(file.read(size))
-    metadata = table.pop("__metadata__")
+        text = file.read(size)
+    try:
+        table: dict[str, Any] = parse_json(text)
+        metadata = table.pop("__metadata__")
+        report = Report.from_json(metadata[_REPORT])
+    except (SchemaError, ConfigError, KeyError) as error:
+        raise CheckpointError(f"{path}: is no piece: {error!r}") from error
     header = parse_header(metadata)
+    records = [record.fqn for record in report]
+    if (
+        sorted(records) != sorted(checkpoint.entries)
+        or header.crcs.keys() != checkpoint.slots.keys()
+    ):
+        raise CheckpointError(f"{path}: is no piece: its report has other tensors")
     forms: dict[str, Form] = {}
     for name, slot in checkpoint.slots.items():
         forms[name] = (slot.dtype, slot.shape)
@@ -153,7 +173,7 @@ def open_piece(path: Path) -> Piece:
         name: (8 + size + info["data_offsets"][0], 8 + size + info["data_offsets"][1])
         for name, info in table.items()
     }
-    report = Report.from_json(metadata[_REPORT])
     # not the checkpoint, which keeps its file open: there may be thousands of pieces
-    entries, records = checkpoint.entries, checkpoint.records
-    return Piece(path, report, entries, records, forms, places, header.raw, header.crcs)
+    return Piece(
+        path, report, checkpoint.entries, checkpoint.records, forms, places, header.raw, header.crcs
+    )

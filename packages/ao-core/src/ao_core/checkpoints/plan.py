@@ -5,20 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import fill
 
 import torch
 
+from ao_core.arguments import checked
 from ao_core.checkpoints.convert import kept_record, planned, quantized_record, result_of
 from ao_core.checkpoints.decide import make_job
 from ao_core.checkpoints.files import copied_files, left_out_files
 from ao_core.checkpoints.job import Job, Step
-from ao_core.config import Config, config_to_dict
+from ao_core.config import ConfigLike, config_to_dict
 from ao_core.records import Skip
 from ao_core.report import ParameterRecord, Report, aligned, size_text
 from ao_core.report.text import names, shape_text
 
 __all__ = ["CheckpointPlan", "plan_checkpoint", "plan_of"]
 
+#: characters of a line
+_WIDTH = 120
 _HEADER = ("tensor", "shape", "dtype", "before", "after", "becomes")
 
 
@@ -45,14 +49,14 @@ class CheckpointPlan:
         count, total = len(report.with_status("quantized")), len(report.records)
         sizes = f"{size_text(report.bytes_before)} → {size_text(report.bytes_after)}"
         lines = [
-            aligned([_HEADER, *rows], right=(3, 4)),
             "",
             f"{count} of {total} tensors to quantize, {report.coverage:.1f}% of the bytes: {sizes}",
             f"memory: {self.memory}",
             f"copied too: {', '.join(self.files) or 'no other file'}",
             *(f"left out: {name}: {reason}" for name, reason in self.left_out.items()),
         ]
-        return "\n".join(lines)
+        table = aligned([_HEADER, *rows], right=(3, 4), width=_WIDTH)
+        return "\n".join([table, *(fill(line, _WIDTH, subsequent_indent="  ") for line in lines)])
 
     def _row(self, record: ParameterRecord) -> tuple[str, ...]:
         return (
@@ -65,9 +69,10 @@ class CheckpointPlan:
         )
 
 
+@checked
 def plan_checkpoint(
     src: str | os.PathLike[str],
-    config: Config | str,
+    config: ConfigLike,
     *,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ao_core.arguments import checked
 from ao_core.checkpoints.decide import make_job
 from ao_core.checkpoints.files import (
     WORK,
@@ -20,26 +21,28 @@ from ao_core.checkpoints.files import (
 )
 from ao_core.checkpoints.job import Job, Step
 from ao_core.checkpoints.join import hash_of, join, shards_of, written
-from ao_core.checkpoints.pieces import open_piece, piece_path, pieces_of, write_piece
+from ao_core.checkpoints.pieces import DamagedPiece, open_piece, piece_path, pieces_of, write_piece
 from ao_core.checkpoints.progress import bar, check_progress
-from ao_core.checkpoints.state import STATE, State, job_id, load_state, save_state
-from ao_core.config import Config, config_to_dict
+from ao_core.checkpoints.state import ShardState, State, load_state, save_state
+from ao_core.checkpoints.work import delete, remove_work, working
+from ao_core.config import ConfigLike, config_to_dict
 from ao_core.errors import CheckpointError, ConfigError, QuantizationError
 from ao_core.progress import Progress
+from ao_core.regular_files import not_a_file
 from ao_core.report import Report
-from ao_core.tensor.saving.checkpoint import INDEX
-from ao_core.tensor.saving.commit import make_dirs, publish, shard_names, write_index
+from ao_core.tensor.saving.checkpoint import INDEX, SINGLE, open_checkpoint
+from ao_core.tensor.saving.commit import publish, shard_names, write_index
 
 __all__ = ["quantize_checkpoint", "run"]
 
-_LOCK = "lock"
 _log = logging.getLogger("ao_core")
 
 
+@checked
 def quantize_checkpoint(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
-    config: Config | str,
+    config: ConfigLike,
     *,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
@@ -91,12 +94,12 @@ def run(
 ) -> Report:
     """Do a job that was planned, as `quantize_checkpoint` does; `title` is for the report."""
     source, target = job.checkpoint.path, Path(dst)
-    check_target(source, target, overwrite)
+    check_target(source, target)
     check_progress(progress)
     _log.info("quantize_checkpoint: %s", job.memory_text())
     new = not target.exists()
     try:
-        with _work(target, job, overwrite) as (work, state):
+        with working(target, job, overwrite) as (work, state):
             try:
                 return _finish(job, target, work, state, progress, title)
             except (ConfigError, QuantizationError):
@@ -115,84 +118,77 @@ def run(
                 target.rmdir()
 
 
-@contextmanager
-def _work(target: Path, job: Job, overwrite: bool) -> Iterator[tuple[Path, State]]:
-    """The directory of an unfinished run, its state, and a lock that only one process has."""
-    work, identity = target / WORK, job_id(job)
-    make_dirs(work)
-    with _locked(work):
-        state = load_state(work)
-        if state is not None and state.job != identity:
-            if not overwrite:
-                raise ConfigError(
-                    f"DST {target} has an unfinished run with another {_difference(state, identity)}; "
-                    "repeat that command to finish it, or pass --overwrite (overwrite=True) to begin anew"
-                )
-            _clear(work)
-            state = None
-        if state is None:
-            state = State(identity)
-            save_state(work, state)
-        yield work, state
-
-
-@contextmanager
-def _locked(work: Path) -> Iterator[None]:
-    """Keep other processes out, until this one ends in whatever way; not on Windows."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    lock = os.open(work / _LOCK, os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise ConfigError(f"DST {work.parent}: another process is writing there now") from error
-    finally:
-        os.close(lock)
-
-
-def _difference(state: State, identity: dict[str, object]) -> str:
-    keys = [key for key in identity if state.job.get(key) != identity[key]]
-    return " and ".join(keys)
-
-
 def _finish(
     job: Job, target: Path, work: Path, state: State, progress: Progress, title: str
 ) -> Report:
     """Go through all phases, each from where it was left."""
-    pieces = pieces_of(job.steps)
-    if state.names is None:
-        state = _checked(work, state)
-        _make_pieces(job, work, state, pieces, progress)
-        if state.shards is None:
-            state = _divided(job, work, state, pieces)
-        state = _joined(job, work, state, pieces, progress)
+    state = _checked(work, state)
+    if state.shards is None or any(shard.sha256 is None for shard in state.shards):
+        state = _made(job, work, state, progress)
     assert state.shards is not None
-    assert state.names is not None
-    publish(target, work, state.names)
-    hashes = {
-        name: str(shard.sha256) for name, shard in zip(state.names, state.shards, strict=True)
-    }
-    if len(hashes) > 1:
+    names, shards = _named(target, work, state), state.shards
+    if names != state.names:
+        state = replace(state, names=names)
+        save_state(work, state)
+    publish(target, work, names)
+    hashes = {name: str(shard.sha256) for name, shard in zip(names, shards, strict=True)}
+    if SINGLE not in hashes:
         hashes[INDEX] = hash_of(target / INDEX)
     copy_files(job.checkpoint.path, target)
     report = Report.from_json(state.report)
     write_reports(report, target, title or job.checkpoint.path.name)
     write_manifest(job, target, hashes)
-    _remove(work)
+    remove_work(work)
     return report
+
+
+def _made(job: Job, work: Path, state: State, progress: Progress) -> State:
+    """The state with the files of all shards, from pieces."""
+    pieces = pieces_of(job.steps)
+    _make_pieces(job, work, state, pieces, progress)
+    if state.shards is None:
+        state = _divided(job, work, state, pieces)
+    try:
+        return _joined(job, work, state, pieces, progress)
+    except DamagedPiece as error:  # once: on a disk that fails it would not end
+        _log.info("quantize_checkpoint makes a damaged piece again: %s", error)
+        state = load_state(work) or state
+        _make_pieces(job, work, state, pieces, None)
+        return _joined(job, work, state, pieces, progress)
 
 
 def _checked(work: Path, state: State) -> State:
     """The state without shards whose file is not what was written."""
     for number, shard in enumerate(state.shards or ()):
-        path = work / str(number)
-        if shard.sha256 is not None and not (path.exists() and hash_of(path) == shard.sha256):
+        if shard.sha256 is not None and not _is_shard(_place(work, state, number), shard):
             state = state.with_hash(number, None)
     return state
+
+
+def _place(work: Path, state: State, number: int) -> Path:
+    """Where the file of a shard is: in the work, or moved to where it belongs."""
+    path = work / str(number)
+    moved = state.names is not None and not os.path.lexists(path)
+    return work.parent / state.names[number] if moved and state.names else path
+
+
+def _is_shard(path: Path, shard: ShardState) -> bool:
+    if not_a_file(path) or path.is_symlink() or hash_of(path) != shard.sha256:
+        return False
+    try:
+        return open_checkpoint(path).entries.keys() == set(shard.tensors)
+    except CheckpointError:
+        return False
+
+
+def _named(target: Path, work: Path, state: State) -> tuple[str, ...]:
+    """The names of the files of all shards; the index, if there is one, is written in the work."""
+    files = [written(_place(work, state, number)) for number in range(len(state.shards or ()))]
+    names = state.names or tuple(shard_names(target, files))
+    if names != (SINGLE,):
+        (work / INDEX).unlink(missing_ok=True)
+        write_index(work / INDEX, dict(zip(names, files, strict=True)))
+    return names
 
 
 def _make_pieces(
@@ -205,12 +201,25 @@ def _make_pieces(
     """Write the pieces that are not there and that a file still needs."""
     needed = _needed(state, pieces)
     total = sum(step.entry.nbytes for number in needed for step in pieces[number])
-    there = [n for n in needed if piece_path(work, n).exists()]
+    there = {n for n in needed if _is_whole(piece_path(work, n), pieces[n])}
     done = sum(step.entry.nbytes for number in there for step in pieces[number])
     with bar(progress, "quantize", done, total) as advance:
         for number in needed:
             if number not in there:
                 write_piece(job, pieces[number], piece_path(work, number), advance)
+
+
+def _is_whole(path: Path, steps: Sequence[Step]) -> bool:
+    """Whether a piece is there with all its tensors; one that is damaged goes."""
+    if not os.path.lexists(path):
+        return False
+    try:
+        if [record.fqn for record in open_piece(path).report] == [step.fqn for step in steps]:
+            return True
+    except CheckpointError as error:
+        _log.info("quantize_checkpoint makes a damaged piece again: %s", error)
+    delete(path)
+    return False
 
 
 def _needed(state: State, pieces: Sequence[tuple[Step, ...]]) -> list[int]:
@@ -239,7 +248,7 @@ def _joined(
     pieces: Sequence[tuple[Step, ...]],
     progress: Progress,
 ) -> State:
-    """The state with all files written and named; pieces go as soon as no file needs them."""
+    """The state with all files written; pieces go as soon as no file needs them."""
     assert state.shards is not None
     numbers = {step.fqn: number for number, steps in enumerate(pieces) for step in steps}
     left = sum(shard.nbytes for shard in state.shards if shard.sha256 is None)
@@ -256,28 +265,4 @@ def _joined(
                 save_state(work, state)
             for n in used.difference(_needed(state, pieces)):
                 piece_path(work, n).unlink(missing_ok=True)
-    files = [written(work / str(number)) for number in range(len(state.shards or ()))]
-    names = shard_names(work.parent, files)
-    if len(names) > 1:
-        (work / INDEX).unlink(missing_ok=True)
-        write_index(work / INDEX, dict(zip(names, files, strict=True)))
-    state = replace(state, names=tuple(names))
-    save_state(work, state)
     return state
-
-
-def _clear(work: Path) -> None:
-    """Remove what another run left, but not the lock."""
-    (work / STATE).unlink(missing_ok=True)
-    for file in work.iterdir():
-        if file.name != _LOCK:
-            file.unlink()
-
-
-def _remove(work: Path) -> None:
-    """Remove the directory of a finished run; its state last, so that a kill leaves it to be finished."""
-    for file in work.iterdir():
-        if file.name != STATE:
-            file.unlink()
-    (work / STATE).unlink()
-    work.rmdir()

@@ -13,6 +13,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from ao_core.checkpoints.tied_head import HEAD, tied_embedding
+from ao_core.errors import CheckpointError
 from ao_core.tensor.saving import Checkpoint, Entry
 
 __all__ = ["is_embedding", "make_skeleton"]
@@ -21,6 +23,8 @@ _EMBEDDING = re.compile(r"embed|^wte$|^wpe$|^shared$|relative_attention_bias", r
 _NORM = re.compile(r"norm|^ln(_|$)|(^|_)ln$|^ln\d", re.IGNORECASE)
 _CONV = re.compile(r"conv", re.IGNORECASE)
 _MHA = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+#: modules inside one another, at most
+_DEPTH = 64
 _CONVS: dict[int, Callable[..., nn.Module]] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
 #: what a weight may be stored in before it is quantized
 _DENSE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -33,7 +37,11 @@ def is_embedding(fqn: str) -> bool:
 
 
 def make_skeleton(checkpoint: Checkpoint) -> nn.Module:
-    """Modules that own a meta tensor for each of the checkpoint; only dense floats as parameters."""
+    """Modules that own a meta tensor for each of the checkpoint; only dense floats as parameters.
+
+    Raises:
+        CheckpointError: names that no model has.
+    """
     names = dict(checkpoint.entries)
     names |= {n: replace(checkpoint.entries[owner], fqn=n) for n, owner in checkpoint.ties.items()}
     owned: dict[str, list[Entry]] = {}
@@ -49,6 +57,11 @@ def make_skeleton(checkpoint: Checkpoint) -> nn.Module:
             tensor = tensors.setdefault(owner, _stand_in(entry))
             table = module._parameters if isinstance(tensor, nn.Parameter) else module._buffers
             table[entry.fqn.rpartition(".")[2]] = tensor  # type: ignore[assignment]
+    embeddings = [name for name in checkpoint.entries if is_embedding(name)]
+    if (tied := tied_embedding(checkpoint, embeddings)) is not None:
+        rows, columns = checkpoint.entries[tied].shape
+        head = _put_module(root, HEAD, nn.Linear(columns, rows, bias=False, device="meta"))
+        head._parameters["weight"] = tensors[tied]  # type: ignore[assignment]
     return root
 
 
@@ -62,7 +75,8 @@ def _module(path: str, entries: list[Entry]) -> nn.Module:
 
 
 def _guess(name: str, path: str, tensors: dict[str, Entry]) -> nn.Module:
-    if projection := next((tensors[n] for n in _MHA if n in tensors), None):
+    projection = next((tensors[n] for n in _MHA if n in tensors), None)
+    if projection is not None and len(projection.shape) == 2 and all(projection.shape):
         return nn.MultiheadAttention(projection.shape[-1], 1, device="meta")
     weight = tensors.get("weight")
     if weight is None or _NORM.search(name) or not all(weight.shape):
@@ -80,11 +94,16 @@ def _guess(name: str, path: str, tensors: dict[str, Entry]) -> nn.Module:
 
 def _put_module(root: nn.Module, path: str, module: nn.Module) -> nn.Module:
     *parents, name = path.split(".")
+    if len(parents) > _DEPTH:
+        raise CheckpointError(
+            f"{path!r:.80}… has more than {_DEPTH} dots, and no model has such names"
+        )
     parent = root
     for part in parents:
-        if part not in parent._modules:
-            parent._modules[part] = nn.Module()
-        parent = parent.get_submodule(part)
+        child = parent._modules.get(part)
+        if child is None:
+            child = parent._modules[part] = nn.Module()
+        parent = child
     parent._modules[name] = module
     return module
 

@@ -13,12 +13,37 @@ from ao_core.__about__ import __version__
 from ao_core.checkpoints.job import Job
 from ao_core.config import config_to_dict
 from ao_core.errors import CheckpointError
+from ao_core.schema import ANY, COUNT, TEXT, Fields, Items, Optional, SchemaError, Table, Text
+from ao_core.tensor.saving.checkpoint import SHARD_NAME, SINGLE
 from ao_core.tensor.saving.commit import sync_dir
+from ao_core.tensor.saving.files import read_json
 from ao_core.tensor.saving.shards import write_file
 
-__all__ = ["STATE", "ShardState", "State", "job_id", "load_state", "save_state", "write_whole"]
+__all__ = [
+    "SHA256",
+    "STATE",
+    "ShardState",
+    "State",
+    "job_id",
+    "load_state",
+    "save_state",
+    "write_whole",
+]
 
 STATE = "state.json"
+SHA256 = Text(r"[0-9a-f]{64}", "a SHA-256 in hexadecimal digits")
+_NAME = Text(f"{SINGLE}|{SHARD_NAME.pattern}", "a name of a file of tensors")
+#: what a state must be
+_FIELDS = Fields(
+    {
+        "job": Table(ANY),
+        "shards": Optional(
+            Items(Fields({"tensors": Items(TEXT), "nbytes": COUNT, "sha256": Optional(SHA256)}))
+        ),
+        "report": TEXT,
+        "names": Optional(Items(_NAME)),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -86,26 +111,26 @@ def load_state(work: Path) -> State | None:
     """The state of the run that left this directory; None: there is none.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: it cannot be read, or contradicts itself; names the field.
     """
     path = work / STATE
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     try:
-        data = json.loads(path.read_bytes())
-        shards = data["shards"]
-        return State(
-            job=data["job"],
-            shards=None
-            if shards is None
-            else tuple(ShardState(tuple(s["tensors"]), s["nbytes"], s["sha256"]) for s in shards),
-            report=data["report"],
-            names=None if data["names"] is None else tuple(data["names"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path}: cannot be read: {error!r}. Remove {work} to begin anew"
-        ) from error
+        data = read_json(path, _FIELDS, "state")
+        shards, names = data["shards"], data["names"]
+        if names is not None and len(set(names)) != len(shards or ()):
+            raise SchemaError(f"state.names={names} are not the names of {len(shards or ())} files")
+    except SchemaError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    return State(
+        job=data["job"],
+        shards=None
+        if shards is None
+        else tuple(ShardState(tuple(s["tensors"]), s["nbytes"], s["sha256"]) for s in shards),
+        report=data["report"],
+        names=None if names is None else tuple(names),
+    )
 
 
 def save_state(work: Path, state: State) -> None:

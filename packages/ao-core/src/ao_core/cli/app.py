@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 import typer
 import typer.core
+from typer.main import get_command_name
 
 from ao_core.__about__ import __version__
 from ao_core.cli.explain import explain
@@ -23,9 +25,9 @@ from ao_core.cli.plugins import plugins
 from ao_core.cli.quantize import quantize
 from ao_core.cli.verify import verify
 from ao_core.discovery import installed, select
-from ao_core.errors import AoError
+from ao_core.errors import AoError, PluginError
 
-__all__ = ["make_app", "make_group", "run"]
+__all__ = ["first_stays", "make_app", "make_group", "run"]
 
 _COMMANDS = (plugins, formats, explain, inspect, quantize, verify)
 
@@ -75,8 +77,56 @@ def run() -> None:
     if _needs_plugins(sys.argv[1:]):
         from ao_core.plugins import call_cli_hooks
 
-        call_cli_hooks(app)
+        call_cli_hooks(app, first_stays(app))
     app()
+
+
+def first_stays(app: typer.Typer) -> Callable[[str], None]:
+    """A check after each plugin: the commands that it added under names that were taken go again.
+
+    Returns:
+        A function of the distribution, which raises `PluginError` with the names and both providers.
+    """
+    owners = {name: "ao-core" for name, _ in _named(app)}
+    known = [command for _, command in _named(app)]
+    options = app.registered_callback
+
+    def check(dist: str) -> None:
+        from ao_core.table import taken  # which imports torch, as plugins do
+
+        errors = []
+        if app.registered_callback is not options:
+            app.registered_callback = options
+            errors.append(f"the options of ao itself are ao-core's, and {dist} cannot replace them")
+        for name, command in _named(app):
+            # by identity: two commands may be equal
+            if any(command is each for each in known):
+                continue
+            if name in owners:
+                commands, groups = app.registered_commands, app.registered_groups
+                commands[:] = [each for each in commands if each is not command]
+                groups[:] = [each for each in groups if each is not command]
+                errors.append(str(taken("command", name, owners[name], dist)))
+            else:
+                known.append(command)
+                owners[name] = dist
+        if errors:
+            raise PluginError(" ".join(errors))
+
+    return check
+
+
+def _named(app: typer.Typer) -> list[tuple[str, Any]]:
+    """The commands and groups with their names, in the order in which they were added."""
+    found: list[tuple[str, Any]] = []
+    for command in app.registered_commands:
+        name = command.name or get_command_name(getattr(command.callback, "__name__", ""))
+        found.append((name, command))
+    for group in app.registered_groups:
+        typer_name = getattr(group.typer_instance, "info", group).name
+        names = [n for n in (group.name, typer_name) if isinstance(n, str) and n]
+        found.append((names[0] if names else "", group))
+    return found
 
 
 def _show_version(wanted: bool) -> None:

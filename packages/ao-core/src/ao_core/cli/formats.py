@@ -45,8 +45,8 @@ def formats(as_json: bool = JSON) -> None:
     )
     show_table(
         "Recipes, for quantize_ and ao quantize --config",
-        ("name", "arguments", "provider", "summary"),
-        [(r["name"], r["arguments"], r["provider"], r["summary"]) for r in found["recipes"]],
+        ("name", "provider", "summary"),
+        [(r["name"], r["provider"], r["summary"]) for r in found["recipes"]],
     )
 
 
@@ -69,7 +69,8 @@ def _found() -> dict[str, list[dict[str, Any]]]:
         {
             "name": name,
             "canonical": layout.canonical,
-            "canonical_name": layout.canonical_name or name,
+            "canonical_name": layout.canonical_name
+            or (name if layout.canonical else "its format says"),
             "native_devices": list(layout.native_devices),
             "provider": registry.layouts.provider(name),
         }

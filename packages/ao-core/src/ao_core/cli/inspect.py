@@ -83,11 +83,12 @@ def inspect(
         right=(1, 2, 3, 4),
     )
     quantized = sum(row["spec"] is not None for row in rows)
-    typer.echo(
+    total = (
         f"{len(rows)} tensors, {quantized} quantized, in {len(opened.files)} file(s): "
         f"{size_text(opened.nbytes)}, {_bits(opened.nbytes, count):.2f} bits a weight "
-        f"({size_text(dense)} if all were dense, of which {_coverage(rows):.1f}% is quantized)"
+        f"({size_text(dense)} if all were dense, {_coverage(rows):.1f}% of it quantized)"
     )
+    typer.echo(total)
     for text in missing:
         typer.echo(f"missing here: {text}")
 

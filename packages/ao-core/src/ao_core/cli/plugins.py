@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ao_core.cli.output import JSON, show_json
+from ao_core.cli.output import JSON, folded, show_json
 
 if TYPE_CHECKING:
     from ao_core.plugins import PluginInfo
@@ -17,15 +17,20 @@ __all__ = ["plugins"]
 def plugins(as_json: bool = JSON) -> None:
     """List plugins, their versions, what each registered, what cannot serve here, and what went wrong."""
     import warnings
+    from contextlib import suppress
 
     from ao_core import plugins as found
     from ao_core.__about__ import __version__
+    from ao_core.cli.app import first_stays, make_app
+    from ao_core.errors import PluginError
     from ao_core.registry import CORE, registry
 
-    with warnings.catch_warnings():
-        # they say what is listed below
+    with warnings.catch_warnings(), suppress(PluginError):
+        # both say what is listed below
         warnings.simplefilter("ignore", found.PluginWarning)
-        infos, problems = found.plugins(), found.problems()
+        app = make_app()
+        found.call_cli_hooks(app, first_stays(app))
+    infos, problems = found.plugins(), found.problems()
     builtin = {
         kind: [name for name in table.names() if table.provider(name) == CORE]
         for kind, table in registry.tables.items()
@@ -41,6 +46,7 @@ def plugins(as_json: bool = JSON) -> None:
                         "distribution": info.dist,
                         "version": info.version,
                         "module": info.module,
+                        "seconds": round(info.seconds, 3),
                         "records": info.records,
                         "unavailable": _unavailable(info),
                     }
@@ -61,15 +67,16 @@ def plugins(as_json: bool = JSON) -> None:
         )
         return
     for info in shown:
-        typer.echo(f"{info.dist} {info.version}, plugin {info.name} in {info.module}")
+        took = "" if info is core else f", loaded in {info.seconds:.2f} s"
+        typer.echo(f"{info.dist} {info.version}, plugin {info.name} in {info.module}{took}")
         for kind, names in info.records.items():
             if names:
-                typer.echo(f"  {kind} ({len(names)}): {', '.join(names)}")
+                typer.echo(folded(f"  {kind} ({len(names)}): {', '.join(names)}"))
         alike: dict[str, list[str]] = {}
         for name, reason in _unavailable(info).items():
             alike.setdefault(reason, []).append(name)
         for reason, names in alike.items():
-            typer.echo(f"  not usable here: {', '.join(names)}: {reason}")
+            typer.echo(folded(f"  not usable here: {', '.join(names)}: {reason}"))
     if problems:
         typer.echo(f"\n{len(problems)} problem(s):")
     for problem in problems:

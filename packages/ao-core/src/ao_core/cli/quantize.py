@@ -46,7 +46,7 @@ def quantize(
     attention and of fused experts; norms and embeddings are kept.
     """
     from ao_core.checkpoints.decide import make_job
-    from ao_core.checkpoints.files import check_target
+    from ao_core.checkpoints.files import WORK, check_empty, check_target
     from ao_core.checkpoints.plan import plan_of
     from ao_core.checkpoints.run import run
     from ao_core.cli.settings import load_config
@@ -60,8 +60,10 @@ def quantize(
         exclude=exclude,
         max_shard_size=max_shard_size,
     )
-    check_target(source, target, overwrite)
+    check_target(source, target)
     if plan:
+        if not overwrite and not (target / WORK).exists():
+            check_empty(target)
         typer.echo(str(plan_of(job)))
         return
     typer.echo(f"memory: {job.memory_text()}", err=True)

@@ -7,9 +7,16 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ao_core.config import Config, FqnToConfig, config_from_json, config_from_yaml, resolve_config
+from ao_core.config import (
+    Config,
+    FqnToConfig,
+    config_from_json,
+    config_from_yaml,
+    resolve_config,
+)
 from ao_core.discovery import did_you_mean
 from ao_core.errors import ConfigError
+from ao_core.regular_files import read_text
 
 __all__ = ["load_config", "parse_value"]
 
@@ -29,9 +36,9 @@ def load_config(name: str, settings: list[str]) -> Config:
         config = resolve_config(name)
     else:
         try:
-            config = read(Path(name).read_text("utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--config {name}: cannot be read: {error}") from error
+            config = read(read_text(name))
+        except ConfigError as error:
+            raise ConfigError(f"--config {error}") from error
     if settings and isinstance(config, FqnToConfig):
         raise ConfigError(f"--set has no effect on {name}, which has a configuration for each name")
     return replace(config, **dict(_setting(text, type(config)) for text in settings))

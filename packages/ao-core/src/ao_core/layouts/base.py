@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ao_core.errors import UnsupportedOp
-from ao_core.numerics import full_block
+from ao_core.layouts.forms import forms_of, unlike
+from ao_core.layouts.values import scale_values, zero_values
+from ao_core.numerics import dequantize_affine, full_block
 from ao_core.spec import WHOLE
 
 if TYPE_CHECKING:
@@ -20,6 +24,7 @@ __all__ = [
     "Layout",
     "PartAxis",
     "Parts",
+    "Quantizer",
     "grid_axes",
     "make_parts",
     "too_wide",
@@ -27,6 +32,8 @@ __all__ = [
 
 #: part name -> tensor; the scale may itself be a quantized tensor
 Parts = dict[str, Tensor]
+#: dense values of the blocked shape -> the codes, scale and zero point that `Layout.pack` takes
+Quantizer = Callable[[Tensor], tuple[Tensor, Tensor | None, Tensor | None]]
 
 
 class PartAxis(NamedTuple):
@@ -49,12 +56,16 @@ class Layout:
     sharding and gathering rows then follow from the geometry. A layout made for one kernel sets
     `canonical = False` and `canonical_name`, implements `from_canonical` and `to_canonical` (bit-exact
     both ways), and lists in `native_devices` where `quantize_` may choose it.
+
+    A layout with parts that hold values of their own, as outliers kept in high precision, sets `affine`
+    to False and implements `encode` and `decode` too: everything that reads or writes dense values goes
+    through these two.
     """
 
     name: str
     #: may stand in a checkpoint
     canonical: bool = True
-    #: for others: the canonical layout they convert to and from
+    #: for others: the canonical layout they convert to and from; see also `canonical_of`
     canonical_name: str = ""
     #: device types on which `quantize_` and `.to(device)` may choose this layout by themselves
     native_devices: tuple[str, ...] = ()
@@ -63,7 +74,12 @@ class Layout:
     #: for others: every part of a 3-D tensor is that of its slices along dimension 0, stacked, so that
     #: the weight of one expert can be taken from it without a conversion
     stacked: bool = False
-    #: formats that the conformance suite tries beside its own, for layouts that hold none of those
+    #: the value of each element follows from its code, scale and zero point, as `Spec` says: `pack` and
+    #: `unpack` keep all that there is. False: the parts hold more, which `encode` and `decode` know of
+    affine: bool = True
+    #: names of the options of a `Spec` that it reads, e.g. "blocksize"
+    options: tuple[str, ...] = ()
+    #: formats that the conformance suite tries next to its own, for layouts that hold none of those
     examples: tuple[Spec, ...] = ()
 
     def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
@@ -100,20 +116,66 @@ class Layout:
         """Inverse of `pack`: (codes, scale, zero)."""
         raise NotImplementedError
 
+    def encode(self, values: Tensor, spec: Spec, dtype: DType, quantize: Quantizer) -> Parts:
+        """Parts that stand for dense `values`, contiguous and of the logical shape.
+
+        `quantize` finds scales for the values that it is given, which need not be those of the tensor,
+        and encodes them: by the spec, by a scale method, or by scales that the caller has. A layout
+        without parts of its own has nothing to add to what it gives.
+        """
+        dense = values.reshape(self.blocked_shape(tuple(values.shape)))
+        return self.pack(*quantize(self.project(dense, spec)), spec, dtype)
+
+    def decode(
+        self,
+        parts: Parts,
+        spec: Spec,
+        shape: tuple[int, ...],
+        dtype: DType,
+        out_dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """Dense values of `shape`, computed in float32 and rounded once to `out_dtype`.
+
+        Encoding them again must not lose what the number format keeps.
+        """
+        codes, scale, zero = self.unpack(parts, spec, shape, dtype)
+        by, point, scaled = scale_values(scale), zero_values(zero), spec.zero == "scaled"
+        dense = dequantize_affine(codes, dtype, spec.block, by, point, out_dtype, scaled=scaled)
+        return dense.reshape(shape)
+
+    def check_parts(
+        self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
+    ) -> str | None:
+        """None, or a sentence that says why these cannot be the parts of a tensor of the logical shape.
+
+        Kernels rely on it where parts come from a file, which may be anybody's, and nothing is saved that
+        it refuses. By default sizes and dtypes are those that `pack` (or `encode`) gives on the meta device,
+        for any values. A layout whose sizes follow from values, or with parts that point into others,
+        checks them itself, without trusting any: `unlike` and `forms_of` help.
+        """
+        return unlike(parts, forms_of(self, spec, shape, dtype))
+
     def geometry(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> dict[str, Geometry]:
         """How each part is laid out along the logical dimensions, in the order of the parts of `pack`."""
         raise UnsupportedOp(
             f"layout {self.name!r} cannot be cut or joined in place; call .canonical() first"
         )
 
+    def canonical_of(self, spec: Spec, dtype: DType) -> str:
+        """The canonical layout of a tensor in this layout: by default `canonical_name`, or its own name.
+
+        A layout for several of them chooses by the format, e.g. "plain" for codes of 8 bits.
+        """
+        return self.canonical_name or self.name
+
     def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
-        """Parts in the layout `canonical_name`."""
+        """Parts in the layout `canonical_of` the format."""
         return parts
 
     def from_canonical(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
     ) -> Parts:
-        """Parts in this layout, from those of `canonical_name`."""
+        """Parts in this layout, from those of `canonical_of` the format."""
         return parts
 
     def __repr__(self) -> str:

@@ -70,6 +70,7 @@ class Int4Cpu(Layout):
 def gather_codes(qdata: Tensor, ids: Tensor, shape: tuple[int, ...]) -> Tensor:
     """uint8 codes (len(ids), K), with an offset of 8, of some rows; reads nothing else."""
     n, k = shape
+    ids = ids.to(torch.int64)  # places of bytes go beyond what int32 holds
     start = torch.zeros_like(ids)  # byte of a row's first code
     step = torch.zeros_like(ids)  # bytes from one code to the next
     shift = torch.zeros_like(ids)  # bits from the low end of the byte
@@ -103,8 +104,8 @@ def _runs(n: int) -> tuple[_Run, ...]:
     """How ATen blocks `n` rows on this processor, read off by packing the digits of row numbers."""
     digits = -(-n.bit_length() // 4)
     with _disable_current_modes():
-        row = torch.arange(n, dtype=torch.int32)[:, None].expand(n, 2)
-        column = torch.arange(2, dtype=torch.int32)[None].expand(n, 2)
+        row = torch.arange(n, dtype=torch.int32, device="cpu")[:, None].expand(n, 2)
+        column = torch.arange(2, dtype=torch.int32, device="cpu")[None].expand(n, 2)
         pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
         planes = [
             pack((row >> 4 * d & 15).contiguous(), 1).reshape(-1).int() for d in range(digits)

@@ -9,6 +9,7 @@ from ao_core.numerics.affine import (
     dequantize_affine,
     qparams_of_range,
     quantize_affine,
+    reach_of,
     scale_to_float,
 )
 from ao_core.numerics.bits import (
@@ -102,6 +103,7 @@ __all__ = [
     "packed_size",
     "qparams_of_range",
     "quantize_affine",
+    "reach_of",
     "relative_error",
     "round_half_even",
     "round_to_16_bits",

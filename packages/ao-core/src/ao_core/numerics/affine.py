@@ -12,6 +12,7 @@ All arithmetic is in float32; wider inputs are rounded to it first. Results carr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from ao_core.errors import ConfigError
 from ao_core.numerics.blocks import block_absmax, block_absmean, block_minmax, split_blocks
-from ao_core.numerics.mx import choose_e8m0
+from ao_core.numerics.mx import E8M0_BIAS, choose_e8m0
 from ao_core.numerics.rounding import round_to_16_bits
 from ao_core.numerics.slabs import is_large, slabs
 from ao_core.numerics.tables import decode_tables, encode_tables, learn_tables
@@ -31,17 +32,23 @@ if TYPE_CHECKING:
 __all__ = [
     "SCALE_RULES",
     "TABLE_DTYPES",
+    "check_format",
     "choose_qparams",
     "dequantize_affine",
     "qparams_of_range",
     "quantize_affine",
+    "reach_of",
+    "scale_storage",
     "scale_to_float",
     "store_qparams",
+    "zero_storage",
     "zero_to_float",
 ]
 
-#: what of a block its scale follows, without a zero point; "rank1": an element's, its row and its column
-SCALE_RULES = ("absmax", "absmean", "rank1")
+#: what of a block its scale follows, without a zero point: its largest magnitude, which becomes
+#: `reach_of` ("absmax") or the format's greatest value ("greatest"), or its mean one ("absmean"); of an
+#: element, its row and its column ("rank1")
+SCALE_RULES = ("absmax", "greatest", "absmean", "rank1")
 
 #: what learned values may be stored in
 TABLE_DTYPES = ("float32", "bfloat16", "float16")
@@ -66,7 +73,7 @@ def choose_qparams(
 ) -> tuple[Tensor, Tensor | None]:
     """Scale and zero point from the range of every block, of shape `grid_shape(x.shape, block)`.
 
-    The scale comes in its storage dtype. Without a zero point it is absmax / `dtype.reach`; with
+    The scale comes in its storage dtype. Without a zero point it is absmax / `reach_of(dtype, block)`; with
     one it is (max - min) / (`dtype.max` - `dtype.min`) of the range widened to hold 0, and the zero
     point is the code (uint8) of the integer that 0.0 maps to exactly ("int"), that number
     unrounded ("float": in the scale's dtype, float32 beside a scale of 8 bits), or the same times the
@@ -78,6 +85,9 @@ def choose_qparams(
     chooses the power of two (see `choose_e8m0`) without a zero point; with one it is the least that
     saturates nothing.
 
+    With the rule "greatest" it is absmax / `dtype.max` in blocks of any size, so that the largest element is
+    exact: 127 for int8 in place of 127.5, as activations in BitNet.
+
     With the rule "absmean" the scale is the mean magnitude of the block, whatever the format: that of
     ternary weights in BitNet b1.58 (Ma et al. 2024, arXiv:2402.17764, section 2).
 
@@ -87,7 +97,7 @@ def choose_qparams(
 
     Of a format of kind "table" it is the values that k-means finds, in one more dimension.
     """
-    _check(dtype, zero, scale_dtype)
+    check_format(dtype, zero, scale_dtype)
     _check_rule(rule, zero, scale_dtype)
     x = x.detach()
     if rule == "rank1":
@@ -97,9 +107,23 @@ def choose_qparams(
         tables = learn_tables(x, block, dtype.bits).clamp(-greatest, greatest)
         return _to_storage(tables, storage), None
     if rule == "absmean":
-        return _store(block_absmean(x, block), 1.0, scale_dtype), None
+        return _store(block_absmean(x, block), 1.0, scale_dtype, dtype.has_zero), None
     low, high = block_minmax(x, block)
-    return qparams_of_range(low, high, dtype, zero, scale_dtype, mx_mode=mx_mode)
+    reach = dtype.max if rule == "greatest" else reach_of(dtype, block)
+    return qparams_of_range(low, high, dtype, zero, scale_dtype, mx_mode=mx_mode, reach=reach)
+
+
+def reach_of(dtype: DType, block: Sequence[int]) -> float:
+    """The magnitude that a block's largest element is scaled to when there is no zero point.
+
+    It is `dtype.reach`, but for integers in small blocks of a fixed size the greatest value. Half a step
+    beyond it, where `reach` is, all steps are finer, yet the largest element is half a step off in
+    place of exact. With errors evenly spread over a step, of variance 1/12, N elements have the squared
+    error of N + 2 others rather than N - 1, in steps shorter by 1 part in 2 max: exact is better up to
+    N = 3 max. In groups of 32 this is 0.36 dB for int8 and 0.26 dB for int6.
+    """
+    small = WHOLE not in block and prod(block) <= 3 * dtype.max
+    return dtype.max if dtype.kind == "int" and dtype.min <= -dtype.max and small else dtype.reach
 
 
 def qparams_of_range(
@@ -110,12 +134,17 @@ def qparams_of_range(
     scale_dtype: str = "float32",
     *,
     mx_mode: str = "floor",
+    reach: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """`choose_qparams` for blocks whose elements go from `low` to `high`, grids of any shape."""
-    _check(dtype, zero, scale_dtype)
+    """`choose_qparams` for blocks whose elements go from `low` to `high`, grids of any shape.
+
+    `reach`: that of the blocks, see `reach_of`; by default `dtype.reach`.
+    """
+    check_format(dtype, zero, scale_dtype)
     low, high = low.to(torch.float32), high.to(torch.float32)
     if zero == "none":
-        return _symmetric(torch.maximum(high, -low), dtype, scale_dtype, mx_mode), None
+        reach = dtype.reach if reach is None else reach
+        return _symmetric(torch.maximum(high, -low), dtype, scale_dtype, mx_mode, reach), None
     low, high = low.clamp(max=0.0), high.clamp(min=0.0)
     # Half of the range, because all of it may exceed float32.
     half = high * 0.5 - low * 0.5
@@ -139,10 +168,22 @@ def store_qparams(
     if scale_dtype == "e8m0":  # a factor of sqrt(2): to the nearest power of two
         stored = choose_e8m0(scale, 2.0**0.5, "rceil").to(torch.float8_e8m0fnu)
     else:
-        stored = _store(scale, 1.0, scale_dtype)
+        stored = _store(scale, 1.0, scale_dtype, dtype.has_zero or zero != "none")
     if zero_point is None:
         return stored, None
     return stored, _store_zero(zero_point, stored, dtype, zero)
+
+
+def scale_storage(scale_dtype: str) -> torch.dtype:
+    """The torch dtype in which a scale of one of `SCALE_DTYPES` is stored."""
+    return torch.float8_e8m0fnu if scale_dtype == "e8m0" else _STORAGE[scale_dtype][0]
+
+
+def zero_storage(zero: str, scale: torch.dtype) -> torch.dtype:
+    """The torch dtype in which a zero point of this kind is stored, next to a scale in that one."""
+    if zero == "int":
+        return torch.uint8
+    return scale if scale.itemsize > 1 else torch.float32
 
 
 def scale_to_float(scale: Tensor) -> Tensor:
@@ -251,13 +292,16 @@ def _dequantize_affine(
     return values.to(out_dtype)
 
 
-def _symmetric(absmax: Tensor, dtype: DType, name: str, mx_mode: str) -> Tensor:
+def _symmetric(absmax: Tensor, dtype: DType, name: str, mx_mode: str, reach: float) -> Tensor:
     """Scale without a zero point, in its storage dtype."""
     if name != "e8m0":
-        return _store(absmax, dtype.reach, name, zeros=dtype.min <= 0)
+        return _store(absmax, reach, name, dtype.has_zero)
     element_max = max(1.0, dtype.max) if dtype.kind == "int" else dtype.reach
     step = _top_step(dtype, absmax.device) if mx_mode == "even" else 0.0
-    return choose_e8m0(absmax, element_max, mx_mode, step).to(torch.float8_e8m0fnu)
+    scale = choose_e8m0(absmax, element_max, mx_mode, step)
+    if not dtype.has_zero:
+        scale = torch.where(absmax == 0, 2.0**-E8M0_BIAS, scale)
+    return scale.to(torch.float8_e8m0fnu)
 
 
 def _rank1(x: Tensor, dtype: DType, block: Sequence[int], name: str) -> Tensor:
@@ -286,7 +330,7 @@ def _store_zero(point: Tensor, scale: Tensor, dtype: DType, zero: str) -> Tensor
     point = point.clamp(dtype.min, dtype.max)
     if zero == "int":
         return dtype.encode(point)
-    storage = scale.dtype if scale.dtype.itemsize > 1 else torch.float32
+    storage = zero_storage(zero, scale.dtype)
     if zero == "scaled":
         greatest = torch.finfo(storage).max
         point = (point * scale_to_float(scale)).clamp(-greatest, greatest)
@@ -311,7 +355,8 @@ def zero_to_float(zero: Tensor, dtype: DType) -> Tensor:
     return dtype.decode(zero) if zero.dtype == torch.uint8 else zero.to(torch.float32)
 
 
-def _check(dtype: DType, zero: str, scale_dtype: str) -> None:
+def check_format(dtype: DType, zero: str, scale_dtype: str) -> None:
+    """Raise `ConfigError` where a number format has no such zero point, or scales in no such dtype."""
     if zero not in ZERO_KINDS:
         raise ConfigError(f"zero={zero!r} is unknown; use one of {', '.join(ZERO_KINDS)}")
     if zero == "int" and dtype.kind != "int":

@@ -119,7 +119,8 @@ def unpack_digits(packed: Tensor, base: int, n: int) -> Tensor:
             f"n={n}: {n} digits of base {base} take {-(-n // count)} bytes, but the packed tensor has "
             f"{packed.shape[-1]} along its last dimension"
         )
-    digits = [packed // base**i % base for i in range(count)]
+    # a base of 256 is none of uint8, in which one digit is the byte
+    digits = [packed // base**i % base for i in range(count)] if count > 1 else [packed]
     return torch.stack(digits, dim=-1).flatten(-2)[..., :n].contiguous()
 
 

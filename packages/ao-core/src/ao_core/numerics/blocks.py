@@ -76,10 +76,11 @@ def expand(grid: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
     for dim, extent in enumerate(full_block(block, shape)):
         if extent == 1 or grid.shape[dim] == 1:
             continue
-        # To repeat values and cut off the surplus would be compiled wrongly for CPUs by torch 2.13
-        # (pytorch/pytorch#195582), and so would be a padded tensor in blocks.
-        owner = torch.arange(shape[dim], device=grid.device) // extent
-        grid = grid.index_select(dim, owner)
+        # An integer division would reach Inductor's index expressions, whose loops for CPUs then lose
+        # the ragged tail (pytorch/pytorch#195582, torch 2.13), as they would of repeated values cut off
+        # and of a padded tensor in blocks. A quotient in float64, truncated, is the same number.
+        places = torch.arange(shape[dim], dtype=torch.float64, device=grid.device)
+        grid = grid.index_select(dim, (places / extent).to(torch.int64))
     return grid
 
 

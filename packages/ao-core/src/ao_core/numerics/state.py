@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+from ctypes import c_float
+from itertools import pairwise
 
 __all__ = ["companded_values", "dynamic_values", "linear_values", "unsigned_float_values"]
 
@@ -19,10 +20,28 @@ def dynamic_values(bits: int, signed: bool) -> tuple[float, ...]:
     values = [0.0, 1.0]
     for decade in range(decades):
         count = (1 if signed else 2) << decade
-        bounds = torch.linspace(0.1, 1, count + 1, dtype=torch.float32)
-        centres = (10.0 ** (decade + 1 - decades) * ((bounds[:-1] + bounds[1:]) / 2)).tolist()
-        values += [*centres, *(-value for value in centres if signed)]
+        bounds = _linspace(0.1, 1.0, count + 1)
+        power = _float32(10.0 ** (decade + 1 - decades))
+        for low, high in pairwise(bounds):
+            centre = _float32(power * _float32(_float32(low + high) / 2))
+            values += [centre, -centre] if signed else [centre]
     return tuple(sorted(values))
+
+
+def _float32(value: float) -> float:
+    """The nearest float32. Sums and products of two of them are exact, or rounded once, in float64."""
+    return c_float(value).value
+
+
+def _linspace(start: float, end: float, count: int) -> list[float]:
+    """`torch.linspace` in float32, of two values and more, to the same bits; from both ends."""
+    start, end = _float32(start), _float32(end)
+    step = _float32(_float32(end - start) / (count - 1))
+    half = count // 2
+    return [
+        _float32(start + step * i) if i < half else _float32(end - step * (count - 1 - i))
+        for i in range(count)
+    ]
 
 
 def companded_values(signed: bool) -> tuple[float, ...]:

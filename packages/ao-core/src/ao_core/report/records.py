@@ -10,11 +10,56 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from ao_core.errors import ConfigError, MissingExtraError
+from ao_core.schema import (
+    ANY,
+    COUNT,
+    FINITE,
+    SHAPE,
+    TEXT,
+    Fields,
+    Items,
+    OneOf,
+    Optional,
+    SchemaError,
+    Table,
+    Text,
+    check,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["ParameterRecord", "Report"]
+
+_NUMBER = OneOf((COUNT, FINITE), "a number")
+#: what the JSON form of a report must be
+_FIELDS = Fields(
+    {
+        "config": Table(ANY),
+        "records": Items(
+            Fields(
+                {
+                    "fqn": TEXT,
+                    "status": Text("quantized|kept|skipped", "quantized, kept or skipped"),
+                    "reason": TEXT,
+                    "shape": SHAPE,
+                    "bytes_before": COUNT,
+                    "bytes_after": COUNT,
+                },
+                {
+                    "spec": TEXT,
+                    "kernel": TEXT,
+                    "sqnr_db": Optional(
+                        OneOf((FINITE, COUNT, Text("-?inf|nan", "a number, inf or nan")))
+                    ),
+                    "seconds": _NUMBER,
+                    "tied": Items(TEXT),
+                    "sparsity": Optional(_NUMBER),
+                },
+            )
+        ),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -24,7 +69,7 @@ class ParameterRecord:
     fqn: str
     #: "quantized", "kept" (nobody asked for it) or "skipped" (asked for, but it could not be done)
     status: str
-    #: why it was kept or skipped; empty for quantized ones
+    #: why it was kept or skipped, or quantized in another format than the configuration's; else empty
     reason: str
     shape: tuple[int, ...]
     bytes_before: int
@@ -92,9 +137,10 @@ class Report:
     def from_dict(cls, data: Mapping[str, Any]) -> Report:
         """Inverse of `to_dict`; totals are computed again."""
         try:
-            return cls(dict(data["config"]), tuple(map(_record_from_dict, data["records"])))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"not a report: {type(error).__name__}: {error}") from error
+            check(data, _FIELDS, "report")
+        except SchemaError as error:
+            raise ConfigError(f"not a report: {error}") from error
+        return cls(dict(data["config"]), tuple(map(_record_from_dict, data["records"])))
 
     def to_json(self) -> str:
         """JSON text of `to_dict`; an SQNR that is no finite number is the string "inf" or "nan"."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,18 +25,30 @@ __all__ = [
 
 _HEADER = ("parameter", "shape", "format", "kernel", "before", "after", "SQNR", "sparsity")
 _RIGHT = (4, 5, 6, 7)
+#: characters of a column that is folded, at least
+_NARROWEST = 20
 
 
 def report_text(report: Report) -> str:
-    """The quantized parameters as a table, the others grouped by reason, and the totals."""
+    """The quantized parameters as a table, why some have another format, the others by reason, totals."""
     quantized = report.with_status("quantized")
     blocks = []
     if quantized:
         rows = [_HEADER, *map(_row, quantized)]
-        if all(record.sparsity is None for record in quantized):
-            rows = [row[:-1] for row in rows]
-        blocks.append(aligned(rows, right=_RIGHT))
+        shown = [column for column in range(len(_HEADER)) if _says(column, rows[1:])]
+        right = [place for place, column in enumerate(shown) if column in _RIGHT]
+        blocks.append(aligned([[row[column] for column in shown] for row in rows], right=right))
+    if other := [f"  {names(r)}: {r.reason}" for r in quantized if r.reason]:
+        blocks.append("\n".join([f"in another format ({len(other)}):", *other]))
     return "\n\n".join([*blocks, *left_alone(report), summary(report)])
+
+
+def _says(column: int, rows: Sequence[Sequence[str]]) -> bool:
+    """Whether a column has anything to say: in training kernels and SQNR are empty, and bytes stay."""
+    if _HEADER[column] in ("kernel", "SQNR", "sparsity"):
+        return any(row[column] for row in rows)
+    before, after = _HEADER.index("before"), _HEADER.index("after")
+    return column != after or any(row[before] != row[after] for row in rows)
 
 
 def left_alone(report: Any) -> Iterator[str]:
@@ -51,6 +65,11 @@ def left_alone(report: Any) -> Iterator[str]:
 def summary(report: Report) -> str:
     """The totals in one line."""
     count, total = len(report.with_status("quantized")), len(report.records)
+    if count and report.bytes_after == report.bytes_before:
+        return (
+            f"{count} of {total} parameters, {report.coverage:.1f}% of the bytes, are multiplied in low "
+            f"precision; they stay as they are, {size_text(report.bytes_before)} in all"
+        )
     share = 100.0 * report.bytes_after / max(report.bytes_before, 1)
     return (
         f"{count} of {total} parameters quantized, {report.coverage:.1f}% of the bytes: "
@@ -64,9 +83,19 @@ def names(record: Any) -> str:
     return " = ".join((record.fqn, *record.tied))
 
 
-def aligned(rows: Sequence[Sequence[str]], *, right: Iterable[int] = ()) -> str:
-    """Rows as lines whose columns line up, the first underlined; `right`: columns flush right."""
+def aligned(
+    rows: Sequence[Sequence[str]], *, right: Iterable[int] = (), width: int | None = None
+) -> str:
+    """Rows as lines whose columns line up, the first underlined; `right`: columns flush right.
+
+    Where the lines would be longer than `width`, the widest columns but the first are folded between words.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    while width is not None and sum(widths) + 2 * (len(widths) - 1) > width:
+        widest = max(range(1, len(widths)), key=widths.__getitem__)
+        if widths[widest] <= _NARROWEST:
+            break
+        widths[widest] -= 1
     right = set(right)
 
     def line(row: Sequence[str]) -> str:
@@ -76,7 +105,15 @@ def aligned(rows: Sequence[Sequence[str]], *, right: Iterable[int] = ()) -> str:
         )
         return "  ".join(cells).rstrip()
 
-    return "\n".join([line(rows[0]), line(["-" * w for w in widths]), *map(line, rows[1:])])
+    def lines(row: Sequence[str]) -> Iterator[str]:
+        cells = [
+            wrap(cell, w) if len(cell) > w else [cell] for cell, w in zip(row, widths, strict=True)
+        ]
+        yield from map(line, zip_longest(*cells, fillvalue=""))
+
+    head, *rest = rows
+    below = [text for row in rest for text in lines(row)]
+    return "\n".join([*lines(head), line(["-" * w for w in widths]), *below])
 
 
 def size_text(size: int) -> str:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import torch
-
-from ao_core.spec import Spec
 from ao_core.tensor import (  # noqa: F401  they fill the tables
     collectives,
     compute_experts,
+    compute_methods,
     experts,
+    memory,
     products,
     rules,
+    transformed_products,
+    writes,
 )
 from ao_core.tensor.compute import ComputeWeight, dense_memory
-from ao_core.tensor.create import check_quantizable, fake_quantize, quantize_tensor
+from ao_core.tensor.create import (
+    check_quantizable,
+    fake_quantize,
+    quantize_tensor,
+    quantize_values,
+)
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import native, to_canonical, to_layout
 from ao_core.tensor.straight_through import straight_through
@@ -30,11 +36,10 @@ __all__ = [
     "function",
     "native",
     "quantize_tensor",
+    "quantize_values",
     "rule",
     "stochastic_rounding",
     "straight_through",
     "to_canonical",
     "to_layout",
 ]
-
-torch.serialization.add_safe_globals([QTensor, ComputeWeight, Spec])

@@ -7,19 +7,29 @@ Codes and scales of the weight know nothing of them: copying dense values into i
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ao_core.errors import QuantizationError
+from ao_core.arguments import shown
+from ao_core.errors import ConfigError, QuantizationError
 from ao_core.layouts import SHARED, Geometry, PartAxis, Parts
 from ao_core.spec import Spec
 
 if TYPE_CHECKING:
     from ao_core.tensor.qtensor import QTensor
 
-__all__ = ["act_axes", "act_names", "act_shape", "make_act_parts", "static_qparams"]
+__all__ = [
+    "act_axes",
+    "act_names",
+    "act_shape",
+    "check_act",
+    "lost_rows",
+    "make_act_parts",
+    "static_qparams",
+]
 
 
 def act_names(spec: Spec) -> tuple[str, ...]:
@@ -37,6 +47,18 @@ def act_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 def act_axes(shape: tuple[int, ...]) -> Geometry:
     """Their geometry: each matrix has its own, which all of its slices share."""
     return (*(PartAxis(1, 1),) * (len(shape) - 2), *(SHARED,) * min(len(shape), 2))
+
+
+def check_act(name: str, value: float | Tensor | None) -> None:
+    """Raise `ConfigError` for a scale of activations that is not finite and positive, or a zero point."""
+    if value is None or (isinstance(value, Tensor) and (value.is_meta or not value.numel())):
+        return
+    extremes = torch.aminmax(value.detach()) if isinstance(value, Tensor) else (value, value)
+    least, greatest = map(float, extremes)
+    positive = name == "act_scale"
+    if not (isfinite(least) and isfinite(greatest)) or (positive and least <= 0):
+        wanted = "finite and positive" if positive else "finite"
+        raise ConfigError(f"{name}={shown(value)}: each value must be {wanted}")
 
 
 def make_act_parts(
@@ -73,3 +95,17 @@ def static_qparams(w: QTensor) -> tuple[Tensor | None, Tensor | None]:
     """Scale and zero point of the activations; (None, None) where they are chosen for each call."""
     parts = w.parts
     return parts.get("act_scale"), parts.get("act_zero")
+
+
+def lost_rows(rows: Tensor, act: Spec) -> Tensor | None:
+    """Which rows of activations have NaN or inf, where other rows would share a scale with them.
+
+    None where each row has its own. Their product is NaN; the common scale must be that of the others,
+    which they would otherwise take along.
+    """
+    blocks = [act.block]
+    if isinstance(act.scale_dtype, Spec):
+        blocks.append(act.scale_dtype.block)
+    if act.static or all(block[0] == 1 for block in blocks):
+        return None
+    return ~rows.isfinite().all(-1, keepdim=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ao_core.dispatch import select
-from ao_core.layouts import Parts
-from ao_core.numerics import dequantize_affine, scale_to_float
+from ao_core.dispatch import run
+from ao_core.layouts import Parts, scale_values, zero_values
 from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.spec import Spec
@@ -38,33 +37,18 @@ def local_shard(x: Any) -> Any:
 
 
 def autocasted(x: Any, *others: Any) -> tuple[Any, ...]:
-    """Operands of a product in the dtype of autocast, where it is on for the device of x; None stays."""
+    """Operands of a product in the dtype of autocast, where it is on for the device of x.
+
+    As for torch's own products, float64 and what is no floating-point number stay; so does None.
+    """
     if not torch.is_autocast_enabled(x.device.type):
         return (x, *others)
     dtype = torch.get_autocast_dtype(x.device.type)
-    return tuple(None if each is None else each.to(dtype) for each in (x, *others))
+    return tuple(each.to(dtype) if _is_cast(each) else each for each in (x, *others))
 
 
-@overload
-def scale_values(scale: Tensor) -> Tensor: ...
-@overload
-def scale_values(scale: None) -> None: ...
-@overload
-def scale_values(scale: Tensor | None) -> Tensor | None: ...
-
-
-def scale_values(scale: Tensor | None) -> Tensor | None:
-    """A scale, or a scaled zero point, as float32, whether stored plainly or as a quantized tensor."""
-    if scale is None:
-        return None
-    if hasattr(scale, "part_names"):
-        return scale.dequantize(torch.float32)  # type: ignore[call-arg]
-    return scale_to_float(scale)
-
-
-def zero_values(zero: Tensor | None) -> Tensor | None:
-    """A zero point as `numerics` takes it: as it is stored, or float32 where it is a quantized tensor."""
-    return scale_values(zero) if hasattr(zero, "part_names") else zero
+def _is_cast(x: Tensor | None) -> bool:
+    return x is not None and x.is_floating_point() and x.dtype != torch.float64
 
 
 def unpack_parts(
@@ -75,7 +59,7 @@ def unpack_parts(
     dtype = registry.dtypes.get(spec.dtype)
     if not layout.canonical:
         parts = layout.to_canonical(parts, spec, shape, dtype)
-        layout = registry.layouts.get(layout.canonical_name)
+        layout = registry.layouts.get(layout.canonical_of(spec, dtype))
     codes, scale, zero = layout.unpack(parts, spec, shape, dtype)
     return codes, scale_values(scale), zero_values(zero)
 
@@ -88,21 +72,19 @@ def decode_parts(
     if is_sharded(first):
         return decode_reference(parts, spec, shape, out_dtype)
     call = Call("dequantize", spec, shape, shape, out_dtype, first.device.type)
-    return select(call).fn(parts, spec, shape, out_dtype)  # type: ignore[no-any-return]
+    return run(call, parts, spec, shape, out_dtype)  # type: ignore[no-any-return]
 
 
 def decode_reference(
     parts: Parts, spec: Spec, shape: tuple[int, ...], out_dtype: torch.dtype
 ) -> Tensor:
-    """The reference kernel: (decode(code) - zero) * scale, or decode(code), rounded once; see `Spec`.
+    """The reference kernel: what `Layout.decode` gives, by default (decode(code) - zero) * scale.
 
     What is in a layout of its own goes through the canonical one, which may have a better kernel.
     """
     layout, dtype = registry.layouts.get(spec.layout), registry.dtypes.get(spec.dtype)
     if not layout.canonical:
         parts = layout.to_canonical(parts, spec, shape, dtype)
-        return decode_parts(parts, replace(spec, layout=layout.canonical_name), shape, out_dtype)
-    codes, scale, zero = layout.unpack(parts, spec, shape, dtype)
-    by, point, scaled = scale_values(scale), zero_values(zero), spec.zero == "scaled"
-    dense = dequantize_affine(codes, dtype, spec.block, by, point, out_dtype, scaled=scaled)
-    return dense.reshape(shape)
+        canonical = replace(spec, layout=layout.canonical_of(spec, dtype))
+        return decode_parts(parts, canonical, shape, out_dtype)
+    return layout.decode(parts, spec, shape, dtype, out_dtype)

@@ -11,13 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
-from ao_core.dispatch import fingerprint, select
-from ao_core.errors import UnsupportedOp
+from ao_core.arguments import shown
+from ao_core.dispatch import fingerprint, run
+from ao_core.errors import ConfigError, UnsupportedOp
 from ao_core.records import Call
 from ao_core.spec import Spec
 from ao_core.tensor import gather
 from ao_core.tensor.codec import autocasted
+from ao_core.tensor.emulated import is_one_node
 from ao_core.tensor.qtensor import QTensor
+from ao_core.tensor.tables import check_untraced
 
 __all__ = [
     "FUNCTIONS",
@@ -26,6 +29,7 @@ __all__ = [
     "Specs",
     "cast_product",
     "dense_memory",
+    "linear",
     "on_memory",
 ]
 
@@ -70,6 +74,14 @@ class ComputeWeight(Tensor):
         requires_grad: bool = False,
     ) -> ComputeWeight:
         """The wrapper that torch sees: shape, dtype and device, but no memory of its own."""
+        if not isinstance(hp, Tensor):
+            raise ConfigError(f"hp={shown(hp)}: a ComputeWeight is made of a Tensor")
+        for spec in (output, grad_input, grad_weight):
+            if spec is not None and not isinstance(spec, Spec):
+                raise ConfigError(
+                    f"output, grad_input or grad_weight={shown(spec)}: give a Spec, or None for high "
+                    "precision"
+                )
         return Tensor._make_wrapper_subclass(
             cls,
             hp.shape,
@@ -118,7 +130,9 @@ class ComputeWeight(Tensor):
         hp: Any = (tuple(self.hp.shape), self.hp.stride(), self.hp.dtype, self.hp.device)
         if isinstance(self.hp, QTensor):
             hp = self.hp._stable_hash_for_caching()
-        text = repr((self.specs, self.transposed, self.requires_grad, hp, fingerprint()))
+        text = repr(
+            (self.specs, self.transposed, self.requires_grad, hp, fingerprint(self.device.type))
+        )
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ComputeWeight:
@@ -150,6 +164,7 @@ class ComputeWeight(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        check_untraced()
         kwargs = kwargs or {}
         fn = FUNCTIONS.get(func)
         if fn is not None:
@@ -194,22 +209,34 @@ def dense_memory(tensor: Tensor) -> Tensor:
     return tensor.hp if isinstance(tensor, ComputeWeight) else tensor
 
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear`, all three of whose products are computed as the weight says."""
     input, weight, bias = autocasted(input, weight, bias)
-    out: Tensor = _Linear.apply(input, weight)  # type: ignore[no-untyped-call]
+    # Dynamo traces no function that has a forward mode
+    function = _Linear if torch.compiler.is_compiling() else _LinearWithJvp
+    out: Tensor = function.apply(input, weight)  # type: ignore[no-untyped-call]
     return out if bias is None else out + bias
 
 
 class _Linear(torch.autograd.Function):
-    """The three products of a linear layer; each reaches its rule through the weight."""
+    """The three products of a linear layer; each reaches its rule through the weight.
+
+    They are operators rather than functions: `torch.mm` of a `ComputeWeight` is such a layer itself.
+    """
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(input, weight)
-        out = torch.mm(input.reshape(-1, input.shape[-1]), weight.t())
+    def forward(input: Tensor, weight: Tensor) -> Tensor:
+        out = aten.mm.default(input.reshape(-1, input.shape[-1]), weight.t())
         # not a view for autograd: hooks of FSDP2 warn of those
         shape = [*input.shape[:-1], weight.shape[0]]
         return aten._unsafe_view.default(out, shape)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -223,11 +250,24 @@ class _Linear(torch.autograd.Function):
             grad_input, grad_weight, _ = aten.linear_backward.default(flat, grad_2d, weight, mask)
         else:
             if of_input:
-                grad_input = torch.mm(grad_2d, weight)
+                grad_input = aten.mm.default(grad_2d, weight)
             if of_weight:
                 # beta=0: the weight adds nothing, it only brings its specs to the product
-                grad_weight = torch.addmm(weight, grad_2d.t(), flat, beta=0)
+                grad_weight = aten.addmm.default(weight, grad_2d.t(), flat, beta=0)
         return grad_input if grad_input is None else grad_input.reshape(input.shape), grad_weight
+
+
+class _LinearWithJvp(_Linear):
+    @staticmethod
+    def jvp(ctx: Any, of_input: Tensor | None, of_weight: Tensor | None) -> Tensor | None:
+        """Forward mode: of the function that is not rounded, as the backward pass, and in high precision."""
+        input, weight = ctx.saved_tensors
+        changes = []
+        if of_input is not None:
+            changes.append(F.linear(of_input, dense_memory(weight)))
+        if of_weight is not None:
+            changes.append(F.linear(input, dense_memory(of_weight)))
+        return sum(changes[1:], changes[0]) if changes else None
 
 
 def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -260,16 +300,16 @@ def _gradients(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
 
 def _cast_both(x: Tensor, spec: Spec | None) -> tuple[Tensor, Tensor]:
     """A matrix and its transpose, both cast as `spec` says, or as they are."""
-    if spec is None:
+    if spec is None or is_one_node(x, spec):
         return x, x.t()
     shape = (x.shape[0], x.shape[1])
-    kernel = select(Call("quantize_both", spec, shape, shape, x.dtype, x.device.type))
-    parts, transposed = kernel.fn(x, spec)
+    call = Call("quantize_both", spec, shape, shape, x.dtype, x.device.type)
+    parts, transposed = run(call, x, spec)
     return QTensor(parts, spec, shape, x.dtype), QTensor(transposed, spec, shape[::-1], x.dtype)
 
 
 #: torch function -> what takes its place where a weight is among the arguments
-FUNCTIONS: dict[Any, Callable[..., Any]] = {F.linear: _linear}
+FUNCTIONS: dict[Any, Callable[..., Any]] = {F.linear: linear}
 #: aten overload -> product(func, args, kwargs), below autograd
 PRODUCTS: dict[Any, Callable[..., Any]] = {
     aten.mm.default: _product,
@@ -288,8 +328,14 @@ def _cast_mm(a_MC: Tensor, b_NC: Tensor, spec: Spec | None) -> Tensor:
 
 def cast_product(op: str, spec: Spec, a: Tensor, b: Tensor, *others: Any) -> Tensor:
     """The product of plain `a` and `b`, which may be cast already, by the best kernel of `op`."""
+    for operand in (a, b):
+        if not operand.is_floating_point():
+            raise UnsupportedOp(
+                f"{op}: an operand of {operand.dtype} with a weight of low-precision products; both must be "
+                "floating-point: convert it with .to()"
+            )
     call = Call(op, spec, tuple(b.shape), tuple(a.shape), a.dtype, a.device.type)
-    return select(call).fn(a, b, *others, spec)  # type: ignore[no-any-return]
+    return run(call, a, b, *others, spec)  # type: ignore[no-any-return]
 
 
 #: ops after which a weight is still one
@@ -314,6 +360,14 @@ _KEEPS = {
 _TRANSPOSES = {aten.t.default, aten.transpose.int}
 
 
+def _turns(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an op swaps the last two dimensions alone, in other words: `Tensor.T` permutes."""
+    if func is not aten.permute.default:
+        return False
+    n = args[0].dim()
+    return [dim % n for dim in args[1]] == [*range(n - 2), n - 1, n - 2]
+
+
 def _is_expert(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether an op takes 2-D weights out of those of experts."""
     of_experts = func in (aten.select.int, aten.unbind.int) and args[0].dim() == 3
@@ -332,8 +386,9 @@ def on_memory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     plain = [leaf.hp if isinstance(leaf, ComputeWeight) else leaf for leaf in leaves]
     plain_args, plain_kwargs = torch.utils._pytree.tree_unflatten(plain, tree)
     out = func(*plain_args, **plain_kwargs)
-    if func in _KEEPS or _is_expert(func, args):
-        flag = first.transposed != (func in _TRANSPOSES)
+    turns = _turns(func, args)
+    if func in _KEEPS or turns or _is_expert(func, args):
+        flag = first.transposed != (turns or func in _TRANSPOSES)
         out = torch.utils._pytree.tree_map_only(Tensor, lambda t: first.like(t, flag), out)
         return return_and_correct_aliasing(func, args, kwargs, out)
     mutates = func._schema.is_mutable and args and isinstance(args[0], ComputeWeight)

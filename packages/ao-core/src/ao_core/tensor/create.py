@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import isfinite
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from ao_core.dispatch import select
-from ao_core.errors import ConfigError, QuantizationError
-from ao_core.layouts import Layout, Parts
-from ao_core.numerics import block_absmax, choose_qparams, full_block, quantize_affine
+from ao_core.arguments import checked, shown
+from ao_core.dispatch import run
+from ao_core.errors import AoError, ConfigError, QuantizationError
+from ao_core.guarded import ask, attempt, owner
+from ao_core.layouts import Parts, check_spec, scale_values, zero_values
+from ao_core.numerics import (
+    block_absmax,
+    choose_qparams,
+    full_block,
+    grid_shape,
+    quantize_affine,
+)
 from ao_core.records import Call, DType
 from ao_core.registry import registry
 from ao_core.spec import NO_SCALE, Spec
-from ao_core.tensor.activations import make_act_parts
-from ao_core.tensor.codec import decode_parts, is_sharded, scale_values, zero_values
+from ao_core.tensor.activations import check_act, make_act_parts
+from ao_core.tensor.codec import decode_parts, is_sharded
+from ao_core.tensor.options import check_options
 from ao_core.tensor.qtensor import QTensor
 
 __all__ = [
@@ -27,15 +40,32 @@ __all__ = [
     "fake_quantize_reference",
     "is_cast",
     "quantize_tensor",
+    "quantize_values",
     "scale_spec",
 ]
 
 #: kinds of number formats whose values a scale multiplies
 _SCALED = ("int", "float", "codebook")
+#: `ScaleMethod.choose`
+Chooser = Callable[[Tensor, DType, Spec], tuple[Tensor, Tensor | None]]
 
 
 def check_quantizable(x: Tensor, name: str = "tensor") -> None:
-    """Raise `QuantizationError` unless `x` holds finite floating-point values on a real device."""
+    """Raise `QuantizationError` unless `x` holds floating-point values that quantizing keeps finite.
+
+    The value that a code stands for may lie beyond the one that was rounded to it, by up to a third in
+    formats of 2 to 4 bits: what is next to the greatest number of a dtype would become inf.
+    """
+    magnitude, limit = check_finite(x, name), torch.finfo(x.dtype).max / 2
+    if magnitude > limit:
+        raise QuantizationError(
+            f"{name} has values up to {magnitude:.4g}, and beyond half of what {x.dtype} holds, {limit:.4g}, "
+            "rounding may give inf; convert it to a wider dtype, scale it down, or exclude it"
+        )
+
+
+def check_finite(x: Tensor, name: str) -> float:
+    """The greatest magnitude in `x`; `QuantizationError` unless it holds finite floating-point values."""
     if not x.is_floating_point():
         raise QuantizationError(
             f"{name} has dtype {x.dtype}; only floating-point tensors can be quantized"
@@ -44,20 +74,25 @@ def check_quantizable(x: Tensor, name: str = "tensor") -> None:
         raise QuantizationError(
             f"{name} is on the meta device and has no values; load its weights first"
         )
-    if not _is_finite(x):
+    magnitude = _greatest(x)
+    if not isfinite(magnitude):
         bad = int((~torch.isfinite(x)).sum())
         raise QuantizationError(
             f"{name} has {bad} NaN or inf values of {x.numel()}; repair the checkpoint or exclude it"
         )
+    return magnitude
 
 
-def _is_finite(x: Tensor) -> bool:
+def _greatest(x: Tensor) -> float:
+    """The greatest magnitude; NaN or inf where there is one."""
     if x.numel() == 0:
-        return True
+        return 0.0
     # one pass that writes nothing: NaN becomes both extremes, infinity is one of them
-    return all(isfinite(float(extreme)) for extreme in torch.aminmax(x.detach()))
+    low, high = (float(extreme) for extreme in torch.aminmax(x.detach()))
+    return high if high > -low or high != high else -low
 
 
+@checked
 def quantize_tensor(
     x: Tensor,
     spec: Spec,
@@ -80,88 +115,142 @@ def quantize_tensor(
         act_zero: likewise, where they have a zero point.
 
     Raises:
-        QuantizationError: the format cannot hold the tensor, or `scales` is not "absmax" and the
-            tensor is a `DTensor` or the format has no scales to choose; or `act_scale` and `act_zero`
-            are not what the format has.
+        ConfigError: an argument of another type, or scales and zero points that are not finite or not one
+            a block; or a scale that is not positive.
+        QuantizationError: x has NaN or inf or is not floating point; the format cannot hold the tensor, or
+            `scales` is not "absmax" and the tensor is a `DTensor` or the format has no scales to choose; or
+            `act_scale` and `act_zero` are not what the format has.
         UnknownNameError: nobody registered `scales`, or a name of the spec.
     """
+    if not x.is_floating_point() or (type(x) in (Tensor, Parameter) and not x.is_meta):
+        check = check_finite if spec.scale_dtype == NO_SCALE else check_quantizable
+        check(x, "x")
+    _check_qparams(x, spec, scale, zero)
+    for name, value in (("act_scale", act_scale), ("act_zero", act_zero)):
+        check_act(name, value)
+    return quantize_values(
+        x, spec, scale=scale, zero=zero, scales=scales, act_scale=act_scale, act_zero=act_zero
+    )
+
+
+def quantize_values(
+    x: Tensor,
+    spec: Spec,
+    *,
+    scale: Tensor | None = None,
+    zero: Tensor | None = None,
+    scales: str = "absmax",
+    act_scale: float | Tensor | None = None,
+    act_zero: float | Tensor | None = None,
+) -> QTensor:
+    """`quantize_tensor` where it is known that the values are finite, or there are none to look at."""
     if x.dim() == 0:
         raise QuantizationError("a tensor without dimensions has no block to share a scale")
-    if scale is None:
-        scale, zero = _choose(x.detach(), spec, scales)
+    choose = _chooser(x, spec, scales) if scale is None else None
     act = make_act_parts(spec, tuple(x.shape), x.device, act_scale, act_zero)
-    parts = encode_parts(x, spec, scale, zero) | act
+    parts = encode_parts(x, spec, scale, zero, choose) | act
     return QTensor(parts, spec, tuple(x.shape), x.dtype)
 
 
-def _choose(x: Tensor, spec: Spec, scales: str) -> tuple[Tensor | None, Tensor | None]:
-    """Scale and zero point of every block, or None where the kernels that encode choose them."""
+def _check_qparams(x: Tensor, spec: Spec, scale: Tensor | None, zero: Tensor | None) -> None:
+    """Raise for scales or zero points that no block can have."""
+    if zero is not None and scale is None:
+        raise ConfigError("zero without scale: zero points go with scales; pass both or neither")
+    if zero is not None and spec.zero == "none":
+        raise ConfigError(f"zero={shown(zero)}: the format {spec} has no zero point; pass None")
+    for name, value in (("scale", scale), ("zero", zero)):
+        if value is None or type(value) is not Tensor or value.is_meta or not value.numel():
+            continue
+        least, greatest = (float(v) for v in torch.aminmax(value.detach().float()))
+        positive = name == "scale" and registry.dtypes.get(spec.dtype).kind in _SCALED
+        if not (isfinite(least) and isfinite(greatest)) or (positive and least <= 0):
+            wanted = "finite and positive" if positive else "finite"
+            raise ConfigError(
+                f"{name}={shown(value)} has values from {least:g} to {greatest:g}; each must be {wanted}"
+            )
+
+
+def _chooser(x: Tensor, spec: Spec, scales: str) -> Chooser | None:
+    """How the method finds scale and zero point, or None where the kernels that encode choose them."""
     choose = registry.scales.get(scales).choose
     if choose is None:
-        return None, None
+        return None
     if is_sharded(x):
         raise QuantizationError(
             f"scales={scales!r} cannot look at a DTensor; quantize before sharding, or use 'absmax'"
         )
-    layout, dtype = registry.layouts.get(spec.layout), registry.dtypes.get(spec.dtype)
+    dtype = registry.dtypes.get(spec.dtype)
     if dtype.kind not in _SCALED:
         raise QuantizationError(
             f"scales={scales!r} chooses scales of {', '.join(_SCALED)} formats; {dtype.name!r} is of "
             f"kind {dtype.kind!r}: use 'absmax'"
         )
-    if not layout.canonical:
-        layout = registry.layouts.get(layout.canonical_name)
-    dense = _projected(x, layout, spec)
-    scale, zero = choose(dense, dtype, spec)
-    if isinstance(spec.scale_dtype, Spec):
-        scale = _comparable(scale, dense, spec)
-    return scale, zero
+    return partial(_chosen, scales)
 
 
-def _projected(x: Tensor, layout: Layout, spec: Spec) -> Tensor:
-    """The values that the layout holds, contiguous, since codes and scales inherit strides."""
-    dense = x.contiguous().reshape(layout.blocked_shape(tuple(x.shape)))
-    return layout.project(dense, spec)
+def _chosen(scales: str, dense: Tensor, dtype: DType, spec: Spec) -> tuple[Tensor, Tensor | None]:
+    """Scale and zero point that a method finds for each block."""
+    answer, refusal = attempt(
+        registry.scales, scales, "choose", dense, dtype, spec, passed=AoError, timed=False
+    )
+    if refusal is None and (wrong := _wrong_scales(answer, dense, spec)):
+        refusal = f"{owner(registry.scales, scales)}: {wrong}"
+    if refusal is not None:
+        raise QuantizationError(f"scales={scales!r}: {refusal}")
+    return answer  # type: ignore[no-any-return]
+
+
+def _wrong_scales(answer: Any, dense: Tensor, spec: Spec) -> str | None:
+    """Why what a `ScaleMethod` returned is no scale and zero point of every block, if so."""
+    if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Tensor):
+        return f"it returned {answer!r:.60}, not a scale and a zero point or None"
+    grid = grid_shape(tuple(dense.shape), spec.block)
+    for name, found in zip(("scale", "zero point"), answer, strict=True):
+        if found is None:
+            continue
+        if not isinstance(found, Tensor) or tuple(found.shape) != grid:
+            shape = tuple(found.shape) if isinstance(found, Tensor) else found
+            return f"its {name} has the shape {shape}; {spec} has blocks {grid} of {tuple(dense.shape)}"
+    return None
 
 
 def encode_parts(
-    x: Tensor, spec: Spec, scale: Tensor | None = None, zero: Tensor | None = None
+    x: Tensor,
+    spec: Spec,
+    scale: Tensor | None = None,
+    zero: Tensor | None = None,
+    choose: Chooser | None = None,
 ) -> Parts:
     """The parts of `x` in the layout of `spec`, by the best kernel of the op "quantize".
 
     A `QTensor` of that format has its own, which are not found again; one of another is dequantized.
 
     Kernels choose scales themselves, by the largest magnitude, and take no `DTensor`; for those, and
-    where scales are given or follow another rule, the reference encodes.
+    where scales are given, found by `choose` or follow another rule, the reference encodes.
     """
     if is_cast(x, spec):
         return x.parts  # type: ignore[attr-defined,no-any-return]
     if isinstance(x, QTensor):
         x = x.dequantize()
+    check_options(spec)
     if spec.static and scale is None:
         raise QuantizationError(f"{spec}: a static scale is not chosen but given")
     layout = registry.layouts.get(spec.layout)
     dtype = registry.dtypes.get(spec.dtype)
-    _check_scale(spec, dtype)
+    check_spec(spec, dtype)
     shape = tuple(x.shape)
-    if reason := layout.fits(spec, shape, dtype):
+    if reason := ask(registry.layouts, layout.name, "fits", spec, shape, dtype):
         raise QuantizationError(f"layout {spec.layout!r} cannot hold a tensor of {shape}: {reason}")
     if not layout.canonical:
-        canonical = replace(spec, layout=layout.canonical_name)
-        return layout.from_canonical(encode_parts(x, canonical, scale, zero), spec, shape, dtype)
+        canonical = replace(spec, layout=layout.canonical_of(spec, dtype))
+        parts = encode_parts(x, canonical, scale, zero, choose)
+        return layout.from_canonical(parts, spec, shape, dtype)
     x = x.detach()
-    if scale is not None or is_sharded(x) or _scale_rule(spec) != "absmax":
-        return encode_reference(x, spec, scale, zero)
+    given = scale is not None or choose is not None
+    if given or is_sharded(x) or _scale_rule(spec) != "absmax":
+        return encode_reference(x, spec, scale, zero, choose)
     call = Call("quantize", spec, shape, shape, x.dtype, x.device.type)
-    return select(call).fn(x, spec)  # type: ignore[no-any-return]
-
-
-def _check_scale(spec: Spec, dtype: DType) -> None:
-    if dtype.has_scale == (spec.scale_dtype == NO_SCALE):
-        raise ConfigError(
-            f"scale_dtype={spec.scale_dtype!r} with {dtype.name!r}, of kind {dtype.kind!r}: formats of kind "
-            f"'dense' have no scale, which {NO_SCALE!r} says, and all others have one"
-        )
+    return run(call, x, spec)  # type: ignore[no-any-return]
 
 
 def is_cast(x: Tensor, spec: Spec) -> bool:
@@ -176,34 +265,58 @@ def is_cast(x: Tensor, spec: Spec) -> bool:
 
 
 def encode_reference(
-    x: Tensor, spec: Spec, scale: Tensor | None = None, zero: Tensor | None = None
+    x: Tensor,
+    spec: Spec,
+    scale: Tensor | None = None,
+    zero: Tensor | None = None,
+    choose: Chooser | None = None,
 ) -> Parts:
-    """The reference kernel: what the layout holds of x, as `Spec` says, encoded and packed."""
+    """The reference kernel: what `Layout.encode` gives, by default codes and scales as `Spec` says."""
     layout = registry.layouts.get(spec.layout)
     dtype = registry.dtypes.get(spec.dtype)
-    dense = _projected(x, layout, spec)
+
+    def quantize(dense: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        return _quantize(dense, spec, dtype, scale, zero, choose)
+
+    # contiguous, since codes and scales inherit strides
+    return layout.encode(x.contiguous(), spec, dtype, quantize)
+
+
+def _quantize(
+    dense: Tensor,
+    spec: Spec,
+    dtype: DType,
+    scale: Tensor | None,
+    zero: Tensor | None,
+    choose: Chooser | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Codes, scale and zero point of values of the blocked shape."""
+    nested = isinstance(spec.scale_dtype, Spec)
     if scale is None and spec.scale_dtype != NO_SCALE:
-        scale, zero = choose_qparams(
-            dense,
-            dtype,
-            spec.block,
-            spec.zero,
-            scale_spec(spec),
-            mx_mode=str(spec.option("mx_mode", "floor")),
-            rule=_scale_rule(spec),
-        )
-        if isinstance(spec.scale_dtype, Spec):
+        if choose is not None:
+            scale, zero = choose(dense, dtype, spec)
+        else:
+            scale, zero = choose_qparams(
+                dense,
+                dtype,
+                spec.block,
+                spec.zero,
+                scale_spec(spec),
+                mx_mode=str(spec.option("mx_mode", "floor")),
+                rule=_scale_rule(spec),
+            )
+        if nested:
             scale = _comparable(scale, dense, spec)
     scaled = spec.zero == "scaled"
     if isinstance(spec.scale_dtype, Spec) and scale is not None and not isinstance(scale, QTensor):
-        scale = quantize_tensor(scale.float(), spec.scale_dtype)
+        scale = quantize_values(scale.float(), spec.scale_dtype)
         if scaled and zero is not None:
-            zero = quantize_tensor(zero.float(), spec.scale_dtype)
+            zero = quantize_values(zero.float(), spec.scale_dtype)
     by = scale_values(scale)
-    if isinstance(spec.scale_dtype, Spec) and by is not None:
+    if nested and by is not None:
         by = torch.where(by == 0, torch.inf, by)  # rounded to 0: its elements are 0, not 0 / 0
     codes = quantize_affine(dense, dtype, spec.block, by, zero_values(zero), scaled=scaled)
-    return layout.pack(codes, scale, zero, spec, dtype)
+    return codes, scale, zero
 
 
 def _comparable(scale: Tensor, dense: Tensor, spec: Spec) -> Tensor:
@@ -226,7 +339,7 @@ def fake_quantize(
     if scale is not None or isinstance(x, QTensor) or is_sharded(x):
         return decode_parts(encode_parts(x, plain, scale, zero), plain, tuple(x.shape), x.dtype)
     call = Call("fake_quantize", plain, tuple(x.shape), tuple(x.shape), x.dtype, x.device.type)
-    return select(call).fn(x.detach(), plain)  # type: ignore[no-any-return]
+    return run(call, x.detach(), plain)  # type: ignore[no-any-return]
 
 
 def fake_quantize_reference(x: Tensor, spec: Spec) -> Tensor:

@@ -6,7 +6,7 @@ A layout made for one kernel declares none: its tensors are cut in their canonic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,9 +16,10 @@ from ao_core.layouts import SHARED, Geometry, PartAxis, Parts
 from ao_core.spec import WHOLE, Spec
 from ao_core.tensor.activations import act_axes, act_names
 from ao_core.tensor.qtensor import QTensor
-from ao_core.tensor.relayout import to_canonical
+from ao_core.tensor.relayout import to_canonical, to_layout
 
 __all__ = [
+    "Origin",
     "block_of",
     "gather_rows",
     "geometry",
@@ -30,6 +31,7 @@ __all__ = [
     "same_kind",
     "select",
     "stack",
+    "view_of",
 ]
 
 
@@ -61,7 +63,7 @@ def narrow(tensor: QTensor, dim: int, start: int, length: int) -> QTensor:
     whole, tensor = tensor, _cuttable(tensor, "slice")
     inner, size, end = tensor.order[dim], tensor.shape[dim], start + length
     parts: Parts = {}
-    borrowed = set() if tensor is whole else set(tensor.part_names)
+    borrowed: set[str] = set()
     for name, axes in geometry(tensor, "slice").items():
         part = getattr(tensor, name)
         axis = _axis(tensor, axes, name, inner, "slice")
@@ -81,7 +83,8 @@ def narrow(tensor: QTensor, dim: int, start: int, length: int) -> QTensor:
         parts[name] = part
     shape = list(tensor.shape)
     shape[dim] = length
-    return _lent(tensor.like(parts, tuple(shape)), borrowed)
+    piece = _lent(tensor.like(parts, tuple(shape), strides=tensor.stride()), borrowed)
+    return _piece_of(piece, tensor, whole)
 
 
 def select(tensor: QTensor, dim: int, index: int) -> QTensor:
@@ -89,7 +92,7 @@ def select(tensor: QTensor, dim: int, index: int) -> QTensor:
     if is_stacked(tensor) and tensor.order[dim] == 0:
         return _unstack(tensor, dim, index)
     whole, tensor = tensor, _cuttable(tensor, "select")
-    borrowed = set() if tensor is whole else set(tensor.part_names)
+    borrowed: set[str] = set()
     inner, ndim = tensor.order[dim], tensor.dim()
     if ndim == 1:
         raise _refuse("select", tensor, "a single element has no block; call .dequantize() first")
@@ -105,7 +108,7 @@ def select(tensor: QTensor, dim: int, index: int) -> QTensor:
         if (axis is SHARED or axis.values > 1) and tensor.shape[dim] > 1:
             borrowed.add(name)
         parts[name] = getattr(tensor, name).select(inner, entry)
-    return _lent(_without(tensor, dim, parts), borrowed)
+    return _piece_of(_lent(_without(tensor, dim, parts), borrowed), tensor, whole)
 
 
 def is_stacked(tensor: QTensor) -> bool:
@@ -117,7 +120,8 @@ def _unstack(tensor: QTensor, dim: int, index: int) -> QTensor:
     parts = {name: part.select(0, index) for name, part in tensor.parts.items()}
     # blocks over several slices: each has a copy of what they share
     shared = block_of(tensor.spec, 3)[0] != 1
-    return _lent(_without(tensor, dim, parts), set(parts) - {"qdata"} if shared else set())
+    piece = _lent(_without(tensor, dim, parts), set(parts) - {"qdata"} if shared else set())
+    return view_of(tensor, piece)
 
 
 def _without(tensor: QTensor, dim: int, parts: Parts) -> QTensor:
@@ -127,12 +131,52 @@ def _without(tensor: QTensor, dim: int, parts: Parts) -> QTensor:
     spec = replace(tensor.spec, block=block[:inner] + block[inner + 1 :])
     order = tuple(i - (i > inner) for i in tensor.order if i != inner)
     shape = tuple(s for d, s in enumerate(tensor.shape) if d != dim)
-    return tensor.like(parts, shape, spec=spec, order=order)
+    strides = tuple(s for d, s in enumerate(tensor.stride()) if d != dim)
+    return tensor.like(parts, shape, spec=spec, order=order, strides=strides)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a slice of a layout that cannot be cut in place comes from.
+
+    The slice views a canonical copy, into which it is written; the copy is then packed into the memory
+    of the whole.
+    """
+
+    whole: QTensor
+    canonical: QTensor
+
+    def refresh(self) -> None:
+        """Take what was written to the whole since the copy was made."""
+        _refill(self.canonical, to_canonical(self.whole))
+
+    def write_back(self) -> None:
+        """Pack the copy into the memory of the whole."""
+        _refill(self.whole, to_layout(self.canonical, self.whole.spec.layout))
+
+
+def _refill(target: QTensor, source: QTensor) -> None:
+    for (_, to), (_, leaf) in zip(target.leaves(), source.leaves(), strict=True):
+        to.copy_(leaf)
+
+
+def _piece_of(piece: QTensor, tensor: QTensor, whole: QTensor) -> QTensor:
+    """A piece of `tensor`, which is `whole` in its canonical layout: itself, or a copy."""
+    if tensor is whole:
+        return view_of(whole, piece)
+    piece._origin = Origin(whole, tensor)
+    return piece
+
+
+def view_of(tensor: QTensor, out: QTensor) -> QTensor:
+    """`out`, which has the memory of `tensor`, and so its origin."""
+    out._origin = tensor._origin
+    return out
 
 
 def owned(tensor: QTensor) -> QTensor:
     """A tensor with memory of its own."""
-    tensor._borrowed = frozenset()
+    tensor._borrowed, tensor._origin = frozenset(), None
     return tensor
 
 
@@ -158,7 +202,7 @@ def join(tensors: Sequence[QTensor], dim: int) -> QTensor:
         if axis is SHARED:
             if not all(torch.equal(pieces[0], p) for p in pieces[1:]):
                 raise _refuse("cat", first, f"the pieces do not share one {name!r}")
-            parts[name] = pieces[0]
+            parts[name] = pieces[0].clone()  # the result may be written, and its pieces stay
             continue
         if any(t.shape[dim] % axis.values for t in tensors[:-1]):
             raise _refuse("cat", first, f"a piece ends inside {axis.values} elements of {name!r}")
@@ -182,7 +226,7 @@ def stack(tensors: Sequence[QTensor], dim: int) -> QTensor:
     block = block_of(first.spec, ndim)
     parts = {n: torch.stack([getattr(t, n) for t in tensors]) for n in first.part_names}
     order = tuple(range(ndim + 1))
-    return first.like(parts, shape, spec=replace(first.spec, block=block), order=order)
+    return owned(first.like(parts, shape, spec=replace(first.spec, block=block), order=order))
 
 
 def gather_rows(tensor: QTensor, index: Tensor) -> QTensor:
@@ -208,7 +252,9 @@ def gather_rows(tensor: QTensor, index: Tensor) -> QTensor:
     nested = isinstance(tensor.spec.scale_dtype, Spec)
     scale_dtype = "float32" if nested else tensor.spec.scale_dtype
     spec = replace(tensor.spec, block=(lead, *block[1:]), scale_dtype=scale_dtype)
-    return tensor.like(parts, (index.shape[0], *tensor.shape[1:]), spec=spec)
+    out = owned(tensor.like(parts, (index.shape[0], *tensor.shape[1:]), spec=spec))
+    # what all rows share is not gathered, but the tensor's own
+    return _lent(out, {name for name, part in parts.items() if part is getattr(tensor, name)})
 
 
 def _plain(part: Tensor) -> Tensor:
@@ -218,15 +264,18 @@ def _plain(part: Tensor) -> Tensor:
 def part_size(tensor: QTensor, name: str, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
     """The size of a part if the tensor had another stored shape."""
     axes = geometry(tensor, "new_zeros", stored_shape)[name]
-    part = getattr(tensor, name)
-    ndim = min(part.dim(), len(tensor.layout_record.blocked_shape(stored_shape)))
-    _axis(tensor, axes, name, ndim - 1, "new_zeros")
-    sizes = (
-        part.shape[dim] if axis is SHARED else -(-stored_shape[dim] // axis.values) * axis.entries
-        for dim, axis in enumerate(axes)
-    )
+    part, before = getattr(tensor, name), tensor.stored_shape
+    dims = len(tensor.layout_record.blocked_shape(stored_shape))
+    sizes = list(part.shape)
+    for dim in range(min(part.dim(), dims)):
+        # a flat part depends on all dimensions, any other one only on its own
+        if before == stored_shape or (dims > 1 and before[dim] == stored_shape[dim]):
+            continue
+        axis = _axis(tensor, axes, name, dim, "new_zeros")
+        if axis is not SHARED:
+            sizes[dim] = -(-stored_shape[dim] // axis.values) * axis.entries
     # learned values have a dimension more than the tensor
-    return (*sizes, *part.shape[len(axes) :])
+    return tuple(sizes)
 
 
 def _cuttable(tensor: QTensor, op: str) -> QTensor:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ao_core.dispatch import select
+from ao_core.dispatch import run
 from ao_core.errors import UnsupportedOp
 from ao_core.tensor import cut
-from ao_core.tensor.products import call_of, dense_values
+from ao_core.tensor.products import call_of, check_floating, matmul_values
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import to_canonical
 from ao_core.tensor.tables import rule
@@ -27,7 +27,8 @@ Kwargs = dict[str, Any]
 _TRANSPOSED = (0, 2, 1)
 
 
-@rule(aten._grouped_mm.default)
+# compiled models of transformers, in another dtype than bfloat16, call an op of its own
+@rule(aten._grouped_mm.default, "transformers::grouped_mm_fallback")
 def _grouped_mm(func: Any, args: Args, kwargs: Kwargs) -> Any:
     x, w = args[:2]
     named = {**dict(zip(("offs", "bias", "out_dtype"), args[2:], strict=False)), **kwargs}
@@ -36,7 +37,7 @@ def _grouped_mm(func: Any, args: Args, kwargs: Kwargs) -> Any:
     ranks = (2, 3) if offs is not None else (3, 3)
     if as_linear and (x.dim(), w.dim()) == ranks and _is_weight(w, x):
         return _product(func, args, kwargs, offs)
-    return dense_values(func, args, kwargs)
+    return matmul_values(func, args, kwargs)
 
 
 @rule(aten.bmm.default)
@@ -44,7 +45,7 @@ def _bmm(func: Any, args: Args, kwargs: Kwargs) -> Any:
     x, w = args
     if _is_weight(w, x) and x.dim() == 3:
         return _product(func, args, kwargs, None)
-    return dense_values(func, args, kwargs)
+    return matmul_values(func, args, kwargs)
 
 
 def _is_weight(w: Any, x: Any) -> bool:
@@ -57,9 +58,9 @@ def _product(func: Any, args: Args, kwargs: Kwargs, offs: Tensor | None) -> Any:
     _check(x, w, offs)
     if w.order == _TRANSPOSED:
         weight = w.transpose(-2, -1)
-        return select(call_of("grouped_linear", x, weight)).fn(x, weight, offs)
+        return run(call_of("grouped_linear", x, weight), x, weight, offs)
     if is_traced(x):
-        return dense_values(func, args, kwargs)
+        return matmul_values(func, args, kwargs)
     return by_expert(x, w, offs, w.shape[-1], _mm_dense)
 
 
@@ -69,6 +70,7 @@ def _mm_dense(rows: Tensor, expert: Tensor) -> Tensor:
 
 
 def _check(x: Tensor, w: QTensor, offs: Tensor | None) -> None:
+    check_floating("a product with the weights of experts", x)
     experts, k = w.shape[:2]
     if x.shape[-1] != k or (offs is None and x.shape[0] != experts):
         raise UnsupportedOp(

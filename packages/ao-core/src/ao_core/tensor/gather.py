@@ -21,12 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core.errors import ConfigError, UnsupportedOp
-from ao_core.numerics import block_absmax, qparams_of_range
+from ao_core.numerics import block_absmax, qparams_of_range, reach_of
 from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec, matrix_block
 from ao_core.tensor import sharding
 from ao_core.tensor.codec import local_shard
-from ao_core.tensor.create import quantize_tensor, scale_spec
+from ao_core.tensor.create import quantize_values, scale_spec
 from ao_core.tensor.qtensor import QTensor
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def pre_all_gather(
     if extent == WHOLE:
         codes = cast_shard(memory, cast, _largest(memory, cast, shard.whole, mesh))
     else:
-        codes = quantize_tensor(memory, cast)
+        codes = quantize_values(memory, cast)
     outputs, gather = sharding.pre_all_gather(codes, size, ranks)
     return outputs, Gathered(size[0], codes, gather)
 
@@ -171,9 +171,9 @@ def _largest(memory: Tensor, cast: Spec, whole: Whole, mesh: Any) -> Tensor:
 def cast_shard(shard: Tensor, spec: Spec, largest: Tensor) -> QTensor:
     """A shard with the scales of the whole, which has these largest magnitudes in its blocks."""
     dtype, mode = registry.dtypes.get(spec.dtype), str(spec.option("mx_mode", "floor"))
-    kind = scale_spec(spec)
-    scale, _ = qparams_of_range(-largest, largest, dtype, "none", kind, mx_mode=mode)
-    return quantize_tensor(shard, spec, scale=scale)
+    kind, reach = scale_spec(spec), reach_of(dtype, spec.block)
+    scale, _ = qparams_of_range(-largest, largest, dtype, "none", kind, mx_mode=mode, reach=reach)
+    return quantize_values(shard, spec, scale=scale)
 
 
 def all_reduce_max(largest: Tensor, groups: Iterable[Any]) -> Tensor:
@@ -195,8 +195,8 @@ def post_all_gather(
     if codes is None or gather is None:
         return None if out is not None else (shard.like(outputs[0][: gathered.rows]), outputs)
     if local is not None:
-        return sharding.post_all_gather(codes, outputs, gather, local.hp)
-    whole, inner = sharding.post_all_gather(codes, outputs, gather, None)
+        return sharding.post_all_gather(codes, outputs, gather, codes.dtype, local.hp)
+    whole, inner = sharding.post_all_gather(codes, outputs, gather, codes.dtype, None)
     return shard.like(whole), inner
 
 

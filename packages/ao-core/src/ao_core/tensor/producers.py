@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ao_core.dispatch import select
+from ao_core.dispatch import run
 from ao_core.errors import QuantizationError
 from ao_core.records import Call
 from ao_core.spec import Spec, matrix_block
@@ -62,8 +62,8 @@ def _check(x: Tensor, spec: Spec) -> None:
 
 def _produce(op: str, spec: Spec, x: Tensor, *others: Any) -> QTensor:
     shape = tuple(x.shape)
-    kernel = select(Call(op, spec, shape, shape, x.dtype, x.device.type))
-    return QTensor(kernel.fn(x, *others), spec, shape, x.dtype)
+    parts = run(Call(op, spec, shape, shape, x.dtype, x.device.type), x, *others)
+    return QTensor(parts, spec, shape, x.dtype)
 
 
 class _RMSNorm(torch.autograd.Function):

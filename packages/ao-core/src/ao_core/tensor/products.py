@@ -8,21 +8,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core.dispatch import select
+from ao_core.dispatch import PIN, name_kernel, run, select
 from ao_core.errors import UnsupportedOp
-from ao_core.records import Call
+from ao_core.records import Call, Kernel
 from ao_core.registry import registry
 from ao_core.tensor.create import is_cast
+from ao_core.tensor.frozen import NOBODY, OTHERS, differentiable_linear, needs_gradient
 from ao_core.tensor.qtensor import QTensor
-from ao_core.tensor.tables import function, rule
+from ao_core.tensor.tables import dense_values, function, on_values, rule
+from ao_core.tensor.transforms import is_transforming, transformed_linear
 
-__all__ = ["call_of", "dense_values"]
+__all__ = [
+    "call_of",
+    "check_floating",
+    "dense_values",
+    "exported",
+    "is_transposed_weight",
+    "matmul_values",
+    "select_linear",
+]
 
 aten = torch.ops.aten
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
+#: dtypes of activations that products are computed in
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 #: kinds of call whose kernel a tensor remembers before it starts over
 _MAX_BOUND = 256
 
@@ -32,21 +44,41 @@ def call_of(op: str, x: Tensor, w: QTensor) -> Call:
     return Call(op, w.spec, w.stored_shape, tuple(x.shape), x.dtype, w.device.type)
 
 
-def _select_linear(x: Tensor, w: QTensor) -> Any:
+def check_floating(op: str, x: Tensor) -> None:
+    """Refuse activations that torch would not multiply with a floating-point weight either."""
+    if x.dtype not in _DTYPES:
+        raise UnsupportedOp(
+            f"{op}: input of {x.dtype} with a quantized weight; activations must be floating-point "
+            f"({', '.join(str(dtype).removeprefix('torch.') for dtype in _DTYPES)}): convert them with .to()"
+        )
+
+
+def select_linear(x: Tensor, w: QTensor) -> Kernel:
     """The linear kernel for one kind of call."""
+    check_floating("linear", x)
     if w.dim() != 2 or x.dim() == 0 or x.shape[-1] != w.shape[1]:
         raise UnsupportedOp(
             f"linear: input of shape {tuple(x.shape)} does not fit a weight of {tuple(w.shape)}"
         )
-    return select(call_of("linear", x, w)).fn
+    return select(call_of("linear", x, w))
 
 
-def _bind(x: Tensor, w: QTensor, key: Any) -> Any:
-    """Select the linear kernel of one kind of call and remember it on the tensor."""
-    if w._epoch != registry.epoch or len(w._bound) >= _MAX_BOUND:
+def _bound(x: Tensor, w: QTensor) -> Kernel:
+    """The linear kernel for plain activations and a weight, remembered on the weight."""
+    key = (x.shape, x.dtype, PIN.get(), registry.epoch)
+    kernel: Kernel | None = w._bound.get(key)
+    return _bind(x, w, key) if kernel is None else kernel
+
+
+def _bind(x: Tensor, w: QTensor, key: Any) -> Kernel:
+    """Select the linear kernel of one kind of call and remember it on the tensor.
+
+    The epoch of the tables and the pin are in the key: what another thread does meanwhile, or a plugin
+    that selecting loads, makes another key, and never a kernel for the wrong one.
+    """
+    if len(w._bound) >= _MAX_BOUND:
         w._bound.clear()
-    w._bound[key] = kernel = _select_linear(x, w)
-    w._epoch = registry.epoch  # selecting may have loaded plugins, which starts an epoch
+    kernel = w._bound[key] = select_linear(x, w)
     return kernel
 
 
@@ -59,29 +91,33 @@ def _linear_fast(input: Tensor, weight: Any, bias: Tensor | None = None) -> Any:
         and input.dtype != torch.float64  # which autocast leaves alone
     ):
         return _linear_autocast(input, weight, bias)
-    if (
-        type(weight) is not QTensor
-        or type(input) is not Tensor
-        or weight.is_permuted
-        or (
-            torch.is_grad_enabled()
-            and (
-                input.requires_grad
-                or weight.requires_grad
-                or (bias is not None and bias.requires_grad)
-            )
-        )
-    ):
+    if type(weight) is not QTensor or type(input) is not Tensor or weight.is_permuted:
         return NotImplemented
-    key = (input.shape, input.dtype)
-    kernel = weight._bound.get(key) if weight._epoch == registry.epoch else None
-    if kernel is None:
-        kernel = _bind(input, weight, key)
-    return kernel(input, weight, bias)
+    if is_transforming() and not weight.requires_grad:
+        return transformed_linear(input, weight, bias, select_linear)
+    if torch.is_grad_enabled() and (needed := needs_gradient(input, weight, bias)) != NOBODY:
+        if needed == OTHERS:
+            return _linear_of_rows(input, weight, bias)
+        return differentiable_linear(input, weight, bias, _bound(input, weight))
+    kernel = _bound(input, weight)
+    try:
+        return kernel.fn(input, weight, bias)
+    except Exception as error:
+        name_kernel(error, kernel)
+        raise
+
+
+def _linear_of_rows(x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
+    """A matmul of matrices for autograd, which would expand a weight over the batch of some inputs."""
+    if x.dim() < 3 or w.dim() != 2:
+        return NotImplemented
+    with torch._C.DisableTorchFunctionSubclass():
+        return F.linear(x.flatten(0, -2), w, bias).reshape(*x.shape[:-1], w.shape[0])
 
 
 def _linear_autocast(x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
     """Cast activations and bias only: kernels follow their dtype, and the weight needs no copy."""
+    check_floating("linear", x)  # autocast leaves integers alone, and so dense weights refuse them
     dtype = torch.get_autocast_dtype(x.device.type)
     with torch.autocast(x.device.type, enabled=False):
         return F.linear(x.to(dtype), w, None if bias is None else bias.to(dtype))
@@ -98,10 +134,14 @@ def _is_input(x: Tensor, w: QTensor) -> bool:
 def _linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Any:
     if isinstance(x, QTensor):
         call = Call("mm", w.spec, w.stored_shape, tuple(x.shape), x.dtype, x.device.type)
-        out = select(call).fn(x, w, w.spec)
+        out = run(call, x, w, w.spec)
         return out if bias is None else out + bias
-    # not remembered: a shape that is traced may hold symbols, which do not hash
-    return _select_linear(x, w)(x, w, bias)
+    kernel = select_linear(x, w)
+    try:
+        return kernel.fn(x, w, bias)
+    except Exception as error:
+        name_kernel(error, kernel)
+        raise
 
 
 @rule(aten.linear.default)
@@ -109,30 +149,31 @@ def _aten_linear(func: Any, args: Args, kwargs: Kwargs) -> Any:
     x, w = args[:2]
     bias = args[2] if len(args) > 2 else kwargs.get("bias")
     if not isinstance(w, QTensor) or w.is_permuted or not _is_input(x, w):
-        return dense_values(func, args, kwargs)
+        return matmul_values(func, args, kwargs)
     return _linear(x, w, bias)
 
 
-def _is_transposed_weight(w: Any) -> bool:
+def is_transposed_weight(w: Any) -> bool:
+    """Whether ``x @ w`` is the product of a linear layer."""
     return isinstance(w, QTensor) and w.order == (1, 0) and w.flat_from is None
 
 
 @rule(aten.mm.default, aten.matmul.default)
 def _mm(func: Any, args: Args, kwargs: Kwargs) -> Any:
     x, w = args
-    if _is_transposed_weight(w) and _is_input(x, w.t()):
+    if is_transposed_weight(w) and _is_input(x, w.t()):
         return _linear(x, w.t(), None)
     if x.dim() == w.dim() == 3 and x.shape[0] == w.shape[0]:
         return torch.bmm(x, w)  # the weights of experts
-    return dense_values(func, args, kwargs)
+    return matmul_values(func, args, kwargs)
 
 
 @rule(aten.addmm.default)
 def _addmm(func: Any, args: Args, kwargs: Kwargs) -> Any:
     bias, x, w = args
-    if _is_transposed_weight(w) and _is_input(x, w.t()) and not kwargs and bias.dim() == 1:
+    if is_transposed_weight(w) and _is_input(x, w.t()) and not kwargs and bias.dim() == 1:
         return _linear(x, w.t(), bias)
-    return dense_values(func, args, kwargs)
+    return matmul_values(func, args, kwargs)
 
 
 @rule(aten.embedding.default)
@@ -140,17 +181,34 @@ def _embedding(func: Any, args: Args, kwargs: Kwargs) -> Any:
     w, ids = args[:2]
     if not isinstance(w, QTensor) or w.is_permuted:
         return dense_values(func, args, kwargs)
-    return select(call_of("embedding", ids, w)).fn(ids, w)
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise UnsupportedOp(f"embedding: ids of {ids.dtype}; they must be int64 or int32")
+    return run(call_of("embedding", ids, w), ids, w)
 
 
 @rule(
     aten.addbmm.default,
+    aten.addmv.default,
     aten.baddbmm.default,
     aten.convolution.default,
     aten.convolution_backward.default,
     aten.dot.default,
     aten.einsum.default,
+    aten.linear_backward.default,
     aten.mv.default,
+)
+def matmul_values(func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Matmuls without a kernel: on the values, in the dtype of the dense operand.
+
+    The logical dtype of a quantized operand does not count, as in kernels: under autocast, mixed
+    precision of FSDP2, or with activations of another dtype, gradients meet it as activations do.
+    """
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    dense = (x.dtype for x in leaves if isinstance(x, Tensor) and not isinstance(x, QTensor))
+    return on_values(func, args, kwargs, next((d for d in dense if d.is_floating_point), None))
+
+
+rule(
     aten._embedding_bag.default,
     aten._embedding_bag_forward_only.default,
     aten._embedding_bag_per_sample_weights_backward.default,
@@ -184,10 +242,25 @@ def _embedding(func: Any, args: Args, kwargs: Kwargs) -> Any:
     aten.squeeze.dim,
     aten.index.Tensor,
     aten._local_scalar_dense.default,
-)
-def dense_values(func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Ops whose result is dense anyway: compute them on the values."""
-    leaves, tree = torch.utils._pytree.tree_flatten((args, kwargs))
-    dense = [leaf.dequantize() if isinstance(leaf, QTensor) else leaf for leaf in leaves]
-    args, kwargs = torch.utils._pytree.tree_unflatten(dense, tree)
-    return func(*args, **kwargs)
+)(dense_values)
+
+
+def exported(func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A torch function of a weight whose parts are traced, as `unwrap_tensor_subclass_parameters` makes it.
+
+    `torch.export` records what is called above autograd, so nothing may wait for the rules below it.
+    """
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, has_proxy_slot
+
+    mode = get_proxy_mode()
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    parts = [p for leaf in leaves if isinstance(leaf, QTensor) for _, p in leaf.leaves()]
+    # the parts of a weight that is an input of the graph itself may be traced one by one, never all
+    if mode is None or not parts or not all(has_proxy_slot(p, mode.tracer) for p in parts):
+        return NotImplemented
+    if getattr(func, "__name__", "") == "__get__":
+        return NotImplemented
+    with torch._C.DisableTorchFunctionSubclass():
+        if func is F.linear:
+            return _aten_linear(aten.linear.default, args, kwargs)
+        return dense_values(func, args, kwargs)

@@ -9,17 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ao_core.arguments import shown
 from ao_core.dispatch import fingerprint
+from ao_core.errors import ConfigError
 from ao_core.layouts import Layout, Parts
 from ao_core.records import DType
 from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor.codec import decode_parts
-from ao_core.tensor.tables import FUNCTIONS, RULES, refuse
+from ao_core.tensor.tables import FUNCTIONS, RULES, check_untraced, without_rule
 
-__all__ = ["QTensor"]
+__all__ = ["QTensor", "strides_of"]
 
 Order = tuple[int, ...]
+
+#: what makes a tensor what it is, next to its parts
+_STATE = ("spec", "part_names", "order", "flat_from", "is_permuted")
+#: attributes that are not pickled
+_OF_THIS_PROCESS = ("_bound", "_borrowed", "_origin")
 
 
 class QTensor(Tensor):
@@ -28,7 +35,8 @@ class QTensor(Tensor):
     The parts are attributes (`qdata`, `scale`, `zero`, …), named by the layout; any part may itself be
     a `QTensor` (double quantization). `order` is the permutation from stored to outward dimensions,
     so that every layout can be transposed without touching memory; `flat_from` is the stored shape
-    where the outward view is flattened.
+    where the outward view is flattened. `strides` are those of a contiguous tensor unless the tensor
+    is a slice of a larger one, whose strides it has, as slices of dense tensors do.
     """
 
     spec: Spec
@@ -50,14 +58,21 @@ class QTensor(Tensor):
         *,
         order: Order | None = None,
         flat_from: tuple[int, ...] | None = None,
+        strides: tuple[int, ...] | None = None,
         requires_grad: bool = False,
     ) -> QTensor:
         """The wrapper that torch sees: shape, dtype and device, but no memory of its own."""
+        given: tuple[object, object] = (parts, spec)  # which anybody may pass
+        named = isinstance(given[0], dict) and all(isinstance(p, Tensor) for p in parts.values())
+        if not (isinstance(given[1], Spec) and named and parts):
+            raise ConfigError(
+                f"parts={shown(parts)}, spec={shown(spec)}: a QTensor is made of named tensors and a Spec"
+            )
         first = next(iter(parts.values()))
         return Tensor._make_wrapper_subclass(
             cls,
             torch.Size(shape),
-            strides=_strides(shape, order),
+            strides=strides_of(shape, order) if strides is None else strides,
             dtype=dtype,
             device=first.device,
             requires_grad=requires_grad,
@@ -72,6 +87,7 @@ class QTensor(Tensor):
         *,
         order: Order | None = None,
         flat_from: tuple[int, ...] | None = None,
+        strides: tuple[int, ...] | None = None,
         requires_grad: bool = False,
     ) -> None:
         self.spec = spec
@@ -83,11 +99,12 @@ class QTensor(Tensor):
         self.flat_from = flat_from
         #: whether dimensions are permuted or flattened with respect to what is stored
         self.is_permuted = flat_from is not None or self.order != identity
-        # the kernel of each kind of call, found once; see `linear`
-        self._bound: dict[Any, Callable[..., Tensor]] = {}
-        self._epoch = -1
+        # the kernel of each kind of call, found once, and what kernels keep with a weight; see `products`
+        self._bound: dict[Any, Any] = {}
         #: parts that other elements of a larger tensor need too, or that are a copy of theirs
         self._borrowed: frozenset[str] = frozenset()
+        #: of a slice of a layout that cannot be cut in place: what a write must reach; see `cut.Origin`
+        self._origin: Any = None
 
     # -- what it is ------------------------------------------------------------------------------
 
@@ -152,6 +169,17 @@ class QTensor(Tensor):
         """The same tensor with `fn` applied to every part (also to nested ones)."""
         return self.like({name: fn(part) for name, part in self.parts.items()}, **changes)
 
+    def adopt(self, other: QTensor) -> None:
+        """Become `other`: share its parts and take its shape and format, as `.data = other` does."""
+        with torch._C.DisableTorchFunctionSubclass():
+            Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        for name in set(self.part_names) - set(other.part_names):
+            delattr(self, name)
+        for name in (*_STATE, *other.part_names):
+            setattr(self, name, getattr(other, name))
+        self._bound = {}
+        self._borrowed, self._origin = other._borrowed, other._origin
+
     # -- values ----------------------------------------------------------------------------------
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -182,22 +210,23 @@ class QTensor(Tensor):
         cls, inner: Parts, meta: tuple[Any, ...], outer_size: Any, outer_stride: Any
     ) -> QTensor:
         spec, dtype, order, flat_from = meta
-        return cls(inner, spec, tuple(outer_size), dtype, order=order, flat_from=flat_from)
+        strides = None if outer_stride is None else tuple(outer_stride)
+        return cls(
+            inner, spec, tuple(outer_size), dtype, order=order, flat_from=flat_from, strides=strides
+        )
 
     def _stable_hash_for_caching(self) -> str:
         leaves = [(n, tuple(t.shape), t.stride(), t.dtype, t.device) for n, t in self.leaves()]
         meta = (self.spec, self.dtype, self.order, self.flat_from, tuple(self.shape))
-        text = repr((meta, self.requires_grad, leaves, fingerprint()))
+        text = repr((meta, self.requires_grad, leaves, fingerprint(self.device.type)))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
         # bound kernels and lent memory belong to this process
-        return {
-            k: v for k, v in self.__dict__.items() if k not in ("_bound", "_epoch", "_borrowed")
-        }
+        return {name: v for name, v in self.__dict__.items() if name not in _OF_THIS_PROCESS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _bound={}, _epoch=-1, _borrowed=frozenset())
+        self.__dict__.update(state, _bound={}, _borrowed=frozenset(), _origin=None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QTensor:
         if id(self) in memo:
@@ -215,6 +244,7 @@ class QTensor(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        check_untraced()
         # While tracing, the choice of kernels happens below autograd, in `__torch_dispatch__`, where
         # it is run, not traced.
         if not torch.compiler.is_compiling():
@@ -223,6 +253,12 @@ class QTensor(Tensor):
                 out = fast(*args, **(kwargs or {}))
                 if out is not NotImplemented:
                     return out
+        elif torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
+            from ao_core.tensor.products import exported
+
+            out = exported(func, args, kwargs or {})
+            if out is not NotImplemented:
+                return out
         if _has_products_of_its_own(types):
             return NotImplemented
         with torch._C.DisableTorchFunctionSubclass():
@@ -234,9 +270,7 @@ class QTensor(Tensor):
     ) -> Any:
         if _has_products_of_its_own(types):
             return NotImplemented
-        rule = RULES.get(func)
-        if rule is None:
-            refuse(func, args, kwargs or {})
+        rule = RULES.get(func, without_rule)
         if func.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
             # a view of a tensor that autograd knows is one too, also here
             with torch.inference_mode(False):
@@ -264,7 +298,7 @@ class QTensor(Tensor):
         """The whole parameter around the gathered parts."""
         from ao_core.tensor.sharding import post_all_gather
 
-        return post_all_gather(self, outputs, metadata, out)
+        return post_all_gather(self, outputs, metadata, param_dtype, out)
 
 
 def _has_products_of_its_own(types: Any) -> bool:
@@ -272,7 +306,7 @@ def _has_products_of_its_own(types: Any) -> bool:
     return any(getattr(other, "OWNS_PRODUCTS", False) for other in types)
 
 
-def _strides(shape: tuple[int, ...], order: Order | None) -> tuple[int, ...]:
+def strides_of(shape: tuple[int, ...], order: Order | None) -> tuple[int, ...]:
     """Strides of a contiguous tensor whose dimensions were permuted by `order`."""
     order = tuple(range(len(shape))) if order is None else order
     stored_stride = [1] * len(shape)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
 
 from ao_core.dispatch import product_op, select
 from ao_core.errors import UnsupportedOp
+from ao_core.guarded import ask, attempt
+from ao_core.layouts import Parts
 from ao_core.records import Call
 from ao_core.registry import registry
+from ao_core.spec import Spec
 from ao_core.tensor.activations import act_names
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.updates import STOCHASTIC
@@ -20,7 +24,11 @@ __all__ = ["native", "to_canonical", "to_layout"]
 def to_canonical(tensor: QTensor) -> QTensor:
     """The tensor in the canonical layout of its own; itself where it is canonical already."""
     layout = tensor.layout_record
-    return tensor if layout.canonical else to_layout(tensor, layout.canonical_name)
+    return (
+        tensor
+        if layout.canonical
+        else to_layout(tensor, layout.canonical_of(tensor.spec, tensor.format))
+    )
 
 
 def to_layout(tensor: QTensor, name: str) -> QTensor:
@@ -29,8 +37,8 @@ def to_layout(tensor: QTensor, name: str) -> QTensor:
         return tensor
     source, target = tensor.layout_record, registry.layouts.get(name)
     shape, dtype = tensor.stored_shape, tensor.format
-    canonical = source.canonical_name or source.name
-    if canonical != (target.canonical_name or target.name):
+    canonical = source.canonical_of(tensor.spec, dtype)
+    if canonical != target.canonical_of(replace(tensor.spec, layout=name), dtype):
         raise UnsupportedOp(
             f"layout {source.name!r} (canonical {canonical!r}) does not convert to {name!r}; "
             "dequantize and quantize again"
@@ -39,11 +47,10 @@ def to_layout(tensor: QTensor, name: str) -> QTensor:
     parts = source.to_canonical(tensor.parts, tensor.spec, shape, dtype)
     if not target.canonical:
         spec = replace(spec, layout=name)
-        if reason := target.fits(spec, shape, dtype):
+        if reason := ask(registry.layouts, name, "fits", spec, shape, dtype):
             raise UnsupportedOp(f"layout {name!r} cannot hold a tensor of {shape}: {reason}")
         parts = target.from_canonical(parts, spec, shape, dtype)
-    kept = {part: getattr(tensor, part) for part in act_names(spec)}
-    return tensor.like(parts | kept, spec=spec)
+    return tensor.like(parts | _act_parts(tensor, spec), spec=spec)
 
 
 def native(tensor: QTensor, dtype: torch.dtype | None = None) -> QTensor:
@@ -55,20 +62,51 @@ def native(tensor: QTensor, dtype: torch.dtype | None = None) -> QTensor:
     """
     base = to_canonical(tensor)
     shape, device = base.stored_shape, base.device.type
-    names = [
-        layout.name
-        for layout in registry.layouts.values()
-        if layout.canonical_name == base.spec.layout
-        and device in layout.native_devices
-        and layout.fits(replace(base.spec, layout=layout.name), shape, base.format) is None
-    ]
     op = product_op(shape)
-    if op is None or not names or STOCHASTIC in base.spec.options:
+    if op is None or STOCHASTIC in base.spec.options:
         return base
+    names = [
+        name
+        for name, layout in registry.layouts.items()
+        if not layout.canonical and device in layout.native_devices and _holds(name, base)
+    ]
 
-    def priority(name: str) -> int:
+    def priority(name: str) -> float:
         spec = replace(base.spec, layout=name)
-        return select(Call(op, spec, shape, (1, shape[-1]), dtype or base.dtype, device)).priority
+        call = Call(op, spec, shape, (1, shape[-1]), dtype or base.dtype, device)
+        try:
+            return select(call).priority
+        except UnsupportedOp:
+            if name == base.spec.layout:
+                raise  # nothing computes with this format: better said now than by the first product
+            return -math.inf
 
     # the canonical layout is first, so that others must be better than it
-    return to_layout(base, max([base.spec.layout, *names], key=priority))
+    for name in sorted([base.spec.layout, *names], key=priority, reverse=True):
+        found = _converted(base, name)
+        if found is not None:
+            return found
+    return base
+
+
+def _holds(name: str, base: QTensor) -> bool:
+    spec = replace(base.spec, layout=name)
+    canonical, refusal = attempt(registry.layouts, name, "canonical_of", spec, base.format)
+    if refusal is not None or canonical != base.spec.layout:
+        return False
+    return ask(registry.layouts, name, "fits", spec, base.stored_shape, base.format) is None
+
+
+def _converted(base: QTensor, name: str) -> QTensor | None:
+    """The tensor in a layout that was not asked for by name; None where its conversion fails."""
+    if name == base.spec.layout:
+        return base
+    spec, shape = replace(base.spec, layout=name), base.stored_shape
+    arguments = (base.parts, spec, shape, base.format)
+    parts, refusal = attempt(registry.layouts, name, "from_canonical", *arguments, timed=False)
+    return None if refusal is not None else base.like(parts | _act_parts(base, spec), spec=spec)
+
+
+def _act_parts(tensor: QTensor, spec: Spec) -> Parts:
+    """Static scales of activations, of which layouts know nothing."""
+    return {part: getattr(tensor, part) for part in act_names(spec)}

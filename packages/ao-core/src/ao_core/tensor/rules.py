@@ -1,24 +1,22 @@
-"""Rules of `__torch_dispatch__` that hold for every layout: views, copies, moves, arithmetic in place."""
+"""Rules of `__torch_dispatch__` that hold for every layout: views, slices, copies and moves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from ao_core.errors import UnsupportedOp
-from ao_core.layouts import Parts
 from ao_core.spec import Spec
 from ao_core.tensor import cut
 from ao_core.tensor.activations import act_names
-from ao_core.tensor.create import encode_parts
-from ao_core.tensor.qtensor import QTensor
+from ao_core.tensor.qtensor import QTensor, strides_of
 from ao_core.tensor.relayout import native
-from ao_core.tensor.tables import rule
-from ao_core.tensor.updates import STOCHASTIC, update_parts
+from ao_core.tensor.tables import dense_values, rule
+from ao_core.tensor.updates import STOCHASTIC
 
 aten = torch.ops.aten
 
@@ -30,9 +28,20 @@ def _aliased(func: Any, args: Args, kwargs: Kwargs, out: Any) -> Any:
     return return_and_correct_aliasing(func, args, kwargs, out)
 
 
+def _dim(op: str, tensor: QTensor, dim: int) -> int:
+    """A dimension counted from the first, as torch checks and counts it."""
+    ndim = tensor.dim()
+    if not -ndim <= dim < ndim:
+        raise IndexError(f"{op}: dim={dim} is out of range for a tensor of {ndim} dimensions")
+    return dim % ndim
+
+
 @rule(aten.detach.default, aten.alias.default)
 def _alias(func: Any, args: Args, kwargs: Kwargs) -> Any:
-    return _aliased(func, args, kwargs, args[0].map_leaves(func))
+    tensor = args[0]
+    return _aliased(
+        func, args, kwargs, cut.view_of(tensor, tensor.map_leaves(func, strides=tensor.stride()))
+    )
 
 
 @rule(aten.clone.default, aten.contiguous.default)
@@ -64,100 +73,6 @@ def _to_dtype(func: Any, args: Args, kwargs: Kwargs) -> Any:
     return tensor if tensor.dtype == dtype else aten._to_copy.default(tensor, dtype=dtype)
 
 
-@rule(aten.copy_.default)
-def _copy_(func: Any, args: Args, kwargs: Kwargs) -> Any:
-    target, source = args[:2]
-    if not isinstance(target, QTensor):
-        return func(target, source.dequantize(), *args[2:], **kwargs)
-    if isinstance(source, QTensor) and cut.same_kind(target, source):
-        _check_writable(target, source)
-        _check_sizes(target, source.parts)
-        for name in target.part_names:
-            getattr(target, name).copy_(getattr(source, name), *args[2:])
-    else:
-        dense = source.dequantize() if isinstance(source, QTensor) else source
-        _store(target, dense.to(target.device).expand(target.shape), encode_parts)
-    return _aliased(func, args, kwargs, target)
-
-
-def _check_writable(target: QTensor, source: QTensor | None) -> None:
-    """Refuse to write where other elements share a part, unless it keeps, or first gets, its value.
-
-    Dense values, in place of a `source`, leave the scales of activations alone.
-    """
-    for name in target._borrowed - set(act_names(target.spec) if source is None else ()):
-        old = getattr(target, name)
-        if (
-            source is None
-            or name == "qdata"
-            or not (_blank(old) or _equal_parts(old, source, name))
-        ):
-            raise UnsupportedOp(
-                f"copy_ or an operation in place on a slice of layout {target.spec.layout!r}: its "
-                f"{name!r} is shared with, or copied from, a larger tensor; change that one as a whole"
-            )
-
-
-def _check_sizes(target: QTensor, parts: Parts) -> None:
-    """Refuse parts of other sizes than there is memory for, where the values decide on sizes."""
-    for name, part in parts.items():
-        old = getattr(target, name)
-        if old.shape != part.shape:
-            raise UnsupportedOp(
-                f"copy_ or an operation in place on layout {target.spec.layout!r}: {name!r} has the shape "
-                f"{tuple(old.shape)}, and the new values need {tuple(part.shape)}; make a new tensor of "
-                "them, or load with assign=True"
-            )
-
-
-def _blank(part: Tensor) -> bool:
-    leaves = [leaf for _, leaf in part.leaves()] if isinstance(part, QTensor) else [part]
-    return not any(bool(leaf.contiguous().view(torch.uint8).any()) for leaf in leaves)
-
-
-def _equal_parts(old: Tensor, source: QTensor, name: str) -> bool:
-    return bool(torch.equal(old, getattr(source, name)))
-
-
-def _store(target: QTensor, dense: Tensor, encode: Callable[[Tensor, Spec], Parts]) -> None:
-    """Quantize `dense`, of the outward shape, into the memory of `target`."""
-    _check_writable(target, None)
-    if target.flat_from is not None:
-        stored = dense.reshape(target.flat_from)
-    else:
-        inverse = [target.order.index(dim) for dim in range(target.dim())]
-        stored = dense.permute(inverse)
-    stored = stored.to(target.dtype).contiguous()
-    parts = encode(stored, target.spec)
-    _check_sizes(target, parts)
-    for name, part in parts.items():
-        getattr(target, name).copy_(part)
-
-
-@rule(
-    aten.add_.Tensor,
-    aten.sub_.Tensor,
-    aten.mul_.Tensor,
-    aten.div_.Tensor,
-    aten.add_.Scalar,
-    aten.mul_.Scalar,
-    aten.lerp_.Scalar,
-    aten.zero_.default,
-    aten.fill_.Scalar,
-    aten.addcmul_.default,
-    aten.addcdiv_.default,
-)
-def _in_place(func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Dequantize, compute, quantize again: what merging LoRA weights or an optimizer step asks for."""
-    dense = [a.dequantize() if isinstance(a, QTensor) else a for a in args]
-    target = args[0]
-    result = func(*dense, **kwargs)
-    if not isinstance(target, QTensor):
-        return result
-    _store(target, result, update_parts)
-    return _aliased(func, args, kwargs, target)
-
-
 _SLICE_DEFAULTS: Args = (0, None, None, 1)
 
 
@@ -167,7 +82,7 @@ def _slice(func: Any, args: Args, kwargs: Kwargs) -> Any:
     dim, start, end, step = (*args[1:], *_SLICE_DEFAULTS[len(args) - 1 :])
     if step != 1:
         raise UnsupportedOp(f"slice with step={step} on layout {tensor.spec.layout!r}")
-    dim %= tensor.dim()
+    dim = _dim("slice", tensor, dim)
     size = tensor.shape[dim]
     start = 0 if start is None else max(start + size, 0) if start < 0 else min(start, size)
     end = size if end is None else max(end + size, 0) if end < 0 else min(end, size)
@@ -178,20 +93,28 @@ def _slice(func: Any, args: Args, kwargs: Kwargs) -> Any:
 @rule(aten.narrow.default)
 def _narrow(func: Any, args: Args, kwargs: Kwargs) -> Any:
     tensor, dim, start, length = args
-    return cut.narrow(tensor, dim % tensor.dim(), start % (tensor.shape[dim] or 1), length)
+    dim = _dim("narrow", tensor, dim)
+    size = tensor.shape[dim]
+    if not (-size <= start <= size and 0 <= length <= (-start if start < 0 else size - start)):
+        raise IndexError(
+            f"narrow: start={start}, length={length} is out of range for dimension {dim} of size {size}"
+        )
+    return cut.narrow(tensor, dim, start + size if start < 0 else start, length)
 
 
 @rule(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default)
 def _split(func: Any, args: Args, kwargs: Kwargs) -> Any:
     tensor, size = args[:2]
-    dim = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % tensor.dim()
+    dim = _dim("split", tensor, args[2] if len(args) > 2 else kwargs.get("dim", 0))
     total = tensor.shape[dim]
+    given = list(size) if isinstance(size, (list, tuple)) else None
+    if (given is None and (size < 0 or size == 0 < total)) or (
+        given is not None and (min(given, default=0) < 0 or sum(given) != total)
+    ):
+        raise ValueError(f"split: size={size} does not divide dimension {dim} of size {total}")
     if func is aten.chunk.default:
         size = max(-(-total // size), 1)
-    sizes = size if isinstance(size, (list, tuple)) else [size] * (total // size)
-    if not isinstance(size, (list, tuple)) and total % size:
-        sizes = [*sizes, total % size]
-    sizes = sizes or [0]
+    sizes = given or [min(size, total - start) for start in range(0, total, size or 1)] or [0]
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     pieces = [cut.narrow(tensor, dim, start, n) for start, n in zip(starts, sizes, strict=False)]
     return pieces if func is aten.chunk.default else _aliased(func, args, kwargs, pieces)
@@ -200,7 +123,7 @@ def _split(func: Any, args: Args, kwargs: Kwargs) -> Any:
 @rule(aten.select.int)
 def _select(func: Any, args: Args, kwargs: Kwargs) -> Any:
     tensor, dim, index = args
-    dim %= tensor.dim()
+    dim = _dim("select", tensor, dim)
     size = tensor.shape[dim]
     if not -size <= index < size:
         raise IndexError(
@@ -212,14 +135,14 @@ def _select(func: Any, args: Args, kwargs: Kwargs) -> Any:
 @rule(aten.unbind.int)
 def _unbind(func: Any, args: Args, kwargs: Kwargs) -> Any:
     tensor = args[0]
-    dim = (args[1] if len(args) > 1 else 0) % tensor.dim()
+    dim = _dim("unbind", tensor, args[1] if len(args) > 1 else 0)
     return [cut.select(tensor, dim, index) for index in range(tensor.shape[dim])]
 
 
 @rule(aten.index_select.default)
 def _index_select(func: Any, args: Args, kwargs: Kwargs) -> Any:
     tensor, dim, index = args
-    if dim % tensor.dim() != 0:
+    if _dim("index_select", tensor, dim) != 0:
         raise UnsupportedOp(
             f"index_select along dim={dim} on layout {tensor.spec.layout!r}: only rows of "
             "dimension 0 can be gathered"
@@ -231,11 +154,10 @@ def _index_select(func: Any, args: Args, kwargs: Kwargs) -> Any:
 def _cat(func: Any, args: Args, kwargs: Kwargs) -> Any:
     tensors = args[0]
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    if not all(isinstance(t, QTensor) for t in tensors):
-        raise UnsupportedOp(
-            "cat of quantized and dense tensors: dequantize or quantize all of them"
-        )
-    return cut.join(tensors, dim % tensors[0].dim())
+    if all(isinstance(t, QTensor) for t in tensors) and not any(t.flat_from for t in tensors):
+        return cut.join(tensors, _dim("cat", tensors[0], dim))
+    # with dense tensors, or of flat views, as DDP joins what it sends: no format holds the result
+    return dense_values(func, args, kwargs)
 
 
 @rule(aten.stack.default)
@@ -252,20 +174,23 @@ def _stack(func: Any, args: Args, kwargs: Kwargs) -> Any:
 def _permute(func: Any, args: Args, kwargs: Kwargs) -> Any:
     tensor = args[0]
     if tensor.flat_from is not None:
-        return _aliased(func, args, kwargs, tensor.like(tensor.parts))
+        return _aliased(func, args, kwargs, cut.view_of(tensor, tensor.like(tensor.parts)))
     dims = list(range(tensor.dim()))
     if func is aten.t.default:
         dims.reverse()
     elif func is aten.mT.default:  # only inference mode has it whole
         dims[-2:] = dims[:-3:-1]
     elif func is aten.transpose.int:
-        a, b = args[1] % len(dims), args[2] % len(dims)
+        a, b = (_dim("transpose", tensor, dim) for dim in args[1:3])
         dims[a], dims[b] = dims[b], dims[a]
     else:
-        dims = [d % len(dims) for d in args[1]]
+        dims = [_dim("permute", tensor, dim) for dim in args[1]]
+        if sorted(dims) != list(range(tensor.dim())):
+            raise ValueError(f"permute: dims={list(args[1])} must name each dimension once")
     order = tuple(tensor.order[d] for d in dims)
-    out = tensor.like(tensor.parts, tuple(tensor.shape[d] for d in dims), order=order)
-    return _aliased(func, args, kwargs, out)
+    shape, strides = (tuple(of[d] for d in dims) for of in (tensor.shape, tensor.stride()))
+    out = tensor.like(tensor.parts, shape, order=order, strides=strides)
+    return _aliased(func, args, kwargs, cut.view_of(tensor, out))
 
 
 @rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
@@ -278,7 +203,7 @@ def _view(func: Any, args: Args, kwargs: Kwargs) -> Any:
         size[size.index(-1)] = tensor.numel() // known if known else 0
     shape = tuple(size)
     if shape == tuple(tensor.shape):
-        out = tensor.like(tensor.parts)
+        out = tensor.like(tensor.parts, strides=tensor.stride())
     elif tensor.flat_from is not None and shape == tensor.flat_from:
         out = tensor.like(tensor.parts, shape, order=None, flat_from=None)
     elif not tensor.is_permuted and shape == (tensor.numel(),):
@@ -287,14 +212,22 @@ def _view(func: Any, args: Args, kwargs: Kwargs) -> Any:
         parts = {
             name: part.view(*shape[:-1], part.shape[-1]) for name, part in tensor.parts.items()
         }
-        out = tensor.like(parts, shape, order=None)
+        out = tensor.like(parts, shape, order=None, spec=_of_rows(tensor))
     else:
         raise UnsupportedOp(
             f"view of {tuple(tensor.shape)} as {shape} on layout {tensor.spec.layout!r}: only the same "
             "shape, a flat view (and back), and rows in other dimensions where no block has several keep "
             "blocks together; call .dequantize() first"
         )
-    return _aliased(func, args, kwargs, out)
+    return _aliased(func, args, kwargs, cut.view_of(tensor, out))
+
+
+def _of_rows(tensor: QTensor) -> Spec:
+    """The format of such rows in other dimensions: blocks have one row each, also those of WHOLE."""
+    spec, ndim = tensor.spec, tensor.dim()
+    if set(cut.block_of(spec, ndim)[:-1]) <= {1}:
+        return spec
+    return replace(spec, block=(1, spec.block[-1]))
 
 
 def _is_of_rows(tensor: QTensor) -> bool:
@@ -315,29 +248,53 @@ def _expand(func: Any, args: Args, kwargs: Kwargs) -> Any:
     if len(size) == tensor.dim() and all(
         n in (-1, s) for n, s in zip(size, tensor.shape, strict=True)
     ):
-        return _aliased(func, args, kwargs, tensor.like(tensor.parts))
+        out = cut.view_of(tensor, tensor.like(tensor.parts, strides=tensor.stride()))
+        return _aliased(func, args, kwargs, out)
     return func(tensor.dequantize(), size, **kwargs)
 
 
 @rule(aten.as_strided.default)
 def _as_strided(func: Any, args: Args, kwargs: Kwargs) -> Any:
-    tensor, size, stride = args[:3]
-    if tuple(size) != tuple(tensor.shape) or tuple(stride) != tensor.stride():
-        raise UnsupportedOp(
-            f"as_strided with size={tuple(size)}, stride={tuple(stride)} on layout "
-            f"{tensor.spec.layout!r}: only the tensor's own size and stride"
+    """The tensor itself or a transpose of it: how compiled code makes views anew."""
+    tensor, size, stride = args[0], tuple(args[1]), tuple(args[2])
+    stored, order = tensor.stored_shape, None
+    if (size, stride) == (tuple(tensor.shape), tensor.stride()):
+        order = tensor.order
+    elif tensor.flat_from is None:
+        order = next(
+            (
+                order
+                for order in permutations(range(len(stored)))
+                if size == tuple(stored[dim] for dim in order) and stride == strides_of(size, order)
+            ),
+            None,
         )
-    return _aliased(func, args, kwargs, tensor.like(tensor.parts))
+    if order is None:
+        raise UnsupportedOp(
+            f"as_strided with size={size}, stride={stride} on layout {tensor.spec.layout!r}: only the "
+            "tensor's own size and stride, or those of a transpose of it"
+        )
+    made = tensor.like(tensor.parts, size, order=order, strides=stride)
+    return _aliased(func, args, kwargs, cut.view_of(tensor, made))
 
 
 @rule(aten.empty_like.default, aten.zeros_like.default)
 def _empty_like(func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Codes and scales of 0 for both: codes that nothing has written may stand for no value at all."""
     tensor = args[0]
     dtype, device = kwargs.get("dtype") or tensor.dtype, kwargs.get("device") or tensor.device
     if func is aten.zeros_like.default and STOCHASTIC in tensor.spec.options:
         # the state that an optimizer makes for a weight that it trains
         return torch.zeros(tensor.shape, dtype=dtype, device=device)
-    return cut.owned(tensor.map_leaves(lambda part: func(part, device=device), dtype=dtype))
+    parts = tensor.map_leaves(lambda part: torch.zeros_like(part, device=device), dtype=dtype)
+    return cut.owned(parts)
+
+
+@rule(aten.full_like.default, aten.ones_like.default)
+def _full_like(func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Dense: a number that the format need not hold, as the state of an optimizer begins with."""
+    kwargs = {"dtype": args[0].dtype, "device": args[0].device, **kwargs}
+    return func(torch.empty(args[0].shape, device="meta"), *args[1:], **kwargs)
 
 
 @rule(aten.new_zeros.default, aten.new_empty.default)
@@ -372,7 +329,7 @@ def _is_pinned(func: Any, args: Args, kwargs: Kwargs) -> bool:
 
 @rule(aten.pin_memory.default, aten._pin_memory.default)
 def _pin_memory(func: Any, args: Args, kwargs: Kwargs) -> Any:
-    return args[0].map_leaves(lambda part: part.pin_memory())
+    return cut.owned(args[0].map_leaves(lambda part: part.pin_memory()))
 
 
 @rule(aten.equal.default)

@@ -58,8 +58,13 @@ def pre_all_gather(
     return (_to_bytes(parts, (rows, *size[1:])),), Gather(names, size, rows, kinds)
 
 
-def post_all_gather(shard: QTensor, outputs: tuple[Tensor, ...], gather: Gather, out: Any) -> Any:
-    """The whole parameter around the gathered parts; with `out`, its memory is filled again."""
+def post_all_gather(
+    shard: QTensor, outputs: tuple[Tensor, ...], gather: Gather, dtype: torch.dtype, out: Any
+) -> Any:
+    """The whole parameter around the gathered parts; with `out`, its memory is filled again.
+
+    Its logical dtype is `dtype`, which the policy of FSDP2 for mixed precision chooses.
+    """
     leaves = dict(shard.leaves())
     if gather.rows_of_parts:
         pieces = _from_bytes(outputs[0], gather)
@@ -70,7 +75,7 @@ def post_all_gather(shard: QTensor, outputs: tuple[Tensor, ...], gather: Gather,
     if out is not None:
         _refill(local_shard(out), {**leaves, **parts})
         return None
-    return _with_leaves(shard, parts, gather.size), tuple(pieces) or outputs
+    return _with_leaves(shard, parts, gather.size, dtype=dtype), tuple(pieces) or outputs
 
 
 def _refill(target: QTensor, fresh: dict[str, Tensor]) -> None:
@@ -95,7 +100,11 @@ def _sharded_leaves(tensor: QTensor, prefix: str = "") -> list[str]:
 
 
 def _with_leaves(
-    shard: QTensor, gathered: dict[str, Tensor], shape: tuple[int, ...], prefix: str = ""
+    shard: QTensor,
+    gathered: dict[str, Tensor],
+    shape: tuple[int, ...],
+    prefix: str = "",
+    **changes: Any,
 ) -> QTensor:
     parts: Parts = {}
     for name, part in shard.parts.items():
@@ -105,7 +114,7 @@ def _with_leaves(
             parts[name] = _with_leaves(part, gathered, size, f"{prefix}{name}.")
         else:
             parts[name] = gathered.get(prefix + name, part)
-    return shard.like(parts, shape)
+    return shard.like(parts, shape, **changes)
 
 
 def _as_bytes(part: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ao_core.testing.kernels import KernelSuite
     from ao_core.testing.layouts import LayoutSuite
     from ao_core.testing.optimizers import OptimizerSuite
+    from ao_core.testing.scales import ScaleSuite
     from ao_core.testing.transforms import TransformSuite
 
 # Lazy, because the pytest plugin beside these modules is imported by every run of pytest.
@@ -32,6 +33,7 @@ _MODULES = {
     "KernelSuite": "ao_core.testing.kernels",
     "LayoutSuite": "ao_core.testing.layouts",
     "OptimizerSuite": "ao_core.testing.optimizers",
+    "ScaleSuite": "ao_core.testing.scales",
     "TransformSuite": "ao_core.testing.transforms",
 }
 
@@ -41,6 +43,7 @@ __all__ = [
     "KernelSuite",
     "LayoutSuite",
     "OptimizerSuite",
+    "ScaleSuite",
     "TransformSuite",
 ]
 

@@ -18,6 +18,7 @@ __all__ = [
     "can_gather",
     "can_join",
     "can_narrow",
+    "can_resize",
     "can_select",
     "can_stack",
     "layouts_of",
@@ -97,6 +98,18 @@ def can_join(pieces: Sequence[QTensor], dim: int) -> bool:
     changing = [name for name, axis in axes if axis is not None]
     nested = [name for name in changing if isinstance(getattr(first, name), QTensor)]
     return all(can_join([getattr(p.canonical(), name) for p in pieces], inner) for name in nested)
+
+
+def can_resize(q: QTensor, rows: int) -> bool:
+    """Whether the sizes of all parts follow from those of the tensor if it had another number of rows."""
+    q = q.canonical()
+    if rows != q.shape[0]:
+        return can_join([q], 0)
+    try:
+        q.layout_record.geometry(q.spec, q.stored_shape, q.format)
+    except UnsupportedOp:
+        return False
+    return all(can_resize(part, part.shape[0]) for part in _quantized(q))
 
 
 def can_stack(q: QTensor) -> bool:

@@ -228,18 +228,20 @@ class _Dequantize(_Codec):
         self, case: KernelCase, batch: Any, seed: int
     ) -> Iterator[tuple[tuple[Any, ...], Any]]:
         layout, fmt = registry.layouts.get(case.spec.layout), registry.dtypes.get(case.spec.dtype)
-        holder = registry.layouts.get(layout.canonical_name or layout.name)
+        holder = registry.layouts.get(layout.canonical_of(case.spec, fmt))
         spec = replace(case.spec, layout=holder.name)
         x = contents(batch, spec, case.shape, case.dtype, seed).to(case.device)
         parts = encode_reference(x, spec)
-        codes = torch.arange(x.numel(), device=case.device).reshape(
-            holder.blocked_shape(case.shape)
-        )
-        codes = codes_from(codes * 37 % fmt.codes, fmt)
-        qparams = parts.get("scale"), parts.get("zero")
-        codes = held_codes(holder, codes, *qparams, spec)
-        every = holder.pack(codes, *qparams, spec, fmt)
-        for canonical in (parts, every):
+        tried = [parts]
+        if holder.affine:
+            codes = torch.arange(x.numel(), device=case.device).reshape(
+                holder.blocked_shape(case.shape)
+            )
+            codes = codes_from(codes * 37 % fmt.codes, fmt)
+            qparams = parts.get("scale"), parts.get("zero")
+            codes = held_codes(holder, codes, *qparams, spec)
+            tried.append(holder.pack(codes, *qparams, spec, fmt))
+        for canonical in tried:
             expected = decode_reference(canonical, spec, case.shape, case.dtype)
             stored = canonical
             if not layout.canonical:

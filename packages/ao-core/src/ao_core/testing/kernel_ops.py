@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,17 +13,19 @@ from torch import Tensor
 
 from ao_core.layouts import Layout
 from ao_core.records import Call
+from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec
-from ao_core.tensor import fake_quantize, quantize_tensor
+from ao_core.tensor import QTensor, fake_quantize, quantize_tensor
 from ao_core.testing.base import gaussian, same_bits
 from ao_core.testing.samples import SPECS, activations, holds, quantized
 
 __all__ = ["KERNEL_SPECS", "PRODUCTS", "KernelCase", "OpTrial"]
 
 _ROW, _TENSOR = (1, WHOLE), (WHOLE, WHOLE)
-#: `SPECS`, and formats whose activations are quantized too
+#: `SPECS`, zero points of values, and formats whose activations are quantized too
 KERNEL_SPECS: tuple[Spec, ...] = (
     *SPECS,
+    Spec("uint4", (1, 16), scale_dtype="float16", zero="scaled"),
     Spec("int8", _ROW, scale_dtype="bfloat16"),
     Spec("f8e5m2", _ROW, scale_dtype="bfloat16"),
     Spec("int8", _ROW, act=Spec("int8", _ROW)),
@@ -55,17 +58,20 @@ class OpTrial:
     """How an op is tried; defaults of the attributes of `KernelSuite`, which says what they are."""
 
     specs: Sequence[Spec] = KERNEL_SPECS
-    shapes: Sequence[tuple[int, ...]] = ((16, 64), (33, 70))
-    dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16)
-    #: what differs between the calls of one case
-    batches: Sequence[Any] = ((0,), (1,), (2,), (17,), (64,), (), (2, 3))
+    shapes: Sequence[tuple[int, ...]] = ((16, 64), (33, 330))
+    dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16, torch.float16)
+    #: what differs between the calls of one case; of each rank some of few rows, which is all that some take
+    batches: Sequence[Any] = (
+        *((m,) for m in (0, 1, 2, 3, 5, 17, 64)),
+        *((), (1, 3), (2, 3), (1, 1, 2), (2, 3, 5)),
+    )
 
     def fitting(
         self, layout: Layout, shape: tuple[int, ...], specs: Sequence[Spec]
     ) -> Sequence[Spec]:
         """The specs that the op is tried with for a tensor of this shape in a layout."""
         found = {
-            (spec.dtype, spec.scale_dtype, spec.act): replace(spec, layout=layout.name)
+            (spec.dtype, spec.scale_dtype, spec.zero, spec.act): replace(spec, layout=layout.name)
             for spec in reversed(specs)
             if holds(layout, shape, spec)
         }
@@ -83,11 +89,21 @@ class OpTrial:
         raise NotImplementedError
 
     def check(self, actual: Any, expected: Any, case: KernelCase, bound: float) -> None:
-        """Assert that a result has the right shape and dtype, and is near enough in norm."""
-        assert (actual.shape, actual.dtype) == (expected.shape, self.out_dtype(case))
-        error, norm = (actual.double() - expected.double()).norm(), expected.double().norm()
+        """Assert that a result has the right shape, dtype and NaN, is contiguous, and near enough in norm."""
+        shape, dtype = tuple(actual.shape), actual.dtype
+        assert (shape, dtype) == (tuple(expected.shape), self.out_dtype(case)), (
+            f"the result is {dtype} {shape}, expected {self.out_dtype(case)} {tuple(expected.shape)}"
+        )
+        assert actual.is_contiguous(), f"the result {shape} has strides {actual.stride()}"
+        actual, expected = actual.double(), expected.double()
+        nan = expected.isnan()
+        assert torch.equal(actual.isnan(), nan), (
+            f"the result {shape} has {int(actual.isnan().sum())} NaN, the product has {int(nan.sum())}"
+        )
+        error = (actual - expected).masked_fill(nan, 0.0).norm()
+        norm = expected.masked_fill(nan, 0.0).norm()
         assert float(error) <= bound * float(norm), (
-            f"relative error {float(error / norm):.2e} > {bound:.0e}, result {tuple(actual.shape)}"
+            f"relative error {float(error / norm):.2e} > {bound:.0e}, result {shape}"
         )
 
     def same(self, a: Any, b: Any) -> bool:
@@ -104,15 +120,29 @@ class OpTrial:
             yield (variant, *args[1:])
 
 
+#: batches in which one element of the activations is NaN, as is all that follows from it
+_WITH_NAN = ((3,), (17,))
+
+
+@lru_cache(maxsize=4)
+def _weight(spec: Spec, shape: tuple[int, ...], device: str, epoch: int) -> tuple[QTensor, Tensor]:
+    """A weight, and its values in float64; `epoch` is that of the tables that it was made by."""
+    w = quantized(gaussian(shape, device=device), spec)
+    return w, w.dequantize(torch.float32).double()
+
+
 class _Linear(OpTrial):
     def samples(
         self, case: KernelCase, batch: Any, seed: int
     ) -> Iterator[tuple[tuple[Any, ...], Any]]:
         n, k = case.shape
-        w = quantized(gaussian((n, k), device=case.device), case.spec)
+        w, dense = _weight(case.spec, case.shape, case.device, registry.epoch)
         x = gaussian((*batch, k), seed=seed, device=case.device).to(case.dtype)
+        if batch in _WITH_NAN:
+            # a product with zeros that are not stored need not look at what they are multiplied by
+            x[1, k // 2 if w.sparsity is None else slice(None)] = torch.nan
         bias = gaussian((n,), seed=99, device=case.device).to(case.dtype)
-        product = F.linear(activations(x, w), w.dequantize(torch.float32).double())
+        product = F.linear(activations(x, w), dense)
         yield (x, w, bias), product + bias.double()
         yield (x, w, None), product
 

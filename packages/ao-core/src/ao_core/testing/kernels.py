@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -25,6 +27,10 @@ __all__ = ["KernelCase", "KernelSuite"]
 TRIALS: dict[str, OpTrial] = {**PRODUCTS, **CONVERSIONS}
 #: relative error in norm that rounding in the activations' dtype explains
 _RTOL = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+#: seconds that `accepts` may take for a call like one that it was asked for before
+SLOWEST_ANSWER = 0.02
 
 
 class KernelSuite(Suite):
@@ -76,6 +82,8 @@ class KernelSuite(Suite):
             for dtype in (trial.dtypes if self.dtypes is None else self.dtypes)
         ]
 
+    argument_names = ("cases", "case", "one")
+
     def arguments(self) -> dict[str, Sequence[Any]]:
         """Cases of which the kernel accepts at least one batch.
 
@@ -96,21 +104,32 @@ class KernelSuite(Suite):
 
     def test_accepts_something(self) -> None:
         """At least one of the cases is for this kernel."""
-        assert any(map(self._batches, self.cases())), (
-            f"kernel {self.kernel!r} accepts none of the cases; set `specs` and `shapes`"
+        answers: list[Any] = [self.record.accepts(call) for call in self._every_call()]
+        odd = [a for a in answers if a is not None and not isinstance(a, str)]
+        assert not odd, (
+            f"kernel {self.kernel!r}: accepts answers {odd[0]!r}; None means yes, a sentence why not"
+        )
+        reasons = "; ".join(dict.fromkeys(a for a in answers[:3] if a is not None))
+        assert None in answers, (
+            f"kernel {self.kernel!r} accepts none of the cases ({reasons}); set `specs` and `shapes`"
         )
 
     def test_reasons_are_sentences(self) -> None:
-        """`available` and `accepts` answer None or say why not; they raise for no call."""
-        answers = {self.record.available()}
+        """`available` and `accepts` answer None or say why not, without delay; they raise for no call."""
+        answers: set[Any] = {self.record.available()}
         for call in self._every_call():
             answers.add(self.record.accepts(call))
             for dtype in (torch.float16, torch.float64):
                 answers.add(self.record.accepts(replace(call, x_dtype=dtype)))
         for answer in answers - {None}:
-            assert isinstance(answer, str)
+            assert isinstance(answer, str), f"{answer!r} is no sentence; None means yes"
             assert len(answer.split()) >= 3, f"not a sentence: {answer!r}"
             assert "\n" not in answer
+        for call in islice(self._every_call(), 3):
+            taken = min(_seconds(self.record.accepts, call) for _ in range(5))
+            assert taken <= SLOWEST_ANSWER, (
+                f"kernel {self.kernel!r}: accepts takes {1e3 * taken:.0f} ms; each new shape waits for it"
+            )
 
     def test_describes_itself_in_a_line(self) -> None:
         """`describe` answers every call that is accepted with a line, or an empty one."""
@@ -194,6 +213,12 @@ class KernelSuite(Suite):
 
     def _bound(self, case: KernelCase) -> float:
         return _RTOL[case.dtype] if self.rtol is None else self.rtol
+
+
+def _seconds(fn: Callable[[Call], object], call: Call) -> float:
+    start = perf_counter()
+    fn(call)
+    return perf_counter() - start
 
 
 def _memory(args: tuple[Any, ...]) -> list[Tensor]:

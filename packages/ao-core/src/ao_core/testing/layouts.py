@@ -52,6 +52,8 @@ class LayoutSuite(LayoutValues, LayoutCuts, LayoutState, LayoutCompile, Suite):
             for spec in fitting_specs(layout, shape, (*self.specs, *layout.examples))
         ]
 
+    argument_names = ("any_sample", "sample", "weight", "weights")
+
     def arguments(self) -> dict[str, Sequence[Any]]:
         """What fits.
 

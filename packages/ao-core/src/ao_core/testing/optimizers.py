@@ -272,7 +272,7 @@ class OptimizerSuite(Suite):
         with pytest.raises(ValueError, match="empty"):
             self.make([])
         if "betas" in self.make(problem.parameters()).defaults:
-            with pytest.raises(ValueError, match=r"Invalid beta parameter at index 0: 1\.5"):
+            with pytest.raises(ValueError, match=r"Invalid beta.*1\.5"):
                 self.make(problem.parameters(), betas=(1.5, 0.9))
         sparse = nn.Parameter(gaussian((5, 3)))
         indices = torch.tensor([[1], [2]])

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from ao_core.records import DType
 
-__all__ = ["codes_from", "decoded", "foreign_table", "natural_order", "nearest", "probes"]
+__all__ = [
+    "codes_from",
+    "decoded",
+    "foreign_table",
+    "increasing",
+    "integer_order",
+    "nearest",
+    "probes",
+]
 
 #: names of ml_dtypes for formats whose own names differ
 _ML_DTYPES = {
@@ -62,20 +70,22 @@ def decoded(fmt: DType) -> Tensor:
     return fmt.decode(all_codes(fmt)).to(torch.float64)
 
 
-def natural_order(fmt: DType) -> Tensor:
-    """Places of `all_codes` from the least value to the greatest, as the kind of format arranges them.
+def increasing(fmt: DType) -> Tensor:
+    """Places of `all_codes` with finite values, from the least value to the greatest; -0 is before 0."""
+    table = decoded(fmt)
+    places = torch.cat(
+        [torch.signbit(table).nonzero(), (~torch.signbit(table)).nonzero()]
+    ).flatten()
+    places = places[torch.isfinite(table[places])]
+    return places[torch.argsort(table[places] + 0.0, stable=True)]
 
-    Unsigned integers and codebooks: by code. Signed integers: two's complement. Floats: sign and
-    magnitude.
-    """
+
+def integer_order(fmt: DType) -> Tensor:
+    """Places of `all_codes` of integers from the least to the greatest: two's complement, or unsigned."""
     bits = _patterns(fmt)
     places = torch.arange(len(bits))
     low, high = places[bits < 1 << (fmt.bits - 1)], places[bits >= 1 << (fmt.bits - 1)]
-    if fmt.kind in ("float", "dense"):
-        return torch.cat([high.flip(0), low])
-    if fmt.kind == "int" and fmt.min < 0:
-        return torch.cat([high, low])
-    return places
+    return torch.cat([high, low]) if fmt.min < 0 else places
 
 
 def foreign_table(fmt: DType) -> list[float]:
@@ -144,43 +154,35 @@ def _gfloat_info(name: str) -> Any:
     )
 
 
-def nearest(fmt: DType, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The values (float64) that may stand for each finite `x`: the nearest one below or at, and above.
+def nearest(fmt: DType, x: Tensor) -> Tensor:
+    """The value (float64) that stands for each finite `x`: the nearest one.
 
-    Both are equal except where `x` lies exactly between two values; then integers choose the even
-    one, floats the one whose code is even, and codebooks are free to take either. A format of 32 bits
-    has every `x` itself.
+    Of two that are equally near, integers choose the even one, floats the one whose code is even, and
+    codebooks the lower one. A format of 32 bits has every `x` itself.
     """
+    x = x.to(torch.float64)
     if fmt.bits == 32:
-        own = x.to(torch.float64).clamp(fmt.min, fmt.max)
-        return own, own
-    table = decoded(fmt)
-    order = natural_order(fmt)
-    order = order[torch.isfinite(table[order])]
-    values, places = _unique(table[order], order)
-    codes = _patterns(fmt)[places]
-    x = x.to(torch.float64).clamp(values[0], values[-1])
-    above = torch.searchsorted(values, x).clamp(max=len(values) - 1)
-    below = torch.where(values[above] == x, above, (above - 1).clamp(min=0))
-    down, up = x - values[below], values[above] - x
-    low = torch.where(down <= up, below, above)
-    high = torch.where(up <= down, above, below)
+        return x.clamp(fmt.min, fmt.max)
+    order = increasing(fmt)
+    values, codes = decoded(fmt)[order] + 0.0, _patterns(fmt)[order]
+    # of two codes with one value, as those of both zeros, the last: the positive one
+    last = torch.cat([values[1:] != values[:-1], torch.tensor([True])])
+    if not fmt.rounds_to_zero:
+        last &= values != 0
+    values, codes = values[last], codes[last]
+    inside = x.clamp(values[0], values[-1])
+    if not fmt.rounds_to_zero:
+        least = values.abs().amin()
+        inside = torch.where(inside.abs() < least, least.copysign(inside), inside)
+    above = torch.searchsorted(values, inside).clamp(max=len(values) - 1)
+    below = torch.where(values[above] == inside, above, (above - 1).clamp(min=0))
+    down, up = inside - values[below], values[above] - inside
+    found = torch.where(down <= up, below, above)
     if fmt.kind != "codebook":
         parity = values if fmt.kind == "int" else codes.to(torch.float64)
-        even_low, even_high = parity[low] % 2 == 0, parity[high] % 2 == 0
-        low, high = (
-            torch.where(even_high & ~even_low, high, low),
-            torch.where(even_low & ~even_high, low, high),
-        )
-    return values[low], values[high]
-
-
-def _unique(values: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Increasing values with one code each; of the two zeros the positive one, as the even code."""
-    values, order = torch.sort(values + 0.0, stable=True)
-    codes = codes[order]
-    last = torch.cat([values[1:] != values[:-1], torch.tensor([True])])
-    return values[last], codes[last]
+        to_above = (down == up) & (parity[above] % 2 == 0) & (parity[below] % 2 != 0)
+        found = torch.where(to_above, above, found)
+    return values[found] if fmt.rounds_to_zero else torch.where(x == 0, 0.0, values[found])
 
 
 def probes(fmt: DType) -> Tensor:

@@ -18,6 +18,8 @@ _SUITES = (
     "base",
     "compute",
     "dtypes",
+    "kernel_codecs",
+    "kernel_ops",
     "kernels",
     "layout_compile",
     "layout_cuts",
@@ -25,6 +27,7 @@ _SUITES = (
     "layout_values",
     "layouts",
     "optimizers",
+    "scales",
     "transforms",
 )
 pytest.register_assert_rewrite(*(f"ao_core.testing.{name}" for name in _SUITES))
@@ -65,12 +68,15 @@ class ProviderModule(pytest.Module):
     """A test module made up on the spot: one class for each record of the providers."""
 
     def _getobj(self) -> ModuleType:
-        from ao_core.testing.providers import suites_of
+        from ao_core.testing.providers import no_problem_of, suites_of
 
         module = ModuleType("ao_providers", "Conformance suites of the chosen providers.")
-        for provider in self.config.getoption("--ao-provider"):
+        providers = self.config.getoption("--ao-provider")
+        for provider in providers:
             for suite in suites_of(provider):
                 setattr(module, suite.__name__, suite)
+        # last, when the others have asked what can be asked
+        module.test_providers_have_no_problem = no_problem_of(providers)  # type: ignore[attr-defined]
         return module
 
     def classnamefilter(self, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from torch import nn
 
 from ao_core.config import Config
 from ao_core.layouts import Layout
+from ao_core.plugins import problems
 from ao_core.quantize import quantize_
 from ao_core.records import DType, Kernel
 from ao_core.registry import Table, registry
@@ -20,9 +21,10 @@ from ao_core.testing.dtypes import DTypeSuite
 from ao_core.testing.kernels import TRIALS, KernelSuite
 from ao_core.testing.layouts import LayoutSuite
 from ao_core.testing.optimizers import OptimizerSuite
+from ao_core.testing.scales import ScaleSuite
 from ao_core.testing.transforms import TransformSuite
 
-__all__ = ["suites_of"]
+__all__ = ["no_problem_of", "suites_of"]
 
 
 def suites_of(provider: str) -> list[type[Suite]]:
@@ -35,6 +37,7 @@ def suites_of(provider: str) -> list[type[Suite]]:
         *_named(provider, registry.dtypes, DTypeSuite, "dtype", _has_values),
         *_named(provider, registry.layouts, LayoutSuite, "layout", _converts_anywhere),
         *_named(provider, registry.kernels, KernelSuite, "kernel", _has_trial),
+        *_named(provider, registry.scales, ScaleSuite, "scales"),
         *_named(provider, registry.optimizers, OptimizerSuite, "optimizer"),
         *_configured(provider),
     ]
@@ -48,6 +51,19 @@ def suites_of(provider: str) -> list[type[Suite]]:
             f"Providers: {', '.join(known)}.{notes}"
         )
     return found
+
+
+def no_problem_of(providers: Sequence[str]) -> Callable[[], None]:
+    """A test that fails where the host had to leave something of these distributions out, or found it slow.
+
+    The suites alone cannot see that: what is left out is not tried.
+    """
+
+    def test_providers_have_no_problem() -> None:
+        found = [p for p in problems() if any(_same(p.dist, provider) for provider in providers)]
+        assert not found, "\n".join(map(str, found))
+
+    return test_providers_have_no_problem
 
 
 def _same(a: str, b: str) -> bool:
@@ -93,11 +109,37 @@ def _configured(provider: str) -> Iterator[type[Suite]]:
     tried = {type(config) for config in configs.values()}
     for name in _owned(provider, registry.transforms):
         transform = registry.transforms.get(name)
-        if transform.config_type not in tried:
+        if transform.config_type in tried:
+            continue
+        try:
             configs[name] = transform.example or transform.config_type()
+        except Exception as error:
+            yield type(f"transform[{name}]", (_NoConfig,), {"transform": name, "error": error})
     for name, config in configs.items():
         yield type(f"transform[{name}]", (TransformSuite,), {"config": config})
-        layer = nn.Linear(64, 32)
-        quantize_(layer, config)
-        if isinstance(layer.weight, ComputeWeight):
+        if _trains(config):
             yield type(f"compute[{name}]", (ComputeSuite,), {"config": config})
+
+
+def _trains(config: Config) -> bool:
+    """Whether layers with this configuration compute in low precision, and keep their memory."""
+    layer = nn.Linear(64, 32)
+    try:
+        quantize_(layer, config)
+    except Exception:  # `TransformSuite` applies it too, and fails
+        return False
+    return isinstance(layer.weight, ComputeWeight)
+
+
+class _NoConfig(Suite):
+    """In place of `TransformSuite`, where there is no configuration to try."""
+
+    transform: str
+    error: Exception
+
+    def test_has_a_configuration(self) -> None:
+        """The class of configuration can be made without arguments, or the transform has an `example`."""
+        raise AssertionError(
+            f"transform {self.transform!r}: its configuration cannot be made without arguments, and it "
+            f"has no `example`: {type(self.error).__name__}: {self.error}"
+        )

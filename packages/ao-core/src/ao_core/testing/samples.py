@@ -74,8 +74,8 @@ def fitting_specs(
 
 def holds(layout: Layout, shape: tuple[int, ...], spec: Spec) -> bool:
     """Whether a layout, and the canonical one that it converts to, can hold a tensor in this format."""
-    canonical = registry.layouts.get(layout.canonical_name or layout.name)
     fmt = registry.dtypes.get(spec.dtype)
+    canonical = registry.layouts.get(layout.canonical_of(replace(spec, layout=layout.name), fmt))
     return all(
         each.fits(replace(spec, layout=each.name), shape, fmt) is None
         for each in (layout, canonical)
@@ -110,7 +110,13 @@ def activations(x: Tensor, w: QTensor) -> Tensor:
     if w.spec.act is None:
         return x.double()
     matrix = x.float().reshape(-1, x.shape[-1])
-    return fake_quantize(matrix, w.spec.act, *static_qparams(w)).double().reshape(x.shape)
+    if w.spec.act.static:
+        return fake_quantize(matrix, w.spec.act, *static_qparams(w)).double().reshape(x.shape)
+    # a row with a NaN is lost, and no other by it, whatever scale they share
+    values = torch.full_like(matrix, torch.nan)
+    finite = matrix.isfinite().all(-1)
+    values[finite] = fake_quantize(matrix[finite], w.spec.act)
+    return values.double().reshape(x.shape)
 
 
 @dataclass(frozen=True)

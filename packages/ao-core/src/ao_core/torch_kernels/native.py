@@ -18,11 +18,13 @@ from ao_core.numerics import (
 from ao_core.records import Call, Kernel
 from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec
-from ao_core.tensor.activations import static_qparams
+from ao_core.tensor.activations import lost_rows, static_qparams
 from ao_core.tensor.qtensor import QTensor
 
 __all__ = ["NATIVE_KERNELS", "needs_sm89", "quantized_activations", "refused_by_int_mm"]
 
+#: products of two int8 whose sum an int32 holds in any case: 2**31 - 1 over (-128)**2
+LONGEST_INT_SUM = 131071
 _ROW = (1, WHOLE)
 _TENSOR = (WHOLE, WHOLE)
 
@@ -89,8 +91,9 @@ def _accepts_row_scaled(call: Call) -> str | None:
 
 def int8pack_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     """`aten._weight_int8pack_mm`: reads each weight once, without a dense copy."""
-    # torch 2.13's op crashes on rows at other addresses than multiples of 32 bytes, 16 for weights
-    x_MK, w_NK = _rows(x), w.qdata
+    # torch 2.13's op crashes on rows at other addresses than multiples of 32 bytes, 16 for weights,
+    # and takes no columns of a larger weight
+    x_MK, w_NK = _rows(x), w.qdata if w.qdata.is_contiguous() else w.qdata.contiguous()
     if type(x_MK) is not Tensor:
         # traced, and a compiler would drop a clone
         x_MK = x_MK.flip(-1).flip(-1)
@@ -156,7 +159,10 @@ def quantized_activations(x_MK: Tensor, w: QTensor) -> tuple[Tensor, Tensor, Ten
     dtype = registry.dtypes.get(act.dtype)
     scale, zero = static_qparams(w)
     if scale is None:
-        scale, zero = choose_qparams(x_MK, dtype, act.block, act.zero, "float32")
+        lost = lost_rows(x_MK, act)
+        known = x_MK if lost is None else torch.where(lost, 0, x_MK)
+        scale, zero = choose_qparams(known, dtype, act.block, act.zero, "float32")
+        x_MK = x_MK if lost is None else torch.where(lost, torch.nan, x_MK)
     codes = quantize_affine(x_MK, dtype, act.block, scale, zero)
     return codes.view(dtype.storage), scale, zero
 
@@ -195,6 +201,10 @@ def refused_by_int_mm(call: Call) -> str | None:
         return "needs a product that is not empty"
     if call.weight_shape[-1] == 1:
         return "gives wrong sums over a single element in torch 2.13"
+    if call.weight_shape[-1] > LONGEST_INT_SUM:
+        return (
+            f"adds up {LONGEST_INT_SUM} products at most in int32, found K={call.weight_shape[-1]}"
+        )
     if call.device == "cuda" and (call.m <= 16 or any(size % 8 for size in call.weight_shape)):
         return "on CUDA needs more than 16 rows, and N and K in multiples of 8"
     return None

@@ -16,7 +16,7 @@ from ao_core.numerics import error_sums
 from ao_core.records import Kernel
 from ao_core.spec import Spec
 from ao_core.tensor import cut
-from ao_core.tensor.activations import static_qparams
+from ao_core.tensor.activations import lost_rows, static_qparams
 from ao_core.tensor.codec import decode_reference
 from ao_core.tensor.compute import cast_product
 from ao_core.tensor.create import (
@@ -25,6 +25,7 @@ from ao_core.tensor.create import (
     fake_quantize,
     fake_quantize_reference,
 )
+from ao_core.tensor.emulated import cast_values
 from ao_core.tensor.experts import by_expert, checked_ends, is_traced
 from ao_core.tensor.products import call_of
 from ao_core.tensor.qtensor import QTensor
@@ -43,7 +44,11 @@ def _activations(x: Tensor, w: QTensor) -> Tensor:
         return x
     # blocks of activations are those of the matrix (tokens, K), whatever the rank of x
     rows = x.reshape(-1, x.shape[-1])
-    return fake_quantize(rows, w.spec.act, *static_qparams(w)).reshape(x.shape)
+    lost = lost_rows(rows, w.spec.act)
+    if lost is None:
+        return fake_quantize(rows, w.spec.act, *static_qparams(w)).reshape(x.shape)
+    values = fake_quantize(torch.where(lost, 0, rows), w.spec.act)
+    return torch.where(lost, torch.nan, values).reshape(x.shape)
 
 
 def grouped_linear(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor:
@@ -93,8 +98,8 @@ def mm(a_MC: Tensor, b_NC: Tensor, spec: Spec) -> Tensor:
     """``a @ b.T`` of both operands after their casts, multiplied and accumulated in float32."""
     a, b = a_MC.to(torch.float32), b_NC.to(torch.float32)
     if spec.act is not None:
-        a = fake_quantize(a, spec.act)
-    return torch.mm(a, fake_quantize(b, spec).t()).to(a_MC.dtype)
+        a = cast_values(a, spec.act)
+    return torch.mm(a, cast_values(b, spec).t()).to(a_MC.dtype)
 
 
 def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None, spec: Spec) -> Tensor:

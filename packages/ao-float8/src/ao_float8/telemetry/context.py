@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ao_core.arguments import checked
 from ao_core.errors import ConfigError
 from ao_core.spec import Spec
 from ao_core.tensor import ComputeWeight, QTensor
@@ -19,7 +20,7 @@ from ao_core.tensor.codec import autocasted, local_shard
 from ao_float8.convert import compute_weights
 from ao_float8.telemetry.measure import PrecisionRecord, Tally, measure
 from ao_float8.telemetry.outputs import JsonLines, TensorBoard, records_figure
-from ao_float8.telemetry.warn import Watch
+from ao_float8.telemetry.warn import Updates, Watch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,6 +47,9 @@ class PrecisionTelemetry:
         self._every, self._sinks, self._step = every, sinks, 0
         self._tallies: dict[tuple[str, str, str], Tally] = {}
         self._sampled = ExitStack()
+        # gathered shards are new memory each time, whose version says nothing
+        whole = {name for name, m in self._layers.items() if isinstance(m.weight, ComputeWeight)}
+        self._updates = Updates(whole)
 
     def step(self) -> None:
         """The end of a step of training, whatever number of forward and backward passes it had."""
@@ -67,6 +71,7 @@ class PrecisionTelemetry:
     def end(self) -> None:
         """Take the hooks away, and make records of what they saw."""
         self._sampled.close()
+        self._updates.clear()
         found = [tally.record(self._step, *key) for key, tally in self._tallies.items()]
         self._tallies.clear()
         self.records += found
@@ -87,6 +92,7 @@ class PrecisionTelemetry:
         weight, x = local_shard(module.weight), args[0].detach()
         if not isinstance(weight, ComputeWeight):
             return
+        self._updates.look(name, weight, self._step)
         x, w = autocasted(x, weight.hp.detach())
         x = x.reshape(-1, x.shape[-1])
         output, grad_input, grad_weight = weight.specs
@@ -114,6 +120,7 @@ class PrecisionTelemetry:
             self._tallies[key] = tally.plus(measure(x, spec))
 
 
+@checked
 @contextmanager
 def precision_telemetry(
     model: nn.Module,
@@ -136,6 +143,11 @@ def precision_telemetry(
         jsonl: a file that gets one line of JSON for each record, as soon as its step is over.
         tensorboard: a folder for TensorBoard's files (extra "tensorboard"), or a `SummaryWriter`.
 
+    Warns:
+        StepWarning: the weights were updated while `step()` was not called, once.
+        UnderflowWarning: a larger share of a gradient than `underflow_percent` becomes zero.
+        NonFiniteWarning: an operand has NaN or infinities.
+
     Raises:
         ConfigError: `every` is no positive number, or nothing in the model computes in low precision.
         MissingExtraError: TensorBoard is not installed.
@@ -150,7 +162,10 @@ def precision_telemetry(
     with ExitStack() as files:
         sinks: list[Any] = [Watch(underflow_percent)]
         if jsonl is not None:
-            sinks.append(files.enter_context(JsonLines(Path(jsonl))))
+            try:
+                sinks.append(files.enter_context(JsonLines(Path(jsonl))))
+            except OSError as error:
+                raise ConfigError(f"jsonl={str(jsonl)!r}: {error}; give a file to write") from error
         if tensorboard is not None:
             sinks.append(files.enter_context(TensorBoard(tensorboard)))
         telemetry = PrecisionTelemetry(model, every, sinks)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 
+from ao_core.outcome import warn_caller
+from ao_core.tensor import ComputeWeight
 from ao_float8.telemetry.measure import PrecisionRecord
 
-__all__ = ["NonFiniteWarning", "UnderflowWarning", "Watch"]
+__all__ = ["NonFiniteWarning", "StepWarning", "UnderflowWarning", "Updates", "Watch"]
 
 
 class UnderflowWarning(UserWarning):
@@ -15,6 +18,35 @@ class UnderflowWarning(UserWarning):
 
 class NonFiniteWarning(UserWarning):
     """An operand of a product has NaN or infinities; casts keep them."""
+
+
+class StepWarning(UserWarning):
+    """Telemetry takes several steps of training for one."""
+
+
+class Updates:
+    """Looks at the versions of weights, and warns once where they change within a step."""
+
+    def __init__(self, layers: Collection[str]) -> None:
+        self._layers = layers
+        self._versions: dict[str, int] = {}
+
+    def look(self, layer: str, weight: ComputeWeight, step: int) -> None:
+        """Warn if the weight of a layer is not that of the layer's last call in this step."""
+        if layer not in self._layers or weight.is_inference():
+            return
+        version = weight._version + weight.hp._version
+        if self._versions.setdefault(layer, version) != version:
+            self._layers = ()
+            warn_caller(
+                f"{layer}: its weight was updated, but telemetry is at step {step} still, and adds up what "
+                "it sees: call telemetry.step() after each step of training",
+                StepWarning,
+            )
+
+    def clear(self) -> None:
+        """A step is over."""
+        self._versions.clear()
 
 
 class Watch:

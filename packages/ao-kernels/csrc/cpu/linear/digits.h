@@ -23,6 +23,9 @@ AO_INLINE int32_t greatest_spread(Element type) {
   return type == Element::f32 ? 4 : type == Element::bf16 ? 5 : 10;
 }
 
+// The exponent of the largest number of a step, at least: units of smaller ones would be subnormal.
+constexpr int kLeastExponent = -80;
+
 // Activations of a step in digits, which are written from `out` on.
 template <int kDigits>
 AO_INLINE DigitStep digits_of(const Linear& t, const F* x, int tiles, float largest_value, int exponent,
@@ -48,10 +51,9 @@ AO_INLINE DigitStep digits_of(const Linear& t, const F* x, int tiles, float larg
   for (int d = kDigits - 1; d >= 0; --d) {
     const int32_t sum = sum_of(sums[d]);
     total = total * 256 + sum;
-    step.starts[d] = t.table_parts == 1 ? sum * static_cast<int32_t>(t.least) : 0;
+    step.starts[d] = sum * static_cast<int32_t>(t.least);
   }
   step.sum = static_cast<float>(total) * power_of_two(unit) * t.table_unit;
-  step.base = t.table_parts == 1 ? 0.0f : step.sum * t.least;
   step.unit = power_of_two(unit + 8 * (t.table_parts - 1)) * t.table_unit;
   return step;
 }
@@ -66,7 +68,8 @@ static bool pack_digits(const Linear& t, int64_t block) {
   uint8_t* out = t.x_packed;
   auto* steps = static_cast<DigitStep*>(t.x_sums);
   const int size = bytes_of(t.type);
-  // where values are digits, too, a multiple of the least one is taken off the sums, which are in float32
+  t.x_scale[0] = 1.0f;
+  // where values are digits, too, products of the last ones are left out
   const int32_t allowed = greatest_spread(t.type), more_allowed = t.table_parts == 1 ? 8 : 4;
   Columns at = columns_of(t, 0);
   for (int64_t s = 0; s < t.step_count; ++s) {
@@ -85,12 +88,13 @@ static bool pack_digits(const Linear& t, int64_t block) {
       zeros_or_minus_one = add(zeros_or_minus_one, shift_right<31>(subtract(splat_int(0), magnitude)));
     }
     const int32_t bits = largest(top);
-    if (bits >= 0x7f800000) return false;  // infinities and NaN have no digits
+    if (bits >= (kHugeExponent + 127) << 23) return false;  // infinities and NaN have no digits
     const int32_t count = -sum_of(zeros_or_minus_one);
     const int32_t spread = count * (bits >> 23) - sum_of(exponents);
     if (spread > count * (allowed + more_allowed)) return false;
     const bool more = spread > count * allowed;
     const int exponent = (bits >> 23) - 127;
+    if (bits != 0 && exponent < kLeastExponent) return false;
     float largest_value;
     __builtin_memcpy(&largest_value, &bits, 4);
     steps[s] = more ? digits_of<kDigits + 1>(t, x, tiles, largest_value, exponent, out)
@@ -132,17 +136,19 @@ struct WholeTable : Bytes<kBits, kKind> {
 };
 
 #if AO_HAS_BYTE_TABLES
-// Values less the least one as numbers of several bytes, the last one first.
+// Values less the least one as numbers of several bytes, the last one first. The least one is a whole number of
+// first bytes: value 0 has zeros in all others, and products with it, which the starts of sums take off as whole
+// numbers, make exactly 0 though the least products of digits are left out.
 template <int kBits, int kBytes>
 struct SplitTable {
   static constexpr int kParts = kBytes;
   ByteTable<kBits> parts[kBytes];
   inline __attribute__((always_inline)) explicit SplitTable(const Linear& t) {
     uint8_t bytes[kBytes][1 << kBits];
-    constexpr float kGreatest = static_cast<float>((1 << 8 * kBytes) - 1);  // rounding may lead beyond it
+    constexpr double kFirst = 1 << 8 * (kBytes - 1), kGreatest = 256 * kFirst - 1;  // rounding may lead beyond it
     for (int c = 0; c < 1 << kBits; ++c) {
-      const float number = t.table[c] / t.table_unit - t.least;
-      auto whole = static_cast<uint32_t>(__builtin_rintf(number < kGreatest ? number : kGreatest));
+      const double number = static_cast<double>(t.table[c]) / t.table_unit - t.least * kFirst;
+      auto whole = static_cast<uint32_t>(__builtin_rint(number < kGreatest ? number : kGreatest));
       for (int p = 0; p < kBytes; ++p, whole >>= 8) bytes[p][c] = static_cast<uint8_t>(whole);
     }
     for (int p = 0; p < kBytes; ++p) parts[p] = ByteTable<kBits>(bytes[p]);
@@ -243,7 +249,6 @@ AO_INLINE void digit_sums(const DigitStep& step, int tiles, const Table& table, 
 #pragma GCC unroll 4
     for (int d = 0; kChains == 2 && d < kDigits; ++d) own[d] = add(own[d], sums[kChains - 1][b][d]);
     out[b] = mul(number_of(own), unit);
-    if constexpr (Table::kParts > 1) out[b] = add(out[b], splat(step.base));
   }
 }
 

@@ -37,8 +37,7 @@ constexpr int kDigitTiles = 8;  // tiles whose activations share an exponent
 struct DigitStep {
   float unit;         // of the last sum
   float sum;          // of the activations, for zero points
-  float base;         // least value * sum, where values are digits too
-  int32_t starts[4];  // least value * sum of the digits, where they are not
+  int32_t starts[4];  // least value * sum of the digits
   bool more;          // one more digit than the mode says
 };
 
@@ -55,9 +54,9 @@ struct Linear : Affine {
   const float* rowsum;
   const float* table;
   Kind kind;
-  float least;        // value of the table, in units of `table_unit`
+  float least;        // value of the table, in units of `table_unit`; digits: of their first byte
   int32_t table_parts;  // digits: bytes that a value of the table is made of
-  float table_unit;   // a power of two of which all values are multiples (digits), else 1
+  float table_unit;   // digits: of which all values are multiples, or nearly so (of several parts); else 1
   int32_t zero_flip;  // turns canonical codes of zero points into stored ones
   int32_t bits;
   int64_t n, k, group, tiles;
@@ -77,7 +76,7 @@ struct Linear : Affine {
   int64_t row_blocks;      // blocks of rows of activations; their sizes differ by at most one
   uint8_t* x_packed;       // (row block, tile, row, 16)
   void* x_sums;            // (row block, step, row): sums, or (int8 without zero points) least * sum as int32
-  float* x_scale;          // (row), for quantized activations
+  float* x_scale;          // (row): what outputs are multiplied by
   float* x_zero;           // (row)
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "../isa.h"
@@ -43,6 +44,33 @@ float unit_of(const float* table, int codes) {
   return 0;
 }
 
+// Values up to `greatest` in numbers of several bytes, counted from a whole number of first bytes below 0: the one
+// that leaves the least unit. False where there is none.
+bool take_apart(Linear& t, float greatest) {
+  const double first = t.table_parts == 2 ? 0x1p8 : 0x1p16, low = std::min(t.least, 0.0f), high = std::max(greatest, 0.0f);
+  double unit = 0, below = 0;
+  for (int bytes = 0; bytes < 256; ++bytes) {
+    if (bytes == 0 && low < 0) continue;
+    const double needed = std::max(bytes ? -low / (bytes * first) : 0.0, high / ((256 - bytes) * first - 1));
+    if (unit == 0 || needed < unit) unit = needed, below = bytes;
+  }
+  t.table_unit = std::nextafter(static_cast<float>(unit), std::numeric_limits<float>::infinity());
+  t.least = static_cast<float>(-below);
+  return std::isnormal(t.table_unit);
+}
+
+// Whether the greatest value of a table is too great for fixed-point numbers, which are as fine as it lets them be:
+// groups of small values would lose too many of their digits.
+bool is_wide(const float* table, int codes) {
+  constexpr float kWidest = 32;  // times the median magnitude; floats of three bits of exponent have 16
+  std::vector<float> sizes;
+  for (int c = 0; c < codes; ++c) {
+    if (table[c] != 0) sizes.push_back(std::fabs(table[c]));
+  }
+  std::sort(sizes.begin(), sizes.end());
+  return !sizes.empty() && sizes.back() > kWidest * sizes[sizes.size() / 2];
+}
+
 // A single row takes its activations apart into digits, and the table where its values are not whole.
 bool has_digits(Linear& t, const LinearKernels& kernels) {
   if (!kernels.pack_digits || t.m != 1 || t.act != Act::none) return false;
@@ -52,11 +80,12 @@ bool has_digits(Linear& t, const LinearKernels& kernels) {
   const int codes = 1 << t.bits;
   t.table_unit = unit_of(t.table, codes);
   if (t.table_unit == 0) {
-    if (!kernels.table_digits) return false;
+    if (!kernels.table_digits || !std::all_of(t.table, t.table + codes, [](float v) { return std::isfinite(v); })) {
+      return false;
+    }
+    if (is_wide(t.table, codes)) return false;
     t.table_parts = t.mode == Mode::digits2 ? 2 : 3;
-    const float range = *std::max_element(t.table, t.table + codes) - t.least;
-    t.table_unit = range / (t.table_parts == 2 ? 65535.0f : 16777215.0f);
-    if (!(t.table_unit > 0 && std::isfinite(t.table_unit))) return false;
+    return take_apart(t, *std::max_element(t.table, t.table + codes));
   }
   t.least /= t.table_unit;
   return true;
@@ -81,7 +110,8 @@ int64_t packed_bytes(const Linear& t) {
 }
 int64_t sums_bytes(const Linear& t) {
   const int64_t rows = t.tiling.depth > 0 ? t.row_blocks * kTileRows : t.m;
-  return aligned(rows * t.step_count * static_cast<int64_t>(sizeof(DigitStep)));
+  const size_t bytes = t.m == 1 ? sizeof(DigitStep) : sizeof(float);
+  return aligned(rows * t.step_count * static_cast<int64_t>(bytes));
 }
 int64_t activation_bytes(const Linear& t) { return packed_bytes(t) + sums_bytes(t) + 2 * aligned(t.m * 4); }
 
@@ -130,15 +160,12 @@ bool run_row(const Linear& t, const LinearKernels& kernels, int64_t blocks, int6
   return packed;
 }
 
-void run_rows(const Linear& t, const LinearKernels& kernels, int64_t blocks, int64_t threads) {
-  const int64_t units = (blocks + kernels.panel_blocks - 1) / kernels.panel_blocks;
-  const int64_t bytes = t.m * t.tiles * 16 * bytes_of(t.mode);
-  const int64_t fitting = std::max((t.m - 1) / kChunkRows, (bytes - 1) / kChunkBytes) + 1;
-  // more chunks of rows than needed for the cache, where there are too few columns for all threads
-  const int64_t count = std::max(fitting, std::min((2 * threads - 1) / units, t.m / 16));
+// Chunks [some.begin, some.end) of the `count` that rows are cut into.
+void run_chunks(const Linear& t, const LinearKernels& kernels, int64_t count, Rows some, int64_t blocks, int64_t units,
+                int64_t threads) {
   std::vector<Linear> chunks;
   int64_t memory = 0, scratch = 0;
-  for (int64_t c = 0; c < count; ++c) {
+  for (int64_t c = some.begin; c < some.end; ++c) {
     chunks.push_back(chunk_of(t, rows_of(t.m, count, c), kernels));
     memory += activation_bytes(chunks.back());
     scratch = std::max(scratch, aligned(kernels.scratch(chunks.back())));
@@ -153,10 +180,24 @@ void run_rows(const Linear& t, const LinearKernels& kernels, int64_t blocks, int
       parallel_for(0, part.row_blocks, 1, [&](int64_t b, int64_t e) { kernels.pack(part, b, e); });
     }
   }
-  take_turns(units, count, threads, [&](int64_t first, int64_t last, int64_t chunk) {
+  take_turns(units, some.end - some.begin, threads, [&](int64_t first, int64_t last, int64_t chunk) {
     const int64_t end = std::min(last * kernels.panel_blocks, blocks);
     kernels.columns(chunks[chunk], first * kernels.panel_blocks, end, blocks, kept_scratch.get(scratch));
   });
+}
+
+void run_rows(const Linear& t, const LinearKernels& kernels, int64_t blocks, int64_t threads) {
+  const int64_t units = (blocks + kernels.panel_blocks - 1) / kernels.panel_blocks;
+  const int64_t bytes = t.m * t.tiles * 16 * bytes_of(t.mode);
+  const int64_t fitting = std::max((t.m - 1) / kChunkRows, (bytes - 1) / kChunkBytes) + 1;
+  // more chunks of rows than needed for the cache, where there are too few columns for all threads
+  const int64_t count = std::max(fitting, std::min((2 * threads - 1) / units, t.m / 16));
+  // and no more of them packed at a time than keep all threads busy
+  const int64_t together = std::max<int64_t>(2, std::min((16 * threads - 1) / units + 1, 2 * threads));
+  const int64_t waves = (count + together - 1) / together;
+  for (int64_t wave = 0; wave < waves; ++wave) {
+    run_chunks(t, kernels, count, rows_of(count, waves, wave), blocks, units, threads);
+  }
 }
 
 // False where activations cannot be taken apart into digits.

@@ -40,20 +40,44 @@ static float clamp_scale(float v) {  // keeps a NaN
   return v < kLeastScale ? kLeastScale : v > kGreatestScale ? kGreatestScale : v;
 }
 
-// Scale and zero point (a code less 128) of a token, as ao_core.numerics.choose_qparams has them.
-static void choose(const Linear& t, const uint8_t* row, float& scale, float& zero_point) {
-  Range range = range_of(t.type, row, t.k);
+// Scale and zero point of a token, as ao_core.numerics.choose_qparams has them; but 128 for one of zeros, whose codes
+// are 0 then as products take them, so that the output is exactly 0. What outputs are multiplied by: the scale, or
+// infinity where the token has one, which the greatest code stands for.
+static float choose(const Linear& t, const uint8_t* row, float& scale, float& zero_point) {
+  const Range range = range_of(t.type, row, t.k);
+  bool infinite;
   zero_point = 0;
   if (t.act == Act::uint8) {
     const float half = range.greatest * 0.5f - range.least * 0.5f;
+    infinite = __builtin_isinf(half);
     scale = half == 0 ? 1.0f : clamp_scale(half / 127.5f);
     const float point = 0.0f - range.least / scale;
-    zero_point = __builtin_rintf(point < 0 ? 0 : point > 255 ? 255 : point);
+    zero_point = half == 0 ? 128.0f : __builtin_rintf(point < 0 ? 0 : point > 255 ? 255 : point);
   } else {
     const float reach = t.act == Act::int8 ? 127.5f : t.act == Act::e4m3 ? 448.0f : 57344.0f;
     const float absmax = range.greatest < -range.least ? -range.least : range.greatest;
+    infinite = __builtin_isinf(absmax);
     scale = absmax == 0 ? 1.0f : clamp_scale(absmax / reach);
   }
+  return infinite ? __builtin_inff() : scale;
+}
+
+// What numbers of a row are multiplied by before they are added up, infinity where one of them is. Products of
+// bfloat16 take subnormal numbers, of which a row of very small ones may consist, for 0, and others round what large
+// scales bring back; beside numbers above the bound, these are less than what sums are rounded to. Sums of very
+// large numbers times codes may exceed a float though small scales bring them back.
+constexpr int kTinyExponent = -100, kHugeExponent = 60;
+static float lift_of(const Linear& t, const uint8_t* row) {
+  I magnitude = splat_int(0);
+  for (int64_t i = 0; i < t.k; i += 16) {
+    const int count = t.k - i < 16 ? static_cast<int>(t.k - i) : 16;
+    magnitude = max_int(magnitude, bits_of(abs(load_as(t.type, row + i * bytes_of(t.type), count))));
+  }
+  const int32_t bits = largest(magnitude);
+  const auto is_below = [bits](int exponent) { return bits < (exponent + 127) << 23; };
+  if (is_below(kTinyExponent)) return bits > 0 ? power_of_two(-kTinyExponent) : 1.0f;
+  if (is_below(kHugeExponent)) return 1.0f;
+  return bits == 0x7f800000 ? __builtin_inff() : power_of_two(-kHugeExponent);  // and so for NaN, which stays one
 }
 
 // The nearest float8 values, ties to even, in float.
@@ -70,12 +94,18 @@ struct RowPacker {
   const uint8_t* row;
   F scale;
   float zero_point;
+  bool infinite;
 
-  // 16 columns from k on, quantized; int8 codes as whole floats.
+  // 16 columns from k on, quantized; int8 codes as whole floats. Without quantization a row with infinities has
+  // the signs of these, and 0 elsewhere: its sums, times infinity, are those of the row without a difference of
+  // infinities where there is none.
   inline __attribute__((always_inline)) F values(int64_t k, int count) const {
     const F v = load_as(t.type, row + k * bytes_of(t.type), count);
     switch (t.act) {
-      case Act::none: return v;
+      case Act::none: {
+        constexpr float kSmall = 0x1p-100f;
+        return infinite ? clamped(mul(mul(v, splat(kSmall)), splat(kSmall)), -1.0f, 1.0f) : mul(v, scale);
+      }
       case Act::int8: return clamped(div(v, scale), -128.0f, 127.0f);
       case Act::uint8:
         return sub(clamped(add(div(v, scale), splat(zero_point)), 0.0f, 255.0f), splat(128.0f));
@@ -89,14 +119,18 @@ struct RowPacker {
   }
 };
 
-// For row r of the activations; where they are quantized their scale and zero point are chosen, and noted.
+// For row r of the activations; its scale, and where they are quantized its zero point, are chosen, and noted.
 static RowPacker packer_of(const Linear& t, int64_t r) {
-  RowPacker packer{t, static_cast<const uint8_t*>(t.x) + r * t.x_stride * bytes_of(t.type), splat(1.0f), 0.0f};
-  if (t.act != Act::none) {
+  RowPacker packer{t, static_cast<const uint8_t*>(t.x) + r * t.x_stride * bytes_of(t.type), splat(1.0f), 0.0f, false};
+  if (t.act == Act::none) {
+    const float lift = lift_of(t, packer.row);
+    packer.infinite = __builtin_isinf(lift);
+    packer.scale = splat(lift);
+    t.x_scale[r] = packer.infinite ? lift : 1.0f / lift;
+  } else {
     float scale;
-    choose(t, packer.row, scale, packer.zero_point);
+    t.x_scale[r] = choose(t, packer.row, scale, packer.zero_point);
     packer.scale = splat(scale);
-    t.x_scale[r] = scale;
     t.x_zero[r] = packer.zero_point - 128.0f;
   }
   return packer;

@@ -21,6 +21,7 @@ struct Format {
                          // a balanced tree, its levels one after the other
   uint8_t order[256];    // search: the code of every interval, lowest first
   bool in_order;         // search: which is the number of the interval
+  bool lacks_zero;       // then a block of zeros gets the least scale there is
   int32_t bits;
   Rule rule;
   uint8_t nan_code;

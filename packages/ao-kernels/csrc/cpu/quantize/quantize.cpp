@@ -77,6 +77,7 @@ const char* complete(Format& f) {
   f.least = least;
   f.greatest = greatest;
   for (int u = codes; u < 256; ++u) f.table[u] = f.table[u & (codes - 1)];
+  f.lacks_zero = std::find(f.table, f.table + codes, 0.0f) == f.table + codes;
   f.in_order = true;
   for (int u = 0; u < codes; ++u) f.in_order = f.in_order && f.order[u] == u;
   if (f.rule == Rule::integer) {

@@ -136,9 +136,14 @@ static inline Fraction fraction_of(float v) {
   return {as_float((bits & 0x7fffff) | 0x3f000000), exponent};
 }
 
+// Whether zeros are exact at any scale: by a zero point, which is a value of the format, or by its own 0.
+static inline bool holds_zero(const Quantize& q) {
+  return q.zero_kind != ZeroKind::none || !q.format.lacks_zero;
+}
+
 // As choose_e8m0: the power of two that brings `magnitude` to q.reach.
 static inline float power_of_two(const Quantize& q, float magnitude) {
-  if (magnitude == 0) return 1.0f;
+  if (magnitude == 0) return holds_zero(q) ? 1.0f : 0x1p-127f;
   if (!(magnitude < as_float(kInfinity))) return kNaN;
   const Fraction m = fraction_of(magnitude);
   int exponent = m.exponent - q.reach_exponent;
@@ -161,7 +166,7 @@ struct Affine {
 
 static inline float scale_of(const Quantize& q, float magnitude) {
   if (q.scale_type == Scale::e8m0) return power_of_two(q, magnitude);
-  if (magnitude == 0) return 1.0f;
+  if (magnitude == 0 && holds_zero(q)) return 1.0f;
   const Storage storage = storage_of(q.scale_type);
   const float scale = magnitude / q.reach;  // a NaN stays
   return scale < storage.least ? storage.least : scale > storage.greatest ? storage.greatest : scale;

@@ -18,14 +18,14 @@ static inline void store_dwords(void* to, Dwords v) { __builtin_memcpy(to, &v, 1
 
 // Rows a, b, c, d of a 4 x 4 matrix become its columns.
 static inline void transpose(Dwords& a, Dwords& b, Dwords& c, Dwords& d) {
-  const Dwords ab_low = __builtin_shuffle(a, b, Dwords{0, 4, 1, 5});
-  const Dwords ab_high = __builtin_shuffle(a, b, Dwords{2, 6, 3, 7});
-  const Dwords cd_low = __builtin_shuffle(c, d, Dwords{0, 4, 1, 5});
-  const Dwords cd_high = __builtin_shuffle(c, d, Dwords{2, 6, 3, 7});
-  a = __builtin_shuffle(ab_low, cd_low, Dwords{0, 1, 4, 5});
-  b = __builtin_shuffle(ab_low, cd_low, Dwords{2, 3, 6, 7});
-  c = __builtin_shuffle(ab_high, cd_high, Dwords{0, 1, 4, 5});
-  d = __builtin_shuffle(ab_high, cd_high, Dwords{2, 3, 6, 7});
+  const Dwords ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+  const Dwords ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  const Dwords cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+  const Dwords cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  a = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5);
+  b = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
+  c = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5);
+  d = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
 }
 
 // Writes a tile from 16 rows of 16 codes, a row every `stride` bytes, and an exclusive or on them.

@@ -65,12 +65,19 @@ AO_INLINE F load_as(Element type, const void* p, int count) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
+// In bfloat16, as 16 words. The instruction for it takes subnormal numbers for 0.
+AO_INLINE __m256i round_to_bf16(F v) {
+  const I bits = _mm512_castps_si512(v), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const I rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const __mmask16 none = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);  // NaN stays one
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, none, _mm512_set1_epi32(0x7fc00000)), 16));
+}
 AO_INLINE void store_as(Element type, void* p, F v, int count) {
   const __mmask16 mask = count >= 16 ? 0xffff : first(count);
   if (type == Element::f32) return _mm512_mask_storeu_ps(p, mask, v);
   const __m256i half = type == Element::f16
                            ? _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)
-                           : reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v));
+                           : round_to_bf16(v);
   _mm256_mask_storeu_epi16(p, mask, half);
 }
 

@@ -62,6 +62,7 @@ struct TwoFour {
   Mode mode;          // f32 or pairs
   int64_t width;      // k up to the next multiple of kWindow
   uint8_t* x_packed;  // (m, width), as `mode` has them, padded with 0
+  uint8_t* x_odd;     // (m): 1 where the row has infinities or NaN
 };
 // Columns whose activations are looked at together.
 constexpr int64_t kWindow = 64;

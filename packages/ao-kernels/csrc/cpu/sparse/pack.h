@@ -19,9 +19,10 @@ static void pack_numbers(const BlockSparse& t, const uint8_t* row, uint8_t* out)
 static void pack_codes(const BlockSparse& t, int64_t r, const uint8_t* row, uint8_t* out) {
   Linear activations{};
   activations.type = t.type, activations.k = t.k, activations.act = t.act;
-  RowPacker packer{activations, row, splat(1.0f), 0.0f};
-  choose(activations, row, t.x_scale[r], packer.zero_point);
-  packer.scale = splat(t.x_scale[r]);
+  RowPacker packer{activations, row, splat(1.0f), 0.0f, false};
+  float scale;
+  t.x_scale[r] = choose(activations, row, scale, packer.zero_point);
+  packer.scale = splat(scale);
   for (int64_t c = 0; c < t.column_blocks; ++c) {
     I total = splat_int(0);
     for (int64_t k = c * t.side; k < (c + 1) * t.side; k += 16, out += 16) {

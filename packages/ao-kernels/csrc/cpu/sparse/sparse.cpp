@@ -33,6 +33,36 @@ int64_t chunks_of(const BlockSparse& t, int64_t threads) {
   return std::max({(t.m + kChunkRows - 1) / kChunkRows, std::min(fair, t.m / 16), int64_t{1}});
 }
 
+// What is packed: float32, or bfloat16 as the upper half of one.
+uint32_t bits_at(const TwoFour& t, int64_t row, int64_t k) {
+  const int64_t i = row * t.width + k;
+  if (t.mode == Mode::f32) return reinterpret_cast<const uint32_t*>(t.x_packed)[i];
+  return static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(t.x_packed)[i]) << 16;
+}
+
+// Makes NaN of the outputs of a row where an infinity or NaN of the activations meets a weight that is not stored:
+// as the product with 0 would, which is left out.
+void meet_removed(const TwoFour& t, int64_t row) {
+  const uint16_t none = t.type == Element::f16 ? 0x7e00 : 0x7fc0;
+  const auto make_nan = [&](int64_t n) {
+    const int64_t i = row * t.n + n;
+    if (t.type == Element::f32) static_cast<uint32_t*>(t.y)[i] = 0x7fc00000;
+    if (t.type != Element::f32) static_cast<uint16_t*>(t.y)[i] = none;
+  };
+  for (int64_t four = 0; four * 4 < t.k; ++four) {
+    int odd = 0;  // a bit for each of the columns
+    for (int64_t k = four * 4; k < std::min(four * 4 + 4, t.k); ++k) {
+      odd |= ((bits_at(t, row, k) & 0x7fffffff) >= 0x7f800000) << k % 4;
+    }
+    if (odd == 0) continue;
+    for (int64_t n = 0; n < t.n; ++n) {
+      const int places = t.places[n * t.place_bytes + four / 2] >> four % 2 * 4;
+      const int stored = 1 << (places & 3) | 1 << (places >> 2 & 3);
+      if (odd & ~stored) make_nan(n);
+    }
+  }
+}
+
 }  // namespace
 
 void run_block_sparse(const BlockSparse& call) {
@@ -73,12 +103,17 @@ void run_two_four(const TwoFour& call) {
   const bool exact = t.type == Element::bf16 && (t.bits <= 8 || t.value == Value::bf16) && one_scale;
   t.mode = isa().linear.pairs && exact ? Mode::pairs : Mode::f32;
   t.width = (t.k + kWindow - 1) / kWindow * kWindow;
-  t.x_packed = kept_activations.get(t.m * t.width * 4);
+  const int64_t packed = t.m * t.width * 4;
+  t.x_packed = kept_activations.get(packed + t.m);
+  t.x_odd = t.x_packed + packed;
   kernels.pack_two_four(t, 0, t.m);
   const int64_t threads = t.n * t.k <= kSerialWork / t.m ? 1 : num_threads();
   take_turns((t.n + 3) / 4, 1, threads, [&](int64_t first, int64_t last, int64_t) {
     kernels.two_four(t, first * 4, std::min(last * 4, t.n));
   });
+  for (int64_t r = 0; r < t.m; ++r) {
+    if (t.x_odd[r]) meet_removed(t, r);
+  }
 }
 
 void expand_two_four(const TwoFour& call) {

@@ -175,11 +175,15 @@ static void pack_two_four(const TwoFour& t, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
     const uint8_t* row = static_cast<const uint8_t*>(t.x) + r * t.x_stride * bytes_of(t.type);
     uint8_t* out = t.x_packed + r * t.width * bytes_of(to);
+    I magnitude = splat_int(0);  // as integers, infinity is above all numbers and NaN above infinity
     for (int64_t k = 0; k < t.width; k += 16, out += 16 * bytes_of(to)) {
       const int64_t rest = t.k - k;
       const int count = rest < 0 ? 0 : rest < 16 ? static_cast<int>(rest) : 16;
-      store_as(to, out, load_as(t.type, row + k * bytes_of(t.type), count), 16);
+      const F v = load_as(t.type, row + k * bytes_of(t.type), count);
+      magnitude = max_int(magnitude, bits_of(abs(v)));
+      store_as(to, out, v, 16);
     }
+    t.x_odd[r] = largest(magnitude) >= 0x7f800000;
   }
 }
 

@@ -41,12 +41,17 @@ def codes_of(dtype: DType) -> Codes:
     """How the tiles store a number format.
 
     Signed integers are stored in offset binary, so that the least value is code 0; anything else as
-    its canonical code.
+    its canonical code. Where code 0 is an infinity or NaN, the code of the least magnitude changes places
+    with it: padding has stored code 0, and meets activations that are 0.
     """
     flip = 1 << (dtype.bits - 1) if dtype.kind == "int" and dtype.min < 0 else 0
     with _disable_current_modes(), torch.inference_mode(False):
         stored = torch.arange(1 << dtype.bits, dtype=torch.uint8, device="cpu")
         values = tuple(dtype.decode(stored ^ flip).tolist())
+        finite = [code for code, value in enumerate(values) if math.isfinite(value)]
+        if finite and finite[0] != 0:
+            flip = min(finite, key=lambda code: abs(values[code]))
+            values = tuple(dtype.decode(stored ^ flip).tolist())
     return Codes(dtype.bits, flip, _kind(values), values)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -38,9 +40,14 @@ def dequantize_tiles(
 
 def _decoding(parts: Parts, spec: Spec, shape: tuple[int, ...]) -> tuple[Tensor | int | None, ...]:
     """What the ops are told of a weight."""
-    grid, codes = grid_of(spec, shape), codes_of(registry.dtypes.get(spec.dtype))
     tensors = (parts.get(name) for name in ("qdata", *AFFINE))
-    return (*tensors, table_of(parts), grid.n, grid.k, codes.bits, grid.group, grid.span)
+    return (*tensors, table_of(parts), *_numbers(spec, shape))
+
+
+@lru_cache(maxsize=1024)
+def _numbers(spec: Spec, shape: tuple[int, ...]) -> tuple[int, ...]:
+    grid, codes = grid_of(spec, shape), codes_of(registry.dtypes.get(spec.dtype))
+    return grid.n, grid.k, codes.bits, grid.group, grid.span
 
 
 def _accepts_embedding(call: Call) -> str | None:

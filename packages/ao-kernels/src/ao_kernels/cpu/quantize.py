@@ -10,16 +10,17 @@ from torch import Tensor
 from ao_core.layouts import Parts
 from ao_core.numerics import (
     MX_MODES,
-    choose_qparams,
     full_block,
     grid_shape,
     pack_unit,
     packed_size,
+    qparams_of_range,
+    reach_of,
 )
 from ao_core.records import Call, DType, Kernel
 from ao_core.registry import registry
 from ao_core.spec import Spec
-from ao_core.tensor import QTensor, quantize_tensor
+from ao_core.tensor import QTensor, quantize_values
 from ao_core.tensor.codec import decode_reference, scale_values
 from ao_core.tensor.create import encode_reference
 from ao_kernels.cpu.formats import Format, format_of
@@ -137,11 +138,12 @@ def _nested_scale(
     """Scales that are quantized themselves: as `encode_reference`, from the magnitudes of the blocks."""
     assert isinstance(spec.scale_dtype, Spec)
     greatest = torch.ops.ao_kernels.block_absmax(x, *matrix).view(grid)
-    scale, _ = choose_qparams(greatest, dtype, (1,))
+    reach = reach_of(dtype, spec.block)
+    scale, _ = qparams_of_range(-greatest, greatest, dtype, reach=reach)
     # a block of zeros takes the least of the scales
     zeros = greatest == 0
     least = torch.where(zeros, torch.inf, scale).amin().nan_to_num(posinf=1.0)
-    return quantize_tensor(torch.where(zeros, least, scale), spec.scale_dtype)
+    return quantize_values(torch.where(zeros, least, scale), spec.scale_dtype)
 
 
 def _known(spec: Spec, shape: tuple[int, ...], dtype: DType) -> tuple[Matrix, Format]:
@@ -165,7 +167,7 @@ def _reach(spec: Spec, dtype: DType) -> float:
         return (dtype.max - dtype.min) * 0.5
     if spec.scale_dtype == "e8m0" and dtype.kind == "int":
         return max(1.0, dtype.max)
-    return dtype.reach
+    return reach_of(dtype, spec.block)
 
 
 def _zero_kind(spec: Spec, dtype: DType) -> int:

@@ -103,6 +103,8 @@ def format_of(dtype: DType, *, sparse: bool = False) -> Format | str:
 
 def _least(values: tuple[float, ...]) -> int | None:
     """The first, where they are integers that count up by 1 and both elements hold all that is added up."""
+    if not math.isfinite(values[0]):
+        return None
     least = int(values[0])
     counts = all(value == least + code for code, value in enumerate(values))
     return least if counts and -128 <= least <= 0 else None

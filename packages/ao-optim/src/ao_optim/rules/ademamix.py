@@ -68,9 +68,7 @@ def _check(options: Options) -> None:
     check_least(
         options, eps="epsilon value", weight_decay="weight_decay value", alpha="alpha value"
     )
-    check_betas(options)
-    if len(options["betas"]) != 3:
-        raise ValueError(f"Invalid betas: {options['betas']}: AdEMAMix has three")
+    check_betas(options, 3)
 
 
 ADEMAMIX = Rule(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -55,18 +56,33 @@ def check_lr(options: Options) -> None:
 
 
 def check_least(options: Options, **names: str) -> None:
-    """These options, with torch's names for them, are at least 0."""
+    """These options, with torch's names for them, are finite numbers of at least 0."""
     for option, called in names.items():
         value = options[option]
-        if not (isinstance(value, Tensor) and value.is_meta) and not value >= 0.0:
-            raise ValueError(f"Invalid {called}: {value}")
+        if isinstance(value, Tensor) and value.is_meta:
+            continue
+        if not _is_number(value) or not 0.0 <= float(value) < inf:
+            raise ValueError(
+                f"Invalid {called}: {value} ({option}={value!r}); use a finite number from 0 on"
+            )
 
 
-def check_betas(options: Options) -> None:
-    """Each of the betas is in [0, 1)."""
-    for index, beta in enumerate(options["betas"]):
-        if not 0.0 <= beta < 1.0:
-            raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
+def check_betas(options: Options, count: int = 2) -> None:
+    """There are so many betas, each in [0, 1)."""
+    betas = options["betas"]
+    if not isinstance(betas, (tuple, list)) or len(betas) != count:
+        words = {2: "two", 3: "three"}
+        raise ValueError(f"Invalid betas: {betas!r}; the rule has {words[count]}, in [0, 1)")
+    for index, beta in enumerate(betas):
+        if not _is_number(beta) or not 0.0 <= float(beta) < 1.0:
+            raise ValueError(
+                f"Invalid beta parameter at index {index}: {beta}; use a number in [0, 1)"
+            )
+
+
+def _is_number(value: Any) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number or (isinstance(value, Tensor) and value.numel() == 1)
 
 
 def decay_weights(param: Tensor, options: Options) -> None:

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from ao_quant.autotuning.result import AutoquantReport, Layer, Timing
 from ao_quant.autotuning.timing import Trial
-from ao_quant.autotuning.tuner import CANDIDATES, autoquant
+from ao_quant.autotuning.tuner import CANDIDATES, OneRowWarning, autoquant
 
-__all__ = ["CANDIDATES", "AutoquantReport", "Layer", "Timing", "Trial", "autoquant"]
+__all__ = [
+    "CANDIDATES",
+    "AutoquantReport",
+    "Layer",
+    "OneRowWarning",
+    "Timing",
+    "Trial",
+    "autoquant",
+]

@@ -40,7 +40,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "ao-core": core_version,
         "ao-quant": __version__,
-        "kernels": fingerprint(),
+        "kernels": fingerprint(device.type),
     }
 
 

@@ -67,7 +67,7 @@ def record(model: nn.Module, sample: Sample, entries: Sequence[Entry]) -> list[U
             handle = module.register_forward_pre_hook(note, with_kwargs=True)
             stack.callback(handle.remove)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        answer(model, sample)
+        answer(model, sample, name="example_input")
     found = [
         tuple(
             Use(names[caller], owner[len(caller) :].lstrip("."), target.name, args, kwargs, count)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
 from ao_core.config import Config, FqnToConfig, config_to_dict
 from ao_core.report import Report
-from ao_core.report.text import aligned, decibels, shape_text
+from ao_core.report.text import shape_text
 from ao_quant.planning.text import config_text
 
 __all__ = ["AutoquantReport", "Layer", "Timing"]
 
-_HEADER = ("parameter", "shape", "dense", "chosen", "time", "speed", "SQNR", "why")
-_RIGHT = (2, 4, 5, 6)
+#: of a line of the text
+_WIDTH = 120
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Layer:
     #: whether the times come from the disk
     cached: bool = False
     tied: tuple[str, ...] = ()
+    #: of the layer's output on the example: over so many the SQNR was taken
+    rows: int = 0
 
     @property
     def chosen(self) -> Timing:
@@ -94,14 +97,29 @@ class AutoquantReport:
         """JSON text of `to_dict`."""
         return json.dumps(self.to_dict(), indent=2)
 
+    @property
+    def one_row(self) -> tuple[str, ...]:
+        """Layers whose SQNR is that of a single row, which is no sample."""
+        return tuple(layer.fqn for layer in self.layers if layer.rows == 1)
+
     def __str__(self) -> str:
-        rows = [_row(layer) for layer in self.layers]
-        blocks = [aligned([_HEADER, *rows], right=_RIGHT)] if rows else []
+        alike: dict[tuple[Any, ...], list[Layer]] = {}
+        for layer in self.layers:
+            key = (layer.shape, layer.picked and layer.chosen.config, layer.reason)
+            alike.setdefault(key, []).append(layer)
+        blocks = [_group(group) for group in alike.values()]
         if self.kept:
             counts = Counter(reason for _, reason in self.kept)
-            lines = [f"  {count} × {reason}" for reason, count in counts.most_common()]
-            blocks.append("\n".join([f"as they are ({len(self.kept)}):", *lines]))
-        return "\n\n".join([*blocks, self._totals()])
+            lines = [f"{count} × {reason}" for reason, count in counts.most_common()]
+            blocks.append("\n".join([f"as they are ({len(self.kept)}):", *map(_indented, lines)]))
+        return "\n\n".join([*blocks, *self._doubts(), fill(self._totals(), _WIDTH)])
+
+    def _doubts(self) -> list[str]:
+        """What a reader should know of the errors."""
+        if not self.one_row:
+            return []
+        text = f"the error of {len(self.one_row)} layers is that of one row, which may be unusual"
+        return [fill(text, _WIDTH)]
 
     def _totals(self) -> str:
         dense = sum(layer.timings[0].seconds or 0.0 for layer in self.layers)
@@ -124,6 +142,7 @@ def _layer_to_dict(layer: Layer) -> dict[str, Any]:
         "picked": layer.picked,
         "reason": layer.reason,
         "cached": layer.cached,
+        "rows": layer.rows,
         "timings": [
             {
                 "config": None if timing.config is None else config_to_dict(timing.config),
@@ -136,18 +155,24 @@ def _layer_to_dict(layer: Layer) -> dict[str, Any]:
     }
 
 
-def _row(layer: Layer) -> tuple[str, ...]:
-    chosen = layer.chosen
-    return (
-        " = ".join((layer.fqn, *layer.tied)),
-        shape_text(layer.shape),
-        _time(layer.timings[0].seconds),
-        config_text(chosen.config),
-        _time(chosen.seconds),
-        f"{layer.speedup:.2f}×",
-        decibels(chosen.sqnr_db),
-        layer.reason,
-    )
+def _group(layers: list[Layer]) -> str:
+    """Layers of one shape that fared alike: their names, the first ones spelled out, and what was chosen."""
+    names = [" = ".join((layer.fqn, *layer.tied)) for layer in layers]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    dense = sum(layer.timings[0].seconds or 0.0 for layer in layers)
+    chosen = sum(layer.chosen.seconds or 0.0 for layer in layers)
+    text = f"{shape_text(layers[0].shape)}: {config_text(layers[0].chosen.config)}, {_time(dense)}"
+    if layers[0].picked:
+        least = min(layer.chosen.sqnr_db or 0.0 for layer in layers)
+        text += f" → {_time(chosen)}, {dense / chosen:.2f}×, " if chosen else ", "
+        text += f"{'at least ' if len(layers) > 1 else ''}{least:.1f} dB"
+    title = fill(", ".join(names[:3]) + more, _WIDTH, break_on_hyphens=False)
+    return f"{title}\n{_indented(f'{text}: {layers[0].reason}')}"
+
+
+def _indented(text: str) -> str:
+    """A line below a title, broken where it is too long."""
+    return fill(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _time(seconds: float | None) -> str:

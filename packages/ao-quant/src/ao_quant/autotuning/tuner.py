@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ao_core.config import Config, config_to_dict
+from ao_core.arguments import checked
+from ao_core.config import Config, ConfigLike, config_to_dict
 from ao_core.errors import ConfigError, UnsupportedOp
 from ao_core.numerics import error_sums, sqnr_of_sums
+from ao_core.outcome import warn_caller
 from ao_core.progress import Progress, watched
 from ao_core.quantize import convert, quantize_
 from ao_core.samples import Sample, evaluating, tensor_of
@@ -30,8 +32,11 @@ from ao_quant.autotuning.timing import Timer, Trial, measure, stopwatch
 from ao_quant.planning.candidates import resolve_candidates, why_kept
 from ao_quant.planning.text import config_text
 
-__all__ = ["CANDIDATES", "autoquant"]
+__all__ = ["CANDIDATES", "OneRowWarning", "autoquant"]
 
+#: times that differ by less than this factor are a tie, which the smaller error decides: a layer alone is not
+#: timed better than that
+_TIE = 1.1
 #: weight-only and dynamic recipes of 8 and 4 bits
 CANDIDATES = (
     "int8_weight_only",
@@ -43,11 +48,12 @@ CANDIDATES = (
 )
 
 
+@checked
 def autoquant(
     model: nn.Module,
     example_input: Sample,
     *,
-    candidates: Sequence[Config | str] = CANDIDATES,
+    candidates: Sequence[ConfigLike] = CANDIDATES,
     min_sqnr: float = 30.0,
     min_speedup: float = 1.03,
     apply: bool = True,
@@ -88,6 +94,9 @@ def autoquant(
     Raises:
         ConfigError: a candidate or another argument cannot work.
         QuantizationError: weights with NaN or inf, or on the meta device, or the model answers so.
+
+    Warns:
+        OneRowWarning: the example gives layers one row of activations, so their error is that of one row.
     """
     configs = resolve_candidates(candidates)
     _check(min_sqnr, min_speedup, rounds)
@@ -111,7 +120,24 @@ def autoquant(
         ]
     device = found[0][0].tensor.device if found else torch.device("cpu")
     result = AutoquantReport(tuple(layers), tuple(kept), machine(device))
+    _warn_of_one_row(result, min_sqnr)
     return replace(result, report=quantize_(inner, result.config)) if apply else result
+
+
+class OneRowWarning(UserWarning):
+    """The error of a format was measured on a single row of activations, which may be an unusual one."""
+
+
+def _warn_of_one_row(result: AutoquantReport, min_sqnr: float) -> None:
+    """Say that the floor was held to one row, where there was no more and it could matter."""
+    if (names := result.one_row) and min_sqnr > -math.inf:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        warn_caller(
+            f"example_input gives {names[0]}{more} one row of activations, and one row is no sample: a first "
+            "token with unusual values can rule out every format by min_sqnr, or let a bad one pass. Give "
+            "several rows to choose by, or min_sqnr=-math.inf where the time alone shall decide",
+            OneRowWarning,
+        )
 
 
 @dataclass(frozen=True)
@@ -151,9 +177,9 @@ def _tuned(entry: Entry, uses: Uses, task: _Task) -> Layer:
     timings = [replace(t, seconds=s) for t, s in zip(timings, seconds, strict=True)]
     timings = [replace(t, reason=_why_not(t, timings[0], task)) for t in timings]
     fitting = [i for i, timing in enumerate(timings) if not timing.reason]
-    picked = min(fitting, key=lambda i: (seconds[i], i))
+    picked = _pick(fitting, seconds, timings)
     timings = [
-        replace(t, reason="another is faster") if not t.reason and i != picked else t
+        replace(t, reason=_passed(t, timings[picked])) if not t.reason and i != picked else t
         for i, t in enumerate(timings)
     ]
     return Layer(
@@ -165,7 +191,23 @@ def _tuned(entry: Entry, uses: Uses, task: _Task) -> Layer:
         reason=_why(picked, timings, task),
         cached=cached,
         tied=tuple(owner.fqn for owner in entry.owners[1:]),
+        rows=sum(answer.numel() // max(answer.shape[-1], 1) for answer in answers),
     )
+
+
+def _pick(fitting: list[int], seconds: list[float], timings: list[Timing]) -> int:
+    """The fastest candidate; of those that are about as fast, the one with the least error."""
+    fastest = min(fitting, key=lambda i: (seconds[i], i))
+    if timings[fastest].config is None:
+        return fastest
+    tied = [i for i in fitting if timings[i].config and seconds[i] <= _TIE * seconds[fastest]]
+    return max(tied, key=lambda i: (timings[i].sqnr_db or 0.0, -seconds[i]))
+
+
+def _passed(timing: Timing, picked: Timing) -> str:
+    """Why a candidate that could be chosen was not."""
+    faster = (timing.seconds or 0.0) < (picked.seconds or 0.0)
+    return "another is about as fast, with less error" if faster else "another is faster"
 
 
 def _seconds(
@@ -223,7 +265,11 @@ def _why(picked: int, timings: list[Timing], task: _Task) -> str:
     faster = sum((timing.seconds or 0.0) < limit for timing in worse)
     passed = f"; {faster} faster below {task.min_sqnr:g} dB" if faster else ""
     if picked:
-        return f"the fastest{passed}"
+        fitting = [t for t in timings if not t.reason or t.reason.startswith("another")]
+        first = all((t.seconds or 0.0) >= limit for t in fitting)
+        return (
+            f"{'the fastest' if first else 'about as fast as the fastest, with less error'}{passed}"
+        )
     return f"no other is {task.min_speedup:g}× as fast{passed}"
 
 

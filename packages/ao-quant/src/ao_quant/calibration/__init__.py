@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from ao_quant.calibration.result import Calibration
-from ao_quant.calibration.steps import calibrate, convert, discard, prepare
+from ao_quant.calibration.steps import OutlierWarning, calibrate, convert, discard, prepare
 
-__all__ = ["Calibration", "calibrate", "convert", "discard", "prepare"]
+__all__ = ["Calibration", "OutlierWarning", "calibrate", "convert", "discard", "prepare"]

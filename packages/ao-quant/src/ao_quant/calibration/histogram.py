@@ -38,7 +38,7 @@ class Histogram:
     @classmethod
     def empty(cls) -> Histogram:
         """A histogram of nothing."""
-        return cls(torch.zeros(2, _BINS, dtype=torch.int64))
+        return cls(torch.zeros(2, _BINS, dtype=torch.int64, device="cpu"))
 
     @property
     def nbytes(self) -> int:
@@ -48,7 +48,7 @@ class Histogram:
 
 def count_bins(histogram: Histogram, x: Tensor, magnitude: float) -> Histogram:
     """The histogram with finite values `x`, whose largest magnitude is given, added to it."""
-    top = max(histogram.top, int(_codes(torch.tensor([magnitude]))) // _STEPS)
+    top = max(histogram.top, int(_codes(torch.tensor([magnitude], device="cpu"))) // _STEPS)
     counts = _moved(histogram.counts, (top - histogram.top) * _STEPS).to(x.device)
     for slab in x.reshape(-1).split(_SLAB):
         place = (_codes(slab) - _lowest(top)).clamp_(min=-1) + 1
@@ -63,7 +63,7 @@ def points(histogram: Histogram) -> tuple[Tensor, Tensor]:
     Four for a bin, evenly spread over it, since values need not be bfloat16 numbers.
     """
     values, widths, counts = _bins(histogram)
-    spread = torch.tensor(_SPREAD, dtype=torch.float64)
+    spread = torch.tensor(_SPREAD, dtype=torch.float64, device="cpu")
     weights = counts.double().repeat_interleave(len(spread)) / len(spread)
     return (values[:, None] + widths[:, None] * spread).reshape(-1), weights
 
@@ -78,7 +78,7 @@ def quantile(histogram: Histogram, share: float, *, magnitude: bool = False) -> 
         values, order = values.abs().sort()
         counts = counts[order]
     seen = counts.cumsum(0)
-    rank = torch.tensor([int(share * (int(seen[-1]) - 1))])
+    rank = torch.tensor([int(share * (int(seen[-1]) - 1))], device="cpu")
     return float(values[torch.searchsorted(seen, rank, right=True)])
 
 
@@ -104,9 +104,13 @@ def _moved(counts: Tensor, steps: int) -> Tensor:
 
 def _bins(histogram: Histogram) -> tuple[Tensor, Tensor, Tensor]:
     """Middle, width (float64) and count of the bins that are not empty, in ascending order."""
-    codes = (torch.arange(_BINS - 1, dtype=torch.int32) + _lowest(histogram.top)).clamp_(min=0)
-    middle = torch.cat([torch.zeros(1), (codes << 16).view(torch.float32)]).double()
-    octave = torch.cat([torch.zeros(1), ((codes & ~(_STEPS - 1)) << 16).view(torch.float32)])
+    codes = (
+        torch.arange(_BINS - 1, dtype=torch.int32, device="cpu") + _lowest(histogram.top)
+    ).clamp_(min=0)
+    middle = torch.cat([torch.zeros(1, device="cpu"), (codes << 16).view(torch.float32)]).double()
+    octave = torch.cat(
+        [torch.zeros(1, device="cpu"), ((codes & ~(_STEPS - 1)) << 16).view(torch.float32)]
+    )
     width = octave.double() / _STEPS
     counts = histogram.counts.cpu()
     values = torch.cat([-middle.flip(0), middle])

@@ -20,7 +20,7 @@ from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec
 from ao_quant.calibration.histogram import Histogram, count_bins, points, quantile
 
-__all__ = ["OBSERVERS", "Observed", "Observer", "Range", "observe", "qparams"]
+__all__ = ["OBSERVERS", "Observed", "Observer", "Range", "observe", "qparams", "steps_are_wide"]
 
 #: factors by which the least squared error is searched, as powers of two: first and second round
 _COARSE = tuple(-step / 4 for step in range(41))
@@ -46,11 +46,18 @@ class Observed:
     count: int = 0
     #: None: only the range is observed
     histogram: Histogram | None = None
+    #: sum of their magnitudes
+    total: float = 0.0
+
+    @property
+    def typical(self) -> float:
+        """Mean magnitude of the values; 0 where none was seen."""
+        return self.total / max(self.count, 1)
 
     @property
     def nbytes(self) -> int:
-        """Memory of the state: 24 bytes, and 64 KiB of a histogram."""
-        return 24 + (0 if self.histogram is None else self.histogram.nbytes)
+        """Memory of the state: 32 bytes, and 64 KiB of a histogram."""
+        return 32 + (0 if self.histogram is None else self.histogram.nbytes)
 
 
 class Observer(NamedTuple):
@@ -78,7 +85,8 @@ def observe(state: Observed, x: Tensor) -> Observed:
     histogram = state.histogram
     if histogram is not None:
         histogram = count_bins(histogram, x, max(-low, high))
-    return Observed(seen, state.count + x.numel(), histogram)
+    total = state.total + float(torch.linalg.vector_norm(x, 1, dtype=torch.float32))
+    return Observed(seen, state.count + x.numel(), histogram, total)
 
 
 def qparams(
@@ -86,10 +94,22 @@ def qparams(
 ) -> tuple[float, int | None]:
     """Scale and zero point, if the format has one, of activations that were observed."""
     dtype = registry.dtypes.get(act.dtype)
-    span = observer.span(state, dtype, act.zero, percentile)
-    low, high = (torch.tensor(value, dtype=torch.float32) for value in span)
-    scale, zero = qparams_of_range(low, high, dtype, act.zero)
-    return float(scale), None if zero is None else int(zero)
+    return _of_range(observer.span(state, dtype, act.zero, percentile), dtype, act.zero)
+
+
+def steps_are_wide(state: Observed, act: Spec) -> bool:
+    """Whether one step of a format over all that was seen is larger than the mean magnitude.
+
+    Most values would become 0, and an observer that clips would clip what stands out.
+    """
+    scale, _ = _of_range(state.range, registry.dtypes.get(act.dtype), act.zero)
+    return 0.0 < state.typical < scale
+
+
+def _of_range(span: Range, dtype: DType, zero: str) -> tuple[float, int | None]:
+    low, high = (torch.tensor(value, dtype=torch.float32, device="cpu") for value in span)
+    scale, point = qparams_of_range(low, high, dtype, zero)
+    return float(scale), None if point is None else int(point)
 
 
 def _all(state: Observed, dtype: DType, zero: str, percentile: float) -> Range:
@@ -136,13 +156,14 @@ def _shrunk(
     errors: Callable[[Tensor], Tensor], span: tuple[float, float], ends: tuple[bool, bool]
 ) -> tuple[float, float]:
     """The span with the least error of those whose marked ends are nearer to 0, by up to 2**-10."""
-    whole, moves = torch.tensor(span, dtype=torch.float32), torch.tensor(ends)
+    whole = torch.tensor(span, dtype=torch.float32, device="cpu")
+    moves = torch.tensor(ends, device="cpu")
 
     def best(factors: Tensor) -> int:
         return int(errors(torch.where(moves, whole * factors[:, None], whole)).argmin())
 
-    coarse = 2.0 ** torch.tensor(_COARSE)
-    fine = (coarse[best(coarse)] * 2.0 ** torch.tensor(_FINE)).clamp(max=1.0)
+    coarse = 2.0 ** torch.tensor(_COARSE, device="cpu")
+    fine = (coarse[best(coarse)] * 2.0 ** torch.tensor(_FINE, device="cpu")).clamp(max=1.0)
     low, high = torch.where(moves, whole * fine[best(fine)], whole).tolist()
     return low, high
 

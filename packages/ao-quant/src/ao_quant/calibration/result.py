@@ -11,7 +11,14 @@ from ao_core.config import FqnToConfig
 from ao_core.errors import QuantizationError
 from ao_core.spec import Spec
 from ao_core.targets import Plan
-from ao_quant.calibration.observers import OBSERVERS, Observed, Observer, observe, qparams
+from ao_quant.calibration.observers import (
+    OBSERVERS,
+    Observed,
+    Observer,
+    observe,
+    qparams,
+    steps_are_wide,
+)
 from ao_quant.configs import StaticConfig
 from ao_quant.specs import format_of
 
@@ -41,6 +48,11 @@ class Watched:
         act = format_of(self.config).act
         assert act is not None
         return act
+
+    @property
+    def has_outliers(self) -> bool:
+        """Whether one scale leaves nothing of most values, in a format that has evenly spaced ones."""
+        return self.config.dynamic() is not None and steps_are_wide(self.state, self.act)
 
     def qparams(self) -> tuple[float, int | None]:
         """Scale and zero point by what was seen."""
@@ -76,6 +88,11 @@ class Calibration:
         """Weights that were multiplied with nothing yet."""
         return [name for name, each in self.watched.items() if not each.state.count]
 
+    @property
+    def outliers(self) -> list[str]:
+        """Weights whose activations have outliers: one scale would leave nothing of most values."""
+        return [n for n, each in self.watched.items() if each.state.count and each.has_outliers]
+
     def note(self, name: str, x: Tensor) -> None:
         """Observe activations of a weight.
 
@@ -91,17 +108,23 @@ class Calibration:
                 "them, or leave the layer out"
             ) from error
 
-    def decided(self) -> list[Plan]:
-        """The plans with what was found; those of weights that saw nothing keep them."""
+    def decided(self, outliers: str = "static") -> list[Plan]:
+        """The plans with what was found; those of weights that saw nothing keep them.
+
+        `outliers`: as for `ao_quant.convert`.
+        """
         done = []
         for plan in self.plans:
             each = self.watched.get(plan.fqn)
             if each is None:
                 done.append(plan)
-            elif each.state.count:
-                done.append(replace(plan, config=each.config.calibrated(*each.qparams())))
-            else:
+            elif not each.state.count:
                 done.append(replace(plan, config=None, reason="it saw no data in calibration"))
+            elif outliers != "static" and each.has_outliers:
+                config = each.config.dynamic() if outliers == "dynamic" else None
+                done.append(replace(plan, config=config, reason=_why_not_static(each.state)))
+            else:
+                done.append(replace(plan, config=each.config.calibrated(*each.qparams())))
         return done
 
     def __str__(self) -> str:
@@ -113,5 +136,14 @@ class Calibration:
                 scale, zero = each.qparams()
                 text = f"{seen.count:,} values from {seen.range.low:.4g} to {seen.range.high:.4g}, "
                 text += f"scale {scale:.4g}" + ("" if zero is None else f", zero point {zero}")
+                text += f"; outliers: mean magnitude {seen.typical:.4g}" * each.has_outliers
             lines.append(f"{name} ({each.config.observer}): {text}")
         return "\n".join([*lines, f"{self.nbytes:,} bytes"])
+
+
+def _why_not_static(state: Observed) -> str:
+    low, high = state.range
+    return (
+        f"its inputs have outliers, from {low:.4g} to {high:.4g} where the mean magnitude is "
+        f"{state.typical:.3g}: one scale for all would round most of them to 0"
+    )

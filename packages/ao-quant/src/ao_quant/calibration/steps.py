@@ -9,9 +9,11 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from ao_core.config import Config, FqnToConfig, resolve_config
+from ao_core.arguments import checked
+from ao_core.config import Config, ConfigLike, FqnToConfig, resolve_config
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.observing import observing
+from ao_core.outcome import warn_caller
 from ao_core.progress import Progress
 from ao_core.quantize import apply_plans, transformed
 from ao_core.records import Skip
@@ -22,16 +24,16 @@ from ao_quant.calibration.result import Calibration, Watched, config_of
 from ao_quant.configs import StaticConfig
 from ao_quant.specs import format_of
 
-__all__ = ["calibrate", "convert", "discard", "prepare"]
+__all__ = ["OutlierWarning", "calibrate", "convert", "discard", "prepare"]
 
 #: the attribute of a prepared model
 _ATTRIBUTE = "_ao_calibration"
 _UNSEEN = ("error", "keep")
+_OUTLIERS = ("dynamic", "keep", "static")
 
 
-def prepare(
-    model: nn.Module, config: Config | str, filter_fn: FilterFn | None = None
-) -> Calibration:
+@checked
+def prepare(model: nn.Module, config: ConfigLike, filter_fn: FilterFn | None = None) -> Calibration:
     """Decide what is to be quantized, and whose activations calibration shall see; changes no weight.
 
     Args:
@@ -74,6 +76,7 @@ def prepare(
     return calibration
 
 
+@checked
 @contextmanager
 def calibrate(model: nn.Module) -> Iterator[Calibration]:
     """Within this context all that a prepared model computes is observed; it may be entered again.
@@ -94,10 +97,12 @@ def calibrate(model: nn.Module) -> Iterator[Calibration]:
         calibration.active = False
 
 
+@checked
 def convert(
     model: nn.Module,
     *,
     unseen: str = "error",
+    outliers: str = "dynamic",
     device: torch.device | str | None = None,
     strict: bool = False,
     progress: Progress = None,
@@ -108,6 +113,9 @@ def convert(
         model: as it was prepared.
         unseen: what to do with weights that saw no data: "error", or "keep" them as they are, which the
             report then says.
+        outliers: what int8 weights get whose activations have outliers, so that a step of one scale for all
+            is larger than their mean magnitude: "dynamic", a scale for each token; "keep" them as they are;
+            "static", as all others. The report names them.
         device: as for `quantize_`.
         strict: as for `quantize_`.
         progress: as for `quantize_`.
@@ -119,9 +127,14 @@ def convert(
     Raises:
         ConfigError: the model is not prepared, or was converted, or is within `calibrate` still.
         QuantizationError: weights saw no data, or what `quantize_` raises; the model is as it was.
+
+    Warns:
+        OutlierWarning: activations of some weights have outliers; it names them.
     """
     if unseen not in _UNSEEN:
         raise ConfigError(f"unseen={unseen!r}: use one of {', '.join(map(repr, _UNSEEN))}")
+    if outliers not in _OUTLIERS:
+        raise ConfigError(f"outliers={outliers!r}: use one of {', '.join(map(repr, _OUTLIERS))}")
     calibration = _of(model, "convert")
     if calibration.unseen and unseen == "error":
         raise QuantizationError(
@@ -129,7 +142,9 @@ def convert(
             "reach them within `with calibrate(model):`, leave them out of the configuration, or pass "
             "unseen='keep'"
         )
-    plans = calibration.decided()
+    plans = calibration.decided(outliers)
+    if calibration.outliers:
+        _warn_of_outliers(calibration.outliers, outliers)
     report = apply_plans(
         model, config_of(plans), plans, device=device, strict=strict, progress=progress
     )
@@ -137,6 +152,27 @@ def convert(
     return report
 
 
+class OutlierWarning(UserWarning):
+    """Activations have outliers, for which one scale for all tokens is no good."""
+
+
+def _warn_of_outliers(names: list[str], outliers: str) -> None:
+    """Name the weights, and say what they get."""
+    done = {
+        "dynamic": "they have a scale for each token instead",
+        "keep": "they stay as they are",
+        "static": "they have one scale nevertheless, which can ruin a model",
+    }
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    warn_caller(
+        f"the inputs of {', '.join(names[:3])}{more} have outliers, which leave most values less than a step "
+        f"of one scale for all: {done[outliers]} (outliers={outliers!r}; the report and print(calibration) "
+        "have the figures)",
+        OutlierWarning,
+    )
+
+
+@checked
 def discard(model: nn.Module) -> None:
     """Undo `prepare`: forget what calibration saw.
 

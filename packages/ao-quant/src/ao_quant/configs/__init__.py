@@ -18,9 +18,11 @@ from ao_quant.configs.floats import (
 from ao_quant.configs.gguf import GGUF_TYPES, GGUFWeightOnlyConfig
 from ao_quant.configs.ints import (
     BitNetWeightOnlyConfig,
+    Float8DynamicActivationInt4WeightConfig,
     Int4WeightOnlyConfig,
     Int8DynamicActivationInt4WeightConfig,
     Int8DynamicActivationInt8WeightConfig,
+    Int8DynamicActivationIntxWeightConfig,
     Int8WeightOnlyConfig,
     IntxWeightOnlyConfig,
     UIntxWeightOnlyConfig,
@@ -50,12 +52,14 @@ __all__ = [
     "FP6LLMWeightOnlyConfig",
     "FPXWeightOnlyConfig",
     "Float8DynamicActivationFloat8WeightConfig",
+    "Float8DynamicActivationInt4WeightConfig",
     "Float8StaticActivationFloat8WeightConfig",
     "Float8WeightOnlyConfig",
     "GGUFWeightOnlyConfig",
     "Int4WeightOnlyConfig",
     "Int8DynamicActivationInt4WeightConfig",
     "Int8DynamicActivationInt8WeightConfig",
+    "Int8DynamicActivationIntxWeightConfig",
     "Int8StaticActivationInt8WeightConfig",
     "Int8WeightOnlyConfig",
     "IntxWeightOnlyConfig",
@@ -69,6 +73,7 @@ __all__ = [
     "bitnet_weight_only",
     "codebook_weight_only",
     "float8_dynamic_activation_float8_weight",
+    "float8_dynamic_activation_int4_weight",
     "float8_static_activation_float8_weight",
     "float8_weight_only",
     "fp4_weight_only",
@@ -78,6 +83,7 @@ __all__ = [
     "int4_weight_only",
     "int8_dynamic_activation_int4_weight",
     "int8_dynamic_activation_int8_weight",
+    "int8_dynamic_activation_intx_weight",
     "int8_static_activation_int8_weight",
     "int8_weight_only",
     "intx_weight_only",
@@ -106,6 +112,8 @@ gguf_weight_only = GGUFWeightOnlyConfig
 int8_dynamic_activation_int8_weight = Int8DynamicActivationInt8WeightConfig
 float8_dynamic_activation_float8_weight = Float8DynamicActivationFloat8WeightConfig
 int8_dynamic_activation_int4_weight = Int8DynamicActivationInt4WeightConfig
+int8_dynamic_activation_intx_weight = Int8DynamicActivationIntxWeightConfig
+float8_dynamic_activation_int4_weight = Float8DynamicActivationInt4WeightConfig
 int8_static_activation_int8_weight = Int8StaticActivationInt8WeightConfig
 float8_static_activation_float8_weight = Float8StaticActivationFloat8WeightConfig
 mx_dynamic_activation_mx_weight = MXDynamicActivationMXWeightConfig
@@ -130,6 +138,8 @@ CONFIGS: dict[str, type[Config]] = {
     "int8_dynamic_activation_int8_weight": Int8DynamicActivationInt8WeightConfig,
     "float8_dynamic_activation_float8_weight": Float8DynamicActivationFloat8WeightConfig,
     "int8_dynamic_activation_int4_weight": Int8DynamicActivationInt4WeightConfig,
+    "int8_dynamic_activation_intx_weight": Int8DynamicActivationIntxWeightConfig,
+    "float8_dynamic_activation_int4_weight": Float8DynamicActivationInt4WeightConfig,
     "mx_dynamic_activation_mx_weight": MXDynamicActivationMXWeightConfig,
     "nvfp4_dynamic_activation_nvfp4_weight": NVFP4DynamicActivationNVFP4WeightConfig,
 }

@@ -9,7 +9,7 @@ from ao_core.errors import ConfigError
 from ao_core.registry import registry
 from ao_core.weights import GroupSize
 
-__all__ = ["GROUP_SIZES", "YES_NO", "ScaledConfig", "one_of"]
+__all__ = ["GROUP_SIZES", "YES_NO", "ScaledConfig", "ZeroPointConfig", "one_of"]
 
 #: the values of every `group_size`
 GROUP_SIZES: tuple[GroupSize, ...] = (32, 64, 128, 256, "row")
@@ -27,6 +27,23 @@ class ScaledConfig(Config):
     def check(self) -> None:
         """Raise `UnknownNameError` for a way to choose scales that nobody registered."""
         registry.scales.get(self.scales)
+
+
+@dataclass(frozen=True)
+class ZeroPointConfig(ScaledConfig):
+    """What configurations of integers with zero points share."""
+
+    #: "int": the code of 0, in uint8, so that zeros stay exact; "float": any number, in bfloat16, which is a
+    #: byte more a group and fits ranges better
+    zero: str = field(default="int", kw_only=True)
+
+    def __post_init__(self) -> None:
+        one_of(self, "zero", ("int", "float"))
+        if self.zero != "int" and getattr(self, "symmetric", False):
+            raise ConfigError(
+                f"zero={self.zero!r} with symmetric=True in {type(self).__name__}: symmetric formats have no "
+                "zero points; use symmetric=False"
+            )
 
 
 def one_of(config: Config, parameter: str, allowed: tuple[object, ...]) -> None:

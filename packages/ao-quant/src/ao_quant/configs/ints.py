@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from ao_core.config import Config
 from ao_core.errors import ConfigError
 from ao_core.weights import GroupSize
-from ao_quant.configs.base import GROUP_SIZES, YES_NO, ScaledConfig, one_of
+from ao_quant.configs.base import GROUP_SIZES, YES_NO, ScaledConfig, ZeroPointConfig, one_of
 
 __all__ = [
     "BitNetWeightOnlyConfig",
+    "Float8DynamicActivationInt4WeightConfig",
     "Int4WeightOnlyConfig",
     "Int8DynamicActivationInt4WeightConfig",
     "Int8DynamicActivationInt8WeightConfig",
+    "Int8DynamicActivationIntxWeightConfig",
     "Int8WeightOnlyConfig",
     "IntxWeightOnlyConfig",
     "UIntxWeightOnlyConfig",
@@ -38,7 +40,7 @@ class Int8WeightOnlyConfig(ScaledConfig):
 
 
 @dataclass(frozen=True)
-class Int4WeightOnlyConfig(ScaledConfig):
+class Int4WeightOnlyConfig(ZeroPointConfig):
     """Weights in 4 bits, two a byte, with a bfloat16 scale a group; activations as they are.
 
     Asymmetric by default, with a uint8 zero point a group: at 4 bits the quality is worth the byte.
@@ -51,12 +53,13 @@ class Int4WeightOnlyConfig(ScaledConfig):
     symmetric: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of(self, "group_size", GROUP_SIZES)
         one_of(self, "symmetric", YES_NO)
 
 
 @dataclass(frozen=True)
-class IntxWeightOnlyConfig(ScaledConfig):
+class IntxWeightOnlyConfig(ZeroPointConfig):
     """Weights in integers of 1 to 8 bits, packed without gaps, with a bfloat16 scale a group."""
 
     #: 1 to 8
@@ -70,6 +73,7 @@ class IntxWeightOnlyConfig(ScaledConfig):
     block_rows: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of(self, "bits", _BITS)
         one_of(self, "group_size", _WITH_TENSOR)
         one_of(self, "symmetric", YES_NO)
@@ -80,15 +84,19 @@ class IntxWeightOnlyConfig(ScaledConfig):
                 f"group_size={self.group_size!r}: a block has a number of columns; use block_rows=1 or "
                 "group_size=128"
             )
-        if self.bits == 1 and self.symmetric:
-            raise ConfigError(
-                "symmetric=True in IntxWeightOnlyConfig with bits=1: the values are -1 and 0, so "
-                "no positive weight could be held; use symmetric=False or bits=2"
-            )
+        _refuse_one_bit(self)
+
+
+def _refuse_one_bit(config: IntxWeightOnlyConfig | Int8DynamicActivationIntxWeightConfig) -> None:
+    if config.bits == 1 and config.symmetric:
+        raise ConfigError(
+            f"symmetric=True in {type(config).__name__} with bits=1: the values are -1 and 0, so no positive "
+            "weight could be held; use symmetric=False or bits=2"
+        )
 
 
 @dataclass(frozen=True)
-class UIntxWeightOnlyConfig(ScaledConfig):
+class UIntxWeightOnlyConfig(ZeroPointConfig):
     """Weights in unsigned integers of 1 to 8 bits, with a zero point and a bfloat16 scale a group."""
 
     #: 1 to 8
@@ -97,6 +105,7 @@ class UIntxWeightOnlyConfig(ScaledConfig):
     group_size: GroupSize = 64
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of(self, "bits", _BITS)
         one_of(self, "group_size", _WITH_TENSOR)
 
@@ -125,9 +134,12 @@ class Int8DynamicActivationInt8WeightConfig(Config):
 
     #: False: activations have a zero point too, for inputs that are not centred, e.g. after GELU
     symmetric_activations: bool = True
+    #: "row": a scale a row of the weight and a token; "tensor": one scale for each of the two
+    granularity: str = "row"
 
     def __post_init__(self) -> None:
         one_of(self, "symmetric_activations", YES_NO)
+        one_of(self, "granularity", ("row", "tensor"))
 
 
 @dataclass(frozen=True)
@@ -136,6 +148,35 @@ class Int8DynamicActivationInt4WeightConfig(Config):
 
     #: one of `GROUP_SIZES`
     group_size: GroupSize = 32
+
+    def __post_init__(self) -> None:
+        one_of(self, "group_size", GROUP_SIZES)
+
+
+@dataclass(frozen=True)
+class Int8DynamicActivationIntxWeightConfig(ScaledConfig):
+    """Weights in integers of 1 to 8 bits, in groups; activations in int8 with a zero point a token."""
+
+    #: 1 to 8
+    bits: int = 6
+    #: one of `GROUP_SIZES`
+    group_size: GroupSize = 32
+    #: True: intN around 0, from 2 bits on; False: uintN with a zero point a group
+    symmetric: bool = True
+
+    def __post_init__(self) -> None:
+        one_of(self, "bits", _BITS)
+        one_of(self, "group_size", GROUP_SIZES)
+        one_of(self, "symmetric", YES_NO)
+        _refuse_one_bit(self)
+
+
+@dataclass(frozen=True)
+class Float8DynamicActivationInt4WeightConfig(ScaledConfig):
+    """Weights in symmetric int4, in groups; activations in float8 e4m3 per token, scaled at each call."""
+
+    #: one of `GROUP_SIZES`
+    group_size: GroupSize = 128
 
     def __post_init__(self) -> None:
         one_of(self, "group_size", GROUP_SIZES)

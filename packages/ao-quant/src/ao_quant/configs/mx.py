@@ -28,7 +28,8 @@ class MXWeightOnlyConfig(Config):
 
     #: the element: "e4m3", "e5m2", "e3m2", "e2m3", "e2m1" or "int8"
     dtype: str = "e2m1"
-    #: "floor" (the rule of the specification), "ceil", "even" or "rceil"; see `choose_e8m0`
+    #: "floor" (the rule of the specification), "ceil", "even" or "rceil"; see `choose_e8m0`. Of "e4m3" and
+    #: "e5m2" "rceil" is the better one
     scaling_mode: str = "floor"
 
     def __post_init__(self) -> None:
@@ -44,8 +45,9 @@ class MXDynamicActivationMXWeightConfig(Config):
     weight_dtype: str = "e4m3"
     #: the element of activations
     activation_dtype: str = "e4m3"
-    #: of both, as in `MXWeightOnlyConfig`
-    scaling_mode: str = "floor"
+    #: of both, as in `MXWeightOnlyConfig`, but "rceil" by default, by which nothing saturates; of "e2m1" the
+    #: steps are so few that "even" loses less
+    scaling_mode: str = "rceil"
 
     def __post_init__(self) -> None:
         one_of(self, "weight_dtype", _ELEMENTS)

@@ -8,6 +8,7 @@ from ao_core.config import Config
 from ao_core.errors import ConfigError
 from ao_quant.configs.base import YES_NO, one_of
 from ao_quant.configs.floats import FLOAT8
+from ao_quant.configs.ints import Int8DynamicActivationInt8WeightConfig
 
 __all__ = [
     "OBSERVERS",
@@ -52,6 +53,10 @@ class StaticConfig(Config):
         """The same with the scale, and the zero point where there is one, of one layer."""
         return replace(self, act_scale=scale)
 
+    def dynamic(self) -> Config | None:
+        """What takes its place where activations have outliers; None: the format does not mind them."""
+        return None
+
     def check(self) -> None:
         """Raise `ConfigError` where the scale is not known yet."""
         if self.act_scale is None:
@@ -65,16 +70,19 @@ class StaticConfig(Config):
 
 @dataclass(frozen=True)
 class Int8StaticActivationInt8WeightConfig(StaticConfig):
-    """Weights in symmetric int8 per row; activations in int8 by one scale, found by calibration."""
+    """Weights in symmetric int8; activations in int8 by one scale, found by calibration."""
 
     #: False: activations have a zero point too, for inputs that are not centred, e.g. after GELU
     symmetric_activations: bool = True
-    #: zero point of asymmetric activations, 0 to 255, beside `act_scale`
+    #: of the weights: "row", a scale a row, or "tensor"
+    granularity: str = "row"
+    #: zero point of asymmetric activations, 0 to 255, next to `act_scale`
     act_zero: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of(self, "symmetric_activations", YES_NO)
+        one_of(self, "granularity", ("row", "tensor"))
         wanted = self.act_scale is not None and not self.symmetric_activations
         if wanted != (self.act_zero is not None):
             self._refuse("act_zero", "goes with act_scale and symmetric_activations=False, only")
@@ -84,6 +92,10 @@ class Int8StaticActivationInt8WeightConfig(StaticConfig):
     def calibrated(self, scale: float, zero: int | None) -> StaticConfig:
         """The same with the scale, and the zero point where there is one, of one layer."""
         return replace(self, act_scale=scale, act_zero=zero)
+
+    def dynamic(self) -> Config | None:
+        """The same with a scale for each token."""
+        return Int8DynamicActivationInt8WeightConfig(self.symmetric_activations, "row")
 
 
 @dataclass(frozen=True)

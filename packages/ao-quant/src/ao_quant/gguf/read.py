@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ao_core.arguments import checked
 from ao_core.errors import CheckpointError
 from ao_core.progress import Progress, watched
 from ao_quant.gguf.blocks import from_blocks
+from ao_quant.gguf.header import check_header
 from ao_quant.gguf.metadata import gguf_package, read_metadata
+from ao_quant.gguf.names import Place, places
 from ao_quant.specs.gguf import GGUF_FORMATS
 
 __all__ = ["DENSE", "GGUFFile", "read_gguf"]
@@ -34,14 +37,19 @@ DENSE = {
 class GGUFFile(NamedTuple):
     """What a GGUF file holds."""
 
-    #: by the names in the file, in its order
+    #: by name, in the order of the file
     tensors: dict[str, Tensor]
     #: str, bool, numpy scalar, list of str or numpy array, by key and in order
     metadata: dict[str, Any]
 
 
+@checked
 def read_gguf(
-    path: str | PathLike[str], *, dtype: torch.dtype = torch.float32, progress: Progress = None
+    path: str | PathLike[str],
+    *,
+    dtype: torch.dtype = torch.float32,
+    names: str = "file",
+    progress: Progress = None,
 ) -> GGUFFile:
     """The tensors and the metadata of a GGUF file.
 
@@ -51,13 +59,19 @@ def read_gguf(
     Args:
         path: the file.
         dtype: outward dtype of the quantized tensors; GGUF has none.
+        names: "file": tensors as they are in the file; "transformers": by the names of the parameters of a
+            model of transformers, and the rows of queries and keys, which llama.cpp reorders in files of
+            Llama, in the order of that model. For Llama, Qwen 2 and Qwen 3.
         progress: True shows a bar, a function is called as (done, total, name of the next tensor).
 
     Raises:
-        CheckpointError: it is no GGUF file, is damaged, or has a tensor of a type that is not supported.
+        CheckpointError: it is no GGUF file, is damaged, or has a tensor of a type that is not supported; or
+            its names in transformers are not known.
+        ConfigError: no such `names`.
         MissingExtraError: the package `gguf` is not installed.
     """
     gguf = gguf_package()
+    check_header(Path(path))
     try:
         # mapped as copy-on-write: torch has no tensors that cannot be written
         reader = gguf.GGUFReader(Path(path), "c")
@@ -70,11 +84,13 @@ def read_gguf(
     entries = {entry.name: entry for entry in reader.tensors}
     for entry in reader.tensors:
         _check(path, entry)
+    metadata = read_metadata(reader)
+    to = places(names, entries, metadata)
     tensors = {
-        entry.name: _tensor(entry, dtype)
+        to[entry.name].model: _tensor(entry, dtype, to[entry.name])
         for entry in watched(list(entries.values()), list(entries), progress, "read")
     }
-    return GGUFFile(tensors, read_metadata(reader))
+    return GGUFFile(tensors, metadata)
 
 
 def _check(path: str | PathLike[str], entry: Any) -> None:
@@ -87,8 +103,8 @@ def _check(path: str | PathLike[str], entry: Any) -> None:
         )
 
 
-def _tensor(entry: Any, dtype: torch.dtype) -> Tensor:
-    name, data = entry.tensor_type.name, torch.from_numpy(entry.data)
+def _tensor(entry: Any, dtype: torch.dtype, place: Place) -> Tensor:
+    name, data = entry.tensor_type.name, place.read(torch.from_numpy(entry.data))
     if name not in DENSE:
         return from_blocks(data, name.lower(), dtype)
     return data.view(DENSE[name]) if name == "BF16" else data

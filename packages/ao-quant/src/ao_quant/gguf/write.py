@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ao_core.arguments import checked
 from ao_core.errors import CheckpointError
 from ao_core.progress import Progress, watched
 from ao_core.tensor import QTensor
 from ao_quant.gguf.blocks import block_size, kind_of, to_blocks
 from ao_quant.gguf.metadata import add_metadata, gguf_package
+from ao_quant.gguf.names import Place, places
 from ao_quant.gguf.read import DENSE
 from ao_quant.specs.gguf import GGUF_FORMATS
 
@@ -28,18 +30,20 @@ _DIMS, _NAME_BYTES = 4, 63
 class Entry(NamedTuple):
     """A tensor that is to be written."""
 
-    name: str
+    place: Place
     tensor: Tensor
     #: GGUF type
     kind: str
     nbytes: int
 
 
+@checked
 def write_gguf(
     path: str | PathLike[str],
     tensors: Mapping[str, Tensor],
     metadata: Mapping[str, Any] | None = None,
     *,
+    names: str = "file",
     progress: Progress = None,
 ) -> None:
     """Write a GGUF file, which replaces one of that name when it is complete.
@@ -52,28 +56,31 @@ def write_gguf(
         tensors: dense ones and `QTensor`s by name, written in this order.
         metadata: by key, as `read_gguf` gives it. Integers of Python become UINT32 where they fit (INT32 in
             lists), floats FLOAT32; numpy scalars and arrays keep their type.
+        names: what `tensors` is named by, as for `read_gguf`: "file" or "transformers".
         progress: True shows a bar, a function is called as (done, total, name of the next tensor).
 
     Raises:
-        CheckpointError: a tensor that GGUF cannot hold; nothing is written.
-        ConfigError: a value of the metadata that GGUF cannot hold; nothing is written.
+        CheckpointError: a tensor that GGUF cannot hold, or whose name in the file is not known; nothing is
+            written.
+        ConfigError: a value of the metadata that GGUF cannot hold, or no such `names`; nothing is written.
         MissingExtraError: the package `gguf` is not installed.
     """
     gguf = gguf_package()
-    entries = [_entry(name, tensor) for name, tensor in tensors.items()]
+    to = places(names, tensors, metadata or {})
+    entries = [_entry(to[name], tensor) for name, tensor in tensors.items()]
     writer = gguf.GGUFWriter(None, "")
     add_metadata(writer, dict(metadata or {}))
     for entry in entries:
         kind = gguf.GGMLQuantizationType[entry.kind]
         # any dtype but uint8, which would mean that the shape is in bytes
-        writer.add_tensor_info(entry.name, entry.tensor.shape, None, entry.nbytes, kind)
+        writer.add_tensor_info(entry.place.file, entry.tensor.shape, None, entry.nbytes, kind)
     target = Path(path)
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.unfinished")
     try:
         writer.write_header_to_file(unfinished)
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for entry in watched(entries, [entry.name for entry in entries], progress, "write"):
+        for entry in watched(entries, list(tensors), progress, "write"):
             writer.write_tensor_data(_bytes(entry).numpy())
         (file,) = writer.fout
         writer.write_padding(file, file.tell())
@@ -86,13 +93,13 @@ def write_gguf(
         unfinished.unlink(missing_ok=True)
 
 
-def _entry(name: str, tensor: Tensor) -> Entry:
+def _entry(place: Place, tensor: Tensor) -> Entry:
     """What is to be written of a tensor.
 
     Raises:
         CheckpointError: GGUF cannot hold it, or ggml not read it.
     """
-    size = len(name.encode())
+    name, size = place.file, len(place.file.encode())
     if not 0 < size <= _NAME_BYTES:
         raise CheckpointError(f"{name!r} has {size} bytes; names in GGUF have 1 to {_NAME_BYTES}")
     if not 0 < tensor.dim() <= _DIMS:
@@ -104,18 +111,18 @@ def _entry(name: str, tensor: Tensor) -> Entry:
             f"{name} is on the meta device and has no values; load its weights first"
         )
     if isinstance(tensor, QTensor):
-        return _quantized(name, tensor)
+        return _quantized(place, tensor)
     kind = next((kind for kind, dtype in DENSE.items() if dtype == tensor.dtype), None)
     if kind is None or type(tensor) not in (Tensor, nn.Parameter):
         raise CheckpointError(
             f"{name} is a {type(tensor).__name__} of {tensor.dtype}; GGUF holds plain tensors of "
             f"{', '.join(str(dtype).removeprefix('torch.') for dtype in DENSE.values())}"
         )
-    return Entry(name, tensor, kind, tensor.numel() * tensor.element_size())
+    return Entry(place, tensor, kind, tensor.numel() * tensor.element_size())
 
 
-def _quantized(name: str, tensor: QTensor) -> Entry:
-    kind = kind_of(tensor)
+def _quantized(place: Place, tensor: QTensor) -> Entry:
+    name, kind = place.file, kind_of(tensor)
     if kind is None or tensor.is_permuted:
         raise CheckpointError(
             f"{name} is stored as {tensor.spec}{' and transposed' if tensor.is_permuted else ''}, which no "
@@ -130,11 +137,11 @@ def _quantized(name: str, tensor: QTensor) -> Entry:
             f"{name} has rows of {k}, and {kind} in GGUF has blocks of {elements}: {sizes} would do; or "
             "take a type with blocks of 32, or write dequantize() of it"
         )
-    return Entry(name, tensor, kind.upper(), tensor.numel() // elements * size)
+    return Entry(place, tensor, kind.upper(), tensor.numel() // elements * size)
 
 
 def _bytes(entry: Entry) -> Tensor:
     tensor = entry.tensor.detach()
     if isinstance(tensor, QTensor):
         tensor = to_blocks(tensor, entry.kind.lower())
-    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+    return entry.place.write(tensor.cpu()).contiguous().reshape(-1).view(torch.uint8)

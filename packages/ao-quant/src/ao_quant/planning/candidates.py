@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ao_core.config import Config, FqnToConfig, resolve_config
+from ao_core.config import Config, ConfigLike, FqnToConfig, resolve_config
 from ao_core.errors import ConfigError
 from ao_core.registry import registry
 from ao_core.targets import Plan as Entry
@@ -13,7 +13,7 @@ from ao_core.tensor import ComputeWeight, QTensor
 __all__ = ["resolve_candidates", "why_kept"]
 
 
-def resolve_candidates(candidates: Sequence[Config | str]) -> list[Config]:
+def resolve_candidates(candidates: Sequence[ConfigLike]) -> list[Config]:
     """The candidates as configurations, each once.
 
     Raises:

@@ -8,7 +8,8 @@ from math import inf, isfinite
 
 from torch import Tensor, nn
 
-from ao_core.config import Config
+from ao_core.arguments import checked
+from ao_core.config import Config, ConfigLike
 from ao_core.errors import ConfigError
 from ao_core.progress import Progress, watched
 from ao_core.quantize import transformed
@@ -17,7 +18,7 @@ from ao_core.samples import Sample, answer
 from ao_core.targets import FilterFn
 from ao_core.targets import Plan as Entry
 from ao_core.targets import plan as plan_targets
-from ao_core.tensor import QTensor, check_quantizable
+from ao_core.tensor import ComputeWeight, QTensor, check_quantizable
 from ao_core.tensor.saving.owners import owners_of
 from ao_quant.planning.candidates import resolve_candidates, why_kept
 from ao_quant.planning.choose import Needs, below_divergence, within_bits, within_budget
@@ -27,6 +28,8 @@ from ao_quant.planning.sizes import Files, budget_bytes
 
 __all__ = ["CANDIDATES", "plan"]
 
+#: what is not planned again
+_CONVERTED = (QTensor, ComputeWeight)
 #: recipes from 8 to 2 bits
 CANDIDATES = (
     "int8_weight_only",
@@ -38,13 +41,14 @@ CANDIDATES = (
 )
 
 
+@checked
 def plan(
     model: nn.Module,
     *,
     budget: int | str | None = None,
     bits: float | None = None,
     max_kl: float | None = None,
-    candidates: Sequence[Config | str] = CANDIDATES,
+    candidates: Sequence[ConfigLike] = CANDIDATES,
     sample: Sample | None = None,
     measure: str | None = None,
     filter_fn: FilterFn | None = None,
@@ -65,7 +69,8 @@ def plan(
             on the sample, diverges no more than that from the model.
         candidates: configurations or names of recipes. To leave a weight as it is always is one.
         sample: input of the model: a tensor, a tuple of arguments, or a mapping of them.
-        measure: "weight": noise over signal of a weight's values (the default without a sample);
+        measure: "weight": noise over signal of a weight's values, which needs no sample but has to be asked
+            for, since it does not tell what the model loses;
             "output": the same of the model's answer to the sample (the default with one); "kl": the
             divergence of its answer as logits over the last dimension (always with `max_kl`).
         filter_fn: as in `quantize_`: (module, its name) -> whether its weights are planned, for
@@ -74,7 +79,8 @@ def plan(
 
     Raises:
         ConfigError: the budget cannot be met (says the smallest that can), is not positive, or
-            arguments contradict each other.
+            arguments contradict each other; there is neither a sample nor measure="weight"; or the model is
+            quantized already.
         QuantizationError: weights with NaN or inf, or on the meta device.
         MissingExtraError: scipy is not installed (extra "plan").
     """
@@ -83,6 +89,11 @@ def plan(
     configs = resolve_candidates(candidates)
     entries = plan_targets(model, configs[0], filter_fn)
     planned = [entry for entry in entries if not why_kept(entry)]
+    if not planned and (done := [e.fqn for e in entries if isinstance(e.tensor, _CONVERTED)]):
+        raise ConfigError(
+            f"model: nothing is left to plan, since {done[0]} and {len(done) - 1} others are quantized "
+            "already; plan the dense model, or dequantize_ this one first"
+        )
     for entry in planned:
         check_quantizable(entry.tensor, entry.fqn)
     tensors = {o.fqn: o.tensor for o in owners_of(model) if o.persistent}
@@ -147,6 +158,12 @@ def _measure(measure: str | None, sample: Sample | None, goal: str) -> str:
     if goal == "max_kl" and measure not in (None, "kl"):
         raise ConfigError(f"measure={measure!r} does not go with max_kl, which needs 'kl'")
     found = "kl" if goal == "max_kl" else measure or ("weight" if sample is None else "output")
+    if sample is None and measure is None and goal != "max_kl":
+        raise ConfigError(
+            "sample=None: errors of weights do not tell what the model loses with them, and a plan that "
+            "goes by them is often worse than one recipe for all; pass sample=, an input of the model, or "
+            "measure='weight' to plan without data all the same"
+        )
     if found != "weight" and sample is None:
         asked = "max_kl" if goal == "max_kl" else f"measure={measure!r}"
         raise ConfigError(f"sample=None: {asked} needs an input to run the model on")

@@ -11,8 +11,30 @@ from math import fsum, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ao_core.config import Config, FqnToConfig, config_from_dict, config_to_dict, json_object
+from ao_core.config import (
+    Config,
+    FqnToConfig,
+    config_from_dict,
+    config_to_dict,
+    json_object,
+)
 from ao_core.errors import ConfigError
+from ao_core.regular_files import read_text
+from ao_core.schema import (
+    ANY,
+    COUNT,
+    FINITE,
+    SHAPE,
+    TEXT,
+    Fields,
+    Items,
+    OneOf,
+    Optional,
+    Row,
+    SchemaError,
+    Table,
+    check,
+)
 from ao_quant.planning.solve import frontier
 
 if TYPE_CHECKING:
@@ -20,7 +42,33 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "Kept", "Option", "QuantizationPlan"]
 
-_FORMAT = 1
+_FORMAT = 2
+_SIZE = OneOf((COUNT, FINITE), "a number")
+_OPTION = Fields({"config": Optional(Table(ANY)), "bytes": _SIZE, "data": _SIZE, "error": _SIZE})
+_CHOICE = Fields(
+    {
+        "fqn": TEXT,
+        "shape": SHAPE,
+        "tied": Items(TEXT),
+        "picked": COUNT,
+        "options": Items(_OPTION, 1),
+        "refused": Items(Row((Table(ANY), TEXT))),
+    }
+)
+#: what the JSON form of a plan must be
+_FIELDS = Fields(
+    {
+        "entries": Table(ANY),
+        "hash": TEXT,
+        "goal": TEXT,
+        "limit": _SIZE,
+        "measure": TEXT,
+        "measured": Optional(_SIZE),
+        "fixed": COUNT,
+        "choices": Items(_CHOICE),
+        "kept": Items(Fields({"fqn": TEXT, "bytes": COUNT, "reason": TEXT}, closed=True)),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -162,8 +210,9 @@ class QuantizationPlan(FqnToConfig):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form."""
+        """JSON-ready form: that of a `FqnToConfig`, and with it all that was measured."""
         return {
+            **config_to_dict(self),
             "ao_quant_plan": _FORMAT,
             "hash": self.hash,
             "goal": self.goal,
@@ -199,16 +248,17 @@ class QuantizationPlan(FqnToConfig):
         if (version := data.get("ao_quant_plan")) != _FORMAT:
             raise ConfigError(f"not a plan of version {_FORMAT}: ao_quant_plan={version!r}")
         try:
+            check(data, _FIELDS, "plan")
             found = cls(
                 [_choice(choice) for choice in data["choices"]],
                 [Kept(**kept) for kept in data["kept"]],
                 **{name: data[name] for name in ("goal", "limit", "measure", "fixed", "measured")},
             )
-        except (KeyError, TypeError, IndexError) as error:
-            raise ConfigError(f"not a plan: {type(error).__name__}: {error}") from error
-        if found.hash != data.get("hash"):
+        except (SchemaError, IndexError) as error:
+            raise ConfigError(f"not a plan: {error}") from error
+        if found.hash != data["hash"] or config_to_dict(found)["entries"] != data["entries"]:
             raise ConfigError(
-                f"hash={data.get('hash')!r} is not that of the plan, {found.hash!r}: it was changed"
+                f"hash={data['hash']!r} is not that of the plan, {found.hash!r}: it was changed"
             )
         return found
 
@@ -227,8 +277,8 @@ class QuantizationPlan(FqnToConfig):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> QuantizationPlan:
-        """Read what `save` wrote; errors as `from_dict`, and `OSError`."""
-        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        """Read what `save` wrote; errors as `from_dict`."""
+        return cls.from_json(read_text(path))
 
     def __str__(self) -> str:
         from ao_quant.planning.text import plan_text

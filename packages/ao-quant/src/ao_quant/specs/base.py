@@ -6,6 +6,7 @@ from functools import singledispatch
 
 import torch
 
+from ao_core.arguments import checked
 from ao_core.config import Config
 from ao_core.errors import ConfigError
 from ao_core.spec import WHOLE, Spec
@@ -18,6 +19,7 @@ ROW = (1, WHOLE)
 TENSOR = (WHOLE, WHOLE)
 
 
+@checked
 def spec_of(
     config: Config, shape: tuple[int, ...], dtype: torch.dtype, *, conv: bool = False
 ) -> Spec:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ao_core.spec import Spec
 from ao_core.weights import GroupSize, WeightFormat
 from ao_quant import configs as c
-from ao_quant.specs.base import ROW, format_of
+from ao_quant.specs.base import ROW, TENSOR, format_of
 
 __all__: list[str] = []
 
@@ -20,10 +22,11 @@ def _int(
     act: Spec | None = None,
     rows: int = 1,
     scales: str = "absmax",
+    zero: str = "int",
 ) -> WeightFormat:
     # next to few bits or in small groups, a scale of 4 bytes would weigh more than it is worth
-    scale = "own" if bits == 8 and group == "row" else "bfloat16"
-    name, zero = (f"int{bits}", "none") if symmetric else (f"uint{bits}", "int")
+    scale = "own" if bits == 8 and isinstance(group, str) else "bfloat16"
+    name, zero = (f"int{bits}", "none") if symmetric else (f"uint{bits}", zero)
     return WeightFormat(name, group, scale, zero, act, rows, scales=scales)
 
 
@@ -34,18 +37,21 @@ def _(config: c.Int8WeightOnlyConfig) -> WeightFormat:
 
 @format_of.register
 def _(config: c.Int4WeightOnlyConfig) -> WeightFormat:
-    return _int(4, config.group_size, config.symmetric, scales=config.scales)
+    return _int(4, config.group_size, config.symmetric, scales=config.scales, zero=config.zero)
 
 
 @format_of.register
 def _(config: c.IntxWeightOnlyConfig) -> WeightFormat:
     group, rows = config.group_size, config.block_rows
-    return _int(config.bits, group, config.symmetric, rows=rows, scales=config.scales)
+    return _int(
+        config.bits, group, config.symmetric, rows=rows, scales=config.scales, zero=config.zero
+    )
 
 
 @format_of.register
 def _(config: c.UIntxWeightOnlyConfig) -> WeightFormat:
-    return _int(config.bits, config.group_size, symmetric=False, scales=config.scales)
+    symmetric, zero = False, config.zero
+    return _int(config.bits, config.group_size, symmetric, scales=config.scales, zero=zero)
 
 
 @format_of.register
@@ -58,9 +64,23 @@ def _(config: c.BitNetWeightOnlyConfig) -> WeightFormat:
 @format_of.register
 def _(config: c.Int8DynamicActivationInt8WeightConfig) -> WeightFormat:
     act = Spec("int8", ROW) if config.symmetric_activations else _ASYMMETRIC
-    return _int(8, "row", symmetric=True, act=act)
+    if config.granularity == "tensor":
+        act = replace(act, block=TENSOR)
+    return _int(8, config.granularity, symmetric=True, act=act)
 
 
 @format_of.register
 def _(config: c.Int8DynamicActivationInt4WeightConfig) -> WeightFormat:
     return _int(4, config.group_size, symmetric=True, act=_ASYMMETRIC)
+
+
+@format_of.register
+def _(config: c.Int8DynamicActivationIntxWeightConfig) -> WeightFormat:
+    bits, group, scales = config.bits, config.group_size, config.scales
+    return _int(bits, group, config.symmetric, act=_ASYMMETRIC, scales=scales)
+
+
+@format_of.register
+def _(config: c.Float8DynamicActivationInt4WeightConfig) -> WeightFormat:
+    act = Spec("f8e4m3", ROW)
+    return _int(4, config.group_size, symmetric=True, act=act, scales=config.scales)

@@ -19,7 +19,9 @@ def _static(dynamic: WeightFormat, config: c.StaticConfig, zero: int | None = No
 
 @format_of.register
 def _(config: c.Int8StaticActivationInt8WeightConfig) -> WeightFormat:
-    dynamic = c.Int8DynamicActivationInt8WeightConfig(config.symmetric_activations)
+    dynamic = c.Int8DynamicActivationInt8WeightConfig(
+        config.symmetric_activations, config.granularity
+    )
     return _static(format_of(dynamic), config, config.act_zero)
 
 

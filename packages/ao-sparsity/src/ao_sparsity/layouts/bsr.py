@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ao_core.errors import UnsupportedOp
-from ao_core.layouts import Geometry, Parts, make_parts
-from ao_core.spec import blocksize_of
+from ao_core.layouts import Geometry, Parts, forms_of, make_parts, unlike
+from ao_core.spec import BLOCKSIZE, blocksize_of
 from ao_sparsity.layouts.base import (
     SparseLayout,
     filled,
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from ao_core.spec import Spec
 
 __all__ = ["Bsr"]
+
+#: rows and columns of a block, at most
+_LARGEST = 4096
 
 
 class Bsr(SparseLayout):
@@ -44,12 +47,16 @@ class Bsr(SparseLayout):
     """
 
     name = "bsr"
+    options = ("blocksize", "sparsity")
 
     def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         if len(shape) < 2:
             return f"shape {shape}: blocks of rows and columns need two dimensions"
-        if blocksize_of(spec) < 1 or not 0 <= float(spec.option("sparsity", 0.0)) <= 1:
-            return f"options {dict(spec.options)}: need blocksize >= 1 and 0 <= sparsity <= 1"
+        side, gone = spec.option("blocksize", BLOCKSIZE), spec.option("sparsity", 0.0)
+        if type(side) is not int or not 1 <= side <= _LARGEST:
+            return f"blocksize={side!r}: need a whole number, blocksize >= 1 and <= {_LARGEST}"
+        if isinstance(gone, (bool, str)) or not 0 <= gone <= 1:
+            return f"sparsity={gone!r}: need a number, 0 <= sparsity <= 1"
         return super().fits(spec, shape, dtype)
 
     def project(self, values: Tensor, spec: Spec) -> Tensor:
@@ -99,6 +106,31 @@ class Bsr(SparseLayout):
         dense = tiles.reshape(*lead, rows // max(prod(lead), 1), columns, b, b).transpose(-3, -2)
         codes = dense.flatten(-4, -3).flatten(-2)[..., :n, :k]
         return codes.contiguous(), parts.get("scale"), zero
+
+    def check_parts(
+        self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
+    ) -> str | None:
+        # how many blocks there are, values decide: as many as there are places for them
+        count = len(parts["col_indices"]) if "col_indices" in parts else 0
+        forms = {
+            name: form._replace(shape=(count, *form.shape[1:]))
+            if name in ("qdata", "col_indices")
+            else form
+            for name, form in forms_of(self, spec, shape, dtype).items()
+        }
+        if reason := unlike(parts, forms):
+            return reason
+        first = parts["crow_indices"].long()
+        if (int(first[0]), int(first[-1])) != (0, count) or bool((first.diff() < 0).any()):
+            return f"crow_indices must rise from 0 to {count}, the number of its blocks"
+        _, columns = _grid(shape, blocksize_of(spec))
+        column = parts["col_indices"].long()
+        if count and not 0 <= int(column.min()) <= int(column.max()) < columns:
+            return f"col_indices must be from 0 to {columns - 1}"
+        row = torch.repeat_interleave(first.diff())
+        if bool(((row * columns + column).diff() <= 0).any()):
+            return "col_indices must rise along each row of blocks"
+        return None
 
     def geometry(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> dict[str, Geometry]:
         raise UnsupportedOp(

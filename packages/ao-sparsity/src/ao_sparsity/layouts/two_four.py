@@ -86,6 +86,18 @@ class TwoFour(SparseLayout):
         codes = torch.stack(lanes, -1).flatten(-2)[..., : shape[-1]]
         return codes.contiguous(), scale, zero
 
+    def check_parts(
+        self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
+    ) -> str | None:
+        if reason := super().check_parts(parts, spec, shape, dtype):
+            return reason
+        index = parts["index"]
+        rises = (index & 3) < (index >> 2 & 3)
+        rises &= (index >> 4 & 3) < (index >> 6)
+        if not bool(rises.all()):
+            return "of the two positions that index has for a group, the first must be less"
+        return None
+
     def geometry(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> dict[str, Geometry]:
         grid = grid_axes(spec, shape)
         rows = (PartAxis(1, 1),) * (len(shape) - 1)

@@ -11,6 +11,7 @@ from math import fsum
 import torch
 from torch import Tensor, nn
 
+from ao_core.arguments import checked_but
 from ao_core.config import Config, FqnToConfig
 from ao_core.errors import ConfigError
 from ao_core.numerics import error_sums
@@ -116,6 +117,7 @@ class Sensitivity:
         return aligned([("parameter", "weights", "error at each sparsity"), *rows], right=(1,))
 
 
+@checked_but("data")
 def sensitivity(
     model: nn.Module,
     data: Data,
@@ -174,7 +176,7 @@ def _pruned(entry: Plan, found: Pruning) -> Tensor:
 
 def _answers(model: nn.Module, batches: Sequence[Sample]) -> Callable[[], float]:
     """What gives the noise over the signal of the model's answers, beside those that it gives now."""
-    right = [answer(model, batch) for batch in batches]
+    right = [answer(model, batch, name="data") for batch in batches]
 
     def error() -> float:
         # with no replacement of its own, `answer` refuses NaN

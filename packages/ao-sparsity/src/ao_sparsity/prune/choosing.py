@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ao_core.arguments import shown
 from ao_core.config import Config, FqnToConfig
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.progress import Progress, watched
@@ -30,8 +31,9 @@ def chosen(model: nn.Module, pattern: Config, filter_fn: FilterFn | None) -> lis
     """
     entries = pattern.entries if isinstance(pattern, FqnToConfig) else (("*", pattern),)
     for key, each in entries:
-        if not (each is None or isinstance(each, Pattern)):
-            raise ConfigError(f"pattern[{key!r}]={each!r}: need a pattern, such as NofM(2, 4)")
+        if not isinstance(each, Pattern) and (each is not None or each is pattern):
+            where = f"[{key!r}]" if isinstance(pattern, FqnToConfig) else ""
+            raise ConfigError(f"pattern{where}={shown(each)}: need a pattern, such as NofM(2, 4)")
     plans = plan(model, pattern, filter_fn)
     for entry in plans:
         if entry.config is None:

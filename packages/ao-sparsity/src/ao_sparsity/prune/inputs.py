@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from ao_core.arguments import shown
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.observing import Note, observing
 from ao_core.progress import Progress, watched
@@ -32,14 +33,22 @@ def batches_of(data: Data | None, method: str) -> list[Sample]:
     Raises:
         ConfigError: there are none, or `data` is a batch itself.
     """
-    if data is None or isinstance(data, (Tensor, Mapping, str)):
+    single = isinstance(data, (Tensor, Mapping, str, bytes)) or not isinstance(data, Iterable)
+    if single:
         found = "None" if data is None else f"a single {type(data).__name__}"
         raise ConfigError(
             f"data={found}: {method} needs calibration data, a list of inputs of the model"
         )
+    assert data is not None
     batches = list(data)
     if not batches:
         raise ConfigError(f"data is empty: {method} needs calibration data, a list of inputs")
+    for place, batch in enumerate(batches):
+        if not isinstance(batch, (Tensor, tuple, Mapping)):
+            raise ConfigError(
+                f"data[{place}]={shown(batch)}: an input of the model is a tensor, a tuple of arguments or a "
+                "mapping of them"
+            )
     return batches
 
 
@@ -83,7 +92,7 @@ def observe(
     names = [f"batch {number}" for number in range(1, len(batches) + 1)]
     with evaluating(model), observing([(e.fqn, e.tensor) for e in entries], note):
         for batch in watched(batches, names, progress, "observe"):
-            call(model, batch)
+            call(model, batch, "data")
 
 
 class _Enough(BaseException):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ao_core.arguments import checked, checked_but, shown
 from ao_core.config import Config
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.targets import FilterFn
@@ -28,6 +29,7 @@ __all__ = ["apply_fake_sparsity", "apply_masks", "attach_masks", "keep_masks", "
 SUFFIX = "_sparsity_mask"
 
 
+@checked_but("pruning")
 def apply_masks(model: nn.Module, pruning: Pruning | Mapping[str, Tensor]) -> None:
     """Set what masks remove to zero, in place, and keep the masks as buffers of the model.
 
@@ -43,6 +45,8 @@ def apply_masks(model: nn.Module, pruning: Pruning | Mapping[str, Tensor]) -> No
         QuantizationError: a parameter is quantized.
     """
     masks = pruning.masks if isinstance(pruning, Pruning) else pruning
+    if not isinstance(masks, Mapping):
+        raise ConfigError(f"pruning={shown(pruning)}: give a Pruning, or a mask for each name")
     weights = pruning.weights if isinstance(pruning, Pruning) else {}
     checked = {fqn: _checked(model, fqn, mask) for fqn, mask in masks.items()}
     with torch.no_grad():
@@ -54,6 +58,7 @@ def apply_masks(model: nn.Module, pruning: Pruning | Mapping[str, Tensor]) -> No
             _zero(parameter, getattr(module, name + SUFFIX))
 
 
+@checked
 def attach_masks(model: nn.Module, state: Mapping[str, Any]) -> list[str]:
     """Make the buffers that a state dict has masks for, so that `load_state_dict` loads them.
 
@@ -70,10 +75,13 @@ def attach_masks(model: nn.Module, state: Mapping[str, Any]) -> list[str]:
     names = [key.removesuffix(SUFFIX) for key in state if key.endswith(SUFFIX)]
     checked = {fqn: _checked(model, fqn, state[fqn + SUFFIX]) for fqn in names}
     for module, name in checked.values():
-        _attach(module, name, torch.ones(getattr(module, name).shape, dtype=torch.bool))
+        pruned = getattr(module, name)
+        everything = torch.ones(pruned.shape, dtype=torch.bool, device=pruned.device)
+        _attach(module, name, everything)
     return names
 
 
+@checked
 def keep_masks(model: nn.Module, optimizer: torch.optim.Optimizer) -> ExitStack:
     """Let no step of an optimizer bring back what masks remove, whatever its momentum.
 
@@ -104,6 +112,7 @@ def keep_masks(model: nn.Module, optimizer: torch.optim.Optimizer) -> ExitStack:
     return handles
 
 
+@checked
 def remove_masks(model: nn.Module) -> list[str]:
     """Make masks permanent: removed weights are zero, and the model is a plain one without masks.
 
@@ -118,6 +127,7 @@ def remove_masks(model: nn.Module) -> list[str]:
     return names
 
 
+@checked_but("pattern")
 def apply_fake_sparsity(
     model: nn.Module, pattern: Config | None = None, filter_fn: FilterFn | None = None
 ) -> PruneReport:
@@ -143,7 +153,7 @@ def _checked(model: nn.Module, fqn: str, mask: Any) -> tuple[nn.Module, str]:
     except (AttributeError, KeyError):
         parameter = None
     if parameter is None:
-        raise ConfigError(f"masks[{fqn!r}]: the model has no such parameter")
+        raise ConfigError(f"pruning[{fqn!r}]: the model has no such parameter")
     if isinstance(parameter, (QTensor, ComputeWeight)):
         raise QuantizationError(
             f"{fqn} is a {type(parameter).__name__}; apply masks to the dense model first"
@@ -151,7 +161,7 @@ def _checked(model: nn.Module, fqn: str, mask: Any) -> tuple[nn.Module, str]:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != parameter.shape:
         found = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)
         raise ConfigError(
-            f"masks[{fqn!r}] is {found}; need torch.bool {list(parameter.shape)}, as the parameter"
+            f"pruning[{fqn!r}] is {found}; need torch.bool {list(parameter.shape)}, as the parameter"
         )
     return module, name
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from ao_core.arguments import checked_but
 from ao_core.config import Config
 from ao_core.progress import Progress
 from ao_core.targets import FilterFn
@@ -13,6 +14,7 @@ from ao_sparsity.prune.result import Pruning
 __all__ = ["prune_magnitude"]
 
 
+@checked_but("pattern")
 def prune_magnitude(
     model: nn.Module,
     pattern: Config,

@@ -7,6 +7,7 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
+from ao_core.arguments import checked
 from ao_core.config import Config, FqnToConfig
 from ao_core.errors import ConfigError
 from ao_core.targets import FilterFn, Plan
@@ -23,6 +24,7 @@ class Movement:
     As a context it counts the steps within. A removed weight is zero, so its score stays what it was.
     """
 
+    @checked
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, filter_fn: FilterFn | None = None
     ) -> None:

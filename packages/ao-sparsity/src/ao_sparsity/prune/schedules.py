@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ao_core.arguments import check_fields, checked
 from ao_core.config import Config
 from ao_core.errors import ConfigError
 from ao_sparsity.prune.keeping import apply_masks
@@ -29,6 +30,7 @@ class Schedule:
     end: int
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 <= self.final <= 1:
             raise ConfigError(f"final={self.final!r}: need a share from 0 to 1")
 
@@ -82,6 +84,7 @@ class GradualPruning:
     `keep_masks` keeps removed weights at zero between its steps.
     """
 
+    @checked
     def __init__(
         self,
         model: nn.Module,
@@ -104,8 +107,6 @@ class GradualPruning:
         Raises:
             ConfigError: `pattern` is none, or `every` is not positive.
         """
-        if not isinstance(pattern, Pattern):
-            raise ConfigError(f"pattern={pattern!r}: need one pattern, such as Unstructured(0.9)")
         if every < 1:
             raise ConfigError(f"every={every!r}: need a positive number of steps")
         self._model, self._pattern, self._schedule, self._every = model, pattern, schedule, every

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
+from ao_core.arguments import checked_but
 from ao_core.config import Config
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.progress import Progress, watched
@@ -25,6 +26,7 @@ from ao_sparsity.prune.result import Pruning
 __all__ = ["prune_sparsegpt", "sparsegpt"]
 
 
+@checked_but("pattern", "data")
 def prune_sparsegpt(
     model: nn.Module,
     data: Data,
@@ -92,7 +94,7 @@ class _Hessian:
     """The sum of x xᵀ over all inputs, in float64."""
 
     def __init__(self) -> None:
-        self.sum = torch.zeros(())
+        self.sum = torch.zeros((), device="cpu")
 
     def add(self, rows: Tensor) -> None:
         """More inputs, (rows, in)."""
@@ -164,7 +166,9 @@ def _inverse_factor(hessian: Tensor, damping: float) -> Tensor:
     """
     mean = float(hessian.diagonal().mean())
     # inputs that are all 0 leave nothing to make up for
-    damped = hessian + (damping * mean or 1.0) * torch.eye(len(hessian)).to(hessian)
+    damped = hessian + (damping * mean or 1.0) * torch.eye(
+        len(hessian), dtype=hessian.dtype, device=hessian.device
+    )
     # of the matrix turned around, so that the factor of the inverse is the inverse of a triangular matrix
     turned, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
     if int(failed):
@@ -172,6 +176,6 @@ def _inverse_factor(hessian: Tensor, damping: float) -> Tensor:
             f"damping={damping!r}: the Hessian has no inverse; use more of it, such as 0.1"
         )
     upper = turned.flip(0, 1)
-    identity = torch.eye(len(upper)).to(upper)
+    identity = torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
     factor: Tensor = torch.linalg.solve_triangular(upper, identity, upper=True)
     return factor

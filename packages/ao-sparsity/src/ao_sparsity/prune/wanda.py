@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ao_core.arguments import checked_but
 from ao_core.config import Config
 from ao_core.progress import Progress
 from ao_core.targets import FilterFn, Plan
@@ -15,6 +16,7 @@ from ao_sparsity.prune.result import Pruning
 __all__ = ["prune_wanda"]
 
 
+@checked_but("pattern", "data")
 def prune_wanda(
     model: nn.Module,
     data: Data,

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from ao_core.arguments import checked
 from ao_core.errors import ConfigError, UnknownNameError
 from ao_sparsity.remove.axes import Axis
 from ao_sparsity.remove.copies import names_of, tensors_of
@@ -18,7 +19,7 @@ from ao_sparsity.remove.tracing import Inputs, trace
 __all__ = ["Channels", "Kept", "Wanted", "chosen", "ln_structured", "parsed"]
 
 #: parameter, or parameter and dimension -> a boolean mask of its shape (False goes), or indices that go
-Channels: TypeAlias = "Mapping[str | Site, Tensor | Sequence[int]]"
+Channels: TypeAlias = Mapping[str | Site, Tensor | Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Kept:
         return f"{self.count} indices of {self.fqn}, dimension {self.dim}: {self.reason}"
 
 
+@checked
 def ln_structured(
     model: nn.Module,
     example_inputs: Inputs,

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from ao_core.arguments import checked
 from ao_core.errors import ConfigError
 from ao_sparsity.remove.axes import Axis, among, atoms, coordinates, find
 from ao_sparsity.remove.tracing import Inputs, Traced, trace
@@ -16,7 +17,7 @@ from ao_sparsity.remove.tracing import Inputs, Traced, trace
 __all__ = ["ChannelGroup", "Site", "channel_groups", "groups_of"]
 
 #: a dimension of a parameter or buffer: its name and the dimension
-Site: TypeAlias = "tuple[str, int]"
+Site: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class ChannelGroup:
         return (self.writers or self.readers)[0]
 
 
+@checked
 def channel_groups(model: nn.Module, example_inputs: Inputs) -> list[ChannelGroup]:
     """All groups of channels of a model, also those that cannot go, in the order of parameters.
 

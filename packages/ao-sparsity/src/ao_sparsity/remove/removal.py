@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from ao_core.arguments import checked_but, shown
 from ao_core.errors import ConfigError
 from ao_sparsity.remove.axes import Axis
 from ao_sparsity.remove.checking import difference, unread
@@ -24,6 +25,7 @@ __all__ = ["remove_channels"]
 M = TypeVar("M", bound=nn.Module)
 
 
+@checked_but("channels")
 def remove_channels(
     model: M,
     example_inputs: Inputs,
@@ -62,6 +64,10 @@ def remove_channels(
         RemovalError: the model cannot be exported or copied, or the outputs are not equal. In any case
             the model is as it was.
     """
+    if not isinstance(channels, Mapping):
+        raise ConfigError(
+            f"channels={shown(channels)}: give masks or indices by names of parameters"
+        )
     wanted = parsed(model, channels)
     if any(tensor.is_meta for tensor in tensors_of(model).values()):
         raise ConfigError("the model is on the meta device: load its weights first")

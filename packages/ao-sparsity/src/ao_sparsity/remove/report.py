@@ -73,7 +73,8 @@ class RemovalReport:
         share = 100 * after / max(before, 1)
         blocks.append(
             f"{self.parameters[0]} → {self.parameters[1]} parameters, {size_text(before)} → "
-            f"{size_text(after)} ({share:.1f}%); outputs differ by {self._error} of their norm"
+            f"{size_text(after)} ({share:.1f}%); outputs differ by {self._error} of their norm "
+            "from those of the model whose removed channels are zero (not from those of the dense model)"
         )
         return "\n\n".join(blocks)
 

@@ -23,7 +23,7 @@ from ao_sparsity.remove.rules import RULES, pointwise
 __all__ = ["Inputs", "Step", "Traced", "arguments", "steps", "trace"]
 
 #: what a model is called with: positional arguments, named ones, or one tensor
-Inputs: TypeAlias = "tuple[Any, ...] | Mapping[str, Any] | Tensor"
+Inputs: TypeAlias = tuple[Any, ...] | Mapping[str, Any] | Tensor
 
 #: modules whose code fixes their sizes
 _WHOLE: dict[type[nn.Module], str] = {
@@ -126,6 +126,17 @@ def _calls(program: torch.export.ExportedProgram) -> list[fx.Node]:
     return [node for node in program.graph.nodes if node.op == "call_function"]
 
 
+#: in what torch.export says, the reason that it seldom says: what then works
+_HINTS = {
+    "Cache": "the model returns the cache of its keys and values; pass use_cache=False with the inputs, as a "
+    "mapping {'input_ids': ids, 'use_cache': False}, or set model.config.use_cache = False",
+}
+
+
+def _hint(text: str) -> str:
+    return "".join(f"; {hint}" for sign, hint in _HINTS.items() if sign in text)
+
+
 def trace(model: nn.Module, inputs: Inputs) -> Traced:
     """The operations of a model in evaluation mode, and which dimensions have to be the same.
 
@@ -139,7 +150,7 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
     except Exception as error:
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise RemovalError(
-            f"torch.export cannot trace {type(model).__name__} with these example inputs: {text}"
+            f"example_inputs: torch.export cannot trace {type(model).__name__} with them: {text}{_hint(text)}"
         ) from error
     first = names_of(model)
     tensors = _axes_of_tensors(model)

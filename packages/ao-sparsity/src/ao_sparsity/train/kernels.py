@@ -11,33 +11,43 @@ registering a `Kernel` of the same signature:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core.dispatch import select
+from ao_core.dispatch import run, select
 from ao_core.records import Call, Kernel
 from ao_core.spec import NO_SCALE, Spec
 from ao_sparsity.train import tiles
 
-__all__ = ["KERNELS", "semi_sparse_mm", "straight_through_mm", "tile_mask"]
+__all__ = ["KERNELS", "is_emulated", "semi_sparse_mm", "straight_through_mm", "tile_mask"]
 
 #: of a weight whose zeros move while it is trained: nothing of it is stored
 _SPEC = Spec("bf16", (tiles.TILE, tiles.TILE), NO_SCALE, layout="two_four")
 #: what the sizes of a product on sparse tensor cores are multiples of
 _STEP = 16
+#: rows of input for which the kernels of training are asked for
+_ROWS = 4096
 
 
 def _call(op: str, a: Tensor, weight: Tensor) -> Call:
     return Call(op, _SPEC, tuple(weight.shape), tuple(a.shape), a.dtype, a.device.type)
 
 
+def is_emulated(weight: Tensor) -> bool:
+    """Whether the products with what is kept of a weight fall to the reference."""
+    rows = weight.new_empty((_ROWS, weight.shape[1]), device="meta")
+    call = _call("semi_sparse_mm", rows, weight)
+    return select(replace(call, device=weight.device.type)).priority < 0
+
+
 @torch.library.custom_op("ao_sparsity::tile_mask", mutates_args=())
 def tile_mask(weight: Tensor) -> Tensor:
     """The op "tile_mask" by the best kernel; one node of a graph, which is chosen when it runs."""
-    return select(_call("tile_mask", weight, weight)).fn(weight)  # type: ignore[no-any-return]
+    return run(_call("tile_mask", weight, weight), weight)  # type: ignore[no-any-return]
 
 
 @tile_mask.register_fake
@@ -46,8 +56,7 @@ def _(weight: Tensor) -> Tensor:
 
 
 def _multiply(a: Tensor, b: Tensor, mask: Tensor, transposed: bool) -> Tensor:
-    kernel = select(_call("semi_sparse_mm", a, b))
-    return kernel.fn(a, b, mask, transposed)  # type: ignore[no-any-return]
+    return run(_call("semi_sparse_mm", a, b), a, b, mask, transposed)  # type: ignore[no-any-return]
 
 
 @torch.library.custom_op("ao_sparsity::semi_sparse_mm", mutates_args=())

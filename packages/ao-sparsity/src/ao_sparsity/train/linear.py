@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ao_core.arguments import checked
 from ao_core.errors import ConfigError
 from ao_core.tensor import ComputeWeight, QTensor
 from ao_core.tensor.codec import autocasted, is_sharded
 from ao_sparsity.masks import n_of_m_mask
 from ao_sparsity.train import kernels
+from ao_sparsity.train.known import Known, known_mask
 
 __all__ = ["SemiSparseActivationLinear", "SemiSparseLinear", "SparseLinear"]
 
@@ -27,6 +29,13 @@ class SparseLinear(nn.Linear):
     So optimizers, their state and checkpoints go on as they are.
     """
 
+    #: what `quantize_` says where a recipe of training in low precision meets such a layer
+    own_products: ClassVar[str] = (
+        "the layer is one of sparse training, which computes its products itself: they would not be in low "
+        "precision; swap it back first with swap_semi_sparse_linear_with_linear"
+    )
+
+    @checked
     def __init__(
         self,
         in_features: int,
@@ -36,6 +45,8 @@ class SparseLinear(nn.Linear):
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
+        if in_features < 0 or out_features < 0:
+            raise ConfigError(f"{in_features=}, {out_features=}: sizes are not negative")
         super().__init__(in_features, out_features, bias, device, dtype)
         self.setup(**options)
 
@@ -108,9 +119,9 @@ class SemiSparseLinear(SparseLinear):
     """Multiplies with the 2:4 sparse part of its weight, forward and backward.
 
     Of every 4 × 4 tile of the weight the best eight stay, two in each row and each column, chosen anew
-    at each call (`tile_mask`). So the weight is 2:4 sparse as it is and transposed, and output and
-    gradient of the input are both sparse products (Hubara et al. 2021, arXiv:2102.08124). The gradient of
-    the weight is dense and straight-through: weights that are zero now may come back.
+    whenever the weight has changed (`tile_mask`). So the weight is 2:4 sparse as it is and transposed, and
+    output and gradient of the input are both sparse products (Hubara et al. 2021, arXiv:2102.08124). The
+    gradient of the weight is dense and straight-through: weights that are zero now may come back.
 
     The option `decay` is what SR-STE adds to the gradient in every backward pass: so many times each weight
     that is not kept (Zhou et al. 2021, arXiv:2102.04010, who take 2e-4).
@@ -127,6 +138,8 @@ class SemiSparseLinear(SparseLinear):
     """
 
     decay: float
+    #: the mask of the last call, on a processor
+    _known: Known | None = None
 
     def setup(self, decay: float = 0.0) -> None:
         """Take the options."""
@@ -137,11 +150,25 @@ class SemiSparseLinear(SparseLinear):
     def teardown(self) -> None:
         """Forget the options."""
         del self.decay
+        self.__dict__.pop("_known", None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles look for masks of their own."""
+        return {name: value for name, value in self.__dict__.items() if name != "_known"}
+
+    def _mask(self, weight: Tensor) -> Tensor:
+        weight = weight.detach()
+        known = known_mask(weight, self._known)
+        if known is None:
+            found: Tensor = kernels.tile_mask(weight)
+            return found
+        self._known = known
+        return known.mask
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
         input, weight, bias = autocasted(input, self.weight, self.bias)
-        mask = kernels.tile_mask(weight.detach())
+        mask = self._mask(weight)
         rows = input.reshape(prod(input.shape[:-1]), self.in_features)
         out: Tensor = kernels.straight_through_mm(rows, weight, mask, self.decay)
         out = out.reshape(*input.shape[:-1], self.out_features)
@@ -149,7 +176,7 @@ class SemiSparseLinear(SparseLinear):
 
     def effective_weight(self) -> Tensor:
         """What is kept of the weight."""
-        return torch.where(kernels.tile_mask(self.weight.detach()), self.weight, 0)
+        return torch.where(self._mask(self.weight), self.weight, 0)
 
     def extra_repr(self) -> str:
         """Sizes and options."""

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ao_core.arguments import checked
 from ao_core.errors import ConfigError
 from ao_core.spec import BLOCKSIZE
 from ao_sparsity.masks import block_scores, spread_blocks
@@ -101,6 +102,7 @@ class SupermaskLinear(SparseLinear):
         return f"{super().extra_repr()}, blocksize={self.blocksize}"
 
 
+@checked
 def set_sparsity(model: nn.Module, sparsity: float) -> None:
     """Let another share of the blocks of every `SupermaskLinear` go, from the next call on.
 

@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from ao_core.arguments import checked, checked_but, shown
 from ao_core.errors import ConfigError
+from ao_core.outcome import warn_if_emulated
 from ao_core.tensor.codec import is_sharded
-from ao_sparsity.train.linear import SemiSparseActivationLinear, SparseLinear
+from ao_sparsity.train.kernels import is_emulated
+from ao_sparsity.train.linear import SemiSparseActivationLinear, SemiSparseLinear, SparseLinear
 
 __all__ = [
     "squash_masks",
@@ -24,6 +27,7 @@ __all__ = [
 Choice = type[SparseLinear] | partial[SparseLinear]
 
 
+@checked_but("config")
 def swap_linear_with_semi_sparse_linear(model: nn.Module, config: Mapping[str, Choice]) -> None:
     """Make linear layers of a model learn to be sparse, in place.
 
@@ -40,7 +44,14 @@ def swap_linear_with_semi_sparse_linear(model: nn.Module, config: Mapping[str, C
         ConfigError: a name that the model does not have, a layer that is no plain `nn.Linear` or of
             another of these classes, a value that is none of them, or options that cannot work. The
             model is as it was then.
+
+    Warns:
+        EmulationWarning: 2:4 products of some layers are emulated, so training will be slower.
     """
+    if not isinstance(config, Mapping):
+        raise ConfigError(
+            f"config={shown(config)}: give a class such as SemiSparseLinear by names of layers"
+        )
     chosen: dict[nn.Module, tuple[type[SparseLinear], dict[str, Any]]] = {}
     for fqn, choice in config.items():
         layer = _module(model, fqn)
@@ -55,8 +66,20 @@ def swap_linear_with_semi_sparse_linear(model: nn.Module, config: Mapping[str, C
     for layer, (cls, options) in chosen.items():
         assert isinstance(layer, nn.Linear)
         cls.from_dense(layer, **options)
+    _warn_of_emulation([layer for layer in chosen if isinstance(layer, SemiSparseLinear)])
 
 
+def _warn_of_emulation(layers: list[SemiSparseLinear]) -> None:
+    weights = [layer.weight for layer in layers if not layer.weight.is_meta]
+    warn_if_emulated(
+        [weight for weight in weights if is_emulated(weight)],
+        "products of 2:4 weights are emulated",
+        "Sparse products need an NVIDIA GPU of compute capability 8.0 or later, cuSPARSELt, weights in "
+        "bfloat16 or float16, and sizes that are multiples of 16.",
+    )
+
+
+@checked
 def swap_semi_sparse_linear_with_linear(model: nn.Module) -> None:
     """Make all layers of sparse training plain `nn.Linear`s again, in place, with all their weights.
 
@@ -73,6 +96,7 @@ def swap_semi_sparse_linear_with_linear(model: nn.Module) -> None:
         layer.to_dense()
 
 
+@checked
 @torch.no_grad()
 def squash_masks(model: nn.Module) -> dict[str, float]:
     """Make the zeros of sparse training permanent: plain `nn.Linear`s that compute the same.

@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ao_core.arguments import checked, shown
+from ao_core.errors import ConfigError
+
 __all__ = ["TILE", "best_tiles", "patterns", "tile_mask"]
 
 #: rows and columns of a tile
@@ -58,6 +61,7 @@ def best_tiles(scores: Tensor) -> Tensor:
     return kept[best].permute(1, 2, 0)
 
 
+@checked
 def tile_mask(weight: Tensor) -> Tensor:
     """True for what stays of a matrix, 2:4 along its rows and along its columns at once.
 
@@ -68,6 +72,8 @@ def tile_mask(weight: Tensor) -> Tensor:
     Args:
         weight: (N, K), any floating-point dtype; scores are in float32, or in float64 where it is.
     """
+    if weight.dim() != 2 or not weight.is_floating_point():
+        raise ConfigError(f"weight={shown(weight)}: need a floating-point matrix (N, K)")
     n, k = weight.shape
     scores = weight.detach().abs()
     scores = scores if scores.dtype == torch.float64 else scores.float()

@@ -14,6 +14,7 @@ from torch import Tensor
 from ao_core.numerics.affine import (
     choose_qparams,
     qparams_of_range,
+    reach_of,
     scale_to_float,
     store_qparams,
     zero_to_float,
@@ -138,9 +139,11 @@ class Rows:
     def of_range(self, low: Tensor, high: Tensor) -> QParams:
         """What `choose_qparams` gives for elements from `low` to `high`."""
         spec = self.spec
-        mode = str(spec.option("mx_mode", "floor"))
-        name = _scale_dtype(spec)
-        return self.read(*qparams_of_range(low, high, self.dtype, spec.zero, name, mx_mode=mode))
+        mode, reach = str(spec.option("mx_mode", "floor")), reach_of(self.dtype, spec.block)
+        found = qparams_of_range(
+            low, high, self.dtype, spec.zero, _scale_dtype(spec), mx_mode=mode, reach=reach
+        )
+        return self.read(*found)
 
     def stored(self, scale: Tensor, zero: Tensor | None) -> QParams:
         """Float32 scales and zero points, rounded to what the storage has."""

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ao_core.arguments import checked
 from ao_core.errors import AoError, CheckpointError
+from ao_core.regular_files import not_a_file
+from ao_core.schema import FILE_NAME, Fields, Optional, SchemaError, Table
 from ao_core.spec import Spec
 from ao_core.tensor.relayout import native
-from ao_core.tensor.saving.header import Provider, names_of
-from ao_core.tensor.saving.leaves import Record, dtype_of, rebuild
+from ao_core.tensor.saving.files import read_json
+from ao_core.tensor.saving.header import CRC32, Provider, names_of
+from ao_core.tensor.saving.leaves import PLACEHOLDER, Record, dtype_of, rebuild
 from ao_core.tensor.saving.shards import Shard, Slot, open_shard
 
-__all__ = ["INDEX", "SHARD_NAME", "SINGLE", "Checkpoint", "Entry", "open_checkpoint"]
+__all__ = ["INDEX", "SHARD_NAME", "SINGLE", "Checkpoint", "Entry", "open_checkpoint", "read_index"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 #: eight hexadecimal digits tell apart two checkpoints that are in one place for a moment
 SHARD_NAME = re.compile(r"model(-[0-9a-f]{8})?-\d{5}-of-\d{5}\.safetensors")
 _NUMBERED = re.compile(r"(.*-)\d{5}-of-(\d{5})\.safetensors")
+#: what an index must be, ours or another program's
+_INDEX_FIELDS = Fields(
+    {"weight_map": Table(FILE_NAME)},
+    {"metadata": Optional(Fields({}, {"ao_crc32": Table(CRC32, FILE_NAME)}))},
+)
+#: how often a checkpoint is opened that is replaced meanwhile, and seconds in between
+_TRIES, _PAUSE = 10, 0.02
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
@@ -111,17 +122,46 @@ class Checkpoint:
             raise CheckpointError(f"{self.path}: {fqn} cannot be rebuilt: {error}") from error
 
 
+@checked
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a directory that `save_model` or anybody else wrote, an index, or one safetensors file.
 
     Of a directory with neither an index nor a `model.safetensors`, all safetensors files are one
-    checkpoint.
+    checkpoint. One that is replaced meanwhile is opened again; what was opened stays readable.
 
     Raises:
-        CheckpointError: there is none, or it is a pickle, damaged, incomplete or too new.
+        CheckpointError: there is none, or it is a pickle, damaged, incomplete or too new. It names the
+            file and the field.
     """
     path = Path(path)
-    shards = _shards(path)
+    for tries in range(_TRIES, 0, -1):
+        before = _pointers(path)
+        try:
+            return _opened(path, _shards(path))
+        except CheckpointError:
+            if tries == 1 or _pointers(path) == before:
+                raise
+            time.sleep(_PAUSE)
+    raise AssertionError("unreachable")
+
+
+def _pointers(path: Path) -> tuple[tuple[int, int, int] | None, ...]:
+    """Equal for equal states of the files of which one says what a checkpoint consists of."""
+    places = (path, path / INDEX, path / SINGLE)
+    return tuple(map(_stamp, places if path.is_dir() else places[:1]))
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    # another file under the same name, or another content
+    return (found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+def _opened(path: Path, shards: list[Shard]) -> Checkpoint:
+    """The checkpoint of some files."""
     headers = [shard.header for shard in shards]
     slots: dict[str, Slot] = {}
     for shard in shards:
@@ -135,7 +175,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     inside: set[str] = set()
     for shard in shards:
         for fqn, record in shard.header.records.items():
-            if fqn in slots or fqn in entries:
+            if fqn in entries or (fqn in slots and not _stands_in(shard.slots.get(fqn))):
                 raise CheckpointError(f"{shard.path}: {fqn!r} is there twice")
             entry = _quantized(fqn, record, shard)
             entries[fqn] = entry
@@ -143,17 +183,31 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     for name, slot in slots.items():
         if name not in inside:
             entries[name] = Entry(name, slot.shape, slot.dtype, slot.nbytes, None, (name,))
-    ties = {name: owner for header in headers for name, owner in header.ties.items()}
-    for name, owner in ties.items():
-        if owner not in entries:
-            raise CheckpointError(f"{path}: {name!r} is tied to {owner!r}, which is missing")
+    ties: dict[str, str] = {}
+    for shard in shards:
+        for name, owner in shard.header.ties.items():
+            if owner not in entries:
+                raise CheckpointError(
+                    f"{shard.path}: {name!r} is tied to {owner!r}, which is missing"
+                )
+            if name in entries or ties.get(name, owner) != owner:
+                raise CheckpointError(
+                    f"{shard.path}: {name!r} is tied to {owner!r}, and is there itself"
+                )
+            ties[name] = owner
     providers = sorted({p for h in headers for p in h.providers}, key=lambda p: (p.kind, p.name))
     records = {fqn: record for header in headers for fqn, record in header.records.items()}
     return Checkpoint(path, entries, ties, tuple(providers), slots, records)
 
 
+def _stands_in(slot: Slot | None) -> bool:
+    """Whether it is what stands under the name of a quantized tensor."""
+    return slot is not None and (slot.dtype, slot.shape) == PLACEHOLDER
+
+
 def _quantized(fqn: str, record: Record, shard: Shard) -> Entry:
-    leaves = tuple(_leaves(fqn, record))
+    own = [fqn] if fqn in shard.slots else []
+    leaves = (*own, *_leaves(fqn, record))
     for leaf in leaves:
         if leaf not in shard.slots:
             raise CheckpointError(f"{shard.path}: {leaf!r}, a part of {fqn!r}, is missing")
@@ -172,18 +226,24 @@ def _leaves(fqn: str, record: Record) -> list[str]:
 
 def _shards(path: Path) -> list[Shard]:
     """The files of a checkpoint; an index counts more than a single file beside it."""
-    if not path.exists():
-        raise CheckpointError(f"{path}: there is no such directory or file")
-    if path.is_file():
+    if not path.is_dir():
+        if reason := not_a_file(path):
+            reason = "there is no such directory or file" if reason == "is missing" else reason
+            raise CheckpointError(f"{path}: {reason}")
         return _indexed(path) if path.suffix == ".json" else [open_shard(path)]
-    if (path / INDEX).exists():
+    if os.path.lexists(path / INDEX):
         return _indexed(path / INDEX)
-    if (path / SINGLE).exists():
+    if os.path.lexists(path / SINGLE):
         return [open_shard(path / SINGLE)]
-    if files := sorted(path.glob("[!.]*.safetensors")):
+    try:
+        names = sorted(file.name for file in path.iterdir())
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    files = [path / n for n in names if n.endswith(".safetensors") and not n.startswith(".")]
+    if files:
         _check_numbers(files)
         return [open_shard(file) for file in files]
-    pickles = sorted(file.name for file in path.iterdir() if file.name.endswith(_PICKLES))
+    pickles = [name for name in names if name.endswith(_PICKLES)]
     hint = (
         f"; {', '.join(pickles[:5])} is a pickle, which can run code when it is loaded, so ao "
         "does not: convert it to safetensors first"
@@ -197,32 +257,40 @@ def _check_numbers(files: list[Path]) -> None:
     for file in files:
         if match := _NUMBERED.fullmatch(file.name):
             start, count = match.groups()
-            wanted = {f"{start}{i + 1:05}-of-{count}.safetensors" for i in range(int(count))}
-            if lost := sorted(wanted - names):
+            wanted = (f"{start}{i + 1:05}-of-{count}.safetensors" for i in range(int(count)))
+            if lost := next((name for name in wanted if name not in names), None):
                 raise CheckpointError(
-                    f"{file.parent}: {lost[0]} is missing, and so is {INDEX}: an unfinished copy, "
+                    f"{file.parent}: {lost} is missing, and so is {INDEX}: an unfinished copy, "
                     "or a save that was killed"
                 )
 
 
+def read_index(index: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """The file of each tensor, and the checksums of the headers of files, as an index has them.
+
+    Raises:
+        CheckpointError: it cannot be read, or is none; names the field.
+    """
+    try:
+        data = read_json(index, _INDEX_FIELDS, "index")
+    except SchemaError as error:
+        raise CheckpointError(f"{index}: corrupted, it does not parse: {error}") from error
+    return data["weight_map"], (data.get("metadata") or {}).get("ao_crc32", {})
+
+
 def _indexed(index: Path) -> list[Shard]:
     """The files that an index lists, each as it says."""
-    try:
-        data = json.loads(index.read_bytes())
-        weight_map: Mapping[str, str] = dict(data["weight_map"])
-        checksums: Mapping[str, str] = dict(data.get("metadata", {}).get("ao_crc32", {}))
-        files = sorted(set(weight_map.values()) | set(checksums))
-        if any(Path(file).name != file for file in files):
-            raise ValueError("a shard must be a file beside the index")
-    except OSError as error:
-        raise CheckpointError(f"{index}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{index}: corrupted, it does not parse: {error!r}") from error
-    if absent := [file for file in files if not (index.parent / file).is_file()]:
-        raise CheckpointError(f"{index}: lists {', '.join(absent)}, which is missing")
+    weight_map, checksums = read_index(index)
+    files = sorted(set(weight_map.values()) | set(checksums))
+    for file in files:
+        if reason := not_a_file(index.parent / file):
+            raise CheckpointError(f"{index}: lists {file}, which {reason}")
     shards = [open_shard(index.parent / file) for file in files]
+    names: dict[str, set[str]] = {file: set() for file in files}
+    for name, file in weight_map.items():
+        names[file].add(name)
     for shard in shards:
-        listed = {name for name, file in weight_map.items() if file == shard.path.name}
+        listed = names[shard.path.name]
         if lost := sorted(listed - shard.slots.keys()):
             raise CheckpointError(f"{shard.path}: lacks {lost[0]!r}, which {index.name} lists")
         if extra := sorted(shard.slots.keys() - listed):

@@ -3,6 +3,9 @@
 The pointer to a checkpoint is one file: the index where there is one, else the single file of
 tensors. Everything is written and synced under other names first; then that one file is replaced,
 created or removed, which the file system does at once.
+
+Another program's checkpoint may have no such pointer, or an index of `model.safetensors` itself: then
+an index is made the pointer first, or stays it.
 """
 
 from __future__ import annotations
@@ -15,7 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ao_core.tensor.saving.checkpoint import INDEX, SHARD_NAME, SINGLE
+from ao_core.errors import CheckpointError
+from ao_core.tensor.saving.checkpoint import (
+    INDEX,
+    SHARD_NAME,
+    SINGLE,
+    open_checkpoint,
+    read_index,
+)
 from ao_core.tensor.saving.shards import write_file
 
 __all__ = ["Written", "make_dirs", "publish", "shard_names", "sync_dir", "write_index"]
@@ -30,14 +40,26 @@ class Written(NamedTuple):
 
 
 def shard_names(target: Path, written: Sequence[Written]) -> list[str]:
-    """Names for the files of tensors; if there are several, no other content in the directory has them."""
-    if len(written) == 1:
+    """Names for the files of tensors, which get an index unless it is `SINGLE` alone.
+
+    If they do, no other content in the directory has them.
+    """
+    if len(written) == 1 and SINGLE not in _listed(target):
         return [SINGLE]
     names = [f"model-{i + 1:05}-of-{len(written):05}.safetensors" for i in range(len(written))]
     if not any((target / name).exists() for name in names):
         return names
     token = f"{zlib.crc32(''.join(file.crc32 for file in written).encode()):08x}"
     return [name.replace("model-", f"model-{token}-") for name in names]
+
+
+def _listed(target: Path) -> set[str]:
+    """The files that an index in the directory lists."""
+    try:
+        weight_map, _ = read_index(target / INDEX)
+    except CheckpointError:  # there is none, or none that anything could be read by
+        return set()
+    return set(weight_map.values())
 
 
 def write_index(path: Path, files: Mapping[str, Written]) -> None:
@@ -58,20 +80,39 @@ def publish(target: Path, work: Path, names: Sequence[str]) -> None:
 
     The last rename or removal decides. Killed and called again, it goes on.
     """
+    _pin(target, work, names)
     for number, name in enumerate(names):
         # a file of an older checkpoint is overwritten only if it is the pointer, or if an index is
         _move(work / str(number), target / name)
     sync_dir(target)
-    if len(names) > 1:
-        _move(work / INDEX, target / INDEX)
-    else:
+    if list(names) == [SINGLE]:
         (target / INDEX).unlink(missing_ok=True)
+    else:
+        _move(work / INDEX, target / INDEX)
     sync_dir(target)
     for file in target.iterdir():
         ours = file.name == SINGLE or SHARD_NAME.fullmatch(file.name)
         if ours and file.name not in names:
             with suppress(OSError):  # the new checkpoint is in place; the next save tries again
                 file.unlink()
+
+
+def _pin(target: Path, work: Path, names: Sequence[str]) -> None:
+    """Give files that are a checkpoint without a pointer an index, which new files do not change."""
+    pointers = (target / INDEX, target / SINGLE)
+    if list(names) == [SINGLE] or any(map(os.path.lexists, pointers)):
+        return
+    try:
+        slots = open_checkpoint(target).slots
+    except CheckpointError:  # there is none
+        return
+    weight_map = {name: slot.path.name for name, slot in slots.items()}
+    if not set(weight_map.values()) & set(names):
+        pin = work / "pin"
+        pin.unlink(missing_ok=True)
+        write_file(pin, [json.dumps({"weight_map": weight_map}).encode()])
+        os.replace(pin, target / INDEX)
+        sync_dir(target)
 
 
 def _move(source: Path, target: Path) -> None:
@@ -83,7 +124,7 @@ def make_dirs(target: Path) -> None:
     """Make a directory and its parents, durably."""
     if not target.exists():
         make_dirs(target.parent)
-        target.mkdir()
+        target.mkdir(exist_ok=True)  # another process may have made it meanwhile
         sync_dir(target.parent)
 
 

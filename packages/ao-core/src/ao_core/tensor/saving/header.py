@@ -13,10 +13,12 @@ import torch
 from ao_core.__about__ import __version__
 from ao_core.errors import AoError, CheckpointError
 from ao_core.registry import CORE, IN_PROCESS, registry
+from ao_core.schema import SHAPE, TEXT, Fields, Items, Number, Table, Text, check, parse_json
 from ao_core.spec import Spec
-from ao_core.tensor.saving.leaves import Record, check_record, dtype_name, dtype_of
+from ao_core.tensor.saving.leaves import RECORD, Record, check_record, dtype_name, dtype_of
 
 __all__ = [
+    "CRC32",
     "FORMAT_VERSION",
     "Form",
     "Header",
@@ -27,8 +29,30 @@ __all__ = [
     "providers_of",
 ]
 
-#: of the header; a reader accepts its own version and older ones
-FORMAT_VERSION = 1
+#: of the header; a reader accepts its own version and older ones. Files of version 1 have no placeholders
+FORMAT_VERSION = 2
+#: eight hexadecimal digits
+CRC32 = Text(r"[0-9a-f]{8}", "a CRC-32 in hexadecimal digits")
+_VERSION = Fields({"version": Number(1, 1 << 31)}, {"ao_core": TEXT})
+#: of both versions
+_FIELDS = Fields(
+    {
+        "tensors": Table(RECORD),
+        "ties": Table(TEXT),
+        "raw": Table(Fields({"dtype": TEXT, "shape": SHAPE})),
+        "crc32": Table(CRC32),
+        "providers": Items(
+            Fields(
+                {
+                    "kind": Text("dtype|layout", '"dtype" or "layout"'),
+                    "name": TEXT,
+                    "dist": TEXT,
+                    "version": TEXT,
+                }
+            )
+        ),
+    }
+)
 #: dtype and shape of a plain tensor
 Form = tuple[torch.dtype, tuple[int, ...]]
 
@@ -110,26 +134,39 @@ def parse_header(metadata: Mapping[str, str]) -> Header:
     if metadata.get("ao_crc32") != _crc32(text):
         raise CheckpointError("corrupted, the checksum of the header of ao is wrong")
     try:
-        data = json.loads(text)
+        data = parse_json(text)
+        check(data, _VERSION, "header")
         if data["version"] > FORMAT_VERSION:
             raise CheckpointError(
                 f"format version {data['version']}, written by ao-core {data.get('ao_core')}; this "
                 f"ao-core ({__version__}) reads up to {FORMAT_VERSION}. Upgrade ao-core"
             )
-        for record in data["tensors"].values():
-            check_record(record)
+        check(data, _FIELDS, "header")
+        for name, record in data["tensors"].items():
+            _check_record(name, record)
         return Header(
             records=data["tensors"],
             ties=data["ties"],
             raw={n: (dtype_of(f["dtype"]), tuple(f["shape"])) for n, f in data["raw"].items()},
             crcs=data["crc32"],
-            providers=tuple(Provider(**provider) for provider in data["providers"]),
+            providers=tuple(
+                Provider(p["kind"], p["name"], p["dist"], p["version"]) for p in data["providers"]
+            ),
             crc32=metadata["ao_crc32"],
         )
     except CheckpointError:
         raise
-    except (AoError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"the header of ao is malformed: {error!r}") from error
+    except (AoError, ValueError) as error:
+        raise CheckpointError(f"the header of ao is malformed: {error}") from error
+
+
+def _check_record(name: str, record: Record) -> None:
+    try:
+        check_record(record)
+    except (AoError, ValueError) as error:
+        raise CheckpointError(
+            f"the header of ao is malformed: header.tensors[{name!r}]: {error}"
+        ) from error
 
 
 def providers_of(records: Iterable[Record]) -> list[Provider]:

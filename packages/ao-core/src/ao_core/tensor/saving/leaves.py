@@ -1,13 +1,13 @@
 """One tensor as a checkpoint stores it: plain tensors, and a record that says what they are together.
 
 A quantized tensor `w` becomes its parts `w.qdata`, `w.scale`, … (nested ones `w.scale.qdata`) in a
-canonical layout.
+canonical layout, and a tensor `w` without elements. A program that knows nothing of parts finds it where it
+looks for the weight, and refuses it for its shape; many that find nothing go on with random values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -16,25 +16,41 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ao_core.errors import CheckpointError, UnknownNameError
+from ao_core.errors import CheckpointError
+from ao_core.schema import COUNT, SHAPE, TEXT, Fields, Items, Optional, Table, Text
 from ao_core.spec import Spec
-from ao_core.tensor.activations import act_names, act_shape
 from ao_core.tensor.compute import dense_memory
-from ao_core.tensor.create import encode_parts
 from ao_core.tensor.qtensor import QTensor
+from ao_core.tensor.saving.fit import check_fit
 
 __all__ = [
+    "PLACEHOLDER",
+    "RECORD",
     "Record",
     "check_record",
     "check_storable",
     "dtype_name",
     "dtype_of",
     "flatten",
+    "placeholder",
     "rebuild",
 ]
 
+#: dtype and shape of what stands under the name of a quantized tensor
+PLACEHOLDER = (torch.uint8, (0,))
+
 #: spec, shape, dtype and parts of a quantized tensor, ready for JSON
 Record = dict[str, Any]
+#: what a record must be; `check_record` sees to the rest
+RECORD: Fields = Fields(
+    {
+        "spec": Fields({}),
+        "shape": SHAPE,
+        "dtype": TEXT,
+        "parts": Table(Optional(lambda: RECORD), Text(r"[A-Za-z]\w*", "the name of a part"), 1),
+    },
+    {"order": Items(COUNT), "flat_from": Optional(SHAPE)},
+)
 
 
 def check_storable(fqn: str, tensor: Tensor) -> None:
@@ -61,20 +77,37 @@ def flatten(fqn: str, tensor: Tensor) -> tuple[dict[str, Tensor], Record | None]
     """The plain tensors that a parameter or buffer is stored as, and its record if it is quantized.
 
     Raises:
-        CheckpointError: a kind of tensor that a checkpoint cannot hold.
+        CheckpointError: a kind of tensor that a checkpoint cannot hold, or one that could not be loaded
+            again, since its layout refuses its parts.
     """
     check_storable(fqn, tensor)
     plain = dense_memory(tensor).detach()
     if not isinstance(plain, QTensor):
         return {fqn: plain}, None
     plain = _canonical(plain)
-    return {f"{fqn}.{name}": leaf for name, leaf in plain.leaves()}, _record(plain)
+    _check_tree(fqn, plain)
+    parts = {f"{fqn}.{name}": leaf for name, leaf in plain.leaves()}
+    return {**placeholder(fqn), **parts}, _record(plain)
+
+
+def placeholder(fqn: str) -> dict[str, Tensor]:
+    """What stands under the name of a quantized tensor, besides its parts."""
+    dtype, shape = PLACEHOLDER
+    return {fqn: torch.empty(shape, dtype=dtype)}
 
 
 def _canonical(tensor: QTensor) -> QTensor:
     outer = tensor.canonical()
     parts = outer.parts.items()
     return outer.like({n: _canonical(p) if isinstance(p, QTensor) else p for n, p in parts})
+
+
+def _check_tree(fqn: str, tensor: QTensor) -> None:
+    """Raise `CheckpointError` where a tensor, or a part that is quantized, could not be loaded again."""
+    for name, part in tensor.parts.items():
+        if isinstance(part, QTensor):
+            _check_tree(f"{fqn}.{name}", part)
+    check_fit(fqn, tensor.parts, tensor.spec, tensor.stored_shape, tensor.dtype)
 
 
 def _record(tensor: QTensor) -> Record:
@@ -103,38 +136,22 @@ def rebuild(fqn: str, record: Record, take: Callable[[str], Tensor]) -> QTensor:
     for name, nested in record["parts"].items():
         part = f"{fqn}.{name}"
         parts[name] = take(part) if nested is None else rebuild(part, nested, take)
-    flat_from = record.get("flat_from")
-    tensor = QTensor(
-        parts,
-        Spec.from_dict(record["spec"]),
-        tuple(record["shape"]),
-        dtype_of(record["dtype"]),
-        order=tuple(record["order"]) if "order" in record else None,
-        flat_from=None if flat_from is None else tuple(flat_from),
-    )
-    expected = _part_shapes(tensor.spec, tensor.stored_shape)
-    if missing := sorted(expected.keys() - parts.keys()):
-        raise CheckpointError(f"{fqn} has no part {missing[0]!r}, and {tensor.spec} needs it")
-    for name, part_tensor in parts.items():
-        if expected.get(name, tuple(part_tensor.shape)) != tuple(part_tensor.shape):
-            raise CheckpointError(
-                f"{fqn}.{name} has the shape {tuple(part_tensor.shape)}, and "
-                f"{tensor.spec} of {tensor.stored_shape} needs {expected[name]}"
-            )
-    return tensor
-
-
-@lru_cache(maxsize=256)
-def _part_shapes(spec: Spec, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the parts of such a tensor: kernels rely on them, and a file may be anyone's."""
+    spec, shape = Spec.from_dict(record["spec"]), tuple(record["shape"])
+    order, flat_from = _view(record)
+    dtype = dtype_of(record["dtype"])
+    stored = flat_from or tuple(shape[order.index(dim)] for dim in range(len(shape)))
+    check_fit(fqn, parts, spec, stored, dtype)
     try:
-        parts = encode_parts(torch.empty(shape, device="meta"), spec)
-    except UnknownNameError:
-        raise
-    except Exception:  # the encoder of a plugin need not run without values
-        return {}
-    shapes = {name: tuple(part.shape) for name, part in parts.items()}
-    return shapes | dict.fromkeys(act_names(spec), act_shape(shape))
+        return QTensor(parts, spec, shape, dtype, order=order, flat_from=flat_from)
+    except RuntimeError as error:  # torch cannot count so far
+        raise CheckpointError(f"{fqn} cannot have the shape {shape}: {error}") from error
+
+
+def _view(record: Record) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """How the outward dimensions come from the stored ones."""
+    order = record.get("order", range(len(record["shape"])))
+    flat_from = record.get("flat_from")
+    return tuple(order), None if flat_from is None else tuple(flat_from)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -151,14 +168,17 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def check_record(record: Record) -> None:
-    """Raise `ConfigError`, ValueError, KeyError or TypeError where a record is malformed."""
+    """Raise `ConfigError` or ValueError where a record, of the schema `RECORD`, contradicts itself."""
     Spec.from_dict(record["spec"])
     dtype_of(record["dtype"])
-    dims = list(range(len(record["shape"])))
-    if sorted(record.get("order", dims)) != dims:
-        raise ValueError(f"order={record['order']} is no permutation of the dimensions")
-    if record.get("flat_from") and [prod(record["flat_from"])] != record["shape"]:
-        raise ValueError(f"flat_from={record['flat_from']} does not flatten to {record['shape']}")
+    shape = list(record["shape"])
+    if not shape:
+        raise ValueError("shape=[]: a quantized tensor has dimensions")
+    order, flat_from = _view(record)
+    if sorted(order) != list(range(len(shape))):
+        raise ValueError(f"order={list(order)} is no permutation of the dimensions of {shape}")
+    if flat_from is not None and (not flat_from or [prod(flat_from)] != shape):
+        raise ValueError(f"flat_from={list(flat_from)} does not flatten to {shape}")
     for nested in record["parts"].values():
         if nested is not None:
             check_record(nested)

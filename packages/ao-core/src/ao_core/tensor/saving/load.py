@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ao_core.arguments import check_device, checked
 from ao_core.errors import CheckpointError
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.saving.checkpoint import Checkpoint, open_checkpoint
@@ -29,6 +30,7 @@ class Loaded(NamedTuple):
     unexpected: tuple[str, ...]
 
 
+@checked
 def load_model(
     model: nn.Module,
     dir: str | os.PathLike[str],
@@ -56,6 +58,7 @@ def load_model(
         CheckpointError: there is no usable checkpoint, or it does not fit the model, which is as it
             was before.
     """
+    check_device("device", device)
     checkpoint = open_checkpoint(dir)
     owners = list(owners_of(model))
     sources = _sources(owners, checkpoint)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from ao_core.errors import CheckpointError
+from ao_core.tensor.described import describe
 
 __all__ = ["Owner", "check_no_extra_state", "owners_of"]
 
@@ -32,6 +33,7 @@ class Owner:
         """Replace what the module holds there."""
         if isinstance(tensor, nn.Parameter):
             setattr(self.module, self.name, tensor)
+            describe(self.module)
         else:
             self.module._buffers[self.name] = tensor
 

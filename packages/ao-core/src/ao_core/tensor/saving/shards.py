@@ -18,6 +18,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ao_core.errors import CheckpointError
+from ao_core.regular_files import not_a_file
+from ao_core.schema import SHAPE, TEXT, SchemaError, check
 from ao_core.tensor.saving.header import Form, Header, parse_header
 from ao_core.tensor.saving.leaves import dtype_name
 
@@ -85,7 +87,10 @@ class Slot:
             raise CheckpointError(f"{self.path}: {self.name!r} cannot be read: {error}") from error
         if verify and self.crc32 not in (None, checksum(stored)):
             raise CheckpointError(f"{self.path}: corrupted, the checksum of {self.name!r} is wrong")
-        return restore(stored, (self.dtype, self.shape)).to(device)
+        try:
+            return restore(stored, (self.dtype, self.shape)).to(device)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path}: {self.name!r} {error}") from error
 
 
 @dataclass(frozen=True)
@@ -105,9 +110,24 @@ def store(leaves: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Fo
 
 
 def restore(stored: Tensor, form: Form) -> Tensor:
-    """A stored tensor in the dtype and shape that it had."""
+    """A stored tensor in the dtype and shape that it had.
+
+    Raises:
+        CheckpointError: it has too many or few bytes, or such a tensor is not stored as bytes.
+    """
     dtype, shape = form
-    return stored.reshape(-1).view(dtype).reshape(shape)
+    if (stored.dtype, tuple(stored.shape)) == form:
+        return stored
+    bytes_ = stored.dtype == torch.uint8 and stored.dim() == 1 and dtype not in _CODES
+    if not bytes_ or prod(shape) * dtype.itemsize != stored.numel():
+        raise CheckpointError(
+            f"is {dtype_name(stored.dtype)} of shape {tuple(stored.shape)}, and these are no bytes of "
+            f"{dtype_name(dtype)} {shape}"
+        )
+    try:
+        return stored.view(dtype).reshape(shape)
+    except RuntimeError as error:
+        raise CheckpointError(f"cannot be {dtype_name(dtype)}: {error}") from error
 
 
 def checksum(tensor: Tensor) -> str:
@@ -183,6 +203,8 @@ def open_shard(path: Path) -> Shard:
     Raises:
         CheckpointError: it cannot be read, is a pickle, truncated, corrupted or too new.
     """
+    if reason := not_a_file(path):
+        raise CheckpointError(f"{path}: {reason}")
     try:
         # mapped memory would change with the file, and count as a second copy of what is read
         file: Any = safetensors.safe_open(path, "pt", backend="pread")
@@ -202,6 +224,11 @@ def _slot(path: Path, file: Any, header: Header, name: str) -> Slot:
     code, shape = view.get_dtype(), tuple(view.get_shape())
     if code not in _DTYPES:
         raise CheckpointError(f"{name!r} is of dtype {code}, which cannot be read")
+    try:
+        check(name, TEXT, "a name")
+        check(shape, SHAPE, "shape")
+    except SchemaError as error:
+        raise CheckpointError(f"{name!r}: {error}") from error
     nbytes = prod(shape) * _DTYPES[code].itemsize
     dtype, shape = header.raw.get(name, (_DTYPES[code], shape))
     if prod(shape) * dtype.itemsize != nbytes:
@@ -211,8 +238,11 @@ def _slot(path: Path, file: Any, header: Header, name: str) -> Slot:
 
 def _what_else(path: Path, error: SafetensorError) -> str:
     """What a file is that the safetensors package does not open."""
-    with path.open("rb") as file:
-        start = file.read(4)
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+    except OSError:  # it has gone
+        start = b""
     if start.startswith(_PICKLES):
         return (
             "this is a pickle, as torch.save writes it, and not a safetensors file. A pickle can run "

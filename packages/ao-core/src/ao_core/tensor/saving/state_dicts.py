@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ao_core.arguments import checked
 from ao_core.errors import CheckpointError
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import native
 from ao_core.tensor.saving.header import header_of, parse_header
-from ao_core.tensor.saving.leaves import Record, flatten, rebuild
+from ao_core.tensor.saving.leaves import PLACEHOLDER, Record, flatten, rebuild
 from ao_core.tensor.saving.shards import restore, store
 
 __all__ = ["flat_to_state_dict", "state_dict_to_flat", "untie"]
@@ -47,6 +48,7 @@ def _identity(tensor: Tensor) -> Any:
     return *place, tuple(tensor.shape), tensor.stride()
 
 
+@checked
 def state_dict_to_flat(state_dict: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Plain tensors and text metadata that any writer of safetensors files takes.
 
@@ -72,6 +74,7 @@ def state_dict_to_flat(state_dict: Mapping[str, Any]) -> tuple[dict[str, Tensor]
     return stored, header_of(records, ties, raw, {})
 
 
+@checked
 def flat_to_state_dict(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> dict[str, Tensor]:
@@ -90,6 +93,11 @@ def flat_to_state_dict(
             left[name] = restore(left[name], form)
         for name, record in header.records.items():
             out[name] = native(rebuild(name, record, left.pop))
+            own = left.pop(name, None)
+            if own is not None and (own.dtype, tuple(own.shape)) != PLACEHOLDER:
+                raise CheckpointError(
+                    f"{name!r} is there twice: as parts, and as {tuple(own.shape)}"
+                )
         out |= left
         return out | {name: out[owner] for name, owner in header.ties.items()}
     except KeyError as error:

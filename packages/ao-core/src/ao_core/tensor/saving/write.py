@@ -11,8 +11,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from ao_core.arguments import checked
 from ao_core.errors import CheckpointError, ConfigError
-from ao_core.tensor.saving.checkpoint import INDEX
+from ao_core.tensor.saving.checkpoint import INDEX, SINGLE
 from ao_core.tensor.saving.commit import Written, make_dirs, publish, shard_names, write_index
 from ao_core.tensor.saving.header import header_of
 from ao_core.tensor.saving.leaves import Record, check_storable, flatten
@@ -27,6 +28,7 @@ _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _UNFINISHED = ".saving-"
 
 
+@checked
 def save_model(
     model: nn.Module, dir: str | os.PathLike[str], *, max_shard_size: int | str = "5GB"
 ) -> None:
@@ -56,6 +58,7 @@ def save_model(
     write_checkpoint(kept.items(), dir, ties=ties, max_shard_size=max_shard_size)
 
 
+@checked
 def write_checkpoint(
     tensors: Iterable[tuple[str, Tensor]],
     dir: str | os.PathLike[str],
@@ -80,13 +83,14 @@ def write_checkpoint(
     try:
         make_dirs(target)
         for left in target.glob(f"{_UNFINISHED}*"):
-            shutil.rmtree(left)
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left)
         work = target / f"{_UNFINISHED}{secrets.token_hex(4)}"
         work.mkdir()
         try:
             written = _write(work, tensors, ties, limit)
             names = shard_names(target, written)
-            if len(names) > 1:
+            if names != [SINGLE]:
                 write_index(work / INDEX, dict(zip(names, written, strict=True)))
             publish(target, work, names)
         finally:

@@ -1,0 +1,150 @@
+"""What torch and other programs do with the memory of a tensor: `.data = `, sharing, addresses, dlpack.
+
+A `QTensor` has no memory of its own: its parts do. What can be done part by part is; what hands out an
+address is refused, since there is none. A `ComputeWeight` hands out its own high-precision memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from ao_core.errors import StorageError, UnsupportedOp
+from ao_core.tensor import compute, gather
+from ao_core.tensor.codec import is_sharded
+from ao_core.tensor.compute import ComputeWeight, dense_memory
+from ao_core.tensor.qtensor import QTensor
+from ao_core.tensor.relayout import native
+from ao_core.tensor.tables import FUNCTIONS, function
+from ao_core.tensor.writes import check_values, encode_outward
+
+__all__: list[str] = []
+
+
+# -- assignment ------------------------------------------------------------------------------------
+
+
+@function(Tensor.data.__set__)  # type: ignore[attr-defined]
+def _assign(target: QTensor, value: Any) -> None:
+    """``target.data = value``: its values, shape, dtype and device.
+
+    Another quantized tensor is taken as it is, parts and format; dense values are quantized to the
+    format there is.
+    """
+    value = dense_memory(_checked(target, value))
+    if not isinstance(value, QTensor):
+        check_values(value, target, "the tensor assigned to .data")
+        value = _quantized_as(target, value.detach())
+    target.adopt(value)
+
+
+def _checked(target: Tensor, value: Any) -> Tensor:
+    kind = type(target).__name__
+    if not isinstance(value, Tensor):
+        raise TypeError(f".data of a {kind} was assigned a {type(value).__name__}; assign a tensor")
+    if value.dim() != target.dim() or (value.shape != target.shape and target.dim() == 1):
+        raise UnsupportedOp(
+            f".data of a {kind} of shape {tuple(target.shape)} was assigned a tensor of shape "
+            f"{tuple(value.shape)}; for another number of dimensions, and for a flat view, replace the "
+            "parameter: module.weight = torch.nn.Parameter(...)"
+        )
+    if not value.is_floating_point():
+        raise UnsupportedOp(
+            f".data of a {kind} was assigned a tensor of {value.dtype}; assign floating-point values"
+        )
+    if is_sharded(value):
+        raise UnsupportedOp(f".data of a {kind} was assigned a DTensor; assign its local values")
+    return value
+
+
+def _quantized_as(target: QTensor, dense: Tensor) -> QTensor:
+    """`dense` in the format of `target`; in another dtype or on another device, in the layout for those."""
+    layout = target.layout_record
+    moves = (dense.dtype, dense.device.type) != (target.dtype, target.device.type)
+    spec = target.spec
+    if moves and not layout.canonical:
+        spec = replace(spec, layout=layout.canonical_name)
+    parts = encode_outward(target, dense, spec)
+    kept = {n: p.to(dense.device) for n, p in target.parts.items() if n.startswith("act_")}
+    out = target.like(parts | kept, tuple(dense.shape), spec=spec, dtype=dense.dtype)
+    out._borrowed = frozenset()
+    return native(out) if spec is not target.spec else out
+
+
+def _assign_weight(target: ComputeWeight, value: Any) -> None:
+    """``target.data = value``: other high-precision memory, cast by the same rules."""
+    memory = dense_memory(_checked(target, value))
+    if isinstance(memory, QTensor):
+        memory = memory.dequantize()
+    new = target.like(memory.detach())
+    with torch._C.DisableTorchFunctionSubclass():
+        Tensor.data.__set__(target, new)  # type: ignore[attr-defined]
+    target.hp, target.whole = new.hp, gather.Whole()
+
+
+# -- sharing between processes ---------------------------------------------------------------------
+
+
+@function(Tensor.share_memory_)
+def _share_memory(tensor: QTensor) -> QTensor:
+    for _, leaf in tensor.leaves():
+        leaf.share_memory_()
+    return tensor
+
+
+@function(Tensor.is_shared)
+def _is_shared(tensor: QTensor) -> bool:
+    return all(leaf.is_shared() for _, leaf in tensor.leaves())
+
+
+# -- addresses -------------------------------------------------------------------------------------
+
+#: what reads or writes memory by its address, and what works in its place; not `untyped_storage`, which
+#: torch asks for while tracing: what that gives has no address, and programs that save then ask for `storage`
+_ADDRESSES: dict[Any, str] = {
+    Tensor.__array__: "call .dequantize().numpy()",
+    Tensor.__dlpack__: "export .dequantize(), or the parts",
+    Tensor.apply_: "compute on .dequantize()",
+    Tensor.map2_: "compute on .dequantize()",
+    Tensor.map_: "compute on .dequantize()",
+    Tensor.numpy: "call .dequantize().numpy()",
+    Tensor.storage: "ask .leaves(), which gives the parts. To save a model, call ao_core.save_model: "
+    "save_pretrained of other programs and save_file of safetensors cannot write it",
+    Tensor.tolist: "call .dequantize().tolist()",
+}
+
+
+def _refusing(func: Any, instead: str) -> Callable[..., NoReturn]:
+    name = getattr(func, "__name__", str(func))
+    error = StorageError if func is Tensor.storage else UnsupportedOp
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        # where the tensor itself is dense, an argument is quantized
+        tensor = next(arg for arg in args if isinstance(arg, QTensor))
+        raise error(
+            f"{name} of a quantized tensor (layout {tensor.spec.layout!r}): it has no memory of its own, its "
+            f"parts {', '.join(tensor.part_names)} have; {instead}"
+        )
+
+    return refuse
+
+
+#: `const_data_ptr` is younger than the oldest torch that ao supports
+_POINTERS = [
+    getattr(Tensor, name) for name in ("data_ptr", "const_data_ptr") if hasattr(Tensor, name)
+]
+
+
+@function(*_POINTERS)
+def _data_ptr(tensor: QTensor) -> int:
+    """The address of the first part: programs tell tensors apart by it, and ask for the storage to read."""
+    return next(leaf for _, leaf in tensor.leaves()).data_ptr()
+
+
+for _func, _instead in _ADDRESSES.items():
+    FUNCTIONS[_func] = _refusing(_func, _instead)
+compute.FUNCTIONS[Tensor.data.__set__] = _assign_weight  # type: ignore[attr-defined]

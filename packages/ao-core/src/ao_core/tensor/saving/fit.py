@@ -1,0 +1,81 @@
+"""Whether parts, which may be anybody's, make a quantized tensor: asked before one is loaded or saved."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from ao_core.errors import AoError, CheckpointError
+from ao_core.layouts import Form, Parts, check_spec, unlike
+from ao_core.registry import registry
+from ao_core.spec import Spec
+from ao_core.tensor.activations import act_names, act_shape
+from ao_core.tensor.codec import decode_parts
+from ao_core.tensor.create import encode_reference
+
+__all__ = ["OUTWARD", "check_fit"]
+
+#: what the values of a quantized tensor can be given as
+OUTWARD = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+#: columns of activations that are tried
+_COLUMNS = 64
+
+
+def check_fit(
+    fqn: str, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Raise `CheckpointError` unless these are the parts of such a tensor, of stored `shape`.
+
+    Raises:
+        UnknownNameError: nobody registered a number format or layout.
+    """
+    layout, format_ = registry.layouts.get(spec.layout), registry.dtypes.get(spec.dtype)
+    names = act_names(spec)
+    of_layout = {name: part for name, part in parts.items() if name not in names}
+    try:
+        reason = (
+            _never(spec, dtype, canonical=layout.canonical)
+            or layout.fits(spec, shape, format_)
+            or layout.check_parts(of_layout, spec, shape, format_)
+            or unlike({n: parts[n] for n in names if n in parts}, _act_forms(spec, shape))
+            or (None if spec.act is None else _unusable(spec.act))
+        )
+    except Exception as error:  # of a plugin too: what it cannot judge is not let in
+        reason = f"{type(error).__name__}: {error}"
+    if reason:
+        raise CheckpointError(f"{fqn} is no {spec} of {shape}: {reason}")
+
+
+def _never(spec: Spec, dtype: torch.dtype, *, canonical: bool) -> str | None:
+    """Why no checkpoint has such a tensor."""
+    if dtype not in OUTWARD:
+        known = ", ".join(str(known).removeprefix("torch.") for known in OUTWARD)
+        return f"dtype={str(dtype).removeprefix('torch.')} is not one of {known}"
+    if not canonical:
+        return f"the layout {spec.layout!r} is made for a kernel, and not for checkpoints"
+    return None
+
+
+def _act_forms(spec: Spec, shape: tuple[int, ...]) -> dict[str, Form]:
+    codes = spec.act is not None and spec.act.zero == "int"
+    dtypes = {"act_scale": torch.float32, "act_zero": torch.uint8 if codes else torch.float32}
+    return {name: Form(act_shape(shape), dtypes[name]) for name in act_names(spec)}
+
+
+@lru_cache(maxsize=256)
+def _unusable(act: Spec) -> str | None:
+    """Why activations cannot be quantized so, tried on a few zeros."""
+    if act.act is not None:
+        return f"act.act={act.act}: activations of activations"
+    x = torch.zeros(1, _COLUMNS, device="cpu")
+    layout, dtype = registry.layouts.get(act.layout), registry.dtypes.get(act.dtype)
+    try:
+        check_spec(act, dtype)
+        if reason := layout.fits(act, tuple(x.shape), dtype):
+            return f"act={act}: {reason}"
+        with torch.inference_mode():
+            decode_parts(encode_reference(x, act), act, tuple(x.shape), x.dtype)
+    except AoError as error:
+        return f"act={act}: {error}"
+    return None

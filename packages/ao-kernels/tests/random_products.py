@@ -1,0 +1,335 @@
+"""Random linear layers beside float64: `python random_products.py --cases 20000 [--seed 1]`.
+
+A case draws one of the recipes without training, a dtype, sizes from 1 up, 0 to 1,000 rows of activations
+in one to four dimensions, strided and transposed too, with and without a bias; zeros in rows, groups and
+columns; subnormal numbers, numbers near the greatest of the dtype, a row with a NaN or an infinity.
+
+Outputs are compared with the product in float64 of the weight's own values and, where a recipe quantizes
+activations, of the values that it gives them: all together, and every row and every column by itself, so
+that a small one counts as much as a large one. Zeros make exactly 0, or the bias. A NaN or an infinity has
+the output that the dense product has, of quantized activations none that is finite, and the rows beside it
+are compared as all others. Case i depends on the seed and i alone: `--first i --cases 1` makes it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ao_core
+from ao_core import QTensor, Spec
+from ao_core.registry import registry
+from ao_core.tensor import fake_quantize
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FLOAT32 = torch.finfo(torch.float32)
+#: greatest error, relative to the size of the output: of all (Frobenius), and of any row
+BOUND = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+#: how much greater that of a column may be, which is a single number of a single row
+COLUMN = 4
+#: what is added to bounds where activations are quantized: a kernel may round a few of them the other way
+DYNAMIC = 2e-2
+#: how sizes of weights are drawn: usual ones, those of rows apart, outliers, and the ends of the dtype
+WEIGHTS = ("usual", "usual", "usual", "rows", "outliers", "subnormal", "large", "half")
+#: and a row of activations
+ROWS = ("zero", "subnormal", "large", "greatest", "wide", "nan", "inf", "-inf")
+SHAPES = ("whole", "whole", "strided", "apart", "transposed", "shifted", "repeated")
+
+
+class Case(NamedTuple):
+    """What a case is about; `rows`: numbers of odd rows of activations → what is odd about them."""
+
+    number: int
+    recipe: str
+    dtype: torch.dtype
+    m: int
+    n: int
+    k: int
+    dims: int
+    bias: bool
+    weight: str
+    zeros: tuple[str, ...]
+    shape: str
+    rows: dict[int, str]
+    seed: int
+
+    def __str__(self) -> str:
+        """A line for whoever looks for the reason."""
+        odd = ", ".join(f"{i} {what}" for i, what in self.rows.items())
+        return (
+            f"case {self.number}: {self.recipe}, {self.dtype}, {self.m} rows in {self.dims}-D, "
+            f"{self.n}×{self.k}{', bias' * self.bias}, weight {self.weight}, zeros in "
+            f"{self.zeros}, activations {self.shape}, rows [{odd}]"
+        )
+
+
+def recipes() -> list[str]:
+    """Names of the recipes without training."""
+    names = (recipe.name for recipe in registry.recipes.values())
+    return sorted(
+        n for n in names if "training" not in n and n.partition("/")[0] not in ("float8", "compute")
+    )
+
+
+def draw(seed: int, number: int) -> Case:
+    """Case `number` of a seed."""
+    rng = random.Random(f"{seed} {number}")
+    name = rng.choice(recipes())
+    m = rng.choice([0, 1, 1, 1, 2, 3, 4, 5, 8, 17, 40, 130, rng.randint(0, 1000)])
+    k = rng.choice([64, 128, 256, 512, 32 * rng.randint(1, 40), rng.randint(1, 300)])
+    n = rng.randint(1, 200)
+    odd = rng.sample(range(m), min(m, rng.choice([0, 0, 1, 1, 2, 3])))
+    return Case(
+        number=number,
+        recipe=name,
+        dtype=rng.choice(DTYPES),
+        m=m,
+        n=n,
+        k=k,
+        dims=rng.choice([2, 2, 2, 3, 4]) if m != 1 else rng.choice([1, 2, 3, 4]),
+        bias=rng.random() < 0.3,
+        weight=rng.choice(WEIGHTS),
+        zeros=tuple(sorted(rng.sample(["rows", "groups", "columns"], rng.randint(0, 3)))),
+        shape=rng.choice(SHAPES),
+        rows={i: rng.choice(ROWS) for i in sorted(odd)},
+        seed=rng.getrandbits(60),
+    )
+
+
+# -- what is left out --------------------------------------------------------------------------------
+
+#: name of a known fault → whether a case meets it
+EXEMPT: dict[str, Callable[[Case], bool]] = {
+    "activations near the greatest of their dtype, in MX": lambda c: (
+        c.recipe.startswith("mx_dynamic") and "greatest" in c.rows.values()
+    ),
+    "numbers at the ends of the dtype beside 2:4 weights": lambda c: (
+        "sparse" in c.recipe
+        and (c.weight == "subnormal" or bool({"subnormal", "greatest"} & set(c.rows.values())))
+    ),
+    "one row of bfloat16 beside f6e3m2": lambda c: (
+        c.m == 1
+        and c.dtype is torch.bfloat16
+        and c.recipe in ("fp6_llm_weight_only", "fpx_weight_only", "mx_weight_only/mxfp6")
+    ),
+}
+
+
+def exemption(case: Case) -> str | None:
+    """The first known fault that a case meets."""
+    return next((name for name, meets in EXEMPT.items() if meets(case)), None)
+
+
+# -- numbers -----------------------------------------------------------------------------------------
+
+
+def resized(values: Tensor, dtype: torch.dtype, how: str) -> Tensor:
+    """Standard normal values (float64) brought to one of the ends of `dtype`."""
+    info = torch.finfo(dtype)
+    most = values.abs().max().clamp(min=1e-300) if values.numel() else torch.ones(())
+    least = info.smallest_normal * info.eps
+    sizes = {"subnormal": 16 * least, "large": info.max**0.5}
+    # weights beyond half of the greatest number are refused
+    sizes |= {"half": 0.49 * info.max, "greatest": 0.99 * info.max}
+    return values * (sizes[how] / most)
+
+
+def make_weight(
+    case: Case, rng: random.Random, generator: torch.Generator
+) -> tuple[Tensor, list[int]]:
+    """A weight (N, K), and which of its rows are zeros."""
+    n, k = case.n, case.k
+    w = torch.randn(n, k, generator=generator, dtype=torch.float64)
+    if case.weight == "rows":
+        w *= 2 * torch.randn(n, 1, generator=generator).exp2()
+    elif case.weight == "outliers":
+        w[rng.randrange(n), rng.randrange(k)] = 60
+    elif case.weight != "usual":
+        w = resized(w, case.dtype, case.weight)
+    if case.weight in ("usual", "rows", "outliers"):
+        w *= 2.0 ** rng.uniform(-6, 4)
+    zeros = rng.sample(range(n), rng.randint(1, min(n, 3))) if "rows" in case.zeros else []
+    w[zeros] = 0
+    if "groups" in case.zeros:
+        begin = 32 * rng.randrange(k // 32) if k >= 32 else 0
+        w[rng.randrange(n), begin : begin + rng.choice([32, 64, k])] = 0
+    if "columns" in case.zeros:
+        w[:, rng.randrange(k)] = 0
+    return w.to(case.dtype), zeros
+
+
+def make_rows(case: Case, rng: random.Random, generator: torch.Generator) -> Tensor:
+    """Activations (M, K)."""
+    x = torch.randn(case.m, case.k, generator=generator, dtype=torch.float64)
+    x += rng.choice([0.0, 0.0, 0.5])
+    if case.shape == "repeated" and case.m:
+        x[:] = x[0].clone()
+        return x.to(case.dtype)
+    for i, how in case.rows.items():
+        if how == "zero":
+            x[i] = 0
+        elif how == "wide":
+            x[i] *= (4 * torch.randn(case.k, generator=generator)).exp2()
+        elif how in ("nan", "inf", "-inf"):
+            x[i, rng.randrange(case.k)] = float(how)
+        else:
+            x[i] = resized(x[i], case.dtype, how)
+    greatest = torch.finfo(case.dtype).max
+    return torch.where(x.isfinite(), x.clamp(-greatest, greatest), x).to(case.dtype)
+
+
+def arrange(x: Tensor, case: Case, rng: random.Random) -> Tensor:
+    """Equal activations of other strides, and in as many dimensions as the case has."""
+    m, k = x.shape
+    if case.shape == "strided":
+        x = x.new_full((m, k + rng.randint(1, 9)), 7)[:, :k].copy_(x)
+    elif case.shape == "apart":
+        x = x.new_full((2 * m, 2 * k), 7)[::2, ::2].copy_(x)
+    elif case.shape == "transposed":
+        x = x.t().contiguous().t()
+    elif case.shape == "shifted":
+        x = x.new_full((m * k + 1,), 7)[1:].view(m, k).copy_(x)
+    elif case.shape == "repeated" and m:
+        x = x[:1].expand(m, k)
+    first = rng.choice([i for i in range(1, m + 1) if m % i == 0]) if m else rng.randint(0, 3)
+    rest = m // first if first else rng.randint(0, 3)
+    sizes = {1: (), 2: (m,), 3: (first, rest), 4: (first, 1, rest)}[case.dims]
+    return x.view(*sizes, k) if m and x.is_contiguous() else x.reshape(*sizes, k)
+
+
+# -- the comparison ----------------------------------------------------------------------------------
+
+
+def problem_of(case: Case) -> str:
+    """What is wrong with a case, or nothing."""
+    rng = random.Random(case.seed)
+    generator = torch.Generator().manual_seed(rng.getrandbits(60))
+    weight, zeros = make_weight(case, rng, generator)
+    layer = nn.Linear(case.k, case.n, bias=case.bias).to(case.dtype)
+    x = make_rows(case, rng, generator)
+    if case.bias:
+        layer.bias.data = torch.randn(case.n, generator=generator).to(case.dtype)
+    with torch.inference_mode():
+        layer.weight.data = weight
+        ao_core.quantize_(layer, case.recipe)
+        w = layer.weight
+        given = arrange(x, case, rng)
+        out = layer(given)
+        if out.shape != (*given.shape[:-1], case.n) or out.dtype != case.dtype:
+            return f"output {tuple(out.shape)} {out.dtype}"
+        act = w.spec.act if isinstance(w, QTensor) else None
+        values = (w.canonical().dequantize(torch.float32) if isinstance(w, QTensor) else w).double()
+        return compare(case, x, out.reshape(case.m, case.n), values, layer.bias, act, zeros)
+
+
+def compare(
+    case: Case, x: Tensor, out: Tensor, values: Tensor, bias: Tensor | None, act: Spec | None,
+    zeros: list[int],
+) -> str:  # fmt: skip
+    """What is wrong with the output of activations (M, K) and a weight of these values, or nothing."""
+    odd = ~x.isfinite().all(1)
+    if odd.any():
+        wrong = spread(x[odd].double(), out[odd], values, bias, act)
+        if wrong:
+            return wrong
+    x, out = x[~odd], out[~odd]
+    read = (x if act is None else fake_quantize(x.float(), act)).double()
+    added = torch.zeros(case.n, dtype=torch.float64) if bias is None else bias.double()
+    # what zero points of activations add is taken off again: up to 128 times the sum of a row of the weight
+    zeroed = act is not None and act.zero != "none"
+    summed = values.abs().sum(1) < (FLOAT32.max / 1024 if zeroed else torch.inf)
+    if (out[~x.any(1)] != added)[:, summed].any():
+        return "activations of zeros do not make 0"
+    if not values[zeros].any() and (out[:, zeros] != added[zeros]).any():
+        return "weights of zeros do not make 0"
+    expected = F.linear(read, values) + added
+    bound = BOUND[case.dtype] + (0 if act is None else DYNAMIC)
+    info = torch.finfo(case.dtype)
+    # of sums of numbers of these sizes and of either sign; where a result may lie; and what it is rounded to
+    size = F.linear(read.square(), values.square()).sqrt() + added.abs() + expected.abs()
+    low, high = expected - 5 * bound * size, expected + 5 * bound * size
+    least = info.smallest_normal * info.eps
+    # weights and activations may be off by half of the least number of the dtype, sums by that of float32
+    least = least * (1 + read.abs().sum(1, keepdim=True) / 2 + values.abs().sum(1) / 2)
+    least = least + case.k * FLOAT32.smallest_normal * FLOAT32.eps
+    if zeroed:  # their steps are no less than the least normal number
+        least = least + BOUND[torch.float32] * 128 * FLOAT32.smallest_normal * values.abs().sum(1)
+    # sums that exceed float32 on their way come from dense products, too
+    held = F.linear(read.abs(), values.abs()) + added.abs() < FLOAT32.max / 4
+    held &= summed
+    if (
+        (out != torch.inf) & held & (low > info.max)
+        | (out != -torch.inf) & held & (high < -info.max)
+    ).any():
+        return "what exceeds the dtype is no infinity"
+    inside = held & (low > -info.max) & (high < info.max)
+    if not out[inside].isfinite().all():
+        return f"{int((~out[inside].isfinite()).sum())} outputs of {out.numel()} are not finite"
+    error = ((out.double() - expected).abs() - least).clamp(min=0).where(inside, 0)
+    size = size.where(inside, 0)
+    part, count = error / size.clamp(min=1e-300), inside.double()
+    found = {
+        "all": error.norm() / size.norm().clamp(min=1e-300),
+        "a row": (part.square().sum(1) / count.sum(1).clamp(min=1)).sqrt(),
+        "a column": (part.square().sum(0) / count.sum(0).clamp(min=1)).sqrt() / COLUMN,
+    }
+    for where, errors in found.items():
+        if errors.numel() and not float(errors.max()) <= bound:
+            return f"relative error of {where} {float(errors.max()):.2g}, bound {bound:.2g}"
+    return ""
+
+
+def spread(x: Tensor, out: Tensor, values: Tensor, bias: Tensor | None, act: Spec | None) -> str:
+    """What is wrong with rows that have a NaN or an infinity."""
+    if act is not None:
+        count = int(out.isfinite().sum())
+        return f"{count} finite outputs of a row with a NaN or an infinity" if count else ""
+    expected = F.linear(x, values, None if bias is None else bias.double())
+    same = (out.isnan() == expected.isnan()) & (expected.isnan() | (out.double() == expected))
+    info = torch.finfo(out.dtype)  # in which a very small weight may be 0
+    vague = (values != 0) & (values.abs() < info.smallest_normal * info.eps)
+    same |= F.linear(x.isinf().double(), vague.double()) > 0
+    # what makes infinities on the way does so in dense products, too
+    same |= F.linear(x.nan_to_num(0, 0, 0).abs(), values.abs()) > FLOAT32.max / 4
+    return (
+        "" if same.all() else f"{int((~same).sum())} outputs of a NaN or infinity are not as dense"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    for option, default in (("cases", 20000), ("seed", 1), ("first", 0)):
+        parser.add_argument(f"--{option}", type=int, default=default, help=f"default: {default}")
+    args = parser.parse_args()
+    done: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
+    wrong = 0
+    torch.set_num_threads(1)
+    for number in range(args.first, args.first + args.cases):
+        case = draw(args.seed, number)
+        known = exemption(case)
+        if known:
+            left_out[known] += 1
+            continue
+        done[case.recipe] += 1
+        problem = problem_of(case)
+        if problem:
+            wrong += 1
+            sys.stdout.write(f"{case}: {problem}\n")
+    sys.stdout.write(
+        f"seed {args.seed}: {done.total()} cases of {len(done)} recipes, {wrong} wrong"
+        f"{''.join(f'; {count} left out: {name}' for name, count in left_out.items())}\n"
+    )
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Calibration within another default device: its statistics stay where they belong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import ao_quant
+from ao_core import QTensor
+
+
+@pytest.mark.parametrize("observer", ["minmax", "mse", "percentile"])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_calibration_under_a_default_device(observer: str, symmetric: bool) -> None:
+    scales = []
+    for device in ("cpu", "meta"):
+        generator = torch.Generator().manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 32, bias=False))
+        model[0].weight.data = torch.randn(32, 64, generator=generator)
+        x = torch.randn(8, 64, generator=generator)
+        config = ao_quant.Int8StaticActivationInt8WeightConfig(
+            observer=observer, symmetric_activations=symmetric
+        )
+        with torch.device(device):
+            ao_quant.prepare(model, config)
+            with ao_quant.calibrate(model):
+                model(x)
+                model(3 * x)
+            ao_quant.convert(model)
+        weight = model[0].weight
+        assert isinstance(weight, QTensor)
+        scales.append(float(weight.act_scale))
+        assert not model(x).is_meta
+    assert scales[0] == scales[1]

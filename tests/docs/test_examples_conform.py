@@ -1,0 +1,80 @@
+"""What the documentation shows (layouts, a kernel, …) passes the suites that it tells one to run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ao_core import Spec, Transform
+from ao_core.testing import KernelSuite, LayoutSuite, ScaleSuite, TransformSuite
+from run_docs import BLOCK
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def example(name: str) -> dict[str, Any]:
+    """What a file of docs/examples defines before it uses it, nothing of which is registered yet."""
+    text = (DOCS / "examples" / name).read_text("utf-8").partition("# --8<-- [start:use]")[0]
+    scope: dict[str, Any] = {"__name__": __name__}  # of a module, as dataclasses want it
+    exec(compile(text, name, "exec"), scope)
+    return scope
+
+
+def shown(page: str, word: str) -> dict[str, Any]:
+    """What the block of a page that has this word defines."""
+    blocks = [m["text"] for m in BLOCK.finditer((DOCS / page).read_text("utf-8"))]
+    (text,) = [block for block in blocks if word in block]
+    scope: dict[str, Any] = {"Spec": Spec, "torch": torch}
+    exec(text, scope)
+    return scope
+
+
+HALVES = example("own_layout.py")
+LAYOUTS = (HALVES["Halves"](), HALVES["HalvesByColumn"]())
+UINT4 = (Spec("uint4", (1, 32), "bfloat16", zero="int"),)
+
+
+class TestHalves(LayoutSuite):
+    records = LAYOUTS
+    layout = "halves"
+    specs = UINT4
+
+
+class TestHalvesByColumn(LayoutSuite):
+    records = LAYOUTS
+    layout = "halves_by_column"
+    specs = UINT4
+
+
+class TestOutlierColumns(LayoutSuite):
+    records = (example("own_outliers.py")["OutlierColumns"](),)
+    layout = "outlier_columns"
+    specs = (Spec("nf4", (1, 32), "bfloat16"),)
+
+
+class TestRowBlocks(KernelSuite):
+    records = (example("own_kernel.py")["ROW_BLOCKS"],)
+    kernel = "row_blocks"
+    shapes = ((300, 64), (257, 70))
+
+
+SEARCHED = example("own_transform.py")
+
+
+class TestSearched(TransformSuite):
+    records = (Transform(SEARCHED["Int4SearchedConfig"], "int4_searched", 1, SEARCHED["apply"]),)
+    config = SEARCHED["Int4SearchedConfig"](group_size=32)
+
+
+class TestThreeQuarters(ScaleSuite):
+    records = (shown("scales.md", "def three_quarters")["METHOD"],)
+    scales = "three_quarters"
+    sqnr_loss = 15.0  # it clips a quarter of every range
+    specs = (
+        Spec("int3", (1, 32), "bfloat16"),
+        Spec("uint4", (1, 32), "float16", zero="int"),
+        Spec("f4e2m1", (1, 32), "e8m0"),
+        Spec("int4", (1, 32), Spec("int8", (1, -1))),
+    )

@@ -1,0 +1,36 @@
+"""Programs of other libraries run as their users run them, offline and on small random models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+# before any of them is imported
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", ACCELERATE_USE_CPU="true")
+
+import transformers
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What these libraries deprecate of each other is theirs to mend."""
+    for item in items:
+        if item.path.parent == HERE:
+            for kind in ("FutureWarning", "DeprecationWarning"):
+                item.add_marker(pytest.mark.filterwarnings(f"ignore::{kind}"))
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> Iterator[None]:
+    """Each test draws the same random numbers, and leaves those of others alone."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+transformers.utils.logging.disable_progress_bar()
