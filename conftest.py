@@ -1,4 +1,4 @@
-"""What pytest does in the whole workspace: collects quickly, and lets no test write beside the sources."""
+"""What pytest does in the whole workspace: collects quickly, and lets no test write among the sources."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
-def _listed() -> set[str]:
-    """What is in the folder of the workspace; hidden files are tools'."""
-    return {name for name in os.listdir(_ROOT) if not name.startswith((".", "__pycache__"))}
-
-
 _ROOT = Path(__file__).parent
+#: folders of products that git ignores; benchmarks keep what they compiled in `build`
+_PRODUCTS = ("__pycache__", "build", "dist", "site")
+
+
+def _listed() -> set[str]:
+    """What is in the folder of the workspace, but for hidden files and products."""
+    return {name for name in os.listdir(_ROOT) if not name.startswith(".") and name not in _PRODUCTS}
+
+
 #: from before the tests on
 _known = _listed()
 
