@@ -47,6 +47,7 @@ def test_json_and_yaml_round_trip(recipe_):
         c.Int8StaticActivationInt8WeightConfig(observer="mse", act_scale=0.1),
         c.Int8StaticActivationInt8WeightConfig(False, act_scale=2.0**-126, act_zero=255),
         c.Float8StaticActivationFloat8WeightConfig("tensor", "e5m2", percentile=99.5),
+        c.NVFP4StaticActivationNVFP4WeightConfig(observer="percentile", act_scale=0.01),
     ],
     ids=str,
 )
@@ -94,6 +95,7 @@ def test_nested_configurations_round_trip():
     ("make", "parameter", "value", "allowed"),
     [
         (lambda: c.Int8WeightOnlyConfig(group_size=48), "group_size", "48", "'row'"),
+        (lambda: c.nvfp4_static_activation_nvfp4_weight(observer="mse"), "observer", "'mse'", "'minmax'"),
         (lambda: STATIC_INT8(observer="max"), "observer", "'max'", "'minmax', 'percentile', 'mse'"),
         (lambda: STATIC_FLOAT8("block"), "granularity", "'block'", "'row', 'tensor'"),
         (lambda: STATIC_FLOAT8(activation_dtype="e3m4"), "activation_dtype", "'e3m4'", "'e5m2'"),

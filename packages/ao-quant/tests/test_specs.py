@@ -99,6 +99,15 @@ def test_static_formats_are_the_dynamic_ones_with_one_scale():
         assert spec == Spec("f8e5m2", block, act=Spec("f8e4m3", tensor, static=True))
 
 
+def test_the_scales_of_static_nvfp4_share_one_that_is_given():
+    config = c.NVFP4StaticActivationNVFP4WeightConfig(act_scale=0.5)
+    dynamic = spec_of(c.NVFP4DynamicActivationNVFP4WeightConfig(), LINEAR, torch.float32)
+    shared = Spec("f8e4m3", (WHOLE, WHOLE), static=True)
+    assert spec_of(config, LINEAR, torch.float32) == replace(
+        dynamic, act=replace(dynamic.act, scale_dtype=shared)
+    )
+
+
 def test_int8_with_one_scale_for_a_tensor():
     tensor = (WHOLE, WHOLE)
     for config, act in (

@@ -91,8 +91,8 @@ class Spec:
     #: they are powers of two, "scale_rule" (one of `SCALE_RULES`). A name must be among `OPTIONS`, or
     #: the `options` of the layout or of a kernel; no tensor is made with one that nobody knows.
     options: tuple[tuple[str, Primitive], ...] = ()
-    #: in `act`: its one scale, and zero point, are known beforehand and parts of the weight, `act_scale`
-    #: and `act_zero`; otherwise they are chosen for each call
+    #: in `act`, or in the `Spec` of its scales: the one scale, and zero point, is known beforehand and a part
+    #: of the weight, `act_scale` (and `act_zero`); otherwise they are chosen for each call
     static: bool = False
 
     def __post_init__(self) -> None:
@@ -118,6 +118,18 @@ class Spec:
                 f"static=True with block={self.block!r}: the number of tokens differs from call to call, "
                 f"so only one scale for all can be known beforehand; use block={(WHOLE, WHOLE)!r}"
             )
+        if isinstance(self.scale_dtype, Spec) and self.scale_dtype.is_static:
+            if self.static or self.zero != "none":
+                raise ConfigError(
+                    f"scale_dtype=({self.scale_dtype}) with static={self.static}, zero={self.zero!r}: where "
+                    "scales share a static one, they and their zero points are chosen for each call; use "
+                    "static=False and zero='none'"
+                )
+
+    @property
+    def is_static(self) -> bool:
+        """Whether a scale is known beforehand: the one of all values, or the one that scales share."""
+        return self.static or (isinstance(self.scale_dtype, Spec) and self.scale_dtype.is_static)
 
     def option(self, name: str, default: Primitive) -> Primitive:
         """The value of an option, or `default` where it is not set."""

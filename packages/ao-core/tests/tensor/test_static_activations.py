@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -196,3 +197,74 @@ def test_a_range_gives_scale_and_zero_point() -> None:
     values = fake_quantize(x, ACTS["uint8"], w.act_scale, w.act_zero)
     assert (values - x.clamp(-1, 3)).abs().max() <= 2 / 255 + 1e-6
     assert float(values[0, 2]) == 0.0
+
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+
+
+def _nvfp4(x: Tensor, shared: float) -> Tensor:
+    """NVFP4 by its definition, in float64, with a given scale of the scales of blocks."""
+    blocks = x.double().reshape(len(x), -1, 16)
+    scale = (blocks.abs().amax(-1, keepdim=True).float() / 6 / shared).clamp(max=448)
+    scale = scale.to(torch.float8_e4m3fn).double() * shared
+    ratio = torch.where(scale == 0, 0, blocks.abs() / scale).unsqueeze(-1)
+    nearest = E2M1[(ratio - E2M1).abs().argmin(-1)]  # ties do not occur in these samples
+    return (nearest * scale * blocks.sign()).reshape(x.shape)
+
+
+@pytest.mark.parametrize("shared", [3.5 / 6 / 448, 1e-4, 0.25])
+def test_scales_of_blocks_may_share_a_static_one(shared: float) -> None:
+    """Right, too small so that blocks are clipped, and so large that scales of blocks become 0."""
+    act = Spec("f4e2m1", (1, 16), scale_dtype=Spec("f8e4m3", TENSOR, static=True))
+    assert act.is_static
+    assert not act.static
+    assert Spec.from_dict(act.to_dict()) == act
+    x, dense = gaussian((9, 64), seed=3), gaussian((33, 64))
+    x[0, :16], x[1] = 0, x[1] * 1e-3
+    shared = float(torch.tensor(shared))
+    w = quantize_tensor(dense, Spec("int8", ROW, act=act), act_scale=shared)
+    values = _nvfp4(x, shared)
+    torch.testing.assert_close(
+        fake_quantize(x, act, w.act_scale).double(), values, rtol=1e-6, atol=0
+    )
+    expected = values @ w.dequantize().double().t()
+    out = F.linear(x, w)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    # unlike with a dynamic one, no row depends on the others
+    assert torch.equal(F.linear(x[2:3], w), out[2:3])
+    assert torch.equal(F.linear(torch.cat([x, 100 * x]), w)[:9], out)
+    for given in ({}, {"act_scale": 1.0, "act_zero": 3}):
+        with pytest.raises(QuantizationError, match="act_(scale|zero)=.*the format"):
+            quantize_tensor(dense, w.spec, **given)  # type: ignore[arg-type]
+
+
+def test_a_static_scale_of_scales_is_the_only_static_one() -> None:
+    shared = Spec("f8e4m3", TENSOR, static=True)
+    for wrong in (
+        lambda: Spec("int8", TENSOR, scale_dtype=shared, static=True),
+        lambda: Spec("uint4", (1, 16), scale_dtype=shared, zero="int"),
+    ):
+        with pytest.raises(ConfigError, match="use static=False and zero='none'"):
+            wrong()
+    with pytest.raises(QuantizationError, match="a static scale is not chosen but given"):
+        quantize_tensor(gaussian((4, 32)), Spec("f4e2m1", (1, 16), scale_dtype=shared))
+
+
+@pytest.mark.parametrize("band", ["reference", "native"])
+@pytest.mark.parametrize(
+    "act", [*ACTS.values(), Spec("f4e2m1", (1, 16), Spec("f8e4m3", TENSOR, static=True))], ids=str
+)
+def test_rows_that_are_not_finite_are_lost_and_no_other(act: Spec, band: str) -> None:
+    """As a dense product of such a row, whose every sum has the NaN or an inf."""
+    zero = 117 if act.zero == "int" else None
+    spec = Spec("f8e4m3" if act.dtype == "f8e4m3" else "int8", ROW, act=act)
+    w = quantize_tensor(gaussian((32, 64)), spec, act_scale=0.04, act_zero=zero)
+    x = gaussian((4, 64), seed=3)
+    with ao_core.kernels(band) if band == "reference" or "int8" in act.dtype else nullcontext():
+        expected = F.linear(x, w)
+        for value in (float("nan"), float("inf"), -float("inf")):
+            bad = x.clone()
+            bad[1, 5] = value
+            out = F.linear(bad, w)
+            assert not out[1].isfinite().any()
+            assert torch.equal(out[[0, 2, 3]], expected[[0, 2, 3]])

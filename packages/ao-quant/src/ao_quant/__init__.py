@@ -12,6 +12,8 @@ from ao_quant.configs import (
     Float8DynamicActivationFloat8WeightConfig,
     Float8DynamicActivationInt4WeightConfig,
     Float8StaticActivationFloat8WeightConfig,
+    NVFP4StaticActivationNVFP4WeightConfig,
+    nvfp4_static_activation_nvfp4_weight,
     Float8WeightOnlyConfig,
     FP4WeightOnlyConfig,
     FP6LLMWeightOnlyConfig,
@@ -70,6 +72,8 @@ if TYPE_CHECKING:
     from ao_quant.planning import QuantizationPlan, plan
 
 __all__ = [
+    "NVFP4StaticActivationNVFP4WeightConfig",
+    "nvfp4_static_activation_nvfp4_weight",
     "AutoquantReport",
     "BitNetWeightOnlyConfig",
     "Calibration",

@@ -28,6 +28,7 @@ _WEIGHT_ONLY = {
     "nvfp4_dynamic_activation_nvfp4_weight": "nvfp4_weight_only",
     "int8_static_activation_int8_weight": "int8_weight_only",
     "float8_static_activation_float8_weight": "float8_weight_only",
+    "nvfp4_static_activation_nvfp4_weight": "nvfp4_weight_only",
 }
 #: of inputs of the suites, which are Gaussian
 _ACT_SCALE = 0.03

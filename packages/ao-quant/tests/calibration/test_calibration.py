@@ -16,6 +16,7 @@ from ao_core.testing.base import same_bits
 from ao_quant import (
     Float8StaticActivationFloat8WeightConfig,
     Int8StaticActivationInt8WeightConfig,
+    NVFP4StaticActivationNVFP4WeightConfig,
     calibrate,
     convert,
     prepare,
@@ -26,6 +27,7 @@ CONFIGS = [
     INT8,
     Int8StaticActivationInt8WeightConfig(symmetric_activations=False, observer="mse"),
     Float8StaticActivationFloat8WeightConfig(observer="percentile", percentile=99.9),
+    NVFP4StaticActivationNVFP4WeightConfig(),
 ]
 
 
@@ -66,7 +68,7 @@ def test_scales_are_those_of_all_that_layers_were_given(config, dtype, training,
     assert [r.status for r in report] == ["quantized", "kept", "quantized", "kept"]
     for name, q in ("0.weight", model[0].weight), ("2.weight", model[2].weight):
         assert isinstance(q, QTensor)
-        assert q.spec.act.static
+        assert q.spec.act.is_static
         scale, zero = calibration.watched[name].qparams()
         assert float(q.act_scale) == scale
         assert (int(q.act_zero) if "act_zero" in q.part_names else None) == zero

@@ -16,6 +16,8 @@ from torch import Tensor
 from ao_core.arguments import shown
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.layouts import SHARED, Geometry, PartAxis, Parts
+from ao_core.numerics import qparams_of_range
+from ao_core.registry import registry
 from ao_core.spec import Spec
 
 if TYPE_CHECKING:
@@ -29,12 +31,13 @@ __all__ = [
     "lost_rows",
     "make_act_parts",
     "static_qparams",
+    "static_qparams_of_range",
 ]
 
 
 def act_names(spec: Spec) -> tuple[str, ...]:
     """The parts that a tensor of this format has for its activations; none unless they are static."""
-    if spec.act is None or not spec.act.static:
+    if spec.act is None or not spec.act.is_static:
         return ()
     return ("act_scale",) if spec.act.zero == "none" else ("act_scale", "act_zero")
 
@@ -97,6 +100,18 @@ def static_qparams(w: QTensor) -> tuple[Tensor | None, Tensor | None]:
     return parts.get("act_scale"), parts.get("act_zero")
 
 
+def static_qparams_of_range(low: Tensor, high: Tensor, act: Spec) -> tuple[Tensor, Tensor | None]:
+    """Static scale and zero point, if any, by which `act` holds activations from `low` to `high`.
+
+    Where the scales of blocks share a static one, it is the one by which they hold the scale of a block
+    with the greatest of these magnitudes.
+    """
+    scale, zero = qparams_of_range(low, high, registry.dtypes.get(act.dtype), act.zero)
+    if act.static or not isinstance(act.scale_dtype, Spec):
+        return scale, zero
+    return static_qparams_of_range(torch.zeros_like(scale), scale, act.scale_dtype)
+
+
 def lost_rows(rows: Tensor, act: Spec) -> Tensor | None:
     """Which rows of activations have NaN or inf, where other rows would share a scale with them.
 
@@ -106,6 +121,6 @@ def lost_rows(rows: Tensor, act: Spec) -> Tensor | None:
     blocks = [act.block]
     if isinstance(act.scale_dtype, Spec):
         blocks.append(act.scale_dtype.block)
-    if act.static or all(block[0] == 1 for block in blocks):
+    if act.is_static or all(block[0] == 1 for block in blocks):
         return None
     return ~rows.isfinite().all(-1, keepdim=True)

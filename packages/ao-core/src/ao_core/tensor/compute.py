@@ -20,7 +20,7 @@ from ao_core.tensor import gather
 from ao_core.tensor.codec import autocasted
 from ao_core.tensor.emulated import is_one_node
 from ao_core.tensor.qtensor import QTensor
-from ao_core.tensor.tables import check_untraced
+from ao_core.tensor.tables import refuse_tracing
 
 __all__ = [
     "FUNCTIONS",
@@ -164,7 +164,8 @@ class ComputeWeight(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        check_untraced()
+        if torch._C._is_tracing():
+            refuse_tracing()
         kwargs = kwargs or {}
         fn = FUNCTIONS.get(func)
         if fn is not None:

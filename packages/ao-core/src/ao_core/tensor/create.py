@@ -233,7 +233,7 @@ def encode_parts(
     if isinstance(x, QTensor):
         x = x.dequantize()
     check_options(spec)
-    if spec.static and scale is None:
+    if spec.is_static and scale is None:
         raise QuantizationError(f"{spec}: a static scale is not chosen but given")
     layout = registry.layouts.get(spec.layout)
     dtype = registry.dtypes.get(spec.dtype)
@@ -291,7 +291,9 @@ def _quantize(
     choose: Chooser | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Codes, scale and zero point of values of the blocked shape."""
-    nested = isinstance(spec.scale_dtype, Spec)
+    nested, shared = isinstance(spec.scale_dtype, Spec), None
+    if isinstance(spec.scale_dtype, Spec) and spec.scale_dtype.is_static:
+        scale, shared = None, scale  # what is given is the scale that the scales share
     if scale is None and spec.scale_dtype != NO_SCALE:
         if choose is not None:
             scale, zero = choose(dense, dtype, spec)
@@ -309,7 +311,7 @@ def _quantize(
             scale = _comparable(scale, dense, spec)
     scaled = spec.zero == "scaled"
     if isinstance(spec.scale_dtype, Spec) and scale is not None and not isinstance(scale, QTensor):
-        scale = quantize_values(scale.float(), spec.scale_dtype)
+        scale = quantize_values(scale.float(), spec.scale_dtype, scale=shared)
         if scaled and zero is not None:
             zero = quantize_values(zero.float(), spec.scale_dtype)
     by = scale_values(scale)

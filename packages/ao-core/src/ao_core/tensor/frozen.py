@@ -30,24 +30,17 @@ _plainly = torch._C.DisableTorchFunctionSubclass
 
 
 def needs_gradient(x: Tensor, w: QTensor, bias: Tensor | None) -> int:
-    """Who needs a gradient, while gradients are recorded.
+    """Who needs a gradient, while gradients are recorded and nothing is transformed.
 
-    `OTHERS`: the weight is trained, or the bias is of a subclass, or a transform of `torch.func` or
-    forward-mode differentiation goes on; those take autograd's own way.
+    `OTHERS`: the weight is trained, or the bias is of a subclass; those take autograd's own way.
     """
     of_bias = bias is not None and bias.requires_grad
     with _plainly():
         of_weight = w.requires_grad
     if not (of_weight or of_bias or x.requires_grad):
         return NOBODY
-    if (
-        of_weight
-        or (bias is not None and type(bias) is not nn.Parameter and type(bias) is not Tensor)
-        or torch.autograd.forward_ad._current_level >= 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    ):
-        return OTHERS
-    return ROWS
+    plain = bias is None or type(bias) is nn.Parameter or type(bias) is Tensor
+    return OTHERS if of_weight or not plain else ROWS
 
 
 def differentiable_linear(x: Tensor, w: QTensor, bias: Tensor | None, kernel: Kernel) -> Tensor:

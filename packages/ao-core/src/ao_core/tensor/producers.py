@@ -49,7 +49,7 @@ def silu_mul_quantized(gate: Tensor, up: Tensor, spec: Spec) -> QTensor:
 
 
 def _check(x: Tensor, spec: Spec) -> None:
-    if spec.static:
+    if spec.is_static:
         raise QuantizationError(
             f"{spec}: a static scale is known to the layer, not here; use a dynamic one"
         )

@@ -13,7 +13,7 @@ from ao_core.errors import UnsupportedOp
 from ao_core.records import Call, Kernel
 from ao_core.registry import registry
 from ao_core.tensor.create import is_cast
-from ao_core.tensor.frozen import NOBODY, OTHERS, differentiable_linear, needs_gradient
+from ao_core.tensor.frozen import NOBODY, OTHERS, ROWS, differentiable_linear, needs_gradient
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.tables import dense_values, function, on_values, rule
 from ao_core.tensor.transforms import is_transforming, transformed_linear
@@ -63,13 +63,6 @@ def select_linear(x: Tensor, w: QTensor) -> Kernel:
     return select(call_of("linear", x, w))
 
 
-def _bound(x: Tensor, w: QTensor) -> Kernel:
-    """The linear kernel for plain activations and a weight, remembered on the weight."""
-    key = (x.shape, x.dtype, PIN.get(), registry.epoch)
-    kernel: Kernel | None = w._bound.get(key)
-    return _bind(x, w, key) if kernel is None else kernel
-
-
 def _bind(x: Tensor, w: QTensor, key: Any) -> Kernel:
     """Select the linear kernel of one kind of call and remember it on the tensor.
 
@@ -95,11 +88,15 @@ def _linear_fast(input: Tensor, weight: Any, bias: Tensor | None = None) -> Any:
         return NotImplemented
     if is_transforming() and not weight.requires_grad:
         return transformed_linear(input, weight, bias, select_linear)
-    if torch.is_grad_enabled() and (needed := needs_gradient(input, weight, bias)) != NOBODY:
-        if needed == OTHERS:
-            return _linear_of_rows(input, weight, bias)
-        return differentiable_linear(input, weight, bias, _bound(input, weight))
-    kernel = _bound(input, weight)
+    needed = needs_gradient(input, weight, bias) if torch.is_grad_enabled() else NOBODY
+    if needed == OTHERS:
+        return _linear_of_rows(input, weight, bias)
+    key = (input.shape, input.dtype, PIN.get(), registry.epoch)
+    kernel = weight._bound.get(key)
+    if kernel is None:
+        kernel = _bind(input, weight, key)
+    if needed == ROWS:
+        return differentiable_linear(input, weight, bias, kernel)
     try:
         return kernel.fn(input, weight, bias)
     except Exception as error:

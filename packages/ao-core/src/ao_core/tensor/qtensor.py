@@ -17,11 +17,14 @@ from ao_core.records import DType
 from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor.codec import decode_parts
-from ao_core.tensor.tables import FUNCTIONS, RULES, check_untraced, without_rule
+from ao_core.tensor.tables import FUNCTIONS, RULES, refuse_tracing, without_rule
 
 __all__ = ["QTensor", "strides_of"]
 
 Order = tuple[int, ...]
+
+# every function of torch with a QTensor asks
+_is_tracing = torch._C._is_tracing
 
 #: what makes a tensor what it is, next to its parts
 _STATE = ("spec", "part_names", "order", "flat_from", "is_permuted")
@@ -244,7 +247,8 @@ class QTensor(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        check_untraced()
+        if _is_tracing():
+            refuse_tracing()
         # While tracing, the choice of kernels happens below autograd, in `__torch_dispatch__`, where
         # it is run, not traced.
         if not torch.compiler.is_compiling():

@@ -15,11 +15,11 @@ from ao_core.errors import DequantizeWarning, UnsupportedOp
 __all__ = [
     "FUNCTIONS",
     "RULES",
-    "check_untraced",
     "dense_values",
     "function",
     "is_quantized",
     "refuse",
+    "refuse_tracing",
     "rule",
     "without_rule",
 ]
@@ -65,16 +65,15 @@ def is_quantized(value: Any) -> bool:
     return hasattr(value, "part_names") and isinstance(value, Tensor)
 
 
-def check_untraced() -> None:
+def refuse_tracing() -> NoReturn:
     """Refuse `torch.jit.trace`: what it records holds tensors that TorchScript cannot save.
 
     Writing such a graph to a file would read memory that a wrapper does not have, and end the process.
     """
-    if torch._C._is_tracing():
-        raise UnsupportedOp(
-            "torch.jit.trace cannot record quantized tensors; use torch.export or torch.compile, or trace "
-            "the model after ao_core.dequantize_(model)"
-        )
+    raise UnsupportedOp(
+        "torch.jit.trace cannot record quantized tensors; use torch.export or torch.compile, or trace "
+        "the model after ao_core.dequantize_(model)"
+    )
 
 
 def dense_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -22,15 +22,15 @@ from ao_core.tensor.qtensor import QTensor
 
 __all__ = ["is_transforming", "refuse_quantized_activations", "transformed_linear"]
 
+_innermost = torch._C._functorch.peek_interpreter_stack
+
 #: gives the kernel that serves x and w
 KernelOf = Callable[[Tensor, QTensor], Kernel]
 
 
 def is_transforming() -> bool:
     """Whether a transform of `torch.func`, or a level of forward-mode derivatives, is active."""
-    return (
-        forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
-    )
+    return forward_ad._current_level >= 0 or _innermost() is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class _Weight:
     def needs_samples(self) -> bool:
         """Whether rows of activations share a scale chosen for each call, so that each sample has its own."""
         act = self.tensor.spec.act
-        return act is not None and not act.static and matrix_block(act.block)[0] != 1
+        return act is not None and not act.is_static and matrix_block(act.block)[0] != 1
 
 
 def transformed_linear(x: Tensor, w: QTensor, bias: Tensor | None, kernel_of: KernelOf) -> Tensor:

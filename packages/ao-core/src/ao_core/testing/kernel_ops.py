@@ -37,6 +37,9 @@ KERNEL_SPECS: tuple[Spec, ...] = (
     Spec("int8", _ROW, act=Spec("uint8", _TENSOR, zero="int", static=True)),
     Spec("f8e4m3", _ROW, act=Spec("f8e4m3", _TENSOR, static=True)),
     Spec("f8e4m3", _TENSOR, act=Spec("f8e5m2", _TENSOR, static=True)),
+    Spec(
+        "int8", _ROW, act=Spec("f4e2m1", (1, 16), scale_dtype=Spec("f8e4m3", _TENSOR, static=True))
+    ),
 )
 
 
@@ -172,7 +175,7 @@ def _cast_product(a: Tensor, b: Tensor, spec: Spec) -> Tensor:
 class _Mm(OpTrial):
     def call(self, op: str, case: KernelCase, batch: Any) -> Call | None:
         # dense operands have no parts to keep a static scale in
-        if len(batch) != 1 or case.spec.act is None or case.spec.act.static:
+        if len(batch) != 1 or case.spec.act is None or case.spec.act.is_static:
             return None
         return super().call(op, case, batch)
 
@@ -222,7 +225,7 @@ class _GroupedLinear(OpTrial):
 class _GroupedMm(_GroupedLinear):
     """Experts are dense and cast by themselves; those that share rows, and those that are rows."""
 
-    specs = tuple(spec for spec in KERNEL_SPECS if spec.act is not None and not spec.act.static)
+    specs = tuple(spec for spec in KERNEL_SPECS if spec.act is not None and not spec.act.is_static)
 
     def samples(
         self, case: KernelCase, batch: Any, seed: int

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ao_core.layouts import Layout
-from ao_core.numerics import dequantize_affine, qparams_of_range, quantize_affine
+from ao_core.numerics import dequantize_affine, quantize_affine
 from ao_core.registry import registry
 from ao_core.spec import NO_SCALE, WHOLE, Spec
 from ao_core.tensor import QTensor, fake_quantize, quantize_tensor
-from ao_core.tensor.activations import act_names, static_qparams
+from ao_core.tensor.activations import static_qparams, static_qparams_of_range
 from ao_core.tensor.codec import scale_values, zero_values
 from ao_core.testing.base import gaussian
 
@@ -96,12 +96,10 @@ def held_codes(
 
 def quantized(x: Tensor, spec: Spec) -> QTensor:
     """Values in a format; static scales of activations fit Gaussian ones, of which few are clipped."""
-    names, act = act_names(spec), spec.act
-    if act is None or not names:
+    if spec.act is None or not spec.act.is_static:
         return quantize_tensor(x, spec)
-    fmt = registry.dtypes.get(act.dtype)
     low, high = torch.tensor(-3.0), torch.tensor(3.5)
-    scale, zero = qparams_of_range(low, high, fmt, act.zero)
+    scale, zero = static_qparams_of_range(low, high, spec.act)
     return quantize_tensor(x, spec, act_scale=scale, act_zero=zero)
 
 
@@ -110,7 +108,7 @@ def activations(x: Tensor, w: QTensor) -> Tensor:
     if w.spec.act is None:
         return x.double()
     matrix = x.float().reshape(-1, x.shape[-1])
-    if w.spec.act.static:
+    if w.spec.act.is_static:
         return fake_quantize(matrix, w.spec.act, *static_qparams(w)).double().reshape(x.shape)
     # a row with a NaN is lost, and no other by it, whatever scale they share
     values = torch.full_like(matrix, torch.nan)

@@ -55,7 +55,7 @@ def grouped_linear(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor:
     """Expert by expert, each by the linear kernel for its share; while tracing, all at once."""
     if not is_traced(x):
         return by_expert(x, w, offs, w.shape[1], _linear_of_expert)
-    if w.spec.act is not None and w.spec.act.static:
+    if w.spec.act is not None and w.spec.act.is_static:
         raise UnsupportedOp(
             f"grouped_linear of layout {w.spec.layout!r} while tracing: each expert has a scale of its own "
             "for its activations, which rows are whose is not known yet"

@@ -134,7 +134,7 @@ def _unfit_act(act: Spec | None, dtype: DType) -> str | None:
     """Why the products cannot quantize activations like this."""
     if act is None:
         return None
-    if act.static:
+    if act.is_static:
         return "chooses a scale of the activations for each token and call, and theirs is static"
     per_token = act.block in ((1, WHOLE), (WHOLE,))
     if (act.dtype, act.zero) not in ACTS or act.scale_dtype != "float32" or not per_token:

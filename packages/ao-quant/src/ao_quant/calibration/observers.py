@@ -18,6 +18,7 @@ from ao_core.numerics import dequantize_affine, qparams_of_range, quantize_affin
 from ao_core.records import DType
 from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec
+from ao_core.tensor.activations import static_qparams_of_range
 from ao_quant.calibration.histogram import Histogram, count_bins, points, quantile
 
 __all__ = ["OBSERVERS", "Observed", "Observer", "Range", "observe", "qparams", "steps_are_wide"]
@@ -94,7 +95,7 @@ def qparams(
 ) -> tuple[float, int | None]:
     """Scale and zero point, if the format has one, of activations that were observed."""
     dtype = registry.dtypes.get(act.dtype)
-    return _of_range(observer.span(state, dtype, act.zero, percentile), dtype, act.zero)
+    return _of_range(observer.span(state, dtype, act.zero, percentile), act)
 
 
 def steps_are_wide(state: Observed, act: Spec) -> bool:
@@ -102,13 +103,13 @@ def steps_are_wide(state: Observed, act: Spec) -> bool:
 
     Most values would become 0, and an observer that clips would clip what stands out.
     """
-    scale, _ = _of_range(state.range, registry.dtypes.get(act.dtype), act.zero)
+    scale, _ = _of_range(state.range, act)
     return 0.0 < state.typical < scale
 
 
-def _of_range(span: Range, dtype: DType, zero: str) -> tuple[float, int | None]:
+def _of_range(span: Range, act: Spec) -> tuple[float, int | None]:
     low, high = (torch.tensor(value, dtype=torch.float32, device="cpu") for value in span)
-    scale, point = qparams_of_range(low, high, dtype, zero)
+    scale, point = static_qparams_of_range(low, high, act)
     return float(scale), None if point is None else int(point)
 
 

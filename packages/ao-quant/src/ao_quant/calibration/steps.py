@@ -38,8 +38,9 @@ def prepare(model: nn.Module, config: ConfigLike, filter_fn: FilterFn | None = N
 
     Args:
         model: as for `quantize_`. Its layers compute what they did: nothing in it is replaced.
-        config: `Int8StaticActivationInt8WeightConfig`, `Float8StaticActivationFloat8WeightConfig`, or a
-            `FqnToConfig` with one of them; other configurations in it are applied by `convert`.
+        config: `Int8StaticActivationInt8WeightConfig`, `Float8StaticActivationFloat8WeightConfig`,
+            `NVFP4StaticActivationNVFP4WeightConfig`, or a `FqnToConfig` with one of them; other
+            configurations in it are applied by `convert`.
         filter_fn: as for `quantize_`.
 
     Returns:

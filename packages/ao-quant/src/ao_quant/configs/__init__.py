@@ -37,10 +37,13 @@ from ao_quant.configs.static import (
     OBSERVERS,
     Float8StaticActivationFloat8WeightConfig,
     Int8StaticActivationInt8WeightConfig,
+    NVFP4StaticActivationNVFP4WeightConfig,
     StaticConfig,
 )
 
 __all__ = [
+    "NVFP4StaticActivationNVFP4WeightConfig",
+    "nvfp4_static_activation_nvfp4_weight",
     "CALIBRATED",
     "CONFIGS",
     "GGUF_TYPES",
@@ -116,6 +119,7 @@ int8_dynamic_activation_intx_weight = Int8DynamicActivationIntxWeightConfig
 float8_dynamic_activation_int4_weight = Float8DynamicActivationInt4WeightConfig
 int8_static_activation_int8_weight = Int8StaticActivationInt8WeightConfig
 float8_static_activation_float8_weight = Float8StaticActivationFloat8WeightConfig
+nvfp4_static_activation_nvfp4_weight = NVFP4StaticActivationNVFP4WeightConfig
 mx_dynamic_activation_mx_weight = MXDynamicActivationMXWeightConfig
 nvfp4_dynamic_activation_nvfp4_weight = NVFP4DynamicActivationNVFP4WeightConfig
 
@@ -148,4 +152,5 @@ CONFIGS: dict[str, type[Config]] = {
 CALIBRATED: dict[str, type[StaticConfig]] = {
     "int8_static_activation_int8_weight": Int8StaticActivationInt8WeightConfig,
     "float8_static_activation_float8_weight": Float8StaticActivationFloat8WeightConfig,
+    "nvfp4_static_activation_nvfp4_weight": NVFP4StaticActivationNVFP4WeightConfig,
 }

@@ -14,6 +14,7 @@ __all__ = [
     "OBSERVERS",
     "Float8StaticActivationFloat8WeightConfig",
     "Int8StaticActivationInt8WeightConfig",
+    "NVFP4StaticActivationNVFP4WeightConfig",
     "StaticConfig",
 ]
 
@@ -114,3 +115,22 @@ class Float8StaticActivationFloat8WeightConfig(StaticConfig):
         one_of(self, "granularity", ("row", "tensor"))
         one_of(self, "weight_dtype", FLOAT8)
         one_of(self, "activation_dtype", FLOAT8)
+
+
+@dataclass(frozen=True)
+class NVFP4StaticActivationNVFP4WeightConfig(StaticConfig):
+    """Weights and activations in NVFP4; the scales of activations share one, found by calibration.
+
+    Each block of 16 activations has an e4m3 scale for its own magnitude, chosen at each call; what static
+    is, is the float32 scale of these scales. Rows are then quantized independently of each other. Blocks
+    that exceed the range that was calibrated for are clipped to it.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.observer == "mse":
+            self._refuse(
+                "observer",
+                "it weighs errors of one scale for all values, and here each block has its own; use "
+                "'minmax' or 'percentile'",
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ao_core.spec import Spec
 from ao_core.weights import WeightFormat
 from ao_quant import configs as c
 from ao_quant.specs.base import TENSOR, format_of
@@ -13,7 +14,12 @@ __all__: list[str] = []
 
 def _static(dynamic: WeightFormat, config: c.StaticConfig, zero: int | None = None) -> WeightFormat:
     assert dynamic.act is not None
-    act = replace(dynamic.act, block=TENSOR, static=True)
+    return _with_scale(dynamic, replace(dynamic.act, block=TENSOR, static=True), config, zero)
+
+
+def _with_scale(
+    dynamic: WeightFormat, act: Spec, config: c.StaticConfig, zero: int | None = None
+) -> WeightFormat:
     return replace(dynamic, act=act, act_scale=config.act_scale, act_zero=zero)
 
 
@@ -31,3 +37,11 @@ def _(config: c.Float8StaticActivationFloat8WeightConfig) -> WeightFormat:
         config.granularity, config.weight_dtype, config.activation_dtype
     )
     return _static(format_of(dynamic), config)
+
+
+@format_of.register
+def _(config: c.NVFP4StaticActivationNVFP4WeightConfig) -> WeightFormat:
+    dynamic = format_of(c.NVFP4DynamicActivationNVFP4WeightConfig())
+    assert dynamic.act is not None and isinstance(dynamic.act.scale_dtype, Spec)
+    shared = replace(dynamic.act.scale_dtype, static=True)
+    return _with_scale(dynamic, replace(dynamic.act, scale_dtype=shared), config)
