@@ -352,7 +352,7 @@ def bench_peers(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def bench_llama(session: nox.Session) -> None:
-    """The same and every bar, beside llama.cpp too, which is built from source (minutes)."""
+    """The same and every bar, compared with llama.cpp too, which is built from source (minutes)."""
     env, llama = peers(session), ROOT / "build" / "llama"
     env.python("scripts/build_llama.py", llama)
     for name in ("bench_linear", "bench_decoder", "bench_bars"):

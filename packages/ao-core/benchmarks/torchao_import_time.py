@@ -13,5 +13,5 @@ TORCHAO = {
 
 if __name__ == "__main__":
     args = arguments(__doc__, rounds=15)
-    title = "Import time, beside torchao"
+    title = "Import time, compared with torchao"
     record(args.json, title, TEXT, measure(args.rounds, STATEMENTS | TORCHAO))

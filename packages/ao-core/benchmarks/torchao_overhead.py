@@ -33,5 +33,5 @@ def torchao(layer: nn.Linear, x: Tensor) -> Calls:
 
 if __name__ == "__main__":
     args = arguments(__doc__, rounds=60, repeats=200)
-    title = "Overhead of an eager call, beside torchao"
+    title = "Overhead of an eager call, compared with torchao"
     record(args.json, title, TEXT, measure(args.rounds, args.repeats, torchao))

@@ -90,7 +90,7 @@ def test_one_warning_where_step_is_forgotten():
 
 
 def test_numbers_against_counting():
-    """One scale a tensor in e4m3: 2**-9 of the scale is the least that is not zero, ties to even."""
+    """One scale per tensor in e4m3: 2**-9 of the scale is the least that is not zero, ties to even."""
     model = nn.Sequential(nn.Linear(6, 4, bias=False))
     quantize_(model, "float8/tensorwise")
     x = torch.tensor([[448.0, 1.0, 2.0**-9, 2.0**-10, 2.0**-11, 0.0]])

@@ -180,7 +180,7 @@ def test_activations_that_are_not_contiguous() -> None:
         (sized(SPECS[1], 24), (64, 64), "blocksize=24"),
         (sized(SPECS[1], 512), (64, 64), "blocksize=512"),
         (sized(SPECS[1], 64), (2, 64, 64), "2 dimensions"),
-        (sized(Spec("int8", (1, 32)), 64), (64, 64), "one scale a row"),
+        (sized(Spec("int8", (1, 32)), 64), (64, 64), "one scale per row"),
         (sized(Spec("int8", ROW, "e8m0"), 64), (64, 64), "scales in float32"),
         (sized(Spec("int8", ROW, act=Spec("uint8", ROW, zero="int")), 64), (64, 64), "per token"),
         (sized(Spec("int8", ROW, act=INT8), 64), (64, 70000), "at most 65536"),

@@ -78,6 +78,6 @@ def test_faults_are_found(fault: str | None) -> None:
     if fault is not None:
         said, change = FAULTS[fault]
         change(out)
-    found = PRODUCTS.compare(case, x, out, w.double(), None, None, [5])
+    found = PRODUCTS.compare(case, x, out, w.double(), None, None, [5], PRODUCTS.least_of(x, w))
     assert said in found
     assert bool(found) == (fault is not None), found

@@ -81,7 +81,7 @@ def main() -> None:
                 "optimizer": name,
                 "bytes of state a parameter": round(each[0]["state_bytes"], 3),
                 "held-out loss, nats a byte": round(mean(found), 4),
-                "beside float32, %": f"{mean(beside):+.2f} ± {error_of_mean(beside):.2f}",
+                "against float32, %": f"{mean(beside):+.2f} ± {error_of_mean(beside):.2f}",
                 "of each seed, %": ", ".join(f"{value:+.2f}" for value in beside),
             }
         )
@@ -124,7 +124,7 @@ def plot(curves: list[dict[str, Any]], path: Path) -> None:
         below.plot(steps, 100 * (smooth / base - 1), linewidth=1)
     above.set_ylabel("loss, nats a byte")
     above.legend()
-    below.set_ylabel("beside float32, %")
+    below.set_ylabel("against float32, %")
     below.set_xlabel("step")
     figure.savefig(path, metadata={"Date": None})
 

@@ -92,8 +92,8 @@ def call(spec, m=8, dtype=torch.bfloat16):
         (call(STATIC), None),
         (call(Spec("int8", ROW)), "symmetric int8"),
         (call(Spec("int8", ROW, act=Spec("uint8", ROW, zero="int"))), "symmetric int8"),
-        (call(Spec("int8", (1, 32), act=Spec("int8", ROW))), "one scale a row"),
-        (call(Spec("int8", ROW, act=Spec("int8", (1, 32)))), "a scale a token"),
+        (call(Spec("int8", (1, 32), act=Spec("int8", ROW))), "one scale per row"),
+        (call(Spec("int8", ROW, act=Spec("int8", (1, 32)))), "one scale per token"),
     ],
 )
 def test_what_they_accept(of, reason, name):

@@ -29,7 +29,7 @@ __all__ = [
 class ComputeConfig(Config):
     """Train with the products of linear layers in low precision; weights stay in high precision.
 
-    Each operand is quantized along the contracted dimension, with one scale a row.
+    Each operand is quantized along the contracted dimension, with one scale per row.
     """
 
     #: number format of input and weight in the forward product
@@ -125,7 +125,7 @@ def _apply_weight_only(weight: Tensor, config: WeightOnlyConfig, target: Target)
 
 
 def _weight_only_head(config: WeightOnlyConfig) -> WeightOnlyConfig | None:
-    """int8 with a scale a row, where the format has fewer bits."""
+    """int8 with one scale per row, where the format has fewer bits."""
     return WeightOnlyConfig() if registry.dtypes.get(config.dtype).bits < 8 else None
 
 

@@ -40,7 +40,7 @@ def apply(dense, config, target):
 @pytest.fixture(scope="session", autouse=True)
 def small_config():
     ao_core.register(Transform(SmallConfig, "small4", 1, apply))
-    ao_core.register(Recipe("small4/row", SmallConfig(group_size="row"), "a scale a row"))
+    ao_core.register(Recipe("small4/row", SmallConfig(group_size="row"), "one scale per row"))
     return SmallConfig
 
 

@@ -31,7 +31,7 @@ def test_formats_as_json(ao):
     assert [d["name"] for d in data["layouts"]] == registry.layouts.names()
     recipes = {d["name"]: d for d in data["recipes"]}
     assert len(recipes) == len(data["recipes"])
-    assert recipes["small4/row"]["summary"] == "a scale a row"
+    assert recipes["small4/row"]["summary"] == "one scale per row"
     # a configuration without a recipe of its own is one all the same
     assert recipes["small4"]["provider"] == "in-process"
     assert recipes["small4"]["summary"] == "Weights in 4 bits, for these tests."

@@ -58,7 +58,7 @@ def test_limits_of_int8_products() -> None:
     refused = {
         "more than 16 rows": _call(INT8, m=16),
         "in int8": _call(replace(INT8, act=None)),
-        "a scale a row": _call(replace(INT8, block=(1, 32))),
+        "one scale per row": _call(replace(INT8, block=(1, 32))),
         "wrong sums": _call(INT8, k=1, device="cpu"),
         "not empty": _call(INT8, n=0),
     }

@@ -9,8 +9,8 @@ from ao_float8.config import PRESETS, Float8LinearConfig
 __all__ = ["RECIPES"]
 
 _SUMMARIES = {
-    "tensorwise": "float8 products, one scale a tensor, gradients in e5m2",
-    "rowwise": "float8 e4m3 products, a scale a row of either operand",
+    "tensorwise": "float8 products, one scale per tensor, gradients in e5m2",
+    "rowwise": "float8 e4m3 products, one scale per row of either operand",
     "rowwise_with_gw_hp": "the same, with the gradient of the weight in high precision",
     "blockwise": "float8 e4m3 products, a scale for 1 × 128 activations and gradients, 128 × 128 weights",
     "mxfp8": "MXFP8 products: float8 e4m3 in blocks of 32, scales are powers of two",
@@ -24,7 +24,7 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "int8_mixed_precision_training",
         t.Int8MixedPrecisionTrainingConfig(),
-        "int8 products forward and backward, a scale a row",
+        "int8 products forward and backward, one scale per row",
     ),
     Recipe(
         "int8_weight_only_training",

@@ -21,7 +21,7 @@ _ELEMENTS = ("e2m1", "e2m3", "e3m2", "e4m3", "e5m2")
 
 @dataclass(frozen=True)
 class Int8MixedPrecisionTrainingConfig(Config):
-    """Products of linear layers in int8, both operands with a scale a row; weights stay as they are.
+    """Products of linear layers in int8, both operands with one scale per row; weights stay as they are.
 
     Each product can be left in high precision: the gradient of the weight, which is summed over all
     tokens, suffers most.

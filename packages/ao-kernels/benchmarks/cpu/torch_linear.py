@@ -62,7 +62,7 @@ def int4pack(
 
 
 def int8pack(weight: Tensor) -> Contender:
-    """int8 codes with a scale a row."""
+    """int8 codes with one scale per row."""
     n, k = weight.shape
     scales = torch.rand(n, dtype=torch.bfloat16)
 

@@ -25,6 +25,11 @@ std::vector<float> coarse(size_t count, uint32_t seed) {
   return out;
 }
 
+// Powers of two by which activations, and scales of the weight, are multiplied.
+struct Sizes {
+  int x = 0, weight = 0;
+};
+
 // What belongs to no weight in particular: activations, bias and output, and what must come out.
 struct Rows {
   Element type;
@@ -32,10 +37,12 @@ struct Rows {
   std::vector<float> x, bias;
   std::vector<uint8_t> x_bytes, bias_bytes, y_bytes;
 
-  Rows(Element type_, int64_t m_, int64_t n_, int64_t k_)
+  Rows(Element type_, int64_t m_, int64_t n_, int64_t k_, Sizes sizes)
       : type(type_), m(m_), n(n_), k(k_), x(coarse(static_cast<size_t>(m * k), 1)),
         bias(coarse(static_cast<size_t>(n), 2)), x_bytes(x.size() * size_of(type)),
         bias_bytes(bias.size() * size_of(type)), y_bytes(static_cast<size_t>(m * n) * size_of(type)) {
+    for (float& value : x) value = std::ldexp(value, sizes.x);
+    for (float& value : bias) value = std::ldexp(value, sizes.x + sizes.weight);
     for (size_t i = 0; i < x.size(); ++i) put(type, x_bytes, static_cast<int64_t>(i), x[i]);
     for (size_t i = 0; i < bias.size(); ++i) put(type, bias_bytes, static_cast<int64_t>(i), bias[i]);
   }
@@ -76,6 +83,7 @@ struct BlockCase {
   uint32_t empty = 2;  // one block in so many
   Act act = Act::none;
   bool scale_of_rows = true;
+  Sizes sizes = {};
 };
 
 void check(const BlockCase& c) {
@@ -86,14 +94,14 @@ void check(const BlockCase& c) {
   CAPTURE(c.k);
   CAPTURE(c.side);
   CAPTURE(static_cast<int>(c.act));
-  Rows rows(c.type, c.m, c.n, c.k);
+  Rows rows(c.type, c.m, c.n, c.k, c.sizes);
   const int64_t block_rows = (c.n + c.side - 1) / c.side, block_columns = (c.k + c.side - 1) / c.side;
   const std::vector<float> dense = coarse(static_cast<size_t>(c.n * c.k), 3);
   const std::vector<uint8_t> random = codes(static_cast<size_t>(block_rows * block_columns), c.empty, 4);
   std::vector<float> weight(dense.size()), scale;
   std::vector<int32_t> columns, starts{0};
   std::vector<uint8_t> blocks;
-  for (int64_t n = 0; n < (c.scale_of_rows ? c.n : 1); ++n) scale.push_back((0.5f + static_cast<float>(n % 7)) / 64);
+  for (int64_t n = 0; n < (c.scale_of_rows ? c.n : 1); ++n) scale.push_back(std::ldexp((0.5f + static_cast<float>(n % 7)) / 64, c.sizes.weight));
   const int64_t together = together_of(c.value), size = bytes_of(c.value);
   for (int64_t i = 0; i < block_rows * block_columns; ++i) {
     const int64_t r0 = i / block_columns * c.side, c0 = i % block_columns * c.side;
@@ -144,6 +152,7 @@ struct FourCase {
   int bits = 16;  // of a code
   Element type = Element::f32;
   int64_t m = 3, n = 6, k = 150, group = 1 << 20;
+  Sizes sizes = {};
 };
 
 void check(const FourCase& c) {
@@ -154,12 +163,12 @@ void check(const FourCase& c) {
   CAPTURE(c.n);
   CAPTURE(c.k);
   CAPTURE(c.group);
-  Rows rows(c.type, c.m, c.n, c.k);
+  Rows rows(c.type, c.m, c.n, c.k, c.sizes);
   const int64_t fours = (c.k + 3) / 4, place_bytes = (fours + 1) / 2, row_bytes = 2 * fours * c.bits / 8;
   const int64_t group = std::min(c.group, c.k), groups = (c.k + group - 1) / group;
   std::vector<uint8_t> stored(static_cast<size_t>(c.n * row_bytes)), places(static_cast<size_t>(c.n * place_bytes), 0x44);
   std::vector<float> weight(static_cast<size_t>(c.n * c.k)), scale(static_cast<size_t>(c.n * groups));
-  for (size_t i = 0; i < scale.size(); ++i) scale[i] = (0.5f + static_cast<float>(i % 7)) / 64;
+  for (size_t i = 0; i < scale.size(); ++i) scale[i] = std::ldexp((0.5f + static_cast<float>(i % 7)) / 64, c.sizes.weight);
   const std::vector<float> dense = coarse(static_cast<size_t>(c.n * fours * 2), 5);
   const std::vector<uint8_t> pairs = codes(static_cast<size_t>(c.n * fours), 6, 6);
   constexpr int kPlaces[] = {0b0100, 0b1000, 0b1100, 0b1001, 0b1101, 0b1110};
@@ -267,6 +276,22 @@ TEST_CASE("two of four with scales of groups") {
   for (int bits : {4, 8}) {
     for (Element type : kElements) {
       for (int64_t group : {32, 64, 96}) check(FourCase{.value = Value::i8, .bits = bits, .type = type, .group = group});
+    }
+  }
+}
+
+TEST_CASE("sums of stored codes do not leave float32 where scales bring them back") {
+  for (const Sizes sizes : {Sizes{120, -30}, Sizes{-125, 60}}) {
+    for (Element type : {Element::f32, Element::bf16}) {
+      for (int64_t m : {1, 5, 17}) {
+        for (int64_t k : {64, 100}) {
+          check(BlockCase{.value = Value::i8, .type = type, .m = m, .k = k, .sizes = sizes});
+          for (int64_t group : {32, 1 << 20}) {
+            check(FourCase{.value = Value::i8, .bits = 8, .type = type, .m = m, .k = k, .group = group, .sizes = sizes});
+            check(FourCase{.value = Value::i8, .bits = 4, .type = type, .m = m, .k = k, .group = group, .sizes = sizes});
+          }
+        }
+      }
     }
   }
 }

@@ -128,9 +128,9 @@ def test_what_they_refuse():
     spec = Spec("int4", (1, 32), act=INT8)
     assert "not torch.float64" in reason("int8", spec, dtype=torch.float64)
     by_groups = replace(spec, act=Spec("int8", (1, 32)))
-    assert "a scale a row" in reason("int8", by_groups)
+    assert "one scale per row" in reason("int8", by_groups)
     nested = replace(spec, act=Spec("int8", ROW, Spec("f8e4m3", TENSOR)))
-    assert "a scale a row" in reason("int8", nested)
+    assert "one scale per row" in reason("int8", nested)
     rows = replace(spec, block=ROW)
     assert "may pass" in reason("int8", rows, (8, 1 << 17))
     assert reason("int8", rows, (8, (1 << 17) - 1)) is None

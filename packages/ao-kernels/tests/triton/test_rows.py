@@ -37,7 +37,7 @@ def test_what_is_taken(op):
     [
         (Spec("int8", ROW), {}, "found int8"),
         (Spec("f8e4m3", ROW, "e8m0"), {}, "scales in float32"),
-        (Spec("f8e4m3", (1, 128)), {}, "a scale a row"),
+        (Spec("f8e4m3", (1, 128)), {}, "one scale per row"),
         (Spec("f8e4m3", ROW, zero="float"), {}, "zero points of uint8"),
         (Spec("uint8", ROW), {"numbers": "int8"}, "zero points of uint8"),
         (Spec("int8", ROW, options=(("scale_rule", "absmean"),)), {"numbers": "int8"}, "absmean"),

@@ -37,7 +37,7 @@ class Rank1(Layout):
         if spec.zero != "none" or not isinstance(spec.scale_dtype, str):
             return f"{spec}: the rank1 layout has no zero points and no quantized scales"
         if len(shape) < 2:
-            return f"shape {shape}: a scale a row and a column needs two dimensions"
+            return f"shape {shape}: a scale per row and per column needs two dimensions"
         return too_wide(dtype)
 
     def blocked_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ _GGUF_BITS = {
 }
 
 RECIPES: tuple[Recipe, ...] = (
-    Recipe("int8_weight_only", c.Int8WeightOnlyConfig(), "int8 weights, a scale a row"),
+    Recipe("int8_weight_only", c.Int8WeightOnlyConfig(), "int8 weights, one scale per row"),
     Recipe(
         "int4_weight_only",
         c.Int4WeightOnlyConfig(),
@@ -87,14 +87,14 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "fp6_llm_weight_only",
         c.FP6LLMWeightOnlyConfig(),
-        "6-bit floats e3m2, a scale a row",
+        "6-bit floats e3m2, one scale per row",
     ),
     Recipe(
         "fpx_weight_only",
         c.FPXWeightOnlyConfig(),
-        "5-bit floats e2m2, a scale a row",
+        "5-bit floats e2m2, one scale per row",
     ),
-    Recipe("float8_weight_only", c.Float8WeightOnlyConfig(), "float8 e4m3 weights, a scale a row"),
+    Recipe("float8_weight_only", c.Float8WeightOnlyConfig(), "float8 e4m3 weights, one scale per row"),
     Recipe(
         "float8_weight_only/tensor",
         c.Float8WeightOnlyConfig(granularity="tensor"),
@@ -103,7 +103,7 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "float8_weight_only/e5m2",
         c.Float8WeightOnlyConfig(dtype="e5m2"),
-        "float8 e5m2 weights, a scale a row",
+        "float8 e5m2 weights, one scale per row",
     ),
     Recipe(
         "float8_weight_only/block",
@@ -143,7 +143,7 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "int8_dynamic_activation_int8_weight/asymmetric",
         c.Int8DynamicActivationInt8WeightConfig(symmetric_activations=False),
-        "the same with a zero point a token",
+        "the same with one zero point per token",
     ),
     Recipe(
         "float8_dynamic_activation_float8_weight",

@@ -49,7 +49,7 @@ def _apply_gguf(dense: Tensor, config: c.GGUFWeightOnlyConfig, target: Target) -
 
 
 def for_head(config: Config) -> Config | None:
-    """What keeps 8 bits, where the format of weights has fewer: int8 with a scale a row."""
+    """What keeps 8 bits, where the format of weights has fewer: int8 with one scale per row."""
     return c.Int8WeightOnlyConfig() if _bits(config) < 8 else None
 
 

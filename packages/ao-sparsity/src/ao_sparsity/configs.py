@@ -75,7 +75,7 @@ class BlockSparseWeightConfig(Config):
     #: the share of the blocks of each matrix that goes: those of the least L2 norm, one at least stays. 0:
     #: those that are zeros already
     sparsity: float = 0.0
-    #: number format of the values, with a scale a row where it has any; "own": what they are in
+    #: number format of the values, with one scale per row where it has any; "own": what they are in
     dtype: str = "own"
 
     def __post_init__(self) -> None:

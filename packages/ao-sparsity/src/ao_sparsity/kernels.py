@@ -74,11 +74,11 @@ def _accepts(call: Call) -> str | None:
         wanted = _DTYPES[spec.dtype]
         return None if call.x_dtype == wanted else f"needs activations in {wanted}, as the weight"
     if (spec.block, spec.zero) != (_ROW, "none") or not isinstance(spec.scale_dtype, str):
-        return f"needs one scale a row and no zero point, found {spec}"
+        return f"needs one scale per row and no zero point, found {spec}"
     if act is None or (act.dtype, act.zero) != ("int8", "none"):
         return "needs activations in symmetric int8 beside int8 weights"
     if not act.static and act.block != _ROW:
-        return f"needs a scale a token, or a static one; found {act}"
+        return f"needs one scale per token, or a static one; found {act}"
     return None
 
 

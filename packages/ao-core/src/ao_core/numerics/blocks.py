@@ -1,6 +1,6 @@
 """Blocks: the elements that share one scale. Everything here works on any shape, ragged or empty.
 
-A *grid* is a tensor with one value a block and as many dimensions as the tensor it belongs to.
+A *grid* is a tensor with one value per block and as many dimensions as the tensor it belongs to.
 """
 
 from __future__ import annotations

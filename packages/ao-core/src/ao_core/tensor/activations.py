@@ -113,14 +113,14 @@ def static_qparams_of_range(low: Tensor, high: Tensor, act: Spec) -> tuple[Tenso
 
 
 def lost_rows(rows: Tensor, act: Spec) -> Tensor | None:
-    """Which rows of activations have NaN or inf, where other rows would share a scale with them.
+    """Which rows of activations have NaN or inf, where the scale of the row does not tell: (M, 1).
 
-    None where each row has its own. Their product is NaN; the common scale must be that of the others,
-    which they would otherwise take along.
+    None where each row has a scale of its own, chosen for the call. The product of a lost row is NaN. A
+    common scale must be that of the others, and a static one would clip an infinity to a number.
     """
     blocks = [act.block]
     if isinstance(act.scale_dtype, Spec):
         blocks.append(act.scale_dtype.block)
-    if act.is_static or all(block[0] == 1 for block in blocks):
+    if not act.is_static and all(block[0] == 1 for block in blocks):
         return None
     return ~rows.isfinite().all(-1, keepdim=True)

@@ -108,7 +108,7 @@ def quantize_tensor(
     Args:
         x: floating-point tensor of any shape with at least one dimension.
         spec: the format.
-        scale: one value a block as found by another algorithm; by default `scales` chooses.
+        scale: one value per block as found by another algorithm; by default `scales` chooses.
         zero: zero points that go with `scale`, for formats that have them.
         scales: name of a `ScaleMethod`: "absmax", "mse", "hqq" or a plugin's.
         act_scale: where `spec.act` is static, the scale of the activations: one, or one for each matrix.

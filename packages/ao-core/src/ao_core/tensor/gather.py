@@ -4,7 +4,7 @@ By default that is the memory in high precision. With the option `FLOAT8_ALL_GAT
 output product it is the codes of the cast weight, which the gathered `ComputeWeight` then has in place of
 memory, as a `QTensor` that needs no cast. That must not change any product, so both that read the weight
 must cast it alike: the block of one is that of the other transposed, as for a scale for the tensor or one
-for a square. A scale a row (of the output product) has another one a column (of the input's gradient)
+for a square. One scale per row (of the output product) has another one a column (of the input's gradient)
 beside it; the codes of both would be the bytes of bfloat16 again.
 """
 

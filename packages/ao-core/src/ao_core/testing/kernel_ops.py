@@ -205,7 +205,7 @@ class _GroupedLinear(OpTrial):
         self, case: KernelCase, batch: Any, seed: int
     ) -> Iterator[tuple[tuple[Any, ...], Any]]:
         experts, n, k = case.shape
-        w = quantize_tensor(gaussian(case.shape, device=case.device), case.spec)
+        w = quantized(gaussian(case.shape, device=case.device), case.spec)
         alike = len(batch) == 1
         rows = [*batch] * experts if alike else [*batch[:experts]]
         total = sum(batch) if not alike else sum(rows)

@@ -108,12 +108,10 @@ def activations(x: Tensor, w: QTensor) -> Tensor:
     if w.spec.act is None:
         return x.double()
     matrix = x.float().reshape(-1, x.shape[-1])
-    if w.spec.act.is_static:
-        return fake_quantize(matrix, w.spec.act, *static_qparams(w)).double().reshape(x.shape)
     # a row with a NaN is lost, and no other by it, whatever scale they share
     values = torch.full_like(matrix, torch.nan)
     finite = matrix.isfinite().all(-1)
-    values[finite] = fake_quantize(matrix[finite], w.spec.act)
+    values[finite] = fake_quantize(matrix[finite], w.spec.act, *static_qparams(w))
     return values.double().reshape(x.shape)
 
 

@@ -30,12 +30,12 @@ _TENSOR = (WHOLE, WHOLE)
 
 
 def _rows_only(call: Call, dtypes: tuple[str, ...]) -> str | None:
-    """What the kernels on plain weights with one scale a row have in common."""
+    """What the kernels on plain weights with one scale per row have in common."""
     spec = call.spec
     if spec.dtype not in dtypes:
         return f"needs weights of {' or '.join(dtypes)}, found {spec.dtype}"
     if len(call.weight_shape) != 2 or spec.block != _ROW or spec.zero != "none":
-        return f"needs a 2-D weight with one scale a row and no zero point, found {spec}"
+        return f"needs a 2-D weight with one scale per row and no zero point, found {spec}"
     if isinstance(spec.scale_dtype, Spec):
         return "needs scales that are not quantized themselves"
     return None
@@ -158,12 +158,15 @@ def quantized_activations(x_MK: Tensor, w: QTensor) -> tuple[Tensor, Tensor, Ten
     assert act is not None
     dtype = registry.dtypes.get(act.dtype)
     scale, zero = static_qparams(w)
+    lost = lost_rows(x_MK, act)
+    known = x_MK if lost is None else torch.where(lost, 0, x_MK)
     if scale is None:
-        lost = lost_rows(x_MK, act)
-        known = x_MK if lost is None else torch.where(lost, 0, x_MK)
         scale, zero = choose_qparams(known, dtype, act.block, act.zero, "float32")
-        x_MK = x_MK if lost is None else torch.where(lost, torch.nan, x_MK)
-    codes = quantize_affine(x_MK, dtype, act.block, scale, zero)
+    if lost is not None and dtype.kind == "float":
+        known = torch.where(lost, torch.nan, x_MK)
+    codes = quantize_affine(known, dtype, act.block, scale, zero)
+    if lost is not None and dtype.kind != "float":  # integers have no NaN
+        scale = torch.where(lost, torch.nan, scale)
     return codes.view(dtype.storage), scale, zero
 
 
@@ -191,7 +194,7 @@ def _accepts_int_mm(call: Call) -> str | None:
     if (act.dtype, act.zero) not in (("int8", "none"), ("uint8", "int")):
         return f"needs activations in int8, or uint8 with zero points; found {act}"
     if not act.static and act.block != _ROW:
-        return f"needs a scale a token, or a static one; found {act}"
+        return f"needs one scale per token, or a static one; found {act}"
     return refused_by_int_mm(call) or _rows_only(call, ("int8",))
 
 

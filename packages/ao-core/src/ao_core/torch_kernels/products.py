@@ -69,7 +69,7 @@ def _accepts_scaled_mm(call: Call) -> str | None:
 
 
 def int_mm(a_MC: Tensor, b_NC: Tensor, spec: Spec) -> Tensor:
-    """Both operands in int8, a scale a row, multiplied in int32 (`aten._int_mm`)."""
+    """Both operands in int8, one scale per row, multiplied in int32 (`aten._int_mm`)."""
     assert spec.act is not None
     a_codes, a_scale = _codes(a_MC, spec.act)
     b_codes, b_scale = _codes(b_NC, spec)
@@ -80,9 +80,9 @@ def int_mm(a_MC: Tensor, b_NC: Tensor, spec: Spec) -> Tensor:
 def _accepts_int_mm(call: Call) -> str | None:
     spec, act = call.spec, call.spec.act
     if act is None or (act.dtype, act.block, act.zero) != ("int8", _ROW, "none"):
-        return f"needs two operands in int8 with a scale a row, found {spec}"
+        return f"needs two operands in int8 with one scale per row, found {spec}"
     if (spec.dtype, spec.block, spec.zero) != ("int8", _ROW, "none"):
-        return f"needs two operands in int8 with a scale a row, found {spec}"
+        return f"needs two operands in int8 with one scale per row, found {spec}"
     return refused_by_int_mm(call)
 
 

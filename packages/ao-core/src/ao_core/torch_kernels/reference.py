@@ -46,8 +46,8 @@ def _activations(x: Tensor, w: QTensor) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
     lost = lost_rows(rows, w.spec.act)
     if lost is None:
-        return fake_quantize(rows, w.spec.act, *static_qparams(w)).reshape(x.shape)
-    values = fake_quantize(torch.where(lost, 0, rows), w.spec.act)
+        return fake_quantize(rows, w.spec.act).reshape(x.shape)
+    values = fake_quantize(torch.where(lost, 0, rows), w.spec.act, *static_qparams(w))
     return torch.where(lost, torch.nan, values).reshape(x.shape)
 
 

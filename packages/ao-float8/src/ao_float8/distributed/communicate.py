@@ -1,7 +1,7 @@
 """Activations and gradients that travel in float8: all-gathers of `DTensor`s, with gradients.
 
 Only a cast with one scale for the tensor is sent: the products that take the values cast them again, and
-find the same codes. A scale a row in one product has a scale a column in another beside it, so such
+find the same codes. One scale per row in one product has one scale per column in another beside it, so such
 values travel in high precision, as those that a product takes in high precision.
 """
 

@@ -62,18 +62,22 @@ static float choose(const Linear& t, const uint8_t* row, float& scale, float& ze
   return infinite ? __builtin_inff() : scale;
 }
 
-// What numbers of a row are multiplied by before they are added up, infinity where one of them is. Products of
-// bfloat16 take subnormal numbers, of which a row of very small ones may consist, for 0, and others round what large
-// scales bring back; beside numbers above the bound, these are less than what sums are rounded to. Sums of very
-// large numbers times codes may exceed a float though small scales bring them back.
-constexpr int kTinyExponent = -100, kHugeExponent = 60;
-static float lift_of(const Linear& t, const uint8_t* row) {
+// Bits of the largest magnitude of a row: as integers, infinity is above all numbers and NaN above infinity.
+static int32_t greatest_bits(Element type, const uint8_t* row, int64_t k) {
   I magnitude = splat_int(0);
-  for (int64_t i = 0; i < t.k; i += 16) {
-    const int count = t.k - i < 16 ? static_cast<int>(t.k - i) : 16;
-    magnitude = max_int(magnitude, bits_of(abs(load_as(t.type, row + i * bytes_of(t.type), count))));
+  for (int64_t i = 0; i < k; i += 16) {
+    const int count = k - i < 16 ? static_cast<int>(k - i) : 16;
+    magnitude = max_int(magnitude, bits_of(abs(load_as(type, row + i * bytes_of(type), count))));
   }
-  const int32_t bits = largest(magnitude);
+  return largest(magnitude);
+}
+
+// What numbers of a row, whose greatest has these bits, are multiplied by before they are added up, infinity where
+// one of them is. Products of bfloat16 take subnormal numbers, of which a row of very small ones may consist, for 0,
+// and others round what large scales bring back; beside numbers above the bound, these are less than what sums are
+// rounded to. Sums of very large numbers times codes may exceed a float though small scales bring them back.
+constexpr int kTinyExponent = -100, kHugeExponent = 60;
+static float lift_of(int32_t bits) {
   const auto is_below = [bits](int exponent) { return bits < (exponent + 127) << 23; };
   if (is_below(kTinyExponent)) return bits > 0 ? power_of_two(-kTinyExponent) : 1.0f;
   if (is_below(kHugeExponent)) return 1.0f;
@@ -88,6 +92,11 @@ AO_INLINE F round_to_float8(F v, float reach, float smallest_normal, float to_qu
   const F rounded = sub(add(magnitude, quanta), quanta);
   return as_float(or_(bits_of(rounded), and_(bits_of(v), splat_int(static_cast<int>(0x80000000)))));
 }
+
+// What float8 numbers are packed as multiples of, so that they are below 2: sums times scales of very large weights
+// stay in a float.
+constexpr float kUnitE4m3 = 0x1p-8f, kUnitE5m2 = 0x1p-15f;
+AO_INLINE float unit_of(Act act) { return act == Act::e4m3 ? kUnitE4m3 : act == Act::e5m2 ? kUnitE5m2 : 1.0f; }
 
 struct RowPacker {
   const Linear& t;
@@ -109,8 +118,8 @@ struct RowPacker {
       case Act::int8: return clamped(div(v, scale), -128.0f, 127.0f);
       case Act::uint8:
         return sub(clamped(add(div(v, scale), splat(zero_point)), 0.0f, 255.0f), splat(128.0f));
-      case Act::e4m3: return round_to_float8(div(v, scale), 448.0f, 0x1p-6f, 0x1p20f);
-      case Act::e5m2: return round_to_float8(div(v, scale), 57344.0f, 0x1p-14f, 0x1p21f);
+      case Act::e4m3: return mul(round_to_float8(div(v, scale), 448.0f, 0x1p-6f, 0x1p20f), splat(kUnitE4m3));
+      case Act::e5m2: return mul(round_to_float8(div(v, scale), 57344.0f, 0x1p-14f, 0x1p21f), splat(kUnitE5m2));
     }
     return v;
   }
@@ -123,13 +132,13 @@ struct RowPacker {
 static RowPacker packer_of(const Linear& t, int64_t r) {
   RowPacker packer{t, static_cast<const uint8_t*>(t.x) + r * t.x_stride * bytes_of(t.type), splat(1.0f), 0.0f, false};
   if (t.act == Act::none) {
-    const float lift = lift_of(t, packer.row);
+    const float lift = lift_of(greatest_bits(t.type, packer.row, t.k));
     packer.infinite = __builtin_isinf(lift);
     packer.scale = splat(lift);
     t.x_scale[r] = packer.infinite ? lift : 1.0f / lift;
   } else {
     float scale;
-    t.x_scale[r] = choose(t, packer.row, scale, packer.zero_point);
+    t.x_scale[r] = choose(t, packer.row, scale, packer.zero_point) / unit_of(t.act);
     packer.scale = splat(scale);
     t.x_zero[r] = packer.zero_point - 128.0f;
   }

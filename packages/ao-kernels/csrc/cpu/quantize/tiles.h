@@ -1,6 +1,6 @@
 // The layout cpu_tiles: 16 rows x 16 columns a tile, its codes in planes of 8, or of 4, 2 and 1 bits.
 //
-// A row of a tile is four dwords d[i] of a byte a column: columns 4i..4i+3. A plane takes some bits of
+// A row of a tile is four dwords d[i] of one byte per column: columns 4i..4i+3. A plane takes some bits of
 // each code; in it the dwords (in the plane of 1 bit: words) of the 16 rows follow one another.
 #pragma once
 #include "decode.h"

@@ -218,11 +218,13 @@ static void write_blocks(const BlockSparse& t, int64_t row_block, Rows rows, con
         for (int32_t i = t.starts[row_block]; i < t.starts[row_block + 1]; ++i) {
           excess += t.x_sums[r * t.column_blocks + t.columns[i]];
         }
-        v = mul(to_float(subtract(load_vector(sums), splat_int(128 * excess))), splat(t.x_scale[r]));
+        v = to_float(subtract(load_vector(sums), splat_int(128 * excess)));
       } else {
         v = load(reinterpret_cast<const float*>(sums));
       }
+      // in this order, so that a large scale of activations does not lead beyond what a small one brings back
       if (t.scale) v = mul(v, scale);
+      if (t.x_scale) v = mul(v, splat(t.x_scale[r]));
       if (t.bias) v = add(v, bias);
       store_as(t.type, static_cast<uint8_t*>(t.y) + (r * t.n + column) * size, v, count);
     }

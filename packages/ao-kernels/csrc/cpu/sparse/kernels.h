@@ -36,7 +36,7 @@ struct BlockSparse {
   Mode mode;          // f32, pairs or int8
   int64_t x_direct;   // columns of blocks whose activations are read from `x`, being of `mode` already
   uint8_t* x_packed;  // (row, the rest of the columns of blocks, side), as `mode` has them, padded with 0
-  float* x_scale;     // int8: (row)
+  float* x_scale;     // (row): what outputs are multiplied by; null: nothing
   int32_t* x_sums;    // int8: (row, column block)
 };
 
@@ -62,12 +62,15 @@ struct TwoFour {
   Mode mode;          // f32 or pairs
   int64_t width;      // k up to the next multiple of kWindow
   uint8_t* x_packed;  // (m, width), as `mode` has them, padded with 0
+  float* x_scale;     // (m): what outputs are multiplied by
   uint8_t* x_odd;     // (m): 1 where the row has infinities or NaN
 };
 // Columns whose activations are looked at together.
 constexpr int64_t kWindow = 64;
 
 struct SparseKernels {
+  // x_scale of rows [begin, end) of activations that are not quantized: 1, or what brings sums back into a float
+  void (*measure)(const BlockSparse&, int64_t begin, int64_t end);
   // packs the activations of rows [begin, end)
   void (*pack)(const BlockSparse&, int64_t begin, int64_t end);
   // bytes of scratch that `blocks` needs for so many rows of activations

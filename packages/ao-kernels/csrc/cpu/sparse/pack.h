@@ -5,13 +5,24 @@
 
 namespace ao::AO_ISA {
 
-// The last `rest` columns of blocks of a row, unquantized.
-static void pack_numbers(const BlockSparse& t, const uint8_t* row, uint8_t* out) {
+// Infinities and NaN stay what they are.
+static float lift_of_finite(int32_t bits) { return bits >= 0x7f800000 ? 1.0f : lift_of(bits); }
+
+static void measure_activations(const BlockSparse& t, int64_t begin, int64_t end) {
+  for (int64_t r = begin; r < end; ++r) {
+    const uint8_t* row = static_cast<const uint8_t*>(t.x) + r * t.x_stride * bytes_of(t.type);
+    t.x_scale[r] = 1.0f / lift_of_finite(greatest_bits(t.type, row, t.k));
+  }
+}
+
+// The last columns of blocks of row r, unquantized.
+static void pack_numbers(const BlockSparse& t, int64_t r, const uint8_t* row, uint8_t* out) {
+  const F lift = splat(t.x_scale ? 1.0f / t.x_scale[r] : 1.0f);
   const Element to = t.mode == Mode::f32 ? Element::f32 : Element::bf16;
   for (int64_t k = t.x_direct * t.side; k < t.column_blocks * t.side; k += 16, out += 16 * bytes_of(to)) {
     const int64_t rest = t.k - k;
     const int count = rest < 0 ? 0 : rest < 16 ? static_cast<int>(rest) : 16;
-    store_as(to, out, load_as(t.type, row + k * bytes_of(t.type), count), 16);
+    store_as(to, out, mul(load_as(t.type, row + k * bytes_of(t.type), count), lift), 16);
   }
 }
 
@@ -42,7 +53,7 @@ static void pack_activations(const BlockSparse& t, int64_t begin, int64_t end) {
     if (t.mode == Mode::int8) {
       pack_codes(t, r, row, t.x_packed + r * stride);
     } else {
-      pack_numbers(t, row, t.x_packed + r * stride);
+      pack_numbers(t, r, row, t.x_packed + r * stride);
     }
   }
 }

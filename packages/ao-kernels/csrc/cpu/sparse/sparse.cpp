@@ -14,13 +14,19 @@ constexpr int64_t kChunkRows = 256;
 // Multiplications below which a second thread costs more than it saves.
 constexpr int64_t kSerialWork = 1 << 17;
 
-thread_local Kept kept_activations, kept_scratch;
+thread_local Kept kept_activations, kept_scales, kept_scratch;
 
 Mode mode_of(const BlockSparse& t, bool pairs) {
   if (t.act == Act::int8) return Mode::int8;
   // both factors are exact in bfloat16
   const bool exact = t.type == Element::bf16 && (t.value == Value::bf16 || t.value == Value::i8);
   return pairs && exact ? Mode::pairs : Mode::f32;
+}
+
+// Whether sums of the activations times what is stored may leave the range of a float, or of the mode, though the
+// output does not: codes, which scales bring back, and bfloat16, whose products take subnormal numbers for 0.
+bool is_narrow(const BlockSparse& t) {
+  return t.mode == Mode::pairs || (t.mode == Mode::f32 && t.value == Value::i8);
 }
 
 // Into how many chunks rows of activations are cut: so that sums stay near, and that the row with the most blocks
@@ -76,14 +82,18 @@ void run_block_sparse(const BlockSparse& call) {
   const int64_t work = t.starts[t.row_blocks] * t.side * t.side;
   const bool serial = work <= kSerialWork / t.m;
   const int64_t threads = serial ? 1 : num_threads();
-  const int64_t packed = aligned(t.m * (t.column_blocks - t.x_direct) * t.side * (t.mode == Mode::int8 ? 1 : 4));
+  const int64_t grain = serial ? t.m : std::max<int64_t>(1, kSerialWork / 8 / std::max<int64_t>(1, t.k));
   const bool quantized = t.mode == Mode::int8;
-  uint8_t* place = kept_activations.get(packed + (quantized ? aligned(t.m * 4) + t.m * t.column_blocks * 4 : 0));
-  t.x_packed = place;
-  t.x_scale = reinterpret_cast<float*>(place + packed);
-  t.x_sums = reinterpret_cast<int32_t*>(place + packed + aligned(t.m * 4));
+  t.x_scale = quantized || is_narrow(t) ? reinterpret_cast<float*>(kept_scales.get(t.m * 4)) : nullptr;
+  if (is_narrow(t)) {
+    parallel_for(0, t.m, grain, [&](int64_t begin, int64_t end) { kernels.measure(t, begin, end); });
+    const bool lifted = std::any_of(t.x_scale, t.x_scale + t.m, [](float scale) { return scale != 1.0f; });
+    if (lifted) t.x_direct = 0;
+  }
+  const int64_t packed = aligned(t.m * (t.column_blocks - t.x_direct) * t.side * (quantized ? 1 : 4));
+  t.x_packed = kept_activations.get(packed + (quantized ? t.m * t.column_blocks * 4 : 0));
+  t.x_sums = reinterpret_cast<int32_t*>(t.x_packed + packed);
   if (t.x_direct < t.column_blocks) {
-    const int64_t grain = serial ? t.m : std::max<int64_t>(1, kSerialWork / 8 / std::max<int64_t>(1, t.k));
     parallel_for(0, t.m, grain, [&](int64_t begin, int64_t end) { kernels.pack(t, begin, end); });
   }
 
@@ -105,6 +115,7 @@ void run_two_four(const TwoFour& call) {
   t.width = (t.k + kWindow - 1) / kWindow * kWindow;
   const int64_t packed = t.m * t.width * 4;
   t.x_packed = kept_activations.get(packed + t.m);
+  t.x_scale = reinterpret_cast<float*>(kept_scales.get(t.m * 4));
   t.x_odd = t.x_packed + packed;
   kernels.pack_two_four(t, 0, t.m);
   const int64_t threads = t.n * t.k <= kSerialWork / t.m ? 1 : num_threads();

@@ -4,6 +4,7 @@
 #include "../linear/product.h"
 #include "../quantize/numbers.h"
 #include "kernels.h"
+#include "pack.h"
 
 namespace ao::AO_ISA {
 
@@ -150,7 +151,7 @@ static void pick_all(const TwoFour& t, int64_t row) {
     float out[kPickedRows * kWeights + 16];
     pick_some<kMode, kWeights>(t, row, first, count, out);
     for (int64_t r = 0; r < count; ++r) {
-      F v = load(out + r * kWeights);
+      F v = mul(load(out + r * kWeights), splat(t.x_scale[first + r]));
       if (t.bias) v = add(v, load_as(t.type, static_cast<const uint8_t*>(t.bias) + row * size, kWeights));
       store_as(t.type, static_cast<uint8_t*>(t.y) + ((first + r) * t.n + row) * size, v, kWeights);
     }
@@ -175,15 +176,15 @@ static void pack_two_four(const TwoFour& t, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
     const uint8_t* row = static_cast<const uint8_t*>(t.x) + r * t.x_stride * bytes_of(t.type);
     uint8_t* out = t.x_packed + r * t.width * bytes_of(to);
-    I magnitude = splat_int(0);  // as integers, infinity is above all numbers and NaN above infinity
+    const int32_t greatest = greatest_bits(t.type, row, t.k);
+    t.x_odd[r] = greatest >= 0x7f800000;
+    const float lift = lift_of_finite(greatest);
+    t.x_scale[r] = 1.0f / lift;
     for (int64_t k = 0; k < t.width; k += 16, out += 16 * bytes_of(to)) {
       const int64_t rest = t.k - k;
       const int count = rest < 0 ? 0 : rest < 16 ? static_cast<int>(rest) : 16;
-      const F v = load_as(t.type, row + k * bytes_of(t.type), count);
-      magnitude = max_int(magnitude, bits_of(abs(v)));
-      store_as(to, out, v, 16);
+      store_as(to, out, mul(load_as(t.type, row + k * bytes_of(t.type), count), splat(lift)), 16);
     }
-    t.x_odd[r] = largest(magnitude) >= 0x7f800000;
   }
 }
 

@@ -7,6 +7,7 @@
 namespace ao::AO_ISA {
 
 static const SparseKernels kSparseKernels = {
+    .measure = measure_activations,
     .pack = pack_activations,
     .scratch = blocks_scratch,
     .blocks = blocks_of,

@@ -79,7 +79,7 @@ def _unfit_scale(spec: Spec, shape: tuple[int, ...]) -> str | None:
         return f"has scales in {', '.join(SCALES)}, not {spec.scale_dtype}"
     rows, columns = full_block(spec.block, shape)
     if columns < shape[1] or rows not in (1, shape[0]):
-        return f"has one scale a row or one for all, found blocks of {spec.block}"
+        return f"has one scale per row or one for all, found blocks of {spec.block}"
     return None
 
 

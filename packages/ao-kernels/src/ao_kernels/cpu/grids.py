@@ -1,4 +1,4 @@
-"""One value a block of a weight, as tiles hold them: a row of each for every 16 rows of the weight."""
+"""One value per block of a weight, as tiles hold them: a row of each for every 16 rows of the weight."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def scale_of_parts(
 
 
 def to_tiles(values: Tensor, block: tuple[int, ...], grid: Grid, shape: tuple[int, ...]) -> Tensor:
-    """(…, row blocks, groups, 16) of one value a block; rows of padding get zero bytes."""
+    """(…, row blocks, groups, 16) of one value per block; rows of padding get zero bytes."""
     raw = _movable(values)
     rows = (*shape[:-1], raw.shape[-1])
     raw = expand(raw, rows, (*block[:-1], 1)).expand(rows)

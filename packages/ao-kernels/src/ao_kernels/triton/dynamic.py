@@ -17,7 +17,7 @@ from ao_core.records import Call, Kernel
 from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec
 from ao_core.tensor import QTensor
-from ao_core.tensor.activations import static_qparams
+from ao_core.tensor.activations import lost_rows, static_qparams
 from ao_core.tensor.create import encode_parts
 from ao_kernels.triton.support import current_device, why_not, why_not_float8
 from ao_kernels.triton.tuning.choose import find
@@ -40,7 +40,7 @@ _PAIRS = (
 )
 _FLOAT8 = ("f8e4m3", "f8e5m2")
 _OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
-#: op → the one of torch, which has cuBLAS for a scale a tensor
+#: op → the one of torch, which has cuBLAS for one scale per tensor
 _OF_TORCH = {"linear": "scaled_mm", "mm": "scaled_product"}
 
 
@@ -72,7 +72,13 @@ def _multiply(
 
 def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     """Quantize the activations, and multiply: scales, zero points and bias are applied inside."""
-    out = _multiply(x.reshape(-1, x.shape[-1]), w, w.spec, bias, qparams=static_qparams(w))
+    assert w.spec.act is not None
+    rows = x.reshape(-1, x.shape[-1])
+    lost = lost_rows(rows, w.spec.act)
+    if lost is not None:
+        rows = rows.masked_fill(lost, 0)
+    out = _multiply(rows, w, w.spec, bias, qparams=static_qparams(w))
+    out = out if lost is None else out.masked_fill(lost, torch.nan)
     return out.reshape(*x.shape[:-1], w.shape[0])
 
 

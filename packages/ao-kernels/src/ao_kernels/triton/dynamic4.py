@@ -9,7 +9,7 @@ from ao_core.numerics import full_block, scale_to_float
 from ao_core.records import Call, Kernel
 from ao_core.spec import WHOLE, Spec
 from ao_core.tensor import QTensor
-from ao_core.tensor.activations import static_qparams
+from ao_core.tensor.activations import lost_rows, static_qparams
 from ao_core.tensor.create import encode_parts
 from ao_kernels.triton.launch import described
 from ao_kernels.triton.plane32 import Plane32
@@ -30,12 +30,17 @@ def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     act, parts = w.spec.act, w.parts
     assert act is not None
     n, k = w.stored_shape
-    left = encode_parts(x.reshape(-1, k), act, *static_qparams(w))
+    rows = x.reshape(-1, k)
+    lost = lost_rows(rows, act)
+    if lost is not None:
+        rows = rows.masked_fill(lost, 0)
+    left = encode_parts(rows, act, *static_qparams(w))
     out: Tensor = plane32_linear(
         left["qdata"], scale_to_float(left["scale"]), left.get("zero"), parts["qdata"], parts["scale"],
         parts.get("zero"), parts.get("sums"), bias,
         n, full_block(w.spec.block, (n, k))[-1], w.spec.dtype, x.dtype,
     )  # fmt: skip
+    out = out if lost is None else out.masked_fill(lost, torch.nan)
     return out.reshape(*x.shape[:-1], n)
 
 
@@ -55,7 +60,7 @@ def _refused(call: Call, formats: tuple[str, ...]) -> str | None:
     if act is None or act.dtype not in formats:
         return f"needs activations in {' or '.join(formats)}, found {act}"
     if act.block not in _BLOCKS or isinstance(act.scale_dtype, Spec):
-        return f"needs activations with a scale a row, or one for all, found {act}"
+        return f"needs activations with one scale per row, or one for all, found {act}"
     if call.x_dtype not in _OUTPUTS:
         return f"writes bfloat16, float16 and float32, not {call.x_dtype}"
     return None

@@ -55,7 +55,7 @@ def _accepts(call: Call, formats: tuple[str, ...]) -> str | None:
     if spec.zero != ("int" if spec.dtype == "uint8" else "none"):
         return f"has zero points of uint8, and only those, found {spec}"
     if spec.block != (1, WHOLE):
-        return f"needs a scale a row, found {spec}"
+        return f"needs one scale per row, found {spec}"
     if spec.option("scale_rule", "absmax") != "absmax":
         return f"follows the largest magnitude, found {dict(spec.options)}"
     if call.x_dtype not in INPUTS:

@@ -45,7 +45,7 @@ class Float8WeightOnlyConfig(Config):
 class Float8DynamicActivationFloat8WeightConfig(Config):
     """Weights and activations in 8-bit floating point, the activations scaled at each call."""
 
-    #: "row": a scale a row of the weight and a token; "tensor": one scale for each of the two; "block":
+    #: "row": a scale per row of the weight and per token; "tensor": one scale for each of the two; "block":
     #: one for 128 × 128 weights, and for 128 elements of a token
     granularity: str = "row"
     #: "e4m3" or "e5m2"; a GPU has no product of e5m2 with e5m2

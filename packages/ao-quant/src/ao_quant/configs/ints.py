@@ -30,7 +30,7 @@ _ROWS = (1, 16, 32, 64, 128, 256)
 
 @dataclass(frozen=True)
 class Int8WeightOnlyConfig(ScaledConfig):
-    """Weights in symmetric int8: 1 byte a weight and a scale a row; activations as they are."""
+    """Weights in symmetric int8: 1 byte a weight and one scale per row; activations as they are."""
 
     #: one of `GROUP_SIZES`
     group_size: GroupSize = "row"
@@ -49,7 +49,7 @@ class Int4WeightOnlyConfig(ZeroPointConfig):
 
     #: one of `GROUP_SIZES`; smaller is more accurate and larger in memory
     group_size: GroupSize = 128
-    #: True: int4 around 0; False: uint4 with a zero point a group
+    #: True: int4 around 0; False: uint4 with one zero point per group
     symmetric: bool = False
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class IntxWeightOnlyConfig(ZeroPointConfig):
     bits: int = 6
     #: one of `GROUP_SIZES`, or "tensor" (each expert's matrix by itself)
     group_size: GroupSize = 128
-    #: True: intN around 0, from 2 bits on; False: uintN with a zero point a group
+    #: True: intN around 0, from 2 bits on; False: uintN with one zero point per group
     symmetric: bool = False
     #: rows that share a scale with a group, 1, 16, 32, 64, 128 or 256: a block of 128 × 128 weights is
     #: group_size=128, block_rows=128. Convolutions have groups only
@@ -134,7 +134,7 @@ class Int8DynamicActivationInt8WeightConfig(Config):
 
     #: False: activations have a zero point too, for inputs that are not centred, e.g. after GELU
     symmetric_activations: bool = True
-    #: "row": a scale a row of the weight and a token; "tensor": one scale for each of the two
+    #: "row": a scale per row of the weight and per token; "tensor": one scale for each of the two
     granularity: str = "row"
 
     def __post_init__(self) -> None:
@@ -144,7 +144,7 @@ class Int8DynamicActivationInt8WeightConfig(Config):
 
 @dataclass(frozen=True)
 class Int8DynamicActivationInt4WeightConfig(Config):
-    """Weights in symmetric int4, in groups; activations in int8 with a zero point a token."""
+    """Weights in symmetric int4, in groups; activations in int8 with one zero point per token."""
 
     #: one of `GROUP_SIZES`
     group_size: GroupSize = 32
@@ -155,13 +155,13 @@ class Int8DynamicActivationInt4WeightConfig(Config):
 
 @dataclass(frozen=True)
 class Int8DynamicActivationIntxWeightConfig(ScaledConfig):
-    """Weights in integers of 1 to 8 bits, in groups; activations in int8 with a zero point a token."""
+    """Weights in integers of 1 to 8 bits, in groups; activations in int8 with one zero point per token."""
 
     #: 1 to 8
     bits: int = 6
     #: one of `GROUP_SIZES`
     group_size: GroupSize = 32
-    #: True: intN around 0, from 2 bits on; False: uintN with a zero point a group
+    #: True: intN around 0, from 2 bits on; False: uintN with one zero point per group
     symmetric: bool = True
 
     def __post_init__(self) -> None:

@@ -75,7 +75,7 @@ class Int8StaticActivationInt8WeightConfig(StaticConfig):
 
     #: False: activations have a zero point too, for inputs that are not centred, e.g. after GELU
     symmetric_activations: bool = True
-    #: of the weights: "row", a scale a row, or "tensor"
+    #: of the weights: "row", one scale per row, or "tensor"
     granularity: str = "row"
     #: zero point of asymmetric activations, 0 to 255, next to `act_scale`
     act_zero: int | None = field(default=None, kw_only=True)
@@ -103,7 +103,7 @@ class Int8StaticActivationInt8WeightConfig(StaticConfig):
 class Float8StaticActivationFloat8WeightConfig(StaticConfig):
     """Weights in 8-bit floating point; activations too, by one scale, found by calibration."""
 
-    #: of the weights: "row", a scale a row, or "tensor"
+    #: of the weights: "row", one scale per row, or "tensor"
     granularity: str = "row"
     #: "e4m3" or "e5m2"; a GPU has no product of e5m2 with e5m2
     weight_dtype: str = "e4m3"

@@ -11,7 +11,7 @@ from ao_quant.specs.base import ROW, TENSOR, format_of
 
 __all__: list[str] = []
 
-#: activations with a scale and a zero point a token
+#: activations with one scale and one zero point per token
 _ASYMMETRIC = Spec("uint8", ROW, zero="int")
 
 
