@@ -31,7 +31,9 @@ _PRODUCTS = ("__pycache__", "build", "dist", "site")
 
 def _listed() -> set[str]:
     """What is in the folder of the workspace, but for hidden files and products."""
-    return {name for name in os.listdir(_ROOT) if not name.startswith(".") and name not in _PRODUCTS}
+    return {
+        name for name in os.listdir(_ROOT) if not name.startswith(".") and name not in _PRODUCTS
+    }
 
 
 #: from before the tests on

@@ -108,8 +108,8 @@ def draw(seed: int, number: int) -> Case:
 
 # -- what is left out --------------------------------------------------------------------------------
 
-#: name of what cannot be compared → whether a case meets it. MX rounds numbers near the greatest of float32 up to
-#: a power of two that float32 does not have
+#: name of what cannot be compared → whether a case meets it. MX rounds numbers near the greatest of float32
+#: up to a power of two that float32 does not have
 EXEMPT: dict[str, Callable[[Case], bool]] = {
     "activations near the greatest of their dtype, in MX": lambda c: (
         c.recipe.startswith("mx_dynamic") and "greatest" in c.rows.values()

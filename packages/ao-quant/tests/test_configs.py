@@ -85,7 +85,9 @@ def test_numbers_of_static_scales_are_checked(make, parameter, value, hint):
 
 
 def test_nvfp4_has_no_observer_of_errors():
-    with pytest.raises(ConfigError, match="observer='mse' in NVFP4Static.*use 'minmax' or 'percent"):
+    with pytest.raises(
+        ConfigError, match="observer='mse' in NVFP4Static.*use 'minmax' or 'percent"
+    ):
         c.nvfp4_static_activation_nvfp4_weight(observer="mse")
 
 

@@ -118,13 +118,13 @@ class Spec:
                 f"static=True with block={self.block!r}: the number of tokens differs from call to call, "
                 f"so only one scale for all can be known beforehand; use block={(WHOLE, WHOLE)!r}"
             )
-        if isinstance(self.scale_dtype, Spec) and self.scale_dtype.is_static:
-            if self.static or self.zero != "none":
-                raise ConfigError(
-                    f"scale_dtype=({self.scale_dtype}) with static={self.static}, zero={self.zero!r}: where "
-                    "scales share a static one, they and their zero points are chosen for each call; use "
-                    "static=False and zero='none'"
-                )
+        shared = isinstance(self.scale_dtype, Spec) and self.scale_dtype.is_static
+        if shared and (self.static or self.zero != "none"):
+            raise ConfigError(
+                f"scale_dtype=({self.scale_dtype}) with static={self.static}, zero={self.zero!r}: where scales "
+                "share a static one, they and their zero points are chosen for each call; use static=False "
+                "and zero='none'"
+            )
 
     @property
     def is_static(self) -> bool:

@@ -12,8 +12,6 @@ from ao_quant.configs import (
     Float8DynamicActivationFloat8WeightConfig,
     Float8DynamicActivationInt4WeightConfig,
     Float8StaticActivationFloat8WeightConfig,
-    NVFP4StaticActivationNVFP4WeightConfig,
-    nvfp4_static_activation_nvfp4_weight,
     Float8WeightOnlyConfig,
     FP4WeightOnlyConfig,
     FP6LLMWeightOnlyConfig,
@@ -30,6 +28,7 @@ from ao_quant.configs import (
     MXWeightOnlyConfig,
     NF4WeightOnlyConfig,
     NVFP4DynamicActivationNVFP4WeightConfig,
+    NVFP4StaticActivationNVFP4WeightConfig,
     NVFP4WeightOnlyConfig,
     UIntxWeightOnlyConfig,
     bitnet_weight_only,
@@ -53,6 +52,7 @@ from ao_quant.configs import (
     mx_weight_only,
     nf4_weight_only,
     nvfp4_dynamic_activation_nvfp4_weight,
+    nvfp4_static_activation_nvfp4_weight,
     nvfp4_weight_only,
     uintx_weight_only,
 )
@@ -72,8 +72,6 @@ if TYPE_CHECKING:
     from ao_quant.planning import QuantizationPlan, plan
 
 __all__ = [
-    "NVFP4StaticActivationNVFP4WeightConfig",
-    "nvfp4_static_activation_nvfp4_weight",
     "AutoquantReport",
     "BitNetWeightOnlyConfig",
     "Calibration",
@@ -97,6 +95,7 @@ __all__ = [
     "MXWeightOnlyConfig",
     "NF4WeightOnlyConfig",
     "NVFP4DynamicActivationNVFP4WeightConfig",
+    "NVFP4StaticActivationNVFP4WeightConfig",
     "NVFP4WeightOnlyConfig",
     "OneRowWarning",
     "OutlierWarning",
@@ -128,6 +127,7 @@ __all__ = [
     "mx_weight_only",
     "nf4_weight_only",
     "nvfp4_dynamic_activation_nvfp4_weight",
+    "nvfp4_static_activation_nvfp4_weight",
     "nvfp4_weight_only",
     "plan",
     "plan_checkpoint",

@@ -94,7 +94,9 @@ RECIPES: tuple[Recipe, ...] = (
         c.FPXWeightOnlyConfig(),
         "5-bit floats e2m2, one scale per row",
     ),
-    Recipe("float8_weight_only", c.Float8WeightOnlyConfig(), "float8 e4m3 weights, one scale per row"),
+    Recipe(
+        "float8_weight_only", c.Float8WeightOnlyConfig(), "float8 e4m3 weights, one scale per row"
+    ),
     Recipe(
         "float8_weight_only/tensor",
         c.Float8WeightOnlyConfig(granularity="tensor"),

@@ -42,8 +42,6 @@ from ao_quant.configs.static import (
 )
 
 __all__ = [
-    "NVFP4StaticActivationNVFP4WeightConfig",
-    "nvfp4_static_activation_nvfp4_weight",
     "CALIBRATED",
     "CONFIGS",
     "GGUF_TYPES",
@@ -70,6 +68,7 @@ __all__ = [
     "MXWeightOnlyConfig",
     "NF4WeightOnlyConfig",
     "NVFP4DynamicActivationNVFP4WeightConfig",
+    "NVFP4StaticActivationNVFP4WeightConfig",
     "NVFP4WeightOnlyConfig",
     "StaticConfig",
     "UIntxWeightOnlyConfig",
@@ -94,6 +93,7 @@ __all__ = [
     "mx_weight_only",
     "nf4_weight_only",
     "nvfp4_dynamic_activation_nvfp4_weight",
+    "nvfp4_static_activation_nvfp4_weight",
     "nvfp4_weight_only",
     "uintx_weight_only",
 ]

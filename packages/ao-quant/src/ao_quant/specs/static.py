@@ -42,6 +42,7 @@ def _(config: c.Float8StaticActivationFloat8WeightConfig) -> WeightFormat:
 @format_of.register
 def _(config: c.NVFP4StaticActivationNVFP4WeightConfig) -> WeightFormat:
     dynamic = format_of(c.NVFP4DynamicActivationNVFP4WeightConfig())
-    assert dynamic.act is not None and isinstance(dynamic.act.scale_dtype, Spec)
+    assert dynamic.act is not None
+    assert isinstance(dynamic.act.scale_dtype, Spec)
     shared = replace(dynamic.act.scale_dtype, static=True)
     return _with_scale(dynamic, replace(dynamic.act, scale_dtype=shared), config)
