@@ -121,9 +121,9 @@ class Spec:
         shared = isinstance(self.scale_dtype, Spec) and self.scale_dtype.is_static
         if shared and (self.static or self.zero != "none"):
             raise ConfigError(
-                f"scale_dtype=({self.scale_dtype}) with static={self.static}, zero={self.zero!r}: where scales "
-                "share a static one, they and their zero points are chosen for each call; use static=False "
-                "and zero='none'"
+                f"scale_dtype=({self.scale_dtype}) with static={self.static}, zero={self.zero!r}: where "
+                "scales share a static one, they and their zero points are chosen for each call; use "
+                "static=False and zero='none'"
             )
 
     @property
