@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import re
 import sys
 import threading
 import warnings
@@ -82,22 +83,36 @@ def _popped() -> list[Any]:
     return [torch._C._pop_torch_function_stack() for _ in range(count)]
 
 
+def _keys() -> tuple[Any, Any]:
+    """The dispatch keys that this thread includes and excludes."""
+    return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+
 @cache
 def _fresh_keys() -> tuple[Any, Any]:
-    """The dispatch keys that a new thread includes and excludes."""
+    """The dispatch keys that a new thread includes and excludes.
+
+    Such a thread is started only where the calling one is not known to have them: from its first thread on
+    a process pays for each of its locks, a twentieth of an eager product.
+    """
+    keys = _keys()
+    if _are_fresh(*keys):
+        return keys
     found: list[tuple[Any, Any]] = []
-
-    def look() -> None:
-        include, exclude = (
-            torch._C._dispatch_tls_local_include_set(),
-            torch._C._dispatch_tls_local_exclude_set(),
-        )
-        found.append((include, exclude))
-
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=lambda: found.append(_keys()))
     thread.start()
     thread.join()
     return found[0]
+
+
+def _are_fresh(include: Any, exclude: Any) -> bool:
+    """Whether nothing but autocast, which is off, is left out, and nothing is added."""
+    excluded = re.findall(r"\w+", str(exclude))[1:]
+    return (
+        str(include) == "DispatchKeySet(BackendSelect, ADInplaceOrView)"
+        and all(name.startswith("Autocast") for name in excluded)
+        and not torch._C._is_any_autocast_enabled()
+    )
 
 
 # -- what code may change for everybody ------------------------------------------------------------

@@ -13,6 +13,7 @@ from ao_core import QTensor
 from ao_core.numerics import pack_unit, stochastic_round_to
 from ao_core.tensor.codec import decode_parts
 from ao_core.tensor.create import encode_parts
+from ao_core.tensor.writes import overwrite
 from ao_optim.formats import dense
 from ao_optim.rules import Options, Rule
 from ao_optim.shards import local, shard_like
@@ -110,8 +111,11 @@ def _run_whole(
         state[name] = shard_like(param, dense(each[index]))
     rule.update(value, -grad if maximize else grad, state, options, step)
     for name, each in work.states.items():
-        found = local(state[name])
-        each[index].copy_(_rounded(found, each[index], generator))
+        found, moment = local(state[name]), each[index]
+        if isinstance(moment, QTensor):
+            overwrite(moment, found)
+        else:
+            moment.copy_(_rounded(found, moment, generator))
     found = local(value)
     _round_into([local(param)], list(work.lost[index : index + 1]), [found], found, generator)
 

@@ -29,6 +29,11 @@ __all__ = [
 ]
 
 aten = torch.ops.aten
+# every eager product asks
+_is_any_autocast_enabled, _is_grad_enabled = (
+    torch._C._is_any_autocast_enabled,
+    torch.is_grad_enabled,
+)
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -79,7 +84,7 @@ def _bind(x: Tensor, w: QTensor, key: Any) -> Kernel:
 def _linear_fast(input: Tensor, weight: Any, bias: Tensor | None = None) -> Any:
     """Straight to the bound kernel, unless autograd or another subclass has a say."""
     if (
-        torch._C._is_any_autocast_enabled()
+        _is_any_autocast_enabled()
         and torch.is_autocast_enabled(input.device.type)
         and input.dtype != torch.float64  # which autocast leaves alone
     ):
@@ -88,7 +93,7 @@ def _linear_fast(input: Tensor, weight: Any, bias: Tensor | None = None) -> Any:
         return NotImplemented
     if is_transforming() and not weight.requires_grad:
         return transformed_linear(input, weight, bias, select_linear)
-    needed = needs_gradient(input, weight, bias) if torch.is_grad_enabled() else NOBODY
+    needed = needs_gradient(input, weight, bias) if _is_grad_enabled() else NOBODY
     if needed == OTHERS:
         return _linear_of_rows(input, weight, bias)
     key = (input.shape, input.dtype, PIN.get(), registry.epoch)

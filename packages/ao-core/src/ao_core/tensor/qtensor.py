@@ -23,8 +23,9 @@ __all__ = ["QTensor", "strides_of"]
 
 Order = tuple[int, ...]
 
-# every function of torch with a QTensor asks
+# every function of torch with a QTensor asks; an attribute takes a fiftieth of an eager call
 _is_tracing = torch._C._is_tracing
+_is_compiling = torch.compiler.is_compiling
 
 #: what makes a tensor what it is, next to its parts
 _STATE = ("spec", "part_names", "order", "flat_from", "is_permuted")
@@ -251,7 +252,7 @@ class QTensor(Tensor):
             refuse_tracing()
         # While tracing, the choice of kernels happens below autograd, in `__torch_dispatch__`, where
         # it is run, not traced.
-        if not torch.compiler.is_compiling():
+        if not _is_compiling():
             fast = FUNCTIONS.get(func)
             if fast is not None:
                 out = fast(*args, **(kwargs or {}))

@@ -49,8 +49,8 @@ float unit_of(const float* table, int codes) {
 bool take_apart(Linear& t, float greatest) {
   const double first = t.table_parts == 2 ? 0x1p8 : 0x1p16, low = std::min(t.least, 0.0f), high = std::max(greatest, 0.0f);
   double unit = 0, below = 0;
-  for (int bytes = 0; bytes < 256; ++bytes) {
-    if (bytes == 0 && low < 0) continue;
+  const int fair = high > low ? static_cast<int>(256 * (-low / (high - low))) : 0;  // as many bytes as values below 0
+  for (int bytes = std::max(low < 0 ? 1 : 0, fair - 1); bytes < std::min(256, fair + 3); ++bytes) {
     const double needed = std::max(bytes ? -low / (bytes * first) : 0.0, high / ((256 - bytes) * first - 1));
     if (unit == 0 || needed < unit) unit = needed, below = bytes;
   }
@@ -63,12 +63,14 @@ bool take_apart(Linear& t, float greatest) {
 // groups of small values would lose too many of their digits.
 bool is_wide(const float* table, int codes) {
   constexpr float kWidest = 32;  // times the median magnitude; floats of three bits of exponent have 16
-  std::vector<float> sizes;
+  float sizes[256], greatest = 0;
+  int count = 0;
   for (int c = 0; c < codes; ++c) {
-    if (table[c] != 0) sizes.push_back(std::fabs(table[c]));
+    if (table[c] != 0) sizes[count++] = std::fabs(table[c]);
+    greatest = std::max(greatest, std::fabs(table[c]));
   }
-  std::sort(sizes.begin(), sizes.end());
-  return !sizes.empty() && sizes.back() > kWidest * sizes[sizes.size() / 2];
+  std::nth_element(sizes, sizes + count / 2, sizes + count);
+  return count > 0 && greatest > kWidest * sizes[count / 2];
 }
 
 // A single row takes its activations apart into digits, and the table where its values are not whole.
