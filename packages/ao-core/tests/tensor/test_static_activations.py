@@ -119,6 +119,18 @@ def test_pieces_join_only_with_one_scale() -> None:
     assert float(w.new_empty(0).act_scale) == torch.tensor(0.04)
 
 
+def test_experts_each_have_a_scale_of_scales() -> None:
+    act = Spec("f4e2m1", (1, 16), scale_dtype=Spec("f8e4m3", TENSOR, static=True))
+    spec, x = Spec("int8", ROW, act=act), gaussian((2, 5, 64), seed=4)
+    pair = [
+        quantize_tensor(gaussian((33, 64), seed=seed), spec, act_scale=scale)
+        for seed, scale in ((0, 0.002), (1, 0.02))
+    ]
+    experts: Tensor = torch.stack(pair)
+    expected = torch.stack([F.linear(rows, w) for rows, w in zip(x, pair, strict=True)])
+    assert torch.equal(torch.bmm(x, experts.transpose(-2, -1)), expected)
+
+
 def test_experts_each_have_a_scale() -> None:
     pair = [_weight(), replace_act(_weight(seed=1), 0.01, 128)]
     experts: Tensor = torch.stack(pair)

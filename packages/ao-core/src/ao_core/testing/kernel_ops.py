@@ -192,7 +192,12 @@ class _Mm(OpTrial):
 class _GroupedLinear(OpTrial):
     """A batch is the number of rows of each expert and of those behind, or of all of them alike."""
 
-    specs = tuple(spec for spec in KERNEL_SPECS if spec.act is None or spec.act.block != _TENSOR)
+    # one scale for all activations is one for each expert's
+    specs = tuple(
+        spec
+        for spec in KERNEL_SPECS
+        if spec.act is None or not (spec.act.is_static or spec.act.block == _TENSOR)
+    )
     shapes = ((4, 16, 64), (3, 33, 70))
     batches = ((0,), (1,), (5,), (1, 0, 6, 2), (3, 17, 0, 0), (0, 0, 0, 4))
 
@@ -205,7 +210,7 @@ class _GroupedLinear(OpTrial):
         self, case: KernelCase, batch: Any, seed: int
     ) -> Iterator[tuple[tuple[Any, ...], Any]]:
         experts, n, k = case.shape
-        w = quantized(gaussian(case.shape, device=case.device), case.spec)
+        w = quantize_tensor(gaussian(case.shape, device=case.device), case.spec)
         alike = len(batch) == 1
         rows = [*batch] * experts if alike else [*batch[:experts]]
         total = sum(batch) if not alike else sum(rows)
