@@ -94,16 +94,17 @@ class WeightOnlyConfig(Config):
         numbers = registry.dtypes.get(self.dtype)
         if not numbers.has_scale and (self.scale_dtype != "own" or self.scale_method != "absmax"):
             raise ConfigError(
-                f"scale_dtype={self.scale_dtype!r} and scale_method={self.scale_method!r}: {self.dtype} stores values as "
-                "they are and has no scale; use 'own' and 'absmax'"
+                f"scale_dtype={self.scale_dtype!r} and scale_method={self.scale_method!r}: {self.dtype} "
+                "stores values as they are and has no scale; use 'own' and 'absmax'"
             )
         kind = numbers.kind
         if kind == "codebook" and (
             self.zero_point != "none" or self.scale_dtype not in ("own", *TABLE_DTYPES)
         ):
             raise ConfigError(
-                f"zero_point={self.zero_point!r} and scale_dtype={self.scale_dtype!r}: {self.dtype} has learned "
-                f"values in place of scales; use zero_point='none' and one of own, {', '.join(TABLE_DTYPES)}"
+                f"zero_point={self.zero_point!r} and scale_dtype={self.scale_dtype!r}: {self.dtype} has "
+                f"learned values in place of scales; use zero_point='none' and one of own, "
+                f"{', '.join(TABLE_DTYPES)}"
             )
         if kind != "int" and self.zero_point == "int":
             raise ConfigError(

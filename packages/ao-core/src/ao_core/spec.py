@@ -112,8 +112,8 @@ class Spec:
             )
         if self.scale_dtype == NO_SCALE and self.zero_point != "none":
             raise ConfigError(
-                f"zero_point={self.zero_point!r} with scale_dtype={NO_SCALE!r}: a format without a scale has no zero "
-                "point either; use zero_point='none'"
+                f"zero_point={self.zero_point!r} with scale_dtype={NO_SCALE!r}: a format without a scale "
+                "has no zero point either; use zero_point='none'"
             )
         if self.static and self.block != (WHOLE, WHOLE):
             raise ConfigError(
@@ -123,9 +123,9 @@ class Spec:
         shared = isinstance(self.scale_dtype, Spec) and self.scale_dtype.is_static
         if shared and (self.static or self.zero_point != "none"):
             raise ConfigError(
-                f"scale_dtype=({self.scale_dtype}) with static={self.static}, zero_point={self.zero_point!r}: where "
-                "scales share a static one, they and their zero points are chosen for each call; use "
-                "static=False and zero_point='none'"
+                f"scale_dtype=({self.scale_dtype}) with static={self.static}, "
+                f"zero_point={self.zero_point!r}: where scales share a static one, they and their zero "
+                "points are chosen for each call; use static=False and zero_point='none'"
             )
 
     @property

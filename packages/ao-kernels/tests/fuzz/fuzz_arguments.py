@@ -158,7 +158,7 @@ def quantize(rng: Random) -> Arguments:
         "x": bits_of(rng, (matrices, sizes["n"], sizes["k"]), rng.choice(ELEMENTS)),
         **fmt._asdict(),
         **sizes,
-        "reach": rng.uniform(0.5, 500),
+        "quant_max": rng.uniform(0.5, 500),
         "zero_point": rng.choice([0, 2, 3] if fmt.rule != 1 else [0, 1, 2]),
         "scale_dtype": rng.choice(SCALES),
         "mx_mode": rng.randint(0, 3),

@@ -109,7 +109,7 @@ class Layout:
         spec: Spec,
         dtype: DType,
     ) -> Parts:
-        """Parts from `codes` of the blocked shape and `dtype.code_dtype`, and a `scale`, `zero_point` per block.
+        """Parts from `codes` of the blocked shape, with one `scale` and one `zero_point` per block.
 
         Where `sparsify` makes zeros, the codes are those of zero.
         """

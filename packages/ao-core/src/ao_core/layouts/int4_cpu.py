@@ -32,7 +32,8 @@ class Int4Cpu(Layout):
 
     def refuses(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         if (spec.dtype, spec.zero_point) not in (("int4", "none"), ("uint4", "int")):
-            return f"holds symmetric int4 or asymmetric uint4, not {spec.dtype} with zero_point={spec.zero_point}"
+            kind = f"zero_point={spec.zero_point}"
+            return f"holds symmetric int4 or asymmetric uint4, not {spec.dtype} with {kind}"
         if spec.act is not None:
             return "its product does not quantize activations"
         if isinstance(spec.scale_dtype, Spec):

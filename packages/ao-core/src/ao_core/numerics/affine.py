@@ -2,8 +2,8 @@
 
 A zero point that is scaled already is taken off last: value = decode(code) * scale - zero.
 
-Of a format of kind "codebook" the scale of a block is the values of all codes, learned for it, and what a code
-stands for is the value at its place: ``value = scale[code]``.
+For a format of kind "codebook" the scale of a block holds the values of all its codes, learned for the block,
+and a code is an index into them: ``value = scale[code]``.
 
 All arithmetic is in float32; wider inputs are rounded to it first. Results carry no gradient, but
 `dequantize_affine` is differentiable in `scale` and in a float `zero_point`.
@@ -73,8 +73,8 @@ def choose_qparams(
 ) -> tuple[Tensor, Tensor | None]:
     """Scale and zero point from the range of every block, of shape `grid_shape(x.shape, block)`.
 
-    The scale comes in its storage dtype. Without a zero point it is absmax / `quant_max_of(dtype, block)`; with
-    one it is (max - min) / (`dtype.max` - `dtype.min`) of the range widened to hold 0, and the zero
+    The scale comes in its storage dtype. Without a zero point it is absmax / `quant_max_of(dtype, block)`;
+    with one it is (max - min) / (`dtype.max` - `dtype.min`) of the range widened to hold 0, and the zero
     point is the code (uint8) of the integer that 0.0 maps to exactly ("int"), that number
     unrounded ("float": in the scale's dtype, float32 beside a scale of 8 bits), or the same times the
     scale ("offset"). A float format, finest around 0, has the center of the range there.
@@ -376,8 +376,8 @@ def check_format(dtype: DType, zero_point: str, scale_dtype: str) -> None:
         )
     if dtype.kind == "codebook" and (zero_point != "none" or scale_dtype not in TABLE_DTYPES):
         raise ConfigError(
-            f"zero_point={zero_point!r} and scale_dtype={scale_dtype!r}: {dtype.name} has learned values in place of "
-            f"scales; use zero_point='none' and one of {', '.join(TABLE_DTYPES)} for the values"
+            f"zero_point={zero_point!r} and scale_dtype={scale_dtype!r}: {dtype.name} has learned values "
+            f"in place of scales; use zero_point='none' and one of {', '.join(TABLE_DTYPES)} for the values"
         )
     if scale_dtype not in SCALE_DTYPES:
         raise ConfigError(
@@ -390,6 +390,6 @@ def _check_rule(rule: str, zero_point: str, scale_dtype: str) -> None:
         raise ConfigError(f"scale_rule={rule!r} is unknown; use one of {', '.join(SCALE_RULES)}")
     if rule != "absmax" and (zero_point != "none" or scale_dtype == "e8m0"):
         raise ConfigError(
-            f"scale_rule={rule!r} with zero_point={zero_point!r} and scale_dtype={scale_dtype!r} is not defined; "
-            "use zero_point='none' and a scale in another dtype than e8m0"
+            f"scale_rule={rule!r} with zero_point={zero_point!r} and scale_dtype={scale_dtype!r} is not "
+            "defined; use zero_point='none' and a scale in another dtype than e8m0"
         )

@@ -118,8 +118,8 @@ def quantize_tensor(
         ConfigError: an argument of another type, or scales and zero points that are not finite or not one
             a block; or a scale that is not positive.
         QuantizationError: x has NaN or inf or is not floating point; the format cannot hold the tensor, or
-            `scale_method` is not "absmax" and the tensor is a `DTensor` or the format has no scales to choose; or
-            `act_scale` and `act_zero_point` are not what the format has.
+            `scale_method` is not "absmax" and the tensor is a `DTensor` or the format has no scales to
+            choose; or `act_scale` and `act_zero_point` are not what the format has.
         UnknownNameError: nobody registered `scale_method`, or a name of the spec.
     """
     if not x.is_floating_point() or (type(x) in (Tensor, Parameter) and not x.is_meta):
@@ -187,13 +187,14 @@ def _chooser(x: Tensor, spec: Spec, scale_method: str) -> Chooser | None:
         return None
     if is_sharded(x):
         raise QuantizationError(
-            f"scale_method={scale_method!r} cannot look at a DTensor; quantize before sharding, or use 'absmax'"
+            f"scale_method={scale_method!r} cannot look at a DTensor; quantize before sharding, "
+            "or use 'absmax'"
         )
     dtype = registry.dtypes.get(spec.dtype)
     if dtype.kind not in _SCALED:
         raise QuantizationError(
-            f"scale_method={scale_method!r} chooses scales of {', '.join(_SCALED)} formats; {dtype.name!r} is of "
-            f"kind {dtype.kind!r}: use 'absmax'"
+            f"scale_method={scale_method!r} chooses scales of {', '.join(_SCALED)} formats; {dtype.name!r} "
+            f"is of kind {dtype.kind!r}: use 'absmax'"
         )
     return partial(_chosen, scale_method)
 

@@ -78,8 +78,8 @@ class ScaleSuite(Suite):
                 other = dict(expected.leaves())[name]
                 found = (tuple(part.shape), part.dtype)
                 assert found == (tuple(other.shape), other.dtype), (
-                    f"scale method {self.scale_method!r}: {name} of {spec} for {shape} is {found[1]} {found[0]}, "
-                    f"expected {other.dtype} {tuple(other.shape)}"
+                    f"scale method {self.scale_method!r}: {name} of {spec} for {shape} is {found[1]} "
+                    f"{found[0]}, expected {other.dtype} {tuple(other.shape)}"
                 )
             assert list(q.parts) == list(expected.parts)
             self._check_finite(q, spec, shape)
@@ -87,7 +87,8 @@ class ScaleSuite(Suite):
     def _check_finite(self, q: QTensor, spec: Spec, of: object) -> None:
         values = q.dequantize(torch.float32)
         assert bool(torch.isfinite(values).all()), (
-            f"scale method {self.scale_method!r}: {spec} of {of} has {int((~values.isfinite()).sum())} NaN or inf"
+            f"scale method {self.scale_method!r}: {spec} of {of} has "
+            f"{int((~values.isfinite()).sum())} NaN or inf"
         )
 
     def test_quality(self, spec: Spec) -> None:
@@ -114,7 +115,8 @@ class ScaleSuite(Suite):
             values = x * 2.0**power
             own = float(sqnr(values, self.quantized(values, spec).dequantize()))
             assert abs(own - expected) <= 1.0, (
-                f"scale method {self.scale_method!r}: {own:.1f} dB of {spec} times 2**{power}, {expected:.1f} dB without"
+                f"scale method {self.scale_method!r}: {own:.1f} dB of {spec} times 2**{power}, "
+                f"{expected:.1f} dB without"
             )
 
     def test_zeros_and_constants(self, spec: Spec) -> None:
@@ -182,7 +184,7 @@ class ScaleSuite(Suite):
             assert (own is None) == (other is None), f"{spec}: its {name} is {own!r}"
             if own is not None and other is not None:
                 assert (own.shape, own.dtype) == (other.shape, other.dtype), (
-                    f"scale method {self.scale_method!r}: {name} of {spec} is {own.dtype} {tuple(own.shape)}, "
-                    f"expected {other.dtype} {tuple(other.shape)}"
+                    f"scale method {self.scale_method!r}: {name} of {spec} is {own.dtype} "
+                    f"{tuple(own.shape)}, expected {other.dtype} {tuple(other.shape)}"
                 )
                 assert bool(torch.isfinite(own.float()).all())

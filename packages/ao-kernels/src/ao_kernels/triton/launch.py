@@ -140,7 +140,7 @@ def case_of(
     *,
     sparse: bool,
 ) -> Case[Setting]:
-    """What settings are chosen for; `scale` as `scales.name_of` has it, `zero_point` "none", "int" or "float"."""
+    """What settings are chosen for; `scale` as in `scales.name_of`, `zero_point` "none", "int" or "float"."""
     kept = "2:4" if sparse else "dense"
     facts = (numbers, kept, group, x_dtype, scale, zero_point)
     problem, there = (
@@ -243,6 +243,7 @@ def arguments(
 ) -> dict[str, Any]:
     """What one weight's product and that of experts are launched with alike: `constants` and `options`."""
     return constants(
-        fmt, tiles, regime, splits, x.dtype, scale.dtype, None if zero_point is None else zero_point.dtype, bias,
+        fmt, tiles, regime, splits, x.dtype, scale.dtype,
+        None if zero_point is None else zero_point.dtype, bias,
         assembly=x.is_cuda, outer=outer is not None, sm80=capability(x.device) < (8, 9),
     ) | options(regime, stages_of(fmt, tiles, regime, shared_memory(x.device)), early=early)  # fmt: skip

@@ -41,8 +41,8 @@ class ZeroPointConfig(ScaledConfig):
         one_of(self, "zero_point", ("int", "float"))
         if self.zero_point != "int" and getattr(self, "symmetric", False):
             raise ConfigError(
-                f"zero_point={self.zero_point!r} with symmetric=True in {type(self).__name__}: symmetric formats have no "
-                "zero points; use symmetric=False"
+                f"zero_point={self.zero_point!r} with symmetric=True in {type(self).__name__}: symmetric "
+                "formats have no zero points; use symmetric=False"
             )
 
 

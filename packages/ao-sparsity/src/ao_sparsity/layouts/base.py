@@ -26,7 +26,8 @@ class SparseLayout(Layout):
         if dtype.kind == "codebook":
             return f"removed values are 0, and {dtype.name} learns values that need not include it"
         if spec.zero_point not in ("none", "int"):
-            return f"removed values are exactly 0, as with zero_point='none' or 'int', but not {spec.zero_point!r}"
+            kinds = f"zero_point='none' or 'int', but not {spec.zero_point!r}"
+            return f"removed values are exactly 0, as with {kinds}"
         if _code_of_zero(dtype) is None:
             return f"removed values are 0, and {dtype.name} has no code for it"
         return None
