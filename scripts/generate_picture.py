@@ -36,8 +36,8 @@ SPEEDS = {
     "M = 256: ao int4 g128, bf16 × F.linear bf16": "int4 weights, 256 rows",
 }
 
-WIDTH, LEFT, LENGTH = 448, 232, 140
-ROW, BAR = 24, 14
+WIDTH, HEAD = 340, 44
+ROW, BAR = 32, 9
 #: legible by itself, on white and on black; a page that holds the picture inline may restyle it
 STYLE = """
 .ao-picture text { fill: #1b1f24; font: 12px system-ui, sans-serif; }
@@ -86,18 +86,19 @@ def speeds(data: dict[str, Any]) -> list[Bar]:
 def panel(title: str, note: str, bars: Sequence[Bar], top: int) -> list[str]:
     """The elements of a panel whose first line begins at `top`."""
     lines = [
-        f'<text class="title" x="8" y="{top + 14}">{escape(title)}</text>',
-        f'<text class="note" x="8" y="{top + 31}">{escape(note)}</text>',
+        f'<text class="title" x="0" y="{top + 14}">{escape(title)}</text>',
+        f'<text class="note" x="0" y="{top + 32}">{escape(note)}</text>',
     ]
     longest = max(bar.value for bar in bars)
     for i, bar in enumerate(bars):
-        y = top + 42 + ROW * i
-        length = LENGTH * bar.value / longest
+        y = top + HEAD + ROW * i
         kind = "theirs" if bar.baseline else "ours"
+        size = f'width="{WIDTH * bar.value / longest:.1f}" height="{BAR}"'
+        end = f'x="{WIDTH}" y="{y + 11}" text-anchor="end"'
         lines += [
-            f'<text x="{LEFT - 8}" y="{y + 12}" text-anchor="end">{escape(bar.name)}</text>',
-            f'<rect class="{kind}" x="{LEFT}" y="{y}" width="{length:.1f}" height="{BAR}" rx="2"/>',
-            f'<text class="note" x="{LEFT + length + 6:.1f}" y="{y + 12}">{escape(bar.label)}</text>',
+            f'<text x="0" y="{y + 11}">{escape(bar.name)}</text>',
+            f'<text class="note" {end}>{escape(bar.label)}</text>',
+            f'<rect class="{kind}" x="0" y="{y + 16}" {size} rx="2"/>',
         ]
     return lines
 
@@ -106,8 +107,8 @@ def picture(quality: dict[str, Any], bars: dict[str, Any]) -> str:
     """The whole picture."""
     small, fast = sizes(quality), speeds(bars)
     cores = bars["about"]["cores"]
-    below = 42 + ROW * len(small) + 18
-    height = below + 42 + ROW * len(fast)
+    below = HEAD + ROW * len(small) + 12
+    height = below + HEAD + ROW * len(fast)
     described = "; ".join(f"{bar.name}: {bar.label}" for bar in [*small, *fast])
     body = [
         *panel("Size", "SmolLM2-135M; KL in nats per token, 0 is lossless", small, 0),
