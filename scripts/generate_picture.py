@@ -31,8 +31,8 @@ SIZES = (
 SPEEDS = {
     "M = 1: ao int4 g128, bf16 × F.linear bf16": "int4 weights, 1 row",
     "decoding: ao int8 × torch bf16": "int8 weights, decoding",
-    "M = 64: ao int4 g128 dynamic, bf16 × F.linear bf16": "int4 × int8, 64 rows",
-    "M = 256: ao int4 g128 dynamic, bf16 × F.linear bf16": "int4 × int8, 256 rows",
+    "M = 64: ao int4 g128 dynamic, bf16 × F.linear bf16": "int4 weights, int8 activations, 64 rows",
+    "M = 256: ao int4 g128 dynamic, bf16 × F.linear bf16": "int4 weights, int8 activations, 256 rows",
     "M = 256: ao int4 g128, bf16 × F.linear bf16": "int4 weights, 256 rows",
 }
 
