@@ -41,9 +41,11 @@ def measured(dtype: DType) -> list[list[str]]:
     """One row for a format; unsigned integers have a zero point."""
     w = weights()
     unsigned = dtype.kind == "int" and dtype.min == 0
-    zero = "int" if unsigned else "none"
+    zero_point = "int" if unsigned else "none"
     scales = "asymmetric" if unsigned else "symmetric"
-    cells = [decibels(w, Spec(dtype.name, block, zero=zero)) for block in BLOCKS.values()]
+    cells = [
+        decibels(w, Spec(dtype.name, block, zero_point=zero_point)) for block in BLOCKS.values()
+    ]
     rows = [[f"`{dtype.name}`", str(dtype.bits), scales, *cells]]
     if dtype.name in MX:
         mx = decibels(w, Spec(dtype.name, (1, 32), "e8m0"))

@@ -118,9 +118,11 @@ def holds(layout: Layout, dtype: DType) -> bool:
     zeros = ("none", "int") if dtype.kind == "int" else ("none",)
     scale = "bfloat16" if dtype.has_scale else NO_SCALE
     specs = [
-        Spec(dtype.name, block, scale, zero, layout.name) for block in blocks for zero in zeros
+        Spec(dtype.name, block, scale, zero_point, layout.name)
+        for block in blocks
+        for zero_point in zeros
     ]
-    return any(layout.fits(spec, SHAPE, dtype) is None for spec in specs)
+    return any(layout.refuses(spec, SHAPE, dtype) is None for spec in specs)
 
 
 def format_table() -> str:
@@ -147,7 +149,7 @@ def layout_table() -> str:
             f"`{name}`",
             first_line(layout.__doc__),
             YES if layout.canonical else f"as `{layout.canonical_name}`",
-            ", ".join(layout.native_devices) or NO,
+            ", ".join(layout.auto_devices) or NO,
         ]
         for name, layout in registry.layouts.items()
     ]
@@ -202,7 +204,7 @@ def winner(call: Call) -> str:
         if kernel.op == call.op
         and kernel.layout in ("*", call.spec.layout)
         and kernel.device in ("*", call.device)
-        and kernel.accepts(call) is None
+        and kernel.refuses(call) is None
     ]
     return min(found, key=lambda kernel: (-kernel.priority, kernel.name)).name
 
@@ -216,7 +218,7 @@ def native_spec(spec: Spec, device: str, dtype: torch.dtype) -> Spec:
         other = replace(spec, layout=layout.name)
         if layout.canonical or layout.canonical_of(other, dtype_of(spec)) != spec.layout:
             continue
-        if device not in layout.native_devices or layout.fits(other, SHAPE, dtype_of(spec)):
+        if device not in layout.auto_devices or layout.refuses(other, SHAPE, dtype_of(spec)):
             continue
         if priority is None:
             priority = rank(spec, device, dtype)
@@ -261,8 +263,8 @@ def layer_table() -> str:
         cells = []
         for name, (make, key) in LAYERS.items():
             status, reason = outcome(make(), key, recipe)
-            cells.append(YES if status == "quantized" else NO)
-            if status != "quantized":
+            cells.append(YES if status == "changed" else NO)
+            if status != "changed":
                 notes.setdefault((name, reason.partition(",")[0]), f"{name}: {reason}")
         rows.append([f"`{recipe.name}`", *cells])
     lines = [

@@ -21,7 +21,7 @@ def row_blocks_linear(x, w, bias):
     return out if bias is None else out + bias
 
 
-def accepts(call):
+def refuses(call):
     """None, or the reason why not. Shapes, dtypes and the spec only: while tracing there are no values."""
     if call.spec.act is not None:
         return "does not quantize activations"
@@ -39,10 +39,10 @@ ROW_BLOCKS = Kernel(
     device="cpu",
     fn=row_blocks_linear,
     priority=1,  # above the reference (-100); the bands are 0 torch-native, 50 compiled, 100 CUDA
-    available=lambda: (
+    unavailable=lambda: (
         None
     ),  # what the machine lacks, asked once: "needs sm_90, found sm_80"
-    accepts=accepts,
+    refuses=refuses,
 )
 # --8<-- [end:kernel]
 

@@ -17,28 +17,28 @@ class Halves(Layout):
 
     name = "halves"
 
-    def fits(self, spec, shape, dtype):
+    def refuses(self, spec, shape, dtype):
         if dtype.bits != 4:
             return f"holds 4-bit codes, not the {dtype.bits}-bit ones of {spec.dtype}"
         if shape[-1] % 2:
             return f"needs an even number of columns, found {shape}"
         return None
 
-    def pack(self, codes, scale, zero, spec, dtype):
+    def pack(self, codes, scale, zero_point, spec, dtype):
         low, high = codes.chunk(2, dim=-1)
-        return make_parts(low | (high << 4), scale, zero)
+        return make_parts(low | (high << 4), scale, zero_point)
 
     def unpack(self, parts, spec, shape, dtype):
         qdata = parts["qdata"]
         codes = torch.cat([qdata & 15, qdata >> 4], dim=-1)
-        return codes, parts["scale"], parts.get("zero")
+        return codes, parts["scale"], parts.get("zero_point")
 
     def geometry(self, spec, shape, dtype):
         grid = grid_axes(spec, shape)
         # along every dimension but the last, one entry of qdata belongs to one index; the last has no
         # axis: there, a byte holds two codes that are far from each other
         rows = (PartAxis(values=1, entries=1),) * (len(shape) - 1)
-        return {"qdata": rows, "scale": grid, "zero": grid}
+        return {"qdata": rows, "scale": grid, "zero_point": grid}
 
 
 # --8<-- [end:canonical]
@@ -52,7 +52,7 @@ class HalvesByColumn(Layout):
     canonical = False
     canonical_name = "halves"
 
-    def fits(self, spec, shape, dtype):
+    def refuses(self, spec, shape, dtype):
         return None if len(shape) == 2 else f"needs a 2-D weight, found {shape}"
 
     def from_canonical(self, parts, spec, shape, dtype):
@@ -71,7 +71,7 @@ register(HalvesByColumn())
 generator = torch.Generator().manual_seed(0)
 w, x = torch.randn(8, 64, generator=generator), torch.randn(4, 64, generator=generator)
 halves = quantize_tensor(
-    w, Spec("uint4", (1, 32), "bfloat16", zero="int", layout="halves")
+    w, Spec("uint4", (1, 32), "bfloat16", zero_point="int", layout="halves")
 )
 values = halves.dequantize()
 print(halves)

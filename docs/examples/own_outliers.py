@@ -19,12 +19,12 @@ class OutlierColumns(Packed):
     name = "outlier_columns"
     affine = False  # a value is more than its code, scale and zero point
 
-    def fits(self, spec, shape, dtype):
+    def refuses(self, spec, shape, dtype):
         if len(shape) != 2 or shape[1] < COLUMNS:
             return f"needs a matrix of at least {COLUMNS} columns, found {shape}"
         if not dtype.has_scale:
             return f"splits off what spoils scales, and {dtype.name} has none"
-        return super().fits(spec, shape, dtype)
+        return super().refuses(spec, shape, dtype)
 
     def encode(self, values, spec, dtype, quantize):
         """Dense values -> parts. `quantize` finds scales for what is left."""

@@ -160,7 +160,7 @@ def _figures(original: Tensor, logits: Tensor, windows: Tensor) -> dict[str, flo
 def _sizes(made: Variant) -> dict[str, float | None]:
     """Bits of a quantized weight, all included, and the median of the SQNR."""
     assert made.report is not None
-    records = made.report.with_status("quantized")
+    records = made.report.with_status("changed")
     weights = sum(torch.Size(record.shape).numel() for record in records)
     decibels = [record.sqnr_db for record in records if record.sqnr_db is not None]
     return {

@@ -43,15 +43,17 @@ OTHERS: dict[str, Config] = {
     "int4_weight_only, head named": FqnToConfig(
         dict.fromkeys(("lm_head", "*"), "int4_weight_only")
     ),
-    f"{_G32}, zero='float'": Int4WeightOnlyConfig(32, zero="float"),
-    f"{_G32}, scales='hqq'": Int4WeightOnlyConfig(32, scales="hqq"),
-    f"{_G32}, scales='mse'": Int4WeightOnlyConfig(32, scales="mse"),
-    "int4_weight_only, scales='mse'": Int4WeightOnlyConfig(128, scales="mse"),
-    "intx_weight_only/3bit, scales='mse'": IntxWeightOnlyConfig(3, 32, scales="mse"),
+    f"{_G32}, zero_point='float'": Int4WeightOnlyConfig(32, zero_point="float"),
+    f"{_G32}, scale_method='hqq'": Int4WeightOnlyConfig(32, scale_method="hqq"),
+    f"{_G32}, scale_method='mse'": Int4WeightOnlyConfig(32, scale_method="mse"),
+    "int4_weight_only, scale_method='mse'": Int4WeightOnlyConfig(128, scale_method="mse"),
+    "intx_weight_only/3bit, scale_method='mse'": IntxWeightOnlyConfig(3, 32, scale_method="mse"),
     "nf4_weight_only, double_quant=False": NF4WeightOnlyConfig(double_quant=False),
-    "nf4_weight_only, double_quant=False, scales='mse'": WeightOnlyConfig("nf4", 64, scales="mse"),
-    "int4_weight_only/g128-symmetric, scales='mse'": Int4WeightOnlyConfig(
-        symmetric=True, scales="mse"
+    "nf4_weight_only, double_quant=False, scale_method='mse'": WeightOnlyConfig(
+        "nf4", 64, scale_method="mse"
+    ),
+    "int4_weight_only/g128-symmetric, scale_method='mse'": Int4WeightOnlyConfig(
+        symmetric=True, scale_method="mse"
     ),
     "mx_dynamic_activation_mx_weight, scaling_mode='floor'": MXDynamicActivationMXWeightConfig(
         scaling_mode="floor"

@@ -33,7 +33,7 @@ def shown(page: str, word: str) -> dict[str, Any]:
 
 HALVES = example("own_layout.py")
 LAYOUTS = (HALVES["Halves"](), HALVES["HalvesByColumn"]())
-UINT4 = (Spec("uint4", (1, 32), "bfloat16", zero="int"),)
+UINT4 = (Spec("uint4", (1, 32), "bfloat16", zero_point="int"),)
 
 
 class TestHalves(LayoutSuite):
@@ -70,11 +70,11 @@ class TestSearched(TransformSuite):
 
 class TestThreeQuarters(ScaleSuite):
     records = (shown("scales.md", "def three_quarters")["METHOD"],)
-    scales = "three_quarters"
+    scale_method = "three_quarters"
     sqnr_loss = 15.0  # it clips a quarter of every range
     specs = (
         Spec("int3", (1, 32), "bfloat16"),
-        Spec("uint4", (1, 32), "float16", zero="int"),
+        Spec("uint4", (1, 32), "float16", zero_point="int"),
         Spec("f4e2m1", (1, 32), "e8m0"),
         Spec("int4", (1, 32), Spec("int8", (1, -1))),
     )

@@ -22,11 +22,11 @@ Change = Callable[[Path, random.Random], str | None]
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 3, 7, 64, 1 << 31, 1 << 47, 1 << 62, 1 << 70, 0.5, -0.0, 1e308, "", "x",
     "int8", "uint4", "nf4", "packed", "plain", "int4_cpu", "cpu_tiles", "bsr", "two_four", "flat", "float32",
-    "float16", "bfloat16", "e8m0", "none", "int", "float", "scaled", "uint8", "complex128", "Tensor",
+    "float16", "bfloat16", "e8m0", "none", "int", "float", "offset", "uint8", "complex128", "Tensor",
     "load", "../../sentinel/secret", "/etc/passwd", "/dev/zero", "..", "a\x00b", "\ud800", "é" * 300,
     "model.safetensors", [], {}, [[]], [1], [1, 2], [-1], [0], [1 << 62, 1 << 62], ["x"], {"a": 1},
     {"dtype": "int8", "block": [1]},
-    {"dtype": "int8", "block": [1, -1], "scale_dtype": "float32", "zero": "none", "layout": "plain"},
+    {"dtype": "int8", "block": [1, -1], "scale_dtype": "float32", "zero_point": "none", "layout": "plain"},
     [["scale_rule", "bogus"]], [["blocksize", 1 << 20]], [["blocksize", 16]], [["sparsity", "x"]],
 )  # fmt: skip
 #: texts in place of a JSON text
@@ -42,7 +42,7 @@ NAMES = (
 )  # fmt: skip
 #: where links lead
 LINKS = {
-    "zero": "/dev/zero",
+    "zero_point": "/dev/zero",
     "full": "/dev/full",
     "outside": "{outside}",
     "loop": "{itself}",
@@ -85,9 +85,11 @@ def changed(data: Any, rng: random.Random) -> str:
     if how == "remove":
         del at[key]
     elif how == "add" and isinstance(old, dict):
-        old[rng.choice(("x", "qdata", "zero", "__class__", "_bound", "spec", "../x", "\ud800"))] = (
-            rng.choice(VALUES)
-        )
+        old[
+            rng.choice(
+                ("x", "qdata", "zero_point", "__class__", "_bound", "spec", "../x", "\ud800")
+            )
+        ] = rng.choice(VALUES)
     elif how == "add" and isinstance(old, list):
         old.append(rng.choice(VALUES))
     elif how == "rename" and isinstance(at, dict):
@@ -240,7 +242,7 @@ def values_of_parts(folder: Path, rng: random.Random) -> str | None:
         sealed(header, ao)
     names = [name for name in header if name != "__metadata__"]
     wanted = [
-        name for name in names if name.endswith(("indices", "index", "scale", "zero"))
+        name for name in names if name.endswith(("indices", "index", "scale", "zero_point"))
     ] or names
     if not wanted:
         return None
@@ -283,7 +285,7 @@ def noise(folder: Path, rng: random.Random) -> str | None:
     if path is None:
         return None
     data = bytearray(path.read_bytes())
-    how = rng.choice(("flip", "cut", "append", "zero", "start"))
+    how = rng.choice(("flip", "cut", "append", "zero_point", "start"))
     if how == "cut" or not data:
         data = data[: rng.randrange(len(data) + 1)]
     elif how == "append":
@@ -291,7 +293,7 @@ def noise(folder: Path, rng: random.Random) -> str | None:
     else:
         for _ in range(rng.choice((1, 1, 10))):
             at = rng.randrange(min(len(data), 64) if how == "start" else len(data))
-            data[at] = 0 if how == "zero" else data[at] ^ 1 << rng.randrange(8)
+            data[at] = 0 if how == "zero_point" else data[at] ^ 1 << rng.randrange(8)
     path.write_bytes(bytes(data))
     return f"{path.name}: {how}"
 

@@ -23,10 +23,10 @@ CONFIG = WeightOnlyConfig("int4", 32, "bfloat16")
 #: a layer (96, 64) for each way to store a tensor
 SPECS = {
     "int8": Spec("int8", (1, WHOLE), "bfloat16"),
-    "uint4": Spec("uint4", (1, 32), "bfloat16", zero="int", layout="packed"),
-    "centered": Spec("uint4", (1, 32), "float16", zero="float", layout="packed"),
-    "scaled": Spec("uint4", (1, 32), "float16", zero="scaled", layout="packed"),
-    "nested": Spec("nf4", (1, 32), Spec("uint8", (1, WHOLE), zero="int"), layout="packed"),
+    "uint4": Spec("uint4", (1, 32), "bfloat16", zero_point="int", layout="packed"),
+    "centered": Spec("uint4", (1, 32), "float16", zero_point="float", layout="packed"),
+    "scaled": Spec("uint4", (1, 32), "float16", zero_point="offset", layout="packed"),
+    "nested": Spec("nf4", (1, 32), Spec("uint8", (1, WHOLE), zero_point="int"), layout="packed"),
     "mx": Spec("f4e2m1", (1, 32), "e8m0", layout="packed"),
     "float8": Spec("f8e4m3", (1, WHOLE)),
     "ternary": Spec("ternary", (1, WHOLE), layout="digits"),

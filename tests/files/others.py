@@ -26,7 +26,7 @@ OPTIMIZERS = (AdamW8bit, AdamW4bit, SGD8bit)
 def make_others(root: Path) -> None:
     """The folders that cases begin with."""
     (folder := root / "texts").mkdir()
-    mse = Int4WeightOnlyConfig(32, scales="mse")
+    mse = Int4WeightOnlyConfig(32, scale_method="mse")
     rules = {"0.weight": mse, r"re:.*\.bias": None, "*": "int8_weight_only"}
     (folder / "config.json").write_text(config_to_json(FqnToConfig(rules)))
     act = resolve_config("int8_dynamic_activation_int8_weight")

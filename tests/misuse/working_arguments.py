@@ -145,7 +145,7 @@ VALID = {
     "Spec": lambda: {"dtype": "int8", "block": (1, -1)},
     "Target": lambda: {"fqn": "weight", "module": nn.Linear(2, 2), "name": "weight"},
     "Transform": lambda: {"config_type": ao_core.WeightOnlyConfig, "name": "x", "version": 1, "apply": id},
-    "codebook_dtype": lambda: {"name": "x", "values": [0.0, 1.0]},
+    "lut_dtype": lambda: {"name": "x", "values": [0.0, 1.0]},
     "config_from_dict": lambda: {"data": {"name": "weight_only"}},
     "config_from_json": lambda: {"text": '{"name": "weight_only"}'},
     "config_from_yaml": lambda: {"text": "name: weight_only"},

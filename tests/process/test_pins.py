@@ -26,7 +26,7 @@ def _answering(value: float) -> Callable[..., torch.Tensor]:
 
 
 #: products that say which kernel made them, each the best of its band
-ANSWERS = {"reference": 1.0, "native": 2.0, None: 2.0}
+ANSWERS = {"reference": 1.0, "torch": 2.0, None: 2.0}
 KERNELS = tuple(
     Kernel(f"answers_{value}", "linear", "plain", "cpu", _answering(value), priority)
     for value, priority in ((1.0, -1), (2.0, 49))
@@ -59,7 +59,7 @@ def test_threads_with_different_pins_at_the_same_time(weight: QTensor) -> None:
                 found |= answers(weight, ROUNDS // 20)
         return found
 
-    bands = ["reference", "native", None] * 2
+    bands = ["reference", "torch", None] * 2
     with ThreadPoolExecutor(len(bands)) as pool:
         assert list(pool.map(work, bands)) == [{ANSWERS[band]} for band in bands]
 
@@ -88,7 +88,7 @@ def test_tasks_inherit_and_keep_theirs(weight: QTensor) -> None:
 
     async def main() -> list[set[float]]:
         with kernels("reference"):
-            pinned = [asyncio.create_task(inner(band)) for band in (None, "native")]
+            pinned = [asyncio.create_task(inner(band)) for band in (None, "torch")]
             thread = asyncio.create_task(asyncio.to_thread(answers, weight))
         found = await asyncio.gather(inner(None), *pinned, thread)
         assert pinned_band() is None
@@ -121,7 +121,7 @@ from ao_core import kernels
 from ao_core.dispatch import pinned_band
 
 def tell(pipe):
-    with kernels("native"):
+    with kernels("torch"):
         inner = pinned_band()
     pipe.send((pinned_band(), inner))
 
@@ -152,4 +152,4 @@ def test_processes(tmp_path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "AO_KERNELS"}
     done = run_python(tmp_path / "children.py", env=environment)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[('reference', 'native'), (None, 'native')]"
+    assert done.stdout.strip() == "[('reference', 'torch'), (None, 'torch')]"

@@ -10,7 +10,7 @@ from torch import nn
 from ao_core import WHOLE, Call, QTensor, Spec, quantize_tensor
 from ao_core.dispatch import select
 from ao_core.spec import NO_SCALE
-from ao_core.tensor import native
+from ao_core.tensor import repack
 from ao_core.testing import KernelSuite, LayoutSuite
 
 ROW = (1, WHOLE)
@@ -57,7 +57,7 @@ def test_a_model_takes_the_native_layout(spec: Spec) -> None:
         dense,
         Spec(spec.dtype, spec.block, spec.scale_dtype, layout="bsr", act=spec.act, options=SIDE),
     )
-    found = native(canonical)
+    found = repack(canonical)
     assert isinstance(found, QTensor)
     assert found.spec.layout == "bsr_cpu"
     assert found.parts["qdata"].shape[0] == 2 * 7

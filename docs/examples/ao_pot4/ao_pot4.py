@@ -1,10 +1,10 @@
 """pot4: a sign and a power of two in 4 bits, so that a multiplication is a shift."""
 
-from ao_core import Recipe, WeightOnlyConfig, codebook_dtype, hookimpl
+from ao_core import Recipe, WeightOnlyConfig, hookimpl, lut_dtype
 
 # the magnitudes 1, 1/2, … 1/64 of both signs, 0, and 1/128 in the code that is left
 POWERS = [2.0**-e for e in range(7)]
-POT4 = codebook_dtype("pot4", sorted([*(-p for p in POWERS), 0.0, 2.0**-7, *POWERS]))
+POT4 = lut_dtype("pot4", sorted([*(-p for p in POWERS), 0.0, 2.0**-7, *POWERS]))
 
 
 @hookimpl

@@ -10,7 +10,7 @@ from ao_core.registry import registry
 #: weights that share a scale
 GROUPS: tuple[int | str, ...] = (32, 64, 128, "row")
 #: kinds of formats whose scales are worth a search
-_AFFINE = ("int", "codebook")
+_AFFINE = ("int", "lut")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def formats() -> list[Case]:
             if scales != "absmax" and dtype.kind not in _AFFINE:
                 continue  # there is nothing to choose, or little to gain
             for group in GROUPS:
-                zero = "int" if unsigned else "none"
-                config = WeightOnlyConfig(dtype.name, group, "bfloat16", zero, scales=scales)
+                zero_point = "int" if unsigned else "none"
+                config = WeightOnlyConfig(dtype.name, group, "bfloat16", zero_point, scales=scales)
                 found.append(Case("format", dtype.name, config, group, scales))
     return found

@@ -48,7 +48,7 @@ def test_every_recipe_and_every_format_is_a_case() -> None:
     assert {"int8", "uint3", "nf4", "f6e2m3", "ternary"} <= {case.name for case in formats}
     each = {(case.scales, case.group) for case in formats if case.name == "uint3"}
     assert each == {(scales, group) for scales in registry.scales.names() for group in cases.GROUPS}
-    zeros = {case.name: case.config.zero for case in formats}
+    zeros = {case.name: case.config.zero_point for case in formats}
     assert (zeros["uint3"], zeros["int3"], zeros["f6e2m3"]) == ("int", "none", "none")
 
 
@@ -57,7 +57,7 @@ def test_more_bits_and_smaller_groups_are_better(model: ByteLM, windows: torch.T
         Case(
             "format",
             f"uint{bits}",
-            WeightOnlyConfig(f"uint{bits}", group, zero="int"),
+            WeightOnlyConfig(f"uint{bits}", group, zero_point="int"),
             group,
             "absmax",
         )

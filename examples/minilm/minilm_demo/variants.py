@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ao_core import Config, FqnToConfig, QTensor, Report, quantize_, save_model
 from ao_core.errors import AoError
 from ao_core.registry import registry
-from ao_core.tensor import native
+from ao_core.tensor import repack
 from minilm_demo import minilm
 
 #: the variants that others are measured against
@@ -96,7 +96,7 @@ def in_bfloat16(model: nn.Module) -> nn.Module:
 
 def _cast(parameter: Tensor) -> Tensor:
     if isinstance(parameter, QTensor):
-        return native(cast("QTensor", parameter.canonical().to(torch.bfloat16)))
+        return repack(cast("QTensor", parameter.canonical().to(torch.bfloat16)))
     return parameter.bfloat16()
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ao_core import WHOLE, Call, Kernel, QTensor, Spec, kernels, quantize_tensor, register
 from ao_core.dispatch import pinned_band, select
-from ao_core.tensor import native
+from ao_core.tensor import repack
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 from benchmarking import Row, Samples, interleaved, longer, paired, percentile
@@ -23,7 +23,7 @@ from benchmarking import Row, Samples, interleaved, longer, paired, percentile
 #: name -> format, for a layer of any size
 FORMATS = {
     "int8": Spec("int8", (1, WHOLE)),
-    "int4": Spec("uint4", (1, 32), "bfloat16", zero="int", layout="packed"),
+    "int4": Spec("uint4", (1, 32), "bfloat16", zero_point="int", layout="packed"),
     "int8 dynamic": Spec("int8", (1, WHOLE), act=Spec("int8", (1, WHOLE))),
 }
 SIZES = ((64, 64), (256, 256))
@@ -110,7 +110,7 @@ def contenders(layer: nn.Linear, x: Tensor) -> Calls:
 def quantized(layer: nn.Linear, spec: Spec) -> nn.Linear:
     """A layer with the weight of another in the format `spec`, arranged for this machine."""
     copy = nn.Linear(layer.in_features, layer.out_features, dtype=layer.weight.dtype, device="meta")
-    copy.weight = nn.Parameter(native(quantize_tensor(layer.weight, spec)), requires_grad=False)
+    copy.weight = nn.Parameter(repack(quantize_tensor(layer.weight, spec)), requires_grad=False)
     copy.bias = layer.bias
     return copy
 
@@ -127,13 +127,13 @@ def _dense_product(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, _served[0], bias)
 
 
-def _accepts(call: Call) -> str | None:
+def _refuses(call: Call) -> str | None:
     return None if call.spec == _DISPATCHED else "is for the benchmark of the dispatch only"
 
 
 _KERNEL = Kernel(
     "dense_product", "linear", "plain", "cpu", _dense_product, 1000,
-    accepts=_accepts, options=("dense_product",),
+    refuses=_refuses, options=("dense_product",),
 )  # fmt: skip
 register(_KERNEL)
 

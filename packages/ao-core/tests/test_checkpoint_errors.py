@@ -26,7 +26,7 @@ from ao_core.tensor.saving import (
 )
 
 INT8 = Spec("int8", (1, WHOLE))
-NF4 = Spec("nf4", (1, 32), Spec("uint8", (1, WHOLE), zero="int"), layout="packed")
+NF4 = Spec("nf4", (1, 32), Spec("uint8", (1, WHOLE), zero_point="int"), layout="packed")
 
 
 def model(seed=0):
@@ -214,7 +214,9 @@ class TestOtherKinds:
 
     def test_a_field_of_a_spec_that_a_newer_release_added(self, one):
         flat, metadata = state_dict_to_flat(quantized().state_dict())
-        metadata["ao"] = metadata["ao"].replace('"zero":"none"', '"zero":"none","shiny":1')
+        metadata["ao"] = metadata["ao"].replace(
+            '"zero_point":"none"', '"zero_point":"none","shiny":1'
+        )
         metadata["ao_crc32"] = f"{zlib.crc32(metadata['ao'].encode()):08x}"
         save_file(flat, one, metadata=metadata)
         fails(one, "malformed.*shiny")

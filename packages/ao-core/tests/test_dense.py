@@ -44,10 +44,10 @@ def test_a_scale_is_had_by_all_formats_or_none():
         quantize_tensor(x, Spec("bf16", ROW))
     with pytest.raises(ConfigError, match="scale_dtype='none' with 'int8'"):
         quantize_tensor(x, Spec("int8", ROW, NO_SCALE))
-    with pytest.raises(ConfigError, match="use zero='none'"):
-        Spec("bf16", ROW, NO_SCALE, zero="int")
+    with pytest.raises(ConfigError, match="use zero_point='none'"):
+        Spec("bf16", ROW, NO_SCALE, zero_point="int")
     with pytest.raises(QuantizationError, match="kind 'dense'"):
-        quantize_tensor(x, Spec("bf16", ROW, NO_SCALE), scales="mse")
+        quantize_tensor(x, Spec("bf16", ROW, NO_SCALE), scale_method="mse")
 
 
 @pytest.mark.parametrize(("layout", "block"), [("packed", ROW), ("digits", ROW), ("flat", (32,))])
@@ -60,7 +60,7 @@ def test_configurations():
     for name in STORAGE:
         layer = nn.Sequential(nn.Linear(12, 6), nn.Conv2d(4, 6, 3)).double()
         report = quantize_(layer, WeightOnlyConfig(name, group_size=4))
-        assert [r.spec for r in report.with_status("quantized")] == [f"{name} plain"] * 2
+        assert [r.spec for r in report.with_status("changed")] == [f"{name} plain"] * 2
     layer = nn.Sequential(nn.Conv2d(4, 6, 3))
     report = quantize_(layer, WeightOnlyConfig("int4", 4, layout="packed"))
     (skipped,) = report.with_status("skipped")
@@ -71,7 +71,7 @@ def test_configurations():
     ("config", "error", "reason"),
     [
         (WeightOnlyConfig("bf16", scale_dtype="float32"), ConfigError, "has no scale"),
-        (WeightOnlyConfig("bf16", scales="mse"), ConfigError, "has no scale"),
+        (WeightOnlyConfig("bf16", scale_method="mse"), ConfigError, "has no scale"),
         (WeightOnlyConfig("int8", layout="nonesuch"), UnknownNameError, "nonesuch"),
         (ComputeConfig("bf16"), ConfigError, "need no ComputeConfig"),
     ],

@@ -87,7 +87,7 @@ def test_band_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             pinned_band()
         monkeypatch.setenv("AO_KERNELS", "reference")
         assert pinned_band() == "reference"
-        monkeypatch.setenv("AO_KERNELS", "native")  # read once
+        monkeypatch.setenv("AO_KERNELS", "torch")  # read once
         assert pinned_band() == "reference"
     finally:
         _process_band.cache_clear()
@@ -110,7 +110,7 @@ def test_tables_freeze_and_reopen(clean_registry: None, weight: QTensor) -> None
     ao_core.register(mine)
     # the kernel bound on the weight before is forgotten
     assert F.linear(x, weight).eq(7).all()
-    with ao_core.kernels("native"):
+    with ao_core.kernels("torch"):
         assert F.linear(x, weight).eq(0).all()
     assert F.linear(x, weight).eq(7).all()
 
@@ -118,12 +118,12 @@ def test_tables_freeze_and_reopen(clean_registry: None, weight: QTensor) -> None
 def test_unavailable_kernel_says_why(clean_registry: None) -> None:
     asked = []
 
-    def available() -> str:
+    def unavailable() -> str:
         asked.append(1)
         return "needs a quantum computer"
 
     ao_core.reopen()
-    ao_core.register(Kernel("far", "linear", "plain", "cpu", lambda x, w, b: x, 200, available))
+    ao_core.register(Kernel("far", "linear", "plain", "cpu", lambda x, w, b: x, 200, unavailable))
     for _ in range(3):
         reasons = {c.kernel.name: c.refusal for c in candidates(_call())}
     assert reasons["far"] == "needs a quantum computer"
@@ -183,7 +183,7 @@ def test_description_is_for_calls_that_are_accepted(clean_registry: None) -> Non
     ao_core.reopen()
     kernel = Kernel(
         "mine", "linear", "plain", "cpu", lambda x, w, b: x, 60,
-        accepts=lambda call: None if call.m < 9 else "is for fewer rows",
+        refuses=lambda call: None if call.m < 9 else "is for fewer rows",
         describe=lambda call: f"{call.m} rows at a time",
     )  # fmt: skip
     ao_core.register(kernel)

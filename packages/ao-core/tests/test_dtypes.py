@@ -15,9 +15,9 @@ from ao_core.dtypes import (
     BUILTIN_DTYPES,
     CODED_DTYPES,
     DENSE_DTYPES,
-    codebook_dtype,
     float_dtype,
     int_dtype,
+    lut_dtype,
 )
 from ao_core.errors import ConfigError
 from ao_core.numerics import float_format
@@ -61,14 +61,14 @@ def test_the_record_agrees_with_its_functions(dtype: DType):
     assert values.dtype == torch.float32
     finite = values[values.isfinite()]
     assert (dtype.min, dtype.max) == (finite.min(), finite.max())
-    assert dtype.kind in {"int", "float", "codebook"}
+    assert dtype.kind in {"int", "float", "lut"}
     assert dtype.storage.itemsize == 1
     assert dtype.summary
     if dtype.kind == "int":
         half_a_step = 0.5 if dtype.min < 0 and dtype.name != "int1" else 0.0
-        assert dtype.reach == max(dtype.max, 1 if dtype.min < 0 else 0) + half_a_step
+        assert dtype.quant_max == max(dtype.max, 1 if dtype.min < 0 else 0) + half_a_step
     else:
-        assert dtype.reach == finite.abs().max()
+        assert dtype.quant_max == finite.abs().max()
 
 
 @every_dtype
@@ -111,11 +111,11 @@ def test_storage_holds_the_codes_as_they_are(name: str):
 def test_records_pickle_and_deepcopy(dtype: DType):
     x = torch.linspace(-3, 3, 50)
     for twin in (pickle.loads(pickle.dumps(dtype)), copy.deepcopy(dtype)):
-        assert (twin.name, twin.min, twin.max, twin.reach) == (
+        assert (twin.name, twin.min, twin.max, twin.quant_max) == (
             dtype.name,
             dtype.min,
             dtype.max,
-            dtype.reach,
+            dtype.quant_max,
         )
         codes = twin.encode(x)
         assert torch.equal(codes, dtype.encode(x))
@@ -135,8 +135,8 @@ def test_constructors_make_new_formats():
     assert int_dtype("mine", 5, signed=False).max == 31
     e3m1 = float_dtype("mine", float_format(3, 1))
     assert (e3m1.bits, e3m1.max, e3m1.storage) == (5, 24.0, torch.uint8)
-    book = codebook_dtype("mine", [-1, 0, 0.1])
-    assert (book.bits, book.min, book.reach) == (2, -1.0, 1.0)
+    book = lut_dtype("mine", [-1, 0, 0.1])
+    assert (book.bits, book.min, book.quant_max) == (2, -1.0, 1.0)
 
 
 @pytest.mark.parametrize("bits", [0, 9])
@@ -159,4 +159,4 @@ def test_int_dtype_names_a_bad_width(bits: int):
 )
 def test_codebook_dtype_names_bad_values(values: list[float], reason: str):
     with pytest.raises(ConfigError, match=reason):
-        codebook_dtype("mine", values)
+        lut_dtype("mine", values)

@@ -13,7 +13,7 @@ from ao_core import WHOLE, ComputeWeight, Kernel, Spec, explain, kernels, quanti
 from ao_core.errors import ConfigError
 from ao_core.registry import registry
 
-SPEC = Spec("int4", (1, 32), zero="int", layout="packed")
+SPEC = Spec("int4", (1, 32), zero_point="int", layout="packed")
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def picky_kernel(monkeypatch):
             "cpu",
             fn=lambda x, w, bias: x,
             priority=70,
-            accepts=lambda call: None if call.m <= 32 else f"serves up to 32 rows, got {call.m}",
+            refuses=lambda call: None if call.m <= 32 else f"serves up to 32 rows, got {call.m}",
         ),
     )
     monkeypatch.setitem(registry.kernels._providers, "picky", "ao-picky")

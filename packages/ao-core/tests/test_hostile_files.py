@@ -22,15 +22,17 @@ from ao_core.errors import CheckpointError
 from ao_core.tensor.saving import flat_to_state_dict, state_dict_to_flat
 from ao_core.tensor.saving.checkpoint import INDEX
 
-UINT4 = Spec("uint4", (1, 16), "bfloat16", zero="int", layout="packed")
-STATIC = Spec("int8", (1, WHOLE), act=Spec("int8", (WHOLE, WHOLE), zero="int", static=True))
+UINT4 = Spec("uint4", (1, 16), "bfloat16", zero_point="int", layout="packed")
+STATIC = Spec("int8", (1, WHOLE), act=Spec("int8", (WHOLE, WHOLE), zero_point="int", static=True))
 SPECS = {
     "int8": Spec("int8", (1, WHOLE)),
     "uint4": UINT4,
-    "float": replace(UINT4, zero="float"),
-    "scaled": replace(UINT4, zero="scaled", scale_dtype="float16"),
-    "nested": Spec("nf4", (1, 16), Spec("uint8", (1, WHOLE), zero="int"), layout="packed"),
-    "both nested": replace(UINT4, zero="scaled", scale_dtype=Spec("int8", (1, WHOLE), "float16")),
+    "float": replace(UINT4, zero_point="float"),
+    "scaled": replace(UINT4, zero_point="offset", scale_dtype="float16"),
+    "nested": Spec("nf4", (1, 16), Spec("uint8", (1, WHOLE), zero_point="int"), layout="packed"),
+    "both nested": replace(
+        UINT4, zero_point="offset", scale_dtype=Spec("int8", (1, WHOLE), "float16")
+    ),
     "mx": Spec("f4e2m1", (1, 32), "e8m0", layout="packed"),
     "float8": Spec("f8e4m3", (WHOLE, WHOLE), "e4m3"),
     "ternary": Spec("ternary", (1, WHOLE), layout="digits"),
@@ -42,7 +44,7 @@ SPECS = {
 
 def weight(spec, shape=(24, 64)):
     torch.manual_seed(0)
-    act = {"act_scale": 0.1, "act_zero": 3} if spec.act is not None else {}
+    act = {"act_scale": 0.1, "act_zero_point": 3} if spec.act is not None else {}
     return quantize_tensor(torch.randn(shape), spec, **act)
 
 
@@ -115,7 +117,7 @@ class TestParts:
             with pytest.raises(CheckpointError, match="'weight' is there twice"):
                 open_checkpoint(tmp_path)
 
-    @pytest.mark.parametrize("part", ["zero", "spec", "data", "bias", "_bound"])
+    @pytest.mark.parametrize("part", ["zero_point", "spec", "data", "bias", "_bound"])
     def test_a_part_too_many(self, tmp_path, part):
         flat, metadata = state_dict_to_flat({"weight": weight(SPECS["int8"])})
         header = json.loads(metadata["ao"])
@@ -141,7 +143,7 @@ class TestParts:
             ({"dtype": "bf16"}, "scale_dtype='float32' with 'bf16'"),
             ({"scale_dtype": "e8m0"}, "'scale' is float32"),
             ({"scale_dtype": "none"}, "scale_dtype='none' with 'int8'"),
-            ({"zero": "int"}, "no part 'zero'"),
+            ({"zero_point": "int"}, "no part 'zero_point'"),
             ({"layout": "int4_cpu"}, "made for a kernel"),
             ({"layout": "nowhere"}, "nowhere"),
             ({"dtype": "int99"}, "int99"),

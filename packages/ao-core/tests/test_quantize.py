@@ -100,26 +100,26 @@ def test_quantizes_weights_and_explains_the_rest(model: Model, ids: Tensor) -> N
     report = ao_core.quantize_(model, EightBits())
     status = {record.fqn: record.status for record in report}
     assert status == {
-        "embed.weight": "kept",
-        "attention.in_proj_weight": "quantized",
-        "attention.in_proj_bias": "kept",
-        "attention.out_proj.weight": "quantized",
-        "attention.out_proj.bias": "kept",
-        "norm.weight": "kept",
-        "norm.bias": "kept",
-        "conv.weight": "quantized",
-        "conv.bias": "kept",
+        "embed.weight": "unchanged",
+        "attention.in_proj_weight": "changed",
+        "attention.in_proj_bias": "unchanged",
+        "attention.out_proj.weight": "changed",
+        "attention.out_proj.bias": "unchanged",
+        "norm.weight": "unchanged",
+        "norm.bias": "unchanged",
+        "conv.weight": "changed",
+        "conv.bias": "unchanged",
         "image.weight": "skipped",
-        "image.bias": "kept",
-        "experts": "quantized",
-        "position": "kept",
-        "table": "kept",
-        "head.weight": "quantized",
+        "image.bias": "unchanged",
+        "experts": "changed",
+        "position": "unchanged",
+        "table": "unchanged",
+        "head.weight": "changed",
     }
-    assert all(record.reason for record in report if record.status != "quantized")
+    assert all(record.reason for record in report if record.status != "changed")
     out = model(ids)
     assert 25 < ao_core.numerics.sqnr(dense, out) < 60
-    for record in report.with_status("quantized"):
+    for record in report.with_status("changed"):
         assert record.sqnr_db is not None
         assert 40 < record.sqnr_db < 55, record
         assert record.bytes_after < 0.6 * record.bytes_before
@@ -132,7 +132,7 @@ def test_twice_is_harmless_and_reported(model: Model, ids: Tensor) -> None:
     ao_core.quantize_(model, EightBits())
     before, out = copy.deepcopy(model), model(ids)
     report = ao_core.quantize_(model, EightBits())
-    assert report.with_status("quantized") == []
+    assert report.with_status("changed") == []
     assert sum("quantized already" in record.reason for record in report) == 5
     assert _same(model, before)
     assert torch.equal(model(ids), out)
@@ -148,7 +148,7 @@ def test_names_win_over_expressions_over_the_star(model: Model) -> None:
         }
     )
     report = ao_core.quantize_(model, config)
-    spec = {r.fqn: r.spec for r in report.with_status("quantized")}
+    spec = {r.fqn: r.spec for r in report.with_status("changed")}
     assert "head.weight" not in spec
     assert spec["embed.weight"].startswith("f8e4m3")
     assert spec["table"].startswith("int8")
@@ -158,7 +158,7 @@ def test_names_win_over_expressions_over_the_star(model: Model) -> None:
 
 def test_filter_fn_replaces_the_default(model: Model) -> None:
     report = ao_core.quantize_(model, EightBits(), lambda module, name: name == "embed")
-    assert [record.fqn for record in report.with_status("quantized")] == ["embed.weight"]
+    assert [record.fqn for record in report.with_status("changed")] == ["embed.weight"]
 
 
 def test_ties_stay(model: Model) -> None:
@@ -263,7 +263,7 @@ def test_empty_and_plain_models() -> None:
     assert ao_core.quantize_(nn.Sequential(), EightBits()).coverage == 0
     single = nn.Linear(4, 3)
     report = ao_core.quantize_(single, EightBits())
-    assert [record.fqn for record in report.with_status("quantized")] == ["weight"]
+    assert [record.fqn for record in report.with_status("changed")] == ["weight"]
     assert single(torch.zeros(0, 4)).shape == (0, 3)
 
 
@@ -291,14 +291,17 @@ def test_compute_weights_are_quantized_from_their_memory() -> None:
     dense = layer.weight.detach().clone()
     ao_core.quantize_(layer, "compute/f8_rowwise")
     (again, _) = ao_core.quantize_(layer, "compute/f8_rowwise")
-    assert (again.status, again.reason) == ("kept", "its products are in low precision already")
+    assert (again.status, again.reason) == (
+        "unchanged",
+        "its products are in low precision already",
+    )
     with pytest.warns(
         NothingConvertedWarning, match="an earlier conversion already .output f8e4m3"
     ):
         (other, _) = ao_core.quantize_(layer, "compute/int8_rowwise")
     assert other.status == "skipped"
     (record, _) = ao_core.quantize_(layer, WeightOnlyConfig("int8"))
-    assert record.status == "quantized"
+    assert record.status == "changed"
     expected = quantize_tensor(dense, layer.weight.spec)
     assert torch.equal(layer.weight.dequantize(), expected.dequantize())
     assert not layer.weight.requires_grad
@@ -307,9 +310,9 @@ def test_compute_weights_are_quantized_from_their_memory() -> None:
 def test_what_the_configuration_keeps_is_no_failure() -> None:
     with pytest.warns(NothingConvertedWarning, match="weight: fewer than 5 rows"):
         (record, _) = ao_core.quantize_(nn.Linear(8, 4), EightBits(least_rows=5), strict=True)
-    assert (record.status, record.reason) == ("kept", "fewer than 5 rows")
+    assert (record.status, record.reason) == ("unchanged", "fewer than 5 rows")
     assert (
-        ao_core.quantize_(nn.Linear(8, 5), EightBits(least_rows=5)).records[0].status == "quantized"
+        ao_core.quantize_(nn.Linear(8, 5), EightBits(least_rows=5)).records[0].status == "changed"
     )
 
 
@@ -332,7 +335,7 @@ def test_memory_of_replaced_weights_is_free() -> None:
     layers = nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)])
     dense = [weakref.ref(layer.weight) for layer in layers]
     report = ao_core.quantize_(layers, EightBits())
-    assert len(report.with_status("quantized")) == 3
+    assert len(report.with_status("changed")) == 3
     assert not any(watch() for watch in dense)
 
 

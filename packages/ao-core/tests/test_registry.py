@@ -22,7 +22,7 @@ def no_plugins(monkeypatch):
 
 
 def dtype(name):
-    return DType(name, 4, "int", encode=lambda x: x, decode=lambda x: x, min=-8, max=7, reach=7)
+    return DType(name, 4, "int", encode=lambda x: x, decode=lambda x: x, min=-8, max=7, quant_max=7)
 
 
 def kernel(name):
@@ -69,7 +69,7 @@ def test_each_type_goes_to_its_table(registry, layouts_module):
         "dtypes": (dtype("d"), "d"),
         "layouts": (FakeLayout("l"), "l"),
         "kernels": (kernel("k"), "k"),
-        "scales": (ScaleMethod("s", None), "s"),
+        "scale_methods": (ScaleMethod("s", None), "s"),
         "transforms": (transform("t"), "t"),
         "recipes": (Recipe("r", SomeConfig()), "r"),
         "optimizers": (MyAdam, "MyAdam"),

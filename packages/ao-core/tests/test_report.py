@@ -19,7 +19,7 @@ from ao_core.report import ParameterRecord, Report, size_text
 def quantized(fqn, sqnr_db=21.5, before=4000, after=600, tied=()):
     return ParameterRecord(
         fqn,
-        "quantized",
+        "changed",
         "",
         (10, 100),
         before,
@@ -37,8 +37,8 @@ RECORDS = (
     quantized("layers.0.weight", sqnr_db=math.inf),
     quantized("layers.1.weight", sqnr_db=None, before=3_000_000, after=500_000),
     ParameterRecord("layers.2.weight", "skipped", "<b>K</b> & odd", (3, 5), 60, 60),
-    ParameterRecord("norm.weight", "kept", "it has 1 dimension(s)", (100,), 400, 400),
-    ParameterRecord("norm.bias", "kept", "it has 1 dimension(s)", (100,), 400, 400),
+    ParameterRecord("norm.weight", "unchanged", "it has 1 dimension(s)", (100,), 400, 400),
+    ParameterRecord("norm.bias", "unchanged", "it has 1 dimension(s)", (100,), 400, 400),
 )
 
 
@@ -110,15 +110,15 @@ def test_text_has_an_aligned_table(report):
 def test_text_says_what_was_skipped_and_kept_and_the_totals(report):
     text = str(report)
     assert "skipped (1), though asked for:\n  layers.2.weight: <b>K</b> & odd" in text
-    assert "kept (2):\n  2 × it has 1 dimension(s)" in text
+    assert "unchanged (2):\n  2 × it has 1 dimension(s)" in text
     assert text.splitlines()[-1] == (
-        "3 of 6 parameters quantized, 100.0% of the bytes: 3.0 MB → 502.1 kB (16.7%) in 0.75 s"
+        "3 of 6 parameters changed, 100.0% of the bytes: 3.0 MB → 502.1 kB (16.7%) in 0.75 s"
     )
 
 
 def test_text_of_nothing():
     assert str(Report({})) == (
-        "0 of 0 parameters quantized, 0.0% of the bytes: 0 B → 0 B (0.0%) in 0.00 s"
+        "0 of 0 parameters changed, 0.0% of the bytes: 0 B → 0 B (0.0%) in 0.00 s"
     )
 
 
@@ -178,7 +178,7 @@ def test_html_has_all_parameters_and_totals(report):
     assert [row[0] for row in rows][:2] == ["embed.weight = head.weight", "layers.0.weight"]
     assert len(rows) == len(RECORDS)
     assert rows[0][1:] == [
-        "quantized", "10×100", "int4[1×32] scale=float32 packed", "reference_linear",
+        "changed", "10×100", "int4[1×32] scale=float32 packed", "reference_linear",
         "4.0 kB", "600 B", "21.5 dB",
     ]  # fmt: skip
     assert rows[3][3] == "<b>K</b> & odd"

@@ -24,8 +24,8 @@ from ao_core.testing.warm import run_python
 
 SPECS = {
     "int8": Spec("int8", (1, WHOLE)),
-    "int4": Spec("uint4", (1, 32), "bfloat16", zero="int", layout="packed"),
-    "nf4": Spec("nf4", (1, 64), Spec("uint8", (1, 16), zero="int"), layout="packed"),
+    "int4": Spec("uint4", (1, 32), "bfloat16", zero_point="int", layout="packed"),
+    "nf4": Spec("nf4", (1, 64), Spec("uint8", (1, 16), zero_point="int"), layout="packed"),
     "float8": Spec("f8e4m3", (1, WHOLE)),
     "mxfp4": Spec("f4e2m1", (1, 32), "e8m0", layout="packed"),
     "flat": Spec("int8", (256,), layout="flat"),

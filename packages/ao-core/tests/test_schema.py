@@ -139,7 +139,7 @@ def test_json_is_strict(text, message):
         {"block": "1"}, {"block": [1.5]}, {"block": []}, {"block": [0]}, {"block": [-2]}, {"block": [2**70]},
         {"block": [[1]]}, {"block": None},
         {"scale_dtype": 3}, {"scale_dtype": "float7"}, {"scale_dtype": ["float32"]}, {"scale_dtype": {}},
-        {"zero": 1}, {"zero": "some"}, {"layout": {}}, {"layout": None},
+        {"zero_point": 1}, {"zero_point": "some"}, {"layout": {}}, {"layout": None},
         {"act": "int8"}, {"act": {"dtype": "int8"}},
         {"options": {"a": 1}}, {"options": [["a"]]}, {"options": [["a", []]]}, {"options": [["a", None]]},
         {"options": [[1, 1]]}, {"options": [["a", 2**70]]}, {"options": "ab"},

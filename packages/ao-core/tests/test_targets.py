@@ -19,7 +19,7 @@ from ao_core import (
 )
 from ao_core.errors import ConfigError
 from ao_core.registry import registry
-from ao_core.targets import plan
+from ao_core.targets import decide
 
 INT8, INT4 = WeightOnlyConfig("int8"), WeightOnlyConfig("int4", 32)
 
@@ -39,10 +39,10 @@ def test_time_is_linear_in_names():
     model = Many(44_000)
     rules = FqnToConfig({f"experts.{i}.weight": INT8 for i in range(44_000)})
     start = time.perf_counter()
-    plans = plan(model, rules, None)
+    decisions = decide(model, rules, None)
     assert time.perf_counter() - start < 10
-    assert len(plans) == 44_000
-    assert all(entry.config == INT8 for entry in plans)
+    assert len(decisions) == 44_000
+    assert all(entry.config == INT8 for entry in decisions)
 
 
 class Tied(nn.Module):
@@ -75,7 +75,7 @@ def test_different_rules_for_a_tied_parameter(entries):
 )
 def test_rules_for_a_tied_parameter_that_agree(entries):
     """An exact name decides over regular expressions, and those over "*"."""
-    (entry,) = plan(Tied(), FqnToConfig(entries), None)
+    (entry,) = decide(Tied(), FqnToConfig(entries), None)
     assert entry.config == INT8
     assert [owner.fqn for owner in entry.owners] == ["e.weight", "h.weight"]
 
@@ -83,15 +83,15 @@ def test_rules_for_a_tied_parameter_that_agree(entries):
 @pytest.mark.parametrize("key", ["0", "0.weight", r"re:0\.weight", "_orig_mod.0.weight"])
 def test_names_of_a_compiled_model_are_those_of_the_model(key):
     model = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
-    plans = plan(model, FqnToConfig({key: INT8, "*": None}), None)
-    assert [entry.fqn for entry in plans if entry.config] == ["_orig_mod.0.weight"]
+    decisions = decide(model, FqnToConfig({key: INT8, "*": None}), None)
+    assert [entry.fqn for entry in decisions if entry.config] == ["_orig_mod.0.weight"]
 
 
 def test_a_filter_sees_the_names_of_the_model():
     inner = nn.Sequential(nn.Linear(4, 4))
     inner[0] = torch.compile(inner[0])
     seen = []
-    plan(torch.compile(inner), INT8, lambda module, name: seen.append(name) or True)
+    decide(torch.compile(inner), INT8, lambda module, name: seen.append(name) or True)
     assert set(seen) == {"0"}
 
 

@@ -34,7 +34,7 @@ def model() -> Model:
 @pytest.fixture
 def mine() -> Iterator[str]:
     """A number format registered in this process."""
-    ao_core.register(ao_core.codebook_dtype("five_values", [-1.0, -0.5, 0.0, 0.5, 1.0]))
+    ao_core.register(ao_core.lut_dtype("five_values", [-1.0, -0.5, 0.0, 0.5, 1.0]))
     yield "five_values"
     for store in (registry.dtypes._records, registry.dtypes._providers):
         store.pop("five_values")
@@ -42,11 +42,11 @@ def mine() -> Iterator[str]:
 
 def test_every_format_in_every_layer(model: Model) -> None:
     everything = lambda config: FqnToConfig({"embed": config, "*": config})  # noqa: E731
-    for dtype in (dtype for dtype in registry.dtypes.values() if dtype.kind != "table"):
+    for dtype in (dtype for dtype in registry.dtypes.values() if dtype.kind != "codebook"):
         copy = Model()
         copy.load_state_dict(model.state_dict())
         report = ao_core.quantize_(copy, everything(WeightOnlyConfig(dtype.name, 16)))
-        done = report.with_status("quantized")
+        done = report.with_status("changed")
         assert [record.fqn for record in done] == ["embed.weight", "conv.weight", "linear.weight"]
         for record in done:
             elements = torch.Size(record.shape).numel()
@@ -69,12 +69,12 @@ def test_zero_points_help_one_sided_weights(model: Model) -> None:
     with torch.no_grad():
         model.linear.weight.abs_()
     quality = {}
-    for zero, dtype in (("none", "int4"), ("int", "uint4"), ("float", "uint4")):
+    for zero_point, dtype in (("none", "int4"), ("int", "uint4"), ("float", "uint4")):
         copy = Model()
         copy.load_state_dict(model.state_dict())
-        report = ao_core.quantize_(copy, WeightOnlyConfig(dtype, "row", zero=zero))
+        report = ao_core.quantize_(copy, WeightOnlyConfig(dtype, "row", zero_point=zero_point))
         (record,) = [r for r in report if r.fqn == "linear.weight"]
-        quality[zero] = record.sqnr_db or 0.0
+        quality[zero_point] = record.sqnr_db or 0.0
     assert 20 < quality["none"] < quality["int"] < 35
     assert quality["int"] - 1 < quality["float"] < 35
 
@@ -90,10 +90,10 @@ def test_errors_name_the_parameter(model: Model) -> None:
             WeightOnlyConfig(group_size=size)
     with pytest.raises(ConfigError, match="scale_dtype='float8'.*own"):
         WeightOnlyConfig(scale_dtype="float8")
-    with pytest.raises(ConfigError, match="zero='yes'"):
-        WeightOnlyConfig(zero="yes")
-    with pytest.raises(ConfigError, match="zero='int' needs an integer format, not 'nf4'"):
-        WeightOnlyConfig("nf4", zero="int").check()
+    with pytest.raises(ConfigError, match="zero_point='yes'"):
+        WeightOnlyConfig(zero_point="yes")
+    with pytest.raises(ConfigError, match="zero_point='int' needs an integer format, not 'nf4'"):
+        WeightOnlyConfig("nf4", zero_point="int").check()
 
 
 def test_round_trips() -> None:
@@ -124,11 +124,13 @@ def test_the_rule_for_scales_reaches_every_layout() -> None:
         ao_core.quantize_tensor(x, spec)
 
 
-@pytest.mark.parametrize("bad", [{"zero": "float"}, {"zero": "int"}, {"scale_dtype": "e8m0"}])
+@pytest.mark.parametrize(
+    "bad", [{"zero_point": "float"}, {"zero_point": "int"}, {"scale_dtype": "e8m0"}]
+)
 def test_learned_values_have_neither_zero_points_nor_powers_of_two(
     model: Model, bad: dict[str, str]
 ) -> None:
-    ao_core.register(ao_core.dtypes.table_dtype("learned3", 3))
+    ao_core.register(ao_core.dtypes.codebook_dtype("learned3", 3))
     try:
         before = [parameter.detach().clone() for parameter in model.parameters()]
         with pytest.raises(
@@ -137,7 +139,7 @@ def test_learned_values_have_neither_zero_points_nor_powers_of_two(
             ao_core.quantize_(model, WeightOnlyConfig("learned3", **bad))
         assert all(map(torch.equal, model.parameters(), before))
         report = ao_core.quantize_(model, WeightOnlyConfig("learned3"))
-        assert len(report.with_status("quantized")) == 2
+        assert len(report.with_status("changed")) == 2
     finally:
         for store in (registry.dtypes._records, registry.dtypes._providers):
             store.pop("learned3")

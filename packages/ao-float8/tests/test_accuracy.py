@@ -9,7 +9,7 @@ from torch import nn
 from ao_core import Spec, quantize_
 from ao_core.numerics import sqnr
 from ao_core.spec import WHOLE
-from ao_core.torch_kernels.products import int_mm, scaled_mm
+from ao_core.torch_kernels.mm import int_mm, scaled_mm
 from ao_core.torch_kernels.reference import mm
 from ao_float8 import Float8LinearConfig, Float8Product
 from ao_float8.config import PRESETS

@@ -67,7 +67,7 @@ def test_small_layers_stay_by_default_and_say_why():
     with pytest.warns(EmulationWarning):
         report = convert_to_float8_training(model, strict=True)
     first, _, second, _ = report
-    assert (first.status, second.status) == ("kept", "quantized")
+    assert (first.status, second.status) == ("unchanged", "changed")
     assert "910" in first.reason  # 2·4096·512 / (4096 + 512)
     assert "smallest=0" in first.reason
     convert_to_float8_training(model, config=Float8LinearConfig(smallest=911))
@@ -111,7 +111,7 @@ def test_one_warning_where_nothing_is_converted():
         report = convert_to_float8_training(_model())
     assert len(w) == 1
     assert w[0].filename == __file__
-    assert not report.with_status("quantized")
+    assert not report.with_status("changed")
 
 
 def test_another_recipe_afterwards_is_refused(quiet):
@@ -135,7 +135,7 @@ def test_twice(quiet):
     weights = list(model.parameters())
     report = convert_to_float8_training(model, config=ROWWISE)
     assert all(a is b for a, b in zip(weights, model.parameters(), strict=True))
-    assert not report.with_status("quantized")
+    assert not report.with_status("changed")
     assert "already" in report.records[0].reason
 
 
@@ -164,7 +164,7 @@ def test_lookups_and_filters_stay(quiet):
         report = convert_to_float8_training(
             model, config=ROWWISE, module_filter_fn=lambda m, n: True
         )
-    assert [r.status for r in report] == ["skipped", "skipped", "kept"]
+    assert [r.status for r in report] == ["skipped", "skipped", "unchanged"]
     assert not _low(model)
 
 
@@ -216,7 +216,7 @@ def test_trained_weights_are_handed_over(recipe, group, quiet, tmp_path):
     assert torch.equal(dense[0].weight, weight.hp)
     seen = quantize_tensor(weight.hp, weight.specs[0])
     report = quantize_(model, WeightOnlyConfig("f8e4m3", group, "float32"))
-    assert [r.fqn for r in report.with_status("quantized")] == ["0.weight", "2.weight"]
+    assert [r.fqn for r in report.with_status("changed")] == ["0.weight", "2.weight"]
     stored = model[0].weight
     assert isinstance(stored, QTensor)
     stored = stored.canonical()
@@ -240,7 +240,10 @@ def test_fallback_while_training(quiet):
     weights = list(model.parameters())
     state = optimizer.state[model[0].weight]["exp_avg"]
     report = float8_fallback(model, "0")
-    assert [(r.fqn, r.status) for r in report] == [("0.weight", "kept"), ("2.weight", "quantized")]
+    assert [(r.fqn, r.status) for r in report] == [
+        ("0.weight", "unchanged"),
+        ("2.weight", "changed"),
+    ]
     assert all(a is b for a, b in zip(weights, model.parameters(), strict=True))
     dense.load_state_dict(model.state_dict())
     assert torch.equal(model[0](x), dense[0](x))

@@ -42,7 +42,7 @@ DYNAMIC = 2e-2
 #: how sizes of weights are drawn: usual ones, those of rows apart, outliers, and the ends of the dtype
 WEIGHTS = ("usual", "usual", "usual", "rows", "outliers", "subnormal", "large", "half")
 #: and a row of activations
-ROWS = ("zero", "subnormal", "large", "greatest", "wide", "nan", "inf", "-inf")
+ROWS = ("zero_point", "subnormal", "large", "greatest", "wide", "nan", "inf", "-inf")
 SHAPES = ("whole", "whole", "strided", "apart", "transposed", "shifted", "repeated")
 
 
@@ -168,7 +168,7 @@ def make_rows(case: Case, rng: random.Random, generator: torch.Generator) -> Ten
         x[:] = x[0].clone()
         return x.to(case.dtype)
     for i, how in case.rows.items():
-        if how == "zero":
+        if how == "zero_point":
             x[i] = 0
         elif how == "wide":
             x[i] *= (4 * torch.randn(case.k, generator=generator)).exp2()
@@ -261,7 +261,7 @@ def compare(
     read = (x if act is None else fake_quantize(x.float(), act)).double()
     added = torch.zeros(case.n, dtype=torch.float64) if bias is None else bias.double()
     # codes of integers are added up before their scale brings them back, and so is what zero points add
-    zeroed = act is not None and act.zero != "none"
+    zeroed = act is not None and act.zero_point != "none"
     coded = act is not None and act.dtype in ("int8", "uint8")
     summed = values.abs().sum(1) < (FLOAT32.max / 1024 if coded else torch.inf)
     if (out[~x.any(1)] != added)[:, summed].any():

@@ -19,7 +19,7 @@ SPECS = (
     Spec("int4", (1, 32), "bfloat16"),
     Spec("uint4", (1, 32), "bfloat16", "int"),
     Spec("uint3", (1, 96), "float16", "float"),
-    Spec("uint5", (1, 32), "float16", "scaled"),
+    Spec("uint5", (1, 32), "float16", "offset"),
     Spec("nf4", (1, 64)),
 )
 #: rows of activations: each way to use registers
@@ -52,7 +52,7 @@ def dense(x: Tensor, w: QTensor) -> Tensor:
 def test_a_token_of_zeros_makes_zeros(weight: str, columns: int) -> None:
     """Where activations have zero points, what these add to float32 sums is not left over."""
     block = ROW if weight == "int8" else (1, 32)
-    spec = Spec(weight, block, act=Spec("uint8", ROW, zero="int"))
+    spec = Spec(weight, block, act=Spec("uint8", ROW, zero_point="int"))
     w = tiled(spec, randn(130, columns))
     for m in ROWS:
         x = randn(m, columns)

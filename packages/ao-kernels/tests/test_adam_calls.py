@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core import Call, QTensor, Spec, codebook_dtype, quantize_tensor, register, reopen
+from ao_core import Call, QTensor, Spec, lut_dtype, quantize_tensor, register, reopen
 from ao_core.dispatch import Candidate, candidates, select
 from ao_core.errors import UnsupportedOp
 from ao_core.registry import registry
@@ -133,6 +133,6 @@ def test_formats_that_are_too_fine() -> None:
     """Where more steps lie close together than cells can tell apart, the kernel says so."""
     if "too_fine" not in registry.dtypes:
         reopen()
-        register(codebook_dtype("too_fine", [1 + i / 1e5 for i in range(256)]))
+        register(lut_dtype("too_fine", [1 + i / 1e5 for i in range(256)]))
     found = candidate(call(Spec("too_fine", (256,), layout="flat")))
     assert "lie too near to each other" in str(found.refusal)

@@ -82,7 +82,7 @@ def weight(spec: Spec, shape: tuple[int, int], side: int, share: float = 0.5) ->
         "crow_indices": F.pad(kept.sum(1).cumsum(0), (1, 0)).to(torch.int32),
     }
     native = sized(spec, side)
-    assert LAYOUT.fits(native, shape, fmt) is None
+    assert LAYOUT.refuses(native, shape, fmt) is None
     stored = LAYOUT.from_canonical(parts, native, shape, fmt)
     return Weight(QTensor(stored, native, shape, torch.float32), parts, values)
 
@@ -182,13 +182,17 @@ def test_activations_that_are_not_contiguous() -> None:
         (sized(SPECS[1], 64), (2, 64, 64), "2 dimensions"),
         (sized(Spec("int8", (1, 32)), 64), (64, 64), "one scale per row"),
         (sized(Spec("int8", ROW, "e8m0"), 64), (64, 64), "scales in float32"),
-        (sized(Spec("int8", ROW, act=Spec("uint8", ROW, zero="int")), 64), (64, 64), "per token"),
+        (
+            sized(Spec("int8", ROW, act=Spec("uint8", ROW, zero_point="int")), 64),
+            (64, 64),
+            "per token",
+        ),
         (sized(Spec("int8", ROW, act=INT8), 64), (64, 70000), "at most 65536"),
     ],
     ids=lambda value: str(value)[:30],
 )
 def test_what_it_refuses(spec: Spec, shape: tuple[int, ...], text: str) -> None:
-    reason = LAYOUT.fits(spec, shape, registry.dtypes.get(spec.dtype))
+    reason = LAYOUT.refuses(spec, shape, registry.dtypes.get(spec.dtype))
     assert reason is not None
     assert text in reason
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ao_core import WHOLE, QTensor, Spec, quantize_tensor
-from ao_core.tensor import native
+from ao_core.tensor import repack
 from ao_core.testing.programs import aot_inductor
 from ao_kernels.cpu.linear import product_arguments
 
@@ -23,12 +23,12 @@ SPECS = {
     "uint4": Spec("uint4", (1, 64), "bfloat16", "int", "packed"),
     "nf4-double": Spec("nf4", (1, 16), Spec("f8e4m3", (WHOLE, WHOLE)), layout="packed"),
     "q4_k": Spec(
-        "uint4", (1, 32), Spec("uint6", (1, 8), "float16", layout="packed"), "scaled", "packed"
+        "uint4", (1, 32), Spec("uint6", (1, 8), "float16", layout="packed"), "offset", "packed"
     ),
     "mxfp4": Spec("f4e2m1", (1, 32), "e8m0", layout="packed"),
     "int8": Spec("int8", ROW),
     "f8e4m3": Spec("f8e4m3", ROW),
-    "int8-dynamic": Spec("int8", ROW, act=Spec("uint8", ROW, zero="int")),
+    "int8-dynamic": Spec("int8", ROW, act=Spec("uint8", ROW, zero_point="int")),
     "int4-dynamic": Spec("int4", (1, 32), "bfloat16", layout="packed", act=Spec("int8", ROW)),
 }
 
@@ -38,7 +38,7 @@ def randn(*shape: int) -> Tensor:
 
 
 def weight(name: str, *shape: int) -> QTensor:
-    w = native(quantize_tensor(randn(*shape), SPECS[name]))
+    w = repack(quantize_tensor(randn(*shape), SPECS[name]))
     assert w.spec.layout.startswith("cpu_tiles")
     return w
 
@@ -150,7 +150,7 @@ def test_one_graph_with_one_call(name: str) -> None:
 def test_recompiles_neither_for_other_weights_nor_for_known_sizes() -> None:
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled: Any = torch.compile(F.linear, fullgraph=True, backend=counter, dynamic=True)
-    weights = [weight("int4", 48, 64), native(quantize_tensor(-randn(48, 64), SPECS["int4"]))]
+    weights = [weight("int4", 48, 64), repack(quantize_tensor(-randn(48, 64), SPECS["int4"]))]
     with torch.no_grad():
         for m in (7, 5, 17, 64, 200):  # first one that no part has as a size
             for w in weights:

@@ -18,7 +18,7 @@ SPECS = (
     Spec("uint3", (1, 24), "float16", "int"),
     Spec("nf4", (1, 16), Spec("f8e4m3", (WHOLE, WHOLE))),
     Spec("f6e3m2", (1, 32), "e8m0"),
-    Spec("uint5", (1, 16), Spec("uint6", (1, 4), "float16", layout="packed"), "scaled"),
+    Spec("uint5", (1, 16), Spec("uint6", (1, 4), "float16", layout="packed"), "offset"),
     Spec("int8", (1, WHOLE)),
     Spec("f8e4m3", (16, 64), "e4m3", "float"),
 )

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from ao_core import QTensor, Spec, load_model, quantize_, quantize_tensor, save_model
 from ao_core.recipes import WeightOnlyConfig
-from ao_core.tensor import native
+from ao_core.tensor import repack
 from ao_core.testing.layout_values import same_parts
 
 CONFIGS = {
     "int4": WeightOnlyConfig("int4", 32),
-    "uint4": WeightOnlyConfig("uint4", 32, zero="int"),
+    "uint4": WeightOnlyConfig("uint4", 32, zero_point="int"),
     "nf4": WeightOnlyConfig("nf4", 64),
     "int8": WeightOnlyConfig("int8"),
     "f8e4m3": WeightOnlyConfig("f8e4m3"),
@@ -138,11 +138,11 @@ def test_copies_forget_the_product_of_the_original() -> None:
     spec = Spec("int4", (1, 32), layout="packed")
     generator = torch.Generator().manual_seed(0)
     dense, x = torch.randn(2, 48, 64, generator=generator), torch.ones(3, 64)
-    w = native(quantize_tensor(dense[0], spec))
+    w = repack(quantize_tensor(dense[0], spec))
     first = F.linear(x, w)
     other = copy.deepcopy(w)
     w.copy_(dense[1])
-    second = F.linear(x, native(quantize_tensor(dense[1], spec)))
+    second = F.linear(x, repack(quantize_tensor(dense[1], spec)))
     assert torch.equal(F.linear(x, w), second)
     assert torch.equal(F.linear(x, other), first)
     torch.utils.swap_tensors(w, other)
@@ -151,7 +151,7 @@ def test_copies_forget_the_product_of_the_original() -> None:
 
 
 def test_indices_out_of_range_raise_as_in_torch() -> None:
-    w = native(quantize_tensor(torch.ones(10, 64), Spec("int4", (1, 32), layout="packed")))
+    w = repack(quantize_tensor(torch.ones(10, 64), Spec("int4", (1, 32), layout="packed")))
     for index in (-1, 10):
         with pytest.raises(IndexError):
             F.embedding(torch.tensor([0, index]), torch.ones(10, 64))
@@ -165,7 +165,7 @@ def test_weights_of_experts(name: str, shape: tuple[int, ...]) -> None:
     experts, _, k = shape
     dense = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     spec = Spec(name, (1, 32), layout="plain" if name == "int8" else "packed")
-    w = native(quantize_tensor(dense, spec))
+    w = repack(quantize_tensor(dense, spec))
     assert w.spec.layout.startswith("cpu_tiles")
     values = w.dequantize()
     x = torch.randn(experts, 5, k, generator=torch.Generator().manual_seed(1))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ao_core import Spec, WeightOnlyConfig, explain, kernels, quantize_, quantize_tensor
-from ao_core.tensor import native
+from ao_core.tensor import repack
 from ao_core.testing.warm import run_python
 from ao_kernels.cpu import library
 
@@ -20,7 +20,7 @@ INT8_ROWS = Spec("int8", (1, -1))
 
 def winners(spec: Spec, *rows: int, dtype: torch.dtype = torch.float32) -> list[tuple[str, str]]:
     """Name and description of the kernel that serves each number of rows."""
-    w = native(quantize_tensor(torch.ones(48, 64, dtype=dtype), spec))
+    w = repack(quantize_tensor(torch.ones(48, 64, dtype=dtype), spec))
     (weight,) = explain(w, rows=rows)
     found = [call.winner for call in weight.calls]
     return [("", "") if c is None else (c.kernel.name, c.description) for c in found]
@@ -54,7 +54,7 @@ def test_names_the_kernel_the_instruction_set_and_the_way() -> None:
 def test_tile_registers_serve_from_so_many_rows_on(
     spec: Spec, dtype: torch.dtype, least: int | None
 ) -> None:
-    w = native(quantize_tensor(torch.ones(48, 128, dtype=dtype), spec))
+    w = repack(quantize_tensor(torch.ones(48, 128, dtype=dtype), spec))
     (weight,) = explain(w, rows=tuple(range(1, 130)))
     winners = [call.winner for call in weight.calls]
     served = ["products in tile registers" in c.description for c in winners if c is not None]
@@ -73,7 +73,7 @@ def test_text_says_it_and_who_else_would_serve() -> None:
 
 def test_says_why_it_does_not_serve() -> None:
     spec = Spec("int4", (1, 32), layout="packed")
-    w = native(quantize_tensor(torch.ones(48, 64), spec))
+    w = repack(quantize_tensor(torch.ones(48, 64), spec))
     x = torch.ones(3, 64, dtype=torch.float64)
     assert "cpu_tiles_linear (ao-kernels, priority 50): needs activations in float32" in str(
         explain(w, x)
@@ -84,7 +84,7 @@ def test_says_why_it_does_not_serve() -> None:
 
 def test_experts() -> None:
     spec = Spec("int4", (1, 32), layout="packed")
-    w = native(quantize_tensor(torch.ones(3, 48, 64), spec))
+    w = repack(quantize_tensor(torch.ones(3, 48, 64), spec))
     assert f"{library.isa()}, expert by expert" in str(explain(w))
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core import WHOLE, Call, QTensor, Spec, codebook_dtype, quantize_tensor, register, reopen
+from ao_core import WHOLE, Call, QTensor, Spec, lut_dtype, quantize_tensor, register, reopen
 from ao_core.dispatch import select
 from ao_core.registry import registry
 from ao_core.tensor import fake_quantize, to_layout
@@ -78,11 +78,11 @@ def test_every_format(name: str) -> None:
     check(tiled(Spec(name, (1, 32), "bfloat16"), (70, 200)))
 
 
-@pytest.mark.parametrize("zero", ["none", "int", "float"])
+@pytest.mark.parametrize("zero_point", ["none", "int", "float"])
 @pytest.mark.parametrize("scale", ["float32", "bfloat16", "float16", "e8m0", "e4m3"])
-def test_every_scale_and_zero_point(scale: str, zero: str) -> None:
+def test_every_scale_and_zero_point(scale: str, zero_point: str) -> None:
     for name in ("uint4", "int3", "uint8"):
-        check(tiled(Spec(name, (1, 64), scale, zero), (40, 136)), rows=(1, 4, 33))
+        check(tiled(Spec(name, (1, 64), scale, zero_point), (40, 136)), rows=(1, 4, 33))
 
 
 def test_zero_points_of_floats() -> None:
@@ -161,7 +161,11 @@ def test_strided_activations_and_bias() -> None:
 
 
 def test_special_values_stay_in_their_rows() -> None:
-    for spec in (Spec("int4", (1, 32)), Spec("uint4", (1, 32), zero="int"), Spec("int8", ROW)):
+    for spec in (
+        Spec("int4", (1, 32)),
+        Spec("uint4", (1, 32), zero_point="int"),
+        Spec("int8", ROW),
+    ):
         w = tiled(spec, (40, 70))
         for m in (3, 20):
             x = randn(m, 70)
@@ -218,8 +222,8 @@ def test_outliers_do_not_cost_the_others(count: int, size: float) -> None:
 def test_activations_of_all_sizes(powers: float) -> None:
     """Standard deviations of their logarithms up to those that no fixed point numbers hold."""
     for name, block in (("int4", (1, 32)), ("uint4", (1, 128)), ("nf4", (1, 64)), ("int8", ROW)):
-        zero = "int" if name == "uint4" else "none"
-        w = tiled(Spec(name, block, "bfloat16", zero), (96, 1000))
+        zero_point = "int" if name == "uint4" else "none"
+        w = tiled(Spec(name, block, "bfloat16", zero_point), (96, 1000))
         values = values_of(w)
         x = randn(1, 1000) * torch.exp2(powers * randn(1, 1000, seed=1))
         assert relative(served(x, w), x.double() @ values.t()) <= 3e-6, name
@@ -234,7 +238,7 @@ def test_activations_of_all_sizes(powers: float) -> None:
 
 ACTS = {
     "int8": Spec("int8", ROW),
-    "uint8": Spec("uint8", ROW, zero="int"),
+    "uint8": Spec("uint8", ROW, zero_point="int"),
     "f8e4m3": Spec("f8e4m3", ROW),
     "f8e5m2": Spec("f8e5m2", ROW),
 }
@@ -246,14 +250,14 @@ def dynamic_cases() -> Iterator[tuple[str, str, str, tuple[int, ...]]]:
         for name in names:
             yield act, name, "none", (1, 32)
         for name in ("uint4", "uint8", "int4"):
-            for zero in ("none", "int", "float"):
+            for zero_point in ("none", "int", "float"):
                 for block in ((1, 32), (1, 128), ROW, (4, 48)):
-                    yield act, name, zero, block
+                    yield act, name, zero_point, block
 
 
-@pytest.mark.parametrize(("act", "name", "zero", "block"), list(dynamic_cases()), ids=str)
-def test_dynamic(act: str, name: str, zero: str, block: tuple[int, ...]) -> None:
-    w = tiled(Spec(name, block, "bfloat16", zero, act=ACTS[act]), (40, 200))
+@pytest.mark.parametrize(("act", "name", "zero_point", "block"), list(dynamic_cases()), ids=str)
+def test_dynamic(act: str, name: str, zero_point: str, block: tuple[int, ...]) -> None:
+    w = tiled(Spec(name, block, "bfloat16", zero_point, act=ACTS[act]), (40, 200))
     values = values_of(w)
     for dtype in DTYPES:
         for m in (1, 3, 5, 40):
@@ -292,11 +296,11 @@ def test_dynamic_special_values_stay_in_their_rows(act: str) -> None:
 def test_codebooks_of_any_values() -> None:
     reopen()
     formats = {
-        "few": codebook_dtype("few", [-3, -0.1, 0.2, 0.7, 5]),
-        "exact": codebook_dtype("exact", [v * 0.25 for v in range(-16, 16)]),
-        "sixty": codebook_dtype("sixty", [v**3 / 1000 for v in range(-30, 30)]),
-        "hundred": codebook_dtype("hundred", [v / 7 for v in range(-50, 50)]),
-        "bytes": codebook_dtype("bytes", [v**3 / 1e6 for v in range(-120, 136)]),
+        "few": lut_dtype("few", [-3, -0.1, 0.2, 0.7, 5]),
+        "exact": lut_dtype("exact", [v * 0.25 for v in range(-16, 16)]),
+        "sixty": lut_dtype("sixty", [v**3 / 1000 for v in range(-30, 30)]),
+        "hundred": lut_dtype("hundred", [v / 7 for v in range(-50, 50)]),
+        "bytes": lut_dtype("bytes", [v**3 / 1e6 for v in range(-120, 136)]),
     }
     for name, fmt in formats.items():
         if registry.dtypes.local(name) is None:
@@ -309,7 +313,7 @@ def test_small_values_of_a_wide_table() -> None:
     sizes = [0.0625 * 2**i * part for i in range(7) for part in (1, 1.25, 1.5, 1.75)]
     wide = [*(-v for v in reversed(sizes)), 0.0, *sizes, -256.0, 256.0]
     if registry.dtypes.local("wide") is None:
-        register(codebook_dtype("wide", sorted(wide)))
+        register(lut_dtype("wide", sorted(wide)))
     x = randn(40, 512)
     q = quantize_tensor(x, Spec("wide", ROW, layout="packed"), scale=torch.ones(40, 1))
     check(to_layout(q, "cpu_tiles"), rows=(1, 4, 33))
@@ -322,9 +326,9 @@ def test_refusals() -> None:
     spec = Spec("int4", (1, 32), layout="cpu_tiles")
     kernel = registry.kernels.get("cpu_tiles_linear")
     call = Call("linear", spec, (32, 64), (4, 64), torch.float32, "cpu")
-    assert kernel.accepts(call) is None
-    assert "float64" in str(kernel.accepts(replace(call, x_dtype=torch.float64)))
-    assert "(N, K)" in str(kernel.accepts(replace(call, weight_shape=(2, 32, 64))))
+    assert kernel.refuses(call) is None
+    assert "float64" in str(kernel.refuses(replace(call, x_dtype=torch.float64)))
+    assert "(N, K)" in str(kernel.refuses(replace(call, weight_shape=(2, 32, 64))))
     w = tiled(Spec("int4", (1, 32)), (32, 64))
     x = randn(4, 64).double()
     assert relative(F.linear(x, w), x @ values_of(w).t()) < 1e-12

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ao_core import WHOLE, Call, QTensor, Spec, codebook_dtype, quantize_tensor, register, reopen
+from ao_core import WHOLE, Call, QTensor, Spec, lut_dtype, quantize_tensor, register, reopen
 from ao_core.dispatch import candidates, select
 from ao_core.numerics import error_sums, expand
 from ao_core.registry import registry
@@ -63,21 +63,21 @@ def calls(draw: st.DrawFn) -> tuple[Tensor, Spec]:
     kind = registry.dtypes.get(name).kind
     extent = st.sampled_from([1, 2, 3, 5, 8, 16, 31, 32, 64, WHOLE])
     layout = draw(st.sampled_from(["plain", "packed", "flat"]))
-    zero = draw(st.sampled_from(["none", "float", *(["int"] if kind == "int" else [])]))
+    zero_point = draw(st.sampled_from(["none", "float", *(["int"] if kind == "int" else [])]))
     scales = [
         "float32",
         "bfloat16",
         "float16",
         "e8m0",
         "e4m3",
-        *([NESTED] if zero == "none" else []),
+        *([NESTED] if zero_point == "none" else []),
     ]
     rows = 1 if layout == "flat" else draw(st.sampled_from([1, 1, 2, 16, WHOLE]))
     block = (rows, draw(st.sampled_from([8, 32, WHOLE]) if rows != 1 else extent))
     if layout == "flat":
         block = block[1:]
     mode = ("mx_mode", draw(st.sampled_from(["floor", "ceil", "even", "rceil"])))
-    spec = Spec(name, block, draw(st.sampled_from(scales)), zero, layout, options=(mode,))
+    spec = Spec(name, block, draw(st.sampled_from(scales)), zero_point, layout, options=(mode,))
     lead = draw(st.lists(st.integers(1, 30), min_size=1, max_size=2))
     shape = (*lead, draw(st.integers(1 if rows == 1 else 8, 70)))
     dtype = draw(st.sampled_from(DTYPES))
@@ -119,7 +119,7 @@ def test_blocks_of_every_magnitude(name: str, scale: str) -> None:
     ids=str,
 )
 @pytest.mark.parametrize(
-    "spec", [Spec("int3", (1,), "bfloat16", layout="packed"), Spec("uint8", (1,), zero="int")]
+    "spec", [Spec("int3", (1,), "bfloat16", layout="packed"), Spec("uint8", (1,), zero_point="int")]
 )
 def test_blocks(shape: tuple[int, ...], block: tuple[int, ...], spec: Spec) -> None:
     spec = replace(spec, block=block)
@@ -178,7 +178,7 @@ def test_formats_of_others(layout: str) -> None:
     if registry.dtypes.local("squares") is None:
         reopen()
         values = {(abs(i) / 127) ** 2 * (1 if i > 0 else -1) for i in range(-127, 128)}
-        register(codebook_dtype("squares", sorted(values)))
+        register(lut_dtype("squares", sorted(values)))
     block = (256,) if layout == "flat" else (1, 64)
     check(randn(33, 70), Spec("squares", block, layout=layout))
 
@@ -239,7 +239,7 @@ def test_traced_tensors_are_left_to_torch() -> None:
 def test_formats_without_zero_are_refused() -> None:
     """Their blocks of zeros have the least scale, which only the reference gives."""
     if "positive" not in registry.dtypes:
-        register(codebook_dtype("positive", (0.25, 0.5, 1.0)))
+        register(lut_dtype("positive", (0.25, 0.5, 1.0)))
     spec, shape = Spec("positive", (1, 32)), (4, 64)
     call = Call("quantize", spec, shape, shape, torch.float32, "cpu")
     refusals = {c.kernel.name: c.refusal for c in candidates(call)}

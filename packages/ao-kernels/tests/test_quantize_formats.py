@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ao_core import DType, codebook_dtype, float_dtype, int_dtype
+from ao_core import DType, float_dtype, int_dtype, lut_dtype
 from ao_core.numerics import FloatFormat
 from ao_core.registry import registry
 from ao_kernels.cpu.formats import Format, format_of
@@ -21,12 +21,10 @@ load()
 BUILTIN = [dtype for dtype in registry.dtypes.values() if dtype.kind not in ("table", "dense")]
 #: formats as another package might add them
 OTHERS = (
-    codebook_dtype("two", [-1.0, 3.0]),
-    codebook_dtype("three", [-1e30, 0.0, 1e-38]),
-    codebook_dtype("seventeen", [i**3 / 7 for i in range(-8, 9)]),
-    codebook_dtype(
-        "all", sorted(math.copysign((i / 127) ** 2, i) + i * 1e-9 for i in range(-128, 128))
-    ),
+    lut_dtype("two", [-1.0, 3.0]),
+    lut_dtype("three", [-1e30, 0.0, 1e-38]),
+    lut_dtype("seventeen", [i**3 / 7 for i in range(-8, 9)]),
+    lut_dtype("all", sorted(math.copysign((i / 127) ** 2, i) + i * 1e-9 for i in range(-128, 128))),
     float_dtype("e1m2", FloatFormat(1, 2, bias=0)),
     float_dtype("e4m1", FloatFormat(4, 1, bias=20)),
     float_dtype("e3m4", FloatFormat(3, 4, bias=3, has_nan=True)),

@@ -24,17 +24,17 @@ ACTS = {1: ("int8", "none"), 2: ("uint8", "int"), 3: ("f8e4m3", "none"), 4: ("f8
 @pytest.mark.parametrize("shape", [(1, 4096), (5, 37), (33, 70), (2, 1), (2, 70_000)], ids=str)
 def test_as_the_spec(act: int, dtype: torch.dtype, shape: tuple[int, int]) -> None:
     name, zero_kind = ACTS[act]
-    spec = Spec(name, ROW, zero=zero_kind)
+    spec = Spec(name, ROW, zero_point=zero_kind)
     for kind in ("gaussian", "ties", "range"):
         x = contents(kind, spec, shape, dtype, seed=act)
-        codes, scale, zero = torch.ops.ao_kernels.quantize_rows(x, act)
+        codes, scale, zero_point = torch.ops.ao_kernels.quantize_rows(x, act)
         expected = encode_reference(x, spec)
         assert same_bits(codes, expected["qdata"].view(torch.uint8))
         assert same_bits(scale, expected["scale"])
         if act == 2:
-            assert same_bits(zero, expected["zero"])
+            assert same_bits(zero_point, expected["zero_point"])
         else:
-            assert zero.numel() == 0
+            assert zero_point.numel() == 0
 
 
 def test_rows_are_apart() -> None:

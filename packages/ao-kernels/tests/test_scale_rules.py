@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from ao_core import WHOLE, Spec, kernels, quantize_tensor
-from ao_core.tensor import native
+from ao_core.tensor import repack
 
 
 @pytest.mark.parametrize("rule", ["absmax", "absmean", "greatest"])
@@ -17,7 +17,7 @@ def test_products_follow_the_rule(dtype: str, layout: str, rows: int, rule: str)
     generator = torch.Generator().manual_seed(0)
     w, x = (torch.randn(n, 256, generator=generator).bfloat16() for n in (64, rows))
     act = Spec("int8", (1, WHOLE), options=(("scale_rule", rule),))
-    weight = native(quantize_tensor(w, Spec(dtype, (1, WHOLE), layout=layout, act=act)))
+    weight = repack(quantize_tensor(w, Spec(dtype, (1, WHOLE), layout=layout, act=act)))
     found = F.linear(x, weight)
     with kernels("reference"):
         expected = F.linear(x, weight)

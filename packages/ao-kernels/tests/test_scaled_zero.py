@@ -9,7 +9,7 @@ from ao_core.dispatch import candidates, select
 from ao_core.records import Call
 from ao_core.spec import Spec
 
-SPEC = Spec("uint4", (1, 32), "float16", "scaled", "packed")
+SPEC = Spec("uint4", (1, 32), "float16", "offset", "packed")
 SHAPE = (32, 64)
 
 
@@ -18,4 +18,4 @@ def test_conversions(op):
     call = Call(op, SPEC, SHAPE, SHAPE, torch.float32, "cpu")
     assert select(call).name == f"reference_{op}"
     reasons = {c.kernel.name: c.refusal for c in candidates(call)}
-    assert "scaled" in reasons[f"cpu_{op}_packed"]
+    assert "offset" in reasons[f"cpu_{op}_packed"]

@@ -14,7 +14,7 @@ from ao_core.testing.samples import SPECS, Sample
 ROW = (1, WHOLE)
 ACTS = (
     Spec("int8", ROW),
-    Spec("uint8", ROW, zero="int"),
+    Spec("uint8", ROW, zero_point="int"),
     Spec("f8e4m3", ROW),
     Spec("f8e5m2", ROW),
 )
@@ -32,15 +32,15 @@ LAYOUT_SPECS = (
     Spec("uint8", (1, 32), Spec("f8e4m3", (WHOLE, WHOLE)), "int"),
     Spec("int3", (1, 32), "float16", "float"),
     Spec("uint4", (1, 32), "bfloat16", "int"),
-    Spec("int7", (1, 32), SUPER, "scaled"),
-    Spec("uint7", (1, 32), "float16", "scaled"),
+    Spec("int7", (1, 32), SUPER, "offset"),
+    Spec("uint7", (1, 32), "float16", "offset"),
 )
 #: every number format, and every one that goes with each way to quantize activations
 PRODUCT_SPECS = (
     *SPECS,
     Spec("nf4", (1, 16), Spec("f8e4m3", (WHOLE, WHOLE))),
     *(Spec(name, (1, 32), "bfloat16") for name in NAMES),
-    *(Spec("uint4", (1, 32), SUPER, "scaled", act=act) for act in ACTS),
+    *(Spec("uint4", (1, 32), SUPER, "offset", act=act) for act in ACTS),
     *(Spec(name, (1, 32), "float16", act=act) for name in INTEGERS for act in ACTS[:2]),
     *(Spec(name, (1, 32), "e8m0", act=act) for name in NAMES for act in ACTS[2:]),
 )

@@ -13,7 +13,7 @@ from ao_core import WHOLE, Call, QTensor, Spec, quantize_tensor
 from ao_core.dispatch import select
 from ao_core.explanation import explain
 from ao_core.registry import registry
-from ao_core.tensor import fake_quantize, native, to_layout
+from ao_core.tensor import fake_quantize, repack, to_layout
 from ao_core.testing.layout_values import same_parts
 
 ROW = (1, WHOLE)
@@ -25,26 +25,26 @@ def nested(dtype: str, *block: int, scale: str = "float16", layout: str = "packe
 
 GGUF = {
     "q4_0": Spec("int4", (1, 32), "float16"),
-    "q4_1": Spec("uint4", (1, 32), "float16", "scaled"),
-    "q5_1": Spec("uint5", (1, 32), "float16", "scaled"),
-    "q2_k": Spec("uint2", (1, 16), nested("uint4", 1, 16), "scaled"),
+    "q4_1": Spec("uint4", (1, 32), "float16", "offset"),
+    "q5_1": Spec("uint5", (1, 32), "float16", "offset"),
+    "q2_k": Spec("uint2", (1, 16), nested("uint4", 1, 16), "offset"),
     "q3_k": Spec("int3", (1, 16), nested("int6", 1, 16)),
-    "q4_k": Spec("uint4", (1, 32), nested("uint6", 1, 8), "scaled"),
-    "q5_k": Spec("uint5", (1, 32), nested("uint6", 1, 8), "scaled"),
+    "q4_k": Spec("uint4", (1, 32), nested("uint6", 1, 8), "offset"),
+    "q5_k": Spec("uint5", (1, 32), nested("uint6", 1, 8), "offset"),
     "q6_k": Spec("int6", (1, 16), nested("int8", 1, 16, layout="plain")),
 }
 OTHERS = {
     "double int8": Spec("nf4", (1, 32), nested("int8", 2, 4, scale="bfloat16", layout="plain")),
-    "double e4m3": Spec("int4", (1, 32), Spec("f8e4m3", (1, 3), "e8m0"), "scaled"),
+    "double e4m3": Spec("int4", (1, 32), Spec("f8e4m3", (1, 3), "e8m0"), "offset"),
     "packed e4m3": Spec("int4", (1, 32), nested("f8e4m3", 1, 5, scale="float32"), "int"),
     "double row": Spec("f6e3m2", (1, 32), nested("uint5", 1, WHOLE, scale="float32")),
     "of all": Spec("uint3", (1, 32), nested("int7", WHOLE, WHOLE, scale="float32"), "float"),
-    "blocks": Spec("int4", (3, 32), nested("uint5", 4, 2), "scaled"),
-    "codebook": Spec("nf4", (1, 32), "bfloat16", "scaled"),
-    "powers of two": Spec("uint4", (1, 32), "e8m0", "scaled"),
-    "e4m3": Spec("uint6", (1, 48), "e4m3", "scaled"),
-    "bytes": Spec("uint8", (1, 32), "float32", "scaled"),
-    "bytes, nested": Spec("int8", (1, 32), nested("int8", 1, 4, layout="plain"), "scaled"),
+    "blocks": Spec("int4", (3, 32), nested("uint5", 4, 2), "offset"),
+    "codebook": Spec("nf4", (1, 32), "bfloat16", "offset"),
+    "powers of two": Spec("uint4", (1, 32), "e8m0", "offset"),
+    "e4m3": Spec("uint6", (1, 48), "e4m3", "offset"),
+    "bytes": Spec("uint8", (1, 32), "float32", "offset"),
+    "bytes, nested": Spec("int8", (1, 32), nested("int8", 1, 4, layout="plain"), "offset"),
 }
 SPECS = GGUF | OTHERS
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -69,15 +69,15 @@ def canonical(spec: Spec, *shape: int) -> QTensor:
     whole = registry.dtypes.get(spec.dtype).bits == 8
     q = quantize_tensor(randn(*shape) + 0.3, replace(spec, layout="plain" if whole else "packed"))
     any_signs(q.scale)
-    if spec.zero == "scaled":
-        any_signs(q.zero)
+    if spec.zero_point == "offset":
+        any_signs(q.zero_point)
     return q
 
 
 def tiled(spec: Spec, *shape: int) -> tuple[QTensor, Tensor]:
     """A weight as `quantize_` would choose to hold it, which is in tiles, and its exact values."""
     q = canonical(spec, *shape)
-    w = native(q)
+    w = repack(q)
     assert w.spec.layout.startswith("cpu_tiles")
     return w, q.dequantize(torch.float32).double()
 
@@ -101,7 +101,7 @@ def test_parts_one_by_one() -> None:
     """Of row 18, group 9 of a q4_k weight: what the definition of the layout says where they are."""
     q = canonical(GGUF["q4_k"], 20, 512)
     w = to_layout(q, "cpu_tiles")
-    scales, zeros = q.scale, q.zero
+    scales, zeros = q.scale, q.zero_point
     codes = scales.dequantize(torch.float32) / scales.scale.float().repeat_interleave(8, 1)
     assert w.scale.dtype == torch.uint8
     assert float(w.scale[1, 9, 2]) == float(codes[18, 9])
@@ -145,7 +145,7 @@ def test_products(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "act", [Spec("int8", ROW), Spec("uint8", ROW, zero="int"), Spec("f8e4m3", ROW)], ids=str
+    "act", [Spec("int8", ROW), Spec("uint8", ROW, zero_point="int"), Spec("f8e4m3", ROW)], ids=str
 )
 @pytest.mark.parametrize("name", ["q4_k", "q4_1", "q6_k", "q2_k", "bytes, nested", "blocks"])
 def test_products_of_quantized_activations(name: str, act: Spec) -> None:
@@ -194,7 +194,7 @@ def test_explained() -> None:
         Spec("nf4", ROW),
         Spec("f8e5m2", ROW),
         Spec("ternary", ROW, layout="packed"),
-        Spec("uint6", ROW, zero="int"),
+        Spec("uint6", ROW, zero_point="int"),
         Spec("uint6", ROW, Spec("f8e4m3", ROW)),
         Spec("int8", (64,), layout="flat"),
     ],
@@ -202,6 +202,6 @@ def test_explained() -> None:
 )
 def test_refused_scales(scale: Spec) -> None:
     spec = Spec("int4", (1, 32), scale)
-    reason = registry.layouts.get("cpu_tiles").fits(spec, (16, 64), registry.dtypes.get("int4"))
+    reason = registry.layouts.get("cpu_tiles").refuses(spec, (16, 64), registry.dtypes.get("int4"))
     assert "quantized scales as integers or f8e4m3" in str(reason)
     assert str(scale) in str(reason)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core import WHOLE, QTensor, Spec, quantize_tensor
-from ao_core.tensor import native
+from ao_core.tensor import repack
 from ao_core.testing.warm import run_python
 
 ROW = (1, WHOLE)
@@ -24,7 +24,9 @@ SPECS = {
     "int8": Spec("int8", ROW),
     "f8e4m3": Spec("f8e4m3", ROW),
     "int8-dynamic": Spec("int8", ROW, act=Spec("int8", ROW)),
-    "int4-dynamic": Spec("int4", (1, 32), layout="packed", act=Spec("uint8", ROW, zero="int")),
+    "int4-dynamic": Spec(
+        "int4", (1, 32), layout="packed", act=Spec("uint8", ROW, zero_point="int")
+    ),
 }
 #: far more work than what one thread does alone, and no multiple of anything
 N, K = 1000, 1504
@@ -35,7 +37,7 @@ def randn(*shape: int) -> Tensor:
 
 
 def weight(name: str) -> QTensor:
-    w = native(quantize_tensor(randn(N, K), SPECS[name]))
+    w = repack(quantize_tensor(randn(N, K), SPECS[name]))
     assert w.spec.layout.startswith("cpu_tiles")
     return w
 

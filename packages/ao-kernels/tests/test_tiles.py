@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ao_core import WHOLE, QTensor, Spec, codebook_dtype, int_dtype, quantize_tensor
+from ao_core import WHOLE, QTensor, Spec, int_dtype, lut_dtype, quantize_tensor
 from ao_core.numerics import expand, full_block, unpack_bits
 from ao_core.registry import registry
 from ao_core.tensor import to_layout
@@ -134,10 +134,10 @@ def check_parts(q: QTensor, t: QTensor) -> None:
         assert same_bits(t.scale_outer, rows_of(outer, Spec("int4", shape[-2:]), shape))
         scale = scale.qdata
     assert same_bits(t.scale, rows_of(scale, spec, shape))
-    if spec.zero != "none":
-        names.add("zero")
-        assert same_bits(t.zero, rows_of(q.zero, spec, shape))
-    if spec.act is not None and spec.act.zero != "none":
+    if spec.zero_point != "none":
+        names.add("zero_point")
+        assert same_bits(t.zero_point, rows_of(q.zero_point, spec, shape))
+    if spec.act is not None and spec.act.zero_point != "none":
         names.add("rowsum")
         sums = q.dequantize(torch.float64).sum(-1)
         padded = torch.nn.functional.pad(sums, (0, -shape[-2] % 16))
@@ -167,11 +167,11 @@ def test_every_block(shape: tuple[int, ...], block: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(18, 70), (2, 18, 70)], ids=str)
-@pytest.mark.parametrize("zero", ["none", "int", "float"])
+@pytest.mark.parametrize("zero_point", ["none", "int", "float"])
 @pytest.mark.parametrize("scale", SCALES)
-def test_every_scale_and_zero_point(scale: str, zero: str, shape: tuple[int, ...]) -> None:
+def test_every_scale_and_zero_point(scale: str, zero_point: str, shape: tuple[int, ...]) -> None:
     for name in ("uint4", "int2", "int8", "uint5"):
-        check_parts(*both(Spec(name, (1, 32), scale, zero), shape))
+        check_parts(*both(Spec(name, (1, 32), scale, zero_point), shape))
 
 
 @pytest.mark.parametrize("block", [(WHOLE, WHOLE), (WHOLE, WHOLE, WHOLE)], ids=str)
@@ -183,9 +183,14 @@ def test_quantized_scales(shape: tuple[int, ...], block: tuple[int, ...]) -> Non
 
 @pytest.mark.parametrize("shape", [(18, 70), (3, 18, 70)], ids=str)
 def test_sums_of_rows_for_zero_points_of_activations(shape: tuple[int, ...]) -> None:
-    act = Spec("uint8", (1, WHOLE), zero="int")
-    for name, zero in (("int4", "none"), ("uint4", "int"), ("ternary", "none"), ("int8", "none")):
-        check_parts(*both(Spec(name, (1, 32), "bfloat16", zero, act=act), shape))
+    act = Spec("uint8", (1, WHOLE), zero_point="int")
+    for name, zero_point in (
+        ("int4", "none"),
+        ("uint4", "int"),
+        ("ternary", "none"),
+        ("int8", "none"),
+    ):
+        check_parts(*both(Spec(name, (1, 32), "bfloat16", zero_point, act=act), shape))
 
 
 def test_bits_of_special_scales_survive() -> None:
@@ -219,7 +224,7 @@ def test_traced_conversion_has_the_same_shapes() -> None:
     for spec in (
         Spec("uint3", (1, 24), "float16", "int"),
         Spec("nf4", (1, 16), E4M3),
-        Spec("int8", (1, WHOLE), act=Spec("uint8", (1, WHOLE), zero="int")),
+        Spec("int8", (1, WHOLE), act=Spec("uint8", (1, WHOLE), zero_point="int")),
     ):
         q, t = both(spec, (33, 72))
         with FakeTensorMode(allow_non_fake_inputs=False) as mode:
@@ -252,10 +257,10 @@ def test_kinds_of_tables() -> None:
     # bytes of floats are the upper ones of float16, where codebooks are looked up
     floats = {dtype.name for dtype in others if dtype.kind == "float" and dtype.bits == 8}
     assert kinds == {dtype.name: 2 if dtype.name in floats else 0 for dtype in others}
-    few = codes_of(codebook_dtype("few", [-2, -0.5, 0, 1, 4]))
+    few = codes_of(lut_dtype("few", [-2, -0.5, 0, 1, 4]))
     assert (few.bits, few.kind, few.flip, few.are_integers) == (3, 0, 0, False)
     assert few.values == (-2, -0.5, 0, 1, 4, 4, 4, 4)
-    steep = codes_of(codebook_dtype("steep", [0, 100, 400, 1000]))
+    steep = codes_of(lut_dtype("steep", [0, 100, 400, 1000]))
     assert not steep.are_integers
 
 
@@ -270,7 +275,7 @@ def test_kinds_of_tables() -> None:
         (Spec("int4", (32,)), (64,), "2 or 3 dimensions"),
         (Spec("int4", (1, 3)), (2, 3, 3, 3), "2 or 3 dimensions"),
         (Spec("int4", (1, 8)), (16, 64), "groups of 8"),
-        (Spec("ternary", (1, 32), zero="int"), (16, 64), "count up by 1, not of ternary"),
+        (Spec("ternary", (1, 32), zero_point="int"), (16, 64), "count up by 1, not of ternary"),
         (Spec("nf4", (1, 32), Spec("nf4", (1, WHOLE))), (16, 64), "as integers or f8e4m3"),
         (Spec("int4", (1, 32), act=Spec("int8", (1, 32))), (16, 64), "per token"),
         (Spec("int4", (1, 32), act=Spec("int4", (1, WHOLE))), (16, 64), "not int4"),
@@ -284,16 +289,16 @@ def test_kinds_of_tables() -> None:
     ids=str,
 )
 def test_reasons(spec: Spec, shape: tuple[int, ...], reason: str) -> None:
-    found = registry.layouts.get("cpu_tiles").fits(spec, shape, registry.dtypes.get(spec.dtype))
+    found = registry.layouts.get("cpu_tiles").refuses(spec, shape, registry.dtypes.get(spec.dtype))
     assert found is not None
     assert reason in found
 
 
 def test_padding_is_bounded() -> None:
-    dtype, fits = registry.dtypes.get("int4"), registry.layouts.get("cpu_tiles").fits
+    dtype, refuses = registry.dtypes.get("int4"), registry.layouts.get("cpu_tiles").refuses
     for group in range(1, 130):
         for k in (16, 63, 64, 65, 130, 1000):
-            reason = fits(Spec("int4", (1, group)), (16, k), dtype)
+            reason = refuses(Spec("int4", (1, group)), (16, k), dtype)
             size = min(group, k)
             padded = sum(-(-min(size, k - at) // 16) * 16 for at in range(0, k, size))
             assert (reason is None) == (k < 64 or padded <= k * 4 / 3), (group, k)

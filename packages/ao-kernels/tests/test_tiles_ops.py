@@ -127,20 +127,22 @@ def test_values_and_rows(bits: int, size: tuple[int, int, int]) -> None:
         nested = scale_dtype.itemsize == 1 and scale_dtype != SCALES[4]
         outer = torch.rand(outers, generator=seed).to(SCALES[bits % 3]) if nested else None
         factor = scale.float() * by_group(outer)
-        for zero in zeros:
+        for zero_point in zeros:
             values = table[codes.long()]
-            if zero is not None and zero.dtype == torch.uint8:  # codes, stored ones less the flip
+            if (
+                zero_point is not None and zero_point.dtype == torch.uint8
+            ):  # codes, stored ones less the flip
                 signed = 1 << (bits - 1) if table[0] < 0 else 0
-                values = values - by_element(table[zero.long() ^ signed])
-            elif zero is not None:
-                values = values - by_element(zero.float())
+                values = values - by_element(table[zero_point.long() ^ signed])
+            elif zero_point is not None:
+                values = values - by_element(zero_point.float())
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 expected = (values * by_element(factor)).to(dtype)
                 where = (None, None, table, n, k, bits, group, span, dtype)
-                found = ops.dequantize_tiles(qdata, scale, outer, zero, *where)
+                found = ops.dequantize_tiles(qdata, scale, outer, zero_point, *where)
                 assert torch.equal(found, expected)
                 ids = torch.randint(n, (3, 2), generator=seed)
-                first = [None if p is None else p[:1] for p in (qdata, scale, outer, zero)]
+                first = [None if p is None else p[:1] for p in (qdata, scale, outer, zero_point)]
                 assert torch.equal(ops.embedding(ids, *first, *where), expected[0][ids])
                 assert torch.equal(ops.embedding(ids.int(), *first, *where), expected[0][ids])
         # scaled zero points, stored as scales are

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from ao_core import WHOLE, QTensor, Spec, quantize_tensor
-from ao_core.tensor import native
+from ao_core.tensor import repack
 from ao_core.testing.programs import mesh_of_one
 
 ROW = (1, WHOLE)
@@ -30,7 +30,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def weight(name: str, n: int, k: int) -> QTensor:
-    w = native(quantize_tensor(randn(n, k), SPECS[name]))
+    w = repack(quantize_tensor(randn(n, k), SPECS[name]))
     assert w.spec.layout.startswith("cpu_tiles")
     return w
 

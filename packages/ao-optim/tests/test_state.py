@@ -318,7 +318,7 @@ def test_a_loaded_state_is_stepped_all_at_once(make_params, run_steps, monkeypat
 def test_dense_moments_go_to_the_fused_step_of_torch(name, options, make_params, run_steps):
     """It does what the reference does, to gradients in 16 bits too; other dtypes it leaves alone."""
     ends = []
-    for band in ("native", "reference"):
+    for band in ("torch", "reference"):
         params = make_params((37, 23), (11,))
         optimizer = getattr(ao_optim, name)(params, lr=0.01, **options)
         with kernels(band):
@@ -335,7 +335,7 @@ def test_dense_moments_go_to_the_fused_step_of_torch(name, options, make_params,
     assert torch.allclose(full, torch.tensor(0.4))
     params = make_params((5,), dtype=half.dtype)
     optimizer = ao_optim.AdamW8bit(params, state_format="float32")
-    with kernels("native"), pytest.raises(UnsupportedOp, match=r"not torch\.bfloat16"):
+    with kernels("torch"), pytest.raises(UnsupportedOp, match=r"not torch\.bfloat16"):
         run_steps(optimizer, params, 1)
 
 

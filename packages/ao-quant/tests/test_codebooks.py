@@ -13,10 +13,10 @@ from ao_core.testing import LayoutSuite
 from ao_quant import CodebookWeightOnlyConfig, spec_of
 
 SPECS = (
-    Spec("lut3", (1, WHOLE), "bfloat16"),
-    Spec("lut2", (4, 16)),
-    Spec("lut4", (WHOLE, WHOLE)),
-    Spec("lut5", (64,), "float16"),
+    Spec("codebook3", (1, WHOLE), "bfloat16"),
+    Spec("codebook2", (4, 16)),
+    Spec("codebook4", (WHOLE, WHOLE)),
+    Spec("codebook5", (64,), "float16"),
 )
 
 
@@ -40,7 +40,7 @@ class TestFlat(LayoutSuite):
 def test_values_of_a_tensor_a_row_or_a_group(group, tables, storage, bits):
     x = torch.randn(48, 300)
     spec = spec_of(CodebookWeightOnlyConfig(bits, group), x.shape, x.dtype)
-    assert (spec.dtype, spec.scale_dtype) == (f"lut{bits}", storage)
+    assert (spec.dtype, spec.scale_dtype) == (f"codebook{bits}", storage)
     q = quantize_tensor(x, spec)
     assert q.scale.shape == (*tables, 1 << bits)
     blocks = q.dequantize().split(128 if group == 128 else 300, 1)
@@ -67,8 +67,8 @@ def test_no_kernel_takes_the_places_for_values():
     (record,) = [r for r in quantize_(nn.Linear(256, 64), "codebook_weight_only") if r.spec]
     assert record.kernel == "reference_linear"
     for layout in registry.layouts.values():
-        fits = layout.fits(layer.weight.spec, (64, 256), registry.dtypes.get("lut4"))
-        assert (fits is None) == (layout.name in ("plain", "packed"))
+        refuses = layout.refuses(layer.weight.spec, (64, 256), registry.dtypes.get("codebook4"))
+        assert (refuses is None) == (layout.name in ("plain", "packed"))
 
 
 def test_saved_and_loaded(tmp_path):
@@ -85,5 +85,7 @@ def test_saved_and_loaded(tmp_path):
 
 
 def test_zero_points_are_refused():
-    with pytest.raises((QuantizationError, ValueError), match="lut4 has learned values in place"):
-        quantize_tensor(torch.randn(4, 64), Spec("lut4", (1, 32), zero="float"))
+    with pytest.raises(
+        (QuantizationError, ValueError), match="codebook4 has learned values in place"
+    ):
+        quantize_tensor(torch.randn(4, 64), Spec("codebook4", (1, 32), zero_point="float"))

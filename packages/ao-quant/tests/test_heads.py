@@ -82,7 +82,7 @@ def test_layers_that_happen_to_have_the_shape():
 
 def test_any_format_of_the_core():
     model = Model(tied=True)
-    ao_core.quantize_(model, WeightOnlyConfig("uint3", 32, zero="int"))
+    ao_core.quantize_(model, WeightOnlyConfig("uint3", 32, zero_point="int"))
     assert _bits(model, "head.weight") == 8
     assert _bits(model, "inner.weight") == 3
 

@@ -1,4 +1,4 @@
-"""The field `scales` of the integer configurations, and what it does to the answers of a model."""
+"""The field `scale_method` of the integer configurations, and what it does to the answers of a model."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ CONFIGS = (Int8WeightOnlyConfig, Int4WeightOnlyConfig, IntxWeightOnlyConfig)
 
 @pytest.mark.parametrize("config_type", CONFIGS)
 def test_configurations_name_a_method(config_type):
-    assert config_type().scales == format_of(config_type()).scales == "absmax"
-    config = config_type(group_size=64, scales="hqq")
-    assert format_of(config).scales == "hqq"
+    assert config_type().scale_method == format_of(config_type()).scale_method == "absmax"
+    config = config_type(group_size=64, scale_method="hqq")
+    assert format_of(config).scale_method == "hqq"
     assert ao_core.config_from_json(ao_core.config_to_json(config)) == config
     old = ao_core.config_to_dict(config_type())
-    del old["args"]["scales"]
+    del old["args"]["scale_method"]
     assert ao_core.config_from_dict(old) == config_type()
     model = nn.Linear(8, 8)
     with pytest.raises(UnknownNameError, match="way to choose scales 'best'"):
-        ao_core.quantize_(model, config_type(scales="best"))
+        ao_core.quantize_(model, config_type(scale_method="best"))
     assert type(model.weight) is nn.Parameter
 
 
@@ -46,9 +46,11 @@ def test_the_answers_of_a_model_move_less(bits, symmetric):
     x = torch.randn(256, 320)
     expected = model(x).log_softmax(-1)
 
-    def divergence(group, scales):
+    def divergence(group, scale_method):
         quantized = copy.deepcopy(model)
-        ao_core.quantize_(quantized, IntxWeightOnlyConfig(bits, group, symmetric, scales=scales))
+        ao_core.quantize_(
+            quantized, IntxWeightOnlyConfig(bits, group, symmetric, scale_method=scale_method)
+        )
         answer = quantized(x).log_softmax(-1)
         return float(nn.functional.kl_div(answer, expected, log_target=True, reduction="batchmean"))
 

@@ -32,7 +32,7 @@ def test_int4_is_packed_with_bfloat16_scales(group, symmetric):
     assert spec.layout == "packed"
     assert spec.block == (1, WHOLE if group == "row" else group)
     assert spec.scale_dtype == "bfloat16"
-    assert (spec.dtype, spec.zero) == (("int4", "none") if symmetric else ("uint4", "int"))
+    assert (spec.dtype, spec.zero_point) == (("int4", "none") if symmetric else ("uint4", "int"))
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -72,10 +72,10 @@ def test_dynamic_formats_describe_their_activations():
     symmetric = spec_of(c.Int8DynamicActivationInt8WeightConfig(), LINEAR, torch.float32)
     assert symmetric.act == Spec("int8", token)
     config = c.Int8DynamicActivationInt8WeightConfig(symmetric_activations=False)
-    assert spec_of(config, LINEAR, torch.float32).act == Spec("uint8", token, zero="int")
+    assert spec_of(config, LINEAR, torch.float32).act == Spec("uint8", token, zero_point="int")
     int4 = spec_of(c.Int8DynamicActivationInt4WeightConfig(), LINEAR, torch.float32)
-    assert (int4.dtype, int4.block, int4.zero) == ("int4", (1, 32), "none")
-    assert int4.act == Spec("uint8", token, zero="int")
+    assert (int4.dtype, int4.block, int4.zero_point) == ("int4", (1, 32), "none")
+    assert int4.act == Spec("uint8", token, zero_point="int")
     for granularity in ("row", "tensor"):
         config = c.Float8DynamicActivationFloat8WeightConfig(granularity)
         act = spec_of(config, LINEAR, torch.float32).act
@@ -92,7 +92,7 @@ def test_static_formats_are_the_dynamic_ones_with_one_scale():
     )
     asymmetric = c.Int8StaticActivationInt8WeightConfig(symmetric_activations=False)
     act = spec_of(asymmetric, LINEAR, torch.float32).act
-    assert act == Spec("uint8", tensor, zero="int", static=True)
+    assert act == Spec("uint8", tensor, zero_point="int", static=True)
     for granularity, block in (("row", (1, WHOLE)), ("tensor", tensor)):
         config = c.Float8StaticActivationFloat8WeightConfig(granularity, "e5m2", act_scale=0.5)
         spec = spec_of(config, LINEAR, torch.float32)
@@ -124,9 +124,9 @@ def test_int8_with_one_scale_for_a_tensor():
 @pytest.mark.parametrize(
     "config",
     [
-        c.Int4WeightOnlyConfig(32, zero="float"),
-        c.IntxWeightOnlyConfig(4, 32, symmetric=False, zero="float"),
-        c.UIntxWeightOnlyConfig(4, 32, zero="float"),
+        c.Int4WeightOnlyConfig(32, zero_point="float"),
+        c.IntxWeightOnlyConfig(4, 32, symmetric=False, zero_point="float"),
+        c.UIntxWeightOnlyConfig(4, 32, zero_point="float"),
     ],
     ids=lambda config: type(config).__name__,
 )
@@ -134,8 +134,8 @@ def test_float_zero_points_fit_ranges_better(config, sqnr_db):
     """About 0.4 dB of uniform weights in groups of 32, beside zero points that are codes."""
     x = torch.rand(256, 512) - 0.4
     spec = spec_of(config, x.shape, x.dtype)
-    assert (spec.dtype, spec.zero) == ("uint4", "float")
-    whole = spec_of(replace(config, zero="int"), x.shape, x.dtype)
+    assert (spec.dtype, spec.zero_point) == ("uint4", "float")
+    whole = spec_of(replace(config, zero_point="int"), x.shape, x.dtype)
     gain = sqnr_db(x, quantize_tensor(x, spec).dequantize()) - sqnr_db(
         x, quantize_tensor(x, whole).dequantize()
     )
@@ -182,13 +182,13 @@ def test_filters_keep_8_bits_in_place_and_pack_the_rest_as_one_stream():
 
 def test_integers_in_blocks_and_tensors():
     x = torch.randn(70, 96)
-    for symmetric, name, zero in ((True, "int5", "none"), (False, "uint5", "int")):
+    for symmetric, name, zero_point in ((True, "int5", "none"), (False, "uint5", "int")):
         block = c.IntxWeightOnlyConfig(5, 32, symmetric, block_rows=16)
         spec = spec_of(block, x.shape, x.dtype)
-        assert spec == Spec(name, (16, 32), "bfloat16", zero, "packed")
+        assert spec == Spec(name, (16, 32), "bfloat16", zero_point, "packed")
         assert quantize_tensor(x, spec).scale.shape == (5, 3)
         whole = spec_of(c.IntxWeightOnlyConfig(5, "tensor", symmetric), x.shape, x.dtype)
-        assert whole == Spec(name, (WHOLE, WHOLE), "bfloat16", zero, "packed")
+        assert whole == Spec(name, (WHOLE, WHOLE), "bfloat16", zero_point, "packed")
         assert quantize_tensor(x, whole).scale.shape == (1, 1)
     conv = spec_of(block, (8, 6, 3, 3), torch.float32, conv=True)
     assert (conv.layout, conv.block) == ("flat", (32,))

@@ -91,13 +91,13 @@ def call(spec, m=8, dtype=torch.bfloat16):
         (call(INT8, dtype=torch.float32), None),
         (call(STATIC), None),
         (call(Spec("int8", ROW)), "symmetric int8"),
-        (call(Spec("int8", ROW, act=Spec("uint8", ROW, zero="int"))), "symmetric int8"),
+        (call(Spec("int8", ROW, act=Spec("uint8", ROW, zero_point="int"))), "symmetric int8"),
         (call(Spec("int8", (1, 32), act=Spec("int8", ROW))), "one scale per row"),
         (call(Spec("int8", ROW, act=Spec("int8", (1, 32)))), "one scale per token"),
     ],
 )
 def test_what_they_accept(of, reason, name):
-    answer = registry.kernels.get(name).accepts(of)
+    answer = registry.kernels.get(name).refuses(of)
     assert (answer is None) if reason is None else reason in answer
 
 
@@ -107,7 +107,7 @@ def test_where_they_run(capability, has_it, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.backends.cusparselt, "is_available", lambda: has_it)
-    runs = [registry.kernels.get(name).available() is None for name in KERNELS.values()]
+    runs = [registry.kernels.get(name).unavailable() is None for name in KERNELS.values()]
     assert runs == [capability[0] == 8, capability[0] >= 8 and has_it]
 
 
@@ -115,7 +115,7 @@ def test_where_they_run(capability, has_it, monkeypatch):
 def test_shapes_that_stay_canonical(shape):
     dtype = registry.dtypes.get("bf16")
     for name in KERNELS:
-        assert "multiples" in registry.layouts.get(name).fits(BF16, shape, dtype)
+        assert "multiples" in registry.layouts.get(name).refuses(BF16, shape, dtype)
 
 
 def test_cusparselt_arranges_on_a_gpu_only():

@@ -57,7 +57,7 @@ def rows(*shape, seed=5, dtype=torch.float32):
 def test_report_says_bytes_sparsity_and_quality():
     net = model(torch.bfloat16)
     report = sparsify_(net, "semi_sparse_weight")
-    first, last = report.with_status("quantized")
+    first, last = report.with_status("changed")
     assert (first.fqn, last.fqn) == ("0.weight", "2.weight")
     # 18 groups a row of 70: 36 values and 9 bytes; 24 of 96: 48 values and 12 bytes
     assert first.bytes_after == 96 * (72 + 9)
@@ -91,7 +91,7 @@ def test_patterns_that_are_there_stay():
     x, pruned = rows(4, 70, dtype=torch.bfloat16), [net[0].weight.clone(), net[2].weight.clone()]
     expected = net(x)
     report = sparsify_(net, semi_sparse_weight())
-    assert [r.sqnr_db for r in report.with_status("quantized")] == [float("inf")] * 2
+    assert [r.sqnr_db for r in report.with_status("changed")] == [float("inf")] * 2
     assert torch.equal(net[0].weight.dequantize(), pruned[0])
     assert torch.equal(net[2].weight.dequantize(), pruned[1])
     assert torch.equal(net(x), expected)
@@ -103,7 +103,7 @@ def test_blocks_that_are_zeros_are_not_stored():
         net[0].weight.mul_(block_mask(net[0].weight, (16, 16), 0.75))
     dense = net[0].weight.clone()
     report = sparsify_(net, block_sparse_weight(blocksize=16))
-    (done,) = report.with_status("quantized")
+    (done,) = report.with_status("changed")
     assert (done.fqn, done.sparsity, done.sqnr_db) == ("0.weight", 0.75, float("inf"))
     assert torch.equal(net[0].weight.dequantize(), dense)
     (skipped,) = report.with_status("skipped")
@@ -180,16 +180,21 @@ def test_compiled_and_exported(config):
 
 
 def test_any_format_in_any_layout():
-    for dtype, zero in (("f6e3m2", "none"), ("uint5", "int"), ("nf4", "none"), ("fp16", "none")):
+    for dtype, zero_point in (
+        ("f6e3m2", "none"),
+        ("uint5", "int"),
+        ("nf4", "none"),
+        ("fp16", "none"),
+    ):
         for layout in ("two_four", "bsr"):
             net = model()
             wide = dtype == "fp16"
             group, scale = ("row", "own") if wide else (32, "bfloat16")
-            config = WeightOnlyConfig(dtype, group, scale, zero, layout=layout)
+            config = WeightOnlyConfig(dtype, group, scale, zero_point, layout=layout)
             report = sparsify_(net, config, strict=True)
             assert net[0].weight.spec.dtype == dtype
             assert net[0].weight.canonical().spec.layout == layout
-            assert all(r.sqnr_db > 5 for r in report.with_status("quantized"))
+            assert all(r.sqnr_db > 5 for r in report.with_status("changed"))
 
 
 @every_config
@@ -197,7 +202,7 @@ def test_any_shape(config):
     for n, k in ((1, 1), (5, 3), (2, 7), (130, 66)):
         net = nn.Sequential(nn.Linear(k, n))
         report = sparsify_(net, config)
-        assert report.records[0].status in ("quantized", "skipped")
+        assert report.records[0].status in ("changed", "skipped")
         assert torch.isfinite(net(torch.ones(2, k))).all()
 
 

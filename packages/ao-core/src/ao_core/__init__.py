@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         resolve_config,
     )
     from ao_core.dispatch import kernels
-    from ao_core.dtypes import codebook_dtype, float_dtype, int_dtype
+    from ao_core.dtypes import float_dtype, int_dtype, lut_dtype
     from ao_core.explanation import explain
     from ao_core.hookspecs import hookimpl
     from ao_core.layouts import Layout
@@ -57,7 +57,7 @@ _MODULES = {
     "Transform": "ao_core.records",
     "WHOLE": "ao_core.spec",
     "WeightOnlyConfig": "ao_core.recipes",
-    "codebook_dtype": "ao_core.dtypes",
+    "lut_dtype": "ao_core.dtypes",
     "config_from_dict": "ao_core.config",
     "config_from_json": "ao_core.config",
     "config_from_yaml": "ao_core.config",
@@ -103,7 +103,6 @@ __all__ = [
     "Transform",
     "WeightOnlyConfig",
     "__version__",
-    "codebook_dtype",
     "config_from_dict",
     "config_from_json",
     "config_from_yaml",
@@ -117,6 +116,7 @@ __all__ = [
     "int_dtype",
     "kernels",
     "load_model",
+    "lut_dtype",
     "open_checkpoint",
     "plan_checkpoint",
     "quantize_",

@@ -29,8 +29,8 @@ def check_record(record: Any) -> None:
             ("device", "a string that is not empty", _is_name),
             ("priority", "an integer", lambda value: type(value) is int),
             ("fn", "a function", callable),
-            ("available", "a function", callable),
-            ("accepts", "a function", callable),
+            ("unavailable", "a function", callable),
+            ("refuses", "a function", callable),
             ("describe", "a function", callable),
         )
         if not holds(getattr(record, field))

@@ -79,15 +79,15 @@ __all__ = [
     "candidates",
     "fingerprint",
     "kernels",
+    "matmul_op",
     "name_kernel",
     "pinned_band",
-    "product_op",
     "run",
     "select",
 ]
 
 #: name -> least priority of the band
-BANDS = {"reference": -100, "native": 0, "compiled": 50, "cuda": 100}
+BANDS = {"reference": -100, "torch": 0, "compiled": 50, "cuda": 100}
 
 #: ops between dense values and parts, without which nothing works: the reference serves them under
 #: every pin where the pinned band does not
@@ -123,7 +123,7 @@ class Candidate:
 @checked
 @contextmanager
 def kernels(band: str) -> Iterator[None]:
-    """Within this context only kernels of one band ("reference", "native", "compiled", "cuda") serve.
+    """Within this context only kernels of one band ("reference", "torch", "compiled", "cuda") serve.
 
     But conversions between dense values and codes have the reference to fall back on.
 
@@ -176,7 +176,7 @@ def _unavailable(kernel: Kernel) -> str | None:
 def _asked_available(kernel: Kernel, _reopened: int) -> str | None:
     # what it tries must not depend on where the first call is, such as below a FakeTensorMode
     with neutral():
-        return ask(registry.kernels, kernel.name, "available", timed=False)
+        return ask(registry.kernels, kernel.name, "unavailable", timed=False)
 
 
 def _refusal(kernel: Kernel, call: Call, pin: str | None) -> str | None:
@@ -186,7 +186,7 @@ def _refusal(kernel: Kernel, call: Call, pin: str | None) -> str | None:
         _unavailable(kernel)
         or _unknown_option(kernel, call)
         or _unknown_rule(kernel, call)
-        or ask(registry.kernels, kernel.name, "accepts", call)
+        or ask(registry.kernels, kernel.name, "refuses", call)
     )
 
 
@@ -208,7 +208,7 @@ def _unknown_rule(kernel: Kernel, call: Call) -> str | None:
     Where scales are chosen, by conversions or the reference, the rule is known.
     """
     act = call.spec.act
-    if act is None or act.static or call.op in CONVERSIONS or kernel.priority < BANDS["native"]:
+    if act is None or act.static or call.op in CONVERSIONS or kernel.priority < BANDS["torch"]:
         return None
     rule = act.option("scale_rule", "absmax")
     if rule == "absmax" or "scale_rule" in kernel.options:
@@ -273,7 +273,7 @@ def _code(kernel: Kernel) -> bytes:
     return b"" if code is None else code.co_code + repr(code.co_names).encode()
 
 
-def product_op(weight_shape: tuple[int, ...]) -> str | None:
+def matmul_op(weight_shape: tuple[int, ...]) -> str | None:
     """The op of products with a weight of so many dimensions; None where it is dequantized for them."""
     return {2: "linear", 3: "grouped_linear"}.get(len(weight_shape))
 

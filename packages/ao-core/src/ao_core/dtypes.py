@@ -27,7 +27,7 @@ __all__ = [
     "float_dtype",
     "float_name",
     "int_dtype",
-    "table_dtype",
+    "lut_dtype",
 ]
 
 # encode and decode are partials of module functions, so that records pickle and deep-copy.
@@ -39,7 +39,7 @@ def int_dtype(name: str, bits: int, signed: bool = True) -> DType:
 
     Signed, a block's largest magnitude is scaled to (2**bits - 1) / 2, half a step beyond the
     greatest value: the smallest step at which no element moves by more than half of it. (In small
-    blocks it is the greatest value, see `numerics.reach_of`.) Only int1, whose values are -1 and 0, has a
+    blocks it is the greatest value, see `numerics.quant_max_of`.) Only int1, whose values are -1 and 0, has a
     reach of 1, since 0.5 would round every element to 0.
     """
     if not 1 <= bits <= 8:
@@ -54,7 +54,7 @@ def int_dtype(name: str, bits: int, signed: bool = True) -> DType:
         decode=partial(ints.decode_int, bits=bits, low=low, high=high),
         min=low,
         max=high,
-        reach=max(1.0, (high - low) / 2) if signed else high,
+        quant_max=max(1.0, (high - low) / 2) if signed else high,
         storage=torch.int8 if signed and bits == 8 else torch.uint8,
         summary=f"{'signed' if signed else 'unsigned'} integer, {low} to {high}",
     )
@@ -72,14 +72,14 @@ def float_dtype(name: str, fmt: FloatFormat) -> DType:
         decode=partial(floats.decode_float, fmt=fmt),
         min=-fmt.max,
         max=fmt.max,
-        reach=fmt.max,
+        quant_max=fmt.max,
         storage=native.get(fmt, torch.uint8),
         summary=f"float with {fmt.ebits} bits of exponent, {fmt.mbits} of mantissa, ±{fmt.max:g}",
     )
 
 
 @checked
-def codebook_dtype(name: str, values: Sequence[float]) -> DType:
+def lut_dtype(name: str, values: Sequence[float]) -> DType:
     """A format whose codes index 2 to 256 strictly increasing finite values, kept as float32."""
     # not by torch: formats are made while a package is imported, in whatever mode the program is then
     table = tuple(array("f", values))
@@ -90,25 +90,25 @@ def codebook_dtype(name: str, values: Sequence[float]) -> DType:
     return DType(
         name=name,
         bits=(len(table) - 1).bit_length(),
-        kind="codebook",
+        kind="lut",
         encode=partial(codebook.encode_between, bounds=codebook.codebook_bounds(table)),
         decode=partial(codebook.decode_codebook, values=table),
         min=table[0],
         max=table[-1],
-        reach=max(-table[0], table[-1]),
+        quant_max=max(-table[0], table[-1]),
         summary=f"codebook of {len(table)} values, {table[0]:g} to {table[-1]:g}",
         codes=len(table),
         has_zero=0.0 in table,
     )
 
 
-def table_dtype(name: str, bits: int) -> DType:
+def codebook_dtype(name: str, bits: int) -> DType:
     """A format without values of its own: 2**bits are learned for each block, and stored with it."""
     if not 1 <= bits <= 8:
         raise ConfigError(f"bits={bits}: a table has 1 to 8 bits")
     places = int_dtype(name, bits, signed=False)
     summary = f"{1 << bits} values learned for each block"
-    return replace(places, kind="table", storage=torch.uint8, summary=summary)
+    return replace(places, kind="codebook", storage=torch.uint8, summary=summary)
 
 
 def dense_dtype(name: str, storage: torch.dtype) -> DType:
@@ -122,7 +122,7 @@ def dense_dtype(name: str, storage: torch.dtype) -> DType:
         decode=dense.decode_dense,
         min=info.min,
         max=info.max,
-        reach=info.max,
+        quant_max=info.max,
         storage=storage,
         summary=f"{str(storage).removeprefix('torch.')} as it is, without a scale",
     )
@@ -147,12 +147,12 @@ _WITH_NAN = {(4, 3): E4M3, (5, 2): E5M2}
 CODED_DTYPES: tuple[DType, ...] = (
     *(int_dtype(f"int{bits}", bits) for bits in range(1, 9)),
     *(int_dtype(f"uint{bits}", bits, signed=False) for bits in range(1, 9)),
-    codebook_dtype("ternary", (-1.0, 0.0, 1.0)),
+    lut_dtype("ternary", (-1.0, 0.0, 1.0)),
     *(
         float_dtype(float_name(e, m), _WITH_NAN.get((e, m)) or float_format(e, m))
         for e, m in FLOATS
     ),
-    codebook_dtype("nf4", codebook.NF4_VALUES),
+    lut_dtype("nf4", codebook.NF4_VALUES),
 )
 
 #: for layouts that store fewer values than there are

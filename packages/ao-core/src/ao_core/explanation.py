@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ao_core.arguments import checked
-from ao_core.dispatch import Candidate, candidates, product_op
+from ao_core.dispatch import Candidate, candidates, matmul_op
 from ao_core.errors import ConfigError
 from ao_core.records import Call
 from ao_core.spec import Spec
@@ -139,8 +139,8 @@ def explain(
             `ComputeWeight`.
         x: a sample input; only shape and dtype are looked at. Floating point: all its dimensions
             but the last are those of every layer's activations, and its dtype is theirs. Integer:
-            token ids, so activations have all its dimensions, in the outward dtype of the weight.
-        rows: without `x`, the batch sizes to explain, in the outward dtype of the weight.
+            token ids, so activations have all its dimensions, in the logical dtype of the weight.
+        rows: without `x`, the batch sizes to explain, in the logical dtype of the weight.
 
     Raises:
         ConfigError: `model_or_qtensor` is neither, or `x` does not fit the tensor.
@@ -190,7 +190,7 @@ def explain_weight(
     rows: Sequence[int] = ROWS,
 ) -> WeightExplanation:
     """The same for a weight that need not exist, of stored `shape` and outward `dtype`."""
-    note, product = "", product_op(shape)
+    note, product = "", matmul_op(shape)
     if product is None or not ops:
         ops, note = (), f"a weight of {len(shape)} dimensions is dequantized for each product"
     elif product != "linear":

@@ -1,6 +1,6 @@
 """Asking records of plugins: whatever goes wrong in an answer is the plugin's problem, and a refusal.
 
-`ask` is for what decides (`available`, `accepts`, `fits`): a sentence refuses. `blame` adds to an error
+`ask` is for what decides (`unavailable`, `refuses`, `refuses`): a sentence refuses. `blame` adds to an error
 out of a kernel, or of a function that was asked for by name, whose it is.
 """
 
@@ -36,7 +36,7 @@ def ask(table: Table[Any], name: str, question: str, *args: Any, timed: bool = T
     Args:
         table: where the record is.
         name: of the record.
-        question: the attribute to call, such as "accepts".
+        question: the attribute to call, such as "refuses".
         args: what to call it with.
         timed: whether it must be quick.
     """

@@ -64,7 +64,7 @@ def ao_api() -> tuple[int, int]:  # type: ignore[empty-body]
 def ao_dtypes() -> Iterable[DType]:  # type: ignore[empty-body]
     """Number formats: how one element of at most 8 bits is encoded.
 
-    Called once. Return `DType` records, for instance from `int_dtype` or `codebook_dtype`.
+    Called once. Return `DType` records, for instance from `int_dtype` or `lut_dtype`.
     """
 
 
@@ -80,16 +80,16 @@ def ao_layouts() -> Iterable[Layout]:  # type: ignore[empty-body]
 def ao_kernels() -> Iterable[Kernel]:  # type: ignore[empty-body]
     """Implementations of an op for a layout on a device.
 
-    Called once, also on machines where the kernel cannot run: say so in `Kernel.available`, which
+    Called once, also on machines where the kernel cannot run: say so in `Kernel.unavailable`, which
     is asked later and once. Do not import or build what the kernel needs here.
     """
 
 
 @hookspec
-def ao_scales() -> Iterable[ScaleMethod]:  # type: ignore[empty-body]
+def ao_scale_methods() -> Iterable[ScaleMethod]:  # type: ignore[empty-body]
     """Ways to choose the scales and zero points of a tensor, such as "mse".
 
-    Called once. Return `ScaleMethod` records; configurations name them in their field `scales`.
+    Called once. Return `ScaleMethod` records; configurations name them in their field `scale_method`.
     """
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ao_core.targets import Plan
+from ao_core.targets import Decision
 from ao_core.tensor import ComputeWeight
 from ao_core.tensor.described import describe
 from ao_core.tensor.identity import become
@@ -21,7 +21,7 @@ Undo = Callable[[], object]
 
 def install(
     model: nn.Module,
-    changes: Sequence[tuple[Plan, nn.Parameter]],
+    changes: Sequence[tuple[Decision, nn.Parameter]],
     device: torch.device | str | None,
 ) -> list[str]:
     """Put each new parameter in the places of the one it replaces, and the whole model on `device`.
@@ -53,7 +53,7 @@ def install(
     return [fqn for fqn, watch in watched if watch() is not None]
 
 
-def _replace(entry: Plan, parameter: nn.Parameter, done: list[Undo]) -> Tensor | None:
+def _replace(entry: Decision, parameter: nn.Parameter, done: list[Undo]) -> Tensor | None:
     """Put a parameter in its places; the object that left them, if it did not become the new one.
 
     `done` gets what undoes it.

@@ -95,14 +95,14 @@ def warn_if_emulated(weights: Sequence[Tensor], what: str, needs: str) -> None:
 
 def converted_weights(model: nn.Module, records: Sequence[ParameterRecord]) -> list[ComputeWeight]:
     """The `ComputeWeight`s that a conversion made, by its records."""
-    done = {record.fqn for record in records if record.status == "quantized"}
+    done = {record.fqn for record in records if record.status == "changed"}
     named = {name: local_shard(p) for name, p in model.named_parameters() if name in done}
     return [w for w in named.values() if isinstance(w, ComputeWeight)]
 
 
 def warn_of_nothing(records: Sequence[ParameterRecord]) -> None:
     """Say why every parameter stayed what it was, where none was converted."""
-    done = [r for r in records if r.status == "quantized" or _ALREADY in r.reason]
+    done = [r for r in records if r.status == "changed" or _ALREADY in r.reason]
     weights = [r for r in records if len(r.shape) > 1] or list(records)
     if not weights or any(r.status != "skipped" for r in done):
         return

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ao_core.arguments import check_device, checked
 from ao_core.config import Config, ConfigLike, FqnToConfig, config_to_dict, resolve_config
-from ao_core.dispatch import product_op, run, select
+from ao_core.dispatch import matmul_op, run, select
 from ao_core.errors import QuantizationError, UnsupportedOp
 from ao_core.installing import install
 from ao_core.numerics import error_sums, sqnr, sqnr_of_sums
@@ -25,20 +25,20 @@ from ao_core.progress import Progress, watched
 from ao_core.records import Call, Skip, Target
 from ao_core.registry import registry
 from ao_core.report import ParameterRecord, Report
-from ao_core.targets import FilterFn, Plan, default_reason, plan
+from ao_core.targets import Decision, FilterFn, decide, default_reason
 from ao_core.tensor import (
     STOCHASTIC,
     ComputeWeight,
     QTensor,
     check_quantizable,
     dense_memory,
-    native,
+    repack,
 )
 from ao_core.tensor.codec import is_sharded
 from ao_core.tensor.described import matmuls_text, undescribe
 from ao_core.weights import is_conv
 
-__all__ = ["apply_plans", "convert", "dequantize_", "quantize_", "sample_sqnr", "transformed"]
+__all__ = ["apply_decisions", "convert", "dequantize_", "quantize_", "sample_sqnr", "transformed"]
 
 #: elements of a weight over which the report's SQNR is taken
 _SQNR_ELEMENTS = 1 << 20
@@ -91,8 +91,10 @@ def quantize_(
     """
     config = resolve_config(config)
     config.check()
-    plans = plan(model, config, filter_fn)
-    report = apply_plans(model, config, plans, device=device, strict=strict, progress=progress)
+    decisions = decide(model, config, filter_fn)
+    report = apply_decisions(
+        model, config, decisions, device=device, strict=strict, progress=progress
+    )
     if _asks(config):
         warn_of_nothing(report.records)
     warn_of_emulation(converted_weights(model, report.records))
@@ -104,10 +106,10 @@ def _asks(config: Config) -> bool:
     return not isinstance(config, FqnToConfig) or any(value for _, value in config.entries)
 
 
-def apply_plans(
+def apply_decisions(
     model: nn.Module,
     config: Config,
-    plans: Sequence[Plan],
+    decisions: Sequence[Decision],
     *,
     device: torch.device | str | None = None,
     strict: bool = False,
@@ -115,15 +117,15 @@ def apply_plans(
 ) -> Report:
     """`quantize_` once it is decided what to do with each parameter; `config` is for the report."""
     check_device("device", device)
-    for entry in plans:
+    for entry in decisions:
         if entry.config is not None:
             transform = registry.transform_for(type(entry.config))
             no_values = entry.tensor.is_meta and not transform.needs_values
             if not isinstance(entry.tensor, QTensor) and not no_values:
                 check_quantizable(entry.tensor, entry.fqn)
-    order, kinds = _one_of_each_kind_first(plans)
+    order, kinds = _one_of_each_kind_first(decisions)
     records: dict[str, ParameterRecord] = {}
-    changes: list[tuple[Plan, nn.Parameter]] = []
+    changes: list[tuple[Decision, nn.Parameter]] = []
     stale: list[str] = []
     for entry in watched(order, [entry.fqn for entry in order], progress, "quantize"):
         new, records[entry.fqn] = convert(entry, entry.tensor, device)
@@ -132,7 +134,7 @@ def apply_plans(
         if not strict and len(records) >= kinds:
             stale += install(model, changes, None)
             changes.clear()
-    report = Report(config_to_dict(config), tuple(records[entry.fqn] for entry in plans))
+    report = Report(config_to_dict(config), tuple(records[entry.fqn] for entry in decisions))
     skipped = report.with_status("skipped")
     if strict and skipped:
         lines = "; ".join(f"{record.fqn}: {record.reason}" for record in skipped)
@@ -143,18 +145,18 @@ def apply_plans(
     return report
 
 
-def _one_of_each_kind_first(plans: Sequence[Plan]) -> tuple[list[Plan], int]:
+def _one_of_each_kind_first(decisions: Sequence[Decision]) -> tuple[list[Decision], int]:
     """Plans in the order of conversion, and how many of them begin a kind: configuration, shape and dtype.
 
     What is wrong with a transform, or what it was given, shows when it converts the first of a kind. These
     are all made before any is put in place, the others one by one, so that a model needs no room for two.
     """
-    first: dict[tuple[object, ...], Plan] = {}
-    for entry in plans:
+    first: dict[tuple[object, ...], Decision] = {}
+    for entry in decisions:
         kind = (repr(entry.config), entry.tensor.shape, entry.tensor.dtype)
         first.setdefault(kind, entry)
     chosen = set(map(id, first.values()))
-    return [*first.values(), *(entry for entry in plans if id(entry) not in chosen)], len(first)
+    return [*first.values(), *(entry for entry in decisions if id(entry) not in chosen)], len(first)
 
 
 @checked
@@ -174,26 +176,26 @@ def dequantize_(model: nn.Module) -> list[str]:
 
 
 def convert(
-    entry: Plan, before: Tensor, device: torch.device | str | None = None
+    entry: Decision, before: Tensor, device: torch.device | str | None = None
 ) -> tuple[nn.Parameter | None, ParameterRecord]:
     """The parameter that replaces `before`, or None, and the record of it; changes nothing."""
     start = time.perf_counter()
     if isinstance(before, QTensor):
         return None, _record(
-            entry, before, "kept", f"it is quantized already ({before.spec})", start
+            entry, before, "unchanged", f"it is quantized already ({before.spec})", start
         )
     if entry.config is None:
-        return None, _record(entry, before, "kept", entry.reason, start)
+        return None, _record(entry, before, "unchanged", entry.reason, start)
     memory = dense_memory(before.detach())
     dense = memory if device is None else memory.to(device)
     new = transformed(entry, dense)
     if isinstance(new, Skip):
-        status = "kept" if new.kept else "skipped"
+        status = "unchanged" if new.kept else "skipped"
         return None, _record(entry, before, status, new.reason, start)
     if isinstance(new, ComputeWeight) and isinstance(before, ComputeWeight):
         if new.specs == before.specs:
             reason = "its products are in low precision already"
-            return None, _record(entry, before, "kept", reason, start)
+            return None, _record(entry, before, "unchanged", reason, start)
         reason = (
             f"its products are set by an earlier conversion already ({matmuls_text(before.specs)}); to "
             "change the recipe, convert a new model and load this one's state dict"
@@ -204,15 +206,15 @@ def convert(
     trains = before.requires_grad
     if isinstance(new, QTensor):
         # filters of one dimension have the rank of experts, but not their products
-        new = new if is_conv(dense, _role(entry)) else native(new)
+        new = new if is_conv(dense, _role(entry)) else repack(new)
         trains = trains and STOCHASTIC in new.spec.options
     parameter = nn.Parameter(new, requires_grad=trains)
     return parameter, _record(
-        entry, before, "quantized", entry.reason, start, parameter, quality, sparsity
+        entry, before, "changed", entry.reason, start, parameter, quality, sparsity
     )
 
 
-def transformed(entry: Plan, dense: Tensor) -> Tensor | Skip:
+def transformed(entry: Decision, dense: Tensor) -> Tensor | Skip:
     """What the transform of the plan's configuration makes of a dense tensor, or why it cannot."""
     assert entry.config is not None
     try:
@@ -221,7 +223,7 @@ def transformed(entry: Plan, dense: Tensor) -> Tensor | Skip:
         return Skip(str(error))
 
 
-def _role(entry: Plan) -> Target:
+def _role(entry: Decision) -> Target:
     """The owner whose role a tied tensor is quantized for: one that multiplies by it, if any."""
     return next((o for o in entry.owners if not default_reason(o, entry.tensor)), entry.owners[0])
 
@@ -251,7 +253,7 @@ def _error_sums(dense: Tensor, new: QTensor, step: int) -> Tensor:
 
 
 def _record(
-    entry: Plan,
+    entry: Decision,
     before: Tensor,
     status: str,
     reason: str,
@@ -295,7 +297,7 @@ def _kernel_name(tensor: Tensor, target: Target) -> str:
     if not isinstance(tensor, QTensor) or is_conv(tensor, target):
         return ""
     shape = tensor.stored_shape
-    if (op := product_op(shape)) is None:
+    if (op := matmul_op(shape)) is None:
         return ""
     call = Call(op, tensor.spec, shape, (1, shape[-1]), tensor.dtype, tensor.device.type)
     return select(call).name

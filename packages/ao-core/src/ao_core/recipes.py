@@ -11,7 +11,7 @@ from ao_core.errors import ConfigError
 from ao_core.numerics import TABLE_DTYPES
 from ao_core.records import Recipe, Skip, Target, Transform
 from ao_core.registry import registry
-from ao_core.spec import SCALE_DTYPES, WHOLE, ZERO_KINDS, Spec
+from ao_core.spec import SCALE_DTYPES, WHOLE, ZERO_POINT_KINDS, Spec
 from ao_core.tensor import ComputeWeight
 from ao_core.weights import GroupSize, WeightFormat, no_product, quantize_weight
 
@@ -60,10 +60,10 @@ class WeightOnlyConfig(Config):
     group_size: GroupSize = "row"
     #: storage of the scale, or "own": the dtype of the parameter; dense formats such as "bf16" have none
     scale_dtype: str = "own"
-    #: zero points: "none", "int", "float" or "scaled"
-    zero: str = "none"
+    #: zero points: "none", "int", "float" or "offset"
+    zero_point: str = "none"
     #: how scales are chosen: "absmax", "mse", "hqq" or a plugin's `ScaleMethod`
-    scales: str = "absmax"
+    scale_method: str = "absmax"
     #: name of the layout of weights that are multiplied, e.g. "two_four" of ao-sparsity; convolutions are
     #: skipped then. None: one code after the other, packed where it has less than 8 bits
     layout: str | None = None
@@ -81,31 +81,34 @@ class WeightOnlyConfig(Config):
         if self.scale_dtype not in ("own", *SCALE_DTYPES):
             allowed = ", ".join(("own", *SCALE_DTYPES))
             raise ConfigError(f"scale_dtype={self.scale_dtype!r} is unknown; use one of {allowed}")
-        if self.zero not in ZERO_KINDS:
-            raise ConfigError(f"zero={self.zero!r} is unknown; use one of {', '.join(ZERO_KINDS)}")
+        if self.zero_point not in ZERO_POINT_KINDS:
+            raise ConfigError(
+                f"zero_point={self.zero_point!r} is unknown; use one of {', '.join(ZERO_POINT_KINDS)}"
+            )
 
     def check(self) -> None:
         """Raise for a number format that nobody registered, or that has no such zero point or scale."""
-        registry.scales.get(self.scales)
+        registry.scale_methods.get(self.scale_method)
         if self.layout is not None:
             registry.layouts.get(self.layout)
         numbers = registry.dtypes.get(self.dtype)
-        if not numbers.has_scale and (self.scale_dtype != "own" or self.scales != "absmax"):
+        if not numbers.has_scale and (self.scale_dtype != "own" or self.scale_method != "absmax"):
             raise ConfigError(
-                f"scale_dtype={self.scale_dtype!r} and scales={self.scales!r}: {self.dtype} stores values as "
-                "they are and has no scale; use 'own' and 'absmax'"
+                f"scale_dtype={self.scale_dtype!r} and scale_method={self.scale_method!r}: {self.dtype} "
+                "stores values as they are and has no scale; use 'own' and 'absmax'"
             )
         kind = numbers.kind
-        if kind == "table" and (
-            self.zero != "none" or self.scale_dtype not in ("own", *TABLE_DTYPES)
+        if kind == "codebook" and (
+            self.zero_point != "none" or self.scale_dtype not in ("own", *TABLE_DTYPES)
         ):
             raise ConfigError(
-                f"zero={self.zero!r} and scale_dtype={self.scale_dtype!r}: {self.dtype} has learned "
-                f"values in place of scales; use zero='none' and one of own, {', '.join(TABLE_DTYPES)}"
+                f"zero_point={self.zero_point!r} and scale_dtype={self.scale_dtype!r}: {self.dtype} has "
+                f"learned values in place of scales; use zero_point='none' and one of own, "
+                f"{', '.join(TABLE_DTYPES)}"
             )
-        if kind != "int" and self.zero == "int":
+        if kind != "int" and self.zero_point == "int":
             raise ConfigError(
-                f"zero='int' needs an integer format, not {self.dtype!r}; use 'none' or 'float'"
+                f"zero_point='int' needs an integer format, not {self.dtype!r}; use 'none' or 'float'"
             )
 
 
@@ -117,9 +120,9 @@ def _apply_weight_only(weight: Tensor, config: WeightOnlyConfig, target: Target)
         config.dtype,
         config.group_size,
         config.scale_dtype,
-        config.zero,
+        config.zero_point,
         layout=config.layout or "",
-        scales=config.scales,
+        scale_method=config.scale_method,
     )
     return quantize_weight(weight, fmt, target)
 

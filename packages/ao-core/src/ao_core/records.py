@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 #: what `DType.kind` may be
-DTYPE_KINDS = ("int", "float", "codebook", "table", "dense")
+DTYPE_KINDS = ("int", "float", "lut", "codebook", "dense")
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class DType:
     bits: int
     #: one of `DTYPE_KINDS`. "int": the values are integers, in two's complement where `min` is negative; only
     #: these have integer zero points. "float": values are denser towards 0, where a zero point puts the
-    #: middle of a range. "codebook": any other values. "table": values are learned for each block and
+    #: middle of a range. "lut": any other values. "codebook": values are learned for each block and
     #: stored as its scale, with one more dimension. "dense": codes are the values, without a scale.
     kind: str
     #: real values (float32 or float64) -> codes, of `code_dtype`: the nearest value, saturating; NaN per
     #: format. A tie goes to the even integer ("int"), the even code ("float", "dense") or the lower value
-    #: ("codebook").
+    #: ("lut").
     encode: Callable[[Tensor], Tensor]
     #: codes -> float32 values, exact; a new tensor, since callers work on it in place
     decode: Callable[[Tensor], Tensor]
@@ -58,8 +58,8 @@ class DType:
     min: float
     max: float
     #: the magnitude that a block's largest element is scaled to when there is no zero point; of integers
-    #: in small blocks it is `max`, see `numerics.reach_of`
-    reach: float
+    #: in small blocks it is `max`, see `numerics.quant_max_of`
+    quant_max: float
     #: torch dtype whose elements are the codes, for layouts that store one by one: of 8 bits unless dense
     storage: torch.dtype = torch.uint8
     #: one line for `ao formats`
@@ -77,7 +77,7 @@ class DType:
         if self.kind not in DTYPE_KINDS:
             raise ConfigError(
                 f"kind={self.kind!r} of number format {self.name!r} is unknown; use one of "
-                f"{', '.join(DTYPE_KINDS)}: 'codebook' is for values that are neither integers nor floats"
+                f"{', '.join(DTYPE_KINDS)}: 'lut' is for values that are neither integers nor floats"
             )
         if self.bits < 1:
             raise ConfigError(f"bits={self.bits}: a code has at least one bit")
@@ -130,9 +130,9 @@ class Kernel:
     #: band: -100 reference, 0 torch-native, 50 Triton and C++, 100 CUDA
     priority: int
     #: None, or a sentence that says why it cannot run on this machine; asked once
-    available: Callable[[], str | None] = lambda: None
+    unavailable: Callable[[], str | None] = lambda: None
     #: None, or a sentence that says why it cannot serve this call
-    accepts: Callable[[Call], str | None] = lambda call: None
+    refuses: Callable[[Call], str | None] = lambda call: None
     #: how it serves a call that it accepts, in a few words for `explain`; may be empty
     describe: Callable[[Call], str] = lambda call: ""
     #: names of the options of a `Spec` that it goes by, besides those that ao-core and the layout read: a

@@ -75,9 +75,9 @@ class Registry:
         self.kernels: Table[Kernel] = Table(
             self, "kernels", "kernel", "a Kernel", lambda r: isinstance(r, Kernel)
         )
-        self.scales: Table[ScaleMethod] = Table(
+        self.scale_methods: Table[ScaleMethod] = Table(
             self,
-            "scales",
+            "scale_methods",
             "way to choose scales",
             "a ScaleMethod",
             lambda r: isinstance(r, ScaleMethod),
@@ -110,7 +110,7 @@ class Registry:
             "dtypes": self.dtypes,
             "layouts": self.layouts,
             "kernels": self.kernels,
-            "scales": self.scales,
+            "scale_methods": self.scale_methods,
             "transforms": self.transforms,
             "recipes": self.recipes,
             "optimizers": self.optimizers,
@@ -290,7 +290,7 @@ registry = Registry(
         "dtypes": _builtin_dtypes,
         "layouts": _builtin_layouts,
         "kernels": _builtin_kernels,
-        "scales": _builtin_scales,
+        "scale_methods": _builtin_scales,
         "transforms": _builtin_transforms,
         "recipes": _builtin_recipes,
     }

@@ -27,7 +27,7 @@ __all__ = [
     "OPTIONS",
     "SCALE_DTYPES",
     "WHOLE",
-    "ZERO_KINDS",
+    "ZERO_POINT_KINDS",
     "Primitive",
     "Spec",
     "blocksize_of",
@@ -48,8 +48,8 @@ OPTIONS = ("mx_mode", "scale_rule", "rounding", "fast_accum", "enable_fsdp_float
 #: the option "blocksize" of layouts of square blocks, where it is not set
 BLOCKSIZE = 64
 #: "none": symmetric; "int": uint8 zero point in the domain of codes; "float": the same, not rounded;
-#: "scaled": in the domain of values, what is taken off after scaling, and stored as the scale is.
-ZERO_KINDS = ("none", "int", "float", "scaled")
+#: "offset": in the domain of values, what is taken off after scaling, and stored as the scale is.
+ZERO_POINT_KINDS = ("none", "int", "float", "offset")
 
 
 def matrix_block(block: tuple[int, ...]) -> tuple[int, int]:
@@ -81,8 +81,8 @@ class Spec:
     #: storage of the scale: one of `SCALE_DTYPES`, or the `Spec` of a scale that is a `QTensor`; `NO_SCALE`
     #: for formats of kind "dense", which have none, and for no others
     scale_dtype: str | Spec = "float32"
-    #: one of `ZERO_KINDS`
-    zero: str = "none"
+    #: one of `ZERO_POINT_KINDS`
+    zero_point: str = "none"
     #: name of the layout that arranges the parts in memory
     layout: str = "plain"
     #: how activations are quantized before the product, at run time; None: they are not
@@ -92,7 +92,7 @@ class Spec:
     #: the `options` of the layout or of a kernel; no tensor is made with one that nobody knows.
     options: tuple[tuple[str, Primitive], ...] = ()
     #: in `act`, or in the `Spec` of its scales: the one scale, and zero point, is known beforehand and a part
-    #: of the weight, `act_scale` (and `act_zero`); otherwise they are chosen for each call
+    #: of the weight, `act_scale` (and `act_zero_point`); otherwise they are chosen for each call
     static: bool = False
 
     def __post_init__(self) -> None:
@@ -106,12 +106,14 @@ class Spec:
             raise ConfigError(
                 f"scale_dtype={self.scale_dtype!r} is unknown; use one of {', '.join(known)} or a Spec"
             )
-        if self.zero not in ZERO_KINDS:
-            raise ConfigError(f"zero={self.zero!r} is unknown; use one of {', '.join(ZERO_KINDS)}")
-        if self.scale_dtype == NO_SCALE and self.zero != "none":
+        if self.zero_point not in ZERO_POINT_KINDS:
             raise ConfigError(
-                f"zero={self.zero!r} with scale_dtype={NO_SCALE!r}: a format without a scale has no zero "
-                "point either; use zero='none'"
+                f"zero_point={self.zero_point!r} is unknown; use one of {', '.join(ZERO_POINT_KINDS)}"
+            )
+        if self.scale_dtype == NO_SCALE and self.zero_point != "none":
+            raise ConfigError(
+                f"zero_point={self.zero_point!r} with scale_dtype={NO_SCALE!r}: a format without a scale "
+                "has no zero point either; use zero_point='none'"
             )
         if self.static and self.block != (WHOLE, WHOLE):
             raise ConfigError(
@@ -119,11 +121,11 @@ class Spec:
                 f"so only one scale for all can be known beforehand; use block={(WHOLE, WHOLE)!r}"
             )
         shared = isinstance(self.scale_dtype, Spec) and self.scale_dtype.is_static
-        if shared and (self.static or self.zero != "none"):
+        if shared and (self.static or self.zero_point != "none"):
             raise ConfigError(
-                f"scale_dtype=({self.scale_dtype}) with static={self.static}, zero={self.zero!r}: where "
-                "scales share a static one, they and their zero points are chosen for each call; use "
-                "static=False and zero='none'"
+                f"scale_dtype=({self.scale_dtype}) with static={self.static}, "
+                f"zero_point={self.zero_point!r}: where scales share a static one, they and their zero "
+                "points are chosen for each call; use static=False and zero_point='none'"
             )
 
     @property
@@ -165,8 +167,8 @@ class Spec:
         block = sep.join("*" if b == WHOLE else str(b) for b in self.block)
         scale = f"({self.scale_dtype})" if isinstance(self.scale_dtype, Spec) else self.scale_dtype
         text = f"{self.dtype}[{block}] scale={scale}"
-        if self.zero != "none":
-            text += f" zero={self.zero}"
+        if self.zero_point != "none":
+            text += f" zero_point={self.zero_point}"
         if self.static:
             text += " static"
         if self.act is not None:
@@ -180,7 +182,7 @@ _FIELDS: Fields = Fields(
     {"dtype": TEXT, "block": Items(Number(WHOLE, 1 << 48), least=1, most=64)},
     {
         "scale_dtype": OneOf((TEXT, lambda: _FIELDS)),
-        "zero": TEXT,
+        "zero_point": TEXT,
         "layout": TEXT,
         "act": Optional(lambda: _FIELDS),
         "options": Items(Row((TEXT, _PRIMITIVE))),

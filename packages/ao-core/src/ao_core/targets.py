@@ -15,7 +15,7 @@ from ao_core.records import Target
 from ao_core.registry import registry
 from ao_core.weights import is_transposed
 
-__all__ = ["FilterFn", "Plan", "default_reason", "plan"]
+__all__ = ["Decision", "FilterFn", "decide", "default_reason"]
 
 #: (module that owns the parameter, the module's fully qualified name) -> whether to quantize it
 FilterFn = Callable[[nn.Module, str], bool]
@@ -35,7 +35,7 @@ _COMPILED = "_orig_mod"
 
 
 @dataclass(frozen=True)
-class Plan:
+class Decision:
     """One tensor of the model by all its owners, and what is to be done with it.
 
     It does not hold the tensor, so that memory is free when the weight is replaced.
@@ -60,7 +60,7 @@ class Plan:
         return tensor
 
 
-def plan(model: nn.Module, config: Config, filter_fn: FilterFn | None) -> list[Plan]:
+def decide(model: nn.Module, config: Config, filter_fn: FilterFn | None) -> list[Decision]:
     """What to do with each parameter of the model, tied ones once; changes and checks nothing else.
 
     Raises:
@@ -76,14 +76,14 @@ def plan(model: nn.Module, config: Config, filter_fn: FilterFn | None) -> list[P
     rules = config if isinstance(config, FqnToConfig) else FqnToConfig({"*": config})
     used: set[str] = set()
     heads = _heads(owners.values())
-    plans = [
+    decisions = [
         _plan_one(tuple(targets), rules, filter_fn, used, head=key in heads)
         for key, targets in owners.items()
     ]
     for key, _ in rules.entries:
         if key != "*" and key not in used:
-            raise ConfigError(_nothing_matches(key, [p.fqn for p in plans]))
-    return plans
+            raise ConfigError(_nothing_matches(key, [p.fqn for p in decisions]))
+    return decisions
 
 
 def _heads(tensors: Iterable[Sequence[Target]]) -> set[int]:
@@ -116,7 +116,7 @@ def _plan_one(
     used: set[str],
     *,
     head: bool,
-) -> Plan:
+) -> Decision:
     tensor = owners[0].module._parameters[owners[0].name]
     assert tensor is not None
     matches = [m for owner in owners if (m := _match(owner.fqn, rules)) is not None]
@@ -124,23 +124,23 @@ def _plan_one(
     # an exact name of one owner decides for all that are tied to it
     matches.sort(key=lambda match: _rank(match[0]))
     if not matches:
-        return Plan(owners, None, "no name in the configuration matches it")
+        return Decision(owners, None, "no name in the configuration matches it")
     if reason := _conflict(owners, matches):
         raise ConfigError(reason)
     key, config = matches[0]
     if config is None:
-        return Plan(owners, None, f"the configuration keeps {key!r}")
+        return Decision(owners, None, f"the configuration keeps {key!r}")
     if filter_fn is not None:
         if not any(filter_fn(o.module, _plain(o.fqn).rpartition(".")[0]) for o in owners):
-            return Plan(owners, None, "filter_fn left it out")
+            return Decision(owners, None, "filter_fn left it out")
         reason = _not_a_weight(tensor)
     elif key == "*":
         reason = min((default_reason(o, tensor) for o in owners), key=len)
         if not reason and head and (wider := _for_head(config)) is not None:
-            return Plan(owners, wider, _HEAD)
+            return Decision(owners, wider, _HEAD)
     else:
         reason = _not_a_weight(tensor)
-    return Plan(owners, None if reason else config, reason)
+    return Decision(owners, None if reason else config, reason)
 
 
 def _for_head(config: Config) -> Config | None:

@@ -43,7 +43,7 @@ class WeightFormat:
     group: GroupSize
     #: as in `Spec`; "own": the dtype of the parameter, or no scale where the format has none
     scale_dtype: str | Spec
-    zero: str = "none"
+    zero_point: str = "none"
     act: Spec | None = None
     #: rows that share a scale with a group: 2-D blocks of (rows, group); filters have none
     rows: int = 1
@@ -54,10 +54,10 @@ class WeightFormat:
     #: as in `Spec`
     options: tuple[tuple[str, Primitive], ...] = ()
     #: name of the `ScaleMethod` that chooses scales and zero points
-    scales: str = "absmax"
+    scale_method: str = "absmax"
     #: scale, and zero point if any, of activations that are static
     act_scale: float | None = None
-    act_zero: float | None = None
+    act_zero_point: float | None = None
 
 
 def weight_spec(
@@ -93,7 +93,7 @@ def weight_spec(
         block = _TENSOR
     else:
         block = (fmt.rows, WHOLE if isinstance(group, str) else group)
-    return Spec(fmt.dtype, block, scale, fmt.zero, layout, fmt.act, fmt.options)
+    return Spec(fmt.dtype, block, scale, fmt.zero_point, layout, fmt.act, fmt.options)
 
 
 def is_conv(dense: Tensor, target: Target) -> bool:
@@ -139,7 +139,7 @@ def quantize_weight(
         dense: the parameter.
         fmt: its format.
         target: where it is.
-        encode: finds codes and scales of (values, spec) together; by default `fmt.scales` finds scales.
+        encode: finds codes and scales of (values, spec) together; by default `fmt.scale_method` finds scales.
 
     Raises:
         QuantizationError: the module changes its weight when it is called.
@@ -160,7 +160,11 @@ def quantize_weight(
     spec = weight_spec(fmt, tuple(dense.shape), dense.dtype, conv=conv)
     quantized = (
         quantize_values(
-            dense, spec, scales=fmt.scales, act_scale=fmt.act_scale, act_zero=fmt.act_zero
+            dense,
+            spec,
+            scale_method=fmt.scale_method,
+            act_scale=fmt.act_scale,
+            act_zero_point=fmt.act_zero_point,
         )
         if encode is None
         else encode(dense, spec)

@@ -30,7 +30,7 @@ CONFIGS = {
     "by name": FqnToConfig(
         {
             "embed_tokens": WeightOnlyConfig("int8"),
-            "re:layers\\.1.*": WeightOnlyConfig("uint3", 64, zero="int"),
+            "re:layers\\.1.*": WeightOnlyConfig("uint3", 64, zero_point="int"),
             "layers.2.q_proj": None,
             "*": INT4,
         }
@@ -59,7 +59,7 @@ def test_every_tensor_has_a_record_with_its_reason(source, tmp_path):
     opened = open_checkpoint(source)
     assert {record.fqn for record in report} == opened.entries.keys()
     records = {record.fqn: record for record in report}
-    done = {record.fqn for record in report.with_status("quantized")}
+    done = {record.fqn for record in report.with_status("changed")}
     assert done == {
         "conv.weight",
         "embed_tokens.weight",  # it is the weight of the head too
@@ -74,9 +74,9 @@ def test_every_tensor_has_a_record_with_its_reason(source, tmp_path):
     assert "an output head" in head.reason
     assert head.spec.startswith("int8")
     for record in report:
-        assert (record.status == "quantized") == (not record.reason) or record is head
+        assert (record.status == "changed") == (not record.reason) or record is head
         assert record.bytes_before == opened.entries[record.fqn].nbytes
-    assert all(5 < r.sqnr_db < 40 for r in report.with_status("quantized") if r is not head)
+    assert all(5 < r.sqnr_db < 40 for r in report.with_status("changed") if r is not head)
     # in natural order
     names = [r.fqn for r in report]
     assert names.index("layers.10.q_proj.weight") == names.index("layers.9.q_proj.weight") + 4
@@ -105,14 +105,14 @@ def test_what_other_programs_publish(published, tmp_path):
     names = sorted(tensors)
     source = published([{n: tensors[n] for n in names[i::3]} for i in range(3)])
     report = quantize_checkpoint(source, tmp_path / "out", INT4, max_shard_size=9000)
-    assert len(report.with_status("quantized")) == 11
+    assert len(report.with_status("changed")) == 11
     assert [r.reason for r in report if r.fqn == "h.0.mlp.weight_scale"] == [
         "its dtype is torch.float8_e4m3fn"
     ]
     opened = open_checkpoint(tmp_path / "out")
-    for name in set(names) - {r.fqn for r in report.with_status("quantized")}:
+    for name in set(names) - {r.fqn for r in report.with_status("changed")}:
         assert torch.equal(opened.load(name).float(), tensors[name].float())
-    for record in report.with_status("quantized"):
+    for record in report.with_status("changed"):
         new = opened.load(record.fqn)
         expected = ao_core.quantize_tensor(tensors[record.fqn], new.canonical().spec)
         for (_, a), (_, b) in zip(new.canonical().leaves(), expected.leaves(), strict=True):
@@ -135,13 +135,13 @@ def test_patterns(source, tmp_path):
     report = quantize_checkpoint(
         source, tmp_path / "a", INT4, include=["embed", r"norm\.weight$", r"\.1\.q_proj"]
     )
-    done = {r.fqn for r in report.with_status("quantized")}
+    done = {r.fqn for r in report.with_status("changed")}
     assert done == {"embed_tokens.weight", "layers.1.q_proj.weight"}
     reasons = {r.fqn: r.reason for r in report}
     assert reasons["layers.2.q_proj.weight"] == "no pattern of include matches it"
     assert "a bias or a norm" in reasons["layers.1.norm.weight"]
     report = quantize_checkpoint(source, tmp_path / "b", INT4, exclude=["layers", "conv"])
-    assert {r.fqn for r in report.with_status("quantized")} == {
+    assert {r.fqn for r in report.with_status("changed")} == {
         "embed_tokens.weight",
         "experts.gate_up_proj",
     }

@@ -11,7 +11,7 @@ from ao_core.checkpoints.rows import by_rows
 #: format -> whether some rows at a time will do
 SPECS = {
     Spec("int8", (1, WHOLE)): True,
-    Spec("uint4", (1, 32), "bfloat16", zero="int", layout="packed"): True,
+    Spec("uint4", (1, 32), "bfloat16", zero_point="int", layout="packed"): True,
     Spec("int3", (1, 50), layout="packed"): True,
     Spec("f8e4m3", (128, 128)): True,
     Spec("nf4", (1, 64), Spec("f8e4m3", (1, WHOLE)), layout="packed"): True,
@@ -78,7 +78,7 @@ def test_where_the_whole_would_be_refused_or_differ():
     assert by_rows(dense, differs, elements=1).spec.block == (1, 32)
 
     def by_values(x):
-        spec = row if float(x.abs().max()) < 100 else Spec("uint8", (1, WHOLE), zero="int")
+        spec = row if float(x.abs().max()) < 100 else Spec("uint8", (1, WHOLE), zero_point="int")
         return quantize_tensor(x, spec)
 
     dense[299, 0] = 200.0

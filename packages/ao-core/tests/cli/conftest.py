@@ -33,8 +33,8 @@ def apply(dense, config, target):
     if dense.shape[-1] % 2:
         return Skip(f"{type(target.module).__name__} of odd width {dense.shape[-1]}")
     block = (1, -1) if config.group_size == "row" else (1, config.group_size)
-    zero = "none" if config.symmetric else "int"
-    return quantize_tensor(dense, Spec("int4", block, zero=zero, layout="packed"))
+    zero_point = "none" if config.symmetric else "int"
+    return quantize_tensor(dense, Spec("int4", block, zero_point=zero_point, layout="packed"))
 
 
 @pytest.fixture(scope="session", autouse=True)

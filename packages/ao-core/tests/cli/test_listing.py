@@ -27,7 +27,7 @@ def test_formats_as_json(ao):
     data = json.loads(ao("formats", "--json").stdout)
     assert [d["name"] for d in data["dtypes"]] == registry.dtypes.names()
     nf4 = next(d for d in data["dtypes"] if d["name"] == "nf4")
-    assert (nf4["bits"], nf4["kind"], nf4["min"], nf4["max"]) == (4, "codebook", -1, 1)
+    assert (nf4["bits"], nf4["kind"], nf4["min"], nf4["max"]) == (4, "lut", -1, 1)
     assert [d["name"] for d in data["layouts"]] == registry.layouts.names()
     recipes = {d["name"]: d for d in data["recipes"]}
     assert len(recipes) == len(data["recipes"])
@@ -78,8 +78,8 @@ def idle_kernels(monkeypatch):
     }
     monkeypatch.setattr(registry.kernels, "_records", dict(registry.kernels._records))
     ao_core.reopen()
-    for name, available in checks.items():
-        ao_core.register(Kernel(name, "linear", "idle", "cpu", lambda: None, 50, available))
+    for name, unavailable in checks.items():
+        ao_core.register(Kernel(name, "linear", "idle", "cpu", lambda: None, 50, unavailable))
     return list(checks)
 
 

@@ -82,7 +82,7 @@ def test_same_bits_as_quantize_on_the_model(ao, tmp_path):
     expected = nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 8, bias=False))
     load_model(expected, tmp_path / "dense")
     report = quantize_(expected, FqnToConfig({"*": load("small4", "group_size=16")}))
-    assert len(report.with_status("quantized")) == 2
+    assert len(report.with_status("changed")) == 2
     x = torch.randn(3, 64)
     assert torch.equal(model(x), expected(x))
 
@@ -178,7 +178,7 @@ def test_report_file(ao, source, tmp_path, suffix):
     text = path.read_text("utf-8")
     if suffix == "json":
         report = Report.from_json(text)
-        assert {r.fqn for r in report.with_status("quantized")} == USUAL
+        assert {r.fqn for r in report.with_status("changed")} == USUAL
         assert report.bytes_after == open_checkpoint(tmp_path / "out").nbytes
         assert report.config["name"] == "small4"
     else:

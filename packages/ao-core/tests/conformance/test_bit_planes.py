@@ -23,12 +23,12 @@ class BitPlanes(Layout):
 
     name = "bit_planes"
     canonical = False
-    native_devices = ("cpu",)
+    auto_devices = ("cpu",)
 
     def canonical_of(self, spec, dtype):
         return "plain" if dtype.bits == 8 else "packed"
 
-    def fits(self, spec, shape, dtype):
+    def refuses(self, spec, shape, dtype):
         return None if dtype.kind == "int" else f"holds integers, not {dtype.name}"
 
     def from_canonical(self, parts, spec, shape, dtype):
@@ -60,8 +60,8 @@ class TestBitPlanes(LayoutSuite):
     layout = "bit_planes"
     specs = (
         Spec("int8", (1, WHOLE)),
-        Spec("uint4", (1, 16), "bfloat16", zero="int"),
-        Spec("int3", (1, 8), "float16", zero="float"),
+        Spec("uint4", (1, 16), "bfloat16", zero_point="int"),
+        Spec("int3", (1, 8), "float16", zero_point="float"),
     )
     shapes = ((16, 64), (33, 70), (3, 8, 40))
 

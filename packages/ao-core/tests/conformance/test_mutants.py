@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from ao_core import Kernel, Recipe, ScaleMethod, Spec, Transform, WeightOnlyConfig
 from ao_core.config import Config
-from ao_core.dtypes import codebook_dtype, int_dtype
+from ao_core.dtypes import int_dtype, lut_dtype
 from ao_core.errors import AoError
 from ao_core.layouts import SHARED, Packed, PartAxis
 from ao_core.numerics import choose_qparams, pack_bits, unpack_bits
@@ -38,7 +38,7 @@ def check(base, fields, good, bad, test, match=None):
 
 # -- number formats ------------------------------------------------------------------------------
 
-THIRDS = codebook_dtype("thirds", [-1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0])
+THIRDS = lut_dtype("thirds", [-1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0])
 INT5 = replace(int_dtype("int5", 5), name="mine5")
 
 
@@ -113,11 +113,11 @@ class Native(Packed):
         return super(Packed, self).geometry(spec, shape, dtype)
 
 
-def loses_tail(self, codes, scale, zero, spec, dtype):
+def loses_tail(self, codes, scale, zero_point, spec, dtype):
     if (k := codes.shape[-1]) > 100 and k % 32:
         codes = codes.clone()
         codes[..., k - k % 32 :] = 0
-    return Packed.pack(self, codes, scale, zero, spec, dtype)
+    return Packed.pack(self, codes, scale, zero_point, spec, dtype)
 
 
 def loses_top_bit(self, parts, spec, shape, dtype):
@@ -134,7 +134,7 @@ class Split(Packed):
     name = "mine"
     affine = False
 
-    def fits(self, spec, shape, dtype):
+    def refuses(self, spec, shape, dtype):
         return None if len(shape) == 2 and shape[1] > 1 and dtype.has_scale else "needs a matrix"
 
     def encode(self, values, spec, dtype, quantize):
@@ -229,7 +229,7 @@ KERNELS = [
     (only(lambda x, w: x.shape[:-1].numel() == 3, lambda out: 2 * out), few_rows),
     (only(lambda x, w: x.shape[:-1].numel() == 0, lambda out: out[..., :-1]), few_rows),
     (only(lambda x, w: x.shape[-1] > 100, lambda out: 2 * out), few_rows),
-    (only(lambda x, w: w.spec.zero == "scaled", lambda out: 2 * out), without_nested),
+    (only(lambda x, w: w.spec.zero_point == "offset", lambda out: 2 * out), without_nested),
     (lambda x, w, bias: product(x.nan_to_num(0.0), w, bias), few_rows),
     (lambda x, w, bias: product(x, w, None), few_rows),
     (lambda x, w, bias: torch.zeros_like(product(x, w, bias)), few_rows),
@@ -237,9 +237,9 @@ KERNELS = [
 ]
 
 
-@pytest.mark.parametrize(("fn", "accepts"), KERNELS, ids=range(len(KERNELS)))
-def test_kernels(fn, accepts):
-    good = Kernel("mine", "linear", "packed", "cpu", product, 1, accepts=accepts)
+@pytest.mark.parametrize(("fn", "refuses"), KERNELS, ids=range(len(KERNELS)))
+def test_kernels(fn, refuses):
+    good = Kernel("mine", "linear", "packed", "cpu", product, 1, refuses=refuses)
     check(KernelSuite, lambda r: {"kernel": "mine"}, good, replace(good, fn=fn), "test_results")
 
 
@@ -262,10 +262,10 @@ FEW = {
 
 @pytest.mark.filterwarnings("ignore::ao_core.plugins.PluginWarning")
 @pytest.mark.parametrize(
-    ("accepts", "test", "match"),
+    ("refuses", "test", "match"),
     [
-        (slow, "test_reasons_are_sentences", "accepts takes 3. ms"),
-        (lambda call: False, "test_accepts_something", "accepts answers False; None means yes"),
+        (slow, "test_reasons_are_sentences", "refuses takes 3. ms"),
+        (lambda call: False, "test_accepts_something", "refuses answers False; None means yes"),
         (lambda call: "no", "test_reasons_are_sentences", "not a sentence"),
         (lambda call: "it is not in the mood", "test_accepts_something", "not in the mood"),
         (
@@ -275,14 +275,14 @@ FEW = {
         ),
     ],
 )
-def test_answers_of_kernels(accepts, test, match):
+def test_answers_of_kernels(refuses, test, match):
     good = Kernel("mine", "linear", "packed", "cpu", product, 1)
-    check(KernelSuite, lambda r: FEW, good, replace(good, accepts=accepts), test, match)
+    check(KernelSuite, lambda r: FEW, good, replace(good, refuses=refuses), test, match)
 
 
 @pytest.mark.filterwarnings("ignore::ao_core.plugins.PluginWarning")
 def test_a_layout_that_raises_fails_its_own_tests():
-    good, bad = layout(Packed), layout(Packed, fits=raising)
+    good, bad = layout(Packed), layout(Packed, refuses=raising)
     fields = {"layout": "mine", "shapes": ((16, 64),)}
     check(
         LayoutSuite, lambda r: fields, good, bad, "test_transposes", "a record raised KeyError: 'x'"
@@ -294,15 +294,15 @@ def test_a_layout_that_raises_fails_its_own_tests():
 
 def absmax(x, dtype, spec):
     storage = spec.scale_dtype if isinstance(spec.scale_dtype, str) else "float32"
-    return choose_qparams(x, dtype, spec.block, spec.zero, storage)
+    return choose_qparams(x, dtype, spec.block, spec.zero_point, storage)
 
 
 def changed(change, condition=lambda x, spec: True):
     """Scales of absmax, changed under a condition."""
 
     def choose(x, dtype, spec):
-        scale, zero = absmax(x, dtype, spec)
-        return (change(scale) if condition(x, spec) else scale), zero
+        scale, zero_point = absmax(x, dtype, spec)
+        return (change(scale) if condition(x, spec) else scale), zero_point
 
     return choose
 
@@ -312,10 +312,10 @@ def times(factor):
 
 
 def of_all_rows(x, dtype, spec):
-    scale, zero = absmax(x, dtype, spec)
-    if spec.zero == "none" and scale.numel():
+    scale, zero_point = absmax(x, dtype, spec)
+    if spec.zero_point == "none" and scale.numel():
         scale = scale.float().amax().expand(scale.shape).to(scale.dtype)
-    return scale, zero
+    return scale, zero_point
 
 
 def in_place(x, dtype, spec):
@@ -324,7 +324,7 @@ def in_place(x, dtype, spec):
 
 
 def symmetric(x, spec):
-    return spec.zero == "none"
+    return spec.zero_point == "none"
 
 
 SCALES = {
@@ -345,7 +345,7 @@ SCALES = {
 def test_scales(defect):
     choose, test = SCALES[defect]
     good, bad = (ScaleMethod("mine", fn, "of this test") for fn in (absmax, choose))
-    check(ScaleSuite, lambda r: {"scales": "mine"}, good, bad, test)
+    check(ScaleSuite, lambda r: {"scale_method": "mine"}, good, bad, test)
 
 
 # -- what is collected for a provider ------------------------------------------------------------
@@ -366,14 +366,14 @@ class NeedyConfig(Config):
 def test_what_raises_does_not_keep_others_from_being_tried():
     """Each record has its suite; one that raises when it is asked fails there, and nowhere else."""
     nan = ScaleMethod("mine", changed(times(torch.nan)), "of this test")
-    kernel = Kernel("mine", "linear", "packed", "cpu", product, 1, accepts=raising)
+    kernel = Kernel("mine", "linear", "packed", "cpu", product, 1, refuses=raising)
     records = (
         nan,
         kernel,
-        layout(Packed, name="raising", fits=raising),
+        layout(Packed, name="raising", refuses=raising),
         Transform(RaisingConfig, "raising", 1, raising),
         Transform(NeedyConfig, "needy", 1, raising),
-        Recipe("mine", WeightOnlyConfig("nf4", 32, scales="mine")),
+        Recipe("mine", WeightOnlyConfig("nf4", 32, scale_method="mine")),
     )
     with registered(*records):
         suites = {suite.__name__: suite for suite in suites_of("in-process")}

@@ -29,12 +29,12 @@ class OutlierSplit(Packed):
     name = "outlier_split"
     affine = False
 
-    def fits(self, spec, shape, dtype):
+    def refuses(self, spec, shape, dtype):
         if len(shape) != 2 or shape[1] < 8:
             return f"needs a matrix of at least 8 columns, found {shape}"
         if not dtype.has_scale:
             return f"splits off what spoils scales, and {dtype.name} has none"
-        return super().fits(spec, shape, dtype)
+        return super().refuses(spec, shape, dtype)
 
     def encode(self, values, spec, dtype, quantize):
         magnitude = F.pad(values.float().abs(), (0, 0, 0, 1)).amax(0)  # there may be no rows
@@ -66,7 +66,7 @@ def outlier_linear(x, w, bias):
 LAYOUT = OutlierSplit()
 KERNEL = Kernel(
     "outlier_linear", "linear", "outlier_split", "cpu", outlier_linear, 1,
-    accepts=lambda call: "does not quantize activations" if call.spec.act else None,
+    refuses=lambda call: "does not quantize activations" if call.spec.act else None,
 )  # fmt: skip
 RECORDS = (LAYOUT, KERNEL)
 SPEC = Spec("nf4", (1, 32), "bfloat16", layout="outlier_split")
@@ -75,7 +75,7 @@ SPEC = Spec("nf4", (1, 32), "bfloat16", layout="outlier_split")
 class TestLayout(LayoutSuite):
     records = RECORDS
     layout = "outlier_split"
-    specs = (SPEC, Spec("uint5", (1, 16), "float16", zero="int"))
+    specs = (SPEC, Spec("uint5", (1, 16), "float16", zero_point="int"))
     shapes = ((16, 64), (33, 170), (0, 16))
 
 
@@ -131,12 +131,13 @@ def test_outliers_are_kept_wherever_values_are_read_or_written():
 
 
 @pytest.mark.parametrize("scales", ["mse", "hqq"])
-def test_scales_are_chosen_for_what_the_codes_hold(scales):
+def test_scales_are_chosen_for_what_the_codes_hold(scale_method):
     """The search sees the values without the outliers, so it is no worse than absmax."""
     w = weight()
     spec = Spec("int4", (1, 32), layout="outlier_split")
     errors = [
-        float(sqnr(w, quantize_tensor(w, spec, scales=s).dequantize())) for s in ("absmax", scales)
+        float(sqnr(w, quantize_tensor(w, spec, scale_method=s).dequantize()))
+        for s in ("absmax", scale_method)
     ]
     assert errors[0] < errors[1]
 

@@ -62,7 +62,7 @@ def posit(name, kind, place):
         name, BITS, kind,
         encode=partial(encode, places=[place(code) for code in range(64)], even=kind == "float"),
         decode=partial(decode, values=values),
-        min=VALUES[0], max=VALUES[-1], reach=4.0,
+        min=VALUES[0], max=VALUES[-1], quant_max=4.0,
         summary="posit of 6 bits, 1 of exponent", rounds_to_zero=False,
     )  # fmt: skip
 
@@ -77,8 +77,8 @@ def nar_last(code):
 
 POSITS = (
     posit("posit6", "float", lambda code: code),
-    posit("posit6_flipped", "codebook", sign_flipped),
-    posit("posit6_nar_last", "codebook", nar_last),
+    posit("posit6_flipped", "lut", sign_flipped),
+    posit("posit6_nar_last", "lut", nar_last),
 )
 
 
@@ -114,4 +114,4 @@ def test_values():
 @pytest.mark.parametrize("kind", ["posit", "", "Int", None])
 def test_unknown_kinds_are_refused_by_name(kind):
     with pytest.raises(ConfigError, match=r"kind="):
-        DType("mine", 4, kind, encode=abs, decode=abs, min=-8, max=7, reach=7)
+        DType("mine", 4, kind, encode=abs, decode=abs, min=-8, max=7, quant_max=7)

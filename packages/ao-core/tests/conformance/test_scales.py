@@ -7,4 +7,4 @@ from ao_core.testing import ScaleSuite
 
 for _record in BUILTIN_SCALES:
     _name = f"Test_{_record.name}"
-    globals()[_name] = type(_name, (ScaleSuite,), {"scales": _record.name})
+    globals()[_name] = type(_name, (ScaleSuite,), {"scale_method": _record.name})

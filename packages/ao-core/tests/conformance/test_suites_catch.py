@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ao_core.dtypes import codebook_dtype, int_dtype
+from ao_core.dtypes import int_dtype, lut_dtype
 from ao_core.errors import AoError
 from ao_core.layouts import PartAxis, Plain
 from ao_core.numerics import error_sums
@@ -72,7 +72,7 @@ def test_number_formats(defect, test, args):
 def test_quality_has_a_floor_and_a_ceiling(monkeypatch):
     """A format that wastes its codes, and one that is better than information allows."""
     values = [-1.0, -0.001, *(i * 1e-5 for i in range(13)), 1.0]
-    wasteful = codebook_dtype("wasteful", values)
+    wasteful = lut_dtype("wasteful", values)
     honest = registry.dtypes.get
 
     def get(name):
@@ -98,10 +98,10 @@ class Forgetful(Plain):
     """Loses the last code of every row."""
 
     def unpack(self, parts, spec, shape, dtype):
-        codes, scale, zero = super().unpack(parts, spec, shape, dtype)
+        codes, scale, zero_point = super().unpack(parts, spec, shape, dtype)
         codes = codes.clone()
         codes[..., -1] = 0
-        return codes, scale, zero
+        return codes, scale, zero_point
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_kernels():
     sloppy, case = suite(fn=lambda x, w, b: reference.fn(x, w, b) * 1.01)
     with pytest.raises(AssertionError, match="relative error"):
         sloppy.test_results(case)
-    curt, _ = suite(accepts=lambda call: "no" if call.m > 2 else None)
+    curt, _ = suite(refuses=lambda call: "no" if call.m > 2 else None)
     with pytest.raises(AssertionError, match="not a sentence"):
         curt.test_reasons_are_sentences()
     rigid, case = suite(fn=lambda x, w, b: reference.fn(x.view(-1, x.shape[-1]), w, b))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ao_core.dtypes import CODED_DTYPES, codebook_dtype, int_dtype
+from ao_core.dtypes import CODED_DTYPES, int_dtype, lut_dtype
 from ao_core.errors import ConfigError
 from ao_core.numerics import (
     choose_qparams,
@@ -17,8 +17,8 @@ from ao_core.numerics import (
     expand,
     grid_shape,
     qparams_of_range,
+    quant_max_of,
     quantize_affine,
-    reach_of,
     scale_to_float,
     sqnr,
 )
@@ -46,12 +46,12 @@ def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def round_trip(x: torch.Tensor, dtype: DType, block, zero="none", scale_dtype="float32"):
+def round_trip(x: torch.Tensor, dtype: DType, block, zero_point="none", scale_dtype="float32"):
     """(approximation, codes, scale, zero point), with every invariant of the parts checked."""
-    scale, point = choose_qparams(x, dtype, block, zero, scale_dtype)
+    scale, point = choose_qparams(x, dtype, block, zero_point, scale_dtype)
     assert scale.shape == grid_shape(x.shape, block)
     assert scale.dtype == STORAGE[scale_dtype]
-    if zero == "none":
+    if zero_point == "none":
         assert point is None
     else:
         assert point is not None
@@ -71,12 +71,12 @@ def round_trip(x: torch.Tensor, dtype: DType, block, zero="none", scale_dtype="f
 def test_dequantize_is_the_formula(dtype: DType, shape, block, seed):
     """(decode - zero) * scale, element by element, whatever the shape and block."""
     x = gaussian(*shape, seed=seed) if shape else gaussian(1, seed=seed).squeeze()
-    for zero in ("none", "int", "float") if dtype.kind == "int" else ("none", "float"):
-        approx, codes, scale, point = round_trip(x, dtype, block, zero)
+    for zero_point in ("none", "int", "float") if dtype.kind == "int" else ("none", "float"):
+        approx, codes, scale, point = round_trip(x, dtype, block, zero_point)
         wide = expand(scale, shape, block)
         offset = 0.0
         if point is not None:
-            offset = expand(dtype.decode(point) if zero == "int" else point, shape, block)
+            offset = expand(dtype.decode(point) if zero_point == "int" else point, shape, block)
         assert torch.equal(approx, (dtype.decode(codes) - offset) * wide)
         assert torch.equal(codes, dtype.encode((x / wide + offset).expand(shape)))
 
@@ -86,12 +86,12 @@ def test_dequantize_is_the_formula(dtype: DType, shape, block, seed):
 def test_error_is_at_most_half_a_step_where_nothing_clips(dtype: DType, scale_dtype: str):
     x = gaussian(16, 100)
     zeros = ("none", "int", "float") if dtype.min < 0 else ("int", "float")
-    for zero in zeros:
-        approx, _, scale, point = round_trip(x, dtype, (1, 32), zero, scale_dtype)
+    for zero_point in zeros:
+        approx, _, scale, point = round_trip(x, dtype, (1, 32), zero_point, scale_dtype)
         step = expand(scale_to_float(scale), x.shape, (1, 32))
         shift = 0.0
         if point is not None:
-            values = dtype.decode(point) if zero == "int" else point.float()
+            values = dtype.decode(point) if zero_point == "int" else point.float()
             shift = expand(values, x.shape, (1, 32))
         position = x / step + shift
         inside = (position > dtype.min - 0.5) & (position < dtype.max + 0.5)
@@ -100,7 +100,7 @@ def test_error_is_at_most_half_a_step_where_nothing_clips(dtype: DType, scale_dt
         # A scale of full precision clips at most half a step, with or without a zero point.
         if scale_dtype == "float32" and dtype.bits > 1:
             assert (approx - x).abs().le(1.001 * step).all()
-            assert zero == "none" or inside.float().mean() > 0.9
+            assert zero_point == "none" or inside.float().mean() > 0.9
 
 
 @every_int
@@ -111,7 +111,7 @@ def test_symmetric_scale_moves_no_element_by_more_than_half_a_step(dtype: DType)
         x = gaussian(8, 64)
     approx, _, scale, _ = round_trip(x, dtype, (1, WHOLE))
     assert (approx - x).abs().le(0.50001 * scale).all()
-    assert torch.equal(scale, x.abs().amax(1, keepdim=True) / dtype.reach)
+    assert torch.equal(scale, x.abs().amax(1, keepdim=True) / dtype.quant_max)
 
 
 @every_scale
@@ -121,8 +121,8 @@ def test_zero_is_exact(dtype: DType, scale_dtype: str):
     x[::2] += 3.0
     x[1::4] -= 9.0
     x[:, ::7] = 0.0
-    for zero in ("none", "int"):
-        approx, *_ = round_trip(x, dtype, (1, 16), zero, scale_dtype)
+    for zero_point in ("none", "int"):
+        approx, *_ = round_trip(x, dtype, (1, 16), zero_point, scale_dtype)
         assert (approx[:, ::7] == 0).all()
 
 
@@ -159,13 +159,13 @@ def test_a_signed_zero_point_is_a_code(dtype: DType):
 
 @every_dtype
 @every_scale
-@pytest.mark.parametrize("zero", ["none", "int", "float"])
-def test_extreme_magnitudes_stay_finite(dtype: DType, scale_dtype: str, zero: str):
-    if zero == "int" and dtype.kind != "int":
-        zero = "none"
+@pytest.mark.parametrize("zero_point", ["none", "int", "float"])
+def test_extreme_magnitudes_stay_finite(dtype: DType, scale_dtype: str, zero_point: str):
+    if zero_point == "int" and dtype.kind != "int":
+        zero_point = "none"
     for magnitude in (3.4e38, 1e38, 1e5, 1e-6, 1e-30, 1e-38, 1e-40, 1e-45, 0.0):
         x = torch.tensor([[1.0, -1.0, 0.5, 0.0]]) * magnitude
-        approx, _, scale, point = round_trip(x, dtype, (1, WHOLE), zero, scale_dtype)
+        approx, _, scale, point = round_trip(x, dtype, (1, WHOLE), zero_point, scale_dtype)
         step = scale_to_float(scale)
         assert step.isfinite().all()
         assert (step > 0).all()
@@ -262,23 +262,23 @@ def test_dequantize_is_differentiable_in_scale_and_zero():
     dtype = DTYPES["uint4"]
     codes = torch.tensor([[1, 2, 3, 4]], dtype=torch.uint8)
     scale = torch.tensor([[0.5, 2.0]], requires_grad=True)
-    zero = torch.tensor([[1.0, 0.0]], requires_grad=True)
-    dequantize_affine(codes, dtype, (1, 2), scale, zero).sum().backward()
+    zero_point = torch.tensor([[1.0, 0.0]], requires_grad=True)
+    dequantize_affine(codes, dtype, (1, 2), scale, zero_point).sum().backward()
     assert scale.grad.tolist() == [[1.0, 7.0]]
-    assert zero.grad.tolist() == [[-1.0, -4.0]]
+    assert zero_point.grad.tolist() == [[-1.0, -4.0]]
 
 
-@pytest.mark.parametrize("zero", ["none", "int"])
+@pytest.mark.parametrize("zero_point", ["none", "int"])
 @pytest.mark.parametrize("bits", range(2, 9))
-def test_sqnr_of_integers_on_gaussian_data(bits: int, zero: str):
+def test_sqnr_of_integers_on_gaussian_data(bits: int, zero_point: str):
     """Uniform noise has the variance step**2 / 12. Few, coarse steps deviate from uniform a little.
 
     The greatest magnitude of a symmetric block errs by exactly half a step, step**2 / 4, or not at all.
     """
     x = gaussian(256, 512)
-    approx, _, scale, _ = round_trip(x, DTYPES[f"int{bits}"], (1, 32), zero)
+    approx, _, scale, _ = round_trip(x, DTYPES[f"int{bits}"], (1, 32), zero_point)
     of_greatest = 3 if bits < 5 else 0
-    variance = scale.square().mean() / 12 * (1 if zero == "int" else (31 + of_greatest) / 32)
+    variance = scale.square().mean() / 12 * (1 if zero_point == "int" else (31 + of_greatest) / 32)
     expected = -10 * torch.log10(variance).item()
     assert sqnr(x, approx).item() == pytest.approx(expected, abs=1.0 if bits < 4 else 0.2)
 
@@ -300,9 +300,9 @@ def test_sqnr_on_gaussian_data(name: str, low: float, high: float):
 
 def test_bad_parameters_are_named():
     x = gaussian(4, 8)
-    with pytest.raises(ConfigError, match="zero='asym'.*none, int, float"):
+    with pytest.raises(ConfigError, match="zero_point='asym'.*none, int, float"):
         choose_qparams(x, DTYPES["int8"], (1, 8), "asym")
-    with pytest.raises(ConfigError, match="zero='int' needs an integer format, but nf4"):
+    with pytest.raises(ConfigError, match="zero_point='int' needs an integer format, but nf4"):
         choose_qparams(x, DTYPES["nf4"], (1, 8), "int")
     with pytest.raises(ConfigError, match="scale_dtype='fp8'.*e8m0, e4m3"):
         choose_qparams(x, DTYPES["int8"], (1, 8), scale_dtype="fp8")
@@ -322,13 +322,13 @@ _LEAST = {
 
 def test_blocks_of_zeros_without_a_zero():
     """Codes that cannot say 0 get the least scale, not 1: else zeros would become the least value."""
-    fmt = codebook_dtype("positive", (0.25, 0.5, 1.0))
+    fmt = lut_dtype("positive", (0.25, 0.5, 1.0))
     x = torch.tensor([[0.0, 0.0], [0.0, 2.0]])
     scale, _ = choose_qparams(x, fmt, (1, 2))
     assert scale.flatten().tolist() == [2.0**-126, 2.0]
-    signed = codebook_dtype("signed", (-1.0, 0.0, 1.0))
+    signed = lut_dtype("signed", (-1.0, 0.0, 1.0))
     assert choose_qparams(x, signed, (1, 2))[0].flatten().tolist() == [1.0, 2.0]
-    around = codebook_dtype("around", (-2.0, 1.0, 2.0))  # as iq4_nl: of both signs, and no 0
+    around = lut_dtype("around", (-2.0, 1.0, 2.0))  # as iq4_nl: of both signs, and no 0
     for scale_dtype, least in _LEAST.items():
         scale, _ = choose_qparams(x, around, (1, 2), scale_dtype=scale_dtype)
         assert scale_to_float(scale)[0].item() == least
@@ -341,9 +341,9 @@ def test_rank1_scales(scale_dtype):
     """Of each element the lesser of the greatest of its row and of its column, over the reach."""
     fmt = int_dtype("int8", 8)
     x = torch.tensor([[1.0, -8.0, 0.0], [4.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
-    scale, zero = choose_qparams(x, fmt, (1, 1), scale_dtype=scale_dtype, rule="rank1")
-    assert zero is None
-    expected = torch.tensor([[4.0, 8.0, 0.0], [4.0, 4.0, 0.0], [0.0, 0.0, 0.0]]) / fmt.reach
+    scale, zero_point = choose_qparams(x, fmt, (1, 1), scale_dtype=scale_dtype, rule="rank1")
+    assert zero_point is None
+    expected = torch.tensor([[4.0, 8.0, 0.0], [4.0, 4.0, 0.0], [0.0, 0.0, 0.0]]) / fmt.quant_max
     torch.testing.assert_close(scale.float(), expected, rtol=2.0**-8, atol=2.0**-126)
     assert bool((scale > 0).all())
     # the greatest of each row and column of scales give all of them again
@@ -363,14 +363,17 @@ def test_greatest_integer_or_half_a_step_beyond(bits: int, size: int):
     """Whichever has the less error: that of all elements of a small block, or of the greatest one."""
     x, dtype = gaussian(1 << 20).view(-1, size), DTYPES[f"int{bits}"]
     errors = []
-    for reach in (dtype.max, dtype.reach):
+    for quant_max in (dtype.max, dtype.quant_max):
         scale, _ = qparams_of_range(
-            -x.abs().amax(1, keepdim=True), x.abs().amax(1, keepdim=True), dtype, reach=reach
+            -x.abs().amax(1, keepdim=True),
+            x.abs().amax(1, keepdim=True),
+            dtype,
+            quant_max=quant_max,
         )
         codes = quantize_affine(x, dtype, (1, size), scale)
         errors.append(sqnr(x, dequantize_affine(codes, dtype, (1, size), scale)).item())
-    chosen = reach_of(dtype, (1, size))
-    assert errors[(dtype.max, dtype.reach).index(chosen)] >= max(errors) - 0.02
+    chosen = quant_max_of(dtype, (1, size))
+    assert errors[(dtype.max, dtype.quant_max).index(chosen)] >= max(errors) - 0.02
     assert torch.equal(
         choose_qparams(x, dtype, (1, size))[0], x.abs().amax(1, keepdim=True) / chosen
     )
@@ -378,10 +381,10 @@ def test_greatest_integer_or_half_a_step_beyond(bits: int, size: int):
 
 def test_reach_of_blocks():
     """Follows the block that is asked for, not the sizes of a tensor, and is for integers with a sign."""
-    assert reach_of(DTYPES["int8"], (1, 128)) == 127
-    assert reach_of(DTYPES["int8"], (4, 32)) == 127
+    assert quant_max_of(DTYPES["int8"], (1, 128)) == 127
+    assert quant_max_of(DTYPES["int8"], (4, 32)) == 127
     for block in ((1, -1), (-1, -1), (1, 512), (128, 128)):
-        assert reach_of(DTYPES["int8"], block) == 127.5
-    assert reach_of(DTYPES["int4"], (1, 32)) == 7.5
+        assert quant_max_of(DTYPES["int8"], block) == 127.5
+    assert quant_max_of(DTYPES["int4"], (1, 32)) == 7.5
     for name in ("f8e4m3", "nf4", "uint8", "int1", "ternary"):
-        assert reach_of(DTYPES[name], (1, 32)) == DTYPES[name].reach
+        assert quant_max_of(DTYPES[name], (1, 32)) == DTYPES[name].quant_max

@@ -80,9 +80,9 @@ def test_any_float32_goes_to_the_nearest(name: str, values: list[float]):
 @every_book
 def test_special_values(values: tuple[float, ...]):
     x = torch.tensor([math.inf, -math.inf, math.nan, 0.0])
-    high, low, nan, zero = encode_codebook(x, values).tolist()
+    high, low, nan, zero_point = encode_codebook(x, values).tolist()
     assert (low, high) == (0, len(values) - 1)
-    assert nan == zero
+    assert nan == zero_point
 
 
 def test_a_tie_goes_to_the_lower_value():

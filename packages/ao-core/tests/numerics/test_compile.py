@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ao_core.dtypes import CODED_DTYPES, codebook_dtype
+from ao_core.dtypes import CODED_DTYPES, lut_dtype
 from ao_core.numerics import (
     choose_qparams,
     dequantize_affine,
@@ -18,11 +18,11 @@ from ao_core.numerics import (
 from ao_core.records import DType
 
 DTYPES = {dtype.name: dtype for dtype in CODED_DTYPES}
-WIDE = codebook_dtype("codebook8", [v / 100 for v in range(-128, 128)])
+WIDE = lut_dtype("codebook8", [v / 100 for v in range(-128, 128)])
 
 
-def round_trip(x: torch.Tensor, dtype: DType, block, zero, scale_dtype, mx_mode="floor"):
-    scale, point = choose_qparams(x, dtype, block, zero, scale_dtype, mx_mode=mx_mode)
+def round_trip(x: torch.Tensor, dtype: DType, block, zero_point, scale_dtype, mx_mode="floor"):
+    scale, point = choose_qparams(x, dtype, block, zero_point, scale_dtype, mx_mode=mx_mode)
     codes = quantize_affine(x, dtype, block, scale, point)
     stored = unpack_bits(pack_bits(codes, dtype.bits), dtype.bits, x.shape[-1])
     return stored, scale.float(), dequantize_affine(stored, dtype, block, scale, point)
@@ -30,7 +30,7 @@ def round_trip(x: torch.Tensor, dtype: DType, block, zero, scale_dtype, mx_mode=
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "block", "zero", "scale_dtype", "mx_mode"),
+    ("name", "block", "zero_point", "scale_dtype", "mx_mode"),
     [
         ("int3", (1, 24), "none", "bfloat16", "floor"),  # ragged
         ("uint4", (1, 32), "int", "float16", "floor"),
@@ -42,12 +42,12 @@ def round_trip(x: torch.Tensor, dtype: DType, block, zero, scale_dtype, mx_mode=
         ("f8e4m3", (16, 40), "none", "float32", "floor"),  # ragged, one row of blocks
     ],
 )
-def test_one_graph_with_the_same_numbers(name, block, zero, scale_dtype, mx_mode):
+def test_one_graph_with_the_same_numbers(name, block, zero_point, scale_dtype, mx_mode):
     torch._dynamo.reset()
     dtype = WIDE if name == WIDE.name else DTYPES[name]
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return round_trip(x, dtype, block, zero, scale_dtype, mx_mode)
+        return round_trip(x, dtype, block, zero_point, scale_dtype, mx_mode)
 
     x = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
     compiled = torch.compile(function, fullgraph=True)
@@ -67,12 +67,12 @@ def test_ragged_packing_compiles(bits: int):
 
 
 @pytest.mark.parametrize("dtype", CODED_DTYPES, ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("zero", ["none", "float"])
+@pytest.mark.parametrize("zero_point", ["none", "float"])
 @pytest.mark.parametrize("scale_dtype", ["float32", "e8m0", "e4m3"])
-def test_fake_and_meta_tensors(dtype: DType, zero: str, scale_dtype: str):
+def test_fake_and_meta_tensors(dtype: DType, zero_point: str, scale_dtype: str):
     with FakeTensorMode():
-        fake = round_trip(torch.randn(6, 50), dtype, (1, 16), zero, scale_dtype, "even")
-    meta = round_trip(torch.randn(6, 50, device="meta"), dtype, (1, 16), zero, scale_dtype)
+        fake = round_trip(torch.randn(6, 50), dtype, (1, 16), zero_point, scale_dtype, "even")
+    meta = round_trip(torch.randn(6, 50, device="meta"), dtype, (1, 16), zero_point, scale_dtype)
     for codes, scale, approx in (fake, meta):
         assert codes.shape == approx.shape == (6, 50)
         assert scale.shape == grid_shape((6, 50), (1, 16))

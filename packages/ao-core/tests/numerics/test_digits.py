@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ao_core import Spec, quantize_tensor
-from ao_core.dtypes import CODED_DTYPES, codebook_dtype
+from ao_core.dtypes import CODED_DTYPES, lut_dtype
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.layouts import Digits
 from ao_core.numerics import digits_a_byte, pack_digits, unpack_digits
@@ -54,12 +54,12 @@ def test_bad_arguments_are_named():
 
 
 def test_the_layout_is_refused_where_packed_is_no_larger():
-    fits = Digits().fits
+    refuses = Digits().refuses
     spec = Spec("x", (1, 32))
     for dtype in DTYPES.values():
-        assert (fits(spec, (8, 64), dtype) is None) == (dtype.name == "ternary")
-    assert fits(spec, (8, 64), codebook_dtype("five", [-2, -1, 0, 1, 2])) is None
-    assert fits(spec, (8, 64), codebook_dtype("seven", list(range(7)))) is not None
+        assert (refuses(spec, (8, 64), dtype) is None) == (dtype.name == "ternary")
+    assert refuses(spec, (8, 64), lut_dtype("five", [-2, -1, 0, 1, 2])) is None
+    assert refuses(spec, (8, 64), lut_dtype("seven", list(range(7)))) is not None
     with pytest.raises(QuantizationError, match="2 digits of base 16.*use the layout 'packed'"):
         quantize_tensor(torch.ones(8, 64), Spec("int4", (1, 32), layout="digits"))
 

@@ -35,15 +35,15 @@ def test_known_values():
 
 
 def test_equal_and_zero_tensors():
-    zero, one = torch.zeros(3), torch.ones(3)
-    for same in (zero, one, torch.empty(0)):
+    zero_point, one = torch.zeros(3), torch.ones(3)
+    for same in (zero_point, one, torch.empty(0)):
         assert sqnr(same, same).item() == math.inf
         assert relative_error(same, same).item() == 0
         assert cosine(same, same).item() == pytest.approx(1)
-    assert sqnr(zero, one).item() == -math.inf
-    assert relative_error(zero, one).item() == math.inf
-    assert relative_error(one, zero).item() == 1
-    assert cosine(zero, one).item() == 0
+    assert sqnr(zero_point, one).item() == -math.inf
+    assert relative_error(zero_point, one).item() == math.inf
+    assert relative_error(one, zero_point).item() == 1
+    assert cosine(zero_point, one).item() == 0
 
 
 def test_extremes_do_not_overflow_or_underflow():

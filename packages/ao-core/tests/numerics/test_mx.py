@@ -138,8 +138,8 @@ def test_blocks_of_32_quantize_as_in_gfloat(name: str):
     kind = {"f8": "mxfp8", "f6": "mxfp6", "f4": "mxfp4"}[name[:2]]
     info: BlockFormatInfo = getattr(gfloat.formats, f"format_info_{kind}_{name[2:]}")
     expected = [quantize_block(info, row, compute_scale_amax) for row in x.double().numpy()]
-    scale, zero = choose_qparams(x, DTYPES[name], (1, 32), scale_dtype="e8m0")
-    assert zero is None
+    scale, zero_point = choose_qparams(x, DTYPES[name], (1, 32), scale_dtype="e8m0")
+    assert zero_point is None
     codes = quantize_affine(x, DTYPES[name], (1, 32), scale)
     got = dequantize_affine(codes, DTYPES[name], (1, 32), scale)
     np.testing.assert_array_equal(got.double().numpy(), np.stack(expected))
@@ -151,7 +151,7 @@ def test_every_format_gets_a_usable_scale(dtype, mode: str):
     """Within a factor of two of the ideal one; "rceil" never below it."""
     x = torch.rand(20, 32, generator=torch.Generator().manual_seed(0)) + 1e-3
     scale, _ = choose_qparams(x, dtype, (1, 32), scale_dtype="e8m0", mx_mode=mode)
-    ideal = x.amax(1) / (max(1.0, dtype.max) if dtype.kind == "int" else dtype.reach)
+    ideal = x.amax(1) / (max(1.0, dtype.max) if dtype.kind == "int" else dtype.quant_max)
     ratio = scale.float().flatten() / ideal
     assert (ratio > (1.0 - 1e-6 if mode == "rceil" else 0.5)).all()
     assert (ratio <= (2.0 if mode == "rceil" else 4.0)).all()

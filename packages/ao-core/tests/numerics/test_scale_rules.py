@@ -18,8 +18,10 @@ def test_the_mean_magnitude_as_scale(scale_dtype: str):
     """BitNet b1.58: round and clip x / mean |x|; a block of zeros has scale 1."""
     x = torch.randn(6, 96, generator=torch.Generator().manual_seed(0))
     x[2, :32] = 0
-    scale, zero = choose_qparams(x, DTYPES["ternary"], (1, 32), "none", scale_dtype, rule="absmean")
-    assert zero is None
+    scale, zero_point = choose_qparams(
+        x, DTYPES["ternary"], (1, 32), "none", scale_dtype, rule="absmean"
+    )
+    assert zero_point is None
     mean = x.double().abs().reshape(6, 3, 32).mean(-1)
     mean[2, 0] = 1
     torch.testing.assert_close(
@@ -48,7 +50,11 @@ def test_rules_for_scales_are_checked():
         ConfigError, match="scale_rule='median' is unknown; use one of absmax, greatest, absm"
     ):
         choose_qparams(x, ternary, (1, 4), rule="median")
-    with pytest.raises(ConfigError, match="zero='float' and scale_dtype='float32' is not defined"):
+    with pytest.raises(
+        ConfigError, match="zero_point='float' and scale_dtype='float32' is not defined"
+    ):
         choose_qparams(x, ternary, (1, 4), "float", rule="absmean")
-    with pytest.raises(ConfigError, match="use zero='none' and a scale in another dtype than e8m0"):
+    with pytest.raises(
+        ConfigError, match="use zero_point='none' and a scale in another dtype than e8m0"
+    ):
         choose_qparams(x, ternary, (1, 4), scale_dtype="e8m0", rule="absmean")

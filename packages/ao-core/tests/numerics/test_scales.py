@@ -53,7 +53,7 @@ def compare(method: str, x, dtype, spec, powers=(None,)):
     """For each power: (errors of absmax, errors of the method), group by group."""
     choose = METHODS[method][0]
     name = spec.scale_dtype
-    before = choose_qparams(x, dtype, spec.block, spec.zero, name)
+    before = choose_qparams(x, dtype, spec.block, spec.zero_point, name)
     after = choose(x, dtype, spec)
     for old, new in zip(before, after, strict=True):
         if old is None:
@@ -67,12 +67,12 @@ def compare(method: str, x, dtype, spec, powers=(None,)):
 @every_method
 @pytest.mark.parametrize("kind", ["normal", "uniform", "student"])
 @pytest.mark.parametrize("bits", [4, 3, 2])
-@pytest.mark.parametrize("zero", ["none", "int"])
-def test_better_than_absmax_for_every_group_size(method, kind, bits, zero):
-    dtype = DTYPES[f"int{bits}" if zero == "none" else f"uint{bits}"]
+@pytest.mark.parametrize("zero_point", ["none", "int"])
+def test_better_than_absmax_for_every_group_size(method, kind, bits, zero_point):
+    dtype = DTYPES[f"int{bits}" if zero_point == "none" else f"uint{bits}"]
     x = weights(kind, 8, 520)
     for group in (32, 64, 128, 256, WHOLE):
-        spec = Spec(dtype.name, (1, group), "bfloat16", zero)
+        spec = Spec(dtype.name, (1, group), "bfloat16", zero_point)
         pairs = compare(method, x, dtype, spec, (None, METHODS[method][1]))
         for old, new in pairs:
             assert (new <= old).all()
@@ -84,12 +84,12 @@ def test_better_than_absmax_for_every_group_size(method, kind, bits, zero):
 
 @every_method
 @pytest.mark.parametrize("bits", [4, 3, 2])
-@pytest.mark.parametrize("zero", ["none", "int"])
-def test_weights_keep_their_length(method, bits, zero):
+@pytest.mark.parametrize("zero_point", ["none", "int"])
+def test_weights_keep_their_length(method, bits, zero_point):
     """The least squared error of 2 bits, with scales unbounded, loses a tenth of it."""
-    dtype = DTYPES[f"int{bits}" if zero == "none" else f"uint{bits}"]
+    dtype = DTYPES[f"int{bits}" if zero_point == "none" else f"uint{bits}"]
     x = weights("normal", 64, 256)
-    spec = Spec(dtype.name, (1, 64), "bfloat16", zero)
+    spec = Spec(dtype.name, (1, 64), "bfloat16", zero_point)
     found = round_trip(x, dtype, spec.block, METHODS[method][0](x, dtype, spec))
     gain = float((found * x).sum() / x.square().sum())
     assert 0.95 < gain < 1.01
@@ -118,8 +118,8 @@ def test_never_worse_in_either_measure(method, name, scale_dtype):
     x[4] *= 1e-30
     x[5] = -x[5].abs()
     kinds = ("none", "int", "float") if dtype.kind == "int" else ("none", "float")
-    for zero in kinds:
-        spec = Spec(name, (1, 32), scale_dtype, zero)
+    for zero_point in kinds:
+        spec = Spec(name, (1, 32), scale_dtype, zero_point)
         for old, new in compare(method, x, dtype, spec, (None, METHODS[method][1])):
             assert (new <= old * (1 + 1e-12)).all()
             assert (new[1] == 0).all()
@@ -136,8 +136,8 @@ def test_never_worse_in_either_measure(method, name, scale_dtype):
 def test_any_shape_and_block_is_what_its_blocks_are_alone(name, shape, block, method, seed):
     """Ragged, empty and n-dimensional tensors; a permuted tensor gives the same."""
     dtype, choose = DTYPES[name], METHODS[method][0]
-    zero = "int" if dtype.min == 0 else "none"
-    spec = Spec(name, block, "float32", zero)
+    zero_point = "int" if dtype.min == 0 else "none"
+    spec = Spec(name, block, "float32", zero_point)
     x = weights("normal", *shape, seed=seed)
     scale, point = choose(x, dtype, spec)
     assert scale.shape == grid_shape(shape, block)
@@ -175,7 +175,7 @@ def test_near_the_optimum_of_an_exhaustive_search(name):
     spec = Spec(name, (1, WHOLE))
     (limit, _), (_, found) = compare("mse", x, dtype, spec, (None, 2.0))
     best = torch.full((40, 1), torch.inf, dtype=torch.float64)
-    top = x.abs().amax(1, keepdim=True) / dtype.reach
+    top = x.abs().amax(1, keepdim=True) / dtype.quant_max
     factors = torch.linspace(0.025, 1.25, 2000)
     for factor in torch.cat([factors, -factors]).tolist():
         plain, new = (errors(x, dtype, spec, (top * factor, None), p) for p in (None, 2.0))

@@ -58,8 +58,8 @@ def test_slabs_are_small_where_blocks_are(shape):
 def test_same_codes_as_at_once(monkeypatch, shape, block, name):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     dtype = registry.dtypes.get(name)
-    zero = "int" if name == "uint4" else "none"
-    scale, point = choose_qparams(x, dtype, block, zero)
+    zero_point = "int" if name == "uint4" else "none"
+    scale, point = choose_qparams(x, dtype, block, zero_point)
     calls = []
     real = affine._quantize_affine
     monkeypatch.setattr(affine, "_quantize_affine", lambda *a: calls.append(0) or real(*a))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.cluster.vq import kmeans2
 
 from ao_core import WHOLE
-from ao_core.dtypes import table_dtype
+from ao_core.dtypes import codebook_dtype
 from ao_core.errors import ConfigError
 from ao_core.numerics import (
     choose_qparams,
@@ -92,9 +92,9 @@ def test_few_different_values_are_exact():
 @pytest.mark.parametrize("size", [1e-38, 1e-20, 1.0, 1e38])
 @pytest.mark.parametrize("scale_dtype", ["float32", "bfloat16", "float16"])
 def test_any_size_of_weights(size: float, scale_dtype: str):
-    dtype, x = table_dtype("mine", 4), gaussian(6, 70).clamp(-3, 3) * size
-    tables, zero = choose_qparams(x, dtype, (1, WHOLE), scale_dtype=scale_dtype)
-    assert zero is None
+    dtype, x = codebook_dtype("mine", 4), gaussian(6, 70).clamp(-3, 3) * size
+    tables, zero_point = choose_qparams(x, dtype, (1, WHOLE), scale_dtype=scale_dtype)
+    assert zero_point is None
     assert bool(tables.float().isfinite().all())
     values = dequantize_affine(
         quantize_affine(x, dtype, (1, WHOLE), tables), dtype, (1, WHOLE), tables
@@ -115,20 +115,20 @@ def test_zeros_nan_and_one_block_beside_it():
 
 
 def test_zero_points_and_other_scales_are_refused():
-    dtype, x = table_dtype("mine", 3), gaussian(2, 8)
-    for zero, scale_dtype in (("float", "float32"), ("none", "e8m0"), ("none", "e4m3")):
+    dtype, x = codebook_dtype("mine", 3), gaussian(2, 8)
+    for zero_point, scale_dtype in (("float", "float32"), ("none", "e8m0"), ("none", "e4m3")):
         with pytest.raises(
-            ConfigError, match="mine has learned values in place of scales; use zero="
+            ConfigError, match="mine has learned values in place of scales; use zero_point="
         ):
-            choose_qparams(x, dtype, (1, WHOLE), zero, scale_dtype)
+            choose_qparams(x, dtype, (1, WHOLE), zero_point, scale_dtype)
     for bits in (0, 9):
         with pytest.raises(ConfigError, match=f"bits={bits}: a table has 1 to 8 bits"):
-            table_dtype("mine", bits)
+            codebook_dtype("mine", bits)
 
 
 def test_the_table_is_the_one_that_is_stored():
     """Codes are chosen among the values as rounded, so that none is farther than another."""
-    dtype, x = table_dtype("mine", 6), gaussian(4, 300)
+    dtype, x = codebook_dtype("mine", 6), gaussian(4, 300)
     tables, _ = choose_qparams(x, dtype, (1, WHOLE), scale_dtype="bfloat16")
     assert tables.dtype == torch.bfloat16
     codes = quantize_affine(x, dtype, (1, WHOLE), tables)

@@ -95,7 +95,7 @@ def site(tmp_path, monkeypatch):
 def registry(monkeypatch):
     """A fresh registry, with the number formats int4 and int8, in place of the process's own."""
     builtins = [
-        DType(name, 4, "int", encode=abs, decode=abs, min=-8, max=7, reach=7)
+        DType(name, 4, "int", encode=abs, decode=abs, min=-8, max=7, quant_max=7)
         for name in ("int4", "int8")
     ]
     fresh = Registry({"dtypes": lambda: builtins})

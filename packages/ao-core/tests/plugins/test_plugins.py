@@ -63,7 +63,7 @@ def ao_layouts(): return (Flip(),)
 @hookimpl
 def ao_kernels(): return [Kernel("k", "linear", "flip", "cpu", same, 0)]
 @hookimpl
-def ao_scales(): return [ScaleMethod("s", None)]
+def ao_scale_methods(): return [ScaleMethod("s", None)]
 @hookimpl
 def ao_transforms(): return {Transform(Config, "t", 1, same)}
 @hookimpl
@@ -82,7 +82,7 @@ def ao_tensors(): return [Odd]
             "dtypes": ["fp3"],
             "layouts": ["flip"],
             "kernels": ["k"],
-            "scales": ["s"],
+            "scale_methods": ["s"],
             "transforms": ["t"],
             "recipes": ["good/r"],
             "optimizers": ["Momentum"],

@@ -49,7 +49,7 @@ class Raising(Plain):
     canonical = False
     canonical_name = "plain"
     native_devices = ("cpu",)
-    fits = raising
+    refuses = raising
 
 
 def kernel(name, layout, priority, **answers):
@@ -69,11 +69,11 @@ def ao_layouts():
 @hookimpl
 def ao_kernels():
     return [
-        kernel("raises", "plain", 190, accepts=raising),
-        kernel("answers_false", "plain", 190, accepts=lambda call: False),
-        kernel("exits", "plain", 190, accepts=exit),
-        kernel("slow", "plain", 190, accepts=slow),
-        kernel("unavailable", "plain", 190, available=raising),
+        kernel("raises", "plain", 190, refuses=raising),
+        kernel("answers_false", "plain", 190, refuses=lambda call: False),
+        kernel("exits", "plain", 190, refuses=exit),
+        kernel("slow", "plain", 190, refuses=slow),
+        kernel("unavailable", "plain", 190, unavailable=raising),
         kernel("highest", "raising", 1000),
         kernel("everything", "*", 190),
         kernel("of_raising", "raising", 190),
@@ -145,7 +145,7 @@ def test_nobody_else_notices(seen):
         "accepts of kernel 'answers_false'.*returned False, not None or a sentence",
         "accepts of kernel 'exits'.*SystemExit",
         "accepts of kernel 'slow'.*takes .* ms",
-        "available of kernel 'unavailable'.*KeyError",
+        "unavailable of kernel 'unavailable'.*KeyError",
         "fits of layout 'raising'.*KeyError",
         "kernel 'highest' has priority 1000; the bands go from -100 to 199, so it counts as 199",
         r"kernel 'everything' is for linear of every layout \('\*'\)",

@@ -16,7 +16,7 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from ao_core import WHOLE, ComputeWeight, QTensor, Spec, quantize_tensor
-from ao_core.tensor import native
+from ao_core.tensor import repack
 from ao_core.testing.programs import one_of_the_ranks
 from ao_core.testing.samples import quantized
 
@@ -49,7 +49,7 @@ def make_model(name: str) -> nn.Module:
             linear.weight = nn.Parameter(ComputeWeight(dense, both, both, both))
             continue
         weight = quantized(dense, SPECS[name])
-        weight = native(weight) if "native" in name else weight
+        weight = repack(weight) if "native" in name else weight
         linear.weight = nn.Parameter(weight, requires_grad=False)
     return model
 

@@ -16,7 +16,7 @@ from ao_core import Call, Kernel, Layout, QTensor, Spec, quantize_, quantize_ten
 from ao_core.errors import UnsupportedOp
 from ao_core.recipes import WeightOnlyConfig
 from ao_core.registry import registry
-from ao_core.tensor import native, to_layout
+from ao_core.tensor import repack, to_layout
 
 SPECS = {
     "int8": Spec("int8", (1, ao_core.WHOLE)),
@@ -95,13 +95,13 @@ def test_batched(name: str, how: Any, grad: bool) -> None:
 def test_weights_either_way_and_gradients(name: str, transposed: bool, grouped: bool) -> None:
     """Weights (E, out, in), and (E, in, out) as some models keep them; the gradient is the other way."""
     w = _weight(name, (E, N, K) if transposed else (E, K, N))
-    outward = w.mT if transposed else w
+    logical = w.mT if transposed else w
     x = _randn(12, K, seed=1) if grouped else _randn(E, 3, K, seed=1)
     x.requires_grad_()
     ends = [3, 3, 9, 12]
     offs = torch.tensor(ends, dtype=torch.int32)
-    y = torch._grouped_mm(x, outward, offs) if grouped else torch.bmm(x, outward)
-    dense = outward.dequantize()
+    y = torch._grouped_mm(x, logical, offs) if grouped else torch.bmm(x, logical)
+    dense = logical.dequantize()
     weights = _randn(*y.shape, seed=2)
     (y * weights).sum().backward()
     assert x.grad is not None
@@ -141,11 +141,11 @@ def test_the_table_decides(registered: Any) -> None:
         calls.append((tuple(x.shape), tuple(w.shape), w.is_permuted, offs))
         return x.new_zeros(*x.shape[:-1], w.shape[1])
 
-    def accepts(call: Call) -> str | None:
+    def refuses(call: Call) -> str | None:
         assert (call.op, call.weight_shape) == ("grouped_linear", (E, N, K))
         return None if call.x_dtype == torch.float32 else "takes float32 activations only"
 
-    registered(Kernel("mine", "grouped_linear", "packed", "cpu", fn, 60, accepts=accepts))
+    registered(Kernel("mine", "grouped_linear", "packed", "cpu", fn, 60, refuses=refuses))
     w, offs = _weight("int4"), torch.tensor([1, 2, 3, 4], dtype=torch.int32)
     torch._grouped_mm(_randn(4, K), w.mT, offs)
     torch.bmm(_randn(E, 2, K), w.mT)
@@ -252,7 +252,7 @@ class Swapped(Layout):
     name = "swapped"
     canonical = False
     canonical_name = "packed"
-    native_devices = ("cpu",)
+    auto_devices = ("cpu",)
     stacked = True
 
     def from_canonical(self, parts: Any, spec: Any, shape: Any, dtype: Any) -> Any:
@@ -269,11 +269,11 @@ def test_native_layout_for_the_weights_of_experts(registered: Any) -> None:
     registered(Swapped())
     registered(
         Kernel("swapped", "grouped_linear", "swapped", "cpu", _swapped_linear, 60,
-               accepts=lambda call: None if call.m < 100 else "is for fewer rows")
+               refuses=lambda call: None if call.m < 100 else "is for fewer rows")
     )  # fmt: skip
     w = _weight("int4")
-    assert native(w).spec.layout == "swapped"
-    assert native(_weight("int4", (N, K))).spec.layout != "swapped"
+    assert repack(w).spec.layout == "swapped"
+    assert repack(_weight("int4", (N, K))).spec.layout != "swapped"
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -284,7 +284,7 @@ def test_native_layout_for_the_weights_of_experts(registered: Any) -> None:
     model = Model()
     report = quantize_(model, WeightOnlyConfig("int4", 32))
     assert model.experts.spec.layout == "swapped"
-    assert {r.fqn: r.kernel for r in report.with_status("quantized")} == {
+    assert {r.fqn: r.kernel for r in report.with_status("changed")} == {
         "experts": "swapped",
         "conv.weight": "",  # of three dimensions too, and not cut into experts
     }

@@ -14,7 +14,7 @@ from ao_core.testing.programs import aot_inductor
 ROW = (1, WHOLE)
 SPECS = {
     "int8": Spec("int8", ROW),
-    "int8-dynamic": Spec("int8", ROW, act=Spec("uint8", ROW, zero="int")),
+    "int8-dynamic": Spec("int8", ROW, act=Spec("uint8", ROW, zero_point="int")),
     "int4": Spec("int4", (1, 32), "bfloat16", layout="packed"),
     "nf4-double": Spec("nf4", (1, 16), Spec("int8", (1, WHOLE)), layout="packed"),
     "e4m3": Spec("f8e4m3", ROW),

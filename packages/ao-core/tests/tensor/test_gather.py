@@ -113,7 +113,7 @@ def test_the_format_of_the_gathered_weight() -> None:
         (specs(Spec("f8e4m3", ROW), Spec("f8e4m3", ROW), ROW), "each other's transpose"),
         ((Spec("f8e4m3", TENSOR), None, None), "each other's transpose"),
         ((None, None, None), "each other's transpose"),
-        (alike("uint8", TENSOR, TENSOR, zero="int"), "symmetric"),
+        (alike("uint8", TENSOR, TENSOR, zero_point="int"), "symmetric"),
         (alike("int4", TENSOR, TENSOR, options=(("scale_rule", "absmean"),)), "absmean"),
     ],
     ids=["rowwise", "gradient-in-high-precision", "high-precision", "zero-points", "mean"],

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ao_core import WHOLE, QTensor, Spec, quantize_tensor
 from ao_core.errors import UnsupportedOp
-from ao_core.tensor import native
+from ao_core.tensor import repack
 from ao_core.tensor.relayout import to_canonical
 
 ROW = Spec("int8", (1, WHOLE))
@@ -71,7 +71,7 @@ def test_a_byte_shared_by_two_elements_is_not_overwritten() -> None:
 
 
 def test_a_slice_of_a_kernel_layout_writes_to_the_whole() -> None:
-    tensor = native(_tensor(GROUP, torch.bfloat16))
+    tensor = repack(_tensor(GROUP, torch.bfloat16))
     assert tensor.spec.layout == "int4_cpu"
     before = tensor.dequantize()
     piece = tensor[:16]
@@ -83,16 +83,16 @@ def test_a_slice_of_a_kernel_layout_writes_to_the_whole() -> None:
 
 def test_codes_are_copied_between_layouts() -> None:
     """As loaders do, `weight.narrow(...).copy_(loaded)`: to quantize once more would cost accuracy."""
-    loaded, other = native(_tensor(GROUP, torch.bfloat16, seed=1)), _tensor(GROUP, torch.bfloat16)
+    loaded, other = repack(_tensor(GROUP, torch.bfloat16, seed=1)), _tensor(GROUP, torch.bfloat16)
     assert loaded.spec.layout == "int4_cpu"
     values = loaded.dequantize()
     assert not torch.equal(quantize_tensor(values, GROUP).dequantize(), values)
-    whole = native(other)
-    for target in (native(other), other, whole.narrow(0, 0, 32)):
+    whole = repack(other)
+    for target in (repack(other), other, whole.narrow(0, 0, 32)):
         target.copy_(loaded)
         assert torch.equal(target.dequantize(), values)
     assert torch.equal(whole[:32].dequantize(), values)
-    canonical = native(_tensor(GROUP, torch.bfloat16, seed=2))
+    canonical = repack(_tensor(GROUP, torch.bfloat16, seed=2))
     canonical.copy_(to_canonical(loaded))
     assert torch.equal(canonical.dequantize(), values)
 

@@ -177,7 +177,7 @@ def test_addresses_are_refused(use: Callable[[Tensor], object]) -> None:
 
 @pytest.mark.parametrize("spec", WEIGHT_ONLY.values(), ids=WEIGHT_ONLY)
 def test_other_programs_do_not_write_what_they_find_at_an_address(spec: Spec) -> None:
-    """`data_ptr` tells tensors apart; what is behind it is shorter than the outward dtype and shape say."""
+    """`data_ptr` tells tensors apart; what is behind it is shorter than the logical dtype and shape say."""
     state = _layer(spec).state_dict()
     with pytest.raises(StorageError, match=r"ao_core\.save_model"):
         safetensors.torch.save(state)

@@ -11,7 +11,7 @@ from ao_core import WHOLE, Call, Spec, quantize_tensor
 from ao_core.dispatch import select
 from ao_core.layouts.int4_cpu import gather_codes
 from ao_core.tensor import ComputeWeight
-from ao_core.torch_kernels.native import LONGEST_INT_SUM
+from ao_core.torch_kernels.linear import LONGEST_INT_SUM
 
 ROW = (1, WHOLE)
 INT8 = Spec("int8", ROW, act=Spec("int8", ROW))
@@ -22,12 +22,12 @@ def test_the_bound_is_that_of_int32():
     assert LONGEST_INT_SUM * 128**2 < 2**31 <= (LONGEST_INT_SUM + 1) * 128**2
 
 
-@pytest.mark.parametrize("zero", ["none", "int"])
+@pytest.mark.parametrize("zero_point", ["none", "int"])
 @pytest.mark.parametrize("op", ["linear", "mm"])
-def test_int8_products_of_long_rows_are_not_summed_in_int32(op, zero):
-    act = Spec("int8" if zero == "none" else "uint8", ROW, zero=zero)
+def test_int8_products_of_long_rows_are_not_summed_in_int32(op, zero_point):
+    act = Spec("int8" if zero_point == "none" else "uint8", ROW, zero_point=zero_point)
     for k, native in (
-        (LONGEST_INT_SUM, zero == "none" or op == "linear"),
+        (LONGEST_INT_SUM, zero_point == "none" or op == "linear"),
         (LONGEST_INT_SUM + 1, False),
     ):
         spec = Spec("int8", ROW, act=act)

@@ -81,8 +81,8 @@ def float8_fallback(model: nn.Module, *patterns: str) -> Report:
         patterns: names of parameters or modules, e.g. "layers.3.*" or "*.wo".
 
     Returns:
-        A report with one record for each `ComputeWeight`: "kept" where its products are in high
-        precision now, "quantized" where they are in low precision still.
+        A report with one record for each `ComputeWeight`: "unchanged" where its products are in high
+        precision now, "changed" where they are in low precision still.
 
     Raises:
         ConfigError: a pattern matches no such parameter, or one that FSDP2 has gathered as float8;
@@ -123,7 +123,7 @@ def _state(name: str, weight: ComputeWeight) -> ParameterRecord:
     low = any(spec is not None for spec in weight.specs)
     return ParameterRecord(
         fqn=name,
-        status="quantized" if low else "kept",
+        status="changed" if low else "unchanged",
         reason="" if low else "its products are back in high precision",
         shape=tuple(weight.shape),
         bytes_before=size,

@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ao_core import WHOLE, Call, Spec, quantize_tensor
 from ao_core.dispatch import select
-from ao_core.tensor import native
+from ao_core.tensor import repack
 
 ROW = (1, WHOLE)
 #: activations per token: symmetric, and with a zero point
-INT8, UINT8 = Spec("int8", ROW), Spec("uint8", ROW, zero="int")
+INT8, UINT8 = Spec("int8", ROW), Spec("uint8", ROW, zero_point="int")
 #: scales of scales: one for the whole weight
 DOUBLE = Spec("f8e4m3", (WHOLE, WHOLE))
 
@@ -31,8 +31,8 @@ FORMATS: dict[str, Spec] = {
     "int8 g128": Spec("int8", (1, 128), "bfloat16"),
     "int4 g32": _packed("int4", 32),
     "int4 g128": _packed("int4", 128),
-    "uint4 g32": _packed("uint4", 32, zero="int"),
-    "uint4 g128": _packed("uint4", 128, zero="int"),
+    "uint4 g32": _packed("uint4", 32, zero_point="int"),
+    "uint4 g128": _packed("uint4", 128, zero_point="int"),
     "nf4": _packed("nf4", 64, "float32"),
     "nf4 double": _packed("nf4", 64, DOUBLE),
     "mxfp4": _packed("f4e2m1", 32, "e8m0"),
@@ -42,15 +42,15 @@ FORMATS: dict[str, Spec] = {
     "mxfp8": Spec("f8e4m3", (1, 32), "e8m0"),
     "fp6 e3m2": _packed("f6e3m2", 32, "e8m0"),
     "fp6 e2m3": _packed("f6e2m3", 32, "e8m0"),
-    "uint3 g32": _packed("uint3", 32, zero="int"),
+    "uint3 g32": _packed("uint3", 32, zero_point="int"),
     "int3 g128": _packed("int3", 128),
-    "uint2 g32": _packed("uint2", 32, zero="int"),
+    "uint2 g32": _packed("uint2", 32, zero_point="int"),
     "ternary g128": _packed("ternary", 128),
     "int8 dynamic": Spec("int8", ROW, "bfloat16", act=INT8),
     "int8 dynamic asym": Spec("int8", ROW, "bfloat16", act=UINT8),
     "int4 g32 dynamic": _packed("int4", 32, act=UINT8),
     "int4 g128 dynamic": _packed("int4", 128, act=UINT8),
-    "uint4 g32 dynamic": _packed("uint4", 32, zero="int", act=UINT8),
+    "uint4 g32 dynamic": _packed("uint4", 32, zero_point="int", act=UINT8),
     "fp8 dynamic": Spec("f8e4m3", ROW, act=Spec("f8e4m3", ROW)),
 }
 #: dtype of the activations -> its short name, and the formats that are timed with it
@@ -81,12 +81,12 @@ def ours() -> dict[str, Maker]:
 def quantized_linear(weight: Tensor, fmt: str, dtype: torch.dtype) -> Contender:
     """`F.linear` with a weight that is quantized, and arranged for this machine."""
     canonical = quantize_tensor(weight.to(dtype), FORMATS[fmt])
-    first = native(canonical)  # as `quantize_` does
+    first = repack(canonical)  # as `quantize_` does
     nbytes = stored(first)
     call = Call("linear", first.spec, tuple(first.shape), (1, weight.shape[1]), dtype, "cpu")
     return product(
         name_of(fmt, dtype),
-        [native(shifted(canonical, number)) for number in copies(nbytes)],
+        [repack(shifted(canonical, number)) for number in copies(nbytes)],
         nbytes,
         F.linear,
         weight.shape[1],

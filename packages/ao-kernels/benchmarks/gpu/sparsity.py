@@ -14,7 +14,7 @@ from weights import of_dense
 
 from ao_core import QTensor, Spec
 from ao_core.spec import NO_SCALE
-from ao_core.tensor import native, quantize_tensor
+from ao_core.tensor import quantize_tensor, repack
 from ao_kernels.triton.sparsify import sparsify24, sparsify24_both, tile_mask
 
 #: weights in int4 and rows of activations; matrices that are packed
@@ -75,7 +75,7 @@ def of_blocks(
 
 def quantized(setup: Setup, dense: Tensor, spec: Spec) -> Contender:
     """A linear layer with a weight of ao."""
-    weight: QTensor = native(quantize_tensor(dense, spec))
+    weight: QTensor = repack(quantize_tensor(dense, spec))
     size = weight.stored_bytes
     return Contender(setup.copies(weight, size), F.linear, size, error=of_product(weight))
 

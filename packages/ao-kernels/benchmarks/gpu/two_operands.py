@@ -42,11 +42,11 @@ KINDS = {
     "int8 rows": Spec("int8", ROW, act=Spec("int8", ROW)),
     "float8 blocks": Spec("f8e4m3", SQUARE, act=Spec("f8e4m3", GROUP)),
     "float8 gradients": Spec("f8e4m3", GROUP, act=Spec("f8e4m3", GROUP)),
-    "int8 zero points": Spec("int8", ROW, act=Spec("uint8", ROW, zero="int")),
+    "int8 zero points": Spec("int8", ROW, act=Spec("uint8", ROW, zero_point="int")),
 }
 #: weights in 4 bits, and activations in 8
 IN_4_BITS = {
-    "uint8 × int4 32": Spec("int4", (1, 32), "bfloat16", act=Spec("uint8", ROW, zero="int")),
+    "uint8 × int4 32": Spec("int4", (1, 32), "bfloat16", act=Spec("uint8", ROW, zero_point="int")),
     "int8 × int4 128": Spec("int4", (1, 128), "bfloat16", act=Spec("int8", ROW)),
     "float8 × int4 128": Spec("int4", (1, 128), "bfloat16", act=Spec("f8e4m3", ROW)),
 }
@@ -143,7 +143,7 @@ def of_torch(setup: Setup, dense: Tensor, spec: Spec, kernel: str) -> Contender:
     """`_scaled_mm`, or `_int_mm` and what scales its result, compiled."""
     found, shape = registry.kernels.get(kernel), tuple(dense.shape)
     call = Call("mm", spec, shape, (128, shape[1]), dense.dtype, setup.device)
-    if reason := found.accepts(call):
+    if reason := found.refuses(call):
         raise ValueError(f"{kernel}: {reason}")
     copies = setup.copies(cast(dense, spec), dense.numel())
     return Contender(copies, kernel_of_torch(kernel, spec), kernel=lambda x: kernel)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ao_core import WHOLE, Spec
 from ao_core.dispatch import select
 from ao_core.records import Call
-from ao_core.tensor import native, quantize_tensor
+from ao_core.tensor import quantize_tensor, repack
 
 FORMATS = {
     "int4 g128": Spec("int4", (1, 128), "bfloat16", layout="packed"),
@@ -97,7 +97,7 @@ def of_dense(setup: Setup, dense: Tensor) -> Contender:
 
 def ours(setup: Setup, dense: Tensor, fmt: str) -> Contender:
     """A format of ao, in the layout of its best kernel."""
-    weight = native(quantize_tensor(dense, FORMATS[fmt]))
+    weight = repack(quantize_tensor(dense, FORMATS[fmt]))
     size = weight.stored_bytes
 
     def kernel(x: Tensor) -> str:

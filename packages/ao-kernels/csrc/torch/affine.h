@@ -39,14 +39,14 @@ inline void read_affine(const AffineArguments& given, int64_t rows, Affine& t, s
   t.scale = read_scales("scale", given.scale, "scale_outer", given.scale_outer, rows, t, kept);
   t.zero_type = Zero::none;
   if (given.zero) {
-    t.zero_type = zero_of("zero", *given.zero);
-    check_numel("zero", *given.zero, rows * t.groups, "as many as scales");
-    kept.push_back(readable("zero", *given.zero));
+    t.zero_type = zero_of("zero_point", *given.zero);
+    check_numel("zero_point", *given.zero, rows * t.groups, "as many as scales");
+    kept.push_back(readable("zero_point", *given.zero));
     t.zero = kept.back().const_data_ptr();
   }
   AO_CHECK(given.offset || !given.offset_outer, "offset_outer: multiplies `offset`, which is None");
   if (given.offset) {
-    AO_CHECK(!given.zero, "offset: comes in the place of `zero`; one of them must be None");
+    AO_CHECK(!given.zero, "offset: comes in the place of `zero_point`; one of them must be None");
     t.zero_type = Zero::scaled;
     t.offset = read_scales("offset", *given.offset, "offset_outer", given.offset_outer, rows, t, kept);
   }

@@ -75,7 +75,7 @@ struct Product {
                 "blocks of 16 rows x tiles of 16 columns x 32 bytes a bit");
     call.qdata = static_cast<const uint8_t*>(keep(readable("qdata", qdata)));
     read_affine(affine, experts * row_blocks * 16, call, kept);
-    AO_CHECK(call.zero_type != Zero::u8 || kind == 1, "zero: codes of zero points need kind=1, not ", kind);
+    AO_CHECK(call.zero_type != Zero::u8 || kind == 1, "zero_point: codes of zero points need kind=1, not ", kind);
     AO_CHECK(rowsum || call.act != Act::uint8, "rowsum: is needed with act=2");
     if (rowsum) {
       check_dtype("rowsum", *rowsum, {ScalarType::Float});
@@ -205,15 +205,15 @@ bool in_tile_registers_op(const Tensor& table, int64_t m, int64_t k, int64_t gro
 
 STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
   m.def(
-      "linear(Tensor x, Tensor qdata, Tensor scale, Tensor? scale_outer, Tensor? zero, Tensor? offset, "
+      "linear(Tensor x, Tensor qdata, Tensor scale, Tensor? scale_outer, Tensor? zero_point, Tensor? offset, "
       "Tensor? offset_outer, Tensor? rowsum, Tensor table, Tensor? bias, int n, int bits, int group, int span, "
       "int kind, int act) -> Tensor");
   m.def(
-      "grouped_linear(Tensor x, Tensor qdata, Tensor scale, Tensor? scale_outer, Tensor? zero, Tensor? offset, "
+      "grouped_linear(Tensor x, Tensor qdata, Tensor scale, Tensor? scale_outer, Tensor? zero_point, Tensor? offset, "
       "Tensor? offset_outer, Tensor? rowsum, Tensor table, Tensor? offs, int n, int bits, int group, int span, "
       "int kind, int act) -> Tensor");
   m.def(
-      "in_tile_registers(Tensor table, int m, int k, int group, int kind, int act, bool zero, "
+      "in_tile_registers(Tensor table, int m, int k, int group, int kind, int act, bool zero_point, "
       "ScalarType dtype) -> bool");
 }
 

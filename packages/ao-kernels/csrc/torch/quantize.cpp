@@ -44,11 +44,11 @@ std::tuple<Tensor, Tensor, Tensor> quantize_op(const Tensor& x, const Tensor& ta
   Tensor dense;
   Quantize q = of_dense(x, n, k, block_n, block_k, dense);
   read_format(table, steps, order, nan_code, rule, q.format);
-  check_range("zero", zero, 0, 3);
+  check_range("zero_point", zero, 0, 3);
   check_range("mx_mode", mx_mode, 0, 3);
-  AO_CHECK(reach >= 0x1p-100 && reach <= 0x1p100, "reach=", reach,
+  AO_CHECK(reach >= 0x1p-100 && reach <= 0x1p100, "quant_max=", reach,
            ": must be positive, from 2**-100 to 2**100");
-  AO_CHECK(zero != 1 || rule == 1, "zero=1, rule=", rule,
+  AO_CHECK(zero != 1 || rule == 1, "zero_point=1, rule=", rule,
            ": zero points that are codes need integers, rule=1");
   q.zero_kind = static_cast<ZeroKind>(zero);
   q.mx_mode = static_cast<MxMode>(mx_mode);
@@ -94,9 +94,9 @@ Scales read_scales(const Blocks& b, const Tensor& scale, const std::optional<Ten
   check_numel("scale", scale, count, "one a block");
   Scales found{readable("scale", scale), std::nullopt, type};
   if (zero) {
-    found.zero_type = zero_of("zero", *zero);
-    check_numel("zero", *zero, count, "one a block");
-    found.zero = readable("zero", *zero);
+    found.zero_type = zero_of("zero_point", *zero);
+    check_numel("zero_point", *zero, count, "one a block");
+    found.zero = readable("zero_point", *zero);
   }
   return found;
 }
@@ -225,21 +225,21 @@ std::tuple<Tensor, Tensor, Tensor> quantize_rows_op(const Tensor& x, int64_t act
 
 // Blocks: x is matrices of n rows and k columns, in blocks of block_n x block_k. Formats: `table` has
 // the value of every code; the numbers from key `steps[i]` on have code `order[i + 1]`; rule: 0 search,
-// 1 nearest integer, 2 rounded float. zero: 0 none, 1 code, 2 number, 3 number from the center.
+// 1 nearest integer, 2 rounded float. zero_point: 0 none, 1 code, 2 number, 3 number from the center.
 STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
   m.def(
       "quantize(Tensor x, Tensor table, Tensor steps, Tensor order, int nan_code, int rule, int n, "
-      "int k, int block_n, int block_k, float reach, int zero, ScalarType scale_dtype, int mx_mode, "
+      "int k, int block_n, int block_k, float quant_max, int zero_point, ScalarType scale_dtype, int mx_mode, "
       "bool pack) -> (Tensor, Tensor, Tensor)");
   m.def("block_absmax(Tensor x, int n, int k, int block_n, int block_k) -> Tensor");
   m.def(
-      "encode(Tensor x, Tensor scale, Tensor? zero, Tensor table, Tensor steps, Tensor order, "
+      "encode(Tensor x, Tensor scale, Tensor? zero_point, Tensor table, Tensor steps, Tensor order, "
       "int nan_code, int rule, int n, int k, int block_n, int block_k, bool pack) -> Tensor");
   m.def(
-      "dequantize(Tensor codes, Tensor scale, Tensor? zero, Tensor table, int n, int k, int block_n, "
+      "dequantize(Tensor codes, Tensor scale, Tensor? zero_point, Tensor table, int n, int k, int block_n, "
       "int block_k, bool packed, ScalarType dtype) -> Tensor");
   m.def(
-      "error_sums(Tensor x, Tensor codes, Tensor scale, Tensor? zero, Tensor table, int n, int k, "
+      "error_sums(Tensor x, Tensor codes, Tensor scale, Tensor? zero_point, Tensor table, int n, int k, "
       "int block_n, int block_k, bool packed, ScalarType dtype, int step) -> Tensor");
   m.def("quantize_rows(Tensor x, int act) -> (Tensor, Tensor, Tensor)");
 }

@@ -159,10 +159,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
   m.def("pack_tiles(Tensor packed, int n, int k, int bits, int group, int flip) -> Tensor");
   m.def("unpack_tiles(Tensor qdata, int n, int k, int bits, int group, int flip) -> Tensor");
   m.def(
-      "dequantize_tiles(Tensor qdata, Tensor scale, Tensor? scale_outer, Tensor? zero, Tensor? offset, "
+      "dequantize_tiles(Tensor qdata, Tensor scale, Tensor? scale_outer, Tensor? zero_point, Tensor? offset, "
       "Tensor? offset_outer, Tensor table, int n, int k, int bits, int group, int span, ScalarType dtype) -> Tensor");
   m.def(
-      "embedding(Tensor ids, Tensor qdata, Tensor scale, Tensor? scale_outer, Tensor? zero, Tensor? offset, "
+      "embedding(Tensor ids, Tensor qdata, Tensor scale, Tensor? scale_outer, Tensor? zero_point, Tensor? offset, "
       "Tensor? offset_outer, Tensor table, int n, int k, int bits, int group, int span, ScalarType dtype) -> Tensor");
 }
 

@@ -50,13 +50,13 @@ def test_planes_beside_activations_in_8_bits():
     from ao_kernels.triton.kernels import plane32 as kernels
 
     found = gated(kernels.linear, "HAS_ZERO", "ROWS")
-    for zero in (False, True):
+    for zero_point in (False, True):
         for n in WIDTHS:
             for k in WIDTHS:
                 tiles = plane32.tiling(n, k, 128)
                 for m in ROWS:
-                    for *how, splits in act8.settings_of(tiles, m, 132, zero=zero):
-                        assert (zero, *how, splits > 1) in found
+                    for *how, splits in act8.settings_of(tiles, m, 132, zero_point=zero_point):
+                        assert (zero_point, *how, splits > 1) in found
 
 
 def test_blocks():

@@ -84,13 +84,13 @@ def test_scales_are_those_of_the_largest_magnitude():
 
 def test_zeros_stay_and_nan_spreads_over_its_block():
     params, grads, first, second = problem(shapes=((700,),))
-    zero = [quantize_tensor(torch.zeros(700), each) for each in (STATE, SQUARES)]
+    zero_point = [quantize_tensor(torch.zeros(700), each) for each in (STATE, SQUARES)]
     grads[0].zero_()
     options = {**OPTIONS, "weight_decay": 0.0, "decoupled": True, "maximize": False, "step": 1}
     before = params[0].clone()
-    adam_step(params, grads, zero[:1], zero[1:], **options)
+    adam_step(params, grads, zero_point[:1], zero_point[1:], **options)
     assert torch.equal(params[0], before)
-    assert not zero[0].dequantize().any()
+    assert not zero_point[0].dequantize().any()
     grads[0][300] = torch.nan
     adam_step(params, grads, first, second, **options)
     assert params[0].isnan().nonzero().tolist() == [[300]]

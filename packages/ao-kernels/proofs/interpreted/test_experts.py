@@ -56,7 +56,7 @@ def weight(spec: Spec, shape: tuple[int, ...] = SHAPE) -> QTensor:
 def arguments(w: QTensor, offs: torch.Tensor) -> tuple[object, ...]:
     *_, n, k = w.shape
     group = full_block(w.spec.block, (n, k))[-1]
-    parts = (w.qdata, w.scale, w.parts.get("zero"), w.table, offs)
+    parts = (w.qdata, w.scale, w.parts.get("zero_point"), w.table, offs)
     return (*parts, n, k, group, w.spec.dtype, w.spec.layout == "plane24", w.parts.get("outer"))
 
 

@@ -68,7 +68,7 @@ def weight(spec: Spec, shape: tuple[int, int]) -> QTensor:
 
 
 def operands(w: QTensor) -> tuple[object, ...]:
-    return w.qdata, w.scale, w.parts.get("zero"), w.table
+    return w.qdata, w.scale, w.parts.get("zero_point"), w.table
 
 
 def sizes(w: QTensor) -> tuple[object, ...]:

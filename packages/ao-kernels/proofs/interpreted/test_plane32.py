@@ -23,7 +23,7 @@ from ao_kernels.triton.launch import Setting
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
 ROW, TENSOR = (1, WHOLE), (WHOLE, WHOLE)
-INT8, UINT8, FLOAT8 = Spec("int8", ROW), Spec("uint8", ROW, zero="int"), Spec("f8e4m3", ROW)
+INT8, UINT8, FLOAT8 = Spec("int8", ROW), Spec("uint8", ROW, zero_point="int"), Spec("f8e4m3", ROW)
 #: every group, kind of zero points and type of scales, beside each kind of activations
 SPECS = (
     Spec("int4", (1, 32), "bfloat16", act=UINT8),
@@ -35,7 +35,7 @@ SPECS = (
     Spec("uint4", (1, 64), "float32", "float", act=UINT8),
     Spec("uint4", (1, 32), "float32", "int", act=FLOAT8),
     Spec("uint4", (1, WHOLE), "bfloat16", "int", act=UINT8),
-    Spec("int4", (1, 128), act=Spec("uint8", TENSOR, zero="int", static=True)),
+    Spec("int4", (1, 128), act=Spec("uint8", TENSOR, zero_point="int", static=True)),
 )
 #: rows and columns that tiles do not divide; less than a tile, and columns that 16 does not divide
 SHAPES = ((140, 304), (33, 70), (100, 520))
@@ -43,7 +43,7 @@ SHAPES = ((140, 304), (33, 70), (100, 520))
 
 def weight(spec: Spec, shape: tuple[int, int]) -> QTensor:
     static = spec.act is not None and spec.act.static
-    given = {"act_scale": 0.03, "act_zero": 77} if static else {}
+    given = {"act_scale": 0.03, "act_zero_point": 77} if static else {}
     packed = quantize_tensor(gaussian(shape), replace(spec, layout="packed"), **given)
     return to_layout(packed, "plane32")
 
@@ -51,9 +51,9 @@ def weight(spec: Spec, shape: tuple[int, int]) -> QTensor:
 def operands(x: torch.Tensor, w: QTensor) -> tuple[object, ...]:
     """What the op takes of activations and a weight, but for the bias."""
     assert w.spec.act is not None
-    left = encode_parts(x, w.spec.act, w.parts.get("act_scale"), w.parts.get("act_zero"))
-    parts = [w.parts.get(name) for name in ("qdata", "scale", "zero", "sums")]
-    return (left["qdata"], left["scale"], left.get("zero"), *parts)
+    left = encode_parts(x, w.spec.act, w.parts.get("act_scale"), w.parts.get("act_zero_point"))
+    parts = [w.parts.get(name) for name in ("qdata", "scale", "zero_point", "sums")]
+    return (left["qdata"], left["scale"], left.get("zero_point"), *parts)
 
 
 def sizes(w: QTensor) -> tuple[object, ...]:
@@ -93,7 +93,7 @@ def test_more_rows(spec, m):
 
 def near(w, m, bias, splits, bound):
     x = gaussian((m, w.shape[1]), seed=m) + 0.5
-    setting = Setting(*regime_of(m, zero=w.spec.zero != "none"), splits)
+    setting = Setting(*regime_of(m, zero_point=w.spec.zero_point != "none"), splits)
     out = launch(*operands(x, w), bias, *sizes(w), torch.float32, setting=setting)
     expected = activations(x, w) @ w.dequantize(torch.float32).double().t()
     if bias is not None:

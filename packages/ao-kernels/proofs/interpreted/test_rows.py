@@ -21,7 +21,7 @@ SPECS = (
     Spec("f8e4m3", ROW),
     Spec("f8e5m2", ROW),
     Spec("int8", ROW),
-    Spec("uint8", ROW, zero="int"),
+    Spec("uint8", ROW, zero_point="int"),
 )
 
 

@@ -82,15 +82,15 @@ def test_mm(shape, dtype):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("act", ["symmetric", "zero", "static"])
+@pytest.mark.parametrize("act", ["symmetric", "zero_point", "static"])
 def test_integers_have_the_bits_of_torch(act, bias):
     """Sums are exact in int32, and what follows is done in the same order."""
     spec, given = Spec("int8", ROW, act=Spec("int8", ROW)), {}
-    if act == "zero":
-        spec = replace(spec, act=Spec("uint8", ROW, zero="int"))
+    if act == "zero_point":
+        spec = replace(spec, act=Spec("uint8", ROW, zero_point="int"))
     elif act == "static":
-        spec = replace(spec, act=Spec("uint8", TENSOR, zero="int", static=True))
-        given = {"act_scale": 0.03, "act_zero": 77}
+        spec = replace(spec, act=Spec("uint8", TENSOR, zero_point="int", static=True))
+        given = {"act_scale": 0.03, "act_zero_point": 77}
     w = quantize_tensor(gaussian((70, 200)), spec, **given)
     x, b = gaussian((2, 9, 200), seed=1) + 0.5, gaussian((70,), seed=2) if bias else None
     of_torch = registry.kernels.get("int_mm").fn(x, w, b)
@@ -115,7 +115,7 @@ def test_experts(block):
 
 
 def test_a_batch_of_experts():
-    spec = Spec("int8", ROW, act=Spec("uint8", ROW, zero="int"))
+    spec = Spec("int8", ROW, act=Spec("uint8", ROW, zero_point="int"))
     x, w = gaussian((3, 20, 50)) + 0.3, gaussian((3, 40, 50), seed=1)
     out = grouped_mm(x, w, None, spec)
     for expert in range(3):

@@ -41,7 +41,7 @@ def ao_layouts() -> Iterable[Layout]:
 
 @hookimpl
 def ao_kernels() -> Iterable[Kernel]:
-    """The compiled kernels; `Kernel.available` loads them, or says why they cannot run."""
+    """The compiled kernels; `Kernel.unavailable` loads them, or says why they cannot run."""
     cpu = (*LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS, *CPU_ADAM_KERNELS)
     cpu = (*cpu, *BLOCK_SPARSE_KERNELS, *TWO_FOUR_KERNELS)
     triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS, *BLOCK_KERNELS)

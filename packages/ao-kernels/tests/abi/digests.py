@@ -17,17 +17,17 @@ import torch.nn.functional as F
 
 from ao_core import Spec, quantize_tensor
 from ao_core.dispatch import kernels
-from ao_core.tensor import native
+from ao_core.tensor import repack
 from ao_kernels.cpu import library
 
 INT8_PER_TOKEN = Spec("int8", (1, -1))
 SPECS = {
     "int8 row": Spec("int8", (1, -1)),
     "int4 g32": Spec("int4", (1, 32), layout="packed"),
-    "uint4 g64, zero points": Spec("uint4", (1, 64), zero="int", layout="packed"),
+    "uint4 g64, zero points": Spec("uint4", (1, 64), zero_point="int", layout="packed"),
     "int3 row": Spec("int3", (1, -1), layout="packed"),
     "q4_k": Spec(
-        "uint4", (1, 32), Spec("uint6", (1, 8), "float16", layout="packed"), "scaled", "packed"
+        "uint4", (1, 32), Spec("uint6", (1, 8), "float16", layout="packed"), "offset", "packed"
     ),
     "nf4 g64": Spec("nf4", (1, 64), layout="packed"),
     "mxfp4": Spec("f4e2m1", (1, 32), scale_dtype="e8m0", layout="packed"),
@@ -53,7 +53,7 @@ def numbers() -> dict[str, str]:
     ids = torch.tensor([3, 0, N - 1])
     for name, spec in SPECS.items():
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            weight = native(quantize_tensor(dense.to(dtype), spec), dtype)
+            weight = repack(quantize_tensor(dense.to(dtype), spec), dtype)
             case = f"{name}, {dtype}".replace("torch.", "")
             found[f"{case}: weight"] = digest(weight.dequantize())
             found[f"{case}: embedding"] = digest(F.embedding(ids, weight))

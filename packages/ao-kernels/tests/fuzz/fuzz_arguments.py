@@ -54,14 +54,14 @@ def tile_parts(rng: Random, sizes: Arguments, lead: tuple[int, ...] = ()) -> Arg
     blocks, groups = (*lead, -(-sizes["n"] // 16)), -(-sizes["k"] // sizes["group"])
     span = span_of(rng, sizes)
     grid, outer = (*blocks, groups, 16), (*blocks, -(-groups // span), 16)
-    zero = rng.choice(["zero", "offset", ""])
+    zero_point = rng.choice(["zero_point", "offset", ""])
     return {
         "qdata": bits_of(rng, (*lead, *tile_shape(**sizes)), torch.uint8),
         "scale": bits_of(rng, grid, rng.choice(TILE_SCALES)),
         "scale_outer": rng.choice([None, bits_of(rng, outer, rng.choice(SCALES))]),
-        "zero": bits_of(rng, grid, rng.choice(ZEROS)) if zero == "zero" else None,
-        "offset": bits_of(rng, grid, rng.choice(TILE_SCALES)) if zero == "offset" else None,
-        "offset_outer": bits_of(rng, outer, rng.choice(SCALES)) if zero == "offset" else None,
+        "zero_point": bits_of(rng, grid, rng.choice(ZEROS)) if zero_point == "zero_point" else None,
+        "offset": bits_of(rng, grid, rng.choice(TILE_SCALES)) if zero_point == "offset" else None,
+        "offset_outer": bits_of(rng, outer, rng.choice(SCALES)) if zero_point == "offset" else None,
         "table": bits_of(rng, (1 << sizes["bits"],), torch.float32),
         "span": span,
     }
@@ -124,10 +124,10 @@ def product(rng: Random, sizes: Arguments, parts: Arguments) -> Arguments:
         kind, act = 1, rng.randint(0, 4)
         least = rng.choice([0, -codes // 2])
         parts["table"] = torch.arange(codes, dtype=torch.float32) + least
-    elif parts["zero"] is not None and parts["zero"].dtype == torch.uint8:
-        parts["zero"] = None
-    if parts["zero"] is not None and parts["zero"].dtype == torch.uint8:
-        parts["zero"] &= codes - 1
+    elif parts["zero_point"] is not None and parts["zero_point"].dtype == torch.uint8:
+        parts["zero_point"] = None
+    if parts["zero_point"] is not None and parts["zero_point"].dtype == torch.uint8:
+        parts["zero_point"] &= codes - 1
     lead = parts["qdata"].shape[:-2]
     rowsum = bits_of(rng, (*lead[:-1], lead[-1] * 16), torch.float32)
     rest = {name: sizes[name] for name in ("n", "bits", "group")}
@@ -158,8 +158,8 @@ def quantize(rng: Random) -> Arguments:
         "x": bits_of(rng, (matrices, sizes["n"], sizes["k"]), rng.choice(ELEMENTS)),
         **fmt._asdict(),
         **sizes,
-        "reach": rng.uniform(0.5, 500),
-        "zero": rng.choice([0, 2, 3] if fmt.rule != 1 else [0, 1, 2]),
+        "quant_max": rng.uniform(0.5, 500),
+        "zero_point": rng.choice([0, 2, 3] if fmt.rule != 1 else [0, 1, 2]),
         "scale_dtype": rng.choice(SCALES),
         "mx_mode": rng.randint(0, 3),
         "pack": rng.random() < 0.5,
@@ -172,7 +172,7 @@ def encode(rng: Random) -> Arguments:
     return {
         "x": bits_of(rng, (matrices, sizes["n"], sizes["k"]), rng.choice(ELEMENTS)),
         "scale": bits_of(rng, grid, rng.choice(SCALES)),
-        "zero": rng.choice([None, bits_of(rng, grid, rng.choice(ZEROS))]),
+        "zero_point": rng.choice([None, bits_of(rng, grid, rng.choice(ZEROS))]),
         **any_format(rng)._asdict(),
         **sizes,
         "pack": rng.random() < 0.5,
@@ -186,7 +186,7 @@ def dequantize(rng: Random) -> Arguments:
     return {
         "codes": bits_of(rng, (matrices * sizes["n"], row), torch.uint8),
         "scale": bits_of(rng, grid, rng.choice(SCALES)),
-        "zero": rng.choice([None, bits_of(rng, grid, rng.choice(ZEROS))]),
+        "zero_point": rng.choice([None, bits_of(rng, grid, rng.choice(ZEROS))]),
         "table": fmt.table,
         **sizes,
         "packed": packed,

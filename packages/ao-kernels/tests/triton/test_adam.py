@@ -34,19 +34,19 @@ def call(spec=STATE, dtype=torch.bfloat16):
 
 
 def test_calls():
-    assert KERNEL.accepts(call()) is None
-    assert "found int8" in KERNEL.accepts(call(Spec("int8", (256,), layout="flat")))
-    assert "found f8e4m3[128]" in KERNEL.accepts(call(Spec("f8e4m3", (128,), layout="flat")))
-    assert "float64" in KERNEL.accepts(call(dtype=torch.float64))
+    assert KERNEL.refuses(call()) is None
+    assert "found int8" in KERNEL.refuses(call(Spec("int8", (256,), layout="flat")))
+    assert "found f8e4m3[128]" in KERNEL.refuses(call(Spec("f8e4m3", (128,), layout="flat")))
+    assert "float64" in KERNEL.refuses(call(dtype=torch.float64))
 
 
 def test_devices(monkeypatch):
-    assert KERNEL.available() is not None
+    assert KERNEL.unavailable() is not None
     monkeypatch.setattr(support, "why_not", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
-    assert KERNEL.available() == "needs sm_89 for float8, found sm_86"
+    assert KERNEL.unavailable() == "needs sm_89 for float8, found sm_86"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    assert KERNEL.available() is None
+    assert KERNEL.unavailable() is None
 
 
 def test_tensors_are_checked_before_anything_changes():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ao_core.dtypes import codebook_dtype, table_dtype
+from ao_core.dtypes import codebook_dtype, lut_dtype
 from ao_core.registry import registry
 from ao_kernels.cpu.codes import codes_of
 from ao_kernels.testing.asm import run
@@ -23,9 +23,9 @@ from ao_kernels.triton.words import interleave, pack_words, separate, unpack_wor
 
 RNG = np.random.default_rng(0)
 CODEBOOKS = [
-    codebook_dtype("two", (-3.0, 0.5)),
-    codebook_dtype("four", (-1.25, -0.3, 0.1, 7.0)),
-    codebook_dtype("six", (-2.0, -1.5, 0.0, 0.7, 1.0, 3.3)),
+    lut_dtype("two", (-3.0, 0.5)),
+    lut_dtype("four", (-1.25, -0.3, 0.1, 7.0)),
+    lut_dtype("six", (-2.0, -1.5, 0.0, 0.7, 1.0, 3.3)),
 ]
 
 
@@ -176,7 +176,7 @@ def test_all_but_codebooks_are_exact():
     """Both elements hold every value, so nothing is rounded."""
     for dtype in formats():
         fmt = format_of(dtype)
-        if dtype.kind == "codebook" and dtype.name != "ternary":
+        if dtype.kind == "lut" and dtype.name != "ternary":
             continue
         exact = np.array(fmt.values) - fmt.offset
         for element in ("bf16", "fp16"):
@@ -233,7 +233,7 @@ def test_formats_that_are_not_known(name):
 
 def test_integers_that_begin_elsewhere_are_looked_up():
     for values in ((0.5, 1.5, 2.5, 3.5), (200.0, 201.0)):
-        fmt = format_of(codebook_dtype("odd", values))
+        fmt = format_of(lut_dtype("odd", values))
         assert fmt.looked_up
         assert fmt.values == values
 
@@ -248,7 +248,7 @@ def test_launches_make_no_text_anew():
 
 
 def test_tables_have_no_values_of_their_own():
-    assert "lut4" in _refusal(table_dtype("lut4", 4))
+    assert "codebook4" in _refusal(codebook_dtype("codebook4", 4))
 
 
 def _refusal(dtype):

@@ -16,7 +16,7 @@ MX, NVFP4 = Spec("f8e4m3", (1, 32), "e8m0"), Spec("f4e2m1", (1, 16), Spec("f8e4m
 
 def reason(spec, shape=(40, 300), dtype=torch.bfloat16):
     kernel = registry.kernels.get("triton_fake_quantize")
-    return kernel.accepts(Call("fake_quantize", spec, shape, shape, dtype, "cuda"))
+    return kernel.refuses(Call("fake_quantize", spec, shape, shape, dtype, "cuda"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -35,7 +35,7 @@ def test_what_is_taken(dtype):
         (Spec("f8e4m3", (1, 32)), {}, "scales in e8m0"),
         (Spec("int8", (1, 32), "e4m3"), {}, "int8 with scales in e8m0"),
         (Spec("nf4", (1, 32), "e8m0"), {}, "found nf4"),
-        (Spec("int8", (1, 32), "e8m0", zero="int"), {}, "zero=int"),
+        (Spec("int8", (1, 32), "e8m0", zero_point="int"), {}, "zero_point=int"),
         (Spec("f8e4m3", (1, 48), "e8m0"), {}, "blocks of (16, 32, 64, 128)"),
         (Spec("f8e4m3", (2, 32), "e8m0"), {}, "along each row"),
         (Spec("f4e2m1", (16,), "e4m3", options=(("scale_rule", "absmean"),)), {}, "absmean"),

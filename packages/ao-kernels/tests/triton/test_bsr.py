@@ -50,21 +50,21 @@ def test_and_back():
     ],
 )
 def test_what_does_not_fit(spec, shape, words):
-    assert words in LAYOUT.fits(spec, shape, registry.dtypes.get(spec.dtype))
+    assert words in LAYOUT.refuses(spec, shape, registry.dtypes.get(spec.dtype))
 
 
 def test_what_fits():
     for name in ("bf16", "fp16", "fp32"):
         for side in bsr.SIDES:
-            assert LAYOUT.fits(sized(side, name), (70, 33), registry.dtypes.get(name)) is None
+            assert LAYOUT.refuses(sized(side, name), (70, 33), registry.dtypes.get(name)) is None
 
 
 def test_calls():
     def call(dtype=torch.bfloat16, m=3):
         return Call("linear", SPEC, (256, 512), (m, 512), dtype, "cuda")
 
-    assert KERNEL.accepts(call()) is None
-    assert "torch.bfloat16, found torch.float16" in KERNEL.accepts(call(torch.float16))
+    assert KERNEL.refuses(call()) is None
+    assert "torch.bfloat16, found torch.float16" in KERNEL.refuses(call(torch.float16))
     assert KERNEL.describe(call(m=5000)).startswith("blocks of 128 rows")
     assert KERNEL.describe(call()).startswith("blocks of 16 rows")
 

@@ -21,7 +21,7 @@ def spec(a="f8e4m3", b="f8e4m3", blocks=(ROW, ROW), **act):
 
 def reason(op, found, numbers="float8", shape=(48, 64), x=(20, 64), dtype=torch.bfloat16):
     kernel = registry.kernels.get(f"triton_{numbers}_{op}")
-    return kernel.accepts(Call(op, found, shape, x, dtype, "cuda"))
+    return kernel.refuses(Call(op, found, shape, x, dtype, "cuda"))
 
 
 FLOAT8 = [
@@ -56,7 +56,7 @@ def test_one_scale_a_tensor_is_left_to_torch_where_it_can():
     [
         (Spec("f8e4m3", ROW), {}, "both operands in float8"),
         (spec("int8"), {}, "both operands in float8"),
-        (spec(zero="float"), {}, "no zero points"),
+        (spec(zero_point="float"), {}, "no zero points"),
         (spec(blocks=(ROW, SQUARE)), {}, "beside 128 × 128"),
         (spec(blocks=((1, 32), (1, 32))), {}, "found f8e4m3[1×32]"),
         (spec(scale_dtype=Spec("f8e4m3", TENSOR)), {}, "not quantized themselves"),
@@ -70,8 +70,8 @@ def test_float8_that_is_refused(found, changes, words):
 
 
 def test_integers():
-    symmetric, zero = spec("int8", "int8"), spec("uint8", "int8", zero="int")
-    for found in (symmetric, zero, replace(symmetric, block=TENSOR)):
+    symmetric, zero_point = spec("int8", "int8"), spec("uint8", "int8", zero_point="int")
+    for found in (symmetric, zero_point, replace(symmetric, block=TENSOR)):
         assert reason("linear", found, "int8") is None
         assert reason("mm", found, "int8") is None
     assert "in uint8 with zero points" in reason("mm", spec("uint8", "int8"), "int8")

@@ -10,7 +10,7 @@ from ao_core.dispatch import candidates, select
 from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.tensor import quantize_tensor
-from ao_core.tensor.relayout import native, to_layout
+from ao_core.tensor.relayout import repack, to_layout
 from ao_core.testing.base import gaussian, same_bits
 from ao_kernels.triton.experts import (
     ends_of,
@@ -60,11 +60,11 @@ def test_experts_lie_one_after_another(spec, planes):
 
 
 def test_calls_that_are_refused():
-    assert GROUPED.accepts(call()) is None
-    assert GROUPED.accepts(call(x_shape=(0, 512))) is None
-    assert GROUPED.accepts(call(x_shape=(8, 256, 512))) is None
-    assert "float32" in GROUPED.accepts(call(x_dtype=torch.float32))
-    many = GROUPED.accepts(call(x_shape=(8 * 256 + 1, 512)))
+    assert GROUPED.refuses(call()) is None
+    assert GROUPED.refuses(call(x_shape=(0, 512))) is None
+    assert GROUPED.refuses(call(x_shape=(8, 256, 512))) is None
+    assert "float32" in GROUPED.refuses(call(x_dtype=torch.float32))
+    many = GROUPED.refuses(call(x_shape=(8 * 256 + 1, 512)))
     assert "up to 256 rows of an expert on average, found 257" in many
     assert "blocks of 16 rows" in GROUPED.describe(call())
     assert "blocks of 64 rows" in GROUPED.describe(call(x_shape=(512, 512)))
@@ -87,7 +87,7 @@ def test_chosen_where_there_is_a_device(monkeypatch):
 def test_on_other_devices_weights_stay_as_they_are():
     w = gaussian((2, 256, 512)).bfloat16()
     q = quantize_tensor(w, Spec("int4", (1, 128), layout="packed"))
-    assert native(q).spec.layout != "plane16"
+    assert repack(q).spec.layout != "plane16"
 
 
 @pytest.mark.parametrize("shape", [(7, 300), (2, 5, 300)])

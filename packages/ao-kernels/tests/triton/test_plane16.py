@@ -13,7 +13,7 @@ from ao_core.numerics import unpack_bits
 from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.tensor import quantize_tensor
-from ao_core.tensor.relayout import native, to_layout
+from ao_core.tensor.relayout import repack, to_layout
 from ao_core.testing import LayoutSuite
 from ao_core.testing.base import gaussian, same_bits
 from ao_kernels.triton import launch, ops, support
@@ -76,12 +76,14 @@ def call(**changes):
 
 def test_where_each_code_lies():
     """Word kk of a row holds the codes of columns kk, kk + 64, kk + 128, kk + 192 of its tile."""
-    q = quantize_tensor(gaussian((130, 300)), Spec("uint4", (1, 64), zero="int", layout="packed"))
+    q = quantize_tensor(
+        gaussian((130, 300)), Spec("uint4", (1, 64), zero_point="int", layout="packed")
+    )
     words = to_layout(q, "plane16").qdata.squeeze(2).to(torch.int32) & 0xFFFF
     assert words.shape == (2, 2, 128, 64)
     codes = torch.zeros(256, 512, dtype=torch.int32)
-    scale, zero = q.scale.repeat_interleave(64, 1), q.zero.repeat_interleave(64, 1)
-    values = q.dequantize(torch.float32) / scale[:, :300] + zero[:, :300]
+    scale, zero_point = q.scale.repeat_interleave(64, 1), q.zero_point.repeat_interleave(64, 1)
+    values = q.dequantize(torch.float32) / scale[:, :300] + zero_point[:, :300]
     codes[:130, :300] = values.round().to(torch.int32)
     for plane in range(4):
         expected = codes.view(2, 128, 2, 4, 64)[:, :, :, plane].transpose(1, 2)
@@ -119,8 +121,8 @@ FORMATS = [
 
 
 @pytest.mark.parametrize("group", [16, 32, 64, 128, 256, 300, WHOLE])
-@pytest.mark.parametrize(("name", "zero"), [*FORMATS, ("uint8", "int"), ("f8e5m2", "none")])
-def test_and_back(group, name, zero):
+@pytest.mark.parametrize(("name", "zero_point"), [*FORMATS, ("uint8", "int"), ("f8e5m2", "none")])
+def test_and_back(group, name, zero_point):
     """Bit for bit, whatever is padded; 300 is a group of the whole row, and of more than that."""
     canonical, planes = ("packed", "plane16")
     if registry.dtypes.get(name).bits == 8:
@@ -128,7 +130,9 @@ def test_and_back(group, name, zero):
             group = 128  # no more columns are in a tile
         canonical, planes = ("plain", "plane16_bytes")
     for shape in ((130, 300), (1, 1), (128, 256)):
-        q = quantize_tensor(gaussian(shape), Spec(name, (1, group), "float16", zero, canonical))
+        q = quantize_tensor(
+            gaussian(shape), Spec(name, (1, group), "float16", zero_point, canonical)
+        )
         there = to_layout(q, planes)
         assert there.spec.layout == planes
         back = to_layout(there, canonical)
@@ -165,10 +169,10 @@ def test_scales_of_8_bits_and_back(name, group, scale):
     ("spec", "shape", "words"),
     [
         (Spec("dynamic8", (1, 64)), (16, 64), "no assembly that decodes dynamic8"),
-        (Spec("lut3", (1, 64)), (16, 64), "lut3 one for each block"),
+        (Spec("codebook3", (1, 64)), (16, 64), "codebook3 one for each block"),
         (Spec("int6", (1, 256)), (16, 512), "needs groups of (16, 32, 64, 128)"),
         (Spec("uint4", (1, 64)), (16, 64), "zero points of unsigned integers"),
-        (Spec("int4", (1, 64), zero="int"), (16, 64), "zero points of unsigned integers"),
+        (Spec("int4", (1, 64), zero_point="int"), (16, 64), "zero points of unsigned integers"),
         (Spec("int4", (1, 64), act=Spec("int8", (1, WHOLE))), (16, 64), "activations"),
         (Spec("nf4", (1, 64), Spec("int8", (1, 256))), (16, 64), "f8e4m3 with one float32"),
         (Spec("int4", (1, 8)), (16, 64), "needs groups of"),
@@ -182,17 +186,17 @@ def test_scales_of_8_bits_and_back(name, group, scale):
 )
 def test_what_does_not_fit(spec, shape, words):
     layout = registry.layouts.get("plane16")
-    assert words in layout.fits(spec, shape, registry.dtypes.get(spec.dtype))
+    assert words in layout.refuses(spec, shape, registry.dtypes.get(spec.dtype))
 
 
 def test_whole_bytes_only():
     layout = registry.layouts.get("plane16_bytes")
     spec = Spec("int4", (1, 64))
-    assert "int4 has 4" in layout.fits(spec, (16, 64), registry.dtypes.get("int4"))
+    assert "int4 has 4" in layout.refuses(spec, (16, 64), registry.dtypes.get("int4"))
 
 
 def test_without_a_device_the_reason_is_a_sentence():
-    reason = LINEAR.available()
+    reason = LINEAR.unavailable()
     assert reason is not None
     assert len(reason.split()) >= 3
 
@@ -247,24 +251,24 @@ def test_each_device_is_asked_once(monkeypatch):
 
 
 def test_calls_that_are_refused():
-    assert LINEAR.accepts(call()) is None
-    assert LINEAR.accepts(call(x_shape=(0, 512))) is None
-    assert LINEAR.accepts(call(x_shape=(2, 128, 512))) is None
-    assert "float32" in LINEAR.accepts(call(x_dtype=torch.float32))
-    assert "found 257" in LINEAR.accepts(call(x_shape=(257, 512)))
+    assert LINEAR.refuses(call()) is None
+    assert LINEAR.refuses(call(x_shape=(0, 512))) is None
+    assert LINEAR.refuses(call(x_shape=(2, 128, 512))) is None
+    assert "float32" in LINEAR.refuses(call(x_dtype=torch.float32))
+    assert "found 257" in LINEAR.refuses(call(x_shape=(257, 512)))
     asymmetric = Spec("uint4", (1, 128), "bfloat16", "int", layout="plane16")
-    assert "found 129" in LINEAR.accepts(call(spec=asymmetric, x_shape=(129, 512)))
+    assert "found 129" in LINEAR.refuses(call(spec=asymmetric, x_shape=(129, 512)))
 
 
 def test_lookups():
     kernel = registry.kernels.get("triton_plane16_embedding")
-    assert kernel.accepts(call(op="embedding", x_shape=(3,), x_dtype=torch.int64)) is None
-    assert "int16" in kernel.accepts(call(op="embedding", x_shape=(3,), x_dtype=torch.int16))
+    assert kernel.refuses(call(op="embedding", x_shape=(3,), x_dtype=torch.int64)) is None
+    assert "int16" in kernel.refuses(call(op="embedding", x_shape=(3,), x_dtype=torch.int16))
 
 
 def test_on_other_devices_weights_stay_as_they_are():
     q = quantize_tensor(gaussian((256, 512)).bfloat16(), Spec("int4", (1, 128), layout="packed"))
-    assert native(q).spec.layout != "plane16"
+    assert repack(q).spec.layout != "plane16"
 
 
 def test_the_ops_know_their_results_without_running():

@@ -111,20 +111,20 @@ def test_every_code_and_pattern(element):
     [
         (Spec("int8", (1, 64)), "not int8"),
         (Spec("nf4", (1, 64)), "not nf4"),
-        (Spec("uint4", (1, 64), zero="int"), "not uint4"),
-        (Spec("int4", (1, 64), zero="int"), "zero points"),
+        (Spec("uint4", (1, 64), zero_point="int"), "not uint4"),
+        (Spec("int4", (1, 64), zero_point="int"), "zero points"),
         (Spec("int4", (1, 16)), "needs groups of"),
     ],
 )
 def test_what_does_not_fit(spec, words):
-    assert words in LAYOUT.fits(spec, (64, 64), registry.dtypes.get(spec.dtype))
+    assert words in LAYOUT.refuses(spec, (64, 64), registry.dtypes.get(spec.dtype))
 
 
 def test_calls():
     def call(m, dtype=torch.bfloat16):
         return Call("linear", spec_of(64), (256, 512), (m, 512), dtype, "cuda")
 
-    assert LAYOUT.fits(spec_of(64), (256, 512), INT4) is None
-    assert LINEAR.accepts(call(256)) is None
-    assert "found 257" in LINEAR.accepts(call(257))
-    assert "float32" in LINEAR.accepts(call(1, torch.float32))
+    assert LAYOUT.refuses(spec_of(64), (256, 512), INT4) is None
+    assert LINEAR.refuses(call(256)) is None
+    assert "found 257" in LINEAR.refuses(call(257))
+    assert "float32" in LINEAR.refuses(call(1, torch.float32))

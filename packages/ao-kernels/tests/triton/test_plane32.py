@@ -18,7 +18,7 @@ from ao_kernels.triton.act8 import plane32_linear, regime_of
 from ao_kernels.triton.plane32 import stored
 
 ROW, TENSOR = (1, WHOLE), (WHOLE, WHOLE)
-INT8, UINT8, FLOAT8 = Spec("int8", ROW), Spec("uint8", ROW, zero="int"), Spec("f8e4m3", ROW)
+INT8, UINT8, FLOAT8 = Spec("int8", ROW), Spec("uint8", ROW, zero_point="int"), Spec("f8e4m3", ROW)
 
 
 class TestPlane32(LayoutSuite):
@@ -32,14 +32,14 @@ class TestPlane32(LayoutSuite):
 
 def test_where_each_code_lies():
     """Byte 16q + 4i + c of a row has column 4q + c of planes 2i and 2i + 1."""
-    spec = Spec("uint4", (1, 64), zero="int", layout="packed", act=FLOAT8)
+    spec = Spec("uint4", (1, 64), zero_point="int", layout="packed", act=FLOAT8)
     q = quantize_tensor(gaussian((130, 300)), spec)
     words = to_layout(q, "plane32").qdata
     assert words.shape == (2, 2, 128, 32)
     found = words.view(torch.uint8).to(torch.int32).view(2, 2, 128, 8, 4, 4)
     codes = torch.zeros(256, 512, dtype=torch.int32)
-    scale, zero = q.scale.repeat_interleave(64, 1), q.zero.repeat_interleave(64, 1)
-    values = q.dequantize(torch.float32) / scale[:, :300] + zero[:, :300]
+    scale, zero_point = q.scale.repeat_interleave(64, 1), q.zero_point.repeat_interleave(64, 1)
+    values = q.dequantize(torch.float32) / scale[:, :300] + zero_point[:, :300]
     codes[:130, :300] = values.round().to(torch.int32)
     for plane in range(8):
         expected = codes.view(2, 128, 2, 8, 8, 4)[:, :, :, plane].transpose(1, 2)
@@ -48,11 +48,13 @@ def test_where_each_code_lies():
 
 @pytest.mark.parametrize("group", [32, 64, 128, 256, 300, WHOLE])
 @pytest.mark.parametrize("act", [INT8, UINT8, FLOAT8], ids=str)
-@pytest.mark.parametrize(("name", "zero"), [("int4", "none"), ("uint4", "int"), ("uint4", "float")])
-def test_and_back(group, act, name, zero):
+@pytest.mark.parametrize(
+    ("name", "zero_point"), [("int4", "none"), ("uint4", "int"), ("uint4", "float")]
+)
+def test_and_back(group, act, name, zero_point):
     """Bit for bit, whatever is padded; and sums of rows are those of the values."""
     for shape in ((130, 300), (1, 1), (128, 256)):
-        spec = Spec(name, (1, group), "float16", zero, "packed", act=act)
+        spec = Spec(name, (1, group), "float16", zero_point, "packed", act=act)
         q = quantize_tensor(gaussian(shape) + 0.1, spec)
         there = to_layout(q, "plane32")
         assert ("sums" in there.part_names) == (act == UINT8)
@@ -70,9 +72,9 @@ def test_and_back(group, act, name, zero):
 
 def test_what_is_stored_for_padding_is_zero():
     """Activations beside it do not matter then, whatever the offset."""
-    for name, zero in (("int4", "none"), ("uint4", "int")):
+    for name, zero_point in (("int4", "none"), ("uint4", "int")):
         for act in (INT8, FLOAT8):
-            spec = Spec(name, (1, 32), zero=zero, layout="packed", act=act)
+            spec = Spec(name, (1, 32), zero_point=zero_point, layout="packed", act=act)
             words = to_layout(quantize_tensor(gaussian((1, 1)) + 9, spec), "plane32").qdata
             assert (words != 0).sum() <= 1
 
@@ -91,9 +93,13 @@ def test_codes_are_turned_and_back(name, integers):
     [
         (Spec("int4", (1, 64)), (16, 64), "whose activations are quantized"),
         (Spec("int4", (1, 64), act=Spec("f8e5m2", ROW)), (16, 64), "f8e4m3, found f8e5m2"),
-        (Spec("int4", (1, 64), act=Spec("uint8", ROW, zero="float")), (16, 64), "zero points"),
+        (
+            Spec("int4", (1, 64), act=Spec("uint8", ROW, zero_point="float")),
+            (16, 64),
+            "zero points",
+        ),
         (Spec("uint4", (1, 64), act=INT8), (16, 64), "uint4 with zero points"),
-        (Spec("int4", (1, 64), zero="int", act=INT8), (16, 64), "uint4 with zero points"),
+        (Spec("int4", (1, 64), zero_point="int", act=INT8), (16, 64), "uint4 with zero points"),
         (Spec("int3", (1, 64), act=INT8), (16, 64), "holds int4"),
         (Spec("int4", (1, 64), "e8m0", act=INT8), (16, 64), "found e8m0"),
         (Spec("int4", (1, 48), act=INT8), (16, 96), "needs groups of"),
@@ -103,20 +109,20 @@ def test_codes_are_turned_and_back(name, integers):
 )
 def test_what_does_not_fit(spec, shape, words):
     layout = registry.layouts.get("plane32")
-    assert words in layout.fits(spec, shape, registry.dtypes.get(spec.dtype))
+    assert words in layout.refuses(spec, shape, registry.dtypes.get(spec.dtype))
 
 
 def reason(numbers, spec, shape=(48, 64), dtype=torch.bfloat16):
     kernel = registry.kernels.get(f"triton_{numbers}_int4_linear")
     spec = replace(spec, layout="plane32")
-    return kernel.accepts(Call("linear", spec, shape, (20, shape[1]), dtype, "cuda"))
+    return kernel.refuses(Call("linear", spec, shape, (20, shape[1]), dtype, "cuda"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_what_each_kernel_takes(dtype):
     integers = [Spec("int4", (1, 32), act=act) for act in (INT8, UINT8)]
     integers.append(Spec("int4", (1, 32), act=Spec("int8", TENSOR, static=True)))
-    floats = Spec("uint4", (1, 32), zero="int", act=FLOAT8)
+    floats = Spec("uint4", (1, 32), zero_point="int", act=FLOAT8)
     for spec in integers:
         assert reason("int8", spec, dtype=dtype) is None
         assert "in f8e4m3, found" in reason("float8", spec)
@@ -140,7 +146,7 @@ def test_what_they_refuse():
 
 def test_regimes():
     assert [regime_of(m).rows for m in (1, 16, 17, 64, 65, 4096)] == [16, 16, 32, 64, 128, 128]
-    assert [regime_of(m, zero=True).rows for m in (16, 65, 4096)] == [16, 64, 64]
+    assert [regime_of(m, zero_point=True).rows for m in (16, 65, 4096)] == [16, 64, 64]
 
 
 def test_the_op_knows_its_result_without_running():
@@ -149,8 +155,8 @@ def test_the_op_knows_its_result_without_running():
     with torch._subclasses.FakeTensorMode() as mode:
         qdata, scale, sums = map(mode.from_tensor, (w.qdata, w.scale, w.sums))
         codes, by = torch.empty(6, 300, dtype=torch.uint8), torch.empty(6, 1)
-        zero = torch.empty(6, 1, dtype=torch.uint8)
+        zero_point = torch.empty(6, 1, dtype=torch.uint8)
         out = plane32_linear(
-            codes, by, zero, qdata, scale, None, sums, None, 140, 64, "int4", torch.float16
+            codes, by, zero_point, qdata, scale, None, sums, None, 140, 64, "int4", torch.float16
         )
         assert (out.shape, out.dtype) == ((6, 140), torch.float16)

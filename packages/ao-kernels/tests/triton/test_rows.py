@@ -16,7 +16,7 @@ OPS = ("quantize", "rms_norm_quantize", "silu_mul_quantize")
 
 def reason(spec, op="quantize", numbers="float8", shape=(40, 300), dtype=torch.bfloat16):
     kernel = registry.kernels.get(f"triton_{numbers}_{op}")
-    return kernel.accepts(Call(op, spec, shape, shape, dtype, "cuda"))
+    return kernel.refuses(Call(op, spec, shape, shape, dtype, "cuda"))
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -25,7 +25,7 @@ def test_what_is_taken(op):
         ("float8", Spec("f8e4m3", ROW)),
         ("float8", Spec("f8e5m2", ROW)),
         ("int8", Spec("int8", ROW)),
-        ("int8", Spec("uint8", ROW, zero="int")),
+        ("int8", Spec("uint8", ROW, zero_point="int")),
     ):
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             assert reason(spec, op, numbers, dtype=dtype) is None
@@ -38,7 +38,7 @@ def test_what_is_taken(op):
         (Spec("int8", ROW), {}, "found int8"),
         (Spec("f8e4m3", ROW, "e8m0"), {}, "scales in float32"),
         (Spec("f8e4m3", (1, 128)), {}, "one scale per row"),
-        (Spec("f8e4m3", ROW, zero="float"), {}, "zero points of uint8"),
+        (Spec("f8e4m3", ROW, zero_point="float"), {}, "zero points of uint8"),
         (Spec("uint8", ROW), {"numbers": "int8"}, "zero points of uint8"),
         (Spec("int8", ROW, options=(("scale_rule", "absmean"),)), {"numbers": "int8"}, "absmean"),
         (Spec("f8e4m3", ROW), {"dtype": torch.float64}, "not torch.float64"),
@@ -69,7 +69,7 @@ def test_blocks_hold_whole_rows(k, shape):
 def test_the_op_knows_its_results_without_running(numbers):
     with torch._subclasses.FakeTensorMode():
         x = torch.empty(20, 300, dtype=torch.bfloat16)
-        codes, scale, zero = row_codes(x, None, numbers, "plain")
+        codes, scale, zero_point = row_codes(x, None, numbers, "plain")
         assert (codes.shape, scale.shape, scale.dtype) == ((20, 300), (20, 1), torch.float32)
         assert codes.dtype == (torch.uint8 if numbers == "uint8" else torch.float8_e4m3fn)
-        assert zero.shape == ((20 if numbers == "uint8" else 0), 1)
+        assert zero_point.shape == ((20 if numbers == "uint8" else 0), 1)

@@ -24,15 +24,15 @@ def call(name="bf16", shape=(40, 300), dtype=torch.bfloat16):
 
 
 def test_calls():
-    assert QUANTIZE.accepts(call()) is None
-    assert QUANTIZE.accepts(call("fp16", (2, 3, 40), torch.float16)) is None
-    assert "not fp32" in QUANTIZE.accepts(call("fp32", dtype=torch.float32))
-    assert "torch.float32, not as bf16" in QUANTIZE.accepts(call(dtype=torch.float32))
-    assert "(0, 4)" in QUANTIZE.accepts(call(shape=(0, 4)))
-    assert TILE_MASK.accepts(call()) is None
-    assert "float32" in TILE_MASK.accepts(call(dtype=torch.float32))
-    assert "(2, 3, 4)" in TILE_MASK.accepts(call(shape=(2, 3, 4)))
-    assert "(0, 4)" in TILE_MASK.accepts(call(shape=(0, 4)))
+    assert QUANTIZE.refuses(call()) is None
+    assert QUANTIZE.refuses(call("fp16", (2, 3, 40), torch.float16)) is None
+    assert "not fp32" in QUANTIZE.refuses(call("fp32", dtype=torch.float32))
+    assert "torch.float32, not as bf16" in QUANTIZE.refuses(call(dtype=torch.float32))
+    assert "(0, 4)" in QUANTIZE.refuses(call(shape=(0, 4)))
+    assert TILE_MASK.refuses(call()) is None
+    assert "float32" in TILE_MASK.refuses(call(dtype=torch.float32))
+    assert "(2, 3, 4)" in TILE_MASK.refuses(call(shape=(2, 3, 4)))
+    assert "(0, 4)" in TILE_MASK.refuses(call(shape=(0, 4)))
 
 
 def test_any_two_of_four():

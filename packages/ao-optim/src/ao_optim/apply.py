@@ -214,5 +214,5 @@ def _takes(call: Call) -> str | None:
 
 KERNELS = (
     Kernel("reference_adam_step", "adam_step", "*", "*", adam_step, priority=-100),
-    Kernel("torch_adam_step", "adam_step", _DENSE.layout, "*", fused_adam_step, 0, accepts=_takes),
+    Kernel("torch_adam_step", "adam_step", _DENSE.layout, "*", fused_adam_step, 0, refuses=_takes),
 )

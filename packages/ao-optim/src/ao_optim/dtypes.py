@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ao_core.dtypes import codebook_dtype
+from ao_core.dtypes import lut_dtype
 from ao_core.numerics import (
     companded_values,
     dynamic_values,
@@ -14,11 +14,11 @@ from ao_core.records import DType
 __all__ = ["DTYPES"]
 
 DTYPES: tuple[DType, ...] = (
-    codebook_dtype("dynamic8", dynamic_values(8, signed=True)),
-    codebook_dtype("dynamic8u", dynamic_values(8, signed=False)),
-    codebook_dtype("companded8", companded_values(signed=True)),
-    codebook_dtype("companded8u", companded_values(signed=False)),
-    codebook_dtype("f8e5m3u", unsigned_float_values()),
-    codebook_dtype("dynamic4", dynamic_values(4, signed=True)),
-    codebook_dtype("linear4u", linear_values(4)),
+    lut_dtype("dynamic8", dynamic_values(8, signed=True)),
+    lut_dtype("dynamic8u", dynamic_values(8, signed=False)),
+    lut_dtype("companded8", companded_values(signed=True)),
+    lut_dtype("companded8u", companded_values(signed=False)),
+    lut_dtype("f8e5m3u", unsigned_float_values()),
+    lut_dtype("dynamic4", dynamic_values(4, signed=True)),
+    lut_dtype("linear4u", linear_values(4)),
 )

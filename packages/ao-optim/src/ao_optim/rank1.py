@@ -31,10 +31,10 @@ class Rank1(Layout):
     name = "rank1"
     examples = (Spec("linear4u", (1, 1), options=(("scale_rule", "rank1"),)),)
 
-    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+    def refuses(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         if spec.option("scale_rule", "absmax") != "rank1" or spec.block != (1, 1):
             return f"{spec}: the rank1 layout needs block=(1, 1) and the option scale_rule='rank1'"
-        if spec.zero != "none" or not isinstance(spec.scale_dtype, str):
+        if spec.zero_point != "none" or not isinstance(spec.scale_dtype, str):
             return f"{spec}: the rank1 layout has no zero points and no quantized scales"
         if len(shape) < 2:
             return f"shape {shape}: a scale per row and per column needs two dimensions"
@@ -44,9 +44,14 @@ class Rank1(Layout):
         return (shape[0], prod(shape[1:]))
 
     def pack(
-        self, codes: Tensor, scale: Tensor | None, zero: Tensor | None, spec: Spec, dtype: DType
+        self,
+        codes: Tensor,
+        scale: Tensor | None,
+        zero_point: Tensor | None,
+        spec: Spec,
+        dtype: DType,
     ) -> Parts:
-        assert scale is not None  # `fits` holds no format without one
+        assert scale is not None  # `refuses` holds no format without one
         if not codes.numel():
             rows, columns = scale.new_ones(len(codes), 1), scale.new_ones(1, codes.shape[1])
         else:

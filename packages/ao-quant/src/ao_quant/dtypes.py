@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ao_core.dtypes import codebook_dtype, table_dtype
+from ao_core.dtypes import codebook_dtype, lut_dtype
 from ao_core.records import DType
 
 __all__ = ["DTYPES"]
@@ -11,6 +11,6 @@ __all__ = ["DTYPES"]
 _IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 DTYPES: tuple[DType, ...] = (
-    *(table_dtype(f"lut{bits}", bits) for bits in range(1, 9)),
-    codebook_dtype("iq4_nl", _IQ4_NL),
+    *(codebook_dtype(f"codebook{bits}", bits) for bits in range(1, 9)),
+    lut_dtype("iq4_nl", _IQ4_NL),
 )

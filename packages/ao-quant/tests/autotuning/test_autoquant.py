@@ -85,7 +85,7 @@ def test_the_fastest_for_each_layer(model, ids):
     assert isinstance(model.up.weight, QTensor)
     assert model.down.weight.spec.act is not None
     assert result.report is not None
-    done = {record.fqn for record in result.report.with_status("quantized")}
+    done = {record.fqn for record in result.report.with_status("changed")}
     assert done == {fqn for fqn, config in found.items() if config is not None}
     layer = next(layer for layer in result.layers if layer.fqn == "down.weight")
     assert (layer.reason, layer.speedup) == ("the fastest", 10.0)
@@ -276,7 +276,7 @@ def test_layers_that_fare_alike_are_one_block_of_short_lines():
     model = nn.Sequential()
     model.add_module(name, nn.Sequential())
     model.get_submodule(name).extend(nn.Linear(48, 48) for _ in range(40))
-    long = ao_core.WeightOnlyConfig("int8", 16, scale_dtype="bfloat16", scales="mse")
+    long = ao_core.WeightOnlyConfig("int8", 16, scale_dtype="bfloat16", scale_method="mse")
     sample, clock = torch.randn(3, 48), Clock({repr(long): 0.5})
     text = str(tune(model, sample, clock, candidates=[long]))
     assert repr(long)[:20] in text

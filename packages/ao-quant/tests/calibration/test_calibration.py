@@ -65,13 +65,13 @@ def test_scales_are_those_of_all_that_layers_were_given(config, dtype, training,
         assert state.count == data.numel()
         assert state.range == (float(data.min()), float(data.max()))
     report = convert(model)
-    assert [r.status for r in report] == ["quantized", "kept", "quantized", "kept"]
+    assert [r.status for r in report] == ["changed", "unchanged", "changed", "unchanged"]
     for name, q in ("0.weight", model[0].weight), ("2.weight", model[2].weight):
         assert isinstance(q, QTensor)
         assert q.spec.act.is_static
-        scale, zero = calibration.watched[name].qparams()
+        scale, zero_point = calibration.watched[name].qparams()
         assert float(q.act_scale) == scale
-        assert (int(q.act_zero) if "act_zero" in q.part_names else None) == zero
+        assert (int(q.act_zero_point) if "act_zero_point" in q.part_names else None) == zero_point
     assert model(batches[0]).dtype == dtype
 
 
@@ -231,7 +231,7 @@ def test_a_compiled_model_is_observed_too():
 def test_a_model_that_is_a_compiled_module():
     model, x = torch.compile(_mlp(), backend="aot_eager"), torch.randn(5, 70)
     report = _calibrated(model, "int8_static_activation_int8_weight", [x])
-    assert len(report.with_status("quantized")) == 2
+    assert len(report.with_status("changed")) == 2
     assert isinstance(model.get_parameter("_orig_mod.0.weight"), QTensor)
     assert model(x).shape == (5, 33)
 
@@ -252,9 +252,9 @@ def test_other_configurations_beside_it_and_the_report():
         model["a"](torch.randn(5, 64))
     report = convert(model)
     status = {r.fqn: (r.status, r.reason) for r in report}
-    assert [n for n, (s, _) in status.items() if s == "quantized"] == ["a.weight", "b.weight"]
+    assert [n for n, (s, _) in status.items() if s == "changed"] == ["a.weight", "b.weight"]
     assert status["embed.weight"] == (
-        "kept",
+        "unchanged",
         "embeddings are kept unless a FqnToConfig names them or filter_fn selects them",
     )
     assert "filters of a convolution" in status["c.weight"][1]

@@ -9,7 +9,9 @@ from ao_quant.configs import CALIBRATED
 from ao_quant.plugin import ao_transforms
 
 EXAMPLES = {t.name: t.example for t in ao_transforms() if t.example is not None}
-EXAMPLES["asymmetric"] = Int8StaticActivationInt8WeightConfig(False, act_scale=0.03, act_zero=120)
+EXAMPLES["asymmetric"] = Int8StaticActivationInt8WeightConfig(
+    False, act_scale=0.03, act_zero_point=120
+)
 
 for _name, _config in EXAMPLES.items():
     globals()[f"Test_{_name}"] = type(f"Test_{_name}", (TransformSuite,), {"config": _config})

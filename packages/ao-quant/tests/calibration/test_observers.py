@@ -20,7 +20,7 @@ from ao_quant.calibration.observers import OBSERVERS, observe, qparams
 TENSOR = (WHOLE, WHOLE)
 ACTS = {
     "int8": Spec("int8", TENSOR, static=True),
-    "uint8": Spec("uint8", TENSOR, zero="int", static=True),
+    "uint8": Spec("uint8", TENSOR, zero_point="int", static=True),
     "e4m3": Spec("f8e4m3", TENSOR, static=True),
     "e5m2": Spec("f8e5m2", TENSOR, static=True),
 }
@@ -131,14 +131,14 @@ def test_the_percentile_observer_spans_that_share(kind, percentile):
     x = _data(kind)
     state = _seen("percentile", x.split(512))
     exact = np.quantile(np.abs(x.numpy()), percentile / 100, method="lower")
-    scale, zero = qparams(state, OBSERVERS["percentile"], ACTS["int8"], percentile)
-    assert zero is None
+    scale, zero_point = qparams(state, OBSERVERS["percentile"], ACTS["int8"], percentile)
+    assert zero_point is None
     assert scale * 127.5 == pytest.approx(float(exact), rel=2 * HALF_BIN)
-    scale, zero = qparams(state, OBSERVERS["percentile"], ACTS["uint8"], percentile)
+    scale, zero_point = qparams(state, OBSERVERS["percentile"], ACTS["uint8"], percentile)
     ends = [0.5 - percentile / 200, 0.5 + percentile / 200]
     low, high = map(float, np.quantile(x.numpy(), ends, method="lower"))
     assert scale * 255 == pytest.approx(high - low, rel=2 * HALF_BIN)
-    assert -zero * scale == pytest.approx(low, abs=2 * HALF_BIN * (high - low) + scale)
+    assert -zero_point * scale == pytest.approx(low, abs=2 * HALF_BIN * (high - low) + scale)
 
 
 def test_a_share_that_is_all_zeros_falls_back_to_the_range():
@@ -153,10 +153,10 @@ def test_a_share_that_is_all_zeros_falls_back_to_the_range():
         assert qparams(nothing, observer, ACTS["int8"], 99.0) == (1.0, None)
 
 
-def _error(x, act, scale, zero):
+def _error(x, act, scale, zero_point):
     """Mean squared error in float64, element by element."""
     fmt = registry.dtypes.get(act.dtype)
-    x, point = x.astype(np.float64), 0 if zero is None else zero
+    x, point = x.astype(np.float64), 0 if zero_point is None else zero_point
     if fmt.kind == "int":
         codes = np.clip(np.round(x / scale) + point, fmt.min, fmt.max)
         values = (codes - point) * scale
@@ -190,8 +190,8 @@ def test_the_least_error_is_near_that_of_an_exact_search(kind, act):
 @pytest.mark.parametrize("kind", KINDS[:3])
 def test_the_least_error_of_a_range_with_two_ends(kind):
     x, spec = _data(kind) + 0.7, ACTS["uint8"]
-    scale, zero = qparams(_seen("mse", x.split(512)), OBSERVERS["mse"], spec, 99.0)
-    found = _error(x.numpy(), spec, scale, zero)
+    scale, zero_point = qparams(_seen("mse", x.split(512)), OBSERVERS["mse"], spec, 99.0)
+    found = _error(x.numpy(), spec, scale, zero_point)
     low, high = min(float(x.min()), 0.0), float(x.max())
     factors = 2.0 ** -np.linspace(0, 9, 40)
     tries = []

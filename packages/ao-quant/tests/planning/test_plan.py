@@ -56,7 +56,7 @@ def test_ten_random_budgets_hold_on_disk(model, tmp_path):
         # the bound knows neither which formats are used in the end nor where alignment pads
         assert found.bytes - size < SLACK
         chosen = {c.fqn: c.option.config for c in found.choices}
-        done = {record.fqn for record in report.with_status("quantized")}
+        done = {record.fqn for record in report.with_status("changed")}
         assert done == {fqn for fqn, config in chosen.items() if config is not None}
         errors.append(found.error)
     assert errors == sorted(errors, reverse=True)
@@ -345,7 +345,7 @@ def test_refusals_that_name_something_else(model, ids):
     with pytest.raises(UnknownNameError, match="unknown recipe 'int9'"):
         plan(model, bits=4.0, candidates=["int9"])
     with pytest.raises(UnknownNameError, match="way to choose scales 'x'"):
-        plan(model, bits=4.0, candidates=[Int4WeightOnlyConfig(scales="x")])
+        plan(model, bits=4.0, candidates=[Int4WeightOnlyConfig(scale_method="x")])
     with pytest.raises(ConfigError, match="the model answers it with a NoneType"):
         plan(nn.Sequential(nn.Linear(4, 4), Silent()), bits=9.0, sample=torch.zeros(1, 4))
     model.norm.weight.data[0] = torch.nan
@@ -362,7 +362,7 @@ class Silent(nn.Module):
 
 
 def test_methods_of_choosing_scales_are_candidates_too(model):
-    candidates = [Int4WeightOnlyConfig(), Int4WeightOnlyConfig(scales="mse")]
+    candidates = [Int4WeightOnlyConfig(), Int4WeightOnlyConfig(scale_method="mse")]
     found = plan(model, bits=5.0, candidates=candidates)
     assert {choice.option.config for choice in found.choices} == {candidates[1]}
     same = plan(model, bits=9.5, candidates=[Int8WeightOnlyConfig(), "int8_weight_only"])

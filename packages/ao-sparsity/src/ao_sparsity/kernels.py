@@ -12,7 +12,7 @@ from ao_core.numerics import scale_to_float
 from ao_core.records import Call, Kernel
 from ao_core.spec import WHOLE
 from ao_core.tensor.qtensor import QTensor
-from ao_core.torch_kernels.native import quantized_activations
+from ao_core.torch_kernels.linear import quantized_activations
 
 __all__ = ["KERNELS", "cslt_linear", "cutlass_linear"]
 
@@ -64,7 +64,7 @@ def _linear(x: Tensor, w: QTensor, bias: Tensor | None, product: Product) -> Ten
     return out.to(x.dtype).reshape(*x.shape[:-1], -1)
 
 
-def _accepts(call: Call) -> str | None:
+def _refuses(call: Call) -> str | None:
     spec, act = call.spec, call.spec.act
     if call.m == 0:
         return "needs a product that is not empty"
@@ -73,9 +73,9 @@ def _accepts(call: Call) -> str | None:
             return "quantizes no activations for values of 16 bits"
         wanted = _DTYPES[spec.dtype]
         return None if call.x_dtype == wanted else f"needs activations in {wanted}, as the weight"
-    if (spec.block, spec.zero) != (_ROW, "none") or not isinstance(spec.scale_dtype, str):
+    if (spec.block, spec.zero_point) != (_ROW, "none") or not isinstance(spec.scale_dtype, str):
         return f"needs one scale per row and no zero point, found {spec}"
-    if act is None or (act.dtype, act.zero) != ("int8", "none"):
+    if act is None or (act.dtype, act.zero_point) != ("int8", "none"):
         return "needs activations in symmetric int8 beside int8 weights"
     if not act.static and act.block != _ROW:
         return f"needs one scale per token, or a static one; found {act}"
@@ -109,7 +109,7 @@ KERNELS = (
         cutlass_linear,
         1,
         _needs_ampere,
-        _accepts,
+        _refuses,
     ),
     Kernel(
         "cusparselt_mm",
@@ -119,6 +119,6 @@ KERNELS = (
         cslt_linear,
         2,
         _needs_cusparselt,
-        _accepts,
+        _refuses,
     ),
 )

@@ -13,11 +13,11 @@ from ao_core.errors import QuantizationError, UnsupportedOp
 from ao_core.spec import NO_SCALE, WHOLE
 
 
-def spec(b, sparsity=None, dtype="fp32", scale=NO_SCALE, zero="none", block=(1, WHOLE)):
+def spec(b, sparsity=None, dtype="fp32", scale=NO_SCALE, zero_point="none", block=(1, WHOLE)):
     options = (
         (("blocksize", b),) if sparsity is None else (("blocksize", b), ("sparsity", sparsity))
     )
-    return Spec(dtype, block, scale, zero, "bsr", options=options)
+    return Spec(dtype, block, scale, zero_point, "bsr", options=options)
 
 
 def weight(*shape, seed=0):
@@ -85,7 +85,7 @@ def test_experts_are_matrices_one_after_the_other():
     [
         spec(16, dtype="int8", scale="float32"),
         spec(16, dtype="int4", scale="bfloat16", block=(1, 32)),
-        spec(16, dtype="uint4", scale="bfloat16", zero="int", block=(1, 32)),
+        spec(16, dtype="uint4", scale="bfloat16", zero_point="int", block=(1, 32)),
         spec(16, dtype="f8e4m3", scale="float32", block=(WHOLE, WHOLE)),
     ],
     ids=str,

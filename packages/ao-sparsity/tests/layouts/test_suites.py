@@ -13,7 +13,7 @@ from ao_core.testing import LayoutSuite
 #: scales by row, group and tensor; symmetric, and integer zero points. The first ones are compiled too
 SPECS = (
     Spec("bf16", (1, WHOLE), NO_SCALE),
-    Spec("uint4", (1, 16), "bfloat16", zero="int"),
+    Spec("uint4", (1, 16), "bfloat16", zero_point="int"),
     Spec("f8e4m3", (WHOLE, WHOLE)),
     Spec("int8", (1, WHOLE)),
     Spec("int4", (1, 32), "bfloat16"),

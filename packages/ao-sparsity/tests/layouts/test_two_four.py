@@ -17,8 +17,8 @@ from ao_core.spec import NO_SCALE, WHOLE
 BF16 = Spec("bf16", (1, WHOLE), NO_SCALE, layout="two_four")
 
 
-def spec(dtype, block=(1, WHOLE), scale="float32", zero="none"):
-    return Spec(dtype, block, scale, zero, "two_four")
+def spec(dtype, block=(1, WHOLE), scale="float32", zero_point="none"):
+    return Spec(dtype, block, scale, zero_point, "two_four")
 
 
 def two_of_four(row):
@@ -101,8 +101,8 @@ def test_a_pattern_is_kept_to_the_bit():
 
 def test_zero_points_follow_what_stays():
     x = torch.tensor([[-1.0, 5.0, 6.0, 0.5, -0.5, 3.0, 0.0, 4.0]])
-    q = quantize_tensor(x, spec("uint8", zero="int"))
-    assert q.zero.tolist() == [[0]]  # nothing below 0 is left
+    q = quantize_tensor(x, spec("uint8", zero_point="int"))
+    assert q.zero_point.tolist() == [[0]]  # nothing below 0 is left
     assert q.scale.tolist() == [[torch.tensor(6.0 / 255).item()]]
 
 
@@ -117,16 +117,19 @@ def test_slices_of_columns_begin_at_a_byte_of_the_index(start, end):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "zero", "reason"),
-    [("uint4", "float", "zero='none' or 'int'"), ("uint4", "scaled", "zero='none' or 'int'")],
+    ("dtype", "zero_point", "reason"),
+    [
+        ("uint4", "float", "zero_point='none' or 'int'"),
+        ("uint4", "offset", "zero_point='none' or 'int'"),
+    ],
 )
-def test_zero_points_that_move_zero_are_refused(dtype, zero, reason):
+def test_zero_points_that_move_zero_are_refused(dtype, zero_point, reason):
     with pytest.raises(QuantizationError, match=reason):
-        quantize_tensor(torch.ones(4, 8), spec(dtype, zero=zero))
+        quantize_tensor(torch.ones(4, 8), spec(dtype, zero_point=zero_point))
 
 
 def test_formats_without_a_zero_are_refused(monkeypatch):
-    without = ao_core.codebook_dtype("without_zero", [-1.0, 0.5, 1.0])
+    without = ao_core.lut_dtype("without_zero", [-1.0, 0.5, 1.0])
     honest = registry.dtypes.get
     monkeypatch.setattr(
         registry.dtypes, "get", lambda name: without if name == without.name else honest(name)

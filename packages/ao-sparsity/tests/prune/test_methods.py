@@ -240,7 +240,7 @@ def test_report(model, data):
     report = prune_wanda(model, data, NofM(2, 4), lambda module, name: name != "2").report
     text = str(report)
     assert "0.weight 37×52 2:4 962 50.00%" in re.sub(" +", " ", text)
-    assert "kept (4):" in text
+    assert "unchanged (4):" in text
     assert "filter_fn left it out" in text
     assert f"{report.removed:,} of {report.weights:,} weights removed" in text
     assert PruneReport.from_json(report.to_json()) == report

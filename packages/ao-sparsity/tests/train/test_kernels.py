@@ -52,6 +52,6 @@ def test_refusals(shape, rows, dtype, reason):
     """What tensor cores refuse, with the reason, the reference takes."""
     spec = Spec("bf16", (4, 4), "none", layout="two_four")
     call = Call("semi_sparse_mm", spec, shape, (rows, shape[1]), dtype, "cuda")
-    found = TENSOR_CORES.accepts(call)
+    found = TENSOR_CORES.refuses(call)
     assert (found is None) if reason is None else (reason in found)
     assert select(replace(call, device="cpu")) is REFERENCE

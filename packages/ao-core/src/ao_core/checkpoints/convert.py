@@ -89,7 +89,7 @@ def planned(step: Step) -> QTensor | Skip | None:
 
 def kept_record(step: Step, skip: Skip | None = None) -> ParameterRecord:
     """The record of a tensor that stays as it is, because nobody asked for it or it cannot be done."""
-    status, reason = ("kept", step.reason) if skip is None else ("skipped", skip.reason)
+    status, reason = ("unchanged", step.reason) if skip is None else ("skipped", skip.reason)
     size = step.entry.nbytes
     return ParameterRecord(step.fqn, status, reason, step.entry.shape, size, size, tied=step.tied)
 
@@ -100,7 +100,7 @@ def quantized_record(
     """The record of a tensor that was quantized, or would be. It names no kernel: another machine serves."""
     return ParameterRecord(
         fqn=step.fqn,
-        status="quantized",
+        status="changed",
         reason=step.reason,
         shape=step.entry.shape,
         bytes_before=step.entry.nbytes,

@@ -12,7 +12,7 @@ from ao_core.checkpoints.job import Job, Step
 from ao_core.checkpoints.skeleton import make_skeleton
 from ao_core.config import ConfigLike, resolve_config
 from ao_core.errors import CheckpointError, ConfigError
-from ao_core.targets import Plan, plan
+from ao_core.targets import Decision, decide
 from ao_core.tensor.saving import Entry, open_checkpoint
 from ao_core.tensor.saving.write import natural, parse_size
 
@@ -41,7 +41,7 @@ def make_job(
     if missing := checkpoint.missing_providers():
         raise CheckpointError(f"{checkpoint.path}: needs {'; and '.join(missing)}")
     skeleton = make_skeleton(checkpoint)
-    plans = plan(skeleton, config, (lambda module, fqn: True) if include else None)
+    plans = decide(skeleton, config, (lambda module, fqn: True) if include else None)
     of_entry = {
         checkpoint.ties.get(entry.fqn, entry.fqn): entry
         for entry in _choose(plans, include, exclude)
@@ -64,17 +64,19 @@ def _try_out(steps: Sequence[Step]) -> None:
         planned(step)
 
 
-def _step(names: list[str], entry: Entry, plan: Plan | None) -> Step:
-    if plan is not None:
-        reason = plan.reason
+def _step(names: list[str], entry: Entry, decide: Decision | None) -> Step:
+    if decide is not None:
+        reason = decide.reason
     elif entry.spec is not None:
         reason = f"it is quantized already ({entry.spec})"
     else:
         reason = f"its dtype is {entry.dtype}"
-    return Step(names[0], tuple(names[1:]), entry, plan, reason)
+    return Step(names[0], tuple(names[1:]), entry, decide, reason)
 
 
-def _choose(plans: list[Plan], include: Sequence[str], exclude: Sequence[str]) -> list[Plan]:
+def _choose(
+    plans: list[Decision], include: Sequence[str], exclude: Sequence[str]
+) -> list[Decision]:
     """The plans with what the patterns leave out marked as kept."""
     names = [[owner.fqn for owner in entry.owners] for entry in plans]
     included = _matches("include", include, names)
@@ -94,7 +96,7 @@ def _choose(plans: list[Plan], include: Sequence[str], exclude: Sequence[str]) -
     return chosen
 
 
-def _unlike_a_weight(entry: Plan) -> str:
+def _unlike_a_weight(entry: Decision) -> str:
     """Why a tensor of three dimensions is not taken for the weights of experts."""
     last = entry.owners[0].name
     if entry.tensor.dim() != 3 or last.endswith(("weight", "_proj")) or "experts" in entry.fqn:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ao_core.config import Config
 from ao_core.report import size_text
-from ao_core.targets import Plan
+from ao_core.targets import Decision
 from ao_core.tensor.saving import Checkpoint, Entry
 from ao_core.tensor.saving.write import natural
 
@@ -27,7 +27,7 @@ class Step:
     #: what the source has
     entry: Entry
     #: of a dense float; its configuration is None where it is kept
-    plan: Plan | None
+    plan: Decision | None
     #: why it is kept; empty where it is to be quantized
     reason: str
 

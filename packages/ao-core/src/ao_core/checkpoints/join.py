@@ -34,7 +34,7 @@ def shards_of(pieces: Sequence[Piece], limit: int) -> tuple[ShardState, ...]:
             if twice := seen.intersection(entry.leaves):
                 raise ConfigError(
                     f"two tensors would be stored as {min(twice)!r}; exclude the one that would be "
-                    "quantized"
+                    "changed"
                 )
             seen.update(entry.leaves)
             if names and size + entry.nbytes > limit:

@@ -46,7 +46,7 @@ class CheckpointPlan:
     def __str__(self) -> str:
         rows = [self._row(record) for record in self.report]
         report = self.report
-        count, total = len(report.with_status("quantized")), len(report.records)
+        count, total = len(report.with_status("changed")), len(report.records)
         sizes = f"{size_text(report.bytes_before)} → {size_text(report.bytes_after)}"
         lines = [
             "",

@@ -99,9 +99,9 @@ def _of_format(
 
     resolved = load_config(config, settings)
     n, k = _parse_shape(shape)
-    outward = _parse_dtype(dtype)
-    dense = torch.ones(n, k, dtype=outward)
-    target = Target("weight", nn.Linear(k, n, bias=False, device="meta", dtype=outward), "weight")
+    logical = _parse_dtype(dtype)
+    dense = torch.ones(n, k, dtype=logical)
+    target = Target("weight", nn.Linear(k, n, bias=False, device="meta", dtype=logical), "weight")
     made = registry.transform_for(type(resolved)).apply(dense, resolved, target)
     if isinstance(made, Skip):
         raise ConfigError(f"{config} cannot hold a weight of shape {shape}: {made.reason}")
@@ -117,16 +117,16 @@ def _place(tensor: QTensor, device: str) -> QTensor:
     """The tensor in the layout it would have on a device; canonical if that device is not here."""
     import torch
 
-    from ao_core.tensor import QTensor, native
+    from ao_core.tensor import QTensor, repack
 
     if device == "cpu":
-        return native(tensor)
+        return repack(tensor)
     canonical = tensor.canonical()
     here = torch.get_device_module(device).is_available()
     if here:
         moved = canonical.to(device)
         assert isinstance(moved, QTensor)
-        canonical = native(moved)
+        canonical = repack(moved)
     return canonical
 
 

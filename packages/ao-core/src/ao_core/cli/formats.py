@@ -41,7 +41,7 @@ def formats(as_json: bool = JSON) -> None:
     show_table(
         "Ways to choose scales",
         ("name", "provider", "summary"),
-        [(r["name"], r["provider"], r["summary"]) for r in found["scales"]],
+        [(r["name"], r["provider"], r["summary"]) for r in found["scale_methods"]],
     )
     show_table(
         "Recipes, for quantize_ and ao quantize --config",
@@ -71,14 +71,14 @@ def _found() -> dict[str, list[dict[str, Any]]]:
             "canonical": layout.canonical,
             "canonical_name": layout.canonical_name
             or (name if layout.canonical else "its format says"),
-            "native_devices": list(layout.native_devices),
+            "native_devices": list(layout.auto_devices),
             "provider": registry.layouts.provider(name),
         }
         for name, layout in registry.layouts.items()
     ]
     scales = [
-        {"name": name, "provider": registry.scales.provider(name), "summary": method.summary}
-        for name, method in registry.scales.items()
+        {"name": name, "provider": registry.scale_methods.provider(name), "summary": method.summary}
+        for name, method in registry.scale_methods.items()
     ]
     recipes = [
         {
@@ -100,7 +100,7 @@ def _found() -> dict[str, list[dict[str, Any]]]:
         for name, transform in registry.transforms.items()
         if name not in registry.recipes
     ]
-    return {"dtypes": dtypes, "layouts": layouts, "scales": scales, "recipes": recipes}
+    return {"dtypes": dtypes, "layouts": layouts, "scale_methods": scales, "recipes": recipes}
 
 
 def _first_line(doc: str | None) -> str:

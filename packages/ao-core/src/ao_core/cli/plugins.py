@@ -92,7 +92,7 @@ def _unavailable(info: PluginInfo) -> dict[str, str]:
     reasons = {}
     for name in info.records.get("kernels", ()):
         try:
-            reason = registry.kernels.get(name).available()
+            reason = registry.kernels.get(name).unavailable()
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
         if reason is not None:

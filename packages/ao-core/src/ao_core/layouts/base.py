@@ -55,7 +55,7 @@ class Layout:
     A subclass sets `name` and implements `pack`, `unpack` and `geometry`; slicing, concatenation,
     sharding and gathering rows then follow from the geometry. A layout made for one kernel sets
     `canonical = False` and `canonical_name`, implements `from_canonical` and `to_canonical` (bit-exact
-    both ways), and lists in `native_devices` where `quantize_` may choose it.
+    both ways), and lists in `auto_devices` where `quantize_` may choose it.
 
     A layout with parts that hold values of their own, as outliers kept in high precision, sets `affine`
     to False and implements `encode` and `decode` too: everything that reads or writes dense values goes
@@ -68,7 +68,7 @@ class Layout:
     #: for others: the canonical layout they convert to and from; see also `canonical_of`
     canonical_name: str = ""
     #: device types on which `quantize_` and `.to(device)` may choose this layout by themselves
-    native_devices: tuple[str, ...] = ()
+    auto_devices: tuple[str, ...] = ()
     #: for others: device types on which the conversions run; empty: on any
     conversion_devices: tuple[str, ...] = ()
     #: for others: every part of a 3-D tensor is that of its slices along dimension 0, stacked, so that
@@ -82,7 +82,7 @@ class Layout:
     #: formats that the conformance suite tries next to its own, for layouts that hold none of those
     examples: tuple[Spec, ...] = ()
 
-    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+    def refuses(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         """None, or a sentence that says why this layout cannot hold such a tensor."""
         return None
 
@@ -90,7 +90,7 @@ class Layout:
         """The shape over which blocks are counted; codes and scales of `pack` and `unpack` have it."""
         return shape
 
-    def project(self, values: Tensor, spec: Spec) -> Tensor:
+    def sparsify(self, values: Tensor, spec: Spec) -> Tensor:
         """What of dense `values`, of the blocked shape, this layout can hold: others become zero.
 
         Done before scales are chosen, so that they follow what stays. Twice is as good as once.
@@ -102,11 +102,16 @@ class Layout:
         return None
 
     def pack(
-        self, codes: Tensor, scale: Tensor | None, zero: Tensor | None, spec: Spec, dtype: DType
+        self,
+        codes: Tensor,
+        scale: Tensor | None,
+        zero_point: Tensor | None,
+        spec: Spec,
+        dtype: DType,
     ) -> Parts:
-        """Parts from `codes` of the blocked shape and `dtype.code_dtype`, and a `scale`, `zero` per block.
+        """Parts from `codes` of the blocked shape, with one `scale` and one `zero_point` per block.
 
-        Where `project` makes zeros, the codes are those of zero.
+        Where `sparsify` makes zeros, the codes are those of zero.
         """
         raise NotImplementedError
 
@@ -124,7 +129,7 @@ class Layout:
         without parts of its own has nothing to add to what it gives.
         """
         dense = values.reshape(self.blocked_shape(tuple(values.shape)))
-        return self.pack(*quantize(self.project(dense, spec)), spec, dtype)
+        return self.pack(*quantize(self.sparsify(dense, spec)), spec, dtype)
 
     def decode(
         self,
@@ -138,8 +143,12 @@ class Layout:
 
         Encoding them again must not lose what the number format keeps.
         """
-        codes, scale, zero = self.unpack(parts, spec, shape, dtype)
-        by, point, scaled = scale_values(scale), zero_values(zero), spec.zero == "scaled"
+        codes, scale, zero_point = self.unpack(parts, spec, shape, dtype)
+        by, point, scaled = (
+            scale_values(scale),
+            zero_values(zero_point),
+            spec.zero_point == "offset",
+        )
         dense = dequantize_affine(codes, dtype, spec.block, by, point, out_dtype, scaled=scaled)
         return dense.reshape(shape)
 
@@ -192,9 +201,9 @@ def grid_axes(spec: Spec, shape: tuple[int, ...]) -> Geometry:
     )
 
 
-def make_parts(qdata: Tensor, scale: Tensor | None, zero: Tensor | None) -> Parts:
+def make_parts(qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Parts:
     """The parts of an affine format; without a scale, or a zero point, there is no part for it."""
-    parts = {"qdata": qdata, "scale": scale, "zero": zero}
+    parts = {"qdata": qdata, "scale": scale, "zero_point": zero_point}
     return {name: part for name, part in parts.items() if part is not None}
 
 

@@ -21,7 +21,7 @@ class Digits(Layout):
 
     name = "digits"
 
-    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+    def refuses(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         if reason := too_wide(dtype):
             return reason
         count = digits_a_byte(dtype.codes)
@@ -33,18 +33,23 @@ class Digits(Layout):
         return None
 
     def pack(
-        self, codes: Tensor, scale: Tensor | None, zero: Tensor | None, spec: Spec, dtype: DType
+        self,
+        codes: Tensor,
+        scale: Tensor | None,
+        zero_point: Tensor | None,
+        spec: Spec,
+        dtype: DType,
     ) -> Parts:
-        return make_parts(pack_digits(codes, dtype.codes), scale, zero)
+        return make_parts(pack_digits(codes, dtype.codes), scale, zero_point)
 
     def unpack(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         codes = unpack_digits(parts["qdata"], dtype.codes, shape[-1])
-        return codes, parts.get("scale"), parts.get("zero")
+        return codes, parts.get("scale"), parts.get("zero_point")
 
     def geometry(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> dict[str, Geometry]:
         grid = grid_axes(spec, shape)
         rows = (PartAxis(1, 1),) * (len(shape) - 1)
         qdata = (*rows, PartAxis(digits_a_byte(dtype.codes), 1))
-        return {"qdata": qdata, "scale": grid, "zero": grid}
+        return {"qdata": qdata, "scale": grid, "zero_point": grid}

@@ -26,7 +26,7 @@ class Flat(Layout):
 
     name = "flat"
 
-    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+    def refuses(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         if len(spec.block) != 1:
             return f"block={spec.block}: the flat layout needs one extent, e.g. (256,)"
         return too_wide(dtype)
@@ -35,21 +35,26 @@ class Flat(Layout):
         return (prod(shape),)
 
     def pack(
-        self, codes: Tensor, scale: Tensor | None, zero: Tensor | None, spec: Spec, dtype: DType
+        self,
+        codes: Tensor,
+        scale: Tensor | None,
+        zero_point: Tensor | None,
+        spec: Spec,
+        dtype: DType,
     ) -> Parts:
-        return make_parts(pack_bits(codes.reshape(-1), dtype.bits), scale, zero)
+        return make_parts(pack_bits(codes.reshape(-1), dtype.bits), scale, zero_point)
 
     def unpack(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         codes = unpack_bits(parts["qdata"], dtype.bits, prod(shape))
-        return codes, parts.get("scale"), parts.get("zero")
+        return codes, parts.get("scale"), parts.get("zero_point")
 
     def geometry(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> dict[str, Geometry]:
         row = prod(shape[1:])
         values, entries = pack_unit(dtype.bits)
         grid = (SHARED,) if spec.block[0] == WHOLE else _rows(row, spec.block[0], 1)
-        return {"qdata": _rows(row, values, entries), "scale": grid, "zero": grid}
+        return {"qdata": _rows(row, values, entries), "scale": grid, "zero_point": grid}
 
 
 def _rows(row: int, values: int, entries: int) -> Geometry:

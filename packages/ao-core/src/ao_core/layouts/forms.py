@@ -46,9 +46,9 @@ def forms_of(layout: Layout, spec: Spec, shape: tuple[int, ...], dtype: DType) -
 
     def quantize(values: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         found = tuple(values.shape)
-        scale, zero = _scale(spec, found, dtype), _zero(spec, found, dtype)
-        made[:] = scale, zero
-        return torch.empty(found, dtype=dtype.code_dtype, device="meta"), scale, zero
+        scale, zero_point = _scale(spec, found, dtype), _zero(spec, found, dtype)
+        made[:] = scale, zero_point
+        return torch.empty(found, dtype=dtype.code_dtype, device="meta"), scale, zero_point
 
     if layout.affine:
         blocked = torch.empty(layout.blocked_shape(shape), device="meta")
@@ -57,7 +57,7 @@ def forms_of(layout: Layout, spec: Spec, shape: tuple[int, ...], dtype: DType) -
         parts = layout.encode(torch.empty(shape, device="meta"), spec, dtype, quantize)
     # a quantized scale, or scaled zero point, is a part as it is
     nested = spec.scale_dtype if isinstance(spec.scale_dtype, Spec) else None
-    quantized = made[: 2 if spec.zero == "scaled" else 1] if nested else []
+    quantized = made[: 2 if spec.zero_point == "offset" else 1] if nested else []
     return {
         name: Form(
             tuple(part.shape), part.dtype, nested if any(part is q for q in quantized) else None
@@ -74,7 +74,7 @@ def check_spec(spec: Spec, dtype: DType) -> None:
             f"'dense' have no scale, which {NO_SCALE!r} says, and all others have one"
         )
     if dtype.has_scale:
-        check_format(dtype, spec.zero, _stored_as(spec))
+        check_format(dtype, spec.zero_point, _stored_as(spec))
 
 
 def _stored_as(spec: Spec) -> str:
@@ -86,15 +86,15 @@ def _scale(spec: Spec, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
     if not dtype.has_scale:
         return None
     grid = grid_shape(shape, spec.block)
-    if dtype.kind == "table":
+    if dtype.kind == "codebook":
         grid = (*grid, 1 << dtype.bits)
     return torch.empty(grid, dtype=scale_storage(_stored_as(spec)), device="meta")
 
 
 def _zero(spec: Spec, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
-    if spec.zero == "none":
+    if spec.zero_point == "none":
         return None
-    storage = zero_storage(spec.zero, scale_storage(_stored_as(spec)))
+    storage = zero_storage(spec.zero_point, scale_storage(_stored_as(spec)))
     return torch.empty(grid_shape(shape, spec.block), dtype=storage, device="meta")
 
 

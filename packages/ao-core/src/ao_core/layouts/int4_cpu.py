@@ -28,13 +28,12 @@ class Int4Cpu(Layout):
     name = "int4_cpu"
     canonical = False
     canonical_name = "packed"
-    native_devices = ("cpu",)
+    auto_devices = ("cpu",)
 
-    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
-        if (spec.dtype, spec.zero) not in (("int4", "none"), ("uint4", "int")):
-            return (
-                f"holds symmetric int4 or asymmetric uint4, not {spec.dtype} with zero={spec.zero}"
-            )
+    def refuses(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+        if (spec.dtype, spec.zero_point) not in (("int4", "none"), ("uint4", "int")):
+            kind = f"zero_point={spec.zero_point}"
+            return f"holds symmetric int4 or asymmetric uint4, not {spec.dtype} with {kind}"
         if spec.act is not None:
             return "its product does not quantize activations"
         if isinstance(spec.scale_dtype, Spec):
@@ -53,18 +52,18 @@ class Int4Cpu(Layout):
         if spec.dtype == "int4":
             codes = codes ^ 8  # two's complement to an offset of 8, as ATen has it
         qdata = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
-        zero = parts.get("zero")
+        zero_point = parts.get("zero_point")
         scale = parts["scale"].t().contiguous()
-        return make_parts(qdata, scale, None if zero is None else zero.t().contiguous())
+        return make_parts(qdata, scale, None if zero_point is None else zero_point.t().contiguous())
 
     def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
         codes = _unpack(parts["qdata"].reshape(-1), shape)
         if spec.dtype == "int4":
             codes = codes ^ 8
-        zero = parts.get("zero")
+        zero_point = parts.get("zero_point")
         scale = parts["scale"].t().contiguous()
-        zero = None if zero is None else zero.t().contiguous()
-        return make_parts(pack_bits(codes, 4), scale, zero)
+        zero_point = None if zero_point is None else zero_point.t().contiguous()
+        return make_parts(pack_bits(codes, 4), scale, zero_point)
 
 
 def gather_codes(qdata: Tensor, ids: Tensor, shape: tuple[int, ...]) -> Tensor:

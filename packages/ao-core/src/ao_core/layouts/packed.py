@@ -21,22 +21,27 @@ class Packed(Layout):
 
     name = "packed"
 
-    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+    def refuses(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         return too_wide(dtype)
 
     def pack(
-        self, codes: Tensor, scale: Tensor | None, zero: Tensor | None, spec: Spec, dtype: DType
+        self,
+        codes: Tensor,
+        scale: Tensor | None,
+        zero_point: Tensor | None,
+        spec: Spec,
+        dtype: DType,
     ) -> Parts:
-        return make_parts(pack_bits(codes, dtype.bits), scale, zero)
+        return make_parts(pack_bits(codes, dtype.bits), scale, zero_point)
 
     def unpack(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         codes = unpack_bits(parts["qdata"], dtype.bits, shape[-1])
-        return codes, parts.get("scale"), parts.get("zero")
+        return codes, parts.get("scale"), parts.get("zero_point")
 
     def geometry(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> dict[str, Geometry]:
         grid = grid_axes(spec, shape)
         rows = (PartAxis(1, 1),) * (len(shape) - 1)
         qdata = (*rows, PartAxis(*pack_unit(dtype.bits)))
-        return {"qdata": qdata, "scale": grid, "zero": grid}
+        return {"qdata": qdata, "scale": grid, "zero_point": grid}

@@ -21,15 +21,20 @@ class Plain(Layout):
     name = "plain"
 
     def pack(
-        self, codes: Tensor, scale: Tensor | None, zero: Tensor | None, spec: Spec, dtype: DType
+        self,
+        codes: Tensor,
+        scale: Tensor | None,
+        zero_point: Tensor | None,
+        spec: Spec,
+        dtype: DType,
     ) -> Parts:
-        return make_parts(codes.view(dtype.storage), scale, zero)
+        return make_parts(codes.view(dtype.storage), scale, zero_point)
 
     def unpack(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        return parts["qdata"].view(dtype.code_dtype), parts.get("scale"), parts.get("zero")
+        return parts["qdata"].view(dtype.code_dtype), parts.get("scale"), parts.get("zero_point")
 
     def geometry(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> dict[str, Geometry]:
         grid = grid_axes(spec, shape)
-        return {"qdata": (PartAxis(1, 1),) * len(shape), "scale": grid, "zero": grid}
+        return {"qdata": (PartAxis(1, 1),) * len(shape), "scale": grid, "zero_point": grid}

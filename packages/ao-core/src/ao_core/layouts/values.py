@@ -29,6 +29,6 @@ def scale_values(scale: Tensor | None) -> Tensor | None:
     return scale_to_float(scale)
 
 
-def zero_values(zero: Tensor | None) -> Tensor | None:
+def zero_values(zero_point: Tensor | None) -> Tensor | None:
     """A zero point as `numerics` takes it: as it is stored, or float32 where it is a quantized tensor."""
-    return scale_values(zero) if hasattr(zero, "part_names") else zero
+    return scale_values(zero_point) if hasattr(zero_point, "part_names") else zero_point

@@ -8,8 +8,8 @@ from ao_core.numerics.affine import (
     choose_qparams,
     dequantize_affine,
     qparams_of_range,
+    quant_max_of,
     quantize_affine,
-    reach_of,
     scale_to_float,
 )
 from ao_core.numerics.bits import (
@@ -102,8 +102,8 @@ __all__ = [
     "pack_unit",
     "packed_size",
     "qparams_of_range",
+    "quant_max_of",
     "quantize_affine",
-    "reach_of",
     "relative_error",
     "round_half_even",
     "round_to_16_bits",

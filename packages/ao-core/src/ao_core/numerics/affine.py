@@ -2,11 +2,11 @@
 
 A zero point that is scaled already is taken off last: value = decode(code) * scale - zero.
 
-Of a format of kind "table" the scale of a block is the values of all codes, learned for it, and what a code
-stands for is the value at its place: ``value = scale[code]``.
+For a format of kind "codebook" the scale of a block holds the values of all its codes, learned for the block,
+and a code is an index into them: ``value = scale[code]``.
 
 All arithmetic is in float32; wider inputs are rounded to it first. Results carry no gradient, but
-`dequantize_affine` is differentiable in `scale` and in a float `zero`.
+`dequantize_affine` is differentiable in `scale` and in a float `zero_point`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ao_core.numerics.mx import E8M0_BIAS, choose_e8m0
 from ao_core.numerics.rounding import round_to_16_bits
 from ao_core.numerics.slabs import is_large, slabs
 from ao_core.numerics.tables import decode_tables, encode_tables, learn_tables
-from ao_core.spec import SCALE_DTYPES, WHOLE, ZERO_KINDS
+from ao_core.spec import SCALE_DTYPES, WHOLE, ZERO_POINT_KINDS
 
 if TYPE_CHECKING:
     from ao_core.records import DType
@@ -36,8 +36,8 @@ __all__ = [
     "choose_qparams",
     "dequantize_affine",
     "qparams_of_range",
+    "quant_max_of",
     "quantize_affine",
-    "reach_of",
     "scale_storage",
     "scale_to_float",
     "store_qparams",
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 #: what of a block its scale follows, without a zero point: its largest magnitude, which becomes
-#: `reach_of` ("absmax") or the format's greatest value ("greatest"), or its mean one ("absmean"); of an
+#: `quant_max_of` ("absmax") or the format's greatest value ("greatest"), or its mean one ("absmean"); of an
 #: element, its row and its column ("rank1")
 SCALE_RULES = ("absmax", "greatest", "absmean", "rank1")
 
@@ -65,7 +65,7 @@ def choose_qparams(
     x: Tensor,
     dtype: DType,
     block: Sequence[int],
-    zero: str = "none",
+    zero_point: str = "none",
     scale_dtype: str = "float32",
     *,
     mx_mode: str = "floor",
@@ -73,11 +73,11 @@ def choose_qparams(
 ) -> tuple[Tensor, Tensor | None]:
     """Scale and zero point from the range of every block, of shape `grid_shape(x.shape, block)`.
 
-    The scale comes in its storage dtype. Without a zero point it is absmax / `reach_of(dtype, block)`; with
-    one it is (max - min) / (`dtype.max` - `dtype.min`) of the range widened to hold 0, and the zero
+    The scale comes in its storage dtype. Without a zero point it is absmax / `quant_max_of(dtype, block)`;
+    with one it is (max - min) / (`dtype.max` - `dtype.min`) of the range widened to hold 0, and the zero
     point is the code (uint8) of the integer that 0.0 maps to exactly ("int"), that number
     unrounded ("float": in the scale's dtype, float32 beside a scale of 8 bits), or the same times the
-    scale ("scaled"). A float format, finest around 0, has the center of the range there.
+    scale ("offset"). A float format, finest around 0, has the center of the range there.
 
     A scale is finite and positive whatever finite values `x` has: 1 for a block of zeros (the least
     there is where the format has no 0), else clamped to what the storage can hold. A block with a NaN
@@ -95,25 +95,27 @@ def choose_qparams(
     of its row or of its column, whichever is less, becomes `dtype.reach` (Li et al. 2023,
     arXiv:2309.01507, section 4.2).
 
-    Of a format of kind "table" it is the values that k-means finds, in one more dimension.
+    Of a format of kind "codebook" it is the values that k-means finds, in one more dimension.
     """
-    check_format(dtype, zero, scale_dtype)
-    _check_rule(rule, zero, scale_dtype)
+    check_format(dtype, zero_point, scale_dtype)
+    _check_rule(rule, zero_point, scale_dtype)
     x = x.detach()
     if rule == "rank1":
         return _rank1(x, dtype, block, scale_dtype), None
-    if dtype.kind == "table":
+    if dtype.kind == "codebook":
         storage, _, greatest = _STORAGE[scale_dtype]
         tables = learn_tables(x, block, dtype.bits).clamp(-greatest, greatest)
         return _to_storage(tables, storage), None
     if rule == "absmean":
         return _store(block_absmean(x, block), 1.0, scale_dtype, dtype.has_zero), None
     low, high = block_minmax(x, block)
-    reach = dtype.max if rule == "greatest" else reach_of(dtype, block)
-    return qparams_of_range(low, high, dtype, zero, scale_dtype, mx_mode=mx_mode, reach=reach)
+    quant_max = dtype.max if rule == "greatest" else quant_max_of(dtype, block)
+    return qparams_of_range(
+        low, high, dtype, zero_point, scale_dtype, mx_mode=mx_mode, quant_max=quant_max
+    )
 
 
-def reach_of(dtype: DType, block: Sequence[int]) -> float:
+def quant_max_of(dtype: DType, block: Sequence[int]) -> float:
     """The magnitude that a block's largest element is scaled to when there is no zero point.
 
     It is `dtype.reach`, but for integers in small blocks of a fixed size the greatest value. Half a step
@@ -123,28 +125,30 @@ def reach_of(dtype: DType, block: Sequence[int]) -> float:
     N = 3 max. In groups of 32 this is 0.36 dB for int8 and 0.26 dB for int6.
     """
     small = WHOLE not in block and prod(block) <= 3 * dtype.max
-    return dtype.max if dtype.kind == "int" and dtype.min <= -dtype.max and small else dtype.reach
+    return (
+        dtype.max if dtype.kind == "int" and dtype.min <= -dtype.max and small else dtype.quant_max
+    )
 
 
 def qparams_of_range(
     low: Tensor,
     high: Tensor,
     dtype: DType,
-    zero: str = "none",
+    zero_point: str = "none",
     scale_dtype: str = "float32",
     *,
     mx_mode: str = "floor",
-    reach: float | None = None,
+    quant_max: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """`choose_qparams` for blocks whose elements go from `low` to `high`, grids of any shape.
 
-    `reach`: that of the blocks, see `reach_of`; by default `dtype.reach`.
+    `reach`: that of the blocks, see `quant_max_of`; by default `dtype.reach`.
     """
-    check_format(dtype, zero, scale_dtype)
+    check_format(dtype, zero_point, scale_dtype)
     low, high = low.to(torch.float32), high.to(torch.float32)
-    if zero == "none":
-        reach = dtype.reach if reach is None else reach
-        return _symmetric(torch.maximum(high, -low), dtype, scale_dtype, mx_mode, reach), None
+    if zero_point == "none":
+        quant_max = dtype.quant_max if quant_max is None else quant_max
+        return _symmetric(torch.maximum(high, -low), dtype, scale_dtype, mx_mode, quant_max), None
     low, high = low.clamp(max=0.0), high.clamp(min=0.0)
     # Half of the range, because all of it may exceed float32.
     half = high * 0.5 - low * 0.5
@@ -158,20 +162,20 @@ def qparams_of_range(
         point = (0.0 - (high * 0.5 + low * 0.5)) / scale_to_float(scale)
     else:
         point = dtype.min - low / scale_to_float(scale)
-    return scale, _store_zero(point, scale, dtype, zero)
+    return scale, _store_zero(point, scale, dtype, zero_point)
 
 
 def store_qparams(
-    scale: Tensor, zero_point: Tensor | None, dtype: DType, zero: str, scale_dtype: str
+    scale: Tensor, point: Tensor | None, dtype: DType, zero_point: str, scale_dtype: str
 ) -> tuple[Tensor, Tensor | None]:
     """Any float32 scales and zero points as they are stored: rounded, and clamped to what can be."""
     if scale_dtype == "e8m0":  # a factor of sqrt(2): to the nearest power of two
         stored = choose_e8m0(scale, 2.0**0.5, "rceil").to(torch.float8_e8m0fnu)
     else:
-        stored = _store(scale, 1.0, scale_dtype, dtype.has_zero or zero != "none")
-    if zero_point is None:
+        stored = _store(scale, 1.0, scale_dtype, dtype.has_zero or zero_point != "none")
+    if point is None:
         return stored, None
-    return stored, _store_zero(zero_point, stored, dtype, zero)
+    return stored, _store_zero(point, stored, dtype, zero_point)
 
 
 def scale_storage(scale_dtype: str) -> torch.dtype:
@@ -179,9 +183,9 @@ def scale_storage(scale_dtype: str) -> torch.dtype:
     return torch.float8_e8m0fnu if scale_dtype == "e8m0" else _STORAGE[scale_dtype][0]
 
 
-def zero_storage(zero: str, scale: torch.dtype) -> torch.dtype:
+def zero_storage(zero_point: str, scale: torch.dtype) -> torch.dtype:
     """The torch dtype in which a zero point of this kind is stored, next to a scale in that one."""
-    if zero == "int":
+    if zero_point == "int":
         return torch.uint8
     return scale if scale.itemsize > 1 else torch.float32
 
@@ -196,7 +200,7 @@ def quantize_affine(
     dtype: DType,
     block: Sequence[int],
     scale: Tensor | None,
-    zero: Tensor | None = None,
+    zero_point: Tensor | None = None,
     *,
     scaled: bool = False,
 ) -> Tensor:
@@ -206,10 +210,10 @@ def quantize_affine(
     """
     x = x.detach()
     if not is_large(x):
-        return _quantize_affine(x, dtype, block, scale, zero, scaled)
+        return _quantize_affine(x, dtype, block, scale, zero_point, scaled)
     codes = torch.empty(x.shape, dtype=dtype.code_dtype, device=x.device)
     for part, grid in slabs(x.shape, block):
-        by, point = _at(scale, grid), _at(zero, grid)
+        by, point = _at(scale, grid), _at(zero_point, grid)
         codes[part] = _quantize_affine(x[part], dtype, block, by, point, scaled)
     return codes
 
@@ -223,21 +227,21 @@ def _quantize_affine(
     dtype: DType,
     block: Sequence[int],
     scale: Tensor | None,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     scaled: bool,
 ) -> Tensor:
     if scale is None:
         return dtype.encode(x)
-    if dtype.kind == "table":
+    if dtype.kind == "codebook":
         return encode_tables(x, block, scale)
     x = x.to(torch.float32)
-    if scaled and zero is not None:
-        view, by_block = split_blocks(x, block, zero_to_float(zero, dtype))
-        x, zero = (view + by_block).reshape(x.shape), None
+    if scaled and zero_point is not None:
+        view, by_block = split_blocks(x, block, zero_to_float(zero_point, dtype))
+        x, zero_point = (view + by_block).reshape(x.shape), None
     view, by_block = split_blocks(x, block, scale_to_float(scale))
     ratio = view / by_block
-    if zero is not None:
-        _, by_block = split_blocks(x, block, zero_to_float(zero, dtype))
+    if zero_point is not None:
+        _, by_block = split_blocks(x, block, zero_to_float(zero_point, dtype))
         ratio += by_block
     return dtype.encode(ratio.reshape(x.shape))
 
@@ -247,7 +251,7 @@ def dequantize_affine(
     dtype: DType,
     block: Sequence[int],
     scale: Tensor | None,
-    zero: Tensor | None = None,
+    zero_point: Tensor | None = None,
     out_dtype: torch.dtype = torch.float32,
     *,
     scaled: bool = False,
@@ -257,12 +261,12 @@ def dequantize_affine(
     Where the zero point is `scaled`, decode(codes) * scale - zero. A large tensor is taken in slabs,
     unless a gradient is to flow through it.
     """
-    learns = any(given is not None and given.requires_grad for given in (scale, zero))
+    learns = any(given is not None and given.requires_grad for given in (scale, zero_point))
     if learns or not is_large(codes):
-        return _dequantize_affine(codes, dtype, block, scale, zero, out_dtype, scaled)
+        return _dequantize_affine(codes, dtype, block, scale, zero_point, out_dtype, scaled)
     dense = torch.empty(codes.shape, dtype=out_dtype, device=codes.device)
     for part, grid in slabs(codes.shape, block):
-        by, point = _at(scale, grid), _at(zero, grid)
+        by, point = _at(scale, grid), _at(zero_point, grid)
         dense[part] = _dequantize_affine(codes[part], dtype, block, by, point, out_dtype, scaled)
     return dense
 
@@ -272,31 +276,31 @@ def _dequantize_affine(
     dtype: DType,
     block: Sequence[int],
     scale: Tensor | None,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     out_dtype: torch.dtype,
     scaled: bool,
 ) -> Tensor:
     if scale is None:
         return dtype.decode(codes).to(out_dtype)
-    if dtype.kind == "table":
+    if dtype.kind == "codebook":
         return decode_tables(codes, block, scale).to(out_dtype)
     values = dtype.decode(codes)
-    if zero is not None and not scaled:
-        view, by_block = split_blocks(values, block, zero_to_float(zero, dtype))
+    if zero_point is not None and not scaled:
+        view, by_block = split_blocks(values, block, zero_to_float(zero_point, dtype))
         view.sub_(by_block)
     view, by_block = split_blocks(values, block, scale_to_float(scale))
     view.mul_(by_block)
-    if zero is not None and scaled:
-        view, by_block = split_blocks(values, block, zero_to_float(zero, dtype))
+    if zero_point is not None and scaled:
+        view, by_block = split_blocks(values, block, zero_to_float(zero_point, dtype))
         view.sub_(by_block)
     return values.to(out_dtype)
 
 
-def _symmetric(absmax: Tensor, dtype: DType, name: str, mx_mode: str, reach: float) -> Tensor:
+def _symmetric(absmax: Tensor, dtype: DType, name: str, mx_mode: str, quant_max: float) -> Tensor:
     """Scale without a zero point, in its storage dtype."""
     if name != "e8m0":
-        return _store(absmax, reach, name, dtype.has_zero)
-    element_max = max(1.0, dtype.max) if dtype.kind == "int" else dtype.reach
+        return _store(absmax, quant_max, name, dtype.has_zero)
+    element_max = max(1.0, dtype.max) if dtype.kind == "int" else dtype.quant_max
     step = _top_step(dtype, absmax.device) if mx_mode == "even" else 0.0
     scale = choose_e8m0(absmax, element_max, mx_mode, step)
     if not dtype.has_zero:
@@ -312,26 +316,26 @@ def _rank1(x: Tensor, dtype: DType, block: Sequence[int], name: str) -> Tensor:
         )
     rows, columns = (block_absmax(x, of).to(torch.float32) for of in ((1, WHOLE), (WHOLE, 1)))
     # never 1 for zeros: what is done to the vectors must keep their order
-    scales = (_store(found, dtype.reach, name, zeros=False) for found in (rows, columns))
+    scales = (_store(found, dtype.quant_max, name, zeros=False) for found in (rows, columns))
     return torch.minimum(*scales)
 
 
-def _store(magnitude: Tensor, reach: float, name: str, zeros: bool = True) -> Tensor:
+def _store(magnitude: Tensor, quant_max: float, name: str, zeros: bool = True) -> Tensor:
     """Positive finite scale in its storage dtype: magnitude / reach, 1 where magnitude is 0.
 
     With `zeros` false, 0 gets the least scale, as it must where codes have no 0 to stand for it.
     """
     storage, least, greatest = _STORAGE[name]
-    scale = (magnitude / reach).clamp(least, greatest)
+    scale = (magnitude / quant_max).clamp(least, greatest)
     return _to_storage(torch.where(magnitude == 0, 1.0, scale) if zeros else scale, storage)
 
 
-def _store_zero(point: Tensor, scale: Tensor, dtype: DType, zero: str) -> Tensor:
+def _store_zero(point: Tensor, scale: Tensor, dtype: DType, zero_point: str) -> Tensor:
     point = point.clamp(dtype.min, dtype.max)
-    if zero == "int":
+    if zero_point == "int":
         return dtype.encode(point)
-    storage = zero_storage(zero, scale.dtype)
-    if zero == "scaled":
+    storage = zero_storage(zero_point, scale.dtype)
+    if zero_point == "offset":
         greatest = torch.finfo(storage).max
         point = (point * scale_to_float(scale)).clamp(-greatest, greatest)
     return _to_storage(point, storage)
@@ -350,24 +354,30 @@ def _top_step(dtype: DType, device: torch.device) -> Tensor:
     return dtype.max - torch.where(values < dtype.max, values, dtype.min).amax()
 
 
-def zero_to_float(zero: Tensor, dtype: DType) -> Tensor:
+def zero_to_float(zero_point: Tensor, dtype: DType) -> Tensor:
     """A zero point, a code of `dtype` or a number, as float32, exact."""
-    return dtype.decode(zero) if zero.dtype == torch.uint8 else zero.to(torch.float32)
+    return (
+        dtype.decode(zero_point)
+        if zero_point.dtype == torch.uint8
+        else zero_point.to(torch.float32)
+    )
 
 
-def check_format(dtype: DType, zero: str, scale_dtype: str) -> None:
+def check_format(dtype: DType, zero_point: str, scale_dtype: str) -> None:
     """Raise `ConfigError` where a number format has no such zero point, or scales in no such dtype."""
-    if zero not in ZERO_KINDS:
-        raise ConfigError(f"zero={zero!r} is unknown; use one of {', '.join(ZERO_KINDS)}")
-    if zero == "int" and dtype.kind != "int":
+    if zero_point not in ZERO_POINT_KINDS:
         raise ConfigError(
-            f"zero='int' needs an integer format, but {dtype.name} is of kind {dtype.kind!r}; "
-            "use zero='none' or 'float'"
+            f"zero_point={zero_point!r} is unknown; use one of {', '.join(ZERO_POINT_KINDS)}"
         )
-    if dtype.kind == "table" and (zero != "none" or scale_dtype not in TABLE_DTYPES):
+    if zero_point == "int" and dtype.kind != "int":
         raise ConfigError(
-            f"zero={zero!r} and scale_dtype={scale_dtype!r}: {dtype.name} has learned values in place of "
-            f"scales; use zero='none' and one of {', '.join(TABLE_DTYPES)} for the values"
+            f"zero_point='int' needs an integer format, but {dtype.name} is of kind {dtype.kind!r}; "
+            "use zero_point='none' or 'float'"
+        )
+    if dtype.kind == "codebook" and (zero_point != "none" or scale_dtype not in TABLE_DTYPES):
+        raise ConfigError(
+            f"zero_point={zero_point!r} and scale_dtype={scale_dtype!r}: {dtype.name} has learned values "
+            f"in place of scales; use zero_point='none' and one of {', '.join(TABLE_DTYPES)} for the values"
         )
     if scale_dtype not in SCALE_DTYPES:
         raise ConfigError(
@@ -375,11 +385,11 @@ def check_format(dtype: DType, zero: str, scale_dtype: str) -> None:
         )
 
 
-def _check_rule(rule: str, zero: str, scale_dtype: str) -> None:
+def _check_rule(rule: str, zero_point: str, scale_dtype: str) -> None:
     if rule not in SCALE_RULES:
         raise ConfigError(f"scale_rule={rule!r} is unknown; use one of {', '.join(SCALE_RULES)}")
-    if rule != "absmax" and (zero != "none" or scale_dtype == "e8m0"):
+    if rule != "absmax" and (zero_point != "none" or scale_dtype == "e8m0"):
         raise ConfigError(
-            f"scale_rule={rule!r} with zero={zero!r} and scale_dtype={scale_dtype!r} is not defined; "
-            "use zero='none' and a scale in another dtype than e8m0"
+            f"scale_rule={rule!r} with zero_point={zero_point!r} and scale_dtype={scale_dtype!r} is not "
+            "defined; use zero_point='none' and a scale in another dtype than e8m0"
         )

@@ -77,7 +77,7 @@ def _quality(report: Report) -> Chart | None:
     """Weight SQNR of each quantized parameter; None where none is a finite number."""
     values = [
         (names(r), r.sqnr_db)
-        for r in report.with_status("quantized")
+        for r in report.with_status("changed")
         if r.sqnr_db is not None and isfinite(r.sqnr_db)
     ]
     if not values:
@@ -98,7 +98,7 @@ def _quality(report: Report) -> Chart | None:
 
 def _sizes(report: Report) -> Chart | None:
     """Bytes of each quantized parameter before and after; None where there are none."""
-    records = report.with_status("quantized")
+    records = report.with_status("changed")
     largest = max((max(r.bytes_before, r.bytes_after) for r in records), default=0)
     if largest == 0:
         return None

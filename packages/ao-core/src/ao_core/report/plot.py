@@ -25,7 +25,7 @@ def report_figure(report: Report) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError("matplotlib", "ao-core[report]", "Report.plot()") from error
-    records = report.with_status("quantized")
+    records = report.with_status("changed")
     positions = range(len(records))
     figure = Figure(figsize=(max(6.4, min(0.2 * len(records), 24)), 7), layout="constrained")
     quality, size = figure.subplots(2, 1, sharex=True)

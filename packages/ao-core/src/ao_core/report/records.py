@@ -67,7 +67,7 @@ class ParameterRecord:
     """The outcome for one parameter (tied parameters: one record, all names)."""
 
     fqn: str
-    #: "quantized", "kept" (nobody asked for it) or "skipped" (asked for, but it could not be done)
+    #: "changed", "unchanged" (nobody asked for it) or "skipped" (asked for, but it could not be done)
     status: str
     #: why it was kept or skipped, or quantized in another format than the configuration's; else empty
     reason: str
@@ -114,7 +114,7 @@ class Report:
     @property
     def coverage(self) -> float:
         """Share of the bytes before that was quantized, in percent."""
-        covered = sum(record.bytes_before for record in self.with_status("quantized"))
+        covered = sum(record.bytes_before for record in self.with_status("changed"))
         return 100.0 * covered / max(self.bytes_before, 1)
 
     @property

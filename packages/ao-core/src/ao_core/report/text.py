@@ -31,7 +31,7 @@ _NARROWEST = 20
 
 def report_text(report: Report) -> str:
     """The quantized parameters as a table, why some have another format, the others by reason, totals."""
-    quantized = report.with_status("quantized")
+    quantized = report.with_status("changed")
     blocks = []
     if quantized:
         rows = [_HEADER, *map(_row, quantized)]
@@ -56,15 +56,15 @@ def left_alone(report: Any) -> Iterator[str]:
     if skipped := report.with_status("skipped"):
         lines = [f"  {names(record)}: {record.reason}" for record in skipped]
         yield "\n".join([f"skipped ({len(skipped)}), though asked for:", *lines])
-    if kept := report.with_status("kept"):
+    if kept := report.with_status("unchanged"):
         counts = Counter(record.reason for record in kept)
         lines = [f"  {count} × {reason}" for reason, count in counts.most_common()]
-        yield "\n".join([f"kept ({len(kept)}):", *lines])
+        yield "\n".join([f"unchanged ({len(kept)}):", *lines])
 
 
 def summary(report: Report) -> str:
     """The totals in one line."""
-    count, total = len(report.with_status("quantized")), len(report.records)
+    count, total = len(report.with_status("changed")), len(report.records)
     if count and report.bytes_after == report.bytes_before:
         return (
             f"{count} of {total} parameters, {report.coverage:.1f}% of the bytes, are multiplied in low "
@@ -72,7 +72,7 @@ def summary(report: Report) -> str:
         )
     share = 100.0 * report.bytes_after / max(report.bytes_before, 1)
     return (
-        f"{count} of {total} parameters quantized, {report.coverage:.1f}% of the bytes: "
+        f"{count} of {total} parameters changed, {report.coverage:.1f}% of the bytes: "
         f"{size_text(report.bytes_before)} → {size_text(report.bytes_after)} ({share:.1f}%) "
         f"in {report.seconds:.2f} s"
     )

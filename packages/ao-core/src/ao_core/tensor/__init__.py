@@ -21,7 +21,7 @@ from ao_core.tensor.create import (
     quantize_values,
 )
 from ao_core.tensor.qtensor import QTensor
-from ao_core.tensor.relayout import native, to_canonical, to_layout
+from ao_core.tensor.relayout import repack, to_canonical, to_layout
 from ao_core.tensor.straight_through import straight_through
 from ao_core.tensor.tables import function, rule
 from ao_core.tensor.updates import STOCHASTIC, stochastic_rounding
@@ -34,9 +34,9 @@ __all__ = [
     "dense_memory",
     "fake_quantize",
     "function",
-    "native",
     "quantize_tensor",
     "quantize_values",
+    "repack",
     "rule",
     "stochastic_rounding",
     "straight_through",

@@ -1,6 +1,6 @@
 """Static scales of activations: parts of a weight beside those of its layout, alike for all layouts.
 
-`act_scale` is float32, `act_zero`, of formats with a zero point, uint8 or float32. Both have one entry
+`act_scale` is float32, `act_zero_point`, of formats with a zero point, uint8 or float32. Both have one entry
 for each matrix (out, in) of the weight, in as many dimensions as it has: (1, 1), or (E, 1, 1) for experts.
 Codes and scales of the weight know nothing of them: copying dense values into it keeps them.
 """
@@ -39,7 +39,7 @@ def act_names(spec: Spec) -> tuple[str, ...]:
     """The parts that a tensor of this format has for its activations; none unless they are static."""
     if spec.act is None or not spec.act.is_static:
         return ()
-    return ("act_scale",) if spec.act.zero == "none" else ("act_scale", "act_zero")
+    return ("act_scale",) if spec.act.zero_point == "none" else ("act_scale", "act_zero_point")
 
 
 def act_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -69,14 +69,14 @@ def make_act_parts(
     shape: tuple[int, ...],
     device: torch.device,
     scale: float | Tensor | None,
-    zero: float | Tensor | None,
+    zero_point: float | Tensor | None,
 ) -> Parts:
     """The parts from one value, or one for each matrix; none where the format has none.
 
     Raises:
         QuantizationError: values are missing, or given for activations that are not static.
     """
-    names, values = act_names(spec), {"act_scale": scale, "act_zero": zero}
+    names, values = act_names(spec), {"act_scale": scale, "act_zero_point": zero_point}
     for name, value in values.items():
         if (value is None) == (name in names):
             wanted = "needs" if name in names else "has no place for"
@@ -86,7 +86,7 @@ def make_act_parts(
             )
     parts = {}
     for name in names:
-        codes = name == "act_zero" and spec.act is not None and spec.act.zero == "int"
+        codes = name == "act_zero_point" and spec.act is not None and spec.act.zero_point == "int"
         dtype = torch.uint8 if codes else torch.float32
         value = torch.as_tensor(values[name], dtype=dtype, device=device)
         value = value.expand(act_shape(shape))
@@ -97,7 +97,7 @@ def make_act_parts(
 def static_qparams(w: QTensor) -> tuple[Tensor | None, Tensor | None]:
     """Scale and zero point of the activations; (None, None) where they are chosen for each call."""
     parts = w.parts
-    return parts.get("act_scale"), parts.get("act_zero")
+    return parts.get("act_scale"), parts.get("act_zero_point")
 
 
 def static_qparams_of_range(low: Tensor, high: Tensor, act: Spec) -> tuple[Tensor, Tensor | None]:
@@ -106,9 +106,9 @@ def static_qparams_of_range(low: Tensor, high: Tensor, act: Spec) -> tuple[Tenso
     Where the scales of blocks share a static one, it is the one by which they hold the scale of a block
     with the greatest of these magnitudes.
     """
-    scale, zero = qparams_of_range(low, high, registry.dtypes.get(act.dtype), act.zero)
+    scale, zero_point = qparams_of_range(low, high, registry.dtypes.get(act.dtype), act.zero_point)
     if act.static or not isinstance(act.scale_dtype, Spec):
-        return scale, zero
+        return scale, zero_point
     return static_qparams_of_range(torch.zeros_like(scale), scale, act.scale_dtype)
 
 

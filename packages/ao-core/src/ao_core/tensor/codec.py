@@ -60,8 +60,8 @@ def unpack_parts(
     if not layout.canonical:
         parts = layout.to_canonical(parts, spec, shape, dtype)
         layout = registry.layouts.get(layout.canonical_of(spec, dtype))
-    codes, scale, zero = layout.unpack(parts, spec, shape, dtype)
-    return codes, scale_values(scale), zero_values(zero)
+    codes, scale, zero_point = layout.unpack(parts, spec, shape, dtype)
+    return codes, scale_values(scale), zero_values(zero_point)
 
 
 def decode_parts(

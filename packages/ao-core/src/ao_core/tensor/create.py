@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 #: kinds of number formats whose values a scale multiplies
-_SCALED = ("int", "float", "codebook")
+_SCALED = ("int", "float", "lut")
 #: `ScaleMethod.choose`
 Chooser = Callable[[Tensor, DType, Spec], tuple[Tensor, Tensor | None]]
 
@@ -98,38 +98,44 @@ def quantize_tensor(
     spec: Spec,
     *,
     scale: Tensor | None = None,
-    zero: Tensor | None = None,
-    scales: str = "absmax",
+    zero_point: Tensor | None = None,
+    scale_method: str = "absmax",
     act_scale: float | Tensor | None = None,
-    act_zero: float | Tensor | None = None,
+    act_zero_point: float | Tensor | None = None,
 ) -> QTensor:
     """Quantize a dense tensor.
 
     Args:
         x: floating-point tensor of any shape with at least one dimension.
         spec: the format.
-        scale: one value per block as found by another algorithm; by default `scales` chooses.
-        zero: zero points that go with `scale`, for formats that have them.
-        scales: name of a `ScaleMethod`: "absmax", "mse", "hqq" or a plugin's.
+        scale: one value per block as found by another algorithm; by default `scale_method` chooses.
+        zero_point: zero points that go with `scale`, for formats that have them.
+        scale_method: name of a `ScaleMethod`: "absmax", "mse", "hqq" or a plugin's.
         act_scale: where `spec.act` is static, the scale of the activations: one, or one for each matrix.
-        act_zero: likewise, where they have a zero point.
+        act_zero_point: likewise, where they have a zero point.
 
     Raises:
         ConfigError: an argument of another type, or scales and zero points that are not finite or not one
             a block; or a scale that is not positive.
         QuantizationError: x has NaN or inf or is not floating point; the format cannot hold the tensor, or
-            `scales` is not "absmax" and the tensor is a `DTensor` or the format has no scales to choose; or
-            `act_scale` and `act_zero` are not what the format has.
-        UnknownNameError: nobody registered `scales`, or a name of the spec.
+            `scale_method` is not "absmax" and the tensor is a `DTensor` or the format has no scales to
+            choose; or `act_scale` and `act_zero_point` are not what the format has.
+        UnknownNameError: nobody registered `scale_method`, or a name of the spec.
     """
     if not x.is_floating_point() or (type(x) in (Tensor, Parameter) and not x.is_meta):
         check = check_finite if spec.scale_dtype == NO_SCALE else check_quantizable
         check(x, "x")
-    _check_qparams(x, spec, scale, zero)
-    for name, value in (("act_scale", act_scale), ("act_zero", act_zero)):
+    _check_qparams(x, spec, scale, zero_point)
+    for name, value in (("act_scale", act_scale), ("act_zero_point", act_zero_point)):
         check_act(name, value)
     return quantize_values(
-        x, spec, scale=scale, zero=zero, scales=scales, act_scale=act_scale, act_zero=act_zero
+        x,
+        spec,
+        scale=scale,
+        zero_point=zero_point,
+        scale_method=scale_method,
+        act_scale=act_scale,
+        act_zero_point=act_zero_point,
     )
 
 
@@ -138,27 +144,31 @@ def quantize_values(
     spec: Spec,
     *,
     scale: Tensor | None = None,
-    zero: Tensor | None = None,
-    scales: str = "absmax",
+    zero_point: Tensor | None = None,
+    scale_method: str = "absmax",
     act_scale: float | Tensor | None = None,
-    act_zero: float | Tensor | None = None,
+    act_zero_point: float | Tensor | None = None,
 ) -> QTensor:
     """`quantize_tensor` where it is known that the values are finite, or there are none to look at."""
     if x.dim() == 0:
         raise QuantizationError("a tensor without dimensions has no block to share a scale")
-    choose = _chooser(x, spec, scales) if scale is None else None
-    act = make_act_parts(spec, tuple(x.shape), x.device, act_scale, act_zero)
-    parts = encode_parts(x, spec, scale, zero, choose) | act
+    choose = _chooser(x, spec, scale_method) if scale is None else None
+    act = make_act_parts(spec, tuple(x.shape), x.device, act_scale, act_zero_point)
+    parts = encode_parts(x, spec, scale, zero_point, choose) | act
     return QTensor(parts, spec, tuple(x.shape), x.dtype)
 
 
-def _check_qparams(x: Tensor, spec: Spec, scale: Tensor | None, zero: Tensor | None) -> None:
+def _check_qparams(x: Tensor, spec: Spec, scale: Tensor | None, zero_point: Tensor | None) -> None:
     """Raise for scales or zero points that no block can have."""
-    if zero is not None and scale is None:
-        raise ConfigError("zero without scale: zero points go with scales; pass both or neither")
-    if zero is not None and spec.zero == "none":
-        raise ConfigError(f"zero={shown(zero)}: the format {spec} has no zero point; pass None")
-    for name, value in (("scale", scale), ("zero", zero)):
+    if zero_point is not None and scale is None:
+        raise ConfigError(
+            "zero_point without scale: zero points go with scales; pass both or neither"
+        )
+    if zero_point is not None and spec.zero_point == "none":
+        raise ConfigError(
+            f"zero_point={shown(zero_point)}: the format {spec} has no zero point; pass None"
+        )
+    for name, value in (("scale", scale), ("zero_point", zero_point)):
         if value is None or type(value) is not Tensor or value.is_meta or not value.numel():
             continue
         least, greatest = (float(v) for v in torch.aminmax(value.detach().float()))
@@ -170,33 +180,43 @@ def _check_qparams(x: Tensor, spec: Spec, scale: Tensor | None, zero: Tensor | N
             )
 
 
-def _chooser(x: Tensor, spec: Spec, scales: str) -> Chooser | None:
+def _chooser(x: Tensor, spec: Spec, scale_method: str) -> Chooser | None:
     """How the method finds scale and zero point, or None where the kernels that encode choose them."""
-    choose = registry.scales.get(scales).choose
+    choose = registry.scale_methods.get(scale_method).choose
     if choose is None:
         return None
     if is_sharded(x):
         raise QuantizationError(
-            f"scales={scales!r} cannot look at a DTensor; quantize before sharding, or use 'absmax'"
+            f"scale_method={scale_method!r} cannot look at a DTensor; quantize before sharding, "
+            "or use 'absmax'"
         )
     dtype = registry.dtypes.get(spec.dtype)
     if dtype.kind not in _SCALED:
         raise QuantizationError(
-            f"scales={scales!r} chooses scales of {', '.join(_SCALED)} formats; {dtype.name!r} is of "
-            f"kind {dtype.kind!r}: use 'absmax'"
+            f"scale_method={scale_method!r} chooses scales of {', '.join(_SCALED)} formats; {dtype.name!r} "
+            f"is of kind {dtype.kind!r}: use 'absmax'"
         )
-    return partial(_chosen, scales)
+    return partial(_chosen, scale_method)
 
 
-def _chosen(scales: str, dense: Tensor, dtype: DType, spec: Spec) -> tuple[Tensor, Tensor | None]:
+def _chosen(
+    scale_method: str, dense: Tensor, dtype: DType, spec: Spec
+) -> tuple[Tensor, Tensor | None]:
     """Scale and zero point that a method finds for each block."""
     answer, refusal = attempt(
-        registry.scales, scales, "choose", dense, dtype, spec, passed=AoError, timed=False
+        registry.scale_methods,
+        scale_method,
+        "choose",
+        dense,
+        dtype,
+        spec,
+        passed=AoError,
+        timed=False,
     )
     if refusal is None and (wrong := _wrong_scales(answer, dense, spec)):
-        refusal = f"{owner(registry.scales, scales)}: {wrong}"
+        refusal = f"{owner(registry.scale_methods, scale_method)}: {wrong}"
     if refusal is not None:
-        raise QuantizationError(f"scales={scales!r}: {refusal}")
+        raise QuantizationError(f"scale_method={scale_method!r}: {refusal}")
     return answer  # type: ignore[no-any-return]
 
 
@@ -218,7 +238,7 @@ def encode_parts(
     x: Tensor,
     spec: Spec,
     scale: Tensor | None = None,
-    zero: Tensor | None = None,
+    zero_point: Tensor | None = None,
     choose: Chooser | None = None,
 ) -> Parts:
     """The parts of `x` in the layout of `spec`, by the best kernel of the op "quantize".
@@ -239,16 +259,16 @@ def encode_parts(
     dtype = registry.dtypes.get(spec.dtype)
     check_spec(spec, dtype)
     shape = tuple(x.shape)
-    if reason := ask(registry.layouts, layout.name, "fits", spec, shape, dtype):
+    if reason := ask(registry.layouts, layout.name, "refuses", spec, shape, dtype):
         raise QuantizationError(f"layout {spec.layout!r} cannot hold a tensor of {shape}: {reason}")
     if not layout.canonical:
         canonical = replace(spec, layout=layout.canonical_of(spec, dtype))
-        parts = encode_parts(x, canonical, scale, zero, choose)
+        parts = encode_parts(x, canonical, scale, zero_point, choose)
         return layout.from_canonical(parts, spec, shape, dtype)
     x = x.detach()
     given = scale is not None or choose is not None
     if given or is_sharded(x) or _scale_rule(spec) != "absmax":
-        return encode_reference(x, spec, scale, zero, choose)
+        return encode_reference(x, spec, scale, zero_point, choose)
     call = Call("quantize", spec, shape, shape, x.dtype, x.device.type)
     return run(call, x, spec)  # type: ignore[no-any-return]
 
@@ -258,7 +278,7 @@ def is_cast(x: Tensor, spec: Spec) -> bool:
     if not isinstance(x, QTensor) or x.is_permuted:
         return False
     formats = [
-        (s.dtype, full_block(s.block, x.shape), s.scale_dtype, s.zero, s.layout)
+        (s.dtype, full_block(s.block, x.shape), s.scale_dtype, s.zero_point, s.layout)
         for s in (x.spec, spec)
     ]
     return formats[0] == formats[1]
@@ -268,7 +288,7 @@ def encode_reference(
     x: Tensor,
     spec: Spec,
     scale: Tensor | None = None,
-    zero: Tensor | None = None,
+    zero_point: Tensor | None = None,
     choose: Chooser | None = None,
 ) -> Parts:
     """The reference kernel: what `Layout.encode` gives, by default codes and scales as `Spec` says."""
@@ -276,7 +296,7 @@ def encode_reference(
     dtype = registry.dtypes.get(spec.dtype)
 
     def quantize(dense: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        return _quantize(dense, spec, dtype, scale, zero, choose)
+        return _quantize(dense, spec, dtype, scale, zero_point, choose)
 
     # contiguous, since codes and scales inherit strides
     return layout.encode(x.contiguous(), spec, dtype, quantize)
@@ -287,7 +307,7 @@ def _quantize(
     spec: Spec,
     dtype: DType,
     scale: Tensor | None,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     choose: Chooser | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Codes, scale and zero point of values of the blocked shape."""
@@ -296,29 +316,29 @@ def _quantize(
         scale, shared = None, scale  # what is given is the scale that the scales share
     if scale is None and spec.scale_dtype != NO_SCALE:
         if choose is not None:
-            scale, zero = choose(dense, dtype, spec)
+            scale, zero_point = choose(dense, dtype, spec)
         else:
-            scale, zero = choose_qparams(
+            scale, zero_point = choose_qparams(
                 dense,
                 dtype,
                 spec.block,
-                spec.zero,
+                spec.zero_point,
                 scale_spec(spec),
                 mx_mode=str(spec.option("mx_mode", "floor")),
                 rule=_scale_rule(spec),
             )
         if nested:
             scale = _comparable(scale, dense, spec)
-    scaled = spec.zero == "scaled"
+    scaled = spec.zero_point == "offset"
     if isinstance(spec.scale_dtype, Spec) and scale is not None and not isinstance(scale, QTensor):
         scale = quantize_values(scale.float(), spec.scale_dtype, scale=shared)
-        if scaled and zero is not None:
-            zero = quantize_values(zero.float(), spec.scale_dtype)
+        if scaled and zero_point is not None:
+            zero_point = quantize_values(zero_point.float(), spec.scale_dtype)
     by = scale_values(scale)
     if nested and by is not None:
         by = torch.where(by == 0, torch.inf, by)  # rounded to 0: its elements are 0, not 0 / 0
-    codes = quantize_affine(dense, dtype, spec.block, by, zero_values(zero), scaled=scaled)
-    return codes, scale, zero
+    codes = quantize_affine(dense, dtype, spec.block, by, zero_values(zero_point), scaled=scaled)
+    return codes, scale, zero_point
 
 
 def _comparable(scale: Tensor, dense: Tensor, spec: Spec) -> Tensor:
@@ -331,7 +351,7 @@ def _comparable(scale: Tensor, dense: Tensor, spec: Spec) -> Tensor:
 
 
 def fake_quantize(
-    x: Tensor, spec: Spec, scale: Tensor | None = None, zero: Tensor | None = None
+    x: Tensor, spec: Spec, scale: Tensor | None = None, zero_point: Tensor | None = None
 ) -> Tensor:
     """`x` after quantization to `spec` and back, in its own dtype and without a gradient.
 
@@ -339,7 +359,9 @@ def fake_quantize(
     """
     plain = replace(spec, layout="plain")
     if scale is not None or isinstance(x, QTensor) or is_sharded(x):
-        return decode_parts(encode_parts(x, plain, scale, zero), plain, tuple(x.shape), x.dtype)
+        return decode_parts(
+            encode_parts(x, plain, scale, zero_point), plain, tuple(x.shape), x.dtype
+        )
     call = Call("fake_quantize", plain, tuple(x.shape), tuple(x.shape), x.dtype, x.device.type)
     return run(call, x.detach(), plain)  # type: ignore[no-any-return]
 

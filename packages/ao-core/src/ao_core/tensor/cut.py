@@ -59,7 +59,7 @@ def _axis(tensor: QTensor, axes: Geometry, name: str, dim: int, op: str) -> Part
 
 
 def narrow(tensor: QTensor, dim: int, start: int, length: int) -> QTensor:
-    """`length` elements from `start` along the outward dimension `dim`, as views of the parts."""
+    """`length` elements from `start` along the logical dimension `dim`, as views of the parts."""
     whole, tensor = tensor, _cuttable(tensor, "slice")
     inner, size, end = tensor.order[dim], tensor.shape[dim], start + length
     parts: Parts = {}
@@ -187,7 +187,7 @@ def _lent(piece: QTensor, borrowed: set[str]) -> QTensor:
 
 
 def join(tensors: Sequence[QTensor], dim: int) -> QTensor:
-    """Concatenate along the outward dimension `dim`; all must have one format and aligned ends."""
+    """Concatenate along the logical dimension `dim`; all must have one format and aligned ends."""
     tensors = [_cuttable(tensor, "cat") for tensor in tensors]
     first = tensors[0]
     _same_format(tensors, "cat")

@@ -103,7 +103,7 @@ def by_expert(
 
     Args:
         x: (M, K) with `offs`, or (E, M, K) without.
-        w: of outward shape (E, …).
+        w: of logical shape (E, …).
         offs: int32 (E,), the row after each expert's last.
         n: columns of a product.
         product: of rows (m, K) and an expert's weight, a `QTensor` where the layout can be cut.

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core.errors import ConfigError, UnsupportedOp
-from ao_core.numerics import block_absmax, qparams_of_range, reach_of
+from ao_core.numerics import block_absmax, qparams_of_range, quant_max_of
 from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec, matrix_block
 from ao_core.tensor import sharding
@@ -86,7 +86,7 @@ def _gathered_format(specs: Specs) -> Spec:
             f"alike, in blocks that are each other's transpose (one scale for the tensor, or for a "
             f"square); found {specs[0]} and {specs[1]}"
         )
-    if cast.zero != "none" or cast.option("scale_rule", "absmax") != "absmax":
+    if cast.zero_point != "none" or cast.option("scale_rule", "absmax") != "absmax":
         raise ConfigError(
             f"{FLOAT8_ALL_GATHER}=True needs symmetric scales that follow the largest magnitude; "
             f"found {cast} with options {dict(cast.options)}"
@@ -171,8 +171,10 @@ def _largest(memory: Tensor, cast: Spec, whole: Whole, mesh: Any) -> Tensor:
 def cast_shard(shard: Tensor, spec: Spec, largest: Tensor) -> QTensor:
     """A shard with the scales of the whole, which has these largest magnitudes in its blocks."""
     dtype, mode = registry.dtypes.get(spec.dtype), str(spec.option("mx_mode", "floor"))
-    kind, reach = scale_spec(spec), reach_of(dtype, spec.block)
-    scale, _ = qparams_of_range(-largest, largest, dtype, "none", kind, mx_mode=mode, reach=reach)
+    kind, quant_max = scale_spec(spec), quant_max_of(dtype, spec.block)
+    scale, _ = qparams_of_range(
+        -largest, largest, dtype, "none", kind, mx_mode=mode, quant_max=quant_max
+    )
     return quantize_values(shard, spec, scale=scale)
 
 

@@ -18,7 +18,7 @@ from ao_core.tensor import compute, gather
 from ao_core.tensor.codec import is_sharded
 from ao_core.tensor.compute import ComputeWeight, dense_memory
 from ao_core.tensor.qtensor import QTensor
-from ao_core.tensor.relayout import native
+from ao_core.tensor.relayout import repack
 from ao_core.tensor.tables import FUNCTIONS, function
 from ao_core.tensor.writes import check_values, encode_outward
 
@@ -72,7 +72,7 @@ def _quantized_as(target: QTensor, dense: Tensor) -> QTensor:
     kept = {n: p.to(dense.device) for n, p in target.parts.items() if n.startswith("act_")}
     out = target.like(parts | kept, tuple(dense.shape), spec=spec, dtype=dense.dtype)
     out._borrowed = frozenset()
-    return native(out) if spec is not target.spec else out
+    return repack(out) if spec is not target.spec else out
 
 
 def _assign_weight(target: ComputeWeight, value: Any) -> None:

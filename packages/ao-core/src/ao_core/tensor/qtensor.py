@@ -36,10 +36,10 @@ _OF_THIS_PROCESS = ("_bound", "_borrowed", "_origin")
 class QTensor(Tensor):
     """A tensor of `shape` and outward `dtype` whose parts hold codes and scales, as `spec` says.
 
-    The parts are attributes (`qdata`, `scale`, `zero`, …), named by the layout; any part may itself be
-    a `QTensor` (double quantization). `order` is the permutation from stored to outward dimensions,
+    The parts are attributes (`qdata`, `scale`, `zero_point`, …), named by the layout; any part may itself be
+    a `QTensor` (double quantization). `order` is the permutation from stored to logical dimensions,
     so that every layout can be transposed without touching memory; `flat_from` is the stored shape
-    where the outward view is flattened. `strides` are those of a contiguous tensor unless the tensor
+    where the logical view is flattened. `strides` are those of a contiguous tensor unless the tensor
     is a slice of a larger one, whose strides it has, as slices of dense tensors do.
     """
 
@@ -47,7 +47,7 @@ class QTensor(Tensor):
     # the usual parts; a layout may have others, and formats without a zero point have none
     qdata: Tensor
     scale: Tensor
-    zero: Tensor
+    zero_point: Tensor
     order: Order
     flat_from: tuple[int, ...] | None
     part_names: tuple[str, ...]
@@ -123,8 +123,8 @@ class QTensor(Tensor):
         if self.flat_from is not None:
             return self.flat_from
         stored = [0] * len(self.order)
-        for outward, inner in enumerate(self.order):
-            stored[inner] = self.shape[outward]
+        for logical, inner in enumerate(self.order):
+            stored[inner] = self.shape[logical]
         return tuple(stored)
 
     @property
@@ -187,7 +187,7 @@ class QTensor(Tensor):
     # -- values ----------------------------------------------------------------------------------
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The values as a dense tensor of the outward shape, in `dtype` or the outward dtype."""
+        """The values as a dense tensor of the logical shape, in `dtype` or the logical dtype."""
         dense = decode_parts(self.parts, self.spec, self.stored_shape, dtype or self.dtype)
         if self.flat_from is not None:
             return dense.reshape(-1)
@@ -316,8 +316,8 @@ def strides_of(shape: tuple[int, ...], order: Order | None) -> tuple[int, ...]:
     order = tuple(range(len(shape))) if order is None else order
     stored_stride = [1] * len(shape)
     sizes = [1] * len(shape)
-    for outward, inner in enumerate(order):
-        sizes[inner] = shape[outward]
+    for logical, inner in enumerate(order):
+        sizes[inner] = shape[logical]
     for dim in range(len(shape) - 2, -1, -1):
         stored_stride[dim] = stored_stride[dim + 1] * max(sizes[dim + 1], 1)
     return tuple(stored_stride[inner] for inner in order)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from ao_core.dispatch import product_op, select
+from ao_core.dispatch import matmul_op, select
 from ao_core.errors import UnsupportedOp
 from ao_core.guarded import ask, attempt
 from ao_core.layouts import Parts
@@ -18,7 +18,7 @@ from ao_core.tensor.activations import act_names
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.updates import STOCHASTIC
 
-__all__ = ["native", "to_canonical", "to_layout"]
+__all__ = ["repack", "to_canonical", "to_layout"]
 
 
 def to_canonical(tensor: QTensor) -> QTensor:
@@ -47,28 +47,28 @@ def to_layout(tensor: QTensor, name: str) -> QTensor:
     parts = source.to_canonical(tensor.parts, tensor.spec, shape, dtype)
     if not target.canonical:
         spec = replace(spec, layout=name)
-        if reason := ask(registry.layouts, name, "fits", spec, shape, dtype):
+        if reason := ask(registry.layouts, name, "refuses", spec, shape, dtype):
             raise UnsupportedOp(f"layout {name!r} cannot hold a tensor of {shape}: {reason}")
         parts = target.from_canonical(parts, spec, shape, dtype)
     return tensor.like(parts | _act_parts(tensor, spec), spec=spec)
 
 
-def native(tensor: QTensor, dtype: torch.dtype | None = None) -> QTensor:
+def repack(tensor: QTensor, dtype: torch.dtype | None = None) -> QTensor:
     """The tensor in the layout of the best kernel for its device and the activations' dtype.
 
-    A layout is a candidate when it names the device in `native_devices`, holds the tensor, and its
+    A layout is a candidate when it names the device in `auto_devices`, holds the tensor, and its
     best kernel for products with such a weight outranks what serves the canonical layout. A weight that
     is trained stays in that: every step writes it.
     """
     base = to_canonical(tensor)
     shape, device = base.stored_shape, base.device.type
-    op = product_op(shape)
+    op = matmul_op(shape)
     if op is None or STOCHASTIC in base.spec.options:
         return base
     names = [
         name
         for name, layout in registry.layouts.items()
-        if not layout.canonical and device in layout.native_devices and _holds(name, base)
+        if not layout.canonical and device in layout.auto_devices and _holds(name, base)
     ]
 
     def priority(name: str) -> float:
@@ -94,7 +94,7 @@ def _holds(name: str, base: QTensor) -> bool:
     canonical, refusal = attempt(registry.layouts, name, "canonical_of", spec, base.format)
     if refusal is not None or canonical != base.spec.layout:
         return False
-    return ask(registry.layouts, name, "fits", spec, base.stored_shape, base.format) is None
+    return ask(registry.layouts, name, "refuses", spec, base.stored_shape, base.format) is None
 
 
 def _converted(base: QTensor, name: str) -> QTensor | None:

@@ -14,7 +14,7 @@ from ao_core.spec import Spec
 from ao_core.tensor import cut
 from ao_core.tensor.activations import act_names
 from ao_core.tensor.qtensor import QTensor, strides_of
-from ao_core.tensor.relayout import native
+from ao_core.tensor.relayout import repack
 from ao_core.tensor.tables import dense_values, rule
 from ao_core.tensor.updates import STOCHASTIC
 
@@ -63,7 +63,7 @@ def _to_copy(func: Any, args: Args, kwargs: Kwargs) -> Any:
     ):
         return cut.owned(tensor.map_leaves(lambda part: func(part, **move), dtype=dtype))
     moved = tensor.canonical().map_leaves(lambda part: func(part, **move), dtype=dtype)
-    return cut.owned(moved if device.type == "meta" else native(moved))
+    return cut.owned(moved if device.type == "meta" else repack(moved))
 
 
 @rule(aten.to.dtype)

@@ -164,7 +164,7 @@ def encode_outward(
     spec: Spec,
     encode: Callable[[Tensor, Spec], Parts] = encode_parts,
 ) -> Parts:
-    """The parts of `dense`, of the outward shape of `target`, with its dimensions as `target` stores them."""
+    """The parts of `dense`, of the logical shape of `target`, with its dimensions as `target` stores them."""
     if target.flat_from is not None:
         stored = dense.reshape(target.flat_from)
     else:
@@ -174,7 +174,7 @@ def encode_outward(
 
 
 def _store(target: QTensor, dense: Tensor, encode: Callable[[Tensor, Spec], Parts]) -> None:
-    """Quantize `dense`, of the outward shape, into the memory of `target`."""
+    """Quantize `dense`, of the logical shape, into the memory of `target`."""
     with _written(target):
         _check_writable(target, None)
         parts = encode_outward(target, dense.to(target.dtype), target.spec, encode)

@@ -127,7 +127,7 @@ def can_stack(q: QTensor) -> bool:
 def _axes(
     q: QTensor, dim: int, shape: tuple[int, ...] | None = None
 ) -> list[tuple[str, PartAxis | None]] | None:
-    """The axis of each part along an outward dimension; None if one cannot be cut there."""
+    """The axis of each part along an logical dimension; None if one cannot be cut there."""
     inner = q.order[dim]
     try:
         declared = q.layout_record.geometry(q.spec, shape or q.stored_shape, q.format)

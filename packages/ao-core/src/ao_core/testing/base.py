@@ -19,7 +19,7 @@ __all__ = ["Suite", "Untried", "as_bytes", "available_devices", "covering", "gau
 
 T = TypeVar("T")
 #: attributes of suites that name what is tried
-_NAMED = ("kernel", "layout", "scales")
+_NAMED = ("kernel", "layout", "scale_method")
 
 
 class Suite:

@@ -47,7 +47,7 @@ class ComputeSuite(Suite):
             dense.bias.copy_(gaussian((33,), seed=seed + 1))
         layer = copy.deepcopy(dense)
         report = quantize_(layer, self.config)
-        assert [r.fqn for r in report.with_status("quantized")] == ["weight"]
+        assert [r.fqn for r in report.with_status("changed")] == ["weight"]
         return dense, layer
 
     def _near(self, expected: Tensor | None, actual: Tensor | None) -> None:
@@ -257,7 +257,7 @@ class ComputeSuite(Suite):
             layer.weight = lookup.weight
             if config is not None:
                 (record,) = quantize_(nn.Sequential(lookup, layer), config).records
-                assert (record.status, record.tied) == ("quantized", ("1.weight",))
+                assert (record.status, record.tied) == ("changed", ("1.weight",))
             models.append((lookup, layer))
         ids = torch.arange(12).reshape(3, 4)
         (dense, _), (tied, tied_layer) = models

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ao_core.dispatch import candidates
-from ao_core.numerics import reach_of, sqnr
+from ao_core.numerics import quant_max_of, sqnr
 from ao_core.records import Call, DType
 from ao_core.registry import registry
 from ao_core.spec import NO_SCALE, Spec
@@ -52,12 +52,12 @@ class DTypeSuite(Suite):
         fmt = self.format
         values = oracles.decoded(fmt)
         finite = values[torch.isfinite(values)]
-        assert fmt.kind != "table", "values that are learned are not known to the format"
+        assert fmt.kind != "codebook", "values that are learned are not known to the format"
         assert 1 <= fmt.bits <= (32 if fmt.kind == "dense" else 8)
         ends = fmt.decode(fmt.encode(torch.tensor([-math.inf, math.inf]))).tolist()
         assert ends == [fmt.min, fmt.max]
         assert fmt.min <= float(finite.min()) < float(finite.max()) <= fmt.max
-        assert 0 < fmt.reach <= max(abs(fmt.min), abs(fmt.max))
+        assert 0 < fmt.quant_max <= max(abs(fmt.min), abs(fmt.max))
         assert 8 * fmt.storage.itemsize == max(fmt.bits, 8)
         assert fmt.code_dtype.itemsize == fmt.storage.itemsize
         assert fmt.summary, "summary is empty: `ao formats` shows it"
@@ -70,7 +70,7 @@ class DTypeSuite(Suite):
             by_code = values[oracles.integer_order(fmt)]
             assert bool((by_code[1:] >= by_code[:-1]).all()), (
                 f"{self.dtype}: values decrease along the codes; those of kind 'int' are integers in two's "
-                "complement, or unsigned ones: 'float' and 'codebook' are for codes in any order"
+                "complement, or unsigned ones: 'float' and 'lut' are for codes in any order"
             )
         assert len(values[torch.isfinite(values)].unique()) > 1, (
             "a format needs at least two values"
@@ -114,7 +114,7 @@ class DTypeSuite(Suite):
         """All finite bfloat16 numbers, which are exact in float32, and 10,000 float32 ones."""
         every = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.bfloat16).float()
         self._check_nearest(every[torch.isfinite(every)], device)
-        self._check_nearest(gaussian((10_000,)) * self.format.reach / 2, device)
+        self._check_nearest(gaussian((10_000,)) * self.format.quant_max / 2, device)
 
     def _check_nearest(self, x: Tensor, device: str) -> None:
         fmt = self.format
@@ -125,7 +125,7 @@ class DTypeSuite(Suite):
         assert not wrong.any(), (
             f"{self.dtype}: {float(x[wrong][0])!r} became {float(actual[wrong][0])!r}, nearest is "
             f"{float(expected[wrong][0])!r} ({int(wrong.sum())} of {len(x)} inputs are wrong); ties go to "
-            "the even integer (kind 'int'), the even code ('float') or the lower value ('codebook')"
+            "the even integer (kind 'int'), the even code ('float') or the lower value ('lut')"
         )
 
     def test_saturates(self, device: str) -> None:
@@ -185,7 +185,7 @@ class DTypeSuite(Suite):
     def test_strided_and_wider_inputs(self, device: str) -> None:
         """Transposed, sliced and float64 inputs give the codes of contiguous float32 ones."""
         fmt = self.format
-        x = gaussian((6, 10), device=device) * fmt.reach
+        x = gaussian((6, 10), device=device) * fmt.quant_max
         codes = fmt.encode(x)
         assert torch.equal(fmt.encode(x.t()), codes.t())
         assert torch.equal(fmt.encode(x[::2, 1::3]), codes[::2, 1::3])
@@ -235,7 +235,7 @@ class DTypeSuite(Suite):
     def test_compiles(self) -> None:
         """torch.compile traces encode and decode without a break, and changes no bit."""
         fmt = self.format
-        x = gaussian((4, 16)) * fmt.reach
+        x = gaussian((4, 16)) * fmt.quant_max
 
         def there_and_back(x: Tensor) -> tuple[Tensor, Tensor]:
             codes = fmt.encode(x)
@@ -255,20 +255,22 @@ class DTypeSuite(Suite):
         """
         fmt = self.format
         x = gaussian((64, 1024), device=device)
-        zero = "int" if fmt.kind == "int" and fmt.min >= 0 else "none"
+        zero_point = "int" if fmt.kind == "int" and fmt.min >= 0 else "none"
         # values without a sign and without a zero point are for data without a sign
-        signless = fmt.min >= 0 and zero == "none"
+        signless = fmt.min >= 0 and zero_point == "none"
         x = x.abs() if signless else x
         scale = NO_SCALE if fmt.kind == "dense" else "float32"
-        again = quantize_tensor(x, Spec(self.dtype, (1, 128), scale, zero=zero)).dequantize()
+        again = quantize_tensor(
+            x, Spec(self.dtype, (1, 128), scale, zero_point=zero_point)
+        ).dequantize()
         if fmt.bits == 32:
             assert same_bits(again, x)
             return
         actual = float(sqnr(x, again))
-        assert abs(actual - self._brute_sqnr(x.cpu(), zero == "int")) <= self.sqnr_margin
+        assert abs(actual - self._brute_sqnr(x.cpu(), zero_point == "int")) <= self.sqnr_margin
         # At R bits a value a Gaussian cannot be known better than 6.02 R dB; here R includes a
         # float32 scale, if any, (and a zero point) in every group, and the sign where that is known.
-        rate = fmt.bits + (40 if zero == "int" else 32) / 128 + signless
+        rate = fmt.bits + (40 if zero_point == "int" else 32) / 128 + signless
         values = oracles.decoded(fmt)
         levels = len(values[torch.isfinite(values)].unique())
         assert 2.5 * math.log2(levels) - 2.5 <= actual <= 20 * math.log10(2) * rate
@@ -277,17 +279,17 @@ class DTypeSuite(Suite):
         """SQNR of the nearest value in float64, with scales of full precision."""
         fmt = self.format
         groups = x.double().reshape(-1, 128)
-        zero = torch.zeros(len(groups), 1, dtype=torch.float64)
+        zero_point = torch.zeros(len(groups), 1, dtype=torch.float64)
         if unsigned:
             low = groups.amin(1, keepdim=True).clamp(max=0)
             high = groups.amax(1, keepdim=True).clamp(min=0)
             scale = (high - low) / (fmt.max - fmt.min)
-            zero = (fmt.min - low / scale).round()
+            zero_point = (fmt.min - low / scale).round()
         elif fmt.kind == "dense":
             scale = torch.ones(len(groups), 1, dtype=torch.float64)
         else:
-            scale = groups.abs().amax(1, keepdim=True) / reach_of(fmt, (1, 128))
-        ratio = groups / scale + zero
-        approx = (oracles.nearest(fmt, ratio.reshape(-1)).reshape(ratio.shape) - zero) * scale
+            scale = groups.abs().amax(1, keepdim=True) / quant_max_of(fmt, (1, 128))
+        ratio = groups / scale + zero_point
+        approx = (oracles.nearest(fmt, ratio.reshape(-1)).reshape(ratio.shape) - zero_point) * scale
         noise = (groups - approx).square().sum()
         return float(10 * torch.log10(groups.square().sum() / noise))

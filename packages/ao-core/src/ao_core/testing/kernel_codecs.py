@@ -31,19 +31,19 @@ CODEC_SPECS: tuple[Spec, ...] = (
     Spec("int2", (1, 24), scale_dtype="float16"),
     Spec("int5", (1, WHOLE), scale_dtype="e8m0"),
     Spec("ternary", (1, 32), scale_dtype="bfloat16"),
-    Spec("uint8", (1, WHOLE), zero="int"),
-    Spec("uint7", (2, 16), scale_dtype="e8m0", zero="int"),
-    Spec("uint2", (1, 32), scale_dtype="e4m3", zero="float"),
-    Spec("int4", (1, 32), scale_dtype="float16", zero="int"),
+    Spec("uint8", (1, WHOLE), zero_point="int"),
+    Spec("uint7", (2, 16), scale_dtype="e8m0", zero_point="int"),
+    Spec("uint2", (1, 32), scale_dtype="e4m3", zero_point="float"),
+    Spec("int4", (1, 32), scale_dtype="float16", zero_point="int"),
     Spec("f8e5m2", (1, WHOLE), scale_dtype="bfloat16"),
     Spec("f8e4m3", (1, 32), scale_dtype="e8m0", options=(("mx_mode", "rceil"),)),
     Spec("f6e3m2", (1, 32), scale_dtype="e8m0", options=(("mx_mode", "even"),)),
     Spec("f6e2m3", (1, 32), scale_dtype="e8m0", options=(("mx_mode", "ceil"),)),
     Spec("f4e2m1", (1, 16), scale_dtype="e4m3"),
-    Spec("f4e2m1", (1, 32), scale_dtype="bfloat16", zero="float"),
+    Spec("f4e2m1", (1, 32), scale_dtype="bfloat16", zero_point="float"),
     Spec("f4e2m1", (1, 16), scale_dtype=Spec("f8e4m3", (WHOLE, WHOLE))),
-    Spec("nf4", (1, 64), zero="float"),
-    Spec("uint4", (256,), zero="int"),
+    Spec("nf4", (1, 64), zero_point="float"),
+    Spec("uint4", (256,), zero_point="int"),
     Spec("f8e5m2", (128,), scale_dtype="e8m0"),
 )
 #: what dense values look like; see `contents`
@@ -65,12 +65,12 @@ def contents(
     if kind == "ties":
         fmt = registry.dtypes.get(spec.dtype)
         # a dense format has no scale, so any range is that of the format
-        low, high, reach = (
-            (-8.0, 8.0, 8.0) if fmt.kind == "dense" else (fmt.min, fmt.max, fmt.reach)
+        low, high, quant_max = (
+            (-8.0, 8.0, 8.0) if fmt.kind == "dense" else (fmt.min, fmt.max, fmt.quant_max)
         )
         flat.copy_((flat * max(high, 1.0)).round() / 2)
         flat.clamp_(low / 2, high / 2)
-        flat[places % 8 == 0] = reach if spec.zero == "none" else high
+        flat[places % 8 == 0] = quant_max if spec.zero_point == "none" else high
         flat[places % 8 == 4] = low
     elif kind == "range":
         tiny, huge = torch.finfo(dtype).smallest_normal, torch.finfo(dtype).max
@@ -183,7 +183,7 @@ class _Produce(_Quantize):
 
     specs = (
         Spec("int8", (1, WHOLE)),
-        Spec("uint8", (1, WHOLE), zero="int"),
+        Spec("uint8", (1, WHOLE), zero_point="int"),
         Spec("f8e4m3", (1, WHOLE)),
         Spec("f8e5m2", (1, 128)),
     )
@@ -238,7 +238,7 @@ class _Dequantize(_Codec):
                 holder.blocked_shape(case.shape)
             )
             codes = codes_from(codes * 37 % fmt.codes, fmt)
-            qparams = parts.get("scale"), parts.get("zero")
+            qparams = parts.get("scale"), parts.get("zero_point")
             codes = held_codes(holder, codes, *qparams, spec)
             tried.append(holder.pack(codes, *qparams, spec, fmt))
         for canonical in tried:

@@ -25,16 +25,16 @@ _ROW, _TENSOR = (1, WHOLE), (WHOLE, WHOLE)
 #: `SPECS`, zero points of values, and formats whose activations are quantized too
 KERNEL_SPECS: tuple[Spec, ...] = (
     *SPECS,
-    Spec("uint4", (1, 16), scale_dtype="float16", zero="scaled"),
+    Spec("uint4", (1, 16), scale_dtype="float16", zero_point="offset"),
     Spec("int8", _ROW, scale_dtype="bfloat16"),
     Spec("f8e5m2", _ROW, scale_dtype="bfloat16"),
     Spec("int8", _ROW, act=Spec("int8", _ROW)),
-    Spec("int8", _ROW, act=Spec("uint8", _ROW, zero="int")),
+    Spec("int8", _ROW, act=Spec("uint8", _ROW, zero_point="int")),
     Spec("f8e4m3", _ROW, act=Spec("f8e4m3", _ROW)),
     Spec("f8e4m3", (WHOLE, WHOLE), act=Spec("f8e4m3", (WHOLE, WHOLE))),
-    Spec("int4", (1, 32), scale_dtype="bfloat16", act=Spec("uint8", _ROW, zero="int")),
+    Spec("int4", (1, 32), scale_dtype="bfloat16", act=Spec("uint8", _ROW, zero_point="int")),
     Spec("int8", _ROW, act=Spec("int8", _TENSOR, static=True)),
-    Spec("int8", _ROW, act=Spec("uint8", _TENSOR, zero="int", static=True)),
+    Spec("int8", _ROW, act=Spec("uint8", _TENSOR, zero_point="int", static=True)),
     Spec("f8e4m3", _ROW, act=Spec("f8e4m3", _TENSOR, static=True)),
     Spec("f8e4m3", _TENSOR, act=Spec("f8e5m2", _TENSOR, static=True)),
     Spec(
@@ -74,7 +74,9 @@ class OpTrial:
     ) -> Sequence[Spec]:
         """The specs that the op is tried with for a tensor of this shape in a layout."""
         found = {
-            (spec.dtype, spec.scale_dtype, spec.zero, spec.act): replace(spec, layout=layout.name)
+            (spec.dtype, spec.scale_dtype, spec.zero_point, spec.act): replace(
+                spec, layout=layout.name
+            )
             for spec in reversed(specs)
             if holds(layout, shape, spec)
         }

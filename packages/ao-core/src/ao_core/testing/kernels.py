@@ -29,7 +29,7 @@ TRIALS: dict[str, OpTrial] = {**PRODUCTS, **CONVERSIONS}
 _RTOL = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
-#: seconds that `accepts` may take for a call like one that it was asked for before
+#: seconds that `refuses` may take for a call like one that it was asked for before
 SLOWEST_ANSWER = 0.02
 
 
@@ -104,10 +104,10 @@ class KernelSuite(Suite):
 
     def test_accepts_something(self) -> None:
         """At least one of the cases is for this kernel."""
-        answers: list[Any] = [self.record.accepts(call) for call in self._every_call()]
+        answers: list[Any] = [self.record.refuses(call) for call in self._every_call()]
         odd = [a for a in answers if a is not None and not isinstance(a, str)]
         assert not odd, (
-            f"kernel {self.kernel!r}: accepts answers {odd[0]!r}; None means yes, a sentence why not"
+            f"kernel {self.kernel!r}: refuses answers {odd[0]!r}; None means yes, a sentence why not"
         )
         reasons = "; ".join(dict.fromkeys(a for a in answers[:3] if a is not None))
         assert None in answers, (
@@ -115,26 +115,26 @@ class KernelSuite(Suite):
         )
 
     def test_reasons_are_sentences(self) -> None:
-        """`available` and `accepts` answer None or say why not, without delay; they raise for no call."""
-        answers: set[Any] = {self.record.available()}
+        """`unavailable` and `refuses` answer None or say why not, without delay; they raise for no call."""
+        answers: set[Any] = {self.record.unavailable()}
         for call in self._every_call():
-            answers.add(self.record.accepts(call))
+            answers.add(self.record.refuses(call))
             for dtype in (torch.float16, torch.float64):
-                answers.add(self.record.accepts(replace(call, x_dtype=dtype)))
+                answers.add(self.record.refuses(replace(call, x_dtype=dtype)))
         for answer in answers - {None}:
             assert isinstance(answer, str), f"{answer!r} is no sentence; None means yes"
             assert len(answer.split()) >= 3, f"not a sentence: {answer!r}"
             assert "\n" not in answer
         for call in islice(self._every_call(), 3):
-            taken = min(_seconds(self.record.accepts, call) for _ in range(5))
+            taken = min(_seconds(self.record.refuses, call) for _ in range(5))
             assert taken <= SLOWEST_ANSWER, (
-                f"kernel {self.kernel!r}: accepts takes {1e3 * taken:.0f} ms; each new shape waits for it"
+                f"kernel {self.kernel!r}: refuses takes {1e3 * taken:.0f} ms; each new shape waits for it"
             )
 
     def test_describes_itself_in_a_line(self) -> None:
         """`describe` answers every call that is accepted with a line, or an empty one."""
         for call in self._every_call():
-            if self.record.accepts(call) is None:
+            if self.record.refuses(call) is None:
                 text = self.record.describe(call)
                 assert isinstance(text, str)
                 assert "\n" not in text
@@ -146,7 +146,7 @@ class KernelSuite(Suite):
             assert call is not None
             listed = {c.kernel.name: c.refusal for c in candidates(call)}
             assert self.kernel in listed, case
-            if self.record.available() is None:
+            if self.record.unavailable() is None:
                 assert listed[self.kernel] is None, case
 
     # -- results ---------------------------------------------------------------------------------
@@ -201,12 +201,12 @@ class KernelSuite(Suite):
         return [
             batch
             for batch in (self.trial.batches if self.batches is None else self.batches)
-            if (call := self._call(case, batch)) is not None and self.record.accepts(call) is None
+            if (call := self._call(case, batch)) is not None and self.record.refuses(call) is None
         ]
 
     def _calls(self, case: KernelCase) -> Iterator[tuple[tuple[Any, ...], Any]]:
         """Arguments of the kernel and the result to compare with, for each batch that it accepts."""
-        if reason := self.record.available():
+        if reason := self.record.unavailable():
             pytest.skip(f"{self.kernel} {reason}")
         for seed, batch in enumerate(self._batches(case), start=1):
             yield from self.trial.samples(case, batch, seed)

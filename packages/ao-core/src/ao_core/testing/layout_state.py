@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ao_core.tensor import QTensor, native, to_layout
+from ao_core.tensor import QTensor, repack, to_layout
 from ao_core.testing.layout_values import memory_of, same_parts
 from ao_core.testing.samples import Sample
 
@@ -175,4 +175,4 @@ class LayoutState:
             assert isinstance(loaded, QTensor)
             same_tensor(to_layout(loaded, self.layout), model.head.weight)
             # a layout made for another device is not what `load_model` chooses for this one
-            assert torch.equal(fresh(ids), Tied(native(weight.quantized()))(ids))
+            assert torch.equal(fresh(ids), Tied(repack(weight.quantized()))(ids))

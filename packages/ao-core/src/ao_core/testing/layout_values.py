@@ -58,7 +58,7 @@ class LayoutValues:
     def test_every_width_of_code(self) -> None:
         """Likewise integers of 1 to 8 bits, and all formats, in rows far wider than those of other tests."""
         integers = [
-            Spec(f"{sign}int{bits}", block, "bfloat16", zero="int" if sign else "none")
+            Spec(f"{sign}int{bits}", block, "bfloat16", zero_point="int" if sign else "none")
             for bits in range(1, 9)
             for sign in ("", "u")
             for block in ((1, 32), (32,))
@@ -75,7 +75,7 @@ class LayoutValues:
             return
         fmt, spec = registry.dtypes.get(sample.spec.dtype), sample.spec
         q = sample.quantized()
-        _, scale, zero = unpack_parts(q.parts, spec, sample.shape)
+        _, scale, zero_point = unpack_parts(q.parts, spec, sample.shape)
         shape = holder.blocked_shape(sample.shape)
         canonical = replace(spec, layout=holder.name)
         if fmt.kind == "dense":
@@ -83,13 +83,13 @@ class LayoutValues:
         else:
             generator = torch.Generator().manual_seed(1)
             codes = torch.randint(0, fmt.codes, shape, generator=generator).to(torch.uint8)
-        codes = held_codes(holder, codes, scale, zero, canonical)
+        codes = held_codes(holder, codes, scale, zero_point, canonical)
         held = holder.unpack(q.canonical().parts, canonical, sample.shape, fmt)
         parts = holder.pack(codes, held[1], held[2], canonical, fmt)
         parts = self.record.from_canonical(parts, spec, sample.shape, fmt)
         again, scale_again, zero_again = unpack_parts(parts, spec, sample.shape)
         assert same_bits(again, codes), f"codes of {sample} did not survive"
-        for one, other in ((scale, scale_again), (zero, zero_again)):
+        for one, other in ((scale, scale_again), (zero_point, zero_again)):
             assert (one is None) == (other is None)
             assert one is None or same_bits(one, other)  # type: ignore[arg-type]
 
@@ -135,12 +135,12 @@ class LayoutValues:
         """The dense values of a sample that the layout can hold, of the blocked shape."""
         layout = self._canonical(sample.spec)
         flat = sample.dense().reshape(layout.blocked_shape(sample.shape))
-        return layout.project(flat, sample.spec)
+        return layout.sparsify(flat, sample.spec)
 
     def test_projects_once(self, sample: Sample) -> None:
         """What a layout holds, it holds: projecting again, or dense values that it gave, changes no bit."""
         held = self._held(sample)
-        assert same_bits(self._canonical(sample.spec).project(held, sample.spec), held)
+        assert same_bits(self._canonical(sample.spec).sparsify(held, sample.spec), held)
         kept = held.view(torch.int32) == sample.dense().reshape(held.shape).view(torch.int32)
         assert not held[~kept].view(torch.int32).any()
 

@@ -178,7 +178,7 @@ def nearest(fmt: DType, x: Tensor) -> Tensor:
     below = torch.where(values[above] == inside, above, (above - 1).clamp(min=0))
     down, up = inside - values[below], values[above] - inside
     found = torch.where(down <= up, below, above)
-    if fmt.kind != "codebook":
+    if fmt.kind != "lut":
         parity = values if fmt.kind == "int" else codes.to(torch.float64)
         to_above = (down == up) & (parity[above] % 2 == 0) & (parity[below] % 2 != 0)
         found = torch.where(to_above, above, found)

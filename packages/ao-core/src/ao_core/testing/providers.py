@@ -37,7 +37,7 @@ def suites_of(provider: str) -> list[type[Suite]]:
         *_named(provider, registry.dtypes, DTypeSuite, "dtype", _has_values),
         *_named(provider, registry.layouts, LayoutSuite, "layout", _converts_anywhere),
         *_named(provider, registry.kernels, KernelSuite, "kernel", _has_trial),
-        *_named(provider, registry.scales, ScaleSuite, "scales"),
+        *_named(provider, registry.scale_methods, ScaleSuite, "scale_method"),
         *_named(provider, registry.optimizers, OptimizerSuite, "optimizer"),
         *_configured(provider),
     ]
@@ -76,7 +76,7 @@ def _owned(provider: str, table: Table[Any]) -> Iterator[str]:
 
 def _has_values(dtype: DType) -> bool:
     """Whether codes stand for values; learned ones have none before there is a tensor."""
-    return dtype.kind != "table"
+    return dtype.kind != "codebook"
 
 
 def _converts_anywhere(layout: Layout) -> bool:

@@ -32,21 +32,26 @@ __all__ = [
 SPECS: tuple[Spec, ...] = (
     Spec("int8", (1, WHOLE)),
     Spec("int4", (1, 32), scale_dtype="bfloat16"),
-    Spec("uint4", (1, 16), scale_dtype="bfloat16", zero="int"),
-    Spec("int3", (8,), scale_dtype="float16", zero="float"),
+    Spec("uint4", (1, 16), scale_dtype="bfloat16", zero_point="int"),
+    Spec("int3", (8,), scale_dtype="float16", zero_point="float"),
     Spec("f8e4m3", (WHOLE, WHOLE)),
     Spec("f4e2m1", (1, 32), scale_dtype="e8m0"),
     Spec("nf4", (1, 64), scale_dtype=Spec("int8", (4, WHOLE))),
     Spec("int6", (4, 8)),
     Spec("ternary", (1, 24)),
-    Spec("uint5", (1, 16), Spec("uint6", (1, 4), "float16", layout="packed"), zero="scaled"),
+    Spec("uint5", (1, 16), Spec("uint6", (1, 4), "float16", layout="packed"), zero_point="offset"),
     Spec("bf16", (1, WHOLE), NO_SCALE),
     # the same for layouts that count blocks over the flattened tensor
     Spec("int8", (32,)),
     Spec("nf4", (64,)),
     Spec("f8e4m3", (WHOLE,)),
     # activations by a static scale and zero point: parts beside those of any layout
-    Spec("uint4", (16,), zero="int", act=Spec("uint8", (WHOLE, WHOLE), zero="int", static=True)),
+    Spec(
+        "uint4",
+        (16,),
+        zero_point="int",
+        act=Spec("uint8", (WHOLE, WHOLE), zero_point="int", static=True),
+    ),
 )
 
 #: ragged and aligned, one to four dimensions, empty, and a single element
@@ -77,19 +82,19 @@ def holds(layout: Layout, shape: tuple[int, ...], spec: Spec) -> bool:
     fmt = registry.dtypes.get(spec.dtype)
     canonical = registry.layouts.get(layout.canonical_of(replace(spec, layout=layout.name), fmt))
     return all(
-        each.fits(replace(spec, layout=each.name), shape, fmt) is None
+        each.refuses(replace(spec, layout=each.name), shape, fmt) is None
         for each in (layout, canonical)
     )
 
 
 def held_codes(
-    layout: Layout, codes: Tensor, scale: Tensor | None, zero: Tensor | None, spec: Spec
+    layout: Layout, codes: Tensor, scale: Tensor | None, zero_point: Tensor | None, spec: Spec
 ) -> Tensor:
     """Any codes, of the blocked shape, with those of zero in place of what a canonical layout cannot hold."""
-    fmt, scaled = registry.dtypes.get(spec.dtype), spec.zero == "scaled"
-    qparams = scale_values(scale), zero_values(zero)
+    fmt, scaled = registry.dtypes.get(spec.dtype), spec.zero_point == "offset"
+    qparams = scale_values(scale), zero_values(zero_point)
     values = dequantize_affine(codes, fmt, spec.block, *qparams, scaled=scaled)
-    held = layout.project(values, spec)
+    held = layout.sparsify(values, spec)
     zeros = quantize_affine(torch.zeros_like(values), fmt, spec.block, *qparams, scaled=scaled)
     return torch.where(held.view(torch.int32) == values.view(torch.int32), codes, zeros)
 
@@ -99,8 +104,8 @@ def quantized(x: Tensor, spec: Spec) -> QTensor:
     if spec.act is None or not spec.act.is_static:
         return quantize_tensor(x, spec)
     low, high = torch.tensor(-3.0), torch.tensor(3.5)
-    scale, zero = static_qparams_of_range(low, high, spec.act)
-    return quantize_tensor(x, spec, act_scale=scale, act_zero=zero)
+    scale, zero_point = static_qparams_of_range(low, high, spec.act)
+    return quantize_tensor(x, spec, act_scale=scale, act_zero_point=zero_point)
 
 
 def activations(x: Tensor, w: QTensor) -> Tensor:

@@ -20,9 +20,9 @@ __all__ = ["SCALE_SPECS", "ScaleSuite"]
 #: every kind of number, storage of scales and zero point, in groups, rows, several rows and whole tensors
 SCALE_SPECS: tuple[Spec, ...] = (
     Spec("int4", (1, 32), "bfloat16"),
-    Spec("uint4", (1, 32), "float16", zero="int"),
-    Spec("int3", (1, WHOLE), zero="float"),
-    Spec("uint5", (1, 16), "float16", zero="scaled"),
+    Spec("uint4", (1, 32), "float16", zero_point="int"),
+    Spec("int3", (1, WHOLE), zero_point="float"),
+    Spec("uint5", (1, 16), "float16", zero_point="offset"),
     Spec("int8", (1, WHOLE)),
     Spec("nf4", (1, 64)),
     Spec("f4e2m1", (1, 32), "e8m0"),
@@ -44,7 +44,7 @@ class ScaleSuite(Suite):
             at most 6 bits may be. At 8 bits, where all that is clipped counts, three times as many.
     """
 
-    scales: str
+    scale_method: str
     specs: Sequence[Spec] = SCALE_SPECS
     sqnr_loss: float = 4.0
 
@@ -53,7 +53,7 @@ class ScaleSuite(Suite):
     @property
     def record(self) -> ScaleMethod:
         """The record under test."""
-        return registry.scales.get(self.scales)
+        return registry.scale_methods.get(self.scale_method)
 
     def arguments(self) -> dict[str, Sequence[Any]]:
         """`spec`: all."""
@@ -61,12 +61,12 @@ class ScaleSuite(Suite):
 
     def quantized(self, x: Tensor, spec: Spec) -> QTensor:
         """Values by scales that the method has chosen."""
-        return quantize_tensor(x, spec, scales=self.scales)
+        return quantize_tensor(x, spec, scale_method=self.scale_method)
 
     def test_record(self) -> None:
         """It has a summary, which `ao formats` shows, and a function unless the kernels choose."""
         assert isinstance(self.record.summary, str)
-        assert self.record.summary, f"scales {self.scales!r}: the summary is empty"
+        assert self.record.summary, f"scale method {self.scale_method!r}: the summary is empty"
         assert self.record.choose is None or callable(self.record.choose)
 
     def test_shape_and_storage(self, spec: Spec) -> None:
@@ -78,8 +78,8 @@ class ScaleSuite(Suite):
                 other = dict(expected.leaves())[name]
                 found = (tuple(part.shape), part.dtype)
                 assert found == (tuple(other.shape), other.dtype), (
-                    f"scales {self.scales!r}: {name} of {spec} for {shape} is {found[1]} {found[0]}, "
-                    f"expected {other.dtype} {tuple(other.shape)}"
+                    f"scale method {self.scale_method!r}: {name} of {spec} for {shape} is {found[1]} "
+                    f"{found[0]}, expected {other.dtype} {tuple(other.shape)}"
                 )
             assert list(q.parts) == list(expected.parts)
             self._check_finite(q, spec, shape)
@@ -87,20 +87,21 @@ class ScaleSuite(Suite):
     def _check_finite(self, q: QTensor, spec: Spec, of: object) -> None:
         values = q.dequantize(torch.float32)
         assert bool(torch.isfinite(values).all()), (
-            f"scales {self.scales!r}: {spec} of {of} has {int((~values.isfinite()).sum())} NaN or inf"
+            f"scale method {self.scale_method!r}: {spec} of {of} has "
+            f"{int((~values.isfinite()).sum())} NaN or inf"
         )
 
     def test_quality(self, spec: Spec) -> None:
         """Gaussian values, narrow and wide, with and without an offset: near what absmax gives them."""
         bound = self.sqnr_loss * (3.0 if spec.dtype in ("int8", "f8e4m3") else 1.0)
-        offsets = (0.0,) if spec.zero == "none" else (0.0, 2.0)
+        offsets = (0.0,) if spec.zero_point == "none" else (0.0, 2.0)
         for shape in _SHAPES[:3]:
             for offset in offsets:
                 x = gaussian(shape, seed=3) + offset
                 by_absmax = float(sqnr(x, quantize_tensor(x, spec).dequantize()))
                 own = float(sqnr(x, self.quantized(x, spec).dequantize()))
                 assert own >= by_absmax - bound, (
-                    f"scales {self.scales!r}: {own:.1f} dB of {spec} for {shape}, absmax has "
+                    f"scale method {self.scale_method!r}: {own:.1f} dB of {spec} for {shape}, absmax has "
                     f"{by_absmax:.1f}; `sqnr_loss` is {self.sqnr_loss} dB"
                 )
 
@@ -114,7 +115,8 @@ class ScaleSuite(Suite):
             values = x * 2.0**power
             own = float(sqnr(values, self.quantized(values, spec).dequantize()))
             assert abs(own - expected) <= 1.0, (
-                f"scales {self.scales!r}: {own:.1f} dB of {spec} times 2**{power}, {expected:.1f} dB without"
+                f"scale method {self.scale_method!r}: {own:.1f} dB of {spec} times 2**{power}, "
+                f"{expected:.1f} dB without"
             )
 
     def test_zeros_and_constants(self, spec: Spec) -> None:
@@ -127,10 +129,10 @@ class ScaleSuite(Suite):
         values = q.dequantize(torch.float32)
         if spec.block != (WHOLE, WHOLE):
             assert not values[:4].any(), (
-                f"scales {self.scales!r}: zeros became other values in {spec}"
+                f"scale method {self.scale_method!r}: zeros became other values in {spec}"
             )
             assert not values[12:].any(), (
-                f"scales {self.scales!r}: zeros became other values in {spec}"
+                f"scale method {self.scale_method!r}: zeros became other values in {spec}"
             )
         assert bool((values[4:8] > 0).all())
         assert bool((values[8:12] < 0).all())
@@ -146,7 +148,7 @@ class ScaleSuite(Suite):
         whole, half = self.quantized(x, spec), self.quantized(x[:8], spec)
         for name, part in half.leaves():
             assert same_bits(dict(whole.leaves())[name][: len(part)], part), (
-                f"scales {self.scales!r}: {name} of {spec} depends on other rows"
+                f"scale method {self.scale_method!r}: {name} of {spec} depends on other rows"
             )
 
     def test_leaves_its_input_alone(self, spec: Spec) -> None:
@@ -154,9 +156,11 @@ class ScaleSuite(Suite):
         x = gaussian((16, 70), seed=6).requires_grad_(True)
         before = x.detach().clone()
         first, second = self.quantized(x, spec), self.quantized(x, spec)
-        assert same_bits(x, before), f"scales {self.scales!r} changes its input"
+        assert same_bits(x, before), f"scale method {self.scale_method!r} changes its input"
         for (name, a), (_, b) in zip(first.leaves(), second.leaves(), strict=True):
-            assert same_bits(a, b), f"scales {self.scales!r}: {name} differs from call to call"
+            assert same_bits(a, b), (
+                f"scale method {self.scale_method!r}: {name} differs from call to call"
+            )
             assert not a.requires_grad
 
     def test_bfloat16_and_strides(self, spec: Spec) -> None:
@@ -173,12 +177,14 @@ class ScaleSuite(Suite):
             return
         fmt, x = registry.dtypes.get(spec.dtype), gaussian((16, 70), seed=8)
         storage = spec.scale_dtype if isinstance(spec.scale_dtype, str) else "float32"
-        expected = choose_qparams(x, fmt, spec.block, spec.zero, storage)
-        for name, own, other in zip(("scale", "zero"), choose(x, fmt, spec), expected, strict=True):
+        expected = choose_qparams(x, fmt, spec.block, spec.zero_point, storage)
+        for name, own, other in zip(
+            ("scale", "zero_point"), choose(x, fmt, spec), expected, strict=True
+        ):
             assert (own is None) == (other is None), f"{spec}: its {name} is {own!r}"
             if own is not None and other is not None:
                 assert (own.shape, own.dtype) == (other.shape, other.dtype), (
-                    f"scales {self.scales!r}: {name} of {spec} is {own.dtype} {tuple(own.shape)}, "
-                    f"expected {other.dtype} {tuple(other.shape)}"
+                    f"scale method {self.scale_method!r}: {name} of {spec} is {own.dtype} "
+                    f"{tuple(own.shape)}, expected {other.dtype} {tuple(other.shape)}"
                 )
                 assert bool(torch.isfinite(own.float()).all())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ao_core.torch_kernels.native import NATIVE_KERNELS
+from ao_core.torch_kernels.linear import LINEAR_KERNELS
+from ao_core.torch_kernels.mm import MM_KERNELS
 from ao_core.torch_kernels.producers import PRODUCER_KERNELS
-from ao_core.torch_kernels.products import PRODUCT_KERNELS
 from ao_core.torch_kernels.reference import REFERENCE_KERNELS
 
 __all__ = ["BUILTIN_KERNELS"]
 
-BUILTIN_KERNELS = (*REFERENCE_KERNELS, *PRODUCER_KERNELS, *NATIVE_KERNELS, *PRODUCT_KERNELS)
+BUILTIN_KERNELS = (*REFERENCE_KERNELS, *PRODUCER_KERNELS, *LINEAR_KERNELS, *MM_KERNELS)

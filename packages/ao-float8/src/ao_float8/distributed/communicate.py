@@ -36,7 +36,7 @@ def casts_of(weight: Tensor | None) -> tuple[Spec | None, Spec | None]:
 
 
 def _sendable(cast: Spec | None) -> Spec | None:
-    scaled = cast is not None and cast.block == _TENSOR and cast.zero == "none"
+    scaled = cast is not None and cast.block == _TENSOR and cast.zero_point == "none"
     return cast if scaled and cast.option("scale_rule", "absmax") == "absmax" else None  # type: ignore[union-attr]
 
 

@@ -125,7 +125,7 @@ def measure(x: Tensor, spec: Spec) -> list[float]:
     assert scale is not None  # operands of products in low precision have one
     view, by_block = split_blocks(x, spec.block, scale)
     # where a block is scaled to, or half a step beyond the greatest value for integers
-    limit = max(dtype.max, dtype.reach) * (1 + 1e-6)
+    limit = max(dtype.max, dtype.quant_max) * (1 + 1e-6)
     finite = torch.isfinite(x)
     nonzero = finite & (x != 0)
     error = torch.where(finite, x - values, 0).nan_to_num(0.0)

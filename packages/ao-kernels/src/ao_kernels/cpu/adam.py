@@ -33,7 +33,7 @@ class _State(NamedTuple):
     steps: Tensor
     order: Tensor
     nan: int
-    reach: float
+    quant_max: float
 
 
 def adam_step(
@@ -74,11 +74,11 @@ def adam_step(
     if not params:
         return
     for name, moments in (("exp_avgs", exp_avgs), ("exp_avg_sqs", exp_avg_sqs)):
-        if reason := _refuses(moments):
+        if reason := _unusable(moments):
             raise UnsupportedOp(f"{name}: adam_step of ao-kernels {reason}")
     check_contiguous("adam_step of ao-kernels", params, grads)
     m, v = (_state_of(registry.dtypes.get(of[0].spec.dtype)) for of in (exp_avgs, exp_avg_sqs))
-    assert isinstance(m, _State)  # `_refuses` has asked
+    assert isinstance(m, _State)  # `_unusable` has asked
     assert isinstance(v, _State)
     torch.ops.ao_kernels.adam_step(
         params, grads, *_parts(exp_avgs), *_parts(exp_avg_sqs), *m, *v, lr, *betas, eps, weight_decay,
@@ -91,7 +91,7 @@ def _parts(moments: Sequence[QTensor]) -> tuple[list[Tensor], list[Tensor]]:
     return [moment.qdata for moment in moments], [moment.scale for moment in moments]
 
 
-def _refuses(moments: Sequence[Tensor]) -> str | None:
+def _unusable(moments: Sequence[Tensor]) -> str | None:
     first = moments[0] if moments else None
     if not isinstance(first, QTensor):
         return "needs quantized moments"
@@ -107,12 +107,12 @@ def _refuses(moments: Sequence[Tensor]) -> str | None:
 @lru_cache(maxsize=64)
 def _state_of(dtype: DType) -> _State | str:
     """The format, or a sentence that says why moments cannot have it. The library must be loaded."""
-    if dtype.bits != 8 or dtype.kind == "table":
+    if dtype.bits != 8 or dtype.kind == "codebook":
         return f"needs a format of 8 bits with values of its own, and {dtype.name} is none"
     fmt = format_of(dtype)
     if isinstance(fmt, str):
         return fmt
-    state = _State(fmt.table, fmt.steps, fmt.order, fmt.nan_code, dtype.reach)
+    state = _State(fmt.table, fmt.steps, fmt.order, fmt.nan_code, dtype.quant_max)
     nothing: list[Tensor] = []
     try:
         torch.ops.ao_kernels.adam_step(
@@ -127,13 +127,13 @@ def _state_of(dtype: DType) -> _State | str:
 def _refuses_spec(spec: Spec) -> str | None:
     if spec.layout != "flat" or spec.block != (_BLOCK,):
         return f"needs moments of the layout flat in blocks of {_BLOCK}, found {spec}"
-    if spec.scale_dtype != "float32" or spec.zero != "none" or spec.options:
+    if spec.scale_dtype != "float32" or spec.zero_point != "none" or spec.options:
         return f"needs float32 scales from the largest magnitude and no zero points, found {spec}"
     found = _state_of(registry.dtypes.get(spec.dtype))
     return found if isinstance(found, str) else None
 
 
-def _accepts(call: Call) -> str | None:
+def _refuses(call: Call) -> str | None:
     if call.x_dtype not in _ELEMENTS:
         return f"updates parameters of float32 and bfloat16, not {call.x_dtype}"
     return _refuses_spec(call.spec)
@@ -145,6 +145,6 @@ def _describe(call: Call) -> str:
 
 ADAM_KERNELS = (
     Kernel(
-        "cpu_adam_step", "adam_step", "flat", "cpu", adam_step, 50, why_not, _accepts, _describe
+        "cpu_adam_step", "adam_step", "flat", "cpu", adam_step, 50, why_not, _refuses, _describe
     ),
 )

@@ -11,7 +11,7 @@ from ao_core.records import Call, DType, Kernel
 from ao_core.spec import WHOLE, Spec, blocksize_of
 from ao_core.tensor import QTensor
 from ao_kernels.cpu.library import isa, why_not
-from ao_kernels.cpu.linear import accepts
+from ao_kernels.cpu.linear import refuses
 
 __all__ = ["BLOCK_SPARSE_KERNELS", "BLOCK_SPARSE_LAYOUTS", "BsrCpu", "block_sparse_linear"]
 
@@ -36,9 +36,9 @@ class BsrCpu(Layout):
     name = "bsr_cpu"
     canonical = False
     canonical_name = "bsr"
-    native_devices = ("cpu",)
+    auto_devices = ("cpu",)
 
-    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+    def refuses(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         """None, or a sentence that says why the products cannot take such a tensor."""
         if dtype.name not in TOGETHER:
             return f"holds {', '.join(TOGETHER)}, not {dtype.name}"
@@ -47,8 +47,8 @@ class BsrCpu(Layout):
         side = blocksize_of(spec)
         if side % LEAST or not LEAST <= side <= GREATEST:
             return f"needs blocks of {LEAST}, {2 * LEAST}, … or {GREATEST} rows, found blocksize={side}"
-        if spec.zero != "none":
-            return f"has no zero points, and this format has zero={spec.zero!r}"
+        if spec.zero_point != "none":
+            return f"has no zero points, and this format has zero_point={spec.zero_point!r}"
         if dtype.bits == 8 and (reason := _unfit_scale(spec, shape)):
             return reason
         return None if spec.act is None else _unfit_act(spec.act, shape, dtype)
@@ -114,6 +114,6 @@ def _describe(call: Call) -> str:
 BLOCK_SPARSE_KERNELS = (
     Kernel(
         "bsr_cpu_linear", "linear", "bsr_cpu", "cpu", block_sparse_linear, 50, why_not,
-        accepts("(N, K)"), _describe,
+        refuses("(N, K)"), _describe,
     ),
 )  # fmt: skip

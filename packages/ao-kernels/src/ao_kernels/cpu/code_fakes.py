@@ -34,8 +34,8 @@ def _quantize(
     k: int,
     block_n: int,
     block_k: int,
-    reach: float,
-    zero: int,
+    quant_max: float,
+    zero_point: int,
     scale_dtype: torch.dtype,
     mx_mode: int,
     pack: bool,
@@ -44,8 +44,8 @@ def _quantize(
     scale = x.new_empty(grid, dtype=scale_dtype)
     zero_dtype = scale_dtype if scale_dtype.itemsize > 1 else torch.float32
     zeros = x.new_empty(
-        grid if zero else (0,),
-        dtype=torch.uint8 if zero == _CODE else zero_dtype if zero else torch.float32,
+        grid if zero_point else (0,),
+        dtype=torch.uint8 if zero_point == _CODE else zero_dtype if zero_point else torch.float32,
     )
     return _codes(x, table, k, pack), scale, zeros
 
@@ -57,7 +57,7 @@ def _block_absmax(x: Tensor, n: int, k: int, block_n: int, block_k: int) -> Tens
 def _encode(
     x: Tensor,
     scale: Tensor,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     table: Tensor,
     steps: Tensor,
     order: Tensor,
@@ -75,7 +75,7 @@ def _encode(
 def _dequantize(
     codes: Tensor,
     scale: Tensor,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     table: Tensor,
     n: int,
     k: int,
@@ -92,7 +92,7 @@ def _error_sums(
     x: Tensor,
     codes: Tensor,
     scale: Tensor,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     table: Tensor,
     n: int,
     k: int,
@@ -119,7 +119,7 @@ def _dequantize_tiles(
     qdata: Tensor,
     scale: Tensor,
     scale_outer: Tensor | None,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     offset: Tensor | None,
     offset_outer: Tensor | None,
     table: Tensor,
@@ -138,7 +138,7 @@ def _embedding(
     qdata: Tensor,
     scale: Tensor,
     scale_outer: Tensor | None,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     offset: Tensor | None,
     offset_outer: Tensor | None,
     table: Tensor,

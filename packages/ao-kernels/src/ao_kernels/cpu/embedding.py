@@ -50,23 +50,23 @@ def _numbers(spec: Spec, shape: tuple[int, ...]) -> tuple[int, ...]:
     return grid.n, grid.k, codes.bits, grid.group, grid.span
 
 
-def _accepts_embedding(call: Call) -> str | None:
+def _refuses_embedding(call: Call) -> str | None:
     return (
         None if len(call.weight_shape) == 2 else f"needs a table of rows, found {call.weight_shape}"
     )
 
 
-def _accepts_dequantize(call: Call) -> str | None:
+def _refuses_dequantize(call: Call) -> str | None:
     if call.x_dtype not in ELEMENTS:
         return f"writes float32, bfloat16 and float16, not {call.x_dtype}"
     return None
 
 
 TILE_KERNELS = tuple(
-    Kernel(f"{layout.name}_{op}", op, layout.name, "cpu", fn, 50, why_not, accepts)
-    for op, fn, accepts in (
-        ("embedding", tiles_embedding, _accepts_embedding),
-        ("dequantize", dequantize_tiles, _accepts_dequantize),
+    Kernel(f"{layout.name}_{op}", op, layout.name, "cpu", fn, 50, why_not, refuses)
+    for op, fn, refuses in (
+        ("embedding", tiles_embedding, _refuses_embedding),
+        ("dequantize", dequantize_tiles, _refuses_dequantize),
     )
     for layout in LAYOUTS
 )

@@ -19,7 +19,7 @@ def _linear(
     qdata: Tensor,
     scale: Tensor,
     scale_outer: Tensor | None,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     offset: Tensor | None,
     offset_outer: Tensor | None,
     rowsum: Tensor | None,

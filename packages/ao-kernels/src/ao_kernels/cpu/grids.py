@@ -69,7 +69,7 @@ def unfit_scale(scale: str | Spec) -> str | None:
     """Why the tiles cannot hold such scales, or zero points that are stored as these."""
     if isinstance(scale, str):
         return None
-    plain = scale.zero == "none" and scale.act is None and scale.layout in _LAYOUTS
+    plain = scale.zero_point == "none" and scale.act is None and scale.layout in _LAYOUTS
     known = _storage(registry.dtypes.get(scale.dtype)) is not None
     if plain and known and scale.scale_dtype in SCALE_DTYPES:
         return None

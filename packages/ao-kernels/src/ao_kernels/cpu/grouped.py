@@ -8,7 +8,7 @@ from torch import Tensor
 from ao_core.records import Call, Kernel
 from ao_core.tensor import QTensor
 from ao_kernels.cpu.library import isa, why_not
-from ao_kernels.cpu.linear import accepts, product_arguments
+from ao_kernels.cpu.linear import product_arguments, refuses
 from ao_kernels.cpu.tiles import LAYOUTS
 
 __all__ = ["GROUPED_KERNELS", "tiles_grouped_linear"]
@@ -28,7 +28,7 @@ def _describe(call: Call) -> str:
 GROUPED_KERNELS = tuple(
     Kernel(
         f"{layout.name}_grouped_linear", "grouped_linear", layout.name, "cpu",
-        tiles_grouped_linear, 50, why_not, accepts("(experts, N, K)"), _describe,
+        tiles_grouped_linear, 50, why_not, refuses("(experts, N, K)"), _describe,
     )
     for layout in LAYOUTS
 )  # fmt: skip

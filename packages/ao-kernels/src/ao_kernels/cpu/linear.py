@@ -15,7 +15,7 @@ from ao_kernels.cpu.grids import grid_of
 from ao_kernels.cpu.library import isa, why_not
 from ao_kernels.cpu.tiles import ACTS, AFFINE, LAYOUTS, table_of
 
-__all__ = ["LINEAR_KERNELS", "accepts", "describe", "product_arguments", "tiles_linear"]
+__all__ = ["LINEAR_KERNELS", "describe", "product_arguments", "refuses", "tiles_linear"]
 
 #: dtypes of activations
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -31,7 +31,7 @@ def product_arguments(w: QTensor) -> tuple[tuple[Tensor | None, ...], tuple[int,
     grid, codes = grid_of(w.spec, w.stored_shape), codes_of(w.format)
     names = ("qdata", *AFFINE, "rowsum")
     tensors = (*(parts.get(name) for name in names), table_of(parts))
-    act_code = 0 if act is None else ACTS[act.dtype, act.zero]
+    act_code = 0 if act is None else ACTS[act.dtype, act.zero_point]
     return tensors, (grid.n, codes.bits, grid.group, grid.span, codes.kind, act_code)
 
 
@@ -39,12 +39,12 @@ def _product(w: QTensor) -> Callable[[Tensor, Tensor | None], Tensor]:
     """The product with one weight. Parts of a weight are written to, but never replaced."""
     op = torch.ops.ao_kernels.linear.default
     (*weight, table), numbers = product_arguments(w)
-    qdata, scale, scale_outer, zero, offset, offset_outer, rowsum = weight
+    qdata, scale, scale_outer, zero_point, offset, offset_outer, rowsum = weight
     n, bits, group, span, kind, act = numbers
 
     def product(x: Tensor, bias: Tensor | None) -> Tensor:
         return op(  # type: ignore[no-any-return]
-            x, qdata, scale, scale_outer, zero, offset, offset_outer, rowsum, table, bias,
+            x, qdata, scale, scale_outer, zero_point, offset, offset_outer, rowsum, table, bias,
             n, bits, group, span, kind, act,
         )  # fmt: skip
 
@@ -59,8 +59,8 @@ def tiles_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     return product(x, bias)
 
 
-def accepts(shape: str) -> Callable[[Call], str | None]:
-    """A kernel's `accepts`, for weights of a shape such as "(N, K)"."""
+def refuses(shape: str) -> Callable[[Call], str | None]:
+    """A kernel's `refuses`, for weights of a shape such as "(N, K)"."""
 
     def why_not_here(call: Call) -> str | None:
         if call.x_dtype not in DTYPES:
@@ -75,11 +75,11 @@ def accepts(shape: str) -> Callable[[Call], str | None]:
 def _in_tile_registers(call: Call) -> bool:
     """Whether the instruction set has registers that hold tiles, and they pay for such a call."""
     spec, codes = call.spec, codes_of(registry.dtypes.get(call.spec.dtype))
-    act = 0 if spec.act is None else ACTS[spec.act.dtype, spec.act.zero]
+    act = 0 if spec.act is None else ACTS[spec.act.dtype, spec.act.zero_point]
     group = grid_of(spec, call.weight_shape).group
     found: bool = torch.ops.ao_kernels.in_tile_registers(
         torch.tensor(codes.values), call.m, call.weight_shape[-1], group, codes.kind, act,
-        spec.zero != "none", call.x_dtype,
+        spec.zero_point != "none", call.x_dtype,
     )  # fmt: skip
     return found
 
@@ -99,7 +99,7 @@ def describe(call: Call) -> str:
 LINEAR_KERNELS = tuple(
     Kernel(
         f"{layout.name}_linear", "linear", layout.name, "cpu", tiles_linear, 50, why_not,
-        accepts("(N, K)"), describe,
+        refuses("(N, K)"), describe,
     )
     for layout in LAYOUTS
 )  # fmt: skip

@@ -15,7 +15,7 @@ from ao_core.numerics import (
     pack_unit,
     packed_size,
     qparams_of_range,
-    reach_of,
+    quant_max_of,
 )
 from ao_core.records import Call, DType, Kernel
 from ao_core.registry import registry
@@ -78,7 +78,7 @@ def quantize(x: Tensor, spec: Spec) -> Parts:
     shape = layout.blocked_shape(tuple(x.shape))
     matrix, fmt = _known(spec, tuple(x.shape), dtype)
     packs = _code_bits(spec, dtype) < 8
-    zero = None
+    zero_point = None
     grid = grid_shape(shape, spec.block)
     if isinstance(spec.scale_dtype, Spec):
         scale: Tensor = _nested_scale(x, spec, dtype, matrix, grid)
@@ -91,13 +91,13 @@ def quantize(x: Tensor, spec: Spec) -> Parts:
             _SCALES[spec.scale_dtype], MX_MODES.index(spec.option("mx_mode", "floor")), packs,
         )  # fmt: skip
         scale = scale.view(grid)
-        zero = zeros.view(grid) if spec.zero != "none" else None
+        zero_point = zeros.view(grid) if spec.zero_point != "none" else None
     qdata = codes.view(_stored_shape(spec, shape, dtype))
     parts = {
         "qdata": qdata.view(dtype.storage) if spec.layout == "plain" else qdata,
         "scale": scale,
     }
-    return parts if zero is None else {**parts, "zero": zero}
+    return parts if zero_point is None else {**parts, "zero_point": zero_point}
 
 
 def dequantize(parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -129,7 +129,7 @@ def _coded(
     scale = scale_values(parts["scale"]) if isinstance(spec.scale_dtype, Spec) else parts["scale"]
     packed = _code_bits(spec, dtype) < 8
     codes = parts["qdata"].view(torch.uint8)
-    return codes, scale, parts.get("zero"), fmt.table, *matrix, packed
+    return codes, scale, parts.get("zero_point"), fmt.table, *matrix, packed
 
 
 def _nested_scale(
@@ -138,8 +138,8 @@ def _nested_scale(
     """Scales that are quantized themselves: as `encode_reference`, from the magnitudes of the blocks."""
     assert isinstance(spec.scale_dtype, Spec)
     greatest = torch.ops.ao_kernels.block_absmax(x, *matrix).view(grid)
-    reach = reach_of(dtype, spec.block)
-    scale, _ = qparams_of_range(-greatest, greatest, dtype, reach=reach)
+    quant_max = quant_max_of(dtype, spec.block)
+    scale, _ = qparams_of_range(-greatest, greatest, dtype, quant_max=quant_max)
     # a block of zeros takes the least of the scales
     zeros = greatest == 0
     least = torch.where(zeros, torch.inf, scale).amin().nan_to_num(posinf=1.0)
@@ -163,30 +163,30 @@ def _stored_shape(spec: Spec, shape: tuple[int, ...], dtype: DType) -> tuple[int
 
 def _reach(spec: Spec, dtype: DType) -> float:
     """What the magnitude of a block is divided by: as `choose_qparams`."""
-    if spec.zero != "none":
+    if spec.zero_point != "none":
         return (dtype.max - dtype.min) * 0.5
     if spec.scale_dtype == "e8m0" and dtype.kind == "int":
         return max(1.0, dtype.max)
-    return reach_of(dtype, spec.block)
+    return quant_max_of(dtype, spec.block)
 
 
 def _zero_kind(spec: Spec, dtype: DType) -> int:
     """`ZeroKind` of csrc/cpu/quantize/kernels.h."""
-    if spec.zero == "float":
+    if spec.zero_point == "float":
         return 3 if dtype.kind == "float" else 2
-    return ("none", "int").index(spec.zero)
+    return ("none", "int").index(spec.zero_point)
 
 
-def _accepts(call: Call) -> str | None:
+def _refuses(call: Call) -> str | None:
     """What all three ops need."""
     if call.x_dtype not in ELEMENTS:
         return f"reads and writes float32, bfloat16 and float16, not {call.x_dtype}"
     if 0 in call.weight_shape:
         return "needs a tensor that is not empty"
-    if call.spec.zero == "scaled":
+    if call.spec.zero_point == "offset":
         return "takes zero points off before scaling, and this format has scaled ones"
     dtype = registry.dtypes.get(call.spec.dtype)
-    if dtype.kind == "table":
+    if dtype.kind == "codebook":
         return f"knows the values of each code beforehand, and those of {dtype.name} are learned"
     matrix = matrix_of(call.spec, call.weight_shape, dtype)
     if matrix is None or (matrix.block_n > 1 and matrix.block_k < _FEWEST_COLUMNS):
@@ -197,20 +197,20 @@ def _accepts(call: Call) -> str | None:
     return fmt if isinstance(fmt, str) else None
 
 
-def _accepts_quantize(call: Call) -> str | None:
-    if isinstance(call.spec.scale_dtype, Spec) and call.spec.zero != "none":
+def _refuses_quantize(call: Call) -> str | None:
+    if isinstance(call.spec.scale_dtype, Spec) and call.spec.zero_point != "none":
         return "has no zero points beside scales that are quantized themselves"
     if registry.dtypes.get(call.spec.dtype).min > 0:
         return "gives blocks of zeros the scale 1, which needs a format that has 0"
-    return _accepts(call)
+    return _refuses(call)
 
 
 CODE_KERNELS = tuple(
-    Kernel(f"cpu_{op}_{layout}", op, layout, "cpu", fn, 50, why_not, accepts)
-    for op, fn, accepts in (
-        ("quantize", quantize, _accepts_quantize),
-        ("dequantize", dequantize, _accepts),
-        ("error_sums", error_sums, _accepts),
+    Kernel(f"cpu_{op}_{layout}", op, layout, "cpu", fn, 50, why_not, refuses)
+    for op, fn, refuses in (
+        ("quantize", quantize, _refuses_quantize),
+        ("dequantize", dequantize, _refuses),
+        ("error_sums", error_sums, _refuses),
     )
     for layout in ("plain", "packed", "flat")
 )

@@ -32,7 +32,7 @@ ACTS = {
     ("f8e5m2", "none"): 4,
 }
 #: the parts that make values of the codes' ones, in the order of the ops
-AFFINE = ("scale", "scale_outer", "zero", "offset", "offset_outer")
+AFFINE = ("scale", "scale_outer", "zero_point", "offset", "offset_outer")
 
 
 def table_of(parts: Parts) -> Tensor:
@@ -62,23 +62,23 @@ class CpuTiles(Layout):
     name = "cpu_tiles"
     canonical = False
     canonical_name = "packed"
-    native_devices = ("cpu",)
+    auto_devices = ("cpu",)
     stacked = True
 
-    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+    def refuses(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         """None, or a sentence that says why the tiles cannot hold such a tensor."""
         bytes_only = self.canonical_name == "plain"
         if dtype.bits > 8 or (dtype.bits == 8) != bytes_only:
             wanted = "8 bits" if bytes_only else "1 to 7 bits"
             return f"holds codes of {wanted}, and {dtype.name} has {dtype.bits}"
-        if dtype.kind == "table":
+        if dtype.kind == "codebook":
             return f"has one table for all, and {dtype.name} one for each block"
         if len(shape) not in (2, 3) or 0 in shape:
             return f"needs a weight of 2 or 3 dimensions that is not empty, found {shape}"
         grid = grid_of(spec, shape)
         if grid.k >= 64 and 3 * grid.tiles * SIDE > 4 * grid.k:
             return f"pads groups to multiples of 16 columns, too much for groups of {grid.group}"
-        if spec.zero == "int" and codes_of(dtype).kind != 1:
+        if spec.zero_point == "int" and codes_of(dtype).kind != 1:
             return (
                 f"has integer zero points only of formats that count up by 1, not of {dtype.name}"
             )
@@ -96,11 +96,11 @@ class CpuTiles(Layout):
         table = torch.tensor(codes.values, dtype=torch.float32, device=packed.device)
         out["table"] = table.view(torch.int32).repeat(*shape[:-2], 1)
         out |= scale_parts("scale", parts["scale"], grid, shape)
-        if spec.zero == "scaled":
-            out |= scale_parts("offset", parts["zero"], grid, shape)
-        elif spec.zero != "none":
-            out["zero"] = to_tiles(parts["zero"], grid.block, grid, shape)
-        if spec.act is not None and spec.act.zero != "none":
+        if spec.zero_point == "offset":
+            out |= scale_parts("offset", parts["zero_point"], grid, shape)
+        elif spec.zero_point != "none":
+            out["zero_point"] = to_tiles(parts["zero_point"], grid.block, grid, shape)
+        if spec.act is not None and spec.act.zero_point != "none":
             out["rowsum"] = _row_sums(out, grid, codes)
         return out
 
@@ -113,10 +113,10 @@ class CpuTiles(Layout):
         storage = dtype.storage if self.canonical_name == "plain" else torch.uint8
         out = {"qdata": packed.view(storage)}
         out["scale"] = scale_of_parts("scale", parts, spec, grid, shape)
-        if spec.zero == "scaled":
-            out["zero"] = scale_of_parts("offset", parts, spec, grid, shape)
-        elif spec.zero != "none":
-            out["zero"] = from_tiles(parts["zero"], grid.block, grid)
+        if spec.zero_point == "offset":
+            out["zero_point"] = scale_of_parts("offset", parts, spec, grid, shape)
+        elif spec.zero_point != "none":
+            out["zero_point"] = from_tiles(parts["zero_point"], grid.block, grid)
         return out
 
 
@@ -137,7 +137,7 @@ def _unfit_act(act: Spec | None, dtype: DType) -> str | None:
     if act.is_static:
         return "chooses a scale of the activations for each token and call, and theirs is static"
     per_token = act.block in ((1, WHOLE), (WHOLE,))
-    if (act.dtype, act.zero) not in ACTS or act.scale_dtype != "float32" or not per_token:
+    if (act.dtype, act.zero_point) not in ACTS or act.scale_dtype != "float32" or not per_token:
         return (
             "quantizes activations per token, with a float32 scale, to int8, to uint8 with zero "
             f"points, f8e4m3 or f8e5m2, not {act}"

@@ -61,8 +61,8 @@ def _unfit_scale(spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None
     """Why the C++ code cannot take such scales."""
     if dtype.bits > 8:
         return None
-    if spec.zero != "none":
-        return f"has no zero points, and this format has zero={spec.zero!r}"
+    if spec.zero_point != "none":
+        return f"has no zero points, and this format has zero_point={spec.zero_point!r}"
     if spec.scale_dtype not in SCALES:
         return f"has scales in {', '.join(SCALES)}, not {spec.scale_dtype}"
     *rows, group = full_block(spec.block, shape)
@@ -74,7 +74,7 @@ def _unfit_scale(spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None
     return None
 
 
-def _accepts_linear(call: Call) -> str | None:
+def _refuses_linear(call: Call) -> str | None:
     dtype = registry.dtypes.get(call.spec.dtype)
     if dtype.name not in READ:
         return f"reads {', '.join(READ)}, not {dtype.name}"
@@ -90,7 +90,7 @@ def _accepts_linear(call: Call) -> str | None:
     return _unfit_scale(call.spec, call.weight_shape, dtype)
 
 
-def _accepts_dequantize(call: Call) -> str | None:
+def _refuses_dequantize(call: Call) -> str | None:
     dtype = registry.dtypes.get(call.spec.dtype)
     if call.x_dtype not in DTYPES:
         return f"writes float32, bfloat16 and float16, not {call.x_dtype}"
@@ -108,10 +108,10 @@ def _describe(call: Call) -> str:
 TWO_FOUR_KERNELS = (
     Kernel(
         "cpu_two_four_linear", "linear", "two_four", "cpu", two_four_linear, 50, why_not,
-        _accepts_linear, _describe,
+        _refuses_linear, _describe,
     ),
     Kernel(
         "cpu_dequantize_two_four", "dequantize", "two_four", "cpu", dequantize_two_four, 50, why_not,
-        _accepts_dequantize,
+        _refuses_dequantize,
     ),
 )  # fmt: skip

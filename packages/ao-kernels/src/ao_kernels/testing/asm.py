@@ -169,13 +169,13 @@ def _pair(kind: str) -> Callable[..., Words]:
     return pair
 
 
-def _pair_of_float8(mbits: int, least: int, reach: float) -> Callable[..., Words]:
+def _pair_of_float8(mbits: int, least: int, quant_max: float) -> Callable[..., Words]:
     """Codes of two numbers, the first in the upper byte; `least` is the exponent of the least normal one."""
 
     def code(words: Words) -> Words:
         with np.errstate(invalid="ignore"):
             values = np.atleast_1d(words).view(np.float32).astype(np.float64)
-        magnitude = np.minimum(np.abs(np.nan_to_num(values)), reach)
+        magnitude = np.minimum(np.abs(np.nan_to_num(values)), quant_max)
         exponent = np.where(magnitude == 0, least, np.frexp(magnitude)[1] - 1)
         exponent = np.maximum(exponent, least)
         steps = np.rint(np.ldexp(magnitude, mbits - exponent)).astype(np.uint32)

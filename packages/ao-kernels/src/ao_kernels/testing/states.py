@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ao_core import codebook_dtype, register, reopen
+from ao_core import lut_dtype, register, reopen
 from ao_core.numerics import companded_values, dynamic_values, unsigned_float_values
 from ao_core.registry import registry
 
@@ -22,4 +22,4 @@ def register_states() -> None:
     for name, values in _VALUES.items():
         if name not in registry.dtypes:
             reopen()
-            register(codebook_dtype(name, values))
+            register(lut_dtype(name, values))

@@ -42,24 +42,24 @@ REGIMES = (Regime(16, 4, 4), Regime(32, 4, 4), Regime(64, 8, 3), Regime(128, 8, 
 _ALIGNED = 16
 
 
-def regime_of(m: int, *, zero: bool = False) -> Regime:
+def regime_of(m: int, *, zero_point: bool = False) -> Regime:
     """The smallest regime that takes m rows in one block, or the largest.
 
     Zero points of weights are a product of their own after the loop: the last has too few registers for it.
     """
-    fitting = REGIMES[:-1] if zero else REGIMES
+    fitting = REGIMES[:-1] if zero_point else REGIMES
     return next((regime for regime in fitting if m <= regime.rows), fitting[-1])
 
 
-def rule(tiles: Tiling, m: int, processors: int, *, zero: bool) -> Setting:
+def rule(tiles: Tiling, m: int, processors: int, *, zero_point: bool) -> Setting:
     """What serves m rows where nothing was measured."""
-    regime = regime_of(m, zero=zero)
+    regime = regime_of(m, zero_point=zero_point)
     return Setting(*regime, splits_of(tiles, -(-m // regime.rows), processors))
 
 
-def settings_of(tiles: Tiling, m: int, processors: int, *, zero: bool) -> tuple[Setting, ...]:
+def settings_of(tiles: Tiling, m: int, processors: int, *, zero_point: bool) -> tuple[Setting, ...]:
     """What may serve any number of rows whose bucket is that of m."""
-    first = rule(tiles, bucket(m), processors, zero=zero)
+    first = rule(tiles, bucket(m), processors, zero_point=zero_point)
     return settings_around(first, tiles.tiles // FEWEST_TILES)
 
 
@@ -76,11 +76,11 @@ def case_of(
     `formats` are the dtype of activations and of weights, and the kind of zero points of these; `dtypes`
     those of scales and of the result; `sizes` m, n and k.
     """
-    (m, n, k), zero = sizes, formats[-1] != "none"
+    (m, n, k), zero_point = sizes, formats[-1] != "none"
     tiles, there = tiling(n, k, group), processors(device)
     problem = Problem("plane32_linear", (*formats, *dtypes, group), n, k, bucket(m))
-    first = rule(tiles, m, there, zero=zero)
-    return Case(problem, device, first, lambda: settings_of(tiles, m, there, zero=zero))
+    first = rule(tiles, m, there, zero_point=zero_point)
+    return Case(problem, device, first, lambda: settings_of(tiles, m, there, zero_point=zero_point))
 
 
 def constants(
@@ -91,7 +91,7 @@ def constants(
     scale_dtype: torch.dtype,
     arch: tuple[int, int],
     *,
-    zero: bool = False,
+    zero_point: bool = False,
     x_zero: bool = False,
     bias: bool = False,
     assembly: bool = True,
@@ -107,7 +107,7 @@ def constants(
         "OFFSET": how.offset,
         "FACTOR": how.factor,
         "SPLITS": splits,
-        "HAS_ZERO": zero,
+        "HAS_ZERO": zero_point,
         "HAS_X_ZERO": x_zero,
         "HAS_BIAS": bias,
         "EVEN_K": tiles.k % tiles.width == 0,
@@ -127,7 +127,7 @@ def plane32_linear(
     x_zero: Tensor | None,
     qdata: Tensor,
     scale: Tensor,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     sums: Tensor | None,
     bias: Tensor | None,
     n: int,
@@ -143,7 +143,7 @@ def plane32_linear(
         x_zero: uint8, of one or M elements.
         qdata: a part of the weight, see `Plane32`.
         scale: another.
-        zero: another, of uint4.
+        zero_point: another, of uint4.
         sums: another, where there is `x_zero`.
         bias: (n,).
         n: rows of the weight.
@@ -152,7 +152,7 @@ def plane32_linear(
         dtype: of the result: bfloat16, float16 or float32.
     """
     return launch(
-        codes, x_scale, x_zero, qdata, scale, zero, sums, bias, n, group, numbers, dtype
+        codes, x_scale, x_zero, qdata, scale, zero_point, sums, bias, n, group, numbers, dtype
     )  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def _(
     x_zero: Tensor | None,
     qdata: Tensor,
     scale: Tensor,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     sums: Tensor | None,
     bias: Tensor | None,
     n: int,
@@ -180,7 +180,7 @@ def launch(
     x_zero: Tensor | None,
     qdata: Tensor,
     scale: Tensor,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     sums: Tensor | None,
     bias: Tensor | None,
     n: int,
@@ -200,11 +200,11 @@ def launch(
     tiles = tiling(n, k, group)
     if setting is None:
         act = "f8e4m3" if codes.is_floating_point() else "int8" if x_zero is None else "uint8"
-        formats, dtypes = (act, numbers, zero_kind(zero)), (scale.dtype, dtype)
+        formats, dtypes = (act, numbers, zero_kind(zero_point)), (scale.dtype, dtype)
         setting = choose(
             case_of(formats, dtypes, (m, n, k), group, codes.device),
             lambda each: launch(
-                codes, x_scale, x_zero, qdata, scale, zero, sums, bias, n, group, numbers, dtype,
+                codes, x_scale, x_zero, qdata, scale, zero_point, sums, bias, n, group, numbers, dtype,
                 setting=each,
             ),
         )  # fmt: skip
@@ -214,16 +214,16 @@ def launch(
     with on_device(codes):
         x_MK = _padded((codes ^ 128).view(torch.int8) if x_zero is not None else codes)
         x_scale = _by_row(x_scale, m)
-        x_sums = out if zero is None else group_sums(x_MK, tiles, group, m)
+        x_sums = out if zero_point is None else group_sums(x_MK, tiles, group, m)
         partial, locks = scratch(out, places, splits, COLS * regime.rows)
         plane32.linear[(tiles.blocks, splits, row_blocks)](
             x_MK, x_scale, x_scale if x_zero is None else _by_row(x_zero, m), x_sums,
-            qdata, scale, scale if zero is None else zero, scale if sums is None else sums,
+            qdata, scale, scale if zero_point is None else zero_point, scale if sums is None else sums,
             out if bias is None else bias, out, partial, locks,
             m, n, x_MK.shape[1], x_MK.stride(0), tiles.tiles, -(-tiles.tiles // splits),
             **constants(
                 how, tiles, regime, splits, scale.dtype, capability(codes.device),
-                zero=zero is not None, x_zero=x_zero is not None, bias=bias is not None,
+                zero_point=zero_point is not None, x_zero=x_zero is not None, bias=bias is not None,
                 assembly=codes.is_cuda, early=early,
             ),
             **options(regime, regime.num_stages, early=early),

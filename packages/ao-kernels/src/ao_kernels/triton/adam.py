@@ -133,7 +133,7 @@ def _check(
     check_contiguous("adam_step in Triton", params, grads)
 
 
-def _accepts(call: Call) -> str | None:
+def _refuses(call: Call) -> str | None:
     if call.spec != _STATES[0]:
         return f"needs moments in {_STATES[0]}, found {call.spec}"
     if call.x_dtype not in _TYPES:
@@ -143,6 +143,6 @@ def _accepts(call: Call) -> str | None:
 
 ADAM_KERNELS = (
     Kernel(
-        "triton_adam_step", "adam_step", "flat", "cuda", adam_step, 50, why_not_float8, _accepts
+        "triton_adam_step", "adam_step", "flat", "cuda", adam_step, 50, why_not_float8, _refuses
     ),
 )

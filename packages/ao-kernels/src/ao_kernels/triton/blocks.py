@@ -48,10 +48,10 @@ def float_format(dtype: DType) -> FloatFormat | None:
     return found if isinstance(found, FloatFormat) else None
 
 
-def _accepts(call: Call) -> str | None:
+def _refuses(call: Call) -> str | None:
     spec, dtype = call.spec, registry.dtypes.get(call.spec.dtype)
     kind = kind_of(spec)
-    if kind is None or spec.zero != "none":
+    if kind is None or spec.zero_point != "none":
         return f"has scales in e8m0, in e4m3, and those with one in float32 for all, found {spec}"
     if float_format(dtype) is None and (spec.dtype, kind) != ("int8", "e8m0"):
         return f"gives floats of up to 8 bits, and int8 with scales in e8m0, found {spec}"
@@ -70,6 +70,6 @@ def _accepts(call: Call) -> str | None:
 
 BLOCK_KERNELS = (
     Kernel(
-        "triton_fake_quantize", "fake_quantize", "plain", "cuda", fake_quantize, 50, why_not, _accepts
+        "triton_fake_quantize", "fake_quantize", "plain", "cuda", fake_quantize, 50, why_not, _refuses
     ),
 )  # fmt: skip

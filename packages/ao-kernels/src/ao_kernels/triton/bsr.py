@@ -192,9 +192,9 @@ class BsrSorted(Layout):
     name = "bsr_sorted"
     canonical = False
     canonical_name = "bsr"
-    native_devices = ("cuda",)
+    auto_devices = ("cuda",)
 
-    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+    def refuses(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         """None, or a sentence that says why the product cannot take such a tensor."""
         if dtype.kind != "dense":
             return f"holds bf16, fp16 and fp32, not {dtype.name}"
@@ -234,7 +234,7 @@ def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-def _accepts(call: Call) -> str | None:
+def _refuses(call: Call) -> str | None:
     stored = registry.dtypes.get(call.spec.dtype).storage
     if call.x_dtype != stored:
         return f"needs activations in the dtype of the weight, {stored}, found {call.x_dtype}"
@@ -248,7 +248,7 @@ def _describe(call: Call) -> str:
 
 BSR_KERNELS = (
     Kernel(
-        "triton_bsr_sorted_linear", "linear", "bsr_sorted", "cuda", linear, 50, why_not, _accepts,
+        "triton_bsr_sorted_linear", "linear", "bsr_sorted", "cuda", linear, 50, why_not, _refuses,
         _describe,
     ),
 )  # fmt: skip

@@ -147,8 +147,8 @@ def floats(bits: int, mantissa: int, unit: float, element: str) -> str:
             if factor == 1:
                 out.put(first + j, found)
             else:  # -0 keeps the sign of 0
-                power, zero = out.constant(factor, element), out.constant(-0.0, element)
-                product = f"{out.make(found)}, {power}, {zero}"
+                power, zero_point = out.constant(factor, element), out.constant(-0.0, element)
+                product = f"{out.make(found)}, {power}, {zero_point}"
                 out.put(first + j, f"fma.rn.{SUFFIX[element]} {product}")
 
     return _decode(bits, decoder)

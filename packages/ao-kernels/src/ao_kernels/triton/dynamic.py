@@ -58,13 +58,13 @@ def _multiply(
     act = spec.act
     assert act is not None
     left, right = encode_parts(a, act, *qparams), encode_parts(b, spec)
-    codes, zero = left["qdata"], left.get("zero")
-    if zero is not None:
+    codes, zero_point = left["qdata"], left.get("zero_point")
+    if zero_point is not None:
         # the tensor cores want both signed: codes and zero points move down together
-        codes, zero = (codes ^ 128).view(torch.int8), zero.to(torch.int32) - 128
+        codes, zero_point = (codes ^ 128).view(torch.int8), zero_point.to(torch.int32) - 128
     out: Tensor = scaled_product(
         codes, right["qdata"], scale_to_float(left["scale"]), scale_to_float(right["scale"]),
-        _KINDS[act.block], _KINDS[spec.block], a.dtype, zero, bias, offs,
+        _KINDS[act.block], _KINDS[spec.block], a.dtype, zero_point, bias, offs,
         bool(spec.option("fast_accum", True)),
     )  # fmt: skip
     return out
@@ -105,26 +105,26 @@ def _by_expert(a: Tensor, b: Tensor, offs: Tensor | None, spec: Spec) -> Tensor:
     return out.reshape(*a.shape[:-1], b.shape[-2])
 
 
-def _accepts_float8(call: Call) -> str | None:
+def _refuses_float8(call: Call) -> str | None:
     spec, act = call.spec, call.spec.act
     if act is None or act.dtype not in _FLOAT8 or spec.dtype not in _FLOAT8:
         return f"needs both operands in float8, found {spec}"
-    if (act.zero, spec.zero) != ("none", "none"):
+    if (act.zero_point, spec.zero_point) != ("none", "none"):
         return f"has no zero points of float8, found {spec}"
     if reason := _refused(call, spec, act):
         return reason
     if spec.block == _TENSOR and call.op in _OF_TORCH:
         of_torch = registry.kernels.get(_OF_TORCH[call.op])
-        if of_torch.accepts(call) is None:
+        if of_torch.refuses(call) is None:
             return f"leaves scales of tensors to {of_torch.name}, which has cuBLAS"
     return None
 
 
-def _accepts_int8(call: Call) -> str | None:
+def _refuses_int8(call: Call) -> str | None:
     spec, act = call.spec, call.spec.act
-    if act is None or (act.dtype, act.zero) not in (("int8", "none"), ("uint8", "int")):
+    if act is None or (act.dtype, act.zero_point) not in (("int8", "none"), ("uint8", "int")):
         return f"needs activations in int8, or in uint8 with zero points, found {spec}"
-    if (spec.dtype, spec.zero) != ("int8", "none"):
+    if (spec.dtype, spec.zero_point) != ("int8", "none"):
         return f"needs weights in int8 without zero points, found {spec}"
     if _GROUP in (act.block, spec.block):
         return f"sums whole rows in int32, found {spec}"
@@ -182,14 +182,14 @@ def _code_dtype(spec: Spec) -> torch.dtype:
     return torch.int8 if stored == torch.uint8 else stored
 
 
-_Accepts = Callable[[Call], str | None]
+_Refuses = Callable[[Call], str | None]
 
 
 def _kernels(
-    numbers: str, available: Callable[[], str | None], accepts: _Accepts
+    numbers: str, unavailable: Callable[[], str | None], refuses: _Refuses
 ) -> tuple[Kernel, ...]:
     make = partial(
-        Kernel, layout="plain", device="cuda", priority=50, available=available, accepts=accepts,
+        Kernel, layout="plain", device="cuda", priority=50, unavailable=unavailable, refuses=refuses,
         describe=_describe,
     )  # fmt: skip
     return (
@@ -201,6 +201,6 @@ def _kernels(
 
 
 DYNAMIC_KERNELS = (
-    *_kernels("float8", why_not_float8, _accepts_float8),
-    *_kernels("int8", why_not, _accepts_int8),
+    *_kernels("float8", why_not_float8, _refuses_float8),
+    *_kernels("int8", why_not, _refuses_int8),
 )

@@ -36,22 +36,22 @@ def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
         rows = rows.masked_fill(lost, 0)
     left = encode_parts(rows, act, *static_qparams(w))
     out: Tensor = plane32_linear(
-        left["qdata"], scale_to_float(left["scale"]), left.get("zero"), parts["qdata"], parts["scale"],
-        parts.get("zero"), parts.get("sums"), bias,
+        left["qdata"], scale_to_float(left["scale"]), left.get("zero_point"), parts["qdata"], parts["scale"],
+        parts.get("zero_point"), parts.get("sums"), bias,
         n, full_block(w.spec.block, (n, k))[-1], w.spec.dtype, x.dtype,
     )  # fmt: skip
     out = out if lost is None else out.masked_fill(lost, torch.nan)
     return out.reshape(*x.shape[:-1], n)
 
 
-def _accepts_integers(call: Call) -> str | None:
+def _refuses_integers(call: Call) -> str | None:
     k = call.weight_shape[-1]
     if k >= _TOO_LONG and full_block(call.spec.block, call.weight_shape)[-1] >= k:
         return f"sums rows in int32, which {k} columns may pass; groups are summed in float32"
     return _refused(call, ("int8", "uint8"))
 
 
-def _accepts_float8(call: Call) -> str | None:
+def _refuses_float8(call: Call) -> str | None:
     return _refused(call, ("f8e4m3",))
 
 
@@ -72,7 +72,7 @@ def _describe(call: Call) -> str:
     spec, act, (n, k) = call.spec, call.spec.act, call.weight_shape
     assert act is not None  # accepted
     case = case_of(
-        (act.dtype, spec.dtype, spec.zero), (getattr(torch, str(spec.scale_dtype)), call.x_dtype),
+        (act.dtype, spec.dtype, spec.zero_point), (getattr(torch, str(spec.scale_dtype)), call.x_dtype),
         (max(call.m, 1), n, k), full_block(spec.block, (n, k))[-1], current_device(),
     )  # fmt: skip
     return f"activations as {act.dtype}, {described(case)}"
@@ -82,10 +82,10 @@ DYNAMIC4_LAYOUTS = (Plane32(),)
 DYNAMIC4_KERNELS = (
     Kernel(
         "triton_int8_int4_linear", "linear", "plane32", "cuda", linear, 50,
-        why_not, _accepts_integers, _describe,
+        why_not, _refuses_integers, _describe,
     ),
     Kernel(
         "triton_float8_int4_linear", "linear", "plane32", "cuda", linear, 50,
-        why_not_float8, _accepts_float8, _describe,
+        why_not_float8, _refuses_float8, _describe,
     ),
 )  # fmt: skip

@@ -45,7 +45,7 @@ def plane16_grouped_linear(
     x: Tensor,
     qdata: Tensor,
     scale: Tensor,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     table: Tensor,
     offs: Tensor,
     n: int,
@@ -59,9 +59,9 @@ def plane16_grouped_linear(
 
     Args:
         x: bfloat16 or float16.
-        qdata: as `Plane16` describes, with E in front; so `scale`, `zero` and `table`.
+        qdata: as `Plane16` describes, with E in front; so `scale`, `zero_point` and `table`.
         scale: of the weight.
-        zero: of the weight, or None.
+        zero_point: of the weight, or None.
         table: of the weight; that of the first expert is read.
         offs: int32 (E,), the row of x after each expert's last. Rows from offs[-1] on become 0; where
             offsets decrease or exceed M, what comes out is undefined, as nobody waits to look at them.
@@ -72,7 +72,7 @@ def plane16_grouped_linear(
         sparse: two of every four columns are kept.
         outer: float32 (E, 1), what all scales of a weight are multiplied by, or None.
     """
-    return launch(x, qdata, scale, zero, table, offs, n, k, group, numbers, sparse, outer)
+    return launch(x, qdata, scale, zero_point, table, offs, n, k, group, numbers, sparse, outer)
 
 
 @plane16_grouped_linear.register_fake
@@ -80,7 +80,7 @@ def _(
     x: Tensor,
     qdata: Tensor,
     scale: Tensor,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     table: Tensor,
     offs: Tensor,
     n: int,
@@ -97,7 +97,7 @@ def launch(
     x: Tensor,
     qdata: Tensor,
     scale: Tensor,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     table: Tensor,
     offs: Tensor,
     n: int,
@@ -126,14 +126,18 @@ def launch(
         splits = splits_of(tiles, row_blocks, processors(x.device))
     places, early = tiles.blocks * row_blocks, starts_early(x.device)
     with on_device(x):
-        sums = out if zero is None else group_sums(x, tiles, group, -(-m // 16) * 16 + regime.rows)
+        sums = (
+            out
+            if zero_point is None
+            else group_sums(x, tiles, group, -(-m // 16) * 16 + regime.rows)
+        )
         partial, locks = scratch(out, places, splits, COLS * regime.rows)
         kernels.linear[(tiles.blocks, splits, row_blocks)](
-            x, qdata, *grids(scale, outer, zero), table, sums, offs.contiguous(),
+            x, qdata, *grids(scale, outer, zero_point), table, sums, offs.contiguous(),
             out, partial, locks,
             m, n, k, experts, x.stride(0), sums.stride(0), tiles.tiles, -(-tiles.tiles // splits),
             **arguments(
-                x, fmt, tiles, regime, splits, scale, zero, outer, bias=False, early=early
+                x, fmt, tiles, regime, splits, scale, zero_point, outer, bias=False, early=early
             ),
             GROUPS=groups_of(experts), EARLY=early,
         )  # fmt: skip

@@ -80,7 +80,7 @@ def format_of(dtype: DType, *, sparse: bool = False) -> Format | str:
         return f"holds int4, not {dtype.name}"
     if dtype.bits > 8:
         return f"holds codes of up to 8 bits, and {dtype.name} has {dtype.bits}"
-    if dtype.kind == "table":
+    if dtype.kind == "codebook":
         return f"has one table for all, and {dtype.name} one for each block"
     codes = codes_of(dtype)
     make = partial(Format, codes.bits, codes.flip, codes.values)

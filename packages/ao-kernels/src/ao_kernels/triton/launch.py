@@ -134,15 +134,15 @@ def case_of(
     group: int,
     x_dtype: torch.dtype,
     scale: str,
-    zero: str,
+    zero_point: str,
     m: int,
     device: torch.device,
     *,
     sparse: bool,
 ) -> Case[Setting]:
-    """What settings are chosen for; `scale` as `scales.name_of` has it, `zero` "none", "int" or "float"."""
+    """What settings are chosen for; `scale` as in `scales.name_of`, `zero_point` "none", "int" or "float"."""
     kept = "2:4" if sparse else "dense"
-    facts = (numbers, kept, group, x_dtype, scale, zero)
+    facts = (numbers, kept, group, x_dtype, scale, zero_point)
     problem, there = (
         Problem("plane16_linear", facts, tiles.n, tiles.k, bucket(m)),
         processors(device),
@@ -150,9 +150,9 @@ def case_of(
     return Case(problem, device, rule(tiles, m, there), lambda: settings_of(tiles, m, there))
 
 
-def zero_kind(zero: Tensor | None) -> str:
+def zero_kind(zero_point: Tensor | None) -> str:
     """What tuning knows zero points by, as specs do: "none", "int" or "float"."""
-    return "none" if zero is None else "int" if zero.dtype == torch.uint8 else "float"
+    return "none" if zero_point is None else "int" if zero_point.dtype == torch.uint8 else "float"
 
 
 def described(case: Case[Setting]) -> str:
@@ -235,7 +235,7 @@ def arguments(
     regime: Regime,
     splits: int,
     scale: Tensor,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     outer: Tensor | None,
     *,
     bias: bool,
@@ -243,6 +243,7 @@ def arguments(
 ) -> dict[str, Any]:
     """What one weight's product and that of experts are launched with alike: `constants` and `options`."""
     return constants(
-        fmt, tiles, regime, splits, x.dtype, scale.dtype, None if zero is None else zero.dtype, bias,
+        fmt, tiles, regime, splits, x.dtype, scale.dtype,
+        None if zero_point is None else zero_point.dtype, bias,
         assembly=x.is_cuda, outer=outer is not None, sm80=capability(x.device) < (8, 9),
     ) | options(regime, stages_of(fmt, tiles, regime, shared_memory(x.device)), early=early)  # fmt: skip

@@ -35,7 +35,7 @@ def plane16_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     group = full_block(w.spec.block, (n, k))[-1]
     parts = w.parts
     out: Tensor = ops.plane16_linear(
-        x, parts["qdata"], parts["scale"], parts.get("zero"), parts["table"], bias,
+        x, parts["qdata"], parts["scale"], parts.get("zero_point"), parts["table"], bias,
         n, k, group, w.spec.dtype, _is_sparse(w.spec), parts.get("outer"),
     )  # fmt: skip
     return out
@@ -49,7 +49,7 @@ def plane16_grouped_linear(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor
     group = full_block(w.spec.block, (n, k))[-1]
     parts = w.parts
     out: Tensor = plane16_grouped_linear(
-        x.reshape(-1, k), parts["qdata"], parts["scale"], parts.get("zero"), parts["table"],
+        x.reshape(-1, k), parts["qdata"], parts["scale"], parts.get("zero_point"), parts["table"],
         ends_of(x, offs), n, k, group, w.spec.dtype, _is_sparse(w.spec), parts.get("outer"),
     )  # fmt: skip
     return out.reshape(*x.shape[:-1], n)
@@ -64,7 +64,7 @@ def plane16_dequantize(
     n, k = shape[-2:]
     group = full_block(spec.block, shape)[-1]
     out: Tensor = ops.plane16_dequantize(
-        parts["qdata"], parts["scale"], parts.get("zero"), parts["table"],
+        parts["qdata"], parts["scale"], parts.get("zero_point"), parts["table"],
         n, k, group, spec.dtype, dtype, _is_sparse(spec), parts.get("outer"),
     )  # fmt: skip
     return out
@@ -81,30 +81,30 @@ def plane16_embedding(ids: Tensor, w: QTensor) -> Tensor:
     (n, k), parts = w.stored_shape, w.parts
     group = full_block(w.spec.block, (n, k))[-1]
     out: Tensor = ops.plane16_embedding(
-        ids, parts["qdata"], parts["scale"], parts.get("zero"), parts["table"],
+        ids, parts["qdata"], parts["scale"], parts.get("zero_point"), parts["table"],
         n, k, group, w.spec.dtype, w.dtype, _is_sparse(w.spec), parts.get("outer"),
     )  # fmt: skip
     return out
 
 
-def _accepts_embedding(call: Call) -> str | None:
+def _refuses_embedding(call: Call) -> str | None:
     if call.x_dtype not in (torch.int32, torch.int64):
         return f"looks up by int32 and int64, not {call.x_dtype}"
     return None
 
 
-def _accepts_linear(call: Call) -> str | None:
+def _refuses_linear(call: Call) -> str | None:
     return _refused(call, call.m, "rows")
 
 
-def _accepts_grouped_linear(call: Call) -> str | None:
+def _refuses_grouped_linear(call: Call) -> str | None:
     return _refused(call, _rows_of_expert(call), "rows of an expert on average")
 
 
 def _refused(call: Call, rows: int, what: str) -> str | None:
     if call.x_dtype not in ELEMENTS:
         return f"needs activations in bfloat16 or float16, found {call.x_dtype}"
-    if rows > (most := MOST_ROWS[call.spec.zero]):
+    if rows > (most := MOST_ROWS[call.spec.zero_point]):
         return f"is for up to {most} {what}, found {rows}: decoding once is cheaper"
     return None
 
@@ -114,7 +114,7 @@ def _rows_of_expert(call: Call) -> int:
     return -(-call.m // call.weight_shape[0])
 
 
-def _accepts_dequantize(call: Call) -> str | None:
+def _refuses_dequantize(call: Call) -> str | None:
     if call.x_dtype not in (*ELEMENTS, torch.float32):
         return f"writes float32, bfloat16 and float16, not {call.x_dtype}"
     return None
@@ -126,7 +126,15 @@ def _describe(call: Call) -> str:
     scale = spec.scale_dtype if isinstance(spec.scale_dtype, str) else "e4m3 twice"
     tiles = tiling(n, k, group, known(registry.dtypes.get(spec.dtype), sparse=sparse))
     case = case_of(
-        spec.dtype, tiles, group, call.x_dtype, scale, spec.zero, m, current_device(), sparse=sparse
+        spec.dtype,
+        tiles,
+        group,
+        call.x_dtype,
+        scale,
+        spec.zero_point,
+        m,
+        current_device(),
+        sparse=sparse,
     )
     return f"{described(case)}, sums in float32"
 
@@ -142,28 +150,28 @@ PLANE16_KERNELS = (
     *(
         Kernel(
             f"triton_{layout.name}_linear", "linear", layout.name, "cuda", plane16_linear, 50,
-            why_not, _accepts_linear, _describe,
+            why_not, _refuses_linear, _describe,
         )
         for layout in LAYOUTS
     ),
     *(
         Kernel(
             f"triton_{layout.name}_grouped_linear", "grouped_linear", layout.name, "cuda",
-            plane16_grouped_linear, 50, why_not, _accepts_grouped_linear, _describe_grouped,
+            plane16_grouped_linear, 50, why_not, _refuses_grouped_linear, _describe_grouped,
         )
         for layout in LAYOUTS
     ),
     *(
         Kernel(
             f"triton_{layout.name}_embedding", "embedding", layout.name, "cuda",
-            plane16_embedding, 50, why_not, _accepts_embedding,
+            plane16_embedding, 50, why_not, _refuses_embedding,
         )
         for layout in LAYOUTS
     ),
     *(
         Kernel(
             f"triton_{layout.name}_dequantize", "dequantize", layout.name, "cuda",
-            plane16_dequantize, 50, why_not, _accepts_dequantize,
+            plane16_dequantize, 50, why_not, _refuses_dequantize,
         )
         for layout in LAYOUTS
     ),

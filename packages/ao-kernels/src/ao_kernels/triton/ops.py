@@ -32,7 +32,7 @@ def plane16_linear(
     x: Tensor,
     qdata: Tensor,
     scale: Tensor,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     table: Tensor,
     bias: Tensor | None,
     n: int,
@@ -47,7 +47,9 @@ def plane16_linear(
     `numbers` is the name of the weight's format; `sparse`, two of every four columns are kept; `outer` [1]
     is the scale of the scales where they have one.
     """
-    return launch_linear(x, qdata, scale, zero, table, bias, n, k, group, numbers, sparse, outer)
+    return launch_linear(
+        x, qdata, scale, zero_point, table, bias, n, k, group, numbers, sparse, outer
+    )
 
 
 @plane16_linear.register_fake
@@ -55,7 +57,7 @@ def _(
     x: Tensor,
     qdata: Tensor,
     scale: Tensor,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     table: Tensor,
     bias: Tensor | None,
     n: int,
@@ -72,7 +74,7 @@ def _(
 def plane16_dequantize(
     qdata: Tensor,
     scale: Tensor,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     table: Tensor,
     n: int,
     k: int,
@@ -91,9 +93,9 @@ def plane16_dequantize(
     out = qdata.new_empty((*experts, n, k), dtype=dtype)
     with on_device(qdata):
         plane16.dequantize[(tiles.blocks, tiles.tiles, experts.numel())](
-            qdata, *grids(scale, outer, zero), table, out, n, k, tiles.tiles,
+            qdata, *grids(scale, outer, zero_point), table, out, n, k, tiles.tiles,
             COLS, fmt.words, tiles.planes, tiles.plane, tiles.chain, fmt.order, fmt.sparse,
-            KINDS.get(scale.dtype), outer is not None, zero is not None,
+            KINDS.get(scale.dtype), outer is not None, zero_point is not None,
         )  # fmt: skip
     return out
 
@@ -102,7 +104,7 @@ def plane16_dequantize(
 def _(
     qdata: Tensor,
     scale: Tensor,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     table: Tensor,
     n: int,
     k: int,
@@ -120,7 +122,7 @@ def plane16_embedding(
     ids: Tensor,
     qdata: Tensor,
     scale: Tensor,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     table: Tensor,
     n: int,
     k: int,
@@ -140,10 +142,10 @@ def plane16_embedding(
         return out
     with on_device(qdata):
         plane16.embedding[(-(-ids.numel() // IDS), tiles.tiles)](
-            ids.contiguous(), qdata, *grids(scale, outer, zero), table, out,
+            ids.contiguous(), qdata, *grids(scale, outer, zero_point), table, out,
             ids.numel(), n, k, tiles.tiles, IDS, COLS, fmt.words, tiles.planes, tiles.plane,
             tiles.chain, fmt.order, fmt.sparse, KINDS.get(scale.dtype), outer is not None,
-            zero is not None,
+            zero_point is not None,
         )  # fmt: skip
     return out
 
@@ -153,7 +155,7 @@ def _(
     ids: Tensor,
     qdata: Tensor,
     scale: Tensor,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     table: Tensor,
     n: int,
     k: int,
@@ -170,7 +172,7 @@ def launch_linear(
     x: Tensor,
     qdata: Tensor,
     scale: Tensor,
-    zero: Tensor | None,
+    zero_point: Tensor | None,
     table: Tensor,
     bias: Tensor | None,
     n: int,
@@ -196,10 +198,10 @@ def launch_linear(
         setting = choose(
             case_of(
                 numbers, tiles, group, x.dtype, name_of(scale.dtype, outer=outer is not None),
-                zero_kind(zero), m, x.device, sparse=sparse,
+                zero_kind(zero_point), m, x.device, sparse=sparse,
             ),
             lambda each: launch_linear(
-                x, qdata, scale, zero, table, bias, n, k, group, numbers, sparse, outer,
+                x, qdata, scale, zero_point, table, bias, n, k, group, numbers, sparse, outer,
                 splits=each.splits, regime=each.regime,
             ),
         )  # fmt: skip
@@ -208,14 +210,16 @@ def launch_linear(
     row_blocks = -(-m // regime.rows)
     places, early = tiles.blocks * row_blocks, starts_early(x.device)
     with on_device(x):
-        sums = out if zero is None else group_sums(x_MK, tiles, group, row_blocks * regime.rows)
+        sums = (
+            out if zero_point is None else group_sums(x_MK, tiles, group, row_blocks * regime.rows)
+        )
         partial, locks = scratch(out, places, splits, COLS * regime.rows)
         plane16.linear[(tiles.blocks, splits, row_blocks)](
-            x_MK, qdata, *grids(scale, outer, zero), table, sums,
+            x_MK, qdata, *grids(scale, outer, zero_point), table, sums,
             out if bias is None else bias, out, partial, locks,
             m, n, k, x_MK.stride(0), sums.stride(0), tiles.tiles, -(-tiles.tiles // splits),
             **arguments(
-                x, fmt, tiles, regime, splits, scale, zero, outer, bias=bias is not None, early=early
+                x, fmt, tiles, regime, splits, scale, zero_point, outer, bias=bias is not None, early=early
             ),
             **ahead(regime, early=early),
         )  # fmt: skip
@@ -223,8 +227,8 @@ def launch_linear(
 
 
 def grids(
-    scale: Tensor, outer: Tensor | None, zero: Tensor | None
+    scale: Tensor, outer: Tensor | None, zero_point: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What kernels take of scales and zero points; any tensor can stand where there is none."""
     by = scale.view(torch.uint8) if scale.dtype in KINDS else scale
-    return by, by if outer is None else outer, by if zero is None else zero
+    return by, by if outer is None else outer, by if zero_point is None else zero_point

@@ -88,19 +88,19 @@ class Plane16(Layout):
     name = "plane16"
     canonical = False
     canonical_name = "packed"
-    native_devices = ("cuda",)
+    auto_devices = ("cuda",)
     stacked = True
     #: whether two of every four columns have codes
     sparse = False
 
-    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+    def refuses(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         """None, or a sentence that says why the planes cannot hold such a tensor."""
         fmt = format_of(dtype, sparse=self.sparse)
         if isinstance(fmt, str):
             return fmt
-        if spec.zero == "scaled":
+        if spec.zero_point == "offset":
             return "has zero points in the domain of codes, not scaled ones"
-        if (spec.zero != "none") != (fmt.offset != 0):
+        if (spec.zero_point != "none") != (fmt.offset != 0):
             return f"has zero points of unsigned integers, and only with them, found {spec}"
         if spec.act is not None:
             return "its product does not quantize activations"
@@ -139,8 +139,8 @@ class Plane16(Layout):
         if fmt.spread:
             words = spread_bits(words)
         out = {"qdata": words, **to_scales(parts["scale"], tiles)}
-        if "zero" in parts:
-            out["zero"] = to_blocks(parts["zero"], tiles)
+        if "zero_point" in parts:
+            out["zero_point"] = to_blocks(parts["zero_point"], tiles)
         return {**out, "table": fmt.table().to(words.device)}
 
     def unpack_matrix(
@@ -154,12 +154,12 @@ class Plane16(Layout):
         planes = unpack_words(words.permute(0, 1, 3, 4, 2), fmt.bits)
         codes = planes.permute(0, 2, 1, 4, 3).reshape(tiles.blocks * COLS, -1)
         codes = codes[: tiles.n, : tiles.k].contiguous() ^ fmt.flip
-        zero = parts.get("zero")
+        zero_point = parts.get("zero_point")
         packed = pack_bits(codes, fmt.bits)
         return make_parts(
             packed.view(dtype.storage) if self.canonical_name == "plain" else packed,
             from_scales(parts, spec, tiles),
-            None if zero is None else from_blocks(zero, spec, tiles),
+            None if zero_point is None else from_blocks(zero_point, spec, tiles),
         )
 
 
@@ -169,11 +169,11 @@ class Plane16Bytes(Plane16):
     name = "plane16_bytes"
     canonical_name = "plain"
 
-    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+    def refuses(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         """None, or a sentence that says why the planes cannot hold such a tensor."""
         if dtype.bits != 8:
             return f"holds codes of 8 bits, and {dtype.name} has {dtype.bits}"
-        return super().fits(spec, shape, dtype)
+        return super().refuses(spec, shape, dtype)
 
 
 LAYOUTS = (Plane16(), Plane16Bytes())

@@ -82,16 +82,20 @@ class Plane32(Layout):
     name = "plane32"
     canonical = False
     canonical_name = "packed"
-    native_devices = ("cuda",)
+    auto_devices = ("cuda",)
 
-    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+    def refuses(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         """None, or a sentence that says why the planes cannot hold such a tensor."""
         act = spec.act
         if act is None:
             return "is for products whose activations are quantized, found none in the format"
-        if (act.dtype, act.zero) not in ACTS:
+        if (act.dtype, act.zero_point) not in ACTS:
             return f"is for activations in int8, uint8 with zero points, or f8e4m3, found {act}"
-        if (dtype.name, spec.zero) not in (("int4", "none"), ("uint4", "int"), ("uint4", "float")):
+        if (dtype.name, spec.zero_point) not in (
+            ("int4", "none"),
+            ("uint4", "int"),
+            ("uint4", "float"),
+        ):
             return f"holds int4, and uint4 with zero points, found {spec}"
         if spec.scale_dtype not in ("float32", "bfloat16", "float16"):
             return f"needs scales in float32, bfloat16 or float16, found {spec.scale_dtype}"
@@ -111,14 +115,14 @@ class Plane32(Layout):
         cut = (tiles.blocks, COLS, tiles.tiles, PLANES // 2, 2, PLANE // 4, 4)
         planes = pad(how.turn(codes), tiles.blocks * COLS, tiles.tiles * tiles.width).view(cut)
         nibbles = planes.permute(0, 2, 1, 5, 3, 6, 4).reshape(-1, PLANES)
-        zero = parts.get("zero")
+        zero_point = parts.get("zero_point")
         out = make_parts(
             pack_bits(nibbles, 4).view(torch.int32).view(tiles.blocks, tiles.tiles, COLS, PLANE),
             to_blocks(parts["scale"], tiles),
-            None if zero is None else to_blocks(zero, tiles),
+            None if zero_point is None else to_blocks(zero_point, tiles),
         )
-        if spec.act is not None and spec.act.zero != "none":
-            sums = _row_sums(codes, parts["scale"], zero, full_block(spec.block, shape)[-1])
+        if spec.act is not None and spec.act.zero_point != "none":
+            sums = _row_sums(codes, parts["scale"], zero_point, full_block(spec.block, shape)[-1])
             out["sums"] = pad(sums[:, None], tiles.blocks * COLS, 1).view(tiles.blocks, COLS)
         return out
 
@@ -129,11 +133,11 @@ class Plane32(Layout):
         cut = (tiles.blocks, tiles.tiles, COLS, PLANE // 4, PLANES // 2, 4, 2)
         codes = nibbles.view(cut).permute(0, 2, 1, 4, 6, 3, 5).reshape(tiles.blocks * COLS, -1)
         codes = how.turn(codes[: tiles.n, : tiles.k].contiguous())
-        zero = parts.get("zero")
+        zero_point = parts.get("zero_point")
         return make_parts(
             pack_bits(codes, 4),
             from_blocks(parts["scale"], spec, tiles),
-            None if zero is None else from_blocks(zero, spec, tiles),
+            None if zero_point is None else from_blocks(zero_point, spec, tiles),
         )
 
 
@@ -147,11 +151,11 @@ def _stored(spec: Spec) -> Stored:
     return stored(spec.dtype, integers=spec.act.dtype != "f8e4m3")
 
 
-def _row_sums(codes: Tensor, scale: Tensor, zero: Tensor | None, group: int) -> Tensor:
+def _row_sums(codes: Tensor, scale: Tensor, zero_point: Tensor | None, group: int) -> Tensor:
     """float32 (N,): sums of the values of rows, of int4 where there are no zero points."""
     (n, k), groups = codes.shape, scale.shape[1]
     # int4 in offset binary is unsigned, around 8
-    unsigned, middle = (codes, zero.double()) if zero is not None else (codes ^ 8, 8)
+    unsigned, middle = (codes, zero_point.double()) if zero_point is not None else (codes ^ 8, 8)
     padded = pad(unsigned, n, groups * group).view(n, groups, -1)
     counts = torch.full((groups,), padded.shape[-1], device=codes.device)
     counts[-1] += k - counts.sum()

@@ -27,9 +27,9 @@ def _parts(
     from ao_kernels.triton.rows import row_codes
 
     shape = x.shape
-    codes, scale, zero = row_codes(x.reshape(-1, shape[-1]), other, spec.dtype, source, eps)
+    codes, scale, zero_point = row_codes(x.reshape(-1, shape[-1]), other, spec.dtype, source, eps)
     grid = (*shape[:-1], 1)
-    points = zero.reshape(grid) if spec.zero == "int" else None
+    points = zero_point.reshape(grid) if spec.zero_point == "int" else None
     return make_parts(codes.reshape(shape), scale.reshape(grid), points)
 
 
@@ -48,11 +48,11 @@ def silu_mul_quantize(gate: Tensor, up: Tensor, spec: Spec) -> Parts:
     return _parts(gate, spec, "silu_mul", up.reshape(-1, up.shape[-1]))
 
 
-def _accepts(call: Call, formats: tuple[str, ...]) -> str | None:
+def _refuses(call: Call, formats: tuple[str, ...]) -> str | None:
     spec = call.spec
     if spec.dtype not in formats or spec.scale_dtype != "float32":
         return f"gives {' and '.join(formats)} with scales in float32, found {spec}"
-    if spec.zero != ("int" if spec.dtype == "uint8" else "none"):
+    if spec.zero_point != ("int" if spec.dtype == "uint8" else "none"):
         return f"has zero points of uint8, and only those, found {spec}"
     if spec.block != (1, WHOLE):
         return f"needs one scale per row, found {spec}"
@@ -65,13 +65,13 @@ def _accepts(call: Call, formats: tuple[str, ...]) -> str | None:
     return None
 
 
-def _kernels(numbers: str, formats: tuple[str, ...], available: Any) -> tuple[Kernel, ...]:
-    def accepts(call: Call) -> str | None:
-        return _accepts(call, formats)
+def _kernels(numbers: str, formats: tuple[str, ...], unavailable: Any) -> tuple[Kernel, ...]:
+    def refuses(call: Call) -> str | None:
+        return _refuses(call, formats)
 
     # before the cast of tiles, which reads rows twice
     return tuple(
-        Kernel(f"triton_{numbers}_{op}", op, "plain", "cuda", fn, 51, available, accepts)
+        Kernel(f"triton_{numbers}_{op}", op, "plain", "cuda", fn, 51, unavailable, refuses)
         for op, fn in (
             ("quantize", quantize),
             ("rms_norm_quantize", rms_norm_quantize),

@@ -37,9 +37,9 @@ def quantize_both(x: Tensor, spec: Spec) -> tuple[Parts, Parts]:
     return {"qdata": codes, "scale": scale}, {"qdata": codes_t, "scale": scale_t}
 
 
-def _accepts(call: Call) -> str | None:
+def _refuses(call: Call) -> str | None:
     spec = call.spec
-    if spec.dtype not in STORAGE or (spec.scale_dtype, spec.zero) != ("float32", "none"):
+    if spec.dtype not in STORAGE or (spec.scale_dtype, spec.zero_point) != ("float32", "none"):
         return f"casts to f8e4m3 and f8e5m2 with scales in float32 and no zero points, found {spec}"
     if spec.option("scale_rule", "absmax") != "absmax":
         return f"follows the largest magnitude, found {dict(spec.options)}"
@@ -53,6 +53,6 @@ def _accepts(call: Call) -> str | None:
 
 
 CAST_KERNELS = tuple(
-    Kernel(f"triton_{op}_plain", op, "plain", "cuda", fn, 50, why_not_float8, _accepts)
+    Kernel(f"triton_{op}_plain", op, "plain", "cuda", fn, 50, why_not_float8, _refuses)
     for op, fn in (("quantize", quantize_plain), ("quantize_both", quantize_both))
 )

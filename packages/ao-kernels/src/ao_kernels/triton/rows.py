@@ -39,7 +39,7 @@ def settings(numbers: str, source: str, dtype: torch.dtype, *, assembly: bool) -
         "FORMAT": {"f8e4m3": tl.float8e4nv, "f8e5m2": tl.float8e5}.get(numbers),
         "MBITS": 3 if numbers == "f8e4m3" else 2,
         # half of the steps that the range of a row with a zero point has
-        "REACH": 127.5 if numbers == "uint8" else registry.dtypes.get(numbers).reach,
+        "REACH": 127.5 if numbers == "uint8" else registry.dtypes.get(numbers).quant_max,
         "DIVIDE": divide() if assembly else None,
         "SATURATE": divide(saturating=True, sm80=not float8) if assembly else None,
         "REFINE": refine() if assembly else None,
@@ -66,7 +66,7 @@ def row_codes(
     from ao_kernels.triton.kernels import rows
 
     x = x if x.stride(1) == 1 else x.contiguous()
-    (m, k), (codes, scale, zero), stride = x.shape, _outputs(x, numbers), 0
+    (m, k), (codes, scale, zero_point), stride = x.shape, _outputs(x, numbers), 0
     if source == "silu_mul":
         assert other is not None
         other = other if other.stride(1) == 1 else other.contiguous()
@@ -77,10 +77,10 @@ def row_codes(
     held, cols, warps = launch_shape(k)
     with on_device(x):
         rows.quantize_rows[(-(-m // held),)](
-            x, x if other is None else other, codes, scale, zero, m, k, x.stride(0), stride, eps, held,
+            x, x if other is None else other, codes, scale, zero_point, m, k, x.stride(0), stride, eps, held,
             cols, **settings(numbers, source, x.dtype, assembly=x.is_cuda), num_warps=warps, num_stages=1,
         )  # fmt: skip
-    return codes, scale, zero
+    return codes, scale, zero_point
 
 
 @row_codes.register_fake

@@ -104,7 +104,7 @@ def constants(
     *,
     integers: bool,
     promote: bool = False,
-    zero: bool = False,
+    zero_point: bool = False,
     bias: bool = False,
     groups: int = 0,
     tma: bool = True,
@@ -121,7 +121,7 @@ def constants(
         "A_SCALES": kinds[0],
         "B_SCALES": kinds[1],
         "PROMOTE": promote,
-        "HAS_ZERO": zero,
+        "HAS_ZERO": zero_point,
         "HAS_BIAS": bias,
         "GROUPS": groups,
         "TMA": tma,
@@ -137,7 +137,7 @@ def scaled_product(
     a_scales: str,
     b_scales: str,
     dtype: torch.dtype,
-    zero: Tensor | None = None,
+    zero_point: Tensor | None = None,
     bias: Tensor | None = None,
     offs: Tensor | None = None,
     fast_accum: bool = True,
@@ -153,7 +153,7 @@ def scaled_product(
         a_scales: "one", "row" or "block".
         b_scales: "one", "row", and beside "block" that or "square".
         dtype: of the result: bfloat16, float16 or float32.
-        zero: int32 (1, 1) or (M, 1), the code of a that stands for 0; of int8 alone.
+        zero_point: int32 (1, 1) or (M, 1), the code of a that stands for 0; of int8 alone.
         bias: (N,).
         offs: int32 (E,), the row of a after each expert's last. Rows from offs[-1] on become 0; where offsets
             decrease or exceed M, what comes out is undefined, as nobody waits to look at them.
@@ -163,7 +163,7 @@ def scaled_product(
         (M, N).
     """
     return launch(
-        a, b, a_scale, b_scale, a_scales, b_scales, dtype, zero, bias, offs, fast_accum
+        a, b, a_scale, b_scale, a_scales, b_scales, dtype, zero_point, bias, offs, fast_accum
     )  # fmt: skip
 
 
@@ -176,7 +176,7 @@ def _(
     a_scales: str,
     b_scales: str,
     dtype: torch.dtype,
-    zero: Tensor | None = None,
+    zero_point: Tensor | None = None,
     bias: Tensor | None = None,
     offs: Tensor | None = None,
     fast_accum: bool = True,
@@ -192,7 +192,7 @@ def launch(
     a_scales: str,
     b_scales: str,
     dtype: torch.dtype,
-    zero: Tensor | None = None,
+    zero_point: Tensor | None = None,
     bias: Tensor | None = None,
     offs: Tensor | None = None,
     fast_accum: bool = True,
@@ -218,7 +218,7 @@ def launch(
         regime = choose(
             case,
             lambda each: launch(
-                a, b, a_scale, b_scale, a_scales, b_scales, dtype, zero, bias, offs, fast_accum,
+                a, b, a_scale, b_scale, a_scales, b_scales, dtype, zero_point, bias, offs, fast_accum,
                 regime=each, tma=tma,
             ),
         )  # fmt: skip
@@ -228,8 +228,8 @@ def launch(
         if b_scales == "block":  # as the kernel reads them, without looking where the rows end
             b_scale = F.pad(b_scale.t(), (0, -n % STEP))
         zero_M = sums = a_scale
-        if zero is not None:
-            zero_M, sums = zero.expand(m, 1).contiguous(), b.sum(1, dtype=torch.int32)
+        if zero_point is not None:
+            zero_M, sums = zero_point.expand(m, 1).contiguous(), b.sum(1, dtype=torch.int32)
         scaled.product[(row_tiles * -(-n // regime.cols),)](
             _operand(a, regime.rows, tma), _operand(b, regime.cols, tma),
             a_scale.contiguous(), b_scale.contiguous(), zero_M, sums,
@@ -237,7 +237,7 @@ def launch(
             m, n, k, a.stride(0), b.stride(0), row_tiles, experts,
             **constants(
                 regime, (a_scales, b_scales), integers=integers, promote=promote,
-                zero=zero is not None, bias=bias is not None,
+                zero_point=zero_point is not None, bias=bias is not None,
                 groups=0 if offs is None else 1 << experts.bit_length(), tma=tma,
             ),
             num_warps=regime.num_warps, num_stages=regime.num_stages,

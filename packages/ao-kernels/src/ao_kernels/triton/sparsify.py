@@ -198,7 +198,7 @@ def quantize_two_four(x: Tensor, spec: Spec) -> Parts:
     return {"qdata": values.view(*lead, -1), "index": index.view(*lead, -1)}
 
 
-def _accepts_quantize(call: Call) -> str | None:
+def _refuses_quantize(call: Call) -> str | None:
     stored = registry.dtypes.get(call.spec.dtype).storage
     if stored not in _INPUTS:
         return f"stores bfloat16 and float16, not {call.spec.dtype}"
@@ -211,7 +211,7 @@ def _accepts_quantize(call: Call) -> str | None:
     return None
 
 
-def _accepts_tiles(call: Call) -> str | None:
+def _refuses_tiles(call: Call) -> str | None:
     if call.x_dtype not in _INPUTS:
         return f"reads bfloat16 and float16, not {call.x_dtype}"
     if len(call.x_shape) != 2 or 0 in call.x_shape:
@@ -228,9 +228,9 @@ SPARSIFY_KERNELS = (
         quantize_two_four,
         50,
         why_not,
-        _accepts_quantize,
+        _refuses_quantize,
     ),
     Kernel(
-        "triton_tile_mask", "tile_mask", "two_four", "cuda", tile_mask, 50, why_not, _accepts_tiles
+        "triton_tile_mask", "tile_mask", "two_four", "cuda", tile_mask, 50, why_not, _refuses_tiles
     ),
 )

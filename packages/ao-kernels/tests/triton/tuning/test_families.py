@@ -32,16 +32,16 @@ def test_planes(numbers):
                 assert all(1 <= each.splits <= tiles.tiles for each in found)
 
 
-@pytest.mark.parametrize("zero", [False, True])
-def test_planes_beside_activations_in_8_bits(zero):
+@pytest.mark.parametrize("zero_point", [False, True])
+def test_planes_beside_activations_in_8_bits(zero_point):
     for n in WIDTHS:
         for k in WIDTHS:
             tiles = plane32.tiling(n, k, 128)
             for m in ROWS:
-                found = act8.settings_of(tiles, m, 132, zero=zero)
-                assert act8.rule(tiles, m, 132, zero=zero) in found
+                found = act8.settings_of(tiles, m, 132, zero_point=zero_point)
+                assert act8.rule(tiles, m, 132, zero_point=zero_point) in found
                 assert len(set(found)) == len(found) <= 4
-                assert found == act8.settings_of(tiles, bucket(m), 132, zero=zero)
+                assert found == act8.settings_of(tiles, bucket(m), 132, zero_point=zero_point)
 
 
 def test_blocks():
@@ -83,7 +83,7 @@ def test_explain_says_what_serves_and_why():
     assert described("triton_plane16_linear", planes, (4096, 4096), 1) == (
         "blocks of 16 rows, 4 for each sum, 4 stages (rule), sums in float32"
     )
-    both = Spec("int4", (1, 32), layout="plane32", act=Spec("uint8", (1, WHOLE), zero="int"))
+    both = Spec("int4", (1, 32), layout="plane32", act=Spec("uint8", (1, WHOLE), zero_point="int"))
     assert described("triton_int8_int4_linear", both, (4096, 4096), 200) == (
         "activations as uint8, blocks of 128 rows, 2 for each sum, 3 stages (rule)"
     )
@@ -102,9 +102,9 @@ def test_the_problem_that_is_explained_is_the_one_that_is_launched(monkeypatch):
         launch, "find", lambda case: (found.append(case.problem), (case.rule, "rule"))[1]
     )
     zeros = {"none": None, "int": torch.uint8, "float": torch.bfloat16}
-    for zero, dtype in zeros.items():
-        numbers = "int4" if zero == "none" else "uint4"
-        spec = Spec(numbers, (1, 64), "bfloat16", zero, layout="plane16")
+    for zero_point, dtype in zeros.items():
+        numbers = "int4" if zero_point == "none" else "uint4"
+        spec = Spec(numbers, (1, 64), "bfloat16", zero_point, layout="plane16")
         described("triton_plane16_linear", spec, (512, 1024), 3)
         tiles = tiling(512, 1024, 64, known(registry.dtypes.get(numbers)))
         bf16 = torch.bfloat16

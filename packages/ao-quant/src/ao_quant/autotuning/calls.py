@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ao_core.samples import Sample, answer, evaluating, tensor_of
-from ao_core.targets import Plan as Entry
+from ao_core.targets import Decision
 
 __all__ = ["Use", "Uses", "bound", "record"]
 
@@ -47,7 +47,7 @@ class Use:
 Uses = tuple[Use, ...]
 
 
-def record(model: nn.Module, sample: Sample, entries: Sequence[Entry]) -> list[Uses]:
+def record(model: nn.Module, sample: Sample, entries: Sequence[Decision]) -> list[Uses]:
     """The uses of each parameter while the model answers a sample; none where it is not used.
 
     An owner that is not called itself, such as the `out_proj` of MultiheadAttention, is used by
@@ -121,7 +121,7 @@ def _with(module: nn.Module, path: str, name: str, parameter: Tensor) -> nn.Modu
     return clone
 
 
-def _fqns(entry: Entry) -> list[str]:
+def _fqns(entry: Decision) -> list[str]:
     return [owner.fqn for owner in entry.owners]
 
 

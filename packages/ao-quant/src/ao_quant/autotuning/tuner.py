@@ -21,9 +21,7 @@ from ao_core.outcome import warn_caller
 from ao_core.progress import Progress, watched
 from ao_core.quantize import convert, quantize_
 from ao_core.samples import Sample, evaluating, tensor_of
-from ao_core.targets import FilterFn
-from ao_core.targets import Plan as Entry
-from ao_core.targets import plan as plan_targets
+from ao_core.targets import Decision, FilterFn, decide
 from ao_core.tensor import check_quantizable
 from ao_quant.autotuning.cache import Cache, default_folder, machine
 from ao_quant.autotuning.calls import Uses, bound, record
@@ -102,7 +100,7 @@ def autoquant(
     _check(min_sqnr, min_speedup, rounds)
     compiled = _is_compiled(model) if compiled is None else compiled
     inner: nn.Module = getattr(model, "_orig_mod", model)
-    entries = plan_targets(inner, configs[0], filter_fn)
+    entries = decide(inner, configs[0], filter_fn)
     kept = [(entry.fqn, reason) for entry in entries if (reason := why_kept(entry))]
     planned = [entry for entry in entries if not why_kept(entry)]
     for entry in planned:
@@ -155,7 +153,7 @@ class _Task:
     known: dict[str, dict[str, float]]
 
 
-def _tuned(entry: Entry, uses: Uses, task: _Task) -> Layer:
+def _tuned(entry: Decision, uses: Uses, task: _Task) -> Layer:
     """One layer with its candidates compared."""
     tensor = entry.tensor
     timings, parameters = [Timing(None, None)], [tensor]
@@ -211,7 +209,7 @@ def _passed(timing: Timing, picked: Timing) -> str:
 
 
 def _seconds(
-    entry: Entry, uses: Uses, task: _Task, timings: list[Timing], parameters: list[Tensor]
+    entry: Decision, uses: Uses, task: _Task, timings: list[Timing], parameters: list[Tensor]
 ) -> tuple[list[float], bool]:
     """The time of each candidate, and whether the disk knew it."""
     tensor = entry.tensor

@@ -95,7 +95,7 @@ def qparams(
 ) -> tuple[float, int | None]:
     """Scale and zero point, if the format has one, of activations that were observed."""
     dtype = registry.dtypes.get(act.dtype)
-    return _of_range(observer.span(state, dtype, act.zero, percentile), act)
+    return _of_range(observer.span(state, dtype, act.zero_point, percentile), act)
 
 
 def steps_are_wide(state: Observed, act: Spec) -> bool:
@@ -113,14 +113,14 @@ def _of_range(span: Range, act: Spec) -> tuple[float, int | None]:
     return float(scale), None if point is None else int(point)
 
 
-def _all(state: Observed, dtype: DType, zero: str, percentile: float) -> Range:
+def _all(state: Observed, dtype: DType, zero_point: str, percentile: float) -> Range:
     return state.range
 
 
-def _share(state: Observed, dtype: DType, zero: str, percentile: float) -> Range:
+def _share(state: Observed, dtype: DType, zero_point: str, percentile: float) -> Range:
     """The middle of the values, or the least magnitudes; all of them where those are all 0."""
     histogram, share = _histogram(state), percentile / 100
-    if zero == "none":
+    if zero_point == "none":
         reach = quantile(histogram, share, magnitude=True)
         low, high = -reach, reach
     else:
@@ -130,21 +130,21 @@ def _share(state: Observed, dtype: DType, zero: str, percentile: float) -> Range
     return inside if low < 0 or high > 0 else state.range
 
 
-def _least_error(state: Observed, dtype: DType, zero: str, percentile: float) -> Range:
+def _least_error(state: Observed, dtype: DType, zero_point: str, percentile: float) -> Range:
     """The range of least squared error among the whole one and shares of it."""
     values, weights = points(_histogram(state))
     values = values.clamp(*state.range).float()
 
     def errors(spans: Tensor) -> Tensor:
         low, high = spans.unsqueeze(-1).unbind(1)
-        scale, point = qparams_of_range(low, high, dtype, zero)
+        scale, point = qparams_of_range(low, high, dtype, zero_point)
         many = values.expand(len(spans), -1).contiguous()
         codes = quantize_affine(many, dtype, (1, WHOLE), scale, point)
         wrong = dequantize_affine(codes, dtype, (1, WHOLE), scale, point) - many
         return wrong.double().square() @ weights
 
     low, high = state.range
-    if zero == "none":
+    if zero_point == "none":
         reach = max(-low, high)
         return Range(*_shrunk(errors, (-reach, reach), (True, True)))
     span = (low, high)

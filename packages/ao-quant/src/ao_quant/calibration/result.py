@@ -10,7 +10,7 @@ from torch import Tensor
 from ao_core.config import FqnToConfig
 from ao_core.errors import QuantizationError
 from ao_core.spec import Spec
-from ao_core.targets import Plan
+from ao_core.targets import Decision
 from ao_quant.calibration.observers import (
     OBSERVERS,
     Observed,
@@ -59,9 +59,9 @@ class Watched:
         return qparams(self.state, self.observer, self.act, self.config.percentile)
 
 
-def config_of(plans: Sequence[Plan]) -> FqnToConfig:
+def config_of(decisions: Sequence[Decision]) -> FqnToConfig:
     """What is decided for each parameter as a configuration, by name."""
-    return FqnToConfig({p.fqn: p.config for p in plans if p.config is not None} or {"*": None})
+    return FqnToConfig({p.fqn: p.config for p in decisions if p.config is not None} or {"*": None})
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Calibration:
     """
 
     #: for every parameter of the model
-    plans: tuple[Plan, ...]
+    decisions: tuple[Decision, ...]
     #: by name, the weights whose activations get static scales
     watched: dict[str, Watched] = field(default_factory=dict)
     #: whether a `calibrate` context is open
@@ -108,23 +108,23 @@ class Calibration:
                 "them, or leave the layer out"
             ) from error
 
-    def decided(self, outliers: str = "static") -> list[Plan]:
+    def decided(self, outliers: str = "static") -> list[Decision]:
         """The plans with what was found; those of weights that saw nothing keep them.
 
         `outliers`: as for `ao_quant.convert`.
         """
         done = []
-        for plan in self.plans:
-            each = self.watched.get(plan.fqn)
+        for decide in self.decisions:
+            each = self.watched.get(decide.fqn)
             if each is None:
-                done.append(plan)
+                done.append(decide)
             elif not each.state.count:
-                done.append(replace(plan, config=None, reason="it saw no data in calibration"))
+                done.append(replace(decide, config=None, reason="it saw no data in calibration"))
             elif outliers != "static" and each.has_outliers:
                 config = each.config.dynamic() if outliers == "dynamic" else None
-                done.append(replace(plan, config=config, reason=_why_not_static(each.state)))
+                done.append(replace(decide, config=config, reason=_why_not_static(each.state)))
             else:
-                done.append(replace(plan, config=each.config.calibrated(*each.qparams())))
+                done.append(replace(decide, config=each.config.calibrated(*each.qparams())))
         return done
 
     def __str__(self) -> str:
@@ -133,9 +133,11 @@ class Calibration:
             seen = each.state
             text = "no data yet"
             if seen.count:
-                scale, zero = each.qparams()
+                scale, zero_point = each.qparams()
                 text = f"{seen.count:,} values from {seen.range.low:.4g} to {seen.range.high:.4g}, "
-                text += f"scale {scale:.4g}" + ("" if zero is None else f", zero point {zero}")
+                text += f"scale {scale:.4g}" + (
+                    "" if zero_point is None else f", zero point {zero_point}"
+                )
                 text += f"; outliers: mean magnitude {seen.typical:.4g}" * each.has_outliers
             lines.append(f"{name} ({each.config.observer}): {text}")
         return "\n".join([*lines, f"{self.nbytes:,} bytes"])

@@ -15,10 +15,10 @@ from ao_core.errors import ConfigError, QuantizationError
 from ao_core.observing import observing
 from ao_core.outcome import warn_caller
 from ao_core.progress import Progress
-from ao_core.quantize import apply_plans, transformed
+from ao_core.quantize import apply_decisions, transformed
 from ao_core.records import Skip
 from ao_core.report import Report
-from ao_core.targets import FilterFn, Plan, plan
+from ao_core.targets import Decision, FilterFn, decide
 from ao_core.tensor import ComputeWeight, QTensor, check_quantizable
 from ao_quant.calibration.result import Calibration, Watched, config_of
 from ao_quant.configs import StaticConfig
@@ -60,9 +60,9 @@ def prepare(model: nn.Module, config: ConfigLike, filter_fn: FilterFn | None = N
     config = resolve_config(config)
     for each in _configs(config):
         _ready(each).check()
-    calibration = Calibration(tuple(plan(model, config, filter_fn)))
+    calibration = Calibration(tuple(decide(model, config, filter_fn)))
     reasons = []
-    for entry in calibration.plans:
+    for entry in calibration.decisions:
         reason = _why_not(entry)
         if not reason:
             assert isinstance(entry.config, StaticConfig)
@@ -89,7 +89,7 @@ def calibrate(model: nn.Module) -> Iterator[Calibration]:
         QuantizationError: out of the model's own call, where activations have NaN or inf; names the layer.
     """
     calibration = _of(model, "calibrate")
-    weights = [(p.fqn, p.tensor) for p in calibration.plans if p.fqn in calibration.watched]
+    weights = [(p.fqn, p.tensor) for p in calibration.decisions if p.fqn in calibration.watched]
     calibration.active = True
     try:
         with observing(weights, calibration.note):
@@ -143,11 +143,11 @@ def convert(
             "reach them within `with calibrate(model):`, leave them out of the configuration, or pass "
             "unseen='keep'"
         )
-    plans = calibration.decided(outliers)
+    decisions = calibration.decided(outliers)
     if calibration.outliers:
         _warn_of_outliers(calibration.outliers, outliers)
-    report = apply_plans(
-        model, config_of(plans), plans, device=device, strict=strict, progress=progress
+    report = apply_decisions(
+        model, config_of(decisions), decisions, device=device, strict=strict, progress=progress
     )
     delattr(model, _ATTRIBUTE)
     return report
@@ -212,10 +212,10 @@ def _ready(config: Config) -> Config:
         return config
     assert isinstance(config, StaticConfig)
     act = format_of(config).act
-    return config.calibrated(1.0, None if act is None or act.zero == "none" else 0)
+    return config.calibrated(1.0, None if act is None or act.zero_point == "none" else 0)
 
 
-def _why_not(entry: Plan) -> str:
+def _why_not(entry: Decision) -> str:
     """Why there is nothing to observe for a parameter; empty where there is."""
     if entry.config is None:
         return entry.reason

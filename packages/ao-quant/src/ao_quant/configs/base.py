@@ -22,11 +22,11 @@ class ScaledConfig(Config):
     """What configurations of integers share: how scales and zero points are chosen."""
 
     #: name of a `ScaleMethod`: "absmax", "mse", "hqq" or a plugin's
-    scales: str = field(default="absmax", kw_only=True)
+    scale_method: str = field(default="absmax", kw_only=True)
 
     def check(self) -> None:
         """Raise `UnknownNameError` for a way to choose scales that nobody registered."""
-        registry.scales.get(self.scales)
+        registry.scale_methods.get(self.scale_method)
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class ZeroPointConfig(ScaledConfig):
 
     #: "int": the code of 0, in uint8, so that zeros stay exact; "float": any number, in bfloat16, which is a
     #: byte more a group and fits ranges better
-    zero: str = field(default="int", kw_only=True)
+    zero_point: str = field(default="int", kw_only=True)
 
     def __post_init__(self) -> None:
-        one_of(self, "zero", ("int", "float"))
-        if self.zero != "int" and getattr(self, "symmetric", False):
+        one_of(self, "zero_point", ("int", "float"))
+        if self.zero_point != "int" and getattr(self, "symmetric", False):
             raise ConfigError(
-                f"zero={self.zero!r} with symmetric=True in {type(self).__name__}: symmetric formats have no "
-                "zero points; use symmetric=False"
+                f"zero_point={self.zero_point!r} with symmetric=True in {type(self).__name__}: symmetric "
+                "formats have no zero points; use symmetric=False"
             )
 
 

@@ -50,7 +50,7 @@ class StaticConfig(Config):
         value = getattr(self, parameter)
         raise ConfigError(f"{parameter}={value!r} in {type(self).__name__}: {hint}")
 
-    def calibrated(self, scale: float, zero: int | None) -> StaticConfig:
+    def calibrated(self, scale: float, zero_point: int | None) -> StaticConfig:
         """The same with the scale, and the zero point where there is one, of one layer."""
         return replace(self, act_scale=scale)
 
@@ -78,21 +78,23 @@ class Int8StaticActivationInt8WeightConfig(StaticConfig):
     #: of the weights: "row", one scale per row, or "tensor"
     granularity: str = "row"
     #: zero point of asymmetric activations, 0 to 255, next to `act_scale`
-    act_zero: int | None = field(default=None, kw_only=True)
+    act_zero_point: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of(self, "symmetric_activations", YES_NO)
         one_of(self, "granularity", ("row", "tensor"))
         wanted = self.act_scale is not None and not self.symmetric_activations
-        if wanted != (self.act_zero is not None):
-            self._refuse("act_zero", "goes with act_scale and symmetric_activations=False, only")
-        if wanted and (type(self.act_zero) is not int or not 0 <= self.act_zero <= 255):
-            self._refuse("act_zero", "use an integer from 0 to 255")
+        if wanted != (self.act_zero_point is not None):
+            self._refuse(
+                "act_zero_point", "goes with act_scale and symmetric_activations=False, only"
+            )
+        if wanted and (type(self.act_zero_point) is not int or not 0 <= self.act_zero_point <= 255):
+            self._refuse("act_zero_point", "use an integer from 0 to 255")
 
-    def calibrated(self, scale: float, zero: int | None) -> StaticConfig:
+    def calibrated(self, scale: float, zero_point: int | None) -> StaticConfig:
         """The same with the scale, and the zero point where there is one, of one layer."""
-        return replace(self, act_scale=scale, act_zero=zero)
+        return replace(self, act_scale=scale, act_zero_point=zero_point)
 
     def dynamic(self) -> Config | None:
         """The same with a scale for each token."""

@@ -78,7 +78,7 @@ def _fields() -> dict[str, dict[str, Field]]:
         "q4_1": {
             "qdata": Field(_planes(4, 32, 16, 4)),
             "scale": Field(_half(0)),
-            "zero": Field(_half(2), True),
+            "zero_point": Field(_half(2), True),
         },
         "q5_0": {
             "qdata": Field(_joined(_planes(6, 32, 16, 4), _planes(2, 32, 1, 1)), True),
@@ -87,7 +87,7 @@ def _fields() -> dict[str, dict[str, Field]]:
         "q5_1": {
             "qdata": Field(_joined(_planes(8, 32, 16, 4), _planes(4, 32, 1, 1))),
             "scale": Field(_half(0)),
-            "zero": Field(_half(2), True),
+            "zero_point": Field(_half(2), True),
         },
         "q8_0": {"qdata": Field(_planes(2, 32, 32, 8)), "scale": Field(_half(0))},
         "q2_k": {
@@ -193,7 +193,7 @@ def from_blocks(data: Tensor, kind: str, dtype: torch.dtype = torch.float32) -> 
     Args:
         data: uint8 (..., blocks of a row * bytes of a block), on the CPU.
         kind: GGUF type, e.g. "q4_k".
-        dtype: outward dtype of the tensor.
+        dtype: logical dtype of the tensor.
     """
     elements, size = block_size(kind)
     *lead, width = data.shape
@@ -212,7 +212,7 @@ def _assemble(
     """A tensor around the bytes of its plain parts, those whose names begin with `at`."""
     grid = (*shape[:-1], shape[-1] // spec.block[-1])
     parts: Parts = {"qdata": leaves[f"{at}qdata"].view(registry.dtypes.get(spec.dtype).storage)}
-    for name in ("scale", "zero"):
+    for name in ("scale", "zero_point"):
         if isinstance(spec.scale_dtype, Spec) and f"{at}{name}.qdata" in leaves:
             nested = spec.scale_dtype
             parts[name] = _assemble(leaves, nested, grid, torch.float32, f"{at}{name}.")
@@ -227,7 +227,7 @@ def kind_of(tensor: QTensor) -> str | None:
     for kind, fmt in GGUF_FORMATS.items():
         like = weight_spec(fmt, (1, 1), tensor.dtype)
         block = (1,) * (len(spec.block) - len(like.block)) + like.block[-len(spec.block) :]
-        if Spec(like.dtype, block, like.scale_dtype, like.zero, like.layout) == spec:
+        if Spec(like.dtype, block, like.scale_dtype, like.zero_point, like.layout) == spec:
             return kind
     return None
 

@@ -59,8 +59,8 @@ def encode(kind: str, x: Tensor, spec: Spec) -> QTensor:
         return QTensor(parts, nested, (*lead, blocks), torch.float32)
 
     codes = grid(found.codes, k).contiguous()
-    zero = None if found.zero is None else part(found.zero)
-    parts: Parts = layout.pack(codes, part(found.scale), zero, spec, dtype)
+    zero_point = None if found.zero_point is None else part(found.zero_point)
+    parts: Parts = layout.pack(codes, part(found.scale), zero_point, spec, dtype)
     return QTensor(parts, spec, tuple(x.shape), x.dtype)
 
 
@@ -75,7 +75,7 @@ def _in_pieces(
         codes = [s.codes for s in steps if s.codes is not None]
         return Steps(torch.cat(codes) if codes else None, torch.cat([s.of for s in steps]))
 
-    zeros = [blocks.zero for blocks in found if blocks.zero is not None]
+    zeros = [blocks.zero_point for blocks in found if blocks.zero_point is not None]
     return Blocks(
         torch.cat([blocks.codes for blocks in found]),
         joined([blocks.scale for blocks in found]),

@@ -58,7 +58,7 @@ def read_gguf(
 
     Args:
         path: the file.
-        dtype: outward dtype of the quantized tensors; GGUF has none.
+        dtype: logical dtype of the quantized tensors; GGUF has none.
         names: "file": tensors as they are in the file; "transformers": by the names of the parameters of a
             model of transformers, and the rows of queries and keys, which llama.cpp reorders in files of
             Llama, in the order of that model. For Llama, Qwen 2 and Qwen 3.

@@ -32,7 +32,7 @@ class Blocks(NamedTuple):
     codes: Tensor
     scale: Steps
     #: scaled, as in `Spec`
-    zero: Steps | None
+    zero_point: Steps | None
 
 
 def half(x: Tensor) -> Tensor:

@@ -63,8 +63,8 @@ def searched(x: Tensor, dtype: DType, nested: Spec | None) -> Blocks:
             found = _better(x, dtype, found, _new_codes(x, dtype, fmt, found), (2,))
         found = _better(x, dtype, found, _new_scales(x, dtype, found), (1, 2))
     codes = _nearest(x, dtype, *_values(found))
-    zero = None if found.low is None else _steps(found.low, fmt)
-    return Blocks(dtype.encode(codes), _steps(found.scale, fmt), zero)
+    zero_point = None if found.low is None else _steps(found.low, fmt)
+    return Blocks(dtype.encode(codes), _steps(found.scale, fmt), zero_point)
 
 
 def _values(found: Found) -> tuple[Tensor, Tensor | None]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ao_core.config import Config, ConfigLike, FqnToConfig, resolve_config
 from ao_core.errors import ConfigError
 from ao_core.registry import registry
-from ao_core.targets import Plan as Entry
+from ao_core.targets import Decision
 from ao_core.tensor import ComputeWeight, QTensor
 
 __all__ = ["resolve_candidates", "why_kept"]
@@ -31,7 +31,7 @@ def resolve_candidates(candidates: Sequence[ConfigLike]) -> list[Config]:
     return configs
 
 
-def why_kept(entry: Entry) -> str:
+def why_kept(entry: Decision) -> str:
     """Why a parameter is left as it is whatever the candidates; empty if it is not."""
     if isinstance(entry.tensor, QTensor):
         return f"it is quantized already ({entry.tensor.spec})"

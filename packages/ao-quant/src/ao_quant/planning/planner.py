@@ -15,9 +15,8 @@ from ao_core.progress import Progress, watched
 from ao_core.quantize import transformed
 from ao_core.records import Skip
 from ao_core.samples import Sample, answer
-from ao_core.targets import FilterFn
-from ao_core.targets import Plan as Entry
-from ao_core.targets import plan as plan_targets
+from ao_core.targets import Decision, FilterFn
+from ao_core.targets import decide as decide
 from ao_core.tensor import ComputeWeight, QTensor, check_quantizable
 from ao_core.tensor.saving.owners import owners_of
 from ao_quant.planning.candidates import resolve_candidates, why_kept
@@ -87,7 +86,7 @@ def plan(
     goal, limit = _goal(budget, bits, max_kl)
     measure = _measure(measure, sample, goal)
     configs = resolve_candidates(candidates)
-    entries = plan_targets(model, configs[0], filter_fn)
+    entries = decide(model, configs[0], filter_fn)
     planned = [entry for entry in entries if not why_kept(entry)]
     if not planned and (done := [e.fqn for e in entries if isinstance(e.tensor, _CONVERTED)]):
         raise ConfigError(
@@ -170,7 +169,7 @@ def _measure(measure: str | None, sample: Sample | None, goal: str) -> str:
     return found
 
 
-def _quantized(entry: Entry, config: Config | None) -> Tensor | Skip | None:
+def _quantized(entry: Decision, config: Config | None) -> Tensor | Skip | None:
     """The parameter in a format, why it cannot be, or None where the format is its own."""
     if config is None:
         return None
@@ -179,7 +178,7 @@ def _quantized(entry: Entry, config: Config | None) -> Tensor | Skip | None:
 
 def _options(
     model: nn.Module,
-    entry: Entry,
+    entry: Decision,
     configs: list[Config],
     files: Files,
     measure: str,

@@ -21,4 +21,4 @@ def _(config: c.NF4WeightOnlyConfig) -> WeightFormat:
 @format_of.register
 def _(config: c.CodebookWeightOnlyConfig) -> WeightFormat:
     values = "float32" if config.group_size == "tensor" else "bfloat16"
-    return WeightFormat(f"lut{config.bits}", config.group_size, values)
+    return WeightFormat(f"codebook{config.bits}", config.group_size, values)

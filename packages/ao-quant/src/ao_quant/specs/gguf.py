@@ -18,14 +18,14 @@ def _nested(dtype: str, count: int, layout: str = "packed") -> Spec:
 #: GGUF type -> format of a weight
 GGUF_FORMATS: dict[str, WeightFormat] = {
     "q4_0": WeightFormat("int4", 32, "float16"),
-    "q4_1": WeightFormat("uint4", 32, "float16", "scaled"),
+    "q4_1": WeightFormat("uint4", 32, "float16", "offset"),
     "q5_0": WeightFormat("int5", 32, "float16"),
-    "q5_1": WeightFormat("uint5", 32, "float16", "scaled"),
+    "q5_1": WeightFormat("uint5", 32, "float16", "offset"),
     "q8_0": WeightFormat("int8", 32, "float16"),
-    "q2_k": WeightFormat("uint2", 16, _nested("uint4", 16), "scaled"),
+    "q2_k": WeightFormat("uint2", 16, _nested("uint4", 16), "offset"),
     "q3_k": WeightFormat("int3", 16, _nested("int6", 16)),
-    "q4_k": WeightFormat("uint4", 32, _nested("uint6", 8), "scaled"),
-    "q5_k": WeightFormat("uint5", 32, _nested("uint6", 8), "scaled"),
+    "q4_k": WeightFormat("uint4", 32, _nested("uint6", 8), "offset"),
+    "q5_k": WeightFormat("uint5", 32, _nested("uint6", 8), "offset"),
     "q6_k": WeightFormat("int6", 16, _nested("int8", 16, "plain")),
     "iq4_nl": WeightFormat("iq4_nl", 32, "float16"),
 }

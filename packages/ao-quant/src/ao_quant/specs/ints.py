@@ -12,7 +12,7 @@ from ao_quant.specs.base import ROW, TENSOR, format_of
 __all__: list[str] = []
 
 #: activations with one scale and one zero point per token
-_ASYMMETRIC = Spec("uint8", ROW, zero="int")
+_ASYMMETRIC = Spec("uint8", ROW, zero_point="int")
 
 
 def _int(
@@ -21,37 +21,54 @@ def _int(
     symmetric: bool,
     act: Spec | None = None,
     rows: int = 1,
-    scales: str = "absmax",
-    zero: str = "int",
+    scale_method: str = "absmax",
+    zero_point: str = "int",
 ) -> WeightFormat:
     # next to few bits or in small groups, a scale of 4 bytes would weigh more than it is worth
     scale = "own" if bits == 8 and isinstance(group, str) else "bfloat16"
-    name, zero = (f"int{bits}", "none") if symmetric else (f"uint{bits}", zero)
-    return WeightFormat(name, group, scale, zero, act, rows, scales=scales)
+    name, zero_point = (f"int{bits}", "none") if symmetric else (f"uint{bits}", zero_point)
+    return WeightFormat(name, group, scale, zero_point, act, rows, scale_method=scale_method)
 
 
 @format_of.register
 def _(config: c.Int8WeightOnlyConfig) -> WeightFormat:
-    return _int(8, config.group_size, symmetric=True, scales=config.scales)
+    return _int(8, config.group_size, symmetric=True, scale_method=config.scale_method)
 
 
 @format_of.register
 def _(config: c.Int4WeightOnlyConfig) -> WeightFormat:
-    return _int(4, config.group_size, config.symmetric, scales=config.scales, zero=config.zero)
+    return _int(
+        4,
+        config.group_size,
+        config.symmetric,
+        scale_method=config.scale_method,
+        zero_point=config.zero_point,
+    )
 
 
 @format_of.register
 def _(config: c.IntxWeightOnlyConfig) -> WeightFormat:
     group, rows = config.group_size, config.block_rows
     return _int(
-        config.bits, group, config.symmetric, rows=rows, scales=config.scales, zero=config.zero
+        config.bits,
+        group,
+        config.symmetric,
+        rows=rows,
+        scale_method=config.scale_method,
+        zero_point=config.zero_point,
     )
 
 
 @format_of.register
 def _(config: c.UIntxWeightOnlyConfig) -> WeightFormat:
-    symmetric, zero = False, config.zero
-    return _int(config.bits, config.group_size, symmetric, scales=config.scales, zero=zero)
+    symmetric, zero_point = False, config.zero_point
+    return _int(
+        config.bits,
+        config.group_size,
+        symmetric,
+        scale_method=config.scale_method,
+        zero_point=zero_point,
+    )
 
 
 @format_of.register
@@ -76,11 +93,11 @@ def _(config: c.Int8DynamicActivationInt4WeightConfig) -> WeightFormat:
 
 @format_of.register
 def _(config: c.Int8DynamicActivationIntxWeightConfig) -> WeightFormat:
-    bits, group, scales = config.bits, config.group_size, config.scales
-    return _int(bits, group, config.symmetric, act=_ASYMMETRIC, scales=scales)
+    bits, group, scale_method = config.bits, config.group_size, config.scale_method
+    return _int(bits, group, config.symmetric, act=_ASYMMETRIC, scale_method=scale_method)
 
 
 @format_of.register
 def _(config: c.Float8DynamicActivationInt4WeightConfig) -> WeightFormat:
     act = Spec("f8e4m3", ROW)
-    return _int(4, config.group_size, symmetric=True, act=act, scales=config.scales)
+    return _int(4, config.group_size, symmetric=True, act=act, scale_method=config.scale_method)

@@ -12,15 +12,17 @@ from ao_quant.specs.base import TENSOR, format_of
 __all__: list[str] = []
 
 
-def _static(dynamic: WeightFormat, config: c.StaticConfig, zero: int | None = None) -> WeightFormat:
+def _static(
+    dynamic: WeightFormat, config: c.StaticConfig, zero_point: int | None = None
+) -> WeightFormat:
     assert dynamic.act is not None
-    return _with_scale(dynamic, replace(dynamic.act, block=TENSOR, static=True), config, zero)
+    return _with_scale(dynamic, replace(dynamic.act, block=TENSOR, static=True), config, zero_point)
 
 
 def _with_scale(
-    dynamic: WeightFormat, act: Spec, config: c.StaticConfig, zero: int | None = None
+    dynamic: WeightFormat, act: Spec, config: c.StaticConfig, zero_point: int | None = None
 ) -> WeightFormat:
-    return replace(dynamic, act=act, act_scale=config.act_scale, act_zero=zero)
+    return replace(dynamic, act=act, act_scale=config.act_scale, act_zero_point=zero_point)
 
 
 @format_of.register
@@ -28,7 +30,7 @@ def _(config: c.Int8StaticActivationInt8WeightConfig) -> WeightFormat:
     dynamic = c.Int8DynamicActivationInt8WeightConfig(
         config.symmetric_activations, config.granularity
     )
-    return _static(format_of(dynamic), config, config.act_zero)
+    return _static(format_of(dynamic), config, config.act_zero_point)
 
 
 @format_of.register

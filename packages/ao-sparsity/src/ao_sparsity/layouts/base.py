@@ -22,13 +22,12 @@ __all__ = ["SparseLayout", "filled", "packed_codes", "unpacked_codes", "zero_cod
 class SparseLayout(Layout):
     """A layout that stores some of the codes; the others are those of 0."""
 
-    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
-        if dtype.kind == "table":
+    def refuses(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+        if dtype.kind == "codebook":
             return f"removed values are 0, and {dtype.name} learns values that need not include it"
-        if spec.zero not in ("none", "int"):
-            return (
-                f"removed values are exactly 0, as with zero='none' or 'int', but not {spec.zero!r}"
-            )
+        if spec.zero_point not in ("none", "int"):
+            kinds = f"zero_point='none' or 'int', but not {spec.zero_point!r}"
+            return f"removed values are exactly 0, as with {kinds}"
         if _code_of_zero(dtype) is None:
             return f"removed values are 0, and {dtype.name} has no code for it"
         return None
@@ -42,11 +41,11 @@ def _code_of_zero(dtype: DType) -> float | None:
 
 
 def zero_codes(
-    like: Tensor, zero: Tensor | None, spec: Spec, shape: tuple[int, ...], dtype: DType
+    like: Tensor, zero_point: Tensor | None, spec: Spec, shape: tuple[int, ...], dtype: DType
 ) -> Tensor:
     """The code of 0 for each element of `shape`, on the device of `like`: the zero point, if there is one."""
-    if zero is not None:
-        return expand(zero, shape, spec.block).expand(shape)
+    if zero_point is not None:
+        return expand(zero_point, shape, spec.block).expand(shape)
     return torch.full(
         (1,), _code_of_zero(dtype) or 0, dtype=dtype.code_dtype, device=like.device
     ).expand(shape)

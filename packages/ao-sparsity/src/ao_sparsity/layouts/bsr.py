@@ -49,7 +49,7 @@ class Bsr(SparseLayout):
     name = "bsr"
     options = ("blocksize", "sparsity")
 
-    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+    def refuses(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         if len(shape) < 2:
             return f"shape {shape}: blocks of rows and columns need two dimensions"
         side, gone = spec.option("blocksize", BLOCKSIZE), spec.option("sparsity", 0.0)
@@ -57,9 +57,9 @@ class Bsr(SparseLayout):
             return f"blocksize={side!r}: need a whole number, blocksize >= 1 and <= {_LARGEST}"
         if isinstance(gone, (bool, str)) or not 0 <= gone <= 1:
             return f"sparsity={gone!r}: need a number, 0 <= sparsity <= 1"
-        return super().fits(spec, shape, dtype)
+        return super().refuses(spec, shape, dtype)
 
-    def project(self, values: Tensor, spec: Spec) -> Tensor:
+    def sparsify(self, values: Tensor, spec: Spec) -> Tensor:
         block = (blocksize_of(spec),) * 2
         scores = block_scores(values, block)
         kept = best_blocks(scores, _gone(tuple(values.shape), spec)) & (scores != 0)
@@ -70,10 +70,15 @@ class Bsr(SparseLayout):
         return 1 - len(parts["qdata"]) / blocks if blocks else None
 
     def pack(
-        self, codes: Tensor, scale: Tensor | None, zero: Tensor | None, spec: Spec, dtype: DType
+        self,
+        codes: Tensor,
+        scale: Tensor | None,
+        zero_point: Tensor | None,
+        spec: Spec,
+        dtype: DType,
     ) -> Parts:
         b, shape = blocksize_of(spec), tuple(codes.shape)
-        zeros = zero_codes(codes, zero, spec, shape, dtype)
+        zeros = zero_codes(codes, zero_point, spec, shape, dtype)
         codes, zeros = (_tiles(each, b) for each in filled(codes, zeros, {-2: b, -1: b}))
         stored = (codes != zeros).flatten(-2).any(-1)
         first = torch.cat([stored.new_zeros(1, dtype=torch.int64), stored.sum(1).cumsum(0)])
@@ -82,7 +87,7 @@ class Bsr(SparseLayout):
             kept, columns = codes.flatten(0, 1)[:most], first.new_empty(most)
         else:
             kept, columns = codes[stored], stored.nonzero()[:, 1]
-        return make_parts(packed_codes(kept, dtype), scale, zero) | {
+        return make_parts(packed_codes(kept, dtype), scale, zero_point) | {
             "col_indices": columns.to(torch.int32),
             "crow_indices": first.to(torch.int32),
         }
@@ -90,10 +95,10 @@ class Bsr(SparseLayout):
     def unpack(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        b, zero = blocksize_of(spec), parts.get("zero")
+        b, zero_point = blocksize_of(spec), parts.get("zero_point")
         rows, columns = _grid(shape, b)
         blocks = unpacked_codes(parts["qdata"], b, dtype)
-        zeros = zero_codes(blocks, zero, spec, shape, dtype)
+        zeros = zero_codes(blocks, zero_point, spec, shape, dtype)
         tiles = _tiles(filled(zeros, zeros, {-2: b, -1: b})[0], b)
         # the row of a block: how many rows end at it or before; a tensor of zeros has no such row
         which = torch.arange(len(blocks), dtype=torch.int32, device=blocks.device)
@@ -105,7 +110,7 @@ class Bsr(SparseLayout):
         lead, n, k = shape[:-2], shape[-2], shape[-1]
         dense = tiles.reshape(*lead, rows // max(prod(lead), 1), columns, b, b).transpose(-3, -2)
         codes = dense.flatten(-4, -3).flatten(-2)[..., :n, :k]
-        return codes.contiguous(), parts.get("scale"), zero
+        return codes.contiguous(), parts.get("scale"), zero_point
 
     def check_parts(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType

@@ -33,11 +33,11 @@ class Cslt(Layout):
     name = "two_four_cslt"
     canonical = False
     canonical_name = "two_four"
-    native_devices = ("cuda",)
+    auto_devices = ("cuda",)
     conversion_devices = ("cuda",)
 
-    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
-        if spec.dtype not in _STEPS or spec.zero != "none":
+    def refuses(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+        if spec.dtype not in _STEPS or spec.zero_point != "none":
             return f"holds {', '.join(_STEPS)} without a zero point, found {spec}"
         step = _STEPS[spec.dtype]
         if len(shape) != 2 or 0 in shape or any(size % step for size in shape):

@@ -34,10 +34,10 @@ class Cutlass(Layout):
     name = "two_four_cutlass"
     canonical = False
     canonical_name = "two_four"
-    native_devices = ("cuda",)
+    auto_devices = ("cuda",)
     examples = (Spec("bf16", (1, WHOLE), NO_SCALE),)
 
-    def fits(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
+    def refuses(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         if spec.dtype not in _STEPS:
             return f"holds {', '.join(_STEPS)}, not {spec.dtype}"
         rows, columns, _ = _STEPS[spec.dtype]

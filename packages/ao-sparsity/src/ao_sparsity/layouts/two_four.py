@@ -45,17 +45,22 @@ class TwoFour(SparseLayout):
 
     name = "two_four"
 
-    def project(self, values: Tensor, spec: Spec) -> Tensor:
+    def sparsify(self, values: Tensor, spec: Spec) -> Tensor:
         return torch.where(n_of_m_mask(values.abs(), 2, 4), values, 0)
 
     def sparsity(self, parts: Parts, spec: Spec, shape: tuple[int, ...]) -> float | None:
         return max(1 - 2 * _groups(shape) / shape[-1], 0.0) if shape[-1] else None
 
     def pack(
-        self, codes: Tensor, scale: Tensor | None, zero: Tensor | None, spec: Spec, dtype: DType
+        self,
+        codes: Tensor,
+        scale: Tensor | None,
+        zero_point: Tensor | None,
+        spec: Spec,
+        dtype: DType,
     ) -> Parts:
         shape = tuple(codes.shape)
-        zeros = zero_codes(codes, zero, spec, shape, dtype)
+        zeros = zero_codes(codes, zero_point, spec, shape, dtype)
         codes, zeros = filled(codes, zeros, {-1: 4})
         groups = (_groups(shape), 4)
         kept = (
@@ -65,15 +70,15 @@ class TwoFour(SparseLayout):
         first = torch.where(kept[0], lanes[0], torch.where(kept[1], lanes[1], lanes[2]))
         second = torch.where(kept[3], lanes[3], torch.where(kept[2], lanes[2], lanes[1]))
         qdata = packed_codes(torch.stack([first, second], -1).flatten(-2), dtype)
-        return make_parts(qdata, scale, zero) | {"index": _positions(kept)}
+        return make_parts(qdata, scale, zero_point) | {"index": _positions(kept)}
 
     def unpack(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        scale, zero, groups = parts.get("scale"), parts.get("zero"), _groups(shape)
+        scale, zero_point, groups = parts.get("scale"), parts.get("zero_point"), _groups(shape)
         places = unpack_bits(parts["index"], 4, groups)
         kept = unpacked_codes(parts["qdata"], 2 * groups, dtype).unflatten(-1, (groups, 2))
-        zeros = zero_codes(kept, zero, spec, shape, dtype)
+        zeros = zero_codes(kept, zero_point, spec, shape, dtype)
         _, zeros = filled(zeros, zeros, {-1: 4})
         lanes = [
             torch.where(
@@ -84,7 +89,7 @@ class TwoFour(SparseLayout):
             for lane, at in enumerate(zeros.unflatten(-1, (groups, 4)).unbind(-1))
         ]
         codes = torch.stack(lanes, -1).flatten(-2)[..., : shape[-1]]
-        return codes.contiguous(), scale, zero
+        return codes.contiguous(), scale, zero_point
 
     def check_parts(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
@@ -105,7 +110,7 @@ class TwoFour(SparseLayout):
         # half of the values have a code, and two at a time
         qdata = PartAxis(2 * codes, entries) if codes > 1 else PartAxis(4, 2)
         index = PartAxis(4 * _GROUPS, 1)
-        return {"qdata": (*rows, qdata), "scale": grid, "zero": grid, "index": (*rows, index)}
+        return {"qdata": (*rows, qdata), "scale": grid, "zero_point": grid, "index": (*rows, index)}
 
 
 def _groups(shape: tuple[int, ...]) -> int:

@@ -18,7 +18,7 @@ from ao_core.numerics import error_sums
 from ao_core.progress import Progress, watched
 from ao_core.report.text import aligned
 from ao_core.samples import Sample, answer, evaluating, replaced
-from ao_core.targets import FilterFn, Plan
+from ao_core.targets import Decision, FilterFn
 from ao_sparsity.prune.choosing import chosen
 from ao_sparsity.prune.inputs import Data, batches_of
 from ao_sparsity.prune.magnitude import prune_magnitude
@@ -156,10 +156,10 @@ def sensitivity(
     patterns = list(dict.fromkeys(pattern.at(level) for level in levels))
     found = {each.sparsity: method(each) for each in patterns if each.sparsity}
     prunable = set[str]().union(*(each.masks for each in found.values()))
-    plans = [entry for entry in chosen(model, pattern, filter_fn) if entry.fqn in prunable]
+    decisions = [entry for entry in chosen(model, pattern, filter_fn) if entry.fqn in prunable]
     error = _answers(model, batches) if loss is None else _losses(model, batches, loss)
     curves = []
-    for entry in watched(plans, [entry.fqn for entry in plans], progress, "sensitivity"):
+    for entry in watched(decisions, [entry.fqn for entry in decisions], progress, "sensitivity"):
         errors = [0.0]
         for each in found.values():
             with replaced([(entry.owners, _pruned(entry, each))]):
@@ -168,7 +168,7 @@ def sensitivity(
     return Sensitivity(pattern, tuple(curves))
 
 
-def _pruned(entry: Plan, found: Pruning) -> Tensor:
+def _pruned(entry: Decision, found: Pruning) -> Tensor:
     """The parameter as a method would have it."""
     values = found.weights.get(entry.fqn, entry.tensor.detach())
     return values.masked_fill(~found.masks[entry.fqn], 0)

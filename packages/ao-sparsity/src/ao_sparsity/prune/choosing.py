@@ -12,7 +12,7 @@ from ao_core.arguments import shown
 from ao_core.config import Config, FqnToConfig
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.progress import Progress, watched
-from ao_core.targets import FilterFn, Plan, plan
+from ao_core.targets import Decision, FilterFn, decide
 from ao_core.tensor import ComputeWeight, QTensor, check_quantizable
 from ao_core.tensor.codec import is_sharded
 from ao_core.weights import is_conv, is_transposed
@@ -22,7 +22,7 @@ from ao_sparsity.prune.result import PruneRecord, PruneReport, Pruning
 __all__ = ["chosen", "matrix", "pattern_of", "pruning", "pruning_by_score", "unmatrix", "why_not"]
 
 
-def chosen(model: nn.Module, pattern: Config, filter_fn: FilterFn | None) -> list[Plan]:
+def chosen(model: nn.Module, pattern: Config, filter_fn: FilterFn | None) -> list[Decision]:
     """What to do with each parameter of the model, all checked; changes nothing.
 
     Raises:
@@ -34,8 +34,8 @@ def chosen(model: nn.Module, pattern: Config, filter_fn: FilterFn | None) -> lis
         if not isinstance(each, Pattern) and (each is not None or each is pattern):
             where = f"[{key!r}]" if isinstance(pattern, FqnToConfig) else ""
             raise ConfigError(f"pattern{where}={shown(each)}: need a pattern, such as NofM(2, 4)")
-    plans = plan(model, pattern, filter_fn)
-    for entry in plans:
+    decisions = decide(model, pattern, filter_fn)
+    for entry in decisions:
         if entry.config is None:
             continue
         if isinstance(entry.tensor, (QTensor, ComputeWeight)):
@@ -44,10 +44,10 @@ def chosen(model: nn.Module, pattern: Config, filter_fn: FilterFn | None) -> lis
                 f"{entry.fqn} is a {kind}; prune the dense model first, or leave it out"
             )
         check_quantizable(_whole(entry.tensor), entry.fqn)
-    return plans
+    return decisions
 
 
-def pattern_of(entry: Plan) -> Pattern:
+def pattern_of(entry: Decision) -> Pattern:
     """The pattern of a parameter that is to be pruned."""
     return cast("Pattern", entry.config)
 
@@ -57,7 +57,7 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def matrix(entry: Plan, values: Tensor | None = None) -> Tensor:
+def matrix(entry: Decision, values: Tensor | None = None) -> Tensor:
     """The weight, or values of its shape, as (..., out, in); the filters of a convolution as one row each."""
     tensor = _whole(entry.tensor.detach() if values is None else values)
     if is_transposed(entry.owners[0]):
@@ -65,14 +65,14 @@ def matrix(entry: Plan, values: Tensor | None = None) -> Tensor:
     return tensor.flatten(1) if is_conv(tensor, entry.owners[0]) else tensor
 
 
-def unmatrix(values: Tensor, entry: Plan) -> Tensor:
+def unmatrix(values: Tensor, entry: Decision) -> Tensor:
     """Inverse of `matrix`."""
     if is_transposed(entry.owners[0]):
         values = values.t()
     return values.reshape(entry.tensor.shape).contiguous()
 
 
-def why_not(entry: Plan) -> str:
+def why_not(entry: Decision) -> str:
     """Why a parameter cannot have its pattern; empty where it can."""
     if entry.tensor.numel() == 0:
         return "it has no elements"
@@ -82,8 +82,8 @@ def why_not(entry: Plan) -> str:
 
 def pruning_by_score(
     method: str,
-    plans: Sequence[Plan],
-    score: Callable[[Plan], Tensor | str],
+    decisions: Sequence[Decision],
+    score: Callable[[Decision], Tensor | str],
     scope: str,
     progress: Progress,
 ) -> Pruning:
@@ -91,7 +91,7 @@ def pruning_by_score(
 
     Args:
         method: for the report.
-        plans: what `chosen` gave.
+        decisions: what `chosen` gave.
         score: of each element of a parameter's matrix, or why there is none.
         scope: one of `SCOPES`; with "model", parameters of the same pattern share its budget.
         progress: as for `quantize_`.
@@ -100,7 +100,7 @@ def pruning_by_score(
         raise ConfigError(f"scope={scope!r}: use one of {', '.join(map(repr, SCOPES))}")
     masks: dict[str, Tensor] = {}
     reasons: dict[str, str] = {}
-    groups = _groups([entry for entry in plans if entry.config is not None], scope)
+    groups = _groups([entry for entry in decisions if entry.config is not None], scope)
     for group in watched(groups, [group[0].fqn for group in groups], progress, "prune"):
         found = [(entry, why_not(entry) or score(entry)) for entry in group]
         reasons |= {entry.fqn: each for entry, each in found if isinstance(each, str)}
@@ -109,14 +109,14 @@ def pruning_by_score(
             kept = pattern_of(group[0]).masks([each for _, each in scored], scope)
             for (entry, _), mask in zip(scored, kept, strict=True):
                 masks[entry.fqn] = unmatrix(mask, entry)
-    return pruning(method, plans, scope, masks, reasons)
+    return pruning(method, decisions, scope, masks, reasons)
 
 
-def _groups(entries: Sequence[Plan], scope: str) -> list[list[Plan]]:
+def _groups(entries: Sequence[Decision], scope: str) -> list[list[Decision]]:
     """Parameters whose masks are chosen together."""
     if scope != "model":
         return [[entry] for entry in entries]
-    groups: dict[Any, list[Plan]] = {}
+    groups: dict[Any, list[Decision]] = {}
     for entry in entries:
         groups.setdefault(entry.config, []).append(entry)
     return list(groups.values())
@@ -124,7 +124,7 @@ def _groups(entries: Sequence[Plan], scope: str) -> list[list[Plan]]:
 
 def pruning(
     method: str,
-    plans: Sequence[Plan],
+    decisions: Sequence[Decision],
     scope: str,
     masks: dict[str, Tensor],
     reasons: dict[str, str],
@@ -132,7 +132,7 @@ def pruning(
 ) -> Pruning:
     """Masks with their report; `reasons`: why parameters that were asked for have none."""
     records = []
-    for entry in plans:
+    for entry in decisions:
         common: dict[str, Any] = {
             "fqn": entry.fqn,
             "shape": tuple(entry.tensor.shape),
@@ -140,7 +140,7 @@ def pruning(
         }
         mask = masks.get(entry.fqn)
         if entry.config is None:
-            records.append(PruneRecord(status="kept", reason=entry.reason, **common))
+            records.append(PruneRecord(status="unchanged", reason=entry.reason, **common))
         elif mask is None:
             records.append(PruneRecord(status="skipped", reason=reasons[entry.fqn], **common))
         else:

@@ -14,7 +14,7 @@ from ao_core.errors import ConfigError, QuantizationError
 from ao_core.observing import Note, observing
 from ao_core.progress import Progress, watched
 from ao_core.samples import Sample, call, evaluating
-from ao_core.targets import Plan
+from ao_core.targets import Decision
 from ao_core.tensor.codec import is_sharded
 from ao_core.weights import is_transposed
 
@@ -52,7 +52,7 @@ def batches_of(data: Data | None, method: str) -> list[Sample]:
     return batches
 
 
-def no_inputs(entry: Plan) -> str:
+def no_inputs(entry: Decision) -> str:
     """Why nothing can be known of the inputs of a weight; empty where it can."""
     if is_transposed(entry.owners[0]):
         return "the inputs of (in, out) weights are not observed; use magnitude"
@@ -84,7 +84,7 @@ def rows_of(name: str, x: Tensor) -> Tensor:
 def observe(
     model: nn.Module,
     batches: Sequence[Sample],
-    entries: Sequence[Plan],
+    entries: Sequence[Decision],
     note: Note,
     progress: Progress = None,
 ) -> None:
@@ -103,7 +103,7 @@ class _Enough(BaseException):
 class Group:
     """Weights that are multiplied with the same inputs, like those of queries, keys and values."""
 
-    entries: list[Plan]
+    entries: list[Decision]
     #: products of the first of them in each batch
     calls: list[int] = field(default_factory=list)
 
@@ -132,7 +132,9 @@ class Group:
                 observe(model, [batch], [first], count)
 
 
-def groups_of(model: nn.Module, batches: Sequence[Sample], entries: Sequence[Plan]) -> list[Group]:
+def groups_of(
+    model: nn.Module, batches: Sequence[Sample], entries: Sequence[Decision]
+) -> list[Group]:
     """The weights that the data reaches, in the order in which it does, those of the same inputs together."""
     uses: dict[str, list[tuple[int, int]]] = {}
     seen: list[Tensor] = []

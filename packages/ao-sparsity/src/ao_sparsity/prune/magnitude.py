@@ -37,5 +37,7 @@ def prune_magnitude(
         ConfigError: the arguments contradict each other, or names match nothing.
         QuantizationError: weights with NaN or inf, on the meta device, or quantized already.
     """
-    plans = chosen(model, pattern, filter_fn)
-    return pruning_by_score("magnitude", plans, lambda entry: matrix(entry).abs(), scope, progress)
+    decisions = chosen(model, pattern, filter_fn)
+    return pruning_by_score(
+        "magnitude", decisions, lambda entry: matrix(entry).abs(), scope, progress
+    )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ao_core.arguments import checked
 from ao_core.config import Config, FqnToConfig
 from ao_core.errors import ConfigError
-from ao_core.targets import FilterFn, Plan
+from ao_core.targets import Decision, FilterFn
 from ao_sparsity.prune.choosing import chosen, matrix, pruning_by_score
 from ao_sparsity.prune.patterns import NofM, Unstructured
 from ao_sparsity.prune.result import Pruning
@@ -39,15 +39,15 @@ class Movement:
             QuantizationError: weights have NaN or inf, or are quantized.
         """
         self._model, self._filter_fn = model, filter_fn
-        plans = chosen(model, Unstructured(0.0), filter_fn)
-        self._plans = [entry for entry in plans if entry.config is not None]
+        decisions = chosen(model, Unstructured(0.0), filter_fn)
+        self._decisions = [entry for entry in decisions if entry.config is not None]
         #: name of a parameter -> its scores so far, float32; none before its first gradient
         self.scores: dict[str, Tensor] = {}
         self._handle = optimizer.register_step_pre_hook(self._add)
 
     @torch.no_grad()
     def _add(self, *_: object) -> None:
-        for entry in self._plans:
+        for entry in self._decisions:
             weight = entry.tensor
             if weight.grad is not None:
                 moved = weight.detach().float() * weight.grad.float()
@@ -72,14 +72,14 @@ class Movement:
                     "forget; use Unstructured or NofM"
                 )
 
-        def score(entry: Plan) -> Tensor | str:
+        def score(entry: Decision) -> Tensor | str:
             found = self.scores.get(entry.fqn)
             if found is None:
                 return "no step of the optimizer had a gradient for it"
             return matrix(entry, found)
 
-        plans = chosen(self._model, pattern, self._filter_fn)
-        return pruning_by_score("movement", plans, score, scope, None)
+        decisions = chosen(self._model, pattern, self._filter_fn)
+        return pruning_by_score("movement", decisions, score, scope, None)
 
     def close(self) -> None:
         """Count no more."""

@@ -24,7 +24,7 @@ class PruneRecord:
     """The outcome for one parameter (tied parameters: one record, all names)."""
 
     fqn: str
-    #: "pruned", "kept" (nobody asked for it) or "skipped" (asked for, but it could not be done)
+    #: "pruned", "unchanged" (nobody asked for it) or "skipped" (asked for, but it could not be done)
     status: str
     #: why it was kept or skipped
     reason: str

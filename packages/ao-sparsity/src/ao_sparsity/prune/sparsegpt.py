@@ -16,7 +16,7 @@ from ao_core.config import Config
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.progress import Progress, watched
 from ao_core.samples import replaced
-from ao_core.targets import FilterFn, Plan
+from ao_core.targets import Decision, FilterFn
 from ao_sparsity.masks import greatest_mask, n_of_m_mask
 from ao_sparsity.prune.choosing import chosen, pattern_of, pruning, why_not
 from ao_sparsity.prune.inputs import UNSEEN, Data, batches_of, groups_of, no_inputs
@@ -59,12 +59,12 @@ def prune_sparsegpt(
         QuantizationError: weights or their inputs have NaN or inf, or weights are quantized already.
     """
     batches = batches_of(data, "SparseGPT")
-    plans = chosen(model, pattern, filter_fn)
+    decisions = chosen(model, pattern, filter_fn)
     if not damping > 0:
         raise ConfigError(f"damping={damping!r}: need a positive number, such as 0.01")
     reasons: dict[str, str] = {}
-    entries: list[Plan] = []
-    for entry in plans:
+    entries: list[Decision] = []
+    for entry in decisions:
         if entry.config is None:
             continue
         _check(pattern_of(entry), block)
@@ -87,7 +87,7 @@ def prune_sparsegpt(
                 )
                 masks[entry.fqn], weights[entry.fqn] = mask, new
                 changed.enter_context(replaced([(entry.owners, new)]))
-    return pruning("sparsegpt", plans, "layer", masks, reasons, weights)
+    return pruning("sparsegpt", decisions, "layer", masks, reasons, weights)
 
 
 class _Hessian:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ao_core.arguments import checked_but
 from ao_core.config import Config
 from ao_core.progress import Progress
-from ao_core.targets import FilterFn, Plan
+from ao_core.targets import Decision, FilterFn
 from ao_sparsity.prune.choosing import chosen, matrix, pruning_by_score
 from ao_sparsity.prune.inputs import UNSEEN, Data, batches_of, no_inputs, observe, rows_of
 from ao_sparsity.prune.result import Pruning
@@ -45,20 +45,20 @@ def prune_wanda(
         QuantizationError: weights or their inputs have NaN or inf, or weights are quantized already.
     """
     batches = batches_of(data, "Wanda")
-    plans = chosen(model, pattern, filter_fn)
+    decisions = chosen(model, pattern, filter_fn)
     squares: dict[str, Tensor] = {}
 
     def note(name: str, x: Tensor) -> None:
         found = rows_of(name, x).square().sum(0, dtype=torch.float64)
         squares[name] = squares[name] + found if name in squares else found
 
-    def score(entry: Plan) -> Tensor | str:
+    def score(entry: Decision) -> Tensor | str:
         if reason := no_inputs(entry):
             return reason
         if entry.fqn not in squares:
             return UNSEEN
         return matrix(entry).abs().double() * squares[entry.fqn].sqrt()
 
-    asked = [entry for entry in plans if entry.config is not None and not no_inputs(entry)]
+    asked = [entry for entry in decisions if entry.config is not None and not no_inputs(entry)]
     observe(model, batches, asked, note, progress)
-    return pruning_by_score("wanda", plans, score, scope, None)
+    return pruning_by_score("wanda", decisions, score, scope, None)

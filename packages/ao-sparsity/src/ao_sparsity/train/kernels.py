@@ -129,7 +129,7 @@ def _has_sparse_tensor_cores() -> str | None:
     return None if major >= 8 else f"needs sm_80, found sm_{major}{minor}"
 
 
-def _accepts_tensor_cores(call: Call) -> str | None:
+def _refuses_tensor_cores(call: Call) -> str | None:
     if call.x_dtype not in (torch.bfloat16, torch.float16):
         return f"multiplies bfloat16 and float16, not {call.x_dtype}"
     if any(size % _STEP for size in call.weight_shape):
@@ -148,6 +148,6 @@ KERNELS = (
         _tensor_cores,
         0,
         _has_sparse_tensor_cores,
-        _accepts_tensor_cores,
+        _refuses_tensor_cores,
     ),
 )

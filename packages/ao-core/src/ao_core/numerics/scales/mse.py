@@ -73,7 +73,7 @@ def _search(rows: Rows, start: QParams, sign: float) -> tuple[QParams, Tensor]:
     def offer(factors: list[Tensor]) -> bool:
         nonlocal ends
         new = rows.of_range(low * factors[0], high * factors[1])
-        better = keep_better(QParams(new.scale * sign, new.zero))
+        better = keep_better(QParams(new.scale * sign, new.zero_point))
         ends = [torch.where(better, f, end) for f, end in zip(factors, ends, strict=True)]
         return bool(better.any())
 
@@ -83,7 +83,7 @@ def _search(rows: Rows, start: QParams, sign: float) -> tuple[QParams, Tensor]:
         if failures == _PATIENCE:
             break
     # without a zero point only the wider end counts, so both are moved at once
-    sides = ((True, True),) if start.zero is None else ((True, False), (False, True))
+    sides = ((True, True),) if start.zero_point is None else ((True, False), (False, True))
     for width, steps in _REFINEMENTS:
         for side in sides:
             middle = ends

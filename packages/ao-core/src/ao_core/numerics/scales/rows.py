@@ -14,7 +14,7 @@ from torch import Tensor
 from ao_core.numerics.affine import (
     choose_qparams,
     qparams_of_range,
-    reach_of,
+    quant_max_of,
     scale_to_float,
     store_qparams,
     zero_to_float,
@@ -37,7 +37,7 @@ class QParams:
     """A scale and a zero point, in the domain of codes, for each row: (B, 1), float32, as stored."""
 
     scale: Tensor
-    zero: Tensor | None
+    zero_point: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ class Rows:
     def codes(self, x: Tensor, q: QParams) -> Tensor:
         """Of a strip: the values of the format that x / scale + zero rounds to."""
         ratio = x / q.scale
-        return self.values(ratio if q.zero is None else ratio.add_(q.zero))
+        return self.values(ratio if q.zero_point is None else ratio.add_(q.zero_point))
 
     def residual(self, x: Tensor, q: QParams) -> Tensor:
         """Of a strip: what dequantizing gives, less x."""
         values = self.codes(x, q)
-        if q.zero is not None:
-            values.sub_(q.zero)
+        if q.zero_point is not None:
+            values.sub_(q.zero_point)
         return values.mul_(q.scale).sub_(x)
 
     def errors(self, q: QParams, p: float = 2.0) -> tuple[Tensor, Tensor]:
@@ -108,10 +108,10 @@ class Rows:
         """`errors` with everything after dequantizing in float64."""
 
         def sums(x: Tensor) -> tuple[Tensor, ...]:
-            ratio = x / q.scale if q.zero is None else x / q.scale + q.zero
+            ratio = x / q.scale if q.zero_point is None else x / q.scale + q.zero_point
             values = self.dtype.decode(self.dtype.encode(ratio))
-            if q.zero is not None:
-                values -= q.zero
+            if q.zero_point is not None:
+                values -= q.zero_point
             error = (values * q.scale).to(torch.float64) - x
             powers = () if p == 2 else (_sum(error.abs().pow_(p)),)
             return _sum(error.square()), _sum(error * x), *powers
@@ -139,25 +139,33 @@ class Rows:
     def of_range(self, low: Tensor, high: Tensor) -> QParams:
         """What `choose_qparams` gives for elements from `low` to `high`."""
         spec = self.spec
-        mode, reach = str(spec.option("mx_mode", "floor")), reach_of(self.dtype, spec.block)
+        mode, quant_max = str(spec.option("mx_mode", "floor")), quant_max_of(self.dtype, spec.block)
         found = qparams_of_range(
-            low, high, self.dtype, spec.zero, _scale_dtype(spec), mx_mode=mode, reach=reach
+            low,
+            high,
+            self.dtype,
+            spec.zero_point,
+            _scale_dtype(spec),
+            mx_mode=mode,
+            quant_max=quant_max,
         )
         return self.read(*found)
 
-    def stored(self, scale: Tensor, zero: Tensor | None) -> QParams:
+    def stored(self, scale: Tensor, zero_point: Tensor | None) -> QParams:
         """Float32 scales and zero points, rounded to what the storage has."""
         return self.read(
-            *store_qparams(scale, zero, self.dtype, self.spec.zero, _scale_dtype(self.spec))
+            *store_qparams(
+                scale, zero_point, self.dtype, self.spec.zero_point, _scale_dtype(self.spec)
+            )
         )
 
-    def read(self, scale: Tensor, zero: Tensor | None) -> QParams:
+    def read(self, scale: Tensor, zero_point: Tensor | None) -> QParams:
         """Stored scales and zero points as numbers."""
         by = scale_to_float(scale)
-        if zero is None:
+        if zero_point is None:
             return QParams(by, None)
-        point = zero_to_float(zero, self.dtype)
-        return QParams(by, point / by if self.spec.zero == "scaled" else point)
+        point = zero_to_float(zero_point, self.dtype)
+        return QParams(by, point / by if self.spec.zero_point == "offset" else point)
 
     @property
     def signs(self) -> tuple[float, ...]:
@@ -167,7 +175,7 @@ class Rows:
         serves blocks whose greatest magnitudes are positive.
         """
         uneven = self.dtype.kind == "int" and 0 < self.dtype.max < -self.dtype.min
-        turns = uneven and self.spec.zero == "none" and _scale_dtype(self.spec) in _SIGNED
+        turns = uneven and self.spec.zero_point == "none" and _scale_dtype(self.spec) in _SIGNED
         return (1.0, -1.0) if turns else (1.0,)
 
     def range(self) -> tuple[Tensor, Tensor]:
@@ -195,18 +203,18 @@ class Rows:
             part * _ratio(_GAIN**0.5, self.square.sqrt()) for part in along
         )
         squares, products = squares + along_value**2, products + along_value * along_goal
-        if q.zero is None:
+        if q.zero_point is None:
             scale = _alike(products / squares, q.scale)
             return QParams(self.stored(scale.abs(), None).scale.copysign(q.scale), None)
         values, goals = values + along_value * along_one, goals + along_goal * along_one
         count = self.x.shape[1] + along_one**2
         slope = (products - values * goals / count) / (squares - values * values / count)
-        zero = values / count - goals / count / _alike(slope, q.scale)
-        point = self.stored(q.scale, zero.to(torch.float32)).zero
+        zero_point = values / count - goals / count / _alike(slope, q.scale)
+        point = self.stored(q.scale, zero_point.to(torch.float32)).zero_point
         assert point is not None
         # the slope again, for the zero point as it is stored
         slope = (products - point * goals) / (squares + point * (point * count - 2 * values))
-        return QParams(self.stored(_alike(slope, q.scale), q.zero).scale, point)
+        return QParams(self.stored(_alike(slope, q.scale), q.zero_point).scale, point)
 
 
 def improve_qparams(
@@ -225,9 +233,11 @@ def improve_qparams(
     """
     mode = str(spec.option("mx_mode", "floor"))
     x = x.detach()
-    scale, zero = choose_qparams(x, dtype, spec.block, spec.zero, _scale_dtype(spec), mx_mode=mode)
+    scale, zero_point = choose_qparams(
+        x, dtype, spec.block, spec.zero_point, _scale_dtype(spec), mx_mode=mode
+    )
     if x.numel() == 0:
-        return scale, zero
+        return scale, zero_point
     limit = searched_at_once(x.device)
     extents = full_block(spec.block, x.shape)
     for ranges in _pieces([(0, size) for size in x.shape], extents, limit):
@@ -236,23 +246,25 @@ def improve_qparams(
         if matrix.numel() <= limit:
             matrix = matrix.to(torch.float32)
         here = scale[place]
-        point = None if zero is None else zero[place].reshape(-1, 1)
+        point = None if zero_point is None else zero_point[place].reshape(-1, 1)
         rows = Rows(matrix, dtype, spec, limit)
         found = improve(rows, rows.read(here.reshape(-1, 1), point))
         scale[place] = found.scale.reshape(here.shape).to(scale.dtype)
-        if zero is not None and found.zero is not None:
-            point = found.zero * found.scale if spec.zero == "scaled" else found.zero
-            stored = dtype.encode(point) if spec.zero == "int" else point.to(zero.dtype)
-            zero[place] = stored.reshape(here.shape)
-    return scale, zero
+        if zero_point is not None and found.zero_point is not None:
+            point = (
+                found.zero_point * found.scale if spec.zero_point == "offset" else found.zero_point
+            )
+            stored = dtype.encode(point) if spec.zero_point == "int" else point.to(zero_point.dtype)
+            zero_point[place] = stored.reshape(here.shape)
+    return scale, zero_point
 
 
 def merge(better: Tensor, new: QParams, old: QParams) -> QParams:
     """The new ones where `better`, else the old ones."""
-    zero = None
-    if new.zero is not None and old.zero is not None:
-        zero = torch.where(better, new.zero, old.zero)
-    return QParams(torch.where(better, new.scale, old.scale), zero)
+    zero_point = None
+    if new.zero_point is not None and old.zero_point is not None:
+        zero_point = torch.where(better, new.zero_point, old.zero_point)
+    return QParams(torch.where(better, new.scale, old.scale), zero_point)
 
 
 def _sum(values: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from ao_core.errors import AoError, CheckpointError
 from ao_core.regular_files import not_a_file
 from ao_core.schema import FILE_NAME, Fields, Optional, SchemaError, Table
 from ao_core.spec import Spec
-from ao_core.tensor.relayout import native
+from ao_core.tensor.relayout import repack
 from ao_core.tensor.saving.files import read_json
 from ao_core.tensor.saving.header import CRC32, Provider, names_of
 from ao_core.tensor.saving.leaves import PLACEHOLDER, Record, dtype_of, rebuild
@@ -115,7 +115,7 @@ class Checkpoint:
 
         record = self.records.get(fqn)
         try:
-            return take(fqn) if record is None else native(rebuild(fqn, record, take))
+            return take(fqn) if record is None else repack(rebuild(fqn, record, take))
         except CheckpointError:
             raise
         except (AoError, ValueError) as error:

@@ -36,7 +36,7 @@ def check_fit(
     try:
         reason = (
             _never(spec, dtype, canonical=layout.canonical)
-            or layout.fits(spec, shape, format_)
+            or layout.refuses(spec, shape, format_)
             or layout.check_parts(of_layout, spec, shape, format_)
             or unlike({n: parts[n] for n in names if n in parts}, _act_forms(spec, shape))
             or (None if spec.act is None else _unusable(spec.act))
@@ -58,8 +58,8 @@ def _never(spec: Spec, dtype: torch.dtype, *, canonical: bool) -> str | None:
 
 
 def _act_forms(spec: Spec, shape: tuple[int, ...]) -> dict[str, Form]:
-    codes = spec.act is not None and spec.act.zero == "int"
-    dtypes = {"act_scale": torch.float32, "act_zero": torch.uint8 if codes else torch.float32}
+    codes = spec.act is not None and spec.act.zero_point == "int"
+    dtypes = {"act_scale": torch.float32, "act_zero_point": torch.uint8 if codes else torch.float32}
     return {name: Form(act_shape(shape), dtypes[name]) for name in act_names(spec)}
 
 
@@ -72,7 +72,7 @@ def _unusable(act: Spec) -> str | None:
     layout, dtype = registry.layouts.get(act.layout), registry.dtypes.get(act.dtype)
     try:
         check_spec(act, dtype)
-        if reason := layout.fits(act, tuple(x.shape), dtype):
+        if reason := layout.refuses(act, tuple(x.shape), dtype):
             return f"act={act}: {reason}"
         with torch.inference_mode():
             decode_parts(encode_reference(x, act), act, tuple(x.shape), x.dtype)

@@ -148,7 +148,7 @@ def rebuild(fqn: str, record: Record, take: Callable[[str], Tensor]) -> QTensor:
 
 
 def _view(record: Record) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """How the outward dimensions come from the stored ones."""
+    """How the logical dimensions come from the stored ones."""
     order = record.get("order", range(len(record["shape"])))
     flat_from = record.get("flat_from")
     return tuple(order), None if flat_from is None else tuple(flat_from)

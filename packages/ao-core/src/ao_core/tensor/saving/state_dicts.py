@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ao_core.arguments import checked
 from ao_core.errors import CheckpointError
 from ao_core.tensor.qtensor import QTensor
-from ao_core.tensor.relayout import native
+from ao_core.tensor.relayout import repack
 from ao_core.tensor.saving.header import header_of, parse_header
 from ao_core.tensor.saving.leaves import PLACEHOLDER, Record, flatten, rebuild
 from ao_core.tensor.saving.shards import restore, store
@@ -92,7 +92,7 @@ def flat_to_state_dict(
         for name, form in header.raw.items():
             left[name] = restore(left[name], form)
         for name, record in header.records.items():
-            out[name] = native(rebuild(name, record, left.pop))
+            out[name] = repack(rebuild(name, record, left.pop))
             own = left.pop(name, None)
             if own is not None and (own.dtype, tuple(own.shape)) != PLACEHOLDER:
                 raise CheckpointError(

@@ -52,9 +52,9 @@ class _Product:
 
     @property
     def name(self) -> str:
-        zero = ""
+        zero_point = ""
         if self.zero_dtype is not None:
-            zero = f" zero {ELEMENTS.get(self.zero_dtype, 'u8')}"
+            zero_point = f" zero {ELEMENTS.get(self.zero_dtype, 'u8')}"
         ragged = "" if self.shape == _EVEN else " ragged"
         kept = " 2:4" if self.sparse else ""
         scale = KINDS.get(self.scale_dtype) or TYPES[self.scale_dtype][1:]
@@ -64,7 +64,7 @@ class _Product:
         of = f" of {self.experts} experts" if self.experts else ""
         return (
             f"sm_{self.arch} {self.numbers}{kept} g{self.group} {ELEMENTS[self.x_dtype]} scale "
-            f"{scale}{twice}{zero} rows {self.regime.rows}{ragged}{stages}{whole}{of}"
+            f"{scale}{twice}{zero_point} rows {self.regime.rows}{ragged}{stages}{whole}{of}"
         )
 
 
@@ -136,10 +136,10 @@ def _gate(budget: float, case: _Product) -> Gate:
 
 def _fits(numbers: str, regime: Regime, splits: int, arch: int = 90) -> Gate:
     """Neither spills nor takes more than there is: for settings that measuring may choose."""
-    group, scale, zero = _USUAL[numbers]
+    group, scale, zero_point = _USUAL[numbers]
     sparse = numbers.endswith(" 2:4")
     case = _Product(
-        numbers.removesuffix(" 2:4"), regime, group, scale_dtype=scale, zero_dtype=zero, arch=arch,
+        numbers.removesuffix(" 2:4"), regime, group, scale_dtype=scale, zero_dtype=zero_point, arch=arch,
         sparse=sparse, splits=splits,
     )  # fmt: skip
     return Gate(case.name, partial(_build, case), REGISTERS, SHARED[arch])

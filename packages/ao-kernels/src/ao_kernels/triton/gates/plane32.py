@@ -45,12 +45,12 @@ class _Product:
 
     @property
     def name(self) -> str:
-        zero = "" if self.zero_dtype is None else f" zero {TYPES[self.zero_dtype][1:]}"
+        zero_point = "" if self.zero_dtype is None else f" zero {TYPES[self.zero_dtype][1:]}"
         ragged = "" if self.shape == _EVEN else " ragged"
         stages = "" if self.regime in _RULES else f" stages {self.regime.num_stages}"
         whole = " no splits" if self.splits == 1 else ""
         return (
-            f"sm_{self.arch} {self.act} × int4 g{self.group} scale {TYPES[self.scale_dtype][1:]}{zero} "
+            f"sm_{self.arch} {self.act} × int4 g{self.group} scale {TYPES[self.scale_dtype][1:]}{zero_point} "
             f"rows {self.regime.rows} to {TYPES[self.dtype][1:]}{ragged}{stages}"
             f"{whole}"
         )
@@ -83,7 +83,7 @@ def _build(case: _Product) -> Build:
         {**pointers, **dict.fromkeys(sizes, "i32")},
         constants(
             how, tiling(n, k, case.group), case.regime, case.splits, case.scale_dtype, divmod(case.arch, 10),
-            zero=case.zero_dtype is not None, x_zero=case.act == "uint8", bias=True,
+            zero_point=case.zero_dtype is not None, x_zero=case.act == "uint8", bias=True,
             early=case.arch >= 90,
         ),
         case.arch,

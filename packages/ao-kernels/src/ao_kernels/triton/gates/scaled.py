@@ -30,14 +30,14 @@ class _Product:
     kinds: tuple[str, str] = ("row", "row")
     arch: int = 90
     fast_accum: bool = True
-    zero: bool = False
+    zero_point: bool = False
     #: 0: no experts; else a power of two
     groups: int = 0
     dtype: torch.dtype = BF16
 
     @property
     def name(self) -> str:
-        more = ("" if self.fast_accum else " promoted", " zero" if self.zero else "")
+        more = ("" if self.fast_accum else " promoted", " zero" if self.zero_point else "")
         grouped = f" experts below {self.groups}" if self.groups else ""
         return (
             f"sm_{self.arch} {' × '.join(self.numbers)} scales {' × '.join(self.kinds)}{''.join(more)}"
@@ -58,15 +58,15 @@ def _build(case: _Product) -> Build:
     pointers = {
         "a_scale_ptr": "*fp32",
         "b_scale_ptr": "*fp32",
-        "zero_ptr": "*i32" if case.zero else "*fp32",
-        "sums_ptr": "*i32" if case.zero else "*fp32",
+        "zero_ptr": "*i32" if case.zero_point else "*fp32",
+        "sums_ptr": "*i32" if case.zero_point else "*fp32",
         "bias_ptr": TYPES[case.dtype],
         "offs_ptr": "*i32" if case.groups else "*fp32",
         "out_ptr": TYPES[case.dtype],
     }
     sizes = ["M", "N", "K", "stride_a", "stride_b", "row_tiles", "experts"]
     chosen = constants(
-        regime, case.kinds, integers=integers, promote=promote, zero=case.zero, bias=True,
+        regime, case.kinds, integers=integers, promote=promote, zero_point=case.zero_point, bias=True,
         groups=case.groups, tma=tma,
     )  # fmt: skip
     if not case.groups:
@@ -134,7 +134,7 @@ GATES = (
     _gate(0.77, 232, _Product(_LARGE, _INT8)),
     _gate(1, 232, _Product(_LARGE, groups=16)),
     _gate(0.86, 192, _Product(_MIDDLE, arch=89)),
-    _gate(1.4, 192, _Product(_MIDDLE, _INT8, zero=True, arch=80)),
+    _gate(1.4, 192, _Product(_MIDDLE, _INT8, zero_point=True, arch=80)),
     _gate(0, 160, _Product(_MIDDLE, arch=100)),
 )
 MORE = (
@@ -147,9 +147,9 @@ MORE = (
     _gate(3.9, 184, _Product(_LOW, kinds=_BLOCK)),
     _gate(0.78, 255, _Product(_LARGE, _GRADIENT, ("one", "one"))),
     _gate(2.4, 160, _Product(_MIDDLE, _GRADIENT, fast_accum=False)),
-    _gate(0.77, 255, _Product(_LARGE, _INT8, zero=True)),
+    _gate(0.77, 255, _Product(_LARGE, _INT8, zero_point=True)),
     _gate(1.35, _TWICE, _Product(_MIDDLE, _INT8, ("one", "row"))),
-    _gate(10.7, 64, _Product(_SMALL, _INT8, zero=True)),
+    _gate(10.7, 64, _Product(_SMALL, _INT8, zero_point=True)),
     _gate(1.9, _TWICE, _Product(_LOW, groups=16)),
     _gate(2.85, 168, _Product(_MIDDLE, kinds=_SQUARE, groups=256)),
     _gate(0.95, 184, _Product(_LOW, arch=89)),

@@ -186,9 +186,9 @@ def product(
                     )
                     part = tl.dot(beside(planes, group * CHAIN + j, AT_ONCE), x, part)
                 if HAS_ZERO:
-                    zero = _zeros(zero_at + group * COLS, OFFSET, LOAD_ZERO)
+                    zero_point = _zeros(zero_at + group * COLS, OFFSET, LOAD_ZERO)
                     sums = tl.load(sums_at + group * stride_sums)
-                    part += zero[:, None] * sums[None, :]
+                    part += zero_point[:, None] * sums[None, :]
                 if SCALE is None:
                     acc += part * _scales(scale_at + group * COLS, LOAD_SCALE)[:, None]
                 else:
@@ -266,13 +266,13 @@ def _zeros(at, OFFSET: tl.constexpr, LOAD: tl.constexpr):
         offset = OFFSET - _scales(at, LOAD)
     else:
         if LOAD is None:
-            zero = tl.load(at).to(tl.int32)
+            zero_point = tl.load(at).to(tl.int32)
         else:
-            zero = tl.inline_asm_elementwise(
+            zero_point = tl.inline_asm_elementwise(
                 LOAD, "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=True, pack=1
             )
         # a small integer in the last bits of 2**23 is that much more: no conversion is needed
-        offset = 8388608.0 + OFFSET - (zero | 0x4B000000).to(tl.float32, bitcast=True)
+        offset = 8388608.0 + OFFSET - (zero_point | 0x4B000000).to(tl.float32, bitcast=True)
     return offset
 
 

@@ -111,8 +111,8 @@ def linear(
         if HAS_ZERO:
             # the sums are those of whole rows, which one split adds
             sums = tl.load(x_sums_ptr + rows, mask=(rows < M) & (split == 0), other=0.0)
-            zero = tl.load(zero_ptr + col_tile * COLS + cols).to(tl.float32)
-            total += (OFFSET - zero)[:, None] * sums[None, :]
+            zero_point = tl.load(zero_ptr + col_tile * COLS + cols).to(tl.float32)
+            total += (OFFSET - zero_point)[:, None] * sums[None, :]
         total *= _scales(scale_at, LOAD_SCALE)[:, None]
 
     col = col_tile * COLS + cols
@@ -215,11 +215,11 @@ def _add_offsets(
         group = start + some
         inside = (group < last)[:, None]
         at = (grid + group)[:, None] * COLS + cols[None, :]
-        zero = tl.load(zero_ptr + at, mask=inside, other=0).to(tl.float32)
+        zero_point = tl.load(zero_ptr + at, mask=inside, other=0).to(tl.float32)
         scale = tl.load(scale_ptr + at, mask=inside, other=0.0).to(tl.float32)
         sums_at = sums_ptr + group.to(tl.int64)[:, None] * M + rows[None, :]
         sums = tl.load(sums_at, mask=inside & (rows < M)[None, :], other=0.0)
         # three products in TF32 are as good as one in float32
-        offsets = tl.trans((OFFSET - zero) * scale)
+        offsets = tl.trans((OFFSET - zero_point) * scale)
         total = tl.dot(offsets, sums, total, input_precision="tf32x3")
     return total

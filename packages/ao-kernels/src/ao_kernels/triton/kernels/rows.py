@@ -65,9 +65,11 @@ def quantize_rows(
     elif KIND == "signed":
         codes = _integer(y, -128.0, 127.0, scale[:, None]).to(tl.int8)
     else:
-        zero = _integer(-_quotient(low, scale, inverse, SATURATE), 0.0, 255.0, scale)
-        tl.store(zero_ptr + rows, zero.to(tl.uint8), mask=row_inside)
-        codes = _integer(y + zero.to(tl.float32)[:, None], 0.0, 255.0, scale[:, None]).to(tl.uint8)
+        zero_point = _integer(-_quotient(low, scale, inverse, SATURATE), 0.0, 255.0, scale)
+        tl.store(zero_ptr + rows, zero_point.to(tl.uint8), mask=row_inside)
+        codes = _integer(y + zero_point.to(tl.float32)[:, None], 0.0, 255.0, scale[:, None]).to(
+            tl.uint8
+        )
     tl.store(codes_ptr + rows.to(tl.int64)[:, None] * K + cols[None, :], codes, mask=inside)
     tl.store(scale_ptr + rows, scale, mask=row_inside)
 

@@ -95,8 +95,11 @@ def product(
             acc = tl.dot(x, w.T, acc, out_dtype=SUM)
 
     if HAS_ZERO:
-        zero = tl.load(zero_ptr + rows, mask=row_inside, other=0)
-        acc -= zero[:, None] * tl.load(sums_ptr + b_row + cols, mask=col_inside, other=0)[None, :]
+        zero_point = tl.load(zero_ptr + rows, mask=row_inside, other=0)
+        acc -= (
+            zero_point[:, None]
+            * tl.load(sums_ptr + b_row + cols, mask=col_inside, other=0)[None, :]
+        )
     out = acc.to(tl.float32)
     if A_SCALES == "one":
         out *= tl.load(a_scale_ptr)

@@ -36,7 +36,7 @@ def tune(model: nn.Module, rows: Sequence[int] = ROWS) -> list[Tuned]:
     """Decide, and keep, with which settings the linear layers of a model are launched.
 
     Every quantized weight of two dimensions on a CUDA device is multiplied by random activations in
-    its outward dtype; nothing of the model changes. What is known already is not measured again.
+    its logical dtype; nothing of the model changes. What is known already is not measured again.
 
     Raises:
         ConfigError: no Triton kernel can run here, or `rows` has a number below 1.

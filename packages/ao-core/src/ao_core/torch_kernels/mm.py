@@ -1,4 +1,4 @@
-"""Kernels of the native band for products of two dense operands: what `ComputeWeight` multiplies."""
+"""Kernels of the torch band for products of two dense operands: what `ComputeWeight` multiplies."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ao_core.numerics import scale_to_float
 from ao_core.records import Call, Kernel
 from ao_core.spec import WHOLE, Spec
 from ao_core.tensor.create import encode_parts
-from ao_core.torch_kernels.native import needs_sm89, refused_by_int_mm
+from ao_core.torch_kernels.linear import needs_sm89, refused_by_int_mm
 
-__all__ = ["PRODUCT_KERNELS"]
+__all__ = ["MM_KERNELS"]
 
 _ROW, _TENSOR = (1, WHOLE), (WHOLE, WHOLE)
 _FLOAT8 = ("f8e4m3", "f8e5m2")
@@ -53,7 +53,7 @@ def _padded(codes: Tensor, rows: int, columns: int) -> Tensor:
     return F.pad(codes.view(torch.uint8), (0, columns, 0, rows)).view(codes.dtype)
 
 
-def _accepts_scaled_mm(call: Call) -> str | None:
+def _refuses_scaled_mm(call: Call) -> str | None:
     spec, act = call.spec, call.spec.act
     if act is None or act.dtype not in _FLOAT8 or spec.dtype not in _FLOAT8:
         return f"needs two operands in float8, found {spec}"
@@ -77,16 +77,16 @@ def int_mm(a_MC: Tensor, b_NC: Tensor, spec: Spec) -> Tensor:
     return out.to(a_MC.dtype)
 
 
-def _accepts_int_mm(call: Call) -> str | None:
+def _refuses_int_mm(call: Call) -> str | None:
     spec, act = call.spec, call.spec.act
-    if act is None or (act.dtype, act.block, act.zero) != ("int8", _ROW, "none"):
+    if act is None or (act.dtype, act.block, act.zero_point) != ("int8", _ROW, "none"):
         return f"needs two operands in int8 with one scale per row, found {spec}"
-    if (spec.dtype, spec.block, spec.zero) != ("int8", _ROW, "none"):
+    if (spec.dtype, spec.block, spec.zero_point) != ("int8", _ROW, "none"):
         return f"needs two operands in int8 with one scale per row, found {spec}"
     return refused_by_int_mm(call)
 
 
-PRODUCT_KERNELS = (
-    Kernel("scaled_product", "mm", "*", "cuda", scaled_mm, 0, needs_sm89, _accepts_scaled_mm),
-    Kernel("int_product", "mm", "*", "*", int_mm, 0, accepts=_accepts_int_mm),
+MM_KERNELS = (
+    Kernel("scaled_product", "mm", "*", "cuda", scaled_mm, 0, needs_sm89, _refuses_scaled_mm),
+    Kernel("int_product", "mm", "*", "*", int_mm, 0, refuses=_refuses_int_mm),
 )

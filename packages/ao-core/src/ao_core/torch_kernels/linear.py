@@ -1,4 +1,4 @@
-"""Kernels of the native band: products that torch itself has for low-precision weights."""
+"""Kernels of the torch band: products that torch itself has for low-precision weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ao_core.spec import WHOLE, Spec
 from ao_core.tensor.activations import lost_rows, static_qparams
 from ao_core.tensor.qtensor import QTensor
 
-__all__ = ["NATIVE_KERNELS", "needs_sm89", "quantized_activations", "refused_by_int_mm"]
+__all__ = ["LINEAR_KERNELS", "needs_sm89", "quantized_activations", "refused_by_int_mm"]
 
 #: products of two int8 whose sum an int32 holds in any case: 2**31 - 1 over (-128)**2
 LONGEST_INT_SUM = 131071
@@ -34,7 +34,7 @@ def _rows_only(call: Call, dtypes: tuple[str, ...]) -> str | None:
     spec = call.spec
     if spec.dtype not in dtypes:
         return f"needs weights of {' or '.join(dtypes)}, found {spec.dtype}"
-    if len(call.weight_shape) != 2 or spec.block != _ROW or spec.zero != "none":
+    if len(call.weight_shape) != 2 or spec.block != _ROW or spec.zero_point != "none":
         return f"needs a 2-D weight with one scale per row and no zero point, found {spec}"
     if isinstance(spec.scale_dtype, Spec):
         return "needs scales that are not quantized themselves"
@@ -81,7 +81,7 @@ def row_scaled_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     return out.mul_(scale_N) if bias is None else torch.addcmul(bias, out, scale_N)
 
 
-def _accepts_row_scaled(call: Call) -> str | None:
+def _refuses_row_scaled(call: Call) -> str | None:
     if call.spec.act is not None:
         return "does not quantize activations"
     if call.x_dtype not in (torch.float32, torch.bfloat16):
@@ -104,7 +104,7 @@ def int8pack_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     return _finish(torch._weight_int8pack_mm(x_MK, w_NK, w.scale.view(-1)), x, bias)
 
 
-def _accepts_int8pack(call: Call) -> str | None:
+def _refuses_int8pack(call: Call) -> str | None:
     if call.spec.act is not None:
         return "does not quantize activations"
     if call.x_dtype != torch.bfloat16:
@@ -123,8 +123,8 @@ def int4pack_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     scale = w.scale.to(torch.bfloat16)
     qparams = scale.new_zeros(*scale.shape, 2)
     qparams[..., 0] = scale
-    if "zero" in w.part_names:
-        qparams[..., 1] = (8 - w.zero.float()) * scale
+    if "zero_point" in w.part_names:
+        qparams[..., 1] = (8 - w.zero_point.float()) * scale
     group = w.spec.block[-1]
     x_MK = _rows(x)
     out_MN = torch.ops.aten._weight_int4pack_mm_for_cpu(x_MK, w.qdata, group, qparams)
@@ -136,12 +136,14 @@ def int4_cpu_embedding(ids: Tensor, w: QTensor) -> Tensor:
     rows = ids.reshape(-1)
     group = w.spec.block[-1]
     values = gather_codes(w.qdata, rows, w.stored_shape).float()
-    zero = w.zero[:, rows].t().repeat_interleave(group, 1) if "zero" in w.part_names else 8
+    zero_point = (
+        w.zero_point[:, rows].t().repeat_interleave(group, 1) if "zero_point" in w.part_names else 8
+    )
     scale = w.scale[:, rows].t().float().repeat_interleave(group, 1)
-    return ((values - zero) * scale).to(w.dtype).reshape(*ids.shape, w.stored_shape[1])
+    return ((values - zero_point) * scale).to(w.dtype).reshape(*ids.shape, w.stored_shape[1])
 
 
-def _accepts_int4pack(call: Call) -> str | None:
+def _refuses_int4pack(call: Call) -> str | None:
     if call.x_dtype != torch.bfloat16:
         return f"is vectorized for bfloat16 activations only, found {call.x_dtype}"
     if not 1 <= call.m <= 192:
@@ -157,17 +159,17 @@ def quantized_activations(x_MK: Tensor, w: QTensor) -> tuple[Tensor, Tensor, Ten
     act = w.spec.act
     assert act is not None
     dtype = registry.dtypes.get(act.dtype)
-    scale, zero = static_qparams(w)
+    scale, zero_point = static_qparams(w)
     lost = lost_rows(x_MK, act)
     known = x_MK if lost is None else torch.where(lost, 0, x_MK)
     if scale is None:
-        scale, zero = choose_qparams(known, dtype, act.block, act.zero, "float32")
+        scale, zero_point = choose_qparams(known, dtype, act.block, act.zero_point, "float32")
     if lost is not None and dtype.kind == "float":
         known = torch.where(lost, torch.nan, x_MK)
-    codes = quantize_affine(known, dtype, act.block, scale, zero)
+    codes = quantize_affine(known, dtype, act.block, scale, zero_point)
     if lost is not None and dtype.kind != "float":  # integers have no NaN
         scale = torch.where(lost, torch.nan, scale)
-    return codes.view(dtype.storage), scale, zero
+    return codes.view(dtype.storage), scale, zero_point
 
 
 def int_mm_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
@@ -187,11 +189,11 @@ def int_mm_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     return _finish(out if bias is None else out + bias, x, None)
 
 
-def _accepts_int_mm(call: Call) -> str | None:
+def _refuses_int_mm(call: Call) -> str | None:
     act = call.spec.act
     if act is None:
         return "is for activations quantized at run time"
-    if (act.dtype, act.zero) not in (("int8", "none"), ("uint8", "int")):
+    if (act.dtype, act.zero_point) not in (("int8", "none"), ("uint8", "int")):
         return f"needs activations in int8, or uint8 with zero points; found {act}"
     if not act.static and act.block != _ROW:
         return f"needs one scale per token, or a static one; found {act}"
@@ -230,7 +232,7 @@ def scaled_mm_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     return _finish(out, x, bias)
 
 
-def _accepts_scaled_mm(call: Call) -> str | None:
+def _refuses_scaled_mm(call: Call) -> str | None:
     act = call.spec.act
     if act is None:
         return "is for activations quantized at run time"
@@ -242,7 +244,7 @@ def _accepts_scaled_mm(call: Call) -> str | None:
         return (
             "needs weights and activations both per row, or both per tensor; or static activations"
         )
-    if act.zero != "none" or call.spec.zero != "none":
+    if act.zero_point != "none" or call.spec.zero_point != "none":
         return f"has no zero points, found {call.spec}"
     if call.x_dtype != torch.bfloat16:
         return f"rounds its result to bfloat16, which would lose precision in {call.x_dtype}"
@@ -259,13 +261,13 @@ def needs_sm89() -> str | None:
     return None if (major, minor) >= (8, 9) else f"needs sm_89, found sm_{major}{minor}"
 
 
-NATIVE_KERNELS = (
-    Kernel("row_scaled", "linear", "plain", "*", row_scaled_linear, 0, accepts=_accepts_row_scaled),
-    Kernel("int8pack", "linear", "plain", "cpu", int8pack_linear, 1, accepts=_accepts_int8pack),
-    Kernel("int4pack", "linear", "int4_cpu", "cpu", int4pack_linear, 1, accepts=_accepts_int4pack),
+LINEAR_KERNELS = (
+    Kernel("row_scaled", "linear", "plain", "*", row_scaled_linear, 0, refuses=_refuses_row_scaled),
+    Kernel("int8pack", "linear", "plain", "cpu", int8pack_linear, 1, refuses=_refuses_int8pack),
+    Kernel("int4pack", "linear", "int4_cpu", "cpu", int4pack_linear, 1, refuses=_refuses_int4pack),
     Kernel("int4_cpu_rows", "embedding", "int4_cpu", "cpu", int4_cpu_embedding, 1),
-    Kernel("int_mm", "linear", "plain", "*", int_mm_linear, 1, accepts=_accepts_int_mm),
+    Kernel("int_mm", "linear", "plain", "*", int_mm_linear, 1, refuses=_refuses_int_mm),
     Kernel(
-        "scaled_mm", "linear", "plain", "cuda", scaled_mm_linear, 1, needs_sm89, _accepts_scaled_mm
+        "scaled_mm", "linear", "plain", "cuda", scaled_mm_linear, 1, needs_sm89, _refuses_scaled_mm
     ),
 )

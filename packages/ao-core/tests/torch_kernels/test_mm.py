@@ -13,7 +13,7 @@ from torch import Tensor
 from ao_core import WHOLE, Call, Kernel, Spec, quantize_tensor
 from ao_core.dispatch import select
 from ao_core.numerics import sqnr
-from ao_core.torch_kernels.products import PRODUCT_KERNELS, int_mm, scaled_mm
+from ao_core.torch_kernels.mm import MM_KERNELS, int_mm, scaled_mm
 from ao_core.torch_kernels.reference import mm
 
 ROW, TENSOR = (1, WHOLE), (WHOLE, WHOLE)
@@ -22,7 +22,7 @@ INT8 = Spec("int8", ROW, act=Spec("int8", ROW))
 
 
 def _kernel(name: str) -> Kernel:
-    (kernel,) = [k for k in PRODUCT_KERNELS if k.name == name]
+    (kernel,) = [k for k in MM_KERNELS if k.name == name]
     return kernel
 
 
@@ -31,12 +31,12 @@ def _call(spec: Spec, m: int = 17, n: int = 32, k: int = 64, device: str = "cuda
 
 
 def test_limits_of_float8_products() -> None:
-    accepts = _kernel("scaled_product").accepts
+    refuses = _kernel("scaled_product").refuses
     for spec in FLOAT8.values():
-        assert accepts(_call(spec, n=33, k=65)) is None
-    assert accepts(replace(_call(FLOAT8[TENSOR]), x_dtype=torch.float32)) is None
+        assert refuses(_call(spec, n=33, k=65)) is None
+    assert refuses(replace(_call(FLOAT8[TENSOR]), x_dtype=torch.float32)) is None
     e5m2 = replace(FLOAT8[ROW], dtype="f8e5m2")
-    assert accepts(_call(e5m2)) is None
+    assert refuses(_call(e5m2)) is None
     blocks = replace(FLOAT8[ROW], block=(128, 128), act=Spec("f8e4m3", (1, 128)))
     refused = {
         "bfloat16": replace(_call(FLOAT8[ROW]), x_dtype=torch.float32),
@@ -48,13 +48,13 @@ def test_limits_of_float8_products() -> None:
         "not empty": _call(FLOAT8[ROW], m=0),
     }
     for reason, call in refused.items():
-        assert reason in (accepts(call) or "")
+        assert reason in (refuses(call) or "")
 
 
 def test_limits_of_int8_products() -> None:
-    accepts = _kernel("int_product").accepts
-    assert accepts(_call(INT8)) is None
-    assert accepts(_call(INT8, m=1, n=33, k=65, device="cpu")) is None
+    refuses = _kernel("int_product").refuses
+    assert refuses(_call(INT8)) is None
+    assert refuses(_call(INT8, m=1, n=33, k=65, device="cpu")) is None
     refused = {
         "more than 16 rows": _call(INT8, m=16),
         "in int8": _call(replace(INT8, act=None)),
@@ -63,7 +63,7 @@ def test_limits_of_int8_products() -> None:
         "not empty": _call(INT8, n=0),
     }
     for reason, call in refused.items():
-        assert reason in (accepts(call) or "")
+        assert reason in (refuses(call) or "")
 
 
 @pytest.mark.parametrize("block", FLOAT8, ids=["row", "tensor"])

@@ -13,18 +13,20 @@ import ao_core
 from ao_core import WHOLE, Call, QTensor, Spec, quantize_tensor
 from ao_core.dispatch import select
 from ao_core.numerics import sqnr
-from ao_core.tensor import native
+from ao_core.tensor import repack
 from ao_core.testing.samples import activations, quantized
-from ao_core.torch_kernels.native import NATIVE_KERNELS, scaled_mm_linear
+from ao_core.torch_kernels.linear import LINEAR_KERNELS, scaled_mm_linear
 
 ROW, TENSOR = (1, WHOLE), (WHOLE, WHOLE)
 SPECS = {
     "int8": Spec("int8", ROW),
     "int8 bf16 scale": Spec("int8", ROW, "bfloat16"),
     "int8 dynamic": Spec("int8", ROW, act=Spec("int8", ROW)),
-    "int8 dynamic asymmetric": Spec("int8", ROW, act=Spec("uint8", ROW, zero="int")),
+    "int8 dynamic asymmetric": Spec("int8", ROW, act=Spec("uint8", ROW, zero_point="int")),
     "int8 static": Spec("int8", ROW, act=Spec("int8", TENSOR, static=True)),
-    "int8 static asymmetric": Spec("int8", ROW, act=Spec("uint8", TENSOR, zero="int", static=True)),
+    "int8 static asymmetric": Spec(
+        "int8", ROW, act=Spec("uint8", TENSOR, zero_point="int", static=True)
+    ),
     "e4m3": Spec("f8e4m3", ROW),
     "e5m2": Spec("f8e5m2", ROW),
     "int4": Spec("int4", (1, 32), "bfloat16", layout="packed"),
@@ -47,7 +49,7 @@ def _expected(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
 def test_static_activations_are_served_by_the_native_products() -> None:
     for name in ("int8 static", "int8 static asymmetric"):
         call = Call("linear", SPECS[name], (33, 70), (5, 70), torch.float32, "cpu")
-        with ao_core.kernels("native"):
+        with ao_core.kernels("torch"):
             assert select(call).name == "int_mm"
 
 
@@ -56,7 +58,7 @@ def test_static_activations_are_served_by_the_native_products() -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_against_float64(name: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
     n, k = shape
-    w = native(quantized(_randn(n, k, dtype=dtype), SPECS[name]))
+    w = repack(quantized(_randn(n, k, dtype=dtype), SPECS[name]))
     bias = _randn(n, dtype=dtype)
     least = {torch.float32: 100.0, torch.bfloat16: 40.0, torch.float16: 55.0}[dtype]
     for x_shape in [(1, k), (3, k), (2, 5, k), (k,), (17, k)]:
@@ -89,7 +91,7 @@ def test_each_kernel_serves_what_it_is_for() -> None:
         ("uint4", fp32, 4): "reference_linear",
     }
     for (name, dtype, m), kernel in cases.items():
-        w = native(quantize_tensor(_randn(48, 128, dtype=dtype), SPECS[name]))
+        w = repack(quantize_tensor(_randn(48, 128, dtype=dtype), SPECS[name]))
         assert select_name(_randn(m, 128, dtype=dtype), w) == kernel, (name, dtype, m)
 
 
@@ -100,16 +102,16 @@ def test_scaled_mm(block: tuple[int, int]) -> None:
     w = quantize_tensor(_randn(32, 64, dtype=torch.bfloat16), spec)
     x, bias = _randn(5, 64, dtype=torch.bfloat16), _randn(32, dtype=torch.bfloat16)
     assert 45 < sqnr(_expected(x, w, bias), scaled_mm_linear(x, w, bias)) < 65
-    (kernel,) = [k for k in NATIVE_KERNELS if k.name == "scaled_mm"]
+    (kernel,) = [k for k in LINEAR_KERNELS if k.name == "scaled_mm"]
     call = Call("linear", spec, (32, 64), (5, 64), torch.bfloat16, "cuda")
-    assert kernel.accepts(call) is None
+    assert kernel.refuses(call) is None
     refused = {
         "multiples of 16": Call("linear", spec, (32, 65), (5, 65), torch.bfloat16, "cuda"),
         "rounds its result": Call("linear", spec, (32, 64), (5, 64), torch.float32, "cuda"),
         "at run time": Call("linear", SPECS["e4m3"], (32, 64), (5, 64), torch.bfloat16, "cuda"),
     }
     for reason, call in refused.items():
-        assert reason in (kernel.accepts(call) or "")
+        assert reason in (kernel.refuses(call) or "")
 
 
 @pytest.mark.parametrize("block", [ROW, TENSOR], ids=str)
@@ -119,24 +121,24 @@ def test_scaled_mm_with_static_activations(block: tuple[int, int]) -> None:
     w = quantized(_randn(32, 64, dtype=torch.bfloat16), spec)
     x, bias = _randn(5, 64, dtype=torch.bfloat16), _randn(32, dtype=torch.bfloat16)
     assert 45 < sqnr(_expected(x, w, bias), scaled_mm_linear(x, w, bias)) < 65
-    (kernel,) = [k for k in NATIVE_KERNELS if k.name == "scaled_mm"]
-    assert kernel.accepts(Call("linear", spec, (32, 64), (5, 64), torch.bfloat16, "cuda")) is None
+    (kernel,) = [k for k in LINEAR_KERNELS if k.name == "scaled_mm"]
+    assert kernel.refuses(Call("linear", spec, (32, 64), (5, 64), torch.bfloat16, "cuda")) is None
     group = replace(spec, block=(1, 32))
     call = Call("linear", group, (32, 64), (5, 64), torch.bfloat16, "cuda")
-    assert "or static activations" in (kernel.accepts(call) or "")
+    assert "or static activations" in (kernel.refuses(call) or "")
 
 
 def test_int_mm_knows_the_limits_of_cuda() -> None:
-    (kernel,) = [k for k in NATIVE_KERNELS if k.name == "int_mm"]
+    (kernel,) = [k for k in LINEAR_KERNELS if k.name == "int_mm"]
     call = Call("linear", SPECS["int8 dynamic"], (32, 64), (17, 64), torch.bfloat16, "cuda")
-    assert kernel.accepts(call) is None
+    assert kernel.refuses(call) is None
     small = Call("linear", SPECS["int8 dynamic"], (32, 64), (16, 64), torch.bfloat16, "cuda")
-    assert "more than 16 rows" in (kernel.accepts(small) or "")
+    assert "more than 16 rows" in (kernel.refuses(small) or "")
 
 
 def test_non_contiguous_activations() -> None:
     for name in ("int8", "int4", "int8 dynamic"):
-        w = native(quantize_tensor(_randn(48, 128, dtype=torch.bfloat16), SPECS[name]))
+        w = repack(quantize_tensor(_randn(48, 128, dtype=torch.bfloat16), SPECS[name]))
         x = _randn(128, 6, dtype=torch.bfloat16).t()
         assert torch.equal(F.linear(x, w), F.linear(x.contiguous(), w))
         first = _randn(3, 5, 128, dtype=torch.bfloat16)[:, 0]  # the first token of each text
@@ -146,7 +148,7 @@ def test_non_contiguous_activations() -> None:
 def test_the_native_layout_is_no_larger_and_follows_the_dtype() -> None:
     for name in ("int4", "uint4"):
         packed = quantize_tensor(_randn(208, 128, dtype=torch.bfloat16), SPECS[name])
-        w = native(packed)
+        w = repack(packed)
         assert w.spec.layout == "int4_cpu"
         assert w.stored_bytes == packed.stored_bytes
         assert w.float().spec.layout == "packed"
@@ -155,7 +157,7 @@ def test_the_native_layout_is_no_larger_and_follows_the_dtype() -> None:
 
 
 def test_reference_band_serves_native_layouts_too() -> None:
-    w = native(quantize_tensor(_randn(48, 128, dtype=torch.bfloat16), SPECS["uint4"]))
+    w = repack(quantize_tensor(_randn(48, 128, dtype=torch.bfloat16), SPECS["uint4"]))
     x = _randn(3, 128)
     with ao_core.kernels("reference"):
         assert sqnr(_expected(x, w, None), F.linear(x, w)) > 100
@@ -165,7 +167,7 @@ def test_reference_band_serves_native_layouts_too() -> None:
 @pytest.mark.parametrize("name", ["int4", "uint4"])
 def test_lookups_read_only_their_rows(name: str, rows: int) -> None:
     packed = quantize_tensor(_randn(rows, 128, dtype=torch.bfloat16), SPECS[name])
-    w = native(packed)
+    w = repack(packed)
     assert w.spec.layout == "int4_cpu"
     ids = torch.tensor([[0, rows - 1, 7], [rows // 2, 7, 15]])
     assert torch.equal(F.embedding(ids, w), F.embedding(ids, packed.dequantize()))
