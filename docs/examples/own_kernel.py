@@ -38,7 +38,7 @@ ROW_BLOCKS = Kernel(
     layout="packed",
     device="cpu",
     fn=row_blocks_linear,
-    priority=1,  # above the reference (-100); the bands are 0 torch-native, 50 compiled, 100 CUDA
+    priority=1,  # above the reference (-100); the bands are 0 torch, 50 compiled, 100 CUDA
     unavailable=lambda: (
         None
     ),  # what the machine lacks, asked once: "needs sm_90, found sm_80"

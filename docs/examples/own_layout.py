@@ -44,7 +44,7 @@ class Halves(Layout):
 # --8<-- [end:canonical]
 
 
-# --8<-- [start:native]
+# --8<-- [start:kernels]
 class HalvesByColumn(Layout):
     """The same bytes, transposed: what a kernel wants that walks along K with many rows at once."""
 
@@ -62,7 +62,7 @@ class HalvesByColumn(Layout):
         return {**parts, "qdata": parts["qdata"].t().contiguous()}
 
 
-# --8<-- [end:native]
+# --8<-- [end:kernels]
 
 # --8<-- [start:use]
 register(Halves())

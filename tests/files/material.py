@@ -101,14 +101,13 @@ def write_gguf_file(root: Path) -> None:
     """A file of some tensors and keys of every kind."""
     import numpy
 
-    from ao_core.weights import weight_spec
+    from ao_quant import GGUFWeightOnlyConfig
     from ao_quant.gguf import write_gguf
-    from ao_quant.specs.gguf import GGUF_FORMATS
 
     (root / "gguf").mkdir()
     tensors: dict[str, Tensor] = {"dense": torch.randn(3, 5), "half": torch.randn(7).bfloat16()}
     for kind in ("q4_0", "q4_k", "q8_0"):
-        spec = weight_spec(GGUF_FORMATS[kind], (4, 256), torch.float32)
+        spec = GGUFWeightOnlyConfig(kind).spec((4, 256), torch.float32)
         tensors[kind] = quantize_tensor(torch.randn(4, 256), spec)
     metadata = {
         "general.architecture": "llama",

@@ -134,7 +134,7 @@ def optimized():
 VALID = {
     "ComputeWeight": lambda: {"hp": W, "output": INT8},
     "DType": lambda: {"name": "x", "bits": 4, "kind": "int", "encode": id, "decode": id, "min": -1.0,
-                      "max": 1.0, "reach": 1.0},
+                      "max": 1.0, "quant_max": 1.0},
     "FqnToConfig": lambda: {"entries": {"*": "int8_weight_only"}},
     "Kernel": lambda: {"name": "x", "op": "linear", "layout": "*", "device": "*", "fn": id, "priority": 1},
     "QTensor": lambda: {"parts": {"qdata": W.to(torch.int8), "scale": W[:, :1]}, "spec": INT8,
@@ -171,8 +171,6 @@ VALID = {
     "discard": lambda: {"model": prepared()},
     "plan": lambda: {"model": model(), "bits": 8.5, "sample": X, "candidates": ["int8_weight_only"]},
     "prepare": lambda: {"model": model(), "config": STATIC},
-    "spec_of": lambda: {"config": ao_core.resolve_config("int8_weight_only"), "shape": (8, 8),
-                        "dtype": torch.float32},
     "convert_to_float8_training": lambda: {"model": model(), "config": "float8/rowwise"},
     "float8_fallback": lambda: {"model": trained(), "patterns": "0"},
     "precision_telemetry": lambda: {"model": trained()},

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ao_core import DType, codebook_dtype, hookimpl
+from ao_core import DType, lut_dtype, hookimpl
 
 POSITIVE = [2.0 ** (-k / 2) for k in range(7)]
 NEGATIVE = [-(2.0 ** (-k / 2)) for k in range(8)]
@@ -24,4 +24,4 @@ def ao_api() -> tuple[int, int]:
 @hookimpl
 def ao_dtypes() -> Iterable[DType]:
     """The number format; packing, kernels, compile, saving and sharding come with it."""
-    return [codebook_dtype("log4", sorted([*NEGATIVE, 0.0, *POSITIVE]))]
+    return [lut_dtype("log4", sorted([*NEGATIVE, 0.0, *POSITIVE]))]

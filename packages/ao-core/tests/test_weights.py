@@ -13,7 +13,7 @@ import ao_core.dtypes
 from ao_core import FqnToConfig, QTensor, Spec, WeightOnlyConfig
 from ao_core.errors import ConfigError, UnknownNameError
 from ao_core.registry import registry
-from ao_core.weights import WeightFormat, weight_spec
+from ao_core.weights import matrix_spec, weight_spec
 
 
 class Model(nn.Module):
@@ -104,11 +104,10 @@ def test_round_trips() -> None:
 
 def test_a_format_names_blocks_of_rows_packing_and_options() -> None:
     options = (("scale_rule", "absmean"),)
-    fmt = WeightFormat("ternary", 32, "float32", rows=8, packing="digits", options=options)
-    spec = weight_spec(fmt, (16, 96), torch.float32)
+    spec = matrix_spec("ternary", 32, "float32", rows=8, layout="digits", options=options)
     assert spec == Spec("ternary", (8, 32), layout="digits", options=options)
     # filters have neither 2-D blocks nor rows to pack along
-    conv = weight_spec(fmt, (6, 4, 3, 3), torch.float32, conv=True)
+    conv = weight_spec(spec, (6, 4, 3, 3), conv=True)
     assert conv == Spec("ternary", (32,), layout="flat", options=options)
 
 

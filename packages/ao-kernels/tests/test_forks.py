@@ -19,7 +19,7 @@ PROGRAM = """
 import os, signal, sys, threading, torch
 import torch.nn.functional as F
 from ao_core import Spec, quantize_tensor
-from ao_core.tensor import native
+from ao_core.tensor import repack
 from ao_kernels.cpu.library import load
 
 def threads():
@@ -30,7 +30,7 @@ def product(m):
 
 torch.set_num_threads(3)
 load()
-w = native(quantize_tensor(torch.randn(256, 512), Spec("int4", (1, 32), layout="packed")))
+w = repack(quantize_tensor(torch.randn(256, 512), Spec("int4", (1, 32), layout="packed")))
 x = torch.randn(600, 512)
 before = sys.argv[1]
 if before == "torch":

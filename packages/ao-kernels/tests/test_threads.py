@@ -77,9 +77,9 @@ PROGRAM = """
 import os, torch
 import torch.nn.functional as F
 from ao_core import Spec, quantize_tensor
-from ao_core.tensor import native
+from ao_core.tensor import repack
 torch.set_num_threads({before})
-w = native(quantize_tensor(torch.randn(1024, 1024), Spec("int4", (1, 32), layout="packed")))
+w = repack(quantize_tensor(torch.randn(1024, 1024), Spec("int4", (1, 32), layout="packed")))
 assert w.spec.layout == "cpu_tiles"
 for m in (1, 8, 64):
     F.linear(torch.randn(m, 1024), w)
@@ -149,7 +149,7 @@ FORK = """
 import multiprocessing, torch
 import torch.nn.functional as F
 from ao_core import Spec, quantize_tensor
-from ao_core.tensor import native
+from ao_core.tensor import repack
 
 # comparing so few results starts no threads of torch, which does not survive a fork either
 def child(queue, w, x, expected):
@@ -157,7 +157,7 @@ def child(queue, w, x, expected):
     queue.put(all(torch.equal(F.linear(a, w), b) for a, b in zip(x, expected)))
 
 torch.set_num_threads({parent})
-w = native(quantize_tensor(torch.randn(256, 4096), Spec("int4", (1, 32), layout="packed")))
+w = repack(quantize_tensor(torch.randn(256, 4096), Spec("int4", (1, 32), layout="packed")))
 assert w.spec.layout == "cpu_tiles"
 x = [torch.randn(m, 4096) for m in (1, 8, 64)]
 expected = [F.linear(a, w) for a in x]

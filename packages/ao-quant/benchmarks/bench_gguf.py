@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ao_core.numerics import sqnr
-from ao_quant import GGUFWeightOnlyConfig, spec_of
+from ao_quant import GGUFWeightOnlyConfig
 from ao_quant.configs import GGUF_TYPES
 from ao_quant.gguf.blocks import block_size, from_blocks, to_blocks
 from ao_quant.gguf.encode import encode
@@ -35,7 +35,7 @@ Encoder = Callable[[Tensor, str], Tensor]
 
 def ours(x: Tensor, kind: str) -> Tensor:
     """The bytes that `write_gguf` writes."""
-    spec = spec_of(GGUFWeightOnlyConfig(kind), tuple(x.shape), x.dtype)
+    spec = GGUFWeightOnlyConfig(kind).spec(tuple(x.shape), x.dtype)
     return to_blocks(encode(kind, x, spec), kind)
 
 

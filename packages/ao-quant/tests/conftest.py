@@ -7,12 +7,11 @@ import ao_core
 from ao_core.registry import registry
 from ao_quant.configs import CONFIGS
 from ao_quant.recipes import RECIPES
-from ao_quant.specs import format_of
 
 #: the types of GGUF differ in widths; beside the default, test_gguf.py has the suite for each
 _RECIPES = [r for r in RECIPES if not r.name.startswith("gguf_weight_only/")]
-_WEIGHT_ONLY = [r.name for r in _RECIPES if format_of(r.config).act is None]
-_DYNAMIC = [r.name for r in _RECIPES if format_of(r.config).act is not None]
+_WEIGHT_ONLY = [r.name for r in _RECIPES if r.config.weight_format(torch.float32).spec.act is None]
+_DYNAMIC = [r.name for r in _RECIPES if r.config.weight_format(torch.float32).spec.act is not None]
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +50,7 @@ def act_bits():
     """Bits of the activations under a recipe; 16 where they are left alone."""
 
     def bits(recipe):
-        act = format_of(ao_core.resolve_config(recipe)).act
+        act = ao_core.resolve_config(recipe).weight_format(torch.float32).spec.act
         return 16 if act is None else registry.dtypes.get(act.dtype).bits
 
     return bits

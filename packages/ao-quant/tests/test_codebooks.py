@@ -10,7 +10,7 @@ from ao_core import WHOLE, Spec, load_model, quantize_, quantize_tensor, save_mo
 from ao_core.errors import QuantizationError
 from ao_core.registry import registry
 from ao_core.testing import LayoutSuite
-from ao_quant import CodebookWeightOnlyConfig, spec_of
+from ao_quant import CodebookWeightOnlyConfig
 
 SPECS = (
     Spec("codebook3", (1, WHOLE), "bfloat16"),
@@ -39,7 +39,7 @@ class TestFlat(LayoutSuite):
 @pytest.mark.parametrize("bits", [1, 4, 8])
 def test_values_of_a_tensor_a_row_or_a_group(group, tables, storage, bits):
     x = torch.randn(48, 300)
-    spec = spec_of(CodebookWeightOnlyConfig(bits, group), x.shape, x.dtype)
+    spec = CodebookWeightOnlyConfig(bits, group).spec(x.shape, x.dtype)
     assert (spec.dtype, spec.scale_dtype) == (f"codebook{bits}", storage)
     q = quantize_tensor(x, spec)
     assert q.scale.shape == (*tables, 1 << bits)
@@ -52,7 +52,7 @@ def test_better_than_any_fixed_format_of_as_many_bits(sqnr_db):
     torch.manual_seed(0)
     x = torch.distributions.StudentT(4.0).sample((64, 1024))  # heavier tails than normal
     for bits, others in ((4, ("int4", "nf4", "f4e2m1")), (3, ("int3", "f3e1m1"))):
-        spec = spec_of(CodebookWeightOnlyConfig(bits), x.shape, x.dtype)
+        spec = CodebookWeightOnlyConfig(bits).spec(x.shape, x.dtype)
         learned = sqnr_db(x, quantize_tensor(x, spec).dequantize())
         fixed = [
             sqnr_db(x, quantize_tensor(x, Spec(name, (1, WHOLE), layout="packed")).dequantize())

@@ -9,7 +9,6 @@ from torch import nn
 import ao_core
 from ao_core import FqnToConfig, QTensor, WeightOnlyConfig
 from ao_core.registry import registry
-from ao_quant.specs import format_of
 from ao_quant.transforms import for_head
 
 ROWS, WIDTH = 96, 64
@@ -38,7 +37,9 @@ def test_every_recipe(recipe, tied):
     """At least 8 bits for the head, what the recipe says for the rest, and the report says so."""
     model = Model(tied).requires_grad_(False)
     report = ao_core.quantize_(model, recipe)
-    of_recipe = registry.dtypes.get(format_of(registry.recipes.get(recipe).config).dtype).bits
+    of_recipe = registry.dtypes.get(
+        registry.recipes.get(recipe).config.weight_format(torch.float32).spec.dtype
+    ).bits
     assert _bits(model, "inner.weight") == of_recipe
     assert _bits(model, "head.weight") == max(of_recipe, 8)
     (record,) = [r for r in report if "head.weight" in (r.fqn, *r.tied)]

@@ -18,7 +18,6 @@ from ao_quant import (
     MXWeightOnlyConfig,
     NVFP4DynamicActivationNVFP4WeightConfig,
     NVFP4WeightOnlyConfig,
-    spec_of,
 )
 
 #: element -> (type of ml_dtypes, greatest value, bits of mantissa)
@@ -83,7 +82,7 @@ def mx(x: torch.Tensor, element: str, mode: str = "floor") -> tuple[np.ndarray, 
 @pytest.mark.parametrize("element", [*ELEMENTS, "int8"])
 def test_mx_bit_for_bit(element, mode):
     x = weights()
-    spec = spec_of(MXWeightOnlyConfig(element, mode), x.shape, x.dtype)
+    spec = MXWeightOnlyConfig(element, mode).spec(x.shape, x.dtype)
     q = quantize_tensor(x, spec)
     values, exponents = mx(x, element, mode)
     np.testing.assert_array_equal(q.dequantize().double().numpy(), values)
@@ -105,7 +104,7 @@ def test_mx_as_in_gfloat(name):
         for block in x.double().numpy().reshape(-1, 32)
     ]
     element = name.rpartition("_")[2] if "_" in name else "int8"
-    q = quantize_tensor(x, spec_of(MXWeightOnlyConfig(element), x.shape, x.dtype))
+    q = quantize_tensor(x, MXWeightOnlyConfig(element).spec(x.shape, x.dtype))
     np.testing.assert_array_equal(q.dequantize().double().numpy(), np.reshape(expected, (20, 64)))
 
 
@@ -126,7 +125,7 @@ def nvfp4(x: np.ndarray, two_levels: bool = True) -> np.ndarray:
 @pytest.mark.parametrize("size", [1.0, 1e-4, 3e3])
 def test_nvfp4_is_as_good_as_another_implementation(two_levels, size, sqnr_db):
     x = torch.randn(96, 200, generator=torch.Generator().manual_seed(1)) * size
-    spec = spec_of(NVFP4WeightOnlyConfig(two_levels), x.shape, x.dtype)
+    spec = NVFP4WeightOnlyConfig(two_levels).spec(x.shape, x.dtype)
     got, other = (
         quantize_tensor(x, spec).dequantize(),
         torch.from_numpy(nvfp4(x.double().numpy(), two_levels)),
@@ -142,7 +141,7 @@ def test_nvfp4_is_as_good_as_another_implementation(two_levels, size, sqnr_db):
 
 def test_mxfp4_is_as_good_as_another_implementation(sqnr_db):
     x = torch.randn(96, 200, generator=torch.Generator().manual_seed(1))
-    got = quantize_tensor(x, spec_of(MXWeightOnlyConfig(), x.shape, x.dtype)).dequantize()
+    got = quantize_tensor(x, MXWeightOnlyConfig().spec(x.shape, x.dtype)).dequantize()
     assert sqnr_db(x, got) == pytest.approx(
         sqnr_db(x, torch.from_numpy(mx(x, "e2m1")[0])), abs=1e-6
     )
@@ -191,7 +190,7 @@ def test_products_of_nvfp4_with_nvfp4(two_levels, sqnr_db):
 def test_two_levels_of_scales_take_4_bytes_a_matrix():
     x = weights(64, 96)
     one, two = (
-        quantize_tensor(x, spec_of(NVFP4WeightOnlyConfig(t), x.shape, x.dtype)).stored_bytes
+        quantize_tensor(x, NVFP4WeightOnlyConfig(t).spec(x.shape, x.dtype)).stored_bytes
         for t in (False, True)
     )
     assert (one, two) == (64 * 96 // 2 + 64 * 6, 64 * 96 // 2 + 64 * 6 + 4)

@@ -12,16 +12,19 @@ import ao_core
 from ao_core.errors import UnknownNameError
 from ao_quant import Int4WeightOnlyConfig, Int8WeightOnlyConfig, IntxWeightOnlyConfig
 from ao_quant.configs import GROUP_SIZES
-from ao_quant.specs import format_of
 
 CONFIGS = (Int8WeightOnlyConfig, Int4WeightOnlyConfig, IntxWeightOnlyConfig)
 
 
 @pytest.mark.parametrize("config_type", CONFIGS)
 def test_configurations_name_a_method(config_type):
-    assert config_type().scale_method == format_of(config_type()).scale_method == "absmax"
+    assert (
+        config_type().scale_method
+        == config_type().weight_format(torch.float32).scale_method
+        == "absmax"
+    )
     config = config_type(group_size=64, scale_method="hqq")
-    assert format_of(config).scale_method == "hqq"
+    assert config.weight_format(torch.float32).scale_method == "hqq"
     assert ao_core.config_from_json(ao_core.config_to_json(config)) == config
     old = ao_core.config_to_dict(config_type())
     del old["args"]["scale_method"]

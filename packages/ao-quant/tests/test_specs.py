@@ -10,7 +10,6 @@ from ao_core.dtypes import FLOATS
 from ao_core.errors import ConfigError
 from ao_core.tensor import quantize_tensor
 from ao_quant import configs as c
-from ao_quant import spec_of
 
 LINEAR = (48, 96)
 
@@ -22,13 +21,13 @@ def test_int8_is_plain_with_a_scale_a_row_in_the_dtype_of_the_parameter():
         (torch.float16, "float16"),
         (torch.float64, "float32"),
     ]:
-        assert spec_of(c.Int8WeightOnlyConfig(), LINEAR, dtype) == Spec("int8", (1, WHOLE), name)
+        assert c.Int8WeightOnlyConfig().spec(LINEAR, dtype) == Spec("int8", (1, WHOLE), name)
 
 
 @pytest.mark.parametrize("group", [32, 64, 128, 256, "row"])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_int4_is_packed_with_bfloat16_scales(group, symmetric):
-    spec = spec_of(c.Int4WeightOnlyConfig(group, symmetric), LINEAR, torch.float32)
+    spec = c.Int4WeightOnlyConfig(group, symmetric).spec(LINEAR, torch.float32)
     assert spec.layout == "packed"
     assert spec.block == (1, WHOLE if group == "row" else group)
     assert spec.scale_dtype == "bfloat16"
@@ -37,7 +36,7 @@ def test_int4_is_packed_with_bfloat16_scales(group, symmetric):
 
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_intx_packs_below_8_bits(bits):
-    spec = spec_of(c.IntxWeightOnlyConfig(bits), LINEAR, torch.float32)
+    spec = c.IntxWeightOnlyConfig(bits).spec(LINEAR, torch.float32)
     assert spec.dtype == f"uint{bits}"
     assert spec.layout == ("plain" if bits == 8 else "packed")
     stored = quantize_tensor(torch.randn(64, 1024), spec).stored_bytes
@@ -46,8 +45,8 @@ def test_intx_packs_below_8_bits(bits):
 
 def test_nf4_quantizes_its_scales_unless_told_not_to():
     w = torch.randn(64, 1024)
-    double = spec_of(c.NF4WeightOnlyConfig(), w.shape, w.dtype)
-    single = spec_of(c.NF4WeightOnlyConfig(double_quant=False), w.shape, w.dtype)
+    double = c.NF4WeightOnlyConfig().spec(w.shape, w.dtype)
+    single = c.NF4WeightOnlyConfig(double_quant=False).spec(w.shape, w.dtype)
     assert isinstance(double.scale_dtype, Spec)
     assert double.block == single.block == (1, 64)
     assert quantize_tensor(w, double).stored_bytes == w.numel() // 2 + w.numel() // 64 + 4
@@ -64,21 +63,21 @@ def test_nf4_quantizes_its_scales_unless_told_not_to():
 )
 def test_float8_granularities(granularity, block, scale):
     config = c.Float8WeightOnlyConfig("e5m2", granularity, group_size=64)
-    assert spec_of(config, LINEAR, torch.bfloat16) == Spec("f8e5m2", block, scale)
+    assert config.spec(LINEAR, torch.bfloat16) == Spec("f8e5m2", block, scale)
 
 
 def test_dynamic_formats_describe_their_activations():
     token = (1, WHOLE)
-    symmetric = spec_of(c.Int8DynamicActivationInt8WeightConfig(), LINEAR, torch.float32)
+    symmetric = c.Int8DynamicActivationInt8WeightConfig().spec(LINEAR, torch.float32)
     assert symmetric.act == Spec("int8", token)
     config = c.Int8DynamicActivationInt8WeightConfig(symmetric_activations=False)
-    assert spec_of(config, LINEAR, torch.float32).act == Spec("uint8", token, zero_point="int")
-    int4 = spec_of(c.Int8DynamicActivationInt4WeightConfig(), LINEAR, torch.float32)
+    assert config.spec(LINEAR, torch.float32).act == Spec("uint8", token, zero_point="int")
+    int4 = c.Int8DynamicActivationInt4WeightConfig().spec(LINEAR, torch.float32)
     assert (int4.dtype, int4.block, int4.zero_point) == ("int4", (1, 32), "none")
     assert int4.act == Spec("uint8", token, zero_point="int")
     for granularity in ("row", "tensor"):
         config = c.Float8DynamicActivationFloat8WeightConfig(granularity)
-        act = spec_of(config, LINEAR, torch.float32).act
+        act = config.spec(LINEAR, torch.float32).act
         for rows in (1, 5):
             scales = quantize_tensor(torch.randn(rows, 7), act).scale
             assert scales.shape == (1 if granularity == "tensor" else rows, 1)
@@ -87,23 +86,23 @@ def test_dynamic_formats_describe_their_activations():
 def test_static_formats_are_the_dynamic_ones_with_one_scale():
     tensor = (WHOLE, WHOLE)
     int8 = c.Int8StaticActivationInt8WeightConfig()
-    assert spec_of(int8, LINEAR, torch.bfloat16) == Spec(
+    assert int8.spec(LINEAR, torch.bfloat16) == Spec(
         "int8", (1, WHOLE), "bfloat16", act=Spec("int8", tensor, static=True)
     )
     asymmetric = c.Int8StaticActivationInt8WeightConfig(symmetric_activations=False)
-    act = spec_of(asymmetric, LINEAR, torch.float32).act
+    act = asymmetric.spec(LINEAR, torch.float32).act
     assert act == Spec("uint8", tensor, zero_point="int", static=True)
     for granularity, block in (("row", (1, WHOLE)), ("tensor", tensor)):
         config = c.Float8StaticActivationFloat8WeightConfig(granularity, "e5m2", act_scale=0.5)
-        spec = spec_of(config, LINEAR, torch.float32)
+        spec = config.spec(LINEAR, torch.float32)
         assert spec == Spec("f8e5m2", block, act=Spec("f8e4m3", tensor, static=True))
 
 
 def test_the_scales_of_static_nvfp4_share_one_that_is_given():
     config = c.NVFP4StaticActivationNVFP4WeightConfig(act_scale=0.5)
-    dynamic = spec_of(c.NVFP4DynamicActivationNVFP4WeightConfig(), LINEAR, torch.float32)
+    dynamic = c.NVFP4DynamicActivationNVFP4WeightConfig().spec(LINEAR, torch.float32)
     shared = Spec("f8e4m3", (WHOLE, WHOLE), static=True)
-    assert spec_of(config, LINEAR, torch.float32) == replace(
+    assert config.spec(LINEAR, torch.float32) == replace(
         dynamic, act=replace(dynamic.act, scale_dtype=shared)
     )
 
@@ -117,7 +116,7 @@ def test_int8_with_one_scale_for_a_tensor():
             Spec("int8", tensor, static=True),
         ),
     ):
-        spec = spec_of(config, LINEAR, torch.float32)
+        spec = config.spec(LINEAR, torch.float32)
         assert (spec.dtype, spec.block, spec.act) == ("int8", tensor, act)
 
 
@@ -133,9 +132,9 @@ def test_int8_with_one_scale_for_a_tensor():
 def test_float_zero_points_fit_ranges_better(config, sqnr_db):
     """About 0.4 dB of uniform weights in groups of 32, beside zero points that are codes."""
     x = torch.rand(256, 512) - 0.4
-    spec = spec_of(config, x.shape, x.dtype)
+    spec = config.spec(x.shape, x.dtype)
     assert (spec.dtype, spec.zero_point) == ("uint4", "float")
-    whole = spec_of(replace(config, zero_point="int"), x.shape, x.dtype)
+    whole = replace(config, zero_point="int").spec(x.shape, x.dtype)
     gain = sqnr_db(x, quantize_tensor(x, spec).dequantize()) - sqnr_db(
         x, quantize_tensor(x, whole).dequantize()
     )
@@ -148,33 +147,29 @@ def test_mx_activations_round_scales_up_by_default(sqnr_db):
     found = {}
     for mode in (None, "floor"):
         config = c.MXDynamicActivationMXWeightConfig(**({"scaling_mode": mode} if mode else {}))
-        act = spec_of(config, LINEAR, torch.float32).act
+        act = config.spec(LINEAR, torch.float32).act
         found[mode] = sqnr_db(x, quantize_tensor(x, act).dequantize())
     assert found[None] > found["floor"] + 1
 
 
 def test_experts_have_a_scale_for_each_row_or_matrix_of_each_expert():
     shape = (3, 8, 64)
-    row = spec_of(c.Int8WeightOnlyConfig(), shape, torch.float32)
+    row = c.Int8WeightOnlyConfig().spec(shape, torch.float32)
     assert quantize_tensor(torch.randn(shape), row).scale.shape == (3, 8, 1)
-    group = spec_of(c.Int4WeightOnlyConfig(32), shape, torch.float32)
+    group = c.Int4WeightOnlyConfig(32).spec(shape, torch.float32)
     assert quantize_tensor(torch.randn(shape), group).scale.shape == (3, 8, 2)
-    whole = spec_of(c.Float8WeightOnlyConfig(granularity="tensor"), shape, torch.float32)
+    whole = c.Float8WeightOnlyConfig(granularity="tensor").spec(shape, torch.float32)
     assert quantize_tensor(torch.randn(shape), whole).scale.shape == (3, 1, 1)
 
 
 def test_filters_keep_8_bits_in_place_and_pack_the_rest_as_one_stream():
     shape = (8, 6, 3, 3)
-    int8 = spec_of(c.Int8WeightOnlyConfig(), shape, torch.float32, conv=True)
+    int8 = c.Int8WeightOnlyConfig().spec(shape, torch.float32, conv=True)
     assert int8 == Spec("int8", (1, WHOLE, WHOLE, WHOLE))
-    tensor = spec_of(
-        c.Float8WeightOnlyConfig(granularity="tensor"), shape, torch.float32, conv=True
-    )
+    tensor = c.Float8WeightOnlyConfig(granularity="tensor").spec(shape, torch.float32, conv=True)
     assert tensor.block == (WHOLE,) * 4
     for group, extent in [(32, 32), (64, 54), ("row", 54)]:
-        spec = spec_of(
-            c.Int4WeightOnlyConfig(group, symmetric=True), shape, torch.float32, conv=True
-        )
+        spec = c.Int4WeightOnlyConfig(group, symmetric=True).spec(shape, torch.float32, conv=True)
         assert (spec.layout, spec.block) == ("flat", (extent,))
         q = quantize_tensor(torch.randn(shape), spec)
         assert q.stored_bytes == 8 * 54 // 2 + -(-8 * 54 // extent) * 2
@@ -184,30 +179,30 @@ def test_integers_in_blocks_and_tensors():
     x = torch.randn(70, 96)
     for symmetric, name, zero_point in ((True, "int5", "none"), (False, "uint5", "int")):
         block = c.IntxWeightOnlyConfig(5, 32, symmetric, block_rows=16)
-        spec = spec_of(block, x.shape, x.dtype)
+        spec = block.spec(x.shape, x.dtype)
         assert spec == Spec(name, (16, 32), "bfloat16", zero_point, "packed")
         assert quantize_tensor(x, spec).scale.shape == (5, 3)
-        whole = spec_of(c.IntxWeightOnlyConfig(5, "tensor", symmetric), x.shape, x.dtype)
+        whole = c.IntxWeightOnlyConfig(5, "tensor", symmetric).spec(x.shape, x.dtype)
         assert whole == Spec(name, (WHOLE, WHOLE), "bfloat16", zero_point, "packed")
         assert quantize_tensor(x, whole).scale.shape == (1, 1)
-    conv = spec_of(block, (8, 6, 3, 3), torch.float32, conv=True)
+    conv = block.spec((8, 6, 3, 3), torch.float32, conv=True)
     assert (conv.layout, conv.block) == ("flat", (32,))
-    same = spec_of(c.UIntxWeightOnlyConfig(3, 128), x.shape, x.dtype)
-    assert same == spec_of(c.IntxWeightOnlyConfig(3, 128), x.shape, x.dtype)
+    same = c.UIntxWeightOnlyConfig(3, 128).spec(x.shape, x.dtype)
+    assert same == c.IntxWeightOnlyConfig(3, 128).spec(x.shape, x.dtype)
 
 
 def test_bitnet_takes_the_mean_magnitude():
     x = torch.randn(33, 77)
     for per_byte, layout in ((4, "packed"), (5, "digits")):
         config = c.BitNetWeightOnlyConfig(trits_per_byte=per_byte)
-        q = quantize_tensor(x, spec_of(config, x.shape, x.dtype))
+        q = quantize_tensor(x, config.spec(x.shape, x.dtype))
         assert q.spec.layout == layout
         scale = x.double().abs().mean().to(torch.bfloat16)
         assert torch.equal(q.scale, scale.reshape(1, 1))
         expected = (x.double() / scale.double()).round().clamp(-1, 1) * scale.double()
         assert torch.equal(q.dequantize().double(), expected)
     assert quantize_tensor(torch.zeros(4, 8), q.spec).dequantize().abs().max() == 0
-    filters = spec_of(config, (8, 6, 3, 3), torch.float32, conv=True)
+    filters = config.spec((8, 6, 3, 3), torch.float32, conv=True)
     assert (filters.layout, filters.block) == ("flat", (WHOLE,))
 
 
@@ -215,20 +210,20 @@ def test_bitnet_takes_the_mean_magnitude():
 def test_floats_of_every_width(ebits, mbits):
     x = torch.randn(9, 77)
     bits = 1 + ebits + mbits
-    spec = spec_of(c.FPXWeightOnlyConfig(ebits, mbits), x.shape, x.dtype)
+    spec = c.FPXWeightOnlyConfig(ebits, mbits).spec(x.shape, x.dtype)
     layout = "plain" if bits == 8 else "packed"
     assert spec == Spec(f"f{bits}e{ebits}m{mbits}", (1, WHOLE), layout=layout)
-    group = spec_of(c.FPXWeightOnlyConfig(ebits, mbits, 32), x.shape, x.dtype)
+    group = c.FPXWeightOnlyConfig(ebits, mbits, 32).spec(x.shape, x.dtype)
     assert (group.block, group.scale_dtype) == ((1, 32), "bfloat16")
     assert quantize_tensor(x, spec).dequantize().abs().amax(1) == pytest.approx(x.abs().amax(1))
 
 
 def test_fp6_llm_and_fp4_are_floats():
     args = (LINEAR, torch.float32)
-    assert spec_of(c.FP6LLMWeightOnlyConfig(), *args) == spec_of(c.FPXWeightOnlyConfig(3, 2), *args)
-    fp4 = spec_of(c.FPXWeightOnlyConfig(2, 1, 64), *args)
+    assert c.FP6LLMWeightOnlyConfig().spec(*args) == c.FPXWeightOnlyConfig(3, 2).spec(*args)
+    fp4 = c.FPXWeightOnlyConfig(2, 1, 64).spec(*args)
     assert (
-        spec_of(c.FP4WeightOnlyConfig(), *args)
+        c.FP4WeightOnlyConfig().spec(*args)
         == fp4
         == Spec("f4e2m1", (1, 64), "bfloat16", layout="packed")
     )
@@ -238,9 +233,9 @@ def test_float8_in_blocks(sqnr_db):
     """A scale for 128 x 128 weights and for 128 elements of a token, as DeepSeek-V3 has them."""
     w, x = torch.randn(150, 300), torch.randn(5, 300)
     config = c.Float8DynamicActivationFloat8WeightConfig("block", activation_dtype="e5m2")
-    spec = spec_of(config, w.shape, w.dtype)
+    spec = config.spec(w.shape, w.dtype)
     assert spec == Spec("f8e4m3", (128, 128), act=Spec("f8e5m2", (1, 128)))
-    only = spec_of(c.Float8WeightOnlyConfig(granularity="block"), w.shape, w.dtype)
+    only = c.Float8WeightOnlyConfig(granularity="block").spec(w.shape, w.dtype)
     assert only == Spec("f8e4m3", (128, 128))
     expected = torch.empty_like(w)
     for rows in (slice(0, 128), slice(128, 150)):
@@ -262,9 +257,4 @@ def test_float8_in_blocks(sqnr_db):
 def test_e5m2_activations_and_weights():
     config = c.Float8DynamicActivationFloat8WeightConfig("row", "e5m2", "e5m2")
     row = Spec("f8e5m2", (1, WHOLE))
-    assert spec_of(config, LINEAR, torch.float32) == replace(row, act=row)
-
-
-def test_a_foreign_configuration_is_refused():
-    with pytest.raises(ConfigError, match="no configuration of ao-quant"):
-        spec_of(Config(), LINEAR, torch.float32)
+    assert config.spec(LINEAR, torch.float32) == replace(row, act=row)

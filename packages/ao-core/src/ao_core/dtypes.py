@@ -63,7 +63,7 @@ def int_dtype(name: str, bits: int, signed: bool = True) -> DType:
 @checked
 def float_dtype(name: str, fmt: FloatFormat) -> DType:
     """A floating-point format with a sign, described by a `FloatFormat`."""
-    native = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
+    of_torch = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
     return DType(
         name=name,
         bits=fmt.bits,
@@ -73,7 +73,7 @@ def float_dtype(name: str, fmt: FloatFormat) -> DType:
         min=-fmt.max,
         max=fmt.max,
         quant_max=fmt.max,
-        storage=native.get(fmt, torch.uint8),
+        storage=of_torch.get(fmt, torch.uint8),
         summary=f"float with {fmt.ebits} bits of exponent, {fmt.mbits} of mantissa, ±{fmt.max:g}",
     )
 

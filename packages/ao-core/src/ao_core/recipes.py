@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from ao_core.config import Config
@@ -13,7 +14,15 @@ from ao_core.records import Recipe, Skip, Target, Transform
 from ao_core.registry import registry
 from ao_core.spec import SCALE_DTYPES, WHOLE, ZERO_POINT_KINDS, Spec
 from ao_core.tensor import ComputeWeight
-from ao_core.weights import GroupSize, WeightFormat, no_product, quantize_weight
+from ao_core.weights import (
+    GroupSize,
+    WeightConfig,
+    WeightFormat,
+    apply_weight_config,
+    matrix_spec,
+    no_product,
+    own_scale_dtype,
+)
 
 __all__ = [
     "BUILTIN_RECIPES",
@@ -51,7 +60,7 @@ compute = ComputeConfig
 
 
 @dataclass(frozen=True)
-class WeightOnlyConfig(Config):
+class WeightOnlyConfig(WeightConfig):
     """Store weights in any registered number format, a plugin's too; activations stay as they are."""
 
     #: name of the number format
@@ -111,20 +120,15 @@ class WeightOnlyConfig(Config):
                 f"zero_point='int' needs an integer format, not {self.dtype!r}; use 'none' or 'float'"
             )
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        scale = own_scale_dtype(dtype) if self.scale_dtype == "own" else self.scale_dtype
+        layout = self.layout or ""
+        spec = matrix_spec(self.dtype, self.group_size, scale, self.zero_point, layout=layout)
+        return WeightFormat(spec, self.scale_method, matrices_only=bool(self.layout))
+
 
 weight_only = WeightOnlyConfig
-
-
-def _apply_weight_only(weight: Tensor, config: WeightOnlyConfig, target: Target) -> Tensor | Skip:
-    fmt = WeightFormat(
-        config.dtype,
-        config.group_size,
-        config.scale_dtype,
-        config.zero_point,
-        layout=config.layout or "",
-        scale_method=config.scale_method,
-    )
-    return quantize_weight(weight, fmt, target)
 
 
 def _weight_only_head(config: WeightOnlyConfig) -> WeightOnlyConfig | None:
@@ -145,7 +149,7 @@ def _apply_compute(weight: Tensor, config: ComputeConfig, target: Target) -> Ten
 
 BUILTIN_TRANSFORMS = (
     Transform(ComputeConfig, "compute", 1, _apply_compute, needs_values=False),
-    Transform(WeightOnlyConfig, "weight_only", 1, _apply_weight_only, for_head=_weight_only_head),
+    Transform(WeightOnlyConfig, "weight_only", 1, apply_weight_config, for_head=_weight_only_head),
 )
 
 BUILTIN_RECIPES = (

@@ -127,7 +127,7 @@ class Kernel:
     device: str
     #: same signature as the op; see `ao_core.dispatch` for each op's
     fn: Callable[..., Any]
-    #: band: -100 reference, 0 torch-native, 50 Triton and C++, 100 CUDA
+    #: band: -100 reference, 0 torch, 50 Triton and C++, 100 CUDA
     priority: int
     #: None, or a sentence that says why it cannot run on this machine; asked once
     unavailable: Callable[[], str | None] = lambda: None

@@ -1,16 +1,18 @@
-"""From a weight format and the shape of a parameter to its `Spec`: what configurations share."""
+"""From a configuration and a parameter to its quantized form: what configurations of weights share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ao_core.errors import QuantizationError
+from ao_core.config import Config
+from ao_core.errors import ConfigError, QuantizationError
 from ao_core.records import Skip, Target
 from ao_core.registry import registry
 from ao_core.spec import NO_SCALE, WHOLE, Primitive, Spec
@@ -18,9 +20,13 @@ from ao_core.tensor import quantize_values
 
 __all__ = [
     "GroupSize",
+    "WeightConfig",
     "WeightFormat",
+    "apply_weight_config",
     "is_conv",
+    "matrix_spec",
     "no_product",
+    "own_scale_dtype",
     "quantize_weight",
     "weight_spec",
 ]
@@ -28,7 +34,7 @@ __all__ = [
 #: weights that share one scale: a number of them, "row" or "tensor"
 GroupSize = int | str
 
-_TENSOR = (WHOLE, WHOLE)
+_ROW, _TENSOR = (1, WHOLE), (WHOLE, WHOLE)
 #: modules of (in, out) weights, the transpose of those of `nn.Linear`: by the name of their class
 _TRANSPOSED = ("transformers.pytorch_utils.Conv1D",)
 #: dtypes of a parameter that its scales can have too
@@ -37,63 +43,96 @@ _OWN = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "fl
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """What a configuration says of any weight, whatever its shape."""
+    """How a configuration stores weights, whatever their shapes."""
 
-    dtype: str
-    group: GroupSize
-    #: as in `Spec`; "own": the dtype of the parameter, or no scale where the format has none
-    scale_dtype: str | Spec
-    zero_point: str = "none"
-    act: Spec | None = None
-    #: rows that share a scale with a group: 2-D blocks of (rows, group); filters have none
-    rows: int = 1
-    #: the layout of codes of less than 8 bits
-    packing: str = "packed"
-    #: the layout of weights that are multiplied, whatever their bits; empty: "plain", or `packing`
-    layout: str = ""
-    #: as in `Spec`
-    options: tuple[tuple[str, Primitive], ...] = ()
+    #: the format of a matrix (out, in); `weight_spec` has that of other shapes
+    spec: Spec
     #: name of the `ScaleMethod` that chooses scales and zero points
     scale_method: str = "absmax"
     #: scale, and zero point if any, of activations that are static
     act_scale: float | None = None
     act_zero_point: float | None = None
+    #: whether the layout is for matrices that are multiplied, so that filters and vectors are skipped
+    matrices_only: bool = False
 
 
-def weight_spec(
-    fmt: WeightFormat, shape: tuple[int, ...], dtype: torch.dtype, *, conv: bool = False
+class WeightConfig(Config):
+    """A configuration that stores weights in another format; `weight_format` says in which."""
+
+    #: where activations are quantized too: name of the recipe that stores the same weights and leaves
+    #: activations alone
+    weight_only: ClassVar[str] = ""
+
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        raise NotImplementedError(f"{type(self).__name__} has no weight_format")
+
+    def spec(self, shape: tuple[int, ...], dtype: torch.dtype, *, conv: bool = False) -> Spec:
+        """The `Spec` of a weight of this shape and dtype; see `weight_spec`."""
+        return weight_spec(self.weight_format(dtype).spec, shape, conv=conv)
+
+
+def matrix_spec(
+    dtype: str,
+    group: GroupSize,
+    scale_dtype: str | Spec,
+    zero_point: str = "none",
+    *,
+    act: Spec | None = None,
+    rows: int = 1,
+    layout: str = "",
+    options: tuple[tuple[str, Primitive], ...] = (),
 ) -> Spec:
-    """The format of a weight of `shape` (..., out, in), or, with `conv`, (out, in, *kernel).
-
-    Groups run along the last dimension; a row that they do not divide ends with a shorter one.
-    Codes of less than 8 bits are packed along it. For a convolution, which has no other layout, both
-    would follow the few columns of its kernel, so groups and packed codes take the filters as one
-    stream of numbers instead: a row is the whole filter, and where groups do not divide the filter,
-    they span two.
+    """The format of a matrix (out, in) with one scale per group along its rows.
 
     Args:
-        fmt: the format.
+        dtype: name of the number format. One without scales has no groups either.
+        group: weights that share one scale: a number of them along a row, "row" or "tensor".
+        scale_dtype: as in `Spec`.
+        zero_point: as in `Spec`.
+        act: as in `Spec`.
+        rows: rows that share a scale with a group: blocks of (rows, group).
+        layout: empty: "plain" for codes of whole bytes, "packed" for others.
+        options: as in `Spec`.
+    """
+    numbers = registry.dtypes.get(dtype)
+    block = {"row": _ROW, "tensor": _TENSOR}.get(group) if isinstance(group, str) else (rows, group)
+    if block is None:
+        raise ConfigError(f"group={group!r}: use a positive number, 'row' or 'tensor'")
+    layout = layout or ("plain" if numbers.bits >= 8 else "packed")
+    if not numbers.has_scale:
+        scale_dtype, block = NO_SCALE, _ROW
+    return Spec(dtype, block, scale_dtype, zero_point, layout, act, options)
+
+
+def own_scale_dtype(dtype: torch.dtype) -> str:
+    """The storage of scales that have the dtype of their weight; float32 where it cannot be that of one."""
+    return _OWN.get(dtype, "float32")
+
+
+def weight_spec(matrix: Spec, shape: tuple[int, ...], *, conv: bool = False) -> Spec:
+    """The format of a weight of `shape` (..., out, in), or, with `conv`, of filters (out, in, *kernel).
+
+    Groups run along the last dimension; a row that they do not divide ends with a shorter one, and codes
+    of less than 8 bits are packed along it. Filters have no other layout: along their last dimension, the
+    few columns of a kernel, both would be short. So groups and packed codes take filters as one stream of
+    numbers: a row is the whole filter, and where groups do not divide a filter, they span two.
+
+    Args:
+        matrix: the format of a matrix.
         shape: of the weight.
-        dtype: of the weight.
         conv: whether it holds the filters of a convolution.
     """
-    numbers, group = registry.dtypes.get(fmt.dtype), fmt.group
-    scale = _OWN.get(dtype, "float32") if fmt.scale_dtype == "own" else fmt.scale_dtype
-    if not numbers.has_scale:  # nor anything else that a group could share
-        scale, group = NO_SCALE if fmt.scale_dtype == "own" else scale, "row"
-    layout = fmt.layout or ("plain" if numbers.bits >= 8 else fmt.packing)
-    block: tuple[int, ...]
-    if conv and (layout != "plain" or isinstance(group, int)):
-        layout, filter_size = "flat", max(prod(shape[1:]), 1)
-        sizes: dict[GroupSize, int] = {"tensor": WHOLE, "row": filter_size}
-        block = (sizes[group] if isinstance(group, str) else min(group, filter_size),)
-    elif conv:
-        block = (WHOLE if group == "tensor" else 1, *[WHOLE] * (len(shape) - 1))
-    elif group == "tensor":
-        block = _TENSOR
-    else:
-        block = (fmt.rows, WHOLE if isinstance(group, str) else group)
-    return Spec(fmt.dtype, block, scale, fmt.zero_point, layout, fmt.act, fmt.options)
+    if not conv:
+        return matrix
+    *_, width = matrix.block
+    per_tensor = matrix.block == _TENSOR
+    if matrix.layout == "plain" and width == WHOLE:
+        lead = WHOLE if per_tensor else 1
+        return replace(matrix, block=(lead, *[WHOLE] * (len(shape) - 1)))
+    filter_size = max(prod(shape[1:]), 1)
+    length = WHOLE if per_tensor else filter_size if width == WHOLE else min(width, filter_size)
+    return replace(matrix, block=(length,), layout="flat")
 
 
 def is_conv(dense: Tensor, target: Target) -> bool:
@@ -152,12 +191,13 @@ def quantize_weight(
     if transposed:  # groups run along what is summed over
         dense = dense.t()
     conv = is_conv(dense, target)
-    if fmt.layout and (conv or dense.dim() < 2):
+    if fmt.matrices_only and (conv or dense.dim() < 2):
         role = "holds the filters of a convolution" if conv else "has one dimension"
-        return Skip(f"it {role}, and the layout {fmt.layout!r} is for matrices that are multiplied")
-    if fmt.act is not None and (role := _not_linear(dense, target, conv)):
+        layout = fmt.spec.layout
+        return Skip(f"it {role}, and the layout {layout!r} is for matrices that are multiplied")
+    if fmt.spec.act is not None and (role := _not_linear(dense, target, conv)):
         return Skip(f"{role}, and activations are quantized in linear layers only")
-    spec = weight_spec(fmt, tuple(dense.shape), dense.dtype, conv=conv)
+    spec = weight_spec(fmt.spec, tuple(dense.shape), conv=conv)
     quantized = (
         quantize_values(
             dense,
@@ -170,6 +210,14 @@ def quantize_weight(
         else encode(dense, spec)
     )
     return quantized.t() if transposed else quantized
+
+
+def apply_weight_config(dense: Tensor, config: WeightConfig, target: Target) -> Tensor | Skip:
+    """The quantized form of a parameter, or why there is none in this format: `Transform.apply`."""
+    new = quantize_weight(dense, config.weight_format(dense.dtype), target)
+    if not isinstance(new, Skip) or not config.weight_only:
+        return new
+    return Skip(f"{new.reason}; {config.weight_only!r} would quantize this weight")
 
 
 def _not_linear(dense: Tensor, target: Target, conv: bool) -> str:

@@ -58,7 +58,7 @@ def with_item(x):
         ({"decode": lambda c: INT4.decode(c) + 1}, "test_decodes_as_others_do", ()),
         ({"decode": lambda c: -INT4.decode(c)}, "test_values_in_order", ()),
         ({"max": 8}, "test_record_is_consistent", ()),
-        ({"reach": 80.0}, "test_record_is_consistent", ()),
+        ({"quant_max": 80.0}, "test_record_is_consistent", ()),
         ({"summary": ""}, "test_record_is_consistent", ()),
     ],
 )  # fmt: skip

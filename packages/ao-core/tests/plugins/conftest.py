@@ -22,7 +22,7 @@ def same(x):
     return x
 
 def dtype(name):
-    return DType(name, 4, "int", encode=same, decode=same, min=-8, max=7, reach=7)
+    return DType(name, 4, "int", encode=same, decode=same, min=-8, max=7, quant_max=7)
 """
 
 

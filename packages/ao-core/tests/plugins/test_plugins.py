@@ -243,7 +243,7 @@ before = tools & set(sys.modules)
 from ao_core.records import DType
 from ao_core.registry import registry
 registry.builtin_sources["dtypes"] = lambda: [
-    DType("int4", 4, "int", abs, abs, min=-8, max=7, reach=7)
+    DType("int4", 4, "int", abs, abs, min=-8, max=7, quant_max=7)
 ]
 registry.dtypes.get("int4"), "int4" in registry.dtypes, registry.dtypes.local("fp3")
 print("ao_good" in sys.modules, sorted(tools & set(sys.modules) - before))

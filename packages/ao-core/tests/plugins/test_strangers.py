@@ -48,7 +48,7 @@ class Raising(Plain):
     name = "raising"
     canonical = False
     canonical_name = "plain"
-    native_devices = ("cpu",)
+    auto_devices = ("cpu",)
     refuses = raising
 
 
@@ -141,10 +141,10 @@ def test_nobody_else_notices(seen):
 @pytest.mark.parametrize(
     "text",
     [
-        "accepts of kernel 'raises'.*KeyError: 'x'",
-        "accepts of kernel 'answers_false'.*returned False, not None or a sentence",
-        "accepts of kernel 'exits'.*SystemExit",
-        "accepts of kernel 'slow'.*takes .* ms",
+        "refuses of kernel 'raises'.*KeyError: 'x'",
+        "refuses of kernel 'answers_false'.*returned False, not None or a sentence",
+        "refuses of kernel 'exits'.*SystemExit",
+        "refuses of kernel 'slow'.*takes .* ms",
         "unavailable of kernel 'unavailable'.*KeyError",
         "fits of layout 'raising'.*KeyError",
         "kernel 'highest' has priority 1000; the bands go from -100 to 199, so it counts as 199",

@@ -30,7 +30,7 @@ SPECS = {
     "nf4-double": Spec("nf4", (1, 16), Spec("int8", (1, WHOLE)), layout="packed"),
     "mx": Spec("f4e2m1", (1, 32), "e8m0", layout="packed"),
     "int8-static": Spec("int8", ROW, act=Spec("int8", (WHOLE, WHOLE), static=True)),
-    "int4-bf16-native": Spec("int4", (1, 32), "bfloat16", layout="packed"),
+    "int4-bf16-repacked": Spec("int4", (1, 32), "bfloat16", layout="packed"),
 }
 
 
@@ -49,7 +49,7 @@ def make_model(name: str) -> nn.Module:
             linear.weight = nn.Parameter(ComputeWeight(dense, both, both, both))
             continue
         weight = quantized(dense, SPECS[name])
-        weight = repack(weight) if "native" in name else weight
+        weight = repack(weight) if "repacked" in name else weight
         linear.weight = nn.Parameter(weight, requires_grad=False)
     return model
 

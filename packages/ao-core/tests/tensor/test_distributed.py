@@ -19,7 +19,7 @@ FORMATS = [
     "nf4-double",
     "mx",
     "int8-static",
-    "int4-bf16-native",
+    "int4-bf16-repacked",
     "compute",
 ]
 

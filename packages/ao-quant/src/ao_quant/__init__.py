@@ -56,7 +56,6 @@ from ao_quant.configs import (
     nvfp4_weight_only,
     uintx_weight_only,
 )
-from ao_quant.specs import spec_of
 
 if TYPE_CHECKING:
     from ao_core.checkpoints import plan_checkpoint, quantize_checkpoint, verify_checkpoint
@@ -133,7 +132,6 @@ __all__ = [
     "plan_checkpoint",
     "prepare",
     "quantize_checkpoint",
-    "spec_of",
     "uintx_weight_only",
     "verify_checkpoint",
 ]

@@ -12,7 +12,7 @@ import ao_core
 from ao_core.numerics import sqnr
 from ao_core.tensor import QTensor, quantize_tensor
 from ao_core.testing import DTypeSuite, TransformSuite
-from ao_quant import GGUFWeightOnlyConfig, spec_of
+from ao_quant import GGUFWeightOnlyConfig
 from ao_quant.configs import GGUF_TYPES
 from ao_quant.gguf.blocks import block_size, from_blocks, kind_of, to_blocks
 from ao_quant.gguf.encode import encode
@@ -32,7 +32,7 @@ class TestIQ4NL(DTypeSuite):
 
 
 def _spec(kind, shape=(1, 1)):
-    return spec_of(GGUFWeightOnlyConfig(kind), shape, torch.float32)
+    return GGUFWeightOnlyConfig(kind).spec(shape, torch.float32)
 
 
 def _type(kind):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ao_core.config import Config
+import torch
+
 from ao_core.errors import ConfigError
 from ao_core.registry import registry
-from ao_core.spec import BLOCKSIZE
-from ao_core.weights import GroupSize
+from ao_core.spec import BLOCKSIZE, WHOLE, Spec
+from ao_core.weights import GroupSize, WeightConfig, WeightFormat, matrix_spec, own_scale_dtype
 
 __all__ = [
     "BlockSparseWeightConfig",
@@ -28,29 +29,52 @@ __all__ = [
 
 #: the values of `group_size`
 _GROUP_SIZES = (32, 64, 128, 256, "row")
+#: the format of values as they are, by their dtype; float64 is rounded, as all formats round it
+_OWN = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+_TOKEN = (1, WHOLE)
+
+
+def _sparse(spec: Spec) -> WeightFormat:
+    """Layouts of ao-sparsity hold matrices that are multiplied."""
+    return WeightFormat(spec, matrices_only=True)
 
 
 @dataclass(frozen=True)
-class SemiSparseWeightConfig(Config):
+class SemiSparseWeightConfig(WeightConfig):
     """2:4: of every four weights along a row the two of the greatest magnitude, in the dtype they have.
 
     A weight that is 2:4 already, as pruning makes it, keeps its values to the bit. 0.5625 of the memory in
     16 bits, 0.53 in 32.
     """
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        numbers = _OWN.get(dtype, "fp32")
+        return _sparse(matrix_spec(numbers, "row", "float32", layout="two_four"))
+
 
 @dataclass(frozen=True)
-class Int8DynamicActivationInt8SemiSparseWeightConfig(Config):
+class Int8DynamicActivationInt8SemiSparseWeightConfig(WeightConfig):
     """2:4 weights in symmetric int8 per row; activations in int8 per token, scaled at each call."""
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        scale, act = own_scale_dtype(dtype), Spec("int8", _TOKEN)
+        return _sparse(matrix_spec("int8", "row", scale, act=act, layout="two_four"))
+
 
 @dataclass(frozen=True)
-class Float8DynamicActivationFloat8SemiSparseWeightConfig(Config):
+class Float8DynamicActivationFloat8SemiSparseWeightConfig(WeightConfig):
     """2:4 weights in float8 e4m3 per row; activations in float8 per token, scaled at each call."""
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        act = Spec("f8e4m3", _TOKEN)
+        return _sparse(matrix_spec("f8e4m3", "row", "float32", act=act, layout="two_four"))
+
 
 @dataclass(frozen=True)
-class Int4WeightOnlySemiSparseConfig(Config):
+class Int4WeightOnlySemiSparseConfig(WeightConfig):
     """2:4 weights in symmetric int4, with a bfloat16 scale a group; activations as they are."""
 
     #: weights that share a scale, counted with those that were removed: 32, 64, 128, 256 or "row"
@@ -62,9 +86,13 @@ class Int4WeightOnlySemiSparseConfig(Config):
             choices = ", ".join(map(repr, _GROUP_SIZES))
             raise ConfigError(f"group_size={size!r}: use one of {choices}")
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        return _sparse(matrix_spec("int4", self.group_size, "bfloat16", layout="two_four"))
+
 
 @dataclass(frozen=True)
-class BlockSparseWeightConfig(Config):
+class BlockSparseWeightConfig(WeightConfig):
     """Square blocks of a weight that are not all zeros; the others are neither stored nor multiplied.
 
     A weight that would take no less memory so is skipped: prune it first, or let `sparsity` remove blocks.
@@ -90,6 +118,21 @@ class BlockSparseWeightConfig(Config):
         """Raise `UnknownNameError` for a number format that nobody registered."""
         if self.dtype != "own":
             registry.dtypes.get(self.dtype)
+
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        numbers = _OWN.get(dtype, "fp32") if self.dtype == "own" else self.dtype
+        options: dict[str, float] = {"blocksize": self.blocksize}
+        if self.sparsity:
+            options["sparsity"] = float(self.sparsity)
+        spec = matrix_spec(
+            numbers,
+            "row",
+            own_scale_dtype(dtype),
+            layout="bsr",
+            options=tuple(sorted(options.items())),
+        )
+        return _sparse(spec)
 
 
 semi_sparse_weight = SemiSparseWeightConfig

@@ -32,7 +32,7 @@ def formats(as_json: bool = JSON) -> None:
             (
                 r["name"],
                 "yes" if r["canonical"] else f"as {r['canonical_name']}",
-                ", ".join(r["native_devices"]) or "-",
+                ", ".join(r["auto_devices"]) or "-",
                 r["provider"],
             )
             for r in found["layouts"]
@@ -71,7 +71,7 @@ def _found() -> dict[str, list[dict[str, Any]]]:
             "canonical": layout.canonical,
             "canonical_name": layout.canonical_name
             or (name if layout.canonical else "its format says"),
-            "native_devices": list(layout.auto_devices),
+            "auto_devices": list(layout.auto_devices),
             "provider": registry.layouts.provider(name),
         }
         for name, layout in registry.layouts.items()

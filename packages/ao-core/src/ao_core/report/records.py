@@ -40,7 +40,7 @@ _FIELDS = Fields(
             Fields(
                 {
                     "fqn": TEXT,
-                    "status": Text("quantized|kept|skipped", "quantized, kept or skipped"),
+                    "status": Text("changed|unchanged|skipped", "changed, unchanged or skipped"),
                     "reason": TEXT,
                     "shape": SHAPE,
                     "bytes_before": COUNT,
@@ -69,16 +69,16 @@ class ParameterRecord:
     fqn: str
     #: "changed", "unchanged" (nobody asked for it) or "skipped" (asked for, but it could not be done)
     status: str
-    #: why it was kept or skipped, or quantized in another format than the configuration's; else empty
+    #: why it was left unchanged or skipped, or has another format than the configuration's; else empty
     reason: str
     shape: tuple[int, ...]
     bytes_before: int
     bytes_after: int
-    #: the format, as text; empty unless quantized
+    #: the format, as text; empty unless changed
     spec: str = ""
     #: the kernel that serves batch 1
     kernel: str = ""
-    #: signal to quantization noise of the weight, dB; None unless quantized
+    #: signal to quantization noise of the weight, dB; None unless changed
     sqnr_db: float | None = None
     seconds: float = 0.0
     #: other names of the same tensor
@@ -113,7 +113,7 @@ class Report:
 
     @property
     def coverage(self) -> float:
-        """Share of the bytes before that was quantized, in percent."""
+        """Share of the bytes before that was changed, in percent."""
         covered = sum(record.bytes_before for record in self.with_status("changed"))
         return 100.0 * covered / max(self.bytes_before, 1)
 
@@ -169,7 +169,7 @@ class Report:
         return report_html(self, title)
 
     def plot(self) -> Figure:
-        """A figure of weight SQNR and bytes for each quantized parameter.
+        """A figure of weight SQNR and bytes for each changed parameter.
 
         Raises:
             MissingExtraError: matplotlib is not installed (extra "report").

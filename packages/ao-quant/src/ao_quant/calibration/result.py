@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from ao_core.config import FqnToConfig
@@ -20,7 +21,6 @@ from ao_quant.calibration.observers import (
     steps_are_wide,
 )
 from ao_quant.configs import StaticConfig
-from ao_quant.specs import format_of
 
 __all__ = ["Calibration", "Watched", "config_of"]
 
@@ -45,7 +45,7 @@ class Watched:
     @property
     def act(self) -> Spec:
         """The format of the activations."""
-        act = format_of(self.config).act
+        act = self.config.weight_format(torch.float32).spec.act
         assert act is not None
         return act
 

@@ -22,7 +22,6 @@ from ao_core.targets import Decision, FilterFn, decide
 from ao_core.tensor import ComputeWeight, QTensor, check_quantizable
 from ao_quant.calibration.result import Calibration, Watched, config_of
 from ao_quant.configs import StaticConfig
-from ao_quant.specs import format_of
 
 __all__ = ["OutlierWarning", "calibrate", "convert", "discard", "prepare"]
 
@@ -211,7 +210,7 @@ def _ready(config: Config) -> Config:
     if not _waits(config):
         return config
     assert isinstance(config, StaticConfig)
-    act = format_of(config).act
+    act = config.weight_format(torch.float32).spec.act
     return config.calibrated(1.0, None if act is None or act.zero_point == "none" else 0)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ao_core.config import Config
 from ao_core.errors import ConfigError
 from ao_core.registry import registry
-from ao_core.weights import GroupSize
+from ao_core.weights import GroupSize, WeightConfig
 
 __all__ = ["GROUP_SIZES", "YES_NO", "ScaledConfig", "ZeroPointConfig", "one_of"]
 
@@ -18,7 +18,7 @@ YES_NO = (True, False)
 
 
 @dataclass(frozen=True)
-class ScaledConfig(Config):
+class ScaledConfig(WeightConfig):
     """What configurations of integers share: how scales and zero points are chosen."""
 
     #: name of a `ScaleMethod`: "absmax", "mse", "hqq" or a plugin's

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ao_core.config import Config
-from ao_core.weights import GroupSize
+import torch
+
+from ao_core.spec import WHOLE, Spec
+from ao_core.weights import GroupSize, WeightConfig, WeightFormat, matrix_spec
 from ao_quant.configs.base import YES_NO, one_of
 
 __all__ = ["CodebookWeightOnlyConfig", "NF4WeightOnlyConfig"]
 
 
 @dataclass(frozen=True)
-class NF4WeightOnlyConfig(Config):
+class NF4WeightOnlyConfig(WeightConfig):
     """Weights in the 16 values of NF4, quantiles of the normal distribution, in groups of 64.
 
     The format of QLoRA (Dettmers et al. 2023, arXiv:2305.14314). A scale is float32, 4.5 bits a
@@ -26,9 +28,16 @@ class NF4WeightOnlyConfig(Config):
     def __post_init__(self) -> None:
         one_of(self, "double_quant", YES_NO)
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        # float8 keeps the scales of small rows, which steps of an integer would round to 0; with that
+        # range one scale of scales is enough, so that rows can be cut and joined freely
+        scale = Spec("f8e4m3", (WHOLE, WHOLE)) if self.double_quant else "float32"
+        return WeightFormat(matrix_spec("nf4", 64, scale))
+
 
 @dataclass(frozen=True)
-class CodebookWeightOnlyConfig(Config):
+class CodebookWeightOnlyConfig(WeightConfig):
     """Weights in 2**bits values that k-means learns for them, without data.
 
     The values of a row or a group are bfloat16, so that 16 of them add 1 bit a weight to a group of 256;
@@ -43,3 +52,8 @@ class CodebookWeightOnlyConfig(Config):
     def __post_init__(self) -> None:
         one_of(self, "bits", tuple(range(1, 9)))
         one_of(self, "group_size", (128, 256, 512, 1024, "row", "tensor"))
+
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        values = "float32" if self.group_size == "tensor" else "bfloat16"
+        return WeightFormat(matrix_spec(f"codebook{self.bits}", self.group_size, values))

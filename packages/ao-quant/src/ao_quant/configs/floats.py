@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from ao_core.config import Config
-from ao_core.dtypes import FLOATS
+import torch
+
+from ao_core.dtypes import FLOATS, float_name
 from ao_core.errors import ConfigError
-from ao_core.weights import GroupSize
+from ao_core.spec import WHOLE, Spec
+from ao_core.weights import GroupSize, WeightConfig, WeightFormat, matrix_spec
 from ao_quant.configs.base import GROUP_SIZES, one_of
 
 __all__ = [
@@ -23,8 +26,13 @@ __all__ = [
 FLOAT8 = ("e4m3", "e5m2")
 
 
+def _floats(ebits: int, mbits: int, group: GroupSize) -> WeightFormat:
+    scale = "float32" if isinstance(group, str) else "bfloat16"
+    return WeightFormat(matrix_spec(float_name(ebits, mbits), group, scale))
+
+
 @dataclass(frozen=True)
-class Float8WeightOnlyConfig(Config):
+class Float8WeightOnlyConfig(WeightConfig):
     """Weights in 8-bit floating point; activations as they are."""
 
     #: "e4m3" (3 bits of mantissa) or "e5m2" (2 bits, more range)
@@ -40,10 +48,21 @@ class Float8WeightOnlyConfig(Config):
         one_of(self, "granularity", ("row", "tensor", "group", "block"))
         one_of(self, "group_size", GROUP_SIZES[:-1])
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        numbers, size = f"f8{self.dtype}", self.group_size
+        if self.granularity == "group":
+            return WeightFormat(matrix_spec(numbers, size, "bfloat16"))
+        if self.granularity == "block":
+            return WeightFormat(matrix_spec(numbers, size, "float32", rows=size))
+        return WeightFormat(matrix_spec(numbers, self.granularity, "float32"))
+
 
 @dataclass(frozen=True)
-class Float8DynamicActivationFloat8WeightConfig(Config):
+class Float8DynamicActivationFloat8WeightConfig(WeightConfig):
     """Weights and activations in 8-bit floating point, the activations scaled at each call."""
+
+    weight_only: ClassVar[str] = "float8_weight_only"
 
     #: "row": a scale per row of the weight and per token; "tensor": one scale for each of the two; "block":
     #: one for 128 × 128 weights, and for 128 elements of a token
@@ -58,9 +77,18 @@ class Float8DynamicActivationFloat8WeightConfig(Config):
         one_of(self, "weight_dtype", FLOAT8)
         one_of(self, "activation_dtype", FLOAT8)
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        numbers, activations = f"f8{self.weight_dtype}", f"f8{self.activation_dtype}"
+        if self.granularity == "block":
+            act = Spec(activations, (1, 128))
+            return WeightFormat(matrix_spec(numbers, 128, "float32", act=act, rows=128))
+        act = Spec(activations, (1, WHOLE) if self.granularity == "row" else (WHOLE, WHOLE))
+        return WeightFormat(matrix_spec(numbers, self.granularity, "float32", act=act))
+
 
 @dataclass(frozen=True)
-class FPXWeightOnlyConfig(Config):
+class FPXWeightOnlyConfig(WeightConfig):
     """Weights in floats of 3 to 8 bits, packed without gaps: a sign, an exponent and a mantissa.
 
     All codes are finite, but those of (4, 3) and (5, 2), which are the float8 formats of OCP. With one bit
@@ -84,9 +112,13 @@ class FPXWeightOnlyConfig(Config):
             )
         one_of(self, "group_size", GROUP_SIZES)
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        return _floats(self.ebits, self.mbits, self.group_size)
+
 
 @dataclass(frozen=True)
-class FP6LLMWeightOnlyConfig(Config):
+class FP6LLMWeightOnlyConfig(WeightConfig):
     """Weights in 6-bit floats, 3 bits of exponent and 2 of mantissa: FP6-LLM (arXiv:2401.14112)."""
 
     #: one of `GROUP_SIZES`
@@ -95,9 +127,13 @@ class FP6LLMWeightOnlyConfig(Config):
     def __post_init__(self) -> None:
         one_of(self, "group_size", GROUP_SIZES)
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        return _floats(3, 2, self.group_size)
+
 
 @dataclass(frozen=True)
-class FP4WeightOnlyConfig(Config):
+class FP4WeightOnlyConfig(WeightConfig):
     """Weights in the 4-bit floats e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6), with a bfloat16 scale a group.
 
     These are the values of MXFP4 and NVFP4, not those of the type that bitsandbytes calls fp4.
@@ -108,3 +144,7 @@ class FP4WeightOnlyConfig(Config):
 
     def __post_init__(self) -> None:
         one_of(self, "group_size", GROUP_SIZES)
+
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        return _floats(2, 1, self.group_size)

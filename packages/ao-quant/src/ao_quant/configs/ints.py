@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from ao_core.config import Config
+import torch
+
 from ao_core.errors import ConfigError
-from ao_core.weights import GroupSize
+from ao_core.spec import WHOLE, Spec
+from ao_core.weights import GroupSize, WeightConfig, WeightFormat, matrix_spec, own_scale_dtype
 from ao_quant.configs.base import GROUP_SIZES, YES_NO, ScaledConfig, ZeroPointConfig, one_of
 
 __all__ = [
@@ -26,6 +29,26 @@ _BITS = tuple(range(1, 9))
 _WITH_TENSOR = (*GROUP_SIZES, "tensor")
 #: the values of `block_rows`
 _ROWS = (1, 16, 32, 64, 128, 256)
+#: activations with one scale per token, or one for all
+_TOKEN, _ALL = (1, WHOLE), (WHOLE, WHOLE)
+#: activations with one scale and one zero point per token
+_ASYMMETRIC = Spec("uint8", _TOKEN, zero_point="int")
+
+
+def _integers(
+    bits: int,
+    group: GroupSize,
+    dtype: torch.dtype,
+    zero_point: str = "none",
+    *,
+    act: Spec | None = None,
+    rows: int = 1,
+) -> Spec:
+    """Integers around 0, or unsigned ones with zero points, for a weight that is in `dtype` now."""
+    # next to few bits or in small groups, a scale of 4 bytes would weigh more than it is worth
+    scale = own_scale_dtype(dtype) if bits == 8 and isinstance(group, str) else "bfloat16"
+    name = f"int{bits}" if zero_point == "none" else f"uint{bits}"
+    return matrix_spec(name, group, scale, zero_point, act=act, rows=rows)
 
 
 @dataclass(frozen=True)
@@ -37,6 +60,10 @@ class Int8WeightOnlyConfig(ScaledConfig):
 
     def __post_init__(self) -> None:
         one_of(self, "group_size", GROUP_SIZES)
+
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        return WeightFormat(_integers(8, self.group_size, dtype), self.scale_method)
 
 
 @dataclass(frozen=True)
@@ -56,6 +83,12 @@ class Int4WeightOnlyConfig(ZeroPointConfig):
         super().__post_init__()
         one_of(self, "group_size", GROUP_SIZES)
         one_of(self, "symmetric", YES_NO)
+
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        zero_point = "none" if self.symmetric else self.zero_point
+        spec = _integers(4, self.group_size, dtype, zero_point)
+        return WeightFormat(spec, self.scale_method)
 
 
 @dataclass(frozen=True)
@@ -86,6 +119,12 @@ class IntxWeightOnlyConfig(ZeroPointConfig):
             )
         _refuse_one_bit(self)
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        zero_point = "none" if self.symmetric else self.zero_point
+        spec = _integers(self.bits, self.group_size, dtype, zero_point, rows=self.block_rows)
+        return WeightFormat(spec, self.scale_method)
+
 
 def _refuse_one_bit(config: IntxWeightOnlyConfig | Int8DynamicActivationIntxWeightConfig) -> None:
     if config.bits == 1 and config.symmetric:
@@ -109,9 +148,14 @@ class UIntxWeightOnlyConfig(ZeroPointConfig):
         one_of(self, "bits", _BITS)
         one_of(self, "group_size", _WITH_TENSOR)
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        spec = _integers(self.bits, self.group_size, dtype, self.zero_point)
+        return WeightFormat(spec, self.scale_method)
+
 
 @dataclass(frozen=True)
-class BitNetWeightOnlyConfig(Config):
+class BitNetWeightOnlyConfig(WeightConfig):
     """Weights in -1, 0 and 1, times their mean magnitude: BitNet b1.58.
 
     The format of Ma et al. 2024 (arXiv:2402.17764), for models that were trained for it; others lose
@@ -127,10 +171,20 @@ class BitNetWeightOnlyConfig(Config):
         one_of(self, "group_size", _WITH_TENSOR)
         one_of(self, "trits_per_byte", (4, 5))
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        layout = "packed" if self.trits_per_byte == 4 else "digits"
+        absmean = (("scale_rule", "absmean"),)
+        return WeightFormat(
+            matrix_spec("ternary", self.group_size, "bfloat16", layout=layout, options=absmean)
+        )
+
 
 @dataclass(frozen=True)
-class Int8DynamicActivationInt8WeightConfig(Config):
+class Int8DynamicActivationInt8WeightConfig(WeightConfig):
     """Weights in symmetric int8 per row; activations in int8 per token, scaled at each call."""
+
+    weight_only: ClassVar[str] = "int8_weight_only"
 
     #: False: activations have a zero point too, for inputs that are not centred, e.g. after GELU
     symmetric_activations: bool = True
@@ -141,10 +195,19 @@ class Int8DynamicActivationInt8WeightConfig(Config):
         one_of(self, "symmetric_activations", YES_NO)
         one_of(self, "granularity", ("row", "tensor"))
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        numbers, zero_point = ("int8", "none") if self.symmetric_activations else ("uint8", "int")
+        block = _ALL if self.granularity == "tensor" else _TOKEN
+        act = Spec(numbers, block, zero_point=zero_point)
+        return WeightFormat(_integers(8, self.granularity, dtype, act=act))
+
 
 @dataclass(frozen=True)
-class Int8DynamicActivationInt4WeightConfig(Config):
+class Int8DynamicActivationInt4WeightConfig(WeightConfig):
     """Weights in symmetric int4, in groups; activations in int8 with one zero point per token."""
+
+    weight_only: ClassVar[str] = "int4_weight_only"
 
     #: one of `GROUP_SIZES`
     group_size: GroupSize = 32
@@ -152,10 +215,16 @@ class Int8DynamicActivationInt4WeightConfig(Config):
     def __post_init__(self) -> None:
         one_of(self, "group_size", GROUP_SIZES)
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        return WeightFormat(_integers(4, self.group_size, dtype, act=_ASYMMETRIC))
+
 
 @dataclass(frozen=True)
 class Int8DynamicActivationIntxWeightConfig(ScaledConfig):
     """Weights in integers of 1 to 8 bits, in groups; activations in int8 with one zero point per token."""
+
+    weight_only: ClassVar[str] = "intx_weight_only"
 
     #: 1 to 8
     bits: int = 6
@@ -170,13 +239,27 @@ class Int8DynamicActivationIntxWeightConfig(ScaledConfig):
         one_of(self, "symmetric", YES_NO)
         _refuse_one_bit(self)
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        zero_point = "none" if self.symmetric else "int"
+        spec = _integers(self.bits, self.group_size, dtype, zero_point, act=_ASYMMETRIC)
+        return WeightFormat(spec, self.scale_method)
+
 
 @dataclass(frozen=True)
 class Float8DynamicActivationInt4WeightConfig(ScaledConfig):
     """Weights in symmetric int4, in groups; activations in float8 e4m3 per token, scaled at each call."""
+
+    weight_only: ClassVar[str] = "int4_weight_only"
 
     #: one of `GROUP_SIZES`
     group_size: GroupSize = 128
 
     def __post_init__(self) -> None:
         one_of(self, "group_size", GROUP_SIZES)
+
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        act = Spec("f8e4m3", _TOKEN)
+        spec = _integers(4, self.group_size, dtype, act=act)
+        return WeightFormat(spec, self.scale_method)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from ao_core.config import Config
+import torch
+
 from ao_core.numerics import MX_MODES
+from ao_core.spec import WHOLE, Spec
+from ao_core.weights import WeightConfig, WeightFormat, matrix_spec
 from ao_quant.configs.base import YES_NO, one_of
 
 __all__ = [
@@ -15,12 +19,30 @@ __all__ = [
     "NVFP4WeightOnlyConfig",
 ]
 
-#: MXFP8 (two), MXFP6 (two), MXFP4 and MXINT8
-_ELEMENTS = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "int8")
+#: MXFP8 (two), MXFP6 (two), MXFP4 and MXINT8, and their number formats
+_NUMBERS = {
+    "e4m3": "f8e4m3",
+    "e5m2": "f8e5m2",
+    "e3m2": "f6e3m2",
+    "e2m3": "f6e2m3",
+    "e2m1": "f4e2m1",
+    "int8": "int8",
+}
+_ELEMENTS = tuple(_NUMBERS)
+_MX_BLOCK, _NVFP4_BLOCK = 32, 16
+
+
+def _mx(element: str, mode: str, act: Spec | None = None) -> WeightFormat:
+    options = (("mx_mode", mode),)
+    return WeightFormat(matrix_spec(_NUMBERS[element], _MX_BLOCK, "e8m0", act=act, options=options))
+
+
+def _nvfp4_scale(per_tensor: bool) -> str | Spec:
+    return Spec("f8e4m3", (WHOLE, WHOLE)) if per_tensor else "e4m3"
 
 
 @dataclass(frozen=True)
-class MXWeightOnlyConfig(Config):
+class MXWeightOnlyConfig(WeightConfig):
     """Weights in an OCP Microscaling (MX 1.0) format: blocks of 32 share a power of two as their scale.
 
     MXFP8 is the element "e4m3" or "e5m2", MXFP6 "e3m2" or "e2m3", MXFP4 "e2m1", MXINT8 "int8".
@@ -36,10 +58,16 @@ class MXWeightOnlyConfig(Config):
         one_of(self, "dtype", _ELEMENTS)
         one_of(self, "scaling_mode", MX_MODES)
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        return _mx(self.dtype, self.scaling_mode)
+
 
 @dataclass(frozen=True)
-class MXDynamicActivationMXWeightConfig(Config):
+class MXDynamicActivationMXWeightConfig(WeightConfig):
     """Weights and activations in OCP Microscaling formats, the activations scaled at each call."""
+
+    weight_only: ClassVar[str] = "mx_weight_only"
 
     #: the element of weights, as in `MXWeightOnlyConfig`
     weight_dtype: str = "e4m3"
@@ -54,9 +82,15 @@ class MXDynamicActivationMXWeightConfig(Config):
         one_of(self, "activation_dtype", _ELEMENTS)
         one_of(self, "scaling_mode", MX_MODES)
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        options = (("mx_mode", self.scaling_mode),)
+        act = Spec(_NUMBERS[self.activation_dtype], (1, _MX_BLOCK), "e8m0", options=options)
+        return _mx(self.weight_dtype, self.scaling_mode, act)
+
 
 @dataclass(frozen=True)
-class NVFP4WeightOnlyConfig(Config):
+class NVFP4WeightOnlyConfig(WeightConfig):
     """Weights in 4-bit floats e2m1, in blocks of 16 with float8 e4m3 scales: 4.5 bits a weight."""
 
     #: True: one float32 scale for all the scales, so that they use the range of e4m3
@@ -65,13 +99,26 @@ class NVFP4WeightOnlyConfig(Config):
     def __post_init__(self) -> None:
         one_of(self, "per_tensor_scale", YES_NO)
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        scale = _nvfp4_scale(self.per_tensor_scale)
+        return WeightFormat(matrix_spec("f4e2m1", _NVFP4_BLOCK, scale))
+
 
 @dataclass(frozen=True)
-class NVFP4DynamicActivationNVFP4WeightConfig(Config):
+class NVFP4DynamicActivationNVFP4WeightConfig(WeightConfig):
     """Weights and activations in NVFP4, the activations scaled at each call."""
+
+    weight_only: ClassVar[str] = "nvfp4_weight_only"
 
     #: of both, as in `NVFP4WeightOnlyConfig`
     per_tensor_scale: bool = True
 
     def __post_init__(self) -> None:
         one_of(self, "per_tensor_scale", YES_NO)
+
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        scale = _nvfp4_scale(self.per_tensor_scale)
+        act = Spec("f4e2m1", (1, _NVFP4_BLOCK), scale)
+        return WeightFormat(matrix_spec("f4e2m1", _NVFP4_BLOCK, scale, act=act))

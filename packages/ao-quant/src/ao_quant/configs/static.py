@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
 
 from ao_core.config import Config
 from ao_core.errors import ConfigError
+from ao_core.spec import WHOLE, Spec
+from ao_core.weights import WeightConfig, WeightFormat
 from ao_quant.configs.base import YES_NO, one_of
-from ao_quant.configs.floats import FLOAT8
+from ao_quant.configs.floats import FLOAT8, Float8DynamicActivationFloat8WeightConfig
 from ao_quant.configs.ints import Int8DynamicActivationInt8WeightConfig
+from ao_quant.configs.mx import NVFP4DynamicActivationNVFP4WeightConfig
 
 __all__ = [
     "OBSERVERS",
@@ -23,7 +29,7 @@ OBSERVERS = ("minmax", "percentile", "mse")
 
 
 @dataclass(frozen=True)
-class StaticConfig(Config):
+class StaticConfig(WeightConfig):
     """What these configurations share: how calibration finds a scale, and the scale it found.
 
     Without `act_scale` one is for `ao_quant.prepare`; `ao_quant.convert` makes one with it, for each layer.
@@ -50,6 +56,13 @@ class StaticConfig(Config):
         value = getattr(self, parameter)
         raise ConfigError(f"{parameter}={value!r} in {type(self).__name__}: {hint}")
 
+    def _static(self, dynamic: WeightFormat, zero_point: int | None = None) -> WeightFormat:
+        """The format with one scale for all activations, which is given, in place of one per token."""
+        act = dynamic.spec.act
+        assert act is not None
+        spec = replace(dynamic.spec, act=replace(act, block=(WHOLE, WHOLE), static=True))
+        return WeightFormat(spec, act_scale=self.act_scale, act_zero_point=zero_point)
+
     def calibrated(self, scale: float, zero_point: int | None) -> StaticConfig:
         """The same with the scale, and the zero point where there is one, of one layer."""
         return replace(self, act_scale=scale)
@@ -72,6 +85,8 @@ class StaticConfig(Config):
 @dataclass(frozen=True)
 class Int8StaticActivationInt8WeightConfig(StaticConfig):
     """Weights in symmetric int8; activations in int8 by one scale, found by calibration."""
+
+    weight_only: ClassVar[str] = "int8_weight_only"
 
     #: False: activations have a zero point too, for inputs that are not centred, e.g. after GELU
     symmetric_activations: bool = True
@@ -100,10 +115,19 @@ class Int8StaticActivationInt8WeightConfig(StaticConfig):
         """The same with a scale for each token."""
         return Int8DynamicActivationInt8WeightConfig(self.symmetric_activations, "row")
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        dynamic = Int8DynamicActivationInt8WeightConfig(
+            self.symmetric_activations, self.granularity
+        )
+        return self._static(dynamic.weight_format(dtype), self.act_zero_point)
+
 
 @dataclass(frozen=True)
 class Float8StaticActivationFloat8WeightConfig(StaticConfig):
     """Weights in 8-bit floating point; activations too, by one scale, found by calibration."""
+
+    weight_only: ClassVar[str] = "float8_weight_only"
 
     #: of the weights: "row", one scale per row, or "tensor"
     granularity: str = "row"
@@ -118,6 +142,13 @@ class Float8StaticActivationFloat8WeightConfig(StaticConfig):
         one_of(self, "weight_dtype", FLOAT8)
         one_of(self, "activation_dtype", FLOAT8)
 
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        dynamic = Float8DynamicActivationFloat8WeightConfig(
+            self.granularity, self.weight_dtype, self.activation_dtype
+        )
+        return self._static(dynamic.weight_format(dtype))
+
 
 @dataclass(frozen=True)
 class NVFP4StaticActivationNVFP4WeightConfig(StaticConfig):
@@ -128,6 +159,8 @@ class NVFP4StaticActivationNVFP4WeightConfig(StaticConfig):
     that exceed the range that was calibrated for are clipped to it.
     """
 
+    weight_only: ClassVar[str] = "nvfp4_weight_only"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.observer == "mse":
@@ -136,3 +169,12 @@ class NVFP4StaticActivationNVFP4WeightConfig(StaticConfig):
                 "it weighs errors of one scale for all values, and here each block has its own; use "
                 "'minmax' or 'percentile'",
             )
+
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        dynamic = NVFP4DynamicActivationNVFP4WeightConfig().weight_format(dtype)
+        act = dynamic.spec.act
+        assert act is not None
+        assert isinstance(act.scale_dtype, Spec)
+        act = replace(act, scale_dtype=replace(act.scale_dtype, static=True))
+        return WeightFormat(replace(dynamic.spec, act=act), act_scale=self.act_scale)

@@ -18,8 +18,7 @@ from ao_core.layouts import Parts
 from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor import QTensor
-from ao_core.weights import weight_spec
-from ao_quant.specs.gguf import GGUF_FORMATS
+from ao_quant.configs.gguf import GGUF_TYPES, gguf_spec
 
 __all__ = ["block_size", "from_blocks", "kind_of", "to_blocks"]
 
@@ -203,7 +202,7 @@ def from_blocks(data: Tensor, kind: str, dtype: torch.dtype = torch.float32) -> 
     sizes = _part_bytes(kind)
     pieces = zip(sizes, moved.split(list(sizes.values()), 1), strict=True)
     leaves = {n: p.reshape(*lead, blocks * p.shape[1]) for n, p in pieces}
-    return _assemble(leaves, weight_spec(GGUF_FORMATS[kind], shape, dtype), shape, dtype)
+    return _assemble(leaves, gguf_spec(kind), shape, dtype)
 
 
 def _assemble(
@@ -224,8 +223,8 @@ def _assemble(
 def kind_of(tensor: QTensor) -> str | None:
     """The GGUF type that has exactly the values of such a tensor, whatever its shape; None: there is none."""
     spec = tensor.canonical().spec
-    for kind, fmt in GGUF_FORMATS.items():
-        like = weight_spec(fmt, (1, 1), tensor.dtype)
+    for kind in GGUF_TYPES:
+        like = gguf_spec(kind)
         block = (1,) * (len(spec.block) - len(like.block)) + like.block[-len(spec.block) :]
         if Spec(like.dtype, block, like.scale_dtype, like.zero_point, like.layout) == spec:
             return kind

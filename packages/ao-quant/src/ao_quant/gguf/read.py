@@ -13,11 +13,11 @@ from torch import Tensor
 from ao_core.arguments import checked
 from ao_core.errors import CheckpointError
 from ao_core.progress import Progress, watched
+from ao_quant.configs.gguf import GGUF_TYPES
 from ao_quant.gguf.blocks import from_blocks
 from ao_quant.gguf.header import check_header
 from ao_quant.gguf.metadata import gguf_package, read_metadata
 from ao_quant.gguf.names import Place, places
-from ao_quant.specs.gguf import GGUF_FORMATS
 
 __all__ = ["DENSE", "GGUFFile", "read_gguf"]
 
@@ -95,8 +95,8 @@ def read_gguf(
 
 def _check(path: str | PathLike[str], entry: Any) -> None:
     name = entry.tensor_type.name
-    if name not in DENSE and name.lower() not in GGUF_FORMATS:
-        known = ", ".join([*DENSE, *(kind.upper() for kind in GGUF_FORMATS)])
+    if name not in DENSE and name.lower() not in GGUF_TYPES:
+        known = ", ".join([*DENSE, *(kind.upper() for kind in GGUF_TYPES)])
         raise CheckpointError(
             f"{path}: the tensor {entry.name!r} has the type {name}, which is not supported; "
             f"supported are {known}"

@@ -15,11 +15,11 @@ from ao_core.arguments import checked
 from ao_core.errors import CheckpointError
 from ao_core.progress import Progress, watched
 from ao_core.tensor import QTensor
+from ao_quant.configs.gguf import GGUF_TYPES
 from ao_quant.gguf.blocks import block_size, kind_of, to_blocks
 from ao_quant.gguf.metadata import add_metadata, gguf_package
 from ao_quant.gguf.names import Place, places
 from ao_quant.gguf.read import DENSE
-from ao_quant.specs.gguf import GGUF_FORMATS
 
 __all__ = ["write_gguf"]
 
@@ -126,7 +126,7 @@ def _quantized(place: Place, tensor: QTensor) -> Entry:
     if kind is None or tensor.is_permuted:
         raise CheckpointError(
             f"{name} is stored as {tensor.spec}{' and transposed' if tensor.is_permuted else ''}, which no "
-            f"GGUF type is; quantize with GGUFWeightOnlyConfig ({', '.join(GGUF_FORMATS)}), or write "
+            f"GGUF type is; quantize with GGUFWeightOnlyConfig ({', '.join(GGUF_TYPES)}), or write "
             "dequantize() of it"
         )
     (elements, size), k = block_size(kind), tensor.shape[-1]
