@@ -119,6 +119,7 @@ def quality(session: nox.Session) -> None:
     folder = ROOT / "examples" / "smollm2"
     env.python(folder / "measure.py", "--json", folder / "quality.json")
     env.python("scripts/generate_quality.py")
+    env.python("scripts/generate_picture.py")
 
 
 @nox.session(venv_backend="none")
@@ -318,12 +319,13 @@ def api(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def docs(session: nox.Session) -> None:
-    """Check that generated pages are fresh, then build the site into site/, strictly."""
+    """Check that generated pages are fresh, build the site into site/, strictly, and check its search."""
     env = dev(session, "docs")
     for script in sorted(ROOT.glob("scripts/generate_*.py")):
         # two threads take several times the processor's time over these small tensors
         env.python(script, "--check", env=ONE_THREAD)
     env.python("-m", "mkdocs", "build", "--strict", *session.posargs)
+    env.python("scripts/check_site.py")
 
 
 @nox.session(venv_backend="none")

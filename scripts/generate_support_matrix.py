@@ -165,7 +165,7 @@ def kernel_table() -> str:
             any_of(kernel.layout),
             any_of(kernel.device),
             band(kernel),
-            first_line(kernel.fn.__doc__),
+            first_line(getattr(kernel.fn, "_init_fn", kernel.fn).__doc__),  # of custom ops
         ]
         for kernel in sorted(registry.kernels.values(), key=lambda k: (k.op, -k.priority, k.name))
     ]
