@@ -13,7 +13,6 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
 from ao_core import Call, Spec, quantize_tensor
 from ao_core.dispatch import select
-from ao_kernels.testing.states import register_states
 from benchmarking import Row, Samples, arguments, interleaved, paired, percentile, record
 
 TEXT = """\
@@ -92,7 +91,6 @@ def measure(
 def main() -> None:
     args = arguments(__doc__, size=100_000_000, tensors=300, threads=2, rounds=15, foreach=1)
     torch.set_num_threads(args.threads)
-    register_states()
     rows = []
     for dtype in (torch.float32, torch.bfloat16):
         rows += measure(dtype, args.size, args.tensors, args.rounds, bool(args.foreach))

@@ -12,8 +12,10 @@ from ao_core.errors import UnsupportedOp
 from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.tensor import quantize_tensor
-from ao_kernels.testing.states import register_states
-from ao_kernels.triton import adam, support
+from ao_kernels.triton.adam import op as adam
+from ao_kernels.triton.shared import device, workspace
+
+pytestmark = pytest.mark.usefixtures("optimizer_states")
 
 KERNEL = registry.kernels.get("triton_adam_step")
 STATE = Spec("f8e4m3", (256,), layout="flat")
@@ -22,11 +24,6 @@ OPTIONS = {
     "lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "step": 1, "decoupled": True,
     "maximize": False, "seed": None,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def states():
-    register_states()
 
 
 def call(spec=STATE, dtype=torch.bfloat16):
@@ -42,7 +39,7 @@ def test_calls():
 
 def test_devices(monkeypatch):
     assert KERNEL.unavailable() is not None
-    monkeypatch.setattr(support, "why_not", lambda: None)
+    monkeypatch.setattr(device, "why_not", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
     assert KERNEL.unavailable() == "needs sm_89 for float8, found sm_86"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
@@ -78,7 +75,7 @@ def test_chunks_cover_every_tensor():
 def test_counters_are_not_shared(monkeypatch):
     """A stream has its own, which grow with what it asks for; a captured launch has new ones."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    pool = support._Pool(torch.device("cpu"))
+    pool = workspace._Pool(torch.device("cpu"))
     taken = [pool.of_stream(1, 8), pool.of_stream(2, 8), pool.of_stream(1, 32), pool.take(8)]
     assert pool.of_stream(2, 4) is taken[1]
     spans = sorted((each.storage_offset(), len(each)) for each in taken)
