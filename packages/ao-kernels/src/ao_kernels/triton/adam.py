@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ao_core.errors import UnsupportedOp
-from ao_core.records import Call, Kernel
+from ao_core.records import Kernel
 from ao_core.spec import Spec
 from ao_core.tensor import QTensor
-from ao_kernels.adam import check_contiguous, count_change
+from ao_kernels.adam import AdamCall, check_contiguous, count_change
 from ao_kernels.triton.support import on_device, why_not_float8
 
 __all__ = ["ADAM_KERNELS", "CHUNK", "adam_step", "settings"]
@@ -60,7 +60,7 @@ def adam_step(
     maximize: bool,
     seed: int | None,
 ) -> None:
-    """One step of Adam (AdamW with `decoupled`) in place, as `ao_core.dispatch` has it, in float32.
+    """One step of Adam (AdamW with `decoupled`) in place, in float32: the op "adam_step" of ao-optim.
 
     A block of moments has the scale greatest magnitude / 448, of squares / 1.875; a NaN makes all of its
     block NaN. Square root and reciprocal are the device's approximations, of about 2 units in the last
@@ -133,11 +133,15 @@ def _check(
     check_contiguous("adam_step in Triton", params, grads)
 
 
-def _refuses(call: Call) -> str | None:
-    if call.spec != _STATES[0]:
-        return f"needs moments in {_STATES[0]}, found {call.spec}"
-    if call.x_dtype not in _TYPES:
-        return f"updates parameters of float32, bfloat16 and float16, not {call.x_dtype}"
+def _refuses(call: AdamCall) -> str | None:
+    if (call.exp_avg, call.exp_avg_sq) != _STATES:
+        wanted, found = (
+            " and ".join(map(str, pair)) for pair in (_STATES, (call.exp_avg, call.exp_avg_sq))
+        )
+        return f"needs moments in {wanted}, found {found}"
+    for what, dtype in (("parameters", call.param_dtype), ("gradients", call.grad_dtype)):
+        if dtype not in _TYPES:
+            return f"takes {what} of float32, bfloat16 and float16, not {dtype}"
     return None
 
 
