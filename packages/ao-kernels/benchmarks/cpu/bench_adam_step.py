@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
-from ao_core import Call, Spec, quantize_tensor
+from ao_core import Spec, quantize_tensor
 from ao_core.dispatch import select
+from ao_optim import AdamCall
 from benchmarking import Row, Samples, arguments, interleaved, paired, percentile, record
 
 TEXT = """\
@@ -36,7 +37,7 @@ def quantized(params: list[Tensor], states: tuple[str, str]) -> Callable[[], obj
     specs = [Spec(name, (256,), layout="flat") for name in states]
     moments = [[quantize_tensor(torch.zeros(p.shape), spec) for p in params] for spec in specs]
     size = sum(p.numel() for p in params)
-    call = Call("adam_step", specs[0], (size,), (size,), params[0].dtype, "cpu")
+    call = AdamCall(*specs, size, params[0].dtype, grads[0].dtype, "cpu")
     kernel, steps = select(call), count(1)
     assert kernel.name == "cpu_adam_step"
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 from ao_core import Spec
 from ao_core.errors import UnsupportedOp
-from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.tensor import quantize_tensor
 from ao_kernels.triton.adam import op as adam
@@ -26,15 +26,24 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def call(spec=STATE, dtype=torch.bfloat16):
-    return Call("adam_step", spec, (1000,), (1000,), dtype, "cuda")
+@dataclass(frozen=True)
+class Call:
+    """What the kernel looks at of a call; the op is of ao-optim, which need not be installed."""
+
+    exp_avg: Spec = STATE
+    exp_avg_sq: Spec = SQUARES
+    param_dtype: torch.dtype = torch.bfloat16
+    grad_dtype: torch.dtype = torch.bfloat16
 
 
 def test_calls():
-    assert KERNEL.refuses(call()) is None
-    assert "found int8" in KERNEL.refuses(call(Spec("int8", (256,), layout="flat")))
-    assert "found f8e4m3[128]" in KERNEL.refuses(call(Spec("f8e4m3", (128,), layout="flat")))
-    assert "float64" in KERNEL.refuses(call(dtype=torch.float64))
+    assert KERNEL.refuses(Call()) is None
+    int8, small = (Spec("int8", (256,), layout="flat"), Spec("f8e4m3", (128,), layout="flat"))
+    assert "found int8" in KERNEL.refuses(Call(exp_avg=int8))
+    assert "found f8e4m3[128]" in KERNEL.refuses(Call(exp_avg=small))
+    assert "and int8" in KERNEL.refuses(Call(exp_avg_sq=int8))
+    assert "parameters of" in KERNEL.refuses(Call(param_dtype=torch.float64))
+    assert "gradients of" in KERNEL.refuses(Call(grad_dtype=torch.float64))
 
 
 def test_devices(monkeypatch):

@@ -59,7 +59,7 @@ def adam_step(
     maximize: bool,
     seed: int | None,
 ) -> None:
-    """One step of Adam (AdamW with `decoupled`) in place, as `ao_core.dispatch` has it, in float32.
+    """One step of Adam (AdamW with `decoupled`) in place, in float32: the op "adam_step" of ao-optim.
 
     A block of moments has the scale greatest magnitude / 448, of squares / 1.875; a NaN makes all of its
     block NaN. Square root and reciprocal are the device's approximations, of about 2 units in the last
