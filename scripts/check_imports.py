@@ -16,6 +16,7 @@ CORE_LAYERS = (
     "(recipes) : (quantize) : (installing) : (outcome) : (report) : (targets) : (explanation)",
     "(weights)",
     "(torch_kernels)",
+    "(compute)",
     "(tensor)",
     "(dispatch)",
     "(config)",

@@ -32,7 +32,7 @@ and between dense values and `Parts`; every kernel of the first two gives the sa
   `step`-th row of dimension 0, for the report of `quantize_`
 
 of activations that are computed and quantized at once, in the shape of the first operand; see
-`ao_core.tensor.producers`:
+`ao_core.compute.fused_quant`:
 
 - ``rms_norm_quantize(x, weight, eps, spec) -> parts``: x (…, K), weight (K,) or None
 - ``silu_mul_quantize(gate, up, spec) -> parts``: gate and up (…, K)

@@ -13,14 +13,14 @@ from torch.nn.modules.conv import _ConvNd
 from ao_core.errors import QuantizationError
 from ao_core.records import Skip, Target
 from ao_core.registry import registry
-from ao_core.spec import NO_SCALE, WHOLE, Primitive, Spec
+from ao_core.spec import NO_SCALE, TENSOR, WHOLE, Primitive, Spec
 from ao_core.tensor import quantize_values
 
 __all__ = [
     "GroupSize",
     "WeightFormat",
     "is_conv",
-    "no_product",
+    "matmul_unsupported_reason",
     "quantize_weight",
     "weight_spec",
 ]
@@ -28,7 +28,6 @@ __all__ = [
 #: weights that share one scale: a number of them, "row" or "tensor"
 GroupSize = int | str
 
-_TENSOR = (WHOLE, WHOLE)
 #: modules of (in, out) weights, the transpose of those of `nn.Linear`: by the name of their class
 _TRANSPOSED = ("transformers.pytorch_utils.Conv1D",)
 #: dtypes of a parameter that its scales can have too
@@ -90,7 +89,7 @@ def weight_spec(
     elif conv:
         block = (WHOLE if group == "tensor" else 1, *[WHOLE] * (len(shape) - 1))
     elif group == "tensor":
-        block = _TENSOR
+        block = TENSOR
     else:
         block = (fmt.rows, WHOLE if isinstance(group, str) else group)
     return Spec(fmt.dtype, block, scale, fmt.zero_point, layout, fmt.act, fmt.options)
@@ -101,8 +100,8 @@ def is_conv(dense: Tensor, target: Target) -> bool:
     return isinstance(target.module, _ConvNd) or dense.dim() > 3
 
 
-def no_product(weight: Tensor, target: Target) -> str:
-    """Why a parameter takes part in no product that a `ComputeWeight` casts; empty where it does."""
+def matmul_unsupported_reason(weight: Tensor, target: Target) -> str | None:
+    """Why a parameter takes part in no matmul that a `ComputeWeight` casts; None where it does."""
     if isinstance(target.module, (nn.Embedding, nn.EmbeddingBag)):
         return "a lookup has no product that could be in low precision"
     if reason := getattr(target.module, "own_products", ""):  # layers of other packages say so
@@ -117,7 +116,7 @@ def no_product(weight: Tensor, target: Target) -> str:
             "low-precision products accumulate in float32, which would round float64 weights; convert the "
             "model to float32 or bfloat16 first"
         )
-    return ""
+    return None
 
 
 def is_transposed(target: Target) -> bool:

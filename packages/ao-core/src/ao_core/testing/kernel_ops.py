@@ -14,32 +14,29 @@ from torch import Tensor
 from ao_core.layouts import Layout
 from ao_core.records import Call
 from ao_core.registry import registry
-from ao_core.spec import WHOLE, Spec
+from ao_core.spec import ROW, TENSOR, WHOLE, Spec
 from ao_core.tensor import QTensor, fake_quantize, quantize_tensor
 from ao_core.testing.base import gaussian, same_bits
 from ao_core.testing.samples import SPECS, activations, holds, quantized
 
 __all__ = ["KERNEL_SPECS", "PRODUCTS", "KernelCase", "OpTrial"]
 
-_ROW, _TENSOR = (1, WHOLE), (WHOLE, WHOLE)
 #: `SPECS`, zero points of values, and formats whose activations are quantized too
 KERNEL_SPECS: tuple[Spec, ...] = (
     *SPECS,
     Spec("uint4", (1, 16), scale_dtype="float16", zero_point="offset"),
-    Spec("int8", _ROW, scale_dtype="bfloat16"),
-    Spec("f8e5m2", _ROW, scale_dtype="bfloat16"),
-    Spec("int8", _ROW, act=Spec("int8", _ROW)),
-    Spec("int8", _ROW, act=Spec("uint8", _ROW, zero_point="int")),
-    Spec("f8e4m3", _ROW, act=Spec("f8e4m3", _ROW)),
+    Spec("int8", ROW, scale_dtype="bfloat16"),
+    Spec("f8e5m2", ROW, scale_dtype="bfloat16"),
+    Spec("int8", ROW, act=Spec("int8", ROW)),
+    Spec("int8", ROW, act=Spec("uint8", ROW, zero_point="int")),
+    Spec("f8e4m3", ROW, act=Spec("f8e4m3", ROW)),
     Spec("f8e4m3", (WHOLE, WHOLE), act=Spec("f8e4m3", (WHOLE, WHOLE))),
-    Spec("int4", (1, 32), scale_dtype="bfloat16", act=Spec("uint8", _ROW, zero_point="int")),
-    Spec("int8", _ROW, act=Spec("int8", _TENSOR, static=True)),
-    Spec("int8", _ROW, act=Spec("uint8", _TENSOR, zero_point="int", static=True)),
-    Spec("f8e4m3", _ROW, act=Spec("f8e4m3", _TENSOR, static=True)),
-    Spec("f8e4m3", _TENSOR, act=Spec("f8e5m2", _TENSOR, static=True)),
-    Spec(
-        "int8", _ROW, act=Spec("f4e2m1", (1, 16), scale_dtype=Spec("f8e4m3", _TENSOR, static=True))
-    ),
+    Spec("int4", (1, 32), scale_dtype="bfloat16", act=Spec("uint8", ROW, zero_point="int")),
+    Spec("int8", ROW, act=Spec("int8", TENSOR, static=True)),
+    Spec("int8", ROW, act=Spec("uint8", TENSOR, zero_point="int", static=True)),
+    Spec("f8e4m3", ROW, act=Spec("f8e4m3", TENSOR, static=True)),
+    Spec("f8e4m3", TENSOR, act=Spec("f8e5m2", TENSOR, static=True)),
+    Spec("int8", ROW, act=Spec("f4e2m1", (1, 16), scale_dtype=Spec("f8e4m3", TENSOR, static=True))),
 )
 
 
@@ -198,7 +195,7 @@ class _GroupedLinear(OpTrial):
     specs = tuple(
         spec
         for spec in KERNEL_SPECS
-        if spec.act is None or not (spec.act.is_static or spec.act.block == _TENSOR)
+        if spec.act is None or not (spec.act.is_static or spec.act.block == TENSOR)
     )
     shapes = ((4, 16, 64), (3, 33, 70))
     batches = ((0,), (1,), (5,), (1, 0, 6, 2), (3, 17, 0, 0), (0, 0, 0, 4))

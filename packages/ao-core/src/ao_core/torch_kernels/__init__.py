@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ao_core.torch_kernels.fused_quant import FUSED_QUANT_KERNELS
 from ao_core.torch_kernels.linear import LINEAR_KERNELS
 from ao_core.torch_kernels.mm import MM_KERNELS
-from ao_core.torch_kernels.producers import PRODUCER_KERNELS
 from ao_core.torch_kernels.reference import REFERENCE_KERNELS
 
 __all__ = ["BUILTIN_KERNELS"]
 
-BUILTIN_KERNELS = (*REFERENCE_KERNELS, *PRODUCER_KERNELS, *LINEAR_KERNELS, *MM_KERNELS)
+BUILTIN_KERNELS = (*REFERENCE_KERNELS, *FUSED_QUANT_KERNELS, *LINEAR_KERNELS, *MM_KERNELS)

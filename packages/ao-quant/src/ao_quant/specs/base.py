@@ -9,14 +9,10 @@ import torch
 from ao_core.arguments import checked
 from ao_core.config import Config
 from ao_core.errors import ConfigError
-from ao_core.spec import WHOLE, Spec
+from ao_core.spec import Spec
 from ao_core.weights import WeightFormat, weight_spec
 
-__all__ = ["ROW", "TENSOR", "format_of", "spec_of"]
-
-#: blocks of a weight (out, in), and of activations (tokens, in)
-ROW = (1, WHOLE)
-TENSOR = (WHOLE, WHOLE)
+__all__ = ["format_of", "spec_of"]
 
 
 @checked

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ao_core.spec import Spec
+from ao_core.spec import ROW, TENSOR, Spec
 from ao_core.weights import GroupSize, WeightFormat
 from ao_quant import configs as c
-from ao_quant.specs.base import ROW, TENSOR, format_of
+from ao_quant.specs.base import format_of
 
 __all__: list[str] = []
 

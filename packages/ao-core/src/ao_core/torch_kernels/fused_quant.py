@@ -10,7 +10,7 @@ from ao_core.records import Kernel
 from ao_core.spec import Spec
 from ao_core.tensor.create import encode_parts
 
-__all__ = ["PRODUCER_KERNELS"]
+__all__ = ["FUSED_QUANT_KERNELS"]
 
 
 def rms_norm_quantize(x: Tensor, weight: Tensor | None, eps: float, spec: Spec) -> Parts:
@@ -27,7 +27,7 @@ def silu_mul_quantize(gate: Tensor, up: Tensor, spec: Spec) -> Parts:
     return encode_parts((F.silu(gate.float()) * up.float()).to(gate.dtype), spec)
 
 
-PRODUCER_KERNELS = (
+FUSED_QUANT_KERNELS = (
     Kernel("reference_rms_norm", "rms_norm_quantize", "*", "*", rms_norm_quantize, priority=-100),
     Kernel("reference_silu_mul", "silu_mul_quantize", "*", "*", silu_mul_quantize, priority=-100),
 )
