@@ -17,6 +17,7 @@ CORE_LAYERS = (
     "(weights)",
     "(ops)",
     "(torch_kernels)",
+    "(compute)",
     "(tensor)",
     "(dispatch)",
     "(config)",

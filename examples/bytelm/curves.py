@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).with_name("curves.json")
 PICTURE = ROOT / "docs" / "assets" / "training-curves.png"
 RECIPES = (PLAIN, "tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8")
-RECIPES += ("compute/int8_rowwise", *SPARSE)
+RECIPES += ("int8_mixed_precision_training", *SPARSE)
 #: a model and batches of which 300 steps take a minute on one core, and runs differ by little but the recipe
 SMALL = model.ModelConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=2)
 SHORT = TrainConfig(

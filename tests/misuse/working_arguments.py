@@ -132,7 +132,7 @@ def optimized():
 
 
 VALID = {
-    "ComputeWeight": lambda: {"hp": W, "output": INT8},
+    "ComputeWeight": lambda: {"memory": W, "output": INT8},
     "DType": lambda: {"name": "x", "bits": 4, "kind": "int", "encode": id, "decode": id, "min": -1.0,
                       "max": 1.0, "quant_max": 1.0},
     "FqnToConfig": lambda: {"entries": {"*": "int8_weight_only"}},

@@ -23,8 +23,8 @@ def convert(model: nn.Module, recipe: str) -> None:
 
     Args:
         model: changed in place.
-        recipe: "bf16" for none, the name of a registered recipe such as "compute/int8_rowwise", one of
-            `SPARSE`, or what `Float8LinearConfig.from_recipe_name` of ao-float8 takes.
+        recipe: "bf16" for none, the name of a registered recipe such as "bitnet_training", one of `SPARSE`,
+            or what `Float8LinearConfig.from_recipe_name` of ao-float8 takes.
 
     Raises:
         UnknownNameError: nobody has such a recipe.

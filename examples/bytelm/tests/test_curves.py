@@ -52,10 +52,10 @@ def run(config: ModelConfig, corpus: Corpus, tmp_path: Path, monkeypatch: pytest
 def test_runs_are_added(run, tmp_path: Path) -> None:
     first = run("--recipes", "bf16")
     assert [(r["recipe"], r["seed"]) for r in first["runs"]] == [("bf16", 0), ("bf16", 1)]
-    both = run("--recipes", "bf16", "compute/f8_rowwise")
+    both = run("--recipes", "bf16", "float8/rowwise")
     assert both["runs"][:2] == first["runs"]
     new = both["runs"][2:]
-    assert [(r["recipe"], r["seed"]) for r in new] == [("compute/f8_rowwise", s) for s in (0, 1)]
+    assert [(r["recipe"], r["seed"]) for r in new] == [("float8/rowwise", s) for s in (0, 1)]
     assert [point["step"] for point in new[0]["curve"]] == [2, 4]
     assert new[0]["bits_per_byte"] != first["runs"][0]["bits_per_byte"]
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
@@ -86,7 +86,7 @@ def test_recipes_by_name(config: ModelConfig) -> None:
     model = ByteLM(config)
     precision.convert(model, "bf16")
     assert not any(isinstance(p, ComputeWeight) for p in model.parameters())
-    precision.convert(model, "compute/int8_rowwise")
+    precision.convert(model, "int8_mixed_precision_training")
     matrices = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)]
     assert [isinstance(weight, ComputeWeight) for weight in matrices] == [True] * 14 + [False]
     with pytest.raises(UnknownNameError, match="no_such"):
@@ -112,9 +112,9 @@ def test_a_model_in_training_is_saved_plain(
     monkeypatch.setattr("bytelm.record.WINDOWS", 8)
     model = ByteLM(config)
     initialize(model, 0)
-    precision.convert(model, "compute/f8_rowwise")
+    precision.convert(model, "float8/rowwise")
     point = {"step": 1, "bytes": 9, "seconds": 1.0, "train_bits_per_byte": 9, "bits_per_byte": 8}
     record(model, corpus, [point], {"context": 24}, tmp_path)
     saved, trained = (each.model.layers[0].mlp.up_proj.weight for each in (load(tmp_path), model))
     assert type(saved) is torch.nn.Parameter
-    assert torch.equal(saved, trained.hp.bfloat16().float())
+    assert torch.equal(saved, trained.memory.bfloat16().float())

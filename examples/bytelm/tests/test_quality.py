@@ -43,7 +43,7 @@ def model() -> ByteLM:
 
 def test_every_recipe_and_every_format_is_a_case() -> None:
     names = {case.name for case in cases.recipes()}
-    assert {"int8_weight_only", "compute/f8_rowwise"} <= names
+    assert {"int8_weight_only", "float8/rowwise"} <= names
     formats = cases.formats()
     assert {"int8", "uint3", "nf4", "f6e2m3", "ternary"} <= {case.name for case in formats}
     each = {(case.scales, case.group) for case in formats if case.name == "uint3"}
@@ -78,11 +78,11 @@ def test_more_bits_and_smaller_groups_are_better(model: ByteLM, windows: torch.T
 
 
 def test_a_recipe_for_training_is_left_out(model: ByteLM, windows: torch.Tensor) -> None:
-    chosen = [case for case in cases.recipes() if case.name == "compute/f8_rowwise"]
+    chosen = [case for case in cases.recipes() if case.name == "float8/rowwise"]
     rows, left_out = quality.byte_model(model, windows, chosen)
     assert len(rows) == 1
     assert left_out == {
-        "compute/f8_rowwise": "a recipe for training: its weights stay in high precision"
+        "float8/rowwise": "a recipe for training: its weights stay in high precision"
     }
 
 
@@ -102,7 +102,7 @@ def test_script_and_page(
         if (case.name, case.scales) in {("uint4", "absmax"), ("uint4", "mse")} and case.group != 64
     ]
     monkeypatch.setattr(cases, "formats", lambda: few)
-    options = ["--only=^recipe (int8_weight_only$|compute/f8)|^format uint4", "--windows=2"]
+    options = ["--only=^recipe (int8_weight_only$|float8/rowwise$)|^format uint4", "--windows=2"]
     monkeypatch.setattr(sys, "argv", ["quality.py", "--json", str(path), *options, "--pairs=10"])
     quality.main()
     data = json.loads(path.read_text(encoding="utf-8"))
@@ -111,7 +111,7 @@ def test_script_and_page(
     assert recipes[2].startswith("| float32 | – | 0.00000 |")
     assert recipes[3].startswith("| `int8_weight_only` | 8.209 | 0.00")
     assert recipes[-1] == (
-        "- `compute/f8_rowwise`: a recipe for training: its weights stay in high precision."
+        "- `float8/rowwise`: a recipe for training: its weights stay in high precision."
     )
     assert "| format | scales | groups of 32 |" in sections["formats kl_bits"]
     assert "| `uint4` | absmax | 0." in sections["formats agreement"]

@@ -16,13 +16,17 @@ def test_demo(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    options = ["--pairs=20", "--seconds=0.1", "--recipes=^int8_weight_only$|int8 embeddings|f8_row"]
+    options = [
+        "--pairs=20",
+        "--seconds=0.1",
+        "--recipes=^int8_weight_only$|int8 embeddings|float8/rowwise$",
+    ]
     monkeypatch.setattr("sys.argv", ["demo.py", *options, "--out", str(tmp_path)])
     demo.main()
 
     printed = capsys.readouterr().out
     assert "outputs are bit-equal" in printed
-    assert "left out: compute/f8_rowwise" in printed
+    assert "left out: float8/rowwise" in printed
     assert "int8_weight_only" in (tmp_path / "report.html").read_text(encoding="utf-8")
     data = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     variants = {variant["name"]: variant for variant in data["variants"]}

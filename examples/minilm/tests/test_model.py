@@ -102,7 +102,7 @@ def test_a_variant_leaves_the_original_alone_and_shares_the_rest(model: nn.Modul
 
 
 def test_a_recipe_for_training_is_left_out(model: nn.Module) -> None:
-    config = resolve_config("compute/f8_rowwise")
+    config = resolve_config("float8/rowwise")
     made = variants.quantized(model, "compute", config, "", lambda *_: None)
     assert made == "a recipe for training: its weights stay in high precision"
 

@@ -6,11 +6,17 @@ import errno
 import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
+from torch import Tensor
 
+import ao_core
+from ao_core import ComputeWeight, Config, Skip, Spec, Target, Transform
 from ao_core.registry import CORE, registry
+from ao_core.spec import ROW
+from ao_core.weights import matmul_unsupported_reason
 
 
 @contextmanager
@@ -45,6 +51,30 @@ def pytest_generate_tests() -> Generator[None, None, None]:
     """The suites ask the tables what to try."""
     with _own_records():
         yield
+
+
+@dataclass(frozen=True)
+class RowwiseTraining(Config):
+    """All three matmuls in one number format, one scale per row."""
+
+    dtype: str = "f8e4m3"
+
+
+def _apply(weight: Tensor, config: RowwiseTraining, target: Target) -> Tensor | Skip:
+    if reason := matmul_unsupported_reason(weight, target):
+        return Skip(reason)
+    row = Spec(config.dtype, ROW)
+    return ComputeWeight(weight, *[replace(row, act=row)] * 3)
+
+
+@pytest.fixture
+def rowwise_training() -> Iterator[type[RowwiseTraining]]:
+    """A configuration that makes `ComputeWeight`s, known during the test, also as "rowwise_training"."""
+    ao_core.register(Transform(RowwiseTraining, "rowwise_training", 1, _apply, needs_values=False))
+    yield RowwiseTraining
+    registry.transforms._records.pop("rowwise_training")
+    registry.transforms._providers.pop("rowwise_training")
+    registry._transform_of.pop(RowwiseTraining)
 
 
 @pytest.fixture

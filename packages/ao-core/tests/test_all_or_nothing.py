@@ -153,7 +153,8 @@ def test_weights_are_replaced_one_by_one() -> None:
     assert len(set(quantized)) == 6
 
 
-@pytest.mark.parametrize("config", ["breaking", "compute/int8_rowwise"])
+@pytest.mark.parametrize("config", ["breaking", "rowwise_training"])
+@pytest.mark.usefixtures("rowwise_training")
 def test_a_module_that_refuses_its_new_weight(config: str) -> None:
     """Also what was exchanged in place, for optimizers, is put back."""
     layer = Guarded(8, 4)

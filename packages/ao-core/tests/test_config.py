@@ -9,22 +9,21 @@ import pytest
 import ao_core
 from ao_core import Config, FqnToConfig
 from ao_core.errors import ConfigError, UnknownNameError
-from ao_core.recipes import ComputeConfig
+from ao_core.recipes import WeightOnlyConfig
 
 
 def test_names_resolve() -> None:
-    assert ao_core.resolve_config("compute") == ComputeConfig()
-    assert ao_core.resolve_config("compute/int8_rowwise") == ComputeConfig("int8", "int8")
-    config = ComputeConfig(grad_dtype=None)
+    assert ao_core.resolve_config("weight_only") == WeightOnlyConfig()
+    config = WeightOnlyConfig("int4", 32)
     assert ao_core.resolve_config(config) is config
 
 
 def test_unknown_name_suggests() -> None:
-    with pytest.raises(UnknownNameError, match="Did you mean 'compute/f8_rowwise'"):
-        ao_core.resolve_config("compute/f8_rowise")
+    with pytest.raises(UnknownNameError, match="Did you mean 'weight_only'"):
+        ao_core.resolve_config("weight_onyl")
 
 
-@pytest.mark.parametrize("wrong", [ComputeConfig, 4, None])
+@pytest.mark.parametrize("wrong", [WeightOnlyConfig, 4, None])
 def test_wrong_type_is_named(wrong: object) -> None:
     with pytest.raises(ConfigError, match="pass a Config or a recipe name"):
         ao_core.resolve_config(wrong)  # type: ignore[arg-type]
@@ -33,9 +32,9 @@ def test_wrong_type_is_named(wrong: object) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        ComputeConfig(),
-        ComputeConfig("int8", None),
-        FqnToConfig({"lm_head": None, "re:.*mlp.*": ComputeConfig(), "*": "compute/int8_rowwise"}),
+        WeightOnlyConfig(),
+        WeightOnlyConfig("int4", 32, layout="packed"),
+        FqnToConfig({"lm_head": None, "re:.*mlp.*": WeightOnlyConfig("int4"), "*": "weight_only"}),
     ],
 )
 def test_round_trips(config: Config) -> None:
@@ -52,18 +51,18 @@ def test_round_trips(config: Config) -> None:
 )  # fmt: skip
 def test_fields_of_stored_configurations(field: str, value: object) -> None:
     stored = ao_core.config_to_dict(
-        FqnToConfig({"*": None}) if field == "entries" else ComputeConfig()
+        FqnToConfig({"*": None}) if field == "entries" else WeightOnlyConfig()
     )
     with pytest.raises(ConfigError, match=field):
         ao_core.config_from_dict({**stored, field: value})
 
 
 def test_errors_of_stored_configurations() -> None:
-    good = ao_core.config_to_dict(ComputeConfig())
+    good = ao_core.config_to_dict(WeightOnlyConfig())
     with pytest.raises(ConfigError, match="version=99 is newer than 1"):
         ao_core.config_from_dict({**good, "version": 99})
     with pytest.raises(
-        ConfigError, match=r"no argument \['bits'\]; known: \['dtype', 'grad_dtype'\]"
+        ConfigError, match=r"no argument \['bits'\]; known: \['dtype', 'group_size', "
     ):
         ao_core.config_from_dict({**good, "args": {"bits": 3}})
     with pytest.raises(UnknownNameError, match="written by 'ao-marlin': install it"):
@@ -77,7 +76,7 @@ def test_errors_of_stored_configurations() -> None:
         with pytest.raises(ConfigError, match="YAML"):
             ao_core.config_from_yaml(text)
     with pytest.raises(UnknownNameError, match="unknown dtype 'float9'"):
-        ComputeConfig("float9").check()
+        WeightOnlyConfig("float9").check()
 
 
 def test_fqn_to_config_is_checked() -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from ao_core import Spec, quantize_, quantize_tensor
 from ao_core.errors import ConfigError, QuantizationError, UnknownNameError
-from ao_core.recipes import ComputeConfig, WeightOnlyConfig
+from ao_core.recipes import WeightOnlyConfig
 from ao_core.spec import NO_SCALE, WHOLE
 
 ROW = (1, WHOLE)
@@ -73,7 +73,6 @@ def test_configurations():
         (WeightOnlyConfig("bf16", scale_dtype="float32"), ConfigError, "has no scale"),
         (WeightOnlyConfig("bf16", scale_method="mse"), ConfigError, "has no scale"),
         (WeightOnlyConfig("int8", layout="nonesuch"), UnknownNameError, "nonesuch"),
-        (ComputeConfig("bf16"), ConfigError, "need no ComputeConfig"),
     ],
 )
 def test_configurations_that_cannot_work(config, error, reason):

@@ -6,6 +6,7 @@ import copy
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -275,30 +276,31 @@ def test_large_weights_sample_their_sqnr() -> None:
     assert 35 < record.sqnr_db < 50
 
 
+@pytest.mark.usefixtures("rowwise_training")
 def test_compute_weights_stay_trainable() -> None:
     layer = nn.Linear(8, 4)
-    report = ao_core.quantize_(layer, "compute/f8_rowwise")
+    report = ao_core.quantize_(layer, "rowwise_training")
     assert layer.weight.requires_grad
     assert report.records[0].bytes_after == report.records[0].bytes_before
     conv = nn.Conv1d(2, 2, 3)
     with pytest.warns(NothingConvertedWarning, match="weight: low-precision products are defined"):
-        (skipped,) = ao_core.quantize_(conv, "compute/f8_rowwise").with_status("skipped")
+        (skipped,) = ao_core.quantize_(conv, "rowwise_training").with_status("skipped")
     assert "2-D" in skipped.reason
 
 
-def test_compute_weights_are_quantized_from_their_memory() -> None:
+def test_compute_weights_are_quantized_from_their_memory(rowwise_training: Any) -> None:
     layer = nn.Linear(8, 4)
     dense = layer.weight.detach().clone()
-    ao_core.quantize_(layer, "compute/f8_rowwise")
-    (again, _) = ao_core.quantize_(layer, "compute/f8_rowwise")
+    ao_core.quantize_(layer, "rowwise_training")
+    (again, _) = ao_core.quantize_(layer, "rowwise_training")
     assert (again.status, again.reason) == (
         "unchanged",
         "its products are in low precision already",
     )
     with pytest.warns(
-        NothingConvertedWarning, match="an earlier conversion already .output f8e4m3"
+        NothingConvertedWarning, match="an earlier conversion already .all three matmuls f8e4m3"
     ):
-        (other, _) = ao_core.quantize_(layer, "compute/int8_rowwise")
+        (other, _) = ao_core.quantize_(layer, rowwise_training("int8"))
     assert other.status == "skipped"
     (record, _) = ao_core.quantize_(layer, WeightOnlyConfig("int8"))
     assert record.status == "changed"
@@ -339,6 +341,7 @@ def test_memory_of_replaced_weights_is_free() -> None:
     assert not any(watch() for watch in dense)
 
 
+@pytest.mark.usefixtures("rowwise_training")
 def test_parameters_that_train_stay_the_objects_they_are() -> None:
     """So an optimizer that was made before goes on with them, their state and their hooks."""
     layer = nn.Linear(8, 4, bias=False)
@@ -348,7 +351,7 @@ def test_parameters_that_train_stay_the_objects_they_are() -> None:
     layer(torch.ones(2, 8)).sum().backward()
     optimizer.step()
     state, before = optimizer.state[weight], weight.detach().clone()
-    ao_core.quantize_(layer, "compute/f8_rowwise")
+    ao_core.quantize_(layer, "rowwise_training")
     assert layer.weight is weight
     assert isinstance(weight, ComputeWeight)
     assert isinstance(weight, nn.Parameter)
@@ -359,11 +362,12 @@ def test_parameters_that_train_stay_the_objects_they_are() -> None:
     assert not torch.equal(weight.detach(), before)
 
 
+@pytest.mark.usefixtures("rowwise_training")
 def test_parameters_that_cannot_stay_are_named() -> None:
     layer = nn.Linear(8, 4, bias=False)
     old, held = layer.weight, weakref.ref(layer.weight)
     with pytest.warns(StaleParameterWarning, match="weight had to be replaced"):
-        ao_core.quantize_(layer, "compute/f8_rowwise")
+        ao_core.quantize_(layer, "rowwise_training")
     assert held() is old
     assert layer.weight is not old
 

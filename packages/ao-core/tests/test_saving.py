@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ao_core import WHOLE, QTensor, Spec, load_model, quantize_tensor, save_model
+from ao_core.compute.weight import ComputeWeight
 from ao_core.errors import CheckpointError, ConfigError
-from ao_core.tensor.compute import ComputeWeight
 from ao_core.tensor.saving import (
     flat_to_state_dict,
     open_checkpoint,
@@ -321,9 +321,9 @@ def test_a_compute_weight_is_saved_dense_and_stays_one(tmp_path):
     load_model(dense, tmp_path)
     assert isinstance(new.weight, ComputeWeight)
     assert new.weight.requires_grad
-    assert torch.equal(new.weight.hp, model.weight.hp)
+    assert torch.equal(new.weight.memory, model.weight.memory)
     assert type(dense.weight) is nn.Parameter
-    assert torch.equal(dense.weight, model.weight.hp)
+    assert torch.equal(dense.weight, model.weight.memory)
 
 
 def test_a_state_dict_goes_through_any_safetensors_writer(tmp_path):

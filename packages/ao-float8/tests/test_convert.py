@@ -53,7 +53,7 @@ def test_the_same_as_quantize(quiet):
         (r.fqn, r.status, r.reason) for r in again
     ]
     assert _low(one) == _low(two) == ["0.weight", "2.weight"]
-    assert one[0].weight.specs == two[0].weight.specs
+    assert one[0].weight.matmuls == two[0].weight.matmuls
     x = torch.randn(5, 32)
     assert torch.equal(one(x), two(x))
 
@@ -69,11 +69,11 @@ def test_small_layers_stay_by_default_and_say_why():
     first, _, second, _ = report
     assert (first.status, second.status) == ("unchanged", "changed")
     assert "910" in first.reason  # 2·4096·512 / (4096 + 512)
-    assert "smallest=0" in first.reason
-    convert_to_float8_training(model, config=Float8LinearConfig(smallest=911))
+    assert "min_mean_dim=0" in first.reason
+    convert_to_float8_training(model, config=Float8LinearConfig(min_mean_dim=911))
     assert _low(model) == ["1.weight"]
     with pytest.warns(EmulationWarning):
-        convert_to_float8_training(model, config=Float8LinearConfig(smallest=910))
+        convert_to_float8_training(model, config=Float8LinearConfig(min_mean_dim=910))
     assert _low(model) == ["0.weight", "1.weight"]
 
 
@@ -183,7 +183,7 @@ def test_unknown_names(quiet):
         ({"output": Float8Product("rows")}, "granularity='rows' of output"),
         ({"grad_input": Float8Product(a="e3m4")}, "a='e3m4' of grad_input"),
         ({"grad_weight": "row"}, "grad_weight='row'"),
-        ({"smallest": -1}, "smallest=-1"),
+        ({"min_mean_dim": -1}, "min_mean_dim=-1"),
     ],
 )
 def test_bad_configurations(arguments, text):
@@ -193,7 +193,7 @@ def test_bad_configurations(arguments, text):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_configurations_are_text(name):
-    config = Float8LinearConfig.from_recipe_name(name, power_of_two_scales=True, smallest=7)
+    config = Float8LinearConfig.from_recipe_name(name, power_of_two_scales=True, min_mean_dim=7)
     assert config_from_json(config_to_json(config)) == config
     assert config_from_yaml(config_to_yaml(config)) == config
     assert isinstance(config.output, Float8Product)
@@ -210,11 +210,11 @@ def test_trained_weights_are_handed_over(recipe, group, quiet, tmp_path):
     optimizer.step()
     weight = model[0].weight
     assert isinstance(weight, ComputeWeight)
-    assert not torch.equal(weight.hp, dense[0].weight)
+    assert not torch.equal(weight.memory, dense[0].weight)
     save_model(model, tmp_path / "model")
     load_model(dense, tmp_path / "model")
-    assert torch.equal(dense[0].weight, weight.hp)
-    seen = quantize_tensor(weight.hp, weight.specs[0])
+    assert torch.equal(dense[0].weight, weight.memory)
+    seen = quantize_tensor(weight.memory, weight.matmuls.output)
     report = quantize_(model, WeightOnlyConfig("f8e4m3", group, "float32"))
     assert [r.fqn for r in report.with_status("changed")] == ["0.weight", "2.weight"]
     stored = model[0].weight
@@ -275,4 +275,4 @@ def test_fallback_of_nothing(quiet):
     convert_to_float8_training(model, config=ROWWISE)
     with pytest.raises(ConfigError, match=r"'layers\.3\.\*' matches no .*0\.weight, 2\.weight"):
         float8_fallback(model, "0", "layers.3.*")
-    assert model[0].weight.specs[0] is not None
+    assert model[0].weight.matmuls.output is not None

@@ -53,9 +53,9 @@ def test_as_expert_by_expert(recipe, ends, out_first, run):
     out, grad_x, grad_w = run(low, x, grad, _offs(ends))
     start = 0
     for expert, end in enumerate(ENDS[ends]):
-        dense = low.weight.hp[expert] if out_first else low.weight.hp[expert].t()
+        dense = low.weight.memory[expert] if out_first else low.weight.memory[expert].t()
         layer = nn.Linear(32, 48, bias=False)
-        layer.weight = nn.Parameter(ComputeWeight(dense.detach().clone(), *low.weight.specs))
+        layer.weight = nn.Parameter(ComputeWeight(dense.detach().clone(), *low.weight.matmuls))
         wanted = run(layer, x[start:end], grad[start:end])
         mine = grad_w[expert] if out_first else grad_w[expert].t()
         for a, b in zip(wanted, (out[start:end], grad_x[start:end], mine), strict=True):

@@ -199,8 +199,8 @@ def test_averages_of_weights(recipe: str) -> None:
     average.update_parameters(model)
     mean = average.module[0].weight
     assert isinstance(mean, ComputeWeight)
-    expected = first.hp.lerp(model[0].weight.detach().hp, 0.1)
-    assert torch.allclose(mean.detach().hp, expected, atol=1e-6)
+    expected = first.memory.lerp(model[0].weight.detach().memory, 0.1)
+    assert torch.allclose(mean.detach().memory, expected, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -248,13 +248,13 @@ def test_initialized_after_the_conversion(recipe: str, sharded: bool, tmp_path: 
 
 def test_memory_is_that_of_the_weight() -> None:
     weight = make("float8/rowwise")[0].weight.detach()
-    assert weight.data_ptr() == weight.hp.data_ptr()
-    assert weight.untyped_storage().data_ptr() == weight.hp.data_ptr()
+    assert weight.data_ptr() == weight.memory.data_ptr()
+    assert weight.untyped_storage().data_ptr() == weight.memory.data_ptr()
     assert weight[8:].storage_offset() == 8 * 96
     assert weight.numpy().shape == (160, 96)
     assert weight.share_memory_().is_shared()
     weight.data = torch.zeros(160, 96)
-    assert not weight.hp.any()
+    assert not weight.memory.any()
     with pytest.raises(UnsupportedOp, match="resize_"):
         weight.resize_(3, 3)
 
@@ -265,8 +265,8 @@ def test_layers_stay_in_high_precision_when_loaded(tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "state.pt")
     other = make("float8/rowwise")
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert other[0].weight.specs == (None, None, None)
-    assert other[2].weight.specs == model[2].weight.specs != (None, None, None)
+    assert other[0].weight.matmuls == (None, None, None)
+    assert other[2].weight.matmuls == model[2].weight.matmuls != (None, None, None)
 
 
 def test_the_generator_is_of_its_thread() -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from ao_core import quantize_
+from ao_core.compute import Matmuls
 from ao_core.errors import ConfigError, MissingExtraError
 from ao_float8 import (
     MXTrainingConfig,
@@ -114,9 +115,9 @@ def test_saturation():
     quantize_(model, MXTrainingConfig())
     floor = (("mx_mode", "floor"),)
     for layer in model:
-        (output, *_) = layer.weight.specs
+        (output, *_) = layer.weight.matmuls
         act = replace(output.act, options=floor)
-        layer.weight.specs = (replace(output, act=act), None, None)
+        layer.weight.matmuls = Matmuls(replace(output, act=act))
     x = torch.ones(1, 32)
     x[0, :2] = torch.tensor([7.0, -6.5])
     with precision_telemetry(model) as telemetry:

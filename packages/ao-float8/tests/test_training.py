@@ -54,7 +54,7 @@ def test_bitnet_is_the_straight_through_estimator(run):
         torch.testing.assert_close(actual, wanted)
     weight = layer.weight
     assert isinstance(weight, ComputeWeight)
-    assert fake_quantize(weight.hp, weight.specs[0]).unique().numel() == 3
+    assert fake_quantize(weight.memory, weight.matmuls.output).unique().numel() == 3
 
 
 @pytest.mark.parametrize("k", [8, 70, 1000])

@@ -13,6 +13,7 @@ from ao_core.safe_globals import mark
 
 if TYPE_CHECKING:
     from ao_core.checkpoints import plan_checkpoint, quantize_checkpoint, verify_checkpoint
+    from ao_core.compute import ComputeWeight
     from ao_core.config import (
         Config,
         FqnToConfig,
@@ -46,13 +47,13 @@ if TYPE_CHECKING:
     from ao_core.registry import register, reopen
     from ao_core.report import Report
     from ao_core.spec import WHOLE, Spec
-    from ao_core.tensor import ComputeWeight, QTensor, quantize_tensor
+    from ao_core.tensor import QTensor, quantize_tensor
     from ao_core.tensor.saving import load_model, open_checkpoint, save_model
 
 #: public name -> module that defines it
 _MODULES = {
     "Call": "ao_core.records",
-    "ComputeWeight": "ao_core.tensor",
+    "ComputeWeight": "ao_core.compute",
     "Config": "ao_core.config",
     "DType": "ao_core.records",
     "FqnToConfig": "ao_core.config",

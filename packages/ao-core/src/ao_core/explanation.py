@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ao_core.arguments import checked
+from ao_core.compute import ComputeWeight
+from ao_core.compute.matmuls import rule_name
 from ao_core.dispatch import Candidate, candidates, matmul_op
 from ao_core.errors import ConfigError
 from ao_core.records import Call
 from ao_core.spec import Spec
-from ao_core.tensor import ComputeWeight, QTensor
+from ao_core.tensor import QTensor, is_converted
 
 __all__ = [
     "ROWS",
@@ -206,10 +208,10 @@ def explain_weight(
 def _explain_model(
     model: nn.Module, x: Tensor | None, rows: Sequence[int]
 ) -> Iterator[WeightExplanation]:
-    owners: dict[int, list[tuple[str, nn.Module, QTensor | ComputeWeight]]] = {}
+    owners: dict[int, list[tuple[str, nn.Module, Tensor]]] = {}
     for module_fqn, module in model.named_modules(remove_duplicate=False):
         for name, parameter in module._parameters.items():
-            if isinstance(parameter, (QTensor, ComputeWeight)):
+            if is_converted(parameter):
                 fqn = f"{module_fqn}.{name}" if module_fqn else name
                 owners.setdefault(id(parameter), []).append((fqn, module, parameter))
     for group in owners.values():
@@ -217,7 +219,7 @@ def _explain_model(
         weight = group[0][2]
         if isinstance(weight, ComputeWeight):
             yield _explain_compute(weight, names[0], names[1:], x, rows)
-        else:
+        elif isinstance(weight, QTensor):
             ops = tuple(dict.fromkeys(op for _, module, _ in group if (op := _op(module))))
             yield explain_tensor(weight, fqn=names[0], tied=names[1:], ops=ops, x=x, rows=rows)
 
@@ -238,13 +240,15 @@ def _explain_compute(
             "grad_input": ((m, n), (*experts, k, n)),
             "grad_weight": ((n, m), (k, m)),
         }
-        for (product, (a, b)), spec in zip(shapes.items(), w.specs, strict=True):
-            if spec is not None:
+        for (product, (a, b)), spec in zip(shapes.items(), w.matmuls, strict=True):
+            if spec is not None and not rule_name(spec):
                 found = candidates(Call(op, spec, b, a, dtype, device))
                 calls.append(CallExplanation(op, spec, a, dtype, tuple(found), product))
-    used = [product for product, spec in zip(shapes, w.specs, strict=True) if spec is not None]
+    used = [product for product, spec in zip(shapes, w.matmuls, strict=True) if spec is not None]
     left = ", ".join(product for product in shapes if product not in used)
     note = f"in high precision: {left}" if left else ""
+    if rule := rule_name(w.matmuls.output):
+        note = f"all three matmuls in high precision, of values that the rule {rule!r} rounds"
     shape = (*experts, n, k)
     return WeightExplanation(fqn, None, shape, w.dtype, device, tuple(calls), note, tied)
 

@@ -127,15 +127,6 @@ def ao_optimizers() -> Iterable[type[torch.optim.Optimizer]]:  # type: ignore[em
 
 
 @hookspec
-def ao_tensors() -> Iterable[type[torch.Tensor]]:  # type: ignore[empty-body]
-    """Tensor subclasses of the plugin's own, where `QTensor` and a `Layout` do not suffice.
-
-    Called once. Return subclasses of `torch.Tensor`; `torch.load(weights_only=True)` will then
-    accept them.
-    """
-
-
-@hookspec
 def ao_cli(app: typer.Typer) -> None:
     """Add sub-commands to the `ao` command.
 

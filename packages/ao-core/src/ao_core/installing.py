@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from ao_core.compute import ComputeWeight
+from ao_core.compute.extras import fit_extras
+from ao_core.compute.plain_state import keep_state_plain
 from ao_core.targets import Decision
-from ao_core.tensor import ComputeWeight
 from ao_core.tensor.described import describe
 from ao_core.tensor.identity import become
-from ao_core.tensor.plain_state import keep_state_plain
 
 __all__ = ["install"]
 
@@ -36,6 +37,7 @@ def install(
             if (old := _replace(entry, parameter, done)) is not None and parameter.requires_grad:
                 watched.append((entry.fqn, weakref.ref(old)))
             del old
+            done.append(fit_extras([(owner.module, owner.name) for owner in entry.owners]))
         if device is not None:
             _remember_places(model, done)
             model.to(device)

@@ -12,7 +12,7 @@ from typing import Any
 from ao_core.records import Call, Op
 from ao_core.tensor.codec import decode_reference
 from ao_core.tensor.create import fake_quantize_reference
-from ao_core.torch_kernels import producers, reference, rotation
+from ao_core.torch_kernels import fused_quant, reference, rotation
 
 __all__ = ["BUILTIN_OPS"]
 
@@ -104,10 +104,10 @@ _QUANTIZE_BOTH = Op(
 _RMS_NORM_QUANTIZE = Op(
     "rms_norm_quantize",
     Call,
-    producers.rms_norm_quantize,
+    fused_quant.rms_norm_quantize,
     """The parts of `RMSNorm(x)` over the last dimension. x is (..., K), weight (K,) or None.
 
-    See `ao_core.tensor.producers`.
+    See `ao_core.compute.fused_quant`.
     """,
     _trials("kernel_codecs", "RMS_NORM"),
     is_conversion=True,
@@ -116,8 +116,8 @@ _RMS_NORM_QUANTIZE = Op(
 _SILU_MUL_QUANTIZE = Op(
     "silu_mul_quantize",
     Call,
-    producers.silu_mul_quantize,
-    """The parts of `silu(gate) * up`, both (..., K). See `ao_core.tensor.producers`.""",
+    fused_quant.silu_mul_quantize,
+    """The parts of `silu(gate) * up`, both (..., K). See `ao_core.compute.fused_quant`.""",
     _trials("kernel_codecs", "SILU_MUL"),
     is_conversion=True,
 )

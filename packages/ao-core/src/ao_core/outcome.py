@@ -10,11 +10,12 @@ from types import FrameType
 
 from torch import Tensor, nn
 
+from ao_core.compute import ComputeWeight
+from ao_core.compute.matmuls import rule_name
 from ao_core.dispatch import select
 from ao_core.records import Call
 from ao_core.report import ParameterRecord
-from ao_core.tensor import ComputeWeight
-from ao_core.tensor.codec import local_shard
+from ao_core.tensor.sharding import local_shard
 
 __all__ = [
     "EmulationWarning",
@@ -65,7 +66,7 @@ def is_emulated(w: ComputeWeight) -> bool:
     """Whether a product of this weight falls to the reference."""
     op = "mm" if w.dim() == 2 else "grouped_mm"
     shape, x_shape = tuple(w.shape), (_ROWS, w.shape[-1])
-    specs = [spec for spec in w.specs if spec is not None]
+    specs = [spec for spec in w.matmuls if spec is not None and not rule_name(spec)]
     calls = [Call(op, spec, shape, x_shape, w.dtype, w.device.type) for spec in specs]
     return any(select(call).priority < 0 for call in calls)
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ao_core.arguments import check_device, checked
+from ao_core.compute import ComputeWeight
+from ao_core.compute.extras import extras_unsupported_reason
 from ao_core.config import Config, ConfigLike, FqnToConfig, config_to_dict, resolve_config
 from ao_core.dispatch import matmul_op, run, select
 from ao_core.errors import QuantizationError, UnsupportedOp
@@ -26,16 +28,9 @@ from ao_core.records import Call, Skip, Target
 from ao_core.registry import registry
 from ao_core.report import ParameterRecord, Report
 from ao_core.targets import Decision, FilterFn, decide, default_reason
-from ao_core.tensor import (
-    STOCHASTIC,
-    ComputeWeight,
-    QTensor,
-    check_quantizable,
-    dense_memory,
-    repack,
-)
-from ao_core.tensor.codec import is_sharded
-from ao_core.tensor.described import matmuls_text, undescribe
+from ao_core.tensor import STOCHASTIC, QTensor, check_quantizable, dense_memory, repack
+from ao_core.tensor.described import undescribe
+from ao_core.tensor.sharding import is_sharded
 from ao_core.weights import is_conv
 
 __all__ = ["apply_decisions", "convert", "dequantize_", "quantize_", "sample_sqnr", "transformed"]
@@ -193,14 +188,18 @@ def convert(
         status = "unchanged" if new.kept else "skipped"
         return None, _record(entry, before, status, new.reason, start)
     if isinstance(new, ComputeWeight) and isinstance(before, ComputeWeight):
-        if new.specs == before.specs:
+        if new.matmuls == before.matmuls:
             reason = "its products are in low precision already"
             return None, _record(entry, before, "unchanged", reason, start)
         reason = (
-            f"its products are set by an earlier conversion already ({matmuls_text(before.specs)}); to "
+            f"its products are set by an earlier conversion already ({before.matmuls.text()}); to "
             "change the recipe, convert a new model and load this one's state dict"
         )
         return None, _record(entry, before, "skipped", reason, start)
+    if isinstance(new, ComputeWeight):
+        places = [(owner.module, owner.name) for owner in entry.owners]
+        if refusal := extras_unsupported_reason(new, places):
+            return None, _record(entry, before, "skipped", refusal, start)
     quality = sample_sqnr(dense, new)
     sparsity = new.sparsity if isinstance(new, QTensor) else None
     trains = before.requires_grad
@@ -282,7 +281,7 @@ def _record(
 def _format_text(tensor: Tensor) -> str:
     """The format of a quantized tensor, or what the matmuls of a `ComputeWeight` compute in."""
     if isinstance(tensor, ComputeWeight):
-        return matmuls_text(tensor.specs)
+        return tensor.matmuls.text()
     return str(tensor.spec) if isinstance(tensor, QTensor) else ""
 
 

@@ -1,62 +1,30 @@
-"""The configurations that ao-core itself brings: weights in any format, and low-precision products."""
+"""The configuration that ao-core itself brings: weights in any format."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from ao_core.config import Config
 from ao_core.errors import ConfigError
 from ao_core.numerics import TABLE_DTYPES
-from ao_core.records import Recipe, Skip, Target, Transform
+from ao_core.records import Transform
 from ao_core.registry import registry
-from ao_core.spec import SCALE_DTYPES, WHOLE, ZERO_POINT_KINDS, Spec
-from ao_core.tensor import ComputeWeight
+from ao_core.spec import SCALE_DTYPES, ZERO_POINT_KINDS
 from ao_core.weights import (
     GroupSize,
     WeightConfig,
     WeightFormat,
     apply_weight_config,
     matrix_spec,
-    no_product,
     own_scale_dtype,
 )
 
 __all__ = [
-    "BUILTIN_RECIPES",
     "BUILTIN_TRANSFORMS",
-    "ComputeConfig",
     "WeightOnlyConfig",
-    "compute",
     "weight_only",
 ]
-
-
-@dataclass(frozen=True)
-class ComputeConfig(Config):
-    """Train with the products of linear layers in low precision; weights stay in high precision.
-
-    Each operand is quantized along the contracted dimension, with one scale per row.
-    """
-
-    #: number format of input and weight in the forward product
-    dtype: str = "f8e4m3"
-    #: number format of gradients in the backward products; None: those products in high precision
-    grad_dtype: str | None = "f8e5m2"
-
-    def check(self) -> None:
-        """Raise `UnknownNameError` for a number format that nobody registered."""
-        for name in (self.dtype, self.grad_dtype):
-            if name is not None and not registry.dtypes.get(name).has_scale:
-                raise ConfigError(
-                    f"{name!r} stores values as they are: products in it need no ComputeConfig; use a format "
-                    "with a scale, e.g. 'f8e4m3'"
-                )
-
-
-compute = ComputeConfig
 
 
 @dataclass(frozen=True)
@@ -136,25 +104,6 @@ def _weight_only_head(config: WeightOnlyConfig) -> WeightOnlyConfig | None:
     return WeightOnlyConfig() if registry.dtypes.get(config.dtype).bits < 8 else None
 
 
-def _apply_compute(weight: Tensor, config: ComputeConfig, target: Target) -> Tensor | Skip:
-    if reason := no_product(weight, target):
-        return Skip(reason)
-    row = Spec(config.dtype, (1, WHOLE))
-    output = replace(row, act=row)
-    if config.grad_dtype is None:
-        return ComputeWeight(weight, output)
-    backward = replace(row, act=Spec(config.grad_dtype, (1, WHOLE)))
-    return ComputeWeight(weight, output, backward, backward)
-
-
 BUILTIN_TRANSFORMS = (
-    Transform(ComputeConfig, "compute", 1, _apply_compute, needs_values=False),
     Transform(WeightOnlyConfig, "weight_only", 1, apply_weight_config, for_head=_weight_only_head),
-)
-
-BUILTIN_RECIPES = (
-    Recipe("compute/f8_rowwise", ComputeConfig(), "float8 products: e4m3 forward, e5m2 gradients"),
-    Recipe(
-        "compute/int8_rowwise", ComputeConfig("int8", "int8"), "int8 products forward and backward"
-    ),
 )

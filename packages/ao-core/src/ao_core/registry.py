@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Record: TypeAlias = (
     "DType | Layout | Op | Kernel | ScaleMethod | Transform | Recipe"
-    " | type[torch.optim.Optimizer | torch.Tensor]"
+    " | type[torch.optim.Optimizer]"
 )
 
 __all__ = [
@@ -96,13 +96,6 @@ class Registry:
             "a subclass of torch.optim.Optimizer",
             lambda r: isinstance(r, type) and issubclass(r, torch.optim.Optimizer),
         )
-        self.tensors: Table[type[torch.Tensor]] = Table(
-            self,
-            "tensors",
-            "tensor class",
-            "a subclass of torch.Tensor",
-            lambda r: isinstance(r, type) and issubclass(r, torch.Tensor),
-        )
 
     @property
     def tables(self) -> dict[str, Table[Any]]:
@@ -116,7 +109,6 @@ class Registry:
             "transforms": self.transforms,
             "recipes": self.recipes,
             "optimizers": self.optimizers,
-            "tensors": self.tensors,
         }
 
     def add(self, record: Record, provider: str = CORE) -> None:
@@ -226,8 +218,6 @@ class Registry:
             table.check_free(record, provider)
             self.kernels.insert(record.reference_kernel, provider)
         table.insert(record, provider)
-        if table is self.tensors:
-            torch.serialization.add_safe_globals([record])
 
     def _check_shared_name(self, table: Table[Any], record: Any, provider: str) -> None:
         """Raise where a recipe has the name of another package's transform, or the reverse.
@@ -286,10 +276,6 @@ def _builtin_transforms() -> Iterable[Transform]:
     return import_module("ao_core.recipes").BUILTIN_TRANSFORMS  # type: ignore[no-any-return]
 
 
-def _builtin_recipes() -> Iterable[Recipe]:
-    return import_module("ao_core.recipes").BUILTIN_RECIPES  # type: ignore[no-any-return]
-
-
 def _builtin_layouts() -> Iterable[Layout]:
     from ao_core.layouts import BUILTIN_LAYOUTS
 
@@ -305,7 +291,6 @@ registry = Registry(
         "kernels": _builtin_kernels,
         "scale_methods": _builtin_scales,
         "transforms": _builtin_transforms,
-        "recipes": _builtin_recipes,
     }
 )
 

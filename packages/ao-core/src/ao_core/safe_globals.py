@@ -19,7 +19,8 @@ __all__ = ["CLASSES", "mark"]
 #: (module, class) of what stands in a pickle of a `QTensor` or a `ComputeWeight`
 CLASSES = (
     ("ao_core.tensor.qtensor", "QTensor"),
-    ("ao_core.tensor.compute", "ComputeWeight"),
+    ("ao_core.compute.weight", "ComputeWeight"),
+    ("ao_core.compute.matmuls", "Matmuls"),
     ("ao_core.spec", "Spec"),
 )
 _SERIALIZATION = "torch.serialization"

@@ -25,7 +25,9 @@ __all__ = [
     "BLOCKSIZE",
     "NO_SCALE",
     "OPTIONS",
+    "ROW",
     "SCALE_DTYPES",
+    "TENSOR",
     "WHOLE",
     "ZERO_POINT_KINDS",
     "Primitive",
@@ -38,6 +40,9 @@ Primitive: TypeAlias = bool | int | float | str
 
 #: In a block, the extent of a whole dimension, whatever its size.
 WHOLE = -1
+#: the block of one scale per row, and that of one scale per tensor, of a matrix
+ROW = (1, WHOLE)
+TENSOR = (WHOLE, WHOLE)
 #: Names of the number formats a scale may be stored in (or a nested `Spec`: double quantization).
 SCALE_DTYPES = ("float32", "bfloat16", "float16", "e8m0", "e4m3")
 #: in place of one: the format has no scale, value = decode(code)
@@ -132,6 +137,11 @@ class Spec:
     def is_static(self) -> bool:
         """Whether a scale is known beforehand: the one of all values, or the one that scales share."""
         return self.static or (isinstance(self.scale_dtype, Spec) and self.scale_dtype.is_static)
+
+    @property
+    def chosen_scale_dtype(self) -> str:
+        """The dtype in which scales are first chosen: float32 where they are quantized afterwards."""
+        return self.scale_dtype if isinstance(self.scale_dtype, str) else "float32"
 
     def option(self, name: str, default: Primitive) -> Primitive:
         """The value of an option, or `default` where it is not set."""

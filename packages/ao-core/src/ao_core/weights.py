@@ -15,7 +15,7 @@ from ao_core.config import Config
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.records import Skip, Target
 from ao_core.registry import registry
-from ao_core.spec import NO_SCALE, WHOLE, Primitive, Spec
+from ao_core.spec import NO_SCALE, ROW, TENSOR, WHOLE, Primitive, Spec
 from ao_core.tensor import quantize_values
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
     "apply_weight_config",
     "is_conv",
     "matrix_spec",
-    "no_product",
+    "matmul_unsupported_reason",
     "own_scale_dtype",
     "quantize_weight",
     "weight_spec",
@@ -34,7 +34,6 @@ __all__ = [
 #: weights that share one scale: a number of them, "row" or "tensor"
 GroupSize = int | str
 
-_ROW, _TENSOR = (1, WHOLE), (WHOLE, WHOLE)
 #: modules of (in, out) weights, the transpose of those of `nn.Linear`: by the name of their class
 _TRANSPOSED = ("transformers.pytorch_utils.Conv1D",)
 #: dtypes of a parameter that its scales can have too
@@ -96,12 +95,12 @@ def matrix_spec(
         options: as in `Spec`.
     """
     numbers = registry.dtypes.get(dtype)
-    block = {"row": _ROW, "tensor": _TENSOR}.get(group) if isinstance(group, str) else (rows, group)
+    block = {"row": ROW, "tensor": TENSOR}.get(group) if isinstance(group, str) else (rows, group)
     if block is None:
         raise ConfigError(f"group={group!r}: use a positive number, 'row' or 'tensor'")
     layout = layout or ("plain" if numbers.bits >= 8 else "packed")
     if not numbers.has_scale:
-        scale_dtype, block = NO_SCALE, _ROW
+        scale_dtype, block = NO_SCALE, ROW
     return Spec(dtype, block, scale_dtype, zero_point, layout, act, options)
 
 
@@ -126,7 +125,7 @@ def weight_spec(matrix: Spec, shape: tuple[int, ...], *, conv: bool = False) -> 
     if not conv:
         return matrix
     *_, width = matrix.block
-    per_tensor = matrix.block == _TENSOR
+    per_tensor = matrix.block == TENSOR
     if matrix.layout == "plain" and width == WHOLE:
         lead = WHOLE if per_tensor else 1
         return replace(matrix, block=(lead, *[WHOLE] * (len(shape) - 1)))
@@ -140,8 +139,8 @@ def is_conv(dense: Tensor, target: Target) -> bool:
     return isinstance(target.module, _ConvNd) or dense.dim() > 3
 
 
-def no_product(weight: Tensor, target: Target) -> str:
-    """Why a parameter takes part in no product that a `ComputeWeight` casts; empty where it does."""
+def matmul_unsupported_reason(weight: Tensor, target: Target) -> str | None:
+    """Why a parameter takes part in no matmul that a `ComputeWeight` casts; None where it does."""
     if isinstance(target.module, (nn.Embedding, nn.EmbeddingBag)):
         return "a lookup has no product that could be in low precision"
     if reason := getattr(target.module, "own_products", ""):  # layers of other packages say so
@@ -156,7 +155,7 @@ def no_product(weight: Tensor, target: Target) -> str:
             "low-precision products accumulate in float32, which would round float64 weights; convert the "
             "model to float32 or bfloat16 first"
         )
-    return ""
+    return None
 
 
 def is_transposed(target: Target) -> bool:

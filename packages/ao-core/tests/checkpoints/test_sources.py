@@ -178,8 +178,8 @@ class TestConfigurations:
         config = FqnToConfig({"head": INT4, "*": INT4})
         refused(two, tmp_path / "out", ConfigError, "'head' of the FqnToConfig matches no", config)
 
-    def test_one_that_does_not_change_memory(self, two, tmp_path):
-        refused(two, tmp_path / "out", ConfigError, "nothing to write", "compute/int8_rowwise")
+    def test_one_that_does_not_change_memory(self, two, tmp_path, rowwise_training):
+        refused(two, tmp_path / "out", ConfigError, "nothing to write", rowwise_training())
 
     def test_a_class(self, two, tmp_path):
         refused(two, tmp_path / "out", ConfigError, "call it to make", WeightOnlyConfig)

@@ -23,9 +23,8 @@ def test_collects_everything_of_a_provider(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert "ao-core::dtype[nf4]::test_saturates[cpu]" in lines
-    for kind in ("layout[packed]", "kernel[reference_linear]", "transform[compute/int8_rowwise]"):
+    for kind in ("layout[packed]", "kernel[reference_linear]", "transform[weight_only]"):
         assert any(line.startswith(f"ao-core::{kind}::") for line in lines), kind
-    assert any(line.startswith("ao-core::compute[compute/f8_rowwise]::") for line in lines)
 
 
 @pytest.mark.slow

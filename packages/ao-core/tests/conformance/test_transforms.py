@@ -1,11 +1,19 @@
-"""Every built-in recipe passes the suites that plugin authors use."""
+"""Transforms of ao-core, and one for training, pass the suites that plugin authors use."""
 
 from __future__ import annotations
 
-from ao_core.recipes import BUILTIN_RECIPES
+import pytest
+
+from ao_core import Config
+from ao_core.recipes import WeightOnlyConfig
 from ao_core.testing import ComputeSuite, TransformSuite
 
-for _record in BUILTIN_RECIPES:
-    for _suite in (TransformSuite, ComputeSuite):
-        _name = f"Test_{_record.name.replace('/', '_')}_{_suite.__name__}"
-        globals()[_name] = type(_name, (_suite,), {"config": _record.config})
+
+class TestWeightOnly(TransformSuite):
+    config = WeightOnlyConfig()
+
+
+class TestLowPrecisionMatmuls(ComputeSuite):
+    @pytest.fixture(autouse=True)
+    def _configured(self, rowwise_training: type[Config]) -> None:
+        self.config = rowwise_training()

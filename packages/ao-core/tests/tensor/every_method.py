@@ -41,7 +41,7 @@ def dense_of(value: Any) -> Any:
     """The dense tensor that a tensor of ao stands for."""
     if isinstance(value, QTensor):
         return value.dequantize()
-    return value.hp.detach().clone() if isinstance(value, ComputeWeight) else value
+    return value.memory.detach().clone() if isinstance(value, ComputeWeight) else value
 
 
 class Ours:

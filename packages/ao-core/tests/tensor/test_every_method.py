@@ -62,7 +62,8 @@ def test_methods_work_or_say_why_not(kind: str) -> None:
     assert not bad, "\n".join(map(str, bad))
 
 
-@pytest.mark.parametrize("recipe", ["weight_only", "compute/int8_rowwise"])
+@pytest.mark.parametrize("recipe", ["weight_only", "rowwise_training"])
+@pytest.mark.usefixtures("rowwise_training")
 def test_torch_jit_trace_is_refused(recipe: str) -> None:
     """`torch.jit.save` of what it records would end the process."""
     model = nn.Sequential(nn.Linear(8, 8))

@@ -13,12 +13,13 @@ from torch import Tensor
 import ao_core
 from ao_core import WHOLE, QTensor, Spec
 from ao_core.checkpoints.rows import by_rows
+from ao_core.compute import ComputeWeight
 from ao_core.errors import CheckpointError, ConfigError, QuantizationError, UnsupportedOp
 from ao_core.layouts import Layout, Parts
 from ao_core.numerics import choose_qparams, qparams_of_range
 from ao_core.records import DType
 from ao_core.registry import registry
-from ao_core.tensor import ComputeWeight, fake_quantize, quantize_tensor, to_layout
+from ao_core.tensor import fake_quantize, quantize_tensor, to_layout
 from ao_core.tensor.saving.leaves import flatten, rebuild
 from ao_core.testing.base import gaussian, same_bits
 

@@ -19,10 +19,10 @@ from torch.func import hessian, jacfwd, jacrev, jvp, vmap
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ao_core import WHOLE, QTensor, Spec, quantize_tensor
+from ao_core.compute import ComputeWeight
 from ao_core.errors import DequantizeWarning, QuantizationError, StorageError, UnsupportedOp
 from ao_core.numerics import sqnr
 from ao_core.quantize import sample_sqnr
-from ao_core.tensor import ComputeWeight
 from ao_core.tensor.described import describe, undescribe
 
 ROW = Spec("int8", (1, WHOLE), "bfloat16")
@@ -132,9 +132,9 @@ def test_a_vector_is_written_to_all_parameters() -> None:
 def test_data_of_a_weight_that_is_cast() -> None:
     weight, new = ComputeWeight(_values(32, 64), ROW), _values(32, 64, seed=1)
     weight.data = new
-    assert torch.equal(weight.hp, new)
+    assert torch.equal(weight.memory, new)
     weight.data = new.t()
-    assert weight.shape == weight.hp.shape == (64, 32)
+    assert weight.shape == weight.memory.shape == (64, 32)
     with pytest.raises(UnsupportedOp, match="shape"):
         weight.data = new.view(-1)
 

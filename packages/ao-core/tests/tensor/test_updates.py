@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from ao_core import QTensor, Spec, quantize_tensor
+from ao_core.compute import straight_through
 from ao_core.errors import ConfigError
 from ao_core.numerics import stochastic_round
 from ao_core.spec import WHOLE
-from ao_core.tensor import STOCHASTIC, stochastic_rounding, straight_through
+from ao_core.tensor import STOCHASTIC, stochastic_rounding
 
 
 def _generator(seed: int = 0) -> torch.Generator:

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 import ao_core
 from ao_core import WHOLE, Call, Spec, quantize_tensor
+from ao_core.compute import ComputeWeight
 from ao_core.dispatch import select
 from ao_core.layouts.int4_cpu import gather_codes
-from ao_core.tensor import ComputeWeight
 from ao_core.torch_kernels.linear import LONGEST_INT_SUM
 
 ROW = (1, WHOLE)

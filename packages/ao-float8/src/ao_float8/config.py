@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ao_core.config import Config
 from ao_core.errors import ConfigError, UnknownNameError
 
-__all__ = ["PRESETS", "SMALLEST", "Float8LinearConfig", "Float8Product"]
+__all__ = ["MIN_MEAN_DIM", "PRESETS", "Float8LinearConfig", "Float8Product"]
 
 #: what shares a scale, for the operands a and b of a product
 GRANULARITIES = ("tensor", "row", "block", "mx")
@@ -18,7 +18,7 @@ FORMATS = ("e4m3", "e5m2")
 #: Mean size below which a layer is kept by `convert_to_float8_training`. From published figures of
 #: forward and backward on H100, not measured here: 0.80 times the speed of bfloat16 at K = 2048,
 #: N = 1024 (a mean of 1365), 1.41 times at K = N = 4096.
-SMALLEST = 2048
+MIN_MEAN_DIM = 2048
 
 
 class Float8Product(NamedTuple):
@@ -79,22 +79,22 @@ class Float8LinearConfig(Config):
     #: read it share: "tensor", or the "block" of weights
     enable_fsdp_float8_all_gather: bool = False
     #: keep layers of a smaller mean size 2·K·N / (K + N), which would gain nothing; 0 converts all.
-    #: See `SMALLEST`
-    smallest: int = 0
+    #: See `MIN_MEAN_DIM`
+    min_mean_dim: int = 0
 
     def __post_init__(self) -> None:
         for name in ("output", "grad_input", "grad_weight"):
             object.__setattr__(self, name, _product(name, getattr(self, name)))
-        if type(self.smallest) is not int or self.smallest < 0:
+        if type(self.min_mean_dim) is not int or self.min_mean_dim < 0:
             raise ConfigError(
-                f"smallest={self.smallest!r}: use 0 or a mean size such as {SMALLEST}"
+                f"min_mean_dim={self.min_mean_dim!r}: use 0 or a mean size such as {MIN_MEAN_DIM}"
             )
 
     def check(self) -> None:
         """Raise `ConfigError` where FSDP2 cannot gather what the products need."""
-        from ao_float8.specs import product_specs
+        from ao_float8.specs import matmuls_of
 
-        product_specs(self)
+        matmuls_of(self)
 
     @classmethod
     def from_recipe_name(cls, name: str, **changes: Any) -> Float8LinearConfig:

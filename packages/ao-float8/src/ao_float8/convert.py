@@ -9,15 +9,15 @@ from torch import nn
 
 from ao_core import quantize_
 from ao_core.arguments import checked
+from ao_core.compute import ComputeWeight, Matmuls
 from ao_core.config import ConfigLike, resolve_config
 from ao_core.errors import ConfigError
 from ao_core.outcome import EmulationWarning
 from ao_core.progress import Progress
 from ao_core.report import ParameterRecord, Report
 from ao_core.targets import FilterFn
-from ao_core.tensor import ComputeWeight
-from ao_core.tensor.codec import local_shard
-from ao_float8.config import SMALLEST, Float8LinearConfig
+from ao_core.tensor.sharding import local_shard
+from ao_float8.config import MIN_MEAN_DIM, Float8LinearConfig
 
 __all__ = ["EmulationWarning", "compute_weights", "convert_to_float8_training", "float8_fallback"]
 
@@ -39,7 +39,7 @@ def convert_to_float8_training(
     Args:
         model: any module.
         config: a `Float8LinearConfig`, another configuration or the name of a recipe; None: one
-            scale a tensor, and layers smaller than `SMALLEST` stay.
+            scale a tensor, and layers smaller than `MIN_MEAN_DIM` stay.
         module_filter_fn: (module, its name) -> whether its weights are converted, in place of the
             default, which is linear layers, the projections of attention and 3-D experts.
         strict: raise where a weight that was asked for could not be converted; too small ones may stay.
@@ -57,7 +57,9 @@ def convert_to_float8_training(
         ConfigError: a name of a `FqnToConfig` matches nothing.
         QuantizationError: weights with NaN or inf, or without values; with `strict`, as above.
     """
-    chosen = Float8LinearConfig(smallest=SMALLEST) if config is None else resolve_config(config)
+    chosen = (
+        Float8LinearConfig(min_mean_dim=MIN_MEAN_DIM) if config is None else resolve_config(config)
+    )
     return quantize_(model, chosen, module_filter_fn, strict=strict, progress=progress)
 
 
@@ -100,7 +102,9 @@ def float8_fallback(model: nn.Module, *patterns: str) -> Report:
                 f"the model has {known}{', …' if len(weights) > 5 else ''}"
             )
     back = {name for names in matched.values() for name in names}
-    if fixed := [name for name, weight in weights if name in back and weight.whole.by_codes]:
+    if fixed := [
+        name for name, weight in weights if name in back and weight.gather_state.gathers_codes
+    ]:
         raise ConfigError(
             f"{fixed[0]} has been gathered as float8, in buffers that FSDP2 keeps, so it cannot go back to "
             "high precision; call float8_fallback before the first forward pass, or convert with "
@@ -108,7 +112,7 @@ def float8_fallback(model: nn.Module, *patterns: str) -> Report:
         )
     for name, weight in weights:
         if name in back:
-            weight.specs = (None, None, None)
+            weight.matmuls = Matmuls()
     records = tuple(_state(name, weight) for name, weight in weights)
     return Report({"name": "float8_fallback", "patterns": list(patterns)}, records)
 
@@ -120,7 +124,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _state(name: str, weight: ComputeWeight) -> ParameterRecord:
     size = weight.numel() * weight.element_size()
-    low = any(spec is not None for spec in weight.specs)
+    low = weight.matmuls.any_low
     return ParameterRecord(
         fqn=name,
         status="changed" if low else "unchanged",

@@ -1,15 +1,14 @@
-"""From a configuration to the specs of the three products of a `ComputeWeight`."""
+"""From a configuration to the three matmuls of a `ComputeWeight`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import singledispatch
 
+from ao_core.compute import Matmuls, straight_through
+from ao_core.compute.gather import with_float8_all_gather
 from ao_core.config import Config
-from ao_core.spec import WHOLE, Spec
-from ao_core.tensor import straight_through
-from ao_core.tensor.compute import Specs
-from ao_core.tensor.gather import with_float8_all_gather
+from ao_core.spec import ROW, TENSOR, Spec
 from ao_float8.config import Float8LinearConfig, Float8Product
 from ao_float8.training import (
     BitNetTrainingConfig,
@@ -18,24 +17,24 @@ from ao_float8.training import (
     NVFP4TrainingConfig,
 )
 
-__all__ = ["product_specs"]
+__all__ = ["matmuls_of"]
 
-_ROW, _TENSOR, _SQUARE = (1, WHOLE), (WHOLE, WHOLE), (128, 128)
+_SQUARE = (128, 128)
 #: granularity -> block of activations and gradients
-_BLOCKS = {"tensor": _TENSOR, "row": _ROW, "block": (1, 128), "mx": (1, 32)}
+_BLOCKS = {"tensor": TENSOR, "row": ROW, "block": (1, 128), "mx": (1, 32)}
 #: scales round up to a power of two: nothing saturates
 _UP = (("mx_mode", "rceil"),)
 _MX = {"e2m1": "f4e2m1", "e2m3": "f6e2m3", "e3m2": "f6e3m2", "e4m3": "f8e4m3", "e5m2": "f8e5m2"}
 
 
 @singledispatch
-def product_specs(config: Config) -> Specs:
-    """How each product is cast: output, gradient of the input, gradient of the weight."""
-    raise TypeError(f"{type(config).__name__} computes no products in low precision")
+def matmuls_of(config: Config) -> Matmuls:
+    """How each matmul is cast."""
+    raise TypeError(f"{type(config).__name__} computes no matmuls in low precision")
 
 
-@product_specs.register
-def _(config: Float8LinearConfig) -> Specs:
+@matmuls_of.register
+def _(config: Float8LinearConfig) -> Matmuls:
     def spec(product: Float8Product | None, *, b_is_weight: bool) -> Spec | None:
         if product is None:
             return None
@@ -53,39 +52,39 @@ def _(config: Float8LinearConfig) -> Specs:
             options=(*accumulation, *options),
         )
 
-    specs = (
+    matmuls = Matmuls(
         spec(config.output, b_is_weight=True),
         spec(config.grad_input, b_is_weight=True),
         spec(config.grad_weight, b_is_weight=False),
     )
-    return with_float8_all_gather(specs) if config.enable_fsdp_float8_all_gather else specs
+    return with_float8_all_gather(matmuls) if config.enable_fsdp_float8_all_gather else matmuls
 
 
-@product_specs.register
-def _(config: Int8MixedPrecisionTrainingConfig) -> Specs:
-    spec = Spec("int8", _ROW, act=Spec("int8", _ROW))
-    return (
+@matmuls_of.register
+def _(config: Int8MixedPrecisionTrainingConfig) -> Matmuls:
+    spec = Spec("int8", ROW, act=Spec("int8", ROW))
+    return Matmuls(
         spec if config.output else None,
         spec if config.grad_input else None,
         spec if config.grad_weight else None,
     )
 
 
-@product_specs.register
-def _(config: BitNetTrainingConfig) -> Specs:
-    weight = Spec("ternary", _TENSOR, options=(("scale_rule", "absmean"),))
-    return straight_through(weight, Spec("int8", _ROW, options=(("scale_rule", "greatest"),)))
+@matmuls_of.register
+def _(config: BitNetTrainingConfig) -> Matmuls:
+    weight = Spec("ternary", TENSOR, options=(("scale_rule", "absmean"),))
+    return straight_through(weight, Spec("int8", ROW, options=(("scale_rule", "greatest"),)))
 
 
-@product_specs.register
-def _(config: MXTrainingConfig) -> Specs:
+@matmuls_of.register
+def _(config: MXTrainingConfig) -> Matmuls:
     element = Spec(_MX[config.dtype], (1, 32), "e8m0", options=_UP)
     backward = replace(element, act=replace(element, dtype=_MX[config.grad_dtype]))
-    return replace(element, act=element), backward, backward
+    return Matmuls(replace(element, act=element), backward, backward)
 
 
-@product_specs.register
-def _(config: NVFP4TrainingConfig) -> Specs:
-    element = Spec("f4e2m1", (1, 16), Spec("f8e4m3", _TENSOR))
+@matmuls_of.register
+def _(config: NVFP4TrainingConfig) -> Matmuls:
+    element = Spec("f4e2m1", (1, 16), Spec("f8e4m3", TENSOR))
     spec = replace(element, act=element)
-    return (spec, spec, spec) if config.backward else (spec, None, None)
+    return Matmuls(spec, spec, spec) if config.backward else Matmuls(spec)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ao_core.compute import ComputeWeight
 from ao_core.config import Config
 from ao_core.records import Skip, Target, Transform
 from ao_core.spec import WHOLE, Spec
-from ao_core.tensor import STOCHASTIC, ComputeWeight, quantize_values
-from ao_core.weights import no_product
+from ao_core.tensor import STOCHASTIC, quantize_values
+from ao_core.weights import matmul_unsupported_reason
 from ao_float8.config import Float8LinearConfig
-from ao_float8.specs import product_specs
+from ao_float8.specs import matmuls_of
 from ao_float8.training import (
     BitNetTrainingConfig,
     Int8MixedPrecisionTrainingConfig,
@@ -25,26 +26,26 @@ _INT8_MASTER = Spec("int8", (1, WHOLE), options=(STOCHASTIC,))
 
 
 def _compute(weight: Tensor, config: Config, target: Target) -> Tensor | Skip:
-    if reason := no_product(weight, target):
+    if reason := matmul_unsupported_reason(weight, target):
         return Skip(reason)
-    return ComputeWeight(weight, *product_specs(config))
+    return ComputeWeight(weight, *matmuls_of(config))
 
 
 def _float8(weight: Tensor, config: Float8LinearConfig, target: Target) -> Tensor | Skip:
-    if config.smallest and weight.dim() in (2, 3):
+    if config.min_mean_dim and weight.dim() in (2, 3):
         rows, columns = weight.shape[-2:]
         mean = 2 * rows * columns / max(rows + columns, 1)
-        if mean < config.smallest:
+        if mean < config.min_mean_dim:
             return Skip(
-                f"too small to gain: its mean size {mean:.0f} is below smallest={config.smallest}; "
-                "smallest=0 converts every layer",
+                f"too small to gain: its mean size {mean:.0f} is below min_mean_dim={config.min_mean_dim}; "
+                "min_mean_dim=0 converts every layer",
                 kept=True,
             )
     return _compute(weight, config, target)
 
 
 def _int8_master(weight: Tensor, config: Config, target: Target) -> Tensor | Skip:
-    reason = no_product(weight, target)
+    reason = matmul_unsupported_reason(weight, target)
     return Skip(reason) if reason else quantize_values(weight, _INT8_MASTER)
 
 

@@ -18,9 +18,10 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ao_core import WHOLE, ComputeWeight, Spec
+from ao_core.compute import Matmuls
+from ao_core.compute.gather import with_float8_all_gather
 from ao_core.errors import ConfigError
 from ao_core.numerics import sqnr
-from ao_core.tensor.gather import with_float8_all_gather
 from ao_core.testing.base import gaussian
 from ao_core.testing.programs import one_of_the_ranks
 from ao_float8.distributed import (
@@ -31,10 +32,10 @@ from ao_float8.distributed import (
 )
 
 
-def specs(block: tuple[int, ...]) -> tuple[Spec, Spec, Spec]:
+def specs(block: tuple[int, ...]) -> Matmuls:
     spec = Spec("f8e4m3", block)
     output, backward = (replace(spec, act=replace(spec, dtype=d)) for d in ("f8e4m3", "f8e5m2"))
-    return output, backward, backward
+    return Matmuls(output, backward, backward)
 
 
 CASES = {"tensorwise": specs((WHOLE, WHOLE)), "rowwise": specs((1, WHOLE)), "dense": None}

@@ -44,14 +44,14 @@ def train(
         for step in range(4):
             if step == 2 and gathered:
                 before = [
-                    parameter.to_local().specs
+                    parameter.to_local().matmuls
                     for parameter in model.parameters()
                     if parameter.dim() > 1
                 ]
                 with pytest.raises(ConfigError, match=r"0\.weight has been gathered as float8"):
                     float8_fallback(model, "0")
                 after = [
-                    parameter.to_local().specs
+                    parameter.to_local().matmuls
                     for parameter in model.parameters()
                     if parameter.dim() > 1
                 ]

@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 from ao_core import ComputeWeight, quantize_
+from ao_core.compute.gather import FLOAT8_ALL_GATHER
 from ao_core.errors import ConfigError
-from ao_core.tensor.gather import FLOAT8_ALL_GATHER
 from ao_float8 import Float8LinearConfig
 
 
@@ -17,7 +17,7 @@ def test_recipes_whose_codes_are_gathered(recipe: str) -> None:
     config = Float8LinearConfig.from_recipe_name(recipe, enable_fsdp_float8_all_gather=True)
     quantize_(layer, config)
     assert isinstance(layer.weight, ComputeWeight)
-    assert layer.weight.specs[0].option(FLOAT8_ALL_GATHER, False) is True
+    assert layer.weight.matmuls.output.option(FLOAT8_ALL_GATHER, False) is True
 
 
 @pytest.mark.parametrize("recipe", ["rowwise", "rowwise_with_gw_hp", "mxfp8"])

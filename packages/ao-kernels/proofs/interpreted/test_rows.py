@@ -9,7 +9,7 @@ from ao_core import WHOLE, Spec
 from ao_core.registry import registry
 from ao_core.tensor.create import encode_reference
 from ao_core.testing.base import gaussian
-from ao_core.torch_kernels import producers
+from ao_core.torch_kernels import fused_quant
 from ao_kernels.triton.rows.op import row_codes
 from ao_kernels.triton.rows.records import quantize, rms_norm_quantize, silu_mul_quantize
 
@@ -69,7 +69,7 @@ def test_rms_norm_is_the_composition(spec, weighted):
     weight = gaussian((100,), seed=2).to(torch.float16) if weighted else None
     same(
         rms_norm_quantize(x, weight, 1e-5, spec),
-        producers.rms_norm_quantize(x, weight, 1e-5, spec),
+        fused_quant.rms_norm_quantize(x, weight, 1e-5, spec),
     )
 
 
@@ -79,14 +79,14 @@ def test_silu_mul_is_the_composition(spec):
     both = gaussian((9, 2 * 300)).to(torch.float16)
     gate, up = both.chunk(2, -1)
     found = silu_mul_quantize(gate, up, spec)
-    expected = producers.silu_mul_quantize(gate, up, spec)
+    expected = fused_quant.silu_mul_quantize(gate, up, spec)
     same(found, expected)
 
 
 def test_silu_of_what_is_large():
     gate = torch.tensor([[-1e4, -100.0, 100.0, 1e4, torch.nan]])
     found = silu_mul_quantize(gate[:, :4], torch.ones(1, 4), SPECS[0])
-    same(found, producers.silu_mul_quantize(gate[:, :4], torch.ones(1, 4), SPECS[0]))
+    same(found, fused_quant.silu_mul_quantize(gate[:, :4], torch.ones(1, 4), SPECS[0]))
     assert silu_mul_quantize(gate, torch.ones(1, 5), SPECS[0])["scale"].isnan().all()
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ao_core import QTensor
 from ao_core.dispatch import run as run_kernel
+from ao_core.tensor.sharding import local_shard, local_shards, shard_like
 from ao_optim.adam import AdamCall, moment_spec
 from ao_optim.engine import Work, mixed, run
 from ao_optim.quantized import write_rounded
 from ao_optim.rules import ADAM, ADAMW, Rule
-from ao_optim.shards import all_local, local, shard_like
 
 __all__ = ["apply"]
 
@@ -40,7 +40,9 @@ def apply(
     if place:  # so that groups draw different noise, and the first what a group alone draws
         group = {**group, "seed": mixed(group["seed"], place)}
     grads = [param.grad for param in params]
-    quantized = [index for index, param in enumerate(params) if isinstance(local(param), QTensor)]
+    quantized = [
+        index for index, param in enumerate(params) if isinstance(local_shard(param), QTensor)
+    ]
     if not quantized:
         _apply(rule, params, grads, states, group)
         return
@@ -50,10 +52,10 @@ def apply(
     for index in quantized:
         # one at a time, so that a single weight is dense meanwhile
         param, state = params[index], states[index]
-        value = shard_like(param, local(param).dequantize(torch.float32))  # type: ignore[call-arg]
+        value = shard_like(param, local_shard(param).dequantize(torch.float32))
         _apply(rule, [value], [grads[index]], [state], group)
         seed = mixed(group["seed"], int(state["step"]), _QUANTIZED, index)
-        write_rounded(local(param), local(value), seed)
+        write_rounded(local_shard(param), local_shard(value), seed)
 
 
 def _picked(indices: Sequence[int], *lists: Sequence[Any]) -> list[list[Any]]:
@@ -75,7 +77,7 @@ def _apply(
     # a count on the device is not read: each parameter by itself
     counts = count() if group["capturable"] else torch.stack(steps).tolist()
     if rule.elementwise:
-        params, grads = all_local(params), all_local(grads)
+        params, grads = local_shards(params), local_shards(grads)
     flat = [param.is_contiguous() for param in params]
     if rule.elementwise:
         # as contiguous as the parameter, as kernels expect

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from ao_core.arguments import checked
 from ao_core.errors import ConfigError
-from ao_core.tensor.codec import is_sharded
+from ao_core.tensor.sharding import is_sharded, local_shard, shard_like
 from ao_optim import bitsandbytes
 from ao_optim.formats import dense, store
-from ao_optim.shards import local, shard_like
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -158,7 +157,7 @@ def _restored(
     group: dict[str, Any],
     where: str,
 ) -> dict[str, Tensor]:
-    part = local(param)
+    part = local_shard(param)
     slots = optimizer.rule.slots(group)
     saved = bitsandbytes.unpacked(saved, slots, part)
     if not saved:
@@ -209,8 +208,8 @@ def _part_of(param: Tensor, value: Any, where: str) -> Tensor:
             else type(value).__name__
         )
         raise ValueError(f"{where} is {kind}; a moment is a tensor of floating-point numbers")
-    mine: Tensor = local(value)
-    part = local(param)
+    mine: Tensor = local_shard(value)
+    part = local_shard(param)
     if tuple(mine.shape) != tuple(part.shape):
         raise ValueError(
             f"{where} has shape {tuple(mine.shape)}, but the parameter has {tuple(part.shape)}"

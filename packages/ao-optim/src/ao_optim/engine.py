@@ -13,10 +13,10 @@ from ao_core import QTensor
 from ao_core.numerics import pack_unit, stochastic_round_to
 from ao_core.tensor.codec import decode_parts
 from ao_core.tensor.create import encode_parts
+from ao_core.tensor.sharding import local_shard, shard_like
 from ao_core.tensor.writes import overwrite
 from ao_optim.formats import dense
 from ao_optim.rules import Options, Rule
-from ao_optim.shards import local, shard_like
 
 __all__ = ["CHUNK", "Work", "mixed", "run"]
 
@@ -111,13 +111,13 @@ def _run_whole(
         state[name] = shard_like(param, dense(each[index]))
     rule.update(value, -grad if maximize else grad, state, options, step)
     for name, each in work.states.items():
-        found, moment = local(state[name]), each[index]
+        found, moment = local_shard(state[name]), each[index]
         if isinstance(moment, QTensor):
             overwrite(moment, found)
         else:
             moment.copy_(_rounded(found, moment, generator))
-    found = local(value)
-    _round_into([local(param)], list(work.lost[index : index + 1]), [found], found, generator)
+    found = local_shard(value)
+    _round_into([local_shard(param)], list(work.lost[index : index + 1]), [found], found, generator)
 
 
 # -- chunks ----------------------------------------------------------------------------------------

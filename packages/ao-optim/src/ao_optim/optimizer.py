@@ -14,13 +14,14 @@ from torch.optim import Optimizer
 
 from ao_core import QTensor, Spec
 from ao_core.outcome import warn_caller
+from ao_core.tensor.sharding import local_shard
 from ao_optim import checkpoints
 from ao_optim.apply import apply
 from ao_optim.formats import empty_state, format_named
 from ao_optim.options import check_types
 from ao_optim.quantized import check_trainable
 from ao_optim.rules import Rule
-from ao_optim.shards import everywhere, local
+from ao_optim.shards import everywhere
 
 __all__ = ["COMMON", "LostUpdatesWarning", "LowBitOptimizer"]
 
@@ -61,7 +62,9 @@ def _warn_of_nearest(params: list[Tensor]) -> None:
     lossy = [
         param.dtype
         for param in params
-        if param.requires_grad and param.dtype in _HALVES and not isinstance(local(param), QTensor)
+        if param.requires_grad
+        and param.dtype in _HALVES
+        and not isinstance(local_shard(param), QTensor)
     ]
     if lossy:
         dtype = str(lossy[0]).removeprefix("torch.")
@@ -206,7 +209,7 @@ class LowBitOptimizer(Optimizer):
                 f"{param.size()}{found}. Give it the matrices, [p for p in model.parameters() if "
                 "p.dim() == 2], and the others to AdamW8bit"
             )
-        held = local(param)
+        held = local_shard(param)
         if isinstance(held, QTensor) and param.requires_grad:
             check_trainable(held, group["rounding"])
         if group["rounding"] == "stochastic" and param.dtype == torch.float16:
@@ -277,7 +280,7 @@ class LowBitOptimizer(Optimizer):
             if p.grad is not None
         ]
         by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
-        for grad in map(local, watched):
+        for grad in map(local_shard, watched):
             if grad.numel():
                 by_device[grad.device].append(grad)
         finite = all(
@@ -303,7 +306,7 @@ class LowBitOptimizer(Optimizer):
         slots = [slot.name for slot in self.rule.slots(group)]
         with torch._C.DisableTorchFunctionSubclass():  # which makes asking a tensor fast
             for number, (param, state) in enumerate(zip(params, states, strict=True)):
-                shape = local(param).shape
+                shape = local_shard(param).shape
                 for name in slots:
                     if state[name].shape != shape:
                         raise ValueError(
@@ -314,7 +317,7 @@ class LowBitOptimizer(Optimizer):
 
     def initial_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         """The state of a parameter before its first step."""
-        part = local(param)
+        part = local_shard(param)
         device = part.device if group["capturable"] else torch.device("cpu")
         state = {"step": torch.zeros((), dtype=torch.float32, device=device)}
         for slot in self.rule.slots(group):

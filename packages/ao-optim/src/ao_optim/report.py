@@ -12,7 +12,7 @@ from torch import Tensor
 from ao_core import QTensor
 from ao_core.arguments import checked
 from ao_core.report.text import aligned, size_text
-from ao_optim.shards import local
+from ao_core.tensor.sharding import local_shard
 
 __all__ = ["GroupRecord", "StateReport", "state_report"]
 
@@ -77,7 +77,7 @@ def state_report(optimizer: torch.optim.Optimizer) -> StateReport:
     for number, group in enumerate(optimizer.param_groups):
         elements = quantized = state_bytes = 0
         for param in group["params"]:
-            size = local(param).numel()
+            size = local_shard(param).numel()
             moments = [v for v in optimizer.state.get(param, {}).values() if isinstance(v, Tensor)]
             elements += size
             quantized += size * any(isinstance(moment, QTensor) for moment in moments)
@@ -92,5 +92,5 @@ def state_report(optimizer: torch.optim.Optimizer) -> StateReport:
 def _bytes(moment: Any) -> int:
     if isinstance(moment, QTensor):
         return moment.stored_bytes
-    part = local(moment)
+    part: Tensor = local_shard(moment)
     return part.numel() * part.element_size()

@@ -1,41 +1,14 @@
-"""Parameters that are shards of larger ones (`DTensor`): this rank's part, and back."""
+"""Questions to all ranks that hold a part of a parameter (`DTensor`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ao_core.tensor.codec import is_sharded
-
-__all__ = ["all_local", "everywhere", "local", "shard_like"]
-
-
-def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor: memory that is shared with it."""
-    whole: Any = tensor
-    return whole.to_local() if is_sharded(tensor) else tensor
-
-
-def all_local(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """`local` of each. Classes are asked, of which there are few; asking a tensor takes longer."""
-    if any(hasattr(cls, "placements") for cls in {type(tensor) for tensor in tensors}):
-        return [local(tensor) for tensor in tensors]
-    return tensors
-
-
-def shard_like(like: Tensor, part: Tensor) -> Tensor:
-    """A tensor around this rank's part that is spread over the ranks as another of its size is."""
-    if not is_sharded(like):
-        return part
-    from torch.distributed.tensor import DTensor
-
-    spread: Any = like
-    return DTensor.from_local(
-        part, spread.device_mesh, spread.placements, shape=like.shape, stride=like.stride()
-    )
+__all__ = ["everywhere"]
 
 
 def everywhere(holds: bool, tensors: Iterable[Tensor]) -> bool:

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from ao_core.numerics import scale_to_float
 from ao_core.records import Call, Kernel
-from ao_core.spec import WHOLE
+from ao_core.spec import ROW
 from ao_core.tensor.qtensor import QTensor
 from ao_core.torch_kernels.linear import quantized_activations
 
 __all__ = ["KERNELS", "cslt_linear", "cutlass_linear"]
 
-_ROW = (1, WHOLE)
 #: what the number of tokens is padded to a multiple of
 _TOKENS = 16
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -73,11 +72,11 @@ def _refuses(call: Call) -> str | None:
             return "quantizes no activations for values of 16 bits"
         wanted = _DTYPES[spec.dtype]
         return None if call.x_dtype == wanted else f"needs activations in {wanted}, as the weight"
-    if (spec.block, spec.zero_point) != (_ROW, "none") or not isinstance(spec.scale_dtype, str):
+    if (spec.block, spec.zero_point) != (ROW, "none") or not isinstance(spec.scale_dtype, str):
         return f"needs one scale per row and no zero point, found {spec}"
     if act is None or (act.dtype, act.zero_point) != ("int8", "none"):
         return "needs activations in symmetric int8 beside int8 weights"
-    if not act.static and act.block != _ROW:
+    if not act.static and act.block != ROW:
         return f"needs one scale per token, or a static one; found {act}"
     return None
 

@@ -172,7 +172,7 @@ def test_refuses_other_classes(model):
         swap_linear_with_semi_sparse_linear(model, {"first": SemiSparseLinear})
     with pytest.raises(ConfigError, match="blocksize=4: its scores are of blocks of 8"):
         swap_linear_with_semi_sparse_linear(model, {"first": partial(SupermaskLinear, blocksize=4)})
-    quantize_(model, "compute/f8_rowwise", lambda module, fqn: fqn == "mlp.up")
+    quantize_(model, "float8/rowwise", lambda module, fqn: fqn == "mlp.up")
     with pytest.raises(ConfigError, match="its weight is a ComputeWeight"):
         swap_linear_with_semi_sparse_linear(model, {"mlp.up": SemiSparseLinear})
 

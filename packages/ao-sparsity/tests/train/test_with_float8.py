@@ -16,10 +16,10 @@ def test_either_order(layer: type[nn.Linear]) -> None:
     model = nn.Sequential(nn.Linear(64, 64))
     swap_linear_with_semi_sparse_linear(model, {"0": layer})
     with pytest.warns(NothingConvertedWarning, match="swap it back first"):
-        report = quantize_(model, "compute/f8_rowwise")
+        report = quantize_(model, "float8/rowwise")
     assert report.records[0].status != "changed"
     assert not report.with_status("changed")
     other = nn.Sequential(nn.Linear(64, 64))
-    quantize_(other, "compute/f8_rowwise")
+    quantize_(other, "float8/rowwise")
     with pytest.raises(ConfigError, match="its weight is a ComputeWeight"):
         swap_linear_with_semi_sparse_linear(other, {"0": layer})

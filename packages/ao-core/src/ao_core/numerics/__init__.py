@@ -25,6 +25,7 @@ from ao_core.numerics.blocks import (
     block_absmax,
     block_absmean,
     block_minmax,
+    block_sum,
     expand,
     full_block,
     grid_shape,
@@ -51,6 +52,7 @@ from ao_core.numerics.hadamard import (
     inverse_hadamard_transform,
     largest_block,
 )
+from ao_core.numerics.hull import lower_hull
 from ao_core.numerics.ints import decode_int, encode_int
 from ao_core.numerics.mx import MX_MODES, choose_e8m0, decode_e8m0, encode_e8m0
 from ao_core.numerics.rounding import (
@@ -82,6 +84,7 @@ __all__ = [
     "block_absmax",
     "block_absmean",
     "block_minmax",
+    "block_sum",
     "choose_e8m0",
     "choose_qparams",
     "companded_values",
@@ -113,6 +116,7 @@ __all__ = [
     "largest_block",
     "learn_tables",
     "linear_values",
+    "lower_hull",
     "pack_bits",
     "pack_digits",
     "pack_unit",

@@ -67,6 +67,11 @@ def block_absmean(x: Tensor, block: Sequence[int]) -> Tensor:
     return _reduce(x.to(torch.float32).abs(), block, torch.mean)
 
 
+def block_sum(x: Tensor, block: Sequence[int]) -> Tensor:
+    """Sum of every block, otherwise as `block_minmax`."""
+    return _reduce(x, block, torch.sum)
+
+
 def expand(grid: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
     """Repeat each value of a grid over its block: a tensor that broadcasts against `shape`.
 

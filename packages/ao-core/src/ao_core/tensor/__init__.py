@@ -1,11 +1,9 @@
-"""The two tensor subclasses, and the functions that make and change them."""
+"""`QTensor`, and the functions that make and change them."""
 
 from __future__ import annotations
 
 from ao_core.tensor import (  # noqa: F401  they fill the tables
     collectives,
-    compute_experts,
-    compute_methods,
     experts,
     memory,
     products,
@@ -13,7 +11,6 @@ from ao_core.tensor import (  # noqa: F401  they fill the tables
     transformed_products,
     writes,
 )
-from ao_core.tensor.compute import ComputeWeight, dense_memory
 from ao_core.tensor.create import (
     check_quantizable,
     fake_quantize,
@@ -23,25 +20,24 @@ from ao_core.tensor.create import (
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import repack, to_canonical, to_layout
 from ao_core.tensor.rotation import hadamard
-from ao_core.tensor.straight_through import straight_through
 from ao_core.tensor.tables import function, rule
 from ao_core.tensor.updates import STOCHASTIC, stochastic_rounding
+from ao_core.tensor.wrapper import dense_memory, is_converted
 
 __all__ = [
     "STOCHASTIC",
-    "ComputeWeight",
     "QTensor",
     "check_quantizable",
     "dense_memory",
     "fake_quantize",
     "function",
     "hadamard",
+    "is_converted",
     "quantize_tensor",
     "quantize_values",
     "repack",
     "rule",
     "stochastic_rounding",
-    "straight_through",
     "to_canonical",
     "to_layout",
 ]

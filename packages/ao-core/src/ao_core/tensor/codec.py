@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,42 +12,15 @@ from ao_core.layouts import Parts, scale_values, zero_values
 from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.spec import Spec
+from ao_core.tensor.sharding import is_sharded
 
 __all__ = [
-    "autocasted",
     "decode_parts",
     "decode_reference",
-    "is_sharded",
-    "local_shard",
     "scale_values",
     "unpack_parts",
     "zero_values",
 ]
-
-
-def is_sharded(x: Tensor) -> bool:
-    """Whether `x` is a `DTensor`, which takes only operations that torch has sharding rules for."""
-    return hasattr(x, "placements")
-
-
-def local_shard(x: Any) -> Any:
-    """What this rank holds of a `DTensor`, apart from autograd; anything else itself."""
-    return getattr(x, "_local_tensor", x)
-
-
-def autocasted(x: Any, *others: Any) -> tuple[Any, ...]:
-    """Operands of a product in the dtype of autocast, where it is on for the device of x.
-
-    As for torch's own products, float64 and what is no floating-point number stay; so does None.
-    """
-    if not torch.is_autocast_enabled(x.device.type):
-        return (x, *others)
-    dtype = torch.get_autocast_dtype(x.device.type)
-    return tuple(each.to(dtype) if _is_cast(each) else each for each in (x, *others))
-
-
-def _is_cast(x: Tensor | None) -> bool:
-    return x is not None and x.is_floating_point() and x.dtype != torch.float64
 
 
 def unpack_parts(

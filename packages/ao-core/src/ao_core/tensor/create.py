@@ -28,20 +28,20 @@ from ao_core.records import Call, DType
 from ao_core.registry import registry
 from ao_core.spec import NO_SCALE, Spec
 from ao_core.tensor.activations import check_act, make_act_parts
-from ao_core.tensor.codec import decode_parts, is_sharded
+from ao_core.tensor.codec import decode_parts
 from ao_core.tensor.options import check_options
 from ao_core.tensor.qtensor import QTensor
+from ao_core.tensor.sharding import is_sharded
 
 __all__ = [
+    "already_quantized_as",
     "check_quantizable",
     "encode_parts",
     "encode_reference",
     "fake_quantize",
     "fake_quantize_reference",
-    "is_cast",
     "quantize_tensor",
     "quantize_values",
-    "scale_spec",
 ]
 
 #: kinds of number formats whose values a scale multiplies
@@ -248,7 +248,7 @@ def encode_parts(
     Kernels choose scales themselves, by the largest magnitude, and take no `DTensor`; for those, and
     where scales are given, found by `choose` or follow another rule, the reference encodes.
     """
-    if is_cast(x, spec):
+    if already_quantized_as(x, spec):
         return x.parts  # type: ignore[attr-defined,no-any-return]
     if isinstance(x, QTensor):
         x = x.dequantize()
@@ -273,7 +273,7 @@ def encode_parts(
     return run(call, x, spec)  # type: ignore[no-any-return]
 
 
-def is_cast(x: Tensor, spec: Spec) -> bool:
+def already_quantized_as(x: Tensor, spec: Spec) -> bool:
     """Whether `x` holds its values as `spec` says, but for options and activations."""
     if not isinstance(x, QTensor) or x.is_permuted:
         return False
@@ -323,7 +323,7 @@ def _quantize(
                 dtype,
                 spec.block,
                 spec.zero_point,
-                scale_spec(spec),
+                spec.chosen_scale_dtype,
                 mx_mode=str(spec.option("mx_mode", "floor")),
                 rule=_scale_rule(spec),
             )
@@ -369,11 +369,6 @@ def fake_quantize(
 def fake_quantize_reference(x: Tensor, spec: Spec) -> Tensor:
     """The reference kernel: to parts and back."""
     return decode_parts(encode_parts(x, spec), spec, tuple(x.shape), x.dtype)
-
-
-def scale_spec(spec: Spec) -> str:
-    """The dtype in which scales are first chosen: float32 where they are quantized afterwards."""
-    return spec.scale_dtype if isinstance(spec.scale_dtype, str) else "float32"
 
 
 def _scale_rule(spec: Spec) -> str:

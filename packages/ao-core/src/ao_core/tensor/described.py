@@ -12,16 +12,13 @@ from typing import Any
 
 from torch import nn
 
-from ao_core.spec import WHOLE, Spec
-from ao_core.tensor.codec import local_shard
-from ao_core.tensor.compute import ComputeWeight, Specs
 from ao_core.tensor.qtensor import QTensor
+from ao_core.tensor.sharding import local_shard
+from ao_core.tensor.wrapper import Wrapper
 
-__all__ = ["describe", "matmuls_text", "undescribe"]
+__all__ = ["describe", "undescribe"]
 
 _NAME = "extra_repr"
-#: of a `ComputeWeight`, in the order of its specs
-_PRODUCTS = ("output", "grad_input", "grad_weight")
 
 
 class _Description:
@@ -50,10 +47,8 @@ def _notes(module: nn.Module) -> Iterator[str]:
         tensor = local_shard(parameter)
         if isinstance(tensor, QTensor):
             yield f"{name}={tensor.spec}"
-        elif isinstance(tensor, ComputeWeight):
-            given = zip(_PRODUCTS, tensor.specs, strict=True)
-            casts = (f"{product} {spec.dtype if spec else 'not cast'}" for product, spec in given)
-            yield f"{name}=({', '.join(casts)})"
+        elif isinstance(tensor, Wrapper):
+            yield f"{name}=({tensor.summary()})"
 
 
 def describe(module: nn.Module) -> None:
@@ -66,24 +61,3 @@ def undescribe(module: nn.Module) -> None:
     """The inverse of `describe`."""
     if isinstance(module.__dict__.get(_NAME), _Description):
         del module.__dict__[_NAME]
-
-
-def matmuls_text(specs: Specs) -> str:
-    """What the three matmuls of a weight compute in, e.g. for a report."""
-    texts = [_matmul_text(spec) for spec in specs]
-    if len(set(texts)) == 1:
-        return f"all three matmuls {texts[0]}"
-    names = ("output", "grad_input", "grad_weight")
-    return ", ".join(f"{name} {text}" for name, text in zip(names, texts, strict=True))
-
-
-def _matmul_text(spec: Spec | None) -> str:
-    if spec is None:
-        return "in high precision"
-    a = "as it is" if spec.act is None else _operand_text(spec.act)
-    return f"{a} × {_operand_text(spec)}"
-
-
-def _operand_text(spec: Spec) -> str:
-    block = "×".join("*" if extent == WHOLE else str(extent) for extent in spec.block)
-    return f"{spec.dtype}[{block}]"

@@ -10,19 +10,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor
 
 from ao_core.errors import StorageError, UnsupportedOp
-from ao_core.tensor import compute, gather
-from ao_core.tensor.codec import is_sharded
-from ao_core.tensor.compute import ComputeWeight, dense_memory
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import repack
+from ao_core.tensor.sharding import is_sharded
 from ao_core.tensor.tables import FUNCTIONS, function
+from ao_core.tensor.wrapper import dense_memory
 from ao_core.tensor.writes import check_values, encode_outward
 
-__all__: list[str] = []
+__all__ = ["checked_data"]
 
 
 # -- assignment ------------------------------------------------------------------------------------
@@ -35,14 +33,20 @@ def _assign(target: QTensor, value: Any) -> None:
     Another quantized tensor is taken as it is, parts and format; dense values are quantized to the
     format there is.
     """
-    value = dense_memory(_checked(target, value))
+    value = dense_memory(checked_data(target, value))
     if not isinstance(value, QTensor):
         check_values(value, target, "the tensor assigned to .data")
         value = _quantized_as(target, value.detach())
     target.adopt(value)
 
 
-def _checked(target: Tensor, value: Any) -> Tensor:
+def checked_data(target: Tensor, value: Any) -> Tensor:
+    """`value` if it can be assigned to ``target.data``.
+
+    Raises:
+        TypeError: it is no tensor.
+        UnsupportedOp: its number of dimensions or its dtype is another, or it is a `DTensor`.
+    """
     kind = type(target).__name__
     if not isinstance(value, Tensor):
         raise TypeError(f".data of a {kind} was assigned a {type(value).__name__}; assign a tensor")
@@ -73,17 +77,6 @@ def _quantized_as(target: QTensor, dense: Tensor) -> QTensor:
     out = target.like(parts | kept, tuple(dense.shape), spec=spec, dtype=dense.dtype)
     out._borrowed = frozenset()
     return repack(out) if spec is not target.spec else out
-
-
-def _assign_weight(target: ComputeWeight, value: Any) -> None:
-    """``target.data = value``: other high-precision memory, cast by the same rules."""
-    memory = dense_memory(_checked(target, value))
-    if isinstance(memory, QTensor):
-        memory = memory.dequantize()
-    new = target.like(memory.detach())
-    with torch._C.DisableTorchFunctionSubclass():
-        Tensor.data.__set__(target, new)  # type: ignore[attr-defined]
-    target.hp, target.whole = new.hp, gather.Whole()
 
 
 # -- sharing between processes ---------------------------------------------------------------------
@@ -147,4 +140,3 @@ def _data_ptr(tensor: QTensor) -> int:
 
 for _func, _instead in _ADDRESSES.items():
     FUNCTIONS[_func] = _refusing(_func, _instead)
-compute.FUNCTIONS[Tensor.data.__set__] = _assign_weight  # type: ignore[attr-defined]

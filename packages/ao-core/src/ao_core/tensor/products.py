@@ -12,7 +12,7 @@ from ao_core.dispatch import PIN, name_kernel, run, select
 from ao_core.errors import UnsupportedOp
 from ao_core.records import Call, Kernel
 from ao_core.registry import registry
-from ao_core.tensor.create import is_cast
+from ao_core.tensor.create import already_quantized_as
 from ao_core.tensor.frozen import NOBODY, OTHERS, ROWS, differentiable_linear, needs_gradient
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.tables import dense_values, function, on_values, rule
@@ -130,7 +130,12 @@ def _is_input(x: Tensor, w: QTensor) -> bool:
     if not isinstance(x, QTensor):
         return True
     spec, matrices = w.spec, x.dim() == w.dim() == 2
-    return matrices and spec.layout == "plain" and spec.act is not None and is_cast(x, spec.act)
+    return (
+        matrices
+        and spec.layout == "plain"
+        and spec.act is not None
+        and already_quantized_as(x, spec.act)
+    )
 
 
 def _linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Any:

@@ -18,6 +18,7 @@ from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor.codec import decode_parts
 from ao_core.tensor.tables import FUNCTIONS, RULES, refuse_tracing, without_rule
+from ao_core.tensor.wrapper import Wrapper
 
 __all__ = ["QTensor", "strides_of"]
 
@@ -264,7 +265,7 @@ class QTensor(Tensor):
             out = exported(func, args, kwargs or {})
             if out is not NotImplemented:
                 return out
-        if _has_products_of_its_own(types):
+        if _has_matmuls_of_its_own(types):
             return NotImplemented
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
@@ -273,7 +274,7 @@ class QTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if _has_products_of_its_own(types):
+        if _has_matmuls_of_its_own(types):
             return NotImplemented
         rule = RULES.get(func, without_rule)
         if func.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
@@ -288,7 +289,7 @@ class QTensor(Tensor):
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[Tensor, ...], Any]:
         """The plain tensors of this shard that FSDP2 gathers."""
-        from ao_core.tensor.sharding import pre_all_gather
+        from ao_core.tensor.fsdp import pre_all_gather
 
         return pre_all_gather(self, tuple(outer_size), mesh.size())
 
@@ -301,14 +302,14 @@ class QTensor(Tensor):
         out: Any = None,
     ) -> Any:
         """The whole parameter around the gathered parts."""
-        from ao_core.tensor.sharding import post_all_gather
+        from ao_core.tensor.fsdp import post_all_gather
 
         return post_all_gather(self, outputs, metadata, param_dtype, out)
 
 
-def _has_products_of_its_own(types: Any) -> bool:
-    """Whether a `ComputeWeight` is among the types: it casts activations, or takes them as they are."""
-    return any(getattr(other, "OWNS_PRODUCTS", False) for other in types)
+def _has_matmuls_of_its_own(types: Any) -> bool:
+    """Whether a `Wrapper` is among the types: it casts activations, or takes them as they are."""
+    return any(issubclass(other, Wrapper) for other in types)
 
 
 def strides_of(shape: tuple[int, ...], order: Order | None) -> tuple[int, ...]:

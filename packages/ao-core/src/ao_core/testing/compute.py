@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ao_core.compute import ComputeWeight
 from ao_core.config import Config
 from ao_core.numerics import sqnr
 from ao_core.quantize import quantize_
-from ao_core.tensor import ComputeWeight
 from ao_core.testing.base import Suite, gaussian, same_bits
 
 __all__ = ["ComputeSuite"]
@@ -64,7 +64,7 @@ class ComputeSuite(Suite):
         assert isinstance(layer.weight, nn.Parameter)
         assert isinstance(layer.weight, ComputeWeight)
         assert layer.weight.requires_grad
-        assert same_bits(layer.weight.hp, dense.weight)
+        assert same_bits(layer.weight.memory, dense.weight)
 
     def test_products(self, batch: tuple[int, ...]) -> None:
         """Output, gradient of the input and of the weight: near the dense ones, the output not equal."""
@@ -134,9 +134,9 @@ class ComputeSuite(Suite):
         assert isinstance(again.weight, nn.Parameter)
         assert isinstance(again.weight, ComputeWeight)
         assert again.weight.requires_grad
-        memory, weight = again.weight.hp, layer.weight
+        memory, weight = again.weight.memory, layer.weight
         assert isinstance(weight, ComputeWeight)
-        assert memory.data_ptr() != weight.hp.data_ptr()
+        assert memory.data_ptr() != weight.memory.data_ptr()
         x = gaussian((5, 70), seed=5)
         assert torch.equal(again(x), layer(x))
         half = again.to(torch.bfloat16)

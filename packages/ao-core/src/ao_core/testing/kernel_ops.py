@@ -14,7 +14,7 @@ from torch import Tensor
 from ao_core.layouts import Layout
 from ao_core.records import Call, Kernel, OpCall
 from ao_core.registry import registry
-from ao_core.spec import WHOLE, Spec
+from ao_core.spec import ROW, TENSOR, WHOLE, Spec
 from ao_core.tensor import QTensor, fake_quantize, quantize_tensor
 from ao_core.testing.base import gaussian
 from ao_core.testing.samples import activations, quantized
@@ -99,7 +99,7 @@ class _GroupedLinear(OpTrial):
     specs = tuple(
         spec
         for spec in KERNEL_SPECS
-        if spec.act is None or not (spec.act.is_static or spec.act.block == _TENSOR)
+        if spec.act is None or not (spec.act.is_static or spec.act.block == TENSOR)
     )
     shapes = ((4, 16, 64), (3, 33, 70))
     batches = ((0,), (1,), (5,), (1, 0, 6, 2), (3, 17, 0, 0), (0, 0, 0, 4))

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from torch import nn
 
+from ao_core.compute import ComputeWeight
 from ao_core.config import Config
 from ao_core.layouts import Layout
 from ao_core.plugins import problems
 from ao_core.quantize import quantize_
 from ao_core.records import DType, Kernel
 from ao_core.registry import Table, registry
-from ao_core.tensor import ComputeWeight
 from ao_core.testing.base import Suite
 from ao_core.testing.compute import ComputeSuite
 from ao_core.testing.dtypes import DTypeSuite

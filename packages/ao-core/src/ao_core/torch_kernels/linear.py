@@ -17,7 +17,7 @@ from ao_core.numerics import (
 )
 from ao_core.records import Call, Kernel
 from ao_core.registry import registry
-from ao_core.spec import WHOLE, Spec
+from ao_core.spec import ROW, TENSOR, Spec
 from ao_core.tensor.activations import lost_rows, static_qparams
 from ao_core.tensor.qtensor import QTensor
 
@@ -25,8 +25,6 @@ __all__ = ["LINEAR_KERNELS", "needs_sm89", "quantized_activations", "refused_by_
 
 #: products of two int8 whose sum an int32 holds in any case: 2**31 - 1 over (-128)**2
 LONGEST_INT_SUM = 131071
-_ROW = (1, WHOLE)
-_TENSOR = (WHOLE, WHOLE)
 
 
 def _rows_only(call: Call, dtypes: tuple[str, ...]) -> str | None:
@@ -34,7 +32,7 @@ def _rows_only(call: Call, dtypes: tuple[str, ...]) -> str | None:
     spec = call.spec
     if spec.dtype not in dtypes:
         return f"needs weights of {' or '.join(dtypes)}, found {spec.dtype}"
-    if len(call.weight_shape) != 2 or spec.block != _ROW or spec.zero_point != "none":
+    if len(call.weight_shape) != 2 or spec.block != ROW or spec.zero_point != "none":
         return f"needs a 2-D weight with one scale per row and no zero point, found {spec}"
     if isinstance(spec.scale_dtype, Spec):
         return "needs scales that are not quantized themselves"
@@ -195,7 +193,7 @@ def _refuses_int_mm(call: Call) -> str | None:
         return "is for activations quantized at run time"
     if (act.dtype, act.zero_point) not in (("int8", "none"), ("uint8", "int")):
         return f"needs activations in int8, or uint8 with zero points; found {act}"
-    if not act.static and act.block != _ROW:
+    if not act.static and act.block != ROW:
         return f"needs one scale per token, or a static one; found {act}"
     return refused_by_int_mm(call) or _rows_only(call, ("int8",))
 
@@ -220,7 +218,7 @@ def scaled_mm_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     x_MK = _rows(x)
     codes, x_scale, _ = quantized_activations(x_MK, w)
     w_scale = scale_to_float(w.scale)
-    per_tensor = w.spec.block == _TENSOR
+    per_tensor = w.spec.block == TENSOR
     out = torch._scaled_mm(
         codes,
         w.qdata.t(),
@@ -240,7 +238,7 @@ def _refuses_scaled_mm(call: Call) -> str | None:
         return f"needs float8 weights and activations, found {call.spec}"
     if "f8e5m2" == act.dtype == call.spec.dtype:
         return "has no product of e5m2 with e5m2"
-    if call.spec.block not in (_ROW, _TENSOR) or not (act.static or act.block == call.spec.block):
+    if call.spec.block not in (ROW, TENSOR) or not (act.static or act.block == call.spec.block):
         return (
             "needs weights and activations both per row, or both per tensor; or static activations"
         )

@@ -8,13 +8,12 @@ from torch import Tensor
 
 from ao_core.numerics import scale_to_float
 from ao_core.records import Call, Kernel
-from ao_core.spec import WHOLE, Spec
+from ao_core.spec import ROW, TENSOR, Spec
 from ao_core.tensor.create import encode_parts
 from ao_core.torch_kernels.linear import needs_sm89, refused_by_int_mm
 
 __all__ = ["MM_KERNELS"]
 
-_ROW, _TENSOR = (1, WHOLE), (WHOLE, WHOLE)
 _FLOAT8 = ("f8e4m3", "f8e5m2")
 #: what cuBLASLt and CUTLASS want the contracted dimension and the columns to be a multiple of
 _STEP = 16
@@ -28,7 +27,7 @@ def scaled_mm(a_MC: Tensor, b_NC: Tensor, spec: Spec) -> Tensor:
     n, (rows, columns) = len(b_NC), (-len(b_NC) % _STEP, -b_NC.shape[1] % _STEP)
     if rows or columns:
         a_codes, b_codes = _padded(a_codes, 0, columns), _padded(b_codes, rows, columns)
-    if spec.block == _TENSOR:
+    if spec.block == TENSOR:
         scales = a_scale.reshape(()), b_scale.reshape(())
     else:
         scales = a_scale, F.pad(b_scale.reshape(1, -1), (0, rows), value=1.0)
@@ -59,9 +58,9 @@ def _refuses_scaled_mm(call: Call) -> str | None:
         return f"needs two operands in float8, found {spec}"
     if "f8e5m2" == act.dtype == spec.dtype:
         return "has no product of e5m2 with e5m2"
-    if act.block != spec.block or spec.block not in (_ROW, _TENSOR):
+    if act.block != spec.block or spec.block not in (ROW, TENSOR):
         return "needs operands both per row, or both per tensor"
-    if call.x_dtype != torch.bfloat16 and (spec.block == _ROW or call.x_dtype != torch.float32):
+    if call.x_dtype != torch.bfloat16 and (spec.block == ROW or call.x_dtype != torch.float32):
         return f"gives bfloat16, or float32 where scales are per tensor, not {call.x_dtype}"
     if call.m == 0 or 0 in call.weight_shape:
         return "needs a product that is not empty"
@@ -79,9 +78,9 @@ def int_mm(a_MC: Tensor, b_NC: Tensor, spec: Spec) -> Tensor:
 
 def _refuses_int_mm(call: Call) -> str | None:
     spec, act = call.spec, call.spec.act
-    if act is None or (act.dtype, act.block, act.zero_point) != ("int8", _ROW, "none"):
+    if act is None or (act.dtype, act.block, act.zero_point) != ("int8", ROW, "none"):
         return f"needs two operands in int8 with one scale per row, found {spec}"
-    if (spec.dtype, spec.block, spec.zero_point) != ("int8", _ROW, "none"):
+    if (spec.dtype, spec.block, spec.zero_point) != ("int8", ROW, "none"):
         return f"needs two operands in int8 with one scale per row, found {spec}"
     return refused_by_int_mm(call)
 

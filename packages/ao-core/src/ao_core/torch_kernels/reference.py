@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ao_core.compute.emulated import cast_values
+from ao_core.compute.linear import cast_product
 from ao_core.dispatch import select
 from ao_core.errors import UnsupportedOp
 from ao_core.layouts import Parts
@@ -16,9 +18,7 @@ from ao_core.numerics import error_sums
 from ao_core.spec import Spec
 from ao_core.tensor import cut
 from ao_core.tensor.activations import lost_rows, static_qparams
-from ao_core.tensor.compute import cast_product
 from ao_core.tensor.create import encode_parts, encode_reference, fake_quantize
-from ao_core.tensor.emulated import cast_values
 from ao_core.tensor.experts import by_expert, checked_ends, is_traced
 from ao_core.tensor.products import call_of
 from ao_core.tensor.qtensor import QTensor

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from ao_core import WHOLE, ComputeWeight, QTensor, Spec
+from ao_core import ComputeWeight, QTensor, Spec
+from ao_core.compute.gather import all_reduce_max, cast_shard, shared_cast
 from ao_core.numerics import block_absmax
-from ao_core.tensor.gather import all_reduce_max, cast_shard, common_cast
+from ao_core.spec import TENSOR
 
 __all__ = ["casts_of", "gathered", "redistributed"]
-
-_TENSOR = (WHOLE, WHOLE)
 
 
 def casts_of(weight: Tensor | None) -> tuple[Spec | None, Spec | None]:
@@ -27,16 +26,16 @@ def casts_of(weight: Tensor | None) -> tuple[Spec | None, Spec | None]:
     local = weight.to_local() if isinstance(weight, DTensor) else weight
     if not isinstance(local, ComputeWeight):
         return None, None
-    output, grad_input, grad_weight = local.specs
+    output, grad_input, grad_weight = local.matmuls
     if output is None or grad_input is None or grad_weight is None:
         return None, None
-    of_input = common_cast(output.act, grad_weight)
-    of_gradient = common_cast(grad_input.act, grad_weight.act)
+    of_input = shared_cast(output.act, grad_weight)
+    of_gradient = shared_cast(grad_input.act, grad_weight.act)
     return _sendable(of_input), _sendable(of_gradient)
 
 
 def _sendable(cast: Spec | None) -> Spec | None:
-    scaled = cast is not None and cast.block == _TENSOR and cast.zero_point == "none"
+    scaled = cast is not None and cast.block == TENSOR and cast.zero_point == "none"
     return cast if scaled and cast.option("scale_rule", "absmax") == "absmax" else None  # type: ignore[union-attr]
 
 
@@ -80,7 +79,7 @@ def _all_gather(x: DTensor, cast: Spec) -> DTensor:
     """Cast the shards with the scale of the whole, send codes, and decode what came."""
     mesh, local = x.device_mesh, x.to_local()
     rows = local.reshape(-1, local.shape[-1])
-    largest = all_reduce_max(block_absmax(rows, _TENSOR).float(), [mesh.get_group()])
+    largest = all_reduce_max(block_absmax(rows, TENSOR).float(), [mesh.get_group()])
     codes = cast_shard(rows, cast, largest)
     sent = DTensor.from_local(
         codes.qdata.view(torch.uint8).reshape(local.shape),

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from ao_core.arguments import checked
+from ao_core.compute import ComputeWeight
 from ao_core.errors import ConfigError
 from ao_core.spec import Spec
-from ao_core.tensor import ComputeWeight, QTensor
-from ao_core.tensor.codec import autocasted, local_shard
+from ao_core.tensor import QTensor
+from ao_core.tensor.autocast import autocasted
+from ao_core.tensor.sharding import local_shard
 from ao_float8.convert import compute_weights
 from ao_float8.telemetry.measure import PrecisionRecord, Tally, measure
 from ao_float8.telemetry.outputs import JsonLines, TensorBoard, records_figure
@@ -93,9 +95,9 @@ class PrecisionTelemetry:
         if not isinstance(weight, ComputeWeight):
             return
         self._updates.look(name, weight, self._step)
-        x, w = autocasted(x, weight.hp.detach())
+        x, w = autocasted(x, weight.memory.detach())
         x = x.reshape(-1, x.shape[-1])
-        output, grad_input, grad_weight = weight.specs
+        output, grad_input, grad_weight = weight.matmuls
         self._see((name, "output", "input"), x, _act(output))
         if out.requires_grad:
             self._see((name, "grad_weight", "input"), x.t(), grad_weight)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection
 
+from ao_core.compute import ComputeWeight
 from ao_core.outcome import warn_caller
-from ao_core.tensor import ComputeWeight
 from ao_float8.telemetry.measure import PrecisionRecord
 
 __all__ = ["NonFiniteWarning", "StepWarning", "UnderflowWarning", "Updates", "Watch"]
@@ -35,7 +35,7 @@ class Updates:
         """Warn if the weight of a layer is not that of the layer's last call in this step."""
         if layer not in self._layers or weight.is_inference():
             return
-        version = weight._version + weight.hp._version
+        version = weight._version + weight.memory._version
         if self._versions.setdefault(layer, version) != version:
             self._layers = ()
             warn_caller(

@@ -19,7 +19,7 @@ from ao_core.quantize import apply_decisions, transformed
 from ao_core.records import Skip
 from ao_core.report import Report
 from ao_core.targets import Decision, FilterFn, decide
-from ao_core.tensor import ComputeWeight, QTensor, check_quantizable
+from ao_core.tensor import check_quantizable, is_converted
 from ao_quant.calibration.result import Calibration, Watched, config_of
 from ao_quant.configs import StaticConfig
 
@@ -221,7 +221,7 @@ def _why_not(entry: Decision) -> str:
     if not _waits(entry.config):
         return f"{type(entry.config).__name__} does not wait for data"
     tensor = entry.tensor
-    if isinstance(tensor, (QTensor, ComputeWeight)):
+    if is_converted(tensor):
         return "its products are in low precision already"
     check_quantizable(tensor, entry.fqn)
     tried = replace(entry, config=_ready(entry.config))

@@ -15,7 +15,7 @@ from ao_core.records import DType
 from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor import QTensor
-from ao_core.tensor.codec import is_sharded
+from ao_core.tensor.sharding import is_sharded
 from ao_quant.gguf.rounding import LEGACY, Blocks, Steps
 from ao_quant.gguf.search import searched
 

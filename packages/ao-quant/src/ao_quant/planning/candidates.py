@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ao_core.compute import ComputeWeight
 from ao_core.config import Config, ConfigLike, FqnToConfig, resolve_config
 from ao_core.errors import ConfigError
 from ao_core.registry import registry
 from ao_core.targets import Decision
-from ao_core.tensor import ComputeWeight, QTensor
+from ao_core.tensor import QTensor
 
 __all__ = ["resolve_candidates", "why_kept"]
 

@@ -17,7 +17,7 @@ from ao_core.records import Skip
 from ao_core.samples import Sample, answer
 from ao_core.targets import Decision, FilterFn
 from ao_core.targets import decide as decide
-from ao_core.tensor import ComputeWeight, QTensor, check_quantizable
+from ao_core.tensor import QTensor, check_quantizable, is_converted
 from ao_core.tensor.saving.owners import owners_of
 from ao_quant.planning.candidates import resolve_candidates, why_kept
 from ao_quant.planning.choose import Needs, below_divergence, within_bits, within_budget
@@ -28,7 +28,6 @@ from ao_quant.planning.sizes import Files, budget_bytes
 __all__ = ["CANDIDATES", "plan"]
 
 #: what is not planned again
-_CONVERTED = (QTensor, ComputeWeight)
 #: recipes from 8 to 2 bits
 CANDIDATES = (
     "int8_weight_only",
@@ -88,7 +87,7 @@ def plan(
     configs = resolve_candidates(candidates)
     entries = decide(model, configs[0], filter_fn)
     planned = [entry for entry in entries if not why_kept(entry)]
-    if not planned and (done := [e.fqn for e in entries if isinstance(e.tensor, _CONVERTED)]):
+    if not planned and (done := [e.fqn for e in entries if is_converted(e.tensor)]):
         raise ConfigError(
             f"model: nothing is left to plan, since {done[0]} and {len(done) - 1} others are quantized "
             "already; plan the dense model, or dequantize_ this one first"

@@ -8,6 +8,7 @@ from math import fsum
 from typing import Any, NamedTuple
 
 from ao_core.errors import MissingExtraError
+from ao_core.numerics import lower_hull
 
 __all__ = ["frontier", "solve"]
 
@@ -174,14 +175,9 @@ def _undominated(
 
 def _hull(values: Sequence[float], weights: Sequence[float]) -> list[int]:
     """The options on the lower convex hull, lightest first."""
-    hull: list[int] = []
-    for j in _undominated(values, weights):
-        while len(hull) > 1 and _slope(hull[-1], j, values, weights) <= _slope(
-            hull[-2], hull[-1], values, weights
-        ):
-            hull.pop()
-        hull.append(j)
-    return hull
+    options = _undominated(values, weights)
+    points = [weights[j] for j in options], [values[j] for j in options]
+    return [options[j] for j in lower_hull(*points)]
 
 
 def _slope(a: int, b: int, values: Sequence[float], weights: Sequence[float]) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ao_core.arguments import checked_but
 from ao_core.config import Config, FqnToConfig
 from ao_core.errors import ConfigError
-from ao_core.numerics import error_sums
+from ao_core.numerics import error_sums, lower_hull
 from ao_core.progress import Progress, watched
 from ao_core.report.text import aligned
 from ao_core.samples import Sample, answer, evaluating, replaced
@@ -46,12 +46,7 @@ class Curve:
 
     def hull(self) -> list[int]:
         """The levels on the lower convex hull: what lies above is worse than a mixture of two others."""
-        kept: list[int] = []
-        for j in range(len(self.errors)):
-            while len(kept) > 1 and self.slope(kept[-1], j) <= self.slope(kept[-2], kept[-1]):
-                kept.pop()
-            kept.append(j)
-        return kept
+        return lower_hull(self.sparsities, self.errors)
 
     def slope(self, i: int, j: int) -> float:
         """More error for each weight that goes, from one level to another."""

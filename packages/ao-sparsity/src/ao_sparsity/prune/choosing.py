@@ -13,8 +13,8 @@ from ao_core.config import Config, FqnToConfig
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.progress import Progress, watched
 from ao_core.targets import Decision, FilterFn, decide
-from ao_core.tensor import ComputeWeight, QTensor, check_quantizable
-from ao_core.tensor.codec import is_sharded
+from ao_core.tensor import check_quantizable, is_converted
+from ao_core.tensor.sharding import is_sharded
 from ao_core.weights import is_conv, is_transposed
 from ao_sparsity.prune.patterns import SCOPES, Pattern
 from ao_sparsity.prune.result import PruneRecord, PruneReport, Pruning
@@ -38,7 +38,7 @@ def chosen(model: nn.Module, pattern: Config, filter_fn: FilterFn | None) -> lis
     for entry in decisions:
         if entry.config is None:
             continue
-        if isinstance(entry.tensor, (QTensor, ComputeWeight)):
+        if is_converted(entry.tensor):
             kind = type(entry.tensor).__name__
             raise QuantizationError(
                 f"{entry.fqn} is a {kind}; prune the dense model first, or leave it out"

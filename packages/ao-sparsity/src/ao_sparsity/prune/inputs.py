@@ -15,7 +15,7 @@ from ao_core.observing import Note, observing
 from ao_core.progress import Progress, watched
 from ao_core.samples import Sample, call, evaluating
 from ao_core.targets import Decision
-from ao_core.tensor.codec import is_sharded
+from ao_core.tensor.sharding import is_sharded
 from ao_core.weights import is_transposed
 
 __all__ = ["UNSEEN", "Data", "Group", "batches_of", "groups_of", "no_inputs", "observe", "rows_of"]

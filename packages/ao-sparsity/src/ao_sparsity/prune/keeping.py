@@ -17,8 +17,8 @@ from ao_core.arguments import checked, checked_but, shown
 from ao_core.config import Config
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.targets import FilterFn
-from ao_core.tensor import ComputeWeight, QTensor
-from ao_core.tensor.codec import is_sharded, local_shard
+from ao_core.tensor import is_converted
+from ao_core.tensor.sharding import is_sharded, local_shard
 from ao_sparsity.prune.magnitude import prune_magnitude
 from ao_sparsity.prune.patterns import NofM
 from ao_sparsity.prune.result import PruneReport, Pruning
@@ -154,7 +154,7 @@ def _checked(model: nn.Module, fqn: str, mask: Any) -> tuple[nn.Module, str]:
         parameter = None
     if parameter is None:
         raise ConfigError(f"pruning[{fqn!r}]: the model has no such parameter")
-    if isinstance(parameter, (QTensor, ComputeWeight)):
+    if is_converted(parameter):
         raise QuantizationError(
             f"{fqn} is a {type(parameter).__name__}; apply masks to the dense model first"
         )

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from ao_core.arguments import checked
 from ao_core.errors import ConfigError
-from ao_core.tensor import ComputeWeight, QTensor
-from ao_core.tensor.codec import autocasted, is_sharded
+from ao_core.tensor import is_converted
+from ao_core.tensor.autocast import autocasted
+from ao_core.tensor.sharding import is_sharded
 from ao_sparsity.masks import n_of_m_mask
 from ao_sparsity.train import kernels
 from ao_sparsity.train.known import Known, known_mask
@@ -74,7 +75,7 @@ class SparseLinear(nn.Linear):
                 f"a {found.__name__} is no plain nn.Linear: what it computes beside would be lost"
             )
         assert isinstance(module, nn.Linear)
-        if isinstance(module.weight, (QTensor, ComputeWeight)):
+        if is_converted(module.weight):
             raise ConfigError(
                 f"its weight is a {type(module.weight).__name__}; sparse training needs a dense one"
             )

@@ -13,7 +13,7 @@ from torch import nn
 from ao_core.arguments import checked, checked_but, shown
 from ao_core.errors import ConfigError
 from ao_core.outcome import warn_if_emulated
-from ao_core.tensor.codec import is_sharded
+from ao_core.tensor.sharding import is_sharded
 from ao_sparsity.train.kernels import is_emulated
 from ao_sparsity.train.linear import SemiSparseActivationLinear, SemiSparseLinear, SparseLinear
 

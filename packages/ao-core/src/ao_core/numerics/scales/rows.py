@@ -145,7 +145,7 @@ class Rows:
             high,
             self.dtype,
             spec.zero_point,
-            _scale_dtype(spec),
+            spec.chosen_scale_dtype,
             mx_mode=mode,
             quant_max=quant_max,
         )
@@ -155,7 +155,7 @@ class Rows:
         """Float32 scales and zero points, rounded to what the storage has."""
         return self.read(
             *store_qparams(
-                scale, zero_point, self.dtype, self.spec.zero_point, _scale_dtype(self.spec)
+                scale, zero_point, self.dtype, self.spec.zero_point, self.spec.chosen_scale_dtype
             )
         )
 
@@ -175,7 +175,9 @@ class Rows:
         serves blocks whose greatest magnitudes are positive.
         """
         uneven = self.dtype.kind == "int" and 0 < self.dtype.max < -self.dtype.min
-        turns = uneven and self.spec.zero_point == "none" and _scale_dtype(self.spec) in _SIGNED
+        turns = (
+            uneven and self.spec.zero_point == "none" and self.spec.chosen_scale_dtype in _SIGNED
+        )
         return (1.0, -1.0) if turns else (1.0,)
 
     def range(self) -> tuple[Tensor, Tensor]:
@@ -234,7 +236,7 @@ def improve_qparams(
     mode = str(spec.option("mx_mode", "floor"))
     x = x.detach()
     scale, zero_point = choose_qparams(
-        x, dtype, spec.block, spec.zero_point, _scale_dtype(spec), mx_mode=mode
+        x, dtype, spec.block, spec.zero_point, spec.chosen_scale_dtype, mx_mode=mode
     )
     if x.numel() == 0:
         return scale, zero_point
@@ -281,11 +283,6 @@ def _alike(value: Tensor, otherwise: Tensor) -> Tensor:
     value = value.to(torch.float32)
     same = value.sign() == otherwise.sign()
     return torch.where(same & torch.isfinite(value), value, otherwise)
-
-
-def _scale_dtype(spec: Spec) -> str:
-    """Scales that are quantized themselves are searched for in float32."""
-    return spec.scale_dtype if isinstance(spec.scale_dtype, str) else "float32"
 
 
 def _pieces(

@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ao_core.errors import CheckpointError
 from ao_core.schema import COUNT, SHAPE, TEXT, Fields, Items, Optional, Table, Text
 from ao_core.spec import Spec
-from ao_core.tensor.compute import dense_memory
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.saving.fit import check_fit
+from ao_core.tensor.wrapper import dense_memory
 
 __all__ = [
     "PLACEHOLDER",

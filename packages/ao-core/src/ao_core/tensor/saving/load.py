@@ -15,6 +15,7 @@ from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.saving.checkpoint import Checkpoint, open_checkpoint
 from ao_core.tensor.saving.owners import Owner, owners_of
 from ao_core.tensor.updates import STOCHASTIC
+from ao_core.tensor.wrapper import Wrapper, is_converted
 
 __all__ = ["Loaded", "load_model"]
 
@@ -179,9 +180,8 @@ def _held(owner: Owner, tensor: Tensor) -> Tensor:
     old: Any = owner.tensor
     if not owner.is_parameter:
         return tensor
-    if hasattr(old, "hp") and not hasattr(tensor, "hp") and not isinstance(tensor, QTensor):
-        _, meta = old.__tensor_flatten__()
-        tensor = type(old).__tensor_unflatten__({"hp": tensor}, meta, tensor.shape, tensor.stride())
+    if isinstance(old, Wrapper) and not is_converted(tensor):
+        tensor = old.like(tensor)
     learns = old.requires_grad and tensor.is_floating_point()
     if isinstance(tensor, QTensor) and not isinstance(old, QTensor):
         learns = learns and STOCHASTIC in tensor.spec.options  # as quantize_ leaves it

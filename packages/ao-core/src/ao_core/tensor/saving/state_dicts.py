@@ -17,6 +17,7 @@ from ao_core.tensor.relayout import repack
 from ao_core.tensor.saving.header import header_of, parse_header
 from ao_core.tensor.saving.leaves import PLACEHOLDER, Record, flatten, rebuild
 from ao_core.tensor.saving.shards import restore, store
+from ao_core.tensor.wrapper import dense_memory
 
 __all__ = ["flat_to_state_dict", "state_dict_to_flat", "untie"]
 
@@ -34,9 +35,9 @@ def untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, s
     return kept, ties
 
 
-def _identity(tensor: Tensor) -> Any:
+def _identity(held: Tensor) -> Any:
     """Equal for two tensors that are the same memory, seen in the same way."""
-    tensor = getattr(tensor, "hp", tensor)
+    tensor: Any = dense_memory(held)
     if isinstance(tensor, QTensor):
         parts = tuple(_identity(leaf) for _, leaf in tensor.leaves())
         return parts, tensor.spec, tuple(tensor.shape), tensor.order, tensor.dtype

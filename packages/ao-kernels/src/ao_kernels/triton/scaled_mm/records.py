@@ -15,7 +15,7 @@ from torch import Tensor
 from ao_core.numerics import scale_to_float
 from ao_core.records import Call, Kernel
 from ao_core.registry import registry
-from ao_core.spec import WHOLE, Spec
+from ao_core.spec import ROW, TENSOR, Spec
 from ao_core.tensor import QTensor
 from ao_core.tensor.activations import lost_rows, static_qparams
 from ao_core.tensor.create import encode_parts
@@ -24,17 +24,17 @@ from ao_kernels.triton.tuning.choose import find
 
 __all__ = ["DYNAMIC_KERNELS"]
 
-_TENSOR, _ROW, _GROUP, _SQUARE = (WHOLE, WHOLE), (1, WHOLE), (1, 128), (128, 128)
+_GROUP, _SQUARE = (1, 128), (128, 128)
 #: block → what the kernel calls it
 _KINDS: dict[tuple[int, ...], str] = {
-    _TENSOR: "one",
-    _ROW: "row",
+    TENSOR: "one",
+    ROW: "row",
     _GROUP: "block",
     _SQUARE: "square",
 }
 #: blocks of activations and of weights
 _PAIRS = (
-    *((a, b) for a in (_TENSOR, _ROW) for b in (_TENSOR, _ROW)),
+    *((a, b) for a in (TENSOR, ROW) for b in (TENSOR, ROW)),
     (_GROUP, _GROUP),
     (_GROUP, _SQUARE),
 )
@@ -113,7 +113,7 @@ def _refuses_float8(call: Call) -> str | None:
         return f"has no zero points of float8, found {spec}"
     if reason := _refused(call, spec, act):
         return reason
-    if spec.block == _TENSOR and call.op in _OF_TORCH:
+    if spec.block == TENSOR and call.op in _OF_TORCH:
         of_torch = registry.kernels.get(_OF_TORCH[call.op])
         if of_torch.refuses(call) is None:
             return f"leaves scales of tensors to {of_torch.name}, which has cuBLAS"
@@ -152,9 +152,9 @@ def _refused(call: Call, spec: Spec, act: Spec) -> str | None:
 def _refused_for_experts(call: Call, spec: Spec, act: Spec) -> str | None:
     if len(call.weight_shape) != 3:
         return "has no product whose contracted dimension is the one of the rows"
-    if act.block == _TENSOR:
+    if act.block == TENSOR:
         return f"needs activations whose scales do not depend on the expert, found {spec}"
-    if spec.block not in (_ROW, _SQUARE):
+    if spec.block not in (ROW, _SQUARE):
         return f"needs weights with scales of rows, or of 128 × 128, found {spec}"
     return None
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ao_core.errors import ConfigError
-from ao_core.tensor import ComputeWeight, QTensor
+from ao_core.tensor import is_converted
 from ao_kernels.triton.shared.device import why_not
 from ao_kernels.triton.tuning.choose import tuner_of
 
@@ -56,7 +56,7 @@ def tune_weights(weights: Iterable[Tensor], rows: Sequence[int] = ROWS) -> list[
     tuners = {}
     with ExitStack() as stack, torch.no_grad():
         for w in weights:
-            if not isinstance(w, (QTensor, ComputeWeight)) or w.dim() != 2 or not w.is_cuda:
+            if not is_converted(w) or w.dim() != 2 or not w.is_cuda:
                 continue
             if w.device not in tuners:
                 tuners[w.device] = tuner_of(w.device)

@@ -1,20 +1,17 @@
-"""The specs of training for a format: rounded values forward, gradients as if nothing were rounded."""
+"""The matmuls of training for a format: rounded values forward, gradients as if nothing were rounded."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from ao_core.compute.matmuls import Matmuls
 from ao_core.errors import ConfigError
 from ao_core.spec import Spec, matrix_block
-
-if TYPE_CHECKING:
-    from ao_core.tensor.compute import Specs
 
 __all__ = ["straight_through"]
 
 
-def straight_through(weight: Spec, act: Spec | None = None) -> Specs:
+def straight_through(weight: Spec, act: Spec | None = None) -> Matmuls:
     """How a `ComputeWeight` casts its products so that its layer learns to be quantized.
 
     The output is that of quantized weights (and activations). Both gradients are the products of
@@ -26,7 +23,7 @@ def straight_through(weight: Spec, act: Spec | None = None) -> Specs:
         act: format of activations (M, K); None: as they are.
     """
     grad_weight = None if act is None else _transposed(act)
-    return replace(weight, act=act), _transposed(weight), grad_weight
+    return Matmuls(replace(weight, act=act), _transposed(weight), grad_weight)
 
 
 def _transposed(spec: Spec) -> Spec:

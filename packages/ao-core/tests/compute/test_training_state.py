@@ -117,11 +117,11 @@ def test_converting_a_loaded_model_changes_nothing_else(
     loaded = dense_model(seed=4)
     loaded.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     before = copy.deepcopy(loaded.state_dict())
-    block = model[0].weight.specs[0].block
+    block = model[0].weight.matmuls.output.block
     again = converted(loaded, block)
     assert list(again.state_dict()) == list(before)
     for fqn, tensor in again.state_dict().items():
-        plain = tensor.hp if isinstance(tensor, ComputeWeight) else tensor
+        plain = tensor.memory if isinstance(tensor, ComputeWeight) else tensor
         assert same_bits(plain, before[fqn])
     x = gaussian((6, 70), seed=2)
     assert torch.equal(again(x), model(x))
@@ -134,7 +134,7 @@ def test_a_pickled_model_is_still_in_training(
     torch.save(model, tmp_path / "model.pt")
     again = torch.load(tmp_path / "model.pt", weights_only=False)
     assert isinstance(again[0].weight, ComputeWeight)
-    assert again[0].weight.specs == model[0].weight.specs
+    assert again[0].weight.matmuls == model[0].weight.matmuls
     assert again[0].weight.requires_grad
     x = gaussian((6, 70), seed=2)
     assert torch.equal(again(x), model(x))

@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from ao_core import WHOLE, Spec
+from ao_core.compute import ComputeWeight, linear
+from ao_core.compute.fused_quant import rms_norm_quantized, silu_mul_quantized
 from ao_core.dispatch import kernels
 from ao_core.errors import QuantizationError, UnsupportedOp
-from ao_core.tensor import ComputeWeight, QTensor, compute, quantize_tensor
-from ao_core.tensor.producers import rms_norm_quantized, silu_mul_quantized
+from ao_core.tensor import QTensor, quantize_tensor
 from ao_core.testing.base import gaussian
 
 ROW, TENSOR = (1, WHOLE), (WHOLE, WHOLE)
@@ -104,14 +105,14 @@ def test_a_quantized_layer_takes_them_too():
 def test_both_products_of_the_backward_pass_share_a_cast(monkeypatch):
     """Bit for bit as each by itself, and where they cast alike, from one read."""
     read = []
-    cast = compute._cast_both
+    cast = linear._cast_both
 
     def counted(x, spec):
         if spec is not None:
             read.append(spec)
         return cast(x, spec)
 
-    monkeypatch.setattr(compute, "_cast_both", counted)
+    monkeypatch.setattr(linear, "_cast_both", counted)
     x = gaussian((7, 70))
     for specs, times in (((SPEC,) * 3, 1), ((SPEC, SPEC, None), 0), ((None,) * 3, 0)):
         found = []

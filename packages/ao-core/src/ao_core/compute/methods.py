@@ -9,8 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ao_core.compute.gather import GatherState
+from ao_core.compute.linear import linear
+from ao_core.compute.weight import FUNCTIONS, PRODUCTS, ComputeWeight
 from ao_core.errors import UnsupportedOp
-from ao_core.tensor.compute import FUNCTIONS, PRODUCTS, ComputeWeight, dense_memory, linear
+from ao_core.tensor.memory import checked_data
+from ao_core.tensor.qtensor import QTensor
+from ao_core.tensor.wrapper import dense_memory
 
 __all__: list[str] = []
 
@@ -87,6 +92,20 @@ FUNCTIONS.update({getattr(Tensor, name): _refusing(name) for name in _REFUSED})
 # torch asks no subclass about `set_`: it arrives below autograd
 _set = _refusing("set_")
 PRODUCTS.update(dict.fromkeys((aten.set_.default, aten.set_.source_Tensor), _set))
+
+
+def _assign(target: ComputeWeight, value: Any) -> None:
+    """``target.data = value``: other dense memory, with the same matmuls."""
+    memory = dense_memory(checked_data(target, value))
+    if isinstance(memory, QTensor):
+        memory = memory.dequantize()
+    new = target.like(memory.detach())
+    with torch._C.DisableTorchFunctionSubclass():
+        Tensor.data.__set__(target, new)  # type: ignore[attr-defined]
+    target.memory, target.gather_state = new.memory, GatherState()
+
+
+FUNCTIONS[Tensor.data.__set__] = _assign  # type: ignore[attr-defined]
 
 # -- products --------------------------------------------------------------------------------------
 

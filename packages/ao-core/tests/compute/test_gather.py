@@ -11,33 +11,33 @@ import torch
 from torch import Tensor, nn
 
 from ao_core import WHOLE, ComputeWeight, Spec
-from ao_core.errors import ConfigError, UnsupportedOp
-from ao_core.numerics import sqnr
-from ao_core.tensor import quantize_tensor
-from ao_core.tensor.compute import Specs
-from ao_core.tensor.gather import (
+from ao_core.compute import Matmuls
+from ao_core.compute.gather import (
     FLOAT8_ALL_GATHER,
     all_reduce_max,
     cast_shard,
-    common_cast,
+    shared_cast,
     with_float8_all_gather,
 )
+from ao_core.errors import ConfigError, UnsupportedOp
+from ao_core.numerics import sqnr
+from ao_core.tensor import quantize_tensor
 from ao_core.testing.base import gaussian, same_bits
 
 TENSOR, ROW, COLUMN = (WHOLE, WHOLE), (1, WHOLE), (WHOLE, 1)
 
 
-def specs(weight: Spec, act: Spec, back: tuple[int, ...] | None = None) -> Specs:
+def specs(weight: Spec, act: Spec, back: tuple[int, ...] | None = None) -> Matmuls:
     backward = replace(weight, block=weight.block[::-1] if back is None else back)
     gradient = replace(act, dtype="f8e5m2" if act.dtype == "f8e4m3" else act.dtype)
-    return (
+    return Matmuls(
         replace(weight, act=act),
         replace(backward, act=gradient),
         replace(act, act=gradient),
     )
 
 
-def alike(dtype: str, block: tuple[int, ...], act: tuple[int, ...], **fields: Any) -> Specs:
+def alike(dtype: str, block: tuple[int, ...], act: tuple[int, ...], **fields: Any) -> Matmuls:
     return specs(Spec(dtype, block, **fields), Spec(dtype, act))
 
 
@@ -53,9 +53,9 @@ CASES = {
 
 @pytest.mark.parametrize("given", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_products_of_codes_are_those_of_the_memory(given: Specs, dtype: torch.dtype) -> None:
+def test_products_of_codes_are_those_of_the_memory(given: Matmuls, dtype: torch.dtype) -> None:
     """A weight that is cast once has the products of one that is cast for each."""
-    cast = common_cast(given[0], given[1])
+    cast = shared_cast(given.output, given.grad_input)
     assert cast is not None
     dense = (gaussian((33, 70)) / 8).to(dtype)
     results = []
@@ -96,29 +96,29 @@ def test_the_format_of_the_gathered_weight() -> None:
     assert given[0] is not None
     assert given[0].option(FLOAT8_ALL_GATHER, False) is True
     assert given[1:] == CASES["squares"][1:]
-    assert common_cast(given[0], given[1]) == Spec("f8e4m3", (16, 16))
+    assert shared_cast(given.output, given.grad_input) == Spec("f8e4m3", (16, 16))
     # how a product is added up is nothing of the cast
     fast = replace(Spec("int8", TENSOR), options=(("fast_accum", False),))
-    assert common_cast(Spec("int8", TENSOR), fast) == Spec("int8", TENSOR)
+    assert shared_cast(Spec("int8", TENSOR), fast) == Spec("int8", TENSOR)
     # a vector of scales stays one, whichever way the matrix lies
-    assert common_cast(Spec("int8", (WHOLE,)), Spec("int8", COLUMN)) == Spec("int8", ROW)
-    assert common_cast(Spec("int8", ROW), Spec("int8", ROW)) is None
-    assert common_cast(Spec("int8", TENSOR), Spec("int4", TENSOR)) is None
-    assert common_cast(None, Spec("int8", TENSOR)) is None
+    assert shared_cast(Spec("int8", (WHOLE,)), Spec("int8", COLUMN)) == Spec("int8", ROW)
+    assert shared_cast(Spec("int8", ROW), Spec("int8", ROW)) is None
+    assert shared_cast(Spec("int8", TENSOR), Spec("int4", TENSOR)) is None
+    assert shared_cast(None, Spec("int8", TENSOR)) is None
 
 
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
         (specs(Spec("f8e4m3", ROW), Spec("f8e4m3", ROW), ROW), "each other's transpose"),
-        ((Spec("f8e4m3", TENSOR), None, None), "each other's transpose"),
-        ((None, None, None), "each other's transpose"),
+        (Matmuls(Spec("f8e4m3", TENSOR)), "each other's transpose"),
+        (Matmuls(), "each other's transpose"),
         (alike("uint8", TENSOR, TENSOR, zero_point="int"), "symmetric"),
         (alike("int4", TENSOR, TENSOR, options=(("scale_rule", "absmean"),)), "absmean"),
     ],
     ids=["rowwise", "gradient-in-high-precision", "high-precision", "zero-points", "mean"],
 )
-def test_casts_that_cannot_be_gathered(given: Specs, reason: str) -> None:
+def test_casts_that_cannot_be_gathered(given: Matmuls, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         with_float8_all_gather(given)
 
@@ -167,4 +167,4 @@ def test_a_layer_that_arrives_as_addmm() -> None:
     x = gaussian((5, 70), seed=1)
     expected = nn.functional.linear(x, weight, bias)
     torch.testing.assert_close(torch.addmm(bias, x, weight.t()), expected)
-    assert float(sqnr(x @ weight.hp.t() + bias, expected)) < 40
+    assert float(sqnr(x @ weight.memory.t() + bias, expected)) < 40

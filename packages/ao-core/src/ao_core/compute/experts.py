@@ -1,4 +1,4 @@
-"""`ComputeWeight`s of experts: three products for each, with rows sorted by expert or in a batch."""
+"""`ComputeWeight`s of experts: three matmuls for each, with rows sorted by expert or in a batch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core.tensor.codec import autocasted
-from ao_core.tensor.compute import (
-    FUNCTIONS,
-    PRODUCTS,
-    ComputeWeight,
-    cast_product,
-    dense_memory,
-    on_memory,
-)
+from ao_core.compute.linear import cast_product
+from ao_core.compute.weight import FUNCTIONS, PRODUCTS, ComputeWeight, on_memory
+from ao_core.spec import Spec
+from ao_core.tensor.autocast import autocasted
+from ao_core.tensor.wrapper import dense_memory
 
 __all__: list[str] = []
 
@@ -58,7 +54,7 @@ class _GroupedMM(torch.autograd.Function):
     """The three products of each expert.
 
     In those of the backward pass the weight is in the place of the bias: it adds nothing, it only says
-    which product it is and brings its specs.
+    which matmul it is and brings its spec.
     """
 
     @staticmethod
@@ -87,13 +83,13 @@ def _grouped_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return on_memory(func, args, kwargs)  # type: ignore[no-any-return]
     contracted_last = dense_memory(b).transpose(-2, -1)
     if weight is None:
-        return _product(a, contracted_last, offs, b.specs[0])
-    return _product(
-        a, contracted_last, offs, weight.specs[1 if isinstance(b, ComputeWeight) else 2]
-    )
+        return _product(a, contracted_last, offs, b.matmuls.output)
+    backward = weight.matmuls
+    spec = backward.grad_input if isinstance(b, ComputeWeight) else backward.grad_weight
+    return _product(a, contracted_last, offs, spec)
 
 
-def _product(a: Tensor, b: Tensor, offs: Tensor | None, spec: Any) -> Tensor:
+def _product(a: Tensor, b: Tensor, offs: Tensor | None, spec: Spec | None) -> Tensor:
     """``a @ b.T`` for each expert, both with the contracted dimension last."""
     if spec is None:
         return torch._grouped_mm(a, b.transpose(-2, -1), offs=offs)

@@ -24,22 +24,23 @@ from ao_core.errors import ConfigError, UnsupportedOp
 from ao_core.numerics import block_absmax, qparams_of_range, quant_max_of
 from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec, matrix_block
-from ao_core.tensor import sharding
-from ao_core.tensor.codec import local_shard
-from ao_core.tensor.create import quantize_values, scale_spec
+from ao_core.tensor import fsdp
+from ao_core.tensor.create import quantize_values
 from ao_core.tensor.qtensor import QTensor
+from ao_core.tensor.sharding import local_shard
 
 if TYPE_CHECKING:
-    from ao_core.tensor.compute import ComputeWeight, Specs
+    from ao_core.compute.matmuls import Matmuls
+    from ao_core.compute.weight import ComputeWeight
 
 __all__ = [
     "FLOAT8_ALL_GATHER",
-    "Whole",
+    "GatherState",
     "all_reduce_max",
     "cast_shard",
-    "common_cast",
+    "materialize_transpose",
     "precompute_scales",
-    "upright",
+    "shared_cast",
     "with_float8_all_gather",
 ]
 
@@ -49,21 +50,21 @@ FLOAT8_ALL_GATHER = "enable_fsdp_float8_all_gather"
 _OF_PRODUCTS = ("fast_accum", FLOAT8_ALL_GATHER)
 
 
-def with_float8_all_gather(specs: Specs) -> Specs:
-    """The specs of a `ComputeWeight` that FSDP2 gathers in the codes of its cast.
+def with_float8_all_gather(matmuls: Matmuls) -> Matmuls:
+    """The same matmuls for a `ComputeWeight` that FSDP2 gathers in the codes of its cast.
 
     Raises:
         ConfigError: the products do not cast the weight alike, or not with symmetric scales that
             follow the largest magnitude.
     """
-    output, grad_input, grad_weight = specs
-    _gathered_format(specs)
+    _gathered_format(matmuls)
+    output = matmuls.output
     assert output is not None
     options = tuple(sorted({**dict(output.options), FLOAT8_ALL_GATHER: True}.items()))
-    return replace(output, options=options), grad_input, grad_weight
+    return matmuls._replace(output=replace(output, options=options))
 
 
-def common_cast(first: Spec | None, second: Spec | None) -> Spec | None:
+def shared_cast(first: Spec | None, second: Spec | None) -> Spec | None:
     """The cast that serves a matrix as `first` says and its transpose as `second` says, if one does."""
     if first is None or second is None:
         return None
@@ -77,14 +78,14 @@ def _cast_of(spec: Spec) -> Spec:
     return replace(spec, act=None, block=matrix_block(spec.block), options=options)
 
 
-def _gathered_format(specs: Specs) -> Spec:
+def _gathered_format(matmuls: Matmuls) -> Spec:
     """The format of the codes that serve both products which read the weight."""
-    cast = common_cast(specs[0], specs[1])
+    cast = shared_cast(matmuls.output, matmuls.grad_input)
     if cast is None:
         raise ConfigError(
             f"{FLOAT8_ALL_GATHER}=True needs an output and a grad_input product that cast the weight "
             f"alike, in blocks that are each other's transpose (one scale for the tensor, or for a "
-            f"square); found {specs[0]} and {specs[1]}"
+            f"square); found {matmuls.output} and {matmuls.grad_input}"
         )
     if cast.zero_point != "none" or cast.option("scale_rule", "absmax") != "absmax":
         raise ConfigError(
@@ -95,13 +96,13 @@ def _gathered_format(specs: Specs) -> Spec:
 
 
 @dataclass
-class Whole:
+class GatherState:
     """What is known of the whole weight that shards are of."""
 
     #: the largest magnitude, float32 (1, 1), where it was found ahead of gathering
     largest: Tensor | None = None
     #: whether codes are gathered, as decided for the first time: FSDP2 keeps the buffers
-    by_codes: bool | None = None
+    gathers_codes: bool | None = None
 
 
 class Gathered(NamedTuple):
@@ -111,7 +112,7 @@ class Gathered(NamedTuple):
     rows: int
     #: the cast shard, where codes travel
     codes: QTensor | None = None
-    gather: sharding.Gather | None = None
+    gather: fsdp.Gather | None = None
 
 
 def pre_all_gather(
@@ -122,22 +123,22 @@ def pre_all_gather(
     Memory is padded to the rows of the largest shard. Either way it is first rounded to the dtype of
     the mixed-precision policy.
     """
-    memory = shard.hp.to(policy.param_dtype or shard.dtype)
-    spec, ranks = shard.specs[0], mesh.size()
+    memory = shard.memory.to(policy.param_dtype or shard.dtype)
+    spec, ranks = shard.matmuls.output, mesh.size()
     rows = -(-size[0] // ranks)
     # a world of one exchanges nothing
-    by_codes = ranks > 1 and spec is not None and bool(spec.option(FLOAT8_ALL_GATHER, False))
-    if shard.whole.by_codes not in (None, by_codes):
+    gathers_codes = ranks > 1 and spec is not None and bool(spec.option(FLOAT8_ALL_GATHER, False))
+    if shard.gather_state.gathers_codes not in (None, gathers_codes):
         raise UnsupportedOp(
-            f"the weight of {size} was gathered {'with' if not by_codes else 'without'} "
+            f"the weight of {size} was gathered {'with' if not gathers_codes else 'without'} "
             f"{FLOAT8_ALL_GATHER} before, and FSDP2 keeps the buffers; change it before the first "
             "forward pass, or use the option for none of the layers that are to change"
         )
-    shard.whole.by_codes = by_codes
-    if not by_codes:
+    shard.gather_state.gathers_codes = gathers_codes
+    if not gathers_codes:
         padding = (0, 0) * (memory.dim() - 1) + (0, rows - memory.shape[0])
         return (F.pad(memory, padding),), Gathered(size[0])
-    cast = _gathered_format(shard.specs)
+    cast = _gathered_format(shard.matmuls)
     if memory.dim() != 2:
         raise UnsupportedOp(f"{FLOAT8_ALL_GATHER} is for matrices, not a weight of {tuple(size)}")
     extent = cast.block[0]
@@ -147,20 +148,20 @@ def pre_all_gather(
             "which ends inside a block; use fewer ranks, a scale for the tensor, or leave the layer out"
         )
     if extent == WHOLE:
-        codes = cast_shard(memory, cast, _largest(memory, cast, shard.whole, mesh))
+        codes = cast_shard(memory, cast, _largest(memory, cast, shard.gather_state, mesh))
     else:
         codes = quantize_values(memory, cast)
-    outputs, gather = sharding.pre_all_gather(codes, size, ranks)
+    outputs, gather = fsdp.pre_all_gather(codes, size, ranks)
     return outputs, Gathered(size[0], codes, gather)
 
 
-def _largest(memory: Tensor, cast: Spec, whole: Whole, mesh: Any) -> Tensor:
+def _largest(memory: Tensor, cast: Spec, state: GatherState, mesh: Any) -> Tensor:
     """The largest magnitudes in the blocks of all shards: found ahead, or by asking the other ranks."""
     own = block_absmax(memory, cast.block).float()
-    if whole.largest is None:
+    if state.largest is None:
         return all_reduce_max(own, [mesh.get_group()])
     # it is of the memory in high precision; rounding keeps the order
-    largest = whole.largest.to(memory.dtype).float()
+    largest = state.largest.to(memory.dtype).float()
     torch._assert_async(
         (own > largest).logical_not().all(),
         "a weight has grown since its scale was precomputed: precompute after every change",
@@ -171,7 +172,7 @@ def _largest(memory: Tensor, cast: Spec, whole: Whole, mesh: Any) -> Tensor:
 def cast_shard(shard: Tensor, spec: Spec, largest: Tensor) -> QTensor:
     """A shard with the scales of the whole, which has these largest magnitudes in its blocks."""
     dtype, mode = registry.dtypes.get(spec.dtype), str(spec.option("mx_mode", "floor"))
-    kind, quant_max = scale_spec(spec), quant_max_of(dtype, spec.block)
+    kind, quant_max = spec.chosen_scale_dtype, quant_max_of(dtype, spec.block)
     scale, _ = qparams_of_range(
         -largest, largest, dtype, "none", kind, mx_mode=mode, quant_max=quant_max
     )
@@ -193,16 +194,16 @@ def post_all_gather(
     codes, gather = gathered.codes, gathered.gather
     local = local_shard(out)
     if local is not None:
-        local.specs = shard.specs  # which may have been put back to high precision
+        local.matmuls = shard.matmuls  # which may have been put back to high precision
     if codes is None or gather is None:
         return None if out is not None else (shard.like(outputs[0][: gathered.rows]), outputs)
     if local is not None:
-        return sharding.post_all_gather(codes, outputs, gather, codes.dtype, local.hp)
-    whole, inner = sharding.post_all_gather(codes, outputs, gather, codes.dtype, None)
+        return fsdp.post_all_gather(codes, outputs, gather, codes.dtype, local.memory)
+    whole, inner = fsdp.post_all_gather(codes, outputs, gather, codes.dtype, None)
     return shard.like(whole), inner
 
 
-def upright(matrix: QTensor) -> QTensor:
+def materialize_transpose(matrix: QTensor) -> QTensor:
     """The same values stored as they are shown: codes and scales of a transposed matrix turned."""
     if not matrix.is_permuted:
         return matrix
@@ -221,11 +222,13 @@ def precompute_scales(parameters: Iterable[Tensor]) -> None:
     by_mesh: defaultdict[Any, list[ComputeWeight]] = defaultdict(list)
     for parameter in parameters:
         local = local_shard(parameter)
-        spec = local.specs[0] if local is not parameter and hasattr(local, "specs") else None
+        spec = (
+            local.matmuls.output if local is not parameter and hasattr(local, "matmuls") else None
+        )
         if spec and spec.option(FLOAT8_ALL_GATHER, False) and spec.block == (WHOLE, WHOLE):
             by_mesh[parameter.device_mesh].append(local)  # type: ignore[attr-defined]
     for mesh, weights in by_mesh.items():
-        found = torch.stack([block_absmax(w.hp, (WHOLE, WHOLE)).float() for w in weights])
+        found = torch.stack([block_absmax(w.memory, (WHOLE, WHOLE)).float() for w in weights])
         groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
         for weight, largest in zip(weights, all_reduce_max(found, groups), strict=True):
-            weight.whole.largest = largest
+            weight.gather_state.largest = largest

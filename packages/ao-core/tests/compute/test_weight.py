@@ -115,7 +115,7 @@ def test_moves_and_converts(x: Tensor) -> None:
     _, low = _layers(OUTPUT, BACKWARD, BACKWARD)
     half = copy.deepcopy(low).bfloat16()
     assert isinstance(half.weight, ComputeWeight)
-    assert half.weight.dtype == half.weight.hp.dtype == torch.bfloat16
+    assert half.weight.dtype == half.weight.memory.dtype == torch.bfloat16
     y = half(x.bfloat16())
     assert y.dtype == torch.bfloat16
     assert 20 < sqnr(low(x), y) < 40

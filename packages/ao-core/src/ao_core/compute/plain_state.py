@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ao_core.tensor.codec import is_sharded, local_shard
-from ao_core.tensor.compute import ComputeWeight
+from ao_core.compute.matmuls import Matmuls
+from ao_core.compute.weight import ComputeWeight
 from ao_core.tensor.qtensor import QTensor
+from ao_core.tensor.sharding import local_shard, shard_like
 
 __all__ = ["HIGH_PRECISION", "keep_state_plain"]
 
@@ -37,7 +37,7 @@ def _plain(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata:
         weight, value = local_shard(parameter), state_dict.get(prefix + name)
         if not isinstance(weight, ComputeWeight):
             continue
-        if weight.specs == (None, None, None):
+        if not weight.matmuls.any_low:
             back.append(name)
         if isinstance(value, Tensor) and value is not parameter:
             state_dict[prefix + name] = _memory(value)
@@ -62,14 +62,14 @@ def _computing(
         weight, key = local_shard(parameter), prefix + name
         if not isinstance(weight, ComputeWeight):
             continue
-        if name in back and weight.specs != (None, None, None):
-            if weight.whole.by_codes:
+        if name in back and weight.matmuls.any_low:
+            if weight.gather_state.gathers_codes:
                 errors.append(
                     f"{key} was in high precision when it was saved, and FSDP2 has gathered its codes "
                     "here already; load before the first forward pass"
                 )
                 continue
-            weight.specs = (None, None, None)
+            weight.matmuls = Matmuls()
         if assigned and isinstance(state_dict.get(key), Tensor):
             state_dict[key] = _around(state_dict[key], weight)
 
@@ -77,9 +77,9 @@ def _computing(
 def _memory(value: Tensor) -> Tensor:
     """What a weight, or each rank's shard of one, holds in high precision."""
     local = local_shard(value)
-    if not isinstance(local, ComputeWeight) or isinstance(local.hp, QTensor):
+    if not isinstance(local, ComputeWeight) or isinstance(local.memory, QTensor):
         return value
-    return _with_local(value, local.hp.detach())
+    return shard_like(value, local.memory.detach())
 
 
 def _around(value: Tensor, weight: ComputeWeight) -> Tensor:
@@ -87,21 +87,4 @@ def _around(value: Tensor, weight: ComputeWeight) -> Tensor:
     local = local_shard(value)
     if type(local) not in (Tensor, nn.Parameter):
         return value
-    return _with_local(value, weight.like(local.detach()))
-
-
-def _with_local(value: Tensor, local: Tensor) -> Tensor:
-    if not is_sharded(value):
-        return local
-    from torch.distributed.tensor import DTensor
-
-    spread: Any = value
-    with torch.no_grad():
-        return DTensor.from_local(
-            local,
-            spread.device_mesh,
-            spread.placements,
-            run_check=False,
-            shape=value.shape,
-            stride=value.stride(),
-        )
+    return shard_like(value, weight.like(local.detach()))

@@ -17,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ao_core import WHOLE, ComputeWeight, Spec
+from ao_core.compute import Matmuls
+from ao_core.compute.gather import precompute_scales, with_float8_all_gather
 from ao_core.errors import UnsupportedOp
-from ao_core.tensor.gather import precompute_scales, with_float8_all_gather
 from ao_core.testing.base import gaussian
 from ao_core.testing.programs import one_of_the_ranks
 
@@ -30,9 +31,9 @@ def product(dtype: str, grad: str, block: tuple[int, ...]) -> Spec:
     return Spec(dtype, block, act=Spec(grad, TENSOR if block == TENSOR else ROW))
 
 
-def specs(dtype: str, output: tuple[int, ...], grad_input: tuple[int, ...], grad: str) -> Any:
+def specs(dtype: str, output: tuple[int, ...], grad_input: tuple[int, ...], grad: str) -> Matmuls:
     block = TENSOR if output == TENSOR else ROW
-    return (
+    return Matmuls(
         product(dtype, dtype, output),
         product(dtype, grad, grad_input),
         product(dtype, grad, block),
@@ -134,7 +135,7 @@ def check(name: str, share: slice) -> None:
         for fqn, parameter in model.named_parameters():
             if fqn.endswith("weight"):
                 assert isinstance(parameter.to_local(), ComputeWeight)
-                assert type(parameter.to_local().hp) is Tensor
+                assert type(parameter.to_local().memory) is Tensor
     alike(found[0], alone)
     # the same casts of the same values: only the order of sums may differ
     near(found[1], found[0], 1e-2 if dtype == BF16 else 1e-5)
@@ -158,7 +159,7 @@ def check_refusals() -> None:
     model = sharded(make_model(with_float8_all_gather(given), sizes), None)
     with torch.no_grad():
         local = model[0].weight.to_local()
-        local.hp[0, 0] = torch.nan if dist.get_rank() == 0 else 1.0
+        local.memory[0, 0] = torch.nan if dist.get_rank() == 0 else 1.0
     assert model(torch.ones(2, 70)).isnan().all()
 
 
@@ -171,7 +172,7 @@ def check_changes() -> None:
         assert not torch.equal(model(x), make_model(None, sizes)(x))
         for layer in model:
             if isinstance(layer, nn.Linear):
-                layer.weight._local_tensor.specs = (None, None, None)
+                layer.weight._local_tensor.matmuls = Matmuls()
         if codes:
             with pytest.raises(UnsupportedOp, match="FSDP2 keeps the buffers"):
                 model(x)

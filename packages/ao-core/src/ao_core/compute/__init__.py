@@ -1,0 +1,25 @@
+"""`ComputeWeight`: a weight stored in high precision and multiplied in low, with all that belongs to it."""
+
+from __future__ import annotations
+
+from ao_core.compute import experts, linear, methods  # noqa: F401  they fill the tables
+from ao_core.compute.extras import FakeQuantizedLinear, extra_tensors
+from ao_core.compute.fake_quantize import (
+    FakeQuantize,
+    fake_quantized,
+    register_fake_quantize,
+)
+from ao_core.compute.matmuls import Matmuls
+from ao_core.compute.straight_through import straight_through
+from ao_core.compute.weight import ComputeWeight
+
+__all__ = [
+    "ComputeWeight",
+    "FakeQuantize",
+    "FakeQuantizedLinear",
+    "Matmuls",
+    "extra_tensors",
+    "fake_quantized",
+    "register_fake_quantize",
+    "straight_through",
+]
