@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from ao_core.plugins import PluginLoader
 
 Record: TypeAlias = (
-    "DType | Layout | Op | Kernel | ScaleMethod | Transform | Recipe"
-    " | type[torch.optim.Optimizer]"
+    "DType | Layout | Op | Kernel | ScaleMethod | Transform | Recipe | type[torch.optim.Optimizer]"
 )
 
 __all__ = [

@@ -14,7 +14,7 @@ from torch import Tensor
 from ao_core.layouts import Layout
 from ao_core.records import Call, Kernel, OpCall
 from ao_core.registry import registry
-from ao_core.spec import ROW, TENSOR, WHOLE, Spec
+from ao_core.spec import TENSOR, WHOLE, Spec
 from ao_core.tensor import QTensor, fake_quantize, quantize_tensor
 from ao_core.testing.base import gaussian
 from ao_core.testing.samples import activations, quantized
