@@ -60,6 +60,11 @@ class TestRowBlocks(KernelSuite):
     shapes = ((300, 64), (257, 70))
 
 
+class TestScaledRows(KernelSuite):
+    records = (example("own_fused_step.py")["SCALED_ROWS"],)
+    kernel = "scaled_rows"
+
+
 SEARCHED = example("own_transform.py")
 
 

@@ -55,10 +55,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -75,7 +75,9 @@ __all__ = [
     "BANDS",
     "CONVERSIONS",
     "PIN",
+    "STEPPED",
     "Candidate",
+    "adapted",
     "candidates",
     "fingerprint",
     "kernels",
@@ -101,6 +103,10 @@ CONVERSIONS = (
     "error_sums",
 )
 
+#: op -> gives, for a kernel's function and a number of input steps, the function that takes so many of the
+#: first steps of its weight before it calls the kernel's; ops that are missing need a kernel for all steps
+STEPPED: dict[str, Callable[[Callable[..., Any], int], Callable[..., Any]]] = {}
+
 #: the band that `kernels` pins in this thread, or task of asyncio; None: none
 PIN: ContextVar[str | None] = ContextVar("ao_kernels", default=None)
 
@@ -118,6 +124,9 @@ class Candidate:
     refusal: str | None
     #: how it would serve the call; empty where it refuses or has nothing to add
     description: str = ""
+    #: input steps that are taken in plain torch before it, and those that it takes itself
+    before: tuple[str, ...] = ()
+    fused: tuple[str, ...] = ()
 
 
 @checked
@@ -184,10 +193,44 @@ def _refusal(kernel: Kernel, call: Call, pin: str | None) -> str | None:
         return f"the band is pinned to {pin!r}"
     return (
         _unavailable(kernel)
+        or _unknown_step(kernel, call)
         or _unknown_option(kernel, call)
         or _unknown_rule(kernel, call)
         or ask(registry.kernels, kernel.name, "refuses", call)
     )
+
+
+def _unknown_step(kernel: Kernel, call: Call) -> str | None:
+    """Why a kernel must not serve a call with an input step that it does not take."""
+    unknown = next((step for step in call.spec.input if step.kind not in kernel.fuses), None)
+    return None if unknown is None else f"does not take the input step {str(unknown)!r}"
+
+
+def _asked(kernel: Kernel, call: Call, pin: str | None) -> tuple[str | None, int, Call]:
+    """A kernel's refusal, how many input steps are taken before it, and its call then.
+
+    It is asked with as many of the steps as it may take itself; where it refuses, with one step less.
+    """
+    refusal, steps = _refusal(kernel, call, pin), call.spec.input
+    if refusal is None or not steps or call.op not in STEPPED:
+        return refusal, 0, call
+    for count in range(1, len(steps) + 1):
+        rest = replace(call, spec=replace(call.spec, input=steps[count:]))
+        refusal = _refusal(kernel, rest, pin)
+        if refusal is None:
+            return None, count, rest
+    return refusal, 0, call
+
+
+def _after_steps(kernel: Kernel, op: str, count: int) -> Kernel:
+    """The kernel, with so many input steps taken before it."""
+    return replace(kernel, fn=STEPPED[op](kernel.fn, count)) if count else kernel
+
+
+def adapted(kernel: Kernel, call: Call) -> Kernel | None:
+    """A kernel as `select` returns it for a call if it is the one; None if it refuses."""
+    refusal, count, _ = _asked(kernel, call, None)
+    return _after_steps(kernel, call.op, count) if refusal is None else None
 
 
 def _unknown_option(kernel: Kernel, call: Call) -> str | None:
@@ -252,12 +295,16 @@ def fingerprint(device: str) -> str:
 @lru_cache(maxsize=16)
 def _digest(device: str, epoch: int, pin: str | None) -> str:
     lines = [
-        repr((name, kernel.priority, _unavailable(kernel), _version(provider), _code(kernel)))
+        repr((name, *_facts(kernel), _version(provider)))
         for name, kernel in sorted(registry.kernels.items())
         if kernel.device in ("*", device)
         for provider in [registry.kernels.provider(name)]
     ]
     return hashlib.blake2b("\n".join([repr(pin), *lines]).encode(), digest_size=16).hexdigest()
+
+
+def _facts(kernel: Kernel) -> tuple[object, ...]:
+    return kernel.priority, _unavailable(kernel), kernel.fuses, _code(kernel)
 
 
 def _version(provider: str) -> str:
@@ -305,8 +352,9 @@ def _select(call: Call) -> Kernel:
     registry.freeze()
     pin = pinned_band()
     for kernel in _matching(call):
-        if _refusal(kernel, call, pin) is None:
-            return kernel
+        refusal, count, _ = _asked(kernel, call, pin)
+        if refusal is None:
+            return _after_steps(kernel, call.op, count)
     reasons = "; ".join(f"{c.kernel.name}: {c.refusal}" for c in candidates(call))
     raise UnsupportedOp(
         f"no kernel serves {call.op} of layout {call.spec.layout!r} on {call.device}. "
@@ -335,12 +383,14 @@ def name_kernel(error: BaseException, kernel: Kernel) -> None:
 def candidates(call: Call) -> list[Candidate]:
     """Every kernel of the op for the layout and device, best first, with its refusal."""
     pin = pinned_band()
-    found = []
-    for kernel in _matching(call):
-        refusal = _refusal(kernel, call, pin)
-        description = ""
-        if refusal is None:
-            description = words(registry.kernels, kernel.name, "describe", call)
-        provider = registry.kernels.provider(kernel.name)
-        found.append(Candidate(kernel, provider, refusal, description))
-    return found
+    return [_candidate(kernel, call, pin) for kernel in _matching(call)]
+
+
+def _candidate(kernel: Kernel, call: Call, pin: str | None) -> Candidate:
+    provider = registry.kernels.provider(kernel.name)
+    refusal, count, asked = _asked(kernel, call, pin)
+    if refusal is not None:
+        return Candidate(kernel, provider, refusal)
+    description = words(registry.kernels, kernel.name, "describe", asked)
+    steps = tuple(map(str, call.spec.input))
+    return Candidate(kernel, provider, None, description, steps[:count], steps[count:])

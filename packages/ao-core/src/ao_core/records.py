@@ -12,6 +12,7 @@ from torch import Tensor
 from ao_core.arguments import check_fields
 from ao_core.errors import ConfigError
 from ao_core.spec import Spec
+from ao_core.steps import check_kinds
 
 if TYPE_CHECKING:
     from ao_core.config import Config
@@ -138,9 +139,13 @@ class Kernel:
     #: names of the options of a `Spec` that it goes by, besides those that ao-core and the layout read: a
     #: product with a weight that has any other option is not its to serve
     options: tuple[str, ...] = ()
+    #: kinds of input steps (see `ao_core.steps`) that it takes itself: it gets x and w with such steps in
+    #: `w.spec.input`, where they are the last ones. All others are taken before it, or it is not asked
+    fuses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_kinds(self.fuses, "fuses")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ CLASSES = (
     ("ao_core.tensor.qtensor", "QTensor"),
     ("ao_core.tensor.compute", "ComputeWeight"),
     ("ao_core.spec", "Spec"),
+    ("ao_core.steps", "Step"),
 )
 _SERIALIZATION = "torch.serialization"
 

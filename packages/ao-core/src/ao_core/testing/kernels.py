@@ -18,6 +18,7 @@ from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor import QTensor
 from ao_core.testing.base import Suite, as_bytes, available_devices, covering
+from ao_core.testing.input_steps import KernelSteps
 from ao_core.testing.kernel_codecs import CONVERSIONS
 from ao_core.testing.kernel_ops import PRODUCTS, KernelCase, OpTrial
 
@@ -33,7 +34,7 @@ _RTOL = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 SLOWEST_ANSWER = 0.02
 
 
-class KernelSuite(Suite):
+class KernelSuite(KernelSteps, Suite):
     """Tests of one kernel: products against float64, conversions bit for bit against the reference.
 
     Attributes:

@@ -15,6 +15,7 @@ from ao_core.layouts import Parts
 from ao_core.numerics import error_sums
 from ao_core.records import Kernel
 from ao_core.spec import Spec
+from ao_core.steps import STEP_KINDS
 from ao_core.tensor import cut
 from ao_core.tensor.activations import lost_rows, static_qparams
 from ao_core.tensor.codec import decode_reference
@@ -141,9 +142,10 @@ def quantize_both(x: Tensor, spec: Spec) -> tuple[Parts, Parts]:
     return encode_parts(x, spec), encode_parts(x.t(), spec)
 
 
+# `dequantize` undoes input steps, so what only reads logical values takes them all
 REFERENCE_KERNELS = (
     Kernel("reference_linear", "linear", "*", "*", linear, priority=-100),
-    Kernel("reference_embedding", "embedding", "*", "*", embedding, priority=-100),
+    Kernel("reference_embedding", "embedding", "*", "*", embedding, -100, fuses=STEP_KINDS),
     Kernel("reference_grouped_linear", "grouped_linear", "*", "*", grouped_linear, priority=-100),
     Kernel("reference_mm", "mm", "*", "*", mm, priority=-100),
     Kernel("reference_grouped_mm", "grouped_mm", "*", "*", grouped_mm, priority=-100),
@@ -153,5 +155,5 @@ REFERENCE_KERNELS = (
     Kernel(
         "reference_fake_quantize", "fake_quantize", "*", "*", fake_quantize_reference, priority=-100
     ),
-    Kernel("reference_error_sums", "error_sums", "*", "*", sums_of_rows, priority=-100),
+    Kernel("reference_error_sums", "error_sums", "*", "*", sums_of_rows, -100, fuses=STEP_KINDS),
 )
