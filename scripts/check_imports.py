@@ -29,7 +29,7 @@ CORE_LAYERS = (
     "records",
     (
         "spec : errors : (arguments) : (caches) : (known) : (neutral) : (regular_files) : (safe_globals)"
-        " : (schema)"
+        " : (schema) : (steps)"
     ),
 )
 # --8<-- [end:layers]

@@ -74,6 +74,11 @@ class TestLowRankCodes(KernelSuite):
     kernel = "low_rank_codes"
 
 
+class TestScaledRows(KernelSuite):
+    records = (example("own_fused_step.py")["SCALED_ROWS"],)
+    kernel = "scaled_rows"
+
+
 SEARCHED = example("own_transform.py")
 
 

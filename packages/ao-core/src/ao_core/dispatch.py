@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -21,7 +21,7 @@ from ao_core.arguments import checked
 from ao_core.errors import ConfigError, UnsupportedOp
 from ao_core.guarded import ask, blame, owner, words
 from ao_core.neutral import neutral
-from ao_core.records import Kernel, Op, OpCall
+from ao_core.records import Call, Kernel, Op, OpCall
 from ao_core.registry import registry
 from ao_core.spec import OPTIONS
 
@@ -29,6 +29,7 @@ __all__ = [
     "BANDS",
     "PIN",
     "Candidate",
+    "adapted",
     "candidates",
     "fingerprint",
     "kernels",
@@ -60,6 +61,9 @@ class Candidate:
     refusal: str | None
     #: how it would serve the call; empty where it refuses or has nothing to add
     description: str = ""
+    #: input steps that are taken in plain torch before it, and those that it takes itself
+    before: tuple[str, ...] = ()
+    fused: tuple[str, ...] = ()
 
 
 @checked
@@ -129,10 +133,53 @@ def _refusal(kernel: Kernel, call: OpCall, pin: str | None) -> str | None:
         return f"the band is pinned to {pin!r}"
     return (
         _unavailable(kernel)
+        or _unknown_step(kernel, call)
         or _unknown_option(kernel, op, call)
         or _unknown_rule(kernel, op, call)
         or ask(registry.kernels, kernel.name, "refuses", call)
     )
+
+
+def _unknown_step(kernel: Kernel, call: OpCall) -> str | None:
+    """Why a kernel must not serve a call with an input step that it does not take."""
+    steps = (step for spec in call.specs for step in spec.input)
+    unknown = next((step for step in steps if step.kind not in kernel.fuses), None)
+    return None if unknown is None else f"does not take the input step {str(unknown)!r}"
+
+
+def _asked(kernel: Kernel, call: OpCall, pin: str | None) -> tuple[str | None, int, OpCall]:
+    """A kernel's refusal, how many input steps are taken before it, and its call then.
+
+    It is asked with as many of the steps as it may take itself; where it refuses, with one step less.
+    """
+    refusal = _refusal(kernel, call, pin)
+    if refusal is None or not isinstance(call, Call) or not call.spec.input:
+        return refusal, 0, call
+    op = registry.ops.local(call.op)
+    if op is None or op.after_steps is None:
+        return refusal, 0, call
+    steps = call.spec.input
+    for count in range(1, len(steps) + 1):
+        rest = replace(call, spec=replace(call.spec, input=steps[count:]))
+        refusal = _refusal(kernel, rest, pin)
+        if refusal is None:
+            return None, count, rest
+    return refusal, 0, call
+
+
+def _after_steps(kernel: Kernel, op: str, count: int) -> Kernel:
+    """The kernel, with so many input steps taken before it."""
+    if not count:
+        return kernel
+    after_steps = registry.ops.get(op).after_steps
+    assert after_steps is not None
+    return replace(kernel, fn=after_steps(kernel.fn, count))
+
+
+def adapted(kernel: Kernel, call: OpCall) -> Kernel | None:
+    """A kernel as `select` returns it for a call if it is the one; None if it refuses."""
+    refusal, count, _ = _asked(kernel, call, None)
+    return _after_steps(kernel, call.op, count) if refusal is None else None
 
 
 def unused(kernel: Kernel) -> str | None:
@@ -204,12 +251,16 @@ def fingerprint(device: str) -> str:
 @lru_cache(maxsize=16)
 def _digest(device: str, epoch: int, pin: str | None) -> str:
     lines = [
-        repr((name, kernel.priority, _unavailable(kernel), _version(provider), _code(kernel)))
+        repr((name, *_facts(kernel), _version(provider)))
         for name, kernel in sorted(registry.kernels.items())
         if kernel.device in ("*", device)
         for provider in [registry.kernels.provider(name)]
     ]
     return hashlib.blake2b("\n".join([repr(pin), *lines]).encode(), digest_size=16).hexdigest()
+
+
+def _facts(kernel: Kernel) -> tuple[object, ...]:
+    return kernel.priority, _unavailable(kernel), kernel.fuses, _code(kernel)
 
 
 def _version(provider: str) -> str:
@@ -257,8 +308,9 @@ def _select(call: OpCall) -> Kernel:
     registry.freeze()
     pin = pinned_band()
     for kernel in _matching(call):
-        if _refusal(kernel, call, pin) is None:
-            return kernel
+        refusal, count, _ = _asked(kernel, call, pin)
+        if refusal is None:
+            return _after_steps(kernel, call.op, count)
     reasons = "; ".join(f"{c.kernel.name}: {c.refusal}" for c in candidates(call))
     if call.op not in registry.ops:
         reasons = f"no installed package registers the op; registered are {', '.join(registry.ops.names())}"
@@ -289,12 +341,14 @@ def name_kernel(error: BaseException, kernel: Kernel) -> None:
 def candidates(call: OpCall) -> list[Candidate]:
     """Every kernel of the op for the layout and device, best first, with its refusal."""
     pin = pinned_band()
-    found = []
-    for kernel in _matching(call):
-        refusal = _refusal(kernel, call, pin)
-        description = ""
-        if refusal is None:
-            description = words(registry.kernels, kernel.name, "describe", call)
-        provider = registry.kernels.provider(kernel.name)
-        found.append(Candidate(kernel, provider, refusal, description))
-    return found
+    return [_candidate(kernel, call, pin) for kernel in _matching(call)]
+
+
+def _candidate(kernel: Kernel, call: OpCall, pin: str | None) -> Candidate:
+    provider = registry.kernels.provider(kernel.name)
+    refusal, count, asked = _asked(kernel, call, pin)
+    if refusal is not None:
+        return Candidate(kernel, provider, refusal)
+    description = words(registry.kernels, kernel.name, "describe", asked)
+    steps = tuple(str(step) for spec in call.specs for step in spec.input)
+    return Candidate(kernel, provider, None, description, steps[:count], steps[count:])

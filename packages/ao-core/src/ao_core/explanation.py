@@ -69,6 +69,8 @@ class CallExplanation:
                     "priority": c.kernel.priority,
                     "refusal": c.refusal,
                     "description": c.description,
+                    "before": list(c.before),
+                    "fused": list(c.fused),
                 }
                 for c in self.candidates
             ],
@@ -329,7 +331,13 @@ def _line(candidate: Candidate, wins: bool) -> str:
     kernel = candidate.kernel
     who = f"{kernel.name} ({candidate.provider}, priority {kernel.priority})"
     if wins:
-        return f"→ {who}: {candidate.description}" if candidate.description else f"→ {who}"
+        notes = [
+            candidate.description,
+            f"takes the input steps {', '.join(candidate.fused)} itself" if candidate.fused else "",
+            f"after the input steps {', '.join(candidate.before)}" if candidate.before else "",
+        ]
+        text = "; ".join(filter(None, notes))
+        return f"→ {who}: {text}" if text else f"→ {who}"
     return f"  {who}: {candidate.refusal or 'would serve it too, at a lower priority'}"
 
 

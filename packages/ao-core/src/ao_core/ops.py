@@ -10,8 +10,10 @@ from importlib import import_module
 from typing import Any
 
 from ao_core.records import Call, Op
+from ao_core.steps import STEP_KINDS
 from ao_core.tensor.codec import decode_reference
 from ao_core.tensor.create import fake_quantize_reference
+from ao_core.tensor.input_steps import grouped_linear_after_steps, linear_after_steps
 from ao_core.torch_kernels import fused_quant, reference, rotation
 
 __all__ = ["BUILTIN_OPS"]
@@ -28,6 +30,7 @@ _LINEAR = Op(
     reference.linear,
     """`y = x @ w.T + bias`. x is (..., K), w (N, K), bias (N,) or None; y is (..., N) in the dtype of x.""",
     _trials("kernel_ops", "LINEAR"),
+    after_steps=linear_after_steps,
 )
 
 _EMBEDDING = Op(
@@ -39,6 +42,8 @@ _EMBEDDING = Op(
     `Call.x_shape` is the shape of ids.
     """,
     _trials("kernel_ops", "EMBEDDING"),
+    # `dequantize` undoes input steps, so what only reads logical values takes them all
+    fuses=STEP_KINDS,
 )
 
 _GROUPED_LINEAR = Op(
@@ -52,6 +57,7 @@ _GROUPED_LINEAR = Op(
     (E, M, N).
     """,
     _trials("kernel_ops", "GROUPED_LINEAR"),
+    after_steps=grouped_linear_after_steps,
 )
 
 _MM = Op(
@@ -167,6 +173,7 @@ _ERROR_SUMS = Op(
     """,
     _trials("kernel_codecs", "ERROR_SUMS"),
     is_conversion=True,
+    fuses=STEP_KINDS,
 )
 
 #: in the order of the documentation

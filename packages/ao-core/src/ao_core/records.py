@@ -13,6 +13,7 @@ from torch import Tensor
 from ao_core.arguments import check_fields
 from ao_core.errors import ConfigError
 from ao_core.spec import Spec
+from ao_core.steps import check_kinds
 
 if TYPE_CHECKING:
     from ao_core.config import Config
@@ -177,6 +178,11 @@ class Op:
     #: converts between dense values and codes, without which nothing works. The reference serves it
     #: under every pin where the pinned band does not, and options for matmuls do not matter to it
     is_conversion: bool = False
+    #: kinds of input steps that the reference takes itself, see `Kernel.fuses`
+    fuses: tuple[str, ...] = ()
+    #: (a kernel's function, a number of input steps) -> the function that takes so many of the first steps of
+    #: its weight before it calls the kernel's; None: a kernel of the op must take all steps itself
+    after_steps: Callable[[Callable[..., Any], int], Callable[..., Any]] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -190,7 +196,8 @@ class Op:
     @property
     def reference_kernel(self) -> Kernel:
         """The kernel that is registered with the op."""
-        return Kernel(f"reference_{self.name}", self.name, "*", "*", self.reference, -100)
+        name = f"reference_{self.name}"
+        return Kernel(name, self.name, "*", "*", self.reference, -100, fuses=self.fuses)
 
 
 @dataclass(frozen=True)
@@ -214,9 +221,13 @@ class Kernel:
     #: names of the options of a `Spec` that it goes by, besides those that ao-core and the layout read: a
     #: product with a weight that has any other option is not its to serve
     options: tuple[str, ...] = ()
+    #: kinds of input steps (see `ao_core.steps`) that it takes itself: it gets x and w with such steps in
+    #: `w.spec.input`, where they are the last ones. All others are taken before it, or it is not asked
+    fuses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_kinds(self.fuses, "fuses")
 
 
 @dataclass(frozen=True)

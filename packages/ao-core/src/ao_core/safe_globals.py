@@ -22,6 +22,7 @@ CLASSES = (
     ("ao_core.compute.weight", "ComputeWeight"),
     ("ao_core.compute.matmuls", "Matmuls"),
     ("ao_core.spec", "Spec"),
+    ("ao_core.steps", "Step"),
 )
 _SERIALIZATION = "torch.serialization"
 

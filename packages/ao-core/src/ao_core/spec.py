@@ -20,6 +20,7 @@ from ao_core.schema import (
     SchemaError,
     check,
 )
+from ao_core.steps import STEP_FIELDS, Step, check_steps
 
 __all__ = [
     "BLOCKSIZE",
@@ -64,8 +65,8 @@ def matrix_block(block: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _as_written(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Fields of a spec; `static` only where it is set, so that other files stay what they were."""
-    return {name: value for name, value in fields if name != "static" or value}
+    """Fields of a spec; some only where they are set, so that other files stay what they were."""
+    return {name: value for name, value in fields if name not in ("static", "input") or value}
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,10 @@ class Spec:
     #: in `act`, or in the `Spec` of its scales: the one scale, and zero point, is known beforehand and a part
     #: of the weight, `act_scale` (and `act_zero_point`); otherwise they are chosen for each call
     static: bool = False
+    #: steps that activations go through before the product and before `act`; the stored values are those
+    #: of the stepped weight, and `QTensor.dequantize` undoes the steps; see `ao_core.steps`. At most one of
+    #: each kind. Not in `act` or `scale_dtype`
+    input: tuple[Step, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -120,6 +125,12 @@ class Spec:
                 f"zero_point={self.zero_point!r} with scale_dtype={NO_SCALE!r}: a format without a scale "
                 "has no zero point either; use zero_point='none'"
             )
+        check_steps(self.input)
+        for name, nested in (("act", self.act), ("scale_dtype", self.scale_dtype)):
+            if isinstance(nested, Spec) and nested.input:
+                raise ConfigError(
+                    f"{name}=({nested}) has input steps; only the format of a weight has them"
+                )
         if self.static and self.block != (WHOLE, WHOLE):
             raise ConfigError(
                 f"static=True with block={self.block!r}: the number of tokens differs from call to call, "
@@ -165,14 +176,16 @@ class Spec:
         values = dict(data)
         values["block"] = tuple(values["block"])
         values["options"] = tuple((name, value) for name, value in values.get("options", ()))
+        values["input"] = tuple(Step(**step) for step in values.get("input", ()))
         for nested in ("scale_dtype", "act"):
             if isinstance(values.get(nested), dict):
                 values[nested] = cls.from_dict(values[nested])
         return cls(**values)
 
     def __str__(self) -> str:
+        steps = f" input=({', '.join(map(str, self.input))})" if self.input else ""
         if self.scale_dtype == NO_SCALE:  # then there are no blocks either
-            return f"{self.dtype} {self.layout}"
+            return f"{self.dtype}{steps} {self.layout}"
         sep = "×"
         block = sep.join("*" if b == WHOLE else str(b) for b in self.block)
         scale = f"({self.scale_dtype})" if isinstance(self.scale_dtype, Spec) else self.scale_dtype
@@ -181,6 +194,7 @@ class Spec:
             text += f" zero_point={self.zero_point}"
         if self.static:
             text += " static"
+        text += steps
         if self.act is not None:
             text += f" act=({self.act})"
         return f"{text} {self.layout}"
@@ -197,6 +211,7 @@ _FIELDS: Fields = Fields(
         "act": Optional(lambda: _FIELDS),
         "options": Items(Row((TEXT, _PRIMITIVE))),
         "static": BOOL,
+        "input": Items(STEP_FIELDS),
     },
     closed=True,
 )

@@ -11,6 +11,7 @@ from ao_core.errors import AoError
 from ao_core.records import Skip
 from ao_core.tensor import QTensor, cut
 from ao_core.tensor.activations import act_names
+from ao_core.tensor.input_steps import step_names
 
 __all__ = ["ELEMENTS", "by_rows"]
 
@@ -79,6 +80,8 @@ def _put(whole: QTensor, piece: _Piece, new: QTensor) -> None:
 def _divides(piece: QTensor, shape: tuple[int, ...]) -> bool:
     """Whether the parts of a tensor of `shape` are those of pieces like this one, side by side."""
     if piece.is_permuted or not piece.layout_record.canonical:
+        return False
+    if step_names(piece.spec):  # may follow from the rows that were seen
         return False
     try:
         axes_of = cut.geometry(piece, stored_shape=shape)

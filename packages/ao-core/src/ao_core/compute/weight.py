@@ -71,6 +71,10 @@ class ComputeWeight(Wrapper):
                     f"output, grad_input or grad_weight={shown(spec)}: give a Spec, or None for high "
                     "precision"
                 )
+            if spec is not None and spec.input:
+                raise ConfigError(
+                    f"{spec}: a ComputeWeight, whose memory is dense, has no input steps; use a spec without"
+                )
         return Tensor._make_wrapper_subclass(
             cls,
             memory.shape,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ao_core.arguments import shown
 from ao_core.errors import ConfigError, QuantizationError
-from ao_core.layouts import SHARED, Geometry, PartAxis, Parts
+from ao_core.layouts import SHARED, Form, Geometry, PartAxis, Parts
 from ao_core.numerics import qparams_of_range
 from ao_core.registry import registry
 from ao_core.spec import Spec
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "act_axes",
+    "act_forms",
     "act_names",
     "act_shape",
     "check_act",
@@ -50,6 +51,13 @@ def act_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 def act_axes(shape: tuple[int, ...]) -> Geometry:
     """Their geometry: each matrix has its own, which all of its slices share."""
     return (*(PartAxis(1, 1),) * (len(shape) - 2), *(SHARED,) * min(len(shape), 2))
+
+
+def act_forms(spec: Spec, shape: tuple[int, ...]) -> dict[str, Form]:
+    """What these parts must be, of a tensor of stored `shape`."""
+    codes = spec.act is not None and spec.act.zero_point == "int"
+    dtypes = {"act_scale": torch.float32, "act_zero_point": torch.uint8 if codes else torch.float32}
+    return {name: Form(act_shape(shape), dtypes[name]) for name in act_names(spec)}
 
 
 def check_act(name: str, value: float | Tensor | None) -> None:

@@ -12,6 +12,7 @@ from ao_core.layouts import Parts, scale_values, zero_values
 from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.spec import Spec
+from ao_core.tensor.input_steps import stored_spec, unstep_weight
 from ao_core.tensor.sharding import is_sharded
 
 __all__ = [
@@ -39,7 +40,15 @@ def unpack_parts(
 def decode_parts(
     parts: Parts, spec: Spec, shape: tuple[int, ...], out_dtype: torch.dtype
 ) -> Tensor:
-    """Dense values of the stored shape, by the best kernel of the op "dequantize"."""
+    """Dense values of the stored shape, by the best kernel of the op "dequantize".
+
+    Input steps are undone: the values are the logical ones.
+    """
+    if spec.input:
+        stored = stored_spec(spec)
+        return unstep_weight(
+            lambda wide: decode_parts(parts, stored, shape, wide), spec, parts, out_dtype
+        )
     first = next(iter(parts.values()))
     if is_sharded(first):
         return decode_reference(parts, spec, shape, out_dtype)

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 from ao_core.arguments import checked, shown
 from ao_core.dispatch import run
-from ao_core.errors import AoError, ConfigError, QuantizationError
+from ao_core.errors import AoError, ConfigError, QuantizationError, UnsupportedOp
 from ao_core.guarded import ask, attempt, owner
 from ao_core.layouts import Parts, check_spec, scale_values, zero_values
 from ao_core.numerics import (
@@ -29,6 +29,7 @@ from ao_core.registry import registry
 from ao_core.spec import NO_SCALE, Spec
 from ao_core.tensor.activations import check_act, make_act_parts
 from ao_core.tensor.codec import decode_parts
+from ao_core.tensor.input_steps import make_step_parts, step_weight, stored_spec
 from ao_core.tensor.options import check_options
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.sharding import is_sharded
@@ -102,24 +103,34 @@ def quantize_tensor(
     scale_method: str = "absmax",
     act_scale: float | Tensor | None = None,
     act_zero_point: float | Tensor | None = None,
+    in_perm: Tensor | None = None,
+    in_scale: Tensor | None = None,
 ) -> QTensor:
     """Quantize a dense tensor.
+
+    Where `spec.input` has steps, x is the logical weight, and what is stored is W S⁻¹; see `ao_core.steps`.
 
     Args:
         x: floating-point tensor of any shape with at least one dimension.
         spec: the format.
-        scale: one value per block as found by another algorithm; by default `scale_method` chooses.
+        scale: one value per block, of the weight after the input steps, as found by another algorithm; by
+            default `scale_method` chooses.
         zero_point: zero points that go with `scale`, for formats that have them.
         scale_method: name of a `ScaleMethod`: "absmax", "mse", "hqq" or a plugin's.
-        act_scale: where `spec.act` is static, the scale of the activations: one, or one for each matrix.
+        act_scale: where `spec.act` is static, the scale of the activations (after the input steps): one,
+            or one for each matrix.
         act_zero_point: likewise, where they have a zero point.
+        in_perm: for the step "permute", a permutation of 0 … K-1, integers: (K,), or (..., K) with one
+            permutation for each matrix.
+        in_scale: for the step "scale", factors of the activations, finite and not 0, in the same shapes.
 
     Raises:
         ConfigError: an argument of another type, or scales and zero points that are not finite or not one
-            a block; or a scale that is not positive.
+            a block; or a scale that is not positive; or an `in_perm` or `in_scale` that cannot be undone.
         QuantizationError: x has NaN or inf or is not floating point; the format cannot hold the tensor, or
             `scale_method` is not "absmax" and the tensor is a `DTensor` or the format has no scales to
-            choose; or `act_scale` and `act_zero_point` are not what the format has.
+            choose; or `act_scale`, `act_zero_point`, `in_perm` and `in_scale` are not what the format has, or
+            the rows of x do not fit its input steps.
         UnknownNameError: nobody registered `scale_method`, or a name of the spec.
     """
     if not x.is_floating_point() or (type(x) in (Tensor, Parameter) and not x.is_meta):
@@ -136,6 +147,8 @@ def quantize_tensor(
         scale_method=scale_method,
         act_scale=act_scale,
         act_zero_point=act_zero_point,
+        in_perm=in_perm,
+        in_scale=in_scale,
     )
 
 
@@ -148,14 +161,24 @@ def quantize_values(
     scale_method: str = "absmax",
     act_scale: float | Tensor | None = None,
     act_zero_point: float | Tensor | None = None,
+    in_perm: Tensor | None = None,
+    in_scale: Tensor | None = None,
 ) -> QTensor:
     """`quantize_tensor` where it is known that the values are finite, or there are none to look at."""
     if x.dim() == 0:
         raise QuantizationError("a tensor without dimensions has no block to share a scale")
+    shape, stored = tuple(x.shape), x
     choose = _chooser(x, spec, scale_method) if scale is None else None
-    act = make_act_parts(spec, tuple(x.shape), x.device, act_scale, act_zero_point)
-    parts = encode_parts(x, spec, scale, zero_point, choose) | act
-    return QTensor(parts, spec, tuple(x.shape), x.dtype)
+    act = make_act_parts(spec, shape, x.device, act_scale, act_zero_point)
+    steps = make_step_parts(spec, shape, x.device, in_perm, in_scale)
+    if spec.input:
+        if is_sharded(x):
+            raise QuantizationError(
+                f"a DTensor cannot be quantized to {spec}, which has input steps; quantize before sharding"
+            )
+        stored = step_weight(x.detach(), spec, steps)
+    parts = encode_parts(stored, stored_spec(spec), scale, zero_point, choose)
+    return QTensor(parts | act | steps, spec, shape, x.dtype)
 
 
 def _check_qparams(x: Tensor, spec: Spec, scale: Tensor | None, zero_point: Tensor | None) -> None:
@@ -243,11 +266,16 @@ def encode_parts(
 ) -> Parts:
     """The parts of `x` in the layout of `spec`, by the best kernel of the op "quantize".
 
-    A `QTensor` of that format has its own, which are not found again; one of another is dequantized.
+    A `QTensor` of that format has its own, which are not found again; one of another is dequantized. The
+    spec has no input steps: these are taken before, by `step_weight`.
 
     Kernels choose scales themselves, by the largest magnitude, and take no `DTensor`; for those, and
     where scales are given, found by `choose` or follow another rule, the reference encodes.
     """
+    if spec.input:
+        raise UnsupportedOp(
+            f"{spec}: values are encoded after its input steps, by `stored_spec` of it"
+        )
     if already_quantized_as(x, spec):
         return x.parts  # type: ignore[attr-defined,no-any-return]
     if isinstance(x, QTensor):
@@ -278,7 +306,7 @@ def already_quantized_as(x: Tensor, spec: Spec) -> bool:
     if not isinstance(x, QTensor) or x.is_permuted:
         return False
     formats = [
-        (s.dtype, full_block(s.block, x.shape), s.scale_dtype, s.zero_point, s.layout)
+        (s.dtype, full_block(s.block, x.shape), s.scale_dtype, s.zero_point, s.layout, s.input)
         for s in (x.spec, spec)
     ]
     return formats[0] == formats[1]

@@ -14,7 +14,8 @@ from torch import Tensor
 from ao_core.errors import UnsupportedOp
 from ao_core.layouts import SHARED, Geometry, PartAxis, Parts
 from ao_core.spec import WHOLE, Spec
-from ao_core.tensor.activations import act_axes, act_names
+from ao_core.tensor.beside import beside_axes
+from ao_core.tensor.input_steps import cannot_cut, cannot_join, step_names
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import to_canonical, to_layout
 
@@ -45,7 +46,7 @@ def geometry(
     except UnsupportedOp as error:
         raise _refuse(op, tensor, str(error)) from error
     found = {name: axes for name, axes in declared.items() if name in tensor.part_names}
-    return found | dict.fromkeys(act_names(tensor.spec), act_axes(shape))
+    return found | beside_axes(tensor.spec, shape)
 
 
 def _refuse(op: str, tensor: QTensor, why: str) -> UnsupportedOp:
@@ -62,6 +63,8 @@ def narrow(tensor: QTensor, dim: int, start: int, length: int) -> QTensor:
     """`length` elements from `start` along the logical dimension `dim`, as views of the parts."""
     whole, tensor = tensor, _cuttable(tensor, "slice")
     inner, size, end = tensor.order[dim], tensor.shape[dim], start + length
+    if inner == tensor.dim() - 1 and length != size:
+        _check_steps("slice", tensor, cannot_cut(tensor.spec, start, length))
     parts: Parts = {}
     borrowed: set[str] = set()
     for name, axes in geometry(tensor, "slice").items():
@@ -87,8 +90,17 @@ def narrow(tensor: QTensor, dim: int, start: int, length: int) -> QTensor:
     return _piece_of(piece, tensor, whole)
 
 
+def _check_steps(op: str, tensor: QTensor, reason: str | None) -> None:
+    if reason is not None:
+        raise _refuse(op, tensor, f"{reason}; call .dequantize() first")
+
+
 def select(tensor: QTensor, dim: int, index: int) -> QTensor:
     """One index along `dim`, which disappears from the shape and the block."""
+    if tensor.spec.input and tensor.flat_from is None:
+        inner, last = tensor.order[dim], tensor.dim() - 1
+        if inner == last or (inner == last - 1 > 0 and step_names(tensor.spec)):
+            _check_steps("select", tensor, "input steps are along the columns of matrices")
     if is_stacked(tensor) and tensor.order[dim] == 0:
         return _unstack(tensor, dim, index)
     whole, tensor = tensor, _cuttable(tensor, "select")
@@ -196,6 +208,8 @@ def join(tensors: Sequence[QTensor], dim: int) -> QTensor:
     stored[inner] = sum(t.shape[dim] for t in tensors)
     parts: Parts = {}
     # a block may extend further than the pieces, but not than what they become
+    if inner == first.dim() - 1:
+        _check_steps("cat", first, cannot_join(first.spec))
     for name, axes in geometry(first, "cat", tuple(stored)).items():
         pieces = [getattr(t, name) for t in tensors]
         axis = _axis(first, axes, name, inner, "cat")
@@ -219,6 +233,10 @@ def stack(tensors: Sequence[QTensor], dim: int) -> QTensor:
     _same_format(tensors, "stack")
     ndim = first.dim()
     shape = (len(tensors), *first.shape)
+    if ndim == 1:
+        _check_steps(
+            "stack", first, "rows have input steps of their own" if first.spec.input else None
+        )
     if dim != 0 or first.is_permuted or first.layout_record.blocked_shape(shape) != shape:
         raise _refuse("stack", first, "only along dimension 0, and not transposed or flat")
     for name, axes in geometry(first, "stack").items():

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from ao_core.errors import StorageError, UnsupportedOp
+from ao_core.tensor.beside import beside_names
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import repack
 from ao_core.tensor.sharding import is_sharded
@@ -73,7 +74,7 @@ def _quantized_as(target: QTensor, dense: Tensor) -> QTensor:
     if moves and not layout.canonical:
         spec = replace(spec, layout=layout.canonical_name)
     parts = encode_outward(target, dense, spec)
-    kept = {n: p.to(dense.device) for n, p in target.parts.items() if n.startswith("act_")}
+    kept = {n: target.parts[n].to(dense.device) for n in beside_names(target.spec)}
     out = target.like(parts | kept, tuple(dense.shape), spec=spec, dtype=dense.dtype)
     out._borrowed = frozenset()
     return repack(out) if spec is not target.spec else out

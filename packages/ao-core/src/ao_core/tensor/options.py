@@ -21,5 +21,6 @@ def check_options(spec: Spec) -> None:
                 f"options={spec.options!r}: nobody knows {min(names)!r}; there are "
                 f"{', '.join((*OPTIONS, *sorted(others)))}, and those of plugins' layouts and kernels"
             )
-    if spec.act is not None:
-        check_options(spec.act)
+    for nested in (spec.act, spec.scale_dtype):
+        if isinstance(nested, Spec):
+            check_options(nested)

@@ -129,7 +129,7 @@ def _is_input(x: Tensor, w: QTensor) -> bool:
     """Whether kernels take x beside the weight: dense, or in the very codes that the weight wants."""
     if not isinstance(x, QTensor):
         return True
-    spec, matrices = w.spec, x.dim() == w.dim() == 2
+    spec, matrices = w.spec, x.dim() == w.dim() == 2 and not w.spec.input
     return (
         matrices
         and spec.layout == "plain"

@@ -13,8 +13,7 @@ from ao_core.guarded import ask, attempt
 from ao_core.layouts import Parts
 from ao_core.records import Call
 from ao_core.registry import registry
-from ao_core.spec import Spec
-from ao_core.tensor.activations import act_names
+from ao_core.tensor.beside import beside_names
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.updates import STOCHASTIC
 
@@ -50,7 +49,7 @@ def to_layout(tensor: QTensor, name: str) -> QTensor:
         if reason := ask(registry.layouts, name, "refuses", spec, shape, dtype):
             raise UnsupportedOp(f"layout {name!r} cannot hold a tensor of {shape}: {reason}")
         parts = target.from_canonical(parts, spec, shape, dtype)
-    return tensor.like(parts | _act_parts(tensor, spec), spec=spec)
+    return tensor.like(parts | _beside(tensor), spec=spec)
 
 
 def repack(tensor: QTensor, dtype: torch.dtype | None = None) -> QTensor:
@@ -104,9 +103,9 @@ def _converted(base: QTensor, name: str) -> QTensor | None:
     spec, shape = replace(base.spec, layout=name), base.stored_shape
     arguments = (base.parts, spec, shape, base.format)
     parts, refusal = attempt(registry.layouts, name, "from_canonical", *arguments, timed=False)
-    return None if refusal is not None else base.like(parts | _act_parts(base, spec), spec=spec)
+    return None if refusal is not None else base.like(parts | _beside(base), spec=spec)
 
 
-def _act_parts(tensor: QTensor, spec: Spec) -> Parts:
-    """Static scales of activations, of which layouts know nothing."""
-    return {part: getattr(tensor, part) for part in act_names(spec)}
+def _beside(tensor: QTensor) -> Parts:
+    """The parts that layouts know nothing of."""
+    return {name: getattr(tensor, name) for name in beside_names(tensor.spec)}

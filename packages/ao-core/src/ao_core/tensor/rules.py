@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from ao_core.errors import UnsupportedOp
 from ao_core.spec import Spec
 from ao_core.tensor import cut
-from ao_core.tensor.activations import act_names
+from ao_core.tensor.beside import beside_names
+from ao_core.tensor.input_steps import identity_steps, misfit, step_names
 from ao_core.tensor.qtensor import QTensor, strides_of
 from ao_core.tensor.relayout import repack
 from ao_core.tensor.tables import dense_values, rule
@@ -234,7 +235,8 @@ def _is_of_rows(tensor: QTensor) -> bool:
     """Whether each row along the last dimension, as of activations, has what belongs to it by itself."""
     return (
         not tensor.is_permuted
-        and not act_names(tensor.spec)
+        and not beside_names(tensor.spec)
+        and not tensor.spec.input
         and all(
             type(part) is not QTensor and part.shape[:-1] == tensor.shape[:-1]
             for part in tensor.parts.values()
@@ -286,8 +288,10 @@ def _empty_like(func: Any, args: Args, kwargs: Kwargs) -> Any:
     if func is aten.zeros_like.default and STOCHASTIC in tensor.spec.options:
         # the state that an optimizer makes for a weight that it trains
         return torch.zeros(tensor.shape, dtype=dtype, device=device)
-    parts = tensor.map_leaves(lambda part: torch.zeros_like(part, device=device), dtype=dtype)
-    return cut.owned(parts)
+    made = tensor.map_leaves(lambda part: torch.zeros_like(part, device=device), dtype=dtype)
+    for name in step_names(tensor.spec):  # no zeros can be in their place
+        setattr(made, name, getattr(tensor, name).to(device, copy=True))
+    return cut.owned(made)
 
 
 @rule(aten.full_like.default, aten.ones_like.default)
@@ -301,7 +305,8 @@ def _full_like(func: Any, args: Args, kwargs: Kwargs) -> Any:
 def _new_zeros(func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A tensor of another size in the same format, filled with codes and scales of 0.
 
-    What all matrices share for their activations stays: it is no value of the tensor.
+    What all matrices share for their activations stays: it is no value of the tensor. Input steps that do
+    not fit the size become steps that change nothing.
     """
     tensor, size = args[0].canonical(), tuple(args[1])
     if size == (0,):  # how FSDP2 makes the shard of a rank beyond the last row
@@ -312,11 +317,15 @@ def _new_zeros(func: Any, args: Args, kwargs: Kwargs) -> Any:
             f"{tensor.spec.layout!r}: only the same number of dimensions, and not transposed"
         )
     device = kwargs.get("device") or tensor.device
-    parts, kept = {}, act_names(tensor.spec)
+    if reason := misfit(tensor.spec, size):
+        raise UnsupportedOp(f"new_zeros of size {size} as {tensor.spec}: {reason}")
+    parts, kept, steps = {}, beside_names(tensor.spec), step_names(tensor.spec)
     for name, part in tensor.parts.items():
         needed = cut.part_size(tensor, name, size)
         if name in kept and needed == part.shape:
             parts[name] = part.to(device, copy=True)
+        elif name in steps:
+            parts[name] = identity_steps(name, needed, device)
         else:
             parts[name] = part.new_zeros(needed, device=device)
     return cut.owned(tensor.like(parts, size, dtype=kwargs.get("dtype") or tensor.dtype))

@@ -19,9 +19,10 @@ from ao_core.errors import UnsupportedOp
 from ao_core.layouts import Parts
 from ao_core.spec import Spec
 from ao_core.tensor import cut
-from ao_core.tensor.activations import act_names
+from ao_core.tensor.beside import beside_names
 from ao_core.tensor.create import check_quantizable, encode_parts
 from ao_core.tensor.experts import is_traced
+from ao_core.tensor.input_steps import step_weight, stored_spec
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import to_layout
 from ao_core.tensor.tables import rule
@@ -116,9 +117,9 @@ def _written(target: QTensor) -> Iterator[None]:
 def _check_writable(target: QTensor, source: QTensor | None) -> None:
     """Refuse to write where other elements share a part, unless it keeps, or first gets, its value.
 
-    Dense values, in place of a `source`, leave the scales of activations alone.
+    Dense values, in place of a `source`, leave scales of activations and input steps alone.
     """
-    for name in target._borrowed - set(act_names(target.spec) if source is None else ()):
+    for name in target._borrowed - set(beside_names(target.spec) if source is None else ()):
         old = getattr(target, name)
         if (
             source is None
@@ -164,12 +165,17 @@ def encode_outward(
     spec: Spec,
     encode: Callable[[Tensor, Spec], Parts] = encode_parts,
 ) -> Parts:
-    """The parts of `dense`, of the logical shape of `target`, with its dimensions as `target` stores them."""
+    """The parts of `dense`, of the logical shape of `target`, with its dimensions as `target` stores them.
+
+    They are encoded after the input steps of `target`, and `spec` may differ from its own in the layout.
+    """
     if target.flat_from is not None:
         stored = dense.reshape(target.flat_from)
     else:
         inverse = [target.order.index(dim) for dim in range(target.dim())]
         stored = dense.permute(inverse)
+    if spec.input:
+        stored, spec = step_weight(stored, spec, target.parts), stored_spec(spec)
     return encode(stored.contiguous(), spec)
 
 

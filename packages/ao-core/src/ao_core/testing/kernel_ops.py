@@ -113,17 +113,17 @@ class _GroupedLinear(OpTrial):
         self, case: KernelCase, batch: Any, seed: int
     ) -> Iterator[tuple[tuple[Any, ...], Any]]:
         experts, n, k = case.shape
-        w = quantize_tensor(gaussian(case.shape, device=case.device), case.spec)
+        w = quantized(gaussian(case.shape, device=case.device), case.spec)
         alike = len(batch) == 1
         rows = [*batch] * experts if alike else [*batch[:experts]]
         total = sum(batch) if not alike else sum(rows)
         x = gaussian((total, k), seed=seed, device=case.device).to(case.dtype)
         ends = torch.tensor(rows).cumsum(0).to(torch.int32)
-        dense, values = w.dequantize(torch.float32).double(), activations(x, w)
-        expected = values.new_zeros(total, n)
+        dense = w.dequantize(torch.float32).double()
+        expected = dense.new_zeros(total, n)
         for expert, (end, count) in enumerate(zip(ends.tolist(), rows, strict=True)):
             part = slice(end - count, end)
-            expected[part] = values[part] @ dense[expert].t()
+            expected[part] = activations(x[part], w, expert) @ dense[expert].t()
         if alike:
             yield (x.view(experts, *batch, k), w, None), expected.view(experts, *batch, n)
         else:

@@ -18,6 +18,7 @@ from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor import QTensor
 from ao_core.testing.base import Suite, as_bytes, available_devices, covering
+from ao_core.testing.input_steps import KernelSteps
 from ao_core.testing.trials import KernelCase, OpTrial
 
 __all__ = ["KernelCase", "KernelSuite"]
@@ -30,7 +31,7 @@ _RTOL = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 SLOWEST_ANSWER = 0.02
 
 
-class KernelSuite(Suite):
+class KernelSuite(KernelSteps, Suite):
     """Tests of one kernel by the trials of its op, see `Op.trials` and `ao_core.testing.OpTrial`.
 
     Products are compared with float64, conversions bit for bit with the reference.

@@ -12,6 +12,7 @@ from ao_core.testing.base import Suite
 from ao_core.testing.layout_compile import LayoutCompile
 from ao_core.testing.layout_cuts import LayoutCuts
 from ao_core.testing.layout_state import LayoutState
+from ao_core.testing.layout_steps import LayoutSteps
 from ao_core.testing.layout_values import LayoutValues
 from ao_core.testing.samples import SHAPES, SPECS, Sample, fitting_specs
 
@@ -21,7 +22,7 @@ __all__ = ["LayoutSuite"]
 AT_ONCE = 2
 
 
-class LayoutSuite(LayoutValues, LayoutCuts, LayoutState, LayoutCompile, Suite):
+class LayoutSuite(LayoutValues, LayoutCuts, LayoutState, LayoutSteps, LayoutCompile, Suite):
     """Tests of one layout.
 
     Every rule of quantized tensors is tried. What the layout's `geometry` declares must give the

@@ -15,7 +15,9 @@ from ao_core.spec import NO_SCALE, WHOLE, Spec
 from ao_core.tensor import QTensor, fake_quantize, quantize_tensor
 from ao_core.tensor.activations import static_qparams, static_qparams_of_range
 from ao_core.tensor.codec import scale_values, zero_values
+from ao_core.tensor.input_steps import without_steps
 from ao_core.testing.base import gaussian
+from ao_core.testing.input_steps import step_matrix, step_values
 
 __all__ = [
     "SHAPES",
@@ -100,16 +102,25 @@ def held_codes(
 
 
 def quantized(x: Tensor, spec: Spec) -> QTensor:
-    """Values in a format; static scales of activations fit Gaussian ones, of which few are clipped."""
+    """Values in a format, with `step_values` for its input steps.
+
+    Static scales of activations fit Gaussian ones, of which few are clipped.
+    """
+    steps = step_values(spec, tuple(x.shape))
     if spec.act is None or not spec.act.is_static:
-        return quantize_tensor(x, spec)
+        return quantize_tensor(x, spec, **steps)
     low, high = torch.tensor(-3.0), torch.tensor(3.5)
     scale, zero_point = static_qparams_of_range(low, high, spec.act)
-    return quantize_tensor(x, spec, act_scale=scale, act_zero_point=zero_point)
+    return quantize_tensor(x, spec, act_scale=scale, act_zero_point=zero_point, **steps)
 
 
-def activations(x: Tensor, w: QTensor) -> Tensor:
-    """The values (float64) that activations are multiplied as by a weight of one matrix."""
+def activations(x: Tensor, w: QTensor, expert: int | None = None) -> Tensor:
+    """The values (float64) that activations are multiplied as by the logical weight, or that of an expert."""
+    if w.spec.input:
+        # what the stored weight is multiplied by, and what that is to the logical one
+        matrix, stored = step_matrix(w, expert), without_steps(w, len(w.spec.input))
+        values = activations((x.double() @ matrix.t()).to(x.dtype), stored)
+        return values @ torch.linalg.inv(matrix).t()
     if w.spec.act is None:
         return x.double()
     matrix = x.float().reshape(-1, x.shape[-1])

@@ -7,12 +7,14 @@ from functools import lru_cache
 import torch
 
 from ao_core.errors import AoError, CheckpointError
-from ao_core.layouts import Form, Parts, check_spec, unlike
+from ao_core.layouts import Parts, check_spec, unlike
 from ao_core.registry import registry
 from ao_core.spec import Spec
-from ao_core.tensor.activations import act_names, act_shape
+from ao_core.tensor.beside import beside_forms, beside_names
 from ao_core.tensor.codec import decode_parts
 from ao_core.tensor.create import encode_reference
+from ao_core.tensor.input_steps import misfit, wrong_steps
+from ao_core.tensor.options import check_options
 
 __all__ = ["OUTWARD", "check_fit"]
 
@@ -31,14 +33,17 @@ def check_fit(
         UnknownNameError: nobody registered a number format or layout.
     """
     layout, format_ = registry.layouts.get(spec.layout), registry.dtypes.get(spec.dtype)
-    names = act_names(spec)
+    names = beside_names(spec)
     of_layout = {name: part for name, part in parts.items() if name not in names}
     try:
+        check_options(spec)
         reason = (
             _never(spec, dtype, canonical=layout.canonical)
             or layout.refuses(spec, shape, format_)
             or layout.check_parts(of_layout, spec, shape, format_)
-            or unlike({n: parts[n] for n in names if n in parts}, _act_forms(spec, shape))
+            or unlike({n: parts[n] for n in names if n in parts}, beside_forms(spec, shape))
+            or misfit(spec, shape)
+            or wrong_steps(parts)
             or (None if spec.act is None else _unusable(spec.act))
         )
     except Exception as error:  # of a plugin too: what it cannot judge is not let in
@@ -55,12 +60,6 @@ def _never(spec: Spec, dtype: torch.dtype, *, canonical: bool) -> str | None:
     if not canonical:
         return f"the layout {spec.layout!r} is made for a kernel, and not for checkpoints"
     return None
-
-
-def _act_forms(spec: Spec, shape: tuple[int, ...]) -> dict[str, Form]:
-    codes = spec.act is not None and spec.act.zero_point == "int"
-    dtypes = {"act_scale": torch.float32, "act_zero_point": torch.uint8 if codes else torch.float32}
-    return {name: Form(act_shape(shape), dtypes[name]) for name in act_names(spec)}
 
 
 @lru_cache(maxsize=256)
