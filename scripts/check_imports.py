@@ -13,7 +13,10 @@ from workspace import module_name, packages
 CORE_LAYERS = (
     "(cli) | (testing)",
     "(checkpoints)",
-    "(recipes) : (quantize) : (installing) : (outcome) : (report) : (targets) : (explanation)",
+    (
+        "(recipes) : (quantize) : (calibration) : (installing) : (outcome) : (report) : (targets)"
+        " : (explanation)"
+    ),
     "(weights)",
     "(torch_kernels)",
     "(tensor)",
@@ -23,7 +26,7 @@ CORE_LAYERS = (
     "hookspecs",
     "(layouts)",
     "(dtypes) | (scales)",
-    "(numerics) | (observing) | (progress) | (samples)",
+    "(numerics) | (progress)",
     "records",
     (
         "spec : errors : (arguments) : (caches) : (known) : (neutral) : (regular_files) : (safe_globals)"
