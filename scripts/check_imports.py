@@ -13,7 +13,10 @@ from workspace import module_name, packages
 CORE_LAYERS = (
     "(cli) | (testing)",
     "(checkpoints)",
-    "(recipes) : (quantize) : (installing) : (outcome) : (report) : (targets) : (explanation)",
+    (
+        "(recipes) : (quantize) : (calibration) : (installing) : (outcome) : (report) : (targets)"
+        " : (explanation)"
+    ),
     "(weights)",
     "(ops)",
     "(torch_kernels)",
@@ -25,7 +28,7 @@ CORE_LAYERS = (
     "hookspecs",
     "(layouts)",
     "(dtypes) | (scales)",
-    "(numerics) | (graph) | (observing) | (progress) | (samples)",
+    "(numerics) | (graph) | (progress)",
     "records",
     (
         "spec : errors : (arguments) : (caches) : (known) : (neutral) : (regular_files) : (safe_globals)"

@@ -9,7 +9,7 @@ from ao_core.registry import registry
 from workspace import packages
 
 #: tables whose names a user, or a file, may ask for
-TABLES = ("dtypes", "layouts", "scale_methods", "transforms", "recipes")
+TABLES = ("dtypes", "layouts", "scale_methods", "transforms", "algorithms", "recipes")
 
 
 def registered() -> dict[str, list[str]]:

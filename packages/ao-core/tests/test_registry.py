@@ -12,7 +12,16 @@ import torch
 
 from ao_core.config import Config
 from ao_core.errors import FrozenError, PluginError, UnknownNameError
-from ao_core.records import Call, DType, Kernel, Op, Recipe, ScaleMethod, Transform
+from ao_core.records import (
+    Algorithm,
+    Call,
+    DType,
+    Kernel,
+    Op,
+    Recipe,
+    ScaleMethod,
+    Transform,
+)
 from ao_core.registry import Registry
 
 
@@ -74,6 +83,7 @@ def test_each_type_goes_to_its_table(registry, layouts_module):
         "kernels": (kernel("k"), "k"),
         "scale_methods": (ScaleMethod("s", None), "s"),
         "transforms": (transform("t"), "t"),
+        "algorithms": (Algorithm("a", SomeConfig, tuple, tuple), "a"),
         "recipes": (Recipe("r", SomeConfig()), "r"),
         "optimizers": (MyAdam, "MyAdam"),
     }

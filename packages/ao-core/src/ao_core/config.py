@@ -11,6 +11,8 @@ from typing import Any, ClassVar, TypeAlias
 
 from ao_core.arguments import check_fields, checked, shown
 from ao_core.errors import AoError, ConfigError, MissingExtraError, UnknownNameError
+from ao_core.records import Algorithm, Transform
+from ao_core.registry import Table as Records
 from ao_core.registry import registry
 from ao_core.schema import (
     ANY,
@@ -210,10 +212,27 @@ def resolve_config(config: ConfigLike) -> Config:
 def _by_name(name: str) -> Config:
     if name in registry.recipes:
         return registry.recipes.get(name).config
-    if name in registry.transforms:
-        return registry.transforms.get(name).config_type()
-    known = {*registry.recipes.names(), *registry.transforms.names()}
+    for table in _tables():
+        if name in table:
+            return table.get(name).config_type()
+    known = {*registry.recipes.names(), *(known for table in _tables() for known in table.names())}
     raise UnknownNameError("recipe", name, known, registry.notes(name))
+
+
+def _tables() -> tuple[Records[Transform] | Records[Algorithm], ...]:
+    """The tables of what a configuration is for; a name that both have is that of one class."""
+    return registry.transforms, registry.algorithms
+
+
+def _record_of(config_type: type[Config]) -> tuple[Transform | Algorithm, Records[Any]]:
+    """What a class of configuration is for, and the table of that."""
+    try:
+        return registry.transform_for(config_type), registry.transforms
+    except UnknownNameError:
+        algorithm = registry.algorithm_for(config_type)
+        if algorithm is None:
+            raise
+        return algorithm, registry.algorithms
 
 
 @checked
@@ -222,11 +241,11 @@ def config_to_dict(config: Config) -> dict[str, Any]:
     if isinstance(config, FqnToConfig):
         entries = {key: None if c is None else config_to_dict(c) for key, c in config.entries}
         return {"name": _FQN_TO_CONFIG, "version": config.version, "entries": entries}
-    transform = registry.transform_for(type(config))
+    record, table = _record_of(type(config))
     return {
-        "name": transform.name,
+        "name": record.name,
         "version": config.version,
-        "provider": registry.transforms.provider(transform.name),
+        "provider": table.provider(record.name),
         "args": {f.name: _encode(getattr(config, f.name)) for f in fields(config)},
     }
 
@@ -243,16 +262,17 @@ def config_from_dict(data: Mapping[str, Any]) -> Config:
         raise ConfigError(f"not a configuration: {error}") from error
     if name == _FQN_TO_CONFIG:
         return FqnToConfig(data.get("entries", {}))
-    if name not in registry.transforms:
+    table = next((each for each in _tables() if name in each), None)
+    if table is None:
         provider = data.get("provider")
         notes = [f"It was written by {provider!r}: install it."] if provider else []
-        known = registry.transforms.names()
+        known = [known for each in _tables() for known in each.names()]
         raise UnknownNameError("configuration", name, known, [*notes, *registry.notes(name)])
-    config_type = registry.transforms.get(name).config_type
+    config_type = table.get(name).config_type
     if (version := data.get("version", 1)) > config_type.version:
         raise ConfigError(
             f"{name}: version={version} is newer than {config_type.version}, which the installed "
-            f"{registry.transforms.provider(name)} reads; upgrade it"
+            f"{table.provider(name)} reads; upgrade it"
         )
     args = dict(data.get("args", {}))
     known_args = {f.name for f in fields(config_type)}

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import typer
 
     from ao_core.layouts.base import Layout
-    from ao_core.records import DType, Kernel, Op, Recipe, ScaleMethod, Transform
+    from ao_core.records import Algorithm, DType, Kernel, Op, Recipe, ScaleMethod, Transform
 
 __all__ = ["API_VERSION", "hookimpl", "hookspec"]
 
@@ -107,6 +107,14 @@ def ao_transforms() -> Iterable[Transform]:  # type: ignore[empty-body]
     """What `quantize_` does for a class of configuration.
 
     Called once. Return one `Transform` for each configuration class; no other may claim that class.
+    """
+
+
+@hookspec
+def ao_algorithms() -> Iterable[Algorithm]:  # type: ignore[empty-body]
+    """What `quantize_(model, config, data=batches)` does for a class of configuration that needs data.
+
+    Called once. Return one `Algorithm` for each configuration class; no other may claim that class.
     """
 
 

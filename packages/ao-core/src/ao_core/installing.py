@@ -15,7 +15,7 @@ from ao_core.targets import Decision
 from ao_core.tensor.described import describe
 from ao_core.tensor.identity import become
 
-__all__ = ["install"]
+__all__ = ["Undo", "install"]
 
 Undo = Callable[[], object]
 
@@ -24,11 +24,12 @@ def install(
     model: nn.Module,
     changes: Sequence[tuple[Decision, nn.Parameter]],
     device: torch.device | str | None,
+    undo: list[Undo] | None = None,
 ) -> list[str]:
     """Put each new parameter in the places of the one it replaces, and the whole model on `device`.
 
     Whatever raises meanwhile, the model is what it was before. Returns the names of trained parameters
-    that something else still holds.
+    that something else still holds. `undo` gets what takes it all back, to be called in reverse.
     """
     done: list[Undo] = []
     watched = []
@@ -42,8 +43,8 @@ def install(
             _remember_places(model, done)
             model.to(device)
     except BaseException:
-        for undo in reversed(done):
-            undo()
+        for back in reversed(done):
+            back()
         raise
     for entry, _ in changes:
         for owner in entry.owners:
@@ -51,6 +52,8 @@ def install(
             if isinstance(getattr(owner.module, owner.name), ComputeWeight):
                 keep_state_plain(owner.module)
             describe(owner.module)
+    if undo is not None:
+        undo += done
     done.clear()  # and with it the last references to what was replaced
     return [fqn for fqn, watch in watched if watch() is not None]
 

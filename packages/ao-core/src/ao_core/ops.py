@@ -134,8 +134,8 @@ _HADAMARD = Op(
     rotation.hadamard,
     """The Hadamard transform of every `block` elements of the last dimension. x is (..., K), y as x.
 
-    As `ao_core.numerics.hadamard_transform` has it, or with `inverse` `inverse_hadamard_transform`. The spec of
-    the `Call` is a dense one with the block (1, `block`), see `ao_core.tensor.rotation`.
+    As `ao_core.numerics.hadamard_transform` has it, or with `inverse` `inverse_hadamard_transform`. The
+    spec of the `Call` is a dense one with the block (1, `block`), see `ao_core.tensor.rotation`.
     """,
     _trials("kernel_rotation", "HADAMARD"),
     is_conversion=True,
@@ -147,8 +147,8 @@ _DEQUANTIZE = Op(
     decode_reference,
     """The values of `parts`, in the stored `shape` and in `out_dtype`.
 
-    `(decode(code) - zero_point) * scale` in float32, or what `Spec` says, rounded once. Every kernel gives the
-    bits of the reference.
+    `(decode(code) - zero_point) * scale` in float32, or what `Spec` says, rounded once. Every kernel gives
+    the bits of the reference.
     """,
     _trials("kernel_codecs", "DEQUANTIZE"),
     is_conversion=True,

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ao_core.arguments import check_device, checked
+from ao_core.arguments import check_device, checked, checked_but
+from ao_core.calibration.inputs import Data
+from ao_core.calibration.needing import check_data, joined, needs_data, resolved
 from ao_core.compute import ComputeWeight
 from ao_core.compute.extras import extras_unsupported_reason
-from ao_core.config import Config, ConfigLike, FqnToConfig, config_to_dict, resolve_config
+from ao_core.config import Config, ConfigLike, FqnToConfig, config_to_dict
 from ao_core.dispatch import matmul_op, run, select
 from ao_core.errors import QuantizationError, UnsupportedOp
-from ao_core.installing import install
+from ao_core.installing import Undo, install
 from ao_core.numerics import error_sums, sqnr, sqnr_of_sums
 from ao_core.outcome import (
     converted_weights,
@@ -33,18 +35,30 @@ from ao_core.tensor.described import undescribe
 from ao_core.tensor.sharding import is_sharded
 from ao_core.weights import is_conv
 
-__all__ = ["apply_decisions", "convert", "dequantize_", "quantize_", "sample_sqnr", "transformed"]
+__all__ = [
+    "Converted",
+    "apply_decisions",
+    "convert",
+    "dequantize_",
+    "quantize_",
+    "sample_sqnr",
+    "transformed",
+]
+
+#: the parameter that replaces one, or None where it stays, and its record
+Converted = tuple[nn.Parameter | None, ParameterRecord]
 
 #: elements of a weight over which the report's SQNR is taken
 _SQNR_ELEMENTS = 1 << 20
 
 
-@checked
+@checked_but("data")
 def quantize_(
     model: nn.Module,
-    config: ConfigLike,
+    config: ConfigLike | Sequence[ConfigLike],
     filter_fn: FilterFn | None = None,
     *,
+    data: Data | None = None,
     device: torch.device | str | None = None,
     strict: bool = False,
     progress: Progress = None,
@@ -61,8 +75,12 @@ def quantize_(
             fused 3-D expert weights are quantized; embeddings and others where they are named. An output
             head, tied to an embedding or of its shape, keeps 8 bits where the format has fewer, unless it
             is named.
-        config: a configuration, the name of a recipe, or a `FqnToConfig`.
+        config: a configuration, the name of a recipe, or a `FqnToConfig`; or a list of those, which are
+            applied in order: all of them, or none where one raises.
         filter_fn: (module, its name) -> whether its weights are quantized, in place of the default.
+        data: for configurations that need calibration data, batches: a list of inputs of the model, a tensor,
+            a tuple of arguments or a mapping of them each. Such a configuration is all or nothing, so its new
+            weights are held beside the old ones until the last is made, where it rewrites them in turn.
         device: move one parameter at a time there and quantize it there, so that the device never holds
             more than the quantized model and one layer; the rest follows.
         strict: raise where a weight that was asked for could not be quantized. The new weights are held
@@ -74,8 +92,8 @@ def quantize_(
 
     Raises:
         UnknownNameError: no such recipe.
-        ConfigError: the configuration cannot work, one of its names matches nothing, or it waits for
-            data, as static scales of activations do for calibration.
+        ConfigError: the configuration cannot work, one of its names matches nothing, it needs data and
+            there is none, or there is data that nothing needs.
         QuantizationError: weights with NaN or inf, on the meta device or not floating point. With
             `strict`, also a weight that the format cannot hold.
 
@@ -84,13 +102,27 @@ def quantize_(
         EmulationWarning: products of training are emulated.
         StaleParameterWarning: something still holds parameters that had to be replaced.
     """
-    config = resolve_config(config)
-    config.check()
-    decisions = decide(model, config, filter_fn)
-    report = apply_decisions(
-        model, config, decisions, device=device, strict=strict, progress=progress
-    )
-    if _asks(config):
+    configs = resolved(config)
+    batches = check_data(configs, data)
+    options: dict[str, Any] = {"device": device, "strict": strict, "progress": progress}
+    undo: list[Undo] | None = [] if len(configs) > 1 else None
+    reports = []
+    try:
+        for each in configs:
+            decisions = decide(model, each, filter_fn)
+            if batches is not None and needs_data(each):
+                from ao_core.calibration.algorithms import apply_algorithms  # which imports this
+
+                report = apply_algorithms(model, each, decisions, batches, undo=undo, **options)
+            else:
+                report = apply_decisions(model, each, decisions, undo=undo, **options)
+            reports.append(report)
+    except BaseException:
+        for step in reversed(undo or []):
+            step()
+        raise
+    report = joined(reports)
+    if any(_asks(each) for each in configs):
         warn_of_nothing(report.records)
     warn_of_emulation(converted_weights(model, report.records))
     return report
@@ -106,14 +138,21 @@ def apply_decisions(
     config: Config,
     decisions: Sequence[Decision],
     *,
+    ready: Mapping[str, Converted] | None = None,
+    undo: list[Undo] | None = None,
     device: torch.device | str | None = None,
     strict: bool = False,
     progress: Progress = None,
 ) -> Report:
-    """`quantize_` once it is decided what to do with each parameter; `config` is for the report."""
+    """`quantize_` once it is decided what to do with each parameter; `config` is for the report.
+
+    `ready` has what `convert` would be asked for, by name, where it is known already; `undo` is as for
+    `install`.
+    """
     check_device("device", device)
+    ready = ready or {}
     for entry in decisions:
-        if entry.config is not None:
+        if entry.config is not None and entry.fqn not in ready:
             transform = registry.transform_for(type(entry.config))
             no_values = entry.tensor.is_meta and not transform.needs_values
             if not isinstance(entry.tensor, QTensor) and not no_values:
@@ -123,11 +162,12 @@ def apply_decisions(
     changes: list[tuple[Decision, nn.Parameter]] = []
     stale: list[str] = []
     for entry in watched(order, [entry.fqn for entry in order], progress, "quantize"):
-        new, records[entry.fqn] = convert(entry, entry.tensor, device)
+        done = ready.get(entry.fqn) or convert(entry, entry.tensor, device)
+        new, records[entry.fqn] = done
         if new is not None:
             changes.append((entry, new))
         if not strict and len(records) >= kinds:
-            stale += install(model, changes, None)
+            stale += install(model, changes, None, undo)
             changes.clear()
     report = Report(config_to_dict(config), tuple(records[entry.fqn] for entry in decisions))
     skipped = report.with_status("skipped")
@@ -136,7 +176,7 @@ def apply_decisions(
         raise QuantizationError(
             f"strict=True and {len(skipped)} weights cannot be quantized (nothing was changed): {lines}"
         )
-    warn_of_stale([*stale, *install(model, changes, device)])
+    warn_of_stale([*stale, *install(model, changes, device, undo)])
     return report
 
 
@@ -171,9 +211,15 @@ def dequantize_(model: nn.Module) -> list[str]:
 
 
 def convert(
-    entry: Decision, before: Tensor, device: torch.device | str | None = None
-) -> tuple[nn.Parameter | None, ParameterRecord]:
-    """The parameter that replaces `before`, or None, and the record of it; changes nothing."""
+    entry: Decision,
+    before: Tensor,
+    device: torch.device | str | None = None,
+    new: Tensor | Skip | None = None,
+) -> Converted:
+    """The parameter that replaces `before`, or None, and the record of it; changes nothing.
+
+    `new` is what an algorithm made of it, in place of what the transform would.
+    """
     start = time.perf_counter()
     if isinstance(before, QTensor):
         return None, _record(
@@ -183,7 +229,7 @@ def convert(
         return None, _record(entry, before, "unchanged", entry.reason, start)
     memory = dense_memory(before.detach())
     dense = memory if device is None else memory.to(device)
-    new = transformed(entry, dense)
+    new = transformed(entry, dense) if new is None else new
     if isinstance(new, Skip):
         status = "unchanged" if new.kept else "skipped"
         return None, _record(entry, before, status, new.reason, start)

@@ -16,10 +16,12 @@ from ao_core.spec import Spec
 from ao_core.steps import check_kinds
 
 if TYPE_CHECKING:
+    from ao_core.calibration.statistics import Statistic, Statistics
     from ao_core.config import Config
 
 __all__ = [
     "DTYPE_KINDS",
+    "Algorithm",
     "Call",
     "DType",
     "Kernel",
@@ -28,6 +30,7 @@ __all__ = [
     "Recipe",
     "ScaleMethod",
     "Skip",
+    "Solved",
     "Target",
     "Transform",
 ]
@@ -289,6 +292,52 @@ class Transform:
     #: the configuration that an output head, or an embedding tied to one, gets in place of this one unless
     #: it is named; None: this one. Few bits cost a head more than they cost any other layer
     for_head: Callable[[Any], Config | None] = lambda config: None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What an algorithm found for one weight."""
+
+    #: its new values: dense, of the shape (E, out, in) that the algorithm got, or a `QTensor` of the
+    #: parameter's own shape; None: as they were
+    values: Tensor | None = None
+    #: what is then applied to dense values; None: they stay dense. Of a `QTensor`, what it is compared with:
+    #: this configuration by rounding to nearest
+    config: Config | None = None
+    #: why it is another configuration than the one that was asked for; else empty
+    reason: str = ""
+    #: share of the mean of the Hessian's diagonal that was added to it; None: there is nothing to say
+    damping: float | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What `quantize_(model, config, data=batches)` does for one class of configuration that needs data."""
+
+    name: str
+    config_type: type[Config]
+    #: configuration -> what it needs of the inputs of a weight; empty: this one needs no data
+    needs: Callable[[Any], tuple[Statistic, ...]]
+    #: (weight (E, out, in), statistics of the inputs of each of the E matrices, configuration) -> what was
+    #: found, or why nothing can be. A pure function. E is the number of experts, or of groups of channels
+    #: of a convolution, whose filters are unfolded; else 1. An algorithm for one matrix takes them in turn.
+    solve: Callable[[Tensor, tuple[Statistics, ...], Any], Solved | Skip]
+    #: True: inputs are made by the weights before as they were rewritten, weight by weight; False: by the
+    #: model as it is, in one run for all weights
+    sequential: bool = True
+    #: (the weight on the meta device, configuration, target) -> None, or why it cannot be solved for; asked
+    #: before any data is run
+    refuses: Callable[[Tensor, Any, Target], str | None] = lambda weight, config, target: None
+    #: what a head gets in place of a configuration; see `Transform.for_head`
+    for_head: Callable[[Any], Config | None] = lambda config: None
+    #: called with what was found for all weights, by name; to warn
+    after: Callable[[dict[str, Solved]], None] = lambda found: None
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -16,7 +16,7 @@ import torch
 
 from ao_core.errors import FrozenError, PluginError, UnknownNameError
 from ao_core.known import whose
-from ao_core.records import DType, Kernel, Op, Recipe, ScaleMethod, Transform
+from ao_core.records import Algorithm, DType, Kernel, Op, Recipe, ScaleMethod, Transform
 from ao_core.table import CORE, IN_PROCESS, Table, name_of, taken
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from ao_core.plugins import PluginLoader
 
 Record: TypeAlias = (
-    "DType | Layout | Op | Kernel | ScaleMethod | Transform | Recipe | type[torch.optim.Optimizer]"
+    "DType | Layout | Op | Kernel | ScaleMethod | Transform | Algorithm | Recipe"
+    " | type[torch.optim.Optimizer]"
 )
 
 __all__ = [
@@ -64,6 +65,7 @@ class Registry:
         self.lock = threading.RLock()
         self._loader: PluginLoader | None = None
         self._transform_of: dict[type, tuple[Transform, str]] = {}
+        self._algorithm_of: dict[type, tuple[Algorithm, str]] = {}
 
         self.dtypes: Table[DType] = Table(
             self, "dtypes", "dtype", "a DType", lambda r: isinstance(r, DType)
@@ -84,6 +86,9 @@ class Registry:
         )
         self.transforms: Table[Transform] = Table(
             self, "transforms", "transform", "a Transform", lambda r: isinstance(r, Transform)
+        )
+        self.algorithms: Table[Algorithm] = Table(
+            self, "algorithms", "algorithm", "an Algorithm", lambda r: isinstance(r, Algorithm)
         )
         self.recipes: Table[Recipe] = Table(
             self, "recipes", "recipe", "a Recipe", lambda r: isinstance(r, Recipe)
@@ -106,6 +111,7 @@ class Registry:
             "kernels": self.kernels,
             "scale_methods": self.scale_methods,
             "transforms": self.transforms,
+            "algorithms": self.algorithms,
             "recipes": self.recipes,
             "optimizers": self.optimizers,
         }
@@ -151,6 +157,13 @@ class Registry:
             notes = [self.loader.origin(config_type), *self.notes()]
             raise UnknownNameError("configuration class", config_type.__name__, known, notes)
         return self._transform_of[config_type][0]
+
+    def algorithm_for(self, config_type: type[Config]) -> Algorithm | None:
+        """The algorithm of exactly this class of configuration, if any; a miss loads the plugins once."""
+        if config_type not in self._algorithm_of:
+            self.load_plugins()
+        found = self._algorithm_of.get(config_type)
+        return None if found is None else found[0]
 
     def freeze(self) -> None:
         """Close the tables of ops, kernels and layouts, plugins included; done at the first selection.
@@ -205,13 +218,16 @@ class Registry:
     def insert(self, table: Table[Any], record: Any, provider: str) -> None:
         """Put a record into a known table; `add` is the public way."""
         self._check_shared_name(table, record, provider)
-        if isinstance(record, Transform):
+        if isinstance(record, (Transform, Algorithm)):
+            claims: dict[type, tuple[Any, str]] = (
+                self._transform_of if isinstance(record, Transform) else self._algorithm_of
+            )
             config_type = record.config_type
-            if config_type in self._transform_of:
-                owner = self._transform_of[config_type][1]
+            if config_type in claims:
+                owner = claims[config_type][1]
                 raise taken("configuration class", config_type.__name__, owner, provider)
             table.insert(record, provider)
-            self._transform_of[config_type] = (record, provider)
+            claims[config_type] = (record, provider)
             return
         if isinstance(record, Op):
             table.check_free(record, provider)
@@ -219,18 +235,18 @@ class Registry:
         table.insert(record, provider)
 
     def _check_shared_name(self, table: Table[Any], record: Any, provider: str) -> None:
-        """Raise where a recipe has the name of another package's transform, or the reverse.
+        """Raise where a recipe has the name of another package's transform or algorithm, or the reverse.
 
-        `resolve_config` finds both by one name, and a package must not change what another's name means.
+        `resolve_config` finds all by one name, and a package must not change what another's name means.
         """
-        tables: dict[str, Table[Any]] = {"recipe": self.transforms, "transform": self.recipes}
-        others = tables.get(table.kind)
-        if others is None or provider == CORE:  # which comes first
+        shared = (self.recipes, self.transforms, self.algorithms)
+        if table not in shared or provider == CORE:  # which comes first
             return
         name = name_of(record)
-        if others.local(name) is not None and others.provider(name) != provider:
-            claimant = f"{provider} (as a {table.kind})"
-            raise taken(others.kind, name, others.provider(name), claimant)
+        for others in (each for each in shared if each is not table):
+            if others.local(name) is not None and others.provider(name) != provider:
+                claimant = f"{provider} (as a {table.kind})"
+                raise taken(others.kind, name, others.provider(name), claimant)
 
     def _table_of(self, record: object) -> Table[Any]:
         for table in self.tables.values():

@@ -146,10 +146,11 @@ def _plan_one(
 def _for_head(config: Config) -> Config | None:
     """What a head gets in place of a configuration; None: nothing else."""
     try:
-        transform = registry.transform_for(type(config))
+        return registry.transform_for(type(config)).for_head(config)
     except UnknownNameError:
-        return None  # a pattern of pruning; where a transform is missing, applying it says so
-    return transform.for_head(config)
+        # an algorithm, or a pattern of pruning; where a transform is missing, applying it says so
+        algorithm = registry.algorithm_for(type(config))
+        return None if algorithm is None else algorithm.for_head(config)
 
 
 def _plain(fqn: str) -> str:

@@ -47,7 +47,7 @@ def test_every_kind_of_record(site, registry, load):
 import torch
 from ao_core.config import Config as Base
 from ao_core.layouts.base import Layout
-from ao_core.records import Recipe, ScaleMethod, Transform
+from ao_core.records import Algorithm, Recipe, ScaleMethod, Transform
 
 class Config(Base): pass
 class Flip(Layout):
@@ -65,6 +65,8 @@ def ao_scale_methods(): return [ScaleMethod("s", None)]
 @hookimpl
 def ao_transforms(): return {Transform(Config, "t", 1, same)}
 @hookimpl
+def ao_algorithms(): return [Algorithm("a", Config, same, same)]
+@hookimpl
 def ao_recipes(): return [Recipe("good/r", Config())]
 @hookimpl
 def ao_optimizers(): return [Momentum]
@@ -78,6 +80,7 @@ def ao_optimizers(): return [Momentum]
         "kernels": ["k"],
         "scale_methods": ["s"],
         "transforms": ["t"],
+        "algorithms": ["a"],
         "recipes": ["good/r"],
         "optimizers": ["Momentum"],
     }

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ao_core.hookspecs import hookimpl
-from ao_core.records import DType, Recipe, Transform
+from ao_core.records import Algorithm, DType, Recipe, Transform
+from ao_quant.calibration.algorithms import ALGORITHMS
 from ao_quant.dtypes import DTYPES
 from ao_quant.recipes import RECIPES
 from ao_quant.transforms import TRANSFORMS
 
-__all__ = ["ao_api", "ao_dtypes", "ao_recipes", "ao_transforms"]
+__all__ = ["ao_algorithms", "ao_api", "ao_dtypes", "ao_recipes", "ao_transforms"]
 
 
 @hookimpl
@@ -29,6 +30,12 @@ def ao_dtypes() -> Iterable[DType]:
 def ao_transforms() -> Iterable[Transform]:
     """One transform for each configuration."""
     return TRANSFORMS
+
+
+@hookimpl
+def ao_algorithms() -> Iterable[Algorithm]:
+    """What finds static scales of activations."""
+    return ALGORITHMS
 
 
 @hookimpl

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ao_core import FqnToConfig
-from ao_core.samples import answer
+from ao_core.calibration import answer
 from ao_sparsity import (
     NofM,
     PruneReport,
@@ -246,6 +246,61 @@ def test_report(model, data):
     assert PruneReport.from_json(report.to_json()) == report
     assert report.to_dict()["sparsity"] == report.sparsity
     assert math.isclose(report.sparsity, report.removed / (37 * 52 + 19 * 3))
+
+
+class Layer(nn.Module):
+    """A block of a residual stream, which counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.calls = nn.Linear(12, 20), nn.Linear(20, 12), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Deep(nn.Module):
+    def __init__(self, depth):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(depth))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("pattern", [NofM(2, 4), Unstructured(0.5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sparsegpt_is_a_run_of_the_whole_model_for_each_layer(pattern, dtype):
+    """Bit for bit, however the layers are reached."""
+    model, data = Deep(3).to(dtype), [torch.randn(9, 12).to(dtype) for _ in range(3)]
+    found = prune_sparsegpt(model, data, pattern)
+    plain = copy.deepcopy(model)
+    for name in [f"layers.{n}.{each}" for n in range(3) for each in ("up", "down")]:
+        layer, hessian = plain.get_submodule(name), torch.zeros(())
+        seen = []
+        handle = layer.register_forward_pre_hook(lambda _m, args, seen=seen: seen.append(args[0]))
+        with torch.no_grad():
+            for batch in data:
+                plain(batch)
+            handle.remove()
+            for rows in seen:
+                hessian = hessian + (rows.float().t() @ rows.float()).double()
+            new, mask = sparsegpt(layer.weight.detach(), hessian, pattern)
+            layer.weight.copy_(new)
+        assert torch.equal(found.weights[f"{name}.weight"], new), name
+        assert torch.equal(found.masks[f"{name}.weight"], mask), name
+
+
+def test_cost_of_sparsegpt_is_linear_in_the_number_of_blocks():
+    for depth in (4, 8):
+        model = Deep(depth)
+        prune_sparsegpt(model, [torch.randn(9, 12), torch.randn(3, 12)], NofM(2, 4))
+        # for each batch: once to find the order, for each of two layers, and for the outputs
+        assert {layer.calls for layer in model.layers[:-1]} == {2 * 4}
+        assert model.layers[-1].calls == 2 * 3
 
 
 def test_progress(model, data):

@@ -41,7 +41,7 @@ def relative_difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> 
         same = a == b
         wrong += float((a - b).masked_fill(same, 0).square().sum())
         total += float(a.masked_fill(a.isinf(), 0).square().sum())
-    return (wrong / max(total, torch.finfo(torch.float64).tiny)) ** 0.5
+    return float((wrong / max(total, torch.finfo(torch.float64).tiny)) ** 0.5)
 
 
 def prove(

@@ -44,7 +44,7 @@ class Labels:
             low = torch.where(high == -low, 0, low * high.sign())
             self._link[high.abs()] = low
 
-    def zero_point(self, labels: Tensor) -> None:
+    def zero(self, labels: Tensor) -> None:
         """The scales of labels are 1."""
         self._link[self.find(labels).abs()] = 0
 

@@ -91,7 +91,8 @@ def keeping_mean(rotation: Tensor) -> Tensor:
     normal = (first - ones) / (first - ones).norm() if size > 1 else torch.zeros_like(first)
     mirror = torch.eye(size).to(first) - 2 * normal.outer(normal)
     middle = torch.block_diag(first[:1].reshape(1, 1), rotation.double())
-    return (mirror @ middle @ mirror).to(rotation.dtype)
+    found: Tensor = (mirror @ middle @ mirror).to(rotation.dtype)
+    return found
 
 
 def rotated(
@@ -188,14 +189,12 @@ def _moved(old: Tensor, site: ScaledDimension, scales: Tensor, norm: str) -> Ten
     factors = factors.reshape([-1 if dim == site.dim else 1 for dim in range(old.ndim)])
     if site.exponent > 0:
         return (old + site.offset) * factors - site.offset
-    zero_point = factors == 0
-    if bool((zero_point & (old + site.offset != 0)).any()):
+    zero = factors == 0
+    if bool((zero & (old + site.offset != 0)).any()):
         raise GraphError(
             f"{norm} has a zero where {site.parameter} has none, so it cannot move into what reads it"
         )
-    return torch.where(
-        zero_point, old, (old + site.offset) / factors.masked_fill(zero_point, 1) - site.offset
-    )
+    return torch.where(zero, old, (old + site.offset) / factors.masked_fill(zero, 1) - site.offset)
 
 
 def unfoldable(group: ScaleGroup, parameter: str, others: Sequence[str]) -> str | None:

@@ -208,7 +208,7 @@ def _grouped(state: Scaling, call: Call) -> Value:
     terms = state.alive(value_of(state, weight)).terms
     for term in terms:
         if term.shape[0] > 1:  # it varies over the experts
-            state.labels.zero_point(term)
+            state.labels.zero(term)
     flat = state.alive(Value(tuple(term[0] for term in terms)))
     return state.contract(value_of(state, x), flat, 2, reads=bool(call.sources.get(weight)))
 
@@ -261,7 +261,7 @@ def _embedding(state: Scaling, call: Call) -> Value:
     terms = value_of(state, call["weight"]).terms
     for term in terms:
         if term.shape[0] > 1:
-            state.labels.zero_point(term)
+            state.labels.zero(term)
     alive = state.alive(Value(terms)).terms
     return Value(tuple(_leading(term[0], call) for term in alive))
 
@@ -272,10 +272,11 @@ def _conv(state: Scaling, call: Call) -> Value:
     ndim = len(_shape(weight))
     if len(_shape(x)) != ndim or not isinstance(groups, int):
         return block_all(state, call)
-    rows, columns = [], []
+    rows: list[Tensor] = []
+    columns: list[Tensor] = []
     for term in state.alive(value_of(state, weight)).terms:
         if any(n > 1 for n in term.shape[2:]) or min(term.shape[:2]) > 1:
-            state.labels.zero_point(term)
+            state.labels.zero(term)
         else:
             (rows if term.shape[0] > 1 else columns).append(term)
     incoming = [state.constant(t, range(2, ndim)) for t in state.alive(value_of(state, x)).terms]
@@ -314,10 +315,10 @@ def _glu(state: Scaling, call: Call) -> Value:
     for term in state.alive(value_of(state, x)).terms:
         whole = term.expand(_shape(x)) if term.shape[dim] > 1 else term.expand_as(term)
         if term.shape[dim] == 1:
-            state.labels.zero_point(term)
+            state.labels.zero(term)
             continue
         half, gate = whole.chunk(2, dim)
-        state.labels.zero_point(compact(gate))
+        state.labels.zero(compact(gate))
         terms.append(compact(half))
     return Value(tuple(terms))
 

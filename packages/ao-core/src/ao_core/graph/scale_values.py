@@ -45,7 +45,7 @@ class Scaling:
         """These tensors cannot be scaled."""
         for value in values:
             for term in value.terms:
-                self.labels.zero_point(term)
+                self.labels.zero(term)
 
     def constant(self, term: Tensor, dims: Iterable[int]) -> Tensor:
         """A term that cannot vary along some dimensions."""
@@ -60,7 +60,7 @@ class Scaling:
         """The only term of a value, with that many dimensions; others are made 1."""
         value = self.alive(value)
         for term in value.terms[1:]:
-            self.labels.zero_point(term)
+            self.labels.zero(term)
         return (
             _front(value.terms[0], ndim)
             if value.terms
@@ -87,7 +87,7 @@ class Scaling:
             for term in (_front(t, ndim) for t in value.terms):
                 pattern = tuple(size > 1 for size in term.shape)
                 if pattern in table:
-                    self.labels.zero_point(term)
+                    self.labels.zero(term)
                 else:
                     table[pattern] = term
             tables.append(table)
@@ -97,7 +97,7 @@ class Scaling:
                 if pattern in shared:
                     self.labels.unify(tables[0][pattern], term)
                 else:
-                    self.labels.zero_point(term)
+                    self.labels.zero(term)
         return self.alive(Value(tuple(tables[0][pattern] for pattern in sorted(shared))))
 
     def contract(self, a: Value, b: Value, ndim: int, *, reads: bool) -> Value:
@@ -123,7 +123,7 @@ class Scaling:
     def _one(self, terms: Sequence[Tensor], across: int, ndim: int) -> Tensor:
         """Only one term along the dimension that is summed over, the same for all rows (columns)."""
         for term in terms[1:]:
-            self.labels.zero_point(term)
+            self.labels.zero(term)
         if not terms:
             return torch.zeros([1] * ndim, dtype=torch.int64)
         return self.constant(terms[0], [across])

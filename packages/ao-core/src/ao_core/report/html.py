@@ -9,13 +9,23 @@ from math import ceil, floor, isfinite, log10
 from typing import TYPE_CHECKING
 
 from ao_core.errors import MissingExtraError
-from ao_core.report.text import decibels, names, percent, shape_text, size_text, summary
+from ao_core.report.text import (
+    calibrated_texts,
+    decibels,
+    names,
+    percent,
+    shape_text,
+    size_text,
+    summary,
+)
 
 if TYPE_CHECKING:
-    from ao_core.report.records import Report
+    from ao_core.report.records import ParameterRecord, Report
 
 __all__ = ["report_html"]
 
+#: fields of records -> heads of their columns, shown where a record has them
+_CALIBRATED = {"rows": "Rows", "damping": "Damping", "error_vs_rtn": "Error/RTN"}
 #: all in units of the SVG, which are pixels
 _HEIGHT, _LEFT, _WIDTH = 200.0, 64.0, 1200.0
 #: from one bar to the next; more than fit the width at the least are scrolled
@@ -64,10 +74,19 @@ def report_html(report: Report, title: str) -> str:
     environment.filters.update(
         size=size_text, db=decibels, percent=percent, shape=shape_text, names=names
     )
+    shown = [name for name in _CALIBRATED if name not in report.silent]
+
+    def calibrated(record: ParameterRecord) -> list[tuple[str, object]]:
+        texts = dict(zip(_CALIBRATED, calibrated_texts(record), strict=True))
+        values = {name: getattr(record, name) for name in shown}
+        return [(texts[name], "" if value is None else value) for name, value in values.items()]
+
+    environment.filters["calibrated"] = calibrated
     return environment.get_template("page.html.j2").render(
         report=report,
         title=title,
         summary=summary(report),
+        calibrated=tuple(_CALIBRATED[name] for name in shown),
         config=json.dumps(report.config, indent=2, ensure_ascii=False),
         charts=[chart for chart in (_quality(report), _sizes(report)) if chart is not None],
     )

@@ -55,11 +55,18 @@ _FIELDS = Fields(
                     "seconds": _NUMBER,
                     "tied": Items(TEXT),
                     "sparsity": Optional(_NUMBER),
+                    "rows": Optional(COUNT),
+                    "damping": Optional(_NUMBER),
+                    "error_vs_rtn": Optional(_NUMBER),
+                    "note": TEXT,
                 },
             )
         ),
-    }
+    },
+    {"calibration": TEXT},
 )
+#: fields of records that only calibration fills: in JSON and tables where one of a report has them
+CALIBRATED = ("rows", "damping", "error_vs_rtn", "note")
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,15 @@ class ParameterRecord:
     tied: tuple[str, ...] = ()
     #: share of the elements that are not stored; None: all are
     sparsity: float | None = None
+    #: rows of calibration data that were multiplied with it; None: it needed none
+    rows: int | None = None
+    #: share of the mean of the Hessian's diagonal that an algorithm added to it; None: it says nothing
+    damping: float | None = None
+    #: squared error of the outputs on the calibration data, over that of the same format rounded to nearest:
+    #: below 1 is better; None: nothing to compare
+    error_vs_rtn: float | None = None
+    #: what else there is to say of how it was done; else empty
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,6 +109,8 @@ class Report:
 
     config: dict[str, Any]
     records: tuple[ParameterRecord, ...] = field(default_factory=tuple)
+    #: how the inputs of weights were made that were calibrated in turn; else empty
+    calibration: str = ""
 
     def __iter__(self) -> Iterator[ParameterRecord]:
         return iter(self.records)
@@ -130,8 +148,19 @@ class Report:
             "bytes_after": self.bytes_after,
             "coverage_percent": self.coverage,
             "seconds": self.seconds,
-            "records": [_record_to_dict(record) for record in self.records],
+            "records": [_record_to_dict(record, self.silent) for record in self.records],
+            **({"calibration": self.calibration} if self.calibration else {}),
         }
+
+    @property
+    def silent(self) -> frozenset[str]:
+        """Those fields that calibration fills and no record has."""
+        nothing = (None, "")
+        return frozenset(
+            name
+            for name in CALIBRATED
+            if all(getattr(record, name) in nothing for record in self.records)
+        )
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Report:
@@ -140,7 +169,8 @@ class Report:
             check(data, _FIELDS, "report")
         except SchemaError as error:
             raise ConfigError(f"not a report: {error}") from error
-        return cls(dict(data["config"]), tuple(map(_record_from_dict, data["records"])))
+        records = tuple(map(_record_from_dict, data["records"]))
+        return cls(dict(data["config"]), records, str(data.get("calibration", "")))
 
     def to_json(self) -> str:
         """JSON text of `to_dict`; an SQNR that is no finite number is the string "inf" or "nan"."""
@@ -191,8 +221,8 @@ class Report:
         )
 
 
-def _record_to_dict(record: ParameterRecord) -> dict[str, Any]:
-    data = asdict(record)
+def _record_to_dict(record: ParameterRecord, silent: frozenset[str]) -> dict[str, Any]:
+    data = {key: value for key, value in asdict(record).items() if key not in silent}
     if record.sqnr_db is not None and not isfinite(record.sqnr_db):
         data["sqnr_db"] = str(record.sqnr_db)
     return data

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "aligned",
+    "calibrated_texts",
     "decibels",
     "left_alone",
     "names",
@@ -23,8 +24,11 @@ __all__ = [
     "summary",
 ]
 
-_HEADER = ("parameter", "shape", "format", "kernel", "before", "after", "SQNR", "sparsity")
-_RIGHT = (4, 5, 6, 7)
+_HEADER = (
+    *("parameter", "shape", "format", "kernel", "before", "after", "SQNR", "sparsity"),
+    *("rows", "damping", "error/RTN"),
+)
+_RIGHT = tuple(range(4, len(_HEADER)))
 #: characters of a column that is folded, at least
 _NARROWEST = 20
 
@@ -40,12 +44,15 @@ def report_text(report: Report) -> str:
         blocks.append(aligned([[row[column] for column in shown] for row in rows], right=right))
     if other := [f"  {names(r)}: {r.reason}" for r in quantized if r.reason]:
         blocks.append("\n".join([f"in another format ({len(other)}):", *other]))
-    return "\n\n".join([*blocks, *left_alone(report), summary(report)])
+    if notes := [f"  {names(r)}: {r.note}" for r in report.records if r.note]:
+        blocks.append("\n".join([f"notes ({len(notes)}):", *notes]))
+    calibration = [f"calibrated by {report.calibration}"] if report.calibration else []
+    return "\n\n".join([*blocks, *left_alone(report), *calibration, summary(report)])
 
 
 def _says(column: int, rows: Sequence[Sequence[str]]) -> bool:
     """Whether a column has anything to say: in training kernels and SQNR are empty, and bytes stay."""
-    if _HEADER[column] in ("kernel", "SQNR", "sparsity"):
+    if _HEADER[column] in ("kernel", *_HEADER[_HEADER.index("SQNR") :]):
         return any(row[column] for row in rows)
     before, after = _HEADER.index("before"), _HEADER.index("after")
     return column != after or any(row[before] != row[after] for row in rows)
@@ -151,4 +158,14 @@ def _row(record: ParameterRecord) -> tuple[str, ...]:
         size_text(record.bytes_after),
         decibels(record.sqnr_db),
         percent(record.sparsity),
+        *calibrated_texts(record),
+    )
+
+
+def calibrated_texts(record: ParameterRecord) -> tuple[str, str, str]:
+    """Rows seen, damping used and error against rounding to nearest, empty where there is nothing to say."""
+    return (
+        "" if record.rows is None else f"{record.rows:,}",
+        "" if record.damping is None else f"{record.damping:g}",
+        "" if record.error_vs_rtn is None else f"{record.error_vs_rtn:.3f}",
     )

@@ -69,8 +69,16 @@ class KernelSteps:
     """Input steps are taken by the kernel if it declares them, else before it; never ignored."""
 
     kernel: str
-    record: Kernel
-    trial: Any
+
+    @property
+    def record(self) -> Kernel:
+        """The record under test."""
+        raise NotImplementedError
+
+    @property
+    def trial(self) -> Any:
+        """How the op of the kernel is tried."""
+        raise NotImplementedError
 
     def test_input_steps(self, one: Any) -> None:
         """All steps together, and each that the kernel declares by itself: the product is the logical one.

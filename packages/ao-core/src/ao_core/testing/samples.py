@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,7 +107,7 @@ def quantized(x: Tensor, spec: Spec) -> QTensor:
 
     Static scales of activations fit Gaussian ones, of which few are clipped.
     """
-    steps = step_values(spec, tuple(x.shape))
+    steps: dict[str, Any] = step_values(spec, tuple(x.shape))
     if spec.act is None or not spec.act.is_static:
         return quantize_tensor(x, spec, **steps)
     low, high = torch.tensor(-3.0), torch.tensor(3.5)
@@ -120,7 +121,8 @@ def activations(x: Tensor, w: QTensor, expert: int | None = None) -> Tensor:
         # what the stored weight is multiplied by, and what that is to the logical one
         matrix, stored = step_matrix(w, expert), without_steps(w, len(w.spec.input))
         values = activations((x.double() @ matrix.t()).to(x.dtype), stored)
-        return values @ torch.linalg.inv(matrix).t()
+        out: Tensor = values @ torch.linalg.inv(matrix).t()
+        return out
     if w.spec.act is None:
         return x.double()
     matrix = x.float().reshape(-1, x.shape[-1])

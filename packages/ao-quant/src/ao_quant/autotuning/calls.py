@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ao_core.samples import Sample, answer, evaluating, tensor_of
+from ao_core.calibration import Sample, answer, evaluating, tensor_of
 from ao_core.targets import Decision
 
 __all__ = ["Use", "Uses", "bound", "record"]

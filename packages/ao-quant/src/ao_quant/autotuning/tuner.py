@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from ao_core.arguments import checked
+from ao_core.calibration import Sample, evaluating, tensor_of
 from ao_core.config import Config, ConfigLike, config_to_dict
 from ao_core.errors import ConfigError, UnsupportedOp
 from ao_core.numerics import error_sums, sqnr_of_sums
 from ao_core.outcome import warn_caller
 from ao_core.progress import Progress, watched
 from ao_core.quantize import convert, quantize_
-from ao_core.samples import Sample, evaluating, tensor_of
 from ao_core.targets import Decision, FilterFn, decide
 from ao_core.tensor import check_quantizable
 from ao_quant.autotuning.cache import Cache, default_folder, machine

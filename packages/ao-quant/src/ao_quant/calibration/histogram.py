@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Histogram", "count_bins", "points", "quantile"]
+__all__ = ["Histogram", "added", "count_bins", "points", "quantile"]
 
 #: bfloat16 numbers in an octave, octaves that are kept, and bins of one sign: the first for what is less
 _STEPS, _OCTAVES = 128, 32
@@ -55,6 +55,13 @@ def count_bins(histogram: Histogram, x: Tensor, magnitude: float) -> Histogram:
         place += torch.signbit(slab) * _BINS
         counts = counts + torch.bincount(place, minlength=2 * _BINS).view(2, _BINS)
     return Histogram(counts, top)
+
+
+def added(a: Histogram, b: Histogram) -> Histogram:
+    """The histogram of the values of both."""
+    top = max(a.top, b.top)
+    first, second = (_moved(each.counts, (top - each.top) * _STEPS) for each in (a, b))
+    return Histogram(first.to(second.device) + second, top)
 
 
 def points(histogram: Histogram) -> tuple[Tensor, Tensor]:

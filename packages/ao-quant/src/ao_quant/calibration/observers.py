@@ -19,9 +19,18 @@ from ao_core.records import DType
 from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec
 from ao_core.tensor.activations import static_qparams_of_range
-from ao_quant.calibration.histogram import Histogram, count_bins, points, quantile
+from ao_quant.calibration.histogram import Histogram, added, count_bins, points, quantile
 
-__all__ = ["OBSERVERS", "Observed", "Observer", "Range", "observe", "qparams", "steps_are_wide"]
+__all__ = [
+    "OBSERVERS",
+    "Observed",
+    "Observer",
+    "Range",
+    "merged",
+    "observe",
+    "qparams",
+    "steps_are_wide",
+]
 
 #: factors by which the least squared error is searched, as powers of two: first and second round
 _COARSE = tuple(-step / 4 for step in range(41))
@@ -88,6 +97,15 @@ def observe(state: Observed, x: Tensor) -> Observed:
         histogram = count_bins(histogram, x, max(-low, high))
     total = state.total + float(torch.linalg.vector_norm(x, 1, dtype=torch.float32))
     return Observed(seen, state.count + x.numel(), histogram, total)
+
+
+def merged(a: Observed, b: Observed) -> Observed:
+    """The state of what both saw, as if `b` had been observed after `a`."""
+    histogram = None
+    if a.histogram is not None and b.histogram is not None:
+        histogram = added(a.histogram, b.histogram)
+    low, high = min(a.range.low, b.range.low), max(a.range.high, b.range.high)
+    return Observed(Range(low, high), a.count + b.count, histogram, a.total + b.total)
 
 
 def qparams(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from ao_core.config import FqnToConfig
+from ao_core.calibration.algorithms import config_of
 from ao_core.errors import QuantizationError
 from ao_core.spec import Spec
 from ao_core.targets import Decision
@@ -22,7 +21,7 @@ from ao_quant.calibration.observers import (
 )
 from ao_quant.configs import StaticConfig
 
-__all__ = ["Calibration", "Watched", "config_of"]
+__all__ = ["Calibration", "Watched", "config_of", "why_not_static"]
 
 
 @dataclass
@@ -59,11 +58,6 @@ class Watched:
         return qparams(self.state, self.observer, self.act, self.config.percentile)
 
 
-def config_of(decisions: Sequence[Decision]) -> FqnToConfig:
-    """What is decided for each parameter as a configuration, by name."""
-    return FqnToConfig({p.fqn: p.config for p in decisions if p.config is not None} or {"*": None})
-
-
 @dataclass
 class Calibration:
     """What `prepare` decided for each parameter, and what was seen since; `str()` is a table.
@@ -93,7 +87,7 @@ class Calibration:
         """Weights whose activations have outliers: one scale would leave nothing of most values."""
         return [n for n, each in self.watched.items() if each.state.count and each.has_outliers]
 
-    def note(self, name: str, x: Tensor) -> None:
+    def note(self, name: str, number: int, x: Tensor) -> None:
         """Observe activations of a weight.
 
         Raises:
@@ -122,7 +116,7 @@ class Calibration:
                 done.append(replace(decide, config=None, reason="it saw no data in calibration"))
             elif outliers != "static" and each.has_outliers:
                 config = each.config.dynamic() if outliers == "dynamic" else None
-                done.append(replace(decide, config=config, reason=_why_not_static(each.state)))
+                done.append(replace(decide, config=config, reason=why_not_static(each.state)))
             else:
                 done.append(replace(decide, config=each.config.calibrated(*each.qparams())))
         return done
@@ -143,7 +137,8 @@ class Calibration:
         return "\n".join([*lines, f"{self.nbytes:,} bytes"])
 
 
-def _why_not_static(state: Observed) -> str:
+def why_not_static(state: Observed) -> str:
+    """The sentence on activations with outliers."""
     low, high = state.range
     return (
         f"its inputs have outliers, from {low:.4g} to {high:.4g} where the mean magnitude is "

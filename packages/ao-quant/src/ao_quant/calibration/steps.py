@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ao_core.arguments import checked
+from ao_core.calibration import observing
 from ao_core.config import Config, ConfigLike, FqnToConfig, resolve_config
 from ao_core.errors import ConfigError, QuantizationError
-from ao_core.observing import observing
 from ao_core.outcome import warn_caller
 from ao_core.progress import Progress
 from ao_core.quantize import apply_decisions, transformed
@@ -58,7 +58,7 @@ def prepare(model: nn.Module, config: ConfigLike, filter_fn: FilterFn | None = N
             )
     config = resolve_config(config)
     for each in _configs(config):
-        _ready(each).check()
+        ready(each).check()
     calibration = Calibration(tuple(decide(model, config, filter_fn)))
     reasons = []
     for entry in calibration.decisions:
@@ -144,7 +144,7 @@ def convert(
         )
     decisions = calibration.decided(outliers)
     if calibration.outliers:
-        _warn_of_outliers(calibration.outliers, outliers)
+        warn_of_outliers(calibration.outliers, outliers)
     report = apply_decisions(
         model, config_of(decisions), decisions, device=device, strict=strict, progress=progress
     )
@@ -156,7 +156,7 @@ class OutlierWarning(UserWarning):
     """Activations have outliers, for which one scale for all tokens is no good."""
 
 
-def _warn_of_outliers(names: list[str], outliers: str) -> None:
+def warn_of_outliers(names: list[str], outliers: str) -> None:
     """Name the weights, and say what they get."""
     done = {
         "dynamic": "they have a scale for each token instead",
@@ -205,7 +205,7 @@ def _waits(config: Config | None) -> bool:
     return isinstance(config, StaticConfig) and config.act_scale is None
 
 
-def _ready(config: Config) -> Config:
+def ready(config: Config) -> Config:
     """The configuration, with some scale where it waits for one."""
     if not _waits(config):
         return config
@@ -224,6 +224,6 @@ def _why_not(entry: Decision) -> str:
     if is_converted(tensor):
         return "its products are in low precision already"
     check_quantizable(tensor, entry.fqn)
-    tried = replace(entry, config=_ready(entry.config))
+    tried = replace(entry, config=ready(entry.config))
     new = transformed(tried, torch.empty_like(tensor, device="meta"))
     return new.reason if isinstance(new, Skip) else ""

@@ -76,9 +76,10 @@ class StaticConfig(WeightConfig):
         if self.act_scale is None:
             self._refuse(
                 "act_scale",
-                "static scales of activations come from data. Calibrate: ao_quant.prepare(model, config), "
-                "run batches within `with ao_quant.calibrate(model):`, then ao_quant.convert(model). A "
-                "checkpoint takes the configuration of the report that convert returns",
+                "static scales of activations come from data: quantize_(model, config, data=batches), or "
+                "ao_quant.prepare(model, config), batches within `with ao_quant.calibrate(model):`, and "
+                "ao_quant.convert(model). A checkpoint takes the configuration of the report that "
+                "either returns",
             )
 
 

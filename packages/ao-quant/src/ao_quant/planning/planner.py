@@ -9,12 +9,12 @@ from math import inf, isfinite
 from torch import Tensor, nn
 
 from ao_core.arguments import checked
+from ao_core.calibration import Sample, answer
 from ao_core.config import Config, ConfigLike
 from ao_core.errors import ConfigError
 from ao_core.progress import Progress, watched
 from ao_core.quantize import transformed
 from ao_core.records import Skip
-from ao_core.samples import Sample, answer
 from ao_core.targets import Decision, FilterFn
 from ao_core.targets import decide as decide
 from ao_core.tensor import QTensor, check_quantizable, is_converted

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ao_core.arguments import shown
+from ao_core.calibration import Inputs
 from ao_core.config import Config, FqnToConfig
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.progress import Progress, watched
@@ -86,6 +87,7 @@ def pruning_by_score(
     score: Callable[[Decision], Tensor | str],
     scope: str,
     progress: Progress,
+    inputs: Mapping[str, Inputs] | None = None,
 ) -> Pruning:
     """Masks that keep what has the greatest scores.
 
@@ -95,6 +97,7 @@ def pruning_by_score(
         score: of each element of a parameter's matrix, or why there is none.
         scope: one of `SCOPES`; with "model", parameters of the same pattern share its budget.
         progress: as for `quantize_`.
+        inputs: by name, what was seen of the inputs of parameters, for the report.
     """
     if scope not in SCOPES:
         raise ConfigError(f"scope={scope!r}: use one of {', '.join(map(repr, SCOPES))}")
@@ -109,7 +112,7 @@ def pruning_by_score(
             kept = pattern_of(group[0]).masks([each for _, each in scored], scope)
             for (entry, _), mask in zip(scored, kept, strict=True):
                 masks[entry.fqn] = unmatrix(mask, entry)
-    return pruning(method, decisions, scope, masks, reasons)
+    return pruning(method, decisions, scope, masks, reasons, inputs=inputs)
 
 
 def _groups(entries: Sequence[Decision], scope: str) -> list[list[Decision]]:
@@ -129,9 +132,11 @@ def pruning(
     masks: dict[str, Tensor],
     reasons: dict[str, str],
     weights: dict[str, Tensor] | None = None,
+    inputs: Mapping[str, Inputs] | None = None,
 ) -> Pruning:
     """Masks with their report; `reasons`: why parameters that were asked for have none."""
     records = []
+    inputs = inputs or {}
     for entry in decisions:
         common: dict[str, Any] = {
             "fqn": entry.fqn,
@@ -145,6 +150,7 @@ def pruning(
             records.append(PruneRecord(status="skipped", reason=reasons[entry.fqn], **common))
         else:
             removed = mask.numel() - int(mask.count_nonzero())
+            seen = inputs.get(entry.fqn)
             records.append(
                 PruneRecord(
                     status="pruned",
@@ -152,6 +158,8 @@ def pruning(
                     pattern=str(entry.config),
                     weights=mask.numel(),
                     removed=removed,
+                    rows=None if seen is None else seen.rows,
+                    note="" if seen is None else seen.note,
                     **common,
                 )
             )

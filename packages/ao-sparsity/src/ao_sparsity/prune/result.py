@@ -36,6 +36,10 @@ class PruneRecord:
     removed: int = 0
     #: other names of the same tensor
     tied: tuple[str, ...] = ()
+    #: rows of calibration data that were multiplied with it; None: the method needs none
+    rows: int | None = None
+    #: what is not as it would be with more data; else empty
+    note: str = ""
 
     @property
     def sparsity(self) -> float:
@@ -107,6 +111,8 @@ class PruneReport:
             f"{self.method}, by {self.scope}: {self.removed:,} of {self.weights:,} weights removed "
             f"({100 * self.sparsity:.2f}%) in {len(pruned)} of {len(self.records)} parameters"
         )
+        if notes := [f"  {names(record)}: {record.note}" for record in pruned if record.note]:
+            blocks.append("\n".join([f"notes ({len(notes)}):", *notes]))
         return "\n\n".join([*blocks, *left_alone(self), total])
 
 

@@ -6,20 +6,27 @@ What follows in the row makes up for a weight that goes, by the formula of the o
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 import torch
 from torch import Tensor, nn
 
 from ao_core.arguments import checked_but
+from ao_core.calibration import (
+    HESSIAN,
+    Data,
+    Inputs,
+    Statistics,
+    batches_of,
+    matrices,
+    no_inputs,
+    unmatrices,
+    visit,
+)
 from ao_core.config import Config
 from ao_core.errors import ConfigError, QuantizationError
-from ao_core.progress import Progress, watched
-from ao_core.samples import replaced
+from ao_core.progress import Progress
 from ao_core.targets import Decision, FilterFn
 from ao_sparsity.masks import greatest_mask, n_of_m_mask
 from ao_sparsity.prune.choosing import chosen, pattern_of, pruning, why_not
-from ao_sparsity.prune.inputs import UNSEEN, Data, batches_of, groups_of, no_inputs
 from ao_sparsity.prune.patterns import NofM, Pattern, Unstructured
 from ao_sparsity.prune.result import Pruning
 
@@ -40,9 +47,9 @@ def prune_sparsegpt(
     """Masks, and new values of the weights that stay, which make up for those that go.
 
     Layer by layer, in the order in which the data reaches them: each sees the inputs that the layers pruned
-    before it make. Layers with the same inputs share a Hessian, of which there is one at a time; for each,
-    the model is run on the data as far as that layer. Convolutions, experts and what the data does not
-    reach are skipped, and the report says so.
+    before it make. Layers with the same inputs share a Hessian, of which there is one at a time. Blocks that
+    are called one after the other run by themselves, so the cost is linear in their number; see
+    `ao_core.calibration.visit`. What the data does not reach is skipped, and the report says so.
 
     Args:
         model: any module, on any device; it is as it was afterwards. Which parameters are pruned is as
@@ -72,33 +79,45 @@ def prune_sparsegpt(
             reasons[entry.fqn] = reason
         else:
             entries.append(entry)
-    groups = groups_of(model, batches, entries)
-    seen = {entry.fqn for group in groups for entry in group.entries}
-    reasons |= {entry.fqn: UNSEEN for entry in entries if entry.fqn not in seen}
     masks: dict[str, Tensor] = {}
-    weights: dict[str, Tensor] = {}
-    with ExitStack() as changed:
-        for group in watched(groups, [group.fqn for group in groups], progress, "sparsegpt"):
-            hessian = _Hessian()
-            group.inputs(model, batches, hessian.add)
-            for entry in group.entries:
-                new, mask = sparsegpt(
-                    entry.tensor.detach(), hessian.sum, pattern_of(entry), damping, block
-                )
-                masks[entry.fqn], weights[entry.fqn] = mask, new
-                changed.enter_context(replaced([(entry.owners, new)]))
-    return pruning("sparsegpt", decisions, "layer", masks, reasons, weights)
+    seen: dict[str, Inputs] = {}
+    factors = _Factors(damping)
+
+    def rewrite(entry: Decision, inputs: Inputs) -> Tensor:
+        weight = matrices(entry.tensor.detach(), entry.owners[0])
+        found = [
+            _swept(one, factors.of(each), pattern_of(entry), block)
+            for one, each in zip(weight, inputs.statistics, strict=True)
+        ]
+        new, mask = (torch.stack(each) for each in zip(*found, strict=True))
+        masks[entry.fqn], seen[entry.fqn] = unmatrices(mask, entry.tensor.shape), inputs
+        return unmatrices(new, entry.tensor.shape)
+
+    done = visit(
+        model,
+        batches,
+        entries,
+        lambda entry: (HESSIAN,),
+        rewrite,
+        progress=progress,
+        what="sparsegpt",
+    )
+    reasons |= done.unseen
+    return pruning("sparsegpt", decisions, "layer", masks, reasons, done.values, seen)
 
 
-class _Hessian:
-    """The sum of x xᵀ over all inputs, in float64."""
+class _Factors:
+    """The factor of the Hessian that was asked for last: weights with the same inputs share it."""
 
-    def __init__(self) -> None:
-        self.sum = torch.zeros((), device="cpu")
+    def __init__(self, damping: float) -> None:
+        self._damping = damping
+        self._last: tuple[Statistics, Tensor] | None = None
 
-    def add(self, rows: Tensor) -> None:
-        """More inputs, (rows, in)."""
-        self.sum = self.sum.to(rows.device) + (rows.t() @ rows).double()
+    def of(self, statistics: Statistics) -> Tensor:
+        """As `_inverse_factor` gives it."""
+        if self._last is None or self._last[0] is not statistics:
+            self._last = statistics, _inverse_factor(statistics["hessian"], self._damping)
+        return self._last[1]
 
 
 def sparsegpt(
@@ -118,8 +137,12 @@ def sparsegpt(
         QuantizationError: the Hessian cannot be inverted.
     """
     _check(pattern, block)
+    return _swept(weight, _inverse_factor(hessian, damping), pattern, block)
+
+
+def _swept(weight: Tensor, factor: Tensor, pattern: Pattern, block: int) -> tuple[Tensor, Tensor]:
+    """The same, given the factor of the damped Hessian's inverse."""
     columns = weight.shape[1]
-    factor = _inverse_factor(hessian, damping)
     new, kept = weight.to(torch.float64, copy=True), torch.ones_like(weight, dtype=torch.bool)
     for start in range(0, columns, block):
         stop = min(start + block, columns)

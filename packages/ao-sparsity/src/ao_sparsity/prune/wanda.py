@@ -6,11 +6,20 @@ import torch
 from torch import Tensor, nn
 
 from ao_core.arguments import checked_but
+from ao_core.calibration import (
+    SQUARES,
+    UNSEEN,
+    Data,
+    batches_of,
+    collect,
+    inputs_of,
+    matrices,
+    no_inputs,
+)
 from ao_core.config import Config
 from ao_core.progress import Progress
 from ao_core.targets import Decision, FilterFn
 from ao_sparsity.prune.choosing import chosen, matrix, pruning_by_score
-from ao_sparsity.prune.inputs import UNSEEN, Data, batches_of, no_inputs, observe, rows_of
 from ao_sparsity.prune.result import Pruning
 
 __all__ = ["prune_wanda"]
@@ -28,8 +37,8 @@ def prune_wanda(
 ) -> Pruning:
     """Masks that keep the weights of the greatest `|W| · ‖x‖₂`, x being the inputs of their column.
 
-    The data is run once, through the model as it is, in evaluation mode. Convolutions, experts and what
-    the data does not reach are skipped, and the report says so.
+    The data is run once, through the model as it is, in evaluation mode. What the data does not reach is
+    skipped, and the report says so.
 
     Args:
         model: any module; it is not changed. Which parameters are pruned is as for `quantize_`.
@@ -46,19 +55,17 @@ def prune_wanda(
     """
     batches = batches_of(data, "Wanda")
     decisions = chosen(model, pattern, filter_fn)
-    squares: dict[str, Tensor] = {}
-
-    def note(name: str, x: Tensor) -> None:
-        found = rows_of(name, x).square().sum(0, dtype=torch.float64)
-        squares[name] = squares[name] + found if name in squares else found
+    asked = [entry for entry in decisions if entry.config is not None and not no_inputs(entry)]
+    groups = collect(model, batches, asked, lambda entry: (SQUARES,), progress)
+    seen = {e.fqn: inputs_of(e, group.statistics) for group in groups for e in group.entries}
 
     def score(entry: Decision) -> Tensor | str:
         if reason := no_inputs(entry):
             return reason
-        if entry.fqn not in squares:
+        if entry.fqn not in seen or not seen[entry.fqn].rows:
             return UNSEEN
-        return matrix(entry).abs().double() * squares[entry.fqn].sqrt()
+        norms = torch.stack([each["squares"] for each in seen[entry.fqn].statistics]).sqrt()
+        weight = matrices(entry.tensor.detach(), entry.owners[0]).abs().double()
+        return (weight * norms.unsqueeze(1)).reshape(matrix(entry).shape)
 
-    asked = [entry for entry in decisions if entry.config is not None and not no_inputs(entry)]
-    observe(model, batches, asked, note, progress)
-    return pruning_by_score("wanda", decisions, score, scope, None)
+    return pruning_by_score("wanda", decisions, score, scope, None, seen)

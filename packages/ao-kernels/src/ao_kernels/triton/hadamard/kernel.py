@@ -1,5 +1,7 @@
 """The Hadamard transform of blocks; see `ao_kernels.triton.hadamard.op`."""
 
+# mypy: ignore-errors
+
 import triton
 import triton.language as tl
 

@@ -1,6 +1,6 @@
 """PTX that the kernels hold, as text, which NumPy models run: loads, permutations, arithmetic.
 
-What turns codes into numbers is in `ao_kernels.triton.weight_only.decode_ptx`, but for 2:4 sparse weights. Every launch
+What turns codes into numbers is in `weight_only.decode_ptx`, but for 2:4 sparse weights. Every launch
 asks for its texts, so those of several lines are made once.
 """
 

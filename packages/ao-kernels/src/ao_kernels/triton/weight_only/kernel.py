@@ -1,4 +1,4 @@
-"""Products of activations with weights in planes; see `ao_kernels.triton.weight_only.layout` for the layout."""
+"""Products of activations with weights in planes; `weight_only.layout` describes the layout."""
 
 # mypy: ignore-errors
 

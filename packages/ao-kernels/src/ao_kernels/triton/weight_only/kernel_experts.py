@@ -1,4 +1,4 @@
-"""Products of activations with the weights of experts in planes; see `ao_kernels.triton.weight_only.layout`."""
+"""Products of activations with the weights of experts in planes; see `weight_only.layout`."""
 
 # mypy: ignore-errors
 

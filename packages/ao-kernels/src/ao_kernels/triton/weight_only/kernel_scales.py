@@ -1,4 +1,4 @@
-"""Scales of 8 bits, as `ao_kernels.triton.weight_only.scales` says that they lie; see there for the assembly."""
+"""Scales of 8 bits; `weight_only.scales` describes their layout and the assembly."""
 
 # mypy: ignore-errors
 

@@ -38,7 +38,7 @@ def tiling(n: int, k: int, group: int, fmt: Format) -> Tiling:
 class Plane16(Layout):
     """For a weight (N, K), or (E, N, K), of up to 8 bits: tiles of 128 rows and 2 to 16 planes.
 
-    As many codes as a tile has planes fill so many words of 16 bits (see `ao_kernels.triton.weight_only.packing`): of 4
+    As many codes as a tile has planes fill so many words of 16 bits (see `weight_only.packing`): of 4
     bits, bits 4j and up of a word are the code of plane j, but for formats that are looked up or `spread`.
     So the words of a row in a tile hold runs of neighbouring columns, and a product takes activations as they
     are. Parts:

@@ -13,7 +13,16 @@ from ao_core.arguments import shown
 from ao_core.errors import AoError, ConfigError, QuantizationError
 from ao_core.records import Target
 
-__all__ = ["Replacement", "Sample", "answer", "call", "evaluating", "replaced", "tensor_of"]
+__all__ = [
+    "Replacement",
+    "Sample",
+    "answer",
+    "blaming",
+    "call",
+    "evaluating",
+    "replaced",
+    "tensor_of",
+]
 
 #: input of a model: its only argument, all positional ones, or all by keyword
 Sample = Tensor | tuple[Any, ...] | Mapping[str, Any]
@@ -28,8 +37,15 @@ def call(model: nn.Module, sample: Sample, name: str = "sample") -> Any:
         ConfigError: the model raises TypeError, ValueError, IndexError or RuntimeError, which come of inputs
             that it cannot be called with; but for lack of memory, which stays what it is.
     """
-    try:
+    with blaming(model, sample, name):
         return _call(model, sample)
+
+
+@contextmanager
+def blaming(model: nn.Module, sample: Sample, name: str) -> Iterator[None]:
+    """Within this context errors that come of a model's inputs are errors of the argument `name`."""
+    try:
+        yield
     except (AoError, torch.OutOfMemoryError):
         raise
     except (TypeError, ValueError, IndexError, RuntimeError) as error:

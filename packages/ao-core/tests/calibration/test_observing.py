@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from ao_core.calibration import answer, observing, replaced, tensor_of
 from ao_core.errors import ConfigError, QuantizationError
-from ao_core.observing import observing
 from ao_core.records import Target
-from ao_core.samples import answer, replaced, tensor_of
 
 
 class Model(nn.Module):
@@ -29,7 +28,7 @@ def test_products_are_seen_wherever_they_are_made():
     seen: list[tuple[str, torch.Tensor]] = []
     with observing(
         [(name, model.get_parameter(name)) for name in watched],
-        lambda name, x: seen.append((name, x.detach().clone())),
+        lambda name, number, x: seen.append((name, x.detach().clone())),
     ):
         model(x)
     names = [name for name, _ in seen]

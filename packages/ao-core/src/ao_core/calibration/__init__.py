@@ -1,0 +1,71 @@
+"""Calibration: what a model's weights are multiplied with, seen and gathered from batches of data."""
+
+from __future__ import annotations
+
+from ao_core.calibration.gathering import Group, Need, collect
+from ao_core.calibration.inputs import UNSEEN, Data, batches_of, no_inputs
+from ao_core.calibration.matrices import matrices, matrix_shape, unmatrices
+from ao_core.calibration.observing import Note, observing
+from ao_core.calibration.samples import (
+    Replacement,
+    Sample,
+    answer,
+    call,
+    evaluating,
+    replaced,
+    tensor_of,
+)
+from ao_core.calibration.statistics import (
+    ABS_MAX,
+    HESSIAN,
+    RANGE,
+    SQUARES,
+    SUMS,
+    State,
+    Statistic,
+    Statistics,
+    merged,
+    merged_over_ranks,
+    sampled_rows,
+    union,
+)
+from ao_core.calibration.visit import Inputs, Rewrite, Visit, inputs_of, visit
+
+__all__ = [
+    "ABS_MAX",
+    "HESSIAN",
+    "RANGE",
+    "SQUARES",
+    "SUMS",
+    "UNSEEN",
+    "Data",
+    "Group",
+    "Inputs",
+    "Need",
+    "Note",
+    "Replacement",
+    "Rewrite",
+    "Sample",
+    "State",
+    "Statistic",
+    "Statistics",
+    "Visit",
+    "answer",
+    "batches_of",
+    "call",
+    "collect",
+    "evaluating",
+    "inputs_of",
+    "matrices",
+    "matrix_shape",
+    "merged",
+    "merged_over_ranks",
+    "no_inputs",
+    "observing",
+    "replaced",
+    "sampled_rows",
+    "tensor_of",
+    "union",
+    "unmatrices",
+    "visit",
+]

@@ -1,0 +1,221 @@
+"""`quantize_` with data: what algorithms make of the weights of a model, and the report of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ao_core.calibration.gathering import collect
+from ao_core.calibration.inputs import UNSEEN, no_inputs
+from ao_core.calibration.matrices import matrices, unmatrices
+from ao_core.calibration.needing import algorithm_of
+from ao_core.calibration.samples import Sample, replaced
+from ao_core.calibration.statistics import Statistic
+from ao_core.calibration.visit import Inputs, inputs_of, visit
+from ao_core.compute import ComputeWeight
+from ao_core.config import Config, FqnToConfig
+from ao_core.installing import Undo
+from ao_core.progress import Progress
+from ao_core.quantize import Converted, apply_decisions, convert, sample_sqnr, transformed
+from ao_core.records import Algorithm, Skip, Solved
+from ao_core.report import Report
+from ao_core.targets import Decision
+from ao_core.tensor import QTensor, check_quantizable
+
+__all__ = ["apply_algorithms", "config_of"]
+
+
+def config_of(decisions: Sequence[Decision]) -> FqnToConfig:
+    """What is decided for each parameter as a configuration, by name."""
+    return FqnToConfig({p.fqn: p.config for p in decisions if p.config is not None} or {"*": None})
+
+
+@dataclass
+class _Work:
+    """What is known of the weights so far, by name."""
+
+    #: what they are converted to, where that is known before the model changes
+    ready: dict[str, Converted] = field(default_factory=dict)
+    #: what else their records say
+    extras: dict[str, dict[str, Any]] = field(default_factory=dict)
+    solved: dict[str, Solved] = field(default_factory=dict)
+    #: configurations that take the place of those that were asked for
+    decided: dict[str, Decision] = field(default_factory=dict)
+
+
+def apply_algorithms(
+    model: nn.Module,
+    config: Config,
+    decisions: Sequence[Decision],
+    batches: Sequence[Sample],
+    *,
+    undo: list[Undo] | None = None,
+    device: torch.device | str | None = None,
+    strict: bool = False,
+    progress: Progress = None,
+) -> Report:
+    """`quantize_` of a configuration that needs data, once it is decided what to do with each parameter.
+
+    First, one run over the data for algorithms that want inputs as the model makes them. Then weights that
+    need no data are quantized, and the others are visited in order, each with inputs that the new weights
+    before it make. Nothing changes in the model until all is found.
+    """
+    work = _Work()
+    solvers: dict[str, Algorithm] = {}
+    entries: list[Decision] = []
+    for entry in decisions:
+        algorithm = algorithm_of(entry.config)
+        if algorithm is None:
+            continue
+        if reason := _why_not(entry, algorithm):
+            work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(reason))
+        elif not isinstance(entry.tensor, QTensor):
+            solvers[entry.fqn] = algorithm
+            entries.append(entry)
+
+    def need(entry: Decision) -> Sequence[Statistic]:
+        return solvers[entry.fqn].needs(entry.config)
+
+    at_once = [entry for entry in entries if not solvers[entry.fqn].sequential]
+    in_turn = [entry for entry in entries if solvers[entry.fqn].sequential]
+    driven = ""
+    if at_once:
+        groups = collect(model, batches, at_once, need, progress)
+        seen = {entry.fqn: group.statistics for group in groups for entry in group.entries}
+        for entry in at_once:
+            _solve(work, solvers, entry, inputs_of(entry, seen.get(entry.fqn, ())))
+    if in_turn:
+        with ExitStack() as stack:
+            _put_in_others(stack, work, decisions, in_turn)
+
+            def rewrite(entry: Decision, inputs: Inputs) -> Tensor | None:
+                _solve(work, solvers, entry, inputs)
+                return work.ready[entry.fqn][0]
+
+            found = visit(model, batches, in_turn, need, rewrite, progress=progress)
+        driven = f"{found.driver} ({found.reason})"
+        for entry in in_turn:
+            if reason := found.unseen.get(entry.fqn, ""):
+                work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(reason))
+    for algorithm in {solver.name: solver for solver in solvers.values()}.values():
+        algorithm.after({n: s for n, s in work.solved.items() if solvers[n] is algorithm})
+    decided = [work.decided.get(entry.fqn, entry) for entry in decisions]
+    moved = {fqn: _moved(done, device) for fqn, done in work.ready.items()}
+    report = apply_decisions(
+        model,
+        config if in_turn else config_of(decided),
+        decided,
+        ready=moved,
+        undo=undo,
+        device=device,
+        strict=strict,
+        progress=progress,
+    )
+    records = [replace(each, **work.extras.get(each.fqn, {})) for each in report.records]
+    return replace(report, records=tuple(records), calibration=driven)
+
+
+def _why_not(entry: Decision, algorithm: Algorithm) -> str:
+    """Why a weight cannot be solved for; empty where it can, or is quantized already."""
+    tensor = entry.tensor
+    if isinstance(tensor, QTensor):
+        return ""  # which `convert` says
+    if isinstance(tensor, ComputeWeight):
+        return "its products are in low precision already"
+    check_quantizable(tensor, entry.fqn)
+    empty = torch.empty_like(tensor, device="meta")
+    reason = algorithm.refuses(empty, entry.config, entry.owners[0])
+    return reason or no_inputs(entry)
+
+
+def _put_in_others(
+    stack: ExitStack, work: _Work, decisions: Sequence[Decision], in_turn: Sequence[Decision]
+) -> None:
+    """Convert what is not visited, and put it into the model for the time of the visit."""
+    visited = {entry.fqn for entry in in_turn}
+    for plan in decisions:
+        entry = work.decided.get(plan.fqn, plan)
+        if entry.config is None or entry.fqn in visited:
+            continue
+        if entry.fqn not in work.ready:
+            work.ready[entry.fqn] = convert(entry, entry.tensor)
+        if (new := work.ready[entry.fqn][0]) is not None:
+            stack.enter_context(replaced([(entry.owners, new)]))
+
+
+def _solve(work: _Work, solvers: dict[str, Algorithm], entry: Decision, inputs: Inputs) -> None:
+    """Let the algorithm of a weight find what is to become of it."""
+    if not inputs.rows:
+        work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(UNSEEN))
+        return
+    dense = entry.tensor.detach()
+    weight = matrices(dense, entry.owners[0])
+    found = solvers[entry.fqn].solve(weight, inputs.statistics, entry.config)
+    if isinstance(found, Skip):
+        work.ready[entry.fqn] = convert(entry, entry.tensor, new=found)
+        return
+    work.solved[entry.fqn] = found
+    extras: dict[str, Any] = {"rows": inputs.rows, "damping": found.damping, "note": inputs.note}
+    other = replace(entry, config=found.config, reason=found.reason or entry.reason)
+    if found.values is None and found.config is not None:
+        work.decided[entry.fqn] = other
+        if solvers[entry.fqn].sequential:
+            work.ready[entry.fqn] = convert(other, entry.tensor)
+    else:
+        new: Tensor | Skip
+        if found.values is None:
+            new = dense
+        elif isinstance(found.values, QTensor):
+            new = found.values
+        else:
+            new = unmatrices(found.values, dense.shape).to(dense.dtype)
+        if found.config is not None and not isinstance(new, QTensor):
+            new = transformed(other, new)
+        parameter, record = convert(entry, entry.tensor, new=new)
+        if parameter is not None:
+            record = replace(record, reason=other.reason, sqnr_db=sample_sqnr(dense, parameter))
+            extras["error_vs_rtn"] = _error_vs_rtn(other, dense, parameter, inputs)
+        work.ready[entry.fqn] = parameter, record
+    work.extras[entry.fqn] = extras
+
+
+def _error_vs_rtn(entry: Decision, dense: Tensor, new: Tensor, inputs: Inputs) -> float | None:
+    """The squared error of the outputs over that of rounding to nearest; None where it is not known."""
+    if entry.config is None:
+        return None
+    nearest = transformed(entry, dense)
+    if isinstance(nearest, Skip):
+        return None
+    errors = [_output_error(entry, dense, each, inputs) for each in (new, nearest)]
+    if errors[0] is None or not errors[1]:
+        return None
+    return errors[0] / errors[1]
+
+
+def _output_error(entry: Decision, dense: Tensor, new: Tensor, inputs: Inputs) -> float | None:
+    """tr(Δ H Δᵀ) of all matrices, Δ being the change of the weight; with the diagonal of H if that is all."""
+    values = new.dequantize() if isinstance(new, QTensor) else new
+    change = matrices(values.detach().to(dense.device).double() - dense.double(), entry.owners[0])
+    total = 0.0
+    for delta_NK, each in zip(change, inputs.statistics, strict=True):
+        keys = each.values
+        if "hessian" in keys:
+            total += float(((delta_NK @ keys["hessian"]) * delta_NK).sum())
+        elif "squares" in keys:
+            total += float((delta_NK.square() @ keys["squares"]).sum())
+        else:
+            return None
+    return total
+
+
+def _moved(done: Converted, device: torch.device | str | None) -> Converted:
+    """A parameter where the model is going to be."""
+    parameter, record = done
+    if parameter is None or device is None:
+        return done
+    return nn.Parameter(parameter.detach().to(device), parameter.requires_grad), record

@@ -1,0 +1,229 @@
+"""Two ways to see the inputs of each group of weights, made by the groups before it as they are by then.
+
+Both are generators: between two groups the caller puts the rewritten weights in. They give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ao_core.calibration.gathering import Gathering, Group
+from ao_core.calibration.inputs import observe
+from ao_core.calibration.observing import Note, observing
+from ao_core.calibration.probe import Holes
+from ao_core.calibration.route import Place, Route
+from ao_core.calibration.samples import Sample, blaming
+from ao_core.calibration.statistics import Statistic, Statistics
+from ao_core.calibration.store import Kept, Store
+from ao_core.calibration.stubs import Chain, Enough, flattened, stubbed
+from ao_core.calibration.trace import Trace
+from ao_core.targets import Decision
+
+__all__ = ["Blocks", "Seen", "prefix"]
+
+#: a group, and the statistics of its inputs; empty where they are not needed
+Seen = tuple[Group, tuple[Statistics, ...]]
+#: a group -> what is needed of its inputs; None: nothing, it is rewritten already
+GroupNeed = Callable[[Group], tuple[Statistic, ...] | None]
+#: (number of a batch, weight, note) runs what makes the inputs of the weight
+Run = Callable[[int, Decision, Note], object]
+
+
+def _gathered(group: Group, need: tuple[Statistic, ...], batches: int, run: Run) -> Seen:
+    """The statistics of a group's inputs over all batches."""
+    entry = group.entries[0]
+    gathering = Gathering({entry.fqn: need})
+    for number in range(batches):
+        gathering.next_batch()
+        run(number, entry, gathering.note)
+    found = gathering.groups([entry])
+    return group, found[0].statistics if found else tuple(
+        Statistics(need) for _ in group.statistics
+    )
+
+
+def prefix(
+    model: nn.Module, batches: Sequence[Sample], groups: Sequence[Group], need: GroupNeed
+) -> Generator[Seen, None, None]:
+    """Run the whole model for each group: right for any module, and quadratic in its depth."""
+
+    def run(batch: int, entry: Decision, note: Note) -> None:
+        observe(model, batches[batch], [entry], note)
+
+    for group in groups:
+        asked = need(group)
+        yield (group, ()) if asked is None else _gathered(group, asked, len(batches), run)
+
+
+@dataclass
+class Blocks:
+    """Run each block on what the one before it returned: linear in the number of blocks.
+
+    The inputs of one block are held for all batches, in a `Store`.
+    """
+
+    model: nn.Module
+    batches: Sequence[Sample]
+    trace: Trace
+    route: Route
+    holes: Holes
+    need: GroupNeed
+    store: Store
+    #: (chain, batch) -> what its last block returned
+    _ends: dict[tuple[int, int], list[Kept | None]] = field(default_factory=dict)
+
+    def visit(self) -> Generator[Seen, None, None]:
+        """All groups in the order of the data, and the statistics of their inputs."""
+        for chain in range(len(self.route.chains)):
+            yield from self._loose(2 * chain)
+            yield from self._chain(chain)
+        yield from self._loose(2 * len(self.route.chains))
+
+    def _is_needed_after(self, place: Place) -> bool:
+        return any(where > place for where, _ in self.route.groups)
+
+    def _seen(self, place: Place, run: Run) -> Generator[Seen, None, None]:
+        for group in (group for where, group in self.route.groups if where == place):
+            asked = self.need(group)
+            yield (group, ()) if asked is None else _gathered(group, asked, len(self.batches), run)
+
+    def _loose(self, segment: int) -> Generator[Seen, None, None]:
+        """Groups in no block: the code around the blocks is run, as far as the next chain."""
+
+        def run(batch: int, entry: Decision, note: Note) -> None:
+            with suppress(Enough), self._around(batch, segment // 2, self._stop):
+                observe(self.model, self.batches[batch], [entry], note)
+
+        return self._seen((segment, 0), run)
+
+    @staticmethod
+    def _stop(block: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise Enough
+
+    def _around(self, batch: int, done: int, act: Callable[..., Any]) -> ExitStack:
+        """A context in which the first chains return what they returned, and `act` is the next one."""
+        stack = ExitStack()
+        for number, chain in enumerate(self.route.chains[: done + 1]):
+            if number < done:
+                stack.enter_context(stubbed(chain, self._returns(batch, number, chain)))
+            else:
+                stack.enter_context(stubbed(chain, act))
+        return stack
+
+    def _returns(self, batch: int, number: int, chain: Chain) -> Callable[..., Any]:
+        last = len(chain.blocks) - 1
+
+        def act(block: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            outputs = self.trace.outputs[batch, self.route.numbers[number], block]
+            if block < last:
+                return outputs.filled(outputs.zeros())
+            ends = self._ends[number, batch]
+            # copies, in case the code around the blocks changes them in place
+            return outputs.filled([e if e is None else self.store.get(e).clone() for e in ends])
+
+        return act
+
+    def _chain(self, number: int) -> Generator[Seen, None, None]:
+        if not self._is_needed_after((2 * number, 0)):
+            return
+        calls = [self._captured(number, batch) for batch in range(len(self.batches))]
+        held: list[list[Kept | None]] = [[] for _ in self.batches]
+        for k, block in enumerate(self.route.chains[number].blocks):
+            place = (2 * number + 1, k)
+
+            def run(
+                batch: int, entry: Decision | None, note: Note, k: int = k, block: nn.Module = block
+            ) -> Any:
+                args, kwargs = calls[batch].arguments(k, held[batch], self.store)
+                weights = [] if entry is None else [(entry.fqn, entry.tensor)]
+                error = blaming(self.model, self.batches[batch], "data")
+                with observing(weights, note), error:
+                    return block(*args, **kwargs)
+
+            yield from self._seen(place, run)
+            for batch, before in enumerate(held):
+                if self._is_needed_after(place):
+                    leaves = pytree.tree_leaves(run(batch, None, _nothing))
+                    held[batch] = [
+                        None if each is None else self.store.put(each) for each in leaves
+                    ]
+                for each in (*before, *calls[batch].finished(k)):
+                    if each is not None:
+                        self.store.drop(each)
+        for batch, outputs in enumerate(held):
+            self._ends[number, batch] = outputs
+
+    def _captured(self, number: int, batch: int) -> _Calls:
+        """What the blocks of a chain are called with, but for what blocks return."""
+        calls = _Calls()
+        kept: dict[int, tuple[Tensor, Kept]] = {}
+        last = len(self.route.chains[number].blocks) - 1
+
+        def act(block: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            leaves, structure = flattened(args, kwargs)
+            found: list[Any] = []
+            for leaf, hole in zip(leaves, self.holes[batch, number, block], strict=True):
+                if hole is not None:
+                    found.append(_Returned(hole))
+                elif isinstance(leaf, Tensor):
+                    if id(leaf) not in kept:
+                        kept[id(leaf)] = leaf, self.store.put(leaf.detach())
+                    found.append(kept[id(leaf)][1])
+                else:
+                    found.append(leaf)
+            calls.blocks.append((found, structure))
+            if block == last:
+                raise Enough
+            outputs = self.trace.outputs[batch, self.route.numbers[number], block]
+            return outputs.filled(outputs.zeros())
+
+        with suppress(Enough), self._around(batch, number, act):
+            observe(self.model, self.batches[batch], [], _nothing)
+        return calls
+
+
+def _nothing(name: str, number: int, x: Tensor) -> None:
+    """A note of nothing."""
+
+
+@dataclass(frozen=True)
+class _Returned:
+    """An argument that is what the block before returned."""
+
+    number: int
+
+
+@dataclass
+class _Calls:
+    """The arguments of each block of a chain in one batch."""
+
+    blocks: list[tuple[list[Any], Any]] = field(default_factory=list)
+
+    def arguments(self, block: int, held: Sequence[Kept | None], store: Store) -> Any:
+        """Those of one block; a tensor that is there twice is one tensor."""
+        leaves, structure = self.blocks[block]
+        loaded: dict[int, Tensor] = {}
+
+        def value(leaf: Any) -> Any:
+            kept = held[leaf.number] if isinstance(leaf, _Returned) else leaf
+            if not isinstance(kept, Kept):
+                return kept
+            if id(kept) not in loaded:
+                loaded[id(kept)] = store.get(kept)
+            return loaded[id(kept)]
+
+        return pytree.tree_unflatten([value(leaf) for leaf in leaves], structure)
+
+    def finished(self, block: int) -> list[Kept]:
+        """What no later block needs of the arguments of this one."""
+        own, later = (
+            {id(leaf): leaf for leaves, _ in part for leaf in leaves if isinstance(leaf, Kept)}
+            for part in (self.blocks[block : block + 1], self.blocks[block + 1 :])
+        )
+        return [kept for key, kept in own.items() if key not in later]

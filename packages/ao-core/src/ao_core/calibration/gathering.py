@@ -1,0 +1,150 @@
+"""Statistics of the inputs of many weights from one run: weights of the same inputs share them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from ao_core.calibration.inputs import finite, observe
+from ao_core.calibration.matrices import matrix_shape
+from ao_core.calibration.samples import Sample
+from ao_core.calibration.statistics import Statistic, Statistics
+from ao_core.progress import Progress, watched
+from ao_core.targets import Decision
+
+__all__ = ["Gathering", "Group", "Need", "collect", "same_tensor"]
+
+#: a weight -> the statistics that are needed of its inputs
+Need = Callable[[Decision], Sequence[Statistic]]
+
+
+@dataclass
+class Group:
+    """Weights that are multiplied with the same inputs, like those of queries, keys and values."""
+
+    entries: list[Decision]
+    #: of the inputs of each matrix of a weight: one, or one for each expert or group of channels
+    statistics: tuple[Statistics, ...]
+
+    @property
+    def fqn(self) -> str:
+        """The name of the first."""
+        return self.entries[0].fqn
+
+
+@dataclass(eq=False)
+class _Node:
+    """Inputs that a matrix has seen, in order; matrices that saw the same ones have the same node."""
+
+    statistics: Statistics
+
+
+@dataclass
+class Gathering:
+    """Takes notes of inputs (`observing` calls `note`) for weights that need statistics of them."""
+
+    #: by the name of the weight, what is needed of its inputs
+    needs: dict[str, tuple[Statistic, ...]]
+    _roots: dict[tuple[Statistic, ...], _Node] = field(default_factory=dict)
+    #: weight -> number of a matrix -> what it has seen
+    _nodes: dict[str, dict[int, _Node]] = field(default_factory=dict)
+    #: the input that came last, held so that no other tensor gets its memory
+    _last: list[Tensor] = field(default_factory=list)
+    #: node -> the node with the last input added; with the first node, whose identity is the key
+    _steps: dict[int, tuple[_Node, _Node]] = field(default_factory=dict)
+    #: weight -> the one after it, in the order of the data; "" comes before the first
+    _after: dict[str, str | None] = field(default_factory=lambda: {"": None})
+    #: the weight that this batch reached last
+    _place: str = ""
+
+    def next_batch(self) -> None:
+        """What comes next belongs to another batch."""
+        self._place = ""
+        self._last.clear()
+        self._steps.clear()
+
+    def note(self, name: str, number: int, x: Tensor) -> None:
+        """Add activations of one matrix."""
+        if not (self._last and same_tensor(self._last[0], x)):
+            self._last[:] = [x]
+            self._steps.clear()
+        need = self.needs[name]
+        nodes = self._nodes.setdefault(name, {})
+        before = nodes.get(number) or self._roots.setdefault(need, _Node(Statistics(need)))
+        if id(before) not in self._steps:
+            rows = finite(name, x) if need else x
+            self._steps[id(before)] = before, _Node(before.statistics.add(rows))
+        nodes[number] = self._steps[id(before)][1]
+        if name not in self._after:
+            self._after[name], self._after[self._place] = self._after[self._place], name
+        self._place = name
+
+    def order(self) -> list[str]:
+        """The weights in the order in which batches reached them first.
+
+        One that other batches did not reach comes right after that which precedes it in its own.
+        """
+        names, name = [], self._after[""]
+        while name is not None:
+            names.append(name)
+            name = self._after[name]
+        return names
+
+    def groups(self, entries: Sequence[Decision]) -> list[Group]:
+        """The weights that the data reached, in the order in which it did, by what they saw."""
+        by_name = {entry.fqn: entry for entry in entries}
+        found: dict[tuple[int, ...], Group] = {}
+        for name in self.order():
+            entry, nodes = by_name[name], self._nodes[name]
+            count = matrix_shape(tuple(entry.tensor.shape), entry.owners[0])[0]
+            seen = [nodes.get(number) for number in range(count)]
+            key = tuple(0 if node is None else id(node) for node in seen)
+            if key not in found:
+                nothing = Statistics(self.needs[name])
+                statistics = tuple(nothing if node is None else node.statistics for node in seen)
+                found[key] = Group([], statistics)
+            found[key].entries.append(entry)
+        return list(found.values())
+
+
+def collect(
+    model: nn.Module,
+    batches: Sequence[Sample],
+    entries: Sequence[Decision],
+    need: Need,
+    progress: Progress = None,
+) -> list[Group]:
+    """Statistics of the inputs that the weights have in the model as it is, from one run over the data.
+
+    Args:
+        model: any module; it is run in evaluation mode and not changed.
+        batches: what `batches_of` gave.
+        entries: the weights; those that the data does not reach are in no group.
+        need: what is needed of the inputs of each.
+        progress: as for `quantize_`, over the batches.
+
+    Raises:
+        QuantizationError: inputs have NaN or inf.
+        ConfigError: the model cannot be called with a batch.
+    """
+    gathering = Gathering({entry.fqn: tuple(need(entry)) for entry in entries})
+
+    names = [f"batch {number}" for number in range(1, len(batches) + 1)]
+    for batch in watched(batches, names, progress, "observe"):
+        gathering.next_batch()
+        observe(model, batch, entries, gathering.note)
+    return gathering.groups(entries)
+
+
+def same_tensor(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are known to be the same values in the same memory."""
+    return (
+        not (a.is_inference() or b.is_inference())  # which count no changes
+        and a.data_ptr() == b.data_ptr()
+        and a.shape == b.shape
+        and a.stride() == b.stride()
+        and a.dtype == b.dtype
+        and a._version == b._version
+    )

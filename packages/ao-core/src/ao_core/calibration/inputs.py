@@ -1,0 +1,84 @@
+"""Batches of calibration data, and running a model on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
+
+from ao_core.arguments import shown
+from ao_core.calibration.observing import Note, observing
+from ao_core.calibration.samples import Sample, call, evaluating
+from ao_core.errors import ConfigError, QuantizationError
+from ao_core.targets import Decision
+from ao_core.tensor.sharding import is_sharded
+from ao_core.weights import is_transposed
+
+__all__ = ["UNSEEN", "Data", "batches_of", "finite", "no_inputs", "observe"]
+
+#: the reason of a weight that the data does not reach
+UNSEEN = "the calibration data never reached it"
+
+#: batches of calibration data, each an input of the model
+Data = Iterable[Sample]
+
+
+def batches_of(data: Data | None, method: str) -> list[Sample]:
+    """The batches.
+
+    Raises:
+        ConfigError: there are none, or `data` is a batch itself.
+    """
+    single = isinstance(data, (Tensor, Mapping, str, bytes)) or not isinstance(data, Iterable)
+    if single:
+        found = "None" if data is None else f"a single {type(data).__name__}"
+        raise ConfigError(
+            f"data={found}: {method} needs calibration data, a list of inputs of the model"
+        )
+    assert data is not None
+    batches = list(data)
+    if not batches:
+        raise ConfigError(f"data is empty: {method} needs calibration data, a list of inputs")
+    for place, batch in enumerate(batches):
+        if not isinstance(batch, (Tensor, tuple, Mapping)):
+            raise ConfigError(
+                f"data[{place}]={shown(batch)}: an input of the model is a tensor, a tuple of arguments or a "
+                "mapping of them"
+            )
+    return batches
+
+
+def no_inputs(entry: Decision) -> str:
+    """Why nothing can be known of the inputs of a weight; empty where it can."""
+    if is_transposed(entry.owners[0]):
+        return "the inputs of (in, out) weights are not observed"
+    module = entry.owners[0].module
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and len(entry.owners) == 1:
+        return "a lookup multiplies nothing"
+    if isinstance(module, _ConvTransposeNd):
+        return "the inputs of transposed convolutions are not observed"
+    if is_sharded(entry.tensor):
+        return "the inputs of sharded weights are not observed; do it before sharding"
+    return ""
+
+
+def finite(name: str, x: Tensor) -> Tensor:
+    """Activations as they are.
+
+    Raises:
+        QuantizationError: they have NaN or inf; names the weight.
+    """
+    if not bool(torch.isfinite(x).all()):
+        raise QuantizationError(
+            f"the inputs of {name} have NaN or inf; find out where the model makes them, or leave the "
+            "layer out"
+        )
+    return x
+
+
+def observe(model: nn.Module, batch: Sample, entries: Sequence[Decision], note: Note) -> None:
+    """Run the model, in evaluation mode and without gradients, and note the inputs of some weights."""
+    with evaluating(model), observing([(e.fqn, e.tensor) for e in entries], note):
+        call(model, batch, "data")

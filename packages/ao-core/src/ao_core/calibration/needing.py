@@ -1,0 +1,102 @@
+"""Configurations that need calibration data, and those that need none: one of both must fit what is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ao_core.arguments import shown
+from ao_core.calibration.inputs import Data, batches_of
+from ao_core.calibration.samples import Sample
+from ao_core.config import Config, ConfigLike, FqnToConfig, resolve_config
+from ao_core.errors import ConfigError
+from ao_core.records import Algorithm
+from ao_core.registry import registry
+from ao_core.report import ParameterRecord, Report
+
+__all__ = ["algorithm_of", "check_data", "joined", "needs_data", "resolved"]
+
+
+def resolved(config: ConfigLike | Sequence[ConfigLike]) -> list[Config]:
+    """A configuration, or each of a list, from whatever stands for it.
+
+    Raises:
+        ConfigError: the list is empty, or holds something else.
+        UnknownNameError: no such recipe.
+    """
+    if isinstance(config, (str, Config, Mapping)) or not isinstance(config, Sequence):
+        return [resolve_config(config)]
+    if not config:
+        raise ConfigError("config=[]: need at least one configuration")
+    return [resolve_config(each) for each in config]
+
+
+def algorithm_of(config: Config | None) -> Algorithm | None:
+    """The algorithm that a configuration needs data for; None where it needs none."""
+    if config is None:
+        return None
+    algorithm = registry.algorithm_for(type(config))
+    return algorithm if algorithm is not None and algorithm.needs(config) else None
+
+
+def needs_data(config: Config) -> bool:
+    """Whether a configuration, or one of a `FqnToConfig`, needs data."""
+    return any(algorithm_of(each) is not None for each in _each(config))
+
+
+def check_data(configs: Sequence[Config], data: Data | None) -> list[Sample] | None:
+    """The batches, once it is sure that all configurations can be applied with them; None without data.
+
+    Raises:
+        ConfigError: data is given and nothing needs it, or the other way round, or a configuration has
+            other reasons.
+    """
+    each = [leaf for config in configs for leaf in _each(config)]
+    needing = [leaf for leaf in each if algorithm_of(leaf) is not None]
+    for leaf in each:
+        if leaf not in needing or data is None:
+            leaf.check()
+    if needing and data is None:
+        raise ConfigError(
+            f"config={shown(needing[0])}: it needs calibration data; pass a list of inputs of the model, "
+            "quantize_(model, config, data=batches)"
+        )
+    if data is None:
+        return None
+    if not needing:
+        names = ", ".join(dict.fromkeys(type(leaf).__name__ for leaf in each))
+        raise ConfigError(
+            f"data={shown(data)}: {names or 'the configuration'} needs no calibration data, which would have "
+            "no effect; leave data out, or use a configuration that needs some"
+        )
+    return batches_of(data, "quantize_")
+
+
+def _each(config: Config) -> list[Config]:
+    if not isinstance(config, FqnToConfig):
+        return [config]
+    return [each for _, each in config.entries if each is not None]
+
+
+def joined(reports: Sequence[Report]) -> Report:
+    """One report of configurations that were applied one after the other.
+
+    A parameter's record is the last one that changed it, with the bytes that it had before the first. The
+    configuration is {"sequence": [those of all]}.
+    """
+    if len(reports) == 1:
+        return reports[0]
+    records = [_joined(each) for each in zip(*(r.records for r in reports), strict=True)]
+    calibration = "; ".join(report.calibration for report in reports if report.calibration)
+    return Report({"sequence": [report.config for report in reports]}, tuple(records), calibration)
+
+
+def _joined(records: Sequence[ParameterRecord]) -> ParameterRecord:
+    ranks = {"kept": 0, "skipped": 1, "quantized": 2}
+    last = max(reversed(records), key=lambda record: ranks[record.status])
+    return replace(
+        last,
+        bytes_before=records[0].bytes_before,
+        seconds=sum(record.seconds for record in records),
+        note="; ".join(dict.fromkeys(record.note for record in records if record.note)),
+    )

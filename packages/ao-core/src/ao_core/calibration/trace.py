@@ -1,0 +1,131 @@
+"""One run of a model over the data: which weights it reaches in which order, and what it calls meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ao_core.calibration.gathering import Gathering, Group
+from ao_core.calibration.inputs import observe
+from ao_core.calibration.samples import Sample, evaluating
+from ao_core.calibration.stubs import Chain, Outputs, flattened, is_plain
+from ao_core.targets import Decision
+
+__all__ = ["Event", "Trace", "traced"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in a run."""
+
+    #: "enter" or "exit" of a block, or "product" with a weight
+    kind: str
+    #: the chain and the block in it
+    block: tuple[int, int] = (-1, -1)
+    #: of the weight
+    fqn: str = ""
+
+
+@dataclass
+class Trace:
+    """What happened, batch by batch."""
+
+    #: containers whose children may be a chain of blocks
+    chains: list[Chain]
+    groups: list[Group] = field(default_factory=list)
+    events: list[list[Event]] = field(default_factory=list)
+    #: (batch, chain, block) -> what the block returned
+    outputs: dict[tuple[int, int, int], Outputs] = field(default_factory=dict)
+    #: chain -> why its blocks cannot be run by themselves
+    reasons: dict[int, str] = field(default_factory=dict)
+
+
+def traced(model: nn.Module, batches: Sequence[Sample], entries: Sequence[Decision]) -> Trace:
+    """Run the model over the data as it is."""
+    trace = Trace(_containers(model))
+    gathering = Gathering({entry.fqn: () for entry in entries})
+
+    def note(name: str, number: int, x: Tensor) -> None:
+        gathering.note(name, number, x)
+        trace.events[-1].append(Event("product", fqn=name))
+
+    with evaluating(model), _hooked(trace, _ambient()):
+        for batch in batches:
+            gathering.next_batch()
+            trace.events.append([])
+            observe(model, batch, entries, note)
+    trace.groups = gathering.groups(entries)
+    return trace
+
+
+def _containers(model: nn.Module) -> list[Chain]:
+    """Modules whose children may be called one after the other; no child is in two of them."""
+    found, taken = [], set[int]()
+    for name, module in model.named_modules():
+        children = list(module.children())
+        ids = {id(child) for child in children}
+        are_apart = len(ids) == len(module._modules) > 1 and not ids & taken
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and are_apart:
+            found.append(Chain(name, module))
+            taken |= ids
+    return found
+
+
+def _ambient() -> tuple[object, ...]:
+    """What of torch's modes changes what a block computes."""
+    autocast = [
+        (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        for kind in ("cpu", "cuda")
+    ]
+    return (*autocast, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+
+
+@contextmanager
+def _hooked(trace: Trace, ambient: tuple[object, ...]) -> Iterator[None]:
+    """Within this context calls of the children of all containers are events."""
+    handles: list[Any] = []
+    versions: dict[tuple[int, int], list[tuple[Tensor, int]]] = {}
+
+    def hooks(place: tuple[int, int]) -> tuple[Callable[..., None], Callable[..., None]]:
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            trace.events[-1].append(Event("enter", place))
+            if _ambient() != ambient:
+                trace.reasons.setdefault(
+                    place[0],
+                    "its blocks are called under an autocast or grad mode of the model's own",
+                )
+            leaves = [leaf for leaf in flattened(args, kwargs)[0] if isinstance(leaf, Tensor)]
+            if any(leaf.is_inference() for leaf in leaves):
+                trace.reasons.setdefault(place[0], "its blocks get tensors of inference mode")
+                leaves = []
+            versions[place] = [(leaf, leaf._version) for leaf in leaves]
+
+        def after(module: nn.Module, args: tuple[Any, ...], kwargs: Any, returned: Any) -> None:
+            trace.events[-1].append(Event("exit", place))
+            if any(leaf._version != version for leaf, version in versions.pop(place, [])):
+                trace.reasons.setdefault(place[0], f"block {place[1]} changes its inputs in place")
+            for leaf in pytree.tree_leaves(returned):
+                if leaf is not None and not is_plain(leaf):
+                    trace.reasons.setdefault(
+                        place[0], f"block {place[1]} returns a {type(leaf).__name__}"
+                    )
+            trace.outputs[(len(trace.events) - 1, *place)] = Outputs.of(returned)
+
+        return before, after
+
+    try:
+        for number, chain in enumerate(trace.chains):
+            for place, block in enumerate(chain.blocks):
+                before, after = hooks((number, place))
+                handles.append(block.register_forward_pre_hook(before, with_kwargs=True))
+                handles.append(block.register_forward_hook(after, with_kwargs=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

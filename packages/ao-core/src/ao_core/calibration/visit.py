@@ -1,0 +1,203 @@
+"""One visit of a model's weights in the order in which data reaches them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from ao_core.calibration.drivers import Blocks, Seen, prefix
+from ao_core.calibration.gathering import Group, Need
+from ao_core.calibration.inputs import UNSEEN
+from ao_core.calibration.probe import probed
+from ao_core.calibration.route import Route, structural
+from ao_core.calibration.samples import Sample, evaluating, replaced
+from ao_core.calibration.statistics import Statistic, Statistics, merged, union
+from ao_core.calibration.store import storing
+from ao_core.calibration.trace import Trace, traced
+from ao_core.errors import ConfigError
+from ao_core.progress import Progress, watched
+from ao_core.targets import Decision
+from ao_core.weights import is_conv
+
+__all__ = ["ACTIVATION_BYTES", "Inputs", "Rewrite", "Visit", "inputs_of", "visit"]
+
+#: bytes of activations that are held in memory between two blocks, unless told otherwise
+ACTIVATION_BYTES = 4 << 30
+#: what a visit may be driven by
+_DRIVERS = ("auto", "blocks", "prefix")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What was seen of the inputs of a weight."""
+
+    #: of each of its matrices, see `matrices`: one, or one for each expert or group of channels
+    statistics: tuple[Statistics, ...]
+    #: rows that were seen, of all matrices
+    rows: int
+    #: what is not as it would be with more data; else empty
+    note: str = ""
+
+
+#: (weight, its inputs) -> its new values, of its shape, or None where it stays as it is
+Rewrite = Callable[[Decision, Inputs], Tensor | None]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What a visit did."""
+
+    #: "blocks" or "prefix"
+    driver: str
+    #: the chains of blocks, or why there are none
+    reason: str
+    #: by name, the new values of weights
+    values: dict[str, Tensor] = field(default_factory=dict)
+    #: by name, rows that were seen
+    rows: dict[str, int] = field(default_factory=dict)
+    #: by name, why a weight was left out
+    unseen: dict[str, str] = field(default_factory=dict)
+    #: bytes of activations that were written to files
+    spilled: int = 0
+
+
+def visit(
+    model: nn.Module,
+    batches: Sequence[Sample],
+    decisions: Sequence[Decision],
+    need: Need,
+    rewrite: Rewrite,
+    *,
+    done: Mapping[str, Tensor] | None = None,
+    driver: str = "auto",
+    activation_bytes: int = ACTIVATION_BYTES,
+    progress: Progress = None,
+    what: str = "visit",
+) -> Visit:
+    """Rewrite weights one after the other, each by inputs that the rewritten ones before it make.
+
+    Weights that are multiplied with the same inputs, like those of queries, keys and values, are a group and
+    share statistics. The first run finds groups and their order. Then, for each group, its inputs are made
+    by one of two drivers, with the same bits:
+
+    - blocks: the children of a ModuleList or Sequential that are called once each, in order, run by
+      themselves on what the one before returned. A block runs once to find the order, once for each of its
+      groups and once for its outputs, so the cost is linear in the number of blocks.
+    - prefix: the whole model runs for each group. Right for any module; quadratic in its depth.
+
+    Args:
+        model: any module, which has its own weights again afterwards. It runs in evaluation mode.
+        batches: what `batches_of` gave.
+        decisions: the weights to visit.
+        need: what is needed of the inputs of each.
+        rewrite: called once for each weight that the data reached, in order; what it returns is in the
+            model from then on, until the visit ends.
+        done: values that an earlier visit, which was interrupted, gave to weights. They are put in without
+            asking `rewrite`, so the rest becomes what it would have been.
+        driver: "auto", blocks where that is proven to be right, else prefix; "blocks", an error where it is
+            not; or "prefix".
+        activation_bytes: bytes of recorded inputs of blocks that are held in memory; what is above goes to
+            files in a temporary folder, which is removed in any case.
+        progress: True for a bar, or a function called with (done, total, name), over groups.
+        what: the title of the bar.
+
+    Raises:
+        ConfigError: the model cannot be called with a batch, or `driver` cannot be used.
+        QuantizationError: inputs have NaN or inf.
+    """
+    if driver not in _DRIVERS:
+        raise ConfigError(f"driver={driver!r}: use one of {', '.join(map(repr, _DRIVERS))}")
+    done = done or {}
+    found = Visit("prefix", "")
+    unseen = {entry.fqn: UNSEEN for entry in decisions}
+
+    def needed(group: Group) -> tuple[Statistic, ...] | None:
+        if all(entry.fqn in done for entry in group.entries):
+            return None
+        return union([need(entry) for entry in group.entries])
+
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(model))
+        trace = traced(model, batches, decisions)
+        route, reason, seen = _routed(model, batches, trace, driver)
+        if route is None:
+            groups = trace.groups
+            driven = prefix(model, batches, groups, needed)
+            store = None
+        else:
+            groups = [group for _, group in route.groups]
+            store = stack.enter_context(storing(activation_bytes))
+            driven = Blocks(model, batches, trace, route, seen, needed, store).visit()
+        stack.callback(driven.close)
+        for _ in watched(groups, [group.fqn for group in groups], progress, what):
+            for entry, new, rows in _rewritten(next(driven), rewrite, done):
+                if rows or new is not None:
+                    del unseen[entry.fqn]
+                    found.rows[entry.fqn] = rows
+                if new is not None:
+                    found.values[entry.fqn] = new
+                    stack.enter_context(replaced([(entry.owners, new)]))
+        spilled = store.spilled if store else 0
+    name = "prefix" if route is None else "blocks"
+    return Visit(name, reason, found.values, found.rows, unseen, spilled)
+
+
+def _routed(
+    model: nn.Module, batches: Sequence[Sample], trace: Trace, driver: str
+) -> tuple[Route | None, str, dict[tuple[int, int, int], tuple[int | None, ...]]]:
+    """The route through blocks that is proven to be right, if any, and why or why not."""
+    if driver == "prefix":
+        return None, "it was asked for", {}
+    while True:
+        route = structural(trace)
+        if not route.chains:
+            text = "; ".join(route.reasons) or "there are no blocks of weights in a row"
+            if driver == "blocks":
+                raise ConfigError(f"driver='blocks': {text}")
+            return None, text, {}
+        holes, wrong, reason = probed(model, batches, trace, route)
+        if wrong < 0:
+            return route, str(route), holes
+        trace.reasons.setdefault(route.numbers[wrong], reason)
+
+
+def _rewritten(
+    seen: Seen, rewrite: Rewrite, done: Mapping[str, Tensor]
+) -> list[tuple[Decision, Tensor | None, int]]:
+    """The weights of a group, with new values and the rows they saw."""
+    group, statistics = seen
+    found: list[tuple[Decision, Tensor | None, int]] = []
+    for entry in group.entries:
+        if entry.fqn in done:
+            found.append((entry, done[entry.fqn], 0))
+            continue
+        inputs = inputs_of(entry, statistics)
+        new = rewrite(entry, inputs) if inputs.rows else None
+        found.append((entry, new, inputs.rows))
+    return found
+
+
+def inputs_of(entry: Decision, statistics: tuple[Statistics, ...]) -> Inputs:
+    """The inputs of a weight: those of experts that saw few rows are the inputs of all experts.
+
+    Few are less than the expert has columns: Σ x xᵀ of so few rows is singular.
+    """
+    rows = sum(each.rows for each in statistics)
+    if len(statistics) == 1 or is_conv(entry.tensor, entry.owners[0]):
+        return Inputs(statistics, rows)
+    columns = entry.tensor.shape[-1]
+    few = [each.rows < columns for each in statistics]
+    if not any(few) or not rows:
+        return Inputs(statistics, rows)
+    everything = merged(statistics)
+    shared = tuple(
+        everything if is_few else each for each, is_few in zip(statistics, few, strict=True)
+    )
+    note = (
+        f"{sum(few)} of {len(few)} experts saw fewer rows than they have columns, {columns}: "
+        f"they share the statistics of the {rows} rows of all experts"
+    )
+    return Inputs(shared, rows, note)
