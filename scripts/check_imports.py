@@ -23,7 +23,7 @@ CORE_LAYERS = (
     "hookspecs",
     "(layouts)",
     "(dtypes) | (scales)",
-    "(numerics) | (observing) | (progress) | (samples)",
+    "(numerics) | (graph) | (observing) | (progress) | (samples)",
     "records",
     (
         "spec : errors : (arguments) : (caches) : (known) : (neutral) : (regular_files) : (safe_globals)"

@@ -59,6 +59,15 @@ def test_import_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_hadamard(tmp_path: Path) -> None:
+    found = rows(CPU / "bench_hadamard.py", tmp_path, "--sizes=16,24", "--rows=2", "--rounds=2")
+    assert {row["orders"] for row in found} == {"16", "12 × 2"}
+    assert {row["contender"] for row in found} == {"dense", "torch", "ao-kernels"}
+    assert all(row["x dense"] == 1 for row in found if row["contender"] == "dense")
+    assert all(row["x torch"] == 1 for row in found if row["contender"] == "torch")
+
+
+@pytest.mark.slow
 def test_gguf(tmp_path: Path) -> None:
     found = rows(GGUF, tmp_path, "--rounds=1", "--rows=4")
     assert {row["encoder"] for row in found} == {"ao", "gguf"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ao_core import DType, lut_dtype, hookimpl
+from ao_core import DType, hookimpl, lut_dtype
 
 POSITIVE = [2.0 ** (-k / 2) for k in range(7)]
 NEGATIVE = [-(2.0 ** (-k / 2)) for k in range(8)]

@@ -46,7 +46,7 @@ def test_absmax_is_the_default_and_what_kernels_do(x):
 
 
 @pytest.mark.parametrize("layout", ["plain", "packed", "flat"])
-@pytest.mark.parametrize("scales", ["mse", "hqq"])
+@pytest.mark.parametrize("scale_method", ["mse", "hqq"])
 def test_every_layout_takes_what_was_chosen(x, layout, scale_method):
     block = (32,) if layout == "flat" else (1, 32)
     spec = Spec("uint3", block, "bfloat16", "int", layout)

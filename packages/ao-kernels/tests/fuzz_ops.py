@@ -45,9 +45,8 @@ def spoil(rng: Random, value: Any) -> Any:
         return spoil_tensor(rng, value)
     if isinstance(value, list):
         place = rng.randrange(len(value))
-        return rng.choice(
-            [value[1:], [*value[:place], spoil_tensor(rng, value[place]), *value[place + 1 :]]]
-        )
+        other = spoil(rng, value[place])
+        return rng.choice([value[1:], [*value[:place], other, *value[place + 1 :]]])
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):

@@ -37,6 +37,12 @@ of activations that are computed and quantized at once, in the shape of the firs
 - ``rms_norm_quantize(x, weight, eps, spec) -> parts``: x (…, K), weight (K,) or None
 - ``silu_mul_quantize(gate, up, spec) -> parts``: gate and up (…, K)
 
+of dense activations:
+
+- ``hadamard(x, block, inverse) -> y``: x (…, K) of any float dtype, y of its shape and dtype, as
+  `numerics.hadamard_transform` and its inverse have it; the spec of the `Call` is a dense one with the
+  block (1, block), see `ao_core.tensor.rotation`
+
 A `Call` of these has the shape of the dense values as both of its shapes, and their dtype as `x_dtype`.
 
 Steps of optimizers work in place on lists of equal length, of one dtype and device:
@@ -89,13 +95,14 @@ __all__ = [
 #: name -> least priority of the band
 BANDS = {"reference": -100, "torch": 0, "compiled": 50, "cuda": 100}
 
-#: ops between dense values and parts, without which nothing works: the reference serves them under
+#: ops without which nothing works, those between dense values and parts: the reference serves them under
 #: every pin where the pinned band does not
 CONVERSIONS = (
     "quantize",
     "quantize_both",
     "rms_norm_quantize",
     "silu_mul_quantize",
+    "hadamard",
     "dequantize",
     "fake_quantize",
     "error_sums",

@@ -11,6 +11,7 @@ __all__ = [
     "ConfigError",
     "DequantizeWarning",
     "FrozenError",
+    "GraphError",
     "MissingExtraError",
     "PluginError",
     "QuantizationError",
@@ -30,6 +31,10 @@ class ConfigError(AoError, ValueError):
 
 class QuantizationError(AoError, ValueError):
     """A tensor cannot be quantized (NaN or inf values, meta device, integer dtype, …)."""
+
+
+class GraphError(AoError, RuntimeError):
+    """A model cannot be traced or copied, or a change of it alters its outputs; the model is as it was."""
 
 
 class UnsupportedOp(AoError, NotImplementedError):

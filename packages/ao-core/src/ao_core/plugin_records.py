@@ -52,7 +52,7 @@ class PluginProblem:
     "register" the plugin is left out whole. After one in "hook ao_dtypes" and the like, the record
     in question, or all of that hook if it raised, is left out and the rest is used. After "state" (it
     changed something for everybody, which was set back) and "speed" all of it is used. Later ones, such as
-    "accepts of kernel 'fast'", are of records in use, each of which is noted once.
+    "refuses of kernel 'fast'", are of records in use, each of which is noted once.
     """
 
     #: of the entry point

@@ -51,7 +51,7 @@ def test_the_result_says_what_was_done_and_why_not(ao, source, tmp_path):
     assert "1 × embeddings are kept" in text
     assert "1 × its name ends in 'rotary', not in weight or _proj" in text
     assert "1 × its dtype is torch.int64" in text
-    assert "4 of 10 parameters quantized" in text
+    assert "4 of 10 parameters changed" in text
     assert text.endswith(f"written to {tmp_path / 'out'}\n")
 
 
@@ -193,7 +193,7 @@ def test_plan_writes_nothing(ao, source, tmp_path):
     assert not (tmp_path / "out").exists()
     rows = {line.split()[0]: line for line in result.stdout.splitlines() if line}
     assert "int4[1×32]" in rows["lm_head.weight"]
-    assert "kept: embeddings are kept" in rows["embed_tokens.weight"]
+    assert "unchanged: embeddings are kept" in rows["embed_tokens.weight"]
     assert "skipped: Linear of odd width 7" in rows["layers.0.odd.weight"]
     assert "4 of 10 tensors to quantize" in result.stdout
     assert "copied too: config.json, tokenizer.model" in result.stdout

@@ -377,7 +377,9 @@ def test_what_raises_does_not_keep_others_from_being_tried():
     )
     with registered(*records):
         suites = {suite.__name__: suite for suite in suites_of("in-process")}
-        assert {"scales[mine]", "kernel[mine]", "layout[raising]", "transform[mine]"} <= set(suites)
+        assert {"scale_method[mine]", "kernel[mine]", "layout[raising]", "transform[mine]"} <= set(
+            suites
+        )
         for name in ("kernel[mine]", "layout[raising]"):
             arguments = _arguments_of(suites[name])
             assert all(isinstance(values[0], Untried) for values in arguments.values())
@@ -388,7 +390,7 @@ def test_what_raises_does_not_keep_others_from_being_tried():
         with pytest.raises(AssertionError, match="data=None: give some"):
             suites["transform[needy]"]().test_has_a_configuration()
         with pytest.raises(CAUGHT):
-            run(suites["scales[mine]"], "test_shape_and_storage")
+            run(suites["scale_method[mine]"], "test_shape_and_storage")
         with pytest.raises((*CAUGHT, KeyError)):
             run(suites["transform[raising]"], "test_quantizes_something")
 

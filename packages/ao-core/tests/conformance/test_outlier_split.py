@@ -130,7 +130,7 @@ def test_outliers_are_kept_wherever_values_are_read_or_written():
         assert float(sqnr(values, again.dequantize())) > 60
 
 
-@pytest.mark.parametrize("scales", ["mse", "hqq"])
+@pytest.mark.parametrize("scale_method", ["mse", "hqq"])
 def test_scales_are_chosen_for_what_the_codes_hold(scale_method):
     """The search sees the values without the outliers, so it is no worse than absmax."""
     w = weight()

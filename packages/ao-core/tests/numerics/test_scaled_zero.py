@@ -57,7 +57,7 @@ def test_what_is_stored_is_finite(zero_scale):
     assert torch.isfinite(q.dequantize()).all()
 
 
-@pytest.mark.parametrize("scales", ["mse", "hqq"])
+@pytest.mark.parametrize("scale_method", ["mse", "hqq"])
 @pytest.mark.parametrize("scale_dtype", ["float32", "float16", NESTED], ids=str)
 def test_searches(scale_method, scale_dtype):
     """Better than the range, and near what they find for zero points in the domain of codes."""

@@ -146,7 +146,7 @@ def test_nobody_else_notices(seen):
         "refuses of kernel 'exits'.*SystemExit",
         "refuses of kernel 'slow'.*takes .* ms",
         "unavailable of kernel 'unavailable'.*KeyError",
-        "fits of layout 'raising'.*KeyError",
+        "refuses of layout 'raising'.*KeyError",
         "kernel 'highest' has priority 1000; the bands go from -100 to 199, so it counts as 199",
         r"kernel 'everything' is for linear of every layout \('\*'\)",
         "changed torch's default dtype.*set back",

@@ -175,7 +175,7 @@ def test_other_layouts_keep_it() -> None:
 def test_files_are_checked() -> None:
     leaves, record = flatten("w", _weight())
     assert record is not None
-    assert {"w.act_scale", "w.act_zero"} < leaves.keys()
+    assert {"w.act_scale", "w.act_zero_point"} < leaves.keys()
     again = rebuild("w", record, leaves.__getitem__)
     assert all(
         same_bits(a, b) for (_, a), (_, b) in zip(again.leaves(), _weight().leaves(), strict=True)
@@ -253,7 +253,7 @@ def test_scales_of_blocks_may_share_a_static_one(shared: float) -> None:
     cast = fake_quantize(x, act, w.act_scale)
     assert torch.equal(fake_quantize(torch.cat([x, 100 * x]), act, w.act_scale)[:9], cast)
     for given in ({}, {"act_scale": 1.0, "act_zero_point": 3}):
-        with pytest.raises(QuantizationError, match="act_(scale|zero)=.*the format"):
+        with pytest.raises(QuantizationError, match="act_(scale|zero_point)=.*the format"):
             quantize_tensor(dense, w.spec, **given)  # type: ignore[arg-type]
 
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "adam/kernels.h"
+#include "hadamard/kernels.h"
 #include "linear/kernels.h"
 #include "quantize/kernels.h"
 #include "sparse/kernels.h"
@@ -15,6 +16,7 @@ struct Isa {
   QuantizeKernels quantize;
   AdamKernels adam;
   SparseKernels sparse;
+  HadamardKernels hadamard;
 };
 
 // The set in use: the best one that the processor has, or the one that AO_CPU_ISA names. It is

@@ -11,6 +11,7 @@ from ao_kernels.cpu.adam import ADAM_KERNELS as CPU_ADAM_KERNELS
 from ao_kernels.cpu.block_sparse import BLOCK_SPARSE_KERNELS, BLOCK_SPARSE_LAYOUTS
 from ao_kernels.cpu.embedding import TILE_KERNELS
 from ao_kernels.cpu.grouped import GROUPED_KERNELS
+from ao_kernels.cpu.hadamard import HADAMARD_KERNELS as CPU_HADAMARD_KERNELS
 from ao_kernels.cpu.linear import LINEAR_KERNELS
 from ao_kernels.cpu.quantize import CODE_KERNELS
 from ao_kernels.cpu.tiles import LAYOUTS
@@ -20,6 +21,7 @@ from ao_kernels.triton.blocks import BLOCK_KERNELS
 from ao_kernels.triton.bsr import BSR_KERNELS, BSR_LAYOUTS
 from ao_kernels.triton.dynamic import DYNAMIC_KERNELS
 from ao_kernels.triton.dynamic4 import DYNAMIC4_KERNELS, DYNAMIC4_LAYOUTS
+from ao_kernels.triton.hadamard import HADAMARD_KERNELS as TRITON_HADAMARD_KERNELS
 from ao_kernels.triton.linear import LAYOUTS as TRITON_LAYOUTS
 from ao_kernels.triton.linear import PLANE16_KERNELS
 from ao_kernels.triton.producers import ROW_KERNELS
@@ -43,7 +45,7 @@ def ao_layouts() -> Iterable[Layout]:
 def ao_kernels() -> Iterable[Kernel]:
     """The compiled kernels; `Kernel.unavailable` loads them, or says why they cannot run."""
     cpu = (*LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS, *CPU_ADAM_KERNELS)
-    cpu = (*cpu, *BLOCK_SPARSE_KERNELS, *TWO_FOUR_KERNELS)
+    cpu = (*cpu, *BLOCK_SPARSE_KERNELS, *TWO_FOUR_KERNELS, *CPU_HADAMARD_KERNELS)
     triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS, *BLOCK_KERNELS)
-    triton = (*triton, *DYNAMIC_KERNELS, *DYNAMIC4_KERNELS)
+    triton = (*triton, *DYNAMIC_KERNELS, *DYNAMIC4_KERNELS, *TRITON_HADAMARD_KERNELS)
     return (*cpu, *triton, *SPARSIFY_KERNELS, *BSR_KERNELS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -290,6 +291,15 @@ def two_four_dequantize(rng: Random) -> Arguments:
     return {**two_four(rng, value, bits), "table": table, "dtype": rng.choice(ELEMENTS)}
 
 
+def hadamard(rng: Random) -> Arguments:
+    """Blocks of powers of two, and of Paley's orders of fields of both kinds."""
+    paley = rng.choice([(), (), (12,), (28,), (20, 12), (52,), (100,)])
+    factors = [*paley, 1 << rng.randint(0, 8 - 2 * len(paley))]
+    columns = math.prod(factors) * rng.randint(1, 3)
+    x = bits_of(rng, (*rng.choice([(), (3,), (2, 9), (0,)]), columns), rng.choice(ELEMENTS))
+    return {"x": x, "factors": factors, "inverse": rng.random() < 0.5}
+
+
 #: op -> valid arguments of it
 OPS: dict[str, Callable[[Random], Arguments]] = {
     "pack_tiles": pack_tiles,
@@ -305,6 +315,7 @@ OPS: dict[str, Callable[[Random], Arguments]] = {
     "error_sums": error_sums,
     "quantize_rows": quantize_rows,
     "adam_step": adam_step,
+    "hadamard": hadamard,
     "block_sparse_linear": block_sparse_linear,
     "two_four_linear": two_four_linear,
     "two_four_dequantize": two_four_dequantize,

@@ -42,6 +42,15 @@ from ao_core.numerics.formats import (
     FloatFormat,
     float_format,
 )
+from ao_core.numerics.hadamard import (
+    hadamard_factors,
+    hadamard_matrix,
+    hadamard_scales,
+    hadamard_transform,
+    has_hadamard,
+    inverse_hadamard_transform,
+    largest_block,
+)
 from ao_core.numerics.ints import decode_int, encode_int
 from ao_core.numerics.mx import MX_MODES, choose_e8m0, decode_e8m0, encode_e8m0
 from ao_core.numerics.rounding import (
@@ -95,6 +104,13 @@ __all__ = [
     "float_format",
     "full_block",
     "grid_shape",
+    "hadamard_factors",
+    "hadamard_matrix",
+    "hadamard_scales",
+    "hadamard_transform",
+    "has_hadamard",
+    "inverse_hadamard_transform",
+    "largest_block",
     "learn_tables",
     "linear_values",
     "pack_bits",

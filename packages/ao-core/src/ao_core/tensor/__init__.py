@@ -22,6 +22,7 @@ from ao_core.tensor.create import (
 )
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import repack, to_canonical, to_layout
+from ao_core.tensor.rotation import hadamard
 from ao_core.tensor.straight_through import straight_through
 from ao_core.tensor.tables import function, rule
 from ao_core.tensor.updates import STOCHASTIC, stochastic_rounding
@@ -34,6 +35,7 @@ __all__ = [
     "dense_memory",
     "fake_quantize",
     "function",
+    "hadamard",
     "quantize_tensor",
     "quantize_values",
     "repack",

@@ -20,11 +20,12 @@ from ao_core.tensor import QTensor
 from ao_core.testing.base import Suite, as_bytes, available_devices, covering
 from ao_core.testing.kernel_codecs import CONVERSIONS
 from ao_core.testing.kernel_ops import PRODUCTS, KernelCase, OpTrial
+from ao_core.testing.kernel_rotation import ROTATIONS
 
 __all__ = ["KernelCase", "KernelSuite"]
 
 #: how each op of `ao_core.dispatch` is tried
-TRIALS: dict[str, OpTrial] = {**PRODUCTS, **CONVERSIONS}
+TRIALS: dict[str, OpTrial] = {**PRODUCTS, **CONVERSIONS, **ROTATIONS}
 #: relative error in norm that rounding in the activations' dtype explains
 _RTOL = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 

@@ -56,6 +56,14 @@ AO_INLINE F to_float(I v) { return {_mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(
 AO_INLINE I round_to_int(F v) { return {_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)}; }
 // Elements 0, 2, 1, 3 of each four: the order in which decoded weights arrive.
 AO_INLINE F swap_middle(F v) { return {_mm256_permute_ps(v.a, 0xD8), _mm256_permute_ps(v.b, 0xD8)}; }
+// Lane i from lane i ^ kDistance.
+template <int kDistance>
+AO_INLINE F swap_lanes(F v) {
+  if constexpr (kDistance == 1) return {_mm256_permute_ps(v.a, 0xB1), _mm256_permute_ps(v.b, 0xB1)};
+  if constexpr (kDistance == 2) return {_mm256_permute_ps(v.a, 0x4E), _mm256_permute_ps(v.b, 0x4E)};
+  if constexpr (kDistance == 4) return {_mm256_permute2f128_ps(v.a, v.a, 1), _mm256_permute2f128_ps(v.b, v.b, 1)};
+  return {v.b, v.a};
+}
 
 template <int kBits>
 AO_INLINE I shift_left(I v) {

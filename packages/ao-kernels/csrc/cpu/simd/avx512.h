@@ -53,6 +53,14 @@ AO_INLINE I max_int(I a, I b) { return _mm512_max_epi32(a, b); }
 AO_INLINE I or_(I a, I b) { return _mm512_or_si512(a, b); }
 // Elements 0, 2, 1, 3 of each four: the order in which decoded weights arrive.
 AO_INLINE F swap_middle(F a) { return _mm512_permute_ps(a, 0xD8); }
+// Lane i from lane i ^ kDistance.
+template <int kDistance>
+AO_INLINE F swap_lanes(F a) {
+  if constexpr (kDistance == 1) return _mm512_permute_ps(a, 0xB1);
+  if constexpr (kDistance == 2) return _mm512_permute_ps(a, 0x4E);
+  if constexpr (kDistance == 4) return _mm512_shuffle_f32x4(a, a, 0xB1);
+  return _mm512_shuffle_f32x4(a, a, 0x4E);
+}
 
 AO_INLINE __mmask16 first(int count) { return static_cast<__mmask16>((1u << count) - 1); }
 

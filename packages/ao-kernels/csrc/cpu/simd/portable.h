@@ -72,6 +72,14 @@ AO_INLINE F to_float(I v) { return each<F>([](i4 p) { return __builtin_convertve
 AO_INLINE I round_to_int(F v) { return each<I>([](f4 p) { return nearest4(p); }, v); }
 // Elements 0, 2, 1, 3 of each four: the order in which decoded weights arrive.
 AO_INLINE F swap_middle(F v) { return each<F>([](f4 p) { return f4{p[0], p[2], p[1], p[3]}; }, v); }
+// Lane i from lane i ^ kDistance.
+template <int kDistance>
+AO_INLINE F swap_lanes(F v) {
+  if constexpr (kDistance == 1) return each<F>([](f4 p) { return __builtin_shufflevector(p, p, 1, 0, 3, 2); }, v);
+  if constexpr (kDistance == 2) return each<F>([](f4 p) { return __builtin_shufflevector(p, p, 2, 3, 0, 1); }, v);
+  if constexpr (kDistance == 4) return {v.b, v.a, v.d, v.c};
+  return {v.c, v.d, v.a, v.b};
+}
 
 template <int kBits>
 AO_INLINE I shift_left(I v) {

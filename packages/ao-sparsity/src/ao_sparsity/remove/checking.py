@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from ao_sparsity.remove.axes import Axis
-from ao_sparsity.remove.copies import sharing, tensors_of
+from ao_core.graph import Axis, Inputs, outputs, relative_difference, tensors_of
 from ao_sparsity.remove.errors import RemovalError
 from ao_sparsity.remove.groups import ChannelGroup
-from ao_sparsity.remove.tracing import Inputs, arguments
 
 __all__ = ["TOLERANCES", "difference", "unread"]
 
@@ -53,29 +49,14 @@ def difference(dense: nn.Module, smaller: nn.Module, inputs: Inputs) -> tuple[fl
     Raises:
         RemovalError: the outputs have no numbers to compare, have NaN, or are of other shapes.
     """
-    expected, found = _outputs(dense, inputs), _outputs(smaller, inputs)
+    expected, found = outputs(dense, inputs), outputs(smaller, inputs)
     if not expected or [t.shape for t in expected] != [t.shape for t in found]:
         raise RemovalError("the outputs of the smaller model are not those of the dense one")
-    wrong = total = 0.0
-    for one, other in zip(expected, found, strict=True):
-        if one.isnan().any():
-            raise RemovalError(
-                "the outputs of the dense model have NaN (in its weights or the example inputs?), "
-                "so it cannot be checked that the smaller one is equal"
-            )
-        a, b = one.double(), other.double()
-        same = a == b  # also where both are infinite
-        wrong += float((a - b).masked_fill(same, 0).square().sum())
-        total += float(a.masked_fill(a.isinf(), 0).square().sum())
+    if any(t.isnan().any() for t in expected):
+        raise RemovalError(
+            "the outputs of the dense model have NaN (in its weights or the example inputs?), "
+            "so it cannot be checked that the smaller one is equal"
+        )
     dtypes = {t.dtype for t in (*expected, *dense.parameters())}
     bound = max((TOLERANCES[dtype] for dtype in dtypes if dtype in TOLERANCES), default=0.0)
-    return (wrong / max(total, torch.finfo(torch.float64).tiny)) ** 0.5, bound
-
-
-def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """The floating-point outputs of a model in evaluation mode."""
-    args, kwargs = arguments(inputs)
-    with torch.no_grad():
-        found: Any = sharing(model)(*args, **kwargs)
-    leaves = pytree.tree_leaves(found)
-    return [t for t in leaves if isinstance(t, Tensor) and t.is_floating_point()]
+    return relative_difference(expected, found), bound

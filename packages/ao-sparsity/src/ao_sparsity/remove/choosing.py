@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from ao_core.arguments import checked
 from ao_core.errors import ConfigError, UnknownNameError
-from ao_sparsity.remove.axes import Axis
-from ao_sparsity.remove.copies import names_of, tensors_of
+from ao_core.graph import Axis, Inputs, names_of, tensors_of
 from ao_sparsity.remove.groups import ChannelGroup, Site, groups_of
-from ao_sparsity.remove.tracing import Inputs, trace
+from ao_sparsity.remove.tracing import trace_for_removal
 
 __all__ = ["Channels", "Kept", "Wanted", "chosen", "ln_structured", "parsed"]
 
@@ -82,7 +81,7 @@ def ln_structured(
         raise ConfigError(f"multiple_of={multiple_of}: need a number of at least 1")
     tensors = tensors_of(model)
     found: dict[Site, list[int]] = {}
-    for group in groups_of(trace(model, example_inputs)).values():
+    for group in groups_of(trace_for_removal(model, example_inputs)).values():
         asked = not (group.inner or group.inexact) if filter_fn is None else filter_fn(group)
         if group.reason is not None or not asked:
             continue

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ao_core.errors import AoError
+from ao_core.errors import GraphError
 
 __all__ = ["RemovalError"]
 
 
-class RemovalError(AoError, RuntimeError):
+class RemovalError(GraphError):
     """Channels could not be removed from a model; the model is as it was."""

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ao_sparsity.remove.axes import Axis
+from ao_core.graph import Axis, Inputs, Traced
 from ao_sparsity.remove.errors import RemovalError
 from ao_sparsity.remove.groups import ChannelGroup
 from ao_sparsity.remove.sizes import Attribute, Attributes, Smaller, Wrong, kind
-from ao_sparsity.remove.tracing import Inputs, Traced
 
 __all__ = ["Fit", "fit"]
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ao_core.arguments import checked
 from ao_core.errors import ConfigError
-from ao_sparsity.remove.axes import Axis, among, atoms, coordinates, find
-from ao_sparsity.remove.tracing import Inputs, Traced, trace
+from ao_core.graph import Axis, Inputs, Traced, among, atoms, coordinates, find
+from ao_sparsity.remove.tracing import trace_for_removal
 
 __all__ = ["ChannelGroup", "Site", "channel_groups", "groups_of"]
 
@@ -81,7 +81,7 @@ def channel_groups(model: nn.Module, example_inputs: Inputs) -> list[ChannelGrou
     Raises:
         RemovalError: the model cannot be exported with these inputs.
     """
-    return list(groups_of(trace(model, example_inputs)).values())
+    return list(groups_of(trace_for_removal(model, example_inputs)).values())
 
 
 def groups_of(traced: Traced) -> dict[Axis, ChannelGroup]:

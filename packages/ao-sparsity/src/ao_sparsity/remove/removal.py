@@ -9,16 +9,15 @@ from torch import Tensor, nn
 
 from ao_core.arguments import checked_but, shown
 from ao_core.errors import ConfigError
-from ao_sparsity.remove.axes import Axis
+from ao_core.graph import Axis, Inputs, Traced, copied, sharing, tensors_of
 from ao_sparsity.remove.checking import difference, unread
 from ao_sparsity.remove.choosing import Channels, Kept, chosen, parsed
-from ao_sparsity.remove.copies import copied, sharing, tensors_of
 from ao_sparsity.remove.errors import RemovalError
 from ao_sparsity.remove.fitting import Fit, fit
 from ao_sparsity.remove.groups import ChannelGroup, groups_of
 from ao_sparsity.remove.report import RemovalReport, Removed
 from ao_sparsity.remove.sizes import Attribute, is_layer, set_attributes, stays
-from ao_sparsity.remove.tracing import Inputs, Traced, trace
+from ao_sparsity.remove.tracing import trace_for_removal
 
 __all__ = ["remove_channels"]
 
@@ -71,7 +70,7 @@ def remove_channels(
     wanted = parsed(model, channels)
     if any(tensor.is_meta for tensor in tensors_of(model).values()):
         raise ConfigError("the model is on the meta device: load its weights first")
-    traced = trace(model, example_inputs)
+    traced = trace_for_removal(model, example_inputs)
     groups = groups_of(traced)
     gone, kept = chosen(groups, wanted, exact=exact)
     found = fit(model, example_inputs, traced, groups, gone)

@@ -14,9 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ao_sparsity.remove.axes import Axis, among, coordinates
-from ao_sparsity.remove.copies import sharing, tensors_of
-from ao_sparsity.remove.tracing import Inputs, Traced, steps
+from ao_core.graph import Axis, Inputs, Traced, among, coordinates, sharing, steps, tensors_of
 
 __all__ = [
     "Attribute",

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from ao_kernels.testing.gates import Gate
-from ao_kernels.triton.gates import adam, blocks, cast, linear, plane32, rows, scaled, sparse
+from ao_kernels.triton.gates import (
+    adam,
+    blocks,
+    cast,
+    hadamard,
+    linear,
+    plane32,
+    rows,
+    scaled,
+    sparse,
+)
 
 __all__ = ["GATES", "MORE"]
 
-_FAMILIES = (linear, adam, blocks, cast, rows, scaled, plane32, sparse)
+_FAMILIES = (linear, adam, blocks, cast, rows, scaled, plane32, sparse, hadamard)
 #: those that CI checks in every change
 GATES: tuple[Gate, ...] = tuple(gate for family in _FAMILIES for gate in family.GATES)
 #: the rest

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ao_sparsity.remove.axes import (
+from ao_core.graph.axes import (
     Axis,
     atoms,
     coordinates,

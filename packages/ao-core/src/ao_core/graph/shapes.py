@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ao_sparsity.remove.axes import Axis, factor, fix, join, product, segment, unify
-from ao_sparsity.remove.calls import Axes, Call
+from ao_core.graph.axes import Axis, factor, fix, join, product, segment, unify
+from ao_core.graph.calls import Axes, Call
 
 __all__ = ["SHAPE_RULES"]
 

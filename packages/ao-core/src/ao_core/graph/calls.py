@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, fx
 
-from ao_sparsity.remove.axes import Axis, fix, unify
+from ao_core.graph.axes import Axis, fix, unify
 
 __all__ = ["Axes", "Call", "Facts", "Read"]
 
@@ -39,6 +39,7 @@ class Call:
 
     name: str
     owner: str
+    node: fx.Node
     bound: dict[str, Any]
     output: Any
     axes_of: dict[fx.Node, Any]

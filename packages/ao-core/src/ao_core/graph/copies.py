@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
 
 from torch import Tensor, nn
 
-from ao_sparsity.remove.errors import RemovalError
+from ao_core.errors import GraphError
 
-__all__ = ["copied", "names_of", "sharing", "tensors_of"]
+__all__ = ["copied", "names_of", "selecting", "sharing", "tensors_of"]
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -34,16 +36,14 @@ def copied(model: nn.Module, others: Mapping[str, Tensor]) -> nn.Module:
     """A deep copy that has, where a name is in `others`, that tensor; what was tied stays tied.
 
     Raises:
-        RemovalError: the model cannot be copied.
+        GraphError: the model cannot be copied.
     """
     tensors = tensors_of(model)
     memo = {id(tensors[name]): other for name, other in others.items()}
     try:
         return copy.deepcopy(model, memo)
     except Exception as error:
-        raise RemovalError(
-            f"the model cannot be copied: {type(error).__name__}: {error}"
-        ) from error
+        raise GraphError(f"the model cannot be copied: {type(error).__name__}: {error}") from error
 
 
 def sharing(model: nn.Module, others: Mapping[str, Tensor] | None = None) -> nn.Module:
@@ -53,3 +53,16 @@ def sharing(model: nn.Module, others: Mapping[str, Tensor] | None = None) -> nn.
     """
     parameters = {n: t for n, t in tensors_of(model).items() if isinstance(t, nn.Parameter)}
     return copied(model, {**parameters, **(others or {})}).eval()
+
+
+def selecting(model: nn.Module, select: Callable[[Any], Any] | None) -> nn.Module:
+    """The module itself (give it a copy), whose calls from now on give `select` of their outputs."""
+    if select is not None:
+        forward = model.forward
+
+        @wraps(forward)
+        def selected(*args: Any, **kwargs: Any) -> Any:
+            return select(forward(*args, **kwargs))
+
+        model.forward = selected
+    return model

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ao_sparsity.remove.axes import Axis, factor, fix, product, unify
-from ao_sparsity.remove.calls import Axes, Call
-from ao_sparsity.remove.shapes import SHAPE_RULES
+from ao_core.graph.axes import Axis, factor, fix, product, unify
+from ao_core.graph.calls import Axes, Call
+from ao_core.graph.shapes import SHAPE_RULES
 
 __all__ = ["RULES", "pointwise"]
 
@@ -46,6 +46,35 @@ def _matmul(call: Call, left: str = "self", right: str = "other") -> Any:
     call.contract(left, a[-1], right, b[-2])
     found = [*call.broadcast(a[:-2], b[:-2]), a[-2], b[-1]]
     return found if left == "self" else call.broadcast(found, call.axes("self"))
+
+
+def _grouped_mm(call: Call) -> Any:
+    """Rows that belong to experts, one matrix (K, N) for each: all experts lose the same channels."""
+    left, right = ("input", "weight") if call["weight"] is not None else ("self", "mat2")
+    x, weight = call.axes(left), call.axes(right)
+    if len(x) != 2 or len(weight) != 3:
+        return call.unknown("its operands are not the rows and the matrices of experts")
+    fix(weight[0], "the experts are counted")
+    call.contract(left, x[-1], right, weight[1])
+    for bias in call.given("bias"):
+        unify(weight[2], bias[-1])
+    return [x[0], weight[2]]
+
+
+def _index_put(call: Call) -> Any:
+    """Values go where indices say: those dimensions are fixed, the others are those of the values."""
+    axes, values, indices = call.axes("self"), call.axes("values"), call["indices"]
+    used = [dim for dim, index in enumerate(indices) if index is not None]
+    if used != list(range(len(used))):
+        return call.unknown("written to in a way that is not traced")
+    for axis in axes[: len(used)]:
+        fix(axis, "indexed by number")
+    for one, other in zip(reversed(axes[len(used) :]), reversed(values), strict=False):
+        if other.size != 1:
+            unify(one, other)
+    for axis in values[: max(len(values) - len(axes) + len(used), 0)]:
+        fix(axis, "indexed by number")
+    return axes
 
 
 def _conv(call: Call) -> Any:
@@ -238,6 +267,8 @@ RULES: dict[str, Callable[[Call], Any]] = {
     "prelu": _prelu,
     **_named("softmax log_softmax _softmax _log_softmax", _softmax),
     **_named("sum mean amax amin var std linalg_vector_norm", _reduce),
+    **_named("grouped_mm_fallback _grouped_mm", _grouped_mm),
+    "index_put": _index_put,
     "outer": _outer,
     **_named("cumsum cumprod diff", _along),
     **_named("__and__ __or__ __xor__", pointwise),
