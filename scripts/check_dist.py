@@ -15,8 +15,10 @@ from workspace import finish
 #: what an sdist may hold, relative to its top folder
 SDIST_ALLOWED = (
     *("src/", "tests/", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md"),
-    *("pyproject.toml", ".gitignore", "csrc/", "hatch_build.py"),
+    *("pyproject.toml", ".gitignore", "csrc/", "hatch_build.py", "checks/", "conftest.py"),
 )
+#: folders of development, which no wheel holds; ao_core.testing is what plugins are tested with
+DEVELOPMENT = {"benchmarks", "checks", "gates", "proofs", "testing", "tests"}
 METADATA_REQUIRED = ("Summary", "License-Expression", "Requires-Python", "Author", "Description")
 
 
@@ -47,6 +49,13 @@ def wheel_problems(path: Path) -> list[str]:
     needed = (f"{module}/__init__.py", f"{module}/py.typed", f"{info}/licenses/LICENSE")
     problems += [f"{needle} is missing" for needle in needed if needle not in names]
     foreign = sorted(n for n in names if not n.startswith((f"{module}/", f"{info}/")))
+    foreign += sorted(
+        n
+        for n in names
+        if n.startswith(f"{module}/")
+        and not n.startswith("ao_core/testing/")
+        and DEVELOPMENT.intersection(Path(n).parts[1:-1])
+    )
     problems += [f"{n} does not belong into the wheel" for n in foreign]
     return problems
 

@@ -15,6 +15,7 @@ CORE_LAYERS = (
     "(checkpoints)",
     "(recipes) : (quantize) : (installing) : (outcome) : (report) : (targets) : (explanation)",
     "(weights)",
+    "(ops)",
     "(torch_kernels)",
     "(tensor)",
     "(dispatch)",

@@ -25,6 +25,8 @@ COMMON_KEYS = (
 )
 #: where it is, a package compiles C++: it has settings beyond the template's
 BUILD_HOOK = "hatch_build.py"
+#: where they are, tests use them, so an sdist holds them: a library of checks, and shared fixtures
+FOR_TESTS = ("checks", "conftest.py")
 FIRST_CHANGE = "changes/+first.feature.md"
 #: pytest settings that only make sense in the workspace
 WORKSPACE_ONLY = {"testpaths", "pythonpath"}
@@ -51,6 +53,8 @@ def expected_settings(package: Path) -> dict[str, Any]:
         targets = settings["tool"]["hatch"]["build"]["targets"]
         targets["sdist"]["include"] += ["/csrc", f"/{BUILD_HOOK}"]
         targets["wheel"]["hooks"] = {"custom": {}}
+    included = settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    included += [f"/{name}" for name in FOR_TESTS if (package / name).exists()]
     return settings
 
 

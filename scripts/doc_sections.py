@@ -7,14 +7,23 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from workspace import ROOT, finish
+from workspace import ROOT, finish, load_toml, packages
 
-__all__ = ["main", "table"]
+__all__ = ["main", "project_plugins", "table"]
 
 #: (page, name of the section) -> its text
 Sections = dict[tuple[Path, str], str]
 #: whether the text in a page and a fresh one say the same
 Same = Callable[[str, str], bool]
+
+
+def project_plugins() -> str:
+    """AO_PLUGINS for the packages of this workspace: what else is installed does not belong here."""
+    names: list[str] = []
+    for package in packages():
+        points = load_toml(package / "pyproject.toml")["project"].get("entry-points", {})
+        names += points.get("ao.plugins", {})
+    return ",".join(sorted(names))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

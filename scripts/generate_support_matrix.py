@@ -25,23 +25,14 @@ from ao_core.records import Call, DType, Kernel, Recipe
 from ao_core.registry import registry
 from ao_core.spec import NO_SCALE, WHOLE, Spec
 from ao_core.tensor import STOCHASTIC, QTensor
-from doc_sections import main, table
-from workspace import ROOT, load_toml, packages
+from doc_sections import main, project_plugins, table
+from workspace import ROOT
 
 RECIPES, MATRIX = ROOT / "docs" / "recipes.md", ROOT / "docs" / "support-matrix.md"
 #: rows of activations that stand for a decoding step, a small and a large batch
 BATCHES = (1, 32, 512)
 SHAPE = (1024, 1024)
 YES, NO = "yes", "–"
-
-
-def project_plugins() -> str:
-    """AO_PLUGINS for the packages of this workspace: what else is installed does not belong here."""
-    names: list[str] = []
-    for package in packages():
-        points = load_toml(package / "pyproject.toml")["project"].get("entry-points", {})
-        names += points.get("ao.plugins", {})
-    return ",".join(sorted(names))
 
 
 class Lookup(nn.Module):

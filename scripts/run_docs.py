@@ -34,6 +34,8 @@ COMPILED = [
     ROOT / "docs" / "install.md",
     *ROOT.glob("packages/ao-kernels/*.md"),
 ]
+#: libraries for developers of plugins, which are installed from the repository
+FOR_DEVELOPERS = ROOT / "packages" / "ao-kernels" / "checks"
 INCLUDE = re.compile(r'--8<-- "(docs/examples/[\w./]+?)[:"]')
 _SEPARATOR = "\x1e"
 
@@ -81,7 +83,10 @@ def run_page(page: Path, folder: Path) -> list[str]:
     script = folder / f"{page.stem}.md.py"
     found = program(page.read_text(encoding="utf-8"))
     script.write_text(found.source, encoding="utf-8")
-    env = None if page in COMPILED else without_kernels()
+    env = dict(os.environ) if page in COMPILED else without_kernels()
+    env["PYTHONPATH"] = os.pathsep.join(
+        [*filter(None, [env.get("PYTHONPATH")]), str(FOR_DEVELOPERS)]
+    )
     printed = run([script.name], folder, env).split(_SEPARATOR)[1:]
     for block in found.expected:
         if not printed[block].strip():

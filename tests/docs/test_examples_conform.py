@@ -60,6 +60,20 @@ class TestRowBlocks(KernelSuite):
     shapes = ((300, 64), (257, 70))
 
 
+LOW_RANK = example("own_op.py")
+
+
+class TestLowRankReference(KernelSuite):
+    records = (LOW_RANK["LOW_RANK"],)
+    kernel = "reference_low_rank_linear"
+    rtol = 2e-2
+
+
+class TestLowRankCodes(KernelSuite):
+    records = (LOW_RANK["LOW_RANK"], LOW_RANK["CODES"])
+    kernel = "low_rank_codes"
+
+
 SEARCHED = example("own_transform.py")
 
 

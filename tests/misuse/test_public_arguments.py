@@ -27,9 +27,9 @@ PACKAGES = (
 #: what ao makes and hands out, what subclasses fill in, and a tuple of fields that the configuration which
 #: takes it checks
 MADE_BY_AO = {
-    "AutoquantReport", "Calibration", "Call", "ChannelGroup", "Layout", "PrecisionRecord",
+    "AdamCall", "AutoquantReport", "Calibration", "Call", "ChannelGroup", "Layout", "PrecisionRecord",
     "PrecisionTelemetry", "PruneReport", "Pruning", "QuantizationPlan", "RemovalReport",
-    "Report", "Sensitivity", "Float8Product", "hookimpl",
+    "OpCall", "Report", "Sensitivity", "Float8Product", "hookimpl",
     "StateReport", "GGUFFile", "Checkpoint", "Entry", "Loaded", "Provider",
 }  # fmt: skip
 #: hot constructors, which look only at what would crash later: tensors, and the dtype of a wrapper

@@ -65,6 +65,15 @@ def test_what_does_not_belong_into_a_wheel_is_found(dist):
     assert problem == f"{wheel.name}: tests/test_x.py does not belong into the wheel"
 
 
+@pytest.mark.parametrize("folder", ["testing", "triton/gates"])
+def test_folders_of_development_do_not_belong_into_a_wheel(package, tmp_path, folder):
+    path = package / "src" / "ao_demo" / folder
+    path.mkdir(parents=True)
+    (path / "limits.py").write_text("")
+    _, (problem,) = dist_problems(build(package, tmp_path / "dist"))
+    assert problem.endswith(f"ao_demo/{folder}/limits.py does not belong into the wheel")
+
+
 def test_a_wheel_of_another_version_is_found(dist):
     (wheel,) = dist.glob("*.whl")
     other = dist / wheel.name.replace("0.1.0", "0.2.0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from ao_core.config import Config
 from ao_core.errors import FrozenError, PluginError, UnknownNameError
-from ao_core.records import DType, Kernel, Recipe, ScaleMethod, Transform
+from ao_core.records import Call, DType, Kernel, Op, Recipe, ScaleMethod, Transform
 from ao_core.registry import Registry
 
 
@@ -27,6 +28,10 @@ def dtype(name):
 
 def kernel(name):
     return Kernel(name, "linear", "plain", "cpu", fn=lambda x: x, priority=0)
+
+
+def op(name):
+    return Op(name, Call, lambda x: x, "Returns x.")
 
 
 class FakeLayout:
@@ -68,6 +73,7 @@ def test_each_type_goes_to_its_table(registry, layouts_module):
     records = {
         "dtypes": (dtype("d"), "d"),
         "layouts": (FakeLayout("l"), "l"),
+        "ops": (op("o"), "o"),
         "kernels": (kernel("k"), "k"),
         "scale_methods": (ScaleMethod("s", None), "s"),
         "transforms": (transform("t"), "t"),
@@ -90,6 +96,33 @@ def test_each_type_goes_to_its_table(registry, layouts_module):
         others = [g for g in torch.serialization.get_safe_globals() if g is not MyTensor]
         torch.serialization.clear_safe_globals()
         torch.serialization.add_safe_globals(others)
+
+
+def test_an_op_brings_its_reference(registry):
+    registry.add(op("twice"), "ao-twice")
+    kernel = registry.kernels.get("reference_twice")
+    assert (kernel.op, kernel.layout, kernel.device, kernel.priority) == ("twice", "*", "*", -100)
+    assert kernel.fn is registry.ops.get("twice").reference
+    assert registry.kernels.provider("reference_twice") == "ao-twice"
+
+
+def test_an_op_whose_reference_has_no_free_name_is_left_out_whole(registry):
+    registry.add(replace(kernel("x"), name="reference_thrice"), "ao-first")
+    with pytest.raises(PluginError, match="'reference_thrice' is provided by ao-first"):
+        registry.add(op("thrice"), "ao-thrice")
+    assert "thrice" not in registry.ops
+    registry.add(op("twice"), "ao-twice")
+    with pytest.raises(PluginError, match="op 'twice' is provided by ao-twice"):
+        registry.add(op("twice"), "ao-thrice")
+    assert registry.kernels.provider("reference_twice") == "ao-twice"
+
+
+def test_ops_come_before_the_first_selection(registry):
+    registry.freeze()
+    with pytest.raises(FrozenError, match="op 'twice' of ao-twice comes too late"):
+        registry.add(op("twice"), "ao-twice")
+    registry.reopen()
+    registry.add(op("twice"), "ao-twice")
 
 
 def test_names_values_items_have_one_order_built_ins_first(registry):

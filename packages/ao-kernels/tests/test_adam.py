@@ -16,7 +16,8 @@ from ao_core.records import DType
 from ao_core.registry import registry
 from ao_core.testing.base import same_bits
 from ao_kernels.cpu.adam import adam_step
-from ao_kernels.testing.states import register_states
+
+pytestmark = pytest.mark.usefixtures("optimizer_states")
 
 STATES = [
     ("dynamic8", "dynamic8u"),
@@ -33,11 +34,6 @@ OPTIONS: dict[str, Any] = {
     "lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01, "step": 1, "decoupled": True,
     "maximize": False, "seed": None,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def books() -> None:
-    register_states()
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:

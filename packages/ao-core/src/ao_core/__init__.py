@@ -31,7 +31,18 @@ if TYPE_CHECKING:
     from ao_core.layouts import Layout
     from ao_core.quantize import dequantize_, quantize_
     from ao_core.recipes import WeightOnlyConfig, weight_only
-    from ao_core.records import Call, DType, Kernel, Recipe, ScaleMethod, Skip, Target, Transform
+    from ao_core.records import (
+        Call,
+        DType,
+        Kernel,
+        Op,
+        OpCall,
+        Recipe,
+        ScaleMethod,
+        Skip,
+        Target,
+        Transform,
+    )
     from ao_core.registry import register, reopen
     from ao_core.report import Report
     from ao_core.spec import WHOLE, Spec
@@ -47,6 +58,8 @@ _MODULES = {
     "FqnToConfig": "ao_core.config",
     "Kernel": "ao_core.records",
     "Layout": "ao_core.layouts",
+    "Op": "ao_core.records",
+    "OpCall": "ao_core.records",
     "QTensor": "ao_core.tensor",
     "Recipe": "ao_core.records",
     "Report": "ao_core.report",
@@ -93,6 +106,8 @@ __all__ = [
     "FqnToConfig",
     "Kernel",
     "Layout",
+    "Op",
+    "OpCall",
     "QTensor",
     "Recipe",
     "Report",

@@ -54,7 +54,7 @@ def tamed(record: Any, registry: Registry) -> tuple[Any, str | None]:
     """
     if not isinstance(record, Kernel):
         return record, None
-    if record.layout == "*" and record.op in _builtin_ops(registry):
+    if record.layout == "*" and record.op in {op.name for op in registry.ops.builtin()}:
         raise PluginError(
             f"kernel {record.name!r} is for {record.op} of every layout ('*'), also of those that others "
             "register, which only ao-core's reference is; return one record for each layout it is for"
@@ -67,7 +67,3 @@ def tamed(record: Any, registry: Registry) -> tuple[Any, str | None]:
         f"{MOST_PRIORITY}, so it counts as {priority}"
     )
     return replace(record, priority=priority), change
-
-
-def _builtin_ops(registry: Registry) -> set[str]:
-    return {kernel.op for kernel in registry.kernels.builtin()}

@@ -1,60 +1,8 @@
 """Which kernel serves a call: tables keyed by (op, layout, device), with a reason for every refusal.
 
-Signatures of the ops, `w` a `QTensor` of shape (N, K):
-
-- ``linear(x, w, bias) -> y``: x (..., K), bias (N,) or None, y (..., N) in x's dtype
-- ``embedding(ids, w) -> y``: integer ids (...), y (..., K) in w's dtype
-
-with the weights of experts, `w` of shape (E, N, K):
-
-- ``grouped_linear(x, w, offs) -> y``: either x (M, K) with rows sorted by expert, offs int32 (E,) the row
-  after each expert's last, y (M, N) in x's dtype with zeros from row offs[-1] on; or x (E, M, K), offs
-  None, y (E, M, N)
-
-of dense operands, for `ComputeWeight`:
-
-- ``mm(a, b, spec) -> y``: a (M, C), b (N, C), y = a @ b.T (M, N) with b cast as `spec` and a as `spec.act`;
-  either may be cast already, a `QTensor` in the layout "plain", whose parts `encode_parts` gives as they are
-- ``grouped_mm(a, b, offs, spec) -> y``: the same for the weights of experts, each cast by itself: a (M, C)
-  with rows sorted by expert and b (E, N, C), y (M, N) with zeros from row offs[-1] on; a (N, M) and b
-  (K, M), whose contracted dimension is the one of the rows, y (E, N, K); or a batch, a (E, M, C) and b
-  (E, N, C), offs None, y (E, M, N)
-
-and between dense values and `Parts`; every kernel of the first two gives the same bits:
-
-- ``quantize(x, spec) -> parts``: any floating-point x with dimensions, finite or not; `spec` in a canonical
-  layout; scales and zero points as `choose_qparams` finds them
-- ``quantize_both(x, spec) -> parts, parts``: of a matrix x and of its transpose, each as `spec` says
-- ``dequantize(parts, spec, shape, dtype) -> x``: x of the stored `shape` in `dtype`,
-  (decode(code) - zero) * scale in float32, or what `Spec` says, rounded once
-- ``fake_quantize(x, spec) -> x``: what `dequantize` gives of `quantize`'s parts, in the dtype of x
-- ``error_sums(x, w, step) -> sums``: float64 (2,), the sums of x² and of (x - w.dequantize())² over every
-  `step`-th row of dimension 0, for the report of `quantize_`
-
-of activations that are computed and quantized at once, in the shape of the first operand; see
-`ao_core.tensor.producers`:
-
-- ``rms_norm_quantize(x, weight, eps, spec) -> parts``: x (…, K), weight (K,) or None
-- ``silu_mul_quantize(gate, up, spec) -> parts``: gate and up (…, K)
-
-of dense activations:
-
-- ``hadamard(x, block, inverse) -> y``: x (…, K) of any float dtype, y of its shape and dtype, as
-  `numerics.hadamard_transform` and its inverse have it; the spec of the `Call` is a dense one with the
-  block (1, block), see `ao_core.tensor.rotation`
-
-A `Call` of these has the shape of the dense values as both of its shapes, and their dtype as `x_dtype`.
-
-Steps of optimizers work in place on lists of equal length, of one dtype and device:
-
-- ``adam_step(params, grads, exp_avgs, exp_avg_sqs, *, lr, betas, eps, weight_decay, step, decoupled,
-  maximize, seed) -> None``: dense params and grads of equal shapes, moments `QTensor`s or dense; `lr` a
-  float; `step` counts from 1; `decoupled`: AdamW's decay; `seed`: None rounds to nearest, an integer
-  rounds parameters stochastically, alike in every call with the same arguments
-
-All moments of a kind are `QTensor`s of one format, or all are dense. The `Call` has the spec of the first
-moments, that of "fp32" in the layout "plain" where they are dense, the number of all elements as both shapes
-and the dtype of the parameters.
+What an op computes is in its record, see `ao_core.records.Op`; those of ao-core are in `ao_core.ops`. Of
+a call selection looks at what `ao_core.records.OpCall` declares, and at nothing else; the rest of it is for
+the kernels.
 """
 
 from __future__ import annotations
@@ -73,13 +21,12 @@ from ao_core.arguments import checked
 from ao_core.errors import ConfigError, UnsupportedOp
 from ao_core.guarded import ask, blame, owner, words
 from ao_core.neutral import neutral
-from ao_core.records import Call, Kernel
+from ao_core.records import Kernel, Op, OpCall
 from ao_core.registry import registry
 from ao_core.spec import OPTIONS
 
 __all__ = [
     "BANDS",
-    "CONVERSIONS",
     "PIN",
     "Candidate",
     "candidates",
@@ -90,29 +37,17 @@ __all__ = [
     "pinned_band",
     "run",
     "select",
+    "unused",
 ]
 
 #: name -> least priority of the band
 BANDS = {"reference": -100, "torch": 0, "compiled": 50, "cuda": 100}
 
-#: ops without which nothing works, those between dense values and parts: the reference serves them under
-#: every pin where the pinned band does not
-CONVERSIONS = (
-    "quantize",
-    "quantize_both",
-    "rms_norm_quantize",
-    "silu_mul_quantize",
-    "hadamard",
-    "dequantize",
-    "fake_quantize",
-    "error_sums",
-)
-
 #: the band that `kernels` pins in this thread, or task of asyncio; None: none
 PIN: ContextVar[str | None] = ContextVar("ao_kernels", default=None)
 
 #: kernels that were selected, by call, epoch and pin; emptied when it is full
-_selected: dict[tuple[Call, int, str | None], Kernel] = {}
+_selected: dict[tuple[OpCall, int, str | None], Kernel] = {}
 _MAX_SELECTED = 4096
 
 
@@ -186,45 +121,55 @@ def _asked_available(kernel: Kernel, _reopened: int) -> str | None:
         return ask(registry.kernels, kernel.name, "unavailable", timed=False)
 
 
-def _refusal(kernel: Kernel, call: Call, pin: str | None) -> str | None:
-    if pin is not None and _band(kernel) not in _allowed(call.op, pin):
+def _refusal(kernel: Kernel, call: OpCall, pin: str | None) -> str | None:
+    op = registry.ops.local(call.op)
+    if op is None:
+        return unused(kernel)
+    if pin is not None and _band(kernel) not in _allowed(op, pin):
         return f"the band is pinned to {pin!r}"
     return (
         _unavailable(kernel)
-        or _unknown_option(kernel, call)
-        or _unknown_rule(kernel, call)
+        or _unknown_option(kernel, op, call)
+        or _unknown_rule(kernel, op, call)
         or ask(registry.kernels, kernel.name, "refuses", call)
     )
 
 
-def _unknown_option(kernel: Kernel, call: Call) -> str | None:
-    """Why a kernel must not serve a product whose format has an option that it has not heard of."""
-    if (
-        not call.spec.options or call.op in CONVERSIONS
-    ):  # codes do not depend on how products are computed
+def unused(kernel: Kernel) -> str | None:
+    """Why a kernel serves no call at all: nobody registered its op, as where another package has it."""
+    if kernel.op in registry.ops:
         return None
-    unknown = {name for name, _ in call.spec.options}.difference(OPTIONS, kernel.options)
+    return f"is for the op {kernel.op!r}, which no installed package registers"
+
+
+def _unknown_option(kernel: Kernel, op: Op, call: OpCall) -> str | None:
+    """Why a kernel must not serve a product whose format has an option that it has not heard of."""
+    if op.is_conversion:  # codes do not depend on how products are computed
+        return None
+    unknown = {name for spec in call.specs for name, _ in spec.options}
+    unknown = unknown.difference(OPTIONS, kernel.options)
     for layout in registry.layouts.values() if unknown else ():
         unknown.difference_update(layout.options)
     return f"does not know the option {min(unknown)!r} of the format" if unknown else None
 
 
-def _unknown_rule(kernel: Kernel, call: Call) -> str | None:
+def _unknown_rule(kernel: Kernel, op: Op, call: OpCall) -> str | None:
     """Why a kernel must not scale activations for a product, where their scales follow something else.
 
     Where scales are chosen, by conversions or the reference, the rule is known.
     """
-    act = call.spec.act
-    if act is None or act.static or call.op in CONVERSIONS or kernel.priority < BANDS["torch"]:
+    if op.is_conversion or kernel.priority < BANDS["torch"] or "scale_rule" in kernel.options:
         return None
-    rule = act.option("scale_rule", "absmax")
-    if rule == "absmax" or "scale_rule" in kernel.options:
-        return None
-    return f"scales activations by their largest magnitude, and not by scale_rule={rule!r}"
+    for spec in call.specs:
+        if spec.act is None or spec.act.static:
+            continue
+        if (rule := spec.act.option("scale_rule", "absmax")) != "absmax":
+            return f"scales activations by their largest magnitude, and not by scale_rule={rule!r}"
+    return None
 
 
-def _allowed(op: str, pin: str) -> tuple[str, ...]:
-    return (pin, "reference") if op in CONVERSIONS else (pin,)
+def _allowed(op: Op, pin: str) -> tuple[str, ...]:
+    return (pin, "reference") if op.is_conversion else (pin,)
 
 
 @lru_cache(maxsize=1024)
@@ -238,8 +183,8 @@ def _row(op: str, layout: str, device: str, epoch: int) -> tuple[Kernel, ...]:
     return tuple(sorted(found, key=lambda kernel: (-kernel.priority, kernel.name)))
 
 
-def _matching(call: Call) -> tuple[Kernel, ...]:
-    return _row(call.op, call.spec.layout, call.device, registry.epoch)
+def _matching(call: OpCall) -> tuple[Kernel, ...]:
+    return _row(call.op, call.layout, call.device, registry.epoch)
 
 
 def fingerprint(device: str) -> str:
@@ -285,7 +230,7 @@ def matmul_op(weight_shape: tuple[int, ...]) -> str | None:
     return {2: "linear", 3: "grouped_linear"}.get(len(weight_shape))
 
 
-def select(call: Call) -> Kernel:
+def select(call: OpCall) -> Kernel:
     """The kernel of highest priority that accepts the call. Freezes the tables (see `reopen`).
 
     Found once for a call, an epoch of the tables and a pin; predicates are asked, and write their
@@ -308,20 +253,22 @@ def select(call: Call) -> Kernel:
     return kernel
 
 
-def _select(call: Call) -> Kernel:
+def _select(call: OpCall) -> Kernel:
     registry.freeze()
     pin = pinned_band()
     for kernel in _matching(call):
         if _refusal(kernel, call, pin) is None:
             return kernel
     reasons = "; ".join(f"{c.kernel.name}: {c.refusal}" for c in candidates(call))
+    if call.op not in registry.ops:
+        reasons = f"no installed package registers the op; registered are {', '.join(registry.ops.names())}"
     raise UnsupportedOp(
-        f"no kernel serves {call.op} of layout {call.spec.layout!r} on {call.device}. "
+        f"no kernel serves {call.op} of layout {call.layout!r} on {call.device}. "
         f"Refused: {reasons or 'none is registered'}"
     )
 
 
-def run(call: Call, *args: Any, **kwargs: Any) -> Any:
+def run(call: OpCall, *args: Any, **kwargs: Any) -> Any:
     """What the kernel that `select` finds for a call returns for these arguments.
 
     Its errors go on to the caller, with a note of the kernel and the distribution that it came from.
@@ -339,7 +286,7 @@ def name_kernel(error: BaseException, kernel: Kernel) -> None:
     blame(error, f"raised by {owner(registry.kernels, kernel.name)}, for {kernel.op}")
 
 
-def candidates(call: Call) -> list[Candidate]:
+def candidates(call: OpCall) -> list[Candidate]:
     """Every kernel of the op for the layout and device, best first, with its refusal."""
     pin = pinned_band()
     found = []

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import typer
 
     from ao_core.layouts.base import Layout
-    from ao_core.records import DType, Kernel, Recipe, ScaleMethod, Transform
+    from ao_core.records import DType, Kernel, Op, Recipe, ScaleMethod, Transform
 
 __all__ = ["API_VERSION", "hookimpl", "hookspec"]
 
@@ -77,11 +77,20 @@ def ao_layouts() -> Iterable[Layout]:  # type: ignore[empty-body]
 
 
 @hookspec
+def ao_ops() -> Iterable[Op]:  # type: ignore[empty-body]
+    """Operations that kernels serve, besides those of ao-core.
+
+    Called once. Return `Op` records; the reference of each is registered with it as a kernel.
+    """
+
+
+@hookspec
 def ao_kernels() -> Iterable[Kernel]:  # type: ignore[empty-body]
     """Implementations of an op for a layout on a device.
 
     Called once, also on machines where the kernel cannot run: say so in `Kernel.unavailable`, which
-    is asked later and once. Do not import or build what the kernel needs here.
+    is asked later and once. Do not import or build what the kernel needs here. The op may be another
+    package's; where that one is not installed, the kernel is not used.
     """
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from inspect import cleandoc, signature
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ __all__ = [
     "Call",
     "DType",
     "Kernel",
+    "Op",
+    "OpCall",
     "Recipe",
     "ScaleMethod",
     "Skip",
@@ -94,11 +97,37 @@ class DType:
         return self.storage if self.kind == "dense" else torch.uint8
 
 
+class OpCall(Protocol):
+    """What selection needs to know of a call of any op: the whole contract of a *call type*.
+
+    A call type is a small frozen dataclass with these four attributes (fields or properties), and with
+    whatever else kernels of its ops may look at: shapes, dtypes, formats. It holds no tensors and no values,
+    so that selection works while tracing. It must hash, since the selected kernel is remembered by call.
+    Kernels know a call type by its attributes alone: a package need not import the one that defines it.
+    """
+
+    @property
+    def op(self) -> str:
+        """Name of the op."""
+
+    @property
+    def layout(self) -> str:
+        """Kernels registered for this layout are considered, and those for "*"."""
+
+    @property
+    def device(self) -> str:
+        """Type of the device, such as "cpu"; chooses kernels as `layout` does."""
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """Formats of all quantized operands; a kernel that does not know an option of one must not serve."""
+
+
 @dataclass(frozen=True)
 class Call:
-    """What a kernel may look at to accept or refuse: never values, so that selection works on fakes."""
+    """A call with one quantized operand, such as the weight of a linear layer; an `OpCall`."""
 
-    #: "linear", "embedding", …; see `ao_core.dispatch`
+    #: "linear", "embedding", …; see `Op`
     op: str
     spec: Spec
     #: shape of the weight as stored, e.g. (N, K)
@@ -116,6 +145,53 @@ class Call:
             rows *= size
         return rows
 
+    @property
+    def layout(self) -> str:
+        """That of the quantized operand."""
+        return self.spec.layout
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """The format of the quantized operand."""
+        return (self.spec,)
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operation that kernels serve: what it computes, what a call of it looks like, how it is tested.
+
+    Registering an op also registers its reference as the kernel ``reference_<name>``, for every layout and
+    device, at the lowest priority. A kernel whose op nobody registered is never selected.
+    """
+
+    name: str
+    #: the call type, a class as `OpCall` describes it
+    call: type
+    #: computes the op in plain torch on any device; kernels have its parameters and return what it returns
+    reference: Callable[..., Any]
+    #: what it computes: shapes, dtypes, what is changed in place. Kernels are held to it
+    doc: str
+    #: returns the `ao_core.testing.OpTrial` by which `KernelSuite` tests kernels of the op; a function, so
+    #: that an op imports no test code. None: the suite cannot test its kernels
+    trials: Callable[[], Any] | None = None
+    #: converts between dense values and codes, without which nothing works. The reference serves it
+    #: under every pin where the pinned band does not, and options for matmuls do not matter to it
+    is_conversion: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        object.__setattr__(self, "doc", cleandoc(self.doc))
+
+    @property
+    def signature(self) -> str:
+        """The op as a function: "linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor"."""
+        return self.name + str(signature(self.reference)).replace("'", "")
+
+    @property
+    def reference_kernel(self) -> Kernel:
+        """The kernel that is registered with the op."""
+        return Kernel(f"reference_{self.name}", self.name, "*", "*", self.reference, -100)
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -125,16 +201,16 @@ class Kernel:
     op: str
     layout: str
     device: str
-    #: same signature as the op; see `ao_core.dispatch` for each op's
+    #: same signature as the op, see `Op.reference`
     fn: Callable[..., Any]
     #: band: -100 reference, 0 torch, 50 Triton and C++, 100 CUDA
     priority: int
     #: None, or a sentence that says why it cannot run on this machine; asked once
     unavailable: Callable[[], str | None] = lambda: None
-    #: None, or a sentence that says why it cannot serve this call
-    refuses: Callable[[Call], str | None] = lambda call: None
+    #: None, or a sentence that says why it cannot serve this call, which is of the op's call type
+    refuses: Callable[[Any], str | None] = lambda call: None
     #: how it serves a call that it accepts, in a few words for `explain`; may be empty
-    describe: Callable[[Call], str] = lambda call: ""
+    describe: Callable[[Any], str] = lambda call: ""
     #: names of the options of a `Spec` that it goes by, besides those that ao-core and the layout read: a
     #: product with a weight that has any other option is not its to serve
     options: tuple[str, ...] = ()

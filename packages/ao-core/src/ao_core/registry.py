@@ -16,7 +16,7 @@ import torch
 
 from ao_core.errors import FrozenError, PluginError, UnknownNameError
 from ao_core.known import whose
-from ao_core.records import DType, Kernel, Recipe, ScaleMethod, Transform
+from ao_core.records import DType, Kernel, Op, Recipe, ScaleMethod, Transform
 from ao_core.table import CORE, IN_PROCESS, Table, name_of, taken
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ao_core.plugins import PluginLoader
 
 Record: TypeAlias = (
-    "DType | Layout | Kernel | ScaleMethod | Transform | Recipe"
+    "DType | Layout | Op | Kernel | ScaleMethod | Transform | Recipe"
     " | type[torch.optim.Optimizer | torch.Tensor]"
 )
 
@@ -59,7 +59,7 @@ class Registry:
         self.epoch = 0
         #: how often the tables were reopened; what a machine can do is asked again after that
         self.reopened = 0
-        #: True from the first kernel selection on; then kernels and layouts cannot be added
+        #: True from the first kernel selection on; then ops, kernels and layouts cannot be added
         self.frozen = False
         #: held while records are added, never while they are read
         self.lock = threading.RLock()
@@ -72,6 +72,7 @@ class Registry:
         self.layouts: Table[Layout] = Table(
             self, "layouts", "layout", "an instance of a Layout", _is_layout
         )
+        self.ops: Table[Op] = Table(self, "ops", "op", "an Op", lambda r: isinstance(r, Op))
         self.kernels: Table[Kernel] = Table(
             self, "kernels", "kernel", "a Kernel", lambda r: isinstance(r, Kernel)
         )
@@ -109,6 +110,7 @@ class Registry:
         return {
             "dtypes": self.dtypes,
             "layouts": self.layouts,
+            "ops": self.ops,
             "kernels": self.kernels,
             "scale_methods": self.scale_methods,
             "transforms": self.transforms,
@@ -123,10 +125,10 @@ class Registry:
         Raises:
             PluginError: it is no record, has no name, or its name (or a transform's configuration)
                 is taken; the message names both providers.
-            FrozenError: a kernel or layout, after a kernel was selected.
+            FrozenError: an op, a kernel or a layout, after a kernel was selected.
         """
         table = self._table_of(record)
-        if self.frozen and (table is self.kernels or table is self.layouts):
+        if self.frozen and table in (self.ops, self.kernels, self.layouts):
             raise FrozenError(
                 f"{table.kind} {getattr(record, 'name', record)!r} of {provider} comes too late: a "
                 "kernel was selected already, and compiled functions would ignore it. Call "
@@ -134,6 +136,8 @@ class Registry:
             )
         with self.lock:
             table.fill()
+            if table is self.ops:
+                self.kernels.fill()  # the reference goes there
             self.insert(table, record, provider)
             self.epoch += 1
 
@@ -158,7 +162,7 @@ class Registry:
         return self._transform_of[config_type][0]
 
     def freeze(self) -> None:
-        """Close the kernel and layout tables, plugins included; done at the first selection.
+        """Close the tables of ops, kernels and layouts, plugins included; done at the first selection.
 
         A plugin that computes while it is imported selects kernels, too: among those that are here
         already, and the tables stay open for the others.
@@ -218,6 +222,9 @@ class Registry:
             table.insert(record, provider)
             self._transform_of[config_type] = (record, provider)
             return
+        if isinstance(record, Op):
+            table.check_free(record, provider)
+            self.kernels.insert(record.reference_kernel, provider)
         table.insert(record, provider)
         if table is self.tensors:
             torch.serialization.add_safe_globals([record])
@@ -265,8 +272,13 @@ def _builtin_scales() -> Iterable[ScaleMethod]:
     return BUILTIN_SCALES
 
 
-def _builtin_kernels() -> Iterable[Kernel]:
+def _builtin_ops() -> Iterable[Op]:
     # above this module in the layers, hence only when the table is first touched
+    return import_module("ao_core.ops").BUILTIN_OPS  # type: ignore[no-any-return]
+
+
+def _builtin_kernels() -> Iterable[Kernel]:
+    registry.ops.fill()  # brings the reference of each
     return import_module("ao_core.torch_kernels").BUILTIN_KERNELS  # type: ignore[no-any-return]
 
 
@@ -289,6 +301,7 @@ registry = Registry(
     {
         "dtypes": _builtin_dtypes,
         "layouts": _builtin_layouts,
+        "ops": _builtin_ops,
         "kernels": _builtin_kernels,
         "scale_methods": _builtin_scales,
         "transforms": _builtin_transforms,
@@ -307,5 +320,5 @@ def register(record: Record) -> None:
 
 
 def reopen() -> None:
-    """Allow kernels and layouts to be registered again; see `Registry.reopen`."""
+    """Allow ops, kernels and layouts to be registered again; see `Registry.reopen`."""
     registry.reopen()

@@ -122,6 +122,14 @@ class Table(Generic[T]):
         Raises:
             PluginError: it has no name, or the name is taken; the record already here stays.
         """
+        self.check_free(record, provider)
+        check_record(record)
+        name = name_of(record)
+        self._providers[name] = provider
+        self._records[name] = record
+
+    def check_free(self, record: T, provider: str) -> None:
+        """Raise `PluginError` where a record has no name, or one that is taken."""
         name = name_of(record)
         if not isinstance(name, str) or not name:
             raise PluginError(
@@ -130,9 +138,6 @@ class Table(Generic[T]):
             )
         if name in self._records:
             raise taken(self.kind, name, self._providers[name], provider)
-        check_record(record)
-        self._providers[name] = provider
-        self._records[name] = record
 
     def _all(self) -> dict[str, T]:
         self.fill()

@@ -185,7 +185,7 @@ def test_conversions(name, fn):
         record = replace(reference, layout="packed", **changes)
         made = type("Suite", (KernelSuite,), {"kernel": name, "record": record})()
         spec = Spec("int4", (1, 32), "bfloat16", layout="packed")
-        return made, KernelCase(spec, (16, 64), torch.bfloat16, "cpu")
+        return made, KernelCase((spec,), (16, 64), torch.bfloat16, "cpu")
 
     good, case = suite()
     good.test_results(case)

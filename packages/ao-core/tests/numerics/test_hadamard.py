@@ -81,6 +81,8 @@ def test_known_matrices():
     assert hadamard_factors(8960) == (28, 20, 16)
     assert hadamard_factors(11008) == (344, 32)
     assert hadamard_factors(14336) == (28, 512)
+    assert hadamard_factors(13824) == (12, 12, 12, 8)
+    assert hadamard_factors(18944) == (148, 128)
 
 
 @pytest.mark.parametrize(("p", "m"), [(11, 1), (3, 2), (5, 2), (3, 5), (7, 3)])

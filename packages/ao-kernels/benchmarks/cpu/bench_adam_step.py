@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
-from ao_core import Call, Spec, quantize_tensor
+from ao_core import Spec, quantize_tensor
 from ao_core.dispatch import select
-from ao_kernels.testing.states import register_states
+from ao_optim import AdamCall
 from benchmarking import Row, Samples, arguments, interleaved, paired, percentile, record
 
 TEXT = """\
@@ -37,7 +37,7 @@ def quantized(params: list[Tensor], states: tuple[str, str]) -> Callable[[], obj
     specs = [Spec(name, (256,), layout="flat") for name in states]
     moments = [[quantize_tensor(torch.zeros(p.shape), spec) for p in params] for spec in specs]
     size = sum(p.numel() for p in params)
-    call = Call("adam_step", specs[0], (size,), (size,), params[0].dtype, "cpu")
+    call = AdamCall(*specs, size, params[0].dtype, grads[0].dtype, "cpu")
     kernel, steps = select(call), count(1)
     assert kernel.name == "cpu_adam_step"
 
@@ -92,7 +92,6 @@ def measure(
 def main() -> None:
     args = arguments(__doc__, size=100_000_000, tensors=300, threads=2, rounds=15, foreach=1)
     torch.set_num_threads(args.threads)
-    register_states()
     rows = []
     for dtype in (torch.float32, torch.bfloat16):
         rows += measure(dtype, args.size, args.tensors, args.rounds, bool(args.foreach))

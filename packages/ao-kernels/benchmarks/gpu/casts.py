@@ -14,9 +14,9 @@ from two_operands import ROW, dtype_of
 
 from ao_core import WHOLE, Spec
 from ao_core.tensor.create import encode_reference, fake_quantize_reference
-from ao_kernels.triton.blocks import fake_quantize
-from ao_kernels.triton.cast import cast_dual
-from ao_kernels.triton.producers import quantize, rms_norm_quantize, silu_mul_quantize
+from ao_kernels.triton.cast.op import cast_dual
+from ao_kernels.triton.fake_quantize.records import fake_quantize
+from ao_kernels.triton.rows.records import quantize, rms_norm_quantize, silu_mul_quantize
 
 #: matrices whose rows are quantized, and matrices that are cast both ways
 ROWS, MATRICES = ((16384, 4096), (16384, 14336), (16, 4096)), ((16384, 4096), (16384, 14336))

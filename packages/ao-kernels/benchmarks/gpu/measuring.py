@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ao_core import QTensor
-from ao_kernels.triton import support
+from ao_kernels.triton.shared import workspace
 
 #: one line of the results: what was measured, of whom, and the figures
 Line = dict[str, Any]
@@ -190,7 +190,7 @@ def fresh_counters() -> None:
 
     Without any left a launch would fill its own with zeros, and that would be measured.
     """
-    support._pools.clear()
+    workspace._pools.clear()
 
 
 def compiled(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from weights import of_dense
 from ao_core import QTensor, Spec
 from ao_core.spec import NO_SCALE
 from ao_core.tensor import quantize_tensor, repack
-from ao_kernels.triton.sparsify import sparsify24, sparsify24_both, tile_mask
+from ao_kernels.triton.sparsify.op import sparsify24, sparsify24_both, tile_mask
 
 #: weights in int4 and rows of activations; matrices that are packed
 WEIGHTS, FEW = ((28672, 4096), (4096, 4096), (4096, 14336)), (1, 16, 64)

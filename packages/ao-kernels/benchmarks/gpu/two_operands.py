@@ -33,8 +33,8 @@ from ao_core.registry import registry
 from ao_core.tensor import quantize_tensor
 from ao_core.tensor.create import encode_parts
 from ao_core.tensor.relayout import to_layout
-from ao_kernels.triton import dynamic4
-from ao_kernels.triton.dynamic import grouped_mm, mm
+from ao_kernels.triton.scaled_mm.records import grouped_mm, mm
+from ao_kernels.triton.w4a8 import records as dynamic4
 
 ROW, TENSOR, GROUP, SQUARE = (1, WHOLE), (WHOLE, WHOLE), (1, 128), (128, 128)
 KINDS = {

@@ -5,7 +5,7 @@
 namespace ao {
 
 enum class Element : int32_t { f32, bf16, f16 };
-// u8, i8: whole numbers, as quantized scales are
+// u8, i8: integers, as quantized scales are
 enum class Scale : int32_t { f32, bf16, f16, e8m0, e4m3, u8, i8 };
 // scaled: taken off after scaling, and stored as scales are
 enum class Zero : int32_t { none, u8, f32, bf16, f16, scaled };
@@ -20,21 +20,21 @@ static constexpr int bytes_of(Scale type) {
 }
 static constexpr int bytes_of(Zero type) { return type == Zero::f32 ? 4 : type == Zero::u8 ? 1 : 2; }
 
-// Numbers (row block, group, 16), one a row of every block and group; those of a span of groups are multiplied
-// by one of `outer` (row block, span, 16). Null: they are what they are.
-struct Scales {
+// A view of scales (row block, group, 16): one per row of every block and group. Double quantization: those of a span
+// of groups are multiplied by one of `outer` (row block, span, 16). Null: there are no outer scales.
+struct ScaleView {
   const void* values;
   const void* outer;
   Scale type, outer_type;
 };
 
-// What makes the value v of a code an element of a weight in tiles: (v - zero) * scale, or, where zero points
-// are scaled, v * scale - offset.
-struct Affine {
-  Scales scale, offset;
+// Scales and zero points of a weight in tiles. An element is (v - zero) * scale, v being the value of its code; where
+// zero points are scaled, it is v * scale - offset.
+struct QuantParams {
+  ScaleView scale, offset;
   const void* zero;
   Zero zero_type;
-  int64_t groups;       // of columns
+  int64_t groups;       // along K
   int64_t span, spans;  // groups that share an outer scale; how many such there are
 };
 

@@ -22,9 +22,9 @@ inline Memory allocate(int64_t bytes) {
   return Memory(static_cast<uint8_t*>(p));
 }
 
-// Memory that a thread keeps from call to call, up to 8 MiB: to get fresh pages from the system each time
-// would cost as much as packing the activations.
-class Kept {
+// A thread-local workspace: memory that a thread keeps from call to call, up to 8 MiB. To get fresh pages from the
+// system each time would cost as much as packing the activations.
+class ThreadWorkspace {
  public:
   uint8_t* get(int64_t bytes) {
     constexpr int64_t kMost = 8 << 20;

@@ -40,21 +40,21 @@ static inline void in_threads(int64_t threads, const F& f) {
   parallel_for(0, threads, 1, [&](int64_t, int64_t) { f(); });
 }
 
-// Parts of `units` units of work, for each of `chunks`, of which there are about `shares` left to take at any
-// time. Threads take them as they become free: another program may hold one of them up, and all should end
-// together. Units are worked on `width` at a time where that is faster; the last ones are taken one by one.
-class Turns {
+// Dynamic scheduling. The work is `units` units for each of `chunks`; about `shares` pieces of it are left at any time.
+// Threads take pieces as they become free: another program may hold one of them up, and all should end together.
+// Units are taken in multiples of `width` where that is faster; the last ones are taken one by one.
+class WorkQueue {
  public:
-  // Units [first, last) of a chunk; none where nothing is left.
-  struct Turn {
+  // Units [first, last) of a chunk; empty where nothing is left.
+  struct Work {
     int64_t first, last, chunk;
     explicit operator bool() const { return first < last; }
   };
 
-  Turns(int64_t units, int64_t chunks, int64_t shares, int64_t width = 1)
+  WorkQueue(int64_t units, int64_t chunks, int64_t shares, int64_t width = 1)
       : units_(units), total_(units * chunks), shares_(shares), width_(width) {}
 
-  Turn next() {
+  Work next() {
     for (int64_t begin = next_; begin < total_; begin = next_) {
       const int64_t first = begin % units_, left = total_ - begin, share = left / shares_;
       const int64_t least = 2 * left > shares_ * width_ ? width_ : 1;
@@ -71,10 +71,10 @@ class Turns {
 };
 
 template <class F>
-static inline void take_turns(int64_t units, int64_t chunks, int64_t threads, const F& f) {
-  Turns turns(units, chunks, 4 * threads);
+static inline void run_dynamic(int64_t units, int64_t chunks, int64_t threads, const F& f) {
+  WorkQueue queue(units, chunks, 4 * threads);
   in_threads(threads, [&] {
-    while (const auto turn = turns.next()) f(turn.first, turn.last, turn.chunk);
+    while (const auto work = queue.next()) f(work.first, work.last, work.chunk);
   });
 }
 

@@ -10,15 +10,15 @@ namespace ao {
 using Optional = std::optional<Tensor>;
 
 // The arguments of ops, in their order.
-struct AffineArguments {
+struct QuantParamTensors {
   const Tensor& scale;
   const Optional &scale_outer, &zero, &offset, &offset_outer;
   int64_t span;
 };
 
-inline Scales read_scales(const char* name, const Tensor& values, const char* outer_name, const Optional& outer,
-                          int64_t rows, const Affine& t, std::vector<Tensor>& kept) {
-  Scales scales{};
+inline ScaleView read_scales(const char* name, const Tensor& values, const char* outer_name, const Optional& outer,
+                          int64_t rows, const QuantParams& t, std::vector<Tensor>& kept) {
+  ScaleView scales{};
   scales.type = tile_scale_of(name, values);
   check_numel(name, values, rows * t.groups, "one a row of every block and group");
   kept.push_back(readable(name, values));
@@ -33,7 +33,7 @@ inline Scales read_scales(const char* name, const Tensor& values, const char* ou
 }
 
 // `rows`: of all blocks. `t.groups` is set; `kept` keeps the memory that `t` points to.
-inline void read_affine(const AffineArguments& given, int64_t rows, Affine& t, std::vector<Tensor>& kept) {
+inline void read_quant_params(const QuantParamTensors& given, int64_t rows, QuantParams& t, std::vector<Tensor>& kept) {
   check_range("span", given.span, 1, t.groups);
   t.span = given.span, t.spans = (t.groups + given.span - 1) / given.span;
   t.scale = read_scales("scale", given.scale, "scale_outer", given.scale_outer, rows, t, kept);
@@ -53,12 +53,12 @@ inline void read_affine(const AffineArguments& given, int64_t rows, Affine& t, s
 }
 
 // Those of the blocks from block `first` on.
-inline Scales from_block(Scales s, int64_t first, const Affine& t) {
+inline ScaleView from_block(ScaleView s, int64_t first, const QuantParams& t) {
   s.values = static_cast<const uint8_t*>(s.values) + first * t.groups * 16 * bytes_of(s.type);
   if (s.outer) s.outer = static_cast<const uint8_t*>(s.outer) + first * t.spans * 16 * bytes_of(s.outer_type);
   return s;
 }
-inline void to_block(Affine& t, int64_t first) {
+inline void to_block(QuantParams& t, int64_t first) {
   t.scale = from_block(t.scale, first, t);
   if (t.offset.values) t.offset = from_block(t.offset, first, t);
   if (t.zero) t.zero = static_cast<const uint8_t*>(t.zero) + first * t.groups * 16 * bytes_of(t.zero_type);

@@ -57,7 +57,7 @@ struct Product {
     return tensor.const_data_ptr();
   }
 
-  void read_weight(const Tensor& qdata, const AffineArguments& affine, const Optional& rowsum, const Tensor& table,
+  void read_weight(const Tensor& qdata, const QuantParamTensors& affine, const Optional& rowsum, const Tensor& table,
                    int64_t n, int64_t k, int64_t bits, int64_t group, int64_t kind, int64_t act) {
     kept.reserve(8);
     check_sizes(n, k);
@@ -74,7 +74,7 @@ struct Product {
     check_numel("qdata", qdata, experts * row_blocks * call.tiles * 32 * bits,
                 "blocks of 16 rows x tiles of 16 columns x 32 bytes a bit");
     call.qdata = static_cast<const uint8_t*>(keep(readable("qdata", qdata)));
-    read_affine(affine, experts * row_blocks * 16, call, kept);
+    read_quant_params(affine, experts * row_blocks * 16, call, kept);
     AO_CHECK(call.zero_type != Zero::u8 || kind == 1, "zero_point: codes of zero points need kind=1, not ", kind);
     AO_CHECK(rowsum || call.act != Act::uint8, "rowsum: is needed with act=2");
     if (rowsum) {
@@ -128,7 +128,7 @@ Tensor linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale, cons
                  int64_t kind, int64_t act) {
   check_x(x);
   Product p;
-  const AffineArguments affine{scale, scale_outer, zero, offset, offset_outer, span};
+  const QuantParamTensors affine{scale, scale_outer, zero, offset, offset_outer, span};
   p.read_weight(qdata, affine, rowsum, table, n, x.size(x.dim() - 1), bits, group, kind, act);
   if (bias) {
     check_dtype("bias", *bias, {x.scalar_type()});
@@ -152,7 +152,7 @@ Tensor grouped_linear_op(const Tensor& x, const Tensor& qdata, const Tensor& sca
   check_dim("x", x, offs ? 2 : 3);
   Product p;
   p.experts = experts;
-  const AffineArguments affine{scale, scale_outer, zero, offset, offset_outer, span};
+  const QuantParamTensors affine{scale, scale_outer, zero, offset, offset_outer, span};
   p.read_weight(qdata, affine, rowsum, table, n, x.size(x.dim() - 1), bits, group, kind, act);
   std::vector<int64_t> ends(static_cast<size_t>(experts));
   const int64_t rows = offs ? x.size(0) : x.size(0) * x.size(1);

@@ -79,7 +79,7 @@ Tensor block_absmax_op(const Tensor& x, int64_t n, int64_t k, int64_t block_n, i
 }
 
 // Scales, and zero points if there are any, of blocks that are there already.
-struct Scales {
+struct ScaleTensors {
   Tensor scale;
   std::optional<Tensor> zero;
   Scale scale_type;
@@ -88,11 +88,11 @@ struct Scales {
   const void* zero_data() const { return zero ? zero->const_data_ptr() : nullptr; }
 };
 
-Scales read_scales(const Blocks& b, const Tensor& scale, const std::optional<Tensor>& zero) {
+ScaleTensors read_scales(const Blocks& b, const Tensor& scale, const std::optional<Tensor>& zero) {
   const int64_t count = b.matrices * b.bands * b.groups;
   const Scale type = scale_of("scale", scale);
   check_numel("scale", scale, count, "one a block");
-  Scales found{readable("scale", scale), std::nullopt, type};
+  ScaleTensors found{readable("scale", scale), std::nullopt, type};
   if (zero) {
     found.zero_type = zero_of("zero_point", *zero);
     check_numel("zero_point", *zero, count, "one a block");
@@ -107,7 +107,7 @@ Tensor encode_op(const Tensor& x, const Tensor& scale, const std::optional<Tenso
   Tensor dense;
   Quantize q = of_dense(x, n, k, block_n, block_k, dense);
   read_format(table, steps, order, nan_code, rule, q.format);
-  const Scales scales = read_scales(q.blocks, scale, zero);
+  const ScaleTensors scales = read_scales(q.blocks, scale, zero);
   q.scale_type = scales.scale_type;
   q.zero_type = scales.zero_type;
   q.zero_kind = zero ? ZeroKind::number : ZeroKind::none;
@@ -122,7 +122,7 @@ Tensor encode_op(const Tensor& x, const Tensor& scale, const std::optional<Tenso
 struct Coded {
   Dequantize d{};
   Tensor codes;
-  Scales scales;
+  ScaleTensors scales;
 };
 
 Coded read_coded(const Tensor& codes, const Tensor& scale, const std::optional<Tensor>& zero,

@@ -11,12 +11,12 @@ namespace {
 
 using Optional = std::optional<Tensor>;
 
-Value value_of(ScalarType dtype) {
+ValueType value_of(ScalarType dtype) {
   switch (dtype) {
-    case ScalarType::Float: return Value::f32;
-    case ScalarType::BFloat16: return Value::bf16;
-    case ScalarType::Half: return Value::f16;
-    case ScalarType::Byte: return Value::i8;
+    case ScalarType::Float: return ValueType::f32;
+    case ScalarType::BFloat16: return ValueType::bf16;
+    case ScalarType::Half: return ValueType::f16;
+    case ScalarType::Byte: return ValueType::i8;
     default: break;
   }
   fail("qdata: has dtype ", dtype_name(dtype), "; must be Float, BFloat16, Half or Byte");
@@ -99,8 +99,8 @@ Tensor block_sparse_linear_op(const Tensor& x, const Tensor& qdata, const Tensor
   t.columns = static_cast<const int32_t*>(columns.const_data_ptr());
   t.starts = static_cast<const int32_t*>(starts.const_data_ptr());
   check_places(t, stored);
-  AO_CHECK(scale.has_value() == (t.value == Value::i8), "scale: is needed with Byte, and only then");
-  AO_CHECK(t.act == Act::none || t.value == Value::i8, "act=", act, ": needs qdata of Byte");
+  AO_CHECK(scale.has_value() == (t.value == ValueType::i8), "scale: is needed with Byte, and only then");
+  AO_CHECK(t.act == Act::none || t.value == ValueType::i8, "act=", act, ": needs qdata of Byte");
   std::vector<Tensor> kept;
   if (scale) {
     t.scale_type = element_of("scale", *scale);
@@ -125,7 +125,7 @@ void read_two_four(const Tensor& qdata, const Tensor& index, const Optional& sca
   t.k = k, t.row_bytes = qdata.size(qdata.dim() - 1) * static_cast<int64_t>(qdata.element_size());
   const bool coded = qdata.scalar_type() == ScalarType::Byte;
   if (coded) {
-    t.value = Value::i8, t.bits = 4;
+    t.value = ValueType::i8, t.bits = 4;
     if (table) {
       check_dtype("table", *table, {ScalarType::Float});
       AO_CHECK(table->numel() == 16 || table->numel() == 256, "table: has ", table->numel(),
@@ -136,7 +136,7 @@ void read_two_four(const Tensor& qdata, const Tensor& index, const Optional& sca
     }
   } else {
     AO_CHECK(!table, "table: is of codes, which need qdata of Byte");
-    t.value = qdata.scalar_type() == ScalarType::Char ? Value::i8 : value_of(qdata.scalar_type());
+    t.value = qdata.scalar_type() == ScalarType::Char ? ValueType::i8 : value_of(qdata.scalar_type());
     t.bits = 8 * bytes_of(t.value);
   }
   const int64_t row_bytes = 2 * fours * t.bits / 8;

@@ -94,13 +94,13 @@ struct Tiled {
   std::vector<Tensor> kept;
 };
 
-Tiled read_tiles(const Tensor& qdata, const AffineArguments& affine, const Tensor& table, int64_t n, int64_t k,
+Tiled read_tiles(const Tensor& qdata, const QuantParamTensors& affine, const Tensor& table, int64_t n, int64_t k,
                  int64_t bits, int64_t group, ScalarType dtype) {
   Tiled tiled{read_sizes(n, k, bits, group), {}};
   Tiles& t = tiled.t;
   t.type = element_of("dtype", dtype);
   tiled.kept.push_back(read_qdata(qdata, t));
-  read_affine(affine, t.matrices * t.row_blocks * 16, t, tiled.kept);
+  read_quant_params(affine, t.matrices * t.row_blocks * 16, t, tiled.kept);
   Format format;
   read_table(table, format);
   AO_CHECK(format.bits == bits, "table: has ", table.numel(), " values; must have ", 1 << bits,

@@ -1,22 +1,27 @@
-"""Every setting that a product may be launched with is among those that gates compile."""
+"""Every setting that a product may be launched with is among those that checks compile."""
 
 from __future__ import annotations
 
 import torch
 
 from ao_core.registry import registry
-from ao_kernels.triton import act8, bsr, launch, plane32, scaled
-from ao_kernels.triton.formats import known
-from ao_kernels.triton.gates import GATES, MORE
-from ao_kernels.triton.plane16 import tiling
+from ao_kernels.triton.bsr import launch as bsr
+from ao_kernels.triton.bsr.layout import SIDES
+from ao_kernels.triton.scaled_mm import launch as scaled_mm
+from ao_kernels.triton.w4a8 import launch as w4a8
+from ao_kernels.triton.w4a8.layout import tiling as w4a8_tiling
+from ao_kernels.triton.weight_only import launch
+from ao_kernels.triton.weight_only.formats import known
+from ao_kernels.triton.weight_only.layout import tiling
+from kernel_checks import CHECKS, SLOW_CHECKS
 
 WIDTHS = (128, 1024, 4096, 28672)
 ROWS = (1, 16, 17, 33, 65, 130, 4096)
 
 
-def gated(kernel, *names):
-    """What gates fix of a kernel: these constants, warps, stages and whether there are splits."""
-    builds = (gate.build() for gate in (*GATES, *MORE))
+def compiled(kernel, *names):
+    """What checks fix of a kernel: these constants, warps, stages and whether there are splits."""
+    builds = (check.build() for check in (*CHECKS, *SLOW_CHECKS))
     return {
         (
             *(build.constexprs[name] for name in names),
@@ -30,9 +35,9 @@ def gated(kernel, *names):
 
 
 def test_planes():
-    from ao_kernels.triton.kernels import plane16
+    from ao_kernels.triton.weight_only import kernel
 
-    found = gated(plane16.linear, "PLANES", "ORDER", "SPARSE", "HAS_ZERO", "ROWS")
+    found = compiled(kernel.linear, "PLANES", "ORDER", "SPARSE", "HAS_ZERO", "ROWS")
     for numbers, sparse in (
         *((name, False) for name in ("int4", "uint4", "nf4", "f4e2m1", "int8", "f8e4m3")), ("int4", True)
     ):  # fmt: skip
@@ -47,23 +52,23 @@ def test_planes():
 
 
 def test_planes_beside_activations_in_8_bits():
-    from ao_kernels.triton.kernels import plane32 as kernels
+    from ao_kernels.triton.w4a8 import kernel
 
-    found = gated(kernels.linear, "HAS_ZERO", "ROWS")
+    found = compiled(kernel.linear, "HAS_ZERO", "ROWS")
     for zero_point in (False, True):
         for n in WIDTHS:
             for k in WIDTHS:
-                tiles = plane32.tiling(n, k, 128)
+                tiles = w4a8_tiling(n, k, 128)
                 for m in ROWS:
-                    for *how, splits in act8.settings_of(tiles, m, 132, zero_point=zero_point):
+                    for *how, splits in w4a8.settings_of(tiles, m, 132, zero_point=zero_point):
                         assert (zero_point, *how, splits > 1) in found
 
 
 def test_blocks():
-    from ao_kernels.triton.kernels import bsr as kernels
+    from ao_kernels.triton.bsr import kernel
 
-    found = gated(kernels.linear, "SIDE", "ROWS")
-    for side in bsr.SIDES:
+    found = compiled(kernel.linear, "SIDE", "ROWS")
+    for side in SIDES:
         for dtype in (torch.bfloat16, torch.float32):
             for m in ROWS:
                 for blocks in (0, 10, 1000, 100000):
@@ -72,10 +77,10 @@ def test_blocks():
 
 
 def test_scaled():
-    from ao_kernels.triton.kernels import scaled as kernels
+    from ao_kernels.triton.scaled_mm import kernel
 
-    found = gated(kernels.product, "ROWS", "COLS", "PROMOTE")
+    found = compiled(kernel.product, "ROWS", "COLS", "PROMOTE")
     for m in ROWS:
         for promote in (False, True):
-            for rows, cols, *how in scaled.regimes_of(m, largest=not promote):
+            for rows, cols, *how in scaled_mm.regimes_of(m, largest=not promote):
                 assert (rows, cols, promote, *how, False) in found

@@ -1,4 +1,4 @@
-"""Every limit of a gate can be broken: small kernels, each with one fault."""
+"""Every limit of a check can be broken: small kernels, each with one fault."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import triton
 import triton.language as tl
 
-from ao_kernels.testing.aot import Build, compile_for
-from ao_kernels.testing.gates import Gate, violations
-from ao_kernels.testing.sass import histogram, innermost_loop
+from ao_triton_checks.aot import Build, compile_for
+from ao_triton_checks.limits import Check, violations
+from ao_triton_checks.sass import histogram, innermost_loop
 
 
 @triton.jit
@@ -65,10 +65,10 @@ def streaming(block=128, total=False, wait=False):
 
 
 def found(build, **limits):
-    """The violations of a gate with these limits, and no others."""
-    gate = Gate("", lambda: build, 255, 1 << 18, work=4, budget=1000, holding=("LDG",), absent=())
-    gate = replace(gate, **limits)
-    return violations(gate, build, compile_for(build))
+    """The violations of a check with these limits, and no others."""
+    check = Check("", lambda: build, 255, 1 << 18, work=4, budget=1000, holding=("LDG",), absent=())
+    check = replace(check, **limits)
+    return violations(check, build, compile_for(build))
 
 
 def test_a_kernel_within_its_limits():
@@ -110,7 +110,7 @@ def test_layout_conversions_in_loops_are_found():
     build = Build(turn, POINTERS, {"SIDE": 32}, num_warps=4, num_stages=1, aligned=ALIGNED)
     compiled = compile_for(build)
     assert compiled.conversions_in_loops
-    sentences = violations(Gate("", lambda: build, 255, 1 << 18), build, compiled)
+    sentences = violations(Check("", lambda: build, 255, 1 << 18), build, compiled)
     assert {text.partition(":")[0] for text in sentences} == {"converts a layout in a loop"}
 
 

@@ -10,22 +10,19 @@ from ao_core.errors import UnsupportedOp
 from ao_core.registry import registry
 from ao_core.tensor import quantize_tensor
 from ao_core.testing.base import gaussian
-from ao_kernels.testing.states import register_states
-from ao_kernels.triton.adam import adam_step
+from ao_kernels.triton.adam.op import adam_step
 
 # Triton 3.6 with NumPy 2.2
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+    pytest.mark.usefixtures("optimizer_states"),
+]
 
 STATE = Spec("f8e4m3", (256,), layout="flat")
 SQUARES = Spec("f8e5m3u", (256,), layout="flat")
 #: within a block, a block, more than one turn of the loop with and without a rest, and nothing
 SHAPES = ((3,), (256,), (5, 410), (1024,), (0,), (1,))
 OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1, "seed": None}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def states():
-    register_states()
 
 
 def problem(dtype=torch.float32, shapes=SHAPES):

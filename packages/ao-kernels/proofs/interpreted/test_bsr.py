@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from ao_core.testing.base import gaussian
-from ao_kernels.triton import bsr
+from ao_kernels.triton.bsr import launch as bsr
+from ao_kernels.triton.bsr.layout import SIDES, order_of
 
 # Triton 3.6 with NumPy 2.2
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
@@ -29,10 +30,10 @@ def problem(shape, side, dtype=torch.float16):
     tiled = padded.view(rows, side, cols, side).transpose(1, 2)
     starts = F.pad(kept.sum(1).cumsum(0), (1, 0)).to(torch.int32)
     col_indices = kept.nonzero()[:, 1].to(torch.int32)
-    return weight, (tiled[kept].contiguous(), col_indices, starts, bsr.order_of(starts))
+    return weight, (tiled[kept].contiguous(), col_indices, starts, order_of(starts))
 
 
-@pytest.mark.parametrize("side", bsr.SIDES)
+@pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [

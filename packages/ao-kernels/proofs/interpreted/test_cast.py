@@ -10,8 +10,8 @@ from ao_core.numerics import quantize_affine
 from ao_core.registry import registry
 from ao_core.tensor.create import encode_reference
 from ao_core.testing.base import gaussian
-from ao_kernels.triton.cast import cast_dual
-from ao_kernels.triton.quantize import quantize_both, quantize_plain
+from ao_kernels.triton.cast.op import cast_dual
+from ao_kernels.triton.cast.records import quantize_both, quantize_plain
 
 # Triton 3.6 with NumPy 2.2
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")

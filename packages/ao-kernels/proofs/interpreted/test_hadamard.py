@@ -9,7 +9,8 @@ from ao_core.numerics import hadamard_transform, inverse_hadamard_transform
 from ao_core.registry import registry
 from ao_core.testing.base import gaussian
 from ao_core.testing.kernel_rotation import transformed
-from ao_kernels.triton.hadamard import hadamard, transform
+from ao_kernels.triton.hadamard.op import transform
+from ao_kernels.triton.hadamard.records import hadamard
 
 # Triton 3.6 with NumPy 2.2
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")

@@ -10,8 +10,8 @@ from ao_core.registry import registry
 from ao_core.tensor.create import encode_reference
 from ao_core.testing.base import gaussian
 from ao_core.torch_kernels import producers
-from ao_kernels.triton.producers import quantize, rms_norm_quantize, silu_mul_quantize
-from ao_kernels.triton.rows import row_codes
+from ao_kernels.triton.rows.op import row_codes
+from ao_kernels.triton.rows.records import quantize, rms_norm_quantize, silu_mul_quantize
 
 # Triton 3.6 with NumPy 2.2
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")

@@ -11,7 +11,7 @@ from torch.sparse._semi_structured_conversions import sparse_semi_structured_fro
 
 from ao_core.errors import ConfigError, UnsupportedOp
 from ao_core.testing.base import gaussian
-from ao_kernels.triton.sparsify import sparsify24, sparsify24_both, tile_mask
+from ao_kernels.triton.sparsify.op import sparsify24, sparsify24_both, tile_mask
 
 # Triton 3.6 with NumPy 2.2
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")

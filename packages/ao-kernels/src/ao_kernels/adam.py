@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ao_core import Spec
 from ao_core.errors import UnsupportedOp
 
-__all__ = ["check_contiguous", "count_change"]
+__all__ = ["AdamCall", "check_contiguous", "count_change"]
+
+
+class AdamCall(Protocol):
+    """What the kernels look at of a call of `adam_step`, an op of ao-optim, which need not be installed."""
+
+    @property
+    def exp_avg(self) -> Spec:
+        """Format of the first moments."""
+
+    @property
+    def exp_avg_sq(self) -> Spec:
+        """Format of the second moments."""
+
+    @property
+    def param_dtype(self) -> torch.dtype:
+        """Dtype of all parameters."""
+
+    @property
+    def grad_dtype(self) -> torch.dtype:
+        """Dtype of all gradients."""
 
 
 def check_contiguous(kernel: str, params: Sequence[Tensor], grads: Sequence[Tensor]) -> None:

@@ -16,17 +16,18 @@ from ao_kernels.cpu.linear import LINEAR_KERNELS
 from ao_kernels.cpu.quantize import CODE_KERNELS
 from ao_kernels.cpu.tiles import LAYOUTS
 from ao_kernels.cpu.two_four import TWO_FOUR_KERNELS
-from ao_kernels.triton.adam import ADAM_KERNELS as TRITON_ADAM_KERNELS
-from ao_kernels.triton.blocks import BLOCK_KERNELS
-from ao_kernels.triton.bsr import BSR_KERNELS, BSR_LAYOUTS
-from ao_kernels.triton.dynamic import DYNAMIC_KERNELS
-from ao_kernels.triton.dynamic4 import DYNAMIC4_KERNELS, DYNAMIC4_LAYOUTS
-from ao_kernels.triton.hadamard import HADAMARD_KERNELS as TRITON_HADAMARD_KERNELS
-from ao_kernels.triton.linear import LAYOUTS as TRITON_LAYOUTS
-from ao_kernels.triton.linear import PLANE16_KERNELS
-from ao_kernels.triton.producers import ROW_KERNELS
-from ao_kernels.triton.quantize import CAST_KERNELS
-from ao_kernels.triton.sparsify import SPARSIFY_KERNELS
+from ao_kernels.triton.adam.records import ADAM_KERNELS as TRITON_ADAM_KERNELS
+from ao_kernels.triton.bsr.layout import BSR_LAYOUTS
+from ao_kernels.triton.bsr.records import BSR_KERNELS
+from ao_kernels.triton.cast.records import CAST_KERNELS
+from ao_kernels.triton.fake_quantize.records import BLOCK_KERNELS
+from ao_kernels.triton.hadamard.records import HADAMARD_KERNELS as TRITON_HADAMARD_KERNELS
+from ao_kernels.triton.rows.records import ROW_KERNELS
+from ao_kernels.triton.scaled_mm.records import DYNAMIC_KERNELS
+from ao_kernels.triton.sparsify.records import SPARSIFY_KERNELS
+from ao_kernels.triton.w4a8.records import DYNAMIC4_KERNELS, DYNAMIC4_LAYOUTS
+from ao_kernels.triton.weight_only.records import LAYOUTS as TRITON_LAYOUTS
+from ao_kernels.triton.weight_only.records import PLANE16_KERNELS
 
 
 @hookimpl

@@ -39,17 +39,17 @@ TEST_CASE("every element is visited once, whatever the threads and the grain") {
 
 TEST_CASE("turns are each unit once, several at a time until the last ones") {
   for (int64_t units : {1, 3, 8, 41, 176}) {
-    ao::Turns turns(units, 2, 4, 4);
+    ao::WorkQueue queue(units, 2, 4, 4);
     int64_t next = 0;
-    while (const auto turn = turns.next()) {
-      CHECK(turn.chunk * units + turn.first == next);
-      const int64_t left = 2 * units - next, size = turn.last - turn.first;
+    while (const auto work = queue.next()) {
+      CHECK(work.chunk * units + work.first == next);
+      const int64_t left = 2 * units - next, size = work.last - work.first;
       next += size;
-      if (left > 8) CHECK((size % 4 == 0 || turn.last == units));
+      if (left > 8) CHECK((size % 4 == 0 || work.last == units));
       if (left <= 4) CHECK(size == 1);
     }
     CHECK(next == 2 * units);
-    CHECK(!turns.next());
+    CHECK(!queue.next());
   }
 }
 

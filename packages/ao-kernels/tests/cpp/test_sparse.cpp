@@ -11,10 +11,10 @@ using namespace ao::test;
 namespace {
 
 constexpr Element kElements[] = {Element::f32, Element::bf16, Element::f16};
-constexpr Value kValues[] = {Value::f32, Value::bf16, Value::f16, Value::i8};
+constexpr ValueType kValues[] = {ValueType::f32, ValueType::bf16, ValueType::f16, ValueType::i8};
 
-Element element_of(Value value) {
-  return value == Value::f32 ? Element::f32 : value == Value::bf16 ? Element::bf16 : Element::f16;
+Element element_of(ValueType value) {
+  return value == ValueType::f32 ? Element::f32 : value == ValueType::bf16 ? Element::bf16 : Element::f16;
 }
 
 // Numbers that every type has: multiples of 1/16 below 8.
@@ -77,7 +77,7 @@ struct Rows {
 };
 
 struct BlockCase {
-  Value value = Value::bf16;
+  ValueType value = ValueType::bf16;
   Element type = Element::f32;
   int64_t m = 5, n = 70, k = 100, side = 16;
   uint32_t empty = 2;  // one block in so many
@@ -108,13 +108,13 @@ void check(const BlockCase& c) {
     if (random[static_cast<size_t>(i)] == 0) {
       columns.push_back(static_cast<int32_t>(i % block_columns));
       const size_t place = blocks.size();
-      blocks.resize(place + static_cast<size_t>(c.side * c.side * size), c.value == Value::i8 ? 128 : 0);
+      blocks.resize(place + static_cast<size_t>(c.side * c.side * size), c.value == ValueType::i8 ? 128 : 0);
       for (int64_t r = 0; r < std::min(c.side, c.n - r0); ++r) {
         for (int64_t k = 0; k < std::min(c.side, c.k - c0); ++k) {
           const auto at = static_cast<size_t>((r0 + r) * c.k + c0 + k);
           const int64_t to = (k / together * c.side + r) * together + k % together;
           weight[at] = dense[at];
-          if (c.value == Value::i8) {
+          if (c.value == ValueType::i8) {
             const float code = dense[at] * 16;  // from -127 to 127
             weight[at] = code * scale[c.scale_of_rows ? static_cast<size_t>(r0 + r) : 0];
             blocks[place + static_cast<size_t>(to)] = static_cast<uint8_t>(static_cast<int>(code) + 128);
@@ -133,7 +133,7 @@ void check(const BlockCase& c) {
   blocks.push_back(0);  // so that there is an address
   t.blocks = blocks.data(), t.columns = columns.data(), t.starts = starts.data();
   t.value = c.value, t.side = c.side, t.row_blocks = block_rows, t.column_blocks = block_columns, t.act = c.act;
-  if (c.value == Value::i8) {
+  if (c.value == ValueType::i8) {
     t.scale = scale.data(), t.scale_type = Element::f32, t.scale_of_rows = c.scale_of_rows;
   }
   run_block_sparse(t);
@@ -148,7 +148,7 @@ void check(const BlockCase& c) {
 }
 
 struct FourCase {
-  Value value = Value::bf16;
+  ValueType value = ValueType::bf16;
   int bits = 16;  // of a code
   Element type = Element::f32;
   int64_t m = 3, n = 6, k = 150, group = 1 << 20;
@@ -172,7 +172,7 @@ void check(const FourCase& c) {
   const std::vector<float> dense = coarse(static_cast<size_t>(c.n * fours * 2), 5);
   const std::vector<uint8_t> pairs = codes(static_cast<size_t>(c.n * fours), 6, 6);
   constexpr int kPlaces[] = {0b0100, 0b1000, 0b1100, 0b1001, 0b1101, 0b1110};
-  const bool coded = c.value == Value::i8;
+  const bool coded = c.value == ValueType::i8;
   for (int64_t n = 0; n < c.n; ++n) {
     for (int64_t g = 0; g < fours; ++g) {
       const int where = kPlaces[pairs[static_cast<size_t>(n * fours + g)]];
@@ -221,7 +221,7 @@ void check(const FourCase& c) {
 }  // namespace
 
 TEST_CASE("blocks of every type, with every number of rows") {
-  for (Value value : kValues) {
+  for (ValueType value : kValues) {
     for (Element type : kElements) {
       for (int64_t m : {1, 2, 6, 7, 8, 9, 17}) check(BlockCase{.value = value, .type = type, .m = m});
     }
@@ -229,7 +229,7 @@ TEST_CASE("blocks of every type, with every number of rows") {
 }
 
 TEST_CASE("blocks of every size, at edges, none and all of them") {
-  for (Value value : kValues) {
+  for (ValueType value : kValues) {
     for (int64_t side : {16, 32, 48, 64, 80, 256}) {
       for (uint32_t empty : {1, 2, 200}) {
         check(BlockCase{.value = value, .type = Element::bf16, .m = 13, .n = 3 * side, .k = 2 * side, .side = side,
@@ -245,7 +245,7 @@ TEST_CASE("activations in bytes, and one scale for all") {
     for (int64_t side : {16, 64}) {
       for (bool scale_of_rows : {false, true}) {
         for (Act act : {Act::none, Act::int8}) {
-          check(BlockCase{.value = Value::i8, .type = type, .m = 19, .side = side, .act = act,
+          check(BlockCase{.value = ValueType::i8, .type = type, .m = 19, .side = side, .act = act,
                           .scale_of_rows = scale_of_rows});
         }
       }
@@ -255,18 +255,18 @@ TEST_CASE("activations in bytes, and one scale for all") {
 
 TEST_CASE("more rows than are worked on at a time, and a row with all of the blocks") {
   check(BlockCase{.type = Element::bf16, .m = 530, .n = 20, .k = 40});
-  check(BlockCase{.value = Value::f32, .m = 100, .n = 16, .k = 4000, .empty = 1});
+  check(BlockCase{.value = ValueType::f32, .m = 100, .n = 16, .k = 4000, .empty = 1});
 }
 
 TEST_CASE("two of four of every type") {
   for (Element type : kElements) {
     for (int64_t m : {1, 2, 4, 5, 9}) {
       for (int64_t k : {1, 4, 5, 31, 63, 64, 100, 128, 700}) {
-        check(FourCase{.value = Value::f32, .bits = 32, .type = type, .m = m, .k = k});
-        check(FourCase{.value = Value::bf16, .bits = 16, .type = type, .m = m, .k = k});
-        check(FourCase{.value = Value::f16, .bits = 16, .type = type, .m = m, .k = k});
-        check(FourCase{.value = Value::i8, .bits = 8, .type = type, .m = m, .k = k});
-        check(FourCase{.value = Value::i8, .bits = 4, .type = type, .m = m, .k = k});
+        check(FourCase{.value = ValueType::f32, .bits = 32, .type = type, .m = m, .k = k});
+        check(FourCase{.value = ValueType::bf16, .bits = 16, .type = type, .m = m, .k = k});
+        check(FourCase{.value = ValueType::f16, .bits = 16, .type = type, .m = m, .k = k});
+        check(FourCase{.value = ValueType::i8, .bits = 8, .type = type, .m = m, .k = k});
+        check(FourCase{.value = ValueType::i8, .bits = 4, .type = type, .m = m, .k = k});
       }
     }
   }
@@ -275,7 +275,7 @@ TEST_CASE("two of four of every type") {
 TEST_CASE("two of four with scales of groups") {
   for (int bits : {4, 8}) {
     for (Element type : kElements) {
-      for (int64_t group : {32, 64, 96}) check(FourCase{.value = Value::i8, .bits = bits, .type = type, .group = group});
+      for (int64_t group : {32, 64, 96}) check(FourCase{.value = ValueType::i8, .bits = bits, .type = type, .group = group});
     }
   }
 }
@@ -285,10 +285,10 @@ TEST_CASE("sums of stored codes do not leave float32 where scales bring them bac
     for (Element type : {Element::f32, Element::bf16}) {
       for (int64_t m : {1, 5, 17}) {
         for (int64_t k : {64, 100}) {
-          check(BlockCase{.value = Value::i8, .type = type, .m = m, .k = k, .sizes = sizes});
+          check(BlockCase{.value = ValueType::i8, .type = type, .m = m, .k = k, .sizes = sizes});
           for (int64_t group : {32, 1 << 20}) {
-            check(FourCase{.value = Value::i8, .bits = 8, .type = type, .m = m, .k = k, .group = group, .sizes = sizes});
-            check(FourCase{.value = Value::i8, .bits = 4, .type = type, .m = m, .k = k, .group = group, .sizes = sizes});
+            check(FourCase{.value = ValueType::i8, .bits = 8, .type = type, .m = m, .k = k, .group = group, .sizes = sizes});
+            check(FourCase{.value = ValueType::i8, .bits = 4, .type = type, .m = m, .k = k, .group = group, .sizes = sizes});
           }
         }
       }

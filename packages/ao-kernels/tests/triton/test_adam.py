@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 from ao_core import Spec
 from ao_core.errors import UnsupportedOp
-from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.tensor import quantize_tensor
-from ao_kernels.testing.states import register_states
-from ao_kernels.triton import adam, support
+from ao_kernels.triton.adam import op as adam
+from ao_kernels.triton.shared import device, workspace
+
+pytestmark = pytest.mark.usefixtures("optimizer_states")
 
 KERNEL = registry.kernels.get("triton_adam_step")
 STATE = Spec("f8e4m3", (256,), layout="flat")
@@ -24,25 +26,29 @@ OPTIONS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def states():
-    register_states()
+@dataclass(frozen=True)
+class Call:
+    """What the kernel looks at of a call; the op is of ao-optim, which need not be installed."""
 
-
-def call(spec=STATE, dtype=torch.bfloat16):
-    return Call("adam_step", spec, (1000,), (1000,), dtype, "cuda")
+    exp_avg: Spec = STATE
+    exp_avg_sq: Spec = SQUARES
+    param_dtype: torch.dtype = torch.bfloat16
+    grad_dtype: torch.dtype = torch.bfloat16
 
 
 def test_calls():
-    assert KERNEL.refuses(call()) is None
-    assert "found int8" in KERNEL.refuses(call(Spec("int8", (256,), layout="flat")))
-    assert "found f8e4m3[128]" in KERNEL.refuses(call(Spec("f8e4m3", (128,), layout="flat")))
-    assert "float64" in KERNEL.refuses(call(dtype=torch.float64))
+    assert KERNEL.refuses(Call()) is None
+    int8, small = (Spec("int8", (256,), layout="flat"), Spec("f8e4m3", (128,), layout="flat"))
+    assert "found int8" in KERNEL.refuses(Call(exp_avg=int8))
+    assert "found f8e4m3[128]" in KERNEL.refuses(Call(exp_avg=small))
+    assert "and int8" in KERNEL.refuses(Call(exp_avg_sq=int8))
+    assert "parameters of" in KERNEL.refuses(Call(param_dtype=torch.float64))
+    assert "gradients of" in KERNEL.refuses(Call(grad_dtype=torch.float64))
 
 
 def test_devices(monkeypatch):
     assert KERNEL.unavailable() is not None
-    monkeypatch.setattr(support, "why_not", lambda: None)
+    monkeypatch.setattr(device, "why_not", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
     assert KERNEL.unavailable() == "needs sm_89 for float8, found sm_86"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
@@ -78,7 +84,7 @@ def test_chunks_cover_every_tensor():
 def test_counters_are_not_shared(monkeypatch):
     """A stream has its own, which grow with what it asks for; a captured launch has new ones."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    pool = support._Pool(torch.device("cpu"))
+    pool = workspace._Pool(torch.device("cpu"))
     taken = [pool.of_stream(1, 8), pool.of_stream(2, 8), pool.of_stream(1, 32), pool.take(8)]
     assert pool.of_stream(2, 4) is taken[1]
     spans = sorted((each.storage_offset(), len(each)) for each in taken)

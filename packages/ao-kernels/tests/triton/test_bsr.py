@@ -9,10 +9,11 @@ from ao_core import WHOLE, Spec
 from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.spec import NO_SCALE
-from ao_kernels.triton import bsr
+from ao_kernels.triton.bsr import launch as bsr
+from ao_kernels.triton.bsr.layout import SIDES, BsrSorted
 
 KERNEL = registry.kernels.get("triton_bsr_sorted_linear")
-LAYOUT = bsr.BsrSorted()
+LAYOUT = BsrSorted()
 SPEC = Spec("bf16", (1, WHOLE), NO_SCALE, layout="bsr_sorted")
 
 
@@ -55,7 +56,7 @@ def test_what_does_not_fit(spec, shape, words):
 
 def test_what_fits():
     for name in ("bf16", "fp16", "fp32"):
-        for side in bsr.SIDES:
+        for side in SIDES:
             assert LAYOUT.refuses(sized(side, name), (70, 33), registry.dtypes.get(name)) is None
 
 

@@ -12,9 +12,9 @@ from ao_core import WHOLE, Spec
 from ao_core.errors import ConfigError, UnsupportedOp
 from ao_core.records import Call
 from ao_core.registry import registry
-from ao_kernels.testing.asm import run
-from ao_kernels.triton.assembly import divide, pack_float8, refine, round_pair
-from ao_kernels.triton.cast import cast_dual, cast_plain
+from ao_kernels.triton.cast.op import cast_dual, cast_plain
+from ao_kernels.triton.shared.ptx import divide, pack_float8, refine, round_pair
+from ao_triton_checks.asm import run
 
 KERNEL = registry.kernels.get("triton_quantize_plain")
 _GRID = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).double().numpy()

@@ -8,7 +8,7 @@ import torch
 from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.tensor.rotation import hadamard_spec
-from ao_kernels.triton.hadamard import launch_shape, transform
+from ao_kernels.triton.hadamard.op import launch_shape, transform
 
 
 def reason(block, dtype=torch.bfloat16):

@@ -8,7 +8,7 @@ import torch
 from ao_core import WHOLE, Spec
 from ao_core.records import Call
 from ao_core.registry import registry
-from ao_kernels.triton.rows import launch_shape, row_codes
+from ao_kernels.triton.rows.op import launch_shape, row_codes
 
 ROW = (1, WHOLE)
 OPS = ("quantize", "rms_norm_quantize", "silu_mul_quantize")

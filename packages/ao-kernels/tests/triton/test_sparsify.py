@@ -10,9 +10,8 @@ from ao_core import WHOLE, Spec
 from ao_core.records import Call
 from ao_core.registry import registry
 from ao_core.spec import NO_SCALE
-from ao_kernels.testing.asm import run
-from ao_kernels.triton.assembly import PICK
-from ao_kernels.triton.sparsify import sparsify24, sparsify24_both, tile_mask
+from ao_kernels.triton.sparsify.op import PICK, sparsify24, sparsify24_both, tile_mask
+from ao_triton_checks.asm import run
 
 QUANTIZE = registry.kernels.get("triton_quantize_two_four")
 TILE_MASK = registry.kernels.get("triton_tile_mask")

@@ -10,21 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ao_core import QTensor, Spec
+from ao_core import QTensor
 from ao_core.dispatch import run as run_kernel
-from ao_core.records import Call, Kernel
+from ao_optim.adam import AdamCall, moment_spec
 from ao_optim.engine import Work, mixed, run
 from ao_optim.quantized import write_rounded
 from ao_optim.rules import ADAM, ADAMW, Rule
 from ao_optim.shards import all_local, local, shard_like
 
-__all__ = ["KERNELS", "apply"]
+__all__ = ["apply"]
 
 #: tells the noise of quantized weights from that of bfloat16 ones
 _QUANTIZED = 1 << 32
-#: what a call says of moments that are not quantized
-_DENSE = Spec("fp32", (1,), "none")
-_HALF = Spec("bf16", (1,), "none")
 
 
 def apply(
@@ -113,13 +110,6 @@ def _format(moment: Tensor) -> Any:
     return id(moment.spec) if isinstance(moment, QTensor) else moment.dtype
 
 
-def _spec(moment: Tensor) -> Spec:
-    """The format as a call has it."""
-    if isinstance(moment, QTensor):
-        return moment.spec
-    return _HALF if moment.dtype == torch.bfloat16 else _DENSE
-
-
 def _step(rule: Rule, work: Work, steps: Tensor, group: dict[str, Any], number: int) -> None:
     first, maximize = work.params[0], group["maximize"]
     if group["capturable"]:
@@ -132,9 +122,14 @@ def _step(rule: Rule, work: Work, steps: Tensor, group: dict[str, Any], number: 
     if rule not in (ADAM, ADAMW) or work.lost or not first.is_contiguous():
         run(rule, work, options, step, maximize=maximize, seed=seed)
         return
-    moment = work.states["exp_avg"][0]
-    size = (sum(param.numel() for param in work.params),)
-    call = Call("adam_step", _spec(moment), size, size, first.dtype, first.device.type)
+    call = AdamCall(
+        exp_avg=moment_spec(work.states["exp_avg"][0]),
+        exp_avg_sq=moment_spec(work.states["exp_avg_sq"][0]),
+        numel=sum(param.numel() for param in work.params),
+        param_dtype=first.dtype,
+        grad_dtype=work.grads[0].dtype,
+        device=first.device.type,
+    )
     run_kernel(
         call,
         work.params,
@@ -146,73 +141,3 @@ def _step(rule: Rule, work: Work, steps: Tensor, group: dict[str, Any], number: 
         maximize=maximize,
         seed=seed,
     )
-
-
-def adam_step(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    *,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    step: int,
-    decoupled: bool,
-    maximize: bool,
-    seed: int | None,
-) -> None:
-    """The reference of the op "adam_step": torch's operations, in chunks."""
-    options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-    work = Work(params, grads, {"exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs})
-    run(ADAMW if decoupled else ADAM, work, options, step, maximize=maximize, seed=seed)
-
-
-def fused_adam_step(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    *,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    step: int,
-    decoupled: bool,
-    maximize: bool,
-    seed: int | None,
-) -> None:
-    """The fused step of torch itself, for parameters and moments in float32."""
-    fused = torch._fused_adamw_ if decoupled else torch._fused_adam_
-    count = torch.full((), float(step), device=params[0].device)
-    fused(
-        params,
-        [grad.float() for grad in grads],
-        exp_avgs,
-        exp_avg_sqs,
-        [],
-        [count] * len(params),
-        lr=lr,
-        beta1=betas[0],
-        beta2=betas[1],
-        weight_decay=weight_decay,
-        eps=eps,
-        amsgrad=False,
-        maximize=maximize,
-    )
-
-
-def _takes(call: Call) -> str | None:
-    if call.spec != _DENSE or call.x_dtype != torch.float32:
-        return f"steps float32 parameters with dense moments, not {call.x_dtype} with {call.spec}"
-    if call.device not in ("cpu", "cuda"):
-        return f"torch has fused steps on CPU and CUDA, and is asked on {call.device}"
-    return None
-
-
-KERNELS = (
-    Kernel("reference_adam_step", "adam_step", "*", "*", adam_step, priority=-100),
-    Kernel("torch_adam_step", "adam_step", _DENSE.layout, "*", fused_adam_step, 0, refuses=_takes),
-)

@@ -6,15 +6,15 @@ from collections.abc import Iterable
 
 from torch.optim import Optimizer
 
-from ao_core import DType, Kernel, Layout, hookimpl
+from ao_core import DType, Kernel, Layout, Op, hookimpl
 from ao_optim import optimizers
-from ao_optim.apply import KERNELS
+from ao_optim.adam import KERNELS, OPS
 from ao_optim.dtypes import DTYPES
 from ao_optim.galore import GaLore
 from ao_optim.offload import CPUOffloadOptimizer
 from ao_optim.rank1 import Rank1
 
-__all__ = ["ao_api", "ao_dtypes", "ao_kernels", "ao_layouts", "ao_optimizers"]
+__all__ = ["ao_api", "ao_dtypes", "ao_kernels", "ao_layouts", "ao_ops", "ao_optimizers"]
 
 
 @hookimpl
@@ -36,8 +36,14 @@ def ao_layouts() -> Iterable[Layout]:
 
 
 @hookimpl
+def ao_ops() -> Iterable[Op]:
+    """The step of Adam."""
+    return OPS
+
+
+@hookimpl
 def ao_kernels() -> Iterable[Kernel]:
-    """The reference of the step of Adam."""
+    """The step of Adam that torch has."""
     return KERNELS
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ao_core import Kernel, hookimpl
+from ao_core import Kernel, Op, hookimpl
 from ao_core.layouts import Layout
 from ao_core.records import Recipe, Transform
 from ao_sparsity.kernels import KERNELS
 from ao_sparsity.layouts import LAYOUTS
 from ao_sparsity.recipes import RECIPES
 from ao_sparsity.train.kernels import KERNELS as TRAINING_KERNELS
+from ao_sparsity.train.kernels import OPS
 from ao_sparsity.transforms import TRANSFORMS
 
-__all__ = ["ao_api", "ao_kernels", "ao_layouts", "ao_recipes", "ao_transforms"]
+__all__ = ["ao_api", "ao_kernels", "ao_layouts", "ao_ops", "ao_recipes", "ao_transforms"]
 
 
 @hookimpl
@@ -29,8 +30,14 @@ def ao_layouts() -> Iterable[Layout]:
 
 
 @hookimpl
+def ao_ops() -> Iterable[Op]:
+    """Masks and products of 2:4 training."""
+    return OPS
+
+
+@hookimpl
 def ao_kernels() -> Iterable[Kernel]:
-    """Products that torch has for 2:4 weights; masks and products of 2:4 training."""
+    """Products that torch has for 2:4 weights, and for 2:4 training."""
     return (*KERNELS, *TRAINING_KERNELS)
 
 

@@ -8,14 +8,60 @@ import pytest
 import torch
 
 from ao_core.dispatch import select
-from ao_core.records import Call
-from ao_core.spec import Spec
-from ao_core.testing.base import gaussian
+from ao_core.records import Kernel
+from ao_core.testing import KernelSuite
+from ao_core.testing.base import gaussian, run
+from ao_core.testing.registered import registered
 from ao_sparsity import tile_mask
-from ao_sparsity.train.kernels import KERNELS, semi_sparse_mm
+from ao_sparsity.masks import n_of_m_mask
+from ao_sparsity.train.kernels import KERNELS, MaskedCall, semi_sparse_mm
 
-(TENSOR_CORES,) = (kernel for kernel in KERNELS if kernel.device == "cuda")
-REFERENCE = next(kernel for kernel in KERNELS if kernel.op == TENSOR_CORES.op)
+(TENSOR_CORES,) = KERNELS
+
+
+class TestTileMask(KernelSuite):
+    kernel = "reference_tile_mask"
+
+
+class TestSemiSparseMm(KernelSuite):
+    kernel = "reference_semi_sparse_mm"
+
+
+def first_of_four(weight):
+    mask = torch.zeros_like(weight, dtype=torch.bool)
+    mask[:, ::2] = True
+    return mask
+
+
+def along_rows_only(weight):
+    return n_of_m_mask(weight.abs(), 2, 4)
+
+
+def identity_tiles(weight):
+    row, column = (torch.arange(size) for size in weight.shape)
+    return (row[:, None] + column) % 2 == 0
+
+
+def without_mask(a, b, mask, transposed):
+    return a @ (b if transposed else b.t())
+
+
+@pytest.mark.parametrize(
+    ("op", "fn", "text"),
+    [
+        ("tile_mask", first_of_four, "more than two of four"),
+        ("tile_mask", along_rows_only, "more than two of four"),
+        ("tile_mask", identity_tiles, "another pattern keeps more"),
+        ("semi_sparse_mm", without_mask, "relative error"),
+    ],
+)
+def test_wrong_kernels_fail(op, fn, text):
+    class Wrong(KernelSuite):
+        records = (Kernel("wrong", op, "two_four", "cpu", fn, 0),)
+        kernel = "wrong"
+
+    with registered(*Wrong.records), pytest.raises(AssertionError, match=text):
+        run(Wrong, "test_results")
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -50,8 +96,7 @@ def test_operands_are_two_of_four(monkeypatch, transposed):
 )
 def test_refusals(shape, rows, dtype, reason):
     """What tensor cores refuse, with the reason, the reference takes."""
-    spec = Spec("bf16", (4, 4), "none", layout="two_four")
-    call = Call("semi_sparse_mm", spec, shape, (rows, shape[1]), dtype, "cuda")
+    call = MaskedCall("semi_sparse_mm", shape, (rows, shape[1]), dtype, "cuda")
     found = TENSOR_CORES.refuses(call)
     assert (found is None) if reason is None else (reason in found)
-    assert select(replace(call, device="cpu")) is REFERENCE
+    assert select(replace(call, device="cpu")).name == "reference_semi_sparse_mm"

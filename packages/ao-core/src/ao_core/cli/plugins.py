@@ -86,13 +86,15 @@ def plugins(as_json: bool = JSON) -> None:
 
 
 def _unavailable(info: PluginInfo) -> dict[str, str]:
-    """Kernels of a plugin that cannot run on this machine, and why."""
+    """Kernels of a plugin that cannot run on this machine, or whose op nobody registered, and why."""
+    from ao_core.dispatch import unused
     from ao_core.registry import registry
 
     reasons = {}
     for name in info.records.get("kernels", ()):
+        kernel = registry.kernels.get(name)
         try:
-            reason = registry.kernels.get(name).unavailable()
+            reason = unused(kernel) or kernel.unavailable()
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
         if reason is not None:

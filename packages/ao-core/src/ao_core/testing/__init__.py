@@ -25,13 +25,16 @@ if TYPE_CHECKING:
     from ao_core.testing.optimizers import OptimizerSuite
     from ao_core.testing.scales import ScaleSuite
     from ao_core.testing.transforms import TransformSuite
+    from ao_core.testing.trials import KernelCase, OpTrial
 
 # Lazy, because the pytest plugin beside these modules is imported by every run of pytest.
 _MODULES = {
     "ComputeSuite": "ao_core.testing.compute",
     "DTypeSuite": "ao_core.testing.dtypes",
+    "KernelCase": "ao_core.testing.trials",
     "KernelSuite": "ao_core.testing.kernels",
     "LayoutSuite": "ao_core.testing.layouts",
+    "OpTrial": "ao_core.testing.trials",
     "OptimizerSuite": "ao_core.testing.optimizers",
     "ScaleSuite": "ao_core.testing.scales",
     "TransformSuite": "ao_core.testing.transforms",
@@ -40,8 +43,10 @@ _MODULES = {
 __all__ = [
     "ComputeSuite",
     "DTypeSuite",
+    "KernelCase",
     "KernelSuite",
     "LayoutSuite",
+    "OpTrial",
     "OptimizerSuite",
     "ScaleSuite",
     "TransformSuite",

@@ -1,4 +1,4 @@
-"""Part of `KernelSuite`: ops between dense values and codes, which must give the reference's bits."""
+"""Trials of the ops of ao-core between dense values and codes, which must give the reference's bits."""
 
 from __future__ import annotations
 
@@ -11,18 +11,29 @@ from torch import Tensor
 
 from ao_core.layouts import Layout
 from ao_core.numerics import error_sums
-from ao_core.records import Call
+from ao_core.records import Call, OpCall
 from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec
 from ao_core.tensor import QTensor
 from ao_core.tensor.codec import decode_reference
 from ao_core.tensor.create import encode_reference
 from ao_core.testing.base import as_bytes, gaussian
-from ao_core.testing.kernel_ops import KernelCase, OpTrial, strided_variants
 from ao_core.testing.oracles import codes_from
 from ao_core.testing.samples import SHAPES, SPECS, held_codes, holds, quantized
+from ao_core.testing.trials import KernelCase, OpTrial, strided_variants
 
-__all__ = ["CODEC_SPECS", "CONVERSIONS", "contents", "same_values"]
+__all__ = [
+    "CODEC_SPECS",
+    "DEQUANTIZE",
+    "ERROR_SUMS",
+    "FAKE_QUANTIZE",
+    "QUANTIZE",
+    "QUANTIZE_BOTH",
+    "RMS_NORM",
+    "SILU_MUL",
+    "contents",
+    "same_values",
+]
 
 #: `SPECS`, and more of every kind of number, scale and zero point
 CODEC_SPECS: tuple[Spec, ...] = (
@@ -112,7 +123,7 @@ class _Codec(OpTrial):
     ) -> Sequence[Spec]:
         return [replace(spec, layout=layout.name) for spec in specs if holds(layout, shape, spec)]
 
-    def call(self, op: str, case: KernelCase, batch: Any) -> Call | None:
+    def call(self, op: str, case: KernelCase, batch: Any) -> OpCall | None:
         return Call(op, case.spec, case.shape, case.shape, case.dtype, case.device)
 
 
@@ -296,12 +307,10 @@ def _strided_part(part: Tensor) -> Tensor:
     return part if isinstance(part, QTensor) else next(strided_variants(part))
 
 
-CONVERSIONS: dict[str, OpTrial] = {
-    "quantize": _Quantize(),
-    "quantize_both": _QuantizeBoth(),
-    "rms_norm_quantize": _RMSNorm(),
-    "silu_mul_quantize": _SiLUMul(),
-    "dequantize": _Dequantize(),
-    "fake_quantize": _FakeQuantize(),
-    "error_sums": _ErrorSums(),
-}
+QUANTIZE_BOTH = _QuantizeBoth()
+FAKE_QUANTIZE = _FakeQuantize()
+QUANTIZE = _Quantize()
+RMS_NORM = _RMSNorm()
+SILU_MUL = _SiLUMul()
+DEQUANTIZE = _Dequantize()
+ERROR_SUMS = _ErrorSums()

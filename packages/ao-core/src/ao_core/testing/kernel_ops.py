@@ -1,9 +1,9 @@
-"""Part of `KernelSuite`: how each op is called, and what must come out. Here those with products."""
+"""Trials of the ops of ao-core with products, and lookups."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,119 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core.layouts import Layout
-from ao_core.records import Call
+from ao_core.records import Call, Kernel, OpCall
 from ao_core.registry import registry
 from ao_core.spec import WHOLE, Spec
 from ao_core.tensor import QTensor, fake_quantize, quantize_tensor
-from ao_core.testing.base import gaussian, same_bits
-from ao_core.testing.samples import SPECS, activations, holds, quantized
+from ao_core.testing.base import gaussian
+from ao_core.testing.samples import activations, quantized
+from ao_core.testing.trials import KERNEL_SPECS, KernelCase, OpTrial
 
-__all__ = ["KERNEL_SPECS", "PRODUCTS", "KernelCase", "OpTrial"]
+__all__ = ["EMBEDDING", "GROUPED_LINEAR", "GROUPED_MM", "LINEAR", "MM"]
 
-_ROW, _TENSOR = (1, WHOLE), (WHOLE, WHOLE)
-#: `SPECS`, zero points of values, and formats whose activations are quantized too
-KERNEL_SPECS: tuple[Spec, ...] = (
-    *SPECS,
-    Spec("uint4", (1, 16), scale_dtype="float16", zero_point="offset"),
-    Spec("int8", _ROW, scale_dtype="bfloat16"),
-    Spec("f8e5m2", _ROW, scale_dtype="bfloat16"),
-    Spec("int8", _ROW, act=Spec("int8", _ROW)),
-    Spec("int8", _ROW, act=Spec("uint8", _ROW, zero_point="int")),
-    Spec("f8e4m3", _ROW, act=Spec("f8e4m3", _ROW)),
-    Spec("f8e4m3", (WHOLE, WHOLE), act=Spec("f8e4m3", (WHOLE, WHOLE))),
-    Spec("int4", (1, 32), scale_dtype="bfloat16", act=Spec("uint8", _ROW, zero_point="int")),
-    Spec("int8", _ROW, act=Spec("int8", _TENSOR, static=True)),
-    Spec("int8", _ROW, act=Spec("uint8", _TENSOR, zero_point="int", static=True)),
-    Spec("f8e4m3", _ROW, act=Spec("f8e4m3", _TENSOR, static=True)),
-    Spec("f8e4m3", _TENSOR, act=Spec("f8e5m2", _TENSOR, static=True)),
-    Spec(
-        "int8", _ROW, act=Spec("f4e2m1", (1, 16), scale_dtype=Spec("f8e4m3", _TENSOR, static=True))
-    ),
-)
-
-
-@dataclass(frozen=True)
-class KernelCase:
-    """A quantized tensor, and the dtype of the dense ones beside it."""
-
-    spec: Spec
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: str
-
-    def __str__(self) -> str:
-        shape = "x".join(map(str, self.shape)) or "scalar"
-        return f"{shape}-{self.spec}-{self.dtype}-{self.device}".replace("torch.", "")
-
-
-class OpTrial:
-    """How an op is tried; defaults of the attributes of `KernelSuite`, which says what they are."""
-
-    specs: Sequence[Spec] = KERNEL_SPECS
-    shapes: Sequence[tuple[int, ...]] = ((16, 64), (33, 330))
-    dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16, torch.float16)
-    #: what differs between the calls of one case; of each rank some of few rows, which is all that some take
-    batches: Sequence[Any] = (
-        *((m,) for m in (0, 1, 2, 3, 5, 17, 64)),
-        *((), (1, 3), (2, 3), (1, 1, 2), (2, 3, 5)),
-    )
-
-    def fitting(
-        self, layout: Layout, shape: tuple[int, ...], specs: Sequence[Spec]
-    ) -> Sequence[Spec]:
-        """The specs that the op is tried with for a tensor of this shape in a layout."""
-        found = {
-            (spec.dtype, spec.scale_dtype, spec.zero_point, spec.act): replace(
-                spec, layout=layout.name
-            )
-            for spec in reversed(specs)
-            if holds(layout, shape, spec)
-        }
-        return list(reversed(found.values()))
-
-    def call(self, op: str, case: KernelCase, batch: Any) -> Call | None:
-        """What the kernel is asked to accept; None where the op has no such call."""
-        x_shape = (*batch, case.shape[-1])
-        return Call(op, case.spec, case.shape, x_shape, case.dtype, case.device)
-
-    def samples(
-        self, case: KernelCase, batch: Any, seed: int
-    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        """Arguments of the kernel, and the result to compare with."""
-        raise NotImplementedError
-
-    def check(self, actual: Any, expected: Any, case: KernelCase, bound: float) -> None:
-        """Assert that a result has the right shape, dtype and NaN, is contiguous, and near enough in norm."""
-        shape, dtype = tuple(actual.shape), actual.dtype
-        assert (shape, dtype) == (tuple(expected.shape), self.out_dtype(case)), (
-            f"the result is {dtype} {shape}, expected {self.out_dtype(case)} {tuple(expected.shape)}"
-        )
-        assert actual.is_contiguous(), f"the result {shape} has strides {actual.stride()}"
-        actual, expected = actual.double(), expected.double()
-        nan = expected.isnan()
-        assert torch.equal(actual.isnan(), nan), (
-            f"the result {shape} has {int(actual.isnan().sum())} NaN, the product has {int(nan.sum())}"
-        )
-        error = (actual - expected).masked_fill(nan, 0.0).norm()
-        norm = expected.masked_fill(nan, 0.0).norm()
-        assert float(error) <= bound * float(norm), (
-            f"relative error {float(error / norm):.2e} > {bound:.0e}, result {shape}"
-        )
-
-    def same(self, a: Any, b: Any) -> bool:
-        """Whether two results have the same bits."""
-        return same_bits(a, b)
-
-    def out_dtype(self, case: KernelCase) -> torch.dtype:
-        """Of the result."""
-        return case.dtype
-
-    def strided(self, args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-        """The same arguments with dense ones that are not contiguous."""
-        for variant in strided_variants(args[0]):
-            yield (variant, *args[1:])
-
-
+_TENSOR = (WHOLE, WHOLE)
 #: batches in which one element of the activations is NaN, as is all that follows from it
 _WITH_NAN = ((3,), (17,))
 
@@ -155,7 +53,7 @@ class _Linear(OpTrial):
 class _Embedding(OpTrial):
     dtypes = (torch.float32,)
 
-    def call(self, op: str, case: KernelCase, batch: Any) -> Call | None:
+    def call(self, op: str, case: KernelCase, batch: Any) -> OpCall | None:
         return Call(op, case.spec, case.shape, batch, torch.int64, case.device)
 
     def samples(
@@ -175,7 +73,10 @@ def _cast_product(a: Tensor, b: Tensor, spec: Spec) -> Tensor:
 
 
 class _Mm(OpTrial):
-    def call(self, op: str, case: KernelCase, batch: Any) -> Call | None:
+    def layouts(self, kernel: Kernel) -> Sequence[Layout]:
+        return [registry.layouts.get("plain")]  # both operands are dense
+
+    def call(self, op: str, case: KernelCase, batch: Any) -> OpCall | None:
         # dense operands have no parts to keep a static scale in
         if len(batch) != 1 or case.spec.act is None or case.spec.act.is_static:
             return None
@@ -203,7 +104,7 @@ class _GroupedLinear(OpTrial):
     shapes = ((4, 16, 64), (3, 33, 70))
     batches = ((0,), (1,), (5,), (1, 0, 6, 2), (3, 17, 0, 0), (0, 0, 0, 4))
 
-    def call(self, op: str, case: KernelCase, batch: Any) -> Call | None:
+    def call(self, op: str, case: KernelCase, batch: Any) -> OpCall | None:
         experts, _, k = case.shape
         x_shape = (experts, *batch, k) if len(batch) == 1 else (sum(batch), k)
         return Call(op, case.spec, case.shape, x_shape, case.dtype, case.device)
@@ -233,6 +134,9 @@ class _GroupedMm(_GroupedLinear):
     """Experts are dense and cast by themselves; those that share rows, and those that are rows."""
 
     specs = tuple(spec for spec in KERNEL_SPECS if spec.act is not None and not spec.act.is_static)
+
+    def layouts(self, kernel: Kernel) -> Sequence[Layout]:
+        return [registry.layouts.get("plain")]
 
     def samples(
         self, case: KernelCase, batch: Any, seed: int
@@ -268,20 +172,8 @@ class _GroupedMm(_GroupedLinear):
         yield (other, cut, offs, spec), torch.stack(share)
 
 
-def strided_variants(x: Tensor) -> Iterator[Tensor]:
-    """The values of a plain tensor in memory that is not contiguous."""
-    yield x.unsqueeze(-1).repeat_interleave(2, -1)[..., 0]
-    if x.dim():
-        # rows of a wider matrix; a single one even counts as contiguous, whatever its stride says
-        yield torch.cat([x, x[..., :6]], -1)[..., : x.shape[-1]]
-    if x.dim() == 2:
-        yield x.t().contiguous().t()
-
-
-PRODUCTS: dict[str, OpTrial] = {
-    "linear": _Linear(),
-    "embedding": _Embedding(),
-    "mm": _Mm(),
-    "grouped_linear": _GroupedLinear(),
-    "grouped_mm": _GroupedMm(),
-}
+LINEAR = _Linear()
+EMBEDDING = _Embedding()
+GROUPED_LINEAR = _GroupedLinear()
+GROUPED_MM = _GroupedMm()
+MM = _Mm()

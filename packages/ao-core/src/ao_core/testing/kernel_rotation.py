@@ -14,9 +14,9 @@ from ao_core.records import Call
 from ao_core.spec import Spec
 from ao_core.tensor.rotation import hadamard_spec
 from ao_core.testing.base import gaussian
-from ao_core.testing.kernel_ops import KernelCase, OpTrial
+from ao_core.testing.trials import KernelCase, OpTrial
 
-__all__ = ["ROTATIONS"]
+__all__ = ["HADAMARD", "transformed"]
 
 
 class _Hadamard(OpTrial):
@@ -53,4 +53,4 @@ def transformed(x: Tensor, block: int, inverse: bool) -> Tensor:
     return product.reshape(x.shape)
 
 
-ROTATIONS: dict[str, OpTrial] = {"hadamard": _Hadamard()}
+HADAMARD = _Hadamard()

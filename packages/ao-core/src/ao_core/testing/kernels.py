@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from time import perf_counter
 from typing import Any
@@ -13,19 +12,16 @@ import torch
 from torch import Tensor
 
 from ao_core.dispatch import candidates
-from ao_core.records import Call, Kernel
+from ao_core.errors import ConfigError
+from ao_core.records import Kernel, OpCall
 from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor import QTensor
 from ao_core.testing.base import Suite, as_bytes, available_devices, covering
-from ao_core.testing.kernel_codecs import CONVERSIONS
-from ao_core.testing.kernel_ops import PRODUCTS, KernelCase, OpTrial
-from ao_core.testing.kernel_rotation import ROTATIONS
+from ao_core.testing.trials import KernelCase, OpTrial
 
 __all__ = ["KernelCase", "KernelSuite"]
 
-#: how each op of `ao_core.dispatch` is tried
-TRIALS: dict[str, OpTrial] = {**PRODUCTS, **CONVERSIONS, **ROTATIONS}
 #: relative error in norm that rounding in the activations' dtype explains
 _RTOL = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
@@ -35,7 +31,9 @@ SLOWEST_ANSWER = 0.02
 
 
 class KernelSuite(Suite):
-    """Tests of one kernel: products against float64, conversions bit for bit against the reference.
+    """Tests of one kernel by the trials of its op, see `Op.trials` and `ao_core.testing.OpTrial`.
+
+    Products are compared with float64, conversions bit for bit with the reference.
 
     Attributes:
         kernel: its registered name.
@@ -60,28 +58,22 @@ class KernelSuite(Suite):
     @property
     def trial(self) -> OpTrial:
         """How its op is called."""
-        return TRIALS[self.record.op]
+        trials = registry.ops.get(self.record.op).trials
+        if trials is None:
+            raise ConfigError(f"op {self.record.op!r} has no trials; give its `Op` some")
+        found: OpTrial = trials()
+        return found
 
     def cases(self) -> list[KernelCase]:
         """Every spec that fits the kernel's layout, in every shape and dtype, on every device."""
         record, trial = self.record, self.trial
-        if record.op in ("mm", "grouped_mm"):  # both operands are dense: no layout
-            layouts = [registry.layouts.get("plain")]
-        elif record.layout == "*":
-            layouts = registry.layouts.values()
-        else:
-            layouts = [registry.layouts.get(record.layout)]
-        devices = available_devices() if record.device == "*" else [record.device]
-        return [
-            KernelCase(spec, shape, dtype, device)
-            for device in devices
-            for layout in layouts
-            for shape in (trial.shapes if self.shapes is None else self.shapes)
-            for spec in trial.fitting(
-                layout, shape, trial.specs if self.specs is None else self.specs
-            )
-            for dtype in (trial.dtypes if self.dtypes is None else self.dtypes)
-        ]
+        return trial.cases(
+            record,
+            available_devices() if record.device == "*" else [record.device],
+            trial.specs if self.specs is None else self.specs,
+            trial.shapes if self.shapes is None else self.shapes,
+            trial.dtypes if self.dtypes is None else self.dtypes,
+        )
 
     argument_names = ("cases", "case", "one")
 
@@ -92,13 +84,13 @@ class KernelSuite(Suite):
         spec once, in shapes and dtypes that take turns.
         """
         found = [case for case in self.cases() if self._batches(case)]
-        by_spec: dict[Spec, list[KernelCase]] = {}
+        by_specs: dict[tuple[Spec, ...], list[KernelCase]] = {}
         for case in found:
-            by_spec.setdefault(case.spec, []).append(case)
+            by_specs.setdefault(case.specs, []).append(case)
         return {
             "cases": [found],
-            "case": covering(found, lambda case: (case.spec, case.shape, case.dtype, case.device)),
-            "one": [each[turn % len(each)] for turn, each in enumerate(by_spec.values())],
+            "case": covering(found, lambda case: (case.specs, case.shape, case.dtype, case.device)),
+            "one": [each[turn % len(each)] for turn, each in enumerate(by_specs.values())],
         }
 
     # -- selection -------------------------------------------------------------------------------
@@ -120,8 +112,7 @@ class KernelSuite(Suite):
         answers: set[Any] = {self.record.unavailable()}
         for call in self._every_call():
             answers.add(self.record.refuses(call))
-            for dtype in (torch.float16, torch.float64):
-                answers.add(self.record.refuses(replace(call, x_dtype=dtype)))
+            answers.update(map(self.record.refuses, self.trial.odd_calls(call)))
         for answer in answers - {None}:
             assert isinstance(answer, str), f"{answer!r} is no sentence; None means yes"
             assert len(answer.split()) >= 3, f"not a sentence: {answer!r}"
@@ -156,20 +147,24 @@ class KernelSuite(Suite):
         """All that it accepts: shape, dtype, and values within the bound or bit for bit; no side effect."""
         for args, expected in self._calls(case):
             before = [leaf.clone() for leaf in _memory(args)]
-            self.trial.check(self.record.fn(*args), expected, case, self._bound(case))
+            self.trial.check(
+                self.trial.run(self.record.fn, args), expected, case, self._bound(case)
+            )
             unchanged = map(torch.equal, map(as_bytes, _memory(args)), map(as_bytes, before))
             assert all(unchanged), "the kernel changed its input"
 
     def test_is_deterministic(self, one: KernelCase) -> None:
         """The same call gives the same bits."""
         for args, _ in self._calls(one):
-            assert self.trial.same(self.record.fn(*args), self.record.fn(*args))
+            results = [self.trial.run(self.record.fn, args) for _ in range(2)]
+            assert self.trial.same(*results)
 
     def test_strided_inputs(self, one: KernelCase) -> None:
         """Dense arguments that are not contiguous give what contiguous ones give."""
         for args, expected in self._calls(one):
             for variant in self.trial.strided(args):
-                self.trial.check(self.record.fn(*variant), expected, one, self._bound(one))
+                actual = self.trial.run(self.record.fn, variant)
+                self.trial.check(actual, expected, one, self._bound(one))
 
     def op_samples(self) -> list[tuple[Any, tuple[Any, ...]]]:
         """Custom ops of the kernel, each with arguments, for `torch.library.opcheck`; none by default."""
@@ -187,10 +182,10 @@ class KernelSuite(Suite):
 
     # -- how the op is called --------------------------------------------------------------------
 
-    def _call(self, case: KernelCase, batch: Any) -> Call | None:
+    def _call(self, case: KernelCase, batch: Any) -> OpCall | None:
         return self.trial.call(self.record.op, case, batch)
 
-    def _every_call(self) -> Iterator[Call]:
+    def _every_call(self) -> Iterator[OpCall]:
         batches = self.trial.batches if self.batches is None else self.batches
         for case in self.cases():
             for batch in batches:
@@ -216,14 +211,14 @@ class KernelSuite(Suite):
         return _RTOL[case.dtype] if self.rtol is None else self.rtol
 
 
-def _seconds(fn: Callable[[Call], object], call: Call) -> float:
+def _seconds(fn: Callable[[Any], object], call: OpCall) -> float:
     start = perf_counter()
     fn(call)
     return perf_counter() - start
 
 
-def _memory(args: tuple[Any, ...]) -> list[Tensor]:
-    """All plain tensors among the arguments of a kernel."""
+def _memory(args: Iterable[Any]) -> list[Tensor]:
+    """All plain tensors among the arguments of a kernel, also in lists and dictionaries."""
     found: list[Tensor] = []
     for arg in args:
         if isinstance(arg, QTensor):
@@ -231,5 +226,7 @@ def _memory(args: tuple[Any, ...]) -> list[Tensor]:
         elif isinstance(arg, Tensor):
             found.append(arg)
         elif isinstance(arg, dict):
-            found += _memory(tuple(arg.values()))
+            found += _memory(arg.values())
+        elif isinstance(arg, (list, tuple)):
+            found += _memory(arg)
     return found

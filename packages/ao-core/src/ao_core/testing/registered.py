@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ao_core.records import Transform
+from ao_core.records import Op, Transform
 from ao_core.registry import name_of, register, registry
 
 __all__ = ["registered"]
@@ -35,6 +35,8 @@ def registered(*records: Any) -> Iterator[None]:
                     table._records.pop(name_of(record), None)
             if isinstance(record, Transform):
                 registry._transform_of.pop(record.config_type, None)
+            if isinstance(record, Op):
+                registry.kernels._records.pop(record.reference_kernel.name, None)
             register(record)
         yield
     finally:

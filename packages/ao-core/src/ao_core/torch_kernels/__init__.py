@@ -1,19 +1,11 @@
-"""The kernels that need nothing but torch."""
+"""The kernels of the torch band, which need nothing but torch, and the references of ao-core's ops."""
 
 from __future__ import annotations
 
 from ao_core.torch_kernels.linear import LINEAR_KERNELS
 from ao_core.torch_kernels.mm import MM_KERNELS
-from ao_core.torch_kernels.producers import PRODUCER_KERNELS
-from ao_core.torch_kernels.reference import REFERENCE_KERNELS
-from ao_core.torch_kernels.rotation import ROTATION_KERNELS
 
 __all__ = ["BUILTIN_KERNELS"]
 
-BUILTIN_KERNELS = (
-    *REFERENCE_KERNELS,
-    *PRODUCER_KERNELS,
-    *ROTATION_KERNELS,
-    *LINEAR_KERNELS,
-    *MM_KERNELS,
-)
+#: the references come with their ops, see `ao_core.ops`
+BUILTIN_KERNELS = (*LINEAR_KERNELS, *MM_KERNELS)

@@ -6,11 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core.layouts import Parts
-from ao_core.records import Kernel
 from ao_core.spec import Spec
 from ao_core.tensor.create import encode_parts
 
-__all__ = ["PRODUCER_KERNELS"]
+__all__ = ["rms_norm_quantize", "silu_mul_quantize"]
 
 
 def rms_norm_quantize(x: Tensor, weight: Tensor | None, eps: float, spec: Spec) -> Parts:
@@ -25,9 +24,3 @@ def rms_norm_quantize(x: Tensor, weight: Tensor | None, eps: float, spec: Spec) 
 def silu_mul_quantize(gate: Tensor, up: Tensor, spec: Spec) -> Parts:
     """In float32, rounded to the dtype of `gate`, and then quantized."""
     return encode_parts((F.silu(gate.float()) * up.float()).to(gate.dtype), spec)
-
-
-PRODUCER_KERNELS = (
-    Kernel("reference_rms_norm", "rms_norm_quantize", "*", "*", rms_norm_quantize, priority=-100),
-    Kernel("reference_silu_mul", "silu_mul_quantize", "*", "*", silu_mul_quantize, priority=-100),
-)

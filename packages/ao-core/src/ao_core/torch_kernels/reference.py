@@ -1,4 +1,4 @@
-"""Kernels of the reference band: plain torch, any layout, any device, any shape, always right."""
+"""The references of ao-core's ops: plain torch, any layout, any device, any shape, always right."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from ao_core.dispatch import select
 from ao_core.errors import UnsupportedOp
 from ao_core.layouts import Parts
 from ao_core.numerics import error_sums
-from ao_core.records import Kernel
 from ao_core.spec import Spec
 from ao_core.tensor import cut
 from ao_core.tensor.activations import lost_rows, static_qparams
-from ao_core.tensor.codec import decode_reference
 from ao_core.tensor.compute import cast_product
-from ao_core.tensor.create import (
-    encode_parts,
-    encode_reference,
-    fake_quantize,
-    fake_quantize_reference,
-)
+from ao_core.tensor.create import encode_parts, encode_reference, fake_quantize
 from ao_core.tensor.emulated import cast_values
 from ao_core.tensor.experts import by_expert, checked_ends, is_traced
 from ao_core.tensor.products import call_of
 from ao_core.tensor.qtensor import QTensor
 
-__all__ = ["REFERENCE_KERNELS"]
+__all__ = [
+    "embedding",
+    "grouped_linear",
+    "grouped_mm",
+    "linear",
+    "mm",
+    "quantize",
+    "quantize_both",
+    "sums_of_rows",
+]
 
 
 def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
@@ -94,12 +96,12 @@ def sums_of_rows(x: Tensor, w: QTensor, step: int) -> Tensor:
     return error_sums(x.index_select(0, rows), _gather(w, rows))
 
 
-def mm(a_MC: Tensor, b_NC: Tensor, spec: Spec) -> Tensor:
+def mm(a: Tensor, b: Tensor, spec: Spec) -> Tensor:
     """``a @ b.T`` of both operands after their casts, multiplied and accumulated in float32."""
-    a, b = a_MC.to(torch.float32), b_NC.to(torch.float32)
+    a_MK, b_NK = a.to(torch.float32), b.to(torch.float32)
     if spec.act is not None:
-        a = cast_values(a, spec.act)
-    return torch.mm(a, cast_values(b, spec).t()).to(a_MC.dtype)
+        a_MK = cast_values(a_MK, spec.act)
+    return torch.mm(a_MK, cast_values(b_NK, spec).t()).to(a.dtype)
 
 
 def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None, spec: Spec) -> Tensor:
@@ -136,22 +138,11 @@ def _shares(offs: Tensor, *tensors: Tensor) -> Iterator[list[Tensor]]:
         yield [torch.where((rows >= first) & (rows < after), x, 0) for x in tensors]
 
 
+def quantize(x: Tensor, spec: Spec) -> Parts:
+    """What `Layout.encode` gives, by default codes and scales as `Spec` says."""
+    return encode_reference(x, spec)
+
+
 def quantize_both(x: Tensor, spec: Spec) -> tuple[Parts, Parts]:
     """One after the other, each by the best kernel for it."""
     return encode_parts(x, spec), encode_parts(x.t(), spec)
-
-
-REFERENCE_KERNELS = (
-    Kernel("reference_linear", "linear", "*", "*", linear, priority=-100),
-    Kernel("reference_embedding", "embedding", "*", "*", embedding, priority=-100),
-    Kernel("reference_grouped_linear", "grouped_linear", "*", "*", grouped_linear, priority=-100),
-    Kernel("reference_mm", "mm", "*", "*", mm, priority=-100),
-    Kernel("reference_grouped_mm", "grouped_mm", "*", "*", grouped_mm, priority=-100),
-    Kernel("reference_quantize", "quantize", "*", "*", encode_reference, priority=-100),
-    Kernel("reference_quantize_both", "quantize_both", "*", "*", quantize_both, priority=-100),
-    Kernel("reference_dequantize", "dequantize", "*", "*", decode_reference, priority=-100),
-    Kernel(
-        "reference_fake_quantize", "fake_quantize", "*", "*", fake_quantize_reference, priority=-100
-    ),
-    Kernel("reference_error_sums", "error_sums", "*", "*", sums_of_rows, priority=-100),
-)

@@ -5,16 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from ao_core.numerics import hadamard_transform, inverse_hadamard_transform
-from ao_core.records import Kernel
 
-__all__ = ["ROTATION_KERNELS"]
+__all__ = ["hadamard"]
 
 
 def hadamard(x: Tensor, block: int, inverse: bool) -> Tensor:
     """As `ao_core.numerics` has it, in plain torch."""
     return inverse_hadamard_transform(x, block) if inverse else hadamard_transform(x, block)
-
-
-ROTATION_KERNELS = (
-    Kernel("reference_hadamard", "hadamard", "plain", "*", hadamard, priority=-100),
-)

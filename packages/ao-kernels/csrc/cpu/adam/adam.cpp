@@ -152,9 +152,9 @@ void adam_step(Adam& adam, AdamTensor* tensors) {
   }
   adam.tensors = tensors;
   const bool is_companded = adam.m.coding == Coding::square && adam.v.coding == Coding::fourth;
-  adam.values = is_companded                            ? Values::companded
-                : adam.m.is_short && adam.v.is_short ? Values::halves
-                                                        : Values::any;
+  adam.values = is_companded                            ? MomentFormat::companded
+                : adam.m.is_short && adam.v.is_short ? MomentFormat::halves
+                                                        : MomentFormat::any;
   parallel_for(0, blocks, kGrain, [&](int64_t begin, int64_t end) { isa().adam.step(adam, begin, end); });
 }
 

@@ -55,9 +55,9 @@ static inline void look_up_floats(const uint8_t (*table)[256], __m512i index, __
 }
 
 // Values of 64 codes of the first (kM) or second moment, times what `unit_of` has.
-template <Values kValues, bool kM>
+template <MomentFormat kValues, bool kM>
 static inline void decode(const StateFormat& f, const uint8_t* codes, __m512 out[4]) {
-  if constexpr (kValues == Values::companded) {
+  if constexpr (kValues == MomentFormat::companded) {
     for (int j = 0; j < 4; ++j) {
       const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + 16 * j));
       if constexpr (kM) {
@@ -72,15 +72,15 @@ static inline void decode(const StateFormat& f, const uint8_t* codes, __m512 out
     }
   } else {
     const __m512i index = _mm512_loadu_si512(codes);
-    if constexpr (kValues == Values::any) return look_up_floats(f.value_bytes, index, out);
+    if constexpr (kValues == MomentFormat::any) return look_up_floats(f.value_bytes, index, out);
     const __m512i ordered = _mm512_permutexvar_epi32(order_of_unpacked(), index);
     unpack_halves(look_up(f.value_bytes[2], ordered), look_up(f.value_bytes[3], ordered), out);
   }
 }
 
-template <Values kValues, bool kM>
+template <MomentFormat kValues, bool kM>
 static inline float unit_of() {
-  return kValues != Values::companded ? 1.0f : 1.0f / (kM ? ao::optim::kSquares : ao::optim::kFourths);
+  return kValues != MomentFormat::companded ? 1.0f : 1.0f / (kM ? ao::optim::kSquares : ao::optim::kFourths);
 }
 
 // Cells of 32 numbers, from two vectors of them.
@@ -258,9 +258,9 @@ static inline __m512i greater(__m512i others, __m512 v) { return _mm512_max_epi3
 
 // New moments, and parameters in place. Of companded formats the first ones are in units of `rest1` and split,
 // which saves instructions.
-template <Element kType, Values kValues>
+template <Element kType, MomentFormat kValues>
 static inline void advance(const Adam& a, const Piece& piece, Numbers& new_m, Numbers& new_v) {
-  constexpr bool kUnits = kValues == Values::companded;
+  constexpr bool kUnits = kValues == MomentFormat::companded;
   const float unit = kUnits ? __builtin_fabsf(a.rest1) : 1;
   const __m512 keep1 = _mm512_set1_ps(a.beta1 * unit_of<kValues, true>() * piece.m_scale / unit);
   const __m512 keep2 = _mm512_set1_ps(a.beta2 * unit_of<kValues, false>() * piece.v_scale);
@@ -297,11 +297,11 @@ static inline void advance(const Adam& a, const Piece& piece, Numbers& new_m, Nu
 
 template <Element kType>
 static inline void advance(const Adam& a, const Piece& piece, Numbers& m, Numbers& v) {
-  if (a.values == Values::companded && is_usual(piece.m_scale) && is_usual(piece.v_scale)) {
-    return advance<kType, Values::companded>(a, piece, m, v);
+  if (a.values == MomentFormat::companded && is_usual(piece.m_scale) && is_usual(piece.v_scale)) {
+    return advance<kType, MomentFormat::companded>(a, piece, m, v);
   }
-  return a.values == Values::halves ? advance<kType, Values::halves>(a, piece, m, v)
-                                    : advance<kType, Values::any>(a, piece, m, v);
+  return a.values == MomentFormat::halves ? advance<kType, MomentFormat::halves>(a, piece, m, v)
+                                    : advance<kType, MomentFormat::any>(a, piece, m, v);
 }
 
 }  // namespace ao::AO_ISA::optim

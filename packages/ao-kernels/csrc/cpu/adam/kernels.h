@@ -15,7 +15,7 @@ enum class Coding : uint8_t { table, square, fourth, e4m3, e5m3 };
 
 // How the codes of both moments become numbers: as the values of `square` and `fourth` are computed,
 // from the upper halves of the values where the lower ones are 0, or from all of them.
-enum class Values : uint8_t { companded, halves, any };
+enum class MomentFormat : uint8_t { companded, halves, any };
 
 // A number format of 8 bits in the form that whole blocks of codes take least time with.
 //
@@ -54,7 +54,7 @@ struct Adam {
   int64_t size;
   Element type;  // of parameters and gradients
   StateFormat m, v;
-  Values values;
+  MomentFormat values;
   float beta1, rest1, beta2, rest2;  // rest: 1 - beta; rest1 is negative to maximize
   float decay;        // what parameters are multiplied by
   float l2;           // what they are multiplied by before they are added to gradients; as rest1

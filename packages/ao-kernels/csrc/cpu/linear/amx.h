@@ -1,4 +1,4 @@
-// Products in tile registers. Weights are decoded into a panel of 32 columns that stays in the nearest cache, and
+// Products in AMX tile registers. Weights are unpacked into a panel of 32 of N that stays in L1, and
 // meet 32 rows of activations at a time, in 2 x 2 registers of sums.
 //
 // Registers take bfloat16 and bytes. What more an activation or a weight with its scale has is kept in further
@@ -82,7 +82,7 @@ static int64_t panel_tiles_of(const Linear& t) {
   return fitting / t.tiling.depth * t.tiling.depth;
 }
 // Units of columns that a part of the activations is multiplied with before the next part is: where they do not
-// fit the second cache all together, so many times fewer of them are read from beyond.
+// fit L2 all together, so many times fewer of them are read from beyond.
 static int64_t wide_of(const Linear& t) {
   constexpr int64_t kNear = 768 << 10;
   return t.row_blocks * kTileRows * tile_row_bytes(t) > kNear ? 8 : 1;
@@ -103,20 +103,20 @@ struct Place {
   int64_t step, used;
 };
 
-// Decodes `count` tiles of a block of columns from `place` on, which moves on.
+// Decodes `count` tiles of a block of N from `place` on, which moves on.
 static void decode(const Linear& t, const Decoder& d, const void* table, const uint8_t* codes, int64_t count,
-                   const float* scales, const float* shifts, Place& place, uint8_t* out) {
+                   const float* scales, const float* zero_terms, Place& place, uint8_t* out) {
   const int64_t size = tile_bytes_of(t), part_bytes = panel_tiles_of(t) * size;
   const int64_t missing = (t.tiling.depth - count % t.tiling.depth) % t.tiling.depth;
   for (int part = 0; missing > 0 && part < parts_of(t); ++part) {
     __builtin_memset(out + part * part_bytes + count * size, 0, static_cast<size_t>(missing * size));
   }
-  if (!d.fold) return d.expand(codes, count, out, table);
+  if (!d.fold) return d.unpack(codes, count, out, table);
   while (count > 0) {
     const Step& step = t.steps[place.step];
     const int64_t left = step.tiles - place.used, tiles = left < count ? left : count, at = step.group * 16;
-    const F shift = t.zero_type == Zero::none ? zero() : load(shifts + at);
-    d.fold(codes, tiles, out, part_bytes, table, load(scales + at), shift);
+    const F zero_term = t.zero_type == Zero::none ? zero() : load(zero_terms + at);
+    d.fold(codes, tiles, out, part_bytes, table, load(scales + at), zero_term);
     codes += tiles * d.tile_bytes, out += tiles * size, count -= tiles, place.used += tiles;
     if (place.used == step.tiles) ++place.step, place.used = 0;
   }
@@ -124,17 +124,17 @@ static void decode(const Linear& t, const Decoder& d, const void* table, const u
 
 // -- sums ---------------------------------------------------------------------------------------------------
 
-// Sums of a block of columns as floats, with what was not folded into the weights.
-static void finish(const Linear& t, const float* scales, const float* shifts, float* sums) {
+// Sums of a block of N as floats, with what was not folded into the weights.
+static void finish(const Linear& t, const float* scales, const float* zero_terms, float* sums) {
   if (t.tiling.w_parts > 0 || is_grouped(t)) return;
   const bool zeros = t.zero_type != Zero::none;
-  const F scale = load(scales), shift = zeros ? load(shifts) : zero();
+  const F scale = load(scales), zero_term = zeros ? load(zero_terms) : zero();
   for (int64_t r = 0; r < t.m; ++r, sums += kPanelBlocks * 16) {
     if (t.mode == Mode::pairs) {
       store(sums, mul(load(sums), scale));
     } else if (zeros) {
       const F x_sum = splat(static_cast<const float*>(t.x_sums)[r]);
-      store(sums, fma(shift, x_sum, mul(to_float(load_vector(sums)), scale)));
+      store(sums, fma(zero_term, x_sum, mul(to_float(load_vector(sums)), scale)));
     } else {
       const I start = splat_int(static_cast<const int32_t*>(t.x_sums)[r]);
       store(sums, mul(to_float(add(load_vector(sums), start)), scale));
@@ -149,7 +149,7 @@ struct Task {
   const Linear& t;
   Decoder d;
   int64_t wide, scale_stride, unit_sums;
-  float *scales, *shifts, *sums;  // (block, group, 16) twice, (unit, row, column block, 16)
+  float *scales, *zero_terms, *sums;  // (block, group, 16) twice, (unit, row, N block, 16)
   uint8_t* panel;
   GroupSums* groups;
   alignas(64) uint8_t table[kTableBytes];
@@ -158,17 +158,17 @@ struct Task {
       : t(call), d(decoder), wide(wide_of(call)), scale_stride(call.groups * 16), unit_sums(sums_of(call)) {
     groups = reinterpret_cast<GroupSums*>(memory);
     scales = reinterpret_cast<float*>(groups + 1);
-    shifts = scales + wide * kPanelBlocks * scale_stride;
-    sums = shifts + wide * kPanelBlocks * scale_stride;
+    zero_terms = scales + wide * kPanelBlocks * scale_stride;
+    sums = zero_terms + wide * kPanelBlocks * scale_stride;
     panel = reinterpret_cast<uint8_t*>(sums + wide * unit_sums);
     d.make_table(t, table);
   }
 };
 
-// All rows times the weights in the panel, `count` tiles from `tile` on, which are of the unit of columns that begins
-// with `column` of those at hand. `ahead`: codes of the next product.
+// All rows times the weights in the panel, `count` tiles from `tile` on, which are of the unit of N blocks that begins
+// with `n_block` of those at hand. `prefetch`: codes of the next product.
 template <bool kBytes>
-static void multiply_panel(const Task& task, int64_t column, int64_t tile, int64_t count, const uint8_t* ahead) {
+static void multiply_panel(const Task& task, int64_t n_block, int64_t tile, int64_t count, const uint8_t* prefetch) {
   const Linear& t = task.t;
   const int64_t depth = t.tiling.depth, row_pairs = (t.row_blocks + 1) / 2;
   TilePart part{};
@@ -179,11 +179,11 @@ static void multiply_panel(const Task& task, int64_t column, int64_t tile, int64
   part.steps = (count + depth - 1) / depth, part.starts = tile == 0;
   // a part of the codes with every register, so that memory is never idle
   const int64_t lines = (count * task.d.tile_bytes + 63) / 64, registers = part.steps * row_pairs;
-  part.ahead_lines = (lines + registers - 1) / registers, part.ahead_stride = t.tiles * task.d.tile_bytes;
-  float* out = task.sums + column / kPanelBlocks * task.unit_sums;
+  part.prefetch_lines = (lines + registers - 1) / registers, part.prefetch_stride = t.tiles * task.d.tile_bytes;
+  float* out = task.sums + n_block / kPanelBlocks * task.unit_sums;
   for (int64_t b = 0; b < t.row_blocks; b += 2, out += 2 * kTileRows * kPanelBlocks * 16) {
     part.x = t.x_packed + b * part.x_block + tile / depth * part.x_step;
-    part.ahead = ahead + b / 2 * part.steps * part.ahead_lines * 64;
+    part.prefetch = prefetch + b / 2 * part.steps * part.prefetch_lines * 64;
     if (b + 1 < t.row_blocks) {
       multiply_tiles<kBytes, 2>(part, out);
     } else {
@@ -193,30 +193,30 @@ static void multiply_panel(const Task& task, int64_t column, int64_t tile, int64
 }
 
 // The same of bytes that have scales for groups of columns: steps from `place` on.
-static void multiply_grouped_panel(const Task& task, int64_t column, int64_t columns, int64_t tile, int64_t first,
+static void multiply_grouped_panel(const Task& task, int64_t n_block, int64_t n_blocks, int64_t tile, int64_t first,
                                    int64_t steps) {
   const Linear& t = task.t;
   const int64_t depth = t.tiling.depth, x_block = kTileRows * tile_row_bytes(t);
   GroupedPart part{};
   part.line = tile_line(t), part.x_step = kTileRows * part.line, part.w_step = depth * 256, part.depth = depth;
   part.steps = t.steps + first, part.step_count = steps, part.x_sums_stride = t.row_blocks * kTileRows;
-  float* out = task.sums + column / kPanelBlocks * task.unit_sums;
+  float* out = task.sums + n_block / kPanelBlocks * task.unit_sums;
   for (int64_t b = 0; b < t.row_blocks; ++b, out += kTileRows * kPanelBlocks * 16) {
     part.x = t.x_packed + b * x_block + tile / depth * part.x_step;
     part.x_sums = static_cast<const int32_t*>(t.x_sums) + first * part.x_sums_stride + b * kTileRows;
-    for (int64_t i = 0; i < kPanelBlocks && column + i < columns; ++i) {
+    for (int64_t i = 0; i < kPanelBlocks && n_block + i < n_blocks; ++i) {
       part.w = task.panel + i * panel_tiles_of(t) * 256;
-      part.scales = task.scales + (column + i) * task.scale_stride;
-      part.shifts = t.zero_type == Zero::none ? nullptr : task.shifts + (column + i) * task.scale_stride;
+      part.scales = task.scales + (n_block + i) * task.scale_stride;
+      part.zero_terms = t.zero_type == Zero::none ? nullptr : task.zero_terms + (n_block + i) * task.scale_stride;
       part.totals = out + i * 16;
       multiply_groups(part, *task.groups);
     }
   }
 }
 
-// Blocks of columns [base, base + columns), as many as units are worked on together.
+// Blocks of N [base, base + n_blocks), as many as units are worked on together.
 template <Mode kMode>
-static void multiply_units(const Task& task, int64_t base, int64_t columns) {
+static void multiply_units(const Task& task, int64_t base, int64_t n_blocks) {
   const Linear& t = task.t;
   const int64_t code_stride = t.tiles * task.d.tile_bytes, w_block = parts_of(t) * panel_tiles_of(t) * tile_bytes_of(t);
   if (is_grouped(t)) __builtin_memset(task.sums, 0, static_cast<size_t>(task.wide * task.unit_sums * 4));
@@ -231,42 +231,45 @@ static void multiply_units(const Task& task, int64_t base, int64_t columns) {
         count += tiles;
       }
     }
-    for (int64_t c = 0; c < columns; c += kPanelBlocks) {
+    for (int64_t c = 0; c < n_blocks; c += kPanelBlocks) {
       const uint8_t* codes = t.qdata + (base + c) * code_stride + tile * task.d.tile_bytes;
       for (int64_t i = 0; i < kPanelBlocks; ++i) {
-        const int64_t own = c + i < columns ? i : 0, at = (c + own) * task.scale_stride;  // the last may be twice
+        const int64_t own = c + i < n_blocks ? i : 0, at = (c + own) * task.scale_stride;  // the last may be twice
         next = place;
-        decode(t, task.d, task.table, codes + own * code_stride, count, task.scales + at, task.shifts + at, next,
+        decode(t, task.d, task.table, codes + own * code_stride, count, task.scales + at, task.zero_terms + at, next,
                task.panel + i * w_block);
       }
       if (is_grouped(t)) {
-        multiply_grouped_panel(task, c, columns, tile, place.step, steps);
+        multiply_grouped_panel(task, c, n_blocks, tile, place.step, steps);
         next = {place.step + steps, 0};
         continue;
       }
-      const uint8_t* ahead = codes + kPanelBlocks * code_stride;  // of the next unit, or further on, or beyond
-      if (c + kPanelBlocks >= columns && tile + count < t.tiles) ahead = codes - c * code_stride + count * task.d.tile_bytes;
-      if (c + kPanelBlocks >= columns && tile + count == t.tiles) ahead = t.qdata + (base + columns) * code_stride;
-      multiply_panel<kMode == Mode::int8>(task, c, tile, count, ahead);
+      const uint8_t* prefetch = codes + kPanelBlocks * code_stride;  // of the next unit, or further on, or beyond
+      if (c + kPanelBlocks >= n_blocks && tile + count < t.tiles) {
+        prefetch = codes - c * code_stride + count * task.d.tile_bytes;
+      }
+      if (c + kPanelBlocks >= n_blocks && tile + count == t.tiles) prefetch = t.qdata + (base + n_blocks) * code_stride;
+      multiply_panel<kMode == Mode::int8>(task, c, tile, count, prefetch);
     }
   }
 }
 
 template <Mode kMode>
-static void tile_columns_as(const Linear& t, int64_t begin, int64_t end, uint8_t* memory) {
+static void run_tile_blocks_as(const Linear& t, int64_t begin, int64_t end, uint8_t* memory) {
   const Task task(t, decoder_of<kMode>(t), memory);
   configure_tiles(static_cast<int>(tile_line(t)));
   for (int64_t base = begin; base < end; base += task.wide * kPanelBlocks) {
-    const int64_t columns = end - base < task.wide * kPanelBlocks ? end - base : task.wide * kPanelBlocks;
-    for (int64_t c = 0; c < columns; ++c) {
-      read_block(t, base + c, task.scales + c * task.scale_stride, task.shifts + c * task.scale_stride);
+    const int64_t n_blocks = end - base < task.wide * kPanelBlocks ? end - base : task.wide * kPanelBlocks;
+    for (int64_t c = 0; c < n_blocks; ++c) {
+      read_block(t, base + c, task.scales + c * task.scale_stride, task.zero_terms + c * task.scale_stride);
     }
-    multiply_units<kMode>(task, base, columns);
-    for (int64_t c = 0; c < columns; c += kPanelBlocks) {
-      const int64_t blocks = columns - c < kPanelBlocks ? columns - c : kPanelBlocks;
+    multiply_units<kMode>(task, base, n_blocks);
+    for (int64_t c = 0; c < n_blocks; c += kPanelBlocks) {
+      const int64_t blocks = n_blocks - c < kPanelBlocks ? n_blocks - c : kPanelBlocks;
       float* sums = task.sums + c / kPanelBlocks * task.unit_sums;
       for (int64_t i = 0; i < blocks; ++i) {
-        finish(t, task.scales + (c + i) * task.scale_stride, task.shifts + (c + i) * task.scale_stride, sums + i * 16);
+        const int64_t at = (c + i) * task.scale_stride;
+        finish(t, task.scales + at, task.zero_terms + at, sums + i * 16);
       }
       write_rows(t, {0, t.m}, base + c, blocks, sums);
     }
@@ -274,9 +277,9 @@ static void tile_columns_as(const Linear& t, int64_t begin, int64_t end, uint8_t
   release_tiles();
 }
 
-static void tile_columns(const Linear& t, int64_t begin, int64_t end, int64_t, uint8_t* scratch) {
-  if (t.mode == Mode::pairs) return tile_columns_as<Mode::pairs>(t, begin, end, scratch);
-  tile_columns_as<Mode::int8>(t, begin, end, scratch);
+static void run_tile_blocks(const Linear& t, int64_t begin, int64_t end, int64_t, uint8_t* scratch) {
+  if (t.mode == Mode::pairs) return run_tile_blocks_as<Mode::pairs>(t, begin, end, scratch);
+  run_tile_blocks_as<Mode::int8>(t, begin, end, scratch);
 }
 
 static const LinearKernels kAmxKernels = {
@@ -287,9 +290,9 @@ static const LinearKernels kAmxKernels = {
     .stream_rows = 0,
     .scratch = tile_scratch,
     .pack = pack_tiles,
-    .table_digits = false,
-    .pack_digits = nullptr,
-    .columns = tile_columns,
+    .table_limbs = false,
+    .pack_limbs = nullptr,
+    .run_blocks = run_tile_blocks,
     .tiles = nullptr,
     .plan = plan_tiles,
 };

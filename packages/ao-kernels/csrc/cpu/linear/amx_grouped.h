@@ -19,10 +19,10 @@ struct GroupedPart {
   const Step* steps;
   int64_t step_count, depth;
   const float* scales;  // (group, 16)
-  const float* shifts;  // the same, for zero points; or null
+  const float* zero_terms;  // the same, for zero points; or null
   const void* x_sums;   // (step, row): floats for zero points, else integers that sums start with
   int64_t x_sums_stride;
-  float* totals;        // (row, column block, 16)
+  float* totals;        // (row, N block, 16)
 };
 
 template <int kSums, int kX, int kW>
@@ -39,7 +39,7 @@ AO_INLINE void multiply_group(const GroupedPart& p, int64_t tiles, const uint8_t
 AO_INLINE void add_group(const GroupedPart& p, int64_t step, const int32_t* sums, F (&totals)[kTileRows]) {
   const int64_t at = p.steps[step].group * 16;
   const F scale = load(p.scales + at);
-  if (!p.shifts) {
+  if (!p.zero_terms) {
     const auto* starts = static_cast<const int32_t*>(p.x_sums) + step * p.x_sums_stride;
 #pragma GCC unroll 16
     for (int r = 0; r < kTileRows; ++r) {
@@ -48,10 +48,10 @@ AO_INLINE void add_group(const GroupedPart& p, int64_t step, const int32_t* sums
     return;
   }
   const auto* x_sums = static_cast<const float*>(p.x_sums) + step * p.x_sums_stride;
-  const F shift = load(p.shifts + at);
+  const F zero_term = load(p.zero_terms + at);
 #pragma GCC unroll 16
   for (int r = 0; r < kTileRows; ++r) {
-    totals[r] = fma(scale, to_float(load_vector(sums + r * 16)), fma(shift, splat(x_sums[r]), totals[r]));
+    totals[r] = fma(scale, to_float(load_vector(sums + r * 16)), fma(zero_term, splat(x_sums[r]), totals[r]));
   }
 }
 

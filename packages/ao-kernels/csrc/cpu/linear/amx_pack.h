@@ -21,10 +21,10 @@ static void pack_tile_row(const Linear& t, int64_t r, uint8_t* out) {
   const bool bytes = t.mode == Mode::int8;
   const int64_t line = tile_line(t), size = 16 * bytes_of(t.mode), part_bytes = tile_steps(t) * kTileRows * line;
   const int64_t stride = t.row_blocks * kTileRows;  // of sums, for rows that there are not, too
-  Columns at = columns_of(t, 0);
+  KRange at = k_range_of(t, 0);
   int64_t slot = 0;
   for (int64_t s = 0; s < t.step_count; ++s) {
-    if (t.steps[s].group != at.group) at = columns_of(t, t.steps[s].group);
+    if (t.steps[s].group != at.group) at = k_range_of(t, t.steps[s].group);
     I total = splat_int(0);
     for (int tile = 0; tile < t.steps[s].tiles; ++tile, at.k += 16, ++slot) {
       const int count = at.count();

@@ -1,6 +1,6 @@
-// Blocks of columns from start to end: scales, decoding, and products.
+// Products with blocks of 16 of N (rows of the weight): scales, unpacking or packed panels, and the inner loops.
 #pragma once
-#if AO_HAS_DIGITS
+#if AO_HAS_LIMBS
 #include "digits.h"
 #endif
 #include "output.h"
@@ -11,7 +11,7 @@ namespace ao::AO_ISA {
 
 // -- the functions of a format ----------------------------------------------------------------------------
 
-// The product of so many rows and kPanelBlocks blocks of columns.
+// The product of so many rows and kPanelBlocks blocks of N.
 template <Mode kMode, class Source, int kRows = kPanelRows>
 static Multiply panel_product(int64_t rows) {
   if constexpr (kRows > 1) {
@@ -25,7 +25,7 @@ constexpr int kStreamRows = 4;
 struct Functions {
   Multiply stream[kStreamRows];  // by rows of activations less 1
   Multiply (*panel)(int64_t rows);
-  Expand expand;  // null: the product itself decodes, hidden behind other work
+  Unpack unpack;  // null: the product itself decodes, hidden behind other work
   Fold fold;  // null: scales cannot be folded in
   int tile_bytes, panel_tile_bytes;
   void (*make_table)(const Linear&, void* table);
@@ -43,7 +43,7 @@ static Functions functions() {
   return {{multiply_any<kMode, Source, 1, 1>, multiply_any<kMode, Source, 2, 1>,
            multiply_any<kMode, Source, 3, 1>, multiply_any<kMode, Source, 4, 1>},
           decodes ? panel_product<kMode, Source> : panel_product<kMode, Panel<kMode, kWideBytes || Source::kSmall>>,
-          decodes ? nullptr : expand<kMode, Source>,
+          decodes ? nullptr : unpack<kMode, Source>,
           folding,
           Source::kTileBytes,
           4 * Arithmetic<kMode>::kVectors * 64,
@@ -53,7 +53,7 @@ static Functions functions() {
 // -- all of it --------------------------------------------------------------------------------------------
 
 // Bytes of a panel, which stays in a cache while all rows are multiplied by it. Where two of its vectors serve 14
-// products, the second cache brings them in time, and a longer panel leaves less to begin and to end.
+// products, L2 brings them in time, and a longer panel leaves less to begin and to end.
 constexpr int64_t kPanelBytes = kRegisters == 1 ? 192 << 10 : 24 << 10;
 
 static int64_t panel_tiles(const Linear& t, int panel_tile_bytes) {
@@ -84,7 +84,7 @@ static bool pays_to_fold(const Linear& t) {
 #endif
 
 template <Mode kMode>
-static void columns_as(const Linear& t, int64_t begin, int64_t end, uint8_t* memory) {
+static void run_blocks_as(const Linear& t, int64_t begin, int64_t end, uint8_t* memory) {
   const Functions f = for_source<kMode>(t, [](auto source) { return functions<kMode, decltype(source)>(); });
   alignas(64) uint8_t table[kTableBytes];
   f.make_table(t, table);
@@ -92,8 +92,8 @@ static void columns_as(const Linear& t, int64_t begin, int64_t end, uint8_t* mem
   const int64_t width = stream ? 1 : kPanelBlocks;
   const int64_t scale_stride = t.groups * 16;
   float* scales = reinterpret_cast<float*>(memory);
-  float* shifts = scales + kPanelBlocks * scale_stride;
-  float* totals = shifts + kPanelBlocks * scale_stride;
+  float* zero_terms = scales + kPanelBlocks * scale_stride;
+  float* totals = zero_terms + kPanelBlocks * scale_stride;
   uint8_t* panel = reinterpret_cast<uint8_t*>(totals + t.m * kPanelBlocks * 16);
   bool folded = false;
 #if AO_HAS_PAIRS
@@ -101,17 +101,17 @@ static void columns_as(const Linear& t, int64_t begin, int64_t end, uint8_t* mem
 #endif
   alignas(64) float ones[16];
   store(ones, splat(1.0f));
-  const bool sums_start = kMode == Mode::int8 && t.zero_type == Zero::none;
+  const bool sums_init = kMode == Mode::int8 && t.zero_type == Zero::none;
 
   for (int64_t block = begin; block < end; block += width) {
     const int64_t blocks = end - block < width ? end - block : width;
     for (int64_t c = 0; c < blocks; ++c) {
-      read_block(t, block + c, scales + c * scale_stride, shifts + c * scale_stride);
+      read_block(t, block + c, scales + c * scale_stride, zero_terms + c * scale_stride);
     }
     __builtin_memset(totals, 0, t.m * kPanelBlocks * 64);
     const uint8_t* weights = t.qdata + block * t.tiles * f.tile_bytes;
     Part part{};
-    part.scales = folded ? ones : scales, part.shifts = shifts, part.scale_stride = folded ? 0 : scale_stride;
+    part.scales = folded ? ones : scales, part.zero_terms = zero_terms, part.scale_stride = folded ? 0 : scale_stride;
 
     Step whole;
     const int64_t limit = stream ? t.tiles : panel_tiles(t, f.panel_tile_bytes);
@@ -119,7 +119,7 @@ static void columns_as(const Linear& t, int64_t begin, int64_t end, uint8_t* mem
       const int64_t first = s, first_tile = tile;
       while (s < t.step_count && tile + t.steps[s].tiles - first_tile <= limit) tile += t.steps[s++].tiles;
       part.steps = t.steps + first, part.step_count = s - first;
-      if (stream || !f.expand) {
+      if (stream || !f.unpack) {
         part.weights = weights + first_tile * f.tile_bytes;
         part.stride = blocks > 1 ? t.tiles * f.tile_bytes : 0;
       } else {
@@ -130,13 +130,13 @@ static void columns_as(const Linear& t, int64_t begin, int64_t end, uint8_t* mem
           const uint8_t* codes = weights + (source * t.tiles + first_tile) * f.tile_bytes;
           uint8_t* out = panel + c * part.stride;
           if (!folded) {
-            f.expand(codes, tile - first_tile, out, table);
+            f.unpack(codes, tile - first_tile, out, table);
             continue;
           }
           for (int64_t i = first; i < s; ++i) {
             const int64_t tiles = t.steps[i].tiles, at = source * scale_stride + t.steps[i].group * 16;
-            const F shift = t.zero_type == Zero::none ? zero() : load(shifts + at);
-            f.fold(codes, tiles, out, table, load(scales + at), shift);
+            const F zero_term = t.zero_type == Zero::none ? zero() : load(zero_terms + at);
+            f.fold(codes, tiles, out, table, load(scales + at), zero_term);
             codes += tiles * f.tile_bytes, out += tiles * f.panel_tile_bytes;
           }
         }
@@ -151,16 +151,16 @@ static void columns_as(const Linear& t, int64_t begin, int64_t end, uint8_t* mem
       const bool more = !stream && (s < t.step_count || block + blocks < end);
       const int64_t lines = (f.tile_bytes + 63) / 64;
       const int64_t sharers = lines < t.row_blocks ? lines : t.row_blocks;
-      part.ahead_lines = (lines + sharers - 1) / sharers;
-      part.ahead_stride = blocks > 1 ? t.tiles * f.tile_bytes : 0;
+      part.prefetch_lines = (lines + sharers - 1) / sharers;
+      part.prefetch_stride = blocks > 1 ? t.tiles * f.tile_bytes : 0;
       for (int64_t b = 0; b < t.row_blocks; ++b) {
         const Rows rows = rows_of(t.m, t.row_blocks, b);
         const int64_t count = rows.end - rows.begin;
-        part.ahead = more && b < sharers ? next + b * (tile - first_tile) * part.ahead_lines * 64 : nullptr;
+        part.prefetch = more && b < sharers ? next + b * (tile - first_tile) * part.prefetch_lines * 64 : nullptr;
         part.x = x_of(t, rows.begin, count, first_tile);
         part.totals = totals + rows.begin * kPanelBlocks * 16;
         const int64_t at = rows.begin * t.step_count + first * count;
-        part.starts = sums_start ? static_cast<const int32_t*>(t.x_sums) + at : nullptr;
+        part.acc_init = sums_init ? static_cast<const int32_t*>(t.x_sums) + at : nullptr;
         part.x_sums = t.zero_type != Zero::none && !folded ? static_cast<const float*>(t.x_sums) + at : nullptr;
         if (stream) {
           f.stream[count - 1](part, table);
@@ -173,32 +173,32 @@ static void columns_as(const Linear& t, int64_t begin, int64_t end, uint8_t* mem
   }
 }
 
-#if AO_HAS_DIGITS
-template <int kDigits, int kBits>
-static void digit_columns_of(const Linear& t, int64_t begin, int64_t end, int64_t then) {
+#if AO_HAS_LIMBS
+template <int kLimbs, int kBits>
+static void run_limb_blocks_of(const Linear& t, int64_t begin, int64_t end, int64_t then) {
 #if AO_HAS_BYTE_TABLES
-  if constexpr (kBits <= 6 && kDigits > 1) {
+  if constexpr (kBits <= 6 && kLimbs > 1) {
     if (t.table_parts > 1) {
-      using Table = SplitTable<kBits, kDigits>;
-      return digit_columns<kBits, Table, kDigits>(t, begin, end, then, write_rows);
+      using Table = SplitTable<kBits, kLimbs>;
+      return run_limb_blocks<kBits, Table, kLimbs>(t, begin, end, then, write_rows);
     }
   }
 #endif
   if constexpr (kBits <= 6) {
     if (t.kind != Kind::integer) {
       using Table = WholeTable<kBits, Kind::table>;
-      return digit_columns<kBits, Table, kDigits>(t, begin, end, then, write_rows);
+      return run_limb_blocks<kBits, Table, kLimbs>(t, begin, end, then, write_rows);
     }
   }
   using Table = WholeTable<kBits, Kind::integer>;
-  digit_columns<kBits, Table, kDigits>(t, begin, end, then, write_rows);
+  run_limb_blocks<kBits, Table, kLimbs>(t, begin, end, then, write_rows);
 }
-template <int kDigits>
-static void digit_columns_of(const Linear& t, int64_t begin, int64_t end, int64_t then) {
-  for_bits(t.bits, [&](auto bits) { digit_columns_of<kDigits, bits.value>(t, begin, end, then); });
+template <int kLimbs>
+static void run_limb_blocks_of(const Linear& t, int64_t begin, int64_t end, int64_t then) {
+  for_bits(t.bits, [&](auto bits) { run_limb_blocks_of<kLimbs, bits.value>(t, begin, end, then); });
 }
-static bool pack_digits_any(const Linear& t, int64_t block) {
-  return t.mode == Mode::digits2 ? pack_digits<2>(t, block) : pack_digits<3>(t, block);
+static bool pack_limbs_any(const Linear& t, int64_t block) {
+  return t.mode == Mode::limbs2 ? pack_limbs<2>(t, block) : pack_limbs<3>(t, block);
 }
 #endif
 
@@ -220,25 +220,25 @@ static void pack(const Linear& t, int64_t begin, int64_t end) {
 }
 
 static void pack_any(const Linear& t, int64_t begin, int64_t end) {
-#if AO_HAS_DIGITS
+#if AO_HAS_LIMBS
   if (t.mode == Mode::int8 && t.m == 1) return pack_byte(t);
 #endif
   pack(t, begin, end);
 }
 
-static void columns(const Linear& t, int64_t begin, int64_t end, [[maybe_unused]] int64_t then, uint8_t* scratch) {
-#if AO_HAS_DIGITS
-  if (t.mode == Mode::int8 && t.m == 1) return digit_columns_of<1>(t, begin, end, then);
+static void run_blocks(const Linear& t, int64_t begin, int64_t end, [[maybe_unused]] int64_t then, uint8_t* scratch) {
+#if AO_HAS_LIMBS
+  if (t.mode == Mode::int8 && t.m == 1) return run_limb_blocks_of<1>(t, begin, end, then);
 #endif
   switch (t.mode) {
-    case Mode::f32: return columns_as<Mode::f32>(t, begin, end, scratch);
-    case Mode::int8: return columns_as<Mode::int8>(t, begin, end, scratch);
+    case Mode::f32: return run_blocks_as<Mode::f32>(t, begin, end, scratch);
+    case Mode::int8: return run_blocks_as<Mode::int8>(t, begin, end, scratch);
 #if AO_HAS_PAIRS
-    case Mode::pairs: return columns_as<Mode::pairs>(t, begin, end, scratch);
+    case Mode::pairs: return run_blocks_as<Mode::pairs>(t, begin, end, scratch);
 #endif
-#if AO_HAS_DIGITS
-    case Mode::digits2: return digit_columns_of<2>(t, begin, end, then);
-    case Mode::digits3: return digit_columns_of<3>(t, begin, end, then);
+#if AO_HAS_LIMBS
+    case Mode::limbs2: return run_limb_blocks_of<2>(t, begin, end, then);
+    case Mode::limbs3: return run_limb_blocks_of<3>(t, begin, end, then);
 #endif
     default: return;
   }
@@ -248,21 +248,21 @@ static const LinearKernels kLinearKernels = {
     .pairs = AO_HAS_PAIRS != 0,
     .panel_rows = kPanelRows,
     .panel_blocks = kPanelBlocks,
-#if AO_HAS_DIGITS
-    .row_blocks = kDigitBlocks,
+#if AO_HAS_LIMBS
+    .row_blocks = kLimbBlocks,
 #else
     .row_blocks = 1,
 #endif
     .stream_rows = kStreamRows,
     .scratch = scratch_bytes,
     .pack = pack_any,
-    .table_digits = AO_HAS_BYTE_TABLES != 0,
-#if AO_HAS_DIGITS
-    .pack_digits = pack_digits_any,
+    .table_limbs = AO_HAS_BYTE_TABLES != 0,
+#if AO_HAS_LIMBS
+    .pack_limbs = pack_limbs_any,
 #else
-    .pack_digits = nullptr,
+    .pack_limbs = nullptr,
 #endif
-    .columns = columns,
+    .run_blocks = run_blocks,
     .tiles = nullptr,
     .plan = nullptr,
 };

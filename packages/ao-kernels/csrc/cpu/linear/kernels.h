@@ -7,14 +7,15 @@
 namespace ao {
 
 // The number in which products are accumulated.
-// digits2, digits3: as fixed point numbers of so many bytes or one more, for a single row (see digits.h).
-enum class Mode : int32_t { f32, pairs, int8, digits2, digits3 };
+// f32: float32; pairs: bfloat16 pairs (dpbf16); int8: int8 dot products (VNNI); limbs2, limbs3: activations as
+// fixed-point numbers of two or three bytes (limbs), or one more, for M = 1 (see digits.h).
+enum class Mode : int32_t { f32, pairs, int8, limbs2, limbs3 };
 // Bytes of an activation, at most.
 static constexpr int bytes_of(Mode mode) {
   switch (mode) {
     case Mode::int8: return 1;
     case Mode::pairs: return 2;
-    case Mode::digits2: return 3;
+    case Mode::limbs2: return 3;
     default: return 4;
   }
 }
@@ -27,18 +28,18 @@ struct Step {
   int32_t span = 0;  // of groups, which the group belongs to
 };
 
-// Bytes of weights that are asked for before they are read, into the second cache: the nearest one has too few
-// requests under way at a time for the rate of memory. Of a block, so many are then brought into that one.
-constexpr int kAhead = 16384, kSoon = 512;
+// Prefetch distances, in bytes of weights. Prefetches go to L2 first, because L1 has too few requests in flight at a
+// time for the rate of memory, and from there to L1.
+constexpr int kPrefetchL2 = 16384, kPrefetchL1 = 512;
 
-constexpr int kDigitTiles = 8;  // tiles whose activations share an exponent
+constexpr int kLimbTiles = 8;  // tiles whose activations share an exponent
 
-// What goes with a step of activations in digits.
-struct DigitStep {
+// What goes with a step of activations in limbs.
+struct LimbStep {
   float unit;         // of the last sum
   float sum;          // of the activations, for zero points
-  int32_t starts[4];  // least value * sum of the digits
-  bool more;          // one more digit than the mode says
+  int32_t acc_init[4];  // least value * sum of the limbs
+  bool more;          // one more limb than the mode says
 };
 
 // Products in registers that hold tiles (see amx.h). `depth` 0: there are none.
@@ -48,15 +49,15 @@ struct Tiling {
   int32_t w_parts;  // and so is a weight with its scale; 0: codes are multiplied, and scales applied to sums
 };
 
-struct Linear : Affine {
+struct Linear : QuantParams {
   // weight: see the layout `cpu_tiles`
   const uint8_t* qdata;
   const float* rowsum;
   const float* table;
   Kind kind;
-  float least;        // value of the table, in units of `table_unit`; digits: of their first byte
-  int32_t table_parts;  // digits: bytes that a value of the table is made of
-  float table_unit;   // digits: of which all values are multiples, or nearly so (of several parts); else 1
+  float least;        // value of the table, in units of `table_unit`; limbs: of their first byte
+  int32_t table_parts;  // limbs: bytes that a value of the table is made of
+  float table_unit;   // limbs: of which all values are multiples, or nearly so (of several parts); else 1
   int32_t zero_flip;  // turns canonical codes of zero points into stored ones
   int32_t bits;
   int64_t n, k, group, tiles;
@@ -93,20 +94,20 @@ static inline Rows rows_of(int64_t count, int64_t blocks, int64_t b) {
 struct LinearKernels {
   bool pairs;            // Mode::pairs exists
   int32_t panel_rows;    // greatest row block
-  int32_t panel_blocks;  // blocks of 16 columns that are computed together
+  int32_t panel_blocks;  // blocks of 16 of N that are computed together
   int32_t row_blocks;    // the same for a single row of activations
   int32_t stream_rows;   // up to so many rows, weights are decoded in registers
-  // bytes of scratch that `columns` needs
+  // bytes of scratch that `run_blocks` needs
   int64_t (*scratch)(const Linear&);
   // packs the rows of blocks [begin, end)
   void (*pack)(const Linear&, int64_t begin, int64_t end);
-  // digits: tables of any values can be taken apart into bytes, too
-  bool table_digits;
-  // Mode::digits*, where they exist: packs the row while the weights of the first block arrive; false where its
+  // limbs: tables of any values can be taken apart into bytes, too
+  bool table_limbs;
+  // Mode::limbs*, where they exist: packs the row while the weights of the first block arrive; false where its
   // numbers differ too much, or are infinite or NaN
-  bool (*pack_digits)(const Linear&, int64_t block);
-  // computes blocks of 16 columns [begin, end) for all rows; those at `then`, if there are any, come next
-  void (*columns)(const Linear&, int64_t begin, int64_t end, int64_t then, uint8_t* scratch);
+  bool (*pack_limbs)(const Linear&, int64_t block);
+  // computes blocks of 16 of N [begin, end) for all rows; those at `then`, if there are any, come next
+  void (*run_blocks)(const Linear&, int64_t begin, int64_t end, int64_t then, uint8_t* scratch);
   // products in registers that hold tiles, or null
   const LinearKernels* tiles;
   // of these: false where other kernels are to serve; else `mode` and `tiling` are set

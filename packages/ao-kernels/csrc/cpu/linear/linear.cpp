@@ -13,15 +13,15 @@
 namespace ao {
 namespace {
 
-// A scale is applied after at most so many tiles: 512 columns of bytes fit the nearest cache, and sums of
+// A scale is applied after at most so many tiles: 512 columns of bytes fit L1, and sums of
 // products of bytes cannot overflow.
 constexpr int64_t kStepTiles = 32;
-// Rows that are multiplied by a panel at a time, and bytes of their activations, which the last cache holds.
+// Rows that are multiplied by a panel at a time, and bytes of their activations, which the last-level cache holds.
 constexpr int64_t kChunkRows = 560, kChunkBytes = 8 << 20;
 // Multiplications below which a second thread costs more than it saves.
 constexpr int64_t kSerialWork = 1 << 17;
 
-thread_local Kept kept_activations, kept_scratch;
+thread_local ThreadWorkspace activation_workspace, scratch_workspace;
 
 Mode mode_of(const Linear& t, const LinearKernels& kernels) {
   if (t.act == Act::int8 || t.act == Act::uint8) return Mode::int8;
@@ -30,7 +30,7 @@ Mode mode_of(const Linear& t, const LinearKernels& kernels) {
   return kernels.pairs && exact ? Mode::pairs : Mode::f32;
 }
 
-bool in_digits(const Linear& t) { return t.mode == Mode::digits2 || t.mode == Mode::digits3; }
+bool in_limbs(const Linear& t) { return t.mode == Mode::limbs2 || t.mode == Mode::limbs3; }
 
 // A power of two of which all values of a table are multiples, in 7 bits: sums of two products of bytes
 // below 128 fit 16 bits, which AVX2 adds them in. 0: there is none.
@@ -60,7 +60,7 @@ bool take_apart(Linear& t, float greatest) {
 }
 
 // Whether the greatest value of a table is too great for fixed-point numbers, which are as fine as it lets them be:
-// groups of small values would lose too many of their digits.
+// groups of small values would lose too many of their limbs.
 bool is_wide(const float* table, int codes) {
   constexpr float kWidest = 32;  // times the median magnitude; floats of three bits of exponent have 16
   float sizes[256], greatest = 0;
@@ -73,20 +73,20 @@ bool is_wide(const float* table, int codes) {
   return count > 0 && greatest > kWidest * sizes[count / 2];
 }
 
-// A single row takes its activations apart into digits, and the table where its values are not whole.
-bool has_digits(Linear& t, const LinearKernels& kernels) {
-  if (!kernels.pack_digits || t.m != 1 || t.act != Act::none) return false;
-  t.mode = t.type == Element::bf16 ? Mode::digits2 : Mode::digits3;
+// A single row takes its activations apart into limbs, and the table where its values are not whole.
+bool has_limbs(Linear& t, const LinearKernels& kernels) {
+  if (!kernels.pack_limbs || t.m != 1 || t.act != Act::none) return false;
+  t.mode = t.type == Element::bf16 ? Mode::limbs2 : Mode::limbs3;
   if (t.kind == Kind::integer) return true;
   if (t.bits > 6 || t.zero_type != Zero::none) return false;
   const int codes = 1 << t.bits;
   t.table_unit = unit_of(t.table, codes);
   if (t.table_unit == 0) {
-    if (!kernels.table_digits || !std::all_of(t.table, t.table + codes, [](float v) { return std::isfinite(v); })) {
+    if (!kernels.table_limbs || !std::all_of(t.table, t.table + codes, [](float v) { return std::isfinite(v); })) {
       return false;
     }
     if (is_wide(t.table, codes)) return false;
-    t.table_parts = t.mode == Mode::digits2 ? 2 : 3;
+    t.table_parts = t.mode == Mode::limbs2 ? 2 : 3;
     return take_apart(t, *std::max_element(t.table, t.table + codes));
   }
   t.least /= t.table_unit;
@@ -97,8 +97,8 @@ std::vector<Step> steps_of(const Linear& t, int64_t step_tiles) {
   std::vector<Step> steps;
   steps.reserve(static_cast<size_t>(t.groups * ((t.group + 16 * step_tiles - 1) / (16 * step_tiles))));
   for (int64_t g = 0; g < t.groups; ++g) {
-    const int64_t columns = std::min(t.group, t.k - g * t.group);
-    for (int64_t tiles = (columns + 15) / 16; tiles > 0; tiles -= step_tiles) {
+    const int64_t k = std::min(t.group, t.k - g * t.group);
+    for (int64_t tiles = (k + 15) / 16; tiles > 0; tiles -= step_tiles) {
       const int64_t count = std::min(tiles, step_tiles);
       steps.push_back({static_cast<int32_t>(count), static_cast<int32_t>(g), static_cast<int32_t>(g / t.span)});
     }
@@ -112,7 +112,7 @@ int64_t packed_bytes(const Linear& t) {
 }
 int64_t sums_bytes(const Linear& t) {
   const int64_t rows = t.tiling.depth > 0 ? t.row_blocks * kTileRows : t.m;
-  const size_t bytes = t.m == 1 ? sizeof(DigitStep) : sizeof(float);
+  const size_t bytes = t.m == 1 ? sizeof(LimbStep) : sizeof(float);
   return aligned(rows * t.step_count * static_cast<int64_t>(bytes));
 }
 int64_t activation_bytes(const Linear& t) { return packed_bytes(t) + sums_bytes(t) + 2 * aligned(t.m * 4); }
@@ -136,27 +136,27 @@ void set_memory(Linear& t, uint8_t* memory) {
 
 // Each thread packs a single row for itself: to wait for another that does takes longer. It knows its next turn
 // before the last one ends, so that weights arrive without a pause. False where the row cannot be taken apart into
-// digits.
+// limbs.
 bool run_row(const Linear& t, const LinearKernels& kernels, int64_t blocks, int64_t threads) {
   const Linear row = chunk_of(t, {0, 1}, kernels);
   const int64_t memory = activation_bytes(row), scratch = aligned(kernels.scratch(row));
   std::atomic<bool> packed{true};
-  Turns turns(blocks, 1, 2 * threads, kernels.row_blocks);
+  WorkQueue queue(blocks, 1, 2 * threads, kernels.row_blocks);
   in_threads(threads, [&] {
-    auto turn = turns.next();
-    if (!turn) return;
+    auto work = queue.next();
+    if (!work) return;
     Linear own = row;
-    set_memory(own, kept_activations.get(memory));
-    if (!in_digits(t)) {
+    set_memory(own, activation_workspace.get(memory));
+    if (!in_limbs(t)) {
       kernels.pack(own, 0, 1);
-    } else if (!kernels.pack_digits(own, turn.first)) {
+    } else if (!kernels.pack_limbs(own, work.first)) {
       packed = false;
       return;
     }
-    while (turn) {
-      const auto then = turns.next();
-      kernels.columns(own, turn.first, turn.last, then ? then.first : blocks, kept_scratch.get(scratch));
-      turn = then;
+    while (work) {
+      const auto then = queue.next();
+      kernels.run_blocks(own, work.first, work.last, then ? then.first : blocks, scratch_workspace.get(scratch));
+      work = then;
     }
   });
   return packed;
@@ -172,7 +172,7 @@ void run_chunks(const Linear& t, const LinearKernels& kernels, int64_t count, Ro
     memory += activation_bytes(chunks.back());
     scratch = std::max(scratch, aligned(kernels.scratch(chunks.back())));
   }
-  uint8_t* place = kept_activations.get(memory);
+  uint8_t* place = activation_workspace.get(memory);
   for (Linear& part : chunks) {
     set_memory(part, place);
     place += activation_bytes(part);
@@ -182,9 +182,9 @@ void run_chunks(const Linear& t, const LinearKernels& kernels, int64_t count, Ro
       parallel_for(0, part.row_blocks, 1, [&](int64_t b, int64_t e) { kernels.pack(part, b, e); });
     }
   }
-  take_turns(units, some.end - some.begin, threads, [&](int64_t first, int64_t last, int64_t chunk) {
+  run_dynamic(units, some.end - some.begin, threads, [&](int64_t first, int64_t last, int64_t chunk) {
     const int64_t end = std::min(last * kernels.panel_blocks, blocks);
-    kernels.columns(chunks[chunk], first * kernels.panel_blocks, end, blocks, kept_scratch.get(scratch));
+    kernels.run_blocks(chunks[chunk], first * kernels.panel_blocks, end, blocks, scratch_workspace.get(scratch));
   });
 }
 
@@ -202,10 +202,10 @@ void run_rows(const Linear& t, const LinearKernels& kernels, int64_t blocks, int
   }
 }
 
-// False where activations cannot be taken apart into digits.
+// False where activations cannot be taken apart into limbs.
 bool run(Linear t, const LinearKernels& kernels) {
   const bool whole = t.tiling.depth > 0 && (t.mode == Mode::pairs || t.groups == 1);
-  const std::vector<Step> steps = steps_of(t, in_digits(t) ? kDigitTiles : whole ? t.tiles : kStepTiles);
+  const std::vector<Step> steps = steps_of(t, in_limbs(t) ? kLimbTiles : whole ? t.tiles : kStepTiles);
   t.steps = steps.data(), t.step_count = static_cast<int64_t>(steps.size());
   t.rows = t.m;
   const int64_t threads = t.n * t.k <= kSerialWork / t.m ? 1 : num_threads();
@@ -229,7 +229,7 @@ void run_linear(const Linear& call) {
   t.table_unit = 1, t.table_parts = 1;
   t.least = *std::min_element(t.table, t.table + (1 << t.bits));
   t.zero_flip = t.least < 0 ? 1 << (t.bits - 1) : 0;
-  if (Linear digits = t; has_digits(digits, kernels) && run(digits, kernels)) return;
+  if (Linear limbs = t; has_limbs(limbs, kernels) && run(limbs, kernels)) return;
   if (Linear tiled = t; kernels.tiles && kernels.tiles->plan(tiled)) {
     run(tiled, *kernels.tiles);
     return;

@@ -1,4 +1,4 @@
-// The output of some rows and blocks of columns.
+// The output of some rows and blocks of N.
 #pragma once
 #include "scales.h"
 

@@ -146,12 +146,12 @@ static RowPacker packer_of(const Linear& t, int64_t r) {
 }
 
 // The columns of a group, from k on.
-struct Columns {
+struct KRange {
   int64_t group, k, end;
   // of the next tile
   AO_METHOD int count() const { return end - k < 16 ? static_cast<int>(end - k) : 16; }
 };
-AO_INLINE Columns columns_of(const Linear& t, int64_t group) {
+AO_INLINE KRange k_range_of(const Linear& t, int64_t group) {
   const int64_t k = group * t.group;
   return {group, k, k + t.group < t.k ? k + t.group : t.k};
 }
@@ -159,9 +159,9 @@ AO_INLINE Columns columns_of(const Linear& t, int64_t group) {
 template <Mode kMode>
 static void pack_row(const Linear& t, int64_t r, uint8_t* out, int64_t rows, void* sums) {
   const RowPacker packer = packer_of(t, r);
-  Columns at = columns_of(t, 0);
+  KRange at = k_range_of(t, 0);
   for (int64_t s = 0; s < t.step_count; ++s) {
-    if (t.steps[s].group != at.group) at = columns_of(t, t.steps[s].group);
+    if (t.steps[s].group != at.group) at = k_range_of(t, t.steps[s].group);
     F total = zero();
     for (int tile = 0; tile < t.steps[s].tiles; ++tile, at.k += 16, out += rows * 16 * bytes_of(kMode)) {
       const int count = at.count();

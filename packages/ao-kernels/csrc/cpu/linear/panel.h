@@ -1,13 +1,13 @@
-// Weights decoded into a panel that stays in a cache while many rows are multiplied with it.
+// The packed B panel: weights unpacked once, kept in a cache while many rows are multiplied with it.
 #pragma once
 #include "product.h"
 
 namespace ao::AO_ISA {
 
-using Expand = void (*)(const uint8_t* tile, int64_t count, uint8_t* panel, const void* table);
+using Unpack = void (*)(const uint8_t* tile, int64_t count, uint8_t* panel, const void* table);
 
 template <Mode kMode, class Source>
-static void expand(const uint8_t* tile, int64_t count, uint8_t* panel, const void* table_) {
+static void unpack(const uint8_t* tile, int64_t count, uint8_t* panel, const void* table_) {
   const auto& table = *static_cast<const typename Source::Table*>(table_);
   constexpr int kVectors = Arithmetic<kMode>::kVectors;
   for (int64_t t = 0; t < count; ++t, tile += Source::kTileBytes, panel += 4 * kVectors * 64) {
@@ -25,13 +25,13 @@ static void expand(const uint8_t* tile, int64_t count, uint8_t* panel, const voi
   }
 }
 
-// The same with scales and zero points applied, rounded to bfloat16: what `dequantize` gives, whose product
-// needs no scales any more.
-using Fold = void (*)(const uint8_t* tile, int64_t count, uint8_t* panel, const void* table, F scale, F shift);
+// The same with scales and zero points fused into the weights, rounded to bfloat16: the panel is what `dequantize`
+// gives, and the product applies no scales.
+using Fold = void (*)(const uint8_t* tile, int64_t count, uint8_t* panel, const void* table, F scale, F zero_term);
 
 #if AO_HAS_PAIRS
 template <class Source>
-static void fold(const uint8_t* tile, int64_t count, uint8_t* panel, const void* table_, F scale, F shift) {
+static void fold(const uint8_t* tile, int64_t count, uint8_t* panel, const void* table_, F scale, F zero_term) {
   const auto& table = *static_cast<const typename Source::Table*>(table_);
   for (int64_t t = 0; t < count; ++t, tile += Source::kTileBytes, panel += 512) {
     F w[4][4];
@@ -42,7 +42,7 @@ static void fold(const uint8_t* tile, int64_t count, uint8_t* panel, const void*
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
 #pragma GCC unroll 4
-      for (int v = 0; v < 4; ++v) w[i][v] = fma(w[i][v], scale, shift);
+      for (int v = 0; v < 4; ++v) w[i][v] = fma(w[i][v], scale, zero_term);
       store_weight(panel + i * 128, pair_rounded(w[i][0], w[i][1]));
       store_weight(panel + i * 128 + 64, pair_rounded(w[i][2], w[i][3]));
     }

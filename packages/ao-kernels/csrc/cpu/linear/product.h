@@ -1,4 +1,4 @@
-// The products: blocks of 16 columns (rows of the weight) times packed activations.
+// The products: blocks of 16 of N (rows of the weight) times packed activations.
 #pragma once
 #include "pack.h"
 
@@ -66,7 +66,7 @@ struct Coded {
   // a table that bfloat16 does not hold exactly comes in two parts: its rounding errors, the same wherever a
   // code occurs, would add up
   static constexpr int kParts = kMode == Mode::pairs && kKind == Kind::table ? 2 : 1;
-  using Table = Values<kBits, kKind>;
+  using Table = FloatDecoder<kBits, kKind>;
   template <int i>
   AO_INLINE void get(const Table& table, const uint8_t* tile, typename Arithmetic<kMode>::Weight* out) {
     if constexpr (kMode == Mode::f32) table.template floats<i>(tile, out);
@@ -83,7 +83,7 @@ struct Coded<Mode::int8, kBits, kKind> {
   static constexpr int kTileBytes = 32 * kBits;
   static constexpr bool kSmall = kBits < 8;
   static constexpr int kParts = 1;
-  using Table = Bytes<kBits, kKind>;
+  using Table = ByteDecoder<kBits, kKind>;
   template <int i>
   AO_INLINE void get(const Table& table, const uint8_t* tile, Q* out) {
     out[0] = table.template quads<i>(tile);
@@ -108,43 +108,43 @@ struct Panel {
 
 // -- the loop ---------------------------------------------------------------------------------------------
 
-// Some rows times some blocks of columns, over consecutive steps.
+// Some rows times some blocks of N, over consecutive steps.
 struct Part {
   const uint8_t* weights;  // the first tile
-  int64_t stride;          // bytes from one block of columns to the next
+  int64_t stride;          // bytes from one block of N to the next
   const uint8_t* x;        // the first tile of the row block
-  const int32_t* starts;   // (step, row): where sums start; null: 0
+  const int32_t* acc_init;   // (step, row): initial values of the accumulators; null: 0
   const float* x_sums;     // (step, row): of the activations, for zero points, or null
   const Step* steps;
   int64_t step_count;
-  const uint8_t* ahead;    // weights of the next part, to bring near meanwhile; null: none
-  int64_t ahead_stride;    // bytes from one block of columns to the next there
-  int64_t ahead_lines;     // cache lines of each block to ask for with every tile
-  const float* scales;     // (column block, group, 16)
-  const float* shifts;     // the same, for zero points
-  int64_t scale_stride;    // floats from one block of columns to the next
-  float* totals;           // (row, column block, 16)
+  const uint8_t* prefetch;    // weights of the next part, to prefetch meanwhile; null: none
+  int64_t prefetch_stride;    // bytes from one block of N to the next there
+  int64_t prefetch_lines;     // cache lines of each block to ask for with every tile
+  const float* scales;     // (N block, group, 16)
+  const float* zero_terms;     // the same, for zero points
+  int64_t scale_stride;    // floats from one block of N to the next
+  float* totals;           // (row, N block, 16)
 };
 
 // Sums that grow independently of each other, so that additions need not wait for the one before, where so
 // many registers hold sums already.
 constexpr int chains_of(int sums) { return sums >= 4 ? 1 : sums >= 2 ? 2 : 4; }
 
-template <Mode kMode, class Source, int kRows, int kColumns, int kChains, int i>
+template <Mode kMode, class Source, int kRows, int kNBlocks, int kChains, int i>
 AO_INLINE void quad(const Part& p, const typename Source::Table& table, const uint8_t* tile, const uint8_t* x,
-                    typename Arithmetic<kMode>::Sum (&sums)[kChains][kRows][kColumns]) {
+                    typename Arithmetic<kMode>::Sum (&sums)[kChains][kRows][kNBlocks]) {
   using A = Arithmetic<kMode>;
   constexpr int kVectors = Source::kParts * A::kVectors;
-  typename A::Weight w[kColumns][kVectors];
+  typename A::Weight w[kNBlocks][kVectors];
 #pragma GCC unroll 4
-  for (int c = 0; c < kColumns; ++c) Source::template get<i>(table, tile + c * p.stride, w[c]);
+  for (int c = 0; c < kNBlocks; ++c) Source::template get<i>(table, tile + c * p.stride, w[c]);
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const auto all = A::spread(x + ((r * 4 + i) * A::kVectors + v % A::kVectors) * A::kBytes);
 #pragma GCC unroll 4
-      for (int c = 0; c < kColumns; ++c) {
+      for (int c = 0; c < kNBlocks; ++c) {
         auto& sum = sums[(i * kVectors + v) % kChains][r][c];
         sum = A::template dot<Source::kSmall>(sum, w[c][v], all);
       }
@@ -152,55 +152,55 @@ AO_INLINE void quad(const Part& p, const typename Source::Table& table, const ui
   }
 }
 
-template <Mode kMode, class Source, int kRows, int kColumns>
+template <Mode kMode, class Source, int kRows, int kNBlocks>
 static void multiply(const Part& p, const typename Source::Table& table) {
   using A = Arithmetic<kMode>;
-  constexpr int kChains = chains_of(kRows * kColumns * kRegisters);
+  constexpr int kChains = chains_of(kRows * kNBlocks * kRegisters);
   const uint8_t* x = p.x;
   const uint8_t* tile = p.weights;
-  const uint8_t* ahead = p.ahead;
-  F totals[kRows][kColumns];
+  const uint8_t* prefetch = p.prefetch;
+  F totals[kRows][kNBlocks];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int c = 0; c < kColumns; ++c) totals[r][c] = load(p.totals + (r * kPanelBlocks + c) * 16);
+    for (int c = 0; c < kNBlocks; ++c) totals[r][c] = load(p.totals + (r * kPanelBlocks + c) * 16);
   }
   for (int64_t s = 0; s < p.step_count; ++s) {
-    typename A::Sum sums[kChains][kRows][kColumns];
+    typename A::Sum sums[kChains][kRows][kNBlocks];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-      for (int c = 0; c < kColumns; ++c) {
+      for (int c = 0; c < kNBlocks; ++c) {
 #pragma GCC unroll 4
         for (int chain = 0; chain < kChains; ++chain) sums[chain][r][c] = A::zero_sum();
         if constexpr (kMode == Mode::int8) {
-          if (p.starts) sums[0][r][c] = splat_int(p.starts[s * kRows + r]);
+          if (p.acc_init) sums[0][r][c] = splat_int(p.acc_init[s * kRows + r]);
         }
       }
     }
     for (int t = p.steps[s].tiles; t > 0; --t) {
-      if constexpr (kColumns == 1) {  // weights come from memory
+      if constexpr (kNBlocks == 1) {  // weights come from memory
 #pragma GCC unroll 8
         for (int line = 0; line < Source::kTileBytes; line += 64) {
-          __builtin_prefetch(tile + line + kAhead, 0, 2);
-          __builtin_prefetch(tile + line + kSoon);
+          __builtin_prefetch(tile + line + kPrefetchL2, 0, 2);
+          __builtin_prefetch(tile + line + kPrefetchL1);
         }
-      } else if (ahead) {
-        for (int64_t line = 0; line < p.ahead_lines; ++line, ahead += 64) {
-          __builtin_prefetch(ahead, 0, 2);
-          __builtin_prefetch(ahead + p.ahead_stride, 0, 2);
+      } else if (prefetch) {
+        for (int64_t line = 0; line < p.prefetch_lines; ++line, prefetch += 64) {
+          __builtin_prefetch(prefetch, 0, 2);
+          __builtin_prefetch(prefetch + p.prefetch_stride, 0, 2);
         }
       }
-      quad<kMode, Source, kRows, kColumns, kChains, 0>(p, table, tile, x, sums);
-      quad<kMode, Source, kRows, kColumns, kChains, 1>(p, table, tile, x, sums);
-      quad<kMode, Source, kRows, kColumns, kChains, 2>(p, table, tile, x, sums);
-      quad<kMode, Source, kRows, kColumns, kChains, 3>(p, table, tile, x, sums);
+      quad<kMode, Source, kRows, kNBlocks, kChains, 0>(p, table, tile, x, sums);
+      quad<kMode, Source, kRows, kNBlocks, kChains, 1>(p, table, tile, x, sums);
+      quad<kMode, Source, kRows, kNBlocks, kChains, 2>(p, table, tile, x, sums);
+      quad<kMode, Source, kRows, kNBlocks, kChains, 3>(p, table, tile, x, sums);
       tile += Source::kTileBytes;
       x += kRows * 4 * A::kVectors * A::kBytes;
     }
     const int64_t group = p.steps[s].group;
 #pragma GCC unroll 4
-    for (int c = 0; c < kColumns; ++c) {
+    for (int c = 0; c < kNBlocks; ++c) {
       const F scale = load(p.scales + c * p.scale_stride + group * 16);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
@@ -210,24 +210,24 @@ static void multiply(const Part& p, const typename Source::Table& table) {
         totals[r][c] = fma(scale, A::finish(sum), totals[r][c]);
       }
       if (p.x_sums) {
-        const F shift = load(p.shifts + c * p.scale_stride + group * 16);
+        const F zero_term = load(p.zero_terms + c * p.scale_stride + group * 16);
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) totals[r][c] = fma(shift, splat(p.x_sums[s * kRows + r]), totals[r][c]);
+        for (int r = 0; r < kRows; ++r) totals[r][c] = fma(zero_term, splat(p.x_sums[s * kRows + r]), totals[r][c]);
       }
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int c = 0; c < kColumns; ++c) store(p.totals + (r * kPanelBlocks + c) * 16, totals[r][c]);
+    for (int c = 0; c < kNBlocks; ++c) store(p.totals + (r * kPanelBlocks + c) * 16, totals[r][c]);
   }
 }
 
 using Multiply = void (*)(const Part&, const void* table);
 
-template <Mode kMode, class Source, int kRows, int kColumns>
+template <Mode kMode, class Source, int kRows, int kNBlocks>
 static void multiply_any(const Part& p, const void* table) {
-  multiply<kMode, Source, kRows, kColumns>(p, *static_cast<const typename Source::Table*>(table));
+  multiply<kMode, Source, kRows, kNBlocks>(p, *static_cast<const typename Source::Table*>(table));
 }
 
 }  // namespace ao::AO_ISA

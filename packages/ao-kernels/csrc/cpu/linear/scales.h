@@ -1,4 +1,4 @@
-// Scales and zero points of a block of columns, as floats.
+// Scales and zero points of a block of N, as floats.
 #pragma once
 #include "pack.h"
 
@@ -47,7 +47,7 @@ AO_INLINE F scale_at(const void* scale, Scale type, int64_t i) {
 }
 
 // What multiplies those of a span of groups.
-AO_INLINE F outer_at(const Scales& scales, int64_t i) {
+AO_INLINE F outer_at(const ScaleView& scales, int64_t i) {
   return scales.outer ? scale_at(scales.outer, scales.outer_type, i) : splat(1.0f);
 }
 
@@ -73,9 +73,9 @@ AO_INLINE F zero_at(const Linear& t, int64_t i) {
   return out[0];
 }
 
-// Scales as floats, and what multiplies the sum of the activations: scale * (-zero), or -offset, for decoded
-// values; for bytes counted from the least value scale * least more.
-static void read_block(const Linear& t, int64_t block, float* scales, float* shifts) {
+// Scales as floats, and the zero-point terms, which multiply the sum of the activations: scale * (-zero), or -offset,
+// for decoded values; for bytes counted from the least value, scale * least more.
+static void read_block(const Linear& t, int64_t block, float* scales, float* zero_terms) {
   const F base = splat(t.mode == Mode::int8 ? t.least : 0.0f);
   for (int64_t s = 0, g = 0; s < t.spans; ++s) {
     const int64_t span = (block * t.spans + s) * 16;
@@ -86,9 +86,9 @@ static void read_block(const Linear& t, int64_t block, float* scales, float* shi
       store(scales + g * 16, scale);
       if (t.zero_type == Zero::scaled) {
         const F offset = mul(scale_at(t.offset.values, t.offset.type, i), offset_outer);
-        store(shifts + g * 16, sub(mul(scale, base), offset));
+        store(zero_terms + g * 16, sub(mul(scale, base), offset));
       } else if (t.zero_type != Zero::none) {
-        store(shifts + g * 16, mul(scale, sub(base, zero_at(t, i))));
+        store(zero_terms + g * 16, mul(scale, sub(base, zero_at(t, i))));
       }
     }
   }

@@ -41,7 +41,7 @@ static inline KeyRange range_of_group(const Quantize& q, int64_t row, int64_t be
 
 // Blocks of one row: scales, and codes while the elements are in the cache.
 static inline void quantize_fused(const Quantize& q, int64_t begin, int64_t end) {
-  Affine affine[kChunkGroups];
+  BlockQParams affine[kChunkGroups];
   const Blocks& b = q.blocks;
   for (int64_t item = begin; item < end; ++item) {
     const int64_t row = item / q.chunks, first = item % q.chunks * q.chunk_groups;
@@ -64,7 +64,7 @@ static inline void quantize_encode(const Quantize& q, int64_t begin, int64_t end
     const int64_t row = item / q.chunks, from = item % q.chunks * kChunk;
     const int64_t place = scale_row(b, row);
     encode_run(q, row, from, from + kChunk < b.k ? from + kChunk : b.k, [&](int64_t group) {
-      return Affine{load_scale(q.scale, q.scale_type, place + group),
+      return BlockQParams{load_scale(q.scale, q.scale_type, place + group),
                     load_zero(q.zero, q.zero_type, place + group, q.format.table, 0)};
     });
   }

@@ -109,7 +109,7 @@ struct Dequantize {
 };
 
 // A tensor in the layout cpu_tiles: see its Python class.
-struct Tiles : Affine {
+struct Tiles : QuantParams {
   int64_t matrices, n, k, group;
   int64_t row_blocks, group_tiles, tiles;  // of a matrix; of all groups but the last; of a row
   int32_t bits;

@@ -118,7 +118,7 @@ static inline float load_scale(const void* scales, Scale type, int64_t i) {
 }
 
 // Of row r of a row block.
-static inline float load_scale(const Affine& t, const Scales& scales, int64_t block, int64_t group, int r) {
+static inline float load_scale(const QuantParams& t, const ScaleView& scales, int64_t block, int64_t group, int r) {
   const float scale = load_scale(scales.values, scales.type, (block * t.groups + group) * 16 + r);
   if (scales.outer == nullptr) return scale;
   return scale * load_scale(scales.outer, scales.outer_type, (block * t.spans + group / t.span) * 16 + r);

@@ -159,8 +159,8 @@ static inline float power_of_two(const Quantize& q, float magnitude) {
 
 // -- blocks ------------------------------------------------------------------------------------------
 
-// What numbers are divided by, and what is added then.
-struct Affine {
+// The quantization parameters of one block: what numbers are divided by, and what is added then.
+struct BlockQParams {
   float scale, zero;
 };
 
@@ -173,7 +173,7 @@ static inline float scale_of(const Quantize& q, float magnitude) {
 }
 
 // Chooses and stores scale and zero point i for a block.
-static inline Affine choose(const Quantize& q, KeyRange range, int64_t i) {
+static inline BlockQParams choose(const Quantize& q, KeyRange range, int64_t i) {
   if (q.zero_kind == ZeroKind::none) {
     const float magnitude = number_of(q.type, range.high);
     return {store_scale(q.scale, q.scale_type, i, scale_of(q, magnitude)), 0};

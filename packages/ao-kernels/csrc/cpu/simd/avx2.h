@@ -19,7 +19,7 @@ struct I {  // 16 int32
 using Q = I;  // 16 quads of bytes
 
 #define AO_HAS_PAIRS 0
-#define AO_HAS_DIGITS 1  // products of bytes are faster than decoding, for activations in digits
+#define AO_HAS_LIMBS 1  // products of bytes are faster than decoding, for activations in limbs
 #define AO_HAS_BYTE_TABLES 0
 constexpr bool kWideBytes = false;  // products of bytes below 128 are the fast ones
 constexpr int kRegisters = 2;       // that a vector takes
@@ -320,13 +320,13 @@ namespace ao::AO_ISA {
 // Floats of 8 bits, whose codes from 16 to 111, shifted and added to a number, are bfloat16 numbers. Codes
 // below (subnormal numbers) and above (NaN, infinity) are corrected by exclusive or, from tables.
 template <>
-struct Values<8, Kind::symmetric> {
+struct FloatDecoder<8, Kind::symmetric> {
   __m128i shift;
   __m256i base, below[2], above[2];
   bool regular;  // else values are looked up one by one
-  Values<8, Kind::table> any;
+  FloatDecoder<8, Kind::table> any;
 
-  AO_METHOD explicit Values(const float* values) : any(values) {
+  AO_METHOD explicit FloatDecoder(const float* values) : any(values) {
     uint16_t words[128];
     for (int c = 0; c < 128; ++c) {
       uint32_t bits;

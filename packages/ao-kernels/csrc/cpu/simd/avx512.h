@@ -15,7 +15,7 @@ using I = __m512i;  // 16 int32
 using P = __m512i;  // 16 pairs of bfloat16
 using Q = __m512i;  // 16 quads of bytes
 
-#define AO_HAS_DIGITS 1  // products of bytes at full speed, for activations in digits
+#define AO_HAS_LIMBS 1  // products of bytes at full speed, for activations in limbs
 #define AO_HAS_BYTE_TABLES 1  // lookup of bytes by 6 bits
 #define AO_HAS_PAIRS 1  // there is a product of bfloat16 pairs
 constexpr bool kWideBytes = true;  // products of bytes take codes of all 8 bits at full speed

@@ -135,7 +135,7 @@ AO_INLINE P pair_rounded(F low, F high) {
 
 // What a format's codes mean, ready in registers.
 template <int kBits, Kind kKind>
-struct Values {
+struct FloatDecoder {
   static constexpr int kSize = 1 << kBits;
   I low, high;        // bfloat16 values of 32 codes each (<= 6 bits), or byte planes of 64 each
   I low2, high2;      // the same of what bfloat16 leaves of a table (<= 6 bits)
@@ -155,7 +155,7 @@ struct Values {
     __builtin_memcpy(&v, &bits, 4);
     return v;
   }
-  inline __attribute__((always_inline)) explicit Values(const float* values) {
+  inline __attribute__((always_inline)) explicit FloatDecoder(const float* values) {
     if constexpr (kBits <= 6) {
       alignas(64) uint16_t words[64];
       for (int c = 0; c < 64; ++c) words[c] = rounded(values[c % kSize]);
@@ -307,9 +307,9 @@ struct Values {
 
 // Codes as unsigned bytes: values in units of `unit`, less the least of them (which is given in units).
 template <int kBits, Kind kKind>
-struct Bytes {
+struct ByteDecoder {
   ByteTable<kBits> table;
-  inline __attribute__((always_inline)) explicit Bytes(const float* values, float least, float unit) {
+  inline __attribute__((always_inline)) explicit ByteDecoder(const float* values, float least, float unit) {
     uint8_t bytes[1 << kBits];
     for (int c = 0; c < 1 << kBits; ++c) {
       bytes[c] = static_cast<uint8_t>(static_cast<int>(values[c] / unit - least));
@@ -326,8 +326,8 @@ struct Bytes {
 // those of 6 and 7 bits: of 7 there are no look-ups.
 template <int kBits>
   requires(kBits == 2 || kBits == 4 || kBits >= 6)
-struct Bytes<kBits, Kind::integer> {
-  inline __attribute__((always_inline)) explicit Bytes(const float*, float, float) {}
+struct ByteDecoder<kBits, Kind::integer> {
+  inline __attribute__((always_inline)) explicit ByteDecoder(const float*, float, float) {}
   template <int i>
   inline __attribute__((always_inline)) Q quads(const uint8_t* tile) const {
     const Q codes = raw_quads<kBits, i>(tile);

@@ -38,10 +38,10 @@ AO_INLINE Q code_quads(const uint8_t* p) {
 
 // What a format's codes mean: floats<i> are columns 4i, 4i + 2, 4i + 1, 4i + 3. Here looked up one by one.
 template <int kBits, Kind kKind>
-struct Values {
+struct FloatDecoder {
   const float* table;
 
-  AO_METHOD explicit Values(const float* values) : table(values) {}
+  AO_METHOD explicit FloatDecoder(const float* values) : table(values) {}
 
   template <int i>
   AO_METHOD void floats(const uint8_t* tile, F out[4]) const {
@@ -57,10 +57,10 @@ struct Values {
 
 template <int kBits, Kind kKind>
   requires(kKind == Kind::integer)
-struct Values<kBits, kKind> {
+struct FloatDecoder<kBits, kKind> {
   F offset;
 
-  AO_METHOD explicit Values(const float* values) : offset(splat(values[0])) {}
+  AO_METHOD explicit FloatDecoder(const float* values) : offset(splat(values[0])) {}
 
   template <int i>
   AO_METHOD void floats(const uint8_t* tile, F out[4]) const {
@@ -72,11 +72,11 @@ struct Values<kBits, kKind> {
 
 // Codes as unsigned bytes: values in units of `unit`, less the least of them (which is given in units).
 template <int kBits, Kind kKind>
-struct Bytes {
+struct ByteDecoder {
   static constexpr int kSize = kBits <= 4 ? 16 : 1 << kBits;
   Lookup<kSize> map;
 
-  AO_METHOD Bytes(const float* values, float least, float unit) {
+  AO_METHOD ByteDecoder(const float* values, float least, float unit) {
     uint8_t bytes[kSize];
     for (int c = 0; c < kSize; ++c) {
       bytes[c] = static_cast<uint8_t>(static_cast<int>(values[c & ((1 << kBits) - 1)] / unit - least));
@@ -90,8 +90,8 @@ struct Bytes {
 };
 
 template <int kBits>
-struct Bytes<kBits, Kind::integer> {
-  AO_METHOD Bytes(const float*, float, float) {}
+struct ByteDecoder<kBits, Kind::integer> {
+  AO_METHOD ByteDecoder(const float*, float, float) {}
   template <int i>
   AO_METHOD Q quads(const uint8_t* tile) const {
     return code_quads<kBits, i>(tile);

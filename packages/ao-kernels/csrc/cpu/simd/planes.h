@@ -20,12 +20,12 @@ constexpr bool in_planes(int bits, Kind kind) {
 
 template <int kBits, Kind kKind>
   requires(in_planes(kBits, kKind))
-struct Values<kBits, kKind> {
+struct FloatDecoder<kBits, kKind> {
   static constexpr int kPlanes = kKind == Kind::table ? 4 : 2;
   static constexpr int kSize = kKind == Kind::symmetric ? 128 : 1 << kBits;
   Lookup<kSize> planes[kPlanes];
 
-  AO_METHOD explicit Values(const float* values) {
+  AO_METHOD explicit FloatDecoder(const float* values) {
     uint8_t bytes[kSize];
     for (int plane = 0; plane < kPlanes; ++plane) {
       for (int c = 0; c < kSize; ++c) {

@@ -14,16 +14,16 @@ AO_INLINE F signed_byte(I bytes) {
 
 // `count` vectors of 16 lanes, those of a lane's values that stand together, as floats: (column, lane), with
 // `lanes` lanes in a block.
-static void decode_floats(Value type, const uint8_t* from, int64_t count, int64_t lanes, float* to) {
+static void decode_floats(ValueType type, const uint8_t* from, int64_t count, int64_t lanes, float* to) {
   const int64_t across = lanes / 16;  // vectors of a column
   for (int64_t i = 0; i < count; ++i, from += 16 * together_of(type) * bytes_of(type)) {
     float* out = to + i / across * together_of(type) * lanes + i % across * 16;
-    if (type == Value::f16) {
+    if (type == ValueType::f16) {
       store(out, half_to_float(reinterpret_cast<const uint16_t*>(from)));
       continue;
     }
     const I all = load_vector(from);
-    if (type == Value::bf16) {
+    if (type == ValueType::bf16) {
       store(out, as_float(shift_left<16>(all)));
       store(out + lanes, as_float(and_(all, splat_int(static_cast<int32_t>(0xffff0000)))));
     } else {
@@ -63,11 +63,11 @@ struct Stretch {
 static constexpr int together_of(Mode mode) { return mode == Mode::f32 ? 1 : mode == Mode::pairs ? 2 : 4; }
 
 // Where the activations of a column of blocks begin, and bytes from one row to the next.
-struct Source {
+struct BlockActivations {
   const uint8_t* x;
   int64_t stride;
 };
-AO_INLINE Source source_of(const BlockSparse& t, int64_t row, int64_t column) {
+AO_INLINE BlockActivations activations_of(const BlockSparse& t, int64_t row, int64_t column) {
   const int64_t width = t.side * bytes_of(t.mode);
   if (column < t.x_direct) {
     const int64_t stride = t.x_stride * bytes_of(t.mode);
@@ -96,9 +96,9 @@ static void multiply_stretch(const BlockSparse& t, const Stretch& s, int64_t row
     }
   }
   const uint8_t* w = s.panel + lane * 4;
-  Source source = source_of(t, row, s.columns[0]);
+  BlockActivations source = activations_of(t, row, s.columns[0]);
   for (int64_t i = 0; i < s.count; ++i) {
-    const Source next = i + 1 < s.count ? source_of(t, row, s.columns[i + 1]) : source;
+    const BlockActivations next = i + 1 < s.count ? activations_of(t, row, s.columns[i + 1]) : source;
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       for (int64_t b = 0; b < units * 4; b += 64) __builtin_prefetch(next.x + r * next.stride + b);
@@ -160,13 +160,13 @@ static void multiply_lanes(const BlockSparse& t, const Stretch& s, Rows rows, in
 
 // -- a row of blocks ----------------------------------------------------------------------------------------
 
-// Bytes of a panel that stay in the nearest cache beside activations and sums.
+// Bytes of a panel that stay in L1 beside activations and sums.
 constexpr int64_t kStretchBytes = 16 << 10;
 
 static int64_t panel_bytes(const BlockSparse& t) { return t.side * t.side * 4 / together_of(t.mode); }
 static bool decodes(const BlockSparse& t) {
-  if (t.mode == Mode::f32) return t.value != Value::f32;
-  return t.mode == Mode::pairs && t.value != Value::bf16;
+  if (t.mode == Mode::f32) return t.value != ValueType::f32;
+  return t.mode == Mode::pairs && t.value != ValueType::bf16;
 }
 static int64_t stretch_of(const BlockSparse& t) {
   const int64_t fitting = kStretchBytes / panel_bytes(t);

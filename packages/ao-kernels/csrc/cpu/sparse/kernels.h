@@ -9,10 +9,10 @@
 namespace ao {
 
 // Stored values: numbers, or signed integers of 8 bits that have a scale.
-enum class Value : int32_t { f32, bf16, f16, i8 };
-static constexpr int bytes_of(Value type) { return type == Value::f32 ? 4 : type == Value::i8 ? 1 : 2; }
+enum class ValueType : int32_t { f32, bf16, f16, i8 };
+static constexpr int bytes_of(ValueType type) { return type == ValueType::f32 ? 4 : type == ValueType::i8 ? 1 : 2; }
 // Columns whose values a lane of a block holds together: what one instruction multiplies.
-static constexpr int together_of(Value type) { return type == Value::bf16 ? 2 : type == Value::i8 ? 4 : 1; }
+static constexpr int together_of(ValueType type) { return type == ValueType::bf16 ? 2 : type == ValueType::i8 ? 4 : 1; }
 
 // A weight (n, k) in blocks of side x side of which only some are stored, and its activations.
 struct BlockSparse {
@@ -20,7 +20,7 @@ struct BlockSparse {
   const uint8_t* blocks;
   const int32_t* columns;  // (stored): which column of blocks, increasing within a row of blocks
   const int32_t* starts;   // (row_blocks + 1): the first stored block of every row of blocks
-  Value value;
+  ValueType value;
   const void* scale;       // of i8: one for each row, or one for all; else null
   Element scale_type;
   bool scale_of_rows;
@@ -45,7 +45,7 @@ struct TwoFour {
   const uint8_t* codes;   // (n, row_bytes): floats, bytes, or half bytes with the even ones low
   const uint8_t* places;  // (n, place_bytes): four bits for every four columns
   int32_t bits;           // of a code; 4: signed integers, else as `value` says
-  Value value;
+  ValueType value;
   const float* table;     // the value of each code, where codes are no numbers; for `expand`
   const void* scale;      // (n or 1, scale_groups), or null
   Element scale_type;

@@ -9,24 +9,24 @@
 namespace ao {
 namespace {
 
-// Rows of activations whose sums, for a row of blocks, stay in the second cache.
+// Rows of activations whose sums, for a row of blocks, stay in L2.
 constexpr int64_t kChunkRows = 256;
 // Multiplications below which a second thread costs more than it saves.
 constexpr int64_t kSerialWork = 1 << 17;
 
-thread_local Kept kept_activations, kept_scales, kept_scratch;
+thread_local ThreadWorkspace activation_workspace, scale_workspace, scratch_workspace;
 
 Mode mode_of(const BlockSparse& t, bool pairs) {
   if (t.act == Act::int8) return Mode::int8;
   // both factors are exact in bfloat16
-  const bool exact = t.type == Element::bf16 && (t.value == Value::bf16 || t.value == Value::i8);
+  const bool exact = t.type == Element::bf16 && (t.value == ValueType::bf16 || t.value == ValueType::i8);
   return pairs && exact ? Mode::pairs : Mode::f32;
 }
 
 // Whether sums of the activations times what is stored may leave the range of a float, or of the mode, though the
 // output does not: codes, which scales bring back, and bfloat16, whose products take subnormal numbers for 0.
 bool is_narrow(const BlockSparse& t) {
-  return t.mode == Mode::pairs || (t.mode == Mode::f32 && t.value == Value::i8);
+  return t.mode == Mode::pairs || (t.mode == Mode::f32 && t.value == ValueType::i8);
 }
 
 // Into how many chunks rows of activations are cut: so that sums stay near, and that the row with the most blocks
@@ -84,14 +84,14 @@ void run_block_sparse(const BlockSparse& call) {
   const int64_t threads = serial ? 1 : num_threads();
   const int64_t grain = serial ? t.m : std::max<int64_t>(1, kSerialWork / 8 / std::max<int64_t>(1, t.k));
   const bool quantized = t.mode == Mode::int8;
-  t.x_scale = quantized || is_narrow(t) ? reinterpret_cast<float*>(kept_scales.get(t.m * 4)) : nullptr;
+  t.x_scale = quantized || is_narrow(t) ? reinterpret_cast<float*>(scale_workspace.get(t.m * 4)) : nullptr;
   if (is_narrow(t)) {
     parallel_for(0, t.m, grain, [&](int64_t begin, int64_t end) { kernels.measure(t, begin, end); });
     const bool lifted = std::any_of(t.x_scale, t.x_scale + t.m, [](float scale) { return scale != 1.0f; });
     if (lifted) t.x_direct = 0;
   }
   const int64_t packed = aligned(t.m * (t.column_blocks - t.x_direct) * t.side * (quantized ? 1 : 4));
-  t.x_packed = kept_activations.get(packed + (quantized ? t.m * t.column_blocks * 4 : 0));
+  t.x_packed = activation_workspace.get(packed + (quantized ? t.m * t.column_blocks * 4 : 0));
   t.x_sums = reinterpret_cast<int32_t*>(t.x_packed + packed);
   if (t.x_direct < t.column_blocks) {
     parallel_for(0, t.m, grain, [&](int64_t begin, int64_t end) { kernels.pack(t, begin, end); });
@@ -99,8 +99,8 @@ void run_block_sparse(const BlockSparse& call) {
 
   const int64_t chunks = chunks_of(t, threads);
   const int64_t scratch = kernels.scratch(t, (t.m + chunks - 1) / chunks);
-  take_turns(t.row_blocks, chunks, threads, [&](int64_t first, int64_t last, int64_t chunk) {
-    uint8_t* memory = kept_scratch.get(scratch);
+  run_dynamic(t.row_blocks, chunks, threads, [&](int64_t first, int64_t last, int64_t chunk) {
+    uint8_t* memory = scratch_workspace.get(scratch);
     for (int64_t r = first; r < last; ++r) kernels.blocks(t, r, rows_of(t.m, chunks, chunk), memory);
   });
 }
@@ -110,16 +110,16 @@ void run_two_four(const TwoFour& call) {
   const SparseKernels& kernels = isa().sparse;
   TwoFour t = call;
   const bool one_scale = !t.scale || t.scale_groups == 1;  // others are multiplied into the weights, in float32
-  const bool exact = t.type == Element::bf16 && (t.bits <= 8 || t.value == Value::bf16) && one_scale;
+  const bool exact = t.type == Element::bf16 && (t.bits <= 8 || t.value == ValueType::bf16) && one_scale;
   t.mode = isa().linear.pairs && exact ? Mode::pairs : Mode::f32;
   t.width = (t.k + kWindow - 1) / kWindow * kWindow;
   const int64_t packed = t.m * t.width * 4;
-  t.x_packed = kept_activations.get(packed + t.m);
-  t.x_scale = reinterpret_cast<float*>(kept_scales.get(t.m * 4));
+  t.x_packed = activation_workspace.get(packed + t.m);
+  t.x_scale = reinterpret_cast<float*>(scale_workspace.get(t.m * 4));
   t.x_odd = t.x_packed + packed;
   kernels.pack_two_four(t, 0, t.m);
   const int64_t threads = t.n * t.k <= kSerialWork / t.m ? 1 : num_threads();
-  take_turns((t.n + 3) / 4, 1, threads, [&](int64_t first, int64_t last, int64_t) {
+  run_dynamic((t.n + 3) / 4, 1, threads, [&](int64_t first, int64_t last, int64_t) {
     kernels.two_four(t, first * 4, std::min(last * 4, t.n));
   });
   for (int64_t r = 0; r < t.m; ++r) {

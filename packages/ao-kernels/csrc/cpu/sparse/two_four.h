@@ -19,9 +19,9 @@ AO_INLINE F half_bytes(const uint8_t* p) {
 AO_INLINE F kept_values(const TwoFour& t, const uint8_t* codes, int64_t i) {
   if (t.bits == 4) return half_bytes(codes + i / 2);
   switch (t.value) {
-    case Value::f32: return load(reinterpret_cast<const float*>(codes) + i);
-    case Value::bf16: return load_as(Element::bf16, codes + i * 2, 16);
-    case Value::f16: return load_as(Element::f16, codes + i * 2, 16);
+    case ValueType::f32: return load(reinterpret_cast<const float*>(codes) + i);
+    case ValueType::bf16: return load_as(Element::bf16, codes + i * 2, 16);
+    case ValueType::f16: return load_as(Element::f16, codes + i * 2, 16);
     default: return to_float(sign_extend_byte(load_bytes(codes + i)));
   }
 }
@@ -58,7 +58,7 @@ struct Picking<Mode::pairs> {
   using Places = P;
   AO_INLINE Places places(const uint8_t* p) { return pair_places_of(p); }
   AO_INLINE Weight weight(const TwoFour& t, const uint8_t* codes, int64_t i, float) {
-    if (t.bits != 4 && t.value == Value::bf16) return load_vector(codes + i * 2);
+    if (t.bits != 4 && t.value == ValueType::bf16) return load_vector(codes + i * 2);
     return join_bf16(kept_values(t, codes, i), kept_values(t, codes, i + 16));
   }
   AO_INLINE F dot(F total, Weight w, const uint8_t* x, Places places) {

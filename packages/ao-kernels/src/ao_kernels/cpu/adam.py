@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ao_core.errors import UnsupportedOp
-from ao_core.records import Call, DType, Kernel
+from ao_core.records import DType, Kernel
 from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor import QTensor
-from ao_kernels.adam import check_contiguous, count_change
+from ao_kernels.adam import AdamCall, check_contiguous, count_change
 from ao_kernels.cpu.formats import format_of
 from ao_kernels.cpu.library import isa, why_not
 
@@ -51,7 +51,7 @@ def adam_step(
     maximize: bool,
     seed: int | None,
 ) -> None:
-    """One step of Adam (AdamW with `decoupled`) in place, as `ao_core.dispatch` has it.
+    """One step of Adam (AdamW with `decoupled`) in place: the op "adam_step" of ao-optim.
 
     In float32 and with the new moments as they are before they are quantized::
 
@@ -133,13 +133,16 @@ def _refuses_spec(spec: Spec) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _refuses(call: Call) -> str | None:
-    if call.x_dtype not in _ELEMENTS:
-        return f"updates parameters of float32 and bfloat16, not {call.x_dtype}"
-    return _refuses_spec(call.spec)
+def _refuses(call: AdamCall) -> str | None:
+    if reason := why_not():  # the library knows which formats it can have
+        return reason
+    for what, dtype in (("parameters", call.param_dtype), ("gradients", call.grad_dtype)):
+        if dtype not in _ELEMENTS:
+            return f"takes {what} of float32 and bfloat16, not {dtype}"
+    return _refuses_spec(call.exp_avg) or _refuses_spec(call.exp_avg_sq)
 
 
-def _describe(call: Call) -> str:
+def _describe(call: AdamCall) -> str:
     return f"{isa()}, all parameters in one pass"
 
 

@@ -10,7 +10,7 @@ import typer
 from ao_core.cli.app import make_group
 from ao_core.cli.output import JSON, show_json, show_table
 from ao_core.errors import ConfigError
-from ao_kernels.triton.tuning import records
+from ao_kernels.triton.tuning import store
 
 __all__ = ["tune"]
 
@@ -20,7 +20,7 @@ tune = make_group("python -m ao_kernels.tune", "Settings of GPU kernels that wer
 @tune.command()
 def show(as_json: bool = JSON) -> None:
     """List what the cache has: problems, the settings that serve them, and microseconds."""
-    found = list(records.cached())
+    found = list(store.cached())
     if as_json:
         show_json(
             [
@@ -45,7 +45,7 @@ def show(as_json: bool = JSON) -> None:
 @tune.command()
 def clear() -> None:
     """Drop all that was measured, of every device and version."""
-    typer.echo(f"dropped {records.clear()} file(s)")
+    typer.echo(f"dropped {store.clear()} file(s)")
 
 
 @tune.command()
@@ -54,7 +54,7 @@ def export(
 ) -> None:
     """Write what this version of the kernels measured, in the form in which packages ship it."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, data in records.exported().items():
+    for name, data in store.exported().items():
         (folder / name).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         typer.echo(f"{folder / name}: {len(data['records'])} record(s)")
 
@@ -66,7 +66,7 @@ def model(
 ) -> None:
     """Measure the products of a checkpoint's weights on the GPU, and keep what is found."""
     from ao_core.tensor.saving import open_checkpoint
-    from ao_kernels.triton.support import why_not
+    from ao_kernels.triton.shared.device import why_not
     from ao_kernels.triton.tuning.ahead import ROWS, tune_weights
 
     if reason := why_not():
@@ -85,6 +85,6 @@ def _words(setting: dict[str, int]) -> str:
     return " ".join(f"{name}={value}" for name, value in setting.items())
 
 
-def _times(record: records.Record) -> str:
+def _times(record: store.Record) -> str:
     times = [f"{microseconds:.1f}" for _, microseconds in record.tried]
     return ", ".join(times + [f"{len(record.untried)} not tried"] * bool(record.untried))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ao_kernels.triton.tuning.records import Device, Store
+from ao_kernels.triton.tuning.store import Device, Store
 
 
 @pytest.fixture

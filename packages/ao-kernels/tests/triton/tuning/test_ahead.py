@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from ao_core import Spec, quantize_tensor
 from ao_core.errors import ConfigError
 from ao_core.tensor import QTensor
-from ao_kernels.triton import support
+from ao_kernels.triton.shared import device
 from ao_kernels.triton.tuning import ahead
 from ao_kernels.triton.tuning.choose import Case, Tuner
-from ao_kernels.triton.tuning.records import Device, Problem, Record, store_of
+from ao_kernels.triton.tuning.store import Device, Problem, Record, store_of
 from ao_kernels.tune.commands import tune
 
 PROBLEM = Problem("product", ("int4",), 48, 64, 16)
@@ -62,7 +62,7 @@ def test_shown_exported_and_dropped(ao, tmp_path):
 
 def test_without_a_gpu_there_is_nothing_to_tune(ao, monkeypatch):
     reason = "no CUDA device is available"
-    for module in (support, ahead):
+    for module in (device, ahead):
         monkeypatch.setattr(module, "why_not", lambda: reason)
     with pytest.raises(ConfigError, match="there is nothing to tune"):
         ahead.tune(nn.Linear(3, 4))

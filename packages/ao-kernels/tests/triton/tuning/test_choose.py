@@ -14,7 +14,7 @@ from ao_core.errors import ConfigError
 from ao_kernels.triton.tuning import choose as module
 from ao_kernels.triton.tuning.choose import PROCESS_ALLOWANCE, Case, Tuner, choose, find
 from ao_kernels.triton.tuning.measure import ALLOWANCE
-from ao_kernels.triton.tuning.records import Problem, Record
+from ao_kernels.triton.tuning.store import Problem, Record
 
 CUDA = torch.device("cuda", 0)
 

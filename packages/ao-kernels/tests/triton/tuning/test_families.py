@@ -8,10 +8,19 @@ import torch
 from ao_core import WHOLE, Spec
 from ao_core.records import Call
 from ao_core.registry import registry
-from ao_kernels.triton import act8, bsr, dynamic, dynamic4, launch, linear, ops, plane32, scaled
-from ao_kernels.triton.formats import known
-from ao_kernels.triton.plane16 import tiling
-from ao_kernels.triton.tuning.records import bucket
+from ao_kernels.triton.bsr import launch as bsr
+from ao_kernels.triton.bsr.layout import SIDES
+from ao_kernels.triton.scaled_mm import launch as scaled_mm
+from ao_kernels.triton.scaled_mm import records as scaled_mm_records
+from ao_kernels.triton.shared import tile_config
+from ao_kernels.triton.tuning.store import bucket
+from ao_kernels.triton.w4a8 import launch as w4a8
+from ao_kernels.triton.w4a8 import layout as w4a8_layout
+from ao_kernels.triton.w4a8 import records as w4a8_records
+from ao_kernels.triton.weight_only import launch, op
+from ao_kernels.triton.weight_only import records as weight_only_records
+from ao_kernels.triton.weight_only.formats import known
+from ao_kernels.triton.weight_only.layout import tiling
 
 CPU = torch.device("cpu")
 ROWS = (1, 3, 16, 17, 31, 33, 64, 65, 120, 129, 130, 193, 256, 1000, 1025, 5000)
@@ -36,16 +45,16 @@ def test_planes(numbers):
 def test_planes_beside_activations_in_8_bits(zero_point):
     for n in WIDTHS:
         for k in WIDTHS:
-            tiles = plane32.tiling(n, k, 128)
+            tiles = w4a8_layout.tiling(n, k, 128)
             for m in ROWS:
-                found = act8.settings_of(tiles, m, 132, zero_point=zero_point)
-                assert act8.rule(tiles, m, 132, zero_point=zero_point) in found
+                found = w4a8.settings_of(tiles, m, 132, zero_point=zero_point)
+                assert w4a8.rule(tiles, m, 132, zero_point=zero_point) in found
                 assert len(set(found)) == len(found) <= 4
-                assert found == act8.settings_of(tiles, bucket(m), 132, zero_point=zero_point)
+                assert found == w4a8.settings_of(tiles, bucket(m), 132, zero_point=zero_point)
 
 
 def test_blocks():
-    for side in bsr.SIDES:
+    for side in SIDES:
         for rows in (4, 16, 64, 448):
             for blocks in (0, 1, rows * 15, rows * 64, rows * 700):
                 for m in ROWS:
@@ -59,16 +68,16 @@ def test_scaled():
     for m in ROWS:
         for n in WIDTHS:
             for largest in (True, False):
-                found = scaled.regimes_of(m, largest=largest)
-                assert scaled.regime_of(m, n, 1, 132, largest=largest) in found
-                assert found == scaled.regimes_of(bucket(m), largest=largest)
+                found = scaled_mm.regimes_of(m, largest=largest)
+                assert scaled_mm.regime_of(m, n, 1, 132, largest=largest) in found
+                assert found == scaled_mm.regimes_of(bucket(m), largest=largest)
                 assert len(set(found)) == len(found) <= 4
 
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     """Sizes follow from those of an H100, also where there is another device."""
-    for module in (linear, dynamic, dynamic4):
+    for module in (weight_only_records, scaled_mm_records, w4a8_records):
         monkeypatch.setattr(module, "current_device", lambda: CPU)
 
 
@@ -99,7 +108,7 @@ def test_the_problem_that_is_explained_is_the_one_that_is_launched(monkeypatch):
     """From a call, which has names of dtypes, the same key as from tensors."""
     found = []
     monkeypatch.setattr(
-        launch, "find", lambda case: (found.append(case.problem), (case.rule, "rule"))[1]
+        tile_config, "find", lambda case: (found.append(case.problem), (case.rule, "rule"))[1]
     )
     zeros = {"none": None, "int": torch.uint8, "float": torch.bfloat16}
     for zero_point, dtype in zeros.items():
@@ -108,7 +117,7 @@ def test_the_problem_that_is_explained_is_the_one_that_is_launched(monkeypatch):
         described("triton_plane16_linear", spec, (512, 1024), 3)
         tiles = tiling(512, 1024, 64, known(registry.dtypes.get(numbers)))
         bf16 = torch.bfloat16
-        kind = launch.zero_kind(None if dtype is None else torch.empty(1, dtype=dtype))
+        kind = tile_config.zero_kind(None if dtype is None else torch.empty(1, dtype=dtype))
         case = launch.case_of(numbers, tiles, 64, bf16, "bfloat16", kind, 4, CPU, sparse=False)
         assert found[-1] == case.problem
 
@@ -117,14 +126,14 @@ def test_tracing_chooses_nothing(monkeypatch):
     def choose(case, run):
         raise AssertionError("there is nothing to launch")
 
-    monkeypatch.setattr(ops, "choose", choose)
-    monkeypatch.setattr(scaled, "choose", choose)
+    monkeypatch.setattr(op, "choose", choose)
+    monkeypatch.setattr(scaled_mm, "choose", choose)
     with torch._subclasses.FakeTensorMode():
         x, words = torch.empty(3, 256).bfloat16(), torch.empty(1, 1, 128, 64, dtype=torch.int16)
         scale, table = torch.empty(1, 2, 128), torch.empty(16, dtype=torch.int32)
-        out = ops.plane16_linear(x, words, scale, None, table, None, 128, 256, 128, "int4")
+        out = op.plane16_linear(x, words, scale, None, table, None, 128, 256, 128, "int4")
         assert out.shape == (3, 128)
         codes = torch.empty(32, 64, dtype=torch.int8)
         ones = torch.empty(32)
-        out = scaled.scaled_product(codes, codes, ones, ones, "row", "row", torch.float16)
+        out = scaled_mm.scaled_product(codes, codes, ones, ones, "row", "row", torch.float16)
         assert out.shape == (32, 32)

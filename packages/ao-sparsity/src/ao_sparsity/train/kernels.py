@@ -1,17 +1,12 @@
-"""The kernels of 2:4 training that need nothing but torch, and the ops that choose among all.
+"""The ops of 2:4 training, the kernels for them that need nothing but torch, and who calls them.
 
-Both ops are looked up in the tables of ao-core, layout "two_four"; another package serves them by
-registering a `Kernel` of the same signature:
-
-- ``tile_mask(weight) -> mask``: see `ao_sparsity.train.tiles.tile_mask`; every kernel gives the same
-  mask, up to the choice among patterns of equal sums
-- ``semi_sparse_mm(a, b, mask, transposed) -> y``: a (M, C); b (N, C) with a mask that is 2:4 along both
-  dimensions; y = a @ (b * mask).T (M, N). With `transposed`, b is (C, N) and y = a @ (b * mask)
+Another package serves an op by registering a `Kernel` for the layout "two_four".
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -19,22 +14,57 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core.dispatch import run, select
-from ao_core.records import Call, Kernel
-from ao_core.spec import NO_SCALE, Spec
+from ao_core.records import Kernel, Op
+from ao_core.spec import Spec
 from ao_sparsity.train import tiles
 
-__all__ = ["KERNELS", "is_emulated", "semi_sparse_mm", "straight_through_mm", "tile_mask"]
+__all__ = [
+    "KERNELS",
+    "OPS",
+    "MaskedCall",
+    "is_emulated",
+    "semi_sparse_mm",
+    "straight_through_mm",
+    "tile_mask",
+]
 
-#: of a weight whose zeros move while it is trained: nothing of it is stored
-_SPEC = Spec("bf16", (tiles.TILE, tiles.TILE), NO_SCALE, layout="two_four")
 #: what the sizes of a product on sparse tensor cores are multiples of
 _STEP = 16
 #: rows of input for which the kernels of training are asked for
 _ROWS = 4096
 
 
-def _call(op: str, a: Tensor, weight: Tensor) -> Call:
-    return Call(op, _SPEC, tuple(weight.shape), tuple(a.shape), a.dtype, a.device.type)
+@dataclass(frozen=True)
+class MaskedCall:
+    """What kernels of the ops of 2:4 training may look at; an `ao_core.OpCall`. All operands are dense."""
+
+    #: "tile_mask" or "semi_sparse_mm"
+    op: str
+    #: of the weight as it is stored, dense
+    weight_shape: tuple[int, ...]
+    #: of the other operand; of "tile_mask" the weight itself
+    x_shape: tuple[int, ...]
+    x_dtype: torch.dtype
+    device: str
+
+    @property
+    def m(self) -> int:
+        """Rows of the other operand."""
+        return self.x_shape[0]
+
+    @property
+    def layout(self) -> str:
+        """The pattern of the mask."""
+        return "two_four"
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """None: nothing is quantized, and the zeros move while the weight is trained."""
+        return ()
+
+
+def _call(op: str, a: Tensor, weight: Tensor) -> MaskedCall:
+    return MaskedCall(op, tuple(weight.shape), tuple(a.shape), a.dtype, a.device.type)
 
 
 def is_emulated(weight: Tensor) -> bool:
@@ -109,6 +139,7 @@ straight_through_mm.register_autograd(_gradients, setup_context=_save)
 
 
 def _reference(a: Tensor, b: Tensor, mask: Tensor, transposed: bool) -> Tensor:
+    """The matmul with the weight after its mask."""
     kept = torch.where(mask, b, 0)
     return a @ (kept if transposed else kept.t())
 
@@ -129,7 +160,7 @@ def _has_sparse_tensor_cores() -> str | None:
     return None if major >= 8 else f"needs sm_80, found sm_{major}{minor}"
 
 
-def _refuses_tensor_cores(call: Call) -> str | None:
+def _refuses_tensor_cores(call: MaskedCall) -> str | None:
     if call.x_dtype not in (torch.bfloat16, torch.float16):
         return f"multiplies bfloat16 and float16, not {call.x_dtype}"
     if any(size % _STEP for size in call.weight_shape):
@@ -137,9 +168,36 @@ def _refuses_tensor_cores(call: Call) -> str | None:
     return None if call.m else "needs a product that is not empty"
 
 
+def _trials(name: str) -> Any:
+    return lambda: getattr(import_module("ao_sparsity.train.trials"), name)
+
+
+OPS = (
+    Op(
+        "tile_mask",
+        MaskedCall,
+        tiles.tile_mask,
+        """True, bool (N, K), for what stays of a weight: 2:4 along its rows and along its columns at once.
+
+        Eight of each 4 × 4 tile stay, two in each row and column: those whose magnitudes have the greatest
+        sum. Among patterns of equal sums a kernel may choose any.
+        """,
+        _trials("TILE_MASK"),
+    ),
+    Op(
+        "semi_sparse_mm",
+        MaskedCall,
+        _reference,
+        """`y = a @ (b * mask).T`, or `y = a @ (b * mask)` where `transposed`, in the dtype of a.
+
+        a is (M, K), b (N, K) and y (M, N); with `transposed`, a is (M, N), b (N, K) and y (M, K). The mask
+        is bool in the shape of b, and 2:4 along both dimensions.
+        """,
+        _trials("SEMI_SPARSE_MM"),
+    ),
+)
+
 KERNELS = (
-    Kernel("reference_tile_mask", "tile_mask", "two_four", "*", tiles.tile_mask, -100),
-    Kernel("reference_semi_sparse_mm", "semi_sparse_mm", "two_four", "*", _reference, -100),
     Kernel(
         "torch_semi_sparse_mm",
         "semi_sparse_mm",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ao_core.errors import ConfigError
 from ao_core.tensor import ComputeWeight, QTensor
-from ao_kernels.triton.support import why_not
+from ao_kernels.triton.shared.device import why_not
 from ao_kernels.triton.tuning.choose import tuner_of
 
 __all__ = ["ROWS", "Tuned", "tune", "tune_weights"]

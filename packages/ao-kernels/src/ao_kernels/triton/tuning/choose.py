@@ -17,7 +17,7 @@ import torch
 
 from ao_core.errors import ConfigError
 from ao_kernels.triton.tuning.measure import ALLOWANCE, S, Timer, measure, seconds_of
-from ao_kernels.triton.tuning.records import Device, Problem, Record, Store, store_of
+from ao_kernels.triton.tuning.store import Device, Problem, Record, Store, store_of
 
 __all__ = ["MODES", "Case", "Decision", "Tuner", "choose", "find", "mode", "tuner_of"]
 

@@ -1,0 +1,187 @@
+"""The ops of ao-core: what each computes, its reference, and how its kernels are tested.
+
+In their texts `w` is a `QTensor`, M, N and K are the sizes of a matmul, and E is the number of experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from ao_core.records import Call, Op
+from ao_core.tensor.codec import decode_reference
+from ao_core.tensor.create import fake_quantize_reference
+from ao_core.torch_kernels import producers, reference, rotation
+
+__all__ = ["BUILTIN_OPS"]
+
+
+def _trials(module: str, name: str) -> Callable[[], Any]:
+    """The trials of that name in a module of `ao_core.testing`, which is imported when they are asked for."""
+    return lambda: getattr(import_module(f"ao_core.testing.{module}"), name)
+
+
+_LINEAR = Op(
+    "linear",
+    Call,
+    reference.linear,
+    """`y = x @ w.T + bias`. x is (..., K), w (N, K), bias (N,) or None; y is (..., N) in the dtype of x.""",
+    _trials("kernel_ops", "LINEAR"),
+)
+
+_EMBEDDING = Op(
+    "embedding",
+    Call,
+    reference.embedding,
+    """`y = w[ids]`. ids are integers (...), w is (N, K); y is (..., K) in the dtype of w.
+
+    `Call.x_shape` is the shape of ids.
+    """,
+    _trials("kernel_ops", "EMBEDDING"),
+)
+
+_GROUPED_LINEAR = Op(
+    "grouped_linear",
+    Call,
+    reference.grouped_linear,
+    """The matmul of each expert with its own rows. w is (E, N, K).
+
+    Either x is (M, K) with rows sorted by expert, and offs, int32 (E,), has the row after each expert's last:
+    y is (M, N) in the dtype of x, with zeros from row offs[-1] on. Or x is (E, M, K) and offs is None: y is
+    (E, M, N).
+    """,
+    _trials("kernel_ops", "GROUPED_LINEAR"),
+)
+
+_MM = Op(
+    "mm",
+    Call,
+    reference.mm,
+    """`y = a @ b.T` of dense operands that are quantized for this matmul, for `ComputeWeight`.
+
+    a is (M, K), b (N, K); y is (M, N) in the dtype of a. b is quantized as `spec` says and a as `spec.act`.
+    Either may be quantized already: a `QTensor` in the layout "plain".
+    """,
+    _trials("kernel_ops", "MM"),
+)
+
+_GROUPED_MM = Op(
+    "grouped_mm",
+    Call,
+    reference.grouped_mm,
+    """`mm` of each expert, whose operands are quantized by themselves.
+
+    - a (M, K) with rows sorted by expert, b (E, N, K): y is (M, N), with zeros from row offs[-1] on
+    - a (N, M), b (K, M), where offs cuts the contracted dimension: y is (E, N, K)
+    - a (E, M, K), b (E, N, K), offs None: y is (E, M, N)
+    """,
+    _trials("kernel_ops", "GROUPED_MM"),
+)
+
+_QUANTIZE = Op(
+    "quantize",
+    Call,
+    reference.quantize,
+    """The parts of a dense tensor. x is floating-point of at least one dimension, finite or not.
+
+    `spec` is in a canonical layout. Scales and zero points are those of `choose_qparams`. Every kernel gives
+    the bits of the reference.
+    """,
+    _trials("kernel_codecs", "QUANTIZE"),
+    is_conversion=True,
+)
+
+_QUANTIZE_BOTH = Op(
+    "quantize_both",
+    Call,
+    reference.quantize_both,
+    """The parts of a matrix x and those of its transpose, each as `quantize` gives them.""",
+    _trials("kernel_codecs", "QUANTIZE_BOTH"),
+    is_conversion=True,
+)
+
+_RMS_NORM_QUANTIZE = Op(
+    "rms_norm_quantize",
+    Call,
+    producers.rms_norm_quantize,
+    """The parts of `RMSNorm(x)` over the last dimension. x is (..., K), weight (K,) or None.
+
+    See `ao_core.tensor.producers`.
+    """,
+    _trials("kernel_codecs", "RMS_NORM"),
+    is_conversion=True,
+)
+
+_SILU_MUL_QUANTIZE = Op(
+    "silu_mul_quantize",
+    Call,
+    producers.silu_mul_quantize,
+    """The parts of `silu(gate) * up`, both (..., K). See `ao_core.tensor.producers`.""",
+    _trials("kernel_codecs", "SILU_MUL"),
+    is_conversion=True,
+)
+
+_HADAMARD = Op(
+    "hadamard",
+    Call,
+    rotation.hadamard,
+    """The Hadamard transform of every `block` elements of the last dimension. x is (..., K), y as x.
+
+    As `ao_core.numerics.hadamard_transform` has it, or with `inverse` `inverse_hadamard_transform`. The spec of
+    the `Call` is a dense one with the block (1, `block`), see `ao_core.tensor.rotation`.
+    """,
+    _trials("kernel_rotation", "HADAMARD"),
+    is_conversion=True,
+)
+
+_DEQUANTIZE = Op(
+    "dequantize",
+    Call,
+    decode_reference,
+    """The values of `parts`, in the stored `shape` and in `out_dtype`.
+
+    `(decode(code) - zero_point) * scale` in float32, or what `Spec` says, rounded once. Every kernel gives the
+    bits of the reference.
+    """,
+    _trials("kernel_codecs", "DEQUANTIZE"),
+    is_conversion=True,
+)
+
+_FAKE_QUANTIZE = Op(
+    "fake_quantize",
+    Call,
+    fake_quantize_reference,
+    """What `dequantize` gives for the parts of `quantize`, in the shape and dtype of x.""",
+    _trials("kernel_codecs", "FAKE_QUANTIZE"),
+    is_conversion=True,
+)
+
+_ERROR_SUMS = Op(
+    "error_sums",
+    Call,
+    reference.sums_of_rows,
+    """Two sums in float64, (2,): of `x**2` and of `(x - w.dequantize())**2`, over every `step`-th row.
+
+    Rows are those of dimension 0. The report of `quantize_` is made of them.
+    """,
+    _trials("kernel_codecs", "ERROR_SUMS"),
+    is_conversion=True,
+)
+
+#: in the order of the documentation
+BUILTIN_OPS = (
+    _LINEAR,
+    _EMBEDDING,
+    _GROUPED_LINEAR,
+    _MM,
+    _GROUPED_MM,
+    _QUANTIZE,
+    _QUANTIZE_BOTH,
+    _RMS_NORM_QUANTIZE,
+    _SILU_MUL_QUANTIZE,
+    _HADAMARD,
+    _DEQUANTIZE,
+    _FAKE_QUANTIZE,
+    _ERROR_SUMS,
+)

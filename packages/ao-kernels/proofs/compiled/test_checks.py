@@ -1,0 +1,57 @@
+"""Every kernel, compiled ahead of time, keeps its limits."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ao_triton_checks.aot import compile_for
+from ao_triton_checks.limits import counted_loop, per_unit, violations
+from kernel_checks import CHECKS, SLOW_CHECKS, w4a8
+
+
+@pytest.mark.parametrize(
+    "check",
+    [pytest.param(check, id=check.name) for check in CHECKS]
+    + [pytest.param(check, id=check.name, marks=pytest.mark.slow) for check in SLOW_CHECKS],
+)
+def test_check(check, record_property):
+    build = check.build()
+    compiled = compile_for(build)
+    loop = counted_loop(check, compiled)
+    used = compiled.resources
+    if loop is not None and check.work:
+        record_property("per_unit", round(per_unit(check, build, loop), 2))
+    record_property("registers", used.registers)
+    record_property("shared", used.shared)
+    found = violations(check, build, compiled)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("name", ["sm_90 int4 g128 bf16 scale bf16 rows 16", "sm_90 uint4 g128"])
+def test_a_kernel_that_starts_early_waits_before_it_reads(name):
+    """Programmatic dependent launch: what the kernel before writes is there only after `ACQBULK`."""
+    check = next(check for check in CHECKS if check.name.startswith(name))
+    names = [instruction.name for instruction in compile_for(check.build()).code]
+    reads = [names.index(load) for load in ("LDG", "LDGSTS") if load in names]
+    assert names.index("PREEXIT") < names.index("CCTL") < names.index("ACQBULK") < min(reads)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(check, id=check.name, marks=() if check in CHECKS else pytest.mark.slow)
+        for check in (*w4a8.CHECKS, *w4a8.SLOW_CHECKS)
+    ],
+)
+def test_four_neighbours_of_a_row_are_in_one_register(check):
+    """What `Plane32` is made for; which numbers meet in one text is for the compiler to choose."""
+    lines = compile_for(check.build()).ttgir.splitlines()
+    (text,) = (line for line in lines if "elementwise_inline_asm" in line and "x32xi32" in line)
+    layout = text.partition("x32xi32, ")[2]
+    if (name := re.match(r"#\w+(?=[,>])", layout)) is not None:
+        (layout,) = (line for line in lines if line.startswith(f"{name[0]} = "))
+    assert re.search(
+        r"register = \[\[0, 1\], \[0, 2\],|kWidth = 4|sizePerThread = \[1, 4\]", layout
+    )

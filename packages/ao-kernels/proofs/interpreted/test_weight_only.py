@@ -1,0 +1,188 @@
+"""The kernels of `plane16` in Triton's interpreter, on ragged shapes, against float64.
+
+The interpreter has no inline assembly, whose twins in plain operations run here, and its bfloat16 is
+wrong, so activations are in float16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import triton
+
+from ao_core import WHOLE, Spec
+from ao_core.numerics import full_block
+from ao_core.registry import registry
+from ao_core.tensor import QTensor, quantize_tensor
+from ao_core.tensor.relayout import to_layout
+from ao_core.testing.base import gaussian
+from ao_kernels.triton.weight_only import op
+
+# Triton 3.6 with NumPy 2.2
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+
+SPECS = (
+    Spec("int4", (1, 128), "float16"),
+    Spec("int4", (1, 32), "float32"),
+    Spec("int4", (1, WHOLE), "float16"),
+    Spec("uint4", (1, 64), "float16", "int"),
+    Spec("uint4", (1, 32), "float32", "float"),
+    Spec("uint4", (1, WHOLE), "float32", "int"),
+    Spec("f4e2m1", (1, 32), "e8m0"),
+    Spec("f4e2m1", (1, 16), Spec("f8e4m3", (WHOLE, WHOLE))),
+    Spec("nf4", (1, 64), Spec("f8e4m3", (WHOLE, WHOLE))),
+    Spec("uint4", (1, 256), "e8m0", "int"),
+    Spec("int8", (1, WHOLE), "float32"),
+    Spec("int8", (1, 32), "e8m0"),
+    Spec("f8e4m3", (1, 128), "float32"),
+    Spec("int8", (1, WHOLE), "e4m3"),
+    Spec("uint2", (1, 64), "float16", "int"),
+    Spec("f6e3m2", (1, 32), "e8m0"),
+)
+#: the rest of the widths, with groups of several sizes
+MORE = (
+    *(Spec(f"int{bits}", (1, 64), "float16") for bits in (1, 2, 3, 5, 6, 7)),
+    Spec("uint3", (1, WHOLE), "float32", "float"),
+    Spec("uint8", (1, 128), "float16", "int"),
+    Spec("ternary", (1, WHOLE), "float16"),
+    Spec("f3e1m1", (1, 256), "float16"),
+    Spec("f5e2m2", (1, 128), "float16"),
+    Spec("f6e2m3", (1, 32), "float16"),
+    Spec("f7e3m3", (1, 64), "float16"),
+    Spec("f8e5m2", (1, WHOLE), "float32"),
+)
+EVERY = pytest.mark.parametrize(
+    "spec", [*SPECS, *(pytest.param(spec, marks=pytest.mark.slow) for spec in MORE)], ids=str
+)
+#: rows and columns that tiles do not divide; less than a tile; tiles for several blocks
+SHAPES = ((140, 300), (16, 70), (100, 520))
+
+
+def weight(spec: Spec, shape: tuple[int, int]) -> QTensor:
+    canonical, planes = ("packed", "plane16")
+    if registry.dtypes.get(spec.dtype).bits == 8:
+        canonical, planes = ("plain", "plane16_bytes")
+    return to_layout(quantize_tensor(gaussian(shape), replace(spec, layout=canonical)), planes)
+
+
+def operands(w: QTensor) -> tuple[object, ...]:
+    return w.qdata, w.scale, w.parts.get("zero_point"), w.table
+
+
+def sizes(w: QTensor) -> tuple[object, ...]:
+    n, k = w.shape
+    return n, k, full_block(w.spec.block, (n, k))[-1], w.spec.dtype
+
+
+def kernel(op: str, w: QTensor):
+    return registry.kernels.get(f"triton_{w.spec.layout}_{op}").fn
+
+
+def test_the_interpreter_runs():
+    assert triton.knobs.runtime.interpret
+
+
+@EVERY
+@pytest.mark.parametrize(
+    "shape", [SHAPES[0], *(pytest.param(shape, marks=pytest.mark.slow) for shape in SHAPES[1:])]
+)
+def test_linear(spec, shape):
+    w = weight(spec, shape)
+    n, k = shape
+    bias = gaussian((n,), seed=7).half()
+    for m, splits in ((0, 1), (1, 1), (3, 2), (17, 2), (70, 1)):
+        x = gaussian((m, k), seed=m).half()
+        outer = w.parts.get("outer")
+        out = op.launch_linear(x, *operands(w), bias, *sizes(w), outer=outer, splits=splits)
+        expected = x.double() @ w.dequantize(torch.float32).double().t() + bias.double()
+        assert (out.shape, out.dtype) == ((m, n), torch.float16)
+        assert (out.double() - expected).norm() <= 5e-4 * expected.norm()
+
+
+def test_every_setting(monkeypatch):
+    """What measuring may choose gives the numbers of the rule, launched as it would measure them."""
+    w, x = weight(SPECS[10], (16, 1024)), gaussian((3, 1024)).half()
+    expected, tried = x.double() @ w.dequantize(torch.float32).double().t(), []
+
+    def choose(case, run):
+        tried.extend((each, run(each)) for each in case.candidates())
+        return case.rule
+
+    monkeypatch.setattr(op, "choose", choose)
+    out = kernel("linear", w)(x, w, None)
+    assert {(each.splits, each.num_stages) for each, _ in tried} == {(2, 4), (2, 3), (1, 4)}
+    assert torch.equal(tried[0][1], out)
+    for _, out in tried:
+        assert (out.double() - expected).norm() <= 5e-4 * expected.norm()
+
+
+@EVERY
+def test_dequantize(spec):
+    """Bit for bit what the reference gives."""
+    for shape, dtype in zip(SHAPES[:2], (torch.float32, torch.float16), strict=True):
+        w = weight(spec, shape)
+        dense = kernel("dequantize", w)(w.parts, w.spec, shape, dtype)
+        assert torch.equal(dense, w.canonical().dequantize(dtype))
+
+
+@EVERY
+def test_embedding(spec):
+    """Bit for bit rows of what the reference gives; those that there are not are NaN."""
+    w = weight(spec, SHAPES[0])
+    dense = w.canonical().dequantize()
+    ids = torch.tensor([[0, 139, 128, 5, 5], [127, 64, 1, 2, 3]])
+    lookup = kernel("embedding", w)
+    assert torch.equal(lookup(ids, w), dense[ids])
+    found = lookup(torch.tensor([3, -1, 140], dtype=torch.int32), w)
+    assert torch.equal(found[0], dense[3])
+    assert found[1:].isnan().all()
+    assert lookup(ids[:, :0], w).shape == (2, 0, 300)
+
+
+@pytest.mark.parametrize("spec", [SPECS[0], SPECS[3]], ids=str)
+def test_inputs_of_any_rank_and_stride(spec):
+    w = weight(spec, (140, 300))
+    linear = kernel("linear", w)
+    x = gaussian((2, 3, 300)).half()
+    out = linear(x, w, None)
+    assert out.shape == (2, 3, 140)
+    assert torch.equal(linear(x[0, 0], w, None), out[0, 0])
+    wider = torch.cat([x, x], -1)[..., 7:307]
+    assert torch.equal(linear(wider, w, None), linear(wider.contiguous(), w, None))
+    strided = x[0].t().contiguous().t()
+    assert torch.equal(linear(strided, w, None), linear(x[0], w, None))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # inf * 0
+def test_what_is_not_finite_stays_in_its_row():
+    w = weight(SPECS[0], (16, 70))
+    x = gaussian((3, 70)).half()
+    x[1, 69] = torch.inf
+    out = kernel("linear", w)(x, w, None)
+    finite = out.isfinite().all(-1)
+    assert finite.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("spec", "outer"), [(SPECS[0], None), (SPECS[3], torch.tensor([0.5]))], ids=["", "all"]
+)
+def test_custom_ops(spec, outer):
+    """Schema, fake implementations and registration, for `torch.compile`.
+
+    The check of schemas cannot compare float8, so other scales have a scale here.
+    """
+    w = weight(spec, (16, 70))
+    x = gaussian((2, 3, 70)).half()
+    last = False, outer
+    for each, args in (
+        (torch.ops.ao_kernels.plane16_linear, (x, *operands(w), None, *sizes(w), *last)),
+        (torch.ops.ao_kernels.plane16_dequantize, (*operands(w), *sizes(w), torch.float32, *last)),
+        (
+            torch.ops.ao_kernels.plane16_embedding,
+            (torch.tensor([3, 1]), *operands(w), *sizes(w), torch.float32, *last),
+        ),
+    ):
+        results = torch.library.opcheck(each, args)
+        assert set(results.values()) == {"SUCCESS"}, results

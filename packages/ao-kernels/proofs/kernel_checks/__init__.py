@@ -1,0 +1,26 @@
+"""What the Triton kernels may cost, compiled as they are launched: `nox -s gpu_proofs` checks."""
+
+from __future__ import annotations
+
+from ao_triton_checks.limits import Check
+from kernel_checks import (
+    adam,
+    cast,
+    fake_quantize,
+    hadamard,
+    rows,
+    scaled_mm,
+    sparse,
+    w4a8,
+    weight_only,
+)
+
+__all__ = ["CHECKS", "SLOW_CHECKS"]
+
+_FAMILIES = (weight_only, adam, fake_quantize, cast, rows, scaled_mm, w4a8, sparse, hadamard)
+#: those that CI checks in every change
+CHECKS: tuple[Check, ...] = tuple(check for family in _FAMILIES for check in family.CHECKS)
+#: the rest
+SLOW_CHECKS: tuple[Check, ...] = tuple(
+    check for family in _FAMILIES for check in family.SLOW_CHECKS
+)

@@ -1,0 +1,52 @@
+"""Checks of the kernel of `adam_step`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from ao_triton_checks.aot import Build
+from ao_triton_checks.limits import Check
+from kernel_checks.common import BF16, FP16, FP32, TYPES
+
+__all__ = ["CHECKS", "SLOW_CHECKS"]
+
+
+def _build(dtype: torch.dtype, arch: int, *, stochastic: bool) -> Build:
+    """The kernel `step` for parameters and gradients of a dtype, as `adam.adam_step` launches it."""
+    from ao_kernels.triton.adam import kernel
+    from ao_kernels.triton.adam.op import settings
+
+    numbers = ("beta1", "beta2", "eps", "rate", "root", "keep", "decay", "sign")
+    types = {"tensor_ptr": "*i64", "chunk_ptr": "*i32", **dict.fromkeys(numbers, "fp32")}
+    chosen = settings(dtype, dtype, aligned=True, stochastic=stochastic, assembly=True)
+    return Build(
+        kernel.step, {**types, "seed": "i32"}, chosen, arch, 4, 1, ("tensor_ptr", "chunk_ptr")
+    )
+
+
+def _check(
+    budget: float, dtype: torch.dtype = BF16, arch: int = 90, *, stochastic: bool = False
+) -> Check:
+    """For 32 parameters: at 10 bytes for one, an H200 has 69 instructions for them.
+
+    A turn is over 1024. What is converted are the scales: one for 256 parameters.
+    """
+    return Check(
+        f"sm_{arch} adam float8 {TYPES[dtype][1:]}{' stochastic' if stochastic else ''}",
+        partial(_build, dtype, arch, stochastic=stochastic),
+        registers=128,
+        shared=1024,
+        conversions=2,
+        work=1024 / 32,
+        budget=budget,
+        holding=("LDG",),
+        counts={"LDG": 6, "STG": 5} if dtype.itemsize == 2 else {"LDG": 12, "STG": 8},
+        present=("MUFU", "F2FP"),
+        absent=("I2F", "LDL", "STL"),
+    )
+
+
+CHECKS = (_check(40.0), _check(45.0, FP32))
+SLOW_CHECKS = (_check(94.5, stochastic=True), _check(38.5, FP16), _check(40.5, arch=89))

@@ -1,0 +1,73 @@
+"""Checks of the Hadamard transform."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from ao_kernels.triton.hadamard.op import Shape, launch_shape
+from ao_triton_checks.aot import Build
+from ao_triton_checks.limits import Check
+from kernel_checks.common import BF16, FP32, TYPES
+
+__all__ = ["CHECKS", "SLOW_CHECKS"]
+
+
+def _shape(block: int) -> Shape:
+    shape = launch_shape(block)
+    assert isinstance(shape, Shape)
+    return shape
+
+
+def _build(block: int, dtype: torch.dtype, arch: int) -> Build:
+    """The kernel `transform`, as `op.transform` launches it."""
+    from ao_kernels.triton.hadamard import kernel
+
+    shape = _shape(block)
+    pointers = {
+        "x_ptr": TYPES[dtype],
+        "signs_ptr": "*i8" if shape.order > 1 else TYPES[dtype],
+        "y_ptr": TYPES[dtype],
+    }
+    types = {**pointers, "blocks": "i32", "before": "fp32", "after": "fp32"}
+    return Build(kernel.transform, types, shape.constants, arch, shape.warps, 1, tuple(pointers))
+
+
+def _check(
+    budget: float, registers: int, block: int, dtype: torch.dtype = BF16, arch: int = 90
+) -> Check:
+    """For 128 bytes that are read or written; there is no loop, so all instructions count.
+
+    Not measured on a device. A matrix of Paley's is read once for a block, and takes tensor cores.
+    """
+    shape = _shape(block)
+    held = shape.blocks * shape.padded * shape.power
+    multiplied = shape.order > 1
+    counts = {} if multiplied else {"LDG": held * dtype.itemsize // (16 * 32 * shape.warps)}
+    return Check(
+        f"sm_{arch} hadamard {TYPES[dtype][1:]} {shape.order}x{shape.power}",
+        partial(_build, block, dtype, arch),
+        registers=registers,
+        shared=4 * held,
+        conversions=0,
+        work=shape.blocks * shape.order * shape.power * dtype.itemsize * 2 / 128,
+        budget=budget,
+        holding=(),
+        counts=counts,
+        present=("HMMA",) if multiplied else (),
+        absent=("LDL", "STL", "CALL", *(() if multiplied else ("I2F", "HMMA"))),
+    )
+
+
+CHECKS = (_check(20.6, 64, 4096), _check(40.6, 255, 28 * 512))
+SLOW_CHECKS = (
+    _check(18.2, 64, 512),
+    _check(12, 80, 64, FP32),
+    _check(22.3, 64, 16384),
+    _check(12.1, 64, 16),
+    _check(36.6, 192, 12 * 256),
+    _check(24.2, 64, 4096, arch=80),
+    _check(24.4, 64, 4096, arch=89),
+    _check(20.6, 64, 4096, arch=100),
+)

@@ -1,0 +1,94 @@
+"""Checks of the rows that are computed and quantized in one pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from ao_kernels.triton.rows.op import launch_shape, settings
+from ao_triton_checks.aot import Build
+from ao_triton_checks.limits import Check
+from kernel_checks.common import BF16, FP32, TYPES
+
+__all__ = ["CHECKS", "SLOW_CHECKS"]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of k numbers as the kernel `quantize_rows` is compiled for them."""
+
+    source: str = "plain"
+    numbers: str = "f8e4m3"
+    k: int = 4096
+    dtype: torch.dtype = BF16
+    arch: int = 90
+
+
+def _build(case: _Rows) -> Build:
+    """As `rows.row_codes` launches it."""
+    from ao_kernels.triton.rows import kernel
+
+    held, cols, warps = launch_shape(case.k)
+    chosen = {
+        "ROWS": held,
+        "COLS": cols,
+        **settings(case.numbers, case.source, case.dtype, assembly=True),
+    }
+    codes = {"float": f"*{chosen['FORMAT']}", "signed": "*i8", "unsigned": "*u8"}[chosen["KIND"]]
+    pointers = {
+        "x_ptr": TYPES[case.dtype],
+        "other_ptr": TYPES[case.dtype],
+        "codes_ptr": codes,
+        "scale_ptr": "*fp32",
+        "zero_ptr": "*u8",
+    }
+    sizes = ["M", "K", "stride_x", "stride_other"]
+    if case.source != "silu_mul":
+        chosen["stride_other"] = 1 if case.source == "rms_norm" else 0
+        sizes.pop()
+    types = {**pointers, **dict.fromkeys(sizes, "i32"), "eps": "fp32"}
+    return Build(
+        kernel.quantize_rows, types, chosen, case.arch, warps, 1, (*pointers, *sizes[1:])
+    )  # fmt: skip
+
+
+def _check(budget: float, registers: int, case: _Rows) -> Check:
+    """For 128 bytes that are read or written; there is no loop, so all instructions count."""
+    held, cols, warps = launch_shape(case.k)
+    width = case.dtype.itemsize
+    read = width if case.source == "plain" else 2 * width
+    # weights of RMSNorm come from the cache
+    moved = width + 1 if case.source == "rms_norm" else read + 1
+    return Check(
+        f"sm_{case.arch} rows {case.source} {case.numbers} {TYPES[case.dtype][1:]} K {case.k}",
+        partial(_build, case),
+        registers=registers,
+        shared=1024,
+        work=held * cols * moved / 128,
+        budget=budget,
+        holding=(),
+        counts={"LDG": held * cols * read // (16 * 32 * warps)},
+        absent=("I2F", "LDL", "STL", "CALL"),
+    )
+
+
+CHECKS = (
+    _check(13.9, 48, _Rows()),
+    _check(25.2, 64, _Rows("rms_norm")),
+    _check(23, 64, _Rows("silu_mul", k=14336)),
+    _check(19.4, 48, _Rows(numbers="int8", arch=80)),
+)
+SLOW_CHECKS = (
+    _check(14.4, 64, _Rows(k=14336)),
+    _check(14, 64, _Rows(k=28672)),
+    _check(14.9, 48, _Rows(k=512)),
+    _check(8.3, 48, _Rows(dtype=FP32)),
+    _check(19.8, 48, _Rows(numbers="int8")),
+    _check(24.3, 48, _Rows(numbers="uint8")),
+    _check(31, 64, _Rows("rms_norm", "int8")),
+    _check(26.6, 64, _Rows("silu_mul", "int8", 14336)),
+    _check(14.2, 48, _Rows(arch=89)),
+    _check(13.2, 48, _Rows(arch=100)),
+)

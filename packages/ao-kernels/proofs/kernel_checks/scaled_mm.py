@@ -1,0 +1,163 @@
+"""Checks of the products of operands in 8 bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from ao_kernels.triton.scaled_mm.launch import REGIMES, STEP, Regime, constants
+from ao_triton_checks.aot import Build
+from ao_triton_checks.limits import Check
+from kernel_checks.common import BF16, FP16, FP32, SHARED, TYPES
+
+__all__ = ["CHECKS", "SLOW_CHECKS"]
+
+_LARGE, _MIDDLE, _LOW, _SMALL = REGIMES
+_SQUARE, _BLOCK = ("block", "square"), ("block", "block")
+#: arch → multiplications of 8 bits that the tensor cores of a processor do in a cycle
+_MACS = {80: 2048, 89: 1024, 90: 4096}
+_CODES = {"e4m3": "fp8e4nv", "e5m2": "fp8e5", "int8": "i8"}
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product as the kernel `product` is compiled for it, with a bias."""
+
+    regime: Regime
+    numbers: tuple[str, str] = ("e4m3", "e4m3")
+    kinds: tuple[str, str] = ("row", "row")
+    arch: int = 90
+    fast_accum: bool = True
+    zero_point: bool = False
+    #: 0: no experts; else a power of two
+    groups: int = 0
+    dtype: torch.dtype = BF16
+
+    @property
+    def name(self) -> str:
+        more = ("" if self.fast_accum else " promoted", " zero" if self.zero_point else "")
+        grouped = f" experts below {self.groups}" if self.groups else ""
+        return (
+            f"sm_{self.arch} {' × '.join(self.numbers)} scales {' × '.join(self.kinds)}{''.join(more)}"
+            f"{grouped} {TYPES[self.dtype][1:]} tile {self.regime.rows} × {self.regime.cols}"
+        )
+
+
+def _build(case: _Product) -> Build:
+    """The kernel `product`, as `scaled.launch` does for sizes that are multiples of 16."""
+    from ao_kernels.triton.scaled_mm import kernel
+
+    regime, tma, integers = case.regime, case.arch >= 90, case.numbers[0] == "int8"
+    promote = not integers and (case.kinds[0] == "block" or not case.fast_accum)
+    operands = {}
+    for name, numbers, rows in zip("ab", case.numbers, regime[:2], strict=True):
+        code = _CODES[numbers]
+        operands[name] = f"tensordesc<{code}[{rows}, {STEP}]>" if tma else f"*{code}"
+    pointers = {
+        "a_scale_ptr": "*fp32",
+        "b_scale_ptr": "*fp32",
+        "zero_ptr": "*i32" if case.zero_point else "*fp32",
+        "sums_ptr": "*i32" if case.zero_point else "*fp32",
+        "bias_ptr": TYPES[case.dtype],
+        "offs_ptr": "*i32" if case.groups else "*fp32",
+        "out_ptr": TYPES[case.dtype],
+    }
+    sizes = ["M", "N", "K", "stride_a", "stride_b", "row_tiles", "experts"]
+    chosen = constants(
+        regime, case.kinds, integers=integers, promote=promote, zero_point=case.zero_point, bias=True,
+        groups=case.groups, tma=tma,
+    )  # fmt: skip
+    if not case.groups:
+        chosen["experts"] = 1
+        sizes.pop()
+    plain = () if tma else ("a", "b")
+    return Build(
+        kernel.product,
+        {**operands, **pointers, **dict.fromkeys(sizes, "i32")},
+        chosen,
+        case.arch,
+        regime.num_warps,
+        regime.num_stages,
+        aligned=(*plain, *pointers, "N", "K", "stride_a", "stride_b"),
+    )
+
+
+def _check(budget: float, registers: int, case: _Product) -> Check:
+    """For a cycle of the tensor cores: the four schedulers of a processor issue 4 instructions in it.
+
+    The smallest tiles are for few rows, and wait for weights: theirs are for 128 bytes of those.
+    """
+    regime, build = case.regime, partial(_build, case)
+    shared = min(SHARED[case.arch], (regime.rows + regime.cols) * STEP * regime.num_stages + 1024)
+    if case.arch >= 100:
+        # tensor memory: another loop, for which no budget is known
+        return Check(case.name, build, registers, shared)
+    integers = case.numbers[0] == "int8"
+    if case.arch == 90:
+        # 64 rows × 32 columns of a for a warp group; of integers, 128 columns of the result at most
+        count = regime.rows * STEP // (64 * 32) // (regime.num_warps // 4)
+        halves = regime.cols // 128 if integers and regime.cols > 128 else 1
+        counts = {"IGMMA" if integers else "QGMMA": count * halves}
+        present = "UTMALDG"
+    else:
+        # 16 rows × 8 columns × 32 for a warp
+        count = regime.rows * regime.cols * STEP // (16 * 8 * 32) // regime.num_warps
+        counts = {"IMMA" if integers else "QMMA": count}
+        present = "LDGSTS"
+    return Check(
+        case.name,
+        build,
+        registers,
+        shared,
+        # where each of few threads needs the scales of all columns, they come through shared memory
+        conversions=1 if case.kinds == _BLOCK and regime == _LOW else 0,
+        work=regime.cols * STEP * (1 / 128 if regime == _SMALL else regime.rows / _MACS[case.arch]),
+        budget=budget,
+        holding=tuple(counts),
+        counts=counts,
+        present=(present,),
+        absent=("I2F", "LDL", "STL"),
+    )
+
+
+_INT8, _GRADIENT = ("int8", "int8"), ("e5m2", "e4m3")
+#: registers with which a processor of sm_90 has two blocks of 256 threads
+_TWICE = 128
+CHECKS = (
+    _check(0.7, 232, _Product(_LARGE)),
+    _check(1.35, _TWICE, _Product(_MIDDLE)),
+    _check(10.7, 64, _Product(_SMALL)),
+    _check(2.8, 168, _Product(_MIDDLE, kinds=_SQUARE)),
+    _check(3.95, 200, _Product(_MIDDLE, kinds=_BLOCK)),
+    _check(0.77, 232, _Product(_LARGE, _INT8)),
+    _check(1, 232, _Product(_LARGE, groups=16)),
+    _check(0.86, 192, _Product(_MIDDLE, arch=89)),
+    _check(1.4, 192, _Product(_MIDDLE, _INT8, zero_point=True, arch=80)),
+    _check(0, 160, _Product(_MIDDLE, arch=100)),
+)
+SLOW_CHECKS = (
+    _check(0.7, 240, _Product(_LARGE, dtype=FP32)),
+    _check(0.7, 232, _Product(_LARGE, ("e5m2", "e5m2"), dtype=FP16)),
+    _check(0.86, 192, _Product(_MIDDLE, ("e5m2", "e5m2"), arch=89)),
+    _check(1.35, _TWICE, _Product(_LOW)),
+    _check(2.8, 168, _Product(_LOW, kinds=_SQUARE)),
+    _check(16, 64, _Product(_SMALL, kinds=_SQUARE)),
+    _check(3.9, 184, _Product(_LOW, kinds=_BLOCK)),
+    _check(0.78, 255, _Product(_LARGE, _GRADIENT, ("one", "one"))),
+    _check(2.4, 160, _Product(_MIDDLE, _GRADIENT, fast_accum=False)),
+    _check(0.77, 255, _Product(_LARGE, _INT8, zero_point=True)),
+    _check(1.35, _TWICE, _Product(_MIDDLE, _INT8, ("one", "row"))),
+    _check(10.7, 64, _Product(_SMALL, _INT8, zero_point=True)),
+    _check(1.9, _TWICE, _Product(_LOW, groups=16)),
+    _check(2.85, 168, _Product(_MIDDLE, kinds=_SQUARE, groups=256)),
+    _check(0.95, 184, _Product(_LOW, arch=89)),
+    _check(14, 80, _Product(_SMALL, arch=89)),
+    _check(1.55, 255, _Product(_MIDDLE, kinds=_SQUARE, arch=89)),
+    _check(1.65, 184, _Product(_LOW, _INT8, arch=80)),
+    _check(14, 80, _Product(_SMALL, _INT8, arch=80)),
+    _check(0, 160, _Product(_MIDDLE, kinds=_SQUARE, arch=100)),
+    _check(0, 160, _Product(_MIDDLE, _INT8, arch=100)),
+    _check(0, 176, _Product(_LOW, groups=16, arch=100)),
+)

@@ -1,0 +1,234 @@
+"""What the Triton kernels of sparsity may cost: part of the table in `checks`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from ao_kernels.triton.bsr import launch as bsr
+from ao_kernels.triton.bsr.layout import SIDES
+from ao_kernels.triton.sparsify import op as sparsify
+from ao_kernels.triton.sparsify.op import PICK
+from ao_triton_checks.aot import Build
+from ao_triton_checks.limits import Check
+from kernel_checks.common import BF16, FP16, FP32, TYPES
+
+__all__ = ["CHECKS", "SLOW_CHECKS", "build_bsr", "build_rows", "build_tiles"]
+
+
+def _chosen(vector: bool) -> dict[str, object]:
+    return {"STEPS": sparsify.STEPS, "VECTOR": vector, "PICK": PICK}
+
+
+def build_rows(dtype: torch.dtype = BF16, *, vector: bool = True, arch: int = 90) -> Build:
+    """The kernel `rows`, as `sparsify24` launches it."""
+    from ao_kernels.triton.sparsify import kernel
+
+    pointers = {"x_ptr": TYPES[dtype], "values_ptr": "*i32", "index_ptr": "*u8"}
+    sizes = ("N", "K", "stride", "groups")
+    aligned = (*pointers, *(sizes if vector else ()))
+    types = {**pointers, **dict.fromkeys(sizes, "i32")}
+    return Build(kernel.rows, types, _chosen(vector), arch, sparsify.WARPS, 1, aligned)
+
+
+def build_tiles(
+    dtype: torch.dtype = BF16, order: str | None = "cutlass", *, arch: int = 90
+) -> Build:
+    """The kernel `tiles`, as `sparsify24_both` launches it, or without an order `tile_mask`."""
+    from ao_kernels.triton.sparsify import kernel
+
+    meta = "*u8"
+    pointers = {
+        "x_ptr": TYPES[dtype],
+        "mask_ptr": "*i64",
+        "values_ptr": "*i64",
+        "meta_ptr": meta,
+        "values_t_ptr": "*i64",
+        "meta_t_ptr": meta,
+        "bits_ptr": "*i64",
+    }
+    padded = ("N", "K", "stride", "rows_padded", "cols_padded")
+    sizes = (*padded, "mask_words", "words", "words_t", "pieces")
+    chosen = _chosen(True) | {"PACKS": order is not None, "BLOCKED": order == "cusparselt"}
+    types = {**pointers, **dict.fromkeys(sizes, "i32")}
+    return Build(kernel.tiles, types, chosen, arch, sparsify.WARPS, 1, (*pointers, *padded))
+
+
+def _sparsify_gate(
+    name: str,
+    build: partial[Build],
+    budget: float,
+    registers: int,
+    elements: int,
+    bytes_: float,
+    loads: int,
+) -> Check:
+    """For 128 bytes that are read or written. What threads share are neighbouring bytes alone."""
+    return Check(
+        name,
+        build,
+        registers,
+        shared=0,
+        work=elements * bytes_ / 128,
+        budget=budget,
+        holding=("LDG",),
+        counts={"LDG": loads},
+        present=("PRMT|LOP3",),
+        absent=("I2F", "SHFL", "LDL", "STL", "BAR", "STS"),
+    )
+
+
+def _rows_gate(
+    budget: float, dtype: torch.dtype = BF16, *, vector: bool = True, arch: int = 90
+) -> Check:
+    """A turn is over 4 × 256; of an element 2 bytes are read, 1 and 1/8 are written."""
+    ragged = "" if vector else " ragged"
+    name = f"sm_{arch} sparsify rows {TYPES[dtype][1:]}{ragged}"
+    build = partial(build_rows, dtype, vector=vector, arch=arch)
+    return _sparsify_gate(name, build, budget, 64, 4 * 256, 3.125, 2 if vector else 8)
+
+
+def _tiles_gate(
+    budget: float, dtype: torch.dtype = BF16, order: str | None = "cutlass", *, arch: int = 90
+) -> Check:
+    """A turn is over 32 × 256; of an element 2 bytes are read; written are twice 1 and 1/8, and 1/8, or 1."""
+    name = f"sm_{arch} sparsify tiles {order or 'mask'} {TYPES[dtype][1:]}"
+    build = partial(build_tiles, dtype, order, arch=arch)
+    bytes_ = 3 if order is None else 4.375
+    return _sparsify_gate(name, build, budget, 168, 32 * 256, bytes_, 16)
+
+
+def build_bsr(
+    side: int,
+    m: int,
+    dtype: torch.dtype = BF16,
+    *,
+    even: bool = True,
+    splits: int = 4,
+    stages: int = 0,
+    arch: int = 90,
+) -> Build:
+    """The kernel of products with block-sparse weights, with a bias, as `bsr.launch` launches it.
+
+    `stages` says by how many more the loads run ahead than by rule.
+    """
+    from ao_kernels.triton.bsr import kernel
+
+    regime, x = bsr.regime_of(m, side, dtype), TYPES[dtype]
+    pointers = {
+        "x_ptr": x,
+        "blocks_ptr": x,
+        "cols_ptr": "*i32",
+        "starts_ptr": "*i32",
+        "order_ptr": "*i32",
+        "bias_ptr": x,
+        "out_ptr": x,
+        "partial_ptr": "*fp32" if splits > 1 else x,
+        "lock_ptr": "*i32" if splits > 1 else x,
+    }
+    return Build(
+        kernel.linear,
+        {**pointers, **dict.fromkeys(("M", "N", "K", "stride_x"), "i32")},
+        bsr.settings(side, regime, splits, dtype, bias=True, even=even),
+        arch,
+        regime.num_warps,
+        regime.num_stages + stages,
+        (*pointers, "N", "K", "stride_x"),
+    )
+
+
+def _bsr_gate(
+    budget: float,
+    side: int,
+    m: int,
+    dtype: torch.dtype = BF16,
+    *,
+    even: bool = True,
+    arch: int = 90,
+) -> Check:
+    """For 128 bytes of weights. A turn is over the blocks that are loaded at once.
+
+    Warp groups multiply 64 × 16, before sm_90 and in smaller blocks warps 16 × 16 by 8 rows.
+    """
+    regime = bsr.regime_of(m, side, dtype)
+    chosen = bsr.settings(side, regime, 4, dtype, bias=True, even=even)
+    columns = chosen["AT_ONCE"] * side
+    ragged = "" if even else " ragged"
+    name = f"sm_{arch} bsr {side} {TYPES[dtype][1:]} rows {regime.rows}{ragged}"
+    build = partial(build_bsr, side, m, dtype, even=even, arch=arch)
+    groups = arch == 90 and side == 64
+    if arch >= 100 and side == 64:  # tensor memory: another loop, for which no budget is known
+        return Check(name, build, 255, 227 * 1024)
+    counts = {}
+    if dtype != FP32:
+        hmma = side * columns * regime.rows // (16 * 16 * 8 * regime.num_warps)
+        counts = {"HGMMA": columns // 16} if groups else {"HMMA": hmma}
+    return Check(
+        name,
+        build,
+        registers=255,
+        shared=99 * 1024,
+        work=side * columns * dtype.itemsize / 128,
+        budget=budget,
+        counts=counts,
+        present=("LDGSTS", "HGMMA" if groups else "HMMA"),
+    )
+
+
+def _bsr_fits(side: int, m: int, dtype: torch.dtype, splits: int, stages: int) -> Check:
+    """Neither spills nor takes more than there is: for settings that measuring may choose."""
+    rows = bsr.regime_of(m, side, dtype).rows
+    name = f"sm_90 bsr {side} {TYPES[dtype][1:]} rows {rows} splits {splits} stages {stages:+d}"
+    build = partial(build_bsr, side, m, dtype, splits=splits, stages=stages)
+    # with two stages the places of the smallest blocks change threads, which measuring may mind
+    conversions = 1 if (side, rows, dtype, stages) == (16, 16, FP32, -1) else 0
+    return Check(name, build, registers=255, shared=227 * 1024, conversions=conversions)
+
+
+#: those that CI checks in every change
+CHECKS: tuple[Check, ...] = (
+    _rows_gate(19.0),
+    _tiles_gate(25.8),
+    _bsr_gate(5.5, 64, 16),
+    _bsr_gate(7.7, 64, 4096),
+    _bsr_gate(5.5, 16, 16),
+    _bsr_gate(5.2, 64, 16, arch=80),
+)
+#: the rest
+SLOW_CHECKS: tuple[Check, ...] = (
+    *(
+        _bsr_fits(side, m, dtype, splits, stages)
+        for side in SIDES
+        for m in (16, 64, 4096)
+        for dtype in (BF16, FP32)
+        for splits, stages in ((1, 0), (1, -1), (4, -1))
+        if (m, dtype) != (4096, FP32)  # the regime of 64
+    ),
+    _rows_gate(19.0, FP16),
+    _rows_gate(24.5, vector=False),
+    *(_rows_gate(19.1, arch=arch) for arch in (80, 89, 100)),
+    _tiles_gate(27.0, FP16),
+    _tiles_gate(26.4, order="cusparselt"),
+    _tiles_gate(30.9, order=None),
+    *(_tiles_gate(26.0, arch=arch) for arch in (80, 89, 100)),
+    _bsr_gate(6.2, 64, 64),
+    _bsr_gate(5.5, 64, 16, FP16),
+    _bsr_gate(8.2, 64, 4096, even=False),
+    _bsr_gate(11.5, 64, 16, FP32),
+    _bsr_gate(19.1, 64, 64, FP32),
+    _bsr_gate(3.1, 32, 16),
+    _bsr_gate(8.9, 32, 64),
+    _bsr_gate(20.0, 32, 4096),
+    _bsr_gate(13.3, 16, 64),
+    _bsr_gate(25.4, 16, 4096),
+    _bsr_gate(17.8, 16, 16, FP32),
+    _bsr_gate(57.5, 16, 64, FP32),
+    _bsr_gate(13.6, 32, 16, FP32),
+    _bsr_gate(52.7, 32, 64, FP32),
+    *(_bsr_gate(11.4, 64, 4096, arch=arch) for arch in (80, 89)),
+    _bsr_gate(5.2, 64, 16, arch=89),
+    _bsr_gate(0, 64, 16, arch=100),
+    _bsr_gate(0, 64, 4096, arch=100),
+    _bsr_gate(5.5, 16, 16, arch=100),
+)

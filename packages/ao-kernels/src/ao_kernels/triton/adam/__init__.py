@@ -1,0 +1,1 @@
+"""One step of Adam with 8-bit moments."""

@@ -1,0 +1,1 @@
+"""Products with block-sparse weights (BSR)."""

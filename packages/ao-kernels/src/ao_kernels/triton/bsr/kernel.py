@@ -1,0 +1,85 @@
+"""Products of activations with block-sparse weights; see `ao_kernels.triton.bsr.launch` for the layout."""
+
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+from ao_kernels.triton.shared.kernel_split_k import finish
+
+
+@triton.jit(do_not_specialize=["M"])
+def linear(
+    x_ptr,
+    blocks_ptr,
+    cols_ptr,
+    starts_ptr,
+    order_ptr,
+    bias_ptr,
+    out_ptr,
+    partial_ptr,
+    lock_ptr,
+    M,
+    N,
+    K,
+    stride_x,
+    SIDE: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    ROWS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The product x (M, K) @ weight.T + bias: one block for ROWS × SIDE of it, or a part of its sum.
+
+    `order_ptr` has the weight's rows of blocks, the longest first. AT_ONCE blocks of SIDE × SIDE, side by
+    side, are the left operand of a turn, and activations that belong to them the right one.
+    """
+    place = tl.load(order_ptr + tl.program_id(0))
+    split = tl.program_id(1)
+    row_tile = tl.program_id(2)
+    first = tl.load(starts_ptr + place)
+    last = tl.load(starts_ptr + place + 1)
+    if SPLITS > 1:
+        share = tl.cdiv(last - first, SPLITS)
+        first += split * share
+        last = tl.minimum(first + share, last)
+
+    rows = row_tile * ROWS + tl.arange(0, ROWS)
+    inner = tl.arange(0, AT_ONCE * SIDE)
+    side = tl.arange(0, SIDE)
+    present = (rows < M)[None, :]
+    row_at = x_ptr + rows[None, :].to(tl.int64) * stride_x
+    within = inner // SIDE * (SIDE * SIDE) + inner % SIDE
+    blocks_at = (
+        blocks_ptr + first.to(tl.int64) * (SIDE * SIDE) + side[:, None] * SIDE + within[None, :]
+    )
+    acc = tl.zeros((SIDE, ROWS), tl.float32)
+    for block in range(first, last, AT_ONCE):
+        if AT_ONCE == 1:
+            col = tl.load(cols_ptr + block) * SIDE + inner
+            weights = tl.load(blocks_at)
+            inside = present
+        else:
+            there = block + inner // SIDE < last
+            col = (
+                tl.load(cols_ptr + block + inner // SIDE, mask=there, other=0) * SIDE + inner % SIDE
+            )
+            col = tl.max_contiguous(tl.multiple_of(col, SIDE), SIDE)
+            weights = tl.load(blocks_at, mask=there[None, :], other=0.0)
+            inside = present & there[:, None]
+        if not EVEN_K:
+            inside = inside & (col < K)[:, None]
+        x = tl.load(row_at + col[:, None], mask=inside, other=0.0)
+        acc = tl.dot(weights, x, acc, input_precision=PRECISION)
+        blocks_at += AT_ONCE * SIDE * SIDE
+
+    col = place * SIDE + side
+    out_at = out_ptr + rows[None, :].to(tl.int64) * N + col[:, None]
+    inside = present & (col < N)[:, None]
+    at = row_tile * tl.num_programs(0) + place
+    finish(
+        acc, out_at, inside, bias_ptr, partial_ptr, lock_ptr, split, at, side, col, N,
+        ROWS, SIDE, SPLITS, HAS_BIAS,
+    )  # fmt: skip

@@ -1,0 +1,165 @@
+"""The layout `bsr_sorted` and its product: only blocks that are stored are read and multiplied."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ao_kernels.triton.shared.device import on_device, processors
+from ao_kernels.triton.shared.tile_config import Regime, Setting, settings_around
+from ao_kernels.triton.shared.workspace import rows_of, scratch
+from ao_kernels.triton.tuning.choose import Case, choose
+from ao_kernels.triton.tuning.store import Problem, bucket
+
+__all__ = [
+    "bsr_linear",
+    "regime_of",
+    "settings",
+]
+
+#: blocks of a row that each of several programs gets at least
+_FEWEST_BLOCKS = 8
+
+
+def regime_of(m: int, side: int, dtype: torch.dtype) -> Regime:
+    """The smallest regime that takes m rows at once, or the largest.
+
+    In float32 a thread holds three times as much, so there rows are 64 at most.
+    """
+    wide = dtype == torch.float32
+    rows = 16 if m <= 16 else 64 if m <= 64 or wide else 128
+    if side == 64:
+        return Regime(rows, 4, 3 if wide else 6 if rows == 16 else 5)
+    return Regime(rows, max(1, side * rows // (512 if wide else 1024)), 3 if wide else 4)
+
+
+def splits_of(side: int, programs: int, blocks: int, rows: int, most: int) -> int:
+    """Among how many programs a row of blocks is split, so that every processor has one."""
+    splits = 1
+    while (
+        splits < 8
+        and programs * splits < 0.9 * most
+        and blocks * side >= 2 * splits * _FEWEST_BLOCKS * 64 * rows
+    ):
+        splits *= 2
+    return splits
+
+
+def rule(side: int, m: int, dtype: torch.dtype, blocks: int, rows: int, most: int) -> Setting:
+    """What serves m rows of activations and `blocks` blocks in so many rows where nothing was measured."""
+    regime = regime_of(m, side, dtype)
+    programs = rows * -(-m // regime.rows)
+    return Setting(*regime, splits_of(side, programs, blocks, rows, most))
+
+
+def settings_of(
+    side: int, m: int, dtype: torch.dtype, blocks: int, rows: int, most: int
+) -> tuple[Setting, ...]:
+    """What may serve any numbers of rows and blocks whose buckets are those of m and `blocks`."""
+    first = rule(side, bucket(m), dtype, bucket(blocks), rows, most)
+    return settings_around(first, bucket(blocks) * side // (_FEWEST_BLOCKS * 64 * rows))
+
+
+@lru_cache(maxsize=4096)
+def case_of(
+    side: int, m: int, dtype: torch.dtype, blocks: int, n: int, k: int, device: torch.device
+) -> Case[Setting]:
+    """What settings are chosen for: m rows of activations, and a weight (n, k) of so many blocks."""
+    sizes = (side, m, dtype, blocks, -(-n // side), processors(device))
+    problem = Problem("bsr_linear", (side, dtype, bucket(blocks)), n, k, bucket(m))
+    return Case(problem, device, rule(*sizes), lambda: settings_of(*sizes))
+
+
+def settings(
+    side: int, regime: Regime, splits: int, dtype: torch.dtype, *, bias: bool, even: bool
+) -> dict[str, Any]:
+    """The compile-time arguments of the kernel `linear`; float32 is three products of TF32."""
+    return {
+        "SIDE": side,
+        "AT_ONCE": max(1, (32 if dtype == torch.float32 else 64) // side),
+        "ROWS": regime.rows,
+        "SPLITS": splits,
+        "HAS_BIAS": bias,
+        "EVEN_K": even,
+        "PRECISION": "tf32x3",
+    }
+
+
+@torch.library.custom_op("ao_kernels::bsr_linear", mutates_args=())
+def bsr_linear(
+    x: Tensor,
+    blocks: Tensor,
+    col_indices: Tensor,
+    crow_indices: Tensor,
+    order: Tensor,
+    bias: Tensor | None,
+    n: int,
+    k: int,
+) -> Tensor:
+    """Activations (…, k) times the transpose of a block-sparse weight (n, k), plus bias.
+
+    `blocks` (nnz, side, side) in the dtype of x, `col_indices` int32 (nnz,), `crow_indices` and `order`
+    int32, (ceil(n / side) + 1,) and one less.
+    """
+    return launch(x, blocks, col_indices, crow_indices, order, bias, n, k)
+
+
+@bsr_linear.register_fake
+def _(
+    x: Tensor,
+    blocks: Tensor,
+    col_indices: Tensor,
+    crow_indices: Tensor,
+    order: Tensor,
+    bias: Tensor | None,
+    n: int,
+    k: int,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], n))
+
+
+def launch(
+    x: Tensor,
+    blocks: Tensor,
+    col_indices: Tensor,
+    crow_indices: Tensor,
+    order: Tensor,
+    bias: Tensor | None,
+    n: int,
+    k: int,
+    *,
+    splits: int | None = None,
+    regime: Regime | None = None,
+) -> Tensor:
+    """The op itself; `splits`, and with it `regime`, set how many share a row of blocks, and which."""
+    from ao_kernels.triton.bsr import kernel
+
+    x_MK = rows_of(x, k)
+    m, out = x_MK.shape[0], x.new_empty((*x.shape[:-1], n))
+    if m == 0:
+        return out
+    side, block_rows = blocks.shape[-1], len(order)
+    if splits is None:
+        setting = choose(
+            case_of(side, m, x.dtype, len(blocks), n, k, x.device),
+            lambda each: launch(
+                x, blocks, col_indices, crow_indices, order, bias, n, k,
+                splits=each.splits, regime=each.regime,
+            ),
+        )  # fmt: skip
+        splits, regime = setting.splits, setting.regime
+    regime = regime or regime_of(m, side, x.dtype)
+    row_tiles = -(-m // regime.rows)
+    programs = block_rows * row_tiles
+    with on_device(x):
+        partial, locks = scratch(out, programs, splits, side * regime.rows)
+        kernel.linear[(block_rows, splits, row_tiles)](
+            x_MK, blocks, col_indices, crow_indices, order, out if bias is None else bias, out,
+            partial, locks, m, n, k, x_MK.stride(0),
+            **settings(side, regime, splits, x.dtype, bias=bias is not None, even=k % side == 0),
+            num_warps=regime.num_warps, num_stages=regime.num_stages,
+        )  # fmt: skip
+    return out

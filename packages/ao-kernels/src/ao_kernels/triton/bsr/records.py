@@ -1,0 +1,50 @@
+"""The kernel records of products with block-sparse weights."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ao_core.records import Call, Kernel
+from ao_core.registry import registry
+from ao_core.spec import blocksize_of
+from ao_core.tensor import QTensor
+from ao_kernels.triton.bsr.launch import bsr_linear, regime_of
+from ao_kernels.triton.shared.device import why_not
+
+__all__ = ["BSR_KERNELS", "linear"]
+
+
+def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+    """The product, in one launch."""
+    parts, (n, k) = w.parts, w.stored_shape
+    out: Tensor = bsr_linear(
+        x,
+        parts["qdata"],
+        parts["col_indices"],
+        parts["crow_indices"],
+        parts["row_order"],
+        bias,
+        n,
+        k,
+    )
+    return out
+
+
+def _refuses(call: Call) -> str | None:
+    stored = registry.dtypes.get(call.spec.dtype).storage
+    if call.x_dtype != stored:
+        return f"needs activations in the dtype of the weight, {stored}, found {call.x_dtype}"
+    return None
+
+
+def _describe(call: Call) -> str:
+    regime = regime_of(call.m, blocksize_of(call.spec), call.x_dtype)
+    return f"blocks of {regime.rows} rows, sums in float32, empty blocks skipped, splits by their number"
+
+
+BSR_KERNELS = (
+    Kernel(
+        "triton_bsr_sorted_linear", "linear", "bsr_sorted", "cuda", linear, 50, why_not, _refuses,
+        _describe,
+    ),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Casts of matrices to float8, row-major and transposed."""

@@ -1,0 +1,1 @@
+"""The Hadamard transform of blocks."""

@@ -1,0 +1,102 @@
+"""The launch of the Hadamard transform: a block of the transform in the registers of a CTA."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ao_core.neutral import neutral
+from ao_core.numerics import hadamard_factors, hadamard_matrix, hadamard_scales
+from ao_kernels.triton.shared.device import on_device
+
+__all__ = ["Shape", "launch_shape", "transform"]
+
+#: elements that a CTA holds at least, and at most: they pass through shared memory in float32
+_FEWEST, _MOST = 2048, 16 * 1024
+#: elements of a thread, and where there is a matrix of Paley's to multiply by, which needs more registers
+_A_THREAD, _A_THREAD_MULTIPLIED = 32, 64
+#: the greatest order of such a matrix
+_GREATEST_ORDER = 64
+
+
+class Shape(NamedTuple):
+    """What a launch is compiled for."""
+
+    blocks: int
+    order: int
+    padded: int
+    power: int
+    rounds: int
+    warps: int
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The compile-time arguments of the kernel."""
+        names = ("BLOCKS", "ORDER", "PADDED", "POWER", "ROUNDS")
+        return dict(zip(names, self, strict=False))
+
+
+@lru_cache(maxsize=256)
+def launch_shape(block: int) -> Shape | str:
+    """How blocks of so many elements are transformed, or a sentence that says why they cannot be."""
+    *paley, power = hadamard_factors(block)
+    if len(paley) > 1 or (paley and paley[0] > _GREATEST_ORDER):
+        return (
+            f"multiplies by one matrix of order {_GREATEST_ORDER} at most besides powers of two, found "
+            + " × ".join(map(str, paley))
+        )
+    order = paley[0] if paley else 1
+    padded = max(16, 1 << (order - 1).bit_length()) if paley else 1
+    if paley and power < 16:
+        return f"multiplies matrices by 16 columns at least, found {power}"
+    if padded * power > _MOST:
+        return f"holds {_MOST} elements of a block at most, found {padded * power}"
+    blocks = 1 if paley else max(1, _FEWEST // power)
+    a_thread = _A_THREAD_MULTIPLIED if paley else _A_THREAD
+    warps = max(2, blocks * padded * power // (32 * a_thread))
+    return Shape(blocks, order, padded, power, power.bit_length() - 1, warps)
+
+
+@lru_cache(maxsize=32)
+def _signs(shape: Shape, inverse: bool, device: torch.device) -> Tensor:
+    """The Paley matrix, padded with zeros."""
+    with neutral():
+        matrix = hadamard_matrix(shape.order)
+        missing = shape.padded - shape.order
+        return F.pad(matrix.T if inverse else matrix, (0, missing, 0, missing)).to(device)
+
+
+@torch.library.custom_op("ao_kernels::hadamard_blocks", mutates_args=())
+def transform(x: Tensor, block: int, inverse: bool) -> Tensor:
+    """H x / √block, or with `inverse` Hᵀ x / √block, of every `block` elements of x (…, K).
+
+    Args:
+        x: bfloat16, float16 or float32, on any device of Triton's.
+        block: such that `launch_shape` has a shape for it.
+        inverse: Hᵀ in place of H.
+    """
+    from ao_kernels.triton.hadamard import kernel
+
+    shape = launch_shape(block)
+    if isinstance(shape, str):
+        raise ValueError(f"block={block}: hadamard_blocks {shape}")
+    x = x.contiguous()
+    y, blocks = torch.empty_like(x), x.numel() // block
+    if blocks == 0:
+        return y
+    signs = _signs(shape, inverse, x.device) if shape.order > 1 else x
+    with on_device(x):
+        kernel.transform[(-(-blocks // shape.blocks),)](
+            x, signs, y, blocks, *hadamard_scales(block), **shape.constants, num_warps=shape.warps,
+            num_stages=1,
+        )  # fmt: skip
+    return y
+
+
+@transform.register_fake
+def _(x: Tensor, block: int, inverse: bool) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)

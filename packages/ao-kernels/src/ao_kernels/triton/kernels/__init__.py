@@ -1,1 +1,0 @@
-"""The jit functions themselves."""

@@ -1,0 +1,1 @@
+"""Rows quantized in one pass, also fused with RMSNorm or SiLU."""

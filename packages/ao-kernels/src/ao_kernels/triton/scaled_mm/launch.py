@@ -1,0 +1,264 @@
+"""Products of operands that are both in 8 bits: float8 or int8, with the scales applied inside."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ao_kernels.triton.shared.device import capability, on_device, processors
+from ao_kernels.triton.tuning.choose import Case, choose
+from ao_kernels.triton.tuning.store import Problem, bucket
+
+__all__ = [
+    "REGIMES",
+    "STEP",
+    "Regime",
+    "aligned",
+    "constants",
+    "launch",
+    "regime_of",
+    "scaled_product",
+]
+
+#: columns of both operands that a block multiplies at once, and the columns of a block with one scale
+STEP = 128
+#: tiles that blocks go down before they go right
+_BAND = 8
+
+
+class Regime(NamedTuple):
+    """What of a product one block computes."""
+
+    rows: int
+    cols: int
+    num_warps: int
+    num_stages: int
+
+
+#: the largest has no room for sums beside those of the tensor cores
+REGIMES = (
+    Regime(128, 256, 8, 3),
+    Regime(128, 128, 8, 3),
+    Regime(64, 128, 4, 4),
+    Regime(64, 32, 4, 8),
+)
+
+
+def regimes_of(m: int, *, largest: bool) -> tuple[Regime, ...]:
+    """Those that may serve m rows an expert, or another number in its bucket.
+
+    `largest` says whether the first is among them.
+    """
+    return tuple(each for each in REGIMES[0 if largest else 1 :] if each.rows <= 64 or m > 64)
+
+
+def regime_of(m: int, n: int, experts: int, processors: int, *, largest: bool) -> Regime:
+    """The one with which a processor reads the fewest rows of both operands, of m × n an expert.
+
+    Tensor cores multiply in 8 bits faster than tiles arrive from the cache, whatever their size, so rows that
+    are read count, and not how many tiles are full.
+    """
+
+    def rows_read(regime: Regime) -> int:
+        tiles = -(-m // regime.rows) * -(-n // regime.cols) * experts
+        return -(-tiles // processors) * (min(m, regime.rows) + regime.cols)
+
+    return min(regimes_of(m, largest=largest), key=rows_read)
+
+
+def promotes(dtype: torch.dtype, a_scales: str, fast_accum: bool) -> bool:
+    """Whether sums of `STEP` columns are added up outside of the tensor cores."""
+    return dtype != torch.int8 and (a_scales == "block" or not fast_accum)
+
+
+@lru_cache(maxsize=4096)
+def case_of(
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+    kinds: tuple[str, str],
+    promote: bool,
+    experts: int,
+    sizes: tuple[int, int, int],
+    device: torch.device,
+) -> Case[Regime]:
+    """What settings are chosen for: dtypes of a, b and the result; m rows for all experts, n, k."""
+    m, n, k = sizes
+    share = -(-m // experts)
+    # from sm_100 on sums have a memory of their own, and those of the largest do not fit into registers
+    largest = not promote and capability(device) == (9, 0)
+    facts = (*dtypes, *kinds, "promoted" if promote else "plain", experts)
+    return Case(
+        Problem("scaled_product", facts, n, k, bucket(share)),
+        device,
+        regime_of(share, n, experts, processors(device), largest=largest),
+        lambda: regimes_of(share, largest=largest),
+    )
+
+
+def constants(
+    regime: Regime,
+    kinds: tuple[str, str],
+    *,
+    integers: bool,
+    promote: bool = False,
+    zero_point: bool = False,
+    bias: bool = False,
+    groups: int = 0,
+    tma: bool = True,
+) -> dict[str, Any]:
+    """The compile-time arguments of the kernel `product`; `kinds` are A_SCALES and B_SCALES."""
+    import triton.language as tl
+
+    return {
+        "ROWS": regime.rows,
+        "COLS": regime.cols,
+        "STEP": STEP,
+        "BAND": _BAND,
+        "SUM": tl.int32 if integers else tl.float32,
+        "A_SCALES": kinds[0],
+        "B_SCALES": kinds[1],
+        "PROMOTE": promote,
+        "HAS_ZERO": zero_point,
+        "HAS_BIAS": bias,
+        "GROUPS": groups,
+        "TMA": tma,
+    }
+
+
+@torch.library.custom_op("ao_kernels::scaled_product", mutates_args=())
+def scaled_product(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    a_scales: str,
+    b_scales: str,
+    dtype: torch.dtype,
+    zero_point: Tensor | None = None,
+    bias: Tensor | None = None,
+    offs: Tensor | None = None,
+    fast_accum: bool = True,
+) -> Tensor:
+    """Codes a (M, K) times the transpose of codes b (N, K), or of those of experts (E, N, K), scaled.
+
+    Args:
+        a: float8, or int8.
+        b: the same kind; e4m3 and e5m2 may meet.
+        a_scale: float32, of one, M, or M × ceil(K / 128) elements, as `a_scales` says.
+        b_scale: float32, for each expert one, N, N × ceil(K / 128) or ceil(N / 128) × ceil(K / 128), as
+            `b_scales` says. Of experts there is no "one", nor a "block".
+        a_scales: "one", "row" or "block".
+        b_scales: "one", "row", and beside "block" that or "square".
+        dtype: of the result: bfloat16, float16 or float32.
+        zero_point: int32 (1, 1) or (M, 1), the code of a that stands for 0; of int8 alone.
+        bias: (N,).
+        offs: int32 (E,), the row of a after each expert's last. Rows from offs[-1] on become 0; where offsets
+            decrease or exceed M, what comes out is undefined, as nobody waits to look at them.
+        fast_accum: leave sums of float8 to the tensor cores, which on sm_90 have 14 bits for them.
+
+    Returns:
+        (M, N).
+    """
+    return launch(
+        a, b, a_scale, b_scale, a_scales, b_scales, dtype, zero_point, bias, offs, fast_accum
+    )  # fmt: skip
+
+
+@scaled_product.register_fake
+def _(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    a_scales: str,
+    b_scales: str,
+    dtype: torch.dtype,
+    zero_point: Tensor | None = None,
+    bias: Tensor | None = None,
+    offs: Tensor | None = None,
+    fast_accum: bool = True,
+) -> Tensor:
+    return a.new_empty((a.shape[0], b.shape[-2]), dtype=dtype)
+
+
+def launch(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    a_scales: str,
+    b_scales: str,
+    dtype: torch.dtype,
+    zero_point: Tensor | None = None,
+    bias: Tensor | None = None,
+    offs: Tensor | None = None,
+    fast_accum: bool = True,
+    *,
+    regime: Regime | None = None,
+    tma: bool | None = None,
+) -> Tensor:
+    """The op itself; `regime` and `tma` set what follows from sizes and the device."""
+    from ao_kernels.triton.scaled_mm import kernel
+
+    (m, k), n = a.shape, b.shape[-2]
+    experts = 1 if offs is None else len(offs)
+    out = a.new_empty((m, n), dtype=dtype)
+    if out.numel() == 0:
+        return out
+    integers, promote = a.dtype == torch.int8, promotes(a.dtype, a_scales, fast_accum)
+    if tma is None:
+        tma = capability(a.device) >= (9, 0)
+    if regime is None:
+        case = case_of(
+            (a.dtype, b.dtype, dtype), (a_scales, b_scales), promote, experts, (m, n, k), a.device
+        )
+        regime = choose(
+            case,
+            lambda each: launch(
+                a, b, a_scale, b_scale, a_scales, b_scales, dtype, zero_point, bias, offs, fast_accum,
+                regime=each, tma=tma,
+            ),
+        )  # fmt: skip
+    row_tiles = -(-m // regime.rows) + (0 if offs is None else experts)
+    with on_device(a):
+        a, b = aligned(a), aligned(b.reshape(-1, k))
+        if b_scales == "block":  # as the kernel reads them, without looking where the rows end
+            b_scale = F.pad(b_scale.t(), (0, -n % STEP))
+        zero_M = sums = a_scale
+        if zero_point is not None:
+            zero_M, sums = zero_point.expand(m, 1).contiguous(), b.sum(1, dtype=torch.int32)
+        kernel.product[(row_tiles * -(-n // regime.cols),)](
+            _operand(a, regime.rows, tma), _operand(b, regime.cols, tma),
+            a_scale.contiguous(), b_scale.contiguous(), zero_M, sums,
+            out if bias is None else bias, a_scale if offs is None else offs, out,
+            m, n, k, a.stride(0), b.stride(0), row_tiles, experts,
+            **constants(
+                regime, (a_scales, b_scales), integers=integers, promote=promote,
+                zero_point=zero_point is not None, bias=bias is not None,
+                groups=0 if offs is None else 1 << experts.bit_length(), tma=tma,
+            ),
+            num_warps=regime.num_warps, num_stages=regime.num_stages,
+        )  # fmt: skip
+    return out
+
+
+def aligned(codes: Tensor) -> Tensor:
+    """The same codes, in rows that begin at multiples of 16 bytes, as copies to shared memory want."""
+    if codes.stride(1) == 1 and codes.stride(0) % 16 == 0 and codes.data_ptr() % 16 == 0:
+        return codes
+    rows, columns = codes.shape
+    padded = codes.new_empty((rows, -(-columns // 16) * 16), dtype=torch.uint8)
+    padded[:, :columns] = codes.view(torch.uint8)
+    return padded.view(codes.dtype)[:, :columns]
+
+
+def _operand(codes: Tensor, rows: int, tma: bool) -> Any:
+    """Codes as the kernel takes them."""
+    if not tma:
+        return codes
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(codes, [rows, STEP])

@@ -1,0 +1,206 @@
+"""The kernels of products whose operands are both quantized: of `ComputeWeight`s, and of dynamic weights.
+
+The custom op behind them is made when one is first called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ao_core.numerics import scale_to_float
+from ao_core.records import Call, Kernel
+from ao_core.registry import registry
+from ao_core.spec import WHOLE, Spec
+from ao_core.tensor import QTensor
+from ao_core.tensor.activations import lost_rows, static_qparams
+from ao_core.tensor.create import encode_parts
+from ao_kernels.triton.shared.device import current_device, why_not, why_not_float8
+from ao_kernels.triton.tuning.choose import find
+
+__all__ = ["DYNAMIC_KERNELS"]
+
+_TENSOR, _ROW, _GROUP, _SQUARE = (WHOLE, WHOLE), (1, WHOLE), (1, 128), (128, 128)
+#: block → what the kernel calls it
+_KINDS: dict[tuple[int, ...], str] = {
+    _TENSOR: "one",
+    _ROW: "row",
+    _GROUP: "block",
+    _SQUARE: "square",
+}
+#: blocks of activations and of weights
+_PAIRS = (
+    *((a, b) for a in (_TENSOR, _ROW) for b in (_TENSOR, _ROW)),
+    (_GROUP, _GROUP),
+    (_GROUP, _SQUARE),
+)
+_FLOAT8 = ("f8e4m3", "f8e5m2")
+_OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
+#: op → the one of torch, which has cuBLAS for one scale per tensor
+_OF_TORCH = {"linear": "scaled_mm", "mm": "scaled_product"}
+
+
+def _multiply(
+    a: Tensor,
+    b: Tensor,
+    spec: Spec,
+    bias: Tensor | None = None,
+    offs: Tensor | None = None,
+    qparams: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> Tensor:
+    """A (M, K), quantized as `spec.act` says, times the transpose of b (…, N, K), cast as `spec` says."""
+    from ao_kernels.triton.scaled_mm.launch import scaled_product
+
+    act = spec.act
+    assert act is not None
+    left, right = encode_parts(a, act, *qparams), encode_parts(b, spec)
+    codes, zero_point = left["qdata"], left.get("zero_point")
+    if zero_point is not None:
+        # the tensor cores want both signed: codes and zero points move down together
+        codes, zero_point = (codes ^ 128).view(torch.int8), zero_point.to(torch.int32) - 128
+    out: Tensor = scaled_product(
+        codes, right["qdata"], scale_to_float(left["scale"]), scale_to_float(right["scale"]),
+        _KINDS[act.block], _KINDS[spec.block], a.dtype, zero_point, bias, offs,
+        bool(spec.option("fast_accum", True)),
+    )  # fmt: skip
+    return out
+
+
+def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+    """Quantize the activations, and multiply: scales, zero points and bias are applied inside."""
+    assert w.spec.act is not None
+    rows = x.reshape(-1, x.shape[-1])
+    lost = lost_rows(rows, w.spec.act)
+    if lost is not None:
+        rows = rows.masked_fill(lost, 0)
+    out = _multiply(rows, w, w.spec, bias, qparams=static_qparams(w))
+    out = out if lost is None else out.masked_fill(lost, torch.nan)
+    return out.reshape(*x.shape[:-1], w.shape[0])
+
+
+def grouped_linear(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor:
+    """`linear` for the rows of each expert, in one launch that does not wait to know them."""
+    return _by_expert(x, w, offs, w.spec)
+
+
+def mm(a: Tensor, b: Tensor, spec: Spec) -> Tensor:
+    """Cast both operands, and multiply."""
+    return _multiply(a, b, spec)
+
+
+def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None, spec: Spec) -> Tensor:
+    """`mm` for the rows of each expert."""
+    return _by_expert(a, b, offs, spec)
+
+
+def _by_expert(a: Tensor, b: Tensor, offs: Tensor | None, spec: Spec) -> Tensor:
+    if offs is None:
+        experts, m = a.shape[:2]
+        offs = torch.arange(m, (experts + 1) * m, m, dtype=torch.int32, device=a.device)
+    out = _multiply(a.reshape(-1, a.shape[-1]), b, spec, offs=offs)
+    return out.reshape(*a.shape[:-1], b.shape[-2])
+
+
+def _refuses_float8(call: Call) -> str | None:
+    spec, act = call.spec, call.spec.act
+    if act is None or act.dtype not in _FLOAT8 or spec.dtype not in _FLOAT8:
+        return f"needs both operands in float8, found {spec}"
+    if (act.zero_point, spec.zero_point) != ("none", "none"):
+        return f"has no zero points of float8, found {spec}"
+    if reason := _refused(call, spec, act):
+        return reason
+    if spec.block == _TENSOR and call.op in _OF_TORCH:
+        of_torch = registry.kernels.get(_OF_TORCH[call.op])
+        if of_torch.refuses(call) is None:
+            return f"leaves scales of tensors to {of_torch.name}, which has cuBLAS"
+    return None
+
+
+def _refuses_int8(call: Call) -> str | None:
+    spec, act = call.spec, call.spec.act
+    if act is None or (act.dtype, act.zero_point) not in (("int8", "none"), ("uint8", "int")):
+        return f"needs activations in int8, or in uint8 with zero points, found {spec}"
+    if (spec.dtype, spec.zero_point) != ("int8", "none"):
+        return f"needs weights in int8 without zero points, found {spec}"
+    if _GROUP in (act.block, spec.block):
+        return f"sums whole rows in int32, found {spec}"
+    return _refused(call, spec, act)
+
+
+def _refused(call: Call, spec: Spec, act: Spec) -> str | None:
+    """What both kinds of codes have in common."""
+    if isinstance(spec.scale_dtype, Spec) or isinstance(act.scale_dtype, Spec):
+        return "needs scales that are not quantized themselves"
+    if (act.block, spec.block) not in _PAIRS:
+        return (
+            "needs scales of tensors or rows, or of 128 columns beside 128 × 128 or 128 columns, found "
+            f"{spec}"
+        )
+    if call.x_dtype not in _OUTPUTS:
+        return f"writes bfloat16, float16 and float32, not {call.x_dtype}"
+    if call.m == 0 or 0 in call.weight_shape:
+        return "needs a product that is not empty"
+    if call.op.startswith("grouped"):
+        return _refused_for_experts(call, spec, act)
+    return None
+
+
+def _refused_for_experts(call: Call, spec: Spec, act: Spec) -> str | None:
+    if len(call.weight_shape) != 3:
+        return "has no product whose contracted dimension is the one of the rows"
+    if act.block == _TENSOR:
+        return f"needs activations whose scales do not depend on the expert, found {spec}"
+    if spec.block not in (_ROW, _SQUARE):
+        return f"needs weights with scales of rows, or of 128 × 128, found {spec}"
+    return None
+
+
+def _describe(call: Call) -> str:
+    from ao_kernels.triton.scaled_mm.launch import case_of, promotes
+
+    spec, act = call.spec, call.spec.act
+    assert act is not None  # accepted
+    *experts, n, k = call.weight_shape
+    codes, kind = _code_dtype(act), _KINDS[act.block]
+    promote = promotes(codes, kind, bool(spec.option("fast_accum", True)))
+    regime, source = find(
+        case_of(
+            (codes, _code_dtype(spec), call.x_dtype), (kind, _KINDS[spec.block]), promote,
+            prod(experts), (call.m, n, k), current_device(),
+        )
+    )  # fmt: skip
+    return f"tiles of {regime.rows} × {regime.cols} ({source}), scales inside"
+
+
+def _code_dtype(spec: Spec) -> torch.dtype:
+    """Of the codes as the product takes them."""
+    stored = registry.dtypes.get(spec.dtype).storage
+    return torch.int8 if stored == torch.uint8 else stored
+
+
+_Refuses = Callable[[Call], str | None]
+
+
+def _kernels(
+    numbers: str, unavailable: Callable[[], str | None], refuses: _Refuses
+) -> tuple[Kernel, ...]:
+    make = partial(
+        Kernel, layout="plain", device="cuda", priority=50, unavailable=unavailable, refuses=refuses,
+        describe=_describe,
+    )  # fmt: skip
+    return (
+        make(f"triton_{numbers}_linear", "linear", fn=linear),
+        make(f"triton_{numbers}_mm", "mm", fn=mm),
+        make(f"triton_{numbers}_grouped_linear", "grouped_linear", fn=grouped_linear),
+        make(f"triton_{numbers}_grouped_mm", "grouped_mm", fn=grouped_mm),
+    )
+
+
+DYNAMIC_KERNELS = (
+    *_kernels("float8", why_not_float8, _refuses_float8),
+    *_kernels("int8", why_not, _refuses_int8),
+)

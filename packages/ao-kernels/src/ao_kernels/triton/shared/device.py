@@ -1,0 +1,100 @@
+"""Whether this machine can run the Triton kernels, and what the launches of them share.
+
+What is asked of a device at every launch is asked of torch once: which takes microseconds. Devices of
+tensors have an index, so they are always the same one.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "CAPABILITY",
+    "capability",
+    "current_device",
+    "on_device",
+    "processors",
+    "shared_memory",
+    "starts_early",
+    "why_not",
+    "why_not_float8",
+]
+
+#: the oldest devices that have what the kernels are written with: bfloat16, asynchronous copies
+CAPABILITY = (8, 0)
+
+
+def why_not() -> str | None:
+    """None, or a sentence that says why the Triton kernels cannot run here."""
+    if find_spec("triton") is None:
+        return 'Triton is not installed; pip install "ao-kernels[triton]"'
+    if not torch.cuda.is_available():
+        return "no CUDA device is available"
+    if torch.version.hip is not None:
+        return "the assembly in the Triton kernels is that of NVIDIA's devices"
+    found = torch.cuda.get_device_capability()
+    if found < CAPABILITY:
+        return "needs sm_{}{}, found sm_{}{}".format(*CAPABILITY, *found)
+    return None
+
+
+def why_not_float8() -> str | None:
+    """`why_not`, for kernels that convert to float8."""
+    if reason := why_not():
+        return reason
+    found = torch.cuda.get_device_capability()
+    return None if found >= (8, 9) else "needs sm_89 for float8, found sm_{}{}".format(*found)
+
+
+def on_device(x: Tensor) -> Any:
+    """A context for launches on the device of `x`: Triton launches on the current one."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+@lru_cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """Of a device without one, that of an H100."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+
+
+def current_device() -> torch.device:
+    """That of CUDA, or where there is none the processor's."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@lru_cache
+def processors(device: torch.device) -> int:
+    """How many blocks run at the same time at least; of any device, those of an H100 without one."""
+    if device.type != "cuda":
+        return 132
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@lru_cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a block can have at most; of any device, those of an H100 without one."""
+    if device.type != "cuda":
+        return 227 * 1024
+    properties = torch.cuda.get_device_properties(device)
+    found: int = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
+    return found
+
+
+@lru_cache
+def starts_early(device: torch.device) -> bool:
+    """Whether a kernel can be launched before the one in front of it has ended, also in a CUDA graph.
+
+    Programmatic dependent launch: sm_90, and for graphs a driver for CUDA 12.3.
+    """
+    if device.type != "cuda" or capability(device) < (9, 0):
+        return False
+    driver: int = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
+    return driver >= 12030

@@ -1,0 +1,1 @@
+"""2:4 sparsification of dense matrices."""

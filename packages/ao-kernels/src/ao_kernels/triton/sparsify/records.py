@@ -1,0 +1,74 @@
+"""The kernel records of 2:4 sparsification."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ao_core.layouts import Parts
+from ao_core.records import Call, Kernel
+from ao_core.registry import registry
+from ao_core.spec import Spec
+from ao_kernels.triton.shared.device import why_not
+from ao_kernels.triton.sparsify.op import INPUTS, sparsify24, tile_mask
+
+__all__ = ["SPARSIFY_KERNELS"]
+
+
+def quantize_two_four(x: Tensor, spec: Spec) -> Parts:
+    """The parts of a tensor (…, K), as the reference gives them, but for the bits of NaN."""
+    lead, k = x.shape[:-1], x.shape[-1]
+    values, index = sparsify24(x.reshape(-1, k))
+    return {"qdata": values.view(*lead, -1), "index": index.view(*lead, -1)}
+
+
+def _refuses_quantize(call: Call) -> str | None:
+    stored = registry.dtypes.get(call.spec.dtype).storage
+    if stored not in INPUTS:
+        return f"stores bfloat16 and float16, not {call.spec.dtype}"
+    if call.x_dtype != stored:
+        return (
+            f"stores values in the dtype that they have, {call.x_dtype}, not as {call.spec.dtype}"
+        )
+    if 0 in call.x_shape:
+        return f"is for tensors that are not empty, found shape {call.x_shape}"
+    return None
+
+
+class _MaskCall(Protocol):
+    """What the kernel looks at of a call of `tile_mask`, an op of ao-sparsity that may be missing."""
+
+    @property
+    def x_shape(self) -> tuple[int, ...]:
+        """Shape of the weight."""
+
+    @property
+    def x_dtype(self) -> torch.dtype:
+        """Dtype of the weight."""
+
+
+def _refuses_tiles(call: _MaskCall) -> str | None:
+    if call.x_dtype not in INPUTS:
+        return f"reads bfloat16 and float16, not {call.x_dtype}"
+    if len(call.x_shape) != 2 or 0 in call.x_shape:
+        return f"is for matrices that are not empty, found shape {call.x_shape}"
+    return None
+
+
+SPARSIFY_KERNELS = (
+    Kernel(
+        "triton_quantize_two_four",
+        "quantize",
+        "two_four",
+        "cuda",
+        quantize_two_four,
+        50,
+        why_not,
+        _refuses_quantize,
+    ),
+    Kernel(
+        "triton_tile_mask", "tile_mask", "two_four", "cuda", tile_mask, 50, why_not, _refuses_tiles
+    ),
+)

@@ -1,0 +1,91 @@
+"""The kernels of linear layers with weights in 4 bits whose activations are quantized to 8."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ao_core.numerics import full_block, scale_to_float
+from ao_core.records import Call, Kernel
+from ao_core.spec import WHOLE, Spec
+from ao_core.tensor import QTensor
+from ao_core.tensor.activations import lost_rows, static_qparams
+from ao_core.tensor.create import encode_parts
+from ao_kernels.triton.shared.device import current_device, why_not, why_not_float8
+from ao_kernels.triton.shared.tile_config import described
+from ao_kernels.triton.w4a8.layout import Plane32
+
+__all__ = ["DYNAMIC4_KERNELS", "DYNAMIC4_LAYOUTS"]
+
+_BLOCKS = ((1, WHOLE), (WHOLE, WHOLE))
+_OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
+#: products in int8 of a row whose sum may pass int32: each is of up to 2**14
+_TOO_LONG = 1 << 17
+
+
+def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+    """Quantize the activations, and multiply: scales, zero points and bias are applied inside."""
+    from ao_kernels.triton.w4a8.launch import plane32_linear
+
+    act, parts = w.spec.act, w.parts
+    assert act is not None
+    n, k = w.stored_shape
+    rows = x.reshape(-1, k)
+    lost = lost_rows(rows, act)
+    if lost is not None:
+        rows = rows.masked_fill(lost, 0)
+    left = encode_parts(rows, act, *static_qparams(w))
+    out: Tensor = plane32_linear(
+        left["qdata"], scale_to_float(left["scale"]), left.get("zero_point"), parts["qdata"], parts["scale"],
+        parts.get("zero_point"), parts.get("sums"), bias,
+        n, full_block(w.spec.block, (n, k))[-1], w.spec.dtype, x.dtype,
+    )  # fmt: skip
+    out = out if lost is None else out.masked_fill(lost, torch.nan)
+    return out.reshape(*x.shape[:-1], n)
+
+
+def _refuses_integers(call: Call) -> str | None:
+    k = call.weight_shape[-1]
+    if k >= _TOO_LONG and full_block(call.spec.block, call.weight_shape)[-1] >= k:
+        return f"sums rows in int32, which {k} columns may pass; groups are summed in float32"
+    return _refused(call, ("int8", "uint8"))
+
+
+def _refuses_float8(call: Call) -> str | None:
+    return _refused(call, ("f8e4m3",))
+
+
+def _refused(call: Call, formats: tuple[str, ...]) -> str | None:
+    act = call.spec.act
+    if act is None or act.dtype not in formats:
+        return f"needs activations in {' or '.join(formats)}, found {act}"
+    if act.block not in _BLOCKS or isinstance(act.scale_dtype, Spec):
+        return f"needs activations with one scale per row, or one for all, found {act}"
+    if call.x_dtype not in _OUTPUTS:
+        return f"writes bfloat16, float16 and float32, not {call.x_dtype}"
+    return None
+
+
+def _describe(call: Call) -> str:
+    from ao_kernels.triton.w4a8.launch import case_of
+
+    spec, act, (n, k) = call.spec, call.spec.act, call.weight_shape
+    assert act is not None  # accepted
+    case = case_of(
+        (act.dtype, spec.dtype, spec.zero_point), (getattr(torch, str(spec.scale_dtype)), call.x_dtype),
+        (max(call.m, 1), n, k), full_block(spec.block, (n, k))[-1], current_device(),
+    )  # fmt: skip
+    return f"activations as {act.dtype}, {described(case)}"
+
+
+DYNAMIC4_LAYOUTS = (Plane32(),)
+DYNAMIC4_KERNELS = (
+    Kernel(
+        "triton_int8_int4_linear", "linear", "plane32", "cuda", linear, 50,
+        why_not, _refuses_integers, _describe,
+    ),
+    Kernel(
+        "triton_float8_int4_linear", "linear", "plane32", "cuda", linear, 50,
+        why_not_float8, _refuses_float8, _describe,
+    ),
+)  # fmt: skip

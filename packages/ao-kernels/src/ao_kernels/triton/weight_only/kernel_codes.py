@@ -1,0 +1,134 @@
+"""What tiles of planes hold: the numbers of each, and the columns that they belong to."""
+
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+from ao_kernels.triton.weight_only import float4_ptx
+
+#: where the codes of floats of 4 bits lie
+PLACES = tl.constexpr(float4_ptx.PLACES)
+
+
+@triton.jit
+def column(plane, inner, PLANE: tl.constexpr, SPARSE: tl.constexpr):
+    """The columns of a tile that a plane has: SPARSE, two of every four of 32, otherwise neighbours."""
+    if SPARSE:
+        plane += inner // PLANE
+        column = plane // 2 * 32 + plane % 2 * 2 + inner % PLANE // 2 * 4 + inner % 2
+        column = tl.max_contiguous(tl.multiple_of(column, 2), 2)
+    else:
+        column = plane * PLANE + inner
+    return column
+
+
+@triton.jit
+def numbers(
+    row_at,
+    inner,
+    x_ptr,
+    table_ptr,
+    COLS: tl.constexpr,
+    WORDS: tl.constexpr,
+    PLANES: tl.constexpr,
+    OFFSET: tl.constexpr,
+    ORDER: tl.constexpr,
+    SPARSE: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """A tensor for each plane of a tile's numbers, in the type of the activations."""
+    element = x_ptr.dtype.element_ty
+    planes = ()
+    if ASM is None:
+        for j in tl.static_range(PLANES):
+            value = values(row_at, inner, j, table_ptr, COLS, WORDS, PLANES, ORDER, SPARSE)
+            planes += ((value - OFFSET).to(element),)
+    else:
+        at, words = row_at + inner[None, :], ()
+        for word in tl.static_range(WORDS):
+            words += (tl.load(at + word * (COLS * inner.shape[0])),)
+        CONSTRAINTS: tl.constexpr = "=&r," * PLANES + "r," * (WORDS - 1) + "r"
+        planes = tl.inline_asm_elementwise(
+            ASM, CONSTRAINTS, words, dtype=(element,) * PLANES, is_pure=True, pack=2
+        )
+    return planes
+
+
+@triton.jit
+def values(
+    row_at,
+    inner,
+    plane,
+    table_ptr,
+    COLS: tl.constexpr,
+    WORDS: tl.constexpr,
+    PLANES: tl.constexpr,
+    ORDER: tl.constexpr,
+    SPARSE: tl.constexpr,
+):
+    """The values of one plane in float32, without assembly."""
+    if SPARSE:
+        code = sparse_codes(row_at, inner, plane, COLS * inner.shape[0])
+    else:
+        code = codes(row_at, inner, plane, COLS * inner.shape[0], WORDS, PLANES, ORDER)
+    return tl.load(table_ptr + code).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def codes(
+    row_at,
+    inner,
+    plane,
+    NEXT: tl.constexpr,
+    WORDS: tl.constexpr,
+    PLANES: tl.constexpr,
+    ORDER: tl.constexpr,
+):
+    """The codes of one plane: without assembly, what `words.unpack_words` does; words are NEXT apart."""
+    BITS: tl.constexpr = 16 * WORDS // PLANES
+    CONTAINER: tl.constexpr = 1 if BITS == 1 else 2 if BITS == 2 else 4 if BITS <= 4 else 8
+    PER: tl.constexpr = 16 // CONTAINER
+    REST: tl.constexpr = CONTAINER - BITS
+    number, low = plane // PER, plane % PER * CONTAINER
+    at = inner
+    if ORDER == "pairs":
+        # nibble i of words h = 0 and 1 is nibble 2i + h of both
+        nibble = 2 * (low // 4) + inner % 2
+        at = inner - inner % 2 + nibble // 4
+        low = nibble % 4 * 4 + low % 4
+    if ORDER == "spread":
+        code = spread_codes(row_at, inner, plane)
+    elif number < WORDS:
+        code = tl.load(row_at + number * NEXT + at[None, :]).to(tl.int32) >> low
+    else:
+        code = tl.zeros((row_at.shape[0], inner.shape[0]), tl.int32)
+        for word in tl.static_range(WORDS):
+            stored = tl.load(row_at + word * NEXT + at[None, :]).to(tl.int32) >> low
+            code |= (stored >> BITS & ((1 << REST) - 1)) << REST * word
+        code = code >> BITS * (number - WORDS)
+    return code & ((1 << BITS) - 1)
+
+
+@triton.jit
+def spread_codes(row_at, inner, plane):
+    """The codes of one plane of floats of 4 bits, whose bits lie in `float4_ptx.PLACES`."""
+    own = tl.load(row_at + inner[None, :]).to(tl.int32) & 0xFFFF
+    words = own | tl.load(row_at + (inner ^ 1)[None, :]).to(tl.int32) << 16
+    bits = ()
+    for bit in tl.static_range(4):
+        bits += ((words >> PLACES[plane][bit] & 1) << bit,)
+    return bits[0] | bits[1] | bits[2] | bits[3]
+
+
+@triton.jit
+def sparse_codes(row_at, inner, plane, NEXT: tl.constexpr):
+    """The codes of one plane, 8 where none is kept: without assembly, what `assembly.two_of_four` does."""
+    group = plane // 2
+    at = row_at + (inner // 2 * 2 + group % 2)[None, :]
+    codes = tl.load(at + group // 4 * NEXT).to(tl.int32) >> group // 2 % 2 * 4
+    pattern = tl.load(at + 2 * NEXT).to(tl.int32) >> group // 2 * 4 & 7
+    first = tl.where(pattern < 3, 0, tl.where(pattern < 5, 1, 2))
+    second = tl.where(pattern == 0, 1, tl.where((pattern == 1) | (pattern == 3), 2, 3))
+    column = (plane % 2 * 2 + inner % 2)[None, :]
+    return tl.where(first == column, codes & 15, tl.where(second == column, codes >> 8 & 15, 8))

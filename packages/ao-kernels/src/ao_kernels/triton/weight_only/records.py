@@ -1,0 +1,180 @@
+"""The kernels of `linear`, `grouped_linear`, `embedding` and `dequantize` for weights in planes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ao_core.layouts import Parts
+from ao_core.numerics import full_block
+from ao_core.records import Call, Kernel
+from ao_core.registry import registry
+from ao_core.spec import Spec
+from ao_core.tensor import QTensor
+from ao_kernels.triton.shared.device import current_device, why_not
+from ao_kernels.triton.shared.dtypes import ELEMENTS
+from ao_kernels.triton.shared.tile_config import described
+from ao_kernels.triton.weight_only.formats import known
+from ao_kernels.triton.weight_only.launch import case_of
+from ao_kernels.triton.weight_only.layout import LAYOUTS as DENSE_LAYOUTS
+from ao_kernels.triton.weight_only.layout import tiling
+from ao_kernels.triton.weight_only.layout24 import Plane24
+
+__all__ = ["LAYOUTS", "PLANE16_KERNELS"]
+
+LAYOUTS = (*DENSE_LAYOUTS, Plane24())
+
+#: up to so many rows, decoding weights in every block of rows is cheaper than once for all; by the
+#: instructions counted in the proofs, not measured
+MOST_ROWS = {"none": 256, "int": 128, "float": 128}
+
+
+def plane16_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+    """Multiply by weights in planes: one launch, and with zero points one more."""
+    from ao_kernels.triton.weight_only import op
+
+    n, k = w.stored_shape
+    group = full_block(w.spec.block, (n, k))[-1]
+    parts = w.parts
+    out: Tensor = op.plane16_linear(
+        x, parts["qdata"], parts["scale"], parts.get("zero_point"), parts["table"], bias,
+        n, k, group, w.spec.dtype, _is_sparse(w.spec), parts.get("outer"),
+    )  # fmt: skip
+    return out
+
+
+def plane16_grouped_linear(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor:
+    """`plane16_linear` for the rows of each expert, in one launch that does not wait to know them."""
+    from ao_kernels.triton.weight_only.op_experts import ends_of, plane16_grouped_linear
+
+    _, n, k = w.stored_shape
+    group = full_block(w.spec.block, (n, k))[-1]
+    parts = w.parts
+    out: Tensor = plane16_grouped_linear(
+        x.reshape(-1, k), parts["qdata"], parts["scale"], parts.get("zero_point"), parts["table"],
+        ends_of(x, offs), n, k, group, w.spec.dtype, _is_sparse(w.spec), parts.get("outer"),
+    )  # fmt: skip
+    return out.reshape(*x.shape[:-1], n)
+
+
+def plane16_dequantize(
+    parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    """Dense values of `shape`, bit for bit those of the canonical layout."""
+    from ao_kernels.triton.weight_only import op
+
+    n, k = shape[-2:]
+    group = full_block(spec.block, shape)[-1]
+    out: Tensor = op.plane16_dequantize(
+        parts["qdata"], parts["scale"], parts.get("zero_point"), parts["table"],
+        n, k, group, spec.dtype, dtype, _is_sparse(spec), parts.get("outer"),
+    )  # fmt: skip
+    return out
+
+
+def _is_sparse(spec: Spec) -> bool:
+    return isinstance(registry.layouts.get(spec.layout), Plane24)
+
+
+def plane16_embedding(ids: Tensor, w: QTensor) -> Tensor:
+    """Rows of a weight in planes, with the bits of its dense values."""
+    from ao_kernels.triton.weight_only import op
+
+    (n, k), parts = w.stored_shape, w.parts
+    group = full_block(w.spec.block, (n, k))[-1]
+    out: Tensor = op.plane16_embedding(
+        ids, parts["qdata"], parts["scale"], parts.get("zero_point"), parts["table"],
+        n, k, group, w.spec.dtype, w.dtype, _is_sparse(w.spec), parts.get("outer"),
+    )  # fmt: skip
+    return out
+
+
+def _refuses_embedding(call: Call) -> str | None:
+    if call.x_dtype not in (torch.int32, torch.int64):
+        return f"looks up by int32 and int64, not {call.x_dtype}"
+    return None
+
+
+def _refuses_linear(call: Call) -> str | None:
+    return _refused(call, call.m, "rows")
+
+
+def _refuses_grouped_linear(call: Call) -> str | None:
+    return _refused(call, _rows_of_expert(call), "rows of an expert on average")
+
+
+def _refused(call: Call, rows: int, what: str) -> str | None:
+    if call.x_dtype not in ELEMENTS:
+        return f"needs activations in bfloat16 or float16, found {call.x_dtype}"
+    if rows > (most := MOST_ROWS[call.spec.zero_point]):
+        return f"is for up to {most} {what}, found {rows}: decoding once is cheaper"
+    return None
+
+
+def _rows_of_expert(call: Call) -> int:
+    """On average, rounded up."""
+    return -(-call.m // call.weight_shape[0])
+
+
+def _refuses_dequantize(call: Call) -> str | None:
+    if call.x_dtype not in (*ELEMENTS, torch.float32):
+        return f"writes float32, bfloat16 and float16, not {call.x_dtype}"
+    return None
+
+
+def _describe(call: Call) -> str:
+    spec, (n, k), m = call.spec, call.weight_shape, max(call.m, 1)
+    group, sparse = full_block(spec.block, (n, k))[-1], _is_sparse(spec)
+    scale = spec.scale_dtype if isinstance(spec.scale_dtype, str) else "e4m3 twice"
+    tiles = tiling(n, k, group, known(registry.dtypes.get(spec.dtype), sparse=sparse))
+    case = case_of(
+        spec.dtype,
+        tiles,
+        group,
+        call.x_dtype,
+        scale,
+        spec.zero_point,
+        m,
+        current_device(),
+        sparse=sparse,
+    )
+    return f"{described(case)}, sums in float32"
+
+
+def _describe_grouped(call: Call) -> str:
+    from ao_kernels.triton.weight_only.op_experts import regime_for
+
+    rows = regime_for(call.m, call.weight_shape[0]).rows
+    return f"all experts in one launch, blocks of {rows} rows, sums in float32"
+
+
+PLANE16_KERNELS = (
+    *(
+        Kernel(
+            f"triton_{layout.name}_linear", "linear", layout.name, "cuda", plane16_linear, 50,
+            why_not, _refuses_linear, _describe,
+        )
+        for layout in LAYOUTS
+    ),
+    *(
+        Kernel(
+            f"triton_{layout.name}_grouped_linear", "grouped_linear", layout.name, "cuda",
+            plane16_grouped_linear, 50, why_not, _refuses_grouped_linear, _describe_grouped,
+        )
+        for layout in LAYOUTS
+    ),
+    *(
+        Kernel(
+            f"triton_{layout.name}_embedding", "embedding", layout.name, "cuda",
+            plane16_embedding, 50, why_not, _refuses_embedding,
+        )
+        for layout in LAYOUTS
+    ),
+    *(
+        Kernel(
+            f"triton_{layout.name}_dequantize", "dequantize", layout.name, "cuda",
+            plane16_dequantize, 50, why_not, _refuses_dequantize,
+        )
+        for layout in LAYOUTS
+    ),
+)  # fmt: skip

@@ -1,0 +1,309 @@
+"""The layout `plane16`, and what its kernels say where they cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ao_core import WHOLE, Spec
+from ao_core.numerics import unpack_bits
+from ao_core.records import Call
+from ao_core.registry import registry
+from ao_core.tensor import quantize_tensor
+from ao_core.tensor.relayout import repack, to_layout
+from ao_core.testing import LayoutSuite
+from ao_core.testing.base import gaussian, same_bits
+from ao_kernels.triton.shared import device
+from ao_kernels.triton.weight_only import launch, op
+from ao_kernels.triton.weight_only.formats import known
+from ao_kernels.triton.weight_only.layout import tiling
+
+#: scales in e4m3 that have one scale themselves, as those of NVFP4
+NESTED = Spec("f8e4m3", (WHOLE, WHOLE))
+
+
+class TestPlane16(LayoutSuite):
+    layout = "plane16"
+    specs = (
+        Spec("f6e3m2", (1, 32), "float16"),
+        Spec("uint4", (1, 64), "float16", "int"),
+        Spec("f4e2m1", (1, 16), NESTED),
+    )
+
+
+class TestPlane16Bytes(LayoutSuite):
+    layout = "plane16_bytes"
+    specs = (Spec("f8e4m3", (1, WHOLE), "float32"),)
+    shapes = ((33, 70),)
+
+
+@pytest.mark.slow
+class TestPlane16Widths(LayoutSuite):
+    layout = "plane16"
+    specs = (
+        *(Spec(f"int{bits}", (1, 64), "float16") for bits in (1, 2, 3, 5, 6, 7, 8)),
+        Spec("uint3", (1, 32), "float16", "int"),
+        Spec("ternary", (1, WHOLE), "float16"),
+        Spec("f3e1m1", (1, 128), "float16"),
+        Spec("f5e2m2", (1, 256), "float16"),
+    )
+    shapes = ((33, 70),)
+
+
+@pytest.mark.slow
+class TestPlane16BytesKinds(LayoutSuite):
+    layout = "plane16_bytes"
+    specs = (Spec("f8e5m2", (1, 64), "float32"), Spec("uint8", (1, 128), "float32", "int"))
+    shapes = ((33, 70),)
+
+
+LINEAR = registry.kernels.get("triton_plane16_linear")
+
+
+def call(**changes):
+    fields = {
+        "op": "linear",
+        "spec": Spec("int4", (1, 128), "bfloat16", layout="plane16"),
+        "weight_shape": (256, 512),
+        "x_shape": (1, 512),
+        "x_dtype": torch.bfloat16,
+        "device": "cuda",
+    }
+    return Call(**{**fields, **changes})
+
+
+def test_where_each_code_lies():
+    """Word kk of a row holds the codes of columns kk, kk + 64, kk + 128, kk + 192 of its tile."""
+    q = quantize_tensor(
+        gaussian((130, 300)), Spec("uint4", (1, 64), zero_point="int", layout="packed")
+    )
+    words = to_layout(q, "plane16").qdata.squeeze(2).to(torch.int32) & 0xFFFF
+    assert words.shape == (2, 2, 128, 64)
+    codes = torch.zeros(256, 512, dtype=torch.int32)
+    scale, zero_point = q.scale.repeat_interleave(64, 1), q.zero_point.repeat_interleave(64, 1)
+    values = q.dequantize(torch.float32) / scale[:, :300] + zero_point[:, :300]
+    codes[:130, :300] = values.round().to(torch.int32)
+    for plane in range(4):
+        expected = codes.view(2, 128, 2, 4, 64)[:, :, :, plane].transpose(1, 2)
+        assert torch.equal(words >> 4 * plane & 15, expected)
+
+
+def test_where_the_bits_of_wider_codes_lie():
+    """By the words of `triton.words`: three words have six codes of 6 bits, and two in what is left over."""
+    q = quantize_tensor(gaussian((3, 128)), Spec("f6e3m2", (1, WHOLE), layout="packed"))
+    words = to_layout(q, "plane16").qdata.to(torch.int32) & 0xFFFF
+    assert words.shape == (1, 1, 3, 128, 16)
+    codes = unpack_bits(q.qdata, 6, 128).view(3, 8, 16)
+    a, b, c = words[0, 0, :, :3]
+    for word, low, high in ((a, 0, 1), (b, 2, 3), (c, 4, 5)):
+        assert torch.equal(word & 63, codes[:, low])
+        assert torch.equal(word >> 8 & 63, codes[:, high])
+    for container, plane in ((0, 6), (8, 7)):
+        left = [word >> container + 6 & 3 for word in (a, b, c)]
+        assert torch.equal(left[0] | left[1] << 2 | left[2] << 4, codes[:, plane])
+
+
+FORMATS = [
+    ("int2", "none"),
+    ("uint3", "int"),
+    ("f5e3m1", "none"),
+    ("int7", "none"),
+    ("ternary", "none"),
+    ("f3e1m1", "none"),
+    ("int4", "none"),
+    ("uint4", "int"),
+    ("uint4", "float"),
+    ("nf4", "none"),
+    ("f4e2m1", "none"),
+]
+
+
+@pytest.mark.parametrize("group", [16, 32, 64, 128, 256, 300, WHOLE])
+@pytest.mark.parametrize(("name", "zero_point"), [*FORMATS, ("uint8", "int"), ("f8e5m2", "none")])
+def test_and_back(group, name, zero_point):
+    """Bit for bit, whatever is padded; 300 is a group of the whole row, and of more than that."""
+    canonical, planes = ("packed", "plane16")
+    if registry.dtypes.get(name).bits == 8:
+        if group == 256:
+            group = 128  # no more columns are in a tile
+        canonical, planes = ("plain", "plane16_bytes")
+    for shape in ((130, 300), (1, 1), (128, 256)):
+        q = quantize_tensor(
+            gaussian(shape), Spec(name, (1, group), "float16", zero_point, canonical)
+        )
+        there = to_layout(q, planes)
+        assert there.spec.layout == planes
+        back = to_layout(there, canonical)
+        assert all(same_bits(back.parts[part], q.parts[part]) for part in q.part_names)
+
+
+@pytest.mark.parametrize("scale", ["e8m0", "e4m3", NESTED], ids=str)
+@pytest.mark.parametrize(
+    ("name", "group"), [("f4e2m1", 16), ("nf4", 64), ("int4", 256), ("int8", 32), ("f8e4m3", WHOLE)]
+)
+def test_scales_of_8_bits_and_back(name, group, scale):
+    """Bit for bit; scales of a row and a tile are neighbours."""
+    bits = registry.dtypes.get(name).bits
+    canonical, planes = ("plain", "plane16_bytes") if bits == 8 else ("packed", "plane16")
+    for shape in ((130, 300), (1, 1)):
+        q = quantize_tensor(gaussian(shape), Spec(name, (1, group), scale, layout=canonical))
+        there = to_layout(q, planes)
+        back = to_layout(there, canonical)
+        assert same_bits(back.qdata, q.qdata)
+        grid, found = q.scale, back.scale
+        if scale is NESTED:
+            assert same_bits(found.scale, grid.scale)
+            grid, found = grid.qdata, found.qdata
+        assert same_bits(found, grid)
+        tiles = tiling(*shape, group if group != WHOLE else shape[1], known(q.format))
+        codes = there.parts["scale"].view(torch.uint8)
+        places = codes.view(tiles.blocks, -1, 128, tiles.beside)
+        n, at = shape[0] - 1, grid.shape[1] - 1
+        block, row, tile, place = n // 128, n % 128, at // tiles.beside, at % tiles.beside
+        assert places[block, tile, row, place] == grid.view(torch.uint8)[n, at]
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "words"),
+    [
+        (Spec("dynamic8", (1, 64)), (16, 64), "no assembly that decodes dynamic8"),
+        (Spec("codebook3", (1, 64)), (16, 64), "codebook3 one for each block"),
+        (Spec("int6", (1, 256)), (16, 512), "needs groups of (16, 32, 64, 128)"),
+        (Spec("uint4", (1, 64)), (16, 64), "zero points of unsigned integers"),
+        (Spec("int4", (1, 64), zero_point="int"), (16, 64), "zero points of unsigned integers"),
+        (Spec("int4", (1, 64), act=Spec("int8", (1, WHOLE))), (16, 64), "activations"),
+        (Spec("nf4", (1, 64), Spec("int8", (1, 256))), (16, 64), "f8e4m3 with one float32"),
+        (Spec("int4", (1, 8)), (16, 64), "needs groups of"),
+        (Spec("int4", (1, 48)), (16, 96), "needs groups of"),
+        (Spec("int4", (2, 64)), (16, 64), "needs groups of"),
+        (Spec("int4", (WHOLE, WHOLE)), (1, 64), "needs groups of"),
+        (Spec("int4", (2, 1, 64)), (2, 16, 64), "needs groups of"),
+        (Spec("int4", (1, WHOLE, 64)), (2, 1, 64), "needs groups of"),
+        (Spec("int4", (1, 64)), (2, 2, 16, 64), "2 or 3 dimensions"),
+    ],
+)
+def test_what_does_not_fit(spec, shape, words):
+    layout = registry.layouts.get("plane16")
+    assert words in layout.refuses(spec, shape, registry.dtypes.get(spec.dtype))
+
+
+def test_whole_bytes_only():
+    layout = registry.layouts.get("plane16_bytes")
+    spec = Spec("int4", (1, 64))
+    assert "int4 has 4" in layout.refuses(spec, (16, 64), registry.dtypes.get("int4"))
+
+
+def test_without_a_device_the_reason_is_a_sentence():
+    reason = LINEAR.unavailable()
+    assert reason is not None
+    assert len(reason.split()) >= 3
+
+
+def test_reasons(monkeypatch):
+    monkeypatch.setattr(device, "find_spec", lambda name: None)
+    assert "Triton is not installed" in device.why_not()
+    monkeypatch.setattr(device, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device.why_not() == "no CUDA device is available"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    assert device.why_not() == "needs sm_80, found sm_75"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert device.why_not() is None
+
+
+@pytest.fixture
+def devices():
+    """Those that the test makes up: what is known of them does not outlive it."""
+    asked = (device.capability, device.processors, device.shared_memory, device.starts_early)
+    for each in asked:
+        each.cache_clear()
+    yield
+    for each in asked:
+        each.cache_clear()
+
+
+@pytest.mark.usefixtures("devices")
+@pytest.mark.parametrize(
+    ("found", "driver", "early"),
+    [((9, 0), 12030, True), ((9, 0), 12020, False), ((8, 9), 13000, False), ((10, 0), 13000, True)],
+)
+def test_who_starts_early(monkeypatch, found, driver, early):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found)
+    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: driver, raising=False)
+    assert device.starts_early(torch.device("cuda", 0)) is early
+    assert device.starts_early(torch.device("cpu")) is False
+
+
+@pytest.mark.usefixtures("devices")
+def test_each_device_is_asked_once(monkeypatch):
+    asked = []
+
+    def properties(device):
+        asked.append(device.index)
+        return SimpleNamespace(multi_processor_count=100 + device.index)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    found = [device.processors(torch.device("cuda", index)) for index in (0, 1, 0, 1)]
+    assert (found, asked) == ([100, 101, 100, 101], [0, 1])
+
+
+def test_calls_that_are_refused():
+    assert LINEAR.refuses(call()) is None
+    assert LINEAR.refuses(call(x_shape=(0, 512))) is None
+    assert LINEAR.refuses(call(x_shape=(2, 128, 512))) is None
+    assert "float32" in LINEAR.refuses(call(x_dtype=torch.float32))
+    assert "found 257" in LINEAR.refuses(call(x_shape=(257, 512)))
+    asymmetric = Spec("uint4", (1, 128), "bfloat16", "int", layout="plane16")
+    assert "found 129" in LINEAR.refuses(call(spec=asymmetric, x_shape=(129, 512)))
+
+
+def test_lookups():
+    kernel = registry.kernels.get("triton_plane16_embedding")
+    assert kernel.refuses(call(op="embedding", x_shape=(3,), x_dtype=torch.int64)) is None
+    assert "int16" in kernel.refuses(call(op="embedding", x_shape=(3,), x_dtype=torch.int16))
+
+
+def test_on_other_devices_weights_stay_as_they_are():
+    q = quantize_tensor(gaussian((256, 512)).bfloat16(), Spec("int4", (1, 128), layout="packed"))
+    assert repack(q).spec.layout != "plane16"
+
+
+def test_the_ops_know_their_results_without_running():
+    spec = Spec("int4", (1, 64), "bfloat16", layout="plane16")
+    w = to_layout(quantize_tensor(gaussian((140, 300)), replace(spec, layout="packed")), "plane16")
+    with torch._subclasses.FakeTensorMode() as mode:
+        qdata, scale, table = map(mode.from_tensor, (w.qdata, w.scale, w.table))
+        x = torch.empty(2, 3, 300, dtype=torch.bfloat16)
+        out = op.plane16_linear(x, qdata, scale, None, table, None, 140, 300, 64, "int4")
+        assert (out.shape, out.dtype) == ((2, 3, 140), torch.bfloat16)
+        dense = op.plane16_dequantize(
+            qdata, scale, None, table, 140, 300, 64, "int4", torch.float16
+        )
+        assert (dense.shape, dense.dtype) == ((140, 300), torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "rows", "splits"),
+    [
+        (4096, 4096, 1, 4),  # 32 blocks: four each make 128
+        (28672, 4096, 1, 1),  # 224 blocks are enough
+        (6144, 4096, 1, 4),
+        (1024, 4096, 1, 4),  # no block gets fewer than four tiles
+        (1024, 512, 1, 1),
+        (4096, 14336, 1, 4),
+        (4096, 4096, 4, 1),
+    ],
+)
+def test_splits(n, k, rows, splits):
+    fmt = known(registry.dtypes.get("int4"))
+    assert launch.splits_of(tiling(n, k, 128, fmt), rows, 132) == splits
+
+
+def test_regimes():
+    assert [launch.regime_of(m).rows for m in (1, 16, 17, 32, 33, 64, 65, 256)] == [
+        16, 16, 32, 32, 64, 64, 64, 64
+    ]  # fmt: skip

@@ -1,0 +1,184 @@
+"""How kernels of the op "adam_step" are tested: against the rule in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ao_core import Kernel, OpCall, QTensor, Spec, quantize_tensor
+from ao_core.testing import KernelCase, OpTrial
+from ao_core.testing.base import gaussian, same_bits
+from ao_optim.adam import AdamCall, moment_spec
+from ao_optim.formats import FORMATS
+
+__all__ = ["ADAM"]
+
+#: greatest relative error of rounding to the parameters' dtype
+_ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
+#: large, so that a step is larger than the rounding of bfloat16
+_LR = 0.3
+_BETAS = (0.9, 0.99)
+_EPS = 1e-8
+
+_F32, _BF16 = (
+    moment_spec(torch.empty(0, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16)
+)
+
+
+def _pairs() -> Iterator[tuple[Spec, Spec]]:
+    """Formats of the two moments: dense, those of ao-optim, and one whose squares are in another format."""
+    yield _F32, _F32
+    yield _BF16, _BF16
+    for found in FORMATS.values():
+        if isinstance(found.signed, Spec) and isinstance(found.unsigned, Spec):
+            yield found.signed, found.unsigned
+    float8 = FORMATS["float8"].signed
+    assert isinstance(float8, Spec)
+    yield float8, replace(float8, dtype="uint8")
+    yield float8, _F32
+
+
+class _Adam(OpTrial):
+    """A batch is the shapes of the parameters, and what differs of the options."""
+
+    specs: Sequence[Any] = tuple(_pairs())
+    shapes = ((700,),)
+    dtypes = (torch.float32, torch.bfloat16)
+    batches: Sequence[Any] = (
+        (((700,),), {"decoupled": True, "step": 1}),
+        (((1,), (256,), (257,), (0,), (3, 5, 70)), {"decoupled": False, "step": 7}),
+        (((40, 30), (255,)), {"decoupled": True, "maximize": True, "step": 100}),
+        (((600,),), {"decoupled": True, "step": 3, "seed": 5}),
+    )
+
+    def cases(
+        self,
+        kernel: Kernel,
+        devices: Sequence[str],
+        specs: Sequence[Any],
+        shapes: Sequence[tuple[int, ...]],
+        dtypes: Sequence[torch.dtype],
+    ) -> list[KernelCase]:
+        """Every pair of formats whose first is in the kernel's layout."""
+        return [
+            KernelCase(pair, shape, dtype, device)
+            for device in devices
+            for pair in specs
+            if kernel.layout in ("*", pair[0].layout)
+            for shape in shapes
+            for dtype in dtypes
+        ]
+
+    def call(self, op: str, case: KernelCase, batch: Any) -> OpCall | None:
+        shapes, options = batch
+        if "seed" in options and case.dtype == torch.float32:
+            return None
+        numel = sum(torch.Size(shape).numel() for shape in shapes)
+        first, second = case.specs
+        return AdamCall(first, second, numel, case.dtype, case.dtype, case.device, op)
+
+    def odd_calls(self, call: Any) -> Iterator[OpCall]:
+        for dtype in (torch.float16, torch.float64):
+            yield replace(call, param_dtype=dtype)
+            yield replace(call, grad_dtype=dtype)
+
+    def samples(
+        self, case: KernelCase, batch: Any, seed: int
+    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        shapes, changed = batch
+        options: dict[str, Any] = {
+            "lr": _LR, "betas": _BETAS, "eps": _EPS, "weight_decay": 0.1, "maximize": False, "seed": None,
+            **changed,
+        }  # fmt: skip
+        params, grads, first, second = (
+            [gaussian(shape, seed=seed + 10 * place + i) for i, shape in enumerate(shapes)]
+            for place in range(4)
+        )
+        params, grads = ([x.to(case.device, case.dtype) for x in each] for each in (params, grads))
+        moments = (
+            [_stored(0.1 * x, case.specs[0], case.device) for x in first],
+            [_stored(0.01 * x.square(), case.specs[1], case.device) for x in second],
+        )
+        args = (params, grads, *moments, options)
+        yield args, [_rule(*each, **options) for each in zip(*args[:-1], strict=True)]
+
+    def run(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        *lists, options = args
+        params, *others = ([x.clone() for x in each] for each in lists)
+        fn(params, *others, **options)
+        changed = [not same_bits(x, y) for x, y in zip(others[0], lists[1], strict=True)]
+        assert not any(changed), "the kernel changed gradients"
+        return params, *others[1:], lists[0], options
+
+    def check(self, actual: Any, expected: Any, case: KernelCase, bound: float) -> None:
+        params, first, second, before, options = actual
+        # stochastic rounding is off by up to a whole step, of dense bfloat16 moments too
+        steps = 1 if options["seed"] is None else 2
+        for param, m, v, old, (p64, m64, v64) in zip(
+            params, first, second, before, expected, strict=True
+        ):
+            error, change = (param.double() - p64).norm(), (p64 - old.double()).norm()
+            assert error <= 1e-5 * change + steps * _ROUNDING[case.dtype] * p64.norm(), (
+                f"parameters are off by {error:.1e}"
+            )
+            for moment, exact, spec in ((m, m64, case.specs[0]), (v, v64, case.specs[1])):
+                best = (_values(_stored(exact.float(), spec, case.device)) - exact).norm()
+                error = (_values(moment) - exact).norm()
+                assert error <= 1.01 * steps * best + 1e-5 * exact.norm(), (
+                    f"a moment is off by {error:.1e}"
+                )
+
+    def same(self, a: Any, b: Any) -> bool:
+        pairs = zip(_leaves(a[:3]), _leaves(b[:3]), strict=True)
+        return all(same_bits(x, y) for x, y in pairs)
+
+    def strided(self, args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+        return iter(())  # kernels may expect contiguous tensors
+
+
+def _stored(value: Tensor, spec: Spec, device: str) -> Tensor:
+    dense = {_F32: torch.float32, _BF16: torch.bfloat16}.get(spec)
+    if dense is not None:
+        return value.to(device, dense)
+    return quantize_tensor(value.to(device), spec)
+
+
+def _values(moment: Tensor) -> Tensor:
+    if isinstance(moment, QTensor):
+        return moment.dequantize(torch.float32).double()
+    return moment.double()
+
+
+def _leaves(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    return [
+        leaf
+        for each in lists
+        for x in each
+        for leaf in ([part for _, part in x.leaves()] if isinstance(x, QTensor) else [x])
+    ]
+
+
+def _rule(
+    param: Tensor, grad: Tensor, m: Tensor, v: Tensor, *, lr: float, betas: tuple[float, float],
+    eps: float, weight_decay: float, step: int, decoupled: bool, maximize: bool, seed: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Parameter and moments after the step, in float64.
+
+    Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2.
+    """
+    p, g = param.double(), -grad.double() if maximize else grad.double()
+    if not decoupled:
+        g = g + weight_decay * p
+    m = betas[0] * _values(m) + (1 - betas[0]) * g
+    v = betas[1] * _values(v) + (1 - betas[1]) * g.square()
+    unbiased = m / (1 - betas[0] ** step), v / (1 - betas[1] ** step)
+    p = p * (1 - lr * weight_decay) if decoupled else p
+    return p - lr * unbiased[0] / (unbiased[1].sqrt() + eps), m, v
+
+
+#: what `Op.trials` returns
+ADAM = _Adam()
