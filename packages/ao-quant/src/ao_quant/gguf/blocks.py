@@ -68,9 +68,9 @@ def _fields() -> dict[str, dict[str, Field]]:
     nibbles = _planes(12, 8, 4, 4)
     scales_of_k = {
         "scale.scale": Field(_half(0)),
-        "zero.scale": Field(_half(2)),
+        "zero_point.scale": Field(_half(2)),
         "scale.qdata": Field(_six_bits(4, nibbles[:4])),
-        "zero.qdata": Field(_six_bits(8, nibbles[4:])),
+        "zero_point.qdata": Field(_six_bits(8, nibbles[4:])),
     }
     return {
         "q4_0": {"qdata": Field(_planes(2, 32, 16, 4), True), "scale": Field(_half(0))},
@@ -93,8 +93,8 @@ def _fields() -> dict[str, dict[str, Field]]:
             "qdata": Field(_planes(16, 256, 32, 2)),
             "scale.qdata": Field(_planes(0, 32, 16, 4)[:16]),
             "scale.scale": Field(_half(80)),
-            "zero.qdata": Field(_planes(0, 32, 16, 4)[16:]),
-            "zero.scale": Field(_half(82)),
+            "zero_point.qdata": Field(_planes(0, 32, 16, 4)[16:]),
+            "zero_point.scale": Field(_half(82)),
         },
         "q3_k": {
             "qdata": Field(_joined(_planes(32, 256, 32, 2), _planes(0, 256, 32, 1)), True),
