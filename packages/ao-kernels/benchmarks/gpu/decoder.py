@@ -182,7 +182,7 @@ def random_model(
     *,
     device: str = "cpu",
     std: float | None = None,
-    finish: Callable[[nn.Module], object] = lambda part: None,
+    epilogue: Callable[[nn.Module], object] = lambda part: None,
 ) -> Decoder:
     """A model with normal weights; each matrix has its own.
 
@@ -191,7 +191,7 @@ def random_model(
         dtype: of all parameters.
         device: where they are made.
         std: of the weights; by default what keeps the size of activations.
-        finish: called with the embedding, each block and the head as soon as it has its weights: what
+        epilogue: called with the embedding, each block and the head as soon as it has its weights: what
             quantizes it there never has the whole model in `dtype`.
     """
     with torch.device("meta"):
@@ -209,7 +209,7 @@ def random_model(
             else:
                 size = 1 / math.sqrt(parameter.shape[-1]) if std is None else std
                 fill(parameter, noise.roll(4097 * next(numbers)), size)
-        finish(part)
+        epilogue(part)
     return model.eval()
 
 

@@ -48,14 +48,14 @@ def model_of(shape: Shape, name: str, device: str, dtype: torch.dtype) -> Decode
     """Weights from N(0, 0.02), quantized block by block on the device where they are made."""
     blocks, head = MODELS[name]
 
-    def finish(part: nn.Module) -> None:
+    def epilogue(part: nn.Module) -> None:
         if isinstance(part, nn.Embedding):
             return
         config = head if isinstance(part, nn.Linear) else blocks
         if config is not None:
             ao_core.quantize_(part, config, strict=True)
 
-    return random_model(shape, dtype, device=device, std=0.02, finish=finish)
+    return random_model(shape, dtype, device=device, std=0.02, epilogue=epilogue)
 
 
 class Generator:

@@ -37,7 +37,7 @@ def compiled(kernel, *names):
 def test_planes():
     from ao_kernels.triton.weight_only import kernel
 
-    found = compiled(kernel.linear, "PLANES", "ORDER", "SPARSE", "HAS_ZERO", "ROWS")
+    found = compiled(kernel.linear, "PLANES", "ORDER", "SPARSE", "HAS_ZERO", "BLOCK_M")
     for numbers, sparse in (
         *((name, False) for name in ("int4", "uint4", "nf4", "f4e2m1", "int8", "f8e4m3")), ("int4", True)
     ):  # fmt: skip
@@ -47,40 +47,44 @@ def test_planes():
             for k in WIDTHS:
                 tiles = tiling(n, k, 128, fmt)
                 for m in ROWS:
-                    for rows, warps, stages, splits in launch.settings_of(tiles, m, 132):
+                    for rows, warps, stages, splits in launch.launch_configs_of(tiles, m, 132):
                         assert (*kind, rows, warps, stages, splits > 1) in found
 
 
 def test_planes_beside_activations_in_8_bits():
     from ao_kernels.triton.w4a8 import kernel
 
-    found = compiled(kernel.linear, "HAS_ZERO", "ROWS")
+    found = compiled(kernel.linear, "HAS_ZERO", "BLOCK_M")
     for zero_point in (False, True):
         for n in WIDTHS:
             for k in WIDTHS:
                 tiles = w4a8_tiling(n, k, 128)
                 for m in ROWS:
-                    for *how, splits in w4a8.settings_of(tiles, m, 132, zero_point=zero_point):
+                    for *how, splits in w4a8.launch_configs_of(
+                        tiles, m, 132, zero_point=zero_point
+                    ):
                         assert (zero_point, *how, splits > 1) in found
 
 
 def test_blocks():
     from ao_kernels.triton.bsr import kernel
 
-    found = compiled(kernel.linear, "SIDE", "ROWS")
+    found = compiled(kernel.linear, "SIDE", "BLOCK_M")
     for side in SIDES:
         for dtype in (torch.bfloat16, torch.float32):
             for m in ROWS:
                 for blocks in (0, 10, 1000, 100000):
-                    for rows, *how, splits in bsr.settings_of(side, m, dtype, blocks, 64, 132):
+                    for rows, *how, splits in bsr.launch_configs_of(
+                        side, m, dtype, blocks, 64, 132
+                    ):
                         assert (side, rows, *how, splits > 1) in found
 
 
 def test_scaled():
     from ao_kernels.triton.scaled_mm import kernel
 
-    found = compiled(kernel.product, "ROWS", "COLS", "PROMOTE")
+    found = compiled(kernel.product, "BLOCK_M", "BLOCK_N", "PROMOTE")
     for m in ROWS:
         for promote in (False, True):
-            for rows, cols, *how in scaled_mm.regimes_of(m, largest=not promote):
+            for rows, cols, *how in scaled_mm.tile_configs_of(m, largest=not promote):
                 assert (rows, cols, promote, *how, False) in found

@@ -14,7 +14,7 @@ from ao_core.tensor.codec import decode_parts
 from ao_core.tensor.create import encode_parts
 from ao_core.testing.base import gaussian
 from ao_kernels.triton.scaled_mm import launch as scaled
-from ao_kernels.triton.scaled_mm.launch import REGIMES, launch, scaled_product
+from ao_kernels.triton.scaled_mm.launch import TILE_CONFIGS, launch, scaled_product
 from ao_kernels.triton.scaled_mm.records import grouped_linear, grouped_mm, linear, mm
 
 # Triton 3.6 with NumPy 2.2
@@ -36,7 +36,7 @@ def near(out, expected, bound):
 
 @pytest.mark.parametrize("tma", [True, False])
 @pytest.mark.parametrize(
-    ("numbers", "blocks", "regime", "fast_accum"),
+    ("numbers", "blocks", "config", "fast_accum"),
     [
         (("f8e4m3", "f8e4m3"), (ROW, ROW), 0, True),
         (("f8e5m2", "f8e4m3"), (TENSOR, TENSOR), 1, True),
@@ -50,7 +50,7 @@ def near(out, expected, bound):
     ],
     ids=str,
 )
-def test_every_kind_of_scales(numbers, blocks, regime, fast_accum, tma):
+def test_every_kind_of_scales(numbers, blocks, config, fast_accum, tma):
     specs = [Spec(*each) for each in zip(numbers, blocks, strict=True)]
     m, n, k = 140, 150, 300
     x = [
@@ -62,7 +62,7 @@ def test_every_kind_of_scales(numbers, blocks, regime, fast_accum, tma):
     out = launch(
         *(each[name] for name in ("qdata", "scale") for each in parts),
         *(KINDS[block] for block in blocks), torch.float32, bias=bias, fast_accum=fast_accum,
-        regime=REGIMES[regime], tma=tma,
+        config=TILE_CONFIGS[config], tma=tma,
     )  # fmt: skip
     near(out, decoded(x[0], specs[0]) @ decoded(x[1], specs[1]).t() + bias.double(), 1e-6)
 

@@ -15,8 +15,8 @@ from ao_core.tensor.create import encode_parts
 from ao_core.tensor.relayout import to_layout
 from ao_core.testing.base import gaussian
 from ao_core.testing.samples import activations
-from ao_kernels.triton.shared.tile_config import Setting
-from ao_kernels.triton.w4a8.launch import launch, plane32_linear, regime_of
+from ao_kernels.triton.shared.tile_config import LaunchConfig
+from ao_kernels.triton.w4a8.launch import launch, plane32_linear, tile_config_of
 from ao_kernels.triton.w4a8.records import linear
 
 # Triton 3.6 with NumPy 2.2
@@ -87,13 +87,13 @@ def test_linear(spec, shape):
 @pytest.mark.parametrize("spec", [SPECS[0], SPECS[6]], ids=str)
 @pytest.mark.parametrize("m", [50, 130])
 def test_more_rows(spec, m):
-    """In one block, and in several."""
+    """In one block, and in k_offsets."""
     near(weight(spec, (140, 304)), m, None, 1, 1e-6)
 
 
 def near(w, m, bias, splits, bound):
     x = gaussian((m, w.shape[1]), seed=m) + 0.5
-    setting = Setting(*regime_of(m, zero_point=w.spec.zero_point != "none"), splits)
+    setting = LaunchConfig(*tile_config_of(m, zero_point=w.spec.zero_point != "none"), splits)
     out = launch(*operands(x, w), bias, *sizes(w), torch.float32, setting=setting)
     expected = activations(x, w) @ w.dequantize(torch.float32).double().t()
     if bias is not None:

@@ -41,7 +41,7 @@ SPECS = (
     Spec("uint2", (1, 64), "float16", "int"),
     Spec("f6e3m2", (1, 32), "e8m0"),
 )
-#: the rest of the widths, with groups of several sizes
+#: the rest of the widths, with groups of k_offsets sizes
 MORE = (
     *(Spec(f"int{bits}", (1, 64), "float16") for bits in (1, 2, 3, 5, 6, 7)),
     Spec("uint3", (1, WHOLE), "float32", "float"),
@@ -56,7 +56,7 @@ MORE = (
 EVERY = pytest.mark.parametrize(
     "spec", [*SPECS, *(pytest.param(spec, marks=pytest.mark.slow) for spec in MORE)], ids=str
 )
-#: rows and columns that tiles do not divide; less than a tile; tiles for several blocks
+#: rows and columns that tiles do not divide; less than a tile; tiles for k_offsets blocks
 SHAPES = ((140, 300), (16, 70), (100, 520))
 
 
@@ -94,8 +94,10 @@ def test_linear(spec, shape):
     bias = gaussian((n,), seed=7).half()
     for m, splits in ((0, 1), (1, 1), (3, 2), (17, 2), (70, 1)):
         x = gaussian((m, k), seed=m).half()
-        outer = w.parts.get("outer")
-        out = op.launch_linear(x, *operands(w), bias, *sizes(w), outer=outer, splits=splits)
+        global_scale = w.parts.get("global_scale")
+        out = op.launch_linear(
+            x, *operands(w), bias, *sizes(w), global_scale=global_scale, splits=splits
+        )
         expected = x.double() @ w.dequantize(torch.float32).double().t() + bias.double()
         assert (out.shape, out.dtype) == ((m, n), torch.float16)
         assert (out.double() - expected).norm() <= 5e-4 * expected.norm()
@@ -166,16 +168,16 @@ def test_what_is_not_finite_stays_in_its_row():
 
 
 @pytest.mark.parametrize(
-    ("spec", "outer"), [(SPECS[0], None), (SPECS[3], torch.tensor([0.5]))], ids=["", "all"]
+    ("spec", "global_scale"), [(SPECS[0], None), (SPECS[3], torch.tensor([0.5]))], ids=["", "all"]
 )
-def test_custom_ops(spec, outer):
+def test_custom_ops(spec, global_scale):
     """Schema, fake implementations and registration, for `torch.compile`.
 
     The check of schemas cannot compare float8, so other scales have a scale here.
     """
     w = weight(spec, (16, 70))
     x = gaussian((2, 3, 70)).half()
-    last = False, outer
+    last = False, global_scale
     for each, args in (
         (torch.ops.ao_kernels.plane16_linear, (x, *operands(w), None, *sizes(w), *last)),
         (torch.ops.ao_kernels.plane16_dequantize, (*operands(w), *sizes(w), torch.float32, *last)),

@@ -20,7 +20,7 @@ from ao_core.tensor.relayout import to_layout
 from ao_core.testing.base import gaussian
 from ao_kernels.triton.shared.kernel_offsets import find
 from ao_kernels.triton.weight_only import op_experts as experts
-from ao_kernels.triton.weight_only.launch import REGIMES
+from ao_kernels.triton.weight_only.launch import TILE_CONFIGS
 
 # Triton 3.6 with NumPy 2.2
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
@@ -57,7 +57,15 @@ def arguments(w: QTensor, offs: torch.Tensor) -> tuple[object, ...]:
     *_, n, k = w.shape
     group = full_block(w.spec.block, (n, k))[-1]
     parts = (w.qdata, w.scale, w.parts.get("zero_point"), w.table, offs)
-    return (*parts, n, k, group, w.spec.dtype, w.spec.layout == "plane24", w.parts.get("outer"))
+    return (
+        *parts,
+        n,
+        k,
+        group,
+        w.spec.dtype,
+        w.spec.layout == "plane24",
+        w.parts.get("global_scale"),
+    )
 
 
 def kernel(op: str, w: QTensor):
@@ -90,12 +98,12 @@ def test_grouped_linear(spec):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("regime", REGIMES, ids=str)
-def test_every_regime(regime):
+@pytest.mark.parametrize("config", TILE_CONFIGS, ids=str)
+def test_every_regime(config):
     w, counts = weight(SPECS[1]), (70, 0, 65, 20)
     x = gaussian((sum(counts), SHAPE[2])).half()
     ends = torch.tensor(counts[:-1]).cumsum(0).to(torch.int32)
-    near(experts.launch(x, *arguments(w, ends), regime=regime), expected(x, w, counts))
+    near(experts.launch(x, *arguments(w, ends), config=config), expected(x, w, counts))
 
 
 def test_bits_of_each_expert_alone():
@@ -142,7 +150,7 @@ def places(offs_ptr, out_ptr, M, experts, ROWS: tl.constexpr, GROUPS: tl.constex
 
 def tiles_of(ends: list[int], m: int, rows: int) -> list[list[int]]:
     """(first row, end, expert) of each tile that is launched."""
-    launched = experts.row_tiles(m, len(ends), rows)
+    launched = experts.most_m_tiles(m, len(ends), rows)
     out = torch.empty(launched, 3, dtype=torch.int32)
     offs = torch.tensor(ends, dtype=torch.int32)
     places[(launched,)](offs, out, m, len(ends), rows, experts.groups_of(len(ends)))

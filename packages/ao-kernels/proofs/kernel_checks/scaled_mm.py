@@ -7,14 +7,14 @@ from functools import partial
 
 import torch
 
-from ao_kernels.triton.scaled_mm.launch import REGIMES, STEP, Regime, constants
+from ao_kernels.triton.scaled_mm.launch import BLOCK_K, TILE_CONFIGS, TileConfig, constants
 from ao_triton_checks.aot import Build
 from ao_triton_checks.limits import Check
 from kernel_checks.common import BF16, FP16, FP32, SHARED, TYPES
 
 __all__ = ["CHECKS", "SLOW_CHECKS"]
 
-_LARGE, _MIDDLE, _LOW, _SMALL = REGIMES
+_LARGE, _MIDDLE, _LOW, _SMALL = TILE_CONFIGS
 _SQUARE, _BLOCK = ("block", "square"), ("block", "block")
 #: arch → multiplications of 8 bits that the tensor cores of a processor do in a cycle
 _MACS = {80: 2048, 89: 1024, 90: 4096}
@@ -25,7 +25,7 @@ _CODES = {"e4m3": "fp8e4nv", "e5m2": "fp8e5", "int8": "i8"}
 class _Product:
     """A product as the kernel `product` is compiled for it, with a bias."""
 
-    regime: Regime
+    config: TileConfig
     numbers: tuple[str, str] = ("e4m3", "e4m3")
     kinds: tuple[str, str] = ("row", "row")
     arch: int = 90
@@ -41,7 +41,7 @@ class _Product:
         grouped = f" experts below {self.groups}" if self.groups else ""
         return (
             f"sm_{self.arch} {' × '.join(self.numbers)} scales {' × '.join(self.kinds)}{''.join(more)}"
-            f"{grouped} {TYPES[self.dtype][1:]} tile {self.regime.rows} × {self.regime.cols}"
+            f"{grouped} {TYPES[self.dtype][1:]} tile {self.config.block_m} × {self.config.block_n}"
         )
 
 
@@ -49,12 +49,12 @@ def _build(case: _Product) -> Build:
     """The kernel `product`, as `scaled.launch` does for sizes that are multiples of 16."""
     from ao_kernels.triton.scaled_mm import kernel
 
-    regime, tma, integers = case.regime, case.arch >= 90, case.numbers[0] == "int8"
+    config, tma, integers = case.config, case.arch >= 90, case.numbers[0] == "int8"
     promote = not integers and (case.kinds[0] == "block" or not case.fast_accum)
     operands = {}
-    for name, numbers, rows in zip("ab", case.numbers, regime[:2], strict=True):
+    for name, numbers, rows in zip("ab", case.numbers, config[:2], strict=True):
         code = _CODES[numbers]
-        operands[name] = f"tensordesc<{code}[{rows}, {STEP}]>" if tma else f"*{code}"
+        operands[name] = f"tensordesc<{code}[{rows}, {BLOCK_K}]>" if tma else f"*{code}"
     pointers = {
         "a_scale_ptr": "*fp32",
         "b_scale_ptr": "*fp32",
@@ -64,9 +64,9 @@ def _build(case: _Product) -> Build:
         "offs_ptr": "*i32" if case.groups else "*fp32",
         "out_ptr": TYPES[case.dtype],
     }
-    sizes = ["M", "N", "K", "stride_a", "stride_b", "row_tiles", "experts"]
+    sizes = ["M", "N", "K", "stride_a", "stride_b", "m_tiles", "experts"]
     chosen = constants(
-        regime, case.kinds, integers=integers, promote=promote, zero_point=case.zero_point, bias=True,
+        config, case.kinds, integers=integers, promote=promote, zero_point=case.zero_point, bias=True,
         groups=case.groups, tma=tma,
     )  # fmt: skip
     if not case.groups:
@@ -78,8 +78,8 @@ def _build(case: _Product) -> Build:
         {**operands, **pointers, **dict.fromkeys(sizes, "i32")},
         chosen,
         case.arch,
-        regime.num_warps,
-        regime.num_stages,
+        config.num_warps,
+        config.num_stages,
         aligned=(*plain, *pointers, "N", "K", "stride_a", "stride_b"),
     )
 
@@ -89,21 +89,23 @@ def _check(budget: float, registers: int, case: _Product) -> Check:
 
     The smallest tiles are for few rows, and wait for weights: theirs are for 128 bytes of those.
     """
-    regime, build = case.regime, partial(_build, case)
-    shared = min(SHARED[case.arch], (regime.rows + regime.cols) * STEP * regime.num_stages + 1024)
+    config, build = case.config, partial(_build, case)
+    shared = min(
+        SHARED[case.arch], (config.block_m + config.block_n) * BLOCK_K * config.num_stages + 1024
+    )
     if case.arch >= 100:
         # tensor memory: another loop, for which no budget is known
         return Check(case.name, build, registers, shared)
     integers = case.numbers[0] == "int8"
     if case.arch == 90:
         # 64 rows × 32 columns of a for a warp group; of integers, 128 columns of the result at most
-        count = regime.rows * STEP // (64 * 32) // (regime.num_warps // 4)
-        halves = regime.cols // 128 if integers and regime.cols > 128 else 1
+        count = config.block_m * BLOCK_K // (64 * 32) // (config.num_warps // 4)
+        halves = config.block_n // 128 if integers and config.block_n > 128 else 1
         counts = {"IGMMA" if integers else "QGMMA": count * halves}
         present = "UTMALDG"
     else:
         # 16 rows × 8 columns × 32 for a warp
-        count = regime.rows * regime.cols * STEP // (16 * 8 * 32) // regime.num_warps
+        count = config.block_m * config.block_n * BLOCK_K // (16 * 8 * 32) // config.num_warps
         counts = {"IMMA" if integers else "QMMA": count}
         present = "LDGSTS"
     return Check(
@@ -112,8 +114,10 @@ def _check(budget: float, registers: int, case: _Product) -> Check:
         registers,
         shared,
         # where each of few threads needs the scales of all columns, they come through shared memory
-        conversions=1 if case.kinds == _BLOCK and regime == _LOW else 0,
-        work=regime.cols * STEP * (1 / 128 if regime == _SMALL else regime.rows / _MACS[case.arch]),
+        conversions=1 if case.kinds == _BLOCK and config == _LOW else 0,
+        work=config.block_n
+        * BLOCK_K
+        * (1 / 128 if config == _SMALL else config.block_m / _MACS[case.arch]),
         budget=budget,
         holding=tuple(counts),
         counts=counts,

@@ -115,7 +115,7 @@ def build_bsr(
     """
     from ao_kernels.triton.bsr import kernel
 
-    regime, x = bsr.regime_of(m, side, dtype), TYPES[dtype]
+    config, x = bsr.tile_config_of(m, side, dtype), TYPES[dtype]
     pointers = {
         "x_ptr": x,
         "blocks_ptr": x,
@@ -125,15 +125,15 @@ def build_bsr(
         "bias_ptr": x,
         "out_ptr": x,
         "partial_ptr": "*fp32" if splits > 1 else x,
-        "lock_ptr": "*i32" if splits > 1 else x,
+        "semaphore_ptr": "*i32" if splits > 1 else x,
     }
     return Build(
         kernel.linear,
         {**pointers, **dict.fromkeys(("M", "N", "K", "stride_x"), "i32")},
-        bsr.settings(side, regime, splits, dtype, bias=True, even=even),
+        bsr.settings(side, config, splits, dtype, bias=True, even=even),
         arch,
-        regime.num_warps,
-        regime.num_stages + stages,
+        config.num_warps,
+        config.num_stages + stages,
         (*pointers, "N", "K", "stride_x"),
     )
 
@@ -151,18 +151,18 @@ def _bsr_gate(
 
     Warp groups multiply 64 × 16, before sm_90 and in smaller blocks warps 16 × 16 by 8 rows.
     """
-    regime = bsr.regime_of(m, side, dtype)
-    chosen = bsr.settings(side, regime, 4, dtype, bias=True, even=even)
-    columns = chosen["AT_ONCE"] * side
+    config = bsr.tile_config_of(m, side, dtype)
+    chosen = bsr.settings(side, config, 4, dtype, bias=True, even=even)
+    columns = chosen["BLOCKS_PER_DOT"] * side
     ragged = "" if even else " ragged"
-    name = f"sm_{arch} bsr {side} {TYPES[dtype][1:]} rows {regime.rows}{ragged}"
+    name = f"sm_{arch} bsr {side} {TYPES[dtype][1:]} rows {config.block_m}{ragged}"
     build = partial(build_bsr, side, m, dtype, even=even, arch=arch)
     groups = arch == 90 and side == 64
     if arch >= 100 and side == 64:  # tensor memory: another loop, for which no budget is known
         return Check(name, build, 255, 227 * 1024)
     counts = {}
     if dtype != FP32:
-        hmma = side * columns * regime.rows // (16 * 16 * 8 * regime.num_warps)
+        hmma = side * columns * config.block_m // (16 * 16 * 8 * config.num_warps)
         counts = {"HGMMA": columns // 16} if groups else {"HMMA": hmma}
     return Check(
         name,
@@ -178,7 +178,7 @@ def _bsr_gate(
 
 def _bsr_fits(side: int, m: int, dtype: torch.dtype, splits: int, stages: int) -> Check:
     """Neither spills nor takes more than there is: for settings that measuring may choose."""
-    rows = bsr.regime_of(m, side, dtype).rows
+    rows = bsr.tile_config_of(m, side, dtype).block_m
     name = f"sm_90 bsr {side} {TYPES[dtype][1:]} rows {rows} splits {splits} stages {stages:+d}"
     build = partial(build_bsr, side, m, dtype, splits=splits, stages=stages)
     # with two stages the places of the smallest blocks change threads, which measuring may mind
@@ -203,7 +203,7 @@ SLOW_CHECKS: tuple[Check, ...] = (
         for m in (16, 64, 4096)
         for dtype in (BF16, FP32)
         for splits, stages in ((1, 0), (1, -1), (4, -1))
-        if (m, dtype) != (4096, FP32)  # the regime of 64
+        if (m, dtype) != (4096, FP32)  # the config of 64
     ),
     _rows_gate(19.0, FP16),
     _rows_gate(24.5, vector=False),

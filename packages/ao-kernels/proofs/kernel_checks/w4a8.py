@@ -7,9 +7,9 @@ from functools import partial
 
 import torch
 
-from ao_kernels.triton.shared.tile_config import Regime
-from ao_kernels.triton.shared.tiling import COLS
-from ao_kernels.triton.w4a8.layout import PLANE, PLANES, stored, tiling
+from ao_kernels.triton.shared.tile_config import TileConfig
+from ao_kernels.triton.shared.tiling import BLOCK_N
+from ao_kernels.triton.w4a8.layout import PLANE_K, PLANES, stored, tiling
 from ao_triton_checks.aot import Build
 from ao_triton_checks.limits import Check
 from kernel_checks.common import BF16, FP32, REGISTERS, SHARED, TYPES
@@ -17,13 +17,13 @@ from kernel_checks.common import BF16, FP32, REGISTERS, SHARED, TYPES
 __all__ = ["CHECKS", "SLOW_CHECKS"]
 
 _RULES = _SMALL, _MIDDLE, _LARGE, _MANY = (
-    Regime(16, 4, 4),
-    Regime(32, 4, 4),
-    Regime(64, 8, 3),
-    Regime(128, 8, 3),
+    TileConfig(16, 4, 4),
+    TileConfig(32, 4, 4),
+    TileConfig(64, 8, 3),
+    TileConfig(128, 8, 3),
 )
-#: those with which more blocks share a processor: `launch.settings_around`
-_FEWER = tuple(regime._replace(num_stages=regime.num_stages - 1) for regime in _RULES)
+#: those with which more blocks share a processor: `launch.launch_configs_around`
+_FEWER = tuple(config._replace(num_stages=config.num_stages - 1) for config in _RULES)
 #: a weight whose tiles are all full, and one whose last tiles are not
 _EVEN, _RAGGED = (4096, 4096), (4000, 4112)
 _ROW = _EVEN[1]
@@ -34,7 +34,7 @@ class _Product:
     """A product as the kernel `linear` is compiled for it, with a bias."""
 
     act: str
-    regime: Regime
+    config: TileConfig
     group: int
     zero_dtype: torch.dtype | None = None
     scale_dtype: torch.dtype = BF16
@@ -47,11 +47,11 @@ class _Product:
     def name(self) -> str:
         zero_point = "" if self.zero_dtype is None else f" zero {TYPES[self.zero_dtype][1:]}"
         ragged = "" if self.shape == _EVEN else " ragged"
-        stages = "" if self.regime in _RULES else f" stages {self.regime.num_stages}"
+        stages = "" if self.config in _RULES else f" stages {self.config.num_stages}"
         whole = " no splits" if self.splits == 1 else ""
         return (
             f"sm_{self.arch} {self.act} × int4 g{self.group} scale {TYPES[self.scale_dtype][1:]}{zero_point} "
-            f"rows {self.regime.rows} to {TYPES[self.dtype][1:]}{ragged}{stages}"
+            f"rows {self.config.block_m} to {TYPES[self.dtype][1:]}{ragged}{stages}"
             f"{whole}"
         )
 
@@ -75,39 +75,39 @@ def _build(case: _Product) -> Build:
         "bias_ptr": out,
         "out_ptr": out,
         "partial_ptr": "*fp32",
-        "lock_ptr": "*i32",
+        "semaphore_ptr": "*i32",
     }
-    sizes = ("M", "N", "K", "stride_x", "tiles", "tiles_a_split")
+    sizes = ("M", "N", "K", "stride_x", "k_tiles", "tiles_per_split")
     return Build(
         kernel.linear,
         {**pointers, **dict.fromkeys(sizes, "i32")},
         constants(
-            how, tiling(n, k, case.group), case.regime, case.splits, case.scale_dtype, divmod(case.arch, 10),
+            how, tiling(n, k, case.group), case.config, case.splits, case.scale_dtype, divmod(case.arch, 10),
             zero_point=case.zero_dtype is not None, x_zero=case.act == "uint8", bias=True,
-            early=case.arch >= 90,
+            pdl=case.arch >= 90,
         ),
         case.arch,
-        case.regime.num_warps,
-        case.regime.num_stages,
+        case.config.num_warps,
+        case.config.num_stages,
         aligned=(*pointers, *(("N",) if n % 16 == 0 else ()), "K", "stride_x"),
     )  # fmt: skip
 
 
 def _check(budget: float, case: _Product) -> Check:
     """For 128 bytes of weights: with `_MANY` tensor cores are busy 8 cycles with them, of 4 instructions."""
-    build, warps, integers = partial(_build, case), case.regime.num_warps, case.act != "f8e4m3"
+    build, warps, integers = partial(_build, case), case.config.num_warps, case.act != "f8e4m3"
     # the product of zero points, after the loop that is counted, has a loop of its own
     conversions = 0 if case.zero_dtype is None or case.group == _ROW else 2
     if case.arch >= 100 and (not integers or conversions):
         # tensor memory: another loop, for which no budget is known
         return Check(case.name, build, REGISTERS, SHARED[case.arch], conversions=9)
-    numbers = COLS * PLANES * PLANE
+    numbers = BLOCK_N * PLANES * PLANE_K
     if case.arch == 90:
         # 64 × 32 weights a warp group and instruction
         counts = {"IGMMA" if integers else "QGMMA": numbers // (64 * 32 * (warps // 4))}
     else:
         # 16 × 32 weights a warp, and 8 rows of activations
-        mma = numbers * case.regime.rows // (16 * 32 * 8 * warps)
+        mma = numbers * case.config.block_m // (16 * 32 * 8 * warps)
         counts = {"IMMA" if integers else "QMMA": mma}
     return Check(
         case.name,
@@ -124,9 +124,9 @@ def _check(budget: float, case: _Product) -> Check:
     )
 
 
-def _fits(regime: Regime, splits: int, zero_dtype: torch.dtype | None) -> Check:
+def _fits(config: TileConfig, splits: int, zero_dtype: torch.dtype | None) -> Check:
     """Neither spills nor takes more than there is: for settings that measuring may choose."""
-    case = _Product("uint8", regime, 128, zero_dtype, splits=splits)
+    case = _Product("uint8", config, 128, zero_dtype, splits=splits)
     conversions = 0 if zero_dtype is None else 2
     return Check(case.name, partial(_build, case), REGISTERS, SHARED[case.arch], conversions)
 
@@ -172,8 +172,8 @@ SLOW_CHECKS = (
     _check(0, _Product("int8", _SMALL, 128, BF16, arch=100)),
     _check(0, _Product("f8e4m3", _SMALL, 128, arch=100)),
     _check(0, _Product("f8e4m3", _MANY, 128, arch=100)),
-    *(_fits(regime, 4, None) for regime in _FEWER),
-    *(_fits(regime, 1, None) for regime in (*_RULES, *_FEWER)),
-    *(_fits(regime, 4, torch.uint8) for regime in (_SMALL, _MIDDLE, _LARGE, *_FEWER[:-1])),
-    *(_fits(regime, 1, torch.uint8) for regime in (_SMALL, _MIDDLE, _LARGE, *_FEWER[:-1])),
+    *(_fits(config, 4, None) for config in _FEWER),
+    *(_fits(config, 1, None) for config in (*_RULES, *_FEWER)),
+    *(_fits(config, 4, torch.uint8) for config in (_SMALL, _MIDDLE, _LARGE, *_FEWER[:-1])),
+    *(_fits(config, 1, torch.uint8) for config in (_SMALL, _MIDDLE, _LARGE, *_FEWER[:-1])),
 )

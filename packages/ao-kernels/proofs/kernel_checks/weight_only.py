@@ -9,10 +9,15 @@ import torch
 
 from ao_core.registry import registry
 from ao_kernels.triton.shared.dtypes import ELEMENTS
-from ao_kernels.triton.shared.tile_config import Regime
-from ao_kernels.triton.shared.tiling import COLS, Tiling
+from ao_kernels.triton.shared.tile_config import TileConfig
+from ao_kernels.triton.shared.tiling import BLOCK_N, Tiling
 from ao_kernels.triton.weight_only.formats import Format, known
-from ao_kernels.triton.weight_only.launch import REGIMES, ahead, constants, stages_of
+from ao_kernels.triton.weight_only.launch import (
+    TILE_CONFIGS,
+    constants,
+    prefetch_options,
+    stages_of,
+)
 from ao_kernels.triton.weight_only.layout import tiling
 from ao_kernels.triton.weight_only.scales import KINDS
 from ao_triton_checks.aot import Build
@@ -23,7 +28,7 @@ __all__ = ["CHECKS", "SLOW_CHECKS"]
 
 #: a weight whose tiles are all full, and one whose last tiles are not
 _EVEN, _RAGGED = (4096, 4096), (4000, 4112)
-_SMALL, _MIDDLE, _LARGE = REGIMES
+_SMALL, _MIDDLE, _LARGE = TILE_CONFIGS
 _ROW = _EVEN[1]
 
 
@@ -32,7 +37,7 @@ class _Product:
     """A product as the kernel `linear` is compiled for it, with a bias."""
 
     numbers: str
-    regime: Regime
+    config: TileConfig
     group: int
     x_dtype: torch.dtype = BF16
     scale_dtype: torch.dtype = BF16
@@ -40,7 +45,7 @@ class _Product:
     shape: tuple[int, int] = _EVEN
     arch: int = 90
     sparse: bool = False
-    outer: bool = False
+    global_scale: bool = False
     splits: int = 4
     #: 0: one weight
     experts: int = 0
@@ -61,13 +66,13 @@ class _Product:
         ragged = "" if self.shape == _EVEN else " ragged"
         kept = " 2:4" if self.sparse else ""
         scale = KINDS.get(self.scale_dtype) or TYPES[self.scale_dtype][1:]
-        twice = " twice" if self.outer else ""
-        stages = "" if self.regime in REGIMES else f" stages {self.regime.num_stages}"
+        twice = " twice" if self.global_scale else ""
+        stages = "" if self.config in TILE_CONFIGS else f" stages {self.config.num_stages}"
         whole = " no splits" if self.splits == 1 else ""
         of = f" of {self.experts} experts" if self.experts else ""
         return (
             f"sm_{self.arch} {self.numbers}{kept} g{self.group} {ELEMENTS[self.x_dtype]} scale "
-            f"{scale}{twice}{zero_point} rows {self.regime.rows}{ragged}{stages}{whole}{of}"
+            f"{scale}{twice}{zero_point} rows {self.config.block_m}{ragged}{stages}{whole}{of}"
         )
 
 
@@ -82,31 +87,39 @@ def _build(case: _Product) -> Build:
         "x_ptr": x,
         "w_ptr": "*i16",
         "scale_ptr": scale,
-        "outer_ptr": "*fp32" if case.outer else scale,
+        "global_scale_ptr": "*fp32" if case.global_scale else scale,
         "zero_ptr": scale if case.zero_dtype is None else TYPES[case.zero_dtype],
         "table_ptr": "*i32",
         "sums_ptr": x if case.zero_dtype is None else "*fp32",
         "offs_ptr" if case.experts else "bias_ptr": "*i32" if case.experts else x,
         "out_ptr": x,
         "partial_ptr": "*fp32",
-        "lock_ptr": "*i32",
+        "semaphore_ptr": "*i32",
     }
-    sizes: tuple[str, ...] = ("M", "N", "K", "stride_x", "stride_sums", "tiles", "tiles_a_split")
-    sized, early = {"N": n, "K": k, "stride_x": k, "stride_sums": 16}, case.arch >= 90
-    own = ahead(case.regime, early=early)
+    sizes: tuple[str, ...] = (
+        "M",
+        "N",
+        "K",
+        "stride_x",
+        "stride_sums",
+        "k_tiles",
+        "tiles_per_split",
+    )
+    sized, pdl = {"N": n, "K": k, "stride_x": k, "stride_sums": 16}, case.arch >= 90
+    own = prefetch_options(case.config, pdl=pdl)
     if case.experts:
-        sizes, own = (*sizes, "experts"), {"GROUPS": groups_of(case.experts), "EARLY": early}
+        sizes, own = (*sizes, "experts"), {"GROUPS": groups_of(case.experts), "PDL": pdl}
     return Build(
         kernel_experts.linear if case.experts else kernel.linear,
         {**pointers, **dict.fromkeys(sizes, "i32")},
         constants(
-            case.format, case.tiles, case.regime, case.splits,
+            case.format, case.tiles, case.config, case.splits,
             case.x_dtype, case.scale_dtype, case.zero_dtype, bias=not case.experts,
-            outer=case.outer, sm80=case.arch < 89,
+            global_scale=case.global_scale, sm80=case.arch < 89,
         ) | own,
         case.arch,
-        case.regime.num_warps,
-        stages_of(case.format, case.tiles, case.regime, SHARED[case.arch]),
+        case.config.num_warps,
+        stages_of(case.format, case.tiles, case.config, SHARED[case.arch]),
         aligned=(*pointers, *(name for name, size in sized.items() if size % 16 == 0)),
     )  # fmt: skip
 
@@ -117,13 +130,13 @@ def _check(budget: float, case: _Product) -> Check:
     if case.arch >= 100:
         # tensor memory: another loop, for which no budget is known
         return Check(case.name, build, REGISTERS, SHARED[case.arch])
-    tiles, warps = case.tiles, case.regime.num_warps
-    words = COLS * tiles.plane
+    tiles, warps = case.tiles, case.config.num_warps
+    words = BLOCK_N * tiles.plane_k
     # 64 × 16 weights a warp group and instruction; before, 16 × 16 weights a warp and 8 columns
     hgmma = tiles.planes * words // (64 * 16 * (warps // 4))
     # to launch the next kernel, to bring known weights nearer, and to wait for the one before
-    early = ("PREEXIT", "ACQBULK") if case.experts else ("PREEXIT", "CCTL", "ACQBULK")
-    hmma = tiles.planes * words * case.regime.rows // (16 * 16 * 8 * warps)
+    pdl = ("PREEXIT", "ACQBULK") if case.experts else ("PREEXIT", "CCTL", "ACQBULK")
+    hmma = tiles.planes * words * case.config.block_m // (16 * 16 * 8 * warps)
     return Check(
         case.name,
         build,
@@ -133,16 +146,16 @@ def _check(budget: float, case: _Product) -> Check:
         budget=budget,
         counts={"HGMMA": hgmma} if case.arch == 90 else {"HMMA": hmma},
         present=("LDGSTS", "LOP3"),
-        anywhere=early if case.arch == 90 else (),
+        anywhere=pdl if case.arch == 90 else (),
     )
 
 
-def _fits(numbers: str, regime: Regime, splits: int, arch: int = 90) -> Check:
+def _fits(numbers: str, config: TileConfig, splits: int, arch: int = 90) -> Check:
     """Neither spills nor takes more than there is: for settings that measuring may choose."""
     group, scale, zero_point = _USUAL[numbers]
     sparse = numbers.endswith(" 2:4")
     case = _Product(
-        numbers.removesuffix(" 2:4"), regime, group, scale_dtype=scale, zero_dtype=zero_point, arch=arch,
+        numbers.removesuffix(" 2:4"), config, group, scale_dtype=scale, zero_dtype=zero_point, arch=arch,
         sparse=sparse, splits=splits,
     )  # fmt: skip
     return Check(case.name, partial(_build, case), REGISTERS, SHARED[arch])
@@ -159,23 +172,23 @@ def _build_embedding(numbers: str, arch: int) -> Build:
         "ids_ptr": "*i64",
         "w_ptr": "*i16",
         "scale_ptr": "*bf16",
-        "outer_ptr": "*bf16",
+        "global_scale_ptr": "*bf16",
         "zero_ptr": "*bf16",
         "table_ptr": "*i32",
         "out_ptr": "*bf16",
     }
-    sizes = ("count", "N", "K", "tiles")
+    sizes = ("count", "N", "K", "k_tiles")
     chosen = {
         "IDS": IDS,
-        "COLS": COLS,
+        "BLOCK_N": BLOCK_N,
         "WORDS": fmt.words,
         "PLANES": tiles.planes,
-        "PLANE": tiles.plane,
-        "CHAIN": tiles.chain,
+        "PLANE_K": tiles.plane_k,
+        "PLANES_PER_GROUP": tiles.planes_per_group,
         "ORDER": fmt.order,
         "SPARSE": fmt.sparse,
         "SCALE": None,
-        "HAS_OUTER": False,
+        "HAS_GLOBAL_SCALE": False,
         "HAS_ZERO": fmt.offset != 0,
     }
     types = {**pointers, **dict.fromkeys(sizes, "i32")}
@@ -200,16 +213,16 @@ _USUAL: dict[str, tuple[int, torch.dtype, torch.dtype | None]] = {
     "f8e4m3": (_ROW, FP32, None),
     "f4e2m1": (32, _E8M0, None),
 }
-#: those with which more blocks share a processor: `launch.settings_around`
-_FEWER = tuple(regime._replace(num_stages=regime.num_stages - 1) for regime in REGIMES)
+#: those with which more blocks share a processor: `launch.launch_configs_around`
+_FEWER = tuple(config._replace(num_stages=config.num_stages - 1) for config in TILE_CONFIGS)
 _SETTINGS = (
     *(
-        _fits(numbers, regime, splits)
-        for regime in (*REGIMES, *_FEWER)
+        _fits(numbers, config, splits)
+        for config in (*TILE_CONFIGS, *_FEWER)
         for splits in (1, 4)
         for numbers in _USUAL
     ),
-    *(_fits("int4", regime, 4, arch) for regime in _FEWER for arch in (80, 89, 100)),
+    *(_fits("int4", config, 4, arch) for config in _FEWER for arch in (80, 89, 100)),
 )
 CHECKS = (
     _embedding_gate("uint4", 90),
@@ -235,7 +248,7 @@ CHECKS = (
     _check(22.1, _Product("int3", _SMALL, 128)),
     _check(20.7, _Product("f6e3m2", _SMALL, 128)),
     _check(28.4, _Product("f4e2m1", _SMALL, 32, scale_dtype=_E8M0)),
-    _check(37.5, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, outer=True)),
+    _check(37.5, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, global_scale=True)),
     _check(28.4, _Product("int4", _SMALL, 128, sparse=True)),
     _check(34.4, _Product("int4", _SMALL, 128, arch=80, sparse=True)),
     _check(18.1, _Product("int4", _SMALL, 128, experts=8)),
@@ -292,12 +305,12 @@ _CHOSEN = (
     _check(36.5, _Product("f4e2m1", _SMALL, 32, FP16, _E8M0)),
     _check(45.6, _Product("f4e2m1", _LARGE, 32, scale_dtype=_E8M0)),
     _check(20.2, _Product("f8e4m3", _SMALL, 32, scale_dtype=_E8M0)),
-    _check(29.5, _Product("nf4", _SMALL, 64, scale_dtype=_E4M3, outer=True)),
+    _check(29.5, _Product("nf4", _SMALL, 64, scale_dtype=_E4M3, global_scale=True)),
     _check(26.8, _Product("f4e2m1", _SMALL, 32, scale_dtype=_E8M0, arch=80)),
-    _check(40.9, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, outer=True, arch=80)),
-    _check(35.2, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, outer=True, arch=89)),
+    _check(40.9, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, global_scale=True, arch=80)),
+    _check(35.2, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, global_scale=True, arch=89)),
     _check(0, _Product("f4e2m1", _SMALL, 32, scale_dtype=_E8M0, arch=100)),
-    _check(0, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, outer=True, arch=100)),
+    _check(0, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, global_scale=True, arch=100)),
     _check(36.7, _Product("int4", _SMALL, 32, sparse=True)),
     _check(32.6, _Product("int4", _SMALL, 64, sparse=True)),
     _check(27.9, _Product("int4", _SMALL, 256, sparse=True)),
@@ -322,7 +335,7 @@ _CHOSEN = (
     _check(17.5, _Product("int4", _SMALL, 128, arch=89, experts=8)),
     _check(0, _Product("int4", _SMALL, 128, arch=100, experts=8)),
     _check(30.8, _Product("f4e2m1", _SMALL, 32, scale_dtype=_E8M0, experts=8)),
-    _check(38.0, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, outer=True, experts=8)),
+    _check(38.0, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, global_scale=True, experts=8)),
 )
 _NAMES = {check.name for check in (*CHECKS, *_CHOSEN)}
 SLOW_CHECKS = (*_CHOSEN, *(check for check in _SETTINGS if check.name not in _NAMES))

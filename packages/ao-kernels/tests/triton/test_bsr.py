@@ -66,8 +66,8 @@ def test_calls():
 
     assert KERNEL.refuses(call()) is None
     assert "torch.bfloat16, found torch.float16" in KERNEL.refuses(call(torch.float16))
-    assert KERNEL.describe(call(m=5000)).startswith("blocks of 128 rows")
-    assert KERNEL.describe(call()).startswith("blocks of 16 rows")
+    assert KERNEL.describe(call(m=5000)).startswith("tiles of 128 rows")
+    assert KERNEL.describe(call()).startswith("tiles of 16 rows")
 
 
 @pytest.mark.parametrize(

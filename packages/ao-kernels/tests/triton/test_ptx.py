@@ -55,7 +55,7 @@ def values_of(fmt, element):
 
 def table_registers(fmt, element):
     """What `load_table` loads, from where the kernel finds it in the part `table`."""
-    if not fmt.looked_up:
+    if not fmt.is_lut:
         return {}
     start = len(fmt.values) + 16 * (element == "fp16")
     words = fmt.table().numpy().view(np.uint32)[start:][:16]
@@ -241,7 +241,7 @@ def test_formats_that_are_not_known(name):
 def test_integers_that_begin_elsewhere_are_looked_up():
     for values in ((0.5, 1.5, 2.5, 3.5), (200.0, 201.0)):
         fmt = format_of(lut_dtype("odd", values))
-        assert fmt.looked_up
+        assert fmt.is_lut
         assert fmt.values == values
 
 

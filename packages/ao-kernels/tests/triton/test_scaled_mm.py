@@ -10,7 +10,7 @@ import torch
 from ao_core import WHOLE, Spec
 from ao_core.records import Call
 from ao_core.registry import registry
-from ao_kernels.triton.scaled_mm.launch import REGIMES, aligned, regime_of, scaled_product
+from ao_kernels.triton.scaled_mm.launch import TILE_CONFIGS, aligned, scaled_product, tile_config_of
 
 TENSOR, ROW, GROUP, SQUARE = (WHOLE, WHOLE), (1, WHOLE), (1, 128), (128, 128)
 
@@ -114,8 +114,8 @@ def test_grouped_blocks_are_squares():
     ],
 )
 def test_regimes(m, n, experts, largest, tile):
-    assert regime_of(m, n, experts, 132, largest=largest)[:2] == tile
-    assert len(REGIMES) <= 4
+    assert tile_config_of(m, n, experts, 132, largest=largest)[:2] == tile
+    assert len(TILE_CONFIGS) <= 4
 
 
 def test_rows_that_begin_anywhere():

@@ -14,7 +14,7 @@ from ao_core.tensor import quantize_tensor
 from ao_core.tensor.relayout import to_layout
 from ao_core.testing import LayoutSuite
 from ao_core.testing.base import gaussian, same_bits
-from ao_kernels.triton.w4a8.launch import plane32_linear, regime_of
+from ao_kernels.triton.w4a8.launch import plane32_linear, tile_config_of
 from ao_kernels.triton.w4a8.layout import stored
 
 ROW, TENSOR = (1, WHOLE), (WHOLE, WHOLE)
@@ -145,8 +145,15 @@ def test_what_they_refuse():
 
 
 def test_regimes():
-    assert [regime_of(m).rows for m in (1, 16, 17, 64, 65, 4096)] == [16, 16, 32, 64, 128, 128]
-    assert [regime_of(m, zero_point=True).rows for m in (16, 65, 4096)] == [16, 64, 64]
+    assert [tile_config_of(m).block_m for m in (1, 16, 17, 64, 65, 4096)] == [
+        16,
+        16,
+        32,
+        64,
+        128,
+        128,
+    ]
+    assert [tile_config_of(m, zero_point=True).block_m for m in (16, 65, 4096)] == [16, 64, 64]
 
 
 def test_the_op_knows_its_result_without_running():

@@ -160,9 +160,14 @@ def test_scales_of_8_bits_and_back(name, group, scale):
         assert same_bits(found, grid)
         tiles = tiling(*shape, group if group != WHOLE else shape[1], known(q.format))
         codes = there.parts["scale"].view(torch.uint8)
-        places = codes.view(tiles.blocks, -1, 128, tiles.beside)
+        places = codes.view(tiles.n_tiles, -1, 128, tiles.groups_per_tile)
         n, at = shape[0] - 1, grid.shape[1] - 1
-        block, row, tile, place = n // 128, n % 128, at // tiles.beside, at % tiles.beside
+        block, row, tile, place = (
+            n // 128,
+            n % 128,
+            at // tiles.groups_per_tile,
+            at % tiles.groups_per_tile,
+        )
         assert places[block, tile, row, place] == grid.view(torch.uint8)[n, at]
 
 
@@ -218,7 +223,7 @@ def test_reasons(monkeypatch):
 @pytest.fixture
 def devices():
     """Those that the test makes up: what is known of them does not outlive it."""
-    asked = (device.capability, device.processors, device.shared_memory, device.starts_early)
+    asked = (device.capability, device.sm_count, device.shared_memory, device.supports_pdl)
     for each in asked:
         each.cache_clear()
     yield
@@ -234,8 +239,8 @@ def devices():
 def test_who_starts_early(monkeypatch, found, driver, early):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found)
     monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: driver, raising=False)
-    assert device.starts_early(torch.device("cuda", 0)) is early
-    assert device.starts_early(torch.device("cpu")) is False
+    assert device.supports_pdl(torch.device("cuda", 0)) is early
+    assert device.supports_pdl(torch.device("cpu")) is False
 
 
 @pytest.mark.usefixtures("devices")
@@ -247,7 +252,7 @@ def test_each_device_is_asked_once(monkeypatch):
         return SimpleNamespace(multi_processor_count=100 + device.index)
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
-    found = [device.processors(torch.device("cuda", index)) for index in (0, 1, 0, 1)]
+    found = [device.sm_count(torch.device("cuda", index)) for index in (0, 1, 0, 1)]
     assert (found, asked) == ([100, 101, 100, 101], [0, 1])
 
 
@@ -304,6 +309,6 @@ def test_splits(n, k, rows, splits):
 
 
 def test_regimes():
-    assert [launch.regime_of(m).rows for m in (1, 16, 17, 32, 33, 64, 65, 256)] == [
+    assert [launch.tile_config_of(m).block_m for m in (1, 16, 17, 32, 33, 64, 65, 256)] == [
         16, 16, 32, 32, 64, 64, 64, 64
     ]  # fmt: skip

@@ -15,9 +15,9 @@ from ao_core.testing.base import gaussian, same_bits
 from ao_kernels.triton.weight_only.op_experts import (
     ends_of,
     groups_of,
+    most_m_tiles,
     plane16_grouped_linear,
-    regime_for,
-    row_tiles,
+    tile_config_for,
 )
 from ao_kernels.triton.weight_only.records import plane16_grouped_linear as grouped_linear
 
@@ -66,8 +66,8 @@ def test_calls_that_are_refused():
     assert "float32" in GROUPED.refuses(call(x_dtype=torch.float32))
     many = GROUPED.refuses(call(x_shape=(8 * 256 + 1, 512)))
     assert "up to 256 rows of an expert on average, found 257" in many
-    assert "blocks of 16 rows" in GROUPED.describe(call())
-    assert "blocks of 64 rows" in GROUPED.describe(call(x_shape=(512, 512)))
+    assert "tiles of 16 rows" in GROUPED.describe(call())
+    assert "tiles of 64 rows" in GROUPED.describe(call(x_shape=(512, 512)))
 
 
 def test_explained_where_it_is_not_chosen():
@@ -123,11 +123,11 @@ def test_the_op_knows_its_result_without_running(shape):
     [(1, 8, 16, 1), (64, 128, 16, 64), (64, 8, 16, 12), (4096, 8, 64, 72), (9, 8, 16, 9)],
 )
 def test_how_many_tiles_are_launched(m, experts, rows, tiles):
-    assert row_tiles(m, experts, rows) == tiles
+    assert most_m_tiles(m, experts, rows) == tiles
 
 
 def test_regimes_follow_the_average():
-    assert [regime_for(m, 8).rows for m in (1, 128, 129, 256, 257, 4096)] == [
+    assert [tile_config_for(m, 8).block_m for m in (1, 128, 129, 256, 257, 4096)] == [
         16,
         16,
         32,

@@ -34,11 +34,11 @@ def test_planes(numbers):
         for k in WIDTHS:
             tiles = tiling(n, k, 128, fmt)
             for m in ROWS:
-                found = launch.settings_of(tiles, m, 132)
+                found = launch.launch_configs_of(tiles, m, 132)
                 assert launch.rule(tiles, m, 132) in found
                 assert len(set(found)) == len(found) <= 4
-                assert found == launch.settings_of(tiles, bucket(m), 132)
-                assert all(1 <= each.splits <= tiles.tiles for each in found)
+                assert found == launch.launch_configs_of(tiles, bucket(m), 132)
+                assert all(1 <= each.splits <= tiles.k_tiles for each in found)
 
 
 @pytest.mark.parametrize("zero_point", [False, True])
@@ -47,10 +47,10 @@ def test_planes_beside_activations_in_8_bits(zero_point):
         for k in WIDTHS:
             tiles = w4a8_layout.tiling(n, k, 128)
             for m in ROWS:
-                found = w4a8.settings_of(tiles, m, 132, zero_point=zero_point)
+                found = w4a8.launch_configs_of(tiles, m, 132, zero_point=zero_point)
                 assert w4a8.rule(tiles, m, 132, zero_point=zero_point) in found
                 assert len(set(found)) == len(found) <= 4
-                assert found == w4a8.settings_of(tiles, bucket(m), 132, zero_point=zero_point)
+                assert found == w4a8.launch_configs_of(tiles, bucket(m), 132, zero_point=zero_point)
 
 
 def test_blocks():
@@ -59,7 +59,7 @@ def test_blocks():
             for blocks in (0, 1, rows * 15, rows * 64, rows * 700):
                 for m in ROWS:
                     sizes = (side, m, torch.bfloat16, blocks, rows, 132)
-                    found = bsr.settings_of(*sizes)
+                    found = bsr.launch_configs_of(*sizes)
                     assert bsr.rule(*sizes) in found
                     assert len(set(found)) == len(found) <= 4
 
@@ -68,9 +68,9 @@ def test_scaled():
     for m in ROWS:
         for n in WIDTHS:
             for largest in (True, False):
-                found = scaled_mm.regimes_of(m, largest=largest)
-                assert scaled_mm.regime_of(m, n, 1, 132, largest=largest) in found
-                assert found == scaled_mm.regimes_of(bucket(m), largest=largest)
+                found = scaled_mm.tile_configs_of(m, largest=largest)
+                assert scaled_mm.tile_config_of(m, n, 1, 132, largest=largest) in found
+                assert found == scaled_mm.tile_configs_of(bucket(m), largest=largest)
                 assert len(set(found)) == len(found) <= 4
 
 
@@ -90,11 +90,11 @@ def described(name, spec, shape, m, dtype=torch.bfloat16):
 def test_explain_says_what_serves_and_why():
     planes = Spec("int4", (1, 128), "bfloat16", layout="plane16")
     assert described("triton_plane16_linear", planes, (4096, 4096), 1) == (
-        "blocks of 16 rows, 4 for each sum, 4 stages (rule), sums in float32"
+        "tiles of 16 rows, split-K 4, 4 stages (rule), sums in float32"
     )
     both = Spec("int4", (1, 32), layout="plane32", act=Spec("uint8", (1, WHOLE), zero_point="int"))
     assert described("triton_int8_int4_linear", both, (4096, 4096), 200) == (
-        "activations as uint8, blocks of 128 rows, 2 for each sum, 3 stages (rule)"
+        "activations as uint8, tiles of 128 rows, split-K 2, 3 stages (rule)"
     )
     act = Spec("f8e4m3", (1, WHOLE))
     rows = Spec("f8e4m3", (1, WHOLE), act=act)

@@ -140,14 +140,14 @@ def _greater(a, b):
 @triton.jit
 def _encode(x, ASM: tl.constexpr):
     """Codes, and a scale for each row, which its largest magnitude is 448 times; of zeros 0."""
-    greatest = tl.reduce(tl.abs(x), 1, _greater)
+    absmax = tl.reduce(tl.abs(x), 1, _greater)
     # below 448 / the greatest float32 the reciprocal would be infinite: codes are 0 then
-    small = greatest < 2e-36
-    inverse = tl.where(small, 0.0, 448.0 * _reciprocal(tl.where(small, 1.0, greatest), ASM))
+    small = absmax < 2e-36
+    inverse = tl.where(small, 0.0, 448.0 * _reciprocal(tl.where(small, 1.0, absmax), ASM))
     x *= inverse[:, None]
     if not ASM:
         x = _on_grid(x)
-    return x.to(tl.float8e4nv), greatest * (1.0 / 448.0)
+    return x.to(tl.float8e4nv), absmax * (1.0 / 448.0)
 
 
 @triton.jit

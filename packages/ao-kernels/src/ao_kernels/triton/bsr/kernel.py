@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from ao_kernels.triton.shared.kernel_split_k import finish
+from ao_kernels.triton.shared.kernel_split_k import epilogue
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -18,46 +18,46 @@ def linear(
     bias_ptr,
     out_ptr,
     partial_ptr,
-    lock_ptr,
+    semaphore_ptr,
     M,
     N,
     K,
     stride_x,
     SIDE: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-    ROWS: tl.constexpr,
+    BLOCKS_PER_DOT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The product x (M, K) @ weight.T + bias: one block for ROWS × SIDE of it, or a part of its sum.
+    """The product x (M, K) @ weight.T + bias: one block for BLOCK_M × SIDE of it, or a part of its sum.
 
-    `order_ptr` has the weight's rows of blocks, the longest first. AT_ONCE blocks of SIDE × SIDE, side by
-    side, are the left operand of a turn, and activations that belong to them the right one.
+    `order_ptr` has the weight's rows of blocks, the longest first. BLOCKS_PER_DOT blocks of SIDE × SIDE,
+    side by side, are the left operand of a turn, and activations that belong to them the right one.
     """
-    place = tl.load(order_ptr + tl.program_id(0))
+    tile_id = tl.load(order_ptr + tl.program_id(0))
     split = tl.program_id(1)
-    row_tile = tl.program_id(2)
-    first = tl.load(starts_ptr + place)
-    last = tl.load(starts_ptr + place + 1)
+    m_tile = tl.program_id(2)
+    first = tl.load(starts_ptr + tile_id)
+    last = tl.load(starts_ptr + tile_id + 1)
     if SPLITS > 1:
         share = tl.cdiv(last - first, SPLITS)
         first += split * share
         last = tl.minimum(first + share, last)
 
-    rows = row_tile * ROWS + tl.arange(0, ROWS)
-    inner = tl.arange(0, AT_ONCE * SIDE)
+    offs_m = m_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    inner = tl.arange(0, BLOCKS_PER_DOT * SIDE)
     side = tl.arange(0, SIDE)
-    present = (rows < M)[None, :]
-    row_at = x_ptr + rows[None, :].to(tl.int64) * stride_x
+    present = (offs_m < M)[None, :]
+    row_at = x_ptr + offs_m[None, :].to(tl.int64) * stride_x
     within = inner // SIDE * (SIDE * SIDE) + inner % SIDE
     blocks_at = (
         blocks_ptr + first.to(tl.int64) * (SIDE * SIDE) + side[:, None] * SIDE + within[None, :]
     )
-    acc = tl.zeros((SIDE, ROWS), tl.float32)
-    for block in range(first, last, AT_ONCE):
-        if AT_ONCE == 1:
+    acc = tl.zeros((SIDE, BLOCK_M), tl.float32)
+    for block in range(first, last, BLOCKS_PER_DOT):
+        if BLOCKS_PER_DOT == 1:
             col = tl.load(cols_ptr + block) * SIDE + inner
             weights = tl.load(blocks_at)
             inside = present
@@ -73,13 +73,13 @@ def linear(
             inside = inside & (col < K)[:, None]
         x = tl.load(row_at + col[:, None], mask=inside, other=0.0)
         acc = tl.dot(weights, x, acc, input_precision=PRECISION)
-        blocks_at += AT_ONCE * SIDE * SIDE
+        blocks_at += BLOCKS_PER_DOT * SIDE * SIDE
 
-    col = place * SIDE + side
-    out_at = out_ptr + rows[None, :].to(tl.int64) * N + col[:, None]
+    col = tile_id * SIDE + side
+    out_at = out_ptr + offs_m[None, :].to(tl.int64) * N + col[:, None]
     inside = present & (col < N)[:, None]
-    at = row_tile * tl.num_programs(0) + place
-    finish(
-        acc, out_at, inside, bias_ptr, partial_ptr, lock_ptr, split, at, side, col, N,
-        ROWS, SIDE, SPLITS, HAS_BIAS,
+    at = m_tile * tl.num_programs(0) + tile_id
+    epilogue(
+        acc, out_at, inside, bias_ptr, partial_ptr, semaphore_ptr, split, at, side, col, N,
+        BLOCK_M, SIDE, SPLITS, HAS_BIAS,
     )  # fmt: skip

@@ -8,32 +8,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ao_kernels.triton.shared.device import on_device, processors
-from ao_kernels.triton.shared.tile_config import Regime, Setting, settings_around
-from ao_kernels.triton.shared.workspace import rows_of, scratch
+from ao_kernels.triton.shared.device import on_device, sm_count
+from ao_kernels.triton.shared.tile_config import LaunchConfig, TileConfig, launch_configs_around
+from ao_kernels.triton.shared.workspace import rows_of, split_k_workspace
 from ao_kernels.triton.tuning.choose import Case, choose
 from ao_kernels.triton.tuning.store import Problem, bucket
 
 __all__ = [
     "bsr_linear",
-    "regime_of",
     "settings",
+    "tile_config_of",
 ]
 
-#: blocks of a row that each of several programs gets at least
+#: blocks of a row that each of k_offsets programs gets at least
 _FEWEST_BLOCKS = 8
 
 
-def regime_of(m: int, side: int, dtype: torch.dtype) -> Regime:
-    """The smallest regime that takes m rows at once, or the largest.
+def tile_config_of(m: int, side: int, dtype: torch.dtype) -> TileConfig:
+    """The smallest that takes m rows at once, or the largest.
 
     In float32 a thread holds three times as much, so there rows are 64 at most.
     """
     wide = dtype == torch.float32
     rows = 16 if m <= 16 else 64 if m <= 64 or wide else 128
     if side == 64:
-        return Regime(rows, 4, 3 if wide else 6 if rows == 16 else 5)
-    return Regime(rows, max(1, side * rows // (512 if wide else 1024)), 3 if wide else 4)
+        return TileConfig(rows, 4, 3 if wide else 6 if rows == 16 else 5)
+    return TileConfig(rows, max(1, side * rows // (512 if wide else 1024)), 3 if wide else 4)
 
 
 def splits_of(side: int, programs: int, blocks: int, rows: int, most: int) -> int:
@@ -48,39 +48,39 @@ def splits_of(side: int, programs: int, blocks: int, rows: int, most: int) -> in
     return splits
 
 
-def rule(side: int, m: int, dtype: torch.dtype, blocks: int, rows: int, most: int) -> Setting:
+def rule(side: int, m: int, dtype: torch.dtype, blocks: int, rows: int, most: int) -> LaunchConfig:
     """What serves m rows of activations and `blocks` blocks in so many rows where nothing was measured."""
-    regime = regime_of(m, side, dtype)
-    programs = rows * -(-m // regime.rows)
-    return Setting(*regime, splits_of(side, programs, blocks, rows, most))
+    config = tile_config_of(m, side, dtype)
+    programs = rows * -(-m // config.block_m)
+    return LaunchConfig(*config, splits_of(side, programs, blocks, rows, most))
 
 
-def settings_of(
+def launch_configs_of(
     side: int, m: int, dtype: torch.dtype, blocks: int, rows: int, most: int
-) -> tuple[Setting, ...]:
+) -> tuple[LaunchConfig, ...]:
     """What may serve any numbers of rows and blocks whose buckets are those of m and `blocks`."""
     first = rule(side, bucket(m), dtype, bucket(blocks), rows, most)
-    return settings_around(first, bucket(blocks) * side // (_FEWEST_BLOCKS * 64 * rows))
+    return launch_configs_around(first, bucket(blocks) * side // (_FEWEST_BLOCKS * 64 * rows))
 
 
 @lru_cache(maxsize=4096)
 def case_of(
     side: int, m: int, dtype: torch.dtype, blocks: int, n: int, k: int, device: torch.device
-) -> Case[Setting]:
+) -> Case[LaunchConfig]:
     """What settings are chosen for: m rows of activations, and a weight (n, k) of so many blocks."""
-    sizes = (side, m, dtype, blocks, -(-n // side), processors(device))
+    sizes = (side, m, dtype, blocks, -(-n // side), sm_count(device))
     problem = Problem("bsr_linear", (side, dtype, bucket(blocks)), n, k, bucket(m))
-    return Case(problem, device, rule(*sizes), lambda: settings_of(*sizes))
+    return Case(problem, device, rule(*sizes), lambda: launch_configs_of(*sizes))
 
 
 def settings(
-    side: int, regime: Regime, splits: int, dtype: torch.dtype, *, bias: bool, even: bool
+    side: int, config: TileConfig, splits: int, dtype: torch.dtype, *, bias: bool, even: bool
 ) -> dict[str, Any]:
     """The compile-time arguments of the kernel `linear`; float32 is three products of TF32."""
     return {
         "SIDE": side,
-        "AT_ONCE": max(1, (32 if dtype == torch.float32 else 64) // side),
-        "ROWS": regime.rows,
+        "BLOCKS_PER_DOT": max(1, (32 if dtype == torch.float32 else 64) // side),
+        "BLOCK_M": config.block_m,
         "SPLITS": splits,
         "HAS_BIAS": bias,
         "EVEN_K": even,
@@ -132,9 +132,9 @@ def launch(
     k: int,
     *,
     splits: int | None = None,
-    regime: Regime | None = None,
+    config: TileConfig | None = None,
 ) -> Tensor:
-    """The op itself; `splits`, and with it `regime`, set how many share a row of blocks, and which."""
+    """The op itself; `splits`, and with it `config`, set how many share a row of blocks, and which."""
     from ao_kernels.triton.bsr import kernel
 
     x_MK = rows_of(x, k)
@@ -147,19 +147,19 @@ def launch(
             case_of(side, m, x.dtype, len(blocks), n, k, x.device),
             lambda each: launch(
                 x, blocks, col_indices, crow_indices, order, bias, n, k,
-                splits=each.splits, regime=each.regime,
+                splits=each.splits, config=each.config,
             ),
         )  # fmt: skip
-        splits, regime = setting.splits, setting.regime
-    regime = regime or regime_of(m, side, x.dtype)
-    row_tiles = -(-m // regime.rows)
-    programs = block_rows * row_tiles
+        splits, config = setting.splits, setting.config
+    config = config or tile_config_of(m, side, x.dtype)
+    m_tiles = -(-m // config.block_m)
+    programs = block_rows * m_tiles
     with on_device(x):
-        partial, locks = scratch(out, programs, splits, side * regime.rows)
-        kernel.linear[(block_rows, splits, row_tiles)](
+        partial, semaphores = split_k_workspace(out, programs, splits, side * config.block_m)
+        kernel.linear[(block_rows, splits, m_tiles)](
             x_MK, blocks, col_indices, crow_indices, order, out if bias is None else bias, out,
-            partial, locks, m, n, k, x_MK.stride(0),
-            **settings(side, regime, splits, x.dtype, bias=bias is not None, even=k % side == 0),
-            num_warps=regime.num_warps, num_stages=regime.num_stages,
+            partial, semaphores, m, n, k, x_MK.stride(0),
+            **settings(side, config, splits, x.dtype, bias=bias is not None, even=k % side == 0),
+            num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     return out

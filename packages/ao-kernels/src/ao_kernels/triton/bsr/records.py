@@ -8,7 +8,7 @@ from ao_core.records import Call, Kernel
 from ao_core.registry import registry
 from ao_core.spec import blocksize_of
 from ao_core.tensor import QTensor
-from ao_kernels.triton.bsr.launch import bsr_linear, regime_of
+from ao_kernels.triton.bsr.launch import bsr_linear, tile_config_of
 from ao_kernels.triton.shared.device import why_not
 
 __all__ = ["BSR_KERNELS", "linear"]
@@ -38,8 +38,8 @@ def _refuses(call: Call) -> str | None:
 
 
 def _describe(call: Call) -> str:
-    regime = regime_of(call.m, blocksize_of(call.spec), call.x_dtype)
-    return f"blocks of {regime.rows} rows, sums in float32, empty blocks skipped, splits by their number"
+    config = tile_config_of(call.m, blocksize_of(call.spec), call.x_dtype)
+    return f"tiles of {config.block_m} rows, sums in float32, empty blocks skipped, split-K by their number"
 
 
 BSR_KERNELS = (

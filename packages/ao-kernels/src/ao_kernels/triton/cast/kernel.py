@@ -26,7 +26,7 @@ def cast(
     SCALES: tl.constexpr,
     FORMAT: tl.constexpr,
     MBITS: tl.constexpr,
-    REACH: tl.constexpr,
+    QMAX: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     DIVIDE: tl.constexpr,
     SATURATE: tl.constexpr,
@@ -50,7 +50,7 @@ def cast(
     if SCALES == "given" or SCALES == "tensor":
         scale = tl.load(found_ptr)
         if SCALES == "tensor":
-            scale = scale_of(scale, REACH, DIVIDE)
+            scale = scale_of(scale, QMAX, DIVIDE)
         inverse = reciprocal(scale, REFINE)
         if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
             tl.store(scale_ptr, scale)
@@ -58,7 +58,7 @@ def cast(
                 tl.store(scale_t_ptr, scale)
     elif SCALES == "row" and TRANSPOSED:
         found_t = tl.load(found_t_ptr + cols, mask=col_inside, other=0.0)
-        scale_t = scale_of(found_t, REACH, DIVIDE)
+        scale_t = scale_of(found_t, QMAX, DIVIDE)
         inverse_t = reciprocal(scale_t, REFINE)
         if tl.program_id(0) == 0:
             tl.store(scale_t_ptr + cols, scale_t, mask=col_inside)
@@ -66,17 +66,17 @@ def cast(
     for tile in range(first, tl.minimum(first + TILES, tl.cdiv(M, 128))):
         rows = tile * 128 + 4 * four
         x0, y0 = _rows(x_ptr, found_ptr, codes_ptr, scale_ptr, rows, cols, scale, inverse, M, N, blocks,
-                       SCALES, FORMAT, MBITS, REACH, DIVIDE, SATURATE, REFINE)  # fmt: skip
+                       SCALES, FORMAT, MBITS, QMAX, DIVIDE, SATURATE, REFINE)  # fmt: skip
         x1, y1 = _rows(x_ptr, found_ptr, codes_ptr, scale_ptr, rows + 1, cols, scale, inverse, M, N, blocks,
-                       SCALES, FORMAT, MBITS, REACH, DIVIDE, SATURATE, REFINE)  # fmt: skip
+                       SCALES, FORMAT, MBITS, QMAX, DIVIDE, SATURATE, REFINE)  # fmt: skip
         x2, y2 = _rows(x_ptr, found_ptr, codes_ptr, scale_ptr, rows + 2, cols, scale, inverse, M, N, blocks,
-                       SCALES, FORMAT, MBITS, REACH, DIVIDE, SATURATE, REFINE)  # fmt: skip
+                       SCALES, FORMAT, MBITS, QMAX, DIVIDE, SATURATE, REFINE)  # fmt: skip
         x3, y3 = _rows(x_ptr, found_ptr, codes_ptr, scale_ptr, rows + 3, cols, scale, inverse, M, N, blocks,
-                       SCALES, FORMAT, MBITS, REACH, DIVIDE, SATURATE, REFINE)  # fmt: skip
+                       SCALES, FORMAT, MBITS, QMAX, DIVIDE, SATURATE, REFINE)  # fmt: skip
         if TRANSPOSED:
             if SCALES == "block":
-                greatest = greater(greater(tl.abs(x0), tl.abs(x1)), greater(tl.abs(x2), tl.abs(x3)))
-                scale_t = scale_of(tl.reduce(greatest, 0, greater), REACH, DIVIDE)
+                absmax = greater(greater(tl.abs(x0), tl.abs(x1)), greater(tl.abs(x2), tl.abs(x3)))
+                scale_t = scale_of(tl.reduce(absmax, 0, greater), QMAX, DIVIDE)
                 inverse_t = reciprocal(scale_t, REFINE)
                 at = scale_t_ptr + cols.to(tl.int64) * blocks_t + tile
                 tl.store(at, scale_t, mask=col_inside)
@@ -86,7 +86,7 @@ def cast(
                 y1 = quotient(x1, by, factor, SATURATE)
                 y2 = quotient(x2, by, factor, SATURATE)
                 y3 = quotient(x3, by, factor, SATURATE)
-            word = tl.trans(_packed(y0, y1, y2, y3, FORMAT, MBITS, REACH, PACK))
+            word = tl.trans(_packed(y0, y1, y2, y3, FORMAT, MBITS, QMAX, PACK))
             place = tile * 32 + four
             at = codes_t_ptr + cols.to(tl.int64)[:, None] * words + place[None, :]
             tl.store(at, word, mask=col_inside[:, None] & (place < words)[None, :])
@@ -95,7 +95,7 @@ def cast(
 @triton.jit
 def _rows(
     x_ptr, found_ptr, codes_ptr, scale_ptr, rows, cols, scale, inverse, M, N, blocks,
-    SCALES, FORMAT, MBITS, REACH, DIVIDE, SATURATE, REFINE,
+    SCALES, FORMAT, MBITS, QMAX, DIVIDE, SATURATE, REFINE,
 ):  # fmt: skip
     """Cast every fourth row of a tile; the numbers, and by their scales."""
     row_inside = rows < M
@@ -109,14 +109,14 @@ def _rows(
             found = tl.reduce(tl.abs(x), 1, greater)
         else:
             found = tl.load(found_ptr + rows, mask=row_inside, other=0.0)
-        of_rows = scale_of(found, REACH, DIVIDE)
+        of_rows = scale_of(found, QMAX, DIVIDE)
         column = tl.program_id(1)
         store = row_inside & ((column == 0) | (SCALES == "block"))
         tl.store(scale_ptr + rows.to(tl.int64) * blocks + column, of_rows, mask=store)
         by = of_rows[:, None]
         factor = reciprocal(of_rows, REFINE)[:, None]
     y = quotient(x, by, factor, SATURATE)
-    codes = y.to(FORMAT) if SATURATE is not None else code(y, FORMAT, MBITS, REACH)
+    codes = y.to(FORMAT) if SATURATE is not None else code(y, FORMAT, MBITS, QMAX)
     tl.store(codes_ptr + at, codes, mask=inside)
     return x, y
 
@@ -168,13 +168,13 @@ def _packed(
     y3,
     FORMAT: tl.constexpr,
     MBITS: tl.constexpr,
-    REACH: tl.constexpr,
+    QMAX: tl.constexpr,
     PACK: tl.constexpr,
 ):
     """int32: the codes of four numbers, the first in the lowest byte."""
     if PACK is None:
-        word = _byte(y0, FORMAT, MBITS, REACH) | _byte(y1, FORMAT, MBITS, REACH) << 8
-        word |= _byte(y2, FORMAT, MBITS, REACH) << 16 | _byte(y3, FORMAT, MBITS, REACH) << 24
+        word = _byte(y0, FORMAT, MBITS, QMAX) | _byte(y1, FORMAT, MBITS, QMAX) << 8
+        word |= _byte(y2, FORMAT, MBITS, QMAX) << 16 | _byte(y3, FORMAT, MBITS, QMAX) << 24
     else:
         word = tl.inline_asm_elementwise(
             PACK, "=r,f,f,f,f", [y0, y1, y2, y3], dtype=tl.int32, is_pure=True, pack=1
@@ -183,5 +183,5 @@ def _packed(
 
 
 @triton.jit
-def _byte(y, FORMAT: tl.constexpr, MBITS: tl.constexpr, REACH: tl.constexpr):
-    return code(y, FORMAT, MBITS, REACH).to(tl.uint8, bitcast=True).to(tl.int32)
+def _byte(y, FORMAT: tl.constexpr, MBITS: tl.constexpr, QMAX: tl.constexpr):
+    return code(y, FORMAT, MBITS, QMAX).to(tl.uint8, bitcast=True).to(tl.int32)

@@ -32,7 +32,7 @@ def settings(numbers: str, scales: str, *, transposed: bool, assembly: bool) -> 
         "SCALES": scales,
         "FORMAT": tl.float8e4nv if wide else tl.float8e5,
         "MBITS": 3 if wide else 2,
-        "REACH": torch.finfo(STORAGE[numbers]).max,
+        "QMAX": torch.finfo(STORAGE[numbers]).max,
         "TRANSPOSED": transposed,
         "DIVIDE": divide() if assembly else None,
         "SATURATE": divide(saturating=True) if assembly else None,

@@ -69,8 +69,8 @@ def settings(numbers: str, scales: str, mode: str, *, assembly: bool) -> dict[st
     return {
         "SCALES": scales,
         "MBITS": 0 if fmt is None else fmt.mbits,
-        "LEAST": 0.0 if fmt is None else fmt.smallest_normal,
-        "REACH": float(dtype.max),
+        "MIN_NORMAL": 0.0 if fmt is None else fmt.smallest_normal,
+        "QMAX": float(dtype.max),
         "BELOW": below,
         "CARRY": carry,
         "DIVIDE": divide() if divides else None,

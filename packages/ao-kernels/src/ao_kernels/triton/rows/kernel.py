@@ -26,7 +26,7 @@ def quantize_rows(
     KIND: tl.constexpr,
     FORMAT: tl.constexpr,
     MBITS: tl.constexpr,
-    REACH: tl.constexpr,
+    QMAX: tl.constexpr,
     DIVIDE: tl.constexpr,
     SATURATE: tl.constexpr,
     REFINE: tl.constexpr,
@@ -57,13 +57,13 @@ def quantize_rows(
     if KIND == "unsigned":
         low = tl.minimum(tl.reduce(x, 1, _less), 0.0, propagate_nan=tl.PropagateNan.ALL)
         high = tl.maximum(tl.reduce(x, 1, greater), 0.0, propagate_nan=tl.PropagateNan.ALL)
-        scale = scale_of(high * 0.5 - low * 0.5, REACH, DIVIDE)
+        scale = scale_of(high * 0.5 - low * 0.5, QMAX, DIVIDE)
     else:
-        scale = scale_of(tl.reduce(tl.abs(x), 1, greater), REACH, DIVIDE)
+        scale = scale_of(tl.reduce(tl.abs(x), 1, greater), QMAX, DIVIDE)
     inverse = reciprocal(scale, REFINE)
     y = quotient(x, scale[:, None], inverse[:, None], SATURATE)
     if KIND == "float":
-        codes = y.to(FORMAT) if SATURATE is not None else code(y, FORMAT, MBITS, REACH)
+        codes = y.to(FORMAT) if SATURATE is not None else code(y, FORMAT, MBITS, QMAX)
     elif KIND == "signed":
         codes = _integer(y, -128.0, 127.0, scale[:, None]).to(tl.int8)
     else:

@@ -39,7 +39,7 @@ def settings(numbers: str, source: str, dtype: torch.dtype, *, assembly: bool) -
         "FORMAT": {"f8e4m3": tl.float8e4nv, "f8e5m2": tl.float8e5}.get(numbers),
         "MBITS": 3 if numbers == "f8e4m3" else 2,
         # half of the steps that the range of a row with a zero point has
-        "REACH": 127.5 if numbers == "uint8" else registry.dtypes.get(numbers).quant_max,
+        "QMAX": 127.5 if numbers == "uint8" else registry.dtypes.get(numbers).quant_max,
         "DIVIDE": divide() if assembly else None,
         "SATURATE": divide(saturating=True, sm80=not float8) if assembly else None,
         "REFINE": refine() if assembly else None,

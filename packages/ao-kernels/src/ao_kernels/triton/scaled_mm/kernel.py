@@ -8,7 +8,7 @@ import triton.language as tl
 from ao_kernels.triton.shared.kernel_offsets import find
 
 
-@triton.jit(do_not_specialize=["M", "row_tiles"])
+@triton.jit(do_not_specialize=["M", "m_tiles"])
 def product(
     a,
     b,
@@ -24,12 +24,12 @@ def product(
     K,
     stride_a,
     stride_b,
-    row_tiles,
+    m_tiles,
     experts,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    STEP: tl.constexpr,
-    BAND: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
     SUM: tl.constexpr,
     A_SCALES: tl.constexpr,
     B_SCALES: tl.constexpr,
@@ -39,94 +39,94 @@ def product(
     GROUPS: tl.constexpr,
     TMA: tl.constexpr,
 ):
-    """The product a (M, K) @ b (N, K).T of codes: one block for ROWS × COLS of it.
+    """The product a (M, K) @ b (N, K).T of codes: one CTA for BLOCK_M × BLOCK_N of it.
 
-    `a` and `b` are descriptors of tiles of STEP columns, or pointers where TMA is false. A_SCALES and
-    B_SCALES: "one", "row", "block" of STEP columns, for b stored as (K / STEP, N) with N up to a multiple of
-    STEP, and for b "square" of STEP rows too. Sums have the type SUM; with PROMOTE those of STEP columns are
-    added up outside of the tensor cores. With zero points of the rows of `a`, each times the sum of a row of
-    b is taken off.
+    `a` and `b` are TMA descriptors of tiles of BLOCK_K along K, or pointers where TMA is false. A_SCALES and
+    B_SCALES: "one", "row", "block" of BLOCK_K along K, for b stored as (K / BLOCK_K, N) with N up to a
+    multiple of BLOCK_K, and for b "square" of BLOCK_K rows too. Sums have the type SUM; with PROMOTE those
+    of BLOCK_K are added up outside of the tensor cores. The zero-point correction takes off the zero point
+    of a row of `a` times the sum of a row of b.
 
     With GROUPS, a power of two above the number of experts, b is (experts · N, K), and the rows of `a` up to
     offs[e] are those of expert e; what has no expert becomes 0.
     """
-    # blocks go down BAND tiles before they go right: those that run together share both operands
+    # rasterization in groups of GROUP_M tiles along M: CTAs that run together share both operands in L2
     pid = tl.program_id(0)
-    col_tiles = tl.cdiv(N, COLS)
-    top = pid // (BAND * col_tiles) * BAND
-    height = tl.minimum(row_tiles - top, BAND)
-    row_tile = top + pid % (BAND * col_tiles) % height
-    col = pid % (BAND * col_tiles) // height * COLS
-    row = row_tile * ROWS
+    n_tiles = tl.cdiv(N, BLOCK_N)
+    top = pid // (GROUP_M * n_tiles) * GROUP_M
+    height = tl.minimum(m_tiles - top, GROUP_M)
+    m_tile = top + pid % (GROUP_M * n_tiles) % height
+    first_n = pid % (GROUP_M * n_tiles) // height * BLOCK_N
+    first_m = m_tile * BLOCK_M
     end = M
     b_row = 0
-    b_square = col // STEP
-    all_steps = tl.cdiv(K, STEP)
-    steps = all_steps
+    b_square = first_n // BLOCK_K
+    all_k_steps = tl.cdiv(K, BLOCK_K)
+    k_steps = all_k_steps
     if GROUPS:
-        row, end, expert = find(offs_ptr, row_tile, M, experts, ROWS, GROUPS)
+        first_m, end, expert = find(offs_ptr, m_tile, M, experts, BLOCK_M, GROUPS)
         known = expert < experts
-        steps = tl.where(known, steps, 0)
+        k_steps = tl.where(known, k_steps, 0)
         b_row = tl.where(known, expert * N, 0)
-        b_square += tl.where(known, expert * tl.cdiv(N, STEP), 0)
-    rows = row + tl.arange(0, ROWS)
-    cols = col + tl.arange(0, COLS)
-    row_inside = rows < end
-    col_inside = cols < N
+        b_square += tl.where(known, expert * tl.cdiv(N, BLOCK_K), 0)
+    offs_m = first_m + tl.arange(0, BLOCK_M)
+    offs_n = first_n + tl.arange(0, BLOCK_N)
+    inside_m = offs_m < end
+    inside_n = offs_n < N
 
     a_scale_at = a_scale_ptr
     b_scale_at = b_scale_ptr
     if A_SCALES == "block":
-        a_scale_at += rows.to(tl.int64) * all_steps
-        b_scale_at += b_square * all_steps if B_SCALES == "square" else cols
-    acc = tl.zeros((ROWS, COLS), SUM)
-    for step in range(steps):
-        x = _tile(a, row, rows, row_inside, step, K, stride_a, STEP, TMA)
-        w = _tile(b, b_row + col, b_row + cols, col_inside, step, K, stride_b, STEP, TMA)
+        a_scale_at += offs_m.to(tl.int64) * all_k_steps
+        b_scale_at += b_square * all_k_steps if B_SCALES == "square" else offs_n
+    acc = tl.zeros((BLOCK_M, BLOCK_N), SUM)
+    for k_step in range(k_steps):
+        x = _tile(a, first_m, offs_m, inside_m, k_step, K, stride_a, BLOCK_K, TMA)
+        w = _tile(b, b_row + first_n, b_row + offs_n, inside_n, k_step, K, stride_b, BLOCK_K, TMA)
         if A_SCALES == "block":
-            by_row = tl.load(a_scale_at + step, mask=row_inside, other=0.0)
+            by_m = tl.load(a_scale_at + k_step, mask=inside_m, other=0.0)
             if B_SCALES == "square":
-                by_row *= tl.load(b_scale_at + step)
-                acc += tl.dot(x, w.T) * by_row[:, None]
+                by_m *= tl.load(b_scale_at + k_step)
+                acc += tl.dot(x, w.T) * by_m[:, None]
             else:
-                by_col = tl.load(b_scale_at + step * (tl.cdiv(N, STEP) * STEP))
-                acc += tl.dot(x, w.T) * by_row[:, None] * by_col[None, :]
+                by_n = tl.load(b_scale_at + k_step * (tl.cdiv(N, BLOCK_K) * BLOCK_K))
+                acc += tl.dot(x, w.T) * by_m[:, None] * by_n[None, :]
         elif PROMOTE:
             acc += tl.dot(x, w.T)
         else:
             acc = tl.dot(x, w.T, acc, out_dtype=SUM)
 
     if HAS_ZERO:
-        zero_point = tl.load(zero_ptr + rows, mask=row_inside, other=0)
+        zero_point = tl.load(zero_ptr + offs_m, mask=inside_m, other=0)
         acc -= (
             zero_point[:, None]
-            * tl.load(sums_ptr + b_row + cols, mask=col_inside, other=0)[None, :]
+            * tl.load(sums_ptr + b_row + offs_n, mask=inside_n, other=0)[None, :]
         )
     out = acc.to(tl.float32)
     if A_SCALES == "one":
         out *= tl.load(a_scale_ptr)
     elif A_SCALES == "row":
-        out *= tl.load(a_scale_ptr + rows, mask=row_inside, other=0.0)[:, None]
+        out *= tl.load(a_scale_ptr + offs_m, mask=inside_m, other=0.0)[:, None]
     if B_SCALES == "one":
         out *= tl.load(b_scale_ptr)
     elif B_SCALES == "row":
-        out *= tl.load(b_scale_ptr + b_row + cols, mask=col_inside, other=0.0)[None, :]
+        out *= tl.load(b_scale_ptr + b_row + offs_n, mask=inside_n, other=0.0)[None, :]
     if HAS_BIAS:
-        out += tl.load(bias_ptr + cols, mask=col_inside, other=0.0).to(tl.float32)[None, :]
+        out += tl.load(bias_ptr + offs_n, mask=inside_n, other=0.0).to(tl.float32)[None, :]
     if GROUPS:
         out = tl.where(known, out, 0.0)
-    at = out_ptr + rows.to(tl.int64)[:, None] * N + cols[None, :]
-    inside = row_inside[:, None] & col_inside[None, :]
+    at = out_ptr + offs_m.to(tl.int64)[:, None] * N + offs_n[None, :]
+    inside = inside_m[:, None] & inside_n[None, :]
     tl.store(at, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _tile(of, first, rows, inside, step, K, stride, STEP: tl.constexpr, TMA: tl.constexpr):
-    """Columns from `step` · STEP on of the rows, the first of which is `first`; outside is 0."""
+def _tile(of, first, offs_m, inside, k_step, K, stride, BLOCK_K: tl.constexpr, TMA: tl.constexpr):
+    """K from `k_step` · BLOCK_K on, of the rows from `first` on; outside is 0."""
     if TMA:
-        tile = of.load([first, step * STEP])
+        tile = of.load([first, k_step * BLOCK_K])
     else:
-        inner = step * STEP + tl.arange(0, STEP)
-        at = of + rows.to(tl.int64)[:, None] * stride + inner[None, :]
+        inner = k_step * BLOCK_K + tl.arange(0, BLOCK_K)
+        at = of + offs_m.to(tl.int64)[:, None] * stride + inner[None, :]
         tile = tl.load(at, mask=inside[:, None] & (inner < K)[None, :], other=0.0)
     return tile

@@ -9,69 +9,71 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_kernels.triton.shared.device import capability, on_device, processors
+from ao_kernels.triton.shared.device import capability, on_device, sm_count
 from ao_kernels.triton.tuning.choose import Case, choose
 from ao_kernels.triton.tuning.store import Problem, bucket
 
 __all__ = [
-    "REGIMES",
-    "STEP",
-    "Regime",
+    "BLOCK_K",
+    "TILE_CONFIGS",
+    "TileConfig",
     "aligned",
     "constants",
     "launch",
-    "regime_of",
     "scaled_product",
+    "tile_config_of",
 ]
 
 #: columns of both operands that a block multiplies at once, and the columns of a block with one scale
-STEP = 128
+BLOCK_K = 128
 #: tiles that blocks go down before they go right
-_BAND = 8
+GROUP_M = 8
 
 
-class Regime(NamedTuple):
-    """What of a product one block computes."""
+class TileConfig(NamedTuple):
+    """The tile of a CTA, its warps, and stages of the pipeline."""
 
-    rows: int
-    cols: int
+    block_m: int
+    block_n: int
     num_warps: int
     num_stages: int
 
 
 #: the largest has no room for sums beside those of the tensor cores
-REGIMES = (
-    Regime(128, 256, 8, 3),
-    Regime(128, 128, 8, 3),
-    Regime(64, 128, 4, 4),
-    Regime(64, 32, 4, 8),
+TILE_CONFIGS = (
+    TileConfig(128, 256, 8, 3),
+    TileConfig(128, 128, 8, 3),
+    TileConfig(64, 128, 4, 4),
+    TileConfig(64, 32, 4, 8),
 )
 
 
-def regimes_of(m: int, *, largest: bool) -> tuple[Regime, ...]:
+def tile_configs_of(m: int, *, largest: bool) -> tuple[TileConfig, ...]:
     """Those that may serve m rows an expert, or another number in its bucket.
 
     `largest` says whether the first is among them.
     """
-    return tuple(each for each in REGIMES[0 if largest else 1 :] if each.rows <= 64 or m > 64)
+    return tuple(
+        each for each in TILE_CONFIGS[0 if largest else 1 :] if each.block_m <= 64 or m > 64
+    )
 
 
-def regime_of(m: int, n: int, experts: int, processors: int, *, largest: bool) -> Regime:
+def tile_config_of(m: int, n: int, experts: int, sm_count: int, *, largest: bool) -> TileConfig:
     """The one with which a processor reads the fewest rows of both operands, of m × n an expert.
 
     Tensor cores multiply in 8 bits faster than tiles arrive from the cache, whatever their size, so rows that
     are read count, and not how many tiles are full.
     """
 
-    def rows_read(regime: Regime) -> int:
-        tiles = -(-m // regime.rows) * -(-n // regime.cols) * experts
-        return -(-tiles // processors) * (min(m, regime.rows) + regime.cols)
+    def rows_read(config: TileConfig) -> int:
+        tiles = -(-m // config.block_m) * -(-n // config.block_n) * experts
+        return -(-tiles // sm_count) * (min(m, config.block_m) + config.block_n)
 
-    return min(regimes_of(m, largest=largest), key=rows_read)
+    return min(tile_configs_of(m, largest=largest), key=rows_read)
 
 
 def promotes(dtype: torch.dtype, a_scales: str, fast_accum: bool) -> bool:
-    """Whether sums of `STEP` columns are added up outside of the tensor cores."""
+    """Whether sums of `BLOCK_K` columns are added up outside of the tensor cores."""
     return dtype != torch.int8 and (a_scales == "block" or not fast_accum)
 
 
@@ -83,7 +85,7 @@ def case_of(
     experts: int,
     sizes: tuple[int, int, int],
     device: torch.device,
-) -> Case[Regime]:
+) -> Case[TileConfig]:
     """What settings are chosen for: dtypes of a, b and the result; m rows for all experts, n, k."""
     m, n, k = sizes
     share = -(-m // experts)
@@ -93,13 +95,13 @@ def case_of(
     return Case(
         Problem("scaled_product", facts, n, k, bucket(share)),
         device,
-        regime_of(share, n, experts, processors(device), largest=largest),
-        lambda: regimes_of(share, largest=largest),
+        tile_config_of(share, n, experts, sm_count(device), largest=largest),
+        lambda: tile_configs_of(share, largest=largest),
     )
 
 
 def constants(
-    regime: Regime,
+    config: TileConfig,
     kinds: tuple[str, str],
     *,
     integers: bool,
@@ -113,10 +115,10 @@ def constants(
     import triton.language as tl
 
     return {
-        "ROWS": regime.rows,
-        "COLS": regime.cols,
-        "STEP": STEP,
-        "BAND": _BAND,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": BLOCK_K,
+        "GROUP_M": GROUP_M,
         "SUM": tl.int32 if integers else tl.float32,
         "A_SCALES": kinds[0],
         "B_SCALES": kinds[1],
@@ -197,10 +199,10 @@ def launch(
     offs: Tensor | None = None,
     fast_accum: bool = True,
     *,
-    regime: Regime | None = None,
+    config: TileConfig | None = None,
     tma: bool | None = None,
 ) -> Tensor:
-    """The op itself; `regime` and `tma` set what follows from sizes and the device."""
+    """The op itself; `config` and `tma` set what follows from sizes and the device."""
     from ao_kernels.triton.scaled_mm import kernel
 
     (m, k), n = a.shape, b.shape[-2]
@@ -211,36 +213,36 @@ def launch(
     integers, promote = a.dtype == torch.int8, promotes(a.dtype, a_scales, fast_accum)
     if tma is None:
         tma = capability(a.device) >= (9, 0)
-    if regime is None:
+    if config is None:
         case = case_of(
             (a.dtype, b.dtype, dtype), (a_scales, b_scales), promote, experts, (m, n, k), a.device
         )
-        regime = choose(
+        config = choose(
             case,
             lambda each: launch(
                 a, b, a_scale, b_scale, a_scales, b_scales, dtype, zero_point, bias, offs, fast_accum,
-                regime=each, tma=tma,
+                config=each, tma=tma,
             ),
         )  # fmt: skip
-    row_tiles = -(-m // regime.rows) + (0 if offs is None else experts)
+    m_tiles = -(-m // config.block_m) + (0 if offs is None else experts)
     with on_device(a):
         a, b = aligned(a), aligned(b.reshape(-1, k))
         if b_scales == "block":  # as the kernel reads them, without looking where the rows end
-            b_scale = F.pad(b_scale.t(), (0, -n % STEP))
+            b_scale = F.pad(b_scale.t(), (0, -n % BLOCK_K))
         zero_M = sums = a_scale
         if zero_point is not None:
             zero_M, sums = zero_point.expand(m, 1).contiguous(), b.sum(1, dtype=torch.int32)
-        kernel.product[(row_tiles * -(-n // regime.cols),)](
-            _operand(a, regime.rows, tma), _operand(b, regime.cols, tma),
+        kernel.product[(m_tiles * -(-n // config.block_n),)](
+            _operand(a, config.block_m, tma), _operand(b, config.block_n, tma),
             a_scale.contiguous(), b_scale.contiguous(), zero_M, sums,
             out if bias is None else bias, a_scale if offs is None else offs, out,
-            m, n, k, a.stride(0), b.stride(0), row_tiles, experts,
+            m, n, k, a.stride(0), b.stride(0), m_tiles, experts,
             **constants(
-                regime, (a_scales, b_scales), integers=integers, promote=promote,
+                config, (a_scales, b_scales), integers=integers, promote=promote,
                 zero_point=zero_point is not None, bias=bias is not None,
                 groups=0 if offs is None else 1 << experts.bit_length(), tma=tma,
             ),
-            num_warps=regime.num_warps, num_stages=regime.num_stages,
+            num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     return out
 
@@ -261,4 +263,4 @@ def _operand(codes: Tensor, rows: int, tma: bool) -> Any:
         return codes
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return TensorDescriptor.from_tensor(codes, [rows, STEP])
+    return TensorDescriptor.from_tensor(codes, [rows, BLOCK_K])

@@ -167,13 +167,13 @@ def _describe(call: Call) -> str:
     *experts, n, k = call.weight_shape
     codes, kind = _code_dtype(act), _KINDS[act.block]
     promote = promotes(codes, kind, bool(spec.option("fast_accum", True)))
-    regime, source = find(
+    config, source = find(
         case_of(
             (codes, _code_dtype(spec), call.x_dtype), (kind, _KINDS[spec.block]), promote,
             prod(experts), (call.m, n, k), current_device(),
         )
     )  # fmt: skip
-    return f"tiles of {regime.rows} × {regime.cols} ({source}), scales inside"
+    return f"tiles of {config.block_m} × {config.block_n} ({source}), scales inside"
 
 
 def _code_dtype(spec: Spec) -> torch.dtype:

@@ -1,1 +1,1 @@
-"""What several families of kernels use."""
+"""What k_offsets families of kernels use."""

@@ -19,9 +19,9 @@ __all__ = [
     "capability",
     "current_device",
     "on_device",
-    "processors",
     "shared_memory",
-    "starts_early",
+    "sm_count",
+    "supports_pdl",
     "why_not",
     "why_not_float8",
 ]
@@ -71,7 +71,7 @@ def current_device() -> torch.device:
 
 
 @lru_cache
-def processors(device: torch.device) -> int:
+def sm_count(device: torch.device) -> int:
     """How many blocks run at the same time at least; of any device, those of an H100 without one."""
     if device.type != "cuda":
         return 132
@@ -89,7 +89,7 @@ def shared_memory(device: torch.device) -> int:
 
 
 @lru_cache
-def starts_early(device: torch.device) -> bool:
+def supports_pdl(device: torch.device) -> bool:
     """Whether a kernel can be launched before the one in front of it has ended, also in a CUDA graph.
 
     Programmatic dependent launch: sm_90, and for graphs a driver for CUDA 12.3.

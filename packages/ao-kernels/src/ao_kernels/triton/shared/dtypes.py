@@ -1,4 +1,4 @@
-"""Dtypes that several kernels take."""
+"""Dtypes that k_offsets kernels take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows are whose, where rows are sorted by expert: read on the device, so that nobody waits for it."""
+"""Which expert an M tile belongs to, by offsets that are read on the device: the host does not wait."""
 
 # mypy: ignore-errors
 
@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def find(offs_ptr, row_tile, M, experts, ROWS: tl.constexpr, GROUPS: tl.constexpr):
+def find(offs_ptr, m_tile, M, experts, BLOCK_M: tl.constexpr, GROUPS: tl.constexpr):
     """Of a tile: its first row, the row after those that are its expert's, and the expert.
 
     The rows of expert e end at offs[e], and GROUPS is a power of two above the number of experts. The rows
@@ -19,9 +19,9 @@ def find(offs_ptr, row_tile, M, experts, ROWS: tl.constexpr, GROUPS: tl.constexp
     starts = tl.load(offs_ptr + group - 1, mask=(group > 0) & (group <= experts), other=M)
     ends = tl.minimum(tl.maximum(ends, 0), M)
     starts = tl.where(group == 0, 0, tl.minimum(tl.maximum(starts, 0), M))
-    tiles = tl.cdiv(tl.maximum(ends - starts, 0), ROWS)
+    tiles = tl.cdiv(tl.maximum(ends - starts, 0), BLOCK_M)
     after = tl.cumsum(tiles, 0)
-    expert = tl.sum((after <= row_tile).to(tl.int32), 0)
+    expert = tl.sum((after <= m_tile).to(tl.int32), 0)
     mine = group == expert
-    row = tl.sum(tl.where(mine, starts + (row_tile - after + tiles) * ROWS, 0), 0)
+    row = tl.sum(tl.where(mine, starts + (m_tile - after + tiles) * BLOCK_M, 0), 0)
     return row, tl.sum(tl.where(mine, ends, 0), 0), expert

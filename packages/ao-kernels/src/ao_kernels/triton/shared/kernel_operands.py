@@ -1,4 +1,4 @@
-"""Operands of products with weights: planes side by side, and scales."""
+"""Operands of products with weights: planes concatenated along K, and scales."""
 
 # mypy: ignore-errors
 
@@ -7,13 +7,15 @@ import triton.language as tl
 
 
 @triton.jit
-def beside(planes, first: tl.constexpr, COUNT: tl.constexpr):
-    """Planes side by side."""
+def concat_planes(planes, first: tl.constexpr, COUNT: tl.constexpr):
+    """Planes concatenated along K."""
     if COUNT == 1:
         both = planes[first]
     else:
         HALF: tl.constexpr = COUNT // 2
-        both = tl.join(beside(planes, first, HALF), beside(planes, first + HALF, HALF))
+        both = tl.join(
+            concat_planes(planes, first, HALF), concat_planes(planes, first + HALF, HALF)
+        )
         both = tl.permute(both, (0, 2, 1))
         both = tl.reshape(both, (both.shape[0], both.shape[1] * both.shape[2]))
     return both
@@ -21,7 +23,7 @@ def beside(planes, first: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def load_scales(at, LOAD: tl.constexpr):
-    """The scales of COLS rows in float32, each thread loading those of its own rows.
+    """The scales of BLOCK_N rows in float32, each thread loading those of its own rows.
 
     A plain load would be done once a row, and then go to all threads through shared memory.
     """

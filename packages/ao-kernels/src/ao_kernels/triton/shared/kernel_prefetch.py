@@ -1,4 +1,4 @@
-"""How a kernel begins that is launched before the one in front of it has ended: with what is known."""
+"""The prologue of a kernel with programmatic dependent launch (PDL): L2 prefetch of weights."""
 
 # mypy: ignore-errors
 
@@ -8,30 +8,30 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def bring_weights(
+def prefetch_weights(
     w_ptr,
-    col_tile,
+    n_tile,
     split,
-    tiles,
-    tiles_a_split,
+    k_tiles,
+    tiles_per_split,
     WORDS: tl.constexpr,
     SIZE: tl.constexpr,
     PREFETCH: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PREFETCH_TILES: tl.constexpr,
 ):
-    """Bring a block's first AHEAD tiles nearer, and wait for the kernel before: then there are activations.
+    """Prefetch a CTA's first PREFETCH_TILES tiles into L2, then wait for the kernel in front.
 
-    The kernel after may start at once. A tile is WORDS times SIZE elements in one piece; PREFETCH is that of
-    `ao_kernels.triton.shared.ptx`, for 128 bytes.
+    Activations are there after the wait. The dependent kernel may start at once. A tile is WORDS times SIZE
+    contiguous elements; PREFETCH is that of `ao_kernels.triton.shared.ptx`, for 128 bytes.
     """
     gdc_launch_dependents()
     LINE: tl.constexpr = 1024 // w_ptr.dtype.element_ty.primitive_bitwidth
-    block = col_tile.to(tl.int64) * tiles + split * tiles_a_split
+    block = n_tile.to(tl.int64) * k_tiles + split * tiles_per_split
     lines = tl.arange(0, SIZE // LINE) * LINE
-    for soon in tl.static_range(AHEAD):
-        near = tl.minimum(block + soon, tl.num_programs(0).to(tl.int64) * tiles - 1)
+    for ahead in tl.static_range(PREFETCH_TILES):
+        tile = tl.minimum(block + ahead, tl.num_programs(0).to(tl.int64) * k_tiles - 1)
         for word in tl.static_range(WORDS):
-            line_at = w_ptr + (near * WORDS + word) * SIZE + lines
+            line_at = w_ptr + (tile * WORDS + word) * SIZE + lines
             tl.inline_asm_elementwise(
                 PREFETCH, "=r,l", [line_at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
             )

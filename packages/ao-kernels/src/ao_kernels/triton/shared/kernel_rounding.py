@@ -13,17 +13,17 @@ def greater(a, b):
 
 
 @triton.jit
-def scale_of(greatest, REACH: tl.constexpr, DIVIDE: tl.constexpr):
-    """As `choose_qparams`: greatest / REACH, of numbers that float32 has with all bits; of zeros 1."""
+def scale_of(absmax, QMAX: tl.constexpr, DIVIDE: tl.constexpr):
+    """As `choose_qparams`: absmax / QMAX, of numbers that float32 has with all bits; of zeros 1."""
     if DIVIDE is None:
-        scale = greatest / REACH
+        scale = absmax / QMAX
     else:
         scale = tl.inline_asm_elementwise(
-            DIVIDE, "=&f,f,f,f", [greatest, REACH, 1.0 / REACH], dtype=tl.float32, is_pure=True, pack=1
+            DIVIDE, "=&f,f,f,f", [absmax, QMAX, 1.0 / QMAX], dtype=tl.float32, is_pure=True, pack=1
         )  # fmt: skip
     scale = tl.where(scale < 1.1754943508222875e-38, 1.1754943508222875e-38, scale)
-    scale = tl.where(greatest == float("inf"), 3.4028234663852886e38, scale)
-    return tl.where(greatest == 0.0, 1.0, scale)
+    scale = tl.where(absmax == float("inf"), 3.4028234663852886e38, scale)
+    return tl.where(absmax == 0.0, 1.0, scale)
 
 
 @triton.jit
@@ -54,25 +54,25 @@ def quotient(x, scale, inverse, SATURATE: tl.constexpr):
 
 
 @triton.jit
-def code(y, FORMAT: tl.constexpr, MBITS: tl.constexpr, REACH: tl.constexpr):
+def code(y, FORMAT: tl.constexpr, MBITS: tl.constexpr, QMAX: tl.constexpr):
     """The code of y as the device finds it: Triton 3.6's interpreter loses carries, and NaN."""
-    code = on_grid(y, MBITS, REACH).to(FORMAT).to(tl.uint8, bitcast=True)
+    code = on_grid(y, MBITS, QMAX).to(FORMAT).to(tl.uint8, bitcast=True)
     return tl.where(y == y, code, 127).to(tl.uint8).to(FORMAT, bitcast=True)
 
 
 @triton.jit
-def on_grid(y, MBITS: tl.constexpr, REACH: tl.constexpr):
+def on_grid(y, MBITS: tl.constexpr, QMAX: tl.constexpr):
     """What the format holds, nearest to y."""
     bits = y.to(tl.int32, bitcast=True)
     DROPPED: tl.constexpr = 23 - MBITS
     bits = bits + (1 << DROPPED - 1) - 1 + ((bits >> DROPPED) & 1)
     normal = (bits & -(1 << DROPPED)).to(tl.float32, bitcast=True)
     # below the smallest normal number, 2**-6 or 2**-14, steps are those that a larger one has beside it
-    LEAST: tl.constexpr = 0.015625 if MBITS == 3 else 0.00006103515625
-    LARGE: tl.constexpr = 1.5 * LEAST * (1 << DROPPED)
+    MIN_NORMAL: tl.constexpr = 0.015625 if MBITS == 3 else 0.00006103515625
+    LARGE: tl.constexpr = 1.5 * MIN_NORMAL * (1 << DROPPED)
     magnitude = tl.abs(y)
     small = ((magnitude + LARGE) - LARGE).to(tl.int32, bitcast=True)
     signed = (small | (y.to(tl.int32, bitcast=True) & -0x80000000)).to(tl.float32, bitcast=True)
-    rounded = tl.where(magnitude < LEAST, signed, normal)
-    rounded = tl.where(rounded > REACH, REACH, tl.where(rounded < -REACH, -REACH, rounded))
+    rounded = tl.where(magnitude < MIN_NORMAL, signed, normal)
+    rounded = tl.where(rounded > QMAX, QMAX, tl.where(rounded < -QMAX, -QMAX, rounded))
     return tl.where(y == y, rounded, 0.0)

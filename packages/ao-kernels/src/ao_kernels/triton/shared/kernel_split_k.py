@@ -1,4 +1,4 @@
-"""How a product is stored, also where several blocks have a part of each sum."""
+"""The epilogue of products: bias, output dtype, and the reduction of split-K."""
 
 # mypy: ignore-errors
 
@@ -7,47 +7,47 @@ import triton.language as tl
 
 
 @triton.jit
-def finish(
+def epilogue(
     acc,
     out_at,
     inside,
     bias_ptr,
     partial_ptr,
-    lock_ptr,
+    semaphore_ptr,
     split,
-    place,
-    cols,
-    col,
+    tile_id,
+    tile_n,
+    offs_n,
     N,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
-    """Store the sums of a tile, COLS × ROWS, plus bias: at once, or by the last of SPLITS blocks to arrive.
+    """Store the sums of a tile, BLOCK_N × BLOCK_M, plus bias: at once, or by the last of SPLITS CTAs.
 
-    `place` is that of the tile among all, for its counter and its parts; `cols` counts its columns of the
-    result, and `col` says which those are.
+    `tile_id` is the number of the output tile, for its semaphore and its partial sums. `tile_n` counts N
+    within the tile, and `offs_n` is N in the result.
     """
     if SPLITS == 1:
-        _store(out_at, inside, acc, bias_ptr, col, N, HAS_BIAS)
+        _store(out_at, inside, acc, bias_ptr, offs_n, N, HAS_BIAS)
     else:
-        within = cols[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
-        parts_at = partial_ptr + place.to(tl.int64) * (SPLITS * COLS * ROWS) + within
-        tl.store(parts_at + split * (COLS * ROWS), acc)
+        within = tile_n[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
+        parts_at = partial_ptr + tile_id.to(tl.int64) * (SPLITS * BLOCK_N * BLOCK_M) + within
+        tl.store(parts_at + split * (BLOCK_N * BLOCK_M), acc)
         tl.debug_barrier()
-        arrived = tl.atomic_add(lock_ptr + place, 1, sem="acq_rel")
+        arrived = tl.atomic_add(semaphore_ptr + tile_id, 1, sem="acq_rel")
         if arrived == SPLITS - 1:
-            # all parts are there, and are always summed in the same order
-            total = tl.zeros((COLS, ROWS), tl.float32)
+            # all partial sums are there, and are always added in the same order
+            total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
             for i in range(SPLITS):
-                total += tl.load(parts_at + i * (COLS * ROWS), cache_modifier=".cg")
-            _store(out_at, inside, total, bias_ptr, col, N, HAS_BIAS)
-            tl.store(lock_ptr + place, 0)
+                total += tl.load(parts_at + i * (BLOCK_N * BLOCK_M), cache_modifier=".cg")
+            _store(out_at, inside, total, bias_ptr, offs_n, N, HAS_BIAS)
+            tl.store(semaphore_ptr + tile_id, 0)
 
 
 @triton.jit
-def _store(at, inside, acc, bias_ptr, col, N, HAS_BIAS: tl.constexpr):
+def _store(at, inside, acc, bias_ptr, offs_n, N, HAS_BIAS: tl.constexpr):
     if HAS_BIAS:
-        acc += tl.load(bias_ptr + col, mask=col < N, other=0.0).to(tl.float32)[:, None]
+        acc += tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)[:, None]
     tl.store(at, acc.to(at.dtype.element_ty), mask=inside)

@@ -1,7 +1,7 @@
-"""PTX that the kernels hold, as text, which NumPy models run: loads, permutations, arithmetic.
+"""PTX that several kernels hold, as text, which a NumPy model runs: loads, prefetches, arithmetic.
 
-What turns codes into numbers is in `weight_only.decode_ptx`, but for 2:4 sparse weights. Every launch
-asks for its texts, so those of several lines are made once.
+PTX that decodes weights is in `weight_only` and `w4a8`. Every launch asks for its texts, so those of several
+lines are cached.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 #: an unsigned byte, as 32 bits
 LOAD_BYTE = "ld.global.nc.u8 $0, [$1];"
 
-#: 128 bytes at $1 into the second cache
+#: L2 prefetch of 128 bytes at $1
 PREFETCH = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
 
 

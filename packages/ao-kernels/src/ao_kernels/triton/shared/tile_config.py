@@ -12,57 +12,57 @@ from ao_kernels.triton.tuning.choose import Case, find
 
 __all__ = [
     "FEWEST_TILES",
-    "Regime",
-    "Setting",
+    "LaunchConfig",
+    "TileConfig",
     "described",
+    "launch_configs_around",
     "options",
-    "settings_around",
     "splits_of",
     "zero_kind",
 ]
 
-#: tiles of a row that each of several blocks gets at least
+#: tiles along K that each split of K has at least
 FEWEST_TILES = 4
-#: blocks that a row of tiles is split among at most
+#: most splits of K
 _MOST_SPLITS = 8
 
 
-class Regime(NamedTuple):
-    """How a block is built for products with up to `rows` rows of activations."""
+class TileConfig(NamedTuple):
+    """The tile of a CTA: its M, with N and K fixed by the layout; its warps, and stages of the pipeline."""
 
-    rows: int
+    block_m: int
     num_warps: int
     num_stages: int
 
 
-class Setting(NamedTuple):
-    """A regime, and among how many blocks each row of tiles is split."""
+class LaunchConfig(NamedTuple):
+    """A `TileConfig`, and the number of splits of K (split-K)."""
 
-    rows: int
+    block_m: int
     num_warps: int
     num_stages: int
     splits: int
 
     @property
-    def regime(self) -> Regime:
-        """How each block is built."""
-        return Regime(*self[:3])
+    def config(self) -> TileConfig:
+        """The tile of each CTA."""
+        return TileConfig(*self[:3])
 
 
-def splits_of(tiles: Tiling, row_blocks: int, processors: int) -> int:
-    """Among how many blocks a row of tiles is split, so that every processor has one."""
+def splits_of(tiles: Tiling, m_tiles: int, sm_count: int) -> int:
+    """The number of splits of K that gives every SM a CTA, as long as each split has `FEWEST_TILES`."""
     splits = 1
     while (
         splits < _MOST_SPLITS
-        and tiles.blocks * row_blocks * splits < 0.9 * processors
-        and tiles.tiles >= 2 * splits * FEWEST_TILES
+        and tiles.n_tiles * m_tiles * splits < 0.9 * sm_count
+        and tiles.k_tiles >= 2 * splits * FEWEST_TILES
     ):
         splits *= 2
     return splits
 
 
-def settings_around(first: Setting, most: int) -> tuple[Setting, ...]:
-    """At most four: a setting, one stage fewer, so that more blocks share a processor, and other splits.
+def launch_configs_around(first: LaunchConfig, most: int) -> tuple[LaunchConfig, ...]:
+    """At most four: a configuration; with one stage fewer, so that more CTAs share an SM; with other splits.
 
     Those are twice as many, if `most` allows it, and half.
     """
@@ -74,17 +74,17 @@ def settings_around(first: Setting, most: int) -> tuple[Setting, ...]:
     return tuple(found)
 
 
-def options(regime: Regime, stages: int, *, early: bool) -> dict[str, Any]:
-    """What Triton itself is told; `early`, the kernel may start before the one in front of it has ended."""
-    own = {"launch_pdl": True} if early else {}
-    return {"num_warps": regime.num_warps, "num_stages": stages, **own}
+def options(config: TileConfig, stages: int, *, pdl: bool) -> dict[str, Any]:
+    """The launch options of Triton; `pdl`, with programmatic dependent launch."""
+    own = {"launch_pdl": True} if pdl else {}
+    return {"num_warps": config.num_warps, "num_stages": stages, **own}
 
 
-def described(case: Case[Setting]) -> str:
+def described(case: Case[LaunchConfig]) -> str:
     """For `explain`: what would serve, and who says so."""
     setting, source = find(case)
     return (
-        f"blocks of {setting.rows} rows, {setting.splits} for each sum, {setting.num_stages} stages "
+        f"tiles of {setting.block_m} rows, split-K {setting.splits}, {setting.num_stages} stages "
         f"({source})"
     )
 

@@ -1,4 +1,4 @@
-"""How a weight is cut into tiles, and its scales into blocks of rows."""
+"""How a weight (N, K) is cut into tiles, and its scales into blocks along N."""
 
 from __future__ import annotations
 
@@ -9,40 +9,42 @@ from torch import Tensor
 
 from ao_core.spec import WHOLE, Spec
 
-__all__ = ["COLS", "Tiling", "from_blocks", "pad", "to_blocks"]
+__all__ = ["BLOCK_N", "Tiling", "from_blocks", "pad", "to_blocks"]
 
-#: rows of a weight in a tile: columns of a product
-COLS = 128
+#: N of a tile: rows of the weight, which are columns of the product
+BLOCK_N = 128
 
 
 class Tiling(NamedTuple):
-    """How a matrix of n rows and k columns is cut up."""
+    """How a weight of n rows (output features) and k columns (input features) is cut up."""
 
     n: int
     k: int
-    #: planes of a tile, columns of each
+    #: planes of a tile: slices along K; K of a plane
     planes: int
-    plane: int
-    #: planes that share a scale; 0: all of a row does
-    chain: int
-    #: blocks of `COLS` rows, tiles in each
-    blocks: int
-    tiles: int
+    plane_k: int
+    #: planes that share a scale; 0: one scale per row
+    planes_per_group: int
+    #: tiles along N, of `BLOCK_N` each, and along K
+    n_tiles: int
+    k_tiles: int
 
     @property
     def width(self) -> int:
-        """Columns of a tile."""
-        return self.planes * self.plane
+        """K of a tile."""
+        return self.planes * self.plane_k
 
     @property
-    def beside(self) -> int:
-        """Scales of a row in a tile, or 1 for all of it."""
-        return self.planes // self.chain if self.chain else 1
+    def groups_per_tile(self) -> int:
+        """Scales per row of a tile; 1 where a scale is for all of a row."""
+        return self.planes // self.planes_per_group if self.planes_per_group else 1
 
     @property
     def groups(self) -> int:
-        """Scales of a row, those of padding included."""
-        return self.tiles * self.planes // self.chain if self.chain else 1
+        """Scales per row, those of padding included."""
+        if not self.planes_per_group:
+            return 1
+        return self.k_tiles * self.planes // self.planes_per_group
 
 
 def pad(matrix: Tensor, rows: int, cols: int, value: int = 0) -> Tensor:
@@ -51,9 +53,9 @@ def pad(matrix: Tensor, rows: int, cols: int, value: int = 0) -> Tensor:
 
 
 def to_blocks(grid: Tensor, tiles: Tiling) -> Tensor:
-    """Scales (N, groups) as (blocks, groups, COLS)."""
-    padded = pad(grid, tiles.blocks * COLS, tiles.groups)
-    return padded.view(tiles.blocks, COLS, tiles.groups).transpose(1, 2).contiguous()
+    """Scales (N, groups) as (n_tiles, groups, BLOCK_N)."""
+    padded = pad(grid, tiles.n_tiles * BLOCK_N, tiles.groups)
+    return padded.view(tiles.n_tiles, BLOCK_N, tiles.groups).transpose(1, 2).contiguous()
 
 
 def from_blocks(blocks: Tensor, spec: Spec, tiles: Tiling) -> Tensor:

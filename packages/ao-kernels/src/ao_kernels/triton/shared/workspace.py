@@ -1,4 +1,4 @@
-"""What launches share: activations as matrices, partial sums, and counters of split-K."""
+"""Workspaces of launches: partial sums and semaphores of split-K; activations as matrices."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ import threading
 import torch
 from torch import Tensor
 
-__all__ = ["rows_of", "scratch", "take_locks"]
+__all__ = ["rows_of", "split_k_workspace", "take_semaphores"]
 
-#: counters of one device; a launch takes some for a block of its result each
-_LOCKS = 1 << 18
+#: semaphores of one device; a launch with split-K takes one per output tile
+_SEMAPHORES = 1 << 18
 _guard = threading.Lock()
 _pools: dict[torch.device, _Pool] = {}
 
 
 class _Pool:
-    """The counters of one device: which are taken, and by which stream."""
+    """The semaphores of one device: which are taken, and by which stream."""
 
     def __init__(self, device: torch.device) -> None:
-        self.locks = torch.zeros(_LOCKS, dtype=torch.int32, device=device)
+        self.semaphores = torch.zeros(_SEMAPHORES, dtype=torch.int32, device=device)
         torch.cuda.synchronize(device)  # other streams see the zeros too
         self.used = 0
         self.of_streams: dict[int, Tensor] = {}
 
     def take(self, count: int) -> Tensor:
-        """Counters that nobody else has; where too few are left, new ones."""
-        if self.used + count > _LOCKS:
-            return torch.zeros(count, dtype=torch.int32, device=self.locks.device)
+        """Semaphores that nobody else has; new ones where too few are left."""
+        if self.used + count > _SEMAPHORES:
+            return torch.zeros(count, dtype=torch.int32, device=self.semaphores.device)
         self.used += count
-        return self.locks[self.used - count : self.used]
+        return self.semaphores[self.used - count : self.used]
 
     def of_stream(self, stream: int, count: int) -> Tensor:
-        """Counters that only this stream has."""
+        """Semaphores that only this stream has."""
         mine = self.of_streams.get(stream)
         if mine is None or len(mine) < count:
             mine = self.of_streams[stream] = self.take(count)
         return mine
 
 
-def take_locks(count: int, device: torch.device) -> Tensor:
-    """At least `count` int32 zeros that a launch counts with and leaves as zeros.
+def take_semaphores(count: int, device: torch.device) -> Tensor:
+    """At least `count` int32 semaphores: zeros that a launch counts with and leaves as zeros.
 
     Launches of one stream follow each other and share them. A CUDA graph may run beside anything, so
     each launch in it has its own.
@@ -59,18 +59,20 @@ def take_locks(count: int, device: torch.device) -> Tensor:
         return pool.of_stream(torch.cuda.current_stream(device).cuda_stream, count)
 
 
-def scratch(out: Tensor, places: int, splits: int, size: int) -> tuple[Tensor, Tensor]:
-    """For each of `places` what its `splits` blocks share: float32 for the `size` sums of each, a counter.
+def split_k_workspace(
+    out: Tensor, output_tiles: int, splits: int, size: int
+) -> tuple[Tensor, Tensor]:
+    """Partial sums, float32 (output_tiles, splits, size), and one semaphore per output tile.
 
-    A product without splits does not touch it: any tensor can stand there.
+    A product without splits does not touch them: any tensor can stand there.
     """
     if splits == 1:
         return out, out
-    partial = out.new_empty(places * splits * size, dtype=torch.float32)
-    return partial, take_locks(places, out.device)
+    partial = out.new_empty(output_tiles * splits * size, dtype=torch.float32)
+    return partial, take_semaphores(output_tiles, out.device)
 
 
 def rows_of(x: Tensor, k: int) -> Tensor:
-    """Activations (…, k) as a matrix whose rows lie in one piece each."""
+    """Activations (…, k) as a matrix whose rows are contiguous."""
     x_MK = x.reshape(-1, k)
     return x_MK if x_MK.stride(-1) == 1 else x_MK.contiguous()

@@ -1,16 +1,16 @@
-"""Products of activations in 8 bits with weights in 4; see `ao_kernels.triton.w4a8.layout` for the layout."""
+"""W4A8: products of activations in 8 bits with weights in 4; see `ao_kernels.triton.w4a8.layout`."""
 
 # mypy: ignore-errors
 
 import triton
 import triton.language as tl
 
-from ao_kernels.triton.shared.kernel_operands import beside, load_scales
-from ao_kernels.triton.shared.kernel_prefetch import bring_weights
-from ao_kernels.triton.shared.kernel_split_k import finish
+from ao_kernels.triton.shared.kernel_operands import concat_planes, load_scales
+from ao_kernels.triton.shared.kernel_prefetch import prefetch_weights
+from ao_kernels.triton.shared.kernel_split_k import epilogue
 
 
-@triton.jit(do_not_specialize=["M", "tiles", "tiles_a_split"])
+@triton.jit(do_not_specialize=["M", "k_tiles", "tiles_per_split"])
 def linear(
     x_ptr,
     x_scale_ptr,
@@ -23,18 +23,18 @@ def linear(
     bias_ptr,
     out_ptr,
     partial_ptr,
-    lock_ptr,
+    semaphore_ptr,
     M,
     N,
     K,
     stride_x,
-    tiles,
-    tiles_a_split,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
+    k_tiles,
+    tiles_per_split,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     PLANES: tl.constexpr,
-    PLANE: tl.constexpr,
-    CHAIN: tl.constexpr,
+    PLANE_K: tl.constexpr,
+    PLANES_PER_GROUP: tl.constexpr,
     OFFSET: tl.constexpr,
     FACTOR: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -46,103 +46,114 @@ def linear(
     TO_FLOAT: tl.constexpr,
     LOAD_SCALE: tl.constexpr,
     PREFETCH: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PREFETCH_TILES: tl.constexpr,
 ):
-    """The product x (M, K) @ weight.T + bias: one block for ROWS × COLS of it and a part of K.
+    """The product x (M, K) @ weight.T + bias: one CTA for BLOCK_M × BLOCK_N of it and a split of K.
 
-    `x_ptr` has codes, int8 or float8, with scales of rows; with HAS_X_ZERO those are uint8 codes less 128,
-    and rows have zero points. CHAIN planes share a scale of the weight, or all of a row does where CHAIN is
-    0. The weights are the left operand, which the tensor cores take from registers: as (value - OFFSET) /
-    FACTOR. With zero points, `x_sums_ptr` has the sums of each group's activations (groups, M).
+    `x_ptr` has codes, int8 or float8, with row scales; with HAS_X_ZERO those are uint8 codes less 128, and
+    rows have zero points. PLANES_PER_GROUP planes share a scale of the weight; 0: one scale per row. The
+    weights are the left operand, which the tensor cores take from registers, as (value - OFFSET) / FACTOR.
+    With zero points, `x_sums_ptr` has the activation sums of each group (groups, M).
 
-    ASM, TO_FLOAT and LOAD_SCALE are texts of `ao_kernels.triton.shared.ptx`; where one is None, plain
-    operations do the same. With AHEAD, PREFETCH brings so many tiles nearer while the kernel before
-    still runs.
+    ASM, TO_FLOAT and LOAD_SCALE are PTX; where one is None, the reference path uses plain operations.
+    PREFETCH_TILES is the prefetch distance before the kernel waits for the one in front (PDL).
     """
-    col_tile = tl.program_id(0)
+    n_tile = tl.program_id(0)
     split = tl.program_id(1)
-    row_tile = tl.program_id(2)
-    rows = row_tile * ROWS + tl.arange(0, ROWS)
-    cols = tl.arange(0, COLS)
-    inner = tl.arange(0, PLANE)
-    first = split * tiles_a_split
-    last = tl.minimum(first + tiles_a_split, tiles)
+    m_tile = tl.program_id(2)
+    offs_m = m_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    tile_n = tl.arange(0, BLOCK_N)
+    tile_k = tl.arange(0, PLANE_K)
+    first = split * tiles_per_split
+    last = tl.minimum(first + tiles_per_split, k_tiles)
 
     INTEGERS: tl.constexpr = x_ptr.dtype.element_ty == tl.int8
-    AT_ONCE: tl.constexpr = CHAIN if CHAIN else PLANES
-    GROUPS: tl.constexpr = PLANES // CHAIN if CHAIN else 0
-    block = col_tile.to(tl.int64) * tiles + first
-    grid = block * GROUPS if CHAIN else col_tile
-    several = tl.arange(0, AT_ONCE * PLANE)
-    row_at = w_ptr + block * (COLS * PLANE) + cols[:, None] * PLANE
-    scale_at = scale_ptr + grid * COLS + cols
-    x_at = x_ptr + rows[None, :].to(tl.int64) * stride_x + first * (PLANES * PLANE)
-    present = rows[None, :] < M
+    PLANES_PER_DOT: tl.constexpr = PLANES_PER_GROUP if PLANES_PER_GROUP else PLANES
+    GROUPS: tl.constexpr = PLANES // PLANES_PER_GROUP if PLANES_PER_GROUP else 0
+    block = n_tile.to(tl.int64) * k_tiles + first
+    grid = block * GROUPS if PLANES_PER_GROUP else n_tile
+    k_offsets = tl.arange(0, PLANES_PER_DOT * PLANE_K)
+    w_at = w_ptr + block * (BLOCK_N * PLANE_K) + tile_n[:, None] * PLANE_K
+    scale_at = scale_ptr + grid * BLOCK_N + tile_n
+    x_at = x_ptr + offs_m[None, :].to(tl.int64) * stride_x + first * (PLANES * PLANE_K)
+    inside_m = offs_m[None, :] < M
 
-    if AHEAD:
-        bring_weights(
-            w_ptr, col_tile, split, tiles, tiles_a_split, 1, COLS * PLANE, PREFETCH, AHEAD
+    if PREFETCH_TILES:
+        prefetch_weights(
+            w_ptr,
+            n_tile,
+            split,
+            k_tiles,
+            tiles_per_split,
+            1,
+            BLOCK_N * PLANE_K,
+            PREFETCH,
+            PREFETCH_TILES,
         )
-    acc = tl.zeros((COLS, ROWS), tl.int32 if INTEGERS and CHAIN == 0 else tl.float32)
+    acc = tl.zeros(
+        (BLOCK_N, BLOCK_M), tl.int32 if INTEGERS and PLANES_PER_GROUP == 0 else tl.float32
+    )
     for tile in range(first, last):
         # codes that have no zero points are signed
-        planes = _numbers(row_at, inner, x_ptr, PLANES, not HAS_ZERO, ASM)
-        left = K - tile * (PLANES * PLANE)
-        for group in tl.static_range(PLANES // AT_ONCE):
-            col = (group * AT_ONCE * PLANE + several)[:, None]
-            x = tl.load(x_at + col, mask=present if EVEN_K else present & (col < left), other=0.0)
-            w = beside(planes, group * AT_ONCE, AT_ONCE)
-            if CHAIN == 0 and INTEGERS:
+        planes = _numbers(w_at, tile_k, x_ptr, PLANES, not HAS_ZERO, ASM)
+        left = K - tile * (PLANES * PLANE_K)
+        for group in tl.static_range(PLANES // PLANES_PER_DOT):
+            k_index = (group * PLANES_PER_DOT * PLANE_K + k_offsets)[:, None]
+            x = tl.load(
+                x_at + k_index, mask=inside_m if EVEN_K else inside_m & (k_index < left), other=0.0
+            )
+            w = concat_planes(planes, group * PLANES_PER_DOT, PLANES_PER_DOT)
+            if PLANES_PER_GROUP == 0 and INTEGERS:
                 acc = tl.dot(w, x, acc, out_dtype=tl.int32)
-            elif CHAIN == 0:
+            elif PLANES_PER_GROUP == 0:
                 acc += tl.dot(w, x)
             else:
                 part = _products(w, x, INTEGERS, TO_FLOAT)
-                acc += part * load_scales(scale_at + group * COLS, LOAD_SCALE)[:, None]
-        row_at += COLS * PLANE
-        x_at += PLANES * PLANE
-        scale_at += GROUPS * COLS
+                acc += part * load_scales(scale_at + group * BLOCK_N, LOAD_SCALE)[:, None]
+        w_at += BLOCK_N * PLANE_K
+        x_at += PLANES * PLANE_K
+        scale_at += GROUPS * BLOCK_N
     total = acc.to(tl.float32) * FACTOR
-    if HAS_ZERO and CHAIN:
+    if HAS_ZERO and PLANES_PER_GROUP:
         total = _add_offsets(
-            total, scale_ptr, zero_ptr, x_sums_ptr, col_tile.to(tl.int64) * tiles * GROUPS,
-            first * GROUPS, last * GROUPS, cols, rows, M, COLS, OFFSET,
+            total, scale_ptr, zero_ptr, x_sums_ptr, n_tile.to(tl.int64) * k_tiles * GROUPS,
+            first * GROUPS, last * GROUPS, tile_n, offs_m, M, BLOCK_N, OFFSET,
         )  # fmt: skip
-    if CHAIN == 0:
+    if PLANES_PER_GROUP == 0:
         if HAS_ZERO:
             # the sums are those of whole rows, which one split adds
-            sums = tl.load(x_sums_ptr + rows, mask=(rows < M) & (split == 0), other=0.0)
-            zero_point = tl.load(zero_ptr + col_tile * COLS + cols).to(tl.float32)
+            sums = tl.load(x_sums_ptr + offs_m, mask=(offs_m < M) & (split == 0), other=0.0)
+            zero_point = tl.load(zero_ptr + n_tile * BLOCK_N + tile_n).to(tl.float32)
             total += (OFFSET - zero_point)[:, None] * sums[None, :]
         total *= load_scales(scale_at, LOAD_SCALE)[:, None]
 
-    col = col_tile * COLS + cols
+    offs_n = n_tile * BLOCK_N + tile_n
     if HAS_X_ZERO:
         # the sums are those of whole rows here too
-        x_zero = tl.load(x_zero_ptr + rows, mask=(rows < M) & (split == 0), other=128)
+        x_zero = tl.load(x_zero_ptr + offs_m, mask=(offs_m < M) & (split == 0), other=128)
         x_zero = x_zero.to(tl.float32) - 128.0
-        total -= tl.load(row_sums_ptr + col)[:, None] * x_zero[None, :]
-    total *= tl.load(x_scale_ptr + rows, mask=rows < M, other=0.0)[None, :]
+        total -= tl.load(row_sums_ptr + offs_n)[:, None] * x_zero[None, :]
+    total *= tl.load(x_scale_ptr + offs_m, mask=offs_m < M, other=0.0)[None, :]
 
-    out_at = out_ptr + rows[None, :].to(tl.int64) * N + col[:, None]
-    inside = present & (col[:, None] < N)
-    at = row_tile * tl.num_programs(0) + col_tile
-    finish(
-        total, out_at, inside, bias_ptr, partial_ptr, lock_ptr, split, at, cols, col, N,
-        ROWS, COLS, SPLITS, HAS_BIAS,
+    out_at = out_ptr + offs_m[None, :].to(tl.int64) * N + offs_n[:, None]
+    inside = inside_m & (offs_n[:, None] < N)
+    at = m_tile * tl.num_programs(0) + n_tile
+    epilogue(
+        total, out_at, inside, bias_ptr, partial_ptr, semaphore_ptr, split, at, tile_n, offs_n, N,
+        BLOCK_M, BLOCK_N, SPLITS, HAS_BIAS,
     )  # fmt: skip
 
 
 @triton.jit
-def _numbers(row_at, inner, x_ptr, PLANES: tl.constexpr, SIGNED: tl.constexpr, ASM: tl.constexpr):
+def _numbers(w_at, tile_k, x_ptr, PLANES: tl.constexpr, SIGNED: tl.constexpr, ASM: tl.constexpr):
     """A tensor for each plane of a tile, in the type of the activations."""
     element = x_ptr.dtype.element_ty
     if ASM is None:
         planes = ()
         for j in tl.static_range(PLANES):
             # the word of four neighbouring columns, and a byte for each of them
-            words = tl.load(row_at + (inner // 4 * 4 + j // 2)[None, :])
-            codes = words >> (inner % 4 * 8 + j % 2 * 4)[None, :]
+            words = tl.load(w_at + (tile_k // 4 * 4 + j // 2)[None, :])
+            codes = words >> (tile_k % 4 * 8 + j % 2 * 4)[None, :]
             if element == tl.int8:
                 numbers = (codes << 4).to(tl.int8)
             else:
@@ -152,7 +163,7 @@ def _numbers(row_at, inner, x_ptr, PLANES: tl.constexpr, SIGNED: tl.constexpr, A
         planes = tl.inline_asm_elementwise(
             ASM,
             "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r",
-            [tl.load(row_at + inner[None, :])],
+            [tl.load(w_at + tile_k[None, :])],
             dtype=(element,) * 8,
             is_pure=True,
             pack=4,
@@ -197,10 +208,10 @@ def _add_offsets(
     grid,
     first,
     last,
-    cols,
-    rows,
+    tile_n,
+    offs_m,
     M,
-    COLS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     OFFSET: tl.constexpr,
 ):
     """What products with values less OFFSET lack of those with values less zero points.
@@ -215,11 +226,11 @@ def _add_offsets(
     for start in tl.range(first, last, 16, num_stages=1):
         group = start + some
         inside = (group < last)[:, None]
-        at = (grid + group)[:, None] * COLS + cols[None, :]
+        at = (grid + group)[:, None] * BLOCK_N + tile_n[None, :]
         zero_point = tl.load(zero_ptr + at, mask=inside, other=0).to(tl.float32)
         scale = tl.load(scale_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        sums_at = sums_ptr + group.to(tl.int64)[:, None] * M + rows[None, :]
-        sums = tl.load(sums_at, mask=inside & (rows < M)[None, :], other=0.0)
+        sums_at = sums_ptr + group.to(tl.int64)[:, None] * M + offs_m[None, :]
+        sums = tl.load(sums_at, mask=inside & (offs_m < M)[None, :], other=0.0)
         # three products in TF32 are as good as one in float32
         offsets = tl.trans((OFFSET - zero_point) * scale)
         total = tl.dot(offsets, sums, total, input_precision="tf32x3")

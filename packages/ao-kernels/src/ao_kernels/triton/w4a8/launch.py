@@ -8,61 +8,68 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ao_kernels.triton.shared.activation_sums import group_sums
-from ao_kernels.triton.shared.device import capability, on_device, processors, starts_early
+from ao_kernels.triton.shared.activation_sums import activation_sums
+from ao_kernels.triton.shared.device import capability, on_device, sm_count, supports_pdl
 from ao_kernels.triton.shared.ptx import PREFETCH, load_scale
 from ao_kernels.triton.shared.tile_config import (
     FEWEST_TILES,
-    Regime,
-    Setting,
+    LaunchConfig,
+    TileConfig,
+    launch_configs_around,
     options,
-    settings_around,
     splits_of,
     zero_kind,
 )
-from ao_kernels.triton.shared.tiling import COLS, Tiling
-from ao_kernels.triton.shared.workspace import scratch
+from ao_kernels.triton.shared.tiling import BLOCK_N, Tiling
+from ao_kernels.triton.shared.workspace import split_k_workspace
 from ao_kernels.triton.tuning.choose import Case, choose
 from ao_kernels.triton.tuning.store import Problem, bucket
-from ao_kernels.triton.w4a8.layout import PLANE, PLANES, Stored, stored, tiling
+from ao_kernels.triton.w4a8.layout import PLANE_K, PLANES, Stored, stored, tiling
 from ao_kernels.triton.w4a8.ptx import to_float
 
 __all__ = [
-    "REGIMES",
+    "TILE_CONFIGS",
     "case_of",
     "constants",
     "launch",
+    "launch_configs_of",
     "plane32_linear",
-    "regime_of",
     "rule",
-    "settings_of",
+    "tile_config_of",
 ]
 
-#: with more rows than the last has, several blocks share the columns
-REGIMES = (Regime(16, 4, 4), Regime(32, 4, 4), Regime(64, 8, 3), Regime(128, 8, 3))
+#: from small M to large; beyond the last there are several M tiles
+TILE_CONFIGS = (
+    TileConfig(16, 4, 4),
+    TileConfig(32, 4, 4),
+    TileConfig(64, 8, 3),
+    TileConfig(128, 8, 3),
+)
 #: codes of activations are in rows that begin at multiples of so many bytes, as copies to shared memory want
 _ALIGNED = 16
 
 
-def regime_of(m: int, *, zero_point: bool = False) -> Regime:
-    """The smallest regime that takes m rows in one block, or the largest.
+def tile_config_of(m: int, *, zero_point: bool = False) -> TileConfig:
+    """The smallest that takes m rows in one tile, or the largest.
 
     Zero points of weights are a product of their own after the loop: the last has too few registers for it.
     """
-    fitting = REGIMES[:-1] if zero_point else REGIMES
-    return next((regime for regime in fitting if m <= regime.rows), fitting[-1])
+    fitting = TILE_CONFIGS[:-1] if zero_point else TILE_CONFIGS
+    return next((config for config in fitting if m <= config.block_m), fitting[-1])
 
 
-def rule(tiles: Tiling, m: int, processors: int, *, zero_point: bool) -> Setting:
+def rule(tiles: Tiling, m: int, sm_count: int, *, zero_point: bool) -> LaunchConfig:
     """What serves m rows where nothing was measured."""
-    regime = regime_of(m, zero_point=zero_point)
-    return Setting(*regime, splits_of(tiles, -(-m // regime.rows), processors))
+    config = tile_config_of(m, zero_point=zero_point)
+    return LaunchConfig(*config, splits_of(tiles, -(-m // config.block_m), sm_count))
 
 
-def settings_of(tiles: Tiling, m: int, processors: int, *, zero_point: bool) -> tuple[Setting, ...]:
+def launch_configs_of(
+    tiles: Tiling, m: int, sm_count: int, *, zero_point: bool
+) -> tuple[LaunchConfig, ...]:
     """What may serve any number of rows whose bucket is that of m."""
-    first = rule(tiles, bucket(m), processors, zero_point=zero_point)
-    return settings_around(first, tiles.tiles // FEWEST_TILES)
+    first = rule(tiles, bucket(m), sm_count, zero_point=zero_point)
+    return launch_configs_around(first, tiles.k_tiles // FEWEST_TILES)
 
 
 @lru_cache(maxsize=4096)
@@ -72,23 +79,25 @@ def case_of(
     sizes: tuple[int, int, int],
     group: int,
     device: torch.device,
-) -> Case[Setting]:
+) -> Case[LaunchConfig]:
     """What settings are chosen for.
 
     `formats` are the dtype of activations and of weights, and the kind of zero points of these; `dtypes`
     those of scales and of the result; `sizes` m, n and k.
     """
     (m, n, k), zero_point = sizes, formats[-1] != "none"
-    tiles, there = tiling(n, k, group), processors(device)
+    tiles, there = tiling(n, k, group), sm_count(device)
     problem = Problem("plane32_linear", (*formats, *dtypes, group), n, k, bucket(m))
     first = rule(tiles, m, there, zero_point=zero_point)
-    return Case(problem, device, first, lambda: settings_of(tiles, m, there, zero_point=zero_point))
+    return Case(
+        problem, device, first, lambda: launch_configs_of(tiles, m, there, zero_point=zero_point)
+    )
 
 
 def constants(
     how: Stored,
     tiles: Tiling,
-    regime: Regime,
+    config: TileConfig,
     splits: int,
     scale_dtype: torch.dtype,
     arch: tuple[int, int],
@@ -97,15 +106,15 @@ def constants(
     x_zero: bool = False,
     bias: bool = False,
     assembly: bool = True,
-    early: bool = False,
+    pdl: bool = False,
 ) -> dict[str, Any]:
     """The compile-time arguments of the kernel `linear`; without `assembly` plain operations serve."""
     return {
-        "ROWS": regime.rows,
-        "COLS": COLS,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": BLOCK_N,
         "PLANES": PLANES,
-        "PLANE": PLANE,
-        "CHAIN": tiles.chain,
+        "PLANE_K": PLANE_K,
+        "PLANES_PER_GROUP": tiles.planes_per_group,
         "OFFSET": how.offset,
         "FACTOR": how.factor,
         "SPLITS": splits,
@@ -118,7 +127,7 @@ def constants(
         "TO_FLOAT": to_float() if assembly and arch == (8, 0) else None,
         "LOAD_SCALE": load_scale(8 * scale_dtype.itemsize) if assembly else None,
         "PREFETCH": PREFETCH,
-        "AHEAD": regime.num_stages if early else 0,
+        "PREFETCH_TILES": config.num_stages if pdl else 0,
     }
 
 
@@ -190,7 +199,7 @@ def launch(
     numbers: str,
     dtype: torch.dtype,
     *,
-    setting: Setting | None = None,
+    setting: LaunchConfig | None = None,
 ) -> Tensor:
     """The op itself; `setting` says how, where that is not to be chosen."""
     from ao_kernels.triton.w4a8 import kernel
@@ -210,25 +219,25 @@ def launch(
                 setting=each,
             ),
         )  # fmt: skip
-    regime, splits = setting.regime, setting.splits
-    row_blocks = -(-m // regime.rows)
-    places, early = tiles.blocks * row_blocks, starts_early(codes.device)
+    config, splits = setting.config, setting.splits
+    m_tiles = -(-m // config.block_m)
+    output_tiles, pdl = tiles.n_tiles * m_tiles, supports_pdl(codes.device)
     with on_device(codes):
         x_MK = _padded((codes ^ 128).view(torch.int8) if x_zero is not None else codes)
         x_scale = _by_row(x_scale, m)
-        x_sums = out if zero_point is None else group_sums(x_MK, tiles, group, m)
-        partial, locks = scratch(out, places, splits, COLS * regime.rows)
-        kernel.linear[(tiles.blocks, splits, row_blocks)](
+        x_sums = out if zero_point is None else activation_sums(x_MK, tiles, group, m)
+        partial, semaphores = split_k_workspace(out, output_tiles, splits, BLOCK_N * config.block_m)
+        kernel.linear[(tiles.n_tiles, splits, m_tiles)](
             x_MK, x_scale, x_scale if x_zero is None else _by_row(x_zero, m), x_sums,
             qdata, scale, scale if zero_point is None else zero_point, scale if sums is None else sums,
-            out if bias is None else bias, out, partial, locks,
-            m, n, x_MK.shape[1], x_MK.stride(0), tiles.tiles, -(-tiles.tiles // splits),
+            out if bias is None else bias, out, partial, semaphores,
+            m, n, x_MK.shape[1], x_MK.stride(0), tiles.k_tiles, -(-tiles.k_tiles // splits),
             **constants(
-                how, tiles, regime, splits, scale.dtype, capability(codes.device),
+                how, tiles, config, splits, scale.dtype, capability(codes.device),
                 zero_point=zero_point is not None, x_zero=x_zero is not None, bias=bias is not None,
-                assembly=codes.is_cuda, early=early,
+                assembly=codes.is_cuda, pdl=pdl,
             ),
-            **options(regime, regime.num_stages, early=early),
+            **options(config, config.num_stages, pdl=pdl),
         )  # fmt: skip
     return out
 

@@ -13,13 +13,13 @@ from ao_core.layouts.base import make_parts
 from ao_core.numerics import full_block, pack_bits, unpack_bits
 from ao_core.records import DType
 from ao_core.spec import WHOLE, Spec
-from ao_kernels.triton.shared.tiling import COLS, Tiling, from_blocks, pad, to_blocks
+from ao_kernels.triton.shared.tiling import BLOCK_N, Tiling, from_blocks, pad, to_blocks
 from ao_kernels.triton.w4a8.ptx import lower_nibbles, signed_nibbles, upper_nibbles
 
-__all__ = ["ACTS", "PLANE", "PLANES", "Plane32", "Stored", "stored", "tiling"]
+__all__ = ["ACTS", "PLANES", "PLANE_K", "Plane32", "Stored", "stored", "tiling"]
 
 #: planes of a tile, columns of each: those that a tensor core multiplies at once
-PLANES, PLANE = 8, 32
+PLANES, PLANE_K = 8, 32
 _GROUPS = (32, 64, 128, 256)
 #: codes and zero points of activations that products take
 ACTS = (("int8", "none"), ("uint8", "int"), ("f8e4m3", "none"))
@@ -61,8 +61,8 @@ def stored(numbers: str, *, integers: bool) -> Stored:
 
 def tiling(n: int, k: int, group: int) -> Tiling:
     """The tiles of a weight; a group of columns, or a row where `group` is at least k, has one scale."""
-    chain = group // PLANE if group < k else 0
-    return Tiling(n, k, PLANES, PLANE, chain, -(-n // COLS), -(-k // (PLANES * PLANE)))
+    chain = group // PLANE_K if group < k else 0
+    return Tiling(n, k, PLANES, PLANE_K, chain, -(-n // BLOCK_N), -(-k // (PLANES * PLANE_K)))
 
 
 class Plane32(Layout):
@@ -112,26 +112,32 @@ class Plane32(Layout):
         """Parts in planes, from canonical ones."""
         tiles, how = _tiles(spec, shape), _stored(spec)
         codes = unpack_bits(parts["qdata"].view(torch.uint8), 4, tiles.k)
-        cut = (tiles.blocks, COLS, tiles.tiles, PLANES // 2, 2, PLANE // 4, 4)
-        planes = pad(how.turn(codes), tiles.blocks * COLS, tiles.tiles * tiles.width).view(cut)
+        cut = (tiles.n_tiles, BLOCK_N, tiles.k_tiles, PLANES // 2, 2, PLANE_K // 4, 4)
+        planes = pad(how.turn(codes), tiles.n_tiles * BLOCK_N, tiles.k_tiles * tiles.width).view(
+            cut
+        )
         nibbles = planes.permute(0, 2, 1, 5, 3, 6, 4).reshape(-1, PLANES)
         zero_point = parts.get("zero_point")
         out = make_parts(
-            pack_bits(nibbles, 4).view(torch.int32).view(tiles.blocks, tiles.tiles, COLS, PLANE),
+            pack_bits(nibbles, 4)
+            .view(torch.int32)
+            .view(tiles.n_tiles, tiles.k_tiles, BLOCK_N, PLANE_K),
             to_blocks(parts["scale"], tiles),
             None if zero_point is None else to_blocks(zero_point, tiles),
         )
         if spec.act is not None and spec.act.zero_point != "none":
             sums = _row_sums(codes, parts["scale"], zero_point, full_block(spec.block, shape)[-1])
-            out["sums"] = pad(sums[:, None], tiles.blocks * COLS, 1).view(tiles.blocks, COLS)
+            out["sums"] = pad(sums[:, None], tiles.n_tiles * BLOCK_N, 1).view(
+                tiles.n_tiles, BLOCK_N
+            )
         return out
 
     def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:
         """Canonical parts, from those in planes."""
         tiles, how = _tiles(spec, shape), _stored(spec)
-        nibbles = unpack_bits(parts["qdata"].view(torch.uint8), 4, PLANE * PLANES)
-        cut = (tiles.blocks, tiles.tiles, COLS, PLANE // 4, PLANES // 2, 4, 2)
-        codes = nibbles.view(cut).permute(0, 2, 1, 4, 6, 3, 5).reshape(tiles.blocks * COLS, -1)
+        nibbles = unpack_bits(parts["qdata"].view(torch.uint8), 4, PLANE_K * PLANES)
+        cut = (tiles.n_tiles, tiles.k_tiles, BLOCK_N, PLANE_K // 4, PLANES // 2, 4, 2)
+        codes = nibbles.view(cut).permute(0, 2, 1, 4, 6, 3, 5).reshape(tiles.n_tiles * BLOCK_N, -1)
         codes = how.turn(codes[: tiles.n, : tiles.k].contiguous())
         zero_point = parts.get("zero_point")
         return make_parts(

@@ -38,16 +38,16 @@ class Format(NamedTuple):
     assembly: Callable[[str], str]
     #: whether they are looked up: then words share their nibbles (`words.interleave`), and the kernel
     #: loads the table beforehand
-    looked_up: bool = False
+    is_lut: bool = False
     #: whether two of every four columns have codes, in the order of `two_of_four`
     sparse: bool = False
     #: whether the bits of codes lie in `float4.PLACES`
-    spread: bool = False
+    bit_interleaved: bool = False
 
     @property
     def order(self) -> str:
         """How the codes of two neighbouring words lie in them."""
-        return "pairs" if self.looked_up else "spread" if self.spread else "planes"
+        return "pairs" if self.is_lut else "spread" if self.bit_interleaved else "planes"
 
     @property
     def words(self) -> int:
@@ -67,9 +67,9 @@ class Format(NamedTuple):
         values = torch.tensor(self.values, dtype=torch.float32)
         words = []
         for dtype in TABLES:
-            if self.looked_up:
-                several = values.to(dtype).repeat(16 // len(values))
-                words.append(table_words(several).repeat(2))
+            if self.is_lut:
+                k_offsets = values.to(dtype).repeat(16 // len(values))
+                words.append(table_words(k_offsets).repeat(2))
             if self.sparse:
                 words.append(selector_words().repeat(2))
         return torch.cat([values.view(torch.int32), *words])
@@ -95,9 +95,9 @@ def format_of(dtype: DType, *, sparse: bool = False) -> Format | str:
             return make(offset, partial(integers, codes.bits, least - offset))
     if dtype.bits == 4 and (mantissa := mantissa_of(codes.values)) is not None:
         decode = partial(float4, mantissa=mantissa, least=codes.values[1])
-        return make(0, decode, spread=True)
+        return make(0, decode, bit_interleaved=True)
     if dtype.bits <= 4:
-        return make(0, partial(lookup, codes.bits), looked_up=True)
+        return make(0, partial(lookup, codes.bits), is_lut=True)
     if (mantissa := _mantissa(codes.values)) is not None:
         return make(0, partial(floats, codes.bits, mantissa, codes.values[1]))
     return f"has no assembly that decodes {dtype.name}"

@@ -1,52 +1,52 @@
-"""Products of activations with weights in planes; `weight_only.layout` describes the layout."""
+"""Weight-only products; see `ao_kernels.triton.weight_only.layout` for the layout."""
 
 # mypy: ignore-errors
 
 import triton
 import triton.language as tl
 
-from ao_kernels.triton.shared.kernel_operands import beside, load_scales
-from ao_kernels.triton.shared.kernel_prefetch import bring_weights
-from ao_kernels.triton.shared.kernel_split_k import finish
-from ao_kernels.triton.weight_only.kernel_codes import column, numbers
+from ao_kernels.triton.shared.kernel_operands import concat_planes, load_scales
+from ao_kernels.triton.shared.kernel_prefetch import prefetch_weights
+from ao_kernels.triton.shared.kernel_split_k import epilogue
+from ao_kernels.triton.weight_only.kernel_codes import k_of, numbers
 from ao_kernels.triton.weight_only.kernel_scales import neighbours
 
-#: columns of planes beside each other
-_BESIDE = tl.constexpr(128)
+#: K of a dot product of several narrow planes
+_DOT_K = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["M", "tiles", "tiles_a_split"])
+@triton.jit(do_not_specialize=["M", "k_tiles", "tiles_per_split"])
 def linear(
     x_ptr,
     w_ptr,
     scale_ptr,
-    outer_ptr,
+    global_scale_ptr,
     zero_ptr,
     table_ptr,
     sums_ptr,
     bias_ptr,
     out_ptr,
     partial_ptr,
-    lock_ptr,
+    semaphore_ptr,
     M,
     N,
     K,
     stride_x,
     stride_sums,
-    tiles,
-    tiles_a_split,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
+    k_tiles,
+    tiles_per_split,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
-    PLANE: tl.constexpr,
-    CHAIN: tl.constexpr,
+    PLANE_K: tl.constexpr,
+    PLANES_PER_GROUP: tl.constexpr,
     OFFSET: tl.constexpr,
     ORDER: tl.constexpr,
     SPARSE: tl.constexpr,
     SPLITS: tl.constexpr,
     SCALE: tl.constexpr,
-    HAS_OUTER: tl.constexpr,
+    HAS_GLOBAL_SCALE: tl.constexpr,
     HAS_ZERO: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     EVEN_K: tl.constexpr,
@@ -56,36 +56,44 @@ def linear(
     LOAD_TABLE: tl.constexpr,
     TABLE: tl.constexpr,
     PREFETCH: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PREFETCH_TILES: tl.constexpr,
 ):
-    """The product x (M, K) @ weight.T + bias: one block for ROWS × COLS of it and a part of K.
+    """The product x (M, K) @ weight.T + bias: one CTA for BLOCK_M × BLOCK_N of it and a split of K.
 
-    A tile of weights is COLS rows by PLANES planes of PLANE columns, in WORDS words (see `Plane16`, and with
-    SPARSE `Plane24`); CHAIN planes share a scale, or all of a row does where CHAIN is 0. The weights are the
-    left operand, which the tensor cores take from registers. Products are of value - OFFSET, and are scaled
-    in float32, with HAS_OUTER in the end by the scale of scales too; scales of 8 bits are in the format
-    SCALE. With zero points z, (OFFSET - z) times the sum of a group's activations, from `sums_ptr`
-    (groups, stride_sums), is added before: also for rows of a tile that there are not, of no effect.
+    A tile of weights is BLOCK_N of N by PLANES planes of PLANE_K each along K, in WORDS words (see
+    `Plane16`, and with SPARSE `Plane24`). PLANES_PER_GROUP planes share a scale; 0: one scale per row. The
+    weights are the left operand, which the tensor cores take from registers. Products are of value -
+    OFFSET, and are scaled in float32, with HAS_GLOBAL_SCALE in the end by the global scale too; scales of 8
+    bits are in the format SCALE. The zero-point correction, (OFFSET - zero) times the activation sum of a
+    group, from `sums_ptr` (groups, stride_sums), is added before; rows of a tile that do not exist get it
+    too, to no effect.
 
-    ASM and what begins with LOAD are texts of `ao_kernels.triton.shared.ptx`; where ASM is None, plain
-    operations do the same, with the values of codes in `table_ptr`. LOAD_TABLE, where there is one, loads
-    what stands there from TABLE on. With AHEAD, PREFETCH brings so many tiles nearer while the kernel before
-    still runs.
+    ASM and what begins with LOAD are PTX; where ASM is None, the reference path computes the same with plain
+    operations, and the values of codes are in `table_ptr`. LOAD_TABLE, where there is one, loads the LUT from
+    TABLE on. PREFETCH_TILES is the prefetch distance before the kernel waits for the one in front (PDL).
     """
-    col_tile = tl.program_id(0)
+    n_tile = tl.program_id(0)
     split = tl.program_id(1)
-    row_tile = tl.program_id(2)
-    if AHEAD:
-        bring_weights(
-            w_ptr, col_tile, split, tiles, tiles_a_split, WORDS, COLS * PLANE, PREFETCH, AHEAD
+    m_tile = tl.program_id(2)
+    if PREFETCH_TILES:
+        prefetch_weights(
+            w_ptr,
+            n_tile,
+            split,
+            k_tiles,
+            tiles_per_split,
+            WORDS,
+            BLOCK_N * PLANE_K,
+            PREFETCH,
+            PREFETCH_TILES,
         )
     product(
-        x_ptr, w_ptr, scale_ptr, outer_ptr, zero_ptr, table_ptr, sums_ptr, bias_ptr, out_ptr,
-        partial_ptr, lock_ptr,
-        row_tile * ROWS, M, col_tile, col_tile, row_tile * tl.num_programs(0) + col_tile, split,
-        N, K, stride_x, stride_sums, tiles, tiles_a_split,
-        ROWS, COLS, WORDS, PLANES, PLANE, CHAIN, OFFSET, ORDER, SPARSE, SPLITS, SCALE, HAS_OUTER,
-        HAS_ZERO, HAS_BIAS, EVEN_K, ASM, LOAD_SCALE, LOAD_ZERO, LOAD_TABLE, TABLE,
+        x_ptr, w_ptr, scale_ptr, global_scale_ptr, zero_ptr, table_ptr, sums_ptr, bias_ptr, out_ptr,
+        partial_ptr, semaphore_ptr,
+        m_tile * BLOCK_M, M, n_tile, n_tile, m_tile * tl.num_programs(0) + n_tile, split,
+        N, K, stride_x, stride_sums, k_tiles, tiles_per_split,
+        BLOCK_M, BLOCK_N, WORDS, PLANES, PLANE_K, PLANES_PER_GROUP, OFFSET, ORDER, SPARSE, SPLITS, SCALE,
+        HAS_GLOBAL_SCALE, HAS_ZERO, HAS_BIAS, EVEN_K, ASM, LOAD_SCALE, LOAD_ZERO, LOAD_TABLE, TABLE,
     )  # fmt: skip
 
 
@@ -94,38 +102,38 @@ def product(
     x_ptr,
     w_ptr,
     scale_ptr,
-    outer_ptr,
+    global_scale_ptr,
     zero_ptr,
     table_ptr,
     sums_ptr,
     bias_ptr,
     out_ptr,
     partial_ptr,
-    lock_ptr,
+    semaphore_ptr,
     row,
     end,
-    col_tile,
+    n_tile,
     weight_tile,
-    place,
+    tile_id,
     split,
     N,
     K,
     stride_x,
     stride_sums,
-    tiles,
-    tiles_a_split,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
+    k_tiles,
+    tiles_per_split,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
-    PLANE: tl.constexpr,
-    CHAIN: tl.constexpr,
+    PLANE_K: tl.constexpr,
+    PLANES_PER_GROUP: tl.constexpr,
     OFFSET: tl.constexpr,
     ORDER: tl.constexpr,
     SPARSE: tl.constexpr,
     SPLITS: tl.constexpr,
     SCALE: tl.constexpr,
-    HAS_OUTER: tl.constexpr,
+    HAS_GLOBAL_SCALE: tl.constexpr,
     HAS_ZERO: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     EVEN_K: tl.constexpr,
@@ -135,73 +143,88 @@ def product(
     LOAD_TABLE: tl.constexpr,
     TABLE: tl.constexpr,
 ):
-    """What one block of `linear` computes: ROWS × COLS from `row` on and of `col_tile`; `end` ends the rows.
+    """What one CTA of `linear` computes: BLOCK_M × BLOCK_N, from `row` to `end` along M, and N tile `n_tile`.
 
     `weight_tile` is the row of tiles that holds the weights of these columns, and `place` counts what
-    blocks compute together (see `finish`).
+    blocks compute together (see `epilogue`).
     """
-    rows = row + tl.arange(0, ROWS)
-    cols = tl.arange(0, COLS)
-    inner = tl.arange(0, PLANE)
-    first = split * tiles_a_split
-    last = tl.minimum(first + tiles_a_split, tiles)
+    offs_m = row + tl.arange(0, BLOCK_M)
+    tile_n = tl.arange(0, BLOCK_N)
+    tile_k = tl.arange(0, PLANE_K)
+    first = split * tiles_per_split
+    last = tl.minimum(first + tiles_per_split, k_tiles)
 
-    GROUPS: tl.constexpr = PLANES // CHAIN if CHAIN else 0
-    block = weight_tile.to(tl.int64) * tiles + first
-    grid = block * GROUPS if CHAIN else weight_tile
-    # narrow planes are multiplied several at once: on sm_90 each product waits for the one before
-    AT_ONCE: tl.constexpr = min(CHAIN if CHAIN else PLANES, _BESIDE // PLANE) if PLANE < 64 else 1
-    several = tl.arange(0, AT_ONCE * PLANE)
-    row_at = w_ptr + block * (WORDS * COLS * PLANE) + cols[:, None] * PLANE
-    BESIDE: tl.constexpr = GROUPS if CHAIN else 1
+    GROUPS: tl.constexpr = PLANES // PLANES_PER_GROUP if PLANES_PER_GROUP else 0
+    block = weight_tile.to(tl.int64) * k_tiles + first
+    grid = block * GROUPS if PLANES_PER_GROUP else weight_tile
+    # several narrow planes are one dot product: on sm_90 each product waits for the one before
+    PLANES_PER_DOT: tl.constexpr = (
+        min(PLANES_PER_GROUP if PLANES_PER_GROUP else PLANES, _DOT_K // PLANE_K)
+        if PLANE_K < 64
+        else 1
+    )
+    k_offsets = tl.arange(0, PLANES_PER_DOT * PLANE_K)
+    w_at = w_ptr + block * (WORDS * BLOCK_N * PLANE_K) + tile_n[:, None] * PLANE_K
+    GROUPS_PER_TILE: tl.constexpr = GROUPS if PLANES_PER_GROUP else 1
     if SCALE is None:
-        scale_at = scale_ptr + grid * COLS + cols
+        scale_at = scale_ptr + grid * BLOCK_N + tile_n
     else:
-        scale_at = scale_ptr + ((block if CHAIN else grid) * COLS + cols) * BESIDE
-    zero_at = zero_ptr + grid * COLS + cols
-    sums_at = sums_ptr + first * GROUPS * stride_sums + row + tl.arange(0, ROWS)
-    x_at = x_ptr + rows[None, :].to(tl.int64) * stride_x + first * (PLANES * PLANE)
-    present = rows[None, :] < end
+        scale_at = (
+            scale_ptr + ((block if PLANES_PER_GROUP else grid) * BLOCK_N + tile_n) * GROUPS_PER_TILE
+        )
+    zero_at = zero_ptr + grid * BLOCK_N + tile_n
+    sums_at = sums_ptr + first * GROUPS * stride_sums + row + tl.arange(0, BLOCK_M)
+    x_at = x_ptr + offs_m[None, :].to(tl.int64) * stride_x + first * (PLANES * PLANE_K)
+    inside_m = offs_m[None, :] < end
 
     if LOAD_TABLE is not None:
         copy_at = table_ptr + TABLE + (tl.arange(0, 32) & 1) * 8
         tl.inline_asm_elementwise(
             LOAD_TABLE, "=r,l", [copy_at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
         )
-    acc = tl.zeros((COLS, ROWS), tl.float32)
+    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for tile in range(first, last):
         planes = numbers(
-            row_at, inner, x_ptr, table_ptr, COLS, WORDS, PLANES, OFFSET, ORDER, SPARSE, ASM
+            w_at, tile_k, x_ptr, table_ptr, BLOCK_N, WORDS, PLANES, OFFSET, ORDER, SPARSE, ASM
         )
-        left = K - tile * (PLANES * PLANE)
-        if SCALE is not None and CHAIN:
-            by = neighbours(scale_at, BESIDE, SCALE, LOAD_SCALE)
-        if CHAIN == 0:
-            for j in tl.static_range(0, PLANES, AT_ONCE):
-                x = _activations(x_at, j, several, left, present, PLANE, SPARSE, EVEN_K)
-                acc = tl.dot(beside(planes, j, AT_ONCE), x, acc)
+        left = K - tile * (PLANES * PLANE_K)
+        if SCALE is not None and PLANES_PER_GROUP:
+            by = neighbours(scale_at, GROUPS_PER_TILE, SCALE, LOAD_SCALE)
+        if PLANES_PER_GROUP == 0:
+            for j in tl.static_range(0, PLANES, PLANES_PER_DOT):
+                x = _activations(x_at, j, k_offsets, left, inside_m, PLANE_K, SPARSE, EVEN_K)
+                acc = tl.dot(concat_planes(planes, j, PLANES_PER_DOT), x, acc)
         else:
             for group in tl.static_range(GROUPS):
-                part = tl.zeros((COLS, ROWS), tl.float32)
-                for j in tl.static_range(0, CHAIN, AT_ONCE):
+                part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+                for j in tl.static_range(0, PLANES_PER_GROUP, PLANES_PER_DOT):
                     x = _activations(
-                        x_at, group * CHAIN + j, several, left, present, PLANE, SPARSE, EVEN_K
+                        x_at,
+                        group * PLANES_PER_GROUP + j,
+                        k_offsets,
+                        left,
+                        inside_m,
+                        PLANE_K,
+                        SPARSE,
+                        EVEN_K,
                     )
-                    part = tl.dot(beside(planes, group * CHAIN + j, AT_ONCE), x, part)
+                    part = tl.dot(
+                        concat_planes(planes, group * PLANES_PER_GROUP + j, PLANES_PER_DOT), x, part
+                    )
                 if HAS_ZERO:
-                    zero_point = _zeros(zero_at + group * COLS, OFFSET, LOAD_ZERO)
+                    zero_point = _zeros(zero_at + group * BLOCK_N, OFFSET, LOAD_ZERO)
                     sums = tl.load(sums_at + group * stride_sums)
                     part += zero_point[:, None] * sums[None, :]
                 if SCALE is None:
-                    acc += part * load_scales(scale_at + group * COLS, LOAD_SCALE)[:, None]
+                    acc += part * load_scales(scale_at + group * BLOCK_N, LOAD_SCALE)[:, None]
                 else:
                     acc += part * by[group][:, None]
-        row_at += WORDS * COLS * PLANE
-        x_at += PLANES * PLANE
-        scale_at += GROUPS * COLS
-        zero_at += GROUPS * COLS
+        w_at += WORDS * BLOCK_N * PLANE_K
+        x_at += PLANES * PLANE_K
+        scale_at += GROUPS * BLOCK_N
+        zero_at += GROUPS * BLOCK_N
         sums_at += GROUPS * stride_sums
-    if CHAIN == 0:
+    if PLANES_PER_GROUP == 0:
         if HAS_ZERO:
             # the sums are those of whole rows, which one split adds
             sums = tl.load(sums_at, mask=split == 0, other=0.0)
@@ -210,15 +233,15 @@ def product(
             acc *= load_scales(scale_at, LOAD_SCALE)[:, None]
         else:
             acc *= neighbours(scale_at, 1, SCALE, LOAD_SCALE)[0][:, None]
-    if HAS_OUTER:
-        acc *= tl.load(outer_ptr)
+    if HAS_GLOBAL_SCALE:
+        acc *= tl.load(global_scale_ptr)
 
-    col = col_tile * COLS + cols
-    out_at = out_ptr + rows[None, :].to(tl.int64) * N + col[:, None]
-    stored = present & (col[:, None] < N)
-    finish(
-        acc, out_at, stored, bias_ptr, partial_ptr, lock_ptr, split, place, cols, col, N,
-        ROWS, COLS, SPLITS, HAS_BIAS,
+    offs_n = n_tile * BLOCK_N + tile_n
+    out_at = out_ptr + offs_m[None, :].to(tl.int64) * N + offs_n[:, None]
+    stored = inside_m & (offs_n[:, None] < N)
+    epilogue(
+        acc, out_at, stored, bias_ptr, partial_ptr, semaphore_ptr, split, tile_id, tile_n, offs_n, N,
+        BLOCK_M, BLOCK_N, SPLITS, HAS_BIAS,
     )  # fmt: skip
 
 
@@ -226,23 +249,23 @@ def product(
 def _activations(
     x_at,
     plane,
-    inner,
+    k_offsets,
     left,
-    present,
-    PLANE: tl.constexpr,
+    inside_m,
+    PLANE_K: tl.constexpr,
     SPARSE: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):
-    """One plane's activations, PLANE × ROWS; what is outside is 0."""
-    col = column(plane, inner, PLANE, SPARSE)[:, None]
+    """One plane's activations, PLANE_K × BLOCK_M; what is outside is 0."""
+    k_index = k_of(plane, k_offsets, PLANE_K, SPARSE)[:, None]
     if not EVEN_K:
-        present = present & (col < left)
-    return tl.load(x_at + col, mask=present, other=0.0)
+        inside_m = inside_m & (k_index < left)
+    return tl.load(x_at + k_index, mask=inside_m, other=0.0)
 
 
 @triton.jit
 def _zeros(at, OFFSET: tl.constexpr, LOAD: tl.constexpr):
-    """OFFSET less the zero points of COLS rows in float32, loaded as scales are."""
+    """OFFSET less the zero points of BLOCK_N rows in float32, loaded as scales are."""
     if at.dtype.element_ty != tl.uint8:
         offset = OFFSET - load_scales(at, LOAD)
     else:

@@ -1,4 +1,4 @@
-"""What tiles of planes hold: the numbers of each, and the columns that they belong to."""
+"""Unpacking of weights: the numbers of each plane of a tile, and the K that they belong to."""
 
 # mypy: ignore-errors
 
@@ -12,24 +12,24 @@ PLACES = tl.constexpr(float4_ptx.PLACES)
 
 
 @triton.jit
-def column(plane, inner, PLANE: tl.constexpr, SPARSE: tl.constexpr):
-    """The columns of a tile that a plane has: SPARSE, two of every four of 32, otherwise neighbours."""
+def k_of(plane, tile_k, PLANE_K: tl.constexpr, SPARSE: tl.constexpr):
+    """The K of a tile that a plane has: SPARSE, two of every four of 32, otherwise neighbours."""
     if SPARSE:
-        plane += inner // PLANE
-        column = plane // 2 * 32 + plane % 2 * 2 + inner % PLANE // 2 * 4 + inner % 2
-        column = tl.max_contiguous(tl.multiple_of(column, 2), 2)
+        plane += tile_k // PLANE_K
+        k = plane // 2 * 32 + plane % 2 * 2 + tile_k % PLANE_K // 2 * 4 + tile_k % 2
+        k = tl.max_contiguous(tl.multiple_of(k, 2), 2)
     else:
-        column = plane * PLANE + inner
-    return column
+        k = plane * PLANE_K + tile_k
+    return k
 
 
 @triton.jit
 def numbers(
-    row_at,
-    inner,
+    w_at,
+    tile_k,
     x_ptr,
     table_ptr,
-    COLS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
     OFFSET: tl.constexpr,
@@ -42,12 +42,12 @@ def numbers(
     planes = ()
     if ASM is None:
         for j in tl.static_range(PLANES):
-            value = values(row_at, inner, j, table_ptr, COLS, WORDS, PLANES, ORDER, SPARSE)
+            value = values(w_at, tile_k, j, table_ptr, BLOCK_N, WORDS, PLANES, ORDER, SPARSE)
             planes += ((value - OFFSET).to(element),)
     else:
-        at, words = row_at + inner[None, :], ()
+        at, words = w_at + tile_k[None, :], ()
         for word in tl.static_range(WORDS):
-            words += (tl.load(at + word * (COLS * inner.shape[0])),)
+            words += (tl.load(at + word * (BLOCK_N * tile_k.shape[0])),)
         CONSTRAINTS: tl.constexpr = "=&r," * PLANES + "r," * (WORDS - 1) + "r"
         planes = tl.inline_asm_elementwise(
             ASM, CONSTRAINTS, words, dtype=(element,) * PLANES, is_pure=True, pack=2
@@ -57,11 +57,11 @@ def numbers(
 
 @triton.jit
 def values(
-    row_at,
-    inner,
+    w_at,
+    tile_k,
     plane,
     table_ptr,
-    COLS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
     ORDER: tl.constexpr,
@@ -69,16 +69,16 @@ def values(
 ):
     """The values of one plane in float32, without assembly."""
     if SPARSE:
-        code = sparse_codes(row_at, inner, plane, COLS * inner.shape[0])
+        code = sparse_codes(w_at, tile_k, plane, BLOCK_N * tile_k.shape[0])
     else:
-        code = codes(row_at, inner, plane, COLS * inner.shape[0], WORDS, PLANES, ORDER)
+        code = codes(w_at, tile_k, plane, BLOCK_N * tile_k.shape[0], WORDS, PLANES, ORDER)
     return tl.load(table_ptr + code).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def codes(
-    row_at,
-    inner,
+    w_at,
+    tile_k,
     plane,
     NEXT: tl.constexpr,
     WORDS: tl.constexpr,
@@ -91,30 +91,30 @@ def codes(
     PER: tl.constexpr = 16 // CONTAINER
     REST: tl.constexpr = CONTAINER - BITS
     number, low = plane // PER, plane % PER * CONTAINER
-    at = inner
+    at = tile_k
     if ORDER == "pairs":
         # nibble i of words h = 0 and 1 is nibble 2i + h of both
-        nibble = 2 * (low // 4) + inner % 2
-        at = inner - inner % 2 + nibble // 4
+        nibble = 2 * (low // 4) + tile_k % 2
+        at = tile_k - tile_k % 2 + nibble // 4
         low = nibble % 4 * 4 + low % 4
     if ORDER == "spread":
-        code = spread_codes(row_at, inner, plane)
+        code = spread_codes(w_at, tile_k, plane)
     elif number < WORDS:
-        code = tl.load(row_at + number * NEXT + at[None, :]).to(tl.int32) >> low
+        code = tl.load(w_at + number * NEXT + at[None, :]).to(tl.int32) >> low
     else:
-        code = tl.zeros((row_at.shape[0], inner.shape[0]), tl.int32)
+        code = tl.zeros((w_at.shape[0], tile_k.shape[0]), tl.int32)
         for word in tl.static_range(WORDS):
-            stored = tl.load(row_at + word * NEXT + at[None, :]).to(tl.int32) >> low
+            stored = tl.load(w_at + word * NEXT + at[None, :]).to(tl.int32) >> low
             code |= (stored >> BITS & ((1 << REST) - 1)) << REST * word
         code = code >> BITS * (number - WORDS)
     return code & ((1 << BITS) - 1)
 
 
 @triton.jit
-def spread_codes(row_at, inner, plane):
+def spread_codes(w_at, tile_k, plane):
     """The codes of one plane of floats of 4 bits, whose bits lie in `float4_ptx.PLACES`."""
-    own = tl.load(row_at + inner[None, :]).to(tl.int32) & 0xFFFF
-    words = own | tl.load(row_at + (inner ^ 1)[None, :]).to(tl.int32) << 16
+    own = tl.load(w_at + tile_k[None, :]).to(tl.int32) & 0xFFFF
+    words = own | tl.load(w_at + (tile_k ^ 1)[None, :]).to(tl.int32) << 16
     bits = ()
     for bit in tl.static_range(4):
         bits += ((words >> PLACES[plane][bit] & 1) << bit,)
@@ -122,13 +122,13 @@ def spread_codes(row_at, inner, plane):
 
 
 @triton.jit
-def sparse_codes(row_at, inner, plane, NEXT: tl.constexpr):
+def sparse_codes(w_at, tile_k, plane, NEXT: tl.constexpr):
     """The codes of one plane, 8 where none is kept: without assembly, what `assembly.two_of_four` does."""
     group = plane // 2
-    at = row_at + (inner // 2 * 2 + group % 2)[None, :]
+    at = w_at + (tile_k // 2 * 2 + group % 2)[None, :]
     codes = tl.load(at + group // 4 * NEXT).to(tl.int32) >> group // 2 % 2 * 4
     pattern = tl.load(at + 2 * NEXT).to(tl.int32) >> group // 2 * 4 & 7
     first = tl.where(pattern < 3, 0, tl.where(pattern < 5, 1, 2))
     second = tl.where(pattern == 0, 1, tl.where((pattern == 1) | (pattern == 3), 2, 3))
-    column = (plane % 2 * 2 + inner % 2)[None, :]
-    return tl.where(first == column, codes & 15, tl.where(second == column, codes >> 8 & 15, 8))
+    k_of = (plane % 2 * 2 + tile_k % 2)[None, :]
+    return tl.where(first == k_of, codes & 15, tl.where(second == k_of, codes >> 8 & 15, 8))

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from ao_kernels.triton.weight_only.kernel_codes import column, values
+from ao_kernels.triton.weight_only.kernel_codes import k_of, values
 from ao_kernels.triton.weight_only.kernel_scales import grid_place, scales
 
 
@@ -13,46 +13,48 @@ from ao_kernels.triton.weight_only.kernel_scales import grid_place, scales
 def dequantize(
     w_ptr,
     scale_ptr,
-    outer_ptr,
+    global_scale_ptr,
     zero_ptr,
     table_ptr,
     out_ptr,
     N,
     K,
-    tiles,
-    COLS: tl.constexpr,
+    k_tiles,
+    BLOCK_N: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
-    PLANE: tl.constexpr,
-    CHAIN: tl.constexpr,
+    PLANE_K: tl.constexpr,
+    PLANES_PER_GROUP: tl.constexpr,
     ORDER: tl.constexpr,
     SPARSE: tl.constexpr,
     SCALE: tl.constexpr,
-    HAS_OUTER: tl.constexpr,
+    HAS_GLOBAL_SCALE: tl.constexpr,
     HAS_ZERO: tl.constexpr,
 ):
     """Dense values (N, K), or (E, N, K): (code - zero) * scale in float32, rounded once; one block a tile."""
-    col_tile = tl.program_id(0)
+    n_tile = tl.program_id(0)
     tile = tl.program_id(1)
     expert = tl.program_id(2).to(tl.int64)
-    cols = tl.arange(0, COLS)
-    inner = tl.arange(0, PLANE)
-    weight_tile = expert * tl.num_programs(0) + col_tile
-    block = weight_tile * tiles + tile
-    row_at = w_ptr + block * (WORDS * COLS * PLANE) + cols[:, None] * PLANE
-    col = col_tile * COLS + cols
+    tile_n = tl.arange(0, BLOCK_N)
+    tile_k = tl.arange(0, PLANE_K)
+    weight_tile = expert * tl.num_programs(0) + n_tile
+    block = weight_tile * k_tiles + tile
+    w_at = w_ptr + block * (WORDS * BLOCK_N * PLANE_K) + tile_n[:, None] * PLANE_K
+    offs_n = n_tile * BLOCK_N + tile_n
     for j in tl.static_range(PLANES):
-        zero_at = zero_ptr + grid_place(block, weight_tile, j, cols, COLS, PLANES, CHAIN, False)
-        scale_at = scale_ptr + grid_place(
-            block, weight_tile, j, cols, COLS, PLANES, CHAIN, SCALE is not None
+        zero_at = zero_ptr + grid_place(
+            block, weight_tile, j, tile_n, BLOCK_N, PLANES, PLANES_PER_GROUP, False
         )
-        value = values(row_at, inner, j, table_ptr, COLS, WORDS, PLANES, ORDER, SPARSE)
+        scale_at = scale_ptr + grid_place(
+            block, weight_tile, j, tile_n, BLOCK_N, PLANES, PLANES_PER_GROUP, SCALE is not None
+        )
+        value = values(w_at, tile_k, j, table_ptr, BLOCK_N, WORDS, PLANES, ORDER, SPARSE)
         if HAS_ZERO:
             value -= tl.load(zero_at).to(tl.float32)[:, None]
-        value *= scales(scale_at, outer_ptr + expert, SCALE, HAS_OUTER)[:, None]
-        k = tile * (PLANES * PLANE) + column(j, inner, PLANE, SPARSE)
-        out_at = out_ptr + (expert * N + col)[:, None] * K + k[None, :]
-        inside = (col[:, None] < N) & (k[None, :] < K)
+        value *= scales(scale_at, global_scale_ptr + expert, SCALE, HAS_GLOBAL_SCALE)[:, None]
+        k = tile * (PLANES * PLANE_K) + k_of(j, tile_k, PLANE_K, SPARSE)
+        out_at = out_ptr + (expert * N + offs_n)[:, None] * K + k[None, :]
+        inside = (offs_n[:, None] < N) & (k[None, :] < K)
         tl.store(out_at, value.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -61,24 +63,24 @@ def embedding(
     ids_ptr,
     w_ptr,
     scale_ptr,
-    outer_ptr,
+    global_scale_ptr,
     zero_ptr,
     table_ptr,
     out_ptr,
     count,
     N,
     K,
-    tiles,
+    k_tiles,
     IDS: tl.constexpr,
-    COLS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
-    PLANE: tl.constexpr,
-    CHAIN: tl.constexpr,
+    PLANE_K: tl.constexpr,
+    PLANES_PER_GROUP: tl.constexpr,
     ORDER: tl.constexpr,
     SPARSE: tl.constexpr,
     SCALE: tl.constexpr,
-    HAS_OUTER: tl.constexpr,
+    HAS_GLOBAL_SCALE: tl.constexpr,
     HAS_ZERO: tl.constexpr,
 ):
     """Rows of a weight, with the values of `dequantize`: one block for IDS of them in one tile.
@@ -87,25 +89,27 @@ def embedding(
     """
     tile = tl.program_id(1)
     places = tl.program_id(0) * IDS + tl.arange(0, IDS)
-    inner = tl.arange(0, PLANE)
+    tile_k = tl.arange(0, PLANE_K)
     ids = tl.load(ids_ptr + places, mask=places < count, other=0).to(tl.int64)
     exists = (ids >= 0) & (ids < N)
     ids = tl.where(exists, ids, 0)
-    col_tile = ids // COLS
-    col = ids % COLS
-    block = col_tile * tiles + tile
-    row_at = w_ptr + ((block * (WORDS * COLS) + col) * PLANE)[:, None]
+    n_tile = ids // BLOCK_N
+    offs_n = ids % BLOCK_N
+    block = n_tile * k_tiles + tile
+    w_at = w_ptr + ((block * (WORDS * BLOCK_N) + offs_n) * PLANE_K)[:, None]
     for j in tl.static_range(PLANES):
-        zero_at = zero_ptr + grid_place(block, col_tile, j, col, COLS, PLANES, CHAIN, False)
-        scale_at = scale_ptr + grid_place(
-            block, col_tile, j, col, COLS, PLANES, CHAIN, SCALE is not None
+        zero_at = zero_ptr + grid_place(
+            block, n_tile, j, offs_n, BLOCK_N, PLANES, PLANES_PER_GROUP, False
         )
-        value = values(row_at, inner, j, table_ptr, COLS, WORDS, PLANES, ORDER, SPARSE)
+        scale_at = scale_ptr + grid_place(
+            block, n_tile, j, offs_n, BLOCK_N, PLANES, PLANES_PER_GROUP, SCALE is not None
+        )
+        value = values(w_at, tile_k, j, table_ptr, BLOCK_N, WORDS, PLANES, ORDER, SPARSE)
         if HAS_ZERO:
             value -= tl.load(zero_at).to(tl.float32)[:, None]
-        value *= scales(scale_at, outer_ptr, SCALE, HAS_OUTER)[:, None]
+        value *= scales(scale_at, global_scale_ptr, SCALE, HAS_GLOBAL_SCALE)[:, None]
         value = tl.where(exists[:, None], value, float("nan"))
-        k = tile * (PLANES * PLANE) + column(j, inner, PLANE, SPARSE)
+        k = tile * (PLANES * PLANE_K) + k_of(j, tile_k, PLANE_K, SPARSE)
         out_at = out_ptr + places[:, None].to(tl.int64) * K + k[None, :]
         inside = (places < count)[:, None] & (k < K)[None, :]
         tl.store(out_at, value.to(out_ptr.dtype.element_ty), mask=inside)

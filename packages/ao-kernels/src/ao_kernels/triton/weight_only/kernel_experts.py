@@ -1,4 +1,4 @@
-"""Products of activations with the weights of experts in planes; see `weight_only.layout`."""
+"""Grouped weight-only products: the weights of experts; see `ao_kernels.triton.weight_only.layout`."""
 
 # mypy: ignore-errors
 
@@ -10,39 +10,39 @@ from ao_kernels.triton.shared.kernel_offsets import find
 from ao_kernels.triton.weight_only.kernel import product
 
 
-@triton.jit(do_not_specialize=["M", "experts", "tiles", "tiles_a_split"])
+@triton.jit(do_not_specialize=["M", "experts", "k_tiles", "tiles_per_split"])
 def linear(
     x_ptr,
     w_ptr,
     scale_ptr,
-    outer_ptr,
+    global_scale_ptr,
     zero_ptr,
     table_ptr,
     sums_ptr,
     offs_ptr,
     out_ptr,
     partial_ptr,
-    lock_ptr,
+    semaphore_ptr,
     M,
     N,
     K,
     experts,
     stride_x,
     stride_sums,
-    tiles,
-    tiles_a_split,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
+    k_tiles,
+    tiles_per_split,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
-    PLANE: tl.constexpr,
-    CHAIN: tl.constexpr,
+    PLANE_K: tl.constexpr,
+    PLANES_PER_GROUP: tl.constexpr,
     OFFSET: tl.constexpr,
     ORDER: tl.constexpr,
     SPARSE: tl.constexpr,
     SPLITS: tl.constexpr,
     SCALE: tl.constexpr,
-    HAS_OUTER: tl.constexpr,
+    HAS_GLOBAL_SCALE: tl.constexpr,
     HAS_ZERO: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     EVEN_K: tl.constexpr,
@@ -52,33 +52,36 @@ def linear(
     LOAD_TABLE: tl.constexpr,
     TABLE: tl.constexpr,
     GROUPS: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """`plane16.linear` for the rows of each expert, sorted: those up to offs[e] meet the e-th weight.
 
     The tiles of one expert's weights follow those of another's. GROUPS is a power of two above the number of
-    experts. Rows that no expert has become 0. With EARLY, the kernel after this may start at once. So may
-    this, but it has to wait for the offsets, which say what weights there are to bring nearer.
+    experts. Rows that no expert has become 0. With PDL (programmatic dependent launch), the dependent kernel
+    may start at once. So may this, but without an L2 prefetch: it has to wait for the offsets, which say
+    what weights it needs.
     """
-    col_tile = tl.program_id(0)
+    n_tile = tl.program_id(0)
     split = tl.program_id(1)
-    row_tile = tl.program_id(2)
-    if EARLY:
+    m_tile = tl.program_id(2)
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    row, end, expert = find(offs_ptr, row_tile, M, experts, ROWS, GROUPS)
+    row, end, expert = find(offs_ptr, m_tile, M, experts, BLOCK_M, GROUPS)
     if expert < experts:
         product(
-            x_ptr, w_ptr, scale_ptr, outer_ptr + expert, zero_ptr, table_ptr, sums_ptr, x_ptr, out_ptr,
-            partial_ptr, lock_ptr,
-            row, end, col_tile, expert * tl.num_programs(0) + col_tile,
-            row_tile * tl.num_programs(0) + col_tile, split,
-            N, K, stride_x, stride_sums, tiles, tiles_a_split,
-            ROWS, COLS, WORDS, PLANES, PLANE, CHAIN, OFFSET, ORDER, SPARSE, SPLITS, SCALE,
-            HAS_OUTER, HAS_ZERO, HAS_BIAS, EVEN_K, ASM, LOAD_SCALE, LOAD_ZERO, LOAD_TABLE, TABLE,
+            x_ptr, w_ptr, scale_ptr, global_scale_ptr + expert, zero_ptr, table_ptr, sums_ptr, x_ptr, out_ptr,
+            partial_ptr, semaphore_ptr,
+            row, end, n_tile, expert * tl.num_programs(0) + n_tile,
+            m_tile * tl.num_programs(0) + n_tile, split,
+            N, K, stride_x, stride_sums, k_tiles, tiles_per_split,
+            BLOCK_M, BLOCK_N, WORDS, PLANES, PLANE_K, PLANES_PER_GROUP, OFFSET, ORDER, SPARSE, SPLITS, SCALE,
+            HAS_GLOBAL_SCALE, HAS_ZERO, HAS_BIAS, EVEN_K, ASM, LOAD_SCALE, LOAD_ZERO, LOAD_TABLE, TABLE,
         )  # fmt: skip
     elif split == 0:
-        rows = row + tl.arange(0, ROWS)[:, None]
-        cols = col_tile * COLS + tl.arange(0, COLS)[None, :]
-        none = tl.zeros((ROWS, COLS), out_ptr.dtype.element_ty)
-        tl.store(out_ptr + rows.to(tl.int64) * N + cols, none, mask=(rows < end) & (cols < N))
+        offs_m = row + tl.arange(0, BLOCK_M)[:, None]
+        tile_n = n_tile * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        none = tl.zeros((BLOCK_M, BLOCK_N), out_ptr.dtype.element_ty)
+        tl.store(
+            out_ptr + offs_m.to(tl.int64) * N + tile_n, none, mask=(offs_m < end) & (tile_n < N)
+        )

@@ -1,4 +1,4 @@
-"""Scales of 8 bits; `weight_only.scales` describes their layout and the assembly."""
+"""Scales of 8 bits; see `ao_kernels.triton.weight_only.scales` for how they are stored, and their PTX."""
 
 # mypy: ignore-errors
 
@@ -8,29 +8,30 @@ import triton.language as tl
 
 @triton.jit
 def grid_place(
-    block, col_tile, plane, col, COLS: tl.constexpr, PLANES: tl.constexpr, CHAIN: tl.constexpr,
-    BESIDE: tl.constexpr,
+    block, n_tile, plane, offs_n, BLOCK_N: tl.constexpr, PLANES: tl.constexpr, PLANES_PER_GROUP: tl.constexpr,
+    GROUPS_PER_TILE: tl.constexpr,
 ):  # fmt: skip
-    """Where one plane's scales, or zero points, of rows `col` of a tile are.
+    """Where one plane's scales, or zero points, of `offs_n` of a tile are.
 
-    `block` counts all tiles, `col_tile` rows of them. BESIDE, those of a row and a tile are neighbours.
+    `block` is the number of the tile, `n_tile` that of its row of tiles. GROUPS_PER_TILE: those of a row
+    and a tile are neighbours.
     """
-    if CHAIN == 0:
-        at = col_tile * COLS + col
-    elif BESIDE:
-        at = (block * COLS + col) * (PLANES // CHAIN) + plane // CHAIN
+    if PLANES_PER_GROUP == 0:
+        at = n_tile * BLOCK_N + offs_n
+    elif GROUPS_PER_TILE:
+        at = (block * BLOCK_N + offs_n) * (PLANES // PLANES_PER_GROUP) + plane // PLANES_PER_GROUP
     else:
-        at = (block * (PLANES // CHAIN) + plane // CHAIN) * COLS + col
+        at = (block * (PLANES // PLANES_PER_GROUP) + plane // PLANES_PER_GROUP) * BLOCK_N + offs_n
     return at
 
 
 @triton.jit
-def scales(at, outer_ptr, SCALE: tl.constexpr, HAS_OUTER: tl.constexpr):
+def scales(at, global_scale_ptr, SCALE: tl.constexpr, HAS_GLOBAL_SCALE: tl.constexpr):
     """Scales in float32 without assembly, those of 8 bits too, times the one for all of them."""
     scale = tl.load(at)
     scale = scale.to(tl.float32) if SCALE is None else _decoded(scale.to(tl.int32), SCALE)
-    if HAS_OUTER:
-        scale *= tl.load(outer_ptr)
+    if HAS_GLOBAL_SCALE:
+        scale *= tl.load(global_scale_ptr)
     return scale
 
 
@@ -45,11 +46,11 @@ def neighbours(at, COUNT: tl.constexpr, SCALE: tl.constexpr, LOAD: tl.constexpr)
         for i in tl.static_range(COUNT):
             found += (_decoded(tl.load(at + i).to(tl.int32), SCALE),)
     else:
-        AT_ONCE: tl.constexpr = 4 if COUNT % 4 == 0 else 2 if COUNT % 2 == 0 else 1
-        CONSTRAINTS: tl.constexpr = "=r," * AT_ONCE + "l"
-        for i in tl.static_range(0, COUNT, AT_ONCE):
+        PLANES_PER_DOT: tl.constexpr = 4 if COUNT % 4 == 0 else 2 if COUNT % 2 == 0 else 1
+        CONSTRAINTS: tl.constexpr = "=r," * PLANES_PER_DOT + "l"
+        for i in tl.static_range(0, COUNT, PLANES_PER_DOT):
             found += tl.inline_asm_elementwise(
-                LOAD, CONSTRAINTS, [(at + i).to(tl.int64)], dtype=(tl.float32,) * AT_ONCE,
+                LOAD, CONSTRAINTS, [(at + i).to(tl.int64)], dtype=(tl.float32,) * PLANES_PER_DOT,
                 is_pure=True, pack=1,
             )  # fmt: skip
     return found

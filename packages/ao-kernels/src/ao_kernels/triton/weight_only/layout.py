@@ -13,7 +13,7 @@ from ao_core.numerics import full_block, pack_bits, unpack_bits
 from ao_core.records import DType
 from ao_core.spec import WHOLE, Spec
 from ao_core.tensor import QTensor
-from ao_kernels.triton.shared.tiling import COLS, Tiling, from_blocks, pad, to_blocks
+from ao_kernels.triton.shared.tiling import BLOCK_N, Tiling, from_blocks, pad, to_blocks
 from ao_kernels.triton.weight_only.float4_ptx import gather_bits, spread_bits
 from ao_kernels.triton.weight_only.formats import Format, format_of, known
 from ao_kernels.triton.weight_only.packing import interleave, pack_words, separate, unpack_words
@@ -27,26 +27,26 @@ GROUPS = (16, 32, 64, 128, 256)
 
 def tiling(n: int, k: int, group: int, fmt: Format) -> Tiling:
     """The tiles of a weight; a group of columns, or a row where `group` is at least k, has one scale."""
-    # registers hold what a tile of 256 columns becomes, and shared memory three of several words
+    # registers hold what a tile of 256 columns becomes, and shared memory three of k_offsets words
     planes, plane = fmt.planes, min(64, 256 // fmt.planes) if fmt.words == 1 else 16
     if group < k:
         plane = min(plane, group)
     chain = group // plane if group < k else 0
-    return Tiling(n, k, planes, plane, chain, -(-n // COLS), -(-k // (planes * plane)))
+    return Tiling(n, k, planes, plane, chain, -(-n // BLOCK_N), -(-k // (planes * plane)))
 
 
 class Plane16(Layout):
-    """For a weight (N, K), or (E, N, K), of up to 8 bits: tiles of 128 rows and 2 to 16 planes.
+    """For a weight (N, K), or (E, N, K), of up to 8 bits: tiles of 128 of N and 2 to 16 planes.
 
-    As many codes as a tile has planes fill so many words of 16 bits (see `weight_only.packing`): of 4
-    bits, bits 4j and up of a word are the code of plane j, but for formats that are looked up or `spread`.
-    So the words of a row in a tile hold runs of neighbouring columns, and a product takes activations as they
-    are. Parts:
+    A plane is a slice of the tile along K. As many codes as a tile has planes fill words of 16 bits (see
+    `weight_only.packing`): with 4 bits, bits 4j and up of a word are the code of plane j,
+    except in formats with a LUT and bit-interleaved ones. So the words of a row in a tile hold runs of
+    neighbouring K, and a product takes activations as they are. Parts:
 
     - qdata: int16 […, N / 128, tiles, words, 128, plane]. Signed integers are stored in offset binary.
     - scale, zero: […, N / 128, groups, 128], in their own dtype. Scales of 8 bits have those of a row and a
       tile beside each other: […, N / 128, tiles, 128 · groups of a tile].
-    - outer: float32 […, 1], the scale of the scales where these are quantized themselves.
+    - global_scale: float32 […, 1], the scale of the scales where these are quantized themselves.
     - table: int32 […, words], the bits of every code's float32 value, and what else `Format.table` says.
 
     Rows and columns of padding have code 0 and scale 0.
@@ -97,13 +97,13 @@ class Plane16(Layout):
         """`from_canonical` for a weight (N, K)."""
         fmt, tiles = known_tiles(spec, shape, dtype)
         codes = unpack_bits(parts["qdata"].view(torch.uint8), fmt.bits, tiles.k) ^ fmt.flip
-        codes = pad(codes, tiles.blocks * COLS, tiles.tiles * tiles.width)
-        cut = (tiles.blocks, COLS, tiles.tiles, tiles.planes, tiles.plane)
+        codes = pad(codes, tiles.n_tiles * BLOCK_N, tiles.k_tiles * tiles.width)
+        cut = (tiles.n_tiles, BLOCK_N, tiles.k_tiles, tiles.planes, tiles.plane_k)
         planes = codes.view(cut).permute(0, 2, 1, 4, 3)
         words = pack_words(planes, fmt.bits).permute(0, 1, 4, 2, 3).contiguous()
-        if fmt.looked_up:
+        if fmt.is_lut:
             words = interleave(words)
-        if fmt.spread:
+        if fmt.bit_interleaved:
             words = spread_bits(words)
         out = {"qdata": words, **to_scales(parts["scale"], tiles)}
         if "zero_point" in parts:
@@ -115,11 +115,11 @@ class Plane16(Layout):
     ) -> Parts:
         """`to_canonical` for a weight (N, K)."""
         fmt, tiles = known_tiles(spec, shape, dtype)
-        words = gather_bits(parts["qdata"]) if fmt.spread else parts["qdata"]
-        if fmt.looked_up:
+        words = gather_bits(parts["qdata"]) if fmt.bit_interleaved else parts["qdata"]
+        if fmt.is_lut:
             words = separate(words)
         planes = unpack_words(words.permute(0, 1, 3, 4, 2), fmt.bits)
-        codes = planes.permute(0, 2, 1, 4, 3).reshape(tiles.blocks * COLS, -1)
+        codes = planes.permute(0, 2, 1, 4, 3).reshape(tiles.n_tiles * BLOCK_N, -1)
         codes = codes[: tiles.n, : tiles.k].contiguous() ^ fmt.flip
         zero_point = parts.get("zero_point")
         packed = pack_bits(codes, fmt.bits)
@@ -168,8 +168,10 @@ def _matrix(part: Tensor, e: int) -> Tensor:
     if not isinstance(part, QTensor):
         return part[e]
     codes = part.qdata[e]
-    outer = part.scale.expand(len(part.qdata), 1, 1)[e]
-    return QTensor({"qdata": codes, "scale": outer}, part.spec, tuple(codes.shape), part.dtype)
+    global_scale = part.scale.expand(len(part.qdata), 1, 1)[e]
+    return QTensor(
+        {"qdata": codes, "scale": global_scale}, part.spec, tuple(codes.shape), part.dtype
+    )
 
 
 def _stacked(pieces: list[Tensor]) -> Tensor:
@@ -178,10 +180,14 @@ def _stacked(pieces: list[Tensor]) -> Tensor:
     if not nested:
         return torch.stack(pieces)
     first = nested[0]
-    codes, outer = (torch.stack([p.parts[name] for p in nested]) for name in ("qdata", "scale"))
+    codes, global_scale = (
+        torch.stack([p.parts[name] for p in nested]) for name in ("qdata", "scale")
+    )
     if len(first.spec.block) == codes.dim():
-        outer = outer[:1]
-    return QTensor({"qdata": codes, "scale": outer}, first.spec, tuple(codes.shape), first.dtype)
+        global_scale = global_scale[:1]
+    return QTensor(
+        {"qdata": codes, "scale": global_scale}, first.spec, tuple(codes.shape), first.dtype
+    )
 
 
 def known_tiles(
@@ -193,16 +199,16 @@ def known_tiles(
 
 
 def to_scales(scale: Tensor, tiles: Tiling) -> Parts:
-    """The parts `scale`, and `outer` where scales are quantized themselves."""
+    """The parts `scale`, and `global_scale` where scales are quantized themselves."""
     if isinstance(scale, QTensor):
-        return {**to_scales(scale.qdata, tiles), "outer": scale.scale.reshape(1).clone()}
+        return {**to_scales(scale.qdata, tiles), "global_scale": scale.scale.reshape(1).clone()}
     if scale.dtype.itemsize > 1:
         return {"scale": to_blocks(scale, tiles)}
-    padded = pad(scale.view(torch.uint8), tiles.blocks * COLS, tiles.groups)
-    cut = padded.view(tiles.blocks, COLS, tiles.groups // tiles.beside, tiles.beside).transpose(
-        1, 2
-    )
-    rows = cut.reshape(tiles.blocks, -1, COLS * tiles.beside).contiguous()
+    padded = pad(scale.view(torch.uint8), tiles.n_tiles * BLOCK_N, tiles.groups)
+    cut = padded.view(
+        tiles.n_tiles, BLOCK_N, tiles.groups // tiles.groups_per_tile, tiles.groups_per_tile
+    ).transpose(1, 2)
+    rows = cut.reshape(tiles.n_tiles, -1, BLOCK_N * tiles.groups_per_tile).contiguous()
     return {"scale": rows.view(scale.dtype)}
 
 
@@ -211,9 +217,14 @@ def from_scales(parts: Parts, spec: Spec, tiles: Tiling) -> Tensor:
     scale = parts["scale"]
     if scale.dtype.itemsize > 1:
         return from_blocks(scale, spec, tiles)
-    cut = scale.view(torch.uint8).unflatten(-1, (COLS, tiles.beside)).transpose(2, 3).flatten(1, 2)
+    cut = (
+        scale.view(torch.uint8)
+        .unflatten(-1, (BLOCK_N, tiles.groups_per_tile))
+        .transpose(2, 3)
+        .flatten(1, 2)
+    )
     grid = from_blocks(cut, spec, tiles).view(scale.dtype)
     if not isinstance(spec.scale_dtype, Spec):
         return grid
-    nested = {"qdata": grid, "scale": parts["outer"].reshape(1, 1).clone()}
+    nested = {"qdata": grid, "scale": parts["global_scale"].reshape(1, 1).clone()}
     return QTensor(nested, spec.scale_dtype, tuple(grid.shape), torch.float32)

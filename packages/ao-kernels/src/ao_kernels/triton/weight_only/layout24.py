@@ -9,7 +9,7 @@ from ao_core.layouts.base import make_parts
 from ao_core.numerics import pack_bits, unpack_bits
 from ao_core.records import DType
 from ao_core.spec import Spec
-from ao_kernels.triton.shared.tiling import COLS, pad
+from ao_kernels.triton.shared.tiling import BLOCK_N, pad
 from ao_kernels.triton.weight_only.layout import Plane16, from_scales, known_tiles, to_scales
 from ao_kernels.triton.weight_only.sparse_ptx import PATTERNS
 
@@ -52,10 +52,10 @@ class Plane24(Plane16):
         codes = unpack_bits(parts["qdata"].view(torch.uint8), 4, 2 * groups) ^ fmt.flip
         index = unpack_bits(parts["index"], 4, groups)
         patterns = index.new_tensor(_PATTERN_OF)[index.long()]
-        rows, columns = tiles.blocks * COLS, tiles.tiles * tiles.width // 4
+        rows, columns = tiles.n_tiles * BLOCK_N, tiles.k_tiles * tiles.width // 4
         # padding has the code that no product sees, that of 0
         codes = pad(codes ^ fmt.flip, rows, 2 * columns) ^ fmt.flip
-        cut = (tiles.blocks, COLS, tiles.tiles)
+        cut = (tiles.n_tiles, BLOCK_N, tiles.k_tiles)
         # blocks, rows, tiles, h, w, r, q, first or second
         by_word = codes.view(*cut, 2, 2, 2, 8, 2).permute(0, 2, 3, 1, 6, 5, 7, 4)
         # blocks, rows, tiles, t, r, q
@@ -63,7 +63,7 @@ class Plane24(Plane16):
         words = [
             pack_bits(each.reshape(-1, 4), 4).view(torch.int16) for each in (by_word, of_patterns)
         ]
-        places = (tiles.blocks, tiles.tiles, -1, COLS, tiles.plane)
+        places = (tiles.n_tiles, tiles.k_tiles, -1, BLOCK_N, tiles.plane_k)
         qdata = torch.cat([each.view(places) for each in words], 2)
         return {
             "qdata": qdata,
@@ -76,14 +76,14 @@ class Plane24(Plane16):
     ) -> Parts:
         """Canonical parts of a weight (N, K)."""
         fmt, tiles = known_tiles(spec, shape, dtype, sparse=True)
-        groups, rows = -(-tiles.k // 4), tiles.blocks * COLS
+        groups, rows = -(-tiles.k // 4), tiles.n_tiles * BLOCK_N
         nibbles = unpack_bits(parts["qdata"].unsqueeze(-1).view(torch.uint8), 4, 4)
-        cut = (tiles.blocks, tiles.tiles)
+        cut = (tiles.n_tiles, tiles.k_tiles)
         by_word = (
-            nibbles[:, :, :2].reshape(*cut, 2, COLS, 8, 2, 2, 2).permute(0, 3, 1, 2, 7, 5, 4, 6)
+            nibbles[:, :, :2].reshape(*cut, 2, BLOCK_N, 8, 2, 2, 2).permute(0, 3, 1, 2, 7, 5, 4, 6)
         )
         codes = by_word.reshape(rows, -1)[: tiles.n, : 2 * groups].contiguous() ^ fmt.flip
-        of_patterns = nibbles[:, :, 2].reshape(*cut, COLS, 8, 2, 4).permute(0, 2, 1, 5, 4, 3)
+        of_patterns = nibbles[:, :, 2].reshape(*cut, BLOCK_N, 8, 2, 4).permute(0, 2, 1, 5, 4, 3)
         patterns = of_patterns.reshape(rows, -1)[: tiles.n, :groups].contiguous()
         places = patterns.new_tensor([first | second << 2 for first, second in PATTERNS])
         index = pad(places[patterns.long()], tiles.n, groups + groups % 2, 0b0100)

@@ -6,14 +6,19 @@ import torch
 from torch import Tensor
 
 from ao_core.registry import registry
-from ao_kernels.triton.shared.activation_sums import group_sums
-from ao_kernels.triton.shared.device import on_device, starts_early
-from ao_kernels.triton.shared.tile_config import Regime, zero_kind
-from ao_kernels.triton.shared.tiling import COLS
-from ao_kernels.triton.shared.workspace import rows_of, scratch
+from ao_kernels.triton.shared.activation_sums import activation_sums
+from ao_kernels.triton.shared.device import on_device, supports_pdl
+from ao_kernels.triton.shared.tile_config import TileConfig, zero_kind
+from ao_kernels.triton.shared.tiling import BLOCK_N
+from ao_kernels.triton.shared.workspace import rows_of, split_k_workspace
 from ao_kernels.triton.tuning.choose import choose
 from ao_kernels.triton.weight_only.formats import known
-from ao_kernels.triton.weight_only.launch import ahead, arguments, case_of, regime_of
+from ao_kernels.triton.weight_only.launch import (
+    arguments,
+    case_of,
+    prefetch_options,
+    tile_config_of,
+)
 from ao_kernels.triton.weight_only.layout import tiling
 from ao_kernels.triton.weight_only.scales import KINDS, name_of
 
@@ -43,15 +48,15 @@ def plane16_linear(
     group: int,
     numbers: str,
     sparse: bool = False,
-    outer: Tensor | None = None,
+    global_scale: Tensor | None = None,
 ) -> Tensor:
     """Activations (…, k) times the transpose of a weight (n, k) in planes, plus bias.
 
-    `numbers` is the name of the weight's format; `sparse`, two of every four columns are kept; `outer` [1]
-    is the scale of the scales where they have one.
+    `numbers` is the name of the weight's format; `sparse`, two of every four along K are kept;
+    `global_scale` [1] is the second-level scale (double quantization), where there is one.
     """
     return launch_linear(
-        x, qdata, scale, zero_point, table, bias, n, k, group, numbers, sparse, outer
+        x, qdata, scale, zero_point, table, bias, n, k, group, numbers, sparse, global_scale
     )
 
 
@@ -68,7 +73,7 @@ def _(
     group: int,
     numbers: str,
     sparse: bool = False,
-    outer: Tensor | None = None,
+    global_scale: Tensor | None = None,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], n))
 
@@ -85,7 +90,7 @@ def plane16_dequantize(
     numbers: str,
     dtype: torch.dtype,
     sparse: bool = False,
-    outer: Tensor | None = None,
+    global_scale: Tensor | None = None,
 ) -> Tensor:
     """Dense values (n, k), or (experts, n, k), of a weight in planes."""
     from ao_kernels.triton.weight_only import kernel_dequantize
@@ -95,10 +100,10 @@ def plane16_dequantize(
     experts = scale.shape[:-3]
     out = qdata.new_empty((*experts, n, k), dtype=dtype)
     with on_device(qdata):
-        kernel_dequantize.dequantize[(tiles.blocks, tiles.tiles, experts.numel())](
-            qdata, *grids(scale, outer, zero_point), table, out, n, k, tiles.tiles,
-            COLS, fmt.words, tiles.planes, tiles.plane, tiles.chain, fmt.order, fmt.sparse,
-            KINDS.get(scale.dtype), outer is not None, zero_point is not None,
+        kernel_dequantize.dequantize[(tiles.n_tiles, tiles.k_tiles, experts.numel())](
+            qdata, *grids(scale, global_scale, zero_point), table, out, n, k, tiles.k_tiles,
+            BLOCK_N, fmt.words, tiles.planes, tiles.plane_k, tiles.planes_per_group, fmt.order, fmt.sparse,
+            KINDS.get(scale.dtype), global_scale is not None, zero_point is not None,
         )  # fmt: skip
     return out
 
@@ -115,7 +120,7 @@ def _(
     numbers: str,
     dtype: torch.dtype,
     sparse: bool = False,
-    outer: Tensor | None = None,
+    global_scale: Tensor | None = None,
 ) -> Tensor:
     return qdata.new_empty((*scale.shape[:-3], n, k), dtype=dtype)
 
@@ -133,7 +138,7 @@ def plane16_embedding(
     numbers: str,
     dtype: torch.dtype,
     sparse: bool = False,
-    outer: Tensor | None = None,
+    global_scale: Tensor | None = None,
 ) -> Tensor:
     """Rows (…, k) of a weight (n, k) in planes, for ids (…); NaN for those that there are not."""
     from ao_kernels.triton.weight_only import kernel_dequantize
@@ -144,10 +149,10 @@ def plane16_embedding(
     if out.numel() == 0:
         return out
     with on_device(qdata):
-        kernel_dequantize.embedding[(-(-ids.numel() // IDS), tiles.tiles)](
-            ids.contiguous(), qdata, *grids(scale, outer, zero_point), table, out,
-            ids.numel(), n, k, tiles.tiles, IDS, COLS, fmt.words, tiles.planes, tiles.plane,
-            tiles.chain, fmt.order, fmt.sparse, KINDS.get(scale.dtype), outer is not None,
+        kernel_dequantize.embedding[(-(-ids.numel() // IDS), tiles.k_tiles)](
+            ids.contiguous(), qdata, *grids(scale, global_scale, zero_point), table, out,
+            ids.numel(), n, k, tiles.k_tiles, IDS, BLOCK_N, fmt.words, tiles.planes, tiles.plane_k,
+            tiles.planes_per_group, fmt.order, fmt.sparse, KINDS.get(scale.dtype), global_scale is not None,
             zero_point is not None,
         )  # fmt: skip
     return out
@@ -166,7 +171,7 @@ def _(
     numbers: str,
     dtype: torch.dtype,
     sparse: bool = False,
-    outer: Tensor | None = None,
+    global_scale: Tensor | None = None,
 ) -> Tensor:
     return qdata.new_empty((*ids.shape, k), dtype=dtype)
 
@@ -183,12 +188,12 @@ def launch_linear(
     group: int,
     numbers: str,
     sparse: bool = False,
-    outer: Tensor | None = None,
+    global_scale: Tensor | None = None,
     *,
     splits: int | None = None,
-    regime: Regime | None = None,
+    config: TileConfig | None = None,
 ) -> Tensor:
-    """The op itself; `splits`, and with it `regime`, set how many blocks share a row of tiles, and which."""
+    """The op itself; `splits`, and with it `config`, set how many blocks share a row of tiles, and which."""
     from ao_kernels.triton.weight_only import kernel
 
     x_MK = rows_of(x, k)
@@ -200,38 +205,44 @@ def launch_linear(
     if splits is None:
         setting = choose(
             case_of(
-                numbers, tiles, group, x.dtype, name_of(scale.dtype, outer=outer is not None),
+                numbers, tiles, group, x.dtype, name_of(scale.dtype, global_scale=global_scale is not None),
                 zero_kind(zero_point), m, x.device, sparse=sparse,
             ),
             lambda each: launch_linear(
-                x, qdata, scale, zero_point, table, bias, n, k, group, numbers, sparse, outer,
-                splits=each.splits, regime=each.regime,
+                x, qdata, scale, zero_point, table, bias, n, k, group, numbers, sparse, global_scale,
+                splits=each.splits, config=each.config,
             ),
         )  # fmt: skip
-        splits, regime = setting.splits, setting.regime
-    regime = regime or regime_of(m)
-    row_blocks = -(-m // regime.rows)
-    places, early = tiles.blocks * row_blocks, starts_early(x.device)
+        splits, config = setting.splits, setting.config
+    config = config or tile_config_of(m)
+    m_tiles = -(-m // config.block_m)
+    output_tiles, pdl = tiles.n_tiles * m_tiles, supports_pdl(x.device)
     with on_device(x):
         sums = (
-            out if zero_point is None else group_sums(x_MK, tiles, group, row_blocks * regime.rows)
+            out
+            if zero_point is None
+            else activation_sums(x_MK, tiles, group, m_tiles * config.block_m)
         )
-        partial, locks = scratch(out, places, splits, COLS * regime.rows)
-        kernel.linear[(tiles.blocks, splits, row_blocks)](
-            x_MK, qdata, *grids(scale, outer, zero_point), table, sums,
-            out if bias is None else bias, out, partial, locks,
-            m, n, k, x_MK.stride(0), sums.stride(0), tiles.tiles, -(-tiles.tiles // splits),
+        partial, semaphores = split_k_workspace(out, output_tiles, splits, BLOCK_N * config.block_m)
+        kernel.linear[(tiles.n_tiles, splits, m_tiles)](
+            x_MK, qdata, *grids(scale, global_scale, zero_point), table, sums,
+            out if bias is None else bias, out, partial, semaphores,
+            m, n, k, x_MK.stride(0), sums.stride(0), tiles.k_tiles, -(-tiles.k_tiles // splits),
             **arguments(
-                x, fmt, tiles, regime, splits, scale, zero_point, outer, bias=bias is not None, early=early
+                x, fmt, tiles, config, splits, scale, zero_point, global_scale, bias=bias is not None, pdl=pdl
             ),
-            **ahead(regime, early=early),
+            **prefetch_options(config, pdl=pdl),
         )  # fmt: skip
     return out
 
 
 def grids(
-    scale: Tensor, outer: Tensor | None, zero_point: Tensor | None
+    scale: Tensor, global_scale: Tensor | None, zero_point: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What kernels take of scales and zero points; any tensor can stand where there is none."""
     by = scale.view(torch.uint8) if scale.dtype in KINDS else scale
-    return by, by if outer is None else outer, by if zero_point is None else zero_point
+    return (
+        by,
+        by if global_scale is None else global_scale,
+        by if zero_point is None else zero_point,
+    )

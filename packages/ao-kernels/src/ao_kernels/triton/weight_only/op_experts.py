@@ -6,17 +6,24 @@ import torch
 from torch import Tensor
 
 from ao_core.registry import registry
-from ao_kernels.triton.shared.activation_sums import group_sums
-from ao_kernels.triton.shared.device import on_device, processors, starts_early
-from ao_kernels.triton.shared.tile_config import Regime, splits_of
-from ao_kernels.triton.shared.tiling import COLS
-from ao_kernels.triton.shared.workspace import rows_of, scratch
+from ao_kernels.triton.shared.activation_sums import activation_sums
+from ao_kernels.triton.shared.device import on_device, sm_count, supports_pdl
+from ao_kernels.triton.shared.tile_config import TileConfig, splits_of
+from ao_kernels.triton.shared.tiling import BLOCK_N
+from ao_kernels.triton.shared.workspace import rows_of, split_k_workspace
 from ao_kernels.triton.weight_only.formats import known
-from ao_kernels.triton.weight_only.launch import arguments, regime_of
+from ao_kernels.triton.weight_only.launch import arguments, tile_config_of
 from ao_kernels.triton.weight_only.layout import tiling
 from ao_kernels.triton.weight_only.op import grids
 
-__all__ = ["ends_of", "groups_of", "launch", "plane16_grouped_linear", "regime_for", "row_tiles"]
+__all__ = [
+    "ends_of",
+    "groups_of",
+    "launch",
+    "most_m_tiles",
+    "plane16_grouped_linear",
+    "tile_config_for",
+]
 
 
 def ends_of(x: Tensor, offs: Tensor | None) -> Tensor:
@@ -32,12 +39,12 @@ def groups_of(experts: int) -> int:
     return 1 << experts.bit_length()
 
 
-def regime_for(m: int, experts: int) -> Regime:
+def tile_config_for(m: int, experts: int) -> TileConfig:
     """That of the rows an expert has on average."""
-    return regime_of(-(-m // experts))
+    return tile_config_of(-(-m // experts))
 
 
-def row_tiles(m: int, experts: int, rows: int) -> int:
+def most_m_tiles(m: int, experts: int, rows: int) -> int:
     """The most tiles of `rows` rows that m rows can take, where each expert's begin anew, and the rest's."""
     begun = min(m, experts + 1)
     return begun + (m - begun) // rows
@@ -56,7 +63,7 @@ def plane16_grouped_linear(
     group: int,
     numbers: str,
     sparse: bool = False,
-    outer: Tensor | None = None,
+    global_scale: Tensor | None = None,
 ) -> Tensor:
     """Rows x (M, k) times the transpose of their expert's weight, of those (E, n, k) in planes: (M, n).
 
@@ -73,9 +80,11 @@ def plane16_grouped_linear(
         group: columns that share a scale.
         numbers: the name of the weight's format.
         sparse: two of every four columns are kept.
-        outer: float32 (E, 1), what all scales of a weight are multiplied by, or None.
+        global_scale: float32 (E, 1), what all scales of a weight are multiplied by, or None.
     """
-    return launch(x, qdata, scale, zero_point, table, offs, n, k, group, numbers, sparse, outer)
+    return launch(
+        x, qdata, scale, zero_point, table, offs, n, k, group, numbers, sparse, global_scale
+    )
 
 
 @plane16_grouped_linear.register_fake
@@ -91,7 +100,7 @@ def _(
     group: int,
     numbers: str,
     sparse: bool = False,
-    outer: Tensor | None = None,
+    global_scale: Tensor | None = None,
 ) -> Tensor:
     return x.new_empty((x.shape[0], n))
 
@@ -108,12 +117,12 @@ def launch(
     group: int,
     numbers: str,
     sparse: bool = False,
-    outer: Tensor | None = None,
+    global_scale: Tensor | None = None,
     *,
     splits: int | None = None,
-    regime: Regime | None = None,
+    config: TileConfig | None = None,
 ) -> Tensor:
-    """The op itself; `splits` and `regime` set what follows from sizes and the device."""
+    """The op itself; `splits` and `config` set what follows from sizes and the device."""
     from ao_kernels.triton.weight_only import kernel_experts
 
     x, m, experts = rows_of(x, k), x.shape[0], len(offs)
@@ -122,26 +131,26 @@ def launch(
         return out
     fmt = known(registry.dtypes.get(numbers), sparse=sparse)
     tiles = tiling(n, k, group, fmt)
-    if regime is None:
-        regime = regime_for(m, experts)
-    row_blocks = row_tiles(m, experts, regime.rows)
+    if config is None:
+        config = tile_config_for(m, experts)
+    m_tiles = most_m_tiles(m, experts, config.block_m)
     if splits is None:
-        splits = splits_of(tiles, row_blocks, processors(x.device))
-    places, early = tiles.blocks * row_blocks, starts_early(x.device)
+        splits = splits_of(tiles, m_tiles, sm_count(x.device))
+    output_tiles, pdl = tiles.n_tiles * m_tiles, supports_pdl(x.device)
     with on_device(x):
         sums = (
             out
             if zero_point is None
-            else group_sums(x, tiles, group, -(-m // 16) * 16 + regime.rows)
+            else activation_sums(x, tiles, group, -(-m // 16) * 16 + config.block_m)
         )
-        partial, locks = scratch(out, places, splits, COLS * regime.rows)
-        kernel_experts.linear[(tiles.blocks, splits, row_blocks)](
-            x, qdata, *grids(scale, outer, zero_point), table, sums, offs.contiguous(),
-            out, partial, locks,
-            m, n, k, experts, x.stride(0), sums.stride(0), tiles.tiles, -(-tiles.tiles // splits),
+        partial, semaphores = split_k_workspace(out, output_tiles, splits, BLOCK_N * config.block_m)
+        kernel_experts.linear[(tiles.n_tiles, splits, m_tiles)](
+            x, qdata, *grids(scale, global_scale, zero_point), table, sums, offs.contiguous(),
+            out, partial, semaphores,
+            m, n, k, experts, x.stride(0), sums.stride(0), tiles.k_tiles, -(-tiles.k_tiles // splits),
             **arguments(
-                x, fmt, tiles, regime, splits, scale, zero_point, outer, bias=False, early=early
+                x, fmt, tiles, config, splits, scale, zero_point, global_scale, bias=False, pdl=pdl
             ),
-            GROUPS=groups_of(experts), EARLY=early,
+            GROUPS=groups_of(experts), PDL=pdl,
         )  # fmt: skip
     return out

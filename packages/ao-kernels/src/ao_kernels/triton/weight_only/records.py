@@ -38,7 +38,7 @@ def plane16_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     parts = w.parts
     out: Tensor = op.plane16_linear(
         x, parts["qdata"], parts["scale"], parts.get("zero_point"), parts["table"], bias,
-        n, k, group, w.spec.dtype, _is_sparse(w.spec), parts.get("outer"),
+        n, k, group, w.spec.dtype, _is_sparse(w.spec), parts.get("global_scale"),
     )  # fmt: skip
     return out
 
@@ -52,7 +52,7 @@ def plane16_grouped_linear(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor
     parts = w.parts
     out: Tensor = plane16_grouped_linear(
         x.reshape(-1, k), parts["qdata"], parts["scale"], parts.get("zero_point"), parts["table"],
-        ends_of(x, offs), n, k, group, w.spec.dtype, _is_sparse(w.spec), parts.get("outer"),
+        ends_of(x, offs), n, k, group, w.spec.dtype, _is_sparse(w.spec), parts.get("global_scale"),
     )  # fmt: skip
     return out.reshape(*x.shape[:-1], n)
 
@@ -67,7 +67,7 @@ def plane16_dequantize(
     group = full_block(spec.block, shape)[-1]
     out: Tensor = op.plane16_dequantize(
         parts["qdata"], parts["scale"], parts.get("zero_point"), parts["table"],
-        n, k, group, spec.dtype, dtype, _is_sparse(spec), parts.get("outer"),
+        n, k, group, spec.dtype, dtype, _is_sparse(spec), parts.get("global_scale"),
     )  # fmt: skip
     return out
 
@@ -84,7 +84,7 @@ def plane16_embedding(ids: Tensor, w: QTensor) -> Tensor:
     group = full_block(w.spec.block, (n, k))[-1]
     out: Tensor = op.plane16_embedding(
         ids, parts["qdata"], parts["scale"], parts.get("zero_point"), parts["table"],
-        n, k, group, w.spec.dtype, w.dtype, _is_sparse(w.spec), parts.get("outer"),
+        n, k, group, w.spec.dtype, w.dtype, _is_sparse(w.spec), parts.get("global_scale"),
     )  # fmt: skip
     return out
 
@@ -142,10 +142,10 @@ def _describe(call: Call) -> str:
 
 
 def _describe_grouped(call: Call) -> str:
-    from ao_kernels.triton.weight_only.op_experts import regime_for
+    from ao_kernels.triton.weight_only.op_experts import tile_config_for
 
-    rows = regime_for(call.m, call.weight_shape[0]).rows
-    return f"all experts in one launch, blocks of {rows} rows, sums in float32"
+    rows = tile_config_for(call.m, call.weight_shape[0]).block_m
+    return f"all experts in one launch, tiles of {rows} rows, sums in float32"
 
 
 PLANE16_KERNELS = (

@@ -22,10 +22,10 @@ _LOADS = {1: "u8", 2: "u16", 4: "b32"}
 _AND_OR = "0xea"
 
 
-def name_of(dtype: torch.dtype, *, outer: bool) -> str:
+def name_of(dtype: torch.dtype, *, global_scale: bool) -> str:
     """What tuning knows a scale by: as specs call its dtype, "twice" where it has a scale itself."""
     name = KINDS.get(dtype) or str(dtype).removeprefix("torch.")
-    return f"{name} twice" if outer else name
+    return f"{name} twice" if global_scale else name
 
 
 def unfit_scale(scale: str | Spec) -> str | None:
