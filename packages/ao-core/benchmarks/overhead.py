@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from ao_core import WHOLE, Call, Kernel, QTensor, Spec, kernels, quantize_tensor, register
 from ao_core.dispatch import pinned_band, select
+from ao_core.layouts import Parts
 from ao_core.tensor import repack
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
@@ -32,16 +34,18 @@ DENSE = "nn.Linear"
 DISPATCH = "dispatch"
 _DISPATCHED = Spec("int8", (1, WHOLE), options=(("dense_product", True),))
 
-#: an input that needs a gradient, as below the adapters of LoRA
-GRAD = "grad"
+#: an input that needs a gradient, as below the adapters of LoRA: the forward pass, and both
+GRAD, BACKWARD = "grad", "grad, backward"
 #: name of a mode -> the context in which calls are timed; a pin is looked at in every call
 MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
     GRAD: torch.enable_grad,
+    BACKWARD: torch.enable_grad,
     "pinned": partial(kernels, "reference"),
 }
 
+_BARE = ", bare kernel"
 Calls = dict[str, Callable[[], object]]
 #: further contenders for a layer and an input
 More = Callable[[nn.Linear, Tensor], Calls]
@@ -56,9 +60,11 @@ def measure(rounds: int, repeats: int, more: More = lambda layer, x: {}) -> list
             layer = nn.Linear(in_features, out_features, dtype=dtype).requires_grad_(False)
             x = torch.randn(1, in_features, dtype=dtype)
             for mode, entered in MODES.items():
-                x.requires_grad_(mode == GRAD)
+                x.requires_grad_(mode in (GRAD, BACKWARD))
                 with entered():
                     calls = {**contenders(layer, x), **more(layer, x)}
+                    if mode == BACKWARD:
+                        calls = with_backward(calls)
                     samples = interleaved(calls, rounds=rounds, repeats=repeats)
                 where = f"{out_features}×{in_features}"
                 about = {
@@ -88,7 +94,7 @@ def row(samples: Samples, name: str) -> Row:
 
 def kernel_of(name: str) -> str:
     """The name of the contender that is the bare kernel function of another."""
-    return f"{name}, bare kernel"
+    return name + _BARE
 
 
 def contenders(layer: nn.Linear, x: Tensor) -> Calls:
@@ -105,6 +111,17 @@ def contenders(layer: nn.Linear, x: Tensor) -> Calls:
         calls[name] = partial(copy, x)
         calls[kernel_of(name)] = partial(select(call).fn, x.detach(), weight, copy.bias)
     return calls
+
+
+def with_backward(calls: Calls) -> Calls:
+    """Each layer with the gradient of its input; bare kernels have none."""
+
+    def both(call: Callable[[], Any], grad: Tensor) -> None:
+        call().backward(grad)
+
+    layers = {name: call for name, call in calls.items() if not name.endswith(_BARE)}
+    grad = torch.ones_like(cast("Tensor", layers[DENSE]()))
+    return {name: partial(both, call, grad) for name, call in layers.items()}
 
 
 def quantized(layer: nn.Linear, spec: Spec) -> nn.Linear:
@@ -127,21 +144,31 @@ def _dense_product(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, _served[0], bias)
 
 
+def _dense_weight(parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return _served[0]
+
+
 def _refuses(call: Call) -> str | None:
     return None if call.spec == _DISPATCHED else "is for the benchmark of the dispatch only"
 
 
-_KERNEL = Kernel(
-    "dense_product", "linear", "plain", "cpu", _dense_product, 1000,
-    refuses=_refuses, options=("dense_product",),
+register(
+    Kernel(
+        "dense_product", "linear", "plain", "cpu", _dense_product, 1000,
+        refuses=_refuses, options=("dense_product",),
+    )
 )  # fmt: skip
-register(_KERNEL)
+register(
+    Kernel("dense_weight", "dequantize", "plain", "cpu", _dense_weight, 1000, refuses=_refuses)
+)
 
 TEXT = f"""\
 Eager call of one linear layer at batch 1, small enough for its arithmetic not to matter, on one thread.
-`{DISPATCH}` is a quantized weight whose kernel is the dense product: what it takes beyond `nn.Linear` is
-what ao adds to any call. *over its kernel*: beyond calling the format's kernel function directly.
-Mode `{GRAD}`: the input needs a gradient, and only the forward pass is timed; `pinned`: all kernels are
+`{DISPATCH}` is a quantized weight whose kernels are the dense product and the dense weight: what it takes
+beyond `nn.Linear` is what ao adds to any call. *over its kernel*: beyond calling the format's kernel function
+directly.
+Mode `{GRAD}`: the input needs a gradient, and the forward pass is timed; `{BACKWARD}`: both passes, where the
+backward pass of a quantized layer dequantizes its weight; `pinned`: all kernels are
 those of the reference.
 Differences and ratios are medians over alternate rounds, ratios with an interval that holds the true one with
 a probability of 95 %."""

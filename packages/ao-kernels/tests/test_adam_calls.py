@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from ao_core import QTensor, Spec, lut_dtype, quantize_tensor, register, reopen
 from ao_core.errors import UnsupportedOp
 from ao_core.registry import registry
 from ao_core.testing.base import same_bits
+from ao_core.testing.warm import run_python
 from ao_kernels.cpu.adam import adam_step
 
 SPEC = Spec("f8e4m3", (256,), layout="flat")
@@ -143,3 +146,25 @@ def test_formats_that_are_too_fine() -> None:
         register(lut_dtype("too_fine", [1 + i / 1e5 for i in range(256)]))
     found = KERNEL.refuses(Call(exp_avg=Spec("too_fine", (256,), layout="flat")))
     assert "lie too near to each other" in str(found)
+
+
+ALONE = """
+import warnings
+warnings.simplefilter("error")
+from ao_core.dispatch import unused
+from ao_core.registry import registry
+assert "cpu_adam_step" in registry.kernels and "adam_step" not in registry.ops
+print(unused(registry.kernels.get("cpu_adam_step")))
+print(unused(registry.kernels.get("cpu_quantize_plain")))
+"""
+
+
+def test_without_the_package_of_the_op(tmp_path: Path) -> None:
+    """The kernel is there and unused, and nobody is warned."""
+    (tmp_path / "alone.py").write_text(ALONE)
+    done = run_python(tmp_path / "alone.py", env={**os.environ, "AO_PLUGINS": "kernels"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "is for the op 'adam_step', which no installed package registers",
+        "None",
+    ]

@@ -129,7 +129,10 @@ class OpCall(Protocol):
 
 @dataclass(frozen=True)
 class Call:
-    """A call with one quantized operand, such as the weight of a linear layer; an `OpCall`."""
+    """A call with one quantized operand, such as the weight of a linear layer; an `OpCall`.
+
+    Calls of conversions have the shape of the dense values as both of their shapes, and their dtype.
+    """
 
     #: "linear", "embedding", …; see `Op`
     op: str

@@ -11,6 +11,7 @@ import ao_core
 from ao_core import Kernel
 from ao_core import plugins as loader
 from ao_core.registry import registry
+from ao_core.testing.registered import registered
 
 
 def test_formats_lists_everything_registered(ao):
@@ -112,3 +113,15 @@ def test_lines_into_a_file_are_120_characters_at_most(ao, tmp_path, monkeypatch,
     assert max(map(len, done.stdout.splitlines())) <= 120
     if arguments[0] in ("inspect", "quantize"):
         assert "model_of_a_long_name.self_attention_of_the_decoder.weight" in done.stdout
+
+
+def test_plugins_lists_kernels_without_an_op(ao, monkeypatch):
+    orphan = Kernel("orphan", "attend_toy", "plain", "cpu", lambda: None, 50)
+    info = loader.PluginInfo("good", "ao-good", "1.0", "ao_good", {"kernels": ["orphan"]})
+    monkeypatch.setattr(loader, "plugins", lambda: [info])
+    reason = "is for the op 'attend_toy', which no installed package registers"
+    with registered(orphan):
+        assert f"  not usable here: orphan: {reason}" in ao("plugins").stdout
+        data = json.loads(ao("plugins", "--json").stdout)
+        assert data["plugins"][1]["unavailable"] == {"orphan": reason}
+        assert "linear" in data["plugins"][0]["records"]["ops"]

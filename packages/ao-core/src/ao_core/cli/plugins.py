@@ -92,8 +92,8 @@ def _unavailable(info: PluginInfo) -> dict[str, str]:
 
     reasons = {}
     for name in info.records.get("kernels", ()):
-        kernel = registry.kernels.get(name)
         try:
+            kernel = registry.kernels.get(name)
             reason = unused(kernel) or kernel.unavailable()
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ao_core.dispatch import name_kernel
-from ao_core.records import Kernel
-from ao_core.tensor.codec import decode_parts
+from ao_core.dispatch import PIN, name_kernel, select
+from ao_core.records import Call, Kernel
+from ao_core.registry import registry
+from ao_core.tensor.codec import decode_reference, is_sharded
 
 if TYPE_CHECKING:
     from ao_core.tensor.qtensor import QTensor
@@ -27,6 +28,7 @@ NOBODY, ROWS, OTHERS = 0, 1, 2
 
 # an attribute of a subclass is a call of `__torch_function__`, a microsecond each
 _plainly = torch._C.DisableTorchFunctionSubclass
+_is_grad_enabled = torch.is_grad_enabled
 
 
 def needs_gradient(x: Tensor, w: QTensor, bias: Tensor | None) -> int:
@@ -60,9 +62,29 @@ def differentiable_linear(x: Tensor, w: QTensor, bias: Tensor | None, kernel: Ke
         return _apply(x, bias, (w, kernel))  # type: ignore[no-any-return]
 
 
+def _dense(w: QTensor, dtype: torch.dtype) -> Tensor:
+    """The values of a weight that is not permuted; it remembers the kernel, as it does for matmuls."""
+    held = w.__dict__  # `w.parts`, in half the time
+    parts = {name: held[name] for name in w.part_names}
+    if is_sharded(next(iter(parts.values()))):
+        return decode_reference(parts, w.spec, tuple(w.shape), dtype)
+    key = ("dequantize", dtype, PIN.get(), registry.epoch)
+    bound = w._bound.get(key)
+    if bound is None:
+        shape = tuple(w.shape)
+        call = Call("dequantize", w.spec, shape, shape, dtype, w.device.type)
+        bound = w._bound[key] = (select(call), shape)
+    kernel, shape = bound
+    try:
+        return kernel.fn(parts, w.spec, shape, dtype)  # type: ignore[no-any-return]
+    except Exception as error:
+        name_kernel(error, kernel)
+        raise
+
+
 def _backward(grad: Tensor, w: QTensor) -> Tensor:
     """``grad @ w``; the weight in its stored shape."""
-    dense = decode_parts(w.parts, w.spec, tuple(w.shape), grad.dtype)
+    dense = _dense(w, grad.dtype)
     return torch.mm(grad, dense) if grad.dim() == 2 else grad @ dense
 
 
@@ -88,7 +110,7 @@ class _Linear(torch.autograd.Function):
                     f"the quantized weight of shape {tuple(w.shape)} was changed in place between the "
                     "forward and the backward pass, which needs it as it was"
                 )
-            if of_x and grad.requires_grad and torch.is_grad_enabled():
+            if of_x and _is_grad_enabled() and grad.requires_grad:
                 grad_x = _Transposed.apply(grad, (w,))  # type: ignore[no-untyped-call]
             elif of_x:
                 grad_x = _backward(grad, w)
