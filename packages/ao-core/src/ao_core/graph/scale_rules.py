@@ -45,6 +45,8 @@ def _shape(item: Any) -> list[int]:
 
 
 def _same(state: Scaling, call: Call) -> Value:
+    if not call.output.is_floating_point():
+        return block_all(state, call)
     return value_of(state, _first(call))
 
 
@@ -272,7 +274,8 @@ def _conv(state: Scaling, call: Call) -> Value:
     ndim = len(_shape(weight))
     if len(_shape(x)) != ndim or not isinstance(groups, int):
         return block_all(state, call)
-    rows, columns = [], []
+    rows: list[Tensor] = []
+    columns: list[Tensor] = []
     for term in state.alive(value_of(state, weight)).terms:
         if any(n > 1 for n in term.shape[2:]) or min(term.shape[:2]) > 1:
             state.labels.zero_point(term)
