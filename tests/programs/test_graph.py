@@ -255,6 +255,14 @@ def test_a_tied_head_is_named() -> None:
     assert "embed_tokens.weight and lm_head.weight" in note
 
 
+def test_a_loop_over_experts_is_refused_with_what_works() -> None:
+    model = SAMPLES["mixtral"].build()
+    model.config.use_cache = False
+    model.set_experts_implementation("eager")
+    with pytest.raises(GraphError, match=r"sizes depend on values.*set_experts_implementation"):
+        analyze(model, SAMPLES["mixtral"].inputs(), first)
+
+
 def test_what_is_selected_need_not_be_all_that_is_returned() -> None:
     """A cache of keys and values is no output that has to stay when the logits are selected."""
     model, inputs = SAMPLES["llama"].build(), SAMPLES["llama"].inputs()

@@ -62,6 +62,10 @@ class _Finder:
     groups: list[ScaleGroup]
     notes: list[str]
 
+    def __post_init__(self) -> None:
+        self.tensors = tensors_of(self.model)
+        self.saved = set(self.model.state_dict())
+
     def sites(self) -> tuple[list[RotationSite], list[OnlineSite]]:
         places = self._places()
         found: dict[Axis, RotationSite | None] = {}
@@ -113,6 +117,10 @@ class _Finder:
         }
         writers = tuple(d for key, d in dimensions.items() if key not in reading)
         readers = tuple(d for key, d in dimensions.items() if key in reading)
+        unfit = next(filter(None, (self._unfit(name) for name, _ in dimensions)), None)
+        if unfit:
+            self.passes.blocked[atom] = unfit
+            return None
         if not readers or not (writers or atom in self.passes.streams):
             return None
         inside = any(len(d.indices) > 1 for d in readers)
@@ -120,6 +128,15 @@ class _Finder:
         name = (writers or readers)[0].parameter
         keeps = atom in self.passes.centered
         return RotationSite(name, atom.size, kind, writers, readers, folds, keeps)
+
+    def _unfit(self, name: str) -> str | None:
+        """Why a tensor cannot take a rotation."""
+        tensor = self.tensors[name]
+        if type(tensor.data) not in (Tensor, nn.Parameter) or not tensor.is_floating_point():
+            return f"{name} is no plain tensor of floating-point numbers"
+        if not isinstance(tensor, nn.Parameter) and name not in self.saved:
+            return f"{name} is a buffer that is not saved with the model"
+        return None
 
     def _folds(
         self, atom: Axis, places: Mapping[tuple[str, int], list[Tensor]]
@@ -132,13 +149,15 @@ class _Finder:
                 (g for g in self.groups if any(s.parameter == name for s in g.producers)), None
             )
             why = (
-                "it is read by something else than products with weights that can take it"
+                "something else than products with weights that can take it reads them"
                 if group is None
                 else unfoldable(group, name, list(norms))
             )
             if why or group is None:
-                reason = f"{name} cannot move into what reads that norm: {why}{self._tied(places)}"
-                self.passes.blocked[atom] = reason
+                self.passes.blocked[atom] = (
+                    f"{name} is a factor for each channel and cannot move into what reads them: "
+                    f"{why}{self._tied(places)}"
+                )
                 return None
             folds.append(Fold(name, group))
         return tuple(folds)

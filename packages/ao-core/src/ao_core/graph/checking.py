@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -41,7 +42,7 @@ def relative_difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> 
         same = a == b
         wrong += float((a - b).masked_fill(same, 0).square().sum())
         total += float(a.masked_fill(a.isinf(), 0).square().sum())
-    return float((wrong / max(total, torch.finfo(torch.float64).tiny)) ** 0.5)
+    return math.sqrt(wrong / max(total, torch.finfo(torch.float64).tiny))
 
 
 def prove(
@@ -77,6 +78,8 @@ def prove(
         GraphError: the outputs differ by more, or cannot be compared. The model is as it was.
     """
     exact = _in_float32(model)
+    if exact is not model:
+        example_inputs = pytree.tree_map(_float32, example_inputs)
     changed = _parameters(exact, transform, what)
     candidate = sharing(exact, changed)
     handles = [
@@ -103,16 +106,19 @@ def prove(
     return error
 
 
+def _float32(value: Any) -> Any:
+    small = isinstance(value, Tensor) and value.is_floating_point() and value.element_size() < 4
+    return value.float() if small else value
+
+
 def _in_float32(model: nn.Module) -> nn.Module:
     """The model, or a copy in float32 if a tensor of it has fewer bits."""
     small = {
-        name: tensor
-        for name, tensor in tensors_of(model).items()
-        if tensor.is_floating_point() and tensor.element_size() < 4
+        name: tensor for name, tensor in tensors_of(model).items() if _float32(tensor) is not tensor
     }
     if not small:
         return model
-    return copied(model, {n: _like(t, t.detach().float()) for n, t in small.items()})
+    return copied(model, {n: _like(t, _float32(t.detach())) for n, t in small.items()})
 
 
 def _parameters(model: nn.Module, transform: Transform, what: str) -> dict[str, Tensor]:

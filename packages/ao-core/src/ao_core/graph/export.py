@@ -25,6 +25,8 @@ Inputs: TypeAlias = tuple[Any, ...] | Mapping[str, Any] | Tensor
 _HINTS = {
     "Cache": "the model returns the cache of its keys and values; pass use_cache=False with the inputs, as a "
     "mapping {'input_ids': ids, 'use_cache': False}, or set model.config.use_cache = False",
+    "DataDependent": "sizes depend on values, as in a loop over experts; code without them can be traced, in "
+    "transformers model.set_experts_implementation('grouped_mm')",
 }
 
 
@@ -63,12 +65,34 @@ def _program(model: nn.Module, inputs: Inputs) -> torch.export.ExportedProgram:
         program: torch.export.ExportedProgram = torch.export.export(
             model, args, kwargs, strict=False
         )
+        if _writes(program):
+            program = program.run_decompositions({})
         calls = {node.target for node in program.graph.nodes if node.op == "call_function"}
         composite = [op for op in calls if _is_composite(op) and rule_of(op) is None]
         if composite:
             table = torch.export.default_decompositions()
             program = program.run_decompositions({op: table[op] for op in composite if op in table})
     return program
+
+
+def _writes(program: torch.export.ExportedProgram) -> bool:
+    """Whether a tensor is written to that has another name, or is used afterwards under its own."""
+    place = {node: number for number, node in enumerate(program.graph.nodes)}
+    for node in place:
+        schema = getattr(node.target, "_schema", None)
+        for argument, value in zip(schema.arguments if schema else (), node.args, strict=False):
+            if argument.is_write and isinstance(value, fx.Node):
+                later = any(place[user] > place[node] for user in value.users)
+                if later or _is_view(value):
+                    return True
+    return False
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether a tensor is, or may be, the memory of another."""
+    made = node.args[0] if node.target is operator.getitem else node
+    schema = getattr(made.target, "_schema", None) if isinstance(made, fx.Node) else None
+    return schema is None or any(result.alias_info for result in schema.returns)
 
 
 def export(model: nn.Module, inputs: Inputs) -> torch.export.ExportedProgram:

@@ -26,14 +26,16 @@ class Labels:
         while True:
             above = self._link[number]
             if torch.equal(above, number):
-                return number * sign
+                found = number * sign
+                self._link[labels.abs()] = found * labels.sign()  # the way is short next time
+                return found
             number, sign = above.abs(), sign * above.sign()
 
     def unify(self, a: Tensor, b: Tensor) -> None:
         """Labels of two broadcastable tensors are equal, element by element."""
         pairs = torch.stack([t.flatten() for t in torch.broadcast_tensors(a, b)])
         while True:
-            one, other = pairs = torch.unique(self.find(pairs), dim=1)
+            one, other = pairs = self.find(pairs)
             wrong = one != other
             if not bool(wrong.any()):
                 return

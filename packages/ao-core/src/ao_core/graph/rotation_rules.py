@@ -102,10 +102,13 @@ def _move(passes: Passes, call: Call) -> None:
 
 def _cast(passes: Passes, call: Call) -> None:
     first = _nodes(call)[0] if _nodes(call) else None
+    if not call.output.is_floating_point():
+        return _block(passes, call)
     if first in passes.squares:
         passes.squares.add(call.node)
     if first in passes.vectors:
         passes.vectors[call.node] = passes.vectors[first]
+    return None
 
 
 def _add(passes: Passes, call: Call) -> None:
@@ -118,6 +121,7 @@ def _add(passes: Passes, call: Call) -> None:
             passes.vectors[call.node] = (name, offset + other)
             return None
         return passes.block(_dims(call, nodes[0]), f"{_text(call)} adds a number to each channel")
+    nodes = [node for node in (call["self"], other) if isinstance(node, fx.Node)]
     found = [_of(_dims(call, node)) for node in nodes]
     for node, inside in zip(nodes, found, strict=True):
         if passes.vectors.get(node, ("", 0.0))[1]:
@@ -172,7 +176,7 @@ def _reduce(passes: Passes, call: Call) -> None:
     square = call["self"] in passes.squares or (
         call.name == "linalg_vector_norm" and call["ord"] == 2
     )
-    if square and len(over) == 1 and len(_of(over)) == 1 and not over[0].segments:
+    if square and len(over) == 1 and [atom.size for atom in _of(over)] == [over[0].size]:
         passes.normed |= _of(over)
         rest = [axis for axis in x if axis is not over[0]]
         return passes.block(rest, f"{_text(call)} sums squares over another dimension")
@@ -188,6 +192,8 @@ def _product(passes: Passes, call: Call) -> None:
     if any(node in passes.squares for node in _nodes(call)) or (call["groups"] or 1) != 1:
         return _block(passes, call)
     x, weight = _dims(call, call[left]) or [], _dims(call, call[right]) or []
+    if len(weight) < 2 or (len(x) < 2 and call.name != "linear"):
+        return _block(passes, call)
     convolves = call.name.startswith("conv")
     read = weight[1] if convolves or call.name == "linear" else weight[-2]
     wrote = weight[0] if convolves or call.name == "linear" else weight[-1]

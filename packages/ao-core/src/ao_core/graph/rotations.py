@@ -91,8 +91,8 @@ def keeping_mean(rotation: Tensor) -> Tensor:
     normal = (first - ones) / (first - ones).norm() if size > 1 else torch.zeros_like(first)
     mirror = torch.eye(size).to(first) - 2 * normal.outer(normal)
     middle = torch.block_diag(first[:1].reshape(1, 1), rotation.double())
-    found: Tensor = (mirror @ middle @ mirror).to(rotation.dtype)
-    return found
+    found: Tensor = mirror @ middle @ mirror
+    return found.to(rotation.dtype)
 
 
 def rotated(

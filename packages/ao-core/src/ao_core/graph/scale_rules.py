@@ -45,6 +45,8 @@ def _shape(item: Any) -> list[int]:
 
 
 def _same(state: Scaling, call: Call) -> Value:
+    if not call.output.is_floating_point():
+        return block_all(state, call)
     return value_of(state, _first(call))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ao_core.errors import ConfigError
 from ao_core.graph.calls import Call
@@ -83,10 +84,10 @@ def scaled(tensors: Mapping[str, Tensor], group: ScaleGroup, scales: Tensor) -> 
     for site in group.dimensions:
         old = tensors[site.parameter].detach()
         factors = factors_of(site, scales.to(old.device, torch.float64))
-        factors = factors if site.exponent > 0 else factors.reciprocal()
-        now = found.get(site.parameter, old.double())
-        shape = [-1 if dim == site.dim else 1 for dim in range(old.ndim)]
-        found[site.parameter] = (now + site.offset) * factors.reshape(shape) - site.offset
+        factors = factors.reshape([-1 if dim == site.dim else 1 for dim in range(old.ndim)])
+        now = found.get(site.parameter, old.double()) + site.offset
+        now = now * factors if site.exponent > 0 else now / factors
+        found[site.parameter] = now - site.offset
     return {name: value.to(tensors[name].dtype) for name, value in found.items()}
 
 
@@ -161,7 +162,7 @@ def _flat(found: Value | list[Value]) -> list[Value]:
 def _visit(state: Scaling, call: Call, notes: list[str]) -> Value | list[Value]:
     rule = rule_for(call.name)
     given = [value for value in operands(state, call) if value.terms]
-    if rule is None:
+    if rule is None or not _static(call):
         if any(state.alive(value).terms for value in given) and not _is_function(call):
             text = (
                 f"scales are not followed through the operation {call.name!r}, which has no rule "
@@ -180,10 +181,23 @@ def _visit(state: Scaling, call: Call, notes: list[str]) -> Value | list[Value]:
     return found
 
 
+def _static(call: Call) -> bool:
+    """Whether the sizes of what a call gives are numbers, not decided by values."""
+    tensors = [t for t in pytree.tree_leaves(call.output) if isinstance(t, Tensor)]
+    return all(isinstance(size, int) for tensor in tensors for size in tensor.shape)
+
+
+#: functions of rows, none of which passes a scale
+_FUNCTIONS = (
+    *("softmax", "_softmax", "log_softmax", "_log_softmax"),
+    *("max", "min", "amax", "amin", "argmax", "argmin", "topk", "sort"),
+)
+
+
 def _is_function(call: Call) -> bool:
     """A function of each element, or of a row, through which no scale passes: no rule is missing."""
     tags = getattr(call.node.target, "tags", ())
-    return torch.Tag.pointwise in tags or call.name in ("softmax", "_softmax", "log_softmax")
+    return torch.Tag.pointwise in tags or call.name in _FUNCTIONS
 
 
 def _collected(sites: list[_Site], state: Scaling) -> list[ScaleGroup]:
@@ -220,18 +234,19 @@ def _group(
     *,
     positive: bool,
 ) -> ScaleGroup:
-    tables: dict[tuple[int, int], Tensor] = {}
+    tables: dict[tuple[int, int], list[int]] = {}
     for channel, (root, direction) in enumerate(roots):
         for number, sign, index in members[root]:
             key = (number, sign * direction)
             if key not in tables:
-                tables[key] = torch.full((sites[number].size,), -1)
+                tables[key] = [-1] * sites[number].size
             tables[key][index] = channel
     found = []
     for (number, exponent), channels in sorted(tables.items(), key=lambda item: item[0]):
         site = sites[number]
         offset = next(iter(state.offsets.get(site.parameter, {0.0})))
-        found.append(ScaledDimension(site.parameter, site.dim, exponent, channels, offset))
+        table = torch.tensor(channels)
+        found.append(ScaledDimension(site.parameter, site.dim, exponent, table, offset))
     producers = tuple(site for site in found if site.exponent < 0)
     consumers = tuple(site for site in found if site.exponent > 0)
     return ScaleGroup(producers[0].parameter, len(roots), producers, consumers, positive)
