@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ao_core import WHOLE, Kernel, Spec, explain, kernels, quantize_tensor, register
-from ao_core.steps import SCALE, hadamard
+from ao_core.steps import SCALE, hadamard_step
 
 
 # --8<-- [start:kernel]
@@ -62,7 +62,9 @@ assert (smooth.dequantize() - weight).norm() < 0.03 * weight.norm()
 
 # a step that the kernel does not declare is taken before it, and with it all steps before that one
 rotated = quantize_tensor(
-    weight, Spec("int8", (1, WHOLE), input=(hadamard(48), SCALE)), in_scale=in_scale
+    weight,
+    Spec("int8", (1, WHOLE), input=(hadamard_step(48), SCALE)),
+    in_scale=in_scale,
 )
 for q in smooth, rotated:
     with kernels("reference"):

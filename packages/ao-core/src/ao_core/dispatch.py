@@ -251,16 +251,12 @@ def fingerprint(device: str) -> str:
 @lru_cache(maxsize=16)
 def _digest(device: str, epoch: int, pin: str | None) -> str:
     lines = [
-        repr((name, *_facts(kernel), _version(provider)))
+        repr((name, kernel.priority, _unavailable(kernel), _version(provider), _code(kernel)))
         for name, kernel in sorted(registry.kernels.items())
         if kernel.device in ("*", device)
         for provider in [registry.kernels.provider(name)]
     ]
     return hashlib.blake2b("\n".join([repr(pin), *lines]).encode(), digest_size=16).hexdigest()
-
-
-def _facts(kernel: Kernel) -> tuple[object, ...]:
-    return kernel.priority, _unavailable(kernel), kernel.fuses, _code(kernel)
 
 
 def _version(provider: str) -> str:
@@ -271,9 +267,10 @@ def _version(provider: str) -> str:
 
 
 def _code(kernel: Kernel) -> bytes:
-    """The function's own bytecode: what changes while it is being written, and no version does."""
+    """Its steps and the function's own bytecode: what changes while it is written, and no version does."""
     code = getattr(kernel.fn, "__code__", None)
-    return b"" if code is None else code.co_code + repr(code.co_names).encode()
+    names = repr(kernel.fuses).encode()
+    return names if code is None else names + code.co_code + repr(code.co_names).encode()
 
 
 def matmul_op(weight_shape: tuple[int, ...]) -> str | None:

@@ -31,7 +31,7 @@ __all__ = [
     "Step",
     "check_kinds",
     "check_steps",
-    "hadamard",
+    "hadamard_step",
 ]
 
 #: what `Step.kind` may be
@@ -40,7 +40,7 @@ STEP_KINDS = ("permute", "scale", "hadamard")
 
 @dataclass(frozen=True)
 class Step:
-    """One input step of a `Spec`, as primitives: `PERMUTE`, `SCALE`, or what `hadamard` returns."""
+    """One input step of a `Spec`, as primitives: `PERMUTE`, `SCALE`, or what `hadamard_step` returns."""
 
     #: one of `STEP_KINDS`
     kind: str
@@ -66,7 +66,7 @@ STEP_FIELDS = Fields(
 )
 
 
-def hadamard(block: int) -> Step:
+def hadamard_step(block: int) -> Step:
     """Multiplies each `block` elements of a row by an orthonormal Hadamard matrix.
 
     Raises:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import ao_core
 from ao_core import WHOLE, Kernel, QTensor, Spec, quantize_tensor
 from ao_core.records import Call
-from ao_core.steps import PERMUTE, SCALE, Step, hadamard
+from ao_core.steps import PERMUTE, SCALE, Step, hadamard_step
 from ao_core.tensor import fake_quantize, repack
 from ao_core.tensor.create import encode_parts
 from ao_core.tensor.input_steps import without_steps
@@ -32,10 +32,10 @@ FORMATS = {
 STEPS = {
     "permute": (PERMUTE,),
     "scale": (SCALE,),
-    "hadamard": (hadamard(BLOCK),),
-    "paley": (hadamard(12), SCALE),
-    "all": (PERMUTE, SCALE, hadamard(BLOCK)),
-    "turned": (hadamard(BLOCK), SCALE, PERMUTE),
+    "hadamard": (hadamard_step(BLOCK),),
+    "paley": (hadamard_step(12), SCALE),
+    "all": (PERMUTE, SCALE, hadamard_step(BLOCK)),
+    "turned": (hadamard_step(BLOCK), SCALE, PERMUTE),
 }
 ALL = STEPS["all"]
 
@@ -259,8 +259,8 @@ def test_a_kernel_takes_the_last_steps_that_it_knows() -> None:
         (SCALE,): ((), ("scale",)),
         (PERMUTE,): (("permute",), ()),
         # refused for this block, so asked again for less
-        (SCALE, hadamard(4)): (("scale", "hadamard(4)"), ()),
-        (hadamard(4), SCALE): (("hadamard(4)",), ("scale",)),
+        (SCALE, hadamard_step(4)): (("scale", "hadamard(4)"), ()),
+        (hadamard_step(4), SCALE): (("hadamard(4)",), ("scale",)),
     }
     with registered(FUSED):
         for steps, split in cases.items():

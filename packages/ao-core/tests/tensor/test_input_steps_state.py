@@ -18,7 +18,7 @@ from ao_core.checkpoints.rows import by_rows
 from ao_core.errors import CheckpointError, ConfigError, QuantizationError, UnsupportedOp
 from ao_core.layouts import SHARED
 from ao_core.quantize import sample_sqnr
-from ao_core.steps import PERMUTE, SCALE, Step, hadamard
+from ao_core.steps import PERMUTE, SCALE, Step, hadamard_step
 from ao_core.tensor import ComputeWeight, fake_quantize, repack, to_layout
 from ao_core.tensor.create import encode_parts
 from ao_core.tensor.cut import geometry
@@ -40,10 +40,10 @@ FORMATS = {
 STEPS = {
     "permute": (PERMUTE,),
     "scale": (SCALE,),
-    "hadamard": (hadamard(BLOCK),),
-    "paley": (hadamard(12), SCALE),
-    "all": (PERMUTE, SCALE, hadamard(BLOCK)),
-    "turned": (hadamard(BLOCK), SCALE, PERMUTE),
+    "hadamard": (hadamard_step(BLOCK),),
+    "paley": (hadamard_step(12), SCALE),
+    "all": (PERMUTE, SCALE, hadamard_step(BLOCK)),
+    "turned": (hadamard_step(BLOCK), SCALE, PERMUTE),
 }
 ALL = STEPS["all"]
 
@@ -78,19 +78,19 @@ def test_rows_are_cut_and_joined(steps: tuple[Step, ...]) -> None:
     assert torch.equal(q.T[:, 3:9].dequantize(), dense.T[:, 3:9])
     whole = torch.cat([q, _weight(steps, seed=0)])
     assert torch.equal(whole.dequantize(), torch.cat([dense, dense]))
-    if steps != (hadamard(BLOCK),):
+    if steps != (hadamard_step(BLOCK),):
         with pytest.raises(UnsupportedOp, match=r"do not share one 'in_(perm|scale)'"):
             torch.cat([q, _weight(steps, seed=5)])
 
 
 def test_columns_are_cut_where_the_steps_allow_it() -> None:
-    q = _weight((SCALE, hadamard(BLOCK)), Spec("int8", (1, 8)))
+    q = _weight((SCALE, hadamard_step(BLOCK)), Spec("int8", (1, 8)))
     dense = q.dequantize()
     torch.testing.assert_close(q[:, 16:40].dequantize(), dense[:, 16:40])
     torch.testing.assert_close(torch.cat([q[:, :16], q[:, 16:]], 1).dequantize(), dense)
     x = gaussian((5, 24), seed=3)
     torch.testing.assert_close(F.linear(x, q[:, 16:40]), F.linear(x, dense[:, 16:40]))
-    plain = _weight((SCALE, hadamard(BLOCK)), Spec("int8", ROW))
+    plain = _weight((SCALE, hadamard_step(BLOCK)), Spec("int8", ROW))
     for start, end in (4, 40), (8, 20):
         with pytest.raises(
             UnsupportedOp, match=r"slice on .*cut through a block of the input step"
@@ -319,7 +319,7 @@ def test_parts_from_anybody_are_checked() -> None:
 
 
 def test_what_has_no_parts_for_steps_refuses_them() -> None:
-    spec, x = Spec("int8", ROW, input=(hadamard(BLOCK),)), gaussian((N, K))
+    spec, x = Spec("int8", ROW, input=(hadamard_step(BLOCK),)), gaussian((N, K))
     with pytest.raises(ConfigError, match="whose memory is dense, has no input steps"):
         ComputeWeight(x, spec)
     with pytest.raises(UnsupportedOp, match="values are encoded after its input steps"):
@@ -358,7 +358,7 @@ def test_wrong_parts_are_refused() -> None:
     with pytest.raises(QuantizationError, match="by the input steps .* nearer to 1"):
         quantize_tensor(w, Spec("int8", ROW, input=(SCALE,)), in_scale=scale * 1e-38)
     with pytest.raises(QuantizationError, match=r"hadamard\(7\).*72 elements; the largest block"):
-        quantize_tensor(w, Spec("int8", ROW, input=(hadamard(7),)))
+        quantize_tensor(w, Spec("int8", ROW, input=(hadamard_step(7),)))
 
 
 def test_the_parts_lie_beside_those_of_the_layout() -> None:

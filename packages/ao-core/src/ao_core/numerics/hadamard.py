@@ -13,7 +13,9 @@ Transformed weights are stored, so which matrix an order has is part of ao's for
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,8 +33,17 @@ __all__ = [
     "largest_block",
 ]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+
+def _constant(function: Callable[P, R]) -> Callable[P, R]:
+    """What `torch.compiler.assume_constant_result` does, which imports the compiler with all it needs."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_constant
 def has_hadamard(n: int) -> bool:
     """Whether `hadamard_matrix(n)` exists: n is a power of two, of Paley's orders, or a product of such.
 
@@ -53,7 +64,7 @@ def largest_block(n: int) -> int:
     return next(d for d in sorted(divisors, reverse=True) if has_hadamard(d))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@_constant
 def hadamard_factors(n: int) -> tuple[int, ...]:
     """The orders whose matrices' Kronecker product, in this order, is `hadamard_matrix(n)`.
 
@@ -123,14 +134,14 @@ def hadamard_matrix(n: int) -> Tensor:
     return result
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@_constant
 def _field(order: int) -> tuple[int, int]:
     field = _paley_field(order)
     assert field is not None
     return field
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@_constant
 def _signs(p: int, m: int) -> tuple[int, ...]:
     return quadratic_character(p, m)
 

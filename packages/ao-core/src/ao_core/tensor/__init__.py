@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ao_core.tensor import (  # noqa: F401  they fill the tables
     collectives,
     experts,
@@ -19,7 +21,6 @@ from ao_core.tensor.create import (
 )
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import repack, to_canonical, to_layout
-from ao_core.tensor.rotation import hadamard
 from ao_core.tensor.tables import function, rule
 from ao_core.tensor.updates import STOCHASTIC, stochastic_rounding
 from ao_core.tensor.wrapper import dense_memory, is_converted
@@ -31,7 +32,6 @@ __all__ = [
     "dense_memory",
     "fake_quantize",
     "function",
-    "hadamard",
     "is_converted",
     "quantize_tensor",
     "quantize_values",
@@ -41,3 +41,11 @@ __all__ = [
     "to_canonical",
     "to_layout",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "hadamard":  # its module imports torch's compiler
+        from ao_core.tensor.rotation import hadamard
+
+        return hadamard
+    raise AttributeError(f"module 'ao_core.tensor' has no attribute {name!r}")

@@ -18,12 +18,7 @@ from torch import Tensor
 from ao_core.arguments import shown
 from ao_core.errors import ConfigError, QuantizationError, UnsupportedOp
 from ao_core.layouts import SHARED, Form, Geometry, PartAxis, Parts
-from ao_core.numerics import (
-    hadamard_transform,
-    has_hadamard,
-    inverse_hadamard_transform,
-    largest_block,
-)
+from ao_core.numerics import has_hadamard, largest_block
 from ao_core.spec import Spec
 from ao_core.steps import Step
 
@@ -209,6 +204,12 @@ def _inverse(perm: Tensor) -> Tensor:
     return torch.zeros_like(places).scatter(-1, perm.long(), places)
 
 
+def _rotated(x: Tensor, block: int, inverse: bool = False) -> Tensor:
+    from ao_core.tensor.rotation import hadamard  # imports torch's compiler
+
+    return hadamard(x, block, inverse=inverse)
+
+
 def _stepped(x: Tensor, steps: tuple[Step, ...], parts: Parts) -> Tensor:
     """S x of activations, in the dtype of x; the parts broadcast over its rows."""
     wide = x.to(_wide(x.dtype, steps))
@@ -218,7 +219,7 @@ def _stepped(x: Tensor, steps: tuple[Step, ...], parts: Parts) -> Tensor:
         elif step.kind == "scale":
             wide = wide * parts["in_scale"]
         else:
-            wide = hadamard_transform(wide, step.block)
+            wide = _rotated(wide, step.block)
     return wide.to(x.dtype)
 
 
@@ -246,7 +247,7 @@ def step_weight(values: Tensor, spec: Spec, parts: Parts) -> Tensor:
         elif step.kind == "scale":
             wide = wide / parts["in_scale"]
         else:
-            wide = hadamard_transform(wide, step.block)
+            wide = _rotated(wide, step.block)
     _check_range(values, wide, spec)
     return wide
 
@@ -274,7 +275,7 @@ def unstep_weight(
         elif step.kind == "scale":
             wide = wide * parts["in_scale"]
         else:
-            wide = inverse_hadamard_transform(wide, step.block)
+            wide = _rotated(wide, step.block, inverse=True)
     return wide.to(dtype)
 
 

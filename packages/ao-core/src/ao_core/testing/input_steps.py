@@ -14,7 +14,7 @@ from ao_core.numerics import hadamard_matrix, has_hadamard
 from ao_core.records import Call, Kernel
 from ao_core.registry import registry
 from ao_core.spec import Spec
-from ao_core.steps import PERMUTE, SCALE, STEP_KINDS, Step, hadamard
+from ao_core.steps import PERMUTE, SCALE, STEP_KINDS, Step, hadamard_step
 from ao_core.tensor import QTensor
 from ao_core.testing.base import gaussian
 
@@ -26,7 +26,7 @@ def every_step(k: int, last: tuple[str, ...] = ()) -> tuple[Step, ...]:
     blocks = [b for b in range(1, 65) if k % b == 0 and has_hadamard(b)]
     # those that are no power of two have matrices that are not symmetric
     block = max(blocks, key=lambda b: (b & (b - 1) != 0, b))
-    each = {"permute": PERMUTE, "scale": SCALE, "hadamard": hadamard(block)}
+    each = {"permute": PERMUTE, "scale": SCALE, "hadamard": hadamard_step(block)}
     return tuple(each[kind] for kind in sorted(STEP_KINDS, key=lambda kind: kind in last))
 
 
