@@ -31,7 +31,18 @@ if TYPE_CHECKING:
     from ao_core.layouts import Layout
     from ao_core.quantize import dequantize_, quantize_
     from ao_core.recipes import WeightOnlyConfig, weight_only
-    from ao_core.records import Call, DType, Kernel, Recipe, ScaleMethod, Skip, Target, Transform
+    from ao_core.records import (
+        Algorithm,
+        Call,
+        DType,
+        Kernel,
+        Recipe,
+        ScaleMethod,
+        Skip,
+        Solved,
+        Target,
+        Transform,
+    )
     from ao_core.registry import register, reopen
     from ao_core.report import Report
     from ao_core.spec import WHOLE, Spec
@@ -40,6 +51,7 @@ if TYPE_CHECKING:
 
 #: public name -> module that defines it
 _MODULES = {
+    "Algorithm": "ao_core.records",
     "Call": "ao_core.records",
     "ComputeWeight": "ao_core.tensor",
     "Config": "ao_core.config",
@@ -52,6 +64,7 @@ _MODULES = {
     "Report": "ao_core.report",
     "ScaleMethod": "ao_core.records",
     "Skip": "ao_core.records",
+    "Solved": "ao_core.records",
     "Spec": "ao_core.spec",
     "Target": "ao_core.records",
     "Transform": "ao_core.records",
@@ -86,6 +99,7 @@ _MODULES = {
 
 __all__ = [
     "WHOLE",
+    "Algorithm",
     "Call",
     "ComputeWeight",
     "Config",
@@ -98,6 +112,7 @@ __all__ = [
     "Report",
     "ScaleMethod",
     "Skip",
+    "Solved",
     "Spec",
     "Target",
     "Transform",

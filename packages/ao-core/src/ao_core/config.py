@@ -214,7 +214,7 @@ def _by_name(name: str) -> Config:
         return registry.recipes.get(name).config
     for table in _tables():
         if name in table:
-            return table.get(name).config_type()  # type: ignore[no-any-return]
+            return table.get(name).config_type()
     known = {*registry.recipes.names(), *(known for table in _tables() for known in table.names())}
     raise UnknownNameError("recipe", name, known, registry.notes(name))
 

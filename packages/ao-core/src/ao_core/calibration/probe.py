@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
@@ -138,10 +139,8 @@ def _run(
         seen.operands.append((finished, name, x.clone()))
 
     with ExitStack() as stubs:
-        for place, chain in enumerate(route.chains):
-            stubs.enter_context(
-                stubbed(chain, lambda k, args, kwargs, c=place: act(c, k, args, kwargs))
-            )
+        for place, each in enumerate(route.chains):
+            stubs.enter_context(stubbed(each, partial(act, place)))
         observe(model, batch, loose, note)
     for chain, tensor, version in seen.constants:
         if tensor._version != version:
