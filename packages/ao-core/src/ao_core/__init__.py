@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ao_core.quantize import dequantize_, quantize_
     from ao_core.recipes import WeightOnlyConfig, weight_only
     from ao_core.records import (
+        Algorithm,
         Call,
         DType,
         Kernel,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         Recipe,
         ScaleMethod,
         Skip,
+        Solved,
         Target,
         Transform,
     )
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 
 #: public name -> module that defines it
 _MODULES = {
+    "Algorithm": "ao_core.records",
     "Call": "ao_core.records",
     "ComputeWeight": "ao_core.compute",
     "Config": "ao_core.config",
@@ -66,6 +69,7 @@ _MODULES = {
     "Report": "ao_core.report",
     "ScaleMethod": "ao_core.records",
     "Skip": "ao_core.records",
+    "Solved": "ao_core.records",
     "Spec": "ao_core.spec",
     "Target": "ao_core.records",
     "Transform": "ao_core.records",
@@ -100,6 +104,7 @@ _MODULES = {
 
 __all__ = [
     "WHOLE",
+    "Algorithm",
     "Call",
     "ComputeWeight",
     "Config",
@@ -114,6 +119,7 @@ __all__ = [
     "Report",
     "ScaleMethod",
     "Skip",
+    "Solved",
     "Spec",
     "Target",
     "Transform",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from ao_core.compute import ComputeWeight
 from ao_core.compute.extras import fit_extras
 from ao_core.compute.plain_state import keep_state_plain
 from ao_core.targets import Decision
-from ao_core.tensor.described import describe
+from ao_core.tensor.described import describe, undescribe
 from ao_core.tensor.identity import become
 
 __all__ = ["Undo", "install"]
@@ -43,17 +44,20 @@ def install(
             _remember_places(model, done)
             model.to(device)
     except BaseException:
-        for back in reversed(done):
-            back()
+        for step in reversed(done):
+            step()
         raise
+    fresh: list[Undo] = []
     for entry, _ in changes:
         for owner in entry.owners:
+            if "extra_repr" not in vars(owner.module):
+                fresh.append(partial(undescribe, owner.module))
             # the model's own, which may be the old object with what is new in it
             if isinstance(getattr(owner.module, owner.name), ComputeWeight):
                 keep_state_plain(owner.module)
             describe(owner.module)
     if undo is not None:
-        undo += done
+        undo += [*fresh, *done]
     done.clear()  # and with it the last references to what was replaced
     return [fqn for fqn, watch in watched if watch() is not None]
 

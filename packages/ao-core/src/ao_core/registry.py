@@ -155,6 +155,8 @@ class Registry:
         if config_type not in self._transform_of:
             known = [known_type.__name__ for known_type in list(self._transform_of)]
             notes = [self.loader.origin(config_type), *self.notes()]
+            if config_type in self._algorithm_of:
+                notes = ["It needs calibration data: quantize_(model, config, data=batches)."]
             raise UnknownNameError("configuration class", config_type.__name__, known, notes)
         return self._transform_of[config_type][0]
 

@@ -15,7 +15,7 @@ import ao_core
 from ao_core import FqnToConfig, QTensor, quantize_
 from ao_core.calibration import HESSIAN, SQUARES, Statistics
 from ao_core.config import Config
-from ao_core.errors import ConfigError, PluginError, QuantizationError
+from ao_core.errors import ConfigError, PluginError, QuantizationError, UnknownNameError
 from ao_core.recipes import WeightOnlyConfig
 from ao_core.records import Algorithm, Skip, Solved
 from ao_core.registry import registry
@@ -229,6 +229,8 @@ def test_data_that_nobody_needs_and_data_that_is_missing() -> None:
     with pytest.raises(ConfigError, match=r"config=\[\]"):
         quantize_(model, [])
     assert all(type(p) is nn.Parameter for p in model.parameters())
+    with pytest.raises(UnknownNameError, match=r"'Halves'.*needs calibration data"):
+        registry.transform_for(Halves)
 
 
 def test_what_cannot_be_solved_is_skipped_with_a_sentence() -> None:

@@ -151,7 +151,7 @@ def test_convolutions_are_products_with_unfolded_inputs(
     rows = expected.transpose(0, 1).flatten(1).T.double()
     close = {torch.bfloat16: 3e-2, torch.float32: 1e-5, torch.float64: 1e-12}[dtype]
     torch.testing.assert_close(found, rows, rtol=close, atol=close)
-    assert torch.equal(unmatrices(weight, layer.weight.shape), layer.weight)
+    assert torch.equal(unmatrices(weight, layer.weight.shape, entry.owners[0]), layer.weight)
 
 
 def test_a_convolution_and_experts_are_visited_by_both_drivers() -> None:
@@ -178,7 +178,7 @@ def test_a_convolution_and_experts_are_visited_by_both_drivers() -> None:
             (one.double() * torch.sigmoid(each["hessian"].sum(0) / (1 + each["hessian"].trace())))
             for one, each in zip(weight, inputs.statistics, strict=True)
         ]
-        return unmatrices(torch.stack(new), entry.tensor.shape).float()
+        return unmatrices(torch.stack(new), entry.tensor.shape, entry.owners[0]).float()
 
     model, data = Model(), [torch.randn(2, 3, 9), torch.randn(1, 3, 4)]
     found = [

@@ -42,6 +42,19 @@ def test_products_are_seen_wherever_they_are_made():
     assert len(seen) == count
 
 
+def test_the_other_product_with_a_square_matrix_is_not_its_own():
+    """x @ w multiplies the rows of w, whose inputs are columns; unless it is stored so."""
+    w, x = torch.randn(6, 6), torch.randn(2, 6)
+    seen: list[str] = []
+    for name, weight in (("plain", w), ("turned", w.t())):
+        with observing([(name, weight)], lambda name, number, x: seen.append(name)):
+            x @ w
+            assert seen == (["turned"] if name == "turned" else [])
+            x @ w.t()
+            assert seen == (["turned"] if name == "turned" else ["plain"])
+        seen.clear()
+
+
 def test_parameters_are_replaced_for_a_while():
     model, x = Model().train(), torch.randn(2, 3, 6)
     before = model.other.weight

@@ -70,3 +70,32 @@ def test_filters_are_pruned_by_unfolded_inputs(groups):
         assert torch.equal(obs.masks["weight"][mine].flatten(1), mask)
         close = {"rtol": 1e-3, "atol": 1e-4}
         torch.testing.assert_close(obs.weights["weight"][mine].flatten(1), new, **close)
+
+
+class Conv1D(nn.Module):
+    """The layer of transformers' GPT-2: a weight (in, out), which is multiplied as it is."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.weight = nn.Parameter(linear.weight.detach().t().contiguous())
+        self.bias = linear.bias
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x, self.weight)
+
+
+Conv1D.__module__, Conv1D.__qualname__ = "transformers.pytorch_utils", "Conv1D"
+
+
+@pytest.mark.parametrize("columns", [9, 5])
+@pytest.mark.parametrize("method", [prune_wanda, prune_sparsegpt])
+def test_weights_that_are_stored_transposed(method, columns):
+    layers = nn.Sequential(nn.Linear(8, 9), nn.ReLU(), nn.Linear(9, columns))
+    turned = nn.Sequential(Conv1D(layers[0]), nn.ReLU(), Conv1D(layers[2]))
+    data = [torch.randn(20, 8), torch.randn(3, 8)]
+    mine, expected = (method(each, data, Unstructured(0.5)) for each in (turned, layers))
+    for name in ("0.weight", "2.weight"):
+        assert torch.equal(mine.masks[name], expected.masks[name].t())
+        if expected.weights:
+            torch.testing.assert_close(mine.weights[name], expected.weights[name].t())
+    assert [r.rows for r in mine.report.with_status("pruned")] == [23, 23]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ao_core.calibration.gathering import Group, Need, collect
 from ao_core.calibration.inputs import UNSEEN, Data, batches_of, no_inputs
-from ao_core.calibration.matrices import matrices, matrix_shape, unmatrices
+from ao_core.calibration.matrices import matrices, matrix_shape, operand, unmatrices
 from ao_core.calibration.observing import Note, observing
 from ao_core.calibration.samples import (
     Replacement,
@@ -62,6 +62,7 @@ __all__ = [
     "merged_over_ranks",
     "no_inputs",
     "observing",
+    "operand",
     "replaced",
     "sampled_rows",
     "tensor_of",

@@ -173,7 +173,7 @@ def _solve(work: _Work, solvers: dict[str, Algorithm], entry: Decision, inputs: 
         elif isinstance(found.values, QTensor):
             new = found.values
         else:
-            new = unmatrices(found.values, dense.shape).to(dense.dtype)
+            new = unmatrices(found.values, dense.shape, entry.owners[0]).to(dense.dtype)
         if found.config is not None and not isinstance(new, QTensor):
             new = transformed(other, new)
         parameter, record = convert(entry, entry.tensor, new=new)

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ao_core.calibration.gathering import Gathering, Group
 from ao_core.calibration.inputs import observe
+from ao_core.calibration.matrices import operand
 from ao_core.calibration.observing import Note, observing
 from ao_core.calibration.probe import Holes
 from ao_core.calibration.route import Place, Route
@@ -141,7 +142,9 @@ class Blocks:
                 batch: int, entry: Decision | None, note: Note, k: int = k, block: nn.Module = block
             ) -> Any:
                 args, kwargs = calls[batch].arguments(k, held[batch], self.store)
-                weights = [] if entry is None else [(entry.fqn, entry.tensor)]
+                weights = []
+                if entry is not None:
+                    weights = [(entry.fqn, operand(entry.tensor, entry.owners[0]))]
                 error = blaming(self.model, self.batches[batch], "data")
                 with observing(weights, note), error:
                     return block(*args, **kwargs)

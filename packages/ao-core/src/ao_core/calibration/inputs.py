@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from ao_core.arguments import shown
+from ao_core.calibration.matrices import operand
 from ao_core.calibration.observing import Note, observing
 from ao_core.calibration.samples import Sample, call, evaluating
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.targets import Decision
 from ao_core.tensor.sharding import is_sharded
-from ao_core.weights import is_transposed
 
 __all__ = ["UNSEEN", "Data", "batches_of", "finite", "no_inputs", "observe"]
 
@@ -52,8 +52,6 @@ def batches_of(data: Data | None, method: str) -> list[Sample]:
 
 def no_inputs(entry: Decision) -> str:
     """Why nothing can be known of the inputs of a weight; empty where it can."""
-    if is_transposed(entry.owners[0]):
-        return "the inputs of (in, out) weights are not observed"
     module = entry.owners[0].module
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and len(entry.owners) == 1:
         return "a lookup multiplies nothing"
@@ -80,5 +78,6 @@ def finite(name: str, x: Tensor) -> Tensor:
 
 def observe(model: nn.Module, batch: Sample, entries: Sequence[Decision], note: Note) -> None:
     """Run the model, in evaluation mode and without gradients, and note the inputs of some weights."""
-    with evaluating(model), observing([(e.fqn, e.tensor) for e in entries], note):
+    weights = [(entry.fqn, operand(entry.tensor, entry.owners[0])) for entry in entries]
+    with evaluating(model), observing(weights, note):
         call(model, batch, "data")

@@ -51,11 +51,16 @@ def check_data(configs: Sequence[Config], data: Data | None) -> list[Sample] | N
         ConfigError: data is given and nothing needs it, or the other way round, or a configuration has
             other reasons.
     """
-    each = [leaf for config in configs for leaf in _each(config)]
-    needing = [leaf for leaf in each if algorithm_of(leaf) is not None]
-    for leaf in each:
-        if leaf not in needing or data is None:
-            leaf.check()
+    needing = []
+    for config in configs:
+        needy = [leaf for leaf in _each(config) if algorithm_of(leaf) is not None]
+        needing += needy
+        if data is None or not needy:
+            config.check()
+            continue
+        for leaf in _each(config):
+            if algorithm_of(leaf) is None:
+                leaf.check()
     if needing and data is None:
         raise ConfigError(
             f"config={shown(needing[0])}: it needs calibration data; pass a list of inputs of the model, "
@@ -64,6 +69,7 @@ def check_data(configs: Sequence[Config], data: Data | None) -> list[Sample] | N
     if data is None:
         return None
     if not needing:
+        each = [leaf for config in configs for leaf in _each(config)]
         names = ", ".join(dict.fromkeys(type(leaf).__name__ for leaf in each))
         raise ConfigError(
             f"data={shown(data)}: {names or 'the configuration'} needs no calibration data, which would have "

@@ -86,6 +86,8 @@ class _Memory:
         self._pieces: list[tuple[int, int, _Owner]] = []
         self._held: list[Tensor] = []
         self._parent = parent
+        #: weights (out, in) that are stored as (in, out)
+        self.turned: set[str] = set() if parent is None else parent.turned
 
     def add(self, owner: _Owner, tensor: Tensor) -> None:
         """More memory of a weight; the matrices of a 3-D tensor count on from the owner's number."""
@@ -128,6 +130,8 @@ class _Recorder(TorchFunctionMode):
         self._memory, self._note = _Memory(), note
         for name, weight in weights:
             self._memory.add(_Owner(name, 0), weight.detach())
+            if weight.dim() == 2 and weight.stride(0) < weight.stride(1):
+                self._memory.turned.add(name)
 
     def __torch_function__(
         self,
@@ -194,8 +198,10 @@ class _Products(TorchDispatchMode):
         if weight.dim() == x.dim() == 3 and weight.stride(0) != 0:
             for one, matrix in zip(x.unbind(), weight.unbind(), strict=True):
                 self._see_transposed(one, matrix)
-        elif (weight.dim() == 2 or weight.stride(0) == 0) and _is_transposed(weight):
-            self._see(x, weight)
+        elif weight.dim() == 2 or weight.stride(0) == 0:
+            for owner in self._memory.owners(weight):
+                if _is_transposed(weight, owner.name in self._memory.turned):
+                    self._note(*owner, x)
 
     def _see_grouped(
         self, x: Tensor, weight: Tensor, offs: Tensor | None = None, *rest: Any, **options: Any
@@ -228,6 +234,10 @@ class _Products(TorchDispatchMode):
                 self._note(owners[0].name, number, each)
 
 
-def _is_transposed(weight: Tensor) -> bool:
-    """Whether a matrix, or one that stands for a batch of them, is a weight (out, in) seen as (in, out)."""
-    return weight.stride(-2) <= weight.stride(-1)
+def _is_transposed(weight: Tensor, turned: bool) -> bool:
+    """Whether a matrix, or one that stands for a batch of them, is a weight (out, in) seen as (in, out).
+
+    `turned`: the weight is stored as (in, out).
+    """
+    rows, columns = weight.stride(-2), weight.stride(-1)
+    return rows >= columns if turned else rows <= columns

@@ -139,8 +139,8 @@ def _run(
         seen.operands.append((finished, name, x.clone()))
 
     with ExitStack() as stubs:
-        for place, chain in enumerate(route.chains):
-            stubs.enter_context(stubbed(chain, partial(act, place)))
+        for place, each in enumerate(route.chains):
+            stubs.enter_context(stubbed(each, partial(act, place)))
         observe(model, batch, loose, note)
     for number_of_chain, tensor, version in seen.constants:
         if tensor._version != version:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ao_core.arguments import checked
-from ao_core.calibration import observing
+from ao_core.calibration import observing, operand
 from ao_core.config import Config, ConfigLike, FqnToConfig, resolve_config
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.outcome import warn_caller
@@ -88,7 +88,11 @@ def calibrate(model: nn.Module) -> Iterator[Calibration]:
         QuantizationError: out of the model's own call, where activations have NaN or inf; names the layer.
     """
     calibration = _of(model, "calibrate")
-    weights = [(p.fqn, p.tensor) for p in calibration.decisions if p.fqn in calibration.watched]
+    weights = [
+        (p.fqn, operand(p.tensor, p.owners[0]))
+        for p in calibration.decisions
+        if p.fqn in calibration.watched
+    ]
     calibration.active = True
     try:
         with observing(weights, calibration.note):

@@ -90,8 +90,9 @@ def prune_sparsegpt(
             for one, each in zip(weight, inputs.statistics, strict=True)
         ]
         new, mask = (torch.stack(each) for each in zip(*found, strict=True))
-        masks[entry.fqn], seen[entry.fqn] = unmatrices(mask, entry.tensor.shape), inputs
-        return unmatrices(new, entry.tensor.shape)
+        shape, owner = entry.tensor.shape, entry.owners[0]
+        masks[entry.fqn], seen[entry.fqn] = unmatrices(mask, shape, owner), inputs
+        return unmatrices(new, shape, owner)
 
     done = visit(
         model,
