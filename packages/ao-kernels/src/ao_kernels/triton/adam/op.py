@@ -18,7 +18,7 @@ from ao_kernels.triton.shared.device import on_device
 
 __all__ = ["CHUNK", "STATES", "TYPES", "adam_step", "settings"]
 
-#: elements of a tensor that a block steps
+#: elements of a tensor per CTA
 CHUNK = 1 << 14
 #: Triton's name of the parameters' and gradients' dtypes
 TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}

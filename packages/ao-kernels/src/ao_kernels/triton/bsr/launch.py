@@ -1,4 +1,4 @@
-"""The layout `bsr_sorted` and its product: only blocks that are stored are read and multiplied."""
+"""The launch of products with the layout `bsr_sorted`: only stored blocks are read and multiplied."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tile_config_of(m: int, side: int, dtype: torch.dtype) -> TileConfig:
 
 
 def splits_of(side: int, programs: int, blocks: int, rows: int, most: int) -> int:
-    """Among how many programs a row of blocks is split, so that every processor has one."""
+    """The number of splits of a row of blocks that gives every SM a CTA."""
     splits = 1
     while (
         splits < 8

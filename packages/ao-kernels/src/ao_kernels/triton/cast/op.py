@@ -18,7 +18,7 @@ __all__ = ["SCALES", "TILES", "WARPS", "cast_dual", "cast_plain", "settings"]
 
 #: which numbers share a scale; of "given" there is one, which somebody knows
 SCALES = ("given", "tensor", "row", "block")
-#: tiles of 128 × 128 that a block of threads casts, and the warps that do
+#: tiles of 128 × 128 per CTA, and its warps
 TILES, WARPS = 4, 8
 
 

@@ -18,7 +18,7 @@ from ao_kernels.triton.shared.ptx import divide, refine
 
 __all__ = ["HELD", "WARPS", "round_blocks", "settings"]
 
-#: numbers that a block of threads holds in registers, and its warps
+#: numbers that a CTA holds in registers, and its warps
 HELD, WARPS = 4096, 4
 #: more than the mantissa of any number in float32
 _NEVER = 1 << 23

@@ -18,7 +18,7 @@ __all__ = ["BLOCK_KERNELS", "fake_quantize", "float_format", "kind_of"]
 
 #: numbers that may share a scale
 _SIZES = (16, 32, 64, 128)
-#: the scale of scales in NVFP4
+#: the global scale of NVFP4
 _NESTED = Spec("f8e4m3", (WHOLE, WHOLE))
 
 

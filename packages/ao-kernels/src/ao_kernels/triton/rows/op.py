@@ -17,12 +17,12 @@ __all__ = ["SOURCES", "launch_shape", "row_codes", "settings"]
 
 #: what is quantized: the rows; after RMSNorm; SiLU of them times others
 SOURCES = ("plain", "rms_norm", "silu_mul")
-#: numbers that a block holds in registers at least, and what a thread does, so that the longest rows fit
+#: fewest numbers that a CTA holds in registers, and numbers per thread, so that the longest rows fit
 _FEWEST, _A_THREAD = 2048, 32
 
 
 def launch_shape(k: int) -> tuple[int, int, int]:
-    """Rows and columns of a block for rows of k numbers, and its warps."""
+    """Rows and columns per CTA for rows of k numbers, and its warps."""
     cols = max(16, 1 << (k - 1).bit_length())
     rows = max(1, _FEWEST // cols)
     return rows, cols, max(2, rows * cols // (32 * _A_THREAD))

@@ -16,7 +16,7 @@ from ao_kernels.triton.shared.dtypes import INPUTS
 __all__ = ["FLOAT8", "ROW_KERNELS", "quantize", "rms_norm_quantize", "silu_mul_quantize"]
 
 FLOAT8, _INTEGERS = ("f8e4m3", "f8e5m2"), ("int8", "uint8")
-#: numbers of a row that a block holds in registers at most
+#: the longest row: a CTA holds it in registers
 _LONGEST = 32 * 1024
 
 

@@ -24,9 +24,9 @@ __all__ = [
     "tile_config_of",
 ]
 
-#: columns of both operands that a block multiplies at once, and the columns of a block with one scale
+#: K of a tile of both operands, and K of a block that shares a scale
 BLOCK_K = 128
-#: tiles that blocks go down before they go right
+#: rasterization: tiles along M of a group of CTAs
 GROUP_M = 8
 
 
@@ -59,7 +59,7 @@ def tile_configs_of(m: int, *, largest: bool) -> tuple[TileConfig, ...]:
 
 
 def tile_config_of(m: int, n: int, experts: int, sm_count: int, *, largest: bool) -> TileConfig:
-    """The one with which a processor reads the fewest rows of both operands, of m × n an expert.
+    """The one with which an SM reads the fewest rows of both operands, of m × n per expert.
 
     Tensor cores multiply in 8 bits faster than tiles arrive from the cache, whatever their size, so rows that
     are read count, and not how many tiles are full.

@@ -64,7 +64,7 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 
 def current_device() -> torch.device:
-    """That of CUDA, or where there is none the processor's."""
+    """The current CUDA device, or the CPU where there is none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
@@ -72,7 +72,7 @@ def current_device() -> torch.device:
 
 @lru_cache
 def sm_count(device: torch.device) -> int:
-    """How many blocks run at the same time at least; of any device, those of an H100 without one."""
+    """The number of SMs; without a CUDA device that of an H100."""
     if device.type != "cuda":
         return 132
     return torch.cuda.get_device_properties(device).multi_processor_count
@@ -80,7 +80,7 @@ def sm_count(device: torch.device) -> int:
 
 @lru_cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes that a block can have at most; of any device, those of an H100 without one."""
+    """Most bytes of shared memory per CTA; without a CUDA device those of an H100."""
     if device.type != "cuda":
         return 227 * 1024
     properties = torch.cuda.get_device_properties(device)

@@ -25,7 +25,7 @@ __all__ = [
 PICK = "prmt.b32 $0, $1, $2, $3;"
 #: how the indices of `sparsify24_both` lie
 ORDERS = ("cutlass", "cusparselt")
-#: turns of a block's loop, and its warps
+#: iterations of a CTA's loop, and its warps
 STEPS, WARPS = 4, 4
 INPUTS = (torch.bfloat16, torch.float16)
 Packs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]

@@ -31,7 +31,7 @@ def dequantize(
     HAS_GLOBAL_SCALE: tl.constexpr,
     HAS_ZERO: tl.constexpr,
 ):
-    """Dense values (N, K), or (E, N, K): (code - zero) * scale in float32, rounded once; one block a tile."""
+    """Dense values (N, K), or (E, N, K): (code - zero) * scale in float32, rounded once; one CTA per tile."""
     n_tile = tl.program_id(0)
     tile = tl.program_id(1)
     expert = tl.program_id(2).to(tl.int64)
@@ -83,7 +83,7 @@ def embedding(
     HAS_GLOBAL_SCALE: tl.constexpr,
     HAS_ZERO: tl.constexpr,
 ):
-    """Rows of a weight, with the values of `dequantize`: one block for IDS of them in one tile.
+    """Rows of a weight, with the values of `dequantize`: one CTA for IDS of them in one tile.
 
     A row that there is not becomes NaN.
     """

@@ -142,7 +142,7 @@ def constants(
 
 
 def prefetch_options(config: TileConfig, *, pdl: bool) -> dict[str, Any]:
-    """Those of the kernel `linear` beside; `early`, it may start before the one in front of it has ended."""
+    """Further arguments of the kernel `linear`: the L2 prefetch, with programmatic dependent launch."""
     return {"PREFETCH": PREFETCH, "PREFETCH_TILES": config.num_stages if pdl else 0}
 
 

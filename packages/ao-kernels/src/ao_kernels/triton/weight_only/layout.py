@@ -46,7 +46,7 @@ class Plane16(Layout):
     - qdata: int16 […, N / 128, tiles, words, 128, plane]. Signed integers are stored in offset binary.
     - scale, zero: […, N / 128, groups, 128], in their own dtype. Scales of 8 bits have those of a row and a
       tile beside each other: […, N / 128, tiles, 128 · groups of a tile].
-    - global_scale: float32 […, 1], the scale of the scales where these are quantized themselves.
+    - global_scale: float32 […, 1], the second-level scale where scales are quantized (double quantization).
     - table: int32 […, words], the bits of every code's float32 value, and what else `Format.table` says.
 
     Rows and columns of padding have code 0 and scale 0.

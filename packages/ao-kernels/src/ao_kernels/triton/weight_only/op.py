@@ -31,7 +31,7 @@ __all__ = [
     "plane16_linear",
 ]
 
-#: rows that a block looks up
+#: rows that a CTA looks up
 IDS = 8
 
 

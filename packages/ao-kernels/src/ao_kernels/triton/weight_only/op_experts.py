@@ -35,7 +35,7 @@ def ends_of(x: Tensor, offs: Tensor | None) -> Tensor:
 
 
 def groups_of(experts: int) -> int:
-    """A power of two above the number of experts: so many offsets a block reads at once."""
+    """A power of two above the number of experts: so many offsets a CTA reads at once."""
     return 1 << experts.bit_length()
 
 
