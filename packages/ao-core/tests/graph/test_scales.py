@@ -125,7 +125,18 @@ def test_relu_wants_positive_scales() -> None:
 
 
 @pytest.mark.parametrize(
-    "between", [F.gelu, torch.sigmoid, lambda t: t + 1, lambda t: t * t, lambda t: t.softmax(-1)]
+    "between",
+    [
+        F.gelu,
+        torch.sigmoid,
+        lambda t: t + 1,
+        lambda t: t * t,
+        lambda t: t.softmax(-1),
+        lambda t: t.int().float(),
+        lambda t: t.cumsum(-1),
+        lambda t: t.masked_fill(torch.arange(10) > 6, 1.0),
+        lambda t: torch.nn.functional.pad(t, (1, -1), value=1.0),
+    ],
 )
 def test_other_functions_block(between: Callable[..., Any]) -> None:
     assert proven(two(between), x()).scale_groups == ()
@@ -224,6 +235,20 @@ def test_the_weight_of_a_batch_norm_is_scaled_with_what_reads_it() -> None:
     assert found(graph) == {group("1.weight:0 1.bias:0", "3.weight:1", 8)}
 
 
+def test_a_factor_for_each_token_has_one_scale_for_all_tokens() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(WIDTH, 10), nn.Linear(10, 5)
+            self.factors = nn.Parameter(torch.ones(40))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.tanh(self.a(x)) * self.factors.view(4, 10))
+
+    graph = proven(Positions(), x())
+    assert found(graph) == {group("factors:0", "b.weight:1", 10)}
+
+
 def test_experts_share_one_scale() -> None:
     class Experts(nn.Module):
         def __init__(self) -> None:
@@ -250,8 +275,28 @@ def test_a_write_through_a_view_is_seen() -> None:
         t += 1
         return t
 
-    assert proven(two(between), x()).scale_groups == ()
-    assert proven(two(added), x()).scale_groups == ()
+    def squashed(t: Tensor) -> Tensor:
+        t.sigmoid_()
+        return t
+
+    for function in (between, added, squashed):
+        assert proven(two(function), x()).scale_groups == ()
+
+
+def test_a_product_through_a_view_is_seen_under_the_first_name() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.c = nn.Linear(WIDTH, 10), nn.Linear(WIDTH, 10)
+            self.b, self.d = nn.Linear(10, 5), nn.Linear(10, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            t, u = self.a(x), self.c(x)
+            t.view(-1, 10).mul_(u.view(-1, 10))
+            return self.b(t) + self.d(u)
+
+    graph = proven(InPlace(), x())
+    assert found(graph) == {group("a.weight:0 a.bias:0", "b.weight:1", 10)}
 
 
 def test_an_operation_without_a_rule_is_named() -> None:
