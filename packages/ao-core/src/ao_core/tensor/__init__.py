@@ -13,8 +13,8 @@ from ao_core.tensor import (  # noqa: F401  they fill the tables
     transformed_products,
     writes,
 )
+from ao_core.tensor.checks import check_quantizable
 from ao_core.tensor.create import (
-    check_quantizable,
     fake_quantize,
     quantize_tensor,
     quantize_values,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from math import isfinite
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from ao_core.records import Call, DType
 from ao_core.registry import registry
 from ao_core.spec import NO_SCALE, Spec
 from ao_core.tensor.activations import check_act, make_act_parts
+from ao_core.tensor.checks import check_finite, check_quantizable
 from ao_core.tensor.codec import decode_parts
 from ao_core.tensor.input_steps import make_step_parts, step_weight, stored_spec
 from ao_core.tensor.options import check_options
@@ -36,7 +36,6 @@ from ao_core.tensor.sharding import is_sharded
 
 __all__ = [
     "already_quantized_as",
-    "check_quantizable",
     "encode_parts",
     "encode_reference",
     "fake_quantize",
@@ -49,48 +48,6 @@ __all__ = [
 _SCALED = ("int", "float", "lut")
 #: `ScaleMethod.choose`
 Chooser = Callable[[Tensor, DType, Spec], tuple[Tensor, Tensor | None]]
-
-
-def check_quantizable(x: Tensor, name: str = "tensor") -> None:
-    """Raise `QuantizationError` unless `x` holds floating-point values that quantizing keeps finite.
-
-    The value that a code stands for may lie beyond the one that was rounded to it, by up to a third in
-    formats of 2 to 4 bits: what is next to the greatest number of a dtype would become inf.
-    """
-    magnitude, limit = check_finite(x, name), torch.finfo(x.dtype).max / 2
-    if magnitude > limit:
-        raise QuantizationError(
-            f"{name} has values up to {magnitude:.4g}, and beyond half of what {x.dtype} holds, {limit:.4g}, "
-            "rounding may give inf; convert it to a wider dtype, scale it down, or exclude it"
-        )
-
-
-def check_finite(x: Tensor, name: str) -> float:
-    """The greatest magnitude in `x`; `QuantizationError` unless it holds finite floating-point values."""
-    if not x.is_floating_point():
-        raise QuantizationError(
-            f"{name} has dtype {x.dtype}; only floating-point tensors can be quantized"
-        )
-    if x.device.type == "meta":
-        raise QuantizationError(
-            f"{name} is on the meta device and has no values; load its weights first"
-        )
-    magnitude = _greatest(x)
-    if not isfinite(magnitude):
-        bad = int((~torch.isfinite(x)).sum())
-        raise QuantizationError(
-            f"{name} has {bad} NaN or inf values of {x.numel()}; repair the checkpoint or exclude it"
-        )
-    return magnitude
-
-
-def _greatest(x: Tensor) -> float:
-    """The greatest magnitude; NaN or inf where there is one."""
-    if x.numel() == 0:
-        return 0.0
-    # one pass that writes nothing: NaN becomes both extremes, infinity is one of them
-    low, high = (float(extreme) for extreme in torch.aminmax(x.detach()))
-    return high if high > -low or high != high else -low
 
 
 @checked

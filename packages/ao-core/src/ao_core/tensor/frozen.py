@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from ao_core.dispatch import PIN, name_kernel, select
 from ao_core.records import Call, Kernel
 from ao_core.registry import registry
-from ao_core.tensor.codec import decode_reference, is_sharded
+from ao_core.tensor.codec import decode_reference
+from ao_core.tensor.sharding import is_sharded
 
 if TYPE_CHECKING:
     from ao_core.tensor.qtensor import QTensor

@@ -14,7 +14,7 @@ constexpr int64_t kGrain = 1 << 15;
 // Elements of short blocks that are worked on at a time.
 constexpr int64_t kShort = 4096;
 
-thread_local Kept kept_blocks;
+thread_local ThreadWorkspace kept_blocks;
 
 }  // namespace
 
