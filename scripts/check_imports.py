@@ -11,6 +11,7 @@ from workspace import module_name, packages
 #: every module of ao_core, highest first; `|`: not knowing each other, `:`: free, `()`: optional
 # --8<-- [start:layers] shown in docs/design.md
 CORE_LAYERS = (
+    "(ext)",
     "(cli) | (testing)",
     "(checkpoints)",
     (
@@ -36,6 +37,8 @@ CORE_LAYERS = (
     ),
 )
 # --8<-- [end:layers]
+#: parts of ao_core that other packages may import, beside its own names
+DOOR = ("ext", "testing")
 #: optional or foreign packages, and the modules of ao_core that may import them
 OPTIONAL = {
     "typer": ("cli",),
@@ -80,6 +83,14 @@ def contracts(modules: list[str], core_parts: list[str]) -> str:
             "exhaustive_ignores": ["__about__"],
         },
     }
+    if siblings:
+        sections["importlinter:contract:door"] = {
+            "name": f"siblings import nothing of ao_core but {', '.join(DOOR)}",
+            "type": "forbidden",
+            "source_modules": siblings,
+            "forbidden_modules": [f"ao_core.{part}" for part in core_parts if part not in DOOR],
+            "allow_indirect_imports": "True",
+        }
     for package, allowed in OPTIONAL.items():
         sections[f"importlinter:contract:{package}"] = {
             "name": f"{package}: imported in ao_core by {', '.join(allowed) or 'nothing'}",

@@ -9,7 +9,7 @@ import pytest
 from check_imports import contracts
 
 MODULES = ["ao_core", "ao_one", "ao_two"]
-PARTS = ["errors", "numerics", "records", "registry", "spec", "tensor"]
+PARTS = ["errors", "ext", "numerics", "records", "registry", "spec", "tensor"]
 
 
 @pytest.fixture
@@ -41,7 +41,8 @@ def check(tmp_path):
 def test_what_the_design_allows_passes(check):
     status, output = check(
         {
-            "ao_one/__init__.py": "import ao_core.tensor",
+            "ao_one/__init__.py": "import ao_core\nimport ao_core.ext",
+            "ao_core/ext.py": "import ao_core.tensor",
             "ao_core/tensor.py": "import ao_core.registry",
             "ao_core/spec.py": "import ao_core.errors",
             "ao_core/records.py": (
@@ -63,6 +64,7 @@ def test_what_the_design_allows_passes(check):
         ("ao_core/tensor.py", "import numpy", "numpy: imported in ao_core by testing"),
         ("ao_core/numerics.py", "def f():\n    import typer", "typer: imported in ao_core by cli"),
         ("ao_core/novelty.py", "", "layers inside ao_core"),
+        ("ao_one/__init__.py", "import ao_core.tensor", "nothing of ao_core but ext"),
     ],
 )
 def test_what_the_design_forbids_is_found(check, place, text, contract):

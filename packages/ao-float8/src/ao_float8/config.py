@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ao_core.config import Config
-from ao_core.errors import ConfigError, UnknownNameError
+from ao_core import Config
+from ao_core.ext import ConfigError, UnknownNameError
 
 __all__ = ["MIN_MEAN_DIM", "PRESETS", "Float8LinearConfig", "Float8Product"]
 

@@ -7,16 +7,12 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from ao_core import quantize_
-from ao_core.arguments import checked
-from ao_core.compute import ComputeWeight, Matmuls
-from ao_core.config import ConfigLike, resolve_config
-from ao_core.errors import ConfigError
-from ao_core.outcome import EmulationWarning
-from ao_core.progress import Progress
-from ao_core.report import ParameterRecord, Report
-from ao_core.targets import FilterFn
-from ao_core.tensor.sharding import local_shard
+from ao_core import ComputeWeight, Report, quantize_, resolve_config
+from ao_core.ext import ConfigError, ConfigLike, checked
+from ao_core.ext.compute import Matmuls
+from ao_core.ext.kernels import local_shard
+from ao_core.ext.quantizing import EmulationWarning, FilterFn, Progress
+from ao_core.ext.reports import ParameterRecord
 from ao_float8.config import MIN_MEAN_DIM, Float8LinearConfig
 
 __all__ = ["EmulationWarning", "compute_weights", "convert_to_float8_training", "float8_fallback"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ao_core.hookspecs import hookimpl
-from ao_core.records import Recipe, Transform
+from ao_core import Recipe, Transform, hookimpl
 from ao_float8.recipes import RECIPES
 from ao_float8.transforms import TRANSFORMS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ao_core.records import Recipe
+from ao_core import Recipe
 from ao_float8 import training as t
 from ao_float8.config import PRESETS, Float8LinearConfig
 

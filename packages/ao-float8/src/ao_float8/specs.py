@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import singledispatch
 
-from ao_core.compute import Matmuls, straight_through
-from ao_core.compute.gather import with_float8_all_gather
-from ao_core.config import Config
-from ao_core.spec import ROW, TENSOR, Spec
+from ao_core import Config, Spec
+from ao_core.ext import ROW, TENSOR
+from ao_core.ext.compute import Matmuls, straight_through, with_float8_all_gather
 from ao_float8.config import Float8LinearConfig, Float8Product
 from ao_float8.training import (
     BitNetTrainingConfig,

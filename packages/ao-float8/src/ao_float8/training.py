@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ao_core.config import Config
-from ao_core.errors import ConfigError
+from ao_core import Config
+from ao_core.ext import ConfigError
 
 __all__ = [
     "BitNetTrainingConfig",

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ao_core.compute import ComputeWeight
-from ao_core.config import Config
-from ao_core.records import Skip, Target, Transform
-from ao_core.spec import WHOLE, Spec
-from ao_core.tensor import STOCHASTIC, quantize_values
-from ao_core.weights import matmul_unsupported_reason
+from ao_core import WHOLE, ComputeWeight, Config, Skip, Spec, Target, Transform
+from ao_core.ext import STOCHASTIC, matmul_unsupported_reason, quantize_values
 from ao_float8.config import Float8LinearConfig
 from ao_float8.specs import matmuls_of
 from ao_float8.training import (

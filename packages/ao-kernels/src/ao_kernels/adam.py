@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ao_core import Spec
-from ao_core.errors import UnsupportedOp
+from ao_core.ext import UnsupportedOp
 
 __all__ = ["AdamCall", "check_contiguous", "count_change"]
 

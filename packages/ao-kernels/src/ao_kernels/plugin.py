@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ao_core import hookimpl
-from ao_core.layouts import Layout
-from ao_core.records import Kernel
+from ao_core import Kernel, Layout, hookimpl
 from ao_kernels.cpu.adam import ADAM_KERNELS as CPU_ADAM_KERNELS
 from ao_kernels.cpu.block_sparse import BLOCK_SPARSE_KERNELS, BLOCK_SPARSE_LAYOUTS
 from ao_kernels.cpu.embedding import TILE_KERNELS

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ao_core import Kernel, Op, QTensor, Spec
-from ao_core.spec import NO_SCALE
+from ao_core.ext import NO_SCALE
 from ao_optim.engine import Work, run
 from ao_optim.rules import ADAM, ADAMW
 

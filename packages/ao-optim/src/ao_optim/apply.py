@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ao_core import QTensor
-from ao_core.dispatch import run as run_kernel
-from ao_core.tensor.sharding import local_shard, local_shards, shard_like
+from ao_core.ext.kernels import local_shard, local_shards, shard_like
+from ao_core.ext.kernels import run as run_kernel
 from ao_optim.adam import AdamCall, moment_spec
 from ao_optim.engine import Work, mixed, run
 from ao_optim.quantized import write_rounded

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ao_core import QTensor, Spec
-from ao_core.errors import CheckpointError
-from ao_core.numerics import dynamic_values
+from ao_core.ext import CheckpointError
+from ao_core.ext.numerics import dynamic_values
 from ao_optim.formats import FORMATS
 from ao_optim.rules import Slot
 

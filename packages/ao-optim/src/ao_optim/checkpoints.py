@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ao_core.arguments import checked
-from ao_core.errors import ConfigError
-from ao_core.tensor.sharding import is_sharded, local_shard, shard_like
+from ao_core.ext import ConfigError, checked
+from ao_core.ext.kernels import is_sharded, local_shard, shard_like
 from ao_optim import bitsandbytes
 from ao_optim.formats import dense, store
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from ao_core.dtypes import lut_dtype
-from ao_core.numerics import (
+from ao_core import DType, lut_dtype
+from ao_core.ext.numerics import (
     companded_values,
     dynamic_values,
     linear_values,
     unsigned_float_values,
 )
-from ao_core.records import DType
 
 __all__ = ["DTYPES"]
 

@@ -10,11 +10,8 @@ import torch
 from torch import Tensor
 
 from ao_core import QTensor
-from ao_core.numerics import pack_unit, stochastic_round_to
-from ao_core.tensor.codec import decode_parts
-from ao_core.tensor.create import encode_parts
-from ao_core.tensor.sharding import local_shard, shard_like
-from ao_core.tensor.writes import overwrite
+from ao_core.ext.kernels import decode_parts, encode_parts, local_shard, overwrite, shard_like
+from ao_core.ext.numerics import pack_unit, stochastic_round_to
 from ao_optim.formats import dense
 from ao_optim.rules import Options, Rule
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from ao_core import QTensor, Spec
-from ao_core.arguments import check_fields
-from ao_core.errors import UnknownNameError
-from ao_core.tensor.create import encode_parts
+from ao_core.ext import UnknownNameError, check_fields
+from ao_core.ext.kernels import encode_parts
 
 __all__ = ["FORMATS", "StateFormat", "dense", "empty_state", "format_named", "store"]
 

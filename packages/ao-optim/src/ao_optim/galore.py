@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ao_core.arguments import checked
-from ao_core.errors import ConfigError
-from ao_core.tensor.sharding import is_sharded
+from ao_core.ext import ConfigError, checked
+from ao_core.ext.kernels import is_sharded
 from ao_optim.optimizers import AdamW8bit
 from ao_optim.wrapped import WrappedOptimizer
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ao_core.arguments import checked
+from ao_core.ext import checked
 from ao_optim.optimizers import AdamW8bit
 from ao_optim.wrapped import WrappedOptimizer
 

@@ -13,8 +13,8 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from ao_core import QTensor, Spec
-from ao_core.outcome import warn_caller
-from ao_core.tensor.sharding import local_shard
+from ao_core.ext.kernels import local_shard
+from ao_core.ext.quantizing import warn_caller
 from ao_optim import checkpoints
 from ao_optim.apply import apply
 from ao_optim.formats import empty_state, format_named

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ao_core import QTensor
-from ao_core.tensor import STOCHASTIC, stochastic_rounding
-from ao_core.tensor.updates import current_generator
+from ao_core.ext import STOCHASTIC, stochastic_rounding
+from ao_core.ext.kernels import current_generator
 
 __all__ = ["check_trainable", "write_rounded"]
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ao_core import Spec
-from ao_core.layouts import Layout, Parts, too_wide
-from ao_core.numerics import pack_bits, unpack_bits
+from ao_core import Layout, Spec
+from ao_core.ext import Parts, too_wide
+from ao_core.ext.numerics import pack_bits, unpack_bits
 
 if TYPE_CHECKING:
-    from ao_core.records import DType
+    from ao_core import DType
 
 __all__ = ["Rank1"]
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ao_core import QTensor
-from ao_core.arguments import checked
-from ao_core.report.text import aligned, size_text
-from ao_core.tensor.sharding import local_shard
+from ao_core.ext import checked
+from ao_core.ext.kernels import local_shard
+from ao_core.ext.reports import aligned, size_text
 
 __all__ = ["GroupRecord", "StateReport", "state_report"]
 

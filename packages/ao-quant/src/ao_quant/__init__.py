@@ -58,7 +58,7 @@ from ao_quant.configs import (
 )
 
 if TYPE_CHECKING:
-    from ao_core.checkpoints import plan_checkpoint, quantize_checkpoint, verify_checkpoint
+    from ao_core import plan_checkpoint, quantize_checkpoint, verify_checkpoint
     from ao_quant.autotuning import AutoquantReport, OneRowWarning, autoquant
     from ao_quant.calibration import (
         Calibration,

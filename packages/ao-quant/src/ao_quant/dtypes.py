@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ao_core.dtypes import codebook_dtype, lut_dtype
-from ao_core.records import DType
+from ao_core import DType, lut_dtype
+from ao_core.ext import codebook_dtype
 
 __all__ = ["DTYPES"]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ao_core.hookspecs import hookimpl
-from ao_core.records import Algorithm, DType, Recipe, Transform
+from ao_core import Algorithm, DType, Recipe, Transform, hookimpl
 from ao_quant.calibration.algorithms import ALGORITHMS
 from ao_quant.dtypes import DTYPES
 from ao_quant.recipes import RECIPES

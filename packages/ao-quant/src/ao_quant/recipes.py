@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ao_core.records import Recipe
+from ao_core import Recipe
 from ao_quant import configs as c
 
 __all__ = ["RECIPES"]

@@ -7,10 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ao_core.config import Config
-from ao_core.records import Skip, Target, Transform
-from ao_core.registry import registry
-from ao_core.weights import WeightConfig, apply_weight_config, quantize_weight
+from ao_core import Config, Skip, Target, Transform
+from ao_core.ext import WeightConfig, apply_weight_config, quantize_weight, registry
 from ao_quant import configs as c
 from ao_quant.configs import CALIBRATED, CONFIGS
 from ao_quant.gguf.encode import encode

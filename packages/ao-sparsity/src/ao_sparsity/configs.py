@@ -9,10 +9,17 @@ from dataclasses import dataclass
 
 import torch
 
-from ao_core.errors import ConfigError
-from ao_core.registry import registry
-from ao_core.spec import BLOCKSIZE, WHOLE, Spec
-from ao_core.weights import GroupSize, WeightConfig, WeightFormat, matrix_spec, own_scale_dtype
+from ao_core import WHOLE, Spec
+from ao_core.ext import (
+    BLOCKSIZE,
+    ConfigError,
+    GroupSize,
+    WeightConfig,
+    WeightFormat,
+    matrix_spec,
+    own_scale_dtype,
+    registry,
+)
 
 __all__ = [
     "BlockSparseWeightConfig",

@@ -8,11 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core.numerics import scale_to_float
-from ao_core.records import Call, Kernel
-from ao_core.spec import ROW
-from ao_core.tensor.qtensor import QTensor
-from ao_core.torch_kernels.linear import quantized_activations
+from ao_core import Call, Kernel, QTensor
+from ao_core.ext import ROW
+from ao_core.ext.kernels import quantized_activations
+from ao_core.ext.numerics import scale_to_float
 
 __all__ = ["KERNELS", "cslt_linear", "cutlass_linear"]
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ao_core import Kernel, Op, hookimpl
-from ao_core.layouts import Layout
-from ao_core.records import Recipe, Transform
+from ao_core import Kernel, Layout, Op, Recipe, Transform, hookimpl
 from ao_sparsity.kernels import KERNELS
 from ao_sparsity.layouts import LAYOUTS
 from ao_sparsity.recipes import RECIPES

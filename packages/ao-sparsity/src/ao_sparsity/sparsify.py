@@ -5,12 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ao_core.arguments import checked
-from ao_core.config import ConfigLike
-from ao_core.progress import Progress
-from ao_core.quantize import quantize_
-from ao_core.report import Report
-from ao_core.targets import FilterFn
+from ao_core import Report, quantize_
+from ao_core.ext import ConfigLike, checked
+from ao_core.ext.quantizing import FilterFn, Progress
 
 __all__ = ["sparsify_"]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ao_core.records import Skip, Target, Transform
-from ao_core.tensor import QTensor
-from ao_core.weights import apply_weight_config
+from ao_core import QTensor, Skip, Target, Transform
+from ao_core.ext import apply_weight_config
 from ao_sparsity import configs as c
 
 __all__ = ["TRANSFORMS"]

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from ao_core import ComputeWeight, QTensor, Spec
-from ao_core.compute.gather import all_reduce_max, cast_shard, shared_cast
-from ao_core.numerics import block_absmax
-from ao_core.spec import TENSOR
+from ao_core.ext import TENSOR
+from ao_core.ext.compute import all_reduce_max, cast_shard, shared_cast
+from ao_core.ext.numerics import block_absmax
 
 __all__ = ["casts_of", "gathered", "redistributed"]
 

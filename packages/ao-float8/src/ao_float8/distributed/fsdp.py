@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ao_core.compute.gather import precompute_scales
+from ao_core.ext.compute import precompute_scales
 
 __all__ = ["precompute_float8_dynamic_scale_for_fsdp"]
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
 
 from ao_core import Spec
-from ao_core.errors import ConfigError
+from ao_core.ext import ConfigError
 from ao_float8.distributed.communicate import casts_of, gathered, redistributed
 
 __all__ = ["Float8ColwiseParallel", "Float8RowwiseParallel", "PrepareFloat8ModuleInput"]

@@ -12,13 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ao_core.arguments import checked
-from ao_core.compute import ComputeWeight
-from ao_core.errors import ConfigError
-from ao_core.spec import Spec
-from ao_core.tensor import QTensor
-from ao_core.tensor.autocast import autocasted
-from ao_core.tensor.sharding import local_shard
+from ao_core import ComputeWeight, QTensor, Spec
+from ao_core.ext import ConfigError, checked
+from ao_core.ext.kernels import autocasted, local_shard
 from ao_float8.convert import compute_weights
 from ao_float8.telemetry.measure import PrecisionRecord, Tally, measure
 from ao_float8.telemetry.outputs import JsonLines, TensorBoard, records_figure

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ao_core.numerics import split_blocks, sqnr_of_sums
-from ao_core.registry import registry
-from ao_core.spec import Spec
-from ao_core.tensor.codec import decode_parts, unpack_parts
-from ao_core.tensor.create import encode_parts
+from ao_core import Spec
+from ao_core.ext import registry
+from ao_core.ext.kernels import decode_parts, encode_parts, unpack_parts
+from ao_core.ext.numerics import split_blocks, sqnr_of_sums
 
 __all__ = ["PrecisionRecord", "Tally", "measure"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ao_core.errors import ConfigError, MissingExtraError
+from ao_core.ext import ConfigError, MissingExtraError
 from ao_float8.telemetry.measure import PrecisionRecord
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection
 
-from ao_core.compute import ComputeWeight
-from ao_core.outcome import warn_caller
+from ao_core import ComputeWeight
+from ao_core.ext.quantizing import warn_caller
 from ao_float8.telemetry.measure import PrecisionRecord
 
 __all__ = ["NonFiniteWarning", "StepWarning", "UnderflowWarning", "Updates", "Watch"]

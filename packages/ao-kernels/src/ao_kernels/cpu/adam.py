@@ -9,11 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ao_core.errors import UnsupportedOp
-from ao_core.records import DType, Kernel
-from ao_core.registry import registry
-from ao_core.spec import Spec
-from ao_core.tensor import QTensor
+from ao_core import DType, Kernel, QTensor, Spec
+from ao_core.ext import UnsupportedOp, registry
 from ao_kernels.adam import AdamCall, check_contiguous, count_change
 from ao_kernels.cpu.formats import format_of
 from ao_kernels.cpu.library import isa, why_not

@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ao_core.layouts import Layout, Parts
-from ao_core.numerics import full_block
-from ao_core.records import Call, DType, Kernel
-from ao_core.spec import WHOLE, Spec, blocksize_of
-from ao_core.tensor import QTensor
+from ao_core import WHOLE, Call, DType, Kernel, Layout, QTensor, Spec
+from ao_core.ext import Parts, blocksize_of
+from ao_core.ext.numerics import full_block
 from ao_kernels.cpu.library import isa, why_not
 from ao_kernels.cpu.linear import refuses
 

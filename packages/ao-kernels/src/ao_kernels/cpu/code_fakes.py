@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ao_core.numerics import packed_size
+from ao_core.ext.numerics import packed_size
 
 #: `ZeroKind` of csrc/cpu/quantize/kernels.h that is a code
 _CODE = 1

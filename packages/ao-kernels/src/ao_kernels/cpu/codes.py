@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ao_core.records import DType
+from ao_core import DType
 
 __all__ = ["Codes", "codes_of"]
 

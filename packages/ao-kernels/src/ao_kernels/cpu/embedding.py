@@ -7,11 +7,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ao_core.layouts import Parts
-from ao_core.records import Call, Kernel
-from ao_core.registry import registry
-from ao_core.spec import Spec
-from ao_core.tensor import QTensor
+from ao_core import Call, Kernel, QTensor, Spec
+from ao_core.ext import Parts, registry
 from ao_kernels.cpu.codes import codes_of
 from ao_kernels.cpu.grids import grid_of
 from ao_kernels.cpu.library import why_not

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ao_core.numerics import packed_size
+from ao_core.ext.numerics import packed_size
 from ao_kernels.cpu.code_fakes import FAKES as CODE_FAKES
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ao_core.records import DType
+from ao_core import DType
 
 __all__ = ["Format", "format_of"]
 

@@ -8,12 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core.layouts import Parts
-from ao_core.numerics import expand, full_block, grid_shape
-from ao_core.records import DType
-from ao_core.registry import registry
-from ao_core.spec import SCALE_DTYPES, WHOLE, Spec
-from ao_core.tensor import QTensor
+from ao_core import WHOLE, DType, QTensor, Spec
+from ao_core.ext import SCALE_DTYPES, Parts, registry
+from ao_core.ext.numerics import expand, full_block, grid_shape
 from ao_kernels.cpu.codes import codes_of
 
 __all__ = [

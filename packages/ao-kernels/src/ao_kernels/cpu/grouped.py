@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ao_core.records import Call, Kernel
-from ao_core.tensor import QTensor
+from ao_core import Call, Kernel, QTensor
 from ao_kernels.cpu.library import isa, why_not
 from ao_kernels.cpu.linear import product_arguments, refuses
 from ao_kernels.cpu.tiles import LAYOUTS

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ao_core.numerics import hadamard_factors
-from ao_core.records import Call, Kernel
+from ao_core import Call, Kernel
+from ao_core.ext.numerics import hadamard_factors
 from ao_kernels.cpu.library import isa, why_not
 from ao_kernels.cpu.quantize import ELEMENTS
 

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ao_core.records import Call, Kernel
-from ao_core.registry import registry
-from ao_core.tensor import QTensor
+from ao_core import Call, Kernel, QTensor
+from ao_core.ext import registry
 from ao_kernels.cpu.codes import codes_of
 from ao_kernels.cpu.grids import grid_of
 from ao_kernels.cpu.library import isa, why_not

@@ -7,8 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ao_core.layouts import Parts
-from ao_core.numerics import (
+from ao_core import Call, DType, Kernel, QTensor, Spec
+from ao_core.ext import Parts, quantize_values, registry
+from ao_core.ext.kernels import decode_reference, encode_reference, scale_values
+from ao_core.ext.numerics import (
     MX_MODES,
     full_block,
     grid_shape,
@@ -17,12 +19,6 @@ from ao_core.numerics import (
     qparams_of_range,
     quant_max_of,
 )
-from ao_core.records import Call, DType, Kernel
-from ao_core.registry import registry
-from ao_core.spec import Spec
-from ao_core.tensor import QTensor, quantize_values
-from ao_core.tensor.codec import decode_reference, scale_values
-from ao_core.tensor.create import encode_reference
 from ao_kernels.cpu.formats import Format, format_of
 from ao_kernels.cpu.library import why_not
 

@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core.layouts import Layout, Parts
-from ao_core.records import DType
-from ao_core.spec import WHOLE, Spec
+from ao_core import WHOLE, DType, Layout, Spec
+from ao_core.ext import Parts
 from ao_kernels.cpu.codes import Codes, codes_of
 from ao_kernels.cpu.grids import (
     SIDE,

@@ -5,13 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ao_core.layouts import Parts
-from ao_core.numerics import full_block
-from ao_core.records import Call, DType, Kernel
-from ao_core.registry import registry
-from ao_core.spec import NO_SCALE, Spec
-from ao_core.tensor import QTensor
-from ao_core.tensor.codec import decode_reference
+from ao_core import Call, DType, Kernel, QTensor, Spec
+from ao_core.ext import NO_SCALE, Parts, registry
+from ao_core.ext.kernels import decode_reference
+from ao_core.ext.numerics import full_block
 from ao_kernels.cpu.block_sparse import SCALES
 from ao_kernels.cpu.library import isa, why_not
 from ao_kernels.cpu.linear import DTYPES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ao_core.cli import check_packages
+from ao_core.ext.cli import check_packages
 
 NAME = "python -m ao_kernels.tune"
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import typer
 
-from ao_core.cli.app import make_group
-from ao_core.cli.output import JSON, show_json, show_table
-from ao_core.errors import ConfigError
+from ao_core.ext import ConfigError
+from ao_core.ext.cli import JSON, make_group, show_json, show_table
 from ao_kernels.triton.tuning import store
 
 __all__ = ["tune"]
@@ -65,7 +64,7 @@ def model(
     batch: list[int] = typer.Option([], help="Rows of the activations; repeatable."),
 ) -> None:
     """Measure the products of a checkpoint's weights on the GPU, and keep what is found."""
-    from ao_core.tensor.saving import open_checkpoint
+    from ao_core import open_checkpoint
     from ao_kernels.triton.shared.device import why_not
     from ao_kernels.triton.tuning.ahead import ROWS, tune_weights
 

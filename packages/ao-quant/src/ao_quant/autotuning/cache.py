@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from ao_core import __version__ as core_version
-from ao_core.caches import cache_folder
-from ao_core.dispatch import fingerprint
+from ao_core.ext import cache_folder
+from ao_core.ext.kernels import fingerprint
 from ao_quant.__about__ import __version__
 
 __all__ = ["Cache", "default_folder", "machine"]

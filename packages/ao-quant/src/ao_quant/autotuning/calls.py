@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ao_core.calibration import Sample, answer, evaluating, tensor_of
-from ao_core.targets import Decision
+from ao_core.ext.calibration import Sample, answer, evaluating, tensor_of
+from ao_core.ext.quantizing import Decision
 
 __all__ = ["Use", "Uses", "bound", "record"]
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
 
-from ao_core.config import Config, FqnToConfig, config_to_dict
-from ao_core.report import Report
-from ao_core.report.text import shape_text
+from ao_core import Config, FqnToConfig, Report, config_to_dict
+from ao_core.ext.reports import shape_text
 from ao_quant.planning.text import config_text
 
 __all__ = ["AutoquantReport", "Layer", "Timing"]

@@ -13,16 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ao_core.arguments import checked
-from ao_core.calibration import Sample, evaluating, tensor_of
-from ao_core.config import Config, ConfigLike, config_to_dict
-from ao_core.errors import ConfigError, UnsupportedOp
-from ao_core.numerics import error_sums, sqnr_of_sums
-from ao_core.outcome import warn_caller
-from ao_core.progress import Progress, watched
-from ao_core.quantize import convert, quantize_
-from ao_core.targets import Decision, FilterFn, decide
-from ao_core.tensor import check_quantizable
+from ao_core import Config, config_to_dict, quantize_
+from ao_core.ext import ConfigError, ConfigLike, UnsupportedOp, check_quantizable, checked
+from ao_core.ext.calibration import Sample, evaluating, tensor_of
+from ao_core.ext.numerics import error_sums, sqnr_of_sums
+from ao_core.ext.quantizing import (
+    Decision,
+    FilterFn,
+    Progress,
+    convert,
+    decide,
+    warn_caller,
+    watched,
+)
 from ao_quant.autotuning.cache import Cache, default_folder, machine
 from ao_quant.autotuning.calls import Uses, bound, record
 from ao_quant.autotuning.result import AutoquantReport, Layer, Timing

@@ -8,9 +8,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ao_core.calibration import State, Statistic, Statistics
-from ao_core.records import Algorithm, Skip, Solved, Target
-from ao_core.registry import registry
+from ao_core import Algorithm, Skip, Solved, Target
+from ao_core.ext import registry
+from ao_core.ext.calibration import State, Statistic, Statistics
 from ao_quant.calibration.histogram import Histogram
 from ao_quant.calibration.observers import OBSERVERS, Observed, Range, merged, observe
 from ao_quant.calibration.result import Watched, why_not_static

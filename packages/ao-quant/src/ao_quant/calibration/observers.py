@@ -13,12 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ao_core.errors import QuantizationError
-from ao_core.numerics import dequantize_affine, qparams_of_range, quantize_affine
-from ao_core.records import DType
-from ao_core.registry import registry
-from ao_core.spec import WHOLE, Spec
-from ao_core.tensor.activations import static_qparams_of_range
+from ao_core import WHOLE, DType, Spec
+from ao_core.ext import QuantizationError, registry
+from ao_core.ext.kernels import static_qparams_of_range
+from ao_core.ext.numerics import dequantize_affine, qparams_of_range, quantize_affine
 from ao_quant.calibration.histogram import Histogram, added, count_bins, points, quantile
 
 __all__ = [

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ao_core.calibration.algorithms import config_of
-from ao_core.errors import QuantizationError
-from ao_core.spec import Spec
-from ao_core.targets import Decision
+from ao_core import Spec
+from ao_core.ext import QuantizationError
+from ao_core.ext.calibration import config_of
+from ao_core.ext.quantizing import Decision
 from ao_quant.calibration.observers import (
     OBSERVERS,
     Observed,

@@ -9,17 +9,25 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from ao_core.arguments import checked
-from ao_core.calibration import observing, operand
-from ao_core.config import Config, ConfigLike, FqnToConfig, resolve_config
-from ao_core.errors import ConfigError, QuantizationError
-from ao_core.outcome import warn_caller
-from ao_core.progress import Progress
-from ao_core.quantize import apply_decisions, transformed
-from ao_core.records import Skip
-from ao_core.report import Report
-from ao_core.targets import Decision, FilterFn, decide
-from ao_core.tensor import check_quantizable, is_converted
+from ao_core import Config, FqnToConfig, Report, Skip, resolve_config
+from ao_core.ext import (
+    ConfigError,
+    ConfigLike,
+    QuantizationError,
+    check_quantizable,
+    checked,
+    is_converted,
+)
+from ao_core.ext.calibration import observing, operand
+from ao_core.ext.quantizing import (
+    Decision,
+    FilterFn,
+    Progress,
+    apply_decisions,
+    decide,
+    transformed,
+    warn_caller,
+)
 from ao_quant.calibration.result import Calibration, Watched, config_of
 from ao_quant.configs import StaticConfig
 

@@ -5,7 +5,7 @@ Each has a short lowercase name too, which is also the name of its recipe.
 
 from __future__ import annotations
 
-from ao_core.config import Config
+from ao_core import Config
 from ao_quant.configs.base import GROUP_SIZES
 from ao_quant.configs.codebooks import CodebookWeightOnlyConfig, NF4WeightOnlyConfig
 from ao_quant.configs.floats import (

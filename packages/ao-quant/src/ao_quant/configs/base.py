@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ao_core.config import Config
-from ao_core.errors import ConfigError
-from ao_core.registry import registry
-from ao_core.weights import GroupSize, WeightConfig
+from ao_core import Config
+from ao_core.ext import ConfigError, GroupSize, WeightConfig, registry
 
 __all__ = ["GROUP_SIZES", "YES_NO", "ScaledConfig", "ZeroPointConfig", "one_of"]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ao_core.spec import WHOLE, Spec
-from ao_core.weights import GroupSize, WeightConfig, WeightFormat, matrix_spec
+from ao_core import WHOLE, Spec
+from ao_core.ext import GroupSize, WeightConfig, WeightFormat, matrix_spec
 from ao_quant.configs.base import YES_NO, one_of
 
 __all__ = ["CodebookWeightOnlyConfig", "NF4WeightOnlyConfig"]

@@ -7,10 +7,16 @@ from typing import ClassVar
 
 import torch
 
-from ao_core.dtypes import FLOATS, float_name
-from ao_core.errors import ConfigError
-from ao_core.spec import WHOLE, Spec
-from ao_core.weights import GroupSize, WeightConfig, WeightFormat, matrix_spec
+from ao_core import WHOLE, Spec
+from ao_core.ext import (
+    FLOATS,
+    ConfigError,
+    GroupSize,
+    WeightConfig,
+    WeightFormat,
+    float_name,
+    matrix_spec,
+)
 from ao_quant.configs.base import GROUP_SIZES, one_of
 
 __all__ = [

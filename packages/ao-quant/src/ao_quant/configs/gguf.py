@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ao_core.spec import Spec
-from ao_core.weights import WeightConfig, WeightFormat, matrix_spec
+from ao_core import Spec
+from ao_core.ext import WeightConfig, WeightFormat, matrix_spec
 from ao_quant.configs.base import one_of
 
 __all__ = ["GGUF_TYPES", "GGUFWeightOnlyConfig", "gguf_spec"]

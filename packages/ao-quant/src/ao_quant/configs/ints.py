@@ -7,9 +7,15 @@ from typing import ClassVar
 
 import torch
 
-from ao_core.errors import ConfigError
-from ao_core.spec import WHOLE, Spec
-from ao_core.weights import GroupSize, WeightConfig, WeightFormat, matrix_spec, own_scale_dtype
+from ao_core import WHOLE, Spec
+from ao_core.ext import (
+    ConfigError,
+    GroupSize,
+    WeightConfig,
+    WeightFormat,
+    matrix_spec,
+    own_scale_dtype,
+)
 from ao_quant.configs.base import GROUP_SIZES, YES_NO, ScaledConfig, ZeroPointConfig, one_of
 
 __all__ = [

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import torch
 
-from ao_core.numerics import MX_MODES
-from ao_core.spec import WHOLE, Spec
-from ao_core.weights import WeightConfig, WeightFormat, matrix_spec
+from ao_core import WHOLE, Spec
+from ao_core.ext import WeightConfig, WeightFormat, matrix_spec
+from ao_core.ext.numerics import MX_MODES
 from ao_quant.configs.base import YES_NO, one_of
 
 __all__ = [

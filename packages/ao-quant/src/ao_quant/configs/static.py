@@ -7,10 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from ao_core.config import Config
-from ao_core.errors import ConfigError
-from ao_core.spec import WHOLE, Spec
-from ao_core.weights import WeightConfig, WeightFormat
+from ao_core import WHOLE, Config, Spec
+from ao_core.ext import ConfigError, WeightConfig, WeightFormat
 from ao_quant.configs.base import YES_NO, one_of
 from ao_quant.configs.floats import FLOAT8, Float8DynamicActivationFloat8WeightConfig
 from ao_quant.configs.ints import Int8DynamicActivationInt8WeightConfig

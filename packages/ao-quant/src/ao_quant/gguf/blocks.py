@@ -14,10 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ao_core.layouts import Parts
-from ao_core.registry import registry
-from ao_core.spec import Spec
-from ao_core.tensor import QTensor
+from ao_core import QTensor, Spec
+from ao_core.ext import Parts, registry
 from ao_quant.configs.gguf import GGUF_TYPES, gguf_spec
 
 __all__ = ["block_size", "from_blocks", "kind_of", "to_blocks"]

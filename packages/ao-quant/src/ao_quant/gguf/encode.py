@@ -8,14 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core.errors import QuantizationError
-from ao_core.layouts import Parts
-from ao_core.numerics import searched_at_once
-from ao_core.records import DType
-from ao_core.registry import registry
-from ao_core.spec import Spec
-from ao_core.tensor import QTensor
-from ao_core.tensor.sharding import is_sharded
+from ao_core import DType, QTensor, Spec
+from ao_core.ext import Parts, QuantizationError, registry
+from ao_core.ext.kernels import is_sharded
+from ao_core.ext.numerics import searched_at_once
 from ao_quant.gguf.rounding import LEGACY, Blocks, Steps
 from ao_quant.gguf.search import searched
 

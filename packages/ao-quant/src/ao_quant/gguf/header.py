@@ -10,9 +10,9 @@ import mmap
 import struct
 from pathlib import Path
 
-from ao_core.errors import CheckpointError
-from ao_core.regular_files import not_a_file
-from ao_core.schema import SHAPE, SchemaError, check
+from ao_core.ext import CheckpointError
+from ao_core.ext.saving import not_a_file
+from ao_core.ext.schema import SHAPE, SchemaError, check
 
 __all__ = ["check_header"]
 

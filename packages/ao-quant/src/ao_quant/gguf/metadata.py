@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ao_core.errors import CheckpointError, ConfigError, MissingExtraError
+from ao_core.ext import CheckpointError, ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, GGUFWriter

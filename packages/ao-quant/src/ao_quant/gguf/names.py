@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ao_core.errors import CheckpointError, ConfigError
+from ao_core.ext import CheckpointError, ConfigError
 
 __all__ = ["NAMES", "Place", "places"]
 

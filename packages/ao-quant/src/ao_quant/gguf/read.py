@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ao_core.arguments import checked
-from ao_core.errors import CheckpointError
-from ao_core.progress import Progress, watched
+from ao_core.ext import CheckpointError, checked
+from ao_core.ext.quantizing import Progress, watched
 from ao_quant.configs.gguf import GGUF_TYPES
 from ao_quant.gguf.blocks import from_blocks
 from ao_quant.gguf.header import check_header

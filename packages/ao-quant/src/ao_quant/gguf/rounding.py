@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ao_core.records import DType
-from ao_core.spec import Spec
+from ao_core import DType, Spec
 
 __all__ = ["LEGACY", "Blocks", "Steps", "half"]
 

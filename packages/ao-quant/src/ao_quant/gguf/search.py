@@ -14,9 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ao_core.records import DType
-from ao_core.registry import registry
-from ao_core.spec import Spec
+from ao_core import DType, Spec
+from ao_core.ext import registry
 from ao_quant.gguf.rounding import Blocks, Steps, half
 
 __all__ = ["searched"]

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ao_core.arguments import checked
-from ao_core.errors import CheckpointError
-from ao_core.progress import Progress, watched
-from ao_core.tensor import QTensor
+from ao_core import QTensor
+from ao_core.ext import CheckpointError, checked
+from ao_core.ext.quantizing import Progress, watched
 from ao_quant.configs.gguf import GGUF_TYPES
 from ao_quant.gguf.blocks import block_size, kind_of, to_blocks
 from ao_quant.gguf.metadata import add_metadata, gguf_package

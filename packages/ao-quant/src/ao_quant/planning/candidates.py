@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ao_core.compute import ComputeWeight
-from ao_core.config import Config, ConfigLike, FqnToConfig, resolve_config
-from ao_core.errors import ConfigError
-from ao_core.registry import registry
-from ao_core.targets import Decision
-from ao_core.tensor import QTensor
+from ao_core import ComputeWeight, Config, FqnToConfig, QTensor, resolve_config
+from ao_core.ext import ConfigError, ConfigLike, registry
+from ao_core.ext.quantizing import Decision
 
 __all__ = ["resolve_candidates", "why_kept"]
 

@@ -7,8 +7,8 @@ from functools import reduce
 from math import ceil, prod
 from typing import NamedTuple
 
-from ao_core.errors import ConfigError
-from ao_core.report import size_text
+from ao_core.ext import ConfigError
+from ao_core.ext.reports import size_text
 from ao_quant.planning.result import QuantizationPlan
 from ao_quant.planning.solve import solve
 

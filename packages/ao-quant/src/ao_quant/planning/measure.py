@@ -8,7 +8,7 @@ from math import log
 import torch
 from torch import Tensor
 
-from ao_core.numerics import error_sums
+from ao_core.ext.numerics import error_sums
 
 __all__ = ["MEASURES", "distance", "weight_error"]
 

@@ -8,17 +8,12 @@ from math import inf, isfinite
 
 from torch import Tensor, nn
 
-from ao_core.arguments import checked
-from ao_core.calibration import Sample, answer
-from ao_core.config import Config, ConfigLike
-from ao_core.errors import ConfigError
-from ao_core.progress import Progress, watched
-from ao_core.quantize import transformed
-from ao_core.records import Skip
-from ao_core.targets import Decision, FilterFn
-from ao_core.targets import decide as decide
-from ao_core.tensor import QTensor, check_quantizable, is_converted
-from ao_core.tensor.saving.owners import owners_of
+from ao_core import Config, QTensor, Skip
+from ao_core.ext import ConfigError, ConfigLike, check_quantizable, checked, is_converted
+from ao_core.ext.calibration import Sample, answer
+from ao_core.ext.quantizing import Decision, FilterFn, Progress, transformed, watched
+from ao_core.ext.quantizing import decide as decide
+from ao_core.ext.saving import owners_of
 from ao_quant.planning.candidates import resolve_candidates, why_kept
 from ao_quant.planning.choose import Needs, below_divergence, within_bits, within_budget
 from ao_quant.planning.measure import MEASURES, distance, weight_error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ao_core.errors import MissingExtraError
+from ao_core.ext import MissingExtraError
 from ao_quant.planning.text import ERRORS, config_text
 
 if TYPE_CHECKING:

@@ -11,16 +11,10 @@ from math import fsum, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ao_core.config import (
-    Config,
-    FqnToConfig,
-    config_from_dict,
-    config_to_dict,
-    json_object,
-)
-from ao_core.errors import ConfigError
-from ao_core.regular_files import read_text
-from ao_core.schema import (
+from ao_core import Config, FqnToConfig, config_from_dict, config_to_dict
+from ao_core.ext import ConfigError, json_object
+from ao_core.ext.saving import read_text
+from ao_core.ext.schema import (
     ANY,
     COUNT,
     FINITE,

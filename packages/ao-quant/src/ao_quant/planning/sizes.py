@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ao_core.errors import ConfigError
-from ao_core.tensor.saving import state_dict_to_flat
-from ao_core.tensor.saving.write import bytes_of_text
+from ao_core.ext import ConfigError
+from ao_core.ext.saving import bytes_of_text, state_dict_to_flat
 
 __all__ = ["Files", "Size", "budget_bytes"]
 

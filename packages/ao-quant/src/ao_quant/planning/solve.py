@@ -7,8 +7,8 @@ from itertools import pairwise
 from math import fsum
 from typing import Any, NamedTuple
 
-from ao_core.errors import MissingExtraError
-from ao_core.numerics import lower_hull
+from ao_core.ext import MissingExtraError
+from ao_core.ext.numerics import lower_hull
 
 __all__ = ["frontier", "solve"]
 

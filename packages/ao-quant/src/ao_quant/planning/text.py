@@ -6,9 +6,9 @@ from collections import Counter
 from math import prod
 from typing import TYPE_CHECKING
 
-from ao_core.config import Config
-from ao_core.registry import registry
-from ao_core.report.text import aligned, shape_text, size_text
+from ao_core import Config
+from ao_core.ext import registry
+from ao_core.ext.reports import aligned, shape_text, size_text
 
 if TYPE_CHECKING:
     from ao_quant.planning.result import Choice, QuantizationPlan

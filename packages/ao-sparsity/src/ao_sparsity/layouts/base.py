@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ao_core.layouts import Layout
-from ao_core.numerics import expand, pack_bits, unpack_bits
+from ao_core import Layout
+from ao_core.ext.numerics import expand, pack_bits, unpack_bits
 
 if TYPE_CHECKING:
-    from ao_core.records import DType
-    from ao_core.spec import Spec
+    from ao_core import DType, Spec
 
 __all__ = ["SparseLayout", "filled", "packed_codes", "unpacked_codes", "zero_codes"]
 

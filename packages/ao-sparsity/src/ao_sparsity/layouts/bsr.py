@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ao_core.errors import UnsupportedOp
-from ao_core.layouts import Geometry, Parts, forms_of, make_parts, unlike
-from ao_core.spec import BLOCKSIZE, blocksize_of
+from ao_core.ext import (
+    BLOCKSIZE,
+    Geometry,
+    Parts,
+    UnsupportedOp,
+    blocksize_of,
+    forms_of,
+    make_parts,
+    unlike,
+)
 from ao_sparsity.layouts.base import (
     SparseLayout,
     filled,
@@ -21,8 +28,7 @@ from ao_sparsity.layouts.base import (
 from ao_sparsity.masks import best_blocks, block_scores, spread_blocks
 
 if TYPE_CHECKING:
-    from ao_core.records import DType
-    from ao_core.spec import Spec
+    from ao_core import DType, Spec
 
 __all__ = ["Bsr"]
 

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ao_core.errors import UnsupportedOp
-from ao_core.layouts import Layout, Parts, make_parts
-from ao_core.registry import registry
+from ao_core import Layout
+from ao_core.ext import Parts, UnsupportedOp, make_parts, registry
 
 if TYPE_CHECKING:
-    from ao_core.records import DType
-    from ao_core.spec import Spec
+    from ao_core import DType, Spec
 
 __all__ = ["Cslt"]
 

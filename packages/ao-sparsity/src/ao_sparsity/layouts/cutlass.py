@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.sparse._semi_structured_conversions import _calculate_meta_reordering_scatter_offsets
 
-from ao_core.layouts import Layout, Parts
-from ao_core.spec import NO_SCALE, WHOLE, Spec
+from ao_core import WHOLE, Layout, Spec
+from ao_core.ext import NO_SCALE, Parts
 
 if TYPE_CHECKING:
-    from ao_core.records import DType
+    from ao_core import DType
 
 __all__ = ["Cutlass"]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ao_core.layouts import Geometry, PartAxis, Parts, grid_axes, make_parts
-from ao_core.numerics import pack_bits, pack_unit, unpack_bits
+from ao_core.ext import Geometry, PartAxis, Parts, grid_axes, make_parts
+from ao_core.ext.numerics import pack_bits, pack_unit, unpack_bits
 from ao_sparsity.layouts.base import (
     SparseLayout,
     filled,
@@ -19,8 +19,7 @@ from ao_sparsity.layouts.base import (
 from ao_sparsity.masks import n_of_m_mask
 
 if TYPE_CHECKING:
-    from ao_core.records import DType
-    from ao_core.spec import Spec
+    from ao_core import DType, Spec
 
 __all__ = ["TwoFour"]
 

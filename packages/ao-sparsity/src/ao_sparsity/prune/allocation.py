@@ -11,14 +11,12 @@ from math import fsum
 import torch
 from torch import Tensor, nn
 
-from ao_core.arguments import checked_but
-from ao_core.calibration import Data, Sample, answer, batches_of, evaluating, replaced
-from ao_core.config import Config, FqnToConfig
-from ao_core.errors import ConfigError
-from ao_core.numerics import error_sums, lower_hull
-from ao_core.progress import Progress, watched
-from ao_core.report.text import aligned
-from ao_core.targets import Decision, FilterFn
+from ao_core import Config, FqnToConfig
+from ao_core.ext import ConfigError, checked_but
+from ao_core.ext.calibration import Data, Sample, answer, batches_of, evaluating, replaced
+from ao_core.ext.numerics import error_sums, lower_hull
+from ao_core.ext.quantizing import Decision, FilterFn, Progress, watched
+from ao_core.ext.reports import aligned
 from ao_sparsity.prune.choosing import chosen
 from ao_sparsity.prune.magnitude import prune_magnitude
 from ao_sparsity.prune.patterns import Pattern, checked_share

@@ -8,15 +8,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ao_core.arguments import shown
-from ao_core.calibration import Inputs
-from ao_core.config import Config, FqnToConfig
-from ao_core.errors import ConfigError, QuantizationError
-from ao_core.progress import Progress, watched
-from ao_core.targets import Decision, FilterFn, decide
-from ao_core.tensor import check_quantizable, is_converted
-from ao_core.tensor.sharding import is_sharded
-from ao_core.weights import is_conv, is_transposed
+from ao_core import Config, FqnToConfig
+from ao_core.ext import (
+    ConfigError,
+    QuantizationError,
+    check_quantizable,
+    is_conv,
+    is_converted,
+    is_transposed,
+    shown,
+)
+from ao_core.ext.calibration import Inputs
+from ao_core.ext.kernels import is_sharded
+from ao_core.ext.quantizing import Decision, FilterFn, Progress, decide, watched
 from ao_sparsity.prune.patterns import SCOPES, Pattern
 from ao_sparsity.prune.result import PruneRecord, PruneReport, Pruning
 

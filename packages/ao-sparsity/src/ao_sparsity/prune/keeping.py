@@ -13,12 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ao_core.arguments import checked, checked_but, shown
-from ao_core.config import Config
-from ao_core.errors import ConfigError, QuantizationError
-from ao_core.targets import FilterFn
-from ao_core.tensor import is_converted
-from ao_core.tensor.sharding import is_sharded, local_shard
+from ao_core import Config
+from ao_core.ext import ConfigError, QuantizationError, checked, checked_but, is_converted, shown
+from ao_core.ext.kernels import is_sharded, local_shard
+from ao_core.ext.quantizing import FilterFn
 from ao_sparsity.prune.magnitude import prune_magnitude
 from ao_sparsity.prune.patterns import NofM
 from ao_sparsity.prune.result import PruneReport, Pruning

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from ao_core.arguments import checked_but
-from ao_core.config import Config
-from ao_core.progress import Progress
-from ao_core.targets import FilterFn
+from ao_core import Config
+from ao_core.ext import checked_but
+from ao_core.ext.quantizing import FilterFn, Progress
 from ao_sparsity.prune.choosing import chosen, matrix, pruning_by_score
 from ao_sparsity.prune.result import Pruning
 

@@ -7,10 +7,9 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
-from ao_core.arguments import checked
-from ao_core.config import Config, FqnToConfig
-from ao_core.errors import ConfigError
-from ao_core.targets import Decision, FilterFn
+from ao_core import Config, FqnToConfig
+from ao_core.ext import ConfigError, checked
+from ao_core.ext.quantizing import Decision, FilterFn
 from ao_sparsity.prune.choosing import chosen, matrix, pruning_by_score
 from ao_sparsity.prune.patterns import NofM, Unstructured
 from ao_sparsity.prune.result import Pruning

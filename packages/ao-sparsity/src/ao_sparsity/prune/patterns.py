@@ -13,8 +13,8 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from ao_core.config import Config
-from ao_core.errors import ConfigError
+from ao_core import Config
+from ao_core.ext import ConfigError
 from ao_sparsity.masks import block_scores, greatest_mask, n_of_m_mask, spread_blocks, vector_norm
 
 __all__ = [

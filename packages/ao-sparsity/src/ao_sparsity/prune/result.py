@@ -9,9 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ao_core.config import json_object
-from ao_core.errors import ConfigError
-from ao_core.report.text import aligned, left_alone, names, shape_text
+from ao_core.ext import ConfigError, json_object
+from ao_core.ext.reports import aligned, left_alone, names, shape_text
 
 __all__ = ["PruneRecord", "PruneReport", "Pruning"]
 

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from ao_core.arguments import check_fields, checked
-from ao_core.config import Config
-from ao_core.errors import ConfigError
+from ao_core import Config
+from ao_core.ext import ConfigError, check_fields, checked
 from ao_sparsity.prune.keeping import apply_masks
 from ao_sparsity.prune.magnitude import prune_magnitude
 from ao_sparsity.prune.patterns import Pattern

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ao_core.arguments import checked_but
-from ao_core.calibration import (
+from ao_core import Config
+from ao_core.ext import ConfigError, QuantizationError, checked_but
+from ao_core.ext.calibration import (
     HESSIAN,
     Data,
     Inputs,
@@ -21,10 +22,7 @@ from ao_core.calibration import (
     unmatrices,
     visit,
 )
-from ao_core.config import Config
-from ao_core.errors import ConfigError, QuantizationError
-from ao_core.progress import Progress
-from ao_core.targets import Decision, FilterFn
+from ao_core.ext.quantizing import Decision, FilterFn, Progress
 from ao_sparsity.masks import greatest_mask, n_of_m_mask
 from ao_sparsity.prune.choosing import chosen, pattern_of, pruning, why_not
 from ao_sparsity.prune.patterns import NofM, Pattern, Unstructured

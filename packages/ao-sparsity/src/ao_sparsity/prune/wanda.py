@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ao_core.arguments import checked_but
-from ao_core.calibration import (
+from ao_core import Config
+from ao_core.ext import checked_but
+from ao_core.ext.calibration import (
     SQUARES,
     UNSEEN,
     Data,
@@ -16,9 +17,7 @@ from ao_core.calibration import (
     matrices,
     no_inputs,
 )
-from ao_core.config import Config
-from ao_core.progress import Progress
-from ao_core.targets import Decision, FilterFn
+from ao_core.ext.quantizing import Decision, FilterFn, Progress
 from ao_sparsity.prune.choosing import chosen, matrix, pruning_by_score
 from ao_sparsity.prune.result import Pruning
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ao_core.graph import Axis, Inputs, outputs, relative_difference, tensors_of
+from ao_core.ext.graph import Axis, Inputs, outputs, relative_difference, tensors_of
 from ao_sparsity.remove.errors import RemovalError
 from ao_sparsity.remove.groups import ChannelGroup
 

@@ -9,9 +9,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ao_core.arguments import checked
-from ao_core.errors import ConfigError, UnknownNameError
-from ao_core.graph import Axis, Inputs, names_of, tensors_of
+from ao_core.ext import ConfigError, UnknownNameError, checked
+from ao_core.ext.graph import Axis, Inputs, names_of, tensors_of
 from ao_sparsity.remove.groups import ChannelGroup, Site, groups_of
 from ao_sparsity.remove.tracing import trace_for_removal
 

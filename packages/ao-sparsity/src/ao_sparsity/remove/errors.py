@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ao_core.errors import GraphError
+from ao_core.ext import GraphError
 
 __all__ = ["RemovalError"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ao_core.graph import Axis, Inputs, Traced
+from ao_core.ext.graph import Axis, Inputs, Traced
 from ao_sparsity.remove.errors import RemovalError
 from ao_sparsity.remove.groups import ChannelGroup
 from ao_sparsity.remove.sizes import Attribute, Attributes, Smaller, Wrong, kind

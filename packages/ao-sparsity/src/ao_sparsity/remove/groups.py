@@ -9,9 +9,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ao_core.arguments import checked
-from ao_core.errors import ConfigError
-from ao_core.graph import Axis, Inputs, Traced, among, atoms, coordinates, find
+from ao_core.ext import ConfigError, checked
+from ao_core.ext.graph import Axis, Inputs, Traced, among, atoms, coordinates, find
 from ao_sparsity.remove.tracing import trace_for_removal
 
 __all__ = ["ChannelGroup", "Site", "channel_groups", "groups_of"]

@@ -7,9 +7,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from ao_core.arguments import checked_but, shown
-from ao_core.errors import ConfigError
-from ao_core.graph import Axis, Inputs, Traced, copied, sharing, tensors_of
+from ao_core.ext import ConfigError, checked_but, shown
+from ao_core.ext.graph import Axis, Inputs, Traced, copied, sharing, tensors_of
 from ao_sparsity.remove.checking import difference, unread
 from ao_sparsity.remove.choosing import Channels, Kept, chosen, parsed
 from ao_sparsity.remove.errors import RemovalError

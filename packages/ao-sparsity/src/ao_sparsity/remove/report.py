@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ao_core.report.text import aligned, size_text
+from ao_core.ext.reports import aligned, size_text
 from ao_sparsity.remove.choosing import Kept
 from ao_sparsity.remove.groups import Site
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ao_core.graph import Axis, Inputs, Traced, among, coordinates, sharing, steps, tensors_of
+from ao_core.ext.graph import Axis, Inputs, Traced, among, coordinates, sharing, steps, tensors_of
 
 __all__ = [
     "Attribute",

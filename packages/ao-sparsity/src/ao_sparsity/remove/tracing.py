@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from ao_core.errors import GraphError
-from ao_core.graph import Axis, Inputs, Traced, fix, names_of, trace
+from ao_core.ext import GraphError
+from ao_core.ext.graph import Axis, Inputs, Traced, fix, names_of, trace
 from ao_sparsity.prune.keeping import SUFFIX
 from ao_sparsity.remove.errors import RemovalError
 

@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core.dispatch import run, select
-from ao_core.records import Kernel, Op
-from ao_core.spec import Spec
+from ao_core import Kernel, Op, Spec
+from ao_core.ext.kernels import run, select
 from ao_sparsity.train import tiles
 
 __all__ = [

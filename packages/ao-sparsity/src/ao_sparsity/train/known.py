@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from ao_core.tensor.transforms import is_transforming
+from ao_core.ext.kernels import is_transforming
 from ao_sparsity.train import kernels
 
 __all__ = ["Known", "known_mask"]

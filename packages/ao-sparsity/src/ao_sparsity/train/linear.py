@@ -9,11 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ao_core.arguments import checked
-from ao_core.errors import ConfigError
-from ao_core.tensor import is_converted
-from ao_core.tensor.autocast import autocasted
-from ao_core.tensor.sharding import is_sharded
+from ao_core.ext import ConfigError, checked, is_converted
+from ao_core.ext.kernels import autocasted, is_sharded
 from ao_sparsity.masks import n_of_m_mask
 from ao_sparsity.train import kernels
 from ao_sparsity.train.known import Known, known_mask

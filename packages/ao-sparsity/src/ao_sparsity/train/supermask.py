@@ -9,9 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ao_core.arguments import checked
-from ao_core.errors import ConfigError
-from ao_core.spec import BLOCKSIZE
+from ao_core.ext import BLOCKSIZE, ConfigError, checked
 from ao_sparsity.masks import block_scores, spread_blocks
 from ao_sparsity.train.linear import SparseLinear
 

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ao_core.arguments import checked, checked_but, shown
-from ao_core.errors import ConfigError
-from ao_core.outcome import warn_if_emulated
-from ao_core.tensor.sharding import is_sharded
+from ao_core.ext import ConfigError, checked, checked_but, shown
+from ao_core.ext.kernels import is_sharded
+from ao_core.ext.quantizing import warn_if_emulated
 from ao_sparsity.train.kernels import is_emulated
 from ao_sparsity.train.linear import SemiSparseActivationLinear, SemiSparseLinear, SparseLinear
 

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core.arguments import checked, shown
-from ao_core.errors import ConfigError
+from ao_core.ext import ConfigError, checked, shown
 
 __all__ = ["TILE", "best_tiles", "patterns", "tile_mask"]
 

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ao_core.errors import UnsupportedOp
-from ao_core.spec import Spec
-from ao_core.tensor import QTensor
+from ao_core import QTensor, Spec
+from ao_core.ext import UnsupportedOp
 from ao_kernels.adam import check_contiguous, count_change
 from ao_kernels.triton.shared.device import on_device
 

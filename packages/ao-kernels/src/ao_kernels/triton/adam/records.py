@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ao_core.records import Kernel
+from ao_core import Kernel
 from ao_kernels.adam import AdamCall
 from ao_kernels.triton.adam.op import STATES, TYPES, adam_step
 from ao_kernels.triton.shared.device import why_not_float8

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ao_core.layouts import Layout, Parts
-from ao_core.records import DType
-from ao_core.spec import Spec, blocksize_of
+from ao_core import DType, Layout, Spec
+from ao_core.ext import Parts, blocksize_of
 
 __all__ = ["BSR_LAYOUTS", "SIDES", "BsrSorted", "order_of"]
 

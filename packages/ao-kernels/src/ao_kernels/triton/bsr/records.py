@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ao_core.records import Call, Kernel
-from ao_core.registry import registry
-from ao_core.spec import blocksize_of
-from ao_core.tensor import QTensor
+from ao_core import Call, Kernel, QTensor
+from ao_core.ext import blocksize_of, registry
 from ao_kernels.triton.bsr.launch import bsr_linear, tile_config_of
 from ao_kernels.triton.shared.device import why_not
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ao_core.errors import ConfigError, UnsupportedOp
+from ao_core.ext import ConfigError, UnsupportedOp
 from ao_kernels.triton.cast.records import STORAGE
 from ao_kernels.triton.shared.device import on_device
 from ao_kernels.triton.shared.dtypes import INPUTS

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ao_core.layouts import Parts
-from ao_core.records import Call, Kernel
-from ao_core.spec import WHOLE, Spec
+from ao_core import WHOLE, Call, Kernel, Spec
+from ao_core.ext import Parts
 from ao_kernels.triton.shared.device import why_not_float8
 from ao_kernels.triton.shared.dtypes import INPUTS
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ao_core.records import DType
-from ao_core.registry import registry
+from ao_core import DType
+from ao_core.ext import registry
 from ao_kernels.triton.cast.op import TILES
 from ao_kernels.triton.cast.op import WARPS as CAST_WARPS
 from ao_kernels.triton.fake_quantize.records import float_format

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ao_core.numerics.formats import FloatFormat
-from ao_core.records import Call, DType, Kernel
-from ao_core.registry import registry
-from ao_core.spec import WHOLE, Spec
+from ao_core import WHOLE, Call, DType, Kernel, Spec
+from ao_core.ext import registry
+from ao_core.ext.numerics import FloatFormat
 from ao_kernels.triton.shared.device import why_not
 from ao_kernels.triton.shared.dtypes import INPUTS
 

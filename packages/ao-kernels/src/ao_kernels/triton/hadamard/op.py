@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core.neutral import neutral
-from ao_core.numerics import hadamard_factors, hadamard_matrix, hadamard_scales
+from ao_core.ext.kernels import neutral
+from ao_core.ext.numerics import hadamard_factors, hadamard_matrix, hadamard_scales
 from ao_kernels.triton.shared.device import on_device
 
 __all__ = ["Shape", "launch_shape", "transform"]

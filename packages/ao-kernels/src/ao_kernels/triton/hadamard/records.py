@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ao_core.records import Call, Kernel
+from ao_core import Call, Kernel
 from ao_kernels.triton.hadamard.op import Shape, launch_shape, transform
 from ao_kernels.triton.shared.device import why_not
 from ao_kernels.triton.shared.dtypes import INPUTS

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ao_core.registry import registry
+from ao_core.ext import registry
 from ao_kernels.triton.rows.records import FLOAT8
 from ao_kernels.triton.shared.device import on_device
 from ao_kernels.triton.shared.dtypes import ELEMENTS

@@ -12,13 +12,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ao_core.numerics import scale_to_float
-from ao_core.records import Call, Kernel
-from ao_core.registry import registry
-from ao_core.spec import ROW, TENSOR, Spec
-from ao_core.tensor import QTensor
-from ao_core.tensor.activations import lost_rows, static_qparams
-from ao_core.tensor.create import encode_parts
+from ao_core import Call, Kernel, QTensor, Spec
+from ao_core.ext import ROW, TENSOR, registry
+from ao_core.ext.kernels import encode_parts, lost_rows, static_qparams
+from ao_core.ext.numerics import scale_to_float
 from ao_kernels.triton.shared.device import current_device, why_not, why_not_float8
 from ao_kernels.triton.tuning.choose import find
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core.spec import WHOLE, Spec
+from ao_core import WHOLE, Spec
 
 __all__ = ["BLOCK_N", "Tiling", "from_blocks", "pad", "to_blocks"]
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ao_core.errors import ConfigError, UnsupportedOp
+from ao_core.ext import ConfigError, UnsupportedOp
 from ao_kernels.triton.shared.device import on_device
 
 __all__ = [

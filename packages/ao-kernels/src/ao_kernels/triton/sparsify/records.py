@@ -7,10 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ao_core.layouts import Parts
-from ao_core.records import Call, Kernel
-from ao_core.registry import registry
-from ao_core.spec import Spec
+from ao_core import Call, Kernel, Spec
+from ao_core.ext import Parts, registry
 from ao_kernels.triton.shared.device import why_not
 from ao_kernels.triton.sparsify.op import INPUTS, sparsify24, tile_mask
 

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ao_core.errors import ConfigError
-from ao_core.tensor import is_converted
+from ao_core.ext import ConfigError, is_converted
 from ao_kernels.triton.shared.device import why_not
 from ao_kernels.triton.tuning.choose import tuner_of
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple
 
 import torch
 
-from ao_core.errors import ConfigError
+from ao_core.ext import ConfigError
 from ao_kernels.triton.tuning.measure import ALLOWANCE, S, Timer, measure, seconds_of
 from ao_kernels.triton.tuning.store import Device, Problem, Record, Store, store_of
 

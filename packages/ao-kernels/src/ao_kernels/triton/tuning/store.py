@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ao_core.caches import cache_folder
+from ao_core.ext import cache_folder
 
 __all__ = [
     "SHIPPED",

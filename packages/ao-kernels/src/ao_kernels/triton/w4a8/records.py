@@ -5,12 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ao_core.numerics import full_block, scale_to_float
-from ao_core.records import Call, Kernel
-from ao_core.spec import WHOLE, Spec
-from ao_core.tensor import QTensor
-from ao_core.tensor.activations import lost_rows, static_qparams
-from ao_core.tensor.create import encode_parts
+from ao_core import WHOLE, Call, Kernel, QTensor, Spec
+from ao_core.ext.kernels import encode_parts, lost_rows, static_qparams
+from ao_core.ext.numerics import full_block, scale_to_float
 from ao_kernels.triton.shared.device import current_device, why_not, why_not_float8
 from ao_kernels.triton.shared.tile_config import described
 from ao_kernels.triton.w4a8.layout import Plane32

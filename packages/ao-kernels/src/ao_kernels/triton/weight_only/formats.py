@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ao_core.records import DType
+from ao_core import DType
 from ao_kernels.cpu.codes import codes_of
 from ao_kernels.triton.weight_only.decode_ptx import floats, integers, lookup
 from ao_kernels.triton.weight_only.float4_ptx import float4, mantissa_of

@@ -7,12 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ao_core.layouts import Layout, Parts
-from ao_core.layouts.base import make_parts
-from ao_core.numerics import full_block, pack_bits, unpack_bits
-from ao_core.records import DType
-from ao_core.spec import WHOLE, Spec
-from ao_core.tensor import QTensor
+from ao_core import WHOLE, DType, Layout, QTensor, Spec
+from ao_core.ext import Parts, make_parts
+from ao_core.ext.numerics import full_block, pack_bits, unpack_bits
 from ao_kernels.triton.shared.tiling import BLOCK_N, Tiling, from_blocks, pad, to_blocks
 from ao_kernels.triton.weight_only.float4_ptx import gather_bits, spread_bits
 from ao_kernels.triton.weight_only.formats import Format, format_of, known

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ao_core.layouts import Parts
-from ao_core.layouts.base import make_parts
-from ao_core.numerics import pack_bits, unpack_bits
-from ao_core.records import DType
-from ao_core.spec import Spec
+from ao_core import DType, Spec
+from ao_core.ext import Parts, make_parts
+from ao_core.ext.numerics import pack_bits, unpack_bits
 from ao_kernels.triton.shared.tiling import BLOCK_N, pad
 from ao_kernels.triton.weight_only.layout import Plane16, from_scales, known_tiles, to_scales
 from ao_kernels.triton.weight_only.sparse_ptx import PATTERNS

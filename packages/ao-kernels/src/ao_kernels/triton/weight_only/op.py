@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ao_core.registry import registry
+from ao_core.ext import registry
 from ao_kernels.triton.shared.activation_sums import activation_sums
 from ao_kernels.triton.shared.device import on_device, supports_pdl
 from ao_kernels.triton.shared.tile_config import TileConfig, zero_kind

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ao_core.numerics import pack_bits, unpack_bits
+from ao_core.ext.numerics import pack_bits, unpack_bits
 
 __all__ = ["Packing", "Piece", "interleave", "pack_words", "separate", "unpack_words"]
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ao_core.layouts import Parts
-from ao_core.numerics import full_block
-from ao_core.records import Call, Kernel
-from ao_core.registry import registry
-from ao_core.spec import Spec
-from ao_core.tensor import QTensor
+from ao_core import Call, Kernel, QTensor, Spec
+from ao_core.ext import Parts, registry
+from ao_core.ext.numerics import full_block
 from ao_kernels.triton.shared.device import current_device, why_not
 from ao_kernels.triton.shared.dtypes import ELEMENTS
 from ao_kernels.triton.shared.tile_config import described

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import torch
 
-from ao_core.spec import WHOLE, Spec
+from ao_core import WHOLE, Spec
 
 __all__ = ["KINDS", "load_bytes", "name_of", "unfit_scale"]
 

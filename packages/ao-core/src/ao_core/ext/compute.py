@@ -1,0 +1,33 @@
+"""Weights that are multiplied in low precision, and what FSDP2 gathers of them."""
+
+from __future__ import annotations
+
+from ao_core.compute import (
+    FakeQuantize,
+    Matmuls,
+    extra_tensors,
+    fake_quantized,
+    register_fake_quantize,
+    straight_through,
+)
+from ao_core.compute.gather import (
+    all_reduce_max,
+    cast_shard,
+    precompute_scales,
+    shared_cast,
+    with_float8_all_gather,
+)
+
+__all__ = [
+    "FakeQuantize",
+    "Matmuls",
+    "all_reduce_max",
+    "cast_shard",
+    "extra_tensors",
+    "fake_quantized",
+    "precompute_scales",
+    "register_fake_quantize",
+    "shared_cast",
+    "straight_through",
+    "with_float8_all_gather",
+]

@@ -1,0 +1,40 @@
+"""For kernels: selection, parts and their values, activations, shards."""
+
+from __future__ import annotations
+
+from ao_core.dispatch import fingerprint, run, select
+from ao_core.neutral import neutral
+from ao_core.tensor.activations import lost_rows, static_qparams, static_qparams_of_range
+from ao_core.tensor.autocast import autocasted
+from ao_core.tensor.codec import decode_parts, decode_reference, scale_values, unpack_parts
+from ao_core.tensor.create import encode_parts, encode_reference
+from ao_core.tensor.sharding import is_sharded, local_shard, local_shards, shard_like
+from ao_core.tensor.transforms import is_transforming
+from ao_core.tensor.updates import current_generator
+from ao_core.tensor.writes import overwrite
+from ao_core.torch_kernels.linear import quantized_activations
+
+__all__ = [
+    "autocasted",
+    "current_generator",
+    "decode_parts",
+    "decode_reference",
+    "encode_parts",
+    "encode_reference",
+    "fingerprint",
+    "is_sharded",
+    "is_transforming",
+    "local_shard",
+    "local_shards",
+    "lost_rows",
+    "neutral",
+    "overwrite",
+    "quantized_activations",
+    "run",
+    "scale_values",
+    "select",
+    "shard_like",
+    "static_qparams",
+    "static_qparams_of_range",
+    "unpack_parts",
+]

@@ -1,0 +1,22 @@
+"""What `quantize_` is made of: decisions per parameter, conversion, warnings, progress."""
+
+from __future__ import annotations
+
+from ao_core.outcome import EmulationWarning, warn_caller, warn_if_emulated
+from ao_core.progress import Progress, watched
+from ao_core.quantize import apply_decisions, convert, transformed
+from ao_core.targets import Decision, FilterFn, decide
+
+__all__ = [
+    "Decision",
+    "EmulationWarning",
+    "FilterFn",
+    "Progress",
+    "apply_decisions",
+    "convert",
+    "decide",
+    "transformed",
+    "warn_caller",
+    "warn_if_emulated",
+    "watched",
+]
