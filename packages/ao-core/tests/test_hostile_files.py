@@ -164,7 +164,7 @@ class TestParts:
         assert "weight" in message
 
     @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "complex64", "Tensor", "load"])
-    def test_an_outward_dtype(self, tmp_path, dtype):
+    def test_a_logical_dtype(self, tmp_path, dtype):
         save_changed(
             tmp_path, SPECS["int8"], lambda header: header["tensors"]["weight"].update(dtype=dtype)
         )

@@ -138,7 +138,7 @@ def test_the_backward_pass_follows_pins_and_new_kernels() -> None:
     with registered(Kernel("ones", "dequantize", "plain", "cpu", _ones, 40)):
         assert torch.equal(gradient(), ones)
         torch.testing.assert_close(gradient("reference"), true)
-        assert torch.equal(gradient("native"), ones)
+        assert torch.equal(gradient("torch"), ones)
         assert torch.equal(gradient(), ones)
     torch.testing.assert_close(gradient(), true)
     assert registry.kernels.local("ones") is None

@@ -87,7 +87,7 @@ class WeightExplanation:
     spec: Spec | None
     #: as stored
     shape: tuple[int, ...]
-    #: outward
+    #: logical
     dtype: torch.dtype
     device: str
     calls: tuple[CallExplanation, ...]
@@ -193,7 +193,7 @@ def explain_weight(
     x: Tensor | None = None,
     rows: Sequence[int] = ROWS,
 ) -> WeightExplanation:
-    """The same for a weight that need not exist, of stored `shape` and outward `dtype`."""
+    """The same for a weight that need not exist, of stored `shape` and logical `dtype`."""
     note, product = "", matmul_op(shape)
     if product is None or not ops:
         ops, note = (), f"a weight of {len(shape)} dimensions is dequantized for each product"

@@ -379,7 +379,7 @@ def test_greatest_integer_or_half_a_step_beyond(bits: int, size: int):
     )
 
 
-def test_reach_of_blocks():
+def test_quant_max_of_blocks():
     """Follows the block that is asked for, not the sizes of a tensor, and is for integers with a sign."""
     assert quant_max_of(DTYPES["int8"], (1, 128)) == 127
     assert quant_max_of(DTYPES["int8"], (4, 32)) == 127

@@ -15,7 +15,7 @@ from ao_core.testing.base import gaussian
 from ao_core.testing.kernel_rotation import transformed
 
 
-@pytest.mark.parametrize("band", ["reference", "compiled", "native"])
+@pytest.mark.parametrize("band", ["reference", "compiled", "torch"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_every_dtype_under_every_pin(band: str, dtype: torch.dtype):
     x = gaussian((3, 2, 96)).to(dtype)

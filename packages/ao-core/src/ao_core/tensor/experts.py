@@ -53,7 +53,7 @@ def _is_weight(w: Any, x: Any) -> bool:
 
 
 def _product(func: Any, args: Args, kwargs: Kwargs, offs: Tensor | None) -> Any:
-    """``x @ w`` for the rows of each expert, with an outward weight (E, K, N)."""
+    """``x @ w`` for the rows of each expert, with a logical weight (E, K, N)."""
     x, w = args[:2]
     _check(x, w, offs)
     if w.order == _TRANSPOSED:

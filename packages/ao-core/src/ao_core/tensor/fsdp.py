@@ -2,7 +2,7 @@
 
 Parts that dimension 0 divides are gathered; parts shared by all rows (a scale per tensor) are the same
 on every rank and stay where they are. Where the ranks have different numbers of rows, FSDP2 wants
-gathered tensors of the padded outward size: the bytes of all parts then travel in one such tensor.
+gathered tensors of the padded logical size: the bytes of all parts then travel in one such tensor.
 """
 
 from __future__ import annotations

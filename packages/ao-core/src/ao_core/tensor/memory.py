@@ -19,7 +19,7 @@ from ao_core.tensor.relayout import repack
 from ao_core.tensor.sharding import is_sharded
 from ao_core.tensor.tables import FUNCTIONS, function
 from ao_core.tensor.wrapper import dense_memory
-from ao_core.tensor.writes import check_values, encode_outward
+from ao_core.tensor.writes import check_values, encode_logical
 
 __all__ = ["checked_data"]
 
@@ -73,7 +73,7 @@ def _quantized_as(target: QTensor, dense: Tensor) -> QTensor:
     spec = target.spec
     if moves and not layout.canonical:
         spec = replace(spec, layout=layout.canonical_name)
-    parts = encode_outward(target, dense, spec)
+    parts = encode_logical(target, dense, spec)
     kept = {n: target.parts[n].to(dense.device) for n in beside_names(target.spec)}
     out = target.like(parts | kept, tuple(dense.shape), spec=spec, dtype=dense.dtype)
     out._borrowed = frozenset()

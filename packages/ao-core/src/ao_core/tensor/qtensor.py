@@ -35,7 +35,7 @@ _OF_THIS_PROCESS = ("_bound", "_borrowed", "_origin")
 
 
 class QTensor(Tensor):
-    """A tensor of `shape` and outward `dtype` whose parts hold codes and scales, as `spec` says.
+    """A tensor of `shape` and logical `dtype` whose parts hold codes and scales, as `spec` says.
 
     The parts are attributes (`qdata`, `scale`, `zero_point`, …), named by the layout; any part may itself be
     a `QTensor` (double quantization). `order` is the permutation from stored to logical dimensions,

@@ -47,7 +47,7 @@ def _alias(func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 @rule(aten.clone.default, aten.contiguous.default)
 def _clone(func: Any, args: Args, kwargs: Kwargs) -> Any:
-    # parts keep their own memory format: the outward strides are only a view of them
+    # parts keep their own memory format: the logical strides are only a view of them
     return _aliased(func, args, kwargs, cut.owned(args[0].map_leaves(torch.clone)))
 
 

@@ -29,7 +29,7 @@ from ao_core.tensor.relayout import to_layout
 from ao_core.tensor.tables import rule
 from ao_core.tensor.updates import STOCHASTIC, is_stochastic, update_parts
 
-__all__ = ["check_values", "encode_outward", "overwrite"]
+__all__ = ["check_values", "encode_logical", "overwrite"]
 
 aten = torch.ops.aten
 
@@ -160,7 +160,7 @@ def _equal_parts(old: Tensor, source: QTensor, name: str) -> bool:
     return bool(torch.equal(old, getattr(source, name)))
 
 
-def encode_outward(
+def encode_logical(
     target: QTensor,
     dense: Tensor,
     spec: Spec,
@@ -184,7 +184,7 @@ def _store(target: QTensor, dense: Tensor, encode: Callable[[Tensor, Spec], Part
     """Quantize `dense`, of the logical shape, into the memory of `target`."""
     with _written(target):
         _check_writable(target, None)
-        parts = encode_outward(target, dense.to(target.dtype), target.spec, encode)
+        parts = encode_logical(target, dense.to(target.dtype), target.spec, encode)
         _check_parts(target, parts)
         for name, part in parts.items():
             getattr(target, name).copy_(part)

@@ -188,7 +188,7 @@ class LayoutValues:
         copied: Any = q.clone()
         assert not q.numel() or not set(memory_of(copied)) & set(memory_of(q))
 
-    def test_to_changes_the_outward_dtype(self, sample: Sample) -> None:
+    def test_to_changes_the_logical_dtype(self, sample: Sample) -> None:
         """The values are rounded to it once; codes and scales stay as they are."""
         q = sample.quantized()
         for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):

@@ -46,7 +46,7 @@ class Entry:
 
     fqn: str
     shape: tuple[int, ...]
-    #: the outward one where it is quantized
+    #: the logical one where it is quantized
     dtype: torch.dtype
     #: bytes on disk
     nbytes: int
