@@ -18,8 +18,8 @@ from ao_core import (
     register,
     weight_only,
 )
-from ao_core.calibration import SQUARES
-from ao_core.errors import ConfigError
+from ao_core.ext import ConfigError
+from ao_core.ext.calibration import SQUARES
 
 
 # --8<-- [start:config]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ao_core import WHOLE, Kernel, Spec, explain, kernels, quantize_tensor, register
-from ao_core.steps import SCALE, hadamard_step
+from ao_core.ext import SCALE, hadamard_step
 
 
 # --8<-- [start:kernel]

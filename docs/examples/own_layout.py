@@ -6,9 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ao_core import Layout, Spec, quantize_tensor, register
-from ao_core.errors import UnsupportedOp
-from ao_core.layouts import PartAxis, grid_axes, make_parts
-from ao_core.tensor import to_layout
+from ao_core.ext import PartAxis, UnsupportedOp, grid_axes, make_parts, to_layout
 
 
 # --8<-- [start:canonical]

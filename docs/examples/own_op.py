@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core import Kernel, Op, QTensor, Spec, kernels, quantize_tensor, register
-from ao_core.dispatch import candidates, run
-from ao_core.numerics import scale_to_float
+from ao_core.ext.kernels import candidates, run
+from ao_core.ext.numerics import scale_to_float
 from ao_core.testing import KernelCase, OpTrial
 
 ROW = Spec("int8", (1, -1))

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from ao_core import Spec, kernels, quantize_tensor, register
-from ao_core.layouts import SHARED, Packed, PartAxis
-from ao_core.numerics import sqnr
+from ao_core.ext import SHARED, Packed, PartAxis
+from ao_core.ext.numerics import sqnr
 
 COLUMNS = 2
 

@@ -19,9 +19,8 @@ from ao_core import (
     quantize_tensor,
     register,
 )
-from ao_core.errors import ConfigError
-from ao_core.numerics import choose_qparams, dequantize_affine, quantize_affine
-from ao_core.registry import registry
+from ao_core.ext import ConfigError, registry
+from ao_core.ext.numerics import choose_qparams, dequantize_affine, quantize_affine
 
 
 # --8<-- [start:config]

@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 import ao_core
-from ao_core.registry import registry
+from ao_core.ext import registry
 
 if "log4" not in registry.dtypes:
     source = Path(__file__).parents[1] / "src" / "ao_log4.py"

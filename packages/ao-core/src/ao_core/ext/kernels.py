@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ao_core.dispatch import fingerprint, run, select
+from ao_core.dispatch import Candidate, candidates, fingerprint, run, select
 from ao_core.neutral import neutral
 from ao_core.tensor.activations import lost_rows, static_qparams, static_qparams_of_range
 from ao_core.tensor.autocast import autocasted
@@ -15,7 +15,9 @@ from ao_core.tensor.writes import overwrite
 from ao_core.torch_kernels.linear import quantized_activations
 
 __all__ = [
+    "Candidate",
     "autocasted",
+    "candidates",
     "current_generator",
     "decode_parts",
     "decode_reference",

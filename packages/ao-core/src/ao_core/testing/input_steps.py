@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ao_core.dispatch import adapted
 from ao_core.numerics import hadamard_matrix, has_hadamard
-from ao_core.records import Call, Kernel
+from ao_core.records import Kernel, OpCall
 from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.steps import PERMUTE, SCALE, STEP_KINDS, Step, hadamard_step
@@ -86,11 +86,11 @@ class KernelSteps:
         A kernel of another op than matmuls refuses what it does not declare.
         """
         for case in self._stepped_cases(one):
-            declared = all(step.kind in self.record.fuses for step in case.spec.input)
+            declared = all(step.kind in self.record.fuses for step in case.specs[0].input)
             taken = declared or registry.ops.get(self.record.op).after_steps is not None
             for seed, (batch, call) in enumerate(self._stepped_calls(one, case), start=1):
                 kernel = adapted(self.record, call)
-                steps = ", ".join(map(str, call.spec.input))
+                steps = ", ".join(str(step) for spec in call.specs for step in spec.input)
                 assert (kernel is not None) == taken, (
                     f"kernel {self.kernel!r} of {call.op}: the input steps {steps} are "
                     f"{'refused' if taken else 'not refused, and not taken'}"
@@ -102,6 +102,8 @@ class KernelSteps:
 
     def _stepped_cases(self, one: Any) -> Iterator[Any]:
         """The case after all steps, and after each that is declared; also for a block of another kind."""
+        if not one.specs:  # all operands are dense
+            return
         fuses, layout = self.record.fuses, registry.layouts.get(one.spec.layout)
         shapes = [one.shape]
         if "hadamard" in fuses and self.trial.fitting(
@@ -111,9 +113,11 @@ class KernelSteps:
         for shape in shapes:
             steps = every_step(shape[-1], fuses)
             for some in (steps, *((step,) for step in steps if step.kind in fuses)):
-                yield replace(one, shape=shape, specs=(replace(one.spec, input=some),))
+                yield replace(
+                    one, shape=shape, specs=(replace(one.spec, input=some), *one.specs[1:])
+                )
 
-    def _stepped_calls(self, one: Any, case: Any) -> Iterator[tuple[Any, Call]]:
+    def _stepped_calls(self, one: Any, case: Any) -> Iterator[tuple[Any, OpCall]]:
         """The first and the last batch that the kernel accepts without steps, if it can run here."""
         batches = self._batches(one)
         for batch in dict.fromkeys((*batches[:1], *batches[-1:])):
