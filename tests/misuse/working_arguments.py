@@ -136,6 +136,7 @@ VALID = {
     "DType": lambda: {"name": "x", "bits": 4, "kind": "int", "encode": id, "decode": id, "min": -1.0,
                       "max": 1.0, "quant_max": 1.0},
     "FqnToConfig": lambda: {"entries": {"*": "int8_weight_only"}},
+    "Algorithm": lambda: {"name": "x", "config_type": ao_core.WeightOnlyConfig, "needs": id, "solve": id},
     "Op": lambda: {"name": "x", "call": object, "reference": id, "doc": "Returns x."},
     "Kernel": lambda: {"name": "x", "op": "linear", "layout": "*", "device": "*", "fn": id, "priority": 1},
     "QTensor": lambda: {"parts": {"qdata": W.to(torch.int8), "scale": W[:, :1]}, "spec": INT8,

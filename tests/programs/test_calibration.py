@@ -11,7 +11,7 @@ from zoo import MODELS
 
 from ao_core.calibration import HESSIAN, Inputs, Visit, matrices, no_inputs, unmatrices, visit
 from ao_core.config import Config
-from ao_core.targets import Decision, plan
+from ao_core.targets import Decision, decide
 
 
 def _rewrite(entry: Decision, inputs: Inputs) -> Tensor:
@@ -26,7 +26,9 @@ def _rewrite(entry: Decision, inputs: Inputs) -> Tensor:
 
 
 def _visited(model: nn.Module, data: list[dict[str, Any]], driver: str) -> Visit:
-    entries = [e for e in plan(model, Config(), None) if e.config is not None and not no_inputs(e)]
+    entries = [
+        e for e in decide(model, Config(), None) if e.config is not None and not no_inputs(e)
+    ]
     return visit(model, data, entries, lambda entry: (HESSIAN,), _rewrite, driver=driver)
 
 

@@ -45,11 +45,13 @@ def formats() -> list[Case]:
         if not dtype.has_scale:
             continue  # for layouts that store fewer values than there are
         unsigned = dtype.kind == "int" and dtype.min == 0
-        for scales in registry.scales.names():
+        for scales in registry.scale_methods.names():
             if scales != "absmax" and dtype.kind not in _AFFINE:
                 continue  # there is nothing to choose, or little to gain
             for group in GROUPS:
                 zero_point = "int" if unsigned else "none"
-                config = WeightOnlyConfig(dtype.name, group, "bfloat16", zero_point, scales=scales)
+                config = WeightOnlyConfig(
+                    dtype.name, group, "bfloat16", zero_point, scale_method=scales
+                )
                 found.append(Case("format", dtype.name, config, group, scales))
     return found

@@ -47,7 +47,9 @@ def test_every_recipe_and_every_format_is_a_case() -> None:
     formats = cases.formats()
     assert {"int8", "uint3", "nf4", "f6e2m3", "ternary"} <= {case.name for case in formats}
     each = {(case.scales, case.group) for case in formats if case.name == "uint3"}
-    assert each == {(scales, group) for scales in registry.scales.names() for group in cases.GROUPS}
+    assert each == {
+        (scales, group) for scales in registry.scale_methods.names() for group in cases.GROUPS
+    }
     zeros = {case.name: case.config.zero_point for case in formats}
     assert (zeros["uint3"], zeros["int3"], zeros["f6e2m3"]) == ("int", "none", "none")
 

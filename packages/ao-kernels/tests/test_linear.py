@@ -16,7 +16,9 @@ from ao_core.registry import registry
 from ao_core.tensor import fake_quantize, to_layout
 
 ROW, TENSOR = (1, WHOLE), (WHOLE, WHOLE)
-NAMES = [dtype.name for dtype in registry.dtypes.values() if dtype.kind not in ("table", "dense")]
+NAMES = [
+    dtype.name for dtype in registry.dtypes.values() if dtype.kind not in ("codebook", "dense")
+]
 INTEGERS = [name for name in NAMES if registry.dtypes.get(name).kind == "int"]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: rows of activations: one vector, each way to use registers, and more than a block of them

@@ -79,7 +79,7 @@ def test_any_number(numbers: list[float]) -> None:
 
 def test_usual_formats_need_no_search() -> None:
     """That is faster, and says that the format has proved to be one of its kind."""
-    rules = {"int": 1, "float": 2, "codebook": 0}
+    rules = {"int": 1, "float": 2, "lut": 0}
     for dtype in (*BUILTIN, *OTHERS):
         assert known(dtype).rule == rules[dtype.kind], dtype.name
 

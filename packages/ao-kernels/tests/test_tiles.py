@@ -19,7 +19,7 @@ from ao_core.testing.layout_values import same_parts
 from ao_core.testing.warm import run_python
 from ao_kernels.cpu.codes import codes_of
 
-DTYPES = [dtype for dtype in registry.dtypes.values() if dtype.kind not in ("table", "dense")]
+DTYPES = [dtype for dtype in registry.dtypes.values() if dtype.kind not in ("codebook", "dense")]
 SCALES = ("float32", "bfloat16", "float16", "e8m0", "e4m3")
 E4M3 = Spec("f8e4m3", (WHOLE, WHOLE))
 

@@ -18,11 +18,11 @@ from ao_core.calibration import (
     visit,
 )
 from ao_core.config import Config
-from ao_core.targets import Decision, plan
+from ao_core.targets import Decision, decide
 
 
 def decisions(model: nn.Module) -> list[Decision]:
-    return [entry for entry in plan(model, Config(), None) if entry.config is not None]
+    return [entry for entry in decide(model, Config(), None) if entry.config is not None]
 
 
 def hessians(model: nn.Module, data: list[Tensor], fqn: str) -> list[Tensor | None]:

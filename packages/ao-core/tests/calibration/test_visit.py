@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ao_core.calibration import HESSIAN, SQUARES, Inputs, Visit, batches_of, visit
 from ao_core.config import Config
 from ao_core.errors import ConfigError, QuantizationError
-from ao_core.targets import Decision, plan
+from ao_core.targets import Decision, decide
 
 
 class Block(nn.Module):
@@ -57,7 +57,7 @@ def batches(dtype: torch.dtype = torch.float32) -> list[Tensor]:
 
 
 def decisions(model: nn.Module) -> list[Decision]:
-    return [entry for entry in plan(model, Config(), None) if entry.config is not None]
+    return [entry for entry in decide(model, Config(), None) if entry.config is not None]
 
 
 def shrink(entry: Decision, inputs: Inputs) -> Tensor:

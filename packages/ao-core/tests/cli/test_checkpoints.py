@@ -162,9 +162,10 @@ def test_explain_a_device_that_is_not_here(ao):
         (("small4", "--shape", "48,7"), "Linear of odd width 7"),
         (("small4", "--dtype", "int8"), "--dtype int8: use one of float32"),
         (("small4", "--device", "toaster"), "--device toaster"),
-        (("compute",), "no table of kernels"),
+        (("rowwise_training",), "no table of kernels"),
     ],
 )
+@pytest.mark.usefixtures("rowwise_training")
 def test_explain_bad_arguments(ao, args, message):
     result = ao("explain", *args)
     assert result.exit_code == 2

@@ -282,9 +282,10 @@ def test_a_failing_run_keeps_the_checkpoint_that_was_there(ao, source, tensors, 
         (("--config", "small4", "--report", "out.txt"), "must end in .html or .json"),
         (("--config", "small4", "--report", "no/such/r.json"), "there is no directory"),
         (("--config", "small4", "--max-shard-size", "big"), "max_shard_size='big'"),
-        (("--config", "compute"), "there is nothing to write"),
+        (("--config", "rowwise_training"), "there is nothing to write"),
     ],
 )
+@pytest.mark.usefixtures("rowwise_training")
 def test_bad_arguments(ao, source, tmp_path, args, message):
     result = ao("quantize", source, tmp_path / "out", *args)
     assert result.exit_code == 2

@@ -15,16 +15,17 @@ from torch import Tensor, nn
 import ao_core
 from ao_core import WHOLE, Kernel, QTensor, Spec, quantize_tensor
 from ao_core.checkpoints.rows import by_rows
+from ao_core.compute import ComputeWeight
 from ao_core.errors import CheckpointError, ConfigError, QuantizationError, UnsupportedOp
 from ao_core.layouts import SHARED
 from ao_core.quantize import sample_sqnr
 from ao_core.steps import PERMUTE, SCALE, Step, hadamard_step
-from ao_core.tensor import ComputeWeight, fake_quantize, repack, to_layout
+from ao_core.tensor import fake_quantize, repack, to_layout
 from ao_core.tensor.create import encode_parts
 from ao_core.tensor.cut import geometry
+from ao_core.tensor.fsdp import post_all_gather, pre_all_gather
 from ao_core.tensor.input_steps import stored_spec
 from ao_core.tensor.saving.leaves import flatten, rebuild
-from ao_core.tensor.sharding import post_all_gather, pre_all_gather
 from ao_core.testing.base import gaussian, same_bits
 from ao_core.testing.input_steps import step_values
 from ao_core.testing.samples import quantized

@@ -46,7 +46,7 @@ def test_quotients_are_those_of_division(off):
     assert np.array_equal(quotients(x, scale, off), x / scale)
 
 
-@pytest.mark.parametrize("reach", [448.0, 57344.0])
+@pytest.mark.parametrize("quant_max", [448.0, 57344.0])
 def test_scales_are_those_of_division(quant_max):
     magnitude = np.exp2(np.random.default_rng(0).uniform(-110, 128, 200_000)).astype(np.float32)
     constants = (

@@ -51,7 +51,12 @@ class AdamCall:
 
 def moment_spec(moment: Tensor) -> Spec:
     """The format of a moment, quantized or dense, as `AdamCall` has it."""
-    return moment.spec if isinstance(moment, QTensor) else _DENSE[moment.dtype]
+    return moment.spec if isinstance(moment, QTensor) else dense_spec(moment.dtype)
+
+
+def dense_spec(dtype: torch.dtype) -> Spec:
+    """The format of dense moments, as `AdamCall` has it."""
+    return _DENSE[dtype]
 
 
 def adam_step(

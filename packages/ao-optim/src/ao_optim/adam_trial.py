@@ -12,7 +12,7 @@ from torch import Tensor
 from ao_core import Kernel, OpCall, QTensor, Spec, quantize_tensor
 from ao_core.testing import KernelCase, OpTrial
 from ao_core.testing.base import gaussian, same_bits
-from ao_optim.adam import AdamCall, moment_spec
+from ao_optim.adam import AdamCall, dense_spec
 from ao_optim.formats import FORMATS
 
 __all__ = ["ADAM"]
@@ -24,9 +24,7 @@ _LR = 0.3
 _BETAS = (0.9, 0.99)
 _EPS = 1e-8
 
-_F32, _BF16 = (
-    moment_spec(torch.empty(0, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16)
-)
+_F32, _BF16 = dense_spec(torch.float32), dense_spec(torch.bfloat16)
 
 
 def _pairs() -> Iterator[tuple[Spec, Spec]]:

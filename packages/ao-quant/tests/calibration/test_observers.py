@@ -173,7 +173,7 @@ def test_the_least_error_is_near_that_of_an_exact_search(kind, act):
     spec, fmt = ACTS[act], registry.dtypes.get(ACTS[act].dtype)
     scale, _ = qparams(_seen("mse", x.split(512)), OBSERVERS["mse"], spec, 99.0)
     reach, exact = float(x.abs().max()), x.numpy()
-    tries = reach / fmt.reach * 2.0 ** -np.linspace(0, 10, 400)
+    tries = reach / fmt.quant_max * 2.0 ** -np.linspace(0, 10, 400)
     errors = [_error(exact, spec, s, None) for s in tries]
     near = tries[int(np.argmin(errors))]
     fine = minimize_scalar(
@@ -184,7 +184,7 @@ def test_the_least_error_is_near_that_of_an_exact_search(kind, act):
     # the best step for floats may hang on where a handful of outliers come to lie, within their bins
     slack = 1.2 if kind == "outliers" and act != "int8" else 1.04
     assert least * 0.999 <= found <= least * slack
-    assert found <= _error(exact, spec, reach / fmt.reach, None) * 1.001
+    assert found <= _error(exact, spec, reach / fmt.quant_max, None) * 1.001
 
 
 @pytest.mark.parametrize("kind", KINDS[:3])

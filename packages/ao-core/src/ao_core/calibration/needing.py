@@ -98,7 +98,7 @@ def joined(reports: Sequence[Report]) -> Report:
 
 
 def _joined(records: Sequence[ParameterRecord]) -> ParameterRecord:
-    ranks = {"kept": 0, "skipped": 1, "quantized": 2}
+    ranks = {"unchanged": 0, "skipped": 1, "changed": 2}
     last = max(reversed(records), key=lambda record: ranks[record.status])
     return replace(
         last,

@@ -92,7 +92,7 @@ def choose_qparams(
     ternary weights in BitNet b1.58 (Ma et al. 2024, arXiv:2402.17764, section 2).
 
     With the rule "rank1" `x` is a matrix of elements with a scale each, so that the greater magnitude
-    of its row or of its column, whichever is less, becomes `dtype.reach` (Li et al. 2023,
+    of its row or of its column, whichever is less, becomes `dtype.quant_max` (Li et al. 2023,
     arXiv:2309.01507, section 4.2).
 
     Of a format of kind "codebook" it is the values that k-means finds, in one more dimension.
@@ -118,7 +118,7 @@ def choose_qparams(
 def quant_max_of(dtype: DType, block: Sequence[int]) -> float:
     """The magnitude that a block's largest element is scaled to when there is no zero point.
 
-    It is `dtype.reach`, but for integers in small blocks of a fixed size the greatest value. Half a step
+    It is `dtype.quant_max`, but for integers in small blocks of a fixed size the greatest value. Half a step
     beyond it, where `reach` is, all steps are finer, yet the largest element is half a step off in
     place of exact. With errors evenly spread over a step, of variance 1/12, N elements have the squared
     error of N + 2 others rather than N - 1, in steps shorter by 1 part in 2 max: exact is better up to
@@ -142,7 +142,7 @@ def qparams_of_range(
 ) -> tuple[Tensor, Tensor | None]:
     """`choose_qparams` for blocks whose elements go from `low` to `high`, grids of any shape.
 
-    `reach`: that of the blocks, see `quant_max_of`; by default `dtype.reach`.
+    `quant_max`: that of the blocks, see `quant_max_of`; by default `dtype.quant_max`.
     """
     check_format(dtype, zero_point, scale_dtype)
     low, high = low.to(torch.float32), high.to(torch.float32)

@@ -180,7 +180,7 @@ def _refuses(call: Call) -> str | None:
     if 0 in call.weight_shape:
         return "needs a tensor that is not empty"
     if call.spec.zero_point == "offset":
-        return "takes zero points off before scaling, and this format has scaled ones"
+        return "takes zero points off before scaling, and this format has offsets"
     dtype = registry.dtypes.get(call.spec.dtype)
     if dtype.kind == "codebook":
         return f"knows the values of each code beforehand, and those of {dtype.name} are learned"
