@@ -26,7 +26,7 @@ from ao_kernels.cpu.quantize import CODE_KERNELS, Matrix, matrix_of
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: formats that have values of their own, 0 among them
 NAMES = [
-    d.name for d in registry.dtypes.values() if d.kind not in ("table", "dense") and d.min <= 0
+    d.name for d in registry.dtypes.values() if d.kind not in ("codebook", "dense") and d.min <= 0
 ]
 NESTED = Spec("f8e4m3", (WHOLE, WHOLE))
 

@@ -18,7 +18,7 @@ from ao_kernels.cpu.formats import Format, format_of
 from ao_kernels.cpu.library import load
 
 load()
-BUILTIN = [dtype for dtype in registry.dtypes.values() if dtype.kind not in ("table", "dense")]
+BUILTIN = [dtype for dtype in registry.dtypes.values() if dtype.kind not in ("codebook", "dense")]
 #: formats as another package might add them
 OTHERS = (
     lut_dtype("two", [-1.0, 3.0]),

@@ -33,7 +33,7 @@ def strange(name, values, places, bits):
     for value, place in zip(values, places, strict=False):
         table[place] = value
     return DType(
-        name, bits, "codebook",
+        name, bits, "lut",
         encode=partial(encode, values=tuple(values), places=places), decode=partial(decode, table=table),
         min=values[0], max=values[-1], quant_max=values[-1], summary="strange",
     )  # fmt: skip

@@ -215,6 +215,10 @@ def _compiled(hint: Any, space: dict[str, Any]) -> _Type | None:
         try:
             return _compiled(eval(hint, space, _Public(space)), space)
         except (NameError, TypeError, AttributeError):
+            pass
+        try:  # a function is one whatever it takes
+            return _compiled(eval(hint, space, _Anything(space)), space)
+        except (NameError, TypeError, AttributeError):
             return None
     if isinstance(hint, TypeVar):
         return None if hint.__bound__ is None else _compiled(_named(hint.__bound__), space)
@@ -244,6 +248,15 @@ def _compiled(hint: Any, space: dict[str, Any]) -> _Type | None:
 def _named(bound: Any) -> Any:
     """A bound as an annotation, also one that was written as a string."""
     return bound.__forward_arg__ if isinstance(bound, ForwardRef) else bound
+
+
+class _Anything(dict[str, Any]):
+    """Names of a module; one that is there for type checkers only stands for any type."""
+
+    def __missing__(self, name: str) -> Any:
+        if hasattr(builtins, name):
+            raise KeyError(name)
+        return Any
 
 
 class _Public(dict[str, Any]):
