@@ -25,12 +25,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 _ROOT = Path(__file__).parent
-#: folders of products that git ignores; benchmarks keep what they compiled in `build`
+#: folders of matmuls that git ignores; benchmarks keep what they compiled in `build`
 _PRODUCTS = ("__pycache__", "build", "dist", "site")
 
 
 def _listed() -> set[str]:
-    """What is in the folder of the workspace, but for hidden files and products."""
+    """What is in the folder of the workspace, but for hidden files and matmuls."""
     return {
         name for name in os.listdir(_ROOT) if not name.startswith(".") and name not in _PRODUCTS
     }

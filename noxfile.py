@@ -199,8 +199,8 @@ def cpp_tests(session: nox.Session, *options: str) -> None:
 
 
 @nox.session(venv_backend="none")
-def products(session: nox.Session) -> None:
-    """Random linear layers of every recipe, beside float64: `nox -s products -- --cases 20000`."""
+def matmuls(session: nox.Session) -> None:
+    """Random linear layers of every recipe, beside float64: `nox -s matmuls -- --cases 20000`."""
     script = ROOT / "packages" / "ao-kernels" / "tests" / "random_products.py"
     dev(session).python(script, *session.posargs)
 

@@ -25,7 +25,7 @@ def _answering(value: float) -> Callable[..., torch.Tensor]:
     return lambda x, w, bias: x.new_full((*x.shape[:-1], w.shape[0]), value)
 
 
-#: products that say which kernel made them, each the best of its band
+#: matmuls that say which kernel made them, each the best of its band
 ANSWERS = {"reference": 1.0, "torch": 2.0, None: 2.0}
 KERNELS = tuple(
     Kernel(f"answers_{value}", "linear", "plain", "cpu", _answering(value), priority)
@@ -41,7 +41,7 @@ def weight() -> Iterator[QTensor]:
 
 
 def answers(weight: QTensor, rounds: int = ROUNDS) -> set[float]:
-    """What products give, again and again."""
+    """What matmuls give, again and again."""
     x = torch.ones(1, 8)
     return {float(F.linear(x, weight)[0, 0]) for _ in range(rounds)}
 
@@ -99,17 +99,17 @@ def test_tasks_inherit_and_keep_theirs(weight: QTensor) -> None:
 
 
 def test_compiled_code_keeps_what_it_was_compiled_with(weight: QTensor) -> None:
-    def product(x: torch.Tensor) -> torch.Tensor:
+    def matmul(x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, weight)
 
     x = torch.ones(1, 8)
-    plain = torch.compile(product, backend="aot_eager", fullgraph=True)
+    plain = torch.compile(matmul, backend="aot_eager", fullgraph=True)
     assert float(plain(x)[0, 0]) == 2.0
     with kernels("reference"):
-        assert float(product(x)[0, 0]) == 1.0
+        assert float(matmul(x)[0, 0]) == 1.0
         assert float(plain(x)[0, 0]) == 2.0
         torch.compiler.reset()
-        pinned = torch.compile(product, backend="aot_eager", fullgraph=True)
+        pinned = torch.compile(matmul, backend="aot_eager", fullgraph=True)
         assert float(pinned(x)[0, 0]) == 1.0
     assert float(pinned(x)[0, 0]) == 1.0
     torch.compiler.reset()

@@ -50,7 +50,7 @@ class TestTwoFourDequantize(KernelSuite):
 
 @pytest.mark.parametrize("spec", BLOCK_SPECS, ids=str)
 def test_a_model_takes_the_native_layout(spec: Spec) -> None:
-    """Blocks of zeros are left out of it, and the product is that of the canonical layout."""
+    """Blocks of zeros are left out of it, and the matmul is that of the canonical layout."""
     dense = torch.randn(80, 100, generator=torch.Generator().manual_seed(1))
     dense[16:64] = 0
     canonical = quantize_tensor(

@@ -1,4 +1,4 @@
-"""Recipes for low-precision or sparse products, and optimizers, by name; imported when asked for."""
+"""Recipes for low-precision or sparse matmuls, and optimizers, by name; imported when asked for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPARSE = {"semi_sparse": ".layers.", "semi_sparse_mlp": ".mlp."}
 
 
 def convert(model: nn.Module, recipe: str) -> None:
-    """Have the products of all linear layers but the head computed as a recipe says.
+    """Have the matmuls of all linear layers but the head computed as a recipe says.
 
     The weights stay as they are. The head is left out as it usually is: it is small, and its errors
     reach every parameter.

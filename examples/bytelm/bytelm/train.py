@@ -36,7 +36,7 @@ class TrainConfig:
     #: windows in a step, and the bytes that each predicts
     batch: int = 32
     context: int = 256
-    #: how the products of the linear layers are computed; see `bytelm.precision.convert`
+    #: how the matmuls of the linear layers are computed; see `bytelm.precision.convert`
     recipe: str = "bf16"
     #: of the matrices inside the layers: Muon (Jordan et al. 2024) or another of torch or ao
     optimizer: str = "Muon"

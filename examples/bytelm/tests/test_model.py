@@ -25,7 +25,7 @@ def norm(x: np.ndarray, gain: np.ndarray) -> np.ndarray:
 
 
 def turn(vector: np.ndarray, position: int) -> np.ndarray:
-    """RoPE as products of complex numbers."""
+    """RoPE as matmuls of complex numbers."""
     half = len(vector) // 2
     number = vector[:half] + 1j * vector[half:]
     angle = position * 10_000.0 ** (-np.arange(half) / half)
@@ -83,11 +83,11 @@ def test_rotary_products_depend_on_distance_alone() -> None:
     q, k = torch.randn(2, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     angles = rope_angles(50, 10, 10_000.0)
     turned = [rotate(x, angles.cos(), angles.sin()) for x in (q, k)]
-    products = turned[0] @ turned[1].T
+    matmuls = turned[0] @ turned[1].T
     for distance in (-30, 0, 7):
-        diagonal = products.diagonal(distance)
+        diagonal = matmuls.diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=0, atol=1e-13)
-    assert products.std() > 0.1
+    assert matmuls.std() > 0.1
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -173,7 +173,7 @@ def test_products_of_a_compute_weight():
     w = ComputeWeight(torch.zeros(8, 64), row, None, row)
     (found,) = explain(w, torch.zeros(2, 3, 64))
     assert (found.spec, found.shape, found.note) == (None, (8, 64), "in high precision: grad_input")
-    assert [(c.product, c.x_shape) for c in found.calls] == [
+    assert [(c.matmul, c.x_shape) for c in found.calls] == [
         ("output", (6, 64)),
         ("grad_weight", (8, 6)),
     ]
@@ -192,7 +192,7 @@ def test_products_of_experts():
     w = ComputeWeight(torch.zeros(3, 8, 64), row, row, row)
     (found,) = explain(w, torch.zeros(6, 64))
     assert found.shape == (3, 8, 64)
-    assert {(c.product, c.op, c.x_shape) for c in found.calls} == {
+    assert {(c.matmul, c.op, c.x_shape) for c in found.calls} == {
         ("output", "grouped_mm", (6, 64)),
         ("grad_input", "grouped_mm", (6, 8)),
         ("grad_weight", "grouped_mm", (8, 6)),

@@ -283,7 +283,7 @@ def test_compute_weights_stay_trainable() -> None:
     assert layer.weight.requires_grad
     assert report.records[0].bytes_after == report.records[0].bytes_before
     conv = nn.Conv1d(2, 2, 3)
-    with pytest.warns(NothingConvertedWarning, match="weight: low-precision products are defined"):
+    with pytest.warns(NothingConvertedWarning, match="weight: low-precision matmuls are defined"):
         (skipped,) = ao_core.quantize_(conv, "rowwise_training").with_status("skipped")
     assert "2-D" in skipped.reason
 
@@ -295,7 +295,7 @@ def test_compute_weights_are_quantized_from_their_memory(rowwise_training: Any) 
     (again, _) = ao_core.quantize_(layer, "rowwise_training")
     assert (again.status, again.reason) == (
         "unchanged",
-        "its products are in low precision already",
+        "its matmuls are in low precision already",
     )
     with pytest.warns(
         NothingConvertedWarning, match="an earlier conversion already .all three matmuls f8e4m3"

@@ -21,7 +21,7 @@ def _seed():
 def run():
     """(layer, x, gradient) -> output, gradient of the input and of the weight."""
 
-    def products(layer: nn.Module, x: Tensor, grad: Tensor, *args) -> list[Tensor]:
+    def matmuls(layer: nn.Module, x: Tensor, grad: Tensor, *args) -> list[Tensor]:
         x = x.clone().requires_grad_()
         layer.zero_grad()
         out = layer(x, *args)
@@ -31,12 +31,12 @@ def run():
         assert weight.grad is not None
         return [out.detach(), x.grad, weight.grad]
 
-    return products
+    return matmuls
 
 
 @pytest.fixture
 def decibels(run):
-    """(configuration, K, N, rows) -> SQNR of the three products in bfloat16 to float32 autograd."""
+    """(configuration, K, N, rows) -> SQNR of the three matmuls in bfloat16 to float32 autograd."""
 
     def measured(config, k: int, n: int, rows: int) -> list[float]:
         layer = nn.Linear(k, n, bias=False, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Products of random layers against float32 autograd; any sizes."""
+"""Matmuls of random layers against float32 autograd; any sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ao_float8 import Float8LinearConfig, Float8Product
 from ao_float8.config import PRESETS
 
 #: recipe -> least and greatest SQNR in dB of the output and of the gradients. Both operands of e4m3
-#: have noise of 31.5 dB, so a product 28.6; with a gradient in e5m2 (25.6) 24.6; float4 and ternary
+#: have noise of 31.5 dB, so a matmul 28.6; with a gradient in e5m2 (25.6) 24.6; float4 and ternary
 #: by measurement.
 BOUNDS = {
     "float8/tensorwise": ((25, 31), (22, 27), (22, 27)),

@@ -160,7 +160,7 @@ def test_float64_stays(quiet):
 
 def test_lookups_and_filters_stay(quiet):
     model = nn.ModuleList([nn.Embedding(10, 16), nn.Conv1d(4, 4, 3)])
-    with pytest.warns(NothingConvertedWarning, match="a lookup has no product"):
+    with pytest.warns(NothingConvertedWarning, match="a lookup has no matmul"):
         report = convert_to_float8_training(
             model, config=ROWWISE, module_filter_fn=lambda m, n: True
         )
@@ -201,7 +201,7 @@ def test_configurations_are_text(name):
 
 @pytest.mark.parametrize(("recipe", "group"), [("rowwise", "row"), ("tensorwise", "tensor")])
 def test_trained_weights_are_handed_over(recipe, group, quiet, tmp_path):
-    """To a format with the same scales: the codes that the last product saw; to a file: plain."""
+    """To a format with the same scales: the codes that the last matmul saw; to a file: plain."""
     model = _model()
     dense = copy.deepcopy(model)
     convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name(recipe))

@@ -36,8 +36,8 @@ def _step(model, x, scale=1.0):
     (model(x).square().sum() * scale).backward()
 
 
-def _find(records, layer, product, tensor) -> PrecisionRecord:
-    (record,) = [r for r in records if (r.layer, r.product, r.tensor) == (layer, product, tensor)]
+def _find(records, layer, matmul, tensor) -> PrecisionRecord:
+    (record,) = [r for r in records if (r.layer, r.matmul, r.tensor) == (layer, matmul, tensor)]
     return record
 
 
@@ -46,7 +46,7 @@ def test_every_operand_of_every_product():
     with precision_telemetry(model) as telemetry:
         _step(model, x)
         telemetry.step()
-    assert {(r.product, r.tensor) for r in telemetry.records if r.layer == "0"} == {
+    assert {(r.matmul, r.tensor) for r in telemetry.records if r.layer == "0"} == {
         ("output", "input"),
         ("output", "weight"),
         ("grad_input", "weight"),
@@ -212,7 +212,7 @@ def test_underflow_is_named_once():
                 telemetry.step()
     texts = [str(w.message) for w in found if w.category is UnderflowWarning]
     assert len(texts) == 1
-    assert texts[0].startswith("2: grad_output of the product grad_input, step 0: 97.5%")
+    assert texts[0].startswith("2: grad_output of the matmul grad_input, step 0: 97.5%")
     assert "float8_fallback(model, '2')" in texts[0]
 
 
@@ -225,7 +225,7 @@ def test_nan_is_reported_with_the_layer():
             _step(model, x)
     texts = [str(w.message) for w in found if w.category is NonFiniteWarning]
     assert (
-        texts[0] == "0: input of the product output, step 0: 1 of 160 elements are NaN or infinite"
+        texts[0] == "0: input of the matmul output, step 0: 1 of 160 elements are NaN or infinite"
     )
     assert [text.partition(":")[0] for text in texts] == ["0", "2"]
     assert _find(telemetry.records, "0", "output", "input").nonfinite == 1
@@ -255,7 +255,7 @@ def test_lines_scalars_and_a_figure(tmp_path):
     assert len(writer.scalars) == 6 * len(telemetry.records)
     (axes,) = telemetry.plot().axes
     assert {line.get_label() for line in axes.lines} == {
-        f"{layer}, {product}" for layer in "02" for product in ("grad_input", "grad_weight")
+        f"{layer}, {matmul}" for layer in "02" for matmul in ("grad_input", "grad_weight")
     }
     assert axes.get_ylabel() == "underflow_percent of grad_output"
 

@@ -1,4 +1,4 @@
-"""Products with weights in tiles where activations are zeros, infinite, or at the ends of float32."""
+"""Matmuls with weights in tiles where activations are zeros, infinite, or at the ends of float32."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def tiled(spec: Spec, weight: Tensor) -> QTensor:
 
 
 def served(x: Tensor, w: QTensor) -> Tensor:
-    """The product, surely by the kernel under test."""
+    """The matmul, surely by the kernel under test."""
     call = Call("linear", w.spec, tuple(w.shape), tuple(x.shape), x.dtype, "cpu")
     assert select(call).name == f"{w.spec.layout}_linear"
     return F.linear(x, w)
 
 
 def dense(x: Tensor, w: QTensor) -> Tensor:
-    """The product of the weight's own values, in float64."""
+    """The matmul of the weight's own values, in float64."""
     return F.linear(x.double(), w.canonical().dequantize(torch.float32).double())
 
 

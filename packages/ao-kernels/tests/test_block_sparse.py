@@ -1,4 +1,4 @@
-"""The layout `bsr_cpu` and its product, on weights made by the definition of `bsr`, against float64."""
+"""The layout `bsr_cpu` and its matmul, on weights made by the definition of `bsr`, against float64."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def weight(spec: Spec, shape: tuple[int, int], side: int, share: float = 0.5) ->
 
 
 def quantized(x: Tensor, spec: Spec) -> Tensor:
-    """What the product sees of activations, in float64."""
+    """What the matmul sees of activations, in float64."""
     if spec.act is None:
         return x.double()
     scale = x.float().abs().amax(-1, keepdim=True) / 127.5
@@ -141,7 +141,7 @@ def test_layout_is_exact_both_ways(spec: Spec, side: int) -> None:
 
 
 def test_nothing_is_read_of_empty_blocks() -> None:
-    """What stands in the activations there, NaN too, has no part in the product."""
+    """What stands in the activations there, NaN too, has no part in the matmul."""
     made = weight(SPECS[1], (32, 64), 32, 1.0)
     parts = dict(made.parts, crow_indices=torch.tensor([0, 1], dtype=torch.int32))
     parts |= {"qdata": parts["qdata"][:1], "col_indices": parts["col_indices"][:1]}

@@ -184,13 +184,13 @@ def test_experts_compile() -> None:
     w = weight("int4", 3, 33, 80)
     offs = torch.tensor([2, 2, 5], dtype=torch.int32)
 
-    def product(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
+    def matmul(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
         return torch._grouped_mm(x, w.transpose(-2, -1), offs)
 
-    compiled: Any = torch.compile(product, fullgraph=True, backend="aot_eager")
+    compiled: Any = torch.compile(matmul, fullgraph=True, backend="aot_eager")
     x = randn(5, 80).bfloat16()
     with torch.no_grad():
-        assert torch.equal(compiled(x, w, offs), product(x, w, offs))
+        assert torch.equal(compiled(x, w, offs), matmul(x, w, offs))
 
 
 # -- export ------------------------------------------------------------------------------------------

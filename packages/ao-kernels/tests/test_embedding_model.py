@@ -134,7 +134,7 @@ def test_pickles_and_state_dicts(name: str, tmp_path: Path) -> None:
 
 
 def test_copies_forget_the_product_of_the_original() -> None:
-    """What a weight remembers for its products must not outlive a change, nor travel with a copy."""
+    """What a weight remembers for its matmuls must not outlive a change, nor travel with a copy."""
     spec = Spec("int4", (1, 32), layout="packed")
     generator = torch.Generator().manual_seed(0)
     dense, x = torch.randn(2, 48, 64, generator=generator), torch.ones(3, 64)

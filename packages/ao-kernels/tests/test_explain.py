@@ -57,7 +57,7 @@ def test_tile_registers_serve_from_so_many_rows_on(
     w = repack(quantize_tensor(torch.ones(48, 128, dtype=dtype), spec))
     (weight,) = explain(w, rows=tuple(range(1, 130)))
     winners = [call.winner for call in weight.calls]
-    served = ["products in tile registers" in c.description for c in winners if c is not None]
+    served = ["matmuls in tile registers" in c.description for c in winners if c is not None]
     there_are_any = library.isa() == "amx" and least is not None
     assert served == [there_are_any and rows >= (least or 0) for rows in range(1, 130)]
 

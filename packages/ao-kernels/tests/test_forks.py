@@ -25,7 +25,7 @@ from ao_kernels.cpu.library import load
 def threads():
     return len(os.listdir("/proc/self/task"))
 
-def product(m):
+def matmul(m):
     return F.linear(x[:m], w)
 
 torch.set_num_threads(3)
@@ -36,15 +36,15 @@ before = sys.argv[1]
 if before == "torch":
     torch.randn(700, 700) @ torch.randn(700, 700)
 if before == "ao":
-    product(600)
+    matmul(600)
 
 def child(depth):
     signal.alarm(60)  # a hang is a death
     start = threads()
-    found = [product(m) for m in (1, 8, 600)]
+    found = [matmul(m) for m in (1, 8, 600)]
     used = threads() - start
     other = []
-    worker = threading.Thread(target=lambda: other.append(product(600)))
+    worker = threading.Thread(target=lambda: other.append(matmul(600)))
     worker.start()
     worker.join()
     torch.save((found, used, other), sys.argv[2] + str(depth))
@@ -59,7 +59,7 @@ pid = os.fork()
 if pid == 0:
     child(0)
 assert os.waitpid(pid, 0)[1] == 0
-expected = [product(m) for m in (1, 8, 600)]
+expected = [matmul(m) for m in (1, 8, 600)]
 for depth in (0, 1):
     found, used, other = torch.load(sys.argv[2] + str(depth))
     assert all(map(torch.equal, found, expected)), depth
@@ -70,7 +70,7 @@ for depth in (0, 1):
 
 @pytest.mark.parametrize("before", ["nothing", "torch", "ao"])
 def test_children_are_right_and_have_threads(before: str, tmp_path: os.PathLike[str]) -> None:
-    """A child, and a child of it: its first product starts as many threads as torch has."""
+    """A child, and a child of it: its first matmul starts as many threads as torch has."""
     done = run_python("-c", PROGRAM, before, f"{tmp_path}/found", timeout=120)
     assert done.returncode == 0, done.stderr
     used = [int(line) for line in done.stdout.split()]

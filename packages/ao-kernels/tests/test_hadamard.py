@@ -1,4 +1,4 @@
-"""The kernel of `hadamard` on the CPU, against the reference and the product with the matrix in float64."""
+"""The kernel of `hadamard` on the CPU, against the reference and the matmul with the matrix in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products with weights in tiles: how exact they are, for every format, against float64."""
+"""Matmuls with weights in tiles: how exact they are, for every format, against float64."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def relative(actual: Tensor, expected: Tensor) -> float:
 
 
 def served(x: Tensor, w: QTensor, bias: Tensor | None = None) -> Tensor:
-    """The product, surely by the kernel under test."""
+    """The matmul, surely by the kernel under test."""
     call = Call("linear", w.spec, tuple(w.shape), tuple(x.shape), x.dtype, "cpu")
     assert select(call).name == f"{w.spec.layout}_linear"
     return F.linear(x, w, bias)
 
 
 def check(w: QTensor, rows: tuple[int, ...] = ROWS) -> None:
-    """As exact as float32 allows, and in 16 bits as the dense product of the values in 16 bits."""
+    """As exact as float32 allows, and in 16 bits as the dense matmul of the values in 16 bits."""
     n, k = w.shape
     values = values_of(w)
     for dtype in DTYPES:

@@ -57,7 +57,7 @@ class TestTiles8(LayoutSuite):
 
 
 class Dynamic(LayoutSuite):
-    """Weights with a part for activations that have zero points; products then are not exact."""
+    """Weights with a part for activations that have zero points; matmuls then are not exact."""
 
     specs = (
         Spec("int4", (1, 32), "bfloat16", act=ACTS[1]),

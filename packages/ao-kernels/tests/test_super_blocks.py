@@ -125,7 +125,7 @@ def test_bytes_of_a_weight() -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_products(name: str) -> None:
-    """As exact as float32 allows, and in 16 bits as the dense product of the values in 16 bits."""
+    """As exact as float32 allows, and in 16 bits as the dense matmul of the values in 16 bits."""
     w, values = tiled(SPECS[name], 70, 520)
     for dtype in DTYPES:
         for m in (1, 2, 4, 5, 40):

@@ -126,7 +126,7 @@ def test_calls_from_several_threads_at_once() -> None:
 
 
 def test_first_calls_from_several_threads_at_once() -> None:
-    """The first product of a weight, which others may be asking for at the same time."""
+    """The first matmul of a weight, which others may be asking for at the same time."""
     x = randn(2, K)
     expected = F.linear(x, weight("int4"))
     for _ in range(20):

@@ -83,7 +83,7 @@ def weight(spec: Spec, shape: tuple[int, int]) -> Weight:
     return Weight(spec, parts, values)
 
 
-def product(made: Weight, x: Tensor, bias: Tensor | None) -> Tensor:
+def matmul(made: Weight, x: Tensor, bias: Tensor | None) -> Tensor:
     """By the op, which needs no layout of that name to be registered."""
     parts, group = made.parts, group_of(made.spec, tuple(made.values.shape))
     out: Tensor = torch.ops.ao_kernels.two_four_linear(
@@ -104,12 +104,12 @@ def test_product(spec: Spec, dtype: torch.dtype) -> None:
             call = Call("linear", spec, shape, (m, k), dtype, "cpu")
             assert PRODUCT.refuses(call) is None
             expected = x.double() @ made.values.T + bias.double()
-            out = product(made, x, bias)
+            out = matmul(made, x, bias)
             assert (out.shape, out.dtype) == ((m, n), dtype)
             rounding = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
             assert (out.double() - expected).norm() <= rounding * expected.norm()
-            assert torch.equal(product(made, x[:1], bias), out[:1])
-            assert torch.equal(product(made, x.t().contiguous().t(), bias), out)
+            assert torch.equal(matmul(made, x[:1], bias), out[:1])
+            assert torch.equal(matmul(made, x.t().contiguous().t(), bias), out)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

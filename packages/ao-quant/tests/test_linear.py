@@ -1,4 +1,4 @@
-"""`nn.Linear` in every recipe and any shape, against the product of the stored values in float64."""
+"""`nn.Linear` in every recipe and any shape, against the matmul of the stored values in float64."""
 
 from __future__ import annotations
 

@@ -148,8 +148,8 @@ def test_mxfp4_is_as_good_as_another_implementation(sqnr_db):
     assert 18 < sqnr_db(x, got) < 19.5
 
 
-def product(layer, config, x, sqnr_db, fake):
-    """SQNR between a quantized layer's output and the product of independently quantized operands."""
+def matmul(layer, config, x, sqnr_db, fake):
+    """SQNR between a quantized layer's output and the matmul of independently quantized operands."""
     w = layer.weight.detach().clone()
     bias = layer.bias.detach().double()
     (record, *_) = quantize_(layer, config)
@@ -164,7 +164,7 @@ def test_products_of_mx_with_mx(element, sqnr_db):
     layer, x = nn.Linear(77, 33), torch.randn(9, 77)
     config = MXDynamicActivationMXWeightConfig(element, element, "rceil")
     # float32 sums of the same numbers
-    assert product(layer, config, x, sqnr_db, lambda t: mx(t, element, "rceil")[0]) > 110
+    assert matmul(layer, config, x, sqnr_db, lambda t: mx(t, element, "rceil")[0]) > 110
 
 
 def test_products_of_two_elements(sqnr_db):
@@ -184,7 +184,7 @@ def test_products_of_nvfp4_with_nvfp4(two_levels, sqnr_db):
     def fake(t):
         return nvfp4(t.double().numpy(), two_levels)
 
-    assert product(layer, config, x, sqnr_db, fake) > 35
+    assert matmul(layer, config, x, sqnr_db, fake) > 35
 
 
 def test_two_levels_of_scales_take_4_bytes_a_matrix():

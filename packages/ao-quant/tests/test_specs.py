@@ -249,8 +249,8 @@ def test_float8_in_blocks(sqnr_db):
     for part in x.split(128, 1):
         scale = part.abs().amax(1, keepdim=True) / 57344
         pieces.append((part / scale).to(torch.float8_e5m2).float() * scale)
-    product = torch.cat(pieces, 1).double() @ expected.double().t()
-    assert sqnr_db(product, torch.nn.functional.linear(x, q)) > 110
+    matmul = torch.cat(pieces, 1).double() @ expected.double().t()
+    assert sqnr_db(matmul, torch.nn.functional.linear(x, q)) > 110
 
 
 def test_e5m2_activations_and_weights():

@@ -1,4 +1,4 @@
-"""Products of torch for 2:4 weights, with dense ones in place of CUDA's."""
+"""Matmuls of torch for 2:4 weights, with dense ones in place of CUDA's."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def weight(n, k):
     return torch.randn(n, k, generator=torch.Generator().manual_seed(n + k)).bfloat16()
 
 
-def product(dense, x, out_dtype):
+def matmul(dense, x, out_dtype):
     assert x.shape[1] % 16 == 0
     return (dense.float() @ x.float()).to(out_dtype or dense.dtype)
 
 
 def semi_structured_mm(values, meta, x, *, out_dtype=None):
-    return product(sparse_semi_structured_to_dense_cutlass(values, meta), x, out_dtype)
+    return matmul(sparse_semi_structured_to_dense_cutlass(values, meta), x, out_dtype)
 
 
 def cslt_sparse_mm(packed, x, *, out_dtype=None, transpose_result=False):
-    out = product(packed, x, out_dtype)
+    out = matmul(packed, x, out_dtype)
     return out.t() if transpose_result else out
 
 

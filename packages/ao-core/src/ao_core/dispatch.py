@@ -190,8 +190,8 @@ def unused(kernel: Kernel) -> str | None:
 
 
 def _unknown_option(kernel: Kernel, op: Op, call: OpCall) -> str | None:
-    """Why a kernel must not serve a product whose format has an option that it has not heard of."""
-    if op.is_conversion:  # codes do not depend on how products are computed
+    """Why a kernel must not serve a matmul whose format has an option that it has not heard of."""
+    if op.is_conversion:  # codes do not depend on how matmuls are computed
         return None
     unknown = {name for spec in call.specs for name, _ in spec.options}
     unknown = unknown.difference(OPTIONS, kernel.options)
@@ -201,7 +201,7 @@ def _unknown_option(kernel: Kernel, op: Op, call: OpCall) -> str | None:
 
 
 def _unknown_rule(kernel: Kernel, op: Op, call: OpCall) -> str | None:
-    """Why a kernel must not scale activations for a product, where their scales follow something else.
+    """Why a kernel must not scale activations for a matmul, where their scales follow something else.
 
     Where scales are chosen, by conversions or the reference, the rule is known.
     """
@@ -274,7 +274,7 @@ def _code(kernel: Kernel) -> bytes:
 
 
 def matmul_op(weight_shape: tuple[int, ...]) -> str | None:
-    """The op of products with a weight of so many dimensions; None where it is dequantized for them."""
+    """The op of matmuls with a weight of so many dimensions; None where it is dequantized for them."""
     return {2: "linear", 3: "grouped_linear"}.get(len(weight_shape))
 
 

@@ -39,13 +39,13 @@ class CallExplanation:
     """The candidates for one call, best first; the first that does not refuse serves it."""
 
     op: str
-    #: of the second operand; of a `ComputeWeight` it differs from product to product
+    #: of the second operand; of a `ComputeWeight` it differs from matmul to matmul
     spec: Spec
     x_shape: tuple[int, ...]
     x_dtype: torch.dtype
     candidates: tuple[Candidate, ...]
     #: of the three of a `ComputeWeight`: "output", "grad_input" or "grad_weight"
-    product: str = ""
+    matmul: str = ""
 
     @property
     def winner(self) -> Candidate | None:
@@ -57,7 +57,7 @@ class CallExplanation:
         winner = self.winner
         return {
             "op": self.op,
-            "product": self.product,
+            "matmul": self.matmul,
             "spec": self.spec.to_dict(),
             "x_shape": list(self.x_shape),
             "x_dtype": _name(self.x_dtype),
@@ -171,10 +171,10 @@ def explain_tensor(
     x: Tensor | None = None,
     rows: Sequence[int] = ROWS,
 ) -> WeightExplanation:
-    """`explain` for one tensor under a name, used in these ops; "linear" stands for any product."""
+    """`explain` for one tensor under a name, used in these ops; "linear" stands for any matmul."""
     shape, device = w.stored_shape, w.device.type
     if w.is_permuted:
-        note = f"a transposed or flattened view {tuple(w.shape)} is dequantized for each product"
+        note = f"a transposed or flattened view {tuple(w.shape)} is dequantized for each matmul"
         return WeightExplanation(fqn, w.spec, shape, w.dtype, device, (), note, tied)
     return explain_weight(
         w.spec, shape, w.dtype, device, fqn=fqn, tied=tied, ops=ops, x=x, rows=rows
@@ -194,11 +194,11 @@ def explain_weight(
     rows: Sequence[int] = ROWS,
 ) -> WeightExplanation:
     """The same for a weight that need not exist, of stored `shape` and logical `dtype`."""
-    note, product = "", matmul_op(shape)
-    if product is None or not ops:
-        ops, note = (), f"a weight of {len(shape)} dimensions is dequantized for each product"
-    elif product != "linear":
-        ops = (product,)
+    note, matmul = "", matmul_op(shape)
+    if matmul is None or not ops:
+        ops, note = (), f"a weight of {len(shape)} dimensions is dequantized for each matmul"
+    elif matmul != "linear":
+        ops = (matmul,)
     calls = tuple(
         _call(spec, shape, device, op, leading, _activations(x, dtype))
         for op in ops
@@ -229,7 +229,7 @@ def _explain_model(
 def _explain_compute(
     w: ComputeWeight, fqn: str, tied: tuple[str, ...], x: Tensor | None, rows: Sequence[int]
 ) -> WeightExplanation:
-    """The products of a linear layer, or of experts, each for the shapes it would have."""
+    """The matmuls of a linear layer, or of experts, each for the shapes it would have."""
     *experts, n, k = w.transpose(-2, -1).shape if w.transposed else w.shape
     op = "grouped_mm" if experts else "mm"
     device, dtype = w.device.type, _activations(x, w.dtype)
@@ -242,12 +242,12 @@ def _explain_compute(
             "grad_input": ((m, n), (*experts, k, n)),
             "grad_weight": ((n, m), (k, m)),
         }
-        for (product, (a, b)), spec in zip(shapes.items(), w.matmuls, strict=True):
+        for (matmul, (a, b)), spec in zip(shapes.items(), w.matmuls, strict=True):
             if spec is not None and not rule_name(spec):
                 found = candidates(Call(op, spec, b, a, dtype, device))
-                calls.append(CallExplanation(op, spec, a, dtype, tuple(found), product))
-    used = [product for product, spec in zip(shapes, w.matmuls, strict=True) if spec is not None]
-    left = ", ".join(product for product in shapes if product not in used)
+                calls.append(CallExplanation(op, spec, a, dtype, tuple(found), matmul))
+    used = [matmul for matmul, spec in zip(shapes, w.matmuls, strict=True) if spec is not None]
+    left = ", ".join(matmul for matmul in shapes if matmul not in used)
     note = f"in high precision: {left}" if left else ""
     if rule := rule_name(w.matmuls.output):
         note = f"all three matmuls in high precision, of values that the rule {rule!r} rounds"
@@ -315,7 +315,7 @@ def _body(weight: WeightExplanation) -> str:
         lines.append(f"  {weight.note}")
     alike: dict[tuple[Any, ...], list[CallExplanation]] = {}
     for call in weight.calls:
-        title = f"{call.op} for {call.product}, {call.spec}," if call.product else call.op
+        title = f"{call.op} for {call.matmul}, {call.spec}," if call.matmul else call.op
         alike.setdefault((title, call.x_dtype, call.candidates), []).append(call)
     for (title, x_dtype, found), calls in alike.items():
         shapes = ", ".join(str(call.x_shape) for call in calls)

@@ -93,7 +93,7 @@ def _fresh_keys() -> tuple[Any, Any]:
     """The dispatch keys that a new thread includes and excludes.
 
     Such a thread is started only where the calling one is not known to have them: from its first thread on
-    a process pays for each of its locks, a twentieth of an eager product.
+    a process pays for each of its locks, a twentieth of an eager matmul.
     """
     keys = _keys()
     if _are_fresh(*keys):

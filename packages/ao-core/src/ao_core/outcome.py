@@ -37,7 +37,7 @@ _ROWS = 4096
 
 
 class EmulationWarning(UserWarning):
-    """Products are emulated: their values are right, but they take longer than in high precision."""
+    """Matmuls are emulated: their values are right, but they take longer than in high precision."""
 
 
 class NothingConvertedWarning(UserWarning):
@@ -63,7 +63,7 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def is_emulated(w: ComputeWeight) -> bool:
-    """Whether a product of this weight falls to the reference."""
+    """Whether a matmul of this weight falls to the reference."""
     op = "mm" if w.dim() == 2 else "grouped_mm"
     shape, x_shape = tuple(w.shape), (_ROWS, w.shape[-1])
     specs = [spec for spec in w.matmuls if spec is not None and not rule_name(spec)]
@@ -72,17 +72,17 @@ def is_emulated(w: ComputeWeight) -> bool:
 
 
 def warn_of_emulation(weights: Sequence[ComputeWeight]) -> None:
-    """Say once how many of these weights have emulated products, if any; on the meta device nobody knows."""
+    """Say once how many of these weights have emulated matmuls, if any; on the meta device nobody knows."""
     warn_if_emulated(
         [w for w in weights if not w.is_meta and is_emulated(w)],
-        "low-precision products are emulated",
+        "low-precision matmuls are emulated",
         "Hardware float8 needs an NVIDIA GPU of compute capability 8.9 or later, bfloat16 weights and scales "
         "per tensor or row; ao_core.explain(model) names the kernels.",
     )
 
 
 def warn_if_emulated(weights: Sequence[Tensor], what: str, needs: str) -> None:
-    """One `EmulationWarning` for weights whose products are emulated; none where there are no such."""
+    """One `EmulationWarning` for weights whose matmuls are emulated; none where there are no such."""
     if not weights:
         return
     devices = Counter(w.device.type for w in weights)

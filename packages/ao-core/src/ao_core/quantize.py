@@ -99,7 +99,7 @@ def quantize_(
 
     Warns:
         NothingConvertedWarning: every parameter stayed what it was.
-        EmulationWarning: products of training are emulated.
+        EmulationWarning: matmuls of training are emulated.
         StaleParameterWarning: something still holds parameters that had to be replaced.
     """
     configs = resolved(config)
@@ -235,10 +235,10 @@ def convert(
         return None, _record(entry, before, status, new.reason, start)
     if isinstance(new, ComputeWeight) and isinstance(before, ComputeWeight):
         if new.matmuls == before.matmuls:
-            reason = "its products are in low precision already"
+            reason = "its matmuls are in low precision already"
             return None, _record(entry, before, "unchanged", reason, start)
         reason = (
-            f"its products are set by an earlier conversion already ({before.matmuls.text()}); to "
+            f"its matmuls are set by an earlier conversion already ({before.matmuls.text()}); to "
             "change the recipe, convert a new model and load this one's state dict"
         )
         return None, _record(entry, before, "skipped", reason, start)
@@ -338,7 +338,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _kernel_name(tensor: Tensor, target: Target) -> str:
-    """The kernel that serves a product with one row of activations."""
+    """The kernel that serves a matmul with one row of activations."""
     if not isinstance(tensor, QTensor) or is_conv(tensor, target):
         return ""
     shape = tensor.stored_shape

@@ -225,7 +225,7 @@ class Kernel:
     #: how it serves a call that it accepts, in a few words for `explain`; may be empty
     describe: Callable[[Any], str] = lambda call: ""
     #: names of the options of a `Spec` that it goes by, besides those that ao-core and the layout read: a
-    #: product with a weight that has any other option is not its to serve
+    #: matmul with a weight that has any other option is not its to serve
     options: tuple[str, ...] = ()
     #: kinds of input steps (see `ao_core.steps`) that it takes itself: it gets x and w with such steps in
     #: `w.spec.input`, where they are the last ones. All others are taken before it, or it is not asked

@@ -49,7 +49,7 @@ SCALE_DTYPES = ("float32", "bfloat16", "float16", "e8m0", "e4m3")
 #: in place of one: the format has no scale, value = decode(code)
 NO_SCALE = "none"
 #: options that ao-core reads, and any kernel may meet: how powers of two and other scales are chosen, how
-#: operations in place round, how float8 products add up, and what FSDP2 gathers
+#: operations in place round, how float8 matmuls add up, and what FSDP2 gathers
 OPTIONS = ("mx_mode", "scale_rule", "rounding", "fast_accum", "enable_fsdp_float8_all_gather")
 #: the option "blocksize" of layouts of square blocks, where it is not set
 BLOCKSIZE = 64
@@ -91,7 +91,7 @@ class Spec:
     zero_point: str = "none"
     #: name of the layout that arranges the parts in memory
     layout: str = "plain"
-    #: how activations are quantized before the product, at run time; None: they are not
+    #: how activations are quantized before the matmul, at run time; None: they are not
     act: Spec | None = None
     #: further primitives, sorted by name, e.g. how scales are chosen: "mx_mode" (one of `MX_MODES`) where
     #: they are powers of two, "scale_rule" (one of `SCALE_RULES`). A name must be among `OPTIONS`, or
@@ -100,7 +100,7 @@ class Spec:
     #: in `act`, or in the `Spec` of its scales: the one scale, and zero point, is known beforehand and a part
     #: of the weight, `act_scale` (and `act_zero_point`); otherwise they are chosen for each call
     static: bool = False
-    #: steps that activations go through before the product and before `act`; the stored values are those
+    #: steps that activations go through before the matmul and before `act`; the stored values are those
     #: of the stepped weight, and `QTensor.dequantize` undoes the steps; see `ao_core.steps`. At most one of
     #: each kind. Not in `act` or `scale_dtype`
     input: tuple[Step, ...] = ()

@@ -142,17 +142,17 @@ def is_conv(dense: Tensor, target: Target) -> bool:
 def matmul_unsupported_reason(weight: Tensor, target: Target) -> str | None:
     """Why a parameter takes part in no matmul that a `ComputeWeight` casts; None where it does."""
     if isinstance(target.module, (nn.Embedding, nn.EmbeddingBag)):
-        return "a lookup has no product that could be in low precision"
+        return "a lookup has no matmul that could be in low precision"
     if reason := getattr(target.module, "own_products", ""):  # layers of other packages say so
         return str(reason)
     if weight.dim() not in (2, 3) or is_conv(weight, target):
         return (
-            "low-precision products are defined for 2-D weights and for the 3-D ones of experts, not for "
+            "low-precision matmuls are defined for 2-D weights and for the 3-D ones of experts, not for "
             f"the {weight.dim()}-D ones of {type(target.module).__name__}"
         )
     if weight.dtype == torch.float64:
         return (
-            "low-precision products accumulate in float32, which would round float64 weights; convert the "
+            "low-precision matmuls accumulate in float32, which would round float64 weights; convert the "
             "model to float32 or bfloat16 first"
         )
     return None

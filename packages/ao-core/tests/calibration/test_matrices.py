@@ -1,4 +1,4 @@
-"""Inputs of experts and of convolutions: against direct products; what becomes of experts that saw few."""
+"""Inputs of experts and of convolutions: against direct matmuls; what becomes of experts that saw few."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def hessians(model: nn.Module, data: list[Tensor], fqn: str) -> list[Tensor | No
 
 
 class Experts(nn.Module):
-    """Three experts of 5 rows and 8 columns, and a router; `how` says which product the code uses."""
+    """Three experts of 5 rows and 8 columns, and a router; `how` says which matmul the code uses."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -143,8 +143,8 @@ def test_convolutions_are_products_with_unfolded_inputs(
     (entry,) = decisions(nn.Sequential(layer))
     weight = matrices(layer.weight.detach(), entry.owners[0])
     assert len(weight) == len(seen) == layer.groups
-    products = [seen[n].double() @ weight[n].double().T for n in range(layer.groups)]
-    found = torch.cat(products, 1)  # (positions, out)
+    matmuls = [seen[n].double() @ weight[n].double().T for n in range(layer.groups)]
+    found = torch.cat(matmuls, 1)  # (positions, out)
     if layer.bias is not None:
         found = found + layer.bias.detach().double()
     expected = expected if batched else expected.unsqueeze(0)

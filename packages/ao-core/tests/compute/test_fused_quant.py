@@ -84,7 +84,7 @@ def test_a_layer_takes_them_as_they_are(codes, dense, shape, compiled):
         assert any(isinstance(each, QTensor) for each in saved)
     found = torch.autograd.grad(out.square().sum(), (x, w))
     assert (found[0] - right[0]).norm() < 1e-2 * right[0].norm()
-    # the product reads rounded numbers, and rounds them again, down its other dimension
+    # the matmul reads rounded numbers, and rounds them again, down its other dimension
     assert 1e-4 < (found[1] - right[1]).norm() / right[1].norm() < 0.06
 
 

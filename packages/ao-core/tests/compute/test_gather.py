@@ -1,4 +1,4 @@
-"""Weights that FSDP2 gathers as codes: which casts allow it, and products of the codes."""
+"""Weights that FSDP2 gathers as codes: which casts allow it, and matmuls of the codes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CASES = {
 @pytest.mark.parametrize("given", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_products_of_codes_are_those_of_the_memory(given: Matmuls, dtype: torch.dtype) -> None:
-    """A weight that is cast once has the products of one that is cast for each."""
+    """A weight that is cast once has the matmuls of one that is cast for each."""
     cast = shared_cast(given.output, given.grad_input)
     assert cast is not None
     dense = (gaussian((33, 70)) / 8).to(dtype)
@@ -97,7 +97,7 @@ def test_the_format_of_the_gathered_weight() -> None:
     assert given[0].option(FLOAT8_ALL_GATHER, False) is True
     assert given[1:] == CASES["squares"][1:]
     assert shared_cast(given.output, given.grad_input) == Spec("f8e4m3", (16, 16))
-    # how a product is added up is nothing of the cast
+    # how a matmul is added up is nothing of the cast
     fast = replace(Spec("int8", TENSOR), options=(("fast_accum", False),))
     assert shared_cast(Spec("int8", TENSOR), fast) == Spec("int8", TENSOR)
     # a vector of scales stays one, whichever way the matrix lies

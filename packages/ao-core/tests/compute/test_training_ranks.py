@@ -1,4 +1,4 @@
-"""Processes that train a model with low-precision products together do as one does."""
+"""Processes that train a model with low-precision matmuls together do as one does."""
 
 from __future__ import annotations
 

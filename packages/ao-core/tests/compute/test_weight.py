@@ -1,4 +1,4 @@
-"""`ComputeWeight`: three low-precision products around high-precision memory."""
+"""`ComputeWeight`: three low-precision matmuls around high-precision memory."""
 
 from __future__ import annotations
 

@@ -27,16 +27,16 @@ BF16 = torch.bfloat16
 TENSOR, ROW, COLUMN, SQUARE = (WHOLE, WHOLE), (1, WHOLE), (WHOLE, 1), (16, 16)
 
 
-def product(dtype: str, grad: str, block: tuple[int, ...]) -> Spec:
+def matmul(dtype: str, grad: str, block: tuple[int, ...]) -> Spec:
     return Spec(dtype, block, act=Spec(grad, TENSOR if block == TENSOR else ROW))
 
 
 def specs(dtype: str, output: tuple[int, ...], grad_input: tuple[int, ...], grad: str) -> Matmuls:
     block = TENSOR if output == TENSOR else ROW
     return Matmuls(
-        product(dtype, dtype, output),
-        product(dtype, grad, grad_input),
-        product(dtype, grad, block),
+        matmul(dtype, dtype, output),
+        matmul(dtype, grad, grad_input),
+        matmul(dtype, grad, block),
     )
 
 

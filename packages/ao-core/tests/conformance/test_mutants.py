@@ -178,7 +178,7 @@ def test_layouts(base, defect, test):
 # -- kernels -------------------------------------------------------------------------------------
 
 
-def product(x, w, bias):
+def matmul(x, w, bias):
     """A correct kernel."""
     return F.linear(x, w.dequantize(x.dtype), bias)
 
@@ -187,7 +187,7 @@ def only(condition, change):
     """A kernel that is correct unless `condition(x, w)`."""
 
     def fn(x, w, bias):
-        out = product(x, w, bias)
+        out = matmul(x, w, bias)
         return change(out) if condition(x, w) else out
 
     return fn
@@ -213,7 +213,7 @@ def transposed_strides(out):
 
 
 def writes_x(x, w, bias):
-    out = product(x, w, bias)
+    out = matmul(x, w, bias)
     x.add_(1)
     return out
 
@@ -230,16 +230,16 @@ KERNELS = [
     (only(lambda x, w: x.shape[:-1].numel() == 0, lambda out: out[..., :-1]), few_rows),
     (only(lambda x, w: x.shape[-1] > 100, lambda out: 2 * out), few_rows),
     (only(lambda x, w: w.spec.zero_point == "offset", lambda out: 2 * out), without_nested),
-    (lambda x, w, bias: product(x.nan_to_num(0.0), w, bias), few_rows),
-    (lambda x, w, bias: product(x, w, None), few_rows),
-    (lambda x, w, bias: torch.zeros_like(product(x, w, bias)), few_rows),
+    (lambda x, w, bias: matmul(x.nan_to_num(0.0), w, bias), few_rows),
+    (lambda x, w, bias: matmul(x, w, None), few_rows),
+    (lambda x, w, bias: torch.zeros_like(matmul(x, w, bias)), few_rows),
     (writes_x, few_rows),
 ]
 
 
 @pytest.mark.parametrize(("fn", "refuses"), KERNELS, ids=range(len(KERNELS)))
 def test_kernels(fn, refuses):
-    good = Kernel("mine", "linear", "packed", "cpu", product, 1, refuses=refuses)
+    good = Kernel("mine", "linear", "packed", "cpu", matmul, 1, refuses=refuses)
     check(KernelSuite, lambda r: {"kernel": "mine"}, good, replace(good, fn=fn), "test_results")
 
 
@@ -276,7 +276,7 @@ FEW = {
     ],
 )
 def test_answers_of_kernels(refuses, test, match):
-    good = Kernel("mine", "linear", "packed", "cpu", product, 1)
+    good = Kernel("mine", "linear", "packed", "cpu", matmul, 1)
     check(KernelSuite, lambda r: FEW, good, replace(good, refuses=refuses), test, match)
 
 
@@ -366,7 +366,7 @@ class NeedyConfig(Config):
 def test_what_raises_does_not_keep_others_from_being_tried():
     """Each record has its suite; one that raises when it is asked fails there, and nowhere else."""
     nan = ScaleMethod("mine", changed(times(torch.nan)), "of this test")
-    kernel = Kernel("mine", "linear", "packed", "cpu", product, 1, refuses=raising)
+    kernel = Kernel("mine", "linear", "packed", "cpu", matmul, 1, refuses=raising)
     records = (
         nan,
         kernel,

@@ -54,7 +54,7 @@ class OutlierSplit(Packed):
 
 
 def outlier_linear(x, w, bias):
-    """The product with the codes, corrected by that with what the outliers differ from them."""
+    """The matmul with the codes, corrected by that with what the outliers differ from them."""
     base = w.layout_record
     codes = Packed.decode(base, w.parts, w.spec, w.stored_shape, w.format, x.dtype)
     columns = w.columns.long()

@@ -106,9 +106,9 @@ def test_integers_are_not_multiplied_with_weights_that_are_cast() -> None:
         ComputeWeight(torch.randn(6, 6), spec, spec, spec),
         torch.ones(2, 6, dtype=torch.int64),
     )
-    for product in (lambda: F.linear(x, weight), lambda: x @ weight, lambda: x @ weight.t()):
+    for matmul in (lambda: F.linear(x, weight), lambda: x @ weight, lambda: x @ weight.t()):
         with pytest.raises(UnsupportedOp, match="floating-point"):
-            product()
+            matmul()
 
 
 @pytest.mark.parametrize("number", [0.5, 0, 3])

@@ -1,4 +1,4 @@
-"""Products with the 3-D weights of experts: grouped and batched, both ways, traced, and without copies."""
+"""Matmuls with the 3-D weights of experts: grouped and batched, both ways, traced, and without copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Static scales of activations: parts of a weight, whatever its layout, and what products make of them."""
+"""Static scales of activations: parts of a weight, whatever its layout, and what matmuls make of them."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def test_a_static_scale_of_scales_is_the_only_static_one() -> None:
     "act", [*ACTS.values(), Spec("f4e2m1", (1, 16), Spec("f8e4m3", TENSOR, static=True))], ids=str
 )
 def test_rows_that_are_not_finite_are_lost_and_no_other(act: Spec, band: str) -> None:
-    """As a dense product of such a row, whose every sum has the NaN or an inf."""
+    """As a dense matmul of such a row, whose every sum has the NaN or an inf."""
     zero_point = 117 if act.zero_point == "int" else None
     spec = Spec("f8e4m3" if act.dtype == "f8e4m3" else "int8", ROW, act=act)
     w = quantize_tensor(gaussian((32, 64)), spec, act_scale=0.04, act_zero_point=zero_point)

@@ -249,9 +249,9 @@ def test_averages_in_lists() -> None:
 @pytest.mark.parametrize("spec", ALL.values(), ids=ALL)
 def test_activations_are_floating_point(spec: Spec, dtype: torch.dtype) -> None:
     weight, x = _weight(spec), torch.ones(2, 64, dtype=dtype)
-    for product in (lambda: F.linear(x, weight), lambda: x @ weight.t()):
+    for matmul in (lambda: F.linear(x, weight), lambda: x @ weight.t()):
         with pytest.raises(UnsupportedOp, match="floating-point"):
-            product()
+            matmul()
     with pytest.raises(UnsupportedOp, match="ids"):
         F.embedding(torch.ones(2), weight)
 

@@ -1,4 +1,4 @@
-"""Kernels of torch itself against the float64 product of the dequantized weight."""
+"""Kernels of torch itself against the float64 matmul of the dequantized weight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products and lookups whose sums and places go beyond what an int32 holds."""
+"""Matmuls and lookups whose sums and places go beyond what an int32 holds."""
 
 from __future__ import annotations
 

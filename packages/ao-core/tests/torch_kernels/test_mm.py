@@ -1,4 +1,4 @@
-"""Kernels of two dense operands: their limits, and products of torch that are wrong."""
+"""Kernels of two dense operands: their limits, and matmuls of torch that are wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training with low-precision products: float8, MX, int8 and 4-bit floats, checked and reported."""
+"""Training with low-precision matmuls: float8, MX, int8 and 4-bit floats, checked and reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Float8LinearConfig`: which products of linear layers are in float8, and how they are scaled."""
+"""`Float8LinearConfig`: which matmuls of linear layers are in float8, and how they are scaled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ao_core.ext import ConfigError, UnknownNameError
 
 __all__ = ["MIN_MEAN_DIM", "PRESETS", "Float8LinearConfig", "Float8Product"]
 
-#: what shares a scale, for the operands a and b of a product
+#: what shares a scale, for the operands a and b of a matmul
 GRANULARITIES = ("tensor", "row", "block", "mx")
 FORMATS = ("e4m3", "e5m2")
 
@@ -22,14 +22,14 @@ MIN_MEAN_DIM = 2048
 
 
 class Float8Product(NamedTuple):
-    """How one of the three products, ``a @ b.T``, is computed in float8."""
+    """How one of the three matmuls, ``a @ b.T``, is computed in float8."""
 
     #: what shares a scale: "tensor"; "row", a row of either operand; "block", 128 contracted elements of
     #: activations and gradients and 128 × 128 of weights; "mx", 32 elements with a power of two
     granularity: str = "row"
-    #: format of a: the input, or the gradient in both products of the backward pass: "e4m3" or "e5m2"
+    #: format of a: the input, or the gradient in both matmuls of the backward pass: "e4m3" or "e5m2"
     a: str = "e4m3"
-    #: format of b: the weight, or the input in the product that gives the gradient of the weight
+    #: format of b: the weight, or the input in the matmul that gives the gradient of the weight
     b: str = "e4m3"
     #: let tensor cores add in fewer bits than float32, which is faster on Hopper; elsewhere no matter
     fast_accumulation: bool = True
@@ -49,7 +49,7 @@ _MX = Float8Product("mx")
 _TENSOR = Float8Product("tensor")
 _TENSOR_GRAD = Float8Product("tensor", a="e5m2", fast_accumulation=False)
 
-#: recipe -> its products: output, gradient of the input, gradient of the weight
+#: recipe -> its matmuls: output, gradient of the input, gradient of the weight
 PRESETS: dict[str, tuple[Float8Product | None, ...]] = {
     "tensorwise": (_TENSOR, _TENSOR_GRAD, _TENSOR_GRAD),
     "rowwise": (_ROW, _ROW, _ROW),
@@ -61,9 +61,9 @@ PRESETS: dict[str, tuple[Float8Product | None, ...]] = {
 
 @dataclass(frozen=True)
 class Float8LinearConfig(Config):
-    """Train linear layers, and 3-D weights of experts, with float8 products; weights stay as they are.
+    """Train linear layers, and 3-D weights of experts, with float8 matmuls; weights stay as they are.
 
-    Each product is a `Float8Product`, a tuple of its fields, or None: in high precision. Sizes are
+    Each matmul is a `Float8Product`, a tuple of its fields, or None: in high precision. Sizes are
     padded inside where a kernel wants multiples.
     """
 
@@ -75,7 +75,7 @@ class Float8LinearConfig(Config):
     grad_weight: Float8Product | None = _TENSOR_GRAD
     #: round scales up to powers of two, so that scaling itself rounds nothing
     power_of_two_scales: bool = False
-    #: let FSDP2 gather weights as float8, cast already; for casts of the weight that both products which
+    #: let FSDP2 gather weights as float8, cast already; for casts of the weight that both matmuls which
     #: read it share: "tensor", or the "block" of weights
     enable_fsdp_float8_all_gather: bool = False
     #: keep layers of a smaller mean size 2·K·N / (K + N), which would gain nothing; 0 converts all.
@@ -91,7 +91,7 @@ class Float8LinearConfig(Config):
             )
 
     def check(self) -> None:
-        """Raise `ConfigError` where FSDP2 cannot gather what the products need."""
+        """Raise `ConfigError` where FSDP2 cannot gather what the matmuls need."""
         from ao_float8.specs import matmuls_of
 
         matmuls_of(self)
@@ -110,27 +110,27 @@ class Float8LinearConfig(Config):
 
 
 def _product(name: str, value: Any) -> Float8Product | None:
-    """A product from itself or from the list that JSON makes of it, checked."""
+    """A matmul from itself or from the list that JSON makes of it, checked."""
     if value is None:
         return None
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ConfigError(f"{name}={value!r}: use a Float8Product, or None for high precision")
     try:
-        product = Float8Product(*value)
+        matmul = Float8Product(*value)
     except TypeError as error:
         raise ConfigError(f"{name}={value!r}: {error}; use a Float8Product") from error
-    if not isinstance(product.fast_accumulation, bool):
+    if not isinstance(matmul.fast_accumulation, bool):
         raise ConfigError(
-            f"fast_accumulation={product.fast_accumulation!r} of {name}: use True or False"
+            f"fast_accumulation={matmul.fast_accumulation!r} of {name}: use True or False"
         )
-    if product.granularity not in GRANULARITIES:
+    if matmul.granularity not in GRANULARITIES:
         raise ConfigError(
-            f"granularity={product.granularity!r} of {name}: use one of {', '.join(GRANULARITIES)}"
+            f"granularity={matmul.granularity!r} of {name}: use one of {', '.join(GRANULARITIES)}"
         )
-    for operand, dtype in (("a", product.a), ("b", product.b)):
+    for operand, dtype in (("a", matmul.a), ("b", matmul.b)):
         if dtype not in FORMATS:
             raise ConfigError(
                 f"{operand}={dtype!r} of {name}: use one of {', '.join(FORMATS)}; None in place of the "
-                "product keeps all of it in high precision"
+                "matmul keeps all of it in high precision"
             )
-    return product
+    return matmul

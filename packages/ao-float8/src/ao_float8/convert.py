@@ -27,7 +27,7 @@ def convert_to_float8_training(
     strict: bool = False,
     progress: Progress = None,
 ) -> Report:
-    """Compute the products of a model's linear layers and experts in float8, forward and backward.
+    """Compute the matmuls of a model's linear layers and experts in float8, forward and backward.
 
     The weights stay in high precision and the modules what they are; only the parameters become
     `ComputeWeight`s. A parameter stays the same object, so an optimizer that holds it goes on with it.
@@ -45,7 +45,7 @@ def convert_to_float8_training(
         The report of `quantize_`: what became of each parameter, or why it stayed.
 
     Warns:
-        EmulationWarning: products of some weights are emulated, so training will be slower.
+        EmulationWarning: matmuls of some weights are emulated, so training will be slower.
         NothingConvertedWarning: every parameter stayed what it was.
 
     Raises:
@@ -79,7 +79,7 @@ def float8_fallback(model: nn.Module, *patterns: str) -> Report:
         patterns: names of parameters or modules, e.g. "layers.3.*" or "*.wo".
 
     Returns:
-        A report with one record for each `ComputeWeight`: "unchanged" where its products are in high
+        A report with one record for each `ComputeWeight`: "unchanged" where its matmuls are in high
         precision now, "changed" where they are in low precision still.
 
     Raises:
@@ -124,7 +124,7 @@ def _state(name: str, weight: ComputeWeight) -> ParameterRecord:
     return ParameterRecord(
         fqn=name,
         status="changed" if low else "unchanged",
-        reason="" if low else "its products are back in high precision",
+        reason="" if low else "its matmuls are back in high precision",
         shape=tuple(weight.shape),
         bytes_before=size,
         bytes_after=size,

@@ -34,17 +34,17 @@ def matmuls_of(config: Config) -> Matmuls:
 
 @matmuls_of.register
 def _(config: Float8LinearConfig) -> Matmuls:
-    def spec(product: Float8Product | None, *, b_is_weight: bool) -> Spec | None:
-        if product is None:
+    def spec(matmul: Float8Product | None, *, b_is_weight: bool) -> Spec | None:
+        if matmul is None:
             return None
-        powers = config.power_of_two_scales or product.granularity == "mx"
+        powers = config.power_of_two_scales or matmul.granularity == "mx"
         scale, options = ("e8m0", _UP) if powers else ("float32", ())
-        block = _BLOCKS[product.granularity]
-        a = Spec(f"f8{product.a}", block, scale, options=options)
-        square = b_is_weight and product.granularity == "block"
-        accumulation = () if product.fast_accumulation else (("fast_accum", False),)
+        block = _BLOCKS[matmul.granularity]
+        a = Spec(f"f8{matmul.a}", block, scale, options=options)
+        square = b_is_weight and matmul.granularity == "block"
+        accumulation = () if matmul.fast_accumulation else (("fast_accum", False),)
         return Spec(
-            f"f8{product.b}",
+            f"f8{matmul.b}",
             _SQUARE if square else block,
             scale,
             act=a,

@@ -21,9 +21,9 @@ _ELEMENTS = ("e2m1", "e2m3", "e3m2", "e4m3", "e5m2")
 
 @dataclass(frozen=True)
 class Int8MixedPrecisionTrainingConfig(Config):
-    """Products of linear layers in int8, both operands with one scale per row; weights stay as they are.
+    """Matmuls of linear layers in int8, both operands with one scale per row; weights stay as they are.
 
-    Each product can be left in high precision: the gradient of the weight, which is summed over all
+    Each matmul can be left in high precision: the gradient of the weight, which is summed over all
     tokens, suffers most.
     """
 
@@ -56,7 +56,7 @@ class BitNetTrainingConfig(Config):
 
 @dataclass(frozen=True)
 class MXTrainingConfig(Config):
-    """All three products in an MX format, blocks of 32 elements with a power of two; emulated."""
+    """All three matmuls in an MX format, blocks of 32 elements with a power of two; emulated."""
 
     #: format of elements: "e2m1" (MXFP4), "e2m3" or "e3m2" (MXFP6), "e4m3" or "e5m2" (MXFP8)
     dtype: str = "e2m1"
@@ -74,7 +74,7 @@ class MXTrainingConfig(Config):
 
 @dataclass(frozen=True)
 class NVFP4TrainingConfig(Config):
-    """All three products in NVFP4, emulated: 4-bit floats in blocks of 16 with float8 scales."""
+    """All three matmuls in NVFP4, emulated: 4-bit floats in blocks of 16 with float8 scales."""
 
-    #: whether both products of the backward pass are too; else they are in high precision
+    #: whether both matmuls of the backward pass are too; else they are in high precision
     backward: bool = True

@@ -82,7 +82,7 @@ def check(gathered: bool) -> None:
     )
 
     def named(records: list[PrecisionRecord]) -> dict[tuple[int, str, str, str], PrecisionRecord]:
-        return {(r.step, r.layer, r.product, r.tensor): r for r in records}
+        return {(r.step, r.layer, r.matmul, r.tensor): r for r in records}
 
     one, other = named(expected), named(found)
     if gathered:  # the weights are codes on every rank

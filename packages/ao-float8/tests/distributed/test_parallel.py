@@ -1,4 +1,4 @@
-"""Tensor parallelism with float8 products gives what one process gives, and sends float8."""
+"""Tensor parallelism with float8 matmuls gives what one process gives, and sends float8."""
 
 from __future__ import annotations
 

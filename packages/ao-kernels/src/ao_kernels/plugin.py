@@ -36,7 +36,7 @@ def ao_api() -> tuple[int, int]:
 
 @hookimpl
 def ao_layouts() -> Iterable[Layout]:
-    """Weights as the compiled products read them."""
+    """Weights as the compiled matmuls read them."""
     return (*LAYOUTS, *BLOCK_SPARSE_LAYOUTS, *TRITON_LAYOUTS, *DYNAMIC4_LAYOUTS, *BSR_LAYOUTS)
 
 

@@ -44,7 +44,7 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def numbers() -> dict[str, str]:
-    """Products of each format at several batch sizes, rows of it, and the dequantized weight."""
+    """Matmuls of each format at several batch sizes, rows of it, and the dequantized weight."""
     library.load()
     found = {}
     random = torch.Generator().manual_seed(0)

@@ -100,7 +100,7 @@ def linear(rng: Random) -> Arguments:
     sizes = tile_sizes(rng)
     parts, dtype = tile_parts(rng, sizes), rng.choice(ELEMENTS)
     return {
-        **product(rng, sizes, parts),
+        **matmul(rng, sizes, parts),
         "x": bits_of(rng, (*rng.choice([(), (3,), (2, 9)]), sizes["k"]), dtype),
         "bias": rng.choice([None, bits_of(rng, (sizes["n"],), dtype)]),
     }
@@ -111,14 +111,14 @@ def grouped_linear(rng: Random) -> Arguments:
     ends = sorted(rng.randint(0, 7) for _ in range(experts))
     x = bits_of(rng, (7, sizes["k"]), rng.choice(ELEMENTS))
     return {
-        **product(rng, sizes, tile_parts(rng, sizes, (experts,))),
+        **matmul(rng, sizes, tile_parts(rng, sizes, (experts,))),
         "x": x,
         "offs": torch.tensor(ends, dtype=torch.int32),
     }
 
 
-def product(rng: Random, sizes: Arguments, parts: Arguments) -> Arguments:
-    """What both products have in common; some tables are of integers."""
+def matmul(rng: Random, sizes: Arguments, parts: Arguments) -> Arguments:
+    """What both matmuls have in common; some tables are of integers."""
     kind, act = 0, rng.choice([0, 0, 3, 4])
     codes = parts["table"].numel()
     if rng.random() < 0.5:

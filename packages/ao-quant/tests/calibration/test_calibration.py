@@ -128,7 +128,7 @@ def test_a_prepared_model_can_be_copied():
 
 
 class Shared(nn.Module):
-    """Two layers of one weight, one used twice, and one as a plain product."""
+    """Two layers of one weight, one used twice, and one as a plain matmul."""
 
     def __init__(self):
         super().__init__()

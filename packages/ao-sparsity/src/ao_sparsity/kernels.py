@@ -1,4 +1,4 @@
-"""Products that torch itself has for 2:4 weights: CUTLASS for Ampere, and cuSPARSELt."""
+"""Matmuls that torch itself has for 2:4 weights: CUTLASS for Ampere, and cuSPARSELt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["KERNELS", "cslt_linear", "cutlass_linear"]
 _TOKENS = 16
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 #: (weight, x (M, K), dtype of the result) -> x @ w.T (M, N) of stored numbers
-Product = Callable[[QTensor, Tensor, "torch.dtype | None"], Tensor]
+Matmul = Callable[[QTensor, Tensor, "torch.dtype | None"], Tensor]
 
 
 def cutlass_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
@@ -47,16 +47,16 @@ def _cslt(w: QTensor, x_MK: Tensor, out_dtype: torch.dtype | None) -> Tensor:
     return out_MN
 
 
-def _linear(x: Tensor, w: QTensor, bias: Tensor | None, product: Product) -> Tensor:
+def _linear(x: Tensor, w: QTensor, bias: Tensor | None, matmul: Matmul) -> Tensor:
     x_MK = x.reshape(-1, x.shape[-1])
     tokens = x_MK.shape[0]
     filled = F.pad(x_MK, (0, 0, 0, -tokens % _TOKENS))
     if w.spec.act is None:
-        out = product(w, filled, None)[:tokens]
+        out = matmul(w, filled, None)[:tokens]
     else:
         codes, x_scale, _ = quantized_activations(filled, w)
         # a static scale is one for all tokens
-        sums_MN = product(w, codes, torch.int32).float() * x_scale
+        sums_MN = matmul(w, codes, torch.int32).float() * x_scale
         out = (sums_MN * scale_to_float(w.scale).reshape(1, -1))[:tokens]
     out = out if bias is None else out + bias
     return out.to(x.dtype).reshape(*x.shape[:-1], -1)
@@ -65,7 +65,7 @@ def _linear(x: Tensor, w: QTensor, bias: Tensor | None, product: Product) -> Ten
 def _refuses(call: Call) -> str | None:
     spec, act = call.spec, call.spec.act
     if call.m == 0:
-        return "needs a product that is not empty"
+        return "needs a matmul that is not empty"
     if spec.dtype in _DTYPES:
         if act is not None:
             return "quantizes no activations for values of 16 bits"
@@ -81,7 +81,7 @@ def _refuses(call: Call) -> str | None:
 
 
 def _needs_ampere() -> str | None:
-    """Why torch has no such products on this machine, if so."""
+    """Why torch has no such matmuls on this machine, if so."""
     if not torch.cuda.is_available():
         return "no CUDA device is available"
     major, minor = torch.cuda.get_device_capability()

@@ -29,13 +29,13 @@ def ao_layouts() -> Iterable[Layout]:
 
 @hookimpl
 def ao_ops() -> Iterable[Op]:
-    """Masks and products of 2:4 training."""
+    """Masks and matmuls of 2:4 training."""
     return OPS
 
 
 @hookimpl
 def ao_kernels() -> Iterable[Kernel]:
-    """Products that torch has for 2:4 weights, and for 2:4 training."""
+    """Matmuls that torch has for 2:4 weights, and for 2:4 training."""
     return (*KERNELS, *TRAINING_KERNELS)
 
 

@@ -1,4 +1,4 @@
-"""What the products on sparse tensor cores are given, and which calls they take, without a GPU."""
+"""What the matmuls on sparse tensor cores are given, and which calls they take, without a GPU."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_wrong_kernels_fail(op, fn, text):
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_operands_are_two_of_four(monkeypatch, transposed):
-    """What is compressed is 2:4 along its rows, for both products, and they are those of the reference."""
+    """What is compressed is 2:4 along its rows, for both matmuls, and they are those of the reference."""
     seen = []
 
     def compressed(dense: torch.Tensor) -> torch.Tensor:

@@ -66,7 +66,7 @@ def test_semi_sparse_products(layer_of, batch, decay):
 
 
 def test_sparse_in_both_directions(layer_of):
-    """The products see two of four along the rows, and along the columns."""
+    """The matmuls see two of four along the rows, and along the columns."""
     layer = layer_of(SemiSparseLinear)
     seen = layer(torch.eye(22)).detach() - layer.bias.detach()  # (22, 35): the weight, transposed
     for matrix in (seen, seen.t()):
@@ -124,7 +124,7 @@ def test_no_grad_equals_grad(layer_of, kind):
 
 @KINDS
 def test_autocast(layer_of, kind):
-    """Products in bfloat16, gradients in the dtype of the parameters."""
+    """Matmuls in bfloat16, gradients in the dtype of the parameters."""
     layer, x = layer_of(kind), gaussian((5, 22), seed=5)
     exact = run(layer, x)
     with torch.autocast("cpu", torch.bfloat16):

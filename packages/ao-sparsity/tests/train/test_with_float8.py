@@ -1,4 +1,4 @@
-"""Sparse training and products in low precision of one layer: refused in either order."""
+"""Sparse training and matmuls in low precision of one layer: refused in either order."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def _why_not(entry: Decision, algorithm: Algorithm) -> str:
     if isinstance(tensor, QTensor):
         return ""  # which `convert` says
     if isinstance(tensor, ComputeWeight):
-        return "its products are in low precision already"
+        return "its matmuls are in low precision already"
     check_quantizable(tensor, entry.fqn)
     empty = torch.empty_like(tensor, device="meta")
     reason = algorithm.refuses(empty, entry.config, entry.owners[0])

@@ -2,7 +2,7 @@
 
 Two modes of torch, active only within `observing`. Functions that get a watched weight, or a view of one,
 are seen by `_Recorder`: `F.linear` is what layers call. Of other ones, as the forward function of
-MultiheadAttention, the products inside are seen by `_Products`. Weights are known by their memory.
+MultiheadAttention, the matmuls inside are seen by `_Matmuls`. Weights are known by their memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 #: (name of the weight, number of the matrix in it, activations (..., in) that this one is multiplied with)
 Note = Callable[[str, int, Tensor], None]
 
-#: products of activations and a weight -> places of the two among the arguments; but for the first, the
+#: matmuls of activations and a weight -> places of the two among the arguments; but for the first, the
 #: weight comes transposed
 _PRODUCTS = {
     aten.linear.default: (0, 1),
@@ -40,10 +40,10 @@ _PRODUCTS = {
 
 @contextmanager
 def observing(weights: Iterable[tuple[str, Tensor]], note: Note) -> Iterator[None]:
-    """Within this context `note` is called with the activations of each product with one of the weights.
+    """Within this context `note` is called with the activations of each matmul with one of the weights.
 
-    It is called before the product is computed. Compiled models run without their compiled code meanwhile,
-    which products could not be seen in.
+    It is called before the matmul is computed. Compiled models run without their compiled code meanwhile,
+    which matmuls could not be seen in.
 
     Args:
         weights: the weights with the name that `note` is to be given for each: (out, in), (experts, out, in),
@@ -123,7 +123,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 
 class _Recorder(TorchFunctionMode):
-    """Calls `note` with the activations of each product with one of the weights, before it is computed."""
+    """Calls `note` with the activations of each matmul with one of the weights, before it is computed."""
 
     def __init__(self, weights: Iterable[tuple[str, Tensor]], note: Note) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class _Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         if not any(self._memory.owners(a) for a in (*args, *kwargs.values())):
             return func(*args, **kwargs)
-        with _Products(self._memory, self._note):
+        with _Matmuls(self._memory, self._note):
             return func(*args, **kwargs)
 
     def _see_linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -159,8 +159,8 @@ class _Recorder(TorchFunctionMode):
             self._note(*owner, input)
 
 
-class _Products(TorchDispatchMode):
-    """The same for the products within one function, also of weights that autocast has cast."""
+class _Matmuls(TorchDispatchMode):
+    """The same for the matmuls within one function, also of weights that autocast has cast."""
 
     def __init__(self, memory: _Memory, note: Note) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -194,7 +194,7 @@ class _Products(TorchDispatchMode):
             self._note(*owner, x)
 
     def _see_transposed(self, x: Tensor, weight: Tensor) -> None:
-        """A product with a matrix (in, out), a batch of them, or one that stands for a batch."""
+        """A matmul with a matrix (in, out), a batch of them, or one that stands for a batch."""
         if weight.dim() == x.dim() == 3 and weight.stride(0) != 0:
             for one, matrix in zip(x.unbind(), weight.unbind(), strict=True):
                 self._see_transposed(one, matrix)
@@ -206,7 +206,7 @@ class _Products(TorchDispatchMode):
     def _see_grouped(
         self, x: Tensor, weight: Tensor, offs: Tensor | None = None, *rest: Any, **options: Any
     ) -> None:
-        """A product of rows sorted by expert, which end where `offs` says, or of a batch for each."""
+        """A matmul of rows sorted by expert, which end where `offs` says, or of a batch for each."""
         if weight.dim() != 3 or not self._memory.owners(weight):
             return
         if offs is None:

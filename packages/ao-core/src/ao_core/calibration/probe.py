@@ -56,7 +56,7 @@ class _Run:
 
     #: (chain, block) -> leaves of its arguments and what they are
     calls: dict[tuple[int, int], tuple[list[Any], tuple[Hole, ...]]] = field(default_factory=dict)
-    #: operands of products outside of the blocks, with the number of chains before them
+    #: operands of matmuls outside of the blocks, with the number of chains before them
     operands: list[tuple[int, str, Tensor]] = field(default_factory=list)
     #: tensors that depend on no block, with their versions
     constants: list[tuple[int, Tensor, int]] = field(default_factory=list)

@@ -76,7 +76,7 @@ def _blocks_of_groups(trace: Trace, number: int) -> list[int]:
         for event in events:
             if event.block[0] == number:
                 inside = event.block[1] if event.kind == "enter" else -1
-            elif event.kind == "product":
+            elif event.kind == "matmul":
                 found.setdefault(event.fqn, inside)
     return [found[group.fqn] for group in trace.groups]
 
@@ -119,7 +119,7 @@ def _placed(trace: Trace, chosen: Sequence[int]) -> tuple[Route, int | None, str
                     place = (2 * chain + 2, 0)
                 else:
                     running = event.block[0]  # between two blocks
-            elif event.kind == "product":
+            elif event.kind == "matmul":
                 if running is not None:
                     return _NOWHERE, running, f"{event.fqn} is used between its blocks"
                 if places.setdefault(event.fqn, place) != place:

@@ -181,7 +181,7 @@ def _hessian(rows: Tensor, before: int) -> State:
     return {"hessian": (x_TK.t() @ x_TK).double()}
 
 
-#: "hessian": Σ x xᵀ (in, in), without a factor; products of a batch in float32, their sum in float64
+#: "hessian": Σ x xᵀ (in, in), without a factor; the matmul of a batch in float32, their sum in float64
 HESSIAN = Statistic("hessian", ("hessian",), _hessian, _added)
 
 #: "sums": Σ x (in,), float64

@@ -24,7 +24,7 @@ __all__ = ["Event", "Trace", "traced"]
 class Event:
     """Something that happened in a run."""
 
-    #: "enter" or "exit" of a block, or "product" with a weight
+    #: "enter" or "exit" of a block, or "matmul" with a weight
     kind: str
     #: the chain and the block in it
     block: tuple[int, int] = (-1, -1)
@@ -53,7 +53,7 @@ def traced(model: nn.Module, batches: Sequence[Sample], entries: Sequence[Decisi
 
     def note(name: str, number: int, x: Tensor) -> None:
         gathering.note(name, number, x)
-        trace.events[-1].append(Event("product", fqn=name))
+        trace.events[-1].append(Event("matmul", fqn=name))
 
     with evaluating(model), _hooked(trace, _ambient()):
         for batch in batches:

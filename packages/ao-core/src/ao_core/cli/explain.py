@@ -29,7 +29,7 @@ def explain(
     shape: str = typer.Option("4096,4096", help="Of the weight: N,K (outputs, inputs)."),
     batch: list[int] = typer.Option([1, 32, 512], help="Rows of the activations."),
     dtype: str = typer.Option("bfloat16", help="Of the activations, where there is no checkpoint."),
-    device: str = typer.Option("cpu", help="Where the product would run."),
+    device: str = typer.Option("cpu", help="Where the matmul would run."),
     as_json: bool = JSON,
 ) -> None:
     """Show every candidate kernel, the one that serves, and why each other does not."""

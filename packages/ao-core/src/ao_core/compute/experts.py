@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core.compute.linear import cast_product
-from ao_core.compute.weight import FUNCTIONS, PRODUCTS, ComputeWeight, on_memory
+from ao_core.compute.weight import FUNCTIONS, MATMULS, ComputeWeight, on_memory
 from ao_core.spec import Spec
 from ao_core.tensor.autocast import autocasted
 from ao_core.tensor.wrapper import dense_memory
@@ -51,7 +51,7 @@ def _cast(x: Tensor, w: Tensor, offs: Tensor | None) -> Tensor:
 
 
 class _GroupedMM(torch.autograd.Function):
-    """The three products of each expert.
+    """The three matmuls of each expert.
 
     In those of the backward pass the weight is in the place of the bias: it adds nothing, it only says
     which matmul it is and brings its spec.
@@ -75,8 +75,8 @@ class _GroupedMM(torch.autograd.Function):
         return grad_x, grad_w, None
 
 
-def _grouped_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Which of the three products it is, below autograd; see `_GroupedMM`."""
+def _grouped_matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Which of the three matmuls it is, below autograd; see `_GroupedMM`."""
     named = {**dict(zip(("self", "mat2", "offs", "bias"), args, strict=False)), **kwargs}
     a, b, offs, weight = named["self"], named["mat2"], named.get("offs"), named.get("bias")
     if not isinstance(b if weight is None else weight, ComputeWeight):
@@ -97,4 +97,4 @@ def _product(a: Tensor, b: Tensor, offs: Tensor | None, spec: Spec | None) -> Te
 
 
 FUNCTIONS.update({torch._grouped_mm: _grouped, F.grouped_mm: _grouped, torch.bmm: _bmm})
-PRODUCTS[_grouped_mm] = _grouped_product
+MATMULS[_grouped_mm] = _grouped_matmul

@@ -1,4 +1,4 @@
-"""Activations that are quantized where they are computed, for the products that read them."""
+"""Activations that are quantized where they are computed, for the matmuls that read them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """FSDP2 for `ComputeWeight`: what the ranks exchange, and the weight that stands on it.
 
 By default that is the memory in high precision. With the option `FLOAT8_ALL_GATHER` in the spec of the
-output product it is the codes of the cast weight, which the gathered `ComputeWeight` then has in place of
-memory, as a `QTensor` that needs no cast. That must not change any product, so both that read the weight
+output matmul it is the codes of the cast weight, which the gathered `ComputeWeight` then has in place of
+memory, as a `QTensor` that needs no cast. That must not change any matmul, so both that read the weight
 must cast it alike: the block of one is that of the other transposed, as for a scale for the tensor or one
-for a square. One scale per row (of the output product) has another one a column (of the input's gradient)
+for a square. One scale per row (of the output matmul) has another one a column (of the input's gradient)
 beside it; the codes of both would be the bytes of bfloat16 again.
 """
 
@@ -46,7 +46,7 @@ __all__ = [
 
 #: name of the option
 FLOAT8_ALL_GATHER = "enable_fsdp_float8_all_gather"
-#: options that say how a product is computed, nothing of how its operands are cast
+#: options that say how a matmul is computed, nothing of how its operands are cast
 _OF_PRODUCTS = ("fast_accum", FLOAT8_ALL_GATHER)
 
 
@@ -54,7 +54,7 @@ def with_float8_all_gather(matmuls: Matmuls) -> Matmuls:
     """The same matmuls for a `ComputeWeight` that FSDP2 gathers in the codes of its cast.
 
     Raises:
-        ConfigError: the products do not cast the weight alike, or not with symmetric scales that
+        ConfigError: the matmuls do not cast the weight alike, or not with symmetric scales that
             follow the largest magnitude.
     """
     _gathered_format(matmuls)
@@ -79,11 +79,11 @@ def _cast_of(spec: Spec) -> Spec:
 
 
 def _gathered_format(matmuls: Matmuls) -> Spec:
-    """The format of the codes that serve both products which read the weight."""
+    """The format of the codes that serve both matmuls which read the weight."""
     cast = shared_cast(matmuls.output, matmuls.grad_input)
     if cast is None:
         raise ConfigError(
-            f"{FLOAT8_ALL_GATHER}=True needs an output and a grad_input product that cast the weight "
+            f"{FLOAT8_ALL_GATHER}=True needs an output and a grad_input matmul that cast the weight "
             f"alike, in blocks that are each other's transpose (one scale for the tensor, or for a "
             f"square); found {matmuls.output} and {matmuls.grad_input}"
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from ao_core.compute.emulated import is_one_node
 from ao_core.compute.gather import materialize_transpose
 from ao_core.compute.matmuls import rule_name
-from ao_core.compute.weight import FUNCTIONS, PRODUCTS, ComputeWeight, on_memory
+from ao_core.compute.weight import FUNCTIONS, MATMULS, ComputeWeight, on_memory
 from ao_core.dispatch import run
 from ao_core.errors import UnsupportedOp
 from ao_core.records import Call
@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`, all three of whose products are computed as the weight says."""
+    """`F.linear`, all three of whose matmuls are computed as the weight says."""
     input, weight, bias = autocasted(input, weight, bias)
     # Dynamo traces no function that has a forward mode
     function = _Linear if torch.compiler.is_compiling() else _LinearWithJvp
@@ -35,7 +35,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """The three products of a linear layer; each reaches its rule through the weight.
+    """The three matmuls of a linear layer; each reaches its rule through the weight.
 
     They are operators rather than functions: `torch.mm` of a `ComputeWeight` is such a layer itself.
     """
@@ -106,7 +106,7 @@ def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor
 
 
 def _gradients(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Both products of the backward pass, by `aten.linear_backward(x, grad, w, mask)` for matrices."""
+    """Both matmuls of the backward pass, by `aten.linear_backward(x, grad, w, mask)` for matrices."""
     x, grad, w, _ = args
     _, of_input, of_weight = w.matmuls
     alike = of_input is not None and of_weight is not None and of_input.act == of_weight.act
@@ -134,7 +134,7 @@ def _cast_mm(a_MC: Tensor, b_NC: Tensor, spec: Spec | None) -> Tensor:
 
 
 def cast_product(op: str, spec: Spec, a: Tensor, b: Tensor, *others: Any) -> Tensor:
-    """The product of plain `a` and `b`, which may be cast already, by the best kernel of `op`."""
+    """The matmul of plain `a` and `b`, which may be cast already, by the best kernel of `op`."""
     if rule := rule_name(spec):
         raise UnsupportedOp(
             f"{op} with a weight that the fake-quantize rule {rule!r} rounds: the rule reads further "
@@ -143,7 +143,7 @@ def cast_product(op: str, spec: Spec, a: Tensor, b: Tensor, *others: Any) -> Ten
     for operand in (a, b):
         if not operand.is_floating_point():
             raise UnsupportedOp(
-                f"{op}: an operand of {operand.dtype} with a weight of low-precision products; both must be "
+                f"{op}: an operand of {operand.dtype} with a weight of low-precision matmuls; both must be "
                 "floating-point: convert it with .to()"
             )
     call = Call(op, spec, tuple(b.shape), tuple(a.shape), a.dtype, a.device.type)
@@ -151,5 +151,5 @@ def cast_product(op: str, spec: Spec, a: Tensor, b: Tensor, *others: Any) -> Ten
 
 
 FUNCTIONS[F.linear] = linear
-PRODUCTS[aten.mm.default] = PRODUCTS[aten.addmm.default] = _product
-PRODUCTS[aten.linear_backward.default] = _gradients
+MATMULS[aten.mm.default] = MATMULS[aten.addmm.default] = _product
+MATMULS[aten.linear_backward.default] = _gradients

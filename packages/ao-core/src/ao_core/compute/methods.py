@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ao_core.compute.gather import GatherState
 from ao_core.compute.linear import linear
-from ao_core.compute.weight import FUNCTIONS, PRODUCTS, ComputeWeight
+from ao_core.compute.weight import FUNCTIONS, MATMULS, ComputeWeight
 from ao_core.errors import UnsupportedOp
 from ao_core.tensor.memory import checked_data
 from ao_core.tensor.qtensor import QTensor
@@ -79,7 +79,7 @@ def _of_memory(method: Any) -> Callable[..., Any]:
 def _refusing(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise UnsupportedOp(
-            f"{name} on a weight with low-precision products: its memory would have another size than "
+            f"{name} on a weight with low-precision matmuls: its memory would have another size than "
             "the weight; make a new parameter, and convert that"
         )
 
@@ -91,7 +91,7 @@ FUNCTIONS.update({method: _of_memory(method) for method in _asked})
 FUNCTIONS.update({getattr(Tensor, name): _refusing(name) for name in _REFUSED})
 # torch asks no subclass about `set_`: it arrives below autograd
 _set = _refusing("set_")
-PRODUCTS.update(dict.fromkeys((aten.set_.default, aten.set_.source_Tensor), _set))
+MATMULS.update(dict.fromkeys((aten.set_.default, aten.set_.source_Tensor), _set))
 
 
 def _assign(target: ComputeWeight, value: Any) -> None:
@@ -107,11 +107,11 @@ def _assign(target: ComputeWeight, value: Any) -> None:
 
 FUNCTIONS[Tensor.data.__set__] = _assign  # type: ignore[attr-defined]
 
-# -- products --------------------------------------------------------------------------------------
+# -- matmuls --------------------------------------------------------------------------------------
 
 
 def _multiplies(x: Any, w: Any) -> bool:
-    """Whether ``x @ w`` is the product of a linear layer, whose weight is the transpose of w."""
+    """Whether ``x @ w`` is the matmul of a linear layer, whose weight is the transpose of w."""
     return (
         isinstance(w, ComputeWeight)
         and w.dim() == 2
@@ -121,14 +121,14 @@ def _multiplies(x: Any, w: Any) -> bool:
     )
 
 
-def _matmul(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _matmul(matmul: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def multiply(x: Any, w: Any, *args: Any, **kwargs: Any) -> Tensor:
         if not args and not kwargs and _multiplies(x, w):
             return linear(x, w.t())
         if not args and not kwargs and isinstance(w, ComputeWeight) and w.dim() == x.dim() == 3:
-            return torch.bmm(x, w)  # one product for each expert
+            return torch.bmm(x, w)  # one matmul for each expert
         with torch._C.DisableTorchFunctionSubclass():
-            return product(x, w, *args, **kwargs)
+            return matmul(x, w, *args, **kwargs)
 
     return multiply
 

@@ -13,7 +13,7 @@ from ao_core.tensor.sharding import local_shard, shard_like
 
 __all__ = ["HIGH_PRECISION", "keep_state_plain"]
 
-#: entry of the metadata that a state dict has for a module: names of its parameters whose products were
+#: entry of the metadata that a state dict has for a module: names of its parameters whose matmuls were
 #: put back to high precision
 HIGH_PRECISION = "ao_high_precision"
 
@@ -22,7 +22,7 @@ def keep_state_plain(module: nn.Module) -> None:
     """Let the state dict of a module hold the memory of its `ComputeWeight`s, as plain tensors.
 
     So that whatever writes it, safetensors above all, finds ordinary memory, and so that it loads into
-    the unconverted model. Loading with ``assign=True`` puts new memory under the products that the
+    the unconverted model. Loading with ``assign=True`` puts new memory under the matmuls that the
     module computes. A second call changes nothing.
     """
     if _plain not in module._state_dict_hooks.values():

@@ -12,9 +12,9 @@ __all__ = ["straight_through"]
 
 
 def straight_through(weight: Spec, act: Spec | None = None) -> Matmuls:
-    """How a `ComputeWeight` casts its products so that its layer learns to be quantized.
+    """How a `ComputeWeight` casts its matmuls so that its layer learns to be quantized.
 
-    The output is that of quantized weights (and activations). Both gradients are the products of
+    The output is that of quantized weights (and activations). Both gradients are the matmuls of
     gradients in high precision with the same rounded values: what autograd gives where the derivative
     of rounding is taken to be 1 (the straight-through estimator, Bengio et al. 2013, arXiv:1308.3432).
 

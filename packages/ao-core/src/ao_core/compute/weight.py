@@ -20,14 +20,14 @@ from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.tables import refuse_tracing
 from ao_core.tensor.wrapper import Wrapper
 
-__all__ = ["FUNCTIONS", "PRODUCTS", "ComputeWeight", "on_memory"]
+__all__ = ["FUNCTIONS", "MATMULS", "ComputeWeight", "on_memory"]
 
 aten = torch.ops.aten
 
 #: torch function -> what takes its place where a weight is among the arguments
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 #: aten overload -> rule(func, args, kwargs), below autograd
-PRODUCTS: dict[Any, Callable[..., Any]] = {}
+MATMULS: dict[Any, Callable[..., Any]] = {}
 
 
 class ComputeWeight(Wrapper):
@@ -175,9 +175,9 @@ class ComputeWeight(Wrapper):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        product = PRODUCTS.get(func)
-        if product is not None:
-            return product(func, args, kwargs)
+        matmul = MATMULS.get(func)
+        if matmul is not None:
+            return matmul(func, args, kwargs)
         if func.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
             # a view of a tensor that autograd knows is one too, also here
             with torch.inference_mode(False):
@@ -244,7 +244,7 @@ def on_memory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     first = next(leaf for leaf in leaves if isinstance(leaf, ComputeWeight))
     if isinstance(first.memory, QTensor) and func not in _KEEPS:
         raise UnsupportedOp(
-            f"{func} on a weight that FSDP2 gathered as codes for its products: it would read rounded "
+            f"{func} on a weight that FSDP2 gathered as codes for its matmuls: it would read rounded "
             f"values, e.g. in a lookup tied to it; convert it without {gather.FLOAT8_ALL_GATHER}"
         )
     plain = [leaf.memory if isinstance(leaf, ComputeWeight) else leaf for leaf in leaves]

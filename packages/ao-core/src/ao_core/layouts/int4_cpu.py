@@ -1,4 +1,4 @@
-"""`int4_cpu`: the arrangement that torch's CPU product with 4-bit weights reads."""
+"""`int4_cpu`: the arrangement that torch's CPU matmul with 4-bit weights reads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Int4Cpu(Layout):
             kind = f"zero_point={spec.zero_point}"
             return f"holds symmetric int4 or asymmetric uint4, not {spec.dtype} with {kind}"
         if spec.act is not None:
-            return "its product does not quantize activations"
+            return "its matmul does not quantize activations"
         if isinstance(spec.scale_dtype, Spec):
             return "its scales cannot be quantized"
         if len(shape) != 2 or shape[0] % 16 or shape[0] == 0:

@@ -7,10 +7,10 @@ from typing import Any
 from ao_core.tensor import (  # noqa: F401  they fill the tables
     collectives,
     experts,
+    matmuls,
     memory,
-    products,
     rules,
-    transformed_products,
+    transformed_matmuls,
     writes,
 )
 from ao_core.tensor.checks import check_quantizable

@@ -1,4 +1,4 @@
-"""Products with the 3-D weights of experts: the op "grouped_linear", and what it cannot serve."""
+"""Matmuls with the 3-D weights of experts: the op "grouped_linear", and what it cannot serve."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from ao_core.dispatch import run
 from ao_core.errors import UnsupportedOp
 from ao_core.tensor import cut
-from ao_core.tensor.products import call_of, check_floating, matmul_values
+from ao_core.tensor.matmuls import call_of, check_floating, matmul_values
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import to_canonical
 from ao_core.tensor.tables import rule
@@ -70,7 +70,7 @@ def _mm_dense(rows: Tensor, expert: Tensor) -> Tensor:
 
 
 def _check(x: Tensor, w: QTensor, offs: Tensor | None) -> None:
-    check_floating("a product with the weights of experts", x)
+    check_floating("a matmul with the weights of experts", x)
     experts, k = w.shape[:2]
     if x.shape[-1] != k or (offs is None and x.shape[0] != experts):
         raise UnsupportedOp(
@@ -95,9 +95,9 @@ def by_expert(
     w: QTensor,
     offs: Tensor | None,
     n: int,
-    product: Callable[[Tensor, Tensor], Tensor],
+    matmul: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor:
-    """Columns (…, n) of ``product(rows of x, weight of their expert)``, zero where no expert has a row.
+    """Columns (…, n) of ``matmul(rows of x, weight of their expert)``, zero where no expert has a row.
 
     One expert is taken at a time and only if it has rows, so that no more than one need be dense.
 
@@ -105,8 +105,8 @@ def by_expert(
         x: (M, K) with `offs`, or (E, M, K) without.
         w: of logical shape (E, …).
         offs: int32 (E,), the row after each expert's last.
-        n: columns of a product.
-        product: of rows (m, K) and an expert's weight, a `QTensor` where the layout can be cut.
+        n: columns of a matmul.
+        matmul: of rows (m, K) and an expert's weight, a `QTensor` where the layout can be cut.
     """
     rows, experts = x.reshape(-1, x.shape[-1]), w.shape[0]
     if offs is None:
@@ -117,7 +117,7 @@ def by_expert(
     take, start = _taker(w, x.dtype), 0
     for expert, end in enumerate(ends):
         if end > start:
-            out[start:end] = product(rows[start:end], take(expert))
+            out[start:end] = matmul(rows[start:end], take(expert))
         start = end
     return out.reshape(*x.shape[:-1], n)
 

@@ -1,7 +1,7 @@
-"""The product with a weight that is not trained, as one node of the eager autograd graph.
+"""The matmul with a weight that is not trained, as one node of the eager autograd graph.
 
 Autograd's own formula for a linear layer transposes the weight, forward and backward, and each transpose
-of a `QTensor` is a new tensor around its parts. One node with the same two products takes a fraction of
+of a `QTensor` is a new tensor around its parts. One node with the same two matmuls takes a fraction of
 the time. Code that is traced has no use for it: there the transposes cost nothing.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NOBODY", "OTHERS", "ROWS", "differentiable_linear", "needs_gradient"]
 
-#: who needs a gradient of a product: neither operand, the activations or the bias alone, or others
+#: who needs a gradient of a matmul: neither operand, the activations or the bias alone, or others
 NOBODY, ROWS, OTHERS = 0, 1, 2
 
 # an attribute of a subclass is a call of `__torch_function__`, a microsecond each
@@ -47,7 +47,7 @@ def needs_gradient(x: Tensor, w: QTensor, bias: Tensor | None) -> int:
 
 
 def differentiable_linear(x: Tensor, w: QTensor, bias: Tensor | None, kernel: Kernel) -> Tensor:
-    """The product by a kernel of the op "linear", with gradients for x and the bias.
+    """The matmul by a kernel of the op "linear", with gradients for x and the bias.
 
     Args:
         x: plain activations (…, K).
@@ -125,7 +125,7 @@ _apply: Any = super(torch.autograd.Function, _Linear).apply
 
 
 class _Transposed(torch.autograd.Function):
-    """``grad @ w`` where its own gradient is asked for, which is a product with w again."""
+    """``grad @ w`` where its own gradient is asked for, which is a matmul with w again."""
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, how: tuple[QTensor]) -> Tensor:

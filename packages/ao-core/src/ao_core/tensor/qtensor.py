@@ -104,7 +104,7 @@ class QTensor(Tensor):
         self.flat_from = flat_from
         #: whether dimensions are permuted or flattened with respect to what is stored
         self.is_permuted = flat_from is not None or self.order != identity
-        # the kernel of each kind of call, found once, and what kernels keep with a weight; see `products`
+        # the kernel of each kind of call, found once, and what kernels keep with a weight; see `matmuls`
         self._bound: dict[Any, Any] = {}
         #: parts that other elements of a larger tensor need too, or that are a copy of theirs
         self._borrowed: frozenset[str] = frozenset()
@@ -260,7 +260,7 @@ class QTensor(Tensor):
                 if out is not NotImplemented:
                     return out
         elif torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
-            from ao_core.tensor.products import exported
+            from ao_core.tensor.matmuls import exported
 
             out = exported(func, args, kwargs or {})
             if out is not NotImplemented:

@@ -56,7 +56,7 @@ def repack(tensor: QTensor, dtype: torch.dtype | None = None) -> QTensor:
     """The tensor in the layout of the best kernel for its device and the activations' dtype.
 
     A layout is a candidate when it names the device in `auto_devices`, holds the tensor, and its
-    best kernel for products with such a weight outranks what serves the canonical layout. A weight that
+    best kernel for matmuls with such a weight outranks what serves the canonical layout. A weight that
     is trained stays in that: every step writes it.
     """
     base = to_canonical(tensor)
@@ -77,7 +77,7 @@ def repack(tensor: QTensor, dtype: torch.dtype | None = None) -> QTensor:
             return select(call).priority
         except UnsupportedOp:
             if name == base.spec.layout:
-                raise  # nothing computes with this format: better said now than by the first product
+                raise  # nothing computes with this format: better said now than by the first matmul
             return -math.inf
 
     # the canonical layout is first, so that others must be better than it

@@ -1,7 +1,7 @@
-"""Products under the transforms of `torch.func` and under forward-mode derivatives.
+"""Matmuls under the transforms of `torch.func` and under forward-mode derivatives.
 
 Kernels know no derivatives, and those that quantize activations would quantize tangents too. Here the
-product is computed by the kernel and is differentiated as ``x @ w.dequantize().T`` (straight through the
+matmul is computed by the kernel and is differentiated as ``x @ w.dequantize().T`` (straight through the
 quantization of x), as the backward pass of eager code is.
 """
 
@@ -61,7 +61,7 @@ def _product(x: Tensor, bias: Tensor | None, weight: _Weight) -> Tensor:
 
 
 def refuse_quantized_activations(op: str, w: QTensor) -> None:
-    """Raise `UnsupportedOp` for a product whose activations are quantized, where a transform is active."""
+    """Raise `UnsupportedOp` for a matmul whose activations are quantized, where a transform is active."""
     if w.spec.act is not None and is_transforming():
         raise UnsupportedOp(
             f"{op} under torch.func or forward-mode derivatives with activations that are quantized "

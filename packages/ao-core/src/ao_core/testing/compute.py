@@ -1,4 +1,4 @@
-"""`ComputeSuite`: what a recipe for low-precision products in training must do."""
+"""`ComputeSuite`: what a recipe for low-precision matmuls in training must do."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class ComputeSuite(Suite):
 
     @pytest.mark.parametrize("assign", [False, True], ids=["copy", "assign"])
     def test_state_dict(self, assign: bool, tmp_path: Path) -> None:
-        """What torch.save keeps is plain; copied into a layer or assigned, its products stay."""
+        """What torch.save keeps is plain; copied into a layer or assigned, its matmuls stay."""
         dense, layer = self.layers()
         _, target = self.layers(seed=4)
         x = gaussian((5, 70), seed=5)

@@ -192,7 +192,7 @@ class DTypeSuite(Suite):
         assert torch.equal(fmt.encode(x.double()), codes)
         assert same_bits(fmt.decode(codes.t()).contiguous(), fmt.decode(codes).t().contiguous())
 
-    # -- products --------------------------------------------------------------------------------
+    # -- matmuls --------------------------------------------------------------------------------
 
     def test_products(self, device: str) -> None:
         """Every kernel that takes the format, in every layout, on a width that is no multiple of anything.

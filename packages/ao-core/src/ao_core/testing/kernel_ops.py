@@ -1,4 +1,4 @@
-"""Trials of the ops of ao-core with products, and lookups."""
+"""Trials of the ops of ao-core with matmuls, and lookups."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class _Linear(OpTrial):
         w, dense = _weight(case.spec, case.shape, case.device, registry.epoch)
         x = gaussian((*batch, k), seed=seed, device=case.device).to(case.dtype)
         if batch in _WITH_NAN:
-            # a product with zeros that are not stored need not look at what they are multiplied by
+            # a matmul with zeros that are not stored need not look at what they are multiplied by
             x[1, k // 2 if w.sparsity is None else slice(None)] = torch.nan
         bias = gaussian((n,), seed=99, device=case.device).to(case.dtype)
-        product = F.linear(activations(x, w), dense)
-        yield (x, w, bias), product + bias.double()
-        yield (x, w, None), product
+        matmul = F.linear(activations(x, w), dense)
+        yield (x, w, bias), matmul + bias.double()
+        yield (x, w, None), matmul
 
 
 class _Embedding(OpTrial):

@@ -34,14 +34,14 @@ SLOWEST_ANSWER = 0.02
 class KernelSuite(KernelSteps, Suite):
     """Tests of one kernel by the trials of its op, see `Op.trials` and `ao_core.testing.OpTrial`.
 
-    Products are compared with float64, conversions bit for bit with the reference.
+    Matmuls are compared with float64, conversions bit for bit with the reference.
 
     Attributes:
         kernel: its registered name.
-        rtol: bound on the relative error in norm of products; None: by the activations' dtype.
+        rtol: bound on the relative error in norm of matmuls; None: by the activations' dtype.
         specs, shapes, dtypes: formats and shapes of quantized tensors, and dtypes of dense ones, to
             try; the kernel must accept some of it. None: what the op is tried on by default.
-        batches: for products, leading dimensions of the activations; None: the default.
+        batches: for matmuls, leading dimensions of the activations; None: the default.
     """
 
     kernel: str

@@ -34,7 +34,7 @@ class LayoutCompile:
         ids=lambda lead: "x".join(map(str, lead)) or "vector",
     )
     def test_linear(self, lead: tuple[int, ...], weight: Sample) -> None:
-        """F.linear on any batch equals the dense product of the values."""
+        """F.linear on any batch equals the dense matmul of the values."""
         q = weight.quantized()
         layer = linear_of(q)
         x = gaussian((*lead, weight.shape[1]))

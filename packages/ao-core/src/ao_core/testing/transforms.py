@@ -34,7 +34,7 @@ __all__ = ["Experts", "Subject", "TransformSuite"]
 
 
 class Experts(nn.Module):
-    """Three experts in one fused parameter, each a product of (32 -> 16), multiplied as layers of them do."""
+    """Three experts in one fused parameter, each a matmul of (32 -> 16), multiplied as layers of them do."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -157,7 +157,7 @@ class OpTrial:
         actual, expected = actual.double(), expected.double()
         nan = expected.isnan()
         assert torch.equal(actual.isnan(), nan), (
-            f"the result {shape} has {int(actual.isnan().sum())} NaN, the product has {int(nan.sum())}"
+            f"the result {shape} has {int(actual.isnan().sum())} NaN, the matmul has {int(nan.sum())}"
         )
         error = (actual - expected).masked_fill(nan, 0.0).norm()
         norm = expected.masked_fill(nan, 0.0).norm()

@@ -1,4 +1,4 @@
-"""Kernels of the torch band: products that torch itself has for low-precision weights."""
+"""Kernels of the torch band: matmuls that torch itself has for low-precision weights."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _finish(out_MN: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
-    """A product that nobody else holds, with the bias, in the shape and dtype of the call."""
+    """A matmul that nobody else holds, with the bias, in the shape and dtype of the call."""
     if bias is not None:
         out_MN = out_MN.add_(bias)
     if out_MN.dtype != x.dtype:
@@ -178,7 +178,7 @@ def int_mm_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     if x_zero is None:
         acc_MN = torch._int_mm(codes, w_KN).float()
     else:
-        # the product wants int8: codes and zero point move down by 128 together
+        # the matmul wants int8: codes and zero point move down by 128 together
         ones = torch.ones(32 if x.is_cuda else 1, x_MK.shape[1], dtype=torch.int8, device=x.device)
         w_sums_N = torch._int_mm(ones, w_KN)[0].float()
         acc_MN = torch._int_mm((codes ^ 128).view(torch.int8), w_KN).float()
@@ -201,7 +201,7 @@ def _refuses_int_mm(call: Call) -> str | None:
 def refused_by_int_mm(call: Call) -> str | None:
     """Why `aten._int_mm` cannot multiply operands of these sizes, if so."""
     if call.m == 0 or 0 in call.weight_shape:
-        return "needs a product that is not empty"
+        return "needs a matmul that is not empty"
     if call.weight_shape[-1] == 1:
         return "gives wrong sums over a single element in torch 2.13"
     if call.weight_shape[-1] > LONGEST_INT_SUM:
@@ -237,7 +237,7 @@ def _refuses_scaled_mm(call: Call) -> str | None:
     if act.dtype not in ("f8e4m3", "f8e5m2") or call.spec.dtype not in ("f8e4m3", "f8e5m2"):
         return f"needs float8 weights and activations, found {call.spec}"
     if "f8e5m2" == act.dtype == call.spec.dtype:
-        return "has no product of e5m2 with e5m2"
+        return "has no matmul of e5m2 with e5m2"
     if call.spec.block not in (ROW, TENSOR) or not (act.static or act.block == call.spec.block):
         return (
             "needs weights and activations both per row, or both per tensor; or static activations"
@@ -252,7 +252,7 @@ def _refuses_scaled_mm(call: Call) -> str | None:
 
 
 def needs_sm89() -> str | None:
-    """Why there are no products in float8 on this machine, if so."""
+    """Why there are no matmuls in float8 on this machine, if so."""
     if not torch.cuda.is_available():
         return "no CUDA device is available"
     major, minor = torch.cuda.get_device_capability()

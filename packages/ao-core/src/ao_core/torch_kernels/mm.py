@@ -1,4 +1,4 @@
-"""Kernels of the torch band for products of two dense operands: what `ComputeWeight` multiplies."""
+"""Kernels of the torch band for matmuls of two dense operands: what `ComputeWeight` multiplies."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def _refuses_scaled_mm(call: Call) -> str | None:
     if act is None or act.dtype not in _FLOAT8 or spec.dtype not in _FLOAT8:
         return f"needs two operands in float8, found {spec}"
     if "f8e5m2" == act.dtype == spec.dtype:
-        return "has no product of e5m2 with e5m2"
+        return "has no matmul of e5m2 with e5m2"
     if act.block != spec.block or spec.block not in (ROW, TENSOR):
         return "needs operands both per row, or both per tensor"
     if call.x_dtype != torch.bfloat16 and (spec.block == ROW or call.x_dtype != torch.float32):
         return f"gives bfloat16, or float32 where scales are per tensor, not {call.x_dtype}"
     if call.m == 0 or 0 in call.weight_shape:
-        return "needs a product that is not empty"
+        return "needs a matmul that is not empty"
     return None
 
 

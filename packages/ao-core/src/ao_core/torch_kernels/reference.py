@@ -20,7 +20,7 @@ from ao_core.tensor import cut
 from ao_core.tensor.activations import lost_rows, static_qparams
 from ao_core.tensor.create import encode_parts, encode_reference, fake_quantize
 from ao_core.tensor.experts import by_expert, checked_ends, is_traced
-from ao_core.tensor.products import call_of
+from ao_core.tensor.matmuls import call_of
 from ao_core.tensor.qtensor import QTensor
 
 __all__ = [
@@ -116,12 +116,12 @@ def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None, spec: Spec) -> Tensor:
             [cast_product("mm", spec, rows_a.t(), rows_b.t()) for rows_a, rows_b in experts]
         )
     shares = [rows for (rows,) in _shares(offs, a)]
-    products = [
+    matmuls = [
         cast_product("mm", spec, rows, w) for rows, w in zip(shares, b.unbind(), strict=True)
     ]
     if is_traced(a):
-        return torch.stack(products).sum(0)
-    out = torch.cat(products)
+        return torch.stack(matmuls).sum(0)
+    out = torch.cat(matmuls)
     return torch.cat([out, out.new_zeros(len(a) - len(out), out.shape[1])])
 
 

@@ -1,4 +1,4 @@
-"""Training with float8 products on several devices: FSDP2 and tensor parallelism that send float8."""
+"""Training with float8 matmuls on several devices: FSDP2 and tensor parallelism that send float8."""
 
 from __future__ import annotations
 

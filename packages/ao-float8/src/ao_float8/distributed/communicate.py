@@ -1,8 +1,8 @@
 """Activations and gradients that travel in float8: all-gathers of `DTensor`s, with gradients.
 
-Only a cast with one scale for the tensor is sent: the products that take the values cast them again, and
-find the same codes. One scale per row in one product has one scale per column in another beside it, so such
-values travel in high precision, as those that a product takes in high precision.
+Only a cast with one scale for the tensor is sent: the matmuls that take the values cast them again, and
+find the same codes. One scale per row in one matmul has one scale per column in another beside it, so such
+values travel in high precision, as those that a matmul takes in high precision.
 """
 
 from __future__ import annotations

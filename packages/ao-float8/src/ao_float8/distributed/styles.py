@@ -1,4 +1,4 @@
-"""Tensor parallelism for layers with float8 products: torch's styles, which send float8 where they can."""
+"""Tensor parallelism for layers with float8 matmuls: torch's styles, which send float8 where they can."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Float8ColwiseParallel", "Float8RowwiseParallel", "PrepareFloat8Modul
 
 
 class _ParallelLinear(nn.Linear):
-    """A linear layer with a sharded weight, whose products are those of the local one.
+    """A linear layer with a sharded weight, whose matmuls are those of the local one.
 
     So that all three are as its weight says; among `DTensor`s torch would multiply in its own way.
     """
@@ -66,9 +66,9 @@ def _check_linear(style: str, module: nn.Module) -> None:
 
 
 class Float8ColwiseParallel(ColwiseParallel):
-    """`ColwiseParallel` for a layer with float8 products: a sharded input is gathered in float8.
+    """`ColwiseParallel` for a layer with float8 matmuls: a sharded input is gathered in float8.
 
-    In float8 where both products that take the input cast it alike, with one scale for the tensor
+    In float8 where both matmuls that take the input cast it alike, with one scale for the tensor
     (the recipe "tensorwise"); else in high precision. Arguments are those of `ColwiseParallel`.
     """
 
@@ -89,10 +89,10 @@ class Float8ColwiseParallel(ColwiseParallel):
 
 
 class Float8RowwiseParallel(RowwiseParallel):
-    """`RowwiseParallel` for a layer with float8 products: the gradient of a sharded output likewise.
+    """`RowwiseParallel` for a layer with float8 matmuls: the gradient of a sharded output likewise.
 
     With ``output_layouts=Shard(1)`` outputs are added up in high precision, and their gradient is
-    gathered in float8 where both products that take it cast it alike, with one scale for the tensor.
+    gathered in float8 where both matmuls that take it cast it alike, with one scale for the tensor.
     Arguments are those of `RowwiseParallel`.
     """
 

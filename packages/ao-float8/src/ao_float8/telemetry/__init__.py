@@ -1,4 +1,4 @@
-"""What low precision does to each operand of each product, while a model trains."""
+"""What low precision does to each operand of each matmul, while a model trains."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class PrecisionTelemetry:
                 sink.look(record)
 
     def plot(self, field: str = "underflow_percent", tensor: str = "grad_output") -> Figure:
-        """A figure of one number of one tensor over the steps, a line for each layer and product.
+        """A figure of one number of one tensor over the steps, a line for each layer and matmul.
 
         Raises:
             ConfigError: records have no such number, or there are none of that tensor.

@@ -21,13 +21,13 @@ __all__ = ["PrecisionRecord", "Tally", "measure"]
 
 @dataclass(frozen=True)
 class PrecisionRecord:
-    """One operand of one product of one layer, over all its calls in one step."""
+    """One operand of one matmul of one layer, over all its calls in one step."""
 
     step: int
     #: name of the module
     layer: str
     #: "output", "grad_input" or "grad_weight"
-    product: str
+    matmul: str
     #: "input", "weight" or "grad_output"
     tensor: str
     #: the format, as text
@@ -85,12 +85,12 @@ class Tally:
             scale_max=_worse(max, self.scale_max, scale_max),
         )
 
-    def record(self, step: int, layer: str, product: str, tensor: str) -> PrecisionRecord:
+    def record(self, step: int, layer: str, matmul: str, tensor: str) -> PrecisionRecord:
         """The record of a step."""
         return PrecisionRecord(
             step=step,
             layer=layer,
-            product=product,
+            matmul=matmul,
             tensor=tensor,
             spec=str(replace(self.spec, act=None)),
             elements=int(self.elements),
@@ -121,7 +121,7 @@ def measure(x: Tensor, spec: Spec) -> list[float]:
     parts = encode_parts(x, plain)
     values = decode_parts(parts, plain, shape, torch.float32)
     _, scale, _ = unpack_parts(parts, plain, shape)
-    assert scale is not None  # operands of products in low precision have one
+    assert scale is not None  # operands of matmuls in low precision have one
     view, by_block = split_blocks(x, spec.block, scale)
     # where a block is scaled to, or half a step beyond the greatest value for integers
     limit = max(dtype.max, dtype.quant_max) * (1 + 1e-6)

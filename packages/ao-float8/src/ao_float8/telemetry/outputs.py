@@ -38,7 +38,7 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Writes the numbers of each record as scalars "layer/product/tensor/number"."""
+    """Writes the numbers of each record as scalars "layer/matmul/tensor/number"."""
 
     def __init__(self, writer: Any) -> None:
         self._own = isinstance(writer, (str, Path))
@@ -53,7 +53,7 @@ class TensorBoard:
 
     def look(self, record: PrecisionRecord) -> None:
         """Write a record."""
-        tag = f"{record.layer}/{record.product}/{record.tensor}"
+        tag = f"{record.layer}/{record.matmul}/{record.tensor}"
         for number in NUMBERS:
             self._writer.add_scalar(f"{tag}/{number}", getattr(record, number), record.step)
 
@@ -68,13 +68,13 @@ def _summary_writer(folder: str | Path) -> Any:
 
 
 def records_figure(records: Sequence[PrecisionRecord], number: str, tensor: str) -> Figure:
-    """A line for each layer and product over the steps."""
+    """A line for each layer and matmul over the steps."""
     if number not in NUMBERS:
         raise ConfigError(f"field={number!r}: use one of {', '.join(NUMBERS)}")
     lines: dict[str, list[PrecisionRecord]] = {}
     for record in records:
         if record.tensor == tensor:
-            lines.setdefault(f"{record.layer}, {record.product}", []).append(record)
+            lines.setdefault(f"{record.layer}, {record.matmul}", []).append(record)
     if not lines:
         known = sorted({record.tensor for record in records})
         raise ConfigError(

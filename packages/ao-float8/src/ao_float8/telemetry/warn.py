@@ -17,7 +17,7 @@ class UnderflowWarning(UserWarning):
 
 
 class NonFiniteWarning(UserWarning):
-    """An operand of a product has NaN or infinities; casts keep them."""
+    """An operand of a matmul has NaN or infinities; casts keep them."""
 
 
 class StepWarning(UserWarning):
@@ -58,9 +58,7 @@ class Watch:
 
     def look(self, record: PrecisionRecord) -> None:
         """Warn of what is wrong with a record, if anything."""
-        where = (
-            f"{record.layer}: {record.tensor} of the product {record.product}, step {record.step}"
-        )
+        where = f"{record.layer}: {record.tensor} of the matmul {record.matmul}, step {record.step}"
         if record.nonfinite:
             text = f"{where}: {record.nonfinite} of {record.elements} elements are NaN or infinite"
             self._warn(NonFiniteWarning, record.layer, text)

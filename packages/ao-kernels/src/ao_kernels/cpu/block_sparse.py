@@ -1,4 +1,4 @@
-"""The layout `bsr_cpu`, stored blocks as the C++ products read them, and the kernel for it."""
+"""The layout `bsr_cpu`, stored blocks as the C++ matmuls read them, and the kernel for it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BsrCpu(Layout):
     auto_devices = ("cpu",)
 
     def refuses(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
-        """None, or a sentence that says why the products cannot take such a tensor."""
+        """None, or a sentence that says why the matmuls cannot take such a tensor."""
         if dtype.name not in TOGETHER:
             return f"holds {', '.join(TOGETHER)}, not {dtype.name}"
         if len(shape) != 2 or 0 in shape:
@@ -54,7 +54,7 @@ class BsrCpu(Layout):
     def from_canonical(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
     ) -> Parts:
-        """Blocks in the order in which products read them."""
+        """Blocks in the order in which matmuls read them."""
         side, together = blocksize_of(spec), TOGETHER[dtype.name]
         codes = parts["qdata"].view(torch.uint8) ^ 128 if dtype.bits == 8 else parts["qdata"]
         blocks = codes.reshape(-1, side, side // together, together).transpose(1, 2)
@@ -72,7 +72,7 @@ BLOCK_SPARSE_LAYOUTS = (BsrCpu(),)
 
 
 def _unfit_scale(spec: Spec, shape: tuple[int, ...]) -> str | None:
-    """Why the products cannot take such scales."""
+    """Why the matmuls cannot take such scales."""
     if spec.scale_dtype not in SCALES:
         return f"has scales in {', '.join(SCALES)}, not {spec.scale_dtype}"
     rows, columns = full_block(spec.block, shape)
@@ -82,7 +82,7 @@ def _unfit_scale(spec: Spec, shape: tuple[int, ...]) -> str | None:
 
 
 def _unfit_act(act: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
-    """Why the products cannot quantize activations like this."""
+    """Why the matmuls cannot quantize activations like this."""
     if act.static or act != Spec("int8", act.block) or act.block not in ((1, WHOLE), (WHOLE,)):
         return (
             f"quantizes activations per token, at run time, to int8 with a float32 scale, not {act}"
@@ -95,7 +95,7 @@ def _unfit_act(act: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
 
 
 def block_sparse_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
-    """The product, with the blocks that are stored alone."""
+    """The matmul, with the blocks that are stored alone."""
     parts = w.parts
     out: Tensor = torch.ops.ao_kernels.block_sparse_linear(
         x, parts["qdata"], parts["col_indices"], parts["crow_indices"], parts.get("scale"), bias,

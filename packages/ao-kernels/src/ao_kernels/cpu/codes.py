@@ -31,7 +31,7 @@ class Codes(NamedTuple):
 
     @property
     def are_integers(self) -> bool:
-        """Whether products with 8-bit integers can take the codes, or bytes looked up by them."""
+        """Whether matmuls with 8-bit integers can take the codes, or bytes looked up by them."""
         few = len(self.values) <= 16
         return self.kind == _INTEGER or (few and all(map(_is_small_integer, self.values)))
 

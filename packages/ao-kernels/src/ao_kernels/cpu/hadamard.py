@@ -1,4 +1,4 @@
-"""The kernel of `hadamard` on the CPU: butterflies in vectors, and small products with Paley's matrices."""
+"""The kernel of `hadamard` on the CPU: butterflies in vectors, and small matmuls with Paley's matrices."""
 
 from __future__ import annotations
 

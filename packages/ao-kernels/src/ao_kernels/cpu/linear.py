@@ -20,12 +20,12 @@ __all__ = ["LINEAR_KERNELS", "describe", "product_arguments", "refuses", "tiles_
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: up to so many rows of activations, nothing is gained by decoding weights beforehand; as in C++
 STREAMED_ROWS = 4
-#: where a weight keeps its product, among the kernels that it remembers
+#: where a weight keeps its matmul, among the kernels that it remembers
 _KEY = "ao_kernels.cpu.linear"
 
 
 def product_arguments(w: QTensor) -> tuple[tuple[Tensor | None, ...], tuple[int, ...]]:
-    """What the C++ products are told of a weight: its parts with the table, and numbers."""
+    """What the C++ matmuls are told of a weight: its parts with the table, and numbers."""
     parts, act = w.parts, w.spec.act
     grid, codes = grid_of(w.spec, w.stored_shape), codes_of(w.format)
     names = ("qdata", *AFFINE, "rowsum")
@@ -35,27 +35,27 @@ def product_arguments(w: QTensor) -> tuple[tuple[Tensor | None, ...], tuple[int,
 
 
 def _product(w: QTensor) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """The product with one weight. Parts of a weight are written to, but never replaced."""
+    """The matmul with one weight. Parts of a weight are written to, but never replaced."""
     op = torch.ops.ao_kernels.linear.default
     (*weight, table), numbers = product_arguments(w)
     qdata, scale, scale_outer, zero_point, offset, offset_outer, rowsum = weight
     n, bits, group, span, kind, act = numbers
 
-    def product(x: Tensor, bias: Tensor | None) -> Tensor:
+    def matmul(x: Tensor, bias: Tensor | None) -> Tensor:
         return op(  # type: ignore[no-any-return]
             x, qdata, scale, scale_outer, zero_point, offset, offset_outer, rowsum, table, bias,
             n, bits, group, span, kind, act,
         )  # fmt: skip
 
-    return product
+    return matmul
 
 
 def tiles_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
-    """One call into C++. All that depends on the weight alone is found once, at its first product."""
-    product = w._bound.get(_KEY)
-    if product is None:
-        product = w._bound[_KEY] = _product(w)
-    return product(x, bias)
+    """One call into C++. All that depends on the weight alone is found once, at its first matmul."""
+    matmul = w._bound.get(_KEY)
+    if matmul is None:
+        matmul = w._bound[_KEY] = _product(w)
+    return matmul(x, bias)
 
 
 def refuses(shape: str) -> Callable[[Call], str | None]:
@@ -86,7 +86,7 @@ def _in_tile_registers(call: Call) -> bool:
 def describe(call: Call) -> str:
     """The instruction set, and what is done for so many rows with such activations."""
     if _in_tile_registers(call):
-        how = "weights decoded into the cache, products in tile registers"
+        how = "weights decoded into the cache, matmuls in tile registers"
     elif call.m <= STREAMED_ROWS:
         how = "weights decoded as they are read"
     else:

@@ -1,4 +1,4 @@
-"""The layouts `cpu_tiles` and `cpu_tiles8`: weights as the C++ products read them, 16 rows at a time."""
+"""The layouts `cpu_tiles` and `cpu_tiles8`: weights as the C++ matmuls read them, 16 rows at a time."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ LAYOUTS = (CpuTiles(), CpuTiles8())
 
 
 def _unfit_act(act: Spec | None, dtype: DType) -> str | None:
-    """Why the products cannot quantize activations like this."""
+    """Why the matmuls cannot quantize activations like this."""
     if act is None:
         return None
     if act.is_static:
@@ -147,7 +147,7 @@ def _unfit_act(act: Spec | None, dtype: DType) -> str | None:
 
 
 def _row_sums(parts: Parts, grid: Grid, codes: Codes) -> Tensor:
-    """Sums of the dequantized rows: a product with ones, which reads no more than the codes."""
+    """Sums of the dequantized rows: a matmul with ones, which reads no more than the codes."""
     ones = torch.ones(1, grid.k, device=parts["qdata"].device)
 
     def sums(of: Parts) -> Tensor:

@@ -1,4 +1,4 @@
-"""Kernels for the layout `two_four`: products of a few rows from packed weights, and the dense weight."""
+"""Kernels for the layout `two_four`: matmuls of a few rows from packed weights, and the dense weight."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ao_kernels.cpu.quantize import is_traced
 
 __all__ = ["TWO_FOUR_KERNELS", "dequantize_two_four", "group_of", "two_four_linear"]
 
-#: rows of activations, by the bits of a code, beyond which a dense product with the expanded weight is faster
+#: rows of activations, by the bits of a code, beyond which a dense matmul with the expanded weight is faster
 MOST_ROWS = {4: 64, 8: 128, 16: 128, 32: 128}
-#: formats whose codes the product reads as they are
+#: formats whose codes the matmul reads as they are
 READ = ("bf16", "fp16", "fp32", "int8", "int4")
 #: groups that share a scale are read in windows of so many columns
 WINDOW = 32
 
 
 def two_four_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
-    """The product, with weights read as they are packed: activations are picked by their places."""
+    """The matmul, with weights read as they are packed: activations are picked by their places."""
     parts, group = w.parts, group_of(w.spec, w.stored_shape)
     out: Tensor = torch.ops.ao_kernels.two_four_linear(
         x, parts["qdata"], parts["index"], parts.get("scale"), bias, group

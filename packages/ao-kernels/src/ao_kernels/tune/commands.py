@@ -63,7 +63,7 @@ def model(
     checkpoint: Path = typer.Argument(help="A checkpoint with quantized weights."),
     batch: list[int] = typer.Option([], help="Rows of the activations; repeatable."),
 ) -> None:
-    """Measure the products of a checkpoint's weights on the GPU, and keep what is found."""
+    """Measure the matmuls of a checkpoint's weights on the GPU, and keep what is found."""
     from ao_core import open_checkpoint
     from ao_kernels.triton.shared.device import why_not
     from ao_kernels.triton.tuning.ahead import ROWS, tune_weights

@@ -73,7 +73,7 @@ class Float8DynamicActivationFloat8WeightConfig(WeightConfig):
     #: "row": a scale per row of the weight and per token; "tensor": one scale for each of the two; "block":
     #: one for 128 × 128 weights, and for 128 elements of a token
     granularity: str = "row"
-    #: "e4m3" or "e5m2"; a GPU has no product of e5m2 with e5m2
+    #: "e4m3" or "e5m2"; a GPU has no matmul of e5m2 with e5m2
     weight_dtype: str = "e4m3"
     #: "e4m3" or "e5m2"
     activation_dtype: str = "e4m3"

@@ -130,7 +130,7 @@ class Float8StaticActivationFloat8WeightConfig(StaticConfig):
 
     #: of the weights: "row", one scale per row, or "tensor"
     granularity: str = "row"
-    #: "e4m3" or "e5m2"; a GPU has no product of e5m2 with e5m2
+    #: "e4m3" or "e5m2"; a GPU has no matmul of e5m2 with e5m2
     weight_dtype: str = "e4m3"
     #: "e4m3" or "e5m2"
     activation_dtype: str = "e4m3"

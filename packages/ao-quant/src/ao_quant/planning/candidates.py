@@ -34,5 +34,5 @@ def why_kept(entry: Decision) -> str:
     if isinstance(entry.tensor, QTensor):
         return f"it is quantized already ({entry.tensor.spec})"
     if isinstance(entry.tensor, ComputeWeight):
-        return "its products are in low precision already"
+        return "its matmuls are in low precision already"
     return "" if entry.config is not None else entry.reason

@@ -1,4 +1,4 @@
-"""`two_four_cutlass`: what torch's semi-structured products for Ampere read."""
+"""`two_four_cutlass`: what torch's semi-structured matmuls for Ampere read."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ __all__ = [
     "tile_mask",
 ]
 
-#: what the sizes of a product on sparse tensor cores are multiples of
+#: what the sizes of a matmul on sparse tensor cores are multiples of
 _STEP = 16
 #: rows of input for which the kernels of training are asked for
 _ROWS = 4096
@@ -67,7 +67,7 @@ def _call(op: str, a: Tensor, weight: Tensor) -> MaskedCall:
 
 
 def is_emulated(weight: Tensor) -> bool:
-    """Whether the products with what is kept of a weight fall to the reference."""
+    """Whether the matmuls with what is kept of a weight fall to the reference."""
     rows = weight.new_empty((_ROWS, weight.shape[1]), device="meta")
     call = _call("semi_sparse_mm", rows, weight)
     return select(replace(call, device=weight.device.type)).priority < 0
@@ -144,7 +144,7 @@ def _reference(a: Tensor, b: Tensor, mask: Tensor, transposed: bool) -> Tensor:
 
 
 def _tensor_cores(a: Tensor, b: Tensor, mask: Tensor, transposed: bool) -> Tensor:
-    """Compressed for each product, by cuSPARSELt: of the mask's two directions a product needs one."""
+    """Compressed for each matmul, by cuSPARSELt: of the mask's two directions a matmul needs one."""
     kept = torch.where(mask, b, 0)
     sparse = torch.sparse.to_sparse_semi_structured(kept.t().contiguous() if transposed else kept)
     return F.linear(a, sparse)
@@ -164,7 +164,7 @@ def _refuses_tensor_cores(call: MaskedCall) -> str | None:
         return f"multiplies bfloat16 and float16, not {call.x_dtype}"
     if any(size % _STEP for size in call.weight_shape):
         return f"needs sizes that are multiples of {_STEP}, found {call.weight_shape}"
-    return None if call.m else "needs a product that is not empty"
+    return None if call.m else "needs a matmul that is not empty"
 
 
 def _trials(name: str) -> Any:

@@ -34,7 +34,7 @@ class Known(NamedTuple):
 def known_mask(weight: Tensor, last: Known | None) -> Known | None:
     """The mask of `weight`, which is `last` where that is still right; None: none may be kept.
 
-    Masks are kept on the processor, where the search takes longer than the product. Elsewhere a comparison
+    Masks are kept on the processor, where the search takes longer than the matmul. Elsewhere a comparison
     would wait for the device; and what is traced or transformed has no values to look at.
     """
     if (

@@ -29,7 +29,7 @@ class SparseLinear(nn.Linear):
 
     #: what `quantize_` says where a recipe of training in low precision meets such a layer
     own_products: ClassVar[str] = (
-        "the layer is one of sparse training, which computes its products itself: they would not be in low "
+        "the layer is one of sparse training, which computes its matmuls itself: they would not be in low "
         "precision; swap it back first with swap_semi_sparse_linear_with_linear"
     )
 
@@ -109,7 +109,7 @@ class SparseLinear(nn.Linear):
         """Remove what `setup` added."""
 
     def effective_weight(self) -> Tensor:
-        """The weight (out, in) that takes part in the product, zeros and all."""
+        """The weight (out, in) that takes part in the matmul, zeros and all."""
         return self.weight
 
 
@@ -118,7 +118,7 @@ class SemiSparseLinear(SparseLinear):
 
     Of every 4 × 4 tile of the weight the best eight stay, two in each row and each column, chosen anew
     whenever the weight has changed (`tile_mask`). So the weight is 2:4 sparse as it is and transposed, and
-    output and gradient of the input are both sparse products (Hubara et al. 2021, arXiv:2102.08124). The
+    output and gradient of the input are both sparse matmuls (Hubara et al. 2021, arXiv:2102.08124). The
     gradient of the weight is dense and straight-through: weights that are zero now may come back.
 
     The option `decay` is what SR-STE adds to the gradient in every backward pass: so many times each weight

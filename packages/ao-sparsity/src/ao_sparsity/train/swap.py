@@ -45,7 +45,7 @@ def swap_linear_with_semi_sparse_linear(model: nn.Module, config: Mapping[str, C
             model is as it was then.
 
     Warns:
-        EmulationWarning: 2:4 products of some layers are emulated, so training will be slower.
+        EmulationWarning: 2:4 matmuls of some layers are emulated, so training will be slower.
     """
     if not isinstance(config, Mapping):
         raise ConfigError(
@@ -72,8 +72,8 @@ def _warn_of_emulation(layers: list[SemiSparseLinear]) -> None:
     weights = [layer.weight for layer in layers if not layer.weight.is_meta]
     warn_if_emulated(
         [weight for weight in weights if is_emulated(weight)],
-        "products of 2:4 weights are emulated",
-        "Sparse products need an NVIDIA GPU of compute capability 8.0 or later, cuSPARSELt, weights in "
+        "matmuls of 2:4 weights are emulated",
+        "Sparse matmuls need an NVIDIA GPU of compute capability 8.0 or later, cuSPARSELt, weights in "
         "bfloat16 or float16, and sizes that are multiples of 16.",
     )
 

@@ -1,4 +1,4 @@
-"""Products and lookups with a `QTensor`: the eager fast path, and the rules below autograd."""
+"""Matmuls and lookups with a `QTensor`: the eager fast path, and the rules below autograd."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 aten = torch.ops.aten
-# every eager product asks
+# every eager matmul asks
 _is_any_autocast_enabled, _is_grad_enabled = (
     torch._C._is_any_autocast_enabled,
     torch.is_grad_enabled,
@@ -38,7 +38,7 @@ _is_any_autocast_enabled, _is_grad_enabled = (
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
-#: dtypes of activations that products are computed in
+#: dtypes of activations that matmuls are computed in
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 #: kinds of call whose kernel a tensor remembers before it starts over
 _MAX_BOUND = 256
@@ -161,7 +161,7 @@ def _aten_linear(func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def is_transposed_weight(w: Any) -> bool:
-    """Whether ``x @ w`` is the product of a linear layer."""
+    """Whether ``x @ w`` is the matmul of a linear layer."""
     return isinstance(w, QTensor) and w.order == (1, 0) and w.flat_from is None
 
 

@@ -1,4 +1,4 @@
-"""Products written with `torch.matmul` and its kin, under transforms; see `transforms`."""
+"""Matmuls written with `torch.matmul` and its kin, under transforms; see `transforms`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core.tensor.products import is_transposed_weight, select_linear
+from ao_core.tensor.matmuls import is_transposed_weight, select_linear
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.tables import function
 from ao_core.tensor.transforms import (
@@ -60,5 +60,5 @@ def _addmm_fast(*args: Any, **kwargs: Any) -> Any:
 def _bmm_fast(*args: Any, **kwargs: Any) -> Any:
     for w in (*args, *kwargs.values()):
         if isinstance(w, QTensor):
-            refuse_quantized_activations("a product with the weights of experts", w)
+            refuse_quantized_activations("a matmul with the weights of experts", w)
     return NotImplemented
