@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from ao_core import Spec, quantize_
+from ao_core import WHOLE, ComputeWeight, Spec
 from ao_core.errors import ConfigError
 from ao_core.outcome import EmulationWarning
 from ao_core.tensor import quantize_tensor
@@ -172,7 +172,8 @@ def test_refuses_other_classes(model):
         swap_linear_with_semi_sparse_linear(model, {"first": SemiSparseLinear})
     with pytest.raises(ConfigError, match="blocksize=4: its scores are of blocks of 8"):
         swap_linear_with_semi_sparse_linear(model, {"first": partial(SupermaskLinear, blocksize=4)})
-    quantize_(model, "float8/rowwise", lambda module, fqn: fqn == "mlp.up")
+    row = Spec("int8", (1, WHOLE))
+    model.mlp.up.weight = nn.Parameter(ComputeWeight(model.mlp.up.weight.detach(), row))
     with pytest.raises(ConfigError, match="its weight is a ComputeWeight"):
         swap_linear_with_semi_sparse_linear(model, {"mlp.up": SemiSparseLinear})
 
