@@ -1,9 +1,12 @@
-"""What pytest does in the whole workspace: collects quickly, and lets no test write among the sources."""
+"""What pytest does in the whole workspace: seeds every test, and lets no test write among the sources."""
 
 from __future__ import annotations
 
 import gc
 import os
+import random
+import sys
+import zlib
 from collections.abc import Generator
 from pathlib import Path
 
@@ -24,13 +27,45 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+#: other values draw other random inputs in every test: `AO_TEST_SEED=1 python3 -m nox -s tests`
+_SEED = os.environ.get("AO_TEST_SEED", "0")
+
+
+def _seed(name: str) -> None:
+    """Seed by name, so that a test draws the same inputs in whatever order and process it runs."""
+    seed = zlib.crc32(f"{_SEED} {name}".encode())
+    random.seed(seed)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> None:
+    """Seed what a module draws when it is imported."""
+    _seed(collector.nodeid)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(request: pytest.FixtureRequest) -> None:
+    """Seed what a fixture draws; one that several tests share may be set up by any of them."""
+    _seed(f"{request.fixturename} {getattr(request, 'param_index', 0)}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Seed what a test draws."""
+    _seed(item.nodeid)
+
+
 _ROOT = Path(__file__).parent
-#: folders of matmuls that git ignores; benchmarks keep what they compiled in `build`
+#: folders of build products, which git ignores; benchmarks keep what they compiled in `build`
 _PRODUCTS = ("__pycache__", "build", "dist", "site")
 
 
 def _listed() -> set[str]:
-    """What is in the folder of the workspace, but for hidden files and matmuls."""
+    """What is in the folder of the workspace, but for hidden files and build products."""
     return {
         name for name in os.listdir(_ROOT) if not name.startswith(".") and name not in _PRODUCTS
     }

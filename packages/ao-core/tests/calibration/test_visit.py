@@ -361,7 +361,7 @@ def test_experts_that_only_some_batches_reach() -> None:
     counts = [found.rows.get(f"1.experts.{n}.weight", 0) for n in range(4)]
     assert 20 < sum(counts) <= 34  # rewritten routers may send rows to experts that had none
     nothing = visited(model, data[:1])
-    assert len(nothing.unseen) == 6
+    assert 6 <= len(nothing.unseen) <= 8  # of four experts each, at most one sees the row
     assert set(nothing.unseen.values()) == {"the calibration data never reached it"}
 
 
