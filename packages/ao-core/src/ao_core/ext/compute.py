@@ -17,6 +17,7 @@ from ao_core.compute.gather import (
     shared_cast,
     with_float8_all_gather,
 )
+from ao_core.compute.unwrap import unwrap_
 
 __all__ = [
     "FakeQuantize",
@@ -29,5 +30,6 @@ __all__ = [
     "register_fake_quantize",
     "shared_cast",
     "straight_through",
+    "unwrap_",
     "with_float8_all_gather",
 ]
