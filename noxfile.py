@@ -289,6 +289,14 @@ def gpu_proofs(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def evaluate(session: nox.Session) -> None:
+    """lm-eval and sentence-transformers on quantized models, packages/*/evaluate; installs 0.4 GB."""
+    env = Environment(session, "evaluate", below=dev(session, "tests"))
+    env.install(*group("evaluate"))
+    env.python("-m", "pytest", *sorted(ROOT.glob("packages/*/evaluate")), env=ONE_THREAD)
+
+
+@nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     """Style, file sizes, forbidden texts, and the common shape of the packages."""
     env = tools(session, "lint")
