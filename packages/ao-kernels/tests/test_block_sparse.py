@@ -113,7 +113,7 @@ def check(made: Weight, m: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-class TestProduct:
+class TestMatmul:
     @pytest.mark.parametrize("m", [1, 2, 6, 7, 13, 70])
     def test_rows(self, spec: Spec, dtype: torch.dtype, m: int) -> None:
         check(weight(spec, (70, 100), 16), m, dtype)

@@ -250,7 +250,7 @@ def convert(
     sparsity = new.sparsity if isinstance(new, QTensor) else None
     trains = before.requires_grad
     if isinstance(new, QTensor):
-        # filters of one dimension have the rank of experts, but not their products
+        # filters of one dimension have the rank of experts, but not their matmuls
         new = new if is_conv(dense, _role(entry)) else repack(new)
         trains = trains and STOCHASTIC in new.spec.options
     parameter = nn.Parameter(new, requires_grad=trains)

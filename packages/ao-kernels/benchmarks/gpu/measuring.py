@@ -226,8 +226,8 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-def of_product(weight: Tensor) -> Callable[[Tensor, Tensor], float]:
-    """The error of the first rows of products with a weight, quantized or not."""
+def of_matmul(weight: Tensor) -> Callable[[Tensor, Tensor], float]:
+    """The error of the first rows of matmuls with a weight, quantized or not."""
 
     def error(x: Tensor, found: Tensor) -> float:
         quantized = isinstance(weight, QTensor)

@@ -1,4 +1,4 @@
-"""2:4 and block sparsity, beside dense products and torch's own."""
+"""2:4 and block sparsity, beside dense matmuls and torch's own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from measuring import Case, Contender, Line, Setup, built, measured, of_product
+from measuring import Case, Contender, Line, Setup, built, measured, of_matmul
 from torch import Tensor
 from weights import of_dense
 
@@ -25,7 +25,7 @@ BLOCKS, SHARES, MANY = (4096, 16384), (0.8, 0.9, 0.4), (16, 256, 4096)
 
 
 def cases(setup: Setup) -> list[Case]:
-    """Products with int4, with blocks, then packing."""
+    """Matmuls with int4, with blocks, then packing."""
     if setup.tiny:
         return [
             Case("int4", partial(of_int4, setup, (256, 512), (1,))),
@@ -77,7 +77,7 @@ def quantized(setup: Setup, dense: Tensor, spec: Spec) -> Contender:
     """A linear layer with a weight of ao."""
     weight: QTensor = repack(quantize_tensor(dense, spec))
     size = weight.stored_bytes
-    return Contender(setup.copies(weight, size), F.linear, size, error=of_product(weight))
+    return Contender(setup.copies(weight, size), F.linear, size, error=of_matmul(weight))
 
 
 def of_torch_24(dense: Tensor) -> Contender:
