@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ao_core.testing.compute import ComputeSuite
+    from ao_core.testing.distributions import PluginSuite
     from ao_core.testing.dtypes import DTypeSuite
     from ao_core.testing.kernels import KernelSuite
     from ao_core.testing.layouts import LayoutSuite
@@ -36,6 +37,7 @@ _MODULES = {
     "LayoutSuite": "ao_core.testing.layouts",
     "OpTrial": "ao_core.testing.trials",
     "OptimizerSuite": "ao_core.testing.optimizers",
+    "PluginSuite": "ao_core.testing.distributions",
     "ScaleSuite": "ao_core.testing.scales",
     "TransformSuite": "ao_core.testing.transforms",
 }
@@ -48,6 +50,7 @@ __all__ = [
     "LayoutSuite",
     "OpTrial",
     "OptimizerSuite",
+    "PluginSuite",
     "ScaleSuite",
     "TransformSuite",
 ]

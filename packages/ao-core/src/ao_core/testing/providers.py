@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,12 +11,13 @@ from torch import nn
 from ao_core.compute import ComputeWeight
 from ao_core.config import Config
 from ao_core.layouts import Layout
-from ao_core.plugins import problems
+from ao_core.plugins import plugins, problems
 from ao_core.quantize import quantize_
 from ao_core.records import DType, Kernel
 from ao_core.registry import Table, registry
 from ao_core.testing.base import Suite
 from ao_core.testing.compute import ComputeSuite
+from ao_core.testing.distributions import PluginSuite, same_distribution
 from ao_core.testing.dtypes import DTypeSuite
 from ao_core.testing.kernels import KernelSuite
 from ao_core.testing.layouts import LayoutSuite
@@ -24,11 +25,11 @@ from ao_core.testing.optimizers import OptimizerSuite
 from ao_core.testing.scales import ScaleSuite
 from ao_core.testing.transforms import TransformSuite
 
-__all__ = ["no_problem_of", "suites_of"]
+__all__ = ["suites_of"]
 
 
 def suites_of(provider: str) -> list[type[Suite]]:
-    """A subclass of the matching suite for each record of a provider.
+    """A subclass of the matching suite for each record of a provider, and one for the plugin itself.
 
     Raises:
         pytest.UsageError: nothing is registered by that provider; names those that do.
@@ -40,6 +41,7 @@ def suites_of(provider: str) -> list[type[Suite]]:
         *_named(provider, registry.scale_methods, ScaleSuite, "scale_method"),
         *_named(provider, registry.optimizers, OptimizerSuite, "optimizer"),
         *_configured(provider),
+        *_installed(provider),  # last, when the others have asked what can be asked
     ]
     if not found:
         known = sorted(
@@ -53,25 +55,14 @@ def suites_of(provider: str) -> list[type[Suite]]:
     return found
 
 
-def no_problem_of(providers: Sequence[str]) -> Callable[[], None]:
-    """A test that fails where the host had to leave something of these distributions out, or found it slow.
-
-    The suites alone cannot see that: what is left out is not tried.
-    """
-
-    def test_providers_have_no_problem() -> None:
-        found = [p for p in problems() if any(_same(p.dist, provider) for provider in providers)]
-        assert not found, "\n".join(map(str, found))
-
-    return test_providers_have_no_problem
-
-
-def _same(a: str, b: str) -> bool:
-    return a.lower().replace("_", "-") == b.lower().replace("_", "-")
-
-
 def _owned(provider: str, table: Table[Any]) -> Iterator[str]:
-    return (name for name in table.names() if _same(table.provider(name), provider))
+    return (name for name in table.names() if same_distribution(table.provider(name), provider))
+
+
+def _installed(provider: str) -> Iterator[type[Suite]]:
+    """The suite of the plugin, also where nothing that it registers is in use."""
+    if any(same_distribution(each.dist, provider) for each in (*plugins(), *problems())):
+        yield type(f"plugin[{provider}]", (PluginSuite,), {"provider": provider})
 
 
 def _has_values(dtype: DType) -> bool:
