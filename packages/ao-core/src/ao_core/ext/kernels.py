@@ -8,6 +8,7 @@ from ao_core.tensor.activations import lost_rows, static_qparams, static_qparams
 from ao_core.tensor.autocast import autocasted
 from ao_core.tensor.codec import decode_parts, decode_reference, scale_values, unpack_parts
 from ao_core.tensor.create import encode_parts, encode_reference
+from ao_core.tensor.cut import geometry, part_size
 from ao_core.tensor.sharding import is_sharded, local_shard, local_shards, shard_like
 from ao_core.tensor.transforms import is_transforming
 from ao_core.tensor.updates import current_generator
@@ -24,6 +25,7 @@ __all__ = [
     "encode_parts",
     "encode_reference",
     "fingerprint",
+    "geometry",
     "is_sharded",
     "is_transforming",
     "local_shard",
@@ -31,6 +33,7 @@ __all__ = [
     "lost_rows",
     "neutral",
     "overwrite",
+    "part_size",
     "quantized_activations",
     "run",
     "scale_values",
