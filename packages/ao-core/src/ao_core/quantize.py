@@ -22,6 +22,7 @@ from ao_core.installing import Undo, install, try_to_move
 from ao_core.numerics import error_sums, sqnr, sqnr_of_sums
 from ao_core.outcome import (
     converted_weights,
+    tell,
     warn_of_emulation,
     warn_of_nothing,
     warn_of_stale,
@@ -129,6 +130,7 @@ def quantize_(
     if any(_asks(each) for each in configs):
         warn_of_nothing(report.records)
     warn_of_emulation(converted_weights(model, report.records))
+    tell(model, report)
     return report
 
 
