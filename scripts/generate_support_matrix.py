@@ -17,14 +17,20 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ao_core import FqnToConfig, quantize_
-from ao_core.dispatch import BANDS
-from ao_core.errors import AoError
-from ao_core.layouts import Layout
-from ao_core.records import Call, DType, Kernel, Recipe
-from ao_core.registry import registry
-from ao_core.spec import NO_SCALE, WHOLE, Spec
-from ao_core.tensor import STOCHASTIC, QTensor
+from ao_core import (
+    WHOLE,
+    Call,
+    DType,
+    FqnToConfig,
+    Kernel,
+    Layout,
+    QTensor,
+    Recipe,
+    Spec,
+    quantize_,
+)
+from ao_core.ext import NO_SCALE, STOCHASTIC, AoError, registry
+from ao_core.ext.kernels import BANDS
 from doc_sections import main, project_plugins, table
 from workspace import ROOT
 

@@ -16,8 +16,8 @@ from torch import nn
 from working_arguments import VALID, folder, model
 
 import ao_core
-from ao_core.errors import AoError
-from ao_core.tensor.saving import write_checkpoint
+from ao_core.ext import AoError
+from ao_core.ext.saving import write_checkpoint
 from ao_quant.gguf import write_gguf
 
 PACKAGES = (

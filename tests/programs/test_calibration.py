@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from zoo import MODELS
 
-from ao_core.calibration import HESSIAN, Inputs, Visit, matrices, no_inputs, unmatrices, visit
-from ao_core.config import Config
-from ao_core.targets import Decision, decide
+from ao_core import Config
+from ao_core.ext.calibration import HESSIAN, Inputs, Visit, matrices, no_inputs, unmatrices, visit
+from ao_core.ext.quantizing import Decision, decide
 
 
 def _rewrite(entry: Decision, inputs: Inputs) -> Tensor:

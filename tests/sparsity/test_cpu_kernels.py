@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ao_core import WHOLE, Call, QTensor, Spec, quantize_tensor
-from ao_core.dispatch import select
-from ao_core.spec import NO_SCALE
-from ao_core.tensor import repack
+from ao_core.ext import NO_SCALE, repack
+from ao_core.ext.kernels import select
 from ao_core.testing import KernelSuite, LayoutSuite
 
 ROW = (1, WHOLE)

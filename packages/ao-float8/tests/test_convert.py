@@ -9,13 +9,22 @@ import pytest
 import torch
 from torch import nn
 
-from ao_core import ComputeWeight, FqnToConfig, QTensor, quantize_
-from ao_core.config import config_from_json, config_from_yaml, config_to_json, config_to_yaml
-from ao_core.errors import ConfigError, QuantizationError, UnknownNameError
-from ao_core.outcome import NothingConvertedWarning
-from ao_core.recipes import WeightOnlyConfig
-from ao_core.tensor import quantize_tensor
-from ao_core.tensor.saving import load_model, save_model
+from ao_core import (
+    ComputeWeight,
+    FqnToConfig,
+    QTensor,
+    WeightOnlyConfig,
+    config_from_json,
+    config_from_yaml,
+    config_to_json,
+    config_to_yaml,
+    load_model,
+    quantize_,
+    quantize_tensor,
+    save_model,
+)
+from ao_core.ext import ConfigError, QuantizationError, UnknownNameError
+from ao_core.ext.quantizing import NothingConvertedWarning
 from ao_float8 import (
     EmulationWarning,
     Float8LinearConfig,

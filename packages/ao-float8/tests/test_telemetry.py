@@ -14,8 +14,8 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from ao_core import quantize_
-from ao_core.compute import Matmuls
-from ao_core.errors import ConfigError, MissingExtraError
+from ao_core.ext import ConfigError, MissingExtraError
+from ao_core.ext.compute import Matmuls
 from ao_float8 import (
     MXTrainingConfig,
     NonFiniteWarning,

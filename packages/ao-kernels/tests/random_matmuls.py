@@ -26,10 +26,8 @@ from torch import Tensor, nn
 
 import ao_core
 from ao_core import QTensor, Spec
-from ao_core.dispatch import BANDS
-from ao_core.registry import registry
-from ao_core.tensor import fake_quantize
-from ao_core.tensor.matmuls import select_linear
+from ao_core.ext import fake_quantize, registry
+from ao_core.ext.kernels import BANDS, select_linear
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FLOAT32 = torch.finfo(torch.float32)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core import WHOLE, Call, QTensor, Spec, quantize_tensor
-from ao_core.dispatch import select
-from ao_core.tensor import to_layout
+from ao_core.ext import to_layout
+from ao_core.ext.kernels import select
 
 ROW = (1, WHOLE)
 #: weights with and without zero points, in codes and in tables

@@ -10,10 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core import WHOLE, Call, QTensor, Spec
-from ao_core.dispatch import select
-from ao_core.layouts import Parts
-from ao_core.registry import registry
-from ao_core.spec import NO_SCALE
+from ao_core.ext import NO_SCALE, Parts, registry
+from ao_core.ext.kernels import select
 from ao_kernels.cpu.block_sparse import BsrCpu
 
 ROW, TENSOR = (1, WHOLE), (WHOLE, WHOLE)

@@ -13,9 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ao_core import QTensor, Spec, load_model, quantize_, quantize_tensor, save_model
-from ao_core.recipes import WeightOnlyConfig
-from ao_core.tensor import repack
+from ao_core import (
+    QTensor,
+    Spec,
+    WeightOnlyConfig,
+    load_model,
+    quantize_,
+    quantize_tensor,
+    save_model,
+)
+from ao_core.ext import repack
 from ao_core.testing.layout_values import same_parts
 
 CONFIGS = {

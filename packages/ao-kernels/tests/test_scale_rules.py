@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from ao_core import WHOLE, Spec, kernels, quantize_tensor
-from ao_core.tensor import repack
+from ao_core.ext import repack
 
 
 @pytest.mark.parametrize("rule", ["absmax", "absmean", "greatest"])

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 import torch
 
-from ao_core.numerics import encode_codebook
-from ao_core.records import DType
-from ao_core.registry import registry
+from ao_core import DType
+from ao_core.ext import registry
+from ao_core.ext.numerics import encode_codebook
 from ao_core.testing import DTypeSuite
 from ao_core.testing.registered import registered
 

@@ -6,7 +6,7 @@ import pytest
 import torch.nn.functional as F
 
 from ao_core import WHOLE, Spec
-from ao_core.registry import registry
+from ao_core.ext import registry
 from ao_core.testing import KernelSuite, LayoutSuite
 from ao_core.testing.base import gaussian
 from ao_core.testing.samples import SPECS, Sample

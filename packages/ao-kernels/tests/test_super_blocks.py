@@ -9,11 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core import WHOLE, Call, QTensor, Spec, quantize_tensor
-from ao_core.dispatch import select
-from ao_core.explanation import explain
-from ao_core.registry import registry
-from ao_core.tensor import fake_quantize, repack, to_layout
+from ao_core import WHOLE, Call, QTensor, Spec, explain, quantize_tensor
+from ao_core.ext import fake_quantize, registry, repack, to_layout
+from ao_core.ext.kernels import select
 from ao_core.testing.layout_values import same_parts
 
 ROW = (1, WHOLE)

@@ -11,9 +11,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ao_core import WHOLE, QTensor, Spec, int_dtype, lut_dtype, quantize_tensor
-from ao_core.numerics import expand, full_block, unpack_bits
-from ao_core.registry import registry
-from ao_core.tensor import to_layout
+from ao_core.ext import registry, to_layout
+from ao_core.ext.numerics import expand, full_block, unpack_bits
 from ao_core.testing.base import same_bits
 from ao_core.testing.layout_values import same_parts
 from ao_core.testing.warm import run_python
@@ -308,7 +307,7 @@ PROGRAM = """
 import json, torch
 from torch import nn
 from ao_core import WeightOnlyConfig, explain, quantize_
-from ao_core.tensor import to_layout
+from ao_core.ext import to_layout
 model = nn.Sequential(nn.Linear(128, 32)).bfloat16()
 quantize_(model, WeightOnlyConfig("uint4", 32, "bfloat16", "int"))
 w, x = model[0].weight, torch.ones(2, 128).bfloat16()

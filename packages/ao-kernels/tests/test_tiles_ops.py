@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ao_core.numerics import pack_bits
+from ao_core.ext.numerics import pack_bits
 from ao_kernels.cpu.library import load
 
 load()

@@ -10,10 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core import WHOLE, Call, Spec
-from ao_core.layouts import Parts
-from ao_core.numerics import expand, full_block, grid_shape, pack_bits
-from ao_core.registry import registry
-from ao_core.spec import NO_SCALE
+from ao_core.ext import NO_SCALE, Parts, registry
+from ao_core.ext.numerics import expand, full_block, grid_shape, pack_bits
 from ao_kernels.cpu.library import load
 from ao_kernels.cpu.two_four import TWO_FOUR_KERNELS, dequantize_two_four, group_of
 

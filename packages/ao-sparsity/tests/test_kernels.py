@@ -7,11 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch.sparse._semi_structured_conversions import sparse_semi_structured_to_dense_cutlass
 
-from ao_core import Call, QTensor, Spec, quantize_tensor
-from ao_core.errors import UnsupportedOp
-from ao_core.registry import registry
-from ao_core.spec import NO_SCALE, WHOLE
-from ao_core.tensor import fake_quantize, to_layout
+from ao_core import WHOLE, Call, QTensor, Spec, quantize_tensor
+from ao_core.ext import NO_SCALE, UnsupportedOp, fake_quantize, registry, to_layout
 from ao_sparsity.kernels import cslt_linear, cutlass_linear
 
 ROW = (1, WHOLE)

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ao_core import WHOLE, Call, Spec, quantize_tensor
-from ao_core.dispatch import select
-from ao_core.tensor import repack
+from ao_core.ext import repack
+from ao_core.ext.kernels import select
 
 ROW = (1, WHOLE)
 #: activations per token: symmetric, and with a zero point

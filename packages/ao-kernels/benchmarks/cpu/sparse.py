@@ -13,10 +13,8 @@ from rotation import Contender, copies, matmul
 from torch import Tensor
 
 from ao_core import WHOLE, Call, QTensor, Spec
-from ao_core.dispatch import select
-from ao_core.layouts import Parts
-from ao_core.registry import registry
-from ao_core.spec import NO_SCALE
+from ao_core.ext import NO_SCALE, Parts, registry
+from ao_core.ext.kernels import select
 
 ROW = (1, WHOLE)
 INT8 = Spec("int8", ROW)

@@ -12,9 +12,8 @@ from measuring import Case, Contender, Line, Setup, built, measured, of_matmul
 from torch import Tensor
 from weights import of_dense
 
-from ao_core import QTensor, Spec
-from ao_core.spec import NO_SCALE
-from ao_core.tensor import quantize_tensor, repack
+from ao_core import QTensor, Spec, quantize_tensor
+from ao_core.ext import NO_SCALE, repack
 from ao_kernels.triton.sparsify.op import sparsify24, sparsify24_both, tile_mask
 
 #: weights in int4 and rows of activations; matrices that are packed

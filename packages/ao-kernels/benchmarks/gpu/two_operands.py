@@ -27,12 +27,9 @@ from shapes import EXPERTS, FLUX, LLAMA, MIXTRAL, TINY, TINY_EXPERTS, Shapes
 from torch import Tensor
 from weights import of_dense
 
-from ao_core import WHOLE, QTensor, Spec
-from ao_core.records import Call
-from ao_core.registry import registry
-from ao_core.tensor import quantize_tensor
-from ao_core.tensor.create import encode_parts
-from ao_core.tensor.relayout import to_layout
+from ao_core import WHOLE, Call, QTensor, Spec, quantize_tensor
+from ao_core.ext import registry, to_layout
+from ao_core.ext.kernels import encode_parts
 from ao_kernels.triton.scaled_mm.records import grouped_mm, mm
 from ao_kernels.triton.w4a8 import records as dynamic4
 

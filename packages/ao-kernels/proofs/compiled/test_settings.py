@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ao_core.registry import registry
+from ao_core.ext import registry
 from ao_kernels.triton.bsr import launch as bsr
 from ao_kernels.triton.bsr.layout import SIDES
 from ao_kernels.triton.scaled_mm import launch as scaled_mm

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.sparse._semi_structured_conversions import sparse_semi_structured_from_dense_cutlass
 
-from ao_core.errors import ConfigError, UnsupportedOp
+from ao_core.ext import ConfigError, UnsupportedOp
 from ao_core.testing.base import gaussian
 from ao_kernels.triton.sparsify.op import sparsify24, sparsify24_both, tile_mask
 

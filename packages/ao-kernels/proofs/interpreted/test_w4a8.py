@@ -7,12 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ao_core import WHOLE, Spec
-from ao_core.numerics import full_block
-from ao_core.registry import registry
-from ao_core.tensor import QTensor, quantize_tensor
-from ao_core.tensor.create import encode_parts
-from ao_core.tensor.relayout import to_layout
+from ao_core import WHOLE, QTensor, Spec, quantize_tensor
+from ao_core.ext import registry, to_layout
+from ao_core.ext.kernels import encode_parts
+from ao_core.ext.numerics import full_block
 from ao_core.testing.base import gaussian
 from ao_core.testing.samples import activations
 from ao_kernels.triton.shared.tile_config import LaunchConfig

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from ao_core.registry import registry
+from ao_core.ext import registry
 from ao_kernels.triton.shared.dtypes import ELEMENTS
 from ao_kernels.triton.shared.tile_config import TileConfig
 from ao_kernels.triton.shared.tiling import BLOCK_N, Tiling

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from ao_core import Spec
-from ao_core.errors import UnsupportedOp
-from ao_core.registry import registry
-from ao_core.tensor import quantize_tensor
+from ao_core import Spec, quantize_tensor
+from ao_core.ext import UnsupportedOp, registry
 from ao_kernels.triton.adam import op as adam
 from ao_kernels.triton.shared import device, workspace
 

@@ -8,12 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ao_core import WHOLE, Spec
-from ao_core.numerics import unpack_bits
-from ao_core.records import Call
-from ao_core.registry import registry
-from ao_core.tensor import quantize_tensor
-from ao_core.tensor.relayout import repack, to_layout
+from ao_core import WHOLE, Call, Spec, quantize_tensor
+from ao_core.ext import registry, repack, to_layout
+from ao_core.ext.numerics import unpack_bits
 from ao_core.testing import LayoutSuite
 from ao_core.testing.base import gaussian, same_bits
 from ao_kernels.triton.shared import device

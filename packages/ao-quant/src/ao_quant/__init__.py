@@ -149,10 +149,10 @@ _MODULES = {
     "convert": "ao_quant.calibration",
     "discard": "ao_quant.calibration",
     "plan": "ao_quant.planning",
-    "plan_checkpoint": "ao_core.checkpoints",
+    "plan_checkpoint": "ao_core",
     "prepare": "ao_quant.calibration",
-    "quantize_checkpoint": "ao_core.checkpoints",
-    "verify_checkpoint": "ao_core.checkpoints",
+    "quantize_checkpoint": "ao_core",
+    "verify_checkpoint": "ao_core",
 }
 
 

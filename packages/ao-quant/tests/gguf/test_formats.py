@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import ao_core
-from ao_core.numerics import sqnr
-from ao_core.tensor import QTensor, quantize_tensor
+from ao_core import QTensor, quantize_tensor
+from ao_core.ext.numerics import sqnr
 from ao_core.testing import DTypeSuite, TransformSuite
 from ao_quant import GGUFWeightOnlyConfig
 from ao_quant.configs import GGUF_TYPES

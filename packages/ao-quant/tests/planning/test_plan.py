@@ -16,9 +16,9 @@ from torch import nn
 
 import ao_quant
 from ao_core import FqnToConfig, QTensor, quantize_, save_model
-from ao_core.calibration import answer
-from ao_core.errors import ConfigError, MissingExtraError, QuantizationError, UnknownNameError
-from ao_core.tensor.saving import state_dict_to_flat
+from ao_core.ext import ConfigError, MissingExtraError, QuantizationError, UnknownNameError
+from ao_core.ext.calibration import answer
+from ao_core.ext.saving import state_dict_to_flat
 from ao_quant import (
     Int4WeightOnlyConfig,
     Int8WeightOnlyConfig,

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ao_core.errors import ConfigError
+from ao_core.ext import ConfigError
 from ao_core.testing.base import gaussian, same_bits
 from ao_sparsity import (
     SemiSparseActivationLinear,

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 from typer.testing import CliRunner
 
-from ao_core import Spec, quantize_tensor
-from ao_core.errors import ConfigError
-from ao_core.tensor import QTensor
+from ao_core import QTensor, Spec, quantize_tensor
+from ao_core.ext import ConfigError
 from ao_kernels.triton.shared import device
 from ao_kernels.triton.tuning import ahead
 from ao_kernels.triton.tuning.choose import Case, Tuner

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from ao_core.errors import ConfigError
+from ao_core.ext import ConfigError
 from ao_kernels.triton.tuning import choose as module
 from ao_kernels.triton.tuning.choose import PROCESS_ALLOWANCE, Case, Tuner, choose, find
 from ao_kernels.triton.tuning.measure import ALLOWANCE
