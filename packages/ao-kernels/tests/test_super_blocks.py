@@ -1,4 +1,4 @@
-"""Scales of scales and scaled zero points in tiles: blocks of GGUF, double quantization, others."""
+"""Scales of scales and offset zero points in tiles: blocks of GGUF, double quantization, others."""
 
 from __future__ import annotations
 

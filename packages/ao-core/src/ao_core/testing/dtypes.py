@@ -48,7 +48,7 @@ class DTypeSuite(Suite):
     # -- the record ------------------------------------------------------------------------------
 
     def test_record_is_consistent(self) -> None:
-        """`bits`, `min`, `max`, `reach`, `kind` and `storage` describe what `decode` does."""
+        """`bits`, `min`, `max`, `quant_max`, `kind` and `storage` describe what `decode` does."""
         fmt = self.format
         values = oracles.decoded(fmt)
         finite = values[torch.isfinite(values)]

@@ -63,8 +63,8 @@ def linear(
     A tile of weights is BLOCK_N of N by PLANES planes of PLANE_K each along K, in WORDS words (see
     `Plane16`, and with SPARSE `Plane24`). PLANES_PER_GROUP planes share a scale; 0: one scale per row. The
     weights are the left operand, which the tensor cores take from registers. They hold value -
-    OFFSET, and sums are scaled in float32, with HAS_GLOBAL_SCALE in the end by the global scale too; scales of 8
-    bits are in the format SCALE. The zero-point correction, (OFFSET - zero) times the activation sum of a
+    OFFSET. Sums are scaled in float32, and with HAS_GLOBAL_SCALE by the global scale too. Scales of 8 bits
+    are in the format SCALE. The zero-point correction, (OFFSET - zero) times the activation sum of a
     group, from `sums_ptr` (groups, stride_sums), is added before; rows of a tile that do not exist get it
     too, to no effect.
 

@@ -63,7 +63,7 @@ class Plane16(Layout):
         if isinstance(fmt, str):
             return fmt
         if spec.zero_point == "offset":
-            return "has zero points in the domain of codes, not scaled ones"
+            return "takes zero points in the domain of codes, not offsets"
         if (spec.zero_point != "none") != (fmt.offset != 0):
             return f"has zero points of unsigned integers, and only with them, found {spec}"
         if spec.act is not None:
