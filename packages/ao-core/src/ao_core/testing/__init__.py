@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ao_core.testing.algorithms import AlgorithmSuite
     from ao_core.testing.compute import ComputeSuite
     from ao_core.testing.distributions import PluginSuite
     from ao_core.testing.dtypes import DTypeSuite
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 # Lazy, because the pytest plugin beside these modules is imported by every run of pytest.
 _MODULES = {
+    "AlgorithmSuite": "ao_core.testing.algorithms",
     "ComputeSuite": "ao_core.testing.compute",
     "DTypeSuite": "ao_core.testing.dtypes",
     "KernelCase": "ao_core.testing.trials",
@@ -43,6 +45,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "AlgorithmSuite",
     "ComputeSuite",
     "DTypeSuite",
     "KernelCase",

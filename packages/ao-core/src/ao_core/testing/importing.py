@@ -23,7 +23,7 @@ class _Watch(TorchDispatchMode):
     """Notes the largest operation of each entry point."""
 
     def __init__(self, module: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.largest: dict[str, Any] = {"module": module, "op": "nothing", "elements": 0}
 
     def __torch_dispatch__(

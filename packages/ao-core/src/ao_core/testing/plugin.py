@@ -15,6 +15,8 @@ import pytest
 __all__ = ["ProviderModule"]
 
 _SUITES = (
+    "algorithm_cases",
+    "algorithms",
     "base",
     "compute",
     "distributions",

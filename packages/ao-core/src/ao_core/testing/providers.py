@@ -15,6 +15,7 @@ from ao_core.plugins import plugins, problems
 from ao_core.quantize import quantize_
 from ao_core.records import DType, Kernel
 from ao_core.registry import Table, registry
+from ao_core.testing.algorithms import AlgorithmSuite
 from ao_core.testing.base import Suite
 from ao_core.testing.compute import ComputeSuite
 from ao_core.testing.distributions import PluginSuite, same_distribution
@@ -41,6 +42,7 @@ def suites_of(provider: str) -> list[type[Suite]]:
         *_named(provider, registry.scale_methods, ScaleSuite, "scale_method"),
         *_named(provider, registry.optimizers, OptimizerSuite, "optimizer"),
         *_configured(provider),
+        *_calibrated(provider),
         *_installed(provider),  # last, when the others have asked what can be asked
     ]
     if not found:
@@ -61,7 +63,8 @@ def _owned(provider: str, table: Table[Any]) -> Iterator[str]:
 
 def _installed(provider: str) -> Iterator[type[Suite]]:
     """The suite of the plugin, also where nothing that it registers is in use."""
-    if any(same_distribution(each.dist, provider) for each in (*plugins(), *problems())):
+    known = [each.dist for each in plugins()] + [each.dist for each in problems()]
+    if any(same_distribution(dist, provider) for dist in known):
         yield type(f"plugin[{provider}]", (PluginSuite,), {"provider": provider})
 
 
@@ -105,11 +108,27 @@ def _configured(provider: str) -> Iterator[type[Suite]]:
         try:
             configs[name] = transform.example or transform.config_type()
         except Exception as error:
-            yield type(f"transform[{name}]", (_NoConfig,), {"transform": name, "error": error})
+            yield _without_config("transform", name, error)
     for name, config in configs.items():
         yield type(f"transform[{name}]", (TransformSuite,), {"config": config})
         if _trains(config):
             yield type(f"compute[{name}]", (ComputeSuite,), {"config": config})
+
+
+def _calibrated(provider: str) -> Iterator[type[Suite]]:
+    for name in _owned(provider, registry.algorithms):
+        algorithm = registry.algorithms.get(name)
+        try:
+            config = algorithm.example or algorithm.config_type()
+        except Exception as error:
+            yield _without_config("algorithm", name, error)
+        else:
+            yield type(f"algorithm[{name}]", (AlgorithmSuite,), {"config": config})
+
+
+def _without_config(kind: str, name: str, error: Exception) -> type[Suite]:
+    fields = {"record": f"{kind} {name!r}", "error": error}
+    return type(f"{kind}[{name}]", (_NoConfig,), fields)
 
 
 def _trains(config: Config) -> bool:
@@ -123,14 +142,14 @@ def _trains(config: Config) -> bool:
 
 
 class _NoConfig(Suite):
-    """In place of `TransformSuite`, where there is no configuration to try."""
+    """In place of `TransformSuite` or `AlgorithmSuite`, where there is no configuration to try."""
 
-    transform: str
+    record: str
     error: Exception
 
     def test_has_a_configuration(self) -> None:
-        """The class of configuration can be made without arguments, or the transform has an `example`."""
+        """The class of configuration can be made without arguments, or the record has an `example`."""
         raise AssertionError(
-            f"transform {self.transform!r}: its configuration cannot be made without arguments, and it "
-            f"has no `example`: {type(self.error).__name__}: {self.error}"
+            f"{self.record}: its configuration cannot be made without arguments, and it has no `example`: "
+            f"{type(self.error).__name__}: {self.error}"
         )
