@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ao_core import Spec, Transform
-from ao_core.testing import KernelSuite, LayoutSuite, ScaleSuite, TransformSuite
+from ao_core import Algorithm, Spec, Transform
+from ao_core.testing import AlgorithmSuite, KernelSuite, LayoutSuite, ScaleSuite, TransformSuite
 from run_docs import BLOCK
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -85,6 +85,22 @@ SEARCHED = example("own_transform.py")
 class TestSearched(TransformSuite):
     records = (Transform(SEARCHED["Int4SearchedConfig"], "int4_searched", 1, SEARCHED["apply"]),)
     config = SEARCHED["Int4SearchedConfig"](group_size=32)
+
+
+CLIPPED = example("own_algorithm.py")
+
+
+def needs(config: Any) -> tuple[Any, ...]:
+    return (CLIPPED["SQUARES"],)
+
+
+class TestClipped(AlgorithmSuite):
+    records = (Algorithm("clipped", CLIPPED["ClippedInt4Config"], needs, CLIPPED["clip"]),)
+    config = CLIPPED["ClippedInt4Config"](steps=4)
+
+
+class TestHalf(shown("extending/conformance.md", "class TestHalf")["TestHalf"]):  # type: ignore[misc]
+    pass
 
 
 class TestThreeQuarters(ScaleSuite):

@@ -32,12 +32,12 @@ class TestBlocks(LayoutSuite):
     specs = (BLOCK_SPECS[1], BLOCK_SPECS[3])
 
 
-class TestBlockProduct(KernelSuite):
+class TestBlockMatmul(KernelSuite):
     kernel = "bsr_cpu_linear"
     specs = BLOCK_SPECS
 
 
-class TestTwoFourProduct(KernelSuite):
+class TestTwoFourMatmul(KernelSuite):
     kernel = "cpu_two_four_linear"
     specs = FOUR_SPECS
 

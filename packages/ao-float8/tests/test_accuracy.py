@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ao_core import quantize_
-from ao_float8 import Float8LinearConfig, Float8Product
+from ao_float8 import Float8LinearConfig, Float8Matmul
 from ao_float8.config import PRESETS
 
 #: recipe -> least and greatest SQNR in dB of the output and of the gradients. Both operands of e4m3
@@ -44,7 +44,7 @@ def test_power_of_two_scales_cost_little(name, decibels):
 
 
 def test_each_product_by_itself(decibels):
-    config = Float8LinearConfig(None, Float8Product("row", a="e5m2"), Float8Product("block"))
+    config = Float8LinearConfig(None, Float8Matmul("row", a="e5m2"), Float8Matmul("block"))
     exact, e5m2, e4m3 = decibels(config, 200, 136, 72)
     assert 50 <= exact <= 60
     assert 22 <= e5m2 <= 27

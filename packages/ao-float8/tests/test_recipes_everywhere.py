@@ -150,7 +150,7 @@ def test_transforms_of_functions(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", COMPUTE)
-def test_a_product_in_other_words(recipe: str) -> None:
+def test_a_matmul_in_other_words(recipe: str) -> None:
     model = make(recipe)[0]
     weight, bias = model.weight, model.bias
     expected = gradients(model)

@@ -41,7 +41,7 @@ def _find(records, layer, matmul, tensor) -> PrecisionRecord:
     return record
 
 
-def test_every_operand_of_every_product():
+def test_every_operand_of_every_matmul():
     model, x = _model(), torch.randn(5, 32)
     with precision_telemetry(model) as telemetry:
         _step(model, x)

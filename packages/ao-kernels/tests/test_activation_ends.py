@@ -64,7 +64,7 @@ def test_a_token_of_zeros_makes_zeros(weight: str, columns: int) -> None:
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_an_infinity_spreads_as_in_the_dense_product(spec: Spec, dtype: torch.dtype) -> None:
+def test_an_infinity_spreads_as_in_the_dense_matmul(spec: Spec, dtype: torch.dtype) -> None:
     """What zero points take off is no infinity less another one: only a weight of 0 makes NaN."""
     weight = randn(37, 192)
     weight[5, 64:128] = 0

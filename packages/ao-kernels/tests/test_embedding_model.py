@@ -140,7 +140,7 @@ def test_pickles_and_state_dicts(name: str, tmp_path: Path) -> None:
         assert torch.equal(fresh(IDS), expected)
 
 
-def test_copies_forget_the_product_of_the_original() -> None:
+def test_copies_forget_the_matmul_of_the_original() -> None:
     """What a weight remembers for its matmuls must not outlive a change, nor travel with a copy."""
     spec = Spec("int4", (1, 32), layout="packed")
     generator = torch.Generator().manual_seed(0)

@@ -53,11 +53,11 @@ FORMATS = (
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
-def test_products_are_right_at_any_width(fmt):
+def test_matmuls_are_right_at_any_width(fmt):
     with registered(*FORMATS):
-        type("Suite", (DTypeSuite,), {"dtype": fmt.name})().test_products("cpu")
+        type("Suite", (DTypeSuite,), {"dtype": fmt.name})().test_matmuls("cpu")
 
 
 @pytest.mark.parametrize("name", [d.name for d in registry.dtypes.values() if d.kind != "codebook"])
-def test_products_of_known_formats(name):
-    type("Suite", (DTypeSuite,), {"dtype": name})().test_products("cpu")
+def test_matmuls_of_known_formats(name):
+    type("Suite", (DTypeSuite,), {"dtype": name})().test_matmuls("cpu")

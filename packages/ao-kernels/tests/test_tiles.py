@@ -253,7 +253,7 @@ def test_stored_codes_of_integers_count_from_the_least_value() -> None:
 def test_kinds_of_tables() -> None:
     others = [dtype for dtype in DTYPES if dtype.kind != "int"]
     kinds = {dtype.name: codes_of(dtype).kind for dtype in others}
-    # bytes of floats are the upper ones of float16, where codebooks are looked up
+    # bytes of floats are the upper ones of float16, where LUTs are looked up
     floats = {dtype.name for dtype in others if dtype.kind == "float" and dtype.bits == 8}
     assert kinds == {dtype.name: 2 if dtype.name in floats else 0 for dtype in others}
     few = codes_of(lut_dtype("few", [-2, -0.5, 0, 1, 4]))

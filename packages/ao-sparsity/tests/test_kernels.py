@@ -59,7 +59,7 @@ def stored(q, layout):
 @pytest.mark.parametrize("tokens", [(), (1,), (3, 5), (32,)], ids=str)
 @pytest.mark.parametrize("spec", [BF16, INT8, STATIC], ids=["bf16", "int8", "static"])
 @pytest.mark.parametrize("layout", KERNELS)
-def test_product(layout, spec, tokens):
+def test_matmul(layout, spec, tokens):
     q = quantize_tensor(weight(32, 128), spec, act_scale=0.03 if spec is STATIC else None)
     x = torch.randn(*tokens, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
     bias, rows = weight(1, 32)[0], x.reshape(-1, 128).float()

@@ -337,6 +337,8 @@ class Algorithm:
     #: (the weight on the meta device, configuration, target) -> None, or why it cannot be solved for; asked
     #: before any data is run
     refuses: Callable[[Tensor, Any, Target], str | None] = lambda weight, config, target: None
+    #: for the suites: a configuration that needs data, where the class cannot be called without arguments
+    example: Config | None = None
     #: what a head gets in place of a configuration; see `Transform.for_head`
     for_head: Callable[[Any], Config | None] = lambda config: None
     #: called with what was found for all weights, by name; to warn

@@ -143,7 +143,7 @@ def matmul_unsupported_reason(weight: Tensor, target: Target) -> str | None:
     """Why a parameter takes part in no matmul that a `ComputeWeight` casts; None where it does."""
     if isinstance(target.module, (nn.Embedding, nn.EmbeddingBag)):
         return "a lookup has no matmul that could be in low precision"
-    if reason := getattr(target.module, "own_products", ""):  # layers of other packages say so
+    if reason := getattr(target.module, "own_matmuls", ""):  # layers of other packages say so
         return str(reason)
     if weight.dim() not in (2, 3) or is_conv(weight, target):
         return (

@@ -46,7 +46,7 @@ def _expected(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     return out if bias is None else out + bias.double()
 
 
-def test_static_activations_are_served_by_the_native_products() -> None:
+def test_static_activations_are_served_by_the_matmuls_of_torch() -> None:
     for name in ("int8 static", "int8 static asymmetric"):
         call = Call("linear", SPECS[name], (33, 70), (5, 70), torch.float32, "cpu")
         with ao_core.kernels("torch"):

@@ -30,8 +30,8 @@ def _call(spec: Spec, m: int = 17, n: int = 32, k: int = 64, device: str = "cuda
     return Call("mm", spec, (n, k), (m, k), torch.bfloat16, device)
 
 
-def test_limits_of_float8_products() -> None:
-    refuses = _kernel("scaled_product").refuses
+def test_limits_of_float8_matmuls() -> None:
+    refuses = _kernel("scaled_matmul").refuses
     for spec in FLOAT8.values():
         assert refuses(_call(spec, n=33, k=65)) is None
     assert refuses(replace(_call(FLOAT8[TENSOR]), x_dtype=torch.float32)) is None
@@ -51,8 +51,8 @@ def test_limits_of_float8_products() -> None:
         assert reason in (refuses(call) or "")
 
 
-def test_limits_of_int8_products() -> None:
-    refuses = _kernel("int_product").refuses
+def test_limits_of_int8_matmuls() -> None:
+    refuses = _kernel("int_matmul").refuses
     assert refuses(_call(INT8)) is None
     assert refuses(_call(INT8, m=1, n=33, k=65, device="cpu")) is None
     refused = {
@@ -68,7 +68,7 @@ def test_limits_of_int8_products() -> None:
 
 @pytest.mark.parametrize("block", FLOAT8, ids=["row", "tensor"])
 @pytest.mark.parametrize("options", [(), (("fast_accum", False),)], ids=["fast", "exact"])
-def test_float8_products_are_the_emulated_ones(
+def test_float8_matmuls_are_the_emulated_ones(
     block: tuple[int, int], options: tuple[tuple[str, bool], ...]
 ) -> None:
     """Padded, too: torch has them on the CPU, where they are slower than emulation."""
@@ -121,7 +121,7 @@ def test_operands_are_as_cuda_wants_them(
 
 
 @pytest.mark.parametrize(("m", "k", "n"), [(19, 70, 33), (64, 128, 32), (300, 129, 1)])
-def test_int8_products_are_the_emulated_ones(m: int, k: int, n: int) -> None:
+def test_int8_matmuls_are_the_emulated_ones(m: int, k: int, n: int) -> None:
     a, b = torch.randn(m, k), torch.randn(n, k)
     assert float(sqnr(mm(a, b, INT8), int_mm(a, b, INT8))) > 100
 

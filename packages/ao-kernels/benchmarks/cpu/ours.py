@@ -1,4 +1,4 @@
-"""Contenders of ao: a linear layer's product with each weight format, by whichever kernel serves it."""
+"""Contenders of ao: a linear layer's matmul with each weight format, by whichever kernel serves it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from rotation import Contender, Maker, copies, product, shifted
+from rotation import Contender, Maker, copies, matmul, shifted
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -84,7 +84,7 @@ def quantized_linear(weight: Tensor, fmt: str, dtype: torch.dtype) -> Contender:
     first = repack(canonical)  # as `quantize_` does
     nbytes = stored(first)
     call = Call("linear", first.spec, tuple(first.shape), (1, weight.shape[1]), dtype, "cpu")
-    return product(
+    return matmul(
         name_of(fmt, dtype),
         [repack(shifted(canonical, number)) for number in copies(nbytes)],
         nbytes,

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from ours import stored
-from rotation import Contender, copies, product
+from rotation import Contender, copies, matmul
 from torch import Tensor
 
 from ao_core import WHOLE, Call, QTensor, Spec
@@ -58,7 +58,7 @@ def sparse_linear(shape: tuple[int, int], kind: Sparse, m: int, most: int) -> Co
     nbytes = stored(first)
     call = Call("linear", first.spec, shape, (m, shape[1]), torch.bfloat16, "cpu")
     rotated = [make(shape, kind, number) for number in copies(nbytes)[:most]]
-    return product(kind.name, rotated, nbytes, F.linear, shape[1], kernel=select(call).name)
+    return matmul(kind.name, rotated, nbytes, F.linear, shape[1], kernel=select(call).name)
 
 
 def _random(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
@@ -114,7 +114,7 @@ def _two_four(shape: tuple[int, int], kind: Sparse, number: int) -> QTensor:
 
 
 def limit(kind: Sparse, m: int) -> float:
-    """How many times as fast as the dense product a weight could be: by what it has to compute or read."""
+    """How many times as fast as the dense matmul a weight could be: by what it has to compute or read."""
     if m > 16:
         return 1 / (1 - kind.sparsity)
     bits = {"bf16": 16, "int8": 8, "int8 dynamic": 8, "int4 g128": 4}[kind.fmt]

@@ -1,4 +1,4 @@
-"""2:4 and block sparsity, beside dense products and torch's own."""
+"""2:4 and block sparsity, beside dense matmuls and torch's own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BLOCKS, SHARES, MANY = (4096, 16384), (0.8, 0.9, 0.4), (16, 256, 4096)
 
 
 def cases(setup: Setup) -> list[Case]:
-    """Products with int4, with blocks, then packing."""
+    """Matmuls with int4, with blocks, then packing."""
     if setup.tiny:
         return [
             Case("int4", partial(of_int4, setup, (256, 512), (1,))),

@@ -1,4 +1,4 @@
-"""Products of operands in 8 bits in Triton's interpreter, on ragged shapes, against float64."""
+"""Matmuls of operands in 8 bits in Triton's interpreter, on ragged shapes, against float64."""
 
 from __future__ import annotations
 

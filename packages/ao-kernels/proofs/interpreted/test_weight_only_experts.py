@@ -1,4 +1,4 @@
-"""Products with the weights of experts in planes in Triton's interpreter, on ragged shapes, against float64.
+"""Matmuls with the weights of experts in planes in Triton's interpreter, on ragged shapes, against float64.
 
 Activations are in float16, and plain operations stand for assembly; see `test_plane16`.
 """
@@ -73,8 +73,8 @@ def kernel(op: str, w: QTensor):
 def expected(x: torch.Tensor, w: QTensor, counts: tuple[int, ...]) -> torch.Tensor:
     dense = w.dequantize(torch.float32).double()
     rows = x.double().split(counts)
-    products = [part @ matrix.t() for part, matrix in zip(rows, dense, strict=False)]
-    return torch.cat([*products, torch.zeros(counts[-1], w.shape[1], dtype=torch.float64)])
+    matmuls = [part @ matrix.t() for part, matrix in zip(rows, dense, strict=False)]
+    return torch.cat([*matmuls, torch.zeros(counts[-1], w.shape[1], dtype=torch.float64)])
 
 
 def near(out: torch.Tensor, wanted: torch.Tensor) -> None:

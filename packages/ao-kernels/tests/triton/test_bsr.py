@@ -1,4 +1,4 @@
-"""The layout `bsr_sorted`, and what its product says where it cannot serve."""
+"""The layout `bsr_sorted`, and what its matmul says where it cannot serve."""
 
 from __future__ import annotations
 

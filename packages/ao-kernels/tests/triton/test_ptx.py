@@ -48,7 +48,7 @@ def formats():
 
 
 def values_of(fmt, element):
-    """What products take of each stored code, in an element's precision."""
+    """What matmuls take of each stored code, in an element's precision."""
     dtype = ml_dtypes.bfloat16 if element == "bf16" else np.float16
     return (np.array(fmt.values, np.float32) - np.float32(fmt.offset)).astype(dtype)
 

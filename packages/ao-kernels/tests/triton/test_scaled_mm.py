@@ -1,4 +1,4 @@
-"""Which products the kernels for two quantized operands take; their numbers are in proofs/interpreted."""
+"""Which matmuls the kernels for two quantized operands take; their numbers are in proofs/interpreted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layout `plane32`, and which products its kernels take; their numbers are in proofs/interpreted."""
+"""The layout `plane32`, and which matmuls its kernels take; their numbers are in proofs/interpreted."""
 
 from __future__ import annotations
 

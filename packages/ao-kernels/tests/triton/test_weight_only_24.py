@@ -1,4 +1,4 @@
-"""The layout `plane24`, its assembly, and what its kernels refuse; products are in proofs/interpreted."""
+"""The layout `plane24`, its assembly, and what its kernels refuse; matmuls are in proofs/interpreted."""
 
 from __future__ import annotations
 

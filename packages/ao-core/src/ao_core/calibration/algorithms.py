@@ -19,6 +19,7 @@ from ao_core.calibration.statistics import Statistic
 from ao_core.calibration.visit import Inputs, inputs_of, visit
 from ao_core.compute import ComputeWeight
 from ao_core.config import Config, FqnToConfig
+from ao_core.errors import AoError, ConfigError, QuantizationError
 from ao_core.installing import Undo
 from ao_core.progress import Progress
 from ao_core.quantize import Converted, apply_decisions, convert, sample_sqnr, transformed
@@ -155,7 +156,7 @@ def _solve(work: _Work, solvers: dict[str, Algorithm], entry: Decision, inputs: 
         return
     dense = entry.tensor.detach()
     weight = matrices(dense, entry.owners[0])
-    found = solvers[entry.fqn].solve(weight, inputs.statistics, entry.config)
+    found = _answer(solvers[entry.fqn], entry, weight, inputs)
     if isinstance(found, Skip):
         work.ready[entry.fqn] = convert(entry, entry.tensor, new=found)
         return
@@ -182,6 +183,38 @@ def _solve(work: _Work, solvers: dict[str, Algorithm], entry: Decision, inputs: 
             extras["error_vs_rtn"] = _error_vs_rtn(other, dense, parameter, inputs)
         work.ready[entry.fqn] = parameter, record
     work.extras[entry.fqn] = extras
+
+
+def _answer(algorithm: Algorithm, entry: Decision, weight: Tensor, inputs: Inputs) -> Solved | Skip:
+    """What the algorithm finds for a weight.
+
+    Raises:
+        AoError: it fails, or answers something else; names the weight.
+    """
+    try:
+        found: object = algorithm.solve(weight, inputs.statistics, entry.config)
+    except (ConfigError, QuantizationError) as error:
+        raise type(error)(f"{entry.fqn}: {error}") from error
+    except AoError:
+        raise
+    except Exception as error:
+        raise QuantizationError(
+            f"{entry.fqn}: the algorithm {algorithm.name!r} raised {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(found, (Solved, Skip)):
+        raise QuantizationError(
+            f"{entry.fqn}: the algorithm {algorithm.name!r} answered a {type(found).__name__}, not Solved or "
+            "Skip"
+        )
+    if isinstance(found, Solved) and found.values is not None:
+        quantized = isinstance(found.values, QTensor)
+        wanted = tuple(entry.tensor.shape if quantized else weight.shape)
+        if tuple(found.values.shape) != wanted:
+            raise QuantizationError(
+                f"{entry.fqn}: what the algorithm {algorithm.name!r} found has the shape "
+                f"{tuple(found.values.shape)}, not {wanted}"
+            )
+    return found
 
 
 def _error_vs_rtn(entry: Decision, dense: Tensor, new: Tensor, inputs: Inputs) -> float | None:

@@ -47,7 +47,7 @@ __all__ = [
 #: name of the option
 FLOAT8_ALL_GATHER = "enable_fsdp_float8_all_gather"
 #: options that say how a matmul is computed, nothing of how its operands are cast
-_OF_PRODUCTS = ("fast_accum", FLOAT8_ALL_GATHER)
+_OF_MATMULS = ("fast_accum", FLOAT8_ALL_GATHER)
 
 
 def with_float8_all_gather(matmuls: Matmuls) -> Matmuls:
@@ -74,7 +74,7 @@ def shared_cast(first: Spec | None, second: Spec | None) -> Spec | None:
 
 def _cast_of(spec: Spec) -> Spec:
     """What a spec says of the cast of a matrix alone, its block as extents of rows and columns."""
-    options = tuple(option for option in spec.options if option[0] not in _OF_PRODUCTS)
+    options = tuple(option for option in spec.options if option[0] not in _OF_MATMULS)
     return replace(spec, act=None, block=matrix_block(spec.block), options=options)
 
 

@@ -17,6 +17,7 @@ from ao_core.tensor.activations import lost_rows, static_qparams, static_qparams
 from ao_core.tensor.autocast import autocasted
 from ao_core.tensor.codec import decode_parts, decode_reference, scale_values, unpack_parts
 from ao_core.tensor.create import encode_parts, encode_reference, fake_quantize_reference
+from ao_core.tensor.cut import geometry, part_size
 from ao_core.tensor.matmuls import select_linear
 from ao_core.tensor.rotation import hadamard_spec
 from ao_core.tensor.sharding import is_sharded, local_shard, local_shards, shard_like
@@ -37,6 +38,7 @@ __all__ = [
     "encode_reference",
     "fake_quantize_reference",
     "fingerprint",
+    "geometry",
     "hadamard_spec",
     "is_sharded",
     "is_transforming",
@@ -45,6 +47,7 @@ __all__ = [
     "lost_rows",
     "neutral",
     "overwrite",
+    "part_size",
     "pinned_band",
     "quantized_activations",
     "run",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from ao_core.calibration.needing import needs_data
 from ao_core.outcome import (
     EmulationWarning,
     NothingConvertedWarning,
     warn_caller,
     warn_if_emulated,
+    when_quantized,
 )
 from ao_core.progress import Progress, watched
 from ao_core.quantize import apply_decisions, convert, transformed
@@ -21,8 +23,10 @@ __all__ = [
     "apply_decisions",
     "convert",
     "decide",
+    "needs_data",
     "transformed",
     "warn_caller",
     "warn_if_emulated",
     "watched",
+    "when_quantized",
 ]

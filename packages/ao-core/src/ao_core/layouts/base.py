@@ -144,12 +144,14 @@ class Layout:
         Encoding them again must not lose what the number format keeps.
         """
         codes, scale, zero_point = self.unpack(parts, spec, shape, dtype)
-        by, point, scaled = (
+        by, point, is_offset = (
             scale_values(scale),
             zero_values(zero_point),
             spec.zero_point == "offset",
         )
-        dense = dequantize_affine(codes, dtype, spec.block, by, point, out_dtype, scaled=scaled)
+        dense = dequantize_affine(
+            codes, dtype, spec.block, by, point, out_dtype, is_offset=is_offset
+        )
         return dense.reshape(shape)
 
     def check_parts(

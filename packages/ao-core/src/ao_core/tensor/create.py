@@ -315,15 +315,17 @@ def _quantize(
             )
         if nested:
             scale = _comparable(scale, dense, spec)
-    scaled = spec.zero_point == "offset"
+    is_offset = spec.zero_point == "offset"
     if isinstance(spec.scale_dtype, Spec) and scale is not None and not isinstance(scale, QTensor):
         scale = quantize_values(scale.float(), spec.scale_dtype, scale=shared)
-        if scaled and zero_point is not None:
+        if is_offset and zero_point is not None:
             zero_point = quantize_values(zero_point.float(), spec.scale_dtype)
     by = scale_values(scale)
     if nested and by is not None:
         by = torch.where(by == 0, torch.inf, by)  # rounded to 0: its elements are 0, not 0 / 0
-    codes = quantize_affine(dense, dtype, spec.block, by, zero_values(zero_point), scaled=scaled)
+    codes = quantize_affine(
+        dense, dtype, spec.block, by, zero_values(zero_point), is_offset=is_offset
+    )
     return codes, scale, zero_point
 
 

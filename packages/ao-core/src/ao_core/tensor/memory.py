@@ -105,9 +105,11 @@ _ADDRESSES: dict[Any, str] = {
     Tensor.apply_: "compute on .dequantize()",
     Tensor.map2_: "compute on .dequantize()",
     Tensor.map_: "compute on .dequantize()",
-    Tensor.numpy: "call .dequantize().numpy()",
-    Tensor.storage: "ask .leaves(), which gives the parts. To save a model, call ao_core.save_model: "
-    "save_pretrained of other programs and save_file of safetensors cannot write it",
+    Tensor.numpy: "call .dequantize().numpy(). To offload a model to disk, call "
+    "ao_hf.accelerate.disk_offload or dispatch_model in place of accelerate's",
+    Tensor.storage: "ask .leaves(), which gives the parts. To save a model, call ao_core.save_model, or "
+    "save_model and register_checkpoints of ao_hf.accelerate: save_pretrained of other programs and "
+    "save_file of safetensors cannot write it",
     Tensor.tolist: "call .dequantize().tolist()",
 }
 

@@ -7,6 +7,7 @@ from itertools import permutations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from ao_core.errors import UnsupportedOp
@@ -223,6 +224,19 @@ def _view(func: Any, args: Args, kwargs: Kwargs) -> Any:
     return _aliased(func, args, kwargs, cut.view_of(tensor, out))
 
 
+@rule(aten.view.dtype)
+def _view_dtype(func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The bits as another dtype: how programs write 16-bit floats through numpy, as accelerate does."""
+    tensor, dtype = args
+    if dtype == tensor.dtype:
+        return _alias(aten.alias.default, (tensor,), {})
+    raise UnsupportedOp(
+        f"view of a quantized tensor (layout {tensor.spec.layout!r}) as {dtype}: it has no memory of its own, "
+        f"its parts {', '.join(tensor.part_names)} have. To offload a model to disk, call "
+        "ao_hf.accelerate.disk_offload or dispatch_model in place of accelerate's"
+    )
+
+
 def _of_rows(tensor: QTensor) -> Spec:
     """The format of such rows in other dimensions: blocks have one row each, also those of WHOLE."""
     spec, ndim = tensor.spec, tensor.dim()
@@ -345,9 +359,15 @@ def _pin_memory(func: Any, args: Args, kwargs: Kwargs) -> Any:
 def _equal(func: Any, args: Args, kwargs: Kwargs) -> bool:
     a, b = args
     if isinstance(a, QTensor) and isinstance(b, QTensor) and cut.same_kind(a, b):
-        return all(torch.equal(getattr(a, n), getattr(b, n)) for n in a.part_names)
+        return all(_equal_parts(getattr(a, n), getattr(b, n)) for n in a.part_names)
     dense = [t.dequantize() if isinstance(t, QTensor) else t for t in (a, b)]
     return bool(torch.equal(*dense))
+
+
+def _equal_parts(a: Tensor, b: Tensor) -> bool:
+    if a.is_floating_point() and a.element_size() == 1:  # torch cannot compare float8
+        a, b = a.float(), b.float()
+    return torch.equal(a, b)
 
 
 @rule(aten.is_same_size.default)

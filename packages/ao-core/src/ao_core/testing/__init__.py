@@ -18,7 +18,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ao_core.testing.algorithms import AlgorithmSuite
     from ao_core.testing.compute import ComputeSuite
+    from ao_core.testing.distributions import PluginSuite
     from ao_core.testing.dtypes import DTypeSuite
     from ao_core.testing.kernels import KernelSuite
     from ao_core.testing.layouts import LayoutSuite
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 # Lazy, because the pytest plugin beside these modules is imported by every run of pytest.
 _MODULES = {
+    "AlgorithmSuite": "ao_core.testing.algorithms",
     "ComputeSuite": "ao_core.testing.compute",
     "DTypeSuite": "ao_core.testing.dtypes",
     "KernelCase": "ao_core.testing.trials",
@@ -36,11 +39,13 @@ _MODULES = {
     "LayoutSuite": "ao_core.testing.layouts",
     "OpTrial": "ao_core.testing.trials",
     "OptimizerSuite": "ao_core.testing.optimizers",
+    "PluginSuite": "ao_core.testing.distributions",
     "ScaleSuite": "ao_core.testing.scales",
     "TransformSuite": "ao_core.testing.transforms",
 }
 
 __all__ = [
+    "AlgorithmSuite",
     "ComputeSuite",
     "DTypeSuite",
     "KernelCase",
@@ -48,6 +53,7 @@ __all__ = [
     "LayoutSuite",
     "OpTrial",
     "OptimizerSuite",
+    "PluginSuite",
     "ScaleSuite",
     "TransformSuite",
 ]

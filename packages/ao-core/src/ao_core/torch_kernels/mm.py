@@ -86,6 +86,6 @@ def _refuses_int_mm(call: Call) -> str | None:
 
 
 MM_KERNELS = (
-    Kernel("scaled_product", "mm", "*", "cuda", scaled_mm, 0, needs_sm89, _refuses_scaled_mm),
-    Kernel("int_product", "mm", "*", "*", int_mm, 0, refuses=_refuses_int_mm),
+    Kernel("scaled_matmul", "mm", "*", "cuda", scaled_mm, 0, needs_sm89, _refuses_scaled_mm),
+    Kernel("int_matmul", "mm", "*", "*", int_mm, 0, refuses=_refuses_int_mm),
 )

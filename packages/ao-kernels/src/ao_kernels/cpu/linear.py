@@ -34,7 +34,7 @@ def product_arguments(w: QTensor) -> tuple[tuple[Tensor | None, ...], tuple[int,
     return tensors, (grid.n, codes.bits, grid.group, grid.span, codes.kind, act_code)
 
 
-def _product(w: QTensor) -> Callable[[Tensor, Tensor | None], Tensor]:
+def _matmul(w: QTensor) -> Callable[[Tensor, Tensor | None], Tensor]:
     """The matmul with one weight. Parts of a weight are written to, but never replaced."""
     op = torch.ops.ao_kernels.linear.default
     (*weight, table), numbers = product_arguments(w)
@@ -54,7 +54,7 @@ def tiles_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     """One call into C++. All that depends on the weight alone is found once, at its first matmul."""
     matmul = w._bound.get(_KEY)
     if matmul is None:
-        matmul = w._bound[_KEY] = _product(w)
+        matmul = w._bound[_KEY] = _matmul(w)
     return matmul(x, bias)
 
 

@@ -71,7 +71,7 @@ def machine():
 @pytest.fixture
 def case():
     """A problem whose rule is not the first of its candidates."""
-    problem = Problem("product", ("int4", 128, torch.bfloat16), 4096, 1024, 16)
+    problem = Problem("matmul", ("int4", 128, torch.bfloat16), 4096, 1024, 16)
     return Case(problem, CUDA, RULE, lambda: (TWICE, RULE, HALF, WIDE))
 
 

@@ -89,7 +89,7 @@ def prepare(model: nn.Module, config: ConfigLike, filter_fn: FilterFn | None = N
 def calibrate(model: nn.Module) -> Iterator[Calibration]:
     """Within this context all that a prepared model computes is observed; it may be entered again.
 
-    Compiled models run without their compiled code meanwhile, which products could not be seen in.
+    Compiled models run without their compiled code meanwhile, which matmuls could not be seen in.
 
     Raises:
         ConfigError: the model is not prepared, or is in such a context already.
@@ -234,7 +234,7 @@ def _nothing_to_observe(entry: Decision) -> str | None:
         return f"{type(entry.config).__name__} does not wait for data"
     tensor = entry.tensor
     if is_converted(tensor):
-        return "its products are in low precision already"
+        return "its matmuls are in low precision already"
     check_quantizable(tensor, entry.fqn)
     tried = replace(entry, config=ready(entry.config))
     new = transformed(tried, torch.empty_like(tensor, device="meta"))

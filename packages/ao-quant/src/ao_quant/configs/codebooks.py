@@ -1,4 +1,4 @@
-"""Configurations of codebooks: values that are listed, not computed from bits."""
+"""Configurations of LUTs and codebooks: values that are listed, not computed from bits."""
 
 from __future__ import annotations
 

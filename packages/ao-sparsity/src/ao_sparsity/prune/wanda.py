@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +13,7 @@ from ao_core.ext.calibration import (
     SQUARES,
     UNSEEN,
     Data,
+    Statistics,
     batches_of,
     collect,
     inputs_of,
@@ -63,8 +66,13 @@ def prune_wanda(
             return reason
         if entry.fqn not in seen or not seen[entry.fqn].rows:
             return UNSEEN
-        norms = torch.stack([each["squares"] for each in seen[entry.fqn].statistics]).sqrt()
-        weight = matrices(entry.tensor.detach(), entry.owners[0]).abs().double()
-        return (weight * norms.unsqueeze(1)).reshape(matrix(entry).shape)
+        weight = matrices(entry.tensor.detach(), entry.owners[0])
+        return wanda_scores(weight, seen[entry.fqn].statistics).reshape(matrix(entry).shape)
 
     return pruning_by_score("wanda", decisions, score, scope, None, seen)
+
+
+def wanda_scores(weight: Tensor, statistics: Sequence[Statistics]) -> Tensor:
+    """`|W| · ‖x‖₂` in float64: E matrices (E, N, K), and `SQUARES` of the inputs of each."""
+    norms = torch.stack([each["squares"] for each in statistics]).sqrt()
+    return weight.abs().double() * norms.unsqueeze(1)

@@ -28,7 +28,7 @@ class SparseLinear(nn.Linear):
     """
 
     #: what `quantize_` says where a recipe of training in low precision meets such a layer
-    own_products: ClassVar[str] = (
+    own_matmuls: ClassVar[str] = (
         "the layer is one of sparse training, which computes its matmuls itself: they would not be in low "
         "precision; swap it back first with swap_semi_sparse_linear_with_linear"
     )

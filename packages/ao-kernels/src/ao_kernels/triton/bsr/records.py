@@ -1,4 +1,4 @@
-"""The kernel records of products with block-sparse weights."""
+"""The kernel records of matmuls with block-sparse weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["BSR_KERNELS", "linear"]
 
 
 def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
-    """The product, in one launch."""
+    """The matmul, in one launch."""
     parts, (n, k) = w.parts, w.stored_shape
     out: Tensor = bsr_linear(
         x,

@@ -1,4 +1,4 @@
-"""Operands of products with weights: planes concatenated along K, and scales."""
+"""Operands of matmuls with weights: planes concatenated along K, and scales."""
 
 # mypy: ignore-errors
 

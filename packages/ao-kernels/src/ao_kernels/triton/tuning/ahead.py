@@ -1,4 +1,4 @@
-"""Measure a model's products before it serves, so that none of its calls has to."""
+"""Measure a model's matmuls before it serves, so that none of its calls has to."""
 
 from __future__ import annotations
 
