@@ -31,7 +31,7 @@ from ao_core.progress import Progress, watched
 from ao_core.records import Call, Skip, Target
 from ao_core.registry import registry
 from ao_core.report import ParameterRecord, Report
-from ao_core.targets import Decision, FilterFn, decide, default_reason
+from ao_core.targets import Decision, FilterFn, decide, kept_by_default
 from ao_core.tensor import STOCHASTIC, QTensor, check_quantizable, dense_memory, repack
 from ao_core.tensor.described import undescribe
 from ao_core.tensor.sharding import is_sharded
@@ -310,7 +310,8 @@ def transformed(entry: Decision, dense: Tensor) -> Tensor | Skip:
 
 def _role(entry: Decision) -> Target:
     """The owner whose role a tied tensor is quantized for: one that multiplies by it, if any."""
-    return next((o for o in entry.owners if not default_reason(o, entry.tensor)), entry.owners[0])
+    users = (o for o in entry.owners if kept_by_default(o, entry.tensor) is None)
+    return next(users, entry.owners[0])
 
 
 def sample_sqnr(dense: Tensor, new: Tensor) -> float | None:

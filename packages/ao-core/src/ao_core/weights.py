@@ -194,8 +194,8 @@ def quantize_weight(
         role = "holds the filters of a convolution" if conv else "has one dimension"
         layout = fmt.spec.layout
         return Skip(f"it {role}, and the layout {layout!r} is for matrices that are multiplied")
-    if fmt.spec.act is not None and (role := _not_linear(dense, target, conv)):
-        return Skip(f"{role}, and activations are quantized in linear layers only")
+    if fmt.spec.act is not None and (what := _not_linear(dense, target, conv)):
+        return Skip(f"{what}, and activations are quantized in linear layers only")
     spec = weight_spec(fmt.spec, tuple(dense.shape), conv=conv)
     quantized = (
         quantize_values(
@@ -219,7 +219,7 @@ def apply_weight_config(dense: Tensor, config: WeightConfig, target: Target) -> 
     return Skip(f"{new.reason}; {config.weight_only!r} would quantize this weight")
 
 
-def _not_linear(dense: Tensor, target: Target, conv: bool) -> str:
+def _not_linear(dense: Tensor, target: Target, conv: bool) -> str | None:
     """What the parameter is, if not the weight of a linear layer."""
     if conv:
         return "it holds the filters of a convolution"
@@ -229,4 +229,4 @@ def _not_linear(dense: Tensor, target: Target, conv: bool) -> str:
         return "it is the weight of a bilinear form"
     if dense.dim() == 3:
         return "it holds the 3-D weights of experts"
-    return ""
+    return None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ao_core.calibration.gathering import collect
-from ao_core.calibration.inputs import UNSEEN, no_inputs
+from ao_core.calibration.inputs import UNSEEN, unobservable
 from ao_core.calibration.matrices import matrices, unmatrices
 from ao_core.calibration.needing import algorithm_of
 from ao_core.calibration.samples import Sample, replaced
@@ -73,7 +73,7 @@ def apply_algorithms(
         algorithm = algorithm_of(entry.config)
         if algorithm is None:
             continue
-        if reason := _why_not(entry, algorithm):
+        if reason := _unsolvable(entry, algorithm):
             work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(reason))
         elif not isinstance(entry.tensor, QTensor):
             solvers[entry.fqn] = algorithm
@@ -101,7 +101,7 @@ def apply_algorithms(
             found = visit(model, batches, in_turn, need, rewrite, progress=progress)
         driven = f"{found.driver} ({found.reason})"
         for entry in in_turn:
-            if reason := found.unseen.get(entry.fqn, ""):
+            if reason := found.unseen.get(entry.fqn):
                 work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(reason))
     for algorithm in {solver.name: solver for solver in solvers.values()}.values():
         algorithm.after({n: s for n, s in work.solved.items() if solvers[n] is algorithm})
@@ -121,17 +121,17 @@ def apply_algorithms(
     return replace(report, records=tuple(records), calibration=driven)
 
 
-def _why_not(entry: Decision, algorithm: Algorithm) -> str:
-    """Why a weight cannot be solved for; empty where it can, or is quantized already."""
+def _unsolvable(entry: Decision, algorithm: Algorithm) -> str | None:
+    """Why a weight cannot be solved for; None where it can, or is quantized already."""
     tensor = entry.tensor
     if isinstance(tensor, QTensor):
-        return ""  # which `convert` says
+        return None  # `convert` says so
     if isinstance(tensor, ComputeWeight):
         return "its matmuls are in low precision already"
     check_quantizable(tensor, entry.fqn)
     empty = torch.empty_like(tensor, device="meta")
     reason = algorithm.refuses(empty, entry.config, entry.owners[0])
-    return reason or no_inputs(entry)
+    return reason or unobservable(entry)
 
 
 def _put_in_others(

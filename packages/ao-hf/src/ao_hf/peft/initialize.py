@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ao_core import QTensor
-from ao_core.errors import ConfigError
+from ao_core.ext import ConfigError
 from ao_core.ext.numerics import sqnr
 from ao_core.ext.quantizing import Progress, watched
 from ao_hf.peft.layer import QuantizedLoraLinear

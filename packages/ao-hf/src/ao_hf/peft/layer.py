@@ -13,7 +13,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer, check_adapters_to_merge
 from torch import Tensor, nn
 
 from ao_core import QTensor
-from ao_core.errors import ConfigError
+from ao_core.ext import ConfigError
 from ao_hf.peft.variants import QALora, QuantizedDora
 from ao_hf.peft.weights import dense, requantized, shifted
 

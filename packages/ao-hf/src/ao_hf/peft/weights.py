@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ao_core import WHOLE, QTensor
-from ao_core.errors import QuantizationError
-from ao_core.ext import NO_SCALE, repack
+from ao_core.ext import NO_SCALE, QuantizationError, repack
 from ao_core.ext.kernels import unpack_parts
 from ao_core.ext.numerics import zero_to_float
 

@@ -18,7 +18,7 @@ from ao_core.ext.calibration import (
     collect,
     inputs_of,
     matrices,
-    no_inputs,
+    unobservable,
 )
 from ao_core.ext.quantizing import Decision, FilterFn, Progress
 from ao_sparsity.prune.choosing import chosen, matrix, pruning_by_score
@@ -57,12 +57,12 @@ def prune_wanda(
     """
     batches = batches_of(data, "Wanda")
     decisions = chosen(model, pattern, filter_fn)
-    asked = [entry for entry in decisions if entry.config is not None and not no_inputs(entry)]
+    asked = [entry for entry in decisions if entry.config is not None and not unobservable(entry)]
     groups = collect(model, batches, asked, lambda entry: (SQUARES,), progress)
     seen = {e.fqn: inputs_of(e, group.statistics) for group in groups for e in group.entries}
 
     def score(entry: Decision) -> Tensor | str:
-        if reason := no_inputs(entry):
+        if reason := unobservable(entry):
             return reason
         if entry.fqn not in seen or not seen[entry.fqn].rows:
             return UNSEEN
