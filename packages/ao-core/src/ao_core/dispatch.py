@@ -60,7 +60,9 @@ class Candidate:
     """A kernel that was considered, and None or the reason why it was refused."""
 
     kernel: Kernel
+    #: the distribution that it comes from
     provider: str
+    #: why it does not serve the call; None: it does
     refusal: str | None
     #: how it would serve the call; empty where it refuses or has nothing to add
     description: str = ""

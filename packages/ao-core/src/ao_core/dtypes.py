@@ -41,6 +41,14 @@ def int_dtype(name: str, bits: int, signed: bool = True) -> DType:
     greatest value: the smallest step at which no element moves by more than half of it. (In small
     blocks it is the greatest value, see `numerics.quant_max_of`.) Only int1, whose values are -1 and 0, has a
     `quant_max` of 1, since 0.5 would round every element to 0.
+
+    Args:
+        name: of the format, e.g. "int3x".
+        bits: 1 to 8.
+        signed: two's complement from -2**(bits - 1); else from 0.
+
+    Raises:
+        ConfigError: `bits` is not in 1 to 8.
     """
     if not 1 <= bits <= 8:
         raise ConfigError(f"bits={bits}: an integer format has 1 to 8 bits")
@@ -80,7 +88,15 @@ def float_dtype(name: str, fmt: FloatFormat) -> DType:
 
 @checked
 def lut_dtype(name: str, values: Sequence[float]) -> DType:
-    """A format whose codes index 2 to 256 strictly increasing finite values, kept as float32."""
+    """A format whose codes index a table of values, kept as float32. A tie rounds to the lower value.
+
+    Args:
+        name: of the format, e.g. "thirds".
+        values: 2 to 256 of them, finite and strictly increasing in float32. The number of bits follows.
+
+    Raises:
+        ConfigError: there are fewer or more values, or they do not increase.
+    """
     # not by torch: formats are made while a package is imported, in whatever mode the program is then
     table = tuple(array("f", values))
     if not 2 <= len(table) <= 256:
@@ -103,7 +119,17 @@ def lut_dtype(name: str, values: Sequence[float]) -> DType:
 
 
 def codebook_dtype(name: str, bits: int) -> DType:
-    """A format without values of its own: 2**bits are learned for each block, and stored with it."""
+    """A format without values of its own: 2**bits are learned for each block, and stored with it.
+
+    The part `scale` holds them.
+
+    Args:
+        name: of the format.
+        bits: 1 to 8.
+
+    Raises:
+        ConfigError: `bits` is not in 1 to 8.
+    """
     if not 1 <= bits <= 8:
         raise ConfigError(f"bits={bits}: a codebook has 1 to 8 bits")
     places = int_dtype(name, bits, signed=False)

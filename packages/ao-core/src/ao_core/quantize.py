@@ -154,6 +154,10 @@ def apply_decisions(
 
     `ready` has what `convert` would be asked for, by name, where it is known already; `undo` is as for
     `install`.
+
+    Raises:
+        QuantizationError: a weight has NaN or inf; or, with `strict`, one cannot be quantized.
+        ConfigError: `device` cannot be used.
     """
     check_device("device", device)
     ready = ready or {}

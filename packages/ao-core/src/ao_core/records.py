@@ -48,6 +48,7 @@ class DType:
     nothing of scales, shapes or storage.
     """
 
+    #: its name in the registry, which `Spec.dtype` refers to
     name: str
     bits: int
     #: one of `DTYPE_KINDS`. "int": the values are integers, in two's complement where `min` is negative; only
@@ -208,8 +209,9 @@ class Op:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One implementation of `op` for one layout on one device. `layout` or `device` may be "*"."""
+    """One implementation of `op` for one `layout` on one `device`, of which either may be "*": any."""
 
+    #: its name in the registry
     name: str
     op: str
     layout: str
@@ -240,6 +242,7 @@ class Kernel:
 class ScaleMethod:
     """A way to choose scales and zero points, whatever the number format and the layout."""
 
+    #: its name in the registry, which `quantize_tensor(..., scale_method=…)` refers to
     name: str
     #: (x of the layout's blocked shape, its format, the spec) -> scale and zero point, or None, of every
     #: block, in the shape and storage of `numerics.choose_qparams`; None: the kernels of the op
@@ -282,6 +285,7 @@ class Skip:
 class Transform:
     """What `quantize_` does for one class of configuration."""
 
+    #: the class of configuration, exactly: none of its subclasses
     config_type: type[Config]
     #: the lowercase name, which is also a recipe name: "int4_weight_only"
     name: str
@@ -323,7 +327,9 @@ class Solved:
 class Algorithm:
     """What `quantize_(model, config, data=batches)` does for one class of configuration that needs data."""
 
+    #: the lowercase name, which is also a recipe name
     name: str
+    #: the class of configuration, exactly: none of its subclasses
     config_type: type[Config]
     #: configuration -> what it needs of the inputs of a weight; empty: this one needs no data
     needs: Callable[[Any], tuple[Statistic, ...]]
@@ -352,8 +358,11 @@ class Algorithm:
 class Recipe:
     """A named, ready configuration, e.g. "float8/rowwise"."""
 
+    #: the name that `quantize_` and files refer to
     name: str
+    #: what it stands for
     config: Config
+    #: one line, for `ao formats`
     summary: str = ""
 
     def __post_init__(self) -> None:

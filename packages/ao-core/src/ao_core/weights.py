@@ -93,6 +93,10 @@ def matrix_spec(
         rows: rows that share a scale with a group: blocks of (rows, group).
         layout: empty: "plain" for codes of whole bytes, "packed" for others.
         options: as in `Spec`.
+
+    Raises:
+        ConfigError: `group` is another word.
+        UnknownNameError: nobody registered the number format.
     """
     numbers = registry.dtypes.get(dtype)
     block = {"row": ROW, "tensor": TENSOR}.get(group) if isinstance(group, str) else (rows, group)

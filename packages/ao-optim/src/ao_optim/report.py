@@ -42,7 +42,9 @@ class GroupRecord:
 class StateReport:
     """Bytes of state of every group; prints as a table."""
 
+    #: name of its class
     optimizer: str
+    #: one for each group of parameters
     groups: tuple[GroupRecord, ...]
 
     @property

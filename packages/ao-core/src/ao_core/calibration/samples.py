@@ -111,7 +111,11 @@ def replaced(replacements: Sequence[Replacement]) -> Iterator[None]:
 
 
 def tensor_of(out: Any) -> Tensor:
-    """The first tensor of an answer: itself, its `logits`, or the first item."""
+    """The first tensor of an answer: itself, its `logits`, or the first item.
+
+    Raises:
+        ConfigError: the answer is something else.
+    """
     if isinstance(out, Tensor):
         return out
     if isinstance(getattr(out, "logits", None), Tensor):

@@ -39,6 +39,7 @@ State = Mapping[str, Tensor]
 class Statistic:
     """One kind of statistic of the inputs of a weight."""
 
+    #: what makes it another statistic than those of other names
     name: str
     #: the keys of its state; no other statistic of a weight may have them
     keys: tuple[str, ...]
@@ -55,6 +56,7 @@ class Statistics:
     Example: ``Statistics((HESSIAN, SUMS)).add(x)["hessian"]``
     """
 
+    #: the kinds of statistics that are kept
     need: tuple[Statistic, ...] = ()
     #: rows seen: tokens, or positions of a convolution
     rows: int = 0

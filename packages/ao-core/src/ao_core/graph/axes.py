@@ -33,6 +33,7 @@ __all__ = [
 class Axis:
     """A dimension. Without `factors` and `segments` it is an atom."""
 
+    #: how many indices it has
     size: int
     #: the dimensions it is the product of, outermost first
     factors: tuple[Axis, ...] = ()

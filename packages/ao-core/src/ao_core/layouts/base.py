@@ -167,7 +167,20 @@ class Layout:
         return unlike(parts, forms_of(self, spec, shape, dtype))
 
     def geometry(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> dict[str, Geometry]:
-        """How each part is laid out along the logical dimensions, in the order of the parts of `pack`."""
+        """How each part is laid out along the logical dimensions, in the order of the parts of `pack`.
+
+        Args:
+            spec: the format.
+            shape: the logical shape, (..., K).
+            dtype: the number format of `spec`.
+
+        Returns:
+            For each part one `PartAxis` or `SHARED` per logical dimension. A part whose tuple is shorter
+            cannot be cut along the dimensions that are missing.
+
+        Raises:
+            UnsupportedOp: the layout declares none, so tensors in it are not cut or joined.
+        """
         raise UnsupportedOp(
             f"layout {self.name!r} cannot be cut or joined in place; call .canonical() first"
         )

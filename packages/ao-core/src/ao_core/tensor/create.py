@@ -122,7 +122,12 @@ def quantize_values(
     in_perm: Tensor | None = None,
     in_scale: Tensor | None = None,
 ) -> QTensor:
-    """`quantize_tensor` where it is known that the values are finite, or there are none to look at."""
+    """`quantize_tensor` where it is known that the values are finite, or there are none to look at.
+
+    Raises:
+        QuantizationError: x has no dimension, or is a `DTensor` while the spec has input steps; and whatever
+            else `quantize_tensor` raises for a format that cannot hold it.
+    """
     if x.dim() == 0:
         raise QuantizationError("a tensor without dimensions has no block to share a scale")
     shape, stored = tuple(x.shape), x
@@ -229,6 +234,17 @@ def encode_parts(
 
     Kernels choose scales themselves, by the largest magnitude, and take no `DTensor`; for those, and
     where scales are given, found by `choose` or follow another rule, the reference encodes.
+
+    Args:
+        x: (..., K) in any floating-point dtype, finite.
+        spec: a format without input steps.
+        scale: one per block, in the shape of `choose_qparams`; None: they are chosen.
+        zero_point: one per block, beside `scale`.
+        choose: (values, format) -> scale and zero point, in place of the largest magnitude.
+
+    Raises:
+        UnsupportedOp: `spec` has input steps.
+        QuantizationError: the layout cannot hold a tensor of this shape, or a static scale is not given.
     """
     if spec.input:
         raise UnsupportedOp(

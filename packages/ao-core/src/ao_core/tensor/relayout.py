@@ -32,7 +32,12 @@ def to_canonical(tensor: QTensor) -> QTensor:
 
 
 def to_layout(tensor: QTensor, name: str) -> QTensor:
-    """The tensor in the layout `name`, which must be its canonical one or convert to and from it."""
+    """The tensor in the layout `name`: the same values, scales and codes, bit for bit.
+
+    Raises:
+        UnsupportedOp: `name` has another canonical layout, or cannot hold a tensor of this format and shape.
+        UnknownNameError: nobody registered a layout `name`.
+    """
     if tensor.spec.layout == name:
         return tensor
     source, target = tensor.layout_record, registry.layouts.get(name)

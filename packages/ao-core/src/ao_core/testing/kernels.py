@@ -58,7 +58,11 @@ class KernelSuite(KernelSteps, Suite):
 
     @property
     def trial(self) -> OpTrial:
-        """How its op is called."""
+        """How its op is called.
+
+        Raises:
+            ConfigError: the op has no trials.
+        """
         trials = registry.ops.get(self.record.op).trials
         if trials is None:
             raise ConfigError(f"op {self.record.op!r} has no trials; give its `Op` some")

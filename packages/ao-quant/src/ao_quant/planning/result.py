@@ -114,7 +114,9 @@ class QuantizationPlan(FqnToConfig):
     `str()` is a table, `plot()` the curve it was chosen from, `to_json` and `save` write all of it.
     """
 
+    #: the format that each weight gets
     choices: tuple[Choice, ...]
+    #: weights that stay as they are, with reasons
     kept: tuple[Kept, ...]
     #: what was asked for: "budget", "bits" or "max_kl", and how much
     goal: str

@@ -93,7 +93,11 @@ class NofM(Pattern):
         return f"its rows of {shape[-1]} are shorter than a group of {self.m}" if short else None
 
     def masks(self, scores: Sequence[Tensor], scope: str) -> list[Tensor]:
-        """The greatest of each group."""
+        """The greatest of each group.
+
+        Raises:
+            ConfigError: `scope` is "model", across which nothing is compared.
+        """
         if scope == "model":
             raise ConfigError(
                 f"scope='model': {self} leaves every group the same number, so layers have no budget to "
@@ -184,6 +188,7 @@ class _Normed(Share):
 class Blocks(_Normed):
     """Blocks of (rows, columns); what is cut off at the edges counts as one too."""
 
+    #: rows and columns of a block
     size: tuple[int, int] = (64, 64)
     in_rows: ClassVar[bool] = True
 

@@ -140,7 +140,11 @@ class SemiSparseLinear(SparseLinear):
     _known: Known | None = None
 
     def setup(self, decay: float = 0.0) -> None:
-        """Take the options."""
+        """Take the options.
+
+        Raises:
+            ConfigError: `decay` is negative.
+        """
         if not decay >= 0:
             raise ConfigError(f"decay={decay}: weights that are not kept decay by 0 or more")
         self.decay = decay
