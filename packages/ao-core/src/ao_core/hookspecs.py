@@ -39,7 +39,16 @@ if TYPE_CHECKING:
     import typer
 
     from ao_core.layouts.base import Layout
-    from ao_core.records import Algorithm, DType, Kernel, Op, Recipe, ScaleMethod, Transform
+    from ao_core.records import (
+        Algorithm,
+        DType,
+        FolderKind,
+        Kernel,
+        Op,
+        Recipe,
+        ScaleMethod,
+        Transform,
+    )
 
 __all__ = ["API_VERSION", "hookimpl", "hookspec"]
 
@@ -123,6 +132,14 @@ def ao_recipes() -> Iterable[Recipe]:  # type: ignore[empty-body]
     """Named, ready configurations, such as "float8/rowwise".
 
     Called once. Return `Recipe` records; prefix the name with that of the package.
+    """
+
+
+@hookspec
+def ao_folder_kinds() -> Iterable[FolderKind]:  # type: ignore[empty-body]
+    """What is written beside quantized weights, for the library that reads the folder.
+
+    Called once. Return `FolderKind` records, for `quantize_checkpoint` and `ao quantize`.
     """
 
 

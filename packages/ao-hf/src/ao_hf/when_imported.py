@@ -38,7 +38,7 @@ def _import(module: str) -> None:
         import_module(module)
     except Exception as error:  # whatever it is, importing the library must not fail for it
         reason = f"{type(error).__name__}: {error}"
-        warnings.warn(f"{module} could not be imported ({reason})", ImportWarning, stacklevel=2)
+        warnings.warn(f"ao is not registered: {module} failed with {reason}", stacklevel=2)
 
 
 class _Finder(MetaPathFinder):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ao_core.checkpoints.convert import planned
+from ao_core.checkpoints.folders import check_folder
 from ao_core.checkpoints.job import Job, Step
 from ao_core.checkpoints.skeleton import make_skeleton
 from ao_core.config import ConfigLike, resolve_config
@@ -38,6 +39,7 @@ def make_job(
     limit, config = parse_size(max_shard_size), resolve_config(config)
     config.check()
     checkpoint = open_checkpoint(src)
+    check_folder(checkpoint.path)
     if missing := checkpoint.missing_providers():
         raise CheckpointError(f"{checkpoint.path}: needs {'; and '.join(missing)}")
     skeleton = make_skeleton(checkpoint)

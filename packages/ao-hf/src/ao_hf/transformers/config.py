@@ -7,16 +7,11 @@ from typing import Any
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ao_core import Config, __version__, config_to_dict, resolve_config
+from ao_core import Config, config_to_dict, resolve_config
 from ao_core.ext import ConfigError, ConfigLike, shown
+from ao_hf.method import FIELDS, METHOD, VERSION, quantization_config
 
-__all__ = ["METHOD", "VERSION", "AoConfig"]
-
-#: what `quant_method` is in a config.json
-METHOD = "ao"
-#: of the form of `quantization_config` in a config.json
-VERSION = 1
-_FIELDS = ("quant_method", "version", "ao_core", "config", "modules_to_not_convert")
+__all__ = ["AoConfig"]
 
 
 class AoConfig(QuantizationConfigMixin):
@@ -68,7 +63,7 @@ class AoConfig(QuantizationConfigMixin):
         Raises:
             ConfigError: it is none, or was written by a newer version.
         """
-        unknown = sorted(set(config_dict) - set(_FIELDS))
+        unknown = sorted(set(config_dict) - set(FIELDS))
         version = config_dict.get("version", VERSION)
         if not isinstance(version, int) or version > VERSION:
             raise ConfigError(
@@ -78,7 +73,7 @@ class AoConfig(QuantizationConfigMixin):
         if unknown or not isinstance(config_dict.get("config"), Mapping):
             raise ConfigError(
                 f"quantization_config={shown(dict(config_dict))} is not one of ao: it needs a 'config', "
-                f"and knows {', '.join(_FIELDS)}"
+                f"and knows {', '.join(FIELDS)}"
             )
         found = cls.of_dict(config_dict["config"], config_dict.get("modules_to_not_convert") or ())
         return (found, kwargs) if return_unused_kwargs else found
@@ -89,11 +84,4 @@ class AoConfig(QuantizationConfigMixin):
 
     def to_dict(self) -> dict[str, Any]:
         """What stands in a config.json as `quantization_config`."""
-        kept = self.modules_to_not_convert
-        return {
-            "quant_method": METHOD,
-            "version": VERSION,
-            "ao_core": __version__,
-            "config": self.config,
-            **({"modules_to_not_convert": kept} if kept else {}),
-        }
+        return quantization_config(self.config, kept=self.modules_to_not_convert)

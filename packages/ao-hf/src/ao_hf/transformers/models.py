@@ -9,6 +9,7 @@ from torch import nn
 from ao_core import QTensor, Report
 from ao_core.ext import ConfigError
 from ao_core.ext.saving import describe
+from ao_hf.method import sequence
 from ao_hf.transformers.config import AoConfig
 
 __all__ = ["attach", "follow", "mark", "memory_footprint"]
@@ -69,6 +70,7 @@ def attach(model: Any, config: AoConfig) -> None:
             f"{type(model).__name__} is quantized by {getattr(method, 'value', method)} already"
         )
     quantizer = AoHfQuantizer(config, pre_quantized=True)
+    quantizer.learns = any(p.requires_grad for p in model.parameters() if isinstance(p, QTensor))
     model.hf_quantizer = quantizer
     model.is_quantized = True
     model.quantization_method = config.quant_method
@@ -87,5 +89,5 @@ def follow(model: nn.Module, report: Report) -> None:
     if not isinstance(before, AoConfig):
         attach(model, AoConfig.of_dict(report.config))
         return
-    steps = [s for c in (before.config, report.config) for s in c.get("sequence", [c])]
-    attach(model, AoConfig.of_dict({"sequence": steps}, before.modules_to_not_convert))
+    done = sequence(before.config, report.config)
+    attach(model, AoConfig.of_dict(done, before.modules_to_not_convert))

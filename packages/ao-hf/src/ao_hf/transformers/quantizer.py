@@ -33,6 +33,8 @@ class AoHfQuantizer(HfQuantizer):
     def __init__(self, quantization_config: AoConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self.report: Report | None = None
+        #: whether quantized parameters have gradients
+        self.learns = False
         self._checkpoint: Checkpoint | None = None
         self._decisions: dict[str, Decision] = {}
         self._records: dict[str, ParameterRecord] = {}
@@ -124,6 +126,11 @@ class AoHfQuantizer(HfQuantizer):
     def is_trainable(self) -> bool:
         """Adapters can be trained on the quantized weights, which have no gradient themselves."""
         return True
+
+    @property
+    def is_qat_trainable(self) -> bool:
+        """Whether quantized weights themselves are trained: those of `int8_weight_only_training` are."""
+        return self.learns
 
     @property
     def is_compileable(self) -> bool:
