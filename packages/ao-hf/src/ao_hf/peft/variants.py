@@ -25,7 +25,7 @@ class QuantizedDoraLayer(DoraLinearLayer):  # type: ignore[misc]
 
     ‖W + sBA‖² = ‖W‖² + 2s Σ (WAᵀ ∘ B) + s² Σ (B(AAᵀ) ∘ B), summed over each row. ‖W‖² is kept; it is
     measured again when the weight is another tensor or was written in place. Compiled code takes it
-    as it is. Rows of zeros keep the output 0 that they have.
+    as it is by then. Rows of zeros keep the output 0 that they have.
     """
 
     weight: nn.Parameter
@@ -33,32 +33,47 @@ class QuantizedDoraLayer(DoraLinearLayer):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__(fan_in_fan_out=False)
         self._squares = torch.empty(0)
-        #: the weight whose squares these are, and its version
-        self._measured: tuple[weakref.ref[Tensor], int] | None = None
+        #: of a weight whose matmuls quantize activations, the one that does not, around the same memory
+        self._exact: Tensor | None = None
+        #: the weight that these two are of, its version and its device
+        self._measured: tuple[weakref.ref[Tensor], int, torch.device] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_measured": None}  # no weak reference can be pickled
+        return self.__dict__ | {
+            "_measured": None,
+            "_exact": None,
+        }  # weak references cannot be pickled
 
-    def squares(self, weight: Tensor) -> Tensor:
-        """‖w‖² of each row of W, (N,), float32."""
-        if not torch.compiler.is_compiling():
-            known = self._measured
-            if known is None or known[0]() is not weight or known[1] != weight._version:
-                self._squares = row_squares(weight)
-                self._measured = weakref.ref(weight), weight._version
-        return self._squares.to(weight.device)
+    def _measure(self, weight: Tensor) -> None:
+        """Keep what is needed of a weight, unless it is kept already."""
+        known = self._measured
+        if (
+            known is not None
+            and known[0]() is weight
+            and known[1:] == (weight._version, weight.device)
+        ):
+            return
+        self._squares = row_squares(weight)
+        exact = without_activations(weight)
+        self._exact = None if exact is weight else exact
+        self._measured = weakref.ref(weight), weight._version, weight.device
 
     def norms(self, weight: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
-        """‖W + sBA‖ of each row, (N,), float32, without a gradient; 1 for rows of zeros."""
+        """‖W + sBA‖ of each row, (N,), float32, without a gradient."""
+        if not torch.compiler.is_compiling():
+            self._measure(weight)
         with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
-            squares = self.squares(weight)
+            exact = weight if self._exact is None else self._exact
             a, b = a.float(), b.float()
-            cross = F.linear(a, without_activations(weight)).float().t() * b
+            cross = F.linear(a, exact).float().t() * b
             own = (b @ (a @ a.t())) * b
-            norms = (
-                (squares + 2 * scaling * cross.sum(1) + scaling**2 * own.sum(1)).clamp_min(0).sqrt()
-            )
-            return torch.where(norms == 0, 1.0, norms)
+            squares = self._squares + 2 * scaling * cross.sum(1) + scaling**2 * own.sum(1)
+            return squares.clamp_min(0).sqrt()
+
+    def factors(self, weight: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
+        """The magnitude of each row over its norm, (N,), finite for rows of zeros."""
+        norms = self.norms(weight, a, b, scaling)
+        return self.weight / torch.where(norms == 0, 1.0, norms)
 
     def update_layer(
         self,
@@ -72,8 +87,10 @@ class QuantizedDoraLayer(DoraLinearLayer):  # type: ignore[misc]
         """Set the magnitudes to the norms that there are, so that the layer begins as what it was."""
         weight = base_layer.weight
         assert isinstance(weight, Tensor)
-        norms = self.norms(weight, lora_A, lora_B, scaling)
-        norms = torch.where((norms == 1) & (self.squares(weight) == 0), 0.0, norms)
+        if lora_A.is_meta:  # PEFT loads the values afterwards
+            norms = torch.empty(weight.shape[0], device="meta")
+        else:
+            norms = self.norms(weight, lora_A, lora_B, scaling)
         self.weight = nn.Parameter(norms.cpu() if place_on_cpu else norms)
 
     def forward(
@@ -90,8 +107,7 @@ class QuantizedDoraLayer(DoraLinearLayer):  # type: ignore[misc]
         """What DoRA adds to the output of the base layer; see PEFT's layer for the arguments."""
         weight, bias = base_layer.weight, base_layer.bias
         assert isinstance(weight, Tensor)
-        norms = self.norms(weight, lora_A.weight, lora_B.weight, scaling)  # type: ignore[arg-type]
-        factor = (self.weight / norms).view(1, -1)
+        factor = self.factors(weight, lora_A.weight, lora_B.weight, scaling)  # type: ignore[arg-type]
         if base_result is None:
             base_result = F.linear(x, weight)
         elif bias is not None:
@@ -124,14 +140,13 @@ class QuantizedDora(DoraLinearVariant):  # type: ignore[misc]
         ):  # what PEFT's `unmerge` needs, it remembers
             return DoraLinearVariant.merge_safe(module, active_adapter, orig_weight)  # type: ignore[no-any-return]
         layer = module.lora_magnitude_vector[active_adapter]
-        norms = layer.norms(
+        factor = layer.factors(
             module.unmerged_weight,
             module.lora_A[active_adapter].weight,
             module.lora_B[active_adapter].weight,
             module.scaling[active_adapter],
         )
-        factor = (layer.weight.detach() / norms).view(-1, 1)
-        return factor * (orig_weight + module.get_delta_weight(active_adapter))  # type: ignore[no-any-return]
+        return factor.detach().view(-1, 1) * (orig_weight + module.get_delta_weight(active_adapter))  # type: ignore[no-any-return]
 
 
 class QALora(QALoraLinearVariant):  # type: ignore[misc]

@@ -30,8 +30,7 @@ def row_squares(weight: Tensor) -> Tensor:
 
 
 def without_activations(weight: Tensor) -> Tensor:
-    """The same memory as a weight whose matmuls leave activations alone."""
-    weight = weight.detach()
+    """The same memory as a weight whose matmuls leave activations alone; itself where they do."""
     if not isinstance(weight, QTensor) or weight.spec.act is None:
         return weight
     parts = {n: p for n, p in weight.parts.items() if n not in _OF_ACTIVATIONS}
