@@ -19,6 +19,7 @@ from ao_core.compute.gather import (
     shared_cast,
     with_float8_all_gather,
 )
+from ao_core.compute.unwrap import unwrap_
 
 __all__ = [
     "FLOAT8_ALL_GATHER",
@@ -34,5 +35,6 @@ __all__ = [
     "shared_cast",
     "silu_mul_quantized",
     "straight_through",
+    "unwrap_",
     "with_float8_all_gather",
 ]

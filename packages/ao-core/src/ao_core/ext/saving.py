@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ao_core.regular_files import not_a_file, read_text
 from ao_core.tensor.described import describe
+from ao_core.tensor.fsdp import gathered
 from ao_core.tensor.saving import (
     Checkpoint,
     flat_to_state_dict,
@@ -25,6 +26,7 @@ __all__ = [
     "check_no_extra_state",
     "describe",
     "flat_to_state_dict",
+    "gathered",
     "natural",
     "not_a_file",
     "open_files",

@@ -11,15 +11,16 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ao_core.errors import UnsupportedOp
 from ao_core.layouts import SHARED, Parts
 from ao_core.tensor import cut
 from ao_core.tensor.qtensor import QTensor
-from ao_core.tensor.sharding import local_shard
+from ao_core.tensor.sharding import is_sharded, local_shard
 
-__all__ = ["post_all_gather", "pre_all_gather"]
+__all__ = ["gathered", "post_all_gather", "pre_all_gather"]
 
 
 class Gather(NamedTuple):
@@ -76,6 +77,37 @@ def post_all_gather(
         _refill(local_shard(out), {**leaves, **parts})
         return None
     return _with_leaves(shard, parts, gather.size, dtype=dtype), tuple(pieces) or outputs
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that FSDP2 shards, on every rank; any other tensor itself.
+
+    All ranks must call it. A quantized one keeps its codes, while `DTensor.full_tensor` gives dense values.
+
+    Raises:
+        UnsupportedOp: a quantized tensor is spread over several dimensions of the mesh, or not by rows.
+    """
+    if not is_sharded(tensor):
+        return tensor
+    sharded: Any = tensor
+    shard = local_shard(sharded)
+    if not isinstance(shard, QTensor):
+        return sharded.full_tensor()  # type: ignore[no-any-return]
+    mesh, placements = sharded.device_mesh, tuple(sharded.placements)
+    if len(placements) != 1 or not placements[0].is_shard(0):
+        raise UnsupportedOp(
+            f"gathering a tensor with the placements {placements}: quantized ones are gathered where one "
+            "dimension of the mesh shards rows"
+        )
+    size, ranks, group = tuple(sharded.shape), mesh.size(), mesh.get_group()
+    inputs, gather = pre_all_gather(shard, size, ranks)
+    outputs = []
+    for part in inputs:
+        whole = part.new_empty((ranks * part.shape[0], *part.shape[1:]))
+        dist.all_gather_into_tensor(whole, part, group=group)
+        outputs.append(whole)
+    full, _ = post_all_gather(shard, tuple(outputs), gather, shard.dtype, None)
+    return full  # type: ignore[no-any-return]
 
 
 def _refill(target: QTensor, fresh: dict[str, Tensor]) -> None:

@@ -231,8 +231,8 @@ def _view_dtype(func: Any, args: Args, kwargs: Kwargs) -> Any:
     if dtype == tensor.dtype:
         return _alias(aten.alias.default, (tensor,), {})
     raise UnsupportedOp(
-        f"view of a quantized tensor (layout {tensor.spec.layout!r}) as {dtype}: it has no memory of its own, "
-        f"its parts {', '.join(tensor.part_names)} have. To offload a model to disk, call "
+        f"view of a quantized tensor (layout {tensor.spec.layout!r}) as {dtype}: it has no memory of its "
+        f"own, its parts {', '.join(tensor.part_names)} have. To offload a model to disk, call "
         "ao_hf.accelerate.disk_offload or dispatch_model in place of accelerate's"
     )
 

@@ -115,10 +115,8 @@ def dispatch_model(
         kept = extract_submodules_state_dict(model.state_dict(), in_memory)
     # of the checkpoint, which may hold the whole model, only what the map has on disk
     weights = ChainMap(kept, _Selected(stored, on_disk))  # type: ignore[arg-type]
-    dispatched = accelerate.dispatch_model(
-        model, device_map, main, weights, **{**options, "offload_index": {}}
-    )
-    return dispatched
+    options["offload_index"] = {}
+    return accelerate.dispatch_model(model, device_map, main, weights, **options)
 
 
 def load_checkpoint_and_dispatch(
@@ -132,8 +130,8 @@ def load_checkpoint_and_dispatch(
 ) -> Model:
     """`accelerate.load_checkpoint_and_dispatch` for a checkpoint with quantized weights.
 
-    Each tensor is read to its own device. What the map has on disk stays in the checkpoint and is read from there
-    at every call, so nothing is written.
+    Each tensor is read to its own device. What the map has on disk stays in the checkpoint and is read
+    from there at every call, so nothing is written.
 
     Args:
         model: of the same architecture, usually made by `accelerate.init_empty_weights`.

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ao_core import open_checkpoint
 from ao_core.ext import CheckpointError
-from ao_core.ext.saving import Owner, natural, owners_of, untie, write_checkpoint
+from ao_core.ext.kernels import is_sharded
+from ao_core.ext.saving import Owner, gathered, natural, owners_of, untie, write_checkpoint
 from ao_hf.accelerate.stored import has_checkpoint
 
 __all__ = ["register_checkpoints", "save_model"]
@@ -50,7 +51,8 @@ def save_model(
                 max_shard_size=max_shard_size,
             )
     else:
-        tensors = accelerator.get_state_dict(plain)
+        sharded = any(is_sharded(parameter) for parameter in plain.parameters())
+        tensors = _gathered(plain) if sharded else accelerator.get_state_dict(plain)
         if accelerator.is_main_process:
             _write(tensors, save_directory, max_shard_size)
     accelerator.wait_for_everyone()
@@ -105,6 +107,14 @@ def _write(
 ) -> None:
     kept, ties = untie({name: tensors[name] for name in sorted(tensors, key=natural)})
     write_checkpoint(kept.items(), folder, ties=ties, max_shard_size=max_shard_size)
+
+
+def _gathered(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of a model that FSDP2 shards, whole and on the CPU of each process.
+
+    The gathering of torch, which accelerate calls, makes quantized weights dense.
+    """
+    return {name: gathered(tensor).detach().cpu() for name, tensor in model.state_dict().items()}
 
 
 # -- offloaded models --------------------------------------------------------------------------------
