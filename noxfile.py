@@ -289,6 +289,17 @@ def gpu_proofs(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+@nox.parametrize("runtime", ["onnx", "executorch"], ids=["onnx", "executorch"])
+def runtimes(session: nox.Session, runtime: str) -> None:
+    """Quantized models in other runtimes, packages/*/proofs/RUNTIME: `nox -s "runtimes(executorch)"`."""
+    env = Environment(session, f"runtime-{runtime}", below=dev(session, "tests"))
+    # their requirements name other versions of what the tests have
+    env.python("-m", "pip", "install", "-q", "--no-deps", *group(runtime))
+    folders = sorted(ROOT.glob(f"packages/*/proofs/{runtime}"))
+    env.python("-m", "pytest", *folders, env=ONE_THREAD)
+
+
+@nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     """Style, file sizes, forbidden texts, and the common shape of the packages."""
     env = tools(session, "lint")
