@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ao_core.ext.kernels import lacks_capability
+
 __all__ = [
     "CAPABILITY",
     "capability",
@@ -34,22 +36,14 @@ def why_not() -> str | None:
     """None, or a sentence that says why the Triton kernels cannot run here."""
     if find_spec("triton") is None:
         return 'Triton is not installed; pip install "ao-kernels[triton]"'
-    if not torch.cuda.is_available():
-        return "no CUDA device is available"
     if torch.version.hip is not None:
         return "the assembly in the Triton kernels is that of NVIDIA's devices"
-    found = torch.cuda.get_device_capability()
-    if found < CAPABILITY:
-        return "needs sm_{}{}, found sm_{}{}".format(*CAPABILITY, *found)
-    return None
+    return lacks_capability(CAPABILITY)
 
 
 def why_not_float8() -> str | None:
     """`why_not`, for kernels that convert to float8."""
-    if reason := why_not():
-        return reason
-    found = torch.cuda.get_device_capability()
-    return None if found >= (8, 9) else "needs sm_89 for float8, found sm_{}{}".format(*found)
+    return why_not() or lacks_capability((8, 9))
 
 
 def on_device(x: Tensor) -> Any:
