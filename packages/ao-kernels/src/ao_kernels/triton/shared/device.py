@@ -24,15 +24,15 @@ __all__ = [
     "shared_memory",
     "sm_count",
     "supports_pdl",
-    "why_not",
-    "why_not_float8",
+    "unavailable",
+    "unavailable_float8",
 ]
 
 #: the oldest devices that have what the kernels are written with: bfloat16, asynchronous copies
 CAPABILITY = (8, 0)
 
 
-def why_not() -> str | None:
+def unavailable() -> str | None:
     """None, or a sentence that says why the Triton kernels cannot run here."""
     if find_spec("triton") is None:
         return 'Triton is not installed; pip install "ao-kernels[triton]"'
@@ -41,9 +41,9 @@ def why_not() -> str | None:
     return lacks_capability(CAPABILITY)
 
 
-def why_not_float8() -> str | None:
-    """`why_not`, for kernels that convert to float8."""
-    return why_not() or lacks_capability((8, 9))
+def unavailable_float8() -> str | None:
+    """`unavailable`, for kernels that convert to float8."""
+    return unavailable() or lacks_capability((8, 9))
 
 
 def on_device(x: Tensor) -> Any:
