@@ -36,8 +36,8 @@ CORE_LAYERS = (
     "(numerics) | (graph) | (progress)",
     "records",
     (
-        "spec : errors : (arguments) : (caches) : (known) : (neutral) : (regular_files) : (safe_globals)"
-        " : (schema) : (steps)"
+        "spec : errors : (arguments) : (caches) : (known) : (lazy) : (neutral) : (regular_files)"
+        " : (safe_globals) : (schema) : (steps)"
     ),
 )
 # --8<-- [end:layers]

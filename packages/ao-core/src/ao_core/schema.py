@@ -34,6 +34,7 @@ __all__ = [
     "Table",
     "Text",
     "check",
+    "is_unicode",
     "parse_json",
 ]
 
@@ -60,7 +61,7 @@ class Text:
 
     def check(self, data: Any, where: str, depth: int) -> None:
         """Raise `SchemaError` where `data` is something else."""
-        if not isinstance(data, str) or not _is_unicode(data):
+        if not isinstance(data, str) or not is_unicode(data):
             _refuse(data, where, self.what)
         if self.pattern and not re.fullmatch(self.pattern, data):
             _refuse(data, where, self.what)
@@ -308,7 +309,8 @@ def _no_constant(text: str) -> NoReturn:
     raise SchemaError(f"{text:.{_SHOWN}} is no finite number")
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8, which names of files and texts in JSON need not be."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -6,9 +6,9 @@ already, else when it is. It imports none of them itself, and fails for none tha
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ao_core.ext import lazy_names
 from ao_hf.__about__ import __version__
 from ao_hf.when_imported import when_imported
 
@@ -31,15 +31,4 @@ __all__ = ["AoConfig", "__version__", "attach", "memory_footprint"]
 for _library, _module in _REGISTRATIONS.items():
     when_imported(_library, _module)
 
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module 'ao_hf' has no attribute {name!r}")
-    value = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -46,9 +46,10 @@ def test_calls():
 
 def test_devices(monkeypatch):
     assert KERNEL.unavailable() is not None
-    monkeypatch.setattr(device, "why_not", lambda: None)
+    monkeypatch.setattr(device, "unavailable", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
-    assert KERNEL.unavailable() == "needs sm_89 for float8, found sm_86"
+    assert KERNEL.unavailable() == "needs sm_89, found sm_86"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     assert KERNEL.unavailable() is None
 

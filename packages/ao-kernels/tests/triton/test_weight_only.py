@@ -206,15 +206,15 @@ def test_without_a_device_the_reason_is_a_sentence():
 
 def test_reasons(monkeypatch):
     monkeypatch.setattr(device, "find_spec", lambda name: None)
-    assert "Triton is not installed" in device.why_not()
+    assert "Triton is not installed" in device.unavailable()
     monkeypatch.setattr(device, "find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device.why_not() == "no CUDA device is available"
+    assert device.unavailable() == "no CUDA device is available"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
-    assert device.why_not() == "needs sm_80, found sm_75"
+    assert device.unavailable() == "needs sm_80, found sm_75"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    assert device.why_not() is None
+    assert device.unavailable() is None
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from ao_core.tensor.sharding import is_sharded, local_shard, local_shards, shard
 from ao_core.tensor.transforms import is_transforming
 from ao_core.tensor.updates import current_generator
 from ao_core.tensor.writes import overwrite
+from ao_core.torch_kernels.devices import lacks_capability
 from ao_core.torch_kernels.linear import quantized_activations
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "hadamard_spec",
     "is_sharded",
     "is_transforming",
+    "lacks_capability",
     "local_shard",
     "local_shards",
     "lost_rows",

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from ao_core.arguments import shown
-from ao_core.errors import ConfigError, QuantizationError
+from ao_core.errors import ConfigError
 from ao_core.layouts import SHARED, Form, Geometry, PartAxis, Parts
 from ao_core.numerics import qparams_of_range
 from ao_core.registry import registry
 from ao_core.spec import Spec
+from ao_core.tensor.checks import check_given
 
 if TYPE_CHECKING:
     from ao_core.tensor.qtensor import QTensor
@@ -85,13 +86,10 @@ def make_act_parts(
         QuantizationError: values are missing, or given for activations that are not static.
     """
     names, values = act_names(spec), {"act_scale": scale, "act_zero_point": zero_point}
-    for name, value in values.items():
-        if (value is None) == (name in names):
-            wanted = "needs" if name in names else "has no place for"
-            raise QuantizationError(
-                f"{name}={value}: the format {spec} {wanted} it; scales and zero points of activations are "
-                "given where its act is static, and are found by calibration"
-            )
+    check_given(
+        spec, names, values,
+        "scales and zero points of activations are given where its act is static; calibration finds them",
+    )  # fmt: skip
     parts = {}
     for name in names:
         codes = name == "act_zero_point" and spec.act is not None and spec.act.zero_point == "int"

@@ -14,8 +14,9 @@ ml_dtypes and gfloat are used as further oracles where they are installed.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ao_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ao_core.testing.algorithms import AlgorithmSuite
@@ -58,13 +59,4 @@ __all__ = [
     "TransformSuite",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module 'ao_core.testing' has no attribute {name!r}")
-    return getattr(import_module(module), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

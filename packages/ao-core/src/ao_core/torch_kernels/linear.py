@@ -20,8 +20,9 @@ from ao_core.registry import registry
 from ao_core.spec import ROW, TENSOR, Spec
 from ao_core.tensor.activations import lost_rows, static_qparams
 from ao_core.tensor.qtensor import QTensor
+from ao_core.torch_kernels.devices import lacks_sm89
 
-__all__ = ["LINEAR_KERNELS", "needs_sm89", "quantized_activations", "refused_by_int_mm"]
+__all__ = ["LINEAR_KERNELS", "quantized_activations", "refused_by_int_mm"]
 
 #: products of two int8 whose sum an int32 holds in any case: 2**31 - 1 over (-128)**2
 LONGEST_INT_SUM = 131071
@@ -251,14 +252,6 @@ def _refuses_scaled_mm(call: Call) -> str | None:
     return None
 
 
-def needs_sm89() -> str | None:
-    """Why there are no matmuls in float8 on this machine, if so."""
-    if not torch.cuda.is_available():
-        return "no CUDA device is available"
-    major, minor = torch.cuda.get_device_capability()
-    return None if (major, minor) >= (8, 9) else f"needs sm_89, found sm_{major}{minor}"
-
-
 LINEAR_KERNELS = (
     Kernel("row_scaled", "linear", "plain", "*", row_scaled_linear, 0, refuses=_refuses_row_scaled),
     Kernel("int8pack", "linear", "plain", "cpu", int8pack_linear, 1, refuses=_refuses_int8pack),
@@ -266,6 +259,6 @@ LINEAR_KERNELS = (
     Kernel("int4_cpu_rows", "embedding", "int4_cpu", "cpu", int4_cpu_embedding, 1),
     Kernel("int_mm", "linear", "plain", "*", int_mm_linear, 1, refuses=_refuses_int_mm),
     Kernel(
-        "scaled_mm", "linear", "plain", "cuda", scaled_mm_linear, 1, needs_sm89, _refuses_scaled_mm
+        "scaled_mm", "linear", "plain", "cuda", scaled_mm_linear, 1, lacks_sm89, _refuses_scaled_mm
     ),
 )

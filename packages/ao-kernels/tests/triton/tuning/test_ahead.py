@@ -62,7 +62,7 @@ def test_shown_exported_and_dropped(ao, tmp_path):
 def test_without_a_gpu_there_is_nothing_to_tune(ao, monkeypatch):
     reason = "no CUDA device is available"
     for module in (device, ahead):
-        monkeypatch.setattr(module, "why_not", lambda: reason)
+        monkeypatch.setattr(module, "unavailable", lambda: reason)
     with pytest.raises(ConfigError, match="there is nothing to tune"):
         ahead.tune(nn.Linear(3, 4))
     done = ao("model", "x")

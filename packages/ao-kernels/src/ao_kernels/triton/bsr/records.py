@@ -7,7 +7,7 @@ from torch import Tensor
 from ao_core import Call, Kernel, QTensor
 from ao_core.ext import blocksize_of, registry
 from ao_kernels.triton.bsr.launch import bsr_linear, tile_config_of
-from ao_kernels.triton.shared.device import why_not
+from ao_kernels.triton.shared.device import unavailable
 
 __all__ = ["BSR_KERNELS", "linear"]
 
@@ -42,7 +42,7 @@ def _describe(call: Call) -> str:
 
 BSR_KERNELS = (
     Kernel(
-        "triton_bsr_sorted_linear", "linear", "bsr_sorted", "cuda", linear, 50, why_not, _refuses,
+        "triton_bsr_sorted_linear", "linear", "bsr_sorted", "cuda", linear, 50, unavailable, _refuses,
         _describe,
     ),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from ao_core import Call, Kernel, QTensor, Spec
 from ao_core.ext import ROW, TENSOR, registry
 from ao_core.ext.kernels import encode_parts, lost_rows, static_qparams
 from ao_core.ext.numerics import scale_to_float
-from ao_kernels.triton.shared.device import current_device, why_not, why_not_float8
+from ao_kernels.triton.shared.device import current_device, unavailable, unavailable_float8
 from ao_kernels.triton.tuning.choose import find
 
 __all__ = ["DYNAMIC_KERNELS"]
@@ -198,6 +198,6 @@ def _kernels(
 
 
 DYNAMIC_KERNELS = (
-    *_kernels("float8", why_not_float8, _refuses_float8),
-    *_kernels("int8", why_not, _refuses_int8),
+    *_kernels("float8", unavailable_float8, _refuses_float8),
+    *_kernels("int8", unavailable, _refuses_int8),
 )
