@@ -101,7 +101,7 @@ def recipe_rows(recipes: list[Recipe]) -> list[list[str]]:
 def recipe_tables() -> dict[tuple[Path, str], str]:
     """The sections of the page on recipes."""
     stored, computed = recipes_by_kind()
-    with_bytes = ("recipe", "what", "bytes a weight", "configuration", "package")
+    with_bytes = ("recipe", "what", "bytes per weight", "configuration", "package")
     without = ("recipe", "what", "configuration", "package")
     return {
         (RECIPES, "storage recipes"): table(with_bytes, recipe_rows(stored)),

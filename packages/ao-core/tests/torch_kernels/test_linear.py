@@ -116,7 +116,7 @@ def test_scaled_mm(block: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("block", [ROW, TENSOR], ids=str)
 def test_scaled_mm_with_static_activations(block: tuple[int, int]) -> None:
-    """One scale of the activations beside one a row of the weight, or one of each."""
+    """One scale of the activations beside one per row of the weight, or one of each."""
     spec = Spec("f8e4m3", block, act=Spec("f8e5m2", TENSOR, static=True))
     w = quantized(_randn(32, 64, dtype=torch.bfloat16), spec)
     x, bias = _randn(5, 64, dtype=torch.bfloat16), _randn(32, dtype=torch.bfloat16)

@@ -137,7 +137,7 @@ def test_both_packs(shape):
 
 
 def unpacked(bits, rows, cols):
-    """The mask that 16 bits a tile stand for."""
+    """The mask that 16 bits per tile stand for."""
     words = bits.view(rows // 8, cols // 8, 2, 2, 2).to(torch.int64)
     each = words.unsqueeze(-1) >> torch.arange(8) & 1
     mask = (

@@ -16,7 +16,7 @@ from ao_core.ext.reports import aligned, size_text
 
 __all__ = ["GroupRecord", "StateReport", "state_report"]
 
-#: bytes of state a parameter of AdamW in float32
+#: bytes of state per parameter of AdamW in float32
 _FULL = 8
 
 

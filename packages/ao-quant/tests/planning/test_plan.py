@@ -294,7 +294,7 @@ def test_a_budget_that_cannot_be_met_names_the_smallest_that_can(model):
     assert found.bytes == smallest
     with pytest.raises(ConfigError, match="cannot be met"):
         plan(model, budget=smallest - 1)
-    with pytest.raises(ConfigError, match=r"the smallest .* is 2.\d+ bits a weight") as caught:
+    with pytest.raises(ConfigError, match=r"the smallest .* is 2.\d+ bits per weight") as caught:
         plan(model, bits=1.5)
     bits = float(str(caught.value).split(" can is ")[1].split()[0])
     assert plan(model, bits=bits).bits <= bits < 3

@@ -3,9 +3,9 @@
 By default that is the memory in high precision. With the option `FLOAT8_ALL_GATHER` in the spec of the
 output matmul it is the codes of the cast weight, which the gathered `ComputeWeight` then has in place of
 memory, as a `QTensor` that needs no cast. That must not change any matmul, so both that read the weight
-must cast it alike: the block of one is that of the other transposed, as for a scale for the tensor or one
-for a square. One scale per row (of the output matmul) has another one a column (of the input's gradient)
-beside it; the codes of both would be the bytes of bfloat16 again.
+must cast it alike: the block of one is that of the other transposed, as for one scale per tensor or per
+square. One scale per row (output matmul) needs one scale per column as well (gradient of the input). The
+codes of both would take the bytes of bfloat16 again.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def materialize_transpose(matrix: QTensor) -> QTensor:
 def precompute_scales(parameters: Iterable[Tensor]) -> None:
     """Find the largest magnitude of every sharded weight whose codes FSDP2 gathers, all at once.
 
-    One all-reduce in place of one a weight and gather. What it found holds until it is called again, so
+    One all-reduce instead of one per weight and gather. The result holds until the next call, so
     call it after every step of the optimizer: to gather weights that have grown since is an error.
     Weights with other than one scale for the tensor need none.
     """

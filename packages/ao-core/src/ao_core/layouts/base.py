@@ -207,7 +207,7 @@ class Layout:
 
 
 def grid_axes(spec: Spec, shape: tuple[int, ...]) -> Geometry:
-    """Geometry of a scale or zero point that has one entry a block."""
+    """Geometry of a scale or zero point that has one entry per block."""
     block = (1,) * (len(shape) - len(spec.block)) + spec.block[-len(shape) :]
     extents = full_block(spec.block, shape)
     return tuple(

@@ -118,11 +118,11 @@ def choose_qparams(
 def quant_max_of(dtype: DType, block: Sequence[int]) -> float:
     """The magnitude that a block's largest element is scaled to when there is no zero point.
 
-    It is `dtype.quant_max`, but for integers in small blocks of a fixed size the greatest value. Half a step
-    beyond it, where `quant_max` is, all steps are finer, yet the largest element is half a step off in
-    place of exact. With errors evenly spread over a step, of variance 1/12, N elements have the squared
-    error of N + 2 others rather than N - 1, in steps shorter by 1 part in 2 max: exact is better up to
-    N = 3 max. In groups of 32 this is 0.36 dB for int8 and 0.26 dB for int6.
+    It is `dtype.quant_max`, except for integers in small blocks of a fixed size, where it is the largest
+    value. `quant_max` is half a step beyond the largest value: all steps are finer, but the largest element
+    is half a step off instead of exact. If errors are spread evenly over a step (variance 1/12), N elements
+    have the squared error of N + 2 others rather than N - 1, in steps shorter by 1 part in 2 max. Exact is
+    therefore better up to N = 3 max. In groups of 32 this is 0.36 dB for int8 and 0.26 dB for int6.
     """
     small = WHOLE not in block and prod(block) <= 3 * dtype.max
     return (

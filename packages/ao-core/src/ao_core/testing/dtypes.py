@@ -268,7 +268,7 @@ class DTypeSuite(Suite):
             return
         actual = float(sqnr(x, again))
         assert abs(actual - self._brute_sqnr(x.cpu(), zero_point == "int")) <= self.sqnr_margin
-        # At R bits a value a Gaussian cannot be known better than 6.02 R dB; here R includes a
+        # At R bits per value a Gaussian cannot be known better than 6.02 R dB; here R includes a
         # float32 scale, if any, (and a zero point) in every group, and the sign where that is known.
         rate = fmt.bits + (40 if zero_point == "int" else 32) / 128 + signless
         values = oracles.decoded(fmt)

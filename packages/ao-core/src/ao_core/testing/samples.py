@@ -72,7 +72,7 @@ SHAPES: tuple[tuple[int, ...], ...] = (
 def fitting_specs(
     layout: Layout, shape: tuple[int, ...], specs: Sequence[Spec] = SPECS
 ) -> list[Spec]:
-    """The specs, in this layout, that it can hold for a tensor of this shape; one a number format."""
+    """The specs, in this layout, that it can hold for a tensor of this shape; one per number format."""
     found: dict[tuple[str, Spec | None], Spec] = {}
     for spec in specs:
         if holds(layout, shape, spec):

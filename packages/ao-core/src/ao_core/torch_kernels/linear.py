@@ -223,7 +223,7 @@ def scaled_mm_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     out = torch._scaled_mm(
         codes,
         w.qdata.t(),
-        # a static scale beside one a row of the weight stands for each token
+        # a static scale beside one per row of the weight stands for each token
         x_scale.reshape(()) if per_tensor else x_scale.expand(x_MK.shape[0], 1).contiguous(),
         w_scale.reshape(()) if per_tensor else w_scale.reshape(1, -1),
         out_dtype=torch.bfloat16,

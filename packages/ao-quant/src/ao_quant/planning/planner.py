@@ -57,8 +57,8 @@ def plan(
         model: any module; what `quantize_` would quantize is planned, the rest is kept.
         budget: bytes that the files of `save_model` may have, all of them together, as a number or
             "1.2GB".
-        bits: mean bits a planned weight, scales and zero points included.
-        max_kl: in bits a position; the smallest files are found for which the whole plan, measured
+        bits: mean bits per planned weight, scales and zero points included.
+        max_kl: in bits per position; the smallest files are found for which the whole plan, measured
             on the sample, diverges no more than that from the model.
         candidates: configurations or names of recipes. To leave a weight as it is always is one.
         sample: input of the model: a tensor, a tuple of arguments, or a mapping of them.

@@ -179,7 +179,7 @@ class QuantizationPlan(FqnToConfig):
 
     @property
     def bits(self) -> float:
-        """Mean bits a weight of the planned parameters: codes, scales and zero points."""
+        """Mean bits per weight of the planned parameters: codes, scales and zero points."""
         weights = sum(prod(choice.shape) for choice in self.choices)
         return 8.0 * sum(choice.option.data for choice in self.choices) / max(weights, 1)
 
