@@ -104,7 +104,13 @@ def warn_of_emulation(weights: Sequence[ComputeWeight]) -> None:
 
 
 def warn_if_emulated(weights: Sequence[Tensor], what: str, needs: str) -> None:
-    """One `EmulationWarning` for weights whose matmuls are emulated; none where there are no such."""
+    """One `EmulationWarning` for weights whose matmuls are emulated; none where there are no such.
+
+    Args:
+        weights: those without a kernel on their device.
+        what: the beginning of the sentence, e.g. "matmuls are emulated".
+        needs: a sentence on what would have a kernel.
+    """
     if not weights:
         return
     devices = Counter(w.device.type for w in weights)

@@ -175,10 +175,13 @@ def quantize_weight(
     target: Target,
     encode: Callable[[Tensor, Spec], Tensor] | None = None,
 ) -> Tensor | Skip:
-    """The quantized form of a parameter; activations are quantized in linear layers only.
+    """The quantized form of a parameter, or why there is none.
+
+    Activations are quantized in linear layers only.
 
     Args:
-        dense: the parameter.
+        dense: the parameter: (out, in), (in, out) where its module has it so, (experts, out, in) or filters
+            (out, in / groups, *kernel).
         fmt: its format.
         target: where it is.
         encode: finds codes and scales of (values, spec) together; by default `fmt.scale_method` finds scales.

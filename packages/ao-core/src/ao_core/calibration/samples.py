@@ -84,7 +84,10 @@ def answer(
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Within this context the model is in evaluation mode, and nothing takes gradients."""
+    """Within this context the model is in evaluation mode, and nothing takes gradients.
+
+    Afterwards each module is in the mode that it was in.
+    """
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

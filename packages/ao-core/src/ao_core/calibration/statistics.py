@@ -144,7 +144,11 @@ def union(needs: Sequence[Sequence[Statistic]]) -> tuple[Statistic, ...]:
 
 
 def merged(statistics: Sequence[Statistics]) -> Statistics:
-    """The statistics of all rows together, merged in order."""
+    """The statistics of all rows together, merged in order.
+
+    Raises:
+        ConfigError: they do not hold the same statistics.
+    """
     return reduce(Statistics.merge, statistics)
 
 
@@ -154,6 +158,9 @@ def merged_over_ranks(statistics: Statistics, group: Any = None) -> Statistics:
     Args:
         statistics: those of this rank's rows.
         group: a process group of torch.distributed; None: the default one.
+
+    Raises:
+        ConfigError: the ranks do not hold the same statistics.
     """
     import torch.distributed as dist
 

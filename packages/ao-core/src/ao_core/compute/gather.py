@@ -170,7 +170,13 @@ def _largest(memory: Tensor, cast: Spec, state: GatherState, mesh: Any) -> Tenso
 
 
 def cast_shard(shard: Tensor, spec: Spec, largest: Tensor) -> QTensor:
-    """A shard with the scales of the whole, which has these largest magnitudes in its blocks."""
+    """A shard, quantized by the scales of the whole weight.
+
+    Args:
+        shard: this rank's rows of the weight.
+        spec: the format, with symmetric scales.
+        largest: the largest magnitude of the whole weight in each block, float32, one per block.
+    """
     dtype, mode = registry.dtypes.get(spec.dtype), str(spec.option("mx_mode", "floor"))
     kind, quant_max = spec.chosen_scale_dtype, quant_max_of(dtype, spec.block)
     scale, _ = qparams_of_range(
@@ -180,7 +186,12 @@ def cast_shard(shard: Tensor, spec: Spec, largest: Tensor) -> QTensor:
 
 
 def all_reduce_max(largest: Tensor, groups: Iterable[Any]) -> Tensor:
-    """The greatest of non-negative float32 over the ranks of all groups; NaN is the greatest of all."""
+    """The greatest of non-negative values over the ranks of all groups; NaN is the greatest of all.
+
+    Args:
+        largest: float32, of the same shape on each rank, without negative values.
+        groups: process groups of torch.distributed, reduced one after the other.
+    """
     bits = largest.contiguous().view(torch.int32).clone()  # which are in the order of the values
     for group in groups:
         dist.all_reduce(bits, dist.ReduceOp.MAX, group=group)

@@ -37,9 +37,15 @@ Quantizer = Callable[[Tensor], tuple[Tensor, Tensor | None, Tensor | None]]
 
 
 class PartAxis(NamedTuple):
-    """Along one dimension, `entries` stored elements of a part belong to `values` logical ones."""
+    """Along one dimension, `entries` stored elements of a part belong to `values` logical ones.
 
+    (1, 1): one each. (2, 1): two 4-bit codes in a byte. (8, 3): eight 3-bit codes in three bytes.
+    (128, 1): one scale per 128 elements.
+    """
+
+    #: logical elements
     values: int
+    #: stored elements of the part
     entries: int
 
 
@@ -207,7 +213,16 @@ class Layout:
 
 
 def grid_axes(spec: Spec, shape: tuple[int, ...]) -> Geometry:
-    """Geometry of a scale or zero point that has one entry per block."""
+    """Geometry of a scale or zero point that has one entry per block of `spec.block`.
+
+    Args:
+        spec: the format.
+        shape: of the tensor, (..., K), as `Layout.geometry` gets it.
+
+    Returns:
+        One axis per dimension of `shape`: `PartAxis(extent of a block, 1)`, or `SHARED` where one block has
+        the whole dimension.
+    """
     block = (1,) * (len(shape) - len(spec.block)) + spec.block[-len(shape) :]
     extents = full_block(spec.block, shape)
     return tuple(
@@ -217,7 +232,13 @@ def grid_axes(spec: Spec, shape: tuple[int, ...]) -> Geometry:
 
 
 def make_parts(qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Parts:
-    """The parts of an affine format; without a scale, or a zero point, there is no part for it."""
+    """The parts "qdata", "scale" and "zero_point" of an affine format; what is None has no part.
+
+    Args:
+        qdata: the codes as the layout stores them, of any shape.
+        scale: one per block, of `numerics.grid_shape`; None for formats of dense values.
+        zero_point: likewise; None for formats without one.
+    """
     parts = {"qdata": qdata, "scale": scale, "zero_point": zero_point}
     return {name: part for name, part in parts.items() if part is not None}
 

@@ -81,9 +81,8 @@ def choose_qparams(
 
     A scale is finite and positive whatever finite values `x` has: 1 for a block of zeros (the least
     there is where the format has no 0), else clamped to what the storage can hold. A block with a NaN
-    gets scale NaN. For "e8m0", `mx_mode`
-    chooses the power of two (see `choose_e8m0`) without a zero point; with one it is the least that
-    saturates nothing.
+    gets scale NaN. For "e8m0", `mx_mode` chooses the power of two (see `choose_e8m0`) without a zero point;
+    with one it is the least that saturates nothing.
 
     With the rule "greatest" it is absmax / `dtype.max` in blocks of any size, so that the largest element is
     exact: 127 for int8 in place of 127.5, as activations in BitNet.
@@ -204,9 +203,10 @@ def quantize_affine(
     *,
     is_offset: bool = False,
 ) -> Tensor:
-    """Codes (shape of `x`) of x / scale + zero, or of x; a large tensor is taken in slabs.
+    """Codes (shape of `x`, in `dtype.code_dtype`) of x / scale + zero, or of x where there is no scale.
 
-    Where the zero point is of kind "offset", of (x + zero) / scale.
+    `block`, `scale` and `zero_point` are as for `dequantize_affine`. Where the zero point `is_offset`,
+    codes of (x + zero) / scale. A large tensor is taken in slabs.
     """
     x = x.detach()
     if not is_large(x):
@@ -258,8 +258,9 @@ def dequantize_affine(
 ) -> Tensor:
     """(decode(codes) - zero) * scale, or decode(codes), in float32, rounded once to `out_dtype`.
 
-    Where the zero point is of kind "offset", decode(codes) * scale - zero. A large tensor is taken in slabs,
-    unless a gradient is to flow through it.
+    `block` has the extents of a block along the last dimensions. Scale, of any dtype, and zero point have the
+    shape `grid_shape(codes.shape, block)`. Where the zero point `is_offset`, it is decode(codes) *
+    scale - zero. A large tensor is taken in slabs, unless a gradient is to flow through it.
     """
     learns = any(given is not None and given.requires_grad for given in (scale, zero_point))
     if learns or not is_large(codes):

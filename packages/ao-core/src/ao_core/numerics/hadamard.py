@@ -125,6 +125,8 @@ def _paley_field(order: int) -> tuple[int, int] | None:
 def hadamard_matrix(n: int) -> Tensor:
     """The Hadamard matrix H of order n, int8 (n, n) on the CPU, elements ±1, H Hᵀ = n I.
 
+    Sources: Sylvester (1867) for powers of two, Paley, "On orthogonal matrices" (1933) for other factors.
+
     Raises:
         ConfigError: no construction gives one, see `has_hadamard`.
     """

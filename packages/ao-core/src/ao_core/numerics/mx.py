@@ -68,7 +68,7 @@ def encode_e8m0(scale: Tensor) -> Tensor:
 
 
 def decode_e8m0(codes: Tensor) -> Tensor:
-    """Value (float32) of each code (uint8)."""
+    """Value (float32) of each code (uint8): 2**(code - 127), and NaN for 255 (MX v1.0)."""
     # Bits of a float32: the exponent alone, but 2**-127 is subnormal and 255 would be infinity.
     bits = codes.to(torch.int32) << 23
     bits = torch.where(codes == 0, 1 << 22, bits)

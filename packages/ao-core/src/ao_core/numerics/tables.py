@@ -77,6 +77,11 @@ def encode_tables(x: Tensor, block: Sequence[int], tables: Tensor) -> Tensor:
     """Codes (uint8, shape of `x`) of the nearest value of each block's codebook.
 
     A tie goes to the lower value; NaN is encoded as 0.0 is.
+
+    Args:
+        x: floating-point values.
+        block: extents along the last dimensions.
+        tables: (*grid_shape(x.shape, block), 2**bits), increasing along the last dimension.
     """
     x = x.detach().to(torch.float32).nan_to_num(0.0)
     middles = _middles(tables.to(torch.float32).reshape(-1, tables.shape[-1]))
@@ -85,7 +90,7 @@ def encode_tables(x: Tensor, block: Sequence[int], tables: Tensor) -> Tensor:
 
 
 def decode_tables(codes: Tensor, block: Sequence[int], tables: Tensor) -> Tensor:
-    """The float32 value of each code in the codebook of its block."""
+    """The value (float32, shape of `codes`) of each code in the codebook of its block; see `encode_tables`."""
     count, levels = tables.shape[:-1].numel(), tables.shape[-1]
     dtype = torch.int32 if count < 1 << 23 else torch.int64
     start = torch.arange(0, count * levels, levels, dtype=dtype, device=codes.device)

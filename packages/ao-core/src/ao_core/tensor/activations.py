@@ -101,7 +101,10 @@ def make_act_parts(
 
 
 def static_qparams(w: QTensor) -> tuple[Tensor | None, Tensor | None]:
-    """Scale and zero point of the activations; (None, None) where they are chosen for each call."""
+    """Static scale and zero point of the activations: the parts `act_scale` and `act_zero_point` of a weight.
+
+    (None, None) where they are chosen for each call.
+    """
     parts = w.parts
     return parts.get("act_scale"), parts.get("act_zero_point")
 
@@ -111,6 +114,11 @@ def static_qparams_of_range(low: Tensor, high: Tensor, act: Spec) -> tuple[Tenso
 
     Where the scales of blocks share a static one, it is the one by which they hold the scale of a block
     with the greatest of these magnitudes.
+
+    Args:
+        low: least value that was seen, float32, of any shape: one range each.
+        high: greatest value, of the same shape.
+        act: the format of the activations.
     """
     scale, zero_point = qparams_of_range(low, high, registry.dtypes.get(act.dtype), act.zero_point)
     if act.static or not isinstance(act.scale_dtype, Spec):

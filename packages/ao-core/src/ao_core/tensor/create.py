@@ -360,6 +360,12 @@ def fake_quantize(
     """`x` after quantization to `spec` and back, in its own dtype and without a gradient.
 
     By a given scale and zero point, or by those that a kernel of the op "fake_quantize" chooses for it.
+
+    Args:
+        x: floating-point values (..., K).
+        spec: the format; its layout does not matter.
+        scale: one per block, in the shape of `choose_qparams`.
+        zero_point: likewise, beside `scale`, for formats that have one.
     """
     plain = replace(spec, layout="plain")
     if scale is not None or isinstance(x, QTensor) or is_sharded(x):

@@ -154,7 +154,16 @@ def _refuses_int4pack(call: Call) -> str | None:
 
 
 def quantized_activations(x_MK: Tensor, w: QTensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Codes of activations (M, K), scale and zero point; found for this call unless they are static."""
+    """Activations as codes, scale and zero point, found for this call unless they are static.
+
+    Args:
+        x_MK: activations (M, K) after the input steps.
+        w: the weight, whose `spec.act` is their format.
+
+    Returns:
+        The codes (M, K) in `DType.storage`; the scale (float32), one per block of `spec.act.block`; the zero
+        point of the same shape, or None. Rows with NaN or inf have a scale or codes of NaN.
+    """
     act = w.spec.act
     assert act is not None
     dtype = registry.dtypes.get(act.dtype)
