@@ -157,7 +157,7 @@ def test_prepared(llama: Callable[..., nn.Module], reentrant: bool) -> None:
     prepare_model_for_kbit_training(
         model, gradient_checkpointing_kwargs={"use_reentrant": reentrant}
     )
-    assert model.is_gradient_checkpointing
+    assert model.is_activation_checkpointing
     model = adapted(model)
     assert trained(model.train()) == pytest.approx(trained(plain), abs=1e-6)
 

@@ -42,7 +42,7 @@ def prepare_model_for_kbit_training(
         options = {"use_reentrant": False, **(gradient_checkpointing_kwargs or {})}
         if options["use_reentrant"]:  # which needs an input with a gradient
             model.enable_input_require_grads()  # type: ignore[operator]
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)  # type: ignore[operator]
+        model.activation_checkpointing_enable(options)  # type: ignore[operator]
     return model
 
 
