@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ao_core import FqnToConfig, QTensor, quantize_
-from ao_hf.peft import over_quantized, prepare_model_for_kbit_training
+from ao_hf.peft import initialize_adapters_, over_quantized, prepare_model_for_kbit_training
 from ao_optim import AdamW8bit, state_report
 
 sys.path.insert(0, str(Path(__file__).parent / "smollm2"))
@@ -92,6 +92,12 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=4, help="sequences in a step (4)")
     parser.add_argument("--context", type=int, help="tokens in a sequence (128; tiny: 16)")
     parser.add_argument("--lr", type=float, default=2e-4, help="learning rate (2e-4)")
+    parser.add_argument(
+        "--init",
+        choices=("zero", "loftq", "pissa"),
+        default="zero",
+        help="what adapters over quantized weights begin with (zero)",
+    )
     parser.add_argument("--dora", action="store_true", help="DoRA in place of LoRA")
     parser.add_argument("--seed", type=int, default=0, help="of adapters and batches (0)")
     parser.add_argument("--folder", type=Path, default=Path("qlora"), help="for results (qlora)")
@@ -177,6 +183,8 @@ def start(name: str, load: Callable[[], nn.Module], args: argparse.Namespace) ->
     )
     torch.manual_seed(args.seed)  # both begin with the same adapters
     model = peft.get_peft_model(model, over_quantized(config)).train()
+    if name == "QLoRA" and args.init != "zero":
+        initialize_adapters_(model, load(), args.init, progress=True)
     trained = [p for p in model.parameters() if p.requires_grad]
     make = AdamW8bit if name == "QLoRA" else torch.optim.AdamW
     frozen = {id(p): p for p in model.parameters() if not p.requires_grad}

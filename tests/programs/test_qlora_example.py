@@ -24,7 +24,7 @@ def test_tiny(
     monkeypatch.setitem(sys.modules, spec.name, example)  # dataclasses look their module up
     spec.loader.exec_module(example)
     assert example.AdamW8bit is AdamW8bit
-    options = ["--tiny", "--compare", "--lr", "1e-2", "--folder", str(tmp_path)]
+    options = ["--tiny", "--compare", "--lr", "1e-2", "--init", "loftq", "--folder", str(tmp_path)]
     runs = example.main(options)
     assert list(runs) == ["QLoRA", "LoRA", "full fine-tuning"]
     for name in ("QLoRA", "LoRA"):

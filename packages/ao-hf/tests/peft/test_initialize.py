@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from ao_core.errors import CheckpointError, ConfigError
-from ao_core.numerics import sqnr
+from ao_core.ext import CheckpointError, ConfigError
+from ao_core.ext.numerics import sqnr
 from ao_hf.peft import initialize_adapters_
 from ao_hf.peft.initialize import best_of_rank
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ao_core import QTensor, dequantize_, quantize_
-from ao_core.errors import ConfigError
-from ao_core.numerics import sqnr
+from ao_core.ext import ConfigError
+from ao_core.ext.numerics import sqnr
 from ao_hf.peft import QuantizedLoraLinear, merge_report, over_quantized
 from ao_hf.peft.initialize import adapted_layers
 

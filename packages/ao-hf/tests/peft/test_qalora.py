@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ao_core import QTensor, quantize_tensor
-from ao_core.errors import ConfigError, QuantizationError
-from ao_core.numerics import sqnr
+from ao_core.ext import ConfigError, QuantizationError
+from ao_core.ext.numerics import sqnr
 from ao_hf.peft import merge_report
 from ao_hf.peft.weights import shifted
 from ao_quant import Int4WeightOnlyConfig, IntxWeightOnlyConfig, NF4WeightOnlyConfig

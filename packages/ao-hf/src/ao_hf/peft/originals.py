@@ -11,7 +11,7 @@ from typing import TypeAlias
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from ao_core.errors import CheckpointError, ConfigError
+from ao_core.ext import CheckpointError, ConfigError
 
 __all__ = ["Originals", "reader"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ao_core.errors import ConfigError
+from ao_core.ext import ConfigError
 from ao_core.ext.numerics import sqnr
 from ao_core.ext.reports import aligned
 from ao_hf.peft.initialize import adapted_layers
