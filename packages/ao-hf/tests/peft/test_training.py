@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ao_core import QTensor, quantize_
+from ao_core.ext import ConfigError
 from ao_hf.peft import (
     QuantizedLoraLinear,
     load_adapter,
@@ -157,7 +158,7 @@ def test_prepared(llama: Callable[..., nn.Module], reentrant: bool) -> None:
     prepare_model_for_kbit_training(
         model, gradient_checkpointing_kwargs={"use_reentrant": reentrant}
     )
-    assert model.is_gradient_checkpointing
+    assert model.is_activation_checkpointing
     model = adapted(model)
     assert trained(model.train()) == pytest.approx(trained(plain), abs=1e-6)
 
@@ -179,6 +180,15 @@ def test_dtypes_of_a_prepared_model(llama: Callable[..., nn.Module]) -> None:
     prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     assert model.lm_head.weight.dtype == torch.float32
     assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_prepared_without_checkpointing() -> None:
+    model = nn.Sequential(nn.Linear(4, 4)).bfloat16()
+    with pytest.raises(ConfigError, match="Sequential has no activation_checkpointing_enable"):
+        prepare_model_for_kbit_training(model)
+    assert model[0].weight.requires_grad
+    prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    assert model[0].weight.dtype == torch.float32
 
 
 @pytest.mark.parametrize("optimizer", [AdamW8bit, CPUOffloadOptimizer])

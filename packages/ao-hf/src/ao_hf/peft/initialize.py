@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ao_core import QTensor
 from ao_core.ext import ConfigError
 from ao_core.ext.numerics import sqnr
 from ao_core.ext.quantizing import Progress, watched
@@ -132,20 +131,20 @@ def initialize_layer_(
 class _Found(NamedTuple):
     """A weight, or None for the one there was, and the matrices whose matmul is added to it."""
 
-    weight: QTensor | None
+    weight: Tensor | None
     b: Tensor
     a: Tensor
     #: of their sum, beside the original
     db: float
 
 
-def _pissa(weight: QTensor, wanted: Tensor, rank: int) -> _Found:
+def _pissa(weight: Tensor, wanted: Tensor, rank: int) -> _Found:
     b, a = best_of_rank(wanted, rank)
     made = requantized(weight, wanted - b @ a)
     return _Found(made, b, a, float(sqnr(wanted, dense(made) + b @ a)))
 
 
-def _loftq(weight: QTensor, wanted: Tensor, rank: int, steps: int) -> _Found:
+def _loftq(weight: Tensor, wanted: Tensor, rank: int, steps: int) -> _Found:
     """The best of so many steps."""
     tried: list[_Found] = []
     for _ in range(steps):

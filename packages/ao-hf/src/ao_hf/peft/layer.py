@@ -85,7 +85,7 @@ def _layer_for(
 class Merged(NamedTuple):
     """A weight, and the bias beside it, with adapters."""
 
-    weight: QTensor
+    weight: Tensor
     bias: Tensor | None
     #: the exact sum, dense float32, that `weight` stands for
     wanted: Tensor
@@ -219,4 +219,4 @@ class QuantizedLoraLinear(Linear):  # type: ignore[misc]
         )
 
     def __repr__(self) -> str:
-        return super().__repr__().replace("lora.Linear", type(self).__name__, 1)
+        return str(super().__repr__()).replace("lora.Linear", type(self).__name__, 1)

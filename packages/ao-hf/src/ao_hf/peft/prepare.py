@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ao_core import QTensor
+from ao_core.ext import ConfigError
 
 __all__ = ["prepare_model_for_kbit_training"]
 
@@ -31,7 +32,15 @@ def prepare_model_for_kbit_training(
 
     Returns:
         The model.
+
+    Raises:
+        ConfigError: the model has no checkpointing to turn on. It stays as it was.
     """
+    if use_gradient_checkpointing and not hasattr(model, "activation_checkpointing_enable"):
+        raise ConfigError(
+            f"use_gradient_checkpointing=True: {type(model).__name__} has no "
+            "activation_checkpointing_enable, as models of transformers have; use False"
+        )
     looked_up = _only_looked_up(model)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -42,7 +51,7 @@ def prepare_model_for_kbit_training(
         options = {"use_reentrant": False, **(gradient_checkpointing_kwargs or {})}
         if options["use_reentrant"]:  # which needs an input with a gradient
             model.enable_input_require_grads()  # type: ignore[operator]
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)  # type: ignore[operator]
+        model.activation_checkpointing_enable(options)  # type: ignore[operator]
     return model
 
 

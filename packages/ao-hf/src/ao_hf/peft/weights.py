@@ -38,18 +38,18 @@ def without_activations(weight: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def requantized(weight: QTensor, values: Tensor) -> QTensor:
+def requantized(weight: Tensor, values: Tensor) -> Tensor:
     """`values` (float32, the shape of `weight`) in the format and layout of `weight`, which keeps its own.
 
     Values that `weight` has already get its very codes; others get scales by the largest magnitude.
     """
     new = weight.detach().to(torch.float32).clone()
     new.copy_(values)
-    return new.to(weight.dtype)  # type: ignore[return-value]
+    return new.to(weight.dtype)
 
 
 @torch.no_grad()
-def shifted(weight: QTensor, shift: Tensor, group: int) -> QTensor:
+def shifted(weight: Tensor, shift: Tensor, group: int) -> Tensor:
     """The weight with `shift[n, k // group]` added to element (n, k), with the same codes and scales.
 
     The shift goes into the zero points, which become float32 offsets; the scales become float32 too, with
@@ -63,6 +63,7 @@ def shifted(weight: QTensor, shift: Tensor, group: int) -> QTensor:
     Raises:
         QuantizationError: a group of the adapter spans a part of a block, or the format has no scales.
     """
+    assert isinstance(weight, QTensor)
     base = weight.canonical()
     spec, shape, layout = base.spec, base.stored_shape, base.layout_record
     width = shape[-1] if spec.block[-1] == WHOLE else spec.block[-1]
