@@ -18,10 +18,9 @@ import zipfile
 from pathlib import Path
 
 import nox
-from packaging.requirements import Requirement
 
 sys.path.insert(0, str(Path(__file__).parent / "scripts"))
-from environments import CONSTRAINTS, Environment, digest_of, tracked
+from environments import CONSTRAINTS, Environment, digest_of, siblings_of, tracked
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "venv"
@@ -162,17 +161,6 @@ def tests_isolated(session: nox.Session, package: str) -> None:
         env.python("-m", "pytest", "-n", "2", *session.posargs, env=ONE_THREAD)
 
 
-def siblings_of(package: str) -> list[str]:
-    """The package, the others that it (or its extra `test`) requires, and what those require."""
-    found = [package]
-    for name in found:
-        project = nox.project.load_toml(ROOT / "packages" / name / "pyproject.toml")["project"]
-        extra = project["optional-dependencies"]["test"] if name == package else []
-        required = {Requirement(line).name for line in [*project["dependencies"], *extra]}
-        found += sorted(required & set(NAMES) - set(found))
-    return found
-
-
 @nox.session(venv_backend="none")
 def native(session: nox.Session) -> None:
     """C++ tests at every instruction set: plain, by clang, under sanitizers, and for ARM under qemu."""
@@ -297,6 +285,14 @@ def runtimes(session: nox.Session, runtime: str) -> None:
     env.python("-m", "pip", "install", "-q", "--no-deps", *group(runtime))
     folders = sorted(ROOT.glob(f"packages/*/proofs/{runtime}"))
     env.python("-m", "pytest", *folders, env=ONE_THREAD)
+
+
+@nox.session(venv_backend="none")
+def evaluate(session: nox.Session) -> None:
+    """lm-eval and sentence-transformers on quantized models, packages/*/evaluate; installs 0.4 GB."""
+    env = Environment(session, "evaluate", below=dev(session, "tests"))
+    env.install(*group("evaluate"))
+    env.python("-m", "pytest", *sorted(ROOT.glob("packages/*/evaluate")), env=ONE_THREAD)
 
 
 @nox.session(venv_backend="none")

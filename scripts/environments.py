@@ -9,10 +9,11 @@ from itertools import chain
 from pathlib import Path
 
 import nox
+from packaging.requirements import Requirement
 
 from workspace import ROOT
 
-__all__ = ["CONSTRAINTS", "Environment", "digest_of", "tracked"]
+__all__ = ["CONSTRAINTS", "Environment", "digest_of", "siblings_of", "tracked"]
 
 CONSTRAINTS = ROOT / "constraints.txt"
 
@@ -79,3 +80,15 @@ def digest_of(files: list[Path], *more: str) -> str:
         digest.update(f"\0{path.relative_to(ROOT)}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def siblings_of(package: str) -> list[str]:
+    """The package, the others that it (or its extra `test`) requires, and what those require."""
+    names = {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")}
+    found = [package]
+    for name in found:
+        project = nox.project.load_toml(ROOT / "packages" / name / "pyproject.toml")["project"]
+        extra = project["optional-dependencies"]["test"] if name == package else []
+        required = {Requirement(line).name for line in [*project["dependencies"], *extra]}
+        found += sorted(required & names - set(found))
+    return found

@@ -11,8 +11,8 @@ from run_docs import BLOCK
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-TASKS = ["Start", "Quantize", "Fine-tune and train", "Sparsify", "Deploy and share", "Extend",
-         "Results", "Reference"]  # fmt: skip
+TASKS = ["Start", "Quantize", "Fine-tune and train", "Hugging Face", "Sparsify",
+         "Deploy and share", "Extend", "Results", "Reference"]  # fmt: skip
 
 
 def navigation() -> dict[str, list[str]]:

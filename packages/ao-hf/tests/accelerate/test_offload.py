@@ -155,7 +155,13 @@ def test_refusals(model: nn.Module, tmp_path: Path) -> None:
     save_model(other, tmp_path / "shape")
     with pytest.raises(CheckpointError, match=r"lm_head\.weight is \(95, 48\)"):
         ao.load_checkpoint_and_dispatch(model, tmp_path / "shape")
-    assert not any(p.is_meta for p in model.parameters())
+    trained = build()
+    quantize_(trained, "int8_mixed_precision_training")
+    with pytest.raises(ConfigError, match=r"low-precision training .*unwrap_"):
+        ao.disk_offload(trained, tmp_path / "trained")
+    with pytest.raises(ConfigError, match="low-precision training"):
+        ao.dispatch_model(trained, places, offload_dir=tmp_path / "trained")
+    assert not any(p.is_meta for p in (*model.parameters(), *trained.parameters()))
     assert logits(model).isfinite().all()
 
 

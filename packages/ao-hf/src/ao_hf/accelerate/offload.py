@@ -12,7 +12,7 @@ import torch
 from accelerate.utils import extract_submodules_state_dict, get_balanced_memory
 from torch import Tensor, nn
 
-from ao_core import save_model
+from ao_core import ComputeWeight, save_model
 from ao_core.ext import ConfigError, QuantizationError
 from ao_core.ext.saving import owners_of, write_checkpoint
 from ao_hf.accelerate.device_maps import infer_auto_device_map, sized
@@ -47,7 +47,9 @@ def disk_offload(
 
     Raises:
         CheckpointError: the checkpoint in the folder is of another model, or damaged.
+        ConfigError: a weight is in low-precision training.
     """
+    _check_offloadable(model)
     first = next(iter(model.parameters())).device
     device = first if execution_device is None else execution_device
     if not has_checkpoint(offload_dir):
@@ -85,7 +87,8 @@ def dispatch_model(
         options: further arguments of accelerate's function.
 
     Raises:
-        ConfigError: a module is on disk, and `offload_dir` is missing; or `offload_index` is given.
+        ConfigError: a module is on disk, and `offload_dir` is missing, or `offload_index` is given, or a
+            weight is in low-precision training.
         CheckpointError: the checkpoint in the folder is of another model, or damaged.
     """
     on_disk = [name for name, device in device_map.items() if device == "disk"]
@@ -93,6 +96,7 @@ def dispatch_model(
         given = {"main_device": main_device, "state_dict": state_dict, "offload_dir": offload_dir}
         dispatched: Model = accelerate.dispatch_model(model, device_map, **given, **options)
         return dispatched
+    _check_offloadable(model)
     if offload_dir is None:
         raise ConfigError(
             f'offload_dir=None: the device map has {on_disk[0]!r} on "disk"; give a folder for it'
@@ -195,6 +199,16 @@ class _Selected(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def _check_offloadable(model: nn.Module) -> None:
+    """Raise `ConfigError` for weights in low-precision training, whose class alone does not make another."""
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, ComputeWeight):
+            raise ConfigError(
+                f"{name} is in low-precision training ({parameter.summary()}), and accelerate makes "
+                "offloaded parameters anew from their values; call ao_core.ext.compute.unwrap_(model) first"
+            )
 
 
 def _write(model: nn.Module, modules: list[str], folder: str | os.PathLike[str]) -> None:

@@ -24,8 +24,8 @@ class Conversion(transformers.TrainerCallback):
     So the callback must be given to the Trainer when it is made: ``Trainer(…, callbacks=[…])``.
 
     Args:
-        convert: changes a model in place: `quantize_` with a configuration, or what swaps in the layers of sparse
-            training.
+        convert: changes a model in place: `quantize_` with a configuration, or what swaps in the layers of
+            sparse training.
         restore: changes it back after `Trainer.train`; None: it stays as it is.
     """
 

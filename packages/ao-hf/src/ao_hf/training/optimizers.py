@@ -69,5 +69,5 @@ def _plain(name: str) -> str:
 
 
 def _snake(name: str) -> str:
-    """ "AdamW8bit" -> "adamw_8bit"."""
+    """From "AdamW8bit" to "adamw_8bit"."""
     return re.sub(r"(?<=[A-Za-z])(\d+bit|Fp8)$", r"_\1", name).lower()
