@@ -47,4 +47,7 @@ def test_a_llama(
     assert lowered.nbytes == path.stat().st_size
     found = Runtime.get().load_program(path).load_method("forward").execute([ids])[0]
     with torch.no_grad():
-        torch.testing.assert_close(found, model(ids), rtol=1e-4, atol=1e-5)
+        expected = model(ids)
+    # where an activation lies between two codes, XNNPACK may take the other one
+    bound = 1e-5 if config == "int8_weight_only" else 2e-2
+    assert float((found - expected).norm() / expected.norm()) < bound

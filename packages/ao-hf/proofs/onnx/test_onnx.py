@@ -44,4 +44,7 @@ def test_a_llama(recipe: str, make_llama: Callable[..., LogitsModel], tmp_path: 
     for ids in (torch.arange(12).reshape(2, 6), torch.arange(18).reshape(2, 9)):
         found = torch.from_numpy(session.run(None, {"input_ids": ids.numpy()})[0])
         with torch.no_grad():
-            torch.testing.assert_close(found, model(ids), rtol=1e-4, atol=1e-5)
+            expected = model(ids)
+        # where an activation lies between two codes, the other one may be taken
+        bound = 2e-2 if "activation" in recipe else 1e-5
+        assert float((found - expected).norm() / expected.norm()) < bound

@@ -1,4 +1,4 @@
-"""A quantized language model through torch.export and AOTInductor gives what eager mode gives."""
+"""A quantized language model through torch.export gives what eager mode gives."""
 
 from __future__ import annotations
 
