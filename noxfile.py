@@ -20,7 +20,7 @@ from pathlib import Path
 import nox
 
 sys.path.insert(0, str(Path(__file__).parent / "scripts"))
-from environments import CONSTRAINTS, Environment, digest_of, siblings_of, tracked
+from environments import CONSTRAINTS, Environment, build_packages, siblings_of
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "venv"
@@ -72,29 +72,18 @@ def dev(session: nox.Session, *groups: str) -> Environment:
     return env
 
 
+def proofs(session: nox.Session, name: str) -> Environment:
+    """The environment of the tests, with a dependency group over it, and not what that requires."""
+    env = Environment(session, name, below=dev(session, "tests"))
+    if wanted := group(name):
+        env.python("-m", "pip", "install", "-q", "--no-deps", *wanted)
+    return env
+
+
 def builder(session: nox.Session, names: list[str]) -> Environment:
     """The environment that builds these packages: with torch where one of them compiles C++."""
     compiled = any((ROOT / "packages" / name / "hatch_build.py").exists() for name in names)
     return dev(session) if compiled else tools(session, "tools")
-
-
-def build_packages(env: Environment, out: Path, names: list[str]) -> None:
-    """Sdists, and wheels built from them, of these packages in an emptied folder; all are checked.
-
-    What a package's files have given once is kept in build/dist, since C++ takes its minute.
-    """
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    for name in names:
-        package = ROOT / "packages" / name
-        kept = ROOT / "build" / "dist" / f"{name}-{digest_of(tracked(env.session, package))}"
-        if not kept.exists():
-            part = kept.with_suffix(".part")
-            shutil.rmtree(part, ignore_errors=True)
-            env.python("-m", "build", "--no-isolation", "--outdir", part, package)
-            part.rename(kept)
-        shutil.copytree(kept, out, dirs_exist_ok=True)
-    env.python("scripts/check_dist.py", out)
 
 
 @nox.session(venv_backend="none")
@@ -189,7 +178,7 @@ def cpp_tests(session: nox.Session, *options: str) -> None:
 @nox.session(venv_backend="none")
 def matmuls(session: nox.Session) -> None:
     """Random linear layers of every recipe, beside float64: `nox -s matmuls -- --cases 20000`."""
-    script = ROOT / "packages" / "ao-kernels" / "tests" / "random_products.py"
+    script = ROOT / "packages" / "ao-kernels" / "tests" / "random_matmuls.py"
     dev(session).python(script, *session.posargs)
 
 
@@ -265,15 +254,21 @@ def abi(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def gpu_proofs(session: nox.Session) -> None:
     """Proofs of the GPU kernels without a GPU, packages/*/proofs; with `--all` also the long ones."""
-    # Triton, and a NumPy that its interpreter works with, over all that the tests have
-    env = Environment(session, "gpu_proofs", below=dev(session, "tests"))
-    env.python("-m", "pip", "install", "-q", "--no-deps", *group("gpu_proofs"))
+    env = proofs(session, "gpu_proofs")
     chosen = () if "--all" in session.posargs else ("-m", "not slow")
     # the interpreter is chosen before Triton is imported
     for kind, interpret in (("compiled", "0"), ("interpreted", "1")):
         folders = sorted(ROOT.glob(f"packages/*/proofs/{kind}"))
         settings = {**ONE_THREAD, "TRITON_INTERPRET": interpret}
         env.python("-m", "pytest", "-n", "2", *chosen, *folders, env=settings)
+
+
+@nox.session(venv_backend="none")
+@nox.parametrize("name", [nox.param(n, id=n) for n in ("aotinductor", "onnx", "executorch")])
+def runtimes(session: nox.Session, name: str) -> None:
+    """Quantized models in another runtime, packages/*/proofs/NAME: `nox -s "runtimes(onnx)"`."""
+    env, folders = proofs(session, name), sorted(ROOT.glob(f"packages/*/proofs/{name}"))
+    env.python("-m", "pytest", "-W", "ignore", *folders, env=ONE_THREAD)
 
 
 @nox.session(venv_backend="none")
@@ -334,11 +329,7 @@ def bench(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def bench_torchao(session: nox.Session) -> None:
     """Comparisons packages/*/benchmarks/torchao_*.py, in an environment that has torchao too."""
-    scripts = benchmarks(session, "torchao_*.py")
-    env = Environment(session, "bench_torchao")
-    env.install(*group("tools", "torchao"), "torch")
-    env.install("--no-build-isolation", *(arg for path in PACKAGES for arg in ("-e", str(path))))
-    run_benchmarks(env, scripts)
+    run_benchmarks(peers(session, "torchao"), benchmarks(session, "torchao_*.py"))
 
 
 @nox.session(venv_backend="none")
@@ -357,10 +348,10 @@ def bench_llama(session: nox.Session) -> None:
         run_benchmarks(env, benchmarks(session, f"cpu/{name}.py"), f"--llama={llama / 'bin'}")
 
 
-def peers(session: nox.Session) -> Environment:
-    """The environment with torch, all packages, and those that they are measured beside."""
-    env = Environment(session, "bench_peers")
-    env.install(*group("tools", "peers"), "torch")
+def peers(session: nox.Session, name: str = "peers") -> Environment:
+    """The environment with torch, all packages, and a group that they are measured beside."""
+    env = Environment(session, f"bench_{name}")
+    env.install(*group("tools", name), "torch")
     env.install("--no-build-isolation", *(arg for path in PACKAGES for arg in ("-e", str(path))))
     return env
 

@@ -1,4 +1,7 @@
-"""Check who imports whom, with import-linter; contracts are made for the packages that exist."""
+"""Check who imports whom, with import-linter; contracts are made for the packages that exist.
+
+What import-linter does not see, such as tests and pages, `deep_imports` looks at.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from deep_imports import DOOR, problems
 from workspace import module_name, packages
 
 #: every module of ao_core, highest first; `|`: not knowing each other, `:`: free, `()`: optional
@@ -32,13 +36,11 @@ CORE_LAYERS = (
     "(numerics) | (graph) | (progress)",
     "records",
     (
-        "spec : errors : (arguments) : (caches) : (known) : (neutral) : (regular_files) : (safe_globals)"
-        " : (schema) : (steps)"
+        "spec : errors : (arguments) : (caches) : (known) : (lazy) : (neutral) : (regular_files)"
+        " : (safe_globals) : (schema) : (steps)"
     ),
 )
 # --8<-- [end:layers]
-#: parts of ao_core that other packages may import, beside its own names
-DOOR = ("ext", "testing")
 #: optional or foreign packages, and the modules of ao_core that may import them
 OPTIONAL = {
     "typer": ("cli",),
@@ -111,7 +113,7 @@ def setting(value: str | list[str]) -> str:
 
 
 def main() -> int:
-    """Run import-linter over packages/, whose sources are on the path; its exit status."""
+    """Run import-linter over packages/, whose sources are on the path, and find deep imports elsewhere."""
     from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
 
     folders = packages()
@@ -125,7 +127,9 @@ def main() -> int:
         config = Path(scratch) / "contracts.ini"
         config.write_text(contracts([module_name(path) for path in folders], parts))
         status = lint_imports(config_filename=str(config), no_cache=True, no_logo=True)
-    return int(status != EXIT_STATUS_SUCCESS)
+    found = problems()
+    print("\n".join(found) or "No import of a deep module of ao_core outside of ao-core.")
+    return int(status != EXIT_STATUS_SUCCESS or bool(found))
 
 
 if __name__ == "__main__":

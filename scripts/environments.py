@@ -1,9 +1,10 @@
-"""The virtual environments of the nox sessions, and names for the contents of files."""
+"""The virtual environments of the nox sessions, packages built in them, names for contents of files."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
 from itertools import chain
 from pathlib import Path
@@ -13,7 +14,7 @@ from packaging.requirements import Requirement
 
 from workspace import ROOT
 
-__all__ = ["CONSTRAINTS", "Environment", "digest_of", "siblings_of", "tracked"]
+__all__ = ["CONSTRAINTS", "Environment", "build_packages", "digest_of", "siblings_of", "tracked"]
 
 CONSTRAINTS = ROOT / "constraints.txt"
 
@@ -92,3 +93,22 @@ def siblings_of(package: str) -> list[str]:
         required = {Requirement(line).name for line in [*project["dependencies"], *extra]}
         found += sorted(required & names - set(found))
     return found
+
+
+def build_packages(env: Environment, out: Path, names: list[str]) -> None:
+    """Sdists, and wheels built from them, of these packages in an emptied folder; all are checked.
+
+    What a package's files have given once is kept in build/dist, since C++ takes its minute.
+    """
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    for name in names:
+        package = ROOT / "packages" / name
+        kept = ROOT / "build" / "dist" / f"{name}-{digest_of(tracked(env.session, package))}"
+        if not kept.exists():
+            part = kept.with_suffix(".part")
+            shutil.rmtree(part, ignore_errors=True)
+            env.python("-m", "build", "--no-isolation", "--outdir", part, package)
+            part.rename(kept)
+        shutil.copytree(kept, out, dirs_exist_ok=True)
+    env.python("scripts/check_dist.py", out)

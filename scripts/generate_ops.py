@@ -12,8 +12,8 @@ from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 
-from ao_core.records import Op
-from ao_core.registry import registry
+from ao_core import Op
+from ao_core.ext import registry
 from doc_sections import main, project_plugins
 from workspace import ROOT
 

@@ -79,7 +79,7 @@ def byte_model(found: dict[str, Any]) -> str:
 def recipes(rows: list[Row], left_out: dict[str, str]) -> str:
     """The original and every recipe, and why some are not there."""
     shown = [row for row in rows if row["table"] in ("original", "recipe")]
-    header = ["recipe", "bits a weight", *(name for name, _ in MEASURES.values()), "weight dB"]
+    header = ["recipe", "bits per weight", *(name for name, _ in MEASURES.values()), "weight dB"]
     lines = [
         [
             code(row),

@@ -13,11 +13,9 @@ from pathlib import Path
 
 import torch
 
-from ao_core.dtypes import CODED_DTYPES
-from ao_core.numerics import sqnr
-from ao_core.records import DType
-from ao_core.spec import WHOLE, Spec
-from ao_core.tensor import quantize_tensor
+from ao_core import WHOLE, DType, Spec, quantize_tensor
+from ao_core.ext import registry
+from ao_core.ext.numerics import sqnr
 from doc_sections import main, table
 from workspace import ROOT
 
@@ -55,7 +53,8 @@ def measured(dtype: DType) -> list[list[str]]:
 
 def sqnr_table() -> str:
     """All built-in formats, by their bits."""
-    formats = sorted(CODED_DTYPES, key=lambda dtype: (dtype.bits, dtype.kind != "int"))
+    coded = [dtype for _, dtype in registry.dtypes.items() if dtype.has_scale]
+    formats = sorted(coded, key=lambda dtype: (dtype.bits, dtype.kind != "int"))
     rows = [row for dtype in formats for row in measured(dtype)]
     return table(("format", "bits", "scales", *BLOCKS), rows)
 

@@ -17,14 +17,20 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ao_core import FqnToConfig, quantize_
-from ao_core.dispatch import BANDS
-from ao_core.errors import AoError
-from ao_core.layouts import Layout
-from ao_core.records import Call, DType, Kernel, Recipe
-from ao_core.registry import registry
-from ao_core.spec import NO_SCALE, WHOLE, Spec
-from ao_core.tensor import STOCHASTIC, QTensor
+from ao_core import (
+    WHOLE,
+    Call,
+    DType,
+    FqnToConfig,
+    Kernel,
+    Layout,
+    QTensor,
+    Recipe,
+    Spec,
+    quantize_,
+)
+from ao_core.ext import NO_SCALE, STOCHASTIC, AoError, registry
+from ao_core.ext.kernels import BANDS
 from doc_sections import main, project_plugins, table
 from workspace import ROOT
 
@@ -95,7 +101,7 @@ def recipe_rows(recipes: list[Recipe]) -> list[list[str]]:
 def recipe_tables() -> dict[tuple[Path, str], str]:
     """The sections of the page on recipes."""
     stored, computed = recipes_by_kind()
-    with_bytes = ("recipe", "what", "bytes a weight", "configuration", "package")
+    with_bytes = ("recipe", "what", "bytes per weight", "configuration", "package")
     without = ("recipe", "what", "configuration", "package")
     return {
         (RECIPES, "storage recipes"): table(with_bytes, recipe_rows(stored)),

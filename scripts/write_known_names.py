@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from ao_core.ext import registry
 from ao_core.known import KNOWN
-from ao_core.registry import registry
 from workspace import packages
 
 #: tables whose names a user, or a file, may ask for

@@ -84,7 +84,7 @@ try:
 except UnsupportedOp as error:
     print(error)
 
-# products work at once: the reference kernel serves every layout
+# matmuls work at once: the reference kernel serves every layout
 torch.testing.assert_close(F.linear(x, halves), x @ values.T, atol=1e-5, rtol=1e-5)
 
 # the kernel's layout holds the same codes and scales, bit for bit, there and back

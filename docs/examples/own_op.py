@@ -11,7 +11,7 @@ from torch import Tensor
 from ao_core import Kernel, Op, QTensor, Spec, kernels, quantize_tensor, register
 from ao_core.ext.kernels import candidates, run
 from ao_core.ext.numerics import scale_to_float
-from ao_core.testing import KernelCase, OpTrial
+from ao_core.testing import OpTrial
 
 ROW = Spec("int8", (1, -1))
 GROUPS = Spec("int4", (1, 32), "bfloat16", layout="packed")
@@ -98,15 +98,8 @@ class LowRankTrial(OpTrial):
     specs = ((ROW, ROW), (ROW, GROUPS), (GROUPS, ROW))
     RANK = 7
 
-    def cases(self, kernel, devices, specs, shapes, dtypes):
-        return [
-            KernelCase(pair, shape, dtype, device)
-            for device in devices
-            for pair in specs
-            if kernel.layout in ("*", pair[0].layout)
-            for shape in shapes
-            for dtype in dtypes
-        ]
+    def operands(self, kernel, shape, specs):
+        return [pair for pair in specs if kernel.layout in ("*", pair[0].layout)]
 
     def call(self, op, case, batch):
         rows = torch.Size(batch).numel()

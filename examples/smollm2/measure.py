@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ao_core import Config, FqnToConfig, QTensor, WeightOnlyConfig, quantize_
-from ao_core.errors import AoError
-from ao_core.registry import registry
+from ao_core.ext import AoError, registry
 from ao_quant import (
     Int4WeightOnlyConfig,
     IntxWeightOnlyConfig,

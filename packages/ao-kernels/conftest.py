@@ -15,8 +15,8 @@ sys.path += [str(Path(__file__).parent / name) for name in ("checks", "proofs")]
 def optimizer_states() -> None:
     """The dtypes of optimizer states are registered, also where ao-optim, which has them, is absent."""
     from ao_core import lut_dtype, register, reopen
-    from ao_core.numerics import companded_values, dynamic_values, unsigned_float_values
-    from ao_core.registry import registry
+    from ao_core.ext import registry
+    from ao_core.ext.numerics import companded_values, dynamic_values, unsigned_float_values
 
     values = {
         "dynamic8": dynamic_values(8, signed=True),

@@ -236,7 +236,7 @@ def compile_objects(
 
 
 def _compile(target: Path, command: list[str], headers: str) -> str:
-    """Run a compiler unless its matmul is newer than all it was made of; its first error, or nothing."""
+    """Run a compiler unless its output is newer than all it was made of; its first error, or nothing."""
     stamp, text = target.with_suffix(".cmd"), f"{shlex.join(command)}\n{headers}"
     if _fresh(target) and stamp.exists() and stamp.read_text(encoding="utf-8") == text:
         return ""

@@ -210,7 +210,7 @@ def test_optimizer_step(tmp_path: Path) -> None:
     names = {row["optimizer"]: row for row in found}
     assert {"torch AdamW, fused", "ao AdamW8bit", "ao AdamW4bit", "ao AdamWFp8"} <= set(names)
     assert names["torch AdamW, fused"]["times fused"] == 1
-    assert 2 < names["ao AdamW8bit"]["bytes of state a parameter"] < 3
+    assert 2 < names["ao AdamW8bit"]["bytes of state per parameter"] < 3
 
 
 @pytest.mark.slow

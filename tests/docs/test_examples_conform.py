@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
-from ao_core import Spec, Transform
-from ao_core.testing import KernelSuite, LayoutSuite, ScaleSuite, TransformSuite
+from ao_core import Algorithm, Kernel, Spec, Transform
+from ao_core.testing import AlgorithmSuite, KernelSuite, LayoutSuite, ScaleSuite, TransformSuite
 from run_docs import BLOCK
 
 DOCS = Path(__file__).parents[2] / "docs"
+
+UINT4 = (Spec("uint4", (1, 32), "bfloat16", zero_point="int"),)
 
 
 def example(name: str) -> dict[str, Any]:
@@ -31,9 +33,60 @@ def shown(page: str, word: str) -> dict[str, Any]:
     return scope
 
 
+def defined(page: str, *words: str) -> dict[str, Any]:
+    """What the blocks of a page that have these words define, before they register it."""
+    blocks = [m["text"] for m in BLOCK.finditer((DOCS / page).read_text("utf-8"))]
+    scope: dict[str, Any] = {"Spec": Spec, "torch": torch}
+    for word in words:
+        (text,) = [block for block in blocks if word in block]
+        exec(text.partition("reopen()  #")[0].partition("\nreopen()\n")[0], scope)
+    return scope
+
+
+BY_COLUMNS = defined(
+    "extending/index.md", "class ColumnMajor", "def by_columns", "def scaled_by_columns"
+)
+COLUMN_MAJOR = BY_COLUMNS["ColumnMajor"]()
+
+
+class TestColumnMajor(LayoutSuite):
+    records = (COLUMN_MAJOR,)
+    layout = "column_major"
+    specs = (Spec("int8", (1, -1)),)
+
+
+class TestByColumns(KernelSuite):
+    records = (
+        COLUMN_MAJOR,
+        Kernel(
+            *("by_columns", "linear", "column_major", "*", BY_COLUMNS["by_columns"], 1),
+            refuses=BY_COLUMNS["refuses"],
+        ),
+    )
+    kernel = "by_columns"
+
+
+class TestScaledByColumns(KernelSuite):
+    records = (
+        COLUMN_MAJOR,
+        Kernel(
+            *(
+                "scaled_by_columns",
+                "linear",
+                "column_major",
+                "*",
+                BY_COLUMNS["scaled_by_columns"],
+                2,
+            ),
+            refuses=BY_COLUMNS["refuses"],
+            fuses=("scale",),
+        ),
+    )
+    kernel = "scaled_by_columns"
+
+
 HALVES = example("own_layout.py")
 LAYOUTS = (HALVES["Halves"](), HALVES["HalvesByColumn"]())
-UINT4 = (Spec("uint4", (1, 32), "bfloat16", zero_point="int"),)
 
 
 class TestHalves(LayoutSuite):
@@ -85,6 +138,22 @@ SEARCHED = example("own_transform.py")
 class TestSearched(TransformSuite):
     records = (Transform(SEARCHED["Int4SearchedConfig"], "int4_searched", 1, SEARCHED["apply"]),)
     config = SEARCHED["Int4SearchedConfig"](group_size=32)
+
+
+CLIPPED = example("own_algorithm.py")
+
+
+def needs(config: Any) -> tuple[Any, ...]:
+    return (CLIPPED["SQUARES"],)
+
+
+class TestClipped(AlgorithmSuite):
+    records = (Algorithm("clipped", CLIPPED["ClippedInt4Config"], needs, CLIPPED["clip"]),)
+    config = CLIPPED["ClippedInt4Config"](steps=4)
+
+
+class TestHalf(shown("extending/conformance.md", "class TestHalf")["TestHalf"]):  # type: ignore[misc]
+    pass
 
 
 class TestThreeQuarters(ScaleSuite):

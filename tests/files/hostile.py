@@ -42,8 +42,8 @@ from ao_core import (
     verify_checkpoint,
 )
 from ao_core.checkpoints import pieces
-from ao_core.errors import AoError
-from ao_core.tensor.saving import flat_to_state_dict
+from ao_core.ext import AoError
+from ao_core.ext.saving import flat_to_state_dict
 
 #: seconds, and bytes beyond what the process has, that a case may take
 SECONDS, MEMORY = 60, 2 << 30

@@ -27,7 +27,7 @@ from torch import nn
 
 from ao_core import WeightOnlyConfig, load_model, open_checkpoint, quantize_checkpoint, save_model
 from ao_core.checkpoints import pieces
-from ao_core.errors import CheckpointError
+from ao_core.ext import CheckpointError
 
 CONFIG = WeightOnlyConfig("int4", 32, "bfloat16")
 #: what is there before: nothing, ours in one file or some, or another program's

@@ -12,8 +12,8 @@ from changes import VALUES, json_change, noise, places, special
 from torch import Tensor, nn
 
 from ao_core import FqnToConfig, Report, config_to_json, quantize_checkpoint, resolve_config
-from ao_core.cli.settings import load_config
-from ao_core.errors import AoError, ConfigError
+from ao_core.ext import AoError, ConfigError
+from ao_core.ext.cli import load_config
 from ao_optim import AdamW4bit, AdamW8bit, SGD8bit
 from ao_quant import Int4WeightOnlyConfig, QuantizationPlan, plan
 

@@ -16,8 +16,8 @@ from torch import nn
 from working_arguments import VALID, folder, model
 
 import ao_core
-from ao_core.errors import AoError
-from ao_core.tensor.saving import write_checkpoint
+from ao_core.ext import AoError
+from ao_core.ext.saving import write_checkpoint
 from ao_quant.gguf import write_gguf
 
 PACKAGES = (
@@ -29,7 +29,7 @@ PACKAGES = (
 MADE_BY_AO = {
     "AdamCall", "AutoquantReport", "Calibration", "Call", "ChannelGroup", "Layout", "PrecisionRecord",
     "PrecisionTelemetry", "PruneReport", "Pruning", "QuantizationPlan", "RemovalReport",
-    "OpCall", "Report", "Sensitivity", "Float8Product", "hookimpl",
+    "OpCall", "Report", "Sensitivity", "Float8Matmul", "hookimpl",
     "StateReport", "GGUFFile", "Checkpoint", "Entry", "Loaded", "Provider",
 }  # fmt: skip
 #: hot constructors, which look only at what would crash later: tensors, and the dtype of a wrapper
@@ -44,7 +44,7 @@ ALIASES = {
     "ConfigLike": "Config | str | Mapping", "Config": "Config", "Sample": "Tensor | tuple | Mapping",
     "Inputs": "Tensor | tuple | Mapping", "Data": "Iterable", "Timer": "Callable", "Loss": "Callable",
     "Method": "Callable", "Channels": "Mapping", "Parts": "Mapping", "dict": "Mapping",
-    "PathLike": "str", "Record": "Config", "Choice": "Callable", "Float8Product": "tuple",
+    "PathLike": "str", "Record": "Config", "Choice": "Callable", "Float8Matmul": "tuple",
     "device": "device | int", "SupportsInt": "int",
 }  # fmt: skip
 #: values, and the types in annotations that they are, or might be, of

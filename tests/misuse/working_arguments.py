@@ -156,7 +156,7 @@ VALID = {
     "config_to_yaml": lambda: {"config": ao_core.WeightOnlyConfig()},
     "dequantize_": lambda: {"model": model()},
     "explain": lambda: {"model_or_qtensor": model()},
-    "float_dtype": lambda: {"name": "x", "fmt": import_module("ao_core.numerics").E4M3},
+    "float_dtype": lambda: {"name": "x", "fmt": import_module("ao_core.ext.numerics").E4M3},
     "int_dtype": lambda: {"name": "x", "bits": 4},
     "kernels": lambda: {"band": "reference"},
     "load_model": lambda: {"model": model(), "dir": folder()},

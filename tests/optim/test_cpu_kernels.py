@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ao_core import Spec
-from ao_core.dispatch import candidates, select
+from ao_core.ext.kernels import candidates, select
 from ao_core.testing import KernelSuite
 from ao_optim import AdamCall
 

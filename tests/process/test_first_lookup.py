@@ -59,8 +59,8 @@ if sys.argv[1:]:
     try:
         with STATE:
             from ao_core import QTensor, quantize_
-            from ao_core.registry import registry
-            from ao_core.dispatch import fingerprint
+            from ao_core.ext import registry
+            from ao_core.ext.kernels import fingerprint
             registry.recipes.names()
             "dynamic8" in registry.dtypes
             fingerprint("cpu")
@@ -70,7 +70,7 @@ if sys.argv[1:]:
     except (Exception, RecursionError):
         pass
 from ao_core import quantize_
-from ao_core.plugins import problems
+from ao_core.ext import problems
 assert problems() == [], problems()
 assert torch.get_default_dtype() is torch.float32, torch.get_default_dtype()
 assert torch.zeros(1).device.type == "cpu"
@@ -128,7 +128,7 @@ with torch.no_grad():
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)(torch.ones(1, 128))
     eager = layer(torch.ones(1, 128))
 assert torch.equal(compiled, eager), (compiled, eager)
-from ao_core.plugins import problems
+from ao_core.ext import problems
 assert problems() == []
 """
 

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from ao_core import WHOLE, Kernel, QTensor, Spec, kernels, quantize_tensor
-from ao_core.dispatch import pinned_band
-from ao_core.errors import UnsupportedOp
+from ao_core.ext import UnsupportedOp
+from ao_core.ext.kernels import pinned_band
 from ao_core.testing.registered import registered
 from ao_core.testing.warm import run_python
 
@@ -118,7 +118,7 @@ def test_compiled_code_keeps_what_it_was_compiled_with(weight: QTensor) -> None:
 CHILDREN = """
 import multiprocessing, os, sys
 from ao_core import kernels
-from ao_core.dispatch import pinned_band
+from ao_core.ext.kernels import pinned_band
 
 def tell(pipe):
     with kernels("torch"):

@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from ao_core import quantize_, resolve_config
-from ao_core.errors import UnknownNameError
+from ao_core.ext import UnknownNameError, registry
 from ao_core.known import known_names, whose
-from ao_core.registry import registry
 from ao_core.testing.warm import run_python
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))

@@ -14,8 +14,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from zoo import MODELS, language_model
 
-from ao_core import quantize_
-from ao_core.tensor import QTensor, stochastic_rounding
+from ao_core import QTensor, quantize_
+from ao_core.ext import stochastic_rounding
 from ao_optim import AdamW8bit
 
 STEPS = 3

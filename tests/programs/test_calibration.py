@@ -9,9 +9,17 @@ import torch
 from torch import Tensor, nn
 from zoo import MODELS
 
-from ao_core.calibration import HESSIAN, Inputs, Visit, matrices, no_inputs, unmatrices, visit
-from ao_core.config import Config
-from ao_core.targets import Decision, decide
+from ao_core import Config
+from ao_core.ext.calibration import (
+    HESSIAN,
+    Inputs,
+    Visit,
+    matrices,
+    unmatrices,
+    unobservable,
+    visit,
+)
+from ao_core.ext.quantizing import Decision, decide
 
 
 def _rewrite(entry: Decision, inputs: Inputs) -> Tensor:
@@ -27,7 +35,7 @@ def _rewrite(entry: Decision, inputs: Inputs) -> Tensor:
 
 def _visited(model: nn.Module, data: list[dict[str, Any]], driver: str) -> Visit:
     entries = [
-        e for e in decide(model, Config(), None) if e.config is not None and not no_inputs(e)
+        e for e in decide(model, Config(), None) if e.config is not None and not unobservable(e)
     ]
     return visit(model, data, entries, lambda entry: (HESSIAN,), _rewrite, driver=driver)
 

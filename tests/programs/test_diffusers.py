@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ao_core import dequantize_, load_model, quantize_, save_model
-from ao_core.errors import StorageError
-from ao_core.numerics import sqnr
+from ao_core.ext import StorageError
+from ao_core.ext.numerics import sqnr
 
 
 def _unet() -> tuple[nn.Module, dict[str, Any]]:

@@ -13,7 +13,7 @@ from torch._functorch._aot_autograd.subclass_parametrization import (
 from zoo import MODELS
 
 from ao_core import quantize_
-from ao_core.numerics import sqnr
+from ao_core.ext.numerics import sqnr
 
 RECIPES = (
     "int8_weight_only",

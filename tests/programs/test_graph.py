@@ -13,8 +13,8 @@ import transformers as tf
 from torch import Tensor, nn
 from zoo import MODELS, Sample
 
-from ao_core.errors import GraphError
-from ao_core.graph import (
+from ao_core.ext import GraphError
+from ao_core.ext.graph import (
     ModelGraph,
     RotationSite,
     ScaleGroup,

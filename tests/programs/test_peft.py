@@ -12,7 +12,7 @@ from torch import nn
 from zoo import MODELS, language_model, outputs
 
 from ao_core import dequantize_, quantize_
-from ao_core.numerics import sqnr
+from ao_core.ext.numerics import sqnr
 
 RECIPES = (
     "int4_weight_only/g32-asymmetric",

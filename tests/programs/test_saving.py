@@ -14,7 +14,7 @@ from zoo import MODELS, outputs
 
 import ao_core
 from ao_core import load_model, quantize_
-from ao_core.errors import CheckpointError, StorageError, UnsupportedOp
+from ao_core.ext import CheckpointError, StorageError, UnsupportedOp
 
 RECIPES = ("int8_weight_only", "int4_weight_only/g32-asymmetric", "int8_weight_only_training")
 

@@ -15,7 +15,7 @@ from torch import nn
 from zoo import language_model
 
 from ao_core import quantize_
-from ao_core.tensor import stochastic_rounding
+from ao_core.ext import stochastic_rounding
 from ao_optim import AdamW8bit, AdamWFp8
 
 RECIPES = (

@@ -10,9 +10,16 @@ import torch
 from torch import nn
 from zoo import LANGUAGE_MODELS, MODELS, outputs
 
-from ao_core import FqnToConfig, dequantize_, load_model, quantize_, quantize_checkpoint, save_model
-from ao_core.numerics import sqnr
-from ao_core.tensor import QTensor
+from ao_core import (
+    FqnToConfig,
+    QTensor,
+    dequantize_,
+    load_model,
+    quantize_,
+    quantize_checkpoint,
+    save_model,
+)
+from ao_core.ext.numerics import sqnr
 from ao_sparsity import sparsify_
 
 #: a recipe and the least SQNR in dB of the model's output beside the same model dequantized

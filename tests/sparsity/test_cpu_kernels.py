@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ao_core import WHOLE, Call, QTensor, Spec, quantize_tensor
-from ao_core.dispatch import select
-from ao_core.spec import NO_SCALE
-from ao_core.tensor import repack
+from ao_core.ext import NO_SCALE, repack
+from ao_core.ext.kernels import select
 from ao_core.testing import KernelSuite, LayoutSuite
 
 ROW = (1, WHOLE)
@@ -33,12 +32,12 @@ class TestBlocks(LayoutSuite):
     specs = (BLOCK_SPECS[1], BLOCK_SPECS[3])
 
 
-class TestBlockProduct(KernelSuite):
+class TestBlockMatmul(KernelSuite):
     kernel = "bsr_cpu_linear"
     specs = BLOCK_SPECS
 
 
-class TestTwoFourProduct(KernelSuite):
+class TestTwoFourMatmul(KernelSuite):
     kernel = "cpu_two_four_linear"
     specs = FOUR_SPECS
 

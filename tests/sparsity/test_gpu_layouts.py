@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ao_core import WHOLE, Spec
-from ao_core.spec import NO_SCALE
+from ao_core.ext import NO_SCALE
 from ao_core.testing import LayoutSuite
 
 

@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 from ao_core import quantize_
-from ao_core.errors import ConfigError
-from ao_core.outcome import NothingConvertedWarning
+from ao_core.ext import ConfigError
+from ao_core.ext.quantizing import NothingConvertedWarning
 from ao_sparsity import SemiSparseLinear, SupermaskLinear, swap_linear_with_semi_sparse_linear
 
 

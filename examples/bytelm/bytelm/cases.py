@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ao_core import Config, FqnToConfig, WeightOnlyConfig
-from ao_core.registry import registry
+from ao_core.ext import registry
 
 #: weights that share a scale
 GROUPS: tuple[int | str, ...] = (32, 64, 128, "row")

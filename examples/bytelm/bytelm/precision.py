@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ao_core import quantize_
-from ao_core.registry import registry
+from ao_core.ext import registry
 
 #: the recipe that changes nothing: the loss is computed under autocast
 PLAIN = "bf16"

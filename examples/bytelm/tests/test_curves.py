@@ -15,7 +15,7 @@ from bytelm.model import ByteLM, ModelConfig, initialize, load
 from bytelm.record import record
 
 from ao_core import ComputeWeight
-from ao_core.errors import UnknownNameError
+from ao_core.ext import UnknownNameError
 from ao_sparsity import SemiSparseLinear
 
 TEXT = b"def square(x):\n    return x * x\n\n" * 40

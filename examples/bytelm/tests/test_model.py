@@ -25,7 +25,7 @@ def norm(x: np.ndarray, gain: np.ndarray) -> np.ndarray:
 
 
 def turn(vector: np.ndarray, position: int) -> np.ndarray:
-    """RoPE as matmuls of complex numbers."""
+    """RoPE as products of complex numbers."""
     half = len(vector) // 2
     number = vector[:half] + 1j * vector[half:]
     angle = position * 10_000.0 ** (-np.arange(half) / half)

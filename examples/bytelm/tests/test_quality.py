@@ -15,7 +15,7 @@ from bytelm.model import ByteLM, ModelConfig, initialize
 
 import generate_quality
 from ao_core import WeightOnlyConfig
-from ao_core.registry import registry
+from ao_core.ext import registry
 
 
 @pytest.fixture

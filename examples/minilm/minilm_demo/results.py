@@ -24,12 +24,12 @@ class Layer:
     """One weight of a variant."""
 
     fqn: str
-    #: "quantized", "kept" or "skipped"
+    #: "changed", "unchanged" or "skipped"
     status: str
     reason: str
     bytes_before: int
     bytes_after: int
-    #: None unless quantized
+    #: None unless changed
     sqnr_db: float | None
     kernel: str
 

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ao_core import Config, FqnToConfig, QTensor, Report, quantize_, save_model
-from ao_core.errors import AoError
-from ao_core.registry import registry
-from ao_core.tensor import repack
+from ao_core.ext import AoError, registry, repack
 from minilm_demo import minilm
 
 #: the variants that others are measured against

@@ -24,8 +24,10 @@ def _result(name: str, output_db: float, sqnr_db: float | None) -> Result:
         if name not in ("fp32", "bf16") or dtype == name
     }
     layers = [
-        Layer(_NAME, "quantized", "", 4000, 1040, sqnr_db, "row_scaled"),
-        Layer("embeddings.word_embeddings.weight", "kept", "an <embedding>", 9000, 9000, None, ""),
+        Layer(_NAME, "changed", "", 4000, 1040, sqnr_db, "row_scaled"),
+        Layer(
+            "embeddings.word_embeddings.weight", "unchanged", "an <embedding>", 9000, 9000, None, ""
+        ),
     ]
     return Result(
         name,

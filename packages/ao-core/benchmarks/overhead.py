@@ -30,9 +30,9 @@ FORMATS = {
 }
 SIZES = ((64, 64), (256, 256))
 DENSE = "nn.Linear"
-#: a quantized layer whose kernel is the dense product: what is left is our own Python
+#: a quantized layer whose kernel is the dense matmul: what is left is our own Python
 DISPATCH = "dispatch"
-_DISPATCHED = Spec("int8", (1, WHOLE), options=(("dense_product", True),))
+_DISPATCHED = Spec("int8", (1, WHOLE), options=(("dense_matmul", True),))
 
 #: an input that needs a gradient, as below the adapters of LoRA: the forward pass, and both
 GRAD, BACKWARD = "grad", "grad, backward"
@@ -132,7 +132,7 @@ def quantized(layer: nn.Linear, spec: Spec) -> nn.Linear:
     return copy
 
 
-#: the weight that `_dense_product` multiplies by
+#: the weight that `_dense_matmul` multiplies by
 _served: list[Tensor] = []
 
 
@@ -140,7 +140,7 @@ def _serve_dense(layer: nn.Linear) -> None:
     _served[:] = [layer.weight]
 
 
-def _dense_product(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+def _dense_matmul(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, _served[0], bias)
 
 
@@ -154,8 +154,8 @@ def _refuses(call: Call) -> str | None:
 
 register(
     Kernel(
-        "dense_product", "linear", "plain", "cpu", _dense_product, 1000,
-        refuses=_refuses, options=("dense_product",),
+        "dense_matmul", "linear", "plain", "cpu", _dense_matmul, 1000,
+        refuses=_refuses, options=("dense_matmul",),
     )
 )  # fmt: skip
 register(
@@ -164,7 +164,7 @@ register(
 
 TEXT = f"""\
 Eager call of one linear layer at batch 1, small enough for its arithmetic not to matter, on one thread.
-`{DISPATCH}` is a quantized weight whose kernels are the dense product and the dense weight: what it takes
+`{DISPATCH}` is a quantized weight whose kernels are the dense matmul and the dense weight: what it takes
 beyond `nn.Linear` is what ao adds to any call. *over its kernel*: beyond calling the format's kernel function
 directly.
 Mode `{GRAD}`: the input needs a gradient, and the forward pass is timed; `{BACKWARD}`: both passes, where the

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -113,16 +114,49 @@ def test_a_transform_that_raises(error: str) -> None:
 
 
 def test_a_progress_function_that_raises() -> None:
+    """Strict, while weights are tried nothing has changed; later each is whole, and the next call goes on."""
     model = _model(nn.Linear(8, 4))
     before = Before(model)
+    quantized = []
 
-    def stop(done: int, total: int, name: str) -> None:
-        if done == total:
-            raise Stopped("in the middle")
+    def stop_at(share: float) -> Callable[[int, int, str], None]:
+        def stop(done: int, total: int, name: str) -> None:
+            quantized.append(any(isinstance(p, QTensor) for p in model.parameters()))
+            if done >= share * total:
+                raise Stopped("in the middle")
 
+        return stop
+
+    for share in (0.0, 0.3, 0.5):
+        with pytest.raises(Stopped):
+            ao_core.quantize_(model, Breaking(), progress=stop_at(share), strict=True)
+        before.check()
+    assert not any(quantized)
     with pytest.raises(Stopped):
-        ao_core.quantize_(model, Breaking(), progress=stop, strict=True)
-    before.check()
+        ao_core.quantize_(model, Breaking(), progress=stop_at(1), strict=True)
+    assert isinstance(model[4].weight, QTensor)
+    assert not ao_core.quantize_(model, Breaking(), strict=True).with_status("changed")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_memory_holds_the_model_and_one_weight(
+    strict: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted are weights in memory, dense and quantized, whenever one was made."""
+    model = nn.Sequential(*[nn.Linear(13, 17) for _ in range(6)])
+    made = []
+
+    def count(dense: Tensor, new: Tensor) -> None:
+        gc.collect()
+        held = [o for o in gc.get_objects() if type(o) in (QTensor, nn.Parameter)]
+        parts = [o.qdata if isinstance(o, QTensor) else o for o in held if o.shape == (17, 13)]
+        memory = {part.data_ptr() for part in parts}
+        made.append(len(memory))
+
+    monkeypatch.setattr("ao_core.quantize.sample_sqnr", count)
+    ao_core.quantize_(model, Breaking(), strict=strict)
+    assert len(made) == (12 if strict else 6)
+    assert set(made) == {7}
 
 
 def test_the_second_of_a_kind_that_raises() -> None:

@@ -141,7 +141,7 @@ def test_bound_kernels_do_not_grow_without_end(weight: QTensor) -> None:
     assert len(weight._bound) <= 256
 
 
-def test_autocast_decides_the_dtype_of_the_product(weight: QTensor) -> None:
+def test_autocast_decides_the_dtype_of_the_matmul(weight: QTensor) -> None:
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(2))
     bias = torch.ones(32)
     with torch.autocast("cpu", torch.bfloat16):

@@ -168,7 +168,7 @@ def test_neither_model_nor_quantized_tensor():
         explain(torch.zeros(3))
 
 
-def test_products_of_a_compute_weight():
+def test_matmuls_of_a_compute_weight():
     row = Spec("f8e4m3", (1, WHOLE), act=Spec("f8e4m3", (1, WHOLE)))
     w = ComputeWeight(torch.zeros(8, 64), row, None, row)
     (found,) = explain(w, torch.zeros(2, 3, 64))
@@ -187,7 +187,7 @@ def test_products_of_a_compute_weight():
     assert json.loads(json.dumps(explanation.to_dict()))["weights"][0]["spec"] is None
 
 
-def test_products_of_experts():
+def test_matmuls_of_experts():
     row = Spec("f8e4m3", (1, WHOLE), act=Spec("f8e4m3", (1, WHOLE)))
     w = ComputeWeight(torch.zeros(3, 8, 64), row, row, row)
     (found,) = explain(w, torch.zeros(6, 64))

@@ -63,7 +63,12 @@ def test_loads_no_heavy_module_and_no_plugin(
 
 
 def test_is_lazy(new_modules: dict[str, list[str]]) -> None:
-    assert new_modules[LAZY] == ["ao_core", "ao_core.__about__", "ao_core.safe_globals"]
+    assert new_modules[LAZY] == [
+        "ao_core",
+        "ao_core.__about__",
+        "ao_core.lazy",
+        "ao_core.safe_globals",
+    ]
 
 
 def test_every_public_name_resolves(new_modules: dict[str, list[str]]) -> None:

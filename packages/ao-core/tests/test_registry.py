@@ -16,6 +16,7 @@ from ao_core.records import (
     Algorithm,
     Call,
     DType,
+    FolderKind,
     Kernel,
     Op,
     Recipe,
@@ -85,6 +86,7 @@ def test_each_type_goes_to_its_table(registry, layouts_module):
         "transforms": (transform("t"), "t"),
         "algorithms": (Algorithm("a", SomeConfig, tuple, tuple), "a"),
         "recipes": (Recipe("r", SomeConfig()), "r"),
+        "folder_kinds": (FolderKind("f", bool, str, dict, str), "f"),
         "optimizers": (MyAdam, "MyAdam"),
     }
     assert list(registry.tables) == list(records)

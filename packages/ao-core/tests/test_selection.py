@@ -14,7 +14,9 @@ import ao_core
 from ao_core import WHOLE, Call, Kernel, QTensor, Spec, quantize_tensor
 from ao_core.dispatch import select
 from ao_core.layouts import Parts
+from ao_core.layouts.int4_cpu import Int4Cpu
 from ao_core.registry import registry
+from ao_core.tensor import repack
 from ao_core.testing.base import gaussian
 from ao_core.testing.registered import registered
 
@@ -98,6 +100,31 @@ def test_only_explain_writes_again(watched: Watched, weight: QTensor) -> None:
         assert watched.asked["linear"] == times
     select(call)
     assert watched.asked["linear"] == 2
+
+
+def test_layouts_are_asked_once_for_weights_that_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`repack` ranks the layouts by kernel once for a kind of weight, an epoch and a pin."""
+    asked: Counter[str] = Counter()
+
+    def refuses(self: Int4Cpu, *args: object) -> str | None:
+        asked["layout"] += 1
+        return refused(self, *args)
+
+    refused = Int4Cpu.refuses
+    monkeypatch.setattr(Int4Cpu, "refuses", refuses)
+    spec = Spec("uint4", (1, 32), "bfloat16", zero_point="int", layout="packed")
+    ao_core.reopen()
+    weights = [quantize_tensor(gaussian((32, 64), seed=seed), spec) for seed in range(3)]
+    kinds = [repack(w, torch.bfloat16).spec.layout for w in weights]
+    assert asked["layout"] == 1
+    assert kinds == kinds[:1] * 3
+    assert kinds[0] != "packed"
+    with ao_core.kernels("reference"):
+        assert repack(weights[0], torch.bfloat16).spec.layout == "packed"
+    assert asked["layout"] == 2
+    ao_core.reopen()
+    repack(weights[0], torch.bfloat16)
+    assert asked["layout"] == 3
 
 
 def test_pins_and_epochs_ask_anew(watched: Watched, weight: QTensor) -> None:

@@ -146,7 +146,7 @@ def test_it_is_the_wheel_that_runs(environment, used):
 
 
 def test_packs_saves_and_compiles(used):
-    assert used["bytes"] == 48 * 32 + 48 * 2 * 2  # two codes a byte, one bfloat16 scale in 32
+    assert used["bytes"] == 48 * 32 + 48 * 2 * 2  # two codes per byte, one bfloat16 scale in 32
     assert used["loaded"] is True
     assert used["compiled"] < 1e-5
 

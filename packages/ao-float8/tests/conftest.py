@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ao_core import quantize_
-from ao_core.numerics import sqnr
+from ao_core.ext.numerics import sqnr
 
 
 @pytest.fixture(autouse=True)

@@ -9,17 +9,26 @@ import pytest
 import torch
 from torch import nn
 
-from ao_core import ComputeWeight, FqnToConfig, QTensor, quantize_
-from ao_core.config import config_from_json, config_from_yaml, config_to_json, config_to_yaml
-from ao_core.errors import ConfigError, QuantizationError, UnknownNameError
-from ao_core.outcome import NothingConvertedWarning
-from ao_core.recipes import WeightOnlyConfig
-from ao_core.tensor import quantize_tensor
-from ao_core.tensor.saving import load_model, save_model
+from ao_core import (
+    ComputeWeight,
+    FqnToConfig,
+    QTensor,
+    WeightOnlyConfig,
+    config_from_json,
+    config_from_yaml,
+    config_to_json,
+    config_to_yaml,
+    load_model,
+    quantize_,
+    quantize_tensor,
+    save_model,
+)
+from ao_core.ext import ConfigError, QuantizationError, UnknownNameError
+from ao_core.ext.quantizing import NothingConvertedWarning
 from ao_float8 import (
     EmulationWarning,
     Float8LinearConfig,
-    Float8Product,
+    Float8Matmul,
     convert_to_float8_training,
     float8_fallback,
 )
@@ -180,8 +189,8 @@ def test_unknown_names(quiet):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"output": Float8Product("rows")}, "granularity='rows' of output"),
-        ({"grad_input": Float8Product(a="e3m4")}, "a='e3m4' of grad_input"),
+        ({"output": Float8Matmul("rows")}, "granularity='rows' of output"),
+        ({"grad_input": Float8Matmul(a="e3m4")}, "a='e3m4' of grad_input"),
         ({"grad_weight": "row"}, "grad_weight='row'"),
         ({"min_mean_dim": -1}, "min_mean_dim=-1"),
     ],
@@ -196,7 +205,7 @@ def test_configurations_are_text(name):
     config = Float8LinearConfig.from_recipe_name(name, power_of_two_scales=True, min_mean_dim=7)
     assert config_from_json(config_to_json(config)) == config
     assert config_from_yaml(config_to_yaml(config)) == config
-    assert isinstance(config.output, Float8Product)
+    assert isinstance(config.output, Float8Matmul)
 
 
 @pytest.mark.parametrize(("recipe", "group"), [("rowwise", "row"), ("tensorwise", "tensor")])

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ao_core import ComputeWeight, quantize_
-from ao_core.errors import UnsupportedOp
-from ao_core.numerics import sqnr
+from ao_core.ext import UnsupportedOp
+from ao_core.ext.numerics import sqnr
 
 ENDS = {"ragged": [4, 4, 9, 11], "all": [3, 6, 9, 11], "one": [0, 0, 11, 11], "none": [0, 0, 0, 0]}
 ROWS = 11

@@ -13,8 +13,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 
 from ao_core import QTensor, dequantize_, quantize_
-from ao_core.errors import UnsupportedOp
-from ao_core.tensor import stochastic_rounding
+from ao_core.ext import UnsupportedOp, stochastic_rounding
 
 OPTIMIZERS = (
     ("AdamW", {}),

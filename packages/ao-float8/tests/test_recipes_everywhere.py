@@ -18,9 +18,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 from ao_core import ComputeWeight, quantize_
-from ao_core.errors import UnsupportedOp
-from ao_core.numerics import sqnr
-from ao_core.tensor import stochastic_rounding
+from ao_core.ext import UnsupportedOp, stochastic_rounding
+from ao_core.ext.numerics import sqnr
 from ao_core.testing.programs import mesh_of_one
 from ao_float8 import float8_fallback
 from ao_float8.recipes import RECIPES
@@ -151,7 +150,7 @@ def test_transforms_of_functions(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", COMPUTE)
-def test_a_product_in_other_words(recipe: str) -> None:
+def test_a_matmul_in_other_words(recipe: str) -> None:
     model = make(recipe)[0]
     weight, bias = model.weight, model.bias
     expected = gradients(model)

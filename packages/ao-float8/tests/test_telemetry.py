@@ -14,8 +14,8 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from ao_core import quantize_
-from ao_core.compute import Matmuls
-from ao_core.errors import ConfigError, MissingExtraError
+from ao_core.ext import ConfigError, MissingExtraError
+from ao_core.ext.compute import Matmuls
 from ao_float8 import (
     MXTrainingConfig,
     NonFiniteWarning,
@@ -41,7 +41,7 @@ def _find(records, layer, matmul, tensor) -> PrecisionRecord:
     return record
 
 
-def test_every_operand_of_every_product():
+def test_every_operand_of_every_matmul():
     model, x = _model(), torch.randn(5, 32)
     with precision_telemetry(model) as telemetry:
         _step(model, x)

@@ -7,10 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ao_core import ComputeWeight, QTensor, Spec, load_model, quantize_, save_model
-from ao_core.errors import ConfigError, UnsupportedOp
-from ao_core.spec import WHOLE
-from ao_core.tensor import fake_quantize
+from ao_core import WHOLE, ComputeWeight, QTensor, Spec, load_model, quantize_, save_model
+from ao_core.ext import ConfigError, UnsupportedOp, fake_quantize
 from ao_float8 import MXTrainingConfig, stochastic_rounding
 
 INT8, TERNARY = (

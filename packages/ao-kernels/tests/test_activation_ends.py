@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core import WHOLE, Call, QTensor, Spec, quantize_tensor
-from ao_core.dispatch import select
-from ao_core.tensor import to_layout
+from ao_core.ext import to_layout
+from ao_core.ext.kernels import select
 
 ROW = (1, WHOLE)
 #: weights with and without zero points, in codes and in tables
@@ -64,7 +64,7 @@ def test_a_token_of_zeros_makes_zeros(weight: str, columns: int) -> None:
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_an_infinity_spreads_as_in_the_dense_product(spec: Spec, dtype: torch.dtype) -> None:
+def test_an_infinity_spreads_as_in_the_dense_matmul(spec: Spec, dtype: torch.dtype) -> None:
     """What zero points take off is no infinity less another one: only a weight of 0 makes NaN."""
     weight = randn(37, 192)
     weight[5, 64:128] = 0

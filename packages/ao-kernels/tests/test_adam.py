@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core import QTensor, Spec, quantize_tensor
-from ao_core.numerics import relative_error
-from ao_core.records import DType
-from ao_core.registry import registry
+from ao_core import DType, QTensor, Spec, quantize_tensor
+from ao_core.ext import registry
+from ao_core.ext.numerics import relative_error
 from ao_core.testing.base import same_bits
 from ao_kernels.cpu.adam import adam_step
 

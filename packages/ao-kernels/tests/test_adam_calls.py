@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core import QTensor, Spec, lut_dtype, quantize_tensor, register, reopen
-from ao_core.errors import UnsupportedOp
-from ao_core.registry import registry
+from ao_core.ext import UnsupportedOp, registry
 from ao_core.testing.base import same_bits
 from ao_core.testing.warm import run_python
 from ao_kernels.cpu.adam import adam_step
@@ -151,8 +150,8 @@ def test_formats_that_are_too_fine() -> None:
 ALONE = """
 import warnings
 warnings.simplefilter("error")
-from ao_core.dispatch import unused
-from ao_core.registry import registry
+from ao_core.ext.kernels import unused
+from ao_core.ext import registry
 assert "cpu_adam_step" in registry.kernels and "adam_step" not in registry.ops
 print(unused(registry.kernels.get("cpu_adam_step")))
 print(unused(registry.kernels.get("cpu_quantize_plain")))

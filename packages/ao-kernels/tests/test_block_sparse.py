@@ -10,10 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core import WHOLE, Call, QTensor, Spec
-from ao_core.dispatch import select
-from ao_core.layouts import Parts
-from ao_core.registry import registry
-from ao_core.spec import NO_SCALE
+from ao_core.ext import NO_SCALE, Parts, registry
+from ao_core.ext.kernels import select
 from ao_kernels.cpu.block_sparse import BsrCpu
 
 ROW, TENSOR = (1, WHOLE), (WHOLE, WHOLE)
@@ -41,7 +39,7 @@ class Weight(NamedTuple):
 
 
 def sized(spec: Spec, side: int) -> Spec:
-    """The format in the native layout, in blocks of a side."""
+    """The format in the kernel's layout, in blocks of a side."""
     return Spec(
         spec.dtype,
         spec.block,
@@ -81,10 +79,10 @@ def weight(spec: Spec, shape: tuple[int, int], side: int, share: float = 0.5) ->
         "col_indices": kept.nonzero()[:, 1].to(torch.int32),
         "crow_indices": F.pad(kept.sum(1).cumsum(0), (1, 0)).to(torch.int32),
     }
-    native = sized(spec, side)
-    assert LAYOUT.refuses(native, shape, fmt) is None
-    stored = LAYOUT.from_canonical(parts, native, shape, fmt)
-    return Weight(QTensor(stored, native, shape, torch.float32), parts, values)
+    sized_spec = sized(spec, side)
+    assert LAYOUT.refuses(sized_spec, shape, fmt) is None
+    stored = LAYOUT.from_canonical(parts, sized_spec, shape, fmt)
+    return Weight(QTensor(stored, sized_spec, shape, torch.float32), parts, values)
 
 
 def quantized(x: Tensor, spec: Spec) -> Tensor:
@@ -113,7 +111,7 @@ def check(made: Weight, m: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-class TestProduct:
+class TestMatmul:
     @pytest.mark.parametrize("m", [1, 2, 6, 7, 13, 70])
     def test_rows(self, spec: Spec, dtype: torch.dtype, m: int) -> None:
         check(weight(spec, (70, 100), 16), m, dtype)
@@ -145,11 +143,11 @@ def test_nothing_is_read_of_empty_blocks() -> None:
     made = weight(SPECS[1], (32, 64), 32, 1.0)
     parts = dict(made.parts, crow_indices=torch.tensor([0, 1], dtype=torch.int32))
     parts |= {"qdata": parts["qdata"][:1], "col_indices": parts["col_indices"][:1]}
-    native = LAYOUT.from_canonical(parts, made.w.spec, (32, 64), made.w.format)
+    stored = LAYOUT.from_canonical(parts, made.w.spec, (32, 64), made.w.format)
     x = torch.randn(3, 64)
     expected = x[:, :32].double() @ made.values[:, :32].T
     x[:, 32:] = torch.nan
-    out = F.linear(x, QTensor(native, made.w.spec, (32, 64), torch.float32))
+    out = F.linear(x, QTensor(stored, made.w.spec, (32, 64), torch.float32))
     assert (out.double() - expected).norm() <= 1e-6 * expected.norm()
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ao_core import WHOLE, QTensor, Spec, quantize_tensor
-from ao_core.tensor import repack
+from ao_core.ext import repack
 from ao_core.testing.programs import aot_inductor
 from ao_kernels.cpu.linear import product_arguments
 

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from ao_core import WHOLE, Call, Spec, quantize_tensor
-from ao_core.dispatch import select
-from ao_core.registry import registry
-from ao_core.tensor import to_layout
+from ao_core.ext import registry, to_layout
+from ao_core.ext.kernels import select
 from ao_core.testing import KernelSuite
 from ao_kernels.cpu.embedding import TILE_KERNELS
 

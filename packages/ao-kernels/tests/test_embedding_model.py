@@ -13,9 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ao_core import QTensor, Spec, load_model, quantize_, quantize_tensor, save_model
-from ao_core.recipes import WeightOnlyConfig
-from ao_core.tensor import repack
+from ao_core import (
+    QTensor,
+    Spec,
+    WeightOnlyConfig,
+    load_model,
+    quantize_,
+    quantize_tensor,
+    save_model,
+)
+from ao_core.ext import repack
 from ao_core.testing.layout_values import same_parts
 
 CONFIGS = {
@@ -133,7 +140,7 @@ def test_pickles_and_state_dicts(name: str, tmp_path: Path) -> None:
         assert torch.equal(fresh(IDS), expected)
 
 
-def test_copies_forget_the_product_of_the_original() -> None:
+def test_copies_forget_the_matmul_of_the_original() -> None:
     """What a weight remembers for its matmuls must not outlive a change, nor travel with a copy."""
     spec = Spec("int4", (1, 32), layout="packed")
     generator = torch.Generator().manual_seed(0)

@@ -19,7 +19,7 @@ PROGRAM = """
 import os, signal, sys, threading, torch
 import torch.nn.functional as F
 from ao_core import Spec, quantize_tensor
-from ao_core.tensor import repack
+from ao_core.ext import repack
 from ao_kernels.cpu.library import load
 
 def threads():

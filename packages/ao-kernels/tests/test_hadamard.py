@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ao_core.dispatch import select
-from ao_core.numerics import hadamard_factors, hadamard_matrix, hadamard_transform, has_hadamard
-from ao_core.records import Call
-from ao_core.registry import registry
-from ao_core.tensor import hadamard
-from ao_core.tensor.rotation import hadamard_spec
+from ao_core import Call
+from ao_core.ext import hadamard, registry
+from ao_core.ext.kernels import hadamard_spec, select
+from ao_core.ext.numerics import hadamard_factors, hadamard_matrix, hadamard_transform, has_hadamard
 from ao_core.testing import KernelSuite
 from ao_core.testing.base import gaussian
 from ao_core.testing.kernel_rotation import transformed

@@ -20,11 +20,11 @@ def run(code, **env):
     return run_python("-c", code, env={**free, **env}, check=True).stdout.strip()
 
 
-WHY_NOT = "from ao_kernels.cpu import library; print(library.why_not())"
+WHY_NOT = "from ao_kernels.cpu import library; print(library.unavailable())"
 
 
 def test_the_library_serves():
-    assert library.why_not() is None
+    assert library.unavailable() is None
     library.load()
     assert library.isa() in ISAS
 
@@ -33,7 +33,7 @@ def test_importing_the_package_and_its_plugin_does_not_load_the_library():
     code = (
         "import ao_kernels, ao_kernels.plugin, torch\n"
         "from ao_kernels.cpu import library\n"
-        "print(str(library.library_path()) in torch.ops.loaded_libraries, library.why_not(),\n"
+        "print(str(library.library_path()) in torch.ops.loaded_libraries, library.unavailable(),\n"
         "      str(library.library_path()) in torch.ops.loaded_libraries)"
     )
     assert run(code) == "False None True"
@@ -106,7 +106,7 @@ def test_threads_that_ask_at_once_load_it_once(fresh, monkeypatch):
 
     def ask():
         ready.wait()
-        reasons.append(library.why_not())
+        reasons.append(library.unavailable())
 
     reasons: list[str | None] = []
     monkeypatch.setattr(library, "_load", slow_load)

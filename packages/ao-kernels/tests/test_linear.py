@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core import WHOLE, Call, QTensor, Spec, lut_dtype, quantize_tensor, register, reopen
-from ao_core.dispatch import select
-from ao_core.registry import registry
-from ao_core.tensor import fake_quantize, to_layout
+from ao_core.ext import fake_quantize, registry, to_layout
+from ao_core.ext.kernels import select
 
 ROW, TENSOR = (1, WHOLE), (WHOLE, WHOLE)
 NAMES = [

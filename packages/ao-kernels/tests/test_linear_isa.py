@@ -21,7 +21,7 @@ FILES = (
 SHARED = {("amx", "avx512"): ("test_linear.py", "test_threads.py", "test_super_blocks.py")}
 #: what does not depend on the instruction set
 LEFT_OUT = "is_a_candidate or reasons or describes or fork"
-WHY_NOT = "from ao_kernels.cpu import library; print(library.why_not() or '')"
+WHY_NOT = "from ao_kernels.cpu import library; print(library.unavailable() or '')"
 
 
 def reason(isa: str) -> str:

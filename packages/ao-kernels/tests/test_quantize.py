@@ -13,11 +13,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ao_core import WHOLE, Call, QTensor, Spec, lut_dtype, quantize_tensor, register, reopen
-from ao_core.dispatch import candidates, select
-from ao_core.numerics import error_sums, expand
-from ao_core.registry import registry
-from ao_core.tensor.codec import decode_reference
-from ao_core.tensor.create import encode_reference
+from ao_core.ext import registry
+from ao_core.ext.kernels import candidates, decode_reference, encode_reference, select
+from ao_core.ext.numerics import error_sums, expand
 from ao_core.testing import KernelSuite
 from ao_core.testing.base import same_bits
 from ao_core.testing.kernel_codecs import CODEC_SPECS, contents

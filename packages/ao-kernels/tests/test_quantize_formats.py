@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ao_core import DType, float_dtype, int_dtype, lut_dtype
-from ao_core.numerics import FloatFormat
-from ao_core.registry import registry
+from ao_core.ext import registry
+from ao_core.ext.numerics import FloatFormat
 from ao_kernels.cpu.formats import Format, format_of
 from ao_kernels.cpu.library import load
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ao_core import WHOLE
-from ao_core.numerics import choose_qparams, quantize_affine
-from ao_core.registry import registry
-from ao_core.spec import Spec
-from ao_core.tensor.create import encode_reference
+from ao_core import WHOLE, Spec
+from ao_core.ext import registry
+from ao_core.ext.kernels import encode_reference
+from ao_core.ext.numerics import choose_qparams, quantize_affine
 from ao_core.testing.base import same_bits
 from ao_core.testing.kernel_codecs import contents
 from ao_kernels.cpu.library import load

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from ao_core import WHOLE, Spec, kernels, quantize_tensor
-from ao_core.tensor import repack
+from ao_core.ext import repack
 
 
 @pytest.mark.parametrize("rule", ["absmax", "absmean", "greatest"])
 @pytest.mark.parametrize(("dtype", "layout"), [("int8", "plain"), ("int4", "packed")])
 @pytest.mark.parametrize("rows", [1, 5, 33])
-def test_products_follow_the_rule(dtype: str, layout: str, rows: int, rule: str) -> None:
+def test_matmuls_follow_the_rule(dtype: str, layout: str, rows: int, rule: str) -> None:
     generator = torch.Generator().manual_seed(0)
     w, x = (torch.randn(n, 256, generator=generator).bfloat16() for n in (64, rows))
     act = Spec("int8", (1, WHOLE), options=(("scale_rule", rule),))

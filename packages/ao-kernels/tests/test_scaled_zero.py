@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ao_core.dispatch import candidates, select
-from ao_core.records import Call
-from ao_core.spec import Spec
+from ao_core import Call, Spec
+from ao_core.ext.kernels import candidates, select
 
 SPEC = Spec("uint4", (1, 32), "float16", "offset", "packed")
 SHAPE = (32, 64)

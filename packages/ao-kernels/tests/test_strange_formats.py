@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 import torch
 
-from ao_core.numerics import encode_codebook
-from ao_core.records import DType
-from ao_core.registry import registry
+from ao_core import DType
+from ao_core.ext import registry
+from ao_core.ext.numerics import encode_codebook
 from ao_core.testing import DTypeSuite
 from ao_core.testing.registered import registered
 
@@ -53,11 +53,11 @@ FORMATS = (
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
-def test_products_are_right_at_any_width(fmt):
+def test_matmuls_are_right_at_any_width(fmt):
     with registered(*FORMATS):
-        type("Suite", (DTypeSuite,), {"dtype": fmt.name})().test_products("cpu")
+        type("Suite", (DTypeSuite,), {"dtype": fmt.name})().test_matmuls("cpu")
 
 
 @pytest.mark.parametrize("name", [d.name for d in registry.dtypes.values() if d.kind != "codebook"])
-def test_products_of_known_formats(name):
-    type("Suite", (DTypeSuite,), {"dtype": name})().test_products("cpu")
+def test_matmuls_of_known_formats(name):
+    type("Suite", (DTypeSuite,), {"dtype": name})().test_matmuls("cpu")

@@ -6,7 +6,7 @@ import pytest
 import torch.nn.functional as F
 
 from ao_core import WHOLE, Spec
-from ao_core.registry import registry
+from ao_core.ext import registry
 from ao_core.testing import KernelSuite, LayoutSuite
 from ao_core.testing.base import gaussian
 from ao_core.testing.samples import SPECS, Sample
@@ -36,7 +36,7 @@ LAYOUT_SPECS = (
     Spec("uint7", (1, 32), "float16", "offset"),
 )
 #: every number format, and every one that goes with each way to quantize activations
-PRODUCT_SPECS = (
+MATMUL_SPECS = (
     *SPECS,
     Spec("nf4", (1, 16), Spec("f8e4m3", (WHOLE, WHOLE))),
     *(Spec(name, (1, 32), "bfloat16") for name in NAMES),
@@ -84,19 +84,19 @@ class TestDynamicTiles8(Dynamic):
 
 class TestLinear(KernelSuite):
     kernel = "cpu_tiles_linear"
-    specs = PRODUCT_SPECS
+    specs = MATMUL_SPECS
 
 
 class TestLinear8(KernelSuite):
     kernel = "cpu_tiles8_linear"
-    specs = PRODUCT_SPECS
+    specs = MATMUL_SPECS
 
 
 class TestGrouped(KernelSuite):
     kernel = "cpu_tiles_grouped_linear"
-    specs = PRODUCT_SPECS
+    specs = MATMUL_SPECS
 
 
 class TestGrouped8(KernelSuite):
     kernel = "cpu_tiles8_grouped_linear"
-    specs = PRODUCT_SPECS
+    specs = MATMUL_SPECS

@@ -1,4 +1,4 @@
-"""Scales of scales and scaled zero points in tiles: blocks of GGUF, double quantization, others."""
+"""Scales of scales and offset zero points in tiles: blocks of GGUF, double quantization, others."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core import WHOLE, Call, QTensor, Spec, quantize_tensor
-from ao_core.dispatch import select
-from ao_core.explanation import explain
-from ao_core.registry import registry
-from ao_core.tensor import fake_quantize, repack, to_layout
+from ao_core import WHOLE, Call, QTensor, Spec, explain, quantize_tensor
+from ao_core.ext import fake_quantize, registry, repack, to_layout
+from ao_core.ext.kernels import select
 from ao_core.testing.layout_values import same_parts
 
 ROW = (1, WHOLE)
@@ -124,7 +122,7 @@ def test_bytes_of_a_weight() -> None:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_products(name: str) -> None:
+def test_matmuls(name: str) -> None:
     """As exact as float32 allows, and in 16 bits as the dense matmul of the values in 16 bits."""
     w, values = tiled(SPECS[name], 70, 520)
     for dtype in DTYPES:
@@ -148,7 +146,7 @@ def test_products(name: str) -> None:
     "act", [Spec("int8", ROW), Spec("uint8", ROW, zero_point="int"), Spec("f8e4m3", ROW)], ids=str
 )
 @pytest.mark.parametrize("name", ["q4_k", "q4_1", "q6_k", "q2_k", "bytes, nested", "blocks"])
-def test_products_of_quantized_activations(name: str, act: Spec) -> None:
+def test_matmuls_of_quantized_activations(name: str, act: Spec) -> None:
     w, values = tiled(replace(SPECS[name], act=act), 40, 520)
     for m in (1, 3, 20):
         x = randn(m, 520) + 0.5

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core import WHOLE, QTensor, Spec, quantize_tensor
-from ao_core.tensor import repack
+from ao_core.ext import repack
 from ao_core.testing.warm import run_python
 
 ROW = (1, WHOLE)
@@ -77,7 +77,7 @@ PROGRAM = """
 import os, torch
 import torch.nn.functional as F
 from ao_core import Spec, quantize_tensor
-from ao_core.tensor import repack
+from ao_core.ext import repack
 torch.set_num_threads({before})
 w = repack(quantize_tensor(torch.randn(1024, 1024), Spec("int4", (1, 32), layout="packed")))
 assert w.spec.layout == "cpu_tiles"
@@ -149,7 +149,7 @@ FORK = """
 import multiprocessing, torch
 import torch.nn.functional as F
 from ao_core import Spec, quantize_tensor
-from ao_core.tensor import repack
+from ao_core.ext import repack
 
 # comparing so few results starts no threads of torch, which does not survive a fork either
 def child(queue, w, x, expected):

@@ -11,9 +11,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ao_core import WHOLE, QTensor, Spec, int_dtype, lut_dtype, quantize_tensor
-from ao_core.numerics import expand, full_block, unpack_bits
-from ao_core.registry import registry
-from ao_core.tensor import to_layout
+from ao_core.ext import registry, to_layout
+from ao_core.ext.numerics import expand, full_block, unpack_bits
 from ao_core.testing.base import same_bits
 from ao_core.testing.layout_values import same_parts
 from ao_core.testing.warm import run_python
@@ -254,7 +253,7 @@ def test_stored_codes_of_integers_count_from_the_least_value() -> None:
 def test_kinds_of_tables() -> None:
     others = [dtype for dtype in DTYPES if dtype.kind != "int"]
     kinds = {dtype.name: codes_of(dtype).kind for dtype in others}
-    # bytes of floats are the upper ones of float16, where codebooks are looked up
+    # bytes of floats are the upper ones of float16, where LUTs are looked up
     floats = {dtype.name for dtype in others if dtype.kind == "float" and dtype.bits == 8}
     assert kinds == {dtype.name: 2 if dtype.name in floats else 0 for dtype in others}
     few = codes_of(lut_dtype("few", [-2, -0.5, 0, 1, 4]))
@@ -308,7 +307,7 @@ PROGRAM = """
 import json, torch
 from torch import nn
 from ao_core import WeightOnlyConfig, explain, quantize_
-from ao_core.tensor import to_layout
+from ao_core.ext import to_layout
 model = nn.Sequential(nn.Linear(128, 32)).bfloat16()
 quantize_(model, WeightOnlyConfig("uint4", 32, "bfloat16", "int"))
 w, x = model[0].weight, torch.ones(2, 128).bfloat16()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ao_core.numerics import pack_bits
+from ao_core.ext.numerics import pack_bits
 from ao_kernels.cpu.library import load
 
 load()
@@ -145,7 +145,7 @@ def test_values_and_rows(bits: int, size: tuple[int, int, int]) -> None:
                 first = [None if p is None else p[:1] for p in (qdata, scale, outer, zero_point)]
                 assert torch.equal(ops.embedding(ids, *first, *where), expected[0][ids])
                 assert torch.equal(ops.embedding(ids.int(), *first, *where), expected[0][ids])
-        # scaled zero points, stored as scales are
+        # offset zero points, stored as scales are
         shift = by_element(scale.flip(1).float() * by_group(outer))
         expected = table[codes.long()] * by_element(factor) - shift
         given = (qdata, scale, outer, None, scale.flip(1), outer, table, n, k, bits, group, span)

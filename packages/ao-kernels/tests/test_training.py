@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from ao_core import WHOLE, QTensor, Spec, quantize_tensor
-from ao_core.tensor import repack
+from ao_core.ext import repack
 from ao_core.testing.programs import mesh_of_one
 
 ROW = (1, WHOLE)

@@ -10,15 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core import WHOLE, Call, Spec
-from ao_core.layouts import Parts
-from ao_core.numerics import expand, full_block, grid_shape, pack_bits
-from ao_core.registry import registry
-from ao_core.spec import NO_SCALE
+from ao_core.ext import NO_SCALE, Parts, registry
+from ao_core.ext.numerics import expand, full_block, grid_shape, pack_bits
 from ao_kernels.cpu.library import load
 from ao_kernels.cpu.two_four import TWO_FOUR_KERNELS, dequantize_two_four, group_of
 
 ROW, TENSOR = (1, WHOLE), (WHOLE, WHOLE)
-PRODUCT, DEQUANTIZE = TWO_FOUR_KERNELS
+MATMUL, DEQUANTIZE = TWO_FOUR_KERNELS
 DENSE = (
     *(Spec(name, ROW, NO_SCALE, layout="two_four") for name in ("fp32", "bf16", "fp16")),
     Spec("fp32", (1,), NO_SCALE, layout="two_four"),
@@ -94,7 +92,7 @@ def matmul(made: Weight, x: Tensor, bias: Tensor | None) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("spec", [*DENSE, *CODED], ids=str)
-def test_product(spec: Spec, dtype: torch.dtype) -> None:
+def test_matmul(spec: Spec, dtype: torch.dtype) -> None:
     for shape in SHAPES:
         n, k = shape
         made = weight(spec, shape)
@@ -102,7 +100,7 @@ def test_product(spec: Spec, dtype: torch.dtype) -> None:
         for m in (1, 2, 4, 5, 16):
             x = torch.randn(m, k, generator=torch.Generator().manual_seed(m)).to(dtype)
             call = Call("linear", spec, shape, (m, k), dtype, "cpu")
-            assert PRODUCT.refuses(call) is None
+            assert MATMUL.refuses(call) is None
             expected = x.double() @ made.values.T + bias.double()
             out = matmul(made, x, bias)
             assert (out.shape, out.dtype) == ((m, n), dtype)
@@ -148,8 +146,8 @@ def test_dequantize_experts() -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_what_the_product_refuses(spec: Spec, m: int, text: str) -> None:
-    reason = PRODUCT.refuses(Call("linear", spec, (8, 64), (m, 64), torch.float32, "cpu"))
+def test_what_the_matmul_refuses(spec: Spec, m: int, text: str) -> None:
+    reason = MATMUL.refuses(Call("linear", spec, (8, 64), (m, 64), torch.float32, "cpu"))
     assert reason is not None
     assert text in reason
 

@@ -40,7 +40,7 @@ WINDOW = 10
 
 
 def train(name: str, seed: int, corpus: data.Corpus, args: Any) -> dict[str, Any]:
-    """The loss of every step, and of held-out text at the end, in nats a byte."""
+    """The loss of every step, and of held-out text at the end, in nats per byte."""
     made = model.ByteLM(CONFIG)
     model.initialize(made, seed)
     cls, options = OPTIMIZERS[name]
@@ -79,8 +79,8 @@ def main() -> None:
         rows.append(
             {
                 "optimizer": name,
-                "bytes of state a parameter": round(each[0]["state_bytes"], 3),
-                "held-out loss, nats a byte": round(mean(found), 4),
+                "bytes of state per parameter": round(each[0]["state_bytes"], 3),
+                "held-out loss, nats per byte": round(mean(found), 4),
                 "against float32, %": f"{mean(beside):+.2f} ± {error_of_mean(beside):.2f}",
                 "of each seed, %": ", ".join(f"{value:+.2f}" for value in beside),
             }
@@ -122,7 +122,7 @@ def plot(curves: list[dict[str, Any]], path: Path) -> None:
         steps = range(WINDOW, WINDOW + len(smooth))
         above.plot(steps, smooth, label=curve["optimizer"], linewidth=1)
         below.plot(steps, 100 * (smooth / base - 1), linewidth=1)
-    above.set_ylabel("loss, nats a byte")
+    above.set_ylabel("loss, nats per byte")
     above.legend()
     below.set_ylabel("against float32, %")
     below.set_xlabel("step")

@@ -36,7 +36,7 @@ def main() -> None:
                 "times fused": times.median,
                 "95 %": times.interval(),
                 "first step beyond, s": each.first_seconds - seconds,
-                "bytes of state a parameter": state_bytes(each.optimizer, elements),
+                "bytes of state per parameter": state_bytes(each.optimizer, elements),
             }
         )
     record(

@@ -10,8 +10,8 @@ from torch import nn
 
 import ao_optim
 from ao_core import QTensor, quantize_tensor
-from ao_core.errors import CheckpointError
-from ao_core.numerics import dynamic_values
+from ao_core.ext import CheckpointError
+from ao_core.ext.numerics import dynamic_values
 from ao_core.testing.base import gaussian, same_bits
 
 SHAPES = ((97, 71), (71,))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ao_optim
-from ao_core.errors import UnknownNameError
+from ao_core.ext import UnknownNameError
 from ao_core.testing.base import same_bits
 
 BAD = [

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import ao_optim
 from ao_core import QTensor, Spec, quantize_tensor
-from ao_core.tensor import STOCHASTIC, stochastic_rounding
+from ao_core.ext import STOCHASTIC, stochastic_rounding
 from ao_optim import CPUOffloadOptimizer, GaLore, LowBitOptimizer, optimizers
 
 NAMES = optimizers.__all__

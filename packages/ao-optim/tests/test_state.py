@@ -12,7 +12,7 @@ from torch import nn
 
 import ao_optim
 from ao_core import QTensor, kernels
-from ao_core.errors import UnknownNameError, UnsupportedOp
+from ao_core.ext import UnknownNameError, UnsupportedOp
 from ao_core.testing.base import gaussian, same_bits
 from ao_optim import adam, apply, engine
 from ao_optim.formats import FORMATS, empty_state, format_named

@@ -56,7 +56,7 @@ def write_source(folder: Path, size: int, vocabulary: int) -> None:
     """A random checkpoint of at least `size` bytes, in files of 2 GB at most."""
     import torch
 
-    from ao_core.tensor.saving import write_checkpoint
+    from ao_core.ext.saving import write_checkpoint
 
     values = torch.randn(1 << 24).bfloat16()
 
@@ -74,7 +74,7 @@ def child(source: str, target: str, recipe: str, limit: int) -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    from ao_core.registry import registry
+    from ao_core.ext import registry
     from ao_quant import plan_checkpoint, quantize_checkpoint
 
     registry.recipes.names()  # plugins are loaded
@@ -147,11 +147,15 @@ def _with_kills(command: list[str], target: Path, seconds: float, kills: int) ->
 
 
 def _is_published(target: Path) -> bool:
-    """Whether nothing is left to do."""
-    from ao_core.checkpoints.files import MANIFEST, WORK
-    from ao_core.checkpoints.state import STATE
+    """Whether nothing is left to do; where that is so, all of it is read once more."""
+    from ao_core import verify_checkpoint
+    from ao_core.ext import CheckpointError
 
-    return (target / MANIFEST).exists() and not (target / WORK / STATE).exists()
+    try:
+        verify_checkpoint(target)
+    except CheckpointError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

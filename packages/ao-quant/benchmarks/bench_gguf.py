@@ -13,7 +13,7 @@ import gguf
 import torch
 from torch import Tensor
 
-from ao_core.numerics import sqnr
+from ao_core.ext.numerics import sqnr
 from ao_quant import GGUFWeightOnlyConfig
 from ao_quant.configs import GGUF_TYPES
 from ao_quant.gguf.blocks import block_size, from_blocks, to_blocks

@@ -35,7 +35,7 @@ def child(recipe: str, parameters: int, size: int) -> None:
     from torch import nn
 
     from ao_core import quantize_
-    from ao_core.registry import registry
+    from ao_core.ext import registry
 
     count = max(1, round(parameters / size**2))
     first = torch.empty(size, size, dtype=torch.bfloat16).normal_(std=1 / math.sqrt(size))

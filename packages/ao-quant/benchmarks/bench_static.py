@@ -22,7 +22,7 @@ SIZE = 1024
 TEXT = f"""\
 A linear layer of {SIZE}×{SIZE} in the dtype of its activations, on one thread. *dynamic* is the recipe
 `int8_dynamic_activation_int8_weight` with its best kernel here, *dynamic, plain* the same weight in the
-layout that the static one has, whose kernel finds scales before the product. *× dense*, the median of the
+layout that the static one has, whose kernel finds scales before the matmul. *× dense*, the median of the
 ratios within rounds with its interval, is faster below 1."""
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import ao_core
-from ao_core.registry import registry
+from ao_core.ext import registry
 from ao_quant.configs import CONFIGS
 from ao_quant.recipes import RECIPES
 

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from ao_core import WHOLE, Spec, load_model, quantize_, quantize_tensor, save_model
-from ao_core.errors import QuantizationError
-from ao_core.registry import registry
+from ao_core.ext import QuantizationError, registry
 from ao_core.testing import LayoutSuite
 from ao_quant import CodebookWeightOnlyConfig
 

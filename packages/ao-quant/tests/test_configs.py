@@ -7,8 +7,7 @@ import pytest
 
 import ao_core
 import ao_quant
-from ao_core.dtypes import FLOATS
-from ao_core.errors import ConfigError
+from ao_core.ext import FLOATS, ConfigError
 from ao_quant import configs as c
 from ao_quant.recipes import RECIPES
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ao_core import FqnToConfig, config_from_dict, quantize_
-from ao_core.errors import ConfigError, QuantizationError, UnknownNameError
+from ao_core.ext import ConfigError, QuantizationError, UnknownNameError
 from ao_quant import Int4WeightOnlyConfig
 
 

@@ -9,7 +9,7 @@ from torch import nn
 import ao_core
 import ao_quant
 from ao_core import WHOLE, QTensor, Spec, quantize_tensor
-from ao_core.errors import QuantizationError
+from ao_core.ext import QuantizationError
 
 _RECIPES = [r.name for r in ao_quant.recipes.RECIPES if "static" not in r.name]
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -8,7 +8,7 @@ from torch import nn
 
 import ao_core
 from ao_core import FqnToConfig, QTensor, WeightOnlyConfig
-from ao_core.registry import registry
+from ao_core.ext import registry
 from ao_quant.transforms import for_head
 
 ROWS, WIDTH = 96, 64

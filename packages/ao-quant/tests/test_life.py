@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ao_core import QTensor, dequantize_, quantize_
-from ao_core.tensor import quantize_tensor
+from ao_core import QTensor, dequantize_, quantize_, quantize_tensor
 
 #: sizes and dtype of a model: one whose weights stay in a canonical layout, and one for which a
 #: kernel on this device may choose its own

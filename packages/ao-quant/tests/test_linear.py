@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ao_core import kernels, quantize_
-from ao_core.tensor import fake_quantize
+from ao_core.ext import fake_quantize
 
 #: (out, in): square, odd, ragged with respect to every group, narrower than a group, single
 SHAPES = [(64, 128), (33, 77), (7, 129), (48, 300), (5, 3), (1, 1)]

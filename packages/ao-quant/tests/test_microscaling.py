@@ -160,14 +160,14 @@ def matmul(layer, config, x, sqnr_db, fake):
 
 
 @pytest.mark.parametrize("element", ["e4m3", "e2m3", "e2m1", "int8"])
-def test_products_of_mx_with_mx(element, sqnr_db):
+def test_matmuls_of_mx_with_mx(element, sqnr_db):
     layer, x = nn.Linear(77, 33), torch.randn(9, 77)
     config = MXDynamicActivationMXWeightConfig(element, element, "rceil")
     # float32 sums of the same numbers
     assert matmul(layer, config, x, sqnr_db, lambda t: mx(t, element, "rceil")[0]) > 110
 
 
-def test_products_of_two_elements(sqnr_db):
+def test_matmuls_of_two_elements(sqnr_db):
     layer, x = nn.Linear(77, 33), torch.randn(9, 77)
     w = layer.weight.detach().clone()
     quantize_(layer, MXDynamicActivationMXWeightConfig("e2m1", "e4m3", "floor"))
@@ -177,7 +177,7 @@ def test_products_of_two_elements(sqnr_db):
 
 
 @pytest.mark.parametrize("two_levels", [True, False])
-def test_products_of_nvfp4_with_nvfp4(two_levels, sqnr_db):
+def test_matmuls_of_nvfp4_with_nvfp4(two_levels, sqnr_db):
     layer, x = nn.Linear(77, 33), torch.randn(9, 77)
     config = NVFP4DynamicActivationNVFP4WeightConfig(two_levels)
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ao_core.registry import registry
+from ao_core.ext import registry
 from ao_quant import plugin
 from ao_quant.configs import CALIBRATED, CONFIGS
 

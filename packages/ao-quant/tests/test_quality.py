@@ -9,7 +9,7 @@ from torch import nn
 from ao_core import quantize_
 
 #: recipe -> least and greatest output SQNR in dB of both layers, and of either layer by itself.
-#: Default initialisation is uniform, where b bits give about 6 b dB a layer, and two layers 3 less.
+#: Default initialisation is uniform, where b bits give about 6 b dB per layer, and two layers 3 less.
 BOUNDS = {
     "int8_weight_only": ((44, 52), (47, 55)),
     "int4_weight_only": ((19.5, 25), (22.5, 27)),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ao_core
-from ao_core.errors import UnknownNameError
+from ao_core.ext import UnknownNameError
 from ao_quant import Int4WeightOnlyConfig, Int8WeightOnlyConfig, IntxWeightOnlyConfig
 from ao_quant.configs import GROUP_SIZES
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import ao_quant
 from ao_core import QTensor, Spec, quantize_
-from ao_core.errors import UnsupportedOp
+from ao_core.ext import UnsupportedOp
 
 _RECIPES = [r for r in ao_quant.recipes.RECIPES if "static" not in r.name]
 _IDS = [recipe.name for recipe in _RECIPES]

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ao_core import WHOLE, Spec
-from ao_core.dtypes import FLOATS
-from ao_core.tensor import quantize_tensor
+from ao_core import WHOLE, Spec, quantize_tensor
+from ao_core.ext import FLOATS
 from ao_quant import configs as c
 
 LINEAR = (48, 96)

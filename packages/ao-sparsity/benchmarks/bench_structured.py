@@ -26,7 +26,7 @@ TEXT = """\
 `remove_channels` makes of it for shares of the hidden features. Contenders take turns in shuffled rounds
 of one process; the weights of each, in copies where need be, exceed {rotated} MiB. *× dense* is how many
 times as fast as the dense one, the median over the rounds with its interval; *by flops* is what the
-products alone give."""
+matmuls alone give."""
 
 
 def mlp(k: int, n: int) -> nn.Sequential:

@@ -7,11 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch.sparse._semi_structured_conversions import sparse_semi_structured_to_dense_cutlass
 
-from ao_core import Call, QTensor, Spec, quantize_tensor
-from ao_core.errors import UnsupportedOp
-from ao_core.registry import registry
-from ao_core.spec import NO_SCALE, WHOLE
-from ao_core.tensor import fake_quantize, to_layout
+from ao_core import WHOLE, Call, QTensor, Spec, quantize_tensor
+from ao_core.ext import NO_SCALE, UnsupportedOp, fake_quantize, registry, to_layout
 from ao_sparsity.kernels import cslt_linear, cutlass_linear
 
 ROW = (1, WHOLE)
@@ -62,7 +59,7 @@ def stored(q, layout):
 @pytest.mark.parametrize("tokens", [(), (1,), (3, 5), (32,)], ids=str)
 @pytest.mark.parametrize("spec", [BF16, INT8, STATIC], ids=["bf16", "int8", "static"])
 @pytest.mark.parametrize("layout", KERNELS)
-def test_product(layout, spec, tokens):
+def test_matmul(layout, spec, tokens):
     q = quantize_tensor(weight(32, 128), spec, act_scale=0.03 if spec is STATIC else None)
     x = torch.randn(*tokens, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
     bias, rows = weight(1, 32)[0], x.reshape(-1, 128).float()

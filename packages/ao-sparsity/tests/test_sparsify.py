@@ -8,19 +8,18 @@ import torch.nn.functional as F
 from torch import nn
 
 from ao_core import (
+    WHOLE,
     FqnToConfig,
     QTensor,
     Spec,
+    WeightOnlyConfig,
     kernels,
     load_model,
     quantize_,
     quantize_tensor,
     save_model,
 )
-from ao_core.errors import ConfigError, QuantizationError
-from ao_core.recipes import WeightOnlyConfig
-from ao_core.spec import WHOLE
-from ao_core.tensor import fake_quantize
+from ao_core.ext import ConfigError, QuantizationError, fake_quantize
 from ao_sparsity import (
     block_sparse_weight,
     int4_weight_only_semi_sparse,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ao_core.recipes import WeightOnlyConfig
+from ao_core import WeightOnlyConfig
 from ao_core.testing import TransformSuite
 from ao_sparsity import (
     block_sparse_weight,

@@ -5,10 +5,10 @@ Names are imported when first used, so that `import ao_core` costs next to nothi
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ao_core.__about__ import __version__
+from ao_core.lazy import lazy_names
 from ao_core.safe_globals import mark
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         Algorithm,
         Call,
         DType,
+        FolderKind,
         Kernel,
         Op,
         OpCall,
@@ -65,6 +66,7 @@ _MODULES = {
     "Op": "ao_core.records",
     "OpCall": "ao_core.records",
     "QTensor": "ao_core.tensor",
+    "FolderKind": "ao_core.records",
     "Recipe": "ao_core.records",
     "Report": "ao_core.report",
     "ScaleMethod": "ao_core.records",
@@ -109,6 +111,7 @@ __all__ = [
     "ComputeWeight",
     "Config",
     "DType",
+    "FolderKind",
     "FqnToConfig",
     "Kernel",
     "Layout",
@@ -155,15 +158,4 @@ __all__ = [
 
 mark()
 
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module 'ao_core' has no attribute {name!r}")
-    value = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -105,6 +105,7 @@ class FqnToConfig(Config):
     Example: ``FqnToConfig({"lm_head": None, "re:.*mlp.*": int4_weight_only(), "*": "int8_weight_only"})``
     """
 
+    #: (name or pattern, configuration, or None to keep), in the order that they were given
     entries: tuple[tuple[str, Config | None], ...]
 
     def __init__(self, entries: Mapping[str, Config | str | None] | Any) -> None:
@@ -252,7 +253,12 @@ def config_to_dict(config: Config) -> dict[str, Any]:
 
 @checked
 def config_from_dict(data: Mapping[str, Any]) -> Config:
-    """Inverse of `config_to_dict`; unknown arguments and newer versions are errors."""
+    """Inverse of `config_to_dict`.
+
+    Raises:
+        ConfigError: `data` is no configuration, has an unknown argument, or was written by a newer version.
+        UnknownNameError: nobody registered a configuration of this name; names the package that wrote it.
+    """
     name = data.get("name")
     if not isinstance(name, str):
         raise ConfigError(f"data={shown(data)}: a configuration needs a 'name', which is a string")
@@ -334,7 +340,13 @@ def config_to_yaml(config: Config) -> str:
 
 @checked
 def config_from_yaml(text: str) -> Config:
-    """A configuration from its YAML text (extra "yaml")."""
+    """A configuration from its YAML text (extra "yaml").
+
+    Raises:
+        ConfigError: `text` is not YAML, or what it holds is no configuration.
+        UnknownNameError: nobody registered a configuration of this name.
+        MissingExtraError: PyYAML is not installed.
+    """
     yaml = _yaml()
     try:
         data = yaml.safe_load(text)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, wraps
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, TypeVar
 
 from ao_core.arguments import checked
 from ao_core.errors import ConfigError, UnsupportedOp
@@ -35,6 +35,7 @@ __all__ = [
     "kernels",
     "matmul_op",
     "name_kernel",
+    "once_per_call",
     "pinned_band",
     "run",
     "select",
@@ -47,9 +48,11 @@ BANDS = {"reference": -100, "torch": 0, "compiled": 50, "cuda": 100}
 #: the band that `kernels` pins in this thread, or task of asyncio; None: none
 PIN: ContextVar[str | None] = ContextVar("ao_kernels", default=None)
 
-#: kernels that were selected, by call, epoch and pin; emptied when it is full
-_selected: dict[tuple[OpCall, int, str | None], Kernel] = {}
-_MAX_SELECTED = 4096
+C = TypeVar("C", bound=OpCall)
+T = TypeVar("T")
+
+#: calls that a function of `once_per_call` remembers
+_MAX_FOUND = 4096
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,9 @@ class Candidate:
     """A kernel that was considered, and None or the reason why it was refused."""
 
     kernel: Kernel
+    #: the distribution that it comes from
     provider: str
+    #: why it does not serve the call; None: it does
     refusal: str | None
     #: how it would serve the call; empty where it refuses or has nothing to add
     description: str = ""
@@ -278,6 +283,34 @@ def matmul_op(weight_shape: tuple[int, ...]) -> str | None:
     return {2: "linear", 3: "grouped_linear"}.get(len(weight_shape))
 
 
+def once_per_call(find: Callable[[C], T]) -> Callable[[C], T]:
+    """A function of calls that is evaluated once for a call, an epoch of the tables and a pin.
+
+    It must depend on nothing else, and return something. The tables are frozen when it is evaluated.
+    What was found is forgotten when there are too many calls.
+    """
+    found: dict[tuple[C, int, str | None], T] = {}
+
+    @wraps(find)
+    def remembered(call: C) -> T:
+        try:
+            result = found.get((call, registry.epoch, PIN.get()))
+        except TypeError:  # a shape that is traced may hold symbols, which do not hash
+            registry.freeze()
+            return find(call)
+        if result is None:
+            registry.freeze()  # may load plugins, which starts an epoch
+            key = (call, registry.epoch, PIN.get())
+            result = find(call)
+            if len(found) >= _MAX_FOUND:
+                found.clear()
+            found[key] = result
+        return result
+
+    return remembered
+
+
+@once_per_call
 def select(call: OpCall) -> Kernel:
     """The kernel of highest priority that accepts the call. Freezes the tables (see `reopen`).
 
@@ -287,22 +320,6 @@ def select(call: OpCall) -> Kernel:
     Raises:
         UnsupportedOp: all refuse; with their reasons.
     """
-    try:
-        kernel = _selected.get((call, registry.epoch, PIN.get()))
-    except TypeError:  # a shape that is traced may hold symbols, which do not hash
-        return _select(call)
-    if kernel is None:
-        registry.freeze()  # may load plugins, which starts an epoch
-        key = (call, registry.epoch, PIN.get())
-        kernel = _select(call)
-        if len(_selected) >= _MAX_SELECTED:
-            _selected.clear()
-        _selected[key] = kernel
-    return kernel
-
-
-def _select(call: OpCall) -> Kernel:
-    registry.freeze()
     pin = pinned_band()
     for kernel in _matching(call):
         refusal, count, _ = _asked(kernel, call, pin)

@@ -40,7 +40,15 @@ def int_dtype(name: str, bits: int, signed: bool = True) -> DType:
     Signed, a block's largest magnitude is scaled to (2**bits - 1) / 2, half a step beyond the
     greatest value: the smallest step at which no element moves by more than half of it. (In small
     blocks it is the greatest value, see `numerics.quant_max_of`.) Only int1, whose values are -1 and 0, has a
-    reach of 1, since 0.5 would round every element to 0.
+    `quant_max` of 1, since 0.5 would round every element to 0.
+
+    Args:
+        name: of the format, e.g. "int3x".
+        bits: 1 to 8.
+        signed: two's complement from -2**(bits - 1); else from 0.
+
+    Raises:
+        ConfigError: `bits` is not in 1 to 8.
     """
     if not 1 <= bits <= 8:
         raise ConfigError(f"bits={bits}: an integer format has 1 to 8 bits")
@@ -80,11 +88,19 @@ def float_dtype(name: str, fmt: FloatFormat) -> DType:
 
 @checked
 def lut_dtype(name: str, values: Sequence[float]) -> DType:
-    """A format whose codes index 2 to 256 strictly increasing finite values, kept as float32."""
+    """A format whose codes index a table of values, kept as float32. A tie rounds to the lower value.
+
+    Args:
+        name: of the format, e.g. "thirds".
+        values: 2 to 256 of them, finite and strictly increasing in float32. The number of bits follows.
+
+    Raises:
+        ConfigError: there are fewer or more values, or they do not increase.
+    """
     # not by torch: formats are made while a package is imported, in whatever mode the program is then
     table = tuple(array("f", values))
     if not 2 <= len(table) <= 256:
-        raise ConfigError(f"values: a codebook has 2 to 256 of them, got {len(table)}")
+        raise ConfigError(f"values: a LUT has 2 to 256 of them, got {len(table)}")
     if not all(a < b for a, b in pairwise(table)) or not all(map(isfinite, table)):
         raise ConfigError(f"values={values!r}: must be finite and strictly increasing in float32")
     return DType(
@@ -96,16 +112,26 @@ def lut_dtype(name: str, values: Sequence[float]) -> DType:
         min=table[0],
         max=table[-1],
         quant_max=max(-table[0], table[-1]),
-        summary=f"codebook of {len(table)} values, {table[0]:g} to {table[-1]:g}",
+        summary=f"LUT of {len(table)} values, {table[0]:g} to {table[-1]:g}",
         codes=len(table),
         has_zero=0.0 in table,
     )
 
 
 def codebook_dtype(name: str, bits: int) -> DType:
-    """A format without values of its own: 2**bits are learned for each block, and stored with it."""
+    """A format without values of its own: 2**bits are learned for each block, and stored with it.
+
+    The part `scale` holds them.
+
+    Args:
+        name: of the format.
+        bits: 1 to 8.
+
+    Raises:
+        ConfigError: `bits` is not in 1 to 8.
+    """
     if not 1 <= bits <= 8:
-        raise ConfigError(f"bits={bits}: a table has 1 to 8 bits")
+        raise ConfigError(f"bits={bits}: a codebook has 1 to 8 bits")
     places = int_dtype(name, bits, signed=False)
     summary = f"{1 << bits} values learned for each block"
     return replace(places, kind="codebook", storage=torch.uint8, summary=summary)

@@ -18,7 +18,7 @@ A plugin is a module of functions marked `@hookimpl`, named by an entry point of
         return [int_dtype("int3x", bits=3)]
 
 Only `ao_api` is required. Hooks return records and change nothing; ao stamps each record with the
-distribution it came from. All plugins are loaded together and once a process, when a name that is
+distribution it came from. All plugins are loaded together and once per process, when a name that is
 not built in is first looked up, when all names are listed, or when a kernel is first selected.
 Then every hook below but `ao_cli` is called once, so importing the module and calling the hooks
 should be quick: put slow imports into the functions that the records carry.
@@ -39,7 +39,16 @@ if TYPE_CHECKING:
     import typer
 
     from ao_core.layouts.base import Layout
-    from ao_core.records import Algorithm, DType, Kernel, Op, Recipe, ScaleMethod, Transform
+    from ao_core.records import (
+        Algorithm,
+        DType,
+        FolderKind,
+        Kernel,
+        Op,
+        Recipe,
+        ScaleMethod,
+        Transform,
+    )
 
 __all__ = ["API_VERSION", "hookimpl", "hookspec"]
 
@@ -123,6 +132,14 @@ def ao_recipes() -> Iterable[Recipe]:  # type: ignore[empty-body]
     """Named, ready configurations, such as "float8/rowwise".
 
     Called once. Return `Recipe` records; prefix the name with that of the package.
+    """
+
+
+@hookspec
+def ao_folder_kinds() -> Iterable[FolderKind]:  # type: ignore[empty-body]
+    """What is written beside quantized weights, for the library that reads the folder.
+
+    Called once. Return `FolderKind` records, for `quantize_checkpoint` and `ao quantize`.
     """
 
 

@@ -16,7 +16,7 @@ from ao_core.targets import Decision
 from ao_core.tensor.described import describe, undescribe
 from ao_core.tensor.identity import become
 
-__all__ = ["Undo", "install"]
+__all__ = ["Undo", "install", "try_to_move"]
 
 Undo = Callable[[], object]
 
@@ -60,6 +60,17 @@ def install(
         undo += [*fresh, *done]
     done.clear()  # and with it the last references to what was replaced
     return [fqn for fqn, watch in watched if watch() is not None]
+
+
+def try_to_move(model: nn.Module) -> None:
+    """Find out whether a module refuses to be moved: each goes where it is; what raises changes nothing."""
+    done: list[Undo] = []
+    _remember_places(model, done)
+    try:
+        model._apply(lambda tensor: tensor)
+    finally:
+        for step in reversed(done):
+            step()
 
 
 def _replace(entry: Decision, parameter: nn.Parameter, done: list[Undo]) -> Tensor | None:

@@ -1,11 +1,11 @@
-"""What a user is warned of when a model is converted: nothing was done, or it will be slow."""
+"""Who is told when a model was converted: users of what is wrong or slow, and other libraries."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from ao_core.compute import ComputeWeight
 from ao_core.compute.matmuls import rule_name
 from ao_core.dispatch import select
 from ao_core.records import Call
-from ao_core.report import ParameterRecord
+from ao_core.report import ParameterRecord, Report
 from ao_core.tensor.sharding import local_shard
 
 __all__ = [
@@ -23,17 +23,39 @@ __all__ = [
     "StaleParameterWarning",
     "converted_weights",
     "is_emulated",
+    "tell",
     "warn_caller",
     "warn_if_emulated",
     "warn_of_emulation",
     "warn_of_nothing",
     "warn_of_stale",
+    "when_quantized",
 ]
 
 #: in the reason of a parameter that an earlier conversion took; "skipped" where that was another recipe
 _ALREADY = " already"
 #: tokens for which the kernels of training are asked for
 _ROWS = 4096
+
+
+#: what is called with each model that `quantize_` has changed
+_told: list[Callable[[nn.Module, Report], object]] = []
+
+
+def when_quantized(function: Callable[[nn.Module, Report], object]) -> None:
+    """Call `function(model, report)` after each `quantize_`: for libraries that keep notes on a model.
+
+    It must leave alone models that it does not know, and not raise.
+    """
+    if function not in _told:
+        _told.append(function)
+
+
+def tell(model: nn.Module, report: Report) -> None:
+    """Call what `when_quantized` was given, where a parameter was changed."""
+    if report.with_status("changed"):
+        for function in _told:
+            function(model, report)
 
 
 class EmulationWarning(UserWarning):
@@ -82,7 +104,13 @@ def warn_of_emulation(weights: Sequence[ComputeWeight]) -> None:
 
 
 def warn_if_emulated(weights: Sequence[Tensor], what: str, needs: str) -> None:
-    """One `EmulationWarning` for weights whose matmuls are emulated; none where there are no such."""
+    """One `EmulationWarning` for weights whose matmuls are emulated; none where there are no such.
+
+    Args:
+        weights: those without a kernel on their device.
+        what: the beginning of the sentence, e.g. "matmuls are emulated".
+        needs: a sentence on what would have a kernel.
+    """
     if not weights:
         return
     devices = Counter(w.device.type for w in weights)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -17,10 +18,11 @@ from ao_core.compute.extras import extras_unsupported_reason
 from ao_core.config import Config, ConfigLike, FqnToConfig, config_to_dict
 from ao_core.dispatch import matmul_op, run, select
 from ao_core.errors import QuantizationError, UnsupportedOp
-from ao_core.installing import Undo, install
+from ao_core.installing import Undo, install, try_to_move
 from ao_core.numerics import error_sums, sqnr, sqnr_of_sums
 from ao_core.outcome import (
     converted_weights,
+    tell,
     warn_of_emulation,
     warn_of_nothing,
     warn_of_stale,
@@ -29,7 +31,7 @@ from ao_core.progress import Progress, watched
 from ao_core.records import Call, Skip, Target
 from ao_core.registry import registry
 from ao_core.report import ParameterRecord, Report
-from ao_core.targets import Decision, FilterFn, decide, default_reason
+from ao_core.targets import Decision, FilterFn, decide, kept_by_default
 from ao_core.tensor import STOCHASTIC, QTensor, check_quantizable, dense_memory, repack
 from ao_core.tensor.described import undescribe
 from ao_core.tensor.sharding import is_sharded
@@ -65,9 +67,9 @@ def quantize_(
 ) -> Report:
     """Quantize the weights of a model in place.
 
-    Before anything changes, one weight of each shape, dtype and configuration is converted. What raises by
-    then leaves the model as it was; so does whatever raises with `strict`. The others are converted one by
-    one: memory holds the model and little more. Where one of these raises, each weight is whole, either
+    Before anything changes, one weight of each shape, dtype and configuration is converted, or all of them
+    with `strict`. What raises by then leaves the model as it was. Then weights are converted and replaced one
+    by one: memory holds the model and little more. Where one of these raises, each weight is whole, either
     quantized or not, and the next call goes on.
 
     Args:
@@ -83,9 +85,12 @@ def quantize_(
             weights are held beside the old ones until the last is made, where it rewrites them in turn.
         device: move one parameter at a time there and quantize it there, so that the device never holds
             more than the quantized model and one layer; the rest follows.
-        strict: raise where a weight that was asked for could not be quantized. The new weights are held
-            beside the old ones until all are made, so that it is all or nothing.
-        progress: True for a bar, or a function called with (done, total, name).
+        strict: raise where a weight that was asked for cannot be quantized. Every weight is converted twice:
+            the first time it is tried in its place and thrown away, so that whatever a configuration, a
+            weight or a module refuses leaves the model as it was. Memory holds the model and one weight
+            more. The second time only what the machine does can fail, such as a device without memory.
+        progress: True for a bar, or a function called with (done, total, name); with `strict` for each
+            weight twice.
 
     Returns:
         A report with one record for each parameter, on what was done or why not.
@@ -125,6 +130,7 @@ def quantize_(
     if any(_asks(each) for each in configs):
         warn_of_nothing(report.records)
     warn_of_emulation(converted_weights(model, report.records))
+    tell(model, report)
     return report
 
 
@@ -148,6 +154,10 @@ def apply_decisions(
 
     `ready` has what `convert` would be asked for, by name, where it is known already; `undo` is as for
     `install`.
+
+    Raises:
+        QuantizationError: a weight has NaN or inf; or, with `strict`, one cannot be quantized.
+        ConfigError: `device` cannot be used.
     """
     check_device("device", device)
     ready = ready or {}
@@ -157,27 +167,61 @@ def apply_decisions(
             no_values = entry.tensor.is_meta and not transform.needs_values
             if not isinstance(entry.tensor, QTensor) and not no_values:
                 check_quantizable(entry.tensor, entry.fqn)
+
+    def made(entry: Decision) -> Converted:
+        return ready.get(entry.fqn) or convert(entry, entry.tensor, device)
+
     order, kinds = _one_of_each_kind_first(decisions)
+    rounds = [*order, *order] if strict else order
+    steps = watched(rounds, [entry.fqn for entry in rounds], progress, "quantize")
+    if strict:
+        _try_all(model, islice(steps, len(order)), made)
+        if device is not None:
+            try_to_move(model)
+        kinds = 0  # nothing is left to be found out
     records: dict[str, ParameterRecord] = {}
     changes: list[tuple[Decision, nn.Parameter]] = []
     stale: list[str] = []
-    for entry in watched(order, [entry.fqn for entry in order], progress, "quantize"):
-        done = ready.get(entry.fqn) or convert(entry, entry.tensor, device)
-        new, records[entry.fqn] = done
+    for entry in steps:
+        new, records[entry.fqn] = made(entry)
         if new is not None:
             changes.append((entry, new))
-        if not strict and len(records) >= kinds:
+        if len(records) >= kinds:
             stale += install(model, changes, None, undo)
             changes.clear()
     report = Report(config_to_dict(config), tuple(records[entry.fqn] for entry in decisions))
-    skipped = report.with_status("skipped")
-    if strict and skipped:
+    warn_of_stale([*stale, *install(model, changes, device, undo)])
+    return report
+
+
+def _try_all(
+    model: nn.Module, entries: Iterable[Decision], made: Callable[[Decision], Converted]
+) -> None:
+    """Make each new parameter, put it in its places and take it back; the model stays what it was.
+
+    Raises:
+        QuantizationError: weights cannot be quantized.
+    """
+    tried = [_try(model, entry, made) for entry in entries]
+    skipped = [record for record in tried if record.status == "skipped"]
+    if skipped:
         lines = "; ".join(f"{record.fqn}: {record.reason}" for record in skipped)
         raise QuantizationError(
             f"strict=True and {len(skipped)} weights cannot be quantized (nothing was changed): {lines}"
         )
-    warn_of_stale([*stale, *install(model, changes, device, undo)])
-    return report
+
+
+def _try(
+    model: nn.Module, entry: Decision, made: Callable[[Decision], Converted]
+) -> ParameterRecord:
+    """The record of one parameter; what was made for it is gone afterwards, before the next is."""
+    new, record = made(entry)
+    if new is not None:
+        undo: list[Undo] = []
+        install(model, [(entry, new)], None, undo)
+        for step in reversed(undo):
+            step()
+    return record
 
 
 def _one_of_each_kind_first(decisions: Sequence[Decision]) -> tuple[list[Decision], int]:
@@ -250,7 +294,7 @@ def convert(
     sparsity = new.sparsity if isinstance(new, QTensor) else None
     trains = before.requires_grad
     if isinstance(new, QTensor):
-        # filters of one dimension have the rank of experts, but not their products
+        # filters of one dimension have the rank of experts, but not their matmuls
         new = new if is_conv(dense, _role(entry)) else repack(new)
         trains = trains and STOCHASTIC in new.spec.options
     parameter = nn.Parameter(new, requires_grad=trains)
@@ -270,7 +314,8 @@ def transformed(entry: Decision, dense: Tensor) -> Tensor | Skip:
 
 def _role(entry: Decision) -> Target:
     """The owner whose role a tied tensor is quantized for: one that multiplies by it, if any."""
-    return next((o for o in entry.owners if not default_reason(o, entry.tensor)), entry.owners[0])
+    users = (o for o in entry.owners if kept_by_default(o, entry.tensor) is None)
+    return next(users, entry.owners[0])
 
 
 def sample_sqnr(dense: Tensor, new: Tensor) -> float | None:

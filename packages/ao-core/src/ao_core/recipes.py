@@ -64,7 +64,12 @@ class WeightOnlyConfig(WeightConfig):
             )
 
     def check(self) -> None:
-        """Raise for a number format that nobody registered, or that has no such zero point or scale."""
+        """Check the names against the registry.
+
+        Raises:
+            UnknownNameError: nobody registered the number format, the layout or the scale method.
+            ConfigError: the number format has no such zero point, or no scale.
+        """
         registry.scale_methods.get(self.scale_method)
         if self.layout is not None:
             registry.layouts.get(self.layout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import cleandoc, signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -24,6 +25,7 @@ __all__ = [
     "Algorithm",
     "Call",
     "DType",
+    "FolderKind",
     "Kernel",
     "Op",
     "OpCall",
@@ -48,6 +50,7 @@ class DType:
     nothing of scales, shapes or storage.
     """
 
+    #: its name in the registry, which `Spec.dtype` refers to
     name: str
     bits: int
     #: one of `DTYPE_KINDS`. "int": the values are integers, in two's complement where `min` is negative; only
@@ -208,8 +211,9 @@ class Op:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One implementation of `op` for one layout on one device. `layout` or `device` may be "*"."""
+    """One implementation of `op` for one `layout` on one `device`, of which either may be "*": any."""
 
+    #: its name in the registry
     name: str
     op: str
     layout: str
@@ -240,6 +244,7 @@ class Kernel:
 class ScaleMethod:
     """A way to choose scales and zero points, whatever the number format and the layout."""
 
+    #: its name in the registry, which `quantize_tensor(..., scale_method=…)` refers to
     name: str
     #: (x of the layout's blocked shape, its format, the spec) -> scale and zero point, or None, of every
     #: block, in the shape and storage of `numerics.choose_qparams`; None: the kernels of the op
@@ -282,6 +287,7 @@ class Skip:
 class Transform:
     """What `quantize_` does for one class of configuration."""
 
+    #: the class of configuration, exactly: none of its subclasses
     config_type: type[Config]
     #: the lowercase name, which is also a recipe name: "int4_weight_only"
     name: str
@@ -323,7 +329,9 @@ class Solved:
 class Algorithm:
     """What `quantize_(model, config, data=batches)` does for one class of configuration that needs data."""
 
+    #: the lowercase name, which is also a recipe name
     name: str
+    #: the class of configuration, exactly: none of its subclasses
     config_type: type[Config]
     #: configuration -> what it needs of the inputs of a weight; empty: this one needs no data
     needs: Callable[[Any], tuple[Statistic, ...]]
@@ -337,6 +345,8 @@ class Algorithm:
     #: (the weight on the meta device, configuration, target) -> None, or why it cannot be solved for; asked
     #: before any data is run
     refuses: Callable[[Tensor, Any, Target], str | None] = lambda weight, config, target: None
+    #: for the suites: a configuration that needs data, where the class cannot be called without arguments
+    example: Config | None = None
     #: what a head gets in place of a configuration; see `Transform.for_head`
     for_head: Callable[[Any], Config | None] = lambda config: None
     #: called with what was found for all weights, by name; to warn
@@ -350,9 +360,34 @@ class Algorithm:
 class Recipe:
     """A named, ready configuration, e.g. "float8/rowwise"."""
 
+    #: the name that `quantize_` and files refer to
     name: str
+    #: what it stands for
     config: Config
+    #: one line, for `ao formats`
     summary: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class FolderKind:
+    """What a library keeps beside the weights of a model, and what changes there when they are quantized.
+
+    `quantize_checkpoint` copies a folder from one place to another and knows nothing but tensors; a library
+    that reads such folders says here what else must be written. Sources are never changed.
+    """
+
+    name: str
+    #: (a folder with weights) -> whether it is one of these
+    recognizes: Callable[[Path], bool]
+    #: (such a folder) -> None, or why its weights cannot be quantized
+    refuses: Callable[[Path], str | None]
+    #: (a copy of such a folder, `config_to_dict` of what was done) -> the new text of files of it, by name
+    files: Callable[[Path, dict[str, Any]], dict[str, str]]
+    #: (the folder that was written) -> how it is loaded, for the user
+    hint: Callable[[Path], str]
 
     def __post_init__(self) -> None:
         check_fields(self)

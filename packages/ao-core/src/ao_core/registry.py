@@ -16,7 +16,7 @@ import torch
 
 from ao_core.errors import FrozenError, PluginError, UnknownNameError
 from ao_core.known import whose
-from ao_core.records import Algorithm, DType, Kernel, Op, Recipe, ScaleMethod, Transform
+from ao_core.records import Algorithm, DType, FolderKind, Kernel, Op, Recipe, ScaleMethod, Transform
 from ao_core.table import CORE, IN_PROCESS, Table, name_of, taken
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ao_core.plugins import PluginLoader
 
 Record: TypeAlias = (
-    "DType | Layout | Op | Kernel | ScaleMethod | Transform | Algorithm | Recipe"
+    "DType | Layout | Op | Kernel | ScaleMethod | Transform | Algorithm | Recipe | FolderKind"
     " | type[torch.optim.Optimizer]"
 )
 
@@ -93,6 +93,13 @@ class Registry:
         self.recipes: Table[Recipe] = Table(
             self, "recipes", "recipe", "a Recipe", lambda r: isinstance(r, Recipe)
         )
+        self.folder_kinds: Table[FolderKind] = Table(
+            self,
+            "folder_kinds",
+            "kind of folder",
+            "a FolderKind",
+            lambda r: isinstance(r, FolderKind),
+        )
         self.optimizers: Table[type[torch.optim.Optimizer]] = Table(
             self,
             "optimizers",
@@ -113,6 +120,7 @@ class Registry:
             "transforms": self.transforms,
             "algorithms": self.algorithms,
             "recipes": self.recipes,
+            "folder_kinds": self.folder_kinds,
             "optimizers": self.optimizers,
         }
 

@@ -34,6 +34,7 @@ __all__ = [
     "Table",
     "Text",
     "check",
+    "is_unicode",
     "parse_json",
 ]
 
@@ -60,7 +61,7 @@ class Text:
 
     def check(self, data: Any, where: str, depth: int) -> None:
         """Raise `SchemaError` where `data` is something else."""
-        if not isinstance(data, str) or not _is_unicode(data):
+        if not isinstance(data, str) or not is_unicode(data):
             _refuse(data, where, self.what)
         if self.pattern and not re.fullmatch(self.pattern, data):
             _refuse(data, where, self.what)
@@ -70,7 +71,9 @@ class Text:
 class Number:
     """A whole number of some range, which True and False are not."""
 
+    #: the least
     low: int
+    #: the greatest
     high: int
 
     def check(self, data: Any, where: str, depth: int) -> None:
@@ -98,8 +101,11 @@ class Kind:
 class Items:
     """A list, or a tuple, of items of one schema."""
 
+    #: the schema of each
     item: Schema
+    #: how many there are at least
     least: int = 0
+    #: how many there are at most; None: any number
     most: int | None = None
 
     def check(self, data: Any, where: str, depth: int) -> None:
@@ -130,8 +136,11 @@ class Row:
 class Table:
     """An object whose keys are any names, and whose values are of one schema."""
 
+    #: the schema of each value
     value: Schema
+    #: the schema of each key
     key: Schema = field(default_factory=Text)
+    #: how many there are at least
     least: int = 0
 
     def check(self, data: Any, where: str, depth: int) -> None:
@@ -149,7 +158,9 @@ class Table:
 class Fields:
     """An object with certain fields; unknown ones are ignored, unless it is `closed`."""
 
+    #: the schema of each field that must be there
     required: Mapping[str, Schema]
+    #: the schema of each field that may be there
     optional: Mapping[str, Schema] = field(default_factory=dict)
     closed: bool = False
 
@@ -220,11 +231,17 @@ Schema: TypeAlias = (
 )
 Single: TypeAlias = "Text | Number | Kind | Shape"
 
+#: any string
 TEXT = Text()
+#: any value
 ANY = Kind((), "anything")
+#: True or False
 BOOL = Kind((bool,), "true or false")
+#: a float that is neither NaN nor infinite
 FINITE = Kind((float,), "a finite number")
+#: a whole number of elements, from 0
 COUNT = Number(0, _ELEMENTS)
+#: the shape of a tensor: a list of sizes
 SHAPE = Shape()
 #: of a file beside the one that names it
 FILE_NAME = Text(
@@ -292,7 +309,8 @@ def _no_constant(text: str) -> NoReturn:
     raise SchemaError(f"{text:.{_SHOWN}} is no finite number")
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8, which names of files and texts in JSON need not be."""
     try:
         text.encode()
     except UnicodeEncodeError:

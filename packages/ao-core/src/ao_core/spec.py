@@ -73,7 +73,7 @@ def _as_written(fields: list[tuple[str, Any]]) -> dict[str, Any]:
 class Spec:
     """The format of a `QTensor`: value = (decode(code) - zero) * scale, one scale and zero a block.
 
-    With a scaled zero point it is value = decode(code) * scale - zero; without a scale, decode(code).
+    With an offset zero point it is value = decode(code) * scale - zero; without a scale, decode(code).
 
     Metadata of traced tensors: Dynamo deep-copies it and compares it with `==`, so fields hold
     primitives and nested `Spec`s only, never records from the registry.

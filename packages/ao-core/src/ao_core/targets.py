@@ -15,7 +15,7 @@ from ao_core.records import Target
 from ao_core.registry import registry
 from ao_core.weights import is_transposed
 
-__all__ = ["Decision", "FilterFn", "decide", "default_reason"]
+__all__ = ["Decision", "FilterFn", "decide", "kept_by_default"]
 
 #: (module that owns the parameter, the module's fully qualified name) -> whether to quantize it
 FilterFn = Callable[[nn.Module, str], bool]
@@ -128,19 +128,27 @@ def _plan_one(
     if reason := _conflict(owners, matches):
         raise ConfigError(reason)
     key, config = matches[0]
+    kept: str | None
     if config is None:
         return Decision(owners, None, f"the configuration keeps {key!r}")
     if filter_fn is not None:
         if not any(filter_fn(o.module, _plain(o.fqn).rpartition(".")[0]) for o in owners):
             return Decision(owners, None, "filter_fn left it out")
-        reason = _not_a_weight(tensor)
+        kept = _not_a_weight(tensor)
     elif key == "*":
-        reason = min((default_reason(o, tensor) for o in owners), key=len)
-        if not reason and head and (wider := _for_head(config)) is not None:
+        kept = _all_keep(owners, tensor)
+        if kept is None and head and (wider := _for_head(config)) is not None:
             return Decision(owners, wider, _HEAD)
     else:
-        reason = _not_a_weight(tensor)
-    return Decision(owners, None if reason else config, reason)
+        kept = _not_a_weight(tensor)
+    return Decision(owners, config) if kept is None else Decision(owners, None, kept)
+
+
+def _all_keep(owners: Sequence[Target], tensor: torch.Tensor) -> str | None:
+    """Why no owner of a parameter that nobody named wants it quantized, in the shortest sentence."""
+    reasons = [kept_by_default(owner, tensor) for owner in owners]
+    found = [reason for reason in reasons if reason is not None]
+    return min(found, key=len) if len(found) == len(reasons) else None
 
 
 def _for_head(config: Config) -> Config | None:
@@ -164,8 +172,8 @@ def _match(fqn: str, rules: FqnToConfig) -> tuple[str, Config | None] | None:
     return rules.match(fqn) if plain != fqn and (found is None or found[0] == "*") else found
 
 
-def _conflict(owners: tuple[Target, ...], matches: list[tuple[str, Config | None]]) -> str:
-    """What two names of one parameter ask for, where it is not the same; else nothing."""
+def _conflict(owners: tuple[Target, ...], matches: list[tuple[str, Config | None]]) -> str | None:
+    """What two names of one parameter ask for, where it is not the same."""
     first, config = matches[0]
     for key, other in matches[1:]:
         if _rank(key) == _rank(first) and other != config:
@@ -174,7 +182,7 @@ def _conflict(owners: tuple[Target, ...], matches: list[tuple[str, Config | None
                 f"{names} are one parameter, and the FqnToConfig has {first!r}: {config} and {key!r}: "
                 f"{other} for it; give both names the same, or name only one"
             )
-    return ""
+    return None
 
 
 def _rank(key: str) -> int:
@@ -182,25 +190,25 @@ def _rank(key: str) -> int:
     return 2 if key == "*" else int(key.startswith("re:"))
 
 
-def _not_a_weight(tensor: torch.Tensor) -> str:
+def _not_a_weight(tensor: torch.Tensor) -> str | None:
     if tensor.dim() < 2:
         return f"it has {tensor.dim()} dimension(s): a bias or a norm, not a weight matrix"
-    return ""
+    return None
 
 
-def default_reason(owner: Target, tensor: torch.Tensor) -> str:
-    """Why a parameter is kept when nobody named it; empty if it is a weight that ao quantizes."""
+def kept_by_default(owner: Target, tensor: torch.Tensor) -> str | None:
+    """Why a parameter is kept when nobody named it; None if it is a weight that ao quantizes."""
     if reason := _not_a_weight(tensor):
         return reason
     for module_type, names in _WEIGHTS.items():
         if isinstance(owner.module, module_type) and owner.name in names:
-            return ""
+            return None
     if is_transposed(owner):
-        return ""
+        return None
     if isinstance(owner.module, _LOOKUPS):
         return "embeddings are kept unless a FqnToConfig names them or filter_fn selects them"
     if tensor.dim() == 3 and tensor.shape[0] > 1:
-        return ""  # the fused weights of experts: (experts, out, in)
+        return None  # the fused weights of experts: (experts, out, in)
     return (
         f"{type(owner.module).__name__}.{owner.name} is not known to be a weight matrix; "
         "name it in a FqnToConfig to quantize it"

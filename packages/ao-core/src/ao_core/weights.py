@@ -93,6 +93,10 @@ def matrix_spec(
         rows: rows that share a scale with a group: blocks of (rows, group).
         layout: empty: "plain" for codes of whole bytes, "packed" for others.
         options: as in `Spec`.
+
+    Raises:
+        ConfigError: `group` is another word.
+        UnknownNameError: nobody registered the number format.
     """
     numbers = registry.dtypes.get(dtype)
     block = {"row": ROW, "tensor": TENSOR}.get(group) if isinstance(group, str) else (rows, group)
@@ -143,7 +147,7 @@ def matmul_unsupported_reason(weight: Tensor, target: Target) -> str | None:
     """Why a parameter takes part in no matmul that a `ComputeWeight` casts; None where it does."""
     if isinstance(target.module, (nn.Embedding, nn.EmbeddingBag)):
         return "a lookup has no matmul that could be in low precision"
-    if reason := getattr(target.module, "own_products", ""):  # layers of other packages say so
+    if reason := getattr(target.module, "own_matmuls", ""):  # layers of other packages say so
         return str(reason)
     if weight.dim() not in (2, 3) or is_conv(weight, target):
         return (
@@ -171,10 +175,13 @@ def quantize_weight(
     target: Target,
     encode: Callable[[Tensor, Spec], Tensor] | None = None,
 ) -> Tensor | Skip:
-    """The quantized form of a parameter; activations are quantized in linear layers only.
+    """The quantized form of a parameter, or why there is none.
+
+    Activations are quantized in linear layers only.
 
     Args:
-        dense: the parameter.
+        dense: the parameter: (out, in), (in, out) where its module has it so, (experts, out, in) or filters
+            (out, in / groups, *kernel).
         fmt: its format.
         target: where it is.
         encode: finds codes and scales of (values, spec) together; by default `fmt.scale_method` finds scales.
@@ -194,8 +201,8 @@ def quantize_weight(
         role = "holds the filters of a convolution" if conv else "has one dimension"
         layout = fmt.spec.layout
         return Skip(f"it {role}, and the layout {layout!r} is for matrices that are multiplied")
-    if fmt.spec.act is not None and (role := _not_linear(dense, target, conv)):
-        return Skip(f"{role}, and activations are quantized in linear layers only")
+    if fmt.spec.act is not None and (what := _not_linear(dense, target, conv)):
+        return Skip(f"{what}, and activations are quantized in linear layers only")
     spec = weight_spec(fmt.spec, tuple(dense.shape), conv=conv)
     quantized = (
         quantize_values(
@@ -219,7 +226,7 @@ def apply_weight_config(dense: Tensor, config: WeightConfig, target: Target) -> 
     return Skip(f"{new.reason}; {config.weight_only!r} would quantize this weight")
 
 
-def _not_linear(dense: Tensor, target: Target, conv: bool) -> str:
+def _not_linear(dense: Tensor, target: Target, conv: bool) -> str | None:
     """What the parameter is, if not the weight of a linear layer."""
     if conv:
         return "it holds the filters of a convolution"
@@ -229,4 +236,4 @@ def _not_linear(dense: Tensor, target: Target, conv: bool) -> str:
         return "it is the weight of a bilinear form"
     if dense.dim() == 3:
         return "it holds the 3-D weights of experts"
-    return ""
+    return None

@@ -33,7 +33,7 @@ def main(rank: int) -> None:
             exact = data is not x or key in ("abs_max", "min", "max")
             close = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-6, "atol": 1e-5}
             torch.testing.assert_close(found[key], value, **close)
-    wide = x.double()  # float64 matmuls: nothing but the order of the sum differs
+    wide = x.double()  # float64 products: nothing but the order of the sum differs
     found = merged_over_ranks(Statistics((HESSIAN,)).add(wide[rank::2]))
     torch.testing.assert_close(found["hessian"], wide.T @ wide, rtol=1e-12, atol=1e-12)
     # a rank without rows has nothing to add

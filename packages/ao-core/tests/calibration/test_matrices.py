@@ -131,7 +131,7 @@ def test_experts_with_few_rows_share_all() -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("batched", [True, False])
-def test_convolutions_are_products_with_unfolded_inputs(
+def test_convolutions_are_matmuls_with_unfolded_inputs(
     layer: nn.Module, dtype: torch.dtype, batched: bool
 ) -> None:
     layer = layer.to(dtype)

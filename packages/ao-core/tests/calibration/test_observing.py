@@ -22,7 +22,7 @@ class Model(nn.Module):
         return self.attention(x, x, x)
 
 
-def test_products_are_seen_wherever_they_are_made():
+def test_matmuls_are_seen_wherever_they_are_made():
     model, x = Model(), torch.randn(2, 3, 6)
     watched = ["layer.weight", "attention.in_proj_weight", "attention.out_proj.weight"]
     seen: list[tuple[str, torch.Tensor]] = []
@@ -42,7 +42,7 @@ def test_products_are_seen_wherever_they_are_made():
     assert len(seen) == count
 
 
-def test_the_other_product_with_a_square_matrix_is_not_its_own():
+def test_the_other_matmul_with_a_square_matrix_is_not_its_own():
     """x @ w multiplies the rows of w, whose inputs are columns; unless it is stored so."""
     w, x = torch.randn(6, 6), torch.randn(2, 6)
     seen: list[str] = []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from unittest import TestCase
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 import ao_core
 from ao_core import (
@@ -18,9 +20,12 @@ from ao_core import (
     load_model,
     open_checkpoint,
     plan_checkpoint,
+    quantize_,
     quantize_checkpoint,
+    save_model,
     verify_checkpoint,
 )
+from ao_core.checkpoints.rows import by_rows
 from ao_core.errors import ConfigError, QuantizationError
 
 INT4 = WeightOnlyConfig("int4", 32, "bfloat16")
@@ -83,6 +88,22 @@ def test_every_tensor_has_a_record_with_its_reason(source, tmp_path):
     written = Report.from_json((tmp_path / "out" / "ao_report.json").read_text())
     assert written == report
     assert "layers.11.q_proj.weight" in (tmp_path / "out" / "ao_report.html").read_text()
+
+
+@pytest.mark.parametrize("config", [INT4, CONFIGS["one scale"]], ids=["int4", "one scale"])
+def test_large_weights_are_quantized_some_rows_at_a_time(tmp_path, files, monkeypatch, config):
+    """The bytes do not show it."""
+    few = partial(
+        by_rows, elements=1
+    )  # 128 rows: a weight as large as memory, seen from a distance
+    monkeypatch.setattr("ao_core.checkpoints.convert.by_rows", few)
+    model = nn.Sequential(nn.Linear(72, 300).bfloat16())
+    save_model(model, tmp_path / "dense")
+    quantize_checkpoint(tmp_path / "dense", tmp_path / "out", config)
+    quantize_(model, config)
+    save_model(model, tmp_path / "in_memory")
+    expected = files(tmp_path / "in_memory")
+    assert files(tmp_path / "out").items() >= expected.items()
 
 
 def test_the_result_loads_into_the_model(source, tmp_path, build):

@@ -60,7 +60,7 @@ def test_inspect_table(ao, checkpoint):
     assert "int4[1×32] scale=float32 packed" in rows[0]
     assert "ao-core" in rows[0]
     assert "16.00" in rows[2]
-    assert rows[-1].startswith("4 tensors, 3 quantized, in 1 file(s): 6.8 kB, 5.58 bits a weight")
+    assert rows[-1].startswith("4 tensors, 3 quantized, in 1 file(s): 6.8 kB, 5.58 bits per weight")
     # three of 48×64 in float32, and 8×64 in bfloat16
     assert "(37.9 kB if all were dense, 97.3% of it quantized)" in rows[-1]
     by_format = rows[rows.index("by format") + 3 :]

@@ -16,8 +16,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from ao_core import ComputeWeight, Spec
-from ao_core.compute import FakeQuantizedLinear, extra_tensors, fake_quantized
+from ao_core.compute import extra_tensors, fake_quantized
 from ao_core.compute.extras import fit_extras
+from ao_core.compute.fake_linear import FakeQuantizedLinear
 from ao_core.compute.plain_state import keep_state_plain
 from ao_core.spec import ROW, TENSOR
 from ao_core.testing.base import gaussian

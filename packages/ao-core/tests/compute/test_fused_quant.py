@@ -102,7 +102,7 @@ def test_a_quantized_layer_takes_them_too():
         torch.testing.assert_close(F.linear(codes, other), F.linear(codes.dequantize(), other))
 
 
-def test_both_products_of_the_backward_pass_share_a_cast(monkeypatch):
+def test_both_matmuls_of_the_backward_pass_share_a_cast(monkeypatch):
     """Bit for bit as each by itself, and where they cast alike, from one read."""
     read = []
     cast = linear._cast_both

@@ -53,7 +53,7 @@ CASES = {
 
 @pytest.mark.parametrize("given", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_products_of_codes_are_those_of_the_memory(given: Matmuls, dtype: torch.dtype) -> None:
+def test_matmuls_of_codes_are_those_of_the_memory(given: Matmuls, dtype: torch.dtype) -> None:
     """A weight that is cast once has the matmuls of one that is cast for each."""
     cast = shared_cast(given.output, given.grad_input)
     assert cast is not None
@@ -75,7 +75,7 @@ def test_products_of_codes_are_those_of_the_memory(given: Matmuls, dtype: torch.
 
 
 @pytest.mark.slow
-def test_products_of_codes_compile() -> None:
+def test_matmuls_of_codes_compile() -> None:
     given = CASES["tensorwise"]
     weight = quantize_tensor(gaussian((33, 70)), Spec("f8e4m3", TENSOR))
     layer = nn.Linear(70, 33)

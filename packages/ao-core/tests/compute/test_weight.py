@@ -41,7 +41,7 @@ def _run(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     return y.detach(), x.grad
 
 
-def test_each_product_is_the_cast_product(x: Tensor) -> None:
+def test_each_matmul_is_the_cast_matmul(x: Tensor) -> None:
     dense, low = _layers(OUTPUT, BACKWARD, BACKWARD)
     y, grad_x = _run(low, x)
     w, flat = dense.weight.detach(), x.reshape(-1, 70)
@@ -64,7 +64,7 @@ def test_low_precision_within_bounds(x: Tensor) -> None:
     assert 20 < sqnr(dense.weight.grad, low.weight.grad) < 30
 
 
-def test_products_without_a_spec_are_exact(x: Tensor) -> None:
+def test_matmuls_without_a_spec_are_exact(x: Tensor) -> None:
     dense, low = _layers(None)
     for mine, theirs in zip(_run(low, x), _run(dense, x), strict=True):
         torch.testing.assert_close(mine, theirs)

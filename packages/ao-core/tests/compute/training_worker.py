@@ -143,7 +143,7 @@ def check(name: str, share: slice) -> None:
     ratio = counts[1].gathered / counts[0].gathered
     reduced = [count.reduced for count in counts]
     sys.stdout.write(f"{name}: {ratio:.3f} of the bytes, {reduced} all-reduces; {found}\n")
-    # in float32 a quarter of the bytes; scales a row and biases are beside the codes
+    # in float32 a quarter of the bytes; row scales and biases come with the codes
     assert ratio <= (0.55 if dtype == BF16 else 0.31)
     if name.startswith("tensorwise"):
         # three weights, forward and backward, in four steps; or one a step for all of them

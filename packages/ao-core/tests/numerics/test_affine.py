@@ -338,7 +338,7 @@ def test_blocks_of_zeros_without_a_zero():
 
 @pytest.mark.parametrize("scale_dtype", ["float32", "bfloat16"])
 def test_rank1_scales(scale_dtype):
-    """Of each element the lesser of the greatest of its row and of its column, over the reach."""
+    """Of each element the lesser of the greatest of its row and of its column, over `quant_max`."""
     fmt = int_dtype("int8", 8)
     x = torch.tensor([[1.0, -8.0, 0.0], [4.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
     scale, zero_point = choose_qparams(x, fmt, (1, 1), scale_dtype=scale_dtype, rule="rank1")

@@ -1,4 +1,4 @@
-"""Codebooks against brute force, and NF4 against the normal quantiles it is made of."""
+"""LUTs against brute force, and NF4 against the normal quantiles it is made of."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ao_core.errors import ConfigError
 from ao_core.numerics import (
+    hadamard,  # the module
     hadamard_factors,
     hadamard_matrix,
     hadamard_transform,
@@ -152,6 +153,23 @@ def test_computed_in_float32_and_rounded_once(block: int, dtype: torch.dtype):
 def test_sums_of_integers_are_exact():
     x = torch.randint(-1000, 1000, (4, 4096), generator=torch.Generator().manual_seed(1)).float()
     assert torch.equal(hadamard_transform(x, 4096).double(), dense(x, 4096))
+
+
+def test_matrices_are_made_once_and_fit_everywhere(monkeypatch: pytest.MonkeyPatch):
+    """What a first call below a mode leaves behind serves later calls; tracing makes its own."""
+    hadamard._kept.cache_clear()
+    x = random(2, 28)
+    with torch.inference_mode():
+        expected = hadamard_transform(x, 28)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert hadamard_transform(mode.from_tensor(x), 28).shape == x.shape
+    monkeypatch.setattr(hadamard, "_paley", None)
+    assert torch.equal(hadamard_transform(x, 28), expected)
+    grown = x.clone().requires_grad_()
+    hadamard_transform(grown, 28).sum().backward()
+    assert grown.grad is not None
+    hadamard_matrix(28).zero_()  # the caller's own
+    assert torch.equal(hadamard_transform(x, 28), expected)
 
 
 @pytest.mark.parametrize("block", [11008, 14336])

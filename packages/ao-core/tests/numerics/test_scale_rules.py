@@ -1,4 +1,4 @@
-"""What a scale follows when it is not the largest magnitude at the format's reach."""
+"""What a scale follows when it is not the largest magnitude at the format's `quant_max`."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_zero_points_are_quantized_as_scales_are():
         assert isinstance(part, QTensor)
         assert part.spec == NESTED
         assert part.shape == (5, 7)
-    # 50 bytes of codes a row, and 7 codes of 6 bits and 2 float16 numbers for each of the two
+    # 50 bytes of codes per row, and 7 codes of 6 bits and 2 float16 numbers for each of the two
     assert q.stored_bytes == 5 * (50 + 2 * (6 + 4))
     state = flat_to_state_dict(*state_dict_to_flat({"w": q}))
     assert state["w"].spec == spec

@@ -1,4 +1,4 @@
-"""Codebooks for the state of optimizers."""
+"""LUTs for the state of optimizers."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Learned tables against slow loops, scipy's k-means and the best quantizer of a normal distribution."""
+"""Learned codebooks against slow loops, scipy's k-means and the best quantizer of a normal distribution."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_zero_points_and_other_scales_are_refused():
         ):
             choose_qparams(x, dtype, (1, WHOLE), zero_point, scale_dtype)
     for bits in (0, 9):
-        with pytest.raises(ConfigError, match=f"bits={bits}: a table has 1 to 8 bits"):
+        with pytest.raises(ConfigError, match=f"bits={bits}: a codebook has 1 to 8 bits"):
             codebook_dtype("mine", bits)
 
 

@@ -47,7 +47,7 @@ def test_every_kind_of_record(site, registry, load):
 import torch
 from ao_core.config import Config as Base
 from ao_core.layouts.base import Layout
-from ao_core.records import Algorithm, Recipe, ScaleMethod, Transform
+from ao_core.records import Algorithm, FolderKind, Recipe, ScaleMethod, Transform
 
 class Config(Base): pass
 class Flip(Layout):
@@ -69,6 +69,8 @@ def ao_algorithms(): return [Algorithm("a", Config, same, same)]
 @hookimpl
 def ao_recipes(): return [Recipe("good/r", Config())]
 @hookimpl
+def ao_folder_kinds(): return [FolderKind("f", same, same, same, same)]
+@hookimpl
 def ao_optimizers(): return [Momentum]
 """
     site.add("ao-good", source)
@@ -82,6 +84,7 @@ def ao_optimizers(): return [Momentum]
         "transforms": ["t"],
         "algorithms": ["a"],
         "recipes": ["good/r"],
+        "folder_kinds": ["f"],
         "optimizers": ["Momentum"],
     }
     for plural, names in info.records.items():

@@ -186,5 +186,5 @@ def test_the_suites_fail_for_its_problems(site, tmp_path):
     command = ["-m", "pytest", *plugin, "-q", "--ao-provider", "ao-stranger", "-k", "no_problem"]
     done = run_python(*command, env=site("stranger"), cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "test_providers_have_no_problem" in done.stdout
+    assert "plugin[ao-stranger]::test_no_problem" in done.stdout
     assert "kernel 'everything' is for linear of every layout" in " ".join(done.stdout.split())

@@ -178,7 +178,7 @@ def test_wrong_arguments_are_named(x: Tensor, offs: list[int] | None, message: s
         torch._grouped_mm(x, _weight("int8").mT, ends)
 
 
-def test_other_products_are_dense() -> None:
+def test_other_matmuls_are_dense() -> None:
     w, x = _weight("int8"), _randn(E, 5, K, seed=1)
     dense = w.dequantize()
     torch.testing.assert_close(torch.bmm(w, x.mT), torch.bmm(dense, x.mT))

@@ -62,7 +62,7 @@ def _error(actual: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
 @pytest.mark.parametrize("spec", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_values_and_products_are_those_of_the_logical_weight(
+def test_values_and_matmuls_are_those_of_the_logical_weight(
     dtype: torch.dtype, spec: Spec, steps: tuple[Step, ...]
 ) -> None:
     w = gaussian((N, K)).to(dtype)

@@ -26,7 +26,7 @@ KERNEL = Kernel("rotated", "linear", "plain", "*", rotated_linear, 2, options=("
 
 
 @pytest.mark.parametrize("op", ["linear", "embedding", "grouped_linear", "mm", "grouped_mm"])
-def test_no_kernel_serves_a_product_with_an_option_that_it_does_not_know(op):
+def test_no_kernel_serves_a_matmul_with_an_option_that_it_does_not_know(op):
     call = Call(op, ROTATED, (16, 64), (3, 64), torch.float32, "cpu")
     refusals = [c.refusal for c in candidates(call)]
     assert refusals

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from ao_core.dispatch import candidates, kernels
 from ao_core.errors import ConfigError
 from ao_core.records import Call
-from ao_core.tensor import hadamard
-from ao_core.tensor.rotation import hadamard_spec
+from ao_core.tensor.rotation import hadamard, hadamard_spec
 from ao_core.testing.base import gaussian
 from ao_core.testing.kernel_rotation import transformed
 

@@ -56,7 +56,9 @@ def test_missing_and_superfluous_values_are_refused() -> None:
         with pytest.raises(QuantizationError, match=f"{name}=None: the format .* needs it"):
             quantize_tensor(x, static, **given)  # type: ignore[arg-type]
     for spec in (Spec("int8", ROW), Spec("int8", ROW, act=Spec("int8", ROW))):
-        with pytest.raises(QuantizationError, match="act_scale=0.5: .* has no place for it"):
+        with pytest.raises(
+            QuantizationError, match=r"act_scale=0.5 \(float\): .* has no place for it"
+        ):
             quantize_tensor(x, spec, act_scale=0.5)
     with pytest.raises(QuantizationError, match="a static scale is not chosen but given"):
         fake_quantize(x, ACTS["int8"])

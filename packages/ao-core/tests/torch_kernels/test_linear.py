@@ -46,7 +46,7 @@ def _expected(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     return out if bias is None else out + bias.double()
 
 
-def test_static_activations_are_served_by_the_native_products() -> None:
+def test_static_activations_are_served_by_the_matmuls_of_torch() -> None:
     for name in ("int8 static", "int8 static asymmetric"):
         call = Call("linear", SPECS[name], (33, 70), (5, 70), torch.float32, "cpu")
         with ao_core.kernels("torch"):
@@ -116,7 +116,7 @@ def test_scaled_mm(block: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("block", [ROW, TENSOR], ids=str)
 def test_scaled_mm_with_static_activations(block: tuple[int, int]) -> None:
-    """One scale of the activations beside one a row of the weight, or one of each."""
+    """One scale of the activations beside one per row of the weight, or one of each."""
     spec = Spec("f8e4m3", block, act=Spec("f8e5m2", TENSOR, static=True))
     w = quantized(_randn(32, 64, dtype=torch.bfloat16), spec)
     x, bias = _randn(5, 64, dtype=torch.bfloat16), _randn(32, dtype=torch.bfloat16)

@@ -24,9 +24,9 @@ def test_the_bound_is_that_of_int32():
 
 @pytest.mark.parametrize("zero_point", ["none", "int"])
 @pytest.mark.parametrize("op", ["linear", "mm"])
-def test_int8_products_of_long_rows_are_not_summed_in_int32(op, zero_point):
+def test_int8_matmuls_of_long_rows_are_not_summed_in_int32(op, zero_point):
     act = Spec("int8" if zero_point == "none" else "uint8", ROW, zero_point=zero_point)
-    for k, native in (
+    for k, by_torch in (
         (LONGEST_INT_SUM, zero_point == "none" or op == "linear"),
         (LONGEST_INT_SUM + 1, False),
     ):
@@ -34,10 +34,10 @@ def test_int8_products_of_long_rows_are_not_summed_in_int32(op, zero_point):
         call = Call(op, spec, (16, k), (32, k), torch.float32, "cpu")
         with ao_core.kernels("reference"):
             reference = select(call).name
-        assert (select(call).name != reference) == native
+        assert (select(call).name != reference) == by_torch
 
 
-def test_a_long_product_of_extremes_is_right():
+def test_a_long_matmul_of_extremes_is_right():
     x, w = -torch.ones(2, LONG), -torch.ones(16, LONG)
     expected = torch.full((2, 16), float(LONG))
     torch.testing.assert_close(F.linear(x, quantize_tensor(w, INT8)), expected, rtol=2e-2, atol=0)

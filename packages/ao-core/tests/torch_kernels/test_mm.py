@@ -30,8 +30,8 @@ def _call(spec: Spec, m: int = 17, n: int = 32, k: int = 64, device: str = "cuda
     return Call("mm", spec, (n, k), (m, k), torch.bfloat16, device)
 
 
-def test_limits_of_float8_products() -> None:
-    refuses = _kernel("scaled_product").refuses
+def test_limits_of_float8_matmuls() -> None:
+    refuses = _kernel("scaled_matmul").refuses
     for spec in FLOAT8.values():
         assert refuses(_call(spec, n=33, k=65)) is None
     assert refuses(replace(_call(FLOAT8[TENSOR]), x_dtype=torch.float32)) is None
@@ -51,8 +51,8 @@ def test_limits_of_float8_products() -> None:
         assert reason in (refuses(call) or "")
 
 
-def test_limits_of_int8_products() -> None:
-    refuses = _kernel("int_product").refuses
+def test_limits_of_int8_matmuls() -> None:
+    refuses = _kernel("int_matmul").refuses
     assert refuses(_call(INT8)) is None
     assert refuses(_call(INT8, m=1, n=33, k=65, device="cpu")) is None
     refused = {
@@ -68,7 +68,7 @@ def test_limits_of_int8_products() -> None:
 
 @pytest.mark.parametrize("block", FLOAT8, ids=["row", "tensor"])
 @pytest.mark.parametrize("options", [(), (("fast_accum", False),)], ids=["fast", "exact"])
-def test_float8_products_are_the_emulated_ones(
+def test_float8_matmuls_are_the_emulated_ones(
     block: tuple[int, int], options: tuple[tuple[str, bool], ...]
 ) -> None:
     """Padded, too: torch has them on the CPU, where they are slower than emulation."""
@@ -78,6 +78,19 @@ def test_float8_products_are_the_emulated_ones(
     assert float(sqnr(expected.float(), scaled_mm(a, b, spec).float())) > 60
     exact = a.double() @ b.double().t()
     assert 25 < float(sqnr(exact, expected.double())) < 35
+    a[3, 5] = torch.nan
+    assert scaled_mm(a, b, spec)[3].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", ["f8e4m3", "f8e5m2"])
+@pytest.mark.parametrize(("m", "k", "n"), [(64, 128, 32), (1, 1, 17), (300, 129, 1)])
+def test_float8_products_of_any_size(m: int, k: int, n: int, dtype: str) -> None:
+    a, b = torch.randn(m, k).bfloat16(), torch.randn(n, k).bfloat16()
+    for block in FLOAT8:
+        spec = Spec("f8e4m3", block, act=Spec(dtype, block))
+        found, expected = scaled_mm(a, b, spec), mm(a, b, spec)
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+        assert float(sqnr(expected.float(), found.float())) >= 60
 
 
 @pytest.mark.parametrize("block", FLOAT8, ids=["row", "tensor"])
@@ -107,8 +120,9 @@ def test_operands_are_as_cuda_wants_them(
             assert scaled_mm(a, b, FLOAT8[block]).shape == (m, n)
 
 
-def test_int8_products_are_the_emulated_ones() -> None:
-    a, b = torch.randn(19, 70), torch.randn(33, 70)
+@pytest.mark.parametrize(("m", "k", "n"), [(19, 70, 33), (64, 128, 32), (300, 129, 1)])
+def test_int8_matmuls_are_the_emulated_ones(m: int, k: int, n: int) -> None:
+    a, b = torch.randn(m, k), torch.randn(n, k)
     assert float(sqnr(mm(a, b, INT8), int_mm(a, b, INT8))) > 100
 
 

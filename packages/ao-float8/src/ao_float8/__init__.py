@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ao_core.ext import stochastic_rounding
 from ao_float8.__about__ import __version__
-from ao_float8.config import MIN_MEAN_DIM, Float8LinearConfig, Float8Product
+from ao_float8.config import MIN_MEAN_DIM, Float8LinearConfig, Float8Matmul
 from ao_float8.convert import EmulationWarning, convert_to_float8_training, float8_fallback
 from ao_float8.telemetry import (
     NonFiniteWarning,
@@ -27,7 +27,7 @@ __all__ = [
     "BitNetTrainingConfig",
     "EmulationWarning",
     "Float8LinearConfig",
-    "Float8Product",
+    "Float8Matmul",
     "Int8MixedPrecisionTrainingConfig",
     "Int8WeightOnlyTrainingConfig",
     "MXTrainingConfig",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ao_core import Config
 from ao_core.ext import ConfigError, UnknownNameError
 
-__all__ = ["MIN_MEAN_DIM", "PRESETS", "Float8LinearConfig", "Float8Product"]
+__all__ = ["MIN_MEAN_DIM", "PRESETS", "Float8LinearConfig", "Float8Matmul"]
 
 #: what shares a scale, for the operands a and b of a matmul
 GRANULARITIES = ("tensor", "row", "block", "mx")
@@ -21,7 +21,7 @@ FORMATS = ("e4m3", "e5m2")
 MIN_MEAN_DIM = 2048
 
 
-class Float8Product(NamedTuple):
+class Float8Matmul(NamedTuple):
     """How one of the three matmuls, ``a @ b.T``, is computed in float8."""
 
     #: what shares a scale: "tensor"; "row", a row of either operand; "block", 128 contracted elements of
@@ -40,17 +40,17 @@ class Float8Product(NamedTuple):
             for name, value in self._asdict().items()
             if value != self._field_defaults[name]
         ]
-        return f"Float8Product({', '.join(changed)})"
+        return f"Float8Matmul({', '.join(changed)})"
 
 
-_ROW = Float8Product("row")
-_BLOCK = Float8Product("block")
-_MX = Float8Product("mx")
-_TENSOR = Float8Product("tensor")
-_TENSOR_GRAD = Float8Product("tensor", a="e5m2", fast_accumulation=False)
+_ROW = Float8Matmul("row")
+_BLOCK = Float8Matmul("block")
+_MX = Float8Matmul("mx")
+_TENSOR = Float8Matmul("tensor")
+_TENSOR_GRAD = Float8Matmul("tensor", a="e5m2", fast_accumulation=False)
 
 #: recipe -> its matmuls: output, gradient of the input, gradient of the weight
-PRESETS: dict[str, tuple[Float8Product | None, ...]] = {
+PRESETS: dict[str, tuple[Float8Matmul | None, ...]] = {
     "tensorwise": (_TENSOR, _TENSOR_GRAD, _TENSOR_GRAD),
     "rowwise": (_ROW, _ROW, _ROW),
     "rowwise_with_gw_hp": (_ROW, _ROW, None),
@@ -63,16 +63,16 @@ PRESETS: dict[str, tuple[Float8Product | None, ...]] = {
 class Float8LinearConfig(Config):
     """Train linear layers, and 3-D weights of experts, with float8 matmuls; weights stay as they are.
 
-    Each matmul is a `Float8Product`, a tuple of its fields, or None: in high precision. Sizes are
+    Each matmul is a `Float8Matmul`, a tuple of its fields, or None: in high precision. Sizes are
     padded inside where a kernel wants multiples.
     """
 
     #: output = input @ weight.T
-    output: Float8Product | None = _TENSOR
+    output: Float8Matmul | None = _TENSOR
     #: gradient of the input = gradient @ weight
-    grad_input: Float8Product | None = _TENSOR_GRAD
+    grad_input: Float8Matmul | None = _TENSOR_GRAD
     #: gradient of the weight = gradient.T @ input
-    grad_weight: Float8Product | None = _TENSOR_GRAD
+    grad_weight: Float8Matmul | None = _TENSOR_GRAD
     #: round scales up to powers of two, so that scaling itself rounds nothing
     power_of_two_scales: bool = False
     #: let FSDP2 gather weights as float8, cast already; for casts of the weight that both matmuls which
@@ -84,7 +84,7 @@ class Float8LinearConfig(Config):
 
     def __post_init__(self) -> None:
         for name in ("output", "grad_input", "grad_weight"):
-            object.__setattr__(self, name, _product(name, getattr(self, name)))
+            object.__setattr__(self, name, _matmul(name, getattr(self, name)))
         if type(self.min_mean_dim) is not int or self.min_mean_dim < 0:
             raise ConfigError(
                 f"min_mean_dim={self.min_mean_dim!r}: use 0 or a mean size such as {MIN_MEAN_DIM}"
@@ -109,16 +109,16 @@ class Float8LinearConfig(Config):
         return cls(**{**dict(zip(fields, PRESETS[name], strict=True)), **changes})
 
 
-def _product(name: str, value: Any) -> Float8Product | None:
+def _matmul(name: str, value: Any) -> Float8Matmul | None:
     """A matmul from itself or from the list that JSON makes of it, checked."""
     if value is None:
         return None
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise ConfigError(f"{name}={value!r}: use a Float8Product, or None for high precision")
+        raise ConfigError(f"{name}={value!r}: use a Float8Matmul, or None for high precision")
     try:
-        matmul = Float8Product(*value)
+        matmul = Float8Matmul(*value)
     except TypeError as error:
-        raise ConfigError(f"{name}={value!r}: {error}; use a Float8Product") from error
+        raise ConfigError(f"{name}={value!r}: {error}; use a Float8Matmul") from error
     if not isinstance(matmul.fast_accumulation, bool):
         raise ConfigError(
             f"fast_accumulation={matmul.fast_accumulation!r} of {name}: use True or False"

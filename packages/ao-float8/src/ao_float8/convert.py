@@ -35,7 +35,7 @@ def convert_to_float8_training(
     Args:
         model: any module.
         config: a `Float8LinearConfig`, another configuration or the name of a recipe; None: one
-            scale a tensor, and layers smaller than `MIN_MEAN_DIM` stay.
+            scale per tensor, and layers smaller than `MIN_MEAN_DIM` stay.
         module_filter_fn: (module, its name) -> whether its weights are converted, in place of the
             default, which is linear layers, the projections of attention and 3-D experts.
         strict: raise where a weight that was asked for could not be converted; too small ones may stay.

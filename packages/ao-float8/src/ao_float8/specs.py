@@ -8,7 +8,7 @@ from functools import singledispatch
 from ao_core import Config, Spec
 from ao_core.ext import ROW, TENSOR
 from ao_core.ext.compute import Matmuls, straight_through, with_float8_all_gather
-from ao_float8.config import Float8LinearConfig, Float8Product
+from ao_float8.config import Float8LinearConfig, Float8Matmul
 from ao_float8.training import (
     BitNetTrainingConfig,
     Int8MixedPrecisionTrainingConfig,
@@ -34,7 +34,7 @@ def matmuls_of(config: Config) -> Matmuls:
 
 @matmuls_of.register
 def _(config: Float8LinearConfig) -> Matmuls:
-    def spec(matmul: Float8Product | None, *, b_is_weight: bool) -> Spec | None:
+    def spec(matmul: Float8Matmul | None, *, b_is_weight: bool) -> Spec | None:
         if matmul is None:
             return None
         powers = config.power_of_two_scales or matmul.granularity == "mx"

@@ -37,7 +37,7 @@ class Int8MixedPrecisionTrainingConfig(Config):
 
 @dataclass(frozen=True)
 class Int8WeightOnlyTrainingConfig(Config):
-    """Weights that *are* int8, a float32 scale a row, and are trained: half the bytes of bfloat16.
+    """Weights that *are* int8, one float32 scale per row, and are trained: half the bytes of bfloat16.
 
     There is no copy in high precision. The optimizer's update is rounded at random, up or down the
     likelier the nearer, so that updates below half a step are not lost but happen now and then: wrap

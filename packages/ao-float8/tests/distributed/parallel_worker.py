@@ -18,10 +18,9 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ao_core import WHOLE, ComputeWeight, Spec
-from ao_core.compute import Matmuls
-from ao_core.compute.gather import with_float8_all_gather
-from ao_core.errors import ConfigError
-from ao_core.numerics import sqnr
+from ao_core.ext import ConfigError
+from ao_core.ext.compute import Matmuls, with_float8_all_gather
+from ao_core.ext.numerics import sqnr
 from ao_core.testing.base import gaussian
 from ao_core.testing.programs import one_of_the_ranks
 from ao_float8.distributed import (

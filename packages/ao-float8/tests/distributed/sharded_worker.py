@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from ao_core import quantize_
-from ao_core.errors import ConfigError
+from ao_core.ext import ConfigError
 from ao_core.testing.base import gaussian
 from ao_core.testing.programs import one_of_the_ranks
 from ao_float8 import (

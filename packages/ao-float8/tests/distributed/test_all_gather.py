@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 from ao_core import ComputeWeight, quantize_
-from ao_core.compute.gather import FLOAT8_ALL_GATHER
-from ao_core.errors import ConfigError
+from ao_core.ext import ConfigError
+from ao_core.ext.compute import FLOAT8_ALL_GATHER
 from ao_float8 import Float8LinearConfig
 
 

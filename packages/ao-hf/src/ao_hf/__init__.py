@@ -1,5 +1,34 @@
-"""Quantized models in transformers, PEFT, diffusers and accelerate."""
+"""Quantized models in transformers, PEFT, diffusers and accelerate.
 
+Importing this package registers ao with each of these libraries: at once where the library is imported
+already, else when it is. It imports none of them itself, and fails for none that is missing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ao_core.ext import lazy_names
 from ao_hf.__about__ import __version__
+from ao_hf.when_imported import when_imported
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from ao_hf.transformers import AoConfig, attach, memory_footprint
+
+#: module of a library -> module of ao_hf that is imported after it, and registers ao there
+_REGISTRATIONS = {
+    "transformers.quantizers.auto": "ao_hf.transformers.registration",
+}
+#: public name -> module that defines it
+_MODULES = {
+    "AoConfig": "ao_hf.transformers",
+    "attach": "ao_hf.transformers",
+    "memory_footprint": "ao_hf.transformers",
+}
+
+__all__ = ["AoConfig", "__version__", "attach", "memory_footprint"]
+
+for _library, _module in _REGISTRATIONS.items():
+    when_imported(_library, _module)
+
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

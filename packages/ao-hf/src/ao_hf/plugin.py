@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from ao_core import hookimpl
+from ao_core import FolderKind, hookimpl
+from ao_hf import folders
 
 
 @hookimpl
 def ao_api() -> tuple[int, int]:
     """The version of ao-core's plugin API that this package was written for."""
     return (0, 1)
+
+
+@hookimpl
+def ao_folder_kinds() -> list[FolderKind]:
+    """Folders with a config.json of transformers."""
+    return [
+        FolderKind("transformers", folders.recognizes, folders.refuses, folders.files, folders.hint)
+    ]

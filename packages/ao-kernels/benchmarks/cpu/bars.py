@@ -73,7 +73,7 @@ SPARSE = [
 ]
 #: share of the read rate of every format at one row
 SHARE = (0.85, 0.95)
-#: of every format at any number of rows, beside the dense product of the same dtype
+#: of every format at any number of rows, beside the dense matmul of the same dtype
 NEVER_SLOWER = (0.95, 1.0)
 #: greatest seconds of `quantize_` to int4 g32, and greatest peak over the model
 SECONDS, PEAK = 1.5, 1.1
@@ -138,7 +138,7 @@ def shares(case: Case) -> list[Row]:
 
 
 def never_slower(case: Case) -> list[Row]:
-    """For each dtype, the format that gains least over the dense product."""
+    """For each dtype, the format that gains least over the dense matmul."""
     lines = []
     for dtype, (short, formats) in DTYPES.items():
         gains = {name_of(f, dtype): case.times(name_of(f, dtype), DENSE[dtype]) for f in formats}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
 from ao_core import Spec, quantize_tensor
-from ao_core.dispatch import select
+from ao_core.ext.kernels import select
 from ao_optim import AdamCall
 from benchmarking import Row, Samples, arguments, interleaved, paired, percentile, record
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
-from ao_core.dispatch import select
-from ao_core.numerics import hadamard_factors, hadamard_matrix, hadamard_transform
-from ao_core.records import Call
-from ao_core.tensor.rotation import hadamard_spec
+from ao_core import Call
+from ao_core.ext.kernels import hadamard_spec, select
+from ao_core.ext.numerics import hadamard_factors, hadamard_matrix, hadamard_transform
 from benchmarking import Row, arguments, interleaved, paired, percentile, record
 
 TEXT = """\

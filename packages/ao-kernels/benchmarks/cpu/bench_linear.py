@@ -20,7 +20,7 @@ TEXT = """\
 `F.linear` of (M, K) with a weight (N, K) in {threads} threads. Contenders take turns in shuffled rounds of
 one process, each on copies of its weight that exceed {rotated} MiB together and differ in every page, after
 a call that is not timed. Times are 10th percentiles in µs; in brackets, how many times as fast as the dense
-product of the same dtype. *share of read*: the weight's bytes with its scales, over what the reader (a C loop
+matmul of the same dtype. *share of read*: the weight's bytes with its scales, over what the reader (a C loop
 in the same threads and the same rounds) reads in that time."""
 
 

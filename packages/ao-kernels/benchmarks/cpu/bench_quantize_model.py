@@ -25,7 +25,7 @@ def child(name: str, threads: int, layers: int) -> None:
     from decoder import Shape, random_model
     from quantizers import linear_bytes, quantizers
 
-    from ao_core.registry import registry
+    from ao_core.ext import registry
 
     torch.set_num_threads(threads)
     quantize = quantizers()[name]

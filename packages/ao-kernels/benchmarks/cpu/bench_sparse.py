@@ -1,4 +1,4 @@
-"""Linear layers with sparse weights, blocks and two of every four values, beside the dense product."""
+"""Linear layers with sparse weights, blocks and two of every four values, beside the dense matmul."""
 
 from __future__ import annotations
 

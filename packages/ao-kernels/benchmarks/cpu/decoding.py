@@ -1,4 +1,4 @@
-"""The decoder's contenders, and what was measured of them: seconds a token, and of a prefill."""
+"""The decoder's contenders, and what was measured of them: seconds per token, and of a prefill."""
 
 from __future__ import annotations
 

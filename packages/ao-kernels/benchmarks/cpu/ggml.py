@@ -1,4 +1,4 @@
-"""Contenders of llama.cpp: its linear product, called in this process through ggml's C interface."""
+"""Contenders of llama.cpp: its linear matmul, called in this process through ggml's C interface."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def ggml_linear(folder: Path) -> dict[str, Maker]:
 
 
 def contender(weight: Tensor, *, library: Ggml, kind: str) -> Contender:
-    """The product with one type of ggml; activations are quantized to its Q8_0 in each call."""
+    """The matmul with one type of ggml; activations are quantized to its Q8_0 in each call."""
     n, k = weight.shape
     nbytes = n * k // BLOCK * TYPES[kind][1]
     rotated = [library.weight(rolled(weight, number), kind) for number in copies(nbytes)]

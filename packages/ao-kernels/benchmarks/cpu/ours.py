@@ -1,4 +1,4 @@
-"""Contenders of ao: a linear layer's product with each weight format, by whichever kernel serves it."""
+"""Contenders of ao: a linear layer's matmul with each weight format, by whichever kernel serves it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from rotation import Contender, Maker, copies, product, shifted
+from rotation import Contender, Maker, copies, matmul, shifted
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ao_core import WHOLE, Call, Spec, quantize_tensor
-from ao_core.dispatch import select
-from ao_core.tensor import repack
+from ao_core.ext import repack
+from ao_core.ext.kernels import select
 
 ROW = (1, WHOLE)
 #: activations per token: symmetric, and with a zero point
@@ -84,7 +84,7 @@ def quantized_linear(weight: Tensor, fmt: str, dtype: torch.dtype) -> Contender:
     first = repack(canonical)  # as `quantize_` does
     nbytes = stored(first)
     call = Call("linear", first.spec, tuple(first.shape), (1, weight.shape[1]), dtype, "cpu")
-    return product(
+    return matmul(
         name_of(fmt, dtype),
         [repack(shifted(canonical, number)) for number in copies(nbytes)],
         nbytes,

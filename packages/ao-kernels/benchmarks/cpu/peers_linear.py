@@ -9,7 +9,7 @@ from functools import partial
 from importlib.util import find_spec
 
 import torch
-from rotation import Contender, Maker, copies, product, rolled
+from rotation import Contender, Maker, copies, matmul, rolled
 from torch import Tensor, nn
 
 #: a layer (a bfloat16 nn.Linear) -> one that is quantized
@@ -39,7 +39,7 @@ def module(weight: Tensor, *, name: str, quantize: Quantize, bits: float) -> Con
         layer.weight = nn.Parameter(dense, requires_grad=False)
         layers.append(quantize(layer).eval())
         layers[-1](dense[:1])  # some arrange their weight at the first call
-    return product(name, layers, nbytes, lambda x, layer: layer(x), weight.shape[1])
+    return matmul(name, layers, nbytes, lambda x, layer: layer(x), weight.shape[1])
 
 
 def torchao() -> dict[str, dict[str, object]]:

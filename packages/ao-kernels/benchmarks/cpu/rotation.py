@@ -1,4 +1,4 @@
-"""Timing of products whose weights come from memory: each contender takes turns on copies of its own."""
+"""Timing of matmuls whose weights come from memory: each contender takes turns on copies of its own."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def shifted(tensor: Tensor, number: int) -> Tensor:
     return tensor.flatten().roll(129 * number).view(tensor.shape)
 
 
-def product(
+def matmul(
     name: str,
     weights: Iterable[Any],
     nbytes: int,
@@ -108,7 +108,7 @@ class Timed:
 
 
 def measured(contenders: Iterable[Contender], m: int, rounds: int) -> Samples:
-    """Seconds of a product with m rows, of every contender in each round."""
+    """Seconds of a matmul with m rows, of every contender in each round."""
     timed = {
         c.name: Timed(c.calls(m)) for c in contenders if c.most_rows is None or m <= c.most_rows
     }

@@ -9,14 +9,12 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from ours import stored
-from rotation import Contender, copies, product
+from rotation import Contender, copies, matmul
 from torch import Tensor
 
 from ao_core import WHOLE, Call, QTensor, Spec
-from ao_core.dispatch import select
-from ao_core.layouts import Parts
-from ao_core.registry import registry
-from ao_core.spec import NO_SCALE
+from ao_core.ext import NO_SCALE, Parts, registry
+from ao_core.ext.kernels import select
 
 ROW = (1, WHOLE)
 INT8 = Spec("int8", ROW)
@@ -60,7 +58,7 @@ def sparse_linear(shape: tuple[int, int], kind: Sparse, m: int, most: int) -> Co
     nbytes = stored(first)
     call = Call("linear", first.spec, shape, (m, shape[1]), torch.bfloat16, "cpu")
     rotated = [make(shape, kind, number) for number in copies(nbytes)[:most]]
-    return product(kind.name, rotated, nbytes, F.linear, shape[1], kernel=select(call).name)
+    return matmul(kind.name, rotated, nbytes, F.linear, shape[1], kernel=select(call).name)
 
 
 def _random(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
@@ -116,7 +114,7 @@ def _two_four(shape: tuple[int, int], kind: Sparse, number: int) -> QTensor:
 
 
 def limit(kind: Sparse, m: int) -> float:
-    """How many times as fast as the dense product a weight could be: by what it has to compute or read."""
+    """How many times as fast as the dense matmul a weight could be: by what it has to compute or read."""
     if m > 16:
         return 1 / (1 - kind.sparsity)
     bits = {"bf16": 16, "int8": 8, "int8 dynamic": 8, "int4 g128": 4}[kind.fmt]

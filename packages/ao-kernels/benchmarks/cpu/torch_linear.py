@@ -1,4 +1,4 @@
-"""Contenders of torch itself: dense products, and its products with low-bit weights on the CPU."""
+"""Contenders of torch itself: dense matmuls, and its matmuls with low-bit weights on the CPU."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from rotation import Contender, Maker, copies, product, rolled, shifted
+from rotation import Contender, Maker, copies, matmul, rolled, shifted
 from torch import Tensor
 
-#: the dense product in each dtype
+#: the dense matmul in each dtype
 DENSE = {
     torch.bfloat16: "F.linear bf16",
     torch.float32: "F.linear fp32",
@@ -40,7 +40,7 @@ def dense(weight: Tensor, *, dtype: torch.dtype, name: str) -> Contender:
     """`F.linear` with a dense weight."""
     weight = weight.to(dtype)
     rotated = [rolled(weight, number) for number in copies(weight.nbytes)]
-    return product(name, rotated, weight.nbytes, F.linear, weight.shape[1], dtype=dtype)
+    return matmul(name, rotated, weight.nbytes, F.linear, weight.shape[1], dtype=dtype)
 
 
 def int4pack(
@@ -58,7 +58,7 @@ def int4pack(
 
     nbytes = qdata.nbytes + scales.nbytes
     rotated = ((shifted(qdata, i), shifted(scales, i)) for i in copies(nbytes))
-    return product(name, rotated, nbytes, multiply, k, dtype=dtype, most_rows=most_rows)
+    return matmul(name, rotated, nbytes, multiply, k, dtype=dtype, most_rows=most_rows)
 
 
 def int8pack(weight: Tensor) -> Contender:
@@ -71,11 +71,11 @@ def int8pack(weight: Tensor) -> Contender:
 
     nbytes = n * k + scales.nbytes
     rotated = (_int8(n, k) for _ in copies(nbytes))
-    return product("torch int8pack, bf16", rotated, nbytes, multiply, k)
+    return matmul("torch int8pack, bf16", rotated, nbytes, multiply, k)
 
 
 def int_mm(weight: Tensor) -> Contender:
-    """The bare product of int8 matrices, without scales or the quantization of x."""
+    """The bare matmul of int8 matrices, without scales or the quantization of x."""
     n, k = weight.shape
 
     def calls(m: int) -> list[partial[Tensor]]:
@@ -101,7 +101,7 @@ def quantize_dynamic(weight: Tensor) -> Contender:
         return linear(x, weight, True)  # as torch.ao.nn.quantized.dynamic.Linear does
 
     rotated = (packed(number) for number in copies(n * k))
-    return product("quantize_dynamic x86, fp32", rotated, n * k, multiply, k, dtype=torch.float32)
+    return matmul("quantize_dynamic x86, fp32", rotated, n * k, multiply, k, dtype=torch.float32)
 
 
 def _int8(*size: int) -> Tensor:

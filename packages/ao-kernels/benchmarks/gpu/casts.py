@@ -13,7 +13,7 @@ from torch import Tensor
 from two_operands import ROW, dtype_of
 
 from ao_core import WHOLE, Spec
-from ao_core.tensor.create import encode_reference, fake_quantize_reference
+from ao_core.ext.kernels import encode_reference, fake_quantize_reference
 from ao_kernels.triton.cast.op import cast_dual
 from ao_kernels.triton.fake_quantize.records import fake_quantize
 from ao_kernels.triton.rows.records import quantize, rms_norm_quantize, silu_mul_quantize

@@ -15,8 +15,7 @@ from measuring import Case, Line, Setup, told
 from torch import Tensor, nn
 
 import ao_core
-from ao_core import QTensor
-from ao_core.config import Config
+from ao_core import Config, QTensor
 from ao_quant import Int4WeightOnlyConfig, Int8WeightOnlyConfig
 
 #: tokens of a text; entries of the cache that decoding attends to, where it begins, tokens at a time

@@ -23,7 +23,7 @@ ASKED = (
     *("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm"),
     *("power.draw", "power.limit", "temperature.gpu"),
 )
-#: bytes that are copied, and rows, columns and depth of the products that show the peaks
+#: bytes that are copied, and rows, columns and depth of the matmuls that show the peaks
 COPIED, SIDE = int(1e9), 8192
 
 
@@ -35,7 +35,7 @@ def copy_bandwidth(device: str, size: int = COPIED) -> float:
 
 
 def peaks(device: str, side: int = SIDE) -> dict[str, float | str]:
-    """Operations per second of torch's dense products, or why there are none."""
+    """Operations per second of torch's dense matmuls, or why there are none."""
     one = torch.ones((), device=device)
 
     def codes(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -47,13 +47,13 @@ def peaks(device: str, side: int = SIDE) -> dict[str, float | str]:
         options: dict[str, Any] = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
         return torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, **options)
 
-    products: dict[str, tuple[torch.dtype, Callable[[Tensor, Tensor], Tensor]]] = {
+    matmuls: dict[str, tuple[torch.dtype, Callable[[Tensor, Tensor], Tensor]]] = {
         "bf16": (torch.bfloat16, lambda a, b: a @ b.t()),
         "float8": (torch.float8_e4m3fn, float8),
         "int8": (torch.int8, lambda a, b: torch._int_mm(a, b.t())),
     }
     found: dict[str, float | str] = {}
-    for name, (dtype, multiply) in products.items():
+    for name, (dtype, multiply) in matmuls.items():
         try:
             found[name] = 2 * side**3 / typical(*codes(dtype), multiply)
         except Exception as error:  # of a device that has none

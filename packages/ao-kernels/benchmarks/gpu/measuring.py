@@ -227,7 +227,7 @@ def distance(found: Tensor, expected: Tensor) -> float:
 
 
 def of_product(weight: Tensor) -> Callable[[Tensor, Tensor], float]:
-    """The error of the first rows of products with a weight, quantized or not."""
+    """The error of the first rows of matmuls with a weight, quantized or not."""
 
     def error(x: Tensor, found: Tensor) -> float:
         quantized = isinstance(weight, QTensor)

@@ -1,4 +1,4 @@
-"""Other libraries' products with quantized weights, where they can be imported; METHOD.md names them."""
+"""Other libraries' matmuls with quantized weights, where they can be imported; METHOD.md names them."""
 
 from __future__ import annotations
 

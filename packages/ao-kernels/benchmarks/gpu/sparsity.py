@@ -1,4 +1,4 @@
-"""2:4 and block sparsity, beside dense products and torch's own."""
+"""2:4 and block sparsity, beside dense matmuls and torch's own."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from measuring import Case, Contender, Line, Setup, built, measured, of_product
 from torch import Tensor
 from weights import of_dense
 
-from ao_core import QTensor, Spec
-from ao_core.spec import NO_SCALE
-from ao_core.tensor import quantize_tensor, repack
+from ao_core import QTensor, Spec, quantize_tensor
+from ao_core.ext import NO_SCALE, repack
 from ao_kernels.triton.sparsify.op import sparsify24, sparsify24_both, tile_mask
 
 #: weights in int4 and rows of activations; matrices that are packed
@@ -25,7 +24,7 @@ BLOCKS, SHARES, MANY = (4096, 16384), (0.8, 0.9, 0.4), (16, 256, 4096)
 
 
 def cases(setup: Setup) -> list[Case]:
-    """Products with int4, with blocks, then packing."""
+    """Matmuls with int4, with blocks, then packing."""
     if setup.tiny:
         return [
             Case("int4", partial(of_int4, setup, (256, 512), (1,))),

@@ -34,7 +34,7 @@ def mixed_shapes(elements: int, tensors: int) -> list[Shape]:
 
 
 def llama_shapes(width: int, layers: int, vocabulary: int) -> list[Shape]:
-    """Nine tensors a layer, embedding, head and the last norm: 291 of 32 layers."""
+    """Nine tensors per layer, embedding, head and the last norm: 291 of 32 layers."""
     inner = width * 11 // 4
     layer = [*[(width, width)] * 4, (inner, width), (inner, width), (width, inner), *[(width,)] * 2]
     return [*layer * layers, (vocabulary, width), (vocabulary, width), (width,)]

@@ -39,5 +39,5 @@ def optimizer(params: list[nn.Parameter], make: Callable[[Any], Optimizer]) -> C
     elements = sum(each.numel() for each in params)
     state = state_bytes(made, elements)
     contender.size = int(elements * (2 * 2 + 2 + 2 * state))
-    contender.kernel = lambda x: f"{state:.2f} bytes of state a parameter"
+    contender.kernel = lambda x: f"{state:.2f} bytes of state per parameter"
     return contender

@@ -1,4 +1,4 @@
-"""Products whose operands are both in 8 bits: linear layers, and experts."""
+"""Matmuls whose operands are both in 8 bits: linear layers, and experts."""
 
 from __future__ import annotations
 
@@ -27,12 +27,9 @@ from shapes import EXPERTS, FLUX, LLAMA, MIXTRAL, TINY, TINY_EXPERTS, Shapes
 from torch import Tensor
 from weights import of_dense
 
-from ao_core import WHOLE, QTensor, Spec
-from ao_core.records import Call
-from ao_core.registry import registry
-from ao_core.tensor import quantize_tensor
-from ao_core.tensor.create import encode_parts
-from ao_core.tensor.relayout import to_layout
+from ao_core import WHOLE, Call, QTensor, Spec, quantize_tensor
+from ao_core.ext import registry, to_layout
+from ao_core.ext.kernels import encode_parts
 from ao_kernels.triton.scaled_mm.records import grouped_mm, mm
 from ao_kernels.triton.w4a8 import records as dynamic4
 
@@ -52,9 +49,9 @@ IN_4_BITS = {
 }
 #: what torch has, and the kernel of ao-core that calls it
 OF_TORCH = {
-    "float8 tensors": (Spec("f8e4m3", TENSOR, act=Spec("f8e4m3", TENSOR)), "scaled_product"),
-    "float8 rows": (KINDS["float8 rows"], "scaled_product"),
-    "int8 rows": (KINDS["int8 rows"], "int_product"),
+    "float8 tensors": (Spec("f8e4m3", TENSOR, act=Spec("f8e4m3", TENSOR)), "scaled_matmul"),
+    "float8 rows": (KINDS["float8 rows"], "scaled_matmul"),
+    "int8 rows": (KINDS["int8 rows"], "int_matmul"),
 }
 OF_TORCHAO = {
     "float8 rows": "Float8DynamicActivationFloat8WeightConfig",
@@ -66,20 +63,20 @@ CHOSEN = 2
 
 
 def cases(setup: Setup) -> list[Case]:
-    """Products of Llama-3-8B, then experts, then the other models."""
+    """Matmuls of Llama-3-8B, then experts, then the other models."""
 
-    def products(shapes: Shapes, rows: tuple[int, ...]) -> list[Case]:
+    def matmuls(shapes: Shapes, rows: tuple[int, ...]) -> list[Case]:
         return [Case(n, partial(linear, setup, n, s, rows)) for n, s in shapes.items()]
 
     def mixtures(shapes: Shapes, tokens: tuple[int, ...]) -> list[Case]:
         return [Case(n, partial(experts, setup, n, s, tokens)) for n, s in shapes.items()]
 
     if setup.tiny:
-        return [*products(TINY, (17,)), *mixtures(TINY_EXPERTS, (8,))]
+        return [*matmuls(TINY, (17,)), *mixtures(TINY_EXPERTS, (8,))]
     return [
-        *products(LLAMA, ROWS),
+        *matmuls(LLAMA, ROWS),
         *mixtures({**EXPERTS, "64 small experts": (64, 4096, 2048)}, TOKENS),
-        *products({**MIXTRAL, **FLUX}, ROWS),
+        *matmuls({**MIXTRAL, **FLUX}, ROWS),
     ]
 
 
@@ -117,14 +114,14 @@ def cast(dense: Tensor, spec: Spec) -> QTensor:
 
 
 def ours(setup: Setup, dense: Tensor, spec: Spec) -> Contender:
-    """The Triton product."""
+    """The Triton matmul."""
     copies = setup.copies(cast(dense, spec), dense.numel())
     call = partial(_times, spec=spec)
     return Contender(copies, call, error=of_product(dense), bound=6e-2)
 
 
 def in_4_bits(setup: Setup, dense: Tensor, spec: Spec) -> Contender:
-    """The Triton product with a weight that is loaded in 4 bits."""
+    """The Triton matmul with a weight that is loaded in 4 bits."""
     packed = quantize_tensor(dense, replace(spec, layout="packed"))
     copies = setup.copies(to_layout(packed, "plane32"), dense.numel() // 2)
     return Contender(copies, in_planes, error=of_product(dense), bound=0.2)
@@ -169,7 +166,7 @@ def of_torchao(setup: Setup, dense: Tensor, config: str) -> Contender:
 def experts(
     setup: Setup, name: str, shape: tuple[int, ...], tokens: tuple[int, ...]
 ) -> Iterator[Line]:
-    """Experts with rows that differ by some, beside torch's product in bfloat16."""
+    """Experts with rows that differ by some, beside torch's matmul in bfloat16."""
     dense = setup.randn(*shape, dtype=dtype_of(setup)) * 0.02
     for m in tokens:
         offs = offsets(m * CHOSEN, shape[0], setup.device)

@@ -12,10 +12,9 @@ from peers import PEERS, Peer, tinygemm
 from shapes import FLUX, LLAMA, MIXTRAL, TINY, Shapes
 from torch import Tensor
 
-from ao_core import WHOLE, Spec
-from ao_core.dispatch import select
-from ao_core.records import Call
-from ao_core.tensor import quantize_tensor, repack
+from ao_core import WHOLE, Call, Spec, quantize_tensor
+from ao_core.ext import repack
+from ao_core.ext.kernels import select
 
 FORMATS = {
     "int4 g128": Spec("int4", (1, 128), "bfloat16", layout="packed"),

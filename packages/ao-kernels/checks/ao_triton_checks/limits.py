@@ -26,7 +26,7 @@ class Check:
     shared: int
     #: most layout conversions in loops
     conversions: int = 0
-    #: the work of one turn of a block's loop, in the unit of `budget`: for products with weights, bytes of
+    #: the work of one turn of a block's loop, in the unit of `budget`: for matmuls with weights, bytes of
     #: them / 128; 0: the loop is not counted
     work: float = 0
     #: most instructions that all warps of a block issue in the loop for one unit of work

@@ -1,10 +1,10 @@
-"""Every setting that a product may be launched with is among those that checks compile."""
+"""Every setting that a matmul may be launched with is among those that checks compile."""
 
 from __future__ import annotations
 
 import torch
 
-from ao_core.registry import registry
+from ao_core.ext import registry
 from ao_kernels.triton.bsr import launch as bsr
 from ao_kernels.triton.bsr.layout import SIDES
 from ao_kernels.triton.scaled_mm import launch as scaled_mm
@@ -83,7 +83,7 @@ def test_blocks():
 def test_scaled():
     from ao_kernels.triton.scaled_mm import kernel
 
-    found = compiled(kernel.product, "BLOCK_M", "BLOCK_N", "PROMOTE")
+    found = compiled(kernel.matmul, "BLOCK_M", "BLOCK_N", "PROMOTE")
     for m in ROWS:
         for promote in (False, True):
             for rows, cols, *how in scaled_mm.tile_configs_of(m, largest=not promote):

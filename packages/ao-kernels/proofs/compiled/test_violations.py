@@ -45,7 +45,7 @@ def turn(x_ptr, out_ptr, n, SIDE: tl.constexpr):
 
 @triton.jit
 def large(a_ptr, b_ptr, out_ptr, n, SIDE: tl.constexpr):
-    """A product of which no warp has room for the sums."""
+    """A matmul of which no warp has room for the sums."""
     i, j = tl.arange(0, SIDE), tl.arange(0, 16)
     total = tl.zeros((SIDE, SIDE), tl.float32)
     for k in range(n):

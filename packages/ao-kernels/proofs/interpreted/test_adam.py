@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ao_core import Spec
-from ao_core.errors import UnsupportedOp
-from ao_core.registry import registry
-from ao_core.tensor import quantize_tensor
+from ao_core import Spec, quantize_tensor
+from ao_core.ext import UnsupportedOp, registry
 from ao_core.testing.base import gaussian
 from ao_kernels.triton.adam.op import adam_step
 

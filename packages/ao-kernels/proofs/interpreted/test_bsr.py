@@ -1,4 +1,4 @@
-"""Products with block-sparse weights in Triton's interpreter, on ragged shapes, against float64."""
+"""Matmuls with block-sparse weights in Triton's interpreter, on ragged shapes, against float64."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ao_core import WHOLE, Spec
-from ao_core.numerics import quantize_affine
-from ao_core.registry import registry
-from ao_core.tensor.create import encode_reference
+from ao_core.ext import registry
+from ao_core.ext.kernels import encode_reference
+from ao_core.ext.numerics import quantize_affine
 from ao_core.testing.base import gaussian
 from ao_kernels.triton.cast.op import cast_dual
 from ao_kernels.triton.cast.records import quantize_both, quantize_plain

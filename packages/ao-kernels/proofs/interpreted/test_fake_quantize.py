@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ao_core import WHOLE, Spec
-from ao_core.numerics import MX_MODES
-from ao_core.registry import registry
-from ao_core.tensor.create import fake_quantize_reference
+from ao_core.ext import registry
+from ao_core.ext.kernels import fake_quantize_reference
+from ao_core.ext.numerics import MX_MODES
 from ao_core.testing.base import gaussian
 from ao_core.testing.kernel_codecs import contents, same_values
 from ao_kernels.triton.fake_quantize.records import fake_quantize

@@ -12,7 +12,7 @@ RUN_ALL = Path(__file__).parents[2] / "benchmarks" / "gpu" / "run_all.py"
 
 
 @pytest.mark.slow
-def test_products_and_casts():
+def test_matmuls_and_casts():
     command = [sys.executable, RUN_ALL, "--device=cpu", "--tiny", "--parts=two_operands,casts"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout.splitlines() == ["two_operands: 10 lines", "casts: 18 lines"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ao_core.numerics import hadamard_transform, inverse_hadamard_transform
-from ao_core.registry import registry
+from ao_core.ext import registry
+from ao_core.ext.numerics import hadamard_transform, inverse_hadamard_transform
 from ao_core.testing.base import gaussian
 from ao_core.testing.kernel_rotation import transformed
 from ao_kernels.triton.hadamard.op import transform

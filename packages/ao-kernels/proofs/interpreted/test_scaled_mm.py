@@ -1,4 +1,4 @@
-"""Products of operands in 8 bits in Triton's interpreter, on ragged shapes, against float64."""
+"""Matmuls of operands in 8 bits in Triton's interpreter, on ragged shapes, against float64."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ao_core import WHOLE, Spec
-from ao_core.registry import registry
-from ao_core.tensor import quantize_tensor
-from ao_core.tensor.codec import decode_parts
-from ao_core.tensor.create import encode_parts
+from ao_core import WHOLE, Spec, quantize_tensor
+from ao_core.ext import registry
+from ao_core.ext.kernels import decode_parts, encode_parts
 from ao_core.testing.base import gaussian
 from ao_kernels.triton.scaled_mm import launch as scaled
 from ao_kernels.triton.scaled_mm.launch import TILE_CONFIGS, launch, scaled_product

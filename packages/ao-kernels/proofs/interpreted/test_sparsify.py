@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.sparse._semi_structured_conversions import sparse_semi_structured_from_dense_cutlass
 
-from ao_core.errors import ConfigError, UnsupportedOp
+from ao_core.ext import ConfigError, UnsupportedOp
 from ao_core.testing.base import gaussian
 from ao_kernels.triton.sparsify.op import sparsify24, sparsify24_both, tile_mask
 
@@ -137,7 +137,7 @@ def test_both_packs(shape):
 
 
 def unpacked(bits, rows, cols):
-    """The mask that 16 bits a tile stand for."""
+    """The mask that 16 bits per tile stand for."""
     words = bits.view(rows // 8, cols // 8, 2, 2, 2).to(torch.int64)
     each = words.unsqueeze(-1) >> torch.arange(8) & 1
     mask = (

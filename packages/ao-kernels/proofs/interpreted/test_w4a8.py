@@ -1,4 +1,4 @@
-"""Products of activations in 8 bits with weights in 4 in Triton's interpreter, against float64."""
+"""Matmuls of activations in 8 bits with weights in 4 in Triton's interpreter, against float64."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ao_core import WHOLE, Spec
-from ao_core.numerics import full_block
-from ao_core.registry import registry
-from ao_core.tensor import QTensor, quantize_tensor
-from ao_core.tensor.create import encode_parts
-from ao_core.tensor.relayout import to_layout
+from ao_core import WHOLE, QTensor, Spec, quantize_tensor
+from ao_core.ext import registry, to_layout
+from ao_core.ext.kernels import encode_parts
+from ao_core.ext.numerics import full_block
 from ao_core.testing.base import gaussian
 from ao_core.testing.samples import activations
 from ao_kernels.triton.shared.tile_config import LaunchConfig
@@ -117,7 +115,7 @@ def test_inputs_of_any_rank(dtype):
 
 
 def test_the_largest_sums():
-    """Of groups of 256 and of whole rows: every product has the largest magnitude that there is."""
+    """Of groups of 256 and of whole rows: every matmul has the largest magnitude that there is."""
     for group in (256, WHOLE):
         w = weight(Spec("int4", (1, group), "float32", act=INT8), (16, 512))
         qdata, scale = torch.full_like(w.qdata, -0x77777778), torch.ones_like(w.scale)

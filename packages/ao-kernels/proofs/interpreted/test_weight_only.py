@@ -12,11 +12,9 @@ import pytest
 import torch
 import triton
 
-from ao_core import WHOLE, Spec
-from ao_core.numerics import full_block
-from ao_core.registry import registry
-from ao_core.tensor import QTensor, quantize_tensor
-from ao_core.tensor.relayout import to_layout
+from ao_core import WHOLE, QTensor, Spec, quantize_tensor
+from ao_core.ext import registry, to_layout
+from ao_core.ext.numerics import full_block
 from ao_core.testing.base import gaussian
 from ao_kernels.triton.weight_only import op
 

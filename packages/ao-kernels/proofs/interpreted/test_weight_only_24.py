@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from ao_core import WHOLE, Spec
-from ao_core.numerics import pack_bits
-from ao_core.registry import registry
+from ao_core.ext import registry
+from ao_core.ext.numerics import pack_bits
 from ao_core.testing.base import gaussian
 from ao_kernels.triton.weight_only import op
 from ao_kernels.triton.weight_only.layout24 import Plane24

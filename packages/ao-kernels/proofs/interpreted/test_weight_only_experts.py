@@ -1,4 +1,4 @@
-"""Products with the weights of experts in planes in Triton's interpreter, on ragged shapes, against float64.
+"""Matmuls with the weights of experts in planes in Triton's interpreter, on ragged shapes, against float64.
 
 Activations are in float16, and plain operations stand for assembly; see `test_plane16`.
 """
@@ -12,11 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ao_core import WHOLE, Spec
-from ao_core.numerics import full_block
-from ao_core.registry import registry
-from ao_core.tensor import QTensor, quantize_tensor
-from ao_core.tensor.relayout import to_layout
+from ao_core import WHOLE, QTensor, Spec, quantize_tensor
+from ao_core.ext import registry, to_layout
+from ao_core.ext.numerics import full_block
 from ao_core.testing.base import gaussian
 from ao_kernels.triton.shared.kernel_offsets import find
 from ao_kernels.triton.weight_only import op_experts as experts
@@ -75,8 +73,8 @@ def kernel(op: str, w: QTensor):
 def expected(x: torch.Tensor, w: QTensor, counts: tuple[int, ...]) -> torch.Tensor:
     dense = w.dequantize(torch.float32).double()
     rows = x.double().split(counts)
-    products = [part @ matrix.t() for part, matrix in zip(rows, dense, strict=False)]
-    return torch.cat([*products, torch.zeros(counts[-1], w.shape[1], dtype=torch.float64)])
+    matmuls = [part @ matrix.t() for part, matrix in zip(rows, dense, strict=False)]
+    return torch.cat([*matmuls, torch.zeros(counts[-1], w.shape[1], dtype=torch.float64)])
 
 
 def near(out: torch.Tensor, wanted: torch.Tensor) -> None:

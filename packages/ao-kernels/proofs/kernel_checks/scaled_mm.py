@@ -1,4 +1,4 @@
-"""Checks of the products of operands in 8 bits."""
+"""Checks of the matmuls of operands in 8 bits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _CODES = {"e4m3": "fp8e4nv", "e5m2": "fp8e5", "int8": "i8"}
 
 
 @dataclass(frozen=True)
-class _Product:
-    """A product as the kernel `product` is compiled for it, with a bias."""
+class _Matmul:
+    """A matmul as the kernel `matmul` is compiled for it, with a bias."""
 
     config: TileConfig
     numbers: tuple[str, str] = ("e4m3", "e4m3")
@@ -45,8 +45,8 @@ class _Product:
         )
 
 
-def _build(case: _Product) -> Build:
-    """The kernel `product`, as `scaled.launch` does for sizes that are multiples of 16."""
+def _build(case: _Matmul) -> Build:
+    """The kernel `matmul`, as `scaled.launch` does for sizes that are multiples of 16."""
     from ao_kernels.triton.scaled_mm import kernel
 
     config, tma, integers = case.config, case.arch >= 90, case.numbers[0] == "int8"
@@ -74,7 +74,7 @@ def _build(case: _Product) -> Build:
         sizes.pop()
     plain = () if tma else ("a", "b")
     return Build(
-        kernel.product,
+        kernel.matmul,
         {**operands, **pointers, **dict.fromkeys(sizes, "i32")},
         chosen,
         case.arch,
@@ -84,7 +84,7 @@ def _build(case: _Product) -> Build:
     )
 
 
-def _check(budget: float, registers: int, case: _Product) -> Check:
+def _check(budget: float, registers: int, case: _Matmul) -> Check:
     """For a cycle of the tensor cores: the four schedulers of a processor issue 4 instructions in it.
 
     The smallest tiles are for few rows, and wait for weights: theirs are for 128 bytes of those.
@@ -130,38 +130,38 @@ _INT8, _GRADIENT = ("int8", "int8"), ("e5m2", "e4m3")
 #: registers with which a processor of sm_90 has two blocks of 256 threads
 _TWICE = 128
 CHECKS = (
-    _check(0.7, 232, _Product(_LARGE)),
-    _check(1.35, _TWICE, _Product(_MIDDLE)),
-    _check(10.7, 64, _Product(_SMALL)),
-    _check(2.8, 168, _Product(_MIDDLE, kinds=_SQUARE)),
-    _check(3.95, 200, _Product(_MIDDLE, kinds=_BLOCK)),
-    _check(0.77, 232, _Product(_LARGE, _INT8)),
-    _check(1, 232, _Product(_LARGE, groups=16)),
-    _check(0.86, 192, _Product(_MIDDLE, arch=89)),
-    _check(1.4, 192, _Product(_MIDDLE, _INT8, zero_point=True, arch=80)),
-    _check(0, 160, _Product(_MIDDLE, arch=100)),
+    _check(0.7, 232, _Matmul(_LARGE)),
+    _check(1.35, _TWICE, _Matmul(_MIDDLE)),
+    _check(10.7, 64, _Matmul(_SMALL)),
+    _check(2.8, 168, _Matmul(_MIDDLE, kinds=_SQUARE)),
+    _check(3.95, 200, _Matmul(_MIDDLE, kinds=_BLOCK)),
+    _check(0.77, 232, _Matmul(_LARGE, _INT8)),
+    _check(1, 232, _Matmul(_LARGE, groups=16)),
+    _check(0.86, 192, _Matmul(_MIDDLE, arch=89)),
+    _check(1.4, 192, _Matmul(_MIDDLE, _INT8, zero_point=True, arch=80)),
+    _check(0, 160, _Matmul(_MIDDLE, arch=100)),
 )
 SLOW_CHECKS = (
-    _check(0.7, 240, _Product(_LARGE, dtype=FP32)),
-    _check(0.7, 232, _Product(_LARGE, ("e5m2", "e5m2"), dtype=FP16)),
-    _check(0.86, 192, _Product(_MIDDLE, ("e5m2", "e5m2"), arch=89)),
-    _check(1.35, _TWICE, _Product(_LOW)),
-    _check(2.8, 168, _Product(_LOW, kinds=_SQUARE)),
-    _check(16, 64, _Product(_SMALL, kinds=_SQUARE)),
-    _check(3.9, 184, _Product(_LOW, kinds=_BLOCK)),
-    _check(0.78, 255, _Product(_LARGE, _GRADIENT, ("one", "one"))),
-    _check(2.4, 160, _Product(_MIDDLE, _GRADIENT, fast_accum=False)),
-    _check(0.77, 255, _Product(_LARGE, _INT8, zero_point=True)),
-    _check(1.35, _TWICE, _Product(_MIDDLE, _INT8, ("one", "row"))),
-    _check(10.7, 64, _Product(_SMALL, _INT8, zero_point=True)),
-    _check(1.9, _TWICE, _Product(_LOW, groups=16)),
-    _check(2.85, 168, _Product(_MIDDLE, kinds=_SQUARE, groups=256)),
-    _check(0.95, 184, _Product(_LOW, arch=89)),
-    _check(14, 80, _Product(_SMALL, arch=89)),
-    _check(1.55, 255, _Product(_MIDDLE, kinds=_SQUARE, arch=89)),
-    _check(1.65, 184, _Product(_LOW, _INT8, arch=80)),
-    _check(14, 80, _Product(_SMALL, _INT8, arch=80)),
-    _check(0, 160, _Product(_MIDDLE, kinds=_SQUARE, arch=100)),
-    _check(0, 160, _Product(_MIDDLE, _INT8, arch=100)),
-    _check(0, 176, _Product(_LOW, groups=16, arch=100)),
+    _check(0.7, 240, _Matmul(_LARGE, dtype=FP32)),
+    _check(0.7, 232, _Matmul(_LARGE, ("e5m2", "e5m2"), dtype=FP16)),
+    _check(0.86, 192, _Matmul(_MIDDLE, ("e5m2", "e5m2"), arch=89)),
+    _check(1.35, _TWICE, _Matmul(_LOW)),
+    _check(2.8, 168, _Matmul(_LOW, kinds=_SQUARE)),
+    _check(16, 64, _Matmul(_SMALL, kinds=_SQUARE)),
+    _check(3.9, 184, _Matmul(_LOW, kinds=_BLOCK)),
+    _check(0.78, 255, _Matmul(_LARGE, _GRADIENT, ("one", "one"))),
+    _check(2.4, 160, _Matmul(_MIDDLE, _GRADIENT, fast_accum=False)),
+    _check(0.77, 255, _Matmul(_LARGE, _INT8, zero_point=True)),
+    _check(1.35, _TWICE, _Matmul(_MIDDLE, _INT8, ("one", "row"))),
+    _check(10.7, 64, _Matmul(_SMALL, _INT8, zero_point=True)),
+    _check(1.9, _TWICE, _Matmul(_LOW, groups=16)),
+    _check(2.85, 168, _Matmul(_MIDDLE, kinds=_SQUARE, groups=256)),
+    _check(0.95, 184, _Matmul(_LOW, arch=89)),
+    _check(14, 80, _Matmul(_SMALL, arch=89)),
+    _check(1.55, 255, _Matmul(_MIDDLE, kinds=_SQUARE, arch=89)),
+    _check(1.65, 184, _Matmul(_LOW, _INT8, arch=80)),
+    _check(14, 80, _Matmul(_SMALL, _INT8, arch=80)),
+    _check(0, 160, _Matmul(_MIDDLE, kinds=_SQUARE, arch=100)),
+    _check(0, 160, _Matmul(_MIDDLE, _INT8, arch=100)),
+    _check(0, 176, _Matmul(_LOW, groups=16, arch=100)),
 )

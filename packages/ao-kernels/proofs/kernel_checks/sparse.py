@@ -109,7 +109,7 @@ def build_bsr(
     stages: int = 0,
     arch: int = 90,
 ) -> Build:
-    """The kernel of products with block-sparse weights, with a bias, as `bsr.launch` launches it.
+    """The kernel of matmuls with block-sparse weights, with a bias, as `bsr.launch` launches it.
 
     `stages` says by how many more the loads run ahead than by rule.
     """

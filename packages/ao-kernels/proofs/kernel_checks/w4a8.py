@@ -1,4 +1,4 @@
-"""Checks of the products of activations in 8 bits with weights in 4."""
+"""Checks of the matmuls of activations in 8 bits with weights in 4."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _ROW = _EVEN[1]
 
 
 @dataclass(frozen=True)
-class _Product:
-    """A product as the kernel `linear` is compiled for it, with a bias."""
+class _Matmul:
+    """A matmul as the kernel `linear` is compiled for it, with a bias."""
 
     act: str
     config: TileConfig
@@ -56,7 +56,7 @@ class _Product:
         )
 
 
-def _build(case: _Product) -> Build:
+def _build(case: _Matmul) -> Build:
     """The kernel `linear`, as `act8` launches it."""
     from ao_kernels.triton.w4a8 import kernel
     from ao_kernels.triton.w4a8.launch import constants
@@ -93,10 +93,10 @@ def _build(case: _Product) -> Build:
     )  # fmt: skip
 
 
-def _check(budget: float, case: _Product) -> Check:
+def _check(budget: float, case: _Matmul) -> Check:
     """For 128 bytes of weights: with `_MANY` tensor cores are busy 8 cycles with them, of 4 instructions."""
     build, warps, integers = partial(_build, case), case.config.num_warps, case.act != "f8e4m3"
-    # the product of zero points, after the loop that is counted, has a loop of its own
+    # the matmul of zero points, after the loop that is counted, has a loop of its own
     conversions = 0 if case.zero_dtype is None or case.group == _ROW else 2
     if case.arch >= 100 and (not integers or conversions):
         # tensor memory: another loop, for which no budget is known
@@ -126,52 +126,52 @@ def _check(budget: float, case: _Product) -> Check:
 
 def _fits(config: TileConfig, splits: int, zero_dtype: torch.dtype | None) -> Check:
     """Neither spills nor takes more than there is: for settings that measuring may choose."""
-    case = _Product("uint8", config, 128, zero_dtype, splits=splits)
+    case = _Matmul("uint8", config, 128, zero_dtype, splits=splits)
     conversions = 0 if zero_dtype is None else 2
     return Check(case.name, partial(_build, case), REGISTERS, SHARED[case.arch], conversions)
 
 
 CHECKS = (
-    _check(9.3, _Product("uint8", _SMALL, 128)),
-    _check(18.0, _Product("uint8", _SMALL, 32)),
-    _check(12.4, _Product("int8", _SMALL, 64, torch.uint8)),
-    _check(14.4, _Product("f8e4m3", _SMALL, 128)),
-    _check(27.6, _Product("uint8", _MANY, 128)),
-    _check(21.0, _Product("uint8", _SMALL, 32, arch=80)),
-    _check(15.0, _Product("uint8", _SMALL, 32, arch=100)),
+    _check(9.3, _Matmul("uint8", _SMALL, 128)),
+    _check(18.0, _Matmul("uint8", _SMALL, 32)),
+    _check(12.4, _Matmul("int8", _SMALL, 64, torch.uint8)),
+    _check(14.4, _Matmul("f8e4m3", _SMALL, 128)),
+    _check(27.6, _Matmul("uint8", _MANY, 128)),
+    _check(21.0, _Matmul("uint8", _SMALL, 32, arch=80)),
+    _check(15.0, _Matmul("uint8", _SMALL, 32, arch=100)),
 )
 SLOW_CHECKS = (
-    _check(9.1, _Product("int8", _SMALL, 128, scale_dtype=FP32, dtype=FP32)),
-    _check(12.2, _Product("int8", _SMALL, 64)),
-    _check(7.7, _Product("int8", _SMALL, 256)),
-    _check(6.4, _Product("uint8", _SMALL, _ROW)),
-    _check(9.8, _Product("uint8", _SMALL, 128, shape=_RAGGED)),
-    _check(18.2, _Product("uint8", _SMALL, 32, BF16)),
-    _check(6.4, _Product("int8", _SMALL, _ROW, torch.uint8)),
-    _check(20.2, _Product("f8e4m3", _SMALL, 32)),
-    _check(13.1, _Product("f8e4m3", _SMALL, _ROW)),
-    _check(11.5, _Product("f8e4m3", _SMALL, 128, torch.uint8)),
-    _check(11.9, _Product("uint8", _MIDDLE, 128)),
-    _check(26.5, _Product("uint8", _MIDDLE, 32)),
-    _check(18.8, _Product("uint8", _LARGE, 128)),
-    _check(46.8, _Product("uint8", _LARGE, 32)),
-    _check(79.0, _Product("uint8", _MANY, 32)),
-    _check(11.5, _Product("uint8", _MANY, _ROW)),
-    _check(27.5, _Product("int8", _LARGE, 64, BF16)),
-    _check(47.0, _Product("uint8", _LARGE, 32, torch.uint8)),
-    _check(25.7, _Product("f8e4m3", _MANY, 128)),
-    _check(36.6, _Product("f8e4m3", _LARGE, 32)),
-    _check(12.3, _Product("uint8", _SMALL, 128, arch=80)),
-    _check(63.5, _Product("uint8", _MANY, 128, arch=80)),
-    _check(47.0, _Product("int8", _LARGE, 64, torch.uint8, arch=80)),
-    _check(17.0, _Product("uint8", _MIDDLE, 128, arch=89)),
-    _check(16.6, _Product("f8e4m3", _SMALL, 128, arch=89)),
-    _check(87.5, _Product("uint8", _MANY, 32, arch=89)),
-    _check(10.8, _Product("uint8", _SMALL, 128, arch=100)),
-    _check(51.0, _Product("uint8", _MANY, 128, arch=100)),
-    _check(0, _Product("int8", _SMALL, 128, BF16, arch=100)),
-    _check(0, _Product("f8e4m3", _SMALL, 128, arch=100)),
-    _check(0, _Product("f8e4m3", _MANY, 128, arch=100)),
+    _check(9.1, _Matmul("int8", _SMALL, 128, scale_dtype=FP32, dtype=FP32)),
+    _check(12.2, _Matmul("int8", _SMALL, 64)),
+    _check(7.7, _Matmul("int8", _SMALL, 256)),
+    _check(6.4, _Matmul("uint8", _SMALL, _ROW)),
+    _check(9.8, _Matmul("uint8", _SMALL, 128, shape=_RAGGED)),
+    _check(18.2, _Matmul("uint8", _SMALL, 32, BF16)),
+    _check(6.4, _Matmul("int8", _SMALL, _ROW, torch.uint8)),
+    _check(20.2, _Matmul("f8e4m3", _SMALL, 32)),
+    _check(13.1, _Matmul("f8e4m3", _SMALL, _ROW)),
+    _check(11.5, _Matmul("f8e4m3", _SMALL, 128, torch.uint8)),
+    _check(11.9, _Matmul("uint8", _MIDDLE, 128)),
+    _check(26.5, _Matmul("uint8", _MIDDLE, 32)),
+    _check(18.8, _Matmul("uint8", _LARGE, 128)),
+    _check(46.8, _Matmul("uint8", _LARGE, 32)),
+    _check(79.0, _Matmul("uint8", _MANY, 32)),
+    _check(11.5, _Matmul("uint8", _MANY, _ROW)),
+    _check(27.5, _Matmul("int8", _LARGE, 64, BF16)),
+    _check(47.0, _Matmul("uint8", _LARGE, 32, torch.uint8)),
+    _check(25.7, _Matmul("f8e4m3", _MANY, 128)),
+    _check(36.6, _Matmul("f8e4m3", _LARGE, 32)),
+    _check(12.3, _Matmul("uint8", _SMALL, 128, arch=80)),
+    _check(63.5, _Matmul("uint8", _MANY, 128, arch=80)),
+    _check(47.0, _Matmul("int8", _LARGE, 64, torch.uint8, arch=80)),
+    _check(17.0, _Matmul("uint8", _MIDDLE, 128, arch=89)),
+    _check(16.6, _Matmul("f8e4m3", _SMALL, 128, arch=89)),
+    _check(87.5, _Matmul("uint8", _MANY, 32, arch=89)),
+    _check(10.8, _Matmul("uint8", _SMALL, 128, arch=100)),
+    _check(51.0, _Matmul("uint8", _MANY, 128, arch=100)),
+    _check(0, _Matmul("int8", _SMALL, 128, BF16, arch=100)),
+    _check(0, _Matmul("f8e4m3", _SMALL, 128, arch=100)),
+    _check(0, _Matmul("f8e4m3", _MANY, 128, arch=100)),
     *(_fits(config, 4, None) for config in _FEWER),
     *(_fits(config, 1, None) for config in (*_RULES, *_FEWER)),
     *(_fits(config, 4, torch.uint8) for config in (_SMALL, _MIDDLE, _LARGE, *_FEWER[:-1])),

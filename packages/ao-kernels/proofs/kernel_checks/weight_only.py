@@ -1,4 +1,4 @@
-"""Checks of the products with weights in planes."""
+"""Checks of the matmuls with weights in planes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from ao_core.registry import registry
+from ao_core.ext import registry
 from ao_kernels.triton.shared.dtypes import ELEMENTS
 from ao_kernels.triton.shared.tile_config import TileConfig
 from ao_kernels.triton.shared.tiling import BLOCK_N, Tiling
@@ -33,8 +33,8 @@ _ROW = _EVEN[1]
 
 
 @dataclass(frozen=True)
-class _Product:
-    """A product as the kernel `linear` is compiled for it, with a bias."""
+class _Matmul:
+    """A matmul as the kernel `linear` is compiled for it, with a bias."""
 
     numbers: str
     config: TileConfig
@@ -76,7 +76,7 @@ class _Product:
         )
 
 
-def _build(case: _Product) -> Build:
+def _build(case: _Matmul) -> Build:
     """The kernel `linear`, as `ops` launches it, and for experts that of `experts`."""
     from ao_kernels.triton.weight_only import kernel, kernel_experts
     from ao_kernels.triton.weight_only.op_experts import groups_of
@@ -124,7 +124,7 @@ def _build(case: _Product) -> Build:
     )  # fmt: skip
 
 
-def _check(budget: float, case: _Product) -> Check:
+def _check(budget: float, case: _Matmul) -> Check:
     """For 128 bytes of weights."""
     build = partial(_build, case)
     if case.arch >= 100:
@@ -154,7 +154,7 @@ def _fits(numbers: str, config: TileConfig, splits: int, arch: int = 90) -> Chec
     """Neither spills nor takes more than there is: for settings that measuring may choose."""
     group, scale, zero_point = _USUAL[numbers]
     sparse = numbers.endswith(" 2:4")
-    case = _Product(
+    case = _Matmul(
         numbers.removesuffix(" 2:4"), config, group, scale_dtype=scale, zero_dtype=zero_point, arch=arch,
         sparse=sparse, splits=splits,
     )  # fmt: skip
@@ -226,33 +226,33 @@ _SETTINGS = (
 )
 CHECKS = (
     _embedding_gate("uint4", 90),
-    _check(17.5, _Product("int4", _SMALL, 128)),
-    _check(15.5, _Product("int4", _SMALL, 128, FP16, FP16)),
-    _check(19.2, _Product("int4", _SMALL, 64)),
-    _check(19.7, _Product("uint4", _SMALL, 128, zero_dtype=torch.uint8)),
-    _check(23.5, _Product("uint4", _SMALL, 64, zero_dtype=BF16)),
-    _check(24.6, _Product("int4", _SMALL, 32)),
-    _check(16.2, _Product("int4", _SMALL, _ROW)),
-    _check(19.1, _Product("int4", _MIDDLE, 128)),
-    _check(25.0, _Product("int4", _LARGE, 128)),
-    _check(17.5, _Product("int4", _SMALL, 128, arch=80)),
-    _check(17.5, _Product("int4", _SMALL, 128, arch=89)),
-    _check(0, _Product("int4", _SMALL, 128, arch=100)),
-    _check(17.5, _Product("int4", _FEWER[0], 128)),
-    _check(18.4, _Product("int4", _SMALL, 128, shape=_RAGGED)),
-    _check(29.5, _Product("nf4", _SMALL, 64)),
-    _check(10.8, _Product("int8", _SMALL, _ROW, scale_dtype=FP32)),
-    _check(8.8, _Product("int8", _SMALL, _ROW, FP16, FP32)),
-    _check(12.8, _Product("f8e4m3", _SMALL, _ROW, scale_dtype=FP32)),
-    _check(29.6, _Product("int2", _SMALL, 128)),
-    _check(22.1, _Product("int3", _SMALL, 128)),
-    _check(20.7, _Product("f6e3m2", _SMALL, 128)),
-    _check(28.4, _Product("f4e2m1", _SMALL, 32, scale_dtype=_E8M0)),
-    _check(37.5, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, global_scale=True)),
-    _check(28.4, _Product("int4", _SMALL, 128, sparse=True)),
-    _check(34.4, _Product("int4", _SMALL, 128, arch=80, sparse=True)),
-    _check(18.1, _Product("int4", _SMALL, 128, experts=8)),
-    _check(19.8, _Product("uint4", _SMALL, 128, zero_dtype=torch.uint8, experts=128)),
+    _check(17.5, _Matmul("int4", _SMALL, 128)),
+    _check(15.5, _Matmul("int4", _SMALL, 128, FP16, FP16)),
+    _check(19.2, _Matmul("int4", _SMALL, 64)),
+    _check(19.7, _Matmul("uint4", _SMALL, 128, zero_dtype=torch.uint8)),
+    _check(23.5, _Matmul("uint4", _SMALL, 64, zero_dtype=BF16)),
+    _check(24.6, _Matmul("int4", _SMALL, 32)),
+    _check(16.2, _Matmul("int4", _SMALL, _ROW)),
+    _check(19.1, _Matmul("int4", _MIDDLE, 128)),
+    _check(25.0, _Matmul("int4", _LARGE, 128)),
+    _check(17.5, _Matmul("int4", _SMALL, 128, arch=80)),
+    _check(17.5, _Matmul("int4", _SMALL, 128, arch=89)),
+    _check(0, _Matmul("int4", _SMALL, 128, arch=100)),
+    _check(17.5, _Matmul("int4", _FEWER[0], 128)),
+    _check(18.4, _Matmul("int4", _SMALL, 128, shape=_RAGGED)),
+    _check(29.5, _Matmul("nf4", _SMALL, 64)),
+    _check(10.8, _Matmul("int8", _SMALL, _ROW, scale_dtype=FP32)),
+    _check(8.8, _Matmul("int8", _SMALL, _ROW, FP16, FP32)),
+    _check(12.8, _Matmul("f8e4m3", _SMALL, _ROW, scale_dtype=FP32)),
+    _check(29.6, _Matmul("int2", _SMALL, 128)),
+    _check(22.1, _Matmul("int3", _SMALL, 128)),
+    _check(20.7, _Matmul("f6e3m2", _SMALL, 128)),
+    _check(28.4, _Matmul("f4e2m1", _SMALL, 32, scale_dtype=_E8M0)),
+    _check(37.5, _Matmul("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, global_scale=True)),
+    _check(28.4, _Matmul("int4", _SMALL, 128, sparse=True)),
+    _check(34.4, _Matmul("int4", _SMALL, 128, arch=80, sparse=True)),
+    _check(18.1, _Matmul("int4", _SMALL, 128, experts=8)),
+    _check(19.8, _Matmul("uint4", _SMALL, 128, zero_dtype=torch.uint8, experts=128)),
 )
 _CHOSEN = (
     _embedding_gate("nf4", 90),
@@ -260,82 +260,82 @@ _CHOSEN = (
     _embedding_gate("int8", 100),
     _embedding_gate("uint3", 90),
     _embedding_gate("uint7", 90),
-    _check(17.5, _Product("int4", _SMALL, 128, scale_dtype=FP32)),
-    _check(17.2, _Product("int4", _SMALL, 256)),
-    _check(18.0, _Product("int4", _SMALL, 64, FP16, FP16)),
-    _check(33.0, _Product("uint4", _SMALL, 32, zero_dtype=torch.uint8)),
-    _check(16.2, _Product("uint4", _SMALL, _ROW, zero_dtype=torch.uint8)),
-    _check(22.5, _Product("uint4", _MIDDLE, 128, zero_dtype=torch.uint8)),
-    _check(31.4, _Product("uint4", _LARGE, 128, zero_dtype=torch.uint8)),
-    _check(42.3, _Product("uint4", _LARGE, 64, zero_dtype=BF16)),
-    _check(29.5, _Product("int4", _MIDDLE, 32)),
-    _check(42.5, _Product("int4", _LARGE, 32)),
-    _check(28.0, _Product("nf4", _SMALL, 128)),
-    _check(29.5, _Product("nf4", _SMALL, 64, FP16, FP16)),
-    _check(39.7, _Product("nf4", _LARGE, 64)),
-    _check(12.8, _Product("f8e4m3", _SMALL, _ROW, FP16, FP32)),
-    _check(14.2, _Product("int8", _LARGE, _ROW, scale_dtype=FP32)),
-    _check(16.0, _Product("f8e4m3", _LARGE, _ROW, scale_dtype=FP32)),
-    _check(30.2, _Product("ternary", _SMALL, _ROW)),
-    _check(33.4, _Product("uint2", _SMALL, 128, zero_dtype=torch.uint8)),
-    _check(28.8, _Product("int2", _SMALL, 128, FP16, FP16)),
-    _check(37.8, _Product("int2", _SMALL, 128, arch=80)),
-    _check(0, _Product("int2", _SMALL, 128, arch=100)),
-    _check(24.5, _Product("uint3", _SMALL, 128, zero_dtype=torch.uint8)),
-    _check(27.8, _Product("int3", _SMALL, 128, arch=80)),
-    _check(31.1, _Product("int3", _LARGE, 128)),
-    _check(23.1, _Product("f3e1m1", _SMALL, 128)),
-    _check(16.0, _Product("int5", _SMALL, 128)),
-    _check(23.7, _Product("f5e2m2", _SMALL, 128)),
-    _check(14.1, _Product("int6", _SMALL, 128)),
-    _check(20.3, _Product("f6e2m3", _SMALL, 128)),
-    _check(19.3, _Product("f6e3m2", _SMALL, 128, FP16, FP16)),
-    _check(24.6, _Product("f6e3m2", _SMALL, 32)),
-    _check(23.2, _Product("f6e3m2", _SMALL, 128, arch=89)),
-    _check(0, _Product("f6e3m2", _SMALL, 128, arch=100)),
-    _check(11.8, _Product("int7", _SMALL, 128)),
-    _check(14.6, _Product("int7", _SMALL, 128, arch=89)),
-    _check(30.2, _Product("int7", _LARGE, 128, arch=89)),
-    _check(17.3, _Product("f7e3m3", _SMALL, 128)),
-    _check(13.1, _Product("uint8", _SMALL, 128, zero_dtype=torch.uint8)),
-    _check(12.8, _Product("f8e5m2", _SMALL, _ROW, scale_dtype=FP32)),
-    _check(6.8, _Product("f8e5m2", _SMALL, _ROW, FP16, FP32)),
-    _check(26.5, _Product("f4e2m1", _SMALL, 32)),
-    _check(26.6, _Product("int4", _SMALL, 32, scale_dtype=_E8M0)),
-    _check(36.5, _Product("f4e2m1", _SMALL, 32, FP16, _E8M0)),
-    _check(45.6, _Product("f4e2m1", _LARGE, 32, scale_dtype=_E8M0)),
-    _check(20.2, _Product("f8e4m3", _SMALL, 32, scale_dtype=_E8M0)),
-    _check(29.5, _Product("nf4", _SMALL, 64, scale_dtype=_E4M3, global_scale=True)),
-    _check(26.8, _Product("f4e2m1", _SMALL, 32, scale_dtype=_E8M0, arch=80)),
-    _check(40.9, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, global_scale=True, arch=80)),
-    _check(35.2, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, global_scale=True, arch=89)),
-    _check(0, _Product("f4e2m1", _SMALL, 32, scale_dtype=_E8M0, arch=100)),
-    _check(0, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, global_scale=True, arch=100)),
-    _check(36.7, _Product("int4", _SMALL, 32, sparse=True)),
-    _check(32.6, _Product("int4", _SMALL, 64, sparse=True)),
-    _check(27.9, _Product("int4", _SMALL, 256, sparse=True)),
-    _check(26.4, _Product("int4", _SMALL, _ROW, sparse=True)),
-    _check(28.4, _Product("int4", _SMALL, 128, FP16, FP16, sparse=True)),
-    _check(30.9, _Product("int4", _SMALL, 128, shape=_RAGGED, sparse=True)),
-    _check(31.0, _Product("int4", _MIDDLE, 128, sparse=True)),
-    _check(39.6, _Product("int4", _LARGE, 128, sparse=True)),
-    _check(62.0, _Product("int4", _LARGE, 32, sparse=True)),
-    _check(34.4, _Product("int4", _SMALL, 128, arch=89, sparse=True)),
-    _check(0, _Product("int4", _SMALL, 128, arch=100, sparse=True)),
-    _check(19.1, _Product("int4", _MIDDLE, 128, experts=64)),
-    _check(25.7, _Product("int4", _LARGE, 128, experts=8)),
-    _check(18.7, _Product("int4", _SMALL, 128, shape=_RAGGED, experts=8)),
-    _check(16.2, _Product("int4", _SMALL, _ROW, experts=8)),
-    _check(33.1, _Product("uint4", _LARGE, 128, zero_dtype=torch.uint8, experts=8)),
-    _check(29.5, _Product("nf4", _SMALL, 64, experts=8)),
-    _check(10.8, _Product("int8", _SMALL, _ROW, scale_dtype=FP32, experts=8)),
-    _check(12.8, _Product("f8e4m3", _SMALL, _ROW, scale_dtype=FP32, experts=8)),
-    _check(28.4, _Product("int4", _SMALL, 128, sparse=True, experts=8)),
-    _check(17.5, _Product("int4", _SMALL, 128, arch=80, experts=8)),
-    _check(17.5, _Product("int4", _SMALL, 128, arch=89, experts=8)),
-    _check(0, _Product("int4", _SMALL, 128, arch=100, experts=8)),
-    _check(30.8, _Product("f4e2m1", _SMALL, 32, scale_dtype=_E8M0, experts=8)),
-    _check(38.0, _Product("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, global_scale=True, experts=8)),
+    _check(17.5, _Matmul("int4", _SMALL, 128, scale_dtype=FP32)),
+    _check(17.2, _Matmul("int4", _SMALL, 256)),
+    _check(18.0, _Matmul("int4", _SMALL, 64, FP16, FP16)),
+    _check(33.0, _Matmul("uint4", _SMALL, 32, zero_dtype=torch.uint8)),
+    _check(16.2, _Matmul("uint4", _SMALL, _ROW, zero_dtype=torch.uint8)),
+    _check(22.5, _Matmul("uint4", _MIDDLE, 128, zero_dtype=torch.uint8)),
+    _check(31.4, _Matmul("uint4", _LARGE, 128, zero_dtype=torch.uint8)),
+    _check(42.3, _Matmul("uint4", _LARGE, 64, zero_dtype=BF16)),
+    _check(29.5, _Matmul("int4", _MIDDLE, 32)),
+    _check(42.5, _Matmul("int4", _LARGE, 32)),
+    _check(28.0, _Matmul("nf4", _SMALL, 128)),
+    _check(29.5, _Matmul("nf4", _SMALL, 64, FP16, FP16)),
+    _check(39.7, _Matmul("nf4", _LARGE, 64)),
+    _check(12.8, _Matmul("f8e4m3", _SMALL, _ROW, FP16, FP32)),
+    _check(14.2, _Matmul("int8", _LARGE, _ROW, scale_dtype=FP32)),
+    _check(16.0, _Matmul("f8e4m3", _LARGE, _ROW, scale_dtype=FP32)),
+    _check(30.2, _Matmul("ternary", _SMALL, _ROW)),
+    _check(33.4, _Matmul("uint2", _SMALL, 128, zero_dtype=torch.uint8)),
+    _check(28.8, _Matmul("int2", _SMALL, 128, FP16, FP16)),
+    _check(37.8, _Matmul("int2", _SMALL, 128, arch=80)),
+    _check(0, _Matmul("int2", _SMALL, 128, arch=100)),
+    _check(24.5, _Matmul("uint3", _SMALL, 128, zero_dtype=torch.uint8)),
+    _check(27.8, _Matmul("int3", _SMALL, 128, arch=80)),
+    _check(31.1, _Matmul("int3", _LARGE, 128)),
+    _check(23.1, _Matmul("f3e1m1", _SMALL, 128)),
+    _check(16.0, _Matmul("int5", _SMALL, 128)),
+    _check(23.7, _Matmul("f5e2m2", _SMALL, 128)),
+    _check(14.1, _Matmul("int6", _SMALL, 128)),
+    _check(20.3, _Matmul("f6e2m3", _SMALL, 128)),
+    _check(19.3, _Matmul("f6e3m2", _SMALL, 128, FP16, FP16)),
+    _check(24.6, _Matmul("f6e3m2", _SMALL, 32)),
+    _check(23.2, _Matmul("f6e3m2", _SMALL, 128, arch=89)),
+    _check(0, _Matmul("f6e3m2", _SMALL, 128, arch=100)),
+    _check(11.8, _Matmul("int7", _SMALL, 128)),
+    _check(14.6, _Matmul("int7", _SMALL, 128, arch=89)),
+    _check(30.2, _Matmul("int7", _LARGE, 128, arch=89)),
+    _check(17.3, _Matmul("f7e3m3", _SMALL, 128)),
+    _check(13.1, _Matmul("uint8", _SMALL, 128, zero_dtype=torch.uint8)),
+    _check(12.8, _Matmul("f8e5m2", _SMALL, _ROW, scale_dtype=FP32)),
+    _check(6.8, _Matmul("f8e5m2", _SMALL, _ROW, FP16, FP32)),
+    _check(26.5, _Matmul("f4e2m1", _SMALL, 32)),
+    _check(26.6, _Matmul("int4", _SMALL, 32, scale_dtype=_E8M0)),
+    _check(36.5, _Matmul("f4e2m1", _SMALL, 32, FP16, _E8M0)),
+    _check(45.6, _Matmul("f4e2m1", _LARGE, 32, scale_dtype=_E8M0)),
+    _check(20.2, _Matmul("f8e4m3", _SMALL, 32, scale_dtype=_E8M0)),
+    _check(29.5, _Matmul("nf4", _SMALL, 64, scale_dtype=_E4M3, global_scale=True)),
+    _check(26.8, _Matmul("f4e2m1", _SMALL, 32, scale_dtype=_E8M0, arch=80)),
+    _check(40.9, _Matmul("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, global_scale=True, arch=80)),
+    _check(35.2, _Matmul("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, global_scale=True, arch=89)),
+    _check(0, _Matmul("f4e2m1", _SMALL, 32, scale_dtype=_E8M0, arch=100)),
+    _check(0, _Matmul("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, global_scale=True, arch=100)),
+    _check(36.7, _Matmul("int4", _SMALL, 32, sparse=True)),
+    _check(32.6, _Matmul("int4", _SMALL, 64, sparse=True)),
+    _check(27.9, _Matmul("int4", _SMALL, 256, sparse=True)),
+    _check(26.4, _Matmul("int4", _SMALL, _ROW, sparse=True)),
+    _check(28.4, _Matmul("int4", _SMALL, 128, FP16, FP16, sparse=True)),
+    _check(30.9, _Matmul("int4", _SMALL, 128, shape=_RAGGED, sparse=True)),
+    _check(31.0, _Matmul("int4", _MIDDLE, 128, sparse=True)),
+    _check(39.6, _Matmul("int4", _LARGE, 128, sparse=True)),
+    _check(62.0, _Matmul("int4", _LARGE, 32, sparse=True)),
+    _check(34.4, _Matmul("int4", _SMALL, 128, arch=89, sparse=True)),
+    _check(0, _Matmul("int4", _SMALL, 128, arch=100, sparse=True)),
+    _check(19.1, _Matmul("int4", _MIDDLE, 128, experts=64)),
+    _check(25.7, _Matmul("int4", _LARGE, 128, experts=8)),
+    _check(18.7, _Matmul("int4", _SMALL, 128, shape=_RAGGED, experts=8)),
+    _check(16.2, _Matmul("int4", _SMALL, _ROW, experts=8)),
+    _check(33.1, _Matmul("uint4", _LARGE, 128, zero_dtype=torch.uint8, experts=8)),
+    _check(29.5, _Matmul("nf4", _SMALL, 64, experts=8)),
+    _check(10.8, _Matmul("int8", _SMALL, _ROW, scale_dtype=FP32, experts=8)),
+    _check(12.8, _Matmul("f8e4m3", _SMALL, _ROW, scale_dtype=FP32, experts=8)),
+    _check(28.4, _Matmul("int4", _SMALL, 128, sparse=True, experts=8)),
+    _check(17.5, _Matmul("int4", _SMALL, 128, arch=80, experts=8)),
+    _check(17.5, _Matmul("int4", _SMALL, 128, arch=89, experts=8)),
+    _check(0, _Matmul("int4", _SMALL, 128, arch=100, experts=8)),
+    _check(30.8, _Matmul("f4e2m1", _SMALL, 32, scale_dtype=_E8M0, experts=8)),
+    _check(38.0, _Matmul("f4e2m1", _SMALL, 16, scale_dtype=_E4M3, global_scale=True, experts=8)),
 )
 _NAMES = {check.name for check in (*CHECKS, *_CHOSEN)}
 SLOW_CHECKS = (*_CHOSEN, *(check for check in _SETTINGS if check.name not in _NAMES))

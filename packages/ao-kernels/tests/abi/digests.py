@@ -15,9 +15,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from ao_core import Spec, quantize_tensor
-from ao_core.dispatch import kernels
-from ao_core.tensor import repack
+from ao_core import Spec, kernels, quantize_tensor
+from ao_core.ext import repack
 from ao_kernels.cpu import library
 
 INT8_PER_TOKEN = Spec("int8", (1, -1))

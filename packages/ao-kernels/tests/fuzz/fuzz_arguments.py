@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ao_core.numerics import packed_size
-from ao_core.registry import registry
+from ao_core.ext import registry
+from ao_core.ext.numerics import packed_size
 from ao_kernels.cpu.formats import Format, format_of
 
 Arguments = dict[str, Any]

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from ao_core import Spec
-from ao_core.errors import UnsupportedOp
-from ao_core.registry import registry
-from ao_core.tensor import quantize_tensor
+from ao_core import Spec, quantize_tensor
+from ao_core.ext import UnsupportedOp, registry
 from ao_kernels.triton.adam import op as adam
 from ao_kernels.triton.shared import device, workspace
 
@@ -48,9 +46,10 @@ def test_calls():
 
 def test_devices(monkeypatch):
     assert KERNEL.unavailable() is not None
-    monkeypatch.setattr(device, "why_not", lambda: None)
+    monkeypatch.setattr(device, "unavailable", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
-    assert KERNEL.unavailable() == "needs sm_89 for float8, found sm_86"
+    assert KERNEL.unavailable() == "needs sm_89, found sm_86"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     assert KERNEL.unavailable() is None
 

@@ -1,14 +1,12 @@
-"""The layout `bsr_sorted`, and what its product says where it cannot serve."""
+"""The layout `bsr_sorted`, and what its matmul says where it cannot serve."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from ao_core import WHOLE, Spec
-from ao_core.records import Call
-from ao_core.registry import registry
-from ao_core.spec import NO_SCALE
+from ao_core import WHOLE, Call, Spec
+from ao_core.ext import NO_SCALE, registry
 from ao_kernels.triton.bsr import launch as bsr
 from ao_kernels.triton.bsr.layout import SIDES, BsrSorted
 

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ao_core import WHOLE, Spec
-from ao_core.errors import ConfigError, UnsupportedOp
-from ao_core.records import Call
-from ao_core.registry import registry
+from ao_core import WHOLE, Call, Spec
+from ao_core.ext import ConfigError, UnsupportedOp, registry
 from ao_kernels.triton.cast.op import cast_dual, cast_plain
 from ao_kernels.triton.shared.ptx import divide, pack_float8, refine, round_pair
 from ao_triton_checks.asm import run

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ao_core.records import Call
-from ao_core.registry import registry
-from ao_core.tensor.rotation import hadamard_spec
+from ao_core import Call
+from ao_core.ext import registry
+from ao_core.ext.kernels import hadamard_spec
 from ao_kernels.triton.hadamard.op import launch_shape, transform
 
 

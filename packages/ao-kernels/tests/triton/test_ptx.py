@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from ao_core.dtypes import codebook_dtype, lut_dtype
-from ao_core.registry import registry
+from ao_core import lut_dtype
+from ao_core.ext import codebook_dtype, registry
 from ao_kernels.cpu.codes import codes_of
 from ao_kernels.triton.w4a8.layout import stored
 from ao_kernels.triton.w4a8.ptx import to_float
@@ -48,7 +48,7 @@ def formats():
 
 
 def values_of(fmt, element):
-    """What products take of each stored code, in an element's precision."""
+    """What matmuls take of each stored code, in an element's precision."""
     dtype = ml_dtypes.bfloat16 if element == "bf16" else np.float16
     return (np.array(fmt.values, np.float32) - np.float32(fmt.offset)).astype(dtype)
 

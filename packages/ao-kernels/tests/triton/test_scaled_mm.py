@@ -1,4 +1,4 @@
-"""Which products the kernels for two quantized operands take; their numbers are in proofs/interpreted."""
+"""Which matmuls the kernels for two quantized operands take; their numbers are in proofs/interpreted."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ao_core import WHOLE, Spec
-from ao_core.records import Call
-from ao_core.registry import registry
+from ao_core import WHOLE, Call, Spec
+from ao_core.ext import registry
 from ao_kernels.triton.scaled_mm.launch import TILE_CONFIGS, aligned, scaled_product, tile_config_of
 
 TENSOR, ROW, GROUP, SQUARE = (WHOLE, WHOLE), (1, WHOLE), (1, 128), (128, 128)

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ao_core import WHOLE, Spec
-from ao_core.records import Call
-from ao_core.registry import registry
-from ao_core.spec import NO_SCALE
+from ao_core import WHOLE, Call, Spec
+from ao_core.ext import NO_SCALE, registry
 from ao_kernels.triton.sparsify.op import PICK, sparsify24, sparsify24_both, tile_mask
 from ao_triton_checks.asm import run
 

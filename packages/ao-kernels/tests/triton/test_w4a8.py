@@ -1,4 +1,4 @@
-"""The layout `plane32`, and which products its kernels take; their numbers are in proofs/interpreted."""
+"""The layout `plane32`, and which matmuls its kernels take; their numbers are in proofs/interpreted."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ao_core import WHOLE, Spec
-from ao_core.records import Call
-from ao_core.registry import registry
-from ao_core.tensor import quantize_tensor
-from ao_core.tensor.relayout import to_layout
+from ao_core import WHOLE, Call, Spec, quantize_tensor
+from ao_core.ext import registry, to_layout
 from ao_core.testing import LayoutSuite
 from ao_core.testing.base import gaussian, same_bits
 from ao_kernels.triton.w4a8.launch import plane32_linear, tile_config_of

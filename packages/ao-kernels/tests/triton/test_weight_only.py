@@ -8,12 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ao_core import WHOLE, Spec
-from ao_core.numerics import unpack_bits
-from ao_core.records import Call
-from ao_core.registry import registry
-from ao_core.tensor import quantize_tensor
-from ao_core.tensor.relayout import repack, to_layout
+from ao_core import WHOLE, Call, Spec, quantize_tensor
+from ao_core.ext import registry, repack, to_layout
+from ao_core.ext.numerics import unpack_bits
 from ao_core.testing import LayoutSuite
 from ao_core.testing.base import gaussian, same_bits
 from ao_kernels.triton.shared import device
@@ -209,15 +206,15 @@ def test_without_a_device_the_reason_is_a_sentence():
 
 def test_reasons(monkeypatch):
     monkeypatch.setattr(device, "find_spec", lambda name: None)
-    assert "Triton is not installed" in device.why_not()
+    assert "Triton is not installed" in device.unavailable()
     monkeypatch.setattr(device, "find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device.why_not() == "no CUDA device is available"
+    assert device.unavailable() == "no CUDA device is available"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
-    assert device.why_not() == "needs sm_80, found sm_75"
+    assert device.unavailable() == "needs sm_80, found sm_75"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    assert device.why_not() is None
+    assert device.unavailable() is None
 
 
 @pytest.fixture

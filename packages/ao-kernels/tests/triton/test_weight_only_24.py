@@ -1,4 +1,4 @@
-"""The layout `plane24`, its assembly, and what its kernels refuse; products are in proofs/interpreted."""
+"""The layout `plane24`, its assembly, and what its kernels refuse; matmuls are in proofs/interpreted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ao_core import WHOLE, Spec
-from ao_core.numerics import pack_bits
-from ao_core.records import Call
-from ao_core.registry import registry
+from ao_core import WHOLE, Call, Spec
+from ao_core.ext import registry
+from ao_core.ext.numerics import pack_bits
 from ao_kernels.triton.weight_only.formats import known
 from ao_kernels.triton.weight_only.layout24 import Plane24
 from ao_kernels.triton.weight_only.lut_ptx import load_table

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from ao_core import WHOLE, Spec
-from ao_core.dispatch import candidates, select
-from ao_core.records import Call
-from ao_core.registry import registry
-from ao_core.tensor import quantize_tensor
-from ao_core.tensor.relayout import repack, to_layout
+from ao_core import WHOLE, Call, Spec, quantize_tensor
+from ao_core.ext import registry, repack, to_layout
+from ao_core.ext.kernels import candidates, select
 from ao_core.testing.base import gaussian, same_bits
+from ao_core.testing.registered import registered
 from ao_kernels.triton.weight_only.op_experts import (
     ends_of,
     groups_of,
@@ -76,12 +76,12 @@ def test_explained_where_it_is_not_chosen():
     assert "reference_grouped_linear" in found
 
 
-def test_chosen_where_there_is_a_device(monkeypatch):
-    monkeypatch.setattr("ao_core.dispatch._unavailable", lambda kernel: None)
-    assert select(call()) is GROUPED
-    assert select(call(x_dtype=torch.float32)).name == "reference_grouped_linear"
+def test_chosen_where_there_is_a_device():
     dense = registry.kernels.get("triton_plane16_dequantize")
-    assert select(call(op="dequantize")) is dense
+    with registered(*(replace(each, unavailable=lambda: None) for each in (GROUPED, dense))):
+        assert select(call()).name == GROUPED.name
+        assert select(call(x_dtype=torch.float32)).name == "reference_grouped_linear"
+        assert select(call(op="dequantize")).name == dense.name
 
 
 def test_on_other_devices_weights_stay_as_they_are():

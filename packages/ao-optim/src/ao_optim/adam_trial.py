@@ -53,23 +53,11 @@ class _Adam(OpTrial):
         (((600,),), {"decoupled": True, "step": 3, "seed": 5}),
     )
 
-    def cases(
-        self,
-        kernel: Kernel,
-        devices: Sequence[str],
-        specs: Sequence[Any],
-        shapes: Sequence[tuple[int, ...]],
-        dtypes: Sequence[torch.dtype],
-    ) -> list[KernelCase]:
+    def operands(
+        self, kernel: Kernel, shape: tuple[int, ...], specs: Sequence[Any]
+    ) -> Sequence[tuple[Spec, ...]]:
         """Every pair of formats whose first is in the kernel's layout."""
-        return [
-            KernelCase(pair, shape, dtype, device)
-            for device in devices
-            for pair in specs
-            if kernel.layout in ("*", pair[0].layout)
-            for shape in shapes
-            for dtype in dtypes
-        ]
+        return [pair for pair in specs if kernel.layout in ("*", pair[0].layout)]
 
     def call(self, op: str, case: KernelCase, batch: Any) -> OpCall | None:
         shapes, options = batch

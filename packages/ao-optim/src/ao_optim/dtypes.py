@@ -1,4 +1,4 @@
-"""The number formats of optimizer state: codebooks that are fine near zero."""
+"""The number formats of optimizer state: LUTs that are fine near zero."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ __all__ = ["FORMATS", "StateFormat", "dense", "empty_state", "format_named", "st
 class StateFormat:
     """How moments are kept: quantized, those of large tensors; or unquantized in a dtype of torch."""
 
+    #: what optimizers and reports call it
     name: str
     #: of moments that may be negative; None: float32
     signed: Spec | torch.dtype | None = None

@@ -23,13 +23,13 @@ __all__ = [
 
 
 class AdamW8bit(LowBitOptimizer):
-    """AdamW with 2.03 bytes of state a parameter; loads the state of bitsandbytes' 8-bit AdamW."""
+    """AdamW with 2.03 bytes of state per parameter; loads the state of bitsandbytes' 8-bit AdamW."""
 
     rule = rules.ADAMW
 
 
 class AdamW4bit(LowBitOptimizer):
-    """AdamW with 1.03 bytes of state a parameter: second moments of matrices have rank-1 scales."""
+    """AdamW with 1.03 bytes of state per parameter: second moments of matrices have rank-1 scales."""
 
     rule = rules.ADAMW
     format = "rank1_4bit"
@@ -43,13 +43,13 @@ class AdamWFp8(LowBitOptimizer):
 
 
 class Adam8bit(LowBitOptimizer):
-    """Adam with 2.03 bytes of state a parameter; weight decay is part of the gradient."""
+    """Adam with 2.03 bytes of state per parameter; weight decay is part of the gradient."""
 
     rule = rules.ADAM
 
 
 class Adam4bit(LowBitOptimizer):
-    """Adam with 1.03 bytes of state a parameter; weight decay is part of the gradient."""
+    """Adam with 1.03 bytes of state per parameter; weight decay is part of the gradient."""
 
     rule = rules.ADAM
     format = "rank1_4bit"

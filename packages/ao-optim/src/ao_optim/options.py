@@ -20,24 +20,24 @@ def check_types(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None
             raise ValueError(f"Invalid {name}: {name}={value!r} cannot work; use {wanted}")
 
 
-def _wanted(name: str, value: Any, default: Any) -> str:
-    """Empty where the type fits, or what would."""
+def _wanted(name: str, value: Any, default: Any) -> str | None:
+    """What would fit; None where the type does."""
     if default is None:  # None, and what the rule knows
-        return "" if value is None or isinstance(value, str) or _is_number(value) else "None"
+        return None if value is None or isinstance(value, str) or _is_number(value) else "None"
     if isinstance(default, bool):
-        return "" if isinstance(value, bool) else "True or False"
+        return None if isinstance(value, bool) else "True or False"
     if isinstance(default, str):
-        return "" if isinstance(value, str) else f"a string such as {default!r}"
+        return None if isinstance(value, str) else f"a string such as {default!r}"
     if isinstance(default, tuple):
         fits = isinstance(value, (tuple, list)) and len(value) == len(default)
-        return "" if fits and all(map(_is_number, value)) else f"{len(default)} numbers"
+        return None if fits and all(map(_is_number, value)) else f"{len(default)} numbers"
     if name == "seed":
         fits = isinstance(value, torch.Generator) or _is_integer(value)
-        return "" if fits else "an integer or a torch.Generator"
+        return None if fits else "an integer or a torch.Generator"
     if isinstance(default, int):
-        return "" if _is_integer(value) else "an integer"
+        return None if _is_integer(value) else "an integer"
     # of a tensor with more elements, the rule says it in torch's words
-    return "" if _is_number(value) or (name == "lr" and isinstance(value, Tensor)) else "a number"
+    return None if _is_number(value) or (name == "lr" and isinstance(value, Tensor)) else "a number"
 
 
 def _is_integer(value: Any) -> bool:

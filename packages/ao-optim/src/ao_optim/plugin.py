@@ -25,7 +25,7 @@ def ao_api() -> tuple[int, int]:
 
 @hookimpl
 def ao_dtypes() -> Iterable[DType]:
-    """Codebooks that are fine near zero."""
+    """LUTs that are fine near zero."""
     return DTYPES
 
 

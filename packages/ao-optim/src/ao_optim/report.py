@@ -16,7 +16,7 @@ from ao_core.ext.reports import aligned, size_text
 
 __all__ = ["GroupRecord", "StateReport", "state_report"]
 
-#: bytes of state a parameter of AdamW in float32
+#: bytes of state per parameter of AdamW in float32
 _FULL = 8
 
 
@@ -42,7 +42,9 @@ class GroupRecord:
 class StateReport:
     """Bytes of state of every group; prints as a table."""
 
+    #: name of its class
     optimizer: str
+    #: one for each group of parameters
     groups: tuple[GroupRecord, ...]
 
     @property

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ao_core.ext import lazy_names
 from ao_quant.__about__ import __version__
 from ao_quant.configs import (
     BitNetWeightOnlyConfig,
@@ -149,21 +149,10 @@ _MODULES = {
     "convert": "ao_quant.calibration",
     "discard": "ao_quant.calibration",
     "plan": "ao_quant.planning",
-    "plan_checkpoint": "ao_core.checkpoints",
+    "plan_checkpoint": "ao_core",
     "prepare": "ao_quant.calibration",
-    "quantize_checkpoint": "ao_core.checkpoints",
-    "verify_checkpoint": "ao_core.checkpoints",
+    "quantize_checkpoint": "ao_core",
+    "verify_checkpoint": "ao_core",
 }
 
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module 'ao_quant' has no attribute {name!r}")
-    value = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -7,7 +7,7 @@ from ao_quant import configs as c
 
 __all__ = ["RECIPES"]
 
-#: bits a weight of the block formats of GGUF, the default first
+#: bits per weight of the block formats of GGUF, the default first
 _GGUF_BITS = {
     "q4_k": 4.5,
     "q2_k": 2.625,
@@ -27,17 +27,17 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "int4_weight_only",
         c.Int4WeightOnlyConfig(),
-        "uint4 weights in groups of 128 with zero points, 0.523 bytes a weight",
+        "uint4 weights in groups of 128 with zero points, 0.523 bytes per weight",
     ),
     Recipe(
         "int4_weight_only/g32-asymmetric",
         c.Int4WeightOnlyConfig(group_size=32),
-        "the most accurate of the 4-bit integers, 0.594 bytes a weight",
+        "the most accurate of the 4-bit integers, 0.594 bytes per weight",
     ),
     Recipe(
         "int4_weight_only/g128-symmetric",
         c.Int4WeightOnlyConfig(symmetric=True),
-        "int4 weights in groups of 128, 0.516 bytes a weight",
+        "int4 weights in groups of 128, 0.516 bytes per weight",
     ),
     Recipe(
         "intx_weight_only",
@@ -67,12 +67,12 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "bitnet_weight_only/1.6bit",
         c.BitNetWeightOnlyConfig(trits_per_byte=5),
-        "the same, five weights a byte",
+        "the same, five weights per byte",
     ),
     Recipe(
         "nf4_weight_only",
         c.NF4WeightOnlyConfig(),
-        "NF4 weights in groups of 64, scales quantized too: 4.125 bits a weight",
+        "NF4 weights in groups of 64, scales quantized too: 4.125 bits per weight",
     ),
     Recipe(
         "codebook_weight_only",
@@ -82,7 +82,7 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "fp4_weight_only",
         c.FP4WeightOnlyConfig(),
-        "4-bit floats e2m1 in groups of 64: 4.25 bits a weight",
+        "4-bit floats e2m1 in groups of 64: 4.25 bits per weight",
     ),
     Recipe(
         "fp6_llm_weight_only",
@@ -133,7 +133,7 @@ RECIPES: tuple[Recipe, ...] = (
         Recipe(
             "gguf_weight_only" if kind == "q4_k" else f"gguf_weight_only/{kind}",
             c.GGUFWeightOnlyConfig(kind),
-            f"{kind.upper()} of llama.cpp, {bits:g} bits a weight",
+            f"{kind.upper()} of llama.cpp, {bits:g} bits per weight",
         )
         for kind, bits in _GGUF_BITS.items()
     ),

@@ -11,7 +11,7 @@ from torch import nn
 
 import ao_core
 from ao_core import QTensor
-from ao_core.errors import ConfigError, QuantizationError, UnknownNameError
+from ao_core.ext import ConfigError, QuantizationError, UnknownNameError
 from ao_quant import autoquant
 from ao_quant.autotuning import OneRowWarning
 

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from ao_core.errors import QuantizationError
-from ao_core.registry import registry
-from ao_core.spec import WHOLE, Spec
+from ao_core import WHOLE, Spec
+from ao_core.ext import QuantizationError, registry
 from ao_quant.calibration.histogram import Histogram, count_bins, points, quantile
 from ao_quant.calibration.observers import OBSERVERS, observe, qparams
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from ao_core import config_from_dict, quantize_
-from ao_core.errors import ConfigError
-from ao_core.numerics import sqnr
+from ao_core.ext import ConfigError
+from ao_core.ext.numerics import sqnr
 from ao_quant import (
     Float8StaticActivationFloat8WeightConfig,
     Int8DynamicActivationInt8WeightConfig,

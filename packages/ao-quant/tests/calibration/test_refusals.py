@@ -13,7 +13,7 @@ from torch import nn
 import ao_core
 import ao_quant
 from ao_core import FqnToConfig, QTensor, quantize_
-from ao_core.errors import ConfigError, QuantizationError
+from ao_core.ext import ConfigError, QuantizationError
 from ao_quant import (
     Int8StaticActivationInt8WeightConfig,
     calibrate,

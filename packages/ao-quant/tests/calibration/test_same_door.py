@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from ao_core import FqnToConfig, QTensor, quantize_
-from ao_core.calibration import Statistics
-from ao_core.errors import ConfigError, QuantizationError
+from ao_core.ext import ConfigError, QuantizationError
+from ao_core.ext.calibration import Statistics
 from ao_core.testing.base import same_bits
 from ao_quant import (
     Float8StaticActivationFloat8WeightConfig,

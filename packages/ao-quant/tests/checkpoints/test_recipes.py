@@ -14,8 +14,7 @@ from torch import nn
 
 import ao_quant
 from ao_core import FqnToConfig, config_to_json, quantize_, save_model
-from ao_core.checkpoints.rows import by_rows
-from ao_core.tensor.saving import write_checkpoint
+from ao_core.ext.saving import write_checkpoint
 
 
 class Model(nn.Module):
@@ -28,9 +27,7 @@ class Model(nn.Module):
         self.attention = nn.MultiheadAttention(48, 4)
 
 
-def test_the_bytes_of_quantizing_in_memory(recipe, tmp_path, monkeypatch):
-    # weights as large as memory, seen from a distance: 128 rows at a time
-    monkeypatch.setattr(by_rows, "__defaults__", (1,))
+def test_the_bytes_of_quantizing_in_memory(recipe, tmp_path):
     model = Model()
     for parameter in model.parameters():
         nn.init.normal_(parameter)
@@ -52,8 +49,7 @@ LIMITED = """
     import json, os, resource, torch
     os.fsync = lambda file: None  # this is not about the disk
     torch.set_num_threads(1)
-    from ao_core import FqnToConfig, config_from_json, plan_checkpoint, quantize_checkpoint
-    from ao_core.registry import registry
+    from ao_core import config_from_json, plan_checkpoint, quantize_checkpoint
 
     def now(field):
         return int(open("/proc/self/status").read().split(field + ":")[1].split()[0]) * 1024

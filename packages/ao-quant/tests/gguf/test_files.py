@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 import ao_core
-from ao_core.errors import CheckpointError, ConfigError, MissingExtraError
-from ao_core.spec import Spec
-from ao_core.tensor import QTensor, quantize_tensor
+from ao_core import QTensor, Spec, quantize_tensor
+from ao_core.ext import CheckpointError, ConfigError, MissingExtraError
 from ao_quant import GGUFWeightOnlyConfig
 from ao_quant.configs import GGUF_TYPES
 from ao_quant.gguf import read_gguf, write_gguf

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import ao_core
-from ao_core.numerics import sqnr
-from ao_core.tensor import QTensor, quantize_tensor
+from ao_core import QTensor, quantize_tensor
+from ao_core.ext.numerics import sqnr
 from ao_core.testing import DTypeSuite, TransformSuite
 from ao_quant import GGUFWeightOnlyConfig
 from ao_quant.configs import GGUF_TYPES
@@ -21,7 +21,7 @@ from ao_quant.gguf.encode import encode
 THEIRS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
 OURS = tuple(kind for kind in GGUF_TYPES if kind not in THEIRS)
 
-# nested scales and scaled zero points are among the formats that every layout is tried with in ao-core
+# nested scales and offset zero points are among the formats that every layout is tried with in ao-core
 for _kind in GGUF_TYPES:
     _fields = {"config": GGUFWeightOnlyConfig(_kind)}
     globals()[f"Test_{_kind}"] = type(f"Test_{_kind}", (TransformSuite,), _fields)

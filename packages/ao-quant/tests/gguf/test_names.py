@@ -6,8 +6,8 @@ import gguf
 import pytest
 import torch
 
-from ao_core.errors import CheckpointError, ConfigError
-from ao_core.tensor import QTensor
+from ao_core import QTensor
+from ao_core.ext import CheckpointError, ConfigError
 from ao_quant.gguf import read_gguf, write_gguf
 
 HEADS, KV, WIDTH, K = 4, 2, 8, 64

@@ -7,8 +7,8 @@ import copy
 import pytest
 
 from ao_core import open_checkpoint, quantize_, quantize_checkpoint, save_model
-from ao_core.cli.settings import load_config
-from ao_core.errors import ConfigError
+from ao_core.ext import ConfigError
+from ao_core.ext.cli import load_config
 from ao_quant import QuantizationPlan, plan
 
 

@@ -16,9 +16,9 @@ from torch import nn
 
 import ao_quant
 from ao_core import FqnToConfig, QTensor, quantize_, save_model
-from ao_core.calibration import answer
-from ao_core.errors import ConfigError, MissingExtraError, QuantizationError, UnknownNameError
-from ao_core.tensor.saving import state_dict_to_flat
+from ao_core.ext import ConfigError, MissingExtraError, QuantizationError, UnknownNameError
+from ao_core.ext.calibration import answer
+from ao_core.ext.saving import state_dict_to_flat
 from ao_quant import (
     Int4WeightOnlyConfig,
     Int8WeightOnlyConfig,
@@ -294,7 +294,7 @@ def test_a_budget_that_cannot_be_met_names_the_smallest_that_can(model):
     assert found.bytes == smallest
     with pytest.raises(ConfigError, match="cannot be met"):
         plan(model, budget=smallest - 1)
-    with pytest.raises(ConfigError, match=r"the smallest .* is 2.\d+ bits a weight") as caught:
+    with pytest.raises(ConfigError, match=r"the smallest .* is 2.\d+ bits per weight") as caught:
         plan(model, bits=1.5)
     bits = float(str(caught.value).split(" can is ")[1].split()[0])
     assert plan(model, bits=bits).bits <= bits < 3

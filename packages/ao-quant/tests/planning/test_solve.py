@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ao_core.errors import MissingExtraError
+from ao_core.ext import MissingExtraError
 from ao_quant.planning.solve import frontier, solve
 
 

@@ -82,7 +82,7 @@ class Float8DynamicActivationFloat8SemiSparseWeightConfig(WeightConfig):
 
 @dataclass(frozen=True)
 class Int4WeightOnlySemiSparseConfig(WeightConfig):
-    """2:4 weights in symmetric int4, with a bfloat16 scale a group; activations as they are."""
+    """2:4 weights in symmetric int4, with one bfloat16 scale per group; activations as they are."""
 
     #: weights that share a scale, counted with those that were removed: 32, 64, 128, 256 or "row"
     group_size: GroupSize = 128

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ao_core import Call, Kernel, QTensor
 from ao_core.ext import ROW
-from ao_core.ext.kernels import quantized_activations
+from ao_core.ext.kernels import lacks_capability, quantized_activations
 from ao_core.ext.numerics import scale_to_float
 
-__all__ = ["KERNELS", "cslt_linear", "cutlass_linear"]
+__all__ = ["KERNELS", "cslt_linear", "cutlass_linear", "no_cusparselt"]
 
 #: what the number of tokens is padded to a multiple of
 _TOKENS = 16
@@ -80,21 +80,15 @@ def _refuses(call: Call) -> str | None:
     return None
 
 
-def _needs_ampere() -> str | None:
-    """Why torch has no such matmuls on this machine, if so."""
-    if not torch.cuda.is_available():
-        return "no CUDA device is available"
-    major, minor = torch.cuda.get_device_capability()
-    return None if major == 8 else f"is built for sm_80 to sm_89, found sm_{major}{minor}"
+def _no_cutlass() -> str | None:
+    """Why torch has no such matmuls on this machine; None where it has. It builds them for Ampere and Ada."""
+    return lacks_capability((8, 0), (8, 9))
 
 
-def _needs_cusparselt() -> str | None:
-    """Why cuSPARSELt cannot multiply on this machine, if so."""
-    if not torch.cuda.is_available():
-        return "no CUDA device is available"
-    major, minor = torch.cuda.get_device_capability()
-    if major < 8:
-        return f"needs sm_80, found sm_{major}{minor}"
+def no_cusparselt() -> str | None:
+    """Why cuSPARSELt cannot multiply on this machine; None where it can."""
+    if reason := lacks_capability((8, 0)):
+        return reason
     return None if torch.backends.cusparselt.is_available() else "this torch has no cuSPARSELt"
 
 
@@ -106,7 +100,7 @@ KERNELS = (
         "cuda",
         cutlass_linear,
         1,
-        _needs_ampere,
+        _no_cutlass,
         _refuses,
     ),
     Kernel(
@@ -116,7 +110,7 @@ KERNELS = (
         "cuda",
         cslt_linear,
         2,
-        _needs_cusparselt,
+        no_cusparselt,
         _refuses,
     ),
 )

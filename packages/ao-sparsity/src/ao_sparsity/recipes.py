@@ -26,6 +26,6 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe(
         "int4_weight_only_semi_sparse",
         c.Int4WeightOnlySemiSparseConfig(),
-        "2:4 int4 weights in groups of 128, 0.391 bytes a weight",
+        "2:4 int4 weights in groups of 128, 0.391 bytes per weight",
     ),
 )

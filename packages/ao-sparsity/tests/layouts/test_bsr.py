@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ao_core import Spec, quantize_tensor
-from ao_core.errors import QuantizationError, UnsupportedOp
-from ao_core.spec import NO_SCALE, WHOLE
+from ao_core import WHOLE, Spec, quantize_tensor
+from ao_core.ext import NO_SCALE, QuantizationError, UnsupportedOp
 
 
 def spec(b, sparsity=None, dtype="fp32", scale=NO_SCALE, zero_point="none", block=(1, WHOLE)):

@@ -9,9 +9,8 @@ from torch.sparse._semi_structured_conversions import (
     sparse_semi_structured_to_dense_cutlass,
 )
 
-from ao_core import Spec, quantize_tensor
-from ao_core.spec import NO_SCALE, WHOLE
-from ao_core.tensor import to_layout
+from ao_core import WHOLE, Spec, quantize_tensor
+from ao_core.ext import NO_SCALE, to_layout
 from ao_core.testing import LayoutSuite
 
 ROW = (1, WHOLE)

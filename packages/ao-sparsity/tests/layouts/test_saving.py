@@ -8,11 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from ao_core import Spec, load_model, quantize_, quantize_checkpoint, quantize_tensor, save_model
-from ao_core.errors import CheckpointError
-from ao_core.recipes import WeightOnlyConfig
-from ao_core.spec import NO_SCALE, WHOLE
-from ao_core.tensor.saving import flat_to_state_dict, state_dict_to_flat
+from ao_core import (
+    WHOLE,
+    Spec,
+    WeightOnlyConfig,
+    load_model,
+    quantize_,
+    quantize_checkpoint,
+    quantize_tensor,
+    save_model,
+)
+from ao_core.ext import NO_SCALE, CheckpointError
+from ao_core.ext.saving import flat_to_state_dict, state_dict_to_flat
 from ao_sparsity import (
     Blocks,
     NofM,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ao_core import Spec
-from ao_core.spec import NO_SCALE, WHOLE
+from ao_core import WHOLE, Spec
+from ao_core.ext import NO_SCALE
 from ao_core.testing import LayoutSuite
 
 #: scales by row, group and tensor; symmetric, and integer zero points. The first ones are compiled too

@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ao_core
-from ao_core import Spec, quantize_tensor
-from ao_core.errors import QuantizationError, UnsupportedOp
-from ao_core.registry import registry
-from ao_core.spec import NO_SCALE, WHOLE
+from ao_core import WHOLE, Spec, quantize_tensor
+from ao_core.ext import NO_SCALE, QuantizationError, UnsupportedOp, registry
 
 BF16 = Spec("bf16", (1, WHOLE), NO_SCALE, layout="two_four")
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ao_core.calibration import answer
-from ao_core.errors import ConfigError, QuantizationError
+from ao_core.ext import ConfigError, QuantizationError
+from ao_core.ext.calibration import answer
 from ao_sparsity import (
     NofM,
     Sensitivity,

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from ao_core import load_model, quantize_, save_model
-from ao_core.errors import ConfigError, QuantizationError
-from ao_core.recipes import weight_only
+from ao_core import load_model, quantize_, save_model, weight_only
+from ao_core.ext import ConfigError, QuantizationError
 from ao_sparsity import (
     Blocks,
     NofM,

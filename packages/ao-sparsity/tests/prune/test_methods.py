@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ao_core import FqnToConfig
-from ao_core.calibration import answer
+from ao_core.ext.calibration import answer
 from ao_sparsity import (
     NofM,
     PruneReport,

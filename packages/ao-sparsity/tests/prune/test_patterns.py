@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ao_core import FqnToConfig
-from ao_core.errors import ConfigError
+from ao_core.ext import ConfigError
 from ao_sparsity import prune_magnitude
 from ao_sparsity.masks import greatest_mask
 from ao_sparsity.prune import Blocks, Columns, Heads, NofM, Rows, Unstructured

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from ao_core import FqnToConfig, quantize_
-from ao_core.errors import ConfigError, QuantizationError
-from ao_core.recipes import weight_only
+from ao_core import FqnToConfig, quantize_, weight_only
+from ao_core.ext import ConfigError, QuantizationError
 from ao_sparsity import (
     Blocks,
     Heads,

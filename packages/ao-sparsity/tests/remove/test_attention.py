@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ao_core.errors import ConfigError
+from ao_core.ext import ConfigError
 from ao_sparsity import ChannelGroup, channel_groups, ln_structured, remove_channels
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ao_core.errors import ConfigError, UnknownNameError
+from ao_core.ext import ConfigError, UnknownNameError
 from ao_sparsity import (
     RemovalError,
     Rows,

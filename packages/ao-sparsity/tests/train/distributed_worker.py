@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from ao_core.errors import ConfigError
+from ao_core.ext import ConfigError
 from ao_core.testing.base import gaussian
 from ao_core.testing.programs import one_of_the_ranks
 from ao_sparsity import (

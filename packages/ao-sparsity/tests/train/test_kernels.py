@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ao_core.dispatch import select
-from ao_core.records import Kernel
+from ao_core import Kernel
+from ao_core.ext.kernels import select
 from ao_core.testing import KernelSuite
 from ao_core.testing.base import gaussian, run
 from ao_core.testing.registered import registered

@@ -1,4 +1,4 @@
-"""Layers that learn to be 2:4: their products against float64, and all that training puts around them."""
+"""Layers that learn to be 2:4: their matmuls against float64, and all that training puts around them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ao_core.errors import ConfigError
+from ao_core.ext import ConfigError
 from ao_core.testing.base import gaussian, same_bits
 from ao_sparsity import (
     SemiSparseActivationLinear,
@@ -46,7 +46,7 @@ def run(layer: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("batch", [(5,), (2, 3), (), (0,)])
 @pytest.mark.parametrize("decay", [0.0, 0.25])
-def test_semi_sparse_products(layer_of, batch, decay):
+def test_semi_sparse_matmuls(layer_of, batch, decay):
     """Against autograd in float64: y = x (w ⊙ m)ᵀ, dx = g (w ⊙ m), dw = gᵀ x + decay · w ⊙ (1 − m)."""
     layer = layer_of(partial(SemiSparseLinear, decay=decay))
     x = gaussian((*batch, 22), seed=5)

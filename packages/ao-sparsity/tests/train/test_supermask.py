@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ao_core.errors import ConfigError
+from ao_core.ext import ConfigError
 from ao_core.testing.base import gaussian
 from ao_sparsity import SupermaskLinear, set_sparsity, squash_masks
 

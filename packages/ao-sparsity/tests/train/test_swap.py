@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from ao_core import WHOLE, ComputeWeight, Spec
-from ao_core.errors import ConfigError
-from ao_core.outcome import EmulationWarning
-from ao_core.tensor import quantize_tensor
+from ao_core import WHOLE, ComputeWeight, Spec, quantize_tensor
+from ao_core.ext import ConfigError
+from ao_core.ext.quantizing import EmulationWarning
 from ao_core.testing.base import gaussian, same_bits
 from ao_sparsity import (
     SemiSparseActivationLinear,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ao_core.calibration.gathering import Group, Need, collect
-from ao_core.calibration.inputs import UNSEEN, Data, batches_of, no_inputs
+from ao_core.calibration.inputs import UNSEEN, Data, batches_of, unobservable
 from ao_core.calibration.matrices import matrices, matrix_shape, operand, unmatrices
 from ao_core.calibration.observing import Note, observing
 from ao_core.calibration.samples import (
@@ -60,7 +60,6 @@ __all__ = [
     "matrix_shape",
     "merged",
     "merged_over_ranks",
-    "no_inputs",
     "observing",
     "operand",
     "replaced",
@@ -68,5 +67,6 @@ __all__ = [
     "tensor_of",
     "union",
     "unmatrices",
+    "unobservable",
     "visit",
 ]

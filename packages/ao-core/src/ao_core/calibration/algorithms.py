@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ao_core.calibration.gathering import collect
-from ao_core.calibration.inputs import UNSEEN, no_inputs
+from ao_core.calibration.inputs import UNSEEN, unobservable
 from ao_core.calibration.matrices import matrices, unmatrices
 from ao_core.calibration.needing import algorithm_of
 from ao_core.calibration.samples import Sample, replaced
@@ -19,6 +19,7 @@ from ao_core.calibration.statistics import Statistic
 from ao_core.calibration.visit import Inputs, inputs_of, visit
 from ao_core.compute import ComputeWeight
 from ao_core.config import Config, FqnToConfig
+from ao_core.errors import AoError, ConfigError, QuantizationError
 from ao_core.installing import Undo
 from ao_core.progress import Progress
 from ao_core.quantize import Converted, apply_decisions, convert, sample_sqnr, transformed
@@ -72,7 +73,7 @@ def apply_algorithms(
         algorithm = algorithm_of(entry.config)
         if algorithm is None:
             continue
-        if reason := _why_not(entry, algorithm):
+        if reason := _unsolvable(entry, algorithm):
             work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(reason))
         elif not isinstance(entry.tensor, QTensor):
             solvers[entry.fqn] = algorithm
@@ -100,7 +101,7 @@ def apply_algorithms(
             found = visit(model, batches, in_turn, need, rewrite, progress=progress)
         driven = f"{found.driver} ({found.reason})"
         for entry in in_turn:
-            if reason := found.unseen.get(entry.fqn, ""):
+            if reason := found.unseen.get(entry.fqn):
                 work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(reason))
     for algorithm in {solver.name: solver for solver in solvers.values()}.values():
         algorithm.after({n: s for n, s in work.solved.items() if solvers[n] is algorithm})
@@ -120,17 +121,17 @@ def apply_algorithms(
     return replace(report, records=tuple(records), calibration=driven)
 
 
-def _why_not(entry: Decision, algorithm: Algorithm) -> str:
-    """Why a weight cannot be solved for; empty where it can, or is quantized already."""
+def _unsolvable(entry: Decision, algorithm: Algorithm) -> str | None:
+    """Why a weight cannot be solved for; None where it can, or is quantized already."""
     tensor = entry.tensor
     if isinstance(tensor, QTensor):
-        return ""  # which `convert` says
+        return None  # `convert` says so
     if isinstance(tensor, ComputeWeight):
         return "its matmuls are in low precision already"
     check_quantizable(tensor, entry.fqn)
     empty = torch.empty_like(tensor, device="meta")
     reason = algorithm.refuses(empty, entry.config, entry.owners[0])
-    return reason or no_inputs(entry)
+    return reason or unobservable(entry)
 
 
 def _put_in_others(
@@ -155,7 +156,7 @@ def _solve(work: _Work, solvers: dict[str, Algorithm], entry: Decision, inputs: 
         return
     dense = entry.tensor.detach()
     weight = matrices(dense, entry.owners[0])
-    found = solvers[entry.fqn].solve(weight, inputs.statistics, entry.config)
+    found = _answer(solvers[entry.fqn], entry, weight, inputs)
     if isinstance(found, Skip):
         work.ready[entry.fqn] = convert(entry, entry.tensor, new=found)
         return
@@ -182,6 +183,38 @@ def _solve(work: _Work, solvers: dict[str, Algorithm], entry: Decision, inputs: 
             extras["error_vs_rtn"] = _error_vs_rtn(other, dense, parameter, inputs)
         work.ready[entry.fqn] = parameter, record
     work.extras[entry.fqn] = extras
+
+
+def _answer(algorithm: Algorithm, entry: Decision, weight: Tensor, inputs: Inputs) -> Solved | Skip:
+    """What the algorithm finds for a weight.
+
+    Raises:
+        AoError: it fails, or answers something else; names the weight.
+    """
+    try:
+        found: object = algorithm.solve(weight, inputs.statistics, entry.config)
+    except (ConfigError, QuantizationError) as error:
+        raise type(error)(f"{entry.fqn}: {error}") from error
+    except AoError:
+        raise
+    except Exception as error:
+        raise QuantizationError(
+            f"{entry.fqn}: the algorithm {algorithm.name!r} raised {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(found, (Solved, Skip)):
+        raise QuantizationError(
+            f"{entry.fqn}: the algorithm {algorithm.name!r} answered a {type(found).__name__}, not Solved or "
+            "Skip"
+        )
+    if isinstance(found, Solved) and found.values is not None:
+        quantized = isinstance(found.values, QTensor)
+        wanted = tuple(entry.tensor.shape if quantized else weight.shape)
+        if tuple(found.values.shape) != wanted:
+            raise QuantizationError(
+                f"{entry.fqn}: what the algorithm {algorithm.name!r} found has the shape "
+                f"{tuple(found.values.shape)}, not {wanted}"
+            )
+    return found
 
 
 def _error_vs_rtn(entry: Decision, dense: Tensor, new: Tensor, inputs: Inputs) -> float | None:

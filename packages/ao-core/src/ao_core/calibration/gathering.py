@@ -24,6 +24,7 @@ Need = Callable[[Decision], Sequence[Statistic]]
 class Group:
     """Weights that are multiplied with the same inputs, like those of queries, keys and values."""
 
+    #: the weights, in the order of the model
     entries: list[Decision]
     #: of the inputs of each matrix of a weight: one, or one for each expert or group of channels
     statistics: tuple[Statistics, ...]

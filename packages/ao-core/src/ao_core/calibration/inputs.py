@@ -16,7 +16,7 @@ from ao_core.errors import ConfigError, QuantizationError
 from ao_core.targets import Decision
 from ao_core.tensor.sharding import is_sharded
 
-__all__ = ["UNSEEN", "Data", "batches_of", "finite", "no_inputs", "observe"]
+__all__ = ["UNSEEN", "Data", "batches_of", "finite", "observe", "unobservable"]
 
 #: the reason of a weight that the data does not reach
 UNSEEN = "the calibration data never reached it"
@@ -50,8 +50,8 @@ def batches_of(data: Data | None, method: str) -> list[Sample]:
     return batches
 
 
-def no_inputs(entry: Decision) -> str:
-    """Why nothing can be known of the inputs of a weight; empty where it can."""
+def unobservable(entry: Decision) -> str | None:
+    """Why the inputs of a weight cannot be observed; None where they can."""
     module = entry.owners[0].module
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and len(entry.owners) == 1:
         return "a lookup multiplies nothing"
@@ -59,7 +59,7 @@ def no_inputs(entry: Decision) -> str:
         return "the inputs of transposed convolutions are not observed"
     if is_sharded(entry.tensor):
         return "the inputs of sharded weights are not observed; do it before sharding"
-    return ""
+    return None
 
 
 def finite(name: str, x: Tensor) -> Tensor:

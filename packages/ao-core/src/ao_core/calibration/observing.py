@@ -29,7 +29,7 @@ Note = Callable[[str, int, Tensor], None]
 
 #: matmuls of activations and a weight -> places of the two among the arguments; but for the first, the
 #: weight comes transposed
-_PRODUCTS = {
+_MATMULS = {
     aten.linear.default: (0, 1),
     aten.mm.default: (0, 1),
     aten.matmul.default: (0, 1),
@@ -174,8 +174,8 @@ class _Matmuls(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _PRODUCTS:
-            x, weight = (args[place] for place in _PRODUCTS[func])
+        if func in _MATMULS:
+            x, weight = (args[place] for place in _MATMULS[func])
             if func is aten.linear.default:
                 self._see(x, weight)
             else:

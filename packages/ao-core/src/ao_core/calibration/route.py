@@ -8,7 +8,8 @@ proven by two runs of the code around the blocks, with stubs in their places tha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import nn
 
@@ -42,6 +43,14 @@ class Route:
         return "; ".join([*taken, *(f"not {reason}" for reason in self.reasons)])
 
 
+class _Unfit(NamedTuple):
+    """A chain that cannot be run block by block."""
+
+    #: its number in the trace
+    chain: int
+    reason: str
+
+
 def structural(trace: Trace) -> Route:
     """The route by what happened in a run; no chains where there are none."""
     reasons: list[str] = []
@@ -61,11 +70,11 @@ def structural(trace: Trace) -> Route:
             chosen.append(number)
     chosen.sort(key=lambda number: _span(trace, 0, number))
     while True:
-        route, wrong, reason = _placed(trace, chosen)
-        if wrong is None:
-            return Route(route.chains, route.numbers, route.groups, tuple(reasons))
-        reasons.append(f"{trace.chains[wrong]}: {reason}")
-        chosen.remove(wrong)
+        found = _placed(trace, chosen)
+        if isinstance(found, Route):
+            return replace(found, reasons=tuple(reasons))
+        reasons.append(f"{trace.chains[found.chain]}: {found.reason}")
+        chosen.remove(found.chain)
 
 
 def _blocks_of_groups(trace: Trace, number: int) -> list[int]:
@@ -81,14 +90,14 @@ def _blocks_of_groups(trace: Trace, number: int) -> list[int]:
     return [found[group.fqn] for group in trace.groups]
 
 
-def _not_in_order(trace: Trace, number: int) -> str:
-    """Why the blocks of a container are no chain; empty where they are called once each, in order."""
+def _not_in_order(trace: Trace, number: int) -> str | None:
+    """Why the blocks of a container are no chain; None where they are called once each, in order."""
     count = len(trace.chains[number].blocks)
     wanted = [(kind, (number, k)) for k in range(count) for kind in ("enter", "exit")]
     for events in trace.events:
         if [(e.kind, e.block) for e in events if e.block[0] == number] != wanted:
             return "its children are not called once each, in order"
-    return ""
+    return None
 
 
 def _span(trace: Trace, batch: int, number: int) -> tuple[int, int]:
@@ -103,7 +112,7 @@ def _apart(trace: Trace, one: int, other: int) -> bool:
     return all(a[1] < b[0] for a, b in spans) or all(b[1] < a[0] for a, b in spans)
 
 
-def _placed(trace: Trace, chosen: Sequence[int]) -> tuple[Route, int | None, str]:
+def _placed(trace: Trace, chosen: Sequence[int]) -> Route | _Unfit:
     """The places of all groups, or the chain that something is wrong with and why."""
     places: dict[str, Place] = {}
     for events in trace.events:
@@ -121,28 +130,28 @@ def _placed(trace: Trace, chosen: Sequence[int]) -> tuple[Route, int | None, str
                     running = event.block[0]  # between two blocks
             elif event.kind == "matmul":
                 if running is not None:
-                    return _NOWHERE, running, f"{event.fqn} is used between its blocks"
+                    return _Unfit(running, f"{event.fqn} is used between its blocks")
                 if places.setdefault(event.fqn, place) != place:
                     culprit = max(place, places[event.fqn])[0]
                     wrong = chosen[min((culprit - 1) // 2, len(chosen) - 1)]
-                    return _NOWHERE, wrong, f"{event.fqn} is used in more than one place"
+                    return _Unfit(wrong, f"{event.fqn} is used in more than one place")
     groups = []
     for group in trace.groups:
         where = {places[entry.fqn] for entry in group.entries}
         if len(where) > 1:
             wrong = chosen[min((max(where)[0] - 1) // 2, len(chosen) - 1)]
-            return _NOWHERE, wrong, f"{group.fqn} has the same inputs as a weight of another place"
+            return _Unfit(wrong, f"{group.fqn} has the same inputs as a weight of another place")
         groups.append((where.pop(), group))
     groups.sort(key=lambda each: each[0])  # within a place the order stays
     chains = tuple(trace.chains[number] for number in chosen)
     for place, group in groups[:-1]:
         if place[0] and (reason := _tied_elsewhere(chains, place, group)):
-            return _NOWHERE, chosen[(place[0] - 1) // 2], reason
-    return Route(chains, tuple(chosen), tuple(groups), ()), None, ""
+            return _Unfit(chosen[(place[0] - 1) // 2], reason)
+    return Route(chains, tuple(chosen), tuple(groups), ())
 
 
-def _tied_elsewhere(chains: Sequence[Chain], place: Place, group: Group) -> str:
-    """What a rewritten weight would change before its place; empty where there is nothing."""
+def _tied_elsewhere(chains: Sequence[Chain], place: Place, group: Group) -> str | None:
+    """What a rewritten weight would change before its place; None where there is nothing."""
     for entry in group.entries:
         if len(entry.owners) > 1:
             inside: set[nn.Module] = set()
@@ -150,7 +159,4 @@ def _tied_elsewhere(chains: Sequence[Chain], place: Place, group: Group) -> str:
                 inside = set(chains[place[0] // 2].blocks[place[1]].modules())
             if any(owner.module not in inside for owner in entry.owners):
                 return f"{entry.fqn} is tied to {entry.owners[1].fqn}, which may come before it"
-    return ""
-
-
-_NOWHERE = Route((), (), (), ())
+    return None

@@ -84,7 +84,10 @@ def answer(
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Within this context the model is in evaluation mode, and nothing takes gradients."""
+    """Within this context the model is in evaluation mode, and nothing takes gradients.
+
+    Afterwards each module is in the mode that it was in.
+    """
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -111,7 +114,11 @@ def replaced(replacements: Sequence[Replacement]) -> Iterator[None]:
 
 
 def tensor_of(out: Any) -> Tensor:
-    """The first tensor of an answer: itself, its `logits`, or the first item."""
+    """The first tensor of an answer: itself, its `logits`, or the first item.
+
+    Raises:
+        ConfigError: the answer is something else.
+    """
     if isinstance(out, Tensor):
         return out
     if isinstance(getattr(out, "logits", None), Tensor):

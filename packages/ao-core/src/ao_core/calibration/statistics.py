@@ -39,6 +39,7 @@ State = Mapping[str, Tensor]
 class Statistic:
     """One kind of statistic of the inputs of a weight."""
 
+    #: what makes it another statistic than those of other names
     name: str
     #: the keys of its state; no other statistic of a weight may have them
     keys: tuple[str, ...]
@@ -55,6 +56,7 @@ class Statistics:
     Example: ``Statistics((HESSIAN, SUMS)).add(x)["hessian"]``
     """
 
+    #: the kinds of statistics that are kept
     need: tuple[Statistic, ...] = ()
     #: rows seen: tokens, or positions of a convolution
     rows: int = 0
@@ -142,7 +144,11 @@ def union(needs: Sequence[Sequence[Statistic]]) -> tuple[Statistic, ...]:
 
 
 def merged(statistics: Sequence[Statistics]) -> Statistics:
-    """The statistics of all rows together, merged in order."""
+    """The statistics of all rows together, merged in order.
+
+    Raises:
+        ConfigError: they do not hold the same statistics.
+    """
     return reduce(Statistics.merge, statistics)
 
 
@@ -152,6 +158,9 @@ def merged_over_ranks(statistics: Statistics, group: Any = None) -> Statistics:
     Args:
         statistics: those of this rank's rows.
         group: a process group of torch.distributed; None: the default one.
+
+    Raises:
+        ConfigError: the ranks do not hold the same statistics.
     """
     import torch.distributed as dist
 

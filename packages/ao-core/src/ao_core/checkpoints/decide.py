@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ao_core.checkpoints.convert import planned
+from ao_core.checkpoints.folders import check_folder
 from ao_core.checkpoints.job import Job, Step
 from ao_core.checkpoints.skeleton import make_skeleton
 from ao_core.config import ConfigLike, resolve_config
@@ -38,6 +39,7 @@ def make_job(
     limit, config = parse_size(max_shard_size), resolve_config(config)
     config.check()
     checkpoint = open_checkpoint(src)
+    check_folder(checkpoint.path)
     if missing := checkpoint.missing_providers():
         raise CheckpointError(f"{checkpoint.path}: needs {'; and '.join(missing)}")
     skeleton = make_skeleton(checkpoint)
@@ -83,24 +85,24 @@ def _choose(
     excluded = _matches("exclude", exclude, names)
     chosen = []
     for i, entry in enumerate(plans):
-        reason = ""
+        reason: str | None = None
         if i in excluded:
             reason = "a pattern of exclude leaves it out"
         elif include and i not in included:
             reason = "no pattern of include matches it"
-        elif not include and (hint := _unlike_a_weight(entry)):
-            reason = hint
+        elif not include:
+            reason = _unlike_a_weight(entry)
         chosen.append(
             replace(entry, config=None, reason=reason) if reason and entry.config else entry
         )
     return chosen
 
 
-def _unlike_a_weight(entry: Decision) -> str:
-    """Why a tensor of three dimensions is not taken for the weights of experts."""
+def _unlike_a_weight(entry: Decision) -> str | None:
+    """Why a tensor of three dimensions is not taken for the weights of experts; None where it is."""
     last = entry.owners[0].name
     if entry.tensor.dim() != 3 or last.endswith(("weight", "_proj")) or "experts" in entry.fqn:
-        return ""
+        return None
     return f"its name ends in {last!r}, not in weight or _proj; include it to quantize it"
 
 

@@ -18,6 +18,7 @@ from ao_core.config import config_to_dict
 from ao_core.errors import ConfigError, MissingExtraError
 from ao_core.regular_files import not_a_file
 from ao_core.report import Report
+from ao_core.schema import is_unicode
 from ao_core.tensor.saving.commit import sync_dir
 from ao_core.tensor.saving.files import leads_out
 
@@ -93,7 +94,7 @@ def _others(src: Path) -> list[tuple[Path, str]]:
             reason = "it is a directory" if file.is_dir() else f"it {why}"
         elif leads_out(file, src):
             reason = "it is a link to a file outside the folder"
-        elif not _writable(file.name):
+        elif not is_unicode(file.name):
             reason = "its name is no text in UTF-8"
         elif file.name.endswith(_WEIGHTS):
             reason = "it holds weights in another format"
@@ -101,14 +102,6 @@ def _others(src: Path) -> list[tuple[Path, str]]:
             reason = "it is hidden"
         found.append((file, reason))
     return found
-
-
-def _writable(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def copy_files(src: Path, target: Path) -> None:

@@ -19,6 +19,7 @@ from ao_core.checkpoints.files import (
     write_manifest,
     write_reports,
 )
+from ao_core.checkpoints.folders import write_others
 from ao_core.checkpoints.job import Job, Step
 from ao_core.checkpoints.join import hash_of, join, shards_of, written
 from ao_core.checkpoints.pieces import DamagedPiece, open_piece, piece_path, pieces_of, write_piece
@@ -135,6 +136,7 @@ def _finish(
     if SINGLE not in hashes:
         hashes[INDEX] = hash_of(target / INDEX)
     copy_files(job.checkpoint.path, target)
+    write_others(job.checkpoint.path, target, job.config)
     report = Report.from_json(state.report)
     write_reports(report, target, title or job.checkpoint.path.name)
     write_manifest(job, target, hashes)

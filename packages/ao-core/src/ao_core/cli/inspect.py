@@ -22,7 +22,7 @@ def inspect(
     checkpoint: Path = typer.Argument(help="A directory, an index or one safetensors file."),
     as_json: bool = JSON,
 ) -> None:
-    """Show every tensor of a checkpoint: shape, format, bytes, bits a weight, provider; and totals."""
+    """Show every tensor of a checkpoint: shape, format, bytes, bits per weight, provider; and totals."""
     from ao_core.report.text import shape_text, size_text
     from ao_core.tensor.saving import open_checkpoint
 
@@ -85,7 +85,7 @@ def inspect(
     quantized = sum(row["spec"] is not None for row in rows)
     total = (
         f"{len(rows)} tensors, {quantized} quantized, in {len(opened.files)} file(s): "
-        f"{size_text(opened.nbytes)}, {_bits(opened.nbytes, count):.2f} bits a weight "
+        f"{size_text(opened.nbytes)}, {_bits(opened.nbytes, count):.2f} bits per weight "
         f"({size_text(dense)} if all were dense, {_coverage(rows):.1f}% of it quantized)"
     )
     typer.echo(total)

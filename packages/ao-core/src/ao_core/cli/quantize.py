@@ -47,6 +47,7 @@ def quantize(
     """
     from ao_core.checkpoints.decide import make_job
     from ao_core.checkpoints.files import WORK, check_empty, check_target
+    from ao_core.checkpoints.folders import hints
     from ao_core.checkpoints.plan import plan_of
     from ao_core.checkpoints.run import run
     from ao_core.cli.settings import load_config
@@ -73,6 +74,8 @@ def quantize(
     if report is not None:
         report.write_text(_render(result, report, title), encoding="utf-8")
     typer.echo(f"\nwritten to {target}")
+    for line in hints(target):
+        typer.echo(line)
 
 
 def _check_report(path: Path) -> None:

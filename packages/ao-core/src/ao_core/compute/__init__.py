@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from ao_core.compute import experts, linear, methods  # noqa: F401  they fill the tables
 from ao_core.compute.extras import extra_tensors
 from ao_core.compute.fake_quantize import (
@@ -15,24 +13,12 @@ from ao_core.compute.matmuls import Matmuls
 from ao_core.compute.straight_through import straight_through
 from ao_core.compute.weight import ComputeWeight
 
-if TYPE_CHECKING:
-    from ao_core.compute.fake_linear import FakeQuantizedLinear
-
 __all__ = [
     "ComputeWeight",
     "FakeQuantize",
-    "FakeQuantizedLinear",
     "Matmuls",
     "extra_tensors",
     "fake_quantized",
     "register_fake_quantize",
     "straight_through",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "FakeQuantizedLinear":  # its module imports torch's compiler
-        from ao_core.compute.fake_linear import FakeQuantizedLinear
-
-        return FakeQuantizedLinear
-    raise AttributeError(f"module 'ao_core.compute' has no attribute {name!r}")

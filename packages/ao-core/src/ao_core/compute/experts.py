@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core.compute.linear import cast_product
+from ao_core.compute.linear import cast_matmul
 from ao_core.compute.weight import FUNCTIONS, MATMULS, ComputeWeight, on_memory
 from ao_core.spec import Spec
 from ao_core.tensor.autocast import autocasted
@@ -83,17 +83,17 @@ def _grouped_matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return on_memory(func, args, kwargs)  # type: ignore[no-any-return]
     contracted_last = dense_memory(b).transpose(-2, -1)
     if weight is None:
-        return _product(a, contracted_last, offs, b.matmuls.output)
+        return _matmul(a, contracted_last, offs, b.matmuls.output)
     backward = weight.matmuls
     spec = backward.grad_input if isinstance(b, ComputeWeight) else backward.grad_weight
-    return _product(a, contracted_last, offs, spec)
+    return _matmul(a, contracted_last, offs, spec)
 
 
-def _product(a: Tensor, b: Tensor, offs: Tensor | None, spec: Spec | None) -> Tensor:
+def _matmul(a: Tensor, b: Tensor, offs: Tensor | None, spec: Spec | None) -> Tensor:
     """``a @ b.T`` for each expert, both with the contracted dimension last."""
     if spec is None:
         return torch._grouped_mm(a, b.transpose(-2, -1), offs=offs)
-    return cast_product("grouped_mm", spec, a, b, offs)
+    return cast_matmul("grouped_mm", spec, a, b, offs)
 
 
 FUNCTIONS.update({torch._grouped_mm: _grouped, F.grouped_mm: _grouped, torch.bmm: _bmm})

@@ -3,9 +3,9 @@
 By default that is the memory in high precision. With the option `FLOAT8_ALL_GATHER` in the spec of the
 output matmul it is the codes of the cast weight, which the gathered `ComputeWeight` then has in place of
 memory, as a `QTensor` that needs no cast. That must not change any matmul, so both that read the weight
-must cast it alike: the block of one is that of the other transposed, as for a scale for the tensor or one
-for a square. One scale per row (of the output matmul) has another one a column (of the input's gradient)
-beside it; the codes of both would be the bytes of bfloat16 again.
+must cast it alike: the block of one is that of the other transposed, as for one scale per tensor or per
+square. One scale per row (output matmul) needs one scale per column as well (gradient of the input). The
+codes of both would take the bytes of bfloat16 again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 #: name of the option
 FLOAT8_ALL_GATHER = "enable_fsdp_float8_all_gather"
 #: options that say how a matmul is computed, nothing of how its operands are cast
-_OF_PRODUCTS = ("fast_accum", FLOAT8_ALL_GATHER)
+_OF_MATMULS = ("fast_accum", FLOAT8_ALL_GATHER)
 
 
 def with_float8_all_gather(matmuls: Matmuls) -> Matmuls:
@@ -74,7 +74,7 @@ def shared_cast(first: Spec | None, second: Spec | None) -> Spec | None:
 
 def _cast_of(spec: Spec) -> Spec:
     """What a spec says of the cast of a matrix alone, its block as extents of rows and columns."""
-    options = tuple(option for option in spec.options if option[0] not in _OF_PRODUCTS)
+    options = tuple(option for option in spec.options if option[0] not in _OF_MATMULS)
     return replace(spec, act=None, block=matrix_block(spec.block), options=options)
 
 
@@ -170,7 +170,13 @@ def _largest(memory: Tensor, cast: Spec, state: GatherState, mesh: Any) -> Tenso
 
 
 def cast_shard(shard: Tensor, spec: Spec, largest: Tensor) -> QTensor:
-    """A shard with the scales of the whole, which has these largest magnitudes in its blocks."""
+    """A shard, quantized by the scales of the whole weight.
+
+    Args:
+        shard: this rank's rows of the weight.
+        spec: the format, with symmetric scales.
+        largest: the largest magnitude of the whole weight in each block, float32, one per block.
+    """
     dtype, mode = registry.dtypes.get(spec.dtype), str(spec.option("mx_mode", "floor"))
     kind, quant_max = spec.chosen_scale_dtype, quant_max_of(dtype, spec.block)
     scale, _ = qparams_of_range(
@@ -180,7 +186,12 @@ def cast_shard(shard: Tensor, spec: Spec, largest: Tensor) -> QTensor:
 
 
 def all_reduce_max(largest: Tensor, groups: Iterable[Any]) -> Tensor:
-    """The greatest of non-negative float32 over the ranks of all groups; NaN is the greatest of all."""
+    """The greatest of non-negative values over the ranks of all groups; NaN is the greatest of all.
+
+    Args:
+        largest: float32, of the same shape on each rank, without negative values.
+        groups: process groups of torch.distributed, reduced one after the other.
+    """
     bits = largest.contiguous().view(torch.int32).clone()  # which are in the order of the values
     for group in groups:
         dist.all_reduce(bits, dist.ReduceOp.MAX, group=group)
@@ -215,7 +226,7 @@ def materialize_transpose(matrix: QTensor) -> QTensor:
 def precompute_scales(parameters: Iterable[Tensor]) -> None:
     """Find the largest magnitude of every sharded weight whose codes FSDP2 gathers, all at once.
 
-    One all-reduce in place of one a weight and gather. What it found holds until it is called again, so
+    One all-reduce instead of one per weight and gather. The result holds until the next call, so
     call it after every step of the optimizer: to gather weights that have grown since is an error.
     Weights with other than one scale for the tensor need none.
     """

@@ -20,7 +20,7 @@ from ao_core.tensor.autocast import autocasted
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.wrapper import dense_memory
 
-__all__ = ["cast_product", "linear"]
+__all__ = ["cast_matmul", "linear"]
 
 aten = torch.ops.aten
 
@@ -86,7 +86,7 @@ class _LinearWithJvp(_Linear):
         return sum(changes[1:], changes[0]) if changes else None
 
 
-def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """``x @ w.T`` (output), ``g @ w`` (grad_input) and ``addmm(w, g.T, x, beta=0)`` (grad_weight)."""
     if func is aten.mm.default and isinstance(args[1], ComputeWeight):
         a, w = args
@@ -130,10 +130,10 @@ def _cast_mm(a_MC: Tensor, b_NC: Tensor, spec: Spec | None) -> Tensor:
     a, b = (materialize_transpose(x) if isinstance(x, QTensor) else x for x in operands)
     if spec is None:
         return torch.mm(a, b.t())
-    return cast_product("mm", spec, a, b)
+    return cast_matmul("mm", spec, a, b)
 
 
-def cast_product(op: str, spec: Spec, a: Tensor, b: Tensor, *others: Any) -> Tensor:
+def cast_matmul(op: str, spec: Spec, a: Tensor, b: Tensor, *others: Any) -> Tensor:
     """The matmul of plain `a` and `b`, which may be cast already, by the best kernel of `op`."""
     if rule := rule_name(spec):
         raise UnsupportedOp(
@@ -151,5 +151,5 @@ def cast_product(op: str, spec: Spec, a: Tensor, b: Tensor, *others: Any) -> Ten
 
 
 FUNCTIONS[F.linear] = linear
-MATMULS[aten.mm.default] = MATMULS[aten.addmm.default] = _product
+MATMULS[aten.mm.default] = MATMULS[aten.addmm.default] = _matmul
 MATMULS[aten.linear_backward.default] = _gradients

@@ -17,8 +17,9 @@ Names are imported when first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ao_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ao_core.arguments import check_fields, checked, checked_but, shown
@@ -197,6 +198,7 @@ __all__ = [
     "is_converted",
     "is_transposed",
     "json_object",
+    "lazy_names",
     "make_parts",
     "matmul_unsupported_reason",
     "matrix_spec",
@@ -214,15 +216,4 @@ __all__ = [
     "unlike",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module 'ao_core.ext' has no attribute {name!r}")
-    value = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

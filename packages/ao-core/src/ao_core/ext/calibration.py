@@ -31,7 +31,6 @@ from ao_core.calibration import (
     matrix_shape,
     merged,
     merged_over_ranks,
-    no_inputs,
     observing,
     operand,
     replaced,
@@ -39,6 +38,7 @@ from ao_core.calibration import (
     tensor_of,
     union,
     unmatrices,
+    unobservable,
     visit,
 )
 from ao_core.calibration.algorithms import config_of
@@ -73,7 +73,6 @@ __all__ = [
     "matrix_shape",
     "merged",
     "merged_over_ranks",
-    "no_inputs",
     "observing",
     "operand",
     "replaced",
@@ -81,5 +80,6 @@ __all__ = [
     "tensor_of",
     "union",
     "unmatrices",
+    "unobservable",
     "visit",
 ]

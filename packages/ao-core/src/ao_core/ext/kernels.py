@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from ao_core.dispatch import Candidate, candidates, fingerprint, run, select
+from ao_core.dispatch import (
+    BANDS,
+    Candidate,
+    candidates,
+    fingerprint,
+    pinned_band,
+    run,
+    select,
+    unused,
+)
 from ao_core.neutral import neutral
 from ao_core.tensor.activations import lost_rows, static_qparams, static_qparams_of_range
 from ao_core.tensor.autocast import autocasted
 from ao_core.tensor.codec import decode_parts, decode_reference, scale_values, unpack_parts
-from ao_core.tensor.create import encode_parts, encode_reference
+from ao_core.tensor.create import encode_parts, encode_reference, fake_quantize_reference
+from ao_core.tensor.cut import geometry, part_size
+from ao_core.tensor.matmuls import select_linear
+from ao_core.tensor.rotation import hadamard_spec
 from ao_core.tensor.sharding import is_sharded, local_shard, local_shards, shard_like
 from ao_core.tensor.transforms import is_transforming
 from ao_core.tensor.updates import current_generator
 from ao_core.tensor.writes import overwrite
+from ao_core.torch_kernels.devices import lacks_capability
 from ao_core.torch_kernels.linear import quantized_activations
 
 __all__ = [
+    "BANDS",
     "Candidate",
     "autocasted",
     "candidates",
@@ -23,20 +37,28 @@ __all__ = [
     "decode_reference",
     "encode_parts",
     "encode_reference",
+    "fake_quantize_reference",
     "fingerprint",
+    "geometry",
+    "hadamard_spec",
     "is_sharded",
     "is_transforming",
+    "lacks_capability",
     "local_shard",
     "local_shards",
     "lost_rows",
     "neutral",
     "overwrite",
+    "part_size",
+    "pinned_band",
     "quantized_activations",
     "run",
     "scale_values",
     "select",
+    "select_linear",
     "shard_like",
     "static_qparams",
     "static_qparams_of_range",
     "unpack_parts",
+    "unused",
 ]

@@ -69,6 +69,7 @@ from ao_core.numerics import (
     unpack_bits,
     unpack_digits,
     unsigned_float_values,
+    zero_to_float,
 )
 
 __all__ = [
@@ -138,4 +139,5 @@ __all__ = [
     "unpack_bits",
     "unpack_digits",
     "unsigned_float_values",
+    "zero_to_float",
 ]

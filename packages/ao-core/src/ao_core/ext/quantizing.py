@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from ao_core.outcome import EmulationWarning, warn_caller, warn_if_emulated
+from ao_core.calibration.needing import needs_data
+from ao_core.outcome import (
+    EmulationWarning,
+    NothingConvertedWarning,
+    warn_caller,
+    warn_if_emulated,
+    when_quantized,
+)
 from ao_core.progress import Progress, watched
 from ao_core.quantize import apply_decisions, convert, transformed
 from ao_core.targets import Decision, FilterFn, decide
@@ -11,12 +18,15 @@ __all__ = [
     "Decision",
     "EmulationWarning",
     "FilterFn",
+    "NothingConvertedWarning",
     "Progress",
     "apply_decisions",
     "convert",
     "decide",
+    "needs_data",
     "transformed",
     "warn_caller",
     "warn_if_emulated",
     "watched",
+    "when_quantized",
 ]

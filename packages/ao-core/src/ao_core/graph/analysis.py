@@ -24,8 +24,11 @@ __all__ = ["ModelGraph", "analyze"]
 class ModelGraph:
     """What of a model's parameters may change while its outputs stay the same."""
 
+    #: parameters that may be scaled against each other
     scale_groups: tuple[ScaleGroup, ...]
+    #: dimensions of parameters that may be rotated together
     rotation_sites: tuple[RotationSite, ...]
+    #: matmuls whose activations can only be rotated while the model runs
     online_sites: tuple[OnlineSite, ...]
     #: sentences on what cannot be scaled or rotated for want of a rule, or by what stands in the way
     notes: tuple[str, ...]

@@ -33,6 +33,7 @@ __all__ = [
 class Axis:
     """A dimension. Without `factors` and `segments` it is an atom."""
 
+    #: how many indices it has
     size: int
     #: the dimensions it is the product of, outermost first
     factors: tuple[Axis, ...] = ()
@@ -63,7 +64,13 @@ def atoms(axis: Axis) -> list[Axis]:
 
 
 def fix(axis: Axis, reason: str, *, inexact: bool = False) -> None:
-    """Nothing of an axis can go, or (`inexact`) not without changing the values of what stays."""
+    """Note that nothing of an axis can go, or (`inexact`) not without changing the values of what stays.
+
+    Args:
+        axis: all of its atoms are meant.
+        reason: the sentence for the report; a reason that is there already stays.
+        inexact: it can go, and the values change.
+    """
     for atom in atoms(axis):
         if inexact:
             atom.inexact = atom.inexact or reason

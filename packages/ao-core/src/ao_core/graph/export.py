@@ -34,6 +34,7 @@ _HINTS = {
 class Step:
     """An operation of the traced model, and the shapes (or axes) of what it gives."""
 
+    #: of the operation, e.g. "aten.linear.default"
     name: str
     #: the module whose `forward` runs it
     owner: str

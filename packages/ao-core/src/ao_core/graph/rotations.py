@@ -27,7 +27,9 @@ __all__ = [
 class RotatedDimension:
     """A dimension of a parameter or buffer along which a site rotates."""
 
+    #: its name
     parameter: str
+    #: which of its dimensions
     dim: int
     #: indices of the dimension, one row for each copy of the site's channels, as the heads of a
     #: projection: (copies, size), int64

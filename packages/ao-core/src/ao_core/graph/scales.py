@@ -23,7 +23,9 @@ __all__ = ["ScaleGroup", "ScaledDimension", "factors_of", "groups_of", "scaled"]
 class ScaledDimension:
     """A dimension of a parameter along which a group scales."""
 
+    #: its name
     parameter: str
+    #: which of its dimensions
     dim: int
     #: +1: indices are multiplied by the scale of their channel, -1: divided by it
     exponent: int

@@ -22,6 +22,7 @@ __all__ = ["Traced", "trace"]
 class Traced:
     """All operations with the axes of their results, and the axes of parameters and buffers."""
 
+    #: the operations in the order in which they run
     steps: list[Step]
     #: by the first name of each tensor
     tensors: dict[str, list[Axis]]

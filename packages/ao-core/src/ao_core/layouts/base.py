@@ -37,9 +37,15 @@ Quantizer = Callable[[Tensor], tuple[Tensor, Tensor | None, Tensor | None]]
 
 
 class PartAxis(NamedTuple):
-    """Along one dimension, `entries` stored elements of a part belong to `values` logical ones."""
+    """Along one dimension, `entries` stored elements of a part belong to `values` logical ones.
 
+    (1, 1): one each. (2, 1): two 4-bit codes in a byte. (8, 3): eight 3-bit codes in three bytes.
+    (128, 1): one scale per 128 elements.
+    """
+
+    #: logical elements
     values: int
+    #: stored elements of the part
     entries: int
 
 
@@ -144,12 +150,14 @@ class Layout:
         Encoding them again must not lose what the number format keeps.
         """
         codes, scale, zero_point = self.unpack(parts, spec, shape, dtype)
-        by, point, scaled = (
+        by, point, is_offset = (
             scale_values(scale),
             zero_values(zero_point),
             spec.zero_point == "offset",
         )
-        dense = dequantize_affine(codes, dtype, spec.block, by, point, out_dtype, scaled=scaled)
+        dense = dequantize_affine(
+            codes, dtype, spec.block, by, point, out_dtype, is_offset=is_offset
+        )
         return dense.reshape(shape)
 
     def check_parts(
@@ -165,7 +173,20 @@ class Layout:
         return unlike(parts, forms_of(self, spec, shape, dtype))
 
     def geometry(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> dict[str, Geometry]:
-        """How each part is laid out along the logical dimensions, in the order of the parts of `pack`."""
+        """How each part is laid out along the logical dimensions, in the order of the parts of `pack`.
+
+        Args:
+            spec: the format.
+            shape: the logical shape, (..., K).
+            dtype: the number format of `spec`.
+
+        Returns:
+            For each part one `PartAxis` or `SHARED` per logical dimension. A part whose tuple is shorter
+            cannot be cut along the dimensions that are missing.
+
+        Raises:
+            UnsupportedOp: the layout declares none, so tensors in it are not cut or joined.
+        """
         raise UnsupportedOp(
             f"layout {self.name!r} cannot be cut or joined in place; call .canonical() first"
         )
@@ -192,7 +213,16 @@ class Layout:
 
 
 def grid_axes(spec: Spec, shape: tuple[int, ...]) -> Geometry:
-    """Geometry of a scale or zero point that has one entry a block."""
+    """Geometry of a scale or zero point that has one entry per block of `spec.block`.
+
+    Args:
+        spec: the format.
+        shape: of the tensor, (..., K), as `Layout.geometry` gets it.
+
+    Returns:
+        One axis per dimension of `shape`: `PartAxis(extent of a block, 1)`, or `SHARED` where one block has
+        the whole dimension.
+    """
     block = (1,) * (len(shape) - len(spec.block)) + spec.block[-len(shape) :]
     extents = full_block(spec.block, shape)
     return tuple(
@@ -202,7 +232,13 @@ def grid_axes(spec: Spec, shape: tuple[int, ...]) -> Geometry:
 
 
 def make_parts(qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Parts:
-    """The parts of an affine format; without a scale, or a zero point, there is no part for it."""
+    """The parts "qdata", "scale" and "zero_point" of an affine format; what is None has no part.
+
+    Args:
+        qdata: the codes as the layout stores them, of any shape.
+        scale: one per block, of `numerics.grid_shape`; None for formats of dense values.
+        zero_point: likewise; None for formats without one.
+    """
     parts = {"qdata": qdata, "scale": scale, "zero_point": zero_point}
     return {name: part for name, part in parts.items() if part is not None}
 

@@ -55,7 +55,7 @@ def forms_of(layout: Layout, spec: Spec, shape: tuple[int, ...], dtype: DType) -
         parts = layout.pack(*quantize(blocked), spec, dtype)
     else:
         parts = layout.encode(torch.empty(shape, device="meta"), spec, dtype, quantize)
-    # a quantized scale, or scaled zero point, is a part as it is
+    # a quantized scale, or offset zero point, is a part as it is
     nested = spec.scale_dtype if isinstance(spec.scale_dtype, Spec) else None
     quantized = made[: 2 if spec.zero_point == "offset" else 1] if nested else []
     return {

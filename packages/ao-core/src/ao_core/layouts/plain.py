@@ -16,7 +16,7 @@ __all__ = ["Plain"]
 
 
 class Plain(Layout):
-    """qdata: `DType.storage` of the logical shape; scale and zero: one entry a block."""
+    """qdata: `DType.storage` of the logical shape; scale and zero: one entry per block."""
 
     name = "plain"
 

@@ -21,7 +21,7 @@ def scale_values(scale: Tensor | None) -> Tensor | None: ...
 
 
 def scale_values(scale: Tensor | None) -> Tensor | None:
-    """A scale, or a scaled zero point, as float32, whether stored plainly or as a quantized tensor."""
+    """A scale, or an offset zero point, as float32, whether stored plainly or as a quantized tensor."""
     if scale is None:
         return None
     if hasattr(scale, "part_names"):

@@ -11,6 +11,7 @@ from ao_core.numerics.affine import (
     quant_max_of,
     quantize_affine,
     scale_to_float,
+    zero_to_float,
 )
 from ao_core.numerics.bits import (
     digits_a_byte,
@@ -137,4 +138,5 @@ __all__ = [
     "unpack_bits",
     "unpack_digits",
     "unsigned_float_values",
+    "zero_to_float",
 ]

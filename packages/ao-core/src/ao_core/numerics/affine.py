@@ -1,6 +1,6 @@
 """Scales, zero points, and what they do: value = (decode(code) - zero) * scale.
 
-A zero point that is scaled already is taken off last: value = decode(code) * scale - zero.
+An offset zero point is subtracted last: value = decode(code) * scale - zero.
 
 For a format of kind "codebook" the scale of a block holds the values of all its codes, learned for the block,
 and a code is an index into them: ``value = scale[code]``.
@@ -81,9 +81,8 @@ def choose_qparams(
 
     A scale is finite and positive whatever finite values `x` has: 1 for a block of zeros (the least
     there is where the format has no 0), else clamped to what the storage can hold. A block with a NaN
-    gets scale NaN. For "e8m0", `mx_mode`
-    chooses the power of two (see `choose_e8m0`) without a zero point; with one it is the least that
-    saturates nothing.
+    gets scale NaN. For "e8m0", `mx_mode` chooses the power of two (see `choose_e8m0`) without a zero point;
+    with one it is the least that saturates nothing.
 
     With the rule "greatest" it is absmax / `dtype.max` in blocks of any size, so that the largest element is
     exact: 127 for int8 in place of 127.5, as activations in BitNet.
@@ -118,11 +117,11 @@ def choose_qparams(
 def quant_max_of(dtype: DType, block: Sequence[int]) -> float:
     """The magnitude that a block's largest element is scaled to when there is no zero point.
 
-    It is `dtype.quant_max`, but for integers in small blocks of a fixed size the greatest value. Half a step
-    beyond it, where `reach` is, all steps are finer, yet the largest element is half a step off in
-    place of exact. With errors evenly spread over a step, of variance 1/12, N elements have the squared
-    error of N + 2 others rather than N - 1, in steps shorter by 1 part in 2 max: exact is better up to
-    N = 3 max. In groups of 32 this is 0.36 dB for int8 and 0.26 dB for int6.
+    It is `dtype.quant_max`, except for integers in small blocks of a fixed size, where it is the largest
+    value. `quant_max` is half a step beyond the largest value: all steps are finer, but the largest element
+    is half a step off instead of exact. If errors are spread evenly over a step (variance 1/12), N elements
+    have the squared error of N + 2 others rather than N - 1, in steps shorter by 1 part in 2 max. Exact is
+    therefore better up to N = 3 max. In groups of 32 this is 0.36 dB for int8 and 0.26 dB for int6.
     """
     small = WHOLE not in block and prod(block) <= 3 * dtype.max
     return (
@@ -202,19 +201,20 @@ def quantize_affine(
     scale: Tensor | None,
     zero_point: Tensor | None = None,
     *,
-    scaled: bool = False,
+    is_offset: bool = False,
 ) -> Tensor:
-    """Codes (shape of `x`) of x / scale + zero, or of x; a large tensor is taken in slabs.
+    """Codes (shape of `x`, in `dtype.code_dtype`) of x / scale + zero, or of x where there is no scale.
 
-    Where the zero point is `scaled`, of (x + zero) / scale.
+    `block`, `scale` and `zero_point` are as for `dequantize_affine`. Where the zero point `is_offset`,
+    codes of (x + zero) / scale. A large tensor is taken in slabs.
     """
     x = x.detach()
     if not is_large(x):
-        return _quantize_affine(x, dtype, block, scale, zero_point, scaled)
+        return _quantize_affine(x, dtype, block, scale, zero_point, is_offset)
     codes = torch.empty(x.shape, dtype=dtype.code_dtype, device=x.device)
     for part, grid in slabs(x.shape, block):
         by, point = _at(scale, grid), _at(zero_point, grid)
-        codes[part] = _quantize_affine(x[part], dtype, block, by, point, scaled)
+        codes[part] = _quantize_affine(x[part], dtype, block, by, point, is_offset)
     return codes
 
 
@@ -228,14 +228,14 @@ def _quantize_affine(
     block: Sequence[int],
     scale: Tensor | None,
     zero_point: Tensor | None,
-    scaled: bool,
+    is_offset: bool,
 ) -> Tensor:
     if scale is None:
         return dtype.encode(x)
     if dtype.kind == "codebook":
         return encode_tables(x, block, scale)
     x = x.to(torch.float32)
-    if scaled and zero_point is not None:
+    if is_offset and zero_point is not None:
         view, by_block = split_blocks(x, block, zero_to_float(zero_point, dtype))
         x, zero_point = (view + by_block).reshape(x.shape), None
     view, by_block = split_blocks(x, block, scale_to_float(scale))
@@ -254,20 +254,21 @@ def dequantize_affine(
     zero_point: Tensor | None = None,
     out_dtype: torch.dtype = torch.float32,
     *,
-    scaled: bool = False,
+    is_offset: bool = False,
 ) -> Tensor:
     """(decode(codes) - zero) * scale, or decode(codes), in float32, rounded once to `out_dtype`.
 
-    Where the zero point is `scaled`, decode(codes) * scale - zero. A large tensor is taken in slabs,
-    unless a gradient is to flow through it.
+    `block` has the extents of a block along the last dimensions. Scale, of any dtype, and zero point have the
+    shape `grid_shape(codes.shape, block)`. Where the zero point `is_offset`, it is decode(codes) *
+    scale - zero. A large tensor is taken in slabs, unless a gradient is to flow through it.
     """
     learns = any(given is not None and given.requires_grad for given in (scale, zero_point))
     if learns or not is_large(codes):
-        return _dequantize_affine(codes, dtype, block, scale, zero_point, out_dtype, scaled)
+        return _dequantize_affine(codes, dtype, block, scale, zero_point, out_dtype, is_offset)
     dense = torch.empty(codes.shape, dtype=out_dtype, device=codes.device)
     for part, grid in slabs(codes.shape, block):
         by, point = _at(scale, grid), _at(zero_point, grid)
-        dense[part] = _dequantize_affine(codes[part], dtype, block, by, point, out_dtype, scaled)
+        dense[part] = _dequantize_affine(codes[part], dtype, block, by, point, out_dtype, is_offset)
     return dense
 
 
@@ -278,19 +279,19 @@ def _dequantize_affine(
     scale: Tensor | None,
     zero_point: Tensor | None,
     out_dtype: torch.dtype,
-    scaled: bool,
+    is_offset: bool,
 ) -> Tensor:
     if scale is None:
         return dtype.decode(codes).to(out_dtype)
     if dtype.kind == "codebook":
         return decode_tables(codes, block, scale).to(out_dtype)
     values = dtype.decode(codes)
-    if zero_point is not None and not scaled:
+    if zero_point is not None and not is_offset:
         view, by_block = split_blocks(values, block, zero_to_float(zero_point, dtype))
         view.sub_(by_block)
     view, by_block = split_blocks(values, block, scale_to_float(scale))
     view.mul_(by_block)
-    if zero_point is not None and scaled:
+    if zero_point is not None and is_offset:
         view, by_block = split_blocks(values, block, zero_to_float(zero_point, dtype))
         view.sub_(by_block)
     return values.to(out_dtype)
@@ -321,7 +322,7 @@ def _rank1(x: Tensor, dtype: DType, block: Sequence[int], name: str) -> Tensor:
 
 
 def _store(magnitude: Tensor, quant_max: float, name: str, zeros: bool = True) -> Tensor:
-    """Positive finite scale in its storage dtype: magnitude / reach, 1 where magnitude is 0.
+    """Positive finite scale in its storage dtype: magnitude / quant_max, 1 where magnitude is 0.
 
     With `zeros` false, 0 gets the least scale, as it must where codes have no 0 to stand for it.
     """

@@ -22,7 +22,11 @@ __all__ = [
 
 
 def pack_unit(bits: int) -> tuple[int, int]:
-    """(values, bytes) of the smallest run of codes that fills whole bytes: 3 bits -> (8, 3)."""
+    """(values, bytes) of the smallest run of codes that fills whole bytes: 3 bits -> (8, 3).
+
+    Raises:
+        ConfigError: `bits` is not in 1 to 8.
+    """
     if not 1 <= bits <= 8:
         raise ConfigError(f"bits={bits}: codes have 1 to 8 bits")
     shared = gcd(bits, 8)
@@ -69,7 +73,11 @@ def _pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_bits(packed: Tensor, bits: int, n: int) -> Tensor:
-    """Inverse of `pack_bits`: uint8 [..., packed_size(n, bits)] -> contiguous codes [..., n]."""
+    """Inverse of `pack_bits`: uint8 [..., packed_size(n, bits)] -> contiguous codes [..., n].
+
+    Raises:
+        ConfigError: `n` codes take another number of bytes.
+    """
     values, size = pack_unit(bits)
     if packed.shape[-1] != packed_size(n, bits):
         raise ConfigError(
@@ -88,7 +96,11 @@ def unpack_bits(packed: Tensor, bits: int, n: int) -> Tensor:
 
 
 def digits_a_byte(base: int) -> int:
-    """How many numbers below `base` one byte holds: 5 for base 3, since 3**5 = 243."""
+    """How many numbers below `base` one byte holds: 5 for base 3, since 3**5 = 243.
+
+    Raises:
+        ConfigError: `base` is not in 2 to 256.
+    """
     if not 2 <= base <= 256:
         raise ConfigError(f"base={base}: digits have 2 to 256 values")
     count = 1
@@ -112,7 +124,11 @@ def pack_digits(codes: Tensor, base: int) -> Tensor:
 
 
 def unpack_digits(packed: Tensor, base: int, n: int) -> Tensor:
-    """Inverse of `pack_digits`: contiguous codes [..., n]."""
+    """Inverse of `pack_digits`: uint8 [..., ceil(n / digits_a_byte(base))] -> contiguous codes [..., n].
+
+    Raises:
+        ConfigError: `n` digits take another number of bytes.
+    """
     count = digits_a_byte(base)
     if packed.shape[-1] != -(-n // count):
         raise ConfigError(

@@ -48,9 +48,9 @@ def grid_shape(shape: Sequence[int], block: Sequence[int]) -> tuple[int, ...]:
 
 
 def block_minmax(x: Tensor, block: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Least and greatest element of every block, as grids in `x`'s dtype.
+    """Least and greatest element of every block, of shape `grid_shape(x.shape, block)`, in `x`'s dtype.
 
-    NaN where a block holds one, 0 where a block is empty.
+    NaN where a block holds one, 0 where a block is empty. A block at the edge of a ragged shape is smaller.
     """
     return _reduce(x, block, torch.amin), _reduce(x, block, torch.amax)
 
@@ -63,7 +63,7 @@ def block_absmax(x: Tensor, block: Sequence[int]) -> Tensor:
 
 
 def block_absmean(x: Tensor, block: Sequence[int]) -> Tensor:
-    """Mean magnitude of every block, as a float32 grid; 0 where a block is empty."""
+    """Mean magnitude of every block, float32 of shape `grid_shape(x.shape, block)`; 0 where one is empty."""
     return _reduce(x.to(torch.float32).abs(), block, torch.mean)
 
 

@@ -1,4 +1,4 @@
-"""Codebook formats: a code is an index into an increasing list of values."""
+"""LUT formats: a code is an index into a fixed, increasing list of values."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ class FloatFormat:
 
     ebits: int
     mbits: int
+    #: what is subtracted from the stored exponent
     bias: int
     has_inf: bool = False
     has_nan: bool = False
@@ -86,8 +87,13 @@ def float_format(ebits: int, mbits: int) -> FloatFormat:
     return FloatFormat(ebits, mbits, bias=(1 << max(ebits - 1, 0)) - 1)
 
 
+#: OCP 8-bit Floating Point, to ±448, with NaN and without infinities
 E4M3 = FloatFormat(ebits=4, mbits=3, bias=7, has_nan=True)
+#: OCP 8-bit Floating Point, to ±57344, with NaN and infinities: the upper byte of float16
 E5M2 = FloatFormat(ebits=5, mbits=2, bias=15, has_inf=True, has_nan=True)
+#: OCP Microscaling Formats v1.0, 6 bits, to ±28
 E3M2 = float_format(3, 2)
+#: OCP Microscaling Formats v1.0, 6 bits, to ±7.5
 E2M3 = float_format(2, 3)
+#: OCP Microscaling Formats v1.0, 4 bits, to ±6
 E2M1 = float_format(2, 1)

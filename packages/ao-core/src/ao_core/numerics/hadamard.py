@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from ao_core.errors import ConfigError
+from ao_core.neutral import neutral
 from ao_core.numerics.characters import prime_power, quadratic_character
 
 __all__ = [
@@ -32,6 +33,9 @@ __all__ = [
     "inverse_hadamard_transform",
     "largest_block",
 ]
+
+#: order of the largest of Paley's matrices that are kept, a megabyte each
+_GREATEST_KEPT = 1024
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -121,13 +125,15 @@ def _paley_field(order: int) -> tuple[int, int] | None:
 def hadamard_matrix(n: int) -> Tensor:
     """The Hadamard matrix H of order n, int8 (n, n) on the CPU, elements ±1, H Hᵀ = n I.
 
+    Sources: Sylvester (1867) for powers of two, Paley, "On orthogonal matrices" (1933) for other factors.
+
     Raises:
         ConfigError: no construction gives one, see `has_hadamard`.
     """
     result = torch.ones(1, 1, dtype=torch.int8, device="cpu")
     *paley, power = hadamard_factors(n)
     for order in paley:
-        result = torch.kron(result, _paley(order, torch.int8, torch.device("cpu")))
+        result = torch.kron(result, _factor(order, result))
     two = torch.tensor([[1, 1], [1, -1]], dtype=torch.int8, device="cpu")
     for _ in range(power.bit_length() - 1):
         result = torch.kron(result, two)
@@ -170,6 +176,20 @@ def _paley(order: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     two = torch.tensor([[1, 1], [1, -1]], dtype=dtype, device=device)
     corner = torch.tensor([[1, -1], [-1, -1]], dtype=dtype, device=device)
     return torch.kron(conference, two) + torch.kron(diagonal, corner)
+
+
+@lru_cache(maxsize=32)
+def _kept(order: int, device: torch.device) -> Tensor:
+    """Paley's matrix in int8, made once: a transform of few rows takes less time than making it."""
+    with neutral():
+        return _paley(order, torch.int8, device)
+
+
+def _factor(order: int, y: Tensor) -> Tensor:
+    """Paley's matrix with y's dtype and device; code that is traced has a recipe for it, not a constant."""
+    if torch.compiler.is_compiling() or type(y) is not Tensor or order > _GREATEST_KEPT:
+        return _paley(order, y.dtype, y.device)
+    return _kept(order, y.device).to(y.dtype)
 
 
 def hadamard_transform(x: Tensor, block: int) -> Tensor:
@@ -224,7 +244,7 @@ def _transform(x: Tensor, block: int, inverse: bool) -> Tensor:
         y = y.to(torch.float64)
     inner = power
     for order in reversed(paley):
-        matrix = _paley(order, y.dtype, y.device)
+        matrix = _factor(order, y)
         y = (matrix.T if inverse else matrix) @ y.reshape(
             blocks * block // (order * inner), order, inner
         )

@@ -31,6 +31,15 @@ def choose_e8m0(
     - "rceil": 2**ceil(log2(absmax / element_max)), the least that saturates nothing
 
     The exponent is clamped to [-127, 127]. A block of zeros gets 1, infinity and NaN give NaN.
+
+    Args:
+        absmax: the largest magnitude of each block, any shape.
+        element_max: the greatest value of the element format.
+        mode: "floor", "ceil", "even" or "rceil".
+        step: for "even".
+
+    Raises:
+        ConfigError: `mode` is another one.
     """
     if mode not in MX_MODES:
         raise ConfigError(f"mx_mode={mode!r} is unknown; use one of {', '.join(MX_MODES)}")
@@ -59,7 +68,7 @@ def encode_e8m0(scale: Tensor) -> Tensor:
 
 
 def decode_e8m0(codes: Tensor) -> Tensor:
-    """Value (float32) of each code (uint8)."""
+    """Value (float32) of each code (uint8): 2**(code - 127), and NaN for 255 (MX v1.0)."""
     # Bits of a float32: the exponent alone, but 2**-127 is subnormal and 255 would be infinity.
     bits = codes.to(torch.int32) << 23
     bits = torch.where(codes == 0, 1 << 22, bits)

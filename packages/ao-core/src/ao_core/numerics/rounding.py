@@ -45,6 +45,14 @@ def stochastic_round_to(
     """Round float32 to one of its two bfloat16 neighbours, the nearer the likelier: E[result] = x.
 
     NaN and infinities stay; a value beyond the greatest finite bfloat16 may become infinite.
+
+    Args:
+        x: float32, any shape.
+        dtype: bfloat16.
+        generator: of the random numbers; None: torch's own for the device of `x`.
+
+    Raises:
+        ConfigError: other dtypes.
     """
     if x.dtype != torch.float32 or dtype != torch.bfloat16:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Values of the codebooks for the state of optimizers: fine near zero, over many orders of magnitude."""
+"""Values of the LUTs for the state of optimizers: fine near zero, over many orders of magnitude."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Learned tables: the values of a block's codes are chosen for its elements, by k-means.
+"""Learned codebooks: the values of a block's codes are chosen for its elements, by k-means.
 
-A table grid is a grid with one more dimension, the last: the values of the codes, never decreasing. All
-arithmetic is in float32, but for sums.
+A codebook grid is a grid with one more dimension, the last: the values of the codes, never decreasing. All
+arithmetic is in float32, except for sums.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _CHUNK = 1 << 24
 
 
 def learn_tables(x: Tensor, block: Sequence[int], bits: int) -> Tensor:
-    """The float32 table grid [..., 2**bits] that k-means finds for the elements of every block.
+    """The float32 codebook grid [..., 2**bits] that k-means finds for the elements of every block.
 
     Lloyd's algorithm (1982), from the values that are spaced as those of the best quantizer of a normal
     distribution with the block's mean and deviation are in the limit (Panter and Dite 1951), so without a
-    random start. The sum of squared errors only falls. A block with a NaN has a table of NaN.
+    random start. The sum of squared errors only falls. A block with a NaN has a codebook of NaN.
     """
     rows = max(_CHUNK // max(x[:1].numel(), 1), 1)
     if x.shape[0] > rows and full_block(block, x.shape)[0] == 1:
         return torch.cat([learn_tables(part, block, bits) for part in x.split(rows)])
-    # one block a row, in order; what pads it is infinite, and comes last
+    # one block per row, in order; what pads it is infinite, and comes last
     ordered = _by_block(x.detach().to(torch.float32), block, torch.inf).sort(-1).values
     inside = ordered < torch.inf
     count = inside.sum(-1, keepdim=True)
@@ -74,9 +74,14 @@ def _improved(ordered: Tensor, sums: Tensor, count: Tensor, tables: Tensor) -> T
 
 
 def encode_tables(x: Tensor, block: Sequence[int], tables: Tensor) -> Tensor:
-    """Codes (uint8, shape of `x`) of the nearest value of each block's table.
+    """Codes (uint8, shape of `x`) of the nearest value of each block's codebook.
 
     A tie goes to the lower value; NaN is encoded as 0.0 is.
+
+    Args:
+        x: floating-point values.
+        block: extents along the last dimensions.
+        tables: (*grid_shape(x.shape, block), 2**bits), increasing along the last dimension.
     """
     x = x.detach().to(torch.float32).nan_to_num(0.0)
     middles = _middles(tables.to(torch.float32).reshape(-1, tables.shape[-1]))
@@ -85,7 +90,7 @@ def encode_tables(x: Tensor, block: Sequence[int], tables: Tensor) -> Tensor:
 
 
 def decode_tables(codes: Tensor, block: Sequence[int], tables: Tensor) -> Tensor:
-    """The float32 value of each code in the table of its block."""
+    """The value (float32, shape of `codes`) of each code in the codebook of its block; see `encode_tables`."""
     count, levels = tables.shape[:-1].numel(), tables.shape[-1]
     dtype = torch.int32 if count < 1 << 23 else torch.int64
     start = torch.arange(0, count * levels, levels, dtype=dtype, device=codes.device)

@@ -1,4 +1,4 @@
-"""What `quantize_` did: one record a parameter, totals, and ways to look at them."""
+"""What `quantize_` did: one record per parameter, totals, and ways to look at them."""
 
 from __future__ import annotations
 

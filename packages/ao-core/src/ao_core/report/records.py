@@ -73,6 +73,7 @@ CALIBRATED = ("rows", "damping", "error_vs_rtn", "note")
 class ParameterRecord:
     """The outcome for one parameter (tied parameters: one record, all names)."""
 
+    #: fully qualified name, the first of tied ones
     fqn: str
     #: "changed", "unchanged" (nobody asked for it) or "skipped" (asked for, but it could not be done)
     status: str
@@ -107,7 +108,9 @@ class ParameterRecord:
 class Report:
     """Everything `quantize_` did to a model."""
 
+    #: the configuration as `config_to_dict` gives it
     config: dict[str, Any]
+    #: one for each parameter of the model, in its order
     records: tuple[ParameterRecord, ...] = field(default_factory=tuple)
     #: how the inputs of weights were made that were calibrated in turn; else empty
     calibration: str = ""
@@ -164,7 +167,11 @@ class Report:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Report:
-        """Inverse of `to_dict`; totals are computed again."""
+        """Inverse of `to_dict`; totals are computed again.
+
+        Raises:
+            ConfigError: `data` is no report; names the field.
+        """
         try:
             check(data, _FIELDS, "report")
         except SchemaError as error:
@@ -178,7 +185,11 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """Inverse of `to_json`."""
+        """Inverse of `to_json`.
+
+        Raises:
+            ConfigError: `text` is no JSON of a report; names the field.
+        """
         from ao_core.config import json_object  # imports torch, which `ao --help` does without
 
         return cls.from_dict(json_object(text, "report"))

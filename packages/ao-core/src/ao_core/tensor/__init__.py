@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ao_core.tensor import (  # noqa: F401  they fill the tables
     collectives,
     experts,
@@ -41,11 +39,3 @@ __all__ = [
     "to_canonical",
     "to_layout",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "hadamard":  # its module imports torch's compiler
-        from ao_core.tensor.rotation import hadamard
-
-        return hadamard
-    raise AttributeError(f"module 'ao_core.tensor' has no attribute {name!r}")

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from ao_core.arguments import shown
-from ao_core.errors import ConfigError, QuantizationError
+from ao_core.errors import ConfigError
 from ao_core.layouts import SHARED, Form, Geometry, PartAxis, Parts
 from ao_core.numerics import qparams_of_range
 from ao_core.registry import registry
 from ao_core.spec import Spec
+from ao_core.tensor.checks import check_given
 
 if TYPE_CHECKING:
     from ao_core.tensor.qtensor import QTensor
@@ -85,13 +86,10 @@ def make_act_parts(
         QuantizationError: values are missing, or given for activations that are not static.
     """
     names, values = act_names(spec), {"act_scale": scale, "act_zero_point": zero_point}
-    for name, value in values.items():
-        if (value is None) == (name in names):
-            wanted = "needs" if name in names else "has no place for"
-            raise QuantizationError(
-                f"{name}={value}: the format {spec} {wanted} it; scales and zero points of activations are "
-                "given where its act is static, and are found by calibration"
-            )
+    check_given(
+        spec, names, values,
+        "scales and zero points of activations are given where its act is static; calibration finds them",
+    )  # fmt: skip
     parts = {}
     for name in names:
         codes = name == "act_zero_point" and spec.act is not None and spec.act.zero_point == "int"
@@ -103,7 +101,10 @@ def make_act_parts(
 
 
 def static_qparams(w: QTensor) -> tuple[Tensor | None, Tensor | None]:
-    """Scale and zero point of the activations; (None, None) where they are chosen for each call."""
+    """Static scale and zero point of the activations: the parts `act_scale` and `act_zero_point` of a weight.
+
+    (None, None) where they are chosen for each call.
+    """
     parts = w.parts
     return parts.get("act_scale"), parts.get("act_zero_point")
 
@@ -113,6 +114,11 @@ def static_qparams_of_range(low: Tensor, high: Tensor, act: Spec) -> tuple[Tenso
 
     Where the scales of blocks share a static one, it is the one by which they hold the scale of a block
     with the greatest of these magnitudes.
+
+    Args:
+        low: least value that was seen, float32, of any shape: one range each.
+        high: greatest value, of the same shape.
+        act: the format of the activations.
     """
     scale, zero_point = qparams_of_range(low, high, registry.dtypes.get(act.dtype), act.zero_point)
     if act.static or not isinstance(act.scale_dtype, Spec):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from math import isfinite
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ao_core.arguments import shown
 from ao_core.errors import QuantizationError
+from ao_core.spec import Spec
 
-__all__ = ["check_finite", "check_quantizable"]
+__all__ = ["check_finite", "check_given", "check_quantizable"]
 
 
 def check_quantizable(x: Tensor, name: str = "tensor") -> None:
@@ -43,6 +47,21 @@ def check_finite(x: Tensor, name: str) -> float:
             f"{name} has {bad} NaN or inf values of {x.numel()}; repair the checkpoint or exclude it"
         )
     return magnitude
+
+
+def check_given(spec: Spec, names: Container[str], given: Mapping[str, Any], hint: str) -> None:
+    """Raise `QuantizationError` unless just those parts are given that a format has.
+
+    Args:
+        spec: the format.
+        names: of the parts that it has.
+        given: name -> value, None where there is none.
+        hint: when a part is given, for the message.
+    """
+    for name, value in given.items():
+        if (value is None) == (name in names):
+            wanted = "needs" if name in names else "has no place for"
+            raise QuantizationError(f"{name}={shown(value)}: the format {spec} {wanted} it; {hint}")
 
 
 def _greatest(x: Tensor) -> float:

@@ -27,7 +27,18 @@ __all__ = [
 def unpack_parts(
     parts: Parts, spec: Spec, shape: tuple[int, ...]
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """(codes, float32 scale, zero that is not quantized) of the layout's blocked shape."""
+    """Codes, scale and zero point from the parts of any layout.
+
+    Args:
+        parts: by name, as `QTensor.parts` has them.
+        spec: their format.
+        shape: the stored shape, (..., K).
+
+    Returns:
+        The codes (uint8, or the values of a format of dense ones) in the blocked shape of the layout, which
+        is `shape` unless the layout says otherwise; the scale in float32, and the zero point, not quantized:
+        one per block, or None.
+    """
     layout = registry.layouts.get(spec.layout)
     dtype = registry.dtypes.get(spec.dtype)
     if not layout.canonical:
@@ -43,6 +54,12 @@ def decode_parts(
     """Dense values of the stored shape, by the best kernel of the op "dequantize".
 
     Input steps are undone: the values are the logical ones.
+
+    Args:
+        parts: by name, as `QTensor.parts` has them.
+        spec: their format.
+        shape: the stored shape, (..., K).
+        out_dtype: of the values: float32, bfloat16 or float16, to which they are rounded once.
     """
     if spec.input:
         stored = stored_spec(spec)

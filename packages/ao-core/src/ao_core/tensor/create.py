@@ -122,7 +122,12 @@ def quantize_values(
     in_perm: Tensor | None = None,
     in_scale: Tensor | None = None,
 ) -> QTensor:
-    """`quantize_tensor` where it is known that the values are finite, or there are none to look at."""
+    """`quantize_tensor` where it is known that the values are finite, or there are none to look at.
+
+    Raises:
+        QuantizationError: x has no dimension, or is a `DTensor` while the spec has input steps; and whatever
+            else `quantize_tensor` raises for a format that cannot hold it.
+    """
     if x.dim() == 0:
         raise QuantizationError("a tensor without dimensions has no block to share a scale")
     shape, stored = tuple(x.shape), x
@@ -229,6 +234,17 @@ def encode_parts(
 
     Kernels choose scales themselves, by the largest magnitude, and take no `DTensor`; for those, and
     where scales are given, found by `choose` or follow another rule, the reference encodes.
+
+    Args:
+        x: (..., K) in any floating-point dtype, finite.
+        spec: a format without input steps.
+        scale: one per block, in the shape of `choose_qparams`; None: they are chosen.
+        zero_point: one per block, beside `scale`.
+        choose: (values, format) -> scale and zero point, in place of the largest magnitude.
+
+    Raises:
+        UnsupportedOp: `spec` has input steps.
+        QuantizationError: the layout cannot hold a tensor of this shape, or a static scale is not given.
     """
     if spec.input:
         raise UnsupportedOp(
@@ -315,15 +331,17 @@ def _quantize(
             )
         if nested:
             scale = _comparable(scale, dense, spec)
-    scaled = spec.zero_point == "offset"
+    is_offset = spec.zero_point == "offset"
     if isinstance(spec.scale_dtype, Spec) and scale is not None and not isinstance(scale, QTensor):
         scale = quantize_values(scale.float(), spec.scale_dtype, scale=shared)
-        if scaled and zero_point is not None:
+        if is_offset and zero_point is not None:
             zero_point = quantize_values(zero_point.float(), spec.scale_dtype)
     by = scale_values(scale)
     if nested and by is not None:
         by = torch.where(by == 0, torch.inf, by)  # rounded to 0: its elements are 0, not 0 / 0
-    codes = quantize_affine(dense, dtype, spec.block, by, zero_values(zero_point), scaled=scaled)
+    codes = quantize_affine(
+        dense, dtype, spec.block, by, zero_values(zero_point), is_offset=is_offset
+    )
     return codes, scale, zero_point
 
 
@@ -342,6 +360,12 @@ def fake_quantize(
     """`x` after quantization to `spec` and back, in its own dtype and without a gradient.
 
     By a given scale and zero point, or by those that a kernel of the op "fake_quantize" chooses for it.
+
+    Args:
+        x: floating-point values (..., K).
+        spec: the format; its layout does not matter.
+        scale: one per block, in the shape of `choose_qparams`.
+        zero_point: likewise, beside `scale`, for formats that have one.
     """
     plain = replace(spec, layout="plain")
     if scale is not None or isinstance(x, QTensor) or is_sharded(x):

@@ -36,7 +36,7 @@ def _grouped_mm(func: Any, args: Args, kwargs: Kwargs) -> Any:
     as_linear = named.get("bias") is None and named.get("out_dtype") in (None, x.dtype)
     ranks = (2, 3) if offs is not None else (3, 3)
     if as_linear and (x.dim(), w.dim()) == ranks and _is_weight(w, x):
-        return _product(func, args, kwargs, offs)
+        return _matmul(func, args, kwargs, offs)
     return matmul_values(func, args, kwargs)
 
 
@@ -44,7 +44,7 @@ def _grouped_mm(func: Any, args: Args, kwargs: Kwargs) -> Any:
 def _bmm(func: Any, args: Args, kwargs: Kwargs) -> Any:
     x, w = args
     if _is_weight(w, x) and x.dim() == 3:
-        return _product(func, args, kwargs, None)
+        return _matmul(func, args, kwargs, None)
     return matmul_values(func, args, kwargs)
 
 
@@ -52,7 +52,7 @@ def _is_weight(w: Any, x: Any) -> bool:
     return isinstance(w, QTensor) and w.flat_from is None and not isinstance(x, QTensor)
 
 
-def _product(func: Any, args: Args, kwargs: Kwargs, offs: Tensor | None) -> Any:
+def _matmul(func: Any, args: Args, kwargs: Kwargs, offs: Tensor | None) -> Any:
     """``x @ w`` for the rows of each expert, with a logical weight (E, K, N)."""
     x, w = args[:2]
     _check(x, w, offs)

@@ -21,6 +21,7 @@ from ao_core.layouts import SHARED, Form, Geometry, PartAxis, Parts
 from ao_core.numerics import has_hadamard, largest_block
 from ao_core.spec import Spec
 from ao_core.steps import Step
+from ao_core.tensor.checks import check_given
 
 if TYPE_CHECKING:
     from ao_core.tensor.qtensor import QTensor
@@ -124,13 +125,9 @@ def make_step_parts(
     """
     given = {"in_perm": in_perm, "in_scale": in_scale}
     names = step_names(spec)
-    for name, value in given.items():
-        if (value is None) == (name in names):
-            wanted = "needs" if name in names else "has no place for"
-            raise QuantizationError(
-                f"{name}={shown(value)}: the format {spec} {wanted} it; a part of an input step is given "
-                "where `Spec.input` has the step"
-            )
+    check_given(
+        spec, names, given, "a part of an input step is given where `Spec.input` has the step"
+    )
     if spec.input and (reason := misfit(spec, shape)):
         raise QuantizationError(f"a tensor of shape {shape} has no format {spec}: {reason}")
     parts = {

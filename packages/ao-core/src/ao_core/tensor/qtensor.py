@@ -123,9 +123,12 @@ class QTensor(Tensor):
         """Logical shape of what is stored, before `order` and flattening."""
         if self.flat_from is not None:
             return self.flat_from
-        stored = [0] * len(self.order)
+        shape = self.shape  # which takes a call of `__torch_function__`
+        if not self.is_permuted:
+            return tuple(shape)
+        stored = [0] * len(shape)
         for logical, inner in enumerate(self.order):
-            stored[inner] = self.shape[logical]
+            stored[inner] = shape[logical]
         return tuple(stored)
 
     @property

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import torch
 
-from ao_core.dispatch import matmul_op, select
+from ao_core.dispatch import matmul_op, once_per_call, select
 from ao_core.errors import UnsupportedOp
 from ao_core.guarded import ask, attempt
 from ao_core.layouts import Parts
 from ao_core.records import Call
 from ao_core.registry import registry
+from ao_core.spec import Spec
 from ao_core.tensor.beside import beside_names
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.updates import STOCHASTIC
@@ -31,7 +32,12 @@ def to_canonical(tensor: QTensor) -> QTensor:
 
 
 def to_layout(tensor: QTensor, name: str) -> QTensor:
-    """The tensor in the layout `name`, which must be its canonical one or convert to and from it."""
+    """The tensor in the layout `name`: the same values, scales and codes, bit for bit.
+
+    Raises:
+        UnsupportedOp: `name` has another canonical layout, or cannot hold a tensor of this format and shape.
+        UnknownNameError: nobody registered a layout `name`.
+    """
     if tensor.spec.layout == name:
         return tensor
     source, target = tensor.layout_record, registry.layouts.get(name)
@@ -64,45 +70,53 @@ def repack(tensor: QTensor, dtype: torch.dtype | None = None) -> QTensor:
     op = matmul_op(shape)
     if op is None or STOCHASTIC in base.spec.options:
         return base
-    names = [
-        name
-        for name, layout in registry.layouts.items()
-        if not layout.canonical and device in layout.auto_devices and _holds(name, base)
-    ]
-
-    def priority(name: str) -> float:
-        spec = replace(base.spec, layout=name)
-        call = Call(op, spec, shape, (1, shape[-1]), dtype or base.dtype, device)
-        try:
-            return select(call).priority
-        except UnsupportedOp:
-            if name == base.spec.layout:
-                raise  # nothing computes with this format: better said now than by the first matmul
-            return -math.inf
-
-    # the canonical layout is first, so that others must be better than it
-    for name in sorted([base.spec.layout, *names], key=priority, reverse=True):
-        found = _converted(base, name)
+    call = Call(op, base.spec, shape, (1, shape[-1]), dtype or base.dtype, device)
+    for spec in _ranked(call):
+        found = _converted(base, spec)
         if found is not None:
             return found
     return base
 
 
-def _holds(name: str, base: QTensor) -> bool:
-    spec = replace(base.spec, layout=name)
-    canonical, refusal = attempt(registry.layouts, name, "canonical_of", spec, base.format)
-    if refusal is not None or canonical != base.spec.layout:
+@once_per_call
+def _ranked(call: Call) -> tuple[Spec, ...]:
+    """The call's format, in each layout that can hold the weight, by the kernel it would have then."""
+    specs = [
+        replace(call.spec, layout=name)
+        for name, layout in registry.layouts.items()
+        if not layout.canonical and call.device in layout.auto_devices
+    ]
+
+    def priority(spec: Spec) -> float:
+        try:
+            return select(replace(call, spec=spec)).priority
+        except UnsupportedOp:
+            if spec == call.spec:
+                raise  # nothing computes with this format: better said now than by the first matmul
+            return -math.inf
+
+    # the canonical layout is first, so that others must be better than it
+    held = [call.spec, *(spec for spec in specs if _holds(spec, call))]
+    return tuple(sorted(held, key=priority, reverse=True))
+
+
+def _holds(spec: Spec, call: Call) -> bool:
+    """Whether a layout holds such a weight, and its canonical one is the weight's."""
+    name, dtype = spec.layout, registry.dtypes.get(spec.dtype)
+    canonical, refusal = attempt(registry.layouts, name, "canonical_of", spec, dtype)
+    if refusal is not None or canonical != call.spec.layout:
         return False
-    return ask(registry.layouts, name, "refuses", spec, base.stored_shape, base.format) is None
+    return ask(registry.layouts, name, "refuses", spec, call.weight_shape, dtype) is None
 
 
-def _converted(base: QTensor, name: str) -> QTensor | None:
+def _converted(base: QTensor, spec: Spec) -> QTensor | None:
     """The tensor in a layout that was not asked for by name; None where its conversion fails."""
-    if name == base.spec.layout:
+    if spec == base.spec:
         return base
-    spec, shape = replace(base.spec, layout=name), base.stored_shape
-    arguments = (base.parts, spec, shape, base.format)
-    parts, refusal = attempt(registry.layouts, name, "from_canonical", *arguments, timed=False)
+    arguments = (base.parts, spec, base.stored_shape, base.format)
+    parts, refusal = attempt(
+        registry.layouts, spec.layout, "from_canonical", *arguments, timed=False
+    )
     return None if refusal is not None else base.like(parts | _beside(base), spec=spec)
 
 

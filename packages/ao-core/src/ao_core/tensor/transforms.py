@@ -52,10 +52,10 @@ class _Weight:
 
 def transformed_linear(x: Tensor, w: QTensor, bias: Tensor | None, kernel_of: KernelOf) -> Tensor:
     """``x @ w.T + bias``, which every transform knows how to differentiate in x and bias, and to batch."""
-    return _product(x, bias, _Weight(w, kernel_of))
+    return _matmul(x, bias, _Weight(w, kernel_of))
 
 
-def _product(x: Tensor, bias: Tensor | None, weight: _Weight) -> Tensor:
+def _matmul(x: Tensor, bias: Tensor | None, weight: _Weight) -> Tensor:
     out: Tensor = _Linear.apply(x, bias, weight)  # type: ignore[no-untyped-call]
     return out
 
@@ -109,9 +109,9 @@ class _Linear(torch.autograd.Function):
         shared = bias if of_bias is None else None
         rows = x.unsqueeze(0) if of_x is None else x.movedim(of_x, 0)
         if weight.needs_samples and len(rows) > 1:
-            out = torch.stack([_product(sample, shared, weight) for sample in rows.unbind()])
+            out = torch.stack([_matmul(sample, shared, weight) for sample in rows.unbind()])
         else:
-            out = _product(rows, shared, weight)
+            out = _matmul(rows, shared, weight)
         if bias is not None and of_bias is not None:
             biases = bias.movedim(of_bias, 0)
             out = out + biases.reshape(-1, *(1,) * (out.dim() - 2), biases.shape[-1])

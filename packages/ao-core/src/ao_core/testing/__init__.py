@@ -14,11 +14,14 @@ ml_dtypes and gfloat are used as further oracles where they are installed.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ao_core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from ao_core.testing.algorithms import AlgorithmSuite
     from ao_core.testing.compute import ComputeSuite
+    from ao_core.testing.distributions import PluginSuite
     from ao_core.testing.dtypes import DTypeSuite
     from ao_core.testing.kernels import KernelSuite
     from ao_core.testing.layouts import LayoutSuite
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 # Lazy, because the pytest plugin beside these modules is imported by every run of pytest.
 _MODULES = {
+    "AlgorithmSuite": "ao_core.testing.algorithms",
     "ComputeSuite": "ao_core.testing.compute",
     "DTypeSuite": "ao_core.testing.dtypes",
     "KernelCase": "ao_core.testing.trials",
@@ -36,11 +40,13 @@ _MODULES = {
     "LayoutSuite": "ao_core.testing.layouts",
     "OpTrial": "ao_core.testing.trials",
     "OptimizerSuite": "ao_core.testing.optimizers",
+    "PluginSuite": "ao_core.testing.distributions",
     "ScaleSuite": "ao_core.testing.scales",
     "TransformSuite": "ao_core.testing.transforms",
 }
 
 __all__ = [
+    "AlgorithmSuite",
     "ComputeSuite",
     "DTypeSuite",
     "KernelCase",
@@ -48,17 +54,9 @@ __all__ = [
     "LayoutSuite",
     "OpTrial",
     "OptimizerSuite",
+    "PluginSuite",
     "ScaleSuite",
     "TransformSuite",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module 'ao_core.testing' has no attribute {name!r}")
-    return getattr(import_module(module), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -66,7 +66,7 @@ class ComputeSuite(Suite):
         assert layer.weight.requires_grad
         assert same_bits(layer.weight.memory, dense.weight)
 
-    def test_products(self, batch: tuple[int, ...]) -> None:
+    def test_matmuls(self, batch: tuple[int, ...]) -> None:
         """Output, gradient of the input and of the weight: near the dense ones, the output not equal."""
         results = []
         for layer in self.layers():

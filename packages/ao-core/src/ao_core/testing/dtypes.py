@@ -48,7 +48,7 @@ class DTypeSuite(Suite):
     # -- the record ------------------------------------------------------------------------------
 
     def test_record_is_consistent(self) -> None:
-        """`bits`, `min`, `max`, `reach`, `kind` and `storage` describe what `decode` does."""
+        """`bits`, `min`, `max`, `quant_max`, `kind` and `storage` describe what `decode` does."""
         fmt = self.format
         values = oracles.decoded(fmt)
         finite = values[torch.isfinite(values)]
@@ -194,7 +194,7 @@ class DTypeSuite(Suite):
 
     # -- matmuls --------------------------------------------------------------------------------
 
-    def test_products(self, device: str) -> None:
+    def test_matmuls(self, device: str) -> None:
         """Every kernel that takes the format, in every layout, on a width that is no multiple of anything.
 
         Kernels pad what they read, also where code 0 is no number.
@@ -268,7 +268,7 @@ class DTypeSuite(Suite):
             return
         actual = float(sqnr(x, again))
         assert abs(actual - self._brute_sqnr(x.cpu(), zero_point == "int")) <= self.sqnr_margin
-        # At R bits a value a Gaussian cannot be known better than 6.02 R dB; here R includes a
+        # At R bits per value a Gaussian cannot be known better than 6.02 R dB; here R includes a
         # float32 scale, if any, (and a zero point) in every group, and the sign where that is known.
         rate = fmt.bits + (40 if zero_point == "int" else 32) / 128 + signless
         values = oracles.decoded(fmt)

@@ -98,7 +98,13 @@ class KernelSteps:
                 if kernel is None:
                     continue
                 for args, expected in self.trial.samples(case, batch, seed):
-                    self.trial.check(kernel.fn(*args), expected, case, self._bound(case))
+                    try:
+                        self.trial.check(kernel.fn(*args), expected, case, self._bound(case))
+                    except AssertionError as error:
+                        raise AssertionError(
+                            f"kernel {self.kernel!r} of {call.op} with the input steps {steps}, of which it "
+                            f"declares {', '.join(self.record.fuses) or 'none'}: {error}"
+                        ) from error
 
     def _stepped_cases(self, one: Any) -> Iterator[Any]:
         """The case after all steps, and after each that is declared; also for a block of another kind."""

@@ -65,7 +65,7 @@ class _Embedding(OpTrial):
         yield (ids, w), F.embedding(ids, w.dequantize()).double()
 
 
-def _cast_product(a: Tensor, b: Tensor, spec: Spec) -> Tensor:
+def _cast_matmul(a: Tensor, b: Tensor, spec: Spec) -> Tensor:
     """``a @ b.T`` (float64) of the values that both operands are cast to."""
     assert spec.act is not None
     casts = fake_quantize(a.float(), spec.act), fake_quantize(b.float(), spec)
@@ -87,7 +87,7 @@ class _Mm(OpTrial):
     ) -> Iterator[tuple[tuple[Any, ...], Any]]:
         b = gaussian(case.shape, device=case.device).to(case.dtype)
         a = gaussian((*batch, case.shape[1]), seed=seed, device=case.device).to(case.dtype)
-        expected = _cast_product(a, b, case.spec)
+        expected = _cast_matmul(a, b, case.spec)
         yield (a, b, case.spec), expected
         yield (a, quantize_tensor(b, replace(case.spec, act=None)), case.spec), expected
 
@@ -152,7 +152,7 @@ class _GroupedMm(_GroupedLinear):
         a, b = draw(total, k), draw(experts, n, k)
         parts = zip(a[: sum(rows)].split(rows), b, strict=True)
         expected = F.pad(
-            torch.cat([_cast_product(*pair, spec) for pair in parts]),
+            torch.cat([_cast_matmul(*pair, spec) for pair in parts]),
             (0, 0, 0, total - sum(rows)),
         )
         if alike:
@@ -162,7 +162,7 @@ class _GroupedMm(_GroupedLinear):
         yield (a, b, offs, spec), expected
         cut, other = a.t(), draw(n, total)
         share = [
-            _cast_product(rows_of_a, rows_of_b, spec)
+            _cast_matmul(rows_of_a, rows_of_b, spec)
             for rows_of_a, rows_of_b in zip(
                 other[:, : sum(rows)].split(rows, 1),
                 cut[:, : sum(rows)].split(rows, 1),

@@ -1,4 +1,4 @@
-"""Part of `KernelSuite`: the op `hadamard`, against the product with the matrix in float64."""
+"""Part of `KernelSuite`: the op `hadamard`, against the matmul with the matrix in float64."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class _Hadamard(OpTrial):
 
 
 def transformed(x: Tensor, block: int, inverse: bool) -> Tensor:
-    """The product with the dense matrix, in float64."""
+    """The matmul with the dense matrix, in float64."""
     matrix = hadamard_matrix(block).to(x.device).double() / math.sqrt(block)
     blocks = x.double().reshape(-1, block) if x.numel() else x.double()
-    product = blocks @ (matrix if inverse else matrix.T) if x.numel() else blocks
-    return product.reshape(x.shape)
+    matmul = blocks @ (matrix if inverse else matrix.T) if x.numel() else blocks
+    return matmul.reshape(x.shape)
 
 
 HADAMARD = _Hadamard()

@@ -58,7 +58,11 @@ class KernelSuite(KernelSteps, Suite):
 
     @property
     def trial(self) -> OpTrial:
-        """How its op is called."""
+        """How its op is called.
+
+        Raises:
+            ConfigError: the op has no trials.
+        """
         trials = registry.ops.get(self.record.op).trials
         if trials is None:
             raise ConfigError(f"op {self.record.op!r} has no trials; give its `Op` some")
@@ -148,9 +152,7 @@ class KernelSuite(KernelSteps, Suite):
         """All that it accepts: shape, dtype, and values within the bound or bit for bit; no side effect."""
         for args, expected in self._calls(case):
             before = [leaf.clone() for leaf in _memory(args)]
-            self.trial.check(
-                self.trial.run(self.record.fn, args), expected, case, self._bound(case)
-            )
+            self._check(args, expected, case)
             unchanged = map(torch.equal, map(as_bytes, _memory(args)), map(as_bytes, before))
             assert all(unchanged), "the kernel changed its input"
 
@@ -164,8 +166,7 @@ class KernelSuite(KernelSteps, Suite):
         """Dense arguments that are not contiguous give what contiguous ones give."""
         for args, expected in self._calls(one):
             for variant in self.trial.strided(args):
-                actual = self.trial.run(self.record.fn, variant)
-                self.trial.check(actual, expected, one, self._bound(one))
+                self._check(variant, expected, one)
 
     def op_samples(self) -> list[tuple[Any, tuple[Any, ...]]]:
         """Custom ops of the kernel, each with arguments, for `torch.library.opcheck`; none by default."""
@@ -208,8 +209,28 @@ class KernelSuite(KernelSteps, Suite):
         for seed, batch in enumerate(self._batches(case), start=1):
             yield from self.trial.samples(case, batch, seed)
 
+    def _check(self, args: tuple[Any, ...], expected: Any, case: KernelCase) -> None:
+        """Call the kernel and check what it returns; whatever fails says for which arguments."""
+        try:
+            actual = self.trial.run(self.record.fn, args)
+            self.trial.check(actual, expected, case, self._bound(case))
+        except Exception as error:
+            raise AssertionError(
+                f"kernel {self.kernel!r} of {case}, {_given(args)}: {error}"
+            ) from error
+
     def _bound(self, case: KernelCase) -> float:
         return _RTOL[case.dtype] if self.rtol is None else self.rtol
+
+
+def _given(args: tuple[Any, ...]) -> str:
+    """The dense operands of a call in words."""
+    shown = []
+    for each in args:
+        if isinstance(each, Tensor) and not isinstance(each, QTensor):
+            strides = "" if each.is_contiguous() else f" with strides {each.stride()}"
+            shown.append(f"{tuple(each.shape)}{strides}")
+    return f"dense operands {', '.join(shown) or 'none'}"
 
 
 def _seconds(fn: Callable[[Any], object], call: OpCall) -> float:

@@ -40,7 +40,7 @@ class LayoutSteps:
         x = gaussian((3, w.shape[1]), seed=2)
         expected = F.linear(activations(x, q), q.dequantize().double())
         error = (F.linear(x, q).double() - expected).norm() / expected.norm().clamp(min=1e-30)
-        assert float(error) <= 2e-2, f"relative error of the product {float(error):.1e}"
+        assert float(error) <= 2e-2, f"relative error of the matmul {float(error):.1e}"
 
     def test_input_steps_are_kept(self, weight: Sample) -> None:
         """Layouts, files, copies and rows keep the steps; dense values are written through them."""

@@ -88,7 +88,7 @@ class LayoutValues:
         parts = holder.pack(codes, held[1], held[2], canonical, fmt)
         parts = self.record.from_canonical(parts, spec, sample.shape, fmt)
         again, scale_again, zero_again = unpack_parts(parts, spec, sample.shape)
-        assert same_bits(again, codes), f"codes of {sample} did not survive"
+        assert same_bits(again, codes), f"codes of {sample} did not survive{_lost(codes, again)}"
         for one, other in ((scale, scale_again), (zero_point, zero_again)):
             assert (one is None) == (other is None)
             assert one is None or same_bits(one, other)  # type: ignore[arg-type]
@@ -322,3 +322,12 @@ class LayoutValues:
         codes = sum(as_bytes(leaf).numel() for name, leaf in q.leaves() if name == "qdata")
         assert codes * 8 >= int(self._held(sample).count_nonzero()) * math.log2(fmt.codes)
         assert q.stored_bytes == sum(as_bytes(leaf).numel() for _, leaf in q.leaves())
+
+
+def _lost(codes: Tensor, again: Tensor) -> str:
+    """Which columns of a matrix came back with other codes."""
+    if not codes.dim() or codes.shape != again.shape:
+        return f": {tuple(codes.shape)} became {tuple(again.shape)}"
+    columns = (codes != again).reshape(-1, codes.shape[-1]).any(0).nonzero().flatten().tolist()
+    first, last = (columns[0], columns[-1]) if columns else (0, -1)
+    return f": {len(columns)} of {codes.shape[-1]} columns differ, from {first} to {last}"

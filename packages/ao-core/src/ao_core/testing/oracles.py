@@ -158,7 +158,7 @@ def nearest(fmt: DType, x: Tensor) -> Tensor:
     """The value (float64) that stands for each finite `x`: the nearest one.
 
     Of two that are equally near, integers choose the even one, floats the one whose code is even, and
-    codebooks the lower one. A format of 32 bits has every `x` itself.
+    LUTs the lower one. A format of 32 bits has every `x` itself.
     """
     x = x.to(torch.float64)
     if fmt.bits == 32:

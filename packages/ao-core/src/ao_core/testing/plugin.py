@@ -15,20 +15,27 @@ import pytest
 __all__ = ["ProviderModule"]
 
 _SUITES = (
+    "algorithm_cases",
+    "algorithms",
     "base",
     "compute",
+    "distributions",
     "dtypes",
+    "input_steps",
     "kernel_codecs",
     "kernel_ops",
+    "kernel_rotation",
     "kernels",
     "layout_compile",
     "layout_cuts",
     "layout_state",
+    "layout_steps",
     "layout_values",
     "layouts",
     "optimizers",
     "scales",
     "transforms",
+    "trials",
 )
 pytest.register_assert_rewrite(*(f"ao_core.testing.{name}" for name in _SUITES))
 
@@ -68,15 +75,12 @@ class ProviderModule(pytest.Module):
     """A test module made up on the spot: one class for each record of the providers."""
 
     def _getobj(self) -> ModuleType:
-        from ao_core.testing.providers import no_problem_of, suites_of
+        from ao_core.testing.providers import suites_of
 
         module = ModuleType("ao_providers", "Conformance suites of the chosen providers.")
-        providers = self.config.getoption("--ao-provider")
-        for provider in providers:
+        for provider in self.config.getoption("--ao-provider"):
             for suite in suites_of(provider):
                 setattr(module, suite.__name__, suite)
-        # last, when the others have asked what can be asked
-        module.test_providers_have_no_problem = no_problem_of(providers)  # type: ignore[attr-defined]
         return module
 
     def classnamefilter(self, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,12 +11,14 @@ from torch import nn
 from ao_core.compute import ComputeWeight
 from ao_core.config import Config
 from ao_core.layouts import Layout
-from ao_core.plugins import problems
+from ao_core.plugins import plugins, problems
 from ao_core.quantize import quantize_
 from ao_core.records import DType, Kernel
 from ao_core.registry import Table, registry
+from ao_core.testing.algorithms import AlgorithmSuite
 from ao_core.testing.base import Suite
 from ao_core.testing.compute import ComputeSuite
+from ao_core.testing.distributions import PluginSuite, same_distribution
 from ao_core.testing.dtypes import DTypeSuite
 from ao_core.testing.kernels import KernelSuite
 from ao_core.testing.layouts import LayoutSuite
@@ -24,11 +26,11 @@ from ao_core.testing.optimizers import OptimizerSuite
 from ao_core.testing.scales import ScaleSuite
 from ao_core.testing.transforms import TransformSuite
 
-__all__ = ["no_problem_of", "suites_of"]
+__all__ = ["suites_of"]
 
 
 def suites_of(provider: str) -> list[type[Suite]]:
-    """A subclass of the matching suite for each record of a provider.
+    """A subclass of the matching suite for each record of a provider, and one for the plugin itself.
 
     Raises:
         pytest.UsageError: nothing is registered by that provider; names those that do.
@@ -40,6 +42,8 @@ def suites_of(provider: str) -> list[type[Suite]]:
         *_named(provider, registry.scale_methods, ScaleSuite, "scale_method"),
         *_named(provider, registry.optimizers, OptimizerSuite, "optimizer"),
         *_configured(provider),
+        *_calibrated(provider),
+        *_installed(provider),  # last, when the others have asked what can be asked
     ]
     if not found:
         known = sorted(
@@ -53,25 +57,15 @@ def suites_of(provider: str) -> list[type[Suite]]:
     return found
 
 
-def no_problem_of(providers: Sequence[str]) -> Callable[[], None]:
-    """A test that fails where the host had to leave something of these distributions out, or found it slow.
-
-    The suites alone cannot see that: what is left out is not tried.
-    """
-
-    def test_providers_have_no_problem() -> None:
-        found = [p for p in problems() if any(_same(p.dist, provider) for provider in providers)]
-        assert not found, "\n".join(map(str, found))
-
-    return test_providers_have_no_problem
-
-
-def _same(a: str, b: str) -> bool:
-    return a.lower().replace("_", "-") == b.lower().replace("_", "-")
-
-
 def _owned(provider: str, table: Table[Any]) -> Iterator[str]:
-    return (name for name in table.names() if _same(table.provider(name), provider))
+    return (name for name in table.names() if same_distribution(table.provider(name), provider))
+
+
+def _installed(provider: str) -> Iterator[type[Suite]]:
+    """The suite of the plugin, also where nothing that it registers is in use."""
+    known = [each.dist for each in plugins()] + [each.dist for each in problems()]
+    if any(same_distribution(dist, provider) for dist in known):
+        yield type(f"plugin[{provider}]", (PluginSuite,), {"provider": provider})
 
 
 def _has_values(dtype: DType) -> bool:
@@ -114,11 +108,27 @@ def _configured(provider: str) -> Iterator[type[Suite]]:
         try:
             configs[name] = transform.example or transform.config_type()
         except Exception as error:
-            yield type(f"transform[{name}]", (_NoConfig,), {"transform": name, "error": error})
+            yield _without_config("transform", name, error)
     for name, config in configs.items():
         yield type(f"transform[{name}]", (TransformSuite,), {"config": config})
         if _trains(config):
             yield type(f"compute[{name}]", (ComputeSuite,), {"config": config})
+
+
+def _calibrated(provider: str) -> Iterator[type[Suite]]:
+    for name in _owned(provider, registry.algorithms):
+        algorithm = registry.algorithms.get(name)
+        try:
+            config = algorithm.example or algorithm.config_type()
+        except Exception as error:
+            yield _without_config("algorithm", name, error)
+        else:
+            yield type(f"algorithm[{name}]", (AlgorithmSuite,), {"config": config})
+
+
+def _without_config(kind: str, name: str, error: Exception) -> type[Suite]:
+    fields = {"record": f"{kind} {name!r}", "error": error}
+    return type(f"{kind}[{name}]", (_NoConfig,), fields)
 
 
 def _trains(config: Config) -> bool:
@@ -132,14 +142,14 @@ def _trains(config: Config) -> bool:
 
 
 class _NoConfig(Suite):
-    """In place of `TransformSuite`, where there is no configuration to try."""
+    """In place of `TransformSuite` or `AlgorithmSuite`, where there is no configuration to try."""
 
-    transform: str
+    record: str
     error: Exception
 
     def test_has_a_configuration(self) -> None:
-        """The class of configuration can be made without arguments, or the transform has an `example`."""
+        """The class of configuration can be made without arguments, or the record has an `example`."""
         raise AssertionError(
-            f"transform {self.transform!r}: its configuration cannot be made without arguments, and it "
-            f"has no `example`: {type(self.error).__name__}: {self.error}"
+            f"{self.record}: its configuration cannot be made without arguments, and it has no `example`: "
+            f"{type(self.error).__name__}: {self.error}"
         )

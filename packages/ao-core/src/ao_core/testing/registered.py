@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ao_core.records import Op, Transform
-from ao_core.registry import name_of, register, registry
+from ao_core.records import Algorithm, Op, Transform
+from ao_core.registry import IN_PROCESS, name_of, registry
 
 __all__ = ["registered"]
 
@@ -16,7 +16,8 @@ __all__ = ["registered"]
 def registered(*records: Any) -> Iterator[None]:
     """Within this context the registry has these records, in place of any others of their names.
 
-    Afterwards the tables are what they were. Compiled code of before is forgotten, both times.
+    A record that takes a place has the provider of what it replaces, another one "in-process". Afterwards
+    the tables are what they were. Compiled code of before is forgotten, both times.
     """
     if not records:
         yield
@@ -26,24 +27,28 @@ def registered(*records: Any) -> Iterator[None]:
     for table in tables:
         table.names()  # built-in records come when a table is first asked
     before = [(dict(table._records), dict(table._providers)) for table in tables]
-    owners = dict(registry._transform_of)
+    claims: list[dict[type, Any]] = [registry._transform_of, registry._algorithm_of]
+    claimed = [dict(each) for each in claims]
     try:
         registry.reopen()
         for record in records:
+            provider = IN_PROCESS
             for table in tables:
-                if table.holds(record):
-                    table._records.pop(name_of(record), None)
+                if table.holds(record) and table._records.pop(name_of(record), None) is not None:
+                    provider = table._providers.pop(name_of(record), IN_PROCESS)
             if isinstance(record, Transform):
                 registry._transform_of.pop(record.config_type, None)
+            if isinstance(record, Algorithm):
+                registry._algorithm_of.pop(record.config_type, None)
             if isinstance(record, Op):
                 registry.kernels._records.pop(record.reference_kernel.name, None)
-            register(record)
+            registry.add(record, provider)
         yield
     finally:
+        pairs: list[tuple[dict[Any, Any], dict[Any, Any]]] = [*zip(claims, claimed, strict=True)]
         for table, (known, providers) in zip(tables, before, strict=True):
-            for now, then in ((table._records, known), (table._providers, providers)):
-                now.clear()
-                now.update(then)
-        registry._transform_of.clear()
-        registry._transform_of.update(owners)
+            pairs += [(table._records, known), (table._providers, providers)]
+        for now, then in pairs:
+            now.clear()
+            now.update(then)
         registry.reopen()

@@ -72,7 +72,7 @@ SHAPES: tuple[tuple[int, ...], ...] = (
 def fitting_specs(
     layout: Layout, shape: tuple[int, ...], specs: Sequence[Spec] = SPECS
 ) -> list[Spec]:
-    """The specs, in this layout, that it can hold for a tensor of this shape; one a number format."""
+    """The specs, in this layout, that it can hold for a tensor of this shape; one per number format."""
     found: dict[tuple[str, Spec | None], Spec] = {}
     for spec in specs:
         if holds(layout, shape, spec):
@@ -94,11 +94,13 @@ def held_codes(
     layout: Layout, codes: Tensor, scale: Tensor | None, zero_point: Tensor | None, spec: Spec
 ) -> Tensor:
     """Any codes, of the blocked shape, with those of zero in place of what a canonical layout cannot hold."""
-    fmt, scaled = registry.dtypes.get(spec.dtype), spec.zero_point == "offset"
+    fmt, is_offset = registry.dtypes.get(spec.dtype), spec.zero_point == "offset"
     qparams = scale_values(scale), zero_values(zero_point)
-    values = dequantize_affine(codes, fmt, spec.block, *qparams, scaled=scaled)
+    values = dequantize_affine(codes, fmt, spec.block, *qparams, is_offset=is_offset)
     held = layout.sparsify(values, spec)
-    zeros = quantize_affine(torch.zeros_like(values), fmt, spec.block, *qparams, scaled=scaled)
+    zeros = quantize_affine(
+        torch.zeros_like(values), fmt, spec.block, *qparams, is_offset=is_offset
+    )
     return torch.where(held.view(torch.int32) == values.view(torch.int32), codes, zeros)
 
 

@@ -163,7 +163,7 @@ class TransformSuite(Suite):
     # -- the report ------------------------------------------------------------------------------
 
     def test_all_is_reported(self, subject: Subject) -> None:
-        """One record a parameter; what is not quantized says why, in words."""
+        """One record per parameter; what is not quantized says why, in words."""
         dense = subject.model()
         model, report = self.quantized(subject)
         assert [r.fqn for r in report] == [name for name, _ in dense.named_parameters()]

@@ -69,7 +69,7 @@ class KernelCase:
 class OpTrial:
     """How an op is tried: subclass it, and return an instance from `Op.trials`.
 
-    `samples` must be written; `call` too where the call type is not `Call`, `cases` where not exactly one
+    `samples` must be written; `call` too where the call type is not `Call`, `operands` where not exactly one
     operand is quantized, `run` where the op writes in place, and `check` where a bound on the relative error
     in norm is not what the op promises.
 
@@ -102,13 +102,23 @@ class OpTrial:
     ) -> list[KernelCase]:
         """All cases to try a kernel with, which may refuse some of them."""
         return [
-            KernelCase((spec,), shape, dtype, device)
+            KernelCase(formats, shape, dtype, device)
             for device in devices
-            for layout in self.layouts(kernel)
             for shape in shapes
-            for spec in self.fitting(layout, shape, specs)
+            for formats in self.operands(kernel, shape, specs)
             for dtype in dtypes
         ]
+
+    def operands(
+        self, kernel: Kernel, shape: tuple[int, ...], specs: Sequence[Any]
+    ) -> Sequence[tuple[Spec, ...]]:
+        """The formats of the quantized operands together, one tuple for each case of a shape.
+
+        Here of one operand: each of `specs` that fits, in each layout. Where an op has several, or none,
+        `specs` may hold what the op likes.
+        """
+        layouts = self.layouts(kernel)
+        return [(spec,) for each in layouts for spec in self.fitting(each, shape, specs)]
 
     def fitting(
         self, layout: Layout, shape: tuple[int, ...], specs: Sequence[Spec]

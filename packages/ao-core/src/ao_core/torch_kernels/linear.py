@@ -20,8 +20,9 @@ from ao_core.registry import registry
 from ao_core.spec import ROW, TENSOR, Spec
 from ao_core.tensor.activations import lost_rows, static_qparams
 from ao_core.tensor.qtensor import QTensor
+from ao_core.torch_kernels.devices import lacks_sm89
 
-__all__ = ["LINEAR_KERNELS", "needs_sm89", "quantized_activations", "refused_by_int_mm"]
+__all__ = ["LINEAR_KERNELS", "quantized_activations", "refused_by_int_mm"]
 
 #: products of two int8 whose sum an int32 holds in any case: 2**31 - 1 over (-128)**2
 LONGEST_INT_SUM = 131071
@@ -153,7 +154,16 @@ def _refuses_int4pack(call: Call) -> str | None:
 
 
 def quantized_activations(x_MK: Tensor, w: QTensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Codes of activations (M, K), scale and zero point; found for this call unless they are static."""
+    """Activations as codes, scale and zero point, found for this call unless they are static.
+
+    Args:
+        x_MK: activations (M, K) after the input steps.
+        w: the weight, whose `spec.act` is their format.
+
+    Returns:
+        The codes (M, K) in `DType.storage`; the scale (float32), one per block of `spec.act.block`; the zero
+        point of the same shape, or None. Rows with NaN or inf have a scale or codes of NaN.
+    """
     act = w.spec.act
     assert act is not None
     dtype = registry.dtypes.get(act.dtype)
@@ -222,7 +232,7 @@ def scaled_mm_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     out = torch._scaled_mm(
         codes,
         w.qdata.t(),
-        # a static scale beside one a row of the weight stands for each token
+        # a static scale beside one per row of the weight stands for each token
         x_scale.reshape(()) if per_tensor else x_scale.expand(x_MK.shape[0], 1).contiguous(),
         w_scale.reshape(()) if per_tensor else w_scale.reshape(1, -1),
         out_dtype=torch.bfloat16,
@@ -251,14 +261,6 @@ def _refuses_scaled_mm(call: Call) -> str | None:
     return None
 
 
-def needs_sm89() -> str | None:
-    """Why there are no matmuls in float8 on this machine, if so."""
-    if not torch.cuda.is_available():
-        return "no CUDA device is available"
-    major, minor = torch.cuda.get_device_capability()
-    return None if (major, minor) >= (8, 9) else f"needs sm_89, found sm_{major}{minor}"
-
-
 LINEAR_KERNELS = (
     Kernel("row_scaled", "linear", "plain", "*", row_scaled_linear, 0, refuses=_refuses_row_scaled),
     Kernel("int8pack", "linear", "plain", "cpu", int8pack_linear, 1, refuses=_refuses_int8pack),
@@ -266,6 +268,6 @@ LINEAR_KERNELS = (
     Kernel("int4_cpu_rows", "embedding", "int4_cpu", "cpu", int4_cpu_embedding, 1),
     Kernel("int_mm", "linear", "plain", "*", int_mm_linear, 1, refuses=_refuses_int_mm),
     Kernel(
-        "scaled_mm", "linear", "plain", "cuda", scaled_mm_linear, 1, needs_sm89, _refuses_scaled_mm
+        "scaled_mm", "linear", "plain", "cuda", scaled_mm_linear, 1, lacks_sm89, _refuses_scaled_mm
     ),
 )

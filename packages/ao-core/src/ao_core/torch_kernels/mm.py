@@ -10,7 +10,8 @@ from ao_core.numerics import scale_to_float
 from ao_core.records import Call, Kernel
 from ao_core.spec import ROW, TENSOR, Spec
 from ao_core.tensor.create import encode_parts
-from ao_core.torch_kernels.linear import needs_sm89, refused_by_int_mm
+from ao_core.torch_kernels.devices import lacks_sm89
+from ao_core.torch_kernels.linear import refused_by_int_mm
 
 __all__ = ["MM_KERNELS"]
 
@@ -86,6 +87,6 @@ def _refuses_int_mm(call: Call) -> str | None:
 
 
 MM_KERNELS = (
-    Kernel("scaled_product", "mm", "*", "cuda", scaled_mm, 0, needs_sm89, _refuses_scaled_mm),
-    Kernel("int_product", "mm", "*", "*", int_mm, 0, refuses=_refuses_int_mm),
+    Kernel("scaled_matmul", "mm", "*", "cuda", scaled_mm, 0, lacks_sm89, _refuses_scaled_mm),
+    Kernel("int_matmul", "mm", "*", "*", int_mm, 0, refuses=_refuses_int_mm),
 )

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core.compute.emulated import cast_values
-from ao_core.compute.linear import cast_product
+from ao_core.compute.linear import cast_matmul
 from ao_core.dispatch import select
 from ao_core.errors import UnsupportedOp
 from ao_core.layouts import Parts
@@ -108,17 +108,15 @@ def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None, spec: Spec) -> Tensor:
     """Expert by expert, each by the kernel of mm; while tracing, all rows for each expert."""
     if a.dim() == b.dim() == 3:
         pairs = zip(a.unbind(), b.unbind(), strict=True)
-        return torch.stack([cast_product("mm", spec, *pair) for pair in pairs])
+        return torch.stack([cast_matmul("mm", spec, *pair) for pair in pairs])
     assert offs is not None
     if b.dim() == 2:  # the contracted dimension is the one that offs cuts
         experts = _shares(offs, a.t(), b.t())
         return torch.stack(
-            [cast_product("mm", spec, rows_a.t(), rows_b.t()) for rows_a, rows_b in experts]
+            [cast_matmul("mm", spec, rows_a.t(), rows_b.t()) for rows_a, rows_b in experts]
         )
     shares = [rows for (rows,) in _shares(offs, a)]
-    matmuls = [
-        cast_product("mm", spec, rows, w) for rows, w in zip(shares, b.unbind(), strict=True)
-    ]
+    matmuls = [cast_matmul("mm", spec, rows, w) for rows, w in zip(shares, b.unbind(), strict=True)]
     if is_traced(a):
         return torch.stack(matmuls).sum(0)
     out = torch.cat(matmuls)

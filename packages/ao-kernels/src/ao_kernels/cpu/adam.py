@@ -13,7 +13,7 @@ from ao_core import DType, Kernel, QTensor, Spec
 from ao_core.ext import UnsupportedOp, registry
 from ao_kernels.adam import AdamCall, check_contiguous, count_change
 from ao_kernels.cpu.formats import format_of
-from ao_kernels.cpu.library import isa, why_not
+from ao_kernels.cpu.library import isa, unavailable
 
 __all__ = ["ADAM_KERNELS", "adam_step"]
 
@@ -131,7 +131,7 @@ def _refuses_spec(spec: Spec) -> str | None:
 
 
 def _refuses(call: AdamCall) -> str | None:
-    if reason := why_not():  # the library knows which formats it can have
+    if reason := unavailable():  # the library knows which formats it can have
         return reason
     for what, dtype in (("parameters", call.param_dtype), ("gradients", call.grad_dtype)):
         if dtype not in _ELEMENTS:
@@ -145,6 +145,6 @@ def _describe(call: AdamCall) -> str:
 
 ADAM_KERNELS = (
     Kernel(
-        "cpu_adam_step", "adam_step", "flat", "cpu", adam_step, 50, why_not, _refuses, _describe
+        "cpu_adam_step", "adam_step", "flat", "cpu", adam_step, 50, unavailable, _refuses, _describe
     ),
 )

@@ -8,7 +8,7 @@ from torch import Tensor
 from ao_core import WHOLE, Call, DType, Kernel, Layout, QTensor, Spec
 from ao_core.ext import Parts, blocksize_of
 from ao_core.ext.numerics import full_block
-from ao_kernels.cpu.library import isa, why_not
+from ao_kernels.cpu.library import isa, unavailable
 from ao_kernels.cpu.linear import refuses
 
 __all__ = ["BLOCK_SPARSE_KERNELS", "BLOCK_SPARSE_LAYOUTS", "BsrCpu", "block_sparse_linear"]
@@ -111,7 +111,7 @@ def _describe(call: Call) -> str:
 
 BLOCK_SPARSE_KERNELS = (
     Kernel(
-        "bsr_cpu_linear", "linear", "bsr_cpu", "cpu", block_sparse_linear, 50, why_not,
+        "bsr_cpu_linear", "linear", "bsr_cpu", "cpu", block_sparse_linear, 50, unavailable,
         refuses("(N, K)"), _describe,
     ),
 )  # fmt: skip

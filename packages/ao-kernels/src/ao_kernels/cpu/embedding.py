@@ -11,7 +11,7 @@ from ao_core import Call, Kernel, QTensor, Spec
 from ao_core.ext import Parts, registry
 from ao_kernels.cpu.codes import codes_of
 from ao_kernels.cpu.grids import grid_of
-from ao_kernels.cpu.library import why_not
+from ao_kernels.cpu.library import unavailable
 from ao_kernels.cpu.quantize import ELEMENTS
 from ao_kernels.cpu.tiles import AFFINE, LAYOUTS, table_of
 
@@ -60,7 +60,7 @@ def _refuses_dequantize(call: Call) -> str | None:
 
 
 TILE_KERNELS = tuple(
-    Kernel(f"{layout.name}_{op}", op, layout.name, "cpu", fn, 50, why_not, refuses)
+    Kernel(f"{layout.name}_{op}", op, layout.name, "cpu", fn, 50, unavailable, refuses)
     for op, fn, refuses in (
         ("embedding", tiles_embedding, _refuses_embedding),
         ("dequantize", dequantize_tiles, _refuses_dequantize),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ao_core import Call, Kernel, QTensor
-from ao_kernels.cpu.library import isa, why_not
+from ao_kernels.cpu.library import isa, unavailable
 from ao_kernels.cpu.linear import product_arguments, refuses
 from ao_kernels.cpu.tiles import LAYOUTS
 
@@ -27,7 +27,7 @@ def _describe(call: Call) -> str:
 GROUPED_KERNELS = tuple(
     Kernel(
         f"{layout.name}_grouped_linear", "grouped_linear", layout.name, "cpu",
-        tiles_grouped_linear, 50, why_not, refuses("(experts, N, K)"), _describe,
+        tiles_grouped_linear, 50, unavailable, refuses("(experts, N, K)"), _describe,
     )
     for layout in LAYOUTS
 )  # fmt: skip

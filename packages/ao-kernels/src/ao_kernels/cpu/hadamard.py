@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ao_core import Call, Kernel
 from ao_core.ext.numerics import hadamard_factors
-from ao_kernels.cpu.library import isa, why_not
+from ao_kernels.cpu.library import isa, unavailable
 from ao_kernels.cpu.quantize import ELEMENTS
 
 __all__ = ["HADAMARD_KERNELS", "hadamard"]
@@ -42,5 +42,7 @@ def _describe(call: Call) -> str:
 
 
 HADAMARD_KERNELS = (
-    Kernel("cpu_hadamard", "hadamard", "plain", "cpu", hadamard, 50, why_not, _refuses, _describe),
+    Kernel(
+        "cpu_hadamard", "hadamard", "plain", "cpu", hadamard, 50, unavailable, _refuses, _describe
+    ),
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["isa", "library_path", "load", "why_not"]
+__all__ = ["isa", "library_path", "load", "unavailable"]
 
 _OLDEST_TORCH = (2, 11)
 _lock = threading.Lock()
@@ -23,7 +23,7 @@ def library_path() -> Path:
     return Path(chosen) if chosen else Path(__file__).with_name("libao_cpu.so")
 
 
-def why_not() -> str | None:
+def unavailable() -> str | None:
     """None where the library is loaded (now or before), or a sentence that says why it cannot be."""
     global _outcome
     if _outcome is None:
@@ -39,7 +39,7 @@ def load() -> None:
     Raises:
         RuntimeError: it cannot be loaded; the message says why.
     """
-    if reason := why_not():
+    if reason := unavailable():
         raise RuntimeError(reason)
 
 

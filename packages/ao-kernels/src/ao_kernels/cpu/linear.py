@@ -11,7 +11,7 @@ from ao_core import Call, Kernel, QTensor
 from ao_core.ext import registry
 from ao_kernels.cpu.codes import codes_of
 from ao_kernels.cpu.grids import grid_of
-from ao_kernels.cpu.library import isa, why_not
+from ao_kernels.cpu.library import isa, unavailable
 from ao_kernels.cpu.tiles import ACTS, AFFINE, LAYOUTS, table_of
 
 __all__ = ["LINEAR_KERNELS", "describe", "product_arguments", "refuses", "tiles_linear"]
@@ -34,7 +34,7 @@ def product_arguments(w: QTensor) -> tuple[tuple[Tensor | None, ...], tuple[int,
     return tensors, (grid.n, codes.bits, grid.group, grid.span, codes.kind, act_code)
 
 
-def _product(w: QTensor) -> Callable[[Tensor, Tensor | None], Tensor]:
+def _matmul(w: QTensor) -> Callable[[Tensor, Tensor | None], Tensor]:
     """The matmul with one weight. Parts of a weight are written to, but never replaced."""
     op = torch.ops.ao_kernels.linear.default
     (*weight, table), numbers = product_arguments(w)
@@ -54,21 +54,21 @@ def tiles_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     """One call into C++. All that depends on the weight alone is found once, at its first matmul."""
     matmul = w._bound.get(_KEY)
     if matmul is None:
-        matmul = w._bound[_KEY] = _product(w)
+        matmul = w._bound[_KEY] = _matmul(w)
     return matmul(x, bias)
 
 
 def refuses(shape: str) -> Callable[[Call], str | None]:
     """A kernel's `refuses`, for weights of a shape such as "(N, K)"."""
 
-    def why_not_here(call: Call) -> str | None:
+    def refused(call: Call) -> str | None:
         if call.x_dtype not in DTYPES:
             return f"needs activations in float32, bfloat16 or float16, found {call.x_dtype}"
         if len(call.weight_shape) != len(shape.split(",")):
             return f"needs a weight {shape}, found {call.weight_shape}"
         return None
 
-    return why_not_here
+    return refused
 
 
 def _in_tile_registers(call: Call) -> bool:
@@ -97,7 +97,7 @@ def describe(call: Call) -> str:
 
 LINEAR_KERNELS = tuple(
     Kernel(
-        f"{layout.name}_linear", "linear", layout.name, "cpu", tiles_linear, 50, why_not,
+        f"{layout.name}_linear", "linear", layout.name, "cpu", tiles_linear, 50, unavailable,
         refuses("(N, K)"), describe,
     )
     for layout in LAYOUTS

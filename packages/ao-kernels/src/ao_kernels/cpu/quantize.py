@@ -20,7 +20,7 @@ from ao_core.ext.numerics import (
     quant_max_of,
 )
 from ao_kernels.cpu.formats import Format, format_of
-from ao_kernels.cpu.library import why_not
+from ao_kernels.cpu.library import unavailable
 
 __all__ = ["CODE_KERNELS", "ELEMENTS", "Matrix", "is_traced", "matrix_of"]
 
@@ -187,7 +187,7 @@ def _refuses(call: Call) -> str | None:
     matrix = matrix_of(call.spec, call.weight_shape, dtype)
     if matrix is None or (matrix.block_n > 1 and matrix.block_k < _FEWEST_COLUMNS):
         return f"needs blocks that lie in a row or in a few of a matrix, found {call.spec.block}"
-    if reason := why_not():  # the library is asked how it encodes
+    if reason := unavailable():  # the library is asked how it encodes
         return reason
     fmt = format_of(dtype)
     return fmt if isinstance(fmt, str) else None
@@ -202,7 +202,7 @@ def _refuses_quantize(call: Call) -> str | None:
 
 
 CODE_KERNELS = tuple(
-    Kernel(f"cpu_{op}_{layout}", op, layout, "cpu", fn, 50, why_not, refuses)
+    Kernel(f"cpu_{op}_{layout}", op, layout, "cpu", fn, 50, unavailable, refuses)
     for op, fn, refuses in (
         ("quantize", quantize, _refuses_quantize),
         ("dequantize", dequantize, _refuses),

@@ -10,7 +10,7 @@ from ao_core.ext import NO_SCALE, Parts, registry
 from ao_core.ext.kernels import decode_reference
 from ao_core.ext.numerics import full_block
 from ao_kernels.cpu.block_sparse import SCALES
-from ao_kernels.cpu.library import isa, why_not
+from ao_kernels.cpu.library import isa, unavailable
 from ao_kernels.cpu.linear import DTYPES
 from ao_kernels.cpu.quantize import is_traced
 
@@ -104,11 +104,11 @@ def _describe(call: Call) -> str:
 
 TWO_FOUR_KERNELS = (
     Kernel(
-        "cpu_two_four_linear", "linear", "two_four", "cpu", two_four_linear, 50, why_not,
+        "cpu_two_four_linear", "linear", "two_four", "cpu", two_four_linear, 50, unavailable,
         _refuses_linear, _describe,
     ),
     Kernel(
-        "cpu_dequantize_two_four", "dequantize", "two_four", "cpu", dequantize_two_four, 50, why_not,
+        "cpu_dequantize_two_four", "dequantize", "two_four", "cpu", dequantize_two_four, 50, unavailable,
         _refuses_dequantize,
     ),
 )  # fmt: skip

@@ -65,10 +65,10 @@ def model(
 ) -> None:
     """Measure the matmuls of a checkpoint's weights on the GPU, and keep what is found."""
     from ao_core import open_checkpoint
-    from ao_kernels.triton.shared.device import why_not
+    from ao_kernels.triton.shared.device import unavailable
     from ao_kernels.triton.tuning.ahead import ROWS, tune_weights
 
-    if reason := why_not():
+    if reason := unavailable():
         raise ConfigError(f"there is nothing to tune: {reason}")
     opened = open_checkpoint(checkpoint)
     names = [entry.fqn for entry in opened.entries.values() if entry.spec is not None]

@@ -12,16 +12,15 @@ import torch.nn.functional as F
 from torch import nn
 from typer.testing import CliRunner
 
-from ao_core import Spec, quantize_tensor
-from ao_core.errors import ConfigError
-from ao_core.tensor import QTensor
+from ao_core import QTensor, Spec, quantize_tensor
+from ao_core.ext import ConfigError
 from ao_kernels.triton.shared import device
 from ao_kernels.triton.tuning import ahead
 from ao_kernels.triton.tuning.choose import Case, Tuner
 from ao_kernels.triton.tuning.store import Device, Problem, Record, store_of
 from ao_kernels.tune.commands import tune
 
-PROBLEM = Problem("product", ("int4",), 48, 64, 16)
+PROBLEM = Problem("matmul", ("int4",), 48, 64, 16)
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ def test_nothing_to_show(ao):
 @pytest.mark.usefixtures("kept")
 def test_shown_exported_and_dropped(ao, tmp_path):
     shown = ao("show").output
-    assert "product int4 n=48 k=64 m<=16  rows=16 splits=4" in shown
+    assert "matmul int4 n=48 k=64 m<=16  rows=16 splits=4" in shown
     assert "8.2, 1 not tried" in shown
     (record,) = json.loads(ao("show", "--json").output)
     assert record["device"] == {"name": "Some GPU", "arch": 90}
@@ -63,7 +62,7 @@ def test_shown_exported_and_dropped(ao, tmp_path):
 def test_without_a_gpu_there_is_nothing_to_tune(ao, monkeypatch):
     reason = "no CUDA device is available"
     for module in (device, ahead):
-        monkeypatch.setattr(module, "why_not", lambda: reason)
+        monkeypatch.setattr(module, "unavailable", lambda: reason)
     with pytest.raises(ConfigError, match="there is nothing to tune"):
         ahead.tune(nn.Linear(3, 4))
     done = ao("model", "x")
@@ -74,20 +73,20 @@ def test_each_weight_is_multiplied_by_each_number_of_rows(monkeypatch, store):
     tuner = Tuner(store, lambda run: run() or 1e-6, capturing=lambda: False)
     shapes = []
 
-    def product(x, w):
+    def matmul(x, w):
         shapes.append((tuple(x.shape), x.dtype, tuple(w.shape)))
-        problem = Problem("product", (), *w.shape, len(x))
+        problem = Problem("matmul", (), *w.shape, len(x))
         setting = Record("of a rule", {})
         tuner.decide(Case(problem, w.device, setting, lambda: (setting,)), lambda each: None)
 
     monkeypatch.setattr(ahead, "tuner_of", lambda device: tuner)
     monkeypatch.setattr(QTensor, "is_cuda", True, raising=False)
-    monkeypatch.setattr(F, "linear", product)
+    monkeypatch.setattr(F, "linear", matmul)
     weight = quantize_tensor(torch.ones(48, 64).bfloat16(), Spec("int8", (1, -1)))
     dense, experts = torch.ones(3, 4), quantize_tensor(torch.ones(2, 48, 64), Spec("int8", (1, -1)))
     found = ahead.tune_weights([dense, experts, weight], rows=(1, 8))
     assert shapes == [((m, 64), torch.bfloat16, (48, 64)) for m in (1, 8)]
-    assert [each.problem for each in found] == [f"product  n=48 k=64 m<={m}" for m in (1, 8)]
+    assert [each.problem for each in found] == [f"matmul  n=48 k=64 m<={m}" for m in (1, 8)]
     assert {each.source for each in found} == {"rule"}
     with pytest.raises(ConfigError, match="numbers of rows are 1 or more"):
         ahead.tune_weights([weight], rows=(0, 1))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from ao_core.errors import ConfigError
+from ao_core.ext import ConfigError
 from ao_kernels.triton.tuning import choose as module
 from ao_kernels.triton.tuning.choose import PROCESS_ALLOWANCE, Case, Tuner, choose, find
 from ao_kernels.triton.tuning.measure import ALLOWANCE
@@ -71,7 +71,7 @@ def machine():
 @pytest.fixture
 def case():
     """A problem whose rule is not the first of its candidates."""
-    problem = Problem("product", ("int4", 128, torch.bfloat16), 4096, 1024, 16)
+    problem = Problem("matmul", ("int4", 128, torch.bfloat16), 4096, 1024, 16)
     return Case(problem, CUDA, RULE, lambda: (TWICE, RULE, HALF, WIDE))
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ao_core import WHOLE, Spec
-from ao_core.records import Call
-from ao_core.registry import registry
+from ao_core import WHOLE, Call, Spec
+from ao_core.ext import registry
 from ao_kernels.triton.bsr import launch as bsr
 from ao_kernels.triton.bsr.layout import SIDES
 from ao_kernels.triton.scaled_mm import launch as scaled_mm

@@ -16,7 +16,7 @@ import torch
 from ao_kernels.triton.tuning import store as files
 from ao_kernels.triton.tuning.store import Device, Problem, Record, Store, bucket, store_of
 
-PROBLEM = Problem("product", ("int4", 128, torch.bfloat16, None), 4096, 1024, 16)
+PROBLEM = Problem("matmul", ("int4", 128, torch.bfloat16, None), 4096, 1024, 16)
 RECORD = Record(
     str(PROBLEM), {"rows": 16, "splits": 4}, (({"rows": 16, "splits": 4}, 8.25),),
     ({"rows": 32, "splits": 1},), ({"rows": 64, "splits": 1},),
@@ -29,7 +29,7 @@ def warned():
 
 
 def test_a_problem_is_a_line():
-    assert str(PROBLEM) == "product int4 128 bfloat16 None n=4096 k=1024 m<=16"
+    assert str(PROBLEM) == "matmul int4 128 bfloat16 None n=4096 k=1024 m<=16"
 
 
 def test_buckets():
@@ -114,7 +114,7 @@ folder, number, start = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 store = Store(Device("Some GPU", 90), folder)
 time.sleep(max(0, start - time.time()))
 for n in range(100):
-    problem = Problem("product", ("int4",), n, 1, 1)
+    problem = Problem("matmul", ("int4",), n, 1, 1)
     print(store.keep(problem, Record(str(problem), {"process": number})).setting["process"])
 """
 

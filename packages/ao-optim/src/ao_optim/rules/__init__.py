@@ -1,4 +1,4 @@
-"""Update rules, one a file."""
+"""Update rules, one per file."""
 
 from __future__ import annotations
 

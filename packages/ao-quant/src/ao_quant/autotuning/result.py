@@ -68,6 +68,7 @@ class Layer:
 class AutoquantReport:
     """What `autoquant` measured and did."""
 
+    #: what was measured of each layer that was considered
     layers: tuple[Layer, ...]
     #: (parameter, why it was not considered)
     kept: tuple[tuple[str, str], ...]

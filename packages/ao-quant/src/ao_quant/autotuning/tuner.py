@@ -30,7 +30,7 @@ from ao_quant.autotuning.cache import Cache, default_folder, machine
 from ao_quant.autotuning.calls import Uses, bound, record
 from ao_quant.autotuning.result import AutoquantReport, Layer, Timing
 from ao_quant.autotuning.timing import Timer, Trial, measure, stopwatch
-from ao_quant.planning.candidates import resolve_candidates, why_kept
+from ao_quant.planning.candidates import kept_anyway, resolve_candidates
 from ao_quant.planning.text import config_text
 
 __all__ = ["CANDIDATES", "OneRowWarning", "autoquant"]
@@ -104,8 +104,8 @@ def autoquant(
     compiled = _is_compiled(model) if compiled is None else compiled
     inner: nn.Module = getattr(model, "_orig_mod", model)
     entries = decide(inner, configs[0], filter_fn)
-    kept = [(entry.fqn, reason) for entry in entries if (reason := why_kept(entry))]
-    planned = [entry for entry in entries if not why_kept(entry)]
+    kept = [(entry.fqn, reason) for entry in entries if (reason := kept_anyway(entry))]
+    planned = [entry for entry in entries if kept_anyway(entry) is None]
     for entry in planned:
         check_quantizable(entry.tensor, entry.fqn)
     uses = record(inner, example_input, planned)
@@ -176,7 +176,7 @@ def _tuned(entry: Decision, uses: Uses, task: _Task) -> Layer:
         parameters.append(new)
     seconds, cached = _seconds(entry, uses, task, timings, parameters)
     timings = [replace(t, seconds=s) for t, s in zip(timings, seconds, strict=True)]
-    timings = [replace(t, reason=_why_not(t, timings[0], task)) for t in timings]
+    timings = [replace(t, reason=_unfit(t, timings[0], task) or "") for t in timings]
     fitting = [i for i, timing in enumerate(timings) if not timing.reason]
     picked = _pick(fitting, seconds, timings)
     timings = [
@@ -245,10 +245,10 @@ def _seconds(
     return seconds, False
 
 
-def _why_not(timing: Timing, dense: Timing, task: _Task) -> str:
-    """Why a candidate cannot be chosen; empty if it can, and for dense."""
+def _unfit(timing: Timing, dense: Timing, task: _Task) -> str | None:
+    """Why a candidate cannot be chosen; None if it can, as dense always can."""
     if timing.config is None:
-        return ""
+        return None
     assert timing.seconds is not None
     assert timing.sqnr_db is not None
     assert dense.seconds is not None
@@ -256,7 +256,7 @@ def _why_not(timing: Timing, dense: Timing, task: _Task) -> str:
         return f"{timing.sqnr_db:.1f} dB are less than min_sqnr={task.min_sqnr:g}"
     if timing.seconds * task.min_speedup > dense.seconds:
         return f"{dense.seconds / timing.seconds:.2f}× dense is less than {task.min_speedup:g}×"
-    return ""
+    return None
 
 
 def _why(picked: int, timings: list[Timing], task: _Task) -> str:

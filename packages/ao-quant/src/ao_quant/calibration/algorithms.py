@@ -13,7 +13,7 @@ from ao_core.ext import registry
 from ao_core.ext.calibration import State, Statistic, Statistics
 from ao_quant.calibration.histogram import Histogram
 from ao_quant.calibration.observers import OBSERVERS, Observed, Range, merged, observe
-from ao_quant.calibration.result import Watched, why_not_static
+from ao_quant.calibration.result import Watched, outliers_text
 from ao_quant.calibration.steps import ready, warn_of_outliers
 from ao_quant.configs import CALIBRATED, StaticConfig
 
@@ -75,7 +75,7 @@ def _solve(weight: Tensor, statistics: tuple[Statistics, ...], config: StaticCon
     (only,) = statistics
     seen = Watched(config, _observed(only.values))
     if seen.has_outliers:
-        return Solved(config=config.dynamic(), reason=why_not_static(seen.state))
+        return Solved(config=config.dynamic(), reason=outliers_text(seen.state))
     return Solved(config=config.calibrated(*seen.qparams()))
 
 

@@ -21,7 +21,7 @@ from ao_quant.calibration.observers import (
 )
 from ao_quant.configs import StaticConfig
 
-__all__ = ["Calibration", "Watched", "config_of", "why_not_static"]
+__all__ = ["Calibration", "Watched", "config_of", "outliers_text"]
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Calibration:
                 done.append(replace(decide, config=None, reason="it saw no data in calibration"))
             elif outliers != "static" and each.has_outliers:
                 config = each.config.dynamic() if outliers == "dynamic" else None
-                done.append(replace(decide, config=config, reason=why_not_static(each.state)))
+                done.append(replace(decide, config=config, reason=outliers_text(each.state)))
             else:
                 done.append(replace(decide, config=each.config.calibrated(*each.qparams())))
         return done
@@ -137,7 +137,7 @@ class Calibration:
         return "\n".join([*lines, f"{self.nbytes:,} bytes"])
 
 
-def why_not_static(state: Observed) -> str:
+def outliers_text(state: Observed) -> str:
     """The sentence on activations with outliers."""
     low, high = state.range
     return (

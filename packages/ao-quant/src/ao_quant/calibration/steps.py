@@ -70,11 +70,11 @@ def prepare(model: nn.Module, config: ConfigLike, filter_fn: FilterFn | None = N
     calibration = Calibration(tuple(decide(model, config, filter_fn)))
     reasons = []
     for entry in calibration.decisions:
-        reason = _why_not(entry)
-        if not reason:
-            assert isinstance(entry.config, StaticConfig)
-            calibration.watched[entry.fqn] = Watched.start(entry.config)
-        reasons.append(f"{entry.fqn}: {reason}")
+        if reason := _nothing_to_observe(entry):
+            reasons.append(f"{entry.fqn}: {reason}")
+            continue
+        assert isinstance(entry.config, StaticConfig)
+        calibration.watched[entry.fqn] = Watched.start(entry.config)
     if not calibration.watched:
         raise ConfigError(
             f"config={config!r}: no weight would get activations with static scales, so there is nothing to "
@@ -89,7 +89,7 @@ def prepare(model: nn.Module, config: ConfigLike, filter_fn: FilterFn | None = N
 def calibrate(model: nn.Module) -> Iterator[Calibration]:
     """Within this context all that a prepared model computes is observed; it may be entered again.
 
-    Compiled models run without their compiled code meanwhile, which products could not be seen in.
+    Compiled models run without their compiled code meanwhile, which matmuls could not be seen in.
 
     Raises:
         ConfigError: the model is not prepared, or is in such a context already.
@@ -226,16 +226,16 @@ def ready(config: Config) -> Config:
     return config.calibrated(1.0, None if act is None or act.zero_point == "none" else 0)
 
 
-def _why_not(entry: Decision) -> str:
-    """Why there is nothing to observe for a parameter; empty where there is."""
+def _nothing_to_observe(entry: Decision) -> str | None:
+    """Why there is nothing to observe for a parameter; None where there is."""
     if entry.config is None:
         return entry.reason
     if not _waits(entry.config):
         return f"{type(entry.config).__name__} does not wait for data"
     tensor = entry.tensor
     if is_converted(tensor):
-        return "its products are in low precision already"
+        return "its matmuls are in low precision already"
     check_quantizable(tensor, entry.fqn)
     tried = replace(entry, config=ready(entry.config))
     new = transformed(tried, torch.empty_like(tensor, device="meta"))
-    return new.reason if isinstance(new, Skip) else ""
+    return new.reason if isinstance(new, Skip) else None

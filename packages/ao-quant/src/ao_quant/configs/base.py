@@ -32,7 +32,7 @@ class ZeroPointConfig(ScaledConfig):
     """What configurations of integers with zero points share."""
 
     #: "int": the code of 0, in uint8, so that zeros stay exact; "float": any number, in bfloat16, which is a
-    #: byte more a group and fits ranges better
+    #: byte more per group and fits ranges better
     zero_point: str = field(default="int", kw_only=True)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Configurations of codebooks: values that are listed, not computed from bits."""
+"""Configurations of LUTs and codebooks: values that are listed, not computed from bits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class NF4WeightOnlyConfig(WeightConfig):
 class CodebookWeightOnlyConfig(WeightConfig):
     """Weights in 2**bits values that k-means learns for them, without data.
 
-    The values of a row or a group are bfloat16, so that 16 of them add 1 bit a weight to a group of 256;
+    The values of a row or a group are bfloat16, so that 16 of them add 1 bit per weight to a group of 256;
     those of a tensor are float32.
     """
 

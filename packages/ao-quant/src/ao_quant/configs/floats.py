@@ -140,7 +140,7 @@ class FP6LLMWeightOnlyConfig(WeightConfig):
 
 @dataclass(frozen=True)
 class FP4WeightOnlyConfig(WeightConfig):
-    """Weights in the 4-bit floats e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6), with a bfloat16 scale a group.
+    """Weights in the 4-bit floats e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6), with one bfloat16 scale per group.
 
     These are the values of MXFP4 and NVFP4, not those of the type that bitsandbytes calls fp4.
     """

@@ -59,7 +59,7 @@ def _integers(
 
 @dataclass(frozen=True)
 class Int8WeightOnlyConfig(ScaledConfig):
-    """Weights in symmetric int8: 1 byte a weight and one scale per row; activations as they are."""
+    """Weights in symmetric int8: 1 byte per weight and one scale per row; activations as they are."""
 
     #: one of `GROUP_SIZES`
     group_size: GroupSize = "row"
@@ -74,7 +74,7 @@ class Int8WeightOnlyConfig(ScaledConfig):
 
 @dataclass(frozen=True)
 class Int4WeightOnlyConfig(ZeroPointConfig):
-    """Weights in 4 bits, two a byte, with a bfloat16 scale a group; activations as they are.
+    """Weights in 4 bits, two per byte, with one bfloat16 scale per group; activations as they are.
 
     Asymmetric by default, with a uint8 zero point a group: at 4 bits the quality is worth the byte.
     Symmetric is that much smaller, and a kernel has no zero points to subtract.
@@ -99,7 +99,7 @@ class Int4WeightOnlyConfig(ZeroPointConfig):
 
 @dataclass(frozen=True)
 class IntxWeightOnlyConfig(ZeroPointConfig):
-    """Weights in integers of 1 to 8 bits, packed without gaps, with a bfloat16 scale a group."""
+    """Weights in integers of 1 to 8 bits, packed without gaps, with one bfloat16 scale per group."""
 
     #: 1 to 8
     bits: int = 6
@@ -142,7 +142,7 @@ def _refuse_one_bit(config: IntxWeightOnlyConfig | Int8DynamicActivationIntxWeig
 
 @dataclass(frozen=True)
 class UIntxWeightOnlyConfig(ZeroPointConfig):
-    """Weights in unsigned integers of 1 to 8 bits, with a zero point and a bfloat16 scale a group."""
+    """Weights in unsigned integers of 1 to 8 bits, with a zero point and one bfloat16 scale per group."""
 
     #: 1 to 8
     bits: int = 4
@@ -170,7 +170,7 @@ class BitNetWeightOnlyConfig(WeightConfig):
 
     #: one of `GROUP_SIZES`, or "tensor" (each expert's matrix by itself), as in the paper
     group_size: GroupSize = "tensor"
-    #: 4: 2 bits a weight, which kernels read; 5: 1.6 bits, the smallest (convolutions take 2 bits)
+    #: 4: 2 bits per weight, which kernels read; 5: 1.6 bits, the smallest (convolutions take 2 bits)
     trits_per_byte: int = 4
 
     def __post_init__(self) -> None:

@@ -91,7 +91,7 @@ class MXDynamicActivationMXWeightConfig(WeightConfig):
 
 @dataclass(frozen=True)
 class NVFP4WeightOnlyConfig(WeightConfig):
-    """Weights in 4-bit floats e2m1, in blocks of 16 with float8 e4m3 scales: 4.5 bits a weight."""
+    """Weights in 4-bit floats e2m1, in blocks of 16 with float8 e4m3 scales: 4.5 bits per weight."""
 
     #: True: one float32 scale for all the scales, so that they use the range of e4m3
     per_tensor_scale: bool = True

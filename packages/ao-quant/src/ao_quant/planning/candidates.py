@@ -8,7 +8,7 @@ from ao_core import ComputeWeight, Config, FqnToConfig, QTensor, resolve_config
 from ao_core.ext import ConfigError, ConfigLike, registry
 from ao_core.ext.quantizing import Decision
 
-__all__ = ["resolve_candidates", "why_kept"]
+__all__ = ["kept_anyway", "resolve_candidates"]
 
 
 def resolve_candidates(candidates: Sequence[ConfigLike]) -> list[Config]:
@@ -29,10 +29,10 @@ def resolve_candidates(candidates: Sequence[ConfigLike]) -> list[Config]:
     return configs
 
 
-def why_kept(entry: Decision) -> str:
-    """Why a parameter is left as it is whatever the candidates; empty if it is not."""
+def kept_anyway(entry: Decision) -> str | None:
+    """Why a parameter stays as it is whatever the candidates are; None if it need not."""
     if isinstance(entry.tensor, QTensor):
         return f"it is quantized already ({entry.tensor.spec})"
     if isinstance(entry.tensor, ComputeWeight):
         return "its matmuls are in low precision already"
-    return "" if entry.config is not None else entry.reason
+    return None if entry.config is not None else entry.reason

@@ -19,7 +19,7 @@ _ATTEMPTS = 12
 
 
 class Needs(NamedTuple):
-    """What formats cost beside their tensors: who provides one is said once a file."""
+    """What formats cost beside their tensors: who provides one is said once per file."""
 
     #: of each option of each choice: its providers
     options: list[list[frozenset[str]]]
@@ -67,7 +67,7 @@ def within_budget(dense: QuantizationPlan, needs: Needs) -> QuantizationPlan:
 
 
 def within_bits(dense: QuantizationPlan) -> QuantizationPlan:
-    """The least error in at most `dense.limit` bits a weight.
+    """The least error in at most `dense.limit` bits per weight.
 
     Raises:
         ConfigError: not even the smallest formats fit.
@@ -80,7 +80,7 @@ def within_bits(dense: QuantizationPlan) -> QuantizationPlan:
     smallest = ceil(8e4 * sum(map(min, sizes)) / max(weights, 1)) / 1e4
     raise ConfigError(
         f"bits={dense.limit:g} cannot be met: the smallest that these candidates can is "
-        f"{smallest:g} bits a weight; give at least that, or smaller candidates"
+        f"{smallest:g} bits per weight; give at least that, or smaller candidates"
     )
 
 

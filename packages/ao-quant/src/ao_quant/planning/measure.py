@@ -13,7 +13,7 @@ from ao_core.ext.numerics import error_sums
 __all__ = ["MEASURES", "distance", "weight_error"]
 
 #: "weight": noise / signal of the values; "output": noise / signal of what the model answers;
-#: "kl": divergence of its distribution over the last dimension, in bits a position
+#: "kl": divergence of its distribution over the last dimension, in bits per position
 MEASURES = ("weight", "output", "kl")
 
 #: numbers of an answer that are widened to float64 at a time

@@ -14,7 +14,7 @@ from ao_core.ext.calibration import Sample, answer
 from ao_core.ext.quantizing import Decision, FilterFn, Progress, transformed, watched
 from ao_core.ext.quantizing import decide as decide
 from ao_core.ext.saving import owners_of
-from ao_quant.planning.candidates import resolve_candidates, why_kept
+from ao_quant.planning.candidates import kept_anyway, resolve_candidates
 from ao_quant.planning.choose import Needs, below_divergence, within_bits, within_budget
 from ao_quant.planning.measure import MEASURES, distance, weight_error
 from ao_quant.planning.result import Choice, Kept, Option, QuantizationPlan
@@ -57,8 +57,8 @@ def plan(
         model: any module; what `quantize_` would quantize is planned, the rest is kept.
         budget: bytes that the files of `save_model` may have, all of them together, as a number or
             "1.2GB".
-        bits: mean bits a planned weight, scales and zero points included.
-        max_kl: in bits a position; the smallest files are found for which the whole plan, measured
+        bits: mean bits per planned weight, scales and zero points included.
+        max_kl: in bits per position; the smallest files are found for which the whole plan, measured
             on the sample, diverges no more than that from the model.
         candidates: configurations or names of recipes. To leave a weight as it is always is one.
         sample: input of the model: a tensor, a tuple of arguments, or a mapping of them.
@@ -81,7 +81,7 @@ def plan(
     measure = _measure(measure, sample, goal)
     configs = resolve_candidates(candidates)
     entries = decide(model, configs[0], filter_fn)
-    planned = [entry for entry in entries if not why_kept(entry)]
+    planned = [entry for entry in entries if kept_anyway(entry) is None]
     if not planned and (done := [e.fqn for e in entries if is_converted(e.tensor)]):
         raise ConfigError(
             f"model: nothing is left to plan, since {done[0]} and {len(done) - 1} others are quantized "
@@ -106,7 +106,7 @@ def plan(
     kept = [
         Kept(entry.fqn, files.size(entry.fqn, entry.tensor).total, reason)
         for entry in entries
-        if (reason := why_kept(entry))
+        if (reason := kept_anyway(entry))
     ]
     dense = QuantizationPlan(
         choices, kept, goal=goal, limit=limit, measure=measure, fixed=needs.base

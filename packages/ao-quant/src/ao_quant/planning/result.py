@@ -114,7 +114,9 @@ class QuantizationPlan(FqnToConfig):
     `str()` is a table, `plot()` the curve it was chosen from, `to_json` and `save` write all of it.
     """
 
+    #: the format that each weight gets
     choices: tuple[Choice, ...]
+    #: weights that stay as they are, with reasons
     kept: tuple[Kept, ...]
     #: what was asked for: "budget", "bits" or "max_kl", and how much
     goal: str
@@ -177,7 +179,7 @@ class QuantizationPlan(FqnToConfig):
 
     @property
     def bits(self) -> float:
-        """Mean bits a weight of the planned parameters: codes, scales and zero points."""
+        """Mean bits per weight of the planned parameters: codes, scales and zero points."""
         weights = sum(prod(choice.shape) for choice in self.choices)
         return 8.0 * sum(choice.option.data for choice in self.choices) / max(weights, 1)
 

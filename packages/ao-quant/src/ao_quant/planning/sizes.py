@@ -44,7 +44,7 @@ class Size(NamedTuple):
     total: int
     #: the data alone
     data: int
-    #: who provides its format and layout: said once a file
+    #: who provides its format and layout: said once per file
     providers: frozenset[str]
 
 

@@ -69,6 +69,6 @@ def _totals(plan: QuantizationPlan) -> str:
     asked = size_text(int(plan.limit)) if plan.goal == "budget" else f"{plan.limit:g}"
     measured = "" if plan.measured is None else f" (together {plan.measured:.3g} on the sample)"
     return (
-        f"{plan.goal}={asked}: {size_text(plan.bytes)} in files at most, {plan.bits:.2f} bits a weight, "
+        f"{plan.goal}={asked}: {size_text(plan.bytes)} in files at most, {plan.bits:.2f} bits per weight, "
         f"{ERRORS[plan.measure]} {plan.error:.3g}{measured}; plan {plan.hash}"
     )

@@ -25,7 +25,7 @@ class Cslt(Layout):
     """Two values of every four, as cuSPARSELt compresses a weight (N, K) on the GPU that multiplies by it.
 
     Parts: qdata, its values and metadata as one tensor of `aten._cslt_compress`; the scale of `two_four`.
-    The way back is a product with the identity, which gives each value as it was, but -0.0 as 0.0.
+    The way back is a matmul with the identity, which gives each value as it was, but -0.0 as 0.0.
     """
 
     name = "two_four_cslt"

@@ -32,9 +32,9 @@ class TwoFour(SparseLayout):
 
     Parts, for a tensor (…, K) of G = ceil(K / 4) groups along each row:
 
-    - qdata: the kept codes, two a group in ascending position: (…, 2 * G) in the storage dtype, or packed as
+    - qdata: the kept codes, two per group in ascending order: (…, 2 * G) in the storage dtype, or packed as
       the layout `packed` does where they have less than 8 bits.
-    - index: uint8 (…, ceil(G / 2)), 4 bits a group, the even one low: the position (0 to 3) of the first
+    - index: uint8 (…, ceil(G / 2)), 4 bits per group, the even one low: the position (0 to 3) of the first
       kept code in the low two bits, of the second in the high ones. The first is less.
     - scale, zero: as for dense values.
 

@@ -55,7 +55,9 @@ class Curve:
 class Sensitivity:
     """A curve for each parameter that can be pruned; `str()` is a table."""
 
+    #: the pattern whose sparsity was varied
     pattern: Pattern
+    #: the error of each parameter by its sparsity
     curves: tuple[Curve, ...]
 
     def allocate(self, sparsity: float) -> FqnToConfig:

@@ -24,7 +24,15 @@ from ao_core.ext.quantizing import Decision, FilterFn, Progress, decide, watched
 from ao_sparsity.prune.patterns import SCOPES, Pattern
 from ao_sparsity.prune.result import PruneRecord, PruneReport, Pruning
 
-__all__ = ["chosen", "matrix", "pattern_of", "pruning", "pruning_by_score", "unmatrix", "why_not"]
+__all__ = [
+    "chosen",
+    "matrix",
+    "pattern_of",
+    "pruning",
+    "pruning_by_score",
+    "unmatrix",
+    "unprunable",
+]
 
 
 def chosen(model: nn.Module, pattern: Config, filter_fn: FilterFn | None) -> list[Decision]:
@@ -77,12 +85,12 @@ def unmatrix(values: Tensor, entry: Decision) -> Tensor:
     return values.reshape(entry.tensor.shape).contiguous()
 
 
-def why_not(entry: Decision) -> str:
-    """Why a parameter cannot have its pattern; empty where it can."""
+def unprunable(entry: Decision) -> str | None:
+    """Why a parameter cannot have its pattern; None where it can."""
     if entry.tensor.numel() == 0:
         return "it has no elements"
     shape = matrix(entry, torch.empty(entry.tensor.shape, device="meta")).shape
-    return pattern_of(entry).why_not(tuple(shape))
+    return pattern_of(entry).refuses(tuple(shape))
 
 
 def pruning_by_score(
@@ -109,7 +117,7 @@ def pruning_by_score(
     reasons: dict[str, str] = {}
     groups = _groups([entry for entry in decisions if entry.config is not None], scope)
     for group in watched(groups, [group[0].fqn for group in groups], progress, "prune"):
-        found = [(entry, why_not(entry) or score(entry)) for entry in group]
+        found = [(entry, unprunable(entry) or score(entry)) for entry in group]
         reasons |= {entry.fqn: each for entry, each in found if isinstance(each, str)}
         scored = [(entry, each) for entry, each in found if isinstance(each, Tensor)]
         if scored:

@@ -47,9 +47,9 @@ class Pattern(Config):
         """The same pattern with another sparsity."""
         raise NotImplementedError
 
-    def why_not(self, shape: Shape) -> str:
-        """Why a matrix of this shape cannot have the pattern; empty where it can."""
-        return ""
+    def refuses(self, shape: Shape) -> str | None:
+        """Why a matrix of this shape cannot have the pattern; None where it can."""
+        return None
 
     def masks(self, scores: Sequence[Tensor], scope: str) -> list[Tensor]:
         """True for what stays of each matrix, by the scores of all elements.
@@ -87,13 +87,17 @@ class NofM(Pattern):
         """With as many kept of `m` as is nearest to a sparsity."""
         return replace(self, n=self.m - round(checked_share(sparsity) * self.m))
 
-    def why_not(self, shape: Shape) -> str:
+    def refuses(self, shape: Shape) -> str | None:
         """A row must have a whole group."""
         short = shape[-1] < self.m
-        return f"its rows of {shape[-1]} are shorter than a group of {self.m}" if short else ""
+        return f"its rows of {shape[-1]} are shorter than a group of {self.m}" if short else None
 
     def masks(self, scores: Sequence[Tensor], scope: str) -> list[Tensor]:
-        """The greatest of each group."""
+        """The greatest of each group.
+
+        Raises:
+            ConfigError: `scope` is "model", across which nothing is compared.
+        """
         if scope == "model":
             raise ConfigError(
                 f"scope='model': {self} leaves every group the same number, so layers have no budget to "
@@ -184,6 +188,7 @@ class _Normed(Share):
 class Blocks(_Normed):
     """Blocks of (rows, columns); what is cut off at the edges counts as one too."""
 
+    #: rows and columns of a block
     size: tuple[int, int] = (64, 64)
     in_rows: ClassVar[bool] = True
 
@@ -195,12 +200,12 @@ class Blocks(_Normed):
     def _name(self) -> str:
         return f"blocks {self.size[0]}×{self.size[1]}"
 
-    def why_not(self, shape: Shape) -> str:
+    def refuses(self, shape: Shape) -> str | None:
         """A block must fit."""
         rows, columns = self.size
         if shape[-2] < rows or shape[-1] < columns:
             return f"its {shape[-2]}×{shape[-1]} are smaller than a block of {rows}×{columns}"
-        return ""
+        return None
 
     def units(self, scores: Tensor) -> Tensor:
         """Norms of (..., rows of blocks, blocks)."""
@@ -250,10 +255,11 @@ class Heads(_Normed):
         if self.heads < 1 or self.dim not in (-1, -2):
             raise ConfigError(f"heads={self.heads}, dim={self.dim}: need heads >= 1, dim -1 or -2")
 
-    def why_not(self, shape: Shape) -> str:
+    def refuses(self, shape: Shape) -> str | None:
         """Heads must have the same size."""
         size, what = shape[self.dim], "columns" if self.dim == -1 else "rows"
-        return f"its {size} {what} do not divide by {self.heads} heads" if size % self.heads else ""
+        odd = size % self.heads
+        return f"its {size} {what} do not divide by {self.heads} heads" if odd else None
 
     def units(self, scores: Tensor) -> Tensor:
         """Norms of (..., heads)."""

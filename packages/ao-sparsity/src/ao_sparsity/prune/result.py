@@ -50,9 +50,11 @@ class PruneRecord:
 class PruneReport:
     """One record for each parameter of the model; `str()` is a table."""
 
+    #: "magnitude", "wanda", "sparsegpt", …
     method: str
     #: what shares were taken of: "row", "layer" or "model"
     scope: str
+    #: one for each parameter, in the order of the model
     records: tuple[PruneRecord, ...]
 
     def with_status(self, status: str) -> list[PruneRecord]:
@@ -87,7 +89,11 @@ class PruneReport:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PruneReport:
-        """Inverse of `to_dict`; totals are computed again."""
+        """Inverse of `to_dict`; totals are computed again.
+
+        Raises:
+            ConfigError: `data` is no report.
+        """
         try:
             records = tuple(map(_record_from_dict, data["records"]))
             return cls(str(data["method"]), str(data["scope"]), records)

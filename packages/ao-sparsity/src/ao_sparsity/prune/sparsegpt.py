@@ -18,13 +18,13 @@ from ao_core.ext.calibration import (
     Statistics,
     batches_of,
     matrices,
-    no_inputs,
     unmatrices,
+    unobservable,
     visit,
 )
 from ao_core.ext.quantizing import Decision, FilterFn, Progress
 from ao_sparsity.masks import greatest_mask, n_of_m_mask
-from ao_sparsity.prune.choosing import chosen, pattern_of, pruning, why_not
+from ao_sparsity.prune.choosing import chosen, pattern_of, pruning, unprunable
 from ao_sparsity.prune.patterns import NofM, Pattern, Unstructured
 from ao_sparsity.prune.result import Pruning
 
@@ -73,7 +73,7 @@ def prune_sparsegpt(
         if entry.config is None:
             continue
         _check(pattern_of(entry), block)
-        if reason := why_not(entry) or no_inputs(entry):
+        if reason := unprunable(entry) or unobservable(entry):
             reasons[entry.fqn] = reason
         else:
             entries.append(entry)

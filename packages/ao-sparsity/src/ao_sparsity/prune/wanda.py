@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -11,11 +13,12 @@ from ao_core.ext.calibration import (
     SQUARES,
     UNSEEN,
     Data,
+    Statistics,
     batches_of,
     collect,
     inputs_of,
     matrices,
-    no_inputs,
+    unobservable,
 )
 from ao_core.ext.quantizing import Decision, FilterFn, Progress
 from ao_sparsity.prune.choosing import chosen, matrix, pruning_by_score
@@ -54,17 +57,22 @@ def prune_wanda(
     """
     batches = batches_of(data, "Wanda")
     decisions = chosen(model, pattern, filter_fn)
-    asked = [entry for entry in decisions if entry.config is not None and not no_inputs(entry)]
+    asked = [entry for entry in decisions if entry.config is not None and not unobservable(entry)]
     groups = collect(model, batches, asked, lambda entry: (SQUARES,), progress)
     seen = {e.fqn: inputs_of(e, group.statistics) for group in groups for e in group.entries}
 
     def score(entry: Decision) -> Tensor | str:
-        if reason := no_inputs(entry):
+        if reason := unobservable(entry):
             return reason
         if entry.fqn not in seen or not seen[entry.fqn].rows:
             return UNSEEN
-        norms = torch.stack([each["squares"] for each in seen[entry.fqn].statistics]).sqrt()
-        weight = matrices(entry.tensor.detach(), entry.owners[0]).abs().double()
-        return (weight * norms.unsqueeze(1)).reshape(matrix(entry).shape)
+        weight = matrices(entry.tensor.detach(), entry.owners[0])
+        return wanda_scores(weight, seen[entry.fqn].statistics).reshape(matrix(entry).shape)
 
     return pruning_by_score("wanda", decisions, score, scope, None, seen)
+
+
+def wanda_scores(weight: Tensor, statistics: Sequence[Statistics]) -> Tensor:
+    """`|W| · ‖x‖₂` in float64: E matrices (E, N, K), and `SQUARES` of the inputs of each."""
+    norms = torch.stack([each["squares"] for each in statistics]).sqrt()
+    return weight.abs().double() * norms.unsqueeze(1)

@@ -25,7 +25,7 @@ TOLERANCES = {
 def unread(
     model: nn.Module, groups: Mapping[Axis, ChannelGroup], gone: Mapping[Axis, Tensor]
 ) -> dict[str, Tensor]:
-    """The weights of which products read nothing of these channels: their columns are zero."""
+    """The weights of which matmuls read nothing of these channels: their columns are zero."""
     tensors = tensors_of(model)
     found: dict[str, Tensor] = {}
     for atom, away in gone.items():

@@ -32,7 +32,7 @@ class ChannelGroup:
     size: int
     #: dimensions along which channels are computed (rows of weights, biases, scales of norms)
     writers: tuple[Site, ...]
-    #: dimensions over which products sum (columns of weights); a tied weight may be both, and is here
+    #: dimensions over which matmuls sum (columns of weights); a tied weight may be both, and is here
     readers: tuple[Site, ...]
     #: why none of it can go; None: it can
     reason: str | None
@@ -111,7 +111,7 @@ def _group(
 
 
 def _reading(traced: Traced) -> dict[Axis, set[Site]]:
-    """For each atom, the dimensions of parameters through which products read it."""
+    """For each atom, the dimensions of parameters through which matmuls read it."""
     found: dict[Axis, set[Site]] = {}
     for read in traced.facts.reads:
         wanted = set(atoms(read.axis))

@@ -35,6 +35,7 @@ class Removed:
 class RemovalReport:
     """What `remove_channels` did; prints as a table."""
 
+    #: the groups of channels that went
     removed: tuple[Removed, ...]
     #: what was asked to go and stays, with reasons
     kept: tuple[Kept, ...]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ao_core import Kernel, Op, Spec
 from ao_core.ext.kernels import run, select
+from ao_sparsity.kernels import no_cusparselt
 from ao_sparsity.train import tiles
 
 __all__ = [
@@ -150,15 +151,6 @@ def _tensor_cores(a: Tensor, b: Tensor, mask: Tensor, transposed: bool) -> Tenso
     return F.linear(a, sparse)
 
 
-def _has_sparse_tensor_cores() -> str | None:
-    if not torch.cuda.is_available():
-        return "no CUDA device is available"
-    if not torch.backends.cusparselt.is_available():
-        return "needs a build of torch with cuSPARSELt"
-    major, minor = torch.cuda.get_device_capability()
-    return None if major >= 8 else f"needs sm_80, found sm_{major}{minor}"
-
-
 def _refuses_tensor_cores(call: MaskedCall) -> str | None:
     if call.x_dtype not in (torch.bfloat16, torch.float16):
         return f"multiplies bfloat16 and float16, not {call.x_dtype}"
@@ -204,7 +196,7 @@ KERNELS = (
         "cuda",
         _tensor_cores,
         0,
-        _has_sparse_tensor_cores,
+        no_cusparselt,
         _refuses_tensor_cores,
     ),
 )

@@ -28,7 +28,7 @@ class SparseLinear(nn.Linear):
     """
 
     #: what `quantize_` says where a recipe of training in low precision meets such a layer
-    own_products: ClassVar[str] = (
+    own_matmuls: ClassVar[str] = (
         "the layer is one of sparse training, which computes its matmuls itself: they would not be in low "
         "precision; swap it back first with swap_semi_sparse_linear_with_linear"
     )
@@ -140,7 +140,11 @@ class SemiSparseLinear(SparseLinear):
     _known: Known | None = None
 
     def setup(self, decay: float = 0.0) -> None:
-        """Take the options."""
+        """Take the options.
+
+        Raises:
+            ConfigError: `decay` is negative.
+        """
         if not decay >= 0:
             raise ConfigError(f"decay={decay}: weights that are not kept decay by 0 or more")
         self.decay = decay

@@ -54,7 +54,15 @@ class SupermaskLinear(SparseLinear):
             raise ConfigError(f"blocksize={asked}: its scores are of blocks of {known}")
 
     def setup(self, blocksize: int = BLOCKSIZE, sparsity: float = 0.0) -> None:
-        """Take the options; scores that are there already stay."""
+        """Take the options; scores that are there already stay.
+
+        Args:
+            blocksize: rows and columns of a block.
+            sparsity: the share of the blocks that goes, 0 to 1.
+
+        Raises:
+            ConfigError: `blocksize` is not positive, or `sparsity` not in 0 to 1.
+        """
         if blocksize < 1:
             raise ConfigError(f"blocksize={blocksize}: a block has at least one row and column")
         if not hasattr(self, "scores"):
@@ -70,7 +78,11 @@ class SupermaskLinear(SparseLinear):
         del self.scores, self.kept, self.blocksize
 
     def set_sparsity(self, sparsity: float) -> None:
-        """Let another share of the blocks go, from the next call on."""
+        """Let another share of the blocks go, from the next call on.
+
+        Raises:
+            ConfigError: `sparsity` is not in 0 to 1.
+        """
         if not 0 <= sparsity <= 1:
             raise ConfigError(f"sparsity={sparsity}: need a share from 0 to 1")
         blocks = ceil(self.out_features / self.blocksize) * ceil(self.in_features / self.blocksize)

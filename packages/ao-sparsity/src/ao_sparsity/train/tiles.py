@@ -70,6 +70,9 @@ def tile_mask(weight: Tensor) -> Tensor:
 
     Args:
         weight: (N, K), any floating-point dtype; scores are in float32, or in float64 where it is.
+
+    Raises:
+        ConfigError: `weight` is no floating-point matrix.
     """
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ConfigError(f"weight={shown(weight)}: need a floating-point matrix (N, K)")

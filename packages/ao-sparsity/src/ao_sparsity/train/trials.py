@@ -28,20 +28,10 @@ class _Masked(OpTrial):
     specs = ()
     shapes: Sequence[tuple[int, ...]] = ((16, 64), (48, 80), (33, 70), (3, 5))
 
-    def cases(
-        self,
-        kernel: Kernel,
-        devices: Sequence[str],
-        specs: Sequence[Spec],
-        shapes: Sequence[tuple[int, ...]],
-        dtypes: Sequence[torch.dtype],
-    ) -> list[KernelCase]:
-        return [
-            KernelCase((), shape, dtype, device)
-            for device in devices
-            for shape in shapes
-            for dtype in dtypes
-        ]
+    def operands(
+        self, kernel: Kernel, shape: tuple[int, ...], specs: Sequence[Any]
+    ) -> Sequence[tuple[Spec, ...]]:
+        return [()]
 
     def odd_calls(self, call: Any) -> Iterator[OpCall]:
         yield replace(call, x_dtype=torch.float64)

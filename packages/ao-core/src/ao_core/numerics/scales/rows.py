@@ -42,7 +42,7 @@ class QParams:
 
 @dataclass(frozen=True)
 class Rows:
-    """Blocks, one a row, and the format that they are to have."""
+    """Blocks, one per row, and the format that they are to have."""
 
     #: (B, E) finite or not, any floating-point dtype
     x: Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,16 @@ from ao_core.tensor.saving.header import CRC32, Provider, names_of
 from ao_core.tensor.saving.leaves import PLACEHOLDER, Record, dtype_of, rebuild
 from ao_core.tensor.saving.shards import Shard, Slot, open_shard
 
-__all__ = ["INDEX", "SHARD_NAME", "SINGLE", "Checkpoint", "Entry", "open_checkpoint", "read_index"]
+__all__ = [
+    "INDEX",
+    "SHARD_NAME",
+    "SINGLE",
+    "Checkpoint",
+    "Entry",
+    "open_checkpoint",
+    "open_files",
+    "read_index",
+]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -137,12 +146,23 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     for tries in range(_TRIES, 0, -1):
         before = _pointers(path)
         try:
-            return _opened(path, _shards(path))
+            return _opened(path, _shards(path), whole=path.is_dir() or path.suffix == ".json")
         except CheckpointError:
             if tries == 1 or _pointers(path) == before:
                 raise
             time.sleep(_PAUSE)
     raise AssertionError("unreachable")
+
+
+@checked
+def open_files(files: Sequence[str | os.PathLike[str]]) -> Checkpoint:
+    """Open safetensors files that are one checkpoint, wherever they are and whatever they are called.
+
+    Raises:
+        CheckpointError: one of them is damaged or too new, or a part of a tensor is in none of them.
+    """
+    paths = [Path(file) for file in files]
+    return _opened(paths[0].parent, [open_shard(path) for path in paths], whole=True)
 
 
 def _pointers(path: Path) -> tuple[tuple[int, int, int] | None, ...]:
@@ -160,8 +180,12 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return (found.st_ino, found.st_mtime_ns, found.st_size)
 
 
-def _opened(path: Path, shards: list[Shard]) -> Checkpoint:
-    """The checkpoint of some files."""
+def _opened(path: Path, shards: list[Shard], *, whole: bool) -> Checkpoint:
+    """The checkpoint of some files; where they are not the whole, what is in others is left out.
+
+    A header may describe the tensors of all files of the checkpoint, as those of programs do that write
+    the same metadata into each file and split a tensor's parts among files.
+    """
     headers = [shard.header for shard in shards]
     slots: dict[str, Slot] = {}
     for shard in shards:
@@ -172,14 +196,21 @@ def _opened(path: Path, shards: list[Shard]) -> Checkpoint:
             )
         slots |= shard.slots
     entries: dict[str, Entry] = {}
+    records: dict[str, Record] = {}
     inside: set[str] = set()
     for shard in shards:
         for fqn, record in shard.header.records.items():
-            if fqn in entries or (fqn in slots and not _stands_in(shard.slots.get(fqn))):
+            if not whole and not any(leaf in slots for leaf in (fqn, *_leaves(fqn, record))):
+                continue
+            if fqn in slots and not _stands_in(slots[fqn]):
                 raise CheckpointError(f"{shard.path}: {fqn!r} is there twice")
-            entry = _quantized(fqn, record, shard)
-            entries[fqn] = entry
-            inside.update(entry.leaves)
+            if records.setdefault(fqn, record) != record:
+                raise CheckpointError(
+                    f"{shard.path}: {fqn!r} is described differently in another file"
+                )
+            if fqn not in entries:
+                entries[fqn] = _quantized(fqn, record, slots, shard.path)
+                inside.update(entries[fqn].leaves)
     for name, slot in slots.items():
         if name not in inside:
             entries[name] = Entry(name, slot.shape, slot.dtype, slot.nbytes, None, (name,))
@@ -187,6 +218,8 @@ def _opened(path: Path, shards: list[Shard]) -> Checkpoint:
     for shard in shards:
         for name, owner in shard.header.ties.items():
             if owner not in entries:
+                if not whole:
+                    continue
                 raise CheckpointError(
                     f"{shard.path}: {name!r} is tied to {owner!r}, which is missing"
                 )
@@ -196,22 +229,21 @@ def _opened(path: Path, shards: list[Shard]) -> Checkpoint:
                 )
             ties[name] = owner
     providers = sorted({p for h in headers for p in h.providers}, key=lambda p: (p.kind, p.name))
-    records = {fqn: record for header in headers for fqn, record in header.records.items()}
     return Checkpoint(path, entries, ties, tuple(providers), slots, records)
 
 
-def _stands_in(slot: Slot | None) -> bool:
+def _stands_in(slot: Slot) -> bool:
     """Whether it is what stands under the name of a quantized tensor."""
-    return slot is not None and (slot.dtype, slot.shape) == PLACEHOLDER
+    return (slot.dtype, slot.shape) == PLACEHOLDER
 
 
-def _quantized(fqn: str, record: Record, shard: Shard) -> Entry:
-    own = [fqn] if fqn in shard.slots else []
+def _quantized(fqn: str, record: Record, slots: Mapping[str, Slot], path: Path) -> Entry:
+    own = [fqn] if fqn in slots else []
     leaves = (*own, *_leaves(fqn, record))
     for leaf in leaves:
-        if leaf not in shard.slots:
-            raise CheckpointError(f"{shard.path}: {leaf!r}, a part of {fqn!r}, is missing")
-    nbytes = sum(shard.slots[leaf].nbytes for leaf in leaves)
+        if leaf not in slots:
+            raise CheckpointError(f"{path}: {leaf!r}, a part of {fqn!r}, is missing")
+    nbytes = sum(slots[leaf].nbytes for leaf in leaves)
     shape, dtype = tuple(record["shape"]), dtype_of(record["dtype"])
     return Entry(fqn, shape, dtype, nbytes, Spec.from_dict(record["spec"]), leaves)
 

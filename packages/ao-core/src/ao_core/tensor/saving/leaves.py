@@ -34,6 +34,7 @@ __all__ = [
     "flatten",
     "placeholder",
     "rebuild",
+    "record_of",
 ]
 
 #: dtype and shape of what stands under the name of a quantized tensor
@@ -87,7 +88,7 @@ def flatten(fqn: str, tensor: Tensor) -> tuple[dict[str, Tensor], Record | None]
     plain = _canonical(plain)
     _check_tree(fqn, plain)
     parts = {f"{fqn}.{name}": leaf for name, leaf in plain.leaves()}
-    return {**placeholder(fqn), **parts}, _record(plain)
+    return {**placeholder(fqn), **parts}, record_of(plain)
 
 
 def placeholder(fqn: str) -> dict[str, Tensor]:
@@ -110,13 +111,14 @@ def _check_tree(fqn: str, tensor: QTensor) -> None:
     check_fit(fqn, tensor.parts, tensor.spec, tensor.stored_shape, tensor.dtype)
 
 
-def _record(tensor: QTensor) -> Record:
+def record_of(tensor: QTensor) -> Record:
+    """What a checkpoint says of a quantized tensor in a canonical layout."""
     record: Record = {
         "spec": tensor.spec.to_dict(),
         "shape": list(tensor.shape),
         "dtype": dtype_name(tensor.dtype),
         "parts": {
-            name: _record(part) if isinstance(part, QTensor) else None
+            name: record_of(part) if isinstance(part, QTensor) else None
             for name, part in tensor.parts.items()
         },
     }

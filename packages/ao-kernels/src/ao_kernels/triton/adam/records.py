@@ -5,7 +5,7 @@ from __future__ import annotations
 from ao_core import Kernel
 from ao_kernels.adam import AdamCall
 from ao_kernels.triton.adam.op import STATES, TYPES, adam_step
-from ao_kernels.triton.shared.device import why_not_float8
+from ao_kernels.triton.shared.device import unavailable_float8
 
 __all__ = ["ADAM_KERNELS"]
 
@@ -24,6 +24,6 @@ def _refuses(call: AdamCall) -> str | None:
 
 ADAM_KERNELS = (
     Kernel(
-        "triton_adam_step", "adam_step", "flat", "cuda", adam_step, 50, why_not_float8, _refuses
+        "triton_adam_step", "adam_step", "flat", "cuda", adam_step, 50, unavailable_float8, _refuses
     ),
 )

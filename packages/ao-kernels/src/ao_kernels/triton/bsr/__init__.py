@@ -1,1 +1,1 @@
-"""Products with block-sparse weights (BSR)."""
+"""Matmuls with block-sparse weights (BSR)."""

@@ -1,4 +1,4 @@
-"""Products of activations with block-sparse weights; see `ao_kernels.triton.bsr.launch` for the layout."""
+"""Matmuls of activations with block-sparse weights; see `ao_kernels.triton.bsr.launch` for the layout."""
 
 # mypy: ignore-errors
 
@@ -31,7 +31,7 @@ def linear(
     EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The product x (M, K) @ weight.T + bias: one CTA for BLOCK_M × SIDE of it, or a split of K.
+    """The matmul x (M, K) @ weight.T + bias: one CTA for BLOCK_M × SIDE of it, or a split of K.
 
     `order_ptr` has the weight's rows of blocks, the longest first. BLOCKS_PER_DOT blocks of SIDE × SIDE,
     side by side, are the left operand of a turn, and activations that belong to them the right one.

@@ -1,4 +1,4 @@
-"""The launch of products with the layout `bsr_sorted`: only stored blocks are read and multiplied."""
+"""The launch of matmuls with the layout `bsr_sorted`: only stored blocks are read and multiplied."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def case_of(
 def settings(
     side: int, config: TileConfig, splits: int, dtype: torch.dtype, *, bias: bool, even: bool
 ) -> dict[str, Any]:
-    """The compile-time arguments of the kernel `linear`; float32 is three products of TF32."""
+    """The compile-time arguments of the kernel `linear`; float32 is three matmuls of TF32."""
     return {
         "SIDE": side,
         "BLOCKS_PER_DOT": max(1, (32 if dtype == torch.float32 else 64) // side),

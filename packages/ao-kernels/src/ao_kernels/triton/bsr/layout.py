@@ -1,4 +1,4 @@
-"""The layout `bsr_sorted`: block-sparse weights with the order in which a product takes their rows."""
+"""The layout `bsr_sorted`: block-sparse weights with the order in which a matmul takes their rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def order_of(crow_indices: Tensor) -> Tensor:
 
 
 class BsrSorted(Layout):
-    """As `bsr`, and beside it the order in which products begin with the rows of blocks.
+    """As `bsr`, and beside it the order in which matmuls begin with the rows of blocks.
 
     - qdata, col_indices, crow_indices: as in `bsr`, of dense values
     - row_order: int32 (ceil(N / b),), the longest row first.
@@ -33,14 +33,14 @@ class BsrSorted(Layout):
     auto_devices = ("cuda",)
 
     def refuses(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
-        """None, or a sentence that says why the product cannot take such a tensor."""
+        """None, or a sentence that says why the matmul cannot take such a tensor."""
         if dtype.kind != "dense":
             return f"holds bf16, fp16 and fp32, not {dtype.name}"
         if len(shape) != 2 or 0 in shape:
             return f"needs a weight of 2 dimensions that is not empty, found {shape}"
         if blocksize_of(spec) not in SIDES:
             return f"needs blocks of {SIDES} rows, found blocksize={blocksize_of(spec)}"
-        return None if spec.act is None else "its product does not quantize activations"
+        return None if spec.act is None else "its matmul does not quantize activations"
 
     def from_canonical(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType

@@ -1,4 +1,4 @@
-"""The kernel records of products with block-sparse weights."""
+"""The kernel records of matmuls with block-sparse weights."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from torch import Tensor
 from ao_core import Call, Kernel, QTensor
 from ao_core.ext import blocksize_of, registry
 from ao_kernels.triton.bsr.launch import bsr_linear, tile_config_of
-from ao_kernels.triton.shared.device import why_not
+from ao_kernels.triton.shared.device import unavailable
 
 __all__ = ["BSR_KERNELS", "linear"]
 
 
 def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
-    """The product, in one launch."""
+    """The matmul, in one launch."""
     parts, (n, k) = w.parts, w.stored_shape
     out: Tensor = bsr_linear(
         x,
@@ -42,7 +42,7 @@ def _describe(call: Call) -> str:
 
 BSR_KERNELS = (
     Kernel(
-        "triton_bsr_sorted_linear", "linear", "bsr_sorted", "cuda", linear, 50, why_not, _refuses,
+        "triton_bsr_sorted_linear", "linear", "bsr_sorted", "cuda", linear, 50, unavailable, _refuses,
         _describe,
     ),
 )  # fmt: skip

@@ -37,7 +37,7 @@ def cast(
 
     SCALES: "given", `found_ptr` is the scale; "tensor", the largest magnitude; "row", `found_ptr` (M,)
     and `found_t_ptr` (N,) are those of rows and columns; "block", they are found here, of 128 numbers.
-    `codes_t_ptr`: int32, `words` a row, of four codes each.
+    `codes_t_ptr`: int32, `words` per row, of four codes each.
     """
     four = tl.arange(0, 32)
     cols = tl.program_id(1) * 128 + tl.arange(0, 128)

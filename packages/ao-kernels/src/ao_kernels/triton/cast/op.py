@@ -1,4 +1,4 @@
-"""Casts of matrices to float8, as they are and transposed: what products in float8 training read."""
+"""Casts of matrices to float8, as they are and transposed: what matmuls in float8 training read."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ao_core import WHOLE, Call, Kernel, Spec
 from ao_core.ext import Parts
-from ao_kernels.triton.shared.device import why_not_float8
+from ao_kernels.triton.shared.device import unavailable_float8
 from ao_kernels.triton.shared.dtypes import INPUTS
 
 __all__ = ["CAST_KERNELS", "STORAGE", "quantize_both", "quantize_plain"]
@@ -52,6 +52,6 @@ def _refuses(call: Call) -> str | None:
 
 
 CAST_KERNELS = tuple(
-    Kernel(f"triton_{op}_plain", op, "plain", "cuda", fn, 50, why_not_float8, _refuses)
+    Kernel(f"triton_{op}_plain", op, "plain", "cuda", fn, 50, unavailable_float8, _refuses)
     for op, fn in (("quantize", quantize_plain), ("quantize_both", quantize_both))
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from ao_core import WHOLE, Call, DType, Kernel, Spec
 from ao_core.ext import registry
 from ao_core.ext.numerics import FloatFormat
-from ao_kernels.triton.shared.device import why_not
+from ao_kernels.triton.shared.device import unavailable
 from ao_kernels.triton.shared.dtypes import INPUTS
 
 __all__ = ["BLOCK_KERNELS", "fake_quantize", "float_format", "kind_of"]
@@ -69,6 +69,6 @@ def _refuses(call: Call) -> str | None:
 
 BLOCK_KERNELS = (
     Kernel(
-        "triton_fake_quantize", "fake_quantize", "plain", "cuda", fake_quantize, 50, why_not, _refuses
+        "triton_fake_quantize", "fake_quantize", "plain", "cuda", fake_quantize, 50, unavailable, _refuses
     ),
 )  # fmt: skip

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ao_core import Call, Kernel
 from ao_kernels.triton.hadamard.op import Shape, launch_shape, transform
-from ao_kernels.triton.shared.device import why_not
+from ao_kernels.triton.shared.device import unavailable
 from ao_kernels.triton.shared.dtypes import INPUTS
 
 __all__ = ["HADAMARD_KERNELS", "hadamard"]
@@ -33,6 +33,14 @@ def _describe(call: Call) -> str:
 
 HADAMARD_KERNELS = (
     Kernel(
-        "triton_hadamard", "hadamard", "plain", "cuda", hadamard, 50, why_not, _refuses, _describe
+        "triton_hadamard",
+        "hadamard",
+        "plain",
+        "cuda",
+        hadamard,
+        50,
+        unavailable,
+        _refuses,
+        _describe,
     ),
 )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ao_core import WHOLE, Call, Kernel, Spec
 from ao_core.ext import Parts, make_parts
-from ao_kernels.triton.shared.device import why_not, why_not_float8
+from ao_kernels.triton.shared.device import unavailable, unavailable_float8
 from ao_kernels.triton.shared.dtypes import INPUTS
 
 __all__ = ["FLOAT8", "ROW_KERNELS", "quantize", "rms_norm_quantize", "silu_mul_quantize"]
@@ -79,6 +79,6 @@ def _kernels(numbers: str, formats: tuple[str, ...], unavailable: Any) -> tuple[
 
 
 ROW_KERNELS = (
-    *_kernels("float8", FLOAT8, why_not_float8),
-    *_kernels("int8", _INTEGERS, why_not),
+    *_kernels("float8", FLOAT8, unavailable_float8),
+    *_kernels("int8", _INTEGERS, unavailable),
 )

@@ -1,1 +1,1 @@
-"""Products of two operands in 8 bits (W8A8): scaled mm, dense and grouped."""
+"""Matmuls of two operands in 8 bits (W8A8): scaled mm, dense and grouped."""

@@ -1,4 +1,4 @@
-"""Products of two operands in 8 bits, scaled in float32; see `ao_kernels.triton.scaled_mm.launch`."""
+"""Matmuls of two operands in 8 bits, scaled in float32; see `ao_kernels.triton.scaled_mm.launch`."""
 
 # mypy: ignore-errors
 
@@ -9,7 +9,7 @@ from ao_kernels.triton.shared.kernel_offsets import find
 
 
 @triton.jit(do_not_specialize=["M", "m_tiles"])
-def product(
+def matmul(
     a,
     b,
     a_scale_ptr,
@@ -39,7 +39,7 @@ def product(
     GROUPS: tl.constexpr,
     TMA: tl.constexpr,
 ):
-    """The product a (M, K) @ b (N, K).T of codes: one CTA for BLOCK_M × BLOCK_N of it.
+    """The matmul a (M, K) @ b (N, K).T of codes: one CTA for BLOCK_M × BLOCK_N of it.
 
     `a` and `b` are TMA descriptors of tiles of BLOCK_K along K, or pointers where TMA is false. A_SCALES and
     B_SCALES: "one", "row", "block" of BLOCK_K along K, for b stored as (K / BLOCK_K, N) with N up to a

@@ -1,4 +1,4 @@
-"""Products of operands that are both in 8 bits: float8 or int8, with the scales applied inside."""
+"""Matmuls of operands that are both in 8 bits: float8 or int8, with the scales applied inside."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def constants(
     groups: int = 0,
     tma: bool = True,
 ) -> dict[str, Any]:
-    """The compile-time arguments of the kernel `product`; `kinds` are A_SCALES and B_SCALES."""
+    """The compile-time arguments of the kernel `matmul`; `kinds` are A_SCALES and B_SCALES."""
     import triton.language as tl
 
     return {
@@ -232,7 +232,7 @@ def launch(
         zero_M = sums = a_scale
         if zero_point is not None:
             zero_M, sums = zero_point.expand(m, 1).contiguous(), b.sum(1, dtype=torch.int32)
-        kernel.product[(m_tiles * -(-n // config.block_n),)](
+        kernel.matmul[(m_tiles * -(-n // config.block_n),)](
             _operand(a, config.block_m, tma), _operand(b, config.block_n, tma),
             a_scale.contiguous(), b_scale.contiguous(), zero_M, sums,
             out if bias is None else bias, a_scale if offs is None else offs, out,

@@ -1,4 +1,4 @@
-"""The kernels of products whose operands are both quantized: of `ComputeWeight`s, and of dynamic weights.
+"""The kernels of matmuls whose operands are both quantized: of `ComputeWeight`s, and of dynamic weights.
 
 The custom op behind them is made when one is first called.
 """
@@ -16,7 +16,7 @@ from ao_core import Call, Kernel, QTensor, Spec
 from ao_core.ext import ROW, TENSOR, registry
 from ao_core.ext.kernels import encode_parts, lost_rows, static_qparams
 from ao_core.ext.numerics import scale_to_float
-from ao_kernels.triton.shared.device import current_device, why_not, why_not_float8
+from ao_kernels.triton.shared.device import current_device, unavailable, unavailable_float8
 from ao_kernels.triton.tuning.choose import find
 
 __all__ = ["DYNAMIC_KERNELS"]
@@ -38,7 +38,7 @@ _PAIRS = (
 _FLOAT8 = ("f8e4m3", "f8e5m2")
 _OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
 #: op → the one of torch, which has cuBLAS for one scale per tensor
-_OF_TORCH = {"linear": "scaled_mm", "mm": "scaled_product"}
+_OF_TORCH = {"linear": "scaled_mm", "mm": "scaled_matmul"}
 
 
 def _multiply(
@@ -140,7 +140,7 @@ def _refused(call: Call, spec: Spec, act: Spec) -> str | None:
     if call.x_dtype not in _OUTPUTS:
         return f"writes bfloat16, float16 and float32, not {call.x_dtype}"
     if call.m == 0 or 0 in call.weight_shape:
-        return "needs a product that is not empty"
+        return "needs a matmul that is not empty"
     if call.op.startswith("grouped"):
         return _refused_for_experts(call, spec, act)
     return None
@@ -148,7 +148,7 @@ def _refused(call: Call, spec: Spec, act: Spec) -> str | None:
 
 def _refused_for_experts(call: Call, spec: Spec, act: Spec) -> str | None:
     if len(call.weight_shape) != 3:
-        return "has no product whose contracted dimension is the one of the rows"
+        return "has no matmul whose contracted dimension is the one of the rows"
     if act.block == TENSOR:
         return f"needs activations whose scales do not depend on the expert, found {spec}"
     if spec.block not in (ROW, _SQUARE):
@@ -174,7 +174,7 @@ def _describe(call: Call) -> str:
 
 
 def _code_dtype(spec: Spec) -> torch.dtype:
-    """Of the codes as the product takes them."""
+    """Of the codes as the matmul takes them."""
     stored = registry.dtypes.get(spec.dtype).storage
     return torch.int8 if stored == torch.uint8 else stored
 
@@ -198,6 +198,6 @@ def _kernels(
 
 
 DYNAMIC_KERNELS = (
-    *_kernels("float8", why_not_float8, _refuses_float8),
-    *_kernels("int8", why_not, _refuses_int8),
+    *_kernels("float8", unavailable_float8, _refuses_float8),
+    *_kernels("int8", unavailable, _refuses_int8),
 )

@@ -1,4 +1,4 @@
-"""Sums of activations per group, for the zero-point correction: a launch before the product."""
+"""Sums of activations per group, for the zero-point correction: a launch before the matmul."""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ao_core.ext.kernels import lacks_capability
+
 __all__ = [
     "CAPABILITY",
     "capability",
@@ -22,34 +24,26 @@ __all__ = [
     "shared_memory",
     "sm_count",
     "supports_pdl",
-    "why_not",
-    "why_not_float8",
+    "unavailable",
+    "unavailable_float8",
 ]
 
 #: the oldest devices that have what the kernels are written with: bfloat16, asynchronous copies
 CAPABILITY = (8, 0)
 
 
-def why_not() -> str | None:
+def unavailable() -> str | None:
     """None, or a sentence that says why the Triton kernels cannot run here."""
     if find_spec("triton") is None:
         return 'Triton is not installed; pip install "ao-kernels[triton]"'
-    if not torch.cuda.is_available():
-        return "no CUDA device is available"
     if torch.version.hip is not None:
         return "the assembly in the Triton kernels is that of NVIDIA's devices"
-    found = torch.cuda.get_device_capability()
-    if found < CAPABILITY:
-        return "needs sm_{}{}, found sm_{}{}".format(*CAPABILITY, *found)
-    return None
+    return lacks_capability(CAPABILITY)
 
 
-def why_not_float8() -> str | None:
-    """`why_not`, for kernels that convert to float8."""
-    if reason := why_not():
-        return reason
-    found = torch.cuda.get_device_capability()
-    return None if found >= (8, 9) else "needs sm_89 for float8, found sm_{}{}".format(*found)
+def unavailable_float8() -> str | None:
+    """`unavailable`, for kernels that convert to float8."""
+    return unavailable() or lacks_capability((8, 9))
 
 
 def on_device(x: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Sums of activations, for products with zero points."""
+"""Sums of activations, for matmuls with zero points."""
 
 # mypy: ignore-errors
 

@@ -1,4 +1,4 @@
-"""Operands of products with weights: planes concatenated along K, and scales."""
+"""Operands of matmuls with weights: planes concatenated along K, and scales."""
 
 # mypy: ignore-errors
 
@@ -25,7 +25,7 @@ def concat_planes(planes, first: tl.constexpr, COUNT: tl.constexpr):
 def load_scales(at, LOAD: tl.constexpr):
     """The scales of BLOCK_N rows in float32, each thread loading those of its own rows.
 
-    A plain load would be done once a row, and then go to all threads through shared memory.
+    A plain load would be done once per row, and then go to all threads through shared memory.
     """
     if LOAD is None:
         scale = tl.load(at)

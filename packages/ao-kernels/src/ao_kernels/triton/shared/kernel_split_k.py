@@ -1,4 +1,4 @@
-"""The epilogue of products: bias, output dtype, and the reduction of split-K."""
+"""The epilogue of matmuls: bias, output dtype, and the reduction of split-K."""
 
 # mypy: ignore-errors
 

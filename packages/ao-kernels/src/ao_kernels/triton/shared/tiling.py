@@ -11,7 +11,7 @@ from ao_core import WHOLE, Spec
 
 __all__ = ["BLOCK_N", "Tiling", "from_blocks", "pad", "to_blocks"]
 
-#: N of a tile: rows of the weight, which are columns of the product
+#: N of a tile: rows of the weight, which are columns of the matmul
 BLOCK_N = 128
 
 

@@ -64,7 +64,7 @@ def split_k_workspace(
 ) -> tuple[Tensor, Tensor]:
     """Partial sums, float32 (output_tiles, splits, size), and one semaphore per output tile.
 
-    A product without splits does not touch them: any tensor can stand there.
+    A matmul without splits does not touch them: any tensor can stand there.
     """
     if splits == 1:
         return out, out

@@ -69,7 +69,7 @@ def _(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("ao_kernels::sparsify24_both", mutates_args=())
 def sparsify24_both(x: Tensor, order: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The best eight of each 4 × 4 tile of x (N, K), packed for products with x and with its transpose.
+    """The best eight of each 4 × 4 tile of x (N, K), packed for matmuls with x and with its transpose.
 
     Of every tile those stay, two in each row and column, whose magnitudes have the greatest sum. Sizes
     are padded with zeros: rows to multiples of 32, columns to multiples of 64.

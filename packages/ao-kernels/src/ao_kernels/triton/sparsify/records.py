@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ao_core import Call, Kernel, Spec
 from ao_core.ext import Parts, registry
-from ao_kernels.triton.shared.device import why_not
+from ao_kernels.triton.shared.device import unavailable
 from ao_kernels.triton.sparsify.op import INPUTS, sparsify24, tile_mask
 
 __all__ = ["SPARSIFY_KERNELS"]
@@ -63,10 +63,17 @@ SPARSIFY_KERNELS = (
         "cuda",
         quantize_two_four,
         50,
-        why_not,
+        unavailable,
         _refuses_quantize,
     ),
     Kernel(
-        "triton_tile_mask", "tile_mask", "two_four", "cuda", tile_mask, 50, why_not, _refuses_tiles
+        "triton_tile_mask",
+        "tile_mask",
+        "two_four",
+        "cuda",
+        tile_mask,
+        50,
+        unavailable,
+        _refuses_tiles,
     ),
 )

@@ -1,4 +1,4 @@
-"""Measure a model's products before it serves, so that none of its calls has to."""
+"""Measure a model's matmuls before it serves, so that none of its calls has to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ao_core.ext import ConfigError, is_converted
-from ao_kernels.triton.shared.device import why_not
+from ao_kernels.triton.shared.device import unavailable
 from ao_kernels.triton.tuning.choose import tuner_of
 
 __all__ = ["ROWS", "Tuned", "tune", "tune_weights"]
@@ -40,7 +40,7 @@ def tune(model: nn.Module, rows: Sequence[int] = ROWS) -> list[Tuned]:
     Raises:
         ConfigError: no Triton kernel can run here, or `rows` has a number below 1.
     """
-    if reason := why_not():
+    if reason := unavailable():
         raise ConfigError(f"there is nothing to tune: {reason}")
     return tune_weights(model.parameters(), rows)
 

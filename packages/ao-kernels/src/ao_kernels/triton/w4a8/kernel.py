@@ -1,4 +1,4 @@
-"""W4A8: products of activations in 8 bits with weights in 4; see `ao_kernels.triton.w4a8.layout`."""
+"""W4A8: matmuls of activations in 8 bits with weights in 4; see `ao_kernels.triton.w4a8.layout`."""
 
 # mypy: ignore-errors
 
@@ -48,7 +48,7 @@ def linear(
     PREFETCH: tl.constexpr,
     PREFETCH_TILES: tl.constexpr,
 ):
-    """The product x (M, K) @ weight.T + bias: one CTA for BLOCK_M × BLOCK_N of it and a split of K.
+    """The matmul x (M, K) @ weight.T + bias: one CTA for BLOCK_M × BLOCK_N of it and a split of K.
 
     `x_ptr` has codes, int8 or float8, with row scales; with HAS_X_ZERO those are uint8 codes less 128, and
     rows have zero points. PLANES_PER_GROUP planes share a scale of the weight; 0: one scale per row. The
@@ -108,7 +108,7 @@ def linear(
             elif PLANES_PER_GROUP == 0:
                 acc += tl.dot(w, x)
             else:
-                part = _products(w, x, INTEGERS, TO_FLOAT)
+                part = _matmuls(w, x, INTEGERS, TO_FLOAT)
                 acc += part * load_scales(scale_at + group * BLOCK_N, LOAD_SCALE)[:, None]
         w_at += BLOCK_N * PLANE_K
         x_at += PLANES * PLANE_K
@@ -181,7 +181,7 @@ def _small_floats(codes, SIGNED: tl.constexpr):
 
 
 @triton.jit
-def _products(w, x, INTEGERS: tl.constexpr, TO_FLOAT: tl.constexpr):
+def _matmuls(w, x, INTEGERS: tl.constexpr, TO_FLOAT: tl.constexpr):
     """The sums of a group in float32; a text converts them where the converter is slow."""
     if not INTEGERS:
         part = tl.dot(w, x)
@@ -214,15 +214,15 @@ def _add_offsets(
     BLOCK_N: tl.constexpr,
     OFFSET: tl.constexpr,
 ):
-    """What products with values less OFFSET lack of those with values less zero points.
+    """The zero-point correction: what a matmul of (value - OFFSET) lacks of one of (value - zero).
 
-    Of each group from `first` to `last` that is (OFFSET - zero) · scale times the sum of its activations: a
-    product of matrices with a column for each group, which is small. `grid` is the first group of the rows
+    For each group from `first` to `last` it is (OFFSET - zero) · scale times the sum of the group's
+    activations. That is a small matmul with one column per group. `grid` is the first group of the rows
     `cols` of the weight.
     """
     some = tl.arange(
         0, 16
-    )  # as few as a product can have: more would take registers from the loop before
+    )  # as few as a matmul can have: more would take registers from the loop before
     for start in tl.range(first, last, 16, num_stages=1):
         group = start + some
         inside = (group < last)[:, None]
@@ -231,7 +231,7 @@ def _add_offsets(
         scale = tl.load(scale_ptr + at, mask=inside, other=0.0).to(tl.float32)
         sums_at = sums_ptr + group.to(tl.int64)[:, None] * M + offs_m[None, :]
         sums = tl.load(sums_at, mask=inside & (offs_m < M)[None, :], other=0.0)
-        # three products in TF32 are as good as one in float32
+        # three matmuls in TF32 are as good as one in float32
         offsets = tl.trans((OFFSET - zero_point) * scale)
         total = tl.dot(offsets, sums, total, input_precision="tf32x3")
     return total

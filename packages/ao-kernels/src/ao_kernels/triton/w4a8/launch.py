@@ -1,4 +1,4 @@
-"""How products of activations in 8 bits with weights in `plane32` are specialized and launched."""
+"""How matmuls of activations in 8 bits with weights in `plane32` are specialized and launched."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _ALIGNED = 16
 def tile_config_of(m: int, *, zero_point: bool = False) -> TileConfig:
     """The smallest that takes m rows in one tile, or the largest.
 
-    Zero points of weights are a product of their own after the loop: the last has too few registers for it.
+    Zero points of weights are a matmul of their own after the loop: the last has too few registers for it.
     """
     fitting = TILE_CONFIGS[:-1] if zero_point else TILE_CONFIGS
     return next((config for config in fitting if m <= config.block_m), fitting[-1])

@@ -1,4 +1,4 @@
-"""The layout `plane32`: weights in 4 bits as products with activations in 8 bits read them."""
+"""The layout `plane32`: weights in 4 bits as matmuls with activations in 8 bits read them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ACTS", "PLANES", "PLANE_K", "Plane32", "Stored", "stored", "tiling"]
 #: planes of a tile, columns of each: those that a tensor core multiplies at once
 PLANES, PLANE_K = 8, 32
 _GROUPS = (32, 64, 128, 256)
-#: codes and zero points of activations that products take
+#: codes and zero points of activations that matmuls take
 ACTS = (("int8", "none"), ("uint8", "int"), ("f8e4m3", "none"))
 
 
@@ -30,7 +30,7 @@ class Stored(NamedTuple):
     flip: int
     #: and then with this, those from 8 on
     flip_upper: int
-    #: products are with (value - offset) / factor
+    #: a matmul multiplies by (value - offset) / factor
     offset: int
     factor: float
     assembly: Callable[[], str]
@@ -42,7 +42,7 @@ class Stored(NamedTuple):
 
 
 def stored(numbers: str, *, integers: bool) -> Stored:
-    """How "int4" or "uint4" is stored for products in integers, or in float8.
+    """How "int4" or "uint4" is stored for matmuls in integers, or in float8.
 
     As the upper half of a signed byte a code is 16 times too large. As the lower half of an e4m3, where
     steps are 2**-9, it is that much too small; what is signed has a magnitude there, which counts from 1 on
@@ -86,7 +86,7 @@ class Plane32(Layout):
         """None, or a sentence that says why the planes cannot hold such a tensor."""
         act = spec.act
         if act is None:
-            return "is for products whose activations are quantized, found none in the format"
+            return "is for matmuls whose activations are quantized, found none in the format"
         if (act.dtype, act.zero_point) not in ACTS:
             return f"is for activations in int8, uint8 with zero points, or f8e4m3, found {act}"
         if (dtype.name, spec.zero_point) not in (

@@ -8,7 +8,7 @@ from torch import Tensor
 from ao_core import WHOLE, Call, Kernel, QTensor, Spec
 from ao_core.ext.kernels import encode_parts, lost_rows, static_qparams
 from ao_core.ext.numerics import full_block, scale_to_float
-from ao_kernels.triton.shared.device import current_device, why_not, why_not_float8
+from ao_kernels.triton.shared.device import current_device, unavailable, unavailable_float8
 from ao_kernels.triton.shared.tile_config import described
 from ao_kernels.triton.w4a8.layout import Plane32
 
@@ -79,10 +79,10 @@ DYNAMIC4_LAYOUTS = (Plane32(),)
 DYNAMIC4_KERNELS = (
     Kernel(
         "triton_int8_int4_linear", "linear", "plane32", "cuda", linear, 50,
-        why_not, _refuses_integers, _describe,
+        unavailable, _refuses_integers, _describe,
     ),
     Kernel(
         "triton_float8_int4_linear", "linear", "plane32", "cuda", linear, 50,
-        why_not_float8, _refuses_float8, _describe,
+        unavailable_float8, _refuses_float8, _describe,
     ),
 )  # fmt: skip

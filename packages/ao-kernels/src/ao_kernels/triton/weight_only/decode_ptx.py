@@ -7,7 +7,7 @@ has in both; the registers of `Packing.words` words come as the operands behind 
   (2**10 in float16), p bits up, the number 128 + c * 2**p (1024 + …) is there at once. One `fma` divides
   and subtracts, exactly. Codes that are near each other in a word need one shift together.
 - Floats come from exponent and mantissa moved into place, then a power of two.
-- Codebooks of up to 4 bits are looked up in registers, by byte permutations.
+- LUTs of up to 4 bits are looked up in registers, by byte permutations.
 """
 
 from __future__ import annotations

@@ -25,14 +25,14 @@ TABLES = (torch.bfloat16, torch.float16)
 
 
 class Format(NamedTuple):
-    """A number format as it is stored, and as products take it."""
+    """A number format as it is stored, and as matmuls take it."""
 
     bits: int
     #: exclusive or with it turns a canonical code into the stored one and back
     flip: int
     #: of each stored code, exact in float32
     values: tuple[float, ...]
-    #: products are with values less this, which zero points make up for
+    #: a matmul multiplies by value minus this; the zero-point correction makes up for it
     offset: int
     #: "bf16" or "fp16" → the text that turns words into such numbers
     assembly: Callable[[str], str]

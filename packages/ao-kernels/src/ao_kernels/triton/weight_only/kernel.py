@@ -1,4 +1,4 @@
-"""Weight-only products; see `ao_kernels.triton.weight_only.layout` for the layout."""
+"""Weight-only matmuls; see `ao_kernels.triton.weight_only.layout` for the layout."""
 
 # mypy: ignore-errors
 
@@ -58,13 +58,13 @@ def linear(
     PREFETCH: tl.constexpr,
     PREFETCH_TILES: tl.constexpr,
 ):
-    """The product x (M, K) @ weight.T + bias: one CTA for BLOCK_M × BLOCK_N of it and a split of K.
+    """The matmul x (M, K) @ weight.T + bias: one CTA for BLOCK_M × BLOCK_N of it and a split of K.
 
     A tile of weights is BLOCK_N of N by PLANES planes of PLANE_K each along K, in WORDS words (see
     `Plane16`, and with SPARSE `Plane24`). PLANES_PER_GROUP planes share a scale; 0: one scale per row. The
-    weights are the left operand, which the tensor cores take from registers. Products are of value -
-    OFFSET, and are scaled in float32, with HAS_GLOBAL_SCALE in the end by the global scale too; scales of 8
-    bits are in the format SCALE. The zero-point correction, (OFFSET - zero) times the activation sum of a
+    weights are the left operand, which the tensor cores take from registers. They hold value -
+    OFFSET. Sums are scaled in float32, and with HAS_GLOBAL_SCALE by the global scale too. Scales of 8 bits
+    are in the format SCALE. The zero-point correction, (OFFSET - zero) times the activation sum of a
     group, from `sums_ptr` (groups, stride_sums), is added before; rows of a tile that do not exist get it
     too, to no effect.
 
@@ -87,7 +87,7 @@ def linear(
             PREFETCH,
             PREFETCH_TILES,
         )
-    product(
+    matmul(
         x_ptr, w_ptr, scale_ptr, global_scale_ptr, zero_ptr, table_ptr, sums_ptr, bias_ptr, out_ptr,
         partial_ptr, semaphore_ptr,
         m_tile * BLOCK_M, M, n_tile, n_tile, m_tile * tl.num_programs(0) + n_tile, split,
@@ -98,7 +98,7 @@ def linear(
 
 
 @triton.jit
-def product(
+def matmul(
     x_ptr,
     w_ptr,
     scale_ptr,

@@ -1,4 +1,4 @@
-"""Grouped weight-only products: the weights of experts; see `ao_kernels.triton.weight_only.layout`."""
+"""Grouped weight-only matmuls: the weights of experts; see `ao_kernels.triton.weight_only.layout`."""
 
 # mypy: ignore-errors
 
@@ -7,7 +7,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ao_kernels.triton.shared.kernel_offsets import find
-from ao_kernels.triton.weight_only.kernel import product
+from ao_kernels.triton.weight_only.kernel import matmul
 
 
 @triton.jit(do_not_specialize=["M", "experts", "k_tiles", "tiles_per_split"])
@@ -69,7 +69,7 @@ def linear(
         gdc_wait()
     row, end, expert = find(offs_ptr, m_tile, M, experts, BLOCK_M, GROUPS)
     if expert < experts:
-        product(
+        matmul(
             x_ptr, w_ptr, scale_ptr, global_scale_ptr + expert, zero_ptr, table_ptr, sums_ptr, x_ptr, out_ptr,
             partial_ptr, semaphore_ptr,
             row, end, n_tile, expert * tl.num_programs(0) + n_tile,

@@ -110,7 +110,7 @@ def constants(
     global_scale: bool = False,
     sm80: bool = False,
 ) -> dict[str, Any]:
-    """The compile-time arguments of the function `product`; without `assembly` plain operations serve.
+    """The compile-time arguments of the function `matmul`; without `assembly` plain operations serve.
 
     `global_scale`, scales have one themselves; `sm80`, the device has no conversions of float8.
     """
@@ -159,7 +159,7 @@ def arguments(
     bias: bool,
     pdl: bool,
 ) -> dict[str, Any]:
-    """What one weight's product and that of experts are launched with alike: `constants` and `options`."""
+    """What one weight's matmul and that of experts are launched with alike: `constants` and `options`."""
     return constants(
         fmt, tiles, config, splits, x.dtype, scale.dtype,
         None if zero_point is None else zero_point.dtype, bias,

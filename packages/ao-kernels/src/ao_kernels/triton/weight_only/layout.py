@@ -1,4 +1,4 @@
-"""The layouts `plane16` and `plane16_bytes`: weights as the Triton products read them, a tile in a piece."""
+"""The layouts `plane16` and `plane16_bytes`: weights as the Triton matmuls read them, a tile in a piece."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Plane16(Layout):
     A plane is a slice of the tile along K. As many codes as a tile has planes fill words of 16 bits (see
     `weight_only.packing`): with 4 bits, bits 4j and up of a word are the code of plane j,
     except in formats with a LUT and bit-interleaved ones. So the words of a row in a tile hold runs of
-    neighbouring K, and a product takes activations as they are. Parts:
+    neighbouring K, and a matmul takes activations as they are. Parts:
 
     - qdata: int16 […, N / 128, tiles, words, 128, plane]. Signed integers are stored in offset binary.
     - scale, zero: […, N / 128, groups, 128], in their own dtype. Scales of 8 bits have those of a row and a
@@ -63,11 +63,11 @@ class Plane16(Layout):
         if isinstance(fmt, str):
             return fmt
         if spec.zero_point == "offset":
-            return "has zero points in the domain of codes, not scaled ones"
+            return "takes zero points in the domain of codes, not offsets"
         if (spec.zero_point != "none") != (fmt.offset != 0):
             return f"has zero points of unsigned integers, and only with them, found {spec}"
         if spec.act is not None:
-            return "its product does not quantize activations"
+            return "its matmul does not quantize activations"
         if reason := unfit_scale(spec.scale_dtype):
             return reason
         if len(shape) not in (2, 3) or 0 in shape:

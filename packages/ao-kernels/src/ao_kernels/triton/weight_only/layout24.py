@@ -1,4 +1,4 @@
-"""The layout `plane24`: 2:4 sparse weights in int4 as the Triton products read them, a tile in a piece."""
+"""The layout `plane24`: 2:4 sparse weights in int4 as the Triton matmuls read them, a tile in a piece."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Plane24(Plane16):
     A row of a tile has 64 groups of four columns: group 8u + q is the u-th of pair q of 16-bit words. In
     all pairs together lie three numbers of 32 bits: the codes of groups u = 0 to 3, of 4 to 7, and eight
     patterns. So each pair holds two neighbouring columns of either half of eight groups, in runs of 32
-    columns: what a product takes of the activations are pairs of neighbours. Parts:
+    columns: what a matmul takes of the activations are pairs of neighbours. Parts:
 
     - qdata: int16 […, N / 128, tiles, 3, 128, 16]. Of u = 4h + 2w + r the codes, in offset binary, are bits
       4w and up, and 8 + 4w and up, of word 2q + r of the h-th number; of u = 2t + r the pattern is bits 4t
@@ -51,7 +51,7 @@ class Plane24(Plane16):
         index = unpack_bits(parts["index"], 4, groups)
         patterns = index.new_tensor(_PATTERN_OF)[index.long()]
         rows, columns = tiles.n_tiles * BLOCK_N, tiles.k_tiles * tiles.width // 4
-        # padding has the code that no product sees, that of 0
+        # padding has the code that no matmul sees, that of 0
         codes = pad(codes ^ fmt.flip, rows, 2 * columns) ^ fmt.flip
         cut = (tiles.n_tiles, BLOCK_N, tiles.k_tiles)
         # blocks, rows, tiles, h, w, r, q, first or second

@@ -1,4 +1,4 @@
-"""Products with the weights of experts in planes: one launch for all, and nobody waits for the offsets."""
+"""Matmuls with the weights of experts in planes: one launch for all, and nobody waits for the offsets."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from ao_core import Call, Kernel, QTensor, Spec
 from ao_core.ext import Parts, registry
 from ao_core.ext.numerics import full_block
-from ao_kernels.triton.shared.device import current_device, why_not
+from ao_kernels.triton.shared.device import current_device, unavailable
 from ao_kernels.triton.shared.dtypes import ELEMENTS
 from ao_kernels.triton.shared.tile_config import described
 from ao_kernels.triton.weight_only.formats import known
@@ -149,28 +149,28 @@ PLANE16_KERNELS = (
     *(
         Kernel(
             f"triton_{layout.name}_linear", "linear", layout.name, "cuda", plane16_linear, 50,
-            why_not, _refuses_linear, _describe,
+            unavailable, _refuses_linear, _describe,
         )
         for layout in LAYOUTS
     ),
     *(
         Kernel(
             f"triton_{layout.name}_grouped_linear", "grouped_linear", layout.name, "cuda",
-            plane16_grouped_linear, 50, why_not, _refuses_grouped_linear, _describe_grouped,
+            plane16_grouped_linear, 50, unavailable, _refuses_grouped_linear, _describe_grouped,
         )
         for layout in LAYOUTS
     ),
     *(
         Kernel(
             f"triton_{layout.name}_embedding", "embedding", layout.name, "cuda",
-            plane16_embedding, 50, why_not, _refuses_embedding,
+            plane16_embedding, 50, unavailable, _refuses_embedding,
         )
         for layout in LAYOUTS
     ),
     *(
         Kernel(
             f"triton_{layout.name}_dequantize", "dequantize", layout.name, "cuda",
-            plane16_dequantize, 50, why_not, _refuses_dequantize,
+            plane16_dequantize, 50, unavailable, _refuses_dequantize,
         )
         for layout in LAYOUTS
     ),

@@ -9,34 +9,34 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-SCRIPT = Path(__file__).with_name("random_products.py")
-spec = spec_from_file_location("random_products", SCRIPT)
+SCRIPT = Path(__file__).with_name("random_matmuls.py")
+spec = spec_from_file_location("random_matmuls", SCRIPT)
 assert spec is not None
 assert spec.loader is not None
-PRODUCTS = module_from_spec(spec)
-spec.loader.exec_module(PRODUCTS)
+MATMULS = module_from_spec(spec)
+spec.loader.exec_module(MATMULS)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_random_products(seed: int) -> None:
-    """More of them: `python random_products.py --cases 20000 --seed 4`."""
-    cases = [PRODUCTS.draw(seed, number) for number in range(100)]
-    known = [case for case in cases if PRODUCTS.exemption(case)]
+def test_random_matmuls(seed: int) -> None:
+    """More of them: `python random_matmuls.py --cases 20000 --seed 4`."""
+    cases = [MATMULS.draw(seed, number) for number in range(100)]
+    known = [case for case in cases if MATMULS.exemption(case)]
     assert len(known) <= 20
-    found = [(case, PRODUCTS.problem_of(case)) for case in cases if case not in known]
+    found = [(case, MATMULS.problem_of(case)) for case in cases if case not in known]
     wrong = [f"{case}: {problem}" for case, problem in found if problem]
     assert not wrong, "\n".join(wrong)
 
 
 def test_cases_are_of_all_kinds() -> None:
     """What is drawn meets every recipe, dtype, shape, and end of the dtype."""
-    cases = [PRODUCTS.draw(1, number) for number in range(2000)]
-    assert {case.recipe for case in cases} == set(PRODUCTS.recipes())
-    assert len(PRODUCTS.recipes()) >= 45
-    assert {case.dtype for case in cases} == set(PRODUCTS.DTYPES)
-    assert {case.shape for case in cases} == set(PRODUCTS.SHAPES)
-    assert {case.weight for case in cases} == set(PRODUCTS.WEIGHTS)
-    assert {what for case in cases for what in case.rows.values()} == set(PRODUCTS.ROWS)
+    cases = [MATMULS.draw(1, number) for number in range(2000)]
+    assert {case.recipe for case in cases} == set(MATMULS.recipes())
+    assert len(MATMULS.recipes()) >= 45
+    assert {case.dtype for case in cases} == set(MATMULS.DTYPES)
+    assert {case.shape for case in cases} == set(MATMULS.SHAPES)
+    assert {case.weight for case in cases} == set(MATMULS.WEIGHTS)
+    assert {what for case in cases for what in case.rows.values()} == set(MATMULS.ROWS)
     assert {case.dims for case in cases} == {1, 2, 3, 4}
     assert {case.bias for case in cases} == {True, False}
     assert {0, 1} < {case.m for case in cases}
@@ -70,7 +70,7 @@ def test_faults_are_found(fault: str | None) -> None:
     x[7, :2], w[7, :2] = 6e4, 0.8
     x, w = x.half(), w.half()
     out = F.linear(x.double(), w.double()).half()
-    case = PRODUCTS.Case(
+    case = MATMULS.Case(
         number=0, recipe="", dtype=torch.float16, m=8, n=20, k=64, dims=2, bias=False, weight="",
         zeros=(), shape="whole", rows={}, seed=0,
     )  # fmt: skip
@@ -78,6 +78,6 @@ def test_faults_are_found(fault: str | None) -> None:
     if fault is not None:
         said, change = FAULTS[fault]
         change(out)
-    found = PRODUCTS.compare(case, x, out, w.double(), None, None, [5], PRODUCTS.least_of(x, w))
+    found = MATMULS.compare(case, x, out, w.double(), None, None, [5], MATMULS.least_of(x, w))
     assert said in found
     assert bool(found) == (fault is not None), found

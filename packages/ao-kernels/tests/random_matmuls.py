@@ -1,13 +1,13 @@
-"""Random linear layers checked against float64: `python random_products.py --cases 20000 [--seed 1]`.
+"""Random linear layers checked against float64: `python random_matmuls.py --cases 20000 [--seed 1]`.
 
 A case draws one of the recipes without training, a dtype, sizes from 1 up, 0 to 1,000 rows of activations
 in one to four dimensions, strided and transposed too, with and without a bias; zeros in rows, groups and
 columns; subnormal numbers, numbers near the greatest of the dtype, a row with a NaN or an infinity.
 
-Outputs are compared with the product in float64 of the weight's own values and, where a recipe quantizes
+Outputs are compared with the matmul in float64 of the weight's own values and, where a recipe quantizes
 activations, of the values that it gives them: all together, and every row and every column by itself, so
 that a small one counts as much as a large one. Zeros make exactly 0, or the bias. A NaN or an infinity has
-the output that the dense product has, of quantized activations none that is finite, and the rows beside it
+the output that the dense matmul has, of quantized activations none that is finite, and the rows beside it
 are compared as all others. Case i depends on the seed and i alone: `--first i --cases 1` makes it again.
 """
 
@@ -26,10 +26,8 @@ from torch import Tensor, nn
 
 import ao_core
 from ao_core import QTensor, Spec
-from ao_core.dispatch import BANDS
-from ao_core.registry import registry
-from ao_core.tensor import fake_quantize
-from ao_core.tensor.matmuls import select_linear
+from ao_core.ext import fake_quantize, registry
+from ao_core.ext.kernels import BANDS, select_linear
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FLOAT32 = torch.finfo(torch.float32)
@@ -227,7 +225,7 @@ def problem_of(case: Case) -> str:
 
 
 def least_of(x: Tensor, w: Tensor) -> float:
-    """The least activation that a product tells from 0; those of torch may flush subnormal ones."""
+    """The least activation that a matmul tells from 0; those of torch may flush subnormal ones."""
     kernel = select_linear(x, w) if isinstance(w, QTensor) else None
     if kernel is None or kernel.priority < BANDS["compiled"]:
         return least_weight(x.dtype)
@@ -235,7 +233,7 @@ def least_of(x: Tensor, w: Tensor) -> float:
 
 
 def least_weight(dtype: torch.dtype) -> float:
-    """The least weight that a product tells from 0: processors flush subnormal operands in bfloat16."""
+    """The least weight that a matmul tells from 0: processors flush subnormal operands in bfloat16."""
     info = torch.finfo(dtype)
     return info.smallest_normal * (1 if dtype is torch.bfloat16 else info.eps)
 
@@ -247,10 +245,10 @@ def compare(
     """What is wrong with the output of activations (M, K) and a weight of these values, or nothing.
 
     Args:
-        case, x, values, bias, act: what the product was of.
+        case, x, values, bias, act: what the matmul was of.
         out: the output (M, N).
         zeros: rows of the weight that are 0.
-        least: the least activation that the product tells from 0.
+        least: the least activation that the matmul tells from 0.
     """
     odd = ~x.isfinite().all(1)
     if odd.any():
@@ -280,7 +278,7 @@ def compare(
     off = off + case.k * FLOAT32.smallest_normal * FLOAT32.eps
     if zeroed:  # their steps are no less than the least normal number
         off = off + BOUND[torch.float32] * 128 * FLOAT32.smallest_normal * values.abs().sum(1)
-    # sums that exceed float32 on their way come from dense products, too
+    # sums that exceed float32 on their way come from dense matmuls, too
     held = F.linear(read.abs(), values.abs()) + added.abs() < FLOAT32.max / 4
     held &= summed
     if (
@@ -314,7 +312,7 @@ def spread(x: Tensor, out: Tensor, values: Tensor, bias: Tensor | None, act: Spe
     same = (out.isnan() == expected.isnan()) & (expected.isnan() | (out.double() == expected))
     vague = (values != 0) & (values.abs() < least_weight(out.dtype))
     same |= F.linear(x.isinf().double(), vague.double()) > 0
-    # what makes infinities on the way does so in dense products, too
+    # what makes infinities on the way does so in dense matmuls, too
     same |= F.linear(x.nan_to_num(0, 0, 0).abs(), values.abs()) > FLOAT32.max / 4
     return (
         "" if same.all() else f"{int((~same).sum())} outputs of a NaN or infinity are not as dense"

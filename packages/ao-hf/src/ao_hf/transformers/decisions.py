@@ -1,0 +1,95 @@
+"""What becomes of each parameter of a model that transformers is about to load: as `quantize_` decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ao_core import Config, QTensor
+from ao_core.ext import ConfigError
+from ao_core.ext.quantizing import Decision, convert, decide, transformed
+from ao_core.ext.reports import ParameterRecord
+
+__all__ = ["decisions_of", "kept_record", "size_of"]
+
+
+def decisions_of(model: Any, config: Config, kept: Sequence[str]) -> dict[str, Decision]:
+    """The decision for each name of a parameter, for a model on the meta device.
+
+    Args:
+        model: whose tied parameters are not tied yet.
+        config: as for `quantize_`.
+        kept: names of modules whose parameters stay as they are.
+
+    Raises:
+        ConfigError: as `quantize_` raises it, or a name of `kept` is that of no module.
+    """
+    untied = _tie(model)
+    try:
+        decisions = decide(model, config, None)
+    finally:
+        for module, name, parameter in untied:
+            module._parameters[name] = parameter
+    modules = [name for name, _ in model.named_modules()]
+    for name in kept:
+        if not any(_within(module, name) for module in modules):
+            raise ConfigError(
+                f"modules_to_not_convert={list(kept)!r}: {name!r} is the name of no module of "
+                f"{type(model).__name__}"
+            )
+    chosen = [_kept(decision, kept) for decision in decisions]
+    return {owner.fqn: decision for decision in chosen for owner in decision.owners}
+
+
+def _tie(model: Any) -> list[tuple[nn.Module, str, Any]]:
+    """Tie the parameters that will be tied once they are loaded; returns what was there."""
+    before = []
+    for target, source in model.all_tied_weights_keys.items():
+        module, name = _place(model, target)
+        before.append((module, name, module._parameters[name]))
+        owner, source_name = _place(model, source)
+        module._parameters[name] = owner._parameters[source_name]
+    return before
+
+
+def _place(model: nn.Module, fqn: str) -> tuple[nn.Module, str]:
+    path, _, name = fqn.rpartition(".")
+    return model.get_submodule(path), name
+
+
+def _within(fqn: str, name: str) -> bool:
+    """Whether a module is the named one, or in it; a name may leave out what is in front."""
+    return f".{name}." in f".{fqn}."
+
+
+def _kept(decision: Decision, names: Sequence[str]) -> Decision:
+    paths = [owner.fqn.rpartition(".")[0] for owner in decision.owners]
+    for name in names:
+        if decision.config is not None and any(_within(path, name) for path in paths):
+            return replace(decision, config=None, reason=f"modules_to_not_convert has {name!r}")
+    return decision
+
+
+def size_of(decision: Decision, tensor: Tensor) -> float:
+    """Bytes per element that a parameter will have; those it has where only its values would tell."""
+    if decision.config is None:
+        return float(tensor.element_size())
+    new = transformed(decision, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
+    if not isinstance(new, QTensor):
+        return float(tensor.element_size())
+    return new.stored_bytes / max(tensor.numel(), 1)
+
+
+def kept_record(decision: Decision, model: nn.Module) -> ParameterRecord:
+    """The record of a parameter that was not quantized."""
+    if decision.config is not None:
+        reason = (
+            "the files have no such weight: transformers initialized it, and it is to be trained"
+        )
+        decision = replace(decision, config=None, reason=reason)
+        return replace(convert(decision, decision.tensor)[1], status="skipped")
+    return convert(decision, decision.tensor)[1]

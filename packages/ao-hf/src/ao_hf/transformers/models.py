@@ -1,0 +1,93 @@
+"""Models of transformers with quantized parameters: what makes one known to transformers as such."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ao_core import QTensor, Report
+from ao_core.ext import ConfigError
+from ao_core.ext.saving import describe
+from ao_hf.method import sequence
+from ao_hf.transformers.config import AoConfig
+
+__all__ = ["attach", "follow", "mark", "memory_footprint"]
+
+
+def memory_footprint(model: nn.Module, return_buffers: bool = True) -> int:
+    """Bytes of the parameters as they are stored, tied ones once, and of the buffers."""
+    total = sum(_bytes(parameter) for parameter in model.parameters())
+    if return_buffers:
+        total += sum(buffer.nbytes for buffer in model.buffers())
+    return total
+
+
+def _bytes(parameter: nn.Parameter) -> int:
+    data: Any = parameter
+    return data.stored_bytes if isinstance(data, QTensor) else data.nbytes
+
+
+class _Footprint:
+    """A `get_memory_footprint` that counts what is stored, and follows its model through deepcopy."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, return_buffers: bool = True) -> int:
+        return memory_footprint(self.model, return_buffers)
+
+
+def mark(model: Any) -> None:
+    """Let a model say how it is quantized and what memory it takes, and save its parameters by their names.
+
+    transformers would save under the names of the files that it loaded, and undo conversions for that, which
+    would cut quantized parts; so it is told that there were none.
+    """
+    model._weight_conversions = []
+    for module in model.modules():
+        if any(isinstance(parameter, QTensor) for parameter in module._parameters.values()):
+            describe(module)
+    model.__dict__["get_memory_footprint"] = _Footprint(model)
+
+
+def attach(model: Any, config: AoConfig) -> None:
+    """Tell transformers that a model is quantized by ao, so that `save_pretrained` saves it as such.
+
+    `quantize_` does this itself for models of transformers, once ao_hf is imported.
+
+    Raises:
+        ConfigError: no parameter is quantized, or the model belongs to another method.
+    """
+    from ao_hf.transformers.quantizer import AoHfQuantizer
+
+    if not any(isinstance(parameter, QTensor) for parameter in model.parameters()):
+        raise ConfigError(f"{type(model).__name__} has no parameter that is quantized by ao")
+    other = getattr(model, "hf_quantizer", None)
+    if other is not None and not isinstance(other, AoHfQuantizer):
+        method = other.quantization_config.quant_method
+        raise ConfigError(
+            f"{type(model).__name__} is quantized by {getattr(method, 'value', method)} already"
+        )
+    quantizer = AoHfQuantizer(config, pre_quantized=True)
+    quantizer.learns = any(p.requires_grad for p in model.parameters() if isinstance(p, QTensor))
+    model.hf_quantizer = quantizer
+    model.is_quantized = True
+    model.quantization_method = config.quant_method
+    quantizer.postprocess_model(model)
+
+
+def follow(model: nn.Module, report: Report) -> None:
+    """`attach` for a model that `quantize_` has changed, where it is one of transformers."""
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        return
+    if not any(isinstance(parameter, QTensor) for parameter in model.parameters()):
+        return  # low-precision training: what is stored is dense
+    before = getattr(model.config, "quantization_config", None)
+    if not isinstance(before, AoConfig):
+        attach(model, AoConfig.of_dict(report.config))
+        return
+    done = sequence(before.config, report.config)
+    attach(model, AoConfig.of_dict(done, before.modules_to_not_convert))

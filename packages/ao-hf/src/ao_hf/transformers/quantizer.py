@@ -1,0 +1,160 @@
+"""What transformers asks of a quantization method while it loads, saves and dequantizes a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.quantizers.base import HfQuantizer
+
+from ao_core import Report, config_to_dict, dequantize_
+from ao_core.ext import CheckpointError, ConfigError
+from ao_core.ext.quantizing import Decision, needs_data
+from ao_core.ext.reports import ParameterRecord
+from ao_core.ext.saving import Checkpoint, open_files, state_dict_to_flat
+from ao_hf.transformers.config import AoConfig
+from ao_hf.transformers.decisions import decisions_of, kept_record, size_of
+from ao_hf.transformers.models import mark
+
+__all__ = ["AoHfQuantizer"]
+
+
+class AoHfQuantizer(HfQuantizer):
+    """Quantizes one parameter at a time, loads what was quantized, and saves it in ao's format.
+
+    `report` says of each parameter what was done to it while the model was loaded, as that of `quantize_`
+    does; None for a model that was loaded quantized.
+    """
+
+    quantization_config: AoConfig
+
+    def __init__(self, quantization_config: AoConfig, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self.report: Report | None = None
+        #: whether quantized parameters have gradients
+        self.learns = False
+        self._checkpoint: Checkpoint | None = None
+        self._decisions: dict[str, Decision] = {}
+        self._records: dict[str, ParameterRecord] = {}
+
+    # -- before loading --------------------------------------------------------------------------
+
+    def validate_environment(
+        self, *args: Any, device_map: Any = None, weights_only: bool = True, **kwargs: Any
+    ) -> None:
+        """Raise `ConfigError` for what cannot work, before anything is read."""
+        if self.pre_quantized:
+            return
+        config = self.quantization_config.resolved()
+        if needs_data(config):
+            name = self.quantization_config.config["name"]
+            raise ConfigError(
+                f"config={name!r} needs calibration data, which from_pretrained has none of: load the model "
+                "without it, then call quantize_(model, config, data=batches)"
+            )
+        config.check()
+
+    def _process_model_before_weight_loading(
+        self, model: Any, checkpoint_files: Sequence[str] | None = None, **kwargs: Any
+    ) -> None:
+        if self.pre_quantized:
+            self._checkpoint = _opened(checkpoint_files)
+        else:
+            self._decisions = decisions_of(
+                model,
+                self.quantization_config.resolved(),
+                self.quantization_config.modules_to_not_convert,
+            )
+
+    def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
+        """Whether a parameter is quantized while it is loaded."""
+        decision = self._decisions.get(param_name)
+        return decision is not None and decision.config is not None
+
+    def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
+        """Bytes per element, for device_map="auto"."""
+        if self._checkpoint is not None and param_name in self._checkpoint.entries:
+            return self._checkpoint.entries[param_name].nbytes / max(param.numel(), 1)
+        decision = self._decisions.get(param_name)
+        return float(param.element_size()) if decision is None else size_of(decision, param)
+
+    # -- loading ---------------------------------------------------------------------------------
+
+    def get_quantize_ops(self) -> Any:
+        """The operation that quantizes a parameter that was read."""
+        from ao_hf.transformers.conversions import QuantizeOnLoad  # whose base is not loaded yet
+
+        return QuantizeOnLoad(self._decisions, self._records)
+
+    def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
+        """The conversions of the model, with parts put together first."""
+        from ao_hf.transformers.conversions import loading_conversions
+
+        if self._checkpoint is None:
+            return weight_conversions
+        if missing := self._checkpoint.missing_providers():
+            raise CheckpointError(f"{self._checkpoint.path}: needs {'; and '.join(missing)}")
+        return loading_conversions(weight_conversions, self._checkpoint)
+
+    def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> Any:
+        """None for what is put together from parts: its logical dtype changes, and no part's."""
+        if hasattr(converter, "logical_dtype"):
+            converter.logical_dtype = dtype
+            return None
+        return super().get_new_dtype(converter, param, dtype)
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        if not self.pre_quantized:
+            of_fqn = {decision.fqn: decision for decision in self._decisions.values()}
+            records = [self._records.get(n) or kept_record(d, model) for n, d in of_fqn.items()]
+            self.report = Report(
+                config_to_dict(self.quantization_config.resolved()), tuple(records)
+            )
+        self._checkpoint, self._decisions, self._records = None, {}, {}
+        mark(model)
+        return model
+
+    # -- afterwards ------------------------------------------------------------------------------
+
+    def is_serializable(self) -> bool:
+        """Every format of ao can be saved."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Adapters can be trained on the quantized weights, which have no gradient themselves."""
+        return True
+
+    @property
+    def is_qat_trainable(self) -> bool:
+        """Whether quantized weights themselves are trained: those of `int8_weight_only_training` are."""
+        return self.learns
+
+    @property
+    def is_compileable(self) -> bool:
+        """Quantized tensors compile in one graph."""
+        return True
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[Any, dict[str, str]]:
+        """Plain tensors, and a header that says what they are together."""
+        if getattr(model, "_hf_peft_config_loaded", False):
+            return None, {}  # only the adapters are saved, which are dense
+        ignored = set(model._keys_to_ignore_on_save or ())
+        state = {name: t for name, t in model.state_dict().items() if name not in ignored}
+        return state_dict_to_flat(state, checksums=True)
+
+    def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+        dequantize_(model)
+        return model if dtype is None else nn.Module.to(model, dtype)
+
+
+def _opened(files: Sequence[str] | None) -> Checkpoint:
+    pickles = [file for file in files or () if not file.endswith(".safetensors")]
+    if not files or pickles:
+        found = f"{pickles[0]} is none" if pickles else "there are no files"
+        raise CheckpointError(
+            f"a model quantized by ao is loaded from safetensors files, and {found}"
+        )
+    return open_files(files)

@@ -1,0 +1,84 @@
+"""A quantized model saved by two ranks is the file of one process, and loads on four."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ao_core import quantize_, save_model
+from ao_core.ext import CheckpointError
+from ao_core.testing.programs import run_ranks
+from ao_hf.export.flat import flatten_state
+from ao_hf.export.sharded import load_sharded, save_sharded
+
+WORKER = Path(__file__).with_name("sharded_worker.py")
+NAMES = ["int8", "nf4", "mx"]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.slow
+def test_two_ranks_save_what_four_load(tmp_path: Path) -> None:
+    for what, ranks in (("save", 2), ("load", 4)):
+        here = tmp_path / f"{what}{ranks}"
+        here.mkdir()
+        output = run_ranks(WORKER, ranks, here, what, str(tmp_path), *NAMES)
+        assert all(f"{name}: ok" in output for name in NAMES), output
+    for name in NAMES:
+        whole = files(tmp_path / name / "whole")
+        assert len(whole) > 2
+        assert files(tmp_path / name / "sharded") == whole
+        assert files(tmp_path / name / "again4") == whole
+
+
+def tiny(recipe: str | None) -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(64, 33), nn.ReLU(), nn.Linear(33, 8))
+    if recipe:
+        quantize_(model, recipe)
+    return model
+
+
+def test_without_processes_it_is_save_model(tmp_path: Path) -> None:
+    model = tiny("int4_weight_only/g32-asymmetric")
+    save_model(model, tmp_path / "whole")
+    save_sharded(model, tmp_path / "one")
+    assert files(tmp_path / "one") == files(tmp_path / "whole")
+    other = tiny("int4_weight_only/g32-asymmetric")
+    load_sharded(other, tmp_path / "whole")
+    x = torch.randn(3, 64)
+    assert torch.equal(other(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        (None, "unknown to the model: 0.weight.qdata"),
+        ("int4_weight_only/g128-symmetric", "0.weight is int4.* in the model, and int8"),
+    ],
+)
+def test_a_model_of_another_format_stays_as_it_was(
+    recipe: str | None, reason: str, tmp_path: Path
+) -> None:
+    save_model(tiny("int8_weight_only"), tmp_path)
+    model = tiny(recipe)
+    x = torch.randn(3, 64)
+    before = model(x)
+    with pytest.raises(CheckpointError, match=reason):
+        load_sharded(model, tmp_path)
+    assert torch.equal(model(x), before)
+
+
+def test_a_model_without_values_is_refused(tmp_path: Path) -> None:
+    save_model(tiny(None), tmp_path)
+    with pytest.raises(CheckpointError, match="meta device"):
+        load_sharded(tiny(None).to("meta"), tmp_path)
+
+
+def test_what_is_no_tensor_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="step is a int"):
+        flatten_state({"step": 3})  # type: ignore[dict-item]

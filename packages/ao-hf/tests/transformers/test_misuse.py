@@ -1,0 +1,125 @@
+"""What cannot work says so, and the folder that it was asked of is as it was."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from ao_core import FqnToConfig, quantize_
+from ao_core.ext import CheckpointError, ConfigError, UnknownNameError
+from ao_core.registry import registry
+from ao_hf import AoConfig, attach
+from ao_quant import quantize_checkpoint
+
+
+@pytest.fixture
+def quantized(dense, tmp_path):
+    config = AoConfig("int8_weight_only")
+    model = AutoModelForCausalLM.from_pretrained(dense, quantization_config=config)
+    model.save_pretrained(tmp_path / "q", max_shard_size="8KB")
+    return tmp_path / "q"
+
+
+@pytest.fixture
+def refused(contents):
+    def check(folder, error, match, **options):
+        before = contents(folder)
+        with pytest.raises(error, match=match):
+            AutoModelForCausalLM.from_pretrained(folder, **options)
+        assert contents(folder) == before
+
+    return check
+
+
+def test_an_unknown_recipe():
+    with pytest.raises(UnknownNameError, match="Did you mean 'int8_weight_only'"):
+        AoConfig("int8_weight_onli")
+
+
+@pytest.mark.parametrize("names", ["lm_head", [1]])
+def test_names_that_are_no_list(names):
+    with pytest.raises(ConfigError, match="modules_to_not_convert=.*list of names"):
+        AoConfig("int8_weight_only", modules_to_not_convert=names)
+
+
+def test_names_of_nothing(dense, refused):
+    config = AoConfig("int8_weight_only", modules_to_not_convert=["lm_hed"])
+    refused(dense, ConfigError, "'lm_hed' is the name of no module", quantization_config=config)
+    config = AoConfig(FqnToConfig({"model.nothing": "int8_weight_only"}))
+    refused(dense, ConfigError, "matches no parameter", quantization_config=config)
+
+
+def test_a_recipe_that_needs_data(dense, refused):
+    config = AoConfig("int8_static_activation_int8_weight")
+    refused(dense, ConfigError, r"data=batches", quantization_config=config)
+
+
+def test_weights_that_are_not_finite(tmp_path, llama, refused):
+    model = llama()
+    model.model.layers[1].mlp.up_proj.weight.data[0, 0] = torch.nan
+    model.save_pretrained(tmp_path / "nan")
+    config = AoConfig("int8_weight_only")
+    refused(tmp_path / "nan", RuntimeError, "conversion", quantization_config=config)
+
+
+def test_another_method_reads_its_own(dense, tmp_path, refused):
+    file = dense / "config.json"
+    config = json.loads(file.read_text()) | {
+        "quantization_config": {"quant_method": "gptq", "bits": 4}
+    }
+    file.write_text(json.dumps(config))
+    refused(
+        dense, ValueError, "GPTQConfig.*AoConfig", quantization_config=AoConfig("int8_weight_only")
+    )
+    with pytest.raises(
+        CheckpointError, match="by 'gptq' already, which transformers with gptqmodel"
+    ):
+        quantize_checkpoint(dense, tmp_path / "out", "int8_weight_only")
+    assert not (tmp_path / "out").exists()
+
+
+def test_quantizing_what_is_quantized(quantized):
+    config = AoConfig("int4_weight_only")
+    with pytest.warns(UserWarning, match="The `quantization_config` from the model will be used"):
+        model = AutoModelForCausalLM.from_pretrained(quantized, quantization_config=config)
+    assert model.lm_head.weight.spec.dtype == "int8"
+
+
+def test_a_truncated_shard(quantized):
+    shard = sorted(quantized.glob("*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match=f"{shard.name}: truncated"):
+        AutoModelForCausalLM.from_pretrained(quantized)
+
+
+def test_a_missing_plugin(quantized, monkeypatch, refused):
+    table = registry.dtypes
+    inside = type(table).__contains__
+    monkeypatch.setattr(
+        type(table), "__contains__", lambda self, name: name != "int8" and inside(self, name)
+    )
+    refused(quantized, CheckpointError, "needs the dtype 'int8'")
+
+
+def test_a_newer_version_and_what_is_none():
+    with pytest.raises(ConfigError, match="version=2.*upgrade ao-hf"):
+        AoConfig.from_dict({"quant_method": "ao", "version": 2, "config": {}})
+    with pytest.raises(ConfigError, match="is not one of ao"):
+        AoConfig.from_dict({"quant_method": "ao", "bits": 4})
+
+
+def test_attach_needs_something_quantized(dense):
+    model = AutoModelForCausalLM.from_pretrained(dense)
+    with pytest.raises(ConfigError, match="no parameter that is quantized"):
+        attach(model, AoConfig("int8_weight_only"))
+
+
+def test_weights_that_are_trained_are_known_as_such(dense):
+    model = AutoModelForCausalLM.from_pretrained(dense)
+    quantize_(model, "bitnet_training")
+    assert not hasattr(model, "hf_quantizer")  # what is stored is dense
+    quantize_(other := AutoModelForCausalLM.from_pretrained(dense), "int8_weight_only_training")
+    assert other.hf_quantizer.is_qat_trainable
+    quantize_(third := AutoModelForCausalLM.from_pretrained(dense), "int8_weight_only")
+    assert not third.hf_quantizer.is_qat_trainable
