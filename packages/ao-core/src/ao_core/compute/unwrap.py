@@ -45,7 +45,7 @@ def unwrap_(model: nn.Module) -> list[str]:
             )
     made: dict[int, Tensor] = {}
     for owner in found:
-        weight = owner.tensor
+        weight = local_shard(owner.tensor)
         if id(weight) not in made:
             made[id(weight)] = nn.Parameter(weight.memory.detach(), weight.requires_grad)
         setattr(owner.module, owner.name, made[id(weight)])

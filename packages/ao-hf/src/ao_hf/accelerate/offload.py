@@ -120,7 +120,8 @@ def dispatch_model(
     # of the checkpoint, which may hold the whole model, only what the map has on disk
     weights = ChainMap(kept, _Selected(stored, on_disk))  # type: ignore[arg-type]
     options["offload_index"] = {}
-    return accelerate.dispatch_model(model, device_map, main, weights, **options)
+    offloaded: Model = accelerate.dispatch_model(model, device_map, main, weights, **options)
+    return offloaded
 
 
 def load_checkpoint_and_dispatch(
