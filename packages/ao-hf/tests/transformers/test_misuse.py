@@ -7,8 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ao_core import FqnToConfig, quantize_
-from ao_core.ext import CheckpointError, ConfigError, UnknownNameError
-from ao_core.registry import registry
+from ao_core.ext import CheckpointError, ConfigError, UnknownNameError, registry
 from ao_hf import AoConfig, attach
 from ao_quant import quantize_checkpoint
 

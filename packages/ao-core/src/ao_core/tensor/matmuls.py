@@ -59,7 +59,11 @@ def check_floating(op: str, x: Tensor) -> None:
 
 
 def select_linear(x: Tensor, w: QTensor) -> Kernel:
-    """The linear kernel for one kind of call."""
+    """The kernel of `x @ w.T`, for activations x (..., K) and a weight (N, K).
+
+    Raises:
+        UnsupportedOp: x is not floating-point, or does not fit the weight; or no kernel serves the call.
+    """
     check_floating("linear", x)
     if w.dim() != 2 or x.dim() == 0 or x.shape[-1] != w.shape[1]:
         raise UnsupportedOp(
