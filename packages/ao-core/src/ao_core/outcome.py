@@ -1,4 +1,4 @@
-"""What a user is warned of when a model is converted: nothing was done, or it will be slow."""
+"""Warnings of conversions: nothing was converted, or the model will be slow."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EmulationWarning(UserWarning):
 
 
 class NothingConvertedWarning(UserWarning):
-    """A conversion that was asked for left every parameter as it was."""
+    """A conversion changed no parameter."""
 
 
 class StaleParameterWarning(UserWarning):

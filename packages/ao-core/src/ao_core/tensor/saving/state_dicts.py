@@ -54,7 +54,7 @@ def state_dict_to_flat(state_dict: Mapping[str, Any]) -> tuple[dict[str, Tensor]
     """Plain tensors and text metadata that any writer of safetensors files takes.
 
     Raises:
-        CheckpointError: a value that is no tensor, or of a kind that cannot be saved.
+        CheckpointError: a value that is not a tensor, or of a kind that cannot be saved.
     """
     for name, value in state_dict.items():
         if not isinstance(value, Tensor):
