@@ -70,7 +70,7 @@ def shape_problems(package: Path, root: Path = ROOT) -> list[str]:
     """One sentence for each way in which the package differs from the template."""
     name = package.name
     module = module_name(package)
-    # a package outgrows its first test and its first change; ao-core is no plugin of itself
+    # a package outgrows its first test and its first change; ao-core is not a plugin of itself
     optional = {"src/ao_core/plugin.py", f"tests/test_{module}_package.py", FIRST_CHANGE}
     problems = [
         f"{name}: {place} is missing"

@@ -168,7 +168,7 @@ def resume(folder: Path, rng: random.Random) -> None:
     try:
         quantize_checkpoint(source, folder, CONFIG, max_shard_size=30_000, overwrite=overwrite)
     except AoError as error:
-        if overwrite and ".quantizing is there and is no directory" not in str(error):
+        if overwrite and ".quantizing is there and is not a directory" not in str(error):
             raise Wrong(f"overwrite=True does not help: {error}") from error
         raise
     if wrong := [

@@ -28,7 +28,7 @@ def test_it_serves() -> None:
 
 @pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq"])
 def test_either_moment_decides(moment: str) -> None:
-    """A second moment that the kernel does not have goes to the reference, and is no error of the kernel."""
+    """A second moment that the kernel does not have goes to the reference, without an error."""
     bad = replace(CALL, **{moment: Spec("dynamic4", (128,), layout="flat")})
     assert select(bad).name == "reference_adam_step"
     (found,) = (c for c in candidates(bad) if c.kernel.name == "cpu_adam_step")

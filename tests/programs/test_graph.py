@@ -264,7 +264,7 @@ def test_a_loop_over_experts_is_refused_with_what_works() -> None:
 
 
 def test_what_is_selected_need_not_be_all_that_is_returned() -> None:
-    """A cache of keys and values is no output that has to stay when the logits are selected."""
+    """A cache of keys and values is not an output that has to stay when the logits are selected."""
     model, inputs = SAMPLES["llama"].build(), SAMPLES["llama"].inputs()
     assert model.config.use_cache
     assert len(analyze(model, inputs, first).scale_groups) == LEAST["llama"].groups

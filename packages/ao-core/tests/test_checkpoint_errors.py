@@ -259,7 +259,7 @@ class TestFit:
         weight = quantize_tensor(torch.randn(8, 32), INT8)
         weight.scale = weight.scale[:3]
         tensors = [("weight", weight), ("bias", torch.zeros(8))]
-        wanted = r"weight is no int8.*'scale' is float32 of shape \(3, 1\).*of shape \(8, 1\)"
+        wanted = r"weight is not int8.*'scale' is float32 of shape \(3, 1\).*of shape \(8, 1\)"
         with pytest.raises(CheckpointError, match=wanted):  # what could not be loaded is not saved
             write_checkpoint(tensors, tmp_path)
         assert not list(tmp_path.iterdir())

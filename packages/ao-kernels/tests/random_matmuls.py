@@ -285,7 +285,7 @@ def compare(
         (out != torch.inf) & held & (low > info.max)
         | (out != -torch.inf) & held & (high < -info.max)
     ).any():
-        return "what exceeds the dtype is no infinity"
+        return "what exceeds the dtype is not an infinity"
     inside = held & (low > -info.max) & (high < info.max)
     if not out[inside].isfinite().all():
         return f"{int((~out[inside].isfinite()).sum())} outputs of {out.numel()} are not finite"

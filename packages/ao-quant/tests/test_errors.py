@@ -94,7 +94,7 @@ def test_a_name_that_matches_nothing(model, unchanged, key):
 
 
 def test_an_invalid_regular_expression(model, unchanged):
-    with pytest.raises(ConfigError, match="no valid regular expression"):
+    with pytest.raises(ConfigError, match="not a valid regular expression"):
         quantize_(model, FqnToConfig({"re:(": "int8_weight_only"}))
     unchanged()
 

@@ -1,6 +1,6 @@
 """ao-core: number formats, layouts, quantized tensors, kernel tables and `quantize_`.
 
-Names are imported when first used, so that `import ao_core` costs next to nothing.
+Names are imported when first used, so `import ao_core` is fast.
 """
 
 from __future__ import annotations

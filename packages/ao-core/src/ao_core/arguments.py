@@ -1,4 +1,4 @@
-"""Types of arguments, checked at the public doors by what the annotations say.
+"""Argument types of public functions, checked against their annotations.
 
 A function is `@checked`; a dataclass calls `check_fields(self)`, which every `Config` does. Annotations are
 compiled once, at the first call. What Python cannot tell by looking at a value is not checked: names that
@@ -81,7 +81,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def checked_but(*own: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """`checked`, but for the parameters named, which the function checks itself and says more of."""
+    """`checked`, except for the named parameters, which the function checks itself with a better error."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         inner = inspect.unwrap(function)

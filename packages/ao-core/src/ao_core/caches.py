@@ -1,4 +1,4 @@
-"""Where packages keep on disk what can be made anew, such as measured times."""
+"""Where packages keep data on disk that can be recomputed, such as measured times."""
 
 from __future__ import annotations
 

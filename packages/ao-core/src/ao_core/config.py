@@ -89,7 +89,7 @@ class Config:
         check_fields(self)
 
     def check(self) -> None:
-        """Raise where it cannot be applied: it names what nobody registered, or waits for data.
+        """Raise if it cannot be applied: it uses a name that is not registered, or needs data.
 
         Called before a model is changed. Not when it is made, since a plugin makes its recipes before its
         own names are registered.
@@ -98,7 +98,7 @@ class Config:
 
 @dataclass(frozen=True)
 class FqnToConfig(Config):
-    """A configuration for each name of a parameter or module: exact names, then "re:…", then "*".
+    """One configuration per name of a parameter or module: exact names, then "re:…", then "*".
 
     Values are configurations, recipe names, or None to keep a parameter as it is.
 
@@ -169,14 +169,14 @@ def _compiled(key: str) -> re.Pattern[str]:
     try:
         return re.compile(key[len("re:") :])
     except re.error as error:
-        raise ConfigError(f"{key!r} is no valid regular expression: {error}") from error
+        raise ConfigError(f"{key!r} is not a valid regular expression: {error}") from error
 
 
 def _name(key: Any) -> str:
     if isinstance(key, str):
         return key
     raise ConfigError(
-        f"entries: the key {shown(key)} is no name of a parameter or module, 're:…' or '*'"
+        f"entries: the key {shown(key)} is not a name of a parameter or module, 're:…' or '*'"
     )
 
 
@@ -296,7 +296,7 @@ def _encode(value: Any) -> Any:
         return value
     if isinstance(value, Spec):
         return {_SPEC: value.to_dict()}
-    raise ConfigError(f"{value!r} in a configuration is no primitive, tuple or configuration")
+    raise ConfigError(f"{value!r} in a configuration is not a primitive, tuple or configuration")
 
 
 def _decode(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Which kernel serves a call: tables keyed by (op, layout, device), with a reason for every refusal.
 
-What an op computes is in its record, see `ao_core.records.Op`; those of ao-core are in `ao_core.ops`. Of
-a call selection looks at what `ao_core.records.OpCall` declares, and at nothing else; the rest of it is for
+The record of an op says what it computes, see `ao_core.records.Op`; the ops of ao-core are in `ao_core.ops`.
+Selection looks only at the attributes of a call that `ao_core.records.OpCall` declares. The others are for
 the kernels.
 """
 
@@ -76,12 +76,12 @@ class Candidate:
 def kernels(band: str) -> Iterator[None]:
     """Within this context only kernels of one band ("reference", "torch", "compiled", "cuda") serve.
 
-    But conversions between dense values and codes have the reference to fall back on.
+    Conversions between dense values and codes may still fall back to the reference.
 
-    The pin belongs to the thread or the task of asyncio that enters the context. Tasks that are started
-    inside inherit it, as they do any context variable; threads do not, those in which autograd runs the
-    backward pass on CUDA among them. Compiled code keeps the kernels that it was compiled with: the pin
-    counts when it is compiled, not when it is called.
+    The pin belongs to the thread or asyncio task that enters the context. Tasks that start inside inherit
+    it, like any context variable. Threads do not inherit it, including those in which autograd runs the
+    backward pass on CUDA. Compiled code keeps its kernels: the pin counts when the code is compiled, not
+    when it is called.
     """
     _check_band(band, "band")
     outer = PIN.get()
@@ -109,7 +109,7 @@ def _process_band() -> str | None:
 def _check_band(band: str, parameter: str) -> None:
     if band not in BANDS:
         raise ConfigError(
-            f"{parameter}={band!r} is no band of kernels; use one of {', '.join(BANDS)}"
+            f"{parameter}={band!r} is not a band of kernels; use one of {', '.join(BANDS)}"
         )
 
 
@@ -188,7 +188,7 @@ def adapted(kernel: Kernel, call: OpCall) -> Kernel | None:
 
 
 def unused(kernel: Kernel) -> str | None:
-    """Why a kernel serves no call at all: nobody registered its op, as where another package has it."""
+    """Why a kernel serves no call at all: its op is not registered, e.g. one of another package."""
     if kernel.op in registry.ops:
         return None
     return f"is for the op {kernel.op!r}, which no installed package registers"
@@ -279,7 +279,7 @@ def _code(kernel: Kernel) -> bytes:
 
 
 def matmul_op(weight_shape: tuple[int, ...]) -> str | None:
-    """The op of matmuls with a weight of so many dimensions; None where it is dequantized for them."""
+    """The matmul op for a weight of this shape; None if the weight is dequantized for matmuls."""
     return {2: "linear", 3: "grouped_linear"}.get(len(weight_shape))
 
 
@@ -314,8 +314,8 @@ def once_per_call(find: Callable[[C], T]) -> Callable[[C], T]:
 def select(call: OpCall) -> Kernel:
     """The kernel of highest priority that accepts the call. Freezes the tables (see `reopen`).
 
-    Found once for a call, an epoch of the tables and a pin; predicates are asked, and write their
-    sentences, only then.
+    The result is cached by call, epoch of the tables and pin. Predicates run, and write their sentences,
+    only when it is not cached.
 
     Raises:
         UnsupportedOp: all refuse; with their reasons.
@@ -335,9 +335,9 @@ def select(call: OpCall) -> Kernel:
 
 
 def run(call: OpCall, *args: Any, **kwargs: Any) -> Any:
-    """What the kernel that `select` finds for a call returns for these arguments.
+    """Run the kernel that `select` finds for a call, with these arguments.
 
-    Its errors go on to the caller, with a note of the kernel and the distribution that it came from.
+    Errors of the kernel reach the caller, with a note that names the kernel and its distribution.
     """
     kernel = select(call)
     try:

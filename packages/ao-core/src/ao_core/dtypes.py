@@ -37,10 +37,10 @@ __all__ = [
 def int_dtype(name: str, bits: int, signed: bool = True) -> DType:
     """An integer format: two's complement, or unsigned.
 
-    Signed, a block's largest magnitude is scaled to (2**bits - 1) / 2, half a step beyond the
-    greatest value: the smallest step at which no element moves by more than half of it. (In small
-    blocks it is the greatest value, see `numerics.quant_max_of`.) Only int1, whose values are -1 and 0, has a
-    `quant_max` of 1, since 0.5 would round every element to 0.
+    For signed formats, a block's largest magnitude is scaled to (2**bits - 1) / 2, half a step beyond the
+    largest value. That is the smallest step at which no element moves by more than half a step. (Small blocks
+    use the largest value, see `numerics.quant_max_of`.) Only int1, whose values are -1 and 0, has a
+    `quant_max` of 1, because 0.5 would round every element to 0.
 
     Args:
         name: of the format, e.g. "int3x".
@@ -119,9 +119,7 @@ def lut_dtype(name: str, values: Sequence[float]) -> DType:
 
 
 def codebook_dtype(name: str, bits: int) -> DType:
-    """A format without values of its own: 2**bits are learned for each block, and stored with it.
-
-    The part `scale` holds them.
+    """A format with learned values: 2**bits per block, stored with the block in the part `scale`.
 
     Args:
         name: of the format.

@@ -42,14 +42,14 @@ class UnsupportedOp(AoError, NotImplementedError):
 
 
 class StorageError(AoError, RuntimeError):
-    """A program asks for the memory of a tensor that has none of its own, e.g. to write it into a file.
+    """A program asks for the memory of a tensor that has no storage of its own, e.g. to write it into a file.
 
-    No `NotImplementedError`, which programs that save models take to mean that there is nothing to write.
+    Not a `NotImplementedError`, which programs that save models take to mean that there is nothing to write.
     """
 
 
 class DequantizeWarning(UserWarning):
-    """An op without a rule for quantized tensors was computed on the dequantized values; once for each op."""
+    """An op without a rule for quantized tensors was computed on the dequantized values; once per op."""
 
 
 class CheckpointError(AoError, ValueError):
@@ -75,7 +75,7 @@ class MissingExtraError(AoError, ImportError):
 
 
 class UnknownNameError(AoError, LookupError):
-    """A name that no built-in and no plugin registered."""
+    """A name that neither ao nor a plugin has registered."""
 
     def __init__(
         self, kind: str, name: str, known: Iterable[str], notes: Iterable[str] = ()

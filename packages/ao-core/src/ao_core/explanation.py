@@ -112,7 +112,7 @@ class WeightExplanation:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `explain` found; `str()` is text for people, weights that fare alike together."""
+    """The result of `explain`; `str()` is readable text that groups weights with equal results."""
 
     weights: tuple[WeightExplanation, ...]
 
@@ -136,14 +136,14 @@ class Explanation:
 def explain(
     model_or_qtensor: nn.Module | Tensor, x: Tensor | None = None, *, rows: Sequence[int] = ROWS
 ) -> Explanation:
-    """Why each quantized weight is served by the kernel it is served by; computes nothing.
+    """Show which kernel serves each quantized weight, and why. Computes nothing.
 
     Args:
         model_or_qtensor: a module, whose quantized parameters are explained, or one `QTensor` or
             `ComputeWeight`.
-        x: a sample input; only shape and dtype are looked at. Floating point: all its dimensions
-            but the last are those of every layer's activations, and its dtype is theirs. Integer:
-            token ids, so activations have all its dimensions, in the logical dtype of the weight.
+        x: a sample input; only shape and dtype are used. Floating point: activations of every layer have
+            its dtype, and all its dimensions except the last. Integer: token ids, so activations have
+            all its dimensions, in the logical dtype of the weight.
         rows: without `x`, the batch sizes to explain, in the logical dtype of the weight.
 
     Raises:

@@ -1,6 +1,6 @@
 """Asking records of plugins: whatever goes wrong in an answer is the plugin's problem, and a refusal.
 
-`ask` is for what decides (`unavailable`, `refuses`, `refuses`): a sentence refuses. `blame` adds to an error
+`ask` is for what decides (`unavailable` and `refuses`): a sentence refuses. `blame` adds to an error
 out of a kernel, or of a function that was asked for by name, whose it is.
 """
 

@@ -65,7 +65,7 @@ hookimpl = pluggy.HookimplMarker("ao")
 def ao_api() -> tuple[int, int]:  # type: ignore[empty-body]
     """The `API_VERSION` that the plugin was written for: two integers, written out.
 
-    Required. Called once, before any other hook; a plugin that does not fit is left out whole.
+    Required. Called once, before any other hook. An incompatible plugin is left out completely.
     """
 
 
@@ -115,7 +115,7 @@ def ao_scale_methods() -> Iterable[ScaleMethod]:  # type: ignore[empty-body]
 def ao_transforms() -> Iterable[Transform]:  # type: ignore[empty-body]
     """What `quantize_` does for a class of configuration.
 
-    Called once. Return one `Transform` for each configuration class; no other may claim that class.
+    Called once. Return one `Transform` per configuration class; no other may claim that class.
     """
 
 
@@ -123,7 +123,7 @@ def ao_transforms() -> Iterable[Transform]:  # type: ignore[empty-body]
 def ao_algorithms() -> Iterable[Algorithm]:  # type: ignore[empty-body]
     """What `quantize_(model, config, data=batches)` does for a class of configuration that needs data.
 
-    Called once. Return one `Algorithm` for each configuration class; no other may claim that class.
+    Called once. Return one `Algorithm` per configuration class; no other may claim that class.
     """
 
 

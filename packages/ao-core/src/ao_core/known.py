@@ -1,4 +1,4 @@
-"""Names that ao's own packages bring, for the error of somebody who has not installed one of them."""
+"""Names that ao's own packages register, for errors that say which package to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told when a model was converted: users of what is wrong or slow, and other libraries."""
+"""Who is told when a model was converted: users, of what went wrong or will be slow, and other libraries."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class EmulationWarning(UserWarning):
 
 
 class NothingConvertedWarning(UserWarning):
-    """A conversion that was asked for left every parameter as it was."""
+    """A conversion changed no parameter."""
 
 
 class StaleParameterWarning(UserWarning):

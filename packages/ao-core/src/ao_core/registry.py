@@ -128,7 +128,7 @@ class Registry:
         """Put a record into the table of its type.
 
         Raises:
-            PluginError: it is no record, has no name, or its name (or a transform's configuration)
+            PluginError: it is not a record, has no name, or its name (or a transform's configuration)
                 is taken; the message names both providers.
             FrozenError: an op, a kernel or a layout, after a kernel was selected.
         """

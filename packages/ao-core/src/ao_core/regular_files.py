@@ -20,7 +20,7 @@ _KINDS = (
 
 
 def not_a_file(path: Path) -> str | None:
-    """None, or why this is no file to read, in words such as "is missing" or "is a pipe, and no file".
+    """None, or why this is not a file to read, in words such as "is missing" or "is a pipe, and no file".
 
     Links are followed. Nothing is opened, since that alone can wait for ever.
     """
@@ -42,7 +42,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """The text of a file.
 
     Raises:
-        ConfigError: it is no file, or no text.
+        ConfigError: it is not a file, or no text.
     """
     if reason := not_a_file(Path(path)):
         raise ConfigError(f"{path} {reason}")

@@ -284,7 +284,7 @@ def parse_json(text: str | bytes) -> Any:
     except RecursionError:
         raise SchemaError("it is nested too deeply") from None
     except ValueError as error:  # no JSON, no UTF-8, or a number of thousands of digits
-        raise SchemaError(f"it is no JSON text: {error}") from error
+        raise SchemaError(f"it is not a JSON text: {error}") from error
 
 
 def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -306,7 +306,7 @@ def _finite(text: str) -> float:
 
 
 def _no_constant(text: str) -> NoReturn:
-    raise SchemaError(f"{text:.{_SHOWN}} is no finite number")
+    raise SchemaError(f"{text:.{_SHOWN}} is not a finite number")
 
 
 def is_unicode(text: str) -> bool:

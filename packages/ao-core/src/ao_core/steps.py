@@ -80,7 +80,7 @@ def check_kinds(kinds: tuple[str, ...], name: str) -> None:
     for kind in kinds:
         if kind not in STEP_KINDS:
             raise ConfigError(
-                f"{name}={kind!r} is no kind of input step; there are {', '.join(STEP_KINDS)}"
+                f"{name}={kind!r} is not a kind of input step; there are {', '.join(STEP_KINDS)}"
             )
 
 

@@ -353,7 +353,7 @@ class TestResuming:
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "file").write_text("")
         (tmp_path / "out" / WORK).symlink_to(tmp_path / "other")
-        with pytest.raises(ConfigError, match="is there and is no directory; remove it"):
+        with pytest.raises(ConfigError, match="is there and is not a directory; remove it"):
             quantize_checkpoint(source, tmp_path / "out", INT4, overwrite=True)
         assert [path.name for path in (tmp_path / "other").iterdir()] == ["file"]
 

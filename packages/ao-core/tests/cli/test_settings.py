@@ -89,7 +89,7 @@ def test_files(tmp_path, suffix, write, small_config):
     [
         ("group_size", "write NAME=VALUE"),
         ("groupsize=32", "Did you mean 'group_size'"),
-        ("widths=a", "'a' is no int"),
+        ("widths=a", "'a' is not of type int"),
         ("group_size=64", "use 16, 32 or 'row'"),
     ],
 )

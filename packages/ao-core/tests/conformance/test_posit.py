@@ -1,7 +1,7 @@
 """A stranger's number format: posits of 6 bits with 1 bit of exponent, in three orders of their codes.
 
 Gustafson & Yonemoto, "Beating Floating Point at its Own Game: Posit Arithmetic" (2017): the codes, as
-integers in two's complement, are in the order of the values, and the least of them is no number (NaR).
+integers in two's complement, are in the order of the values, and the least of them is not a number (NaR).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class TestOwnBits(DTypeSuite):
 
 
 class TestSignFlipped(DTypeSuite):
-    """Its code 0 is no number."""
+    """Its code 0 is not a number."""
 
     records = POSITS
     dtype = "posit6_flipped"

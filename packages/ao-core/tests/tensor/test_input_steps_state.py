@@ -278,7 +278,7 @@ def test_the_spec_in_files_and_texts() -> None:
             Spec.from_dict({**data, "input": [wrong]})
     with pytest.raises(ConfigError, match="2 steps of kind 'scale'; a format has at most one"):
         Spec("int8", ROW, input=(SCALE, PERMUTE, SCALE))
-    with pytest.raises(ConfigError, match="kind='rotate' is no kind of input step; there are"):
+    with pytest.raises(ConfigError, match="kind='rotate' is not a kind of input step; there are"):
         Step("rotate")
     with pytest.raises(ConfigError, match=r"act=.* has input steps; only the format of a weight"):
         Spec("int8", ROW, act=Spec("int8", ROW, input=(SCALE,)))
@@ -327,7 +327,7 @@ def test_what_has_no_parts_for_steps_refuses_them() -> None:
         encode_parts(x, spec)
     with pytest.raises(UnsupportedOp, match=r"does not take the input step 'hadamard\(8\)'"):
         fake_quantize(x, spec)
-    with pytest.raises(ConfigError, match="fuses='scales' is no kind of input step"):
+    with pytest.raises(ConfigError, match="fuses='scales' is not a kind of input step"):
         Kernel("mine", "linear", "plain", "*", F.linear, 1, fuses=("scales",))
 
 

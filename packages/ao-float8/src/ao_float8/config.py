@@ -63,8 +63,8 @@ PRESETS: dict[str, tuple[Float8Matmul | None, ...]] = {
 class Float8LinearConfig(Config):
     """Train linear layers, and 3-D weights of experts, with float8 matmuls; weights stay as they are.
 
-    Each matmul is a `Float8Matmul`, a tuple of its fields, or None: in high precision. Sizes are
-    padded inside where a kernel wants multiples.
+    Each matmul is a `Float8Matmul`, a tuple of its fields, or None for high precision. Sizes are
+    padded inside if a kernel needs multiples.
     """
 
     #: output = input @ weight.T
@@ -98,7 +98,7 @@ class Float8LinearConfig(Config):
 
     @classmethod
     def from_recipe_name(cls, name: str, **changes: Any) -> Float8LinearConfig:
-        """One of `PRESETS`, perhaps with other values of fields.
+        """One of `PRESETS`, with other values for the given fields.
 
         Raises:
             UnknownNameError: there is no such recipe.

@@ -1,4 +1,4 @@
-"""`convert_to_float8_training`, and the way back while training goes on."""
+"""`convert_to_float8_training`, and the way back during training."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def convert_to_float8_training(
 ) -> Report:
     """Compute the matmuls of a model's linear layers and experts in float8, forward and backward.
 
-    The weights stay in high precision and the modules what they are; only the parameters become
-    `ComputeWeight`s. A parameter stays the same object, so an optimizer that holds it goes on with it.
+    The weights stay in high precision and modules keep their classes; only the parameters become
+    `ComputeWeight`s. A parameter stays the same object, so an optimizer that holds it continues to work.
 
     Args:
         model: any module.
@@ -42,7 +42,7 @@ def convert_to_float8_training(
         progress: True for a bar, or a function called with (done, total, name).
 
     Returns:
-        The report of `quantize_`: what became of each parameter, or why it stayed.
+        The report of `quantize_`: what each parameter became, or why it stayed unchanged.
 
     Warns:
         EmulationWarning: matmuls of some weights are emulated, so training will be slower.
@@ -69,10 +69,10 @@ def compute_weights(model: nn.Module) -> Iterator[tuple[str, ComputeWeight]]:
 
 @checked
 def float8_fallback(model: nn.Module, *patterns: str) -> Report:
-    """Put layers back to high precision while training goes on; names are matched as in a shell.
+    """Put layers back into high precision during training; names are matched as in a shell.
 
-    The parameters stay the same objects, so an optimizer, its state and hooks go on with them; a
-    compiled model is compiled anew at its next call.
+    The parameters stay the same objects, so an optimizer, its state and hooks continue to work. A
+    compiled model is compiled again at its next call.
 
     Args:
         model: a model with `ComputeWeight`s, also a sharded one.

@@ -23,8 +23,8 @@ _ELEMENTS = ("e2m1", "e2m3", "e3m2", "e4m3", "e5m2")
 class Int8MixedPrecisionTrainingConfig(Config):
     """Matmuls of linear layers in int8, both operands with one scale per row; weights stay as they are.
 
-    Each matmul can be left in high precision: the gradient of the weight, which is summed over all
-    tokens, suffers most.
+    Each matmul can stay in high precision. The gradient of the weight suffers most, because it is summed over
+    all tokens.
     """
 
     #: output = input @ weight.T
@@ -39,9 +39,9 @@ class Int8MixedPrecisionTrainingConfig(Config):
 class Int8WeightOnlyTrainingConfig(Config):
     """Weights that *are* int8, one float32 scale per row, and are trained: half the bytes of bfloat16.
 
-    There is no copy in high precision. The optimizer's update is rounded at random, up or down the
-    likelier the nearer, so that updates below half a step are not lost but happen now and then: wrap
-    its step in `stochastic_rounding(generator)`.
+    There is no copy in high precision. The optimizer's update is rounded stochastically: the nearer code is
+    the likelier one, so updates below half a step are not lost on average. Wrap the optimizer's step in
+    `stochastic_rounding(generator)`.
     """
 
 

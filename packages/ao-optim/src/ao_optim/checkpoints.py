@@ -111,12 +111,12 @@ def prepare(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
 def _check_groups(groups: Any) -> None:
     """Raise `ConfigError` where they are not the groups that `Optimizer.state_dict` returns."""
     if not isinstance(groups, list):
-        raise ConfigError(f"state_dict: param_groups={groups!r:.80} is no list of groups")
+        raise ConfigError(f"state_dict: param_groups={groups!r:.80} is not a list of groups")
     for index, group in enumerate(groups):
         keys = group.get("params") if isinstance(group, dict) else None
         if not isinstance(keys, list) or not all(isinstance(key, (int, str)) for key in keys):
             raise ConfigError(
-                f"state_dict: param_groups[{index}]={group!r:.80} is no dict of options with a list "
+                f"state_dict: param_groups[{index}]={group!r:.80} is not a dict of options with a list "
                 "'params' of the numbers or names of parameters"
             )
 
@@ -124,7 +124,7 @@ def _check_groups(groups: Any) -> None:
 def _check_state(state: Any) -> None:
     """Raise `ConfigError` where it is not the state that `Optimizer.state_dict` returns."""
     if not isinstance(state, dict):
-        raise ConfigError(f"state_dict: state={state!r:.80} is no dict")
+        raise ConfigError(f"state_dict: state={state!r:.80} is not a dict")
     for key, each in state.items():
         if not isinstance(each, dict):
             raise ConfigError(

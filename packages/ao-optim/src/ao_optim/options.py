@@ -1,4 +1,4 @@
-"""Types of options: each is of the kind that its default is of."""
+"""Types of options: each option has the type of its default."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def ao_kernels() -> Iterable[Kernel]:
 
 @hookimpl
 def ao_optimizers() -> Iterable[type[Optimizer]]:
-    """All that the package has."""
+    """All optimizers of the package."""
     return [
         *(getattr(optimizers, name) for name in optimizers.__all__),
         CPUOffloadOptimizer,

@@ -1,4 +1,4 @@
-"""Parameters that are quantized and trained: a step in float32, rounded at random into their codes."""
+"""Parameters that are quantized and trained: a step in float32, rounded stochastically into their codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_trainable(param: QTensor, rounding: str) -> None:
 
 
 def write_rounded(param: Tensor, value: Tensor, seed: int) -> None:
-    """Round float32 values at random into the codes of a parameter.
+    """Round float32 values stochastically into the codes of a parameter.
 
     The generator of `stochastic_rounding` draws, where it is entered; else one of `seed`.
     """

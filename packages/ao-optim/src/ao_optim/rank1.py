@@ -1,4 +1,4 @@
-"""`rank1`: a matrix whose elements are scaled by the lesser of a value of row and column."""
+"""`rank1`: the scale of a matrix element is the smaller of its row's and its column's value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes of state by parameter group, beside those of AdamW in float32."""
+"""Bytes of state per parameter group, next to those of AdamW in float32."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FULL = 8
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """What the state of one parameter group takes on this rank."""
+    """The size of the state of one parameter group on this rank."""
 
     group: int
     parameters: int
@@ -34,7 +34,7 @@ class GroupRecord:
 
     @property
     def bytes_per_element(self) -> float:
-        """Bytes of state a parameter."""
+        """Bytes of state per element."""
         return self.state_bytes / max(self.elements, 1)
 
 
@@ -71,9 +71,9 @@ class StateReport:
 
 @checked
 def state_report(optimizer: torch.optim.Optimizer) -> StateReport:
-    """What the state of an optimizer takes, whichever it is; of a sharded one on this rank.
+    """The size of the state of any optimizer. A sharded optimizer reports this rank's state.
 
-    Parameters without state yet (there was no step) count as elements without bytes.
+    Parameters that have no state yet (before the first step) count as elements without bytes.
     """
     groups = []
     for number, group in enumerate(optimizer.param_groups):

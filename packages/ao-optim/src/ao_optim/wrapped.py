@@ -1,4 +1,4 @@
-"""`WrappedOptimizer`: an optimizer whose work another one does, on parameters that stand for its own."""
+"""`WrappedOptimizer`: an optimizer that lets another optimizer step stand-ins of its parameters."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["WrappedOptimizer"]
 class WrappedOptimizer(Optimizer):
     """Base of `CPUOffloadOptimizer` and `GaLore`.
 
-    Schedulers and users change the options of this optimizer's groups; the inner one has groups of the
-    stand-ins, and is given the options anew at each step. Its state is this one's state.
+    Schedulers and users change the options of this optimizer's groups. The inner optimizer has groups of
+    stand-ins, and gets the current options at each step. Its state is this optimizer's state.
 
     Args:
         params: parameters, or groups of them.
@@ -46,7 +46,7 @@ class WrappedOptimizer(Optimizer):
         super().__init__(params, {**self.inner.defaults, **own})
 
     def stand_in(self, param: Tensor, group: dict[str, Any]) -> nn.Parameter:
-        """The parameter that the inner optimizer has in place of one of this one's."""
+        """The parameter of the inner optimizer that stands in for a parameter of this one."""
         raise NotImplementedError
 
     def before(self, param: Tensor, group: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ class WrappedOptimizer(Optimizer):
         raise NotImplementedError
 
     def after(self, param: Tensor, group: dict[str, Any]) -> None:
-        """Bring what the inner step did to the stand-in to the parameter."""
+        """Copy the inner step's change from the stand-in to the parameter."""
         raise NotImplementedError
 
     def check_extras(

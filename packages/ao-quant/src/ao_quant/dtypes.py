@@ -1,4 +1,4 @@
-"""Number formats of ao-quant: codes that are the places of learned values, and the LUT of iq4_nl."""
+"""Number formats of ao-quant: codebooks of 1 to 8 bits, and the LUT of iq4_nl."""
 
 from __future__ import annotations
 

@@ -21,19 +21,19 @@ def ao_api() -> tuple[int, int]:
 
 @hookimpl
 def ao_dtypes() -> Iterable[DType]:
-    """Codes that are the places of learned values, and those of iq4_nl."""
+    """Codebooks of 1 to 8 bits, and the LUT of iq4_nl."""
     return DTYPES
 
 
 @hookimpl
 def ao_transforms() -> Iterable[Transform]:
-    """One transform for each configuration."""
+    """One transform per configuration."""
     return TRANSFORMS
 
 
 @hookimpl
 def ao_algorithms() -> Iterable[Algorithm]:
-    """What finds static scales of activations."""
+    """The algorithm that finds static scales of activations."""
     return ALGORITHMS
 
 

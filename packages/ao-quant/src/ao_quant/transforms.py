@@ -27,7 +27,7 @@ def _apply_gguf(dense: Tensor, config: c.GGUFWeightOnlyConfig, target: Target) -
 
 
 def for_head(config: WeightConfig) -> Config | None:
-    """What keeps 8 bits, where the format of weights has fewer: int8 with one scale per row."""
+    """int8 with one scale per row, if the format of the weights has fewer than 8 bits."""
     return c.Int8WeightOnlyConfig() if _bits(config) < 8 else None
 
 

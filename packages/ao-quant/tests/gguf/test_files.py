@@ -245,7 +245,7 @@ def test_damaged_files(tmp_path):
     whole = path.read_bytes()
     for cut in (0, 3, 10, 100, 2000, len(whole) - 1000):
         path.write_bytes(whole[:cut])
-        with pytest.raises(CheckpointError, match=r"a\.gguf is no GGUF file, or it is damaged"):
+        with pytest.raises(CheckpointError, match=r"a\.gguf is not a GGUF file, or it is damaged"):
             read_gguf(path)
     path.write_bytes(b"PK" + whole[2:])
     with pytest.raises(CheckpointError, match="magic"):

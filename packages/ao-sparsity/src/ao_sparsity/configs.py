@@ -1,6 +1,6 @@
 """Configurations of sparse weights: what `sparsify_`, and `quantize_`, take.
 
-Each has a short lowercase name too, which is also the name of its recipe.
+Each configuration also has a short lowercase name, the name of its recipe.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def _sparse(spec: Spec) -> WeightFormat:
 
 @dataclass(frozen=True)
 class SemiSparseWeightConfig(WeightConfig):
-    """2:4: of every four weights along a row the two of the greatest magnitude, in the dtype they have.
+    """2:4: keeps the two weights of the greatest magnitude of every four along a row, in their dtype.
 
-    A weight that is 2:4 already, as pruning makes it, keeps its values to the bit. 0.5625 of the memory in
-    16 bits, 0.53 in 32.
+    A weight that is already 2:4, for example after pruning, keeps its values bit for bit. It takes 0.5625 of
+    the memory in 16 bits, 0.53 in 32.
     """
 
     def weight_format(self, dtype: torch.dtype) -> WeightFormat:
@@ -100,9 +100,9 @@ class Int4WeightOnlySemiSparseConfig(WeightConfig):
 
 @dataclass(frozen=True)
 class BlockSparseWeightConfig(WeightConfig):
-    """Square blocks of a weight that are not all zeros; the others are neither stored nor multiplied.
+    """Keeps the square blocks of a weight that are not all zeros, and stores and multiplies no others.
 
-    A weight that would take no less memory so is skipped: prune it first, or let `sparsity` remove blocks.
+    A weight that would not get smaller is skipped: prune it first, or let `sparsity` remove blocks.
     """
 
     #: rows and columns of a block

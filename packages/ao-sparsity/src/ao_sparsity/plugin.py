@@ -23,7 +23,7 @@ def ao_api() -> tuple[int, int]:
 
 @hookimpl
 def ao_layouts() -> Iterable[Layout]:
-    """Values without those that are zero."""
+    """Layouts that do not store zeros."""
     return LAYOUTS
 
 
@@ -41,11 +41,11 @@ def ao_kernels() -> Iterable[Kernel]:
 
 @hookimpl
 def ao_transforms() -> Iterable[Transform]:
-    """One transform for each configuration."""
+    """One transform per configuration."""
     return TRANSFORMS
 
 
 @hookimpl
 def ao_recipes() -> Iterable[Recipe]:
-    """The default of each configuration that needs no weights with a pattern."""
+    """The default of each configuration that works for weights without a pattern."""
     return RECIPES

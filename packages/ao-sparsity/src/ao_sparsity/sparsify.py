@@ -1,4 +1,4 @@
-"""`sparsify_`: `quantize_` under the name that the field gives it for sparse weights."""
+"""`sparsify_`: `quantize_` under its usual name for sparse weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sparsify_(
 ) -> Report:
     """Store the weights of a model in a sparse layout, in place.
 
-    What the layout cannot hold is removed by magnitude. Weights that were pruned before keep their pattern.
+    Values that the layout cannot hold are removed by magnitude. Pruned weights keep their pattern.
 
     Args:
         model: any module; the weights that `ao_core.quantize_` takes, but no convolutions.
@@ -36,7 +36,7 @@ def sparsify_(
         progress: True for a bar, or a function called with (done, total, name).
 
     Returns:
-        A report with bytes, sparsity and SQNR of each parameter, or why it was left as it is.
+        A report with bytes, sparsity and SQNR of each parameter, or the reason why it is unchanged.
 
     Raises:
         UnknownNameError: no such recipe.

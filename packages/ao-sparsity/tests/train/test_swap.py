@@ -146,12 +146,12 @@ def test_the_model_itself_and_shared_layers():
         ({"xyz": SemiSparseLinear}, "linear layers: first, mlp.up, mlp.down"),
         (
             {"norm": SemiSparseLinear},
-            "'norm' cannot become a SemiSparseLinear: a LayerNorm is no plain",
+            "'norm' cannot become a SemiSparseLinear: a LayerNorm is not a plain",
         ),
         ({"mlp": SemiSparseLinear}, "'mlp' cannot become"),
-        ({"first": nn.Linear}, "is no layer of sparse training"),
-        ({"first": "SemiSparseLinear"}, "is no layer of sparse training"),
-        ({"first": partial(SemiSparseLinear, 3)}, "is no layer of sparse training"),
+        ({"first": nn.Linear}, "is not a layer of sparse training"),
+        ({"first": "SemiSparseLinear"}, "is not a layer of sparse training"),
+        ({"first": partial(SemiSparseLinear, 3)}, "is not a layer of sparse training"),
         ({"first": partial(SemiSparseLinear, decay=-1)}, "decay=-1"),
         ({"first": partial(SemiSparseLinear, bias=False)}, "unexpected keyword argument 'bias'"),
         ({"first": partial(SupermaskLinear, blocksize=0)}, "blocksize=0"),
@@ -183,7 +183,9 @@ def test_refuses_layers_that_torch_does_not_call():
     model, x = nn.Sequential(layer), gaussian((2, 3, 8), seed=1)
     with pytest.raises(ConfigError, match="set_fastpath_enabled"):
         swap_linear_with_semi_sparse_linear(model, {"0.linear1": SemiSparseLinear})
-    with pytest.raises(ConfigError, match="NonDynamicallyQuantizableLinear is no plain nn.Linear"):
+    with pytest.raises(
+        ConfigError, match="NonDynamicallyQuantizableLinear is not a plain nn.Linear"
+    ):
         swap_linear_with_semi_sparse_linear(model, {"0.self_attn.out_proj": SemiSparseLinear})
     torch.backends.mha.set_fastpath_enabled(False)
     try:

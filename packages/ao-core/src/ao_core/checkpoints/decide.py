@@ -33,7 +33,7 @@ def make_job(
     Raises:
         CheckpointError: the source cannot be read, is damaged, or needs a plugin that is missing.
         ConfigError: a name or pattern matches nothing, a pattern or size is none, or what a
-            configuration makes is no quantized tensor.
+            configuration makes is not a quantized tensor.
         UnknownNameError: no such recipe.
     """
     limit, config = parse_size(max_shard_size), resolve_config(config)

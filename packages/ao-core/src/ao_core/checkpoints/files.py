@@ -58,7 +58,7 @@ def check_target(src: Path, target: Path) -> None:
     if (target / WORK).is_symlink() or (
         os.path.lexists(target / WORK) and not (target / WORK).is_dir()
     ):
-        raise ConfigError(f"DST {target}: {WORK} is there and is no directory; remove it first")
+        raise ConfigError(f"DST {target}: {WORK} is there and is not a directory; remove it first")
 
 
 def check_empty(target: Path) -> None:
@@ -95,7 +95,7 @@ def _others(src: Path) -> list[tuple[Path, str]]:
         elif leads_out(file, src):
             reason = "it is a link to a file outside the folder"
         elif not is_unicode(file.name):
-            reason = "its name is no text in UTF-8"
+            reason = "its name is not a text in UTF-8"
         elif file.name.endswith(_WEIGHTS):
             reason = "it holds weights in another format"
         elif file.name.startswith("."):

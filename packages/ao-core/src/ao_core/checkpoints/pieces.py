@@ -147,7 +147,7 @@ def open_piece(path: Path) -> Piece:
     for record in checkpoint.records.values():
         for kind, name in names_of(record):
             if name not in tables[kind]:  # a run that needs what is not here never began
-                raise CheckpointError(f"{path}: is no piece: nobody has the {kind} {name!r}")
+                raise CheckpointError(f"{path}: is not a piece: nobody has the {kind} {name!r}")
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         text = file.read(size)
@@ -156,14 +156,14 @@ def open_piece(path: Path) -> Piece:
         metadata = table.pop("__metadata__")
         report = Report.from_json(metadata[_REPORT])
     except (SchemaError, ConfigError, KeyError) as error:
-        raise CheckpointError(f"{path}: is no piece: {error!r}") from error
+        raise CheckpointError(f"{path}: is not a piece: {error!r}") from error
     header = parse_header(metadata)
     records = [record.fqn for record in report]
     if (
         sorted(records) != sorted(checkpoint.entries)
         or header.crcs.keys() != checkpoint.slots.keys()
     ):
-        raise CheckpointError(f"{path}: is no piece: its report has other tensors")
+        raise CheckpointError(f"{path}: is not a piece: its report has other tensors")
     forms: dict[str, Form] = {}
     for name, slot in checkpoint.slots.items():
         forms[name] = (slot.dtype, slot.shape)

@@ -92,7 +92,7 @@ def parse_value(text: str, annotation: Any) -> Any:
     elif isinstance(annotation, type) and issubclass(annotation, Config):
         return resolve_config(text)
     expected = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    raise ValueError(f"{text!r} is no {expected}")
+    raise ValueError(f"{text!r} is not of type {expected}")
 
 
 def _first(text: str, choices: list[Any], annotation: Any) -> Any:
@@ -101,7 +101,7 @@ def _first(text: str, choices: list[Any], annotation: Any) -> Any:
             return parse_value(text, choice)
         except (ValueError, LookupError):
             continue
-    raise ValueError(f"{text!r} is no {annotation}")
+    raise ValueError(f"{text!r} is not of type {annotation}")
 
 
 def _eagerness(annotation: Any) -> int:

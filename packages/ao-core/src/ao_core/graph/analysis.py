@@ -136,7 +136,7 @@ class _Finder:
         """Why a tensor cannot take a rotation."""
         tensor = self.tensors[name]
         if type(tensor.data) not in (Tensor, nn.Parameter) or not tensor.is_floating_point():
-            return f"{name} is no plain tensor of floating-point numbers"
+            return f"{name} is not a plain tensor of floating-point numbers"
         if not isinstance(tensor, nn.Parameter) and name not in self.saved:
             return f"{name} is a buffer that is not saved with the model"
         return None

@@ -89,9 +89,9 @@ def _text(call: Call) -> str:
 def _block(passes: Passes, call: Call) -> None:
     """A function of each element, or one without a rule."""
     for node in _nodes(call):
-        passes.block(_dims(call, node), f"{_text(call)} is no linear function of it")
+        passes.block(_dims(call, node), f"{_text(call)} is not a linear function of it")
     for axes in _outputs(call):
-        passes.block(axes, f"it is written by {_text(call)}, which is no linear function")
+        passes.block(axes, f"it is written by {_text(call)}, which is not a linear function")
 
 
 def _move(passes: Passes, call: Call) -> None:
@@ -200,10 +200,10 @@ def _product(passes: Passes, call: Call) -> None:
     first = len(x) - len(weight) + 1 if convolves else len(x) - 1
     for number, axis in enumerate(x):
         if number != first:
-            passes.block([axis], f"it is no dimension of channels for {_text(call)}")
+            passes.block([axis], f"it is not a dimension of channels for {_text(call)}")
     for axis in weight:
         if axis is not read and axis is not wrote:
-            passes.block([axis], f"it is no dimension of channels for {_text(call)}")
+            passes.block([axis], f"it is not a dimension of channels for {_text(call)}")
     parameters = call.sources.get(call[right])
     if parameters:
         passes.readings.append(Reading(parameters, read, call.owner))

@@ -94,7 +94,7 @@ def _axes_of_tensors(model: nn.Module, alike: Mapping[str, str]) -> dict[str, li
 
 
 def _fixed(node: fx.Node, reason: str) -> list[Axis] | None:
-    """Axes of a tensor of which nothing can go; None: it is no tensor."""
+    """Axes of a tensor of which nothing can go; None: it is not a tensor."""
     value = node.meta.get("val")
     return [Axis(n, fixed=reason) for n in value.shape] if isinstance(value, Tensor) else None
 

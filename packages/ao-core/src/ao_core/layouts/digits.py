@@ -1,4 +1,4 @@
-"""`digits`: codes as digits of bytes, for formats whose number of codes is no power of two."""
+"""`digits`: codes as digits of bytes, for formats whose number of codes is not a power of two."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ __all__ = ["prime_power", "quadratic_character"]
 
 @cache
 def prime_power(q: int) -> tuple[int, int] | None:
-    """(p, m) with p prime, m ≥ 1 and p**m == q; None where q is no power of a prime."""
+    """(p, m) with p prime, m ≥ 1 and p**m == q; None where q is not a power of a prime."""
     if q < 2:
         return None
     p = next((d for d in range(2, int(q**0.5) + 2) if q % d == 0), q)

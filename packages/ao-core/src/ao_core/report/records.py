@@ -180,7 +180,7 @@ class Report:
         return cls(dict(data["config"]), records, str(data.get("calibration", "")))
 
     def to_json(self) -> str:
-        """JSON text of `to_dict`; an SQNR that is no finite number is the string "inf" or "nan"."""
+        """JSON text of `to_dict`; an SQNR that is not a finite number is the string "inf" or "nan"."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     @classmethod

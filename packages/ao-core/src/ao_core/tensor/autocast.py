@@ -13,7 +13,7 @@ __all__ = ["autocasted"]
 def autocasted(x: Any, *others: Any) -> tuple[Any, ...]:
     """Operands of a matmul in the dtype of autocast, where it is on for the device of x.
 
-    As for torch's own matmuls, float64 and what is no floating-point number stay; so does None.
+    As for torch's own matmuls, float64 and what is not a floating-point number stay; so does None.
     """
     if x.is_meta or not torch.is_autocast_enabled(x.device.type):
         return (x, *others)

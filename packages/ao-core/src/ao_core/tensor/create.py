@@ -207,7 +207,7 @@ def _chosen(
 
 
 def _wrong_scales(answer: Any, dense: Tensor, spec: Spec) -> str | None:
-    """Why what a `ScaleMethod` returned is no scale and zero point of every block, if so."""
+    """Why what a `ScaleMethod` returned is not a scale and zero point of every block, if so."""
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Tensor):
         return f"it returned {answer!r:.60}, not a scale and a zero point or None"
     grid = grid_shape(tuple(dense.shape), spec.block)

@@ -45,7 +45,7 @@ def checked_data(target: Tensor, value: Any) -> Tensor:
     """`value` if it can be assigned to ``target.data``.
 
     Raises:
-        TypeError: it is no tensor.
+        TypeError: it is not a tensor.
         UnsupportedOp: its number of dimensions or its dtype is another, or it is a `DTensor`.
     """
     kind = type(target).__name__

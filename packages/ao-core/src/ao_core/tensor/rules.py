@@ -319,7 +319,7 @@ def _full_like(func: Any, args: Args, kwargs: Kwargs) -> Any:
 def _new_zeros(func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A tensor of another size in the same format, filled with codes and scales of 0.
 
-    What all matrices share for their activations stays: it is no value of the tensor. Input steps that do
+    What all matrices share for their activations stays: it is not a value of the tensor. Input steps that do
     not fit the size become steps that change nothing.
     """
     tensor, size = args[0].canonical(), tuple(args[1])

@@ -195,9 +195,9 @@ class DTypeSuite(Suite):
     # -- matmuls --------------------------------------------------------------------------------
 
     def test_matmuls(self, device: str) -> None:
-        """Every kernel that takes the format, in every layout, on a width that is no multiple of anything.
+        """Every kernel that takes the format, in every layout, on a width that is not a multiple of anything.
 
-        Kernels pad what they read, also where code 0 is no number.
+        Kernels pad what they read, also where code 0 is not a number.
         """
         fmt, shape = self.format, (33, 70)
         scale = NO_SCALE if fmt.kind == "dense" else "float32"

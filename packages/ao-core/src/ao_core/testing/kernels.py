@@ -119,7 +119,7 @@ class KernelSuite(KernelSteps, Suite):
             answers.add(self.record.refuses(call))
             answers.update(map(self.record.refuses, self.trial.odd_calls(call)))
         for answer in answers - {None}:
-            assert isinstance(answer, str), f"{answer!r} is no sentence; None means yes"
+            assert isinstance(answer, str), f"{answer!r} is not a sentence; None means yes"
             assert len(answer.split()) >= 3, f"not a sentence: {answer!r}"
             assert "\n" not in answer
         for call in islice(self._every_call(), 3):

@@ -96,7 +96,7 @@ class LayoutCuts:
                     length,
                 )
                 index = (slice(None),) * dim + (slice(start, start + length),)
-                # to torch the whole range is no slice at all
+                # to torch the whole range is not a slice at all
                 expect(declared or length == size, q, ("slice",), getitem, index)
             ends = (slice(None),) * dim + (slice(-10_000, 10_000),)
             expect(can_narrow(q, dim, 0, size), q, ("slice",), getitem, ends)

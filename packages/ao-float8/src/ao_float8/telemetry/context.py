@@ -147,7 +147,7 @@ def precision_telemetry(
         NonFiniteWarning: an operand has NaN or infinities.
 
     Raises:
-        ConfigError: `every` is no positive number, or nothing in the model computes in low precision.
+        ConfigError: `every` is not a positive number, or nothing in the model computes in low precision.
         MissingExtraError: TensorBoard is not installed.
     """
     if type(every) is not int or every < 1:

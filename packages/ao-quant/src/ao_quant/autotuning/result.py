@@ -99,7 +99,7 @@ class AutoquantReport:
 
     @property
     def one_row(self) -> tuple[str, ...]:
-        """Layers whose SQNR is that of a single row, which is no sample."""
+        """Layers whose SQNR is that of a single row, which is not a sample."""
         return tuple(layer.fqn for layer in self.layers if layer.rows == 1)
 
     def __str__(self) -> str:

@@ -134,9 +134,9 @@ def _warn_of_one_row(result: AutoquantReport, min_sqnr: float) -> None:
     if (names := result.one_row) and min_sqnr > -math.inf:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         warn_caller(
-            f"example_input gives {names[0]}{more} one row of activations, and one row is no sample: a first "
-            "token with unusual values can rule out every format by min_sqnr, or let a bad one pass. Give "
-            "several rows to choose by, or min_sqnr=-math.inf where the time alone shall decide",
+            f"example_input gives {names[0]}{more} one row of activations, and one row is not a sample: a "
+            "first token with unusual values can rule out every format by min_sqnr, or let a bad one pass. "
+            "Give several rows to choose by, or min_sqnr=-math.inf where the time alone shall decide",
             OneRowWarning,
         )
 

@@ -1,6 +1,6 @@
 """Configurations: what to quantize to, as frozen dataclasses that `quantize_` takes.
 
-Each has a short lowercase name too, which is also the name of its recipe.
+Each configuration also has a short lowercase name, the name of its recipe.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the configurations share: group sizes, and checks that name what would work."""
+"""Shared by the configurations: group sizes, and checks whose errors name what would work."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ YES_NO = (True, False)
 
 @dataclass(frozen=True)
 class ScaledConfig(WeightConfig):
-    """What configurations of integers share: how scales and zero points are chosen."""
+    """Base of integer configurations: how scales and zero points are chosen."""
 
     #: name of a `ScaleMethod`: "absmax", "mse", "hqq" or a plugin's
     scale_method: str = field(default="absmax", kw_only=True)
 
     def check(self) -> None:
-        """Raise `UnknownNameError` for a way to choose scales that nobody registered."""
+        """Raise `UnknownNameError` for a scale method that is not registered."""
         registry.scale_methods.get(self.scale_method)
 
 
 @dataclass(frozen=True)
 class ZeroPointConfig(ScaledConfig):
-    """What configurations of integers with zero points share."""
+    """Base of integer configurations with zero points."""
 
     #: "int": the code of 0, in uint8, so that zeros stay exact; "float": any number, in bfloat16, which is a
     #: byte more per group and fits ranges better

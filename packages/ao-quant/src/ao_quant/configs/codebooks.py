@@ -17,9 +17,9 @@ __all__ = ["CodebookWeightOnlyConfig", "NF4WeightOnlyConfig"]
 class NF4WeightOnlyConfig(WeightConfig):
     """Weights in the 16 values of NF4, quantiles of the normal distribution, in groups of 64.
 
-    The format of QLoRA (Dettmers et al. 2023, arXiv:2305.14314). A scale is float32, 4.5 bits a
-    weight in all, or, with `double_quant`, float8 e4m3 with one float32 scale for all of them:
-    4.125 bits. (The paper gives each 256 scales, less their mean, a float32 scale: 4.127 bits.)
+    The format of QLoRA (Dettmers et al. 2023, arXiv:2305.14314). Scales are float32: 4.5 bits per weight in
+    total. With `double_quant` they are float8 e4m3 with one global float32 scale: 4.125 bits. (The paper
+    subtracts the mean of each 256 scales and gives them one float32 scale: 4.127 bits.)
     """
 
     #: True: quantize the scales too
@@ -38,10 +38,10 @@ class NF4WeightOnlyConfig(WeightConfig):
 
 @dataclass(frozen=True)
 class CodebookWeightOnlyConfig(WeightConfig):
-    """Weights in 2**bits values that k-means learns for them, without data.
+    """Weights in 2**bits values that k-means learns from the weights, without data.
 
-    The values of a row or a group are bfloat16, so that 16 of them add 1 bit per weight to a group of 256;
-    those of a tensor are float32.
+    The codebook of a row or a group is bfloat16, so 16 values add 1 bit per weight to a group of 256. The
+    codebook of a whole tensor is float32.
     """
 
     #: 1 to 8

@@ -97,8 +97,8 @@ class Float8DynamicActivationFloat8WeightConfig(WeightConfig):
 class FPXWeightOnlyConfig(WeightConfig):
     """Weights in floats of 3 to 8 bits, packed without gaps: a sign, an exponent and a mantissa.
 
-    All codes are finite, but those of (4, 3) and (5, 2), which are the float8 formats of OCP. With one bit
-    of exponent the values are evenly spaced: integers with a sign.
+    All codes are finite, except in (4, 3) and (5, 2), which are the float8 formats of OCP. With one exponent
+    bit the values are evenly spaced: integers with a sign.
     """
 
     #: bits of exponent, 1 to 4, and 5 with 2 of mantissa
@@ -125,7 +125,7 @@ class FPXWeightOnlyConfig(WeightConfig):
 
 @dataclass(frozen=True)
 class FP6LLMWeightOnlyConfig(WeightConfig):
-    """Weights in 6-bit floats, 3 bits of exponent and 2 of mantissa: FP6-LLM (arXiv:2401.14112)."""
+    """Weights in 6-bit floats with 3 exponent and 2 mantissa bits: FP6-LLM (arXiv:2401.14112)."""
 
     #: one of `GROUP_SIZES`
     group_size: GroupSize = "row"

@@ -37,7 +37,7 @@ GGUF_TYPES = tuple(_TYPES)
 
 
 def gguf_spec(kind: str) -> Spec:
-    """The format of a matrix in a type of GGUF: the numbers that ggml stores, as parts of a `QTensor`."""
+    """The format of a matrix in a GGUF type: the numbers that ggml stores, as parts of a `QTensor`."""
     numbers, size, scale, zero_point = _TYPES[kind]
     return matrix_spec(numbers, size, scale, zero_point)
 

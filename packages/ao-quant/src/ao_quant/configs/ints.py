@@ -76,8 +76,8 @@ class Int8WeightOnlyConfig(ScaledConfig):
 class Int4WeightOnlyConfig(ZeroPointConfig):
     """Weights in 4 bits, two per byte, with one bfloat16 scale per group; activations as they are.
 
-    Asymmetric by default, with a uint8 zero point a group: at 4 bits the quality is worth the byte.
-    Symmetric is that much smaller, and a kernel has no zero points to subtract.
+    Asymmetric by default, with one uint8 zero point per group: at 4 bits the quality is worth the byte.
+    The symmetric format is smaller by that byte, and kernels have no zero points to subtract.
     """
 
     #: one of `GROUP_SIZES`; smaller is more accurate and larger in memory
@@ -164,8 +164,8 @@ class UIntxWeightOnlyConfig(ZeroPointConfig):
 class BitNetWeightOnlyConfig(WeightConfig):
     """Weights in -1, 0 and 1, times their mean magnitude: BitNet b1.58.
 
-    The format of Ma et al. 2024 (arXiv:2402.17764), for models that were trained for it; others lose
-    most of their quality.
+    The format of Ma et al. 2024 (arXiv:2402.17764), for models that were trained with it. Other models
+    lose most of their quality.
     """
 
     #: one of `GROUP_SIZES`, or "tensor" (each expert's matrix by itself), as in the paper

@@ -28,9 +28,10 @@ OBSERVERS = ("minmax", "percentile", "mse")
 
 @dataclass(frozen=True)
 class StaticConfig(WeightConfig):
-    """What these configurations share: how calibration finds a scale, and the scale it found.
+    """Base of the static configurations: how calibration finds a scale, and the scale.
 
-    Without `act_scale` one is for `ao_quant.prepare`; `ao_quant.convert` makes one with it, for each layer.
+    Pass a configuration without `act_scale` to `ao_quant.prepare`. `ao_quant.convert` makes one with
+    `act_scale` per layer.
     """
 
     #: how the range of the activations is found: "minmax", all that was seen; "percentile", what holds a
@@ -66,7 +67,7 @@ class StaticConfig(WeightConfig):
         return replace(self, act_scale=scale)
 
     def dynamic(self) -> Config | None:
-        """What takes its place where activations have outliers; None: the format does not mind them."""
+        """The configuration to use instead if activations have outliers; None: keep this one."""
         return None
 
     def check(self) -> None:
@@ -83,7 +84,7 @@ class StaticConfig(WeightConfig):
 
 @dataclass(frozen=True)
 class Int8StaticActivationInt8WeightConfig(StaticConfig):
-    """Weights in symmetric int8; activations in int8 by one scale, found by calibration."""
+    """Weights in symmetric int8; activations in int8 with one scale, found by calibration."""
 
     weight_only: ClassVar[str] = "int8_weight_only"
 
@@ -111,7 +112,7 @@ class Int8StaticActivationInt8WeightConfig(StaticConfig):
         return replace(self, act_scale=scale, act_zero_point=zero_point)
 
     def dynamic(self) -> Config | None:
-        """The same with a scale for each token."""
+        """The same with one scale per token."""
         return Int8DynamicActivationInt8WeightConfig(self.symmetric_activations, "row")
 
     def weight_format(self, dtype: torch.dtype) -> WeightFormat:
@@ -124,7 +125,7 @@ class Int8StaticActivationInt8WeightConfig(StaticConfig):
 
 @dataclass(frozen=True)
 class Float8StaticActivationFloat8WeightConfig(StaticConfig):
-    """Weights in 8-bit floating point; activations too, by one scale, found by calibration."""
+    """Weights and activations in 8-bit floating point, with one activation scale, found by calibration."""
 
     weight_only: ClassVar[str] = "float8_weight_only"
 
@@ -151,11 +152,11 @@ class Float8StaticActivationFloat8WeightConfig(StaticConfig):
 
 @dataclass(frozen=True)
 class NVFP4StaticActivationNVFP4WeightConfig(StaticConfig):
-    """Weights and activations in NVFP4; the scales of activations share one, found by calibration.
+    """Weights and activations in NVFP4; calibration finds the global scale of the activations.
 
-    Each block of 16 activations has an e4m3 scale for its own magnitude, chosen at each call; what static
-    is, is the float32 scale of these scales. Rows are then quantized independently of each other. Blocks
-    that exceed the range that was calibrated for are clipped to it.
+    Each block of 16 activations has an e4m3 scale, chosen in each call from its magnitude. Only the global
+    float32 scale is static. Rows are therefore quantized independently of each other. Blocks beyond the
+    calibrated range are clipped to it.
     """
 
     weight_only: ClassVar[str] = "nvfp4_weight_only"

@@ -34,7 +34,9 @@ def check_header(path: Path) -> None:
     with path.open("rb") as file:
         start = file.read(24)
         if start[:4] != b"GGUF" or len(start) < 24:
-            raise CheckpointError(f"{path} is no GGUF file, or it is damaged: the magic is wrong")
+            raise CheckpointError(
+                f"{path} is not a GGUF file, or it is damaged: the magic is wrong"
+            )
         version, tensors, keys = struct.unpack("<IQQ", start[4:])
         if version & 0xFFFF == 0:
             raise CheckpointError(f"{path}: only little-endian files are supported")
@@ -43,7 +45,7 @@ def check_header(path: Path) -> None:
                 _Walk(data).header(tensors, keys)
             except SchemaError as error:
                 raise CheckpointError(
-                    f"{path} is no GGUF file, or it is damaged: {error}"
+                    f"{path} is not a GGUF file, or it is damaged: {error}"
                 ) from error
 
 
@@ -93,7 +95,7 @@ class _Walk:
         try:
             return repr(str(self.data[start : self.at], "utf-8"))[:80]
         except UnicodeDecodeError as error:
-            raise SchemaError(f"{what} is no text in UTF-8: {error}") from error
+            raise SchemaError(f"{what} is not a text in UTF-8: {error}") from error
 
     def number(self, kind: str, what: str) -> int:
         """A number of a format of `struct`."""

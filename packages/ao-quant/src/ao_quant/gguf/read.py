@@ -64,7 +64,7 @@ def read_gguf(
         progress: True shows a bar, a function is called as (done, total, name of the next tensor).
 
     Raises:
-        CheckpointError: it is no GGUF file, is damaged, or has a tensor of a type that is not supported; or
+        CheckpointError: it is not a GGUF file, is damaged, or has a tensor of an unsupported type; or
             its names in transformers are not known.
         ConfigError: no such `names`.
         MissingExtraError: the package `gguf` is not installed.
@@ -77,7 +77,7 @@ def read_gguf(
     except OSError:
         raise
     except Exception as error:  # whatever the bytes of a damaged file lead to
-        raise CheckpointError(f"{path} is no GGUF file, or it is damaged: {error}") from error
+        raise CheckpointError(f"{path} is not a GGUF file, or it is damaged: {error}") from error
     if reader.byte_order != "I" or sys.byteorder != "little":
         raise CheckpointError(f"{path}: only little-endian files, on such machines, are supported")
     entries = {entry.name: entry for entry in reader.tensors}

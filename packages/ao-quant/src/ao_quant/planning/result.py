@@ -238,7 +238,7 @@ class QuantizationPlan(FqnToConfig):
         """Inverse of `to_dict`.
 
         Raises:
-            ConfigError: it is no plan, one of a newer version, or was changed by hand.
+            ConfigError: it is not a plan, one of a newer version, or was changed by hand.
             UnknownNameError: a configuration's package is not installed.
         """
         if (version := data.get("ao_quant_plan")) != _FORMAT:

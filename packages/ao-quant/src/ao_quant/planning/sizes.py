@@ -27,7 +27,7 @@ def budget_bytes(size: object) -> int:
     """Bytes of "1.2GB", "300 MB", "1GiB" or a number of them.
 
     Raises:
-        ConfigError: it is no positive size.
+        ConfigError: it is not a positive size.
     """
     value = bytes_of_text(str(size)) if type(size) in (int, str) else 0
     if value < 1:

@@ -41,15 +41,15 @@ class Bsr(SparseLayout):
 
     Parts, for a tensor (…, N, K), with b = the option "blocksize", NB = ceil(N / b), KB = ceil(K / b):
 
-    - qdata: (nnz, b, b) the blocks that hold something, by row and then column, in the storage dtype, or
+    - qdata: (nnz, b, b) the nonempty blocks, by row and then column, in the storage dtype, or
       (nnz, b, bytes of b packed codes) where they have less than 8 bits
     - col_indices: int32 (nnz,), the column, counted in blocks, of each
     - crow_indices: int32 (rows + 1,), the first block of each row of blocks, and nnz. There are NB rows for
       each matrix, one matrix after the other
     - scale, zero: as for dense values.
 
-    The edges are padded with zeros. With the option "sparsity" that share of the blocks of each matrix
-    goes, rounded to the nearest whole number of them, but one stays: those of the least L2 norm.
+    The edges are padded with zeros. With the option "sparsity", that share of the blocks of each
+    matrix is removed: those of the smallest L2 norm, rounded to a whole number. At least one block stays.
     """
 
     name = "bsr"

@@ -1,4 +1,4 @@
-"""`two_four_cslt`: what cuSPARSELt makes of a 2:4 weight, in an order of its own."""
+"""`two_four_cslt`: a 2:4 weight as cuSPARSELt compresses it, in its own order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Cslt(Layout):
     """Two values of every four, as cuSPARSELt compresses a weight (N, K) on the GPU that multiplies by it.
 
     Parts: qdata, its values and metadata as one tensor of `aten._cslt_compress`; the scale of `two_four`.
-    The way back is a matmul with the identity, which gives each value as it was, but -0.0 as 0.0.
+    A matmul with the identity gives the values back; only -0.0 becomes 0.0.
     """
 
     name = "two_four_cslt"

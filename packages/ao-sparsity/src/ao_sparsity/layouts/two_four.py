@@ -1,4 +1,4 @@
-"""`two_four`: of every four values along a row the two of the greatest magnitude, and where they were."""
+"""`two_four`: the two values of the greatest magnitude of every four along a row, and their positions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TwoFour(SparseLayout):
       kept code in the low two bits, of the second in the high ones. The first is less.
     - scale, zero: as for dense values.
 
-    A group that has fewer values that are not 0 keeps zeros; rows are padded with them. A slice of columns
+    A group with fewer than two nonzero values keeps zeros; rows are padded with zeros. A slice of columns
     that ends within a byte of `index` has there what the whole tensor has.
     """
 

@@ -1,4 +1,4 @@
-"""How much a model loses by each of its layers at several sparsities, and what budget each should get."""
+"""The error of pruning each layer at several sparsities, and the sparsity that each should get."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Method = Callable[[Config], Pruning]
 
 @dataclass(frozen=True)
 class Curve:
-    """What pruning one parameter, and no other, costs."""
+    """The error of pruning one parameter alone."""
 
     fqn: str
     weights: int
@@ -46,14 +46,14 @@ class Curve:
         return lower_hull(self.sparsities, self.errors)
 
     def slope(self, i: int, j: int) -> float:
-        """More error for each weight that goes, from one level to another."""
+        """Added error per removed weight, from one level to another."""
         more = self.weights * (self.sparsities[j] - self.sparsities[i])
         return (self.errors[j] - self.errors[i]) / more
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """A curve for each parameter that can be pruned; `str()` is a table."""
+    """One curve per parameter that can be pruned; `str()` is a table."""
 
     #: the pattern whose sparsity was varied
     pattern: Pattern
@@ -61,10 +61,10 @@ class Sensitivity:
     curves: tuple[Curve, ...]
 
     def allocate(self, sparsity: float) -> FqnToConfig:
-        """The sparsity of each parameter for a budget of all together: the least sum of errors.
+        """The sparsity of each parameter with the least sum of errors for a total budget.
 
-        Errors are taken to add up, and to lie on a line between two levels. The sum is then least where steps
-        along the lower convex hulls are taken in the order of their slopes, the last one in part.
+        Errors are assumed to add up, and to be linear between levels. The sum is then least if steps along
+        the lower convex hulls are taken in the order of their slopes, the last one in part.
 
         Args:
             sparsity: share of all weights that have a curve.
@@ -123,16 +123,16 @@ def sensitivity(
     method: Method | None = None,
     progress: Progress = None,
 ) -> Sensitivity:
-    """Prune each parameter alone at several sparsities, and measure what that does to the whole model.
+    """Prune each parameter alone at several sparsities, and measure the error of the whole model.
 
-    The model runs on the data once for each parameter and level, in evaluation mode.
+    The model runs on the data once per parameter and level, in evaluation mode.
 
     Args:
-        model: any module; it is as it was afterwards. Which parameters are pruned is as for `quantize_`.
+        model: any module; it is unchanged afterwards. The same parameters as for `quantize_` are pruned.
         data: batches: a tensor, a tuple of arguments or a mapping of them each; a few are enough.
         pattern: what is pruned; its own sparsity does not matter.
         filter_fn: (module, its name) -> whether its weights are pruned, in place of the default.
-        levels: sparsities, ascending; parameters whose units allow no such ones have the nearest.
+        levels: sparsities, ascending. A parameter whose units do not allow a level uses the nearest one.
         loss: (model, batch) -> the loss, whose rise is the error; by default the error is that of the
             model's answer, the sum of its squares over that of the answer's.
         method: pattern -> masks; by default `prune_magnitude` of the model.

@@ -39,7 +39,7 @@ def chosen(model: nn.Module, pattern: Config, filter_fn: FilterFn | None) -> lis
     """What to do with each parameter of the model, all checked; changes nothing.
 
     Raises:
-        ConfigError: `pattern` is no pattern and no `FqnToConfig` of some, or names what is not there.
+        ConfigError: `pattern` is not a pattern and no `FqnToConfig` of some, or names what is not there.
         QuantizationError: a weight has NaN or inf, is on the meta device, or quantized.
     """
     entries = pattern.entries if isinstance(pattern, FqnToConfig) else (("*", pattern),)

@@ -1,4 +1,4 @@
-"""Masks that stay with a model: as buffers beside the parameters, and after every step of the optimizer.
+"""Masks that stay with a model, as buffers next to the parameters, and after every optimizer step.
 
 The mask of `weight` is the buffer `weight_sparsity_mask` of the same module, so that it is copied, moved,
 saved and loaded with the model, and the parameter stays the plain one that other code expects.
@@ -29,10 +29,10 @@ SUFFIX = "_sparsity_mask"
 
 @checked_but("pruning")
 def apply_masks(model: nn.Module, pruning: Pruning | Mapping[str, Tensor]) -> None:
-    """Set what masks remove to zero, in place, and keep the masks as buffers of the model.
+    """Set masked weights to zero, in place, and store the masks as buffers of the model.
 
-    Methods that change the weights that stay have their new values set, too. The parameters remain the
-    same objects, so optimizers made before go on; new masks replace those that a parameter has.
+    If the method changed the remaining weights, their new values are set, too. Parameters stay the same
+    objects, so existing optimizers continue to work. New masks replace old ones.
 
     Args:
         model: the model, also one that is sharded since.
@@ -81,7 +81,7 @@ def attach_masks(model: nn.Module, state: Mapping[str, Any]) -> list[str]:
 
 @checked
 def keep_masks(model: nn.Module, optimizer: torch.optim.Optimizer) -> ExitStack:
-    """Let no step of an optimizer bring back what masks remove, whatever its momentum.
+    """Keep masked weights at zero through all optimizer steps, whatever the momentum.
 
     Before each step the gradients of removed weights are set to zero, after it the weights. The masks that
     the model has at that time count, so they may change from step to step. Shards of FSDP2 (`fully_shard`)
@@ -112,7 +112,7 @@ def keep_masks(model: nn.Module, optimizer: torch.optim.Optimizer) -> ExitStack:
 
 @checked
 def remove_masks(model: nn.Module) -> list[str]:
-    """Make masks permanent: removed weights are zero, and the model is a plain one without masks.
+    """Make masks permanent: removed weights stay zero, and the model becomes a plain one without masks.
 
     Returns:
         The names of the parameters that had masks.
@@ -129,7 +129,7 @@ def remove_masks(model: nn.Module) -> list[str]:
 def apply_fake_sparsity(
     model: nn.Module, pattern: Config | None = None, filter_fn: FilterFn | None = None
 ) -> PruneReport:
-    """Set weights to zero by magnitude, for good, to see what a pattern costs; nothing gets smaller.
+    """Set weights to zero by magnitude, permanently, to see what a pattern costs. Nothing gets smaller.
 
     Args:
         model: changed in place.

@@ -1,4 +1,4 @@
-"""Magnitude pruning: what is small goes."""
+"""Magnitude pruning: removes the smallest weights."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def prune_magnitude(
     """Masks that keep the weights, or the units of weights, of the greatest magnitude or norm.
 
     Args:
-        model: any module; it is not changed. Which parameters are pruned is as for `quantize_`.
+        model: any module; it is not changed. The same parameters as for `quantize_` are pruned.
         pattern: a pattern, or a `FqnToConfig` of patterns.
         filter_fn: (module, its name) -> whether its weights are pruned, in place of the default.
-        scope: what a pattern's share is taken of: "layer" (each matrix), "row" (each row of units), or
+        scope: what a pattern's share refers to: "layer" (each matrix), "row" (each row of units), or
             "model" (all matrices of the same pattern together).
         progress: True for a bar, or a function called with (done, total, name).
 

@@ -1,4 +1,4 @@
-"""Movement pruning (Sanh et al. 2020, arXiv 2005.07683): what training moves towards zero goes."""
+"""Movement pruning (Sanh et al. 2020, arXiv 2005.07683): removes what training moves towards zero."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Movement:
                 self.scores[entry.fqn] = -moved if before is None else before.sub_(moved)
 
     def prune(self, pattern: Config, *, scope: str = "layer") -> Pruning:
-        """Masks that keep what has the greatest scores so far.
+        """Masks that keep the weights with the greatest scores so far.
 
         Args:
             pattern: `Unstructured` or `NofM`, or a `FqnToConfig` of those.
@@ -81,7 +81,7 @@ class Movement:
         return pruning_by_score("movement", decisions, score, scope, None)
 
     def close(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         self._handle.remove()
 
     def __enter__(self) -> Movement:

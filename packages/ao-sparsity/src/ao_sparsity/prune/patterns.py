@@ -52,7 +52,7 @@ class Pattern(Config):
         return None
 
     def masks(self, scores: Sequence[Tensor], scope: str) -> list[Tensor]:
-        """True for what stays of each matrix, by the scores of all elements.
+        """Masks of all matrices, True for kept elements, by the scores of the elements.
 
         Args:
             scores: of each matrix.
@@ -108,7 +108,7 @@ class NofM(Pattern):
 
 @dataclass(frozen=True)
 class Share(Pattern):
-    """Base of the patterns of which a share goes, rounded to the nearest whole number of units."""
+    """Base of the patterns that remove a share of the units, rounded to a whole number of units."""
 
     sparsity: float
     #: whether units lie in rows, so that each row can have the same share
@@ -128,11 +128,11 @@ class Share(Pattern):
         return replace(self, sparsity=sparsity)
 
     def units(self, scores: Tensor) -> Tensor:
-        """A score for each unit."""
+        """One score per unit."""
         raise NotImplementedError
 
     def spread(self, kept: Tensor, shape: Shape) -> Tensor:
-        """Of a mask over `units`, the one over the elements of the matrix."""
+        """Expand a mask over `units` to the elements of the matrix."""
         raise NotImplementedError
 
     def masks(self, scores: Sequence[Tensor], scope: str) -> list[Tensor]:

@@ -40,7 +40,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class OneShotSchedule(Schedule):
-    """Nothing before `end`, all then."""
+    """No pruning before `end`, all of it then."""
 
     def __call__(self, step: int) -> float:
         """The sparsity after so many steps."""
@@ -49,7 +49,7 @@ class OneShotSchedule(Schedule):
 
 @dataclass(frozen=True)
 class LinearSchedule(Schedule):
-    """As much more at each step from `begin` to `end`."""
+    """Equal increments per step from `begin` to `end`."""
 
     begin: int = 0
     #: the sparsity before
@@ -114,7 +114,7 @@ class GradualPruning:
         self.steps, self.sparsity = 0, 0.0
 
     def step(self) -> PruneReport | None:
-        """Count a step, and prune where it is due; the report of that."""
+        """Count a step, and prune if it is due. Returns the report if it pruned."""
         self.steps += 1
         sparsity = self._schedule(self.steps)
         due = self.steps % self._every == 0 or sparsity == self._schedule.final
@@ -126,7 +126,7 @@ class GradualPruning:
         return found.report
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it is, to go on from a checkpoint; masks are in the model's."""
+        """The progress, to continue from a checkpoint; masks are in the model's state dict."""
         return {"steps": self.steps, "sparsity": self.sparsity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

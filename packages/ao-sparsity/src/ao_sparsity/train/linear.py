@@ -53,7 +53,7 @@ class SparseLinear(nn.Linear):
         """Make `linear` a layer of this class, in place; one that is gets the options anew.
 
         Raises:
-            ConfigError: it is no plain `nn.Linear`, or an option has a value that cannot work.
+            ConfigError: it is not a plain `nn.Linear`, or an option has a value that cannot work.
         """
         cls.check(linear, **options)
         linear.__class__ = cls
@@ -69,7 +69,7 @@ class SparseLinear(nn.Linear):
             raise ConfigError(f"it is a {found.__name__} already; swap it back first")
         if found not in (cls, nn.Linear):
             raise ConfigError(
-                f"a {found.__name__} is no plain nn.Linear: what it computes beside would be lost"
+                f"a {found.__name__} is not a plain nn.Linear: what it computes beside would be lost"
             )
         assert isinstance(module, nn.Linear)
         if is_converted(module.weight):

@@ -40,7 +40,7 @@ def swap_linear_with_semi_sparse_linear(model: nn.Module, config: Mapping[str, C
             another `SparseLinear`; with options as ``partial(SemiSparseLinear, decay=2e-4)``.
 
     Raises:
-        ConfigError: a name that the model does not have, a layer that is no plain `nn.Linear` or of
+        ConfigError: a name that the model does not have, a layer that is not a plain `nn.Linear` or of
             another of these classes, a value that is none of them, or options that cannot work. The
             model is as it was then.
 
@@ -149,7 +149,7 @@ def _class_of(choice: Any, fqn: str) -> tuple[type[SparseLinear], dict[str, Any]
     cls, options = (choice.func, choice.keywords) if is_partial else (choice, {})
     if not (isinstance(cls, type) and issubclass(cls, SparseLinear)):
         raise ConfigError(
-            f"config[{fqn!r}]={choice!r} is no layer of sparse training; use SemiSparseLinear, "
+            f"config[{fqn!r}]={choice!r} is not a layer of sparse training; use SemiSparseLinear, "
             "SemiSparseActivationLinear or SupermaskLinear, or functools.partial of one with options"
         )
     return cls, options

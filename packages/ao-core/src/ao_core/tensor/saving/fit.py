@@ -49,7 +49,7 @@ def check_fit(
     except Exception as error:  # of a plugin too: what it cannot judge is not let in
         reason = f"{type(error).__name__}: {error}"
     if reason:
-        raise CheckpointError(f"{fqn} is no {spec} of {shape}: {reason}")
+        raise CheckpointError(f"{fqn} is not {spec} of {shape}: {reason}")
 
 
 def _never(spec: Spec, dtype: torch.dtype, *, canonical: bool) -> str | None:

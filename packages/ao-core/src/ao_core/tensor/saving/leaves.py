@@ -178,7 +178,7 @@ def check_record(record: Record) -> None:
         raise ValueError("shape=[]: a quantized tensor has dimensions")
     order, flat_from = _view(record)
     if sorted(order) != list(range(len(shape))):
-        raise ValueError(f"order={list(order)} is no permutation of the dimensions of {shape}")
+        raise ValueError(f"order={list(order)} is not a permutation of the dimensions of {shape}")
     if flat_from is not None and (not flat_from or [prod(flat_from)] != shape):
         raise ValueError(f"flat_from={list(flat_from)} does not flatten to {shape}")
     for nested in record["parts"].values():

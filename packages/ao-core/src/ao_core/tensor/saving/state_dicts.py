@@ -63,7 +63,7 @@ def state_dict_to_flat(
             about 0.3 s for 1 GB.
 
     Raises:
-        CheckpointError: a value that is no tensor, or of a kind that cannot be saved.
+        CheckpointError: a value that is not a tensor, or of a kind that cannot be saved.
     """
     for name, value in state_dict.items():
         if not isinstance(value, Tensor):

@@ -48,7 +48,7 @@ def save_model(
 
     Raises:
         CheckpointError: a tensor cannot be saved, or the disk is full; what was there is unchanged.
-        ConfigError: `max_shard_size` is no size.
+        ConfigError: `max_shard_size` is not a size.
     """
     check_no_extra_state(model)
     owners = sorted(owners_of(model), key=lambda owner: natural(owner.fqn))
@@ -77,7 +77,7 @@ def write_checkpoint(
     Raises:
         CheckpointError: as for `save_model`. An error of the iterable passes through; what was in
             the directory is unchanged then too.
-        ConfigError: `max_shard_size` is no size.
+        ConfigError: `max_shard_size` is not a size.
     """
     limit, target, ties = parse_size(max_shard_size), Path(dir), dict(ties or {})
     try:
@@ -144,7 +144,7 @@ def natural(name: str) -> list[int | str]:
 
 
 def bytes_of_text(text: str) -> int:
-    """Bytes of "1.2GB", "300 MB", "1GiB" or a plain number; 0 where that is no positive size."""
+    """Bytes of "1.2GB", "300 MB", "1GiB" or a plain number; 0 where that is not a positive size."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     unit = None if match is None else _UNITS.get(match[2].upper())
     return 0 if match is None or unit is None else int(float(match[1]) * unit)

@@ -148,7 +148,7 @@ def launch(
 
 def _check(x: Tensor, numbers: str, scales: str, scale: Tensor | None) -> None:
     if numbers not in STORAGE:
-        raise ConfigError(f"numbers={numbers!r} is no float8; use one of {', '.join(STORAGE)}")
+        raise ConfigError(f"numbers={numbers!r} is not a float8; use one of {', '.join(STORAGE)}")
     if scales not in SCALES:
         raise ConfigError(f"scales={scales!r} is unknown; use one of {', '.join(SCALES)}")
     if x.dim() != 2 or 0 in x.shape or x.dtype not in INPUTS:

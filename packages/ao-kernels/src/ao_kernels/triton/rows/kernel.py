@@ -92,7 +92,7 @@ def _rounded(x, like_ptr, ROUND: tl.constexpr):
 
 @triton.jit
 def _integer(y, LOW: tl.constexpr, HIGH: tl.constexpr, scale):
-    """The nearest integer in a range, ties to even, as int32; with a scale that is no number 0."""
+    """The nearest integer in a range, ties to even, as int32; with a scale that is not a number 0."""
     low = tl.where(scale == scale, LOW, 0.0)
     high = tl.where(scale == scale, HIGH, 0.0)
     y = tl.minimum(tl.maximum(y, low), high)
