@@ -116,7 +116,7 @@ class QuantizedDoraLayer(DoraLinearLayer):  # type: ignore[misc]
 
 
 def _linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T in the dtype of x, which a quantized weight takes as it is."""
+    """The matmul in the dtype of x, which a quantized weight takes as it is."""
     return F.linear(x, weight if isinstance(weight, QTensor) else weight.to(x.dtype))
 
 
