@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ao_core import QTensor, dequantize_, quantize_
-from ao_core.ext import ConfigError
+from ao_core.ext import ConfigError, QuantizationError
 from ao_core.ext.numerics import sqnr
 from ao_hf.peft import QuantizedLoraLinear, merge_report, over_quantized
 from ao_hf.peft.initialize import adapted_layers
@@ -112,7 +112,7 @@ def test_sums_with_nan_are_not_merged(layers: Callable[..., Any], safe: bool) ->
     before = codes(model)
     with torch.no_grad():
         layer.lora_B["default"].weight[0, 0] = torch.nan
-    with pytest.raises(ConfigError, match="NaN or inf; nothing was merged"):
+    with pytest.raises(QuantizationError, match="NaN or inf; nothing was merged"):
         layer.merge(safe_merge=safe)
     assert not layer.merged
     assert equal(codes(model), before)
@@ -133,6 +133,9 @@ def test_dense_by_then(layers: Callable[..., Any], kind: str) -> None:
     x = torch.randn(4, 96)
     y = model(x)
     dequantize_(model)
+    half = copy.deepcopy(model).bfloat16()(x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    assert float(sqnr(y, half.float())) > 30
     torch.testing.assert_close(model(x), y, rtol=1e-5, atol=1e-5)
     model.merge_adapter(safe_merge=True)
     torch.testing.assert_close(model(x), y, rtol=1e-4, atol=1e-5)

@@ -13,7 +13,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer, check_adapters_to_merge
 from torch import Tensor, nn
 
 from ao_core import QTensor
-from ao_core.ext import ConfigError
+from ao_core.ext import ConfigError, QuantizationError
 from ao_hf.peft.variants import QALora, QuantizedDora
 from ao_hf.peft.weights import dense, requantized, shifted
 
@@ -153,7 +153,7 @@ class QuantizedLoraLinear(Linear):  # type: ignore[misc]
                     )
                 bias = bias + self.lora_B[name].bias * self.scaling[name]
         if not wanted.isfinite().all():
-            raise ConfigError(
+            raise QuantizationError(
                 f"adapters {list(names)} give weights with NaN or inf; nothing was merged"
             )
         if all(isinstance(self.lora_variant.get(name), QALora) for name in names):
@@ -172,8 +172,9 @@ class QuantizedLoraLinear(Linear):  # type: ignore[misc]
             adapter_names: those to merge; None: all active ones.
 
         Raises:
-            ConfigError: the sum has NaN or inf. The layer stays as it was.
-            QuantizationError: zero points cannot take an adapter of QA-LoRA.
+            QuantizationError: the sum has NaN or inf, or zero points cannot take an adapter of QA-LoRA. The
+                layer stays as it was.
+            ConfigError: an adapter has a bias, and the layer has none.
         """
         base = self.get_base_layer()
         if not isinstance(self.unmerged_weight, QTensor):  # `dequantize_` was here

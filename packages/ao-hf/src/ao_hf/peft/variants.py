@@ -65,7 +65,7 @@ class QuantizedDoraLayer(DoraLinearLayer):  # type: ignore[misc]
         with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
             exact = weight if self._exact is None else self._exact
             a, b = a.float(), b.float()
-            cross = F.linear(a, exact).float().t() * b
+            cross = _linear(a, exact).t() * b
             own = (b @ (a @ a.t())) * b
             squares = self._squares + 2 * scaling * cross.sum(1) + scaling**2 * own.sum(1)
             return squares.clamp_min(0).sqrt()
@@ -109,10 +109,15 @@ class QuantizedDoraLayer(DoraLinearLayer):  # type: ignore[misc]
         assert isinstance(weight, Tensor)
         factor = self.factors(weight, lora_A.weight, lora_B.weight, scaling)  # type: ignore[arg-type]
         if base_result is None:
-            base_result = F.linear(x, weight)
+            base_result = _linear(x, weight)
         elif bias is not None:
             base_result = base_result - bias  # type: ignore[operator]
         return (factor - 1) * base_result + factor * lora_B(lora_A(x)) * scaling  # type: ignore[no-any-return]
+
+
+def _linear(x: Tensor, weight: Tensor) -> Tensor:
+    """The matmul in the dtype of x, which a quantized weight takes as it is."""
+    return F.linear(x, weight if isinstance(weight, QTensor) else weight.to(x.dtype))
 
 
 class QuantizedDora(DoraLinearVariant):  # type: ignore[misc]
