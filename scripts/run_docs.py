@@ -98,7 +98,7 @@ def run_page(page: Path, folder: Path) -> list[str]:
 
 def without_kernels() -> dict[str, str]:
     """Environment variables under which what is printed does not depend on the processor."""
-    return {**os.environ, "AO_PLUGINS": "float8,optim,quant,sparsity"}
+    return {**os.environ, "AO_PLUGINS": "float8,hf,optim,quant,sparsity"}
 
 
 def normal(text: str) -> str:
