@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ao_core import quantize_, save_model
-from ao_core.ext import CheckpointError
+from ao_core import Spec, quantize_, quantize_tensor, save_model
+from ao_core.ext import CheckpointError, UnsupportedOp
 from ao_core.testing.programs import run_ranks
 from ao_hf.export.flat import flatten_state
 from ao_hf.export.sharded import load_sharded, save_sharded
@@ -82,3 +85,18 @@ def test_a_model_without_values_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_tensor_is_refused() -> None:
     with pytest.raises(CheckpointError, match="step is a int"):
         flatten_state({"step": 3})  # type: ignore[dict-item]
+
+
+def test_a_shard_of_other_rows_than_torch_expects_is_refused() -> None:
+    store = FakeStore()
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=store)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        local = quantize_tensor(torch.randn(4, 64), Spec("int8", (1, 32)))
+        whole = DTensor.from_local(
+            local, mesh, [Shard(0)], run_check=False, shape=torch.Size((6, 64)), stride=(64, 1)
+        )
+        with pytest.raises(UnsupportedOp, match=r"w.qdata: this rank holds \(4, 64\) of \(6, 64\)"):
+            flatten_state({"w": whole})
+    finally:
+        torch.distributed.destroy_process_group()

@@ -90,7 +90,7 @@ def export_executorch(
     inputs: tuple[Any, ...],
     path: str | os.PathLike[str],
     *,
-    dynamic_shapes: Mapping[str, Any] | tuple[Any, ...] | None = None,
+    dynamic_shapes: dict[str, Any] | tuple[Any, ...] | None = None,
 ) -> Lowered:
     """Write a quantized model as a program (.pte) of ExecuTorch, for CPUs through XNNPACK.
 

@@ -7,7 +7,6 @@ Activations that are quantized at run time go through plain arithmetic: ONNX has
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ def export_onnx(
     inputs: tuple[Any, ...],
     path: str | os.PathLike[str],
     *,
-    dynamic_shapes: Mapping[str, Any] | tuple[Any, ...] | None = None,
+    dynamic_shapes: dict[str, Any] | tuple[Any, ...] | None = None,
 ) -> None:
     """Write a quantized model as an ONNX file of opset 21.
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,

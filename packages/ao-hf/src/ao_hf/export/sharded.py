@@ -57,7 +57,9 @@ def save_sharded(
     if not _is_distributed():
         save_model(model, dir, max_shard_size=max_shard_size)
         return
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     flat = flatten_state(_state(model))
     target, shards = Path(dir), Path(dir) / _SHARDS
@@ -66,17 +68,19 @@ def save_sharded(
         shards.mkdir(parents=True)
     torch.distributed.barrier()
     tensors: dict[str, Any] = dict(flat.tensors)
-    writer = dcp.HuggingFaceStorageWriter(str(shards), save_distributed=True)
-    dcp.save(tensors, storage_writer=writer)
+    writer = HuggingFaceStorageWriter(str(shards), save_distributed=True)
     problem = None
-    if torch.distributed.get_rank() == 0:
-        try:
-            write_checkpoint(
-                _joined(flat, shards), target, ties=flat.ties, max_shard_size=max_shard_size
-            )
-        except Exception as error:  # the other ranks wait
-            problem = error
-        finally:
+    try:
+        save(tensors, storage_writer=writer)
+        if torch.distributed.get_rank() == 0:
+            joined = _joined(flat, shards)
+            write_checkpoint(joined, target, ties=flat.ties, max_shard_size=max_shard_size)
+    except CheckpointException as error:  # on every rank, if on any
+        raise CheckpointError(f"{target}: could not save: {error}") from error
+    except Exception as error:  # on the first, for which the others wait
+        problem = error
+    finally:
+        if torch.distributed.get_rank() == 0:
             shutil.rmtree(shards, ignore_errors=True)
     _on_all_ranks(problem)
 
@@ -146,10 +150,10 @@ def _read(flat: FlatState, files: Iterable[Path]) -> Mapping[str, Tensor]:
     if not _is_distributed():
         pieces = pieces_of(files)
         return {name: whole(pieces[name]) for name in flat.tensors}
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     fresh: dict[str, Any] = {name: torch.empty_like(t) for name, t in flat.tensors.items()}
-    dcp.load(fresh, storage_reader=FilesReader(files))
+    load(fresh, storage_reader=FilesReader(files))
     return fresh
 
 

@@ -94,7 +94,8 @@ class SpelledLinear(nn.Module):
             dense = ops.dequantize_per_channel_group(
                 self.codes, self.scale, self.zero_point, *span, form.group, torch.float32
             )
-        return dense if dtype == torch.float32 else dense.to(dtype)
+        weight: Tensor = dense if dtype == torch.float32 else dense.to(dtype)
+        return weight
 
     def extra_repr(self) -> str:
         """Sizes and format."""

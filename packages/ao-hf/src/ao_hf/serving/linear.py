@@ -24,7 +24,7 @@ _PLACEHOLDER = (torch.uint8, (0,))
 
 
 def add_parameters(
-    layer: nn.Module,
+    layer: Any,
     spec: Spec,
     columns: tuple[int, int],
     rows: list[int],
@@ -70,7 +70,7 @@ def add_parameters(
     layer.ao_weight = (spec, shape, dtype, tuple(forms))
 
 
-def put_together(layer: nn.Module) -> None:
+def put_together(layer: Any) -> None:
     """Make the loaded parameters one quantized weight, in the layout of the best kernel for its device.
 
     Raises:
@@ -85,7 +85,7 @@ def put_together(layer: nn.Module) -> None:
     layer.weight = nn.Parameter(repack(weight, dtype), requires_grad=False)
 
 
-def multiply(layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+def multiply(layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
     """The product, by the best kernel of ao for this shape and dtype."""
     return F.linear(x, layer.weight, bias)
 
