@@ -379,6 +379,7 @@ class FolderKind:
     that reads such folders says here what else must be written. Sources are never changed.
     """
 
+    #: what errors and `ao plugins` call it
     name: str
     #: (a folder with weights) -> whether it is one of these
     recognizes: Callable[[Path], bool]

@@ -90,7 +90,10 @@ def encode_tables(x: Tensor, block: Sequence[int], tables: Tensor) -> Tensor:
 
 
 def decode_tables(codes: Tensor, block: Sequence[int], tables: Tensor) -> Tensor:
-    """The value (float32, shape of `codes`) of each code in the codebook of its block; see `encode_tables`."""
+    """The value (float32, shape of `codes`) of each code in the codebook of its block.
+
+    The arguments are those of `encode_tables`.
+    """
     count, levels = tables.shape[:-1].numel(), tables.shape[-1]
     dtype = torch.int32 if count < 1 << 23 else torch.int64
     start = torch.arange(0, count * levels, levels, dtype=dtype, device=codes.device)

@@ -91,7 +91,7 @@ class Merged(NamedTuple):
     wanted: Tensor
 
 
-class QuantizedLoraLinear(Linear):  # type: ignore[misc]
+class QuantizedLoraLinear(Linear):
     """LoRA, rsLoRA, DoRA or QA-LoRA over an `nn.Linear` with a quantized weight.
 
     As PEFT's own layer, but for this:

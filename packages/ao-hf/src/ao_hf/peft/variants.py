@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["QALora", "QuantizedDora", "QuantizedDoraLayer"]
 
 
-class QuantizedDoraLayer(DoraLinearLayer):  # type: ignore[misc]
+class QuantizedDoraLayer(DoraLinearLayer):
     """The magnitudes of DoRA, with the norms of ‖W + sBA‖ by row from one matmul with the quantized W.
 
     ‖W + sBA‖² = ‖W‖² + 2s Σ (WAᵀ ∘ B) + s² Σ (B(AAᵀ) ∘ B), summed over each row. ‖W‖² is kept; it is
@@ -120,7 +120,7 @@ def _linear(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight if isinstance(weight, QTensor) else weight.to(x.dtype))
 
 
-class QuantizedDora(DoraLinearVariant):  # type: ignore[misc]
+class QuantizedDora(DoraLinearVariant):
     """DoRA over a quantized weight."""
 
     @staticmethod
@@ -154,7 +154,7 @@ class QuantizedDora(DoraLinearVariant):  # type: ignore[misc]
         return factor.detach().view(-1, 1) * (orig_weight + module.get_delta_weight(active_adapter))  # type: ignore[no-any-return]
 
 
-class QALora(QALoraLinearVariant):  # type: ignore[misc]
+class QALora(QALoraLinearVariant):
     """QA-LoRA: A sees the means of groups of activations, so that BA is one number for each group."""
 
     @staticmethod

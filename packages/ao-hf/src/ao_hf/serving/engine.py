@@ -42,7 +42,7 @@ class ConfigMethods:
 def linear_method(base: type) -> type:
     """The method of linear layers with a weight in one of ao's formats, a subclass of the engine's `base`."""
 
-    class AoLinearMethod(base):  # type: ignore[misc]
+    class AoLinearMethod(base):
         """A linear layer with a weight in one of ao's formats."""
 
         def __init__(self, spec: Spec) -> None:

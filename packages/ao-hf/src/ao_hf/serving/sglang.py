@@ -71,7 +71,7 @@ def _config_class() -> type:
         linear_method(LinearMethodBase),
     )
 
-    class AoConfig(ConfigMethods, QuantizationConfig):  # type: ignore[misc]
+    class AoConfig(ConfigMethods, QuantizationConfig):
         """The formats of a folder that ao wrote."""
 
         def __init__(self, packed: dict[str, list[str]] | None = None) -> None:

@@ -17,8 +17,10 @@ __all__ = ["Owner", "check_no_extra_state", "owners_of"]
 class Owner:
     """A module's parameter or buffer; a tied tensor has several."""
 
+    #: the name in the model, such as "layers.0.weight"
     fqn: str
     module: nn.Module
+    #: the name in `module`
     name: str
     tensor: Tensor
     #: whether it belongs into a checkpoint

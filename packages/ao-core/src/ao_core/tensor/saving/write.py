@@ -151,7 +151,11 @@ def bytes_of_text(text: str) -> int:
 
 
 def parse_size(size: int | str) -> int:
-    """Bytes of a `max_shard_size`."""
+    """Bytes of a `max_shard_size`.
+
+    Raises:
+        ConfigError: it is not a positive size.
+    """
     value = bytes_of_text(str(size))
     if value < 1:
         raise ConfigError(
