@@ -43,7 +43,7 @@ bool has_f16c() {
 #endif
 
 #if AO_HAS_AMX
-// The kernels of AVX-512 with products in tile registers.
+// The kernels of AVX-512 with matmuls in tile registers.
 const Isa& with_tiles() {
   static const Isa made = [] {
     Isa isa = isa_avx512;

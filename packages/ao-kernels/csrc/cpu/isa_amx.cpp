@@ -1,4 +1,4 @@
-// Products in the tile registers of AMX; all else is that of AVX-512, which every such processor has.
+// Matmuls in the tile registers of AMX; all else is that of AVX-512, which every such processor has.
 #define AO_ISA amx
 #include "linear/amx.h"
 

@@ -23,7 +23,7 @@ void check_list(const char* name, const Tensors& tensors, const Tensors& params,
     check_cpu(one.c_str(), tensors[i]);
     check_dtype(one.c_str(), tensors[i], {dtype});
     const int64_t count = (params[i].numel() + block - 1) / block;
-    check_numel(one.c_str(), tensors[i], count, block == 1 ? "as the parameter" : "one a block of 256");
+    check_numel(one.c_str(), tensors[i], count, block == 1 ? "as the parameter" : "one per block of 256");
     check_contiguous(one.c_str(), tensors[i]);
     check_aligned(one.c_str(), tensors[i]);
   }
@@ -34,11 +34,11 @@ void read_state(const std::string& name, const Tensor& table, const Tensor& step
                 int64_t nan_code, double reach, StateFormat& state) {
   const std::string table_name = name + "_table", steps_name = name + "_steps", order_name = name + "_order";
   check_dtype(table_name.c_str(), table, {ScalarType::Float});
-  check_numel(table_name.c_str(), table, 256, "one a code of 8 bits");
+  check_numel(table_name.c_str(), table, 256, "one per code of 8 bits");
   check_dtype(steps_name.c_str(), steps, {ScalarType::Int});
   check_numel(steps_name.c_str(), steps, 255, "one less than there are codes");
   check_dtype(order_name.c_str(), order, {ScalarType::Byte});
-  check_numel(order_name.c_str(), order, 256, "one a code of 8 bits");
+  check_numel(order_name.c_str(), order, 256, "one per code of 8 bits");
   check_range((name + "_nan").c_str(), nan_code, 0, 255);
   AO_CHECK(reach >= 0x1p-100 && reach <= 0x1p100, name, "_reach=", reach, ": must be positive, from 2**-100 to 2**100");
   const Tensor values = readable(table_name.c_str(), table), keys = readable(steps_name.c_str(), steps);

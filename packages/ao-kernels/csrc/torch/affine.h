@@ -20,12 +20,12 @@ inline ScaleView read_scales(const char* name, const Tensor& values, const char*
                           int64_t rows, const QuantParams& t, std::vector<Tensor>& kept) {
   ScaleView scales{};
   scales.type = tile_scale_of(name, values);
-  check_numel(name, values, rows * t.groups, "one a row of every block and group");
+  check_numel(name, values, rows * t.groups, "one per row of every block and group");
   kept.push_back(readable(name, values));
   scales.values = kept.back().const_data_ptr();
   if (outer) {
     scales.outer_type = scale_of(outer_name, *outer);
-    check_numel(outer_name, *outer, rows * t.spans, "one a row of every block and span of groups");
+    check_numel(outer_name, *outer, rows * t.spans, "one per row of every block and span of groups");
     kept.push_back(readable(outer_name, *outer));
     scales.outer = kept.back().const_data_ptr();
   }

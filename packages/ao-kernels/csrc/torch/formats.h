@@ -108,7 +108,7 @@ inline void check_numel(const char* name, const Tensor& tensor, int64_t count, c
 }
 
 // An empty tensor. Not `torch::stable::empty`, which finds its op by name each time: for a single row of
-// activations that is a tenth of what a call takes besides the product.
+// activations that is a tenth of what a call takes besides the matmul.
 inline Tensor make(IntHeaderOnlyArrayRef shape, ScalarType dtype) {
   std::vector<int64_t> strides(shape.size(), 1);
   for (size_t i = shape.size(); i > 1; --i) strides[i - 2] = strides[i - 1] * (shape[i - 1] > 0 ? shape[i - 1] : 1);

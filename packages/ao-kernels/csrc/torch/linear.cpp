@@ -1,4 +1,4 @@
-// Products with weights in the layout cpu_tiles.
+// Matmuls with weights in the layout cpu_tiles.
 #include <torch/csrc/stable/library.h>
 
 #include "affine.h"
@@ -72,18 +72,18 @@ struct Product {
 
     check_dtype("qdata", qdata, {ScalarType::Byte});
     check_numel("qdata", qdata, experts * row_blocks * call.tiles * 32 * bits,
-                "blocks of 16 rows x tiles of 16 columns x 32 bytes a bit");
+                "blocks of 16 rows x tiles of 16 columns x 32 bytes per bit");
     call.qdata = static_cast<const uint8_t*>(keep(readable("qdata", qdata)));
     read_quant_params(affine, experts * row_blocks * 16, call, kept);
     AO_CHECK(call.zero_type != Zero::u8 || kind == 1, "zero_point: codes of zero points need kind=1, not ", kind);
     AO_CHECK(rowsum || call.act != Act::uint8, "rowsum: is needed with act=2");
     if (rowsum) {
       check_dtype("rowsum", *rowsum, {ScalarType::Float});
-      check_numel("rowsum", *rowsum, experts * row_blocks * 16, "one a row of every block");
+      check_numel("rowsum", *rowsum, experts * row_blocks * 16, "one per row of every block");
       call.rowsum = static_cast<const float*>(keep(readable("rowsum", *rowsum)));
     }
     check_values(table);
-    check_numel("table", table, int64_t{1} << bits, "one a code of `bits`");
+    check_numel("table", table, int64_t{1} << bits, "one per code of `bits`");
     call.table = static_cast<const float*>(keep(readable("table", table)));
     call.kind = kind_of(kind, call.table, bits);
     if (call.act == Act::int8 || call.act == Act::uint8) check_integers(call.table, bits, call.kind, act);
@@ -132,7 +132,7 @@ Tensor linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale, cons
   p.read_weight(qdata, affine, rowsum, table, n, x.size(x.dim() - 1), bits, group, kind, act);
   if (bias) {
     check_dtype("bias", *bias, {x.scalar_type()});
-    check_numel("bias", *bias, n, "one a row of the weight");
+    check_numel("bias", *bias, n, "one per row of the weight");
     p.call.bias = p.keep(readable("bias", *bias));
   }
   Tensor y = make_like(x, 1, {n}, x.scalar_type());
@@ -158,7 +158,7 @@ Tensor grouped_linear_op(const Tensor& x, const Tensor& qdata, const Tensor& sca
   const int64_t rows = offs ? x.size(0) : x.size(0) * x.size(1);
   if (offs) {
     check_dtype("offs", *offs, {ScalarType::Int});
-    check_numel("offs", *offs, experts, "one an expert");
+    check_numel("offs", *offs, experts, "one per expert");
     const Tensor given = readable("offs", *offs);
     const auto* values = static_cast<const int32_t*>(given.const_data_ptr());
     for (int64_t e = 0, last = 0; e < experts; ++e) {
@@ -184,7 +184,7 @@ Tensor grouped_linear_op(const Tensor& x, const Tensor& qdata, const Tensor& sca
   return y;
 }
 
-// What `explain` tells of a product before there is one.
+// What `explain` tells of a matmul before there is one.
 bool in_tile_registers_op(const Tensor& table, int64_t m, int64_t k, int64_t group, int64_t kind, int64_t act,
                           bool zero, ScalarType dtype) {
   check_range("k", k, 1, kGreatestSize);

@@ -91,11 +91,11 @@ struct ScaleTensors {
 ScaleTensors read_scales(const Blocks& b, const Tensor& scale, const std::optional<Tensor>& zero) {
   const int64_t count = b.matrices * b.bands * b.groups;
   const Scale type = scale_of("scale", scale);
-  check_numel("scale", scale, count, "one a block");
+  check_numel("scale", scale, count, "one per block");
   ScaleTensors found{readable("scale", scale), std::nullopt, type};
   if (zero) {
     found.zero_type = zero_of("zero_point", *zero);
-    check_numel("zero_point", *zero, count, "one a block");
+    check_numel("zero_point", *zero, count, "one per block");
     found.zero = readable("zero_point", *zero);
   }
   return found;

@@ -1,4 +1,4 @@
-// Products with weights in the layouts bsr_cpu and two_four, and the dense weight of the latter.
+// Matmuls with weights in the layouts bsr_cpu and two_four, and the dense weight of the latter.
 #include <torch/csrc/stable/library.h>
 
 #include <vector>
@@ -39,7 +39,7 @@ template <class Call>
 Tensor read_rows(const Tensor& x, const Optional& bias, Call& t, std::vector<Tensor>& kept) {
   if (bias) {
     check_dtype("bias", *bias, {x.scalar_type()});
-    check_numel("bias", *bias, t.n, "one a row of the weight");
+    check_numel("bias", *bias, t.n, "one per row of the weight");
     kept.push_back(readable("bias", *bias));
     t.bias = kept.back().const_data_ptr();
   }
@@ -89,10 +89,10 @@ Tensor block_sparse_linear_op(const Tensor& x, const Tensor& qdata, const Tensor
   t.row_blocks = (n + t.side - 1) / t.side, t.column_blocks = (k + t.side - 1) / t.side;
   check_dtype("col_indices", col_indices, {ScalarType::Int});
   check_cpu("col_indices", col_indices);
-  check_numel("col_indices", col_indices, stored, "one a block");
+  check_numel("col_indices", col_indices, stored, "one per block");
   check_dtype("crow_indices", crow_indices, {ScalarType::Int});
   check_cpu("crow_indices", crow_indices);
-  check_numel("crow_indices", crow_indices, t.row_blocks + 1, "one a row of blocks, and the end");
+  check_numel("crow_indices", crow_indices, t.row_blocks + 1, "one per row of blocks, and the end");
   const Tensor blocks = readable("qdata", qdata), columns = readable("col_indices", col_indices),
                starts = readable("crow_indices", crow_indices);
   t.blocks = static_cast<const uint8_t*>(blocks.const_data_ptr());
@@ -105,7 +105,7 @@ Tensor block_sparse_linear_op(const Tensor& x, const Tensor& qdata, const Tensor
   if (scale) {
     t.scale_type = element_of("scale", *scale);
     t.scale_of_rows = scale->numel() != 1;
-    check_numel("scale", *scale, t.scale_of_rows ? n : 1, "one a row of the weight, or one");
+    check_numel("scale", *scale, t.scale_of_rows ? n : 1, "one per row of the weight, or one");
     kept.push_back(readable("scale", *scale));
     t.scale = kept.back().const_data_ptr();
   }
@@ -155,8 +155,8 @@ void read_two_four(const Tensor& qdata, const Tensor& index, const Optional& sca
   if (scale) {
     t.scale_type = element_of("scale", *scale);
     t.scale_of_rows = scale->numel() != 1;
-    check_numel("scale", *scale, t.scale_of_rows ? t.n * t.scale_groups : 1, "one a group of every row, or one");
-    AO_CHECK(t.scale_of_rows || t.scale_groups == 1, "scale: has one element; must have one a group");
+    check_numel("scale", *scale, t.scale_of_rows ? t.n * t.scale_groups : 1, "one per group of every row, or one");
+    AO_CHECK(t.scale_of_rows || t.scale_groups == 1, "scale: has one element; must have one per group");
     kept.push_back(readable("scale", *scale));
     t.scale = kept.back().const_data_ptr();
   }

@@ -46,7 +46,7 @@ uint8_t read_flip(int64_t flip, int64_t bits) {
   return static_cast<uint8_t>(flip);
 }
 
-// Weights are read from end to end at each product: in pages of 2 MiB, that takes up to a third less time.
+// Weights are read from end to end at each matmul: in pages of 2 MiB, that takes up to a third less time.
 void ask_for_large_pages(void* memory, int64_t bytes) {
 #ifdef __linux__
   constexpr uintptr_t kPage = 2 << 20;

@@ -1,4 +1,4 @@
-// Products in AMX tile registers. Weights are unpacked into a panel of 32 of N that stays in L1, and
+// Matmuls in AMX tile registers. Weights are unpacked into a panel of 32 of N that stays in L1, and
 // meet 32 rows of activations at a time, in 2 x 2 registers of sums.
 //
 // Registers take bfloat16 and bytes. What more an activation or a weight with its scale has is kept in further
@@ -25,7 +25,7 @@ static bool has_infinity(const Linear& t) {
   return false;
 }
 
-// Products of parts that make one product, and how many of them take longer than one of vectors.
+// Matmuls of parts that make up one matmul, and how many of them take longer than one in vectors.
 constexpr int kGreatestProducts = 3;
 static int products_of(const Tiling& tiling) {
   const int x = tiling.x_parts, w = tiling.w_parts < 1 ? 1 : tiling.w_parts;
@@ -36,7 +36,7 @@ static int products_of(const Tiling& tiling) {
 // the output is in. (From as many rows on vectors round them beside float8.)
 constexpr int64_t kRoundedRows = 96;
 
-// Rows of activations from which on they are faster than products in vectors, as measured.
+// Rows of activations from which on they are faster than matmuls in vectors, as measured.
 static int64_t least_rows(const Linear& t) {
   if (t.mode == Mode::int8) return t.groups == 1 ? 32 : 64;
   if (t.act == Act::int8 || t.act == Act::uint8) return kRoundedRows;

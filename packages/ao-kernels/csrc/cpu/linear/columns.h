@@ -1,4 +1,4 @@
-// Products with blocks of 16 of N (rows of the weight): scales, unpacking or packed panels, and the inner loops.
+// Matmuls with blocks of 16 of N (rows of the weight): scales, unpacking or packed panels, and the inner loops.
 #pragma once
 #if AO_HAS_LIMBS
 #include "digits.h"
@@ -11,7 +11,7 @@ namespace ao::AO_ISA {
 
 // -- the functions of a format ----------------------------------------------------------------------------
 
-// The product of so many rows and kPanelBlocks blocks of N.
+// The matmul of so many rows and kPanelBlocks blocks of N.
 template <Mode kMode, class Source, int kRows = kPanelRows>
 static Multiply panel_product(int64_t rows) {
   if constexpr (kRows > 1) {
@@ -25,7 +25,7 @@ constexpr int kStreamRows = 4;
 struct Functions {
   Multiply stream[kStreamRows];  // by rows of activations less 1
   Multiply (*panel)(int64_t rows);
-  Unpack unpack;  // null: the product itself decodes, hidden behind other work
+  Unpack unpack;  // null: the matmul itself decodes, hidden behind other work
   Fold fold;  // null: scales cannot be folded in
   int tile_bytes, panel_tile_bytes;
   void (*make_table)(const Linear&, void* table);

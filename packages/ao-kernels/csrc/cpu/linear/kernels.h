@@ -1,4 +1,4 @@
-// Products with weights of few bits: what an instruction set provides, and what it is told.
+// Matmuls with weights of few bits: what an instruction set provides, and what it is told.
 #pragma once
 #include <stdint.h>
 
@@ -19,7 +19,7 @@ static constexpr int bytes_of(Mode mode) {
     default: return 4;
   }
 }
-// How activations are quantized, per token, before the product.
+// How activations are quantized, per token, before the matmul.
 enum class Act : int32_t { none, int8, uint8, e4m3, e5m2 };
 
 // Consecutive tiles of one group: what is summed up before a scale is applied.
@@ -42,7 +42,7 @@ struct LimbStep {
   bool more;          // one more limb than the mode says
 };
 
-// Products in registers that hold tiles (see amx.h). `depth` 0: there are none.
+// Matmuls in AMX tile registers (see amx.h). `depth` 0: there are none.
 struct Tiling {
   int32_t depth;    // tiles of 16 columns that a register holds side by side
   int32_t x_parts;  // an activation is the sum of so many numbers in bfloat16, or a byte
@@ -108,13 +108,13 @@ struct LinearKernels {
   bool (*pack_limbs)(const Linear&, int64_t block);
   // computes blocks of 16 of N [begin, end) for all rows; those at `then`, if there are any, come next
   void (*run_blocks)(const Linear&, int64_t begin, int64_t end, int64_t then, uint8_t* scratch);
-  // products in registers that hold tiles, or null
+  // matmuls in AMX tile registers, or null
   const LinearKernels* tiles;
   // of these: false where other kernels are to serve; else `mode` and `tiling` are set
   bool (*plan)(Linear&);
 };
 
-// -- products in registers that hold tiles -------------------------------------------------------------------
+// -- matmuls in AMX tile registers ---------------------------------------------------------------------------
 
 constexpr int kTileRows = 16;  // of activations in a register
 static inline int64_t tile_steps(const Linear& t) { return (t.tiles + t.tiling.depth - 1) / t.tiling.depth; }

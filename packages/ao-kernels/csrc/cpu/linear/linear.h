@@ -7,7 +7,7 @@ namespace ao {
 // Fields of `Linear` up to `act` are the caller's; the rest is made here. Sizes may be 0.
 void run_linear(const Linear& call);
 
-// Will the product be made in registers that hold tiles? Looks at sizes, types and the table.
+// Will the matmul be made in AMX tile registers? Looks at sizes, types and the table.
 bool in_tile_registers(Linear call);
 
 }  // namespace ao

@@ -1,4 +1,4 @@
-// Activations, arranged as the products read them: (row block, tile, row, 16), each four columns in the
+// Activations, arranged as the matmuls read them: (row block, tile, row, 16), each four columns in the
 // order 0, 2, 1, 3 for floats and pairs, with the sum of every step beside.
 #pragma once
 #include "kernels.h"
@@ -41,7 +41,7 @@ static float clamp_scale(float v) {  // keeps a NaN
 }
 
 // Scale and zero point of a token, as ao_core.numerics.choose_qparams has them; but 128 for one of zeros, whose codes
-// are 0 then as products take them, so that the output is exactly 0. What outputs are multiplied by: the scale, or
+// are 0 then as matmuls take them, so that the output is exactly 0. What outputs are multiplied by: the scale, or
 // infinity where the token has one, which the greatest code stands for.
 static float choose(const Linear& t, const uint8_t* row, float& scale, float& zero_point) {
   const Range range = range_of(t.type, row, t.k);

@@ -26,7 +26,7 @@ static void unpack(const uint8_t* tile, int64_t count, uint8_t* panel, const voi
 }
 
 // The same with scales and zero points fused into the weights, rounded to bfloat16: the panel is what `dequantize`
-// gives, and the product applies no scales.
+// gives, and the matmul applies no scales.
 using Fold = void (*)(const uint8_t* tile, int64_t count, uint8_t* panel, const void* table, F scale, F zero_term);
 
 #if AO_HAS_PAIRS

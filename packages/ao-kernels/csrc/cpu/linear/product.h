@@ -1,4 +1,4 @@
-// The products: blocks of 16 of N (rows of the weight) times packed activations.
+// The matmuls: blocks of 16 of N (rows of the weight) times packed activations.
 #pragma once
 #include "pack.h"
 

@@ -15,7 +15,7 @@ static inline int64_t packed_bytes(int64_t count, int bits) {
   return (count + unit - 1) / unit * unit * bits / 8;
 }
 
-// Eight codes of kBits, one a byte, to the low 8 * kBits bits.
+// Eight codes of kBits, one per byte, to the low 8 * kBits bits.
 template <int kBits>
 static inline uint64_t squeeze(uint64_t w) {
   w = (w & 0x00ff00ff00ff00ff) | (w & 0xff00ff00ff00ff00) >> (8 - kBits);

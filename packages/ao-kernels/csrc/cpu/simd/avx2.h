@@ -10,7 +10,7 @@
 
 namespace ao::AO_ISA {
 
-struct F {  // 16 floats, one a row of the block
+struct F {  // 16 floats, one per row of the block
   __m256 a, b;
 };
 struct I {  // 16 int32

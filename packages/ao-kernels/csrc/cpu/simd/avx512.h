@@ -10,7 +10,7 @@
 
 namespace ao::AO_ISA {
 
-using F = __m512;   // 16 floats, one a row of the block
+using F = __m512;   // 16 floats, one per row of the block
 using I = __m512i;  // 16 int32
 using P = __m512i;  // 16 pairs of bfloat16
 using Q = __m512i;  // 16 quads of bytes

@@ -20,7 +20,7 @@ typedef int32_t i4 __attribute__((vector_size(16)));
 typedef uint32_t u4 __attribute__((vector_size(16)));
 typedef uint16_t u8 __attribute__((vector_size(16)));
 
-struct F {  // 16 floats, one a row of the block
+struct F {  // 16 floats, one per row of the block
   f4 a, b, c, d;
 };
 struct I {  // 16 int32

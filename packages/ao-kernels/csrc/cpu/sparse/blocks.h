@@ -1,4 +1,4 @@
-// The product of a row of stored blocks, which are decoded first where instructions do not take them.
+// The matmul of a row of stored blocks, which are decoded first where instructions do not take them.
 #pragma once
 #include "../linear/product.h"
 #include "kernels.h"
@@ -234,7 +234,7 @@ static void write_blocks(const BlockSparse& t, int64_t row_block, Rows rows, con
 template <Mode kMode>
 static void multiply_blocks(const BlockSparse& t, int64_t row_block, Rows rows, uint8_t* totals, uint8_t* panel) {
   const int64_t begin = t.starts[row_block], end = t.starts[row_block + 1];
-  // where one pass over the weights makes the whole product, sums stay in the registers
+  // where one pass over the weights makes the whole matmul, sums stay in the registers
   const bool once = !decodes(t) && rows.end - rows.begin <= stretch_rows(kStretchColumns);
   const int64_t most = once ? end - begin : stretch_of(t);
   for (int64_t first = begin; first < end; first += most) {

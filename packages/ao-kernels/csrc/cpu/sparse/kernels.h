@@ -1,4 +1,4 @@
-// Products with weights of which blocks, or two of every four values, are stored: what an instruction set
+// Matmuls with weights of which blocks, or two of every four values, are stored: what an instruction set
 // provides, and what it is told.
 #pragma once
 #include <stdint.h>

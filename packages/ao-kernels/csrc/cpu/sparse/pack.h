@@ -1,4 +1,4 @@
-// Activations as the products with stored blocks read them: rows in the numbers of the mode, padded to whole blocks.
+// Activations as the matmuls with stored blocks read them: rows in the numbers of the mode, padded to whole blocks.
 #pragma once
 #include "../linear/pack.h"
 #include "kernels.h"

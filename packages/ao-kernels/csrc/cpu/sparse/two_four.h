@@ -1,4 +1,4 @@
-// Products with weights of which two of every four columns are stored. Weights stay packed: it is the activations
+// Matmuls with weights of which two of every four columns are stored. Weights stay packed: it is the activations
 // that are picked, by the places of the weights.
 #pragma once
 #include "../linear/product.h"
