@@ -22,7 +22,7 @@ from ao_quant.gguf import write_gguf
 
 PACKAGES = (
     "ao_core", "ao_quant", "ao_float8", "ao_sparsity", "ao_optim", "ao_kernels", "ao_quant.gguf",
-    "ao_core.tensor.saving",
+    "ao_core.tensor.saving", "ao_hf", "ao_hf_autoload",
 )  # fmt: skip
 #: what ao makes and hands out, what subclasses fill in, and a tuple of fields that the configuration which
 #: takes it checks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from functools import partial
@@ -28,6 +29,9 @@ end = time.perf_counter()
 print(json.dumps([middle - start, end - middle, len(sys.modules) - modules]))
 """
 
+#: torch imports ao itself where ao-hf-autoload is installed
+_ALONE = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
 TEXT = """\
 Each figure is from fresh processes that import torch and then the rest, in alternate rounds, with warm file
 caches; *added* is what comes after `import torch` in the same process, and *% of torch* the median of its
@@ -41,7 +45,7 @@ def measure(rounds: int, statements: dict[str, str]) -> list[Row]:
 
     def one(name: str) -> float:
         command = [sys.executable, "-c", _SCRIPT.format(statement=statements[name])]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=_ALONE)
         first, added, modules[name] = json.loads(done.stdout)
         before[name].append(first)
         return float(added)
