@@ -1,6 +1,6 @@
 """Quantize a real model by every recipe that is installed, and compare what comes out.
 
-The model is MiniLM, a sentence encoder of 22.7 million parameters. The task is retrieval: of 300
+The model is MiniLM, a sentence encoder of 22.7 million parameters. The task is retrieval: of 100
 docstrings of the Python standard library, find the one that a first sentence belongs to.
 """
 
@@ -36,7 +36,7 @@ def main() -> None:
     configs = {
         name: found for name, found in variants.configs().items() if re.search(args.recipes, name)
     }
-    console.print(f"MiniLM, quantized in {len(configs)} ways. This takes two to three minutes.")
+    console.print(f"MiniLM, quantized in {len(configs)} ways. This takes about two minutes.")
     pairs = docstring_pairs(args.pairs)
     with Progress(
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console
@@ -76,7 +76,7 @@ def show(found: Comparison, about: dict[str, Any], console: Console) -> None:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--pairs", type=int, default=300, help="texts to search (300)")
+    parser.add_argument("--pairs", type=int, default=100, help="texts to search (100)")
     # longer texts are cut, so that all recipes take minutes and not a quarter of an hour
     parser.add_argument("--query-tokens", type=int, default=20, help="cut queries there (20)")
     parser.add_argument("--document-tokens", type=int, default=24, help="cut documents there (24)")

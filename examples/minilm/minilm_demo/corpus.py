@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import sysconfig
 import warnings
@@ -61,10 +62,8 @@ def split_docstring(text: str) -> tuple[str, str]:
 
 def _distinct(root: Path) -> Iterator[Pair]:
     seen: set[str] = set()
-    for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
+    for path in sorted(_modules(root), key=lambda path: path.relative_to(root).as_posix()):
         module = path.relative_to(root)
-        if _LEFT_OUT & set(module.parts):
-            continue
         taken = 0
         for name, docstring in _docstrings(path):
             query, document = split_docstring(docstring)
@@ -76,6 +75,13 @@ def _distinct(root: Path) -> Iterator[Pair]:
             taken += 1
             if taken == _MAX_PER_MODULE:
                 break
+
+
+def _modules(root: Path) -> Iterator[Path]:
+    """The Python files below a folder; what is left out is not looked into, since it can be large."""
+    for folder, inner, files in os.walk(root):
+        inner[:] = [name for name in inner if name not in _LEFT_OUT]
+        yield from (Path(folder, name) for name in files if name.endswith(".py"))
 
 
 def _docstrings(path: Path) -> Iterator[tuple[str, str]]:

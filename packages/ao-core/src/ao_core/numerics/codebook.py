@@ -58,11 +58,12 @@ def encode_between(x: Tensor, bounds: Sequence[float]) -> Tensor:
     if len(bounds) > 16:
         table = torch.tensor(bounds, dtype=torch.float32, device=x.device)
         return torch.bucketize(x.contiguous(), table, out_int32=True).to(torch.uint8)
-    # The same by counting the bounds below x, several times faster for few of them.
-    codes = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
+    # The same by counting the bounds below x, several times faster for few of them, and in float32, since
+    # torch on the CPU compares in vectors only where the result is as wide as what is compared.
+    count, above = torch.zeros_like(x), torch.empty_like(x)
     for bound in bounds:
-        codes.add_(x > bound)
-    return codes
+        count.add_(torch.gt(x, bound, out=above))
+    return count.to(torch.uint8)
 
 
 def decode_codebook(codes: Tensor, values: Sequence[float]) -> Tensor:
