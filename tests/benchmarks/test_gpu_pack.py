@@ -269,14 +269,14 @@ def test_parts_run_without_a_gpu(part: str, run: str) -> None:
 
 
 def test_wrong_numbers_are_no_contender() -> None:
-    from measuring import Setup, built, measured, of_product
+    from measuring import Setup, built, measured, of_matmul
     from weights import of_dense
 
     setup, dense = Setup("cpu", True, rotation=3 * 64 * 64 * 2, rounds=3), torch.randn(64, 64)
 
     def wrong() -> Any:
         found = of_dense(setup, dense)
-        found.error = of_product(dense * 1.1)
+        found.error = of_matmul(dense * 1.1)
         return found
 
     def absent() -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ao_core import WHOLE, QTensor, Spec, quantize_tensor
 from ao_core.ext import repack
 from ao_core.testing.programs import aot_inductor
-from ao_kernels.cpu.linear import product_arguments
+from ao_kernels.cpu.linear import matmul_arguments
 
 ROW = (1, WHOLE)
 SPECS = {
@@ -96,7 +96,7 @@ def opcheck(op: Any, args: tuple[Any, ...]) -> None:
     ids=str,
 )
 def test_linear_op(name: str, dtype: torch.dtype) -> None:
-    tensors, numbers = product_arguments(weight(name, 33, 80))
+    tensors, numbers = matmul_arguments(weight(name, 33, 80))
     op = torch.ops.ao_kernels.linear.default
     for shape, bias in (((3, 80), randn(33).to(dtype)), ((2, 1, 80), None)):
         opcheck(op, (randn(*shape).to(dtype), *tensors, bias, *numbers))
@@ -104,7 +104,7 @@ def test_linear_op(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_grouped_linear_op(name: str) -> None:
-    tensors, numbers = product_arguments(weight(name, 3, 33, 80))
+    tensors, numbers = matmul_arguments(weight(name, 3, 33, 80))
     op = torch.ops.ao_kernels.grouped_linear.default
     ends = torch.tensor([2, 2, 5], dtype=torch.int32)
     for x, offs in ((randn(7, 80), ends), (randn(3, 4, 80), None)):

@@ -226,7 +226,7 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-def of_product(weight: Tensor) -> Callable[[Tensor, Tensor], float]:
+def of_matmul(weight: Tensor) -> Callable[[Tensor, Tensor], float]:
     """The error of the first rows of matmuls with a weight, quantized or not."""
 
     def error(x: Tensor, found: Tensor) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from measuring import Case, Contender, Line, Setup, built, measured, of_product
+from measuring import Case, Contender, Line, Setup, built, measured, of_matmul
 from torch import Tensor
 from weights import of_dense
 
@@ -76,7 +76,7 @@ def quantized(setup: Setup, dense: Tensor, spec: Spec) -> Contender:
     """A linear layer with a weight of ao."""
     weight: QTensor = repack(quantize_tensor(dense, spec))
     size = weight.stored_bytes
-    return Contender(setup.copies(weight, size), F.linear, size, error=of_product(weight))
+    return Contender(setup.copies(weight, size), F.linear, size, error=of_matmul(weight))
 
 
 def of_torch_24(dense: Tensor) -> Contender:

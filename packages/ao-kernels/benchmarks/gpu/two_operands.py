@@ -20,7 +20,7 @@ from measuring import (
     compiled,
     distance,
     measured,
-    of_product,
+    of_matmul,
 )
 from peers import compiled_linear, torchao_weight
 from shapes import EXPERTS, FLUX, LLAMA, MIXTRAL, TINY, TINY_EXPERTS, Shapes
@@ -117,14 +117,14 @@ def ours(setup: Setup, dense: Tensor, spec: Spec) -> Contender:
     """The Triton matmul."""
     copies = setup.copies(cast(dense, spec), dense.numel())
     call = partial(_times, spec=spec)
-    return Contender(copies, call, error=of_product(dense), bound=6e-2)
+    return Contender(copies, call, error=of_matmul(dense), bound=6e-2)
 
 
 def in_4_bits(setup: Setup, dense: Tensor, spec: Spec) -> Contender:
     """The Triton matmul with a weight that is loaded in 4 bits."""
     packed = quantize_tensor(dense, replace(spec, layout="packed"))
     copies = setup.copies(to_layout(packed, "plane32"), dense.numel() // 2)
-    return Contender(copies, in_planes, error=of_product(dense), bound=0.2)
+    return Contender(copies, in_planes, error=of_matmul(dense), bound=0.2)
 
 
 def in_planes(x: Tensor, w: QTensor) -> Tensor:

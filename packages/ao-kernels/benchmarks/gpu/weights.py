@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from measuring import Case, Contender, Line, Makers, Setup, built, measured, of_product
+from measuring import Case, Contender, Line, Makers, Setup, built, measured, of_matmul
 from peers import PEERS, Peer, tinygemm
 from shapes import FLUX, LLAMA, MIXTRAL, TINY, Shapes
 from torch import Tensor
@@ -104,4 +104,4 @@ def ours(setup: Setup, dense: Tensor, fmt: str) -> Contender:
         return select(Call("linear", weight.spec, shape, tuple(x.shape), x.dtype, device)).name
 
     copies = setup.copies(weight, size)
-    return Contender(copies, F.linear, size, kernel, error=of_product(weight))
+    return Contender(copies, F.linear, size, kernel, error=of_matmul(weight))

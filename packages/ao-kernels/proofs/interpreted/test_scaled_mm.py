@@ -12,7 +12,7 @@ from ao_core.ext import registry
 from ao_core.ext.kernels import decode_parts, encode_parts
 from ao_core.testing.base import gaussian
 from ao_kernels.triton.scaled_mm import launch as scaled
-from ao_kernels.triton.scaled_mm.launch import TILE_CONFIGS, launch, scaled_product
+from ao_kernels.triton.scaled_mm.launch import TILE_CONFIGS, launch, scaled_matmul
 from ao_kernels.triton.scaled_mm.records import grouped_linear, grouped_mm, linear, mm
 
 # Triton 3.6 with NumPy 2.2
@@ -131,7 +131,7 @@ def test_every_setting(monkeypatch):
         return case.rule
 
     monkeypatch.setattr(scaled, "choose", choose)
-    out = scaled_product(a, b, ones[:70], ones, "row", "row", torch.float32)
+    out = scaled_matmul(a, b, ones[:70], ones, "row", "row", torch.float32)
     assert len(tried) == 4
     assert all(torch.equal(each, out) for each in tried)
 
@@ -154,5 +154,5 @@ def test_custom_op(grouped):
     if grouped:
         args[1], offs = b["qdata"].view(2, 10, 40), torch.tensor([3, 10], dtype=torch.int32)
         args += [None, None, offs]
-    results = torch.library.opcheck(scaled_product, tuple(args))
+    results = torch.library.opcheck(scaled_matmul, tuple(args))
     assert set(results.values()) == {"SUCCESS"}, results

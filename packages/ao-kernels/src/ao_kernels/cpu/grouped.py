@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ao_core import Call, Kernel, QTensor
 from ao_kernels.cpu.library import isa, unavailable
-from ao_kernels.cpu.linear import product_arguments, refuses
+from ao_kernels.cpu.linear import matmul_arguments, refuses
 from ao_kernels.cpu.tiles import LAYOUTS
 
 __all__ = ["GROUPED_KERNELS", "tiles_grouped_linear"]
@@ -15,7 +15,7 @@ __all__ = ["GROUPED_KERNELS", "tiles_grouped_linear"]
 
 def tiles_grouped_linear(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor:
     """All experts in one call into C++."""
-    tensors, numbers = product_arguments(w)
+    tensors, numbers = matmul_arguments(w)
     out: Tensor = torch.ops.ao_kernels.grouped_linear(x, *tensors, offs, *numbers)
     return out
 

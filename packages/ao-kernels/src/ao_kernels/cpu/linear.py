@@ -14,7 +14,7 @@ from ao_kernels.cpu.grids import grid_of
 from ao_kernels.cpu.library import isa, unavailable
 from ao_kernels.cpu.tiles import ACTS, AFFINE, LAYOUTS, table_of
 
-__all__ = ["LINEAR_KERNELS", "describe", "product_arguments", "refuses", "tiles_linear"]
+__all__ = ["LINEAR_KERNELS", "describe", "matmul_arguments", "refuses", "tiles_linear"]
 
 #: dtypes of activations
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -24,7 +24,7 @@ STREAMED_ROWS = 4
 _KEY = "ao_kernels.cpu.linear"
 
 
-def product_arguments(w: QTensor) -> tuple[tuple[Tensor | None, ...], tuple[int, ...]]:
+def matmul_arguments(w: QTensor) -> tuple[tuple[Tensor | None, ...], tuple[int, ...]]:
     """What the C++ matmuls are told of a weight: its parts with the table, and numbers."""
     parts, act = w.parts, w.spec.act
     grid, codes = grid_of(w.spec, w.stored_shape), codes_of(w.format)
@@ -37,7 +37,7 @@ def product_arguments(w: QTensor) -> tuple[tuple[Tensor | None, ...], tuple[int,
 def _matmul(w: QTensor) -> Callable[[Tensor, Tensor | None], Tensor]:
     """The matmul with one weight. Parts of a weight are written to, but never replaced."""
     op = torch.ops.ao_kernels.linear.default
-    (*weight, table), numbers = product_arguments(w)
+    (*weight, table), numbers = matmul_arguments(w)
     qdata, scale, scale_outer, zero_point, offset, offset_outer, rowsum = weight
     n, bits, group, span, kind, act = numbers
 

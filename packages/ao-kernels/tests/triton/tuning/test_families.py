@@ -134,5 +134,5 @@ def test_tracing_chooses_nothing(monkeypatch):
         assert out.shape == (3, 128)
         codes = torch.empty(32, 64, dtype=torch.int8)
         ones = torch.empty(32)
-        out = scaled_mm.scaled_product(codes, codes, ones, ones, "row", "row", torch.float16)
+        out = scaled_mm.scaled_matmul(codes, codes, ones, ones, "row", "row", torch.float16)
         assert out.shape == (32, 32)

@@ -20,7 +20,7 @@ __all__ = [
     "aligned",
     "constants",
     "launch",
-    "scaled_product",
+    "scaled_matmul",
     "tile_config_of",
 ]
 
@@ -93,7 +93,7 @@ def case_of(
     largest = not promote and capability(device) == (9, 0)
     facts = (*dtypes, *kinds, "promoted" if promote else "plain", experts)
     return Case(
-        Problem("scaled_product", facts, n, k, bucket(share)),
+        Problem("scaled_matmul", facts, n, k, bucket(share)),
         device,
         tile_config_of(share, n, experts, sm_count(device), largest=largest),
         lambda: tile_configs_of(share, largest=largest),
@@ -130,8 +130,8 @@ def constants(
     }
 
 
-@torch.library.custom_op("ao_kernels::scaled_product", mutates_args=())
-def scaled_product(
+@torch.library.custom_op("ao_kernels::scaled_matmul", mutates_args=())
+def scaled_matmul(
     a: Tensor,
     b: Tensor,
     a_scale: Tensor,
@@ -169,7 +169,7 @@ def scaled_product(
     )  # fmt: skip
 
 
-@scaled_product.register_fake
+@scaled_matmul.register_fake
 def _(
     a: Tensor,
     b: Tensor,

@@ -50,7 +50,7 @@ def _multiply(
     qparams: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Tensor:
     """A (M, K), quantized as `spec.act` says, times the transpose of b (…, N, K), cast as `spec` says."""
-    from ao_kernels.triton.scaled_mm.launch import scaled_product
+    from ao_kernels.triton.scaled_mm.launch import scaled_matmul
 
     act = spec.act
     assert act is not None
@@ -59,7 +59,7 @@ def _multiply(
     if zero_point is not None:
         # the tensor cores want both signed: codes and zero points move down together
         codes, zero_point = (codes ^ 128).view(torch.int8), zero_point.to(torch.int32) - 128
-    out: Tensor = scaled_product(
+    out: Tensor = scaled_matmul(
         codes, right["qdata"], scale_to_float(left["scale"]), scale_to_float(right["scale"]),
         _KINDS[act.block], _KINDS[spec.block], a.dtype, zero_point, bias, offs,
         bool(spec.option("fast_accum", True)),
