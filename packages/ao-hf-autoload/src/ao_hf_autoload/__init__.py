@@ -8,6 +8,7 @@ a millisecond: ao_hf imports no library itself, and waits until transformers is 
 from __future__ import annotations
 
 import warnings
+from importlib import import_module
 
 from ao_hf_autoload.__about__ import __version__
 
@@ -17,7 +18,7 @@ __all__ = ["__version__", "register"]
 def register() -> None:
     """Import ao_hf; where that fails, warn, since an error here would make `import torch` fail."""
     try:
-        import ao_hf  # noqa: F401  # registers ao
+        import_module("ao_hf")
     except (Exception, SystemExit) as error:
         with_name = f"{type(error).__name__}: {error}"
         try:
