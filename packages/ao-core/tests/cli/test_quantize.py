@@ -52,7 +52,8 @@ def test_the_result_says_what_was_done_and_why_not(ao, source, tmp_path):
     assert "1 × its name ends in 'rotary', not in weight or _proj" in text
     assert "1 × its dtype is torch.int64" in text
     assert "4 of 10 parameters changed" in text
-    assert text.endswith(f"written to {tmp_path / 'out'}\n")
+    # a package that knows such folders may add how it is loaded
+    assert f"written to {tmp_path / 'out'}\n" in text
 
 
 def test_side_files_are_copied_but_no_other_weights(ao, source, tmp_path):
