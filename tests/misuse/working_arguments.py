@@ -164,6 +164,7 @@ VALID = {
     "kernels": lambda: {"band": "reference"},
     "load_model": lambda: {"model": model(), "dir": folder()},
     "open_checkpoint": lambda: {"path": folder()},
+    "open_files": lambda: {"files": [f"{folder()}/model.safetensors"]},
     "plan_checkpoint": lambda: {"src": folder(), "config": "int8_weight_only"},
     "quantize_": lambda: {"model": model(), "config": "int8_weight_only"},
     "quantize_tensor": lambda: {"x": W, "spec": INT8},
