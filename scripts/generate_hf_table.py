@@ -14,12 +14,12 @@ TRIALS = ROOT / "packages" / "ao-hf" / "tests" / "transformers" / "architectures
 INTRO = """# Architectures of transformers
 
 Small models with random weights, quantized to int8 with one scale per row (`int8_weight_only`), on a CPU.
-`scripts/generate_hf_table.py` writes this page. A cell is “yes”, or says what happens instead; “–” is what
-such a model does not do.
+`scripts/generate_hf_table.py` writes this page.
+A cell is “yes”, or says what happens instead; “–” is what such a model does not do.
 
 | column | what is compared |
 | --- | --- |
-| on the fly | outputs with those of `quantize_`, bit for bit; of the dequantized weights, to 1e-4 |
+| on the fly | outputs: those of `quantize_` on the loaded model; of the dequantized one, to 1e-4 |
 | generate | greedy with and without a cache and in a padded batch, token for token; beams and samples run |
 | save → load | outputs after `save_pretrained` in shards and `from_pretrained`, bit for bit |
 | save again | files of the loaded model, tensor for tensor |

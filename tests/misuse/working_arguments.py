@@ -141,6 +141,9 @@ VALID = {
     "Kernel": lambda: {"name": "x", "op": "linear", "layout": "*", "device": "*", "fn": id, "priority": 1},
     "QTensor": lambda: {"parts": {"qdata": W.to(torch.int8), "scale": W[:, :1]}, "spec": INT8,
                         "shape": (64, 64), "dtype": torch.float32},
+    "FolderKind": lambda: {
+        "name": "x", "recognizes": bool, "refuses": str, "files": dict, "hint": str,
+    },
     "Recipe": lambda: {"name": "x", "config": ao_core.WeightOnlyConfig()},
     "ScaleMethod": lambda: {"name": "x", "choose": None},
     "Skip": lambda: {"reason": "x"},
@@ -161,6 +164,7 @@ VALID = {
     "kernels": lambda: {"band": "reference"},
     "load_model": lambda: {"model": model(), "dir": folder()},
     "open_checkpoint": lambda: {"path": folder()},
+    "open_files": lambda: {"files": [f"{folder()}/model.safetensors"]},
     "plan_checkpoint": lambda: {"src": folder(), "config": "int8_weight_only"},
     "quantize_": lambda: {"model": model(), "config": "int8_weight_only"},
     "quantize_tensor": lambda: {"x": W, "spec": INT8},

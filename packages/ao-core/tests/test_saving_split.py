@@ -40,6 +40,8 @@ def test_a_file_that_is_lost_is_missed(split):
     files[1].rename(folder / "elsewhere")
     with pytest.raises(CheckpointError, match="model-00002-of-00002"):
         open_checkpoint(folder)
+    with pytest.raises(CheckpointError, match="at least one"):
+        open_files([])
     with pytest.raises(CheckpointError, match="a part of '0.weight', is missing"):
         open_files(files[:1])
 

@@ -18,7 +18,7 @@ __all__ = ["__version__", "register"]
 def register() -> None:
     """Import ao_hf; where that fails, warn, since an error here would make `import torch` fail."""
     try:
-        import_module("ao_hf")  # registers ao
+        import_module("ao_hf")
     except (Exception, SystemExit) as error:
         with_name = f"{type(error).__name__}: {error}"
         try:

@@ -21,6 +21,7 @@ GATES = (
 )
 
 
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")  # PEFT sets it itself
 @pytest.mark.parametrize(
     ("name", "exceptions"),
     [

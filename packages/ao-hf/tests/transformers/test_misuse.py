@@ -54,6 +54,14 @@ def test_a_recipe_that_needs_data(dense, refused):
     refused(dense, ConfigError, r"data=batches", quantization_config=config)
 
 
+def test_the_disk_is_no_device(dense, refused):
+    config = AoConfig("int8_weight_only")
+    place = {"model": "cpu", "lm_head": "disk"}
+    refused(
+        dense, ConfigError, 'device_map has "disk"', quantization_config=config, device_map=place
+    )
+
+
 def test_weights_that_are_not_finite(tmp_path, llama, refused):
     model = llama()
     model.model.layers[1].mlp.up_proj.weight.data[0, 0] = torch.nan

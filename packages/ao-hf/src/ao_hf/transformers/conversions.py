@@ -199,9 +199,7 @@ class QuantizeOnLoad(ConversionOps):
         self.decisions, self.records = decisions, records
 
     @torch.no_grad()
-    def convert(
-        self, input_dict: dict[str, Any], *, full_layer_name: str, **kwargs: Any
-    ) -> dict[str, Tensor]:
+    def convert(self, input_dict: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The parameter that replaces each; the report gets its record."""
         out: dict[str, Tensor] = {}
         for name, value in input_dict.items():

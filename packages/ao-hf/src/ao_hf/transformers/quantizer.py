@@ -45,6 +45,11 @@ class AoHfQuantizer(HfQuantizer):
         self, *args: Any, device_map: Any = None, weights_only: bool = True, **kwargs: Any
     ) -> None:
         """Raise `ConfigError` for what cannot work, before anything is read."""
+        if isinstance(device_map, dict) and "disk" in device_map.values():
+            raise ConfigError(
+                'device_map has "disk": transformers writes dense arrays there, and quantized weights '
+                'are none; use "cpu", where they take little memory'
+            )
         if self.pre_quantized:
             return
         config = self.quantization_config.resolved()

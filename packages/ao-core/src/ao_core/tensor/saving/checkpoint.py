@@ -162,6 +162,8 @@ def open_files(files: Sequence[str | os.PathLike[str]]) -> Checkpoint:
         CheckpointError: one of them is damaged or too new, or a part of a tensor is in none of them.
     """
     paths = [Path(file) for file in files]
+    if not paths:
+        raise CheckpointError("files=[]: give at least one safetensors file")
     return _opened(paths[0].parent, [open_shard(path) for path in paths], whole=True)
 
 
