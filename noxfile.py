@@ -72,11 +72,11 @@ def dev(session: nox.Session, *groups: str) -> Environment:
     return env
 
 
-def proofs(session: nox.Session, name: str) -> Environment:
+def proofs(session: nox.Session, name: str, *options: str | Path) -> Environment:
     """The environment of the tests, with a dependency group over it, and not what that requires."""
     env = Environment(session, name, below=dev(session, "tests"))
     if wanted := group(name):
-        env.python("-m", "pip", "install", "-q", "--no-deps", *wanted)
+        env.python("-m", "pip", "install", "-q", "--no-deps", *options, *wanted)
     return env
 
 
@@ -267,8 +267,15 @@ def gpu_proofs(session: nox.Session) -> None:
 @nox.parametrize("name", [nox.param(n, id=n) for n in ("aotinductor", "onnx", "executorch")])
 def runtimes(session: nox.Session, name: str) -> None:
     """Quantized models in another runtime, packages/*/proofs/NAME: `nox -s "runtimes(onnx)"`."""
-    env, folders = proofs(session, name), sorted(ROOT.glob(f"packages/*/proofs/{name}"))
+    env = proofs(session, name, "-c", CONSTRAINTS)
+    folders = sorted(ROOT.glob(f"packages/*/proofs/{name}"))
     env.python("-m", "pytest", "-W", "ignore", *folders, env=ONE_THREAD)
+
+
+@nox.session(venv_backend="none")
+def architectures(session: nox.Session) -> None:
+    """What works with which model of transformers, into docs/hf/architectures.md; takes half an hour."""
+    dev(session, "tests").python("scripts/try_architectures.py", *session.posargs, env=ONE_THREAD)
 
 
 @nox.session(venv_backend="none")

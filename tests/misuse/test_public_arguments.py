@@ -74,6 +74,7 @@ POOL = [
 #: without arguments, or changing what other tests see, or tried below
 ELSEWHERE = {
     "register", "reopen", "save_model", "quantize_checkpoint", "write_checkpoint", "write_gguf",
+    "attach",
 }  # fmt: skip
 
 

@@ -141,6 +141,8 @@ VALID = {
     "Kernel": lambda: {"name": "x", "op": "linear", "layout": "*", "device": "*", "fn": id, "priority": 1},
     "QTensor": lambda: {"parts": {"qdata": W.to(torch.int8), "scale": W[:, :1]}, "spec": INT8,
                         "shape": (64, 64), "dtype": torch.float32},
+    "AoConfig": lambda: {"config": "int8_weight_only"},
+    "memory_footprint": lambda: {"model": model()},
     "FolderKind": lambda: {
         "name": "x", "recognizes": bool, "refuses": str, "files": dict, "hint": str,
     },

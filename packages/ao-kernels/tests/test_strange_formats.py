@@ -10,13 +10,13 @@ import torch
 
 from ao_core import DType
 from ao_core.ext import registry
-from ao_core.ext.numerics import encode_codebook
+from ao_core.ext.numerics import encode_lut
 from ao_core.testing import DTypeSuite
 from ao_core.testing.registered import registered
 
 
 def encode(x, values, places):
-    codes = encode_codebook(x, values).long()
+    codes = encode_lut(x, values).long()
     of_nan = places[-1]
     return torch.where(x.isnan(), of_nan, torch.tensor(places, device=x.device)[codes]).to(
         torch.uint8

@@ -13,7 +13,7 @@ import torch
 
 from ao_core.arguments import checked
 from ao_core.errors import ConfigError
-from ao_core.numerics import codebook, dense, floats, ints
+from ao_core.numerics import dense, floats, ints, lut
 from ao_core.numerics.formats import E4M3, E5M2, FloatFormat, float_format
 from ao_core.records import DType
 
@@ -107,8 +107,8 @@ def lut_dtype(name: str, values: Sequence[float]) -> DType:
         name=name,
         bits=(len(table) - 1).bit_length(),
         kind="lut",
-        encode=partial(codebook.encode_between, bounds=codebook.codebook_bounds(table)),
-        decode=partial(codebook.decode_codebook, values=table),
+        encode=partial(lut.encode_between, bounds=lut.lut_bounds(table)),
+        decode=partial(lut.decode_lut, values=table),
         min=table[0],
         max=table[-1],
         quant_max=max(-table[0], table[-1]),
@@ -176,7 +176,7 @@ CODED_DTYPES: tuple[DType, ...] = (
         float_dtype(float_name(e, m), _WITH_NAN.get((e, m)) or float_format(e, m))
         for e, m in FLOATS
     ),
-    lut_dtype("nf4", codebook.NF4_VALUES),
+    lut_dtype("nf4", lut.NF4_VALUES),
 )
 
 #: for layouts that store fewer values than there are

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ao_core.errors import ConfigError
-from ao_core.numerics import TABLE_DTYPES
+from ao_core.numerics import CODEBOOK_DTYPES
 from ao_core.records import Transform
 from ao_core.registry import registry
 from ao_core.spec import SCALE_DTYPES, ZERO_POINT_KINDS
@@ -81,12 +81,12 @@ class WeightOnlyConfig(WeightConfig):
             )
         kind = numbers.kind
         if kind == "codebook" and (
-            self.zero_point != "none" or self.scale_dtype not in ("own", *TABLE_DTYPES)
+            self.zero_point != "none" or self.scale_dtype not in ("own", *CODEBOOK_DTYPES)
         ):
             raise ConfigError(
                 f"zero_point={self.zero_point!r} and scale_dtype={self.scale_dtype!r}: {self.dtype} has "
                 f"learned values in place of scales; use zero_point='none' and one of own, "
-                f"{', '.join(TABLE_DTYPES)}"
+                f"{', '.join(CODEBOOK_DTYPES)}"
             )
         if kind != "int" and self.zero_point == "int":
             raise ConfigError(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ao_core.calibration import (
+from ao_core.calibration.statistics import (
     ABS_MAX,
     HESSIAN,
     RANGE,

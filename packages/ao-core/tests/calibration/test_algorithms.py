@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import ao_core
 from ao_core import FqnToConfig, QTensor, quantize_
-from ao_core.calibration import HESSIAN, SQUARES, Statistics
+from ao_core.calibration.statistics import HESSIAN, SQUARES, Statistics
 from ao_core.config import Config
 from ao_core.errors import ConfigError, PluginError, QuantizationError, UnknownNameError
 from ao_core.recipes import WeightOnlyConfig

@@ -7,16 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ao_core.calibration import (
-    HESSIAN,
-    Inputs,
-    collect,
-    inputs_of,
-    matrices,
-    observing,
-    unmatrices,
-    visit,
-)
+from ao_core.calibration.gathering import collect
+from ao_core.calibration.matrices import matrices, unmatrices
+from ao_core.calibration.observing import observing
+from ao_core.calibration.statistics import HESSIAN
+from ao_core.calibration.visit import Inputs, inputs_of, visit
 from ao_core.config import Config
 from ao_core.targets import Decision, decide
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from ao_core.calibration import answer, observing, replaced, tensor_of
+from ao_core.calibration.observing import observing
+from ao_core.calibration.samples import answer, replaced, tensor_of
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.records import Target
 

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ao_core.calibration import HESSIAN, SQUARES, Inputs, Visit, batches_of, visit
+from ao_core.calibration.inputs import batches_of
+from ao_core.calibration.statistics import HESSIAN, SQUARES
+from ao_core.calibration.visit import Inputs, Visit, visit
 from ao_core.config import Config
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.targets import Decision, decide

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ao_core import Algorithm, Config, Skip, Solved, WeightOnlyConfig
-from ao_core.calibration import HESSIAN, SQUARES
+from ao_core.calibration.statistics import HESSIAN, SQUARES
 from ao_core.errors import AoError, ConfigError
 from ao_core.spec import ROW, Spec
 from ao_core.tensor import quantize_tensor

@@ -2,46 +2,35 @@
 
 from __future__ import annotations
 
-from ao_core.calibration import (
+from ao_core.calibration.algorithms import config_of
+from ao_core.calibration.gathering import Group, Need, collect
+from ao_core.calibration.inputs import UNSEEN, Data, batches_of, unobservable
+from ao_core.calibration.matrices import matrices, matrix_shape, operand, unmatrices
+from ao_core.calibration.observing import Note, observing
+from ao_core.calibration.samples import (
+    Replacement,
+    Sample,
+    answer,
+    call,
+    evaluating,
+    replaced,
+    tensor_of,
+)
+from ao_core.calibration.statistics import (
     ABS_MAX,
     HESSIAN,
     RANGE,
     SQUARES,
     SUMS,
-    UNSEEN,
-    Data,
-    Group,
-    Inputs,
-    Need,
-    Note,
-    Replacement,
-    Rewrite,
-    Sample,
     State,
     Statistic,
     Statistics,
-    Visit,
-    answer,
-    batches_of,
-    call,
-    collect,
-    evaluating,
-    inputs_of,
-    matrices,
-    matrix_shape,
     merged,
     merged_over_ranks,
-    observing,
-    operand,
-    replaced,
     sampled_rows,
-    tensor_of,
     union,
-    unmatrices,
-    unobservable,
-    visit,
 )
-from ao_core.calibration.algorithms import config_of
+from ao_core.calibration.visit import Inputs, Rewrite, Visit, inputs_of, visit
 
 __all__ = [
     "ABS_MAX",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ao_core.numerics.affine import (
+    CODEBOOK_DTYPES,
     SCALE_RULES,
-    TABLE_DTYPES,
     choose_qparams,
     dequantize_affine,
     qparams_of_range,
@@ -32,7 +32,7 @@ from ao_core.numerics.blocks import (
     grid_shape,
     split_blocks,
 )
-from ao_core.numerics.codebook import NF4_VALUES, decode_codebook, encode_codebook
+from ao_core.numerics.codebooks import decode_codebooks, encode_codebooks, learn_codebooks
 from ao_core.numerics.error import cosine, error_sums, relative_error, sqnr, sqnr_of_sums
 from ao_core.numerics.floats import decode_float, encode_float
 from ao_core.numerics.formats import (
@@ -55,6 +55,7 @@ from ao_core.numerics.hadamard import (
 )
 from ao_core.numerics.hull import lower_hull
 from ao_core.numerics.ints import decode_int, encode_int
+from ao_core.numerics.lut import NF4_VALUES, decode_lut, encode_lut
 from ao_core.numerics.mx import MX_MODES, choose_e8m0, decode_e8m0, encode_e8m0
 from ao_core.numerics.rounding import (
     round_half_even,
@@ -69,9 +70,9 @@ from ao_core.numerics.state import (
     linear_values,
     unsigned_float_values,
 )
-from ao_core.numerics.tables import decode_tables, encode_tables, learn_tables
 
 __all__ = [
+    "CODEBOOK_DTYPES",
     "E2M1",
     "E2M3",
     "E3M2",
@@ -80,7 +81,6 @@ __all__ = [
     "MX_MODES",
     "NF4_VALUES",
     "SCALE_RULES",
-    "TABLE_DTYPES",
     "FloatFormat",
     "block_absmax",
     "block_absmean",
@@ -90,19 +90,19 @@ __all__ = [
     "choose_qparams",
     "companded_values",
     "cosine",
-    "decode_codebook",
+    "decode_codebooks",
     "decode_e8m0",
     "decode_float",
     "decode_int",
-    "decode_tables",
+    "decode_lut",
     "dequantize_affine",
     "digits_a_byte",
     "dynamic_values",
-    "encode_codebook",
+    "encode_codebooks",
     "encode_e8m0",
     "encode_float",
     "encode_int",
-    "encode_tables",
+    "encode_lut",
     "error_sums",
     "expand",
     "float_format",
@@ -115,7 +115,7 @@ __all__ = [
     "has_hadamard",
     "inverse_hadamard_transform",
     "largest_block",
-    "learn_tables",
+    "learn_codebooks",
     "linear_values",
     "lower_hull",
     "pack_bits",

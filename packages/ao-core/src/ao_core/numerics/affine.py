@@ -20,18 +20,18 @@ from torch import Tensor
 
 from ao_core.errors import ConfigError
 from ao_core.numerics.blocks import block_absmax, block_absmean, block_minmax, split_blocks
+from ao_core.numerics.codebooks import decode_codebooks, encode_codebooks, learn_codebooks
 from ao_core.numerics.mx import E8M0_BIAS, choose_e8m0
 from ao_core.numerics.rounding import round_to_16_bits
 from ao_core.numerics.slabs import is_large, slabs
-from ao_core.numerics.tables import decode_tables, encode_tables, learn_tables
 from ao_core.spec import SCALE_DTYPES, WHOLE, ZERO_POINT_KINDS
 
 if TYPE_CHECKING:
     from ao_core.records import DType
 
 __all__ = [
+    "CODEBOOK_DTYPES",
     "SCALE_RULES",
-    "TABLE_DTYPES",
     "check_format",
     "choose_qparams",
     "dequantize_affine",
@@ -51,7 +51,7 @@ __all__ = [
 SCALE_RULES = ("absmax", "greatest", "absmean", "rank1")
 
 #: what learned values may be stored in
-TABLE_DTYPES = ("float32", "bfloat16", "float16")
+CODEBOOK_DTYPES = ("float32", "bfloat16", "float16")
 #: storage of a scale: torch dtype, least and greatest value that a scale may take
 _STORAGE: dict[str, tuple[torch.dtype, float, float]] = {
     "float32": (torch.float32, 2.0**-126, torch.finfo(torch.float32).max),
@@ -103,7 +103,7 @@ def choose_qparams(
         return _rank1(x, dtype, block, scale_dtype), None
     if dtype.kind == "codebook":
         storage, _, greatest = _STORAGE[scale_dtype]
-        tables = learn_tables(x, block, dtype.bits).clamp(-greatest, greatest)
+        tables = learn_codebooks(x, block, dtype.bits).clamp(-greatest, greatest)
         return _to_storage(tables, storage), None
     if rule == "absmean":
         return _store(block_absmean(x, block), 1.0, scale_dtype, dtype.has_zero), None
@@ -233,7 +233,7 @@ def _quantize_affine(
     if scale is None:
         return dtype.encode(x)
     if dtype.kind == "codebook":
-        return encode_tables(x, block, scale)
+        return encode_codebooks(x, block, scale)
     x = x.to(torch.float32)
     if is_offset and zero_point is not None:
         view, by_block = split_blocks(x, block, zero_to_float(zero_point, dtype))
@@ -284,7 +284,7 @@ def _dequantize_affine(
     if scale is None:
         return dtype.decode(codes).to(out_dtype)
     if dtype.kind == "codebook":
-        return decode_tables(codes, block, scale).to(out_dtype)
+        return decode_codebooks(codes, block, scale).to(out_dtype)
     values = dtype.decode(codes)
     if zero_point is not None and not is_offset:
         view, by_block = split_blocks(values, block, zero_to_float(zero_point, dtype))
@@ -375,10 +375,11 @@ def check_format(dtype: DType, zero_point: str, scale_dtype: str) -> None:
             f"zero_point='int' needs an integer format, but {dtype.name} is of kind {dtype.kind!r}; "
             "use zero_point='none' or 'float'"
         )
-    if dtype.kind == "codebook" and (zero_point != "none" or scale_dtype not in TABLE_DTYPES):
+    if dtype.kind == "codebook" and (zero_point != "none" or scale_dtype not in CODEBOOK_DTYPES):
         raise ConfigError(
-            f"zero_point={zero_point!r} and scale_dtype={scale_dtype!r}: {dtype.name} has learned values "
-            f"in place of scales; use zero_point='none' and one of {', '.join(TABLE_DTYPES)} for the values"
+            f"zero_point={zero_point!r} and scale_dtype={scale_dtype!r}: {dtype.name} has learned "
+            f"values in place of scales; use zero_point='none' and one of "
+            f"{', '.join(CODEBOOK_DTYPES)} for the values"
         )
     if scale_dtype not in SCALE_DTYPES:
         raise ConfigError(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ao_core.calibration import Statistic, Statistics
+from ao_core.calibration.statistics import Statistic, Statistics
 from ao_core.compute import ComputeWeight
 from ao_core.config import Config
 from ao_core.records import Skip, Solved, Target

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ao_core.calibration import UNSEEN, Statistics, merged
+from ao_core.calibration.inputs import UNSEEN
+from ao_core.calibration.statistics import Statistics, merged
 from ao_core.config import Config, config_from_json, config_to_json
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.neutral import restored

@@ -8,7 +8,7 @@ from typing import Any
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ao_core import Config, config_to_dict, resolve_config
-from ao_core.ext import ConfigError, ConfigLike, shown
+from ao_core.ext import ConfigError, ConfigLike, checked, shown
 from ao_hf.method import FIELDS, METHOD, VERSION, quantization_config
 
 __all__ = ["AoConfig"]
@@ -29,15 +29,12 @@ class AoConfig(QuantizationConfigMixin):
         ConfigError: the configuration cannot work.
     """
 
+    @checked
     def __init__(
         self, config: ConfigLike, *, modules_to_not_convert: Sequence[str] | None = None
     ) -> None:
         resolved = resolve_config(config)
         names = modules_to_not_convert or ()
-        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-            raise ConfigError(
-                f"modules_to_not_convert={shown(names)}: give a list of names of modules"
-            )
         self.quant_method: Any = METHOD
         #: in the form of `config_to_dict`, so that a model loads where the configuration is unknown
         self.config: dict[str, Any] = config_to_dict(resolved)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from ao_core import QTensor, Report
-from ao_core.ext import ConfigError
+from ao_core.ext import ConfigError, checked
 from ao_core.ext.saving import describe
 from ao_hf.method import sequence
 from ao_hf.transformers.config import AoConfig
@@ -15,6 +15,7 @@ from ao_hf.transformers.config import AoConfig
 __all__ = ["attach", "follow", "mark", "memory_footprint"]
 
 
+@checked
 def memory_footprint(model: nn.Module, return_buffers: bool = True) -> int:
     """Bytes of the parameters as they are stored, tied ones once, and of the buffers."""
     total = sum(_bytes(parameter) for parameter in model.parameters())
@@ -51,6 +52,7 @@ def mark(model: Any) -> None:
     model.__dict__["get_memory_footprint"] = _Footprint(model)
 
 
+@checked
 def attach(model: Any, config: AoConfig) -> None:
     """Tell transformers that a model is quantized by ao, so that `save_pretrained` saves it as such.
 

@@ -47,7 +47,7 @@ def prune_sparsegpt(
     Layer by layer, in the order in which the data reaches them: each sees the inputs that the layers pruned
     before it make. Layers with the same inputs share a Hessian, of which there is one at a time. Blocks that
     are called one after the other run by themselves, so the cost is linear in their number; see
-    `ao_core.calibration.visit`. What the data does not reach is skipped, and the report says so.
+    `ao_core.ext.calibration.visit`. What the data does not reach is skipped, and the report says so.
 
     Args:
         model: any module, on any device; it is as it was afterwards. Which parameters are pruned is as

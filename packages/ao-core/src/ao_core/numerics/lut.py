@@ -11,10 +11,10 @@ from torch import Tensor
 
 __all__ = [
     "NF4_VALUES",
-    "codebook_bounds",
-    "decode_codebook",
+    "decode_lut",
     "encode_between",
-    "encode_codebook",
+    "encode_lut",
+    "lut_bounds",
 ]
 
 #: NormalFloat4: quantiles of the standard normal distribution scaled to [-1, 1], with an exact 0.
@@ -39,21 +39,21 @@ NF4_VALUES: tuple[float, ...] = (
 )
 
 
-def encode_codebook(x: Tensor, values: Sequence[float]) -> Tensor:
+def encode_lut(x: Tensor, values: Sequence[float]) -> Tensor:
     """Index (uint8) of the nearest of the increasing `values`, computed in float32.
 
     A tie goes to the lower value; beyond either end the end is nearest; NaN is encoded as 0.0 is.
     """
-    return encode_between(x, codebook_bounds(values))
+    return encode_between(x, lut_bounds(values))
 
 
-def codebook_bounds(values: Sequence[float]) -> tuple[float, ...]:
+def lut_bounds(values: Sequence[float]) -> tuple[float, ...]:
     """The greatest float32 that each of the increasing `values` but the last one is nearest to."""
     return tuple(_float32_floor((a + b) / 2) for a, b in pairwise(values))
 
 
 def encode_between(x: Tensor, bounds: Sequence[float]) -> Tensor:
-    """`encode_codebook` with the bounds of its values."""
+    """`encode_lut` with the bounds of its values."""
     x = x.detach().to(torch.float32).nan_to_num(0.0)
     if len(bounds) > 16:
         table = torch.tensor(bounds, dtype=torch.float32, device=x.device)
@@ -66,7 +66,7 @@ def encode_between(x: Tensor, bounds: Sequence[float]) -> Tensor:
     return count.to(torch.uint8)
 
 
-def decode_codebook(codes: Tensor, values: Sequence[float]) -> Tensor:
+def decode_lut(codes: Tensor, values: Sequence[float]) -> Tensor:
     """Value (float32) of each index; an index beyond the last value reads as the last."""
     # Padded to a power of two, so that no bit pattern of a packed code is out of range.
     surplus = (1 << (len(values) - 1).bit_length()) - len(values)

@@ -14,7 +14,7 @@ TRIALS = ROOT / "packages" / "ao-hf" / "tests" / "transformers" / "architectures
 INTRO = """# Architectures of transformers
 
 Small models with random weights, quantized to int8 with one scale per row (`int8_weight_only`), on a CPU.
-`scripts/generate_hf_table.py` writes this page.
+`scripts/try_architectures.py` writes this page.
 A cell is “yes”, or says what happens instead; “–” is what such a model does not do.
 
 | column | what is compared |

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from ao_core.numerics import NF4_VALUES, decode_codebook, encode_codebook
+from ao_core.numerics import NF4_VALUES, decode_lut, encode_lut
 
 
 def random_values(n: int) -> tuple[float, ...]:
@@ -45,10 +45,10 @@ def test_nf4_from_normal_quantiles():
 @every_book
 def test_encode_inverts_decode(values: tuple[float, ...]):
     codes = torch.arange(len(values), dtype=torch.uint8)
-    decoded = decode_codebook(codes, values)
+    decoded = decode_lut(codes, values)
     assert decoded.dtype == torch.float32
     assert decoded.tolist() == list(values)
-    assert torch.equal(encode_codebook(decoded, values), codes)
+    assert torch.equal(encode_lut(decoded, values), codes)
 
 
 @every_book
@@ -56,7 +56,7 @@ def test_midpoints_and_their_neighbours(values: tuple[float, ...]):
     points = torch.tensor(values, dtype=torch.float64)
     middle = ((points[1:] + points[:-1]) / 2).float()
     x = torch.cat([middle, *(middle.nextafter(torch.tensor(s)) for s in (math.inf, -math.inf))])
-    codes = encode_codebook(x, values)
+    codes = encode_lut(x, values)
     assert codes.dtype == torch.uint8
     assert torch.equal(codes, nearest(x, values))
 
@@ -65,7 +65,7 @@ def test_midpoints_and_their_neighbours(values: tuple[float, ...]):
 def test_all_16_bit_inputs(dtype: torch.dtype):
     x = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
     x = x[x.isfinite()]
-    assert torch.equal(encode_codebook(x, NF4_VALUES), nearest(x, NF4_VALUES))
+    assert torch.equal(encode_lut(x, NF4_VALUES), nearest(x, NF4_VALUES))
 
 
 @given(
@@ -74,35 +74,35 @@ def test_all_16_bit_inputs(dtype: torch.dtype):
 )
 def test_any_float32_goes_to_the_nearest(name: str, values: list[float]):
     x = torch.tensor(values, dtype=torch.float32)
-    assert torch.equal(encode_codebook(x, BOOKS[name]), nearest(x, BOOKS[name]))
+    assert torch.equal(encode_lut(x, BOOKS[name]), nearest(x, BOOKS[name]))
 
 
 @every_book
 def test_special_values(values: tuple[float, ...]):
     x = torch.tensor([math.inf, -math.inf, math.nan, 0.0])
-    high, low, nan, zero_point = encode_codebook(x, values).tolist()
+    high, low, nan, zero_point = encode_lut(x, values).tolist()
     assert (low, high) == (0, len(values) - 1)
     assert nan == zero_point
 
 
 def test_a_tie_goes_to_the_lower_value():
-    assert encode_codebook(torch.tensor([0.5, 1.5]), (0.0, 1.0, 2.0)).tolist() == [0, 1]
+    assert encode_lut(torch.tensor([0.5, 1.5]), (0.0, 1.0, 2.0)).tolist() == [0, 1]
     many = tuple(float(v) for v in range(64))
-    assert encode_codebook(torch.tensor([0.5, 62.5]), many).tolist() == [0, 62]
+    assert encode_lut(torch.tensor([0.5, 62.5]), many).tolist() == [0, 62]
 
 
 def test_unused_codes_read_as_the_last_value():
     codes = torch.arange(4, dtype=torch.uint8)
-    assert decode_codebook(codes, (-1.0, 0.0, 2.0)).tolist() == [-1.0, 0.0, 2.0, 2.0]
+    assert decode_lut(codes, (-1.0, 0.0, 2.0)).tolist() == [-1.0, 0.0, 2.0, 2.0]
 
 
 def test_shapes_are_kept_and_the_default_dtype_does_not_matter():
     x = torch.randn(3, 4).t()
-    codes = encode_codebook(x, NF4_VALUES)
+    codes = encode_lut(x, NF4_VALUES)
     torch.set_default_dtype(torch.float64)
     try:
-        assert torch.equal(encode_codebook(x, NF4_VALUES), codes)
-        assert decode_codebook(codes, NF4_VALUES).dtype == torch.float32
+        assert torch.equal(encode_lut(x, NF4_VALUES), codes)
+        assert decode_lut(codes, NF4_VALUES).dtype == torch.float32
     finally:
         torch.set_default_dtype(torch.float32)
-    assert decode_codebook(codes, NF4_VALUES).shape == codes.shape == (4, 3)
+    assert decode_lut(codes, NF4_VALUES).shape == codes.shape == (4, 3)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ao_core.numerics.blocks import expand, full_block, grid_shape
 
-__all__ = ["decode_tables", "encode_tables", "learn_tables"]
+__all__ = ["decode_codebooks", "encode_codebooks", "learn_codebooks"]
 
 #: rounds of k-means, more than most blocks need to settle
 _ROUNDS = 50
@@ -22,7 +22,7 @@ _ROUNDS = 50
 _CHUNK = 1 << 24
 
 
-def learn_tables(x: Tensor, block: Sequence[int], bits: int) -> Tensor:
+def learn_codebooks(x: Tensor, block: Sequence[int], bits: int) -> Tensor:
     """The float32 codebook grid [..., 2**bits] that k-means finds for the elements of every block.
 
     Lloyd's algorithm (1982), from the values that are spaced as those of the best quantizer of a normal
@@ -31,7 +31,7 @@ def learn_tables(x: Tensor, block: Sequence[int], bits: int) -> Tensor:
     """
     rows = max(_CHUNK // max(x[:1].numel(), 1), 1)
     if x.shape[0] > rows and full_block(block, x.shape)[0] == 1:
-        return torch.cat([learn_tables(part, block, bits) for part in x.split(rows)])
+        return torch.cat([learn_codebooks(part, block, bits) for part in x.split(rows)])
     # one block per row, in order; what pads it is infinite, and comes last
     ordered = _by_block(x.detach().to(torch.float32), block, torch.inf).sort(-1).values
     inside = ordered < torch.inf
@@ -46,23 +46,23 @@ def learn_tables(x: Tensor, block: Sequence[int], bits: int) -> Tensor:
     squares = (torch.where(inside, elements - mean, 0.0)).square().sum(-1, keepdim=True)
     places = (torch.arange(1 << bits, device=x.device, dtype=torch.float64) + 0.5) / (1 << bits)
     spread: Tensor = torch.special.ndtri(places) * (3 * squares / count.clamp(min=1)).sqrt()
-    tables = (mean + spread).float()
+    codebooks = (mean + spread).float()
     for _ in range(_ROUNDS):
-        tables = _improved(ordered, sums, count, tables)
-    return (tables * size).reshape(*grid_shape(x.shape, block), 1 << bits)
+        codebooks = _improved(ordered, sums, count, codebooks)
+    return (codebooks * size).reshape(*grid_shape(x.shape, block), 1 << bits)
 
 
-def _improved(ordered: Tensor, sums: Tensor, count: Tensor, tables: Tensor) -> Tensor:
+def _improved(ordered: Tensor, sums: Tensor, count: Tensor, codebooks: Tensor) -> Tensor:
     """One round: values move to the mean of the elements that are nearest to them.
 
     A value without any, one of a block at a time, moves to the element that is farthest from its own.
     """
     # elements from one end to the next belong to one value; those in between need not be looked at
-    ends = torch.searchsorted(ordered, _middles(tables), right=True)
+    ends = torch.searchsorted(ordered, _middles(codebooks), right=True)
     ends = torch.cat([torch.zeros_like(count), ends, count], -1)
     number = ends.diff(dim=-1)
     total = sums.gather(-1, ends).diff(dim=-1)
-    moved = torch.where(number == 0, tables, (total / number.clamp(min=1)).float())
+    moved = torch.where(number == 0, codebooks, (total / number.clamp(min=1)).float())
     first_and_last = torch.cat([ends[:, :-1], ends[:, 1:] - 1], -1).clamp(0, ordered.shape[-1] - 1)
     outer = ordered.gather(-1, first_and_last)
     error = torch.where(number.repeat(1, 2) > 0, (outer - moved.repeat(1, 2)).abs(), 0.0)
@@ -73,7 +73,7 @@ def _improved(ordered: Tensor, sums: Tensor, count: Tensor, tables: Tensor) -> T
     return moved.scatter(-1, unused, value).sort(-1).values
 
 
-def encode_tables(x: Tensor, block: Sequence[int], tables: Tensor) -> Tensor:
+def encode_codebooks(x: Tensor, block: Sequence[int], codebooks: Tensor) -> Tensor:
     """Codes (uint8, shape of `x`) of the nearest value of each block's codebook.
 
     A tie goes to the lower value; NaN is encoded as 0.0 is.
@@ -81,30 +81,30 @@ def encode_tables(x: Tensor, block: Sequence[int], tables: Tensor) -> Tensor:
     Args:
         x: floating-point values.
         block: extents along the last dimensions.
-        tables: (*grid_shape(x.shape, block), 2**bits), increasing along the last dimension.
+        codebooks: (*grid_shape(x.shape, block), 2**bits), increasing along the last dimension.
     """
     x = x.detach().to(torch.float32).nan_to_num(0.0)
-    middles = _middles(tables.to(torch.float32).reshape(-1, tables.shape[-1]))
+    middles = _middles(codebooks.to(torch.float32).reshape(-1, codebooks.shape[-1]))
     codes = torch.searchsorted(middles, _by_block(x, block, 0.0), out_int32=True)
     return _from_block(codes.to(torch.uint8), x.shape, block)
 
 
-def decode_tables(codes: Tensor, block: Sequence[int], tables: Tensor) -> Tensor:
+def decode_codebooks(codes: Tensor, block: Sequence[int], codebooks: Tensor) -> Tensor:
     """The value (float32, shape of `codes`) of each code in the codebook of its block.
 
-    The arguments are those of `encode_tables`.
+    The arguments are those of `encode_codebooks`.
     """
-    count, levels = tables.shape[:-1].numel(), tables.shape[-1]
+    count, levels = codebooks.shape[:-1].numel(), codebooks.shape[-1]
     dtype = torch.int32 if count < 1 << 23 else torch.int64
     start = torch.arange(0, count * levels, levels, dtype=dtype, device=codes.device)
-    slot = expand(start.reshape(tables.shape[:-1]), codes.shape, block) + codes
-    values = tables.to(torch.float32).reshape(-1).index_select(0, slot.reshape(-1))
+    slot = expand(start.reshape(codebooks.shape[:-1]), codes.shape, block) + codes
+    values = codebooks.to(torch.float32).reshape(-1).index_select(0, slot.reshape(-1))
     return values.reshape(codes.shape)
 
 
-def _middles(tables: Tensor) -> Tensor:
+def _middles(codebooks: Tensor) -> Tensor:
     """Between neighbouring values; halves, because their sum may leave the range."""
-    return tables[..., 1:] * 0.5 + tables[..., :-1] * 0.5
+    return codebooks[..., 1:] * 0.5 + codebooks[..., :-1] * 0.5
 
 
 def _sizes(shape: Sequence[int], block: Sequence[int]) -> list[tuple[int, int]]:

@@ -16,12 +16,12 @@ from ao_core.dtypes import codebook_dtype
 from ao_core.errors import ConfigError
 from ao_core.numerics import (
     choose_qparams,
-    decode_tables,
+    decode_codebooks,
     dequantize_affine,
-    encode_tables,
+    encode_codebooks,
     full_block,
     grid_shape,
-    learn_tables,
+    learn_codebooks,
     quantize_affine,
     sqnr,
 )
@@ -37,11 +37,11 @@ def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
 @given(shapes, blocks, st.integers(1, 4), st.integers(0, 1000))
 def test_codes_are_the_nearest_values_of_the_block(shape, block, bits, seed):
     x = gaussian(*shape, seed=seed)
-    tables = learn_tables(x, block, bits)
+    tables = learn_codebooks(x, block, bits)
     assert tuple(tables.shape) == (*grid_shape(shape, block), 1 << bits)
     assert bool((tables.diff(dim=-1) >= 0).all())
-    codes = encode_tables(x, block, tables)
-    values = decode_tables(codes, block, tables)
+    codes = encode_codebooks(x, block, tables)
+    values = decode_codebooks(codes, block, tables)
     assert (codes.dtype, codes.shape, values.dtype) == (torch.uint8, x.shape, torch.float32)
     extents = full_block(block, shape)
     for index in itertools.product(*map(range, shape)):
@@ -59,14 +59,14 @@ def test_codes_are_the_nearest_values_of_the_block(shape, block, bits, seed):
 def test_a_normal_distribution_gets_its_best_quantizer(bits: int, decibels: float):
     """Max, "Quantizing for Minimum Distortion" (1960), table I."""
     x = gaussian(256, 512)
-    tables = learn_tables(x, (WHOLE, WHOLE), bits)
-    values = decode_tables(encode_tables(x, (WHOLE, WHOLE), tables), (WHOLE, WHOLE), tables)
+    tables = learn_codebooks(x, (WHOLE, WHOLE), bits)
+    values = decode_codebooks(encode_codebooks(x, (WHOLE, WHOLE), tables), (WHOLE, WHOLE), tables)
     assert float(sqnr(x, values)) == pytest.approx(decibels, abs=0.05)
 
 
 def test_as_good_as_scipy_on_what_is_not_normal():
     x = torch.cat([gaussian(300) * 0.1 - 1, gaussian(200, seed=1) ** 3, gaussian(12) + 9])
-    table = learn_tables(x, (WHOLE,), 3)
+    table = learn_codebooks(x, (WHOLE,), 3)
     start = table[0].double().numpy()[:, None]
     best, _ = kmeans2(x.double().numpy()[:, None], start, iter=100, minit="matrix", missing="warn")
     ours, theirs = (
@@ -81,11 +81,11 @@ def test_as_good_as_scipy_on_what_is_not_normal():
 def test_few_different_values_are_exact():
     values = torch.tensor([-3.0, -0.25, 0.0, 7.0])
     x = values[torch.randint(0, 4, (5, 60), generator=torch.Generator().manual_seed(0))]
-    tables = learn_tables(x, (1, WHOLE), 3)
+    tables = learn_codebooks(x, (1, WHOLE), 3)
     torch.testing.assert_close(
-        decode_tables(encode_tables(x, (1, WHOLE), tables), (1, WHOLE), tables), x
+        decode_codebooks(encode_codebooks(x, (1, WHOLE), tables), (1, WHOLE), tables), x
     )
-    same = learn_tables(torch.full((2, 8), 5.0), (1, WHOLE), 2)
+    same = learn_codebooks(torch.full((2, 8), 5.0), (1, WHOLE), 2)
     assert torch.equal(same, torch.full((2, 4), 5.0).reshape(2, 1, 4))
 
 
@@ -108,10 +108,10 @@ def test_zeros_nan_and_one_block_beside_it():
     x = gaussian(3, 40)
     x[0] = 0
     x[1, 5] = torch.nan
-    tables = learn_tables(x, (1, WHOLE), 2)
+    tables = learn_codebooks(x, (1, WHOLE), 2)
     assert torch.equal(tables[0], torch.zeros(1, 4))
     assert bool(tables[1].isnan().all())
-    assert torch.equal(tables[2:], learn_tables(x[2:], (1, WHOLE), 2))
+    assert torch.equal(tables[2:], learn_codebooks(x[2:], (1, WHOLE), 2))
 
 
 def test_zero_points_and_other_scales_are_refused():
@@ -139,8 +139,12 @@ def test_the_table_is_the_one_that_is_stored():
 
 def test_large_tensors_are_learned_from_in_pieces(monkeypatch):
     x = gaussian(9, 5, 40)
-    whole = [learn_tables(x, block, 3) for block in ((1, 1, WHOLE), (1, 2, 16), (1, WHOLE, WHOLE))]
-    monkeypatch.setattr("ao_core.numerics.tables._CHUNK", 450)
-    pieces = [learn_tables(x, block, 3) for block in ((1, 1, WHOLE), (1, 2, 16), (1, WHOLE, WHOLE))]
+    whole = [
+        learn_codebooks(x, block, 3) for block in ((1, 1, WHOLE), (1, 2, 16), (1, WHOLE, WHOLE))
+    ]
+    monkeypatch.setattr("ao_core.numerics.codebooks._CHUNK", 450)
+    pieces = [
+        learn_codebooks(x, block, 3) for block in ((1, 1, WHOLE), (1, 2, 16), (1, WHOLE, WHOLE))
+    ]
     for a, b in zip(whole, pieces, strict=True):
         assert torch.equal(a, b)
