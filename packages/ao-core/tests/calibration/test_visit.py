@@ -64,11 +64,9 @@ def decisions(model: nn.Module) -> list[Decision]:
 
 def shrink(entry: Decision, inputs: Inputs) -> Tensor:
     """New values that depend on every bit of the Hessian."""
-    hessian = inputs.statistics[0]["hessian"]
-    weight = entry.tensor.detach()
-    return (weight.double() * (0.5 + torch.sigmoid(hessian.sum(0) / (1 + hessian.trace())))).to(
-        weight.dtype
-    )
+    hessian, weight = inputs.statistics[0]["hessian"], entry.tensor.detach()
+    factor = 0.5 + torch.sigmoid(hessian.sum(0) / (1 + hessian.trace()))
+    return (weight.double() * factor).to(weight.dtype)
 
 
 def visited(model: nn.Module, data: list[Tensor], **options: object) -> Visit:
