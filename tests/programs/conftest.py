@@ -33,4 +33,16 @@ def _same_numbers() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def without_ao_hf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where ao-hf is not installed: transformers does not know ao, and hears of no model."""
+    from transformers.quantizers import auto
+
+    import ao_hf.transformers  # noqa: F401  # registers ao now, and not in the middle of a test
+
+    for mapping in (auto.AUTO_QUANTIZER_MAPPING, auto.AUTO_QUANTIZATION_CONFIG_MAPPING):
+        monkeypatch.delitem(mapping, "ao", raising=False)
+    monkeypatch.setattr("ao_core.outcome._told", [])
+
+
 transformers.utils.logging.disable_progress_bar()

@@ -37,7 +37,7 @@ SAVERS: dict[str, Callable[[nn.Module, Path], object]] = {
 
 @pytest.mark.parametrize("saver", SAVERS)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_writes_nothing_wrong(saver: str, recipe: str, tmp_path: Path) -> None:
+def test_writes_nothing_wrong(saver: str, recipe: str, tmp_path: Path, without_ao_hf: None) -> None:
     with pytest.raises(StorageError, match=r"call ao_core\.save_model"):
         SAVERS[saver](quantized("llama", recipe), tmp_path)
     assert not list(tmp_path.glob("*.safetensors"))

@@ -78,7 +78,7 @@ def test_saved_and_loaded(name: str, tmp_path: Path) -> None:
         assert torch.equal(outputs(model, inputs), outputs(other, inputs))
 
 
-def test_opened_without_ao_it_is_an_error(name: str, tmp_path: Path) -> None:
+def test_opened_without_ao_it_is_an_error(name: str, tmp_path: Path, without_ao_hf: None) -> None:
     """`from_pretrained` must not go on with random values for what is quantized."""
     model = MODELS[name].build()
     if name in LANGUAGE_MODELS:

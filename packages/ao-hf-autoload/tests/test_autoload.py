@@ -19,7 +19,7 @@ def run(tmp_path):
 
     def run(code, **env):
         path = os.pathsep.join([str(tmp_path), *sys.path])
-        env = os.environ | {"PYTHONPATH": path} | env
+        env = os.environ | {"PYTHONPATH": path, "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"} | env
         return subprocess.run(
             [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
         )

@@ -54,7 +54,7 @@ FAULTS = {
     "a row beside an infinity": ("not finite", lambda out: out[1, :3].fill_(torch.inf)),
     "an infinity that is none": ("not as dense", lambda out: out[6, 1].fill_(6e4)),
     "an infinity of the other sign": ("not as dense", lambda out: out[6].neg_()),
-    "a number beyond the dtype": ("no infinity", lambda out: out[7, 7].fill_(1.0)),
+    "a number beyond the dtype": ("not an infinity", lambda out: out[7, 7].fill_(1.0)),
 }
 
 

@@ -19,12 +19,12 @@ import ao_core
 from ao_core import ComputeWeight, Config, QTensor, Spec, Target, Transform, explain, quantize_
 from ao_core.compute import (
     FakeQuantize,
-    FakeQuantizedLinear,
     Matmuls,
     extra_tensors,
     fake_quantized,
     register_fake_quantize,
 )
+from ao_core.compute.fake_linear import FakeQuantizedLinear
 from ao_core.compute.fake_quantize import _rules
 from ao_core.errors import ConfigError, UnknownNameError, UnsupportedOp
 from ao_core.outcome import NothingConvertedWarning

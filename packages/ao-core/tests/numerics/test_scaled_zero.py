@@ -24,8 +24,8 @@ def test_the_formula(name):
     scale, zero_point = choose_qparams(x, dtype, (1, 16), "offset", "bfloat16")
     assert zero_point.shape == scale.shape == (7, 4)
     assert zero_point.dtype == scale.dtype == torch.bfloat16
-    codes = quantize_affine(x, dtype, (1, 16), scale, zero_point, scaled=True)
-    dense = dequantize_affine(codes, dtype, (1, 16), scale, zero_point, scaled=True)
+    codes = quantize_affine(x, dtype, (1, 16), scale, zero_point, is_offset=True)
+    dense = dequantize_affine(codes, dtype, (1, 16), scale, zero_point, is_offset=True)
     by, off = (p.double().repeat_interleave(16, 1)[:, :50] for p in (scale, zero_point))
     expected = dtype.decode(codes).double() * by - off
     assert torch.allclose(dense.double(), expected, rtol=1e-6, atol=1e-6)

@@ -65,10 +65,10 @@ def test_same_codes_as_at_once(monkeypatch, shape, block, name):
     monkeypatch.setattr(affine, "_quantize_affine", lambda *a: calls.append(0) or real(*a))
     codes = quantize_affine(x, dtype, block, scale, point)
     assert len(calls) > 1
-    assert torch.equal(codes, real(x, dtype, block, scale, point, scaled=False))
+    assert torch.equal(codes, real(x, dtype, block, scale, point, is_offset=False))
     dense = dequantize_affine(codes, dtype, block, scale, point, torch.bfloat16)
     at_once = affine._dequantize_affine(
-        codes, dtype, block, scale, point, torch.bfloat16, scaled=False
+        codes, dtype, block, scale, point, torch.bfloat16, is_offset=False
     )
     assert torch.equal(dense, at_once)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ao_core.compute import (
     FakeQuantize,
     Matmuls,
@@ -10,7 +12,6 @@ from ao_core.compute import (
     register_fake_quantize,
     straight_through,
 )
-from ao_core.compute.fused_quant import rms_norm_quantized, silu_mul_quantized
 from ao_core.compute.gather import (
     FLOAT8_ALL_GATHER,
     all_reduce_max,
@@ -20,6 +21,10 @@ from ao_core.compute.gather import (
     with_float8_all_gather,
 )
 from ao_core.compute.unwrap import unwrap_
+from ao_core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from ao_core.compute.fused_quant import rms_norm_quantized, silu_mul_quantized
 
 __all__ = [
     "FLOAT8_ALL_GATHER",
@@ -38,3 +43,11 @@ __all__ = [
     "unwrap_",
     "with_float8_all_gather",
 ]
+
+#: their module imports torch's compiler, which takes longer than quantizing a small model
+_MODULES = {
+    "rms_norm_quantized": "ao_core.compute.fused_quant",
+    "silu_mul_quantized": "ao_core.compute.fused_quant",
+}
+
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ao_core.dispatch import (
     BANDS,
     Candidate,
@@ -12,6 +14,7 @@ from ao_core.dispatch import (
     select,
     unused,
 )
+from ao_core.lazy import lazy_names
 from ao_core.neutral import neutral
 from ao_core.tensor.activations import lost_rows, static_qparams, static_qparams_of_range
 from ao_core.tensor.autocast import autocasted
@@ -19,13 +22,15 @@ from ao_core.tensor.codec import decode_parts, decode_reference, scale_values, u
 from ao_core.tensor.create import encode_parts, encode_reference, fake_quantize_reference
 from ao_core.tensor.cut import geometry, part_size
 from ao_core.tensor.matmuls import select_linear
-from ao_core.tensor.rotation import hadamard_spec
 from ao_core.tensor.sharding import is_sharded, local_shard, local_shards, shard_like
 from ao_core.tensor.transforms import is_transforming
 from ao_core.tensor.updates import current_generator
 from ao_core.tensor.writes import overwrite
 from ao_core.torch_kernels.devices import lacks_capability
 from ao_core.torch_kernels.linear import quantized_activations
+
+if TYPE_CHECKING:
+    from ao_core.tensor.rotation import hadamard_spec
 
 __all__ = [
     "BANDS",
@@ -62,3 +67,8 @@ __all__ = [
     "unpack_parts",
     "unused",
 ]
+
+#: its module imports torch's compiler, which takes longer than quantizing a small model
+_MODULES = {"hadamard_spec": "ao_core.tensor.rotation"}
+
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)
