@@ -70,7 +70,9 @@ def dev(session: nox.Session, *groups: str) -> Environment:
     # torch first: a package with C++ is compiled against its headers
     env = Environment(session, "dev", below=torch_alone(session))
     env.install(*group("tools"))
-    editable = [arg for path in PACKAGES for arg in ("-e", f"{path}[test]")]
+    # also without the extra: pip finds what extras require of siblings only under the very same name
+    wanted = [*map(str, PACKAGES), *(f"{path}[test]" for path in PACKAGES)]
+    editable = [arg for each in wanted for arg in ("-e", each)]
     env.install("--no-build-isolation", *editable)
     if groups:
         env.install(*group(*groups))
