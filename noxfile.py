@@ -37,8 +37,7 @@ DIST = ROOT / "dist"
 #: of the range that the packages declare
 OLDEST_TORCH = "torch==2.11.0"
 BENCH_RESULTS = ROOT / "build" / "bench"
-#: pytest-xdist already uses every core; torch's own threads would only get in the way. torch imports no
-#: ao-hf-autoload, whose tests ask for it: other tests look at what is imported when
+#: pytest-xdist uses every core already; tests look at what is imported, so torch loads no ao-hf-autoload
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -71,8 +70,8 @@ def dev(session: nox.Session, *groups: str) -> Environment:
     env = Environment(session, "dev", below=torch_alone(session))
     env.install(*group("tools"))
     # also without the extra: pip finds what extras require of siblings only under the very same name
-    wanted = [*map(str, PACKAGES), *(f"{path}[test]" for path in PACKAGES)]
-    editable = [arg for each in wanted for arg in ("-e", each)]
+    names = [f"{path}{extra}" for extra in ("", "[test]") for path in PACKAGES]
+    editable = [arg for name in names for arg in ("-e", name)]
     env.install("--no-build-isolation", *editable)
     if groups:
         env.install(*group(*groups))
