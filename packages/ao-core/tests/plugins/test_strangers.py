@@ -8,7 +8,6 @@ import re
 import sys
 from pathlib import Path
 
-import importlib_metadata
 import pytest
 
 import ao_core
@@ -180,11 +179,13 @@ def test_a_command_that_is_taken(site):
 
 
 @pytest.mark.slow
-def test_the_suites_fail_for_its_problems(site, tmp_path):
-    installed = importlib_metadata.entry_points(group="pytest11", name="ao")
-    plugin = [] if installed else ["-p", "ao_core.testing.plugin"]
-    command = ["-m", "pytest", *plugin, "-q", "--ao-provider", "ao-stranger", "-k", "no_problem"]
+def test_the_suite_fails_for_its_problems(site, tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "from ao_core.testing import PluginSuite\n\n"
+        "class TestIt(PluginSuite):\n    provider = 'ao-stranger'\n"
+    )
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "no_problem"]
     done = run_python(*command, env=site("stranger"), cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "plugin[ao-stranger]::test_no_problem" in done.stdout
+    assert "TestIt::test_no_problem" in done.stdout
     assert "kernel 'everything' is for linear of every layout" in " ".join(done.stdout.split())
