@@ -27,6 +27,9 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+# no test reaches for a hub; libraries read this when they are imported
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 #: other values draw other random inputs in every test: `AO_TEST_SEED=1 python3 -m nox -s tests`
 _SEED = os.environ.get("AO_TEST_SEED", "0")
 
@@ -71,14 +74,28 @@ def _listed() -> set[str]:
     }
 
 
+def _environment() -> dict[str, str]:
+    theirs = (
+        "PYTEST_",
+        "TORCHINDUCTOR_",
+        "_TORCHINDUCTOR_",
+    )  # pytest and torch set these as they go
+    return {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
+
+
 #: from before the tests on
-_known = _listed()
+_known, _given = _listed(), _environment()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """Fail after a test that wrote a file into the folder of the workspace."""
-    new = sorted(_listed() - _known)
+    """Fail after a test that wrote into the folder of the workspace, or left the environment changed."""
+    global _given
+    new, now = sorted(_listed() - _known), _environment()
     _known.update(new)
+    changed = sorted(name for name, _ in now.items() ^ _given.items())
+    _given = now
     if new:
         pytest.fail(f"wrote {', '.join(new)} into {_ROOT}; use tmp_path", pytrace=False)
+    if changed:
+        pytest.fail(f"left {', '.join(changed)} changed; use monkeypatch", pytrace=False)

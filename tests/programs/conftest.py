@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-
-# before any of them is imported
-os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", ACCELERATE_USE_CPU="true")
-
 import transformers
 
 HERE = Path(__file__).parent
@@ -26,8 +21,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _same_numbers() -> Iterator[None]:
+def _same_numbers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test draws the same random numbers, and leaves those of others alone."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield

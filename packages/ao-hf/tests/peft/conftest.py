@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
+import peft
 import pytest
 import torch
-from torch import Tensor, nn
-
-os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
-
-import peft
 import transformers
+from torch import Tensor, nn
 
 from ao_core import quantize_
 from ao_hf.peft import over_quantized

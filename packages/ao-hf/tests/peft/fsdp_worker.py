@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
 import sys
 from unittest.mock import patch
-
-os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
 
 import peft
 import torch
