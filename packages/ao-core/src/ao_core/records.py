@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import cleandoc, signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -25,7 +24,6 @@ __all__ = [
     "Algorithm",
     "Call",
     "DType",
-    "FolderKind",
     "Kernel",
     "Op",
     "OpCall",
@@ -366,29 +364,6 @@ class Recipe:
     config: Config
     #: one line, for `ao formats`
     summary: str = ""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-@dataclass(frozen=True)
-class FolderKind:
-    """What a library keeps beside the weights of a model, and what changes there when they are quantized.
-
-    `quantize_checkpoint` copies a folder from one place to another and knows nothing but tensors; a library
-    that reads such folders says here what else must be written. Sources are never changed.
-    """
-
-    #: what errors and `ao plugins` call it
-    name: str
-    #: (a folder with weights) -> whether it is one of these
-    recognizes: Callable[[Path], bool]
-    #: (such a folder) -> None, or why its weights cannot be quantized
-    refuses: Callable[[Path], str | None]
-    #: (a copy of such a folder, `config_to_dict` of what was done) -> the new text of files of it, by name
-    files: Callable[[Path, dict[str, Any]], dict[str, str]]
-    #: (the folder that was written) -> how it is loaded, for the user
-    hint: Callable[[Path], str]
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ao_core import FolderModel
 from ao_core.ext import ConfigError, json_object
 from ao_core.ext.saving import read_text
 from ao_hf.method import METHOD, READERS, quantization_config
 
-__all__ = ["CONFIG", "files", "hint", "recognizes", "refuses"]
+__all__ = ["CONFIG", "files", "hint", "model", "recognizes", "refuses"]
 
 #: what makes a folder one of transformers
 CONFIG = "config.json"
@@ -56,3 +58,15 @@ def hint(folder: Path) -> str:
     name = names[0] if isinstance(names, list) and names else "AutoModel"
     load = f"model = transformers.{name}.from_pretrained({str(folder)!r})"
     return f"load it with: import ao_hf, transformers; {load}"
+
+
+def model(folder: Path, names: Sequence[str]) -> FolderModel | str:
+    """The model of transformers that a folder is of, without weights; or why it is not known."""
+    named = _config(folder).get("architectures")
+    if not isinstance(named, list) or not named or not isinstance(named[0], str):
+        return f"{CONFIG} names no class in 'architectures'"
+    if find_spec("transformers") is None:
+        return "transformers, which knows the model, is not installed"
+    from ao_hf.transformers.folders import folder_model
+
+    return folder_model(folder, named[0], names)

@@ -16,5 +16,12 @@ def ao_api() -> tuple[int, int]:
 def ao_folder_kinds() -> list[FolderKind]:
     """Folders with a config.json of transformers."""
     return [
-        FolderKind("transformers", folders.recognizes, folders.refuses, folders.files, folders.hint)
+        FolderKind(
+            "transformers",
+            recognizes=folders.recognizes,
+            refuses=folders.refuses,
+            files=folders.files,
+            hint=folders.hint,
+            model=folders.model,
+        )
     ]

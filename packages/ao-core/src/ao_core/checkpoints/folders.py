@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ao_core.checkpoints.files import copied_files
 from ao_core.checkpoints.state import write_whole
 from ao_core.config import Config, config_to_dict
 from ao_core.errors import CheckpointError
-from ao_core.records import FolderKind
+from ao_core.folder_records import FolderKind, FolderModel
 from ao_core.registry import registry
 from ao_core.tensor.saving.commit import sync_dir
 
-__all__ = ["check_folder", "hints", "write_others"]
+__all__ = ["check_folder", "hints", "model_of", "write_others"]
 
 
 def check_folder(src: Path) -> None:
@@ -20,6 +21,17 @@ def check_folder(src: Path) -> None:
     for kind in _kinds_of(src):
         if reason := kind.refuses(src):
             raise CheckpointError(f"{src}: {reason}")
+
+
+def model_of(src: Path, names: Sequence[str]) -> FolderModel | str:
+    """The model that tensors of these names are of; or why no library knows it."""
+    reasons = []
+    for kind in _kinds_of(src):
+        found = kind.model(src, names)
+        if isinstance(found, FolderModel):
+            return found
+        reasons.append(found)
+    return "; ".join(reasons) or "no library knows the folder"
 
 
 def write_others(src: Path, target: Path, config: Config) -> None:
