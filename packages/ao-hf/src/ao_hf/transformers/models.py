@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ao_core import QTensor, Report
 from ao_core.ext import ConfigError, checked
@@ -17,15 +17,20 @@ __all__ = ["attach", "follow", "mark", "memory_footprint"]
 
 @checked
 def memory_footprint(model: nn.Module, return_buffers: bool = True) -> int:
-    """Bytes of the parameters as they are stored, tied ones once, and of the buffers."""
+    """Bytes of the parameters as they are stored, tied ones once, and of the buffers.
+
+    What is on the meta device, as offloaded weights are, takes none.
+    """
     total = sum(_bytes(parameter) for parameter in model.parameters())
     if return_buffers:
-        total += sum(buffer.nbytes for buffer in model.buffers())
+        total += sum(_bytes(buffer) for buffer in model.buffers())
     return total
 
 
-def _bytes(parameter: nn.Parameter) -> int:
-    data: Any = parameter
+def _bytes(tensor: Tensor) -> int:
+    if tensor.is_meta:
+        return 0
+    data: Any = tensor
     return data.stored_bytes if isinstance(data, QTensor) else data.nbytes
 
 
