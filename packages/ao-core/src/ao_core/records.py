@@ -19,6 +19,7 @@ from ao_core.steps import check_kinds
 if TYPE_CHECKING:
     from ao_core.calibration.statistics import Statistic, Statistics
     from ao_core.config import Config
+    from ao_core.report import Report
 
 __all__ = [
     "DTYPE_KINDS",
@@ -371,6 +372,11 @@ class Recipe:
         check_fields(self)
 
 
+def _no_folder(name: str) -> Path | None:
+    """None: a library without a place where models are published."""
+    return None
+
+
 @dataclass(frozen=True)
 class FolderKind:
     """What a library keeps beside the weights of a model, and what changes there when they are quantized.
@@ -385,10 +391,14 @@ class FolderKind:
     recognizes: Callable[[Path], bool]
     #: (such a folder) -> None, or why its weights cannot be quantized
     refuses: Callable[[Path], str | None]
-    #: (a copy of such a folder, `config_to_dict` of what was done) -> the new text of files of it, by name
-    files: Callable[[Path, dict[str, Any]], dict[str, str]]
+    #: (the source, its copy with the quantized weights, what was done) -> texts of files of the copy, by
+    #: name: new ones, and those that replace what was copied
+    files: Callable[[Path, Path, Report], dict[str, str]]
     #: (the folder that was written) -> how it is loaded, for the user
     hint: Callable[[Path], str]
+    #: (a name for which there is no file) -> the folder that it stands for, brought here for a command; None:
+    #: it is no name of this library. Raises `CheckpointError` where it cannot be brought
+    fetch: Callable[[str], Path | None] = _no_folder
 
     def __post_init__(self) -> None:
         check_fields(self)
