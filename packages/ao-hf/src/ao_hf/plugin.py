@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ao_core import FolderKind, hookimpl
-from ao_hf import folders
+from ao_hf import folders, hub
 
 
 @hookimpl
@@ -16,5 +16,12 @@ def ao_api() -> tuple[int, int]:
 def ao_folder_kinds() -> list[FolderKind]:
     """Folders with a config.json of transformers."""
     return [
-        FolderKind("transformers", folders.recognizes, folders.refuses, folders.files, folders.hint)
+        FolderKind(
+            "transformers",
+            folders.recognizes,
+            folders.refuses,
+            folders.files,
+            folders.hint,
+            hub.fetch,
+        )
     ]
