@@ -11,7 +11,7 @@ from ao_core.ext import CheckpointError
 __all__ = ["fetch", "model_of"]
 
 #: ORG/NAME, and @REVISION
-_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@([\w./-]+))?")
 #: the cache keeps a model in such a folder
 _CACHED = re.compile(r"models--(.+?)--(.+)")
 #: what is brought: weights, configurations, tokenizers, templates of chats, code of models, cards, licences
@@ -114,5 +114,5 @@ def model_of(name_or_path: str | os.PathLike[str]) -> str | None:
     for part in path.parts if path.exists() else ():
         if match := _CACHED.fullmatch(part):
             return "/".join(match.groups())
-    known = not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(name_or_path))
-    return str(name_or_path) if known else None
+    match = _NAME.fullmatch(str(name_or_path))
+    return match[1] if match and not path.exists() else None

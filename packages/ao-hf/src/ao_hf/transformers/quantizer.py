@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from ao_core.ext import CheckpointError, ConfigError
 from ao_core.ext.quantizing import Decision, needs_data
 from ao_core.ext.reports import ParameterRecord
 from ao_core.ext.saving import Checkpoint, open_files, state_dict_to_flat
+from ao_hf.folders import refuses
 from ao_hf.hub import model_of
 from ao_hf.transformers.config import AoConfig
 from ao_hf.transformers.decisions import decisions_of, kept_record, size_of
@@ -70,6 +72,7 @@ class AoHfQuantizer(HfQuantizer):
         if self.pre_quantized:
             self._checkpoint = _opened(checkpoint_files)
         else:
+            _check_source(checkpoint_files)
             self._decisions = decisions_of(
                 model,
                 self.quantization_config.resolved(),
@@ -159,6 +162,13 @@ class AoHfQuantizer(HfQuantizer):
         if isinstance(dtype, str):  # of the configuration of a model that was saved
             dtype = getattr(torch, dtype)
         return model if dtype is None else nn.Module.to(model, dtype)
+
+
+def _check_source(files: Sequence[str] | None) -> None:
+    """Raise `CheckpointError` for a folder of a method that transformers does not know, and leaves out."""
+    folder = Path(files[0]).parent if files else None
+    if folder is not None and (reason := refuses(folder)):
+        raise CheckpointError(f"{folder}: {reason}")
 
 
 def _opened(files: Sequence[str] | None) -> Checkpoint:
