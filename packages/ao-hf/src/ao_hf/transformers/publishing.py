@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from ao_hf.cards import CARD
-from ao_hf.folders import card, load_lines
+from ao_hf.cards import CARD, card_of
+from ao_hf.folders import kind_of
 
 __all__ = ["publishes"]
 
@@ -68,7 +68,7 @@ def _write_card(model: Any, folder: Path, name: str | None = None) -> None:
     adapters = getattr(model, "_hf_peft_config_loaded", False)
     if adapters or not hasattr(quantizer, "base_model"):
         return  # only adapters are saved, or it was dequantized meanwhile
-    path, tags = folder / CARD, []
+    path, tags = folder / CARD, list[str]()
     if name is not None and path.exists() and _FILLER in (filler := path.read_text("utf-8")):
         from huggingface_hub import ModelCard
 
@@ -76,13 +76,9 @@ def _write_card(model: Any, folder: Path, name: str | None = None) -> None:
         path.unlink()
     report = quantizer.report or ()
     reasons = {record.fqn: record.reason for record in report if record.status != "changed"}
-    text = card(
-        folder,
-        quantizer.quantization_config.config,
-        reasons,
-        base=quantizer.base_model,
-        load=load_lines(folder, name) if name else load_lines(folder),
-        tags=tags,
-    )
+    named = {"name": name} if name else {}
+    config, base = quantizer.quantization_config.config, quantizer.base_model
+    kind = kind_of(folder)
+    text = card_of(folder, config, reasons, "transformers", kind, base=base, tags=tags, **named)
     if text is not None:
         path.write_text(text, "utf-8")
