@@ -26,6 +26,10 @@ INSIDE = {
         "cli",
     ),  # shrinks pieces; lets errors of commands through
     "tests/files/kills.py": ("checkpoints",),  # shrinks pieces
+    "tests/files/test_quantize_command.py": (
+        "checkpoints",
+        "cli",
+    ),  # fills the disk; calls commands
     "tests/misuse/test_public_arguments.py": ("tensor",),  # misuses the functions for files
     "tests/programs/conftest.py": ("outcome",),  # as if ao-hf were not installed
     "tests/process/test_without_imports.py": ("known",),  # compares that table with the packages

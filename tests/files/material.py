@@ -65,7 +65,7 @@ def make(root: Path) -> None:
     save_model(model(), root / "one")
     save_model(model(), root / "many", max_shard_size=20_000)
     for folder in ("one", "many"):
-        (root / folder / "config.json").write_text('{"model_type": "small"}')
+        (root / folder / "config.json").write_text('{"model": "small"}')
     save_model(model(dense=True), root / "dense", max_shard_size=60_000)
     quantize_checkpoint(root / "dense", root / "done", CONFIG, max_shard_size=30_000)
     for folder, part in (("half", 0.5), ("late", 2.0)):

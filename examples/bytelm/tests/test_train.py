@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from bytelm import data
 from bytelm.data import Corpus
 from bytelm.model import ByteLM, ModelConfig, initialize
 from bytelm.record import record
 from bytelm.train import CURVE, TrainConfig, loss_of, optimizers, schedule, train
 
+WORKER = Path(__file__).with_name("train_worker.py")
 TEXT = b"def square(x):\n    return x * x\n\n" * 40
 SHORT = TrainConfig(
     steps=4, batch=4, context=24, warmup=1, cooldown=2, measure_every=2, measure_windows=8
@@ -94,29 +95,22 @@ def test_a_batch_that_processes_cannot_share(
         train(fresh(config), corpus, SHORT, tmp_path)
 
 
-def work(rank: int, config: ModelConfig, corpus: Corpus, folder: Path) -> None:
-    """What each of two processes does that train together."""
-    store = dist.FileStore(str(folder / "store"), 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    try:
-        made = fresh(config)
-        train(made, corpus, SHORT, folder / "run")
-    finally:
-        dist.destroy_process_group()
-    torch.save(made.state_dict(), folder / f"{rank}.pt")
-
-
 @pytest.mark.slow
 def test_two_processes_hold_the_same_model(
     config: ModelConfig, corpus: Corpus, tmp_path: Path
 ) -> None:
-    other = multiprocessing.get_context("spawn").Process(
-        target=work, args=(1, config, corpus, tmp_path)
-    )
-    other.start()
-    work(0, config, corpus, tmp_path)
-    other.join()
-    assert other.exitcode == 0
+    torch.save((config, corpus, SHORT), tmp_path / "given.pt")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), str(rank), str(tmp_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=300)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], "\n".join(said)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     alone = fresh(config)
     train(alone, corpus, SHORT, tmp_path / "alone")

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from ao_core.arguments import check_fields
+
+if TYPE_CHECKING:
+    from ao_core.report import Report
 
 __all__ = ["FolderKind", "FolderModel"]
 
@@ -35,6 +38,11 @@ def _unknown(folder: Path, names: Sequence[str]) -> FolderModel | str:
     return "nothing says what model it is of"
 
 
+def _no_folder(name: str) -> Path | None:
+    """None: a library without a place where models are published."""
+    return None
+
+
 @dataclass(frozen=True)
 class FolderKind:
     """What a library keeps beside the weights of a model, and what changes there when they are quantized.
@@ -49,13 +57,17 @@ class FolderKind:
     recognizes: Callable[[Path], bool]
     #: (such a folder) -> None, or why its weights cannot be quantized
     refuses: Callable[[Path], str | None]
-    #: (a copy of such a folder, `config_to_dict` of what was done) -> the new text of files of it, by name
-    files: Callable[[Path, dict[str, Any]], dict[str, str]]
+    #: (the source, its copy with the quantized weights, what was done) -> texts of files of the copy, by
+    #: name: new ones, and those that replace what was copied
+    files: Callable[[Path, Path, Report], dict[str, str]]
     #: (the folder that was written) -> how it is loaded, for the user
     hint: Callable[[Path], str]
     #: (such a folder, names of the tensors in its files) -> their model; or why it is not known, and modules
     #: are guessed from names. Code that lies in the folder must not run
     model: Callable[[Path, Sequence[str]], FolderModel | str] = _unknown
+    #: (a name for which there is no file) -> the folder that it stands for, brought here for a command; None:
+    #: it is no name of this library. Raises `CheckpointError` where it cannot be brought
+    fetch: Callable[[str], Path | None] = _no_folder
 
     def __post_init__(self) -> None:
         check_fields(self)

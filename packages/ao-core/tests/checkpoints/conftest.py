@@ -73,7 +73,7 @@ def source(tmp_path, build):
     """A directory with shards, an index, and files that are no weights, or weights of others."""
     folder = tmp_path / "source"
     save_model(build(), folder, max_shard_size=40_000)
-    (folder / "config.json").write_text('{"model_type": "small"}')
+    (folder / "config.json").write_text('{"model": "small"}')
     (folder / "tokenizer.model").write_bytes(b"tokens")
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     (folder / "original").mkdir()

@@ -1,5 +1,7 @@
 """What a library says of a folder is written beside the weights, and nothing else is touched."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from ao_core import (
     FolderKind,
     FolderModel,
     FqnToConfig,
+    Report,
     Spec,
     Transform,
     WeightOnlyConfig,
@@ -16,24 +19,26 @@ from ao_core import (
     quantize_tensor,
 )
 from ao_core.checkpoints import quantize_checkpoint, verify_checkpoint
-from ao_core.checkpoints.folders import hints
+from ao_core.checkpoints.folders import find, hints
 from ao_core.errors import CheckpointError
 from ao_core.records import Skip
 from ao_core.registry import registry
 
 
 @pytest.fixture
-def kind(monkeypatch):
+def kind(monkeypatch, source):
     """A kind of folder that no other test sees."""
+    brought = source
     made = FolderKind(
         "notes",
         recognizes=lambda folder: (folder / "notes.txt").exists(),
         refuses=lambda folder: "its notes say no" if (folder / "no.txt").exists() else None,
-        files=lambda folder, config: {
-            "notes.txt": (folder / "notes.txt").read_text() + config["name"],
-            "other.txt": "not of the source",
+        files=lambda src, copy, report: {
+            "notes.txt": (copy / "notes.txt").read_text() + report.config["name"],
+            "more.txt": f"{src.name}: {len(report.records)} records",
         },
         hint=lambda folder: f"read {folder.name}",
+        fetch=lambda name: None if name == "nothing" else brought,
     )
     table = registry.folder_kinds
     monkeypatch.setattr(table, "names", lambda: ["notes"])
@@ -46,8 +51,11 @@ def test_files_change_in_the_copy_and_the_manifest_knows_it(source, tmp_path, ki
     quantize_checkpoint(source, tmp_path / "out", WeightOnlyConfig("int8"))
     assert (source / "notes.txt").read_text() == "weights in "
     assert (tmp_path / "out" / "notes.txt").read_text() == "weights in weight_only"
-    assert not (tmp_path / "out" / "other.txt").exists()
-    assert not any(file.problem for file in verify_checkpoint(tmp_path / "out"))
+    report = Report.from_json((tmp_path / "out" / "ao_report.json").read_text())
+    assert (tmp_path / "out" / "more.txt").read_text() == f"source: {len(report.records)} records"
+    verified = verify_checkpoint(tmp_path / "out")
+    assert not any(file.problem for file in verified)
+    assert {"notes.txt", "more.txt"} <= {file.name for file in verified}
     assert hints(tmp_path / "out") == ["read out"]
 
 
@@ -160,3 +168,14 @@ def test_modules_are_guessed_where_no_library_knows_the_model(published):
     source = published([{"linear.weight": torch.randn(6, 8)}])
     text = str(plan_checkpoint(source, WeightOnlyConfig("int8")))
     assert "modules: guessed from the names of tensors: no library knows the folder" in text
+
+
+def test_a_name_may_stand_for_a_folder_elsewhere_unless_there_is_a_file(source, tmp_path, kind):
+    assert find(tmp_path / "published") == source
+    assert find(source / "config.json") == source / "config.json"
+    assert find(Path("nothing")) == Path("nothing")
+
+
+def test_a_folder_of_another_library_stays_as_it_is(source, tmp_path, kind):
+    quantize_checkpoint(source, tmp_path / "out", WeightOnlyConfig("int8"))
+    assert not (tmp_path / "out" / "more.txt").exists()

@@ -159,6 +159,11 @@ class TestTargets:
         (tmp_path / "link").symlink_to(two)
         refused(two, tmp_path / "link", ConfigError, "is where SRC is", overwrite=True)
 
+    def test_it_is_inside_the_source(self, two):
+        refused(two, two / "int4", ConfigError, "is inside SRC")
+        refused(two, two / "a" / "b", ConfigError, "is inside SRC", overwrite=True)
+        assert not (two / "int4").exists()
+
     def test_it_is_a_file(self, two, tmp_path):
         (tmp_path / "file").write_text("")
         refused(two, tmp_path / "file", ConfigError, "is a file")

@@ -78,7 +78,7 @@ def source(tmp_path, tensors):
     folder = tmp_path / "source"
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text('{"model_type": "small"}')
+    (folder / "config.json").write_text('{"model": "small"}')
     (folder / "tokenizer.model").write_bytes(b"tokens")
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     return folder

@@ -100,7 +100,7 @@ def test_plugins_says_which_kernels_cannot_serve_here_and_why(ao, monkeypatch, i
 
 
 @pytest.mark.parametrize(
-    "arguments", [["formats"], ["plugins"], ["inspect", "."], ["quantize", ".", "out", "--plan"]]
+    "arguments", [["formats"], ["plugins"], ["inspect", "."], ["quantize", ".", "../out", "--plan"]]
 )
 def test_lines_into_a_file_are_120_characters_at_most(ao, tmp_path, monkeypatch, arguments):
     """Names are whole, in the first column; the rest is folded between words."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from ao_core import __version__
 
-__all__ = ["FIELDS", "METHOD", "READERS", "VERSION", "quantization_config", "sequence"]
+__all__ = ["FIELDS", "METHOD", "READERS", "VERSION", "method_of", "quantization_config", "sequence"]
 
 #: what `quant_method` is
 METHOD = "ao"
@@ -27,6 +27,17 @@ READERS = {
     "quanto": "transformers with optimum-quanto",
     "torchao": "transformers with torchao",
 }
+
+
+def method_of(model: Mapping[str, Any]) -> str | None:
+    """By which method the configuration of a model says that it is quantized; None: by none."""
+    text = model.get("text_config")
+    for config in (model, text if isinstance(text, Mapping) else {}):
+        present = config.get("quantization_config") or config.get("compression_config")
+        if isinstance(present, Mapping):
+            older = "bitsandbytes" if {"load_in_4bit", "load_in_8bit"} & present.keys() else "?"
+            return str(present.get("quant_method", older))
+    return None
 
 
 def quantization_config(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ao_core import FolderKind, hookimpl
-from ao_hf import folders
+from ao_hf import folders, hub
 
 
 @hookimpl
@@ -23,5 +23,6 @@ def ao_folder_kinds() -> list[FolderKind]:
             files=folders.files,
             hint=folders.hint,
             model=folders.model,
+            fetch=hub.fetch,
         )
     ]

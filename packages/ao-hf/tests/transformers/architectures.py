@@ -179,8 +179,8 @@ ARCHITECTURES = (
 GENERATION = ("generate", "static cache", "assisted")
 #: what is tried, in order
 COLUMNS = (
-    "on the fly", "generate", "static cache", "assisted", "save → load", "save again", "ao quantize", "adapters",
-    "new process", "compile",
+    "on the fly", "generate", "static cache", "assisted", "save → load", "save again", "ao quantize",
+    "adapters", "new process", "compile",
 )  # fmt: skip
 
 
@@ -275,7 +275,10 @@ class _Trial:
             return "with a cache it generates something else"
         dense = copy.deepcopy(self.model)
         dequantize_(dense)
-        ways = {"beams": {"num_beams": 3}, "samples": {"do_sample": True, "num_return_sequences": 3}}
+        ways = {
+            "beams": {"num_beams": 3},
+            "samples": {"do_sample": True, "num_return_sequences": 3},
+        }
         for way, options in ways.items():
             if not torch.equal(self._generate(**options), self._generate(dense, **options)):
                 return f"{way} are not those of the dequantized model"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ao_core import FqnToConfig, quantize_
 from ao_core.ext import CheckpointError, ConfigError, UnknownNameError, registry
@@ -70,20 +70,44 @@ def test_weights_that_are_not_finite(tmp_path, llama, refused):
     refused(tmp_path / "nan", RuntimeError, "conversion", quantization_config=config)
 
 
-def test_another_method_reads_its_own(dense, tmp_path, refused):
+OTHERS = {
+    "gptq": ({"bits": 4}, "GPTQConfig but you are passing a AoConfig", "gptqmodel"),
+    "awq": ({"bits": 4}, "AwqConfig|GPTQConfig", "gptqmodel"),
+    "bitsandbytes": ({"load_in_4bit": True}, "BitsAndBytesConfig", "bitsandbytes"),
+    "compressed-tensors": ({"format": "pack-quantized"}, "compressed", "compressed-tensors"),
+    "torchao": ({"quant_type": {"default": {}}}, "[Tt]orch[Aa][Oo]", "torchao"),
+    "fp8": ({}, "FineGrainedFP8Config", "transformers reads"),
+    # transformers does not know it and would leave it out
+    "modelopt": ({}, "by 'modelopt' already, which vLLM or TensorRT-LLM reads", "vLLM"),
+}
+
+
+@pytest.mark.parametrize("method", OTHERS)
+def test_another_method_reads_its_own(dense, tmp_path, refused, method):
+    fields, says, reader = OTHERS[method]
     file = dense / "config.json"
-    config = json.loads(file.read_text()) | {
-        "quantization_config": {"quant_method": "gptq", "bits": 4}
-    }
-    file.write_text(json.dumps(config))
-    refused(
-        dense, ValueError, "GPTQConfig.*AoConfig", quantization_config=AoConfig("int8_weight_only")
-    )
-    with pytest.raises(
-        CheckpointError, match="by 'gptq' already, which transformers with gptqmodel"
-    ):
+    config = {"quantization_config": {"quant_method": method} | fields}
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    error = CheckpointError if method == "modelopt" else Exception
+    refused(dense, error, says, quantization_config=AoConfig("int8_weight_only"))
+    with pytest.raises(CheckpointError, match=f"by '{method}' already, which .*{reader}"):
         quantize_checkpoint(dense, tmp_path / "out", "int8_weight_only")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "method"),
+    [
+        ({"quantization_config": {"load_in_8bit": True}}, "bitsandbytes"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+        ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, "awq"),
+    ],
+)
+def test_older_forms_of_other_methods(dense, tmp_path, fields, method):
+    file = dense / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    with pytest.raises(CheckpointError, match=f"by '{method}' already"):
+        quantize_checkpoint(dense, tmp_path / "out", "int8_weight_only")
 
 
 def test_quantizing_what_is_quantized(quantized):
@@ -98,6 +122,24 @@ def test_a_truncated_shard(quantized):
     shard.write_bytes(shard.read_bytes()[:-8])
     with pytest.raises(CheckpointError, match=f"{shard.name}: truncated"):
         AutoModelForCausalLM.from_pretrained(quantized)
+
+
+def test_a_missing_shard(quantized, refused):
+    sorted(quantized.glob("*.safetensors"))[1].unlink()
+    refused(quantized, CheckpointError, "model-00002-of-00008.safetensors: is missing")
+
+
+def test_a_model_that_transformers_does_not_know(dense, refused):
+    file = dense / "config.json"
+    file.write_text(file.read_text().replace('"llama"', '"llamma"'))
+    refused(dense, ValueError, "llamma", quantization_config=AoConfig("int8_weight_only"))
+
+
+def test_a_missing_tokenizer(dense, tmp_path):
+    quantize_checkpoint(dense, tmp_path / "q", "int8_weight_only")
+    AutoModelForCausalLM.from_pretrained(tmp_path / "q")  # the model needs none
+    with pytest.raises((OSError, ValueError)):
+        AutoTokenizer.from_pretrained(tmp_path / "q")
 
 
 def test_a_missing_plugin(quantized, monkeypatch, refused):

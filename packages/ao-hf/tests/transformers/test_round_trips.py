@@ -20,6 +20,18 @@ MIXED = FqnToConfig(
 )
 
 
+@pytest.fixture
+def contents(contents):
+    """Without the model card, which only the first save knows reasons for."""
+
+    def check(folder):
+        found = contents(folder)
+        assert b"## Quantization" in found.pop("README.md")
+        return found
+
+    return check
+
+
 def load(folder, **options):
     return AutoModelForCausalLM.from_pretrained(folder, **options)
 

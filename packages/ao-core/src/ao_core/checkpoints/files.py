@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ def check_target(src: Path, target: Path) -> None:
         raise ConfigError(f"DST {target} is where SRC is; choose another directory")
     if os.path.lexists(target) and not target.is_dir():
         raise ConfigError(f"DST {target} is a file; choose a directory")
+    if src.is_dir() and target.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"DST {target} is inside SRC, which stays as it is; choose another place")
     if (target / WORK).is_symlink() or (
         os.path.lexists(target / WORK) and not (target / WORK).is_dir()
     ):
@@ -127,15 +129,18 @@ def write_reports(report: Report, target: Path, title: str) -> None:
     write_whole(target / f"{REPORT}.html", page.encode())
 
 
-def write_manifest(job: Job, target: Path, hashes: Mapping[str, str]) -> None:
+def write_manifest(
+    job: Job, target: Path, hashes: Mapping[str, str], others: Iterable[str]
+) -> None:
     """Write what `verify_checkpoint` compares with.
 
     Args:
         job: what was done.
         target: the directory.
         hashes: SHA-256 of files that are known already, by name.
+        others: names of files that were written besides; some may have been copied first.
     """
-    names = [*hashes, *(file.name for file in copied_files(job.checkpoint.path))]
+    names = {*hashes, *others, *(file.name for file in copied_files(job.checkpoint.path))}
     files: dict[str, Any] = {}
     for name in sorted(names):
         path = target / name

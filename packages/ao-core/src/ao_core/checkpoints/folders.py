@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ao_core.checkpoints.files import copied_files
 from ao_core.checkpoints.state import write_whole
-from ao_core.config import Config, config_to_dict
 from ao_core.errors import CheckpointError
 from ao_core.folder_records import FolderKind, FolderModel
 from ao_core.registry import registry
+from ao_core.report import Report
 from ao_core.tensor.saving.commit import sync_dir
 
-__all__ = ["check_folder", "hints", "model_of", "write_others"]
+__all__ = ["check_folder", "find", "hints", "model_of", "write_others"]
+
+
+def find(name: Path) -> Path:
+    """What a user named: what is there under that name, or else what a library brings here for it."""
+    if os.path.lexists(name):
+        return name
+    found = (kind.fetch(name.as_posix()) for kind in _kinds())
+    return next((folder for folder in found if folder is not None), name)
 
 
 def check_folder(src: Path) -> None:
@@ -34,14 +42,16 @@ def model_of(src: Path, names: Sequence[str]) -> FolderModel | str:
     return "; ".join(reasons) or "no library knows the folder"
 
 
-def write_others(src: Path, target: Path, config: Config) -> None:
-    """Change copies of files of the source, where those that read them must know what was done."""
-    copies = {file.name for file in copied_files(src)}
-    for kind in _kinds_of(target):
-        for name, text in kind.files(target, config_to_dict(config)).items():
-            if name in copies:
-                write_whole(target / name, text.encode())
+def write_others(src: Path, target: Path, report: Report) -> list[str]:
+    """Write what those that read the folder must know of what was done; returns the names of the files."""
+    written: dict[str, str] = {}
+    for kind in _kinds_of(src):
+        if kind.recognizes(target):
+            written |= kind.files(src, target, report)
+    for name, text in written.items():
+        write_whole(target / name, text.encode())
     sync_dir(target)
+    return list(written)
 
 
 def hints(target: Path) -> list[str]:
@@ -50,7 +60,8 @@ def hints(target: Path) -> list[str]:
 
 
 def _kinds_of(folder: Path) -> list[FolderKind]:
-    if not folder.is_dir():
-        return []
-    kinds = [registry.folder_kinds.get(name) for name in sorted(registry.folder_kinds.names())]
-    return [kind for kind in kinds if kind.recognizes(folder)]
+    return [kind for kind in _kinds() if kind.recognizes(folder)] if folder.is_dir() else []
+
+
+def _kinds() -> Iterator[FolderKind]:
+    return map(registry.folder_kinds.get, sorted(registry.folder_kinds.names()))

@@ -136,10 +136,10 @@ def _finish(
     if SINGLE not in hashes:
         hashes[INDEX] = hash_of(target / INDEX)
     copy_files(job.checkpoint.path, target)
-    write_others(job.checkpoint.path, target, job.config)
     report = Report.from_json(state.report)
+    others = write_others(job.checkpoint.path, target, report)
     write_reports(report, target, title or job.checkpoint.path.name)
-    write_manifest(job, target, hashes)
+    write_manifest(job, target, hashes, others)
     remove_work(work)
     return report
 

@@ -19,14 +19,17 @@ __all__ = ["inspect"]
 
 
 def inspect(
-    checkpoint: Path = typer.Argument(help="A directory, an index or one safetensors file."),
+    checkpoint: Path = typer.Argument(
+        help="A directory, an index, one safetensors file, or (with ao-hf) ORG/NAME of the Hub."
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Show every tensor of a checkpoint: shape, format, bytes, bits per weight, provider; and totals."""
+    from ao_core.checkpoints.folders import find
     from ao_core.report.text import shape_text, size_text
     from ao_core.tensor.saving import open_checkpoint
 
-    opened = open_checkpoint(checkpoint)
+    opened = open_checkpoint(find(checkpoint))
     rows = _rows(opened)
     count = sum(row["elements"] for row in rows)
     dense = sum(row["bytes_dense"] for row in rows)

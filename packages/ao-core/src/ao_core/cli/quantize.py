@@ -16,7 +16,8 @@ __all__ = ["quantize"]
 
 def quantize(
     source: Path = typer.Argument(
-        metavar="SRC", help="A safetensors file, or a directory in Hugging Face's layout."
+        metavar="SRC",
+        help="A safetensors file, a directory in Hugging Face's layout, or (with ao-hf) ORG/NAME of the Hub.",
     ),
     target: Path = typer.Argument(metavar="DST", help="The directory to write."),
     config: str = typer.Option(
@@ -47,21 +48,22 @@ def quantize(
     """
     from ao_core.checkpoints.decide import make_job
     from ao_core.checkpoints.files import WORK, check_empty, check_target
-    from ao_core.checkpoints.folders import hints
+    from ao_core.checkpoints.folders import find, hints
     from ao_core.checkpoints.plan import plan_of
     from ao_core.checkpoints.run import run
     from ao_core.cli.settings import load_config
 
     if report is not None:
         _check_report(report)
+    found = find(source)
     job = make_job(
-        source,
+        found,
         load_config(config, set_),
         include=include,
         exclude=exclude,
         max_shard_size=max_shard_size,
     )
-    check_target(source, target)
+    check_target(found, target)
     if plan:
         if not overwrite and not (target / WORK).exists():
             check_empty(target)

@@ -12,14 +12,17 @@ __all__ = ["verify"]
 
 
 def verify(
-    checkpoint: Path = typer.Argument(help="What ao quantize or save_model wrote."),
+    checkpoint: Path = typer.Argument(
+        help="What ao quantize or save_model wrote; with ao-hf also ORG/NAME of the Hub."
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Recompute the hashes of a checkpoint; exit code 1 if a file is not what was written."""
     from ao_core.checkpoints import verify_checkpoint
+    from ao_core.checkpoints.folders import find
     from ao_core.report.text import size_text
 
-    found = verify_checkpoint(checkpoint)
+    found = verify_checkpoint(find(checkpoint))
     wrong = [file for file in found if file.problem]
     if as_json:
         show_json({"files": [file._asdict() for file in found], "ok": not wrong})

@@ -2,44 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ao_core import Spec
-from ao_core.ext import UnsupportedOp
-from ao_hf.serving.formats import METHOD, Formats
+from ao_core.ext import CheckpointError, UnsupportedOp
+from ao_hf.method import METHOD
+from ao_hf.serving.formats import Formats
 from ao_hf.serving.linear import add_parameters, multiply, put_together
 
-__all__ = ["Classes", "ConfigMethods", "linear_method", "method_for"]
+__all__ = ["Engine", "config_base"]
 
 
-class ConfigMethods:
-    """What configurations of all engines answer alike; comes before the engine's base class."""
+@dataclass(frozen=True)
+class Engine:
+    """Where an engine keeps the classes that a plugin needs: "module:class"."""
 
-    def get_name(self) -> str:
-        """What `quant_method` is."""
-        return METHOD
+    name: str
+    #: that the plugin was written for
+    version: str
+    #: how the engine says which folder it loads
+    tells: str
+    #: base of the configuration
+    config: str
+    #: base of the methods of linear layers
+    method: str
+    #: what linear layers without quantization do
+    unquantized: str
+    #: classes of layers
+    linear: str
+    head: str
+    embedding: str
 
-    def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        """Dtypes of activations."""
-        return [torch.bfloat16, torch.float16, torch.float32]
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        """Any GPU: where no kernel of ao serves, weights are dequantized."""
-        return 0
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        """None: the formats stand in the files of tensors."""
-        return []
+    def get(self, field: str) -> Any:
+        """The class of a field; imports its module."""
+        module, _, name = str(getattr(self, field)).partition(":")
+        return getattr(import_module(module), name)
 
 
-def linear_method(base: type) -> type:
+def config_base(engine: Engine) -> Any:
+    """The base of an engine's configuration for folders of ao, with all that engines ask for alike.
+
+    What a plugin adds is how its engine gives the folder and asks for names.
+    """
+    linear, head, embedding = (engine.get(field) for field in ("linear", "head", "embedding"))
+    method = _linear_method(engine.get("method"))
+
+    class AoConfig(engine.get("config")):  # type: ignore[misc]
+        """The formats of a folder that ao wrote."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.formats: Formats | None = None
+
+        def get_name(self) -> str:
+            """What `quant_method` is."""
+            return METHOD
+
+        def get_supported_act_dtypes(self) -> list[torch.dtype]:
+            """Dtypes of activations."""
+            return [torch.bfloat16, torch.float16, torch.float32]
+
+        @classmethod
+        def get_min_capability(cls) -> int:
+            """Any GPU: where no kernel of ao serves, weights are dequantized."""
+            return 0
+
+        @staticmethod
+        def get_config_filenames() -> list[str]:
+            """None: the formats stand in the files of tensors."""
+            return []
+
+        def rename(self, mapper: Any) -> None:
+            """Use the names that the engine's model has."""
+            if self.formats is not None:
+                self.formats = self.formats.renamed(mapper)
+
+        def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
+            """The method of a layer; None where the engine shall do as without quantization.
+
+            Raises:
+                CheckpointError: the engine did not say which folder it loads.
+                UnsupportedOp: the layer is quantized, and of a kind or in a format that is not covered.
+            """
+            formats = self.formats
+            if formats is None:
+                raise CheckpointError(
+                    f"{engine.name} did not say which folder it loads ({engine.tells}); its version differs "
+                    f"from what this plugin was written for, {engine.version}"
+                )
+            if isinstance(layer, linear):
+                spec = formats.of_layer(prefix, self.packed_modules_mapping)
+                return engine.get("unquantized")() if spec is None else method(spec)
+            if isinstance(layer, head):
+                if f"{prefix}.weight" not in formats.specs:
+                    return None
+                return method(formats.of_layer(prefix, {}))
+            if names := formats.quantized_below(prefix):
+                kind = "embeddings" if isinstance(layer, embedding) else type(layer).__name__
+                raise UnsupportedOp(
+                    f"{names[0]} is quantized, and quantized {kind} are not covered; keep them in high "
+                    "precision with an FqnToConfig"
+                )
+            return None
+
+    return AoConfig
+
+
+def _linear_method(base: type) -> type:
     """The method of linear layers with a weight in one of ao's formats, a subclass of the engine's `base`."""
 
     class AoLinearMethod(base):
@@ -77,44 +151,3 @@ def linear_method(base: type) -> type:
             return multiply(layer, x, bias)
 
     return AoLinearMethod
-
-
-@dataclass(frozen=True)
-class Classes:
-    """The classes of an engine that decide what a layer is."""
-
-    linear: type
-    head: type
-    embedding: type
-    #: what linear layers without quantization do
-    unquantized: type
-    #: makes the method of a quantized layer, from its format
-    quantized: Any
-
-
-def method_for(
-    layer: nn.Module,
-    prefix: str,
-    formats: Formats,
-    packed: Mapping[str, Sequence[str]],
-    classes: Classes,
-) -> Any:
-    """The method of a layer of an engine; None where the engine shall do as without quantization.
-
-    Raises:
-        UnsupportedOp: the layer is quantized, and of a kind or in a format that is not covered.
-    """
-    if isinstance(layer, classes.linear):
-        spec = formats.of_layer(prefix, packed)
-        return classes.unquantized() if spec is None else classes.quantized(spec)
-    if isinstance(layer, classes.head):
-        if f"{prefix}.weight" not in formats.specs:
-            return None
-        return classes.quantized(formats.of_layer(prefix, {}))
-    if names := formats.quantized_below(prefix):
-        kind = "embeddings" if isinstance(layer, classes.embedding) else type(layer).__name__
-        raise UnsupportedOp(
-            f"{names[0]} is quantized, and quantized {kind} are not covered; keep them in high precision "
-            "with an FqnToConfig"
-        )
-    return None

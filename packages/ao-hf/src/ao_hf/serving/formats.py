@@ -13,7 +13,6 @@ from ao_core import Spec, open_checkpoint
 from ao_core.ext import ROW, SHARED, CheckpointError, QuantizationError, UnsupportedOp, registry
 
 __all__ = [
-    "METHOD",
     "PART",
     "PART_IN_ENGINE",
     "Formats",
@@ -22,8 +21,6 @@ __all__ = [
     "unservable",
 ]
 
-#: `quant_method` in config.json
-METHOD = "ao"
 #: a part on disk: the name of a weight, and of its part
 PART = re.compile(r"(?<!parametrizations)\.weight\.([A-Za-z]\w*)$")
 #: what it becomes in an engine

@@ -8,18 +8,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from ao_core.ext import CheckpointError
-from ao_hf.serving.engine import Classes, ConfigMethods, linear_method, method_for
-from ao_hf.serving.formats import METHOD, Formats, engine_name, formats_of
+from ao_hf.method import METHOD
+from ao_hf.serving.engine import Engine, config_base
+from ao_hf.serving.formats import engine_name, formats_of
 
-__all__ = ["register"]
+__all__ = ["ENGINE", "register"]
 
 #: gives the configuration for a model; what it gives does not know the folder
 _GET_CONFIG = "sglang.srt.model_loader.weight_utils.get_quant_config"
 #: gives (name, tensor) of all files
 _WEIGHTS = "sglang.srt.model_loader.loader.DefaultModelLoader._get_all_weights"
+_LAYERS = "sglang.srt.layers"
+ENGINE = Engine(
+    name="SGLang",
+    version="0.5.23",
+    tells=f"the hook of {_GET_CONFIG} did not run",
+    config=f"{_LAYERS}.quantization.base_config:QuantizationConfig",
+    method=f"{_LAYERS}.quantization.base_config:LinearMethodBase",
+    unquantized=f"{_LAYERS}.quantization.unquant:UnquantizedLinearMethod",
+    linear=f"{_LAYERS}.linear:LinearBase",
+    head=f"{_LAYERS}.vocab_parallel_embedding:ParallelLMHead",
+    embedding=f"{_LAYERS}.vocab_parallel_embedding:VocabParallelEmbedding",
+)
 
 
 def register() -> None:
@@ -57,49 +69,23 @@ def _renamed_weights(
 
 
 def _config_class() -> type:
-    """The configuration, a subclass of SGLang's own."""
-    from sglang.srt.layers.linear import LinearBase
-    from sglang.srt.layers.quantization.base_config import LinearMethodBase, QuantizationConfig
-    from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
-    from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+    """The configuration: the folder is said by a hook."""
+    base = config_base(ENGINE)
 
-    classes = Classes(
-        LinearBase,
-        ParallelLMHead,
-        VocabParallelEmbedding,
-        UnquantizedLinearMethod,
-        linear_method(LinearMethodBase),
-    )
-
-    class AoConfig(ConfigMethods, QuantizationConfig):
+    class AoConfig(base):  # type: ignore[misc, valid-type]
         """The formats of a folder that ao wrote."""
-
-        def __init__(self, packed: dict[str, list[str]] | None = None) -> None:
-            super().__init__()
-            self.packed_modules_mapping = packed or {}
-            self.formats: Formats | None = None
 
         @classmethod
         def from_config(cls, config: dict[str, Any]) -> AoConfig:
             """The configuration; SGLang adds to config.json's own which layers it joins."""
-            return cls(config.get("packed_modules_mapping"))
+            made = cls()
+            made.packed_modules_mapping = config.get("packed_modules_mapping") or {}
+            return made
 
         def get_scaled_act_names(self) -> list[str]:
             """None: only AWQ has any."""
             return []
 
-        def apply_weight_name_mapper(self, hf_to_sglang_mapper: Any) -> None:
-            """Use the names that SGLang's model has."""
-            if self.formats is not None:
-                self.formats = self.formats.renamed(hf_to_sglang_mapper)
-
-        def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
-            """The method of a layer."""
-            if self.formats is None:
-                raise CheckpointError(
-                    f"SGLang did not say which folder it loads: the hook of {_GET_CONFIG} did not run. Its "
-                    "version differs from what this plugin was written for, 0.5.23"
-                )
-            return method_for(layer, prefix, self.formats, self.packed_modules_mapping, classes)
+        apply_weight_name_mapper = base.rename
 
     return AoConfig

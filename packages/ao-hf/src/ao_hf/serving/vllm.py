@@ -7,13 +7,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from ao_hf.method import METHOD
+from ao_hf.serving.engine import Engine, config_base
+from ao_hf.serving.formats import PART, PART_IN_ENGINE, formats_of
 
-from ao_core.ext import CheckpointError
-from ao_hf.serving.engine import Classes, ConfigMethods, linear_method, method_for
-from ao_hf.serving.formats import METHOD, PART, PART_IN_ENGINE, Formats, formats_of
+__all__ = ["ENGINE", "register"]
 
-__all__ = ["register"]
+_LAYERS = "vllm.model_executor.layers"
+ENGINE = Engine(
+    name="vLLM",
+    version="0.33",
+    tells="maybe_update_config was not called",
+    config=f"{_LAYERS}.quantization.base_config:QuantizationConfig",
+    method=f"{_LAYERS}.linear:LinearMethodBase",
+    unquantized=f"{_LAYERS}.linear:UnquantizedLinearMethod",
+    linear=f"{_LAYERS}.linear:LinearBase",
+    head=f"{_LAYERS}.vocab_parallel_embedding:ParallelLMHead",
+    embedding=f"{_LAYERS}.vocab_parallel_embedding:VocabParallelEmbedding",
+)
 
 
 def register() -> None:
@@ -25,33 +36,13 @@ def register() -> None:
 
 
 def _config_class() -> type:
-    """The configuration, a subclass of vLLM's own."""
-    from vllm.model_executor.layers.linear import (
-        LinearBase,
-        LinearMethodBase,
-        UnquantizedLinearMethod,
-    )
-    from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
-    from vllm.model_executor.layers.vocab_parallel_embedding import (
-        ParallelLMHead,
-        VocabParallelEmbedding,
-    )
+    """The configuration: the folder is said by `maybe_update_config`, and names of parts by a mapper."""
     from vllm.model_executor.models.utils import WeightsMapper
 
-    classes = Classes(
-        LinearBase,
-        ParallelLMHead,
-        VocabParallelEmbedding,
-        UnquantizedLinearMethod,
-        linear_method(LinearMethodBase),
-    )
+    base = config_base(ENGINE)
 
-    class AoConfig(ConfigMethods, QuantizationConfig):
+    class AoConfig(base):  # type: ignore[misc, valid-type]
         """The formats of a folder that ao wrote."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.formats: Formats | None = None
 
         @classmethod
         def from_config(cls, config: dict[str, Any]) -> AoConfig:
@@ -62,26 +53,14 @@ def _config_class() -> type:
             """Read the formats of the folder."""
             self.formats = formats_of(model_name)
 
-        def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
-            """Use the names that vLLM's model has."""
-            if self.formats is not None:
-                self.formats = self.formats.renamed(hf_to_vllm_mapper)
+        apply_vllm_mapper = base.rename
 
         @staticmethod
         def get_cache_scale_mapper() -> Any:
             """Names of parts, besides those that vLLM maps itself; its loader applies this to all names."""
-            known = QuantizationConfig.get_cache_scale_mapper()
+            known = base.get_cache_scale_mapper()
             return WeightsMapper(
                 orig_to_new_regex={**known.orig_to_new_regex, PART: PART_IN_ENGINE}
             )
-
-        def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
-            """The method of a layer."""
-            if self.formats is None:
-                raise CheckpointError(
-                    "vLLM did not say which folder it loads (maybe_update_config was not called); "
-                    "its version is older than what this plugin was written for, 0.33"
-                )
-            return method_for(layer, prefix, self.formats, self.packed_modules_mapping, classes)
 
     return AoConfig

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from ao_core import QTensor, Report
 from ao_core.ext import ConfigError, checked
 from ao_core.ext.saving import describe
+from ao_hf.hub import model_of
 from ao_hf.method import sequence
 from ao_hf.transformers.config import AoConfig
+from ao_hf.transformers.publishing import publishes
 
 __all__ = ["attach", "follow", "mark", "memory_footprint"]
 
@@ -48,13 +50,14 @@ def mark(model: Any) -> None:
     """Let a model say how it is quantized and what memory it takes, and save its parameters by their names.
 
     transformers would save under the names of the files that it loaded, and undo conversions for that, which
-    would cut quantized parts; so it is told that there were none.
+    would cut quantized parts; so it is told that there were none. What is saved gets a model card.
     """
     model._weight_conversions = []
     for module in model.modules():
         if any(isinstance(parameter, QTensor) for parameter in module._parameters.values()):
             describe(module)
     model.__dict__["get_memory_footprint"] = _Footprint(model)
+    publishes(model)
 
 
 @checked
@@ -93,8 +96,11 @@ def follow(model: nn.Module, report: Report) -> None:
     if not any(isinstance(parameter, QTensor) for parameter in model.parameters()):
         return  # low-precision training: what is stored is dense
     before = getattr(model.config, "quantization_config", None)
-    if not isinstance(before, AoConfig):
+    if isinstance(before, AoConfig):
+        base = model.hf_quantizer.base_model
+        done = sequence(before.config, report.config)
+        attach(model, AoConfig.of_dict(done, before.modules_to_not_convert))
+    else:
+        base = model_of(model.name_or_path)
         attach(model, AoConfig.of_dict(report.config))
-        return
-    done = sequence(before.config, report.config)
-    attach(model, AoConfig.of_dict(done, before.modules_to_not_convert))
+    model.hf_quantizer.report, model.hf_quantizer.base_model = report, base

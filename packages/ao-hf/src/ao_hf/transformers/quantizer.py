@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from ao_core.ext import CheckpointError, ConfigError
 from ao_core.ext.quantizing import Decision, needs_data
 from ao_core.ext.reports import ParameterRecord
 from ao_core.ext.saving import Checkpoint, open_files, state_dict_to_flat
+from ao_hf.folders import refuses
+from ao_hf.hub import model_of
 from ao_hf.transformers.config import AoConfig
 from ao_hf.transformers.decisions import decisions_of, kept_record, size_of
 from ao_hf.transformers.models import mark
@@ -25,7 +28,8 @@ class AoHfQuantizer(HfQuantizer):
     """Quantizes one parameter at a time, loads what was quantized, and saves it in ao's format.
 
     `report` says of each parameter what was done to it while the model was loaded, as that of `quantize_`
-    does; None for a model that was loaded quantized.
+    does; None for a model that was loaded quantized. `base_model` is the name on the Hub of the model
+    that was quantized here; None where it has none.
     """
 
     quantization_config: AoConfig
@@ -33,6 +37,7 @@ class AoHfQuantizer(HfQuantizer):
     def __init__(self, quantization_config: AoConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self.report: Report | None = None
+        self.base_model: str | None = None
         #: whether quantized parameters have gradients
         self.learns = False
         #: name of a weight that stays on disk -> that in the checkpoint
@@ -72,6 +77,7 @@ class AoHfQuantizer(HfQuantizer):
         if self.pre_quantized:
             self._checkpoint = _opened(checkpoint_files)
         else:
+            _check_source(checkpoint_files)
             self._decisions = decisions_of(
                 model,
                 self.quantization_config.resolved(),
@@ -125,6 +131,7 @@ class AoHfQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         if not self.pre_quantized:
+            self.base_model = model_of(model.name_or_path)
             of_fqn = {decision.fqn: decision for decision in self._decisions.values()}
             records = [self._records.get(n) or kept_record(d, model) for n, d in of_fqn.items()]
             self.report = Report(
@@ -170,9 +177,18 @@ class AoHfQuantizer(HfQuantizer):
         state = {name: t for name, t in full_state(model).items() if name not in ignored}
         return state_dict_to_flat(state, checksums=True)
 
-    def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+    def _dequantize(self, model: nn.Module, dtype: torch.dtype | str | None = None) -> nn.Module:
         dequantize_(model)
+        if isinstance(dtype, str):  # of the configuration of a model that was saved
+            dtype = getattr(torch, dtype)
         return model if dtype is None else nn.Module.to(model, dtype)
+
+
+def _check_source(files: Sequence[str] | None) -> None:
+    """Raise `CheckpointError` for a folder of a method that transformers does not know, and leaves out."""
+    folder = Path(files[0]).parent if files else None
+    if folder is not None and (reason := refuses(folder)):
+        raise CheckpointError(f"{folder}: {reason}")
 
 
 def _opened(files: Sequence[str] | None) -> Checkpoint:
