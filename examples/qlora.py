@@ -53,8 +53,10 @@ class Run:
     trained: int
     gradients: int
     optimizer: int
+    #: of each step, and its time; then of text that was not trained on
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    held_out: float | None = None
 
     @property
     def kept(self) -> int:
@@ -66,11 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Run]:
     args = parse_args(arguments)
     torch.manual_seed(args.seed)
     load, tokens = tiny() if args.tiny else smollm2()
-    batches = draw(tokens, args)
-    runs = {"QLoRA": start("QLoRA", load, args)}
+    text, held_out = split(tokens, args)
+    runs = {"QLoRA": start("QLoRA", load, args, text)}
     if args.compare:
-        runs["LoRA"] = start("LoRA", load, args)
-    train(runs, batches)
+        runs["LoRA"] = start("LoRA", load, args, text)
+    train(runs, draw(text, args))
+    for state in runs.values():
+        state.run.held_out = loss_on(state.model, held_out)
     done = {name: state.run for name, state in runs.items()}
     done["full fine-tuning"] = full_fine_tuning(load)
     print(table(done))
@@ -94,9 +98,15 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-4, help="learning rate (2e-4)")
     parser.add_argument(
         "--init",
-        choices=("zero", "loftq", "pissa"),
-        default="zero",
-        help="what adapters over quantized weights begin with (zero)",
+        choices=("data", "zero", "loftq", "pissa"),
+        default="data",
+        help="what adapters over quantized weights begin with (data: the error of outputs on the text)",
+    )
+    parser.add_argument(
+        "--no-checkpointing",
+        dest="checkpointing",
+        action="store_false",
+        help="keep activations for the backward pass",
     )
     parser.add_argument("--dora", action="store_true", help="DoRA in place of LoRA")
     parser.add_argument("--seed", type=int, default=0, help="of adapters and batches (0)")
@@ -145,6 +155,18 @@ def tiny() -> tuple[Callable[[], nn.Module], Tensor]:
     return load, torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
 
+def split(tokens: Tensor, args: argparse.Namespace) -> tuple[Tensor, Tensor]:
+    """The first nine tenths of the tokens, to train on, and windows of the rest, (windows, context)."""
+    count = len(tokens) * 9 // 10
+    return tokens[:count], spread(tokens[count:], 8, args.context)
+
+
+def spread(tokens: Tensor, count: int, context: int) -> Tensor:
+    """So many windows, evenly spread over a text, (count, context)."""
+    starts = torch.linspace(0, len(tokens) - context, count).long().tolist()
+    return torch.stack([tokens[start : start + context] for start in starts])
+
+
 def draw(tokens: Tensor, args: argparse.Namespace) -> list[Tensor]:
     """Batches of sequences from anywhere in the text, (batch, context)."""
     generator = torch.Generator().manual_seed(args.seed)
@@ -165,15 +187,18 @@ class State:
     run: Run
 
 
-def start(name: str, load: Callable[[], nn.Module], args: argparse.Namespace) -> State:
+def start(
+    name: str, load: Callable[[], nn.Module], args: argparse.Namespace, text: Tensor
+) -> State:
     """A model with adapters and its optimizer; LoRA is the same over bfloat16, with torch's AdamW."""
-    model = load()
+    model: Any = load()
     if name == "QLoRA":
         print(f"{quantize_(model, CONFIG).coverage:.1f} % of the bytes are quantized")
-        model = prepare_model_for_kbit_training(model)
+        model = prepare_model_for_kbit_training(model, args.checkpointing)
     else:
         model.requires_grad_(False)
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        if args.checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": False})
     config = peft.LoraConfig(
         r=args.rank,
         lora_alpha=2 * args.rank,
@@ -184,7 +209,11 @@ def start(name: str, load: Callable[[], nn.Module], args: argparse.Namespace) ->
     torch.manual_seed(args.seed)  # both begin with the same adapters
     model = peft.get_peft_model(model, over_quantized(config)).train()
     if name == "QLoRA" and args.init != "zero":
-        initialize_adapters_(model, load(), args.init, progress=True)
+        method = "loftq" if args.init == "data" else args.init
+        data = [{"input_ids": row[None]} for row in spread(text, 16, 128)]
+        initialize_adapters_(
+            model, load(), method, data=data if args.init == "data" else None, progress=True
+        )
     trained = [p for p in model.parameters() if p.requires_grad]
     make = AdamW8bit if name == "QLoRA" else torch.optim.AdamW
     frozen = {id(p): p for p in model.parameters() if not p.requires_grad}
@@ -193,19 +222,34 @@ def start(name: str, load: Callable[[], nn.Module], args: argparse.Namespace) ->
     return State(model, make(trained, lr=args.lr, weight_decay=0.0), run)
 
 
+def step(state: State, tokens: Tensor) -> None:
+    """One step of the optimizer on a batch."""
+    begin = time.perf_counter()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = state.model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    state.optimizer.step()
+    state.optimizer.zero_grad()
+    state.run.seconds.append(time.perf_counter() - begin)
+    state.run.losses.append(float(loss.detach()))
+
+
+@torch.no_grad()
+def loss_on(model: nn.Module, windows: Tensor) -> float:
+    """The mean loss of windows, (windows, context)."""
+    model.eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = [float(model(input_ids=row[None], labels=row[None]).loss) for row in windows]
+    model.train()
+    return statistics.mean(losses)
+
+
 def train(states: dict[str, State], batches: list[Tensor]) -> None:
     """All models on the same batches, step by step in turn, so that their times can be compared."""
     bar = tqdm(batches, desc=" and ".join(states), unit="step")
     for tokens in bar:
         for state in states.values():
-            begin = time.perf_counter()
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = state.model(input_ids=tokens, labels=tokens).loss
-            loss.backward()
-            state.optimizer.step()
-            state.optimizer.zero_grad()
-            state.run.seconds.append(time.perf_counter() - begin)
-            state.run.losses.append(float(loss.detach()))
+            step(state, tokens)
         bar.set_postfix({name: f"{state.run.losses[-1]:.3f}" for name, state in states.items()})
     for state in states.values():
         state.run.optimizer = state_report(state.optimizer).total.state_bytes
