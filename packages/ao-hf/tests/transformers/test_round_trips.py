@@ -122,6 +122,15 @@ def test_calibrated_after_loading(dense, tokens, tmp_path):
     assert torch.equal(load(tmp_path / "q")(tokens).logits, model(tokens).logits)
 
 
+def test_a_wrapped_model_is_saved_as_what_it_is(dense, tokens, tmp_path):
+    model = load(dense)
+    # as sentence-transformers wrap it
+    quantize_(torch.nn.ModuleDict({"first": model}), "int8_weight_only")
+    model.save_pretrained(tmp_path / "q")
+    assert torch.equal(load(tmp_path / "q")(tokens).logits, model(tokens).logits)
+    assert not hasattr(model.model, "hf_quantizer")
+
+
 def test_two_configurations_in_turn_are_both_named(dense):
     model = load(dense, quantization_config=AoConfig(MIXED, modules_to_not_convert=["layers.1"]))
     quantize_(model, "int8_weight_only")

@@ -88,19 +88,29 @@ def attach(model: Any, config: AoConfig) -> None:
 
 
 def follow(model: nn.Module, report: Report) -> None:
-    """`attach` for a model that `quantize_` has changed, where it is one of transformers."""
+    """`attach` for the models of transformers in a model that `quantize_` has changed.
+
+    That is the model itself, or those that it wraps, as a `SentenceTransformer` does. Names in the
+    configuration are then those of the wrapper.
+    """
+    for inner in _outermost(model):
+        if not any(isinstance(parameter, QTensor) for parameter in inner.parameters()):
+            continue  # low-precision training, or another part: what is stored is dense
+        before = getattr(inner.config, "quantization_config", None)
+        if isinstance(before, AoConfig):
+            base = inner.hf_quantizer.base_model
+            done = sequence(before.config, report.config)
+            attach(inner, AoConfig.of_dict(done, before.modules_to_not_convert))
+        else:
+            base = model_of(inner.name_or_path)
+            attach(inner, AoConfig.of_dict(report.config))
+        inner.hf_quantizer.report, inner.hf_quantizer.base_model = report, base
+
+
+def _outermost(model: nn.Module) -> list[Any]:
+    """A model of transformers itself, or those that a module wraps; not those inside of one."""
     from transformers import PreTrainedModel
 
-    if not isinstance(model, PreTrainedModel):
-        return
-    if not any(isinstance(parameter, QTensor) for parameter in model.parameters()):
-        return  # low-precision training: what is stored is dense
-    before = getattr(model.config, "quantization_config", None)
-    if isinstance(before, AoConfig):
-        base = model.hf_quantizer.base_model
-        done = sequence(before.config, report.config)
-        attach(model, AoConfig.of_dict(done, before.modules_to_not_convert))
-    else:
-        base = model_of(model.name_or_path)
-        attach(model, AoConfig.of_dict(report.config))
-    model.hf_quantizer.report, model.hf_quantizer.base_model = report, base
+    if isinstance(model, PreTrainedModel):
+        return [model]
+    return [inner for child in model.children() for inner in _outermost(child)]
