@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jupytext
 import nbformat
@@ -30,7 +31,7 @@ def scripts(folder: Path = EXAMPLES) -> Iterator[Path]:
 
 def notebook(text: str) -> str:
     """The notebook of a script, the same each time."""
-    made = jupytext.reads(text, fmt="py:percent")
+    made: Any = jupytext.reads(text, fmt="py:percent")
     made.metadata = {"kernelspec": _KERNEL, "language_info": {"name": "python"}}
     for number, cell in enumerate(made.cells):
         cell["id"] = f"cell-{number}"

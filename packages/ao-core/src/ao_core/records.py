@@ -372,11 +372,6 @@ class Recipe:
         check_fields(self)
 
 
-def _no_folder(name: str) -> Path | None:
-    """None: a library without a place where models are published."""
-    return None
-
-
 @dataclass(frozen=True)
 class FolderKind:
     """What a library keeps beside the weights of a model, and what changes there when they are quantized.
@@ -398,7 +393,7 @@ class FolderKind:
     hint: Callable[[Path], str]
     #: (a name for which there is no file) -> the folder that it stands for, brought here for a command; None:
     #: it is no name of this library. Raises `CheckpointError` where it cannot be brought
-    fetch: Callable[[str], Path | None] = _no_folder
+    fetch: Callable[[str], Path | None] = lambda name: None
 
     def __post_init__(self) -> None:
         check_fields(self)
