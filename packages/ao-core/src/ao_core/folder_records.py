@@ -38,11 +38,6 @@ def _unknown(folder: Path, names: Sequence[str]) -> FolderModel | str:
     return "nothing says what model it is of"
 
 
-def _no_folder(name: str) -> Path | None:
-    """None: a library without a place where models are published."""
-    return None
-
-
 @dataclass(frozen=True)
 class FolderKind:
     """What a library keeps beside the weights of a model, and what changes there when they are quantized.
@@ -67,7 +62,7 @@ class FolderKind:
     model: Callable[[Path, Sequence[str]], FolderModel | str] = _unknown
     #: (a name for which there is no file) -> the folder that it stands for, brought here for a command; None:
     #: it is no name of this library. Raises `CheckpointError` where it cannot be brought
-    fetch: Callable[[str], Path | None] = _no_folder
+    fetch: Callable[[str], Path | None] = lambda name: None
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -20,9 +20,11 @@ from ao_core.ext.saving import Checkpoint, read_text
 from ao_hf.__about__ import __version__
 from ao_hf.method import METHOD
 
-__all__ = ["CARD", "card_of", "load_lines"]
+__all__ = ["ANYWHERE", "CARD", "card_of", "load_lines"]
 
 CARD = "README.md"
+#: for a name in the line that loads a folder, which may be moved or uploaded
+ANYWHERE = "PATH or ORG/NAME"
 _BEGIN = "<!-- ao: what was quantized; written anew whenever the weights are -->"
 _END = "<!-- ao: end -->"
 
@@ -39,7 +41,7 @@ def card_of(
     library: str,
     kind: str,
     *,
-    name: str = "PATH or ORG/NAME",
+    name: str = ANYWHERE,
     base: str | None = None,
     derived: bool = False,
     tags: Sequence[str] = (),

@@ -292,9 +292,7 @@ def _check_operands(q: Tensor, key: QTensor, value: QTensor) -> None:
                 "make another cache, or cast the queries"
             )
         if x.device != q.device:
-            raise ConfigError(
-                f"{name} is on {x.device}, and q on {q.device}; move one of them"
-            )
+            raise ConfigError(f"{name} is on {x.device}, and q on {q.device}; move one of them")
     if prod(key.shape[:3]) != prod(value.shape[:3]) or key.shape[:3] != value.shape[:3]:
         raise ConfigError(
             f"key {tuple(key.shape)} and value {tuple(value.shape)} must agree in all but the last dimension"

@@ -49,7 +49,9 @@ def attend(
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     group = q.shape[1] // heads
     # (B, Hkv, T, G, D): a range of queries is contiguous, with all heads that read one of keys
-    q_BHTGD = q.to(wide).reshape(batch, heads, group, queries, dim).transpose(2, 3) * attention.scale
+    q_BHTGD = (
+        q.to(wide).reshape(batch, heads, group, queries, dim).transpose(2, 3) * attention.scale
+    )
     out = q_BHTGD.new_zeros(batch, heads, queries, group, value_dim)
     greatest = torch.full_like(out[..., :1], -torch.inf)
     total = torch.zeros_like(greatest)

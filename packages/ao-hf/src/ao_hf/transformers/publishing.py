@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ao_hf.cards import CARD, card_of
+from ao_hf.cards import ANYWHERE, CARD, card_of
 from ao_hf.folders import kind_of
 
 __all__ = ["publishes"]
@@ -64,7 +64,7 @@ class _Upload:
 
 def _write_card(model: Any, folder: Path, name: str | None = None) -> None:
     """Write or renew the card, where the folder has weights that ao quantized."""
-    quantizer = getattr(model, "hf_quantizer", None)
+    quantizer: Any = getattr(model, "hf_quantizer", None)
     adapters = getattr(model, "_hf_peft_config_loaded", False)
     if adapters or not hasattr(quantizer, "base_model"):
         return  # only adapters are saved, or it was dequantized meanwhile
@@ -72,13 +72,19 @@ def _write_card(model: Any, folder: Path, name: str | None = None) -> None:
     if name is not None and path.exists() and _FILLER in (filler := path.read_text("utf-8")):
         from huggingface_hub import ModelCard
 
-        tags = ModelCard(filler).data.tags or []
+        tags = ModelCard(filler).data.get("tags") or []
         path.unlink()
     report = quantizer.report or ()
     reasons = {record.fqn: record.reason for record in report if record.status != "changed"}
-    named = {"name": name} if name else {}
-    config, base = quantizer.quantization_config.config, quantizer.base_model
-    kind = kind_of(folder)
-    text = card_of(folder, config, reasons, "transformers", kind, base=base, tags=tags, **named)
+    text = card_of(
+        folder,
+        quantizer.quantization_config.config,
+        reasons,
+        "transformers",
+        kind_of(folder),
+        name=name or ANYWHERE,
+        base=quantizer.base_model,
+        tags=tags,
+    )
     if text is not None:
         path.write_text(text, "utf-8")
