@@ -6,7 +6,7 @@
     python3 examples/qlora.py --compare           # trains LoRA over bfloat16 weights beside it
     python3 examples/qlora.py --tiny              # a small random model, in seconds
 
-The text is the documentation that Python brings with it.
+`main` has the steps. The text is the documentation that Python brings with it.
 """
 
 # %%
@@ -69,18 +69,31 @@ class Run:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Run]:
     args = parse_args(arguments)
+
+    # 1. A model in bfloat16, and the tokens of a text to train it on. The last tenth of the text is held out.
     torch.manual_seed(args.seed)
     load, tokens = tiny() if args.tiny else smollm2()
     text, held_out = split(tokens, args)
+
+    # 2. Weights in NF4, whose scales are quantized too, and adapters in float32 over all linear layers. The
+    #    adapters begin as what quantization took from the outputs of their layers on the text.
     runs = {"QLoRA": start("QLoRA", load, args, text)}
+
+    # 3. For comparison: the same adapters over weights in bfloat16, and an optimizer with float32 state.
     if args.compare:
         runs["LoRA"] = start("LoRA", load, args, text)
+
+    # 4. Training: autocast to bfloat16; activations are computed again in the backward pass.
     train(runs, draw(text, args))
     for state in runs.values():
         state.run.held_out = loss_on(state.model, held_out)
+
+    # 5. What it took, beside what full fine-tuning would take.
     done = {name: state.run for name, state in runs.items()}
     done["full fine-tuning"] = full_fine_tuning(load)
     print(table(done))
+
+    # 6. The adapter in PEFT's own format, the loss of each step as a plot, and all figures.
     args.folder.mkdir(parents=True, exist_ok=True)
     runs["QLoRA"].model.save_pretrained(args.folder / "adapter")
     plot(done, args.folder / "loss.png")
@@ -201,6 +214,7 @@ def start(
 ) -> State:
     """A model with adapters and its optimizer; LoRA is the same over bfloat16, with torch's AdamW."""
     model: Any = load()
+    model.config.use_cache = False  # of no use in training
     if name == "QLoRA":
         print(f"{quantize_(model, CONFIG).coverage:.1f} % of the bytes are quantized")
         model = prepare_model_for_kbit_training(model, args.checkpointing)
@@ -217,12 +231,11 @@ def start(
     )
     torch.manual_seed(args.seed)  # both begin with the same adapters
     model = peft.get_peft_model(model, over_quantized(config)).train()
-    if name == "QLoRA" and args.init != "zero":
-        method = "loftq" if args.init == "data" else args.init
-        data = [{"input_ids": row[None]} for row in spread(text, 16, 128)]
-        initialize_adapters_(
-            model, load(), method, data=data if args.init == "data" else None, progress=True
-        )
+    if name == "QLoRA" and args.init == "data":
+        data = [{"input_ids": row[None]} for row in spread(text, 16, min(128, len(text)))]
+        initialize_adapters_(model, load(), data=data, progress=True)
+    elif name == "QLoRA" and args.init != "zero":
+        initialize_adapters_(model, load(), args.init, progress=True)
     trained = [p for p in model.parameters() if p.requires_grad]
     make = AdamW8bit if name == "QLoRA" else torch.optim.AdamW
     frozen = {id(p): p for p in model.parameters() if not p.requires_grad}
@@ -286,17 +299,18 @@ def bytes_of(tensor: Tensor) -> int:
 def table(runs: dict[str, Run]) -> str:
     """Memory in MB, and what else was measured; the loss is the mean over the last quarter."""
     lines = [
-        "| | frozen | trained | optimizer | weights and optimizer | gradients | loss | s/step |",
-        "| --- | --: | --: | --: | --: | --: | --: | --: |",
+        "| | frozen | trained | optimizer | weights and optimizer | gradients | loss | held out | s/step |",
+        "| --- | --: | --: | --: | --: | --: | --: | --: | --: |",
     ]
     for name, run in runs.items():
         sizes = (run.frozen, run.trained, run.optimizer, run.kept, run.gradients)
         cells = [f"{size / 1e6:.1f}" for size in sizes]
         if run.losses:
             last = run.losses[-max(len(run.losses) // 4, 1) :]
-            cells += [f"{statistics.mean(last):.4f}", f"{statistics.median(run.seconds):.2f}"]
+            cells += [f"{statistics.mean(last):.4f}", f"{run.held_out:.4f}"]
+            cells.append(f"{statistics.median(run.seconds):.2f}")
         else:
-            cells += ["", ""]
+            cells += ["", "", ""]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     if "LoRA" in runs:
         pairs = zip(runs["QLoRA"].seconds, runs["LoRA"].seconds, strict=True)

@@ -1,4 +1,4 @@
-"""Four ranks, forked after everything is imported: what `test_training` starts. Argument: a file to meet at."""
+"""Four ranks, forked after all imports: what `test_training` starts. Argument: a file to meet at."""
 
 from __future__ import annotations
 

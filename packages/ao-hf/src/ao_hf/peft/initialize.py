@@ -33,7 +33,7 @@ _METHODS = ("loftq", "pissa")
 
 @dataclass(frozen=True)
 class InitRecord:
-    """How near a layer is to the original: dB of signal to error of the weights or, with data, of the outputs."""
+    """How near a layer is to the original, in dB of signal to error."""
 
     #: of the layer, in the base model
     name: str
@@ -41,6 +41,8 @@ class InitRecord:
     before_db: float
     #: the quantized weight with the adapter
     after_db: float
+    #: whose error it is: "weights", or "outputs" where data reached the layer
+    of: str = "weights"
 
 
 @torch.no_grad()
@@ -65,7 +67,8 @@ def initialize_adapters_(
     With `data`, the best matrix is that with the least error of the layer's outputs on the data, not of the
     weights: QERA (Zhang et al. 2024, arXiv:2410.06040). Inputs are those of the model as it is. Where the
     moments of all layers would take more than 2 GiB, the data is run once for each portion of the layers, and
-    later portions see inputs that the adapters of earlier ones have changed.
+    later portions see inputs that the adapters of earlier ones have changed. Layers that the data does not
+    reach, as experts may be, begin as without data; their records say so.
 
     Args:
         model: what `get_peft_model` made with `over_quantized`. Nothing is merged.
@@ -82,8 +85,8 @@ def initialize_adapters_(
 
     Raises:
         ConfigError: another method; no layer has such an adapter; an original is missing or of another
-            shape; an adapter of QA-LoRA, which is one number for each group, or a merged one; the model cannot
-            be called with the data, or a layer is not reached by it.
+            shape; an adapter of QA-LoRA, which is one number for each group, or a merged one; the model
+            cannot be called with the data.
         QuantizationError: inputs of a layer have NaN or inf.
     """
     if method not in _METHODS:
@@ -106,13 +109,11 @@ def initialize_adapters_(
     for portion in portions(layers) if data is not None else [layers]:
         moments = {} if data is None else input_moments(model, portion, data)
         for name, layer in islice(bar, len(portion)):
-            if data is not None and name not in moments:
-                raise ConfigError(f"data: no batch reaches layer {name!r}")
-            original = read(f"{name}.weight")
+            by = moments.pop(name, None)
             found = initialize_layer_(
-                layer, adapter_name, original, method, steps, moments.pop(name, None)
+                layer, adapter_name, read(f"{name}.weight"), method, steps, by
             )
-            records.append(InitRecord(name, *found))
+            records.append(InitRecord(name, *found, "weights" if by is None else "outputs"))
     return records
 
 
@@ -200,9 +201,9 @@ def _loftq(weight: Tensor, goal: _Goal, steps: int) -> _Found:
 def best_of_rank(matrix: Tensor, rank: int, moments: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """B (N, rank) and A (rank, K) whose matmul is nearest to a matrix E (N, K); both have the same norms.
 
-    Nearest by the squared error of the weights or, with the moments R = E[x xᵀ] (K, K) of the inputs x, by that
-    of the outputs: trace (E - BA) R (E - BA)ᵀ. Both ways BA = U Uᵀ E, where U holds the first eigenvectors of
-    E R Eᵀ (R = 1 without moments); in float64. Where the rank of the matrix is less, the others are zeros.
+    Nearest by the squared error of the weights or, with the moments R = E[x xᵀ] (K, K) of the inputs x, by
+    that of the outputs: trace (E - BA) R (E - BA)ᵀ. Both ways BA = U Uᵀ E, where U holds the first
+    eigenvectors of E R Eᵀ (without moments R = 1); in float64. Where the rank is less, the others are zeros.
     """
     wide = matrix.double()
     basis = None

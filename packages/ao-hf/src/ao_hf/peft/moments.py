@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ao_core.ext import QuantizationError
 from ao_core.ext.calibration import HESSIAN, Data, Statistics, batches_of, call, evaluating
-from ao_core.ext.quantizing import Progress, watched
 
 __all__ = ["Layers", "input_moments", "portions"]
 
@@ -24,38 +24,40 @@ class _Seen:
 
     def __init__(self) -> None:
         self.by_name: dict[str, Statistics] = {}
-        #: the last input, the statistics before it, and with it
-        self._last: tuple[Tensor, Statistics | None, Statistics] | None = None
+        #: the last input and its version, the statistics before it, and with it
+        self._last: tuple[Tensor, int, Statistics | None, Statistics] | None = None
 
     def note(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
         x, before = args[0], self.by_name.get(name)
-        if self._last is None or self._last[0] is not x or self._last[1] is not before:
+        last = self._last
+        if last is None or last[0] is not x or last[1] != x._version or last[2] is not before:
+            if not bool(x.isfinite().all()):
+                raise QuantizationError(
+                    f"data: the inputs of {name} have NaN or inf; find out where the model makes them"
+                )
             start = Statistics((HESSIAN,)) if before is None else before
-            self._last = x, before, start.add(x)
-        self.by_name[name] = self._last[2]
+            self._last = last = x, x._version, before, start.add(x)
+        self.by_name[name] = last[3]
 
 
-def input_moments(
-    model: nn.Module, layers: Layers, data: Data, progress: Progress = None
-) -> dict[str, Tensor]:
+def input_moments(model: nn.Module, layers: Layers, data: Data) -> dict[str, Tensor]:
     """The mean of x xᵀ over all rows x of a layer's inputs, (K, K), float64; by name.
 
     Args:
         model: is run in evaluation mode and not changed.
         layers: called with their input as first argument. Those that the data does not reach are left out.
         data: batches, as for `quantize_`.
-        progress: as for `quantize_`, over the batches.
 
     Raises:
         ConfigError: no data, or the model cannot be called with a batch.
+        QuantizationError: inputs have NaN or inf.
     """
     batches = batches_of(data, "weighing errors by the inputs")
     seen = _Seen()
     hooks = [layer.register_forward_pre_hook(partial(seen.note, name)) for name, layer in layers]
     try:
-        names = [f"batch {number}" for number in range(1, len(batches) + 1)]
-        for batch in watched(batches, names, progress, "observe"):
-            with evaluating(model):
+        with evaluating(model):
+            for batch in batches:
                 call(model, batch, "data")
     finally:
         for hook in hooks:
