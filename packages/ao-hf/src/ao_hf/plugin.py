@@ -14,7 +14,5 @@ def ao_api() -> tuple[int, int]:
 
 @hookimpl
 def ao_folder_kinds() -> list[FolderKind]:
-    """Folders with a config.json of transformers."""
-    return [
-        FolderKind("transformers", folders.recognizes, folders.refuses, folders.files, folders.hint)
-    ]
+    """Folders of models of transformers and of diffusers, and of its pipelines."""
+    return [folders.TRANSFORMERS, folders.DIFFUSERS, folders.PIPELINES]
