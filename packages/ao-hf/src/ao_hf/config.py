@@ -88,3 +88,7 @@ class AoConfig(QuantizationConfigMixin):
     def to_dict(self) -> dict[str, Any]:
         """What stands in a config.json as `quantization_config`."""
         return quantization_config(self.config, kept=self.modules_to_not_convert)
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What logs show of it, for diffusers without transformers."""
+        return self.to_dict()

@@ -110,8 +110,8 @@ def _made(folder: Path, config: Config) -> Report | None:
     report = Report.from_json(read_text(str(folder / "ao_report.json")))
     if report.config != config_to_dict(config):
         raise ConfigError(
-            f"dst={str(folder.parent)!r} has {folder.name} quantized by {report.config.get('name')!r}; choose "
-            "another directory"
+            f"dst={str(folder.parent)!r} has {folder.name} quantized by {report.config.get('name')!r}; "
+            "choose another directory"
         )
     return report
 

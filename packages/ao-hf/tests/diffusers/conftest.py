@@ -61,3 +61,31 @@ def files():
         return {str(file.relative_to(folder)): file.read_bytes() for file in every}
 
     return found
+
+
+@pytest.fixture(scope="session")
+def pipeline(named, tmp_path_factory):
+    """The folder of a pipeline, which no test changes."""
+    letters = [*"abcdefghijklmnopqrstuvwxyz"]
+    words = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
+    text = transformers.CLIPTextConfig(
+        vocab_size=len(words), hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+        num_attention_heads=4, max_position_embeddings=8, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    made = diffusers.StableDiffusionPipeline(
+        vae=named["AutoencoderKL"].make(),
+        unet=named["UNet2DConditionModel"].make(),
+        text_encoder=transformers.CLIPTextModel(text),
+        tokenizer=transformers.CLIPTokenizer(
+            vocab={word: i for i, word in enumerate(words)}, merges=[], model_max_length=8
+        ),
+        scheduler=diffusers.DDIMScheduler(
+            num_train_timesteps=10, clip_sample=False, steps_offset=1
+        ),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+    folder = tmp_path_factory.mktemp("pipeline") / "dense"
+    made.save_pretrained(folder)
+    return folder

@@ -30,7 +30,9 @@ FORMATS = (
 
 def load(dense, sd3, config=None, **options):
     if config is not None:
-        options["quantization_config"] = config if isinstance(config, AoConfig) else AoConfig(config)
+        options["quantization_config"] = (
+            config if isinstance(config, AoConfig) else AoConfig(config)
+        )
     return type(sd3.make()).from_pretrained(dense, **options)
 
 
@@ -58,7 +60,9 @@ def test_one_format(dense, sd3, run, tmp_path):
 
 
 def test_part_by_part(dense, sd3, run, tmp_path):
-    config = FqnToConfig({"re:.*attn.*": "int8_weight_only", "norm_out.linear": None, "*": "nf4_weight_only"})
+    config = FqnToConfig(
+        {"re:.*attn.*": "int8_weight_only", "norm_out.linear": None, "*": "nf4_weight_only"}
+    )
     made = load(dense, sd3, AoConfig(config, modules_to_not_convert=["transformer_blocks.1.ff"]))
     kept = {r.fqn: r.reason for r in made.hf_quantizer.report.with_status("unchanged")}
     assert "modules_to_not_convert" in kept["transformer_blocks.1.ff.net.2.weight"]
@@ -147,7 +151,9 @@ def test_device_map(dense, sd3, run, tmp_path, place):
 
 def test_devices_are_planned_by_what_is_stored(dense, sd3):
     """More memory than the quantized model takes, and less than the dense one."""
-    small, large = (load(dense, sd3, config).get_memory_footprint() for config in ("int4_weight_only", None))
+    small, large = (
+        load(dense, sd3, config).get_memory_footprint() for config in ("int4_weight_only", None)
+    )
     room = {"cpu": (small + large) // 2}
     made = load(dense, sd3, "int4_weight_only", device_map="auto", max_memory=room)
     assert not any(parameter.is_meta for parameter in made.parameters())
@@ -162,7 +168,9 @@ def test_groups_of_layers_are_offloaded(dense, sd3, run):
     model = load(dense, sd3, "int8_weight_only")
     expected = run(model)
     model.enable_group_offload(
-        onload_device=torch.device("cpu"), offload_device=torch.device("cpu"), offload_type="leaf_level"
+        onload_device=torch.device("cpu"),
+        offload_device=torch.device("cpu"),
+        offload_type="leaf_level",
     )
     assert torch.equal(run(model), expected)
     assert isinstance(model.proj_out.weight, QTensor)

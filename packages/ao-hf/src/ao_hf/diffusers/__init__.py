@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from ao_core.ext import MissingExtraError
 
-try:  # first: when it is there, what registers ao is imported, which needs the modules below whole
-    import diffusers.quantizers.auto  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "diffusers":
-        raise
-    raise MissingExtraError("diffusers", "ao-hf[diffusers]", "ao_hf.diffusers") from error
+if find_spec("diffusers") is None:
+    raise MissingExtraError("diffusers", "ao-hf[diffusers]", "ao_hf.diffusers")
+
+# first: when it is there, what registers ao is imported, which needs the modules below whole
+import diffusers.quantizers.auto  # noqa: F401
 
 from ao_hf.config import AoConfig
 from ao_hf.diffusers.models import attach
