@@ -19,8 +19,8 @@ A cell is “yes”, or says what happens instead.
 
 | column | what is compared |
 | --- | --- |
-| on the fly | outputs: those of `quantize_` on the loaded model; of the dequantized one, to 1e-4; and the memory |
-| save → load | outputs after `save_pretrained` in one file and in shards, and `from_pretrained`, bit for bit |
+| on the fly | outputs: those of `quantize_` on the loaded model; of the dequantized one, to 1e-4; memory |
+| save → load | outputs after `save_pretrained` in one file or shards and `from_pretrained`, bit for bit |
 | save again | files of the loaded model, tensor for tensor |
 | ao quantize | outputs of a folder quantized without the model's code, bit for bit |
 | adapters | a training step of LoRA on all linear layers |
