@@ -20,7 +20,7 @@ from torch import nn
 from ao_core import WHOLE, Spec, load_model, open_checkpoint, quantize_tensor, save_model
 from ao_core.errors import CheckpointError
 from ao_core.tensor.saving import flat_to_state_dict, state_dict_to_flat
-from ao_core.tensor.saving.checkpoint import INDEX
+from ao_core.tensor.saving.names import MODEL
 
 UINT4 = Spec("uint4", (1, 16), "bfloat16", zero_point="int", layout="packed")
 STATIC = Spec("int8", (1, WHOLE), act=Spec("int8", (WHOLE, WHOLE), zero_point="int", static=True))
@@ -260,8 +260,8 @@ class TestHeaders:
         ids=str,
     )
     def test_indexes(self, tmp_path, index):
-        (tmp_path / INDEX).write_text(json.dumps(index))
-        assert str(tmp_path / INDEX) in refused(tmp_path, r"index\.(weight_map|metadata)")
+        (tmp_path / MODEL.index).write_text(json.dumps(index))
+        assert str(tmp_path / MODEL.index) in refused(tmp_path, r"index\.(weight_map|metadata)")
 
 
 def put_pipe(path):
@@ -291,7 +291,7 @@ class TestSpecialFiles:
         monkeypatch.chdir(os.getcwd())
 
     @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("name", ["model.safetensors", "a.safetensors", INDEX])
+    @pytest.mark.parametrize("name", ["model.safetensors", "a.safetensors", MODEL.index])
     def test_in_the_place_of_a_file(self, tmp_path, kind, name):
         KINDS[kind](tmp_path / name)
         assert name in refused(tmp_path, kind)
@@ -301,7 +301,9 @@ class TestSpecialFiles:
     @pytest.mark.parametrize("kind", KINDS)
     def test_listed_in_an_index(self, tmp_path, kind):
         KINDS[kind](tmp_path / "part.safetensors")
-        (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"weight": "part.safetensors"}}))
+        (tmp_path / MODEL.index).write_text(
+            json.dumps({"weight_map": {"weight": "part.safetensors"}})
+        )
         refused(tmp_path, f"lists part.safetensors, which .*{kind}")
 
     def test_devices_themselves(self):
@@ -343,5 +345,5 @@ class TestReaders:
 
     def test_an_error_that_stays_is_told_at_once(self, tmp_path, monkeypatch):
         monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("waits for nothing"))
-        (tmp_path / INDEX).write_text("{")
+        (tmp_path / MODEL.index).write_text("{")
         refused(tmp_path, "corrupted")

@@ -13,17 +13,20 @@ from ao_hf.__about__ import __version__
 from ao_hf.when_imported import when_imported
 
 if TYPE_CHECKING:
-    from ao_hf.transformers import AoConfig, attach, memory_footprint
+    from ao_hf.config import AoConfig
+    from ao_hf.memory import memory_footprint
+    from ao_hf.transformers import attach
 
 #: module of a library -> module of ao_hf that is imported after it, and registers ao there
 _REGISTRATIONS = {
     "transformers.quantizers.auto": "ao_hf.transformers.registration",
+    "diffusers.quantizers.auto": "ao_hf.diffusers.registration",
 }
 #: public name -> module that defines it
 _MODULES = {
-    "AoConfig": "ao_hf.transformers",
+    "AoConfig": "ao_hf.config",
     "attach": "ao_hf.transformers",
-    "memory_footprint": "ao_hf.transformers",
+    "memory_footprint": "ao_hf.memory",
 }
 
 __all__ = ["AoConfig", "__version__", "attach", "memory_footprint"]

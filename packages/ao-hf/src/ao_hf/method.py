@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 from ao_core import __version__
 
-__all__ = ["FIELDS", "METHOD", "READERS", "VERSION", "method_of", "quantization_config", "sequence"]
+__all__ = [
+    "FIELDS",
+    "METHOD",
+    "READERS",
+    "VERSION",
+    "Method",
+    "method_of",
+    "quantization_config",
+    "sequence",
+]
 
 #: what `quant_method` is
 METHOD = "ao"
+
+
+class Method(str, Enum):
+    """The same as libraries want it that read `quant_method.value`."""
+
+    AO = METHOD
+
+
 #: of this form
 VERSION = 1
 FIELDS = ("quant_method", "version", "ao_core", "config", "modules_to_not_convert")

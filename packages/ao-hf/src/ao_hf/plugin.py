@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ao_core import FolderKind, hookimpl
-from ao_hf import folders, hub
+from ao_hf import folders
 
 
 @hookimpl
@@ -14,15 +14,5 @@ def ao_api() -> tuple[int, int]:
 
 @hookimpl
 def ao_folder_kinds() -> list[FolderKind]:
-    """Folders with a config.json of transformers."""
-    return [
-        FolderKind(
-            "transformers",
-            recognizes=folders.recognizes,
-            refuses=folders.refuses,
-            files=folders.files,
-            hint=folders.hint,
-            model=folders.model,
-            fetch=hub.fetch,
-        )
-    ]
+    """Folders of models of transformers and of diffusers, and of its pipelines."""
+    return [folders.TRANSFORMERS, folders.DIFFUSERS, folders.PIPELINES]

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ao_core.checkpoints.convert import planned
 from ao_core.checkpoints.folders import check_folder, model_of
@@ -39,8 +40,8 @@ def make_job(
     """
     limit, config = parse_size(max_shard_size), resolve_config(config)
     config.check()
+    check_folder(Path(src))
     checkpoint = open_checkpoint(src)
-    check_folder(checkpoint.path)
     if missing := checkpoint.missing_providers():
         raise CheckpointError(f"{checkpoint.path}: needs {'; and '.join(missing)}")
     known = model_of(checkpoint.path, [*checkpoint.entries, *checkpoint.ties])

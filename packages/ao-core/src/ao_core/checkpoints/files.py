@@ -21,12 +21,14 @@ from ao_core.report import Report
 from ao_core.schema import is_unicode
 from ao_core.tensor.saving.commit import sync_dir
 from ao_core.tensor.saving.files import leads_out
+from ao_core.tensor.saving.names import MODEL, names_of_files
 
 __all__ = [
     "MANIFEST",
     "REPORT",
     "WORK",
     "check_empty",
+    "check_names",
     "check_target",
     "copied_files",
     "copy_files",
@@ -71,6 +73,16 @@ def check_empty(target: Path) -> None:
         raise ConfigError(
             f"DST {target} is not empty (it has {', '.join(others[:3])}{done}); choose another directory "
             "or pass --overwrite (overwrite=True)"
+        )
+
+
+def check_names(job: Job, target: Path) -> None:
+    """Raise `ConfigError` where a checkpoint is in a directory that the new one could not replace at once."""
+    there = names_of_files(target)
+    if there is not None and job.names not in (there, MODEL):
+        raise ConfigError(
+            f"DST {target} has a checkpoint whose files begin with {there.stem!r}, and those of SRC "
+            f"begin with {job.names.stem!r}; choose another directory"
         )
 
 

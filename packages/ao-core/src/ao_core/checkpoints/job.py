@@ -8,6 +8,7 @@ from ao_core.config import Config
 from ao_core.report import size_text
 from ao_core.targets import Decision
 from ao_core.tensor.saving import Checkpoint, Entry
+from ao_core.tensor.saving.names import MODEL, FileNames, names_of_files
 from ao_core.tensor.saving.write import natural
 
 __all__ = ["SLACK", "Job", "Step"]
@@ -51,6 +52,12 @@ class Job:
     steps: tuple[Step, ...]
     #: how it is known what module has each tensor
     modules: str = ""
+
+    @property
+    def names(self) -> FileNames:
+        """What the files of the result are called: as those of the source, which its readers look for."""
+        found = names_of_files(self.checkpoint.path)
+        return MODEL if found is None else found.without_variant()
 
     @property
     def ties(self) -> dict[str, str]:

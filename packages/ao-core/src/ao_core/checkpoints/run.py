@@ -14,6 +14,7 @@ from ao_core.arguments import checked
 from ao_core.checkpoints.decide import make_job
 from ao_core.checkpoints.files import (
     WORK,
+    check_names,
     check_target,
     copy_files,
     write_manifest,
@@ -31,7 +32,7 @@ from ao_core.errors import CheckpointError, ConfigError, QuantizationError
 from ao_core.progress import Progress
 from ao_core.regular_files import not_a_file
 from ao_core.report import Report
-from ao_core.tensor.saving.checkpoint import INDEX, SINGLE, open_checkpoint
+from ao_core.tensor.saving.checkpoint import open_checkpoint
 from ao_core.tensor.saving.commit import publish, shard_names, write_index
 
 __all__ = ["quantize_checkpoint", "run"]
@@ -96,6 +97,7 @@ def run(
     """Do a job that was planned, as `quantize_checkpoint` does; `title` is for the report."""
     source, target = job.checkpoint.path, Path(dst)
     check_target(source, target)
+    check_names(job, target)
     check_progress(progress)
     _log.info("quantize_checkpoint: %s", job.memory_text())
     new = not target.exists()
@@ -127,14 +129,15 @@ def _finish(
     if state.shards is None or any(shard.sha256 is None for shard in state.shards):
         state = _made(job, work, state, progress)
     assert state.shards is not None
-    names, shards = _named(target, work, state), state.shards
+    names, shards = _named(job, target, work, state), state.shards
     if names != state.names:
         state = replace(state, names=names)
         save_state(work, state)
-    publish(target, work, names)
+    called = job.names
+    publish(target, work, names, called)
     hashes = {name: str(shard.sha256) for name, shard in zip(names, shards, strict=True)}
-    if SINGLE not in hashes:
-        hashes[INDEX] = hash_of(target / INDEX)
+    if called.single not in hashes:
+        hashes[called.index] = hash_of(target / called.index)
     copy_files(job.checkpoint.path, target)
     report = Report.from_json(state.report)
     others = write_others(job.checkpoint.path, target, report)
@@ -183,13 +186,15 @@ def _is_shard(path: Path, shard: ShardState) -> bool:
         return False
 
 
-def _named(target: Path, work: Path, state: State) -> tuple[str, ...]:
+def _named(job: Job, target: Path, work: Path, state: State) -> tuple[str, ...]:
     """The names of the files of all shards; the index, if there is one, is written in the work."""
     files = [written(_place(work, state, number)) for number in range(len(state.shards or ()))]
-    names = state.names or tuple(shard_names(target, files))
-    if names != (SINGLE,):
-        (work / INDEX).unlink(missing_ok=True)
-        write_index(work / INDEX, dict(zip(names, files, strict=True)))
+    called = job.names
+    names = state.names or tuple(shard_names(target, files, called))
+    if names != (called.single,):
+        index = work / called.index
+        index.unlink(missing_ok=True)
+        write_index(index, dict(zip(names, files, strict=True)))
     return names
 
 

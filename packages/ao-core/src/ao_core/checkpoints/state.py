@@ -13,8 +13,18 @@ from ao_core.__about__ import __version__
 from ao_core.checkpoints.job import Job
 from ao_core.config import config_to_dict
 from ao_core.errors import CheckpointError
-from ao_core.schema import ANY, COUNT, TEXT, Fields, Items, Optional, SchemaError, Table, Text
-from ao_core.tensor.saving.checkpoint import SHARD_NAME, SINGLE
+from ao_core.schema import (
+    ANY,
+    COUNT,
+    FILE_NAME,
+    TEXT,
+    Fields,
+    Items,
+    Optional,
+    SchemaError,
+    Table,
+    Text,
+)
 from ao_core.tensor.saving.commit import sync_dir
 from ao_core.tensor.saving.files import read_json
 from ao_core.tensor.saving.shards import write_file
@@ -32,7 +42,6 @@ __all__ = [
 
 STATE = "state.json"
 SHA256 = Text(r"[0-9a-f]{64}", "a SHA-256 in hexadecimal digits")
-_NAME = Text(f"{SINGLE}|{SHARD_NAME.pattern}", "a name of a file of tensors")
 #: what a state must be
 _FIELDS = Fields(
     {
@@ -41,7 +50,7 @@ _FIELDS = Fields(
             Items(Fields({"tensors": Items(TEXT), "nbytes": COUNT, "sha256": Optional(SHA256)}))
         ),
         "report": TEXT,
-        "names": Optional(Items(_NAME)),
+        "names": Optional(Items(FILE_NAME)),
     }
 )
 

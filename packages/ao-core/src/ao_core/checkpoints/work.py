@@ -88,6 +88,8 @@ def _check_shards(state: State, job: Job) -> None:
     found = [fqn for shard in state.shards for fqn in shard.tensors]
     if found != [step.fqn for step in job.steps]:
         raise CheckpointError(f"{STATE}: state.shards has other tensors than the source")
+    if other := [name for name in state.names or () if not job.names.has_tensors(name)]:
+        raise CheckpointError(f"{STATE}: state.names={other}, which are no files of tensors")
     try:
         Report.from_json(state.report)
     except ConfigError as error:

@@ -4,46 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ao_core import QTensor, Report
 from ao_core.ext import ConfigError, checked
-from ao_core.ext.saving import describe
+from ao_hf.config import AoConfig
 from ao_hf.hub import model_of
+from ao_hf.memory import show_stored
 from ao_hf.method import sequence
-from ao_hf.transformers.config import AoConfig
 from ao_hf.transformers.publishing import publishes
 
-__all__ = ["attach", "follow", "mark", "memory_footprint"]
-
-
-@checked
-def memory_footprint(model: nn.Module, return_buffers: bool = True) -> int:
-    """Bytes of the parameters as they are stored, tied ones once, and of the buffers.
-
-    What is on the meta device, as offloaded weights are, takes none.
-    """
-    total = sum(_bytes(parameter) for parameter in model.parameters())
-    if return_buffers:
-        total += sum(_bytes(buffer) for buffer in model.buffers())
-    return total
-
-
-def _bytes(tensor: Tensor) -> int:
-    if tensor.is_meta:
-        return 0
-    data: Any = tensor
-    return data.stored_bytes if isinstance(data, QTensor) else data.nbytes
-
-
-class _Footprint:
-    """A `get_memory_footprint` that counts what is stored, and follows its model through deepcopy."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-
-    def __call__(self, return_buffers: bool = True) -> int:
-        return memory_footprint(self.model, return_buffers)
+__all__ = ["attach", "follow", "mark"]
 
 
 def mark(model: Any) -> None:
@@ -53,10 +24,7 @@ def mark(model: Any) -> None:
     would cut quantized parts; so it is told that there were none. What is saved gets a model card.
     """
     model._weight_conversions = []
-    for module in model.modules():
-        if any(isinstance(parameter, QTensor) for parameter in module._parameters.values()):
-            describe(module)
-    model.__dict__["get_memory_footprint"] = _Footprint(model)
+    show_stored(model)
     publishes(model)
 
 

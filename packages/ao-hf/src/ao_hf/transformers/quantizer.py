@@ -15,10 +15,10 @@ from ao_core.ext import CheckpointError, ConfigError
 from ao_core.ext.quantizing import Decision, needs_data
 from ao_core.ext.reports import ParameterRecord
 from ao_core.ext.saving import Checkpoint, open_files, state_dict_to_flat
+from ao_hf.config import AoConfig
+from ao_hf.decisions import decisions_of, kept_record, size_of
 from ao_hf.folders import refuses
 from ao_hf.hub import model_of
-from ao_hf.transformers.config import AoConfig
-from ao_hf.transformers.decisions import decisions_of, kept_record, size_of
 from ao_hf.transformers.models import mark
 
 __all__ = ["AoHfQuantizer"]

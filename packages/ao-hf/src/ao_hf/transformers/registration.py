@@ -5,8 +5,8 @@ from __future__ import annotations
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 
 from ao_core.ext.quantizing import when_quantized
+from ao_hf.config import AoConfig
 from ao_hf.method import METHOD
-from ao_hf.transformers.config import AoConfig
 from ao_hf.transformers.models import follow
 from ao_hf.transformers.quantizer import AoHfQuantizer
 

@@ -15,18 +15,16 @@ from torch import Tensor
 from ao_core.arguments import checked
 from ao_core.errors import AoError, CheckpointError
 from ao_core.regular_files import not_a_file
-from ao_core.schema import FILE_NAME, Fields, Optional, SchemaError, Table
+from ao_core.schema import FILE_NAME, Fields, OneOf, Optional, SchemaError, Table
 from ao_core.spec import Spec
 from ao_core.tensor.relayout import repack
 from ao_core.tensor.saving.files import read_json
 from ao_core.tensor.saving.header import CRC32, Provider, names_of
 from ao_core.tensor.saving.leaves import PLACEHOLDER, Record, dtype_of, rebuild, spec_of
+from ao_core.tensor.saving.names import MODEL, FileNames, names_of_files
 from ao_core.tensor.saving.shards import Shard, Slot, open_shard
 
 __all__ = [
-    "INDEX",
-    "SHARD_NAME",
-    "SINGLE",
     "Checkpoint",
     "Entry",
     "open_checkpoint",
@@ -34,15 +32,12 @@ __all__ = [
     "read_index",
 ]
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-#: eight hexadecimal digits tell apart two checkpoints that are in one place for a moment
-SHARD_NAME = re.compile(r"model(-[0-9a-f]{8})?-\d{5}-of-\d{5}\.safetensors")
-_NUMBERED = re.compile(r"(.*-)\d{5}-of-(\d{5})\.safetensors")
+_NUMBERED = re.compile(r"(.*)-\d{5}-of-(\d{5})\.safetensors")
 #: what an index must be, ours or another program's
 _INDEX_FIELDS = Fields(
     {"weight_map": Table(FILE_NAME)},
-    {"metadata": Optional(Fields({}, {"ao_crc32": Table(CRC32, FILE_NAME)}))},
+    # a program may write the metadata of files there, whose checksum is a text
+    {"metadata": Optional(Fields({}, {"ao_crc32": OneOf((CRC32, Table(CRC32, FILE_NAME)))}))},
 )
 #: how often a checkpoint is opened that is replaced meanwhile, and seconds in between
 _TRIES, _PAUSE = 10, 0.02
@@ -135,8 +130,10 @@ class Checkpoint:
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a directory that `save_model` or anybody else wrote, an index, or one safetensors file.
 
-    Of a directory with neither an index nor a `model.safetensors`, all safetensors files are one
-    checkpoint. One that is replaced meanwhile is opened again; what was opened stays readable.
+    Of a directory with neither an index nor one file of all tensors, all safetensors files are one
+    checkpoint. `model.safetensors` counts more than files of other names, and those more than their variants
+    (`model.fp16.safetensors`). One that is replaced meanwhile is opened again; what was opened stays
+    readable.
 
     Raises:
         CheckpointError: there is none, or it is a pickle, damaged, incomplete or too new. It names the
@@ -169,7 +166,8 @@ def open_files(files: Sequence[str | os.PathLike[str]]) -> Checkpoint:
 
 def _pointers(path: Path) -> tuple[tuple[int, int, int] | None, ...]:
     """Equal for equal states of the files of which one says what a checkpoint consists of."""
-    places = (path, path / INDEX, path / SINGLE)
+    names = names_of_files(path) or MODEL
+    places = (path, path / names.index, path / names.single)
     return tuple(map(_stamp, places if path.is_dir() else places[:1]))
 
 
@@ -265,10 +263,9 @@ def _shards(path: Path) -> list[Shard]:
             reason = "there is no such directory or file" if reason == "is missing" else reason
             raise CheckpointError(f"{path}: {reason}")
         return _indexed(path) if path.suffix == ".json" else [open_shard(path)]
-    if os.path.lexists(path / INDEX):
-        return _indexed(path / INDEX)
-    if os.path.lexists(path / SINGLE):
-        return [open_shard(path / SINGLE)]
+    if found := names_of_files(path):
+        has_index = os.path.lexists(path / found.index)
+        return _indexed(path / found.index) if has_index else [open_shard(path / found.single)]
     try:
         names = sorted(file.name for file in path.iterdir())
     except OSError as error:
@@ -290,11 +287,11 @@ def _check_numbers(files: list[Path]) -> None:
     names = {file.name for file in files}
     for file in files:
         if match := _NUMBERED.fullmatch(file.name):
-            start, count = match.groups()
-            wanted = (f"{start}{i + 1:05}-of-{count}.safetensors" for i in range(int(count)))
+            start, count = FileNames(match[1]), int(match[2])
+            wanted = start.shards(count)
             if lost := next((name for name in wanted if name not in names), None):
                 raise CheckpointError(
-                    f"{file.parent}: {lost} is missing, and so is {INDEX}: an unfinished copy, "
+                    f"{file.parent}: {lost} is missing, and so is {start.index}: an unfinished copy, "
                     "or a save that was killed"
                 )
 
@@ -309,7 +306,8 @@ def read_index(index: Path) -> tuple[dict[str, str], dict[str, str]]:
         data = read_json(index, _INDEX_FIELDS, "index")
     except SchemaError as error:
         raise CheckpointError(f"{index}: corrupted, it does not parse: {error}") from error
-    return data["weight_map"], (data.get("metadata") or {}).get("ao_crc32", {})
+    checksums = (data.get("metadata") or {}).get("ao_crc32", {})
+    return data["weight_map"], checksums if isinstance(checksums, dict) else {}
 
 
 def _indexed(index: Path) -> list[Shard]:

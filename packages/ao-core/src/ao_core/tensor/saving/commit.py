@@ -4,8 +4,8 @@ The pointer to a checkpoint is one file: the index where there is one, else the 
 tensors. Everything is written and synced under other names first; then that one file is replaced,
 created or removed, which the file system does at once.
 
-Another program's checkpoint may have no such pointer, or an index of `model.safetensors` itself: then
-an index is made the pointer first, or stays it.
+Another program's checkpoint may have no such pointer, or an index of its single file: then an index is
+made the pointer first, or stays it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ao_core.errors import CheckpointError
-from ao_core.tensor.saving.checkpoint import (
-    INDEX,
-    SHARD_NAME,
-    SINGLE,
-    open_checkpoint,
-    read_index,
-)
+from ao_core.tensor.saving.checkpoint import open_checkpoint, read_index
+from ao_core.tensor.saving.names import MODEL, FileNames
 from ao_core.tensor.saving.shards import write_file
 
 __all__ = ["Written", "make_dirs", "publish", "shard_names", "sync_dir", "write_index"]
@@ -39,24 +34,24 @@ class Written(NamedTuple):
     crc32: str
 
 
-def shard_names(target: Path, written: Sequence[Written]) -> list[str]:
-    """Names for the files of tensors, which get an index unless it is `SINGLE` alone.
+def shard_names(target: Path, written: Sequence[Written], called: FileNames = MODEL) -> list[str]:
+    """Names for the files of tensors, which get an index unless it is the single one alone.
 
     If they do, no other content in the directory has them.
     """
-    if len(written) == 1 and SINGLE not in _listed(target):
-        return [SINGLE]
-    names = [f"model-{i + 1:05}-of-{len(written):05}.safetensors" for i in range(len(written))]
+    if len(written) == 1 and called.single not in _listed(target / called.index):
+        return [called.single]
+    names = called.shards(len(written))
     if not any((target / name).exists() for name in names):
         return names
     token = f"{zlib.crc32(''.join(file.crc32 for file in written).encode()):08x}"
-    return [name.replace("model-", f"model-{token}-") for name in names]
+    return called.shards(len(written), token)
 
 
-def _listed(target: Path) -> set[str]:
-    """The files that an index in the directory lists."""
+def _listed(index: Path) -> set[str]:
+    """The files that an index lists."""
     try:
-        weight_map, _ = read_index(target / INDEX)
+        weight_map, _ = read_index(index)
     except CheckpointError:  # there is none, or none that anything could be read by
         return set()
     return set(weight_map.values())
@@ -75,32 +70,32 @@ def write_index(path: Path, files: Mapping[str, Written]) -> None:
     write_file(path, [json.dumps(index, indent=2).encode()])
 
 
-def publish(target: Path, work: Path, names: Sequence[str]) -> None:
+def publish(target: Path, work: Path, names: Sequence[str], called: FileNames = MODEL) -> None:
     """Make the files `0`, `1`, … and the index of `work` the checkpoint of `target`.
 
     The last rename or removal decides. Killed and called again, it goes on.
     """
-    _pin(target, work, names)
+    index = target / called.index
+    _pin(target, work, names, called)
     for number, name in enumerate(names):
         # a file of an older checkpoint is overwritten only if it is the pointer, or if an index is
         _move(work / str(number), target / name)
     sync_dir(target)
-    if list(names) == [SINGLE]:
-        (target / INDEX).unlink(missing_ok=True)
+    if list(names) == [called.single]:
+        index.unlink(missing_ok=True)
     else:
-        _move(work / INDEX, target / INDEX)
+        _move(work / index.name, index)
     sync_dir(target)
     for file in target.iterdir():
-        ours = file.name == SINGLE or SHARD_NAME.fullmatch(file.name)
-        if ours and file.name not in names:
+        if called.has_tensors(file.name) and file.name not in names:
             with suppress(OSError):  # the new checkpoint is in place; the next save tries again
                 file.unlink()
 
 
-def _pin(target: Path, work: Path, names: Sequence[str]) -> None:
+def _pin(target: Path, work: Path, names: Sequence[str], called: FileNames) -> None:
     """Give files that are a checkpoint without a pointer an index, which new files do not change."""
-    pointers = (target / INDEX, target / SINGLE)
-    if list(names) == [SINGLE] or any(map(os.path.lexists, pointers)):
+    pointers = (target / called.index, target / called.single)
+    if list(names) == [called.single] or any(map(os.path.lexists, pointers)):
         return
     try:
         slots = open_checkpoint(target).slots
@@ -111,7 +106,7 @@ def _pin(target: Path, work: Path, names: Sequence[str]) -> None:
         pin = work / "pin"
         pin.unlink(missing_ok=True)
         write_file(pin, [json.dumps({"weight_map": weight_map}).encode()])
-        os.replace(pin, target / INDEX)
+        os.replace(pin, target / called.index)
         sync_dir(target)
 
 

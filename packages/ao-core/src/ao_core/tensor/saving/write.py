@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from ao_core.arguments import checked
 from ao_core.errors import CheckpointError, ConfigError
-from ao_core.tensor.saving.checkpoint import INDEX, SINGLE
 from ao_core.tensor.saving.commit import Written, make_dirs, publish, shard_names, write_index
 from ao_core.tensor.saving.header import header_of
 from ao_core.tensor.saving.leaves import Record, check_storable, flatten
+from ao_core.tensor.saving.names import MODEL
 from ao_core.tensor.saving.owners import check_no_extra_state, owners_of
 from ao_core.tensor.saving.shards import checksum, store, write_shard
 from ao_core.tensor.saving.state_dicts import untie
@@ -90,8 +90,8 @@ def write_checkpoint(
         try:
             written = _write(work, tensors, ties, limit)
             names = shard_names(target, written)
-            if names != [SINGLE]:
-                write_index(work / INDEX, dict(zip(names, written, strict=True)))
+            if names != [MODEL.single]:
+                write_index(work / MODEL.index, dict(zip(names, written, strict=True)))
             publish(target, work, names)
         finally:
             shutil.rmtree(work, ignore_errors=True)

@@ -1,21 +1,27 @@
-"""`AoConfig`: what `from_pretrained(quantization_config=…)` takes, and what config.json says of a model."""
+"""`AoConfig`: what `from_pretrained(quantization_config=…)` takes, and what config.json says of a model.
+
+transformers, diffusers and the pipelines of diffusers take the same class.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transformers.utils.quantization_config import QuantizationConfigMixin
-
 from ao_core import Config, config_to_dict, resolve_config
 from ao_core.ext import ConfigError, ConfigLike, checked, shown
-from ao_hf.method import FIELDS, METHOD, VERSION, quantization_config
+from ao_hf.method import FIELDS, VERSION, Method, quantization_config
+
+try:  # transformers registers nothing else
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+except ImportError:  # diffusers is there without it
+    from diffusers.quantizers.quantization_config import QuantizationConfigMixin
 
 __all__ = ["AoConfig"]
 
 
 class AoConfig(QuantizationConfigMixin):
-    """How transformers shall quantize a model while it loads it.
+    """How transformers or diffusers shall quantize a model while it loads it.
 
     Args:
         config: the name of a recipe, a configuration, a `FqnToConfig`, or the form that
@@ -35,7 +41,7 @@ class AoConfig(QuantizationConfigMixin):
     ) -> None:
         resolved = resolve_config(config)
         names = modules_to_not_convert or ()
-        self.quant_method: Any = METHOD
+        self.quant_method: Any = Method.AO
         #: in the form of `config_to_dict`, so that a model loads where the configuration is unknown
         self.config: dict[str, Any] = config_to_dict(resolved)
         self.modules_to_not_convert = list(names)
@@ -46,7 +52,7 @@ class AoConfig(QuantizationConfigMixin):
     ) -> AoConfig:
         """The same from what stands in a file or a report, without looking the configuration up."""
         self = cls.__new__(cls)
-        self.quant_method = METHOD
+        self.quant_method = Method.AO
         self.config = dict(config)
         self.modules_to_not_convert = list(modules_to_not_convert)
         return self
@@ -82,3 +88,7 @@ class AoConfig(QuantizationConfigMixin):
     def to_dict(self) -> dict[str, Any]:
         """What stands in a config.json as `quantization_config`."""
         return quantization_config(self.config, kept=self.modules_to_not_convert)
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What logs show of it, for diffusers without transformers."""
+        return self.to_dict()

@@ -1,4 +1,4 @@
-"""What becomes of each parameter of a model that transformers is about to load: as `quantize_` decides."""
+"""What becomes of each parameter of a model that a library is about to load: as `quantize_` decides."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def decisions_of(model: Any, config: Config, kept: Sequence[str]) -> dict[str, D
 def tie(model: Any) -> list[tuple[nn.Module, str, Any]]:
     """Tie the parameters that will be tied once they are loaded; returns what was there."""
     before = []
-    for target, source in model.all_tied_weights_keys.items():
+    for target, source in getattr(model, "all_tied_weights_keys", {}).items():
         module, name = _place(model, target)
         before.append((module, name, module._parameters[name]))
         owner, source_name = _place(model, source)
@@ -87,9 +87,7 @@ def size_of(decision: Decision, tensor: Tensor) -> float:
 def kept_record(decision: Decision, model: nn.Module) -> ParameterRecord:
     """The record of a parameter that was not quantized."""
     if decision.config is not None:
-        reason = (
-            "the files have no such weight: transformers initialized it, and it is to be trained"
-        )
+        reason = "the files have no such weight: it was initialized, and is to be trained"
         decision = replace(decision, config=None, reason=reason)
         return replace(convert(decision, decision.tensor)[1], status="skipped")
     return convert(decision, decision.tensor)[1]

@@ -1,0 +1,29 @@
+"""What docs/hf/diffusers-architectures.md says of architectures."""
+
+import pytest
+
+QUICK = ("on the fly", "save → load", "save again", "ao quantize", "adapters")
+NAMES = (
+    "UNet2DConditionModel", "SD3Transformer2DModel", "FluxTransformer2DModel", "CogVideoXTransformer3DModel",
+    "AutoencoderKL",
+)  # fmt: skip
+#: names that files alone take for those of embeddings
+EMBEDDERS = {
+    "SD3Transformer2DModel": "`context_embedder.weight`",
+    "FluxTransformer2DModel": "`context_embedder.weight`, `x_embedder.weight`",
+}
+
+
+@pytest.mark.parametrize("config", ["int8_weight_only", "int4_weight_only"])
+@pytest.mark.parametrize("name", NAMES)
+def test_quick_columns(trials, named, name, config):
+    expected = dict.fromkeys(QUICK, "yes")
+    if kept := EMBEDDERS.get(name):
+        expected["ao quantize"] = f"yes, but files alone decide otherwise on {kept}"
+    assert trials.tried(named[name], config, QUICK) == expected
+
+
+@pytest.mark.slow
+def test_slow_columns(trials, sd3):
+    columns = ("on the fly", "save → load", "new process", "compile")
+    assert trials.tried(sd3, columns=columns) == dict.fromkeys(columns, "yes")
