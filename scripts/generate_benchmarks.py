@@ -1,6 +1,7 @@
 """Write the recorded results, packages/*/benchmarks/results/*.json, into docs/benchmarks.md.
 
-Of those on a GPU, packages/ao-kernels/benchmarks/gpu/results/*.json, the newest are shown.
+Those of QLoRA are in docs/hf/peft.md. Of those on a GPU, packages/ao-kernels/benchmarks/gpu/results/*.json,
+the newest are shown.
 
 With --check nothing is written, and the exit status says whether the page is fresh.
 """
@@ -19,6 +20,9 @@ from workspace import ROOT
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = "packages/*/benchmarks/results/*.json"
+#: results of one topic, and the page of that topic
+QLORA = ROOT / "packages" / "ao-hf" / "benchmarks" / "results" / "qlora.json"
+QLORA_PAGE = ROOT / "docs" / "hf" / "peft.md"
 GPU = ROOT / "packages" / "ao-kernels" / "benchmarks" / "gpu"
 
 
@@ -38,7 +42,11 @@ def render(data: dict[str, Any]) -> str:
 
 def results() -> str:
     """All benchmarks, by package and name."""
-    files = sorted(ROOT.glob(RESULTS))
+    return rendered([path for path in sorted(ROOT.glob(RESULTS)) if path != QLORA])
+
+
+def rendered(files: list[Path]) -> str:
+    """The benchmarks of some files."""
     found = [render(json.loads(path.read_text(encoding="utf-8"))) for path in files]
     return "\n\n".join(found) or "No measurements are recorded yet."
 
@@ -53,5 +61,9 @@ def on_gpu(folder: Path = GPU / "results") -> str:
 
 
 if __name__ == "__main__":
-    sections = {(PAGE, "gpu"): on_gpu(), (PAGE, "results"): results()}
+    sections = {
+        (PAGE, "gpu"): on_gpu(),
+        (PAGE, "results"): results(),
+        (QLORA_PAGE, "qlora"): rendered([QLORA] if QLORA.exists() else []),
+    }
     sys.exit(main(sections, Path(__file__).name))

