@@ -103,7 +103,7 @@ def traced(
         " ".join(values.names),
         values.text,
         list(values.shape),
-        *tensors,  # type: ignore[arg-type]
+        *tensors,
         *attention,
     )
     return out

@@ -6,14 +6,14 @@ import json
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ao_core.arguments import check_fields, shown
 from ao_core.dispatch import run
-from ao_core.errors import ConfigError
+from ao_core.errors import ConfigError, UnsupportedOp
 from ao_core.numerics import grid_shape
 from ao_core.spec import Spec
 from ao_core.tensor.qtensor import QTensor
@@ -161,7 +161,8 @@ def attend(
 
     Head h of the queries reads head h // (Hq / Hkv) of keys and values. Tokens before `counts[1]` are in
     `key` and `value`, those from there to `counts[0]` in the tail: token p is in its slot p % R. A query
-    that sees no token gets 0. Memory that holds no token of these may hold anything.
+    that sees no token gets 0. Memory that holds no token of these may hold anything. There is no gradient. In
+    compiled code `key` and `value` are `Leaves`, made before; see `ao_core.ext.kernels`.
 
     Args:
         q: (B, Hq, T, D), float32, bfloat16, float16 or float64; the query i is token counts[0] − T + i.
@@ -202,8 +203,26 @@ def attend(
     keys, values = (x.tensor() if isinstance(x, Leaves) else x for x in (key, value))
     others = (tail_key, tail_value, center, start, sinks)
     call = attend_call(q, keys, values, counts, *others, mode)
-    out: Tensor = run(call, q, keys, values, counts, *others, mode)
+    with torch.no_grad():
+        out: Tensor = run(call, q, keys, values, counts, *others, mode)
+    if torch.is_grad_enabled() and q.requires_grad:
+        out = _NoGradient.apply(out, q)  # type: ignore[no-untyped-call]
     return out
+
+
+class _NoGradient(torch.autograd.Function):
+    """A result whose gradient is refused, and not silently missing."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, q: Tensor) -> Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        raise UnsupportedOp(
+            "attend over a quantized cache has no gradient; train with the attention of the model, without "
+            "the cache"
+        )
 
 
 _mode = lru_cache(maxsize=256)(Attention)
@@ -269,6 +288,10 @@ def _check_form(
         )
 
 
+def _is_as_stored(x: object) -> bool:
+    return isinstance(x, QTensor) and x.dim() == 4 and not x.is_permuted
+
+
 def _check_operands(q: Tensor, key: QTensor, value: QTensor) -> None:
     if q.dim() != 4 or q.dtype not in _DTYPES:
         raise ConfigError(
@@ -276,7 +299,7 @@ def _check_operands(q: Tensor, key: QTensor, value: QTensor) -> None:
             "float16 or float64"
         )
     for name, x in (("key", key), ("value", value)):
-        if not isinstance(x, QTensor) or x.dim() != 4 or x.is_permuted:
+        if not _is_as_stored(x):
             raise ConfigError(
                 f"{name}={shown(x)}: use a QTensor of (B, Hkv, S, D) whose dimensions are as they were "
                 "quantized"
@@ -292,10 +315,8 @@ def _check_operands(q: Tensor, key: QTensor, value: QTensor) -> None:
                 "make another cache, or cast the queries"
             )
         if x.device != q.device:
-            raise ConfigError(
-                f"{name} is on {x.device}, and q on {q.device}; move one of them"
-            )
-    if prod(key.shape[:3]) != prod(value.shape[:3]) or key.shape[:3] != value.shape[:3]:
+            raise ConfigError(f"{name} is on {x.device}, and q on {q.device}; move one of them")
+    if key.shape[:3] != value.shape[:3]:
         raise ConfigError(
             f"key {tuple(key.shape)} and value {tuple(value.shape)} must agree in all but the last dimension"
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import lcm
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ __all__ = ["attend"]
 #: tokens that a tile has a multiple of, unless scales are of other blocks
 _BLOCK = 128
 #: elements of the keys and values of a tile, and of its logits, unless one block or query has more
-_TILE, _LOGITS = 1 << 20, 1 << 21
+_TILE, _LOGITS = 1 << 20, 1 << 20
 
 
 def attend(
@@ -49,7 +50,9 @@ def attend(
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     group = q.shape[1] // heads
     # (B, Hkv, T, G, D): a range of queries is contiguous, with all heads that read one of keys
-    q_BHTGD = q.to(wide).reshape(batch, heads, group, queries, dim).transpose(2, 3) * attention.scale
+    q_BHTGD = (
+        q.to(wide).reshape(batch, heads, group, queries, dim).transpose(2, 3) * attention.scale
+    )
     out = q_BHTGD.new_zeros(batch, heads, queries, group, value_dim)
     greatest = torch.full_like(out[..., :1], -torch.inf)
     total = torch.zeros_like(greatest)
@@ -103,10 +106,11 @@ def _tiles(
         end = min(begin + step, coded)
         stop = min(-(-end // block) * block, key.shape[2])  # tokens of a block may share a scale
         k, v = (
-            x.narrow(2, begin, stop - begin).dequantize(torch.float32)[:, :, : end - begin]
+            cast("QTensor", x.narrow(2, begin, stop - begin)).dequantize(torch.float32)
             for x in (key, value)
         )
-        yield begin, end, (k if center is None else k + center).to(dtype), v.to(dtype)
+        k, v = (x[:, :, : end - begin] for x in (k if center is None else k + center, v))
+        yield begin, end, k.to(dtype), v.to(dtype)
     if tail_key is None or tail_value is None:
         return
     for begin in range(max(coded, first), tokens, step):
