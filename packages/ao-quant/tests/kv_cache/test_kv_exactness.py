@@ -111,7 +111,7 @@ def test_a_cut_block_keeps_its_codes_and_its_scales() -> None:
     # zeros by scales of other tokens, of 16 codes for a range that holds 0
     span = (k[:, :, 128:256].amax(2) - k[:, :, 128:256].amin(2)).amax()
     assert 0 < after[:, :, 200:256].abs().max() <= 12 * span
-    assert after[:, :, 256:].abs().max() <= 1e-6
+    assert after[:, :, 256:].abs().max() <= 1e-2  # by scales of their own
 
 
 def test_reset_forgets_all_and_finds_another_center() -> None:

@@ -71,7 +71,7 @@ def test_grown_holds_the_same_and_more() -> None:
         ("kv8", 8 * 2 * (128 + 2)),
         ("kv_fp8", 8 * 2 * (128 + 2)),
         ("k8v4", 8 * (128 + 2 + 64 + 2 * 4)),
-        ("kv4", 8 * (64 + 128 * 4 / 128 + 64 + 2 * 4)),
+        ("kv4", 8 * (64 + 128 * 4 / 128 + 64 + 4)),
     ],
 )
 def test_bytes(name: str, size: float) -> None:
@@ -128,7 +128,7 @@ def test_a_step_is_compiled_once_and_exported(name: str) -> None:
 def test_configurations_are_data() -> None:
     for name, config in KV_RECIPES.items():
         assert kv_config(name) is config
-    config = replace(KV_RECIPES["kv4"], window=7)
+    config = replace(KV_RECIPES["k8v4"], window=7)
     assert config.formats(80, 96)[1].input[0].block == 96
     assert config.formats(80, 96)[0].input == ()
     assert replace(config, rotate="both").formats(80, 96)[0].input[0].block == 80

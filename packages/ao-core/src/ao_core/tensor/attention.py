@@ -92,10 +92,15 @@ class Leaves:
     Dynamo does not look into a tensor subclass; a record of plain tensors becomes inputs of its graph.
     """
 
+    #: in the order of `QTensor.leaves`
     leaves: tuple[Tensor, ...]
+    #: their names: "qdata", "scale", …
     names: tuple[str, ...]
+    #: the format
     spec: Spec
+    #: of the tensor
     shape: tuple[int, ...]
+    #: the logical dtype
     dtype: torch.dtype
     #: the spec in JSON, an argument of custom ops
     text: str

@@ -18,6 +18,7 @@ _ROTATIONS = ("none", "key", "value", "both")
 _INT8 = Spec("int8", (1, WHOLE), "float16")
 _FLOAT8 = Spec("f8e4m3", (1, WHOLE), "float16")
 _UINT4_GROUP = Spec("uint4", (1, 64), "float16", "float", "packed")
+_UINT4_TOKEN = Spec("uint4", (1, WHOLE), "float16", "float", "packed")
 _UINT4_CHANNEL = Spec("uint4", (BLOCK, 1), "float16", "float", "packed")
 
 
@@ -86,7 +87,7 @@ class KVCacheConfig(Config):
 KV_RECIPES: dict[str, KVCacheConfig] = {
     "kv8": KVCacheConfig(),
     "k8v4": KVCacheConfig(value=_UINT4_GROUP, rotate="value"),
-    "kv4": KVCacheConfig(_UINT4_CHANNEL, _UINT4_GROUP, center=False, rotate="value"),
+    "kv4": KVCacheConfig(_UINT4_CHANNEL, _UINT4_TOKEN, rotate="both"),
     "kv_fp8": KVCacheConfig(_FLOAT8, _FLOAT8),
 }
 
