@@ -213,3 +213,21 @@ def test_other_refusals() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             call()
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_inference_mode_and_a_default_device(outside: bool) -> None:
+    def make() -> Any:
+        return new_kv("kv4", 2, 2, 16, 100, dtype=torch.float32, device="cpu")
+
+    key, value = torch.randn(2, 2, 2, 300, 16)
+    expected = append(make(), key, value)
+    kv = make() if outside else None
+    with torch.inference_mode(), torch.device("meta"):
+        kv = append(kv or make(), key, value)
+        out = attend_to(kv, key)
+        crop_(kv, 290)
+        append_(kv, key[:, :, 290:], value[:, :, 290:])
+        kv = repeat(kv, 1)
+    assert all(map(torch.equal, dequantized(kv), dequantized(expected)))
+    assert torch.equal(out, attend_to(expected, key))

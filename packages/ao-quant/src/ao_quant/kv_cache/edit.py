@@ -45,7 +45,7 @@ def crop_(kv: QuantizedKV, tokens: int) -> None:
         raise ConfigError(
             f"tokens={tokens}: this cache holds {held}; use a number from 0 to {held}"
         )
-    kv.counts.copy_(torch.tensor([tokens, min(coded, tokens)]))
+    kv.counts.copy_(torch.tensor([tokens, min(coded, tokens)], device=kv.device))
 
 
 def reset_(kv: QuantizedKV) -> None:
@@ -95,7 +95,7 @@ def repeat(kv: QuantizedKV, times: int) -> QuantizedKV:
     """
     if times < 1:
         raise ConfigError(f"times={times}: use a positive number")
-    return select(kv, torch.arange(kv.batch).repeat_interleave(times))
+    return select(kv, torch.arange(kv.batch, device=kv.device).repeat_interleave(times))
 
 
 def reorder_(kv: QuantizedKV, rows: Tensor) -> None:

@@ -70,7 +70,7 @@ def append_now(kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
         slots = torch.arange(start, total, device=kv.device) % kv.tail_key.shape[2]
         kv.tail_key.index_copy_(2, slots, key[:, :, start - tokens :])
         kv.tail_value.index_copy_(2, slots, value[:, :, start - tokens :])
-        kv.counts.copy_(torch.tensor([total, due]))
+        kv.counts.copy_(torch.tensor([total, due], device=kv.device))
 
 
 def _check(kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
