@@ -126,6 +126,7 @@ def refused(**changed: Any) -> None:
         ({"counts": torch.tensor([301, 300])}, "memory for 300 of those, and for 0 others"),
         ({"counts": torch.tensor([3.0, 3.0])}, "counts is torch.float32"),
         ({"start": torch.tensor([1])}, r"start is torch.int64 \(1,\)"),
+        ({"stop": torch.tensor([1, 2]).int()}, r"stop is torch.int32 \(2,\)"),
         ({"sinks": torch.zeros(2)}, r"sinks is torch.float32 \(2,\)"),
         ({"center": torch.zeros(2, 2, 1, 31)}, "center is torch.float32"),
         ({"tail_key": torch.zeros(2, 2, 4, 32)}, "pass both, or None for both"),

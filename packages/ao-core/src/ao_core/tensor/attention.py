@@ -67,7 +67,7 @@ class AttendCall:
     #: of queries, tail and result
     dtype: torch.dtype
     attention: Attention
-    #: whether there is a `center`, a `start`, and `sinks`
+    #: whether there is a `center`, a `start` or `stop`, and `sinks`
     centered: bool
     padded: bool
     sinks: bool
@@ -156,6 +156,7 @@ def attend(
     tail_value: Tensor | None = None,
     center: Tensor | None = None,
     start: Tensor | None = None,
+    stop: Tensor | None = None,
     sinks: Tensor | None = None,
     scale: float | None = None,
     causal: bool = True,
@@ -180,6 +181,7 @@ def attend(
         center: float32 (B, Hkv, 1, D), added to each key of `key`, and not to those of the tail.
         start: int64 (B,), the first token that queries of a row of the batch see: those before it are
             padding. None: 0.
+        stop: int64 (B,), the token after the last that queries of a row see. None: counts[0].
         sinks: (Hq,), one more logit for each head, whose weight goes to no value: attention sinks as GPT-OSS
             has them. Not the first tokens of a text, which are tokens like others.
         scale: factor of q·k; None: 1 / √D.
@@ -202,11 +204,11 @@ def attend(
     if torch.compiler.is_compiling():
         from ao_core.tensor.attend_op import traced
 
-        tensors = (counts, tail_key, tail_value, center, start, sinks)
+        tensors = (counts, tail_key, tail_value, center, start, stop, sinks)
         return traced(q, key, value, tensors, (scale, causal, window, softcap))
     mode = _mode(float(scale), causal, window, float(softcap))
     keys, values = (x.tensor() if isinstance(x, Leaves) else x for x in (key, value))
-    others = (tail_key, tail_value, center, start, sinks)
+    others = (tail_key, tail_value, center, start, stop, sinks)
     call = attend_call(q, keys, values, counts, *others, mode)
     with torch.no_grad():
         out: Tensor = run(call, q, keys, values, counts, *others, mode)
@@ -242,6 +244,7 @@ def attend_call(
     tail_value: Tensor | None,
     center: Tensor | None,
     start: Tensor | None,
+    stop: Tensor | None,
     sinks: Tensor | None,
     attention: Attention,
 ) -> AttendCall:
@@ -262,6 +265,7 @@ def attend_call(
         ("tail_value", tail_value, (batch, heads, slots, value.shape[3]), q.dtype),
         ("center", center, (batch, heads, 1, dim), torch.float32),
         ("start", start, (batch,), torch.int64),
+        ("stop", stop, (batch,), torch.int64),
         ("sinks", sinks, (q.shape[1],), None),
     )
     for name, tensor, form, dtype in forms:
@@ -277,7 +281,7 @@ def attend_call(
         q.dtype,
         attention,
         center is not None,
-        start is not None,
+        start is not None or stop is not None,
         sinks is not None,
         q.device.type,
     )

@@ -34,6 +34,7 @@ def attend(
     tail_value: Tensor | None,
     center: Tensor | None,
     start: Tensor | None,
+    stop: Tensor | None,
     sinks: Tensor | None,
     attention: Attention,
 ) -> Tensor:
@@ -69,7 +70,7 @@ def attend(
     for begin, end, k, v in _tiles(
         first, tokens, coded, block, step, key, value, tail_key, tail_value, center, wide
     ):
-        _fold(q_BHTGD, k, v, places[begin:end], state, start, attention, tokens)
+        _fold(q_BHTGD, k, v, places[begin:end], state, start, stop, attention, tokens)
     result = out / torch.where(total == 0, 1.0, total)
     return result.transpose(2, 3).reshape(*q.shape[:3], value_dim).to(q.dtype).contiguous()
 
@@ -127,6 +128,7 @@ def _fold(
     places: Tensor,
     state: tuple[Tensor, Tensor, Tensor],
     start: Tensor | None,
+    stop: Tensor | None,
     attention: Attention,
     tokens: int,
 ) -> None:
@@ -145,7 +147,7 @@ def _fold(
         logits = (q @ k_BHSD.transpose(-2, -1)).view(batch, heads, len(own), group, len(places))
         if attention.softcap:
             logits = attention.softcap * torch.tanh(logits / attention.softcap)
-        hidden = _hidden(own, places, start, attention)
+        hidden = _hidden(own, places, start, stop, attention)
         if hidden is not None:
             logits = logits.masked_fill(hidden, -torch.inf)
         greatest, total, out = (x[:, :, part] for x in state)
@@ -159,7 +161,11 @@ def _fold(
 
 
 def _hidden(
-    own: Tensor, places: Tensor, start: Tensor | None, attention: Attention
+    own: Tensor,
+    places: Tensor,
+    start: Tensor | None,
+    stop: Tensor | None,
+    attention: Attention,
 ) -> Tensor | None:
     """Which tokens of a tile a query does not see: broadcasts to (B, Hkv, T, G, S); None: it sees all."""
     hidden: Tensor | None = None
@@ -169,7 +175,11 @@ def _hidden(
         if attention.window:
             out_of_sight = out_of_sight | (behind >= attention.window)
         hidden = out_of_sight[None, None, :, None]
-    if start is not None:
-        before = (places < start[:, None])[:, None, None, None]
-        hidden = before if hidden is None else hidden | before
+    for padding in (
+        None if start is None else places < start[:, None],
+        None if stop is None else places >= stop[:, None],
+    ):
+        if padding is not None:
+            padding = padding[:, None, None, None]
+            hidden = padding if hidden is None else hidden | padding
     return hidden

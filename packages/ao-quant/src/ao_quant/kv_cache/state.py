@@ -193,7 +193,7 @@ def attend_to(kv: QuantizedKV, q: Tensor, **options: Any) -> Tensor:
     Args:
         kv: the cache, to which the keys and values of these tokens were appended.
         q: (B, Hq, T, D), rotated as the keys are.
-        **options: `start`, `sinks`, `scale`, `causal`, `window`, `softcap`.
+        **options: `start`, `stop`, `sinks`, `scale`, `causal`, `window`, `softcap`.
 
     Returns:
         (B, Hq, T, Dv) in the dtype of q.
