@@ -61,7 +61,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("queries", [1, 700])
+@pytest.mark.parametrize("queries", [1, 40])
 def test_no_temporary_is_as_large_as_the_cache(queries: int) -> None:
     tokens = 40_000
     k = quantize_tensor(torch.randn(1, 2, tokens, 32), INT8)

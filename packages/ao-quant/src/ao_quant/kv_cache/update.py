@@ -54,18 +54,17 @@ def append_now(kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
         )
     due = max(coded_tokens(total, kv.window), coded)
     key, value = key.detach(), value.detach()
-    keys, values = (stored.tensor() for stored in (kv.key, kv.value))
     with torch.no_grad():
         if due > 0 == coded and kv.center is not None:
             first = _rows(kv.tail_key, key, tokens, 0, BLOCK).float().contiguous()
             kv.center.copy_(first.mean(2, keepdim=True))
         for begin, end in _slabs(coded, due):
             for stored, tail, new, center in (
-                (keys, kv.tail_key, key, kv.center),
-                (values, kv.tail_value, value, None),
+                (kv.key, kv.tail_key, key, kv.center),
+                (kv.value, kv.tail_value, value, None),
             ):
                 rows = _rows(tail, new, tokens, begin, end)
-                _encode(stored, rows if center is None else rows.float() - center, begin)
+                _encode(stored.tensor(), rows if center is None else rows.float() - center, begin)
         start = max(tokens, due)
         slots = torch.arange(start, total, device=kv.device) % kv.tail_key.shape[2]
         kv.tail_key.index_copy_(2, slots, key[:, :, start - tokens :])
