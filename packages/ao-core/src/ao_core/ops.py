@@ -92,9 +92,9 @@ _ATTEND = Op(
     attend.attend,
     """Attention of the last T tokens over a cache of quantized keys and values, and a dense tail.
 
-    q is (B, Hq, T, D), key (B, Hkv, S, D), value (B, Hkv, S, Dv); the result is (B, Hq, T, Dv) in the dtype of
-    q. `ao_core.ext.attend`, which calls it, says what the arguments are and what each query sees. Sums are in
-    float32 at least. Memory of no token, beyond `counts`, may hold anything, NaN too.
+    q is (B, Hq, T, D), key (B, Hkv, S, D), value (B, Hkv, S, Dv); the result is (B, Hq, T, Dv), in the dtype
+    of q. `ao_core.ext.attend`, which calls it, says what the arguments are and what each query sees. Sums
+    are in float32 at least. Memory of no token, beyond `counts`, may hold anything, NaN too.
     """,
     _trials("kernel_attend", "ATTEND"),
     # tiles are dequantized, which undoes the steps

@@ -29,6 +29,7 @@ def _attend(
     tail_value: Tensor | None,
     center: Tensor | None,
     start: Tensor | None,
+    stop: Tensor | None,
     sinks: Tensor | None,
     scale: float,
     causal: bool,
@@ -51,6 +52,7 @@ def _attend(
         tail_value=tail_value,
         center=center,
         start=start,
+        stop=stop,
         sinks=sinks,
         scale=scale,
         causal=causal,
@@ -75,6 +77,7 @@ def _(
     tail_value: Tensor | None,
     center: Tensor | None,
     start: Tensor | None,
+    stop: Tensor | None,
     sinks: Tensor | None,
     scale: float,
     causal: bool,
@@ -103,7 +106,7 @@ def traced(
         " ".join(values.names),
         values.text,
         list(values.shape),
-        *tensors,  # type: ignore[arg-type]
+        *tensors,
         *attention,
     )
     return out

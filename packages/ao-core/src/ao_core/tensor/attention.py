@@ -6,14 +6,14 @@ import json
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ao_core.arguments import check_fields, shown
 from ao_core.dispatch import run
-from ao_core.errors import ConfigError
+from ao_core.errors import ConfigError, UnsupportedOp
 from ao_core.numerics import grid_shape
 from ao_core.spec import Spec
 from ao_core.tensor.qtensor import QTensor
@@ -67,7 +67,7 @@ class AttendCall:
     #: of queries, tail and result
     dtype: torch.dtype
     attention: Attention
-    #: whether there is a `center`, a `start`, and `sinks`
+    #: whether there is a `center`, a `start` or `stop`, and `sinks`
     centered: bool
     padded: bool
     sinks: bool
@@ -92,10 +92,15 @@ class Leaves:
     Dynamo does not look into a tensor subclass; a record of plain tensors becomes inputs of its graph.
     """
 
+    #: in the order of `QTensor.leaves`
     leaves: tuple[Tensor, ...]
+    #: their names: "qdata", "scale", …
     names: tuple[str, ...]
+    #: the format
     spec: Spec
+    #: of the tensor
     shape: tuple[int, ...]
+    #: the logical dtype
     dtype: torch.dtype
     #: the spec in JSON, an argument of custom ops
     text: str
@@ -151,6 +156,7 @@ def attend(
     tail_value: Tensor | None = None,
     center: Tensor | None = None,
     start: Tensor | None = None,
+    stop: Tensor | None = None,
     sinks: Tensor | None = None,
     scale: float | None = None,
     causal: bool = True,
@@ -161,7 +167,8 @@ def attend(
 
     Head h of the queries reads head h // (Hq / Hkv) of keys and values. Tokens before `counts[1]` are in
     `key` and `value`, those from there to `counts[0]` in the tail: token p is in its slot p % R. A query
-    that sees no token gets 0. Memory that holds no token of these may hold anything.
+    that sees no token gets 0. Memory that holds no token of these may hold anything. There is no gradient. In
+    compiled code `key` and `value` are `Leaves`, made before; see `ao_core.ext.kernels`.
 
     Args:
         q: (B, Hq, T, D), float32, bfloat16, float16 or float64; the query i is token counts[0] − T + i.
@@ -174,6 +181,7 @@ def attend(
         center: float32 (B, Hkv, 1, D), added to each key of `key`, and not to those of the tail.
         start: int64 (B,), the first token that queries of a row of the batch see: those before it are
             padding. None: 0.
+        stop: int64 (B,), the token after the last that queries of a row see. None: counts[0].
         sinks: (Hq,), one more logit for each head, whose weight goes to no value: attention sinks as GPT-OSS
             has them. Not the first tokens of a text, which are tokens like others.
         scale: factor of q·k; None: 1 / √D.
@@ -196,14 +204,32 @@ def attend(
     if torch.compiler.is_compiling():
         from ao_core.tensor.attend_op import traced
 
-        tensors = (counts, tail_key, tail_value, center, start, sinks)
+        tensors = (counts, tail_key, tail_value, center, start, stop, sinks)
         return traced(q, key, value, tensors, (scale, causal, window, softcap))
     mode = _mode(float(scale), causal, window, float(softcap))
     keys, values = (x.tensor() if isinstance(x, Leaves) else x for x in (key, value))
-    others = (tail_key, tail_value, center, start, sinks)
+    others = (tail_key, tail_value, center, start, stop, sinks)
     call = attend_call(q, keys, values, counts, *others, mode)
-    out: Tensor = run(call, q, keys, values, counts, *others, mode)
+    with torch.no_grad():
+        out: Tensor = run(call, q, keys, values, counts, *others, mode)
+    if torch.is_grad_enabled() and q.requires_grad:
+        out = _NoGradient.apply(out, q)  # type: ignore[no-untyped-call]
     return out
+
+
+class _NoGradient(torch.autograd.Function):
+    """A result whose gradient is refused, and not silently missing."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, q: Tensor) -> Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        raise UnsupportedOp(
+            "attend over a quantized cache has no gradient; train with the attention of the model, without "
+            "the cache"
+        )
 
 
 _mode = lru_cache(maxsize=256)(Attention)
@@ -218,6 +244,7 @@ def attend_call(
     tail_value: Tensor | None,
     center: Tensor | None,
     start: Tensor | None,
+    stop: Tensor | None,
     sinks: Tensor | None,
     attention: Attention,
 ) -> AttendCall:
@@ -238,6 +265,7 @@ def attend_call(
         ("tail_value", tail_value, (batch, heads, slots, value.shape[3]), q.dtype),
         ("center", center, (batch, heads, 1, dim), torch.float32),
         ("start", start, (batch,), torch.int64),
+        ("stop", stop, (batch,), torch.int64),
         ("sinks", sinks, (q.shape[1],), None),
     )
     for name, tensor, form, dtype in forms:
@@ -253,7 +281,7 @@ def attend_call(
         q.dtype,
         attention,
         center is not None,
-        start is not None,
+        start is not None or stop is not None,
         sinks is not None,
         q.device.type,
     )
@@ -269,6 +297,10 @@ def _check_form(
         )
 
 
+def _is_as_stored(x: object) -> bool:
+    return isinstance(x, QTensor) and x.dim() == 4 and not x.is_permuted
+
+
 def _check_operands(q: Tensor, key: QTensor, value: QTensor) -> None:
     if q.dim() != 4 or q.dtype not in _DTYPES:
         raise ConfigError(
@@ -276,7 +308,7 @@ def _check_operands(q: Tensor, key: QTensor, value: QTensor) -> None:
             "float16 or float64"
         )
     for name, x in (("key", key), ("value", value)):
-        if not isinstance(x, QTensor) or x.dim() != 4 or x.is_permuted:
+        if not _is_as_stored(x):
             raise ConfigError(
                 f"{name}={shown(x)}: use a QTensor of (B, Hkv, S, D) whose dimensions are as they were "
                 "quantized"
@@ -293,7 +325,7 @@ def _check_operands(q: Tensor, key: QTensor, value: QTensor) -> None:
             )
         if x.device != q.device:
             raise ConfigError(f"{name} is on {x.device}, and q on {q.device}; move one of them")
-    if prod(key.shape[:3]) != prod(value.shape[:3]) or key.shape[:3] != value.shape[:3]:
+    if key.shape[:3] != value.shape[:3]:
         raise ConfigError(
             f"key {tuple(key.shape)} and value {tuple(value.shape)} must agree in all but the last dimension"
         )

@@ -43,6 +43,8 @@ class Attending:
     centered: bool = False
     #: tokens of padding in the first row of the batch; more in others
     padding: int | None = None
+    #: tokens at the end that the first row of the batch does not see; fewer in others
+    behind: int | None = None
     sinks: bool = False
     causal: bool = True
     window: int = 0
@@ -74,6 +76,8 @@ class _Attend(OpTrial):
         Attending(9, 2, 130, 90, window=20),
         Attending(1, 2, 130, 90, window=150, padding=100),
         Attending(4, 2, 77, causal=False, centered=True),
+        Attending(3, 2, 110, 20, causal=False, padding=3, behind=25),
+        Attending(6, 1, 130, behind=2),
         Attending(1, 3, 130, 5, softcap=1.5, centered=True, sinks=True),
     )
 
@@ -106,7 +110,7 @@ class _Attend(OpTrial):
             case.dtype,
             _mode(batch, dim),
             batch.centered,
-            batch.padding is not None,
+            batch.padding is not None or batch.behind is not None,
             batch.sinks,
             case.device,
             op,
@@ -141,6 +145,9 @@ class _Attend(OpTrial):
         start = None
         if batch.padding is not None:
             start = torch.arange(rows, device=device) + batch.padding
+        stop = None
+        if batch.behind is not None:
+            stop = tokens - (batch.behind - torch.arange(rows, device=device)).clamp(min=0)
         sinks = draw(6, heads * batch.group) if batch.sinks else None
         args = (
             q,
@@ -150,6 +157,7 @@ class _Attend(OpTrial):
             *(tail if slots else (None, None)),
             center,
             start,
+            stop,
             sinks,
             _mode(batch, dim),
         )
@@ -180,6 +188,7 @@ def attended(
     tail_value: Tensor | None,
     center: Tensor | None,
     start: Tensor | None,
+    stop: Tensor | None,
     sinks: Tensor | None,
     attention: Attention,
 ) -> Tensor:
@@ -205,6 +214,8 @@ def attended(
         seen &= place > own - attention.window
     if start is not None:
         seen &= place >= start[:, None, None, None]
+    if stop is not None:
+        seen &= place < stop[:, None, None, None]
     weights = logits.exp() * seen
     total = weights.sum(-1, keepdim=True)
     if sinks is not None:

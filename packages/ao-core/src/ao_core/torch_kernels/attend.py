@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import lcm
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ __all__ = ["attend"]
 #: tokens that a tile has a multiple of, unless scales are of other blocks
 _BLOCK = 128
 #: elements of the keys and values of a tile, and of its logits, unless one block or query has more
-_TILE, _LOGITS = 1 << 20, 1 << 21
+_TILE, _LOGITS = 1 << 20, 1 << 20
 
 
 def attend(
@@ -33,6 +34,7 @@ def attend(
     tail_value: Tensor | None,
     center: Tensor | None,
     start: Tensor | None,
+    stop: Tensor | None,
     sinks: Tensor | None,
     attention: Attention,
 ) -> Tensor:
@@ -68,7 +70,7 @@ def attend(
     for begin, end, k, v in _tiles(
         first, tokens, coded, block, step, key, value, tail_key, tail_value, center, wide
     ):
-        _fold(q_BHTGD, k, v, places[begin:end], state, start, attention, tokens)
+        _fold(q_BHTGD, k, v, places[begin:end], state, start, stop, attention, tokens)
     result = out / torch.where(total == 0, 1.0, total)
     return result.transpose(2, 3).reshape(*q.shape[:3], value_dim).to(q.dtype).contiguous()
 
@@ -105,10 +107,11 @@ def _tiles(
         end = min(begin + step, coded)
         stop = min(-(-end // block) * block, key.shape[2])  # tokens of a block may share a scale
         k, v = (
-            x.narrow(2, begin, stop - begin).dequantize(torch.float32)[:, :, : end - begin]
+            cast("QTensor", x.narrow(2, begin, stop - begin)).dequantize(torch.float32)
             for x in (key, value)
         )
-        yield begin, end, (k if center is None else k + center).to(dtype), v.to(dtype)
+        k, v = (x[:, :, : end - begin] for x in (k if center is None else k + center, v))
+        yield begin, end, k.to(dtype), v.to(dtype)
     if tail_key is None or tail_value is None:
         return
     for begin in range(max(coded, first), tokens, step):
@@ -125,6 +128,7 @@ def _fold(
     places: Tensor,
     state: tuple[Tensor, Tensor, Tensor],
     start: Tensor | None,
+    stop: Tensor | None,
     attention: Attention,
     tokens: int,
 ) -> None:
@@ -143,7 +147,7 @@ def _fold(
         logits = (q @ k_BHSD.transpose(-2, -1)).view(batch, heads, len(own), group, len(places))
         if attention.softcap:
             logits = attention.softcap * torch.tanh(logits / attention.softcap)
-        hidden = _hidden(own, places, start, attention)
+        hidden = _hidden(own, places, start, stop, attention)
         if hidden is not None:
             logits = logits.masked_fill(hidden, -torch.inf)
         greatest, total, out = (x[:, :, part] for x in state)
@@ -157,7 +161,11 @@ def _fold(
 
 
 def _hidden(
-    own: Tensor, places: Tensor, start: Tensor | None, attention: Attention
+    own: Tensor,
+    places: Tensor,
+    start: Tensor | None,
+    stop: Tensor | None,
+    attention: Attention,
 ) -> Tensor | None:
     """Which tokens of a tile a query does not see: broadcasts to (B, Hkv, T, G, S); None: it sees all."""
     hidden: Tensor | None = None
@@ -167,7 +175,11 @@ def _hidden(
         if attention.window:
             out_of_sight = out_of_sight | (behind >= attention.window)
         hidden = out_of_sight[None, None, :, None]
-    if start is not None:
-        before = (places < start[:, None])[:, None, None, None]
-        hidden = before if hidden is None else hidden | before
+    for padding in (
+        None if start is None else places < start[:, None],
+        None if stop is None else places >= stop[:, None],
+    ):
+        if padding is not None:
+            padding = padding[:, None, None, None]
+            hidden = padding if hidden is None else hidden | padding
     return hidden

@@ -1,0 +1,88 @@
+"""Measure what quantized keys and values cost SmolLM2-135M, where every token is read from the cache.
+
+Prints a table in Markdown. No token is exact but the weights are, so the figures are of the cache alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from smollm2 import evaluate, model
+from torch import Tensor, nn
+
+from ao_quant.kv_cache import KV_RECIPES, KVCacheConfig, append_, attend_to, bytes_per_token, new_kv
+
+#: tokens in a window, all of them in whole blocks
+CONTEXT = 1024
+
+
+def attention(
+    config: KVCacheConfig,
+    sizes: list[float],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in place of its own attention: a cache of one layer, filled and read."""
+    assert attention_mask is None, "windows have no padding"
+    batch, heads, tokens, dim = key.shape
+    kv = new_kv(config, batch, heads, dim, tokens, value_dim=value.shape[3], dtype=key.dtype)
+    append_(kv, key, value)
+    sizes.append(bytes_per_token(kv))
+    return attend_to(kv, query, scale=scaling).transpose(1, 2), None
+
+
+@torch.inference_mode()
+def predict(network: nn.Module, window: Tensor) -> Tensor:
+    """The logarithms of the probabilities of the next token, (tokens − 1, vocabulary)."""
+    return F.log_softmax(network(window[None], use_cache=False).logits[0, :-1].float(), dim=-1)
+
+
+def main() -> None:
+    """Measure all recipes, or those that are named."""
+    from transformers import AttentionInterface
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipes", nargs="*", default=list(KV_RECIPES))
+    parser.add_argument("--windows", type=int, default=3, help=f"of {CONTEXT} tokens of text")
+    arguments = parser.parse_args()
+    network: Any = model.load()
+    tokens = model.tokens(evaluate.text())
+    starts = torch.linspace(0, len(tokens) - CONTEXT, arguments.windows).long().tolist()
+    print("| cache | bytes per token | KL, nats | perplexity | same likeliest token |")
+    print("| --- | --- | --- | --- | --- |")
+    for name in arguments.recipes:
+        sizes: list[float] = []
+        config = replace(KV_RECIPES[name], window=0)
+        AttentionInterface.register(f"ao_{name}", partial(attention, config, sizes))
+        sums = torch.zeros(3, dtype=torch.float64)
+        for start in starts:
+            window = tokens[start : start + CONTEXT]
+            network.set_attn_implementation("sdpa")
+            exact = predict(network, window)
+            network.set_attn_implementation(f"ao_{name}")
+            found = predict(network, window)
+            kl = F.kl_div(found, exact, log_target=True, reduction="sum")
+            loss = F.nll_loss(found, window[1:], reduction="sum")
+            same = (found.argmax(-1) == exact.argmax(-1)).sum()
+            sums += torch.stack([kl, loss, same]).double()
+        kl, loss, same = (sums / (len(starts) * (CONTEXT - 1))).tolist()
+        layers = len(network.model.layers)
+        size = layers * sizes[0]
+        print(
+            f"| {name} | {size:.0f} | {kl:.5f} | {torch.tensor(loss).exp():.3f} | {same:.3f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
