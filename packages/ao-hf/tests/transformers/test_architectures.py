@@ -16,6 +16,7 @@ _spec.loader.exec_module(trials)
 QUICK = ("on the fly", "generate", "save → load", "save again", "ao quantize", "adapters")
 BY_NAME = {architecture.name: architecture for architecture in trials.ARCHITECTURES}
 
+
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out")  # PEFT sets it itself
 @pytest.mark.parametrize("name", ["Mixtral", "GPT-2", "T5"])
 def test_quick_columns(name):

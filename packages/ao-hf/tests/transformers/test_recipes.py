@@ -14,4 +14,6 @@ def test_every_recipe_is_the_same_bits_on_each_way(tmp_path):
     found = trials.tried(tmp_path)
     wrong = {name: row for name, row in found.items() if set(row.values()) != {"yes"}}
     assert not wrong
-    assert {"int4_weight_only", "nf4_weight_only", "mx_weight_only", "codebook_weight_only"} <= set(found)
+    assert {"int4_weight_only", "nf4_weight_only", "mx_weight_only", "codebook_weight_only"} <= set(
+        found
+    )
