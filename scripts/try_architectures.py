@@ -1,7 +1,7 @@
 """Write docs/hf/architectures.md: what works with which model of transformers, and with which recipe.
 
-Each model is tried in a process of its own, so that a crash or a hang is a cell. Arguments are columns, in place
-of all; cells of others are those of earlier runs, from build/architectures.json. Takes an hour.
+Each model is tried in a process of its own, so that a crash or a hang is a cell. Arguments are columns, in
+place of all; cells of others are those of earlier runs, from build/architectures.json. Takes an hour.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ TRIALS = ROOT / "packages" / "ao-hf" / "tests" / "transformers"
 LIMIT = 2400
 INTRO = """# Architectures of transformers
 
-Small models with random weights, and three real ones, quantized to int8 with one scale per row (`int8_weight_only`), on a CPU.
-`scripts/try_architectures.py` writes this page.
+Small models with random weights, and three real ones, quantized to int8 with one scale per row
+(`int8_weight_only`), on a CPU. `scripts/try_architectures.py` writes this page.
 A cell is “yes”, or says what happens instead; “–” is what such a model does not do.
 
 | column | what is compared |
 | --- | --- |
 | on the fly | outputs: those of `quantize_` on the loaded model; of the dequantized one, to 1e-4 |
-| generate | greedy with and without a cache and in a padded batch, token for token; three beams and samples of one seed, with the dequantized model |
-| static cache | greedy with a cache of a fixed size, token for token |
-| assisted | greedy with the tokens that another model drafts, token for token |
+| generate | tokens: greedy with and without a cache and in a padded batch; beams and samples, dequantized |
+| static cache | tokens: greedy with a cache of a fixed size |
+| assisted | tokens: greedy with a draft of another model |
 | save → load | outputs after `save_pretrained` in shards and `from_pretrained`, bit for bit |
 | save again | files of the loaded model, tensor for tensor |
-| ao quantize | a folder quantized from its files, with what `save_pretrained` writes: the same parameters, and the same bytes wherever names are the same |
+| ao quantize | parameters and outputs; files with those of `save_pretrained`, wherever names are the same |
 | adapters | a training step of LoRA on all linear layers |
 | new process | outputs of a process that imports ao_hf and loads the folder, bit for bit |
-| compile | outputs under `torch.compile`, to 1e-3, and breaks of the graph |
+| compile | outputs under `torch.compile`, to 1e-3; breaks of the graph are counted |
 
 """
 REAL = """
 ## What it costs the real models
 
-Mean over the tokens or texts. {notes}
+{notes}
 
 | model | measure | `int8_weight_only` | `int4_weight_only` |
 | --- | --- | --- | --- |
@@ -53,8 +53,8 @@ Mean over the tokens or texts. {notes}
 RECIPES = """
 ## Recipes
 
-A small Llama has one linear layer for each recipe; its sizes (48 × 80) are no multiples of a group. The columns are those above: formats, parts and
-products of each layer are compared bit for bit. Training recipes that keep weights dense are not in the table.
+A small Llama has one linear layer for each recipe, of sizes that are no multiples of a group (48 × 80).
+Format, parts and products of each layer are compared bit for bit. Recipes with dense weights are left out.
 
 """
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import transformers as tf
 from torch import nn
+from torch._dynamo.utils import counters
 from transformers.pytorch_utils import Conv1D
 
 from ao_core import QTensor, dequantize_, open_checkpoint, quantize_
@@ -55,6 +56,8 @@ class Architecture:
     inputs: Callable[[], dict[str, torch.Tensor]]
     #: what it generates text from: names of inputs; empty where it does not
     prompt: tuple[str, ...] = ()
+    #: of files, so that there are several
+    shard: str = "50KB"
 
 
 def _tokens() -> dict[str, torch.Tensor]:
@@ -217,7 +220,7 @@ class _Trial:
     """One architecture, made, saved, and quantized while it is loaded."""
 
     def __init__(self, architecture: Architecture, config: str, folder: Path) -> None:
-        self.config, self.folder = config, folder
+        self.config, self.folder, self.shard = config, folder, architecture.shard
         self.inputs = architecture.inputs()
         self.prompt = {name: self.inputs[name] for name in architecture.prompt}
         torch.manual_seed(0)
@@ -306,7 +309,7 @@ class _Trial:
 
     def save(self) -> str | None:
         """What was saved loads bit-equal."""
-        self.model.save_pretrained(self.folder / "q", max_shard_size="50KB")
+        self.model.save_pretrained(self.folder / "q", max_shard_size=self.shard)
         again = self.kind.from_pretrained(self.folder / "q")
         same = _equal(_outputs(again, self.inputs), _outputs(self.model, self.inputs))
         return None if same else "the loaded model computes something else"
@@ -314,7 +317,7 @@ class _Trial:
     def save_again(self) -> str | None:
         """What was loaded saves bit-equal."""
         again = self.kind.from_pretrained(self.folder / "q")
-        again.save_pretrained(self.folder / "again", max_shard_size="50KB")
+        again.save_pretrained(self.folder / "again", max_shard_size=self.shard)
         first, second = (open_checkpoint(self.folder / name) for name in ("q", "again"))
         if first.entries != second.entries:
             return "other entries"
@@ -380,15 +383,17 @@ class _Trial:
         return "quantized weights are trained" if frozen else None
 
     def compile(self) -> str | None:
-        """The compiled model computes the same, but for the order of sums."""
+        """The compiled model computes the same, but for the order of sums; with breaks of its graph."""
         torch.compiler.reset()
+        counters.clear()
         compiled = torch.compile(self.model)
         for found, expected in zip(
             _outputs(compiled, self.inputs), _outputs(self.model, self.inputs), strict=True
         ):
             if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3):
                 return f"compiled, it differs by {float((found - expected).abs().max()):.2g}"
-        return None
+        breaks = sum(counters["graph_break"].values())
+        return f"yes, with {breaks} breaks of the graph" if breaks else None
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -38,7 +39,7 @@ def folder_model(folder: Path, name: str, names: Sequence[str]) -> FolderModel |
         name: of the class of the model.
         names: of the tensors in its files.
     """
-    kind = getattr(transformers, name, None) if name in dir(transformers) else None
+    kind: Any = getattr(transformers, name, None) if name in dir(transformers) else None
     if not isinstance(kind, type) or not issubclass(kind, PreTrainedModel):
         return f"transformers {transformers.__version__} has no model class {name!r}"
     try:
