@@ -80,18 +80,19 @@ def quantized(dtype: str, group: int) -> tuple[nn.Linear, torch.Tensor]:
     """A layer with a bias, and its dense weight."""
     layer = nn.Linear(2 * group, 2 * group)
     dense = layer.weight.detach()
-    spec = Spec(dtype, (1, group), zero_point="int" if dtype == "uint4" else "none")
+    spec = Spec(dtype, (1, group), zero_point="int" if dtype[0] == "u" else "none")
     layer.weight = nn.Parameter(quantize_tensor(dense, spec), requires_grad=False)
     return layer, dense
 
 
 FUSED = [("uint4", group) for group in (16, 32, 64, 128, 256)]
+FUSED += [(dtype, 32) for dtype in ("uint2", "int3", "uint8", "int8")]
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("dtype", "group", "fused"),
-    [*((*pair, True) for pair in FUSED), ("int3", 32, True), ("uint4", 48, False)],
+    [*((*pair, True) for pair in FUSED), ("uint4", 48, False)],
 )
 def test_groups(dtype: str, group: int, fused: bool, tmp_path: Path) -> None:
     """Those of a size that is no power of two are dequantized at each call."""
@@ -104,7 +105,7 @@ def test_groups(dtype: str, group: int, fused: bool, tmp_path: Path) -> None:
     found = torch.from_numpy(session.run(None, {name: x.numpy()})[0])
     with torch.no_grad():
         assert error(found, layer(x)) < 1e-5
-        assert 1e-3 < error(found, nn.functional.linear(x, dense, layer.bias)) < 0.5
+        assert 1e-3 < error(found, nn.functional.linear(x, dense, layer.bias)) < 0.6
 
 
 @pytest.mark.filterwarnings("ignore")
