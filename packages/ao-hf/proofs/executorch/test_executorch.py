@@ -45,6 +45,12 @@ def test_a_llama(
     assert lowered.left == left
     assert lowered.delegates > 0
     assert lowered.nbytes == path.stat().st_size
+    linears = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+    assert len(linears) == 8
+    # bytes of codes, of scales and of the graph; dense weights have four for each element
+    elements = sum(layer.weight.numel() for layer in linears)
+    embedding = model.model.model.embed_tokens.weight.nbytes
+    assert elements / 2 < lowered.nbytes - embedding < 3 * elements
     found = Runtime.get().load_program(path).load_method("forward").execute([ids])[0]
     with torch.no_grad():
         expected = model(ids)

@@ -1,20 +1,22 @@
-"""A quantized model saved by two ranks is the file of one process, and loads on four."""
+"""A quantized model saved by two ranks is the file of one process, and loads on one and on four."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ao_core import Spec, quantize_, quantize_tensor, save_model
+from ao_core import QTensor, Spec, quantize_, quantize_tensor, save_model
 from ao_core.ext import CheckpointError, UnsupportedOp
 from ao_core.testing.programs import run_ranks
-from ao_hf.export.flat import flatten_state
+from ao_hf.export.flat import flatten_state, restored
 from ao_hf.export.sharded import load_sharded, save_sharded
 
 WORKER = Path(__file__).with_name("sharded_worker.py")
@@ -26,8 +28,8 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_two_ranks_save_what_four_load(tmp_path: Path) -> None:
-    for what, ranks in (("save", 2), ("load", 4)):
+def test_two_ranks_save_what_one_and_four_load(tmp_path: Path) -> None:
+    for what, ranks in (("save", 2), ("load", 1), ("load", 4)):
         here = tmp_path / f"{what}{ranks}"
         here.mkdir()
         output = run_ranks(WORKER, ranks, here, what, str(tmp_path), *NAMES)
@@ -36,6 +38,7 @@ def test_two_ranks_save_what_four_load(tmp_path: Path) -> None:
         whole = files(tmp_path / name / "whole")
         assert len(whole) > 2
         assert files(tmp_path / name / "sharded") == whole
+        assert files(tmp_path / name / "again1") == whole
         assert files(tmp_path / name / "again4") == whole
 
 
@@ -53,6 +56,32 @@ def test_without_processes_it_is_save_model(tmp_path: Path) -> None:
     assert files(tmp_path / "one") == files(tmp_path / "whole")
     other = tiny("int4_weight_only/g32-asymmetric")
     load_sharded(other, tmp_path / "whole")
+    x = torch.randn(3, 64)
+    assert torch.equal(other(x), model(x))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("recipe", ["int4_weight_only/g32-asymmetric", "nf4_weight_only"])
+@pytest.mark.parametrize(
+    ("writer", "reader"),
+    [
+        (dcp.HuggingFaceStorageWriter, dcp.HuggingFaceStorageReader),
+        (dcp.FileSystemWriter, dcp.FileSystemReader),
+    ],
+    ids=["safetensors", "torch"],
+)
+def test_writers_and_readers_of_torch_take_flat_states(
+    writer: Any, reader: Any, recipe: str, tmp_path: Path
+) -> None:
+    model, other = tiny(recipe), tiny(recipe)
+    flat: dict[str, Any] = dict(flatten_state(model.state_dict()).tensors)
+    dcp.save(flat, storage_writer=writer(str(tmp_path)), no_dist=True)
+    state = other.state_dict()
+    fresh = {name: torch.empty_like(t) for name, t in flatten_state(state).tensors.items()}
+    dcp.load(fresh, storage_reader=reader(str(tmp_path)), no_dist=True)
+    for name, tensor in state.items():
+        whole = restored(tensor, name, fresh) if isinstance(tensor, QTensor) else fresh[name]
+        tensor.copy_(whole)
     x = torch.randn(3, 64)
     assert torch.equal(other(x), model(x))
 

@@ -65,6 +65,17 @@ def test_a_single_layer_with_a_bias_and_odd_sizes() -> None:
     assert spelled(x[:0]).shape == (0, 3, 7)
 
 
+def test_a_layer_that_a_model_holds_twice_stays_one() -> None:
+    layer = nn.Linear(32, 32)
+    quantize_(layer, "int8_weight_only")
+    model = nn.Sequential(layer, nn.ReLU(), layer)
+    spelled = spell_linears(model)
+    assert isinstance(spelled[0], SpelledLinear)  # type: ignore[index]
+    assert spelled[2] is spelled[0]  # type: ignore[index]
+    x = torch.randn(2, 32)
+    torch.testing.assert_close(spelled(x), model(x), rtol=1e-5, atol=1e-6)
+
+
 def test_the_graph_has_the_ops_that_compilers_match() -> None:
     model = nn.Sequential(nn.Linear(64, 32))
     quantize_(model, "int8_dynamic_activation_int4_weight")

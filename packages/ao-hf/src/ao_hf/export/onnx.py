@@ -71,6 +71,6 @@ def _bits(model: nn.Module) -> dict[str, tuple[int, bool]]:
     """By the name of a tensor of codes: bits, and whether they have a sign."""
     return {
         f"{name}.codes" if name else "codes": (module.format.bits, module.format.low < 0)
-        for name, module in model.named_modules()
+        for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, SpelledLinear)
     }

@@ -80,7 +80,10 @@ def _dequantize_per_token(
 
 
 def narrowed(model: ir.Model, bits: Mapping[str, tuple[int, bool]]) -> None:
-    """Store codes and zero points in the narrowest integers that ONNX has, in place.
+    """Store codes and zero points in the narrowest integers that ONNX has, in place, as matmuls take them.
+
+    A matmul of ONNX takes the weight as (K, N). Codes are stored so where nothing but matmuls reads them:
+    ONNX Runtime fuses a `DequantizeLinear` of groups only with a matmul right behind it.
 
     Args:
         model: made with `translations`.
@@ -89,32 +92,73 @@ def narrowed(model: ir.Model, bits: Mapping[str, tuple[int, bool]]) -> None:
     Raises:
         RuntimeError: codes are not in the model as integers.
     """
-    nodes = [node for node in model.graph if node.op_type == "DequantizeLinear"]
-    if bits and not nodes:
+    readers: dict[str, list[ir.Node]] = {}
+    for node in model.graph:
+        if node.op_type == "DequantizeLinear":
+            codes = node.inputs[0]
+            if codes is None or codes.name not in bits:
+                raise RuntimeError(
+                    f"{node.name} dequantizes {codes}, which is no weight of the model"
+                )
+            readers.setdefault(codes.name, []).append(node)
+    if bits and not readers:
         raise RuntimeError("torch.onnx folded the codes of all weights into dense ones")
-    for node in nodes:
-        codes, points = node.inputs[0], node.inputs[2]
-        if codes is None or codes.name not in bits:
-            raise RuntimeError(f"{node.name} dequantizes {codes}, which is no weight of the model")
-        width, signed = bits[codes.name]
-        dtype = _TYPES[(4 if width <= 4 else 8, signed)]
-        _narrow(codes, dtype)
-        values = None if points is None else points.const_value.numpy()
-        if values is None or not values.any():
-            node.resize_inputs(2)
-            continue
-        # equal zero points of several layers are one tensor, which may be of several widths now
-        own = ir.Value(name=f"{codes.name}.zero_point", const_value=ir.Tensor(values))
-        model.graph.register_initializer(own)
-        _narrow(own, dtype)
-        node.replace_input_with(2, own)
+    for name, nodes in readers.items():
+        width, signed = bits[name]
+        _store(model, name, nodes, _TYPES[(4 if width <= 4 else 8, signed)])
     for name, value in list(model.graph.initializers.items()):
         if not value.uses():
             del model.graph.initializers[name]
 
 
-def _narrow(value: ir.Value, dtype: ir.DataType) -> None:
-    assert value.const_value is not None
-    values = value.const_value.numpy().astype(dtype.numpy())
-    value.const_value = ir.Tensor(values, dtype=dtype, name=value.name)
-    value.dtype, value.shape = dtype, value.const_value.shape
+def _store(model: ir.Model, name: str, nodes: list[ir.Node], dtype: ir.DataType) -> None:
+    """One weight, which all `nodes` dequantize: a layer that is called twice has two."""
+    transposed = all(_is_transposed(node.outputs[0]) for node in nodes)
+
+    def own(part: str, value: ir.Value | None, dtype: ir.DataType | None = None) -> Any:
+        """A tensor of this weight alone; equal tensors of several layers are one in the model."""
+        if value is None or value.const_value is None:
+            return None
+        array = value.const_value.numpy()
+        array = array if dtype is None else array.astype(dtype.numpy())
+        array = array.T.copy() if transposed else array
+        tensor = ir.Tensor(array, dtype=dtype or value.const_value.dtype, name=f"{name}{part}")
+        made = ir.Value(name=tensor.name, const_value=tensor, shape=tensor.shape)
+        made.dtype = tensor.dtype
+        return made
+
+    codes, scale, points = nodes[0].inputs
+    inputs = [own("", codes, dtype), own(".scale", scale), own(".zero_point", points, dtype)]
+    if inputs[2] is None or not inputs[2].const_value.numpy().any():
+        inputs.pop()
+    del model.graph.initializers[name]  # of the same name as the new one
+    for value in inputs:
+        model.graph.register_initializer(value)
+    for node in nodes:
+        node.resize_inputs(len(inputs))
+        for index, value in enumerate(inputs):
+            node.replace_input_with(index, value)
+        if transposed:
+            node.attributes["axis"] = ir.AttrInt64("axis", 1 - node.attributes["axis"].as_int())
+            _read_transposed(model, node.outputs[0])
+
+
+def _is_transposed(dense: ir.Value) -> bool:
+    """Whether all that reads a dense weight transposes it."""
+    return bool(dense.uses()) and all(
+        (node.op_type == "Transpose" and list(node.attributes["perm"].as_ints()) == [1, 0])
+        or (node.op_type == "Gemm" and index == 1 and node.attributes["transB"].as_int() == 1)
+        for node, index in dense.uses()
+    )
+
+
+def _read_transposed(model: ir.Model, dense: ir.Value) -> None:
+    """What transposed a weight takes it as it is."""
+    if dense.shape is not None:
+        dense.shape = ir.Shape(reversed(dense.shape.dims))
+    for node, _ in dense.uses():
+        if node.op_type == "Gemm":
+            node.attributes["transB"] = ir.AttrInt64("transB", 0)
+            continue
+        ir.convenience.replace_all_uses_with(node.outputs[0], dense)
+        model.graph.remove(node, safe=True)

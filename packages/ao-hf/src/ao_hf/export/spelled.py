@@ -120,13 +120,17 @@ def spell_linears(model: nn.Module) -> nn.Module:
         )
     held = {id(t): t for t in (*model.parameters(), *model.buffers())}
     spelled = copy.deepcopy(model, held)
-    for name, module in list(spelled.named_modules()):
+    made: dict[nn.Module, SpelledLinear] = {}
+    # a layer that a model holds twice stays one
+    for name, module in list(spelled.named_modules(remove_duplicate=False)):
         if isinstance(module, nn.Linear) and isinstance(module.weight, QTensor):
-            layer = SpelledLinear(module.weight, module.bias)
+            if module not in made:
+                made[module] = SpelledLinear(module.weight, module.bias)
+                made[module].train(module.training)
             if not name:
-                return layer.train(model.training)
+                return made[module]
             parent, _, child = name.rpartition(".")
-            setattr(spelled.get_submodule(parent), child, layer.train(module.training))
+            setattr(spelled.get_submodule(parent), child, made[module])
     return spelled
 
 
