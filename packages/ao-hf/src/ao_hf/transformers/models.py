@@ -92,7 +92,8 @@ def follow(model: nn.Module, report: Report) -> None:
         return  # low-precision training: what is stored is dense
     before = getattr(model.config, "quantization_config", None)
     if isinstance(before, AoConfig):
-        base = model.hf_quantizer.base_model
+        # models may share a configuration, and only one of them be known by it
+        base = getattr(getattr(model, "hf_quantizer", None), "base_model", None)
         done = sequence(before.config, report.config)
         attach(model, AoConfig.of_dict(done, before.modules_to_not_convert))
     else:
