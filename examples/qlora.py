@@ -6,7 +6,7 @@
     python3 examples/qlora.py --compare           # trains LoRA over bfloat16 weights beside it
     python3 examples/qlora.py --tiny              # a small random model, in seconds
 
-The text is the documentation that Python brings with it.
+`main` has the steps. The text is the documentation that Python brings with it.
 """
 
 # %%
@@ -56,8 +56,10 @@ class Run:
     trained: int
     gradients: int
     optimizer: int
+    #: of each step, and its time; then of text that was not trained on
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    held_out: float | None = None
 
     @property
     def kept(self) -> int:
@@ -67,16 +69,31 @@ class Run:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Run]:
     args = parse_args(arguments)
+
+    # 1. A model in bfloat16, and the tokens of a text to train it on. The last tenth of the text is held out.
     torch.manual_seed(args.seed)
     load, tokens = tiny() if args.tiny else smollm2()
-    batches = draw(tokens, args)
-    runs = {"QLoRA": start("QLoRA", load, args)}
+    text, held_out = split(tokens, args)
+
+    # 2. Weights in NF4, whose scales are quantized too, and adapters in float32 over all linear layers. The
+    #    adapters begin as what quantization took from the outputs of their layers on the text.
+    runs = {"QLoRA": start("QLoRA", load, args, text)}
+
+    # 3. For comparison: the same adapters over weights in bfloat16, and an optimizer with float32 state.
     if args.compare:
-        runs["LoRA"] = start("LoRA", load, args)
-    train(runs, batches)
+        runs["LoRA"] = start("LoRA", load, args, text)
+
+    # 4. Training: autocast to bfloat16; activations are computed again in the backward pass.
+    train(runs, draw(text, args))
+    for state in runs.values():
+        state.run.held_out = loss_on(state.model, held_out)
+
+    # 5. What it took, beside what full fine-tuning would take.
     done = {name: state.run for name, state in runs.items()}
     done["full fine-tuning"] = full_fine_tuning(load)
     print(table(done))
+
+    # 6. The adapter in PEFT's own format, the loss of each step as a plot, and all figures.
     args.folder.mkdir(parents=True, exist_ok=True)
     runs["QLoRA"].model.save_pretrained(args.folder / "adapter")
     plot(done, args.folder / "loss.png")
@@ -97,9 +114,15 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-4, help="learning rate (2e-4)")
     parser.add_argument(
         "--init",
-        choices=("zero", "loftq", "pissa"),
-        default="zero",
-        help="what adapters over quantized weights begin with (zero)",
+        choices=("data", "zero", "loftq", "pissa"),
+        default="data",
+        help="what adapters over quantized weights begin with (data: the error of outputs on the text)",
+    )
+    parser.add_argument(
+        "--no-checkpointing",
+        dest="checkpointing",
+        action="store_false",
+        help="keep activations for the backward pass",
     )
     parser.add_argument("--dora", action="store_true", help="DoRA in place of LoRA")
     parser.add_argument("--seed", type=int, default=0, help="of adapters and batches (0)")
@@ -151,6 +174,18 @@ def tiny() -> tuple[Callable[[], nn.Module], Tensor]:
     return load, torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
 
+def split(tokens: Tensor, args: argparse.Namespace) -> tuple[Tensor, Tensor]:
+    """The first nine tenths of the tokens, to train on, and windows of the rest, (windows, context)."""
+    count = len(tokens) * 9 // 10
+    return tokens[:count], spread(tokens[count:], 8, args.context)
+
+
+def spread(tokens: Tensor, count: int, context: int) -> Tensor:
+    """So many windows, evenly spread over a text, (count, context)."""
+    starts = torch.linspace(0, len(tokens) - context, count).long().tolist()
+    return torch.stack([tokens[start : start + context] for start in starts])
+
+
 def draw(tokens: Tensor, args: argparse.Namespace) -> list[Tensor]:
     """Batches of sequences from anywhere in the text, (batch, context)."""
     generator = torch.Generator().manual_seed(args.seed)
@@ -174,15 +209,19 @@ class State:
     run: Run
 
 
-def start(name: str, load: Callable[[], nn.Module], args: argparse.Namespace) -> State:
+def start(
+    name: str, load: Callable[[], nn.Module], args: argparse.Namespace, text: Tensor
+) -> State:
     """A model with adapters and its optimizer; LoRA is the same over bfloat16, with torch's AdamW."""
-    model = load()
+    model: Any = load()
+    model.config.use_cache = False  # of no use in training
     if name == "QLoRA":
         print(f"{quantize_(model, CONFIG).coverage:.1f} % of the bytes are quantized")
-        model = prepare_model_for_kbit_training(model)
+        model = prepare_model_for_kbit_training(model, args.checkpointing)
     else:
         model.requires_grad_(False)
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        if args.checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": False})
     config = peft.LoraConfig(
         r=args.rank,
         lora_alpha=2 * args.rank,
@@ -192,7 +231,10 @@ def start(name: str, load: Callable[[], nn.Module], args: argparse.Namespace) ->
     )
     torch.manual_seed(args.seed)  # both begin with the same adapters
     model = peft.get_peft_model(model, over_quantized(config)).train()
-    if name == "QLoRA" and args.init != "zero":
+    if name == "QLoRA" and args.init == "data":
+        data = [{"input_ids": row[None]} for row in spread(text, 16, min(128, len(text)))]
+        initialize_adapters_(model, load(), data=data, progress=True)
+    elif name == "QLoRA" and args.init != "zero":
         initialize_adapters_(model, load(), args.init, progress=True)
     trained = [p for p in model.parameters() if p.requires_grad]
     make = AdamW8bit if name == "QLoRA" else torch.optim.AdamW
@@ -202,19 +244,34 @@ def start(name: str, load: Callable[[], nn.Module], args: argparse.Namespace) ->
     return State(model, make(trained, lr=args.lr, weight_decay=0.0), run)
 
 
+def step(state: State, tokens: Tensor) -> None:
+    """One step of the optimizer on a batch."""
+    begin = time.perf_counter()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = state.model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    state.optimizer.step()
+    state.optimizer.zero_grad()
+    state.run.seconds.append(time.perf_counter() - begin)
+    state.run.losses.append(float(loss.detach()))
+
+
+@torch.no_grad()
+def loss_on(model: nn.Module, windows: Tensor) -> float:
+    """The mean loss of windows, (windows, context)."""
+    model.eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = [float(model(input_ids=row[None], labels=row[None]).loss) for row in windows]
+    model.train()
+    return statistics.mean(losses)
+
+
 def train(states: dict[str, State], batches: list[Tensor]) -> None:
     """All models on the same batches, step by step in turn, so that their times can be compared."""
     bar = tqdm(batches, desc=" and ".join(states), unit="step")
     for tokens in bar:
         for state in states.values():
-            begin = time.perf_counter()
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = state.model(input_ids=tokens, labels=tokens).loss
-            loss.backward()
-            state.optimizer.step()
-            state.optimizer.zero_grad()
-            state.run.seconds.append(time.perf_counter() - begin)
-            state.run.losses.append(float(loss.detach()))
+            step(state, tokens)
         bar.set_postfix({name: f"{state.run.losses[-1]:.3f}" for name, state in states.items()})
     for state in states.values():
         state.run.optimizer = state_report(state.optimizer).total.state_bytes
@@ -242,17 +299,18 @@ def bytes_of(tensor: Tensor) -> int:
 def table(runs: dict[str, Run]) -> str:
     """Memory in MB, and what else was measured; the loss is the mean over the last quarter."""
     lines = [
-        "| | frozen | trained | optimizer | weights and optimizer | gradients | loss | s/step |",
-        "| --- | --: | --: | --: | --: | --: | --: | --: |",
+        "| | frozen | trained | optimizer | weights and optimizer | gradients | loss | held out | s/step |",
+        "| --- | --: | --: | --: | --: | --: | --: | --: | --: |",
     ]
     for name, run in runs.items():
         sizes = (run.frozen, run.trained, run.optimizer, run.kept, run.gradients)
         cells = [f"{size / 1e6:.1f}" for size in sizes]
         if run.losses:
             last = run.losses[-max(len(run.losses) // 4, 1) :]
-            cells += [f"{statistics.mean(last):.4f}", f"{statistics.median(run.seconds):.2f}"]
+            cells += [f"{statistics.mean(last):.4f}", f"{run.held_out:.4f}"]
+            cells.append(f"{statistics.median(run.seconds):.2f}")
         else:
-            cells += ["", ""]
+            cells += ["", "", ""]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     if "LoRA" in runs:
         pairs = zip(runs["QLoRA"].seconds, runs["LoRA"].seconds, strict=True)

@@ -12,11 +12,11 @@ import torch
 
 from ao_core.config import Config
 from ao_core.errors import FrozenError, PluginError, UnknownNameError
+from ao_core.folder_records import FolderKind
 from ao_core.records import (
     Algorithm,
     Call,
     DType,
-    FolderKind,
     Kernel,
     Op,
     Recipe,

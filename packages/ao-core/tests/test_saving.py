@@ -100,6 +100,23 @@ def test_every_format_comes_back_bit_for_bit(tmp_path, build, size):
     assert new.steps.item() == 7
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["scale", "scale of scales"])
+def test_static_activations_come_back(tmp_path, shared):
+    act = Spec("int8", (WHOLE, WHOLE), static=True)
+    if shared:  # blocks choose their scales, and these share a static one
+        act = Spec("f4e2m1", (1, 16), Spec("f8e4m3", (WHOLE, WHOLE), static=True), layout="plain")
+    model, new = nn.Linear(48, 6), nn.Linear(48, 6)
+    weight = quantize_tensor(
+        model.weight.detach(), Spec("int8", (1, WHOLE), act=act), act_scale=0.02
+    )
+    model.weight = nn.Parameter(weight, requires_grad=False)
+    save_model(model, tmp_path)
+    load_model(new, tmp_path)
+    x = torch.randn(3, 48)
+    assert torch.equal(new(x), model(x))
+    assert new.weight.spec == weight.spec
+
+
 def test_a_new_process_computes_the_same(tmp_path):
     model = quantized()
     save_model(model, tmp_path, max_shard_size=8000)

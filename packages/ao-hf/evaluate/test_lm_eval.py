@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ import transformers
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
+import ao_hf  # noqa: F401 - so that transformers knows ao here
 from ao_core import QTensor, quantize_
+from ao_quant import quantize_checkpoint
 
 HERE = Path(__file__).parent
 DOCS = [json.loads(line) for line in (HERE / "capitals.jsonl").read_text().splitlines()]
@@ -38,17 +41,26 @@ def tokenizer() -> Any:
     )
 
 
-@pytest.fixture(params=["int8_weight_only", "nf4_weight_only"])
-def model(request: pytest.FixtureRequest) -> Any:
-    """A small random language model, quantized."""
+def dense() -> Any:
+    """A small random language model."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
+        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, vocab_size=32, max_position_embeddings=32, eos_token_id=1,
     )  # fmt: skip
-    built = transformers.LlamaForCausalLM(config).eval()
-    quantize_(built, request.param)
-    return built
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the description of the task, which names the file of questions in full."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    task = (HERE / "capitals.yaml").read_text()
+    questions = str(HERE / "capitals.jsonl")
+    (folder / "capitals.yaml").write_text(task.replace("capitals.jsonl", questions))
+    return folder
 
 
 @torch.no_grad()
@@ -63,28 +75,79 @@ def log_likelihoods(model: Any, words: Any) -> list[list[float]]:
     return found
 
 
-def test_a_model_object(model: Any, tmp_path: Path) -> None:
+def accuracy(expected: list[list[float]]) -> float:
+    """How often the likeliest choice is the right one."""
+    pairs = zip(expected, DOCS, strict=True)
+    return sum(s.index(max(s)) == doc["answer"] for s, doc in pairs) / len(DOCS)
+
+
+@pytest.mark.parametrize("recipe", ["int8_weight_only", "nf4_weight_only"])
+def test_a_model_object(recipe: str, tasks: Path) -> None:
     """Its accuracy, and the likelihood of every choice."""
+    model, words = dense(), tokenizer()
+    quantize_(model, recipe)
     assert any(isinstance(p, QTensor) for p in model.parameters())
-    words = tokenizer()
     expected = log_likelihoods(model, words)
-    shutil.copy(HERE / "capitals.jsonl", tmp_path)
-    task = (HERE / "capitals.yaml").read_text()
-    data = str(tmp_path / "capitals.jsonl")
-    (tmp_path / "capitals.yaml").write_text(task.replace("capitals.jsonl", data))
-    os.environ["HF_HOME"] = str(tmp_path / "cache")
     done = lm_eval.simple_evaluate(
         model=HFLM(pretrained=model, tokenizer=words, batch_size=4),
         tasks=["capitals"],
-        task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
+        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
         bootstrap_iters=0,
         log_samples=True,
     )
-    right = sum(
-        scores.index(max(scores)) == doc["answer"]
-        for scores, doc in zip(expected, DOCS, strict=True)
-    )
-    assert done["results"]["capitals"]["acc,none"] == pytest.approx(right / len(DOCS))
-    for sample in done["samples"]["capitals"]:
+    assert done["results"]["capitals"]["acc,none"] == pytest.approx(accuracy(expected))
+    check_samples(done["samples"]["capitals"], expected)
+
+
+def check_samples(samples: list[Any], expected: list[list[float]]) -> None:
+    """Every choice of every question has its likelihood."""
+    assert sorted(sample["doc_id"] for sample in samples) == list(range(len(DOCS)))
+    for sample in samples:
         made = [float(response[0]) for response in sample["filtered_resps"]]
         assert made == pytest.approx(expected[sample["doc_id"]], abs=1e-4)
+
+
+def command_line(folder: Path, tasks: Path, out: Path, autoload: str) -> Any:
+    """The program `lm_eval`, with or without what ao-hf-autoload does."""
+    command = [
+        str(Path(sys.executable).with_name("lm_eval")), "--model", "hf",
+        "--model_args", f"pretrained={folder},dtype=float32", "--tasks", "capitals",
+        "--include_path", str(tasks), "--device", "cpu", "--batch_size", "4",
+        "--output_path", str(out), "--log_samples",
+    ]  # fmt: skip
+    env = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": autoload}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder as `ao quantize` writes it."""
+    dense().save_pretrained(tmp_path / "dense")
+    tokenizer().save_pretrained(tmp_path / "dense")
+    quantize_checkpoint(tmp_path / "dense", tmp_path / "int4", "int4_weight_only/g32-asymmetric")
+    return tmp_path / "int4"
+
+
+def test_the_command_line_on_a_folder(folder: Path, tasks: Path, tmp_path: Path) -> None:
+    """It gives what the model gives that Python loads, and other values than the dense model."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert any(isinstance(p, QTensor) for p in model.parameters())
+    expected = log_likelihoods(model, tokenizer())
+    off = torch.tensor(expected) - torch.tensor(log_likelihoods(dense(), tokenizer()))
+    assert 1e-3 < float(off.abs().max()) < 0.1
+
+    done = command_line(folder, tasks, tmp_path / "out", autoload="1")
+    assert done.returncode == 0, done.stderr
+    (results,) = (tmp_path / "out").rglob("results_*.json")
+    found = json.loads(results.read_text())["results"]["capitals"]["acc,none"]
+    assert found == pytest.approx(accuracy(expected))
+    (lines,) = (tmp_path / "out").rglob("samples_capitals_*.jsonl")
+    check_samples([json.loads(line) for line in lines.read_text().splitlines()], expected)
+
+
+def test_the_command_line_without_autoload(folder: Path, tasks: Path, tmp_path: Path) -> None:
+    """It stops, and evaluates no random weights."""
+    done = command_line(folder, tasks, tmp_path / "out", autoload="0")
+    assert done.returncode != 0
+    assert "ValueError: Unknown quantization type, got ao" in done.stderr
+    assert not list((tmp_path / "out").rglob("*"))

@@ -14,7 +14,8 @@ import torch
 import transformers
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
-from ao_core import QTensor, load_model, quantize_, save_model
+import ao_hf
+from ao_core import QTensor, load_model, open_checkpoint, quantize_, save_model
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "small", "model", "of", "words", "cat")
 SENTENCES = ["a small model", "a model of words", "cat", "small small cat of a model of words"]
@@ -53,7 +54,32 @@ def test_quantized(recipe: str, tmp_path: Path) -> None:
     expected = (hidden * mask).sum(1) / mask.sum(1)
     assert torch.allclose(made, expected, atol=1e-5)
 
-    save_model(model, tmp_path / "saved")
+    save_model(model, tmp_path / "parameters")
     other = encoder(tmp_path / "bert")
-    load_model(other, tmp_path / "saved")
+    load_model(other, tmp_path / "parameters")
     assert torch.equal(torch.from_numpy(other.encode(SENTENCES)), made)
+
+    source = model
+    for name in ("saved", "again"):  # what was loaded is saved once more
+        source.save_pretrained(str(tmp_path / name))
+        source = sentence_transformers.SentenceTransformer(str(tmp_path / name), device="cpu")
+        assert any(isinstance(p, QTensor) for p in source.parameters())
+        assert torch.equal(torch.from_numpy(source.encode(SENTENCES)), made)
+    saved, again = (open_checkpoint(tmp_path / name) for name in ("saved", "again"))
+    assert saved.records == again.records
+    assert saved.slots.keys() == again.slots.keys()
+    for name in saved.slots:
+        assert torch.equal(saved.read(name).view(-1), again.read(name).view(-1))
+
+
+def test_quantized_while_loading(tmp_path: Path) -> None:
+    """A dense folder, and a configuration of ao as an argument of the model."""
+    encoder(tmp_path / "bert").save_pretrained(str(tmp_path / "dense"))
+    expected = sentence_transformers.SentenceTransformer(str(tmp_path / "dense"), device="cpu")
+    quantize_(expected, "int8_weight_only")
+    config = ao_hf.AoConfig("int8_weight_only")
+    made = sentence_transformers.SentenceTransformer(
+        str(tmp_path / "dense"), device="cpu", model_kwargs={"quantization_config": config}
+    )
+    assert any(isinstance(p, QTensor) for p in made.parameters())
+    assert (made.encode(SENTENCES) == expected.encode(SENTENCES)).all()

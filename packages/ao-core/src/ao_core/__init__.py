@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ao_core.dispatch import kernels
     from ao_core.dtypes import float_dtype, int_dtype, lut_dtype
     from ao_core.explanation import explain
+    from ao_core.folder_records import FolderKind, FolderModel
     from ao_core.hookspecs import hookimpl
     from ao_core.layouts import Layout
     from ao_core.quantize import dequantize_, quantize_
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
         Algorithm,
         Call,
         DType,
-        FolderKind,
         Kernel,
         Op,
         OpCall,
@@ -66,7 +66,8 @@ _MODULES = {
     "Op": "ao_core.records",
     "OpCall": "ao_core.records",
     "QTensor": "ao_core.tensor",
-    "FolderKind": "ao_core.records",
+    "FolderKind": "ao_core.folder_records",
+    "FolderModel": "ao_core.folder_records",
     "Recipe": "ao_core.records",
     "Report": "ao_core.report",
     "ScaleMethod": "ao_core.records",
@@ -112,6 +113,7 @@ __all__ = [
     "Config",
     "DType",
     "FolderKind",
+    "FolderModel",
     "FqnToConfig",
     "Kernel",
     "Layout",

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     import torch
     import typer
 
+    from ao_core.folder_records import FolderKind
     from ao_core.layouts.base import Layout
     from ao_core.records import (
         Algorithm,
         DType,
-        FolderKind,
         Kernel,
         Op,
         Recipe,

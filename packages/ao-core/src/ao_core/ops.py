@@ -11,10 +11,11 @@ from typing import Any
 
 from ao_core.records import Call, Op
 from ao_core.steps import STEP_KINDS
+from ao_core.tensor.attention import AttendCall
 from ao_core.tensor.codec import decode_reference
 from ao_core.tensor.create import fake_quantize_reference
 from ao_core.tensor.input_steps import grouped_linear_after_steps, linear_after_steps
-from ao_core.torch_kernels import fused_quant, reference, rotation
+from ao_core.torch_kernels import attend, fused_quant, reference, rotation
 
 __all__ = ["BUILTIN_OPS"]
 
@@ -83,6 +84,21 @@ _GROUPED_MM = Op(
     - a (E, M, K), b (E, N, K), offs None: y is (E, M, N)
     """,
     _trials("kernel_ops", "GROUPED_MM"),
+)
+
+_ATTEND = Op(
+    "attend",
+    AttendCall,
+    attend.attend,
+    """Attention of the last T tokens over a cache of quantized keys and values, and a dense tail.
+
+    q is (B, Hq, T, D), key (B, Hkv, S, D), value (B, Hkv, S, Dv); the result is (B, Hq, T, Dv) in the dtype of
+    q. `ao_core.ext.attend`, which calls it, says what the arguments are and what each query sees. Sums are in
+    float32 at least. Memory of no token, beyond `counts`, may hold anything, NaN too.
+    """,
+    _trials("kernel_attend", "ATTEND"),
+    # tiles are dequantized, which undoes the steps
+    fuses=STEP_KINDS,
 )
 
 _QUANTIZE = Op(
@@ -183,6 +199,7 @@ BUILTIN_OPS = (
     _GROUPED_LINEAR,
     _MM,
     _GROUPED_MM,
+    _ATTEND,
     _QUANTIZE,
     _QUANTIZE_BOTH,
     _RMS_NORM_QUANTIZE,

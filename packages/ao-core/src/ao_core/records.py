@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import cleandoc, signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -19,14 +18,12 @@ from ao_core.steps import check_kinds
 if TYPE_CHECKING:
     from ao_core.calibration.statistics import Statistic, Statistics
     from ao_core.config import Config
-    from ao_core.report import Report
 
 __all__ = [
     "DTYPE_KINDS",
     "Algorithm",
     "Call",
     "DType",
-    "FolderKind",
     "Kernel",
     "Op",
     "OpCall",
@@ -367,33 +364,6 @@ class Recipe:
     config: Config
     #: one line, for `ao formats`
     summary: str = ""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-@dataclass(frozen=True)
-class FolderKind:
-    """What a library keeps beside the weights of a model, and what changes there when they are quantized.
-
-    `quantize_checkpoint` copies a folder from one place to another and knows nothing but tensors; a library
-    that reads such folders says here what else must be written. Sources are never changed.
-    """
-
-    #: what errors and `ao plugins` call it
-    name: str
-    #: (a folder with weights) -> whether it is one of these
-    recognizes: Callable[[Path], bool]
-    #: (such a folder) -> None, or why its weights cannot be quantized
-    refuses: Callable[[Path], str | None]
-    #: (the source, its copy with the quantized weights, what was done) -> texts of files of the copy, by
-    #: name: new ones, and those that replace what was copied
-    files: Callable[[Path, Path, Report], dict[str, str]]
-    #: (the folder that was written) -> how it is loaded, for the user
-    hint: Callable[[Path], str]
-    #: (a name for which there is no file) -> the folder that it stands for, brought here for a command; None:
-    #: it is no name of this library. Raises `CheckpointError` where it cannot be brought
-    fetch: Callable[[str], Path | None] = lambda name: None
 
     def __post_init__(self) -> None:
         check_fields(self)

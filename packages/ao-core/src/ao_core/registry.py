@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from ao_core.errors import FrozenError, PluginError, UnknownNameError
+from ao_core.folder_records import FolderKind
 from ao_core.known import whose
-from ao_core.records import Algorithm, DType, FolderKind, Kernel, Op, Recipe, ScaleMethod, Transform
+from ao_core.records import Algorithm, DType, Kernel, Op, Recipe, ScaleMethod, Transform
 from ao_core.table import CORE, IN_PROCESS, Table, name_of, taken
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,8 +60,20 @@ class Decision:
         return tensor
 
 
-def decide(model: nn.Module, config: Config, filter_fn: FilterFn | None) -> list[Decision]:
+def decide(
+    model: nn.Module,
+    config: Config,
+    filter_fn: FilterFn | None,
+    more_names: Mapping[str, Sequence[str]] | None = None,
+) -> list[Decision]:
     """What to do with each parameter of the model, tied ones once; changes and checks nothing else.
+
+    Args:
+        model: may be on the meta device.
+        config: as for `quantize_`.
+        filter_fn: as for `quantize_`.
+        more_names: by the name of a parameter, others that it goes by; each is an owner in the decision, and
+            a `FqnToConfig` may use it.
 
     Raises:
         ConfigError: a name or regular expression of a `FqnToConfig` matches nothing, or two of them give
@@ -72,7 +84,9 @@ def decide(model: nn.Module, config: Config, filter_fn: FilterFn | None) -> list
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 fqn = f"{module_fqn}.{name}" if module_fqn else name
-                owners.setdefault(id(parameter), []).append(Target(fqn, module, name))
+                names = dict.fromkeys((fqn, *(more_names or {}).get(fqn, ())))
+                targets = owners.setdefault(id(parameter), [])
+                targets += [Target(each, module, name) for each in names]
     rules = config if isinstance(config, FqnToConfig) else FqnToConfig({"*": config})
     used: set[str] = set()
     heads = _heads(owners.values())

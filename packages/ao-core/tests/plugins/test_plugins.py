@@ -47,7 +47,8 @@ def test_every_kind_of_record(site, registry, load):
 import torch
 from ao_core.config import Config as Base
 from ao_core.layouts.base import Layout
-from ao_core.records import Algorithm, FolderKind, Recipe, ScaleMethod, Transform
+from ao_core.folder_records import FolderKind
+from ao_core.records import Algorithm, Recipe, ScaleMethod, Transform
 
 class Config(Base): pass
 class Flip(Layout):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ao_core import Report
+from ao_core import FolderModel, Report
 from ao_core.ext import ConfigError, json_object
 from ao_core.ext.saving import read_text
 from ao_hf.cards import CARD, card_of, load_lines
 from ao_hf.hub import model_of
 from ao_hf.method import METHOD, READERS, method_of, quantization_config
 
-__all__ = ["CONFIG", "files", "hint", "kind_of", "recognizes", "refuses"]
+__all__ = ["CONFIG", "files", "hint", "kind_of", "model", "recognizes", "refuses"]
 
 #: what makes a folder one of transformers
 CONFIG = "config.json"
@@ -77,3 +79,15 @@ def kind_of(folder: Path) -> str:
     """The class of the model of a folder."""
     names = _config(folder).get("architectures")
     return str(names[0]) if isinstance(names, list) and names else "AutoModel"
+
+
+def model(folder: Path, names: Sequence[str]) -> FolderModel | str:
+    """The model of transformers that a folder is of, without weights; or why it is not known."""
+    named = _config(folder).get("architectures")
+    if not isinstance(named, list) or not named or not isinstance(named[0], str):
+        return f"{CONFIG} names no class in 'architectures'"
+    if find_spec("transformers") is None:
+        return "transformers, which knows the model, is not installed"
+    from ao_hf.transformers.folders import folder_model
+
+    return folder_model(folder, named[0], names)

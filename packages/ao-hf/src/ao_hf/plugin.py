@@ -18,10 +18,11 @@ def ao_folder_kinds() -> list[FolderKind]:
     return [
         FolderKind(
             "transformers",
-            folders.recognizes,
-            folders.refuses,
-            folders.files,
-            folders.hint,
-            hub.fetch,
+            recognizes=folders.recognizes,
+            refuses=folders.refuses,
+            files=folders.files,
+            hint=folders.hint,
+            model=folders.model,
+            fetch=hub.fetch,
         )
     ]

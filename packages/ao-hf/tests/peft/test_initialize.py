@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from ao_core.ext import CheckpointError, ConfigError
+from ao_core.ext import CheckpointError, ConfigError, QuantizationError
 from ao_core.ext.numerics import sqnr
-from ao_hf.peft import initialize_adapters_
+from ao_hf.peft import initialize_adapters_, moments
 from ao_hf.peft.initialize import best_of_rank
 
 RECIPE = "int4_weight_only/g32-asymmetric"
@@ -37,6 +37,22 @@ def test_best_of_rank(shape: tuple[int, int]) -> None:
     assert not a.any()
 
 
+@pytest.mark.parametrize("shape", [(7, 12), (12, 7)])
+@pytest.mark.parametrize("rows", [40, 4])
+def test_best_of_rank_for_outputs(shape: tuple[int, int], rows: int) -> None:
+    """The outputs are nearer than any other matrices of this rank could bring them, by an SVD of them."""
+    matrix = torch.randn(shape)
+    x = torch.randn(rows, shape[1], dtype=torch.float64) * torch.logspace(-2, 2, shape[1])
+    outputs = x @ matrix.double().t()
+    sizes = torch.linalg.svdvals(outputs)
+    b, a = best_of_rank(matrix, 3, x.t() @ x / rows)
+    error = (outputs - x @ (b.double() @ a.double()).t()).norm()
+    least = sizes[3:].norm()
+    assert 0.999 * least <= error <= 1.001 * least + 1e-4 * sizes[0]
+    plain_b, plain_a = best_of_rank(matrix, 3)
+    assert (outputs - x @ (plain_b @ plain_a).double().t()).norm() > error
+
+
 @pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("method", ["loftq", "pissa"])
 def test_nearer_to_the_original(layers: Callable[..., Any], method: str, dora: bool) -> None:
@@ -51,6 +67,60 @@ def test_nearer_to_the_original(layers: Callable[..., Any], method: str, dora: b
     for record in records:
         assert 15 < record.before_db < 25
         assert record.before_db + 0.2 < record.after_db < 40
+
+
+@pytest.mark.parametrize("method", ["loftq", "pissa"])
+def test_nearer_in_outputs(layers: Callable[..., Any], method: str) -> None:
+    """With data: records are of the outputs, and these are nearer than without."""
+    data = [torch.randn(20, 96) * torch.logspace(-1, 1, 96), torch.randn(2, 9, 96)]
+    inputs = torch.cat([batch.reshape(-1, 96) for batch in data])
+    found: dict[bool, float] = {}
+    for with_data in (False, True):
+        torch.manual_seed(0)
+        model, before = layers(RECIPE, r=8, target_modules=["up", "wide"])
+        layer = model.base_model.model.up
+        wanted = inputs @ before["up.weight"].t()
+        codes = layer.base_layer.weight.dequantize()
+        plain = float(sqnr(wanted, inputs @ codes.t()))
+        records = initialize_adapters_(model, before, method, data=data if with_data else None)
+        model.eval()
+        found[with_data] = float(sqnr(wanted, layer(inputs) - layer.base_layer.bias))
+        if with_data:
+            assert [record.of for record in records] == ["outputs", "weights"]
+            assert records[0].after_db == pytest.approx(found[True], abs=0.01)
+            assert records[0].before_db == pytest.approx(plain, abs=0.01)
+    if method == "loftq":  # PiSSA quantizes the rest anew, which need not be nearer
+        assert found[False] + 1 < found[True] < found[False] + 30
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_data_in_portions(layers: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where moments would take too much memory, later layers see what earlier adapters lead to."""
+    data, seen = [torch.randn(64, 96)], []
+    for limit in (moments.LIMIT, 8 * 96**2):
+        torch.manual_seed(0)
+        model, before = layers(RECIPE)
+        monkeypatch.setattr(moments, "LIMIT", limit)
+        records = initialize_adapters_(model, before, data=data)
+        assert [record.name for record in records] == ["up", "down"]
+        seen.append([record.after_db for record in records])
+    assert seen[0][0] == seen[1][0]
+    assert seen[0][1] != seen[1][1]
+    assert seen[0][1] == pytest.approx(seen[1][1], abs=3)
+
+
+def test_data_that_does_not_serve(layers: Callable[..., Any]) -> None:
+    model, before = layers(RECIPE)
+    kept = [p.clone() for p in model.parameters() if p.requires_grad]
+    x = torch.randn(4, 96)
+    with pytest.raises(ConfigError, match="data is empty"):
+        initialize_adapters_(model, before, data=[])
+    with pytest.raises(ConfigError, match="cannot be called with it"):
+        initialize_adapters_(model, before, data=[{"y": x}])
+    with pytest.raises(QuantizationError, match="inputs of up have NaN or inf"):
+        initialize_adapters_(model, before, data=[x / 0])
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert all(torch.equal(a, b) for a, b in zip(kept, trained, strict=True))
 
 
 def test_more_rank_and_more_steps_are_nearer(layers: Callable[..., Any]) -> None:

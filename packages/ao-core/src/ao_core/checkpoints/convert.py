@@ -14,6 +14,7 @@ from ao_core.errors import AoError, ConfigError
 from ao_core.quantize import sample_sqnr, transformed
 from ao_core.records import Skip
 from ao_core.report import ParameterRecord
+from ao_core.targets import Decision
 from ao_core.tensor import QTensor, check_quantizable
 from ao_core.tensor.saving.leaves import Record, flatten, placeholder
 
@@ -65,13 +66,36 @@ def result_of(step: Step, dense: Tensor) -> QTensor | Skip:
     """What the configuration makes of a tensor, or why it cannot."""
     entry = step.plan
     assert entry is not None
+    if (whole := _joined(entry, dense)) is not None and isinstance(whole, Skip):
+        return whole
     new = by_rows(dense, lambda rows: transformed(entry, rows))
     if isinstance(new, (QTensor, Skip)):
+        if isinstance(new, QTensor) and whole is not None and new.spec != whole.spec:
+            return Skip(
+                f"it is joined into {entry.fqn}, whose format would be {whole.spec}, not {new.spec}"
+            )
         return new
     raise ConfigError(
         f"{type(entry.config).__name__} makes a {type(new).__name__}, whose memory is what it "
         "was: there is nothing to write"
     )
+
+
+def _joined(decision: Decision, dense: Tensor) -> QTensor | Skip | None:
+    """What becomes of the parameter that a tensor of a file is a part of, on the meta device.
+
+    None: it is the whole parameter, or only values would tell.
+    """
+    shape = tuple(decision.tensor.shape)
+    if shape == tuple(dense.shape):
+        return None
+    try:
+        new = transformed(decision, torch.empty(shape, dtype=dense.dtype, device="meta"))
+    except AoError:
+        raise
+    except Exception:  # of a plugin: whatever values that are not there lead to
+        return None
+    return new if isinstance(new, (QTensor, Skip)) else None
 
 
 def planned(step: Step) -> QTensor | Skip | None:

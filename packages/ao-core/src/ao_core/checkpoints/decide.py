@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ao_core.checkpoints.convert import planned
-from ao_core.checkpoints.folders import check_folder
+from ao_core.checkpoints.folders import check_folder, model_of
 from ao_core.checkpoints.job import Job, Step
-from ao_core.checkpoints.skeleton import make_skeleton
-from ao_core.config import ConfigLike, resolve_config
+from ao_core.checkpoints.skeleton import is_dense, make_skeleton
+from ao_core.config import Config, ConfigLike, resolve_config
 from ao_core.errors import CheckpointError, ConfigError
-from ao_core.targets import Decision, decide
+from ao_core.folder_records import FolderModel
+from ao_core.targets import Decision, FilterFn, decide
 from ao_core.tensor.saving import Entry, open_checkpoint
 from ao_core.tensor.saving.write import natural, parse_size
 
@@ -42,22 +43,40 @@ def make_job(
     check_folder(checkpoint.path)
     if missing := checkpoint.missing_providers():
         raise CheckpointError(f"{checkpoint.path}: needs {'; and '.join(missing)}")
-    skeleton = make_skeleton(checkpoint)
-    plans = decide(skeleton, config, (lambda module, fqn: True) if include else None)
+    known = model_of(checkpoint.path, [*checkpoint.entries, *checkpoint.ties])
+    filter_fn: FilterFn | None = (lambda module, fqn: True) if include else None
+    if isinstance(known, FolderModel):
+        modules = f"those of {known.title}"
+        chosen = _choose(_known(known, config, filter_fn), include, exclude)
+    else:
+        modules = f"guessed from the names of tensors: {known}"
+        plans = decide(make_skeleton(checkpoint), config, filter_fn)
+        chosen = _choose(plans, include, exclude, _unlike_a_weight)
     of_entry = {
-        checkpoint.ties.get(entry.fqn, entry.fqn): entry
-        for entry in _choose(plans, include, exclude)
+        checkpoint.ties.get(owner.fqn, owner.fqn): entry
+        for entry in chosen
+        for owner in entry.owners
     }
+    kept = known.kept if isinstance(known, FolderModel) else {}
     names: dict[str, list[str]] = {fqn: [fqn] for fqn in checkpoint.entries}
     for name, owner in checkpoint.ties.items():
         names[owner].append(name)
     steps = [
-        _step(sorted(names[fqn], key=natural), entry, of_entry.get(fqn))
+        _step(sorted(names[fqn], key=natural), entry, of_entry.get(fqn), kept.get(fqn, ""))
         for fqn, entry in checkpoint.entries.items()
     ]
     steps.sort(key=lambda step: natural(step.fqn))
     _try_out(steps)
-    return Job(checkpoint, config, tuple(include), tuple(exclude), limit, tuple(steps))
+    return Job(checkpoint, config, tuple(include), tuple(exclude), limit, tuple(steps), modules)
+
+
+def _known(known: FolderModel, config: Config, filter_fn: FilterFn | None) -> list[Decision]:
+    """The decisions on parameters of a model, by the names that they have there and in the files."""
+    in_files: dict[str, list[str]] = {}
+    for name, parameter in known.names.items():
+        in_files.setdefault(parameter, []).append(name)
+    decisions = decide(known.model, config, filter_fn, in_files)
+    return [d for d in decisions if any(owner.fqn in known.names for owner in d.owners)]
 
 
 def _try_out(steps: Sequence[Step]) -> None:
@@ -66,20 +85,25 @@ def _try_out(steps: Sequence[Step]) -> None:
         planned(step)
 
 
-def _step(names: list[str], entry: Entry, decide: Decision | None) -> Step:
-    if decide is not None:
-        reason = decide.reason
-    elif entry.spec is not None:
-        reason = f"it is quantized already ({entry.spec})"
+def _step(names: list[str], entry: Entry, decision: Decision | None, kept: str) -> Step:
+    if entry.spec is not None:
+        decision, reason = None, f"it is quantized already ({entry.spec})"
+    elif not is_dense(entry):
+        decision, reason = None, f"its dtype is {entry.dtype}"
+    elif decision is not None:
+        reason = decision.reason
     else:
-        reason = f"its dtype is {entry.dtype}"
-    return Step(names[0], tuple(names[1:]), entry, decide, reason)
+        reason = kept or "it is no parameter of the model"
+    return Step(names[0], tuple(names[1:]), entry, decision, reason)
 
 
 def _choose(
-    plans: list[Decision], include: Sequence[str], exclude: Sequence[str]
+    plans: list[Decision],
+    include: Sequence[str],
+    exclude: Sequence[str],
+    kept: Callable[[Decision], str | None] = lambda entry: None,
 ) -> list[Decision]:
-    """The plans with what the patterns leave out marked as kept."""
+    """The plans with what the patterns leave out marked as kept, and what `kept` says where none include."""
     names = [[owner.fqn for owner in entry.owners] for entry in plans]
     included = _matches("include", include, names)
     excluded = _matches("exclude", exclude, names)
@@ -91,7 +115,7 @@ def _choose(
         elif include and i not in included:
             reason = "no pattern of include matches it"
         elif not include:
-            reason = _unlike_a_weight(entry)
+            reason = kept(entry)
         chosen.append(
             replace(entry, config=None, reason=reason) if reason and entry.config else entry
         )

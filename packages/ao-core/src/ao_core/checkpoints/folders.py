@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ao_core.checkpoints.state import write_whole
 from ao_core.errors import CheckpointError
-from ao_core.records import FolderKind
+from ao_core.folder_records import FolderKind, FolderModel
 from ao_core.registry import registry
 from ao_core.report import Report
 from ao_core.tensor.saving.commit import sync_dir
 
-__all__ = ["check_folder", "find", "hints", "write_others"]
+__all__ = ["check_folder", "find", "hints", "model_of", "write_others"]
 
 
 def find(name: Path) -> Path:
@@ -29,6 +29,17 @@ def check_folder(src: Path) -> None:
     for kind in _kinds_of(src):
         if reason := kind.refuses(src):
             raise CheckpointError(f"{src}: {reason}")
+
+
+def model_of(src: Path, names: Sequence[str]) -> FolderModel | str:
+    """The model that tensors of these names are of; or why no library knows it."""
+    reasons = []
+    for kind in _kinds_of(src):
+        found = kind.model(src, names)
+        if isinstance(found, FolderModel):
+            return found
+        reasons.append(found)
+    return "; ".join(reasons) or "no library knows the folder"
 
 
 def write_others(src: Path, target: Path, report: Report) -> list[str]:

@@ -49,6 +49,8 @@ class Job:
     max_shard_size: int
     #: in natural order of their names
     steps: tuple[Step, ...]
+    #: how it is known what module has each tensor
+    modules: str = ""
 
     @property
     def ties(self) -> dict[str, str]:

@@ -38,6 +38,8 @@ class CheckpointPlan:
     peak_memory: int
     #: what that says, in words
     memory: str
+    #: how it is known what module has each tensor
+    modules: str
     #: names of the other files that are copied
     files: tuple[str, ...]
     #: those that are not, and why
@@ -52,6 +54,7 @@ class CheckpointPlan:
             "",
             f"{count} of {total} tensors to quantize, {report.coverage:.1f}% of the bytes: {sizes}",
             f"memory: {self.memory}",
+            f"modules: {self.modules}",
             f"copied too: {', '.join(self.files) or 'no other file'}",
             *(f"left out: {name}: {reason}" for name, reason in self.left_out.items()),
         ]
@@ -96,6 +99,7 @@ def plan_of(job: Job) -> CheckpointPlan:
         dtypes={s.fqn: str(s.entry.dtype).removeprefix("torch.") for s in job.steps},
         peak_memory=job.peak_memory,
         memory=job.memory_text(),
+        modules=job.modules,
         files=tuple(file.name for file in copied_files(source)),
         left_out=left_out_files(source),
     )

@@ -17,7 +17,7 @@ from ao_core.checkpoints.tied_head import HEAD, tied_embedding
 from ao_core.errors import CheckpointError
 from ao_core.tensor.saving import Checkpoint, Entry
 
-__all__ = ["is_embedding", "make_skeleton"]
+__all__ = ["is_dense", "is_embedding", "make_skeleton"]
 
 _EMBEDDING = re.compile(r"embed|^wte$|^wpe$|^shared$|relative_attention_bias", re.IGNORECASE)
 _NORM = re.compile(r"norm|^ln(_|$)|(^|_)ln$|^ln\d", re.IGNORECASE)
@@ -34,6 +34,11 @@ def is_embedding(fqn: str) -> bool:
     """Whether the owner of this parameter is called like an embedding."""
     owner = fqn.rpartition(".")[0].rpartition(".")[2]
     return _EMBEDDING.search(owner) is not None
+
+
+def is_dense(entry: Entry) -> bool:
+    """Whether a tensor of a checkpoint has values that could be quantized."""
+    return entry.spec is None and entry.dtype in _DENSE
 
 
 def make_skeleton(checkpoint: Checkpoint) -> nn.Module:
@@ -110,5 +115,4 @@ def _put_module(root: nn.Module, path: str, module: nn.Module) -> nn.Module:
 
 def _stand_in(entry: Entry) -> Tensor:
     tensor = torch.empty(entry.shape, dtype=entry.dtype, device="meta")
-    dense = entry.spec is None and entry.dtype in _DENSE
-    return nn.Parameter(tensor, requires_grad=False) if dense else tensor
+    return nn.Parameter(tensor, requires_grad=False) if is_dense(entry) else tensor

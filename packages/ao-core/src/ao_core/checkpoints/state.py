@@ -89,6 +89,7 @@ def job_id(job: Job) -> dict[str, Any]:
         "include": list(job.include),
         "exclude": list(job.exclude),
         "max_shard_size": job.max_shard_size,
+        "modules": job.modules,
         "source": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
     }
 

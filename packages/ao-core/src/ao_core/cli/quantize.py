@@ -70,6 +70,7 @@ def quantize(
         typer.echo(str(plan_of(job)))
         return
     typer.echo(f"memory: {job.memory_text()}", err=True)
+    typer.echo(f"modules: {job.modules}", err=True)
     title = f"{source.name} as {config}"
     result = run(job, target, overwrite=overwrite, progress=sys.stderr.isatty(), title=title)
     typer.echo(str(result))

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         stochastic_rounding,
         to_layout,
     )
+    from ao_core.tensor.attention import attend
     from ao_core.tensor.rotation import hadamard
     from ao_core.weights import (
         GroupSize,
@@ -114,6 +115,7 @@ _MODULES = {
     "WeightConfig": "ao_core.weights",
     "WeightFormat": "ao_core.weights",
     "apply_weight_config": "ao_core.weights",
+    "attend": "ao_core.tensor.attention",
     "blocksize_of": "ao_core.spec",
     "cache_folder": "ao_core.caches",
     "check_fields": "ao_core.arguments",
@@ -181,6 +183,7 @@ __all__ = [
     "WeightConfig",
     "WeightFormat",
     "apply_weight_config",
+    "attend",
     "blocksize_of",
     "cache_folder",
     "check_fields",

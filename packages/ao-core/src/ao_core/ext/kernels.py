@@ -17,6 +17,7 @@ from ao_core.dispatch import (
 from ao_core.lazy import lazy_names
 from ao_core.neutral import neutral
 from ao_core.tensor.activations import lost_rows, static_qparams, static_qparams_of_range
+from ao_core.tensor.attention import AttendCall, Attention, Leaves, attend_call, spec_of_text
 from ao_core.tensor.autocast import autocasted
 from ao_core.tensor.codec import decode_parts, decode_reference, scale_values, unpack_parts
 from ao_core.tensor.create import encode_parts, encode_reference, fake_quantize_reference
@@ -34,7 +35,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BANDS",
+    "AttendCall",
+    "Attention",
     "Candidate",
+    "Leaves",
+    "attend_call",
     "autocasted",
     "candidates",
     "current_generator",
@@ -62,6 +67,7 @@ __all__ = [
     "select",
     "select_linear",
     "shard_like",
+    "spec_of_text",
     "static_qparams",
     "static_qparams_of_range",
     "unpack_parts",

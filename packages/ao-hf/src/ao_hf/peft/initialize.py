@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ao_core.ext import ConfigError
+from ao_core.ext.calibration import Data
 from ao_core.ext.numerics import sqnr
 from ao_core.ext.quantizing import Progress, watched
 from ao_hf.peft.layer import QuantizedLoraLinear
+from ao_hf.peft.moments import input_moments, portions
 from ao_hf.peft.originals import Originals, reader
 from ao_hf.peft.variants import QALora
 from ao_hf.peft.weights import dense, requantized
@@ -30,7 +33,7 @@ _METHODS = ("loftq", "pissa")
 
 @dataclass(frozen=True)
 class InitRecord:
-    """How near a layer is to the original weight W, in dB of signal to error."""
+    """How near a layer is to the original, in dB of signal to error."""
 
     #: of the layer, in the base model
     name: str
@@ -38,6 +41,8 @@ class InitRecord:
     before_db: float
     #: the quantized weight with the adapter
     after_db: float
+    #: whose error it is: "weights", or "outputs" where data reached the layer
+    of: str = "weights"
 
 
 @torch.no_grad()
@@ -47,6 +52,7 @@ def initialize_adapters_(
     method: str = "loftq",
     *,
     steps: int = 1,
+    data: Data | None = None,
     adapter_name: str = "default",
     progress: Progress = None,
 ) -> list[InitRecord]:
@@ -58,12 +64,19 @@ def initialize_adapters_(
     "pissa" (Meng et al. 2024, arXiv:2404.02948): sBA is the best matrix of its rank for W itself, and the
     rest is quantized anew.
 
+    With `data`, the best matrix is that with the least error of the layer's outputs on the data, not of the
+    weights: QERA (Zhang et al. 2024, arXiv:2410.06040). Inputs are those of the model as it is. Where the
+    moments of all layers would take more than 2 GiB, the data is run once for each portion of the layers, and
+    later portions see inputs that the adapters of earlier ones have changed. Layers that the data does not
+    reach, as experts may be, begin as without data; their records say so.
+
     Args:
         model: what `get_peft_model` made with `over_quantized`. Nothing is merged.
         originals: the weights before quantization: a mapping of names, a module, or the folder of a
             checkpoint, from which one weight at a time is read.
         method: "loftq" or "pissa".
         steps: of LoftQ, positive.
+        data: batches, as for `quantize_`: a few thousand tokens of the kind that the model is trained on.
         adapter_name: the adapter.
         progress: True for a bar, or a function called with (done, total, name).
 
@@ -72,7 +85,9 @@ def initialize_adapters_(
 
     Raises:
         ConfigError: another method; no layer has such an adapter; an original is missing or of another
-            shape; an adapter of QA-LoRA, which is one number for each group; or a merged one.
+            shape; an adapter of QA-LoRA, which is one number for each group, or a merged one; the model
+            cannot be called with the data.
+        QuantizationError: inputs of a layer have NaN or inf.
     """
     if method not in _METHODS:
         raise ConfigError(f"method={method!r} is unknown; use one of {', '.join(_METHODS)}")
@@ -90,18 +105,26 @@ def initialize_adapters_(
             raise ConfigError(f"layer {name!r} {why}, which cannot be initialized from an error")
     read = reader(originals, getattr(model, "base_model_prefix", ""))
     records = []
-    for name, layer in watched(layers, [name for name, _ in layers], progress, method):
-        records.append(
-            InitRecord(
-                name, *initialize_layer_(layer, adapter_name, read(f"{name}.weight"), method, steps)
+    bar = watched(layers, [name for name, _ in layers], progress, method)
+    for portion in portions(layers) if data is not None else [layers]:
+        moments = {} if data is None else input_moments(model, portion, data)
+        for name, layer in islice(bar, len(portion)):
+            by = moments.pop(name, None)
+            found = initialize_layer_(
+                layer, adapter_name, read(f"{name}.weight"), method, steps, by
             )
-        )
+            records.append(InitRecord(name, *found, "weights" if by is None else "outputs"))
     return records
 
 
 @torch.no_grad()
 def initialize_layer_(
-    layer: QuantizedLoraLinear, adapter_name: str, original: Tensor, method: str, steps: int = 1
+    layer: QuantizedLoraLinear,
+    adapter_name: str,
+    original: Tensor,
+    method: str,
+    steps: int = 1,
+    moments: Tensor | None = None,
 ) -> tuple[float, float]:
     """Set one adapter, and the weight under it; returns dB of the weight alone, and with the adapter."""
     weight, scaling = layer.unmerged_weight, layer.scaling[adapter_name]
@@ -111,11 +134,9 @@ def initialize_layer_(
             f"an original has the shape {tuple(original.shape)}, its layer {tuple(weight.shape)}"
         )
     wanted = original.detach().to(weight.device, torch.float32)
-    before = float(sqnr(wanted, dense(weight)))
-    rank = a.shape[0]
-    found = (
-        _pissa(weight, wanted, rank) if method == "pissa" else _loftq(weight, wanted, rank, steps)
-    )
+    goal = _Goal(wanted, a.shape[0], None if moments is None else moments.to(weight.device))
+    before = goal.db(dense(weight))
+    found = _pissa(weight, goal) if method == "pissa" else _loftq(weight, goal, steps)
     if found.weight is not None:
         weight.data = found.weight
     # each of the two takes half of what the scaling will multiply by
@@ -128,6 +149,28 @@ def initialize_layer_(
     return before, found.db
 
 
+class _Goal(NamedTuple):
+    """What a weight with its adapter should be near to."""
+
+    #: (N, K)
+    wanted: Tensor
+    rank: int
+    #: of the inputs, (K, K); None: all errors of weights count alike
+    moments: Tensor | None
+
+    def best(self, missing: Tensor) -> tuple[Tensor, Tensor]:
+        """B and A for what is missing."""
+        return best_of_rank(missing, self.rank, self.moments)
+
+    def db(self, values: Tensor) -> float:
+        """Signal to error of weights, or of the outputs."""
+        if self.moments is None:
+            return float(sqnr(self.wanted, values))
+        signal, error = self.wanted.double(), (self.wanted - values).double()
+        powers = [((w @ self.moments) * w).sum() for w in (signal, error)]
+        return float(10 * (powers[0] / powers[1]).log10())
+
+
 class _Found(NamedTuple):
     """A weight, or None for the one there was, and the matrices whose matmul is added to it."""
 
@@ -138,41 +181,45 @@ class _Found(NamedTuple):
     db: float
 
 
-def _pissa(weight: Tensor, wanted: Tensor, rank: int) -> _Found:
-    b, a = best_of_rank(wanted, rank)
-    made = requantized(weight, wanted - b @ a)
-    return _Found(made, b, a, float(sqnr(wanted, dense(made) + b @ a)))
+def _pissa(weight: Tensor, goal: _Goal) -> _Found:
+    b, a = goal.best(goal.wanted)
+    made = requantized(weight, goal.wanted - b @ a)
+    return _Found(made, b, a, goal.db(dense(made) + b @ a))
 
 
-def _loftq(weight: Tensor, wanted: Tensor, rank: int, steps: int) -> _Found:
+def _loftq(weight: Tensor, goal: _Goal, steps: int) -> _Found:
     """The best of so many steps."""
     tried: list[_Found] = []
     for _ in range(steps):
-        made = requantized(weight, wanted - tried[-1].b @ tried[-1].a) if tried else None
+        made = requantized(weight, goal.wanted - tried[-1].b @ tried[-1].a) if tried else None
         values = dense(weight if made is None else made)
-        b, a = best_of_rank(wanted - values, rank)
-        tried.append(_Found(made, b, a, float(sqnr(wanted, values + b @ a))))
+        b, a = goal.best(goal.wanted - values)
+        tried.append(_Found(made, b, a, goal.db(values + b @ a)))
     return max(tried, key=lambda found: found.db)
 
 
-def best_of_rank(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """B (N, rank) and A (rank, K) whose matmul is nearest to a matrix (N, K); both have the same norms.
+def best_of_rank(matrix: Tensor, rank: int, moments: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """B (N, rank) and A (rank, K) whose matmul is nearest to a matrix E (N, K); both have the same norms.
 
-    By the eigenvectors of the smaller Gram matrix, in float64. Where the rank of the matrix is less, the
-    others are zeros.
+    Nearest by the squared error of the weights or, with the moments R = E[x xᵀ] (K, K) of the inputs x, by
+    that of the outputs: trace (E - BA) R (E - BA)ᵀ. Both ways BA = U Uᵀ E, where U holds the first
+    eigenvectors of E R Eᵀ (without moments R = 1); in float64. Where the rank is less, the others are zeros.
     """
     wide = matrix.double()
-    turned = wide.shape[0] > wide.shape[1]
-    wide = wide.t() if turned else wide
-    _, vectors = torch.linalg.eigh(wide @ wide.t())
+    basis = None
+    if wide.shape[0] > wide.shape[1]:  # the same within the space of its columns
+        basis, wide = torch.linalg.qr(wide)
+    gram = wide @ wide.t() if moments is None else wide @ moments.to(wide) @ wide.t()
+    _, vectors = torch.linalg.eigh(gram)
     left = vectors.flip(1)[:, :rank]
     right = left.t() @ wide
+    left = left if basis is None else basis @ left
     sizes = right.norm(dim=1).sqrt()
     inverse = torch.where(sizes > 0, 1 / sizes, 0.0)
     missing = rank - left.shape[1]
     b = nn.functional.pad(left * sizes, (0, missing)).float()
     a = nn.functional.pad(right * inverse[:, None], (0, 0, 0, missing)).float()
-    return (a.t(), b.t()) if turned else (b, a)
+    return b, a
 
 
 def adapted_layers(model: nn.Module) -> Iterator[tuple[str, QuantizedLoraLinear]]:

@@ -8,6 +8,8 @@ tensors where they would get dense ones: stacking and joining them are operation
 
 from __future__ import annotations
 
+import copy
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -23,7 +25,7 @@ from transformers.core_model_loading import (
 )
 
 from ao_core import QTensor
-from ao_core.ext import STOCHASTIC, CheckpointError, check_quantizable, repack
+from ao_core.ext import STOCHASTIC, CheckpointError, ConfigError, check_quantizable, repack
 from ao_core.ext.quantizing import Decision, convert
 from ao_core.ext.reports import ParameterRecord
 from ao_core.ext.saving import Checkpoint, rebuild, restore
@@ -123,17 +125,32 @@ class _Assembling(WeightConverter):
             for pattern, tensors in found.items()
         }
 
-    def convert(self, layer_name: str, *args: Any, **kwargs: Any) -> dict[str, nn.Parameter]:
+    def convert(
+        self,
+        layer_name: str,
+        model: Any = None,
+        config: Any = None,
+        hf_quantizer: Any = None,
+        loading_info: Any = None,
+    ) -> dict[str, Tensor]:
         """The parameters that the model's conversion makes, in the layout of the best kernel."""
-        made = self._converted(layer_name, *args, **kwargs)
-        return {name: self._parameter(value) for name, value in made.items()}
+        made = self._converted(layer_name, model, config, hf_quantizer, loading_info)
+        found = {name: v[0] if isinstance(v, list) else v for name, v in made.items()}
+        for name, tensor in found.items():
+            on_disk = hf_quantizer is not None and hf_quantizer.is_on_disk(name)
+            if on_disk and isinstance(tensor, QTensor):
+                raise ConfigError(
+                    f'device_map has {name} on "disk", and the folder does not hold it as the model does: '
+                    'it is joined of several weights. Load the folder without "disk" once, save it with '
+                    "save_pretrained, and load that"
+                )
+        return {name: self._parameter(tensor) for name, tensor in found.items()}
 
     def _converted(self, layer_name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         made: dict[str, Any] = super().convert(layer_name, *args, **kwargs)
         return made
 
-    def _parameter(self, value: Tensor | list[Tensor]) -> nn.Parameter:
-        tensor = value[0] if isinstance(value, list) else value
+    def _parameter(self, tensor: Tensor) -> nn.Parameter:
         if self.logical_dtype is not None and tensor.is_floating_point():
             tensor = tensor.to(self.logical_dtype)
         if isinstance(tensor, QTensor):
@@ -151,9 +168,32 @@ class _Exact(_Assembling):
         super().__init__([_EXACT], [_EXACT], [_Nothing()], source=source)
         self.names = names
 
+    def __deepcopy__(self, memo: object) -> _Exact:
+        # transformers copies it for each tensor of a file: nothing is collected yet, and names are shared
+        new = copy.copy(self)
+        new.collected_tensors, new.layer_targets = defaultdict(list), defaultdict(set)
+        new.keys = {}
+        return new
+
     def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
         """The same name, and whether it is one of them."""
         return source_key, _EXACT if source_key in self.names else None
+
+    def convert(
+        self,
+        layer_name: str,
+        model: Any = None,
+        config: Any = None,
+        hf_quantizer: Any = None,
+        loading_info: Any = None,
+    ) -> dict[str, Tensor]:
+        """The parameter; nothing where it stays on disk: transformers leaves it on the meta device then."""
+        if hf_quantizer is None or not hf_quantizer.is_on_disk(layer_name):
+            return super().convert(layer_name, model, config, hf_quantizer, loading_info)
+        hf_quantizer.entries[layer_name] = self.source.owner_of[self.keys[_EXACT][0]]
+        self.collected_tensors.clear()
+        loading_info.missing_keys.discard(layer_name)
+        return {}
 
     def _converted(self, layer_name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return {layer_name: self.materialize_tensors()[_EXACT]}

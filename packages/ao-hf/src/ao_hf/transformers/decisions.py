@@ -14,7 +14,7 @@ from ao_core.ext import ConfigError
 from ao_core.ext.quantizing import Decision, convert, decide, transformed
 from ao_core.ext.reports import ParameterRecord
 
-__all__ = ["decisions_of", "kept_record", "size_of"]
+__all__ = ["decisions_of", "kept_record", "size_of", "tie"]
 
 
 def decisions_of(model: Any, config: Config, kept: Sequence[str]) -> dict[str, Decision]:
@@ -28,7 +28,7 @@ def decisions_of(model: Any, config: Config, kept: Sequence[str]) -> dict[str, D
     Raises:
         ConfigError: as `quantize_` raises it, or a name of `kept` is that of no module.
     """
-    untied = _tie(model)
+    untied = tie(model)
     try:
         decisions = decide(model, config, None)
     finally:
@@ -45,7 +45,7 @@ def decisions_of(model: Any, config: Config, kept: Sequence[str]) -> dict[str, D
     return {owner.fqn: decision for decision in chosen for owner in decision.owners}
 
 
-def _tie(model: Any) -> list[tuple[nn.Module, str, Any]]:
+def tie(model: Any) -> list[tuple[nn.Module, str, Any]]:
     """Tie the parameters that will be tied once they are loaded; returns what was there."""
     before = []
     for target, source in model.all_tied_weights_keys.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ao_core import QTensor, Report
 from ao_core.ext import ConfigError, checked
@@ -19,15 +19,20 @@ __all__ = ["attach", "follow", "mark", "memory_footprint"]
 
 @checked
 def memory_footprint(model: nn.Module, return_buffers: bool = True) -> int:
-    """Bytes of the parameters as they are stored, tied ones once, and of the buffers."""
+    """Bytes of the parameters as they are stored, tied ones once, and of the buffers.
+
+    What is on the meta device, as offloaded weights are, takes none.
+    """
     total = sum(_bytes(parameter) for parameter in model.parameters())
     if return_buffers:
-        total += sum(buffer.nbytes for buffer in model.buffers())
+        total += sum(_bytes(buffer) for buffer in model.buffers())
     return total
 
 
-def _bytes(parameter: nn.Parameter) -> int:
-    data: Any = parameter
+def _bytes(tensor: Tensor) -> int:
+    if tensor.is_meta:
+        return 0
+    data: Any = tensor
     return data.stored_bytes if isinstance(data, QTensor) else data.nbytes
 
 
@@ -83,20 +88,30 @@ def attach(model: Any, config: AoConfig) -> None:
 
 
 def follow(model: nn.Module, report: Report) -> None:
-    """`attach` for a model that `quantize_` has changed, where it is one of transformers."""
+    """`attach` for the models of transformers in a model that `quantize_` has changed.
+
+    That is the model itself, or those that it wraps, as a `SentenceTransformer` does. Names in the
+    configuration are then those of the wrapper.
+    """
+    for inner in _outermost(model):
+        if not any(isinstance(parameter, QTensor) for parameter in inner.parameters()):
+            continue  # low-precision training, or another part: what is stored is dense
+        before = getattr(inner.config, "quantization_config", None)
+        if isinstance(before, AoConfig):
+            # models may share a configuration, and only one of them be known by it
+            base = getattr(getattr(inner, "hf_quantizer", None), "base_model", None)
+            done = sequence(before.config, report.config)
+            attach(inner, AoConfig.of_dict(done, before.modules_to_not_convert))
+        else:
+            base = model_of(inner.name_or_path)
+            attach(inner, AoConfig.of_dict(report.config))
+        inner.hf_quantizer.report, inner.hf_quantizer.base_model = report, base
+
+
+def _outermost(model: nn.Module) -> list[Any]:
+    """A model of transformers itself, or those that a module wraps; not those inside of one."""
     from transformers import PreTrainedModel
 
-    if not isinstance(model, PreTrainedModel):
-        return
-    if not any(isinstance(parameter, QTensor) for parameter in model.parameters()):
-        return  # low-precision training: what is stored is dense
-    before = getattr(model.config, "quantization_config", None)
-    if isinstance(before, AoConfig):
-        # models may share a configuration, and only one of them be known by it
-        base = getattr(getattr(model, "hf_quantizer", None), "base_model", None)
-        done = sequence(before.config, report.config)
-        attach(model, AoConfig.of_dict(done, before.modules_to_not_convert))
-    else:
-        base = model_of(model.name_or_path)
-        attach(model, AoConfig.of_dict(report.config))
-    model.hf_quantizer.report, model.hf_quantizer.base_model = report, base
+    if isinstance(model, PreTrainedModel):
+        return [model]
+    return [inner for child in model.children() for inner in _outermost(child)]

@@ -40,6 +40,9 @@ class AoHfQuantizer(HfQuantizer):
         self.base_model: str | None = None
         #: whether quantized parameters have gradients
         self.learns = False
+        #: name of a weight that stays on disk -> that in the checkpoint
+        self.entries: dict[str, str] = {}
+        self._device_map: Any = None
         self._checkpoint: Checkpoint | None = None
         self._decisions: dict[str, Decision] = {}
         self._records: dict[str, ParameterRecord] = {}
@@ -50,13 +53,15 @@ class AoHfQuantizer(HfQuantizer):
         self, *args: Any, device_map: Any = None, weights_only: bool = True, **kwargs: Any
     ) -> None:
         """Raise `ConfigError` for what cannot work, before anything is read."""
-        if isinstance(device_map, dict) and "disk" in device_map.values():
-            raise ConfigError(
-                'device_map has "disk": transformers writes dense arrays there, and quantized weights '
-                'are none; use "cpu", where they take little memory'
-            )
+        self._device_map = device_map
         if self.pre_quantized:
             return
+        if isinstance(device_map, dict) and "disk" in device_map.values():
+            raise ConfigError(
+                'device_map has "disk": weights that are quantized while they are loaded are in no file yet; '
+                "quantize the folder first, with the command ao quantize, and load the result with "
+                "the same device_map"
+            )
         config = self.quantization_config.resolved()
         if needs_data(config):
             name = self.quantization_config.config["name"]
@@ -116,6 +121,14 @@ class AoHfQuantizer(HfQuantizer):
             return None
         return super().get_new_dtype(converter, param, dtype)
 
+    def is_on_disk(self, name: str) -> bool:
+        """Whether a parameter stays in the folder that is loaded."""
+        if not isinstance(self._device_map, dict) or "disk" not in self._device_map.values():
+            return False
+        from transformers.integrations.accelerate import get_device
+
+        return bool(get_device(self._device_map, name) == "disk")
+
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         if not self.pre_quantized:
             self.base_model = model_of(model.name_or_path)
@@ -124,7 +137,12 @@ class AoHfQuantizer(HfQuantizer):
             self.report = Report(
                 config_to_dict(self.quantization_config.resolved()), tuple(records)
             )
+        if self._checkpoint is not None and self.entries:
+            from ao_hf.transformers.offload import follow_hooks  # imports accelerate
+
+            follow_hooks(model, self._checkpoint, self.entries)
         self._checkpoint, self._decisions, self._records = None, {}, {}
+        self.entries, self._device_map = {}, None
         mark(model)
         return model
 
@@ -153,8 +171,10 @@ class AoHfQuantizer(HfQuantizer):
         """Plain tensors, and a header that says what they are together."""
         if getattr(model, "_hf_peft_config_loaded", False):
             return None, {}  # only the adapters are saved, which are dense
+        from ao_hf.transformers.offload import full_state
+
         ignored = set(model._keys_to_ignore_on_save or ())
-        state = {name: t for name, t in model.state_dict().items() if name not in ignored}
+        state = {name: t for name, t in full_state(model).items() if name not in ignored}
         return state_dict_to_flat(state, checksums=True)
 
     def _dequantize(self, model: nn.Module, dtype: torch.dtype | str | None = None) -> nn.Module:

@@ -20,7 +20,7 @@ from ao_core.spec import Spec
 from ao_core.tensor.relayout import repack
 from ao_core.tensor.saving.files import read_json
 from ao_core.tensor.saving.header import CRC32, Provider, names_of
-from ao_core.tensor.saving.leaves import PLACEHOLDER, Record, dtype_of, rebuild
+from ao_core.tensor.saving.leaves import PLACEHOLDER, Record, dtype_of, rebuild, spec_of
 from ao_core.tensor.saving.shards import Shard, Slot, open_shard
 
 __all__ = [
@@ -247,7 +247,7 @@ def _quantized(fqn: str, record: Record, slots: Mapping[str, Slot], path: Path) 
             raise CheckpointError(f"{path}: {leaf!r}, a part of {fqn!r}, is missing")
     nbytes = sum(slots[leaf].nbytes for leaf in leaves)
     shape, dtype = tuple(record["shape"]), dtype_of(record["dtype"])
-    return Entry(fqn, shape, dtype, nbytes, Spec.from_dict(record["spec"]), leaves)
+    return Entry(fqn, shape, dtype, nbytes, spec_of(record), leaves)
 
 
 def _leaves(fqn: str, record: Record) -> list[str]:

@@ -74,7 +74,9 @@ def _unusable(act: Spec) -> str | None:
         if reason := layout.refuses(act, tuple(x.shape), dtype):
             return f"act={act}: {reason}"
         with torch.inference_mode():
-            decode_parts(encode_reference(x, act), act, tuple(x.shape), x.dtype)
+            # where the scales of blocks share a static one, it is not chosen
+            shared = torch.ones(1, 1) if act.is_static and not act.static else None
+            decode_parts(encode_reference(x, act, shared), act, tuple(x.shape), x.dtype)
     except AoError as error:
         return f"act={act}: {error}"
     return None

@@ -15,7 +15,14 @@ from ao_core.errors import AoError, CheckpointError
 from ao_core.registry import CORE, IN_PROCESS, registry
 from ao_core.schema import SHAPE, TEXT, Fields, Items, Number, Table, Text, check, parse_json
 from ao_core.spec import Spec
-from ao_core.tensor.saving.leaves import RECORD, Record, check_record, dtype_name, dtype_of
+from ao_core.tensor.saving.leaves import (
+    RECORD,
+    Record,
+    check_record,
+    dtype_name,
+    dtype_of,
+    spec_of,
+)
 
 __all__ = [
     "CRC32",
@@ -183,7 +190,7 @@ def providers_of(records: Iterable[Record]) -> list[Provider]:
 
 def names_of(record: Record) -> Iterator[tuple[str, str]]:
     """(kind, name) of all that a record needs from the registry."""
-    spec: Spec | None = Spec.from_dict(record["spec"])
+    spec: Spec | None = spec_of(record)
     while spec is not None:
         yield from (("dtype", spec.dtype), ("layout", spec.layout))
         spec = spec.act

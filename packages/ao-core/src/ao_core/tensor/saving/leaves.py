@@ -7,7 +7,9 @@ looks for the weight, and refuses it for its shape; many that find nothing go on
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -35,6 +37,7 @@ __all__ = [
     "placeholder",
     "rebuild",
     "record_of",
+    "spec_of",
 ]
 
 #: dtype and shape of what stands under the name of a quantized tensor
@@ -138,7 +141,7 @@ def rebuild(fqn: str, record: Record, take: Callable[[str], Tensor]) -> QTensor:
     for name, nested in record["parts"].items():
         part = f"{fqn}.{name}"
         parts[name] = take(part) if nested is None else rebuild(part, nested, take)
-    spec, shape = Spec.from_dict(record["spec"]), tuple(record["shape"])
+    spec, shape = spec_of(record), tuple(record["shape"])
     order, flat_from = _view(record)
     dtype = dtype_of(record["dtype"])
     stored = flat_from or tuple(shape[order.index(dim)] for dim in range(len(shape)))
@@ -147,6 +150,21 @@ def rebuild(fqn: str, record: Record, take: Callable[[str], Tensor]) -> QTensor:
         return QTensor(parts, spec, shape, dtype, order=order, flat_from=flat_from)
     except RuntimeError as error:  # torch cannot count so far
         raise CheckpointError(f"{fqn} cannot have the shape {shape}: {error}") from error
+
+
+def spec_of(record: Record) -> Spec:
+    """The format of a record.
+
+    Raises:
+        ConfigError: a field is unknown, missing, of another type or not one of its values.
+    """
+    return _spec(json.dumps(record["spec"]))
+
+
+@lru_cache(maxsize=256)
+def _spec(text: str) -> Spec:
+    """The same for its JSON, since the weights of a model have few formats, and each is asked for often."""
+    return Spec.from_dict(json.loads(text))
 
 
 def _view(record: Record) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
@@ -171,7 +189,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 def check_record(record: Record) -> None:
     """Raise `ConfigError` or ValueError where a record, of the schema `RECORD`, contradicts itself."""
-    Spec.from_dict(record["spec"])
+    spec_of(record)
     dtype_of(record["dtype"])
     shape = list(record["shape"])
     if not shape:

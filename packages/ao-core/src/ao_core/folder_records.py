@@ -1,0 +1,68 @@
+"""Records for folders of models: what a library keeps beside weights, and the model that they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from ao_core.arguments import check_fields
+
+if TYPE_CHECKING:
+    from ao_core.report import Report
+
+__all__ = ["FolderKind", "FolderModel"]
+
+
+@dataclass(frozen=True)
+class FolderModel:
+    """The model that the tensors of a folder are of, without any weight."""
+
+    #: on the meta device, with tied parameters tied; only its modules and the shapes are looked at
+    model: nn.Module
+    #: name of a tensor in the files -> name of the parameter that it becomes, alone or joined with others
+    names: dict[str, str]
+    #: name of a tensor in the files -> why it must stay as it is
+    kept: dict[str, str] = field(default_factory=dict)
+    #: what and whose it is, such as "LlamaForCausalLM of transformers 5.23.0"
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def _unknown(folder: Path, names: Sequence[str]) -> FolderModel | str:
+    return "nothing says what model it is of"
+
+
+@dataclass(frozen=True)
+class FolderKind:
+    """What a library keeps beside the weights of a model, and what changes there when they are quantized.
+
+    `quantize_checkpoint` copies a folder from one place to another and knows nothing but tensors; a library
+    that reads such folders says here what else must be written. Sources are never changed.
+    """
+
+    #: what errors and `ao plugins` call it
+    name: str
+    #: (a folder with weights) -> whether it is one of these
+    recognizes: Callable[[Path], bool]
+    #: (such a folder) -> None, or why its weights cannot be quantized
+    refuses: Callable[[Path], str | None]
+    #: (the source, its copy with the quantized weights, what was done) -> texts of files of the copy, by
+    #: name: new ones, and those that replace what was copied
+    files: Callable[[Path, Path, Report], dict[str, str]]
+    #: (the folder that was written) -> how it is loaded, for the user
+    hint: Callable[[Path], str]
+    #: (such a folder, names of the tensors in its files) -> their model; or why it is not known, and modules
+    #: are guessed from names. Code that lies in the folder must not run
+    model: Callable[[Path, Sequence[str]], FolderModel | str] = _unknown
+    #: (a name for which there is no file) -> the folder that it stands for, brought here for a command; None:
+    #: it is no name of this library. Raises `CheckpointError` where it cannot be brought
+    fetch: Callable[[str], Path | None] = lambda name: None
+
+    def __post_init__(self) -> None:
+        check_fields(self)

@@ -1,0 +1,82 @@
+"""The model of a folder of transformers without its weights, so that files are quantized as the model is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    Chunk,
+    Concatenate,
+    MergeModulelist,
+    Split,
+    SplitModulelist,
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
+
+from ao_core import FolderModel
+from ao_hf.transformers.decisions import tie
+
+__all__ = ["folder_model"]
+
+#: conversions that join and cut tensors along rows or in stacks, so that codes stay what they are
+_JOINS = (Chunk, Concatenate, MergeModulelist, Split, SplitModulelist)
+
+
+def folder_model(folder: Path, name: str, names: Sequence[str]) -> FolderModel | str:
+    """The model that `from_pretrained` would make of a folder, or why it cannot be known; runs no code of it.
+
+    Args:
+        folder: where it is.
+        name: of the class of the model.
+        names: of the tensors in its files.
+    """
+    kind = getattr(transformers, name, None) if name in dir(transformers) else None
+    if not isinstance(kind, type) or not issubclass(kind, PreTrainedModel):
+        return f"transformers {transformers.__version__} has no model class {name!r}"
+    try:
+        own = kind.config_class.from_pretrained(folder)
+        own.__dict__.pop("quantization_config", None)
+        with torch.device("meta"):
+            model = kind(own)
+    except Exception as error:  # of a model's code: whatever a configuration leads to
+        text = " ".join(str(error).split())[:160]
+        return f"{kind.__name__} cannot be made from config.json: {type(error).__name__}: {text}"
+    tie(model)
+    title = f"{kind.__name__} of transformers {transformers.__version__}"
+    found, kept = _parameters_of(model, names)
+    return FolderModel(model, found, kept, title)
+
+
+def _parameters_of(
+    model: PreTrainedModel, names: Iterable[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The parameter that each tensor becomes, and the tensors that loading computes something else from."""
+    conversions = get_model_conversion_mapping(model)
+    renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
+    converters = [each for each in conversions if isinstance(each, WeightConverter)]
+    state, prefix = model.state_dict(), model.base_model_prefix
+    found, kept = {}, {}
+    # some renamings depend on what came before, in the order in which transformers loads
+    for name in sorted(names, key=dot_natural_key):
+        new, pattern = rename_source_key(name, renamings, converters, prefix, state)
+        if new not in state and name in state:
+            new, pattern = rename_source_key(name, [], [], prefix, state)
+        converter = next((c for c in converters if pattern in c.source_patterns), None)
+        others = [
+            o for o in (converter.operations if converter else ()) if not isinstance(o, _JOINS)
+        ]
+        if others:
+            kept[name] = (
+                f"transformers computes {new} from it by {type(others[0]).__name__} on loading"
+            )
+        elif new in state:
+            found[name] = new
+    return found, kept
