@@ -66,7 +66,8 @@ def follow(model: nn.Module, report: Report) -> None:
             continue  # low-precision training, or another part: what is stored is dense
         before = getattr(inner.config, "quantization_config", None)
         if isinstance(before, AoConfig):
-            base = inner.hf_quantizer.base_model
+            # models may share a configuration, and only one of them be known by it
+            base = getattr(getattr(inner, "hf_quantizer", None), "base_model", None)
             done = sequence(before.config, report.config)
             attach(inner, AoConfig.of_dict(done, before.modules_to_not_convert))
         else:
