@@ -50,7 +50,7 @@ Row = dict[str, Any]
 
 _PACKAGES = (
     *("torch", "ao-core", "ao-quant", "ao-kernels", "ao-float8", "ao-optim", "ao-sparsity"),
-    *("torchao", "bitsandbytes"),
+    *("ao-hf", "transformers", "safetensors", "torchao", "bitsandbytes"),
 )
 
 

@@ -138,16 +138,19 @@ def full_state(model: nn.Module) -> dict[str, Tensor]:
 def _value(name: str, loaders: list[OffloadedWeightsLoader], read: dict[object, Tensor]) -> Tensor:
     """What is read for a name; `read` has what was read already, by its place."""
     for loader in loaders:
-        ours = getattr(loader.state_dict, "ours", {})
-        if name in ours:
-            place = ours.places[name]
-            return read.setdefault(place, ours.mapped(name))
+        held = loader.state_dict
+        if isinstance(held, _Both) and name in held.ours:
+            place: object = held.ours.places[name]
+            return read.setdefault(place, held.ours.mapped(name))
+        found: Tensor
         if name in loader.index:
             info = loader.index[name]
             place = (info.get("safetensors_file"), info.get("weight_name", name))
-            return read.setdefault(place, loader[name])
-        if name in loader.state_dict:
-            return loader[name]
+            found = loader[name]
+            return read.setdefault(place, found)
+        if name in held:
+            found = loader[name]
+            return found
     raise CheckpointError(
         f"{name} has no values: it is on the meta device, and nothing offloaded it"
     )
