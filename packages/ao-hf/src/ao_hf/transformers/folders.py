@@ -39,9 +39,10 @@ def folder_model(folder: Path, name: str, names: Sequence[str]) -> FolderModel |
         name: of the class of the model.
         names: of the tensors in its files.
     """
-    kind: Any = getattr(transformers, name, None) if name in dir(transformers) else None
-    if not isinstance(kind, type) or not issubclass(kind, PreTrainedModel):
+    named = getattr(transformers, name, None) if name in dir(transformers) else None
+    if not isinstance(named, type) or not issubclass(named, PreTrainedModel):
         return f"transformers {transformers.__version__} has no model class {name!r}"
+    kind: Any = named
     try:
         own = kind.config_class.from_pretrained(folder)
         own.__dict__.pop("quantization_config", None)
