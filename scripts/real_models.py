@@ -107,9 +107,9 @@ def _sounds() -> Tensor:
 
 @torch.no_grad()
 def _written(model: Any, tokens: Tensor) -> Tensor:
-    logits = model(input_features=_sounds(), decoder_input_ids=tokens.expand(3, -1)).logits
-    found: Tensor = logits.log_softmax(-1)
-    return found
+    made = model(input_features=_sounds(), decoder_input_ids=tokens.expand(3, -1))
+    logs: Tensor = made.logits.log_softmax(-1)
+    return logs
 
 
 def _heard(model: Any) -> Tensor:

@@ -325,26 +325,23 @@ class _Trial:
         return None if same else "other bytes"
 
     def files(self) -> str | None:
-        """Files alone become what saving makes of the model, byte for byte where names are the same."""
+        """Files alone become what loading and saving make, byte for byte where names are the same."""
         from ao_quant import quantize_checkpoint
 
         quantize_checkpoint(self.folder / "dense", self.folder / "files", self.config)
         made = self.kind.from_pretrained(self.folder / "files")
-        names, others = (
-            {name for name, p in model.named_parameters() if isinstance(p, QTensor)}
-            for model in (made, self.model)
-        )
-        if names != others:
-            return f"files alone decide otherwise on {len(names ^ others)} parameters"
         if not _equal(_outputs(made, self.inputs), _outputs(self.model, self.inputs)):
             return "outputs differ"
         self.model.save_pretrained(self.folder / "fly")
-        first, second = (open_checkpoint(self.folder / name) for name in ("fly", "files"))
-        # experts may have names of their own in files
-        same = list(first.slots.keys() & second.slots.keys())
-        if not all(torch.equal(_raw(first.read(n)), _raw(second.read(n))) for n in same):
-            return "other bytes"
-        return None if len(same) > len(first.slots) // 2 else "other names"
+        made.save_pretrained(self.folder / "loaded")
+        names = ("fly", "loaded", "files")
+        fly, loaded, files = (open_checkpoint(self.folder / name) for name in names)
+        if others := fly.slots.keys() ^ loaded.slots.keys():
+            return f"files alone decide otherwise: {', '.join(sorted(others)[:3])}"
+        pairs = [(fly, loaded, name) for name in fly.slots]
+        pairs += [(fly, files, name) for name in fly.slots.keys() & files.slots.keys()]
+        same = all(torch.equal(_raw(a.read(n)), _raw(b.read(n))) for a, b, n in pairs)
+        return None if same else "other bytes"
 
     def new_process(self) -> str | None:
         """A process that imports ao_hf and nothing else of ao computes the same."""

@@ -23,7 +23,7 @@ from transformers.core_model_loading import (
 )
 
 from ao_core import FolderModel
-from ao_hf.decisions import tie
+from ao_hf.transformers.decisions import tie
 
 __all__ = ["folder_model"]
 
@@ -39,10 +39,10 @@ def folder_model(folder: Path, name: str, names: Sequence[str]) -> FolderModel |
         name: of the class of the model.
         names: of the tensors in its files.
     """
-    found_kind = getattr(transformers, name, None) if name in dir(transformers) else None
-    if not isinstance(found_kind, type) or not issubclass(found_kind, PreTrainedModel):
+    named = getattr(transformers, name, None) if name in dir(transformers) else None
+    if not isinstance(named, type) or not issubclass(named, PreTrainedModel):
         return f"transformers {transformers.__version__} has no model class {name!r}"
-    kind: Any = found_kind
+    kind: Any = named
     try:
         own = kind.config_class.from_pretrained(folder)
         own.__dict__.pop("quantization_config", None)
