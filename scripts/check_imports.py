@@ -58,6 +58,7 @@ OPTIONAL = {
     "triton": (),
     "torchao": (),
     "transformers": (),
+    "diffusers": (),
 }
 
 

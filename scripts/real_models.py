@@ -108,7 +108,8 @@ def _sounds() -> Tensor:
 @torch.no_grad()
 def _written(model: Any, tokens: Tensor) -> Tensor:
     logits = model(input_features=_sounds(), decoder_input_ids=tokens.expand(3, -1)).logits
-    return logits.log_softmax(-1)
+    found: Tensor = logits.log_softmax(-1)
+    return found
 
 
 def _heard(model: Any) -> Tensor:

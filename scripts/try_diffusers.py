@@ -13,8 +13,8 @@ PAGE = ROOT / "docs" / "hf" / "diffusers-architectures.md"
 TRIALS = ROOT / "packages" / "ao-hf" / "tests" / "diffusers" / "architectures.py"
 INTRO = """# Architectures of diffusers
 
-Small models with random weights, quantized to int8 with one scale per row (`int8_weight_only`) and to int4 in
-groups (`int4_weight_only`), on a CPU. `scripts/try_diffusers.py` writes this page.
+Small models with random weights, quantized to int8 with one scale per row (`int8_weight_only`), on a CPU.
+`scripts/try_diffusers.py` writes this page; tests compare the columns before “new process” in int4, too.
 A cell is “yes”, or says what happens instead.
 
 | column | what is compared |
@@ -42,26 +42,26 @@ def trials() -> ModuleType:
 
 
 def main() -> None:
-    """Try all architectures in turn, and write the page."""
+    """Try architectures and write the page; arguments are names of those to try, in place of all."""
     warnings.simplefilter("ignore")
     module = trials()
     from diffusers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    lines = [
-        f"| model | format | {' | '.join(module.COLUMNS)} |",
-        "| --- " * (len(module.COLUMNS) + 2) + "|",
-    ]
+    before = PAGE.read_text(encoding="utf-8").splitlines() if PAGE.exists() else []
+    rows = {line.split(" | ")[0].strip("| "): line for line in before}
+    head = [f"| model | {' | '.join(module.COLUMNS)} |", "| --- " * (len(module.COLUMNS) + 1) + "|"]
+    names = [architecture.name for architecture in module.ARCHITECTURES]
     for architecture in module.ARCHITECTURES:
-        for config in ("int8_weight_only", "int4_weight_only"):
-            found = module.tried(architecture, config)
+        name = architecture.name
+        if name in (sys.argv[1:] or names):
+            found = module.tried(architecture)
             cells = [found[column].replace("|", "\\|") for column in module.COLUMNS]
-            lines.append(
-                f"| {architecture.name} | {config.partition('_')[0]} | {' | '.join(cells)} |"
-            )
-            print(lines[-1], flush=True)
-    PAGE.write_text(INTRO + "\n".join(lines) + "\n", encoding="utf-8")
+            rows[name] = f"| {name} | {' | '.join(cells)} |"
+            print(rows[name], flush=True)
+        body = [rows[each] for each in names if each in rows]
+        PAGE.write_text(INTRO + "\n".join([*head, *body]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import json
 import logging
 import shutil
 import sys
+from importlib.metadata import entry_points
 
 import diffusers
 import pytest
@@ -13,7 +14,6 @@ from diffusers import DiffusionPipeline
 from diffusers.quantizers import PipelineQuantizationConfig
 
 from ao_core import QTensor
-from ao_core.cli import main
 from ao_core.ext import CheckpointError, ConfigError
 from ao_hf import AoConfig
 from ao_hf.diffusers import quantize_pipeline
@@ -109,11 +109,12 @@ def test_places_that_cannot_work(pipeline, tmp_path):
 @pytest.fixture
 def ao(monkeypatch, capsys):
     """Run the command; returns its exit status and what it printed."""
+    (command,) = entry_points(group="console_scripts", name="ao")
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["ao", *map(str, words)])
         with pytest.raises(SystemExit) as end:
-            main()
+            command.load()()
         shown = capsys.readouterr()
         return end.value.code or 0, " ".join((shown.out + shown.err).split())
 

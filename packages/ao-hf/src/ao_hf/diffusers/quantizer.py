@@ -23,7 +23,7 @@ from ao_hf.diffusers.models import forget, mark
 __all__ = ["AoDiffusersQuantizer"]
 
 
-class AoDiffusersQuantizer(DiffusersQuantizer):  # type: ignore[misc] # it is untyped
+class AoDiffusersQuantizer(DiffusersQuantizer):
     """Quantizes one parameter at a time, loads what was quantized, and saves it in ao's format.
 
     `report` says of each parameter what was done to it while the model was loaded, as that of `quantize_`

@@ -39,9 +39,10 @@ def folder_model(folder: Path, name: str, names: Sequence[str]) -> FolderModel |
         name: of the class of the model.
         names: of the tensors in its files.
     """
-    kind: Any = getattr(transformers, name, None) if name in dir(transformers) else None
-    if not isinstance(kind, type) or not issubclass(kind, PreTrainedModel):
+    found_kind = getattr(transformers, name, None) if name in dir(transformers) else None
+    if not isinstance(found_kind, type) or not issubclass(found_kind, PreTrainedModel):
         return f"transformers {transformers.__version__} has no model class {name!r}"
+    kind: Any = found_kind
     try:
         own = kind.config_class.from_pretrained(folder)
         own.__dict__.pop("quantization_config", None)
