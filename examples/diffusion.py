@@ -1,3 +1,4 @@
+# %% [markdown]
 """Quantize a diffusion pipeline, draw with it, save it, and load it again.
 
 Without arguments it takes a tiny pipeline with random weights, which draws noise in a few seconds. Give the
@@ -37,8 +38,10 @@ folder = Path(tempfile.mkdtemp())
 # This tiny one stands for what you downloaded: random weights, and a vocabulary of letters.
 
 # %%
-if len(sys.argv) > 1:
-    source = Path(sys.argv[1])
+# a notebook has arguments of its own
+given = [] if "ipykernel" in sys.modules else sys.argv[1:]
+if given:
+    source = Path(given[0])
 else:
     source = folder / "pipeline"
     torch.manual_seed(0)
@@ -86,7 +89,7 @@ def draw(pipe: DiffusionPipeline) -> torch.Tensor:
     """An image from the same noise each time, (3, height, width)."""
     pipe.set_progress_bar_config(disable=True)
     generator = torch.Generator().manual_seed(0)
-    size = None if len(sys.argv) > 1 else 32
+    size = None if given else 32
     made = pipe(
         "a red cat",
         num_inference_steps=4,

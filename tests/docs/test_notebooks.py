@@ -23,6 +23,7 @@ for cell in json.load(open(path, encoding="utf-8"))["cells"]:
         exec("".join(cell["source"]))
 """
 PRINTED = {
+    "diffusion": ["unet: "],
     "quantize_and_chat": ["15 weights quantized", "## Quantization", "int4_weight_only  "],
     "qlora": ["weights and optimizer", "adapter, plot and figures are in qlora"],
 }

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from ao_core import open_checkpoint
 from ao_core.ext import CheckpointError
-from ao_hf.folders import hint
+from ao_hf.folders import TRANSFORMERS
 from ao_hf.hub import fetch, model_of
 from ao_quant import quantize_checkpoint
 
@@ -159,9 +159,9 @@ def test_whose_model_it_is(cached, tmp_path, monkeypatch):
 
 
 def test_the_hint_says_that_there_is_no_tokenizer(published):
-    assert "SRC has no tokenizer" in hint(published)
+    assert "SRC has no tokenizer" in TRANSFORMERS.hint(published)
     (published / "tokenizer.json").write_text("{}")
-    assert hint(published) == (
+    assert TRANSFORMERS.hint(published) == (
         f"load it with: import ao_hf, transformers; "
         f"model = transformers.AutoModel.from_pretrained({str(published)!r})"
     )
