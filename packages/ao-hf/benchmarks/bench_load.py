@@ -38,8 +38,9 @@ Folders of Llama models with random weights, in bfloat16 and in int4 (`int4_weig
 bits), loaded into one process with warm file caches, with {threads} thread(s) of torch. *safetensors,
 mapped* is `safe_open` and `get_tensor` of all tensors, which reads no bytes; *each byte summed* adds up the
 elements of every tensor, so that each page of the files is read. *× reading* divides by that, within
-rounds, with its interval. `from_pretrained` of a dense folder reads no weights either: the first token
-does, so *and a token* has a forward pass of one token too."""
+rounds, with its interval; *processor* is the time that the process ran, which says more on a shared
+machine. `from_pretrained` of a dense folder reads no weights either: the first token does, so *and a token*
+has a forward pass of one token too."""
 
 
 def build(folder: Path, **sizes: int) -> None:
