@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from ao_hf import AoConfig
 from ao_hf.accelerate import load_checkpoint_and_dispatch
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
-from benchmarking import Row, arguments, interleaved, paired, percentile, record
+from benchmarking import Row, Samples, arguments, paired, record, rounds_of
 
 #: models of 495 and 933 MB in bfloat16
 SHAPES = {
@@ -34,11 +35,12 @@ FOLDERS = ("int4", "bf16")
 
 TEXT = """\
 Folders of Llama models with random weights, in bfloat16 and in int4 (`int4_weight_only`; the head has 8
-bits), loaded into one process with warm file caches, on {threads} threads. *safetensors, mapped* is
-`safe_open` and `get_tensor` of all tensors, which reads no bytes; *each byte summed* adds up the elements
-of every tensor, so that each page of the files is read. *× reading* divides by that, within rounds, with
-its interval. `from_pretrained` of a dense folder reads no weights either: the first token does, so *and a
-token* has a forward pass of one token too."""
+bits), loaded into one process with warm file caches, with {threads} thread(s) of torch. *safetensors,
+mapped* is `safe_open` and `get_tensor` of all tensors, which reads no bytes; *each byte summed* adds up the
+elements of every tensor, so that each page of the files is read. *× reading* divides by that, within
+rounds, with its interval; *processor* is the time that the process ran, which says more on a shared
+machine. `from_pretrained` of a dense folder reads no weights either: the first token does, so *and a token*
+has a forward pass of one token too."""
 
 
 def build(folder: Path, **sizes: int) -> None:
@@ -113,6 +115,20 @@ def contenders(folder: Path) -> dict[str, Callable[[], object]]:
     return found
 
 
+def timed(calls: dict[str, Callable[[], object]], rounds: int) -> tuple[Samples, Samples]:
+    """Seconds of each call, and seconds of the processor, in shuffled rounds after one to warm up."""
+    busy: Samples = {name: [] for name in calls}
+
+    def one(name: str) -> float:
+        start, before = time.perf_counter(), time.process_time()
+        calls[name]()
+        busy[name].append(time.process_time() - before)
+        return time.perf_counter() - start
+
+    samples = rounds_of({name: partial(one, name) for name in calls}, rounds)
+    return samples, {name: values[-rounds:] for name, values in busy.items()}
+
+
 def measure(rounds: int) -> list[Row]:
     """One row for each contender, model by model."""
     rows = []
@@ -129,19 +145,22 @@ def measure(rounds: int) -> list[Row]:
                 name: sum(f.stat().st_size for f in (folder / name).glob("*.safetensors"))
                 for name in FOLDERS
             }
-            samples = interleaved(contenders(folder), rounds=rounds)
+            samples, busy = timed(contenders(folder), rounds)
         for name in samples:
             kind, _, what = name.partition(": ")
             times = paired(samples, f"{kind}: {READ}", name)
+            processor = paired(busy, f"{kind}: {READ}", name)
             rows.append(
                 {
                     "model": model,
                     "folder": f"{kind}, {nbytes[kind] / 1e6:.0f} MB",
                     "what": what,
                     "seconds": median(samples[name]),
-                    "p10": percentile(samples[name], 10),
                     "× reading": times.median,
                     "95 %": times.interval(),
+                    "processor s": median(busy[name]),
+                    "× reading, processor": processor.median,
+                    "95 %, processor": processor.interval(),
                 }
             )
     return rows
