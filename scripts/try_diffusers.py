@@ -14,7 +14,7 @@ TRIALS = ROOT / "packages" / "ao-hf" / "tests" / "diffusers" / "architectures.py
 INTRO = """# Architectures of diffusers
 
 Small models with random weights, quantized to int8 with one scale per row (`int8_weight_only`), on a CPU.
-`scripts/try_diffusers.py` writes this page; tests compare the columns before “new process” in int4, too.
+`scripts/try_diffusers.py` writes this page; tests try most of it in int4, too.
 A cell is “yes”, or says what happens instead.
 
 | column | what is compared |
