@@ -74,7 +74,7 @@ def test_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert max(first) - min(first) < 0.2
         assert all(len(run["losses"]) == len(run["seconds"]) == 3 for run in runs.values())
     assert len({runs["QLoRA"]["losses"][0] for runs in data["runs"].values()}) == 3
-    assert lora["training loss"] == pytest.approx(
+    assert float(lora["training loss"]) == pytest.approx(
         statistics.mean(sum(runs[lora["arm"]]["losses"]) / 3 for runs in data["runs"].values()),
         abs=1e-3,
     )

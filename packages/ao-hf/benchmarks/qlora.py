@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 from dataclasses import asdict
 from importlib.metadata import version
@@ -121,6 +122,7 @@ def train(
 
 def write(path: Path, runs: dict[str, Any], full: dict[str, Any], args: Any) -> None:
     """The tables, the runs and the plot."""
+    shared = ", on a machine that other programs used too" if os.getloadavg()[0] > 1.5 else ""
     record(
         path,
         "QLoRA beside LoRA over bfloat16",
@@ -128,7 +130,7 @@ def write(path: Path, runs: dict[str, Any], full: dict[str, Any], args: Any) -> 
         f"all linear layers, {args.steps} steps of {args.batch} × {args.context} tokens, a learning rate of "
         f"{args.lr:g}, the same batches for all. The training loss is the mean over the last {LAST} steps; "
         "the held-out loss is that of 8 windows of 128 tokens after the last step. Times are of steps that "
-        "were taken in turn, the median of their ratios.\n\n"
+        f"were taken in turn, the median of their ratios{shared}.\n\n"
         "Bytes that are kept between two steps, and those of the gradients, in MB:\n\n"
         f"{memory([*next(iter(runs.values())).values(), full])}\n\n"
         "![the training loss, and its ratio to that of LoRA](../assets/qlora-loss.svg)",
@@ -189,9 +191,9 @@ def row(arm: str, runs: dict[str, Any]) -> dict[str, Any]:
     return {
         "arm": arm,
         "seeds": len(pairs),
-        "training loss": round(mean(a for a, _ in last), 4),
+        "training loss": f"{mean(a for a, _ in last):.4f}",
         "to LoRA, % by seed": ", ".join(f"{100 * (a / b - 1):+.2f}" for a, b in last),
-        "held-out loss": round(mean(a for a, _ in held_out), 4),
+        "held-out loss": f"{mean(a for a, _ in held_out):.4f}",
         "to LoRA, % of each": ", ".join(f"{100 * (a / b - 1):+.2f}" for a, b in held_out),
         "time of a step, to LoRA": round(median(times), 2),
     }
