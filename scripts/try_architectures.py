@@ -1,7 +1,8 @@
 """Write docs/hf/architectures.md: what works with which model of transformers, and with which recipe.
 
 Each model is tried in a process of its own, so that a crash or a hang is a cell. Arguments are columns, in
-place of all; cells of others are those of earlier runs, from build/architectures.json. Takes an hour.
+place of all; cells of others are those of earlier runs, from build/architectures.json; --page tries no model.
+Takes an hour.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ A cell is “yes”, or says what happens instead; “–” is what such a mode
 | column | what is compared |
 | --- | --- |
 | on the fly | outputs: those of `quantize_` on the loaded model; of the dequantized one, to 1e-4 |
-| generate | tokens: greedy with and without a cache and in a padded batch; beams and samples, dequantized |
+| generate | tokens: greedy, without a cache, in a padded batch; beams and samples of the dequantized model |
 | static cache | tokens: greedy with a cache of a fixed size |
 | assisted | tokens: greedy with a draft of another model |
 | save → load | outputs after `save_pretrained` in shards and `from_pretrained`, bit for bit |
@@ -131,15 +132,16 @@ def main() -> None:
     wanted = [c for c in trials.COLUMNS if c in (sys.argv[1:] or trials.COLUMNS)]
     if wanted and wanted[0] != trials.COLUMNS[0]:
         wanted = [trials.COLUMNS[0], *wanted]  # which makes the model
-    for name in names:
+    for name in names if sys.argv[1:] != ["--page"] else ():
         known[name] = known.get(name, {}) | in_process(name, wanted)
         print(f"{name}: {known[name]}", flush=True)
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(known, indent=1), encoding="utf-8")
-    rows = {name: known[name] for name in names}
+    rows = {name: known.get(name, {}) for name in names}
     page = INTRO + table("model", trials.COLUMNS, rows)
     page += REAL.format(notes=real.NOTES)
-    page += "".join(f"| {name} | {known[name].get('cost', 'not run')} |\n" for name in real.MODELS)
+    costs = {name: rows[name].get("cost", "not run | – | –") for name in real.MODELS}
+    page += "".join(f"| {name} | {cost} |\n" for name, cost in costs.items())
     with tempfile.TemporaryDirectory() as folder:
         tried = recipes.tried(Path(folder))
     rows = {f"`{name}`" if " " not in name else name: cells for name, cells in tried.items()}
