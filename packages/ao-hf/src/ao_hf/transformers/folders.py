@@ -23,7 +23,7 @@ from transformers.core_model_loading import (
 )
 
 from ao_core import FolderModel
-from ao_hf.transformers.decisions import tie
+from ao_hf.decisions import tie
 
 __all__ = ["folder_model"]
 
