@@ -92,7 +92,7 @@ def _hint(library: str, folder: Path) -> str:
     return line
 
 
-def _model(folder: Path, names: Sequence[str]) -> FolderModel | str:
+def _model_of_transformers(folder: Path, names: Sequence[str]) -> FolderModel | str:
     """The model of transformers that a folder is of, without weights; or why it is not known."""
     named = _config(folder).get("architectures")
     if not isinstance(named, list) or not named or not isinstance(named[0], str):
@@ -102,6 +102,15 @@ def _model(folder: Path, names: Sequence[str]) -> FolderModel | str:
     from ao_hf.transformers.folders import folder_model
 
     return folder_model(folder, named[0], names)
+
+
+def _model_of_diffusers(folder: Path, names: Sequence[str]) -> FolderModel | str:
+    """The model of diffusers that a folder is of, without weights; or why it is not known."""
+    if find_spec("diffusers") is None:
+        return "diffusers, which knows the model, is not installed"
+    from ao_hf.diffusers.folders import folder_model
+
+    return folder_model(folder, kind_of(folder), names)
 
 
 def _refuses_pipeline(folder: Path) -> str:
@@ -118,11 +127,16 @@ TRANSFORMERS = FolderKind(
     refuses,
     partial(_files, "transformers"),
     partial(_hint, "transformers"),
-    model=_model,
+    model=_model_of_transformers,
     fetch=hub.fetch,
 )
 DIFFUSERS = FolderKind(
-    "diffusers", _is_diffusers, refuses, partial(_files, "diffusers"), partial(_hint, "diffusers")
+    "diffusers",
+    _is_diffusers,
+    refuses,
+    partial(_files, "diffusers"),
+    partial(_hint, "diffusers"),
+    model=_model_of_diffusers,
 )
 PIPELINES = FolderKind(
     "diffusers pipelines",

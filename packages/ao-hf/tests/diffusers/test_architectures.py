@@ -7,11 +7,6 @@ NAMES = (
     "UNet2DConditionModel", "SD3Transformer2DModel", "FluxTransformer2DModel", "CogVideoXTransformer3DModel",
     "AutoencoderKL",
 )  # fmt: skip
-#: names that files alone take for those of embeddings
-EMBEDDERS = {
-    "SD3Transformer2DModel": "`context_embedder.weight`",
-    "FluxTransformer2DModel": "`context_embedder.weight`, `x_embedder.weight`",
-}
 
 
 @pytest.mark.parametrize(
@@ -22,10 +17,7 @@ EMBEDDERS = {
     ],
 )
 def test_quick_columns(trials, named, name, config):
-    expected = dict.fromkeys(QUICK, "yes")
-    if kept := EMBEDDERS.get(name):
-        expected["ao quantize"] = f"yes, but files alone decide otherwise on {kept}"
-    assert trials.tried(named[name], config, QUICK) == expected
+    assert trials.tried(named[name], config, QUICK) == dict.fromkeys(QUICK, "yes")
 
 
 @pytest.mark.slow
