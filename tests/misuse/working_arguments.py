@@ -146,6 +146,7 @@ VALID = {
     "FolderKind": lambda: {
         "name": "x", "recognizes": bool, "refuses": str, "files": dict, "hint": str,
     },
+    "FolderModel": lambda: {"model": model(), "names": {}},
     "Recipe": lambda: {"name": "x", "config": ao_core.WeightOnlyConfig()},
     "ScaleMethod": lambda: {"name": "x", "choose": None},
     "Skip": lambda: {"reason": "x"},
