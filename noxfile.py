@@ -170,7 +170,7 @@ def native(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def sanitize(session: nox.Session) -> None:
     """C++ tests under ASan and UBSan, at the instruction sets that compile in a minute; `native` has all."""
-    sets = "generic,amx,neon"
+    sets = "generic,neon"
     cpp_tests(session, "--sanitize", "address,undefined", "--sets", sets, *session.posargs)
 
 

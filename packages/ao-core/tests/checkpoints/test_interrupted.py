@@ -141,12 +141,12 @@ for number in range(count):
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks to be killed")
 @pytest.mark.parametrize("before", ["nothing", "old"])
-def test_killed_at_20_moments(source, tmp_path, before):
+def test_killed_at_10_moments(source, tmp_path, before):
     (tmp_path / "runs").mkdir()
-    done = run_python("-c", KILLED, source, tmp_path / "runs", before, 20)
+    done = run_python("-c", KILLED, source, tmp_path / "runs", before, 10)
     assert done.returncode == 0, done.stderr[-3000:]
     runs = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(runs) == 20
+    assert len(runs) == 10
     first = "int8" if before == "old" else "none"
     for moment, _, killed, seen, same in runs:
         assert same, moment

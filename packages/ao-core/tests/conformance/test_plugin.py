@@ -18,30 +18,20 @@ def run_pytest(folder, *args):
 
 
 @pytest.mark.slow
-def test_collects_everything_of_a_provider(tmp_path):
-    done = run_pytest(tmp_path, "--ao-provider", "ao-core", "--collect-only")
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
-    assert "ao-core::dtype[nf4]::test_saturates[cpu]" in lines
-    for kind in ("layout[packed]", "kernel[reference_linear]", "transform[weight_only]"):
-        assert any(line.startswith(f"ao-core::{kind}::") for line in lines), kind
-
-
-@pytest.mark.slow
-def test_runs_in_parallel_and_beside_other_tests(tmp_path):
+def test_runs_every_kind_of_record_in_parallel_and_beside_other_tests(tmp_path):
     (tmp_path / "test_own.py").write_text("def test_beside():\n    assert True\n")
+    chosen = (
+        "test_nan and nf4 or packed and something_fits or reference_linear and describes"
+        " or weight_only and test_json or test_beside"
+    )
     done = run_pytest(
-        tmp_path,
-        "--ao-provider",
-        "AO_core",
-        "-n",
-        "2",
-        "-k",
-        "test_nan and nf4 or test_beside",
-        "test_own.py",
+        tmp_path, "--ao-provider", "AO_core", "-n", "2", "-rA", "-k", chosen, "test_own.py"
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
+    assert "PASSED AO_core::dtype[nf4]::test_nan[cpu]" in done.stdout
+    for kind in ("layout[packed]", "kernel[reference_linear]", "transform[weight_only]"):
+        assert f"PASSED AO_core::{kind}::" in done.stdout, kind
+    assert "PASSED test_own.py::test_beside" in done.stdout
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 A program of its own, since a method that asks a tensor for memory that it does not have may end the
 process: before each call, a line says which one it is.
 
-    python every_method.py KIND NAME...
+    python every_method.py KIND
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -28,10 +29,12 @@ def _values(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).abs() / 4 + 0.05
 
 
+@lru_cache
 def _quantized(seed: int) -> QTensor:
     return quantize_tensor(_values(seed, *SHAPE), ROW)
 
 
+@lru_cache
 def _cast(seed: int) -> ComputeWeight:
     spec = Spec("int8", (1, WHOLE), act=ROW)
     return ComputeWeight(_values(seed, *SHAPE), spec, spec, spec)
@@ -141,7 +144,7 @@ def _filled(arguments: Sequence[Any], make: Callable[[int], Tensor]) -> tuple[An
     out = []
     for place, argument in enumerate(arguments):
         if argument is Ours:
-            argument = make(20 + place)
+            argument = make(20 + place).clone()
         elif argument is Like:
             argument = _values(20 + place, *SHAPE)
         out.append(argument)
@@ -213,7 +216,7 @@ def compare(kind: str, name: str, arguments: tuple[Any, ...]) -> tuple[str, str]
     make = _quantized if "quantized" in kind else _cast
     reverse = kind.startswith("dense")
     mine = _filled(arguments, make)
-    target = _values(1, *SHAPE) if reverse else make(1)
+    target = _values(1, *SHAPE) if reverse else make(1).clone()
     dense, dense_target = tree_map(dense_of, mine), dense_of(target).clone()
     try:
         expected = _call(dense_target, name, dense)
@@ -248,12 +251,13 @@ def _say(line: str) -> None:
 def main() -> None:
     """A line before each call, and one for what it came to."""
     warnings.simplefilter("ignore")
-    kind, *chosen = sys.argv[1:]
-    for name in chosen:
+    kind = sys.argv[1]
+    shown = {id(arguments): f"{arguments}".replace("\n", " ") for arguments in ((), *ARGUMENTS)}
+    for name in names():
         for arguments in _calls(name):
             if kind.startswith("dense") and Ours not in arguments:
                 continue
-            _say(f"{name}{arguments}".replace("\n", " "))
+            _say(f"{name}{shown[id(arguments)]}")
             _say(json.dumps(compare(kind, name, arguments)))
 
 
