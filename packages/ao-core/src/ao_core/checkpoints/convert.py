@@ -93,7 +93,7 @@ def _joined(decision: Decision, dense: Tensor) -> QTensor | Skip | None:
         new = transformed(decision, torch.empty(shape, dtype=dense.dtype, device="meta"))
     except AoError:
         raise
-    except Exception:  # of a plugin: whatever values that are not there lead to
+    except Exception:  # a plugin's, from values that are not there: it may be of any kind
         return None
     return new if isinstance(new, (QTensor, Skip)) else None
 
@@ -107,7 +107,7 @@ def planned(step: Step) -> QTensor | Skip | None:
         return result_of(step, torch.empty(step.entry.shape, dtype=step.entry.dtype, device="meta"))
     except AoError:
         raise
-    except Exception:  # of a plugin: whatever values that are not there lead to
+    except Exception:  # a plugin's, from values that are not there: it may be of any kind
         return None
 
 

@@ -25,7 +25,7 @@ def find(name: Path) -> Path:
 
 
 def check_folder(src: Path) -> None:
-    """Raise `CheckpointError` where the weights of a folder cannot be quantized, for what is beside them."""
+    """Raise `CheckpointError` where other files of a folder say that its weights cannot be quantized."""
     for kind in _kinds_of(src):
         if reason := kind.refuses(src):
             raise CheckpointError(f"{src}: {reason}")

@@ -104,6 +104,6 @@ def _differs(dense: Tensor, piece: QTensor, apply: Callable[[Tensor], Tensor | S
     """Whether the whole would get another format than a piece of it; an algorithm may not know."""
     try:
         new = apply(torch.empty_like(dense, device="meta"))
-    except Exception:  # of a plugin: whatever values that are not there lead to
+    except Exception:  # a plugin's, from values that are not there: it may be of any kind
         return False
     return not isinstance(new, QTensor) or new.spec != piece.spec

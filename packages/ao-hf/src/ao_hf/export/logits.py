@@ -10,7 +10,7 @@ __all__ = ["LogitsModel"]
 
 
 class LogitsModel(nn.Module):
-    """Token ids (batch, sequence) to logits (batch, sequence, vocabulary), without a cache or outputs beside.
+    """Token ids (batch, sequence) to logits (batch, sequence, vocabulary), without a cache and other outputs.
 
     A model of transformers takes and gives Python objects, and has a forward with ``**kwargs``, which
     `torch.export` traces badly. The module holds the model, and none of its tensors is copied.

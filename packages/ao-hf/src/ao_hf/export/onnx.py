@@ -33,7 +33,7 @@ def export_onnx(
     """Write a quantized model as an ONNX file of opset 21.
 
     Codes of 8 bits are stored as INT8 or UINT8, those of 4 bits or fewer as INT4 or UINT4, two in a byte.
-    Large models get a second file of weights beside the first, as `torch.onnx` makes it.
+    Large models get a second file of weights next to the first, as `torch.onnx` makes it.
 
     Args:
         model: in eval mode, with quantized `nn.Linear` layers; a language model of transformers goes into a

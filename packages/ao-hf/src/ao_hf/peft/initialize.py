@@ -177,7 +177,7 @@ class _Found(NamedTuple):
     weight: Tensor | None
     b: Tensor
     a: Tensor
-    #: of their sum, beside the original
+    #: of their sum, compared with the original
     db: float
 
 

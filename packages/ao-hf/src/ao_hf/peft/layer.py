@@ -83,7 +83,7 @@ def _layer_for(
 
 
 class Merged(NamedTuple):
-    """A weight, and the bias beside it, with adapters."""
+    """A weight and its bias, with adapters."""
 
     weight: Tensor
     bias: Tensor | None
@@ -118,7 +118,7 @@ class QuantizedLoraLinear(Linear):
             return variant
         if variant is not None:
             raise ConfigError(
-                f"use_qalora=True beside what asks for {type(variant).__name__}: QA-LoRA goes with no "
+                f"use_qalora=True together with {type(variant).__name__}: QA-LoRA goes with no "
                 "other variant"
             )
         return QALora()

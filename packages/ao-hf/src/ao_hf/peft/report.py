@@ -26,12 +26,12 @@ class MergeRecord:
     #: of the layer, in the base model
     name: str
     adapters: tuple[str, ...]
-    #: the merged weight beside the exact sum of weight and adapters
+    #: the merged weight, compared with the exact sum of weight and adapters
     sqnr_db: float
-    #: what the merged weight has more than the weight alone, beside what the adapters add: below 0 more of
-    #: the adapters is lost than kept
+    #: the merged weight less the quantized weight alone, compared with what the adapters add: below 0 more
+    #: of the adapters is lost than kept
     adapter_db: float
-    #: the quantized weight alone, beside the original; None: no originals were given
+    #: the quantized weight alone, compared with the original; None: no originals were given
     base_db: float | None = None
 
     @property

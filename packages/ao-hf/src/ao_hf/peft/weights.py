@@ -87,5 +87,5 @@ def shifted(weight: Tensor, shift: Tensor, group: int) -> Tensor:
     offset = offset - shift.to(scale.dtype)[:, starts // group]
     new = replace(spec, scale_dtype="float32", zero_point="offset")
     packed = layout.pack(codes, scale, offset, new, base.format)
-    beside = {n: part for n, part in base.parts.items() if n not in packed}
-    return repack(base.like(packed | beside, spec=new))
+    others = {n: part for n, part in base.parts.items() if n not in packed}
+    return repack(base.like(packed | others, spec=new))
