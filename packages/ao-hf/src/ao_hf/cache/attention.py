@@ -81,10 +81,8 @@ def _attend(
     causal = is_causal if bounds is None else bounds.causal
     if window and not causal:
         return None
-    from ao_quant.kv_cache import attend_to
-
     dtype = key.kv.dtype
-    out: Tensor = attend_to(
+    out: Tensor = key.layer.functions.attend_to(
         key.kv,
         query if query.dtype == dtype else query.to(dtype),
         start=None if bounds is None else bounds.start,

@@ -18,7 +18,8 @@ from transformers.cache_utils import (
     get_layer_types_and_kwargs,
 )
 
-from ao_core.ext import ConfigError, MissingExtraError, shown
+from ao_core.ext import ConfigError, shown
+from ao_hf.cache.functions import functions
 from ao_hf.cache.layers import AoLayer, AoStaticLayer
 from ao_hf.cache.names import EXACT
 from ao_hf.cache.report import CacheReport, layer_memory
@@ -70,7 +71,7 @@ class AoCache(Cache):  # type: ignore[misc]
             raise ConfigError(
                 f"max_cache_len={max_cache_len!r}: use a positive number of tokens, or None for a cache that grows"
             )
-        self.kv_config = _kv_config(kv)
+        self.kv_config = None if kv is None or kv == EXACT else functions().kv_config(kv)
         text = config.get_text_config(decoder=True)
         # of encoder-decoder models it is a copy, which never learns which attention is set
         named = text if text is config.get_text_config(decoder=True) else config
@@ -87,7 +88,9 @@ class AoCache(Cache):  # type: ignore[misc]
             elif max_cache_len is None:
                 layers.append(DYNAMIC_LAYER_TYPE_MAPPING[kind](**option))
             else:
-                layers.append(STATIC_LAYER_TYPE_MAPPING[kind](max_cache_len=max_cache_len, **option))
+                layers.append(
+                    STATIC_LAYER_TYPE_MAPPING[kind](max_cache_len=max_cache_len, **option)
+                )
         super().__init__(layers=layers, offloading=offloading)
         self.model_config = named
         ours = [index for index, layer in enumerate(layers) if isinstance(layer, AoLayer)]
@@ -124,9 +127,7 @@ class AoCache(Cache):  # type: ignore[misc]
                 "thread, or call reset()"
             )
         if layer_idx == self._first:
-            counts = {
-                x.tokens for x in self.layers if type(x) is AoLayer and x.kv is not None
-            }
+            counts = {x.tokens for x in self.layers if type(x) is AoLayer and x.kv is not None}
             if len(counts) > 1:
                 raise ConfigError(
                     f"layers of this cache hold different numbers of tokens, {sorted(counts)}: a forward failed "
@@ -185,14 +186,6 @@ class AoEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
 
     def check_dynamic_cache(self, method: str) -> None:
         """Every method works on codes."""
-
-
-def _kv_config(kv: KVCacheConfig | str | None) -> KVCacheConfig | None:
-    try:
-        from ao_quant.kv_cache import kv_config
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("ao_quant", "ao-quant", "AoCache") from error
-    return None if kv is None or kv == EXACT else kv_config(kv)
 
 
 def _skipped(layers: Iterable[int], count: int) -> set[int]:

@@ -11,6 +11,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ao_core import WHOLE, Spec
 from ao_core.ext import NO_SCALE
+from ao_hf.cache.functions import Functions, functions
 from ao_hf.cache.names import ATTENTION
 from ao_hf.cache.stored import Stored, stored
 
@@ -38,6 +39,7 @@ class AoLayer(CacheLayerMixin):  # type: ignore[misc]
         # not that of the base class, whose `keys` and `values` are attributes
         self.kv_config = kv_config
         self.model_config = model_config
+        self.functions = functions()
         self.kv: QuantizedKV | None = None
         #: how many tokens there are; not in a static layer, whose number is a tensor
         self.tokens = 0
@@ -71,9 +73,7 @@ class AoLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def dense(self, kv: QuantizedKV) -> tuple[Tensor, Tensor]:
         """Dequantized keys and values (B, Hkv, `length`, ·)."""
-        from ao_quant.kv_cache import dequantized
-
-        return dequantized(kv)
+        return self.functions.dequantized(kv)
 
     def get_seq_length(self) -> int | Tensor:
         """How many tokens there are."""
@@ -94,13 +94,11 @@ class AoLayer(CacheLayerMixin):  # type: ignore[misc]
         self.kv = self._new(key_states, value_states, max(key_states.shape[2], 1))
 
     def _new(self, key: Tensor, value: Tensor, capacity: int) -> QuantizedKV:
-        from ao_quant.kv_cache import new_kv
-
         dtype = _dtype(key)
         # tensors that are made in inference mode could not be written outside of it
         with torch.inference_mode(False):
-            return new_kv(
-                self.kv_config or _exact(dtype),
+            return self.functions.new_kv(
+                self.kv_config or _exact(dtype, self.functions),
                 key.shape[0],
                 key.shape[1],
                 key.shape[3],
@@ -131,13 +129,11 @@ class AoLayer(CacheLayerMixin):  # type: ignore[misc]
         return keys.dense(), values.dense()
 
     def _append(self, kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
-        from ao_quant.kv_cache import append_, grown
-
         total = self.tokens + key.shape[2]
         if total > kv.capacity:
             with torch.inference_mode(False):
-                kv = grown(kv, total + max(total // 4, 512))
-        append_(kv, key, value)
+                kv = self.functions.grown(kv, total + max(total // 4, 512))
+        self.functions.append_(kv, key, value)
         self.kv, self.tokens = kv, total
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -151,10 +147,8 @@ class AoLayer(CacheLayerMixin):  # type: ignore[misc]
                 f"tokens_to_remove={tokens_to_remove}: use a negative number, which many tokens are removed, or 0"
             )
         if self.kv is not None and tokens_to_remove:
-            from ao_quant.kv_cache import crop_
-
             self.tokens = max(self.kv.tokens + tokens_to_remove, 0)
-            crop_(self.kv, self.tokens)
+            self.functions.crop_(self.kv, self.tokens)
 
     def reset(self) -> None:
         """Forget everything, the size of the batch and the dtype too."""
@@ -165,26 +159,20 @@ class AoLayer(CacheLayerMixin):  # type: ignore[misc]
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Put these rows in the place of all rows."""
         if self.kv is not None:
-            from ao_quant.kv_cache import reorder_
-
-            reorder_(self.kv, beam_idx)
+            self.functions.reorder_(self.kv, beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row."""
         if self.kv is not None:
-            from ao_quant.kv_cache import repeat
-
             with torch.inference_mode(False):
-                self.kv = repeat(self.kv, repeats)
+                self.kv = self.functions.repeat(self.kv, repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows: numbers of rows, negative ones from the end, or one bool for each row."""
         if self.kv is not None:
-            from ao_quant.kv_cache import select
-
             with torch.inference_mode(False):
                 rows = torch.arange(self.kv.batch, device=self.kv.device)
-                self.kv = select(self.kv, rows[indices.to(self.kv.device)])
+                self.kv = self.functions.select(self.kv, rows[indices.to(self.kv.device)])
 
     # -- devices -----------------------------------------------------------------------------------
 
@@ -231,7 +219,9 @@ class AoStaticLayer(AoLayer):
 
     def dense(self, kv: QuantizedKV) -> tuple[Tensor, Tensor]:
         """Dequantized keys and values (B, Hkv, `max_cache_len`, ·), 0 where there are no tokens."""
-        key, value = (F.pad(x, (0, 0, 0, self.max_cache_len - x.shape[2])) for x in super().dense(kv))
+        key, value = (
+            F.pad(x, (0, 0, 0, self.max_cache_len - x.shape[2])) for x in super().dense(kv)
+        )
         return key, value
 
     def get_seq_length(self) -> int | Tensor:
@@ -255,16 +245,12 @@ class AoStaticLayer(AoLayer):
                 torch._dynamo.mark_static_address(tensor, guard=False)
 
     def _append(self, kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
-        from ao_quant.kv_cache import append_
-
-        append_(kv, key, value)
+        self.functions.append_(kv, key, value)
 
     def reset(self) -> None:
         """Forget all tokens; the memory stays."""
         if self.kv is not None:
-            from ao_quant.kv_cache import reset_
-
-            reset_(self.kv)
+            self.functions.reset_(self.kv)
 
 
 def _dtype(x: Tensor) -> torch.dtype:
@@ -273,9 +259,8 @@ def _dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def _exact(dtype: torch.dtype) -> KVCacheConfig:
+def _exact(dtype: torch.dtype, ao_quant: Functions) -> KVCacheConfig:
     """The configuration that stores values of a dtype as they are."""
-    from ao_quant.kv_cache import KVCacheConfig
-
     spec = Spec(_FORMATS.get(dtype, "fp32"), (1, WHOLE), NO_SCALE)
-    return KVCacheConfig(spec, spec, center=False)
+    config: KVCacheConfig = ao_quant.KVCacheConfig(spec, spec, center=False)
+    return config

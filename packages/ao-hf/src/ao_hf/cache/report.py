@@ -73,13 +73,11 @@ def layer_memory(index: int, layer: Any) -> LayerMemory:
         return LayerMemory(index, name, name, int(count), size, None)
     if layer.kv is None:
         return LayerMemory(index, "-", "-", 0, 0, None)
-    from ao_quant.kv_cache import bytes_per_token
-
     return LayerMemory(
         index,
         str(layer.kv.key.spec),
         str(layer.kv.value.spec),
         layer.kv.tokens,
         layer.kv.stored_bytes,
-        bytes_per_token(layer.kv),
+        layer.functions.bytes_per_token(layer.kv),
     )

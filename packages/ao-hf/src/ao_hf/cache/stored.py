@@ -11,9 +11,8 @@ from torch import Tensor
 from ao_core.ext import UnsupportedOp
 
 if TYPE_CHECKING:
-    from ao_quant.kv_cache import QuantizedKV
-
     from ao_hf.cache.layers import AoLayer
+    from ao_quant.kv_cache import QuantizedKV
 
 __all__ = ["Stored", "stored"]
 
@@ -99,7 +98,19 @@ def _operator(name: str) -> Callable[..., Any]:
     return apply
 
 
-for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "matmul", "rmatmul", "neg"):
+for _name in (
+    "add",
+    "radd",
+    "sub",
+    "rsub",
+    "mul",
+    "rmul",
+    "truediv",
+    "rtruediv",
+    "matmul",
+    "rmatmul",
+    "neg",
+):
     setattr(Stored, f"__{_name}__", _operator(f"__{_name}__"))
 
 
