@@ -14,6 +14,7 @@ except ModuleNotFoundError as error:
 
 from ao_hf.cache import registration  # noqa: F401
 from ao_hf.cache.caches import AoCache, AoEncoderDecoderCache
+from ao_hf.cache.keys import WiderKeysWarning
 from ao_hf.cache.report import CacheReport, LayerMemory
 
-__all__ = ["AoCache", "AoEncoderDecoderCache", "CacheReport", "LayerMemory"]
+__all__ = ["AoCache", "AoEncoderDecoderCache", "CacheReport", "LayerMemory", "WiderKeysWarning"]

@@ -49,8 +49,8 @@ def attention(
     rest = {name: x for name, x in kwargs.items() if x is not None and name not in _UNREAD}
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
-    if isinstance(key, Stored) and _is_whole(key, value) and not dropout:
-        out = _attend(query, key, attention_mask, scaling, is_causal, rest)
+    if isinstance(key, Stored) and isinstance(value, Stored) and not dropout:
+        out = _attend(query, key, value, attention_mask, scaling, is_causal, rest)
         if out is not None:
             return out.transpose(1, 2), None
     key, value = (x.dense() if isinstance(x, Stored) else x for x in (key, value))
@@ -59,19 +59,18 @@ def attention(
     )
 
 
-def _is_whole(key: Stored, value: Any) -> bool:
-    return isinstance(value, Stored) and value.kv is key.kv and (key.part, value.part) == (0, 1)
-
-
 def _attend(
     query: Tensor,
     key: Stored,
+    value: Stored,
     attention_mask: Any,
     scaling: float | None,
     is_causal: bool,
     rest: dict[str, Any],
 ) -> Tensor | None:
     """The result by the op `attend`; None if it cannot do what is asked."""
+    if value.kv is not key.kv or (key.part, value.part) != (0, 1):
+        return None
     options = dict(rest)
     sinks, softcap = options.pop("s_aux", None), options.pop("softcap", None)
     window = options.pop("sliding_window", None)
@@ -81,6 +80,8 @@ def _attend(
     causal = is_causal if bounds is None else bounds.causal
     if window and not causal:
         return None
+    if key.layer.trial is not None:
+        key.kv = value.kv = key.layer.checked(query, scaling)
     dtype = key.kv.dtype
     out: Tensor = key.layer.functions.attend_to(
         key.kv,

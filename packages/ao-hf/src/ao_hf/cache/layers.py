@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,38 +13,60 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ao_core import WHOLE, Spec
 from ao_core.ext import NO_SCALE
-from ao_hf.cache.functions import Functions, functions
+from ao_hf.cache.functions import functions
+from ao_hf.cache.keys import BLOCK, Findings, Trial, logit_error, wider
 from ao_hf.cache.names import ATTENTION
 from ao_hf.cache.stored import Stored, stored
 
 if TYPE_CHECKING:
     from ao_quant.kv_cache import KVCacheConfig, QuantizedKV
 
-__all__ = ["AoLayer", "AoStaticLayer"]
+__all__ = ["AoLayer", "AoStaticLayer", "Settings"]
 
 #: formats that store values of a dtype as they are
 _FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all layers of a cache share."""
+
+    #: the formats; None: values as they are
+    kv_config: KVCacheConfig | None
+    #: the configuration of the model, which names its attention
+    model_config: Any
+    #: how far logits may be off before keys are kept wider
+    largest_error: float
+    findings: Findings
+
+    @property
+    def checks(self) -> bool:
+        """Whether keys are checked."""
+        return self.kv_config is not None and self.largest_error < math.inf
 
 
 class AoLayer(CacheLayerMixin):  # type: ignore[misc]
     """Keys and values of one layer, which grow with the text.
 
     Args:
-        kv_config: the formats; None for values as they are.
-        model_config: the configuration of the model, which names its attention.
+        index: the number of the layer.
+        settings: what all layers share.
     """
 
     is_compileable = False
     is_sliding = False
 
-    def __init__(self, kv_config: KVCacheConfig | None, model_config: Any) -> None:
+    def __init__(self, index: int, settings: Settings) -> None:
         # not that of the base class, whose `keys` and `values` are attributes
-        self.kv_config = kv_config
-        self.model_config = model_config
+        self.index = index
+        self.settings = settings
         self.functions = functions()
         self.kv: QuantizedKV | None = None
         #: how many tokens there are; not in a static layer, whose number is a tensor
         self.tokens = 0
+        #: whether the keys of the first block are still to be checked, and what that needs
+        self.unchecked = settings.checks
+        self.trial: Trial | None = None
 
     # -- what there is -----------------------------------------------------------------------------
 
@@ -54,7 +78,8 @@ class AoLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def is_croppable(self) -> bool:
         """Whether forgetting the last token leaves no trace."""
-        return self.kv_config is None or self.kv_config.window > 0
+        config = self.settings.kv_config
+        return config is None or config.window > 0
 
     @property
     def length(self) -> int:
@@ -95,10 +120,17 @@ class AoLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _new(self, key: Tensor, value: Tensor, capacity: int) -> QuantizedKV:
         dtype = _dtype(key)
+        return self._made(
+            self.settings.kv_config or self._exact(dtype), key, value, capacity, dtype
+        )
+
+    def _made(
+        self, config: KVCacheConfig, key: Tensor, value: Tensor, capacity: int, dtype: torch.dtype
+    ) -> QuantizedKV:
         # tensors that are made in inference mode could not be written outside of it
         with torch.inference_mode(False):
-            return self.functions.new_kv(
-                self.kv_config or _exact(dtype, self.functions),
+            return self.functions.new_kv(  # type: ignore[no-any-return]
+                config,
                 key.shape[0],
                 key.shape[1],
                 key.shape[3],
@@ -107,6 +139,10 @@ class AoLayer(CacheLayerMixin):  # type: ignore[misc]
                 dtype=dtype,
                 device=key.device,
             )
+
+    def _exact(self, dtype: torch.dtype) -> KVCacheConfig:
+        spec = _exact_spec(dtype)
+        return self.functions.KVCacheConfig(spec, spec, center=False)  # type: ignore[no-any-return]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -122,9 +158,14 @@ class AoLayer(CacheLayerMixin):  # type: ignore[misc]
         assert self.kv is not None
         if torch.is_autocast_enabled(key_states.device.type):
             key_states, value_states = (x.to(_dtype(x)) for x in (key_states, value_states))
+        attention = self.settings.model_config._attn_implementation
+        trial = None
+        if self.unchecked and attention == ATTENTION and not torch.compiler.is_compiling():
+            trial = self._tried(self.kv, key_states, value_states)
         self._append(self.kv, key_states, value_states)
+        self.trial = trial
         keys, values = stored(self, self.kv)
-        if self.model_config._attn_implementation in (ATTENTION, None):
+        if attention in (ATTENTION, None):
             return keys, values
         return keys.dense(), values.dense()
 
@@ -135,6 +176,45 @@ class AoLayer(CacheLayerMixin):  # type: ignore[misc]
                 kv = self.functions.grown(kv, total + max(total // 4, 512))
         self.functions.append_(kv, key, value)
         self.kv, self.tokens = kv, total
+
+    # -- keys that do not survive ------------------------------------------------------------------
+
+    def _tried(self, kv: QuantizedKV, key: Tensor, value: Tensor) -> Trial | None:
+        """What checks the first block, if these tokens complete it."""
+        tokens, due = kv.tokens, BLOCK + kv.window
+        if not tokens < due <= tokens + key.shape[2]:
+            return None
+        # all tokens before are exact: none of them is in a block
+        return Trial(
+            self.functions.dequantized(kv), (key.detach(), value.detach()), due - 1 - tokens
+        )
+
+    def checked(self, query: Tensor, scale: float | None) -> QuantizedKV:
+        """The cache after the keys of its first block were checked by a query, in wider keys if need be."""
+        kv, trial, config = self.kv, self.trial, self.settings.kv_config
+        assert kv is not None and trial is not None and config is not None
+        self.trial, self.unchecked = None, False
+        bound = self.settings.largest_error
+        scale = query.shape[3] ** -0.5 if scale is None else scale
+        row = query[:, :, min(trial.query, query.shape[2] - 1)]
+        key, value = (torch.cat(both, 2) for both in zip(trial.before, trial.new, strict=True))
+        first = error = logit_error(kv, key[:, :, :BLOCK], row, scale)
+        done = ""
+        for wide, words in wider(config, _exact_spec(kv.dtype)):
+            if error <= bound:
+                break
+            kv, done = self._made(wide, key, value, kv.capacity, kv.dtype), words
+            self.functions.append_(kv, key, value)
+            error = logit_error(kv, key[:, :, :BLOCK], row, scale)
+        if done:
+            self.settings.findings.wider[self.index] = (first, done)
+            self.kv = kv
+            self._placed(kv)
+        self.settings.findings.say(self.index)
+        return kv
+
+    def _placed(self, kv: QuantizedKV) -> None:
+        """Nothing: these tensors are replaced when they grow."""
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens, whose number is given as a negative one, or 0.
@@ -152,7 +232,9 @@ class AoLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Forget everything, the size of the batch and the dtype too."""
-        self.kv, self.tokens = None, 0
+        self.kv, self.tokens, self.trial = None, 0, None
+        self.unchecked = self.settings.checks
+        self.settings.findings.wider.pop(self.index, None)
 
     # -- rows of the batch -------------------------------------------------------------------------
 
@@ -199,17 +281,15 @@ class AoStaticLayer(AoLayer):
     """The same with memory for a fixed number of tokens, which compiled code can use.
 
     Args:
-        kv_config: the formats; None for values as they are.
-        model_config: the configuration of the model, which names its attention.
+        index: the number of the layer.
+        settings: what all layers share.
         max_cache_len: how many tokens there is memory for.
     """
 
     is_compileable = True
 
-    def __init__(
-        self, kv_config: KVCacheConfig | None, model_config: Any, max_cache_len: int
-    ) -> None:
-        super().__init__(kv_config, model_config)
+    def __init__(self, index: int, settings: Settings, max_cache_len: int) -> None:
+        super().__init__(index, settings)
         self.max_cache_len = max_cache_len
 
     @property
@@ -240,9 +320,12 @@ class AoStaticLayer(AoLayer):
         """Take memory for all tokens, in rows like these."""
         self.kv = self._new(key_states, value_states, self.max_cache_len)
         if not torch.compiler.is_compiling():
-            for tensor in self.kv.tensors():
-                # without it, CUDA graphs would copy the cache; unguarded, so that other caches compile nothing
-                torch._dynamo.mark_static_address(tensor, guard=False)
+            self._placed(self.kv)
+
+    def _placed(self, kv: QuantizedKV) -> None:
+        for tensor in kv.tensors():
+            # else CUDA graphs would copy the cache; unguarded, so that another cache compiles nothing
+            torch._dynamo.mark_static_address(tensor, guard=False)
 
     def _append(self, kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
         self.functions.append_(kv, key, value)
@@ -251,6 +334,7 @@ class AoStaticLayer(AoLayer):
         """Forget all tokens; the memory stays."""
         if self.kv is not None:
             self.functions.reset_(self.kv)
+        self.trial = None
 
 
 def _dtype(x: Tensor) -> torch.dtype:
@@ -259,8 +343,6 @@ def _dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def _exact(dtype: torch.dtype, ao_quant: Functions) -> KVCacheConfig:
-    """The configuration that stores values of a dtype as they are."""
-    spec = Spec(_FORMATS.get(dtype, "fp32"), (1, WHOLE), NO_SCALE)
-    config: KVCacheConfig = ao_quant.KVCacheConfig(spec, spec, center=False)
-    return config
+def _exact_spec(dtype: torch.dtype) -> Spec:
+    """The format that stores values of a dtype as they are."""
+    return Spec(_FORMATS.get(dtype, "fp32"), (1, WHOLE), NO_SCALE)

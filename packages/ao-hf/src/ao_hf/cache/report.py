@@ -80,4 +80,10 @@ def layer_memory(index: int, layer: Any) -> LayerMemory:
         layer.kv.tokens,
         layer.kv.stored_bytes,
         layer.functions.bytes_per_token(layer.kv),
+        _note(layer),
     )
+
+
+def _note(layer: Any) -> str:
+    found = layer.settings.findings.wider.get(layer.index)
+    return "" if found is None else f"keys are {found[1]}, since logits were off by {found[0]:.3g}"

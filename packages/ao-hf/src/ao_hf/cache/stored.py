@@ -53,6 +53,7 @@ class Stored:
                 f"{self.layer.length}; take them from the cache again"
             )
         if "dense" not in self._made:
+            self.layer.trial = None  # nobody will check it, and it holds the prompt
             self._made["dense"] = self.layer.dense(self.kv)
         both: tuple[Tensor, Tensor] = self._made["dense"]
         return both[self.part]
