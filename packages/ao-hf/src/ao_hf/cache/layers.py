@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from ao_core import WHOLE, Spec
-from ao_core.ext import NO_SCALE
+from ao_core.ext import NO_SCALE, ConfigError
 from ao_hf.cache.functions import functions
 from ao_hf.cache.keys import BLOCK, Findings, Trial, logit_error, wider
 from ao_hf.cache.names import ATTENTION
@@ -328,6 +328,14 @@ class AoStaticLayer(AoLayer):
             torch._dynamo.mark_static_address(tensor, guard=False)
 
     def _append(self, kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
+        if not torch.compiler.is_compiling():
+            tokens = kv.tokens
+            total = tokens + key.shape[2]
+            if total > self.max_cache_len:
+                raise ConfigError(
+                    f"{key.shape[2]} tokens after {tokens} are {total}, and this cache has memory for "
+                    f"{self.max_cache_len}; make it with max_cache_len={total} or more, or with None, so that it grows"
+                )
         self.functions.append_(kv, key, value)
 
     def reset(self) -> None:
