@@ -9,15 +9,15 @@ import transformers as t
 from torch import nn
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512, "initializer_range": 0.25,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 95,
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512,
+    "initializer_range": 0.25, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 95,
 }  # fmt: skip
 HYBRID = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
 MLA = {
-    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12,
-    "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
-    "first_k_dense_replace": 1, "num_key_value_heads": 4,
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+    "v_head_dim": 12, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4,
 }  # fmt: skip
 #: name -> class of the model, class of its configuration, sizes besides
 DECODERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {

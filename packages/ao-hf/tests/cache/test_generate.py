@@ -14,8 +14,8 @@ from ao_core.ext import ConfigError
 from ao_hf import AoCache, AoEncoderDecoderCache
 
 WITH_ENCODER = {
-    "max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, "return_dict_in_generate": True,
-    "output_logits": True,
+    "max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0,
+    "return_dict_in_generate": True, "output_logits": True,
 }  # fmt: skip
 OPTIONS = {
     "max_new_tokens": 12,

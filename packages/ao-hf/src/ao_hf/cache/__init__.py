@@ -1,4 +1,4 @@
-"""Quantized caches of keys and values for `model.generate`: `AoCache`, and the attention "ao_kv" that reads it.
+"""Quantized keys and values for `model.generate`: `AoCache`, and the attention "ao_kv" that reads it.
 
 See [Quantized KV caches in transformers](../hf/kv-cache.md).
 """

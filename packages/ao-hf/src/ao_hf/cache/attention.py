@@ -17,10 +17,11 @@ __all__ = ["attention"]
 
 #: what models pass besides, and no attention reads
 _UNREAD = frozenset({
-    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "max_seqlen", "seq_idx", "num_items_in_batch",
-    "position_ids", "position_embeddings", "hidden_states", "query", "key", "value", "deterministic",
-    "output_attentions", "output_hidden_states", "output_router_logits", "use_cache", "return_dict",
-    "cache_position", "logits_to_keep", "is_first_iteration", "token_type_ids", "mm_token_type_ids",
+    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "max_seqlen", "seq_idx",
+    "num_items_in_batch", "position_ids", "position_embeddings", "hidden_states", "query", "key", "value",
+    "deterministic", "output_attentions", "output_hidden_states", "output_router_logits", "use_cache",
+    "return_dict", "cache_position", "logits_to_keep", "is_first_iteration", "token_type_ids",
+    "mm_token_type_ids",
 })  # fmt: skip
 #: what "sdpa" reads besides
 _OF_SDPA = frozenset({"position_bias", "cache", "sliding_window"})
@@ -40,8 +41,8 @@ def attention(
     """What transformers calls for each layer; arguments are those of each `AttentionInterface`.
 
     Keys and values of an `AoCache` are read as they are stored, unless the model asks for something that
-    `attend` has not: dropout, a bias for each position, a mask that is not from a start to a stop. Then they are
-    dequantized.
+    `attend` does not have: dropout, a bias for each position, a mask that is not from a start to a stop. Then
+    they are dequantized.
 
     Returns:
         (B, T, Hq, Dv), and None or what the attention of the model returns.
@@ -108,7 +109,7 @@ def _dense(
     is_causal: bool,
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention over dense keys: "sdpa", or where it cannot do what is asked, what the model has for "eager"."""
+    """Attention over dense keys: "sdpa", or the "eager" of the model where that cannot do what is asked."""
     bounds = bounds_of(attention_mask)
     queries, tokens = query.shape[2], key.shape[2]
     if bounds is not None:

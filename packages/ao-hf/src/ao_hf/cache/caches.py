@@ -35,26 +35,28 @@ __all__ = ["AoCache", "AoEncoderDecoderCache"]
 _QUANTIZED = "full_attention"
 
 
-class AoCache(Cache):  # type: ignore[misc]
+class AoCache(Cache):
     """A cache for `model.generate(…, past_key_values=cache)` and `model(…, past_key_values=cache)`.
 
-    Layers that see the whole text keep keys and values in few bits; the others are those of transformers. With
+    Layers that see the whole text keep keys and values in few bits; others are those of transformers. After
     `model.set_attn_implementation("ao_kv")` attention reads them as they are stored. With any other attention
     they are dequantized at each step: the same memory between steps, but slower.
 
     Args:
         config: `model.config`.
         kv: a `KVCacheConfig` or a name of `ao_quant.kv_cache.KV_RECIPES`; "exact" or None rounds nothing.
-        max_cache_len: memory for so many tokens is taken at once, and compiled code can use the cache; None: it
-            grows.
-        skip_layers: layers, by number, that stay in the dtype of the model; negative ones count from the end.
+        max_cache_len: memory for so many tokens is taken at once, and compiled code can use the cache; None:
+            it grows.
+        skip_layers: layers, by number, that stay in the dtype of the model; negative ones count from the
+            end.
         largest_error: how far the logits of attention may be off, root mean square, by the keys of the first
             128 tokens of a layer. Beyond it keys take 8 bits per channel, or stay exact, and a
             `WiderKeysWarning` says so. Checked by the attention "ao_kv" only; math.inf: not checked.
         offloading: layers are on the CPU while other layers compute; needs a GPU.
 
     Raises:
-        ConfigError: `config` is not that of a model of transformers, `max_cache_len` or a layer does not exist.
+        ConfigError: `config` is not that of a model of transformers, a number is out of range, or a layer
+            does not exist.
         UnknownNameError: there is no such recipe.
         MissingExtraError: ao-quant is not installed.
     """
@@ -75,7 +77,8 @@ class AoCache(Cache):  # type: ignore[misc]
             )
         if max_cache_len is not None and (type(max_cache_len) is not int or max_cache_len < 1):
             raise ConfigError(
-                f"max_cache_len={max_cache_len!r}: use a positive number of tokens, or None for a cache that grows"
+                f"max_cache_len={max_cache_len!r}: use a positive number of tokens, or None for a cache that "
+                "grows"
             )
         if not largest_error > 0:
             raise ConfigError(
@@ -174,8 +177,8 @@ class AoCache(Cache):  # type: ignore[misc]
         for index, layer in enumerate(self.layers):
             if tokens_to_remove and not hasattr(layer, "crop"):
                 raise ConfigError(
-                    f"layer {index} is a {type(layer).__name__} of transformers, which cannot forget tokens; use a "
-                    "cache without max_cache_len"
+                    f"layer {index} is a {type(layer).__name__} of transformers, which cannot forget tokens; "
+                    "use a cache without max_cache_len"
                 )
         for layer in self.layers:
             if hasattr(layer, "crop"):
@@ -198,11 +201,11 @@ class AoCache(Cache):  # type: ignore[misc]
         return made
 
 
-class AoEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
-    """Caches for the self-attention and the cross-attention of a model with an encoder, such as Whisper or T5.
+class AoEncoderDecoderCache(EncoderDecoderCache):
+    """Caches for the self-attention and the cross-attention of a model with an encoder, as Whisper and T5.
 
-    The keys and values of a cross-attention are quantized once, all of them. `EncoderDecoderCache` of two `AoCache` does the
-    same, but it cannot crop, which assisted decoding needs.
+    The keys and values of a cross-attention are quantized once, all of them. `EncoderDecoderCache` of two
+    `AoCache` does the same but for a window of exact tokens, and cannot crop, which assisted decoding needs.
 
     Args:
         config: `model.config`.
@@ -234,8 +237,8 @@ def _skipped(layers: Iterable[int], count: int) -> set[int]:
     for index in layers:
         if type(index) is not int or not -count <= index < count:
             raise ConfigError(
-                f"skip_layers has {index!r}; this model has layers 0 to {count - 1}, and negative numbers count "
-                "from the end"
+                f"skip_layers has {index!r}; this model has layers 0 to {count - 1}, and negative numbers "
+                "count from the end"
             )
         found.add(index % count)
     return found

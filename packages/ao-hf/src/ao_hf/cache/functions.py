@@ -1,4 +1,4 @@
-"""The functions of ao-quant that a cache is made of, found by name: this package does not depend on that one."""
+"""The functions of ao-quant that a cache is made of, found by name: ao-hf does not depend on it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Keys that do not survive their format: found at the first block of a layer, and kept in a wider one.
 
-What counts is the error of the logits of attention, not that of the keys. Where keys have large biases, as those of
-Qwen2, one scale for all of a key makes the rest of it vanish, and its relative error is small all the same.
+What counts is the error of the logits of attention, not that of the keys. Where keys have large biases, as
+those of Qwen2, one scale for all of a key makes the rest of it vanish, yet its relative error is small.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ class Findings:
             f"layer {i} (off by {error:.3g}, now {done})" for i, (error, done) in self.wider.items()
         )
         warn_caller(
-            f"with the keys of {self.name}, logits of attention are off by more than {self.bound:g}, root mean "
-            f"square; wider keys are used in {found}. Large biases cause this, as the keys of Qwen2 have them. "
-            f"AoCache(…, skip_layers={list(self.wider)}) keeps these layers exact, largest_error is the bound",
+            f"with the keys of {self.name}, logits of attention are off by more than {self.bound:g}, root "
+            f"mean square; wider keys are used in {found}. Large biases cause this, as the keys of Qwen2 "
+            f"have them. AoCache(…, skip_layers={list(self.wider)}) keeps these layers exact; largest_error "
+            "is the bound",
             WiderKeysWarning,
         )
 

@@ -45,7 +45,7 @@ class Settings:
         return self.kv_config is not None and self.largest_error < math.inf
 
 
-class AoLayer(CacheLayerMixin):  # type: ignore[misc]
+class AoLayer(CacheLayerMixin):
     """Keys and values of one layer, which grow with the text.
 
     Args:
@@ -98,7 +98,7 @@ class AoLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def dense(self, kv: QuantizedKV) -> tuple[Tensor, Tensor]:
         """Dequantized keys and values (B, Hkv, `length`, ·)."""
-        return self.functions.dequantized(kv)
+        return self.functions.dequantized(kv)  # type: ignore[no-any-return]
 
     def get_seq_length(self) -> int | Tensor:
         """How many tokens there are."""
@@ -192,7 +192,9 @@ class AoLayer(CacheLayerMixin):  # type: ignore[misc]
     def checked(self, query: Tensor, scale: float | None) -> QuantizedKV:
         """The cache after the keys of its first block were checked by a query, in wider keys if need be."""
         kv, trial, config = self.kv, self.trial, self.settings.kv_config
-        assert kv is not None and trial is not None and config is not None
+        assert kv is not None
+        assert trial is not None
+        assert config is not None
         self.trial, self.unchecked = None, False
         bound = self.settings.largest_error
         scale = query.shape[3] ** -0.5 if scale is None else scale
@@ -224,7 +226,7 @@ class AoLayer(CacheLayerMixin):  # type: ignore[misc]
         """
         if tokens_to_remove > 0:
             raise ValueError(
-                f"tokens_to_remove={tokens_to_remove}: use a negative number, which many tokens are removed, or 0"
+                f"tokens_to_remove={tokens_to_remove}: use minus the number of tokens, or 0"
             )
         if self.kv is not None and tokens_to_remove:
             self.tokens = max(self.kv.tokens + tokens_to_remove, 0)
@@ -334,7 +336,8 @@ class AoStaticLayer(AoLayer):
             if total > self.max_cache_len:
                 raise ConfigError(
                     f"{key.shape[2]} tokens after {tokens} are {total}, and this cache has memory for "
-                    f"{self.max_cache_len}; make it with max_cache_len={total} or more, or with None, so that it grows"
+                    f"{self.max_cache_len}; make it with max_cache_len={total} or more, or with None, so "
+                    "that it grows"
                 )
         self.functions.append_(kv, key, value)
 

@@ -54,7 +54,8 @@ class CacheReport:
             per = "" if x.bytes_per_token is None else f", {x.bytes_per_token:g} per token"
             note = f"; {x.note}" if x.note else ""
             lines.append(
-                f"layer {x.layer}: {x.tokens} tokens, {x.nbytes} bytes{per}, keys {x.key}, values {x.value}{note}"
+                f"layer {x.layer}: {x.tokens} tokens, {x.nbytes} bytes{per}, keys {x.key}, values {x.value}"
+                + note
             )
         return "\n".join(lines)
 

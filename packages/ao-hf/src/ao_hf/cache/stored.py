@@ -1,4 +1,4 @@
-"""What `update` gives to attention: keys or values that are in a cache, as one tensor that nobody has made yet."""
+"""What `update` gives to attention: keys or values that are in a cache, as a tensor that nobody made yet."""
 
 from __future__ import annotations
 
