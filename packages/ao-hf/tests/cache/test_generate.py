@@ -164,8 +164,8 @@ def test_encoder_and_decoder(name: str, options: dict[str, Any]) -> None:
     model, inputs = sequence(name)
     own = model.generate(**inputs, **{**WITH_ENCODER, **options})
 
-    def distance(found: Any) -> float:
-        a, b = (torch.stack(x.logits) for x in (found, own))
+    def distance(found: Any, steps: int = 8) -> float:
+        a, b = (torch.stack(x.logits[:steps]) for x in (found, own))
         return float((a - b).norm() / b.norm())
 
     for attention, kv, length in (
@@ -179,7 +179,9 @@ def test_encoder_and_decoder(name: str, options: dict[str, Any]) -> None:
             # memory of a fixed size is a sum of other terms
             assert distance(found) <= (0 if attention == "sdpa" else 1e-6)
         else:
-            assert 1e-5 < distance(found) <= 0.1
+            assert (
+                1e-5 < distance(found, steps=1) <= 0.05
+            )  # beams that are as likely may differ after it
             crossed = cache.cross_attention_cache.layers[0].kv
             assert crossed.coded == crossed.tokens // 128 * 128 > 0
     assert cache.get_seq_length() > 0
