@@ -108,30 +108,28 @@ def chunks(network: Any, recipes: list[str], context: int = 1024) -> None:
 def haystack(tokens: int) -> tuple[Tensor, dict[str, str]]:
     """A text of so many tokens with the number of each place in it, evenly spread, and the numbers."""
     numbers = {place: str(7481 + 1237 * i) for i, place in enumerate(PLACES)}
-    filler = model.tokens(evaluate.text())
-    each = tokens // (len(PLACES) + 1)
+    said = [model.tokens(f"\n\nThe magic number of {x} is {n}.\n\n") for x, n in numbers.items()]
+    filler = model.tokens(evaluate.text())[: tokens - sum(map(len, said))]
+    each = len(filler) // (len(PLACES) + 1)
     parts = []
-    for i, (place, number) in enumerate(numbers.items()):
-        parts.append(filler[i * each : (i + 1) * each])
-        parts.append(model.tokens(f"\n\nThe magic number of {place} is {number}.\n\n"))
-    used = sum(map(len, parts))
-    parts.append(filler[len(PLACES) * each :][: tokens - used])
+    for i, sentence in enumerate(said):
+        parts += [filler[i * each : (i + 1) * each], sentence]
+    parts.append(filler[len(PLACES) * each :])
     return torch.cat(parts), numbers
 
 
 def needle(network: Any, recipes: list[str], context: int = 8000) -> None:
     """Print how likely each number is after its place was named, and what is written."""
     hay, numbers = haystack(context)
-    for name in ["exact", *recipes]:
+    for name in recipes:
         cache = AoCache(network.config, name)
         for _ in forward(network, cache, hay, CHUNK):
             pass
         held = cache.get_seq_length()
         size = cache.report().nbytes / 1e6
         for place, number in numbers.items():
-            question = f"\n\nThe magic number of {place} is"
-            ask = model.tokens(question)
-            answer = model.tokens(f"{question} {number}")[len(ask) :]
+            said = model.tokens(f"\n\nThe magic number of {place} is {number}")
+            ask, answer = said[: -len(number)], said[-len(number) :]  # one token for each digit
             written, logs = [], []
             (last,) = forward(network, cache, ask, len(ask))
             for token in answer:
@@ -152,7 +150,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=["text", "chunks", "needle"])
-    parser.add_argument("recipes", nargs="*", default=["kv8", "k8v4", "kv4"])
+    parser.add_argument(
+        "recipes", nargs="*", default=["kv8", "k8v4", "kv4"], help="exact, too, of a needle"
+    )
     arguments = parser.parse_args()
     network: Any = model.load()
     network.set_attn_implementation("ao_kv")

@@ -102,3 +102,13 @@ def sequence(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
     mask = torch.ones_like(ids)
     mask[0, 250:] = 0
     return model, {"input_ids": ids, "attention_mask": mask}
+
+
+def ids(rows: int = 2, tokens: int = 300) -> torch.Tensor:
+    return torch.randint(2, 95, (rows, tokens))
+
+
+@torch.no_grad()
+def logits(model: Any, tokens: torch.Tensor, cache: Any) -> torch.Tensor:
+    found: torch.Tensor = model(tokens, past_key_values=cache).logits
+    return found
