@@ -1,0 +1,30 @@
+"""Generating text with quantized models, measuring how fast they do it, and how far they are off.
+
+The functions under the commands `ao generate`, `ao bench` and `ao eval`. They need transformers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ao_core.ext import lazy_names
+
+if TYPE_CHECKING:
+    from ao_hf.generation.models import Loaded, draft_of, load
+    from ao_hf.generation.writing import Drafted, Sampling, Written, generate, tokens_of
+
+#: name -> module that defines it
+_MODULES = {
+    "Drafted": "ao_hf.generation.writing",
+    "Loaded": "ao_hf.generation.models",
+    "Sampling": "ao_hf.generation.writing",
+    "Written": "ao_hf.generation.writing",
+    "draft_of": "ao_hf.generation.models",
+    "generate": "ao_hf.generation.writing",
+    "load": "ao_hf.generation.models",
+    "tokens_of": "ao_hf.generation.writing",
+}
+
+__all__ = ["Drafted", "Loaded", "Sampling", "Written", "draft_of", "generate", "load", "tokens_of"]
+
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)
