@@ -13,6 +13,7 @@ from ao_hf.__about__ import __version__
 from ao_hf.when_imported import when_imported
 
 if TYPE_CHECKING:
+    from ao_hf.cache import AoCache, AoEncoderDecoderCache
     from ao_hf.config import AoConfig
     from ao_hf.memory import memory_footprint
     from ao_hf.transformers import attach
@@ -20,16 +21,26 @@ if TYPE_CHECKING:
 #: module of a library -> module of ao_hf that is imported after it, and registers ao there
 _REGISTRATIONS = {
     "transformers.quantizers.auto": "ao_hf.transformers.registration",
+    "transformers.modeling_utils": "ao_hf.cache.registration",
     "diffusers.quantizers.auto": "ao_hf.diffusers.registration",
 }
 #: public name -> module that defines it
 _MODULES = {
+    "AoCache": "ao_hf.cache",
     "AoConfig": "ao_hf.config",
+    "AoEncoderDecoderCache": "ao_hf.cache",
     "attach": "ao_hf.transformers",
     "memory_footprint": "ao_hf.memory",
 }
 
-__all__ = ["AoConfig", "__version__", "attach", "memory_footprint"]
+__all__ = [
+    "AoCache",
+    "AoConfig",
+    "AoEncoderDecoderCache",
+    "__version__",
+    "attach",
+    "memory_footprint",
+]
 
 for _library, _module in _REGISTRATIONS.items():
     when_imported(_library, _module)

@@ -1,0 +1,19 @@
+"""Quantized caches of keys and values for `model.generate`: `AoCache`, and the attention "ao_kv" that reads it.
+
+See [Quantized KV caches in transformers](../hf/kv-cache.md).
+"""
+
+from __future__ import annotations
+
+from ao_core.ext import MissingExtraError
+
+try:
+    import transformers  # noqa: F401
+except ModuleNotFoundError as error:
+    raise MissingExtraError("transformers", "ao-hf[transformers]", "AoCache") from error
+
+from ao_hf.cache import registration  # noqa: F401
+from ao_hf.cache.caches import AoCache, AoEncoderDecoderCache
+from ao_hf.cache.report import CacheReport, LayerMemory
+
+__all__ = ["AoCache", "AoEncoderDecoderCache", "CacheReport", "LayerMemory"]

@@ -1,0 +1,281 @@
+"""The layers of an `AoCache` that are quantized: what transformers asks of a layer, on codes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from ao_core import WHOLE, Spec
+from ao_core.ext import NO_SCALE
+from ao_hf.cache.names import ATTENTION
+from ao_hf.cache.stored import Stored, stored
+
+if TYPE_CHECKING:
+    from ao_quant.kv_cache import KVCacheConfig, QuantizedKV
+
+__all__ = ["AoLayer", "AoStaticLayer"]
+
+#: formats that store values of a dtype as they are
+_FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class AoLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values of one layer, which grow with the text.
+
+    Args:
+        kv_config: the formats; None for values as they are.
+        model_config: the configuration of the model, which names its attention.
+    """
+
+    is_compileable = False
+    is_sliding = False
+
+    def __init__(self, kv_config: KVCacheConfig | None, model_config: Any) -> None:
+        # not that of the base class, whose `keys` and `values` are attributes
+        self.kv_config = kv_config
+        self.model_config = model_config
+        self.kv: QuantizedKV | None = None
+        #: how many tokens there are; not in a static layer, whose number is a tensor
+        self.tokens = 0
+
+    # -- what there is -----------------------------------------------------------------------------
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether there is memory."""
+        return self.kv is not None
+
+    @property
+    def is_croppable(self) -> bool:
+        """Whether forgetting the last token leaves no trace."""
+        return self.kv_config is None or self.kv_config.window > 0
+
+    @property
+    def length(self) -> int:
+        """How many tokens attention gets."""
+        return self.tokens
+
+    @property
+    def keys(self) -> Stored | None:
+        """All keys; models with a cross-attention take them from here after the first step."""
+        return None if self.kv is None else stored(self, self.kv)[0]
+
+    @property
+    def values(self) -> Stored | None:
+        """All values, likewise."""
+        return None if self.kv is None else stored(self, self.kv)[1]
+
+    def dense(self, kv: QuantizedKV) -> tuple[Tensor, Tensor]:
+        """Dequantized keys and values (B, Hkv, `length`, ·)."""
+        from ao_quant.kv_cache import dequantized
+
+        return dequantized(kv)
+
+    def get_seq_length(self) -> int | Tensor:
+        """How many tokens there are."""
+        return self.tokens
+
+    def get_max_length(self) -> int:
+        """No maximum."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """How many tokens attention gets in the next step, and which one is the first."""
+        return self.tokens + query_length, 0
+
+    # -- tokens ------------------------------------------------------------------------------------
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take memory for tokens like these."""
+        self.kv = self._new(key_states, value_states, max(key_states.shape[2], 1))
+
+    def _new(self, key: Tensor, value: Tensor, capacity: int) -> QuantizedKV:
+        from ao_quant.kv_cache import new_kv
+
+        dtype = _dtype(key)
+        # tensors that are made in inference mode could not be written outside of it
+        with torch.inference_mode(False):
+            return new_kv(
+                self.kv_config or _exact(dtype),
+                key.shape[0],
+                key.shape[1],
+                key.shape[3],
+                capacity,
+                value_dim=value.shape[3],
+                dtype=dtype,
+                device=key.device,
+            )
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor | Stored, Tensor | Stored]:
+        """Add the keys (B, Hkv, T, D) and values (B, Hkv, T, Dv) of T tokens.
+
+        Returns:
+            All keys and all values: `Stored` for the attention "ao_kv" and where the model names none, else
+            dense tensors.
+        """
+        if self.kv is None:
+            self.lazy_initialization(key_states, value_states)
+        assert self.kv is not None
+        if torch.is_autocast_enabled(key_states.device.type):
+            key_states, value_states = (x.to(_dtype(x)) for x in (key_states, value_states))
+        self._append(self.kv, key_states, value_states)
+        keys, values = stored(self, self.kv)
+        if self.model_config._attn_implementation in (ATTENTION, None):
+            return keys, values
+        return keys.dense(), values.dense()
+
+    def _append(self, kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
+        from ao_quant.kv_cache import append_, grown
+
+        total = self.tokens + key.shape[2]
+        if total > kv.capacity:
+            with torch.inference_mode(False):
+                kv = grown(kv, total + max(total // 4, 512))
+        append_(kv, key, value)
+        self.kv, self.tokens = kv, total
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens, whose number is given as a negative one, or 0.
+
+        Raises:
+            ValueError: the number is positive.
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(
+                f"tokens_to_remove={tokens_to_remove}: use a negative number, which many tokens are removed, or 0"
+            )
+        if self.kv is not None and tokens_to_remove:
+            from ao_quant.kv_cache import crop_
+
+            self.tokens = max(self.kv.tokens + tokens_to_remove, 0)
+            crop_(self.kv, self.tokens)
+
+    def reset(self) -> None:
+        """Forget everything, the size of the batch and the dtype too."""
+        self.kv, self.tokens = None, 0
+
+    # -- rows of the batch -------------------------------------------------------------------------
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Put these rows in the place of all rows."""
+        if self.kv is not None:
+            from ao_quant.kv_cache import reorder_
+
+            reorder_(self.kv, beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row."""
+        if self.kv is not None:
+            from ao_quant.kv_cache import repeat
+
+            with torch.inference_mode(False):
+                self.kv = repeat(self.kv, repeats)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these rows: numbers of rows, negative ones from the end, or one bool for each row."""
+        if self.kv is not None:
+            from ao_quant.kv_cache import select
+
+            with torch.inference_mode(False):
+                rows = torch.arange(self.kv.batch, device=self.kv.device)
+                self.kv = select(self.kv, rows[indices.to(self.kv.device)])
+
+    # -- devices -----------------------------------------------------------------------------------
+
+    def offload(self) -> None:
+        """Move everything to the CPU; attention that was given the tokens before still has them."""
+        if self.kv is not None and self.kv.device.type != "cpu":
+            self._home = self.kv.device
+            self._move(torch.device("cpu"))
+
+    def prefetch(self) -> None:
+        """Move it back."""
+        home = getattr(self, "_home", None)
+        if self.kv is not None and home is not None and self.kv.device != home:
+            self._move(home)
+
+    def _move(self, device: torch.device) -> None:
+        assert self.kv is not None
+        with torch.inference_mode(False):
+            moved = [x.to(device, non_blocking=True) for x in self.kv.tensors()]
+            self.kv = self.kv.with_tensors(moved)
+
+
+class AoStaticLayer(AoLayer):
+    """The same with memory for a fixed number of tokens, which compiled code can use.
+
+    Args:
+        kv_config: the formats; None for values as they are.
+        model_config: the configuration of the model, which names its attention.
+        max_cache_len: how many tokens there is memory for.
+    """
+
+    is_compileable = True
+
+    def __init__(
+        self, kv_config: KVCacheConfig | None, model_config: Any, max_cache_len: int
+    ) -> None:
+        super().__init__(kv_config, model_config)
+        self.max_cache_len = max_cache_len
+
+    @property
+    def length(self) -> int:
+        """Attention gets all memory, with a mask or the number of tokens."""
+        return self.max_cache_len
+
+    def dense(self, kv: QuantizedKV) -> tuple[Tensor, Tensor]:
+        """Dequantized keys and values (B, Hkv, `max_cache_len`, ·), 0 where there are no tokens."""
+        key, value = (F.pad(x, (0, 0, 0, self.max_cache_len - x.shape[2])) for x in super().dense(kv))
+        return key, value
+
+    def get_seq_length(self) -> int | Tensor:
+        """How many tokens there are: a tensor, since compiled code is compiled for all numbers."""
+        return 0 if self.kv is None else self.kv.counts[0].clone()
+
+    def get_max_length(self) -> int:
+        """How many tokens there is memory for."""
+        return self.max_cache_len
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """How many tokens attention gets, and which one is the first."""
+        return self.max_cache_len, 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take memory for all tokens, in rows like these."""
+        self.kv = self._new(key_states, value_states, self.max_cache_len)
+        if not torch.compiler.is_compiling():
+            for tensor in self.kv.tensors():
+                # without it, CUDA graphs would copy the cache; unguarded, so that other caches compile nothing
+                torch._dynamo.mark_static_address(tensor, guard=False)
+
+    def _append(self, kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
+        from ao_quant.kv_cache import append_
+
+        append_(kv, key, value)
+
+    def reset(self) -> None:
+        """Forget all tokens; the memory stays."""
+        if self.kv is not None:
+            from ao_quant.kv_cache import reset_
+
+            reset_(self.kv)
+
+
+def _dtype(x: Tensor) -> torch.dtype:
+    """That of a cache: what products are computed in under autocast, where keys and values may differ."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _exact(dtype: torch.dtype) -> KVCacheConfig:
+    """The configuration that stores values of a dtype as they are."""
+    from ao_quant.kv_cache import KVCacheConfig
+
+    spec = Spec(_FORMATS.get(dtype, "fp32"), (1, WHOLE), NO_SCALE)
+    return KVCacheConfig(spec, spec, center=False)

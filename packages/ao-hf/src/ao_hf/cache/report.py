@@ -1,0 +1,85 @@
+"""What an `AoCache` holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["CacheReport", "LayerMemory", "layer_memory"]
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    """One layer of a cache."""
+
+    layer: int
+    #: formats of keys and values, or the class of a layer of transformers
+    key: str
+    value: str
+    tokens: int
+    #: of the memory that is taken, with what no token is in yet
+    nbytes: int
+    #: bytes that one more token of one row takes in a block; None where ao keeps nothing
+    bytes_per_token: float | None
+    #: what was changed about the layer, and why
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class CacheReport:
+    """All layers of a cache."""
+
+    layers: tuple[LayerMemory, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all layers."""
+        return sum(x.nbytes for x in self.layers)
+
+    @property
+    def tokens(self) -> int:
+        """The most that a layer holds."""
+        return max((x.tokens for x in self.layers), default=0)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of all quantized layers, for one row."""
+        return sum(x.bytes_per_token or 0.0 for x in self.layers)
+
+    def __str__(self) -> str:
+        lines = [f"{self.tokens} tokens, {self.nbytes} bytes"]
+        for x in self.layers:
+            per = "" if x.bytes_per_token is None else f", {x.bytes_per_token:g} per token"
+            note = f"; {x.note}" if x.note else ""
+            lines.append(
+                f"layer {x.layer}: {x.tokens} tokens, {x.nbytes} bytes{per}, keys {x.key}, values {x.value}{note}"
+            )
+        return "\n".join(lines)
+
+
+def layer_memory(index: int, layer: Any) -> LayerMemory:
+    """What a layer of ours or of transformers holds."""
+    from ao_hf.cache.layers import AoLayer
+
+    if not isinstance(layer, AoLayer):
+        name = type(layer).__name__
+        tensors = [x for x in vars(layer).values() if isinstance(x, Tensor)]
+        for states in (x for x in vars(layer).values() if isinstance(x, dict)):
+            tensors += [x for x in states.values() if isinstance(x, Tensor)]
+        count = getattr(layer, "get_seq_length", int)()
+        size = sum(x.numel() * x.element_size() for x in tensors)
+        return LayerMemory(index, name, name, int(count), size, None)
+    if layer.kv is None:
+        return LayerMemory(index, "-", "-", 0, 0, None)
+    from ao_quant.kv_cache import bytes_per_token
+
+    return LayerMemory(
+        index,
+        str(layer.kv.key.spec),
+        str(layer.kv.value.spec),
+        layer.kv.tokens,
+        layer.kv.stored_bytes,
+        bytes_per_token(layer.kv),
+    )
