@@ -2,45 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
-from ao_core import QTensor
-from ao_core.ext import ConfigError
+from ao_core.ext import MissingExtraError
 
-__all__ = ["cache_bytes", "new_cache"]
+__all__ = ["cache_bytes", "check_kv", "decoding", "make_cache"]
 
 
-def new_cache(model: Any, kv: str | None, tokens: int, compiled: bool = False) -> dict[str, Any]:
-    """The arguments of `model.generate` that choose its cache.
+def check_kv(kv: str | None) -> None:
+    """Raise `UnknownNameError`, with a suggestion, where no recipe of caches has that name."""
+    if kv is None:
+        return
+    try:
+        from ao_quant.kv_cache import kv_config
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("ao_quant", "ao-quant", f"kv={kv!r}") from error
+    kv_config(kv)
+
+
+def make_cache(model: Any, kv: str | None, tokens: int | None = None) -> Any:
+    """An empty cache for `past_key_values`.
 
     Args:
         model: of transformers.
-        kv: name of a recipe for caches; None: transformers' cache in the model's dtype.
-        tokens: that the cache must hold.
-        compiled: whether its size is fixed and the steps of decoding are compiled.
+        kv: name of a recipe for caches; None: transformers' cache in the dtype of the model.
+        tokens: memory for so many is taken at once, and compiled code can use the cache; None: it grows.
 
     Raises:
-        ConfigError: no such recipe.
+        UnknownNameError: no recipe of caches has that name.
     """
     if kv is not None:
-        raise ConfigError(f"kv={kv!r}: quantized caches of models are not built in yet")
-    if not compiled:
-        return {}
-    from transformers import CompileConfig
+        from ao_hf import AoCache
 
-    # the private field lets it compile for CPUs too
-    config = CompileConfig(fullgraph=False, dynamic=None, mode="default", _compile_all_devices=True)
-    return {"cache_implementation": "static", "compile_config": config}
+        return AoCache(model.config, kv, max_cache_len=tokens)
+    from transformers import DynamicCache, StaticCache
+
+    if tokens is None:
+        return DynamicCache(config=model.config)
+    return StaticCache(config=model.config, max_cache_len=tokens)
+
+
+@contextmanager
+def decoding(model: Any, kv: str | None) -> Iterator[None]:
+    """A time in which the attention of a model reads such a cache; as it was afterwards."""
+    if kv is None:
+        yield
+        return
+    from ao_hf.cache.names import ATTENTION
+
+    before = model.config._attn_implementation
+    model.set_attn_implementation(ATTENTION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
 
 
 def cache_bytes(cache: Any) -> int:
-    """Bytes of the keys and values that a cache holds, as they are stored."""
-    tensors = [
-        value
-        for layer in getattr(cache, "layers", ())
-        for value in vars(layer).values()
-        if isinstance(value, Tensor)
-    ]
-    return sum(t.stored_bytes if isinstance(t, QTensor) else t.nbytes for t in tensors)
+    """Bytes that a cache takes, with memory that no token is in yet."""
+    if hasattr(cache, "report"):
+        return int(cache.report().nbytes)
+    layers = getattr(cache, "layers", ())
+    tensors = [x for layer in layers for x in vars(layer).values() if isinstance(x, Tensor)]
+    return sum(tensor.nbytes for tensor in tensors)

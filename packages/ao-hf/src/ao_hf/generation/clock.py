@@ -34,7 +34,7 @@ class Timing:
 
     @property
     def decode_rate(self) -> float:
-        """Tokens per second of all rows; the tokens that the prefill made are not counted. 0: there are no others."""
+        """Tokens per second of all rows, without those of the prefill; 0 where there are no others."""
         made = self.rows * (self.tokens - self.first)
         return made / self.seconds_after if made and self.seconds_after else 0.0
 

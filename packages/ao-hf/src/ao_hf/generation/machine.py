@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,7 +33,9 @@ def about(device: torch.device | str = "cpu") -> dict[str, Any]:
             continue
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": _processor() if place.type == "cpu" else torch.get_device_module(place).get_device_name(),
+        "machine": _processor()
+        if place.type == "cpu"
+        else torch.get_device_module(place).get_device_name(),
         "threads": torch.get_num_threads(),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
@@ -56,7 +59,10 @@ def _commit() -> str | None:
     try:
         for command in (["ls-files", "--error-unmatch", source.name], ["rev-parse", "HEAD"]):
             done = subprocess.run(
-                ["git", "-C", str(source.parent), *command], capture_output=True, text=True, check=True
+                ["git", "-C", str(source.parent), *command],
+                capture_output=True,
+                text=True,
+                check=True,
             )
     except (OSError, subprocess.CalledProcessError):
         return None
@@ -91,10 +97,8 @@ class PeakMemory:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         if self.device.type == "cpu":
-            try:
+            with suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-            except OSError:
-                pass
         else:
             torch.get_device_module(self.device).reset_peak_memory_stats()
 

@@ -51,7 +51,9 @@ def folder_of(name: str | Path) -> Path:
     if not folder.exists():
         found = hub.fetch(folder.as_posix())
         if found is None:
-            raise CheckpointError(f"{name}: there is no such folder, and it is no ORG/NAME of the Hub")
+            raise CheckpointError(
+                f"{name}: there is no such folder, and it is no ORG/NAME of the Hub"
+            )
         folder = found
     if not (folder / CONFIG).is_file():
         kind = "folder" if folder.is_dir() else "file"
@@ -187,7 +189,9 @@ def _device(name: str | None) -> torch.device:
         place = torch.device(name)
         there = place.type == "cpu" or torch.get_device_module(place.type).is_available()
     except RuntimeError as error:
-        raise ConfigError(f"device={name!r}: torch knows no such device: {shown(str(error))}") from error
+        raise ConfigError(
+            f"device={name!r}: torch knows no such device: {shown(str(error))}"
+        ) from error
     if not there:
         raise ConfigError(f"device={name!r}: this machine has none; use 'cpu'")
     return place

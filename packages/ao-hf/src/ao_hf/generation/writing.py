@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ao_core.ext import ConfigError, checked, shown
-from ao_hf.generation.caches import new_cache
+from ao_core.ext import ConfigError, checked
+from ao_hf.generation.caches import check_kv, decoding, make_cache
 from ao_hf.generation.clock import Clock, Timing
 from ao_hf.generation.machine import PeakMemory
 from ao_hf.generation.models import Loaded
@@ -40,9 +40,19 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, value, good, means in (
-            ("temperature", self.temperature, self.temperature >= 0, "0 (the likeliest token) or more"),
+            (
+                "temperature",
+                self.temperature,
+                self.temperature >= 0,
+                "0 (the likeliest token) or more",
+            ),
             ("top_k", self.top_k, self.top_k >= 0, "0 (all tokens) or more"),
-            ("top_p", self.top_p, 0 < self.top_p <= 1, "a probability above 0, up to 1 (all tokens)"),
+            (
+                "top_p",
+                self.top_p,
+                0 < self.top_p <= 1,
+                "a probability above 0, up to 1 (all tokens)",
+            ),
         ):
             if not good:
                 raise ConfigError(f"{name}={value!r}: use {means}")
@@ -146,7 +156,9 @@ def tokens_of(
             "continued, with chat=False (--no-chat)"
         )
     if system and not chat:
-        raise ConfigError("system: needs chat=True (--chat): without it the prompt is the whole text")
+        raise ConfigError(
+            "system: needs chat=True (--chat): without it the prompt is the whole text"
+        )
     if isinstance(prompt, str) and not chat:
         ids = words(prompt, return_tensors="pt")["input_ids"]
     else:
@@ -158,7 +170,7 @@ def tokens_of(
         )
         ids = found["input_ids"]
     if not ids.numel():
-        raise ConfigError(f"prompt={shown(prompt)}: has no tokens")
+        raise ConfigError(f"prompt={prompt!r}: has no tokens")
     return ids.long()
 
 
@@ -194,24 +206,31 @@ def generate(
     Raises:
         ConfigError: an option cannot work, or the prompt does not fit into the context of the model.
     """
+    check_kv(kv)
     if max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens={max_new_tokens}: use 1 or more")
     ids = tokens_of(loaded, prompt, chat, system).to(loaded.model.device)
     length = ids.shape[1]
     _check_length(loaded.model, length, max_new_tokens)
     if compiled and draft is not None:
-        raise ConfigError("compiled=True: a draft checks another number of tokens at each step; use one of them")
+        raise ConfigError(
+            "compiled=True: a draft checks another number of tokens at each step; use one of them"
+        )
     peak, clock = PeakMemory(loaded.model.device), Clock(on_text, loaded.tokenizer)
-    with _drafting(draft) as proposals, _seeded(sampling.seed, loaded.model.device):
-        out = loaded.model.generate(
+    model, size = loaded.model, length + max_new_tokens
+    options = sampling.options() | (_compiling() if compiled else {})
+    if draft is not None:
+        options["assistant_model"] = draft.model
+    seeded = _seeded(sampling.seed, model.device)
+    with _drafting(draft) as proposals, seeded, decoding(model, kv):
+        out = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=max_new_tokens,
             streamer=clock,
             pad_token_id=_pad(loaded),
-            **sampling.options(),
-            **new_cache(loaded.model, kv, length + max_new_tokens, compiled),
-            **({} if draft is None else {"assistant_model": draft.model}),
+            past_key_values=make_cache(model, kv, size if compiled else None),
+            **options,
         )
     made = out[0, length:].tolist()
     timing, drafted = clock.timing(), None
@@ -221,13 +240,22 @@ def generate(
     return Written(text, tuple(made), length, timing, peak.bytes(), drafted)
 
 
+def _compiling() -> dict[str, Any]:
+    """The arguments of `model.generate` that compile the steps of decoding, on CPUs too."""
+    from transformers import CompileConfig
+
+    config = CompileConfig(fullgraph=False, mode="default")
+    config._compile_all_devices = True
+    return {"compile_config": config}
+
+
 def _check_length(model: Any, prompt: int, new: int) -> None:
     """Raise where a prompt leaves no room in the context that the model was made for."""
     text = model.config.get_text_config(decoder=True)
     most = getattr(text, "max_position_embeddings", None)
     if isinstance(most, int) and prompt + new > most:
         raise ConfigError(
-            f"max_new_tokens={new}: the prompt has {prompt} tokens, and the model was made for {most} in all; "
+            f"max_new_tokens={new}: the prompt has {prompt} tokens, and the model is for {most} in all; "
             f"{'shorten the prompt' if prompt >= most else f'use at most {most - prompt}'}"
         )
 
