@@ -25,7 +25,9 @@ def ao_folder_kinds() -> list[FolderKind]:
 
 @hookimpl
 def ao_cli(app: typer.Typer) -> None:
-    """`ao generate`."""
+    """`ao generate` and `ao eval`."""
+    from ao_hf.commands.evaluate import evaluate
     from ao_hf.commands.generate import generate
 
     app.command()(generate)
+    app.command("eval")(evaluate)

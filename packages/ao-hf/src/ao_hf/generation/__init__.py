@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING
 from ao_core.ext import lazy_names
 
 if TYPE_CHECKING:
+    from ao_hf.generation.evaluating import (
+        Quality,
+        Variant,
+        default_text,
+        evaluate,
+        score_tasks,
+        windows_of,
+    )
     from ao_hf.generation.models import Loaded, draft_of, load
     from ao_hf.generation.writing import Drafted, Sampling, Written, generate, tokens_of
 
@@ -19,12 +27,33 @@ _MODULES = {
     "Loaded": "ao_hf.generation.models",
     "Sampling": "ao_hf.generation.writing",
     "Written": "ao_hf.generation.writing",
+    "Quality": "ao_hf.generation.evaluating",
+    "Variant": "ao_hf.generation.evaluating",
+    "default_text": "ao_hf.generation.evaluating",
+    "evaluate": "ao_hf.generation.evaluating",
+    "score_tasks": "ao_hf.generation.evaluating",
+    "windows_of": "ao_hf.generation.evaluating",
     "draft_of": "ao_hf.generation.models",
     "generate": "ao_hf.generation.writing",
     "load": "ao_hf.generation.models",
     "tokens_of": "ao_hf.generation.writing",
 }
 
-__all__ = ["Drafted", "Loaded", "Sampling", "Written", "draft_of", "generate", "load", "tokens_of"]
+__all__ = [
+    "Drafted",
+    "Loaded",
+    "Quality",
+    "Sampling",
+    "Variant",
+    "Written",
+    "default_text",
+    "draft_of",
+    "evaluate",
+    "generate",
+    "load",
+    "score_tasks",
+    "tokens_of",
+    "windows_of",
+]
 
 __getattr__, __dir__ = lazy_names(__name__, _MODULES)

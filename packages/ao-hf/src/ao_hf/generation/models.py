@@ -16,7 +16,16 @@ from ao_hf import hub
 from ao_hf.folders import CONFIG
 from ao_hf.method import METHOD, method_of
 
-__all__ = ["DTYPES", "Loaded", "draft_of", "folder_of", "load", "load_tokenizer", "recipe_of"]
+__all__ = [
+    "DTYPES",
+    "Loaded",
+    "check_recipe",
+    "draft_of",
+    "folder_of",
+    "load",
+    "load_tokenizer",
+    "recipe_of",
+]
 
 #: what `dtype` may be; "auto" is that of the files
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -39,6 +48,18 @@ class Loaded:
     tokenizer: Any
     folder: Path
     recipe: str | None = None
+
+    @property
+    def quantized(self) -> bool:
+        """Whether weights are in few bits, by ao or another method."""
+        return method_of(self.model.config.to_dict()) is not None
+
+    @property
+    def name(self) -> str:
+        """For tables: the recipe, the dtype of a dense model, or the name of a quantized folder."""
+        if self.recipe is not None:
+            return self.recipe
+        return self.folder.name if self.quantized else _name(self.model.dtype)
 
 
 def folder_of(name: str | Path) -> Path:
@@ -99,7 +120,7 @@ def load(
     place, folder = _device(device), folder_of(name)
     options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
     if recipe is not None:
-        options["quantization_config"] = _config(recipe, folder)
+        options["quantization_config"] = check_recipe(recipe, folder)
     if place.type != "cpu":
         options["device_map"] = {"": place}
     words = load_tokenizer(folder) if tokenizer else None
@@ -107,7 +128,13 @@ def load(
     return Loaded(model.eval().requires_grad_(False), words, folder, recipe)
 
 
-def _config(recipe: str, folder: Path) -> Any:
+def check_recipe(recipe: str, folder: Path) -> Any:
+    """The `AoConfig` of a recipe, for a folder that is not quantized yet.
+
+    Raises:
+        UnknownNameError: no recipe has that name; with a suggestion.
+        ConfigError: the recipe cannot be used while loading, or the folder is quantized.
+    """
     from ao_core.ext import json_object
     from ao_core.ext.saving import read_text
     from ao_hf.config import AoConfig
@@ -150,7 +177,7 @@ def draft_of(target: Loaded, recipe: str) -> Loaded:
     """
     name = recipe_of(recipe)
     place, dtype = str(target.model.device), _name(target.model.dtype)
-    if method_of(target.model.config.to_dict()) is None or target.recipe is not None:
+    if not target.quantized or target.recipe is not None:
         draft = load(target.folder, name, device=place, dtype=dtype, tokenizer=False)
     else:  # the folder has codes only: those of the draft are made of their values
         found = load(target.folder, device=place, dtype=dtype, tokenizer=False)
