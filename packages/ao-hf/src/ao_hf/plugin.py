@@ -25,9 +25,11 @@ def ao_folder_kinds() -> list[FolderKind]:
 
 @hookimpl
 def ao_cli(app: typer.Typer) -> None:
-    """`ao generate` and `ao eval`."""
+    """`ao generate`, `ao bench` and `ao eval`."""
+    from ao_hf.commands.bench import bench
     from ao_hf.commands.evaluate import evaluate
     from ao_hf.commands.generate import generate
 
     app.command()(generate)
+    app.command()(bench)
     app.command("eval")(evaluate)

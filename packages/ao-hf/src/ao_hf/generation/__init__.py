@@ -18,6 +18,14 @@ if TYPE_CHECKING:
         score_tasks,
         windows_of,
     )
+    from ao_hf.generation.measuring import (
+        Measured,
+        Sample,
+        Workload,
+        measure,
+        runner_of,
+        weights_read,
+    )
     from ao_hf.generation.models import Loaded, draft_of, load
     from ao_hf.generation.writing import Drafted, Sampling, Written, generate, tokens_of
 
@@ -36,23 +44,35 @@ _MODULES = {
     "draft_of": "ao_hf.generation.models",
     "generate": "ao_hf.generation.writing",
     "load": "ao_hf.generation.models",
+    "Measured": "ao_hf.generation.measuring",
+    "Sample": "ao_hf.generation.measuring",
+    "Workload": "ao_hf.generation.measuring",
+    "measure": "ao_hf.generation.measuring",
+    "runner_of": "ao_hf.generation.measuring",
+    "weights_read": "ao_hf.generation.measuring",
     "tokens_of": "ao_hf.generation.writing",
 }
 
 __all__ = [
     "Drafted",
     "Loaded",
+    "Measured",
     "Quality",
+    "Sample",
     "Sampling",
     "Variant",
+    "Workload",
     "Written",
     "default_text",
     "draft_of",
     "evaluate",
     "generate",
     "load",
+    "measure",
+    "runner_of",
     "score_tasks",
     "tokens_of",
+    "weights_read",
     "windows_of",
 ]
 

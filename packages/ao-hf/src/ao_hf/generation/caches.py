@@ -69,3 +69,32 @@ def cache_bytes(cache: Any) -> int:
     layers = getattr(cache, "layers", ())
     tensors = [x for layer in layers for x in vars(layer).values() if isinstance(x, Tensor)]
     return sum(tensor.nbytes for tensor in tensors)
+
+
+def cache_reads(cache: Any, rows: int) -> int:
+    """Bytes of keys and values that one step of decoding reads: those of tokens that are there."""
+    from ao_hf.cache.layers import AoLayer
+
+    total = 0.0
+    for layer in cache.layers:
+        if isinstance(layer, AoLayer) and layer.kv is not None:
+            total += _reads_of(layer.kv, rows)
+        else:
+            total += sum(_filled(x, layer) for x in vars(layer).values() if isinstance(x, Tensor))
+    return int(total)
+
+
+def _reads_of(kv: Any, rows: int) -> float:
+    """Codes of tokens in blocks, and the exact rest."""
+    from ao_quant.kv_cache import bytes_per_token
+
+    size = sum(tail.shape[1] * tail.shape[3] for tail in (kv.tail_key, kv.tail_value))
+    exact = (kv.tokens - kv.coded) * size * kv.dtype.itemsize
+    return rows * (kv.coded * bytes_per_token(kv) + exact)
+
+
+def _filled(tensor: Tensor, layer: Any) -> float:
+    """Bytes of the tokens that are there, of a tensor (rows, heads, tokens, elements) that may be larger."""
+    if tensor.dim() != 4:
+        return 0
+    return tensor.nbytes * min(int(layer.get_seq_length()) / max(tensor.shape[2], 1), 1.0)

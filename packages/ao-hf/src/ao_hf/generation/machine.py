@@ -89,23 +89,31 @@ def synchronize(device: torch.device) -> None:
 
 
 class PeakMemory:
-    """The most memory since it was made: resident of the process on a CPU, else allocated on the device.
+    """The most memory since it was made.
 
-    Linux tells the peak since a moment; other systems that since the process began.
+    Linux tells the peak of a process since a moment; other systems that since the process began.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
-        if self.device.type == "cpu":
-            with suppress(OSError):
-                Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        else:
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        if self.device.type != "cpu":
             torch.get_device_module(self.device).reset_peak_memory_stats()
 
     def bytes(self) -> int:
-        """Bytes; 0 where the system does not tell."""
-        if self.device.type != "cpu":
-            return int(torch.get_device_module(self.device).max_memory_allocated())
+        """On the device; of a CPU those of the process."""
+        allocated = self.allocated()
+        return self.resident() if allocated is None else allocated
+
+    def allocated(self) -> int | None:
+        """Bytes that torch had on the device; None on a CPU, where it does not count."""
+        if self.device.type == "cpu":
+            return None
+        return int(torch.get_device_module(self.device).max_memory_allocated())
+
+    def resident(self) -> int:
+        """Bytes of the process; 0 where the system does not tell."""
         try:
             text = Path("/proc/self/status").read_text(encoding="ascii")
             return 1024 * int(text.partition("VmHWM:")[2].split()[0])

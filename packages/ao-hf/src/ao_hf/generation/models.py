@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from ao_core import QTensor, quantize_
-from ao_core.ext import CheckpointError, ConfigError, MissingExtraError, checked, shown
+from ao_core.ext import CheckpointError, ConfigError, MissingExtraError, checked, json_object, shown
+from ao_core.ext.saving import read_text
 from ao_hf import hub
 from ao_hf.folders import CONFIG
 from ao_hf.method import METHOD, method_of
@@ -20,8 +21,10 @@ __all__ = [
     "DTYPES",
     "Loaded",
     "check_recipe",
+    "device_of",
     "draft_of",
     "folder_of",
+    "is_quantized",
     "load",
     "load_tokenizer",
     "recipe_of",
@@ -117,7 +120,7 @@ def load(
     transformers = _transformers()
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r}: use one of {', '.join(DTYPES)}")
-    place, folder = _device(device), folder_of(name)
+    place, folder = device_of(device), folder_of(name)
     options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
     if recipe is not None:
         options["quantization_config"] = check_recipe(recipe, folder)
@@ -135,12 +138,10 @@ def check_recipe(recipe: str, folder: Path) -> Any:
         UnknownNameError: no recipe has that name; with a suggestion.
         ConfigError: the recipe cannot be used while loading, or the folder is quantized.
     """
-    from ao_core.ext import json_object
-    from ao_core.ext.saving import read_text
     from ao_hf.config import AoConfig
 
     config = AoConfig(recipe)  # whose name is checked first
-    method = method_of(json_object(read_text(str(folder / CONFIG)), CONFIG))
+    method = _method(folder)
     if method is not None:
         by = "ao" if method == METHOD else f"{method!r}"
         raise ConfigError(
@@ -148,6 +149,15 @@ def check_recipe(recipe: str, folder: Path) -> Any:
             "folder of the original"
         )
     return config
+
+
+def is_quantized(folder: Path) -> bool:
+    """Whether config.json says that the weights are in few bits."""
+    return _method(folder) is not None
+
+
+def _method(folder: Path) -> str | None:
+    return method_of(json_object(read_text(str(folder / CONFIG)), CONFIG))
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -208,7 +218,12 @@ def _alike(one: Any, other: Any) -> bool:
     return all(torch.equal(part, other.parts[name]) for name, part in one.parts.items())
 
 
-def _device(name: str | None) -> torch.device:
+def device_of(name: str | None) -> torch.device:
+    """The device of that name; None: the accelerator of this machine, else its CPU.
+
+    Raises:
+        ConfigError: torch knows none of that name, or the machine has none.
+    """
     if name is None:
         found = torch.accelerator.current_accelerator(check_available=True)
         return torch.device("cpu") if found is None else found
