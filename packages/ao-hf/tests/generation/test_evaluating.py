@@ -102,7 +102,7 @@ def test_models_are_loaded_once_and_progress_is_shown(folder, loaded, windows):
     assert [(r.name, r.kv, r.chunk) for r in rows] == [
         (v.name, v.kv, c) for v in variants for c in (50, 100)
     ]
-    assert shown[2] == (2, 8, "int8_weight_only with kv8, window 1")
+    assert shown[1] == (1, 8, "int8_weight_only with kv8, window 1")
     assert shown[-1] == (8, 8, "")
 
 

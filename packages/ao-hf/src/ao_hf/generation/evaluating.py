@@ -129,17 +129,19 @@ def evaluate(
         raise ConfigError(f"greedy_tokens={greedy_tokens}: use 1 or more")
     for variant in variants:
         check_kv(variant.kv)
-    jobs = [(variant, row) for variant in variants for row in range(len(windows))]
+    jobs = _jobs(variants, len(windows))
     names = [f"{v.name}{f' with {v.kv}' if v.kv else ''}, window {row + 1}" for v, row in jobs]
     sums: dict[tuple[str, str | None, int], _Sums] = {}
     name, loaded, paths = "", original, _paths(original, windows, greedy_tokens)
+    known_row, expected = -1, torch.empty(0)
     for variant, row in watched(jobs, names, progress, "evaluate"):
         if variant.name != name:
             loaded = original  # the last one goes before the next one comes
             name, loaded = variant.name, variant.load()
-        _check_vocabularies(original, loaded, name)
+            _check_vocabularies(original, loaded, name)
         window, path = windows[row], paths[row]
-        (expected,) = _predictions(original, window, None, len(window))
+        if row != known_row:
+            known_row, (expected,) = row, _predictions(original, window, None, len(window))
         with decoding(loaded.model, variant.kv):
             for chunk in chunks:
                 found = sums.setdefault((name, variant.kv, chunk), _Sums())
@@ -154,6 +156,14 @@ def evaluate(
         for v in variants
         for chunk in chunks
     ]
+
+
+def _jobs(variants: Sequence[Variant], rows: int) -> list[tuple[Variant, int]]:
+    """Variants of one model together, and of these the same window, since what is expected of it is large."""
+    groups: dict[str, list[Variant]] = {}
+    for variant in variants:
+        groups.setdefault(variant.name, []).append(variant)
+    return [(v, row) for group in groups.values() for row in range(rows) for v in group]
 
 
 class _Sums:
