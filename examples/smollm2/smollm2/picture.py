@@ -55,10 +55,10 @@ def size_and_quality(results: Sequence[Result]) -> str:
         kind = "theirs" if result.recipe is None else "ours"
         label = f"{escape(result.name)}, {result.disk_bytes / 1e6:.0f} MB"
         # beside the point, where there is room
-        at, anchor = (x - 10, "end") if x > 0.6 * WIDTH else (x + 10, "start")
+        at, under, anchor = (x + 6, y + 28, "end") if x > 0.6 * WIDTH else (x + 10, y + 16, "start")
         parts += [
             f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="6"/>',
-            f'<text x="{at:.1f}" y="{y + 16:.1f}" text-anchor="{anchor}">{label}</text>',
+            f'<text x="{at:.1f}" y="{under:.1f}" text-anchor="{anchor}">{label}</text>',
         ]
     return _svg("Size and quality", "same next word as the original", parts, results)
 
@@ -77,7 +77,7 @@ def speed(results: Sequence[Result]) -> str:
             f'<text x="{WIDTH}" y="{y}" text-anchor="end">{rate:.1f} tokens/s{ratio}</text>',
             f'<rect class="{kind}" x="0" y="{y + 8}" width="{wide:.1f}" height="18" rx="3"/>',
         ]
-    return _svg("Speed", "tokens per second, one after the other", parts, timed)
+    return _svg("Speed", "tokens per second of generated text", parts, timed)
 
 
 def _svg(title: str, note: str, parts: Sequence[str], results: Sequence[Result]) -> str:

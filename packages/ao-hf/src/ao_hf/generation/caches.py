@@ -90,7 +90,7 @@ def _reads_of(kv: Any, rows: int) -> float:
 
     size = sum(tail.shape[1] * tail.shape[3] for tail in (kv.tail_key, kv.tail_value))
     exact = (kv.tokens - kv.coded) * size * kv.dtype.itemsize
-    return rows * (kv.coded * bytes_per_token(kv) + exact)
+    return float(rows * (kv.coded * bytes_per_token(kv) + exact))
 
 
 def _filled(tensor: Tensor, layer: Any) -> float:

@@ -39,7 +39,7 @@ class Timing:
         return made / self.seconds_after if made and self.seconds_after else 0.0
 
 
-class Clock(BaseStreamer):  # type: ignore[misc]
+class Clock(BaseStreamer):
     """Notes when tokens come, and passes them on to a streamer of text.
 
     Args:
@@ -78,7 +78,7 @@ class Clock(BaseStreamer):  # type: ignore[misc]
         return Timing(sum(self._counts), self._rows, first, to_first, after, len(self._counts))
 
 
-class _Text(TextStreamer):  # type: ignore[misc]
+class _Text(TextStreamer):
     """Text of whole words, for a function instead of the standard output."""
 
     def __init__(self, tokenizer: Any, write: Callable[[str], None]) -> None:

@@ -165,13 +165,14 @@ def tokens_of(
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         if system:
             turns.insert(0, {"role": "system", "content": system})
-        found = words.apply_chat_template(
+        filled = words.apply_chat_template(
             turns, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
-        ids = found["input_ids"]
+        ids = filled["input_ids"]
     if not ids.numel():
         raise ConfigError(f"prompt={prompt!r}: has no tokens")
-    return ids.long()
+    found: Tensor = ids.long()
+    return found
 
 
 @checked
