@@ -1,4 +1,4 @@
-"""Quantized caches of keys and values for `model.generate`: `AoCache`, and the attention "ao_kv" that reads it.
+"""Quantized keys and values for `model.generate`: `AoCache`, and the attention "ao_kv" that reads it.
 
 See [Quantized KV caches in transformers](../hf/kv-cache.md).
 """
@@ -14,6 +14,7 @@ except ModuleNotFoundError as error:
 
 from ao_hf.cache import registration  # noqa: F401
 from ao_hf.cache.caches import AoCache, AoEncoderDecoderCache
+from ao_hf.cache.keys import WiderKeysWarning
 from ao_hf.cache.report import CacheReport, LayerMemory
 
-__all__ = ["AoCache", "AoEncoderDecoderCache", "CacheReport", "LayerMemory"]
+__all__ = ["AoCache", "AoEncoderDecoderCache", "CacheReport", "LayerMemory", "WiderKeysWarning"]

@@ -17,10 +17,11 @@ __all__ = ["attention"]
 
 #: what models pass besides, and no attention reads
 _UNREAD = frozenset({
-    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "max_seqlen", "seq_idx", "num_items_in_batch",
-    "position_ids", "position_embeddings", "hidden_states", "query", "key", "value", "deterministic",
-    "output_attentions", "output_hidden_states", "output_router_logits", "use_cache", "return_dict",
-    "cache_position", "logits_to_keep", "is_first_iteration", "token_type_ids", "mm_token_type_ids",
+    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "max_seqlen", "seq_idx",
+    "num_items_in_batch", "position_ids", "position_embeddings", "hidden_states", "query", "key", "value",
+    "deterministic", "output_attentions", "output_hidden_states", "output_router_logits", "use_cache",
+    "return_dict", "cache_position", "logits_to_keep", "is_first_iteration", "token_type_ids",
+    "mm_token_type_ids",
 })  # fmt: skip
 #: what "sdpa" reads besides
 _OF_SDPA = frozenset({"position_bias", "cache", "sliding_window"})
@@ -40,8 +41,8 @@ def attention(
     """What transformers calls for each layer; arguments are those of each `AttentionInterface`.
 
     Keys and values of an `AoCache` are read as they are stored, unless the model asks for something that
-    `attend` has not: dropout, a bias for each position, a mask that is not from a start to a stop. Then they are
-    dequantized.
+    `attend` does not have: dropout, a bias for each position, a mask that is not from a start to a stop. Then
+    they are dequantized.
 
     Returns:
         (B, T, Hq, Dv), and None or what the attention of the model returns.
@@ -49,8 +50,8 @@ def attention(
     rest = {name: x for name, x in kwargs.items() if x is not None and name not in _UNREAD}
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
-    if isinstance(key, Stored) and _is_whole(key, value) and not dropout:
-        out = _attend(query, key, attention_mask, scaling, is_causal, rest)
+    if isinstance(key, Stored) and isinstance(value, Stored) and not dropout:
+        out = _attend(query, key, value, attention_mask, scaling, is_causal, rest)
         if out is not None:
             return out.transpose(1, 2), None
     key, value = (x.dense() if isinstance(x, Stored) else x for x in (key, value))
@@ -59,19 +60,18 @@ def attention(
     )
 
 
-def _is_whole(key: Stored, value: Any) -> bool:
-    return isinstance(value, Stored) and value.kv is key.kv and (key.part, value.part) == (0, 1)
-
-
 def _attend(
     query: Tensor,
     key: Stored,
+    value: Stored,
     attention_mask: Any,
     scaling: float | None,
     is_causal: bool,
     rest: dict[str, Any],
 ) -> Tensor | None:
     """The result by the op `attend`; None if it cannot do what is asked."""
+    if value.kv is not key.kv or (key.part, value.part) != (0, 1):
+        return None
     options = dict(rest)
     sinks, softcap = options.pop("s_aux", None), options.pop("softcap", None)
     window = options.pop("sliding_window", None)
@@ -81,10 +81,10 @@ def _attend(
     causal = is_causal if bounds is None else bounds.causal
     if window and not causal:
         return None
-    from ao_quant.kv_cache import attend_to
-
+    if key.layer.trial is not None:
+        key.kv = value.kv = key.layer.checked(query, scaling)
     dtype = key.kv.dtype
-    out: Tensor = attend_to(
+    out: Tensor = key.layer.functions.attend_to(
         key.kv,
         query if query.dtype == dtype else query.to(dtype),
         start=None if bounds is None else bounds.start,
@@ -109,7 +109,7 @@ def _dense(
     is_causal: bool,
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention over dense keys: "sdpa", or where it cannot do what is asked, what the model has for "eager"."""
+    """Attention over dense keys: "sdpa", or the "eager" of the model where that cannot do what is asked."""
     bounds = bounds_of(attention_mask)
     queries, tokens = query.shape[2], key.shape[2]
     if bounds is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +19,10 @@ from transformers.cache_utils import (
     get_layer_types_and_kwargs,
 )
 
-from ao_core.ext import ConfigError, MissingExtraError, shown
-from ao_hf.cache.layers import AoLayer, AoStaticLayer
+from ao_core.ext import ConfigError, shown
+from ao_hf.cache.functions import functions
+from ao_hf.cache.keys import Findings
+from ao_hf.cache.layers import AoLayer, AoStaticLayer, Settings
 from ao_hf.cache.names import EXACT
 from ao_hf.cache.report import CacheReport, layer_memory
 
@@ -32,23 +35,28 @@ __all__ = ["AoCache", "AoEncoderDecoderCache"]
 _QUANTIZED = "full_attention"
 
 
-class AoCache(Cache):  # type: ignore[misc]
+class AoCache(Cache):
     """A cache for `model.generate(…, past_key_values=cache)` and `model(…, past_key_values=cache)`.
 
-    Layers that see the whole text keep keys and values in few bits; the others are those of transformers. With
+    Layers that see the whole text keep keys and values in few bits; others are those of transformers. After
     `model.set_attn_implementation("ao_kv")` attention reads them as they are stored. With any other attention
     they are dequantized at each step: the same memory between steps, but slower.
 
     Args:
         config: `model.config`.
         kv: a `KVCacheConfig` or a name of `ao_quant.kv_cache.KV_RECIPES`; "exact" or None rounds nothing.
-        max_cache_len: memory for so many tokens is taken at once, and compiled code can use the cache; None: it
-            grows.
-        skip_layers: layers, by number, that stay in the dtype of the model; negative ones count from the end.
+        max_cache_len: memory for so many tokens is taken at once, and compiled code can use the cache; None:
+            it grows.
+        skip_layers: layers, by number, that stay in the dtype of the model; negative ones count from the
+            end.
+        largest_error: how far the logits of attention may be off, root mean square, by the keys of the first
+            128 tokens of a layer. Beyond it keys take 8 bits per channel, or stay exact, and a
+            `WiderKeysWarning` says so. Checked by the attention "ao_kv" only; math.inf: not checked.
         offloading: layers are on the CPU while other layers compute; needs a GPU.
 
     Raises:
-        ConfigError: `config` is not that of a model of transformers, `max_cache_len` or a layer does not exist.
+        ConfigError: `config` is not that of a model of transformers, a number is out of range, or a layer
+            does not exist.
         UnknownNameError: there is no such recipe.
         MissingExtraError: ao-quant is not installed.
     """
@@ -60,6 +68,7 @@ class AoCache(Cache):  # type: ignore[misc]
         *,
         max_cache_len: int | None = None,
         skip_layers: Iterable[int] = (),
+        largest_error: float = 0.5,
         offloading: bool = False,
     ) -> None:
         if not isinstance(config, PreTrainedConfig):
@@ -68,32 +77,42 @@ class AoCache(Cache):  # type: ignore[misc]
             )
         if max_cache_len is not None and (type(max_cache_len) is not int or max_cache_len < 1):
             raise ConfigError(
-                f"max_cache_len={max_cache_len!r}: use a positive number of tokens, or None for a cache that grows"
+                f"max_cache_len={max_cache_len!r}: use a positive number of tokens, or None for a cache that "
+                "grows"
             )
-        self.kv_config = _kv_config(kv)
+        if not largest_error > 0:
+            raise ConfigError(
+                f"largest_error={largest_error!r}: use a positive number, and math.inf for no check"
+            )
+        formats = None if kv is None or kv == EXACT else functions().kv_config(kv)
         text = config.get_text_config(decoder=True)
         # of encoder-decoder models it is a copy, which never learns which attention is set
         named = text if text is config.get_text_config(decoder=True) else config
         types, options = get_layer_types_and_kwargs(text)
         skipped = _skipped(skip_layers, len(types))
+        ours = [i for i, kind in enumerate(types) if kind == _QUANTIZED and i not in skipped]
+        name = kv if isinstance(kv, str) else "this format"
+        findings = Findings(name, largest_error, ours[-1] if ours else -1)
+        settings = Settings(formats, named, largest_error, findings)
         layers = []
         for index, (kind, option) in enumerate(zip(types, options, strict=True)):
-            if kind == _QUANTIZED and index not in skipped:
+            if index in ours:
                 layers.append(
-                    AoLayer(self.kv_config, named)
+                    AoLayer(index, settings)
                     if max_cache_len is None
-                    else AoStaticLayer(self.kv_config, named, max_cache_len)
+                    else AoStaticLayer(index, settings, max_cache_len)
                 )
             elif max_cache_len is None:
                 layers.append(DYNAMIC_LAYER_TYPE_MAPPING[kind](**option))
             else:
-                layers.append(STATIC_LAYER_TYPE_MAPPING[kind](max_cache_len=max_cache_len, **option))
+                layers.append(
+                    STATIC_LAYER_TYPE_MAPPING[kind](max_cache_len=max_cache_len, **option)
+                )
         super().__init__(layers=layers, offloading=offloading)
-        self.model_config = named
-        ours = [index for index, layer in enumerate(layers) if isinstance(layer, AoLayer)]
-        self._first, self._last = (ours[0], ours[-1]) if ours else (-1, -1)
-        #: the thread that is between the first and the last layer of a forward
-        self._thread: int | None = None
+        self.settings = settings
+        self._last = ours[-1] if ours else -1
+        #: within a forward: the thread that runs it, and the last layer that was written
+        self._forward: dict[str, int] = {}
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -104,41 +123,66 @@ class AoCache(Cache):  # type: ignore[misc]
             ConfigError: there is no such layer, the tokens do not fit to those that are there, there is no
                 memory for them, or another thread uses the cache.
         """
-        if not torch.compiler.is_compiling():
-            self._enter(layer_idx)
-        found = super().update(key_states, value_states, layer_idx, *args, **kwargs)
-        if layer_idx == self._last and not torch.compiler.is_compiling():
-            self._thread = None
+        if torch.compiler.is_compiling() or not self._enters(layer_idx):
+            return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        before = self._forward.get("layer")
+        try:
+            found = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        except BaseException:
+            if before is None:
+                self._forward.clear()  # nothing was written yet
+            raise
+        self._forward["layer"] = layer_idx
+        if layer_idx == self._last:
+            self._forward.clear()
         return found
 
-    def _enter(self, layer_idx: int) -> None:
+    def _enters(self, layer_idx: int) -> bool:
+        """Whether this is a layer of ours, which this thread may write now."""
         if layer_idx >= len(self.layers):
             raise ConfigError(
                 f"layer {layer_idx} is written into a cache for {len(self.layers)} layers; it was made for "
                 "another model: use AoCache(model.config)"
             )
+        if not isinstance(self.layers[layer_idx], AoLayer):
+            return False
         me = threading.get_ident()
-        if self._thread is not None and self._thread != me:
+        if (
+            self._forward.setdefault("thread", me) != me
+        ):  # one step, which no other thread interrupts
             raise ConfigError(
-                "two threads use one cache, or one of them failed within a forward; use a cache for each "
+                "two threads use one cache, or a forward failed in another thread; use one cache for each "
                 "thread, or call reset()"
             )
-        if layer_idx == self._first:
-            counts = {
-                x.tokens for x in self.layers if type(x) is AoLayer and x.kv is not None
-            }
-            if len(counts) > 1:
-                raise ConfigError(
-                    f"layers of this cache hold different numbers of tokens, {sorted(counts)}: a forward failed "
-                    "within, or keys of a cross-attention go into the same cache. Call reset(), and use "
-                    "AoEncoderDecoderCache(model.config) for a model with an encoder"
-                )
-            self._thread = me
+        if self._forward.get("layer", -1) >= layer_idx:
+            raise ConfigError(
+                f"layer {layer_idx} is written twice in one forward, or the last forward failed within. Call "
+                "reset() after a failure, and use AoEncoderDecoderCache(model.config) for a model with an "
+                "encoder, whose cross-attention needs a cache of its own"
+            )
+        return True
 
     def reset(self) -> None:
         """Forget all tokens."""
         super().reset()
-        self._thread = None
+        self._forward.clear()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens, whose number is given as a negative one, or 0.
+
+        Raises:
+            ConfigError: a layer of transformers cannot forget.
+            ValueError: the number is positive.
+        """
+        for index, layer in enumerate(self.layers):
+            if tokens_to_remove and not hasattr(layer, "crop"):
+                raise ConfigError(
+                    f"layer {index} is a {type(layer).__name__} of transformers, which cannot forget tokens; "
+                    "use a cache without max_cache_len"
+                )
+        for layer in self.layers:
+            if hasattr(layer, "crop"):
+                layer.crop(tokens_to_remove)
 
     def report(self) -> CacheReport:
         """Bytes, tokens and formats of each layer."""
@@ -149,18 +193,19 @@ class AoCache(Cache):  # type: ignore[misc]
         return f"AoCache({len(self.layers)} layers, {found.tokens} tokens, {found.nbytes} bytes)"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AoCache:
-        memo[id(self.model_config)] = self.model_config  # it says which attention the model has now
+        config = self.settings.model_config
+        memo[id(config)] = config  # it says which attention the model has now
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         made.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return made
 
 
-class AoEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
-    """Caches for the self-attention and the cross-attention of a model with an encoder, such as Whisper or T5.
+class AoEncoderDecoderCache(EncoderDecoderCache):
+    """Caches for the self-attention and the cross-attention of a model with an encoder, as Whisper and T5.
 
-    The keys and values of a cross-attention are quantized once. `EncoderDecoderCache` of two `AoCache` does the
-    same, but it cannot crop, which assisted decoding needs.
+    The keys and values of a cross-attention are quantized once, all of them. `EncoderDecoderCache` of two
+    `AoCache` does the same but for a window of exact tokens, and cannot crop, which assisted decoding needs.
 
     Args:
         config: `model.config`.
@@ -178,21 +223,13 @@ class AoEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
         skip_layers: Iterable[int] = (),
     ) -> None:
         skipped = tuple(skip_layers)
-        super().__init__(
-            AoCache(config, kv, max_cache_len=max_cache_len, skip_layers=skipped),
-            AoCache(config, kv, skip_layers=skipped),
-        )
+        own = AoCache(config, kv, max_cache_len=max_cache_len, skip_layers=skipped)
+        formats = own.settings.kv_config
+        crossed = formats if formats is None else replace(formats, window=0)
+        super().__init__(own, AoCache(config, crossed, skip_layers=skipped))
 
     def check_dynamic_cache(self, method: str) -> None:
         """Every method works on codes."""
-
-
-def _kv_config(kv: KVCacheConfig | str | None) -> KVCacheConfig | None:
-    try:
-        from ao_quant.kv_cache import kv_config
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("ao_quant", "ao-quant", "AoCache") from error
-    return None if kv is None or kv == EXACT else kv_config(kv)
 
 
 def _skipped(layers: Iterable[int], count: int) -> set[int]:
@@ -200,8 +237,8 @@ def _skipped(layers: Iterable[int], count: int) -> set[int]:
     for index in layers:
         if type(index) is not int or not -count <= index < count:
             raise ConfigError(
-                f"skip_layers has {index!r}; this model has layers 0 to {count - 1}, and negative numbers count "
-                "from the end"
+                f"skip_layers has {index!r}; this model has layers 0 to {count - 1}, and negative numbers "
+                "count from the end"
             )
         found.add(index % count)
     return found

@@ -1,14 +1,14 @@
 """The mask "ao_kv": which tokens of each row are not padding, in place of a mask of tokens × tokens.
 
-Attention over a cache knows that it is causal. What it does not know is where a row starts and stops, and, for
-keys that are not in a cache of ours, which token the first query is. So the mask is int64 (B, 1, 1, 1, N):
+Attention over a cache knows that it is causal. What it does not know is where a row starts and stops, and,
+for keys that are not in a cache of ours, which token the first query is. The mask is int64 (B, 1, 1, 1, N):
 
     N = 1   [first query]                causal, no padding
     N = 2   [start, stop]                each query sees these tokens
     N = 3   [first query, start, stop]   causal
 
-Five dimensions, because a model that adds such a mask to logits then fails, and does not compute other numbers. All
-other masks are those that "sdpa" has: windows, chunks, packed texts, holes in the padding.
+Five dimensions, because a model that adds such a mask to logits then fails, and computes no other numbers.
+All other masks are those that "sdpa" has: windows, chunks, packed texts, holes in the padding.
 """
 
 from __future__ import annotations

