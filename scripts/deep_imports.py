@@ -19,6 +19,9 @@ from workspace import ROOT, project_files
 DOOR = ("ext", "testing")
 #: files that are about ao_core's own workings, and the parts of it that they may import
 INSIDE = {
+    # run `python -m ao_core.cli`
+    "packages/ao-hf/tests/generation/test_generate_command.py": ("cli",),
+    "packages/ao-hf/tests/generation/test_measuring.py": ("cli",),
     "scripts/write_known_names.py": ("known",),  # writes the table of that module
     "tests/docs/test_first_format.py": ("cli",),  # runs `python -m ao_core.cli`
     "tests/files/hostile.py": (

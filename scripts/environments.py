@@ -14,7 +14,9 @@ from packaging.requirements import Requirement
 
 from workspace import ROOT
 
-__all__ = ["CONSTRAINTS", "Environment", "build_packages", "digest_of", "siblings_of", "tracked"]
+__all__ = [
+    "CONSTRAINTS", "Environment", "build_packages", "digest_of", "group", "siblings_of", "tracked",
+]  # fmt: skip
 
 CONSTRAINTS = ROOT / "constraints.txt"
 
@@ -65,6 +67,11 @@ class Environment:
         if not stamp.exists():
             self.python("-m", "pip", "install", "-q", "-c", CONSTRAINTS, *args)
             stamp.touch()
+
+
+def group(*names: str) -> tuple[str, ...]:
+    """The requirements of dependency groups of the root pyproject.toml."""
+    return nox.project.dependency_groups(nox.project.load_toml(ROOT / "pyproject.toml"), *names)
 
 
 def tracked(session: nox.Session, folder: Path) -> list[Path]:

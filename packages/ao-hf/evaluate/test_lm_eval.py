@@ -24,6 +24,8 @@ from lm_eval.tasks import TaskManager
 
 import ao_hf  # noqa: F401 - so that transformers knows ao here
 from ao_core import QTensor, quantize_
+from ao_core.ext import ConfigError
+from ao_hf.generation import Loaded, score_tasks
 from ao_quant import quantize_checkpoint
 
 HERE = Path(__file__).parent
@@ -105,6 +107,20 @@ def check_samples(samples: list[Any], expected: list[list[float]]) -> None:
     for sample in samples:
         made = [float(response[0]) for response in sample["filtered_resps"]]
         assert made == pytest.approx(expected[sample["doc_id"]], abs=1e-4)
+
+
+@pytest.mark.parametrize("recipe", ["int8_weight_only", None])
+def test_the_tasks_of_ao_eval(recipe: str | None, tasks: Path) -> None:
+    """They are those of lm-eval on the model; a task that is not there is refused."""
+    model, words = dense(), tokenizer()
+    if recipe is not None:
+        quantize_(model, recipe)
+    loaded = Loaded(model, words, tasks)
+    found = score_tasks(loaded, ["capitals"], folder=str(tasks))
+    expected = accuracy(log_likelihoods(model, words))
+    assert found["capitals"]["acc"] == pytest.approx(expected)
+    with pytest.raises(ConfigError, match="tasks='absent': lm-eval has none"):
+        score_tasks(loaded, ["capitals", "absent"], folder=str(tasks))
 
 
 def command_line(folder: Path, tasks: Path, out: Path, autoload: str) -> Any:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ao_core import FolderKind, hookimpl
 from ao_hf import folders
+
+if TYPE_CHECKING:
+    import typer
 
 
 @hookimpl
@@ -16,3 +21,15 @@ def ao_api() -> tuple[int, int]:
 def ao_folder_kinds() -> list[FolderKind]:
     """Folders of models of transformers and of diffusers, and of its pipelines."""
     return [folders.TRANSFORMERS, folders.DIFFUSERS, folders.PIPELINES]
+
+
+@hookimpl
+def ao_cli(app: typer.Typer) -> None:
+    """`ao generate`, `ao bench` and `ao eval`."""
+    from ao_hf.commands.bench import bench
+    from ao_hf.commands.evaluate import evaluate
+    from ao_hf.commands.generate import generate
+
+    app.command()(generate)
+    app.command()(bench)
+    app.command("eval")(evaluate)
