@@ -28,7 +28,7 @@ def in_two_threads(load):
 
 
 def test_from_pretrained_behind_a_lock(folder, dense, tokens):
-    """transformers sets the default dtype of the process meanwhile, so the program has to see to the order."""
+    """transformers sets the default dtype of the process meanwhile, so the program takes turns."""
     lock, config = threading.Lock(), AoConfig("int8_weight_only")
 
     def load():
