@@ -277,10 +277,11 @@ def runtimes(session: nox.Session, name: str) -> None:
 
 
 @nox.session(venv_backend="none")
-def architectures(session: nox.Session) -> None:
-    """What works with which model of transformers, into docs/hf/architectures.md; takes an hour."""
+@nox.parametrize("library", [nox.param(n, id=n) for n in ("transformers", "diffusers")])
+def architectures(session: nox.Session, library: str) -> None:
+    """What works with which model of a library, into docs/hf; an hour for transformers, minutes else."""
     env = proofs(session, "architectures", "-c", CONSTRAINTS)
-    env.python("scripts/try_architectures.py", *session.posargs, env=ONE_THREAD)
+    env.python(f"scripts/try_{library}.py", *session.posargs, env=ONE_THREAD)
 
 
 @nox.session(venv_backend="none")
@@ -334,8 +335,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def bench(session: nox.Session) -> None:
     """Benchmarks packages/*/benchmarks/bench_*.py; each writes JSON into build/bench/."""
-    scripts = benchmarks(session, "bench_*.py")
-    run_benchmarks(dev(session, "bench"), scripts)
+    run_benchmarks(dev(session, "bench"), benchmarks(session, "bench_*.py"))
 
 
 @nox.session(venv_backend="none")

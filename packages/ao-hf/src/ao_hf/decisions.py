@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ao_core import Config, QTensor
-from ao_core.ext import ConfigError
+from ao_core import ComputeWeight, Config, QTensor
+from ao_core.ext import ConfigError, registry
 from ao_core.ext.quantizing import Decision, convert, decide, transformed
 from ao_core.ext.reports import ParameterRecord
 
@@ -26,7 +26,8 @@ def decisions_of(model: Any, config: Config, kept: Sequence[str]) -> dict[str, D
         kept: names of modules whose parameters stay as they are.
 
     Raises:
-        ConfigError: as `quantize_` raises it, or a name of `kept` is that of no module.
+        ConfigError: as `quantize_` raises it, a name of `kept` is that of no module, or a configuration
+            changes what no file holds.
     """
     untied = tie(model)
     try:
@@ -42,7 +43,32 @@ def decisions_of(model: Any, config: Config, kept: Sequence[str]) -> dict[str, D
                 f"{type(model).__name__}"
             )
     chosen = [_kept(decision, kept) for decision in decisions]
+    _check_stored(chosen)
     return {owner.fqn: decision for decision in chosen for owner in decision.owners}
+
+
+def _check_stored(decisions: Sequence[Decision]) -> None:
+    """Raise `ConfigError` for low-precision training: its weights stay dense, and only matmuls change."""
+    first: dict[type[Config], Decision] = {}
+    for decision in decisions:
+        if decision.config is not None:
+            first.setdefault(type(decision.config), decision)
+    for kind, decision in first.items():
+        transform = registry.transform_for(kind)
+        if transform.needs_values or not isinstance(
+            _on_meta(decision, decision.tensor), ComputeWeight
+        ):
+            continue
+        raise ConfigError(
+            f"config={transform.name!r} trains in low precision: weights stay as they are, and no file says "
+            "how they are multiplied. Load the model without it; then call quantize_(model, config), or give "
+            "ao_hf.training.low_precision_training(config) to Trainer. After loading again, do so again"
+        )
+
+
+def _on_meta(decision: Decision, tensor: Tensor) -> Any:
+    """What a parameter would become, without its values."""
+    return transformed(decision, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
 
 
 def tie(model: Any) -> list[tuple[nn.Module, str, Any]]:
@@ -78,7 +104,7 @@ def size_of(decision: Decision, tensor: Tensor) -> float:
     """Bytes per element that a parameter will have; those it has where only its values would tell."""
     if decision.config is None:
         return float(tensor.element_size())
-    new = transformed(decision, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
+    new = _on_meta(decision, tensor)
     if not isinstance(new, QTensor):
         return float(tensor.element_size())
     return new.stored_bytes / max(tensor.numel(), 1)

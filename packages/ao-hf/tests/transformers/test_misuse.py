@@ -54,6 +54,14 @@ def test_a_recipe_that_needs_data(dense, refused):
     refused(dense, ConfigError, r"data=batches", quantization_config=config)
 
 
+@pytest.mark.parametrize("recipe", ["float8_training", "bitnet_training"])
+def test_low_precision_training_is_in_no_file(dense, refused, recipe):
+    config = AoConfig(
+        FqnToConfig({"model.layers.0.mlp.up_proj": recipe, "lm_head": "nf4_weight_only"})
+    )
+    refused(dense, ConfigError, f"config='{recipe}' trains.*Trainer", quantization_config=config)
+
+
 def test_the_disk_is_no_device(dense, refused):
     config = AoConfig("int8_weight_only")
     place = {"model": "cpu", "lm_head": "disk"}

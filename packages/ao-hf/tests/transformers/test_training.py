@@ -54,3 +54,18 @@ def test_adapters_alone_are_saved(model, tokens, tmp_path):
     names = {file.name for file in (tmp_path / "adapter").iterdir()}
     assert "adapter_model.safetensors" in names
     assert "model.safetensors" not in names
+
+
+def test_quantized_weights_that_are_trained(dense, arguments, rows, tmp_path):
+    """Quantized while they are loaded or loaded so, they have gradients, and the Trainer takes the model."""
+    config = AoConfig("int8_weight_only_training")
+    model = AutoModelForCausalLM.from_pretrained(dense, quantization_config=config)
+    model.save_pretrained(tmp_path / "q")
+    ids = rows[0]["input_ids"][None]
+    for each in (model, AutoModelForCausalLM.from_pretrained(tmp_path / "q")):
+        weight = each.model.layers[0].mlp.up_proj.weight
+        assert isinstance(weight, QTensor)
+        each(input_ids=ids, labels=ids).loss.backward()
+        assert weight.grad.isfinite().all()
+        assert weight.grad.any()
+        Trainer(each, arguments, train_dataset=rows)

@@ -5,6 +5,7 @@ A layout made for one kernel declares none: its tensors are cut in their canonic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -199,11 +200,16 @@ def _lent(piece: QTensor, borrowed: set[str]) -> QTensor:
 
 
 def join(tensors: Sequence[QTensor], dim: int) -> QTensor:
-    """Concatenate along the logical dimension `dim`; all must have one format and aligned ends."""
+    """Concatenate along the logical dimension `dim`; all must have one format and aligned ends.
+
+    Pieces that have one scale for all their rows keep it: blocks of the result end with the pieces.
+    """
     tensors = [_cuttable(tensor, "cat") for tensor in tensors]
-    first = tensors[0]
     _same_format(tensors, "cat")
-    inner = first.order[dim]
+    inner = tensors[0].order[dim]
+    if len(tensors) > 1 and inner != tensors[0].dim() - 1:
+        tensors = _with_own_blocks(tensors, dim)
+    first = tensors[0]
     stored = list(first.stored_shape)
     stored[inner] = sum(t.shape[dim] for t in tensors)
     parts: Parts = {}
@@ -223,7 +229,39 @@ def join(tensors: Sequence[QTensor], dim: int) -> QTensor:
         parts[name] = torch.cat(pieces, inner)
     shape = list(first.shape)
     shape[dim] = sum(t.shape[dim] for t in tensors)
-    return owned(first.like(parts, tuple(shape)))
+    nested, spec = parts.get("scale"), first.spec
+    if isinstance(nested, QTensor):  # whose blocks may have become smaller, too
+        spec = replace(spec, scale_dtype=nested.spec)
+    return owned(first.like(parts, tuple(shape), spec=spec))
+
+
+def _with_own_blocks(tensors: Sequence[QTensor], dim: int) -> Sequence[QTensor]:
+    """The pieces in blocks that end with them, where each has something that all its rows share."""
+    first = tensors[0]
+    inner, block = first.order[dim], list(block_of(first.spec, first.dim()))
+    rows = math.gcd(*(tensor.shape[dim] for tensor in tensors))
+    if block[inner] != WHOLE or not rows:
+        return tensors
+    block[inner] = rows
+    spec = replace(first.spec, block=tuple(block))
+    before = geometry(first, "cat")
+    after = first.layout_record.geometry(spec, first.stored_shape, first.format)
+    shared = [
+        name
+        for name, axes in before.items()
+        if name in after and axes[inner] is SHARED and after[name][inner] is not SHARED
+    ]
+    if all(torch.equal(getattr(first, n), getattr(t, n)) for n in shared for t in tensors[1:]):
+        return tensors  # they are pieces of one tensor
+    return [_in_blocks(t, shared, inner, t.shape[dim] // rows, spec) for t in tensors]
+
+
+def _in_blocks(
+    tensor: QTensor, shared: Sequence[str], inner: int, blocks: int, spec: Spec
+) -> QTensor:
+    """The tensor with a copy of what its rows share for each of so many blocks of them."""
+    copies = {name: torch.cat([getattr(tensor, name)] * blocks, inner) for name in shared}
+    return tensor.like({**tensor.parts, **copies}, spec=spec)
 
 
 def stack(tensors: Sequence[QTensor], dim: int) -> QTensor:

@@ -19,6 +19,7 @@ from ao_hf.decisions import decisions_of, kept_record, size_of
 from ao_hf.diffusers.devices import counted_as
 from ao_hf.diffusers.loading import Loading
 from ao_hf.diffusers.models import forget, mark
+from ao_hf.memory import give_back
 
 __all__ = ["AoDiffusersQuantizer"]
 
@@ -137,7 +138,9 @@ class AoDiffusersQuantizer(DiffusersQuantizer):
         else:
             decision = self._decisions[param_name]
             check_quantizable(tensor, param_name)
-            parameter, self._records[decision.fqn] = convert(decision, tensor)
+            # what was read requires no gradient, and a parameter that is loaded does
+            parameter, self._records[decision.fqn] = convert(decision, nn.Parameter(tensor))
+            give_back()
         path, _, name = param_name.rpartition(".")
         made = nn.Parameter(tensor) if parameter is None else parameter
         model.get_submodule(path)._parameters[name] = made

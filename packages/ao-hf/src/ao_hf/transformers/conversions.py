@@ -29,6 +29,7 @@ from ao_core.ext import STOCHASTIC, CheckpointError, ConfigError, check_quantiza
 from ao_core.ext.quantizing import Decision, convert
 from ao_core.ext.reports import ParameterRecord
 from ao_core.ext.saving import Checkpoint, rebuild, restore
+from ao_hf.memory import give_back
 
 __all__ = ["QuantizeOnLoad", "loading_conversions"]
 
@@ -249,7 +250,9 @@ class QuantizeOnLoad(ConversionOps):
                 out[name] = tensor
                 continue
             check_quantizable(tensor, name)
-            parameter, record = convert(decision, tensor)
+            # what was read requires no gradient, and a parameter that is loaded does
+            parameter, record = convert(decision, nn.Parameter(tensor))
             self.records[decision.fqn] = record
             out[name] = tensor if parameter is None else parameter
+        give_back()
         return out

@@ -14,7 +14,12 @@ from ao_hf.memory import show_stored
 from ao_hf.method import sequence
 from ao_hf.transformers.publishing import publishes
 
-__all__ = ["attach", "follow", "mark"]
+__all__ = ["attach", "follow", "learns", "mark"]
+
+
+def learns(model: nn.Module) -> bool:
+    """Whether quantized parameters have gradients: they are trained themselves."""
+    return any(p.requires_grad for p in model.parameters() if isinstance(p, QTensor))
 
 
 def mark(model: Any) -> None:
@@ -48,7 +53,6 @@ def attach(model: Any, config: AoConfig) -> None:
             f"{type(model).__name__} is quantized by {getattr(method, 'value', method)} already"
         )
     quantizer = AoHfQuantizer(config, pre_quantized=True)
-    quantizer.learns = any(p.requires_grad for p in model.parameters() if isinstance(p, QTensor))
     model.hf_quantizer = quantizer
     model.is_quantized = True
     model.quantization_method = config.quant_method

@@ -19,7 +19,7 @@ from ao_hf.config import AoConfig
 from ao_hf.decisions import decisions_of, kept_record, size_of
 from ao_hf.folders import refuses
 from ao_hf.hub import model_of
-from ao_hf.transformers.models import mark
+from ao_hf.transformers.models import learns, mark
 
 __all__ = ["AoHfQuantizer"]
 
@@ -143,6 +143,7 @@ class AoHfQuantizer(HfQuantizer):
             follow_hooks(model, self._checkpoint, self.entries)
         self._checkpoint, self._decisions, self._records = None, {}, {}
         self.entries, self._device_map = {}, None
+        self.learns = learns(model)
         mark(model)
         return model
 

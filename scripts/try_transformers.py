@@ -26,7 +26,7 @@ LIMIT = 2400
 INTRO = """# Architectures of transformers
 
 Small models with random weights, and three real ones, quantized to int8 with one scale per row
-(`int8_weight_only`), on a CPU. `scripts/try_architectures.py` writes this page.
+(`int8_weight_only`), on a CPU. `scripts/try_transformers.py` writes this page.
 A cell is “yes”, or says what happens instead; “–” is what such a model does not do.
 
 | column | what is compared |
