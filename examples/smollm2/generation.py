@@ -58,8 +58,11 @@ def text(network: Any, recipes: list[str], count: int = 64) -> None:
 
 
 def codes(cache: AoCache) -> list[Tensor]:
-    """The codes of keys and values of all layers."""
-    return [x.leaves[0] for layer in cache.layers for x in (layer.kv.key, layer.kv.value)]
+    """The codes of keys and values of all layers; what memory holds behind them is left out."""
+    stored = [
+        (kv.coded, part) for kv in (x.kv for x in cache.layers) for part in (kv.key, kv.value)
+    ]
+    return [part.leaves[0][:, :, :coded] for coded, part in stored]
 
 
 class Recorder(AoCache):
