@@ -20,7 +20,13 @@ from torch import Tensor
 from ao_hf import AoCache
 from ao_quant.kv_cache import KV_RECIPES
 
-PLACES = ("Rome", "Oslo", "Lima", "Cairo")
+#: a sentence of each kind is said once in a long text, and its end is asked for
+NEEDLES = (
+    ("The magic number of Rome is", " 7481"),
+    ("The secret password of Oslo is", " marmalade"),
+    ("The favourite animal of Lima is the", " penguin"),
+    ("The best friend of Cairo's mayor is called", " Victoria"),
+)
 #: tokens of a prefill at once
 CHUNK = 512
 
@@ -52,8 +58,11 @@ def text(network: Any, recipes: list[str], count: int = 64) -> None:
 
 
 def codes(cache: AoCache) -> list[Tensor]:
-    """The codes of keys and values of all layers."""
-    return [x.leaves[0] for layer in cache.layers for x in (layer.kv.key, layer.kv.value)]
+    """The codes of keys and values of all layers; what memory holds behind them is left out."""
+    stored = [
+        (kv.coded, part) for kv in (x.kv for x in cache.layers) for part in (kv.key, kv.value)
+    ]
+    return [part.leaves[0][:, :, :coded] for coded, part in stored]
 
 
 class Recorder(AoCache):
@@ -105,31 +114,29 @@ def chunks(network: Any, recipes: list[str], context: int = 1024) -> None:
             )
 
 
-def haystack(tokens: int) -> tuple[Tensor, dict[str, str]]:
-    """A text of so many tokens with the number of each place in it, evenly spread, and the numbers."""
-    numbers = {place: str(7481 + 1237 * i) for i, place in enumerate(PLACES)}
-    said = [model.tokens(f"\n\nThe magic number of {x} is {n}.\n\n") for x, n in numbers.items()]
+def haystack(tokens: int) -> Tensor:
+    """A text of so many tokens with the needles in it, evenly spread."""
+    said = [model.tokens(f"\n\n{start}{end}.\n\n") for start, end in NEEDLES]
     filler = model.tokens(evaluate.text())[: tokens - sum(map(len, said))]
-    each = len(filler) // (len(PLACES) + 1)
+    each = len(filler) // (len(said) + 1)
     parts = []
     for i, sentence in enumerate(said):
         parts += [filler[i * each : (i + 1) * each], sentence]
-    parts.append(filler[len(PLACES) * each :])
-    return torch.cat(parts), numbers
+    return torch.cat([*parts, filler[len(said) * each :]])
 
 
 def needle(network: Any, recipes: list[str], context: int = 8000) -> None:
-    """Print how likely each number is after its place was named, and what is written."""
-    hay, numbers = haystack(context)
+    """Print whether each sentence is ended as it was before, and how likely that end is."""
+    hay = haystack(context)
     for name in recipes:
         cache = AoCache(network.config, name)
         for _ in forward(network, cache, hay, CHUNK):
             pass
         held = cache.get_seq_length()
         size = cache.report().nbytes / 1e6
-        for place, number in numbers.items():
-            said = model.tokens(f"\n\nThe magic number of {place} is {number}")
-            ask, answer = said[: -len(number)], said[-len(number) :]  # one token for each digit
+        for start, end in NEEDLES:
+            ask = model.tokens(f"\n\n{start}")
+            answer = model.tokens(f"\n\n{start}{end}")[len(ask) :]
             written, logs = [], []
             (last,) = forward(network, cache, ask, len(ask))
             for token in answer:
@@ -139,7 +146,7 @@ def needle(network: Any, recipes: list[str], context: int = 8000) -> None:
             cache.crop(held - cache.get_seq_length())
             found = written == answer.tolist()
             print(
-                f"{name}: {size:.0f} MB, {place}: found {found}, log probability {sum(logs):.3f}",
+                f"{name}, {size:.0f} MB: “{start}{end}” found {found}, log probability {sum(logs):.3f}",
                 flush=True,
             )
 

@@ -13,11 +13,24 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512,
     "initializer_range": 0.25, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 95,
 }  # fmt: skip
-HYBRID = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24}
+HYBRID: dict[str, Any] = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 24,
+}
 MLA = {
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
     "v_head_dim": 12, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
     "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4,
+}  # fmt: skip
+SHARED = {
+    "num_hidden_layers": 4, "layer_types": HYBRID["layer_types"] * 2, "sliding_window": 24,
+    "num_kv_shared_layers": 2, "intermediate_size": [40] * 4, "activation_sparsity_pattern": [0.0] * 4,
+    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96, "laurel_rank": 4,
+}  # fmt: skip
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
 }  # fmt: skip
 #: name -> class of the model, class of its configuration, sizes besides
 DECODERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -41,6 +54,10 @@ DECODERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         t.GPT2Config,
         {"n_positions": 512, "n_embd": 32, "n_head": 4, "n_layer": 2},
     ),
+    # keys that another layer computed, keys that are repeated after the cache, layers with a state
+    "gemma3n": (t.Gemma3nForCausalLM, t.Gemma3nTextConfig, SHARED),
+    "jetmoe": (t.JetMoeForCausalLM, t.JetMoeConfig, {"kv_channels": 8, "num_local_experts": 4}),
+    "qwen3_next": (t.Qwen3NextForCausalLM, t.Qwen3NextConfig, LINEAR),
     "deepseek_v3": (t.DeepseekV3ForCausalLM, t.DeepseekV3Config, MLA),
 }
 #: what transformers uses for each by default; "sdpa" has no softcap and no sinks

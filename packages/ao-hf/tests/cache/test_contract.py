@@ -16,6 +16,7 @@ from cached_models import decoder, ids, logits
 from transformers import DynamicCache, EncoderDecoderCache, LlamaConfig
 
 from ao_core.ext import ConfigError, MissingExtraError, UnknownNameError, UnsupportedOp
+from ao_core.ext.quantizing import NothingConvertedWarning
 from ao_hf import AoCache
 from ao_hf.cache.functions import functions
 from ao_quant.kv_cache import KV_RECIPES, KVCacheConfig
@@ -135,11 +136,14 @@ def test_layers_that_are_skipped_or_slide_are_those_of_transformers(model: Any) 
     gemma = decoder("gemma3").config
     kinds = [type(x).__name__ for x in AoCache(gemma).layers]
     assert kinds == ["DynamicSlidingWindowLayer", "AoLayer"]
-    kinds = [type(x).__name__ for x in AoCache(gemma, max_cache_len=30, skip_layers=[1]).layers]
+    kinds = [
+        type(x).__name__ for x in AoCache(gemma, "exact", max_cache_len=30, skip_layers=[1]).layers
+    ]
     assert kinds == ["StaticSlidingWindowLayer", "StaticLayer"]
     tokens = ids()
     own = logits(model, tokens, DynamicCache(config=model.config))
-    kept = AoCache(model.config, "kv4", skip_layers=[0, 1])
+    with pytest.warns(NothingConvertedWarning, match="no layer of this LlamaConfig is quantized"):
+        kept = AoCache(model.config, "kv4", skip_layers=[0, 1])
     assert torch.equal(logits(model, tokens, kept), own)
 
 

@@ -134,9 +134,18 @@ def test_a_conversation_is_put_into_the_template(loaded):
 
 
 @pytest.mark.slow
-def test_compiled(loaded):
-    written = generate(loaded, PROMPT, max_new_tokens=8, compiled=True)
+def test_compiled(folder):
+    loaded = load(folder, "int8_weight_only", device="cpu")
+    written = generate(loaded, PROMPT, max_new_tokens=8, compiled=True, kv="kv8")
     assert list(written.tokens) == greedy(loaded, PROMPT, 8)
+
+
+def test_what_is_not_compiled_is_told(loaded, monkeypatch):
+    monkeypatch.setattr(type(loaded.model), "_valid_auto_compile_criteria", lambda *_: False)
+    with pytest.raises(
+        ConfigError, match="compiled=True: transformers compiles no LlamaForCausalLM"
+    ):
+        generate(loaded, PROMPT, max_new_tokens=3, compiled=True)
 
 
 @pytest.mark.parametrize(

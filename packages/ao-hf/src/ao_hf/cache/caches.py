@@ -20,6 +20,7 @@ from transformers.cache_utils import (
 )
 
 from ao_core.ext import ConfigError, shown
+from ao_core.ext.quantizing import NothingConvertedWarning, warn_caller
 from ao_hf.cache.functions import functions
 from ao_hf.cache.keys import Findings
 from ao_hf.cache.layers import AoLayer, AoStaticLayer, Settings
@@ -53,6 +54,9 @@ class AoCache(Cache):
             128 tokens of a layer. Beyond it keys take 8 bits per channel, or stay exact, and a
             `WiderKeysWarning` says so. Checked by the attention "ao_kv" only; math.inf: not checked.
         offloading: layers are on the CPU while other layers compute; needs a GPU.
+
+    Warns:
+        NothingConvertedWarning: no layer is quantized.
 
     Raises:
         ConfigError: `config` is not that of a model of transformers, a number is out of range, or a layer
@@ -92,6 +96,12 @@ class AoCache(Cache):
         skipped = _skipped(skip_layers, len(types))
         ours = [i for i, kind in enumerate(types) if kind == _QUANTIZED and i not in skipped]
         name = kv if isinstance(kv, str) else "this format"
+        if formats is not None and not ours:
+            warn_caller(
+                f"no layer of this {type(text).__name__} is quantized: none that is not skipped sees the "
+                f"whole text; its layers are {', '.join(sorted(set(types)))}",
+                NothingConvertedWarning,
+            )
         findings = Findings(name, largest_error, ours[-1] if ours else -1)
         settings = Settings(formats, named, largest_error, findings)
         layers = []

@@ -183,6 +183,7 @@ class AoLayer(CacheLayerMixin):
         """What checks the first block, if these tokens complete it."""
         tokens, due = kv.tokens, BLOCK + kv.window
         if not tokens < due <= tokens + key.shape[2]:
+            self.unchecked = tokens < due
             return None
         # all tokens before are exact: none of them is in a block
         return Trial(

@@ -31,10 +31,23 @@ class Stored:
         #: 0: keys, 1: values
         self.part = part
         self._made = made
-        leaves = (kv.key, kv.value)[part]
-        self.shape = torch.Size((*leaves.shape[:2], layer.length, leaves.shape[3]))
-        self.dtype = kv.dtype
-        self.device = kv.device
+        self.length = layer.length
+
+    @property
+    def shape(self) -> torch.Size:
+        """(B, Hkv, S, D)."""
+        batch, heads, _, width = (self.kv.key, self.kv.value)[self.part].shape
+        return torch.Size((batch, heads, self.length, width))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the model."""
+        return self.kv.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the cache is."""
+        return self.kv.device
 
     def dense(self) -> Tensor:
         """The dequantized values; made once for keys and values.
@@ -47,9 +60,9 @@ class Stored:
                 "compiled code reads a quantized cache through the attention 'ao_kv' and without a mask of "
                 "tokens × tokens; call model.set_attn_implementation('ao_kv'), or do not compile"
             )
-        if self.shape[2] != self.layer.length:
+        if self.length != self.layer.length:
             raise UnsupportedOp(
-                f"these keys or values are of {self.shape[2]} tokens, and the cache now has "
+                f"these keys or values are of {self.length} tokens, and the cache now has "
                 f"{self.layer.length}; take them from the cache again"
             )
         if "dense" not in self._made:

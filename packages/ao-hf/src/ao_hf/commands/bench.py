@@ -20,15 +20,20 @@ __all__ = ["bench"]
 #: what each round is beside
 _DENSE = "bfloat16"
 _HEADER = (
-    "contender", "first token", "prefill", "decode, tokens/s", "× bfloat16", "per token", "of read rate",
+    "contender", "first token", "prefill", "decode, tokens/s", "× {first}", "per token", "of read rate",
     "cache", "peak memory",
 )  # fmt: skip
 
 
 def bench(
-    model: str = typer.Argument(
-        metavar="MODEL",
+    model: str | None = typer.Argument(
+        None,
+        metavar="[MODEL]",
         help="The folder of a model, dense or quantized by ao, or ORG/NAME of the Hub.",
+        show_default=False,
+    ),
+    preset: str | None = typer.Option(
+        None, help="In place of MODEL, the shape of a known one with random weights: llama-3-8b."
     ),
     recipe: list[str] = typer.Option(
         [], help="Measure the model quantized by this recipe; repeatable."
@@ -58,12 +63,16 @@ def bench(
     its own, whose peak memory is shown. Bytes per token are weights and cache that are read for it, and
     the share is of the rate at which torch reads a large matrix in the same round.
     """
+    from ao_core.ext import ConfigError
     from ao_hf.commands.quiet import quiet
     from ao_hf.commands.results import check_files, numbers, write_json
 
+    if (model is None) == (preset is None):
+        raise ConfigError("give either MODEL or --preset")
     check_files(json=json, markdown=markdown)
     lengths, sizes = numbers("--prompt-lengths", prompt_lengths), numbers("--batches", batches)
     with quiet():
+        from ao_core.ext.reports import size_text
         from ao_hf import generation
         from ao_hf.generation.caches import check_kv
         from ao_hf.generation.machine import about
@@ -71,9 +80,6 @@ def bench(
 
         for name in kv:
             check_kv(name)
-        folder = folder_of(model)
-        for name in recipe:
-            check_recipe(name, folder)
         place = str(device_of(device))
         workloads = [
             generation.Workload(length, new_tokens, size, uneven)
@@ -81,17 +87,34 @@ def bench(
             for size in sizes
             for uneven in ([False, True] if ragged and size > 1 else [False])
         ]
-        contenders = _contenders(folder, recipe, kv, place, dtype)
+        if model is None:
+            contenders = _of_preset(str(preset), recipe, kv, place, dtype)
+        else:
+            folder = folder_of(model)
+            for name in recipe:
+                check_recipe(name, folder)
+            contenders = _contenders(folder, recipe, kv, place, dtype)
+        fitting, others = _split(contenders, place)
         with ExitStack() as stack:
-            runners = _runners(contenders, stack)
+            runners = _runners(fitting, stack)
             rows = generation.measure(
                 runners, workloads, rounds=rounds, device=place, progress=sys.stderr.isatty()
             )
     tables = {str(w): [_cells(row) for row in rows if row.workload == w] for w in workloads}
-    _show(tables, markdown)
+    _show(tables, next(iter(fitting)), markdown)
+    for name, size in others.items():
+        typer.echo(
+            f"not measured: {name}: its weights alone take {size_text(size)} (computed), which do not fit"
+        )
     if json is not None:
         write_json(
-            json, {"about": about(place), "model": model, "rows": [asdict(row) for row in rows]}
+            json,
+            {
+                "about": about(place),
+                "model": model or preset,
+                "rows": [asdict(row) for row in rows],
+                "not_measured": others,
+            },
         )
 
 
@@ -122,6 +145,64 @@ def _contenders(
     }
 
 
+def _of_preset(
+    preset: str, recipes: Sequence[str], kvs: Sequence[str], device: str, dtype: str
+) -> dict[str, dict[str, Any]]:
+    """The same for a shape with random weights."""
+    from ao_core import resolve_config
+    from ao_hf.generation.presets import find_preset
+
+    find_preset(preset)
+    for recipe in recipes:
+        resolve_config(recipe)
+    base = {
+        "model": preset,
+        "recipe": None,
+        "kv": None,
+        "device": device,
+        "dtype": dtype,
+        "preset": True,
+    }
+    models = {_DENSE: base | {"dtype": _DENSE}} | {r: base | {"recipe": r} for r in recipes}
+    return {
+        name if kv is None else f"{name}, {kv}": options | {"kv": kv}
+        for name, options in models.items()
+        for kv in (None, *kvs)
+    }
+
+
+def _split(
+    contenders: Mapping[str, dict[str, Any]], device: str
+) -> tuple[dict[str, dict[str, Any]], dict[str, int]]:
+    """Contenders that fit into the memory that is free, and the bytes of the weights of the others.
+
+    Only shapes are known before they are loaded. A tenth is left for what is computed.
+
+    Raises:
+        ConfigError: none fits.
+    """
+    from ao_core.ext import ConfigError
+    from ao_core.ext.reports import size_text
+    from ao_hf.generation.presets import free_memory, stored_bytes
+
+    left, fitting, others = 0.9 * free_memory(device), {}, {}
+    for name, options in contenders.items():
+        size = 0
+        if options.get("preset"):
+            size = stored_bytes(options["model"], options["recipe"], options["dtype"])
+        if size > left:
+            others[name] = size
+        else:
+            left -= size
+            fitting[name] = options
+    if not fitting:
+        needed = ", ".join(f"{name} {size_text(size)}" for name, size in others.items())
+        raise ConfigError(
+            f"--preset: nothing fits into {size_text(int(left))} of free memory: {needed}"
+        )
+    return fitting, others
+
+
 def _runners(contenders: Mapping[str, Mapping[str, Any]], stack: ExitStack) -> dict[str, Runner]:
     """Start a process for each, which end with the stack."""
     from ao_hf.generation.worker import Worker
@@ -149,12 +230,13 @@ def _cells(row: Measured) -> tuple[str, ...]:
     )
 
 
-def _show(tables: Mapping[str, Sequence[Sequence[str]]], path: Path | None) -> None:
+def _show(tables: Mapping[str, Sequence[Sequence[str]]], first: str, path: Path | None) -> None:
     from ao_core.ext.cli import show_table
     from ao_hf.commands.results import markdown
 
+    header = [name.format(first=first) for name in _HEADER]
     for title, rows in tables.items():
-        show_table(title, _HEADER, rows, right=range(1, len(_HEADER)))
+        show_table(title, header, rows, right=range(1, len(header)))
     if path is not None:
-        texts = [f"**{title}**\n\n{markdown(_HEADER, rows)}" for title, rows in tables.items()]
+        texts = [f"**{title}**\n\n{markdown(header, rows)}" for title, rows in tables.items()]
         path.write_text("\n".join(texts), encoding="utf-8")

@@ -28,6 +28,7 @@ __all__ = [
     "load",
     "load_tokenizer",
     "recipe_of",
+    "transformers_of_ao",
 ]
 
 #: what `dtype` may be; "auto" is that of the files
@@ -117,7 +118,7 @@ def load(
         UnknownNameError: no recipe has that name; with a suggestion.
         ConfigError: the recipe cannot be used while loading, or `dtype` or `device` is unknown.
     """
-    transformers = _transformers()
+    transformers = transformers_of_ao()
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r}: use one of {', '.join(DTYPES)}")
     place, folder = device_of(device), folder_of(name)
@@ -167,7 +168,7 @@ def load_tokenizer(folder: Path) -> Any:
         CheckpointError: it has none that can be loaded.
     """
     try:
-        return _transformers().AutoTokenizer.from_pretrained(folder)
+        return transformers_of_ao().AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = str(error).strip().split("\n")[0]
         raise CheckpointError(
@@ -243,7 +244,12 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _transformers() -> Any:
+def transformers_of_ao() -> Any:
+    """The module transformers, which knows ao.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
     if find_spec("transformers") is None:
         raise MissingExtraError("transformers", "ao-hf[transformers]", "generating text")
     import transformers

@@ -89,11 +89,21 @@ class Worker:
 
 
 def contender(
-    model: str, recipe: str | None, kv: str | None, device: str | None, dtype: str, dense: bool
+    model: str,
+    recipe: str | None,
+    kv: str | None,
+    device: str | None,
+    dtype: str,
+    dense: bool = False,
+    preset: bool = False,
 ) -> Any:
-    """Load a contender; `dense` undoes the quantization of a folder."""
+    """Load a contender; `dense` undoes the quantization of a folder, and a preset is a name of `PRESETS`."""
     from ao_hf.commands.quiet import quiet
     from ao_hf.generation.models import load
+    from ao_hf.generation.presets import random_model
+
+    if preset:
+        return runner_of(random_model(model, recipe, device=device, dtype=dtype), kv)
 
     with quiet():
         loaded = load(model, recipe, device=device, dtype=dtype, tokenizer=False)

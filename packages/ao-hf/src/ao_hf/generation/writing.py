@@ -233,6 +233,11 @@ def generate(
             past_key_values=make_cache(model, kv, size if compiled else None),
             **options,
         )
+    if compiled and getattr(model, "_compiled_call", None) is None and max_new_tokens > 1:
+        raise ConfigError(
+            f"compiled=True: transformers compiles no {type(model).__name__} with this cache on "
+            f"{model.device.type}; leave it out"
+        )
     made = out[0, length:].tolist()
     timing, drafted = clock.timing(), None
     if draft is not None:
