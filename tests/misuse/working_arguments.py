@@ -131,6 +131,14 @@ def optimized():
     return optimizer
 
 
+def llama():
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2
+    )
+
+
 VALID = {
     "ComputeWeight": lambda: {"memory": W, "output": INT8},
     "DType": lambda: {"name": "x", "bits": 4, "kind": "int", "encode": id, "decode": id, "min": -1.0,
@@ -142,6 +150,8 @@ VALID = {
     "QTensor": lambda: {"parts": {"qdata": W.to(torch.int8), "scale": W[:, :1]}, "spec": INT8,
                         "shape": (64, 64), "dtype": torch.float32},
     "AoConfig": lambda: {"config": "int8_weight_only"},
+    "AoCache": lambda: {"config": llama()},
+    "AoEncoderDecoderCache": lambda: {"config": llama()},
     "memory_footprint": lambda: {"model": model()},
     "FolderKind": lambda: {
         "name": "x", "recognizes": bool, "refuses": str, "files": dict, "hint": str,

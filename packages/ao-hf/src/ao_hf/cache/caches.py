@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from transformers.cache_utils import (
     get_layer_types_and_kwargs,
 )
 
-from ao_core.ext import ConfigError, shown
+from ao_core.ext import ConfigError, checked_but, shown
 from ao_core.ext.quantizing import NothingConvertedWarning, warn_caller
 from ao_hf.cache.functions import functions
 from ao_hf.cache.keys import Findings
@@ -65,13 +65,14 @@ class AoCache(Cache):
         MissingExtraError: ao-quant is not installed.
     """
 
+    @checked_but("config", "kv", "max_cache_len")
     def __init__(
         self,
         config: Any,
         kv: KVCacheConfig | str | None = "kv8",
         *,
         max_cache_len: int | None = None,
-        skip_layers: Iterable[int] = (),
+        skip_layers: Sequence[int] = (),
         largest_error: float = 0.5,
         offloading: bool = False,
     ) -> None:
@@ -224,13 +225,14 @@ class AoEncoderDecoderCache(EncoderDecoderCache):
         skip_layers: as for `AoCache`.
     """
 
+    @checked_but("config", "kv", "max_cache_len")
     def __init__(
         self,
         config: Any,
         kv: KVCacheConfig | str | None = "kv8",
         *,
         max_cache_len: int | None = None,
-        skip_layers: Iterable[int] = (),
+        skip_layers: Sequence[int] = (),
     ) -> None:
         skipped = tuple(skip_layers)
         own = AoCache(config, kv, max_cache_len=max_cache_len, skip_layers=skipped)
@@ -242,7 +244,7 @@ class AoEncoderDecoderCache(EncoderDecoderCache):
         """Every method works on codes."""
 
 
-def _skipped(layers: Iterable[int], count: int) -> set[int]:
+def _skipped(layers: Sequence[int], count: int) -> set[int]:
     found = set()
     for index in layers:
         if type(index) is not int or not -count <= index < count:
