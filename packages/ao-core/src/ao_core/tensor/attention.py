@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ao_core.arguments import check_fields, shown
-from ao_core.dispatch import run
+from ao_core.dispatch import PIN, name_kernel, select
 from ao_core.errors import ConfigError, UnsupportedOp
 from ao_core.numerics import grid_shape
+from ao_core.records import Kernel
+from ao_core.registry import registry
 from ao_core.spec import Spec
 from ao_core.tensor.qtensor import QTensor
 
 __all__ = ["AttendCall", "Attention", "Leaves", "attend", "attend_call", "spec_of_text"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+#: where keys keep the kernels of calls with certain values, among what tensors remember
+_KERNELS = "ao_core.attend"
+#: calls of so many forms are remembered
+_MOST_FORMS = 64
 
 
 @dataclass(frozen=True)
@@ -113,9 +119,18 @@ class Leaves:
         return cls(leaves, names, tensor.spec, tensor.stored_shape, tensor.dtype, text)
 
     def tensor(self) -> QTensor:
-        """The tensor, around the same memory."""
+        """The tensor, around the same memory; always the same one, so that kernels can keep what they found."""
+        return self._tensor
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the tensor: a deep copy must not have one around other memory than its own."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @cached_property
+    def _tensor(self) -> QTensor:
         found = dict(zip(self.names, self.leaves, strict=True))
-        return _rebuilt(found, self.spec, self.shape, self.dtype)
+        with torch.inference_mode(False):  # it may outlive the mode it is first asked for in
+            return _rebuilt(found, self.spec, self.shape, self.dtype)
 
     def with_leaves(self, leaves: tuple[Tensor, ...], shape: tuple[int, ...]) -> Leaves:
         """The same around other tensors."""
@@ -209,12 +224,50 @@ def attend(
     mode = _mode(float(scale), causal, window, float(softcap))
     keys, values = (x.tensor() if isinstance(x, Leaves) else x for x in (key, value))
     others = (tail_key, tail_value, center, start, stop, sinks)
-    call = attend_call(q, keys, values, counts, *others, mode)
+    kernel = _kernel_of(q, keys, values, counts, others, mode)
+    if not torch.is_grad_enabled():
+        return _called(kernel, q, keys, values, counts, *others, mode)
     with torch.no_grad():
-        out: Tensor = run(call, q, keys, values, counts, *others, mode)
-    if torch.is_grad_enabled() and q.requires_grad:
+        out = _called(kernel, q, keys, values, counts, *others, mode)
+    if q.requires_grad:
         out = _NoGradient.apply(out, q)  # type: ignore[no-untyped-call]
     return out
+
+
+def _kernel_of(
+    q: Tensor,
+    keys: QTensor,
+    values: QTensor,
+    counts: Tensor,
+    others: tuple[Tensor | None, ...],
+    mode: Attention,
+) -> Kernel:
+    """The kernel of a call, which keys remember for calls of the same form with the same values.
+
+    A step of generation asks for each layer: checks and the choice take longer than a short attention.
+    """
+    form = (
+        *(None if x is None else (x.shape, x.dtype, x.device) for x in (q, counts, *others)),
+        mode, registry.epoch, PIN.get(),
+    )  # fmt: skip
+    if not isinstance(keys, QTensor):
+        return select(attend_call(q, keys, values, counts, *others, mode))  # which refuses it
+    known = keys._bound.get(_KERNELS)
+    if known is None or known[0] is not values or len(known[1]) > _MOST_FORMS:
+        known = keys._bound[_KERNELS] = (values, {})
+    kernel: Kernel | None = known[1].get(form)
+    if kernel is None:
+        kernel = select(attend_call(q, keys, values, counts, *others, mode))
+        known[1][(*form[:-2], registry.epoch, PIN.get())] = kernel  # plugins may have been loaded
+    return kernel
+
+
+def _called(kernel: Kernel, *args: Any) -> Tensor:
+    try:
+        return kernel.fn(*args)  # type: ignore[no-any-return]
+    except Exception as error:
+        name_kernel(error, kernel)
+        raise
 
 
 class _NoGradient(torch.autograd.Function):

@@ -8,18 +8,25 @@
 
 namespace ao::AO_ISA::attention {
 
-// 64 codes of a token from element `at` on, as unsigned bytes; what lies beyond its end is anything.
-AO_INLINE I load_codes(const Stored& s, const uint8_t* row, int64_t at) {
-  const int64_t bytes = 8 * s.coded.code_bits, begin = at * s.coded.code_bits / 8, left = s.coded.row_bytes - begin;
-  const uint8_t* p = row + begin;
+// 64 codes from `p` on, as unsigned bytes, where `left` bytes of the token are left; codes beyond its end are anything.
+template <int kBits, bool kWhole>
+AO_INLINE I load_codes(const uint8_t* p, int64_t left, I flip) {
   alignas(64) uint8_t part[64];
-  if (left < bytes) {
+  if (!kWhole && left < 8 * kBits) {
     __builtin_memset(part, 0, 64);
     __builtin_memcpy(part, p, static_cast<size_t>(left));
     p = part;
   }
-  const I flip = splat_int(static_cast<int32_t>(s.flip * 0x01010101u));
-  return xor_(s.coded.code_bits == 8 ? load_vector(p) : spread_nibbles(p), flip);
+  if constexpr (kBits == 8) return xor_(load_vector(p), flip);
+  return xor_(spread_nibbles(p), flip);
+}
+
+// f.template operator()<bits of codes, whether tokens consist of whole vectors>()
+template <class F>
+AO_INLINE void by_width(const Stored& s, const F& f) {
+  const bool whole = s.size % 64 == 0;
+  if (s.coded.code_bits == 8) return whole ? f.template operator()<8, true>() : f.template operator()<8, false>();
+  return whole ? f.template operator()<4, true>() : f.template operator()<4, false>();
 }
 
 AO_INLINE const uint8_t* row_of(const Stored& s, int64_t matrix, int64_t token) {
@@ -33,38 +40,57 @@ AO_INLINE void prefetch(const Stored& s, int64_t matrix, int64_t token, int64_t 
   for (int64_t i = 0; i < count * s.coded.row_bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
 }
 
+// kCount tokens from `token` on, the last one again where there are fewer, 64 elements of each.
+template <int kBits, bool kWhole, int kCount>
+AO_INLINE void load_tokens(const uint8_t* row, int64_t bytes, int64_t rows, int64_t at, I flip, I (&v)[kCount]) {
+  const int64_t begin = at * kBits / 8, left = bytes - begin;
+  row += begin;
+  if (rows >= kCount) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount; ++i) v[i] = load_codes<kBits, kWhole>(row + i * bytes, left, flip);
+  } else {
+    for (int i = 0; i < kCount; ++i) v[i] = load_codes<kBits, kWhole>(row + (i < rows ? i : rows - 1) * bytes, left, flip);
+  }
+}
+
+AO_INLINE I flip_of(const Stored& s) { return splat_int(static_cast<int32_t>(s.flip * 0x01010101u)); }
+
 static inline void key_bytes(const Stored& s, const Stored& next, int64_t matrix, int64_t token, int64_t count,
                              int64_t wide, uint8_t* panel) {
-  for (int64_t t = 0; t < count; t += 16) {
-    prefetch(next, matrix, token + t, 16);
-    const int64_t rows = count - t < 16 ? count - t : 16;
-    for (int64_t at = 0; at < wide; at += 64) {
-      I v[16];
+  const int64_t bytes = s.coded.row_bytes;
+  const I flip = flip_of(s);
+  by_width(s, [&]<int kBits, bool kWhole>() {
+    const uint8_t* row = row_of(s, matrix, token);
+    for (int64_t t = 0; t < count; t += 16, row += 16 * bytes) {
+      prefetch(next, matrix, token + t, 16);
+      for (int64_t at = 0; at < wide; at += 64) {
+        I v[16];
+        load_tokens<kBits, kWhole>(row, bytes, count - t, at, flip, v);
+        transpose(v);
 #pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i) {  // the last token again where there are fewer
-        v[i] = load_codes(s, row_of(s, matrix, token + t + (i < rows ? i : rows - 1)), at);
+        for (int i = 0; i < 16; ++i) store_vector(panel + (t / 16 * wide / 4 + at / 4 + i) * 64, v[i]);
       }
-      transpose(v);
-#pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i) store_vector(panel + (t / 16 * wide / 4 + at / 4 + i) * 64, v[i]);
     }
-  }
+  });
 }
 
 static inline void value_bytes(const Stored& s, const Stored& next, int64_t matrix, int64_t token, int64_t count,
                                int64_t wide, uint8_t* panel) {
-  for (int64_t t = 0; t < count; t += 4) {
-    prefetch(next, matrix, token + kTokenTile + t, 4);
-    const int64_t rows = count - t < 4 ? count - t : 4;
-    for (int64_t at = 0; at < wide; at += 64) {
-      I v[4];
+  const int64_t bytes = s.coded.row_bytes;
+  const I flip = flip_of(s);
+  by_width(s, [&]<int kBits, bool kWhole>() {
+    const uint8_t* row = row_of(s, matrix, token);
+    for (int64_t t = 0; t < count; t += 4, row += 4 * bytes) {
+      if (t % 16 == 0) prefetch(next, matrix, token + kTokenTile + t, 16);
+      for (int64_t at = 0; at < wide; at += 64) {
+        I v[4];
+        load_tokens<kBits, kWhole>(row, bytes, count - t, at, flip, v);
+        interleave(v);
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) v[i] = load_codes(s, row_of(s, matrix, token + t + (i < rows ? i : rows - 1)), at);
-      interleave(v);
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) store_vector(panel + (at / 64 * kTokenTile + t + i) * 64, v[i]);
+        for (int i = 0; i < 4; ++i) store_vector(panel + (at / 64 * kTokenTile + t + i) * 64, v[i]);
+      }
     }
-  }
+  });
 }
 
 // One token of a tail, or of a block, as floats.

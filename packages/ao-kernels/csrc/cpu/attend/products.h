@@ -42,6 +42,7 @@ AO_INLINE void multiply_keys(const uint8_t* panel, const LimbRows& q, int64_t ro
       }
     }
     const uint8_t* p = panel + t / 16 * quads * 64;
+#pragma GCC unroll 4
     for (int64_t j = 0; j < quads; ++j, p += 64) {
       Q w[kVectors];
 #pragma GCC unroll 2
@@ -79,6 +80,7 @@ AO_INLINE void multiply_values(const uint8_t* panel, const LimbRows& w, int64_t 
       }
     }
     const uint8_t* p = panel + k * 64;
+#pragma GCC unroll 4
     for (int64_t t = 0; t < tokens; t += 4, p += 256) {
       Q codes[kVectors];
 #pragma GCC unroll 2
