@@ -37,3 +37,7 @@ class TestPlainRecipes(Recipes):
 
 class TestPackedRecipes(Recipes):
     kernel = "cpu_attend_packed"
+
+
+class TestTail(KernelSuite):
+    kernel = "cpu_write_tail"

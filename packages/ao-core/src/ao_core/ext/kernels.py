@@ -24,6 +24,7 @@ from ao_core.tensor.create import encode_parts, encode_reference, fake_quantize_
 from ao_core.tensor.cut import geometry, part_size
 from ao_core.tensor.matmuls import select_linear
 from ao_core.tensor.sharding import is_sharded, local_shard, local_shards, shard_like
+from ao_core.tensor.tail import WriteTailCall, write_tail
 from ao_core.tensor.transforms import is_transforming
 from ao_core.tensor.updates import current_generator
 from ao_core.tensor.writes import overwrite
@@ -39,6 +40,7 @@ __all__ = [
     "Attention",
     "Candidate",
     "Leaves",
+    "WriteTailCall",
     "attend_call",
     "autocasted",
     "candidates",
@@ -72,6 +74,7 @@ __all__ = [
     "static_qparams_of_range",
     "unpack_parts",
     "unused",
+    "write_tail",
 ]
 
 #: its module imports torch's compiler, which takes longer than quantizing a small model

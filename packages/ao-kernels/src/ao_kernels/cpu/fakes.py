@@ -110,6 +110,18 @@ def _adam_step(*arguments: Any, **named: Any) -> None:
     """Returns nothing."""
 
 
+def _write_tail(
+    counts: Tensor,
+    tail_key: Tensor,
+    tail_value: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tokens: int,
+    coded: int,
+) -> None:
+    """Returns nothing."""
+
+
 FAKES: dict[str, Callable[..., Any]] = {
     **CODE_FAKES,
     "adam_step": _adam_step,
@@ -122,6 +134,7 @@ FAKES: dict[str, Callable[..., Any]] = {
     "grouped_linear": _linear,
     "pack_tiles": _pack_tiles,
     "unpack_tiles": _unpack_tiles,
+    "write_tail": _write_tail,
 }
 
 
