@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ao_core import Kernel, QTensor, Spec
-from ao_core.ext import registry
+from ao_core.ext import ConfigError, registry
 from ao_core.ext.kernels import AttendCall, Attention
 from ao_core.ext.numerics import full_block, hadamard_factors
 from ao_kernels.cpu.formats import format_of
@@ -45,10 +45,16 @@ def attend(
         found = key._bound[_KEY] = (value, _bound(key, value))
     if sinks is not None and sinks.dtype != torch.float32:
         sinks = sinks.float()
-    return found[1](  # type: ignore[no-any-return]
-        q, counts, tail_key, tail_value, center, start, stop, sinks,
-        attention.scale, attention.causal, attention.window, attention.softcap,
-    )  # fmt: skip
+    try:
+        return found[1](  # type: ignore[no-any-return]
+            q, counts, tail_key, tail_value, center, start, stop, sinks,
+            attention.scale, attention.causal, attention.window, attention.softcap,
+        )  # fmt: skip
+    except RuntimeError as error:  # of all arguments, only the values of `counts` have not been checked before
+        text = str(error).partition("\n")[0]
+        if text.startswith("counts="):
+            raise ConfigError(text) from error
+        raise
 
 
 def _bound(key: QTensor, value: QTensor) -> Callable[..., Tensor]:
