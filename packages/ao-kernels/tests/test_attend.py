@@ -79,7 +79,11 @@ def test_what_is_refused() -> None:
     for spec, dtype, words in (
         (TOKEN, torch.float64, "not torch.float64"),
         (Spec("int8", (1, 16), "float32", "offset"), torch.bfloat16, "offsets"),
-        (Spec("int8", (1, WHOLE), Spec("f8e4m3", (WHOLE, WHOLE))), torch.bfloat16, "scales that are numbers"),
+        (
+            Spec("int8", (1, WHOLE), Spec("f8e4m3", (WHOLE, WHOLE))),
+            torch.bfloat16,
+            "scales that are numbers",
+        ),
     ):
         key, value = (x.to(dtype) for x in operands(spec))
         q = gaussian((2, 4, 1, 64)).to(dtype)
@@ -97,7 +101,11 @@ def test_counts_that_there_is_no_memory_for(counts: list[int]) -> None:
 
 def test_tails_that_do_not_fit() -> None:
     op = torch.ops.ao_kernels.write_tail
-    tail, new, counts = torch.zeros(1, 2, 8, 4), torch.ones(1, 2, 3, 4), torch.zeros(2, dtype=torch.int64)
+    tail, new, counts = (
+        torch.zeros(1, 2, 8, 4),
+        torch.ones(1, 2, 3, 4),
+        torch.zeros(2, dtype=torch.int64),
+    )
     for changed, words in (
         ({"tail_key": tail.double()}, "tail_key: has dtype"),
         ({"tail_key": tail[:, :1]}, "tail_key: has shape"),

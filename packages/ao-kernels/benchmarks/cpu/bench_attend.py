@@ -1,4 +1,4 @@
-"""Attention of one token over quantized keys and values, beside torch's over bfloat16; and what appending takes."""
+"""Attention of one token over quantized keys and values, beside torch's over bfloat16, and appending."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ao_quant.kv_cache import QuantizedKV, append_, attend_to, bytes_per_token, 
 from benchmarking import Row, arguments, interleaved, paired, percentile, record
 
 TEXT = """\
-One query of each head over {tokens} tokens in {threads} threads, contenders in alternate rounds of one process.
-*heads*: of keys and values × elements, heads of queries for each. *share of read*: bytes of keys and values with
-their scales, over what the reader (a C loop in the same threads and rounds) reads in that time; *x sdpa*: how
-many times as fast as `scaled_dot_product_attention` over bfloat16 with `enable_gqa`. Both are medians over the
-rounds, with intervals. *append*: the mean time of `append_` over {steps} tokens, blocks that are quantized
-meanwhile included, as a share of `append_` and `attend_to` together over {short} tokens: what one layer does of
-a step besides its matmuls."""
+One query of each head over {tokens} tokens in {threads} threads, contenders in alternate rounds of one
+process. *heads*: of keys and values × elements, heads of queries for each. *share of read*: bytes of keys and
+values with their scales, over what the reader (a C loop in the same threads and rounds) reads in that time;
+*x sdpa*: how many times as fast as `scaled_dot_product_attention` over bfloat16 with `enable_gqa`. Both are
+medians over the rounds, with intervals. *append*: the mean time of `append_` over {steps} tokens, blocks that
+are quantized meanwhile included, as a share of `append_` and `attend_to` together over {short} tokens: what
+one layer does of a step besides its matmuls."""
 SDPA = "sdpa bf16"
 #: heads of keys and values, elements, heads of queries for each: Llama-3-8B, SmolLM2-135M
 SHAPES = ((8, 128, 4), (3, 64, 3))
@@ -43,7 +43,9 @@ def filled(recipe: str, heads: int, size: int, tokens: int) -> QuantizedKV:
     return kv
 
 
-def append_share(recipe: str, heads: int, size: int, group: int, rounds: int) -> tuple[float, float]:
+def append_share(
+    recipe: str, heads: int, size: int, group: int, rounds: int
+) -> tuple[float, float]:
     """Seconds of `append_` for one token, and its share of that and `attend_to`."""
     q = torch.randn(1, heads * group, 1, size).bfloat16()
     key, value = torch.randn(2, 1, heads, 1, size).bfloat16()
@@ -56,7 +58,9 @@ def append_share(recipe: str, heads: int, size: int, group: int, rounds: int) ->
         kv.counts.copy_(before)
 
     samples = interleaved(
-        {"append": partial(steps, full), "attend": partial(attend_to, full, q)}, rounds=rounds, repeats=1
+        {"append": partial(steps, full), "attend": partial(attend_to, full, q)},
+        rounds=rounds,
+        repeats=1,
     )
     append, attend = percentile(samples["append"], 50) / STEPS, percentile(samples["attend"], 50)
     return append, append / (append + attend)
@@ -104,7 +108,9 @@ def main() -> None:
         for heads, size, group in SHAPES:
             rows += rows_of(heads, size, group, args.tokens, args.rounds)
     sizes = {"tokens": args.tokens, "threads": args.threads, "steps": STEPS, "short": SHORT}
-    record(args.json, "Attention over quantized keys and values on the CPU", TEXT.format(**sizes), rows)
+    record(
+        args.json, "Attention over quantized keys and values on the CPU", TEXT.format(**sizes), rows
+    )
 
 
 if __name__ == "__main__":

@@ -46,7 +46,14 @@ def ao_layouts() -> Iterable[Layout]:
 def ao_kernels() -> Iterable[Kernel]:
     """The compiled kernels; `Kernel.unavailable` loads them, or says why they cannot run."""
     cpu = (*LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS, *CPU_ADAM_KERNELS)
-    cpu = (*cpu, *BLOCK_SPARSE_KERNELS, *TWO_FOUR_KERNELS, *CPU_HADAMARD_KERNELS, *ATTEND_KERNELS, *TAIL_KERNELS)
+    cpu = (
+        *cpu,
+        *BLOCK_SPARSE_KERNELS,
+        *TWO_FOUR_KERNELS,
+        *CPU_HADAMARD_KERNELS,
+        *ATTEND_KERNELS,
+        *TAIL_KERNELS,
+    )
     triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS, *BLOCK_KERNELS)
     triton = (*triton, *DYNAMIC_KERNELS, *DYNAMIC4_KERNELS, *TRITON_HADAMARD_KERNELS)
     return (*cpu, *triton, *SPARSIFY_KERNELS, *BSR_KERNELS)

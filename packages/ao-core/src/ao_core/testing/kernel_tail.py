@@ -24,7 +24,15 @@ class _WriteTail(OpTrial):
 
     specs: Sequence[Any] = ((),)
     shapes = ((2, 3, 64), (1, 1, 5))
-    batches: Sequence[Any] = ((0, 1, 0), (23, 1, 0), (24, 1, 1), (0, 7, 0), (20, 9, 8), (3, 40, 30), (5, 0, 0))
+    batches: Sequence[Any] = (
+        (0, 1, 0),
+        (23, 1, 0),
+        (24, 1, 1),
+        (0, 7, 0),
+        (20, 9, 8),
+        (3, 40, 30),
+        (5, 0, 0),
+    )
 
     def operands(
         self, kernel: Kernel, shape: tuple[int, ...], specs: Sequence[Any]

@@ -40,17 +40,19 @@ def attend(
     attention: Attention,
 ) -> Tensor:
     """One call into C++. What depends on keys and values alone is found once."""
-    found = key._bound.get(_KEY)
+    found: tuple[QTensor, Callable[..., Tensor]] | None = key._bound.get(_KEY)
     if found is None or found[0] is not value:
         found = key._bound[_KEY] = (value, _bound(key, value))
     if sinks is not None and sinks.dtype != torch.float32:
         sinks = sinks.float()
     try:
-        return found[1](  # type: ignore[no-any-return]
+        return found[1](
             q, counts, tail_key, tail_value, center, start, stop, sinks,
             attention.scale, attention.causal, attention.window, attention.softcap,
         )  # fmt: skip
-    except RuntimeError as error:  # of all arguments, only the values of `counts` have not been checked before
+    except (
+        RuntimeError
+    ) as error:  # of all arguments, only the values of `counts` have not been checked before
         text = str(error).partition("\n")[0]
         if text.startswith("counts="):
             raise ConfigError(text) from error
@@ -71,7 +73,7 @@ def _bound(key: QTensor, value: QTensor) -> Callable[..., Tensor]:
 
 
 def _arguments(x: QTensor) -> tuple[tuple[Any, ...], tuple[int, int, bool]]:
-    """Parts, the values of codes and the rotation; tokens and elements of a block, whether codes are packed."""
+    """Parts, values of codes and the rotation; tokens and elements of a block, whether codes are packed."""
     spec, parts, fmt = x.spec, x.parts, format_of(x.format)
     assert not isinstance(fmt, str)  # `refuses` has asked
     factors = [factor for step in spec.input for factor in hadamard_factors(step.block)]
@@ -85,7 +87,8 @@ def _refuses(call: AttendCall) -> str | None:
     if call.dtype not in ELEMENTS:
         return f"reads float32, bfloat16 and float16, not {call.dtype}"
     if max(call.key_shape[3], call.value_dim) > _GREATEST_HEAD:
-        return f"takes heads of {_GREATEST_HEAD} elements at most, found {call.key_shape[3]} and {call.value_dim}"
+        sizes = f"{call.key_shape[3]} and {call.value_dim}"
+        return f"takes heads of {_GREATEST_HEAD} elements at most, found {sizes}"
     if 0 in call.key_shape:
         return f"needs memory for keys, found {call.key_shape}"
     shapes = (call.key_shape, (*call.key_shape[:3], call.value_dim))
@@ -102,7 +105,7 @@ def _refuses_spec(spec: Spec, shape: tuple[int, ...]) -> str | None:
         return f"needs scales that are numbers, found {spec.scale_dtype}"
     if spec.zero_point == "offset":
         return "takes zero points off before scaling, and this format has offsets"
-    if (1, 1) != full_block(spec.block, shape)[:2]:
+    if full_block(spec.block, shape)[:2] != (1, 1):
         return f"needs scales of one head each, found blocks of {spec.block}"
     if len(spec.input) > 1 or any(step.kind != "hadamard" for step in spec.input):
         return f"takes one Hadamard transform, found {' and '.join(map(str, spec.input))}"
@@ -120,7 +123,8 @@ def _refuses_spec(spec: Spec, shape: tuple[int, ...]) -> str | None:
 
 
 def _describe(call: AttendCall) -> str:
-    return f"{isa()}, {call.q_shape[1] // call.key_shape[1]} heads of queries for each read of keys and values"
+    group = call.q_shape[1] // call.key_shape[1]
+    return f"{isa()}, {group} heads of queries for each read of keys and values"
 
 
 ATTEND_KERNELS = tuple(
