@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <limits>
 #include <memory>
 
 #include "../hadamard/hadamard.h"
@@ -30,6 +32,18 @@ int64_t scratch_of(const Attend& a) {
   return panels + a.rows * row + (wide + kTokenTile + a.staging + 3 * kTokenTile) * 4 + pieces * 64;
 }
 
+// Whether a table of 256 values is that of float8 e4m3fn.
+bool is_e4m3(const float* table) {
+  for (int code = 0; code < 256; ++code) {
+    const int exponent = code >> 3 & 15, mantissa = code & 7;
+    float value = std::ldexp(exponent ? 1 + mantissa / 8.0f : mantissa / 8.0f, exponent ? exponent - 7 : -6);
+    if ((code & 127) == 127) value = std::numeric_limits<float>::quiet_NaN();
+    value = code & 128 ? -value : value;
+    if (table[code] != value && !(std::isnan(value) && std::isnan(table[code]))) return false;
+  }
+  return true;
+}
+
 bool as_floats(Scale type) { return type == Scale::f32 || type == Scale::bf16 || type == Scale::f16; }
 
 }  // namespace
@@ -39,6 +53,8 @@ void choose_grid(Stored& s, bool is_key) {
   const Blocks& b = d.blocks;
   s.grid = Grid::floats;
   const int bits = d.code_bits;
+  s.float8 = bits == 8 && s.size % 16 == 0 && b.block_n == 1 && b.groups == 1 && as_floats(d.scale_type) &&
+             d.zero_type == Zero::none && !d.format.is_integer && is_e4m3(d.format.table);
   if (!d.format.is_integer || d.format.bits != bits || (bits != 4 && bits != 8)) return;
   if (!as_floats(d.scale_type) || d.zero_type == Zero::u8 || d.zero_type == Zero::scaled) return;
   s.least = d.format.least;

@@ -27,6 +27,7 @@ struct Stored {
   Grid grid;
   uint8_t flip;       // what turns 8 stored bits into codes that count up from `least`
   float least;        // value of code 0 after that
+  bool float8;        // Grid::floats: codes are float8 e4m3, with one scale per token and no zero points
   int64_t group;      // Grid::token: elements that share a scale, a multiple of 64 or `size`
   Hadamard rotation;  // what was done to each token; block = 0: nothing
 };

@@ -96,6 +96,13 @@ static inline void value_bytes(const Stored& s, const Stored& next, int64_t matr
 // One token of a tail, or of a block, as floats.
 static inline void read_token(const Stored& s, const Tail* tail, Element type, int64_t matrix, int64_t token,
                               float* out) {
+  if (tail == nullptr && s.float8) {
+    const uint8_t* const codes = row_of(s, matrix, token);
+    // halves with the bits of codes are values / 256
+    const F scale = splat(256 * coding::load_scale(s.coded.scale, s.coded.scale_type, matrix * s.tokens + token));
+    for (int64_t i = 0; i < s.size; i += 16) store(out + i, mul(e4m3_as_half(codes + i), scale));
+    return;
+  }
   if (tail == nullptr) return coding::decode_piece(s.coded, matrix * s.tokens + token, 0, s.size, out);
   const int64_t place = (matrix * tail->slots + token % tail->slots) * s.size;
   const auto* p = static_cast<const uint8_t*>(tail->data) + place * bytes_of(type);
