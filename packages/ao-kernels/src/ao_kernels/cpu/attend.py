@@ -39,7 +39,7 @@ def attend(
     sinks: Tensor | None,
     attention: Attention,
 ) -> Tensor:
-    """One call into C++. What depends on keys and values alone is found once."""
+    """Codes meet the queries as they are, a tile of tokens at a time, in one call into C++."""
     found: tuple[QTensor, Callable[..., Tensor]] | None = key._bound.get(_KEY)
     if found is None or found[0] is not value:
         found = key._bound[_KEY] = (value, _bound(key, value))

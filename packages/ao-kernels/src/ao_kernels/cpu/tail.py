@@ -22,7 +22,7 @@ def write_tail(
     tokens: int,
     coded: int,
 ) -> None:
-    """One call into C++, where autograd does not look."""
+    """All rows are copied in one call into C++, without gradients."""
     torch.ops.ao_kernels.write_tail.default(
         counts, tail_key, tail_value, key.detach(), value.detach(), tokens, coded
     )
