@@ -53,16 +53,18 @@ class TestTail(KernelSuite):
     kernel = "cpu_write_tail"
 
 
-def operands(spec: Spec = TOKEN, tokens: int = 260, size: int = 64) -> tuple[QTensor, QTensor]:
-    """Keys and values of two rows and two heads, logically bfloat16."""
-    dense = gaussian((2, 2, 2, tokens, size)).bfloat16()
+def operands(
+    spec: Spec = TOKEN, tokens: int = 260, size: int = 64, dtype: torch.dtype = torch.bfloat16
+) -> tuple[QTensor, QTensor]:
+    """Keys and values of two rows and two heads."""
+    dense = gaussian((2, 2, 2, tokens, size)).to(dtype)
     return quantize_tensor(dense[0], spec), quantize_tensor(dense[1], spec)
 
 
 def called(q: Tensor, key: QTensor, value: QTensor, counts: list[int], **others: Any) -> Any:
-    """The call of the op, and its answer by each kernel."""
+    """The call of the op."""
     names = ("tail_key", "tail_value", "center", "start", "stop", "sinks")
-    found = [others.get(name) for name in names]
+    found: Any = [others.get(name) for name in names]
     return attend_call(q, key, value, torch.tensor(counts), *found, Attention(0.125))
 
 
@@ -85,7 +87,7 @@ def test_what_is_refused() -> None:
             "scales that are numbers",
         ),
     ):
-        key, value = (x.to(dtype) for x in operands(spec))
+        key, value = operands(spec, dtype=dtype)
         q = gaussian((2, 4, 1, 64)).to(dtype)
         assert words in str(record.refuses(called(q, key, value, [260, 260])))
     assert registry.kernels.get("cpu_write_tail").refuses(WriteTailCall(torch.float64, "cpu"))
@@ -115,7 +117,7 @@ def test_tails_that_do_not_fit() -> None:
         ({"tokens": 12}, "no counts of a cache"),
         ({"counts": counts.int()}, "counts: has dtype"),
     ):  # fmt: skip
-        given = {
+        given: dict[str, Any] = {
             "counts": counts, "tail_key": tail, "tail_value": tail, "key": new, "value": new,
             "tokens": 3, "coded": 0, **changed,
         }  # fmt: skip
@@ -139,14 +141,13 @@ def test_what_is_no_number_stays_in_its_row(spec: Spec) -> None:
 
 def test_queries_with_outliers() -> None:
     """One element is 200 times as large as the others, as heads of some models have them."""
-    key, value = (x.to(torch.float32) for x in operands())
     q = gaussian((2, 4, 2, 64))
     q[..., 3] *= 200
     for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
-        args = (q.to(dtype), key.to(dtype), value.to(dtype), torch.tensor([260, 260]))
-        rest = (None, None, None, None, None, None, Attention(0.02))
-        found = registry.kernels.get("cpu_attend_plain").fn(*args, *rest).double()
-        expected = attended(*args, *rest)
+        args: list[Any] = [q.to(dtype), *operands(dtype=dtype), torch.tensor([260, 260])]
+        args += [None] * 6 + [Attention(0.02)]
+        found = registry.kernels.get("cpu_attend_plain").fn(*args).double()
+        expected = attended(*args)
         assert (found - expected).norm() <= bound * expected.norm()
 
 
