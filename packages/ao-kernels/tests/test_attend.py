@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ao_core import WHOLE, QTensor, Spec, quantize_tensor
 from ao_core.ext import ConfigError, attend, hadamard_step, registry
-from ao_core.ext.kernels import Attention, WriteTailCall, attend_call, select
+from ao_core.ext.kernels import AttendCall, Attention, WriteTailCall, attend_call, select
 from ao_core.testing import KernelSuite
 from ao_core.testing.base import gaussian
 from ao_core.testing.kernel_attend import attended
@@ -29,7 +29,7 @@ SPECS = (
 
 
 class Recipes(KernelSuite):
-    specs = SPECS
+    specs: Sequence[Any] = SPECS
     shapes = ((2, 2, 300, 64), (1, 3, 256, 136))
 
 
@@ -61,11 +61,10 @@ def operands(
     return quantize_tensor(dense[0], spec), quantize_tensor(dense[1], spec)
 
 
-def called(q: Tensor, key: QTensor, value: QTensor, counts: list[int], **others: Any) -> Any:
+def called(q: Tensor, key: QTensor, value: QTensor, counts: list[int]) -> AttendCall:
     """The call of the op."""
-    names = ("tail_key", "tail_value", "center", "start", "stop", "sinks")
-    found: Any = [others.get(name) for name in names]
-    return attend_call(q, key, value, torch.tensor(counts), *found, Attention(0.125))
+    nothing = (None, None, None, None, None, None)
+    return attend_call(q, key, value, torch.tensor(counts), *nothing, Attention(0.125))
 
 
 @pytest.mark.parametrize("pair", SPECS, ids=str)

@@ -81,7 +81,7 @@ def rows_of(heads: int, size: int, group: int, tokens: int, rounds: int) -> list
     for name in (SDPA, *RECIPES):
         share = paired(samples, name, READER).scaled(nbytes[name] / SIZE)
         ratio = paired(samples, name, SDPA)
-        appended = ("", "") if name == SDPA else append_share(name, heads, size, group, rounds)
+        appended = None if name == SDPA else append_share(name, heads, size, group, rounds)
         rows.append(
             {
                 "heads": f"{heads} × {size}, {group}",
@@ -93,8 +93,8 @@ def rows_of(heads: int, size: int, group: int, tokens: int, rounds: int) -> list
                 "share, 95 %": share.interval(),
                 "x sdpa": ratio.median,
                 "x sdpa, 95 %": ratio.interval(),
-                "append µs": 1e6 * appended[0] if appended[0] else "",
-                "append, share": appended[1],
+                "append µs": 1e6 * appended[0] if appended else "",
+                "append, share": appended[1] if appended else "",
             }
         )
     return rows
