@@ -79,6 +79,8 @@ static inline void center_logits(const Attend& a, const Item& item, const float*
   }
 }
 
+namespace {  // members of templates are exported otherwise
+
 // A part of an item, tile by tile. kLimbs: of queries and weights, where codes are multiplied as bytes.
 template <int kLimbs>
 struct Worker {
@@ -278,6 +280,8 @@ struct Worker {
     }
   }
 };
+
+}  // namespace
 
 template <int kLimbs>
 static inline void run_part(const Attend& a, int64_t item, bool is_tail, Span tokens, float* partial, uint8_t* scratch) {
