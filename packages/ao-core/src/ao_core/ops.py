@@ -15,7 +15,8 @@ from ao_core.tensor.attention import AttendCall
 from ao_core.tensor.codec import decode_reference
 from ao_core.tensor.create import fake_quantize_reference
 from ao_core.tensor.input_steps import grouped_linear_after_steps, linear_after_steps
-from ao_core.torch_kernels import attend, fused_quant, reference, rotation
+from ao_core.tensor.tail import WriteTailCall
+from ao_core.torch_kernels import attend, fused_quant, reference, rotation, tail
 
 __all__ = ["BUILTIN_OPS"]
 
@@ -99,6 +100,19 @@ _ATTEND = Op(
     _trials("kernel_attend", "ATTEND"),
     # tiles are dequantized, which undoes the steps
     fuses=STEP_KINDS,
+)
+
+_WRITE_TAIL = Op(
+    "write_tail",
+    WriteTailCall,
+    tail.write_tail,
+    """Write the last T tokens of a cache of keys and values into its tail, in place, and set its counts.
+
+    key is (B, Hkv, T, D), value (B, Hkv, T, Dv), with any strides; the tails are (B, Hkv, R, ·), contiguous.
+    Token p goes to slot p % R; the first `coded` ones are left out. `ao_core.ext.kernels.write_tail`, which
+    calls it, says what the arguments are.
+    """,
+    _trials("kernel_tail", "WRITE_TAIL"),
 )
 
 _QUANTIZE = Op(
@@ -200,6 +214,7 @@ BUILTIN_OPS = (
     _MM,
     _GROUPED_MM,
     _ATTEND,
+    _WRITE_TAIL,
     _QUANTIZE,
     _QUANTIZE_BOTH,
     _RMS_NORM_QUANTIZE,

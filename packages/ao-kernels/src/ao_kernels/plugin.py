@@ -6,12 +6,14 @@ from collections.abc import Iterable
 
 from ao_core import Kernel, Layout, hookimpl
 from ao_kernels.cpu.adam import ADAM_KERNELS as CPU_ADAM_KERNELS
+from ao_kernels.cpu.attend import ATTEND_KERNELS
 from ao_kernels.cpu.block_sparse import BLOCK_SPARSE_KERNELS, BLOCK_SPARSE_LAYOUTS
 from ao_kernels.cpu.embedding import TILE_KERNELS
 from ao_kernels.cpu.grouped import GROUPED_KERNELS
 from ao_kernels.cpu.hadamard import HADAMARD_KERNELS as CPU_HADAMARD_KERNELS
 from ao_kernels.cpu.linear import LINEAR_KERNELS
 from ao_kernels.cpu.quantize import CODE_KERNELS
+from ao_kernels.cpu.tail import TAIL_KERNELS
 from ao_kernels.cpu.tiles import LAYOUTS
 from ao_kernels.cpu.two_four import TWO_FOUR_KERNELS
 from ao_kernels.triton.adam.records import ADAM_KERNELS as TRITON_ADAM_KERNELS
@@ -44,7 +46,14 @@ def ao_layouts() -> Iterable[Layout]:
 def ao_kernels() -> Iterable[Kernel]:
     """The compiled kernels; `Kernel.unavailable` loads them, or says why they cannot run."""
     cpu = (*LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS, *CPU_ADAM_KERNELS)
-    cpu = (*cpu, *BLOCK_SPARSE_KERNELS, *TWO_FOUR_KERNELS, *CPU_HADAMARD_KERNELS)
+    cpu = (
+        *cpu,
+        *BLOCK_SPARSE_KERNELS,
+        *TWO_FOUR_KERNELS,
+        *CPU_HADAMARD_KERNELS,
+        *ATTEND_KERNELS,
+        *TAIL_KERNELS,
+    )
     triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS, *BLOCK_KERNELS)
     triton = (*triton, *DYNAMIC_KERNELS, *DYNAMIC4_KERNELS, *TRITON_HADAMARD_KERNELS)
     return (*cpu, *triton, *SPARSIFY_KERNELS, *BSR_KERNELS)

@@ -17,13 +17,15 @@ from ao_core.dispatch import (
 from ao_core.lazy import lazy_names
 from ao_core.neutral import neutral
 from ao_core.tensor.activations import lost_rows, static_qparams, static_qparams_of_range
-from ao_core.tensor.attention import AttendCall, Attention, Leaves, attend_call, spec_of_text
+from ao_core.tensor.attention import AttendCall, Attention, attend_call
 from ao_core.tensor.autocast import autocasted
 from ao_core.tensor.codec import decode_parts, decode_reference, scale_values, unpack_parts
 from ao_core.tensor.create import encode_parts, encode_reference, fake_quantize_reference
 from ao_core.tensor.cut import geometry, part_size
+from ao_core.tensor.leaves import Leaves, spec_of_text
 from ao_core.tensor.matmuls import select_linear
 from ao_core.tensor.sharding import is_sharded, local_shard, local_shards, shard_like
+from ao_core.tensor.tail import WriteTailCall, write_tail
 from ao_core.tensor.transforms import is_transforming
 from ao_core.tensor.updates import current_generator
 from ao_core.tensor.writes import overwrite
@@ -39,6 +41,7 @@ __all__ = [
     "Attention",
     "Candidate",
     "Leaves",
+    "WriteTailCall",
     "attend_call",
     "autocasted",
     "candidates",
@@ -72,6 +75,7 @@ __all__ = [
     "static_qparams_of_range",
     "unpack_parts",
     "unused",
+    "write_tail",
 ]
 
 #: its module imports torch's compiler, which takes longer than quantizing a small model

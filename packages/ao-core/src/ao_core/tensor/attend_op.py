@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ao_core.tensor.attention import Leaves, attend, spec_of_text
+from ao_core.tensor.attention import attend
+from ao_core.tensor.leaves import Leaves, spec_of_text
 from ao_core.tensor.qtensor import QTensor
 
 __all__ = ["traced"]

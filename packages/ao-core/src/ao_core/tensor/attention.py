@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,15 +11,25 @@ import torch
 from torch import Tensor
 
 from ao_core.arguments import check_fields, shown
-from ao_core.dispatch import run
+from ao_core.dispatch import PIN, name_kernel, select
 from ao_core.errors import ConfigError, UnsupportedOp
-from ao_core.numerics import grid_shape
+from ao_core.records import Kernel
+from ao_core.registry import registry
 from ao_core.spec import Spec
+from ao_core.tensor.leaves import Leaves
 from ao_core.tensor.qtensor import QTensor
 
-__all__ = ["AttendCall", "Attention", "Leaves", "attend", "attend_call", "spec_of_text"]
+__all__ = ["AttendCall", "Attention", "attend", "attend_call"]
 
+#: the tails, `center`, `start`, `stop` and `sinks`
+_Others = tuple[
+    Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+#: where keys keep the kernels of calls with certain values, among what tensors remember
+_KERNELS = "ao_core.attend"
+#: calls of so many forms are remembered
+_MOST_FORMS = 64
 
 
 @dataclass(frozen=True)
@@ -83,67 +92,6 @@ class AttendCall:
     def specs(self) -> tuple[Spec, ...]:
         """The formats of keys and values."""
         return self.key, self.value
-
-
-@dataclass(frozen=True)
-class Leaves:
-    """A `QTensor` as the plain tensors that hold its memory, which compiled code can take and write.
-
-    Dynamo does not look into a tensor subclass; a record of plain tensors becomes inputs of its graph.
-    """
-
-    #: in the order of `QTensor.leaves`
-    leaves: tuple[Tensor, ...]
-    #: their names: "qdata", "scale", …
-    names: tuple[str, ...]
-    #: the format
-    spec: Spec
-    #: of the tensor
-    shape: tuple[int, ...]
-    #: the logical dtype
-    dtype: torch.dtype
-    #: the spec in JSON, an argument of custom ops
-    text: str
-
-    @classmethod
-    def of(cls, tensor: QTensor) -> Leaves:
-        """Those of a tensor that is not permuted; they share its memory."""
-        names, leaves = zip(*tensor.leaves(), strict=True)
-        text = json.dumps(tensor.spec.to_dict(), sort_keys=True)
-        return cls(leaves, names, tensor.spec, tensor.stored_shape, tensor.dtype, text)
-
-    def tensor(self) -> QTensor:
-        """The tensor, around the same memory."""
-        found = dict(zip(self.names, self.leaves, strict=True))
-        return _rebuilt(found, self.spec, self.shape, self.dtype)
-
-    def with_leaves(self, leaves: tuple[Tensor, ...], shape: tuple[int, ...]) -> Leaves:
-        """The same around other tensors."""
-        return Leaves(leaves, self.names, self.spec, shape, self.dtype, self.text)
-
-
-def _rebuilt(
-    leaves: dict[str, Tensor], spec: Spec, shape: tuple[int, ...], dtype: torch.dtype
-) -> QTensor:
-    parts: dict[str, Tensor] = {}
-    nested: dict[str, dict[str, Tensor]] = {}
-    for name, leaf in leaves.items():
-        part, _, rest = name.partition(".")
-        if rest:
-            nested.setdefault(part, {})[rest] = leaf
-        else:
-            parts[part] = leaf
-    for part, inner in nested.items():
-        assert isinstance(spec.scale_dtype, Spec)
-        grid = grid_shape(shape, spec.block)
-        parts[part] = _rebuilt(inner, spec.scale_dtype, grid, torch.float32)
-    return QTensor(parts, spec, shape, dtype)
-
-
-@lru_cache(maxsize=64)
-def spec_of_text(text: str) -> Spec:
-    """The spec of `Leaves.text`."""
-    return Spec.from_dict(json.loads(text))
 
 
 def attend(
@@ -209,12 +157,50 @@ def attend(
     mode = _mode(float(scale), causal, window, float(softcap))
     keys, values = (x.tensor() if isinstance(x, Leaves) else x for x in (key, value))
     others = (tail_key, tail_value, center, start, stop, sinks)
-    call = attend_call(q, keys, values, counts, *others, mode)
+    kernel = _kernel_of(q, keys, values, counts, others, mode)
+    if not torch.is_grad_enabled():
+        return _called(kernel, q, keys, values, counts, *others, mode)
     with torch.no_grad():
-        out: Tensor = run(call, q, keys, values, counts, *others, mode)
-    if torch.is_grad_enabled() and q.requires_grad:
+        out = _called(kernel, q, keys, values, counts, *others, mode)
+    if q.requires_grad:
         out = _NoGradient.apply(out, q)  # type: ignore[no-untyped-call]
     return out
+
+
+def _kernel_of(
+    q: Tensor,
+    keys: QTensor,
+    values: QTensor,
+    counts: Tensor,
+    others: _Others,
+    mode: Attention,
+) -> Kernel:
+    """The kernel of a call, which keys remember for calls of the same form with the same values.
+
+    A step of generation asks for each layer: checks and the choice take longer than a short attention.
+    """
+    form = (
+        *(None if x is None else (x.shape, x.dtype, x.device) for x in (q, counts, *others)),
+        mode, registry.epoch, PIN.get(),
+    )  # fmt: skip
+    if not isinstance(keys, QTensor):
+        return select(attend_call(q, keys, values, counts, *others, mode))  # which refuses it
+    known: tuple[QTensor, dict[object, Kernel]] | None = keys._bound.get(_KERNELS)
+    if known is None or known[0] is not values or len(known[1]) > _MOST_FORMS:
+        known = keys._bound[_KERNELS] = (values, {})
+    kernel = known[1].get(form)
+    if kernel is None:
+        kernel = select(attend_call(q, keys, values, counts, *others, mode))
+        known[1][(*form[:-2], registry.epoch, PIN.get())] = kernel  # plugins may have been loaded
+    return kernel
+
+
+def _called(kernel: Kernel, *args: Any) -> Tensor:
+    try:
+        return kernel.fn(*args)  # type: ignore[no-any-return]
+    except Exception as error:
+        name_kernel(error, kernel)
+        raise
 
 
 class _NoGradient(torch.autograd.Function):

@@ -18,14 +18,18 @@ thread_local ThreadWorkspace kept_blocks;
 
 }  // namespace
 
-void run_hadamard(const Hadamard& call) {
-  if (call.count == 0) return;
-  Hadamard h = call;
-  int64_t additions = 1;  // for an element, about
-  for (int i = 0; i < h.factors; ++i) additions += h.factor[i].order / 16;
+void plan_hadamard(Hadamard& h) {
   const bool alone = h.power >= kLanes;
   h.unit = alone ? h.block : h.factors == 0 ? kShort : kLanes * h.block;
   h.scratch = !alone && h.factors == 0 ? 0 : h.unit * (h.factors == 0 ? 1 : 2);
+}
+
+void run_hadamard(const Hadamard& call) {
+  if (call.count == 0) return;
+  Hadamard h = call;
+  plan_hadamard(h);
+  int64_t additions = 1;  // for an element, about
+  for (int i = 0; i < h.factors; ++i) additions += h.factor[i].order / 16;
   const int64_t units = (h.count + h.unit - 1) / h.unit;
   const int64_t grain = std::max<int64_t>(1, kGrain / (h.unit * additions));
   parallel_for(0, units, grain, [&](int64_t begin, int64_t end) {

@@ -7,6 +7,9 @@
 
 namespace ao {
 
+// Fills in `unit` and `scratch`.
+void plan_hadamard(Hadamard& h);
+
 // Fields of `Hadamard` up to `after` are the caller's; the rest is made here. `count` may be 0.
 void run_hadamard(const Hadamard& call);
 

@@ -313,6 +313,7 @@ struct Lookup {
 
 }  // namespace ao::AO_ISA
 
+#include "avx2_rows.h"
 #include "planes.h"
 
 namespace ao::AO_ISA {

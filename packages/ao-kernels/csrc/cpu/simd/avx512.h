@@ -183,6 +183,46 @@ AO_INLINE P pick_pairs(const uint8_t* x, P columns) {
 // 32 bfloat16 in order, rounded.
 AO_INLINE P join_bf16(F low, F high) { return reinterpret_cast<P>(_mm512_cvtne2ps_pbh(high, low)); }
 
+// -- rows of codes ---------------------------------------------------------------------------------------
+
+// Lane i of vector j becomes lane j of vector i.
+AO_INLINE void transpose(I (&v)[16]) {
+  I t[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]), t[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    v[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]), v[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    v[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]), v[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {  // 128 bits of four vectors each
+    t[i] = _mm512_shuffle_i32x4(v[i], v[i + 4], 0x88), t[i + 4] = _mm512_shuffle_i32x4(v[i], v[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_i32x4(v[i + 8], v[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(v[i + 8], v[i + 12], 0xdd);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    v[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88), v[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+    v[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+    v[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+  }
+}
+// Byte 16L + 4k + i of each of four rows, to lane 4L + i of vector k.
+AO_INLINE void interleave(I (&v)[4]) {
+  const I a = _mm512_unpacklo_epi8(v[0], v[1]), b = _mm512_unpackhi_epi8(v[0], v[1]);
+  const I c = _mm512_unpacklo_epi8(v[2], v[3]), d = _mm512_unpackhi_epi8(v[2], v[3]);
+  v[0] = _mm512_unpacklo_epi16(a, c), v[1] = _mm512_unpackhi_epi16(a, c);
+  v[2] = _mm512_unpacklo_epi16(b, d), v[3] = _mm512_unpackhi_epi16(b, d);
+}
+// The half bytes of 32 bytes, lower ones first, as 64 bytes.
+AO_INLINE I spread_nibbles(const uint8_t* p) {
+  const I words = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return _mm512_ternarylogic_epi32(words, _mm512_slli_epi16(words, 4), _mm512_set1_epi8(15), 0xa8);  // (a | b) & c
+}
+
 }  // namespace ao::AO_ISA
 
 #include "avx512_codes.h"

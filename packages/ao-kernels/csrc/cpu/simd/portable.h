@@ -192,6 +192,70 @@ AO_INLINE I dot_quads(I acc, Q w, Q x) {
   return each<I>([](i4 p, i4 q, i4 r) { return dot4<kSmall>(p, q, r); }, acc, w, x);
 }
 
+// -- rows of codes -----------------------------------------------------------------------------------------
+
+typedef uint8_t b4 __attribute__((vector_size(16)));  // the bytes of four lanes
+
+template <class Get>
+AO_INLINE void transpose4(const I (&v)[16], Get part, i4 (&out)[4], int first) {
+  const i4 a = part(v[first]), b = part(v[first + 1]), c = part(v[first + 2]), d = part(v[first + 3]);
+  const i4 low = __builtin_shufflevector(a, b, 0, 4, 1, 5), high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  const i4 low2 = __builtin_shufflevector(c, d, 0, 4, 1, 5), high2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  out[0] = __builtin_shufflevector(low, low2, 0, 1, 4, 5), out[1] = __builtin_shufflevector(low, low2, 2, 3, 6, 7);
+  out[2] = __builtin_shufflevector(high, high2, 0, 1, 4, 5), out[3] = __builtin_shufflevector(high, high2, 2, 3, 6, 7);
+}
+// Lane i of vector j becomes lane j of vector i.
+AO_INLINE void transpose(I (&v)[16]) {
+  i4 made[4][4][4];  // [four lanes][four vectors][lane]
+  for (int i = 0; i < 4; ++i) {
+    transpose4(v, [](const I& x) { return x.a; }, made[0][i], 4 * i);
+    transpose4(v, [](const I& x) { return x.b; }, made[1][i], 4 * i);
+    transpose4(v, [](const I& x) { return x.c; }, made[2][i], 4 * i);
+    transpose4(v, [](const I& x) { return x.d; }, made[3][i], 4 * i);
+  }
+  for (int i = 0; i < 16; ++i) {
+    const auto& lanes = made[i / 4];
+    v[i] = {lanes[0][i % 4], lanes[1][i % 4], lanes[2][i % 4], lanes[3][i % 4]};
+  }
+}
+// Bytes of four rows, one after the other in each lane.
+AO_INLINE void interleave4(i4 p, i4 q, i4 r, i4 s, i4 (&out)[4]) {
+  const auto low = [](b4 x, b4 y) {
+    return __builtin_shufflevector(x, y, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  };
+  const auto high = [](b4 x, b4 y) {
+    return __builtin_shufflevector(x, y, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  };
+  const auto low_words = [](u8 x, u8 y) { return (i4)__builtin_shufflevector(x, y, 0, 8, 1, 9, 2, 10, 3, 11); };
+  const auto high_words = [](u8 x, u8 y) { return (i4)__builtin_shufflevector(x, y, 4, 12, 5, 13, 6, 14, 7, 15); };
+  const u8 a = (u8)low((b4)p, (b4)q), b = (u8)high((b4)p, (b4)q), c = (u8)low((b4)r, (b4)s), d = (u8)high((b4)r, (b4)s);
+  out[0] = low_words(a, c), out[1] = high_words(a, c), out[2] = low_words(b, d), out[3] = high_words(b, d);
+}
+// Byte 16L + 4k + i of each of four rows, to lane 4L + i of vector k.
+AO_INLINE void interleave(I (&v)[4]) {
+  i4 a[4], b[4], c[4], d[4];
+  interleave4(v[0].a, v[1].a, v[2].a, v[3].a, a);
+  interleave4(v[0].b, v[1].b, v[2].b, v[3].b, b);
+  interleave4(v[0].c, v[1].c, v[2].c, v[3].c, c);
+  interleave4(v[0].d, v[1].d, v[2].d, v[3].d, d);
+  for (int k = 0; k < 4; ++k) v[k] = {a[k], b[k], c[k], d[k]};
+}
+// The half bytes of 32 bytes, lower ones first, as 64 bytes.
+AO_INLINE I spread_nibbles(const uint8_t* p) {
+  i4 v[2];
+  __builtin_memcpy(v, p, 32);
+  const auto low = [](b4 x, b4 y) {
+    return (i4)__builtin_shufflevector(x, y, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  };
+  const auto high = [](b4 x, b4 y) {
+    return (i4)__builtin_shufflevector(x, y, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  };
+  const i4 mask = splat4(0x0f0f0f0f);
+  const b4 a = (b4)(v[0] & mask), b = (b4)((i4)((u4)v[0] >> 4) & mask);
+  const b4 c = (b4)(v[1] & mask), d = (b4)((i4)((u4)v[1] >> 4) & mask);
+  return {low(a, b), high(a, b), low(c, d), high(c, d)};
+}
+
 // -- codes -------------------------------------------------------------------------------------------------
 
 template <int kShift>

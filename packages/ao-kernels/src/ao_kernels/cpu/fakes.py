@@ -86,13 +86,46 @@ def _hadamard(x: Tensor, factors: list[int], inverse: bool) -> Tensor:
     return x.new_empty(x.shape)
 
 
+def _attend(
+    q: Tensor,
+    key: Tensor,
+    key_scale: Tensor,
+    key_zero: Tensor | None,
+    key_table: Tensor,
+    key_factors: list[int],
+    value: Tensor,
+    value_scale: Tensor,
+    value_zero: Tensor | None,
+    value_table: Tensor,
+    value_factors: list[int],
+    blocks: list[int],
+    value_dim: int,
+    counts: Tensor,
+    *_: Any,
+) -> Tensor:
+    return q.new_empty((*q.shape[:-1], value_dim))
+
+
 def _adam_step(*arguments: Any, **named: Any) -> None:
+    """Returns nothing."""
+
+
+def _write_tail(
+    counts: Tensor,
+    tail_key: Tensor,
+    tail_value: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tokens: int,
+    coded: int,
+) -> None:
     """Returns nothing."""
 
 
 FAKES: dict[str, Callable[..., Any]] = {
     **CODE_FAKES,
     "adam_step": _adam_step,
+    "attend": _attend,
     "block_sparse_linear": _block_sparse_linear,
     "two_four_dequantize": _two_four_dequantize,
     "two_four_linear": _two_four_linear,
@@ -101,6 +134,7 @@ FAKES: dict[str, Callable[..., Any]] = {
     "grouped_linear": _linear,
     "pack_tiles": _pack_tiles,
     "unpack_tiles": _unpack_tiles,
+    "write_tail": _write_tail,
 }
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ao_core import QTensor
 from ao_core.ext import ConfigError, quantize_values
+from ao_core.ext.kernels import write_tail
 from ao_quant.kv_cache.config import BLOCK
 from ao_quant.kv_cache.state import QuantizedKV, coded_tokens
 
@@ -53,23 +54,26 @@ def append_now(kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
             f"{kv.capacity}; make it with capacity={total} or more, or take grown(kv, {total})"
         )
     due = max(coded_tokens(total, kv.window), coded)
-    key, value = key.detach(), value.detach()
-    with torch.no_grad():
-        if due > 0 == coded and kv.center is not None:
-            first = _rows(kv.tail_key, key, tokens, 0, BLOCK).float().contiguous()
-            kv.center.copy_(first.mean(2, keepdim=True))
-        for begin, end in _slabs(coded, due):
-            for stored, tail, new, center in (
-                (kv.key, kv.tail_key, key, kv.center),
-                (kv.value, kv.tail_value, value, None),
-            ):
-                rows = _rows(tail, new, tokens, begin, end)
-                _encode(stored.tensor(), rows if center is None else rows.float() - center, begin)
-        start = max(tokens, due)
-        slots = torch.arange(start, total, device=kv.device) % kv.tail_key.shape[2]
-        kv.tail_key.index_copy_(2, slots, key[:, :, start - tokens :])
-        kv.tail_value.index_copy_(2, slots, value[:, :, start - tokens :])
-        kv.counts.copy_(torch.tensor([total, due], device=kv.device))
+    if due > coded:
+        with torch.no_grad():
+            _encode_due(kv, key, value, tokens, coded, due)
+    write_tail(kv.counts, kv.tail_key, kv.tail_value, key, value, total, due)
+
+
+def _encode_due(
+    kv: QuantizedKV, key: Tensor, value: Tensor, tokens: int, coded: int, due: int
+) -> None:
+    """Quantize the tokens from `coded` on that are in blocks when `due` tokens are."""
+    if coded == 0 and kv.center is not None:
+        first = _rows(kv.tail_key, key, tokens, 0, BLOCK).float().contiguous()
+        kv.center.copy_(first.mean(2, keepdim=True))
+    for begin, end in _slabs(coded, due):
+        for stored, tail, new, center in (
+            (kv.key, kv.tail_key, key, kv.center),
+            (kv.value, kv.tail_value, value, None),
+        ):
+            rows = _rows(tail, new, tokens, begin, end)
+            _encode(stored.tensor(), rows if center is None else rows.float() - center, begin)
 
 
 def _check(kv: QuantizedKV, key: Tensor, value: Tensor) -> None:

@@ -1,0 +1,117 @@
+"""Attention of one token over quantized keys and values, beside torch's over bfloat16, and appending."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
+from reader import READER, SIZE, reader
+
+from ao_quant.kv_cache import QuantizedKV, append_, attend_to, bytes_per_token, new_kv
+from benchmarking import Row, arguments, interleaved, paired, percentile, record
+
+TEXT = """\
+One query of each head over {tokens} tokens in {threads} threads, contenders in alternate rounds of one
+process. *heads*: of keys and values × elements, heads of queries for each. *share of read*: bytes of keys and
+values with their scales, over what the reader (a C loop in the same threads and rounds) reads in that time;
+*x sdpa*: how many times as fast as `scaled_dot_product_attention` over bfloat16 with `enable_gqa`. Both are
+medians over the rounds, with intervals. *append*: the mean time of `append_` over {steps} tokens, blocks that
+are quantized meanwhile included, as a share of `append_` and `attend_to` together over {short} tokens: what
+one layer does of a step besides its matmuls."""
+SDPA = "sdpa bf16"
+#: heads of keys and values, elements, heads of queries for each: Llama-3-8B, SmolLM2-135M
+SHAPES = ((8, 128, 4), (3, 64, 3))
+RECIPES = ("kv8", "k8v4", "kv4", "kv_fp8")
+#: tokens that are appended for the share of a step, and the context that step has
+STEPS, SHORT = 256, 8192
+#: tokens that are filled in at a time
+_SLAB = 4096
+
+
+def filled(recipe: str, heads: int, size: int, tokens: int) -> QuantizedKV:
+    """A cache of random tokens."""
+    kv = new_kv(recipe, 1, heads, size, tokens + 3 * STEPS)
+    for begin in range(0, tokens, _SLAB):
+        count = min(_SLAB, tokens - begin)
+        append_(kv, *torch.randn(2, 1, heads, count, size).bfloat16())
+    return kv
+
+
+def append_share(
+    recipe: str, heads: int, size: int, group: int, rounds: int
+) -> tuple[float, float]:
+    """Seconds of `append_` for one token, and its share of that and `attend_to`."""
+    q = torch.randn(1, heads * group, 1, size).bfloat16()
+    key, value = torch.randn(2, 1, heads, 1, size).bfloat16()
+    full = filled(recipe, heads, size, SHORT)
+
+    def steps(kv: QuantizedKV) -> None:
+        before = kv.counts.clone()
+        for _ in range(STEPS):
+            append_(kv, key, value)
+        kv.counts.copy_(before)
+
+    samples = interleaved(
+        {"append": partial(steps, full), "attend": partial(attend_to, full, q)},
+        rounds=rounds,
+        repeats=1,
+    )
+    append, attend = percentile(samples["append"], 50) / STEPS, percentile(samples["attend"], 50)
+    return append, append / (append + attend)
+
+
+def rows_of(heads: int, size: int, group: int, tokens: int, rounds: int) -> list[Row]:
+    """A row for each recipe."""
+    q = torch.randn(1, heads * group, 1, size).bfloat16()
+    k, v = torch.randn(2, 1, heads, tokens, size).bfloat16()
+    caches = {recipe: filled(recipe, heads, size, tokens) for recipe in RECIPES}
+    dense = partial(F.scaled_dot_product_attention, q, k, v, enable_gqa=True)
+    contenders: dict[str, Callable[[], object]] = {SDPA: dense, READER: reader().calls(1)[0]}
+    contenders |= {recipe: partial(attend_to, kv, q) for recipe, kv in caches.items()}
+    samples = interleaved(contenders, rounds=rounds, repeats=1)
+    nbytes = {recipe: bytes_per_token(kv) * tokens for recipe, kv in caches.items()}
+    nbytes[SDPA] = k.nbytes + v.nbytes
+    rows: list[Row] = []
+    for name in (SDPA, *RECIPES):
+        share = paired(samples, name, READER).scaled(nbytes[name] / SIZE)
+        ratio = paired(samples, name, SDPA)
+        appended = None if name == SDPA else append_share(name, heads, size, group, rounds)
+        rows.append(
+            {
+                "heads": f"{heads} × {size}, {group}",
+                "contender": name,
+                "MB": nbytes[name] / 1e6,
+                "p10 ms": 1e3 * percentile(samples[name], 10),
+                "median ms": 1e3 * percentile(samples[name], 50),
+                "share of read": share.median,
+                "share, 95 %": share.interval(),
+                "x sdpa": ratio.median,
+                "x sdpa, 95 %": ratio.interval(),
+                "append µs": 1e6 * appended[0] if appended else "",
+                "append, share": appended[1] if appended else "",
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    args = arguments(__doc__, tokens=65536, threads=2, rounds=20)
+    torch.set_num_threads(args.threads)
+    rows: list[Row] = []
+    with torch.inference_mode():
+        for heads, size, group in SHAPES:
+            rows += rows_of(heads, size, group, args.tokens, args.rounds)
+    sizes = {"tokens": args.tokens, "threads": args.threads, "steps": STEPS, "short": SHORT}
+    record(
+        args.json, "Attention over quantized keys and values on the CPU", TEXT.format(**sizes), rows
+    )
+
+
+if __name__ == "__main__":
+    main()

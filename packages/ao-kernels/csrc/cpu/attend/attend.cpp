@@ -1,0 +1,120 @@
+#include "attend.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "../hadamard/hadamard.h"
+#include "../isa.h"
+#include "../memory.h"
+#include "../parallel.h"
+
+namespace ao {
+namespace {
+
+// Tokens of the shortest part; and about how many items and parts there are, where that many can be had. None of it
+// depends on the number of threads, so results do not.
+constexpr int64_t kShortest = 2 * kTokenTile, kEnough = 32, kMost = 256;
+// Multiplications that are worth more than one thread.
+constexpr int64_t kWorth = 1 << 19;
+
+thread_local ThreadWorkspace kept_tiles, kept_parts;
+
+int64_t up(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+// Bytes that a thread takes in the unit: panels of keys and values, and what there is of each row.
+int64_t scratch_of(const Attend& a) {
+  const int64_t wide = up(a.key.size, 64) * 64, pieces = 20;
+  const int64_t panels = kTokenTile * (wide + a.value_size) * 4;
+  const int64_t row = wide * (4 + 3) + kTokenTile * (4 + 3) + 64;
+  return panels + a.rows * row + (wide + kTokenTile + a.staging + 3 * kTokenTile) * 4 + pieces * 64;
+}
+
+// Whether a table of 256 values is that of float8 e4m3fn.
+bool is_e4m3(const float* table) {
+  for (int code = 0; code < 256; ++code) {
+    const int exponent = code >> 3 & 15, mantissa = code & 7;
+    float value = std::ldexp(exponent ? 1 + mantissa / 8.0f : mantissa / 8.0f, exponent ? exponent - 7 : -6);
+    if ((code & 127) == 127) value = std::numeric_limits<float>::quiet_NaN();
+    value = code & 128 ? -value : value;
+    if (table[code] != value && !(std::isnan(value) && std::isnan(table[code]))) return false;
+  }
+  return true;
+}
+
+bool as_floats(Scale type) { return type == Scale::f32 || type == Scale::bf16 || type == Scale::f16; }
+
+}  // namespace
+
+void choose_grid(Stored& s, bool is_key) {
+  const Dequantize& d = s.coded;
+  const Blocks& b = d.blocks;
+  s.grid = Grid::floats;
+  const int bits = d.code_bits;
+  s.float8 = bits == 8 && s.size % 16 == 0 && b.block_n == 1 && b.groups == 1 && as_floats(d.scale_type) &&
+             d.zero_type == Zero::none && !d.format.is_integer && is_e4m3(d.format.table);
+  if (!d.format.is_integer || d.format.bits != bits || (bits != 4 && bits != 8)) return;
+  if (!as_floats(d.scale_type) || d.zero_type == Zero::u8 || d.zero_type == Zero::scaled) return;
+  s.least = d.format.least;
+  const uint8_t sign = static_cast<uint8_t>(1 << (bits - 1));
+  s.flip = s.least < 0 ? sign : 0;
+  if (b.block_n == 1) {
+    s.group = b.groups == 1 ? s.size : b.block_k;
+    if (b.groups == 1 || (!is_key && b.block_k % 64 == 0)) s.grid = Grid::token;
+  } else if (is_key && b.block_k == 1 && b.block_n % kTokenTile == 0) {
+    s.grid = Grid::channel;
+  }
+}
+
+void run_attend(const Attend& call) {
+  if (call.batch * call.heads * call.group * call.queries * call.value.size == 0) return;
+  Attend a = call;
+  const int64_t width = a.batch * a.heads;
+  a.item_queries = std::max<int64_t>(1, std::min(a.queries, kItemRows / a.group));
+  a.query_blocks = up(a.queries, a.item_queries);
+  a.rows = a.item_queries * a.group;
+  a.value_size = up(a.value.size, 64) * 64;
+  a.partial = a.rows * (a.value_size + 2);
+  plan_hadamard(a.key.rotation), plan_hadamard(a.value.rotation);
+  a.staging = std::max({16 * up(a.key.size, 64) * 64, a.key.rotation.scratch, a.value.rotation.scratch});
+  a.scratch = scratch_of(a);
+  const int64_t items = width * a.query_blocks;
+  const int64_t parts = items >= kEnough ? 1 : std::max<int64_t>(1, kMost / items);
+  a.chunk = std::max(kShortest, up(up(std::max<int64_t>(a.coded, 1), parts), kTokenTile) * kTokenTile);
+  if (parts == 1) a.chunk = up(std::max<int64_t>(a.coded, 1), kTokenTile) * kTokenTile;
+  a.chunks = up(a.coded, a.chunk);
+  const int64_t seen = a.window ? std::min(a.tokens, a.window + a.queries) : a.tokens;
+  const int64_t work = width * a.group * a.queries * seen * (a.key.size + a.value.size);
+  const int64_t threads = work < kWorth ? 1 : num_threads(), all = a.chunks + 1;
+  const AttendKernels& kernels = isa().attend;
+  const auto scratch = [&] { return kept_tiles.get(a.scratch); };
+  const int64_t bytes = all * a.partial * static_cast<int64_t>(sizeof(float));
+  if (parts == 1 || threads == 1) {  // an item in one go
+    return run_dynamic(items, 1, threads, [&](int64_t first, int64_t last, int64_t) {
+      float* const partials = reinterpret_cast<float*>(kept_parts.get(bytes));
+      for (int64_t item = first; item < last; ++item) {
+        for (int64_t chunk = 0; chunk < all; ++chunk) {
+          kernels.part(a, item, chunk, partials + chunk * a.partial, scratch());
+        }
+        kernels.finish(a, item, partials);
+      }
+    });
+  }
+  float* const partials = reinterpret_cast<float*>(kept_parts.get(items * bytes));
+  const std::unique_ptr<std::atomic<int64_t>[]> left(new std::atomic<int64_t>[static_cast<size_t>(items)]);
+  for (int64_t i = 0; i < items; ++i) left[static_cast<size_t>(i)] = all;
+  // whoever ends the last part of an item finishes it
+  run_dynamic(all, items, threads, [&](int64_t first, int64_t last, int64_t item) {
+    float* const of_item = partials + item * all * a.partial;
+    for (int64_t chunk = first; chunk < last; ++chunk) {
+      kernels.part(a, item, chunk, of_item + chunk * a.partial, scratch());
+    }
+    if (left[static_cast<size_t>(item)].fetch_sub(last - first) == last - first) {
+      kernels.finish(a, item, of_item);
+    }
+  });
+}
+
+}  // namespace ao

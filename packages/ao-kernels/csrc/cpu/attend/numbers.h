@@ -1,0 +1,98 @@
+// Functions of vectors that attention needs, and rows as limbs.
+#pragma once
+#include "kernels.h"
+
+namespace ao::AO_ISA::attention {
+
+// e^x, for x up to 87; numbers below -87 count as that, NaN stays.
+AO_INLINE F exp_of(F x) {
+  x = max(splat(-87.0f), x);
+  const I n = round_to_int(mul(x, splat(1.44269504f)));
+  const F whole = to_float(n);
+  F r = fma(whole, splat(-0.693359375f), x);  // exact
+  r = fma(whole, splat(2.12194440e-4f), r);
+  F p = splat(1.0f / 5040);
+  constexpr float kRest[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
+#pragma GCC unroll 7
+  for (const float c : kRest) p = fma(p, r, splat(c));
+  return as_float(add(bits_of(p), shift_left<23>(n)));
+}
+AO_INLINE float exp_of(float x) {
+  alignas(64) float lanes[16];
+  store(lanes, exp_of(splat(x)));
+  return x == -__builtin_inff() ? 0.0f : lanes[0];
+}
+
+AO_INLINE F tanh_of(F x) {  // 1 - 2 / (e^2x + 1)
+  const F y = max(splat(-20.0f), min(splat(20.0f), x));
+  return sub(splat(1.0f), div(splat(2.0f), add(exp_of(add(y, y)), splat(1.0f))));
+}
+
+AO_INLINE float greatest_of(F v) {
+  alignas(64) float lanes[16];
+  store(lanes, v);
+  float most = lanes[0];
+  for (int i = 1; i < 16; ++i) most = lanes[i] > most ? lanes[i] : most;
+  return most;
+}
+
+// Numbers as limbs: signed bytes of fixed-point numbers, lowest first, of which `unit` is the unit.
+struct Limbs {
+  float unit;
+  int32_t sum[3];  // of each limb over all numbers
+};
+
+AO_INLINE float two_to(int exponent) {  // from -126 to 127
+  const int32_t bits = (exponent + 127) << 23;
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+
+// `count`, a multiple of 16, numbers to kLimbs rows of `stride` bytes. What is no number makes the unit NaN.
+template <int kLimbs>
+static Limbs to_limbs(const float* x, int64_t count, int8_t* out, int64_t stride) {
+  constexpr int kTop = 8 * kLimbs - 2;                            // the exponent of the largest number
+  constexpr float kLimit = kLimbs == 3 ? 8355711.0f : 32639.0f;  // 127 in each limb
+  I top = splat_int(0);
+  for (int64_t i = 0; i < count; i += 16) top = max_int(top, bits_of(abs(load(x + i))));
+  const int32_t bits = largest(top);
+  Limbs limbs{};
+  if (bits >= 0x7f800000) {
+    limbs.unit = __builtin_nanf("");
+    for (int l = 0; l < kLimbs; ++l) __builtin_memset(out + l * stride, 0, static_cast<size_t>(count));
+    return limbs;
+  }
+  float most;
+  __builtin_memcpy(&most, &bits, 4);
+  int unit = (bits >> 23) - 127 - kTop;
+  unit = unit < -100 ? -100 : unit;
+  if (most * two_to(-unit) > kLimit) ++unit;
+  limbs.unit = two_to(unit);
+  const F to_units = splat(two_to(-unit));
+  I sums[kLimbs];
+  for (I& sum : sums) sum = splat_int(0);
+  for (int64_t i = 0; i < count; i += 16) {
+    I rest = round_to_int(mul(load(x + i), to_units));
+    for (int l = 0; l < kLimbs; ++l) {
+      const I limb = sign_extend_byte(rest);
+      store_bytes(reinterpret_cast<uint8_t*>(out) + l * stride + i, limb);
+      sums[l] = add(sums[l], limb);
+      rest = shift_right<8>(subtract(rest, limb));
+    }
+  }
+  for (int l = 0; l < kLimbs; ++l) limbs.sum[l] = sum_of(sums[l]);
+  return limbs;
+}
+
+// Sums of products with limbs, and with codes that are `least` too small, as one number each, in units.
+template <int kLimbs>
+AO_INLINE F joined(const I (&acc)[kLimbs], const Limbs& limbs, int32_t least) {
+  F total = zero();
+  for (int l = kLimbs - 1; l >= 0; --l) {
+    total = fma(total, splat(256.0f), to_float(add(acc[l], splat_int(limbs.sum[l] * least))));
+  }
+  return mul(total, splat(limbs.unit));
+}
+
+}  // namespace ao::AO_ISA::attention

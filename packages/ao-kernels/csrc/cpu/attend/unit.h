@@ -1,0 +1,335 @@
+// Attention over quantized keys and values; included by the unit of an instruction set.
+#pragma once
+#include "products.h"
+#include "softmax.h"
+
+namespace ao::AO_ISA::attention {
+
+// The rows of an item: query (first + r / G), head (h * G + r % G).
+struct Item {
+  int64_t b, h, matrix, first, queries, rows;
+};
+static inline Item item_at(const Attend& a, int64_t index) {
+  Item item{};
+  item.matrix = index / a.query_blocks;
+  item.b = item.matrix / a.heads, item.h = item.matrix % a.heads;
+  item.first = index % a.query_blocks * a.item_queries;
+  item.queries = a.queries - item.first < a.item_queries ? a.queries - item.first : a.item_queries;
+  item.rows = item.queries * a.group;
+  return item;
+}
+
+// The tokens that a query sees.
+static inline Span seen_by(const Attend& a, const Item& item, int64_t query) {
+  const int64_t own = a.tokens - a.queries + query;
+  Span seen{0, a.tokens};
+  if (a.causal) seen.end = own + 1;
+  if (a.window) seen.begin = own - a.window + 1;
+  if (a.start && a.start[item.b] > seen.begin) seen.begin = a.start[item.b];
+  if (a.stop && a.stop[item.b] < seen.end) seen.end = a.stop[item.b];
+  return {seen.begin > 0 ? seen.begin : 0, seen.end < a.tokens ? seen.end : a.tokens};
+}
+
+// Memory of a thread.
+struct Scratch {
+  uint8_t* next;
+  template <class T>
+  T* take(int64_t count) {
+    uint8_t* const p = next;
+    next += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+    return reinterpret_cast<T*>(p);
+  }
+};
+
+// Rows of floats are rotated in place.
+static inline void rotate(const Hadamard& rotation, float* rows, int64_t count, int64_t stride, float* scratch) {
+  if (rotation.block == 0) return;
+  for (int64_t r = 0; r < count; ++r) {
+    Hadamard h = rotation;
+    h.x = h.y = rows + r * stride;
+    AO_ISA::rotation::transform(h, 0, (h.count + h.unit - 1) / h.unit, scratch);
+  }
+}
+
+// The queries of an item, times the scale of logits, as rows of `wide` floats with zeros at the end.
+static inline void read_queries(const Attend& a, const Item& item, int64_t wide, float* out) {
+  const int64_t size = a.key.size;
+  for (int64_t r = 0; r < item.rows; ++r, out += wide) {
+    const int64_t place = item.b * a.q_batch + (item.h * a.group + r % a.group) * a.q_head +
+                          (item.first + r / a.group) * a.q_token;
+    const auto* p = static_cast<const uint8_t*>(a.q) + place * bytes_of(a.type);
+    for (int64_t i = 0; i < wide; i += 16) {
+      const int64_t left = size - i;
+      const F x = left > 0 ? load_as(a.type, p + i * bytes_of(a.type), left < 16 ? static_cast<int>(left) : 16) : zero();
+      store(out + i, mul(x, splat(a.scale)));
+    }
+  }
+}
+
+// q · center of each row.
+static inline void center_logits(const Attend& a, const Item& item, const float* q, int64_t wide, float* out) {
+  const float* const center = a.center ? a.center + item.matrix * a.key.size : nullptr;
+  for (int64_t r = 0; r < item.rows; ++r) {
+    F total = zero();
+    for (int64_t i = 0; center && i < a.key.size; i += 16) {
+      const int count = a.key.size - i < 16 ? static_cast<int>(a.key.size - i) : 16;
+      total = fma(load(q + r * wide + i), load_as(Element::f32, center + i, count), total);
+    }
+    out[r] = sum(total);
+  }
+}
+
+namespace {  // members of templates are exported otherwise
+
+// A part of an item, tile by tile. kLimbs: of queries and weights, where codes are multiplied as bytes.
+template <int kLimbs>
+struct Worker {
+  const Attend& a;
+  const Item item;
+  const Tail* tail_key;  // null: tokens of blocks
+  const Tail* tail_value;
+  const Part part;
+  int64_t wide;
+  float *q, *scaled, *logits, *weights, *centers, *staging;
+  float *kept, *shifts;
+  uint8_t *keys, *values;
+  int8_t *q_bytes, *w_bytes;
+  Limbs *q_limbs, *w_limbs;
+  TokenScales* scales;
+
+  Worker(const Attend& call, int64_t index, bool is_tail, float* partial, uint8_t* memory)
+      : a(call), item(item_at(call, index)), tail_key(is_tail ? &call.tail_key : nullptr),
+        tail_value(is_tail ? &call.tail_value : nullptr), part(part_at(call, partial)) {
+    wide = (a.key.size + 63) / 64 * 64;
+    Scratch from{memory};
+    keys = from.take<uint8_t>(kTokenTile * wide * 4), values = from.take<uint8_t>(kTokenTile * a.value_size * 4);
+    q = from.take<float>(a.rows * wide), scaled = from.take<float>(wide);
+    logits = from.take<float>(a.rows * kTokenTile), weights = from.take<float>(kTokenTile);
+    centers = from.take<float>(a.rows), kept = from.take<float>(a.rows);
+    shifts = from.take<float>(a.rows);
+    q_bytes = from.take<int8_t>(a.rows * wide * kLimbs), w_bytes = from.take<int8_t>(a.rows * kTokenTile * kLimbs);
+    q_limbs = from.take<Limbs>(a.rows), w_limbs = from.take<Limbs>(a.rows);
+    scales = from.take<TokenScales>(1), staging = from.take<float>(a.staging);
+  }
+
+  void run(Span tokens) {
+    for (int64_t r = 0; r < item.rows; ++r) part.greatest[r] = -__builtin_inff(), part.total[r] = 0;
+    __builtin_memset(part.values, 0, static_cast<size_t>(item.rows * a.value_size) * sizeof(float));
+    Span seen{a.tokens, 0};  // by any row
+    for (int64_t t = 0; t < item.queries; ++t) {
+      const Span one = seen_by(a, item, item.first + t);
+      if (one.begin >= one.end) continue;
+      seen.begin = one.begin < seen.begin ? one.begin : seen.begin, seen.end = one.end > seen.end ? one.end : seen.end;
+    }
+    tokens.end = seen.end < tokens.end ? seen.end : tokens.end;
+    if (seen.begin > tokens.begin) tokens.begin += (seen.begin - tokens.begin) / kTokenTile * kTokenTile;
+    if (tokens.begin >= tokens.end) return;
+    read_queries(a, item, wide, q);
+    center_logits(a, item, q, wide, centers);
+    if (!tail_key) {
+      rotate(a.key.rotation, q, item.rows, wide, staging);
+      if (a.key.grid == Grid::token) {
+        for (int64_t r = 0; r < item.rows; ++r) {
+          q_limbs[r] = to_limbs<kLimbs>(q + r * wide, wide, q_bytes + r * kLimbs * wide, wide);
+        }
+      }
+    }
+    for (int64_t t = tokens.begin; t < tokens.end; t += kTokenTile) {
+      const int64_t count = tokens.end - t < kTokenTile ? tokens.end - t : kTokenTile;
+      find_logits(t, count);
+      for (int64_t r = 0; r < item.rows; ++r) {
+        const Span one = seen_by(a, item, item.first + r / a.group);
+        const Span here{one.begin > t ? one.begin - t : 0, one.end - t < count ? one.end - t : count};
+        kept[r] = soften(logits + r * kTokenTile, here, a.softcap, part.greatest[r], part.total[r]);
+        if (kept[r] != 1.0f) {
+          float* const to = part.values + r * a.value_size;
+          for (int64_t i = 0; i < a.value_size; i += 16) store(to + i, mul(load(to + i), splat(kept[r])));
+        }
+      }
+      add_values(t, count);
+    }
+    if (!tail_value && a.value.grid == Grid::token) in_order();
+    if (!tail_value) rotate(a.value.rotation, part.values, item.rows, a.value_size, staging);
+  }
+
+  void find_logits(int64_t t, int64_t count) {
+    const Stored& key = a.key;
+    if (tail_key || key.grid == Grid::floats) {
+      auto* const panel = reinterpret_cast<float*>(keys);
+      key_floats(key, tail_key, a.type, item.matrix, t, count, wide, panel, staging);
+      by_rows(item.rows, [&]<int kRows>(int64_t r) {
+        multiply_keys<kRows>(panel, q, r, (count + 15) / 16 * 16, key.size, wide, logits);
+      });
+      if (!tail_key) shift_logits(count, [&](int64_t r) { return centers[r]; });
+      return;
+    }
+    key_bytes(key, a.value, item.matrix, t, count, wide, keys);
+    if (key.grid == Grid::channel) scale_queries(t);
+    const LimbRows rows{q_bytes, q_limbs, wide};
+    const auto least = static_cast<int32_t>(key.least);
+    by_rows(item.rows, [&]<int kRows>(int64_t r) {
+      if (key.coded.code_bits < 8 && !kWideBytes) {
+        multiply_keys<kRows, kLimbs, true>(keys, rows, r, count, least, logits);
+      } else {
+        multiply_keys<kRows, kLimbs, false>(keys, rows, r, count, least, logits);
+      }
+    });
+    if (key.grid == Grid::channel) return shift_logits(count, [&](int64_t r) { return centers[r] + shifts[r]; });
+    token_scales(key, item.matrix, t, count, 0, *scales);
+    for (int64_t r = 0; r < item.rows; ++r) {
+      const Limbs& of_row = q_limbs[r];
+      float total = 0;  // of the queries
+      for (int l = kLimbs - 1; l >= 0; --l) total = total * 256 + static_cast<float>(of_row.sum[l]);
+      const F sums = splat(total * of_row.unit), center = splat(centers[r]);
+      for (int64_t i = 0; i < count; i += 16) {
+        float* const to = logits + r * kTokenTile + i;
+        F x = fma(load(to), load(scales->scale + i), center);
+        if (scales->shifted) x = fma(sums, load(scales->shift + i), x);
+        store(to, x);
+      }
+    }
+  }
+
+  template <class Shift>
+  void shift_logits(int64_t count, const Shift& shift) {
+    for (int64_t r = 0; r < item.rows; ++r) {
+      const F by = splat(shift(r));
+      for (int64_t i = 0; i < count; i += 16) store(logits + r * kTokenTile + i, add(load(logits + r * kTokenTile + i), by));
+    }
+  }
+
+  // Scales of channels are the queries' to take, and q · (-zero * scale) is the same for all tokens of the tile.
+  void scale_queries(int64_t token) {
+    const Dequantize& d = a.key.coded;
+    const Blocks& b = d.blocks;
+    const int64_t place = (item.matrix * b.bands + token / b.block_n) * b.groups;
+    float *const by = staging, *const zeros = staging + wide;
+    __builtin_memset(staging, 0, static_cast<size_t>(2 * wide) * sizeof(float));
+    read_scales(d.scale, element_of(d.scale_type), place, a.key.size, by);
+    if (d.zero_type != Zero::none) read_scales(d.zero, element_of(d.zero_type), place, a.key.size, zeros);
+    for (int64_t r = 0; r < item.rows; ++r) {
+      F shift = zero();
+      for (int64_t i = 0; i < wide; i += 16) {
+        const F x = mul(load(q + r * wide + i), load(by + i));
+        store(scaled + i, x);
+        shift = sub(shift, mul(x, load(zeros + i)));
+      }
+      shifts[r] = sum(shift);
+      q_limbs[r] = to_limbs<kLimbs>(scaled, wide, q_bytes + r * kLimbs * wide, wide);
+    }
+  }
+
+  void add_values(int64_t t, int64_t count) {
+    const Stored& value = a.value;
+    if (tail_value || value.grid == Grid::floats) {
+      auto* const panel = reinterpret_cast<float*>(values);
+      value_floats(value, tail_value, a.type, item.matrix, t, count, a.value_size, panel);
+      return by_rows(item.rows, [&]<int kRows>(int64_t r) {
+        multiply_values<kRows>(panel, logits, r, count, a.value_size, part.values);
+      });
+    }
+    value_bytes(value, a.key, item.matrix, t, count, a.value_size, values);
+    const auto least = static_cast<int32_t>(value.least);
+    const LimbRows rows{w_bytes, w_limbs, kTokenTile};
+    for (int64_t at = 0; at < a.value_size; at += 64) {
+      if (at % value.group == 0) scale_weights(t, count, at / value.group);
+      by_rows(item.rows, [&]<int kRows>(int64_t r) {
+        const uint8_t* const panel = values + at * kTokenTile;
+        if (value.coded.code_bits < 8 && !kWideBytes) {
+          multiply_values<kRows, kLimbs, true>(panel, rows, r, count, least, part.values + at, a.value_size);
+        } else {
+          multiply_values<kRows, kLimbs, false>(panel, rows, r, count, least, part.values + at, a.value_size);
+        }
+      });
+      if (!scales->shifted) continue;
+      for (int64_t r = 0; r < item.rows; ++r) {
+        float* const to = part.values + r * a.value_size + at;
+        const F by = splat(shifts[r]);
+        for (int64_t i = 0; i < 64; i += 16) store(to + i, add(load(to + i), by));
+      }
+    }
+  }
+
+  // Weights take the scales of tokens, those of one group of elements.
+  void scale_weights(int64_t token, int64_t count, int64_t group) {
+    token_scales(a.value, item.matrix, token, count, group, *scales);
+    for (int64_t r = 0; r < item.rows; ++r) {
+      const float* const p = logits + r * kTokenTile;
+      F shift = zero();
+      for (int64_t i = 0; i < kTokenTile; i += 16) {
+        const F weight = i < count ? load(p + i) : zero();
+        F x = zero();
+        if (i < count) {
+          x = mul(weight, load(scales->scale + i));
+          if (scales->shifted) shift = fma(weight, load(scales->shift + i), shift);
+        }
+        store(weights + i, x);
+      }
+      shifts[r] = sum(shift);
+      w_limbs[r] = to_limbs<kLimbs>(weights, kTokenTile, w_bytes + r * kLimbs * kTokenTile, kTokenTile);
+    }
+  }
+
+  // Values as `interleave` leaves them are put into their order.
+  void in_order() {
+    for (int64_t r = 0; r < item.rows * a.value_size; r += 64) {
+      float* const to = part.values + r;
+      float from[64];
+      __builtin_memcpy(from, to, sizeof from);
+      for (int i = 0; i < 64; ++i) to[i] = from[i / 4 % 4 * 16 + i / 16 * 4 + i % 4];
+    }
+  }
+};
+
+}  // namespace
+
+template <int kLimbs>
+static inline void run_part(const Attend& a, int64_t item, bool is_tail, Span tokens, float* partial, uint8_t* scratch) {
+  Worker<kLimbs>(a, item, is_tail, partial, scratch).run(tokens);
+}
+
+static void attend_part(const Attend& a, int64_t item, int64_t chunk, float* partial, uint8_t* scratch) {
+  const bool is_tail = chunk == a.chunks;
+  const int64_t end = (chunk + 1) * a.chunk;
+  const Span blocks{chunk * a.chunk, end < a.coded ? end : a.coded}, tail{a.coded, a.tokens};
+  if (a.type == Element::bf16) return run_part<2>(a, item, is_tail, is_tail ? tail : blocks, partial, scratch);
+  run_part<3>(a, item, is_tail, is_tail ? tail : blocks, partial, scratch);
+}
+
+static void attend_finish(const Attend& a, int64_t index, float* partials) {
+  constexpr float kNone = -__builtin_inff();
+  const Item item = item_at(a, index);
+  const int64_t parts = a.chunks + 1;
+  for (int64_t r = 0; r < item.rows; ++r) {
+    const int64_t head = item.h * a.group + r % a.group;
+    float most = a.sinks ? a.sinks[head] : kNone;
+    for (int64_t c = 0; c < parts; ++c) {
+      const float one = part_at(a, partials + c * a.partial).greatest[r];
+      most = one > most ? one : most;
+    }
+    const float base = most == kNone ? 0.0f : most;
+    float total = a.sinks ? exp_of(a.sinks[head] - base) : 0.0f;
+    for (int64_t c = 0; c < parts; ++c) {
+      const Part part = part_at(a, partials + c * a.partial);
+      part.greatest[r] = exp_of(part.greatest[r] - base);  // from here on the factor of the part
+      total += part.greatest[r] * part.total[r];
+    }
+    const F by = splat(total == 0 ? 1.0f : 1 / total);
+    const int64_t row = ((item.b * a.heads * a.group + head) * a.queries + item.first + r / a.group) * a.value.size;
+    auto* const y = static_cast<uint8_t*>(a.y) + row * bytes_of(a.type);
+    for (int64_t i = 0; i < a.value.size; i += 16) {
+      F sums = zero();
+      for (int64_t c = 0; c < parts; ++c) {
+        const Part part = part_at(a, partials + c * a.partial);
+        if (part.total[r] == 0) continue;  // it has seen nothing
+        sums = fma(splat(part.greatest[r]), load(part.values + r * a.value_size + i), sums);
+      }
+      const int64_t left = a.value.size - i;
+      store_as(a.type, y + i * bytes_of(a.type), mul(sums, by), left < 16 ? static_cast<int>(left) : 16);
+    }
+  }
+}
+
+static const AttendKernels kAttendKernels = {.part = attend_part, .finish = attend_finish};
+
+}  // namespace ao::AO_ISA::attention
