@@ -14,6 +14,8 @@ from ao_hf.when_imported import when_imported
 
 if TYPE_CHECKING:
     from ao_hf.config import AoConfig
+    from ao_hf.fusing.apply import fuse, unfuse
+    from ao_hf.fusing.report import FuseReport
     from ao_hf.memory import memory_footprint
     from ao_hf.transformers import attach
 
@@ -25,11 +27,14 @@ _REGISTRATIONS = {
 #: public name -> module that defines it
 _MODULES = {
     "AoConfig": "ao_hf.config",
+    "FuseReport": "ao_hf.fusing.report",
     "attach": "ao_hf.transformers",
+    "fuse": "ao_hf.fusing.apply",
     "memory_footprint": "ao_hf.memory",
+    "unfuse": "ao_hf.fusing.apply",
 }
 
-__all__ = ["AoConfig", "__version__", "attach", "memory_footprint"]
+__all__ = ["AoConfig", "FuseReport", "__version__", "attach", "fuse", "memory_footprint", "unfuse"]
 
 for _library, _module in _REGISTRATIONS.items():
     when_imported(_library, _module)

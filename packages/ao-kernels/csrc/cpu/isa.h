@@ -2,6 +2,7 @@
 #pragma once
 
 #include "adam/kernels.h"
+#include "block/kernels.h"
 #include "hadamard/kernels.h"
 #include "linear/kernels.h"
 #include "quantize/kernels.h"
@@ -17,6 +18,7 @@ struct Isa {
   AdamKernels adam;
   SparseKernels sparse;
   HadamardKernels hadamard;
+  BlockKernels block;
 };
 
 // The set in use: the best one that the processor has, or the one that AO_CPU_ISA names. It is

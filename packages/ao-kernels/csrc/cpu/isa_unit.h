@@ -17,22 +17,26 @@
 
 #if __has_include(AO_TEXT(simd/AO_ISA.h))
 #include AO_TEXT(simd/AO_ISA.h)
+#include "block/unit.h"
 #include "hadamard/unit.h"
 #include "linear/columns.h"
 #include "sparse/unit.h"
 #define AO_LINEAR AO_ISA::kLinearKernels
 #define AO_SPARSE AO_ISA::kSparseKernels
 #define AO_HADAMARD AO_ISA::rotation::kHadamardKernels
+#define AO_BLOCK AO_ISA::block::kBlockKernels
 #else
 #define AO_LINEAR LinearKernels{}
 #define AO_SPARSE SparseKernels{}
 #define AO_HADAMARD HadamardKernels{}
+#define AO_BLOCK BlockKernels{}
 #endif
 
 namespace ao {
 
 extern const Isa AO_JOIN(isa_, AO_ISA);
 const Isa AO_JOIN(isa_, AO_ISA) = {AO_TEXT(AO_ISA), AO_LINEAR, AO_ISA::coding::kQuantizeKernels,
-                                     AO_ISA::optim::kAdamKernels, AO_SPARSE, AO_HADAMARD};
+                                     AO_ISA::optim::kAdamKernels, AO_SPARSE, AO_HADAMARD,
+                                     AO_BLOCK};
 
 }  // namespace ao

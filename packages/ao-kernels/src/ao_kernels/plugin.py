@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from ao_core import Kernel, Layout, hookimpl
 from ao_kernels.cpu.adam import ADAM_KERNELS as CPU_ADAM_KERNELS
 from ao_kernels.cpu.block_sparse import BLOCK_SPARSE_KERNELS, BLOCK_SPARSE_LAYOUTS
+from ao_kernels.cpu.blocks import BLOCK_KERNELS as CPU_BLOCK_KERNELS
 from ao_kernels.cpu.embedding import TILE_KERNELS
 from ao_kernels.cpu.grouped import GROUPED_KERNELS
 from ao_kernels.cpu.hadamard import HADAMARD_KERNELS as CPU_HADAMARD_KERNELS
@@ -45,6 +46,7 @@ def ao_kernels() -> Iterable[Kernel]:
     """The compiled kernels; `Kernel.unavailable` loads them, or says why they cannot run."""
     cpu = (*LINEAR_KERNELS, *GROUPED_KERNELS, *TILE_KERNELS, *CODE_KERNELS, *CPU_ADAM_KERNELS)
     cpu = (*cpu, *BLOCK_SPARSE_KERNELS, *TWO_FOUR_KERNELS, *CPU_HADAMARD_KERNELS)
+    cpu = (*cpu, *CPU_BLOCK_KERNELS)
     triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS, *BLOCK_KERNELS)
     triton = (*triton, *DYNAMIC_KERNELS, *DYNAMIC4_KERNELS, *TRITON_HADAMARD_KERNELS)
     return (*cpu, *triton, *SPARSIFY_KERNELS, *BSR_KERNELS)

@@ -1,0 +1,275 @@
+"""Forwards of decoder blocks and MLPs in few ops, which stand on single modules in place of their own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ao_core.ext.kernels import (
+    BlockOp,
+    Heads,
+    NormBefore,
+    Projection,
+    cannot_join_rows,
+    join_rows,
+    share_rows,
+)
+from ao_hf.fusing.structure import AttentionParts, MlpParts, NotFused
+
+__all__ = ["FusedBlock", "FusedMlp", "Head", "Joined", "Tail", "joined"]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Linear layers that read the same, as one."""
+
+    linears: tuple[nn.Linear, ...]
+    projection: Projection
+
+    def share(self) -> None:
+        """Let the layers use the memory of the one."""
+        weight, bias = self.projection
+        share_rows(weight, [linear.weight for linear in self.linears])  # type: ignore[misc]
+        begin = 0
+        for linear in self.linears if bias is not None else ():
+            linear.bias.data = bias[begin : begin + linear.out_features]
+            begin += linear.out_features
+
+
+def joined(what: str, linears: Sequence[nn.Linear]) -> Joined:
+    """One layer with the rows of all, in memory of its own.
+
+    Raises:
+        NotFused: their weights cannot be joined.
+    """
+    weights: Any = [linear.weight for linear in linears]
+    biases = [linear.bias for linear in linears]
+    if reason := cannot_join_rows(weights):
+        raise NotFused(f"{what} are no single matmul: {reason}")
+    if len({bias is None for bias in biases}) > 1:
+        raise NotFused(f"{what} are no single matmul: some have a bias")
+    bias = None if biases[0] is None else torch.cat([b.detach() for b in biases])
+    return Joined(tuple(linears), Projection(join_rows(weights), bias))
+
+
+@dataclass(frozen=True)
+class Head:
+    """A block up to attention."""
+
+    norm: nn.Module
+    before: NormBefore
+    attention: AttentionParts
+    inputs: Joined
+
+
+@dataclass(frozen=True)
+class Tail:
+    """A block after attention, or an MLP alone, which has no norm."""
+
+    norm: nn.Module | None
+    before: NormBefore | None
+    mlp: MlpParts
+    inputs: Joined
+
+
+class _Forward:
+    """The forward of one module: the fused one where it applies, else that of its class."""
+
+    def __init__(
+        self, module: nn.Module, inner: Sequence[nn.Module], linears: Sequence[nn.Linear]
+    ) -> None:
+        self.module = module
+        #: of every module that is not called any more: where its parent keeps it, and its hooks
+        self._places = [
+            (parent._modules, name, child)
+            for parent in module.modules()
+            for name, child in parent._modules.items()
+            if child is not None and any(child is one for one in inner)
+        ]
+        self._hooks = tuple(
+            hooks for one in inner for hooks in (one._forward_hooks, one._forward_pre_hooks)
+        )
+        self._linears = tuple(linears)
+        self._weights: list[tuple[Any, Any, str, Tensor]] = []
+
+    def install(self) -> None:
+        """Stand in for the module's own forward."""
+        for linear in self._linears:
+            weight: Any = linear.weight
+            name = weight.part_names[0]
+            self._weights.append((linear._parameters, weight, name, getattr(weight, name)))
+        self.module.forward = self  # type: ignore[assignment, method-assign]
+
+    def remove(self) -> None:
+        """Leave the module to its own forward, with weights in memory of their own."""
+        vars(self.module).pop("forward", None)
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """What the module's own forward returns."""
+        if self._applies(x) and not args:
+            found = self.run(x, **kwargs)
+            if found is not NotImplemented:
+                return found
+        return type(self.module).forward(self.module, x, *args, **kwargs)
+
+    def run(self, x: Tensor, **kwargs: Any) -> Any:
+        """The same in few ops; NotImplemented where it cannot be."""
+        raise NotImplementedError
+
+    def _applies(self, x: Tensor) -> bool:
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or self.module.training:
+            return False
+        if torch._C._is_any_autocast_enabled() or any(self._hooks):
+            return False
+        for modules, name, child in self._places:
+            if modules.get(name) is not child or "forward" in child.__dict__:
+                return False
+        for parameters, weight, name, part in self._weights:
+            if parameters["weight"] is not weight or getattr(weight, name) is not part:
+                self.remove()
+                warnings.warn(
+                    f"weights of a fused {type(self.module).__name__} were moved or replaced since "
+                    "ao_hf.fuse(model): it runs as before; call ao_hf.fuse(model) again",
+                    stacklevel=4,
+                )
+                return False
+        return True
+
+    def __reduce__(self) -> Any:
+        # a copy has weights of its own, which share nothing: it starts with the forward of its class
+        return _own_forward, (self.module,)
+
+
+def _own_forward(module: nn.Module) -> Any:
+    return MethodType(type(module).forward, module)
+
+
+class FusedBlock(_Forward):
+    """x + attention(norm(x)), and then x + mlp(norm(x))."""
+
+    def __init__(
+        self,
+        block: nn.Module,
+        attention: Any,
+        before: nn.Module,
+        head: Head | None,
+        tail: Tail,
+        seen: dict[str, Any],
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            block: the module.
+            attention: its attention module.
+            before: the norm before attention.
+            head: what becomes the op `qkv`; None: attention is the module's own.
+            tail: what becomes the op `mlp`.
+            seen: named arguments that the block was given when it was observed.
+        """
+        output = None if head is None else head.attention.output
+        parts = tail.mlp
+        linears = [*tail.inputs.linears, parts.down]
+        inner = [parts.module, tail.norm, *linears]
+        joints = [tail.inputs]
+        if head is not None and output is not None:
+            linears += [*head.inputs.linears, output]
+            inner += [attention, head.norm, *head.inputs.linears, output]
+            joints.append(head.inputs)
+        super().__init__(block, [one for one in inner if one is not None], linears)
+        self._joints, self._attention, self._before, self._head = joints, attention, before, head
+        self._tail, self._seen = tail, seen
+        down: Any = parts.down
+        self._output = None if output is None else Projection(output.weight, output.bias)  # type: ignore[arg-type]
+        self._down = Projection(down.weight, down.bias)
+        last = (tail.inputs.projection.weight, down.weight)
+        first = () if output is None else (output.weight,)
+        self._mlp = BlockOp("mlp", (*first, *last), parts.activation)  # type: ignore[arg-type]
+        if head is not None:
+            self._qkv = BlockOp("qkv", (head.inputs.projection.weight,))
+            self._heads = Heads(*head.attention.heads)
+            self._index = attention.layer_idx
+            self._kwargs = {n: v for n, v in head.attention.kwargs.items() if n not in seen}
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """What runs as one op each."""
+        last = "residual + norm + gate, up and down + residual"
+        if self._head is None:
+            return (last,)
+        return "norm + q, k and v + rotary embedding", f"output projection + {last}"
+
+    def install(self) -> None:
+        """Stand in for the module's own forward; weights that are joined share memory from now on."""
+        for joint in self._joints:
+            joint.share()
+        super().install()
+
+    def run(self, x: Tensor, **kwargs: Any) -> Any:
+        """Two ops, with the cache and the attention function of transformers between them."""
+        tail = self._tail
+        if self._head is None:
+            mixed = self._attention(self._before(x), **kwargs)[0]
+        else:
+            mixed = self._mix(self._head, x, **kwargs)
+            if mixed is NotImplemented:
+                return NotImplemented
+        return self._mlp(
+            mixed, x, tail.before, self._output, tail.inputs.projection, self._down,
+            tail.mlp.activation,
+        )  # fmt: skip
+
+    def _mix(
+        self,
+        head: Head,
+        x: Tensor,
+        position_embeddings: Any = None,
+        attention_mask: Any = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        attention = self._attention
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(attention.config._attn_implementation, None)
+        if attend is None or position_embeddings is None or kwargs.get("output_attentions"):
+            return NotImplemented  # the model's own function knows what it returns
+        cosine, sine = position_embeddings
+        query, key, value = self._qkv(
+            x, head.before, head.inputs.projection, cosine, sine, self._heads
+        )
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self._index)
+        mixed, _ = attend(attention, query, key, value, attention_mask, **self._kwargs, **kwargs)
+        return mixed.reshape(*x.shape[:-1], -1)
+
+
+class FusedMlp(_Forward):
+    """down(f(gate(x)) * up(x))."""
+
+    def __init__(self, tail: Tail) -> None:
+        parts = tail.mlp
+        linears = [*tail.inputs.linears, parts.down]
+        super().__init__(parts.module, linears, linears)
+        self._joint, self._activation = tail.inputs, parts.activation
+        down: Any = parts.down
+        self._down = Projection(down.weight, down.bias)
+        self._mlp = BlockOp("mlp", (tail.inputs.projection.weight, down.weight), parts.activation)
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """What runs as one op each."""
+        return ("gate, up and down",)
+
+    def install(self) -> None:
+        """Stand in for the module's own forward; gate and up share memory from now on."""
+        self._joint.share()
+        super().install()
+
+    def run(self, x: Tensor, **kwargs: Any) -> Any:
+        """One op."""
+        return self._mlp(x, None, None, None, self._joint.projection, self._down, self._activation)
