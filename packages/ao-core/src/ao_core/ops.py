@@ -113,8 +113,6 @@ _QKV = Op(
     (B, Hkv, T, D). What models write down is rounded to the dtype of x.
     """,
     _trials("kernel_blocks", "QKV"),
-    # the reference multiplies by whole weights, which take their steps
-    fuses=STEP_KINDS,
 )
 
 _MLP = Op(
@@ -128,7 +126,6 @@ _MLP = Op(
     to the dtype of x.
     """,
     _trials("kernel_blocks", "MLP"),
-    fuses=STEP_KINDS,
 )
 
 _QUANTIZE = Op(

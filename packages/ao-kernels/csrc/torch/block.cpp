@@ -3,6 +3,8 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
+#include <string>
 #include <tuple>
 
 #include "product.h"
@@ -12,21 +14,35 @@ namespace {
 
 using Numbers = std::vector<int64_t>;
 
+// Errors of a weight name the arguments of the op, which begin with the weight's name.
+[[noreturn]] void fail_for(const std::string& name, const std::string& problem) {
+  constexpr const char* kTensors[] = {"qdata", "scale",        "scale_outer", "zero_point",
+                                      "offset", "offset_outer", "rowsum",      "table"};
+  const std::string argument = problem.substr(0, problem.find_first_of(":= "));
+  const bool tensor = std::find(std::begin(kTensors), std::end(kTensors), argument) != std::end(kTensors);
+  fail(name, tensor ? "" : "numbers: ", problem);
+}
+
 // A weight as the ops are told of it, in their order.
 struct WeightTensors {
-  const char* name;
+  std::string name;  // that arguments begin with
   const Optional &qdata, &scale, &scale_outer, &zero, &offset, &offset_outer, &rowsum, &table, &bias;
   const Numbers& numbers;  // n, bits, group, span, kind, act
 
   void read(Product& p, int64_t k, ScalarType dtype) const {
-    AO_CHECK(qdata && scale && table, name, ": needs qdata, scale and table");
-    AO_CHECK(numbers.size() == 6, name, ": has ", numbers.size(), " numbers; must have 6");
-    const QuantParamTensors affine{*scale, scale_outer, zero, offset, offset_outer, numbers[3]};
-    p.read_weight(*qdata, affine, rowsum, *table, numbers[0], k, numbers[1], numbers[2], numbers[4], numbers[5]);
+    AO_CHECK(qdata && scale && table, name, "qdata: must be given, as must scale and table");
+    AO_CHECK(numbers.size() == 6, name, "numbers: are ", numbers.size(), "; must be 6");
+    try {
+      const QuantParamTensors affine{*scale, scale_outer, zero, offset, offset_outer, numbers[3]};
+      p.read_weight(*qdata, affine, rowsum, *table, numbers[0], k, numbers[1], numbers[2], numbers[4], numbers[5]);
+    } catch (const std::runtime_error& error) {
+      fail_for(name, error.what());
+    }
     if (!bias) return;
-    check_dtype(name, *bias, {dtype});
-    check_numel(name, *bias, numbers[0], "one bias per row of the weight");
-    p.call.bias = p.keep(readable(name, *bias));
+    const std::string own = name + "bias";
+    check_dtype(own.c_str(), *bias, {dtype});
+    check_numel(own.c_str(), *bias, numbers[0], "one per row of the weight");
+    p.call.bias = p.keep(readable(own.c_str(), *bias));
   }
 };
 
@@ -56,7 +72,7 @@ std::tuple<Tensor, Tensor, Tensor> qkv_op(const Tensor& x, const Optional& norm,
   const ScalarType dtype = x.scalar_type();
   const int64_t batch = x.size(0), tokens = x.size(1), k = x.size(2);
   Product p;
-  const WeightTensors weight{"weight", qdata, scale, scale_outer, zero, offset, offset_outer, rowsum, table, bias, numbers};
+  const WeightTensors weight{"", qdata, scale, scale_outer, zero, offset, offset_outer, rowsum, table, bias, numbers};
   weight.read(p, k, dtype);
   AO_CHECK(p.call.n == (h.q + 2 * h.kv) * h.dim, "heads: are ", h.q, " + 2 * ", h.kv, " of ", h.dim,
            " elements; the weight has ", p.call.n, " rows");
@@ -89,7 +105,7 @@ std::tuple<Tensor, Tensor, Tensor> qkv_op(const Tensor& x, const Optional& norm,
       const Optional &w##_table, const Optional &w##_bias, Numbers w##_numbers
 #define AO_WEIGHT_TENSORS(w)                                                                                        \
   WeightTensors {                                                                                                   \
-    #w, w##_qdata, w##_scale, w##_scale_outer, w##_zero, w##_offset, w##_offset_outer, w##_rowsum, w##_table,       \
+    #w "_", w##_qdata, w##_scale, w##_scale_outer, w##_zero, w##_offset, w##_offset_outer, w##_rowsum, w##_table,       \
         w##_bias, w##_numbers                                                                                       \
   }
 
@@ -109,14 +125,14 @@ Tensor mlp_op(const Tensor& x, const Optional& residual, const Optional& norm, d
     k = output.call.n;
   }
   AO_WEIGHT_TENSORS(gate_up).read(gate_up, k, dtype);
-  AO_CHECK(gate_up.call.n % 2 == 0, "gate_up: has ", gate_up.call.n, " rows; must have as many for gate as for up");
+  AO_CHECK(gate_up.call.n % 2 == 0, "gate_up_numbers: are of ", gate_up.call.n, " rows; must have as many for gate as for up");
   AO_WEIGHT_TENSORS(down).read(down, gate_up.call.n / 2, dtype);
   const Tensor rows = readable("x", x);
   Tensor added, kept;
   if (residual) {
     check_dtype("residual", *residual, {dtype});
     check_numel("residual", *residual, call.m * k, "those of x, projected");
-    AO_CHECK(down.call.n == k, "down: has ", down.call.n, " rows; must have ", k, ", to be added to `residual`");
+    AO_CHECK(down.call.n == k, "down_numbers: are of ", down.call.n, " rows; must have ", k, ", to be added to `residual`");
     added = readable("residual", *residual);
     call.residual = added.const_data_ptr();
   }

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
+from ao_core.ext import AoError
 from ao_hf.fusing.block import FusedBlock, FusedMlp, Head, Tail, joined
-from ao_hf.fusing.observe import AttentionSeen, Observed, evaluating, observe
+from ao_hf.fusing.observe import AttentionSeen, Observed, Seen, evaluating, observe
 from ao_hf.fusing.report import Fused, FuseReport, Kept
 from ao_hf.fusing.structure import NotFused, attention_parts, mlp_parts, norm_before, plain
 
@@ -89,6 +92,11 @@ def _fuse_block(
         fused.append(Fused(name, found.ops))
         return
     alone = FusedMlp(tail)
+    try:
+        _check_mlp(alone, observed)
+    except NotFused as reason:
+        kept.append(Kept(name, str(reason)))
+        return
     alone.install()
     own = next(n for n, child in block.named_modules() if child is mlp.module)
     fused.append(Fused(f"{name}.{own}", alone.ops))
@@ -155,34 +163,58 @@ def _source(block: nn.Module, reader: nn.Module, observed: Observed) -> nn.Modul
 
 def _check(found: FusedBlock, block: Any, observed: Observed, model: Any) -> None:
     """Raise `NotFused` unless it computes what the block does: for a prompt, and a token with the cache."""
-    from transformers import DynamicCache
+    inputs = [_hidden(seen) for seen in observed.calls[block]]
 
-    def run(forward: Any) -> list[Tensor]:
+    def run(forward: Callable[..., Any]) -> list[Any]:
         cache = DynamicCache(config=model.config.get_text_config(decoder=True))
         results = []
-        for seen in observed.calls[block]:
-            kwargs = dict(seen.kwargs)
+        for seen, x in zip(observed.calls[block], inputs, strict=True):
+            kwargs = {name: value for name, value in seen.kwargs.items() if value is not x}
             if kwargs.get("past_key_values") is not None:
                 kwargs["past_key_values"] = cache
-            x, *args = seen.args if seen.args else [kwargs.pop("hidden_states", None)]
-            if not isinstance(x, Tensor) or args:
-                raise NotFused("the block takes something else than hidden states")
             results.append(forward(x, **kwargs))
-            if not isinstance(results[-1], Tensor):
-                raise NotFused("the block returns something else than a tensor")
-            steps.append(x)
         return results
 
-    steps: list[Tensor] = []
     expected = run(lambda x, **kwargs: type(block).forward(block, x, **kwargs))
-    actual = run(found.run)
-    for x, y, other in zip(steps, actual, expected, strict=False):
-        if y is NotImplemented:
-            raise NotFused("the block gets no rotary tables, or has attention of its own")
-        error, change = (other.double() - y.double()).norm(), (other.double() - x.double()).norm()
-        rounding = torch.finfo(x.dtype).eps * other.double().norm()
-        if not bool(error <= _TOLERANCE * change + rounding):
+    for x, out, other in zip(inputs, _tried(run, found), expected, strict=True):
+        if not isinstance(other, Tensor) or out is NotImplemented:
+            raise NotFused("the block returns more than a tensor, or gets no rotary tables")
+        if not _agrees(out, other, other.double() - x.double()):
             raise NotFused("the block is not x + attention(norm(x)), and then x + mlp(norm(x))")
+
+
+def _check_mlp(found: FusedMlp, observed: Observed) -> None:
+    """Raise `NotFused` unless it computes what the MLP does."""
+
+    def run(forward: Callable[..., Any]) -> list[Any]:
+        return [forward(seen.x) for seen in observed.calls[found.module]]
+
+    outs = _tried(run, found)
+    for seen, out in zip(observed.calls[found.module], outs, strict=True):
+        if not _agrees(out, seen.output, seen.output.double()):
+            raise NotFused("the MLP computes something else than down(f(gate(x)) * up(x))")
+
+
+def _tried(run: Callable[..., list[Any]], found: FusedBlock | FusedMlp) -> list[Any]:
+    try:
+        return run(found.run)
+    except AoError as error:
+        raise NotFused(f"no kernel serves it: {error}") from error
+
+
+def _hidden(seen: Seen) -> Tensor:
+    """The hidden states that a block was given, and nothing else by position."""
+    x = seen.args[0] if seen.args else seen.kwargs.get("hidden_states")
+    if not isinstance(x, Tensor) or len(seen.args) > 1:
+        raise NotFused("the block takes something else than hidden states by position")
+    return x
+
+
+def _agrees(out: Tensor, expected: Tensor, change: Tensor) -> bool:
+    """Whether a result is near enough, measured by what is added to the input, and by rounding."""
+    error = (expected.double() - out.double()).norm()
+    rounding = torch.finfo(expected.dtype).eps * expected.double().norm()
+    return bool(error <= _TOLERANCE * change.norm() + rounding)
 
 
 #: error of what a block adds to its input: activations that are quantized at run time may round differently

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import contains, is_
 from types import MethodType
 from typing import Any
 
@@ -19,11 +21,19 @@ from ao_core.ext.kernels import (
     Projection,
     cannot_join_rows,
     join_rows,
+    pinned_band,
     share_rows,
 )
 from ao_hf.fusing.structure import AttentionParts, MlpParts, NotFused
 
 __all__ = ["FusedBlock", "FusedMlp", "Head", "Joined", "Tail", "joined"]
+
+# every module asks for every token
+_is_any_autocast_enabled, _is_grad_enabled, _is_compiling = (
+    torch._C._is_any_autocast_enabled,
+    torch.is_grad_enabled,
+    torch.compiler.is_compiling,
+)
 
 
 @dataclass(frozen=True)
@@ -85,35 +95,48 @@ class _Forward:
     def __init__(
         self, module: nn.Module, inner: Sequence[nn.Module], linears: Sequence[nn.Linear]
     ) -> None:
+        """Note what must stay as it is.
+
+        Args:
+            module: whose forward it is.
+            inner: modules in it that are not called any more.
+            linears: those of them whose weights are used.
+        """
         self.module = module
-        #: of every module that is not called any more: where its parent keeps it, and its hooks
+        self._linears = tuple(linears)
+        self._inner = tuple(one.__dict__ for one in inner)
+        self._hooks = tuple(
+            hooks for one in inner for hooks in (one._forward_hooks, one._forward_pre_hooks)
+        )
+        #: of every module that is not called any more: where its parent keeps it
         self._places = [
             (parent._modules, name, child)
             for parent in module.modules()
             for name, child in parent._modules.items()
-            if child is not None and any(child is one for one in inner)
+            if any(child is one for one in inner)
         ]
-        self._hooks = tuple(
-            hooks for one in inner for hooks in (one._forward_hooks, one._forward_pre_hooks)
-        )
-        self._linears = tuple(linears)
-        self._weights: list[tuple[Any, Any, str, Tensor]] = []
+        #: of every weight: where its module keeps it, and where it keeps its codes
+        self._weights: list[tuple[dict[str, Any], str, Any]] = []
+        #: all of both: dictionaries, keys in them, and what must be there
+        self._found: tuple[tuple[Any, ...], ...] = ((), (), ())
 
     def install(self) -> None:
         """Stand in for the module's own forward."""
         for linear in self._linears:
             weight: Any = linear.weight
             name = weight.part_names[0]
-            self._weights.append((linear._parameters, weight, name, getattr(weight, name)))
+            self._weights.append((linear._parameters, "weight", weight))
+            self._weights.append((weight.__dict__, name, getattr(weight, name)))
+        self._found = tuple(zip(*self._places, *self._weights, strict=True))
         self.module.forward = self  # type: ignore[assignment, method-assign]
 
     def remove(self) -> None:
-        """Leave the module to its own forward, with weights in memory of their own."""
+        """Leave the module to its own forward."""
         vars(self.module).pop("forward", None)
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward returns."""
-        if self._applies(x) and not args:
+        if self._applies() and not args:
             found = self.run(x, **kwargs)
             if found is not NotImplemented:
                 return found
@@ -123,24 +146,28 @@ class _Forward:
         """The same in few ops; NotImplemented where it cannot be."""
         raise NotImplementedError
 
-    def _applies(self, x: Tensor) -> bool:
-        if torch.compiler.is_compiling() or torch.is_grad_enabled() or self.module.training:
+    def _applies(self) -> bool:
+        """Whether nothing but the results of the module is wanted, and all is as it was found.
+
+        Asked for every module and token, so the loops are in C.
+        """
+        if _is_compiling() or _is_grad_enabled() or self.module.training:
             return False
-        if torch._C._is_any_autocast_enabled() or any(self._hooks):
+        if _is_any_autocast_enabled() or any(self._hooks) or pinned_band() is not None:
+            return False  # of a pinned band there may be kernels for the parts alone
+        if any(map(contains, self._inner, repeat("forward"))):  # as hooks of accelerate replace it
             return False
-        for modules, name, child in self._places:
-            if modules.get(name) is not child or "forward" in child.__dict__:
-                return False
-        for parameters, weight, name, part in self._weights:
-            if parameters["weight"] is not weight or getattr(weight, name) is not part:
-                self.remove()
-                warnings.warn(
-                    f"weights of a fused {type(self.module).__name__} were moved or replaced since "
-                    "ao_hf.fuse(model): it runs as before; call ao_hf.fuse(model) again",
-                    stacklevel=4,
-                )
-                return False
-        return True
+        dictionaries, names, expected = self._found
+        if all(map(is_, map(dict.get, dictionaries, names), expected)):
+            return True
+        if not all(found.get(name) is one for found, name, one in self._weights):
+            self.remove()
+            warnings.warn(
+                f"weights of a fused {type(self.module).__name__} were moved or replaced since "
+                "ao_hf.fuse(model): it runs as before; call ao_hf.fuse(model) again",
+                stacklevel=4,
+            )
+        return False
 
     def __reduce__(self) -> Any:
         # a copy has weights of its own, which share nothing: it starts with the forward of its class
