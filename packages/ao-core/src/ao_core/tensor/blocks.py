@@ -53,6 +53,7 @@ class Heads(NamedTuple):
 class BlockCall:
     """A call of `qkv` or `mlp`: an `OpCall`."""
 
+    #: "qkv" or "mlp"
     op: str
     #: of each weight, in the order of the op's parameters: the format, and (N, K)
     weights: tuple[tuple[Spec, tuple[int, ...]], ...]

@@ -34,8 +34,11 @@ class FuseReport:
     As a context manager it undoes the fusion at its end.
     """
 
+    #: that `fuse` was called with
     model: Any
+    #: in the order of the model
     fused: tuple[Fused, ...]
+    #: the same
     kept: tuple[Kept, ...]
 
     def unfuse(self) -> None:
