@@ -225,19 +225,33 @@ def test_gradients_are_those_of_the_modules() -> None:
     assert len(forwards(model)) == 2
 
 
-def test_the_own_code_runs_for_attentions_and_hooks() -> None:
+def test_the_own_code_runs_for_outputs_and_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("Llama")
-    model.set_attn_implementation("eager")
     ids = torch.arange(1, 9)[None]
     ao_hf.fuse(model)
+    runs: list[int] = []
+    own = FusedBlock.run
+    monkeypatch.setattr(FusedBlock, "run", lambda self, x, **k: runs.append(1) or own(self, x, **k))
     with torch.no_grad():
-        assert len(model(ids, output_attentions=True).attentions) == 2
+        expected = model(ids).logits
+        assert len(runs) == 2
         assert len(model(ids, output_hidden_states=True).hidden_states) == 3
+        assert len(runs) == 2
+        model.set_attn_implementation("eager")
+        assert len(model(ids, output_attentions=True).attentions) == 2
+        assert len(runs) == 2
+        model.set_attn_implementation("sdpa")
+        # transformers leaves its hooks where they are
+        assert model.model.layers[0].self_attn._forward_hooks
+        assert torch.equal(model(ids).logits, expected)
+        assert len(runs) == 4
         seen: list[Any] = []
         handle = model.model.layers[1].mlp.up_proj.register_forward_hook(lambda *a: seen.append(a))
         model(ids)
+        assert (len(seen), len(runs)) == (1, 5)
         handle.remove()
-    assert len(seen) == 1
+        model(ids)
+    assert (len(seen), len(runs)) == (1, 7)
 
 
 def test_pinned_bands_and_autocast() -> None:

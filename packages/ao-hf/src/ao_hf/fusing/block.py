@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import output_capturing
 
 from ao_core.ext.kernels import (
     BlockOp,
@@ -153,8 +154,10 @@ class _Forward:
         """
         if _is_compiling() or _is_grad_enabled() or self.module.training:
             return False
-        if _is_any_autocast_enabled() or any(self._hooks) or pinned_band() is not None:
-            return False  # of a pinned band there may be kernels for the parts alone
+        if _is_any_autocast_enabled() or (any(self._hooks) and _listens(self._hooks)):
+            return False
+        if pinned_band() is not None:  # which may have kernels for the parts alone
+            return False
         if any(map(contains, self._inner, repeat("forward"))):  # as hooks of accelerate replace it
             return False
         dictionaries, names, expected = self._found
@@ -172,6 +175,19 @@ class _Forward:
     def __reduce__(self) -> Any:
         # a copy has weights of its own, which share nothing: it starts with the forward of its class
         return _own_forward, (self.module,)
+
+
+def _listens(tables: Sequence[dict[int, Any]]) -> bool:
+    """Whether a hook wants to know what its module returns.
+
+    Once outputs such as attentions were asked for, transformers leaves hooks on modules for good, which
+    do nothing until somebody asks again.
+    """
+    hooks = [hook for table in tables for hook in table.values()]
+    if any(getattr(hook, "__module__", "") != output_capturing.__name__ for hook in hooks):
+        return True
+    collector = getattr(output_capturing, "_active_collector", None)
+    return collector is None or bool(collector.get())
 
 
 def _own_forward(module: nn.Module) -> Any:
