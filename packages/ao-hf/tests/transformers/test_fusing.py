@@ -200,6 +200,15 @@ def test_copies_and_pickles_are_not_fused() -> None:
         assert len(ao_hf.fuse(other).fused) == 2
 
 
+def test_norms_in_another_dtype_are_left_alone() -> None:
+    model = build("Llama", torch.bfloat16)
+    for layer in model.model.layers:
+        layer.post_attention_layernorm.float()
+    report = ao_hf.fuse(model)
+    assert not any(one.ops == BLOCK for one in report.fused)
+    assert report.kept
+
+
 def test_twice_is_as_good_as_once() -> None:
     model = build("Llama")
     first, second = ao_hf.fuse(model), ao_hf.fuse(model)

@@ -126,7 +126,8 @@ def _qkv(
         sums = (rows[..., i].double() * c).to(x.dtype).double()
         sums = sums + (other.double() * s).to(x.dtype).double()
         found[:, :, :turned, i] = sums.to(x.dtype)[:, :, :turned]
-    return found.transpose(1, 2).double().split([heads.query, heads.key, heads.key], dim=1)
+    split = found.transpose(1, 2).double().split([heads.query, heads.key, heads.key], dim=1)
+    return tuple(split)
 
 
 class _Mlp(_Block):

@@ -70,5 +70,6 @@ def mlp(
     h = x if output is None else F.linear(x, *output)
     h = h if residual is None else residual + h
     both = F.linear(h if norm is None else normed(h, norm), *gate_up)
-    made = F.linear(gated(*both.chunk(2, dim=-1), gate), *down)
+    first, second = both.chunk(2, dim=-1)
+    made = F.linear(gated(first, second, gate), *down)
     return made if residual is None else h + made

@@ -198,7 +198,7 @@ def _check_mlp(found: FusedMlp, observed: Observed) -> None:
 def _tried(run: Callable[..., list[Any]], found: FusedBlock | FusedMlp) -> list[Any]:
     try:
         return run(found.run)
-    except AoError as error:
+    except (AoError, RuntimeError) as error:  # such as norms or tables in another dtype
         raise NotFused(f"no kernel serves it: {error}") from error
 
 

@@ -48,8 +48,10 @@ class Joined:
         """Let the layers use the memory of the one."""
         weight, bias = self.projection
         share_rows(weight, [linear.weight for linear in self.linears])  # type: ignore[misc]
+        if bias is None:
+            return
         begin = 0
-        for linear in self.linears if bias is not None else ():
+        for linear in self.linears:
             linear.bias.data = bias[begin : begin + linear.out_features]
             begin += linear.out_features
 
@@ -61,13 +63,17 @@ def joined(what: str, linears: Sequence[nn.Linear]) -> Joined:
         NotFused: their weights cannot be joined.
     """
     weights: Any = [linear.weight for linear in linears]
-    biases = [linear.bias for linear in linears]
+    biases: Any = [linear.bias for linear in linears]
     if reason := cannot_join_rows(weights):
         raise NotFused(f"{what} are no single matmul: {reason}")
     if len({bias is None for bias in biases}) > 1:
         raise NotFused(f"{what} are no single matmul: some have a bias")
     bias = None if biases[0] is None else torch.cat([b.detach() for b in biases])
     return Joined(tuple(linears), Projection(join_rows(weights), bias))
+
+
+def _projection(linear: Any) -> Projection | None:
+    return None if linear is None else Projection(linear.weight, linear.bias)
 
 
 @dataclass(frozen=True)
@@ -129,7 +135,7 @@ class _Forward:
             self._weights.append((linear._parameters, "weight", weight))
             self._weights.append((weight.__dict__, name, getattr(weight, name)))
         self._found = tuple(zip(*self._places, *self._weights, strict=True))
-        self.module.forward = self  # type: ignore[assignment, method-assign]
+        self.module.forward = self
 
     def remove(self) -> None:
         """Leave the module to its own forward."""
@@ -228,12 +234,10 @@ class FusedBlock(_Forward):
         super().__init__(block, [one for one in inner if one is not None], linears)
         self._joints, self._attention, self._before, self._head = joints, attention, before, head
         self._tail, self._seen = tail, seen
-        down: Any = parts.down
-        self._output = None if output is None else Projection(output.weight, output.bias)  # type: ignore[arg-type]
-        self._down = Projection(down.weight, down.bias)
-        last = (tail.inputs.projection.weight, down.weight)
-        first = () if output is None else (output.weight,)
-        self._mlp = BlockOp("mlp", (*first, *last), parts.activation)  # type: ignore[arg-type]
+        self._output, self._down = _projection(output), _projection(parts.down)
+        used = (self._output, tail.inputs.projection, self._down)
+        weights = tuple(one.weight for one in used if one is not None)
+        self._mlp = BlockOp("mlp", weights, parts.activation)
         if head is not None:
             self._qkv = BlockOp("qkv", (head.inputs.projection.weight,))
             self._heads = Heads(*head.attention.heads)
@@ -299,9 +303,9 @@ class FusedMlp(_Forward):
         linears = [*tail.inputs.linears, parts.down]
         super().__init__(parts.module, linears, linears)
         self._joint, self._activation = tail.inputs, parts.activation
-        down: Any = parts.down
-        self._down = Projection(down.weight, down.bias)
-        self._mlp = BlockOp("mlp", (tail.inputs.projection.weight, down.weight), parts.activation)
+        self._down = _projection(parts.down)
+        weights = (tail.inputs.projection.weight, parts.down.weight)
+        self._mlp = BlockOp("mlp", weights, parts.activation)  # type: ignore[arg-type]
 
     @property
     def ops(self) -> tuple[str, ...]:

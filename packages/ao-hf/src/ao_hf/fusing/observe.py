@@ -65,9 +65,10 @@ def _attention(
 ) -> tuple[Tensor, None]:
     observed = _OBSERVED.get()
     if observed is not None:
-        observed.attention.append(AttentionSeen(module, query, key, kwargs))
+        observed.attention.append(AttentionSeen(module, query, key, dict(kwargs)))
     kwargs.pop("softcap", None)  # which sdpa refuses; what values there are does not matter here
-    return sdpa_attention_forward(module, query, key, value, mask, **kwargs)  # type: ignore[return-value]
+    mixed, _ = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+    return mixed, None
 
 
 AttentionInterface.register(_NAME, _attention)

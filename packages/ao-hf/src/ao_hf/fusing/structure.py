@@ -160,12 +160,12 @@ def norm_before(module: nn.Module) -> NormBefore:
         NotFused: it is no RMS norm.
     """
     plain(module)
-    weight = getattr(module, "weight", None)
+    weight: Any = getattr(module, "weight", None)
     eps = next((getattr(module, name) for name in _EPS if hasattr(module, name)), None)
     others = [name for name, _ in module.named_parameters() if name != "weight"]
     if not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(eps, float) or others:
         raise NotFused(f"{type(module).__name__} is no RMS norm with a weight and an epsilon")
-    tried = copy.deepcopy(module)
+    tried: Any = copy.deepcopy(module)
     generator = torch.Generator(weight.device).manual_seed(0)
     with torch.no_grad():
         tried.weight.normal_(generator=generator)
