@@ -192,7 +192,8 @@ def test_signature() -> None:
 def test_conversions() -> None:
     """Ops between dense values and codes, and no matmul."""
     assert {op.name for op in BUILTIN_OPS if not op.is_conversion} == {
-        "linear", "embedding", "grouped_linear", "mm", "grouped_mm", "attend", "write_tail",
+        "linear", "embedding", "grouped_linear", "mm", "grouped_mm", "attend", "write_tail", "qkv",
+        "mlp",
     }  # fmt: skip
 
 

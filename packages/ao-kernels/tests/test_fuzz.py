@@ -43,9 +43,10 @@ def test_random_calls() -> None:
 def sample(name: str) -> tuple[Any, ...]:
     """Valid arguments, in order, without scales of 8 bits: opcheck cannot compare those."""
     op = getattr(torch.ops.ao_kernels, name).default
-    for seed in range(100):
+    for seed in range(1000):
         arguments = FUZZ.OPS[name](random.Random(seed))
-        scales = [arguments.get(key) for key in ("scale", "scale_outer", "offset", "offset_outer")]
+        ends = ("scale", "scale_outer", "offset", "offset_outer")
+        scales = [value for key, value in arguments.items() if key.endswith(ends)]
         if all(scale is None or scale.dtype not in FUZZ.SCALES[3:] for scale in scales):
             break
     return tuple(arguments[argument.name] for argument in op._schema.arguments)
@@ -94,6 +95,13 @@ BAD: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("dequantize", {"codes": torch.zeros(0, dtype=torch.uint8)}, "codes: is empty"),
     ("error_sums", {"step": 0}, "step=0: must be in 1.."),
     ("error_sums", {"x": torch.zeros(1)}, "x: has shape (1), so 1 elements; must have "),
+    ("qkv", {"heads": [1, 2]}, "heads: has 2 numbers; must have 3"),
+    ("qkv", {"x": torch.zeros(2, 4)}, "x: has shape (2, 4); must have 3 dimensions"),
+    ("qkv", {"gain": 3}, "gain=3: must be in 0..2"),
+    ("qkv", {"numbers": [1]}, "numbers: are 1; must be 6"),
+    ("mlp", {"down_scale": torch.zeros(1).double()}, "down_scale: has dtype Double; must be Float"),
+    ("mlp", {"gate": 2}, "gate=2: must be in 0..1"),
+    ("mlp", {"down_table": None}, "down_qdata: must be given, as must scale and table"),
     ("quantize_rows", {"act": 5}, "act=5: must be in 1..4"),
     ("quantize_rows", {"x": torch.zeros(3)}, "x: has shape (3); must have 2 dimensions"),
 )  # fmt: skip

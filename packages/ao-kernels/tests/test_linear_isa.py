@@ -17,6 +17,7 @@ FILES = (
     *("test_linear.py", "test_embedding.py", "test_quantize_rows.py"),
     *("test_quantize_formats.py", "test_tiles_ops.py", "test_adam.py", "test_block_sparse.py"),
     *("test_two_four.py", "test_super_blocks.py", "test_hadamard.py", "test_attend.py"),
+    *("test_blocks.py",),
 )
 #: in which sets differ that share the rest: those with tile registers have their own matmuls alone
 SHARED = {("amx", "avx512"): ("test_linear.py", "test_threads.py", "test_super_blocks.py")}

@@ -12,11 +12,12 @@ from typing import Any
 from ao_core.records import Call, Op
 from ao_core.steps import STEP_KINDS
 from ao_core.tensor.attention import AttendCall
+from ao_core.tensor.blocks import BlockCall
 from ao_core.tensor.codec import decode_reference
 from ao_core.tensor.create import fake_quantize_reference
 from ao_core.tensor.input_steps import grouped_linear_after_steps, linear_after_steps
 from ao_core.tensor.tail import WriteTailCall
-from ao_core.torch_kernels import attend, fused_quant, reference, rotation, tail
+from ao_core.torch_kernels import attend, blocks, fused_quant, reference, rotation, tail
 
 __all__ = ["BUILTIN_OPS"]
 
@@ -113,6 +114,32 @@ _WRITE_TAIL = Op(
     calls it, says what the arguments are.
     """,
     _trials("kernel_tail", "WRITE_TAIL"),
+)
+
+_QKV = Op(
+    "qkv",
+    BlockCall,
+    blocks.qkv,
+    """Queries, keys and values of a decoder block: norm, one matmul, heads, rotary embedding.
+
+    x is (B, T, K), the weight ((Hq + 2 Hkv) D, K): rows of queries, of keys, of values. The tables `cosine`
+    and `sine` are (B or 1, T, R), R ≤ D, in the dtype of x. The results are (B, Hq, T, D) and twice
+    (B, Hkv, T, D). What models write down is rounded to the dtype of x.
+    """,
+    _trials("kernel_blocks", "QKV"),
+)
+
+_MLP = Op(
+    "mlp",
+    BlockCall,
+    blocks.mlp,
+    """A decoder block after attention: `h = residual + output(x)`, then `h + down(gate(g) * u)`.
+
+    g and u are the halves of gate_up(norm(h)). x is (..., K). Without `output`, x itself is added; without
+    `residual`, nothing is added at either place, which leaves the MLP. What models write down is rounded
+    to the dtype of x.
+    """,
+    _trials("kernel_blocks", "MLP"),
 )
 
 _QUANTIZE = Op(
@@ -215,6 +242,8 @@ BUILTIN_OPS = (
     _GROUPED_MM,
     _ATTEND,
     _WRITE_TAIL,
+    _QKV,
+    _MLP,
     _QUANTIZE,
     _QUANTIZE_BOTH,
     _RMS_NORM_QUANTIZE,

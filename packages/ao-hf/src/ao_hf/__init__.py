@@ -15,6 +15,8 @@ from ao_hf.when_imported import when_imported
 if TYPE_CHECKING:
     from ao_hf.cache import AoCache, AoEncoderDecoderCache
     from ao_hf.config import AoConfig
+    from ao_hf.fusing.apply import fuse, unfuse
+    from ao_hf.fusing.report import FuseReport
     from ao_hf.memory import memory_footprint
     from ao_hf.transformers import attach
 
@@ -29,17 +31,23 @@ _MODULES = {
     "AoCache": "ao_hf.cache",
     "AoConfig": "ao_hf.config",
     "AoEncoderDecoderCache": "ao_hf.cache",
+    "FuseReport": "ao_hf.fusing.report",
     "attach": "ao_hf.transformers",
+    "fuse": "ao_hf.fusing.apply",
     "memory_footprint": "ao_hf.memory",
+    "unfuse": "ao_hf.fusing.apply",
 }
 
 __all__ = [
     "AoCache",
     "AoConfig",
     "AoEncoderDecoderCache",
+    "FuseReport",
     "__version__",
     "attach",
+    "fuse",
     "memory_footprint",
+    "unfuse",
 ]
 
 for _library, _module in _REGISTRATIONS.items():

@@ -3,6 +3,7 @@
 
 #include "adam/kernels.h"
 #include "attend/kernels.h"
+#include "block/kernels.h"
 #include "hadamard/kernels.h"
 #include "linear/kernels.h"
 #include "quantize/kernels.h"
@@ -19,6 +20,7 @@ struct Isa {
   SparseKernels sparse;
   HadamardKernels hadamard;
   AttendKernels attend;
+  BlockKernels block;
 };
 
 // The set in use: the best one that the processor has, or the one that AO_CPU_ISA names. It is

@@ -19,9 +19,19 @@ from ao_core.neutral import neutral
 from ao_core.tensor.activations import lost_rows, static_qparams, static_qparams_of_range
 from ao_core.tensor.attention import AttendCall, Attention, attend_call
 from ao_core.tensor.autocast import autocasted
+from ao_core.tensor.blocks import (
+    GAINS,
+    GATES,
+    BlockCall,
+    BlockOp,
+    Heads,
+    NormBefore,
+    Projection,
+)
 from ao_core.tensor.codec import decode_parts, decode_reference, scale_values, unpack_parts
 from ao_core.tensor.create import encode_parts, encode_reference, fake_quantize_reference
 from ao_core.tensor.cut import geometry, part_size
+from ao_core.tensor.joined import cannot_join_rows, join_rows, share_rows
 from ao_core.tensor.leaves import Leaves, spec_of_text
 from ao_core.tensor.matmuls import select_linear
 from ao_core.tensor.sharding import is_sharded, local_shard, local_shards, shard_like
@@ -29,6 +39,7 @@ from ao_core.tensor.tail import WriteTailCall, write_tail
 from ao_core.tensor.transforms import is_transforming
 from ao_core.tensor.updates import current_generator
 from ao_core.tensor.writes import overwrite
+from ao_core.torch_kernels.blocks import normed
 from ao_core.torch_kernels.devices import lacks_capability
 from ao_core.torch_kernels.linear import quantized_activations
 
@@ -37,14 +48,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BANDS",
+    "GAINS",
+    "GATES",
     "AttendCall",
     "Attention",
+    "BlockCall",
+    "BlockOp",
     "Candidate",
+    "Heads",
     "Leaves",
+    "NormBefore",
+    "Projection",
     "WriteTailCall",
     "attend_call",
     "autocasted",
     "candidates",
+    "cannot_join_rows",
     "current_generator",
     "decode_parts",
     "decode_reference",
@@ -56,11 +75,13 @@ __all__ = [
     "hadamard_spec",
     "is_sharded",
     "is_transforming",
+    "join_rows",
     "lacks_capability",
     "local_shard",
     "local_shards",
     "lost_rows",
     "neutral",
+    "normed",
     "overwrite",
     "part_size",
     "pinned_band",
@@ -70,6 +91,7 @@ __all__ = [
     "select",
     "select_linear",
     "shard_like",
+    "share_rows",
     "spec_of_text",
     "static_qparams",
     "static_qparams_of_range",

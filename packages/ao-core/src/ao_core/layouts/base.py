@@ -80,6 +80,11 @@ class Layout:
     #: for others: every part of a 3-D tensor is that of its slices along dimension 0, stacked, so that
     #: the weight of one expert can be taken from it without a conversion
     stacked: bool = False
+    #: for others: each entry along dimension 0 of a part, but for those in `common`, belongs to so many rows
+    #: of a matrix, the last one maybe to fewer. Matrices then join along rows without a conversion. 0: not so
+    row_block: int = 0
+    #: for others: parts that are the same for all matrices of a format
+    common: tuple[str, ...] = ()
     #: the value of each element follows from its code, scale and zero point, as `Spec` says: `pack` and
     #: `unpack` keep all that there is. False: the parts hold more, which `encode` and `decode` know of
     affine: bool = True

@@ -106,6 +106,16 @@ def _attend(
     return q.new_empty((*q.shape[:-1], value_dim))
 
 
+def _qkv(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    (batch, tokens, _), (query, key, dim) = x.shape, arguments[-1]
+    return tuple(x.new_empty(batch, n, tokens, dim) for n in (query, key, key))  # type: ignore[return-value]
+
+
+def _mlp(x: Tensor, *arguments: Any) -> Tensor:
+    rows, *_ = arguments[-2]  # the numbers of the last weight
+    return x.new_empty((*x.shape[:-1], rows))
+
+
 def _adam_step(*arguments: Any, **named: Any) -> None:
     """Returns nothing."""
 
@@ -131,6 +141,8 @@ FAKES: dict[str, Callable[..., Any]] = {
     "two_four_linear": _two_four_linear,
     "hadamard": _hadamard,
     "linear": _linear,
+    "mlp": _mlp,
+    "qkv": _qkv,
     "grouped_linear": _linear,
     "pack_tiles": _pack_tiles,
     "unpack_tiles": _unpack_tiles,

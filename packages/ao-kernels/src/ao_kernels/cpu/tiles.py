@@ -63,6 +63,8 @@ class CpuTiles(Layout):
     canonical_name = "packed"
     auto_devices = ("cpu",)
     stacked = True
+    row_block = SIDE
+    common = ("table",)
 
     def refuses(self, spec: Spec, shape: tuple[int, ...], dtype: DType) -> str | None:
         """None, or a sentence that says why the tiles cannot hold such a tensor."""

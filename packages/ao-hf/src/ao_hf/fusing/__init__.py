@@ -1,0 +1,1 @@
+"""Decoder blocks of transformers in few ops; see `ao_hf.fuse`."""

@@ -1,0 +1,94 @@
+#include "block.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "../isa.h"
+#include "../memory.h"
+#include "../parallel.h"
+
+namespace ao {
+namespace {
+
+// Elements that are worth a thread.
+constexpr int64_t kGrain = 1 << 15;
+
+// Not those of the matmuls, which run in between.
+thread_local ThreadWorkspace kept_rows;
+
+// All rows, cut into parts for threads; f(begin, end).
+template <class F>
+void for_rows(int64_t m, int64_t n, const F& f) {
+  parallel_for(0, m, std::max<int64_t>(1, kGrain / n), f);
+}
+
+void multiply(Linear t, const void* x, void* y, int64_t m, Element type) {
+  t.x = x, t.y = y, t.m = m, t.type = type;
+  t.x_stride = t.k, t.y_stride = t.n;
+  run_linear(t);
+}
+
+void run_norm(const NormWeight& by, Norm t, int64_t m) {
+  t.weight = by.weight, t.eps = by.eps, t.gain = by.gain;
+  for_rows(m, t.n, [&](int64_t b, int64_t e) { isa().block.norm(t, b, e); });
+}
+
+// Consecutive pieces of a workspace.
+struct Pieces {
+  uint8_t* next;
+  uint8_t* take(int64_t bytes) { return std::exchange(next, next + aligned(bytes)); }
+};
+
+}  // namespace
+
+void run_qkv(const Qkv& call) {
+  if (call.m == 0) return;
+  const Element type = call.heads.type;
+  const int64_t size = bytes_of(type), normed = call.m * call.linear.k * size, made = call.m * call.linear.n * size;
+  Pieces pieces{kept_rows.get(aligned(normed) + aligned(made))};
+  const void* x = call.x;
+  if (call.norm.weight) {
+    Norm t{};
+    t.x = x, t.y = pieces.take(normed), t.type = type, t.n = call.linear.k;
+    run_norm(call.norm, t, call.m);
+    x = t.y;
+  }
+  Heads heads = call.heads;
+  uint8_t* const rows = pieces.take(made);
+  multiply(call.linear, x, rows, call.m, type);
+  heads.x = rows;
+  for_rows(call.m, call.linear.n, [&](int64_t b, int64_t e) { isa().block.heads(heads, b, e); });
+}
+
+void run_mlp(const Mlp& call) {
+  if (call.m == 0) return;
+  const int64_t size = bytes_of(call.type), m = call.m, k = call.gate_up.k, n = call.down.k;
+  const int64_t row = m * k * size, wide = m * n * size;
+  Pieces pieces{kept_rows.get(3 * aligned(row) + 3 * aligned(wide))};
+  const void* h = call.x;
+  if (call.has_output) {
+    uint8_t* const projected = pieces.take(row);
+    multiply(call.output, call.x, projected, m, call.type);
+    h = projected;
+  }
+  const void* x = h;
+  if (call.residual || call.norm.weight) {
+    Norm t{};
+    t.x = h, t.residual = call.residual, t.type = call.type, t.n = k;
+    if (call.residual) t.h = pieces.take(row);
+    if (call.norm.weight) t.y = pieces.take(row);
+    run_norm(call.norm, t, m);
+    if (call.residual) h = t.h;
+    x = call.norm.weight ? t.y : h;
+  }
+  Gated gated{.x = pieces.take(2 * wide), .y = pieces.take(wide), .gate = call.gate, .type = call.type, .n = n};
+  multiply(call.gate_up, x, const_cast<void*>(gated.x), m, call.type);
+  for_rows(m, 2 * n, [&](int64_t b, int64_t e) { isa().block.gated(gated, b, e); });
+  multiply(call.down, gated.y, call.y, m, call.type);
+  if (!call.residual) return;
+  Norm sum{};
+  sum.x = call.y, sum.residual = h, sum.h = call.y, sum.type = call.type, sum.n = k;
+  for_rows(m, k, [&](int64_t b, int64_t e) { isa().block.norm(sum, b, e); });
+}
+
+}  // namespace ao
