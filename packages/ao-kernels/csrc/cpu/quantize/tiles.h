@@ -70,6 +70,36 @@ static inline void write_tile(const uint8_t* codes, int64_t stride, int bits, ui
   }
 }
 
+// The dwords of 8 columns of 4 bits each: byte i gets columns i and 4 + i.
+static inline Dwords to_plane(Dwords packed) {
+  Dwords low = packed & 0xffff, high = packed >> 16;
+  low = (low | low << 8) & 0x00ff00ff;
+  high = (high | high << 8) & 0x00ff00ff;
+  return ((low | low << 4) & 0x0f0f0f0f) | ((high | high << 4) & 0x0f0f0f0f) << 4;
+}
+
+// Writes tiles side by side from 16 rows of packed codes of 4 bits, which never become bytes: 8 columns are
+// a dword of a row, and a plane has these of all rows.
+static inline void write_nibble_tiles(const uint8_t* packed, int64_t row_bytes, int64_t tiles,
+                                      uint8_t flip, uint8_t* out) {
+  const uint32_t flips = flip * 0x11111111u;
+  for (int64_t dword = 0; dword < 2 * tiles; dword += 4) {
+    const int count = 2 * tiles - dword < 4 ? 2 : 4;
+    for (int r = 0; r < 16; r += 4) {
+      Dwords d[4] = {};
+      for (int i = 0; i < 4; ++i) {
+        const uint8_t* from = packed + (r + i) * row_bytes + dword * 4;
+        if (count == 4) d[i] = load_dwords(from);
+        else __builtin_memcpy(&d[i], from, 8);
+      }
+      transpose(d[0], d[1], d[2], d[3]);
+      for (int i = 0; i < count; ++i) {
+        store_dwords(out + (dword + i) * 64 + r * 4, to_plane(d[i] ^ flips));
+      }
+    }
+  }
+}
+
 // Dwords d of four rows from r on.
 static inline void read_rows(const uint8_t* tile, int bits, int r, Dwords* d) {
   if (bits == 8) {
@@ -174,13 +204,16 @@ static inline void pack_tiles(const Tiles& t, int64_t begin, int64_t end) {
       // whole bytes start at multiples of 8 codes
       const int64_t lead = run.begin % 8, count = run.end - run.begin;
       const int64_t padding = run.tiles * 16 - count;
+      uint8_t* out = t.out + (block * t.tiles + run.tile) * 32 * t.bits;
+      if (t.bits == 4 && rows == 16 && !lead && !padding) {
+        return write_nibble_tiles(packed + run.begin / 2, t.row_bytes, run.tiles, t.flip, out);
+      }
       for (int r = 0; r < rows; ++r) {
         uint8_t* row = codes + r * kStride;
         unpack_codes(packed + r * t.row_bytes, t.row_bytes, run.begin - lead, lead + count, t.bits,
                      row);
         if (padding) __builtin_memset(row + lead + count, t.flip, static_cast<size_t>(padding));
       }
-      uint8_t* out = t.out + (block * t.tiles + run.tile) * 32 * t.bits;
       for (int64_t i = 0; i < run.tiles; ++i) {
         write_tile(codes + lead + 16 * i, kStride, t.bits, t.flip, out + i * 32 * t.bits);
       }
