@@ -75,11 +75,8 @@ def _listed() -> set[str]:
 
 
 def _environment() -> dict[str, str]:
-    theirs = (
-        "PYTEST_",
-        "TORCHINDUCTOR_",
-        "_TORCHINDUCTOR_",
-    )  # pytest and torch set these as they go
+    # pytest, torch, scikit-learn and transformers set these as they go
+    theirs = ("PYTEST_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "KMP_", "TOKENIZERS_PARALLELISM")
     return {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
 
 
