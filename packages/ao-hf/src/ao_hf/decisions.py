@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ao_core import ComputeWeight, Config, QTensor
+from ao_core import ComputeWeight, Config, QTensor, Report, config_to_dict
 from ao_core.ext import ConfigError, registry
 from ao_core.ext.quantizing import Decision, convert, decide, transformed
 from ao_core.ext.reports import ParameterRecord
 
-__all__ = ["decisions_of", "kept_record", "size_of", "tie"]
+__all__ = ["check_quantized", "decisions_of", "report_of", "size_of", "tie"]
 
 
 def decisions_of(model: Any, config: Config, kept: Sequence[str]) -> dict[str, Decision]:
@@ -110,7 +110,34 @@ def size_of(decision: Decision, tensor: Tensor) -> float:
     return new.stored_bytes / max(tensor.numel(), 1)
 
 
-def kept_record(decision: Decision, model: nn.Module) -> ParameterRecord:
+def report_of(
+    config: Config, decisions: Mapping[str, Decision], records: Mapping[str, ParameterRecord]
+) -> Report:
+    """The report of a model that was quantized while it was loaded.
+
+    Args:
+        config: what was asked for.
+        decisions: of all parameters, by the names under which they were looked for.
+        records: those of the ones that were quantized, by their names in the model.
+    """
+    by_name = {decision.fqn: decision for decision in decisions.values()}
+    found = tuple(records.get(name) or _kept_record(decision) for name, decision in by_name.items())
+    return Report(config_to_dict(config), found)
+
+
+def check_quantized(model: Any, quantizer: type) -> None:
+    """Raise `ConfigError` where a model has no quantized parameter, or a quantizer of another class."""
+    if not any(isinstance(parameter, QTensor) for parameter in model.parameters()):
+        raise ConfigError(f"{type(model).__name__} has no parameter that is quantized by ao")
+    other = getattr(model, "hf_quantizer", None)
+    if other is not None and not isinstance(other, quantizer):
+        method = other.quantization_config.quant_method
+        raise ConfigError(
+            f"{type(model).__name__} is quantized by {getattr(method, 'value', method)} already"
+        )
+
+
+def _kept_record(decision: Decision) -> ParameterRecord:
     """The record of a parameter that was not quantized."""
     if decision.config is not None:
         reason = "the files have no such weight: it was initialized, and is to be trained"

@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 
 from ao_core import QTensor, Report
-from ao_core.ext import ConfigError, checked
+from ao_core.ext import checked
 from ao_hf.config import AoConfig
+from ao_hf.decisions import check_quantized
 from ao_hf.memory import show_stored
 from ao_hf.method import sequence
 
@@ -37,14 +38,7 @@ def attach(model: Any, config: AoConfig) -> None:
     """
     from ao_hf.diffusers.quantizer import AoDiffusersQuantizer
 
-    if not any(isinstance(parameter, QTensor) for parameter in model.parameters()):
-        raise ConfigError(f"{type(model).__name__} has no parameter that is quantized by ao")
-    other = getattr(model, "hf_quantizer", None)
-    if other is not None and not isinstance(other, AoDiffusersQuantizer):
-        method = other.quantization_config.quant_method
-        raise ConfigError(
-            f"{type(model).__name__} is quantized by {getattr(method, 'value', method)} already"
-        )
+    check_quantized(model, AoDiffusersQuantizer)
     model.hf_quantizer = AoDiffusersQuantizer(config, pre_quantized=True)
     model.quantization_method = config.quant_method
     model.register_to_config(**{_ENTRY: config})

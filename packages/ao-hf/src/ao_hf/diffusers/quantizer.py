@@ -9,13 +9,13 @@ import torch
 from diffusers.quantizers.base import DiffusersQuantizer
 from torch import Tensor, nn
 
-from ao_core import QTensor, Report, config_to_dict, dequantize_
+from ao_core import QTensor, Report, dequantize_
 from ao_core.ext import STOCHASTIC, ConfigError, check_quantizable
 from ao_core.ext.quantizing import Decision, convert, needs_data
 from ao_core.ext.reports import ParameterRecord
 from ao_core.ext.saving import state_dict_to_flat
 from ao_hf.config import AoConfig
-from ao_hf.decisions import decisions_of, kept_record, size_of
+from ao_hf.decisions import decisions_of, report_of, size_of
 from ao_hf.diffusers.devices import counted_as
 from ao_hf.diffusers.loading import Loading
 from ao_hf.diffusers.models import forget, mark
@@ -156,10 +156,8 @@ class AoDiffusersQuantizer(DiffusersQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         if not self.pre_quantized:
-            of_fqn = {decision.fqn: decision for decision in self._decisions.values()}
-            records = [self._records.get(n) or kept_record(d, model) for n, d in of_fqn.items()]
-            config = config_to_dict(self.quantization_config.resolved())
-            self.report = Report(config, tuple(records))
+            config = self.quantization_config.resolved()
+            self.report = report_of(config, self._decisions, self._records)
         self._loading, self._decisions, self._records = None, {}, {}
         mark(model)
         return model

@@ -7,8 +7,9 @@ from typing import Any
 from torch import nn
 
 from ao_core import QTensor, Report
-from ao_core.ext import ConfigError, checked
+from ao_core.ext import checked
 from ao_hf.config import AoConfig
+from ao_hf.decisions import check_quantized
 from ao_hf.hub import model_of
 from ao_hf.memory import show_stored
 from ao_hf.method import sequence
@@ -44,14 +45,7 @@ def attach(model: Any, config: AoConfig) -> None:
     """
     from ao_hf.transformers.quantizer import AoHfQuantizer
 
-    if not any(isinstance(parameter, QTensor) for parameter in model.parameters()):
-        raise ConfigError(f"{type(model).__name__} has no parameter that is quantized by ao")
-    other = getattr(model, "hf_quantizer", None)
-    if other is not None and not isinstance(other, AoHfQuantizer):
-        method = other.quantization_config.quant_method
-        raise ConfigError(
-            f"{type(model).__name__} is quantized by {getattr(method, 'value', method)} already"
-        )
+    check_quantized(model, AoHfQuantizer)
     quantizer = AoHfQuantizer(config, pre_quantized=True)
     model.hf_quantizer = quantizer
     model.is_quantized = True

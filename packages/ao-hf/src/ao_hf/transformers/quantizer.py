@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from transformers.quantizers.base import HfQuantizer
 
-from ao_core import Report, config_to_dict, dequantize_
+from ao_core import Report, dequantize_
 from ao_core.ext import CheckpointError, ConfigError
 from ao_core.ext.quantizing import Decision, needs_data
 from ao_core.ext.reports import ParameterRecord
 from ao_core.ext.saving import Checkpoint, open_files, state_dict_to_flat
 from ao_hf.config import AoConfig
-from ao_hf.decisions import decisions_of, kept_record, size_of
+from ao_hf.decisions import decisions_of, report_of, size_of
 from ao_hf.folders import refuses
 from ao_hf.hub import model_of
 from ao_hf.transformers.models import learns, mark
@@ -132,11 +132,8 @@ class AoHfQuantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         if not self.pre_quantized:
             self.base_model = model_of(model.name_or_path)
-            of_fqn = {decision.fqn: decision for decision in self._decisions.values()}
-            records = [self._records.get(n) or kept_record(d, model) for n, d in of_fqn.items()]
-            self.report = Report(
-                config_to_dict(self.quantization_config.resolved()), tuple(records)
-            )
+            config = self.quantization_config.resolved()
+            self.report = report_of(config, self._decisions, self._records)
         if self._checkpoint is not None and self.entries:
             from ao_hf.transformers.offload import follow_hooks  # imports accelerate
 
