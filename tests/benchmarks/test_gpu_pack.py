@@ -23,8 +23,10 @@ GPU = ROOT / "packages" / "ao-kernels" / "benchmarks" / "gpu"
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The folder's modules can be imported, and are forgotten afterwards."""
+    """The folder's modules can be imported, whatever else has their names, and are forgotten afterwards."""
     monkeypatch.syspath_prepend(str(GPU))
+    for path in GPU.glob("*.py"):
+        monkeypatch.delitem(sys.modules, path.stem, raising=False)
     yield
     for name, module in list(sys.modules.items()):
         if Path(getattr(module, "__file__", None) or "").parent == GPU:

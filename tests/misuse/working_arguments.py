@@ -152,6 +152,8 @@ VALID = {
     "AoConfig": lambda: {"config": "int8_weight_only"},
     "AoCache": lambda: {"config": llama()},
     "AoEncoderDecoderCache": lambda: {"config": llama()},
+    "fuse": lambda: {"model": model()},
+    "unfuse": lambda: {"model": model()},
     "memory_footprint": lambda: {"model": model()},
     "FolderKind": lambda: {
         "name": "x", "recognizes": bool, "refuses": str, "files": dict, "hint": str,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from ao_core.ext import AoError
+from ao_core.ext import AoError, checked
 from ao_hf.fusing.block import FusedBlock, FusedMlp, Head, Tail, joined
 from ao_hf.fusing.observe import AttentionSeen, Observed, Seen, evaluating, observe
 from ao_hf.fusing.report import Fused, FuseReport, Kept
@@ -20,7 +20,8 @@ __all__ = ["fuse", "unfuse"]
 _FUSED = (FusedBlock, FusedMlp)
 
 
-def fuse(model: Any) -> FuseReport:
+@checked
+def fuse(model: nn.Module) -> FuseReport:
     """Run the decoder blocks of a quantized model of transformers in fewer, larger ops, for generation.
 
     What comes before attention in a block becomes one op (norm, q/k/v in one matmul, rotary embedding), and
@@ -60,6 +61,7 @@ def fuse(model: Any) -> FuseReport:
     return FuseReport(model, tuple(fused), tuple(kept))
 
 
+@checked
 def unfuse(model: nn.Module) -> None:
     """Take off what `fuse` put on the modules of a model."""
     for module in model.modules():
