@@ -45,7 +45,7 @@ class Result:
     recipe: str | None
     disk_bytes: int
     memory_bytes: int
-    #: beside the original
+    #: compared with the original
     kl_nats: float
     agreement: float
     perplexity: float
@@ -103,7 +103,7 @@ def compare(
             show(f"quantizing: {name}")
             folders[name] = out / name
             models[name] = quantized(source, folders[name], recipe)
-    show("quality, beside the original")
+    show("quality, compared with the original")
     windows = windows_of(original.tokenizer, default_text(), tokens, tokens)
     quality = evaluate(
         original, list(_variants(models)), windows, chunks=[len(windows[0])], greedy_tokens=1
