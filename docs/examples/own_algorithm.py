@@ -41,8 +41,8 @@ class ClippedInt4Config(Config):
 SPEC = Spec("int4", (1, WHOLE), layout="packed")
 
 
-def clip(weight, statistics, config):
-    """(weight (E, N, K), statistics of each matrix's inputs, config) -> Solved."""
+def clip(weight, statistics, config, target):
+    """(weight (E, N, K), statistics of each matrix's inputs, config, target) -> Solved."""
     squares = torch.stack([each["squares"] for each in statistics])  # (E, K): Σ x²
     best, least = weight, torch.full(weight.shape[:2], torch.inf, dtype=torch.float64)
     for step in range(config.steps):

@@ -333,10 +333,11 @@ class Algorithm:
     config_type: type[Config]
     #: configuration -> what it needs of the inputs of a weight; empty: this one needs no data
     needs: Callable[[Any], tuple[Statistic, ...]]
-    #: (weight (E, out, in), statistics of the inputs of each of the E matrices, configuration) -> what was
-    #: found, or why nothing can be. A pure function. E is the number of experts, or of groups of channels
-    #: of a convolution, whose filters are unfolded; else 1. An algorithm for one matrix takes them in turn.
-    solve: Callable[[Tensor, tuple[Statistics, ...], Any], Solved | Skip]
+    #: (weight (E, out, in), statistics of the inputs of each of the E matrices, configuration, target) ->
+    #: what was found, or why nothing can be. A pure function. E is the number of experts, or of groups of
+    #: channels of a convolution, whose filters are unfolded; else 1. An algorithm for one matrix takes them
+    #: in turn. The target is the parameter, for those that quantize it themselves.
+    solve: Callable[[Tensor, tuple[Statistics, ...], Any, Target], Solved | Skip]
     #: True: inputs are made by the weights before as they were rewritten, weight by weight; False: by the
     #: model as it is, in one run for all weights
     sequential: bool = True

@@ -43,7 +43,9 @@ class Fitted(Config):
 SEEN: dict[str, list[object]] = {"after": [], "rows": []}
 
 
-def _halve(weight: Tensor, statistics: tuple[Statistics, ...], config: Halves) -> Solved | Skip:
+def _halve(
+    weight: Tensor, statistics: tuple[Statistics, ...], config: Halves, target: object
+) -> Solved | Skip:
     if weight.shape[1] == 3:
         return Skip("three rows are too few")
     factors = [each["hessian"].diagonal().sum() for each in statistics]
@@ -53,7 +55,9 @@ def _halve(weight: Tensor, statistics: tuple[Statistics, ...], config: Halves) -
     return Solved(values, config.inner, damping=0.01)
 
 
-def _fit(weight: Tensor, statistics: tuple[Statistics, ...], config: Fitted) -> Solved:
+def _fit(
+    weight: Tensor, statistics: tuple[Statistics, ...], config: Fitted, target: object
+) -> Solved:
     if config.broken:
         raise QuantizationError("broken")
     return Solved(config=INT8)
@@ -150,7 +154,9 @@ def test_inputs_come_from_new_weights_and_from_those_that_need_no_data() -> None
     model, data = net(), batches()
     seen: list[Tensor] = []
 
-    def solve(weight: Tensor, statistics: tuple[Statistics, ...], config: object) -> Solved:
+    def solve(
+        weight: Tensor, statistics: tuple[Statistics, ...], config: object, target: object
+    ) -> Solved:
         seen.append(statistics[0]["hessian"])
         return Solved(weight * 2)
 

@@ -27,7 +27,7 @@ class Clipped(Config):
     """int4 by row, of values that are clipped where the outputs lose least by it."""
 
 
-def clip(weight, statistics, config):
+def clip(weight, statistics, config, target):
     squares = torch.stack([each["squares"] for each in statistics])
     best, least = weight, torch.full(weight.shape[:2], torch.inf, dtype=torch.float64)
     for share in (1.0, 0.9, 0.8, 0.7):
@@ -45,7 +45,7 @@ class InTurn(Config):
     """int4 by row: what rounding a column loses is made up for by the columns after it."""
 
 
-def in_turn(weight, statistics, config):
+def in_turn(weight, statistics, config, target):
     """Optimal brain quantization in order, with a `QTensor` as its answer."""
     stored = weight if len(weight) > 1 else weight[0]
     scale = quantize_tensor(stored.contiguous(), SPEC).scale
@@ -89,37 +89,37 @@ class TestInTurn(AlgorithmSuite):
 def changed(change):
     """The correct algorithm, its values changed afterwards."""
 
-    def solve(weight, statistics, config):
-        found = clip(weight, statistics, config)
+    def solve(weight, statistics, config, target):
+        found = clip(weight, statistics, config, target)
         return replace(found, values=change(found.values, statistics))
 
     return solve
 
 
-def spoils(weight, statistics, config):
-    found = clip(weight, statistics, config)
+def spoils(weight, statistics, config, target):
+    found = clip(weight, statistics, config, target)
     weight.clamp_(-0.1, 0.1)
     return found
 
 
-def spoils_statistics(weight, statistics, config):
+def spoils_statistics(weight, statistics, config, target):
     for each in statistics:
         each["squares"].div_(each.rows)
-    return clip(weight, statistics, config)
+    return clip(weight, statistics, config, target)
 
 
-def draws(weight, statistics, config):
+def draws(weight, statistics, config, target):
     noise = torch.rand(weight.shape) * 1e-2
     return Solved(weight * (1 - noise).to(weight), INT4)
 
 
-def raises_for_one_row(weight, statistics, config):
+def raises_for_one_row(weight, statistics, config, target):
     if weight.shape[1] == 1:
         return Skip("too small")
-    return clip(weight, statistics, config)
+    return clip(weight, statistics, config, target)
 
 
-def of_first(weight, statistics, config):
+def of_first(weight, statistics, config, target):
     return clip(weight, (statistics[0],) * len(statistics), config)
 
 
@@ -137,7 +137,7 @@ def as_batches(values, statistics):
 #: defect -> (the function, the test that fails, its message)
 BROKEN = {
     "worse than rounding": (
-        lambda w, s, c: Solved(w.clamp(-0.05, 0.05), INT4),
+        lambda w, s, c, t: Solved(w.clamp(-0.05, 0.05), INT4),
         "test_error",
         "of the error of rounding to nearest, `error_range` is",
     ),
@@ -147,7 +147,7 @@ BROKEN = {
         "of the error of rounding to nearest",
     ),
     "leaves values dense": (
-        lambda w, s, c: Solved(w),
+        lambda w, s, c, t: Solved(w),
         "test_error",
         "Solved.config is None, so there is no rounding to nearest",
     ),
@@ -160,9 +160,9 @@ BROKEN = {
     ),
     "short refusals": (raises_for_one_row, "test_answer", "refuses, not with a sentence"),
     "always refuses": (
-        lambda w, s, c: Skip("it is not in the mood"), "test_answer", "not in the mood; set `cases`",
+        lambda w, s, c, t: Skip("it is not in the mood"), "test_answer", "not in the mood; set `cases`",
     ),
-    "another answer type": (lambda w, s, c: w, "test_answer", "answer Solved or Skip"),
+    "another answer type": (lambda w, s, c, t: w, "test_answer", "answer Solved or Skip"),
 }  # fmt: skip
 
 
@@ -205,7 +205,7 @@ def test_statistics_that_do_not_merge(statistic):
 
 
 def raising(error):
-    def solve(weight, statistics, config):
+    def solve(weight, statistics, config, target):
         raise error
 
     return solve
@@ -216,10 +216,13 @@ def raising(error):
     [
         (raising(ZeroDivisionError("no rows")), "0.weight: .* 'clipped' raised ZeroDivisionError"),
         (raising(ConfigError("steps=0: too few")), "0.weight: steps=0: too few"),
-        (lambda w, s, c: w, "0.weight: .* 'clipped' answered a Tensor, not Solved or Skip"),
-        (lambda w, s, c: Solved(w[0]), r"0.weight: .* has the shape \(48, 64\), not \(1, 48, 64\)"),
+        (lambda w, s, c, t: w, "0.weight: .* 'clipped' answered a Tensor, not Solved or Skip"),
         (
-            lambda w, s, c: Solved(quantize_tensor(w.mT.contiguous(), SPEC), INT4),
+            lambda w, s, c, t: Solved(w[0]),
+            r"0.weight: .* has the shape \(48, 64\), not \(1, 48, 64\)",
+        ),
+        (
+            lambda w, s, c, t: Solved(quantize_tensor(w.mT.contiguous(), SPEC), INT4),
             r"0.weight: .* has the shape \(1, 64, 48\), not \(48, 64\)",
         ),
     ],

@@ -26,13 +26,13 @@ class Wanda(Config):
     """2 of 4, by magnitude times the norm of the inputs."""
 
 
-def solve_sparsegpt(weight, statistics, config):
+def solve_sparsegpt(weight, statistics, config, target):
     pairs = zip(weight, statistics, strict=True)
     new = [sparsegpt(one, each["hessian"], NofM(2, 4))[0] for one, each in pairs]
     return Solved(torch.stack(new))
 
 
-def solve_wanda(weight, statistics, config):
+def solve_wanda(weight, statistics, config, target):
     kept = n_of_m_mask(wanda_scores(weight, statistics), 2, 4)
     return Solved(weight.masked_fill(~kept, 0))
 

@@ -192,7 +192,7 @@ def _answer(algorithm: Algorithm, entry: Decision, weight: Tensor, inputs: Input
         AoError: it fails, or answers something else; names the weight.
     """
     try:
-        found: object = algorithm.solve(weight, inputs.statistics, entry.config)
+        found: object = algorithm.solve(weight, inputs.statistics, entry.config, entry.owners[0])
     except (ConfigError, QuantizationError) as error:
         raise type(error)(f"{entry.fqn}: {error}") from error
     except AoError:

@@ -99,7 +99,7 @@ class AlgorithmSuite(Suite):
     ) -> Solved | None:
         empty = torch.empty(case.stored_shape, dtype=case.dtype, device="meta")
         reason = self.record.refuses(empty, self.config, case.target())
-        found: Any = reason or self.record.solve(weight, statistics, self.config)
+        found: Any = reason or self.record.solve(weight, statistics, self.config, case.target())
         if isinstance(found, Solved):
             return found
         text = found.reason if isinstance(found, Skip) else found
@@ -322,11 +322,11 @@ class AlgorithmSuite(Suite):
         model, dense, calls = self.model(), self.model(), [0]
         kept = dict(model.named_parameters())
 
-        def solve(weight: Tensor, statistics: Any, config: Any) -> Any:
+        def solve(weight: Tensor, statistics: Any, config: Any, target: Any) -> Any:
             calls[0] += 1
             if calls[0] == 2:
                 raise QuantizationError("the last weight fails")
-            return solve_(weight, statistics, config)
+            return solve_(weight, statistics, config, target)
 
         solve_ = self.record.solve
         with (

@@ -71,7 +71,9 @@ def _refuses(weight: Tensor, config: StaticConfig, target: Target) -> str | None
     return new.reason if isinstance(new, Skip) else None
 
 
-def _solve(weight: Tensor, statistics: tuple[Statistics, ...], config: StaticConfig) -> Solved:
+def _solve(
+    weight: Tensor, statistics: tuple[Statistics, ...], config: StaticConfig, target: Target
+) -> Solved:
     (only,) = statistics
     seen = Watched(config, _observed(only.values))
     if seen.has_outliers:
