@@ -318,6 +318,8 @@ class Solved:
     reason: str = ""
     #: share of the mean of the Hessian's diagonal that was added to it; None: there is nothing to say
     damping: float | None = None
+    #: what is not as it would be with more data; else empty
+    note: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self)

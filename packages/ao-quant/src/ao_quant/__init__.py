@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ao_core.ext import lazy_names
 from ao_quant.__about__ import __version__
 from ao_quant.configs import (
+    AWQConfig,
     BitNetWeightOnlyConfig,
     CodebookWeightOnlyConfig,
     Float8DynamicActivationFloat8WeightConfig,
@@ -17,6 +18,8 @@ from ao_quant.configs import (
     FP6LLMWeightOnlyConfig,
     FPXWeightOnlyConfig,
     GGUFWeightOnlyConfig,
+    GPTQConfig,
+    ImatrixConfig,
     Int4WeightOnlyConfig,
     Int8DynamicActivationInt4WeightConfig,
     Int8DynamicActivationInt8WeightConfig,
@@ -71,6 +74,7 @@ if TYPE_CHECKING:
     from ao_quant.planning import QuantizationPlan, plan
 
 __all__ = [
+    "AWQConfig",
     "AutoquantReport",
     "BitNetWeightOnlyConfig",
     "Calibration",
@@ -83,6 +87,8 @@ __all__ = [
     "Float8StaticActivationFloat8WeightConfig",
     "Float8WeightOnlyConfig",
     "GGUFWeightOnlyConfig",
+    "GPTQConfig",
+    "ImatrixConfig",
     "Int4WeightOnlyConfig",
     "Int8DynamicActivationInt4WeightConfig",
     "Int8DynamicActivationInt8WeightConfig",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ao_core import Algorithm, DType, Recipe, Transform, hookimpl
+from ao_quant.algorithms.records import ALGORITHMS as SOLVING
 from ao_quant.calibration.algorithms import ALGORITHMS
 from ao_quant.dtypes import DTYPES
 from ao_quant.recipes import RECIPES
@@ -33,8 +34,8 @@ def ao_transforms() -> Iterable[Transform]:
 
 @hookimpl
 def ao_algorithms() -> Iterable[Algorithm]:
-    """The algorithm that finds static scales of activations."""
-    return ALGORITHMS
+    """Static scales of activations, GPTQ, AWQ, scales by importance."""
+    return (*ALGORITHMS, *SOLVING)
 
 
 @hookimpl

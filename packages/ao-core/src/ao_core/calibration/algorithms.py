@@ -161,7 +161,8 @@ def _solve(work: _Work, solvers: dict[str, Algorithm], entry: Decision, inputs: 
         work.ready[entry.fqn] = convert(entry, entry.tensor, new=found)
         return
     work.solved[entry.fqn] = found
-    extras: dict[str, Any] = {"rows": inputs.rows, "damping": found.damping, "note": inputs.note}
+    extras: dict[str, Any] = {"rows": inputs.rows, "damping": found.damping}
+    extras["note"] = "; ".join(filter(None, (inputs.note, found.note)))
     other = replace(entry, config=found.config, reason=found.reason or entry.reason)
     if found.values is None and found.config is not None:
         work.decided[entry.fqn] = other

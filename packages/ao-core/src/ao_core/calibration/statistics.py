@@ -18,6 +18,7 @@ from ao_core.errors import ConfigError
 
 __all__ = [
     "ABS_MAX",
+    "ABS_SUMS",
     "HESSIAN",
     "RANGE",
     "SQUARES",
@@ -203,6 +204,14 @@ SQUARES = Statistic(
     "squares",
     ("squares",),
     lambda rows, before: {"squares": floats(rows).square().sum(0, dtype=torch.float64)},
+    _added,
+)
+
+#: "abs_sums": Σ |x| (in,), float64
+ABS_SUMS = Statistic(
+    "abs_sums",
+    ("abs_sums",),
+    lambda rows, before: {"abs_sums": floats(rows).abs().sum(0, dtype=torch.float64)},
     _added,
 )
 

@@ -18,6 +18,7 @@ from ao_core.calibration.samples import (
 )
 from ao_core.calibration.statistics import (
     ABS_MAX,
+    ABS_SUMS,
     HESSIAN,
     RANGE,
     SQUARES,
@@ -34,6 +35,7 @@ from ao_core.calibration.visit import Inputs, Rewrite, Visit, inputs_of, visit
 
 __all__ = [
     "ABS_MAX",
+    "ABS_SUMS",
     "HESSIAN",
     "RANGE",
     "SQUARES",

@@ -13,17 +13,21 @@ from ao_core.outcome import (
 from ao_core.progress import Progress, watched
 from ao_core.quantize import apply_decisions, convert, transformed
 from ao_core.targets import Decision, FilterFn, decide
+from ao_core.tensor.grid import Grid, grid_of, regridded
 
 __all__ = [
     "Decision",
     "EmulationWarning",
     "FilterFn",
+    "Grid",
     "NothingConvertedWarning",
     "Progress",
     "apply_decisions",
     "convert",
     "decide",
+    "grid_of",
     "needs_data",
+    "regridded",
     "transformed",
     "warn_caller",
     "warn_if_emulated",

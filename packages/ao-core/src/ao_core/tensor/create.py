@@ -121,8 +121,11 @@ def quantize_values(
     act_zero_point: float | Tensor | None = None,
     in_perm: Tensor | None = None,
     in_scale: Tensor | None = None,
+    choose: Chooser | None = None,
 ) -> QTensor:
     """`quantize_tensor` where it is known that the values are finite, or there are none to look at.
+
+    `choose`, of the form of `ScaleMethod.choose`, finds scales in place of `scale_method`.
 
     Raises:
         QuantizationError: x has no dimension, or is a `DTensor` while the spec has input steps; and whatever
@@ -131,7 +134,8 @@ def quantize_values(
     if x.dim() == 0:
         raise QuantizationError("a tensor without dimensions has no block to share a scale")
     shape, stored = tuple(x.shape), x
-    choose = _chooser(x, spec, scale_method) if scale is None else None
+    if scale is None and choose is None:
+        choose = _chooser(x, spec, scale_method)
     act = make_act_parts(spec, shape, x.device, act_scale, act_zero_point)
     steps = make_step_parts(spec, shape, x.device, in_perm, in_scale)
     if spec.input:

@@ -6,6 +6,7 @@ Each configuration also has a short lowercase name, the name of its recipe.
 from __future__ import annotations
 
 from ao_core import Config
+from ao_quant.configs.algorithms import AWQConfig, BaseConfig, GPTQConfig, ImatrixConfig
 from ao_quant.configs.base import GROUP_SIZES
 from ao_quant.configs.codebooks import CodebookWeightOnlyConfig, NF4WeightOnlyConfig
 from ao_quant.configs.floats import (
@@ -47,6 +48,8 @@ __all__ = [
     "GGUF_TYPES",
     "GROUP_SIZES",
     "OBSERVERS",
+    "AWQConfig",
+    "BaseConfig",
     "BitNetWeightOnlyConfig",
     "CodebookWeightOnlyConfig",
     "FP4WeightOnlyConfig",
@@ -57,6 +60,8 @@ __all__ = [
     "Float8StaticActivationFloat8WeightConfig",
     "Float8WeightOnlyConfig",
     "GGUFWeightOnlyConfig",
+    "GPTQConfig",
+    "ImatrixConfig",
     "Int4WeightOnlyConfig",
     "Int8DynamicActivationInt4WeightConfig",
     "Int8DynamicActivationInt8WeightConfig",

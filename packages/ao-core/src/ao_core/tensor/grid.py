@@ -1,0 +1,118 @@
+"""The values that a quantized tensor can take while its scales and zero points stay: a grid per element.
+
+Algorithms that round weights one after the other (GPTQ, learned rounding) choose codes on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ao_core.errors import UnsupportedOp
+from ao_core.layouts import Layout, scale_values, zero_values
+from ao_core.numerics import expand, grid_shape, zero_to_float
+from ao_core.records import DType
+from ao_core.registry import registry
+from ao_core.spec import Spec
+from ao_core.tensor.input_steps import stored_spec
+from ao_core.tensor.qtensor import QTensor
+from ao_core.tensor.relayout import to_layout
+
+__all__ = ["Grid", "grid_of", "regridded"]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A number format, and the scale and zero point of each element.
+
+    Attributes:
+        dtype: the number format.
+        block_of: the number of the block that each element is in, int32, of the stored shape.
+        scale: one per block, float32; of a learned codebook (blocks, values); None where there is none.
+        zero_point: one per block, in float32, or None.
+        is_offset: whether the zero point is subtracted after scaling.
+    """
+
+    dtype: DType
+    block_of: Tensor
+    scale: Tensor | None
+    zero_point: Tensor | None
+    is_offset: bool
+
+    def nearest(self, x: Tensor, block_of: Tensor) -> tuple[Tensor, Tensor]:
+        """The codes of the nearest values to `x`, and these values in float32.
+
+        Args:
+            x: any floating-point numbers; compared in float32, as the reference kernel does.
+            block_of: the blocks that they are in, in the same shape: a part of `self.block_of`.
+        """
+        x = x.float()
+        if self.scale is None:
+            codes = self.dtype.encode(x)
+            return codes, self.dtype.decode(codes).float()
+        scale = self.scale[block_of]
+        if self.dtype.kind == "codebook":
+            places = (x[..., None] - scale).abs().argmin(-1)
+            return places.to(torch.uint8), scale.gather(-1, places[..., None])[..., 0]
+        zero = 0.0 if self.zero_point is None else self.zero_point[block_of]
+        if self.is_offset:
+            codes = self.dtype.encode((x + zero) / scale)
+            return codes, self.dtype.decode(codes) * scale - zero
+        codes = self.dtype.encode(x / scale + zero)
+        values = (self.dtype.decode(codes) - zero) * scale
+        # a scale of infinity stands for one that was rounded to 0
+        return codes, values.nan_to_num(nan=0.0) if self.dtype.has_zero else values
+
+
+def grid_of(q: QTensor) -> Grid:
+    """The grid of a tensor in its stored order, over its stored (stepped) values.
+
+    Raises:
+        UnsupportedOp: its layout holds only some of the elements, or it is permuted.
+    """
+    _, spec, (codes, scale, zero_point) = _unpacked(q)
+    dtype, shape = registry.dtypes.get(spec.dtype), tuple(codes.shape)
+    counts = grid_shape(shape, spec.block)
+    numbers = torch.arange(prod(counts), dtype=torch.int32, device=codes.device)
+    block_of = expand(numbers.view(counts), shape, spec.block).expand(shape)
+    by, point = scale_values(scale), zero_values(zero_point)
+    if by is not None:
+        by = by.float().reshape(-1, *by.shape[len(counts) :])  # codebooks have a dimension more
+    if by is not None and isinstance(scale, QTensor):
+        by = torch.where(by == 0, torch.inf, by)
+    return Grid(
+        dtype,
+        block_of.reshape(q.stored_shape),
+        by,
+        None if point is None else zero_to_float(point, dtype).reshape(-1),
+        spec.zero_point == "offset",
+    )
+
+
+def regridded(q: QTensor, codes: Tensor) -> QTensor:
+    """The same tensor with other codes: scales, zero points and input steps stay.
+
+    Args:
+        q: in its stored order.
+        codes: of the stored shape, as `Grid.nearest` gives them.
+    """
+    layout, spec, (old, scale, zero_point) = _unpacked(q)
+    dtype = registry.dtypes.get(spec.dtype)
+    new = layout.pack(codes.to(old.dtype).reshape(old.shape), scale, zero_point, spec, dtype)
+    base = q.canonical()
+    return to_layout(base.like({**base.parts, **new}), q.spec.layout)
+
+
+def _unpacked(q: QTensor) -> tuple[Layout, Spec, tuple[Tensor, Tensor | None, Tensor | None]]:
+    """The canonical layout, the format in it, and the codes, scale and zero point as stored."""
+    if q.is_permuted:
+        raise UnsupportedOp("the grid of a tensor is in its stored order; transpose it first")
+    base = q.canonical()
+    layout, spec = base.layout_record, stored_spec(base.spec)
+    if type(layout).sparsify is not Layout.sparsify:
+        raise UnsupportedOp(f"{q.spec}: the layout {layout.name!r} does not hold all elements")
+    dtype = registry.dtypes.get(spec.dtype)
+    return layout, spec, layout.unpack(base.parts, spec, base.stored_shape, dtype)

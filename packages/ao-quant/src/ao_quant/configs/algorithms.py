@@ -1,0 +1,111 @@
+"""Configurations of calibrated algorithms: a format, and how its codes or scales are found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ao_core import Config, FqnToConfig, resolve_config
+from ao_core.ext import AoError, ConfigError, WeightConfig, shown
+from ao_quant.configs.base import one_of
+from ao_quant.configs.ints import Int4WeightOnlyConfig
+
+__all__ = ["ORDERS", "AWQConfig", "BaseConfig", "GPTQConfig", "ImatrixConfig"]
+
+#: the values of `GPTQConfig.order`
+ORDERS = ("activations", "groups", "natural")
+_BASE = Int4WeightOnlyConfig(128)
+
+
+@dataclass(frozen=True)
+class BaseConfig(Config):
+    """Base of configurations that find codes or scales of another one's format.
+
+    Attributes:
+        base: the configuration, or the name of its recipe, by which weights are quantized.
+    """
+
+    base: Config = _BASE
+
+    def __post_init__(self) -> None:
+        try:
+            base = resolve_config(self.base)
+        except AoError as error:
+            raise ConfigError(f"base={shown(self.base)}: {error}") from error
+        if isinstance(base, FqnToConfig):
+            raise ConfigError(
+                f"base={shown(self.base)}: use one configuration, and FqnToConfig around "
+                f"{type(self).__name__}"
+            )
+        if not isinstance(base, WeightConfig):
+            raise ConfigError(
+                f"base={shown(self.base)}: {type(self).__name__} needs a format of weights, such as "
+                "Int4WeightOnlyConfig(128)"
+            )
+        object.__setattr__(self, "base", base)
+
+    def check(self) -> None:
+        """Raise what the base raises."""
+        self.base.check()
+
+
+@dataclass(frozen=True)
+class GPTQConfig(BaseConfig):
+    """GPTQ: columns are rounded one after the other, and those that follow make up for the errors.
+
+    The squared error of a layer's outputs on the data is a quadratic form in the change of its weights, with
+    H = Σ x xᵀ. Scales and zero points are those of the unchanged weight ("static groups"), so weights can
+    be rounded in any order, and the result runs like one of rounding to nearest.
+
+    Reference: Frantar, Ashkboos, Hoefler and Alistarh 2022, arXiv:2210.17323.
+
+    Attributes:
+        damping: share of the mean of H's diagonal that is added to it. Where H is singular all the same it is
+            ten times as much, up to 1; the report has what was used.
+        order: in which columns are rounded: "activations", by falling Σ x²; "groups", so inside the groups
+            and among them, each group at once; or "natural".
+        importance: whether scales are searched for the least error weighted by Σ x² of the columns, as
+            `ImatrixConfig` does; otherwise they are those of the base.
+    """
+
+    damping: float = 0.01
+    order: str = "activations"
+    importance: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.damping <= 1:
+            raise ConfigError(
+                f"damping={self.damping!r}: use a share above 0, up to 1, such as 0.01"
+            )
+        one_of(self, "order", ORDERS)
+
+
+@dataclass(frozen=True)
+class ImatrixConfig(BaseConfig):
+    """Scales of least squared error, where the error of a column counts by Σ x² of its inputs.
+
+    The data-aware counterpart of `scale_method="mse"`: the diagonal of GPTQ's H, the "importance matrix" of
+    llama.cpp. Codes are rounded to nearest.
+    """
+
+
+@dataclass(frozen=True)
+class AWQConfig(BaseConfig):
+    """AWQ: input channels of large activations get finer steps.
+
+    Columns of the weight are multiplied by s = mean|x|ʳ, and activations are divided by it before the matmul,
+    by an input step. The exponent r is searched for the least squared error of the outputs, tr(Δ H Δᵀ), on a
+    grid that has r = 0, rounding to nearest as it is.
+
+    Reference: Lin et al. 2023, arXiv:2306.00978. There s is folded into the layer before where there is one.
+
+    Attributes:
+        steps: how many exponents above 0, up to 1, are tried.
+    """
+
+    steps: int = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps < 1:
+            raise ConfigError(f"steps={self.steps!r}: must be positive, e.g. 20")

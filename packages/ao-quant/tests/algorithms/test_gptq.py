@@ -1,0 +1,166 @@
+"""GPTQ against its own mathematics: brute force, identities, and what must fail."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from ao_core import QTensor, Spec, quantize_tensor
+from ao_core.ext.quantizing import grid_of, regridded
+from ao_quant.algorithms.gptq import gptq
+from ao_quant.algorithms.hessian import inverse_factor, order_of
+
+INT2 = Spec("int2", (1, -1), layout="packed")
+INT4 = Spec("uint4", (1, 16), zero_point="int", layout="packed")
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def hessian_of(columns, rows=200, seed=1):
+    """Σ x xᵀ of correlated inputs."""
+    x = normal(rows, columns, seed=seed) @ normal(columns, columns, seed=seed + 1)
+    return x.t() @ x
+
+
+def loss(change, hessian):
+    return ((change @ hessian) * change).sum(-1)
+
+
+def rounded(weight, spec, hessian, *, block=64, damping=1e-9, order=None):
+    """Codes, the reported error, and the values."""
+    q = quantize_tensor(weight.float(), spec)
+    grid = grid_of(q)
+    order = torch.arange(weight.shape[1]) if order is None else order
+    factor, _ = inverse_factor(hessian[order][:, order], damping)
+    codes, total = gptq(weight[:, order], factor, grid, grid.block_of[:, order], block)
+    codes = torch.empty_like(codes).index_copy_(1, order, codes)
+    return codes, total, regridded(q, codes).dequantize().double()
+
+
+def surgeon(weight, spec, hessian):
+    """The optimal brain surgeon: after each column the rest minimizes the quadratic form, solved anew."""
+    grid = grid_of(quantize_tensor(weight.float(), spec))
+    weight, codes = weight.clone(), []
+    columns = weight.shape[1]
+    for i in range(columns):
+        code, value = grid.nearest(weight[:, i], grid.block_of[:, i])
+        codes.append(code)
+        left = torch.arange(i, columns)
+        inverse = torch.linalg.inv(hessian[left][:, left])
+        change = (weight[:, i] - value) / inverse[0, 0]
+        weight[:, left] -= change[:, None] * inverse[0]
+    return torch.stack(codes, 1)
+
+
+@pytest.mark.parametrize("spec", [INT2, INT4], ids=str)
+@pytest.mark.parametrize("block", [1, 3, 64])
+def test_it_is_the_optimal_brain_surgeon(spec, block):
+    weight, hessian = normal(24, 8), hessian_of(8)
+    codes, _, _ = rounded(weight, spec, hessian, block=block)
+    assert torch.equal(codes, surgeon(weight, spec, hessian))
+
+
+def test_a_diagonal_hessian_is_rounding_to_nearest():
+    weight = normal(12, 40)
+    codes, _, values = rounded(weight, INT4, torch.diag(normal(40).square() + 0.1))
+    nearest = quantize_tensor(weight.float(), INT4)
+    assert torch.equal(values, nearest.dequantize().double())
+    assert torch.equal(regridded(nearest, codes).qdata, nearest.qdata)
+
+
+def test_weights_on_the_grid_stay():
+    weight = quantize_tensor(normal(6, 32).float(), INT4).dequantize().double()
+    _, total, values = rounded(weight, INT4, hessian_of(32))
+    assert torch.equal(values, weight)
+    assert float(total) < 1e-9
+
+
+def test_the_errors_add_up_to_the_quadratic_form():
+    weight, hessian, damping = normal(20, 48), hessian_of(48), 0.01
+    _, total, values = rounded(weight, INT2, hessian, damping=damping)
+    damped = hessian + damping * hessian.diagonal().mean() * torch.eye(48, dtype=torch.float64)
+    expected = loss(values - weight, damped).sum()
+    torch.testing.assert_close(total, expected, rtol=1e-6, atol=0)
+
+
+def test_between_the_best_codes_and_rounding_to_nearest():
+    """Of 4⁵ codes of each row; per row it may be worse than rounding to nearest, over all it is not."""
+    weight, hessian = normal(120, 5), hessian_of(5)
+    _, _, values = rounded(weight, INT2, hessian)
+    q = quantize_tensor(weight.float(), INT2)
+    grid = grid_of(q)
+    levels = grid.dtype.decode(torch.arange(4, dtype=torch.uint8)).double()
+    choices = torch.tensor(list(itertools.product(levels.tolist(), repeat=5)), dtype=torch.float64)
+    candidates = (
+        choices[None]
+        * grid.scale[grid.block_of[:, :1].long()].double()[:, :, None].squeeze(-1)[..., None]
+    )
+    best = loss(candidates - weight[:, None], hessian).amin(-1)
+    found, nearest = loss(values - weight, hessian), loss(q.dequantize().double() - weight, hessian)
+    assert bool((best <= found * (1 + 1e-9)).all())
+    assert 0.15 < float(found.sum() / nearest.sum()) < 0.75
+
+
+@pytest.mark.parametrize("mutation", ["dense inverse", "no feedback", "another layer"])
+def test_mutations_that_also_beat_rounding_are_told_apart(mutation):
+    weight, hessian = normal(64, 24), hessian_of(24)
+    grid = grid_of(quantize_tensor(weight.float(), INT2))
+    factor, _ = inverse_factor(hessian, 1e-9)
+    if mutation == "dense inverse":
+        inverse = torch.linalg.inv(hessian)
+        factor = inverse.triu() / inverse.diagonal().sqrt()[:, None]
+    elif mutation == "no feedback":
+        factor = torch.block_diag(*(factor[i : i + 8, i : i + 8] for i in range(0, 24, 8)))
+    else:
+        factor, _ = inverse_factor(hessian_of(24, seed=9), 1e-9)
+    codes, _ = gptq(weight, factor, grid, grid.block_of)
+    assert not torch.equal(codes, surgeon(weight, INT2, hessian))
+
+
+@pytest.mark.parametrize("name", ["activations", "groups", "natural"])
+def test_orders(name):
+    squares = torch.tensor([1.0, 5.0, 2.0, 9.0, 0.0, 3.0])
+    found = order_of(name, squares, torch.tensor([0, 0, 1, 1, 2, 2])).tolist()
+    wanted = {
+        "activations": [3, 1, 5, 2, 0, 4], "groups": [3, 2, 1, 0, 5, 4], "natural": list(range(6)),
+    }  # fmt: skip
+    assert found == wanted[name]
+    _, _, values = rounded(normal(9, 6), INT2, hessian_of(6), order=torch.tensor(found))
+    assert bool(values.isfinite().all())
+
+
+def test_a_singular_hessian_is_damped_more_and_says_so():
+    x = normal(3, 16)
+    _, damping = inverse_factor(x.t() @ x, 1e-20)
+    assert damping > 1e-20
+    factor, damping = inverse_factor(torch.zeros(4, 4, dtype=torch.float64), 0.01)
+    assert damping == 0.01
+    assert torch.equal(factor, torch.eye(4, dtype=torch.float64))
+
+
+SPECS = [
+    Spec("int8", (1, -1)),
+    Spec("nf4", (1, 16), layout="packed"),
+    Spec("f4e2m1", (1, 16), "e8m0", layout="packed"),
+    Spec("f4e2m1", (1, 16), Spec("f8e4m3", (-1, -1)), layout="packed"),
+    Spec("uint3", (1, 16), "bfloat16", "float", layout="packed"),
+    Spec("uint4", (4, 16), "bfloat16", "offset", layout="packed"),
+    Spec("codebook4", (1, -1), "bfloat16", layout="packed"),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("columns", [48, 41])
+def test_the_grid_of_every_format_is_that_of_the_reference(spec, columns):
+    weight = normal(8, columns).float()
+    q = quantize_tensor(weight, spec)
+    grid = grid_of(q)
+    codes, values = grid.nearest(weight, grid.block_of)
+    torch.testing.assert_close(values, q.dequantize(torch.float32), rtol=1e-6, atol=1e-7)
+    again = regridded(q, codes)
+    assert isinstance(again, QTensor)
+    assert torch.equal(again.dequantize(), q.dequantize())
