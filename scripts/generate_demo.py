@@ -24,7 +24,8 @@ def section(data: dict[str, Any]) -> str:
     rows = [row for row in data["results"] if row["decode_rate"] is not None]
     text = (
         f"{about['model']}, {about['threads']} thread(s) of an {about['machine']}, {about['date'][:10]}. "
-        f"KL and next words are compared with the original over {about['tokens']} tokens of Python's documentation."
+        f"KL and next words: compared with the original, over {about['tokens']} tokens of Python's "
+        "documentation."
     )
     return "\n\n".join([table(HEADER, list(map(line, rows))), text])
 

@@ -70,7 +70,15 @@ def test_part_by_part(dense, sd3, run, tmp_path):
     assert made.transformer_blocks[0].ff.net[2].weight.spec.dtype == "nf4"
     assert not isinstance(made.norm_out.linear.weight, QTensor)
     made.save_pretrained(tmp_path / "q")
-    assert torch.equal(run(load(tmp_path / "q", sd3)), run(made))
+    loaded = load(tmp_path / "q", sd3)
+    for name, tensor in made.state_dict().items():
+        assert torch.equal(*(plain(t) for t in (tensor, loaded.state_dict()[name]))), name
+    # torch's own matmul of a dense weight rounds by where the file has it in memory
+    torch.testing.assert_close(run(loaded), run(made), rtol=1e-5, atol=1e-6)
+
+
+def plain(tensor):
+    return tensor.dequantize() if isinstance(tensor, QTensor) else tensor
 
 
 def test_convolutions_that_stay_dense_are_reported(named, tmp_path):
