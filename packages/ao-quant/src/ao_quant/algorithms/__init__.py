@@ -1,1 +1,1 @@
-"""Algorithms that choose codes or scales by calibration data: GPTQ, importance-weighted scales, AWQ."""
+"""Algorithms that choose codes, scales or input factors by calibration data."""

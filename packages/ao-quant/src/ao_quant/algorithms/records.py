@@ -7,16 +7,17 @@ from typing import Any
 
 from ao_core import Algorithm, Config
 from ao_core.ext import registry
-from ao_core.ext.calibration import ABS_SUMS, HESSIAN, SQUARES
+from ao_core.ext.calibration import ABS_MAX, ABS_SUMS, HESSIAN, SQUARES
 from ao_quant.algorithms.solving import (
     refuses,
-    refuses_awq,
     refuses_gptq,
+    refuses_scaling,
     solve_awq,
     solve_gptq,
     solve_imatrix,
+    solve_smoothquant,
 )
-from ao_quant.configs.algorithms import AWQConfig, GPTQConfig, ImatrixConfig
+from ao_quant.configs.algorithms import AWQConfig, GPTQConfig, ImatrixConfig, SmoothQuantConfig
 
 __all__ = ["ALGORITHMS"]
 
@@ -52,7 +53,16 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         AWQConfig,
         partial(_needs, (HESSIAN, ABS_SUMS)),
         solve_awq,
-        refuses=refuses_awq,
+        refuses=refuses_scaling,
+        for_head=_for_head,
+    ),
+    Algorithm(
+        "smoothquant",
+        SmoothQuantConfig,
+        partial(_needs, (ABS_MAX,)),
+        solve_smoothquant,
+        sequential=False,
+        refuses=refuses_scaling,
         for_head=_for_head,
     ),
 )

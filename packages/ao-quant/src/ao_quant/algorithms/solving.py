@@ -22,13 +22,29 @@ from ao_quant.algorithms.applying import (
 from ao_quant.algorithms.gptq import gptq
 from ao_quant.algorithms.hessian import inverse_factor, order_of
 from ao_quant.configs import GGUFWeightOnlyConfig
-from ao_quant.configs.algorithms import AWQConfig, BaseConfig, GPTQConfig, ImatrixConfig
+from ao_quant.configs.algorithms import (
+    AWQConfig,
+    BaseConfig,
+    GPTQConfig,
+    ImatrixConfig,
+    SmoothQuantConfig,
+)
 
-__all__ = ["refuses", "refuses_awq", "refuses_gptq", "solve_awq", "solve_gptq", "solve_imatrix"]
+__all__ = [
+    "refuses",
+    "refuses_gptq",
+    "refuses_scaling",
+    "solve_awq",
+    "solve_gptq",
+    "solve_imatrix",
+    "solve_smoothquant",
+]
 
 _Seen = tuple[Statistics, ...]
 #: the least factor of a column
 _LEAST = 1e-4
+#: the least range of a channel, of activations or weights
+_TINY = 1e-5
 
 
 def solve_gptq(weight: Tensor, seen: _Seen, config: GPTQConfig, target: Target) -> Solved | Skip:
@@ -89,6 +105,17 @@ def solve_awq(weight: Tensor, seen: _Seen, config: AWQConfig, target: Target) ->
     return Solved(best, config.base, note=_few(seen, weight))
 
 
+def solve_smoothquant(
+    weight: Tensor, seen: _Seen, config: SmoothQuantConfig, target: Target
+) -> Solved | Skip:
+    """`Algorithm.solve` of `SmoothQuantConfig`."""
+    inputs = torch.stack([each["abs_max"] for each in seen]).clamp(min=_TINY)
+    columns = weight.abs().amax(1).float().clamp(min=_TINY)
+    factors = inputs**config.alpha / columns ** (1 - config.alpha)
+    found = scaled(weight, config.base, target, factors)
+    return found if isinstance(found, Skip) else Solved(found, config.base)
+
+
 def refuses(weight: Tensor, config: BaseConfig, target: Target) -> str | None:
     """Why the base has no format for a weight, if so."""
     found = registry.transform_for(type(config.base)).apply(weight, config.base, target)
@@ -112,7 +139,7 @@ def refuses_gptq(weight: Tensor, config: GPTQConfig, target: Target) -> str | No
     return None
 
 
-def refuses_awq(weight: Tensor, config: AWQConfig, target: Target) -> str | None:
+def refuses_scaling(weight: Tensor, config: BaseConfig, target: Target) -> str | None:
     """`refuses`, and where there is no matmul whose activations could be divided."""
     if reason := refuses(weight, config, target):
         return reason

@@ -6,7 +6,13 @@ Each configuration also has a short lowercase name, the name of its recipe.
 from __future__ import annotations
 
 from ao_core import Config
-from ao_quant.configs.algorithms import AWQConfig, BaseConfig, GPTQConfig, ImatrixConfig
+from ao_quant.configs.algorithms import (
+    AWQConfig,
+    BaseConfig,
+    GPTQConfig,
+    ImatrixConfig,
+    SmoothQuantConfig,
+)
 from ao_quant.configs.base import GROUP_SIZES
 from ao_quant.configs.codebooks import CodebookWeightOnlyConfig, NF4WeightOnlyConfig
 from ao_quant.configs.floats import (
@@ -75,6 +81,7 @@ __all__ = [
     "NVFP4DynamicActivationNVFP4WeightConfig",
     "NVFP4StaticActivationNVFP4WeightConfig",
     "NVFP4WeightOnlyConfig",
+    "SmoothQuantConfig",
     "StaticConfig",
     "UIntxWeightOnlyConfig",
     "bitnet_weight_only",

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from ao_core import Config, FqnToConfig, resolve_config
 from ao_core.ext import AoError, ConfigError, WeightConfig, shown
 from ao_quant.configs.base import one_of
-from ao_quant.configs.ints import Int4WeightOnlyConfig
+from ao_quant.configs.ints import Int4WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig
 
-__all__ = ["ORDERS", "AWQConfig", "BaseConfig", "GPTQConfig", "ImatrixConfig"]
+__all__ = [
+    "ORDERS", "AWQConfig", "BaseConfig", "GPTQConfig", "ImatrixConfig", "SmoothQuantConfig",
+]  # fmt: skip
 
 #: the values of `GPTQConfig.order`
 ORDERS = ("activations", "groups", "natural")
 _BASE = Int4WeightOnlyConfig(128)
+_BOTH = Int8DynamicActivationInt8WeightConfig()
 
 
 @dataclass(frozen=True)
@@ -109,3 +112,25 @@ class AWQConfig(BaseConfig):
         super().__post_init__()
         if self.steps < 1:
             raise ConfigError(f"steps={self.steps!r}: must be positive, e.g. 20")
+
+
+@dataclass(frozen=True)
+class SmoothQuantConfig(BaseConfig):
+    """SmoothQuant: part of the range of activations is moved into the weight, where both are quantized.
+
+    Activations of channel j are divided by s = max|x_j|ᵃ / max|w_j|¹⁻ᵃ before they are quantized, by an input
+    step, and the columns of the weight are multiplied by it.
+
+    Reference: Xiao et al. 2022, arXiv:2211.10438. There s is folded into the norm before, where there is one.
+
+    Attributes:
+        alpha: the share a of the range that the weight takes, from 0 to 1.
+    """
+
+    base: Config = _BOTH
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.alpha <= 1:
+            raise ConfigError(f"alpha={self.alpha!r}: use a share from 0 to 1, such as 0.5")
