@@ -124,6 +124,7 @@ class SmoothQuantConfig(BaseConfig):
     Reference: Xiao et al. 2022, arXiv:2211.10438. There s is folded into the norm before, where there is one.
 
     Attributes:
+        base: as of the others; one that quantizes activations.
         alpha: the share a of the range that the weight takes, from 0 to 1.
     """
 
