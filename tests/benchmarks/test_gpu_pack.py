@@ -202,6 +202,25 @@ def test_bars_are_met_missed_or_not_measured() -> None:
     assert list(verdicts(made_up(times=8.1)).values()).count("missed") == 0
 
 
+def test_attention_is_judged_where_contexts_are_long() -> None:
+    what = "attention of one query over kv8, 32K tokens and more"
+    line = {
+        "contender": "ao kv8",
+        "name": "decoding",
+        "share_of_copy": 0.8,
+        "beside": {"bf16": 1.8},
+    }
+    short = {**line, "context": 4096, "share_of_copy": 0.1, "beside": {"bf16": 0.5}}
+    found = verdicts({"parts": {"attention": {"lines": [short]}}})
+    assert found[f"{what}: over bf16"] == "not measured"
+    both = [short, {**line, "context": 32768}]
+    found = verdicts({"parts": {"attention": {"lines": both}}})
+    assert found[f"{what}: over bf16"] == found[f"{what}: share of the copy bandwidth"] == "met"
+    both.append({**line, "context": 131072, "beside": {"bf16": 1.7}})
+    found = verdicts({"parts": {"attention": {"lines": both}}})
+    assert found[f"{what}: over bf16"] == "missed"
+
+
 def test_reports_say_what_failed_and_what_was_left_out() -> None:
     from report import markdown, summary
 
@@ -256,7 +275,13 @@ def test_sizes_of_the_model_are_those_of_llama() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("part", "run"), [("weights", "in_process"), ("sparsity", "of_part"), ("steps", "of_part")]
+    ("part", "run"),
+    [
+        ("weights", "in_process"),
+        ("attention", "of_part"),
+        ("sparsity", "of_part"),
+        ("steps", "of_part"),
+    ],
 )
 def test_parts_run_without_a_gpu(part: str, run: str) -> None:
     import run_all

@@ -16,6 +16,8 @@ Line = dict[str, Any]
 INT4 = "ao int4 g128"
 #: elements of weights that are called large
 LARGE = 58_000_000
+#: tokens of context from which attention is judged
+LONG = 32768
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,16 @@ def gain(result: Result) -> float | None:
     return None if ours is None or dense is None else ours / dense
 
 
+def attention(recipe: str, figure: str, result: Result) -> float | None:
+    """The smallest gain over bf16, or share of the copy bandwidth, of decoding at `LONG` tokens and more."""
+    found = [
+        line["beside"].get("bf16") if figure == "gain" else line["share_of_copy"]
+        for line in lines(result, "attention", contender=f"ao {recipe}", name="decoding")
+        if line["context"] >= LONG
+    ]
+    return min(found) if found and None not in found else None
+
+
 TINYGEMM, GEMLITE = "torch int4 g128", "gemlite int4 g128"
 _TOKENS = "{:.0f} tokens/s"
 BARS = (
@@ -113,6 +125,17 @@ BARS = (
         for model, least in (("bf16", 240), ("int8", 400), ("int4 g64", 600))
     ),
     Bar("decoding in int4 g64: over bf16", 2.5, gain),
+    *(
+        Bar(f"attention of one query over {recipe}, 32K tokens and more: over bf16", least, measure)
+        for recipe, least in (("kv8", 1.75), ("kv4", 2.8))
+        for measure in [partial(attention, recipe, "gain")]
+    ),
+    Bar(
+        "attention of one query over kv8, 32K tokens and more: share of the copy bandwidth",
+        0.8,
+        partial(attention, "kv8", "share"),
+        "{:.0%}",
+    ),
 )
 
 

@@ -10,6 +10,7 @@ from gpu_bars import Line, Result, judged, lines
 TITLES = {
     "weights": "Linear layers with quantized weights",
     "generation": "A model of Llama-3-8B's shape",
+    "attention": "Attention over quantized keys and values",
     "two_operands": "Two operands in 8 bits",
     "sparsity": "Sparsity",
     "casts": "Casts",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ao_triton_checks.limits import Check
 from kernel_checks import (
     adam,
+    attend,
     cast,
     fake_quantize,
     hadamard,
@@ -17,7 +18,18 @@ from kernel_checks import (
 
 __all__ = ["CHECKS", "SLOW_CHECKS"]
 
-_FAMILIES = (weight_only, adam, fake_quantize, cast, rows, scaled_mm, w4a8, sparse, hadamard)
+_FAMILIES = (
+    weight_only,
+    adam,
+    fake_quantize,
+    cast,
+    rows,
+    scaled_mm,
+    w4a8,
+    sparse,
+    hadamard,
+    attend,
+)
 #: those that CI checks in every change
 CHECKS: tuple[Check, ...] = tuple(check for family in _FAMILIES for check in family.CHECKS)
 #: the rest

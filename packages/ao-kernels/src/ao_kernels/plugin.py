@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ao_core import Kernel, Layout, hookimpl
 from ao_kernels.cpu.adam import ADAM_KERNELS as CPU_ADAM_KERNELS
-from ao_kernels.cpu.attend import ATTEND_KERNELS
+from ao_kernels.cpu.attend import ATTEND_KERNELS as CPU_ATTEND_KERNELS
 from ao_kernels.cpu.block_sparse import BLOCK_SPARSE_KERNELS, BLOCK_SPARSE_LAYOUTS
 from ao_kernels.cpu.blocks import BLOCK_KERNELS as CPU_BLOCK_KERNELS
 from ao_kernels.cpu.embedding import TILE_KERNELS
@@ -18,6 +18,7 @@ from ao_kernels.cpu.tail import TAIL_KERNELS
 from ao_kernels.cpu.tiles import LAYOUTS
 from ao_kernels.cpu.two_four import TWO_FOUR_KERNELS
 from ao_kernels.triton.adam.records import ADAM_KERNELS as TRITON_ADAM_KERNELS
+from ao_kernels.triton.attend.records import ATTEND_KERNELS as TRITON_ATTEND_KERNELS
 from ao_kernels.triton.bsr.layout import BSR_LAYOUTS
 from ao_kernels.triton.bsr.records import BSR_KERNELS
 from ao_kernels.triton.cast.records import CAST_KERNELS
@@ -52,10 +53,11 @@ def ao_kernels() -> Iterable[Kernel]:
         *BLOCK_SPARSE_KERNELS,
         *TWO_FOUR_KERNELS,
         *CPU_HADAMARD_KERNELS,
-        *ATTEND_KERNELS,
+        *CPU_ATTEND_KERNELS,
         *TAIL_KERNELS,
         *CPU_BLOCK_KERNELS,
     )
     triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS, *BLOCK_KERNELS)
     triton = (*triton, *DYNAMIC_KERNELS, *DYNAMIC4_KERNELS, *TRITON_HADAMARD_KERNELS)
+    triton = (*triton, *TRITON_ATTEND_KERNELS)
     return (*cpu, *triton, *SPARSIFY_KERNELS, *BSR_KERNELS)

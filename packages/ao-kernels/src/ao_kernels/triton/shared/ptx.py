@@ -19,6 +19,7 @@ __all__ = [
     "block",
     "divide",
     "load_scale",
+    "multiply_add",
     "pack_float8",
     "refine",
     "round_pair",
@@ -92,6 +93,11 @@ def refine() -> str:
             "fma.rn.f32 $0, rest, $1, $1;",
         ]
     )
+
+
+def multiply_add(element: str) -> str:
+    """$1 · $2 + $3 of two neighbours in "bf16" or "fp16"."""
+    return f"fma.rn.{SUFFIX[element]} $0, $1, $2, $3;"
 
 
 def round_pair(element: str) -> str:

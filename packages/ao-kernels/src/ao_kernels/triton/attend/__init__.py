@@ -1,0 +1,1 @@
+"""Attention over quantized keys and values."""
