@@ -56,6 +56,8 @@ def test_a_filled_cache_is_that_of_a_prompt_as_long(loaded, kv):
         runner_of(loaded, kv)(w) for w in (Workload(304, 3), Workload(4, 3, filled=300))
     )
     assert filled.cache == given.cache > 0
+    run, again = runner_of(loaded, kv), Workload(4, 3, filled=300)
+    assert run(again).cache == run(again).cache == given.cache
     ragged = Workload(8, 3, 2, ragged=True, filled=300)
     assert runner_of(loaded, kv)(ragged).cache == 2 * runner_of(loaded, kv)(Workload(308, 3)).cache
     assert str(ragged).startswith("batch of 2, after 300 random keys and values, prompt of 2 to 8")
@@ -73,6 +75,16 @@ def test_filling_is_in_pieces_and_needs_keys(loaded, monkeypatch):
         assert torch.equal(ours.keys.dense(), theirs.keys)
         assert theirs.keys.std() == pytest.approx(1, abs=0.05)
     assert not torch.equal(own.layers[0].keys, own.layers[1].keys)
+    assert exact.get_seq_length() == 250
+    monkeypatch.setattr("ao_hf.generation.caches._PIECE", 384)
+    long = make_cache(loaded.model, "kv4")
+    fill(long, loaded.model, 2, 1000)  # blocks of 128 whose codes come again, and 232 exact tokens
+    keys, values = long.layers[1].keys.dense(), long.layers[1].values.dense()
+    assert (long.get_seq_length(), long.layers[1].kv.coded, keys.shape[2]) == (1000, 768, 1000)
+    for x in (keys, values):
+        assert torch.equal(x[:, :, :256], x[:, :, 256:512])
+        assert torch.equal(x[:, :, :256], x[:, :, 512:768])
+        assert x[:, :, 768:].std() == pytest.approx(1, abs=0.05)
     monkeypatch.setattr("ao_hf.generation.caches._one_token", lambda model: [None, None])
     with pytest.raises(ConfigError, match="filled=9: layer 0 of LlamaForCausalLM keeps no keys"):
         fill(own, loaded.model, 1, 9)

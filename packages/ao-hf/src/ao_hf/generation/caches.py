@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -73,10 +73,10 @@ def decoding(model: Any, kv: str | None) -> Iterator[None]:
 
 
 def fill(cache: Any, model: Any, rows: int, tokens: int, capacity: int | None = None) -> None:
-    """Fill an empty cache with random keys and values, in pieces, in place of a prefill.
+    """Fill an empty cache with random keys and values, in place of a prefill.
 
-    Speed and memory of decoding need no others, and a prefill of 100,000 tokens takes hours on a CPU. Pieces
-    are the same over and over.
+    Speed and memory of decoding need no others, and a prefill of 100,000 tokens takes hours on a CPU. Some
+    thousand tokens are drawn for each layer, and come again and again.
 
     Args:
         cache: that `make_cache` made.
@@ -88,6 +88,8 @@ def fill(cache: Any, model: Any, rows: int, tokens: int, capacity: int | None = 
     Raises:
         ConfigError: a layer keeps something else than keys and values.
     """
+    from ao_hf.cache.layers import AoLayer
+
     if not tokens:
         return
     for number, (layer, like) in enumerate(zip(cache.layers, _one_token(model), strict=True)):
@@ -96,16 +98,38 @@ def fill(cache: Any, model: Any, rows: int, tokens: int, capacity: int | None = 
                 f"filled={tokens}: layer {number} of {type(model).__name__} keeps no keys and values, and "
                 "what it keeps cannot be drawn; use filled=0 and a longer prompt"
             )
-        generator = torch.Generator().manual_seed(number)
-        size = min(tokens, _PIECE)
+        generator, size = torch.Generator().manual_seed(number), min(tokens, _PIECE)
         pieces = [
             torch.randn(rows, x.shape[1], size, x.shape[3], generator=generator).to(x) for x in like
         ]
         # a view with the shape of all tokens, which takes no memory
-        shapes = [x[:, :, :1].expand(-1, -1, capacity or tokens, -1) for x in pieces]
-        layer.lazy_initialization(*shapes)
+        layer.lazy_initialization(
+            *(x[:, :, :1].expand(-1, -1, capacity or tokens, -1) for x in pieces)
+        )
         for start in range(0, tokens, size):
             layer.update(*(x[:, :, : tokens - start] for x in pieces))
+            if isinstance(layer, AoLayer) and layer.kv is not None and layer.kv.coded:
+                _repeat(layer.kv, pieces, tokens)
+                layer.tokens = tokens
+                break
+
+
+def _repeat(kv: Any, pieces: Sequence[Tensor], tokens: int) -> None:
+    """Repeat the codes that are there, until there are so many tokens: codes take longer than copies."""
+    from ao_hf.cache.functions import functions
+
+    coded, wanted = kv.coded, functions().coded_tokens(tokens, kv.window)
+    for stored in (kv.key, kv.value):
+        for leaf in stored.leaves:
+            # scales may be shared by the tokens of a block
+            there, end = (n * leaf.shape[2] // stored.shape[2] for n in (coded, wanted))
+            for start in range(there, end, there):
+                stop = min(start + there, end)
+                leaf[:, :, start:stop] = leaf[:, :, : stop - start]
+    for tail, piece in zip((kv.tail_key, kv.tail_value), pieces, strict=True):
+        slots = torch.arange(tail.shape[2], device=piece.device) % piece.shape[2]
+        tail.copy_(piece[:, :, slots])
+    kv.counts.copy_(torch.tensor([tokens, wanted]))
 
 
 def _one_token(model: Any) -> list[tuple[Tensor, Tensor] | None]:
