@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ao_core.ext import MissingExtraError
 from ao_hf.generation.models import transformers_of_ao
@@ -53,7 +53,8 @@ def _diffusers(kind: str, sizes: Mapping[str, Any], dtype: torch.dtype) -> Any:
     except ModuleNotFoundError as error:
         name = error.name or "diffusers"
         raise MissingExtraError(name, "ao-hf[diffusers]", f"a {kind}") from error
-    return getattr(module, kind)(**sizes).to(dtype)
+    # not its own `to`, which speaks of modules that stay in float32 although these have none
+    return nn.Module.to(getattr(module, kind)(**sizes), dtype)
 
 
 # -- inputs ----------------------------------------------------------------------------------------
