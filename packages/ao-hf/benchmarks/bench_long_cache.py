@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 
@@ -41,7 +42,7 @@ def child(recipe: str, tokens: int) -> None:
     model.set_attn_implementation("ao_kv")
     config, draws = model.config, torch.Generator().manual_seed(0)
     heads, dim = config.num_key_value_heads, config.head_dim
-    draw = {"generator": draws, "dtype": torch.bfloat16}
+    draw: dict[str, Any] = {"generator": draws, "dtype": torch.bfloat16}
     key, value = (torch.randn(1, heads, min(PIECE, tokens), dim, **draw) for _ in range(2))
     query = torch.randn(1, config.num_attention_heads, 1, dim, **draw)
 

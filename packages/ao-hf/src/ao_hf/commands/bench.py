@@ -83,9 +83,11 @@ def bench(
             check_kv(name)
         place, preset = str(device_of(device)), named_preset(model)
         forward = None if preset is None else preset.forward
+        measure: Any
+        workloads: list[Any]
         if forward is None:
             table, measure = TEXTS, generation.measure
-            workloads: list[Any] = [
+            workloads = [
                 generation.Workload(length, new_tokens or _NEW, size, uneven, filled)
                 for filled in ([0] if contexts is None else numbers("--contexts", contexts))
                 for length in numbers("--prompt-lengths", prompt_lengths or _PROMPTS)
@@ -104,7 +106,8 @@ def bench(
             contenders = of_folder(folder, recipe, kv, place, dtype)
         else:
             contenders = of_preset(model, recipe, kv, place, dtype)
-        plan, rows = planned(contenders, workloads, place), []
+        plan = planned(contenders, workloads, place)
+        rows: list[Any] = []
         with ExitStack() as stack:
             runners = started(plan.loaded, stack)
             for workload, names in plan.runs.items():
