@@ -120,24 +120,19 @@ def planned(contenders: Contenders, workloads: Sequence[Any], device: str) -> Pl
     once, and a cache while it is used. A tenth is left for what is computed.
     """
     from ao_hf.generation.machine import free_memory
-    from ao_hf.generation.presets import stored_bytes
 
     left = 0.9 * free_memory(device)
-    weights: dict[str, int] = {}
-    caches: dict[tuple[str, Any], int] = {}
-    loaded: dict[str, Mapping[str, Any]] = {}
-    for name, options in contenders.items():
-        weights[name] = 0
-        if options.get("preset"):
-            weights[name] = stored_bytes(options["model"], options["recipe"], options["dtype"])
-            caches |= {(name, w): _cache_of(options, w) for w in workloads}
-        least = min((caches.get((name, w), 0) for w in workloads), default=0)
-        if weights[name] + least <= left:
-            loaded[name] = options
+    weights = {name: _weights_of(options) for name, options in contenders.items()}
+    caches = {(name, w): _cache_of(x, w) for name, x in contenders.items() for w in workloads}
+    chosen = set()
+    for name in sorted(contenders, key=weights.__getitem__):  # as many as possible
+        if weights[name] + min(caches[name, w] for w in workloads) <= left:
+            chosen.add(name)
             left -= weights[name]
-    runs = {w: [name for name in loaded if caches.get((name, w), 0) <= left] for w in workloads}
+    loaded = {name: options for name, options in contenders.items() if name in chosen}
+    runs = {w: [name for name in loaded if caches[name, w] <= left] for w in workloads}
     missing = [
-        Missing(name, w, weights[name], caches.get((name, w)) or None)
+        Missing(name, w, weights[name], caches[name, w] or None)
         for w in workloads
         for name in contenders
         if name not in runs[w]
@@ -145,12 +140,21 @@ def planned(contenders: Contenders, workloads: Sequence[Any], device: str) -> Pl
     return Plan(loaded, runs, missing)
 
 
+def _weights_of(options: Mapping[str, Any]) -> int:
+    """Bytes of the weights of a shape; 0 of a folder."""
+    from ao_hf.generation.presets import stored_bytes
+
+    if not options.get("preset"):
+        return 0
+    return stored_bytes(options["model"], options["recipe"], options["dtype"])
+
+
 def _cache_of(options: Mapping[str, Any], workload: Any) -> int:
-    """Bytes of keys and values at the end of a workload; 0 of a forward pass."""
+    """Bytes of keys and values at the end of a workload; 0 of a folder and of a forward pass."""
     from ao_hf.generation import Workload
     from ao_hf.generation.presets import cache_bytes_of
 
-    if not isinstance(workload, Workload):
+    if not options.get("preset") or not isinstance(workload, Workload):
         return 0
     return cache_bytes_of(
         options["model"], options["kv"], workload.batch, workload.tokens, options["dtype"]
