@@ -293,6 +293,7 @@ def test_dropout_is_that_of_the_model() -> None:
 
 def test_arguments(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = model.config
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     for call, kind, message in (
         (lambda: AoCache(model), ConfigError, "model.config"),
         (lambda: AoCache(config, "kv9"), UnknownNameError, "unknown KV cache recipe 'kv9'"),
@@ -300,6 +301,7 @@ def test_arguments(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: AoCache(config, max_cache_len=0), ConfigError, "max_cache_len=0"),
         (lambda: AoCache(config, skip_layers=[2]), ConfigError, "layers 0 to 1"),
         (lambda: AoCache(config, largest_error=-1.0), ConfigError, "largest_error=-1.0"),
+        (lambda: AoCache(config, offloading=True), ConfigError, "offloading=True: .* none; leave"),
     ):
         with pytest.raises(kind, match=message):
             call()
@@ -320,6 +322,9 @@ def test_tokens_that_do_not_fit(model: Any) -> None:
             logits(model, tokens, cache)
     with pytest.raises(ConfigError, match=r"key is torch.bfloat16 .* this cache is torch.float32"):
         logits(copy.deepcopy(model).bfloat16(), token, cache)
+    elsewhere = torch.empty(2, 2, 1, 8, device="meta")
+    with pytest.raises(ConfigError, match="on meta, and this cache is torch.float32 on cpu"):
+        cache.update(elsewhere, elsewhere, 0)
     other = decoder("llama", num_key_value_heads=4)
     with pytest.raises(ConfigError, match="2 heads"):
         logits(other, token, cache)

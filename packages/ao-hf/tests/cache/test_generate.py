@@ -106,6 +106,39 @@ def test_an_assistant_changes_no_token(name: str, kv: str) -> None:
     assert cache.get_seq_length() == 329
 
 
+@pytest.mark.parametrize("length", [None, 400])
+@pytest.mark.parametrize("options", [{"guidance_scale": 1.5}, {"assistant_early_exit": 1}], ids=str)
+def test_modes_that_run_the_model_twice(options: dict[str, Any], length: int | None) -> None:
+    model, inputs = decoder("llama"), prompt(rows=1, padding=0)
+    own = run(model, DynamicCache(config=model.config), inputs, **options)
+    model.set_attn_implementation("ao_kv")
+    cache = AoCache(model.config, "exact", max_cache_len=length)
+    assert torch.equal(own.sequences, run(model, cache, inputs, **options).sequences)
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_drafts_of_a_model_with_an_encoder(name: str) -> None:
+    """Each is forgotten by the decoder's cache alone."""
+    model, inputs = sequence(name)
+    inputs = {key: x[:1] for key, x in inputs.items()}
+    own = model.generate(**inputs, **WITH_ENCODER)
+    model.set_attn_implementation("ao_kv")
+    cache = AoEncoderDecoderCache(model.config, "exact")
+    found = model.generate(
+        **inputs, **WITH_ENCODER, prompt_lookup_num_tokens=3, past_key_values=cache
+    )
+    assert torch.equal(own.sequences, found.sequences)
+
+
+def test_a_cache_that_is_too_small_says_what_is_needed() -> None:
+    model, inputs = decoder("llama"), prompt(padding=0)
+    cache = AoCache(model.config, "kv8", max_cache_len=305)
+    with pytest.raises(
+        ConfigError, match="1 tokens after 305 are 306, .* max_cache_len=306 or more"
+    ):
+        run(model, cache, inputs)
+
+
 @pytest.mark.parametrize("static", [False, True])
 def test_a_chat_goes_on_with_the_same_cache(static: bool) -> None:
     model, texts = decoder("llama"), []

@@ -13,7 +13,7 @@ from ao_core import QTensor
 from ao_core.ext import AoError, ConfigError, UnknownNameError
 from ao_core.testing.warm import run_python
 from ao_hf.generation import Sample, Workload, load, measure, runner_of, weights_read
-from ao_hf.generation.caches import cache_bytes, cache_reads, make_cache
+from ao_hf.generation.caches import cache_bytes, cache_reads, fill, make_cache
 from ao_hf.generation.machine import PeakMemory, about, read_rate
 from ao_hf.generation.worker import Worker
 
@@ -26,7 +26,7 @@ def in_process(monkeypatch):
     def runners(contenders, stack):
         return {name: contender(**options) for name, options in contenders.items()}
 
-    monkeypatch.setattr("ao_hf.commands.bench._runners", runners)
+    monkeypatch.setattr("ao_hf.commands.contenders.started", runners)
 
 
 def test_a_run(loaded):
@@ -48,6 +48,46 @@ def test_a_run_with_a_quantized_cache(loaded):
     assert sample.cache_memory > sample.cache
     with pytest.raises(UnknownNameError, match="Did you mean 'kv8'"):
         runner_of(loaded, "kv88")
+
+
+@pytest.mark.parametrize("kv", [None, "kv8"])
+def test_a_filled_cache_is_that_of_a_prompt_as_long(loaded, kv):
+    given, filled = (
+        runner_of(loaded, kv)(w) for w in (Workload(304, 3), Workload(4, 3, filled=300))
+    )
+    assert filled.cache == given.cache > 0
+    run, again = runner_of(loaded, kv), Workload(4, 3, filled=300)
+    assert run(again).cache == run(again).cache == given.cache
+    ragged = Workload(8, 3, 2, ragged=True, filled=300)
+    assert runner_of(loaded, kv)(ragged).cache == 2 * runner_of(loaded, kv)(Workload(308, 3)).cache
+    assert str(ragged).startswith("batch of 2, after 300 random keys and values, prompt of 2 to 8")
+    assert ragged.inputs(50)[1].sum(1).tolist() == [302, 308]
+
+
+def test_filling_is_in_pieces_and_needs_keys(loaded, monkeypatch):
+    monkeypatch.setattr("ao_hf.generation.caches._PIECE", 100)
+    own, exact = (make_cache(loaded.model, kv) for kv in (None, "exact"))
+    for cache in (own, exact):
+        fill(cache, loaded.model, 2, 250)
+    for ours, theirs in zip(exact.layers, own.layers, strict=True):
+        assert theirs.values.shape == (2, 2, 250, 12)
+        assert torch.equal(theirs.keys[:, :, :50], theirs.keys[:, :, 200:])
+        assert torch.equal(ours.keys.dense(), theirs.keys)
+        assert theirs.keys.std() == pytest.approx(1, abs=0.05)
+    assert not torch.equal(own.layers[0].keys, own.layers[1].keys)
+    assert exact.get_seq_length() == 250
+    monkeypatch.setattr("ao_hf.generation.caches._PIECE", 384)
+    long = make_cache(loaded.model, "kv4")
+    fill(long, loaded.model, 2, 1000)  # blocks of 128 whose codes come again, and 232 exact tokens
+    keys, values = long.layers[1].keys.dense(), long.layers[1].values.dense()
+    assert (long.get_seq_length(), long.layers[1].kv.coded, keys.shape[2]) == (1000, 768, 1000)
+    for x in (keys, values):
+        assert torch.equal(x[:, :, :256], x[:, :, 256:512])
+        assert torch.equal(x[:, :, :256], x[:, :, 512:768])
+        assert x[:, :, 768:].std() == pytest.approx(1, abs=0.05)
+    monkeypatch.setattr("ao_hf.generation.caches._one_token", lambda model: [None, None])
+    with pytest.raises(ConfigError, match="filled=9: layer 0 of LlamaForCausalLM keeps no keys"):
+        fill(own, loaded.model, 1, 9)
 
 
 def test_a_static_cache_counts_the_tokens_that_are_there(loaded):
@@ -95,6 +135,8 @@ def test_workloads():
     for bad in ((0, 8, 1), (8, 1, 1), (8, 8, 0)):
         with pytest.raises(ConfigError, match="use 1 or more"):
             Workload(*bad)
+    with pytest.raises(ConfigError, match="filled=-1"):
+        Workload(8, filled=-1)
 
 
 def test_figures_follow_from_samples():

@@ -59,8 +59,8 @@ class AoCache(Cache):
         NothingConvertedWarning: no layer is quantized.
 
     Raises:
-        ConfigError: `config` is not that of a model of transformers, a number is out of range, or a layer
-            does not exist.
+        ConfigError: `config` is not that of a model of transformers, a number is out of range, a layer does
+            not exist, or layers are to be offloaded without a GPU.
         UnknownNameError: there is no such recipe.
         MissingExtraError: ao-quant is not installed.
     """
@@ -88,6 +88,11 @@ class AoCache(Cache):
         if not largest_error > 0:
             raise ConfigError(
                 f"largest_error={largest_error!r}: use a positive number, and math.inf for no check"
+            )
+        if offloading and not torch.accelerator.is_available():
+            raise ConfigError(
+                "offloading=True: layers wait on the CPU while others compute on a GPU, and this machine has "
+                "none; leave it out"
             )
         formats = None if kv is None or kv == EXACT else functions().kv_config(kv)
         text = config.get_text_config(decoder=True)

@@ -156,7 +156,7 @@ class AoLayer(CacheLayerMixin):
         if self.kv is None:
             self.lazy_initialization(key_states, value_states)
         assert self.kv is not None
-        if torch.is_autocast_enabled(key_states.device.type):
+        if _autocasts(key_states):
             key_states, value_states = (x.to(_dtype(x)) for x in (key_states, value_states))
         attention = self.settings.model_config._attn_implementation
         trial = None
@@ -352,7 +352,12 @@ class AoStaticLayer(AoLayer):
 def _dtype(x: Tensor) -> torch.dtype:
     """That of a cache: what products are computed in under autocast, where keys and values may differ."""
     kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return torch.get_autocast_dtype(kind) if _autocasts(x) else x.dtype
+
+
+def _autocasts(x: Tensor) -> bool:
+    kind = x.device.type  # which may be "meta", of which torch knows no autocast
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def _exact_spec(dtype: torch.dtype) -> Spec:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["CacheReport", "LayerMemory", "layer_memory"]
+__all__ = ["CacheReport", "LayerMemory", "layer_bytes", "layer_memory"]
 
 
 @dataclass(frozen=True)
@@ -60,26 +60,35 @@ class CacheReport:
         return "\n".join(lines)
 
 
+def layer_bytes(layer: Any) -> int:
+    """Bytes that a layer of ours or of transformers takes, with what no token is in yet."""
+    from ao_hf.cache.layers import AoLayer
+
+    if isinstance(layer, AoLayer):
+        return 0 if layer.kv is None else layer.kv.stored_bytes
+    tensors = [x for x in vars(layer).values() if isinstance(x, Tensor)]
+    for states in (x for x in vars(layer).values() if isinstance(x, dict)):
+        tensors += [x for x in states.values() if isinstance(x, Tensor)]
+    return sum(x.nbytes for x in tensors)
+
+
 def layer_memory(index: int, layer: Any) -> LayerMemory:
     """What a layer of ours or of transformers holds."""
     from ao_hf.cache.layers import AoLayer
 
+    size = layer_bytes(layer)
     if not isinstance(layer, AoLayer):
         name = type(layer).__name__
-        tensors = [x for x in vars(layer).values() if isinstance(x, Tensor)]
-        for states in (x for x in vars(layer).values() if isinstance(x, dict)):
-            tensors += [x for x in states.values() if isinstance(x, Tensor)]
         count = getattr(layer, "get_seq_length", int)()
-        size = sum(x.numel() * x.element_size() for x in tensors)
         return LayerMemory(index, name, name, int(count), size, None)
     if layer.kv is None:
-        return LayerMemory(index, "-", "-", 0, 0, None)
+        return LayerMemory(index, "-", "-", 0, size, None)
     return LayerMemory(
         index,
         str(layer.kv.key.spec),
         str(layer.kv.value.spec),
         layer.kv.tokens,
-        layer.kv.stored_bytes,
+        size,
         layer.functions.bytes_per_token(layer.kv),
         _note(layer),
     )

@@ -27,6 +27,13 @@ if TYPE_CHECKING:
         weights_read,
     )
     from ao_hf.generation.models import Loaded, draft_of, load
+    from ao_hf.generation.passes import (
+        MeasuredPass,
+        Pass,
+        PassSample,
+        measure_passes,
+        pass_runner,
+    )
     from ao_hf.generation.writing import Drafted, Sampling, Written, generate, tokens_of
 
 #: name -> module that defines it
@@ -45,6 +52,11 @@ _MODULES = {
     "generate": "ao_hf.generation.writing",
     "load": "ao_hf.generation.models",
     "Measured": "ao_hf.generation.measuring",
+    "MeasuredPass": "ao_hf.generation.passes",
+    "Pass": "ao_hf.generation.passes",
+    "PassSample": "ao_hf.generation.passes",
+    "measure_passes": "ao_hf.generation.passes",
+    "pass_runner": "ao_hf.generation.passes",
     "Sample": "ao_hf.generation.measuring",
     "Workload": "ao_hf.generation.measuring",
     "measure": "ao_hf.generation.measuring",
@@ -57,6 +69,9 @@ __all__ = [
     "Drafted",
     "Loaded",
     "Measured",
+    "MeasuredPass",
+    "Pass",
+    "PassSample",
     "Quality",
     "Sample",
     "Sampling",
@@ -69,6 +84,8 @@ __all__ = [
     "generate",
     "load",
     "measure",
+    "measure_passes",
+    "pass_runner",
     "runner_of",
     "score_tasks",
     "tokens_of",

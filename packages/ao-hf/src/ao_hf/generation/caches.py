@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["cache_bytes", "check_kv", "decoding", "make_cache"]
+from ao_core.ext import ConfigError
+
+__all__ = [
+    "cache_bytes",
+    "cache_reads",
+    "check_kv",
+    "computed_bytes",
+    "decoding",
+    "fill",
+    "make_cache",
+]
+
+#: tokens that a cache is filled with at once
+_PIECE = 4096
 
 
 def check_kv(kv: str | None) -> None:
@@ -58,13 +72,89 @@ def decoding(model: Any, kv: str | None) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
+def fill(cache: Any, model: Any, rows: int, tokens: int, capacity: int | None = None) -> None:
+    """Fill an empty cache with random keys and values, in place of a prefill.
+
+    Speed and memory of decoding need no others, and a prefill of 100,000 tokens takes hours on a CPU. Some
+    thousand tokens are drawn for each layer, and come again and again.
+
+    Args:
+        cache: that `make_cache` made.
+        model: whose attention reads such a cache, see `decoding`.
+        rows: of the batch.
+        tokens: of each row; 0 leaves the cache as it is.
+        capacity: memory for so many tokens is taken at once by layers that grow; None: for `tokens`.
+
+    Raises:
+        ConfigError: a layer keeps something else than keys and values.
+    """
+    from ao_hf.cache.layers import AoLayer
+
+    if not tokens:
+        return
+    for number, (layer, like) in enumerate(zip(cache.layers, _one_token(model), strict=True)):
+        if like is None:
+            raise ConfigError(
+                f"filled={tokens}: layer {number} of {type(model).__name__} keeps no keys and values, and "
+                "what it keeps cannot be drawn; use filled=0 and a longer prompt"
+            )
+        generator, size = torch.Generator().manual_seed(number), min(tokens, _PIECE)
+        pieces = [
+            torch.randn(rows, x.shape[1], size, x.shape[3], generator=generator).to(x) for x in like
+        ]
+        # a view with the shape of all tokens, which takes no memory
+        layer.lazy_initialization(
+            *(x[:, :, :1].expand(-1, -1, capacity or tokens, -1) for x in pieces)
+        )
+        for start in range(0, tokens, size):
+            layer.update(*(x[:, :, : tokens - start] for x in pieces))
+            if isinstance(layer, AoLayer) and layer.kv is not None and layer.kv.coded:
+                _repeat(layer.kv, pieces, tokens)
+                layer.tokens = tokens
+                break
+
+
+def _repeat(kv: Any, pieces: Sequence[Tensor], tokens: int) -> None:
+    """Repeat the codes that are there, until there are so many tokens: codes take longer than copies."""
+    from ao_hf.cache.functions import functions
+
+    coded, wanted = kv.coded, functions().coded_tokens(tokens, kv.window)
+    for stored in (kv.key, kv.value):
+        for leaf in stored.leaves:
+            # scales may be shared by the tokens of a block
+            there, end = (n * leaf.shape[2] // stored.shape[2] for n in (coded, wanted))
+            for start in range(there, end, there):
+                stop = min(start + there, end)
+                leaf[:, :, start:stop] = leaf[:, :, : stop - start]
+    for tail, piece in zip((kv.tail_key, kv.tail_value), pieces, strict=True):
+        slots = torch.arange(tail.shape[2], device=piece.device) % piece.shape[2]
+        tail.copy_(piece[:, :, slots])
+    kv.counts.copy_(torch.tensor([tokens, wanted]))
+
+
+def _one_token(model: Any) -> list[tuple[Tensor, Tensor] | None]:
+    """Keys and values (1, heads, 1, D) of each layer; None where it has none."""
+    cache = make_cache(model, None)
+    model(torch.zeros(1, 1, dtype=torch.int64, device=model.device), past_key_values=cache)
+    found = [(getattr(x, "keys", None), getattr(x, "values", None)) for x in cache.layers]
+    return [None if key is None or value is None else (key, value) for key, value in found]
+
+
+def computed_bytes(model: Any, kv: str | None, rows: int, tokens: int) -> int:
+    """Bytes that a cache for so many tokens would take; parameters may be on the meta device."""
+    text = model.config.get_text_config(decoder=True)
+    cache = make_cache(model, kv, tokens)
+    heads = text.num_key_value_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    cache.early_initialization(rows, heads, size, model.dtype, torch.device("meta"))
+    return cache_bytes(cache)
+
+
 def cache_bytes(cache: Any) -> int:
     """Bytes that a cache takes, with memory that no token is in yet."""
-    if hasattr(cache, "report"):
-        return int(cache.report().nbytes)
-    layers = getattr(cache, "layers", ())
-    tensors = [x for layer in layers for x in vars(layer).values() if isinstance(x, Tensor)]
-    return sum(tensor.nbytes for tensor in tensors)
+    from ao_hf.cache.report import layer_bytes
+
+    return sum(layer_bytes(layer) for layer in cache.layers)
 
 
 def cache_reads(cache: Any, rows: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import torch
 
 import ao_hf
 
-__all__ = ["PeakMemory", "about", "read_rate"]
+__all__ = ["PeakMemory", "about", "free_memory", "read_rate", "synchronize"]
 
 _PACKAGES = ("torch", "transformers", "ao-core", "ao-quant", "ao-kernels", "ao-hf")
 #: bytes that are read for the read rate: more than caches of processors hold
@@ -86,6 +87,18 @@ def synchronize(device: torch.device) -> None:
     """Wait until a device has done what it was given."""
     if device.type != "cpu":
         torch.get_device_module(device).synchronize()
+
+
+def free_memory(device: torch.device | str = "cpu") -> int:
+    """Bytes that a model can take there now; of a CPU those that the system says are available."""
+    place = torch.device(device)
+    if place.type != "cpu":
+        return int(torch.get_device_module(place).mem_get_info()[0])
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        return 1024 * int(text.partition("MemAvailable:")[2].split()[0])
+    except (OSError, IndexError, ValueError):
+        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 class PeakMemory:

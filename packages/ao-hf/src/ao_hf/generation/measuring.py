@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from ao_core import QTensor
 from ao_core.ext import ConfigError, checked
-from ao_core.ext.quantizing import Progress, watched
-from ao_hf.generation.caches import cache_bytes, cache_reads, check_kv, decoding, make_cache
+from ao_core.ext.quantizing import Progress
+from ao_hf.generation.caches import cache_bytes, cache_reads, check_kv, decoding, fill, make_cache
 from ao_hf.generation.clock import Clock
-from ao_hf.generation.machine import PeakMemory, read_rate
+from ao_hf.generation.machine import PeakMemory
 from ao_hf.generation.models import Loaded
+from ao_hf.generation.rounds import Spread, in_rounds
 
 __all__ = [
     "Measured",
@@ -38,12 +39,15 @@ class Workload:
         new: tokens that are generated, the one that prefill makes included.
         batch: prompts at once.
         ragged: lengths go evenly from a quarter of `prompt` to `prompt`, padded on the left.
+        filled: tokens that are in the cache before the prompt, with random keys and values that nothing
+            computed, so that decoding in a long context is measured without its prefill.
     """
 
     prompt: int
     new: int = 64
     batch: int = 1
     ragged: bool = False
+    filled: int = 0
 
     def __post_init__(self) -> None:
         if min(self.prompt, self.batch) < 1 or self.new < 2:
@@ -51,9 +55,16 @@ class Workload:
                 f"prompt={self.prompt}, new={self.new}, batch={self.batch}: use 1 or more, and 2 or more new "
                 "tokens, since the first is that of the prefill"
             )
+        if self.filled < 0:
+            raise ConfigError(f"filled={self.filled}: use 0 or more")
+
+    @property
+    def tokens(self) -> int:
+        """Of a row of the cache in the end."""
+        return self.filled + self.prompt + self.new
 
     def lengths(self) -> list[int]:
-        """Tokens of each prompt, ascending."""
+        """Tokens of each prompt that are computed, ascending."""
         if not self.ragged or self.batch == 1:
             return [self.prompt] * self.batch
         least = max(self.prompt // 4, 1)
@@ -62,16 +73,18 @@ class Workload:
         ]
 
     def inputs(self, vocabulary: int) -> tuple[Tensor, Tensor]:
-        """Random tokens, the same for every contender, and the mask of padding, both (batch, prompt)."""
+        """Random tokens, the same for each contender, and the mask of padding: (batch, filled + prompt)."""
         generator = torch.Generator().manual_seed(self.prompt)
-        ids = torch.randint(vocabulary, (self.batch, self.prompt), generator=generator)
+        total = self.filled + self.prompt
+        ids = torch.randint(vocabulary, (self.batch, total), generator=generator)
         starts = self.prompt - torch.tensor(self.lengths())
-        return ids, (torch.arange(self.prompt) >= starts[:, None]).long()
+        return ids, (torch.arange(total) >= starts[:, None]).long()
 
     def __str__(self) -> str:
         lengths = self.lengths()
         size = f"{lengths[0]}" if lengths[0] == lengths[-1] else f"{lengths[0]} to {lengths[-1]}"
-        return f"batch of {self.batch}, prompt of {size} tokens, {self.new} new"
+        before = f"after {self.filled} random keys and values, " if self.filled else ""
+        return f"batch of {self.batch}, {before}prompt of {size} tokens, {self.new} new"
 
 
 @dataclass(frozen=True)
@@ -99,21 +112,6 @@ class Sample:
 
 #: runs a workload once
 Runner: TypeAlias = Callable[[Workload], Sample]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """The median of some rounds, and the quarter and three quarters of them."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Interpolated linearly."""
-        ranks = torch.tensor([0.5, 0.25, 0.75], dtype=torch.float64)
-        return cls(*torch.tensor(values, dtype=torch.float64).quantile(ranks).tolist())
 
 
 @dataclass(frozen=True)
@@ -156,14 +154,16 @@ def runner_of(loaded: Loaded, kv: str | None = None) -> Runner:
         UnknownNameError: no recipe of caches has that name.
     """
     check_kv(kv)
+    kept: dict[tuple[int, ...], Any] = {}  # a cache that was filled, which takes long
 
     @torch.inference_mode()
     def run(workload: Workload) -> Sample:
         model = loaded.model
         text = model.config.get_text_config(decoder=True)
         ids, mask = (x.to(model.device) for x in workload.inputs(text.vocab_size))
-        cache, peak = make_cache(model, kv), PeakMemory(model.device)
+        peak = PeakMemory(model.device)
         with decoding(model, kv):
+            cache = _filled(model, kv, workload, kept)
             clock = Clock()
             model.generate(
                 ids,
@@ -179,7 +179,7 @@ def runner_of(loaded: Loaded, kv: str | None = None) -> Runner:
                 streamer=clock,
             )
         timing = clock.timing()
-        return Sample(
+        found = Sample(
             timing.seconds_to_first,
             timing.seconds_after,
             weights_read(model, workload.batch),
@@ -188,8 +188,28 @@ def runner_of(loaded: Loaded, kv: str | None = None) -> Runner:
             peak.resident(),
             peak.allocated(),
         )
+        if workload.filled and cache.is_croppable:
+            cache.crop(workload.filled - int(cache.get_seq_length()))
+            kept[_key(workload)] = cache
+        return found
 
     return run
+
+
+def _key(workload: Workload) -> tuple[int, ...]:
+    return workload.batch, workload.filled, workload.tokens
+
+
+def _filled(
+    model: Any, kv: str | None, workload: Workload, kept: dict[tuple[int, ...], Any]
+) -> Any:
+    """A cache with random keys and values, as it is before the prompt; only the last one is kept."""
+    cache = kept.pop(_key(workload), None)
+    kept.clear()
+    if cache is None:
+        cache = make_cache(model, kv)
+        fill(cache, model, workload.batch, workload.filled, workload.tokens)
+    return cache
 
 
 @checked
@@ -244,30 +264,19 @@ def measure(
     Raises:
         ConfigError: there is no contender or round.
     """
-    if not runners or not workloads or rounds < 1:
-        raise ConfigError(
-            f"measure: {len(runners)} contenders, {len(workloads)} workloads, rounds={rounds}: use 1 or more"
-        )
-    jobs = [(w, number) for w in workloads for number in range(rounds)]
-    names = [f"{w}, round {number + 1}" for w, number in jobs]
-    found: dict[Workload, dict[str, list[Sample]]] = {}
-    rates: dict[Workload, list[float]] = {}
-    for workload, number in watched(jobs, names, progress, "bench"):
-        samples = found.setdefault(workload, {name: [] for name in runners})
-        if number == 0:
-            for run in runners.values():
-                run(Workload(workload.prompt, 2, workload.batch, workload.ragged))
-        rates.setdefault(workload, []).append(read_rate(device))
-        # each begins a round in turn
-        order = list(runners)
-        shift = number % len(order)
-        for name in order[shift:] + order[:shift]:
-            samples[name].append(runners[name](workload))
+    found = in_rounds(
+        runners,
+        workloads,
+        lambda w: w if w.filled else replace(w, new=2),
+        rounds=rounds,
+        device=device,
+        progress=progress,
+    )
     baseline = next(iter(runners))
     return [
-        _measured(name, w, samples, found[w][baseline], rates[w])
-        for w in workloads
-        for name, samples in found[w].items()
+        _measured(name, w, samples, taken[baseline], rates)
+        for w, (taken, rates) in found.items()
+        for name, samples in taken.items()
     ]
 
 
@@ -280,7 +289,8 @@ def _measured(
 ) -> Measured:
     steps, last = w.new - 1, samples[-1]
     # the cache grew from the prompt to all tokens while these steps read it
-    step_bytes = last.weights + last.cache * (w.prompt + w.new / 2) / (w.prompt + w.new)
+    before = w.filled + w.prompt
+    step_bytes = last.weights + last.cache * (before + w.new / 2) / (before + w.new)
     pairs = list(zip(samples, baseline, rates, strict=True))
     return Measured(
         name,

@@ -1,24 +1,25 @@
 """A contender in a process of its own, so that its peak memory is its own; `python -m` runs it.
 
-Reads lines of JSON: what to load, then one workload after the other. Answers each with a line.
+Reads pickled records: what to load, then one workload after the other. Answers each with a record.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import subprocess
 import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
 from ao_core.ext import AoError
-from ao_hf.generation.measuring import Sample, Workload, runner_of
+from ao_hf.generation.measuring import runner_of
+from ao_hf.generation.passes import pass_runner
 
-__all__ = ["Worker", "main"]
+__all__ = ["Worker", "contender", "main"]
 
 
 class Worker:
@@ -35,45 +36,36 @@ class Worker:
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self.name = name
         command = [sys.executable, "-m", "ao_hf.generation.worker"]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, text=True, encoding="utf-8"
-        )
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
-            self._ask(options)
+            self(dict(options))
         except BaseException:
             self.close()
             raise
 
-    def __call__(self, workload: Workload) -> Sample:
+    def __call__(self, message: Any) -> Any:
         """Run a workload once."""
-        return Sample(**self._ask(asdict(workload)))
-
-    def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        answer = ""
         try:
-            stdin.write(json.dumps(dict(message)) + "\n")
+            pickle.dump(message, stdin)
             stdin.flush()
-            answer = stdout.readline()
-        except BrokenPipeError:
-            pass
-        if not answer:
+            error, found = pickle.load(stdout)
+        except (BrokenPipeError, EOFError):
             code = self._process.wait()
             reason = "killed, perhaps for want of memory" if code < 0 else f"with exit code {code}"
-            raise AoError(f"{self.name}: its process ended ({reason})")
-        found: dict[str, Any] = json.loads(answer)
-        if "error" in found:
-            raise AoError(f"{self.name}: {found['error']}")
+            raise AoError(f"{self.name}: its process ended ({reason})") from None
+        if error:
+            raise AoError(f"{self.name}: {error}")
         return found
 
     def close(self) -> None:
         """End the process."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                stream.close()
+                with suppress(BrokenPipeError):
+                    stream.close()
         self._process.wait()
 
     def __enter__(self) -> Worker:
@@ -100,10 +92,14 @@ def contender(
     """Load a contender; `dense` undoes the quantization of a folder, and a preset is a name of `PRESETS`."""
     from ao_hf.commands.quiet import quiet
     from ao_hf.generation.models import load
-    from ao_hf.generation.presets import random_model
+    from ao_hf.generation.presets import find_preset, random_model
 
     if preset:
-        return runner_of(random_model(model, recipe, device=device, dtype=dtype), kv)
+        loaded, forward = (
+            random_model(model, recipe, device=device, dtype=dtype),
+            find_preset(model).forward,
+        )
+        return runner_of(loaded, kv) if forward is None else pass_runner(loaded, forward)
 
     with quiet():
         loaded = load(model, recipe, device=device, dtype=dtype, tokenizer=False)
@@ -113,22 +109,26 @@ def contender(
 
 
 def main() -> None:
-    """Answer lines until there are no more."""
+    """Answer messages until there are no more."""
     # what libraries print must not come between the answers
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+    with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
         warnings.simplefilter("ignore")
         run: Any = None
-        for line in sys.stdin:
-            options, found = json.loads(line), {}
+        while True:
+            try:
+                message = pickle.load(sys.stdin.buffer)
+            except EOFError:
+                return
+            error, found = "", None
             try:
                 if run is None:
-                    run = contender(**options)
+                    run = contender(**message)
                 else:
-                    found = asdict(run(Workload(**options)))
-            except Exception as error:
-                found = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
-            answers.write(json.dumps(found) + "\n")
+                    found = run(message)
+            except Exception as failure:
+                error = " ".join(f"{type(failure).__name__}: {failure}".split())
+            pickle.dump((error, found), answers)
             answers.flush()
 
 
