@@ -16,7 +16,7 @@ from ao_core import QTensor, Spec, quantize_tensor
 from ao_core.ext import CheckpointError, ConfigError, MissingExtraError
 from ao_quant import GGUFWeightOnlyConfig
 from ao_quant.configs import GGUF_TYPES
-from ao_quant.gguf import read_gguf, write_gguf
+from ao_quant.gguf import read_gguf, read_gguf_header, write_gguf
 
 TYPES = gguf.GGMLQuantizationType
 DENSE = (
@@ -68,6 +68,12 @@ def test_what_is_read(tmp_path):
     tensors, metadata = read_gguf(tmp_path / "a.gguf")
     reader = gguf.GGUFReader(tmp_path / "a.gguf")
     assert list(tensors) == [entry.name for entry in reader.tensors]
+    header = read_gguf_header(tmp_path / "a.gguf")
+    assert header.quantized
+    assert header.metadata.keys() == metadata.keys()
+    for entry in reader.tensors:
+        shape = tuple(tensors[entry.name].shape)
+        assert header.tensors[entry.name] == (entry.tensor_type.name.lower(), shape)
     for entry in reader.tensors:
         tensor = tensors[entry.name]
         assert tuple(tensor.shape) == tuple(entry.shape[::-1].tolist())

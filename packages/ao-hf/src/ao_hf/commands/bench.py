@@ -29,7 +29,7 @@ def bench(
     model: str | None = typer.Argument(
         None,
         metavar="[MODEL]",
-        help="The folder of a model, dense or quantized by ao, or ORG/NAME of the Hub.",
+        help="A folder, dense or quantized by ao, a GGUF file, or ORG/NAME of the Hub.",
         show_default=False,
     ),
     preset: str | None = typer.Option(

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ao_core import QTensor, resolve_config
-from ao_core.ext import MissingExtraError, UnknownNameError, repack
+from ao_core.ext import UnknownNameError, repack
 from ao_core.ext.quantizing import Decision, transformed
 from ao_hf.decisions import decisions_of, size_of
-from ao_hf.generation.models import Loaded, device_of, transformers_of_ao
+from ao_hf.generation.models import Loaded, device_of, empty_model, transformers_of_ao
 
 __all__ = ["PRESETS", "Preset", "find_preset", "free_memory", "random_model", "stored_bytes"]
 
@@ -153,16 +153,11 @@ def _filled(
 
 def _skeleton(name: str, dtype: str) -> Any:
     """The model with its parameters on the meta device, and buffers that were computed."""
-    preset, transformers = find_preset(name), transformers_of_ao()
-    try:
-        from accelerate import init_empty_weights
-    except ImportError as error:
-        raise MissingExtraError("accelerate", "ao-hf[transformers]", f"preset {name!r}") from error
-    config = transformers.AutoConfig.for_model(preset.kind, **preset.sizes)
-    with init_empty_weights(include_buffers=False):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    preset = find_preset(name)
+    config = transformers_of_ao().AutoConfig.for_model(preset.kind, **preset.sizes)
+    model = empty_model(config, getattr(torch, dtype))
     model.generation_config.eos_token_id = None
-    return model.requires_grad_(False)
+    return model
 
 
 def _owned(model: Any) -> list[tuple[str, Tensor]]:

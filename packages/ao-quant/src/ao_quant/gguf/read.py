@@ -18,7 +18,7 @@ from ao_quant.gguf.header import check_header
 from ao_quant.gguf.metadata import gguf_package, read_metadata
 from ao_quant.gguf.names import Place, places
 
-__all__ = ["DENSE", "GGUFFile", "read_gguf"]
+__all__ = ["DENSE", "GGUFFile", "GGUFHeader", "GGUFInfo", "read_gguf", "read_gguf_header"]
 
 #: GGUF type -> dtype of a dense tensor
 DENSE = {
@@ -31,6 +31,29 @@ DENSE = {
     "I32": torch.int32,
     "I64": torch.int64,
 }
+
+
+class GGUFInfo(NamedTuple):
+    """What the header of a GGUF file says of a tensor."""
+
+    #: of ggml, in lower case: "q4_k", "f16"
+    type: str
+    #: in torch's order
+    shape: tuple[int, ...]
+
+
+class GGUFHeader(NamedTuple):
+    """What a GGUF file holds, without the tensors themselves."""
+
+    #: by the name in the file, in its order
+    tensors: dict[str, GGUFInfo]
+    #: as that of `GGUFFile`
+    metadata: dict[str, Any]
+
+    @property
+    def quantized(self) -> bool:
+        """Whether a tensor is in blocks."""
+        return any(info.type in GGUF_TYPES for info in self.tensors.values())
 
 
 class GGUFFile(NamedTuple):
@@ -60,7 +83,8 @@ def read_gguf(
         dtype: logical dtype of the quantized tensors; GGUF has none.
         names: "file": tensors as they are in the file; "transformers": by the names of the parameters of a
             model of transformers, and the rows of queries and keys, which llama.cpp reorders in files of
-            Llama, in the order of that model. For Llama, Qwen 2 and Qwen 3.
+            Llama, in the order of that model. Gains of norms, to which it adds 1 in files of Gemma, are those
+            of the model. For Llama, Qwen 2, Qwen 3 and Gemma 3.
         progress: True shows a bar, a function is called as (done, total, name of the next tensor).
 
     Raises:
@@ -69,6 +93,40 @@ def read_gguf(
         ConfigError: no such `names`.
         MissingExtraError: the package `gguf` is not installed.
     """
+    reader = _reader(path)
+    entries = {entry.name: entry for entry in reader.tensors}
+    metadata = read_metadata(reader)
+    to = places(names, entries, metadata)
+    tensors = {
+        to[entry.name].model: _tensor(entry, dtype, to[entry.name])
+        for entry in watched(list(entries.values()), list(entries), progress, "read")
+    }
+    return GGUFFile(tensors, metadata)
+
+
+@checked
+def read_gguf_header(path: str | PathLike[str]) -> GGUFHeader:
+    """The metadata of a GGUF file, and the types and shapes of its tensors, of which none is read.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CheckpointError: it is not a GGUF file, is damaged, or has a tensor of an unsupported type.
+        MissingExtraError: the package `gguf` is not installed.
+    """
+    reader = _reader(path)
+    tensors = {
+        entry.name: GGUFInfo(
+            entry.tensor_type.name.lower(), tuple(int(size) for size in entry.shape[::-1])
+        )
+        for entry in reader.tensors
+    }
+    return GGUFHeader(tensors, read_metadata(reader))
+
+
+def _reader(path: str | PathLike[str]) -> Any:
+    """The reader of the `gguf` package, of a file that ao can read."""
     gguf = gguf_package()
     check_header(Path(path))
     try:
@@ -80,16 +138,9 @@ def read_gguf(
         raise CheckpointError(f"{path} is not a GGUF file, or it is damaged: {error}") from error
     if reader.byte_order != "I" or sys.byteorder != "little":
         raise CheckpointError(f"{path}: only little-endian files, on such machines, are supported")
-    entries = {entry.name: entry for entry in reader.tensors}
     for entry in reader.tensors:
         _check(path, entry)
-    metadata = read_metadata(reader)
-    to = places(names, entries, metadata)
-    tensors = {
-        to[entry.name].model: _tensor(entry, dtype, to[entry.name])
-        for entry in watched(list(entries.values()), list(entries), progress, "read")
-    }
-    return GGUFFile(tensors, metadata)
+    return reader
 
 
 def _check(path: str | PathLike[str], entry: Any) -> None:
@@ -106,4 +157,5 @@ def _tensor(entry: Any, dtype: torch.dtype, place: Place) -> Tensor:
     name, data = entry.tensor_type.name, place.read(torch.from_numpy(entry.data))
     if name not in DENSE:
         return from_blocks(data, name.lower(), dtype)
-    return data.view(DENSE[name]) if name == "BF16" else data
+    dense = data.view(DENSE[name]) if name == "BF16" else data
+    return dense.float() - place.added if place.added else dense
