@@ -150,6 +150,7 @@ def test_rotary_embeddings(tmp_path):
         ({"llama.feed_forward_length": 256}, r"has the shape \(512, 256\).*\(256, 256\)"),
         ({"llama.rope.dimension_count": 64}, r"rotary embeddings of 64 of 128"),
         ({"llama.expert_count": 8}, r"has 8 experts"),
+        ({"split.count": 2}, r"is one of 2 parts"),
         ({"llama.rope.scaling.type": "longrope"}, r"rope.scaling.type is 'longrope'"),
         ({"tokenizer.ggml.model": "bert"}, r"no tokenizer.*keys of tokenizer.ggml"),
         ({"general.architecture": "phi9"}, r"architecture is 'phi9'.*llama, qwen2, qwen3, gemma3"),

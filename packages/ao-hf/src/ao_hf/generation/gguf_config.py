@@ -39,11 +39,15 @@ _GEMMA_27B = 62
 
 
 def check_architecture(path: Path, header: Any) -> None:
-    """Raise `CheckpointError` where ao knows no model for the architecture of a `GGUFHeader`."""
+    """Raise `CheckpointError` where ao knows no model for a `GGUFHeader`, or it is that of a part of one."""
     architecture = header.metadata.get("general.architecture")
     if architecture not in _KINDS:
         raise CheckpointError(
             f"{path}: the architecture is {architecture!r}, and ao makes models of {', '.join(_KINDS)}"
+        )
+    if (parts := int(header.metadata.get("split.count", 1))) > 1:
+        raise CheckpointError(
+            f"{path}: is one of {parts} parts of a model; join them with llama-gguf-split --merge"
         )
 
 

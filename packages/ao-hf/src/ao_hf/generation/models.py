@@ -213,11 +213,12 @@ def load_tokenizer(folder: Path) -> Any:
     Raises:
         CheckpointError: it has none that can be loaded.
     """
-    tokenizers, file = transformers_of_ao().AutoTokenizer, is_gguf(folder)
+    transformers, file = transformers_of_ao(), is_gguf(folder)
     try:
-        if file:
-            return tokenizers.from_pretrained(folder.parent, gguf_file=folder.name)
-        return tokenizers.from_pretrained(folder)
+        if file:  # the tokens are those of AutoTokenizer, which parses the file twice more: seconds
+            made = transformers.PreTrainedTokenizerFast
+            return made.from_pretrained(folder.parent, gguf_file=folder.name)
+        return transformers.AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = str(error).strip().split("\n")[0]
         raise CheckpointError(
