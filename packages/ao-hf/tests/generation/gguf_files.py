@@ -44,6 +44,7 @@ def tokenizer() -> dict[str, Any]:
         "tokenizer.ggml.merges": ["H e"],
         "tokenizer.ggml.bos_token_id": 0,
         "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.eot_token_id": 2,
         "tokenizer.ggml.padding_token_id": 1,
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": TEMPLATE,

@@ -47,7 +47,7 @@ def test_logits_are_those_of_the_dequantized_model(tmp_path, architecture, tied)
     assert len({p.spec.dtype for p in matrices}) == len(TYPES)
     ours, other = loaded.model.config, theirs.config
     assert ours.tie_word_embeddings == tied
-    for name in ("rms_norm_eps", "max_position_embeddings", "vocab_size", "eos_token_id"):
+    for name in ("rms_norm_eps", "max_position_embeddings", "vocab_size", "bos_token_id"):
         assert getattr(ours, name) == pytest.approx(getattr(other, name)), name
 
 
@@ -59,6 +59,7 @@ def test_text_is_that_of_the_dequantized_model(file):
     dequantize_(dense.model)
     assert generate(dense, "Hello", max_new_tokens=12).tokens == written.tokens
     assert tokens_of(loaded, "Hello", chat=False).shape == (1, 4)  # "He" is one token
+    assert loaded.model.generation_config.eos_token_id == [1, 2]
     assert load(file, device="cpu").model.dtype == torch.bfloat16
     draft = draft_of(loaded, "int8")
     assert generate(loaded, "Hello", max_new_tokens=12, draft=draft).tokens == written.tokens
@@ -151,6 +152,7 @@ def test_rotary_embeddings(tmp_path):
         ({"llama.rope.dimension_count": 64}, r"rotary embeddings of 64 of 128"),
         ({"llama.expert_count": 8}, r"has 8 experts"),
         ({"split.count": 2}, r"is one of 2 parts"),
+        ({"tokenizer.ggml.eot_token_id": "x"}, r"'tokenizer.ggml.eot_token_id' is 'x'"),
         ({"llama.rope.scaling.type": "longrope"}, r"rope.scaling.type is 'longrope'"),
         ({"tokenizer.ggml.model": "bert"}, r"no tokenizer.*keys of tokenizer.ggml"),
         ({"general.architecture": "phi9"}, r"architecture is 'phi9'.*llama, qwen2, qwen3, gemma3"),

@@ -45,7 +45,7 @@ def check_architecture(path: Path, header: Any) -> None:
         raise CheckpointError(
             f"{path}: the architecture is {architecture!r}, and ao makes models of {', '.join(_KINDS)}"
         )
-    if (parts := int(header.metadata.get("split.count", 1))) > 1:
+    if (parts := _Keys(path, "split", header.metadata).number("count", int, 1)) > 1:
         raise CheckpointError(
             f"{path}: is one of {parts} parts of a model; join them with llama-gguf-split --merge"
         )
@@ -86,7 +86,9 @@ def config_of(path: Path, header: Any, frequencies: Tensor | None = None) -> Any
         )
     if architecture == "gemma3":
         fields |= _gemma(of, fields)
-    return AutoConfig.for_model(_KINDS[architecture], **fields, **_tokens(header.metadata))
+    return AutoConfig.for_model(
+        _KINDS[architecture], **fields, **_tokens(_Keys(path, "tokenizer.ggml", header.metadata))
+    )
 
 
 def check_rope(path: Path, model: Any, frequencies: Tensor) -> None:
@@ -101,13 +103,13 @@ def check_rope(path: Path, model: Any, frequencies: Tensor) -> None:
 
 
 class _Keys:
-    """The metadata of an architecture."""
+    """The metadata whose keys begin alike, such as those of an architecture."""
 
-    def __init__(self, path: Path, architecture: str, metadata: Mapping[str, Any]) -> None:
-        self.path, self.architecture, self.metadata = path, architecture, metadata
+    def __init__(self, path: Path, begin: str, metadata: Mapping[str, Any]) -> None:
+        self.path, self.begin, self.metadata = path, begin, metadata
 
     def get(self, key: str) -> Any:
-        return self.metadata.get(f"{self.architecture}.{key}")
+        return self.metadata.get(f"{self.begin}.{key}")
 
     def number(self, key: str, kind: Callable[[Any], Any], default: Any = None) -> Any:
         """The number under a key, or the default.
@@ -122,7 +124,7 @@ class _Keys:
             return kind(value)
         except (TypeError, ValueError) as error:
             raise CheckpointError(
-                f"{self.path}: the metadata '{self.architecture}.{key}' is {value!r}, and a number is needed"
+                f"{self.path}: the metadata '{self.begin}.{key}' is {value!r}, and a number is needed"
             ) from error
 
 
@@ -163,13 +165,15 @@ def _gemma(of: _Keys, fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tokens(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _tokens(of: _Keys) -> dict[str, Any]:
     """Special tokens; the end of a turn ends a text too."""
     names = ("bos", "eos", "eot", "padding")
-    bos, eos, eot, padding = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names)
-    ends = list(dict.fromkeys(int(token) for token in (eos, eot) if token is not None))
+    found = {
+        n: of.number(f"{n}_token_id", int) for n in names if of.get(f"{n}_token_id") is not None
+    }
+    ends = list(dict.fromkeys(found[name] for name in ("eos", "eot") if name in found))
     return {
-        "bos_token_id": None if bos is None else int(bos),
+        "bos_token_id": found.get("bos"),
         "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
-        "pad_token_id": None if padding is None else int(padding),
+        "pad_token_id": found.get("padding"),
     }
