@@ -30,7 +30,8 @@ MADE_BY_AO = {
     "AdamCall", "AutoquantReport", "Calibration", "Call", "ChannelGroup", "Layout", "PrecisionRecord",
     "PrecisionTelemetry", "PruneReport", "Pruning", "QuantizationPlan", "RemovalReport",
     "OpCall", "Report", "Sensitivity", "Float8Matmul", "hookimpl",
-    "FuseReport", "StateReport", "GGUFFile", "Checkpoint", "Entry", "Loaded", "Provider",
+    "FuseReport", "StateReport", "GGUFFile", "GGUFHeader", "GGUFInfo", "Checkpoint", "Entry",
+    "Loaded", "Provider",
 }  # fmt: skip
 #: hot constructors, which look only at what would crash later: tensors, and the dtype of a wrapper
 UNCHECKED = {

@@ -234,4 +234,5 @@ VALID = {
     "flat_to_state_dict": lambda: {"tensors": {"x": W}, "metadata": {}},
     "state_dict_to_flat": lambda: {"state_dict": {"x": W}},
     "read_gguf": lambda: {"path": gguf_file()},
+    "read_gguf_header": lambda: {"path": gguf_file()},
 }  # fmt: skip

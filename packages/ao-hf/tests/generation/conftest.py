@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from typer.testing import CliRunner
 from ao_core.ext.cli import make_group
 from ao_hf.generation import Loaded, load
 from ao_hf.plugin import ao_cli
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"

@@ -25,6 +25,12 @@ def _packed(dtype: str, group: int, scale: str | Spec = "bfloat16", **fields: ob
     return Spec(dtype, (1, group), scale, layout="packed", **fields)  # type: ignore[arg-type]
 
 
+def _super(dtype: str, group: int, scale: str, count: int, **fields: object) -> Spec:
+    """A super-block of GGUF: scales in integers, `count` of which share one in float16."""
+    layout = "plain" if scale == "int8" else "packed"
+    return _packed(dtype, group, Spec(scale, (1, count), "float16", layout=layout), **fields)
+
+
 #: name -> format, as the recipes choose them
 FORMATS: dict[str, Spec] = {
     "int8": Spec("int8", ROW, "bfloat16"),
@@ -46,6 +52,11 @@ FORMATS: dict[str, Spec] = {
     "int3 g128": _packed("int3", 128),
     "uint2 g32": _packed("uint2", 32, zero_point="int"),
     "ternary g128": _packed("ternary", 128),
+    "q2_k": _super("uint2", 16, "uint4", 16, zero_point="offset"),
+    "q3_k": _super("int3", 16, "int6", 16),
+    "q4_k": _super("uint4", 32, "uint6", 8, zero_point="offset"),
+    "q5_k": _super("uint5", 32, "uint6", 8, zero_point="offset"),
+    "q6_k": _super("int6", 16, "int8", 16),
     "int8 dynamic": Spec("int8", ROW, "bfloat16", act=INT8),
     "int8 dynamic asym": Spec("int8", ROW, "bfloat16", act=UINT8),
     "int4 g32 dynamic": _packed("int4", 32, act=UINT8),

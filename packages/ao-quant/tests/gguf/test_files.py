@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import sys
 
 import gguf
@@ -16,7 +17,7 @@ from ao_core import QTensor, Spec, quantize_tensor
 from ao_core.ext import CheckpointError, ConfigError, MissingExtraError
 from ao_quant import GGUFWeightOnlyConfig
 from ao_quant.configs import GGUF_TYPES
-from ao_quant.gguf import read_gguf, write_gguf
+from ao_quant.gguf import read_gguf, read_gguf_header, write_gguf
 
 TYPES = gguf.GGMLQuantizationType
 DENSE = (
@@ -68,6 +69,12 @@ def test_what_is_read(tmp_path):
     tensors, metadata = read_gguf(tmp_path / "a.gguf")
     reader = gguf.GGUFReader(tmp_path / "a.gguf")
     assert list(tensors) == [entry.name for entry in reader.tensors]
+    header = read_gguf_header(tmp_path / "a.gguf")
+    assert header.quantized
+    assert header.metadata.keys() == metadata.keys()
+    for entry in reader.tensors:
+        shape = tuple(tensors[entry.name].shape)
+        assert header.tensors[entry.name] == (entry.tensor_type.name.lower(), shape)
     for entry in reader.tensors:
         tensor = tensors[entry.name]
         assert tuple(tensor.shape) == tuple(entry.shape[::-1].tolist())
@@ -252,6 +259,26 @@ def test_damaged_files(tmp_path):
         read_gguf(path)
     with pytest.raises(CheckpointError, match="is missing"):
         read_gguf(tmp_path / "none.gguf")
+
+
+def test_headers_that_contradict_themselves(tmp_path):
+    path = tmp_path / "a.gguf"
+    write_gguf(path, {"one": torch.ones(64), "two": torch.ones(64)}, {"key": 1, "yek": 2})
+    whole = path.read_bytes()
+    two = whole.index(b"two")
+    shape, kind, start = two + 7, two + 15, two + 19
+    for at, new, message in (
+        (two, b"one", "two tensors have the same name"),
+        (whole.index(b"yek"), b"key", "'key' is there twice"),
+        (4, struct.pack("<I", 9), "version 9"),
+        (shape, struct.pack("<QI", 63, int(TYPES.Q8_0)), "rows of 'two' have 63"),
+        (kind, struct.pack("<I", 99), "the type 99"),
+        (start, struct.pack("<Q", 8), "multiple of 32"),
+        (start, struct.pack("<Q", 1 << 20), "'two' ends behind"),
+    ):
+        path.write_bytes(whole[:at] + new + whole[at + len(new) :])
+        with pytest.raises(CheckpointError, match=message):
+            read_gguf(path)
 
 
 def test_types_that_are_not_supported(tmp_path):

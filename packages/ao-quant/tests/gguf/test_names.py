@@ -57,6 +57,27 @@ def test_names_and_rows(tmp_path, architecture, moved):
     assert set(read_gguf(tmp_path / "a.gguf").tensors) == set(raw)
 
 
+def test_gains_of_norms_of_gemma(tmp_path):
+    """Its files have 1 more than the model; names of norms differ from those of other models."""
+    gains, places = torch.randn(8).bfloat16(), {
+        "model.norm": "output_norm",
+        "model.layers.0.input_layernorm": "blk.0.attn_norm",
+        "model.layers.0.post_attention_layernorm": "blk.0.post_attention_norm",
+        "model.layers.0.pre_feedforward_layernorm": "blk.0.ffn_norm",
+        "model.layers.0.post_feedforward_layernorm": "blk.0.post_ffw_norm",
+        "model.layers.0.self_attn.q_norm": "blk.0.attn_q_norm",
+    }  # fmt: skip
+    tensors = {f"{name}.weight": gains for name in places}
+    metadata = {"general.architecture": "gemma3"}
+    write_gguf(tmp_path / "a.gguf", tensors, metadata, names="transformers")
+    raw = read_gguf(tmp_path / "a.gguf").tensors
+    assert list(raw) == [f"{name}.weight" for name in places.values()]
+    assert all(torch.equal(tensor, gains.float() + 1) for tensor in raw.values())
+    found = read_gguf(tmp_path / "a.gguf", names="transformers").tensors
+    assert list(found) == list(tensors)
+    assert all(torch.equal(tensor, gains.float()) for tensor in found.values())
+
+
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q4_0"])
 def test_quantized_rows_and_the_same_bytes_again(tmp_path, kind):
     """As transformers undoes it after dequantizing; what is read and written is the file."""
@@ -86,8 +107,10 @@ def test_what_is_not_known_is_an_error(tmp_path):
     _file(path)
     with pytest.raises(ConfigError, match=r"names='hf'.*'file', 'transformers'"):
         read_gguf(path, names="hf")
-    _file(path, "gemma3")
-    with pytest.raises(CheckpointError, match=r"'gemma3'.*llama, qwen2, qwen3; use names='file'"):
+    _file(path, "phi3")
+    with pytest.raises(
+        CheckpointError, match=r"'phi3'.*llama, qwen2, qwen3, gemma3; use names='file'"
+    ):
         read_gguf(path, names="transformers")
     _file(path, **{"llama.attention.head_count": None})
     with pytest.raises(CheckpointError, match=r"head_count' is None.*attn_q"):

@@ -24,8 +24,8 @@ _PROMPTS, _NEW = "64,1024", 64
 def bench(
     model: str = typer.Argument(
         metavar="MODEL",
-        help="The folder of a model, dense or quantized by ao, ORG/NAME of the Hub, or the name of a known "
-        "shape, which gets random weights: llama-3-8b, sdxl-unet, …",
+        help="The folder of a model, dense or quantized by ao, a GGUF file, ORG/NAME of the Hub, or the name "
+        "of a known shape, which gets random weights: llama-3-8b, sdxl-unet, …",
     ),
     recipe: list[str] = typer.Option(
         [], help="Measure the model quantized by this recipe; repeatable."

@@ -22,7 +22,7 @@ _HEADER = ("model", "cache", "chunk", "perplexity", "KL, nats", "same token", "d
 def evaluate(
     model: str = typer.Argument(
         metavar="MODEL",
-        help="The folder of a model, dense or quantized by ao, or ORG/NAME of the Hub.",
+        help="A folder, dense or quantized by ao, a GGUF file, or ORG/NAME of the Hub.",
     ),
     recipe: list[str] = typer.Option(
         [], help="Compare the original quantized by this recipe; repeatable."

@@ -16,7 +16,7 @@ __all__ = ["generate"]
 def generate(
     model: str = typer.Argument(
         metavar="MODEL",
-        help="The folder of a model, dense or quantized by ao, or ORG/NAME of the Hub.",
+        help="A folder, dense or quantized by ao, a GGUF file, or ORG/NAME of the Hub.",
     ),
     prompt: str | None = typer.Argument(
         None, help="The text; - reads it from the standard input. Without it: a conversation."

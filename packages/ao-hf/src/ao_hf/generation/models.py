@@ -1,7 +1,8 @@
-"""A language model and its tokenizer from a folder, as it is or quantized, and a draft of it."""
+"""A language model and its tokenizer from a folder or a GGUF file, as it is or quantized, and its drafts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,7 @@ from ao_core.ext import CheckpointError, ConfigError, MissingExtraError, checked
 from ao_core.ext.saving import read_text
 from ao_hf import hub
 from ao_hf.folders import CONFIG
+from ao_hf.generation.gguf import header_of, is_gguf, model_of_gguf
 from ao_hf.method import METHOD, method_of
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "check_recipe",
     "device_of",
     "draft_of",
+    "empty_model",
     "folder_of",
     "is_quantized",
     "load",
@@ -44,7 +47,7 @@ class Loaded:
     Attributes:
         model: in evaluation mode, without gradients.
         tokenizer: None where the folder has none and none was asked for.
-        folder: that it was loaded from.
+        folder: that it was loaded from, or the GGUF file.
         recipe: by which it was quantized while loading; None for the model as it is in the folder.
     """
 
@@ -60,7 +63,7 @@ class Loaded:
 
     @property
     def name(self) -> str:
-        """For tables: the recipe, the dtype of a dense model, or the name of a quantized folder."""
+        """For tables: the recipe, the dtype of a dense model, or the name of a quantized folder or file."""
         if self.recipe is not None:
             return self.recipe
         return self.folder.name if self.quantized else _name(self.model.dtype)
@@ -68,6 +71,8 @@ class Loaded:
 
 def folder_of(name: str | Path) -> Path:
     """The folder that a name stands for: itself, or that of a model of the Hub, `ORG/NAME[@REVISION]`.
+
+    A GGUF file stands for itself, too.
 
     Raises:
         CheckpointError: there is no such folder or model, or the folder is of no model of transformers.
@@ -77,16 +82,24 @@ def folder_of(name: str | Path) -> Path:
         found = hub.fetch(folder.as_posix())
         if found is None:
             raise CheckpointError(
-                f"{name}: there is no such folder, and it is no ORG/NAME of the Hub"
+                f"{name}: there is no such folder or file, and it is no ORG/NAME of the Hub"
             )
         folder = found
+    if is_gguf(folder):
+        return folder
     if not (folder / CONFIG).is_file():
         kind = "folder" if folder.is_dir() else "file"
         raise CheckpointError(
             f"{name}: this {kind} has no {CONFIG}, so transformers knows no model of it; give the folder "
-            "that `save_pretrained` or `ao quantize` wrote"
+            f"that `save_pretrained` or `ao quantize` wrote, or a GGUF file{_files_in(folder)}"
         )
     return folder
+
+
+def _files_in(folder: Path) -> str:
+    """The GGUF files of a folder, for errors."""
+    names = sorted(path.name for path in folder.glob("*.gguf")) if folder.is_dir() else []
+    return f", of which it has {', '.join(names[:3])}" if names else ""
 
 
 def recipe_of(name: str) -> str:
@@ -106,10 +119,11 @@ def load(
     """Load a causal language model, and quantize it on the way where a recipe is named.
 
     Args:
-        name: a folder, dense or quantized by ao, or `ORG/NAME` of the Hub.
+        name: a folder, dense or quantized by ao, a GGUF file, or `ORG/NAME` of the Hub.
         recipe: as for `AoConfig`; None keeps the model as it is.
         device: "cpu", "cuda", …; None: the accelerator of this machine, else its CPU.
-        dtype: of `DTYPES`, the logical dtype.
+        dtype: of `DTYPES`, the logical dtype. "auto" is bfloat16 for a GGUF file with quantized tensors:
+            those have none.
         tokenizer: whether the tokenizer is loaded too.
 
     Raises:
@@ -122,6 +136,8 @@ def load(
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r}: use one of {', '.join(DTYPES)}")
     place, folder = device_of(device), folder_of(name)
+    if is_gguf(folder):
+        return _of_gguf(folder, recipe, place, dtype, tokenizer)
     options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
     if recipe is not None:
         options["quantization_config"] = check_recipe(recipe, folder)
@@ -130,6 +146,38 @@ def load(
     words = load_tokenizer(folder) if tokenizer else None
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
     return Loaded(model.eval().requires_grad_(False), words, folder, recipe)
+
+
+def _of_gguf(
+    path: Path, recipe: str | None, place: torch.device, dtype: str, tokenizer: bool
+) -> Loaded:
+    header = header_of(path)
+    if recipe is not None:
+        check_recipe(recipe, path)
+    words = load_tokenizer(path) if tokenizer else None
+    wanted = None if dtype == "auto" else getattr(torch, dtype)
+    model = model_of_gguf(path, header, wanted, place)
+    if recipe is not None:
+        quantize_(model, recipe)
+    return Loaded(model.eval().requires_grad_(False), words, path, recipe)
+
+
+def empty_model(build: Callable[[], Any]) -> Any:
+    """A model with its parameters on the meta device, and buffers that were computed.
+
+    Args:
+        build: makes the model.
+
+    Raises:
+        MissingExtraError: accelerate is not installed.
+    """
+    try:
+        from accelerate import init_empty_weights
+    except ImportError as error:
+        raise MissingExtraError("accelerate", "ao-hf[transformers]", "an empty model") from error
+    # some models draw buffers
+    with init_empty_weights(include_buffers=False), torch.random.fork_rng([]):
+        return build().requires_grad_(False)
 
 
 def check_recipe(recipe: str, folder: Path) -> Any:
@@ -153,27 +201,37 @@ def check_recipe(recipe: str, folder: Path) -> Any:
 
 
 def is_quantized(folder: Path) -> bool:
-    """Whether config.json says that the weights are in few bits."""
+    """Whether config.json, or the header of a GGUF file, says that the weights are in few bits."""
     return _method(folder) is not None
 
 
 def _method(folder: Path) -> str | None:
+    if is_gguf(folder):
+        return "gguf" if header_of(folder).quantized else None
     return method_of(json_object(read_text(str(folder / CONFIG)), CONFIG))
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a folder.
+    """The tokenizer of a folder or a GGUF file.
 
     Raises:
         CheckpointError: it has none that can be loaded.
     """
+    transformers, file = transformers_of_ao(), is_gguf(folder)
     try:
-        return transformers_of_ao().AutoTokenizer.from_pretrained(folder)
+        if file:  # the tokens are those of AutoTokenizer, which parses the file twice more: seconds
+            made = transformers.PreTrainedTokenizerFast
+            return made.from_pretrained(folder.parent, gguf_file=folder.name)
+        return transformers.AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = str(error).strip().split("\n")[0]
         raise CheckpointError(
-            f"{folder} has no tokenizer that transformers can load ({reason}): copy tokenizer.json and "
-            "tokenizer_config.json of the original model into it"
+            f"{folder} has no tokenizer that transformers can load ({reason}): "
+            + (
+                "its metadata must have the keys of tokenizer.ggml"
+                if file
+                else "copy tokenizer.json and tokenizer_config.json of the original model into it"
+            )
         ) from error
 
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from ao_quant.gguf.read import GGUFFile, read_gguf
+from ao_quant.gguf.read import GGUFFile, GGUFHeader, GGUFInfo, read_gguf, read_gguf_header
 from ao_quant.gguf.write import write_gguf
 
-__all__ = ["GGUFFile", "read_gguf", "write_gguf"]
+__all__ = [
+    "GGUFFile",
+    "GGUFHeader",
+    "GGUFInfo",
+    "read_gguf",
+    "read_gguf_header",
+    "write_gguf",
+]

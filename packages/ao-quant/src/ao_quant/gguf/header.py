@@ -1,7 +1,7 @@
-"""The header of a GGUF file, which may be anybody's: walked through before the `gguf` package reads it.
+"""The header of a GGUF file, which may be anybody's: every number is checked before it is believed.
 
-That package trusts the numbers in a header: where one says that an array has 2**60 items, it begins to
-read them.
+The reader of the `gguf` package begins to read 2**60 items where a header says so, and makes an array of each
+token of a vocabulary, which takes seconds.
 """
 
 from __future__ import annotations
@@ -9,25 +9,52 @@ from __future__ import annotations
 import mmap
 import struct
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ao_core.ext import CheckpointError
 from ao_core.ext.saving import not_a_file
 from ao_core.ext.schema import SHAPE, SchemaError, check
 
-__all__ = ["check_header"]
+__all__ = ["Entry", "Header", "read_header"]
 
-#: bytes of the values of each type; of a string and an array, what they begin with
-_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 8: 8, 9: 12, 10: 8, 11: 8, 12: 8}
-_STRING, _ARRAY = 8, 9
-#: arrays within arrays, and dimensions of a tensor, at most
-_DEPTH, _DIMENSIONS = 4, 8
+#: type of a value -> that of numpy
+_NUMBERS = {
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8",
+    12: "<f8",
+}  # fmt: skip
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+#: dimensions of a tensor, at most; versions of the format that are read
+_DIMENSIONS, _VERSIONS = 8, (2, 3)
+#: key of the multiple at which tensors begin, and what it is where a file does not say
+_ALIGNMENT, _ALIGNED = "general.alignment", 32
 
 
-def check_header(path: Path) -> None:
-    """Raise `CheckpointError` where a header contradicts itself, or says more than the file has.
+class Entry(NamedTuple):
+    """What a header says of a tensor."""
+
+    name: str
+    #: number of ggml's type
+    kind: int
+    #: in torch's order
+    shape: tuple[int, ...]
+    #: byte in the file
+    start: int
+
+
+class Header(NamedTuple):
+    """All that is before the tensors."""
+
+    #: str, bool, numpy scalar, list of str or numpy array, by key and in order
+    metadata: dict[str, Any]
+    entries: list[Entry]
+
+
+def read_header(path: Path) -> Header:
+    """The header of a file.
 
     Raises:
-        CheckpointError: see above; or it is missing, a pipe, a device or the like.
+        CheckpointError: it contradicts itself, says more than the file has, or holds arrays of arrays; or the
+            file is missing, a pipe, a device or the like.
     """
     if reason := not_a_file(path):
         raise CheckpointError(f"{path}: {reason}")
@@ -42,7 +69,9 @@ def check_header(path: Path) -> None:
             raise CheckpointError(f"{path}: only little-endian files are supported")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
-                _Walk(data).header(tensors, keys)
+                if version not in _VERSIONS:
+                    raise SchemaError(f"version {version} is none of {_VERSIONS}")
+                return _Walk(data).header(tensors, keys)
             except SchemaError as error:
                 raise CheckpointError(
                     f"{path} is not a GGUF file, or it is damaged: {error}"
@@ -55,57 +84,80 @@ class _Walk:
     def __init__(self, data: mmap.mmap) -> None:
         self.data, self.at = data, 24
 
-    def header(self, tensors: int, keys: int) -> None:
-        """Go over all keys and the description of each tensor."""
+    def header(self, tensors: int, keys: int) -> Header:
+        """Read all keys and the description of each tensor."""
+        metadata: dict[str, Any] = {}
         for i in range(keys):
             name = self.text(f"the name of key {i}")
-            self.value(self.number("<I", f"the type of {name}"), name, _DEPTH)
-        for i in range(tensors):
-            name = self.text(f"the name of tensor {i}")
-            count = self.number("<I", f"dimensions of {name}")
-            if not 1 <= count <= _DIMENSIONS:
-                raise SchemaError(f"{name} has {count} dimensions, and 1 to {_DIMENSIONS} can be")
-            shape = [self.number("<Q", f"shape of {name}") for _ in range(count)]
-            check(shape, SHAPE, f"shape of {name}")
-            self.skip(12, f"type and place of {name}")
+            if name in metadata:
+                raise SchemaError(f"the key {name!r} is there twice")
+            metadata[name] = self.value(self.number("<I", f"the type of {name!r}"), repr(name)[:80])
+        entries = [self.entry(i) for i in range(tensors)]
+        if len({entry.name for entry in entries}) < len(entries):
+            raise SchemaError("two tensors have the same name")
+        aligned = int(metadata.get(_ALIGNMENT, _ALIGNED))
+        if aligned < 1 or any(entry.start % aligned for entry in entries):
+            raise SchemaError(f"a tensor does not begin at a multiple of {aligned}")
+        first = -(-self.at // aligned) * aligned
+        return Header(metadata, [e._replace(start=first + e.start) for e in entries])
 
-    def value(self, kind: int, name: str, depth: int) -> None:
-        """Go over a value of a type."""
-        if kind not in _SIZES:
-            raise SchemaError(f"{name} is of type {kind}, and there is none")
+    def entry(self, i: int) -> Entry:
+        """Read the description of a tensor, whose start counts from the first one's."""
+        name = self.text(f"the name of tensor {i}")
+        count = self.number("<I", f"dimensions of {name!r}")
+        if not 1 <= count <= _DIMENSIONS:
+            raise SchemaError(f"{name!r} has {count} dimensions, and 1 to {_DIMENSIONS} can be")
+        shape = [self.number("<Q", f"shape of {name!r}") for _ in range(count)]
+        check(shape, SHAPE, f"shape of {name!r}")
+        kind = self.number("<I", f"type of {name!r}")
+        return Entry(name, kind, tuple(shape[::-1]), self.number("<Q", f"place of {name!r}"))
+
+    def value(self, kind: int, name: str) -> Any:
+        """Read a value of a type."""
         if kind == _STRING:
-            self.text(name)
-        elif kind == _ARRAY:
+            return self.text(name)
+        if kind == _ARRAY:
             inner, count = self.number("<I", name), self.number("<Q", name)
-            if depth == 0 or inner not in _SIZES:
-                raise SchemaError(f"{name} has arrays too deep, or of type {inner}")
-            if inner not in (_STRING, _ARRAY):
-                self.skip(_SIZES[inner] * count, name)
-                return
-            for _ in range(count):
-                self.value(inner, name, depth - 1)
-        else:
-            self.skip(_SIZES[kind], name)
+            if inner == _ARRAY:
+                raise SchemaError(f"{name} is an array of arrays, which is not supported")
+            if inner == _STRING:
+                self.room(8 * count, name)
+                return [self.text(name) for _ in range(count)]
+            return self.numbers(inner, count, name)
+        value = self.numbers(kind, 1, name)[0]
+        return bool(value) if kind == _BOOL else value
+
+    def numbers(self, kind: int, count: int, name: str) -> Any:
+        """Read numbers of a type, as an array of numpy."""
+        import numpy
+
+        if kind not in _NUMBERS:
+            raise SchemaError(f"{name} is of type {kind}, and there is none")
+        dtype = numpy.dtype(_NUMBERS[kind])
+        start = self.skip(dtype.itemsize * count, name)
+        return numpy.frombuffer(self.data[start : self.at], dtype).copy()
 
     def text(self, what: str) -> str:
-        """A text, which must be UTF-8, shown as it is in errors."""
-        size = self.number("<Q", what)
-        start = self.at
-        self.skip(size, what)
+        """Read a text, which must be UTF-8."""
+        start = self.skip(self.number("<Q", what), what)
         try:
-            return repr(str(self.data[start : self.at], "utf-8"))[:80]
+            return str(self.data[start : self.at], "utf-8")
         except UnicodeDecodeError as error:
             raise SchemaError(f"{what} is not a text in UTF-8: {error}") from error
 
     def number(self, kind: str, what: str) -> int:
-        """A number of a format of `struct`."""
-        start = self.at
-        self.skip(struct.calcsize(kind), what)
+        """Read a number of a format of `struct`."""
+        start = self.skip(struct.calcsize(kind), what)
         value: int = struct.unpack_from(kind, self.data, start)[0]
         return value
 
-    def skip(self, size: int, what: str) -> None:
-        """Go on by so many bytes, which must be there."""
+    def skip(self, size: int, what: str) -> int:
+        """Go on by so many bytes, which must be there; returns where they begin."""
+        self.room(size, what)
+        start, self.at = self.at, self.at + size
+        return start
+
+    def room(self, size: int, what: str) -> None:
+        """Raise `SchemaError` where there are not so many bytes."""
         if size > len(self.data) - self.at:
             raise SchemaError(f"{what} ends behind the end of the file")
-        self.at += size

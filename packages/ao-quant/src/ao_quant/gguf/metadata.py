@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ao_core.ext import CheckpointError, ConfigError, MissingExtraError
+from ao_core.ext import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader, GGUFWriter
+    from gguf import GGUFWriter
 
-__all__ = ["add_metadata", "gguf_package", "read_metadata"]
-
-#: what the reader says of the file itself
-_OF_THE_FILE = "GGUF."
+__all__ = ["add_metadata", "gguf_package"]
 
 
 def gguf_package() -> Any:
@@ -28,38 +25,6 @@ def gguf_package() -> Any:
             "gguf", "ao-quant[gguf]", "Reading and writing GGUF files"
         ) from error
     return gguf
-
-
-def read_metadata(reader: GGUFReader) -> dict[str, Any]:
-    """Every key of a file: str, bool, a numpy scalar, a list of str, or a numpy array of one dimension.
-
-    Raises:
-        CheckpointError: a key has arrays of arrays, which the `gguf` package does not keep apart.
-    """
-    import numpy
-
-    types = gguf_package().GGUFValueType
-    found: dict[str, Any] = {}
-    for key, field in reader.fields.items():
-        if key.startswith(_OF_THE_FILE):
-            continue
-        if field.types[0] != types.ARRAY:
-            value = field.parts[-1]
-            found[key] = field.contents() if field.types[0] == types.STRING else value[0]
-            if field.types[0] == types.BOOL:
-                found[key] = bool(value[0])
-            continue
-        inner = types(field.parts[3][0])
-        if inner == types.ARRAY:
-            raise CheckpointError(
-                f"the metadata {key!r} is an array of arrays, which is not supported"
-            )
-        if inner == types.STRING:
-            found[key] = list(field.contents())
-        else:
-            dtype = reader.gguf_scalar_to_np[inner]
-            found[key] = numpy.array([field.parts[i][0] for i in field.data], dtype)
-    return found
 
 
 def add_metadata(writer: GGUFWriter, metadata: dict[str, Any]) -> None:

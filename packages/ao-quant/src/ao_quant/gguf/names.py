@@ -16,8 +16,6 @@ __all__ = ["NAMES", "Place", "places"]
 #: values of `names`
 NAMES = ("file", "transformers")
 
-#: architecture -> whether llama.cpp's converter reorders the rows of queries and keys
-_ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
 #: module outside and inside the blocks: in the file -> in transformers
 _MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _BLOCK = {
@@ -33,9 +31,34 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+#: the same where a block has norms before and after attention and the layers behind it
+_BLOCK_OF_GEMMA = _BLOCK | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _IN_FILE = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)|(\w+)\.(weight|bias)")
 #: what models compute from their configuration, and have no parameter for
 _COMPUTED = ("rope_freqs.weight",)
+
+
+class Architecture(NamedTuple):
+    """How files of an architecture differ from models of transformers."""
+
+    #: module inside a block: in the file -> in transformers
+    block: dict[str, str]
+    #: whether llama.cpp's converter reorders the rows of queries and keys
+    reordered: bool = False
+    #: what it adds to the gains of norms
+    added: float = 0.0
+
+
+_ARCHITECTURES = {
+    "llama": Architecture(_BLOCK, reordered=True),
+    "qwen2": Architecture(_BLOCK),
+    "qwen3": Architecture(_BLOCK),
+    "gemma3": Architecture(_BLOCK_OF_GEMMA, added=1.0),
+}
 
 
 class Place(NamedTuple):
@@ -47,6 +70,8 @@ class Place(NamedTuple):
     model: str
     #: heads whose rows are in another order in the file; 0: all are where the model has them
     heads: int = 0
+    #: what the values in the file have more than those in the model
+    added: float = 0.0
 
     def read(self, rows: Tensor) -> Tensor:
         """Rows of the file, of any kind, in the order of the model."""
@@ -85,40 +110,43 @@ def places(
     if names == "file":
         return {name: Place(name, name) for name in found}
     architecture = metadata.get("general.architecture")
-    if architecture not in _ARCHITECTURES:
+    rules = _ARCHITECTURES.get(architecture) if isinstance(architecture, str) else None
+    if rules is None:
         raise CheckpointError(
             f"names='transformers': the architecture is {architecture!r}, and ao knows the names of "
             f"{', '.join(_ARCHITECTURES)}; use names='file'"
         )
     known = {}
     for name in found:
-        place = _of_file(name) or _of_model(name)
+        place = _of_file(name, rules.block) or _of_model(name, rules.block)
         if place is None:
             raise CheckpointError(
                 f"names='transformers': ao does not know where {name!r} of {architecture!r} belongs; use "
                 "names='file'"
             )
-        if _ARCHITECTURES[architecture] and re.search(r"\.attn_[qk]\.", place.file):
-            place = place._replace(heads=_heads(place.file, architecture, metadata))
+        if rules.reordered and re.search(r"\.attn_[qk]\.", place.file):
+            place = place._replace(heads=_heads(place.file, str(architecture), metadata))
+        if place.file.endswith("norm.weight"):
+            place = place._replace(added=rules.added)
         known[name] = place
     return known
 
 
-def _of_file(name: str) -> Place | None:
+def _of_file(name: str, table: Mapping[str, str]) -> Place | None:
     if name in _COMPUTED:
         return Place(name, name)
     if not (match := _IN_FILE.fullmatch(name)):
         return None
     block, inner, of_inner, outer, of_outer = match.groups()
-    if block is not None and inner in _BLOCK:
-        return Place(name, f"model.layers.{block}.{_BLOCK[inner]}.{of_inner}")
+    if block is not None and inner in table:
+        return Place(name, f"model.layers.{block}.{table[inner]}.{of_inner}")
     return Place(name, f"{_MODEL[outer]}.{of_outer}") if outer in _MODEL else None
 
 
-def _of_model(name: str) -> Place | None:
+def _of_model(name: str, in_block: Mapping[str, str]) -> Place | None:
     owner, _, kind = name.rpartition(".")
     block = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", owner)
-    table, inner = (_MODEL, owner) if block is None else (_BLOCK, block[2])
+    table, inner = (_MODEL, owner) if block is None else (in_block, block[2])
     found = next((file for file, module in table.items() if module == inner), None)
     if found is None or kind not in ("weight", "bias"):
         return None

@@ -111,6 +111,8 @@ def _entry(place: Place, tensor: Tensor) -> Entry:
         )
     if isinstance(tensor, QTensor):
         return _quantized(place, tensor)
+    if place.added:
+        tensor = tensor.detach().float() + place.added
     kind = next((kind for kind, dtype in DENSE.items() if dtype == tensor.dtype), None)
     if kind is None or type(tensor) not in (Tensor, nn.Parameter):
         raise CheckpointError(

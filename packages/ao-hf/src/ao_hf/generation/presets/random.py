@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ao_core import QTensor, resolve_config
-from ao_core.ext import MissingExtraError, repack
+from ao_core.ext import repack
 from ao_core.ext.quantizing import Decision, transformed
 from ao_hf.decisions import decisions_of, size_of
 from ao_hf.generation.caches import computed_bytes
-from ao_hf.generation.models import Loaded, device_of
+from ao_hf.generation.models import Loaded, device_of, empty_model
 from ao_hf.generation.presets.table import find_preset
 
 __all__ = ["cache_bytes_of", "random_model", "skeleton", "stored_bytes"]
@@ -29,15 +30,7 @@ def skeleton(name: str, dtype: str = "bfloat16") -> Any:
         UnknownNameError: there is no such preset.
         MissingExtraError: a package that the model needs is not installed.
     """
-    preset = find_preset(name)
-    try:
-        from accelerate import init_empty_weights
-    except ImportError as error:
-        raise MissingExtraError("accelerate", "ao-hf[transformers]", f"preset {name!r}") from error
-    # some models draw buffers
-    with init_empty_weights(include_buffers=False), torch.random.fork_rng([]):
-        model = preset.build(getattr(torch, dtype))
-    return model.requires_grad_(False)
+    return empty_model(partial(find_preset(name).build, getattr(torch, dtype)))
 
 
 def stored_bytes(name: str, recipe: str | None = None, dtype: str = "bfloat16") -> int:
