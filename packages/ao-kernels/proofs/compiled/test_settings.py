@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ao_core.ext import registry
+from ao_kernels.triton.attend.op import launch_shape
 from ao_kernels.triton.bsr import launch as bsr
 from ao_kernels.triton.bsr.layout import SIDES
 from ao_kernels.triton.scaled_mm import launch as scaled_mm
@@ -88,3 +89,19 @@ def test_scaled():
         for promote in (False, True):
             for rows, cols, *how in scaled_mm.tile_configs_of(m, largest=not promote):
                 assert (rows, cols, promote, *how, False) in found
+
+
+def test_attention():
+    from ao_kernels.triton.attend import kernel
+
+    builds = (check.build() for check in (*CHECKS, *SLOW_CHECKS))
+    found = {
+        (*(each.constexprs[name] for name in ("BLOCK_M", "BLOCK_N", "SPLIT")), each.num_warps)
+        for each in builds
+        if each.kernel is kernel.attend
+    }
+    for rows in ROWS:
+        for heads in (1, 8, 64, 1024):
+            for memory in (128, 4096, 131072):
+                shape = launch_shape(rows, heads, memory, 132)
+                assert (shape.block_m, shape.block_n, shape.splits > 1, shape.warps) in found
