@@ -33,7 +33,7 @@ TEXTS = (
     *(Entry("llama-2-7b", recipe) for recipe in (None, DYNAMIC, INT8, INT4)),
     *(Entry("llama-3-8b", recipe, run=recipe == INT4) for recipe in (None, DYNAMIC, INT8, INT4)),
     *(
-        Entry("llama-3.1-8b", recipe, kv, context, run=recipe == INT4 and kv == "kv4")
+        Entry("llama-3.1-8b", recipe, kv, context, run=kv == "kv4" and context == 131072)
         for recipe, kv in ((None, None), (None, "kv8"), (INT4, "kv8"), (INT4, "kv4"))
         for context in (8192, 32768, 131072)
     ),
