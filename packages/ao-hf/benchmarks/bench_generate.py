@@ -15,12 +15,13 @@ import transformers
 import ao_hf
 from ao_core import FqnToConfig, quantize_
 from ao_hf.generation import weights_read
-from ao_hf.generation.caches import cache_reads, decoding, make_cache
+from ao_hf.generation.caches import cache_reads, decoding, fixed_cache, make_cache
 from ao_hf.generation.clock import Clock, Timing
 from ao_quant import Int4WeightOnlyConfig
 
 KERNELS = Path(__file__).parents[2] / "ao-kernels" / "benchmarks"
-sys.path[:0] = [str(Path(__file__).parents[3] / "scripts"), str(KERNELS / "cpu")]
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
+sys.path.insert(0, str(KERNELS / "cpu"))
 sys.path.append(str(KERNELS / "gpu"))  # decoder
 from decoder import Shape
 from llama import LlamaBench, version
@@ -33,7 +34,7 @@ SHAPES = {
     "SmolLM2-135M": Shape(30, 576, 9, 3, 1536, 49152, context=16384),
     "Llama 1.1B": Shape(context=16384),
 }
-LLAMA, EAGER = "llama.cpp Q4_0", "ao, eager"
+LLAMA, EAGER, COMPILED = "llama.cpp Q4_0", "ao, eager", "ao, compiled"
 TEXT = 512
 
 ABOUT = """\
@@ -77,9 +78,13 @@ class Generating:
     model: Any
     kv: str
     context: int
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         self.cache = make_cache(self.model, self.kv)
+        if self.compiled:  # with room for the tokens of a round
+            self.cache, steps = fixed_cache(self.model, self.kv, self.context + 256)
+            steps.__enter__()  # for good: forwards with other caches run as ever
         generator, config = torch.Generator().manual_seed(0), self.model.config
         heads, dim = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
         for layer in range(config.num_hidden_layers):
@@ -135,7 +140,10 @@ def measured(name: str, model: Any, peer: LlamaBench | None, args: Any) -> list[
     shape, found, reading = SHAPES[name], [], Timed(reader().calls(1))
     keys = 2 * shape.layers * shape.kv_heads * shape.head_dim * 2  # bytes of a token in float16
     for context in (int(text) for text in args.contexts.split(",") if text):
-        ours = {EAGER: Generating(model, args.kv, context)}
+        ours = {
+            EAGER: Generating(model, args.kv, context),
+            COMPILED: Generating(model, args.kv, context, compiled=True),
+        }
         times: Any = {n: partial(one.decode, args.tokens) for n, one in ours.items()}
         if peer is not None:
             times[LLAMA] = partial(peer.decode, args.tokens, context)

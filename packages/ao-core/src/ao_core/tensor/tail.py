@@ -52,8 +52,8 @@ def write_tail(
         tail_value: (B, Hkv, R, Dv), likewise.
         key: (B, Hkv, T, D), the tokens from `counts[0]` on.
         value: (B, Hkv, T, Dv), likewise.
-        coded: how many tokens, the first ones, are quantized now, if that is more than before; not more than R
-            are not.
+        coded: how many tokens, the first ones, are quantized now, if that is more than before; not more
+            than R are not.
     """
     call = _call(key.dtype, key.device.type)
     run(call, counts, tail_key, tail_value, key, value, coded)

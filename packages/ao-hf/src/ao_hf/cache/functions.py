@@ -19,6 +19,7 @@ class Functions(NamedTuple):
     append_: Callable[..., None]
     attend_to: Callable[..., Any]
     bytes_per_token: Callable[..., float]
+    coded_tokens: Callable[..., int]
     crop_: Callable[..., None]
     dequantized: Callable[..., Any]
     grown: Callable[..., Any]
