@@ -19,10 +19,9 @@ from ao_hf.generation.caches import cache_reads, decoding, fixed_cache, make_cac
 from ao_hf.generation.clock import Clock, Timing
 from ao_quant import Int4WeightOnlyConfig
 
-KERNELS = Path(__file__).parents[2] / "ao-kernels" / "benchmarks"
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
-sys.path.insert(0, str(KERNELS / "cpu"))
-sys.path.append(str(KERNELS / "gpu"))  # decoder
+sys.path.insert(0, str(Path(__file__).parents[2] / "ao-kernels/benchmarks/cpu"))
+sys.path.append(str(Path(__file__).parents[2] / "ao-kernels/benchmarks/gpu"))  # decoder
 from decoder import Shape
 from llama import LlamaBench, version
 from reader import READER, SIZE, reader
