@@ -112,13 +112,13 @@ def test_tails_that_do_not_fit() -> None:
         ({"tail_key": tail[:, :1]}, "tail_key: has shape"),
         ({"tail_value": tail.transpose(1, 2).contiguous().transpose(1, 2)}, "tail_value: must be contiguous"),
         ({"value": new[:, :, :2]}, "must have 3 and 8"),
-        ({"tokens": 2}, "no counts of a cache"),
-        ({"tokens": 12}, "no counts of a cache"),
+        ({"coded": 4}, "no counts of a cache"),
+        ({"counts": torch.tensor([6, 0])}, "no counts of a cache"),
         ({"counts": counts.int()}, "counts: has dtype"),
     ):  # fmt: skip
         given: dict[str, Any] = {
             "counts": counts, "tail_key": tail, "tail_value": tail, "key": new, "value": new,
-            "tokens": 3, "coded": 0, **changed,
+            "coded": 0, **changed,
         }  # fmt: skip
         with pytest.raises(RuntimeError, match=words):
             op(**given)

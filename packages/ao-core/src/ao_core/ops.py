@@ -110,8 +110,8 @@ _WRITE_TAIL = Op(
     """Write the last T tokens of a cache of keys and values into its tail, in place, and set its counts.
 
     key is (B, Hkv, T, D), value (B, Hkv, T, Dv), with any strides; the tails are (B, Hkv, R, ·), contiguous.
-    Token p goes to slot p % R; the first `coded` ones are left out. `ao_core.ext.kernels.write_tail`, which
-    calls it, says what the arguments are.
+    Token p goes to slot p % R; the first `coded` ones, or `counts[1]`, are left out.
+    `ao_core.ext.kernels.write_tail`, which calls it, says what the arguments are.
     """,
     _trials("kernel_tail", "WRITE_TAIL"),
 )

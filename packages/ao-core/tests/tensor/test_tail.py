@@ -15,7 +15,7 @@ class TestReference(KernelSuite):
 def test_gradients_do_not_reach_the_tail() -> None:
     tails, counts = torch.zeros(2, 1, 1, 4, 3), torch.zeros(2, dtype=torch.int64)
     key, value = torch.ones(2, 1, 1, 2, 3, requires_grad=True)
-    write_tail(counts, tails[0], tails[1], key, value, 2, 0)
+    write_tail(counts, tails[0], tails[1], key, value)
     assert not tails.requires_grad
     assert tails.sum() == 12
     assert counts.tolist() == [2, 0]

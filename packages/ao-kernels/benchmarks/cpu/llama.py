@@ -36,9 +36,9 @@ class LlamaBench:
         block = KINDS[kind][0] + 2
         self.nbytes = sum(n * k for n, k in matrices(shape).values()) // BLOCK * block
 
-    def decode(self, tokens: int) -> float:
-        """Seconds a token when so many are generated from nothing."""
-        return self._seconds("-p", "0", "-n", str(tokens)) / tokens
+    def decode(self, tokens: int, context: int = 0) -> float:
+        """Seconds a token when so many are generated after a context."""
+        return self._seconds("-p", "0", "-n", str(tokens), "-d", str(context)) / tokens
 
     def prefill(self, tokens: int) -> float:
         """Seconds for a text of so many tokens."""
@@ -68,7 +68,8 @@ def matrices(shape: Shape) -> dict[str, tuple[int, int]]:
 
 def model_file(shape: Shape, kind: str) -> Path:
     """A GGUF file of the shape with random blocks of one type, written once."""
-    path = ROOT / "build" / "bench" / f"decoder-{kind}.gguf"
+    sizes = f"{shape.layers}-{shape.dim}-{shape.ffn}-{shape.vocab}-{shape.context}"
+    path = ROOT / "build" / "bench" / f"decoder-{sizes}-{kind}.gguf"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")

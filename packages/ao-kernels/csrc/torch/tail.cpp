@@ -40,7 +40,7 @@ void check_tail(const char* name, const Tensor& tail, const char* of, const Tens
 }
 
 void write_tail_op(const Tensor& counts, const Tensor& tail_key, const Tensor& tail_value, const Tensor& key,
-                   const Tensor& value, int64_t tokens, int64_t coded) {
+                   const Tensor& value, int64_t coded) {
   element_of("key", key);
   check_tail("tail_key", tail_key, "key", key);
   check_tail("tail_value", tail_value, "value", value);
@@ -51,12 +51,14 @@ void write_tail_op(const Tensor& counts, const Tensor& tail_key, const Tensor& t
   check_dtype("counts", counts, {ScalarType::Long});
   check_shape("counts", counts, {2});
   check_contiguous("counts", counts);
-  AO_CHECK(new_tokens <= tokens && coded >= 0 && coded <= tokens && tokens - coded <= slots, "tokens=", tokens, ", coded=",
-           coded, ": with ", new_tokens, " new tokens and ", slots, " slots these are no counts of a cache");
+  auto* const both = static_cast<int64_t*>(counts.mutable_data_ptr());
+  const int64_t tokens = both[0] + new_tokens;
+  coded = std::max(coded, both[1]);
+  AO_CHECK(both[0] >= 0 && coded >= 0 && coded <= tokens && tokens - coded <= slots, "counts=[", both[0], ", ", both[1],
+           "], coded=", coded, ": with ", new_tokens, " new tokens and ", slots, " slots these are no counts of a cache");
   const int64_t first = std::max(tokens - new_tokens, coded);
   write_rows(tail_key, key, first, tokens);
   write_rows(tail_value, value, first, tokens);
-  auto* const both = static_cast<int64_t*>(counts.mutable_data_ptr());
   both[0] = tokens, both[1] = coded;
 }
 
@@ -65,7 +67,7 @@ void write_tail_op(const Tensor& counts, const Tensor& tail_key, const Tensor& t
 
 STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
   m.def(
-      "write_tail(Tensor(a!) counts, Tensor(b!) tail_key, Tensor(c!) tail_value, Tensor key, Tensor value, int tokens, "
+      "write_tail(Tensor(a!) counts, Tensor(b!) tail_key, Tensor(c!) tail_value, Tensor key, Tensor value, "
       "int coded) -> ()");
 }
 

@@ -39,22 +39,21 @@ def write_tail(
     tail_value: Tensor,
     key: Tensor,
     value: Tensor,
-    tokens: int,
-    coded: int,
+    coded: int = 0,
 ) -> None:
-    """Write the last T tokens of a cache into its tail, and how many tokens there are.
+    """Write the next T tokens of a cache into its tail, and how many tokens there are then.
 
     What `ao_core.ext.attend` reads: token p is in slot p % R. Those of the T tokens that are quantized
     already are left out. Shapes and dtypes are the caller's to check.
 
     Args:
-        counts: int64 (2,), set to `tokens` and `coded`.
+        counts: int64 (2,): how many tokens there are, and how many of them are quantized; both are updated.
         tail_key: (B, Hkv, R, D), contiguous.
         tail_value: (B, Hkv, R, Dv), likewise.
-        key: (B, Hkv, T, D), tokens `tokens` − T to `tokens` − 1.
+        key: (B, Hkv, T, D), the tokens from `counts[0]` on.
         value: (B, Hkv, T, Dv), likewise.
-        tokens: how many tokens there are then.
-        coded: how many of them, the first ones, are quantized; not more than R are not.
+        coded: how many tokens, the first ones, are quantized now, if that is more than before; not more
+            than R are not.
     """
     call = _call(key.dtype, key.device.type)
-    run(call, counts, tail_key, tail_value, key, value, tokens, coded)
+    run(call, counts, tail_key, tail_value, key, value, coded)

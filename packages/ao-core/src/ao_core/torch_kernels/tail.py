@@ -14,11 +14,11 @@ def write_tail(
     tail_value: Tensor,
     key: Tensor,
     value: Tensor,
-    tokens: int,
     coded: int,
 ) -> None:
     """Rows of tokens are copied to their slots, without gradients."""
-    before = tokens - key.shape[2]
+    before, held = counts.tolist()
+    tokens, coded = before + key.shape[2], max(coded, held)
     first = max(before, coded)
     with torch.no_grad():
         slots = torch.arange(first, tokens, device=key.device) % tail_key.shape[2]

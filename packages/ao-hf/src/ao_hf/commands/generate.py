@@ -58,6 +58,7 @@ def generate(
 
     text = _prompt(prompt)
     with quiet():
+        from ao_hf.fusing.apply import fuse
         from ao_hf.generation import Sampling, draft_of, load
         from ao_hf.generation.caches import check_kv
 
@@ -70,6 +71,8 @@ def generate(
         }
         check_kv(kv)
         loaded = load(model, recipe, device=device, dtype=dtype)
+        if loaded.quantized:
+            fuse(loaded.model)
         if draft is not None:
             options["draft"] = draft_of(loaded, draft)
         if text is not None:

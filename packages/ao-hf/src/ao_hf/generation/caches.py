@@ -18,11 +18,14 @@ __all__ = [
     "computed_bytes",
     "decoding",
     "fill",
+    "fixed_cache",
     "make_cache",
 ]
 
 #: tokens that a cache is filled with at once
 _PIECE = 4096
+#: fewest tokens that a cache of fixed size has memory for
+_FEWEST = 512
 
 
 def check_kv(kv: str | None) -> None:
@@ -54,6 +57,28 @@ def make_cache(model: Any, kv: str | None, tokens: int | None = None) -> Any:
     if tokens is None:
         return DynamicCache(config=model.config)
     return StaticCache(config=model.config, max_cache_len=tokens)
+
+
+def fixed_cache(model: Any, kv: str | None, tokens: int) -> tuple[Any, Any]:
+    """An empty cache with memory for so many tokens, and what lets a model decode with it by programs.
+
+    Programs are compiled for one size of the cache, so it is a power of two. Without a recipe keys and values
+    are all in the exact tail of the cache.
+
+    Returns:
+        The cache of `make_cache`, and a context for the time of generation; None for the context where
+        programs cannot decode with such a cache.
+    """
+    from ao_hf import AoCache
+    from ao_hf.cache.functions import functions
+    from ao_hf.generation.steps import can_step, stepping
+
+    size = max(_FEWEST, 1 << (tokens - 1).bit_length())
+    exact = functions().KVCacheConfig(window=size, center=False)
+    cache = AoCache(model.config, exact if kv is None else kv, max_cache_len=size)
+    if can_step(model, cache):
+        return cache, stepping(model, cache)
+    return make_cache(model, kv, tokens), None
 
 
 @contextmanager

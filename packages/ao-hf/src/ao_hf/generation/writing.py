@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ao_core.ext import ConfigError, checked
-from ao_hf.generation.caches import check_kv, decoding, make_cache
+from ao_hf.cache.names import EXACT
+from ao_hf.generation.caches import check_kv, decoding, fixed_cache, make_cache
 from ao_hf.generation.clock import Clock, Timing
 from ao_hf.generation.machine import PeakMemory
 from ao_hf.generation.models import Loaded
@@ -202,7 +203,8 @@ def generate(
         kv: name of a recipe for the cache of keys and values; None: in the dtype of the model.
         draft: what `draft_of` made. It proposes tokens, which the model checks several at a time; the
             text is that of the model alone.
-        compiled: compile the steps of decoding, for a cache of fixed size.
+        compiled: compile the steps of decoding, for a cache of fixed size. On the CPU the program is kept on
+            disk, for processes that come after.
 
     Raises:
         ConfigError: an option cannot work, or the prompt does not fit into the context of the model.
@@ -218,22 +220,30 @@ def generate(
             "compiled=True: a draft checks another number of tokens at each step; use one of them"
         )
     peak, clock = PeakMemory(loaded.model.device), Clock(on_text, loaded.tokenizer)
-    model, size = loaded.model, length + max_new_tokens
-    options = sampling.options() | (_compiling() if compiled else {})
+    model, options = loaded.model, sampling.options()
+    cache: Any = None
+    if compiled:
+        cache, steps = fixed_cache(model, kv, length + max_new_tokens)
+        if steps is None:
+            options |= _compiling()
+    else:
+        cache, steps = make_cache(model, kv), None
     if draft is not None:
         options["assistant_model"] = draft.model
     seeded = _seeded(sampling.seed, model.device)
-    with _drafting(draft) as proposals, seeded, decoding(model, kv):
+    reading = decoding(model, kv if steps is None else EXACT)
+    with _drafting(draft) as proposals, seeded, reading, steps or nullcontext():
         out = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=max_new_tokens,
             streamer=clock,
             pad_token_id=_pad(loaded),
-            past_key_values=make_cache(model, kv, size if compiled else None),
+            past_key_values=cache,
             **options,
         )
-    if compiled and getattr(model, "_compiled_call", None) is None and max_new_tokens > 1:
+    by_transformers = compiled and steps is None and max_new_tokens > 1
+    if by_transformers and getattr(model, "_compiled_call", None) is None:
         raise ConfigError(
             f"compiled=True: transformers compiles no {type(model).__name__} with this cache on "
             f"{model.device.type}; leave it out"

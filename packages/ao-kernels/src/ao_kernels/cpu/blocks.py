@@ -17,7 +17,8 @@ __all__ = ["BLOCK_KERNELS"]
 
 #: where a weight keeps what the ops are told of it, among the kernels that it remembers
 _KEY = "ao_kernels.cpu.blocks"
-_NO_WEIGHT = (*(None,) * 9, ())
+# programs of AOTInductor pass no empty lists
+_NO_WEIGHT = (*(None,) * 9, (0,))
 _NO_NORM = (None, 0.0, 0)
 _NAMES = tuple(layout.name for layout in LAYOUTS)
 

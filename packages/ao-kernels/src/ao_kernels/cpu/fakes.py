@@ -126,7 +126,6 @@ def _write_tail(
     tail_value: Tensor,
     key: Tensor,
     value: Tensor,
-    tokens: int,
     coded: int,
 ) -> None:
     """Returns nothing."""

@@ -19,12 +19,11 @@ def write_tail(
     tail_value: Tensor,
     key: Tensor,
     value: Tensor,
-    tokens: int,
     coded: int,
 ) -> None:
     """All rows are copied in one call into C++, without gradients."""
     torch.ops.ao_kernels.write_tail.default(
-        counts, tail_key, tail_value, key.detach(), value.detach(), tokens, coded
+        counts, tail_key, tail_value, key.detach(), value.detach(), coded
     )
 
 

@@ -57,7 +57,7 @@ def append_now(kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
     if due > coded:
         with torch.no_grad():
             _encode_due(kv, key, value, tokens, coded, due)
-    write_tail(kv.counts, kv.tail_key, kv.tail_value, key, value, total, due)
+    write_tail(kv.counts, kv.tail_key, kv.tail_value, key, value, due)
 
 
 def _encode_due(

@@ -1,0 +1,188 @@
+"""Tokens per second of transformers' own `generate` on the CPU, compared with llama.cpp."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import transformers
+
+import ao_hf
+from ao_core import FqnToConfig, quantize_
+from ao_hf.generation import weights_read
+from ao_hf.generation.caches import cache_reads, decoding, fixed_cache, make_cache
+from ao_hf.generation.clock import Clock, Timing
+from ao_quant import Int4WeightOnlyConfig
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "ao-kernels/benchmarks/cpu"))
+sys.path.append(str(Path(__file__).parents[2] / "ao-kernels/benchmarks/gpu"))  # decoder
+from decoder import Shape
+from llama import LlamaBench, version
+from reader import READER, SIZE, reader
+from rotation import Timed
+
+from benchmarking import Row, Samples, arguments, paired, record, rounds_of
+
+SHAPES = {
+    "SmolLM2-135M": Shape(30, 576, 9, 3, 1536, 49152, context=16384),
+    "Llama 1.1B": Shape(context=16384),
+}
+LLAMA, EAGER, COMPILED = "llama.cpp Q4_0", "ao, eager", "ao, compiled"
+TEXT = 512
+
+ABOUT = """\
+Llama models with random weights in {threads} threads: greedy `model.generate` of transformers, batch 1,
+after `ao_hf.fuse`, bfloat16 with all matrices in 4 bits and one scale for 32 weights, and keys and values in
+`AoCache(model.config, {kv!r})`. llama.cpp's `llama-bench` runs in a process of its own in each round, on a
+file of the same shape with all matrices in Q4_0, and keys and values in float16. *tokens/s*: of {tokens}
+tokens that follow a context, the first one not counted; or of a text of {text} ("prefill"). *× llama.cpp*:
+the median over the rounds of how many times as fast, with its interval. *share of read*: the bytes of
+weights, keys and values that a token needs, over what is read in that time by a plain loop in C."""
+
+
+def build(shape: Shape) -> Any:
+    """A fused model of a shape with random weights in 4 bits."""
+    config = transformers.LlamaConfig(
+        vocab_size=shape.vocab,
+        hidden_size=shape.dim,
+        intermediate_size=shape.ffn,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=shape.context,
+    )
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        model: Any = transformers.LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    model.eval().requires_grad_(False)
+    # a head that is not named would keep 8 bits, and that of llama.cpp has 4
+    int4 = Int4WeightOnlyConfig(32, symmetric=True)
+    quantize_(model, FqnToConfig({"lm_head": int4, "*": int4}))
+    ao_hf.fuse(model)
+    return model
+
+
+@dataclass
+class Generating:
+    """A model, and a context of random keys and values that it goes on from."""
+
+    model: Any
+    kv: str
+    context: int
+    compiled: bool = False
+
+    def __post_init__(self) -> None:
+        self.cache = make_cache(self.model, self.kv)
+        if self.compiled:  # with room for the tokens of a round
+            self.cache, steps = fixed_cache(self.model, self.kv, self.context + 256)
+            steps.__enter__()  # for good: forwards with other caches run as ever
+        generator, config = torch.Generator().manual_seed(0), self.model.config
+        heads, dim = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
+        for layer in range(config.num_hidden_layers):
+            both = torch.randn(2, 1, heads, self.context, dim, generator=generator).bfloat16()
+            self.cache.update(*both, layer)
+
+    def decode(self, tokens: int) -> float:
+        """Seconds a token."""
+        timing = generate(self.model, self.kv, self.cache, self.context + 1, tokens + 1)
+        self.nbytes = weights_read(self.model) + cache_reads(self.cache, 1)
+        self.cache.crop(-(tokens + 1))
+        return timing.seconds_after / tokens
+
+
+def generate(model: Any, kv: str, cache: Any, prompt: int, new: int) -> Timing:
+    """When tokens after a prompt came."""
+    ids, clock = torch.arange(prompt)[None] % 1000, Clock()
+    options = {"min_new_tokens": new, "max_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+    with decoding(model, kv), torch.inference_mode():
+        model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            past_key_values=cache,
+            streamer=clock,
+            **options,
+        )
+    return clock.timing()
+
+
+def prefill(model: Any, kv: str) -> float:
+    """Seconds to the first token after a text."""
+    return generate(model, kv, make_cache(model, kv), TEXT, 1).seconds_to_first
+
+
+def row(shape: str, work: str, samples: Samples, name: str, tokens: int, nbytes: int) -> Row:
+    """One contender; `tokens` are made in a sample, and `nbytes` read."""
+    ratio = paired(samples, name, LLAMA) if LLAMA in samples else None
+    share = paired(samples, name, READER).scaled(nbytes / SIZE) if nbytes else None
+    return {
+        "shape": shape,
+        "work": work,
+        "contender": name,
+        "tokens/s": tokens / median(samples[name]),
+        "× llama.cpp": ratio.median if ratio else "",
+        "× llama.cpp, 95 %": ratio.interval() if ratio else "",
+        "share of read": share.median if share else "",
+        "share of read, 95 %": share.interval() if share else "",
+    }
+
+
+def measured(name: str, model: Any, peer: LlamaBench | None, args: Any) -> list[Row]:
+    """Rows of one shape: for each context, then prefill."""
+    shape, found, reading = SHAPES[name], [], Timed(reader().calls(1))
+    keys = 2 * shape.layers * shape.kv_heads * shape.head_dim * 2  # bytes of a token in float16
+    for context in (int(text) for text in args.contexts.split(",") if text):
+        ours = {
+            EAGER: Generating(model, args.kv, context),
+            COMPILED: Generating(model, args.kv, context, compiled=True),
+        }
+        times: Any = {n: partial(one.decode, args.tokens) for n, one in ours.items()}
+        if peer is not None:
+            times[LLAMA] = partial(peer.decode, args.tokens, context)
+        samples = rounds_of({**times, READER: reading}, args.rounds)
+        sizes = {n: one.nbytes for n, one in ours.items()}
+        if peer is not None:
+            sizes[LLAMA] = peer.nbytes + keys * context
+        work = f"after {context}"
+        found += [row(name, work, samples, n, 1, sizes[n]) for n in sizes]
+    if args.texts:
+        times = {EAGER: partial(prefill, model, args.kv)}
+        if peer is not None:
+            times[LLAMA] = partial(peer.prefill, TEXT)
+        samples = rounds_of(times, args.texts)
+        found += [row(name, f"prefill of {TEXT}", samples, n, TEXT, 0) for n in times]
+    return found
+
+
+def main() -> None:
+    args = arguments(
+        __doc__,
+        shapes=",".join(SHAPES),
+        contexts="64,1024,8192",
+        kv="kv8",
+        threads=2,
+        rounds=8,
+        texts=5,  # rounds of prefill
+        tokens=48,
+        llama="",
+    )
+    torch.set_num_threads(args.threads)
+    found: list[Row] = []
+    for name in args.shapes.split(","):
+        peer = None
+        if args.llama:
+            peer = LlamaBench(Path(args.llama), SHAPES[name], "Q4_0", args.threads)
+        found += measured(name, build(SHAPES[name]), peer, args)
+    about = ABOUT.format(threads=args.threads, kv=args.kv, tokens=args.tokens, text=TEXT)
+    record(args.json, "`generate` on the CPU", about, found, versions=version(args.llama))
+
+
+if __name__ == "__main__":
+    main()
