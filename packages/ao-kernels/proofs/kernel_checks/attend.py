@@ -93,12 +93,12 @@ def _build(case: _Attend) -> Build:
     strides = tuple(
         f"stride_{x}{y}" for x, ys in (("q", "bht"), ("k", "bhr"), ("v", "bhr")) for y in ys
     )
-    numbers = dict.fromkeys(("scale", "softcap"), "fp32")
+    floats = dict.fromkeys(("scale", "softcap"), "fp32")
     attention = Attention(1.0, softcap=case.softcap)
     chosen = settings(shape, key, value, attention, ELEMENTS[case.dtype], split=split)
     return Build(
         kernel.attend,
-        {**pointers, **dict.fromkeys((*sizes, *strides), "i32"), **numbers},
+        {**pointers, **dict.fromkeys((*sizes, *strides), "i32"), **floats},
         chosen | dict.fromkeys(absent),
         case.arch,
         shape.warps,

@@ -23,7 +23,7 @@ class _Recorder(TorchDispatchMode):
     """Notes each op on plain tensors; quantized tensors call such ops in turn."""
 
     def __init__(self, inputs: Mapping[str, Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.root = nn.Module()
         self.graph = fx.Graph()
         #: by the address of a tensor, which is kept, so that no other gets the address

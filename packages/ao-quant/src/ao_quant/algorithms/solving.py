@@ -51,8 +51,8 @@ def solve_gptq(weight: Tensor, seen: _Seen, config: GPTQConfig, target: Target) 
     """`Algorithm.solve` of `GPTQConfig`."""
     hessians = [each["hessian"] for each in seen]
     squares = torch.stack([each.diagonal() for each in hessians])
-    if config.importance and unweighable_reason(weight, config.base, target) is None:
-        found = weighed(weight, config.base, target, squares)
+    if config.importance and unweighable_reason(weight, config.weights, target) is None:
+        found = weighed(weight, config.weights, target, squares)
     else:
         found = nearest(weight, config.base, target)
     if isinstance(found, Skip):
@@ -78,7 +78,7 @@ def solve_imatrix(
 ) -> Solved | Skip:
     """`Algorithm.solve` of `ImatrixConfig`."""
     squares = torch.stack([each["squares"] for each in seen])
-    found = weighed(weight, config.base, target, squares)
+    found = weighed(weight, config.weights, target, squares)
     return found if isinstance(found, Skip) else Solved(found, config.base)
 
 
@@ -93,7 +93,7 @@ def solve_awq(weight: Tensor, seen: _Seen, config: AWQConfig, target: Target) ->
         if step:
             factors = sizes.clamp(min=_LEAST) ** (step / config.steps)
             middle = (factors.amax(-1, keepdim=True) * factors.amin(-1, keepdim=True)).sqrt()
-            candidate = scaled(weight, config.base, target, factors / middle)
+            candidate = scaled(weight, config.weights, target, factors / middle)
         assert isinstance(candidate, QTensor)
         change = matrices(candidate.dequantize(torch.float32), target).double() - weight
         error = sum(
@@ -112,7 +112,7 @@ def solve_smoothquant(
     inputs = torch.stack([each["abs_max"] for each in seen]).clamp(min=_TINY)
     columns = weight.abs().amax(1).float().clamp(min=_TINY)
     factors = inputs**config.alpha / columns ** (1 - config.alpha)
-    found = scaled(weight, config.base, target, factors)
+    found = scaled(weight, config.weights, target, factors)
     return found if isinstance(found, Skip) else Solved(found, config.base)
 
 
@@ -122,7 +122,7 @@ def refuses(weight: Tensor, config: BaseConfig, target: Target) -> str | None:
     if isinstance(found, Skip):
         return found.reason
     if isinstance(config, ImatrixConfig):
-        return unweighable_reason(weight, config.base, target)
+        return unweighable_reason(weight, config.weights, target)
     return None
 
 
@@ -130,7 +130,7 @@ def refuses_gptq(weight: Tensor, config: GPTQConfig, target: Target) -> str | No
     """`refuses`, and why its values have no grid."""
     if reason := refuses(weight, config, target):
         return reason
-    spec = config.base.spec(tuple(weight.shape), weight.dtype)
+    spec = config.weights.spec(tuple(weight.shape), weight.dtype)
     layout = registry.layouts.get(spec.layout)
     if type(layout).sparsify is not Layout.sparsify:
         return f"the layout {layout.name!r} does not hold all elements"

@@ -46,6 +46,12 @@ class BaseConfig(Config):
             )
         object.__setattr__(self, "base", base)
 
+    @property
+    def weights(self) -> WeightConfig:
+        """The base, of which it is known that it has a format of weights."""
+        assert isinstance(self.base, WeightConfig)
+        return self.base
+
     def check(self) -> None:
         """Raise what the base raises."""
         self.base.check()

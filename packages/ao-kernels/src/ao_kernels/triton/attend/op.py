@@ -111,8 +111,9 @@ def attend(
     keys, values = operand(key.spec, dim, memory), operand(value.spec, value_dim, memory)
     assert isinstance(keys, Operand)  # the record has asked
     assert isinstance(values, Operand)
-    q, tail_key, tail_value = (
-        x if x is None or x.stride(-1) == 1 else x.contiguous() for x in (q, tail_key, tail_value)
+    q = q if q.stride(-1) == 1 else q.contiguous()
+    tail_key, tail_value = (
+        x if x is None or x.stride(-1) == 1 else x.contiguous() for x in (tail_key, tail_value)
     )
     group = query_heads // heads
     rows = queries * group
