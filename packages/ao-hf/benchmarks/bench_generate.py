@@ -82,8 +82,8 @@ class Generating:
     def __post_init__(self) -> None:
         self.cache = make_cache(self.model, self.kv)
         if self.compiled:  # with room for the tokens of a round
-            self.cache, steps = fixed_cache(self.model, self.kv, self.context + 256)
-            steps.__enter__()  # for good: forwards with other caches run as ever
+            self.cache, self.steps = fixed_cache(self.model, self.kv, self.context + 256)
+            self.steps.__enter__()  # and kept: once it is collected, the model runs as ever
         generator, config = torch.Generator().manual_seed(0), self.model.config
         heads, dim = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
         for layer in range(config.num_hidden_layers):
