@@ -10,7 +10,7 @@ import torch
 from ao_core import QTensor, Spec, quantize_tensor
 from ao_core.ext.quantizing import grid_of, regridded
 from ao_quant.algorithms.gptq import gptq
-from ao_quant.algorithms.hessian import inverse_factor, order_of
+from ao_quant.algorithms.hessian import damped_factor, order_of
 
 INT2 = Spec("int2", (1, -1), layout="packed")
 INT4 = Spec("uint4", (1, 16), zero_point="int", layout="packed")
@@ -35,7 +35,7 @@ def rounded(weight, spec, hessian, *, block=64, damping=1e-9, order=None):
     q = quantize_tensor(weight.float(), spec)
     grid = grid_of(q)
     order = torch.arange(weight.shape[1]) if order is None else order
-    factor, _ = inverse_factor(hessian[order][:, order], damping)
+    factor, _ = damped_factor(hessian[order][:, order], damping)
     codes, total = gptq(weight[:, order], factor, grid, grid.block_of[:, order], block)
     codes = torch.empty_like(codes).index_copy_(1, order, codes)
     return codes, total, regridded(q, codes).dequantize().double()
@@ -109,14 +109,14 @@ def test_between_the_best_codes_and_rounding_to_nearest():
 def test_mutations_that_also_beat_rounding_are_told_apart(mutation):
     weight, hessian = normal(64, 24), hessian_of(24)
     grid = grid_of(quantize_tensor(weight.float(), INT2))
-    factor, _ = inverse_factor(hessian, 1e-9)
+    factor, _ = damped_factor(hessian, 1e-9)
     if mutation == "dense inverse":
         inverse = torch.linalg.inv(hessian)
         factor = inverse.triu() / inverse.diagonal().sqrt()[:, None]
     elif mutation == "no feedback":
         factor = torch.block_diag(*(factor[i : i + 8, i : i + 8] for i in range(0, 24, 8)))
     else:
-        factor, _ = inverse_factor(hessian_of(24, seed=9), 1e-9)
+        factor, _ = damped_factor(hessian_of(24, seed=9), 1e-9)
     codes, _ = gptq(weight, factor, grid, grid.block_of)
     assert not torch.equal(codes, surgeon(weight, INT2, hessian))
 
@@ -135,9 +135,9 @@ def test_orders(name):
 
 def test_a_singular_hessian_is_damped_more_and_says_so():
     x = normal(3, 16)
-    _, damping = inverse_factor(x.t() @ x, 1e-20)
+    _, damping = damped_factor(x.t() @ x, 1e-20)
     assert damping > 1e-20
-    factor, damping = inverse_factor(torch.zeros(4, 4, dtype=torch.float64), 0.01)
+    factor, damping = damped_factor(torch.zeros(4, 4, dtype=torch.float64), 0.01)
     assert damping == 0.01
     assert torch.equal(factor, torch.eye(4, dtype=torch.float64))
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ao_core.calibration.gathering import collect
+from ao_core.calibration.hessian import output_error
 from ao_core.calibration.inputs import UNSEEN, unobservable
 from ao_core.calibration.matrices import matrices, unmatrices
 from ao_core.calibration.needing import algorithm_of
@@ -239,7 +240,7 @@ def _output_error(entry: Decision, dense: Tensor, new: Tensor, inputs: Inputs) -
     for delta_NK, each in zip(change, inputs.statistics, strict=True):
         keys = each.values
         if "hessian" in keys:
-            total += float(((delta_NK @ keys["hessian"]) * delta_NK).sum())
+            total += output_error(delta_NK, keys["hessian"])
         elif "squares" in keys:
             total += float((delta_NK.square() @ keys["squares"]).sum())
         else:

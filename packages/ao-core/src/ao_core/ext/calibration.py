@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ao_core.calibration.algorithms import config_of
 from ao_core.calibration.gathering import Group, Need, collect
+from ao_core.calibration.hessian import inverse_factor, output_error
 from ao_core.calibration.inputs import UNSEEN, Data, batches_of, unobservable
 from ao_core.calibration.matrices import matrices, matrix_shape, operand, unmatrices
 from ao_core.calibration.observing import Note, observing
@@ -60,12 +61,14 @@ __all__ = [
     "config_of",
     "evaluating",
     "inputs_of",
+    "inverse_factor",
     "matrices",
     "matrix_shape",
     "merged",
     "merged_over_ranks",
     "observing",
     "operand",
+    "output_error",
     "replaced",
     "sampled_rows",
     "tensor_of",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ao_core.errors import UnsupportedOp
 from ao_core.layouts import Layout, scale_values, zero_values
-from ao_core.numerics import expand, grid_shape, zero_to_float
+from ao_core.numerics import dequantize_affine, expand, grid_shape, quantize_affine
 from ao_core.records import DType
 from ao_core.registry import registry
 from ao_core.spec import Spec
@@ -31,8 +31,9 @@ class Grid:
     Attributes:
         dtype: the number format.
         block_of: the number of the block that each element is in, int32, of the stored shape.
-        scale: one per block, float32; of a learned codebook (blocks, values); None where there is none.
-        zero_point: one per block, in float32, or None.
+        scale: one per block, float32, 0 where it was rounded to that; of a learned codebook (blocks, values);
+            None where there is none.
+        zero_point: one per block, as it is stored, or None.
         is_offset: whether the zero point is subtracted after scaling.
     """
 
@@ -49,22 +50,14 @@ class Grid:
             x: any floating-point numbers; compared in float32, as the reference kernel does.
             block_of: the blocks that they are in, in the same shape: a part of `self.block_of`.
         """
-        x = x.float()
-        if self.scale is None:
-            codes = self.dtype.encode(x)
-            return codes, self.dtype.decode(codes).float()
-        scale = self.scale[block_of]
+        scale = None if self.scale is None else self.scale[block_of]
+        zero = None if self.zero_point is None else self.zero_point[block_of]
+        alone, offset = (1,) * x.dim(), self.is_offset  # each element is a block
+        by = None if scale is None else torch.where(scale == 0, torch.inf, scale)
         if self.dtype.kind == "codebook":
-            places = (x[..., None] - scale).abs().argmin(-1)
-            return places.to(torch.uint8), scale.gather(-1, places[..., None])[..., 0]
-        zero = 0.0 if self.zero_point is None else self.zero_point[block_of]
-        if self.is_offset:
-            codes = self.dtype.encode((x + zero) / scale)
-            return codes, self.dtype.decode(codes) * scale - zero
-        codes = self.dtype.encode(x / scale + zero)
-        values = (self.dtype.decode(codes) - zero) * scale
-        # a scale of infinity stands for one that was rounded to 0
-        return codes, values.nan_to_num(nan=0.0) if self.dtype.has_zero else values
+            by = scale  # values, of which one may be 0
+        codes = quantize_affine(x.float(), self.dtype, alone, by, zero, is_offset=offset)
+        return codes, dequantize_affine(codes, self.dtype, alone, scale, zero, is_offset=offset)
 
 
 def grid_of(q: QTensor) -> Grid:
@@ -81,13 +74,11 @@ def grid_of(q: QTensor) -> Grid:
     by, point = scale_values(scale), zero_values(zero_point)
     if by is not None:
         by = by.float().reshape(-1, *by.shape[len(counts) :])  # codebooks have a dimension more
-    if by is not None and isinstance(scale, QTensor):
-        by = torch.where(by == 0, torch.inf, by)
     return Grid(
         dtype,
         block_of.reshape(q.stored_shape),
         by,
-        None if point is None else zero_to_float(point, dtype).reshape(-1),
+        None if point is None else point.reshape(-1),
         spec.zero_point == "offset",
     )
 

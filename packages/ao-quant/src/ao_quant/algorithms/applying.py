@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ao_core import DType, Layout, QTensor, Skip, Spec, Target
@@ -15,7 +14,7 @@ from ao_core.ext.calibration import unmatrices
 from ao_quant.algorithms.importance import SCALED, weighted_qparams
 from ao_quant.configs import GGUFWeightOnlyConfig
 
-__all__ = ["nearest", "output_error", "scaled", "unweighable_reason", "weighed"]
+__all__ = ["nearest", "scaled", "unweighable_reason", "weighed"]
 
 
 def nearest(weight: Tensor, config: Any, target: Target) -> QTensor | Skip:
@@ -93,9 +92,3 @@ def _encoded(
 
     found: Any = quantize_weight(_stored(weight, target), fmt, target, encode)
     return found  # type: ignore[no-any-return]
-
-
-def output_error(change: Tensor, hessian: Tensor) -> Tensor:
-    """tr(Δ H Δᵀ) of a change (N, K), with H (K, K): the squared error of the outputs on the data."""
-    wide = change.to(torch.float64)
-    return ((wide @ hessian) * wide).sum()

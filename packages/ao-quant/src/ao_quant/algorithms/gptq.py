@@ -20,7 +20,7 @@ def gptq(
 
     Args:
         weight: (N, K), in the order in which columns are rounded, as are all others.
-        factor: (K, K) float64, of `inverse_factor`.
+        factor: (K, K) float64, of `ao_core.ext.calibration.inverse_factor`.
         grid: the values that a weight can take.
         block_of: (N, K) int32, the block of the grid that each weight is in.
         block: columns whose errors are passed on to all others at once; changes no code but for rounding.

@@ -1,4 +1,4 @@
-"""The factor of a Hessian's inverse, and the order of its columns."""
+"""How much a Hessian is damped, and the order of its columns."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import torch
 from torch import Tensor
 
 from ao_core.ext import QuantizationError
+from ao_core.ext.calibration import inverse_factor
 
-__all__ = ["inverse_factor", "order_of"]
+__all__ = ["damped_factor", "order_of"]
 
 #: the most that is added, as a share of the mean of the diagonal
 _MOST = 1.0
 
 
-def inverse_factor(hessian: Tensor, damping: float) -> tuple[Tensor, float]:
-    """Upper U with Uᵀ U the inverse of the damped matrix, and the damping that was needed.
-
-    Row i of U, over its first element, says how the columns after i make up for a change of column i.
+def damped_factor(hessian: Tensor, damping: float) -> tuple[Tensor, float]:
+    """`inverse_factor` with as much damping as it needs, and how much that was.
 
     Args:
         hessian: (K, K) float64, Σ x xᵀ.
@@ -25,21 +24,13 @@ def inverse_factor(hessian: Tensor, damping: float) -> tuple[Tensor, float]:
     Raises:
         QuantizationError: there is none with the most damping either.
     """
-    mean = float(hessian.diagonal().mean())
-    eye = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
-    while True:
-        # inputs that are all 0 leave nothing to make up for
-        damped = hessian + (damping * mean or 1.0) * eye
-        # turned around, so that the factor of the inverse is the inverse of a triangular matrix
-        turned, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
-        if not int(failed):
-            upper = turned.flip(0, 1)
-            return torch.linalg.solve_triangular(upper, eye, upper=True), damping
+    while (factor := inverse_factor(hessian, damping)) is None:
         if damping >= _MOST:
             raise QuantizationError(
                 f"the Hessian of its inputs has no inverse, not even with damping={damping!r}; use more data"
             )
         damping = min(10 * damping, _MOST)
+    return factor, damping
 
 
 def order_of(name: str, squares: Tensor, group_of: Tensor) -> Tensor:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
-from ao_core import Algorithm, Config
+from ao_core import Algorithm, Config, Skip, Solved
 from ao_core.ext import registry
-from ao_core.ext.calibration import ABS_MAX, ABS_SUMS, HESSIAN, SQUARES
+from ao_core.ext.calibration import ABS_MAX, ABS_SUMS, HESSIAN, SQUARES, Statistic
 from ao_quant.algorithms.solving import (
     refuses,
     refuses_gptq,
@@ -22,47 +22,41 @@ from ao_quant.configs.algorithms import AWQConfig, GPTQConfig, ImatrixConfig, Sm
 __all__ = ["ALGORITHMS"]
 
 
-def _needs(statistics: tuple[Any, ...], config: Config) -> tuple[Any, ...]:
-    return statistics
-
-
 def _for_head(config: Any) -> Config | None:
     """What the base has for heads, by rounding to nearest."""
     return registry.transform_for(type(config.base)).for_head(config.base)
 
 
-ALGORITHMS: tuple[Algorithm, ...] = (
-    Algorithm(
-        "gptq",
-        GPTQConfig,
-        partial(_needs, (HESSIAN,)),
-        solve_gptq,
-        refuses=refuses_gptq,
-        for_head=_for_head,
-    ),
-    Algorithm(
-        "imatrix",
-        ImatrixConfig,
-        partial(_needs, (SQUARES,)),
-        solve_imatrix,
+def _record(
+    name: str,
+    config: type[Config],
+    needs: tuple[Statistic, ...],
+    solve: Callable[..., Solved | Skip],
+    refuses: Callable[..., str | None],
+    *,
+    sequential: bool = True,
+) -> Algorithm:
+    return Algorithm(
+        name,
+        config,
+        lambda _: needs,
+        solve,
+        sequential=sequential,
         refuses=refuses,
         for_head=_for_head,
-    ),
-    Algorithm(
-        "awq",
-        AWQConfig,
-        partial(_needs, (HESSIAN, ABS_SUMS)),
-        solve_awq,
-        refuses=refuses_scaling,
-        for_head=_for_head,
-    ),
-    Algorithm(
+    )
+
+
+ALGORITHMS: tuple[Algorithm, ...] = (
+    _record("gptq", GPTQConfig, (HESSIAN,), solve_gptq, refuses_gptq),
+    _record("imatrix", ImatrixConfig, (SQUARES,), solve_imatrix, refuses),
+    _record("awq", AWQConfig, (HESSIAN, ABS_SUMS), solve_awq, refuses_scaling),
+    _record(
         "smoothquant",
         SmoothQuantConfig,
-        partial(_needs, (ABS_MAX,)),
+        (ABS_MAX,),
         solve_smoothquant,
+        refuses_scaling,
         sequential=False,
-        refuses=refuses_scaling,
-        for_head=_for_head,
     ),
 )

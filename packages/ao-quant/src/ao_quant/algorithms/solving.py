@@ -10,17 +10,16 @@ from torch import Tensor
 
 from ao_core import Layout, QTensor, Skip, Solved, Target
 from ao_core.ext import is_conv, is_transposed, registry
-from ao_core.ext.calibration import Statistics, matrices
+from ao_core.ext.calibration import Statistics, matrices, output_error
 from ao_core.ext.quantizing import grid_of, regridded
 from ao_quant.algorithms.applying import (
     nearest,
-    output_error,
     scaled,
     unweighable_reason,
     weighed,
 )
 from ao_quant.algorithms.gptq import gptq
-from ao_quant.algorithms.hessian import inverse_factor, order_of
+from ao_quant.algorithms.hessian import damped_factor, order_of
 from ao_quant.configs import GGUFWeightOnlyConfig
 from ao_quant.configs.algorithms import (
     AWQConfig,
@@ -64,7 +63,7 @@ def solve_gptq(weight: Tensor, seen: _Seen, config: GPTQConfig, target: Target) 
     damping = 0.0
     for matrix, hessian, block_of in zip(weight, hessians, blocks, strict=True):
         order = order_of(config.order, hessian.diagonal(), block_of[0])
-        factor, used = inverse_factor(hessian[order][:, order], config.damping)
+        factor, used = damped_factor(hessian[order][:, order], config.damping)
         rounded, _ = gptq(matrix[:, order], factor, grid, block_of[:, order])
         codes.append(torch.empty_like(rounded).index_copy_(1, order, rounded))
         damping = max(damping, used)
@@ -97,8 +96,7 @@ def solve_awq(weight: Tensor, seen: _Seen, config: AWQConfig, target: Target) ->
         assert isinstance(candidate, QTensor)
         change = matrices(candidate.dequantize(torch.float32), target).double() - weight
         error = sum(
-            float(output_error(delta, each["hessian"]))
-            for delta, each in zip(change, seen, strict=True)
+            output_error(delta, each["hessian"]) for delta, each in zip(change, seen, strict=True)
         )
         if error < least:
             best, least = candidate, error

@@ -17,6 +17,7 @@ from ao_core.ext.calibration import (
     Inputs,
     Statistics,
     batches_of,
+    inverse_factor,
     matrices,
     unmatrices,
     unobservable,
@@ -182,22 +183,10 @@ def _best(scores: Tensor, before: int, pattern: Pattern) -> Tensor:
 
 
 def _inverse_factor(hessian: Tensor, damping: float) -> Tensor:
-    """Upper U with Uᵀ U the inverse of the damped matrix.
-
-    Row i of U, over its first element, says how what follows makes up for a change of weight i.
-    """
-    mean = float(hessian.diagonal().mean())
-    # inputs that are all 0 leave nothing to make up for
-    damped = hessian + (damping * mean or 1.0) * torch.eye(
-        len(hessian), dtype=hessian.dtype, device=hessian.device
-    )
-    # of the matrix turned around, so that the factor of the inverse is the inverse of a triangular matrix
-    turned, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
-    if int(failed):
+    """`inverse_factor`; raises `QuantizationError` where there is none."""
+    factor = inverse_factor(hessian, damping)
+    if factor is None:
         raise QuantizationError(
             f"damping={damping!r}: the Hessian has no inverse; use more of it, such as 0.1"
         )
-    upper = turned.flip(0, 1)
-    identity = torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
-    factor: Tensor = torch.linalg.solve_triangular(upper, identity, upper=True)
     return factor

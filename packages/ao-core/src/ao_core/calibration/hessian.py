@@ -1,0 +1,39 @@
+"""What algorithms compute with the Hessian of a weight's inputs, Σ x xᵀ."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["inverse_factor", "output_error"]
+
+
+def inverse_factor(hessian: Tensor, damping: float) -> Tensor | None:
+    """Upper U with Uᵀ U the inverse of the damped matrix; None where it has no inverse.
+
+    Row i of U, over its first element, says how the columns after i make up for a change of column i.
+
+    Args:
+        hessian: (K, K) float64, Σ x xᵀ.
+        damping: share of the mean of its diagonal that is added to the diagonal.
+    """
+    mean = float(hessian.diagonal().mean())
+    eye = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
+    # inputs that are all 0 leave nothing to make up for
+    damped = hessian + (damping * mean or 1.0) * eye
+    # of the matrix turned around, so that the factor of the inverse is the inverse of a triangular matrix
+    turned, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
+    if int(failed):
+        return None
+    factor: Tensor = torch.linalg.solve_triangular(turned.flip(0, 1), eye, upper=True)
+    return factor
+
+
+def output_error(change: Tensor, hessian: Tensor) -> float:
+    """tr(Δ H Δᵀ) of a change (N, K) of a weight: the squared error of the outputs on the data.
+
+    Args:
+        change: float64.
+        hessian: (K, K) float64, Σ x xᵀ.
+    """
+    return float(((change @ hessian) * change).sum())
