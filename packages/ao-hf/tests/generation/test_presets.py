@@ -88,7 +88,7 @@ def small(monkeypatch):
 
 
 def same_bytes(name, recipe, model):
-    # in the layouts of files: those of kernels may have tables beside the codes
+    # in the layouts of files: those of kernels may have tables next to the codes
     stored = [
         p.canonical().stored_bytes if isinstance(p, QTensor) else p.nbytes
         for p in model.parameters()

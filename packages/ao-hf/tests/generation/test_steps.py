@@ -41,7 +41,7 @@ def test_programs_write_what_the_model_writes(folder, interpreted, kv, fused):
     assert found.tokens == expected.tokens
     assert len(interpreted) == 1
     generate(loaded, PROMPT, max_new_tokens=3, kv=kv, compiled=True)
-    assert interpreted[0] == interpreted[1]  # the same ops, whatever was decided on the way
+    assert interpreted[0] == interpreted[1]  # the same ops are recorded
     assert "forward" not in vars(loaded.model)
 
 

@@ -22,7 +22,7 @@ __all__ = [
     "started",
 ]
 
-#: what each round is beside
+#: the contender that all are compared with
 DENSE = "bfloat16"
 #: name -> arguments of `ao_hf.generation.worker.contender`
 Contenders = Mapping[str, Mapping[str, Any]]

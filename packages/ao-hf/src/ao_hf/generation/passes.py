@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ao_core import QTensor
 from ao_core.ext import ConfigError, checked
 from ao_core.ext.quantizing import Progress
 from ao_hf.generation.machine import PeakMemory, synchronize
 from ao_hf.generation.models import Loaded
 from ao_hf.generation.presets.records import Forward
 from ao_hf.generation.rounds import Spread, in_rounds
+from ao_hf.memory import memory_footprint
 
 __all__ = ["MeasuredPass", "Pass", "PassSample", "measure_passes", "pass_runner"]
 
@@ -102,10 +102,8 @@ def pass_runner(loaded: Loaded, forward: Forward) -> PassRunner:
         model(**inputs)
         synchronize(model.device)
         seconds = time.perf_counter() - start
-        stored = [
-            p.stored_bytes if isinstance(p, QTensor) else p.nbytes for p in model.parameters()
-        ]
-        return PassSample(seconds, int(sum(stored)), peak.resident(), peak.allocated())
+        weights = memory_footprint(model, return_buffers=False)
+        return PassSample(seconds, weights, peak.resident(), peak.allocated())
 
     return run
 

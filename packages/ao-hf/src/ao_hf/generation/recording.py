@@ -1,4 +1,4 @@
-"""The ops that a function calls, as a graph: what is compiled is what ran, whatever Python decided."""
+"""The ops that a function calls, as a graph: exactly what ran is compiled, after all decisions of Python."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Recorder(TorchDispatchMode):
         if not isinstance(x, Tensor):
             return x
         if id(x) not in self.nodes:
-            name = f"constant_{len(list(self.root.buffers()))}"
+            name = f"constant_{len(self.root._buffers)}"
             self.root.register_buffer(name, x.detach())
             self._know(x, self.graph.get_attr(name))
         return self.nodes[id(x)]

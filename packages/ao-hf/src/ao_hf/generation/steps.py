@@ -33,7 +33,7 @@ def can_step(model: Any, cache: Any) -> bool:
 
 
 class Steps:
-    """The forward of a model for one token of one text; whatever else is asked runs as ever.
+    """The forward of a model for one token of one text; any other call runs the model's own forward.
 
     The first token is recorded while it is made, and what was recorded is compiled, or loaded. So a program
     does what the model did, fused or not.
