@@ -34,6 +34,7 @@ from ao_quant.configs import (
     NVFP4StaticActivationNVFP4WeightConfig,
     NVFP4WeightOnlyConfig,
     SmoothQuantConfig,
+    TrellisWeightOnlyConfig,
     UIntxWeightOnlyConfig,
     bitnet_weight_only,
     codebook_weight_only,
@@ -58,6 +59,7 @@ from ao_quant.configs import (
     nvfp4_dynamic_activation_nvfp4_weight,
     nvfp4_static_activation_nvfp4_weight,
     nvfp4_weight_only,
+    trellis_weight_only,
     uintx_weight_only,
 )
 
@@ -107,6 +109,7 @@ __all__ = [
     "OutlierWarning",
     "QuantizationPlan",
     "SmoothQuantConfig",
+    "TrellisWeightOnlyConfig",
     "UIntxWeightOnlyConfig",
     "__version__",
     "autoquant",
@@ -140,6 +143,7 @@ __all__ = [
     "plan_checkpoint",
     "prepare",
     "quantize_checkpoint",
+    "trellis_weight_only",
     "uintx_weight_only",
     "verify_checkpoint",
 ]
