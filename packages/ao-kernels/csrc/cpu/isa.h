@@ -8,6 +8,7 @@
 #include "linear/kernels.h"
 #include "quantize/kernels.h"
 #include "sparse/kernels.h"
+#include "trellis/kernels.h"
 
 namespace ao {
 
@@ -21,6 +22,7 @@ struct Isa {
   HadamardKernels hadamard;
   AttendKernels attend;
   BlockKernels block;
+  TrellisKernels trellis;
 };
 
 // The set in use: the best one that the processor has, or the one that AO_CPU_ISA names. It is

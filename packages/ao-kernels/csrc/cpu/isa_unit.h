@@ -22,17 +22,20 @@
 #include "attend/unit.h"
 #include "linear/columns.h"
 #include "sparse/unit.h"
+#include "trellis/unit.h"
 #define AO_LINEAR AO_ISA::kLinearKernels
 #define AO_SPARSE AO_ISA::kSparseKernels
 #define AO_HADAMARD AO_ISA::rotation::kHadamardKernels
 #define AO_ATTEND AO_ISA::attention::kAttendKernels
 #define AO_BLOCK AO_ISA::block::kBlockKernels
+#define AO_TRELLIS AO_ISA::trellis::kTrellisKernels
 #else
 #define AO_LINEAR LinearKernels{}
 #define AO_SPARSE SparseKernels{}
 #define AO_HADAMARD HadamardKernels{}
 #define AO_ATTEND AttendKernels{}
 #define AO_BLOCK BlockKernels{}
+#define AO_TRELLIS TrellisKernels{}
 #endif
 
 namespace ao {
@@ -40,6 +43,6 @@ namespace ao {
 extern const Isa AO_JOIN(isa_, AO_ISA);
 const Isa AO_JOIN(isa_, AO_ISA) = {AO_TEXT(AO_ISA), AO_LINEAR, AO_ISA::coding::kQuantizeKernels,
                                      AO_ISA::optim::kAdamKernels, AO_SPARSE, AO_HADAMARD, AO_ATTEND,
-                                     AO_BLOCK};
+                                     AO_BLOCK, AO_TRELLIS};
 
 }  // namespace ao

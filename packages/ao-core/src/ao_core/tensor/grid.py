@@ -5,6 +5,7 @@ Algorithms that round weights one after the other (GPTQ, learned rounding) choos
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from ao_core.errors import UnsupportedOp
 from ao_core.layouts import Layout, scale_values, zero_values
-from ao_core.numerics import dequantize_affine, expand, grid_shape, quantize_affine
+from ao_core.numerics import dequantize_affine, expand, full_block, grid_shape, quantize_affine
 from ao_core.records import DType
 from ao_core.registry import registry
 from ao_core.spec import Spec
@@ -21,7 +22,7 @@ from ao_core.tensor.input_steps import stored_spec
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import to_layout
 
-__all__ = ["Grid", "grid_of", "regridded"]
+__all__ = ["Columns", "Grid", "columns_of", "grid_of", "regridded"]
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,65 @@ class Grid:
         return codes, dequantize_affine(codes, self.dtype, alone, scale, zero, is_offset=offset)
 
 
+@dataclass(frozen=True)
+class Columns:
+    """How the columns of matrices are rounded, one after the other, while scales and zero points stay.
+
+    Attributes:
+        group_of: (K,), the block of the format that each column is in, counted along a row.
+        nearest: (values (N,) of a column, number of the matrix, of the column) -> its codes, and the values
+            (N,) in float32 that they stand for. There are more codes than values where the layout has some
+            for rows that are not there.
+    """
+
+    group_of: Tensor
+    nearest: Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
+
+
+def columns_of(q: QTensor) -> Columns:
+    """How to round the columns of a tensor (..., N, K) in its stored order, of its stored (stepped) values.
+
+    Raises:
+        UnsupportedOp: its layout holds only some of the elements, or has no way to round a column alone.
+    """
+    columns, rows = q.stored_shape[-1], q.stored_shape[-2]
+    layout, spec, (_, scale, _) = _unpacked(q)
+    if layout.affine:
+        grid = grid_of(q)
+        blocks = grid.block_of.reshape(-1, rows, columns)
+
+        def nearest(x: Tensor, matrix: int, column: int) -> tuple[Tensor, Tensor]:
+            return grid.nearest(x, blocks[matrix, :, column])
+
+        return Columns(blocks[0, 0], nearest)
+    dtype = registry.dtypes.get(spec.dtype)
+    by = scale_values(scale)
+    assert by is not None
+    dense = expand(by, q.stored_shape, spec.block).expand(q.stored_shape)
+    dense = dense.reshape(-1, rows, columns)
+
+    def round_column(x: Tensor, matrix: int, column: int) -> tuple[Tensor, Tensor]:
+        return layout.round_column(x, dense[matrix, :, column], spec, dtype)
+
+    numbers = torch.arange(by.shape[-1], device=by.device)
+    width = full_block(spec.block, q.stored_shape)[-1]
+    group_of = numbers.repeat_interleave(width)[:columns]
+    return Columns(group_of, round_column)
+
+
 def grid_of(q: QTensor) -> Grid:
     """The grid of a tensor in its stored order, over its stored (stepped) values.
 
     Raises:
-        UnsupportedOp: its layout holds only some of the elements, or it is permuted.
+        UnsupportedOp: its layout holds only some of the elements, or values that do not follow from the code
+            of one element, or it is permuted.
     """
-    _, spec, (codes, scale, zero_point) = _unpacked(q)
+    layout, spec, (codes, scale, zero_point) = _unpacked(q)
+    if not layout.affine:
+        raise UnsupportedOp(
+            f"{q.spec}: a value in the layout {layout.name!r} follows from more than its code; round columns by "
+            "`columns_of`"
+        )
     dtype, shape = registry.dtypes.get(spec.dtype), tuple(codes.shape)
     counts = grid_shape(shape, spec.block)
     numbers = torch.arange(prod(counts), dtype=torch.int32, device=codes.device)
@@ -88,7 +141,7 @@ def regridded(q: QTensor, codes: Tensor) -> QTensor:
 
     Args:
         q: in its stored order.
-        codes: of the stored shape, as `Grid.nearest` gives them.
+        codes: as `Layout.unpack` gives them, so of the stored shape in most layouts.
     """
     layout, spec, (old, scale, zero_point) = _unpacked(q)
     dtype = registry.dtypes.get(spec.dtype)

@@ -131,6 +131,36 @@ def _write_tail(
     """Returns nothing."""
 
 
+def _trellis_encode(x: Tensor, table: Tensor, multiplier: int, bits: int, count: int) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.uint8)
+
+
+def _trellis_linear(
+    x: Tensor,
+    qdata: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    table: Tensor,
+    multiplier: int,
+    bits: int,
+    n: int,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], n))
+
+
+def _trellis_dequantize(
+    qdata: Tensor,
+    scale: Tensor,
+    table: Tensor,
+    multiplier: int,
+    bits: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    return qdata.new_empty((n, k), dtype=dtype)
+
+
 FAKES: dict[str, Callable[..., Any]] = {
     **CODE_FAKES,
     "adam_step": _adam_step,
@@ -145,6 +175,9 @@ FAKES: dict[str, Callable[..., Any]] = {
     "grouped_linear": _linear,
     "pack_tiles": _pack_tiles,
     "unpack_tiles": _unpack_tiles,
+    "trellis_dequantize": _trellis_dequantize,
+    "trellis_encode": _trellis_encode,
+    "trellis_linear": _trellis_linear,
     "write_tail": _write_tail,
 }
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
-
-from ao_core.ext.quantizing import Grid
 
 __all__ = ["gptq"]
 
@@ -14,19 +14,21 @@ _BLOCK = 64
 
 
 def gptq(
-    weight: Tensor, factor: Tensor, grid: Grid, block_of: Tensor, block: int = _BLOCK
+    weight: Tensor,
+    factor: Tensor,
+    nearest: Callable[[Tensor, int], tuple[Tensor, Tensor]],
+    block: int = _BLOCK,
 ) -> tuple[Tensor, Tensor]:
     """Round a matrix column by column; what follows makes up for the errors.
 
     Args:
         weight: (N, K), in the order in which columns are rounded, as are all others.
         factor: (K, K) float64, of `ao_core.ext.calibration.inverse_factor`.
-        grid: the values that a weight can take.
-        block_of: (N, K) int32, the block of the grid that each weight is in.
+        nearest: (a column (N,), its place in the order) -> its codes, and their values (N,).
         block: columns whose errors are passed on to all others at once; changes no code but for rounding.
 
     Returns:
-        The codes (N, K), and the squared error of the outputs for the damped Hessian, a number: with
+        The codes (N, K), more rows where `nearest` gives more of them, and the squared error of the outputs for the damped Hessian, a number: with
         e = (w - q) / U[i, i] of each weight when its turn comes, Σ e² = tr(Δ H Δᵀ).
     """
     columns = weight.shape[1]
@@ -38,7 +40,7 @@ def gptq(
         part, inner = new_KN[start:stop], factor[start:stop, start:stop]
         errors = torch.empty_like(part)
         for i in range(stop - start):
-            codes, values = grid.nearest(part[i], block_of[:, start + i])
+            codes, values = nearest(part[i], start + i)
             codes_KN.append(codes)
             torch.sub(part[i], values, out=errors[i]).div_(inner[i, i])
             part[i + 1 :].addr_(inner[i, i + 1 :], errors[i], alpha=-1)

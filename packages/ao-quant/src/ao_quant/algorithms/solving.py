@@ -11,7 +11,7 @@ from torch import Tensor
 from ao_core import Layout, QTensor, Skip, Solved, Target
 from ao_core.ext import is_conv, is_transposed, registry
 from ao_core.ext.calibration import Statistics, matrices, output_error
-from ao_core.ext.quantizing import grid_of, regridded
+from ao_core.ext.quantizing import columns_of, regridded, stepped_problem
 from ao_quant.algorithms.applying import (
     nearest,
     scaled,
@@ -58,13 +58,20 @@ def solve_gptq(weight: Tensor, seen: _Seen, config: GPTQConfig, target: Target) 
         return found
     turned = is_transposed(target)
     q: QTensor = found.t() if turned else found  # type: ignore[assignment]
-    grid = grid_of(q)
-    blocks, codes = grid.block_of.reshape(weight.shape), []
+    columns, codes = columns_of(q), []
     damping = 0.0
-    for matrix, hessian, block_of in zip(weight, hessians, blocks, strict=True):
-        order = order_of(config.order, hessian.diagonal(), block_of[0])
+    stepped, hessians = stepped_problem(weight, hessians, q)
+    for number, (matrix, hessian) in enumerate(zip(stepped, hessians, strict=True)):
+        order = order_of(config.order, hessian.diagonal(), columns.group_of)
+        places = order.tolist()
         factor, used = damped_factor(hessian[order][:, order], config.damping)
-        rounded, _ = gptq(matrix[:, order], factor, grid, block_of[:, order])
+
+        def nearest(
+            x: Tensor, place: int, number: int = number, places: list[int] = places
+        ) -> tuple[Tensor, Tensor]:
+            return columns.nearest(x, number, places[place])
+
+        rounded, _ = gptq(matrix[:, order], factor, nearest)
         codes.append(torch.empty_like(rounded).index_copy_(1, order, rounded))
         damping = max(damping, used)
     new = regridded(q, torch.stack(codes))
@@ -125,15 +132,17 @@ def refuses(weight: Tensor, config: BaseConfig, target: Target) -> str | None:
 
 
 def refuses_gptq(weight: Tensor, config: GPTQConfig, target: Target) -> str | None:
-    """`refuses`, and why its values have no grid."""
+    """`refuses`, and why its columns are not rounded one by one."""
     if reason := refuses(weight, config, target):
         return reason
     spec = config.weights.spec(tuple(weight.shape), weight.dtype)
     layout = registry.layouts.get(spec.layout)
     if type(layout).sparsify is not Layout.sparsify:
         return f"the layout {layout.name!r} does not hold all elements"
-    if spec.input:
-        return f"{spec} has input steps, which its Hessian has not gone through"
+    if not layout.affine and type(layout).round_column is Layout.round_column:
+        return f"the layout {layout.name!r} does not round columns one by one"
+    if any(step.kind != "hadamard" for step in spec.input) and weight.dim() > 2:
+        return f"{spec} has input steps of each expert"
     return None
 
 
