@@ -134,15 +134,15 @@ def _path(x: Tensor, places: Tensor, values: Tensor, bits: int, seam: Tensor | N
     """The states (S, T), newest code at the bottom, of the nearest path; one from seam to seam.
 
     A state is (older bits, newest code); states whose lower bits agree lead to the same states. `best` has
-    the least cost of each of these lower bits.
+    the least cost of each of these lower bits. There are as many states as `values`.
     """
     count, length = x.shape
-    shared = _STATES >> bits
+    shared = len(values) >> bits
     best = torch.zeros(count, shared, dtype=torch.float32, device=x.device)
     if seam is not None:
         best.fill_(torch.inf).scatter_(1, seam[:, None].long(), 0.0)
     origin = torch.zeros(length, count, shared, dtype=torch.uint8, device=x.device)
-    cost = torch.empty(count, _STATES, dtype=torch.float32, device=x.device)
+    cost = torch.empty(count, len(values), dtype=torch.float32, device=x.device)
     less = torch.empty(count, shared, dtype=torch.bool, device=x.device)
     for t, matters in enumerate(places.tolist()):
         if matters:
