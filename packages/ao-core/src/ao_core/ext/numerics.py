@@ -71,6 +71,8 @@ from ao_core.numerics import (
     unsigned_float_values,
     zero_to_float,
 )
+from ao_core.numerics.scales.rows import QParams, Rows, improve_qparams
+from ao_core.numerics.scales.rows import merge as merge_qparams
 
 __all__ = [
     "CODEBOOK_DTYPES",
@@ -83,6 +85,8 @@ __all__ = [
     "NF4_VALUES",
     "SCALE_RULES",
     "FloatFormat",
+    "QParams",
+    "Rows",
     "block_absmax",
     "block_absmean",
     "block_minmax",
@@ -114,11 +118,13 @@ __all__ = [
     "hadamard_scales",
     "hadamard_transform",
     "has_hadamard",
+    "improve_qparams",
     "inverse_hadamard_transform",
     "largest_block",
     "learn_codebooks",
     "linear_values",
     "lower_hull",
+    "merge_qparams",
     "pack_bits",
     "pack_digits",
     "pack_unit",
