@@ -13,6 +13,7 @@ from ao_core.errors import ConfigError
 from ao_core.records import Algorithm
 from ao_core.registry import registry
 from ao_core.report import ParameterRecord, Report
+from ao_core.stacks import check_order, stack_of
 
 __all__ = ["algorithm_of", "check_data", "joined", "needs_data", "resolved"]
 
@@ -21,14 +22,19 @@ def resolved(config: ConfigLike | Sequence[ConfigLike]) -> list[Config]:
     """A configuration, or each of a list, from whatever stands for it.
 
     Raises:
-        ConfigError: the list is empty, or holds something else.
+        ConfigError: the list is empty, or holds something else, or its order makes no sense.
         UnknownNameError: no such recipe.
     """
     if isinstance(config, (str, Config, Mapping)) or not isinstance(config, Sequence):
-        return [resolve_config(config)]
+        config = [config]
     if not config:
         raise ConfigError("config=[]: need at least one configuration")
-    return [resolve_config(each) for each in config]
+    found: list[Config] = []
+    for each in config:
+        stack = stack_of(each) if isinstance(each, str) and each not in registry.recipes else None
+        found += stack if stack is not None else [resolve_config(each)]
+    check_order(found)
+    return found
 
 
 def algorithm_of(config: Config | None) -> Algorithm | None:

@@ -2,24 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from ao_core import DType, Spec
+from ao_core import DType, QTensor, Spec
+from ao_core.ext import quantize_values, registry
 from ao_core.ext.numerics import QParams, Rows, improve_qparams, merge_qparams
+from ao_core.ext.quantizing import grid_of, regridded
 
-__all__ = ["SCALED", "weighted_qparams"]
+__all__ = ["SCALED", "weighted_nested", "weighted_qparams"]
 
 #: kinds of number formats whose values a scale multiplies
 SCALED = ("int", "float", "lut")
 #: the range of a block is shrunk or widened by these factors
 _FACTORS = tuple(1.1 - 0.03 * k for k in range(24))
+#: the same for scales that are powers of two
+_POWERS = (2.0, 0.5)
 #: then scale and zero point are fitted to the codes, so many times
 _FITS = 2
 
 
+def weighted_nested(x: Tensor, importance: Tensor, spec: Spec) -> QTensor:
+    """`x` in a format whose scales are quantized too, of least Σ importance · error² of each block.
+
+    The scale of scales is that of the greatest elements. Each block has the scale, of those that it makes,
+    of the least error.
+
+    Args:
+        x: (..., K).
+        importance: of each element, not negative, in the shape of x.
+        spec: the format, without a zero point.
+    """
+    nearest = quantize_values(x, spec)
+    part = nearest.parts["scale"]
+    assert isinstance(part, QTensor)
+    numbers, dtype = grid_of(part), registry.dtypes.get(spec.dtype)
+    assert numbers.scale is not None
+    steps = numbers.scale.tolist()  # one, or one for each expert
+    blocked = registry.layouts.get(spec.layout).blocked_shape(tuple(x.shape))
+    values, by = (each.reshape(len(steps), *blocked[len(steps) > 1 :]) for each in (x, importance))
+    scales = [
+        weighted_qparams(*each, dtype, spec, stored=partial(_multiples, numbers.dtype, step))[0]
+        for *each, step in zip(values, by, steps, strict=True)
+    ]
+    chosen = torch.stack(scales).reshape(part.shape)
+    new = regridded(part, numbers.nearest(chosen, numbers.block_of)[0])
+    found = nearest.like({**nearest.parts, "scale": new})
+    grid = grid_of(found)
+    return regridded(found, grid.nearest(x.reshape(grid.block_of.shape), grid.block_of)[0])
+
+
+def _multiples(dtype: DType, step: float, scale: Tensor) -> Tensor:
+    """The nearest positive values of a format times `step`."""
+    least = float(dtype.decode(torch.tensor([1], dtype=torch.uint8)))
+    return dtype.decode(dtype.encode((scale / step).clamp(min=least))) * step
+
+
 def weighted_qparams(
-    x: Tensor, importance: Tensor, dtype: DType, spec: Spec
+    x: Tensor,
+    importance: Tensor,
+    dtype: DType,
+    spec: Spec,
+    *,
+    stored: Callable[[Tensor], Tensor] = lambda scale: scale,
 ) -> tuple[Tensor, Tensor | None]:
     """Scales and zero points of the least Σ importance · error² of each block.
 
@@ -31,24 +79,27 @@ def weighted_qparams(
         importance: of each element, not negative, in the shape of x.
         dtype: the number format, of a kind in `SCALED`.
         spec: block, storage of scales, kind of zero points and options are used.
+        stored: scales -> what they will be once they are quantized too.
 
     Returns:
         As `choose_qparams`.
     """
-    return improve_qparams(x, dtype, spec, _improved, importance.float())
+    return improve_qparams(x, dtype, spec, partial(_improved, stored), importance.float())
 
 
-def _improved(rows: Rows, start: QParams) -> QParams:
+def _improved(stored: Callable[[Tensor], Tensor], rows: Rows, start: QParams) -> QParams:
     low, high = rows.range()
-    best, least = start, _error(rows, start)
+    best = QParams(stored(start.scale), start.zero_point)
+    least = _error(rows, best)
 
     def offer(new: QParams) -> None:
         nonlocal best, least
+        new = QParams(stored(new.scale), new.zero_point)
         error = _error(rows, new)
         better = error < least
         best, least = merge_qparams(better, new, best), torch.where(better, error, least)
 
-    for factor in _FACTORS:
+    for factor in _POWERS if rows.spec.chosen_scale_dtype == "e8m0" else _FACTORS:
         offer(rows.of_range(low * factor, high * factor))
     for _ in range(_FITS):
         offer(_fitted(rows, best))
@@ -69,7 +120,9 @@ def _fitted(rows: Rows, q: QParams) -> QParams:
     for x, by in zip(rows.strips(), rows.importances(), strict=True):
         values = rows.codes(x, q)
         weighted = values * by
-        for total, part in zip(sums, (weighted * values, weighted * x, weighted, by * x, by), strict=True):
+        for total, part in zip(
+            sums, (weighted * values, weighted * x, weighted, by * x, by), strict=True
+        ):
             total += part.sum(1, keepdim=True)
     squares, products, values_, goals, count = sums
     if q.zero_point is None:

@@ -96,9 +96,7 @@ def solve_awq(weight: Tensor, seen: _Seen, config: AWQConfig, target: Target) ->
             candidate = scaled(weight, config.weights, target, factors / middle)
         assert isinstance(candidate, QTensor)
         change = matrices(candidate.dequantize(torch.float32), target) - weight
-        error = sum(
-            output_error(delta, each) for delta, each in zip(change, hessians, strict=True)
-        )
+        error = sum(output_error(delta, each) for delta, each in zip(change, hessians, strict=True))
         if error < least:
             best, least = candidate, error
     return Solved(best, config.base, note=_few(seen, weight))
