@@ -1,4 +1,4 @@
-"""Stacks of configurations that are applied one after the other: their names, and orders that make no sense."""
+"""Stacks of configurations that are applied one after the other: names, and orders that make no sense."""
 
 from __future__ import annotations
 
@@ -81,13 +81,14 @@ def check_order(configs: Sequence[Config]) -> None:
         is_algorithm = registry.algorithm_for(type(config)) is not None
         if before is not None and is_algorithm and rounds(config):
             raise ConfigError(
-                f"config=[…, {type(before).__name__}, …, {name}]: both round the same weights, and the second "
-                "would find them quantized; use one of them, or FqnToConfig to say which weights each gets"
+                f"config=[…, {type(before).__name__}, …, {name}]: both round the same weights, and the "
+                "second would find them quantized; use one of them, or FqnToConfig to say which weights "
+                "each gets"
             )
         if before is not None and is_algorithm:
             raise ConfigError(
-                f"config=[…, {type(before).__name__}, …, {name}]: {name} changes weights, which are quantized "
-                f"by then; put it before {type(before).__name__}"
+                f"config=[…, {type(before).__name__}, …, {name}]: {name} changes weights, which are "
+                f"quantized by then; put it before {type(before).__name__}"
             )
         if rounds(config):
             before = config

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ao_core.calibration.gathering import collect
 from ao_core.calibration.hessian import output_error
-from ao_core.calibration.inputs import UNSEEN, unobservable
+from ao_core.calibration.inputs import UNSEEN, Seen, unobservable
 from ao_core.calibration.matrices import matrices, unmatrices
 from ao_core.calibration.needing import algorithm_of
 from ao_core.calibration.samples import Sample, replaced
@@ -57,7 +57,7 @@ def apply_algorithms(
     model: nn.Module,
     config: Config,
     decisions: Sequence[Decision],
-    batches: Sequence[Sample],
+    batches: Sequence[Sample] | Seen,
     *,
     undo: list[Undo] | None = None,
     device: torch.device | str | None = None,
@@ -68,7 +68,8 @@ def apply_algorithms(
 
     First, one run over the data for algorithms that want inputs as the model makes them. Then weights that
     need no data are quantized, and the others are visited in order, each with inputs that the new weights
-    before it make. Nothing changes in the model until all is found.
+    before it make. Nothing changes in the model until all is found. Where statistics are given in place of
+    batches, they are taken as they are.
     """
     work = _Work()
     solvers: dict[str, Algorithm] = {}
@@ -86,6 +87,11 @@ def apply_algorithms(
     def need(entry: Decision) -> Sequence[Statistic]:
         return solvers[entry.fqn].needs(entry.config)
 
+    if isinstance(batches, Seen):
+        for entry in entries:
+            inputs = inputs_of(entry, batches.of(entry, need(entry)))
+            _solve(work, solvers, entry, inputs)
+        entries, batches = [], []
     at_once = [entry for entry in entries if not solvers[entry.fqn].sequential]
     in_turn = [entry for entry in entries if solvers[entry.fqn].sequential]
     driven = ""

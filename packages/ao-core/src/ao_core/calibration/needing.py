@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ao_core.arguments import shown
-from ao_core.calibration.inputs import Data, batches_of
+from ao_core.calibration.inputs import Data, Seen, batches_of
 from ao_core.calibration.samples import Sample
 from ao_core.config import Config, ConfigLike, FqnToConfig, resolve_config
 from ao_core.errors import ConfigError
@@ -50,8 +50,8 @@ def needs_data(config: Config) -> bool:
     return any(algorithm_of(each) is not None for each in _each(config))
 
 
-def check_data(configs: Sequence[Config], data: Data | None) -> list[Sample] | None:
-    """The batches, once it is sure that all configurations can be applied with them; None without data.
+def check_data(configs: Sequence[Config], data: Data | None) -> list[Sample] | Seen | None:
+    """The batches, or what was seen of some, once it is sure that all configurations can be applied with them; None without data.
 
     Raises:
         ConfigError: data is given and nothing needs it, or the other way round, or a configuration has
@@ -81,7 +81,7 @@ def check_data(configs: Sequence[Config], data: Data | None) -> list[Sample] | N
             f"data={shown(data)}: {names or 'the configuration'} needs no calibration data, which would have "
             "no effect; leave data out, or use a configuration that needs some"
         )
-    return batches_of(data, "quantize_")
+    return data if isinstance(data, Seen) else batches_of(data, "quantize_")
 
 
 def _each(config: Config) -> list[Config]:

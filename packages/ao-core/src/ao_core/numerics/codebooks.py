@@ -73,7 +73,9 @@ def _improved(
 ) -> Tensor:
     """One round: values move to the mean of the elements that are nearest to them.
 
-    With running sums of `weights`, `sums` are those of the weighted elements, and means are weighted. A value without any, one of a block at a time, moves to the element that is farthest from its own.
+    A value without any, one of a block at a time, moves to the element that is farthest from its own.
+
+    With running sums of `weights`, `sums` are those of the weighted elements, and means are weighted.
     """
     # elements from one end to the next belong to one value; those in between need not be looked at
     ends = torch.searchsorted(ordered, _middles(codebooks), right=True)

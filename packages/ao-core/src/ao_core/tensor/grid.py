@@ -80,8 +80,8 @@ class Grid:
 class Level:
     """What `Grid.nearest` does for elements of the same blocks again and again, with scales looked up once.
 
-    It gives the same bits. Of formats with a scale it chooses values of the format, which `Grid.codes` encodes
-    all at once; of others, codes.
+    It gives the same bits. Of formats with a scale it chooses values of the format, which `Grid.codes`
+    encodes all at once; of others, codes.
     """
 
     def __init__(self, grid: Grid, block_of: Tensor) -> None:

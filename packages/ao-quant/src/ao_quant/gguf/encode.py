@@ -17,8 +17,9 @@ from ao_quant.gguf.search import searched
 
 __all__ = ["WEIGHABLE", "encode"]
 
-#: types whose errors can be weighted -> how much the mean square of a super-block counts beside the square of
-#: an element; of the ones that are not in `_SUPER`, that of a row; None: squares do not count. As in llama.cpp
+#: types whose errors can be weighted -> how much the mean square of a super-block counts beside the square
+#: of an element; of the ones that are not in `_SUPER`, that of a row; None: squares do not count. As in
+#: llama.cpp
 WEIGHABLE: dict[str, float | None] = {
     "q2_k": 1.0,
     "q3_k": 2.0,
