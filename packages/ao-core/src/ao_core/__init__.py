@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ao_core.folder_records import FolderKind, FolderModel
     from ao_core.hookspecs import hookimpl
     from ao_core.layouts import Layout
+    from ao_core.model_records import ModelTransform, Prepared
     from ao_core.quantize import dequantize_, quantize_
     from ao_core.recipes import WeightOnlyConfig, weight_only
     from ao_core.records import (
@@ -62,12 +63,14 @@ _MODULES = {
     "DType": "ao_core.records",
     "FqnToConfig": "ao_core.config",
     "Kernel": "ao_core.records",
+    "ModelTransform": "ao_core.model_records",
     "Layout": "ao_core.layouts",
     "Op": "ao_core.records",
     "OpCall": "ao_core.records",
     "QTensor": "ao_core.tensor",
     "FolderKind": "ao_core.folder_records",
     "FolderModel": "ao_core.folder_records",
+    "Prepared": "ao_core.model_records",
     "Recipe": "ao_core.records",
     "Report": "ao_core.report",
     "ScaleMethod": "ao_core.records",
@@ -117,8 +120,10 @@ __all__ = [
     "FqnToConfig",
     "Kernel",
     "Layout",
+    "ModelTransform",
     "Op",
     "OpCall",
+    "Prepared",
     "QTensor",
     "Recipe",
     "Report",

@@ -1,20 +1,21 @@
-"""What a configuration makes of a weight, with scales or an input step that data has found."""
+"""What a configuration makes of a weight, with scales that data has found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ao_core import DType, Layout, QTensor, Skip, Spec, Target
-from ao_core.ext import SCALE, WeightConfig, quantize_values, quantize_weight, registry
+from ao_core.ext import WeightConfig, quantize_values, quantize_weight, registry
 from ao_core.ext.calibration import unmatrices
+from ao_quant.algorithms.clipping import clipped_qparams
 from ao_quant.algorithms.importance import SCALED, weighted_qparams
 from ao_quant.configs import GGUFWeightOnlyConfig
 
-__all__ = ["nearest", "scaled", "unweighable_reason", "weighed"]
+__all__ = ["clipped", "nearest", "unweighable_reason", "weighed"]
 
 
 def nearest(weight: Tensor, config: Any, target: Target) -> QTensor | Skip:
@@ -38,19 +39,22 @@ def weighed(
     def choose(x: Tensor, dtype: DType, spec: Spec) -> tuple[Tensor, Tensor | None]:
         return weighted_qparams(x, wide.reshape(x.shape), dtype, spec)
 
-    return _encoded(weight, config, target, lambda spec: spec, choose=choose)
+    return _encoded(weight, config, target, choose)
 
 
-def scaled(weight: Tensor, config: WeightConfig, target: Target, factors: Tensor) -> QTensor | Skip:
-    """The same with columns multiplied by `factors`, (E, K), and activations divided by them."""
-    in_scale = factors.reciprocal().float()
-    return _encoded(
-        weight,
-        config,
-        target,
-        lambda spec: replace(spec, input=(*spec.input, SCALE)),
-        in_scale=in_scale[0] if len(in_scale) == 1 else in_scale[:, None],
-    )
+def clipped(
+    weight: Tensor,
+    config: WeightConfig,
+    target: Target,
+    hessians: Sequence[Tensor],
+    least: float,
+) -> QTensor | Skip:
+    """The same with ranges of least error of the outputs, by Σ x xᵀ of each of the E matrices."""
+
+    def choose(x: Tensor, dtype: DType, spec: Spec) -> tuple[Tensor, Tensor | None]:
+        return clipped_qparams(x, torch.stack(list(hessians)), dtype, spec, least)
+
+    return _encoded(weight, config, target, choose)
 
 
 def unweighable_reason(weight: Tensor, config: WeightConfig, target: Target) -> str | None:
@@ -72,22 +76,18 @@ def _stored(weight: Tensor, target: Target) -> Tensor:
 
 
 def _encoded(
-    weight: Tensor,
-    config: WeightConfig,
-    target: Target,
-    changed: Callable[[Spec], Spec],
-    **given: Any,
+    weight: Tensor, config: WeightConfig, target: Target, choose: Callable[..., Any]
 ) -> QTensor | Skip:
     fmt = config.weight_format(weight.dtype)
 
     def encode(dense: Tensor, spec: Spec) -> Tensor:
         return quantize_values(
             dense,
-            changed(spec),
+            spec,
             scale_method=fmt.scale_method,
             act_scale=fmt.act_scale,
             act_zero_point=fmt.act_zero_point,
-            **given,
+            choose=choose,
         )
 
     found: Any = quantize_weight(_stored(weight, target), fmt, target, encode)
