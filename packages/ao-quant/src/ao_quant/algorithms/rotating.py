@@ -165,7 +165,7 @@ def random_rotation(size: int, block: int | None, generator: torch.Generator) ->
     matrix = hadamard_matrix(inner).double() / math.sqrt(inner)
     if inner < size:
         outer = torch.randn(size // inner, size // inner, dtype=torch.float64, generator=generator)
-        matrix = torch.kron(torch.linalg.qr(outer)[0], matrix)
+        matrix = torch.kron(torch.linalg.qr(outer)[0].contiguous(), matrix)
     signs = torch.randint(0, 2, (size,), generator=generator, dtype=torch.float64) * 2 - 1
     return signs[:, None] * matrix
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ao_core import Config
-from ao_core.ext import ConfigError, shown
+from ao_core.ext import ConfigError
 from ao_core.ext.numerics import has_hadamard
 
 __all__ = ["RotateConfig"]
@@ -58,5 +58,5 @@ class RotateConfig(Config):
             )
         if self.block is not None and (self.block < 2 or not has_hadamard(self.block)):
             raise ConfigError(
-                f"block={shown(self.block)}: there is no such Hadamard matrix; use a power of two, as 32"
+                f"block={self.block!r}: there is no such Hadamard matrix; use a power of two, as 32"
             )
