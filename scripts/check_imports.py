@@ -20,7 +20,7 @@ CORE_LAYERS = (
     "(checkpoints)",
     (
         "(recipes) : (quantize) : (calibration) : (installing) : (outcome) : (report) : (targets)"
-        " : (explanation) : (preparing)"
+        " : (explanation) : (preparing) : (dequantize)"
     ),
     "(weights)",
     "(ops)",

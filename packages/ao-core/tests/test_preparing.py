@@ -1,4 +1,4 @@
-"""Transforms of a model in a list of configurations: their order, what they change, steps that they choose."""
+"""Transforms of a model in a list of configurations: their order, their changes, steps that they choose."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         config_to_yaml,
         resolve_config,
     )
+    from ao_core.dequantize import dequantize_
     from ao_core.dispatch import kernels
     from ao_core.dtypes import float_dtype, int_dtype, lut_dtype
     from ao_core.explanation import explain
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from ao_core.hookspecs import hookimpl
     from ao_core.layouts import Layout
     from ao_core.model_records import ModelTransform, Prepared
-    from ao_core.quantize import dequantize_, quantize_
+    from ao_core.quantize import quantize_
     from ao_core.recipes import WeightOnlyConfig, weight_only
     from ao_core.records import (
         Algorithm,
@@ -88,7 +89,7 @@ _MODULES = {
     "config_to_dict": "ao_core.config",
     "config_to_json": "ao_core.config",
     "config_to_yaml": "ao_core.config",
-    "dequantize_": "ao_core.quantize",
+    "dequantize_": "ao_core.dequantize",
     "explain": "ao_core.explanation",
     "float_dtype": "ao_core.dtypes",
     "hookimpl": "ao_core.hookspecs",

@@ -234,9 +234,7 @@ def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     return model.get_submodule(path), leaf
 
 
-def _record(
-    name: str, tensor: Tensor, is_changed: bool, notes: Sequence[str]
-) -> ParameterRecord:
+def _record(name: str, tensor: Tensor, is_changed: bool, notes: Sequence[str]) -> ParameterRecord:
     size = tensor.stored_bytes if isinstance(tensor, QTensor) else tensor.nbytes
     status = "changed" if is_changed else "unchanged"
     reason = "" if is_changed else "the transform of the model leaves it as it is"

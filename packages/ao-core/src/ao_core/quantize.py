@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ao_core.arguments import check_device, checked, checked_but
+from ao_core.arguments import check_device, checked_but
 from ao_core.calibration.inputs import Data
 from ao_core.calibration.needing import check_data, joined, needs_data, resolved
 from ao_core.calibration.stepping import attached, stepped_weight
@@ -36,7 +36,6 @@ from ao_core.report import ParameterRecord, Report
 from ao_core.targets import Decision, FilterFn, decide, kept_by_default
 from ao_core.tensor import STOCHASTIC, QTensor, check_quantizable, dense_memory, repack
 from ao_core.tensor.chosen_steps import ChosenSteps
-from ao_core.tensor.described import undescribe
 from ao_core.tensor.sharding import is_sharded
 from ao_core.weights import is_conv
 
@@ -44,7 +43,6 @@ __all__ = [
     "Converted",
     "apply_decisions",
     "convert",
-    "dequantize_",
     "quantize_",
     "sample_sqnr",
     "transformed",
@@ -250,22 +248,6 @@ def _one_of_each_kind_first(decisions: Sequence[Decision]) -> tuple[list[Decisio
         first.setdefault(kind, entry)
     chosen = set(map(id, first.values()))
     return [*first.values(), *(entry for entry in decisions if id(entry) not in chosen)], len(first)
-
-
-@checked
-def dequantize_(model: nn.Module) -> list[str]:
-    """Replace every quantized parameter by a dense one, in place; returns their names. Ties are kept."""
-    done: dict[int, nn.Parameter] = {}
-    names = []
-    for module_fqn, module in model.named_modules(remove_duplicate=False):
-        for name, parameter in module._parameters.items():
-            if isinstance(parameter, QTensor):
-                if id(parameter) not in done:
-                    done[id(parameter)] = nn.Parameter(parameter.dequantize(), requires_grad=False)
-                setattr(module, name, done[id(parameter)])
-                names.append(f"{module_fqn}.{name}" if module_fqn else name)
-                undescribe(module)
-    return names
 
 
 def convert(

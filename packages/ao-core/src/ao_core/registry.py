@@ -195,7 +195,7 @@ class Registry:
         return None if found is None else found[0]
 
     def model_transform_for(self, config_type: type[Config]) -> ModelTransform | None:
-        """The transform of models of exactly this class of configuration, if any; a miss loads the plugins."""
+        """The model transform of exactly this class of configuration, if any; as `algorithm_for`."""
         if config_type not in self._model_transform_of:
             self.load_plugins()
         found = self._model_transform_of.get(config_type)

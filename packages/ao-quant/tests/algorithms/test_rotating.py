@@ -139,8 +139,14 @@ def test_online_steps_are_of_the_weights_whose_inputs_nothing_rotates(tmp_path):
     dense, data = made(Decoder), tokens()
     model = copy.deepcopy(dense)
     report = quantize_(model, [RotateConfig(), GPTQConfig(INT4)], data=data)
-    steps = {n: p.spec.input for n, p in model.named_parameters() if isinstance(p, QTensor) and p.spec.input}
-    assert {name: str(*found) for name, found in steps.items()} == {"mlp.down_proj.weight": "hadamard(48)"}
+    steps = {
+        n: p.spec.input
+        for n, p in model.named_parameters()
+        if isinstance(p, QTensor) and p.spec.input
+    }
+    assert {name: str(*found) for name, found in steps.items()} == {
+        "mlp.down_proj.weight": "hadamard(48)"
+    }
     record = next(r for r in report if r.fqn == "mlp.down_proj.weight")
     assert record.error_vs_rtn < 1
     assert "its input is rotated online, in blocks of 48" in record.note
@@ -157,7 +163,20 @@ def test_online_steps_are_of_the_weights_whose_inputs_nothing_rotates(tmp_path):
 def test_which_inputs_are_rotated_online():
     data = tokens()
     for online, block, wanted in (
-        ("all", 16, {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}),
+        (
+            "all",
+            16,
+            {
+                "q_proj",
+                "k_proj",
+                "v_proj",
+                "o_proj",
+                "gate_proj",
+                "up_proj",
+                "down_proj",
+                "lm_head",
+            },
+        ),
         (("*.down_proj", "attn.o_proj"), 16, {"down_proj", "o_proj"}),
     ):
         dense = made(Decoder)
@@ -185,7 +204,9 @@ def test_the_same_seed_gives_the_same_rotation():
     assert difference(other, first) > 0.5
 
 
-@pytest.mark.parametrize("before", [AWQConfig(), SmoothQuantConfig(), RotateConfig(), INT4, AWQConfig(INT4)])
+@pytest.mark.parametrize(
+    "before", [AWQConfig(), SmoothQuantConfig(), RotateConfig(), INT4, AWQConfig(INT4)]
+)
 def test_orders_that_make_no_sense(before):
     model = made(Decoder)
     kept = copy.deepcopy(model.state_dict())
@@ -202,7 +223,11 @@ def test_what_cannot_be_rotated_says_why():
     report = quantize_(model, [RotateConfig(residual=False), INT4], data=x)
     assert "online, in blocks of 48" in notes_of(report)["down_proj.weight"]
     with pytest.raises(ConfigError, match="no channels were found that could be rotated"):
-        quantize_(nn.Sequential(nn.Conv1d(2, 3, 1)), RotateConfig(residual=False), data=[torch.ones(1, 2, 4)])
+        quantize_(
+            nn.Sequential(nn.Conv1d(2, 3, 1)),
+            RotateConfig(residual=False),
+            data=[torch.ones(1, 2, 4)],
+        )
 
     class Odd(nn.Linear):
         def forward(self, x):

@@ -94,7 +94,9 @@ def test_limits_of_smoothquant(alpha):
     for batch in data:
         model(batch)
     found = model.attn.o_proj.weight if alpha == 0 else torch.cat(seen).flatten(0, 1)
-    ranges = found.detach().abs().amax(0).view(2, 2, 8).amax(1)  # of the heads that share one of values
+    ranges = (
+        found.detach().abs().amax(0).view(2, 2, 8).amax(1)
+    )  # of the heads that share one of values
     torch.testing.assert_close(ranges, torch.ones(2, 8), rtol=1e-4, atol=1e-4)
 
 
@@ -117,9 +119,13 @@ def test_where_nothing_makes_the_channels_factors_are_an_input_step():
     report = quantize_(model, [SmoothQuantConfig(), GPTQConfig(INT4)], data=data)
     assert [str(step) for step in model.fc2.weight.spec.input] == ["scale"]
     assert not model.fc1.weight.spec.input
-    assert "as an input step: nothing that makes them can be divided" in notes_of(report)["fc2.weight"]
+    assert (
+        "as an input step: nothing that makes them can be divided" in notes_of(report)["fc2.weight"]
+    )
     assert 0 < difference(model.fc2.weight.dequantize(), dense.fc2.weight) < 0.2
-    gguf = quantize_(copy.deepcopy(dense), [SmoothQuantConfig(), GGUFWeightOnlyConfig("q8_0")], data=data)
+    gguf = quantize_(
+        copy.deepcopy(dense), [SmoothQuantConfig(), GGUFWeightOnlyConfig("q8_0")], data=data
+    )
     assert "a GGUF file has no place" in notes_of(gguf)["fc2.weight"]
 
 
@@ -129,21 +135,28 @@ def test_a_factor_that_changes_the_outputs_is_undone(monkeypatch):
 
     def wrong(tensors, group, scales):
         found = right(tensors, group, scales)
-        return found | ({"one.weight": tensors["one.weight"] / scales} if group.name == "one.weight" else {})
+        return found | (
+            {"one.weight": tensors["one.weight"] / scales} if group.name == "one.weight" else {}
+        )
 
     dense, data = made(FAMILIES["gemma"]), tokens()
     model = copy.deepcopy(dense)
     monkeypatch.setattr(channels, "scaled", wrong)
     report = quantize_(model, [SmoothQuantConfig(), INT4], data=data)
     notes = notes_of(report)
-    assert "as an input step: SmoothQuant: the outputs for the example inputs" in notes["attn.q_proj.weight"]
+    assert (
+        "as an input step: SmoothQuant: the outputs for the example inputs"
+        in notes["attn.q_proj.weight"]
+    )
     assert torch.equal(model.one.weight, dense.one.weight)
     assert "folded into two.weight" in notes["mlp.up_proj.weight"]
     assert [str(step) for step in model.attn.q_proj.weight.spec.input] == ["scale"]
 
 
 def _channels(model, data, config=INT4):
-    found = channels_of(model, [d for d in decide(model, config, None) if d.config], data, (HESSIAN, ABS_SUMS), {})
+    found = channels_of(
+        model, [d for d in decide(model, config, None) if d.config], data, (HESSIAN, ABS_SUMS), {}
+    )
     return {each.readers[0].entry.fqn: each for each in found}
 
 
@@ -195,14 +208,21 @@ def test_awq_and_what_comes_after_it():
 @pytest.mark.parametrize("make", [mlp, convolutions, Gated, Decoder])
 def test_equalized_weights_have_the_same_ranges_on_both_sides(make):
     dense = made(make)
-    x = tokens(1)[0] if make is Decoder else torch.randn(4, *((3, 8, 8) if make is convolutions else (WIDTH,)))
+    x = (
+        tokens(1)[0]
+        if make is Decoder
+        else torch.randn(4, *((3, 8, 8) if make is convolutions else (WIDTH,)))
+    )
     model = copy.deepcopy(dense)
     quantize_(model, EqualizeConfig(), data=[x])
     assert difference(model(x), dense(x)) < 1e-5
     groups = [
         group
         for group in analyze(model, x).scale_groups
-        if all(any(tensors_of(model)[s.parameter].dim() > 1 for s in side) for side in (group.producers, group.consumers))
+        if all(
+            any(tensors_of(model)[s.parameter].dim() > 1 for s in side)
+            for side in (group.producers, group.consumers)
+        )
     ]
     assert groups
     for scales in equalizing_scales(tensors_of(model), groups, 1):
@@ -261,7 +281,15 @@ def test_what_cannot_work_says_so():
     with pytest.raises(ConfigError, match="alpha='search' rounds to it"):
         quantize_(model, SmoothQuantConfig(alpha="search"), data=data)
     with pytest.raises(ConfigError, match="no two weights between which scales pass"):
-        quantize_(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)), EqualizeConfig(), data=[torch.ones(2, 4)])
+        quantize_(
+            nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)),
+            EqualizeConfig(),
+            data=[torch.ones(2, 4)],
+        )
     assert issubclass(GraphError, Exception)
-    for config in (AWQConfig("int4_weight_only"), SmoothQuantConfig(BOTH, "search"), EqualizeConfig()):
+    for config in (
+        AWQConfig("int4_weight_only"),
+        SmoothQuantConfig(BOTH, "search"),
+        EqualizeConfig(),
+    ):
         assert config_from_json(config_to_json(config)) == config

@@ -89,4 +89,3 @@ class ChosenSteps:
 def _spec(steps: tuple[Step, ...]) -> Spec:
     """Any format with these steps."""
     return Spec("int8", ROW, input=steps)
-

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ao_core import Config
-from ao_core.ext import ChosenSteps, GraphError, SCALE, WeightConfig, is_conv, is_transposed
+from ao_core.ext import SCALE, ChosenSteps, GraphError, WeightConfig, is_conv, is_transposed
 from ao_core.ext.calibration import Sample, Statistic, Statistics, collect, matrices, unobservable
 from ao_core.ext.graph import ModelGraph, ScaleGroup, analyze, proven, scaled
 from ao_core.ext.quantizing import Decision
@@ -178,9 +178,7 @@ def spread(values: Tensor, reader: Reader, size: int, how: str) -> Tensor:
     """(size,): what all columns of a reader (E, K) have, reduced to their channels by "amax" or "mean"."""
     there = reader.channels >= 0
     found = torch.zeros(size, dtype=values.dtype, device=values.device)
-    return found.scatter_reduce_(
-        0, reader.channels[there], values[there], how, include_self=False
-    )
+    return found.scatter_reduce_(0, reader.channels[there], values[there], how, include_self=False)
 
 
 @dataclass

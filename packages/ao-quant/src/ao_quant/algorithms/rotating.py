@@ -90,7 +90,10 @@ def rotate(
         else:
             steps[entry.fqn] = ChosenSteps((hadamard_step(block),))
             notes[entry.fqn] = "; ".join(
-                filter(None, (notes.get(entry.fqn), f"its input is rotated online, in blocks of {block}"))
+                filter(
+                    None,
+                    (notes.get(entry.fqn), f"its input is rotated online, in blocks of {block}"),
+                )
             )
     if not steps and not notes:
         raise ConfigError("RotateConfig: no channels were found that could be rotated")
@@ -148,8 +151,8 @@ def _rotation(
 def random_rotation(size: int, block: int | None, generator: torch.Generator) -> Tensor:
     """A random orthogonal matrix (size, size), float64, that spreads each channel over its block evenly.
 
-    diag(±1) · H / √n with random signs. Where n has no Hadamard matrix it is the Kronecker product of a random
-    orthogonal matrix and that of the largest divisor of n that has one.
+    diag(±1) · H / √n with random signs. Where n has no Hadamard matrix it is the Kronecker product of a
+    random orthogonal matrix and that of the largest divisor of n that has one.
 
     Args:
         size: n.
@@ -170,9 +173,7 @@ def random_rotation(size: int, block: int | None, generator: torch.Generator) ->
     return signs[:, None] * matrix
 
 
-def _online(
-    weights: Sequence[Decision], needed: set[str], config: RotateConfig
-) -> list[Decision]:
+def _online(weights: Sequence[Decision], needed: set[str], config: RotateConfig) -> list[Decision]:
     """The weights whose inputs are rotated while the model runs.
 
     Raises:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ao_core import Prepared, QTensor
-from ao_core.ext import ConfigError, WeightConfig, is_conv, is_transposed
+from ao_core.ext import ConfigError, is_conv, is_transposed
 from ao_core.ext.calibration import (
     ABS_MAX,
     ABS_SUMS,
@@ -50,7 +50,7 @@ def scale_by_awq(
     """`ModelTransform.apply` of `AWQConfig`.
 
     Raises:
-        ConfigError: it is not known what the weights are going to be quantized to.
+        ConfigError: nothing quantizes the weights afterwards.
     """
     _check_formats(weights, config, "AWQConfig rounds to it")
     notes: dict[str, str] = {}
@@ -68,7 +68,9 @@ def scale_by_awq(
     return Prepared(made.model, made.steps, notes | made.notes)
 
 
-def _check_formats(weights: Sequence[Decision], config: AWQConfig | SmoothQuantConfig, why: str) -> None:
+def _check_formats(
+    weights: Sequence[Decision], config: AWQConfig | SmoothQuantConfig, why: str
+) -> None:
     if weights and all(entry.config is None for entry in weights):
         raise ConfigError(
             f"base=None: {why}, and nothing quantizes the weights afterwards; use a list, "
@@ -128,7 +130,7 @@ def smooth(
     """`ModelTransform.apply` of `SmoothQuantConfig`.
 
     Raises:
-        ConfigError: `alpha` is searched for, and it is not known what the weights are going to be quantized to.
+        ConfigError: `alpha` is searched for, and nothing quantizes the weights afterwards.
     """
     is_searched = config.alpha == SEARCH
     if is_searched:

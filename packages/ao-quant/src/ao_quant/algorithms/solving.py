@@ -1,8 +1,9 @@
-"""GPTQ, importance-weighted scales and clipped ranges as pure functions of a weight and of statistics of its inputs."""
+"""GPTQ, scales by importance and clipped ranges: pure functions of a weight and statistics of its inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -65,7 +66,9 @@ def solve_clip(weight: Tensor, seen: _Seen, config: ClipConfig, target: Target) 
     if reason is not None:
         found = nearest(weight, config.base, target)
         return found if isinstance(found, Skip) else Solved(found, config.base, note=reason)
-    found = clipped(weight, config.weights, target, [each["hessian"] for each in seen], config.least)
+    found = clipped(
+        weight, config.weights, target, [each["hessian"] for each in seen], config.least
+    )
     return found if isinstance(found, Skip) else Solved(found, config.base)
 
 

@@ -20,10 +20,11 @@ class RotateConfig(Config):
 
     The model computes the same. Rotated channels have no outliers, so that 4 bits hold them better.
 
-    - the residual stream (R1): into embeddings, all weights that read or write the stream, and the head. Gains of
-      norms move into what reads them first, and a head that is tied to an embedding becomes a weight of its own.
+    - the residual stream (R1): into embeddings, all weights that read or write the stream, and the head.
+      Gains of norms move into what reads them first, and a head that is tied to an embedding becomes a weight
+      of its own.
     - values (R2): into the weights of values and of attention's output, head by head.
-    - inputs that no weight can rotate (R4), such as that of `down_proj`: a "hadamard" input step of that weight.
+    - inputs that no weight can rotate (R4), such as that of `down_proj`: a "hadamard" input step of it.
 
     Keys and queries (R3) are rotated by the cache that quantizes them: `KVCacheConfig(rotate="both")`.
 

@@ -69,15 +69,19 @@ class AWQConfig(ScalingConfig):
 
     def then(self) -> Config | None:
         """What quantizes the weights once the factors are in them."""
-        return ClipConfig(self.base) if self.clip and isinstance(self.base, WeightConfig) else self.base
+        return (
+            ClipConfig(self.base)
+            if self.clip and isinstance(self.base, WeightConfig)
+            else self.base
+        )
 
 
 @dataclass(frozen=True)
 class SmoothQuantConfig(ScalingConfig):
     """SmoothQuant: part of the range of activations is moved into the weights, where both are quantized.
 
-    What makes channel j is divided by s = max|x_j|ᵃ / max|w_j|¹⁻ᵃ, and the columns of all weights that read it
-    are multiplied by s.
+    What makes channel j is divided by s = max|x_j|ᵃ / max|w_j|¹⁻ᵃ, and the columns of all weights that read
+    it are multiplied by s.
 
     Reference: Xiao et al. 2022, arXiv:2211.10438.
 
@@ -105,8 +109,8 @@ class EqualizeConfig(Config):
 
     With r the largest magnitude of a channel in the weights that make it, and R in those that read it, the
     first are divided and the second multiplied by √(r / R), again and again until nothing changes. Only where
-    scales pass between weights: through ReLU, the gated product of an MLP, attention; no data is looked at but to
-    trace the model and to prove that its outputs stay.
+    scales pass between weights: through ReLU, the gated product of an MLP, attention. Data only traces the
+    model and proves that its outputs stay.
 
     Reference: Nagel et al. 2019, arXiv:1906.04721.
 
@@ -125,8 +129,8 @@ class EqualizeConfig(Config):
 class ClipConfig(BaseConfig):
     """Ranges that clip: the largest weights of a group are cut off where that lets the others be finer.
 
-    The range of each group is 1, 0.95, … times its own, whatever has the least error of what the group adds to
-    the outputs, δ H δᵀ with H of the group's columns. The last part of AWQ.
+    The range of each group is 1, 0.95, … times its own: the factor with the least error of what the group
+    adds to the outputs, δ H δᵀ with H of the group's columns. The last part of AWQ.
 
     Attributes:
         least: the smallest factor that is tried.
