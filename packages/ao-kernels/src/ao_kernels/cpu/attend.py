@@ -76,7 +76,7 @@ def _arguments(x: QTensor) -> tuple[tuple[Any, ...], tuple[int, int, bool]]:
     """Parts, values of codes and the rotation; tokens and elements of a block, whether codes are packed."""
     spec, parts, fmt = x.spec, x.parts, format_of(x.format)
     assert not isinstance(fmt, str)  # `refuses` has asked
-    # a transform of order 1 is none: programs of AOTInductor pass no empty lists
+    # order 1 for no transform: programs of AOTInductor pass no empty lists
     factors = [factor for step in spec.input for factor in hadamard_factors(step.block)]
     block = full_block(spec.block, x.stored_shape)
     codes = parts["qdata"].view(torch.uint8)
