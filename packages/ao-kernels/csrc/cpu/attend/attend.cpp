@@ -17,7 +17,7 @@ namespace {
 
 // Tokens of the shortest part; and about how many items and parts there are, where that many can be had. None of it
 // depends on the number of threads, so results do not.
-constexpr int64_t kShortest = 2 * kTokenTile, kEnough = 32, kMost = 256;
+constexpr int64_t kShortest = 4 * kTokenTile, kEnough = 32, kMost = 256;
 // Multiplications that are worth more than one thread.
 constexpr int64_t kWorth = 1 << 19;
 
@@ -94,7 +94,7 @@ void run_attend(const Attend& call) {
   a.value_size = up(a.value.size, 64) * 64;
   a.partial = a.rows * (a.value_size + 2);
   plan_hadamard(a.key.rotation), plan_hadamard(a.value.rotation);
-  a.staging = std::max({16 * up(a.key.size, 64) * 64, a.key.rotation.scratch, a.value.rotation.scratch});
+  a.staging = std::max({16 * up(std::max(a.key.size, a.value.size), 64) * 64, a.key.rotation.scratch, a.value.rotation.scratch});
   a.scratch = scratch_of(a);
   const int64_t items = width * a.query_blocks;
   const int64_t parts = items >= kEnough ? 1 : std::max<int64_t>(1, kMost / items);

@@ -39,9 +39,10 @@ static inline void turn_limbs(const int8_t* limbs, int64_t wide, uint8_t* out) {
   }
 }
 
-// q · (code + least) of tokens to rows of kTokenTile, up to 7 more than `count`. `turned`: by turn_limbs.
-template <int kBits, int kRows>
-static inline void multiply_keys_direct(const Stored& s, const uint8_t* row, int64_t count, const uint8_t* turned,
+// q · (code + least) of tokens to rows of kTokenTile, up to 7 more than `count`. `turned`: by turn_limbs. kChunks: of 64
+// elements in a token; 0: any number, which takes more moves between registers.
+template <int kBits, int kRows, int kChunks>
+static inline void multiply_keys_chunks(const Stored& s, const uint8_t* row, int64_t count, const uint8_t* turned,
                                         const Limbs* limbs, Ahead ahead, float* logits) {
   const int64_t bytes = s.coded.row_bytes;
   const I flip = flip_of(s);
@@ -61,7 +62,8 @@ static inline void multiply_keys_direct(const Stored& s, const uint8_t* row, int
       for (auto& l : r) l[0] = l[1] = splat_int(0);
     }
     const uint8_t* x = turned;
-    for (int64_t at = 0; at < bytes; at += 8 * kBits) {
+#pragma GCC unroll 2
+    for (int64_t at = 0; at < (kChunks ? kChunks * 8 * kBits : bytes); at += 8 * kBits) {
       ahead.step();
       I v[2][4];
 #pragma GCC unroll 8
@@ -73,7 +75,7 @@ static inline void multiply_keys_direct(const Stored& s, const uint8_t* row, int
         for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
           for (int l = 0; l < 2; ++l, x += 64) {
-            const Q w = load_vector(x);
+            const Q w = in_register(load_vector(x));
             acc[r][l][0] = dot_quads<false>(acc[r][l][0], v[0][k], w);
             acc[r][l][1] = dot_quads<false>(acc[r][l][1], v[1][k], w);
           }
@@ -91,8 +93,16 @@ static inline void multiply_keys_direct(const Stored& s, const uint8_t* row, int
   }
 }
 
-// Sums over tokens of weight * (code + least), added to `out`, for 64 elements in the order of `interleave`. Weights
-// of tokens from `count` on are 0. `codes` is of the first token.
+template <int kBits, int kRows>
+AO_INLINE void multiply_keys_direct(const Stored& s, const uint8_t* row, int64_t count, const uint8_t* turned,
+                                    const Limbs* limbs, Ahead ahead, float* logits) {
+  if (s.size == 64) return multiply_keys_chunks<kBits, kRows, 1>(s, row, count, turned, limbs, ahead, logits);
+  if (s.size == 128) return multiply_keys_chunks<kBits, kRows, 2>(s, row, count, turned, limbs, ahead, logits);
+  multiply_keys_chunks<kBits, kRows, 0>(s, row, count, turned, limbs, ahead, logits);
+}
+
+// Sums over tokens of weight * (code + least), added to `out`, for 64 elements in the order of `interleave`, or with
+// codes of 4 bits in that of `interleave_nibbles`. Weights of tokens from `count` on are 0. `codes` is of the first token.
 template <int kBits, int kRows, int kHalf>
 static inline void add_values_half(const Stored& s, const uint8_t* codes, int64_t count, const int8_t* limbs,
                                    const Limbs* of_row, Ahead& ahead, float* out, int64_t stride) {
@@ -104,14 +114,19 @@ static inline void add_values_half(const Stored& s, const uint8_t* codes, int64_
   }
   const auto add_four = [&](const uint8_t* const (&p)[4], int64_t t) __attribute__((always_inline)) {
     I v[4], w[2];
+    if constexpr (kBits == 4) {
+      interleave_nibbles<kHalf>(p, w[0], w[1]);
+      w[0] = xor_(w[0], flip), w[1] = xor_(w[1], flip);
+    } else {
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) v[i] = load_codes<kBits, true>(p[i], 0, flip);
-    interleave_half<kHalf>(v, w);
+      for (int i = 0; i < 4; ++i) v[i] = load_codes<kBits, true>(p[i], 0, flip);
+      interleave_half<kHalf>(v, w);
+    }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
       for (int l = 0; l < 2; ++l) {
-        const Q x = splat_dword(limbs + (r * 2 + l) * kTokenTile + t);
+        const Q x = in_register(splat_dword(limbs + (r * 2 + l) * kTokenTile + t));
         acc[r][0][l] = dot_quads<false>(acc[r][0][l], w[0], x);
         acc[r][1][l] = dot_quads<false>(acc[r][1][l], w[1], x);
       }
@@ -217,7 +232,7 @@ static inline void multiply_keys_pairs(const Tokens& tokens, const Row& row, int
         for (int k = 0; k < 4; ++k) {
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r, x += 64) {
-            const P w = load_vector(x);
+            const P w = in_register(load_vector(x));
             acc[r][0] = dot_pairs(acc[r][0], v[h][0][k], w);
             acc[r][1] = dot_pairs(acc[r][1], v[h][1][k], w);
           }
@@ -248,7 +263,7 @@ static inline void add_values_pairs(const Tokens& tokens, const Row& row, int64_
     tokens.pairs(row(t) + at * Tokens::kBytes, row(t + 1 < count ? t + 1 : t) + at * Tokens::kBytes, v);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      const P x = splat_dword(weights + 2 * (r * kTokenTile + t));
+      const P x = in_register(splat_dword(weights + 2 * (r * kTokenTile + t)));
 #pragma GCC unroll 4
       for (int k = 0; k < 4; ++k) acc[r][k] = dot_pairs(acc[r][k], v[k], x);
     }

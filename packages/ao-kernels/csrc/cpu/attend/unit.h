@@ -240,7 +240,7 @@ struct Worker {
       return scale_logits(count, 1, [&](int64_t r) { return centers[r] + shifts[r]; });
     }
     if (of_keys == Way::floats) return scale_logits(count, 1, [&](int64_t r) { return centers[r]; });
-    token_scales(key, item.matrix, t, count, 0, *scales);
+    token_scales(key, item.matrix, t, count, 0, staging, *scales);
     for (int64_t i = 0; scale != 1 && i < count; i += 16) store(scales->scale + i, mul(load(scales->scale + i), splat(scale)));
     for (int64_t r = 0; r < item.rows; ++r) {
       const Limbs& of_row = q_limbs[r];
@@ -329,7 +329,7 @@ struct Worker {
 #endif
 
   // 64 elements from `at` on.
-  void add_direct(int64_t t, int64_t count, int64_t at) {
+  void add_direct([[maybe_unused]] int64_t t, [[maybe_unused]] int64_t count, [[maybe_unused]] int64_t at) {
 #if AO_HAS_QUARTERS
     const Stored& value = a.value;
     const int64_t bits = value.coded.code_bits, part_of_keys = a.key.coded.row_bytes * count / (a.value_size / 64);
@@ -349,11 +349,11 @@ struct Worker {
 #endif
   }
 
-  void add_pairs(int64_t t, int64_t count) {
+  void add_pairs([[maybe_unused]] int64_t t, [[maybe_unused]] int64_t count) {
 #if AO_HAS_QUARTERS
     const Stored& value = a.value;
     auto* const words = reinterpret_cast<uint8_t*>(w_bytes);
-    if (!tail_value) token_scales(value, item.matrix, t, count, 0, *scales);
+    if (!tail_value) token_scales(value, item.matrix, t, count, 0, staging, *scales);
     for (int64_t r = 0; r < item.rows; ++r) {
       for (int64_t i = 0; i < kTokenTile; i += 32) {
         F w[2];
@@ -385,7 +385,7 @@ struct Worker {
 
   // Weights take the scales of tokens, those of one group of elements.
   void scale_weights(int64_t token, int64_t count, int64_t group) {
-    token_scales(a.value, item.matrix, token, count, group, *scales);
+    token_scales(a.value, item.matrix, token, count, group, staging, *scales);
     for (int64_t r = 0; r < item.rows; ++r) {
       const float* const p = logits + r * kTokenTile;
       F shift = zero();
@@ -403,13 +403,21 @@ struct Worker {
     }
   }
 
-  // Values as `interleave` leaves them are put into their order.
+  // Values as `interleave` or `interleave_nibbles` leaves them are put into their order.
   void in_order() {
+    const bool nibbles = of_values == Way::direct && a.value.coded.code_bits == 4;
     for (int64_t r = 0; r < item.rows * a.value_size; r += 64) {
       float* const to = part.values + r;
       float from[64];
       __builtin_memcpy(from, to, sizeof from);
-      for (int i = 0; i < 64; ++i) to[i] = from[i / 4 % 4 * 16 + i / 16 * 4 + i % 4];
+      if (nibbles) {
+        for (int i = 0; i < 64; ++i) {
+          const int byte = i / 2, vector = byte / 8 % 2 * 2 + i % 2, quarter = byte / 16 + byte / 4 % 2 * 2;
+          to[i] = from[vector * 16 + quarter * 4 + byte % 4];
+        }
+      } else {
+        for (int i = 0; i < 64; ++i) to[i] = from[i / 4 % 4 * 16 + i / 16 * 4 + i % 4];
+      }
     }
   }
 };

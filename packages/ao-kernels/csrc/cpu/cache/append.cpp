@@ -43,10 +43,10 @@ void write_tail(const WriteTail& call) {
   call.counts[0] = tokens, call.counts[1] = coded;
 }
 
-const char* why_not_encoded(const Blocks& b, int64_t begin) {
+const char* why_not_encoded(const Blocks& b, int64_t begin, int64_t end) {
   if (b.block_n > 1 && b.block_k > 1) return "blocks are of several tokens and several elements";
   if (kCacheBlock % b.block_n) return "tokens of a block do not divide 128";
-  if (begin % b.block_n) return "the first token is within a block";
+  if (begin % b.block_n || end % b.block_n) return "tokens of a block must be encoded together";
   if (b.block_n == 1 && b.groups > kChunkGroups) return "a token has more than 256 blocks";
   return nullptr;
 }

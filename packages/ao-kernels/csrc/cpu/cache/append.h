@@ -22,6 +22,6 @@ void write_tail(const WriteTail& call);
 bool encode_tokens(const EncodeTokens& call);
 
 // nullptr, or what `encode_tokens` cannot do with blocks of this extent.
-const char* why_not_encoded(const Blocks& blocks, int64_t begin);
+const char* why_not_encoded(const Blocks& blocks, int64_t begin, int64_t end);
 
 }  // namespace ao

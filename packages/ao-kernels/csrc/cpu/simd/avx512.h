@@ -38,6 +38,7 @@ AO_INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
 AO_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
 AO_INLINE F abs(F a) { return _mm512_abs_ps(a); }
 AO_INLINE float sum(F a) { return _mm512_reduce_add_ps(a); }
+AO_INLINE float greatest_lane(F a) { return _mm512_reduce_max_ps(a); }
 AO_INLINE I splat_int(int32_t v) { return _mm512_set1_epi32(v); }
 AO_INLINE I add(I a, I b) { return _mm512_add_epi32(a, b); }
 AO_INLINE I subtract(I a, I b) { return _mm512_sub_epi32(a, b); }
@@ -46,6 +47,8 @@ AO_INLINE int32_t largest(I a) { return _mm512_reduce_max_epi32(a); }
 AO_INLINE I sign_extend_byte(I a) { return _mm512_srai_epi32(_mm512_slli_epi32(a, 24), 24); }
 AO_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 AO_INLINE I round_to_int(F a) { return _mm512_cvtps_epi32(a); }
+AO_INLINE F nearest(F a) { return _mm512_roundscale_ps(a, 0); }
+AO_INLINE F times_power(F a, F exponent) { return _mm512_scalef_ps(a, exponent); }  // of whole numbers
 AO_INLINE I bits_of(F a) { return _mm512_castps_si512(a); }
 AO_INLINE F as_float(I a) { return _mm512_castsi512_ps(a); }
 AO_INLINE I and_(I a, I b) { return _mm512_and_si512(a, b); }
@@ -218,7 +221,25 @@ AO_INLINE void interleave(I (&v)[4]) {
   v[0] = _mm512_unpacklo_epi16(a, c), v[1] = _mm512_unpackhi_epi16(a, c);
   v[2] = _mm512_unpacklo_epi16(b, d), v[3] = _mm512_unpackhi_epi16(b, d);
 }
-// The same of vectors 2 * kHalf and 2 * kHalf + 1 alone.
+// Four rows of 32 bytes of half bytes, 16 of each row: byte 16L + 8 * kHalf + 4h + i, the lower half to lane
+// 4 (L + 2h) + i of `low`.
+template <int kHalf>
+AO_INLINE void interleave_nibbles(const uint8_t* const (&p)[4], I& low, I& high) {
+  __m256i v[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) v[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p[i]));
+  const __m256i a = kHalf ? _mm256_unpackhi_epi8(v[0], v[1]) : _mm256_unpacklo_epi8(v[0], v[1]);
+  const __m256i b = kHalf ? _mm256_unpackhi_epi8(v[2], v[3]) : _mm256_unpacklo_epi8(v[2], v[3]);
+  const I all = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_unpacklo_epi16(a, b)), _mm256_unpackhi_epi16(a, b), 1);
+  low = _mm512_and_si512(all, _mm512_set1_epi8(15));
+  high = _mm512_and_si512(_mm512_srli_epi16(all, 4), _mm512_set1_epi8(15));
+}
+// In a register from here on: compilers would load it again for each product, and one load takes as long as one.
+AO_INLINE I in_register(I v) {
+  asm("" : "+v"(v));
+  return v;
+}
+// As `interleave`, but vectors 2 * kHalf and 2 * kHalf + 1 alone.
 template <int kHalf>
 AO_INLINE void interleave_half(const I (&v)[4], I (&out)[2]) {
   const I a = kHalf ? _mm512_unpackhi_epi8(v[0], v[1]) : _mm512_unpacklo_epi8(v[0], v[1]);
