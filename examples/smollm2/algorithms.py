@@ -7,9 +7,11 @@ measured on other text, the sections of Python's documentation.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -21,8 +23,20 @@ from smollm2 import evaluate, model
 from tqdm import tqdm
 
 from ao_core import Config, QTensor, quantize_
-from ao_quant import Int4WeightOnlyConfig, TrellisWeightOnlyConfig, UIntxWeightOnlyConfig
-from ao_quant.configs import AWQConfig, BaseConfig, GPTQConfig, ImatrixConfig
+from ao_quant import (
+    AWQConfig,
+    GPTQConfig,
+    ImatrixConfig,
+    Int4DynamicActivationInt4WeightConfig,
+    Int4WeightOnlyConfig,
+    Int8DynamicActivationInt8WeightConfig,
+    Int8WeightOnlyConfig,
+    MXDynamicActivationMXWeightConfig,
+    RotateConfig,
+    SmoothQuantConfig,
+    TrellisWeightOnlyConfig,
+    UIntxWeightOnlyConfig,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "minilm"))
 from minilm_demo import corpus, results
@@ -35,12 +49,34 @@ FORMATS: dict[str, Config] = {
     "trellis 4": TrellisWeightOnlyConfig(4),
     "trellis 3": TrellisWeightOnlyConfig(3),
     "trellis 2": TrellisWeightOnlyConfig(2),
+    "int8": Int8WeightOnlyConfig(),
+    "W8A8": Int8DynamicActivationInt8WeightConfig(),
+    "W4A4 int4": Int4DynamicActivationInt4WeightConfig(128),
+    "W4A4 mxfp4": MXDynamicActivationMXWeightConfig("e2m1", "e2m1", "even"),
 }
-METHODS: dict[str, type[BaseConfig] | None] = {
-    "rounding to nearest": None,
-    "importance": ImatrixConfig,
-    "AWQ": AWQConfig,
-    "GPTQ": GPTQConfig,
+METHODS: dict[str, Callable[[Config], list[Config]]] = {
+    "rounding to nearest": lambda base: [base],
+    "importance": lambda base: [ImatrixConfig(base)],
+    "AWQ": lambda base: [AWQConfig(base)],
+    "SmoothQuant": lambda base: [SmoothQuantConfig(base)],
+    "SmoothQuant, alpha searched": lambda base: [SmoothQuantConfig(base, alpha="search")],
+    "GPTQ": lambda base: [GPTQConfig(base)],
+    "rotation, rounding": lambda base: [RotateConfig(), base],
+    "rotation, GPTQ": lambda base: [RotateConfig(), GPTQConfig(base)],
+    "block rotation, GPTQ": lambda base: [RotateConfig(block=32), GPTQConfig(base)],
+}
+#: methods for weights alone, and those for activations, too
+_ONLY = ("rounding to nearest", "importance", "AWQ", "GPTQ")
+_SMOOTHED = ("rounding to nearest", "SmoothQuant", "SmoothQuant, alpha searched")
+_ROTATED = ("rounding to nearest", "GPTQ", "rotation, rounding", "rotation, GPTQ")
+#: format -> the methods that are measured with it; weights alone where it is not there
+CHOSEN: dict[str, tuple[str, ...]] = {
+    # rotated, after which no column stands out
+    **dict.fromkeys(("trellis 4", "trellis 3", "trellis 2"), ("rounding to nearest", "GPTQ")),
+    "int8": ("rounding to nearest",),
+    "W8A8": _SMOOTHED,
+    "W4A4 int4": _ROTATED,
+    "W4A4 mxfp4": (*_ROTATED, "block rotation, GPTQ"),
 }
 
 
@@ -52,21 +88,17 @@ def main() -> None:
     if args.json.exists():
         data["rows"] = json.loads(args.json.read_text(encoding="utf-8"))["rows"]
     done = {(row["format"], row["method"], row["seed"]) for row in data["rows"]}
-    wanted = [
-        one
-        for one in product(FORMATS, METHODS, range(args.seeds))
-        if one not in done and _is_defined(*one[:2])
-    ]
+    variants = [(name, method) for name in FORMATS for method in CHOSEN.get(name, _ONLY)]
+    wanted = [(*one, seed) for one, seed in product(variants, range(args.seeds))]
+    wanted = [one for one in wanted if one not in done]
     for name, method, seed in tqdm([one for one in wanted if args.only in " ".join(map(str, one))]):
         original = model.off_grid(model.load(), seed)
         logs = evaluate.predict(original, windows)
-        made, start = original, time.perf_counter()
-        kind, base = METHODS[method], FORMATS[name]
-        made = model.share(original)
-        if kind is None:
-            quantize_(made, base)
-        else:
-            quantize_(made, kind(base), data=calibration(args.tokens, seed))
+        start = time.perf_counter()
+        # not one that shares parameters, which rotations change
+        made, configs = copy.deepcopy(original), METHODS[method](FORMATS[name])
+        plain = configs == [FORMATS[name]]
+        quantize_(made, configs, data=None if plain else calibration(args.tokens, seed))
         seconds = time.perf_counter() - start
         found = asdict(evaluate.quality(logs, windows, partial(evaluate.predict, made)))
         row = {"format": name, "method": method, "seed": seed, "seconds": round(seconds, 1)}
@@ -75,13 +107,8 @@ def main() -> None:
         args.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
-def _is_defined(name: str, method: str) -> bool:
-    """A trellis has no scales to search for, and is rotated, after which no column stands out."""
-    return not name.startswith("trellis") or method in ("rounding to nearest", "GPTQ")
-
-
 def _bits_per_weight(made: Any) -> float:
-    """Bytes of the quantized weights, scales and all, over their number; the head, of 8 bits, aside."""
+    """Bits of the quantized weights, scales and all, over their number; the head, of 8 bits, aside."""
     weights = [p for p in made.parameters() if isinstance(p, QTensor) and len(p) < 10_000]
     return 8 * sum(p.stored_bytes for p in weights) / sum(p.numel() for p in weights)
 

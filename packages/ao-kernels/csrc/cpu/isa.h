@@ -4,6 +4,7 @@
 #include "adam/kernels.h"
 #include "attend/kernels.h"
 #include "block/kernels.h"
+#include "cache/kernels.h"
 #include "hadamard/kernels.h"
 #include "linear/kernels.h"
 #include "quantize/kernels.h"
@@ -22,6 +23,7 @@ struct Isa {
   HadamardKernels hadamard;
   AttendKernels attend;
   BlockKernels block;
+  CacheKernels cache;
   TrellisKernels trellis;
 };
 

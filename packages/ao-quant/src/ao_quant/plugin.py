@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ao_core import Algorithm, DType, Layout, Op, Recipe, Transform, hookimpl
+from ao_core import (
+    Algorithm,
+    DType,
+    Layout,
+    ModelTransform,
+    Op,
+    Recipe,
+    Transform,
+    hookimpl,
+)
 from ao_quant.algorithms.records import ALGORITHMS as SOLVING
+from ao_quant.algorithms.records import MODEL_TRANSFORMS
 from ao_quant.calibration.algorithms import ALGORITHMS
 from ao_quant.dtypes import DTYPES
 from ao_quant.recipes import RECIPES
@@ -18,6 +28,7 @@ __all__ = [
     "ao_api",
     "ao_dtypes",
     "ao_layouts",
+    "ao_model_transforms",
     "ao_ops",
     "ao_recipes",
     "ao_transforms",
@@ -56,8 +67,14 @@ def ao_transforms() -> Iterable[Transform]:
 
 @hookimpl
 def ao_algorithms() -> Iterable[Algorithm]:
-    """Static scales of activations, GPTQ, AWQ, scales by importance."""
+    """Static scales of activations, GPTQ, scales by importance, clipped ranges."""
     return (*ALGORITHMS, *SOLVING)
+
+
+@hookimpl
+def ao_model_transforms() -> Iterable[ModelTransform]:
+    """AWQ, SmoothQuant, cross-layer equalization, rotations."""
+    return MODEL_TRANSFORMS
 
 
 @hookimpl

@@ -30,18 +30,13 @@ def loss(change, hessian):
     return ((change @ hessian) * change).sum(-1)
 
 
-def on(grid, order):
-    """How columns in this order are rounded on a grid."""
-    return lambda x, place: grid.nearest(x, grid.block_of[:, order[place]])
-
-
 def rounded(weight, spec, hessian, *, block=64, damping=1e-9, order=None):
     """Codes, the reported error, and the values."""
     q = quantize_tensor(weight.float(), spec)
     grid = grid_of(q)
     order = torch.arange(weight.shape[1]) if order is None else order
     factor, _ = damped_factor(hessian[order][:, order], damping)
-    codes, total = gptq(weight[:, order], factor, on(grid, order), block)
+    codes, total = gptq(weight[:, order], factor, grid, grid.block_of[:, order], block)
     codes = torch.empty_like(codes).index_copy_(1, order, codes)
     return codes, total, regridded(q, codes).dequantize().double()
 
@@ -122,7 +117,7 @@ def test_mutations_that_also_beat_rounding_are_told_apart(mutation):
         factor = torch.block_diag(*(factor[i : i + 8, i : i + 8] for i in range(0, 24, 8)))
     else:
         factor, _ = damped_factor(hessian_of(24, seed=9), 1e-9)
-    codes, _ = gptq(weight, factor, on(grid, torch.arange(24)))
+    codes, _ = gptq(weight, factor, grid, grid.block_of)
     assert not torch.equal(codes, surgeon(weight, INT2, hessian))
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from ao_core import QTensor, Spec, kernels, load_model, quantize_, quantize_tensor, save_model
 from ao_core.ext import QuantizationError, UnsupportedOp
 from ao_core.ext.numerics import hadamard_matrix, sqnr
-from ao_core.ext.quantizing import columns_of, grid_of, regridded, stepped_problem
+from ao_core.ext.quantizing import grid_of, regridded, stepped_problem
 from ao_core.testing import AlgorithmSuite, LayoutSuite, TransformSuite
 from ao_quant import GPTQConfig, TrellisWeightOnlyConfig
 from ao_quant.algorithms.gptq import gptq
@@ -77,8 +77,9 @@ def test_what_it_does_not_hold():
     ):
         with pytest.raises(QuantizationError, match=text):
             quantize_tensor(w, spec)
-    with pytest.raises(UnsupportedOp, match="columns_of"):
-        grid_of(quantize_tensor(w, Spec("int2", (1, -1), layout="trellis", options=rule)))
+    grid = grid_of(quantize_tensor(w, Spec("int2", (1, -1), layout="trellis", options=rule)))
+    with pytest.raises(UnsupportedOp, match="several codes of its column"):
+        grid.nearest(w, grid.block_of)
 
 
 def test_gptq_is_exact_about_its_own_error_in_the_rotated_space():
@@ -91,8 +92,8 @@ def test_gptq_is_exact_about_its_own_error_in_the_rotated_space():
     torch.testing.assert_close(turned, matrix @ hessian @ matrix.t())
     torch.testing.assert_close(stepped, w @ matrix.t())
     factor, damping = damped_factor(turned, 1e-10)
-    columns = columns_of(q)
-    codes, total = gptq(stepped, factor, lambda x, place: columns.nearest(x, 0, place))
+    grid = grid_of(q)
+    codes, total = gptq(stepped, factor, grid, grid.block_of)
     change = regridded(q, codes).dequantize().double() - w
     torch.testing.assert_close(float(((change @ hessian) * change).sum()), float(total), rtol=1e-4, atol=0)
     nearest = q.dequantize().double() - w
@@ -102,10 +103,11 @@ def test_gptq_is_exact_about_its_own_error_in_the_rotated_space():
 def test_columns_alone_are_rounded_as_all_at_once():
     w = normal(130, 6)
     q = quantize_tensor(w, TrellisWeightOnlyConfig(4, False).spec((130, 6), w.dtype))
-    columns = columns_of(q)
-    codes, values = zip(*(columns.nearest(w[:, i], 0, i) for i in range(6)), strict=True)
+    grid = grid_of(q)
+    rounder = grid.rounder(grid.block_of)
+    values = [rounder.nearest(w[:, i], i) for i in range(6)]
     assert torch.equal(torch.stack(values, 1), q.dequantize())
-    assert torch.equal(regridded(q, torch.stack(codes, 1)).qdata, q.qdata)
+    assert torch.equal(regridded(q, rounder.codes()).qdata, q.qdata)
 
 
 def test_through_a_file_and_a_compiler(tmp_path):

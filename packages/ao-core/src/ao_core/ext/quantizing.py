@@ -13,19 +13,19 @@ from ao_core.outcome import (
 from ao_core.progress import Progress, watched
 from ao_core.quantize import apply_decisions, convert, transformed
 from ao_core.targets import Decision, FilterFn, decide
-from ao_core.tensor.grid import Columns, Grid, columns_of, grid_of, regridded
+from ao_core.tensor.grid import Grid, Level, Rounder, grid_of, regridded
 from ao_core.tensor.input_steps import stepped_problem
 
 __all__ = [
-    "Columns",
     "Decision",
     "EmulationWarning",
     "FilterFn",
     "Grid",
+    "Level",
     "NothingConvertedWarning",
     "Progress",
+    "Rounder",
     "apply_decisions",
-    "columns_of",
     "convert",
     "decide",
     "grid_of",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
+
+from ao_core.ext.quantizing import Grid
 
 __all__ = ["gptq"]
 
@@ -14,36 +14,33 @@ _BLOCK = 64
 
 
 def gptq(
-    weight: Tensor,
-    factor: Tensor,
-    nearest: Callable[[Tensor, int], tuple[Tensor, Tensor]],
-    block: int = _BLOCK,
+    weight: Tensor, factor: Tensor, grid: Grid, block_of: Tensor, block: int = _BLOCK
 ) -> tuple[Tensor, Tensor]:
     """Round a matrix column by column; what follows makes up for the errors.
 
     Args:
         weight: (N, K), in the order in which columns are rounded, as are all others.
         factor: (K, K) float64, of `ao_core.ext.calibration.inverse_factor`.
-        nearest: (a column (N,), its place in the order) -> its codes, and their values (N,).
+        grid: the values that a weight can take.
+        block_of: (N, K) int32, the block of the grid that each weight is in.
         block: columns whose errors are passed on to all others at once; changes no code but for rounding.
 
     Returns:
-        The codes (N, K), more rows where `nearest` gives more of them, and the squared error of the outputs for the damped Hessian, a number: with
+        The codes (N, K), of more rows where the layout has codes for those, and the squared error of the outputs for the damped Hessian, a number: with
         e = (w - q) / U[i, i] of each weight when its turn comes, Σ e² = tr(Δ H Δᵀ).
     """
     columns = weight.shape[1]
     new_KN = weight.t().to(torch.float64, copy=True, memory_format=torch.contiguous_format)
-    codes_KN: list[Tensor] = []
+    diagonal, rounder = factor.diagonal().tolist(), grid.rounder(block_of)
     total = torch.zeros((), dtype=torch.float64, device=weight.device)
     for start in range(0, columns, block):
         stop = min(start + block, columns)
         part, inner = new_KN[start:stop], factor[start:stop, start:stop]
         errors = torch.empty_like(part)
         for i in range(stop - start):
-            codes, values = nearest(part[i], start + i)
-            codes_KN.append(codes)
-            torch.sub(part[i], values, out=errors[i]).div_(inner[i, i])
+            values = rounder.nearest(part[i], start + i)
+            torch.sub(part[i], values, out=errors[i]).div_(diagonal[start + i])
             part[i + 1 :].addr_(inner[i, i + 1 :], errors[i], alpha=-1)
         total += errors.square().sum()
         new_KN[stop:].addmm_(factor[start:stop, stop:].t(), errors, alpha=-1)
-    return torch.stack(codes_KN, 1), total
+    return rounder.codes(), total
