@@ -269,13 +269,17 @@ class FusedBlock(_Forward):
             joint.share()
         super().install()
 
-    def run(self, x: Tensor, **kwargs: Any) -> Any:
-        """One op for all blocks of a run, or two with the cache and the attention function between them."""
-        if self.run_of is not None:
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """What the module's own forward returns."""
+        if self.run_of is not None and not args and not _is_compiling():
             run, place = self.run_of
             found = run.step(place, x, kwargs)
             if found is not None:
                 return found
+        return super().__call__(x, *args, **kwargs)
+
+    def run(self, x: Tensor, **kwargs: Any) -> Any:
+        """Two ops, with the cache and the attention function of transformers between them."""
         tail = self._tail
         if self._head is None:
             mixed = self.attention(self._before(x), **kwargs)[0]

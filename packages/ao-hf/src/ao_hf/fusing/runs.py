@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ao_core.ext.kernels import Attention, CachedBlock, CachedBlocks, KeysAndValues
+from ao_core.ext.kernels import (
+    Attention,
+    CachedBlock,
+    CachedBlocks,
+    KeysAndValues,
+    pinned_band,
+)
 from ao_hf.cache.ahead import Ahead
 from ao_hf.cache.attention import UNREAD, attention
 from ao_hf.cache.caches import AoCache
@@ -95,6 +101,8 @@ class Run:
 
     def _applies(self, x: Tensor, kwargs: dict[str, Any]) -> bool:
         """Whether nothing but what blocks return is wanted, and all is as it was found."""
+        if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled() or pinned_band() is not None:
+            return False
         if x.dim() != 3 or not x.is_cpu or not 0 < x.shape[0] * x.shape[1] <= _MOST_ROWS:
             return False
         for name, value in kwargs.items():
