@@ -163,33 +163,58 @@ def decoded(model: Any, cache: AoCache, tokens: int = 3, **options: Any) -> Any:
     return outs
 
 
-def test_hooks_are_honoured(steps: Steps) -> None:
-    """Those of blocks see what blocks return; others take the run apart; what they change counts."""
+@pytest.mark.parametrize("inference", [False, True])
+def test_hooks_are_honoured(steps: Steps, inference: bool) -> None:
+    """On blocks, where they may write to what blocks return; on modules in blocks; on all modules."""
     model = build()
     ao_hf.fuse(model)
-    layers, seen = model.model.layers, []
-    handles = [layers[2].register_forward_hook(lambda *a: seen.append(a[-1].clone()))]
+    layers = model.model.layers
 
     def run() -> Tensor:
-        seen.clear()
-        outs = decoded(model, AoCache(model.config, "kv8"))
-        return torch.cat([*(out.logits for out in outs), *(x[..., -1:, :] for x in seen)], -1)
+        with torch.inference_mode(inference):
+            return torch.cat([x.logits for x in decoded(model, AoCache(model.config, "kv8"))])
 
-    expected, found = steps.both(run)
-    assert torch.equal(found, expected)
+    plain, found = steps.both(run)
+    assert torch.equal(found, plain)
     assert steps.served == 12
-    handles.append(layers[1].register_forward_hook(lambda module, args, out: out * 1.5))
-    expected, found = steps.both(run)
-    assert torch.equal(found, expected)
-    assert steps.served == 6  # blocks after the change run themselves
-    handles.append(layers[3].mlp.up_proj.register_forward_hook(lambda *a: seen.append(a[-1])))
-    expected, found = steps.both(run)
-    assert torch.equal(found, expected)
-    assert steps.served == 0
-    for handle in handles:
-        handle.remove()
-    run()
+    for register, hook in (
+        (layers[1].register_forward_hook, lambda module, args, out: out.mul_(1.5) and None),
+        (layers[2].register_forward_pre_hook, lambda module, args: (args[0] * 1.5,)),
+        (layers[3].mlp.up_proj.register_forward_hook, lambda module, args, out: out * 1.5),
+        (torch.nn.modules.module.register_module_forward_hook, lambda *args: None),
+    ):
+        handle = register(hook)
+        try:
+            expected, found = steps.both(run)
+        finally:
+            handle.remove()
+        assert torch.equal(found, expected)
+        assert steps.served == 0
+    assert torch.equal(run(), plain)
     assert steps.served == 12
+
+
+def test_what_a_model_does_between_blocks_counts(steps: Steps) -> None:
+    """Blocks that are called with something else, or with what was written to, run themselves."""
+    model = build()
+    ao_hf.fuse(model)
+
+    def run(change: Any) -> Any:
+        cache = AoCache(model.config, "kv8")
+        decoded(model, cache, 1)
+        x = torch.ones(1, 1, 64).bfloat16()
+        tables, outs = model.model.rotary_emb(x, torch.tensor([[70]])), []
+        with torch.no_grad():
+            for layer in model.model.layers:
+                x = change(layer(x, position_embeddings=tables, past_key_values=cache))
+                outs.append(x.clone())
+        assert cache.ahead is None
+        return *outs, *stored(cache)
+
+    for change in (lambda x: x + 1, lambda x: x.add_(1)):
+        expected, found = steps.both(lambda change=change: run(change))
+        assert all(map(torch.equal, found, expected))
+        assert steps.served == 4 + 1
 
 
 def test_a_model_that_stops_early_leaves_no_tokens_in_other_layers(steps: Steps) -> None:
