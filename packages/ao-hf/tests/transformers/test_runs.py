@@ -19,8 +19,6 @@ from ao_hf.generation.programs import program_of
 from ao_hf.generation.recording import record
 from ao_quant import Int4WeightOnlyConfig
 
-pytest.importorskip("ao_kernels.cpu.library").load()
-
 SIZES = {
     "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
@@ -91,23 +89,22 @@ def stored(cache: AoCache) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "kv", "size"),
+    ("kind", "changes", "kv", "size", "blocks"),
     [
-        ("Llama", {}, "kv8", None),
-        ("Llama", {"attention_bias": True, "mlp_bias": True}, "kv4", 300),
-        ("Qwen2", SLIDING, "k8v4", None),
-        ("Gemma", {}, "kv_fp8", None),
+        ("Llama", {}, "kv8", None, 4),
+        ("Llama", {"attention_bias": True, "mlp_bias": True}, "kv4", 300, 4),
+        ("Qwen2", SLIDING, "k8v4", None, 3),
+        ("Gemma", {}, "kv_fp8", None, 4),
     ],
     ids=["Llama", "biases", "sliding", "Gemma"],
 )
 def test_bits_are_those_of_the_blocks_one_by_one(
-    steps: Steps, kind: str, changes: Any, kv: str, size: int | None
+    steps: Steps, kind: str, changes: Any, kv: str, size: int | None, blocks: int
 ) -> None:
     """Through a token that completes a block of the cache, which runs leave to `append_`."""
     model = build(kind, **changes)
     report = ao_hf.fuse(model)
-    counts = [2, 1] if changes is SLIDING else [4]
-    assert [count for _, count in report.runs] == counts
+    assert sum(count for _, count in report.runs) == 4
     assert "one op for a few tokens" in str(report)
     caches: list[AoCache] = []
 
@@ -122,7 +119,7 @@ def test_bits_are_those_of_the_blocks_one_by_one(
 
     expected, found = steps.both(run)
     assert torch.equal(found, expected)
-    assert steps.served == 9 * sum(counts)  # 10 steps, one of which quantizes
+    assert steps.served == 9 * blocks  # 10 steps, one of which quantizes
     assert all(map(torch.equal, stored(caches[1]), stored(caches[0])))
     assert caches[1].ahead is None
 
@@ -141,16 +138,16 @@ def test_bits_are_those_of_the_blocks_one_by_one(
 def test_ways_to_generate(steps: Steps, options: dict[str, Any]) -> None:
     model = build()
     ao_hf.fuse(model)
-    options = dict(options)
-    if options.pop("assistant", False):
-        options["assistant_model"] = build(num_hidden_layers=1)
+    listens = "output_hidden_states" in options
+    if "assistant" in options:
+        options = {"assistant_model": build(num_hidden_layers=1)}
 
     def run() -> Tensor:
         return generated(model, AoCache(model.config, "kv8"), **options)
 
     expected, found = steps.both(run)
     assert torch.equal(found, expected)
-    assert steps.served > 0
+    assert (steps.served > 0) != listens
 
 
 def decoded(model: Any, cache: AoCache, tokens: int = 3, **options: Any) -> Any:
@@ -178,7 +175,7 @@ def test_hooks_are_honoured(steps: Steps, inference: bool) -> None:
     assert torch.equal(found, plain)
     assert steps.served == 12
     for register, hook in (
-        (layers[1].register_forward_hook, lambda module, args, out: out.mul_(1.5) and None),
+        (layers[1].register_forward_hook, lambda module, args, out: out.mul_(1.5)),
         (layers[2].register_forward_pre_hook, lambda module, args: (args[0] * 1.5,)),
         (layers[3].mlp.up_proj.register_forward_hook, lambda module, args, out: out * 1.5),
         (torch.nn.modules.module.register_module_forward_hook, lambda *args: None),
@@ -312,6 +309,9 @@ def test_programs_hold_one_op_for_all_blocks(
     program = program_of(module, inputs)
     assert torch.equal(step(caches[1]).logits, out.logits)
     inputs = {"ids": torch.tensor([[9]]), "position": torch.tensor([[71]])}
-    found = program(list(inputs.values()))
-    assert torch.equal(found, step(caches[1]).logits)
-    assert all(map(torch.equal, stored(caches[0]), stored(caches[1])))
+    found, expected = program(list(inputs.values())), step(caches[1]).logits
+    # tables of the rotary embedding are computed by other instructions
+    assert (found - expected).norm() <= 1e-2 * expected.norm()
+    assert caches[0].layers[1].kv.counts.tolist() == [72, 0]
+    for one, other in zip(stored(caches[0]), stored(caches[1]), strict=True):
+        assert (one.double() - other.double()).norm() <= 1e-2 * other.double().norm()

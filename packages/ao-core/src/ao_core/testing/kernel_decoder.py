@@ -51,8 +51,8 @@ class _Decoder(OpTrial):
     batches: Sequence[Any] = (
         Decoding(1, 1, 0, 0),
         Decoding(1, 1, 200, 128),
-        Decoding(2, 3, 139, 0, padded=True),
-        Decoding(1, 5, 135, 128),
+        Decoding(2, 3, 100, 0, padded=True),
+        Decoding(1, 5, 138, 128),
     )
 
     def operands(
