@@ -13,6 +13,7 @@ from ao_core.ext import AoError, checked
 from ao_hf.fusing.block import FusedBlock, FusedMlp, Head, Tail, joined
 from ao_hf.fusing.observe import AttentionSeen, Observed, Seen, evaluating, observe
 from ao_hf.fusing.report import Fused, FuseReport, Kept
+from ao_hf.fusing.runs import install_runs
 from ao_hf.fusing.structure import NotFused, attention_parts, mlp_parts, norm_before, plain
 
 __all__ = ["fuse", "unfuse"]
@@ -56,9 +57,12 @@ def fuse(model: nn.Module) -> FuseReport:
     with evaluating(model):
         for name in reversed(blocks):
             _fuse_block(model, name, blocks[name], observed, fused, kept)
+    whole = [vars(model.get_submodule(name)).get("forward") for name in reversed(blocks)]
+    runs = install_runs([one for one in whole if isinstance(one, FusedBlock)])
     if not blocks:
         kept.append(Kept("", "no module calls an attention function of transformers"))
-    return FuseReport(model, tuple(fused), tuple(kept))
+    longest = tuple((names[run.blocks[0].module], len(run.blocks)) for run in runs)
+    return FuseReport(model, tuple(fused), tuple(kept), longest)
 
 
 @checked

@@ -40,6 +40,8 @@ class FuseReport:
     fused: tuple[Fused, ...]
     #: the same
     kept: tuple[Kept, ...]
+    #: of blocks that are one op together, for a few tokens over an `AoCache`: name of the first one, how many
+    runs: tuple[tuple[str, int], ...] = ()
 
     def unfuse(self) -> None:
         """Let the model run as before. Twice is as good as once."""
@@ -56,7 +58,13 @@ class FuseReport:
     def __str__(self) -> str:
         rows = [(one.name, "; ".join(one.ops)) for one in self.fused]
         rows += [(one.name, f"not fused: {one.reason}") for one in self.kept]
-        return "\n".join(f"{name}  {text}" for name, text in _alike(rows))
+        lines = [f"{name}  {text}" for name, text in _alike(rows)]
+        lines += [
+            f"{name} and the next {count - 1}: one op for a few tokens, over an AoCache with the attention "
+            "'ao_kv'"
+            for name, count in self.runs
+        ]
+        return "\n".join(lines)
 
 
 def _alike(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
