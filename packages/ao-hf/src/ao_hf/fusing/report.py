@@ -40,6 +40,8 @@ class FuseReport:
     fused: tuple[Fused, ...]
     #: the same
     kept: tuple[Kept, ...]
+    #: the module that calls the blocks; None where no block is fused
+    around: Fused | Kept | None = None
 
     def unfuse(self) -> None:
         """Let the model run as before. Twice is as good as once."""
@@ -54,9 +56,13 @@ class FuseReport:
         self.unfuse()
 
     def __str__(self) -> str:
-        rows = [(one.name, "; ".join(one.ops)) for one in self.fused]
-        rows += [(one.name, f"not fused: {one.reason}") for one in self.kept]
+        found = [*self.fused, *self.kept, *filter(None, [self.around])]
+        rows = [(one.name, _text(one)) for one in found]
         return "\n".join(f"{name}  {text}" for name, text in _alike(rows))
+
+
+def _text(one: Fused | Kept) -> str:
+    return "; ".join(one.ops) if isinstance(one, Fused) else f"not fused: {one.reason}"
 
 
 def _alike(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
