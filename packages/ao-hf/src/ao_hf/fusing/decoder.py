@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import pairwise, repeat
 from operator import is_
 from typing import Any
 
@@ -120,7 +120,13 @@ class FusedDecoder(_Forward):
     ) -> Any:
         """The same without a mask, and without computing cosines; NotImplemented where a mask is needed."""
         cache = past_key_values
-        if args or input_ids is None or input_ids.dim() != 2 or input_ids.shape[1] != 1 or cache is None:
+        if (
+            args
+            or input_ids is None
+            or input_ids.dim() != 2
+            or input_ids.shape[1] != 1
+            or cache is None
+        ):
             return NotImplemented
         if use_cache is False or any(kwargs.values()) or not self._reads(cache):
             return NotImplemented
@@ -178,7 +184,7 @@ def decoder_parts(model: Any, names: Sequence[str], observed: Observed) -> Fused
     step = [seen[1] for seen in calls]
     x = step[0].x
     embedding = _maker(decoder, x, observed, "the first block does not read an embedding")
-    for one, after in zip(step, step[1:], strict=False):
+    for one, after in pairwise(step):
         if after.x is not one.output:
             raise NotFused("a block reads something else than what the one before returned")
     for one in step:
@@ -189,7 +195,10 @@ def decoder_parts(model: Any, names: Sequence[str], observed: Observed) -> Fused
         (m for m in decoder.children() if _seen(m, observed).x is step[-1].output), None
     )  # fmt: skip
     result = observed.calls[decoder][1].output
-    if norm is None or getattr(result, "last_hidden_state", None) is not _seen(norm, observed).output:
+    if (
+        norm is None
+        or getattr(result, "last_hidden_state", None) is not _seen(norm, observed).output
+    ):
         raise NotFused("what it returns is not a norm of the last block")
     found = FusedDecoder(decoder, embedding, rotary, blocks, norm, type(result))
     _check(found, model, observed)
@@ -198,7 +207,7 @@ def decoder_parts(model: Any, names: Sequence[str], observed: Observed) -> Fused
 
 def _seen(module: nn.Module, observed: Observed) -> Seen:
     """The call for the one token, or an empty one."""
-    calls = observed.calls[module] if module in observed.calls else []
+    calls = observed.calls.get(module, [])
     return calls[1] if len(calls) == 2 else Seen((), {}, None)
 
 

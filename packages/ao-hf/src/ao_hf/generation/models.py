@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from ao_core import QTensor, quantize_
 from ao_core.ext import CheckpointError, ConfigError, MissingExtraError, checked, json_object, shown

@@ -214,7 +214,9 @@ def generate(
     if max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens={max_new_tokens}: use 1 or more")
     if isinstance(draft, str) and draft != LOOKUP:
-        raise ConfigError(f"draft={draft!r}: use {LOOKUP!r}, or what `draft_of(loaded, {draft!r})` makes")
+        raise ConfigError(
+            f"draft={draft!r}: use {LOOKUP!r}, or what `draft_of(loaded, {draft!r})` makes"
+        )
     ids = tokens_of(loaded, prompt, chat, system).to(loaded.model.device)
     length = ids.shape[1]
     _check_length(loaded.model, length, max_new_tokens)
