@@ -37,13 +37,19 @@ class Stopwatch:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = dict.fromkeys(MEASURED, 0.0)
 
+    def add(self, part: str, seconds: float) -> None:
+        """Of one call."""
+        self.seconds[part] += seconds
+
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same callable, whose time counts."""
+
         def call(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
             try:
                 return function(*args, **kwargs)
             finally:
-                self.seconds[part] += time.perf_counter() - start
+                self.add(part, time.perf_counter() - start)
 
         return call
 
@@ -53,7 +59,6 @@ def timing(model: Any, watch: Stopwatch) -> Iterator[None]:
     """A time in which the parts of a model are timed."""
     decoder = model.model
     parts = [(decoder.embed_tokens, "embedding"), (decoder.norm, "norm"), (model.lm_head, "head")]
-    parts += [(block, "blocks") for block in decoder.layers]
     parts += [(decoder.rotary_emb, "rotary"), (decoder, "decoder"), (model, "model")]
     fused = vars(decoder).get("forward")
     mask = AttentionMaskInterface()[ATTENTION]
@@ -65,9 +70,21 @@ def timing(model: Any, watch: Stopwatch) -> Iterator[None]:
     AttentionMaskInterface.register(ATTENTION, watch.timed("mask", mask))
     for module, part in parts:
         module.forward = watch.timed(part, module.forward)
+    # blocks with another forward would not run as one op
+    started = [0.0]
+    handles = [
+        decoder.layers[0].register_forward_pre_hook(
+            lambda *_: started.__setitem__(0, time.perf_counter())
+        ),
+        decoder.layers[-1].register_forward_hook(
+            lambda *_: watch.add("blocks", time.perf_counter() - started[0])
+        ),
+    ]
     try:
         yield
     finally:
+        for handle in handles:
+            handle.remove()
         AttentionMaskInterface.register(ATTENTION, mask)
         if tables is not None:
             fused._tables = tables

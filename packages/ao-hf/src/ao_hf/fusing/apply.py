@@ -14,6 +14,7 @@ from ao_hf.fusing.block import FusedBlock, FusedMlp, Head, Tail, joined
 from ao_hf.fusing.decoder import FusedDecoder, decoder_parts
 from ao_hf.fusing.observe import AttentionSeen, Observed, Seen, evaluating, observe
 from ao_hf.fusing.report import Fused, FuseReport, Kept
+from ao_hf.fusing.runs import install_runs
 from ao_hf.fusing.structure import NotFused, attention_parts, mlp_parts, norm_before, plain
 
 __all__ = ["fuse", "unfuse"]
@@ -59,9 +60,12 @@ def fuse(model: nn.Module) -> FuseReport:
         for name in reversed(blocks):
             _fuse_block(model, name, blocks[name], observed, fused, kept)
         around = _decoder(model, list(reversed(blocks)), observed) if fused else None
+    whole = [vars(model.get_submodule(name)).get("forward") for name in reversed(blocks)]
+    runs = install_runs([one for one in whole if isinstance(one, FusedBlock)])
     if not blocks:
         kept.append(Kept("", "no module calls an attention function of transformers"))
-    return FuseReport(model, tuple(fused), tuple(kept), around)
+    longest = tuple((names[run.blocks[0].module], len(run.blocks)) for run in runs)
+    return FuseReport(model, tuple(fused), tuple(kept), longest, around)
 
 
 @checked

@@ -40,6 +40,8 @@ class FuseReport:
     fused: tuple[Fused, ...]
     #: the same
     kept: tuple[Kept, ...]
+    #: of blocks that are one op together, for a few tokens over an `AoCache`: name of the first one, how many
+    runs: tuple[tuple[str, int], ...] = ()
     #: the module that calls the blocks; None where no block is fused
     around: Fused | Kept | None = None
 
@@ -57,8 +59,13 @@ class FuseReport:
 
     def __str__(self) -> str:
         found = [*self.fused, *self.kept, *filter(None, [self.around])]
-        rows = [(one.name, _text(one)) for one in found]
-        return "\n".join(f"{name}  {text}" for name, text in _alike(rows))
+        lines = [f"{name}  {text}" for name, text in _alike((one.name, _text(one)) for one in found)]
+        lines += [
+            f"{name} and the next {count - 1}: one op for a few tokens, over an AoCache with the attention "
+            "'ao_kv'"
+            for name, count in self.runs
+        ]
+        return "\n".join(lines)
 
 
 def _text(one: Fused | Kept) -> str:
