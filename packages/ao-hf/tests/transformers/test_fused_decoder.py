@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_fusing import build, logits
+from fused_models import build, logits
 from torch import Tensor
 
 import ao_hf
@@ -109,7 +109,7 @@ def test_padding_outputs_and_hooks_run_the_own_code(runs: list[bool]) -> None:
     ("kind", "changes", "reason"),
     [
         ("Llama", {"rope_parameters": LONG}, "without a mask, or with rotary tables"),
-        ("Gemma", {"head_dim": 16}, "does not read an embedding"),
+        ("Granite", {"embedding_multiplier": 0.5}, "does not read an embedding"),
     ],
 )
 def test_decoders_that_do_more_keep_their_own_code(kind: str, changes: Any, reason: str) -> None:

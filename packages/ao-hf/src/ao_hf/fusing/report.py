@@ -59,7 +59,9 @@ class FuseReport:
 
     def __str__(self) -> str:
         found = [*self.fused, *self.kept, *filter(None, [self.around])]
-        lines = [f"{name}  {text}" for name, text in _alike((one.name, _text(one)) for one in found)]
+        lines = [
+            f"{name}  {text}" for name, text in _alike((one.name, _text(one)) for one in found)
+        ]
         lines += [
             f"{name} and the next {count - 1}: one op for a few tokens, over an AoCache with the attention "
             "'ao_kv'"
