@@ -29,11 +29,11 @@ PROMPTS = (
     "What were the causes of the French Revolution?",
 )
 ALONE = "none"
-#: name of a target -> dtype, recipe, and its drafts
-TARGETS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
-    "bfloat16": ("bfloat16", None, ("int8", "int4", "lookup")),
-    "float32": ("float32", None, ("int8", "int4")),
-    "int8, fused": ("bfloat16", "int8_weight_only", ("int4", "lookup")),
+#: name of a target -> dtype, recipe, its cache, and its drafts
+TARGETS: dict[str, tuple[str, str | None, str | None, tuple[str, ...]]] = {
+    "bfloat16": ("bfloat16", None, None, ("int8", "int4", "lookup")),
+    "float32": ("float32", None, None, ("int8",)),
+    "int8 with kv8, fused": ("bfloat16", "int8_weight_only", "kv8", ("int4", "lookup")),
 }
 
 ABOUT = """\
@@ -44,9 +44,9 @@ fewer bits, fused, or *lookup*: what followed when the last tokens came last. *Ã
 that were proposed. *same texts*: that are those of the model alone; others differ from the first tie on."""
 
 
-def answers(target: Loaded, draft: Any, tokens: int) -> list[Written]:
+def answers(target: Loaded, kv: str | None, draft: Any, tokens: int) -> list[Written]:
     """To all prompts."""
-    return [generate(target, text, max_new_tokens=tokens, draft=draft) for text in PROMPTS]
+    return [generate(target, x, max_new_tokens=tokens, kv=kv, draft=draft) for x in PROMPTS]
 
 
 def seconds(written: list[Written]) -> float:
@@ -67,7 +67,7 @@ def drafts_of(target: Loaded, names: tuple[str, ...]) -> dict[str, Any]:
 
 def compared(name: str, source: Path, args: Any) -> list[Row]:
     """All drafts of a target, in turns."""
-    dtype, recipe, names = TARGETS[name]
+    dtype, recipe, kv, names = TARGETS[name]
     target = load(source, recipe, device="cpu", dtype=dtype)
     if recipe is not None:
         fuse(target.model)
@@ -76,7 +76,7 @@ def compared(name: str, source: Path, args: Any) -> list[Row]:
     last: dict[str, list[Written]] = {}
     for count in range(args.rounds + 1):
         for draft, one in drafts.items():
-            last[draft] = answers(target, one, args.tokens)
+            last[draft] = answers(target, kv, one, args.tokens)
             if count:  # the first one warms up
                 samples[draft].append(seconds(last[draft]))
     return [row(name, draft, samples, last) for draft in drafts]

@@ -20,6 +20,9 @@ from ao_hf.generation.models import Loaded
 
 __all__ = ["Drafted", "Sampling", "Written", "generate", "tokens_of"]
 
+#: the cache of a draft: fused blocks run as one op over it
+_DRAFTS_KV = "kv8"
+
 #: `{"role": …, "content": …}` of each turn of a conversation
 Messages = Sequence[Mapping[str, str]]
 
@@ -235,8 +238,8 @@ def generate(
         cache, steps = make_cache(model, kv), None
     counts, drafting = Counts(), nullcontext()
     if isinstance(draft, Loaded):
-        drafting = decoding(draft.model, kv)
-        propose = ModelDraft(draft.model, make_cache(draft.model, kv))
+        drafting = decoding(draft.model, _DRAFTS_KV)
+        propose = ModelDraft(draft.model, make_cache(draft.model, _DRAFTS_KV))
         options["custom_generate"] = speculating(propose, counts)
     elif draft is not None:
         options["custom_generate"] = speculating(lookup, counts)
