@@ -57,6 +57,15 @@ def test_a_seed_gives_the_same_text_with_and_without(folder, draft, kv):
         assert drafted.accepted <= drafted.proposed > 0
 
 
+def test_pieces_come_as_they_are_checked(loaded):
+    pieces: list[str] = []
+    written = generate(loaded, PROMPT, max_new_tokens=30, draft=loaded, on_text=pieces.append)
+    assert "".join(pieces) == written.text
+    timing = written.timing
+    assert (timing.tokens, timing.first, timing.steps) == (30, 1, written.drafted.checks)
+    assert timing.decode_rate > 0
+
+
 def test_a_text_ends_within_what_is_proposed(loaded):
     alone = generate(loaded, PROMPT, max_new_tokens=30).tokens
     loaded.model.generation_config.eos_token_id = alone[20]

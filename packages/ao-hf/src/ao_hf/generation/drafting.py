@@ -76,7 +76,7 @@ def lookup(text: Sequence[int], count: int) -> list[int]:
     return []
 
 
-def speculating(propose: Propose, counts: Counts) -> Callable[..., Tensor]:
+def speculating(propose: Propose, counts: Counts, streamer: Any = None) -> Callable[..., Tensor]:
     """A decoding loop for `model.generate(…, custom_generate=…)`: one text, no padding.
 
     After a pass that accepts all tokens two more are proposed, after any other one fewer.
@@ -84,6 +84,7 @@ def speculating(propose: Propose, counts: Counts) -> Callable[..., Tensor]:
     Args:
         propose: called before each pass.
         counts: what became of the tokens is added here.
+        streamer: that of `model.generate`, which does not pass it on.
     """
 
     def decode(
@@ -92,7 +93,6 @@ def speculating(propose: Propose, counts: Counts) -> Callable[..., Tensor]:
         logits_processor: Any,
         stopping_criteria: Any,
         generation_config: Any,
-        streamer: Any = None,
         **kwargs: Any,
     ) -> Tensor:
         cache, end = kwargs["past_key_values"], generation_config.max_length

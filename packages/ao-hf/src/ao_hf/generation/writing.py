@@ -240,9 +240,9 @@ def generate(
     if isinstance(draft, Loaded):
         drafting = decoding(draft.model, _DRAFTS_KV)
         propose = ModelDraft(draft.model, make_cache(draft.model, _DRAFTS_KV))
-        options["custom_generate"] = speculating(propose, counts)
+        options["custom_generate"] = speculating(propose, counts, clock)
     elif draft is not None:
-        options["custom_generate"] = speculating(lookup, counts)
+        options["custom_generate"] = speculating(lookup, counts, clock)
     seeded = _seeded(sampling.seed, model.device)
     reading = decoding(model, kv if steps is None else EXACT)
     with drafting, seeded, reading, steps or nullcontext():
