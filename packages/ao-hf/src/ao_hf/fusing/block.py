@@ -144,15 +144,15 @@ class _Forward:
         """Leave the module to its own forward."""
         vars(self.module).pop("forward", None)
 
-    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward returns."""
-        if self.applies() and not args:
-            found = self.run(x, **kwargs)
+        if self.applies() and len(args) < 2:
+            found = self.run(*args, **kwargs)
             if found is not NotImplemented:
                 return found
-        return type(self.module).forward(self.module, x, *args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
 
-    def run(self, x: Tensor, **kwargs: Any) -> Any:
+    def run(self, *args: Any, **kwargs: Any) -> Any:
         """The same in few ops; NotImplemented where it cannot be."""
         raise NotImplementedError
 

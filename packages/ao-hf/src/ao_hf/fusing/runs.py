@@ -94,7 +94,9 @@ class Run:
         """Run blocks from the first one of a plan on."""
         mask, tables = kwargs.get("attention_mask"), kwargs.get("position_embeddings")
         bounds = bounds_of(mask)
-        if not isinstance(tables, tuple) or (mask is not None and (bounds is None or not bounds.causal)):
+        if not isinstance(tables, tuple) or (
+            mask is not None and (bounds is None or not bounds.causal)
+        ):
             return None
         if not _has_room(plan, x.shape[1]):
             return None
@@ -138,9 +140,7 @@ class Run:
         """The plan for the longest run that begins with a block; None where none begins with it."""
         plans = self._plans.setdefault(cache, {})
         plan = plans.get(place)
-        if plan is not None and all(
-            map(is_, plan.caches, [layer.kv for layer in plan.layers])
-        ):
+        if plan is not None and all(map(is_, plan.caches, [layer.kv for layer in plan.layers])):
             kv = plan.caches[0]
         else:
             plan = plans[place] = self._planned(place, x, cache)
