@@ -51,6 +51,8 @@ void lead_team(void (*work)(void* context), void* context) {
   team.rethrow();
 }
 
+bool in_team() { return here.leads != nullptr; }
+
 bool set_in_loop(bool value) { return std::exchange(here.in_loop, value); }
 
 }  // namespace ao

@@ -39,6 +39,9 @@ static inline void parallel_for(int64_t begin, int64_t end, int64_t grain, const
 // Runs work(context), with a team of threads for the loops in it; see `with_team`.
 void lead_team(void (*work)(void* context), void* context);
 
+// Whether this thread leads a team, whose loops cost next to nothing to start.
+bool in_team();
+
 // f(), whose loops are run by threads that stay awake until it ends: one region of the host for all of them. To start
 // and to end a loop takes less than a microsecond. What f itself does runs in one thread, which need not be the
 // caller's. Loops in loops, and teams in teams, start no threads.

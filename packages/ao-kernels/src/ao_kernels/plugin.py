@@ -17,6 +17,7 @@ from ao_kernels.cpu.linear import LINEAR_KERNELS
 from ao_kernels.cpu.quantize import CODE_KERNELS
 from ao_kernels.cpu.tail import TAIL_KERNELS
 from ao_kernels.cpu.tiles import LAYOUTS
+from ao_kernels.cpu.trellis import TRELLIS_KERNELS
 from ao_kernels.cpu.two_four import TWO_FOUR_KERNELS
 from ao_kernels.triton.adam.records import ADAM_KERNELS as TRITON_ADAM_KERNELS
 from ao_kernels.triton.attend.records import ATTEND_KERNELS as TRITON_ATTEND_KERNELS
@@ -57,6 +58,7 @@ def ao_kernels() -> Iterable[Kernel]:
         *CPU_ATTEND_KERNELS,
         *TAIL_KERNELS,
         *CPU_BLOCK_KERNELS,
+        *TRELLIS_KERNELS,
         *DECODER_KERNELS,
     )
     triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS, *BLOCK_KERNELS)

@@ -79,9 +79,8 @@ class DecoderCall:
 
     @property
     def specs(self) -> tuple[Spec, ...]:
-        """The formats of all weights, keys and values."""
-        weights = tuple(spec for block in self.weights for spec, _ in block)
-        return weights + tuple(spec for both in self.caches for spec in both)
+        """The formats of all weights; those of `caches` are for kernels to judge, with their input steps."""
+        return tuple(spec for block in self.weights for spec, _ in block)
 
 
 class CachedBlocks:

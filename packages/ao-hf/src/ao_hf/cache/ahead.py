@@ -20,7 +20,7 @@ class Ahead:
     Args:
         run: whose blocks they are.
         first: number of the first block in it, which was called.
-        outputs: what each block returns.
+        made: what the blocks return, one after the other.
         kwargs: named arguments of the first block.
         layers: of the cache, one for each block.
         tokens: how many each layer got.
@@ -30,12 +30,14 @@ class Ahead:
         self,
         run: object,
         first: int,
-        outputs: Sequence[Tensor],
+        made: Tensor,
         kwargs: dict[str, Any],
         layers: Sequence[AoLayer],
         tokens: int,
     ) -> None:
-        self.run, self.first, self.outputs = run, first, outputs
+        self.run, self.first, self.outputs = run, first, made.unbind(0)
+        #: which says that nobody wrote to what blocks return; in inference mode nobody counts
+        self._version = None if made.is_inference() else made._version
         self.kwargs, self.layers, self.tokens = kwargs, layers, tokens
         #: how many blocks were called
         self.called = 1
@@ -44,6 +46,8 @@ class Ahead:
         """What block number `place` returns, if it is the next one and is called as the first one was."""
         turn = place - self.first
         if run is not self.run or turn != self.called or x is not self.outputs[turn - 1]:
+            return None
+        if self._version is not None and x._version != self._version:
             return None
         own = self.kwargs
         if own.keys() != kwargs.keys() or not all(map(is_, map(own.get, kwargs), kwargs.values())):

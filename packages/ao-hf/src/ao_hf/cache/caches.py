@@ -133,6 +133,8 @@ class AoCache(Cache):
         self._forward: dict[str, int] = {}
         #: what was found for layers that the model did not come to yet
         self.ahead: Ahead | None = None
+        #: whether layers may get tokens before the model comes to them
+        self.runs_ahead = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -184,9 +186,10 @@ class AoCache(Cache):
             self.ahead = None
 
     def settle(self) -> None:
-        """Forget the tokens of layers that the model did not come to."""
+        """Forget the tokens of layers that the model did not come to, and let none get ahead from now on."""
         if self.ahead is not None:
             ahead, self.ahead = self.ahead, None
+            self.runs_ahead = False
             ahead.undo()
 
     def _enters(self, layer_idx: int) -> bool:
@@ -218,7 +221,7 @@ class AoCache(Cache):
         """Forget all tokens."""
         super().reset()
         self._forward.clear()
-        self.ahead = None
+        self.ahead, self.runs_ahead = None, True
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens, whose number is given as a negative one, or 0.

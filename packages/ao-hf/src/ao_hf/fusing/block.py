@@ -30,7 +30,7 @@ from ao_core.ext.kernels import (
 )
 from ao_hf.fusing.structure import AttentionParts, MlpParts, NotFused
 
-__all__ = ["FusedBlock", "FusedMlp", "Head", "Joined", "Tail", "joined"]
+__all__ = ["FusedBlock", "FusedMlp", "Head", "Joined", "Tail", "joined", "listens"]
 
 # every module asks for every token
 _is_any_autocast_enabled, _is_grad_enabled, _is_compiling = (
@@ -168,7 +168,7 @@ class _Forward:
         """
         if _is_compiling() or _is_grad_enabled() or self.module.training:
             return False
-        if _is_any_autocast_enabled() or (any(self.hooks) and _listens(self.hooks)):
+        if _is_any_autocast_enabled() or (any(self.hooks) and listens(self.hooks)):
             return False
         if pinned_band() is not None:  # which may have kernels for the parts alone
             return False
@@ -191,7 +191,7 @@ class _Forward:
         return _own_forward, (self.module,)
 
 
-def _listens(tables: Sequence[dict[int, Any]]) -> bool:
+def listens(tables: Sequence[dict[int, Any]]) -> bool:
     """Whether a hook wants to know what its module returns.
 
     Once outputs such as attentions were asked for, transformers leaves hooks on modules for good, which
@@ -269,13 +269,17 @@ class FusedBlock(_Forward):
             joint.share()
         super().install()
 
-    def run(self, x: Tensor, **kwargs: Any) -> Any:
-        """One op for all blocks of a run, or two with the cache and the attention function between them."""
-        if self.run_of is not None:
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """What the module's own forward returns."""
+        if self.run_of is not None and not args and not _is_compiling():
             run, place = self.run_of
             found = run.step(place, x, kwargs)
             if found is not None:
                 return found
+        return super().__call__(x, *args, **kwargs)
+
+    def run(self, x: Tensor, **kwargs: Any) -> Any:
+        """Two ops, with the cache and the attention function of transformers between them."""
         tail = self._tail
         if self._head is None:
             mixed = self.attention(self._before(x), **kwargs)[0]

@@ -9,16 +9,23 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.nn.modules import module as nn_module
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ao_core.ext.kernels import Attention, CachedBlock, CachedBlocks, KeysAndValues
+from ao_core.ext.kernels import (
+    Attention,
+    CachedBlock,
+    CachedBlocks,
+    KeysAndValues,
+    pinned_band,
+)
 from ao_hf.cache.ahead import Ahead
 from ao_hf.cache.attention import UNREAD, attention
 from ao_hf.cache.caches import AoCache
 from ao_hf.cache.layers import AoLayer, AoStaticLayer
 from ao_hf.cache.masks import bounds_of
 from ao_hf.cache.names import ATTENTION
-from ao_hf.fusing.block import FusedBlock
+from ao_hf.fusing.block import FusedBlock, listens
 
 __all__ = ["Run", "install_runs"]
 
@@ -26,6 +33,8 @@ __all__ = ["Run", "install_runs"]
 _MOST_ROWS = 64
 #: arguments of attention functions that the op knows
 _KNOWN = frozenset({"scaling", "sliding_window", "softcap", "s_aux", "dropout", "is_causal"})
+#: of all modules
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _LAYERS = (AoLayer, AoStaticLayer)
 
 
@@ -44,7 +53,7 @@ class Run:
 
     Whatever a step needs that the op does not do, the blocks do one by one: outputs of inner modules, tokens
     that complete a block of the cache, masks that are not from a start to a stop. What each block returns is
-    the same, so hooks on blocks and models that stop early get what they should.
+    the same, so models that stop early get what they should.
     """
 
     def __init__(self, blocks: list[FusedBlock]) -> None:
@@ -54,6 +63,12 @@ class Run:
         checks = [check for block in blocks for check in block.checks()]
         self._found = tuple(zip(*checks, strict=True))
         self._hooks = tuple(hooks for block in blocks for hooks in block.hooks)
+        modules = [block.module for block in blocks]
+        #: of blocks, which may change in place what blocks return
+        self._between = (
+            *(hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)),
+            *(hooks for name, hooks in vars(nn_module).items() if name in _GLOBAL_HOOKS),
+        )
         self._inner = tuple(inner for block in blocks for inner in block.inner)
 
     def step(self, place: int, x: Tensor, kwargs: dict[str, Any]) -> Tensor | None:
@@ -68,6 +83,8 @@ class Run:
                 cache.reached(ahead)
                 return found
             cache.settle()
+        if not cache.runs_ahead:
+            return None
         plan = self._plan_of(place, x, cache) if self._applies(x, kwargs) else None
         return None if plan is None else self._start(plan, x, cache, kwargs)
 
@@ -90,13 +107,15 @@ class Run:
         for layer in plan.layers:
             if type(layer) is AoLayer:
                 layer.tokens += x.shape[1]
-        ahead = Ahead(self, plan.first, made.unbind(0), kwargs, plan.layers, x.shape[1])
+        ahead = Ahead(self, plan.first, made, kwargs, plan.layers, x.shape[1])
         cache.ahead = ahead
         cache.reached(ahead)
         return ahead.outputs[0]
 
     def _applies(self, x: Tensor, kwargs: dict[str, Any]) -> bool:
         """Whether nothing but what blocks return is wanted, and all is as it was found."""
+        if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled() or pinned_band() is not None:
+            return False
         if x.dim() != 3 or not x.is_cpu or not 0 < x.shape[0] * x.shape[1] <= _MOST_ROWS:
             return False
         for name, value in kwargs.items():
@@ -112,6 +131,8 @@ class Run:
             return False
         dictionaries, names, expected = self._found
         if not all(map(is_, map(dict.get, dictionaries, names), expected)):
+            return False
+        if any(self._between) and listens(self._between):
             return False
         return not any(self._hooks) or all(block.applies() for block in self.blocks)
 

@@ -1,8 +1,8 @@
 #include "decoder.h"
 
-#include <algorithm>
 #include <cstring>
 
+#include "../cache/cache.h"
 #include "../memory.h"
 #include "../parallel.h"
 
@@ -11,16 +11,6 @@ namespace {
 
 // Not that of the halves of a block, which run in between.
 thread_local ThreadWorkspace kept_heads;
-
-// Rows (matrices, tokens, size) to their slots (matrices, slots, size); the first is token `first` of the text.
-void append(const uint8_t* from, void* tail, int64_t matrices, int64_t tokens, int64_t first, int64_t slots, int64_t bytes) {
-  for (int64_t matrix = 0; matrix < matrices; ++matrix) {
-    uint8_t* const to = static_cast<uint8_t*>(tail) + matrix * slots * bytes;
-    for (int64_t t = 0; t < tokens; ++t, from += bytes) {
-      std::memcpy(to + (first + t) % slots * bytes, from, static_cast<size_t>(bytes));
-    }
-  }
-}
 
 // (heads, tokens, size) as (tokens, heads, size) for each text of a batch.
 void to_rows(const uint8_t* from, uint8_t* to, int64_t batch, int64_t heads, int64_t tokens, int64_t bytes) {
@@ -49,19 +39,29 @@ void run_block(const Decoder& call, const DecoderBlock& block, const void* x, vo
   run_qkv(first);
 
   Attend attend = block.attend;
-  const int64_t matrices = call.batch * kv;
-  append(key, block.tail_key, matrices, call.tokens, attend.tokens, attend.tail_key.slots, dim * size);
-  append(value, block.tail_value, matrices, call.tokens, attend.tokens, attend.tail_key.slots, dim * size);
+  const auto rows = [&](const void* data) { return NewRows{data, kv * call.tokens * dim, call.tokens * dim, dim}; };
+  write_tail({.counts = block.counts,
+              .type = call.rotary.type,
+              .batch = call.batch,
+              .heads = kv,
+              .added = call.tokens,
+              .slots = attend.tail_key.slots,
+              .key_size = dim,
+              .value_size = dim,
+              .key = rows(key),
+              .value = rows(value),
+              .tail_key = block.tail_key,
+              .tail_value = block.tail_value,
+              .coded = attend.coded});
   attend.tokens += call.tokens;
-  block.counts[0] = attend.tokens;
   attend.q = query, attend.q_batch = q * call.tokens * dim, attend.q_head = call.tokens * dim, attend.q_token = dim;
   uint8_t* mixed = take(values);
   attend.y = mixed;
   run_attend(attend);
   if (call.tokens > 1) {
-    uint8_t* const rows = take(values);
-    to_rows(mixed, rows, call.batch, q, call.tokens, attend.value.size * size);
-    mixed = rows;
+    uint8_t* const turned = take(values);
+    to_rows(mixed, turned, call.batch, q, call.tokens, attend.value.size * size);
+    mixed = turned;
   }
   Mlp second = block.mlp;
   second.x = mixed, second.residual = x, second.y = y, second.m = m, second.type = call.rotary.type;

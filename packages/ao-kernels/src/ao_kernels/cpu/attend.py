@@ -16,12 +16,19 @@ from ao_kernels.cpu.formats import format_of
 from ao_kernels.cpu.library import isa, unavailable
 from ao_kernels.cpu.quantize import ELEMENTS
 
-__all__ = ["ATTEND_KERNELS", "arguments_of", "attend", "refuses_stored"]
+__all__ = [
+    "ATTEND_KERNELS",
+    "GREATEST_HEAD",
+    "GREATEST_ORDER",
+    "arguments_of",
+    "attend",
+    "refuses_stored",
+]
 
 #: elements of a key or a value; `kGreatestHead` of csrc/torch/attend.cpp
-_GREATEST_HEAD = 1024
+GREATEST_HEAD = 1024
 #: `kGreatestOrder` of csrc/cpu/hadamard/hadamard.h
-_GREATEST_ORDER = 1024
+GREATEST_ORDER = 1024
 #: where keys keep what the op is told of them and of values, among what tensors remember
 _KEY = "ao_kernels.cpu.attend"
 
@@ -87,9 +94,9 @@ def arguments_of(x: QTensor) -> tuple[tuple[Any, ...], tuple[int, int, bool]]:
 def _refuses(call: AttendCall) -> str | None:
     if call.dtype not in ELEMENTS:
         return f"reads float32, bfloat16 and float16, not {call.dtype}"
-    if max(call.key_shape[3], call.value_dim) > _GREATEST_HEAD:
+    if max(call.key_shape[3], call.value_dim) > GREATEST_HEAD:
         sizes = f"{call.key_shape[3]} and {call.value_dim}"
-        return f"takes heads of {_GREATEST_HEAD} elements at most, found {sizes}"
+        return f"takes heads of {GREATEST_HEAD} elements at most, found {sizes}"
     if 0 in call.key_shape:
         return f"needs memory for keys, found {call.key_shape}"
     shapes = (call.key_shape, (*call.key_shape[:3], call.value_dim))
@@ -112,8 +119,8 @@ def refuses_stored(spec: Spec, shape: tuple[int, ...]) -> str | None:
         return f"takes one Hadamard transform, found {' and '.join(map(str, spec.input))}"
     for step in spec.input:
         *paley, _ = hadamard_factors(step.block)
-        if paley and paley[0] > _GREATEST_ORDER:
-            return f"multiplies by matrices of order {_GREATEST_ORDER} at most, found {paley[0]}"
+        if paley and paley[0] > GREATEST_ORDER:
+            return f"multiplies by matrices of order {GREATEST_ORDER} at most, found {paley[0]}"
     dtype = registry.dtypes.get(spec.dtype)
     if dtype.bits > 8 or dtype.kind in ("codebook", "dense"):
         return f"needs codes of up to 8 bits with values of their own, and {dtype.name} has none"

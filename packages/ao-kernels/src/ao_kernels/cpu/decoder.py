@@ -114,8 +114,8 @@ def _refuses(call: DecoderCall) -> str | None:
         return f"needs activations (B, T, K), found {call.x_shape}"
     for weights, caches, shape in zip(call.weights, call.caches, call.key_shapes, strict=True):
         for spec, _ in weights:
-            if spec.layout not in NAMES or spec.input:
-                return f"needs all weights in tiles and without input steps, found {spec}"
+            if spec.layout not in NAMES:
+                return f"needs all weights in tiles, found the layout {spec.layout!r}"
         for name, spec in zip(("keys", "values"), caches, strict=True):
             if reason := refuses_stored(spec, shape):
                 return f"of {name}: {reason}"
@@ -128,8 +128,7 @@ def _describe(call: DecoderCall) -> str:
 
 DECODER_KERNELS = tuple(
     Kernel(
-        f"{layout}_decoder", "decoder", layout, "cpu", decoder, 50, unavailable, _refuses, _describe,
-        fuses=("hadamard",),
+        f"{layout}_decoder", "decoder", layout, "cpu", decoder, 50, unavailable, _refuses, _describe
     )
     for layout in NAMES
-)  # fmt: skip
+)
