@@ -82,7 +82,7 @@ def test_each_expert_sees_its_own_rows(how: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(hessian, wide.T @ wide, rtol=1e-5, atol=1e-4)
 
 
-def test_experts_with_few_rows_share_all() -> None:
+def test_experts_with_few_rows_borrow_from_all() -> None:
     model = Experts("linear")
     x = torch.randn(60, 8)
     x[:, 0] = -x[:, 0].abs()
@@ -100,16 +100,16 @@ def test_experts_with_few_rows_share_all() -> None:
     visit(model, [x], decisions(model), lambda entry: (HESSIAN,), keep)
     inputs = seen[-1]
     assert inputs.note == (
-        "2 of 3 experts saw fewer rows than they have columns, 8: they share the statistics of the "
-        "60 rows of all experts"
+        "2 of 3 experts saw fewer rows than they have columns, 8: the statistics of the 60 rows of all "
+        "experts stand for what is missing"
     )
     assert inputs.rows == 60
-    wide = x.double()
-    for count, each in zip(counts, inputs.statistics, strict=True):
-        if count < 8:
-            torch.testing.assert_close(each["hessian"], wide.T @ wide, rtol=1e-5, atol=1e-4)
-        else:
-            assert each.rows == count
+    wide, of = x.double(), model.route(x)
+    for number, (count, each) in enumerate(zip(counts, inputs.statistics, strict=True)):
+        own = wide[of == number].T @ wide[of == number]
+        pooled = own + max(8 - count, 0) / 60 * (wide.T @ wide)
+        torch.testing.assert_close(each["hessian"], pooled, rtol=1e-5, atol=1e-4)
+        assert each.rows == max(count, 8)
 
 
 @pytest.mark.parametrize(
