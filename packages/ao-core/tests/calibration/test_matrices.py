@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ao_core.calibration.gathering import collect
 from ao_core.calibration.matrices import matrices, unmatrices
 from ao_core.calibration.observing import observing
-from ao_core.calibration.statistics import HESSIAN
+from ao_core.calibration.statistics import HESSIAN, Statistics
 from ao_core.calibration.visit import Inputs, inputs_of, visit
 from ao_core.config import Config
 from ao_core.targets import Decision, decide
@@ -188,3 +188,67 @@ def test_a_convolution_and_experts_are_visited_by_both_drivers() -> None:
     for name in names:
         assert torch.equal(found[0].values[name], found[1].values[name]), name
     assert inputs_of(decisions(model)[0], ()).rows == 0
+
+
+class Twice(nn.Module):
+    """Queries see the same inputs twice, keys once; only the first and the last matmul are alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(8, 4, bias=False), nn.Linear(8, 4, bias=False)
+        self.o = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o(self.q(x) + self.q(x) + self.k(x))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_states_that_others_share_are_not_changed_in_place(count: int) -> None:
+    data = [torch.randn(5, 8) for _ in range(count)]
+    x = torch.cat(data).double()
+    for name, factor in (("q.weight", 2), ("k.weight", 1)):
+        (found,) = hessians(Twice(), data, name)
+        assert found is not None
+        torch.testing.assert_close(found, factor * (x.T @ x), rtol=1e-5, atol=1e-4)
+
+
+def test_a_hessian_in_strips_is_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ao_core.calibration.statistics._STRIP", 7)
+    x = torch.randn(40, 24)
+    found = Statistics((HESSIAN,)).add(x[:10]).absorb(x[10:15]).absorb(x[15:])
+    torch.testing.assert_close(found["hessian"], x.double().T @ x.double(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(found["hessian"], found["hessian"].T, rtol=1e-5, atol=1e-4)
+    assert found.rows == 40
+
+
+def test_a_block_ends_where_the_inputs_of_a_weight_are_seen() -> None:
+    """Of four layers in a block, one runs no more than is needed; values are those of the other driver."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.ends = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = x + self.b(self.a(x).relu())
+            self.ends += 1
+            return out
+
+    model, data = nn.Sequential(Block(), Block(), Block()), [torch.randn(4, 6) for _ in range(3)]
+
+    def halve(entry: Decision, inputs: Inputs) -> Tensor:
+        return entry.tensor.detach() * (0.5 + inputs.statistics[0]["hessian"].mean().float())
+
+    runs = {}
+    for driver in ("blocks", "prefix"):
+        found = visit(
+            model, data, decisions(model), lambda entry: (HESSIAN,), halve, driver=driver
+        )
+        runs[driver] = [block.ends for block in model], found.values
+        for block in model:
+            block.ends = 0
+    for name, value in runs["prefix"][1].items():
+        assert torch.equal(value, runs["blocks"][1][name]), name
+    # each batch: once to find the order, once for the outputs, which nobody needs of the last block
+    assert runs["blocks"][0] == [6, 6, 3]
