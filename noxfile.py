@@ -346,7 +346,7 @@ def bench_torchao(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def algorithms(session: nox.Session) -> None:
-    """GPTQ beside GPT-QModel and Brevitas: errors of the same weights on the same data; fails where larger."""
+    """GPTQ beside GPT-QModel and Brevitas, on the same weights and data; fails where errors are larger."""
     # without what they require: GPUs, servers, another torch
     env = proofs(session, "algorithms", *group("algorithms"))
     run_benchmarks(env, benchmarks(session, "compare_algorithms.py"))

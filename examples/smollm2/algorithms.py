@@ -8,9 +8,11 @@ measured on other text, the sections of Python's documentation. With `--llama FO
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby, product
@@ -24,8 +26,19 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ao_core import Config, quantize_
-from ao_quant import Int4WeightOnlyConfig, UIntxWeightOnlyConfig
-from ao_quant.configs import AWQConfig, BaseConfig, GPTQConfig, ImatrixConfig
+from ao_quant import (
+    AWQConfig,
+    GPTQConfig,
+    ImatrixConfig,
+    Int4DynamicActivationInt4WeightConfig,
+    Int4WeightOnlyConfig,
+    Int8DynamicActivationInt8WeightConfig,
+    Int8WeightOnlyConfig,
+    MXDynamicActivationMXWeightConfig,
+    RotateConfig,
+    SmoothQuantConfig,
+    UIntxWeightOnlyConfig,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "minilm"))
 from minilm_demo import corpus, results
@@ -35,12 +48,32 @@ FORMATS: dict[str, Config] = {
     "int4 g32": Int4WeightOnlyConfig(32),
     "int3 g64": UIntxWeightOnlyConfig(3, 64),
     "int2 g64": UIntxWeightOnlyConfig(2, 64),
+    "int8": Int8WeightOnlyConfig(),
+    "W8A8": Int8DynamicActivationInt8WeightConfig(),
+    "W4A4 int4": Int4DynamicActivationInt4WeightConfig(128),
+    "W4A4 mxfp4": MXDynamicActivationMXWeightConfig("e2m1", "e2m1", "even"),
 }
-METHODS: dict[str, type[BaseConfig] | None] = {
-    "rounding to nearest": None,
-    "importance": ImatrixConfig,
-    "AWQ": AWQConfig,
-    "GPTQ": GPTQConfig,
+METHODS: dict[str, Callable[[Config], list[Config]]] = {
+    "rounding to nearest": lambda base: [base],
+    "importance": lambda base: [ImatrixConfig(base)],
+    "AWQ": lambda base: [AWQConfig(base)],
+    "SmoothQuant": lambda base: [SmoothQuantConfig(base)],
+    "SmoothQuant, alpha searched": lambda base: [SmoothQuantConfig(base, alpha="search")],
+    "GPTQ": lambda base: [GPTQConfig(base)],
+    "rotation, rounding": lambda base: [RotateConfig(), base],
+    "rotation, GPTQ": lambda base: [RotateConfig(), GPTQConfig(base)],
+    "block rotation, GPTQ": lambda base: [RotateConfig(block=32), GPTQConfig(base)],
+}
+#: methods for weights alone, and those for activations, too
+_ONLY = ("rounding to nearest", "importance", "AWQ", "GPTQ")
+_SMOOTHED = ("rounding to nearest", "SmoothQuant", "SmoothQuant, alpha searched")
+_ROTATED = ("rounding to nearest", "GPTQ", "rotation, rounding", "rotation, GPTQ")
+#: format -> the methods that are measured with it; weights alone where it is not there
+CHOSEN: dict[str, tuple[str, ...]] = {
+    "int8": ("rounding to nearest",),
+    "W8A8": _SMOOTHED,
+    "W4A4 int4": _ROTATED,
+    "W4A4 mxfp4": (*_ROTATED, "block rotation, GPTQ"),
 }
 #: format -> type of files of llama.cpp
 FILES = {"q4_k": "Q4_K_S", "q3_k": "Q3_K_S"}
@@ -56,14 +89,11 @@ def main() -> None:
     if args.json.exists():
         data["rows"] = json.loads(args.json.read_text(encoding="utf-8"))["rows"]
     done = {(row["format"], row["method"], row["seed"]) for row in data["rows"]}
-    cells = list(product(FORMATS, METHODS))
+    cells = [(name, method) for name in FORMATS for method in CHOSEN.get(name, _ONLY)]
     if args.llama is not None:
         cells += product(FILES, (llama.NAME, *OURS))
-    wanted = [
-        (name, method, seed)
-        for seed, (name, method) in product(range(args.seeds), cells)
-        if (name, method, seed) not in done and args.only in f"{name} {method} {seed}"
-    ]
+    wanted = [(*cell, seed) for seed, cell in product(range(args.seeds), cells)]
+    wanted = [one for one in wanted if one not in done and args.only in " ".join(map(str, one))]
     with tqdm(total=len(wanted)) as bar:
         for seed, rows in groupby(wanted, key=lambda one: one[2]):
             original = model.off_grid(model.load(), seed)
@@ -81,25 +111,25 @@ def quantized(
     original: nn.Module, name: str, method: str, args: argparse.Namespace, seed: int
 ) -> tuple[nn.Module, float]:
     """A variant, and the seconds that it took to make."""
-    made, data = model.share(original), None
+    # not one that shares parameters, which rotations change
+    made = copy.deepcopy(original)
     if method == llama.NAME:
         return llama.quantized(made, FILES[name], args.llama, windows_of(args.tokens, seed))
-    kind = METHODS[method]
-    base = FORMATS[name] if name in FORMATS else llama.base(made, FILES[name], kind, args.llama)
-    if kind is not None:
-        data = calibration(args.tokens, seed)
-        base = kind(base) if name in FORMATS else base
+    if name in FORMATS:
+        configs = METHODS[method](FORMATS[name])
+    else:
+        configs = [llama.base(FILES[name], METHODS[method], args.llama)]
+    plain = method == "rounding to nearest"
+    data = None if plain else calibration(args.tokens, seed)
     start = time.perf_counter()
-    quantize_(made, base, data=data)
+    quantize_(made, configs, data=data)
     return made, time.perf_counter() - start
 
 
 def calibration(count: int, seed: int) -> list[dict[str, Any]]:
     """Calls with windows of so many tokens of docstrings in all; another seed has others."""
     # with a cache, blocks could not be run one by one
-    return [
-        {"input_ids": window[None], "use_cache": False} for window in windows_of(count, seed)
-    ]
+    return [{"input_ids": window[None], "use_cache": False} for window in windows_of(count, seed)]
 
 
 def windows_of(count: int, seed: int) -> Tensor:

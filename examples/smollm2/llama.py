@@ -1,10 +1,11 @@
-"""The model by llama.cpp's own programs: its importance matrix, its K-quants, read back for the same measure."""
+"""The model by llama.cpp's own programs: importance matrix and K-quants, read back for the same measure."""
 
 from __future__ import annotations
 
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 
 from ao_core import Config, FqnToConfig, QTensor
 from ao_quant import GGUFWeightOnlyConfig
-from ao_quant.configs import BaseConfig
 from ao_quant.gguf import read_gguf, read_gguf_header, write_gguf
 
 #: of the method
@@ -34,7 +34,17 @@ def quantized(
         write_gguf(dense, _tensors(original), _metadata(), names="transformers")
         text.write_text("\n".join(_texts(windows)), encoding="utf-8")
         start = time.perf_counter()
-        _run(programs / "llama-imatrix", "-m", dense, "-f", text, "-o", matrix, "-c", windows.shape[1])
+        _run(
+            programs / "llama-imatrix",
+            "-m",
+            dense,
+            "-f",
+            text,
+            "-o",
+            matrix,
+            "-c",
+            windows.shape[1],
+        )
         _run(programs / "llama-quantize", "--imatrix", matrix, *_KEEP, dense, file, kind)
         seconds = time.perf_counter() - start
         tensors, _ = read_gguf(file, names="transformers")
@@ -44,15 +54,13 @@ def quantized(
     return original.eval().requires_grad_(False), seconds
 
 
-def base(
-    original: nn.Module, kind: str, method: type[BaseConfig] | None, programs: Path
-) -> FqnToConfig:
+def base(kind: str, method: Callable[[Config], list[Config]], programs: Path) -> FqnToConfig:
     """The types that llama.cpp gives the weights of a file of this kind, for a method of ao."""
     entries: dict[str, Config | None] = {}
     for name, found in _types(kind, programs).items():
-        config = GGUFWeightOnlyConfig(found)
-        is_head = "embed_tokens" in name
-        entries[name] = config if method is None or is_head else method(config)
+        config: Config = GGUFWeightOnlyConfig(found)
+        # the embedding is the head too, in 8 bits
+        entries[name] = config if "embed_tokens" in name else method(config)[0]
     return FqnToConfig(entries)
 
 

@@ -1,7 +1,7 @@
-"""Errors of a layer's outputs after GPTQ and AWQ, beside those of other packages: same weight, data and format.
+"""Errors of a layer's outputs after GPTQ beside those of other packages: same weight, data and format.
 
-`python compare_algorithms.py --json FILE`, with `gptqmodel` and `brevitas` installed (`nox -s algorithms`). Fails
-where GPTQ has more than 1.00 times the error of another package's.
+`python compare_algorithms.py --json FILE`, with `gptqmodel` and `brevitas` installed (`nox -s algorithms`).
+Fails where GPTQ has more than 1.00 times the error of another package's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ SIZES = ((256, 512, 2048), (192, 1024, 2048))
 MOST = 1.0
 
 
-def layer_and_data(rows: int, columns: int, count: int, seed: int) -> tuple[nn.Linear, list[Tensor]]:
+def layer_and_data(
+    rows: int, columns: int, count: int, seed: int
+) -> tuple[nn.Linear, list[Tensor]]:
     """A linear layer, and correlated inputs with some large channels, as language models have."""
     generator = torch.Generator().manual_seed(seed)
     layer = nn.Linear(columns, rows, bias=False)

@@ -242,9 +242,7 @@ def test_a_block_ends_where_the_inputs_of_a_weight_are_seen() -> None:
 
     runs = {}
     for driver in ("blocks", "prefix"):
-        found = visit(
-            model, data, decisions(model), lambda entry: (HESSIAN,), halve, driver=driver
-        )
+        found = visit(model, data, decisions(model), lambda entry: (HESSIAN,), halve, driver=driver)
         runs[driver] = [block.ends for block in model], found.values
         for block in model:
             block.ends = 0

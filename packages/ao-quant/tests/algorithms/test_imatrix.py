@@ -123,7 +123,9 @@ def test_codebooks_are_never_worse_for_what_counts():
         distances = (x[:, :, None] - tables[:, None]).abs().amin(-1)
         return (distances.double() ** 2 * by).sum(1)
 
-    plain, weighted = (error(learn_codebooks(x, (1, -1), 3, each).view(5, 8)) for each in (None, by))
+    plain, weighted = (
+        error(learn_codebooks(x, (1, -1), 3, each).view(5, 8)) for each in (None, by)
+    )
     assert bool((weighted <= plain * (1 + 1e-6)).all())
     assert float(weighted.sum()) < 0.9 * float(plain.sum())
     even = learn_codebooks(x, (1, -1), 3, torch.ones_like(x))

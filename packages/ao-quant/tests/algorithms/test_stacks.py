@@ -8,6 +8,7 @@ from torch import nn
 
 from ao_core import quantize_, resolve_config
 from ao_core.ext import ConfigError, UnknownNameError, registry
+from ao_core.ext.quantizing import stack_of
 from ao_quant import (
     AWQConfig,
     GGUFWeightOnlyConfig,
@@ -16,6 +17,7 @@ from ao_quant import (
     Int4WeightOnlyConfig,
     Int8DynamicActivationInt8WeightConfig,
     IntxWeightOnlyConfig,
+    RotateConfig,
     SmoothQuantConfig,
 )
 
@@ -34,6 +36,13 @@ from ao_quant import (
 )
 def test_a_name_is_a_method_and_a_format(name, config):
     assert resolve_config(name) == config
+
+
+def test_several_methods_are_a_list():
+    assert stack_of("rotate+gptq/int4-g128") == [RotateConfig(), GPTQConfig("int4-g128")]
+    assert stack_of("awq+gptq/int4-g128") == [AWQConfig(), GPTQConfig("int4-g128")]
+    assert stack_of("rotate/int4-g128") == [RotateConfig(), Int4WeightOnlyConfig(128)]
+    assert stack_of("int4_weight_only/g32-asymmetric") is None
 
 
 def test_short_names_are_those_of_one_recipe_each():
@@ -60,7 +69,8 @@ def test_other_names_say_what_is_wrong(name, error, text):
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        ("awq+gptq/int4-g128", r"AWQConfig.*GPTQConfig\]: both round the same weights"),
+        ("gptq+imatrix/int4-g128", r"GPTQConfig.*ImatrixConfig\]: both round the same weights"),
+        ("gptq+rotate/int4-g128", "RotateConfig comes after GPTQConfig, which quantizes weights"),
         (["int4-g128", "gptq"], r"Int4WeightOnlyConfig.*GPTQConfig\]: both round"),
     ],
 )
@@ -75,3 +85,6 @@ def test_a_name_quantizes_with_data():
     model = nn.Sequential(nn.Linear(128, 16)).eval()
     report = quantize_(model, "gptq/int4-g128", data=[torch.randn(300, 128)])
     assert 0.2 < report.records[0].error_vs_rtn < 1
+    two = nn.Sequential(nn.Linear(128, 128), nn.Linear(128, 16)).eval()
+    report = quantize_(two, "awq+gptq/int4-g128", data=[torch.randn(300, 128)])
+    assert {record.status for record in report.records[::2]} == {"changed"}

@@ -76,7 +76,9 @@ def test_weights_that_it_does_not_have_are_skipped_and_others_are_an_error():
     report = quantize_(model, "imatrix/int3-g32", data=without.seen())
     assert {r.fqn: r.status for r in report.records}[DOWN] == "skipped"
     wrong = Imatrix({UP: found.sums[DOWN]}, {UP: found.rows[DOWN]})
-    with pytest.raises(ConfigError, match=r"statistics of .*up_proj.* of 96 columns, and it has 1 of 64"):
+    with pytest.raises(
+        ConfigError, match=r"statistics of .*up_proj.* of 96 columns, and it has 1 of 64"
+    ):
         quantize_(Model().eval(), "imatrix/int3-g32", data=wrong.seen())
 
 
@@ -86,7 +88,9 @@ def test_experts_that_saw_nothing_count_evenly():
 
 
 def entry(name=b"blk.0.ffn_up.weight", calls=2, values=3, floats=3):
-    return struct.pack("<i", len(name)) + name + struct.pack("<ii", calls, values) + b"\0" * 4 * floats
+    return (
+        struct.pack("<i", len(name)) + name + struct.pack("<ii", calls, values) + b"\0" * 4 * floats
+    )
 
 
 @pytest.mark.parametrize(

@@ -314,7 +314,7 @@ def test_a_budget_that_cannot_be_met_names_the_smallest_that_can(model):
         ({"bits": "4"}, "bits='4'"),
         ({"max_kl": 0.1}, "sample=None: max_kl needs an input"),
         ({"bits": 4.0, "measure": "kl"}, "sample=None: measure='kl' needs an input"),
-        ({"bits": 4.0, "measure": "rank"}, "measure='rank' is unknown; use one of weight, output"),
+        ({"bits": 4.0, "measure": "rank"}, "measure='rank' is unknown; use one of weight, layer"),
         ({"bits": 4.0, "candidates": []}, r"candidates=\[\]"),
         ({"bits": 4.0, "candidates": "int8_weight_only"}, "candidates='int8_weight_only'"),
         ({"max_kl": 1.0, "sample": torch.zeros(1), "measure": "output"}, "does not go with max_kl"),
@@ -427,7 +427,10 @@ def test_the_layer_measure_is_the_error_of_the_outputs():
     [
         ({"candidates": ["gptq/int4-g128"]}, "data=None.*plan with these candidates"),
         ({"candidates": ["int8_weight_only"], "measure": "layer"}, "data=None.*measure='layer'"),
-        ({"data": [torch.ones(2, 256)], "measure": "weight"}, "no candidate needs calibration data"),
+        (
+            {"data": [torch.ones(2, 256)], "measure": "weight"},
+            "no candidate needs calibration data",
+        ),
     ],
 )
 def test_data_that_is_missing_or_that_nothing_needs(arguments, text):

@@ -21,6 +21,7 @@ from ao_core.calibration.probe import Holes
 from ao_core.calibration.route import Place, Route
 from ao_core.calibration.samples import Sample, blaming
 from ao_core.calibration.statistics import Statistic, Statistics
+from ao_core.calibration.stepping import stepping
 from ao_core.calibration.store import Kept, Store
 from ao_core.calibration.stubs import Chain, Enough, flattened, stubbed
 from ao_core.calibration.trace import Trace
@@ -149,6 +150,7 @@ class Blocks:
                 weights = []
                 if entry is not None:
                     weights = [(entry.fqn, operand(entry.tensor, entry.owners[0]))]
+                    note = stepping([entry], note)
                 error = blaming(self.model, self.batches[batch], "data")
                 seen = note if entry is None else self._ending(batch, entry, note)
                 with suppress(Enough), observing(weights, seen), error:

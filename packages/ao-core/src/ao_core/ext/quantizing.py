@@ -12,6 +12,7 @@ from ao_core.outcome import (
 )
 from ao_core.progress import Progress, watched
 from ao_core.quantize import apply_decisions, convert, transformed
+from ao_core.stacks import stack_of
 from ao_core.targets import Decision, FilterFn, decide
 from ao_core.tensor.grid import Grid, Level, grid_of, regridded
 
@@ -29,6 +30,7 @@ __all__ = [
     "grid_of",
     "needs_data",
     "regridded",
+    "stack_of",
     "transformed",
     "warn_caller",
     "warn_if_emulated",

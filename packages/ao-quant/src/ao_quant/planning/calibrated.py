@@ -1,4 +1,4 @@
-"""Candidates that need data: what was seen of the inputs of weights, and what an algorithm makes of one by it."""
+"""Candidates that need data: what was seen of the inputs of weights, and what algorithms make of it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def gathered(
     measure: str,
     progress: Progress,
 ) -> Mapping[str, Inputs]:
-    """By the name of a weight, what is needed of its inputs in the model as it is, from one run over the data.
+    """By the name of a weight, what is needed of its inputs in the model as it is; from one run.
 
     Raises:
         ConfigError: there is no data and a candidate or the measure needs some, or the other way round.
@@ -54,7 +54,9 @@ def gathered(
             f"data={shown(data)}: no candidate needs calibration data; leave it out, or use "
             "measure='layer' or candidates such as 'gptq/int4-g128'"
         )
-    batches = batches_of(data, "plan with these candidates" if measure != "layer" else "measure='layer'")
+    batches = batches_of(
+        data, "plan with these candidates" if measure != "layer" else "measure='layer'"
+    )
     seen = [entry for entry in planned if unobservable(entry) is None]
     groups = collect(model, batches, seen, lambda _: need, progress)
     return {
