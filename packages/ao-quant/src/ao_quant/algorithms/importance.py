@@ -75,7 +75,7 @@ def weighted_qparams(
     """Scales and zero points of the least Σ importance · error² of each block.
 
     The best of some shrunk ranges, each end of which is moved then, and of least-squares fits to the codes
-    that it gives. The range of all, which `choose_qparams` covers, is among them: no block is worse than that.
+    that it gives. The range of all, which `choose_qparams` covers, is among them: no block gets worse.
 
     Args:
         x: of the layout's blocked shape.
