@@ -14,7 +14,8 @@ from ao_core.progress import Progress, watched
 from ao_core.quantize import apply_decisions, convert, transformed
 from ao_core.stacks import stack_of
 from ao_core.targets import Decision, FilterFn, decide
-from ao_core.tensor.grid import Grid, Level, grid_of, regridded
+from ao_core.tensor.grid import Grid, Level, Rounder, grid_of, regridded
+from ao_core.tensor.input_steps import stepped_problem
 
 __all__ = [
     "Decision",
@@ -24,6 +25,7 @@ __all__ = [
     "Level",
     "NothingConvertedWarning",
     "Progress",
+    "Rounder",
     "apply_decisions",
     "convert",
     "decide",
@@ -31,6 +33,7 @@ __all__ = [
     "needs_data",
     "regridded",
     "stack_of",
+    "stepped_problem",
     "transformed",
     "warn_caller",
     "warn_if_emulated",
