@@ -20,9 +20,9 @@ _BASE = "base"
 def stack_of(name: str) -> list[Config] | None:
     """The configurations that "METHOD+METHOD/FORMAT" names; None where it is no such name.
 
-    Methods are names of algorithms or of other configurations that are no format themselves, in the order in
-    which they are applied. The format is the name of a recipe, or its short one. A method with a field `base`
-    gets the format; where none has one, the format comes last.
+    Methods are names of algorithms or of transforms of the model, in the order in which they are applied. The
+    format is the name of a recipe, or its short one. The last method gets it as its `base`; where that has no
+    such field, the format itself comes last.
 
     Example: ``stack_of("gptq/int4-g128") == [GPTQConfig(Int4WeightOnlyConfig(128))]``
 
@@ -34,32 +34,29 @@ def stack_of(name: str) -> list[Config] | None:
     if not slash or None in types:
         return None
     base = config_named(format_name)
-    takes_base = [_takes_base(config_type) for config_type in types]
-    stack: list[Config] = [
-        config_type(**{_BASE: base}) if takes else config_type()  # type: ignore[misc]
-        for config_type, takes in zip(types, takes_base, strict=True)
-    ]
-    return stack if any(takes_base) else [*stack, base]
+    *first, last = types
+    stack: list[Config] = [config_type() for config_type in first]  # type: ignore[misc]
+    if any(field.name == _BASE for field in fields(last)):  # type: ignore[arg-type]
+        return [*stack, last(**{_BASE: base})]  # type: ignore[misc]
+    return [*stack, last(), base]  # type: ignore[misc]
 
 
 def methods() -> list[str]:
     """The names that a stack's name can begin with."""
-    tables = (registry.algorithms, registry.transforms)
-    return sorted({name for table in tables for name in table.names() if _method(name)})
+    return sorted({name for table in _tables() for name in table.names() if _method(name)})
+
+
+def _tables() -> tuple[Any, ...]:
+    return registry.algorithms, registry.model_transforms
 
 
 def _method(name: str) -> type[Config] | None:
     """The class of configuration of a method; None for formats, and where there is none of the name."""
-    for table in (registry.algorithms, registry.transforms):
+    for table in _tables():
         if name in table:
             found: type[Config] = table.get(name).config_type
-            is_format = issubclass(found, WeightConfig)
-            return None if is_format or registry.algorithm_for(found) is None else found
+            return None if issubclass(found, WeightConfig) else found
     return None
-
-
-def _takes_base(config_type: Any) -> bool:
-    return any(field.name == _BASE for field in fields(config_type))
 
 
 def rounds(config: Config) -> bool:
