@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ao_core.ext import lazy_names
 from ao_quant.__about__ import __version__
 from ao_quant.configs import (
+    AutoRoundConfig,
     AWQConfig,
     BitNetWeightOnlyConfig,
     CodebookWeightOnlyConfig,
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AWQConfig",
+    "AutoRoundConfig",
     "AutoquantReport",
     "BitNetWeightOnlyConfig",
     "Calibration",

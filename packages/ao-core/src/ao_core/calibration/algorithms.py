@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ao_core.calibration.block import Block, BlockWeight
 from ao_core.calibration.gathering import collect
 from ao_core.calibration.hessian import output_error
 from ao_core.calibration.inputs import UNSEEN, unobservable
-from ao_core.calibration.matrices import matrices, unmatrices
+from ao_core.calibration.matrices import matrices, matrix_shape, unmatrices
 from ao_core.calibration.needing import algorithm_of
 from ao_core.calibration.samples import Sample, replaced
 from ao_core.calibration.statistics import Statistic
-from ao_core.calibration.visit import Inputs, inputs_of, visit
+from ao_core.calibration.visit import AtOnce, Inputs, inputs_of, visit
 from ao_core.compute import ComputeWeight
 from ao_core.config import Config, FqnToConfig
 from ao_core.errors import AoError, ConfigError, QuantizationError
@@ -83,13 +84,13 @@ def apply_algorithms(
     def need(entry: Decision) -> Sequence[Statistic]:
         return solvers[entry.fqn].needs(entry.config)
 
-    at_once = [entry for entry in entries if not solvers[entry.fqn].sequential]
+    as_it_is = [entry for entry in entries if not solvers[entry.fqn].sequential]
     in_turn = [entry for entry in entries if solvers[entry.fqn].sequential]
     driven = ""
-    if at_once:
-        groups = collect(model, batches, at_once, need, progress)
+    if as_it_is:
+        groups = collect(model, batches, as_it_is, need, progress)
         seen = {entry.fqn: group.statistics for group in groups for entry in group.entries}
-        for entry in at_once:
+        for entry in as_it_is:
             _solve(work, solvers, entry, inputs_of(entry, seen.get(entry.fqn, ())))
     if in_turn:
         with ExitStack() as stack:
@@ -99,7 +100,16 @@ def apply_algorithms(
                 _solve(work, solvers, entry, inputs)
                 return work.ready[entry.fqn][0]
 
-            found = visit(model, batches, in_turn, need, rewrite, progress=progress)
+            def rewrite_block(
+                block: Block, weights: Sequence[tuple[Decision, Inputs]]
+            ) -> Mapping[str, Tensor | None]:
+                _solve_block(work, solvers, block, weights)
+                return {entry.fqn: work.ready[entry.fqn][0] for entry, _ in weights}
+
+            at_once = AtOnce(lambda each: solvers[each.fqn].solve_block is not None, rewrite_block)
+            found = visit(
+                model, batches, in_turn, need, rewrite, at_once=at_once, progress=progress
+            )
         driven = f"{found.driver} ({found.reason})"
         for entry in in_turn:
             if reason := found.unseen.get(entry.fqn):
@@ -155,19 +165,58 @@ def _solve(work: _Work, solvers: dict[str, Algorithm], entry: Decision, inputs: 
     if not inputs.rows:
         work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(UNSEEN))
         return
+    solver, target = solvers[entry.fqn], entry.owners[0]
+    weight = matrices(entry.tensor.detach(), target)
+    found = _guarded(
+        solver,
+        entry.fqn,
+        lambda: solver.solve(weight, inputs.statistics, entry.config, target),
+    )
+    _take(work, solver, entry, inputs, _checked(solver, entry, found))
+
+
+def _solve_block(
+    work: _Work,
+    solvers: dict[str, Algorithm],
+    block: Block,
+    weights: Sequence[tuple[Decision, Inputs]],
+) -> None:
+    """The same for weights of one block, those of each algorithm at once."""
+    for solver in {solvers[entry.fqn].name: solvers[entry.fqn] for entry, _ in weights}.values():
+        own = [(entry, inputs) for entry, inputs in weights if solvers[entry.fqn] is solver]
+        asked = [_block_weight(entry, inputs) for entry, inputs in own]
+        solve = solver.solve_block
+        assert solve is not None
+        found = _guarded(solver, block.name, lambda solve=solve, asked=asked: solve(block, asked))
+        for entry, inputs in own:
+            answer = found.get(entry.fqn) if isinstance(found, Mapping) else found
+            _take(work, solver, entry, inputs, _checked(solver, entry, answer))
+
+
+def _block_weight(entry: Decision, inputs: Inputs) -> BlockWeight:
+    assert entry.config is not None
+    target = entry.owners[0]
+    values = matrices(entry.tensor.detach(), target)
+    return BlockWeight(entry.fqn, values, inputs.statistics, entry.config, target)
+
+
+def _take(
+    work: _Work, solver: Algorithm, entry: Decision, inputs: Inputs, found: Solved | Skip
+) -> None:
+    """Note what was found for a weight, and what becomes of it."""
     dense = entry.tensor.detach()
-    weight = matrices(dense, entry.owners[0])
-    found = _answer(solvers[entry.fqn], entry, weight, inputs)
     if isinstance(found, Skip):
         work.ready[entry.fqn] = convert(entry, entry.tensor, new=found)
         return
     work.solved[entry.fqn] = found
     extras: dict[str, Any] = {"rows": inputs.rows, "damping": found.damping}
     extras["note"] = "; ".join(filter(None, (inputs.note, found.note)))
+    if found.loss is not None:
+        extras["loss_before"], extras["loss_after"] = found.loss
     other = replace(entry, config=found.config, reason=found.reason or entry.reason)
     if found.values is None and found.config is not None:
         work.decided[entry.fqn] = other
-        if solvers[entry.fqn].sequential:
+        if solver.sequential:
             work.ready[entry.fqn] = convert(other, entry.tensor)
     else:
         new: Tensor | Skip
@@ -187,33 +236,42 @@ def _solve(work: _Work, solvers: dict[str, Algorithm], entry: Decision, inputs: 
     work.extras[entry.fqn] = extras
 
 
-def _answer(algorithm: Algorithm, entry: Decision, weight: Tensor, inputs: Inputs) -> Solved | Skip:
-    """What the algorithm finds for a weight.
+def _guarded(solver: Algorithm, name: str, solve: Callable[[], object]) -> object:
+    """What an algorithm answers.
 
     Raises:
-        AoError: it fails, or answers something else; names the weight.
+        AoError: it fails; names the weight or the block.
     """
     try:
-        found: object = algorithm.solve(weight, inputs.statistics, entry.config, entry.owners[0])
+        return solve()
     except (ConfigError, QuantizationError) as error:
-        raise type(error)(f"{entry.fqn}: {error}") from error
+        raise type(error)(f"{name}: {error}") from error
     except AoError:
         raise
     except Exception as error:
         raise QuantizationError(
-            f"{entry.fqn}: the algorithm {algorithm.name!r} raised {type(error).__name__}: {error}"
+            f"{name}: the algorithm {solver.name!r} raised {type(error).__name__}: {error}"
         ) from error
+
+
+def _checked(solver: Algorithm, entry: Decision, found: object) -> Solved | Skip:
+    """The answer for a weight.
+
+    Raises:
+        QuantizationError: it is something else; names the weight.
+    """
     if not isinstance(found, (Solved, Skip)):
         raise QuantizationError(
-            f"{entry.fqn}: the algorithm {algorithm.name!r} answered a {type(found).__name__}, not Solved or "
+            f"{entry.fqn}: the algorithm {solver.name!r} answered a {type(found).__name__}, not Solved or "
             "Skip"
         )
     if isinstance(found, Solved) and found.values is not None:
         quantized = isinstance(found.values, QTensor)
-        wanted = tuple(entry.tensor.shape if quantized else weight.shape)
+        shape = tuple(entry.tensor.shape)
+        wanted = shape if quantized else matrix_shape(shape, entry.owners[0])
         if tuple(found.values.shape) != wanted:
             raise QuantizationError(
-                f"{entry.fqn}: what the algorithm {algorithm.name!r} found has the shape "
+                f"{entry.fqn}: what the algorithm {solver.name!r} found has the shape "
                 f"{tuple(found.values.shape)}, not {wanted}"
             )
     return found

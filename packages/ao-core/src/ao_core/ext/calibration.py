@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ao_core.calibration.algorithms import config_of
+from ao_core.calibration.block import Block, BlockWeight
 from ao_core.calibration.gathering import Group, Need, collect
 from ao_core.calibration.hessian import inverse_factor, output_error
 from ao_core.calibration.inputs import UNSEEN, Data, batches_of, unobservable
@@ -32,7 +33,7 @@ from ao_core.calibration.statistics import (
     sampled_rows,
     union,
 )
-from ao_core.calibration.visit import Inputs, Rewrite, Visit, inputs_of, visit
+from ao_core.calibration.visit import AtOnce, Inputs, Rewrite, Visit, inputs_of, visit
 
 __all__ = [
     "ABS_MAX",
@@ -42,6 +43,9 @@ __all__ = [
     "SQUARES",
     "SUMS",
     "UNSEEN",
+    "AtOnce",
+    "Block",
+    "BlockWeight",
     "Data",
     "Group",
     "Inputs",

@@ -11,6 +11,7 @@ from ao_core.numerics.affine import (
     quant_max_of,
     quantize_affine,
     scale_to_float,
+    store_qparams,
     zero_to_float,
 )
 from ao_core.numerics.bits import (
@@ -134,6 +135,7 @@ __all__ = [
     "sqnr",
     "sqnr_of_sums",
     "stochastic_round",
+    "store_qparams",
     "stochastic_round_to",
     "unpack_bits",
     "unpack_digits",

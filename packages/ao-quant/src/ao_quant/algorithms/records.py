@@ -8,6 +8,11 @@ from typing import Any
 from ao_core import Algorithm, Config, Skip, Solved
 from ao_core.ext import registry
 from ao_core.ext.calibration import ABS_MAX, ABS_SUMS, HESSIAN, SQUARES, Statistic
+from ao_quant.algorithms.autoround import (
+    refuses_autoround,
+    solve_autoround,
+    solve_autoround_block,
+)
 from ao_quant.algorithms.solving import (
     refuses,
     refuses_gptq,
@@ -17,7 +22,13 @@ from ao_quant.algorithms.solving import (
     solve_imatrix,
     solve_smoothquant,
 )
-from ao_quant.configs.algorithms import AWQConfig, GPTQConfig, ImatrixConfig, SmoothQuantConfig
+from ao_quant.configs.algorithms import (
+    AutoRoundConfig,
+    AWQConfig,
+    GPTQConfig,
+    ImatrixConfig,
+    SmoothQuantConfig,
+)
 
 __all__ = ["ALGORITHMS"]
 
@@ -33,22 +44,29 @@ def _record(
     needs: tuple[Statistic, ...],
     solve: Callable[..., Solved | Skip],
     refuses: Callable[..., str | None],
-    *,
-    sequential: bool = True,
+    **fields: Any,
 ) -> Algorithm:
     return Algorithm(
         name,
         config,
         lambda _: needs,
         solve,
-        sequential=sequential,
         refuses=refuses,
         for_head=_for_head,
+        **fields,
     )
 
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     _record("gptq", GPTQConfig, (HESSIAN,), solve_gptq, refuses_gptq),
+    _record(
+        "autoround",
+        AutoRoundConfig,
+        (HESSIAN,),
+        solve_autoround,
+        refuses_autoround,
+        solve_block=solve_autoround_block,
+    ),
     _record("imatrix", ImatrixConfig, (SQUARES,), solve_imatrix, refuses),
     _record("awq", AWQConfig, (HESSIAN, ABS_SUMS), solve_awq, refuses_scaling),
     _record(

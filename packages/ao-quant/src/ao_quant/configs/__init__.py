@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ao_core import Config
 from ao_quant.configs.algorithms import (
+    AutoRoundConfig,
     AWQConfig,
     BaseConfig,
     GPTQConfig,
@@ -55,6 +56,7 @@ __all__ = [
     "GROUP_SIZES",
     "OBSERVERS",
     "AWQConfig",
+    "AutoRoundConfig",
     "BaseConfig",
     "BitNetWeightOnlyConfig",
     "CodebookWeightOnlyConfig",
