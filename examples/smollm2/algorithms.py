@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from ao_core import Config, quantize_
 from ao_quant import Int4WeightOnlyConfig, UIntxWeightOnlyConfig
-from ao_quant.configs import AWQConfig, BaseConfig, GPTQConfig, ImatrixConfig
+from ao_quant.configs import AutoRoundConfig, AWQConfig, BaseConfig, GPTQConfig, ImatrixConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "minilm"))
 from minilm_demo import corpus, results
@@ -38,6 +38,7 @@ METHODS: dict[str, type[BaseConfig] | None] = {
     "importance": ImatrixConfig,
     "AWQ": AWQConfig,
     "GPTQ": GPTQConfig,
+    "AutoRound": AutoRoundConfig,
 }
 
 

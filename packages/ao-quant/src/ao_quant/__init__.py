@@ -9,6 +9,7 @@ from ao_quant.__about__ import __version__
 from ao_quant.configs import (
     AutoRoundConfig,
     AWQConfig,
+    BiasCorrectionConfig,
     BitNetWeightOnlyConfig,
     CodebookWeightOnlyConfig,
     Float8DynamicActivationFloat8WeightConfig,
@@ -64,6 +65,7 @@ from ao_quant.configs import (
 
 if TYPE_CHECKING:
     from ao_core import plan_checkpoint, quantize_checkpoint, verify_checkpoint
+    from ao_quant.algorithms.low_rank import LowRank, low_rank_corrections
     from ao_quant.autotuning import AutoquantReport, OneRowWarning, autoquant
     from ao_quant.calibration import (
         Calibration,
@@ -77,7 +79,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AWQConfig",
+    "BiasCorrectionConfig",
     "AutoRoundConfig",
+    "LowRank",
+    "low_rank_corrections",
     "AutoquantReport",
     "BitNetWeightOnlyConfig",
     "Calibration",
@@ -150,6 +155,8 @@ __all__ = [
 #: applies the configurations, as loading of plugins does, needs none of them
 _MODULES = {
     "AutoquantReport": "ao_quant.autotuning",
+    "LowRank": "ao_quant.algorithms.low_rank",
+    "low_rank_corrections": "ao_quant.algorithms.low_rank",
     "Calibration": "ao_quant.calibration",
     "OneRowWarning": "ao_quant.autotuning",
     "OutlierWarning": "ao_quant.calibration",

@@ -29,6 +29,7 @@ from ao_core.records import Algorithm, Skip, Solved
 from ao_core.report import Report
 from ao_core.targets import Decision
 from ao_core.tensor import QTensor, check_quantizable
+from ao_core.weights import bias_name
 
 __all__ = ["apply_algorithms", "config_of"]
 
@@ -49,6 +50,10 @@ class _Work:
     solved: dict[str, Solved] = field(default_factory=dict)
     #: configurations that take the place of those that were asked for
     decided: dict[str, Decision] = field(default_factory=dict)
+    #: what is in the model for the time of the visit
+    stack: ExitStack = field(default_factory=ExitStack)
+    #: every parameter, by its modules and its names there
+    places: dict[tuple[int, str], Decision] = field(default_factory=dict)
 
 
 def apply_algorithms(
@@ -69,6 +74,7 @@ def apply_algorithms(
     before it make. Nothing changes in the model until all is found.
     """
     work = _Work()
+    work.places = {(id(o.module), o.name): each for each in decisions for o in each.owners}
     solvers: dict[str, Algorithm] = {}
     entries: list[Decision] = []
     for entry in decisions:
@@ -93,8 +99,8 @@ def apply_algorithms(
         for entry in as_it_is:
             _solve(work, solvers, entry, inputs_of(entry, seen.get(entry.fqn, ())))
     if in_turn:
-        with ExitStack() as stack:
-            _put_in_others(stack, work, decisions, in_turn)
+        with work.stack:
+            _put_in_others(work, decisions, in_turn)
 
             def rewrite(entry: Decision, inputs: Inputs) -> Tensor | None:
                 _solve(work, solvers, entry, inputs)
@@ -146,7 +152,7 @@ def _unsolvable(entry: Decision, algorithm: Algorithm) -> str | None:
 
 
 def _put_in_others(
-    stack: ExitStack, work: _Work, decisions: Sequence[Decision], in_turn: Sequence[Decision]
+    work: _Work, decisions: Sequence[Decision], in_turn: Sequence[Decision]
 ) -> None:
     """Convert what is not visited, and put it into the model for the time of the visit."""
     visited = {entry.fqn for entry in in_turn}
@@ -157,7 +163,7 @@ def _put_in_others(
         if entry.fqn not in work.ready:
             work.ready[entry.fqn] = convert(entry, entry.tensor)
         if (new := work.ready[entry.fqn][0]) is not None:
-            stack.enter_context(replaced([(entry.owners, new)]))
+            work.stack.enter_context(replaced([(entry.owners, new)]))
 
 
 def _solve(work: _Work, solvers: dict[str, Algorithm], entry: Decision, inputs: Inputs) -> None:
@@ -211,6 +217,8 @@ def _take(
     work.solved[entry.fqn] = found
     extras: dict[str, Any] = {"rows": inputs.rows, "damping": found.damping}
     extras["note"] = "; ".join(filter(None, (inputs.note, found.note)))
+    if found.bias is not None and (reason := _shift(work, entry, found)):
+        extras["note"] = "; ".join(filter(None, (extras["note"], reason)))
     if found.loss is not None:
         extras["loss_before"], extras["loss_after"] = found.loss
     other = replace(entry, config=found.config, reason=found.reason or entry.reason)
@@ -234,6 +242,25 @@ def _take(
             extras["error_vs_rtn"] = _error_vs_rtn(other, dense, parameter, inputs)
         work.ready[entry.fqn] = parameter, record
     work.extras[entry.fqn] = extras
+
+
+def _shift(work: _Work, entry: Decision, found: Solved) -> str | None:
+    """Add to the bias beside a weight, for the time of the visit and then for good, or say why not."""
+    assert found.bias is not None
+    if (name := bias_name(target := entry.owners[0])) is None:
+        return "it has no bias"
+    bias = work.places[id(target.module), name]
+    if len(bias.owners) > 1 or len(entry.owners) > 1:
+        return "its bias stays: it, or the weight, is shared by several modules"
+    before = bias.tensor
+    new = (before.detach().double() + found.bias.reshape(before.shape).to(before.device)).to(
+        before.dtype
+    )
+    reason = f"corrected by the mean error of the outputs of {entry.fqn}"
+    done = replace(bias, config=entry.config, reason=reason)
+    work.ready[bias.fqn] = convert(done, before, new=new)
+    work.stack.enter_context(replaced([(bias.owners, new)]))
+    return None
 
 
 def _guarded(solver: Algorithm, name: str, solve: Callable[[], object]) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ao_core.calibration.algorithms import config_of
 from ao_core.calibration.block import Block, BlockWeight
 from ao_core.calibration.gathering import Group, Need, collect
-from ao_core.calibration.hessian import inverse_factor, output_error
+from ao_core.calibration.hessian import best_of_rank, inverse_factor, output_error
 from ao_core.calibration.inputs import UNSEEN, Data, batches_of, unobservable
 from ao_core.calibration.matrices import matrices, matrix_shape, operand, unmatrices
 from ao_core.calibration.observing import Note, observing
@@ -60,6 +60,7 @@ __all__ = [
     "Visit",
     "answer",
     "batches_of",
+    "best_of_rank",
     "call",
     "collect",
     "config_of",

@@ -12,29 +12,32 @@ from torch import Tensor
 from ao_core import QTensor, Skip, Solved, Target
 from ao_core.ext import ConfigError, is_transposed, registry
 from ao_core.ext.calibration import Block, BlockWeight, Statistics, matrices, unmatrices
-from ao_quant.algorithms.applying import nearest, unweighable_reason, weighed
+from ao_core.ext.quantizing import regridded
 from ao_quant.algorithms.descent import Found, descend
 from ao_quant.algorithms.rounding import Problem, learned, problem_of
-from ao_quant.algorithms.solving import refuses_gptq
-from ao_quant.configs.algorithms import AutoRoundConfig
+from ao_quant.algorithms.solving import few, importance_start, refuses_gptq, sweep
+from ao_quant.configs.algorithms import AutoRoundConfig, GPTQConfig
 
 __all__ = ["refuses_autoround", "solve_autoround", "solve_autoround_block"]
 
 
 class _Start(NamedTuple):
-    """A weight by rounding to nearest, and what is to be learned of it."""
+    """A weight in its format to begin with, and what is to be learned of it."""
 
+    #: in its stored order
     q: QTensor
     problem: Problem
     target: Target
     #: of the parameter
     shape: tuple[int, ...]
     #: (E, out, in)
-    matrices: tuple[int, ...]
+    weight: Tensor
+    damping: float | None
+    note: str
 
     def parameter(self, values: Tensor) -> Tensor:
         """Values in the shape of the codes as the parameter has them."""
-        return unmatrices(values.reshape(self.matrices), self.shape, self.target)
+        return unmatrices(values.reshape(self.weight.shape), self.shape, self.target)
 
     def stored(self, values: Tensor) -> Tensor:
         """The inverse."""
@@ -51,10 +54,10 @@ def solve_autoround(
     rows = max(sum(each.rows for each in seen), 1)
     wide = start.problem.weight.dtype
     hessian = torch.stack([each["hessian"] for each in seen]).div_(rows).to(wide)
-    dense = start.problem.weight.reshape(start.matrices)
+    dense = weight.to(wide)
 
     def change(values: Sequence[Tensor]) -> Tensor:
-        return values[0].reshape(start.matrices) - dense
+        return values[0].reshape(weight.shape) - dense
 
     def gradients(step: int, values: Sequence[Tensor]) -> list[Tensor]:
         return [(change(values) @ hessian).reshape(start.problem.weight.shape)]
@@ -154,28 +157,40 @@ def _settings(weights: Sequence[BlockWeight]) -> AutoRoundConfig:
 
 
 def _start(
-    weight: Tensor, seen: Sequence[Statistics], config: AutoRoundConfig, target: Target
+    weight: Tensor, seen: tuple[Statistics, ...], config: AutoRoundConfig, target: Target
 ) -> _Start | Skip:
-    squares = torch.stack([each["hessian"].diagonal() for each in seen])
-    if config.importance and unweighable_reason(weight, config.weights, target) is None:
-        found = weighed(weight, config.weights, target, squares)
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    centers, damping = weight, None
+    found: QTensor | Skip
+    if config.start == "gptq":
+        swept = sweep(weight, seen, GPTQConfig(config.base), target)
+        if isinstance(swept, Skip):
+            return swept
+        found, centers = regridded(swept.q, swept.codes), swept.weight.to(wide)
+        damping = swept.damping
     else:
-        found = nearest(weight, config.base, target)
-    if isinstance(found, Skip):
-        return found
-    shape = tuple(found.shape)
-    q: QTensor = found.t() if is_transposed(target) else found  # type: ignore[assignment]
-    problem = problem_of(weight, q, config.ranges)
-    return _Start(q, problem, target, shape, tuple(weight.shape))
+        is_weighed = config.start == "importance"
+        found = importance_start(weight, seen, config, target, is_weighed)
+        if isinstance(found, Skip):
+            return found
+    shape = tuple(getattr(target.module, target.name).shape)
+    problem = problem_of(centers, found, config.ranges)
+    return _Start(found, problem, target, shape, weight, damping, few(seen, weight))
 
 
 def _solved(
     start: _Start, found: Found, place: int, config: AutoRoundConfig, where: str
 ) -> Solved:
-    new = start.q if found.best is None else learned(start.q, found.best[place])
+    new = learned(start.q, found.best[place]) if found.steps else start.q
     values: Tensor = new.t() if is_transposed(start.target) else new
     note = f"rounding of {where}: the best of {config.iterations} steps is number {found.steps}"
-    return Solved(values, config.base, loss=(found.before, found.after), note=note)
+    return Solved(
+        values,
+        config.base,
+        damping=start.damping,
+        loss=(found.before, found.after),
+        note="; ".join(filter(None, (start.note, note))),
+    )
 
 
 def refuses_autoround(weight: Tensor, config: AutoRoundConfig, target: Target) -> str | None:

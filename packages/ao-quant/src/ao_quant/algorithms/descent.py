@@ -22,8 +22,8 @@ Gradients = Callable[[int, Sequence[Tensor]], Sequence[Tensor]]
 class Found:
     """The best roundings that were measured."""
 
-    #: of each weight; None: those of the start, by rounding to nearest
-    best: list[Rounded] | None
+    #: of each weight
+    best: list[Rounded]
     #: over all data, at the start and of the best
     before: float
     after: float
@@ -50,7 +50,7 @@ def descend(
     state = [Rounding.nearest(problem) for problem in problems]
     now = [rounded(problem, by) for problem, by in zip(problems, state, strict=True)]
     first = least = loss([each.values for each in now])
-    best, best_step = None, 0
+    best, best_step = now, 0
     measured = {-(-iterations * part // _MEASURED) for part in range(1, _MEASURED + 1)}
     for step in range(iterations):
         found = gradients(step, [each.values for each in now])

@@ -13,6 +13,7 @@ from ao_quant.algorithms.autoround import (
     solve_autoround,
     solve_autoround_block,
 )
+from ao_quant.algorithms.bias import check_corrected, needs_bias, refuses_bias, solve_bias
 from ao_quant.algorithms.solving import (
     refuses,
     refuses_gptq,
@@ -25,6 +26,7 @@ from ao_quant.algorithms.solving import (
 from ao_quant.configs.algorithms import (
     AutoRoundConfig,
     AWQConfig,
+    BiasCorrectionConfig,
     GPTQConfig,
     ImatrixConfig,
     SmoothQuantConfig,
@@ -35,7 +37,8 @@ __all__ = ["ALGORITHMS"]
 
 def _for_head(config: Any) -> Config | None:
     """What the base has for heads, by rounding to nearest."""
-    return registry.transform_for(type(config.base)).for_head(config.base)
+    base = getattr(config.base, "base", config.base)
+    return registry.transform_for(type(base)).for_head(base)
 
 
 def _record(
@@ -76,5 +79,14 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         solve_smoothquant,
         refuses_scaling,
         sequential=False,
+    ),
+    Algorithm(
+        "bias_correction",
+        BiasCorrectionConfig,
+        needs_bias,
+        solve_bias,
+        refuses=refuses_bias,
+        for_head=_for_head,
+        after=check_corrected,
     ),
 )

@@ -9,6 +9,7 @@ from ao_core import Config
 from ao_quant.configs.algorithms import (
     AutoRoundConfig,
     AWQConfig,
+    BiasCorrectionConfig,
     BaseConfig,
     GPTQConfig,
     ImatrixConfig,
@@ -56,6 +57,7 @@ __all__ = [
     "GROUP_SIZES",
     "OBSERVERS",
     "AWQConfig",
+    "BiasCorrectionConfig",
     "AutoRoundConfig",
     "BaseConfig",
     "BitNetWeightOnlyConfig",

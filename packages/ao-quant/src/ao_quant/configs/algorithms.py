@@ -10,11 +10,14 @@ from ao_quant.configs.base import one_of
 from ao_quant.configs.ints import Int4WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig
 
 __all__ = [
-    "ORDERS", "AWQConfig", "AutoRoundConfig", "BaseConfig", "GPTQConfig", "ImatrixConfig", "SmoothQuantConfig",
+    "ORDERS", "STARTS", "AWQConfig", "AutoRoundConfig", "BaseConfig",
+    "BiasCorrectionConfig", "GPTQConfig", "ImatrixConfig", "SmoothQuantConfig",
 ]  # fmt: skip
 
 #: the values of `GPTQConfig.order`
 ORDERS = ("activations", "groups", "natural")
+#: the values of `AutoRoundConfig.start`
+STARTS = ("gptq", "importance", "nearest")
 _BASE = Int4WeightOnlyConfig(128)
 _BOTH = Int8DynamicActivationInt8WeightConfig()
 
@@ -145,7 +148,9 @@ class AutoRoundConfig(BaseConfig):
             can go from 0 to 1/2 in all.
         ranges: whether factors of ranges are learned, too. Scales that are quantized themselves, or powers of
             two, stay in any case.
-        importance: whether scales begin with those of `ImatrixConfig`; otherwise with those of the base.
+        start: what is improved: "gptq", the codes that `GPTQConfig` finds, where an offset is added to what a
+            weight was when its turn came; "importance", rounding to nearest with the scales of
+            `ImatrixConfig`; or "nearest", with those of the base.
         bfloat16: whether steps compute blocks in bfloat16 (autocast). Losses that decide what is kept are
             measured in the dtype of the model.
         seed: of the order in which batches are used.
@@ -155,7 +160,7 @@ class AutoRoundConfig(BaseConfig):
     batches: int = 1
     rate: float | None = None
     ranges: bool = True
-    importance: bool = True
+    start: str = "gptq"
     bfloat16: bool = True
     seed: int = 0
 
@@ -163,6 +168,7 @@ class AutoRoundConfig(BaseConfig):
         super().__post_init__()
         if self.iterations < 0:
             raise ConfigError(f"iterations={self.iterations!r}: use 0 or more, such as 200")
+        one_of(self, "start", STARTS)
         if self.batches < 1:
             raise ConfigError(f"batches={self.batches!r}: must be positive, e.g. 1")
         if self.rate is not None and not self.rate > 0:
@@ -195,3 +201,37 @@ class SmoothQuantConfig(BaseConfig):
         super().__post_init__()
         if not 0 <= self.alpha <= 1:
             raise ConfigError(f"alpha={self.alpha!r}: use a share from 0 to 1, such as 0.5")
+
+
+@dataclass(frozen=True)
+class BiasCorrectionConfig(Config):
+    """What a configuration does, and then the mean error of each layer's outputs is taken off by its bias.
+
+    (W - Ŵ) E[x] is added to the bias, so over the calibration data the mean output is that of the original
+    weight; inputs are those that the quantized layers before make. A layer without a bias gets none, which
+    its note says: a model that is built anew from its configuration would have no place for it.
+
+    Reference: Nagel et al. 2019, arXiv:1906.04721.
+
+    Attributes:
+        base: a format of weights, or an algorithm that solves weight by weight, as `GPTQConfig`; or the name
+            of a recipe.
+    """
+
+    base: Config = _BASE
+
+    def __post_init__(self) -> None:
+        try:
+            base = resolve_config(self.base)
+        except AoError as error:
+            raise ConfigError(f"base={shown(self.base)}: {error}") from error
+        if not isinstance(base, (WeightConfig, BaseConfig)):
+            raise ConfigError(
+                f"base={shown(self.base)}: BiasCorrectionConfig needs a format of weights or an algorithm, "
+                "such as GPTQConfig(Int4WeightOnlyConfig(128))"
+            )
+        object.__setattr__(self, "base", base)
+
+    def check(self) -> None:
+        """Raise what the base raises."""
+        self.base.check()
