@@ -175,7 +175,9 @@ def test_other_algorithms_in_a_block_come_after(data: list[Tensor]) -> None:
     with halving.known():
         quantize_(model, FqnToConfig(rules), data=data)
     assert halving.alone == [f"layers.{k}.down.weight" for k in range(3)]
-    assert [seen[3] for seen in halving.seen.values()] == [[f"layers.{k}.up.weight"] for k in range(3)]
+    assert [seen[3] for seen in halving.seen.values()] == [
+        [f"layers.{k}.up.weight"] for k in range(3)
+    ]
 
 
 def test_without_blocks_weights_are_solved_for_alone(data: list[Tensor]) -> None:
@@ -224,7 +226,9 @@ def test_a_visit_that_goes_on_gives_the_same(data: list[Tensor]) -> None:
         at_once = AtOnce(lambda entry: True, rewrite_block)
         batches = batches_of(data, "test")
         alone = lambda entry, inputs: entry.tensor.detach() * 0.5  # noqa: E731
-        made = visit(model, batches, decisions, lambda e: (HESSIAN,), alone, at_once=at_once, **options)
+        made = visit(
+            model, batches, decisions, lambda e: (HESSIAN,), alone, at_once=at_once, **options
+        )
         return made.values
 
     whole = run(activation_bytes=0)

@@ -30,7 +30,11 @@ def test_peft_adds_what_was_computed(tmp_path: Path) -> None:
 
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
     )
     dense = transformers.LlamaForCausalLM(config).eval()
     made, ids = copy.deepcopy(dense), torch.randint(96, (4, 24))

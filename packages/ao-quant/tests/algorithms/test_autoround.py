@@ -78,7 +78,9 @@ def test_no_steps_are_the_start_bit_for_bit(base):
         made, expected = model(1), model(1)
         quantize_(made, config, data=batches())
         quantize_(expected, other, data=data)
-        names = ["0.up.weight"] if data else list(weights_of(expected))  # GPTQ goes weight by weight
+        names = (
+            ["0.up.weight"] if data else list(weights_of(expected))
+        )  # GPTQ goes weight by weight
         for name in names:
             assert same_parts(weights_of(made)[name], weights_of(expected)[name]), name
 
@@ -103,7 +105,9 @@ def test_the_loss_of_blocks_falls_and_is_that_of_the_result(base, start):
     assert float(sum(errors) / len(errors)) == pytest.approx(losses["1"][0], rel=1e-4)
     again = model()
     quantize_(again, config, data=data)
-    assert all(same_parts(a, b) for a, b in zip(weights_of(again).values(), weights_of(made).values()))
+    assert all(
+        same_parts(a, b) for a, b in zip(weights_of(again).values(), weights_of(made).values())
+    )
     assert all(p.grad is None for p in made.parameters())
 
 
@@ -117,7 +121,9 @@ def test_it_is_between_the_best_of_all_roundings_and_the_nearest():
     torch.manual_seed(0)
     weight, seen = torch.randn(1, 30, 10), statistics(10)
     hessian = seen[0]["hessian"] / 200
-    found = layer(weight, UIntxWeightOnlyConfig(4, "row"), seen, iterations=200, ranges=False, start="nearest")
+    found = layer(
+        weight, UIntxWeightOnlyConfig(4, "row"), seen, iterations=200, ranges=False, start="nearest"
+    )
     q = quantize_tensor(weight[0], found.values.spec)
     problem = problem_of(weight, q, False)
     ratio = weight[0] / problem.scale + problem.zero_point
@@ -159,7 +165,10 @@ def test_gradients_are_those_of_autograd(zero):
     point = None if zero is None else torch.full((4, 2), zero, dtype=torch.float64)
     problem = Problem(weight, dtype, (1, 8), scale, point, "int" if zero else "none", None)
     shapes = [(4, 2, 8), (4, 2, 1), (4, 2, 1)]
-    leaves = [torch.full(s, v, dtype=torch.float64, requires_grad=True) for s, v in zip(shapes, (0.1, 1.0, 1.0))]
+    leaves = [
+        torch.full(s, v, dtype=torch.float64, requires_grad=True)
+        for s, v in zip(shapes, (0.1, 1.0, 1.0))
+    ]
     blocked = Problem(
         weight.view(4, 2, 8), dtype, (1, 8), scale[..., None], None if point is None else point[..., None],
         problem.zero_kind, None,
@@ -191,8 +200,21 @@ def test_one_step_by_hand():
         return [(values[0] - weight) @ hessian]
 
     # change (-0.4, 0.4): gradient (-0.2, 0.2), so one step of 0.15 up and down gives ratios 0.55 and 2.45
-    found = descend([problem], gradients, lambda v: float((((v[0] - weight) @ hessian) * (v[0] - weight)).sum()), 1, 0.15)
-    now = rounded(problem, stepped(Rounding.nearest(problem), Rounding(torch.tensor([[-1.0, 1.0]]), ones * 0, ones * 0), 0.15))
+    found = descend(
+        [problem],
+        gradients,
+        lambda v: float((((v[0] - weight) @ hessian) * (v[0] - weight)).sum()),
+        1,
+        0.15,
+    )
+    now = rounded(
+        problem,
+        stepped(
+            Rounding.nearest(problem),
+            Rounding(torch.tensor([[-1.0, 1.0]]), ones * 0, ones * 0),
+            0.15,
+        ),
+    )
     assert now.codes.tolist() == [[1.0, 2.0]]
     # (0.6, -0.6) is worse than (-0.4, 0.4), so the start is kept
     assert found.steps == 0
@@ -249,11 +271,16 @@ def test_wrong_arguments(arguments, text):
 def test_a_block_has_one_setting_and_several_formats():
     few, many = UIntxWeightOnlyConfig(2, 16), IntxWeightOnlyConfig(5, 16)
     made = model(1)
-    rules = {"re:.*up": AutoRoundConfig(few, iterations=4), "*": AutoRoundConfig(many, iterations=4)}
+    rules = {
+        "re:.*up": AutoRoundConfig(few, iterations=4),
+        "*": AutoRoundConfig(many, iterations=4),
+    }
     quantize_(made, FqnToConfig(rules), data=batches(2))
     assert [w.spec.dtype for w in weights_of(made).values()] == ["uint2", "uint5"]
     rules["*"] = AutoRoundConfig(many, iterations=5)
-    with pytest.raises(ConfigError, match=r"0\.up\.weight and 0\.down\.weight are learned together"):
+    with pytest.raises(
+        ConfigError, match=r"0\.up\.weight and 0\.down\.weight are learned together"
+    ):
         quantize_(model(1), FqnToConfig(rules), data=batches(2))
 
 

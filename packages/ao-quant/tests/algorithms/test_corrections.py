@@ -27,7 +27,9 @@ FEW = UIntxWeightOnlyConfig(2, 16)
 
 def model():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 16), nn.Linear(16, 8, bias=False)).eval()
+    return nn.Sequential(
+        nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 16), nn.Linear(16, 8, bias=False)
+    ).eval()
 
 
 def batches():
@@ -148,7 +150,10 @@ def test_corrections_of_a_model():
     [
         ({"rank": 0}, "rank=0: must be positive"),
         ({"originals": {}}, r"originals has no '0\.weight'"),
-        ({"originals": {"0.weight": torch.zeros(3, 3)}}, r"shape \(3, 3\), and the model \(48, 32\)"),
+        (
+            {"originals": {"0.weight": torch.zeros(3, 3)}},
+            r"shape \(3, 3\), and the model \(48, 32\)",
+        ),
         ({"model": nn.Sequential(nn.Linear(3, 3))}, "no linear layer with a quantized weight"),
         ({"data": []}, "data is empty"),
     ],

@@ -151,9 +151,7 @@ def _unsolvable(entry: Decision, algorithm: Algorithm) -> str | None:
     return reason or unobservable(entry)
 
 
-def _put_in_others(
-    work: _Work, decisions: Sequence[Decision], in_turn: Sequence[Decision]
-) -> None:
+def _put_in_others(work: _Work, decisions: Sequence[Decision], in_turn: Sequence[Decision]) -> None:
     """Convert what is not visited, and put it into the model for the time of the visit."""
     visited = {entry.fqn for entry in in_turn}
     for plan in decisions:

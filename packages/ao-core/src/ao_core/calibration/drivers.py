@@ -46,9 +46,7 @@ GroupNeed = Callable[[Group], tuple[Statistic, ...] | None]
 Run = Callable[[int, Sequence[Decision], Note], object]
 
 
-def _gathered(
-    asked: Sequence[tuple[Group, tuple[Statistic, ...]]], batches: int, run: Run
-) -> Seen:
+def _gathered(asked: Sequence[tuple[Group, tuple[Statistic, ...]]], batches: int, run: Run) -> Seen:
     """The statistics of the inputs of groups over all batches, from one run over them."""
     entries = [group.entries[0] for group, _ in asked]
     gathering = Gathering({group.fqn: need for group, need in asked})
@@ -140,7 +138,9 @@ class Blocks:
         def wanted_of(batch: int) -> list[Tensor]:
             return float_leaves([e and self.store.get(e) for e in wanted[batch]])
 
-        block = Block(name, len(self.batches), partial(stage.returns_with, held, entries), wanted_of)
+        block = Block(
+            name, len(self.batches), partial(stage.returns_with, held, entries), wanted_of
+        )
         seen = _gathered(left, len(self.batches), partial(stage.observed, held))
         yield seen._replace(block=block)
 

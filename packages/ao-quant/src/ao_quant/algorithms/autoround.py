@@ -178,9 +178,7 @@ def _start(
     return _Start(found, problem, target, shape, weight, damping, few(seen, weight))
 
 
-def _solved(
-    start: _Start, found: Found, place: int, config: AutoRoundConfig, where: str
-) -> Solved:
+def _solved(start: _Start, found: Found, place: int, config: AutoRoundConfig, where: str) -> Solved:
     new = learned(start.q, found.best[place]) if found.steps else start.q
     values: Tensor = new.t() if is_transposed(start.target) else new
     note = f"rounding of {where}: the best of {config.iterations} steps is number {found.steps}"

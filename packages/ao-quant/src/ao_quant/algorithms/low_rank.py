@@ -82,7 +82,9 @@ def low_rank_corrections(
         originals = dict(originals.named_parameters(remove_duplicate=False))
     entries = [each for each in decide(model, FqnToConfig({"*": None}), None) if _is_layer(each)]
     if not entries:
-        raise ConfigError("model has no linear layer with a quantized weight; call quantize_ before")
+        raise ConfigError(
+            "model has no linear layer with a quantized weight; call quantize_ before"
+        )
     wanted = {each.fqn: _original(each, originals) for each in entries}
     found: dict[str, LowRank] = {}
 
@@ -101,7 +103,15 @@ def low_rank_corrections(
             q = entry.tensor
             assert isinstance(q, QTensor)
             stack.enter_context(replaced([(entry.owners, q.dequantize())]))
-        visit(model, batches, entries, lambda _: (HESSIAN,), rewrite, progress=progress, what="low rank")
+        visit(
+            model,
+            batches,
+            entries,
+            lambda _: (HESSIAN,),
+            rewrite,
+            progress=progress,
+            what="low rank",
+        )
     return found
 
 
