@@ -24,7 +24,7 @@ class Pair(NamedTuple):
 
 @torch.no_grad()
 def test_peft_adds_what_was_computed(tmp_path: Path) -> None:
-    """The model with the adapter is that whose weights are the decoded ones plus B A, nearer to the original."""
+    """The adapted model has the decoded weights plus B A, and is nearer to the original."""
     import peft
     import transformers
 
@@ -57,18 +57,19 @@ def test_peft_adds_what_was_computed(tmp_path: Path) -> None:
     assert written["base_model_name_or_path"] == "somewhere/llama"
 
 
+def _pair(rank: int) -> Pair:
+    return Pair(torch.ones(2, rank), torch.ones(rank, 2))
+
+
 @pytest.mark.parametrize(
     ("corrections", "text"),
     [
         ({}, "no corrections"),
-        (
-            {"a.weight": Pair(torch.ones(2, 1), torch.ones(1, 2)), "b.weight": Pair(torch.ones(2, 2), torch.ones(2, 2))},
-            r"ranks \[1, 2\]",
-        ),
-        ({"a.bias": Pair(torch.ones(2, 1), torch.ones(1, 2))}, "'a.bias'"),
+        ({"a.weight": _pair(1), "b.weight": _pair(2)}, r"ranks \[1, 2\]"),
+        ({"a.bias": _pair(1)}, "'a.bias'"),
     ],
     ids=["none", "ranks", "name"],
-)  # fmt: skip
+)
 def test_wrong_corrections(corrections: dict[str, Pair], text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=text):
         save_adapter(tmp_path / "adapter", corrections)

@@ -79,11 +79,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AWQConfig",
-    "BiasCorrectionConfig",
     "AutoRoundConfig",
-    "LowRank",
-    "low_rank_corrections",
     "AutoquantReport",
+    "BiasCorrectionConfig",
     "BitNetWeightOnlyConfig",
     "Calibration",
     "CodebookWeightOnlyConfig",
@@ -104,6 +102,7 @@ __all__ = [
     "Int8StaticActivationInt8WeightConfig",
     "Int8WeightOnlyConfig",
     "IntxWeightOnlyConfig",
+    "LowRank",
     "MXDynamicActivationMXWeightConfig",
     "MXWeightOnlyConfig",
     "NF4WeightOnlyConfig",
@@ -137,6 +136,7 @@ __all__ = [
     "int8_static_activation_int8_weight",
     "int8_weight_only",
     "intx_weight_only",
+    "low_rank_corrections",
     "mx_dynamic_activation_mx_weight",
     "mx_weight_only",
     "nf4_weight_only",

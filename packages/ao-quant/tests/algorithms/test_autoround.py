@@ -106,7 +106,8 @@ def test_the_loss_of_blocks_falls_and_is_that_of_the_result(base, start):
     again = model()
     quantize_(again, config, data=data)
     assert all(
-        same_parts(a, b) for a, b in zip(weights_of(again).values(), weights_of(made).values())
+        same_parts(a, b)
+        for a, b in zip(weights_of(again).values(), weights_of(made).values(), strict=True)
     )
     assert all(p.grad is None for p in made.parameters())
 
@@ -167,7 +168,7 @@ def test_gradients_are_those_of_autograd(zero):
     shapes = [(4, 2, 8), (4, 2, 1), (4, 2, 1)]
     leaves = [
         torch.full(s, v, dtype=torch.float64, requires_grad=True)
-        for s, v in zip(shapes, (0.1, 1.0, 1.0))
+        for s, v in zip(shapes, (0.1, 1.0, 1.0), strict=True)
     ]
     blocked = Problem(
         weight.view(4, 2, 8), dtype, (1, 8), scale[..., None], None if point is None else point[..., None],
@@ -189,7 +190,7 @@ def test_gradients_are_those_of_autograd(zero):
 
 
 def test_one_step_by_hand():
-    """w = 0.4 with steps of 1: rounded to 0, the error is -0.4, so the offset falls in the loss when it rises."""
+    """0.4 and 2.6 are rounded to 0 and 3; a step against the gradient makes 1 and 2 of them."""
     dtype = quantize_tensor(torch.randn(1, 4), Spec("int4", (1, -1))).format
     weight = torch.tensor([[0.4, 2.6]], dtype=torch.float64)
     ones = torch.ones(1, 1, dtype=torch.float64)
@@ -247,7 +248,10 @@ def test_scales_that_are_quantized_stay():
     quantize_(wide, AutoRoundConfig(base, iterations=10, start="nearest"), data=data)
     old, new = start[0].weight.parts, wide[0].weight.parts
     assert not torch.equal(old["qdata"], new["qdata"])
-    assert all(torch.equal(*pair) for pair in zip(_leaves(old["scale"]), _leaves(new["scale"])))
+    assert all(
+        torch.equal(*pair)
+        for pair in zip(_leaves(old["scale"]), _leaves(new["scale"]), strict=True)
+    )
 
 
 def _leaves(part):

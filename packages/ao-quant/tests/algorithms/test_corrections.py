@@ -126,7 +126,7 @@ def test_what_remains_is_the_tail_of_the_spectrum(shape):
 def test_corrections_of_a_model():
     dense, made, data = model(), model(), batches()
     quantize_(made, GPTQConfig(FEW), data=data)
-    before = {name: p for name, p in made.named_parameters()}
+    before = dict(made.named_parameters())
     small = low_rank_corrections(made, dense, data, rank=4)
     assert list(small) == ["0.weight", "2.weight", "3.weight"]
     assert all(parameter is before[name] for name, parameter in made.named_parameters())

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from ao_core.calibration.block import Block, called_with, float_leaves
 from ao_core.calibration.gathering import Gathering, Group
 from ao_core.calibration.inputs import observe
-from ao_core.calibration.matrices import operand
+from ao_core.calibration.matrices import matrix_shape, operand
 from ao_core.calibration.observing import Note, observing
 from ao_core.calibration.probe import Holes
 from ao_core.calibration.route import Place, Route
@@ -28,10 +28,10 @@ from ao_core.calibration.stubs import Chain, Enough, flattened, stubbed
 from ao_core.calibration.trace import Trace
 from ao_core.targets import Decision
 
-__all__ = ["Blocks", "Seen", "prefix"]
+__all__ = ["Blocks", "Turn", "prefix"]
 
 
-class Seen(NamedTuple):
+class Turn(NamedTuple):
     """Groups that are to be rewritten now."""
 
     #: each with the statistics of its inputs; empty where they are not needed
@@ -46,7 +46,7 @@ GroupNeed = Callable[[Group], tuple[Statistic, ...] | None]
 Run = Callable[[int, Sequence[Decision], Note], object]
 
 
-def _gathered(asked: Sequence[tuple[Group, tuple[Statistic, ...]]], batches: int, run: Run) -> Seen:
+def _gathered(asked: Sequence[tuple[Group, tuple[Statistic, ...]]], batches: int, run: Run) -> Turn:
     """The statistics of the inputs of groups over all batches, from one run over them."""
     entries = [group.entries[0] for group, _ in asked]
     gathering = Gathering({group.fqn: need for group, need in asked})
@@ -56,7 +56,7 @@ def _gathered(asked: Sequence[tuple[Group, tuple[Statistic, ...]]], batches: int
     found = {
         entry.fqn: each.statistics for each in gathering.groups(entries) for entry in each.entries
     }
-    return Seen(
+    return Turn(
         [
             (group, found.get(group.fqn) or tuple(Statistics(need) for _ in group.statistics))
             for group, need in asked
@@ -66,7 +66,7 @@ def _gathered(asked: Sequence[tuple[Group, tuple[Statistic, ...]]], batches: int
 
 def prefix(
     model: nn.Module, batches: Sequence[Sample], groups: Sequence[Group], need: GroupNeed
-) -> Generator[Seen, None, None]:
+) -> Generator[Turn, None, None]:
     """Run the whole model for each group: right for any module, and quadratic in its depth."""
 
     def run(batch: int, entries: Sequence[Decision], note: Note) -> None:
@@ -76,10 +76,10 @@ def prefix(
         yield _one(group, need, len(batches), run)
 
 
-def _one(group: Group, need: GroupNeed, batches: int, run: Run) -> Seen:
+def _one(group: Group, need: GroupNeed, batches: int, run: Run) -> Turn:
     """One group and what was seen of its inputs, if that is needed."""
     asked = need(group)
-    return Seen([(group, ())]) if asked is None else _gathered([(group, asked)], batches, run)
+    return Turn([(group, ())]) if asked is None else _gathered([(group, asked)], batches, run)
 
 
 @dataclass
@@ -102,7 +102,7 @@ class Blocks:
     #: (chain, batch) -> what its last block returned
     _ends: dict[tuple[int, int], list[Kept | None]] = field(default_factory=dict)
 
-    def visit(self) -> Generator[Seen, None, None]:
+    def visit(self) -> Generator[Turn, None, None]:
         """All groups in the order of the data, and the statistics of their inputs."""
         for chain in range(len(self.route.chains)):
             yield from self._loose(2 * chain)
@@ -120,16 +120,16 @@ class Blocks:
     def _at(self, place: Place) -> list[Group]:
         return [group for where, group in self.route.groups if where == place]
 
-    def _seen(self, groups: Sequence[Group], run: Run) -> Generator[Seen, None, None]:
+    def _seen(self, groups: Sequence[Group], run: Run) -> Generator[Turn, None, None]:
         for group in groups:
             yield _one(group, self.need, len(self.batches), run)
 
     def _seen_at_once(
         self, groups: Sequence[Group], stage: _Stage, held: _Stream, wanted: _Stream, name: str
-    ) -> Generator[Seen, None, None]:
+    ) -> Generator[Turn, None, None]:
         """The groups of a block that a visit before has rewritten, then the others together."""
         asked = [(group, self.need(group)) for group in groups]
-        yield from (Seen([(group, ())]) for group, need in asked if need is None)
+        yield from (Turn([(group, ())]) for group, need in asked if need is None)
         left = [(group, need) for group, need in asked if need is not None]
         if not left:
             return
@@ -144,7 +144,7 @@ class Blocks:
         seen = _gathered(left, len(self.batches), partial(stage.observed, held))
         yield seen._replace(block=block)
 
-    def _loose(self, segment: int) -> Generator[Seen, None, None]:
+    def _loose(self, segment: int) -> Generator[Turn, None, None]:
         """Groups in no block: the code around the blocks is run, as far as the next chain."""
 
         def run(batch: int, entries: Sequence[Decision], note: Note) -> None:
@@ -180,7 +180,7 @@ class Blocks:
 
         return act
 
-    def _chain(self, number: int) -> Generator[Seen, None, None]:
+    def _chain(self, number: int) -> Generator[Turn, None, None]:
         if not self._is_needed_after((2 * number, 0)):
             return
         calls = [self._captured(number, batch) for batch in range(len(self.batches))]
@@ -212,6 +212,21 @@ class Blocks:
     def _kept(self, returned: Any) -> list[Kept | None]:
         leaves = pytree.tree_leaves(returned)
         return [None if each is None else self.store.put(each) for each in leaves]
+
+    def ending(self, batch: int, entry: Decision, note: Note) -> Note:
+        """The note, after which a block ends that is run for the inputs of a weight, where it has one matmul.
+
+        The rest of the block would be computed for nothing.
+        """
+        matmuls = [event for event in self.trace.events[batch] if event.fqn == entry.fqn]
+        if len(matmuls) != 1 or matrix_shape(tuple(entry.tensor.shape), entry.owners[0])[0] != 1:
+            return note
+
+        def last(name: str, number: int, x: Tensor) -> None:
+            note(name, number, x)
+            raise Enough
+
+        return last
 
     def _captured(self, number: int, batch: int) -> _Calls:
         """What the blocks of a chain are called with, but for what blocks return."""
@@ -267,7 +282,9 @@ class _Stage:
         args, kwargs = self._arguments(held, batch)
         weights = [(entry.fqn, operand(entry.tensor, entry.owners[0])) for entry in entries]
         error = blaming(self.driver.model, self.driver.batches[batch], "data")
-        with observing(weights, note), error:
+        if len(entries) == 1:
+            note = self.driver.ending(batch, entries[0], note)
+        with suppress(Enough), observing(weights, note), error:
             return self.block(*args, **kwargs)
 
     def returns(self, held: _Stream, batch: int) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from ao_core.calibration.block import Block
-from ao_core.calibration.drivers import Blocks, Seen, prefix
+from ao_core.calibration.drivers import Blocks, Turn, prefix
 from ao_core.calibration.gathering import Group, Need
 from ao_core.calibration.inputs import UNSEEN
 from ao_core.calibration.probe import probed
@@ -153,15 +153,15 @@ def visit(
         stack.callback(driven.close)
         steps = iter(watched(groups, [group.fqn for group in groups], progress, what))
         next(steps, None)
-        for seen_now in driven:
-            for entry, new, rows in _rewritten(seen_now, rewrite, at_once, done):
+        for turn in driven:
+            for entry, new, rows in _rewritten(turn, rewrite, at_once, done):
                 if rows or new is not None:
                     del unseen[entry.fqn]
                     found.rows[entry.fqn] = rows
                 if new is not None:
                     found.values[entry.fqn] = new
                     stack.enter_context(replaced([(entry.owners, new)]))
-            for _ in seen_now.groups:
+            for _ in turn.groups:
                 next(steps, None)
         spilled = store.spilled if store else 0
     name = "prefix" if route is None else "blocks"
@@ -194,20 +194,20 @@ def _split(group: Group, at_once: AtOnce) -> list[Group]:
 
 
 def _rewritten(
-    seen: Seen, rewrite: Rewrite, at_once: AtOnce | None, done: Mapping[str, Tensor]
+    turn: Turn, rewrite: Rewrite, at_once: AtOnce | None, done: Mapping[str, Tensor]
 ) -> list[tuple[Decision, Tensor | None, int]]:
     """The weights of groups, with new values and the rows they saw."""
     found: list[tuple[Decision, Tensor | None, int]] = []
     asked: list[tuple[Decision, Inputs]] = []
-    for group, statistics in seen.groups:
+    for group, statistics in turn.groups:
         for entry in group.entries:
             if entry.fqn in done:
                 found.append((entry, done[entry.fqn], 0))
             else:
                 asked.append((entry, inputs_of(entry, statistics)))
-    if seen.block is not None and at_once is not None:
+    if turn.block is not None and at_once is not None:
         reached = [(entry, inputs) for entry, inputs in asked if inputs.rows]
-        new = at_once.rewrite(seen.block, reached) if reached else {}
+        new = at_once.rewrite(turn.block, reached) if reached else {}
         return [*found, *((entry, new.get(entry.fqn), inputs.rows) for entry, inputs in asked)]
     for entry, inputs in asked:
         found.append((entry, rewrite(entry, inputs) if inputs.rows else None, inputs.rows))
@@ -215,9 +215,10 @@ def _rewritten(
 
 
 def inputs_of(entry: Decision, statistics: tuple[Statistics, ...]) -> Inputs:
-    """The inputs of a weight: those of experts that saw few rows are the inputs of all experts.
+    """The inputs of a weight: experts that saw few rows borrow from the inputs of all experts.
 
-    Few are less than the expert has columns: Σ x xᵀ of so few rows is singular.
+    Few are less than the expert has columns: Σ x xᵀ of so few rows is singular. What is missing is
+    borrowed: H + τ · H_all / T_all with τ the number of missing rows.
     """
     rows = sum(each.rows for each in statistics)
     if len(statistics) == 1 or is_conv(entry.tensor, entry.owners[0]):
@@ -228,10 +229,11 @@ def inputs_of(entry: Decision, statistics: tuple[Statistics, ...]) -> Inputs:
         return Inputs(statistics, rows)
     everything = merged(statistics)
     shared = tuple(
-        everything if is_few else each for each, is_few in zip(statistics, few, strict=True)
+        each.merge(everything.times((columns - each.rows) / everything.rows)) if is_few else each
+        for each, is_few in zip(statistics, few, strict=True)
     )
     note = (
         f"{sum(few)} of {len(few)} experts saw fewer rows than they have columns, {columns}: "
-        f"they share the statistics of the {rows} rows of all experts"
+        f"the statistics of the {rows} rows of all experts stand for what is missing"
     )
     return Inputs(shared, rows, note)

@@ -60,9 +60,10 @@ def check_corrected(found: dict[str, Solved]) -> None:
         ConfigError: no layer has a bias.
     """
     if found and all(each.bias is None for each in found.values()):
+        names = ", ".join(list(found)[:3]) + ", …" * (len(found) > 3)
         raise ConfigError(
-            f"BiasCorrectionConfig: none of {', '.join(list(found)[:3])}{', …' * (len(found) > 3)} has a bias, "
-            "and new parameters would be lost where the model is built anew; use its base alone"
+            f"BiasCorrectionConfig: none of {names} has a bias, and new parameters "
+            "would be lost where the model is built anew; use its base alone"
         )
 
 

@@ -51,7 +51,7 @@ def low_rank_corrections(
     *,
     progress: Progress = None,
 ) -> dict[str, LowRank]:
-    """The B A of a rank that bring the outputs of each quantized layer nearest to those of its original weight.
+    """The B A of a rank that bring the outputs of each quantized layer nearest to the original ones.
 
     With E = W - Ŵ and H = Σ x xᵀ = L Lᵀ of the inputs, tr((E - B A) H (E - B A)ᵀ) is least for
     B A = SVD_r(E L) L⁻¹, and what remains is the sum of the other squared singular values. Inputs are those

@@ -1,8 +1,8 @@
 """Rounding of integers that is learned: offsets of each weight and factors of each block's range.
 
 SignRound (Cheng et al. 2023, arXiv:2309.05516). A code is k = clamp(round(w / s + z + v)), with an offset v
-from -1/2 to 1/2 of each weight; the range of a block, from l to u, is β₁ l to β₂ u, from which its scale s and
-zero point z follow. Gradients go through the rounding as if it were not there ("straight through").
+from -1/2 to 1/2 of each weight; the range of a block, from l to u, becomes β₁ l to β₂ u, from which its scale
+s and zero point z follow. Gradients go through the rounding as if it were not there ("straight through").
 """
 
 from __future__ import annotations
