@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from ao_core import QTensor, Spec, Target, quantize_, quantize_tensor
+from ao_core import FqnToConfig, QTensor, Spec, Target, quantize_, quantize_tensor
 from ao_core.ext import ConfigError
 from ao_core.ext.calibration import HESSIAN, Statistics
 from ao_core.testing.layout_values import same_parts
 from ao_quant import (
     AutoRoundConfig,
-    FqnToConfig,
     GGUFWeightOnlyConfig,
     GPTQConfig,
     Int4WeightOnlyConfig,
@@ -28,8 +27,8 @@ from ao_quant.algorithms.descent import descend
 from ao_quant.algorithms.rounding import Problem, Rounding, problem_of, rounded, signs, stepped
 
 FORMATS = [
-    UIntxWeightOnlyConfig(2, 16),
-    IntxWeightOnlyConfig(3, 16, symmetric=True),
+    UIntxWeightOnlyConfig(2, 32),
+    IntxWeightOnlyConfig(3, 32, symmetric=True),
     UIntxWeightOnlyConfig(3, 32, zero_point="float"),
     Int4WeightOnlyConfig(32, symmetric=True),
     IntxWeightOnlyConfig(8, "row", symmetric=True),
@@ -89,7 +88,7 @@ def test_no_steps_are_the_start_bit_for_bit(base):
 @pytest.mark.parametrize("start", ["gptq", "nearest"])
 def test_the_loss_of_blocks_falls_and_is_that_of_the_result(base, start):
     dense, made, data = model(), model(), batches()
-    config = AutoRoundConfig(base, iterations=24, start=start, batches=2)
+    config = AutoRoundConfig(base, iterations=60, rate=0.008, start=start, batches=2)
     state = torch.get_rng_state()
     report = quantize_(made, config, data=data)
     assert torch.equal(torch.get_rng_state(), state)
@@ -97,9 +96,9 @@ def test_the_loss_of_blocks_falls_and_is_that_of_the_result(base, start):
     for record in report.with_status("changed"):
         assert 0 < record.loss_after <= record.loss_before
         assert record.rows == 240
-        assert "of 24 steps" in record.note
+        assert "of 60 steps" in record.note
         losses[record.fqn.partition(".")[0]] = record.loss_after, record.loss_before
-    assert losses["0"][0] < (0.97 if start == "nearest" else 1.0) * losses["0"][1]
+    assert losses["0"][0] <= (0.95 if start == "nearest" else 1.0) * losses["0"][1]
     with torch.no_grad():
         errors = [(made(x) - dense(x)).square().mean() for x in data]
     assert float(sum(errors) / len(errors)) == pytest.approx(losses["1"][0], rel=1e-4)
@@ -123,7 +122,13 @@ def test_it_is_between_the_best_of_all_roundings_and_the_nearest():
     weight, seen = torch.randn(1, 30, 10), statistics(10)
     hessian = seen[0]["hessian"] / 200
     found = layer(
-        weight, UIntxWeightOnlyConfig(4, "row"), seen, iterations=200, ranges=False, start="nearest"
+        weight,
+        UIntxWeightOnlyConfig(4, "row"),
+        seen,
+        iterations=200,
+        rate=0.0015,
+        ranges=False,
+        start="nearest",
     )
     q = quantize_tensor(weight[0], found.values.spec)
     problem = problem_of(weight, q, False)
@@ -225,8 +230,8 @@ def test_one_step_by_hand():
 @pytest.mark.parametrize(
     ("base", "reason"),
     [
-        (NF4WeightOnlyConfig(64), "no even steps"),
-        ("mxfp4_weight_only", "no even steps"),
+        (NF4WeightOnlyConfig(), "no even steps"),
+        ("mx_weight_only", "no even steps"),
     ],
     ids=str,
 )
@@ -242,10 +247,11 @@ def test_scales_that_are_quantized_stay():
     """Blocks of GGUF: codes are learned, and scales are numbers in 6 bits."""
     torch.manual_seed(0)
     wide = nn.Sequential(nn.Linear(256, 32)).eval()
-    start, data = copy.deepcopy(wide), [torch.randn(300, 256)]
+    mix = torch.eye(256) + torch.randn(256, 256) / 8
+    start, data = copy.deepcopy(wide), [torch.randn(300, 256) @ mix]
     base = GGUFWeightOnlyConfig("q4_k")
     quantize_(start, base)
-    quantize_(wide, AutoRoundConfig(base, iterations=10, start="nearest"), data=data)
+    quantize_(wide, AutoRoundConfig(base, iterations=50, rate=0.006, start="nearest"), data=data)
     old, new = start[0].weight.parts, wide[0].weight.parts
     assert not torch.equal(old["qdata"], new["qdata"])
     assert all(
@@ -264,6 +270,7 @@ def _leaves(part):
         ({"iterations": -1}, "iterations=-1: use 0 or more"),
         ({"batches": 0}, "batches=0: must be positive"),
         ({"rate": 0.0}, "rate=0.0: must be positive"),
+        ({"momentum": 1.0}, "momentum=1.0: use a share below 1"),
         ({"start": "awq"}, "start='awq'.*'gptq', 'importance', 'nearest'"),
     ],
 )
@@ -273,25 +280,25 @@ def test_wrong_arguments(arguments, text):
 
 
 def test_a_block_has_one_setting_and_several_formats():
-    few, many = UIntxWeightOnlyConfig(2, 16), IntxWeightOnlyConfig(5, 16)
-    made = model(1)
+    few, many = UIntxWeightOnlyConfig(2, 32), IntxWeightOnlyConfig(5, 32)
+    made = model(2)
     rules = {
         "re:.*up": AutoRoundConfig(few, iterations=4),
         "*": AutoRoundConfig(many, iterations=4),
     }
     quantize_(made, FqnToConfig(rules), data=batches(2))
-    assert [w.spec.dtype for w in weights_of(made).values()] == ["uint2", "uint5"]
+    assert [w.spec.dtype for w in weights_of(made).values()] == ["uint2", "uint5"] * 2
     rules["*"] = AutoRoundConfig(many, iterations=5)
     with pytest.raises(
         ConfigError, match=r"0\.up\.weight and 0\.down\.weight are learned together"
     ):
-        quantize_(model(1), FqnToConfig(rules), data=batches(2))
+        quantize_(model(2), FqnToConfig(rules), data=batches(2))
 
 
 def test_frozen_models_in_training_and_half_precision():
     made = model(1).to(torch.bfloat16).requires_grad_(False).train()
     data = [x.to(torch.bfloat16) for x in batches(3)]
-    report = quantize_(made, AutoRoundConfig(UIntxWeightOnlyConfig(3, 16), iterations=4), data=data)
+    report = quantize_(made, AutoRoundConfig(UIntxWeightOnlyConfig(3, 32), iterations=4), data=data)
     assert made.training
     assert {p.dtype for p in weights_of(made).values()} == {torch.bfloat16}
     assert all(r.loss_after <= r.loss_before for r in report.with_status("changed"))

@@ -66,7 +66,9 @@ def solve_autoround(
         delta = change(values)
         return float((delta @ hessian).mul_(delta).sum(dtype=torch.float64))
 
-    found = descend([start.problem], gradients, loss, config.iterations, config.first_rate)
+    found = descend(
+        [start.problem], gradients, loss, config.iterations, config.first_rate, config.momentum
+    )
     return _solved(start, found, 0, config, "the layer")
 
 
@@ -107,7 +109,9 @@ def solve_autoround_block(
         return sum(errors) / len(errors)
 
     problems = [start.problem for start in starts.values()]
-    found = descend(problems, gradients, loss, config.iterations, config.first_rate)
+    found = descend(
+        problems, gradients, loss, config.iterations, config.first_rate, config.momentum
+    )
     for place, (each, start) in enumerate(starts.items()):
         own = next(weight.config for weight in weights if weight.fqn == each)
         assert isinstance(own, AutoRoundConfig)

@@ -12,7 +12,7 @@ from ao_quant.algorithms.rounding import Problem, Rounded, Rounding, rounded, si
 __all__ = ["Found", "descend"]
 
 #: how often the loss over all data is measured, besides before the first step
-_MEASURED = 8
+_MEASURED = 4
 
 #: (number of the step, the values of all weights) -> the gradient of a loss by each of them
 Gradients = Callable[[int, Sequence[Tensor]], Sequence[Tensor]]
@@ -37,6 +37,7 @@ def descend(
     loss: Callable[[Sequence[Tensor]], float],
     iterations: int,
     rate: float,
+    momentum: float = 0.0,
 ) -> Found:
     """Learn the roundings of weights together: steps of `rate`, falling linearly to 0, by signs of gradients.
 
@@ -46,14 +47,20 @@ def descend(
         loss: over all data; the least of those that are measured is kept, so it is not above the first.
         iterations: the number of steps.
         rate: the size of the first step.
+        momentum: the share of the mean of earlier gradients in that whose signs are followed. What changes its
+            sign from step to step, as the part that all inputs have in common does, is averaged out.
     """
     state = [Rounding.nearest(problem) for problem in problems]
     now = [rounded(problem, by) for problem, by in zip(problems, state, strict=True)]
     first = least = loss([each.values for each in now])
     best, best_step = now, 0
     measured = {-(-iterations * part // _MEASURED) for part in range(1, _MEASURED + 1)}
+    means: list[Tensor] = []
     for step in range(iterations):
         found = gradients(step, [each.values for each in now])
+        if momentum and means:
+            found = [b.lerp_(a, 1 - momentum) for a, b in zip(found, means, strict=True)]
+        means = list(found) if momentum else []
         size = rate * (1 - step / iterations)
         state = [
             stepped(by, signs(problem, each, gradient), size)

@@ -146,6 +146,8 @@ class AutoRoundConfig(BaseConfig):
             many slow: 512 to 4096 tokens are sensible.
         rate: the size of the first step, which falls linearly to 0; None: 1 / iterations, so that an offset
             can go from 0 to 1/2 in all.
+        momentum: the share of earlier gradients in the mean whose signs are followed, from 0 (the paper's) to
+            below 1.
         ranges: whether factors of ranges are learned, too. Scales that are quantized themselves, or powers of
             two, stay in any case.
         start: what is improved: "gptq", the codes that `GPTQConfig` finds, where an offset is added to what a
@@ -159,6 +161,7 @@ class AutoRoundConfig(BaseConfig):
     iterations: int = 200
     batches: int = 1
     rate: float | None = None
+    momentum: float = 0.9
     ranges: bool = True
     start: str = "gptq"
     bfloat16: bool = True
@@ -173,6 +176,8 @@ class AutoRoundConfig(BaseConfig):
             raise ConfigError(f"batches={self.batches!r}: must be positive, e.g. 1")
         if self.rate is not None and not self.rate > 0:
             raise ConfigError(f"rate={self.rate!r}: must be positive, e.g. 0.005, or None")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum={self.momentum!r}: use a share below 1, such as 0.9")
 
     @property
     def first_rate(self) -> float:
