@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ao_core import Algorithm, DType, Recipe, Transform, hookimpl
+from ao_core import Algorithm, DType, ModelTransform, Recipe, Transform, hookimpl
 from ao_quant.algorithms.records import ALGORITHMS as SOLVING
+from ao_quant.algorithms.records import MODEL_TRANSFORMS
 from ao_quant.calibration.algorithms import ALGORITHMS
 from ao_quant.dtypes import DTYPES
 from ao_quant.recipes import RECIPES
 from ao_quant.transforms import TRANSFORMS
 
-__all__ = ["ao_algorithms", "ao_api", "ao_dtypes", "ao_recipes", "ao_transforms"]
+__all__ = [
+    "ao_algorithms",
+    "ao_api",
+    "ao_dtypes",
+    "ao_model_transforms",
+    "ao_recipes",
+    "ao_transforms",
+]
 
 
 @hookimpl
@@ -34,8 +42,14 @@ def ao_transforms() -> Iterable[Transform]:
 
 @hookimpl
 def ao_algorithms() -> Iterable[Algorithm]:
-    """Static scales of activations, GPTQ, AWQ, scales by importance."""
+    """Static scales of activations, GPTQ, scales by importance, clipped ranges."""
     return (*ALGORITHMS, *SOLVING)
+
+
+@hookimpl
+def ao_model_transforms() -> Iterable[ModelTransform]:
+    """AWQ, SmoothQuant, cross-layer equalization, rotations."""
+    return MODEL_TRANSFORMS
 
 
 @hookimpl

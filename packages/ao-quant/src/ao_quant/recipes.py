@@ -203,6 +203,11 @@ RECIPES: tuple[Recipe, ...] = (
         "int4 weights in groups of 128 and float8 activations per token",
     ),
     Recipe(
+        "int4_dynamic_activation_int4_weight",
+        c.Int4DynamicActivationInt4WeightConfig(),
+        "int4 weights in groups of 128 and int4 activations per token; rotate the model first",
+    ),
+    Recipe(
         "float8_dynamic_activation_float8_weight/block",
         c.Float8DynamicActivationFloat8WeightConfig(granularity="block"),
         "float8 e4m3, a scale for 128 x 128 weights and for 128 elements of a token",

@@ -13,9 +13,9 @@ from ao_core.ext import ConfigError
 from ao_core.ext.calibration import best_of_rank, output_error
 from ao_quant import (
     AutoRoundConfig,
-    AWQConfig,
     BiasCorrectionConfig,
     GPTQConfig,
+    ImatrixConfig,
     Int4WeightOnlyConfig,
     SmoothQuantConfig,
     UIntxWeightOnlyConfig,
@@ -37,7 +37,7 @@ def batches():
     return [torch.randn(50, 32) + torch.linspace(-1, 2, 32) for _ in range(4)]
 
 
-@pytest.mark.parametrize("base", [FEW, GPTQConfig(FEW), AWQConfig(FEW, steps=3)], ids=str)
+@pytest.mark.parametrize("base", [FEW, GPTQConfig(FEW), ImatrixConfig(FEW)], ids=str)
 @torch.no_grad()
 def test_the_mean_error_of_a_layer_is_zero(base, tmp_path):
     """On the inputs that the corrected layers before it make; weights are those of the base."""
@@ -86,11 +86,11 @@ def test_where_there_is_nothing_to_correct_it_says_so():
     report = quantize_(shared, BiasCorrectionConfig(FEW), data=data)
     note = next(r.note for r in report if r.fqn == "0.weight")
     assert "shared by several modules" in note
-    for base in (AutoRoundConfig(FEW), SmoothQuantConfig()):
-        with pytest.raises(ConfigError, match="needs one that solves weight by weight"):
-            quantize_(model(), BiasCorrectionConfig(base), data=data)
-    with pytest.raises(ConfigError, match="needs a format of weights or an algorithm"):
-        BiasCorrectionConfig(FqnToConfig({"*": FEW}))
+    with pytest.raises(ConfigError, match="needs one that solves weight by weight"):
+        quantize_(model(), BiasCorrectionConfig(AutoRoundConfig(FEW)), data=data)
+    for base in (FqnToConfig({"*": FEW}), SmoothQuantConfig()):
+        with pytest.raises(ConfigError, match="needs a format of weights or an algorithm"):
+            BiasCorrectionConfig(base)
     config = BiasCorrectionConfig(GPTQConfig(FEW))
     assert config_from_json(config_to_json(config)) == config
 

@@ -18,6 +18,7 @@ from ao_core.calibration.matrices import matrices, matrix_shape, unmatrices
 from ao_core.calibration.needing import algorithm_of
 from ao_core.calibration.samples import Sample, replaced
 from ao_core.calibration.statistics import Statistic
+from ao_core.calibration.stepping import attached, stepped_weight, unstepped_weight
 from ao_core.calibration.visit import AtOnce, Inputs, inputs_of, visit
 from ao_core.compute import ComputeWeight
 from ao_core.config import Config, FqnToConfig
@@ -189,7 +190,7 @@ def _solve(work: _Work, solvers: dict[str, Algorithm], entry: Decision, inputs: 
         work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(UNSEEN))
         return
     solver, target = solvers[entry.fqn], entry.owners[0]
-    weight = matrices(entry.tensor.detach(), target)
+    weight = matrices(stepped_weight(entry, entry.tensor.detach()), target)
     found = _guarded(
         solver,
         entry.fqn,
@@ -219,7 +220,7 @@ def _solve_block(
 def _block_weight(entry: Decision, inputs: Inputs) -> BlockWeight:
     assert entry.config is not None
     target = entry.owners[0]
-    values = matrices(entry.tensor.detach(), target)
+    values = matrices(stepped_weight(entry, entry.tensor.detach()), target)
     return BlockWeight(entry.fqn, values, inputs.statistics, entry.config, target)
 
 
@@ -248,9 +249,10 @@ def _take(
         if found.values is None:
             new = dense
         elif isinstance(found.values, QTensor):
-            new = found.values
+            new = attached(entry, found.values)
         else:
-            new = unmatrices(found.values, dense.shape, entry.owners[0]).to(dense.dtype)
+            new = unmatrices(found.values, dense.shape, entry.owners[0])
+            new = unstepped_weight(entry, new).to(dense.dtype)
         if found.config is not None and not isinstance(new, QTensor):
             new = transformed(other, new)
         parameter, record = convert(entry, entry.tensor, new=new)
@@ -340,7 +342,8 @@ def _output_error(entry: Decision, dense: Tensor, new: Tensor, inputs: Inputs) -
     With the diagonal of H if that is all that is known.
     """
     values = new.dequantize() if isinstance(new, QTensor) else new
-    change = matrices(values.detach().to(dense.device) - dense, entry.owners[0])
+    change = stepped_weight(entry, values.detach().to(dense.device) - dense)
+    change = matrices(change, entry.owners[0])
     # rows that are spread evenly say as much of large weights as all, in a fraction of the time
     change = change[:, :: -(-change.shape[1] // _ERROR_ROWS)].double()
     total = 0.0

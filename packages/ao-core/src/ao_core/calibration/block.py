@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from ao_core.calibration.statistics import Statistics
+from ao_core.calibration.stepping import unstepped_weight
 from ao_core.config import Config
 from ao_core.records import Target
 from ao_core.targets import Decision
@@ -43,6 +44,7 @@ class Block:
 class BlockWeight:
     """One weight of a block: what `Algorithm.solve` gets for a weight."""
 
+    #: its name in the model
     fqn: str
     #: (E, out, in)
     values: Tensor
@@ -70,13 +72,13 @@ def called_with(
     Args:
         block: any module; it is not changed.
         entries: weights of the block.
-        weights: the values by the names of these.
+        weights: the values by the names of these, after the input steps that were chosen for them.
         args: of the call.
         kwargs: of the call.
     """
     names = {id(module): f"{name}." if name else "" for name, module in block.named_modules()}
     values = {
-        f"{names[id(owner.module)]}{owner.name}": weights[entry.fqn]
+        f"{names[id(owner.module)]}{owner.name}": unstepped_weight(entry, weights[entry.fqn])
         for entry in entries
         if entry.fqn in weights
         for owner in entry.owners

@@ -23,6 +23,7 @@ from ao_core.calibration.probe import Holes
 from ao_core.calibration.route import Place, Route
 from ao_core.calibration.samples import Sample, blaming
 from ao_core.calibration.statistics import Statistic, Statistics
+from ao_core.calibration.stepping import stepping
 from ao_core.calibration.store import Kept, Store
 from ao_core.calibration.stubs import Chain, Enough, flattened, stubbed
 from ao_core.calibration.trace import Trace
@@ -282,6 +283,7 @@ class _Stage:
         args, kwargs = self._arguments(held, batch)
         weights = [(entry.fqn, operand(entry.tensor, entry.owners[0])) for entry in entries]
         error = blaming(self.driver.model, self.driver.batches[batch], "data")
+        note = stepping(entries, note)
         if len(entries) == 1:
             note = self.driver.ending(batch, entries[0], note)
         with suppress(Enough), observing(weights, note), error:

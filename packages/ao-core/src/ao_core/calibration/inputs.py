@@ -14,6 +14,7 @@ from ao_core.calibration.matrices import matrix_shape, operand
 from ao_core.calibration.observing import Note, observing
 from ao_core.calibration.samples import Sample, call, evaluating
 from ao_core.calibration.statistics import Statistic, Statistics
+from ao_core.calibration.stepping import stepping
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.targets import Decision
 from ao_core.tensor.sharding import is_sharded
@@ -113,5 +114,5 @@ def finite(name: str, x: Tensor) -> Tensor:
 def observe(model: nn.Module, batch: Sample, entries: Sequence[Decision], note: Note) -> None:
     """Run the model, in evaluation mode and without gradients, and note the inputs of some weights."""
     weights = [(entry.fqn, operand(entry.tensor, entry.owners[0])) for entry in entries]
-    with evaluating(model), observing(weights, note):
+    with evaluating(model), observing(weights, stepping(entries, note)):
         call(model, batch, "data")

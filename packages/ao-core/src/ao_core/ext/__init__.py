@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         to_layout,
     )
     from ao_core.tensor.attention import attend
+    from ao_core.tensor.chosen_steps import ChosenSteps
     from ao_core.tensor.rotation import hadamard
     from ao_core.weights import (
         GroupSize,
@@ -87,6 +88,7 @@ _MODULES = {
     "AoError": "ao_core.errors",
     "BLOCKSIZE": "ao_core.spec",
     "CheckpointError": "ao_core.errors",
+    "ChosenSteps": "ao_core.tensor.chosen_steps",
     "ConfigError": "ao_core.errors",
     "ConfigLike": "ao_core.config",
     "DequantizeWarning": "ao_core.errors",
@@ -165,6 +167,7 @@ __all__ = [
     "TENSOR",
     "AoError",
     "CheckpointError",
+    "ChosenSteps",
     "ConfigError",
     "ConfigLike",
     "DequantizeWarning",

@@ -39,6 +39,7 @@ __all__ = [
     "step_names",
     "step_rows",
     "step_weight",
+    "stepped",
     "stored_spec",
     "unstep_weight",
     "without_steps",
@@ -207,7 +208,7 @@ def _rotated(x: Tensor, block: int, inverse: bool = False) -> Tensor:
     return hadamard(x, block, inverse=inverse)
 
 
-def _stepped(x: Tensor, steps: tuple[Step, ...], parts: Parts) -> Tensor:
+def stepped(x: Tensor, steps: tuple[Step, ...], parts: Parts) -> Tensor:
     """S x of activations, in the dtype of x; the parts broadcast over its rows."""
     wide = x.to(_wide(x.dtype, steps))
     for step in steps:
@@ -294,7 +295,7 @@ def without_steps(w: QTensor, count: int) -> QTensor:
 def step_rows(x: Tensor, w: QTensor, count: int | None = None) -> Tensor:
     """Activations (..., K) of a weight (N, K) after its first `count` input steps, or all of them."""
     parts = {name: getattr(w, name).reshape(-1) for name in step_names(w.spec)}
-    return _stepped(x, w.spec.input[:count], parts)
+    return stepped(x, w.spec.input[:count], parts)
 
 
 def _step_experts(x: Tensor, w: QTensor, offs: Tensor | None, count: int) -> Tensor:
@@ -305,7 +306,7 @@ def _step_experts(x: Tensor, w: QTensor, offs: Tensor | None, count: int) -> Ten
         # rows behind those of the last expert are multiplied by nothing
         experts = torch.searchsorted(offs, rows, right=True).clamp(max=w.shape[0] - 1)
         parts = {n: part.squeeze(1).index_select(0, experts) for n, part in parts.items()}
-    return _stepped(x, steps, parts)
+    return stepped(x, steps, parts)
 
 
 def _linear(

@@ -16,7 +16,7 @@ from ao_core.ext.quantizing import regridded
 from ao_quant.algorithms.descent import Found, descend
 from ao_quant.algorithms.rounding import Problem, learned, problem_of
 from ao_quant.algorithms.solving import few, importance_start, refuses_gptq, sweep
-from ao_quant.configs.algorithms import AutoRoundConfig, GPTQConfig
+from ao_quant.configs import AutoRoundConfig, GPTQConfig
 
 __all__ = ["refuses_autoround", "solve_autoround", "solve_autoround_block"]
 

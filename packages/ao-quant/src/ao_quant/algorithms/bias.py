@@ -11,7 +11,7 @@ from ao_core import Algorithm, QTensor, Skip, Solved, Target
 from ao_core.ext import ConfigError, bias_name, registry
 from ao_core.ext.calibration import SUMS, Statistic, Statistics, matrices, union
 from ao_quant.algorithms.applying import nearest
-from ao_quant.configs.algorithms import BiasCorrectionConfig
+from ao_quant.configs import BiasCorrectionConfig
 
 __all__ = ["check_corrected", "needs_bias", "refuses_bias", "solve_bias"]
 

@@ -47,8 +47,8 @@ def descend(
         loss: over all data; the least of those that are measured is kept, so it is not above the first.
         iterations: the number of steps.
         rate: the size of the first step.
-        momentum: the share of the mean of earlier gradients in that whose signs are followed. What changes its
-            sign from step to step, as the part that all inputs have in common does, is averaged out.
+        momentum: the share of earlier gradients in the mean whose signs are followed. What changes its sign
+            from step to step, as the part that all inputs have in common does, is averaged out.
     """
     state = [Rounding.nearest(problem) for problem in problems]
     now = [rounded(problem, by) for problem, by in zip(problems, state, strict=True)]

@@ -5,34 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ao_core import Algorithm, Config, Skip, Solved
+from ao_core import Algorithm, Config, ModelTransform, Skip, Solved
 from ao_core.ext import registry
-from ao_core.ext.calibration import ABS_MAX, ABS_SUMS, HESSIAN, SQUARES, Statistic
+from ao_core.ext.calibration import HESSIAN, SQUARES, Statistic
 from ao_quant.algorithms.autoround import (
     refuses_autoround,
     solve_autoround,
     solve_autoround_block,
 )
 from ao_quant.algorithms.bias import check_corrected, needs_bias, refuses_bias, solve_bias
+from ao_quant.algorithms.rotating import misplaced_reason, rotate
+from ao_quant.algorithms.scaling import equalize, scale_by_awq, smooth
 from ao_quant.algorithms.solving import (
     refuses,
     refuses_gptq,
-    refuses_scaling,
-    solve_awq,
+    solve_clip,
     solve_gptq,
     solve_imatrix,
-    solve_smoothquant,
 )
-from ao_quant.configs.algorithms import (
+from ao_quant.configs import (
     AutoRoundConfig,
     AWQConfig,
     BiasCorrectionConfig,
+    ClipConfig,
+    EqualizeConfig,
     GPTQConfig,
     ImatrixConfig,
+    RotateConfig,
     SmoothQuantConfig,
 )
 
-__all__ = ["ALGORITHMS"]
+__all__ = ["ALGORITHMS", "MODEL_TRANSFORMS"]
 
 
 def _for_head(config: Any) -> Config | None:
@@ -71,15 +74,6 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         solve_block=solve_autoround_block,
     ),
     _record("imatrix", ImatrixConfig, (SQUARES,), solve_imatrix, refuses),
-    _record("awq", AWQConfig, (HESSIAN, ABS_SUMS), solve_awq, refuses_scaling),
-    _record(
-        "smoothquant",
-        SmoothQuantConfig,
-        (ABS_MAX,),
-        solve_smoothquant,
-        refuses_scaling,
-        sequential=False,
-    ),
     Algorithm(
         "bias_correction",
         BiasCorrectionConfig,
@@ -89,4 +83,12 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         for_head=_for_head,
         after=check_corrected,
     ),
+    _record("clip", ClipConfig, (HESSIAN,), solve_clip, refuses),
+)
+
+MODEL_TRANSFORMS: tuple[ModelTransform, ...] = (
+    ModelTransform("awq", AWQConfig, scale_by_awq, then=AWQConfig.then),
+    ModelTransform("smoothquant", SmoothQuantConfig, smooth, then=lambda config: config.base),
+    ModelTransform("equalize", EqualizeConfig, equalize),
+    ModelTransform("rotate", RotateConfig, rotate, refuses=misplaced_reason),
 )

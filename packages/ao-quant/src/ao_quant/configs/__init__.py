@@ -6,17 +6,11 @@ Each configuration also has a short lowercase name, the name of its recipe.
 from __future__ import annotations
 
 from ao_core import Config
-from ao_quant.configs.algorithms import (
-    AutoRoundConfig,
-    AWQConfig,
-    BaseConfig,
-    BiasCorrectionConfig,
-    GPTQConfig,
-    ImatrixConfig,
-    SmoothQuantConfig,
-)
+from ao_quant.configs.algorithms import BaseConfig, GPTQConfig, ImatrixConfig
+from ao_quant.configs.autoround import AutoRoundConfig
 from ao_quant.configs.base import GROUP_SIZES
 from ao_quant.configs.codebooks import CodebookWeightOnlyConfig, NF4WeightOnlyConfig
+from ao_quant.configs.corrections import BiasCorrectionConfig
 from ao_quant.configs.floats import (
     Float8DynamicActivationFloat8WeightConfig,
     Float8WeightOnlyConfig,
@@ -28,6 +22,7 @@ from ao_quant.configs.gguf import GGUF_TYPES, GGUFWeightOnlyConfig
 from ao_quant.configs.ints import (
     BitNetWeightOnlyConfig,
     Float8DynamicActivationInt4WeightConfig,
+    Int4DynamicActivationInt4WeightConfig,
     Int4WeightOnlyConfig,
     Int8DynamicActivationInt4WeightConfig,
     Int8DynamicActivationInt8WeightConfig,
@@ -41,6 +36,14 @@ from ao_quant.configs.mx import (
     MXWeightOnlyConfig,
     NVFP4DynamicActivationNVFP4WeightConfig,
     NVFP4WeightOnlyConfig,
+)
+from ao_quant.configs.rotations import RotateConfig
+from ao_quant.configs.scaling import (
+    AWQConfig,
+    ClipConfig,
+    EqualizeConfig,
+    ScalingConfig,
+    SmoothQuantConfig,
 )
 from ao_quant.configs.static import (
     OBSERVERS,
@@ -61,7 +64,9 @@ __all__ = [
     "BaseConfig",
     "BiasCorrectionConfig",
     "BitNetWeightOnlyConfig",
+    "ClipConfig",
     "CodebookWeightOnlyConfig",
+    "EqualizeConfig",
     "FP4WeightOnlyConfig",
     "FP6LLMWeightOnlyConfig",
     "FPXWeightOnlyConfig",
@@ -72,6 +77,7 @@ __all__ = [
     "GGUFWeightOnlyConfig",
     "GPTQConfig",
     "ImatrixConfig",
+    "Int4DynamicActivationInt4WeightConfig",
     "Int4WeightOnlyConfig",
     "Int8DynamicActivationInt4WeightConfig",
     "Int8DynamicActivationInt8WeightConfig",
@@ -85,6 +91,8 @@ __all__ = [
     "NVFP4DynamicActivationNVFP4WeightConfig",
     "NVFP4StaticActivationNVFP4WeightConfig",
     "NVFP4WeightOnlyConfig",
+    "RotateConfig",
+    "ScalingConfig",
     "SmoothQuantConfig",
     "StaticConfig",
     "UIntxWeightOnlyConfig",
@@ -98,6 +106,7 @@ __all__ = [
     "fp6_llm_weight_only",
     "fpx_weight_only",
     "gguf_weight_only",
+    "int4_dynamic_activation_int4_weight",
     "int4_weight_only",
     "int8_dynamic_activation_int4_weight",
     "int8_dynamic_activation_int8_weight",
@@ -133,6 +142,7 @@ float8_dynamic_activation_float8_weight = Float8DynamicActivationFloat8WeightCon
 int8_dynamic_activation_int4_weight = Int8DynamicActivationInt4WeightConfig
 int8_dynamic_activation_intx_weight = Int8DynamicActivationIntxWeightConfig
 float8_dynamic_activation_int4_weight = Float8DynamicActivationInt4WeightConfig
+int4_dynamic_activation_int4_weight = Int4DynamicActivationInt4WeightConfig
 int8_static_activation_int8_weight = Int8StaticActivationInt8WeightConfig
 float8_static_activation_float8_weight = Float8StaticActivationFloat8WeightConfig
 nvfp4_static_activation_nvfp4_weight = NVFP4StaticActivationNVFP4WeightConfig
@@ -160,6 +170,7 @@ CONFIGS: dict[str, type[Config]] = {
     "int8_dynamic_activation_int4_weight": Int8DynamicActivationInt4WeightConfig,
     "int8_dynamic_activation_intx_weight": Int8DynamicActivationIntxWeightConfig,
     "float8_dynamic_activation_int4_weight": Float8DynamicActivationInt4WeightConfig,
+    "int4_dynamic_activation_int4_weight": Int4DynamicActivationInt4WeightConfig,
     "mx_dynamic_activation_mx_weight": MXDynamicActivationMXWeightConfig,
     "nvfp4_dynamic_activation_nvfp4_weight": NVFP4DynamicActivationNVFP4WeightConfig,
 }
