@@ -296,7 +296,7 @@ def test_a_block_has_one_setting_and_several_formats():
 
 
 def test_frozen_models_in_training_and_half_precision():
-    made = model(1).to(torch.bfloat16).requires_grad_(False).train()
+    made = model(2).to(torch.bfloat16).requires_grad_(False).train()
     data = [x.to(torch.bfloat16) for x in batches(3)]
     report = quantize_(made, AutoRoundConfig(UIntxWeightOnlyConfig(3, 32), iterations=4), data=data)
     assert made.training

@@ -235,7 +235,7 @@ def _take(
     work.solved[entry.fqn] = found
     extras: dict[str, Any] = {"rows": inputs.rows, "damping": found.damping}
     extras["note"] = "; ".join(filter(None, (inputs.note, found.note)))
-    if found.bias is not None and (reason := _shift(work, entry, found)):
+    if found.bias is not None and (reason := _shift(work, entry, inputs, found)):
         extras["note"] = "; ".join(filter(None, (extras["note"], reason)))
     if found.loss is not None:
         extras["loss_before"], extras["loss_after"] = found.loss
@@ -263,7 +263,7 @@ def _take(
     work.extras[entry.fqn] = extras
 
 
-def _shift(work: _Work, entry: Decision, found: Solved) -> str | None:
+def _shift(work: _Work, entry: Decision, inputs: Inputs, found: Solved) -> str | None:
     """Add to the bias beside a weight, for the time of the visit and then for good, or say why not."""
     assert found.bias is not None
     if (name := bias_name(target := entry.owners[0])) is None:
@@ -278,6 +278,7 @@ def _shift(work: _Work, entry: Decision, found: Solved) -> str | None:
     reason = f"corrected by the mean error of the outputs of {entry.fqn}"
     done = replace(bias, config=entry.config, reason=reason)
     work.ready[bias.fqn] = convert(done, before, new=new)
+    work.extras[bias.fqn] = {"rows": inputs.rows}
     work.stack.enter_context(replaced([(bias.owners, new)]))
     return None
 

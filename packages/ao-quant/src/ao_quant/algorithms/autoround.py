@@ -37,11 +37,13 @@ class _Start(NamedTuple):
 
     def parameter(self, values: Tensor) -> Tensor:
         """Values in the shape of the codes as the parameter has them."""
-        return unmatrices(values.reshape(self.weight.shape), self.shape, self.target)
+        values = unmatrices(values.reshape(self.weight.shape), self.shape, self.target)
+        return values.to(self.weight.dtype)
 
     def stored(self, values: Tensor) -> Tensor:
         """The inverse."""
-        return matrices(values, self.target).reshape(self.problem.weight.shape)
+        own = self.problem.weight
+        return matrices(values, self.target).reshape(own.shape).to(own.dtype)
 
 
 def solve_autoround(

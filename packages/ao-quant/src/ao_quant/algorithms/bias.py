@@ -13,7 +13,7 @@ from ao_core.ext.calibration import SUMS, Statistic, Statistics, matrices, union
 from ao_quant.algorithms.applying import nearest
 from ao_quant.configs import BiasCorrectionConfig
 
-__all__ = ["check_corrected", "needs_bias", "refuses_bias", "solve_bias"]
+__all__ = ["needs_bias", "refuses_bias", "solve_bias"]
 
 
 def needs_bias(config: BiasCorrectionConfig) -> tuple[Statistic, ...]:
@@ -51,20 +51,6 @@ def refuses_bias(weight: Tensor, config: BiasCorrectionConfig, target: Target) -
         return inner.refuses(weight, config.base, target)
     found = registry.transform_for(type(config.base)).apply(weight, config.base, target)
     return found.reason if isinstance(found, Skip) else None
-
-
-def check_corrected(found: dict[str, Solved]) -> None:
-    """`Algorithm.after`.
-
-    Raises:
-        ConfigError: no layer has a bias.
-    """
-    if found and all(each.bias is None for each in found.values()):
-        names = ", ".join(list(found)[:3]) + ", …" * (len(found) > 3)
-        raise ConfigError(
-            f"BiasCorrectionConfig: none of {names} has a bias, and new parameters "
-            "would be lost where the model is built anew; use its base alone"
-        )
 
 
 def _inner(config: BiasCorrectionConfig) -> Algorithm | None:

@@ -13,7 +13,7 @@ from ao_quant.algorithms.autoround import (
     solve_autoround,
     solve_autoround_block,
 )
-from ao_quant.algorithms.bias import check_corrected, needs_bias, refuses_bias, solve_bias
+from ao_quant.algorithms.bias import needs_bias, refuses_bias, solve_bias
 from ao_quant.algorithms.rotating import misplaced_reason, rotate
 from ao_quant.algorithms.scaling import equalize, scale_by_awq, smooth
 from ao_quant.algorithms.solving import (
@@ -81,7 +81,6 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         solve_bias,
         refuses=refuses_bias,
         for_head=_for_head,
-        after=check_corrected,
     ),
     _record("clip", ClipConfig, (HESSIAN,), solve_clip, refuses),
 )

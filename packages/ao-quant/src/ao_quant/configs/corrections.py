@@ -11,6 +11,8 @@ from ao_quant.configs.ints import Int4WeightOnlyConfig
 
 __all__ = ["BiasCorrectionConfig"]
 
+_BASE = Int4WeightOnlyConfig(128)
+
 
 @dataclass(frozen=True)
 class BiasCorrectionConfig(Config):
@@ -27,7 +29,7 @@ class BiasCorrectionConfig(Config):
             of a recipe.
     """
 
-    base: Config = Int4WeightOnlyConfig(128)
+    base: Config = _BASE
 
     def __post_init__(self) -> None:
         try:
