@@ -22,7 +22,7 @@ import torch
 from smollm2 import evaluate, model
 from tqdm import tqdm
 
-from ao_core import Config, quantize_
+from ao_core import Config, QTensor, quantize_
 from ao_quant import (
     AutoRoundConfig,
     AWQConfig,
@@ -35,6 +35,7 @@ from ao_quant import (
     MXDynamicActivationMXWeightConfig,
     RotateConfig,
     SmoothQuantConfig,
+    TrellisWeightOnlyConfig,
     UIntxWeightOnlyConfig,
 )
 
@@ -46,6 +47,9 @@ FORMATS: dict[str, Config] = {
     "int4 g32": Int4WeightOnlyConfig(32),
     "int3 g64": UIntxWeightOnlyConfig(3, 64),
     "int2 g64": UIntxWeightOnlyConfig(2, 64),
+    "trellis 4": TrellisWeightOnlyConfig(4),
+    "trellis 3": TrellisWeightOnlyConfig(3),
+    "trellis 2": TrellisWeightOnlyConfig(2),
     "int8": Int8WeightOnlyConfig(),
     "W8A8": Int8DynamicActivationInt8WeightConfig(),
     "W4A4 int4": Int4DynamicActivationInt4WeightConfig(128),
@@ -69,6 +73,8 @@ _SMOOTHED = ("rounding to nearest", "SmoothQuant", "SmoothQuant, alpha searched"
 _ROTATED = ("rounding to nearest", "GPTQ", "rotation, rounding", "rotation, GPTQ")
 #: format -> the methods that are measured with it; weights alone where it is not there
 CHOSEN: dict[str, tuple[str, ...]] = {
+    # rotated, after which no column stands out
+    **dict.fromkeys(("trellis 4", "trellis 3", "trellis 2"), ("rounding to nearest", "GPTQ")),
     "int8": ("rounding to nearest",),
     "W8A8": _SMOOTHED,
     "W4A4 int4": _ROTATED,
@@ -98,8 +104,15 @@ def main() -> None:
         seconds = time.perf_counter() - start
         found = asdict(evaluate.quality(logs, windows, partial(evaluate.predict, made)))
         row = {"format": name, "method": method, "seed": seed, "seconds": round(seconds, 1)}
+        row["bits_per_weight"] = round(_bits_per_weight(made), 4)
         data["rows"].append(row | {key: float(f"{value:.6g}") for key, value in found.items()})
         args.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def _bits_per_weight(made: Any) -> float:
+    """Bits of the quantized weights, scales and all, over their number; the head, of 8 bits, aside."""
+    weights = [p for p in made.parameters() if isinstance(p, QTensor) and len(p) < 10_000]
+    return 8 * sum(p.stored_bytes for p in weights) / sum(p.numel() for p in weights)
 
 
 def calibration(count: int, seed: int) -> list[dict[str, Any]]:

@@ -40,6 +40,7 @@ from ao_quant.configs import (
     NVFP4WeightOnlyConfig,
     RotateConfig,
     SmoothQuantConfig,
+    TrellisWeightOnlyConfig,
     UIntxWeightOnlyConfig,
     bitnet_weight_only,
     codebook_weight_only,
@@ -65,6 +66,7 @@ from ao_quant.configs import (
     nvfp4_dynamic_activation_nvfp4_weight,
     nvfp4_static_activation_nvfp4_weight,
     nvfp4_weight_only,
+    trellis_weight_only,
     uintx_weight_only,
 )
 
@@ -122,6 +124,7 @@ __all__ = [
     "QuantizationPlan",
     "RotateConfig",
     "SmoothQuantConfig",
+    "TrellisWeightOnlyConfig",
     "UIntxWeightOnlyConfig",
     "__version__",
     "autoquant",
@@ -157,6 +160,7 @@ __all__ = [
     "plan_checkpoint",
     "prepare",
     "quantize_checkpoint",
+    "trellis_weight_only",
     "uintx_weight_only",
     "verify_checkpoint",
 ]

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ao_core import Algorithm, DType, ModelTransform, Recipe, Transform, hookimpl
+from ao_core import (
+    Algorithm,
+    DType,
+    Layout,
+    ModelTransform,
+    Op,
+    Recipe,
+    Transform,
+    hookimpl,
+)
 from ao_quant.algorithms.records import ALGORITHMS as SOLVING
 from ao_quant.algorithms.records import MODEL_TRANSFORMS
 from ao_quant.calibration.algorithms import ALGORITHMS
 from ao_quant.dtypes import DTYPES
 from ao_quant.recipes import RECIPES
 from ao_quant.transforms import TRANSFORMS
+from ao_quant.trellis.layout import TRELLIS
+from ao_quant.trellis.op import OPS
 
 __all__ = [
     "ao_algorithms",
     "ao_api",
     "ao_dtypes",
+    "ao_layouts",
     "ao_model_transforms",
+    "ao_ops",
     "ao_recipes",
     "ao_transforms",
 ]
@@ -32,6 +45,18 @@ def ao_api() -> tuple[int, int]:
 def ao_dtypes() -> Iterable[DType]:
     """Codebooks of 1 to 8 bits, and the LUT of iq4_nl."""
     return DTYPES
+
+
+@hookimpl
+def ao_layouts() -> Iterable[Layout]:
+    """Weights on a trellis."""
+    return (TRELLIS,)
+
+
+@hookimpl
+def ao_ops() -> Iterable[Op]:
+    """The search for codes on a trellis."""
+    return OPS
 
 
 @hookimpl

@@ -11,7 +11,7 @@ from torch import Tensor
 from ao_core import Layout, QTensor, Skip, Solved, Spec, Target
 from ao_core.ext import is_conv, is_transposed, registry
 from ao_core.ext.calibration import Statistics
-from ao_core.ext.quantizing import grid_of, regridded
+from ao_core.ext.quantizing import grid_of, regridded, stepped_problem
 from ao_quant.algorithms.applying import clipped, nearest, unweighable_reason, weighed
 from ao_quant.algorithms.gptq import gptq
 from ao_quant.algorithms.hessian import order_of, ordered_factor
@@ -54,7 +54,8 @@ def sweep(weight: Tensor, seen: _Seen, config: GPTQConfig, target: Target) -> Sw
     grid = grid_of(found)
     blocks, codes, weights = grid.block_of.reshape(weight.shape), [], []
     damping = 0.0
-    for matrix, hessian, block_of in zip(weight, hessians, blocks, strict=True):
+    stored, hessians = stepped_problem(weight, hessians, q)
+    for matrix, hessian, block_of in zip(stored, hessians, blocks, strict=True):
         order = order_of(config.order, hessian.diagonal(), block_of[0])
         factor, used = ordered_factor(hessian, order, config.damping)
         rounded, _, turns = gptq(matrix[:, order], factor, grid, block_of[:, order])
@@ -131,8 +132,10 @@ def refuses_gptq(weight: Tensor, config: GPTQConfig, target: Target) -> str | No
     layout = registry.layouts.get(spec.layout)
     if type(layout).sparsify is not Layout.sparsify:
         return f"the layout {layout.name!r} does not hold all elements"
-    if spec.input:
-        return f"{spec} has input steps, which its Hessian has not gone through"
+    if not layout.affine and type(layout).round_column is Layout.round_column:
+        return f"the layout {layout.name!r} does not round columns one by one"
+    if any(step.kind != "hadamard" for step in spec.input) and weight.dim() > 2:
+        return f"{spec} has input steps of each expert"
     return None
 
 

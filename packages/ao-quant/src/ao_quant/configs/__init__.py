@@ -52,6 +52,7 @@ from ao_quant.configs.static import (
     NVFP4StaticActivationNVFP4WeightConfig,
     StaticConfig,
 )
+from ao_quant.configs.trellis import TrellisWeightOnlyConfig
 
 __all__ = [
     "CALIBRATED",
@@ -95,6 +96,7 @@ __all__ = [
     "ScalingConfig",
     "SmoothQuantConfig",
     "StaticConfig",
+    "TrellisWeightOnlyConfig",
     "UIntxWeightOnlyConfig",
     "bitnet_weight_only",
     "codebook_weight_only",
@@ -120,12 +122,14 @@ __all__ = [
     "nvfp4_dynamic_activation_nvfp4_weight",
     "nvfp4_static_activation_nvfp4_weight",
     "nvfp4_weight_only",
+    "trellis_weight_only",
     "uintx_weight_only",
 ]
 
 int8_weight_only = Int8WeightOnlyConfig
 int4_weight_only = Int4WeightOnlyConfig
 intx_weight_only = IntxWeightOnlyConfig
+trellis_weight_only = TrellisWeightOnlyConfig
 uintx_weight_only = UIntxWeightOnlyConfig
 bitnet_weight_only = BitNetWeightOnlyConfig
 nf4_weight_only = NF4WeightOnlyConfig
@@ -165,6 +169,7 @@ CONFIGS: dict[str, type[Config]] = {
     "mx_weight_only": MXWeightOnlyConfig,
     "nvfp4_weight_only": NVFP4WeightOnlyConfig,
     "gguf_weight_only": GGUFWeightOnlyConfig,
+    "trellis_weight_only": TrellisWeightOnlyConfig,
     "int8_dynamic_activation_int8_weight": Int8DynamicActivationInt8WeightConfig,
     "float8_dynamic_activation_float8_weight": Float8DynamicActivationFloat8WeightConfig,
     "int8_dynamic_activation_int4_weight": Int8DynamicActivationInt4WeightConfig,
