@@ -202,6 +202,10 @@ def refuses_autoround(weight: Tensor, config: AutoRoundConfig, target: Target) -
     if reason := refuses_gptq(weight, config, target):  # type: ignore[arg-type]
         return reason
     spec = config.weights.spec(tuple(weight.shape), weight.dtype)
+    if spec.input:
+        return (
+            f"{spec} has input steps; choose them before, as RotateConfig does, not in the format"
+        )
     affine = registry.layouts.get(spec.layout).affine
     if registry.dtypes.get(spec.dtype).kind != "int" or not affine:
         return f"{spec.dtype} has no even steps, by which offsets of the rounding are measured; use GPTQ"

@@ -26,8 +26,8 @@ def gptq(
         block: columns whose errors are passed on to all others at once; changes no code but for rounding.
 
     Returns:
-        The codes (N, K), of more rows where the layout has codes for those; the squared error of the outputs for
-        the damped Hessian, a number: with e = (w - q) / U[i, i] of each weight when its turn comes,
+        The codes (N, K), of more rows where the layout has codes for those; the squared error of the outputs
+        for the damped Hessian, a number: with e = (w - q) / U[i, i] of each weight when its turn comes,
         Σ e² = tr(Δ H Δᵀ); and what each weight w was then, (N, K) float64.
     """
     columns = weight.shape[1]

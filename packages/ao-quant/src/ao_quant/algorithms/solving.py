@@ -54,7 +54,7 @@ def sweep(weight: Tensor, seen: _Seen, config: GPTQConfig, target: Target) -> Sw
     grid = grid_of(found)
     blocks, codes, weights = grid.block_of.reshape(weight.shape), [], []
     damping = 0.0
-    stored, hessians = stepped_problem(weight, hessians, q)
+    stored, hessians = stepped_problem(weight, hessians, found)
     for matrix, hessian, block_of in zip(stored, hessians, blocks, strict=True):
         order = order_of(config.order, hessian.diagonal(), block_of[0])
         factor, used = ordered_factor(hessian, order, config.damping)
