@@ -221,7 +221,7 @@ def _by_name(name: str) -> Config:
     raise UnknownNameError("recipe", name, known, registry.notes(name))
 
 
-def _tables() -> tuple[Records[Any], ...]:
+def _tables() -> tuple[Records[Transform] | Records[Algorithm] | Records[ModelTransform], ...]:
     """The tables of what a configuration is for; a name that two have is that of one class."""
     return registry.transforms, registry.algorithms, registry.model_transforms
 
