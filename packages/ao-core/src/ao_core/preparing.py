@@ -48,8 +48,9 @@ def stages(configs: Sequence[Config]) -> list[Stage]:
     for config in configs:
         transforms = [(leaf, _transform(leaf)) for leaf in _leaves(config)]
         for leaf, transform in transforms:
-            if transform is not None:
-                _check_order(leaf, transform, before)
+            if transform is not None and (reason := transform.refuses(leaf, before)):
+                last = type(before[-1]).__name__
+                raise ConfigError(f"{type(leaf).__name__} after {last}: {reason}")
         before += [leaf for leaf, _ in transforms]
         if any(transform for _, transform in transforms):
             found.append(Stage(_mapped(config, lambda c, t: c if t else None), True))
@@ -59,18 +60,6 @@ def stages(configs: Sequence[Config]) -> list[Stage]:
         else:
             found.append(Stage(config, False))
     return found
-
-
-def _check_order(leaf: Config, transform: ModelTransform, before: Sequence[Config]) -> None:
-    for other in before:
-        earlier = _transform(other)
-        if earlier is None or earlier.then(other) is not None:
-            raise ConfigError(
-                f"{type(leaf).__name__} comes after {type(other).__name__}, which quantizes weights: it "
-                "transforms dense ones; put it before"
-            )
-    if reason := transform.refuses(leaf, before):
-        raise ConfigError(f"{type(leaf).__name__} after {type(before[-1]).__name__}: {reason}")
 
 
 def _transform(config: Config | None) -> ModelTransform | None:

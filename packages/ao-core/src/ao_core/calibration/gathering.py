@@ -41,6 +41,8 @@ class _Node:
     """Inputs that a matrix has seen, in order; matrices that saw the same ones have the same node."""
 
     statistics: Statistics
+    #: how many matrices have this node
+    users: int = 0
 
 
 @dataclass
@@ -76,9 +78,13 @@ class Gathering:
         nodes = self._nodes.setdefault(name, {})
         before = nodes.get(number) or self._roots.setdefault(need, _Node(Statistics(need)))
         if id(before) not in self._steps:
-            rows = finite(name, x) if need else x
-            self._steps[id(before)] = before, _Node(before.statistics.add(rows))
+            rows, seen = finite(name, x) if need else x, before.statistics
+            is_shared = before.users != 1 or any(before is new for _, new in self._steps.values())
+            new = seen.add(rows) if is_shared else seen.absorb(rows)
+            self._steps[id(before)] = before, _Node(new)
         nodes[number] = self._steps[id(before)][1]
+        before.users -= 1
+        nodes[number].users += 1
         if name not in self._after:
             self._after[name], self._after[self._place] = self._after[self._place], name
         self._place = name

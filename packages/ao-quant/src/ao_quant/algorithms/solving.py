@@ -13,7 +13,7 @@ from ao_core.ext.calibration import Statistics
 from ao_core.ext.quantizing import grid_of, regridded
 from ao_quant.algorithms.applying import clipped, nearest, unweighable_reason, weighed
 from ao_quant.algorithms.gptq import gptq
-from ao_quant.algorithms.hessian import damped_factor, order_of
+from ao_quant.algorithms.hessian import order_of, ordered_factor
 from ao_quant.configs import ClipConfig
 from ao_quant.configs.algorithms import BaseConfig, GPTQConfig, ImatrixConfig
 
@@ -39,7 +39,7 @@ def solve_gptq(weight: Tensor, seen: _Seen, config: GPTQConfig, target: Target) 
     damping = 0.0
     for matrix, hessian, block_of in zip(weight, hessians, blocks, strict=True):
         order = order_of(config.order, hessian.diagonal(), block_of[0])
-        factor, used = damped_factor(hessian[order][:, order], config.damping)
+        factor, used = ordered_factor(hessian, order, config.damping)
         rounded, _ = gptq(matrix[:, order], factor, grid, block_of[:, order])
         codes.append(torch.empty_like(rounded).index_copy_(1, order, rounded))
         damping = max(damping, used)
