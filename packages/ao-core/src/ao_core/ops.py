@@ -16,7 +16,7 @@ from ao_core.tensor.blocks import BlockCall
 from ao_core.tensor.codec import decode_reference
 from ao_core.tensor.create import fake_quantize_reference
 from ao_core.tensor.input_steps import grouped_linear_after_steps, linear_after_steps
-from ao_core.tensor.tail import WriteTailCall
+from ao_core.tensor.tail import EncodeTokensCall, WriteTailCall
 from ao_core.torch_kernels import attend, blocks, fused_quant, reference, rotation, tail
 
 __all__ = ["BUILTIN_OPS"]
@@ -114,6 +114,21 @@ _WRITE_TAIL = Op(
     `ao_core.ext.kernels.write_tail`, which calls it, says what the arguments are.
     """,
     _trials("kernel_tail", "WRITE_TAIL"),
+)
+
+_ENCODE_TOKENS = Op(
+    "encode_tokens",
+    EncodeTokensCall,
+    tail.encode_tokens,
+    """Quantize tokens `begin` to `end` of a cache of keys and values in place, from their exact values.
+
+    Of blocks that begin there, what `quantize` makes of them; of one that was begun before, codes by its
+    scales. `ao_core.ext.kernels.encode_tokens`, which calls it, says what the arguments are.
+    """,
+    _trials("kernel_tail", "ENCODE_TOKENS"),
+    is_conversion=True,
+    # tokens are rotated before they are quantized
+    fuses=STEP_KINDS,
 )
 
 _QKV = Op(
@@ -242,6 +257,7 @@ BUILTIN_OPS = (
     _GROUPED_MM,
     _ATTEND,
     _WRITE_TAIL,
+    _ENCODE_TOKENS,
     _QKV,
     _MLP,
     _QUANTIZE,

@@ -22,7 +22,9 @@ _TEXT = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
     "pad_token_id": 0, "initializer_range": 0.1,
 }  # fmt: skip
-_BERT = {key: value for key, value in _TEXT.items() if key not in ("num_key_value_heads", "head_dim")}
+_BERT = {
+    key: value for key, value in _TEXT.items() if key not in ("num_key_value_heads", "head_dim")
+}
 _GPT2 = {
     "vocab_size": 96, "n_positions": 64, "n_embd": 64, "n_layer": 1, "n_head": 4,
     "initializer_range": 0.1,

@@ -4,6 +4,7 @@
 #include "adam/kernels.h"
 #include "attend/kernels.h"
 #include "block/kernels.h"
+#include "cache/kernels.h"
 #include "hadamard/kernels.h"
 #include "linear/kernels.h"
 #include "quantize/kernels.h"
@@ -21,6 +22,7 @@ struct Isa {
   HadamardKernels hadamard;
   AttendKernels attend;
   BlockKernels block;
+  CacheKernels cache;
 };
 
 // The set in use: the best one that the processor has, or the one that AO_CPU_ISA names. It is

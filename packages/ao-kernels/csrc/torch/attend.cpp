@@ -56,7 +56,8 @@ Stored read_stored(const char* name, const Meaning& m, int64_t matrices, int64_t
     check_numel("zero_point", *m.zero, count, "one per block");
     d.zero = kept.read("zero_point", *m.zero);
   }
-  if (!m.factors.empty()) {
+  // a transform of order 1 is none
+  if (!m.factors.empty() && m.factors != std::vector<int64_t>{1}) {
     read_factors(m.factors, !is_key, s.rotation, kept.matrices);
     AO_CHECK(size % s.rotation.block == 0, name, ": its ", size, " elements are no multiple of ", s.rotation.block,
              ", the product of the factors");

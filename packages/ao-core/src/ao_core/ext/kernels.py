@@ -35,7 +35,7 @@ from ao_core.tensor.joined import cannot_join_rows, join_rows, share_rows
 from ao_core.tensor.leaves import Leaves, spec_of_text
 from ao_core.tensor.matmuls import select_linear
 from ao_core.tensor.sharding import is_sharded, local_shard, local_shards, shard_like
-from ao_core.tensor.tail import WriteTailCall, write_tail
+from ao_core.tensor.tail import EncodeTokensCall, WriteTailCall, encode_tokens, write_tail
 from ao_core.tensor.transforms import is_transforming
 from ao_core.tensor.updates import current_generator
 from ao_core.tensor.writes import overwrite
@@ -55,6 +55,7 @@ __all__ = [
     "BlockCall",
     "BlockOp",
     "Candidate",
+    "EncodeTokensCall",
     "Heads",
     "Leaves",
     "NormBefore",
@@ -69,6 +70,7 @@ __all__ = [
     "decode_reference",
     "encode_parts",
     "encode_reference",
+    "encode_tokens",
     "fake_quantize_reference",
     "fingerprint",
     "geometry",

@@ -16,12 +16,12 @@ from ao_kernels.cpu.formats import format_of
 from ao_kernels.cpu.library import isa, unavailable
 from ao_kernels.cpu.quantize import ELEMENTS
 
-__all__ = ["ATTEND_KERNELS", "attend"]
+__all__ = ["ATTEND_KERNELS", "GREATEST_HEAD", "GREATEST_ORDER", "attend"]
 
 #: elements of a key or a value; `kGreatestHead` of csrc/torch/attend.cpp
-_GREATEST_HEAD = 1024
+GREATEST_HEAD = 1024
 #: `kGreatestOrder` of csrc/cpu/hadamard/hadamard.h
-_GREATEST_ORDER = 1024
+GREATEST_ORDER = 1024
 #: where keys keep what the op is told of them and of values, among what tensors remember
 _KEY = "ao_kernels.cpu.attend"
 
@@ -76,7 +76,7 @@ def _arguments(x: QTensor) -> tuple[tuple[Any, ...], tuple[int, int, bool]]:
     """Parts, values of codes and the rotation; tokens and elements of a block, whether codes are packed."""
     spec, parts, fmt = x.spec, x.parts, format_of(x.format)
     assert not isinstance(fmt, str)  # `refuses` has asked
-    # a transform of order 1 is none: programs of AOTInductor pass no empty lists
+    # order 1 for no transform: programs of AOTInductor pass no empty lists
     factors = [factor for step in spec.input for factor in hadamard_factors(step.block)]
     block = full_block(spec.block, x.stored_shape)
     codes = parts["qdata"].view(torch.uint8)
@@ -87,9 +87,9 @@ def _arguments(x: QTensor) -> tuple[tuple[Any, ...], tuple[int, int, bool]]:
 def _refuses(call: AttendCall) -> str | None:
     if call.dtype not in ELEMENTS:
         return f"reads float32, bfloat16 and float16, not {call.dtype}"
-    if max(call.key_shape[3], call.value_dim) > _GREATEST_HEAD:
+    if max(call.key_shape[3], call.value_dim) > GREATEST_HEAD:
         sizes = f"{call.key_shape[3]} and {call.value_dim}"
-        return f"takes heads of {_GREATEST_HEAD} elements at most, found {sizes}"
+        return f"takes heads of {GREATEST_HEAD} elements at most, found {sizes}"
     if 0 in call.key_shape:
         return f"needs memory for keys, found {call.key_shape}"
     shapes = (call.key_shape, (*call.key_shape[:3], call.value_dim))
@@ -112,8 +112,8 @@ def _refuses_spec(spec: Spec, shape: tuple[int, ...]) -> str | None:
         return f"takes one Hadamard transform, found {' and '.join(map(str, spec.input))}"
     for step in spec.input:
         *paley, _ = hadamard_factors(step.block)
-        if paley and paley[0] > _GREATEST_ORDER:
-            return f"multiplies by matrices of order {_GREATEST_ORDER} at most, found {paley[0]}"
+        if paley and paley[0] > GREATEST_ORDER:
+            return f"multiplies by matrices of order {GREATEST_ORDER} at most, found {paley[0]}"
     dtype = registry.dtypes.get(spec.dtype)
     if dtype.bits > 8 or dtype.kind in ("codebook", "dense"):
         return f"needs codes of up to 8 bits with values of their own, and {dtype.name} has none"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ao_core import Layout, QTensor, Skip, Solved, Target
+from ao_core import Layout, QTensor, Skip, Solved, Spec, Target
 from ao_core.ext import is_conv, is_transposed, registry
 from ao_core.ext.calibration import Statistics
 from ao_core.ext.quantizing import grid_of, regridded
@@ -63,6 +63,8 @@ def solve_clip(weight: Tensor, seen: _Seen, config: ClipConfig, target: Target) 
     spec = config.weights.spec(tuple(weight.shape), weight.dtype)
     if reason is None and (is_conv(weight, target) or any(n != 1 for n in spec.block[:-1])):
         reason = f"{spec} has no scales for parts of a row"
+    if reason is None and (isinstance(spec.scale_dtype, Spec) or _is_codebook(spec)):
+        reason = f"{spec} has no scales that a range decides alone"
     if reason is not None:
         found = nearest(weight, config.base, target)
         return found if isinstance(found, Skip) else Solved(found, config.base, note=reason)
@@ -93,6 +95,10 @@ def refuses_gptq(weight: Tensor, config: GPTQConfig, target: Target) -> str | No
     if spec.input:
         return f"{spec} has input steps, which its Hessian has not gone through"
     return None
+
+
+def _is_codebook(spec: Spec) -> bool:
+    return registry.dtypes.get(spec.dtype).kind == "codebook"
 
 
 def _few(seen: Sequence[Statistics], weight: Tensor) -> str:
