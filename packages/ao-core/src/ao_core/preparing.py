@@ -111,28 +111,12 @@ def prepare(
     Raises:
         QuantizationError: a weight is quantized already.
     """
-    asked = decide(model, config, filter_fn)
-    formats = _formats(model, later, filter_fn)
-    weights = [
-        (each, replace(each, config=formats[each.fqn] if formats else None))
-        for each in asked
-        if (formats and each.fqn in formats) or (not formats and each.config is not None)
-    ]
     notes: dict[str, list[str]] = {}
     now = sharing(model)
-    for leaf in dict.fromkeys(each.config for each in asked if each.config is not None):
+    for leaf, weights in _weights(model, config, later, filter_fn).items():
         transform = _transform(leaf)
         assert transform is not None
-        chosen = [weight for each, weight in weights if each.config == leaf]
-        if not isinstance(config, FqnToConfig):
-            chosen = [weight for _, weight in weights]
-        for weight in chosen:
-            if isinstance(weight.tensor, QTensor):
-                raise QuantizationError(
-                    f"{weight.fqn} is quantized already ({weight.tensor.spec}), and {type(leaf).__name__} "
-                    "transforms dense weights; apply it before, in one list: [..., config]"
-                )
-        there = with_steps([_moved(weight, now) for weight in chosen], steps)
+        there = with_steps([_moved(weight, now) for weight in weights], steps)
         made: Prepared = transform.apply(now, there, batches, leaf)
         now = made.model
         for name, more in made.steps.items():
@@ -147,15 +131,27 @@ def prepare(
     return Report(config_to_dict(config), tuple(records))
 
 
-def _formats(
-    model: nn.Module, later: Sequence[Config], filter_fn: FilterFn | None
-) -> dict[str, Config]:
-    """By the name of a weight, what will quantize it."""
-    found: dict[str, Config] = {}
-    for config in later:
-        for each in decide(model, config, filter_fn):
-            if each.config is not None and _transform(each.config) is None:
-                found.setdefault(each.fqn, each.config)
+def _weights(
+    model: nn.Module, config: Config, later: Sequence[Config], filter_fn: FilterFn | None
+) -> dict[Config, list[Decision]]:
+    """The dense weights that each configuration is for, with what will quantize them, or None."""
+    formats: dict[str, Config] = {}
+    for other in later:
+        for each in decide(model, other, filter_fn):
+            if each.config is not None:
+                formats.setdefault(each.fqn, each.config)
+    by_name = isinstance(config, FqnToConfig)
+    found: dict[Config, list[Decision]] = {} if by_name else {config: []}
+    for each in decide(model, config, filter_fn):
+        leaf = each.config if by_name else config
+        if leaf is None or (each.fqn not in formats if formats else each.config is None):
+            continue
+        if isinstance(each.tensor, QTensor):
+            raise QuantizationError(
+                f"{each.fqn} is quantized already ({each.tensor.spec}), and {type(leaf).__name__} "
+                "transforms dense weights; apply it before, in one list: [..., config]"
+            )
+        found.setdefault(leaf, []).append(replace(each, config=formats.get(each.fqn)))
     return found
 
 
