@@ -54,7 +54,7 @@ class ModelDraft:
             same -= 1
         self._cache.crop(same - len(self._read))
         self._read = list(text)
-        new, found = list(text[same:]), []
+        new, found = list(text[same:]), list[int]()
         for _ in range(count):
             token = int(_logits(self._model, new, self._cache, 1)[0, -1].argmax())
             found.append(token)
@@ -97,19 +97,19 @@ def speculating(propose: Propose, counts: Counts, streamer: Any = None) -> Calla
     ) -> Tensor:
         cache, end = kwargs["past_key_values"], generation_config.max_length
         cache.activate_past_recording()
-        text, drafted, most = input_ids[0].tolist(), [], _FIRST
-        new = text
+        text: list[int] = input_ids[0].tolist()
+        new, drafted, most = text, list[int](), _FIRST
         while True:
             logits = _logits(model, [*new, *drafted], cache, len(drafted) + 1)
             made: list[int] = []
             stopped = False
-            for row, expected in enumerate([*drafted, None]):
+            for row in range(len(drafted) + 1):
                 scores = logits_processor(input_ids, logits[:, row].float())
                 token = _chosen(scores, generation_config.do_sample)
                 input_ids = torch.cat([input_ids, token], 1)
                 made.append(int(token))
                 stopped = bool(stopping_criteria(input_ids, None).all())
-                if stopped or made[-1] != expected:
+                if stopped or made[-1:] != drafted[row : row + 1]:
                     break
             text += made
             counts.checks += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -236,7 +236,8 @@ def generate(
             options |= _compiling()
     else:
         cache, steps = make_cache(model, kv), None
-    counts, drafting = Counts(), nullcontext()
+    counts = Counts()
+    drafting: AbstractContextManager[None] = nullcontext()
     if isinstance(draft, Loaded):
         drafting = decoding(draft.model, _DRAFTS_KV)
         propose = ModelDraft(draft.model, make_cache(draft.model, _DRAFTS_KV))
