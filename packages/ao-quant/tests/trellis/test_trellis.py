@@ -43,7 +43,7 @@ class TestLayout(LayoutSuite):
 class TestTransform(TransformSuite):
     config = TrellisWeightOnlyConfig(3)
     sqnr_range = (8.0, 40.0)
-    subjects = [subject for subject in SUBJECTS if subject.name in KINDS]
+    subjects = tuple(subject for subject in SUBJECTS if subject.name in KINDS)
 
 
 class TestCalibrated(AlgorithmSuite):
@@ -108,7 +108,7 @@ def test_gptq_is_exact_about_its_own_error_in_the_rotated_space():
     matrix = torch.block_diag(*[hadamard_matrix(8).double() / 8**0.5] * 3)
     torch.testing.assert_close(turned, matrix @ hessian @ matrix.t())
     torch.testing.assert_close(stepped, w @ matrix.t())
-    factor, damping = damped_factor(turned, 1e-10)
+    factor, _ = damped_factor(turned, 1e-10)
     grid = grid_of(q)
     codes, total = gptq(stepped, factor, grid, grid.block_of)
     change = regridded(q, codes).dequantize().double() - w
