@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from ao_core import Config, QTensor, quantize_
 from ao_quant import (
+    AutoRoundConfig,
     AWQConfig,
     GPTQConfig,
     ImatrixConfig,
@@ -64,12 +65,13 @@ METHODS: dict[str, Callable[[Config], list[Config]]] = {
     "SmoothQuant": lambda base: [SmoothQuantConfig(base)],
     "SmoothQuant, alpha searched": lambda base: [SmoothQuantConfig(base, alpha="search")],
     "GPTQ": lambda base: [GPTQConfig(base)],
+    "AutoRound": lambda base: [AutoRoundConfig(base)],
     "rotation, rounding": lambda base: [RotateConfig(), base],
     "rotation, GPTQ": lambda base: [RotateConfig(), GPTQConfig(base)],
     "block rotation, GPTQ": lambda base: [RotateConfig(block=32), GPTQConfig(base)],
 }
 #: methods for weights alone, and those for activations, too
-_ONLY = ("rounding to nearest", "importance", "AWQ", "GPTQ")
+_ONLY = ("rounding to nearest", "importance", "AWQ", "GPTQ", "AutoRound")
 _SMOOTHED = ("rounding to nearest", "SmoothQuant", "SmoothQuant, alpha searched")
 _ROTATED = ("rounding to nearest", "GPTQ", "rotation, rounding", "rotation, GPTQ")
 #: format -> the methods that are measured with it; weights alone where it is not there

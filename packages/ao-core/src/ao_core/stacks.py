@@ -20,11 +20,11 @@ _BASE = "base"
 def stack_of(name: str) -> list[Config] | None:
     """The configurations that "METHOD+METHOD/FORMAT" names; None where it is no such name.
 
-    Methods are names of algorithms or of transforms of the model, in the order in which they are applied. The
-    format is the name of a recipe, or its short one. The last method gets it as its `base`; where that has no
-    such field, the format itself comes last.
+    Methods are names of algorithms or of other configurations that are no format themselves, in the order in
+    which they are applied. The format is the name of a recipe, or its short one. The last method with a field
+    `base` gets the format; where none has one, the format comes last.
 
-    Example: ``stack_of("gptq/int4-g128") == [GPTQConfig(Int4WeightOnlyConfig(128))]``
+    Example: ``stack_of("rotate+gptq/int4-g128") == [RotateConfig(), GPTQConfig(Int4WeightOnlyConfig(128))]``
 
     Raises:
         UnknownNameError: no recipe has the name of the format.
@@ -34,36 +34,42 @@ def stack_of(name: str) -> list[Config] | None:
     if not slash or None in types:
         return None
     base = config_named(format_name)
-    *first, last = types
-    stack: list[Config] = [config_type() for config_type in first]  # type: ignore[misc]
-    if any(field.name == _BASE for field in fields(last)):  # type: ignore[arg-type]
-        return [*stack, last(**{_BASE: base})]  # type: ignore[misc]
-    return [*stack, last(), base]  # type: ignore[misc]
+    taking = [place for place, config_type in enumerate(types) if _takes_base(config_type)][-1:]
+    stack: list[Config] = [
+        config_type(**{_BASE: base}) if place in taking else config_type()  # type: ignore[misc]
+        for place, config_type in enumerate(types)
+    ]
+    return stack if taking else [*stack, base]
 
 
 def methods() -> list[str]:
     """The names that a stack's name can begin with."""
-    return sorted({name for table in _tables() for name in table.names() if _method(name)})
-
-
-def _tables() -> tuple[Any, ...]:
-    return registry.algorithms, registry.model_transforms
+    tables = (registry.algorithms, registry.model_transforms, registry.transforms)
+    return sorted({name for table in tables for name in table.names() if _method(name)})
 
 
 def _method(name: str) -> type[Config] | None:
     """The class of configuration of a method; None for formats, and where there is none of the name."""
-    for table in _tables():
+    for table in (registry.algorithms, registry.model_transforms, registry.transforms):
         if name in table:
             found: type[Config] = table.get(name).config_type
-            return None if issubclass(found, WeightConfig) else found
+            is_format = issubclass(found, WeightConfig)
+            if is_format or not (
+                registry.algorithm_for(found) or registry.model_transform_for(found)
+            ):
+                return None
+            return found
     return None
+
+
+def _takes_base(config_type: Any) -> bool:
+    return any(field.name == _BASE for field in fields(config_type))
 
 
 def rounds(config: Config) -> bool:
     """Whether a configuration makes codes of weights, after which nothing else can be done with them."""
-    return isinstance(config, WeightConfig) or isinstance(
-        getattr(config, _BASE, None), WeightConfig
-    )
+    base = getattr(config, _BASE, None)
+    return isinstance(config, WeightConfig) or (isinstance(base, Config) and rounds(base))
 
 
 def check_order(configs: Sequence[Config]) -> None:
@@ -75,7 +81,9 @@ def check_order(configs: Sequence[Config]) -> None:
     before: Config | None = None
     for config in configs:
         name = type(config).__name__
-        is_algorithm = registry.algorithm_for(type(config)) is not None
+        is_algorithm = bool(
+            registry.algorithm_for(type(config)) or registry.model_transform_for(type(config))
+        )
         if before is not None and is_algorithm and rounds(config):
             raise ConfigError(
                 f"config=[…, {type(before).__name__}, …, {name}]: both round the same weights, and the "

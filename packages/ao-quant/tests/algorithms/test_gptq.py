@@ -37,7 +37,7 @@ def rounded(weight, spec, hessian, *, block=64, damping=1e-9, order=None):
     grid = grid_of(q)
     order = torch.arange(weight.shape[1]) if order is None else order
     factor, _ = damped_factor(hessian[order][:, order], damping)
-    codes, total = gptq(weight[:, order], factor, grid, grid.block_of[:, order], block)
+    codes, total, _ = gptq(weight[:, order], factor, grid, grid.block_of[:, order], block)
     codes = torch.empty_like(codes).index_copy_(1, order, codes)
     return codes, total, regridded(q, codes).dequantize().double()
 
@@ -118,7 +118,7 @@ def test_mutations_that_also_beat_rounding_are_told_apart(mutation):
         factor = torch.block_diag(*(factor[i : i + 8, i : i + 8] for i in range(0, 24, 8)))
     else:
         factor, _ = damped_factor(hessian_of(24, seed=9), 1e-9)
-    codes, _ = gptq(weight, factor, grid, grid.block_of)
+    codes, _, _ = gptq(weight, factor, grid, grid.block_of)
     assert not torch.equal(codes, surgeon(weight, INT2, hessian))
 
 

@@ -81,7 +81,14 @@ def check_data(configs: Sequence[Config], data: Data | None) -> list[Sample] | S
             f"data={shown(data)}: {names or 'the configuration'} needs no calibration data, which would have "
             "no effect; leave data out, or use a configuration that needs some"
         )
-    return data if isinstance(data, Seen) else batches_of(data, "quantize_")
+    if not isinstance(data, Seen):
+        return batches_of(data, "quantize_")
+    for leaf in needing:
+        if registry.model_transform_for(type(leaf)) is not None:
+            raise ConfigError(
+                f"data={shown(data)}: {type(leaf).__name__} traces the model; pass batches"
+            )
+    return data
 
 
 def _needs(leaf: Config) -> bool:

@@ -34,9 +34,9 @@ def write_tail(
     coded: int,
 ) -> None:
     """All rows are copied in one call into C++, without gradients."""
-    torch.ops.ao_kernels.write_tail.default(
-        counts, tail_key, tail_value, key.detach(), value.detach(), coded
-    )
+    if key.requires_grad or value.requires_grad:
+        key, value = key.detach(), value.detach()
+    torch.ops.ao_kernels.write_tail.default(counts, tail_key, tail_value, key, value, coded)
 
 
 def encode_tokens(
