@@ -20,7 +20,7 @@ from pathlib import Path
 import nox
 
 sys.path.insert(0, str(Path(__file__).parent / "scripts"))
-from environments import CONSTRAINTS, Environment, build_packages, group, siblings_of
+from environments import CONSTRAINTS, Environment, benchmarks, build_packages, group, siblings_of
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "venv"
@@ -347,9 +347,8 @@ def bench_torchao(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def algorithms(session: nox.Session) -> None:
     """GPTQ beside GPT-QModel and Brevitas, on the same weights and data; fails where errors are larger."""
-    # without what they require: GPUs, servers, another torch
-    env = proofs(session, "algorithms", *group("algorithms"))
-    run_benchmarks(env, benchmarks(session, "compare_algorithms.py"))
+    scripts = benchmarks(session, "compare_algorithms.py")
+    run_benchmarks(proofs(session, "algorithms"), scripts)
 
 
 @nox.session(venv_backend="none")
@@ -374,14 +373,6 @@ def peers(session: nox.Session, name: str = "peers") -> Environment:
     env.install(*group("tools", name), "torch")
     env.install("--no-build-isolation", *(arg for path in PACKAGES for arg in ("-e", str(path))))
     return env
-
-
-def benchmarks(session: nox.Session, pattern: str) -> list[Path]:
-    """The benchmark scripts of all packages whose names match."""
-    scripts = sorted(ROOT.glob(f"packages/*/benchmarks/{pattern}"))
-    if not scripts:
-        session.error(f"no benchmark matches packages/*/benchmarks/{pattern}")
-    return scripts
 
 
 def run_benchmarks(env: Environment, scripts: list[Path], *options: str) -> None:

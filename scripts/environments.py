@@ -15,7 +15,8 @@ from packaging.requirements import Requirement
 from workspace import ROOT
 
 __all__ = [
-    "CONSTRAINTS", "Environment", "build_packages", "digest_of", "group", "siblings_of", "tracked",
+    "CONSTRAINTS", "Environment", "benchmarks", "build_packages", "digest_of", "group", "siblings_of",
+    "tracked",
 ]  # fmt: skip
 
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -119,3 +120,11 @@ def build_packages(env: Environment, out: Path, names: list[str]) -> None:
             part.rename(kept)
         shutil.copytree(kept, out, dirs_exist_ok=True)
     env.python("scripts/check_dist.py", out)
+
+
+def benchmarks(session: nox.Session, pattern: str) -> list[Path]:
+    """The benchmark scripts of all packages whose names match."""
+    scripts = sorted(ROOT.glob(f"packages/*/benchmarks/{pattern}"))
+    if not scripts:
+        session.error(f"no benchmark matches packages/*/benchmarks/{pattern}")
+    return scripts

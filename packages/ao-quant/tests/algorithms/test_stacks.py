@@ -70,7 +70,7 @@ def test_other_names_say_what_is_wrong(name, error, text):
     ("config", "text"),
     [
         ("gptq+imatrix/int4-g128", r"GPTQConfig.*ImatrixConfig\]: both round the same weights"),
-        ("gptq+rotate/int4-g128", "RotateConfig comes after GPTQConfig, which quantizes weights"),
+        ("gptq+rotate/int4-g128", "RotateConfig.*quantized by then; put it before GPTQConfig"),
         (["int4-g128", "gptq"], r"Int4WeightOnlyConfig.*GPTQConfig\]: both round"),
     ],
 )

@@ -33,7 +33,6 @@ __all__ = [
     "CODEBOOK_DTYPES",
     "SCALE_RULES",
     "check_format",
-    "choose_codebooks",
     "choose_qparams",
     "dequantize_affine",
     "qparams_of_range",
@@ -71,6 +70,7 @@ def choose_qparams(
     *,
     mx_mode: str = "floor",
     rule: str = "absmax",
+    importance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Scale and zero point from the range of every block, of shape `grid_shape(x.shape, block)`.
 
@@ -95,7 +95,8 @@ def choose_qparams(
     of its row or of its column, whichever is less, becomes `dtype.quant_max` (Li et al. 2023,
     arXiv:2309.01507, section 4.2).
 
-    Of a format of kind "codebook" it is the values that k-means finds, in one more dimension.
+    Of a format of kind "codebook" it is the values that k-means finds, in one more dimension; by the
+    `importance` of each element where it is given.
     """
     check_format(dtype, zero_point, scale_dtype)
     _check_rule(rule, zero_point, scale_dtype)
@@ -103,7 +104,9 @@ def choose_qparams(
     if rule == "rank1":
         return _rank1(x, dtype, block, scale_dtype), None
     if dtype.kind == "codebook":
-        return choose_codebooks(x, dtype, block, scale_dtype), None
+        storage, _, greatest = _STORAGE[scale_dtype]
+        tables = learn_codebooks(x, block, dtype.bits, importance)
+        return _to_storage(tables.clamp(-greatest, greatest), storage), None
     if rule == "absmean":
         return _store(block_absmean(x, block), 1.0, scale_dtype, dtype.has_zero), None
     low, high = block_minmax(x, block)
@@ -111,19 +114,6 @@ def choose_qparams(
     return qparams_of_range(
         low, high, dtype, zero_point, scale_dtype, mx_mode=mx_mode, quant_max=quant_max
     )
-
-
-def choose_codebooks(
-    x: Tensor,
-    dtype: DType,
-    block: Sequence[int],
-    scale_dtype: str,
-    importance: Tensor | None = None,
-) -> Tensor:
-    """`learn_codebooks` as they are stored."""
-    storage, _, greatest = _STORAGE[scale_dtype]
-    tables = learn_codebooks(x, block, dtype.bits, importance)
-    return _to_storage(tables.clamp(-greatest, greatest), storage)
 
 
 def quant_max_of(dtype: DType, block: Sequence[int]) -> float:

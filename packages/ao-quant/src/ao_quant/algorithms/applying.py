@@ -18,7 +18,7 @@ from ao_core.ext import (
     registry,
 )
 from ao_core.ext.calibration import unmatrices
-from ao_core.ext.numerics import choose_codebooks
+from ao_core.ext.numerics import choose_qparams
 from ao_quant.algorithms.clipping import clipped_qparams
 from ao_quant.algorithms.importance import SCALED, weighted_nested, weighted_qparams
 from ao_quant.configs import GGUFWeightOnlyConfig
@@ -76,8 +76,8 @@ def _choose(
     """Scales and zero points, or learned values, of `x` in the layout's blocked shape."""
     importance = importance.reshape(x.shape)
     if dtype.kind == "codebook":
-        found = choose_codebooks(x, dtype, spec.block, spec.chosen_scale_dtype, importance)
-        return found, None
+        name = spec.chosen_scale_dtype
+        return choose_qparams(x, dtype, spec.block, "none", name, importance=importance)
     return weighted_qparams(x, importance, dtype, spec)
 
 

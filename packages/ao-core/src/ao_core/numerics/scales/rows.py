@@ -37,6 +37,7 @@ class QParams:
     """A scale and a zero point, in the domain of codes, for each row: (B, 1), float32, as stored."""
 
     scale: Tensor
+    #: None: the format has none
     zero_point: Tensor | None
 
 
