@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from ao_core.arguments import check_fields, checked, shown
 from ao_core.errors import AoError, ConfigError, MissingExtraError, UnknownNameError
+from ao_core.model_records import ModelTransform
 from ao_core.records import Algorithm, Transform
 from ao_core.registry import Table as Records
 from ao_core.registry import registry
@@ -35,6 +36,7 @@ __all__ = [
     "config_from_dict",
     "config_from_json",
     "config_from_yaml",
+    "config_named",
     "config_to_dict",
     "config_to_json",
     "config_to_yaml",
@@ -192,7 +194,10 @@ ConfigLike: TypeAlias = Config | str | Mapping[str, Any]
 
 
 def resolve_config(config: ConfigLike) -> Config:
-    """A configuration from itself, a recipe name such as "int4_weight_only", or `config_to_dict`'s form.
+    """A configuration from itself, a name such as "int4_weight_only", or `config_to_dict`'s form.
+
+    Names are those of recipes, also short ones, and "METHOD/FORMAT": "gptq/int4-g128" is
+    ``GPTQConfig("int4-g128")``.
 
     Raises:
         UnknownNameError: no recipe or transform has that name; with a suggestion.
@@ -201,7 +206,7 @@ def resolve_config(config: ConfigLike) -> Config:
     if isinstance(config, Config):
         return config
     if isinstance(config, str):
-        return _by_name(config)
+        return config_named(config)
     if isinstance(config, Mapping):
         return config_from_dict(config)
     hint = " (a class: call it to make a configuration)" if isinstance(config, type) else ""
@@ -210,30 +215,53 @@ def resolve_config(config: ConfigLike) -> Config:
     )
 
 
-def _by_name(name: str) -> Config:
+def config_named(name: str) -> Config:
+    """The configuration of a recipe's name or short name, of a transform's or algorithm's, or of a stack's.
+
+    Raises:
+        UnknownNameError: nothing has that name.
+        ConfigError: it is the name of a stack of several configurations.
+    """
+    from ao_core.stacks import methods, stack_of  # which imports this
+
     if name in registry.recipes:
         return registry.recipes.get(name).config
     for table in _tables():
         if name in table:
             return table.get(name).config_type()
+    shorts = {recipe.short: recipe.config for recipe in registry.recipes.values() if recipe.short}
+    if name in shorts:
+        return shorts[name]
+    if (stack := stack_of(name)) is not None:
+        if len(stack) == 1:
+            return stack[0]
+        raise ConfigError(
+            f"config={name!r} is a list of {len(stack)} configurations, which quantize_ takes; here one "
+            "is needed"
+        )
     known = {*registry.recipes.names(), *(known for table in _tables() for known in table.names())}
-    raise UnknownNameError("recipe", name, known, registry.notes(name))
+    _, slash, format_name = name.partition("/")
+    known |= {f"{method}/{format_name}" for method in methods() if slash}
+    raise UnknownNameError("recipe", name, {*known, *shorts}, registry.notes(name))
 
 
-def _tables() -> tuple[Records[Transform] | Records[Algorithm], ...]:
-    """The tables of what a configuration is for; a name that both have is that of one class."""
-    return registry.transforms, registry.algorithms
+def _tables() -> tuple[Records[Any], ...]:
+    """The tables of what a configuration is for; a name that two have is that of one class."""
+    return registry.transforms, registry.algorithms, registry.model_transforms
 
 
-def _record_of(config_type: type[Config]) -> tuple[Transform | Algorithm, Records[Any]]:
+def _record_of(
+    config_type: type[Config],
+) -> tuple[Transform | Algorithm | ModelTransform, Records[Any]]:
     """What a class of configuration is for, and the table of that."""
     try:
         return registry.transform_for(config_type), registry.transforms
     except UnknownNameError:
-        algorithm = registry.algorithm_for(config_type)
-        if algorithm is None:
-            raise
-        return algorithm, registry.algorithms
+        if algorithm := registry.algorithm_for(config_type):
+            return algorithm, registry.algorithms
+        if model_transform := registry.model_transform_for(config_type):
+            return model_transform, registry.model_transforms
+        raise
 
 
 @checked

@@ -15,9 +15,10 @@ from ao_core.tensor.attention import AttendCall
 from ao_core.tensor.blocks import BlockCall
 from ao_core.tensor.codec import decode_reference
 from ao_core.tensor.create import fake_quantize_reference
+from ao_core.tensor.decoder import DecoderCall
 from ao_core.tensor.input_steps import grouped_linear_after_steps, linear_after_steps
 from ao_core.tensor.tail import EncodeTokensCall, WriteTailCall
-from ao_core.torch_kernels import attend, blocks, fused_quant, reference, rotation, tail
+from ao_core.torch_kernels import attend, blocks, decoder, fused_quant, reference, rotation, tail
 
 __all__ = ["BUILTIN_OPS"]
 
@@ -157,6 +158,22 @@ _MLP = Op(
     _trials("kernel_blocks", "MLP"),
 )
 
+_DECODER = Op(
+    "decoder",
+    DecoderCall,
+    decoder.decoder,
+    """Consecutive decoder blocks for the next T tokens, over the caches of their attention.
+
+    Each is what `qkv`, `write_tail`, `attend` and `mlp` make of the block before it, with the same rounding;
+    the tails and the counts of the caches are written. x is (B, T, K); the result, (blocks, B, T, K), is what
+    each block returns. No block of tokens is quantized: the tails have room for T tokens.
+    `ao_core.ext.kernels.CachedBlocks`, which calls it, says what the arguments are.
+    """,
+    _trials("kernel_decoder", "DECODER"),
+    # its parts take them
+    fuses=STEP_KINDS,
+)
+
 _QUANTIZE = Op(
     "quantize",
     Call,
@@ -260,6 +277,7 @@ BUILTIN_OPS = (
     _ENCODE_TOKENS,
     _QKV,
     _MLP,
+    _DECODER,
     _QUANTIZE,
     _QUANTIZE_BOTH,
     _RMS_NORM_QUANTIZE,

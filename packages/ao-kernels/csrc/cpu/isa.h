@@ -9,6 +9,7 @@
 #include "linear/kernels.h"
 #include "quantize/kernels.h"
 #include "sparse/kernels.h"
+#include "trellis/kernels.h"
 
 namespace ao {
 
@@ -23,6 +24,7 @@ struct Isa {
   AttendKernels attend;
   BlockKernels block;
   CacheKernels cache;
+  TrellisKernels trellis;
 };
 
 // The set in use: the best one that the processor has, or the one that AO_CPU_ISA names. It is

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from ao_core.calibration.gathering import collect
 from ao_core.calibration.hessian import output_error
-from ao_core.calibration.inputs import UNSEEN, unobservable
+from ao_core.calibration.inputs import UNSEEN, Seen, unobservable
 from ao_core.calibration.matrices import matrices, unmatrices
 from ao_core.calibration.needing import algorithm_of
 from ao_core.calibration.samples import Sample, replaced
 from ao_core.calibration.statistics import Statistic
+from ao_core.calibration.stepping import attached, stepped_weight, unstepped_weight
 from ao_core.calibration.visit import Inputs, inputs_of, visit
 from ao_core.compute import ComputeWeight
 from ao_core.config import Config, FqnToConfig
@@ -30,6 +31,9 @@ from ao_core.targets import Decision
 from ao_core.tensor import QTensor, check_quantizable
 
 __all__ = ["apply_algorithms", "config_of"]
+
+#: rows of a matrix whose errors stand for all
+_ERROR_ROWS = 256
 
 
 def config_of(decisions: Sequence[Decision]) -> FqnToConfig:
@@ -54,7 +58,7 @@ def apply_algorithms(
     model: nn.Module,
     config: Config,
     decisions: Sequence[Decision],
-    batches: Sequence[Sample],
+    batches: Sequence[Sample] | Seen,
     *,
     undo: list[Undo] | None = None,
     device: torch.device | str | None = None,
@@ -65,7 +69,8 @@ def apply_algorithms(
 
     First, one run over the data for algorithms that want inputs as the model makes them. Then weights that
     need no data are quantized, and the others are visited in order, each with inputs that the new weights
-    before it make. Nothing changes in the model until all is found.
+    before it make. Nothing changes in the model until all is found. Where statistics are given in place of
+    batches, they are taken as they are.
     """
     work = _Work()
     solvers: dict[str, Algorithm] = {}
@@ -83,6 +88,11 @@ def apply_algorithms(
     def need(entry: Decision) -> Sequence[Statistic]:
         return solvers[entry.fqn].needs(entry.config)
 
+    if isinstance(batches, Seen):
+        for entry in entries:
+            inputs = inputs_of(entry, batches.of(entry, need(entry)))
+            _solve(work, solvers, entry, inputs)
+        entries, batches = [], []
     at_once = [entry for entry in entries if not solvers[entry.fqn].sequential]
     in_turn = [entry for entry in entries if solvers[entry.fqn].sequential]
     driven = ""
@@ -156,7 +166,7 @@ def _solve(work: _Work, solvers: dict[str, Algorithm], entry: Decision, inputs: 
         work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(UNSEEN))
         return
     dense = entry.tensor.detach()
-    weight = matrices(dense, entry.owners[0])
+    weight = matrices(stepped_weight(entry, dense), entry.owners[0])
     found = _answer(solvers[entry.fqn], entry, weight, inputs)
     if isinstance(found, Skip):
         work.ready[entry.fqn] = convert(entry, entry.tensor, new=found)
@@ -174,9 +184,10 @@ def _solve(work: _Work, solvers: dict[str, Algorithm], entry: Decision, inputs: 
         if found.values is None:
             new = dense
         elif isinstance(found.values, QTensor):
-            new = found.values
+            new = attached(entry, found.values)
         else:
-            new = unmatrices(found.values, dense.shape, entry.owners[0]).to(dense.dtype)
+            new = unmatrices(found.values, dense.shape, entry.owners[0])
+            new = unstepped_weight(entry, new).to(dense.dtype)
         if found.config is not None and not isinstance(new, QTensor):
             new = transformed(other, new)
         parameter, record = convert(entry, entry.tensor, new=new)
@@ -233,9 +244,15 @@ def _error_vs_rtn(entry: Decision, dense: Tensor, new: Tensor, inputs: Inputs) -
 
 
 def _output_error(entry: Decision, dense: Tensor, new: Tensor, inputs: Inputs) -> float | None:
-    """tr(Δ H Δᵀ) of all matrices, Δ being the change of the weight; with the diagonal of H if that is all."""
+    """tr(Δ H Δᵀ) of some rows of all matrices, Δ being the change of the weight.
+
+    With the diagonal of H if that is all that is known.
+    """
     values = new.dequantize() if isinstance(new, QTensor) else new
-    change = matrices(values.detach().to(dense.device).double() - dense.double(), entry.owners[0])
+    change = stepped_weight(entry, values.detach().to(dense.device) - dense)
+    change = matrices(change, entry.owners[0])
+    # rows that are spread evenly say as much of large weights as all, in a fraction of the time
+    change = change[:, :: -(-change.shape[1] // _ERROR_ROWS)].double()
     total = 0.0
     for delta_NK, each in zip(change, inputs.statistics, strict=True):
         keys = each.values

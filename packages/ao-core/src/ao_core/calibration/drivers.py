@@ -15,12 +15,13 @@ from torch.utils import _pytree as pytree
 
 from ao_core.calibration.gathering import Gathering, Group
 from ao_core.calibration.inputs import observe
-from ao_core.calibration.matrices import operand
+from ao_core.calibration.matrices import matrix_shape, operand
 from ao_core.calibration.observing import Note, observing
 from ao_core.calibration.probe import Holes
 from ao_core.calibration.route import Place, Route
 from ao_core.calibration.samples import Sample, blaming
 from ao_core.calibration.statistics import Statistic, Statistics
+from ao_core.calibration.stepping import stepping
 from ao_core.calibration.store import Kept, Store
 from ao_core.calibration.stubs import Chain, Enough, flattened, stubbed
 from ao_core.calibration.trace import Trace
@@ -139,14 +140,20 @@ class Blocks:
             place = (2 * number + 1, k)
 
             def run(
-                batch: int, entry: Decision | None, note: Note, k: int = k, block: nn.Module = block
+                batch: int,
+                entry: Decision | None,
+                note: Note,
+                k: int = k,
+                block: nn.Module = block,
             ) -> Any:
                 args, kwargs = calls[batch].arguments(k, held[batch], self.store)
                 weights = []
                 if entry is not None:
                     weights = [(entry.fqn, operand(entry.tensor, entry.owners[0]))]
+                    note = stepping([entry], note)
                 error = blaming(self.model, self.batches[batch], "data")
-                with observing(weights, note), error:
+                seen = note if entry is None else self._ending(batch, entry, note)
+                with suppress(Enough), observing(weights, seen), error:
                     return block(*args, **kwargs)
 
             yield from self._seen(place, run)
@@ -161,6 +168,21 @@ class Blocks:
                         self.store.drop(each)
         for batch, outputs in enumerate(held):
             self._ends[number, batch] = outputs
+
+    def _ending(self, batch: int, entry: Decision, note: Note) -> Note:
+        """The note, after which a block ends that is run for the inputs of a weight, where it has one matmul.
+
+        The rest of the block would be computed for nothing.
+        """
+        matmuls = [event for event in self.trace.events[batch] if event.fqn == entry.fqn]
+        if len(matmuls) != 1 or matrix_shape(tuple(entry.tensor.shape), entry.owners[0])[0] != 1:
+            return note
+
+        def last(name: str, number: int, x: Tensor) -> None:
+            note(name, number, x)
+            raise Enough
+
+        return last
 
     def _captured(self, number: int, batch: int) -> _Calls:
         """What the blocks of a chain are called with, but for what blocks return."""

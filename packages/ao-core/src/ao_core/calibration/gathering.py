@@ -11,10 +11,11 @@ from ao_core.calibration.inputs import finite, observe
 from ao_core.calibration.matrices import matrix_shape
 from ao_core.calibration.samples import Sample
 from ao_core.calibration.statistics import Statistic, Statistics
+from ao_core.calibration.stepping import same_tensor
 from ao_core.progress import Progress, watched
 from ao_core.targets import Decision
 
-__all__ = ["Gathering", "Group", "Need", "collect", "same_tensor"]
+__all__ = ["Gathering", "Group", "Need", "collect"]
 
 #: a weight -> the statistics that are needed of its inputs
 Need = Callable[[Decision], Sequence[Statistic]]
@@ -40,6 +41,8 @@ class _Node:
     """Inputs that a matrix has seen, in order; matrices that saw the same ones have the same node."""
 
     statistics: Statistics
+    #: how many matrices have this node
+    users: int = 0
 
 
 @dataclass
@@ -75,9 +78,13 @@ class Gathering:
         nodes = self._nodes.setdefault(name, {})
         before = nodes.get(number) or self._roots.setdefault(need, _Node(Statistics(need)))
         if id(before) not in self._steps:
-            rows = finite(name, x) if need else x
-            self._steps[id(before)] = before, _Node(before.statistics.add(rows))
+            rows, seen = finite(name, x) if need else x, before.statistics
+            is_shared = before.users != 1 or any(before is new for _, new in self._steps.values())
+            new = seen.add(rows) if is_shared else seen.absorb(rows)
+            self._steps[id(before)] = before, _Node(new)
         nodes[number] = self._steps[id(before)][1]
+        before.users -= 1
+        nodes[number].users += 1
         if name not in self._after:
             self._after[name], self._after[self._place] = self._after[self._place], name
         self._place = name
@@ -137,15 +144,3 @@ def collect(
         gathering.next_batch()
         observe(model, batch, entries, gathering.note)
     return gathering.groups(entries)
-
-
-def same_tensor(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are known to be the same values in the same memory."""
-    return (
-        not (a.is_inference() or b.is_inference())  # which count no changes
-        and a.data_ptr() == b.data_ptr()
-        and a.shape == b.shape
-        and a.stride() == b.stride()
-        and a.dtype == b.dtype
-        and a._version == b._version
-    )

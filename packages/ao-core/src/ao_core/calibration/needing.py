@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ao_core.arguments import shown
-from ao_core.calibration.inputs import Data, batches_of
+from ao_core.calibration.inputs import Data, Seen, batches_of
 from ao_core.calibration.samples import Sample
-from ao_core.config import Config, ConfigLike, FqnToConfig, resolve_config
+from ao_core.config import Config, ConfigLike, FqnToConfig, config_to_dict, resolve_config
 from ao_core.errors import ConfigError
 from ao_core.records import Algorithm
 from ao_core.registry import registry
 from ao_core.report import ParameterRecord, Report
+from ao_core.stacks import check_order, stack_of
 
 __all__ = ["algorithm_of", "check_data", "joined", "needs_data", "resolved"]
 
@@ -21,14 +22,19 @@ def resolved(config: ConfigLike | Sequence[ConfigLike]) -> list[Config]:
     """A configuration, or each of a list, from whatever stands for it.
 
     Raises:
-        ConfigError: the list is empty, or holds something else.
+        ConfigError: the list is empty, or holds something else, or its order makes no sense.
         UnknownNameError: no such recipe.
     """
     if isinstance(config, (str, Config, Mapping)) or not isinstance(config, Sequence):
-        return [resolve_config(config)]
+        config = [config]
     if not config:
         raise ConfigError("config=[]: need at least one configuration")
-    return [resolve_config(each) for each in config]
+    found: list[Config] = []
+    for each in config:
+        stack = stack_of(each) if isinstance(each, str) and each not in registry.recipes else None
+        found += stack if stack is not None else [resolve_config(each)]
+    check_order(found)
+    return found
 
 
 def algorithm_of(config: Config | None) -> Algorithm | None:
@@ -44,8 +50,8 @@ def needs_data(config: Config) -> bool:
     return any(algorithm_of(each) is not None for each in _each(config))
 
 
-def check_data(configs: Sequence[Config], data: Data | None) -> list[Sample] | None:
-    """The batches, once it is sure that all configurations can be applied with them; None without data.
+def check_data(configs: Sequence[Config], data: Data | None) -> list[Sample] | Seen | None:
+    """The batches, or what was seen of some, once it is sure that all configurations can be applied with them; None without data.
 
     Raises:
         ConfigError: data is given and nothing needs it, or the other way round, or a configuration has
@@ -53,13 +59,13 @@ def check_data(configs: Sequence[Config], data: Data | None) -> list[Sample] | N
     """
     needing = []
     for config in configs:
-        needy = [leaf for leaf in _each(config) if algorithm_of(leaf) is not None]
+        needy = [leaf for leaf in _each(config) if _needs(leaf)]
         needing += needy
         if data is None or not needy:
             config.check()
             continue
         for leaf in _each(config):
-            if algorithm_of(leaf) is None:
+            if not _needs(leaf):
                 leaf.check()
     if needing and data is None:
         raise ConfigError(
@@ -75,7 +81,12 @@ def check_data(configs: Sequence[Config], data: Data | None) -> list[Sample] | N
             f"data={shown(data)}: {names or 'the configuration'} needs no calibration data, which would have "
             "no effect; leave data out, or use a configuration that needs some"
         )
-    return batches_of(data, "quantize_")
+    return data if isinstance(data, Seen) else batches_of(data, "quantize_")
+
+
+def _needs(leaf: Config) -> bool:
+    """Whether it needs data: statistics of it, or inputs by which a model is traced and proven."""
+    return algorithm_of(leaf) is not None or registry.model_transform_for(type(leaf)) is not None
 
 
 def _each(config: Config) -> list[Config]:
@@ -84,25 +95,47 @@ def _each(config: Config) -> list[Config]:
     return [each for _, each in config.entries if each is not None]
 
 
-def joined(reports: Sequence[Report]) -> Report:
+def joined(
+    configs: Sequence[Config], before: Sequence[Report], reports: Sequence[Report]
+) -> Report:
     """One report of configurations that were applied one after the other.
 
-    A parameter's record is the last one that changed it, with the bytes that it had before the first. The
-    configuration is {"sequence": [those of all]}.
+    A parameter's record is the last one that changed it, with the bytes that it had before the first and the
+    notes of all. The configuration of several is {"sequence": [those of all]}.
+
+    Args:
+        configs: as they were given.
+        before: of transforms of the model, whose records count where nothing was quantized.
+        reports: of what quantized weights.
     """
-    if len(reports) == 1:
-        return reports[0]
-    records = [_joined(each) for each in zip(*(r.records for r in reports), strict=True)]
+    every = [*before, *reports]
+    if len(every) == 1:
+        return every[0]
+    config = {"sequence": [report.config for report in every]}
+    if len(configs) == 1:
+        config = config_to_dict(configs[0])
+    all_of, some_of = _by_name(every), _by_name(reports or before)
+    records = [_joined(some_of[r.fqn], all_of[r.fqn]) for r in every[-1].records]
     calibration = "; ".join(report.calibration for report in reports if report.calibration)
-    return Report({"sequence": [report.config for report in reports]}, tuple(records), calibration)
+    return Report(config, tuple(records), calibration)
 
 
-def _joined(records: Sequence[ParameterRecord]) -> ParameterRecord:
+def _by_name(reports: Sequence[Report]) -> dict[str, list[ParameterRecord]]:
+    found: dict[str, list[ParameterRecord]] = {}
+    for report in reports:
+        for record in report.records:
+            found.setdefault(record.fqn, []).append(record)
+    return found
+
+
+def _joined(
+    records: Sequence[ParameterRecord], every: Sequence[ParameterRecord]
+) -> ParameterRecord:
     ranks = {"unchanged": 0, "skipped": 1, "changed": 2}
     last = max(reversed(records), key=lambda record: ranks[record.status])
     return replace(
         last,
-        bytes_before=records[0].bytes_before,
-        seconds=sum(record.seconds for record in records),
-        note="; ".join(dict.fromkeys(record.note for record in records if record.note)),
+        bytes_before=every[0].bytes_before,
+        seconds=sum(record.seconds for record in every),
+        note="; ".join(dict.fromkeys(record.note for record in every if record.note)),
     )

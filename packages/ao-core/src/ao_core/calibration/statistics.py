@@ -48,6 +48,10 @@ class Statistic:
     of: Callable[[Tensor, int], State]
     #: the states of two sets of rows -> the state of all of them; new tensors, or those that it was given
     merge: Callable[[State, State], State]
+    #: (state, rows) -> the merge of both, which may be made in place; None: `merge` of what `of` gives
+    into: Callable[[State, Tensor], State] | None = None
+    #: (state, factor) -> the state of rows that count by a factor, for sums; others stay as they are
+    times: Callable[[State, float], State] = lambda state, factor: state
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,28 @@ class Statistics:
         for each in self.need:
             new |= each.of(rows, self.rows)
         return self.merge(Statistics(self.need, len(rows), new))
+
+    def absorb(self, x: Tensor) -> Statistics:
+        """`add` where nobody else has these statistics: their tensors may be changed in place."""
+        rows = x.detach().reshape(-1, x.shape[-1])
+        if not (self.rows and len(rows)):
+            return self.add(x)
+        values: dict[str, Tensor] = {}
+        for each in self.need:
+            state = {key: self.values[key].to(rows.device) for key in each.keys}
+            if each.into is None:
+                values |= each.merge(state, each.of(rows, self.rows))
+            else:
+                values |= each.into(state, rows)
+        return Statistics(self.need, self.rows + len(rows), values)
+
+    def times(self, factor: float) -> Statistics:
+        """Of rows that count by a factor: sums are multiplied, what is no sum stays."""
+        values: dict[str, Tensor] = {}
+        for each in self.need:
+            if self.rows:
+                values |= each.times({key: self.values[key] for key in each.keys}, factor)
+        return Statistics(self.need, round(self.rows * factor), values)
 
     def merge(self, other: Statistics) -> Statistics:
         """The statistics of the rows of both, on the device of `other`.
@@ -186,17 +212,41 @@ def _added(a: State, b: State) -> State:
     return {key: value + b[key] for key, value in a.items()}
 
 
+def _times(state: State, factor: float) -> State:
+    return {key: value * factor for key, value in state.items()}
+
+
+#: columns of a Hessian that are computed at a time
+_STRIP = 1024
+
+
 def _hessian(rows: Tensor, before: int) -> State:
-    x_TK = floats(rows)
-    return {"hessian": (x_TK.t() @ x_TK).double()}
+    columns = rows.shape[1]
+    empty = torch.zeros(columns, columns, dtype=torch.float64, device=rows.device)
+    return _hessian_into({"hessian": empty}, rows)
+
+
+def _hessian_into(state: State, rows: Tensor) -> State:
+    """Strip by strip of the lower triangle; what is above it is the same."""
+    x_TK, total = floats(rows), state["hessian"]
+    for start in range(0, x_TK.shape[1], _STRIP):
+        stop = start + _STRIP
+        strip = x_TK[:, start:stop].t() @ x_TK[:, :stop]
+        total[start:stop, :stop] += strip
+        total[:start, start:stop] += strip[:, :start].t()
+    return state
 
 
 #: "hessian": Σ x xᵀ (in, in), without a factor; the matmul of a batch in float32, their sum in float64
-HESSIAN = Statistic("hessian", ("hessian",), _hessian, _added)
+HESSIAN = Statistic("hessian", ("hessian",), _hessian, _added, _hessian_into, _times)
 
 #: "sums": Σ x (in,), float64
 SUMS = Statistic(
-    "sums", ("sums",), lambda rows, before: {"sums": rows.sum(0, dtype=torch.float64)}, _added
+    "sums",
+    ("sums",),
+    lambda rows, before: {"sums": rows.sum(0, dtype=torch.float64)},
+    _added,
+    times=_times,
 )
 
 #: "squares": Σ x² (in,), float64: the diagonal of the Hessian
@@ -205,6 +255,7 @@ SQUARES = Statistic(
     ("squares",),
     lambda rows, before: {"squares": floats(rows).square().sum(0, dtype=torch.float64)},
     _added,
+    times=_times,
 )
 
 #: "abs_sums": Σ |x| (in,), float64
@@ -213,6 +264,7 @@ ABS_SUMS = Statistic(
     ("abs_sums",),
     lambda rows, before: {"abs_sums": floats(rows).abs().sum(0, dtype=torch.float64)},
     _added,
+    times=_times,
 )
 
 #: "abs_max": the greatest magnitude of each input channel (in,), float32 or float64

@@ -13,21 +13,25 @@ from ao_core.outcome import (
 from ao_core.progress import Progress, watched
 from ao_core.quantize import apply_decisions, convert, transformed
 from ao_core.targets import Decision, FilterFn, decide
-from ao_core.tensor.grid import Grid, grid_of, regridded
+from ao_core.tensor.grid import Grid, Level, Rounder, grid_of, regridded
+from ao_core.tensor.input_steps import stepped_problem
 
 __all__ = [
     "Decision",
     "EmulationWarning",
     "FilterFn",
     "Grid",
+    "Level",
     "NothingConvertedWarning",
     "Progress",
+    "Rounder",
     "apply_decisions",
     "convert",
     "decide",
     "grid_of",
     "needs_data",
     "regridded",
+    "stepped_problem",
     "transformed",
     "warn_caller",
     "warn_if_emulated",

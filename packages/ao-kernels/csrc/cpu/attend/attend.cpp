@@ -18,7 +18,7 @@ namespace {
 // Tokens of the shortest part; and about how many items and parts there are, where that many can be had. None of it
 // depends on the number of threads, so results do not.
 constexpr int64_t kShortest = 4 * kTokenTile, kEnough = 32, kMost = 256;
-// Multiplications that are worth more than one thread.
+// Multiplications that are worth more than one thread, where threads must be woken.
 constexpr int64_t kWorth = 1 << 19;
 
 thread_local ThreadWorkspace kept_tiles, kept_parts;
@@ -103,7 +103,7 @@ void run_attend(const Attend& call) {
   a.chunks = up(a.coded, a.chunk);
   const int64_t seen = a.window ? std::min(a.tokens, a.window + a.queries) : a.tokens;
   const int64_t work = width * a.group * a.queries * seen * (a.key.size + a.value.size);
-  const int64_t threads = work < kWorth ? 1 : num_threads(), all = a.chunks + 1;
+  const int64_t threads = work < kWorth && !in_team() ? 1 : num_threads(), all = a.chunks + 1;
   const AttendKernels& kernels = isa().attend;
   const auto scratch = [&] { return kept_tiles.get(a.scratch); };
   const int64_t bytes = all * a.partial * static_cast<int64_t>(sizeof(float));

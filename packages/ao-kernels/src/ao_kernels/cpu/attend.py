@@ -16,7 +16,14 @@ from ao_kernels.cpu.formats import format_of
 from ao_kernels.cpu.library import isa, unavailable
 from ao_kernels.cpu.quantize import ELEMENTS
 
-__all__ = ["ATTEND_KERNELS", "GREATEST_HEAD", "GREATEST_ORDER", "attend"]
+__all__ = [
+    "ATTEND_KERNELS",
+    "GREATEST_HEAD",
+    "GREATEST_ORDER",
+    "arguments_of",
+    "attend",
+    "refuses_stored",
+]
 
 #: elements of a key or a value; `kGreatestHead` of csrc/torch/attend.cpp
 GREATEST_HEAD = 1024
@@ -62,8 +69,8 @@ def attend(
 def _bound(key: QTensor, value: QTensor) -> Callable[..., Tensor]:
     """The op with one pair of keys and values. Their memory is written to, but never replaced."""
     op = torch.ops.ao_kernels.attend.default
-    keys, key_block = _arguments(key)
-    values, value_block = _arguments(value)
+    keys, key_block = arguments_of(key)
+    values, value_block = arguments_of(value)
     blocks, value_dim = [*key_block, *value_block], value.shape[3]
 
     def bound(q: Tensor, *others: Any) -> Tensor:
@@ -72,7 +79,7 @@ def _bound(key: QTensor, value: QTensor) -> Callable[..., Tensor]:
     return bound
 
 
-def _arguments(x: QTensor) -> tuple[tuple[Any, ...], tuple[int, int, bool]]:
+def arguments_of(x: QTensor) -> tuple[tuple[Any, ...], tuple[int, int, bool]]:
     """Parts, values of codes and the rotation; tokens and elements of a block, whether codes are packed."""
     spec, parts, fmt = x.spec, x.parts, format_of(x.format)
     assert not isinstance(fmt, str)  # `refuses` has asked
@@ -94,12 +101,12 @@ def _refuses(call: AttendCall) -> str | None:
         return f"needs memory for keys, found {call.key_shape}"
     shapes = (call.key_shape, (*call.key_shape[:3], call.value_dim))
     for name, spec, shape in zip(("keys", "values"), call.specs, shapes, strict=True):
-        if reason := _refuses_spec(spec, shape):
+        if reason := refuses_stored(spec, shape):
             return f"of {name}: {reason}"
     return None
 
 
-def _refuses_spec(spec: Spec, shape: tuple[int, ...]) -> str | None:
+def refuses_stored(spec: Spec, shape: tuple[int, ...]) -> str | None:
     if spec.layout not in ("plain", "packed"):
         return f"reads the layouts plain and packed, not {spec.layout}"
     if spec.scale_dtype not in ("float32", "bfloat16", "float16", "e8m0", "e4m3"):

@@ -26,22 +26,21 @@ def gptq(
         block: columns whose errors are passed on to all others at once; changes no code but for rounding.
 
     Returns:
-        The codes (N, K), and the squared error of the outputs for the damped Hessian, a number: with
+        The codes (N, K), of more rows where the layout has codes for those, and the squared error of the outputs for the damped Hessian, a number: with
         e = (w - q) / U[i, i] of each weight when its turn comes, Σ e² = tr(Δ H Δᵀ).
     """
     columns = weight.shape[1]
     new_KN = weight.t().to(torch.float64, copy=True, memory_format=torch.contiguous_format)
-    codes_KN: list[Tensor] = []
+    diagonal, rounder = factor.diagonal().tolist(), grid.rounder(block_of)
     total = torch.zeros((), dtype=torch.float64, device=weight.device)
     for start in range(0, columns, block):
         stop = min(start + block, columns)
         part, inner = new_KN[start:stop], factor[start:stop, start:stop]
         errors = torch.empty_like(part)
         for i in range(stop - start):
-            codes, values = grid.nearest(part[i], block_of[:, start + i])
-            codes_KN.append(codes)
-            torch.sub(part[i], values, out=errors[i]).div_(inner[i, i])
+            values = rounder.nearest(part[i], start + i)
+            torch.sub(part[i], values, out=errors[i]).div_(diagonal[start + i])
             part[i + 1 :].addr_(inner[i, i + 1 :], errors[i], alpha=-1)
         total += errors.square().sum()
         new_KN[stop:].addmm_(factor[start:stop, stop:].t(), errors, alpha=-1)
-    return torch.stack(codes_KN, 1), total
+    return rounder.codes(), total
