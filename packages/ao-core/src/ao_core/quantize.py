@@ -122,7 +122,7 @@ def quantize_(
         for place, stage in enumerate(todo, 1):
             if stage.prepares:
                 later = [other.config for other in todo[place:] if not other.prepares]
-                assert batches is not None
+                assert isinstance(batches, list)
                 found = prepare(model, stage.config, later, filter_fn, batches, steps, undo)
                 before.append(found)
                 continue

@@ -5,14 +5,16 @@ Both are generators: between two groups the caller puts the rewritten weights in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ao_core.calibration.block import Block, called_with, float_leaves
 from ao_core.calibration.gathering import Gathering, Group
 from ao_core.calibration.inputs import observe
 from ao_core.calibration.matrices import matrix_shape, operand
@@ -27,47 +29,66 @@ from ao_core.calibration.stubs import Chain, Enough, flattened, stubbed
 from ao_core.calibration.trace import Trace
 from ao_core.targets import Decision
 
-__all__ = ["Blocks", "Seen", "prefix"]
+__all__ = ["Blocks", "Turn", "prefix"]
 
-#: a group, and the statistics of its inputs; empty where they are not needed
-Seen = tuple[Group, tuple[Statistics, ...]]
+
+class Turn(NamedTuple):
+    """Groups that are to be rewritten now."""
+
+    #: each with the statistics of its inputs; empty where they are not needed
+    groups: list[tuple[Group, tuple[Statistics, ...]]]
+    #: the block that all of them are in, where they are rewritten at once
+    block: Block | None = None
+
+
 #: a group -> what is needed of its inputs; None: nothing, it is rewritten already
 GroupNeed = Callable[[Group], tuple[Statistic, ...] | None]
-#: (number of a batch, weight, note) runs what makes the inputs of the weight
-Run = Callable[[int, Decision, Note], object]
+#: (number of a batch, weights, note) runs what makes the inputs of the weights
+Run = Callable[[int, Sequence[Decision], Note], object]
 
 
-def _gathered(group: Group, need: tuple[Statistic, ...], batches: int, run: Run) -> Seen:
-    """The statistics of a group's inputs over all batches."""
-    entry = group.entries[0]
-    gathering = Gathering({entry.fqn: need})
+def _gathered(asked: Sequence[tuple[Group, tuple[Statistic, ...]]], batches: int, run: Run) -> Turn:
+    """The statistics of the inputs of groups over all batches, from one run over them."""
+    entries = [group.entries[0] for group, _ in asked]
+    gathering = Gathering({group.fqn: need for group, need in asked})
     for number in range(batches):
         gathering.next_batch()
-        run(number, entry, gathering.note)
-    found = gathering.groups([entry])
-    return group, found[0].statistics if found else tuple(
-        Statistics(need) for _ in group.statistics
+        run(number, entries, gathering.note)
+    found = {
+        entry.fqn: each.statistics for each in gathering.groups(entries) for entry in each.entries
+    }
+    return Turn(
+        [
+            (group, found.get(group.fqn) or tuple(Statistics(need) for _ in group.statistics))
+            for group, need in asked
+        ]
     )
 
 
 def prefix(
     model: nn.Module, batches: Sequence[Sample], groups: Sequence[Group], need: GroupNeed
-) -> Generator[Seen, None, None]:
+) -> Generator[Turn, None, None]:
     """Run the whole model for each group: right for any module, and quadratic in its depth."""
 
-    def run(batch: int, entry: Decision, note: Note) -> None:
-        observe(model, batches[batch], [entry], note)
+    def run(batch: int, entries: Sequence[Decision], note: Note) -> None:
+        observe(model, batches[batch], entries, note)
 
     for group in groups:
-        asked = need(group)
-        yield (group, ()) if asked is None else _gathered(group, asked, len(batches), run)
+        yield _one(group, need, len(batches), run)
+
+
+def _one(group: Group, need: GroupNeed, batches: int, run: Run) -> Turn:
+    """One group and what was seen of its inputs, if that is needed."""
+    asked = need(group)
+    return Turn([(group, ())]) if asked is None else _gathered([(group, asked)], batches, run)
 
 
 @dataclass
 class Blocks:
     """Run each block on what the one before it returned: linear in the number of blocks.
 
-    The inputs of one block are held for all batches, in a `Store`.
+    The inputs of one block are held for all batches, in a `Store`; where its weights are rewritten at once,
+    also what it returned as it was.
     """
 
     model: nn.Module
@@ -76,11 +97,13 @@ class Blocks:
     route: Route
     holes: Holes
     need: GroupNeed
+    #: whether a group is rewritten at once with others of its block
+    at_once: Callable[[Group], bool]
     store: Store
     #: (chain, batch) -> what its last block returned
     _ends: dict[tuple[int, int], list[Kept | None]] = field(default_factory=dict)
 
-    def visit(self) -> Generator[Seen, None, None]:
+    def visit(self) -> Generator[Turn, None, None]:
         """All groups in the order of the data, and the statistics of their inputs."""
         for chain in range(len(self.route.chains)):
             yield from self._loose(2 * chain)
@@ -90,19 +113,46 @@ class Blocks:
     def _is_needed_after(self, place: Place) -> bool:
         return any(where > place for where, _ in self.route.groups)
 
-    def _seen(self, place: Place, run: Run) -> Generator[Seen, None, None]:
-        for group in (group for where, group in self.route.groups if where == place):
-            asked = self.need(group)
-            yield (group, ()) if asked is None else _gathered(group, asked, len(self.batches), run)
+    def _is_wanted(self, place: Place) -> bool:
+        """Whether this block, or a later one of its chain, is rewritten at once."""
+        later = (each for where, each in self.route.groups if place <= where < (place[0] + 1, 0))
+        return any(map(self.at_once, later))
 
-    def _loose(self, segment: int) -> Generator[Seen, None, None]:
+    def _at(self, place: Place) -> list[Group]:
+        return [group for where, group in self.route.groups if where == place]
+
+    def _seen(self, groups: Sequence[Group], run: Run) -> Generator[Turn, None, None]:
+        for group in groups:
+            yield _one(group, self.need, len(self.batches), run)
+
+    def _seen_at_once(
+        self, groups: Sequence[Group], stage: _Stage, held: _Stream, wanted: _Stream, name: str
+    ) -> Generator[Turn, None, None]:
+        """The groups of a block that a visit before has rewritten, then the others together."""
+        asked = [(group, self.need(group)) for group in groups]
+        yield from (Turn([(group, ())]) for group, need in asked if need is None)
+        left = [(group, need) for group, need in asked if need is not None]
+        if not left:
+            return
+        entries = [entry for group, _ in left for entry in group.entries]
+
+        def wanted_of(batch: int) -> list[Tensor]:
+            return float_leaves([e and self.store.get(e) for e in wanted[batch]])
+
+        block = Block(
+            name, len(self.batches), partial(stage.returns_with, held, entries), wanted_of
+        )
+        seen = _gathered(left, len(self.batches), partial(stage.observed, held))
+        yield seen._replace(block=block)
+
+    def _loose(self, segment: int) -> Generator[Turn, None, None]:
         """Groups in no block: the code around the blocks is run, as far as the next chain."""
 
-        def run(batch: int, entry: Decision, note: Note) -> None:
+        def run(batch: int, entries: Sequence[Decision], note: Note) -> None:
             with suppress(Enough), self._around(batch, segment // 2, self._stop):
-                observe(self.model, self.batches[batch], [entry], note)
+                observe(self.model, self.batches[batch], entries, note)
 
-        return self._seen((segment, 0), run)
+        return self._seen(self._at((segment, 0)), run)
 
     @staticmethod
     def _stop(block: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -131,45 +181,40 @@ class Blocks:
 
         return act
 
-    def _chain(self, number: int) -> Generator[Seen, None, None]:
+    def _chain(self, number: int) -> Generator[Turn, None, None]:
         if not self._is_needed_after((2 * number, 0)):
             return
         calls = [self._captured(number, batch) for batch in range(len(self.batches))]
-        held: list[list[Kept | None]] = [[] for _ in self.batches]
-        for k, block in enumerate(self.route.chains[number].blocks):
-            place = (2 * number + 1, k)
-
-            def run(
-                batch: int,
-                entry: Decision | None,
-                note: Note,
-                k: int = k,
-                block: nn.Module = block,
-            ) -> Any:
-                args, kwargs = calls[batch].arguments(k, held[batch], self.store)
-                weights = []
-                if entry is not None:
-                    weights = [(entry.fqn, operand(entry.tensor, entry.owners[0]))]
-                    note = stepping([entry], note)
-                error = blaming(self.model, self.batches[batch], "data")
-                seen = note if entry is None else self._ending(batch, entry, note)
-                with suppress(Enough), observing(weights, seen), error:
-                    return block(*args, **kwargs)
-
-            yield from self._seen(place, run)
-            for batch, before in enumerate(held):
+        held: _Stream = [[] for _ in self.batches]
+        # the same in the model as it was
+        originals: _Stream = [[] for _ in self.batches]
+        for k, name in enumerate(self.route.chains[number].names):
+            place, block = (2 * number + 1, k), self.route.chains[number].blocks[k]
+            groups, stage = self._at(place), _Stage(self, block, k, calls)
+            together = [group for group in groups if self.at_once(group)]
+            wanted: _Stream = [[] for _ in self.batches]
+            if self._is_wanted(place):
+                wanted = [self._kept(stage.returns(originals, b)) for b in range(len(calls))]
+            if together:
+                yield from self._seen_at_once(together, stage, held, wanted, name)
+            others = [group for group in groups if group not in together]
+            yield from self._seen(others, partial(stage.observed, held))
+            outputs: _Stream = [[] for _ in self.batches]
+            for batch, call in enumerate(calls):
                 if self._is_needed_after(place):
-                    leaves = pytree.tree_leaves(run(batch, None, _nothing))
-                    held[batch] = [
-                        None if each is None else self.store.put(each) for each in leaves
-                    ]
-                for each in (*before, *calls[batch].finished(k)):
+                    outputs[batch] = self._kept(stage.returns(held, batch))
+                for each in (*held[batch], *originals[batch], *call.finished(k)):
                     if each is not None:
                         self.store.drop(each)
-        for batch, outputs in enumerate(held):
-            self._ends[number, batch] = outputs
+            held, originals = outputs, wanted
+        for batch, ends in enumerate(held):
+            self._ends[number, batch] = ends
 
-    def _ending(self, batch: int, entry: Decision, note: Note) -> Note:
+    def _kept(self, returned: Any) -> list[Kept | None]:
+        leaves = pytree.tree_leaves(returned)
+        return [None if each is None else self.store.put(each) for each in leaves]
+
+    def ending(self, batch: int, entry: Decision, note: Note) -> Note:
         """The note, after which a block ends that is run for the inputs of a weight, where it has one matmul.
 
         The rest of the block would be computed for nothing.
@@ -215,6 +260,50 @@ class Blocks:
 
 def _nothing(name: str, number: int, x: Tensor) -> None:
     """A note of nothing."""
+
+
+#: for each batch, what a block returned
+_Stream = list[list[Kept | None]]
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One block of a chain, run on inputs that were recorded."""
+
+    driver: Blocks
+    block: nn.Module
+    k: int
+    calls: Sequence[_Calls]
+
+    def _arguments(self, held: _Stream, batch: int) -> Any:
+        return self.calls[batch].arguments(self.k, held[batch], self.driver.store)
+
+    def observed(self, held: _Stream, batch: int, entries: Sequence[Decision], note: Note) -> Any:
+        """What the block returns after what `held` has, while inputs of weights are noted."""
+        args, kwargs = self._arguments(held, batch)
+        weights = [(entry.fqn, operand(entry.tensor, entry.owners[0])) for entry in entries]
+        error = blaming(self.driver.model, self.driver.batches[batch], "data")
+        note = stepping(entries, note)
+        if len(entries) == 1:
+            note = self.driver.ending(batch, entries[0], note)
+        with suppress(Enough), observing(weights, note), error:
+            return self.block(*args, **kwargs)
+
+    def returns(self, held: _Stream, batch: int) -> Any:
+        """The same, with nothing noted."""
+        return self.observed(held, batch, (), _nothing)
+
+    def returns_with(
+        self,
+        held: _Stream,
+        entries: Sequence[Decision],
+        batch: int,
+        weights: Mapping[str, Tensor],
+    ) -> list[Tensor]:
+        """The same with other values of some weights: the tensors of floating-point numbers."""
+        args, kwargs = self._arguments(held, batch)
+        with blaming(self.driver.model, self.driver.batches[batch], "data"):
+            return float_leaves(called_with(self.block, entries, weights, args, kwargs))
 
 
 @dataclass(frozen=True)
