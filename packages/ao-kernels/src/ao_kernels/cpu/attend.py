@@ -107,6 +107,7 @@ def _refuses(call: AttendCall) -> str | None:
 
 
 def refuses_stored(spec: Spec, shape: tuple[int, ...]) -> str | None:
+    """Why the C++ code cannot read keys or values of this format and shape; None: it can."""
     if spec.layout not in ("plain", "packed"):
         return f"reads the layouts plain and packed, not {spec.layout}"
     if spec.scale_dtype not in ("float32", "bfloat16", "float16", "e8m0", "e4m3"):

@@ -51,7 +51,7 @@ def encode_tokens(
     begin: int,
     end: int,
 ) -> None:
-    """Exact tokens become codes in their places, in one call into C++, bit for bit as `quantize` makes them."""
+    """Exact tokens become codes in their places, those of `quantize` bit for bit, in one call into C++."""
     arguments = (tail_key, tail_value, key, value, center, tokens, begin, end)
     fits = torch.ops.ao_kernels.encode_tokens.default(
         *_coding(stored_key), *_coding(stored_value), *arguments
