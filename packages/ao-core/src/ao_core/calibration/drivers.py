@@ -24,6 +24,8 @@ from ao_core.calibration.statistics import Statistic, Statistics
 from ao_core.calibration.store import Kept, Store
 from ao_core.calibration.stubs import Chain, Enough, flattened, stubbed
 from ao_core.calibration.trace import Trace
+from ao_core.calibration.weights import Weights
+from ao_core.errors import QuantizationError
 from ao_core.targets import Decision
 
 __all__ = ["Blocks", "Seen", "prefix"]
@@ -32,34 +34,90 @@ __all__ = ["Blocks", "Seen", "prefix"]
 Seen = tuple[Group, tuple[Statistics, ...]]
 #: a group -> what is needed of its inputs; None: nothing, it is rewritten already
 GroupNeed = Callable[[Group], tuple[Statistic, ...] | None]
-#: (number of a batch, weight, note) runs what makes the inputs of the weight
-Run = Callable[[int, Decision, Note], object]
+#: (number of a batch, weights, note) runs what makes the inputs of the weights
+Run = Callable[[int, Sequence[Decision], Note], object]
 
 
-def _gathered(group: Group, need: tuple[Statistic, ...], batches: int, run: Run) -> Seen:
-    """The statistics of a group's inputs over all batches."""
+def _gathered(
+    group: Group, need: tuple[Statistic, ...], trace: Trace, run: Run, others: Sequence[Group]
+) -> Seen:
+    """The statistics of a group's inputs over all batches.
+
+    A run ends as soon as the inputs are seen, where the trace says how often that will be.
+
+    Args:
+        group: the weights.
+        need: what is needed of their inputs.
+        trace: of the data.
+        run: what makes the inputs.
+        others: groups that come in the same runs, where it is to be checked that weights are used as in the
+            batches that were traced.
+    """
     entry = group.entries[0]
     gathering = Gathering({entry.fqn: need})
-    for number in range(batches):
+    for number, is_traced in enumerate(trace.is_traced):
         gathering.next_batch()
-        run(number, entry, gathering.note)
+        watched = [entry] if is_traced else [entry, *(e for g in others for e in g.entries)]
+        use = Gathering({each.fqn: () for each in watched})
+        left = {each.fqn for each in watched}
+        counted = all(map(trace.is_used_once, left)) and _is_one_matrix([group, *others])
+
+        def note(name: str, matrix: int, x: Tensor) -> None:
+            if name == entry.fqn:
+                gathering.note(name, matrix, x)
+            use.note(name, matrix, x)
+            left.discard(name)
+            if counted and not left:
+                raise Enough
+
+        with suppress(Enough):
+            run(number, list({each.fqn: each for each in watched}.values()), note)
+        if not is_traced:
+            _check_use(use, others, number)
     found = gathering.groups([entry])
     return group, found[0].statistics if found else tuple(
         Statistics(need) for _ in group.statistics
     )
 
 
+def _is_one_matrix(groups: Sequence[Group]) -> bool:
+    return all(len(group.statistics) == 1 for group in groups)
+
+
+def _check_use(use: Gathering, groups: Sequence[Group], batch: int) -> None:
+    """Raise `QuantizationError` where weights that had the same inputs in a trace have others in a batch."""
+    for group in groups:
+        if len(use.groups(group.entries, missing=True)) > 1:
+            names = ", ".join(entry.fqn for entry in group.entries)
+            raise QuantizationError(
+                f"{names} have the same inputs in other batches, and not in data[{batch}], which has tensors "
+                "of the same shapes: the model decides by values what it multiplies; calibrate with batches "
+                "of different shapes, or leave these weights out"
+            )
+
+
 def prefix(
-    model: nn.Module, batches: Sequence[Sample], groups: Sequence[Group], need: GroupNeed
+    model: nn.Module,
+    batches: Sequence[Sample],
+    trace: Trace,
+    need: GroupNeed,
 ) -> Generator[Seen, None, None]:
     """Run the whole model for each group: right for any module, and quadratic in its depth."""
 
-    def run(batch: int, entry: Decision, note: Note) -> None:
-        observe(model, batches[batch], [entry], note)
+    def run(batch: int, entries: Sequence[Decision], note: Note) -> None:
+        observe(model, batches[batch], entries, note)
 
-    for group in groups:
+    yield from _each(trace.groups, trace, run, need)
+
+
+def _each(
+    groups: Sequence[Group], trace: Trace, run: Run, need: GroupNeed
+) -> Generator[Seen, None, None]:
+    """Groups that come in the same runs, one after the other."""
+    for number, group in enumerate(groups, 1):
+        others = groups if number == len(groups) else ()
         asked = need(group)
-        yield (group, ()) if asked is None else _gathered(group, asked, len(batches), run)
+        yield (group, ()) if asked is None else _gathered(group, asked, trace, run, others)
 
 
 @dataclass
@@ -76,6 +134,7 @@ class Blocks:
     holes: Holes
     need: GroupNeed
     store: Store
+    weights: Weights
     #: (chain, batch) -> what its last block returned
     _ends: dict[tuple[int, int], list[Kept | None]] = field(default_factory=dict)
 
@@ -90,22 +149,23 @@ class Blocks:
         return any(where > place for where, _ in self.route.groups)
 
     def _seen(self, place: Place, run: Run) -> Generator[Seen, None, None]:
-        for group in (group for where, group in self.route.groups if where == place):
-            asked = self.need(group)
-            yield (group, ()) if asked is None else _gathered(group, asked, len(self.batches), run)
+        groups = [group for where, group in self.route.groups if where == place]
+        return _each(groups, self.trace, run, self.need)
 
     def _loose(self, segment: int) -> Generator[Seen, None, None]:
         """Groups in no block: the code around the blocks is run, as far as the next chain."""
 
-        def run(batch: int, entry: Decision, note: Note) -> None:
-            with suppress(Enough), self._around(batch, segment // 2, self._stop):
-                observe(self.model, self.batches[batch], [entry], note)
+        def run(batch: int, entries: Sequence[Decision], note: Note) -> None:
+            with self._around(batch, segment // 2, self._stop), suppress(_Next):
+                observe(self.model, self.batches[batch], entries, note)
 
-        return self._seen((segment, 0), run)
+        if any(where == (segment, 0) for where, _ in self.route.groups):
+            with self.weights.around():
+                yield from self._seen((segment, 0), run)
 
     @staticmethod
     def _stop(block: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise Enough
+        raise _Next
 
     def _around(self, batch: int, done: int, act: Callable[..., Any]) -> ExitStack:
         """A context in which the first chains return what they returned, and `act` is the next one."""
@@ -121,7 +181,7 @@ class Blocks:
         last = len(chain.blocks) - 1
 
         def act(block: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            outputs = self.trace.outputs[batch, self.route.numbers[number], block]
+            outputs = self.trace.outputs(batch, self.route.numbers[number], block)
             if block < last:
                 return outputs.filled(outputs.zeros())
             ends = self._ends[number, batch]
@@ -133,34 +193,43 @@ class Blocks:
     def _chain(self, number: int) -> Generator[Seen, None, None]:
         if not self._is_needed_after((2 * number, 0)):
             return
-        calls = [self._captured(number, batch) for batch in range(len(self.batches))]
+        with self.weights.around():
+            calls = [self._captured(number, batch) for batch in range(len(self.batches))]
         held: list[list[Kept | None]] = [[] for _ in self.batches]
         for k, block in enumerate(self.route.chains[number].blocks):
-            place = (2 * number + 1, k)
-
-            def run(
-                batch: int, entry: Decision | None, note: Note, k: int = k, block: nn.Module = block
-            ) -> Any:
-                args, kwargs = calls[batch].arguments(k, held[batch], self.store)
-                weights = []
-                if entry is not None:
-                    weights = [(entry.fqn, operand(entry.tensor, entry.owners[0]))]
-                error = blaming(self.model, self.batches[batch], "data")
-                with observing(weights, note), error:
-                    return block(*args, **kwargs)
-
-            yield from self._seen(place, run)
-            for batch, before in enumerate(held):
-                if self._is_needed_after(place):
-                    leaves = pytree.tree_leaves(run(batch, None, _nothing))
-                    held[batch] = [
-                        None if each is None else self.store.put(each) for each in leaves
-                    ]
-                for each in (*before, *calls[batch].finished(k)):
-                    if each is not None:
-                        self.store.drop(each)
+            if not self._is_needed_after((2 * number + 1, k - 1)):
+                break
+            with self.weights.inside(block):
+                yield from self._block(number, k, block, calls, held)
         for batch, outputs in enumerate(held):
             self._ends[number, batch] = outputs
+
+    def _block(
+        self,
+        number: int,
+        k: int,
+        block: nn.Module,
+        calls: Sequence[_Calls],
+        held: list[list[Kept | None]],
+    ) -> Generator[Seen, None, None]:
+        """The groups of a block; then `held` has what it returns in place of what it got."""
+        place = (2 * number + 1, k)
+
+        def run(batch: int, entries: Sequence[Decision], note: Note) -> Any:
+            args, kwargs = calls[batch].arguments(k, held[batch], self.store)
+            weights = [(entry.fqn, operand(entry.tensor, entry.owners[0])) for entry in entries]
+            error = blaming(self.model, self.batches[batch], "data")
+            with observing(weights, note), error:
+                return block(*args, **kwargs)
+
+        yield from self._seen(place, run)
+        for batch, before in enumerate(held):
+            if self._is_needed_after(place):
+                leaves = pytree.tree_leaves(run(batch, [], _nothing))
+                held[batch] = [None if each is None else self.store.put(each) for each in leaves]
+            for each in (*before, *calls[batch].finished(k)):
+                if each is not None:
+                    self.store.drop(each)
 
     def _captured(self, number: int, batch: int) -> _Calls:
         """What the blocks of a chain are called with, but for what blocks return."""
@@ -182,13 +251,17 @@ class Blocks:
                     found.append(leaf)
             calls.blocks.append((found, structure))
             if block == last:
-                raise Enough
-            outputs = self.trace.outputs[batch, self.route.numbers[number], block]
+                raise _Next
+            outputs = self.trace.outputs(batch, self.route.numbers[number], block)
             return outputs.filled(outputs.zeros())
 
-        with suppress(Enough), self._around(batch, number, act):
+        with self._around(batch, number, act), suppress(_Next):
             observe(self.model, self.batches[batch], [], _nothing)
         return calls
+
+
+class _Next(Enough):
+    """Ends a run where a chain begins, or ends."""
 
 
 def _nothing(name: str, number: int, x: Tensor) -> None:

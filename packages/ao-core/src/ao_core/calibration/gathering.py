@@ -40,6 +40,8 @@ class _Node:
     """Inputs that a matrix has seen, in order; matrices that saw the same ones have the same node."""
 
     statistics: Statistics
+    #: matrices that have seen exactly this
+    users: int = 0
 
 
 @dataclass
@@ -59,9 +61,12 @@ class Gathering:
     _after: dict[str, str | None] = field(default_factory=lambda: {"": None})
     #: the weight that this batch reached last
     _place: str = ""
+    #: the number of this batch
+    _batch: int = -1
 
     def next_batch(self) -> None:
         """What comes next belongs to another batch."""
+        self._batch += 1
         self._place = ""
         self._last.clear()
         self._steps.clear()
@@ -75,9 +80,13 @@ class Gathering:
         nodes = self._nodes.setdefault(name, {})
         before = nodes.get(number) or self._roots.setdefault(need, _Node(Statistics(need)))
         if id(before) not in self._steps:
-            rows = finite(name, x) if need else x
-            self._steps[id(before)] = before, _Node(before.statistics.add(rows))
+            rows = finite(name, x, self._batch) if need else x
+            # where others have seen the same so far, they may not see this
+            add = before.statistics.add_ if before.users == 1 else before.statistics.finish().add
+            self._steps[id(before)] = before, _Node(add(rows))
+        before.users -= 1
         nodes[number] = self._steps[id(before)][1]
+        nodes[number].users += 1
         if name not in self._after:
             self._after[name], self._after[self._place] = self._after[self._place], name
         self._place = name
@@ -93,18 +102,26 @@ class Gathering:
             name = self._after[name]
         return names
 
-    def groups(self, entries: Sequence[Decision]) -> list[Group]:
-        """The weights that the data reached, in the order in which it did, by what they saw."""
+    def groups(self, entries: Sequence[Decision], *, missing: bool = False) -> list[Group]:
+        """Weights that the data reached, in the order in which it did, by what they saw.
+
+        With `missing`, those that it did not reach follow.
+        """
         by_name = {entry.fqn: entry for entry in entries}
         found: dict[tuple[int, ...], Group] = {}
-        for name in self.order():
-            entry, nodes = by_name[name], self._nodes[name]
+        names = [name for name in self.order() if name in by_name]
+        if missing:
+            names += [name for name in by_name if name not in self._nodes]
+        for name in names:
+            entry, nodes = by_name[name], self._nodes.get(name, {})
             count = matrix_shape(tuple(entry.tensor.shape), entry.owners[0])[0]
             seen = [nodes.get(number) for number in range(count)]
             key = tuple(0 if node is None else id(node) for node in seen)
             if key not in found:
                 nothing = Statistics(self.needs[name])
-                statistics = tuple(nothing if node is None else node.statistics for node in seen)
+                statistics = tuple(
+                    nothing if node is None else node.statistics.finish() for node in seen
+                )
                 found[key] = Group([], statistics)
             found[key].entries.append(entry)
         return list(found.values())

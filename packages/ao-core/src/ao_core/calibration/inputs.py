@@ -62,16 +62,16 @@ def unobservable(entry: Decision) -> str | None:
     return None
 
 
-def finite(name: str, x: Tensor) -> Tensor:
+def finite(name: str, x: Tensor, batch: int) -> Tensor:
     """Activations as they are.
 
     Raises:
-        QuantizationError: they have NaN or inf; names the weight.
+        QuantizationError: they have NaN or inf; names the weight, and the batch by its number.
     """
     if not bool(torch.isfinite(x).all()):
         raise QuantizationError(
-            f"the inputs of {name} have NaN or inf; find out where the model makes them, or leave the "
-            "layer out"
+            f"the inputs of {name} have NaN or inf in data[{batch}]; look for them in that batch, find out "
+            "where the model makes them, or leave the layer out"
         )
     return x
 

@@ -48,6 +48,11 @@ class Statistic:
     of: Callable[[Tensor, int], State]
     #: the states of two sets of rows -> the state of all of them; new tensors, or those that it was given
     merge: Callable[[State, State], State]
+    #: (a state that nobody else has, rows as in `of`) adds the rows in place; what it leaves undone, `finish`
+    #: does. None: by `of` and `merge`
+    add_: Callable[[State, Tensor], None] | None = None
+    #: makes a state whole, in place, after rows were added by `add_`
+    finish: Callable[[State], None] = lambda state: None
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,32 @@ class Statistics:
         for each in self.need:
             new |= each.of(rows, self.rows)
         return self.merge(Statistics(self.need, len(rows), new))
+
+    def add_(self, x: Tensor) -> Statistics:
+        """The same where nobody else has these statistics: their memory is used again, and they are no more.
+
+        `finish` must follow the last one.
+        """
+        rows = x.detach().reshape(-1, x.shape[-1])
+        devices = {value.device for value in self.values.values()}
+        if not self.rows or devices != {rows.device} or not len(rows):
+            return self.add(x)
+        new: dict[str, Tensor] = {}
+        for each in self.need:
+            state = {key: self.values[key] for key in each.keys}
+            if each.add_ is None:
+                state = dict(each.merge(state, each.of(rows, self.rows)))
+            else:
+                each.add_(state, rows)
+            new |= state
+        return Statistics(self.need, self.rows + len(rows), new)
+
+    def finish(self) -> Statistics:
+        """These statistics, whole after `add_`."""
+        for each in self.need:
+            if self.rows:
+                each.finish({key: self.values[key] for key in each.keys})
+        return self
 
     def merge(self, other: Statistics) -> Statistics:
         """The statistics of the rows of both, on the device of `other`.
@@ -186,13 +217,34 @@ def _added(a: State, b: State) -> State:
     return {key: value + b[key] for key, value in a.items()}
 
 
+#: columns of a Hessian that are computed at a time, with those after them: half of a matrix is its mirror image
+_PANEL = 512
+
+
 def _hessian(rows: Tensor, before: int) -> State:
-    x_TK = floats(rows)
-    return {"hessian": (x_TK.t() @ x_TK).double()}
+    columns = rows.shape[-1]
+    state = {"hessian": torch.zeros(columns, columns, dtype=torch.float64, device=rows.device)}
+    _add_to_hessian(state, rows)
+    _mirror(state)
+    return state
+
+
+def _add_to_hessian(state: State, rows: Tensor) -> None:
+    """Add to panels of rows, from the diagonal on."""
+    x_TK, hessian = floats(rows), state["hessian"]
+    for start in range(0, len(hessian), _PANEL):
+        hessian[start : start + _PANEL, start:] += x_TK[:, start : start + _PANEL].t() @ x_TK[:, start:]
+
+
+def _mirror(state: State) -> None:
+    """Copy what is above the panels' diagonal blocks to below."""
+    hessian = state["hessian"]
+    for start in range(_PANEL, len(hessian), _PANEL):
+        hessian[start:, start - _PANEL : start] = hessian[start - _PANEL : start, start:].t()
 
 
 #: "hessian": Σ x xᵀ (in, in), without a factor; the matmul of a batch in float32, their sum in float64
-HESSIAN = Statistic("hessian", ("hessian",), _hessian, _added)
+HESSIAN = Statistic("hessian", ("hessian",), _hessian, _added, _add_to_hessian, _mirror)
 
 #: "sums": Σ x (in,), float64
 SUMS = Statistic(

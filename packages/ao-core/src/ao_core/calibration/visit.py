@@ -13,10 +13,11 @@ from ao_core.calibration.gathering import Group, Need
 from ao_core.calibration.inputs import UNSEEN
 from ao_core.calibration.probe import probed
 from ao_core.calibration.route import Route, structural
-from ao_core.calibration.samples import Sample, evaluating, replaced
+from ao_core.calibration.samples import Sample, evaluating
 from ao_core.calibration.statistics import Statistic, Statistics, merged, union
 from ao_core.calibration.store import storing
 from ao_core.calibration.trace import Trace, traced
+from ao_core.calibration.weights import InMemory, Weights
 from ao_core.errors import ConfigError
 from ao_core.progress import Progress, watched
 from ao_core.targets import Decision
@@ -76,16 +77,17 @@ def visit(
     activation_bytes: int = ACTIVATION_BYTES,
     progress: Progress = None,
     what: str = "visit",
+    weights: Weights | None = None,
 ) -> Visit:
     """Rewrite weights one after the other, each by inputs that the rewritten ones before it make.
 
     Weights that are multiplied with the same inputs, like those of queries, keys and values, are a group and
-    share statistics. The first run finds groups and their order. Then, for each group, its inputs are made
+    share statistics. The first run, of one batch of each kind, finds groups and their order. Then, for each group, its inputs are made
     by one of two drivers, with the same bits:
 
     - blocks: the children of a ModuleList or Sequential that are called once each, in order, run by
-      themselves on what the one before returned. A block runs once to find the order, once for each of its
-      groups and once for its outputs, so the cost is linear in the number of blocks.
+      themselves on what the one before returned. A block runs once for each of its groups, as far as their
+      inputs, and once for its outputs, so the cost is linear in the number of blocks.
     - prefix: the whole model runs for each group. Right for any module; quadratic in its depth.
 
     Args:
@@ -103,6 +105,8 @@ def visit(
             files in a temporary folder, which is removed in any case.
         progress: True for a bar, or a function called with (done, total, name), over groups.
         what: the title of the bar.
+        weights: who brings the weights of a model that is not in memory. Then blocks are needed, and `values`
+            of the result is empty.
 
     Raises:
         ConfigError: the model cannot be called with a batch, or `driver` cannot be used.
@@ -110,6 +114,7 @@ def visit(
     """
     if driver not in _DRIVERS:
         raise ConfigError(f"driver={driver!r}: use one of {', '.join(map(repr, _DRIVERS))}")
+    keeps = weights is None
     done = done or {}
     found = Visit("prefix", "")
     unseen = {entry.fqn: UNSEEN for entry in decisions}
@@ -121,16 +126,18 @@ def visit(
 
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
-        trace = traced(model, batches, decisions)
-        route, reason, seen = _routed(model, batches, trace, driver)
+        weights = weights or InMemory(stack)
+        with weights.around():
+            trace = traced(model, batches, decisions)
+            route, reason, seen = _routed(model, batches, trace, driver)
         if route is None:
             groups = trace.groups
-            driven = prefix(model, batches, groups, needed)
+            driven = prefix(model, batches, trace, needed)
             store = None
         else:
             groups = [group for _, group in route.groups]
             store = stack.enter_context(storing(activation_bytes))
-            driven = Blocks(model, batches, trace, route, seen, needed, store).visit()
+            driven = Blocks(model, batches, trace, route, seen, needed, store, weights).visit()
         stack.callback(driven.close)
         for _ in watched(groups, [group.fqn for group in groups], progress, what):
             for entry, new, rows in _rewritten(next(driven), rewrite, done):
@@ -138,8 +145,9 @@ def visit(
                     del unseen[entry.fqn]
                     found.rows[entry.fqn] = rows
                 if new is not None:
-                    found.values[entry.fqn] = new
-                    stack.enter_context(replaced([(entry.owners, new)]))
+                    weights.put(entry, new)
+                    if keeps:
+                        found.values[entry.fqn] = new
         spilled = store.spilled if store else 0
     name = "prefix" if route is None else "blocks"
     return Visit(name, reason, found.values, found.rows, unseen, spilled)
