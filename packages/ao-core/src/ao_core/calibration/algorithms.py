@@ -29,7 +29,7 @@ from ao_core.report import Report
 from ao_core.targets import Decision
 from ao_core.tensor import QTensor, check_quantizable
 
-__all__ = ["apply_algorithms", "config_of"]
+__all__ = ["Work", "apply_algorithms", "config_of", "solve", "unsolvable_reason"]
 
 
 def config_of(decisions: Sequence[Decision]) -> FqnToConfig:
@@ -38,7 +38,7 @@ def config_of(decisions: Sequence[Decision]) -> FqnToConfig:
 
 
 @dataclass
-class _Work:
+class Work:
     """What is known of the weights so far, by name."""
 
     #: what they are converted to, where that is known before the model changes
@@ -67,14 +67,16 @@ def apply_algorithms(
     need no data are quantized, and the others are visited in order, each with inputs that the new weights
     before it make. Nothing changes in the model until all is found.
     """
-    work = _Work()
+    work = Work()
     solvers: dict[str, Algorithm] = {}
     entries: list[Decision] = []
     for entry in decisions:
         algorithm = algorithm_of(entry.config)
         if algorithm is None:
             continue
-        if reason := _unsolvable(entry, algorithm):
+        if not isinstance(entry.tensor, (QTensor, ComputeWeight)):
+            check_quantizable(entry.tensor, entry.fqn)
+        if reason := unsolvable_reason(entry, algorithm):
             work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(reason))
         elif not isinstance(entry.tensor, QTensor):
             solvers[entry.fqn] = algorithm
@@ -90,13 +92,13 @@ def apply_algorithms(
         groups = collect(model, batches, at_once, need, progress)
         seen = {entry.fqn: group.statistics for group in groups for entry in group.entries}
         for entry in at_once:
-            _solve(work, solvers, entry, inputs_of(entry, seen.get(entry.fqn, ())))
+            solve(work, solvers, entry, inputs_of(entry, seen.get(entry.fqn, ())))
     if in_turn:
         with ExitStack() as stack:
             _put_in_others(stack, work, decisions, in_turn)
 
             def rewrite(entry: Decision, inputs: Inputs) -> Tensor | None:
-                _solve(work, solvers, entry, inputs)
+                solve(work, solvers, entry, inputs)
                 return work.ready[entry.fqn][0]
 
             found = visit(model, batches, in_turn, need, rewrite, progress=progress)
@@ -122,21 +124,20 @@ def apply_algorithms(
     return replace(report, records=tuple(records), calibration=driven)
 
 
-def _unsolvable(entry: Decision, algorithm: Algorithm) -> str | None:
+def unsolvable_reason(entry: Decision, algorithm: Algorithm) -> str | None:
     """Why a weight cannot be solved for; None where it can, or is quantized already."""
     tensor = entry.tensor
     if isinstance(tensor, QTensor):
         return None  # `convert` says so
     if isinstance(tensor, ComputeWeight):
         return "its matmuls are in low precision already"
-    check_quantizable(tensor, entry.fqn)
     empty = torch.empty_like(tensor, device="meta")
     reason = algorithm.refuses(empty, entry.config, entry.owners[0])
     return reason or unobservable(entry)
 
 
 def _put_in_others(
-    stack: ExitStack, work: _Work, decisions: Sequence[Decision], in_turn: Sequence[Decision]
+    stack: ExitStack, work: Work, decisions: Sequence[Decision], in_turn: Sequence[Decision]
 ) -> None:
     """Convert what is not visited, and put it into the model for the time of the visit."""
     visited = {entry.fqn for entry in in_turn}
@@ -150,7 +151,7 @@ def _put_in_others(
             stack.enter_context(replaced([(entry.owners, new)]))
 
 
-def _solve(work: _Work, solvers: dict[str, Algorithm], entry: Decision, inputs: Inputs) -> None:
+def solve(work: Work, solvers: dict[str, Algorithm], entry: Decision, inputs: Inputs) -> None:
     """Let the algorithm of a weight find what is to become of it."""
     if not inputs.rows:
         work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(UNSEEN))

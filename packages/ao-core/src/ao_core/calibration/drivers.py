@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ao_core.calibration.gathering import Gathering, Group
-from ao_core.calibration.inputs import observe
-from ao_core.calibration.matrices import operand
+from ao_core.calibration.inputs import observe, operands
 from ao_core.calibration.observing import Note, observing
 from ao_core.calibration.probe import Holes
 from ao_core.calibration.route import Place, Route
@@ -157,7 +156,7 @@ class Blocks:
 
         def run(batch: int, entries: Sequence[Decision], note: Note) -> None:
             with self._around(batch, segment // 2, self._stop), suppress(_Next):
-                observe(self.model, self.batches[batch], entries, note)
+                observe(self.model, self.batches[batch], entries, note, self.weights)
 
         if any(where == (segment, 0) for where, _ in self.route.groups):
             with self.weights.around():
@@ -217,9 +216,8 @@ class Blocks:
 
         def run(batch: int, entries: Sequence[Decision], note: Note) -> Any:
             args, kwargs = calls[batch].arguments(k, held[batch], self.store)
-            weights = [(entry.fqn, operand(entry.tensor, entry.owners[0])) for entry in entries]
             error = blaming(self.model, self.batches[batch], "data")
-            with observing(weights, note), error:
+            with observing(operands(entries), note), error:
                 return block(*args, **kwargs)
 
         yield from self._seen(place, run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +13,12 @@ from ao_core.arguments import shown
 from ao_core.calibration.matrices import operand
 from ao_core.calibration.observing import Note, observing
 from ao_core.calibration.samples import Sample, call, evaluating
+from ao_core.calibration.weights import Weights
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.targets import Decision
 from ao_core.tensor.sharding import is_sharded
 
-__all__ = ["UNSEEN", "Data", "batches_of", "finite", "observe", "unobservable"]
+__all__ = ["UNSEEN", "Data", "batches_of", "finite", "observe", "operands", "unobservable"]
 
 #: the reason of a weight that the data does not reach
 UNSEEN = "the calibration data never reached it"
@@ -76,8 +78,23 @@ def finite(name: str, x: Tensor, batch: int) -> Tensor:
     return x
 
 
-def observe(model: nn.Module, batch: Sample, entries: Sequence[Decision], note: Note) -> None:
-    """Run the model, in evaluation mode and without gradients, and note the inputs of some weights."""
-    weights = [(entry.fqn, operand(entry.tensor, entry.owners[0])) for entry in entries]
-    with evaluating(model), observing(weights, note):
+def observe(
+    model: nn.Module,
+    batch: Sample,
+    entries: Sequence[Decision],
+    note: Note,
+    weights: Weights | None = None,
+) -> None:
+    """Run the model, in evaluation mode and without gradients, and note the inputs of some weights.
+
+    `weights` brings those that are not in memory.
+    """
+    there = [entry for entry in entries if not entry.tensor.is_meta]
+    brought = nullcontext() if weights is None else weights.watching(entries, note)
+    with evaluating(model), observing(operands(there), note), brought:
         call(model, batch, "data")
+
+
+def operands(entries: Sequence[Decision]) -> list[tuple[str, Tensor]]:
+    """Weights as `observing` takes them."""
+    return [(entry.fqn, operand(entry.tensor, entry.owners[0])) for entry in entries]

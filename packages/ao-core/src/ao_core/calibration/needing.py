@@ -44,7 +44,11 @@ def needs_data(config: Config) -> bool:
     return any(algorithm_of(each) is not None for each in _each(config))
 
 
-def check_data(configs: Sequence[Config], data: Data | None) -> list[Sample] | None:
+def check_data(
+    configs: Sequence[Config],
+    data: Data | None,
+    how: str = "quantize_(model, config, data=batches)",
+) -> list[Sample] | None:
     """The batches, once it is sure that all configurations can be applied with them; None without data.
 
     Raises:
@@ -63,8 +67,7 @@ def check_data(configs: Sequence[Config], data: Data | None) -> list[Sample] | N
                 leaf.check()
     if needing and data is None:
         raise ConfigError(
-            f"config={shown(needing[0])}: it needs calibration data; pass a list of inputs of the model, "
-            "quantize_(model, config, data=batches)"
+            f"config={shown(needing[0])}: it needs calibration data; pass a list of inputs of the model, {how}"
         )
     if data is None:
         return None
@@ -75,7 +78,7 @@ def check_data(configs: Sequence[Config], data: Data | None) -> list[Sample] | N
             f"data={shown(data)}: {names or 'the configuration'} needs no calibration data, which would have "
             "no effect; leave data out, or use a configuration that needs some"
         )
-    return batches_of(data, "quantize_")
+    return batches_of(data, how.partition("(")[0])
 
 
 def _each(config: Config) -> list[Config]:

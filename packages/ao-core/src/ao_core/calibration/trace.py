@@ -19,6 +19,7 @@ from ao_core.calibration.gathering import Gathering, Group
 from ao_core.calibration.inputs import observe
 from ao_core.calibration.samples import Sample, evaluating
 from ao_core.calibration.stubs import Chain, Outputs, flattened, is_plain
+from ao_core.calibration.weights import Weights
 from ao_core.targets import Decision
 
 __all__ = ["Event", "Trace", "containers", "traced"]
@@ -60,6 +61,20 @@ class Trace:
         return self.returned[self.run_for[batch], chain, block]
 
     @property
+    def activation_bytes(self) -> int:
+        """Bytes of what a block returns for all batches, at most."""
+        sizes: dict[tuple[int, int, int], int] = {}
+        for place, outputs in self.returned.items():
+            sizes[place] = sum(
+                leaf[0].numel() * leaf[1].itemsize for leaf in outputs.leaves if leaf is not None
+            )
+        most = [
+            max((size for place, size in sizes.items() if place[0] == number), default=0)
+            for number in range(len(self.events))
+        ]
+        return sum(most[number] for number in self.run_for)
+
+    @property
     def is_traced(self) -> list[bool]:
         """For each batch of the data, whether it was run."""
         return [self.run_for.index(number) == k for k, number in enumerate(self.run_for)]
@@ -69,7 +84,12 @@ class Trace:
         return all(sum(event.fqn == fqn for event in events) <= 1 for events in self.events)
 
 
-def traced(model: nn.Module, batches: Sequence[Sample], entries: Sequence[Decision]) -> Trace:
+def traced(
+    model: nn.Module,
+    batches: Sequence[Sample],
+    entries: Sequence[Decision],
+    weights: Weights | None = None,
+) -> Trace:
     """Run the model as it is over one of each kind of batch, and over more while weights are not reached."""
     trace = Trace(containers(model))
     gathering = Gathering({entry.fqn: () for entry in entries})
@@ -85,7 +105,7 @@ def traced(model: nn.Module, batches: Sequence[Sample], entries: Sequence[Decisi
         trace.run_for[place] = len(trace.events)
         gathering.next_batch()
         trace.events.append([])
-        observe(model, batches[place], entries, note)
+        observe(model, batches[place], entries, note, weights)
 
     trace.run_for = [-1] * len(batches)
     with evaluating(model), _hooked(trace, _ambient()):

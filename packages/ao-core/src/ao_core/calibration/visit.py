@@ -128,8 +128,9 @@ def visit(
         stack.enter_context(evaluating(model))
         weights = weights or InMemory(stack)
         with weights.around():
-            trace = traced(model, batches, decisions)
+            trace = traced(model, batches, decisions, weights)
             route, reason, seen = _routed(model, batches, trace, driver)
+        weights.begin(reason, trace.activation_bytes)
         if route is None:
             groups = trace.groups
             driven = prefix(model, batches, trace, needed)

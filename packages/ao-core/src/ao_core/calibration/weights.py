@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Protocol
 
 from torch import Tensor, nn
 
+from ao_core.calibration.observing import Note
 from ao_core.calibration.samples import replaced
 from ao_core.targets import Decision
 
@@ -18,6 +20,14 @@ class Weights(Protocol):
 
     def around(self) -> AbstractContextManager[None]:
         """Within this context the weights in no block are there, and those of a block while it runs."""
+        ...
+
+    def watching(self, entries: Sequence[Decision], note: Note) -> AbstractContextManager[None]:
+        """Within this context `note` is called for those weights that are brought while the model runs."""
+        ...
+
+    def begin(self, reason: str, activation_bytes: int) -> None:
+        """It is known how the weights are visited, and how much memory the inputs of a block take."""
         ...
 
     def inside(self, block: nn.Module) -> AbstractContextManager[None]:
@@ -38,6 +48,13 @@ class InMemory:
     def around(self) -> AbstractContextManager[None]:
         """Nothing is to be done."""
         return nullcontext()
+
+    def watching(self, entries: Sequence[Decision], note: Note) -> AbstractContextManager[None]:
+        """Nothing is to be done."""
+        return nullcontext()
+
+    def begin(self, reason: str, activation_bytes: int) -> None:
+        """Nothing is to be done."""
 
     def inside(self, block: nn.Module) -> AbstractContextManager[None]:
         """Nothing is to be done."""

@@ -10,6 +10,7 @@ from textwrap import fill
 import torch
 
 from ao_core.arguments import checked
+from ao_core.calibration.needing import algorithm_of
 from ao_core.checkpoints.convert import kept_record, planned, quantized_record, result_of
 from ao_core.checkpoints.decide import make_job
 from ao_core.checkpoints.files import copied_files, left_out_files
@@ -109,6 +110,6 @@ def _record(step: Step) -> ParameterRecord:
     if not step.wanted:
         return kept_record(step)
     new = planned(step)
-    if new is None:
+    if new is None and step.plan is not None and algorithm_of(step.plan.config) is None:
         new = result_of(step, torch.zeros((), dtype=step.entry.dtype).expand(step.entry.shape))
     return kept_record(step, new) if isinstance(new, Skip) else quantized_record(step, new)

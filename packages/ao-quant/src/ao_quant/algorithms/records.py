@@ -44,6 +44,7 @@ def _record(
         sequential=sequential,
         refuses=refuses,
         for_head=_for_head,
+        becomes=lambda each: each.base,
     )
 
 
