@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from ao_core.calibration.hessian import output_error
 from ao_core.calibration.inputs import UNSEEN, unobservable
 from ao_core.calibration.matrices import matrices, unmatrices
 from ao_core.calibration.needing import algorithm_of
+from ao_core.calibration.ranks import Ranks, ranks_of, shares
 from ao_core.calibration.samples import Sample, replaced
 from ao_core.calibration.statistics import Statistic
 from ao_core.calibration.visit import Inputs, inputs_of, visit
@@ -48,6 +49,8 @@ class Work:
     solved: dict[str, Solved] = field(default_factory=dict)
     #: configurations that take the place of those that were asked for
     decided: dict[str, Decision] = field(default_factory=dict)
+    #: how the weights were visited, if one after the other
+    driven: str = ""
 
 
 def apply_algorithms(
@@ -67,6 +70,33 @@ def apply_algorithms(
     need no data are quantized, and the others are visited in order, each with inputs that the new weights
     before it make. Nothing changes in the model until all is found.
     """
+    ranks = ranks_of(batches)
+    with nullcontext() if ranks is None else ranks.telling():
+        work = _found(model, decisions, batches, ranks, progress)
+    decided = [work.decided.get(entry.fqn, entry) for entry in decisions]
+    moved = {fqn: _moved(done, device) for fqn, done in work.ready.items()}
+    report = apply_decisions(
+        model,
+        config if work.driven else config_of(decided),
+        decided,
+        ready=moved,
+        undo=undo,
+        device=device,
+        strict=strict,
+        progress=progress,
+    )
+    records = [replace(each, **work.extras.get(each.fqn, {})) for each in report.records]
+    return replace(report, records=tuple(records), calibration=work.driven)
+
+
+def _found(
+    model: nn.Module,
+    decisions: Sequence[Decision],
+    batches: Sequence[Sample],
+    ranks: Ranks | None,
+    progress: Progress,
+) -> Work:
+    """What algorithms make of the weights; the model has its own again afterwards."""
     work = Work()
     solvers: dict[str, Algorithm] = {}
     entries: list[Decision] = []
@@ -87,41 +117,67 @@ def apply_algorithms(
 
     at_once = [entry for entry in entries if not solvers[entry.fqn].sequential]
     in_turn = [entry for entry in entries if solvers[entry.fqn].sequential]
-    driven = ""
     if at_once:
         groups = collect(model, batches, at_once, need, progress)
         seen = {entry.fqn: group.statistics for group in groups for entry in group.entries}
-        for entry in at_once:
-            solve(work, solvers, entry, inputs_of(entry, seen.get(entry.fqn, ())))
+        each = [(entry, inputs_of(entry, seen.get(entry.fqn, ()))) for entry in at_once]
+        _solve_shares(work, solvers, each, ranks)
     if in_turn:
         with ExitStack() as stack:
             _put_in_others(stack, work, decisions, in_turn)
 
+            def before(group: Sequence[tuple[Decision, Inputs]]) -> None:
+                _solve_shares(work, solvers, group, ranks)
+
             def rewrite(entry: Decision, inputs: Inputs) -> Tensor | None:
-                solve(work, solvers, entry, inputs)
                 return work.ready[entry.fqn][0]
 
-            found = visit(model, batches, in_turn, need, rewrite, progress=progress)
-        driven = f"{found.driver} ({found.reason})"
+            found = visit(
+                model, batches, in_turn, need, rewrite, progress=progress, before=before
+            )
+        work.driven = f"{found.driver} ({found.reason})"
         for entry in in_turn:
             if reason := found.unseen.get(entry.fqn):
                 work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(reason))
     for algorithm in {solver.name: solver for solver in solvers.values()}.values():
         algorithm.after({n: s for n, s in work.solved.items() if solvers[n] is algorithm})
-    decided = [work.decided.get(entry.fqn, entry) for entry in decisions]
-    moved = {fqn: _moved(done, device) for fqn, done in work.ready.items()}
-    report = apply_decisions(
-        model,
-        config if in_turn else config_of(decided),
-        decided,
-        ready=moved,
-        undo=undo,
-        device=device,
-        strict=strict,
-        progress=progress,
-    )
-    records = [replace(each, **work.extras.get(each.fqn, {})) for each in report.records]
-    return replace(report, records=tuple(records), calibration=driven)
+    return work
+
+
+def _solve_shares(
+    work: Work,
+    solvers: dict[str, Algorithm],
+    group: Sequence[tuple[Decision, Inputs]],
+    ranks: Ranks | None,
+) -> None:
+    """Solve for some weights, each on one of the ranks."""
+    if ranks is None:
+        for entry, inputs in group:
+            solve(work, solvers, entry, inputs)
+        return
+
+    def do(item: tuple[Decision, Inputs]) -> Any:
+        entry, inputs = item
+        own = Work()
+        solve(own, solvers, entry, inputs)
+        decided = own.decided.get(entry.fqn)
+        return (
+            own.ready.get(entry.fqn),
+            own.extras.get(entry.fqn),
+            own.solved.get(entry.fqn),
+            None if decided is None else (decided.config, decided.reason),
+        )
+
+    for (entry, _), found in zip(group, shares(group, ranks, do), strict=True):
+        ready, extras, solved, decided = found
+        tables: tuple[tuple[dict[str, Any], Any], ...] = (
+            (work.ready, ready), (work.extras, extras), (work.solved, solved),
+        )  # fmt: skip
+        for table, value in tables:
+            if value is not None:
+                table[entry.fqn] = value
+        if decided is not None:
+            work.decided[entry.fqn] = replace(entry, config=decided[0], reason=decided[1])
 
 
 def unsolvable_reason(entry: Decision, algorithm: Algorithm) -> str | None:

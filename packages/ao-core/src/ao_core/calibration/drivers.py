@@ -17,6 +17,7 @@ from ao_core.calibration.gathering import Gathering, Group
 from ao_core.calibration.inputs import observe, operands
 from ao_core.calibration.observing import Note, observing
 from ao_core.calibration.probe import Holes
+from ao_core.calibration.ranks import Ranks, ranks_of, summed
 from ao_core.calibration.route import Place, Route
 from ao_core.calibration.samples import Sample, blaming
 from ao_core.calibration.statistics import Statistic, Statistics
@@ -38,7 +39,12 @@ Run = Callable[[int, Sequence[Decision], Note], object]
 
 
 def _gathered(
-    group: Group, need: tuple[Statistic, ...], trace: Trace, run: Run, others: Sequence[Group]
+    group: Group,
+    need: tuple[Statistic, ...],
+    trace: Trace,
+    run: Run,
+    others: Sequence[Group],
+    ranks: Ranks | None,
 ) -> Seen:
     """The statistics of a group's inputs over all batches.
 
@@ -51,6 +57,7 @@ def _gathered(
         run: what makes the inputs.
         others: groups that come in the same runs, where it is to be checked that weights are used as in the
             batches that were traced.
+        ranks: those that have other batches.
     """
     entry = group.entries[0]
     gathering = Gathering({entry.fqn: need})
@@ -74,9 +81,8 @@ def _gathered(
         if not is_traced:
             _check_use(use, others, number)
     found = gathering.groups([entry])
-    return group, found[0].statistics if found else tuple(
-        Statistics(need) for _ in group.statistics
-    )
+    nothing = tuple(Statistics(need) for _ in group.statistics)
+    return group, summed(found[0].statistics if found else nothing, ranks)
 
 
 def _is_one_matrix(groups: Sequence[Group]) -> bool:
@@ -106,17 +112,17 @@ def prefix(
     def run(batch: int, entries: Sequence[Decision], note: Note) -> None:
         observe(model, batches[batch], entries, note)
 
-    yield from _each(trace.groups, trace, run, need)
+    yield from _each(trace.groups, trace, run, need, ranks_of(batches))
 
 
 def _each(
-    groups: Sequence[Group], trace: Trace, run: Run, need: GroupNeed
+    groups: Sequence[Group], trace: Trace, run: Run, need: GroupNeed, ranks: Ranks | None
 ) -> Generator[Seen, None, None]:
     """Groups that come in the same runs, one after the other."""
     for number, group in enumerate(groups, 1):
         others = groups if number == len(groups) else ()
         asked = need(group)
-        yield (group, ()) if asked is None else _gathered(group, asked, trace, run, others)
+        yield (group, ()) if asked is None else _gathered(group, asked, trace, run, others, ranks)
 
 
 @dataclass
@@ -149,7 +155,7 @@ class Blocks:
 
     def _seen(self, place: Place, run: Run) -> Generator[Seen, None, None]:
         groups = [group for where, group in self.route.groups if where == place]
-        return _each(groups, self.trace, run, self.need)
+        return _each(groups, self.trace, run, self.need, ranks_of(self.batches))
 
     def _loose(self, segment: int) -> Generator[Seen, None, None]:
         """Groups in no block: the code around the blocks is run, as far as the next chain."""

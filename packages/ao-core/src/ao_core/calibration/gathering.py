@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from ao_core.calibration.inputs import finite, observe
 from ao_core.calibration.matrices import matrix_shape
+from ao_core.calibration.ranks import Ranks, merged_orders, ranks_of, summed
 from ao_core.calibration.samples import Sample
 from ao_core.calibration.statistics import Statistic, Statistics
 from ao_core.progress import Progress, watched
 from ao_core.targets import Decision
 
-__all__ = ["Gathering", "Group", "Need", "collect", "same_tensor"]
+__all__ = ["Gathering", "Group", "Need", "collect", "over_all", "same_tensor"]
 
 #: a weight -> the statistics that are needed of its inputs
 Need = Callable[[Decision], Sequence[Statistic]]
@@ -147,13 +148,33 @@ def collect(
         QuantizationError: inputs have NaN or inf.
         ConfigError: the model cannot be called with a batch.
     """
-    gathering = Gathering({entry.fqn: tuple(need(entry)) for entry in entries})
+    gathering, ranks = Gathering({entry.fqn: tuple(need(entry)) for entry in entries}), ranks_of(batches)
 
     names = [f"batch {number}" for number in range(1, len(batches) + 1)]
     for batch in watched(batches, names, progress, "observe"):
         gathering.next_batch()
         observe(model, batch, entries, gathering.note)
-    return gathering.groups(entries)
+    groups = over_all(gathering.groups(entries), entries, ranks)
+    return [Group(group.entries, summed(group.statistics, ranks)) for group in groups]
+
+
+def over_all(
+    groups: list[Group], entries: Sequence[Decision], ranks: Ranks | None
+) -> list[Group]:
+    """The groups of all ranks' batches, with the statistics of this rank's: weights together in all of them."""
+    if ranks is None:
+        return groups
+    orders = ranks.exchange([[entry.fqn for entry in group.entries] for group in groups])
+    by_name = {entry.fqn: entry for entry in entries}
+    own = {entry.fqn: group.statistics for group in groups for entry in group.entries}
+    needs = {entry.fqn: group.statistics[0].need for group in groups for entry in group.entries}
+    need = next(iter(needs.values()), ())
+    found = []
+    for names in merged_orders(orders):
+        count = matrix_shape(tuple(by_name[names[0]].tensor.shape), by_name[names[0]].owners[0])[0]
+        nothing = (Statistics(needs.get(names[0], need)),) * count
+        found.append(Group([by_name[name] for name in names], own.get(names[0], nothing)))
+    return found
 
 
 def same_tensor(a: Tensor, b: Tensor) -> bool:

@@ -12,6 +12,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from ao_core.arguments import shown
 from ao_core.calibration.matrices import operand
 from ao_core.calibration.observing import Note, observing
+from ao_core.calibration.ranks import OverRanks
 from ao_core.calibration.samples import Sample, call, evaluating
 from ao_core.calibration.weights import Weights
 from ao_core.errors import ConfigError, QuantizationError
@@ -27,7 +28,7 @@ UNSEEN = "the calibration data never reached it"
 Data = Iterable[Sample]
 
 
-def batches_of(data: Data | None, method: str) -> list[Sample]:
+def batches_of(data: Data | None, method: str) -> Sequence[Sample]:
     """The batches.
 
     Raises:
@@ -40,6 +41,12 @@ def batches_of(data: Data | None, method: str) -> list[Sample]:
             f"data={found}: {method} needs calibration data, a list of inputs of the model"
         )
     assert data is not None
+    if isinstance(data, OverRanks):
+        return OverRanks(tuple(_checked(data.batches, method)), data.group)
+    return _checked(data, method)
+
+
+def _checked(data: Data, method: str) -> list[Sample]:
     batches = list(data)
     if not batches:
         raise ConfigError(f"data is empty: {method} needs calibration data, a list of inputs")

@@ -48,7 +48,7 @@ def check_data(
     configs: Sequence[Config],
     data: Data | None,
     how: str = "quantize_(model, config, data=batches)",
-) -> list[Sample] | None:
+) -> Sequence[Sample] | None:
     """The batches, once it is sure that all configurations can be applied with them; None without data.
 
     Raises:

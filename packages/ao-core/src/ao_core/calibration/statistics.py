@@ -26,6 +26,7 @@ __all__ = [
     "State",
     "Statistic",
     "Statistics",
+    "is_sum",
     "merged",
     "merged_over_ranks",
     "sampled_rows",
@@ -219,6 +220,11 @@ def _added(a: State, b: State) -> State:
 
 #: columns of a Hessian that are computed at a time, with those after them: half of a matrix is its mirror image
 _PANEL = 512
+
+
+def is_sum(statistic: Statistic) -> bool:
+    """Whether states are merged by addition."""
+    return statistic.merge is _added
 
 
 def _hessian(rows: Tensor, before: int) -> State:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ao_core.calibration.gathering import Gathering, Group
+from ao_core.calibration.gathering import Gathering, Group, over_all
 from ao_core.calibration.inputs import observe
+from ao_core.calibration.ranks import Ranks, ranks_of
 from ao_core.calibration.samples import Sample, evaluating
 from ao_core.calibration.stubs import Chain, Outputs, flattened, is_plain
 from ao_core.calibration.weights import Weights
@@ -120,7 +121,22 @@ def traced(
                 break
             run(place)
     trace.groups = gathering.groups(entries)
+    if (ranks := ranks_of(batches)) is not None:
+        _share(trace, entries, ranks)
     return trace
+
+
+def _share(trace: Trace, entries: Sequence[Decision], ranks: Ranks) -> None:
+    """Make it the trace of what all ranks saw, in the order of ranks; outputs stay those of this one."""
+    trace.groups = over_all(trace.groups, entries, ranks)
+    seen = ranks.exchange((trace.events, trace.reasons))
+    shift = sum(len(events) for events, _ in seen[: ranks.rank])
+    trace.events = [each for events, _ in seen for each in events]
+    trace.run_for = [number + shift for number in trace.run_for]
+    trace.returned = {(n + shift, c, b): outputs for (n, c, b), outputs in trace.returned.items()}
+    trace.reasons = {}
+    for _, reasons in seen:
+        trace.reasons = {**reasons, **trace.reasons}
 
 
 def _kind(batch: Sample) -> Any:

@@ -12,6 +12,7 @@ from ao_core.calibration.drivers import Blocks, Seen, prefix
 from ao_core.calibration.gathering import Group, Need
 from ao_core.calibration.inputs import UNSEEN
 from ao_core.calibration.probe import probed
+from ao_core.calibration.ranks import ranks_of
 from ao_core.calibration.route import Route, structural
 from ao_core.calibration.samples import Sample, evaluating
 from ao_core.calibration.statistics import Statistic, Statistics, merged, union
@@ -77,6 +78,7 @@ def visit(
     activation_bytes: int = ACTIVATION_BYTES,
     progress: Progress = None,
     what: str = "visit",
+    before: Callable[[Sequence[tuple[Decision, Inputs]]], None] | None = None,
     weights: Weights | None = None,
 ) -> Visit:
     """Rewrite weights one after the other, each by inputs that the rewritten ones before it make.
@@ -105,6 +107,7 @@ def visit(
             files in a temporary folder, which is removed in any case.
         progress: True for a bar, or a function called with (done, total, name), over groups.
         what: the title of the bar.
+        before: called with the weights of a group before `rewrite` is with each of them.
         weights: who brings the weights of a model that is not in memory. Then blocks are needed, and `values`
             of the result is empty.
 
@@ -141,7 +144,7 @@ def visit(
             driven = Blocks(model, batches, trace, route, seen, needed, store, weights).visit()
         stack.callback(driven.close)
         for _ in watched(groups, [group.fqn for group in groups], progress, what):
-            for entry, new, rows in _rewritten(next(driven), rewrite, done):
+            for entry, new, rows in _rewritten(next(driven), rewrite, done, before):
                 if rows or new is not None:
                     del unseen[entry.fqn]
                     found.rows[entry.fqn] = rows
@@ -168,22 +171,36 @@ def _routed(
                 raise ConfigError(f"driver='blocks': {text}")
             return None, text, {}
         holes, wrong, reason = probed(model, batches, trace, route)
+        if (ranks := ranks_of(batches)) is not None:
+            found = ranks.exchange((wrong, reason))
+            wrong, reason = next((each for each in found if each[0] >= 0), (-1, ""))
         if wrong < 0:
             return route, str(route), holes
         trace.reasons.setdefault(route.numbers[wrong], reason)
 
 
 def _rewritten(
-    seen: Seen, rewrite: Rewrite, done: Mapping[str, Tensor]
+    seen: Seen,
+    rewrite: Rewrite,
+    done: Mapping[str, Tensor],
+    before: Callable[[Sequence[tuple[Decision, Inputs]]], None] | None,
 ) -> list[tuple[Decision, Tensor | None, int]]:
     """The weights of a group, with new values and the rows they saw."""
     group, statistics = seen
     found: list[tuple[Decision, Tensor | None, int]] = []
+    inputs_by_name = {
+        entry.fqn: inputs_of(entry, statistics)
+        for entry in group.entries
+        if entry.fqn not in done
+    }
+    if before is not None:
+        asked = [(e, inputs_by_name[e.fqn]) for e in group.entries if e.fqn in inputs_by_name]
+        before([(entry, inputs) for entry, inputs in asked if inputs.rows])
     for entry in group.entries:
         if entry.fqn in done:
             found.append((entry, done[entry.fqn], 0))
             continue
-        inputs = inputs_of(entry, statistics)
+        inputs = inputs_by_name[entry.fqn]
         new = rewrite(entry, inputs) if inputs.rows else None
         found.append((entry, new, inputs.rows))
     return found

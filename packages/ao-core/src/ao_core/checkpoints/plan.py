@@ -9,7 +9,8 @@ from textwrap import fill
 
 import torch
 
-from ao_core.arguments import checked
+from ao_core.arguments import checked_but
+from ao_core.calibration.inputs import Data
 from ao_core.calibration.needing import algorithm_of
 from ao_core.checkpoints.convert import kept_record, planned, quantized_record, result_of
 from ao_core.checkpoints.decide import make_job
@@ -73,11 +74,12 @@ class CheckpointPlan:
         )
 
 
-@checked
+@checked_but("data")
 def plan_checkpoint(
     src: str | os.PathLike[str],
     config: ConfigLike,
     *,
+    data: Data | None = None,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> CheckpointPlan:
@@ -89,7 +91,7 @@ def plan_checkpoint(
     Raises:
         AoError: as `quantize_checkpoint`, before it writes anything.
     """
-    return plan_of(make_job(src, config, include=include, exclude=exclude))
+    return plan_of(make_job(src, config, data=data, include=include, exclude=exclude))
 
 
 def plan_of(job: Job) -> CheckpointPlan:

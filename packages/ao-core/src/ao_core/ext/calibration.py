@@ -8,6 +8,7 @@ from ao_core.calibration.hessian import inverse_factor, output_error
 from ao_core.calibration.inputs import UNSEEN, Data, batches_of, unobservable
 from ao_core.calibration.matrices import matrices, matrix_shape, operand, unmatrices
 from ao_core.calibration.observing import Note, observing
+from ao_core.calibration.ranks import OverRanks, over_ranks
 from ao_core.calibration.samples import (
     Replacement,
     Sample,
@@ -47,6 +48,7 @@ __all__ = [
     "Inputs",
     "Need",
     "Note",
+    "OverRanks",
     "Replacement",
     "Rewrite",
     "Sample",
@@ -69,6 +71,7 @@ __all__ = [
     "observing",
     "operand",
     "output_error",
+    "over_ranks",
     "replaced",
     "sampled_rows",
     "tensor_of",
