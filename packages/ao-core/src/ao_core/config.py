@@ -35,6 +35,7 @@ __all__ = [
     "config_from_dict",
     "config_from_json",
     "config_from_yaml",
+    "config_named",
     "config_to_dict",
     "config_to_json",
     "config_to_yaml",
@@ -192,7 +193,10 @@ ConfigLike: TypeAlias = Config | str | Mapping[str, Any]
 
 
 def resolve_config(config: ConfigLike) -> Config:
-    """A configuration from itself, a recipe name such as "int4_weight_only", or `config_to_dict`'s form.
+    """A configuration from itself, a name such as "int4_weight_only", or `config_to_dict`'s form.
+
+    Names are those of recipes, also short ones, and "METHOD/FORMAT": "gptq/int4-g128" is
+    ``GPTQConfig("int4-g128")``.
 
     Raises:
         UnknownNameError: no recipe or transform has that name; with a suggestion.
@@ -201,7 +205,7 @@ def resolve_config(config: ConfigLike) -> Config:
     if isinstance(config, Config):
         return config
     if isinstance(config, str):
-        return _by_name(config)
+        return config_named(config)
     if isinstance(config, Mapping):
         return config_from_dict(config)
     hint = " (a class: call it to make a configuration)" if isinstance(config, type) else ""
@@ -210,14 +214,34 @@ def resolve_config(config: ConfigLike) -> Config:
     )
 
 
-def _by_name(name: str) -> Config:
+def config_named(name: str) -> Config:
+    """The configuration of a recipe's name or short name, of a transform's or algorithm's, or of a stack's.
+
+    Raises:
+        UnknownNameError: nothing has that name.
+        ConfigError: it is the name of a stack of several configurations.
+    """
+    from ao_core.stacks import methods, stack_of  # which imports this
+
     if name in registry.recipes:
         return registry.recipes.get(name).config
     for table in _tables():
         if name in table:
             return table.get(name).config_type()
+    shorts = {recipe.short: recipe.config for recipe in registry.recipes.values() if recipe.short}
+    if name in shorts:
+        return shorts[name]
+    if (stack := stack_of(name)) is not None:
+        if len(stack) == 1:
+            return stack[0]
+        raise ConfigError(
+            f"config={name!r} is a list of {len(stack)} configurations, which quantize_ takes; here one "
+            "is needed"
+        )
     known = {*registry.recipes.names(), *(known for table in _tables() for known in table.names())}
-    raise UnknownNameError("recipe", name, known, registry.notes(name))
+    _, slash, format_name = name.partition("/")
+    known |= {f"{method}/{format_name}" for method in methods() if slash}
+    raise UnknownNameError("recipe", name, {*known, *shorts}, registry.notes(name))
 
 
 def _tables() -> tuple[Records[Transform] | Records[Algorithm], ...]:

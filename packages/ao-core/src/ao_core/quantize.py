@@ -84,7 +84,8 @@ def quantize_(
         filter_fn: (module, its name) -> whether its weights are quantized, in place of the default.
         data: for configurations that need calibration data, batches: a list of inputs of the model, a tensor,
             a tuple of arguments or a mapping of them each. Such a configuration is all or nothing, so its new
-            weights are held beside the old ones until the last is made, where it rewrites them in turn.
+            weights are held beside the old ones until the last is made, where it rewrites them in turn. Or
+            statistics that were gathered before, `ao_core.ext.calibration.Seen`.
         device: move one parameter at a time there and quantize it there, so that the device never holds
             more than the quantized model and one layer; the rest follows.
         strict: raise where a weight that was asked for cannot be quantized. Every weight is converted twice:

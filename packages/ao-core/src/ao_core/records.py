@@ -370,6 +370,8 @@ class Recipe:
     config: Config
     #: one line, for `ao formats`
     summary: str = ""
+    #: a short name of its format, in names of stacks: "int4-g128" in "gptq/int4-g128"; empty: none
+    short: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self)

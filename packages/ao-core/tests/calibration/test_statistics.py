@@ -121,7 +121,7 @@ def test_rows_added_in_place_give_the_same_bits_and_half_of_a_hessian_is_mirrore
     in_place = Statistics((HESSIAN, SUMS)).add(x[:40])
     memory = in_place["hessian"].data_ptr()
     for rows in x[40:].split(40):
-        in_place = in_place.add_(rows)
+        in_place = in_place.absorb(rows)
     assert in_place["hessian"].data_ptr() == memory
     found = in_place.finish()
     assert found.rows == 90

@@ -227,7 +227,7 @@ def test_hessians_are_shared_by_weights_of_the_same_input(llama) -> None:
 
         return call
 
-    hessian = replace(HESSIAN, of=counted(HESSIAN.of), add_=counted(HESSIAN.add_))
+    hessian = replace(HESSIAN, of=counted(HESSIAN.of), into=counted(HESSIAN.into))
     model = llama(num_hidden_layers=3)
     entries = [d for d in decide(model, GPTQ, None) if d.config == GPTQ]
     assert len(entries) == 3 * 7

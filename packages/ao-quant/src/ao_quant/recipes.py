@@ -23,16 +23,23 @@ _GGUF_BITS = {
 }
 
 RECIPES: tuple[Recipe, ...] = (
-    Recipe("int8_weight_only", c.Int8WeightOnlyConfig(), "int8 weights, one scale per row"),
+    Recipe(
+        "int8_weight_only",
+        c.Int8WeightOnlyConfig(),
+        "int8 weights, one scale per row",
+        short="int8",
+    ),
     Recipe(
         "int4_weight_only",
         c.Int4WeightOnlyConfig(),
         "uint4 weights in groups of 128 with zero points, 0.523 bytes per weight",
+        short="int4-g128",
     ),
     Recipe(
         "int4_weight_only/g32-asymmetric",
         c.Int4WeightOnlyConfig(group_size=32),
         "the most accurate of the 4-bit integers, 0.594 bytes per weight",
+        short="int4-g32",
     ),
     Recipe(
         "int4_weight_only/g128-symmetric",
@@ -48,11 +55,25 @@ RECIPES: tuple[Recipe, ...] = (
         "intx_weight_only/2bit",
         c.IntxWeightOnlyConfig(bits=2, group_size=32),
         "2-bit weights in groups of 32 with zero points",
+        short="int2-g32",
     ),
     Recipe(
         "intx_weight_only/3bit",
         c.IntxWeightOnlyConfig(bits=3, group_size=32),
         "3-bit weights in groups of 32 with zero points",
+        short="int3-g32",
+    ),
+    Recipe(
+        "intx_weight_only/2bit-g64",
+        c.IntxWeightOnlyConfig(bits=2, group_size=64),
+        "2-bit weights in groups of 64 with zero points",
+        short="int2-g64",
+    ),
+    Recipe(
+        "intx_weight_only/3bit-g64",
+        c.IntxWeightOnlyConfig(bits=3, group_size=64),
+        "3-bit weights in groups of 64 with zero points",
+        short="int3-g64",
     ),
     Recipe(
         "uintx_weight_only",
@@ -73,6 +94,7 @@ RECIPES: tuple[Recipe, ...] = (
         "nf4_weight_only",
         c.NF4WeightOnlyConfig(),
         "NF4 weights in groups of 64, scales quantized too: 4.125 bits per weight",
+        short="nf4",
     ),
     Recipe(
         "codebook_weight_only",
@@ -95,7 +117,10 @@ RECIPES: tuple[Recipe, ...] = (
         "5-bit floats e2m2, one scale per row",
     ),
     Recipe(
-        "float8_weight_only", c.Float8WeightOnlyConfig(), "float8 e4m3 weights, one scale per row"
+        "float8_weight_only",
+        c.Float8WeightOnlyConfig(),
+        "float8 e4m3 weights, one scale per row",
+        short="float8",
     ),
     Recipe(
         "float8_weight_only/tensor",
@@ -116,6 +141,7 @@ RECIPES: tuple[Recipe, ...] = (
         "mx_weight_only",
         c.MXWeightOnlyConfig(),
         "MXFP4: 4-bit floats e2m1 in blocks of 32, scales are powers of two",
+        short="mxfp4",
     ),
     Recipe("mx_weight_only/mxfp6", c.MXWeightOnlyConfig("e2m3"), "MXFP6: 6-bit floats e2m3"),
     Recipe(
@@ -128,12 +154,14 @@ RECIPES: tuple[Recipe, ...] = (
         "nvfp4_weight_only",
         c.NVFP4WeightOnlyConfig(),
         "NVFP4: 4-bit floats e2m1 in blocks of 16 with float8 scales and one float32 scale",
+        short="nvfp4",
     ),
     *(
         Recipe(
             "gguf_weight_only" if kind == "q4_k" else f"gguf_weight_only/{kind}",
             c.GGUFWeightOnlyConfig(kind),
             f"{kind.upper()} of llama.cpp, {bits:g} bits per weight",
+            short=kind,
         )
         for kind, bits in _GGUF_BITS.items()
     ),
@@ -141,6 +169,7 @@ RECIPES: tuple[Recipe, ...] = (
         "int8_dynamic_activation_int8_weight",
         c.Int8DynamicActivationInt8WeightConfig(),
         "int8 weights per row and int8 activations per token",
+        short="w8a8",
     ),
     Recipe(
         "int8_dynamic_activation_int8_weight/asymmetric",
@@ -161,6 +190,7 @@ RECIPES: tuple[Recipe, ...] = (
         "int8_dynamic_activation_int4_weight",
         c.Int8DynamicActivationInt4WeightConfig(),
         "int4 weights in groups of 32 and int8 activations per token",
+        short="w4a8",
     ),
     Recipe(
         "int8_dynamic_activation_intx_weight",

@@ -81,12 +81,13 @@ class Gathering:
         nodes = self._nodes.setdefault(name, {})
         before = nodes.get(number) or self._roots.setdefault(need, _Node(Statistics(need)))
         if id(before) not in self._steps:
-            rows = finite(name, x, self._batch) if need else x
+            rows, seen = finite(name, x, self._batch) if need else x, before.statistics
+            is_shared = before.users != 1 or any(before is new for _, new in self._steps.values())
             # where others have seen the same so far, they may not see this
-            add = before.statistics.add_ if before.users == 1 else before.statistics.finish().add
-            self._steps[id(before)] = before, _Node(add(rows))
-        before.users -= 1
+            new = seen.finish().add(rows) if is_shared else seen.absorb(rows)
+            self._steps[id(before)] = before, _Node(new)
         nodes[number] = self._steps[id(before)][1]
+        before.users -= 1
         nodes[number].users += 1
         if name not in self._after:
             self._after[name], self._after[self._place] = self._after[self._place], name

@@ -33,7 +33,7 @@ def output_error(change: Tensor, hessian: Tensor) -> float:
     """tr(Δ H Δᵀ) of a change (N, K) of a weight: the squared error of the outputs on the data.
 
     Args:
-        change: float64.
-        hessian: (K, K) float64, Σ x xᵀ.
+        change: float64, or float32 with a Hessian in float32 where a few digits are enough.
+        hessian: (K, K), Σ x xᵀ.
     """
-    return float(((change @ hessian) * change).sum())
+    return float(((change @ hessian).mul_(change)).sum(dtype=torch.float64))

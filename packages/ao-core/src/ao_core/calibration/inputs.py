@@ -4,37 +4,72 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from ao_core.arguments import shown
-from ao_core.calibration.matrices import operand
+from ao_core.calibration.matrices import matrix_shape, operand
 from ao_core.calibration.observing import Note, observing
 from ao_core.calibration.ranks import OverRanks
 from ao_core.calibration.samples import Sample, call, evaluating
+from ao_core.calibration.statistics import Statistic, Statistics
 from ao_core.calibration.weights import Weights
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.targets import Decision
 from ao_core.tensor.sharding import is_sharded
 
-__all__ = ["UNSEEN", "Data", "batches_of", "finite", "observe", "operands", "unobservable"]
+__all__ = ["UNSEEN", "Data", "Seen", "batches_of", "finite", "observe", "operands", "unobservable"]
 
 #: the reason of a weight that the data does not reach
 UNSEEN = "the calibration data never reached it"
 
-#: batches of calibration data, each an input of the model
-Data = Iterable[Sample]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Statistics of the inputs of weights that were gathered before, in place of batches."""
+
+    #: by the name of the weight, of each of its matrices, see `matrices`
+    statistics: Mapping[str, tuple[Statistics, ...]]
+
+    def of(self, entry: Decision, need: Sequence[Statistic]) -> tuple[Statistics, ...]:
+        """Those of a weight; none where there are none.
+
+        Raises:
+            ConfigError: they lack something that is needed, or are of another weight.
+        """
+        found = self.statistics.get(entry.fqn, ())
+        keys = {key for each in need for key in each.keys}
+        for each in found:
+            if missing := sorted(keys - set(each.values)) if each.rows else []:
+                raise ConfigError(
+                    f"data: of the inputs of {entry.fqn} there are {', '.join(each.values)}, and "
+                    f"{type(entry.config).__name__} needs {', '.join(missing)}; pass batches"
+                )
+        count, _, columns = matrix_shape(tuple(entry.tensor.shape), entry.owners[0])
+        sizes = {value.shape[-1] for each in found for value in each.values.values()}
+        if found and (len(found) != count or sizes - {columns}):
+            raise ConfigError(
+                f"data: the statistics of {entry.fqn} are of {len(found)} matrices of "
+                f"{', '.join(map(str, sorted(sizes)))} columns, and it has {count} of {columns}"
+            )
+        return found
+
+
+#: batches of calibration data, each an input of the model; or what was seen of such before
+Data = Iterable[Sample] | Seen
 
 
 def batches_of(data: Data | None, method: str) -> Sequence[Sample]:
-    """The batches.
+    """The batches, where there must be some.
 
     Raises:
         ConfigError: there are none, or `data` is a batch itself.
     """
-    single = isinstance(data, (Tensor, Mapping, str, bytes)) or not isinstance(data, Iterable)
+    single = isinstance(data, (Tensor, Mapping, str, bytes, Seen)) or not isinstance(data, Iterable)
     if single:
         found = "None" if data is None else f"a single {type(data).__name__}"
         raise ConfigError(

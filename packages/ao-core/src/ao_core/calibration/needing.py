@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ao_core.arguments import shown
-from ao_core.calibration.inputs import Data, batches_of
+from ao_core.calibration.inputs import Data, Seen, batches_of
 from ao_core.calibration.samples import Sample
 from ao_core.config import Config, ConfigLike, FqnToConfig, resolve_config
 from ao_core.errors import ConfigError
 from ao_core.records import Algorithm
 from ao_core.registry import registry
 from ao_core.report import ParameterRecord, Report
+from ao_core.stacks import check_order, stack_of
 
 __all__ = ["algorithm_of", "check_data", "joined", "needs_data", "resolved"]
 
@@ -21,14 +22,19 @@ def resolved(config: ConfigLike | Sequence[ConfigLike]) -> list[Config]:
     """A configuration, or each of a list, from whatever stands for it.
 
     Raises:
-        ConfigError: the list is empty, or holds something else.
+        ConfigError: the list is empty, or holds something else, or its order makes no sense.
         UnknownNameError: no such recipe.
     """
     if isinstance(config, (str, Config, Mapping)) or not isinstance(config, Sequence):
-        return [resolve_config(config)]
+        config = [config]
     if not config:
         raise ConfigError("config=[]: need at least one configuration")
-    return [resolve_config(each) for each in config]
+    found: list[Config] = []
+    for each in config:
+        stack = stack_of(each) if isinstance(each, str) and each not in registry.recipes else None
+        found += stack if stack is not None else [resolve_config(each)]
+    check_order(found)
+    return found
 
 
 def algorithm_of(config: Config | None) -> Algorithm | None:
@@ -48,8 +54,10 @@ def check_data(
     configs: Sequence[Config],
     data: Data | None,
     how: str = "quantize_(model, config, data=batches)",
-) -> Sequence[Sample] | None:
-    """The batches, once it is sure that all configurations can be applied with them; None without data.
+) -> Sequence[Sample] | Seen | None:
+    """The batches, or what was seen of some, once it is sure that all configurations can be applied with them.
+
+    None without data.
 
     Raises:
         ConfigError: data is given and nothing needs it, or the other way round, or a configuration has
@@ -78,7 +86,7 @@ def check_data(
             f"data={shown(data)}: {names or 'the configuration'} needs no calibration data, which would have "
             "no effect; leave data out, or use a configuration that needs some"
         )
-    return batches_of(data, how.partition("(")[0])
+    return data if isinstance(data, Seen) else batches_of(data, how.partition("(")[0])
 
 
 def _each(config: Config) -> list[Config]:

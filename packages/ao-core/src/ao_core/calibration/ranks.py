@@ -117,7 +117,7 @@ def over_ranks(batches: Sequence[Sample], group: Any = None) -> OverRanks:
     return OverRanks(tuple(found[ranks.rank :: ranks.size]), group)
 
 
-def ranks_of(batches: Sequence[Sample]) -> Ranks | None:
+def ranks_of(batches: object) -> Ranks | None:
     """The ranks that batches are divided among; None: there is one process."""
     return Ranks(batches.group) if isinstance(batches, OverRanks) else None
 

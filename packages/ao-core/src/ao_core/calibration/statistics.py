@@ -49,10 +49,12 @@ class Statistic:
     of: Callable[[Tensor, int], State]
     #: the states of two sets of rows -> the state of all of them; new tensors, or those that it was given
     merge: Callable[[State, State], State]
-    #: (a state that nobody else has, rows as in `of`) adds the rows in place; what it leaves undone, `finish`
-    #: does. None: by `of` and `merge`
-    add_: Callable[[State, Tensor], None] | None = None
-    #: makes a state whole, in place, after rows were added by `add_`
+    #: (a state that nobody else has, rows as in `of`) -> the merge of both, which may be made in place, and what it
+    #: leaves undone `finish` does; None: `merge` of what `of` gives
+    into: Callable[[State, Tensor], State] | None = None
+    #: (state, factor) -> the state of rows that count by a factor, for sums; others stay as they are
+    times: Callable[[State, float], State] = lambda state, factor: state
+    #: makes a state whole, in place, after `into`
     finish: Callable[[State], None] = lambda state: None
 
 
@@ -80,31 +82,37 @@ class Statistics:
             new |= each.of(rows, self.rows)
         return self.merge(Statistics(self.need, len(rows), new))
 
-    def add_(self, x: Tensor) -> Statistics:
-        """The same where nobody else has these statistics: their memory is used again, and they are no more.
+    def absorb(self, x: Tensor) -> Statistics:
+        """`add` where nobody else has these statistics: their tensors may be changed in place.
 
         `finish` must follow the last one.
         """
         rows = x.detach().reshape(-1, x.shape[-1])
-        devices = {value.device for value in self.values.values()}
-        if not self.rows or devices != {rows.device} or not len(rows):
+        if not (self.rows and len(rows)):
             return self.add(x)
-        new: dict[str, Tensor] = {}
+        values: dict[str, Tensor] = {}
         for each in self.need:
-            state = {key: self.values[key] for key in each.keys}
-            if each.add_ is None:
-                state = dict(each.merge(state, each.of(rows, self.rows)))
+            state = {key: self.values[key].to(rows.device) for key in each.keys}
+            if each.into is None:
+                values |= each.merge(state, each.of(rows, self.rows))
             else:
-                each.add_(state, rows)
-            new |= state
-        return Statistics(self.need, self.rows + len(rows), new)
+                values |= each.into(state, rows)
+        return Statistics(self.need, self.rows + len(rows), values)
 
     def finish(self) -> Statistics:
-        """These statistics, whole after `add_`."""
+        """These statistics, whole after `absorb`."""
         for each in self.need:
             if self.rows:
                 each.finish({key: self.values[key] for key in each.keys})
         return self
+
+    def times(self, factor: float) -> Statistics:
+        """Of rows that count by a factor: sums are multiplied, what is no sum stays."""
+        values: dict[str, Tensor] = {}
+        for each in self.need:
+            if self.rows:
+                values |= each.times({key: self.values[key] for key in each.keys}, factor)
+        return Statistics(self.need, round(self.rows * factor), values)
 
     def merge(self, other: Statistics) -> Statistics:
         """The statistics of the rows of both, on the device of `other`.
@@ -218,8 +226,8 @@ def _added(a: State, b: State) -> State:
     return {key: value + b[key] for key, value in a.items()}
 
 
-#: columns of a Hessian that are computed at a time, with those after them: half of a matrix is its mirror image
-_PANEL = 512
+def _times(state: State, factor: float) -> State:
+    return {key: value * factor for key, value in state.items()}
 
 
 def is_sum(statistic: Statistic) -> bool:
@@ -227,34 +235,45 @@ def is_sum(statistic: Statistic) -> bool:
     return statistic.merge is _added
 
 
+#: columns of a Hessian that are computed at a time, with those after them: what is below is the mirror image
+_STRIP = 512
+
+
 def _hessian(rows: Tensor, before: int) -> State:
     columns = rows.shape[-1]
     state = {"hessian": torch.zeros(columns, columns, dtype=torch.float64, device=rows.device)}
-    _add_to_hessian(state, rows)
+    _hessian_into(state, rows)
     _mirror(state)
     return state
 
 
-def _add_to_hessian(state: State, rows: Tensor) -> None:
-    """Add to panels of rows, from the diagonal on."""
-    x_TK, hessian = floats(rows), state["hessian"]
-    for start in range(0, len(hessian), _PANEL):
-        hessian[start : start + _PANEL, start:] += x_TK[:, start : start + _PANEL].t() @ x_TK[:, start:]
+def _hessian_into(state: State, rows: Tensor) -> State:
+    """Add strip by strip, from the diagonal on."""
+    x_TK, total = floats(rows), state["hessian"]
+    for start in range(0, len(total), _STRIP):
+        stop = start + _STRIP
+        total[start:stop, start:] += x_TK[:, start:stop].t() @ x_TK[:, start:]
+    return state
 
 
 def _mirror(state: State) -> None:
-    """Copy what is above the panels' diagonal blocks to below."""
-    hessian = state["hessian"]
-    for start in range(_PANEL, len(hessian), _PANEL):
-        hessian[start:, start - _PANEL : start] = hessian[start - _PANEL : start, start:].t()
+    """Copy what is above the diagonal to below; the blocks of strips on it are whole."""
+    total = state["hessian"]
+    for start in range(0, len(total), _STRIP):
+        stop = start + _STRIP
+        total[stop:, start:stop] = total[start:stop, stop:].t()
 
 
 #: "hessian": Σ x xᵀ (in, in), without a factor; the matmul of a batch in float32, their sum in float64
-HESSIAN = Statistic("hessian", ("hessian",), _hessian, _added, _add_to_hessian, _mirror)
+HESSIAN = Statistic("hessian", ("hessian",), _hessian, _added, _hessian_into, _times, _mirror)
 
 #: "sums": Σ x (in,), float64
 SUMS = Statistic(
-    "sums", ("sums",), lambda rows, before: {"sums": rows.sum(0, dtype=torch.float64)}, _added
+    "sums",
+    ("sums",),
+    lambda rows, before: {"sums": rows.sum(0, dtype=torch.float64)},
+    _added,
+    times=_times,
 )
 
 #: "squares": Σ x² (in,), float64: the diagonal of the Hessian
@@ -263,6 +282,7 @@ SQUARES = Statistic(
     ("squares",),
     lambda rows, before: {"squares": floats(rows).square().sum(0, dtype=torch.float64)},
     _added,
+    times=_times,
 )
 
 #: "abs_sums": Σ |x| (in,), float64
@@ -271,6 +291,7 @@ ABS_SUMS = Statistic(
     ("abs_sums",),
     lambda rows, before: {"abs_sums": floats(rows).abs().sum(0, dtype=torch.float64)},
     _added,
+    times=_times,
 )
 
 #: "abs_max": the greatest magnitude of each input channel (in,), float32 or float64

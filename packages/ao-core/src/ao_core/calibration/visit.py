@@ -207,9 +207,10 @@ def _rewritten(
 
 
 def inputs_of(entry: Decision, statistics: tuple[Statistics, ...]) -> Inputs:
-    """The inputs of a weight: those of experts that saw few rows are the inputs of all experts.
+    """The inputs of a weight: experts that saw few rows borrow from the inputs of all experts.
 
-    Few are less than the expert has columns: Σ x xᵀ of so few rows is singular.
+    Few are less than the expert has columns: Σ x xᵀ of so few rows is singular. What is missing is
+    borrowed: H + τ · H_all / T_all with τ the number of missing rows.
     """
     rows = sum(each.rows for each in statistics)
     if len(statistics) == 1 or is_conv(entry.tensor, entry.owners[0]):
@@ -220,10 +221,11 @@ def inputs_of(entry: Decision, statistics: tuple[Statistics, ...]) -> Inputs:
         return Inputs(statistics, rows)
     everything = merged(statistics)
     shared = tuple(
-        everything if is_few else each for each, is_few in zip(statistics, few, strict=True)
+        each.merge(everything.times((columns - each.rows) / everything.rows)) if is_few else each
+        for each, is_few in zip(statistics, few, strict=True)
     )
     note = (
         f"{sum(few)} of {len(few)} experts saw fewer rows than they have columns, {columns}: "
-        f"they share the statistics of the {rows} rows of all experts"
+        f"the statistics of the {rows} rows of all experts stand for what is missing"
     )
     return Inputs(shared, rows, note)

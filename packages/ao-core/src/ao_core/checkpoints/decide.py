@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ao_core.calibration.inputs import Data
+from ao_core.calibration.inputs import Data, Seen
 from ao_core.calibration.needing import check_data
+from ao_core.calibration.ranks import OverRanks
 from ao_core.checkpoints.calibration import calibration_of
 from ao_core.checkpoints.convert import planned
 from ao_core.checkpoints.folders import check_folder, model_of
@@ -44,6 +45,11 @@ def make_job(
     """
     limit, config = parse_size(max_shard_size), resolve_config(config)
     batches = check_data([config], data, "quantize_checkpoint(src, dst, config, data=batches)")
+    if isinstance(batches, (OverRanks, Seen)):
+        raise ConfigError(
+            f"data={type(batches).__name__}: files are calibrated by one process, with batches; pass a list of inputs "
+            "of the model"
+        )
     check_folder(Path(src))
     checkpoint = open_checkpoint(src)
     if missing := checkpoint.missing_providers():

@@ -17,6 +17,7 @@ from ao_core.numerics import (
     block_absmean,
     block_minmax,
     block_sum,
+    choose_codebooks,
     choose_e8m0,
     choose_qparams,
     companded_values,
@@ -71,6 +72,8 @@ from ao_core.numerics import (
     unsigned_float_values,
     zero_to_float,
 )
+from ao_core.numerics.scales.rows import QParams, Rows, improve_qparams
+from ao_core.numerics.scales.rows import merge as merge_qparams
 
 __all__ = [
     "CODEBOOK_DTYPES",
@@ -83,10 +86,13 @@ __all__ = [
     "NF4_VALUES",
     "SCALE_RULES",
     "FloatFormat",
+    "QParams",
+    "Rows",
     "block_absmax",
     "block_absmean",
     "block_minmax",
     "block_sum",
+    "choose_codebooks",
     "choose_e8m0",
     "choose_qparams",
     "companded_values",
@@ -114,11 +120,13 @@ __all__ = [
     "hadamard_scales",
     "hadamard_transform",
     "has_hadamard",
+    "improve_qparams",
     "inverse_hadamard_transform",
     "largest_block",
     "learn_codebooks",
     "linear_values",
     "lower_hull",
+    "merge_qparams",
     "pack_bits",
     "pack_digits",
     "pack_unit",

@@ -13,13 +13,14 @@ from ao_core.outcome import (
 from ao_core.progress import Progress, watched
 from ao_core.quantize import apply_decisions, convert, transformed
 from ao_core.targets import Decision, FilterFn, decide
-from ao_core.tensor.grid import Grid, grid_of, regridded
+from ao_core.tensor.grid import Grid, Level, grid_of, regridded
 
 __all__ = [
     "Decision",
     "EmulationWarning",
     "FilterFn",
     "Grid",
+    "Level",
     "NothingConvertedWarning",
     "Progress",
     "apply_decisions",

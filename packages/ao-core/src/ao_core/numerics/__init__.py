@@ -5,6 +5,7 @@ from __future__ import annotations
 from ao_core.numerics.affine import (
     CODEBOOK_DTYPES,
     SCALE_RULES,
+    choose_codebooks,
     choose_qparams,
     dequantize_affine,
     qparams_of_range,
@@ -86,6 +87,7 @@ __all__ = [
     "block_absmean",
     "block_minmax",
     "block_sum",
+    "choose_codebooks",
     "choose_e8m0",
     "choose_qparams",
     "companded_values",

@@ -33,6 +33,7 @@ __all__ = [
     "CODEBOOK_DTYPES",
     "SCALE_RULES",
     "check_format",
+    "choose_codebooks",
     "choose_qparams",
     "dequantize_affine",
     "qparams_of_range",
@@ -102,9 +103,7 @@ def choose_qparams(
     if rule == "rank1":
         return _rank1(x, dtype, block, scale_dtype), None
     if dtype.kind == "codebook":
-        storage, _, greatest = _STORAGE[scale_dtype]
-        tables = learn_codebooks(x, block, dtype.bits).clamp(-greatest, greatest)
-        return _to_storage(tables, storage), None
+        return choose_codebooks(x, dtype, block, scale_dtype), None
     if rule == "absmean":
         return _store(block_absmean(x, block), 1.0, scale_dtype, dtype.has_zero), None
     low, high = block_minmax(x, block)
@@ -112,6 +111,19 @@ def choose_qparams(
     return qparams_of_range(
         low, high, dtype, zero_point, scale_dtype, mx_mode=mx_mode, quant_max=quant_max
     )
+
+
+def choose_codebooks(
+    x: Tensor,
+    dtype: DType,
+    block: Sequence[int],
+    scale_dtype: str,
+    importance: Tensor | None = None,
+) -> Tensor:
+    """`learn_codebooks` as they are stored."""
+    storage, _, greatest = _STORAGE[scale_dtype]
+    tables = learn_codebooks(x, block, dtype.bits, importance)
+    return _to_storage(tables.clamp(-greatest, greatest), storage)
 
 
 def quant_max_of(dtype: DType, block: Sequence[int]) -> float:

@@ -22,18 +22,25 @@ _ROUNDS = 50
 _CHUNK = 1 << 24
 
 
-def learn_codebooks(x: Tensor, block: Sequence[int], bits: int) -> Tensor:
+def learn_codebooks(
+    x: Tensor, block: Sequence[int], bits: int, importance: Tensor | None = None
+) -> Tensor:
     """The float32 codebook grid [..., 2**bits] that k-means finds for the elements of every block.
 
     Lloyd's algorithm (1982), from the values that are spaced as those of the best quantizer of a normal
     distribution with the block's mean and deviation are in the limit (Panter and Dite 1951), so without a
     random start. The sum of squared errors only falls. A block with a NaN has a codebook of NaN.
+
+    With the importance of each element, positive and in the shape of `x`, it goes on from there with the sum
+    of importance · error².
     """
     rows = max(_CHUNK // max(x[:1].numel(), 1), 1)
     if x.shape[0] > rows and full_block(block, x.shape)[0] == 1:
-        return torch.cat([learn_codebooks(part, block, bits) for part in x.split(rows)])
+        weights = [None] * x.shape[0] if importance is None else importance.split(rows)
+        parts = zip(x.split(rows), weights, strict=False)
+        return torch.cat([learn_codebooks(part, block, bits, by) for part, by in parts])
     # one block per row, in order; what pads it is infinite, and comes last
-    ordered = _by_block(x.detach().to(torch.float32), block, torch.inf).sort(-1).values
+    ordered, places_ = _by_block(x.detach().to(torch.float32), block, torch.inf).sort(-1)
     inside = ordered < torch.inf
     count = inside.sum(-1, keepdim=True)
     # so that no square leaves the range of float32; NaN comes last too
@@ -49,20 +56,36 @@ def learn_codebooks(x: Tensor, block: Sequence[int], bits: int) -> Tensor:
     codebooks = (mean + spread).float()
     for _ in range(_ROUNDS):
         codebooks = _improved(ordered, sums, count, codebooks)
+    if importance is not None:
+        by = _by_block(importance.double(), block, 0.0).gather(-1, places_)
+        totals, weights_ = (F.pad(v.cumsum(-1), (1, 0)) for v in (elements * by, by))
+        for _ in range(_ROUNDS):
+            codebooks = _improved(ordered, totals, count, codebooks, weights_)
     return (codebooks * size).reshape(*grid_shape(x.shape, block), 1 << bits)
 
 
-def _improved(ordered: Tensor, sums: Tensor, count: Tensor, codebooks: Tensor) -> Tensor:
+def _improved(
+    ordered: Tensor,
+    sums: Tensor,
+    count: Tensor,
+    codebooks: Tensor,
+    weights: Tensor | None = None,
+) -> Tensor:
     """One round: values move to the mean of the elements that are nearest to them.
 
     A value without any, one of a block at a time, moves to the element that is farthest from its own.
+
+    With running sums of `weights`, `sums` are those of the weighted elements, and means are weighted.
     """
     # elements from one end to the next belong to one value; those in between need not be looked at
     ends = torch.searchsorted(ordered, _middles(codebooks), right=True)
     ends = torch.cat([torch.zeros_like(count), ends, count], -1)
     number = ends.diff(dim=-1)
     total = sums.gather(-1, ends).diff(dim=-1)
-    moved = torch.where(number == 0, codebooks, (total / number.clamp(min=1)).float())
+    by = number.clamp(min=1) if weights is None else weights.gather(-1, ends).diff(dim=-1)
+    moved = torch.where(number == 0, codebooks, (total / by).float())
+    if weights is not None:  # outliers that hardly count are none
+        return moved.sort(-1).values
     first_and_last = torch.cat([ends[:, :-1], ends[:, 1:] - 1], -1).clamp(0, ordered.shape[-1] - 1)
     outer = ordered.gather(-1, first_and_last)
     error = torch.where(number.repeat(1, 2) > 0, (outer - moved.repeat(1, 2)).abs(), 0.0)

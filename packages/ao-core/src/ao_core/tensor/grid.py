@@ -13,7 +13,13 @@ from torch import Tensor
 
 from ao_core.errors import UnsupportedOp
 from ao_core.layouts import Layout, scale_values, zero_values
-from ao_core.numerics import dequantize_affine, expand, grid_shape, quantize_affine
+from ao_core.numerics import (
+    dequantize_affine,
+    expand,
+    grid_shape,
+    quantize_affine,
+    zero_to_float,
+)
 from ao_core.records import DType
 from ao_core.registry import registry
 from ao_core.spec import Spec
@@ -21,7 +27,10 @@ from ao_core.tensor.input_steps import stored_spec
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import to_layout
 
-__all__ = ["Grid", "grid_of", "regridded"]
+__all__ = ["Grid", "Level", "grid_of", "regridded"]
+
+#: kinds of number formats whose values a scale multiplies
+_SCALED = ("int", "float", "lut")
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,14 @@ class Grid:
     zero_point: Tensor | None
     is_offset: bool
 
+    def level(self, block_of: Tensor) -> Level:
+        """The values that elements can take whose blocks are these, for many calls of `Level.nearest`."""
+        return Level(self, block_of)
+
+    def codes(self, chosen: Tensor) -> Tensor:
+        """The codes of what `Level.nearest` chose."""
+        return self.dtype.encode(chosen) if self.dtype.kind in _SCALED else chosen
+
     def nearest(self, x: Tensor, block_of: Tensor) -> tuple[Tensor, Tensor]:
         """The codes of the nearest values to `x`, and these values in float32.
 
@@ -58,6 +75,48 @@ class Grid:
             by = scale  # values, of which one may be 0
         codes = quantize_affine(x.float(), self.dtype, alone, by, zero, is_offset=offset)
         return codes, dequantize_affine(codes, self.dtype, alone, scale, zero, is_offset=offset)
+
+
+class Level:
+    """What `Grid.nearest` does for elements of the same blocks again and again, with scales looked up once.
+
+    It gives the same bits. Of formats with a scale it chooses values of the format, which `Grid.codes`
+    encodes all at once; of others, codes.
+    """
+
+    def __init__(self, grid: Grid, block_of: Tensor) -> None:
+        self._grid, self._block_of, dtype = grid, block_of, grid.dtype
+        self._is_scaled = dtype.kind in _SCALED and grid.scale is not None
+        #: the dtype of what is chosen
+        self.choice = torch.float32 if dtype.kind in _SCALED else dtype.code_dtype
+        if not self._is_scaled:
+            return
+        assert grid.scale is not None
+        self._scale = grid.scale[block_of]
+        self._by = torch.where(self._scale == 0, torch.inf, self._scale)
+        zero = None if grid.zero_point is None else grid.zero_point[block_of]
+        self._zero = None if zero is None else zero_to_float(zero, dtype)
+
+    def nearest(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """The nearest values to `x` in float32; writes what was chosen into `chosen`."""
+        if not self._is_scaled:
+            codes, values = self._grid.nearest(x, self._block_of)
+            chosen.copy_(self._grid.dtype.decode(codes) if chosen.is_floating_point() else codes)
+            return values
+        zero, offset, dtype = self._zero, self._grid.is_offset, self._grid.dtype
+        chosen.copy_(x)
+        if zero is not None and offset:
+            chosen.add_(zero)
+        chosen.div_(self._by)
+        if zero is not None and not offset:
+            chosen.add_(zero)
+        if dtype.kind == "int":  # what encode and decode give, in a quarter of the time
+            chosen.round_().clamp_(dtype.min, dtype.max)
+        else:
+            chosen.copy_(dtype.decode(dtype.encode(chosen)))
+        values = chosen.clone() if zero is None or offset else chosen - zero
+        values.mul_(self._scale)
+        return values.sub_(zero) if zero is not None and offset else values
 
 
 def grid_of(q: QTensor) -> Grid:

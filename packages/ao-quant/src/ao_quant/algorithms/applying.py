@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ao_core import DType, Layout, QTensor, Skip, Spec, Target
-from ao_core.ext import SCALE, WeightConfig, quantize_values, quantize_weight, registry
+from ao_core.ext import (
+    SCALE,
+    WeightConfig,
+    is_conv,
+    quantize_values,
+    quantize_weight,
+    registry,
+)
 from ao_core.ext.calibration import unmatrices
-from ao_quant.algorithms.importance import SCALED, weighted_qparams
+from ao_core.ext.numerics import choose_codebooks
+from ao_quant.algorithms.importance import SCALED, weighted_nested, weighted_qparams
 from ao_quant.configs import GGUFWeightOnlyConfig
+from ao_quant.gguf.encode import WEIGHABLE
+from ao_quant.gguf.encode import encode as gguf_encode
 
 __all__ = ["nearest", "scaled", "unweighable_reason", "weighed"]
+
+#: the least that a column counts, beside the mean of all
+_LEAST = 1e-6
 
 
 def nearest(weight: Tensor, config: Any, target: Target) -> QTensor | Skip:
@@ -32,33 +46,69 @@ def nearest(weight: Tensor, config: Any, target: Target) -> QTensor | Skip:
 def weighed(
     weight: Tensor, config: WeightConfig, target: Target, importance: Tensor
 ) -> QTensor | Skip:
-    """The same with scales of least error weighted by `importance`, (E, K)."""
-    wide = importance[:, None].expand(weight.shape)
+    """The same with scales of least error weighted by `importance`, (E, K): Σ x² of the columns."""
+    mean = importance.mean(-1, keepdim=True)
+    # columns that the data never used count a little, so that their scales are those of their weights
+    counts = torch.where(mean > 0, importance.clamp(min=_LEAST * mean) / mean, 1.0).float()
+    wide, fmt = counts[:, None].expand(weight.shape), config.weight_format(weight.dtype)
 
-    def choose(x: Tensor, dtype: DType, spec: Spec) -> tuple[Tensor, Tensor | None]:
-        return weighted_qparams(x, wide.reshape(x.shape), dtype, spec)
+    def encode(dense: Tensor, spec: Spec) -> QTensor:
+        by = wide.reshape(dense.shape)
+        if isinstance(config, GGUFWeightOnlyConfig):
+            return gguf_encode(config.type, dense, spec, by)
+        if isinstance(spec.scale_dtype, Spec):
+            return weighted_nested(dense, by, spec)
+        return quantize_values(
+            dense,
+            spec,
+            choose=partial(_choose, by),
+            act_scale=fmt.act_scale,
+            act_zero_point=fmt.act_zero_point,
+        )
 
-    return _encoded(weight, config, target, lambda spec: spec, choose=choose)
+    found: Any = quantize_weight(_stored(weight, target), fmt, target, encode)
+    return found  # type: ignore[no-any-return]
+
+
+def _choose(
+    importance: Tensor, x: Tensor, dtype: DType, spec: Spec
+) -> tuple[Tensor, Tensor | None]:
+    """Scales and zero points, or learned values, of `x` in the layout's blocked shape."""
+    importance = importance.reshape(x.shape)
+    if dtype.kind == "codebook":
+        found = choose_codebooks(x, dtype, spec.block, spec.chosen_scale_dtype, importance)
+        return found, None
+    return weighted_qparams(x, importance, dtype, spec)
 
 
 def scaled(weight: Tensor, config: WeightConfig, target: Target, factors: Tensor) -> QTensor | Skip:
     """The same with columns multiplied by `factors`, (E, K), and activations divided by them."""
-    in_scale = factors.reciprocal().float()
-    return _encoded(
-        weight,
-        config,
-        target,
-        lambda spec: replace(spec, input=(*spec.input, SCALE)),
-        in_scale=in_scale[0] if len(in_scale) == 1 else in_scale[:, None],
-    )
+    fmt, in_scale = config.weight_format(weight.dtype), factors.reciprocal().float()
+
+    def encode(dense: Tensor, spec: Spec) -> Tensor:
+        return quantize_values(
+            dense,
+            replace(spec, input=(*spec.input, SCALE)),
+            scale_method=fmt.scale_method,
+            act_scale=fmt.act_scale,
+            act_zero_point=fmt.act_zero_point,
+            in_scale=in_scale[0] if len(in_scale) == 1 else in_scale[:, None],
+        )
+
+    found: Any = quantize_weight(_stored(weight, target), fmt, target, encode)
+    return found  # type: ignore[no-any-return]
 
 
 def unweighable_reason(weight: Tensor, config: WeightConfig, target: Target) -> str | None:
     """Why scales of this format are not chosen by the importance of columns; None where they are."""
-    spec = config.spec(tuple(weight.shape), weight.dtype)
+    spec = config.spec(tuple(weight.shape), weight.dtype, conv=is_conv(weight, target))
     dtype, layout = registry.dtypes.get(spec.dtype), registry.layouts.get(spec.layout)
     if isinstance(config, GGUFWeightOnlyConfig):
-        return "formats of GGUF have searches of their own"
+        if config.type in WEIGHABLE:
+            return None
+        return f"the scales of {config.type} follow the greatest element of each block"
+    if dtype.kind == "codebook":
+        return None
     if dtype.kind not in SCALED or spec.option("scale_rule", "absmax") != "absmax":
         return f"{spec} has no scales that could be searched for"
     if type(layout).encode is not Layout.encode or type(layout).sparsify is not Layout.sparsify:
@@ -69,26 +119,3 @@ def unweighable_reason(weight: Tensor, config: WeightConfig, target: Target) -> 
 def _stored(weight: Tensor, target: Target) -> Tensor:
     shape = getattr(target.module, target.name).shape
     return unmatrices(weight, tuple(shape), target)
-
-
-def _encoded(
-    weight: Tensor,
-    config: WeightConfig,
-    target: Target,
-    changed: Callable[[Spec], Spec],
-    **given: Any,
-) -> QTensor | Skip:
-    fmt = config.weight_format(weight.dtype)
-
-    def encode(dense: Tensor, spec: Spec) -> Tensor:
-        return quantize_values(
-            dense,
-            changed(spec),
-            scale_method=fmt.scale_method,
-            act_scale=fmt.act_scale,
-            act_zero_point=fmt.act_zero_point,
-            **given,
-        )
-
-    found: Any = quantize_weight(_stored(weight, target), fmt, target, encode)
-    return found  # type: ignore[no-any-return]

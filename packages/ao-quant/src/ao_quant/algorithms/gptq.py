@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ao_core.ext.quantizing import Grid
+from ao_core.ext.quantizing import Grid, Level
 
 __all__ = ["gptq"]
 
@@ -31,17 +31,22 @@ def gptq(
     """
     columns = weight.shape[1]
     new_KN = weight.t().to(torch.float64, copy=True, memory_format=torch.contiguous_format)
-    codes_KN: list[Tensor] = []
+    blocks_KN = block_of.t().contiguous()
+    # neighbours are in one block most of the time, so that its scales are looked up once
+    is_new = [True, *(blocks_KN[1:] != blocks_KN[:-1]).any(1).tolist()]
+    diagonal, level = factor.diagonal().tolist(), grid.level(blocks_KN[0])
+    chosen_KN = torch.empty_like(new_KN, dtype=level.choice)
     total = torch.zeros((), dtype=torch.float64, device=weight.device)
     for start in range(0, columns, block):
         stop = min(start + block, columns)
         part, inner = new_KN[start:stop], factor[start:stop, start:stop]
         errors = torch.empty_like(part)
         for i in range(stop - start):
-            codes, values = grid.nearest(part[i], block_of[:, start + i])
-            codes_KN.append(codes)
-            torch.sub(part[i], values, out=errors[i]).div_(inner[i, i])
+            if is_new[start + i]:
+                level: Level = grid.level(blocks_KN[start + i])
+            values = level.nearest(part[i], chosen_KN[start + i])
+            torch.sub(part[i], values, out=errors[i]).div_(diagonal[start + i])
             part[i + 1 :].addr_(inner[i, i + 1 :], errors[i], alpha=-1)
         total += errors.square().sum()
         new_KN[stop:].addmm_(factor[start:stop, stop:].t(), errors, alpha=-1)
-    return torch.stack(codes_KN, 1), total
+    return grid.codes(chosen_KN.t()), total

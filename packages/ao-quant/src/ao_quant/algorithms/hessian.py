@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ao_core.ext import QuantizationError
 from ao_core.ext.calibration import inverse_factor
 
-__all__ = ["damped_factor", "order_of"]
+__all__ = ["damped_factor", "order_of", "ordered_factor"]
 
 #: the most that is added, as a share of the mean of the diagonal
 _MOST = 1.0
@@ -31,6 +32,22 @@ def damped_factor(hessian: Tensor, damping: float) -> tuple[Tensor, float]:
             )
         damping = min(10 * damping, _MOST)
     return factor, damping
+
+
+#: Hessian -> (order, damping) and what `ordered_factor` found last: queries, keys and values share it
+_LAST: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def ordered_factor(hessian: Tensor, order: Tensor, damping: float) -> tuple[Tensor, float]:
+    """`damped_factor` of a Hessian with its columns in an order.
+
+    Weights of the same inputs have the same Hessian, which is factored once: the last factor is kept as long
+    as the Hessian is.
+    """
+    wanted = (tuple(order.tolist()), damping)
+    if hessian not in _LAST or _LAST[hessian][0] != wanted:
+        _LAST[hessian] = wanted, damped_factor(hessian[order][:, order], damping)
+    return _LAST[hessian][1]  # type: ignore[no-any-return]
 
 
 def order_of(name: str, squares: Tensor, group_of: Tensor) -> Tensor:

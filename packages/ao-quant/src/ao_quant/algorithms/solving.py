@@ -19,7 +19,7 @@ from ao_quant.algorithms.applying import (
     weighed,
 )
 from ao_quant.algorithms.gptq import gptq
-from ao_quant.algorithms.hessian import damped_factor, order_of
+from ao_quant.algorithms.hessian import order_of, ordered_factor
 from ao_quant.configs import GGUFWeightOnlyConfig
 from ao_quant.configs.algorithms import (
     AWQConfig,
@@ -63,7 +63,7 @@ def solve_gptq(weight: Tensor, seen: _Seen, config: GPTQConfig, target: Target) 
     damping = 0.0
     for matrix, hessian, block_of in zip(weight, hessians, blocks, strict=True):
         order = order_of(config.order, hessian.diagonal(), block_of[0])
-        factor, used = damped_factor(hessian[order][:, order], config.damping)
+        factor, used = ordered_factor(hessian, order, config.damping)
         rounded, _ = gptq(matrix[:, order], factor, grid, block_of[:, order])
         codes.append(torch.empty_like(rounded).index_copy_(1, order, rounded))
         damping = max(damping, used)
@@ -84,6 +84,7 @@ def solve_imatrix(
 def solve_awq(weight: Tensor, seen: _Seen, config: AWQConfig, target: Target) -> Solved | Skip:
     """`Algorithm.solve` of `AWQConfig`."""
     sizes = torch.stack([each["abs_sums"] / max(each.rows, 1) for each in seen])
+    hessians = [each["hessian"].float() for each in seen]  # candidates are compared
     best, least = nearest(weight, config.base, target), inf
     if isinstance(best, Skip):
         return best
@@ -94,10 +95,8 @@ def solve_awq(weight: Tensor, seen: _Seen, config: AWQConfig, target: Target) ->
             middle = (factors.amax(-1, keepdim=True) * factors.amin(-1, keepdim=True)).sqrt()
             candidate = scaled(weight, config.weights, target, factors / middle)
         assert isinstance(candidate, QTensor)
-        change = matrices(candidate.dequantize(torch.float32), target).double() - weight
-        error = sum(
-            output_error(delta, each["hessian"]) for delta, each in zip(change, seen, strict=True)
-        )
+        change = matrices(candidate.dequantize(torch.float32), target) - weight
+        error = sum(output_error(delta, each) for delta, each in zip(change, hessians, strict=True))
         if error < least:
             best, least = candidate, error
     return Solved(best, config.base, note=_few(seen, weight))

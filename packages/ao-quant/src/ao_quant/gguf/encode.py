@@ -15,15 +15,36 @@ from ao_core.ext.numerics import searched_at_once
 from ao_quant.gguf.rounding import LEGACY, Blocks, Steps
 from ao_quant.gguf.search import searched
 
-__all__ = ["encode"]
+__all__ = ["WEIGHABLE", "encode"]
+
+#: types whose errors can be weighted -> how much the mean square of a super-block counts beside the square
+#: of an element; of the ones that are not in `_SUPER`, that of a row; None: squares do not count. As in
+#: llama.cpp
+WEIGHABLE: dict[str, float | None] = {
+    "q2_k": 1.0,
+    "q3_k": 2.0,
+    "q4_k": 2.0,
+    "q5_k": 2.0,
+    "q6_k": None,
+    "iq4_nl": 2.0,
+    "q4_0": 1.0,
+    "q4_1": 1.0,
+    "q5_0": 1.0,
+    "q5_1": 1.0,
+}
+_SUPER = ("q2_k", "q3_k", "q4_k", "q5_k", "iq4_nl")
 
 
-def encode(kind: str, x: Tensor, spec: Spec) -> QTensor:
+def encode(kind: str, x: Tensor, spec: Spec, importance: Tensor | None = None) -> QTensor:
     """`x` in the GGUF type `kind`, of which `spec` is the format for such a tensor.
 
     Types that the `gguf` package can encode get its bytes (but a scale beyond float16 is the greatest
     there is, not infinite); others are searched for the least squared error. Rows that the blocks do not
     divide are encoded as if they went on with zeros.
+
+    With the importance of each element, in the shape of `x`, all types in `WEIGHABLE` are searched for the
+    least sum of squared errors weighted by importance · √(σ² + x²), where σ² is the mean square around it
+    times the factor there.
 
     Raises:
         QuantizationError: `x` is a `DTensor`.
@@ -41,7 +62,12 @@ def encode(kind: str, x: Tensor, spec: Spec) -> QTensor:
     rows = torch.Size(lead).numel()
     dense = x.detach().to(torch.float32).reshape(rows, k)
     dense = F.pad(dense, (0, supers * count * width - k)).reshape(rows * supers, count, width)
-    found = _in_pieces(dense, LEGACY.get(kind) or searched, dtype, nested)
+    if importance is None:
+        found = _in_pieces((dense,), LEGACY.get(kind) or searched, dtype, nested)
+    else:
+        by = F.pad(importance.float().reshape(rows, k), (0, supers * count * width - k))
+        by = by.reshape(dense.shape) * _size(kind, dense, rows)
+        found = _in_pieces((dense, by), searched, dtype, nested)
 
     def grid(values: Tensor, size: int) -> Tensor:
         return values.reshape(rows, values.numel() // max(rows, 1))[:, :size].reshape(*lead, size)
@@ -60,12 +86,24 @@ def encode(kind: str, x: Tensor, spec: Spec) -> QTensor:
     return QTensor(parts, spec, tuple(x.shape), x.dtype)
 
 
+def _size(kind: str, x: Tensor, rows: int) -> Tensor | float:
+    """What the importance of each of (G, S, E) elements is multiplied with."""
+    factor = WEIGHABLE[kind]
+    if factor is None:
+        return 1.0
+    around = x if kind in _SUPER else x.view(rows, -1, *x.shape[1:])
+    mean = around.square().mean(tuple(range(1, around.dim())), keepdim=True)
+    return (around.square() + factor * mean).sqrt().view(x.shape)
+
+
 def _in_pieces(
-    x: Tensor, of: Callable[[Tensor, DType, Spec | None], Blocks], dtype: DType, nested: Spec | None
+    given: tuple[Tensor, ...], of: Callable[..., Blocks], dtype: DType, nested: Spec | None
 ) -> Blocks:
-    """The blocks of (G, S, E) elements, some at a time."""
-    pieces = x.split(max(searched_at_once(x.device) // (x.shape[1] * x.shape[2]), 1))
-    found = [of(piece, dtype, nested) for piece in pieces]
+    """The blocks of (G, S, E) elements, and of their weights if any, some at a time."""
+    x = given[0]
+    size = max(searched_at_once(x.device) // (x.shape[1] * x.shape[2]), 1)
+    pieces = zip(*(each.split(size) for each in given), strict=True)
+    found = [of(piece[0], dtype, nested, *piece[1:]) for piece in pieces]
 
     def joined(steps: list[Steps]) -> Steps:
         codes = [s.codes for s in steps if s.codes is not None]

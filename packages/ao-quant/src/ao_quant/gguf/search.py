@@ -52,15 +52,37 @@ class Found(NamedTuple):
     low: Grid | None
 
 
-def searched(x: Tensor, dtype: DType, nested: Spec | None) -> Blocks:
-    """Blocks (G, S, E) near the least squared error, with a minimum for formats of no sign."""
+class Goal(NamedTuple):
+    """What the error is measured against."""
+
+    #: (G, S, E)
+    x: Tensor
+    #: by what the squared error of each element counts, in the same shape; None: all the same
+    by: Tensor | None
+
+    def weighted(self, values: Tensor) -> Tensor:
+        """Values of elements, times what these count."""
+        return values if self.by is None else values * self.by
+
+    @property
+    def count(self) -> Tensor | int:
+        """The elements of a block, or what they count together."""
+        return self.x.shape[-1] if self.by is None else self.by.sum(-1, keepdim=True)
+
+
+def searched(x: Tensor, dtype: DType, nested: Spec | None, by: Tensor | None = None) -> Blocks:
+    """Blocks (G, S, E) near the least squared error, with a minimum for formats of no sign.
+
+    `by`: by what the squared error of each element counts; None: all the same.
+    """
     fmt = None if nested is None else registry.dtypes.get(nested.dtype)
-    scale, low = _best(x, dtype)
+    goal = Goal(x, by)
+    scale, low = _best(goal, dtype, any_sign=nested is None)
     found = Found(_to_grid(scale, fmt), None if low is None else _to_grid(low, fmt))
     for _ in range(_ROUNDS):
         if fmt is not None:
-            found = _better(x, dtype, found, _new_codes(x, dtype, fmt, found), (2,))
-        found = _better(x, dtype, found, _new_scales(x, dtype, found), (1, 2))
+            found = _better(goal, dtype, found, _new_codes(goal, dtype, fmt, found), (2,))
+        found = _better(goal, dtype, found, _new_scales(goal, dtype, found), (1, 2))
     codes = _nearest(x, dtype, *_values(found))
     zero_point = None if found.low is None else _steps(found.low, fmt)
     return Blocks(dtype.encode(codes), _steps(found.scale, fmt), zero_point)
@@ -87,26 +109,31 @@ def _nearest(x: Tensor, dtype: DType, scale: Tensor, low: Tensor | None) -> Tens
 
 
 def _error(
-    x: Tensor, dtype: DType, scale: Tensor, low: Tensor | None, dims: tuple[int, ...]
+    goal: Goal, dtype: DType, scale: Tensor, low: Tensor | None, dims: tuple[int, ...]
 ) -> Tensor:
     """Sums of the squared errors."""
-    return _squares(x, _nearest(x, dtype, scale, low), scale, low).sum(dims, keepdim=True)
+    q = _nearest(goal.x, dtype, scale, low)
+    return _squares(goal, q, scale, low).sum(dims, keepdim=True)
 
 
-def _squares(x: Tensor, q: Tensor, scale: Tensor, low: Tensor | None) -> Tensor:
+def _squares(goal: Goal, q: Tensor, scale: Tensor, low: Tensor | None) -> Tensor:
     """The squared error of each element whose value of the format is in `q`."""
-    residual = (q * scale).sub_(x)
-    return (residual if low is None else residual.sub_(low)).square_()
+    residual = (q * scale).sub_(goal.x)
+    return goal.weighted((residual if low is None else residual.sub_(low)).square_())
 
 
-def _best(x: Tensor, dtype: DType) -> tuple[Tensor, Tensor | None]:
-    """Scale and minimum of each block, (G, S, 1), not rounded to what is stored."""
+def _best(goal: Goal, dtype: DType, any_sign: bool) -> tuple[Tensor, Tensor | None]:
+    """Scale and minimum of each block, (G, S, 1), not rounded to what is stored.
+
+    `any_sign`: whether a minimum may be above zero; those that are multiples of integers are not.
+    """
+    x = goal.x
     scale, low = torch.zeros_like(x[..., :1]), torch.zeros_like(x[..., :1])
     error = torch.full_like(scale, torch.inf)
-    for at, under in _candidates(x, dtype):
+    for at, under in _candidates(x, dtype, any_sign):
         q = _nearest(x, dtype, at, under)
-        new, new_low = _regression(x, q, under is not None)
-        new_error = _squares(x, q, new, new_low).sum(-1, keepdim=True)
+        new, new_low = _regression(goal, q, under is not None, any_sign)
+        new_error = _squares(goal, q, new, new_low).sum(-1, keepdim=True)
         better = new_error < error
         error, scale = torch.where(better, new_error, error), torch.where(better, new, scale)
         if new_low is not None:
@@ -114,10 +141,10 @@ def _best(x: Tensor, dtype: DType) -> tuple[Tensor, Tensor | None]:
     return scale, low if dtype.min == 0 else None
 
 
-def _candidates(x: Tensor, dtype: DType) -> Iterator[tuple[Tensor, Tensor | None]]:
+def _candidates(x: Tensor, dtype: DType, any_sign: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Scales, and minima, that put the extremes of a block near those of the format."""
     if dtype.min == 0:  # a minimum is never negative, since integers of no sign are its multiples
-        low = x.amin(-1, keepdim=True).clamp(max=0.0)
+        low = x.amin(-1, keepdim=True).clamp(max=torch.inf if any_sign else 0.0)
         span = x.amax(-1, keepdim=True) - low
         for codes in _STRETCH:
             yield span / (dtype.max + codes), -low
@@ -128,17 +155,21 @@ def _candidates(x: Tensor, dtype: DType) -> Iterator[tuple[Tensor, Tensor | None
             yield greatest / (end * (1.0 + codes / (1 << (dtype.bits - 1)))), None
 
 
-def _regression(x: Tensor, q: Tensor, ranged: bool) -> tuple[Tensor, Tensor | None]:
+def _regression(
+    goal: Goal, q: Tensor, ranged: bool, any_sign: bool
+) -> tuple[Tensor, Tensor | None]:
     """Scale and minimum, or the scale alone, of least squared error for the values `q` of the format."""
-    squares, products = (q * q).sum(-1, keepdim=True), (q * x).sum(-1, keepdim=True)
+    x, p = goal.x, goal.weighted(q)
+    squares, products = (p * q).sum(-1, keepdim=True), (p * x).sum(-1, keepdim=True)
     alone = torch.where(squares > 0, products / squares, 0.0)
     if not ranged:
         return alone, None
-    count, values, goals = x.shape[-1], q.sum(-1, keepdim=True), x.sum(-1, keepdim=True)
+    count, values = goal.count, p.sum(-1, keepdim=True)
+    goals = goal.weighted(x).sum(-1, keepdim=True)
     spread = count * squares - values * values
     scale = torch.where(spread > 0, (count * products - values * goals) / spread, 0.0)
     low = (scale * values - goals) / count
-    inside = (low >= 0) & (scale >= 0)
+    inside = (scale > 0 if any_sign else low >= 0) & (scale >= 0)
     return torch.where(inside, scale, alone.clamp(min=0.0)), torch.where(inside, low, 0.0)
 
 
@@ -159,27 +190,31 @@ def _multiples(values: Tensor, of: Tensor, fmt: DType) -> Tensor:
     return (values / torch.where(of == 0, torch.inf, of)).round().clamp(fmt.min, fmt.max)
 
 
-def _new_codes(x: Tensor, dtype: DType, fmt: DType, found: Found) -> Found:
+def _new_codes(goal: Goal, dtype: DType, fmt: DType, found: Found) -> Found:
     """Other integers for the scale and the minimum of each block, their own scales as they are."""
-    scale, low = _regression(x, _nearest(x, dtype, *_values(found)), found.low is not None)
+    q = _nearest(goal.x, dtype, *_values(found))
+    scale, low = _regression(goal, q, found.low is not None, any_sign=False)
     new = Grid(_multiples(scale, found.scale.of, fmt), found.scale.of)
     if found.low is None or low is None:
         return Found(new, None)
     return Found(new, Grid(_multiples(low, found.low.of, fmt), found.low.of))
 
 
-def _new_scales(x: Tensor, dtype: DType, found: Found) -> Found:
+def _new_scales(goal: Goal, dtype: DType, found: Found) -> Found:
     """Other float16 scales for the integers of each super-block: least squares again."""
 
     def total(products: Tensor) -> Tensor:
         return products.sum((1, 2), keepdim=True)
 
+    x = goal.x
     a = _nearest(x, dtype, *_values(found)) * found.scale.codes
-    aa, ax = total(a * a), total(a * x)
+    weighted = goal.weighted(a)
+    aa, ax = total(weighted * a), total(weighted * x)
     if found.low is None:
         return Found(Grid(found.scale.codes, half(ax / aa).float()), None)
     b = found.low.codes
-    ab, bb, bx = total(a * b), total(b * b) * x.shape[-1], total(b * x)
+    ab, bx = total(weighted * b), total(goal.weighted(x) * b)
+    bb = total(b * b * goal.count)
     spread = aa * bb - ab * ab
     scale, low = (ax * bb - ab * bx) / spread, (ab * ax - aa * bx) / spread
     return Found(
@@ -187,8 +222,8 @@ def _new_scales(x: Tensor, dtype: DType, found: Found) -> Found:
     )
 
 
-def _better(x: Tensor, dtype: DType, old: Found, new: Found, dims: tuple[int, ...]) -> Found:
+def _better(goal: Goal, dtype: DType, old: Found, new: Found, dims: tuple[int, ...]) -> Found:
     """The new scales where they lower the squared error; not where they are NaN."""
-    better = _error(x, dtype, *_values(new), dims) < _error(x, dtype, *_values(old), dims)
+    better = _error(goal, dtype, *_values(new), dims) < _error(goal, dtype, *_values(old), dims)
     low = old.low if new.low is None or old.low is None else old.low.where(better, new.low)
     return Found(old.scale.where(better, new.scale), low)

@@ -50,11 +50,18 @@ class Rows:
     spec: Spec
     #: columns that are worked on at a time
     width: int
+    #: (B, E), by what the squared error of each element counts; None: all the same
+    importance: Tensor | None = None
 
     def strips(self) -> Iterator[Tensor]:
         """The columns in float32, so many at a time."""
         for start in range(0, self.x.shape[1], self.width):
             yield self.x[:, start : start + self.width].to(torch.float32)
+
+    def importances(self) -> Iterator[Tensor]:
+        """`importance`, so many columns at a time, as `strips` has them."""
+        assert self.importance is not None
+        yield from self.importance.split(self.width, 1)
 
     def total(self, sums: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """`sums`, of shape (B, 1) for a strip, added up over the strips in float64."""
@@ -220,7 +227,11 @@ class Rows:
 
 
 def improve_qparams(
-    x: Tensor, dtype: DType, spec: Spec, improve: Callable[[Rows, QParams], QParams]
+    x: Tensor,
+    dtype: DType,
+    spec: Spec,
+    improve: Callable[[Rows, QParams], QParams],
+    importance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Scales and zero points of every block: what `choose_qparams` gives, improved piece by piece.
 
@@ -232,6 +243,7 @@ def improve_qparams(
         dtype: the number format.
         spec: block, storage of scales, kind of zero points and options are used.
         improve: (rows, where to start) -> the scales and zero points of those rows.
+        importance: of each element, in the shape of x, which becomes `Rows.importance`.
     """
     mode = str(spec.option("mx_mode", "floor"))
     x = x.detach()
@@ -244,12 +256,14 @@ def improve_qparams(
     extents = full_block(spec.block, x.shape)
     for ranges in _pieces([(0, size) for size in x.shape], extents, limit):
         place = tuple(slice(a // e, -(-b // e)) for (a, b), e in zip(ranges, extents, strict=True))
-        matrix = _matrix(x[tuple(slice(a, b) for a, b in ranges)], extents)
+        piece = tuple(slice(a, b) for a, b in ranges)
+        matrix = _matrix(x[piece], extents)
+        by = None if importance is None else _matrix(importance[piece], extents)
         if matrix.numel() <= limit:
             matrix = matrix.to(torch.float32)
         here = scale[place]
         point = None if zero_point is None else zero_point[place].reshape(-1, 1)
-        rows = Rows(matrix, dtype, spec, limit)
+        rows = Rows(matrix, dtype, spec, limit, by)
         found = improve(rows, rows.read(here.reshape(-1, 1), point))
         scale[place] = found.scale.reshape(here.shape).to(scale.dtype)
         if zero_point is not None and found.zero_point is not None:
