@@ -30,7 +30,9 @@ def worker(rank: int, ranks: int, rendezvous: str) -> None:
     x = torch.randn(8, 64)
     torch.testing.assert_close(together(x), alone(x), rtol=1e-5, atol=1e-5)
     if rank == 0:
-        print(f"{len(over_ranks(batches))} batches on this rank, {report.records[0].rows} rows in all")
+        print(
+            f"{len(over_ranks(batches))} batches on this rank, {report.records[0].rows} rows in all"
+        )
     dist.barrier()  # nobody leaves while another still talks
     dist.destroy_process_group()
 

@@ -17,10 +17,10 @@ from benchmarking import Row, arguments, record
 from process_memory import peak, reset_peak, resident
 
 TEXT = """\
-`quantize_checkpoint(src, dst, GPTQConfig(Int4WeightOnlyConfig(128)), data=windows)` on random bfloat16 weights
-with the shapes of a Llama and random tokens, in a process of its own for each number of *blocks*. *stated* is
-the memory that it says before it starts, *peak* the greatest resident memory beyond what the process had.
-A row with fewer blocks than the model of a shape measures what a block costs, since cost is linear in them."""
+`quantize_checkpoint(src, dst, GPTQConfig(Int4WeightOnlyConfig(128)), data=windows)` on random bfloat16
+weights with the shapes of a Llama and random tokens, in a process of its own for each number of *blocks*.
+*stated* is the memory that it says before it starts, *peak* the greatest resident memory beyond what the process had.
+A row with fewer blocks than a model has measures what a block costs, since cost is linear in them."""
 
 
 def write_source(folder: Path, blocks: int, hidden: int, mlp: int, vocabulary: int) -> None:
@@ -54,7 +54,9 @@ def write_source(folder: Path, blocks: int, hidden: int, mlp: int, vocabulary: i
     config.save_pretrained(folder)
 
 
-def child(source: str, target: str, tokens: int, window: int, vocabulary: int, threads: int) -> None:
+def child(
+    source: str, target: str, tokens: int, window: int, vocabulary: int, threads: int
+) -> None:
     """Quantize, and print seconds and bytes as JSON."""
     import torch
 
@@ -63,7 +65,10 @@ def child(source: str, target: str, tokens: int, window: int, vocabulary: int, t
 
     generator = torch.Generator().manual_seed(1)
     data = [
-        {"input_ids": torch.randint(vocabulary, (1, window), generator=generator), "use_cache": False}
+        {
+            "input_ids": torch.randint(vocabulary, (1, window), generator=generator),
+            "use_cache": False,
+        }
         for _ in range(tokens // window)
     ]
     config = GPTQConfig(Int4WeightOnlyConfig(128))
@@ -91,7 +96,14 @@ def measure(args: argparse.Namespace, folder: Path) -> Iterator[Row]:
         source, target = folder / "source", folder / "made"
         write_source(source, blocks, options["hidden"], options["mlp"], options["vocabulary"])
         numbers = [options[name] for name in ("tokens", "window", "vocabulary", "threads")]
-        command = [sys.executable, __file__, "--child", str(source), str(target), *map(str, numbers)]
+        command = [
+            sys.executable,
+            __file__,
+            "--child",
+            str(source),
+            str(target),
+            *map(str, numbers),
+        ]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         found = json.loads(done.stdout.splitlines()[-1])
         shutil.rmtree(source)

@@ -29,8 +29,8 @@ class FolderModel:
     kept: dict[str, str] = field(default_factory=dict)
     #: what and whose it is, such as "LlamaForCausalLM of transformers 5.23.0"
     title: str = ""
-    #: gives buffers that are in no file their values, so that the model runs once its tensors are loaded; None:
-    #: it cannot be run
+    #: gives buffers that are in no file their values, so that the model runs once its tensors are loaded;
+    #: None: it cannot be run
     fill_buffers: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:

@@ -282,9 +282,7 @@ def convert(
     """
     start = time.perf_counter()
     if isinstance(before, QTensor):
-        return None, _record(
-            entry, before, "unchanged", f"{_QUANTIZED} ({before.spec})", start
-        )
+        return None, _record(entry, before, "unchanged", f"{_QUANTIZED} ({before.spec})", start)
     if entry.config is None:
         return None, _record(entry, before, "unchanged", entry.reason, start)
     memory = dense_memory(before.detach())

@@ -167,7 +167,9 @@ class ByValue(Model):
 
 def test_sharing_that_depends_on_values_is_an_error() -> None:
     data = [torch.randn(2, 7, 5).abs(), -torch.randn(2, 7, 5).abs()]
-    with pytest.raises(QuantizationError, match=r"q\.weight, .*have the same inputs .*not in data\[1\]"):
+    with pytest.raises(
+        QuantizationError, match=r"q\.weight, .*have the same inputs .*not in data\[1\]"
+    ):
         visited(ByValue(), data, driver="prefix")
 
 

@@ -1,4 +1,4 @@
-"""Folders that are calibrated block by block: the bytes of memory, whatever kills the run, and no more memory."""
+"""Folders that are calibrated block by block: the bytes of memory, and whatever kills the run."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_kill_loses_no_block_that_is_done(folder, tmp_path) -> None:
     root.mkdir()
     done = run_python(KILLED, folder, root)
     assert done.returncode == 0, done.stderr
-    (calls, solved), *runs = [line.split() for line in done.stdout.splitlines()]
+    (_, solved), *runs = [line.split() for line in done.stdout.splitlines()]
     assert int(solved) == 21
     assert len(runs) == 7
     assert all(same == "True" for *_, same in runs)
@@ -207,7 +207,9 @@ def test_what_cannot_be_calibrated_from_files(folder, tmp_path, monkeypatch) -> 
         kept = {n: t for n, t in load_file(file).items() if "layers.1.mlp.up" not in n}
         save_file(kept, file, {"format": "pt"})
     index = json.loads((folder / "model.safetensors.index.json").read_text())
-    index["weight_map"] = {n: f for n, f in index["weight_map"].items() if "layers.1.mlp.up" not in n}
+    index["weight_map"] = {
+        n: f for n, f in index["weight_map"].items() if "layers.1.mlp.up" not in n
+    }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "the files do not have model.layers.1.mlp.up_proj.weight" in refused(data=batches())
 
@@ -266,7 +268,12 @@ def test_texts_and_lines_of_json_are_data(with_tokenizer, tmp_path) -> None:
     (tmp_path / "text.txt").write_text(text)
     lines = [
         {"text": text[:700]},
-        {"messages": [{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": text}]},
+        {
+            "messages": [
+                {"role": "user", "content": "Hello!"},
+                {"role": "assistant", "content": text},
+            ]
+        },
         {"input_ids": list(range(90)) * 3},
     ]
     (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
@@ -294,7 +301,9 @@ def test_texts_and_lines_of_json_are_data(with_tokenizer, tmp_path) -> None:
     assert ao("lines.jsonl", "b").exit_code == 0
     rows = Report.from_json((tmp_path / "b" / "ao_report.json").read_text()).records[-2].rows
     assert rows is None or rows % 64 == 0
-    assert "64 tokens are fewer than the 80 columns" in str(ao("text.txt", "c", "--tokens", "64").exception)
+    assert "64 tokens are fewer than the 80 columns" in str(
+        ao("text.txt", "c", "--tokens", "64").exception
+    )
     assert "give a longer text" in str(ao("text.txt", "c", "--tokens", "64000").exception)
     (tmp_path / "lines.jsonl").write_text('{"words": 3}')
     assert "line 1: need an object with one of" in str(ao("lines.jsonl", "c").exception)

@@ -110,7 +110,9 @@ def test_few_rows_have_a_note_and_unseen_weights_a_reason() -> None:
 def test_what_comes_after_quantizing_and_would_do_nothing(second: object) -> None:
     model = net()
     parameters = list(model.parameters())
-    with pytest.raises(ConfigError, match=r"config\[1\]=.* would change nothing: .* quantized already"):
+    with pytest.raises(
+        ConfigError, match=r"would change nothing: .* quantized already|would find them quantized"
+    ):
         quantize_(model, [GPTQ, second], data=batches())
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
     once = quantize_(model, GPTQ, data=batches())

@@ -141,9 +141,7 @@ def _found(
             def rewrite(entry: Decision, inputs: Inputs) -> Tensor | None:
                 return work.ready[entry.fqn][0]
 
-            found = visit(
-                model, batches, in_turn, need, rewrite, progress=progress, before=before
-            )
+            found = visit(model, batches, in_turn, need, rewrite, progress=progress, before=before)
         work.driven = f"{found.driver} ({found.reason})"
         for entry in in_turn:
             if reason := found.unseen.get(entry.fqn):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -67,15 +68,7 @@ def _gathered(
         use = Gathering({each.fqn: () for each in watched})
         left = {each.fqn for each in watched}
         counted = all(map(trace.is_used_once, left)) and _is_one_matrix([group, *others])
-
-        def note(name: str, matrix: int, x: Tensor) -> None:
-            if name == entry.fqn:
-                gathering.note(name, matrix, x)
-            use.note(name, matrix, x)
-            left.discard(name)
-            if counted and not left:
-                raise Enough
-
+        note = partial(_note, gathering, use, left if counted else None)
         with suppress(Enough):
             run(number, list({each.fqn: each for each in watched}.values()), note)
         if not is_traced:
@@ -83,6 +76,19 @@ def _gathered(
     found = gathering.groups([entry])
     nothing = tuple(Statistics(need) for _ in group.statistics)
     return group, summed(found[0].statistics if found else nothing, ranks)
+
+
+def _note(
+    gathering: Gathering, use: Gathering, left: set[str] | None, name: str, matrix: int, x: Tensor
+) -> None:
+    """Take note of inputs; ends the run when no weight is left, where it is known which will come."""
+    if name in gathering.needs:
+        gathering.note(name, matrix, x)
+    use.note(name, matrix, x)
+    if left is not None:
+        left.discard(name)
+        if not left:
+            raise Enough
 
 
 def _is_one_matrix(groups: Sequence[Group]) -> bool:

@@ -149,7 +149,10 @@ def collect(
         QuantizationError: inputs have NaN or inf.
         ConfigError: the model cannot be called with a batch.
     """
-    gathering, ranks = Gathering({entry.fqn: tuple(need(entry)) for entry in entries}), ranks_of(batches)
+    gathering, ranks = (
+        Gathering({entry.fqn: tuple(need(entry)) for entry in entries}),
+        ranks_of(batches),
+    )
 
     names = [f"batch {number}" for number in range(1, len(batches) + 1)]
     for batch in watched(batches, names, progress, "observe"):
@@ -159,10 +162,8 @@ def collect(
     return [Group(group.entries, summed(group.statistics, ranks)) for group in groups]
 
 
-def over_all(
-    groups: list[Group], entries: Sequence[Decision], ranks: Ranks | None
-) -> list[Group]:
-    """The groups of all ranks' batches, with the statistics of this rank's: weights together in all of them."""
+def over_all(groups: list[Group], entries: Sequence[Decision], ranks: Ranks | None) -> list[Group]:
+    """The groups of all ranks' batches, with the statistics of this one."""
     if ranks is None:
         return groups
     orders = ranks.exchange([[entry.fqn for entry in group.entries] for group in groups])

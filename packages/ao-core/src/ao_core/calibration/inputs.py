@@ -27,7 +27,6 @@ __all__ = ["UNSEEN", "Data", "Seen", "batches_of", "finite", "observe", "operand
 UNSEEN = "the calibration data never reached it"
 
 
-
 @dataclass(frozen=True)
 class Seen:
     """Statistics of the inputs of weights that were gathered before, in place of batches."""

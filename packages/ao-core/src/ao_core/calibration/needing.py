@@ -55,7 +55,7 @@ def check_data(
     data: Data | None,
     how: str = "quantize_(model, config, data=batches)",
 ) -> Sequence[Sample] | Seen | None:
-    """The batches, or what was seen of some, once it is sure that all configurations can be applied with them.
+    """The batches, or what was seen of some, once it is sure that all configurations can be applied.
 
     None without data.
 
@@ -75,7 +75,8 @@ def check_data(
                 leaf.check()
     if needing and data is None:
         raise ConfigError(
-            f"config={shown(needing[0])}: it needs calibration data; pass a list of inputs of the model, {how}"
+            f"config={shown(needing[0])}: it needs calibration data; pass a list of inputs of the model, "
+            f"{how}"
         )
     if data is None:
         return None

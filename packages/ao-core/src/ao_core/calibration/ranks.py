@@ -1,7 +1,7 @@
 """Calibration by several processes: each runs its own batches, and what they saw is added up.
 
-Every collective operation begins with `Ranks.exchange`, which tells of errors, too. So a rank that fails takes
-part in the next one with its error, and no other waits for it.
+Every collective operation begins with `Ranks.exchange`, which tells of errors, too. So a rank that fails
+takes part in the next one with its error, and no other waits for it.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class OverRanks(Sequence[Sample]):
 def over_ranks(batches: Sequence[Sample], group: Any = None) -> OverRanks:
     """This rank's share of batches that all ranks have: every so-manieth one.
 
-    `quantize_(model, config, data=over_ranks(batches))`, called by all ranks with the same model, gives all of
-    them the model that one process gives with all batches, but for the order of sums. Ranks that have
+    `quantize_(model, config, data=over_ranks(batches))`, called by all ranks with the same model, gives all
+    of them the model that one process gives with all batches, but for the order of sums. Ranks that have
     different batches pass `OverRanks(own_batches)`.
 
     Args:
@@ -106,8 +106,8 @@ def over_ranks(batches: Sequence[Sample], group: Any = None) -> OverRanks:
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         raise ConfigError(
-            "over_ranks: torch.distributed has no process group; call init_process_group first, in programs that "
-            "torchrun starts"
+            "over_ranks: torch.distributed has no process group; call init_process_group first, in programs "
+            "that torchrun starts"
         )
     ranks, found = Ranks(group), list(batches)
     if len(found) < ranks.size:
@@ -128,7 +128,13 @@ def summed(parts: Sequence[Statistics], ranks: Ranks | None) -> tuple[Statistics
         return tuple(parts)
     described = ranks.exchange(
         [
-            (part.rows, {key: (value.shape, value.dtype, value.device.type) for key, value in part.values.items()})
+            (
+                part.rows,
+                {
+                    key: (value.shape, value.dtype, value.device.type)
+                    for key, value in part.values.items()
+                },
+            )
             for part in parts
         ]
     )

@@ -49,8 +49,8 @@ class Statistic:
     of: Callable[[Tensor, int], State]
     #: the states of two sets of rows -> the state of all of them; new tensors, or those that it was given
     merge: Callable[[State, State], State]
-    #: (a state that nobody else has, rows as in `of`) -> the merge of both, which may be made in place, and what it
-    #: leaves undone `finish` does; None: `merge` of what `of` gives
+    #: (a state that nobody else has, rows as in `of`) -> the merge of both, which may be made in place, and
+    #: what it leaves undone `finish` does; None: `merge` of what `of` gives
     into: Callable[[State, Tensor], State] | None = None
     #: (state, factor) -> the state of rows that count by a factor, for sums; others stay as they are
     times: Callable[[State, float], State] = lambda state, factor: state

@@ -62,7 +62,9 @@ def batches_of_file(
         )
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randperm(there, generator=generator, device="cpu")[:wanted].sort().values
-    rows = torch.tensor(found[: there * window], dtype=torch.int64, device="cpu").view(there, window)
+    rows = torch.tensor(found[: there * window], dtype=torch.int64, device="cpu").view(
+        there, window
+    )
     return [tokenizer.sample(rows[number : number + 1].clone()) for number in drawn.tolist()]
 
 
@@ -87,13 +89,19 @@ def _of_line(place: str, line: str, tokenizer: Tokenizer) -> list[int]:
         raise ConfigError(f"{place}: need an object with one of {', '.join(map(repr, _FIELDS))}")
     value = fields[name]
     if name == "input_ids":
-        if not isinstance(value, list) or not all(type(each) is int and each >= 0 for each in value):
+        if not isinstance(value, list) or not all(
+            type(each) is int and each >= 0 for each in value
+        ):
             raise ConfigError(f"{place}: 'input_ids' must be a list of tokens, which are integers")
         return value
     if name == "text" and not isinstance(value, str):
         raise ConfigError(f"{place}: 'text' must be a string")
-    if name == "messages" and not (isinstance(value, list) and all(isinstance(e, dict) for e in value)):
-        raise ConfigError(f"{place}: 'messages' must be a list of objects with 'role' and 'content'")
+    if name == "messages" and not (
+        isinstance(value, list) and all(isinstance(e, dict) for e in value)
+    ):
+        raise ConfigError(
+            f"{place}: 'messages' must be a list of objects with 'role' and 'content'"
+        )
     try:
         return tokenizer.encode(value)
     except ConfigError as error:

@@ -84,8 +84,8 @@ def visit(
     """Rewrite weights one after the other, each by inputs that the rewritten ones before it make.
 
     Weights that are multiplied with the same inputs, like those of queries, keys and values, are a group and
-    share statistics. The first run, of one batch of each kind, finds groups and their order. Then, for each group, its inputs are made
-    by one of two drivers, with the same bits:
+    share statistics. The first run, of one batch of each kind, finds groups and their order. Then, for each
+    group, its inputs are made by one of two drivers, with the same bits:
 
     - blocks: the children of a ModuleList or Sequential that are called once each, in order, run by
       themselves on what the one before returned. A block runs once for each of its groups, as far as their
@@ -189,9 +189,7 @@ def _rewritten(
     group, statistics = seen
     found: list[tuple[Decision, Tensor | None, int]] = []
     inputs_by_name = {
-        entry.fqn: inputs_of(entry, statistics)
-        for entry in group.entries
-        if entry.fqn not in done
+        entry.fqn: inputs_of(entry, statistics) for entry in group.entries if entry.fqn not in done
     }
     if before is not None:
         asked = [(e, inputs_by_name[e.fqn]) for e in group.entries if e.fqn in inputs_by_name]

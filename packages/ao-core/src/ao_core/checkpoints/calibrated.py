@@ -37,7 +37,9 @@ def calibrated(
     work: Path,
     advance: Advance,
 ) -> tuple[dict[str, Converted], str]:
-    """Solve for what needs data, and write pieces that are done; returns what is in none, and how it was visited.
+    """Solve for what needs data, and write pieces that are done.
+
+    Returns what is in no piece, and how weights were visited.
 
     Args:
         job: the job.
@@ -97,8 +99,8 @@ class _Solving:
         if len(kinds) > 1:
             names = sorted({solver.name for solver in self._solvers.values()})
             raise ConfigError(
-                f"config: {' and '.join(names)} see different inputs, of the model as it is and as it becomes; "
-                "quantize with one of them, and the result with the other"
+                f"config: {' and '.join(names)} see different inputs, of the model as it is and as it "
+                "becomes; quantize with one of them, and the result with the other"
             )
         self.paged = Paged(
             calibration, job.checkpoint, self._work.ready, {}, kinds != {False}, self._flush
@@ -179,10 +181,9 @@ def _result(job: Job, step: Step, work: Work, entry: Decision) -> Converted:
     new = parameter.detach()
     if not isinstance(new, QTensor):
         raise ConfigError(
-            f"{type(entry.config).__name__} makes a {type(new).__name__}, whose memory is what it was: there is "
-            "nothing to write"
+            f"{type(entry.config).__name__} makes a {type(new).__name__}, whose memory is what it was: there "
+            "is nothing to write"
         )
     leaves, stored = flatten(step.fqn, new)
     made = quantized_record(step, new.canonical(), record.sqnr_db, record.seconds)
     return Converted(leaves, stored, replace(made, reason=record.reason or made.reason, **extras))
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from ao_core.tensor.saving import Checkpoint
 
 __all__ = ["calibration_of", "check_rows", "rows_of", "unit_names"]
 
-#: matrices of the size of a Hessian that are there at a time: itself, one in the order of columns, its factors
+#: matrices of the size of a Hessian that are there at a time: itself, one in another order, its factors
 _MATRICES = 6
 
 
@@ -56,12 +56,16 @@ def calibration_of(
     homes: dict[str, Step] = {}
     own: list[Decision] = []
     for entry in decisions:
-        found = {by_name[owner.fqn].fqn: by_name[owner.fqn] for owner in entry.owners if owner.fqn in by_name}
+        found = {
+            by_name[owner.fqn].fqn: by_name[owner.fqn]
+            for owner in entry.owners
+            if owner.fqn in by_name
+        }
         if len(found) != 1:
             held = f"in {len(found)} parts" if found else "not at all"
             raise ConfigError(
-                f"data: the files have {entry.fqn} {held}, and calibration from files needs it whole; load the "
-                "model and call quantize_"
+                f"data: the files have {entry.fqn} {held}, and calibration from files needs it whole; load "
+                "the model and call quantize_"
             )
         step = next(iter(found.values()))
         if step.entry.spec is None and tuple(step.entry.shape) != tuple(entry.tensor.shape):
@@ -74,13 +78,16 @@ def calibration_of(
             places.setdefault((id(owner.module), owner.name), owner)
         entry = replace(entry, owners=tuple(places.values()))
         blank = nn.Parameter(
-            torch.empty(step.entry.shape, dtype=step.entry.dtype, device="meta"), requires_grad=False
+            torch.empty(step.entry.shape, dtype=step.entry.dtype, device="meta"),
+            requires_grad=False,
         )
         for owner in entry.owners:
             owner.module._parameters[owner.name] = blank
         own.append(entry)
         homes[entry.fqn] = step
-    missing = [name for name, p in known.model.named_parameters() if name not in known.names.values()]
+    missing = [
+        name for name, p in known.model.named_parameters() if name not in known.names.values()
+    ]
     if missing := [name for name in missing if name not in {o.fqn for e in own for o in e.owners}]:
         raise ConfigError(f"data: the files do not have {missing[0]}, so the model cannot be run")
     buffers = {n: f for f, n in known.names.items() if n in dict(known.model.named_buffers())}
@@ -112,7 +119,9 @@ def rows_of(batches: Sequence[Sample]) -> int:
     for batch in batches:
         leaves = pytree.tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        sizes = [t.numel() // (t.shape[-1] if t.is_floating_point() and t.dim() else 1) for t in tensors]
+        sizes = [
+            t.numel() // (t.shape[-1] if t.is_floating_point() and t.dim() else 1) for t in tensors
+        ]
         total += max(sizes, default=0)
     return total
 
@@ -122,9 +131,9 @@ def check_rows(calibration: Calibration, tokens: int) -> None:
     widest = max(calibration.visited, key=lambda e: _columns(e), default=None)
     if widest is not None and _columns(widest) > tokens:
         raise ConfigError(
-            f"data: {tokens} tokens are fewer than the {_columns(widest)} columns of {widest.fqn}: what is seen of "
-            f"its inputs would be singular; give at least {_columns(widest)} tokens, better several times as "
-            "many"
+            f"data: {tokens} tokens are fewer than the {_columns(widest)} columns of {widest.fqn}: what is "
+            f"seen of its inputs would be singular; give at least {_columns(widest)} tokens, better several "
+            "times as many"
         )
 
 
@@ -164,19 +173,23 @@ def _memory(
         blocks[unit] += homes[entry.fqn].entry.nbytes
     outside = blocks.pop("", 0)
     block = max(blocks.values(), default=0)
-    needing = [e for e in decisions if (a := algorithm_of(e.config)) and not unsolvable_reason(e, a)]
+    needing = [
+        e for e in decisions if (a := algorithm_of(e.config)) and not unsolvable_reason(e, a)
+    ]
     hessian = max((8 * _columns(e) ** 2 for e in needing if _has_hessian(e)), default=0)
     rows = rows_of(batches)
     widths = Counter(_columns(entry) for entry in needing)
     width = widths.most_common(1)[0][0] if widths else 0
     size = max((homes[e.fqn].entry.dtype.itemsize for e in needing), default=0)
     activations = min(rows * width * size, ACTIVATION_BYTES)
-    total = max(2 * block + _MATRICES * hessian + activations, outside + block + activations) + SLACK
+    total = (
+        max(2 * block + _MATRICES * hessian + activations, outside + block + activations) + SLACK
+    )
     text = (
-        f"at most {size_text(total)} beside what the process has: two blocks ({size_text(2 * block)}), {_MATRICES} "
-        f"matrices of the size of the largest Hessian ({size_text(_MATRICES * hessian)}), activations of {rows} "
-        f"rows ({size_text(activations)}) and {size_text(SLACK)}; what is in no block takes "
-        f"{size_text(outside)} before that"
+        f"at most {size_text(total)} beside what the process has: two blocks ({size_text(2 * block)}), "
+        f"{_MATRICES} matrices of the size of the largest Hessian ({size_text(_MATRICES * hessian)}), "
+        f"activations of {rows} rows ({size_text(activations)}) and {size_text(SLACK)}; what is in no block "
+        f"takes {size_text(outside)} before that"
     )
     return total, text
 

@@ -47,8 +47,8 @@ def make_job(
     batches = check_data([config], data, "quantize_checkpoint(src, dst, config, data=batches)")
     if isinstance(batches, (OverRanks, Seen)):
         raise ConfigError(
-            f"data={type(batches).__name__}: files are calibrated by one process, with batches; pass a list of inputs "
-            "of the model"
+            f"data={type(batches).__name__}: files are calibrated by one process, with batches; pass a "
+            "list of inputs of the model"
         )
     check_folder(Path(src))
     checkpoint = open_checkpoint(src)
@@ -82,7 +82,14 @@ def make_job(
     if batches is not None:
         calibration = calibration_of(known, checkpoint, chosen, steps, batches)
     return Job(
-        checkpoint, config, tuple(include), tuple(exclude), limit, tuple(steps), modules, calibration
+        checkpoint,
+        config,
+        tuple(include),
+        tuple(exclude),
+        limit,
+        tuple(steps),
+        modules,
+        calibration,
     )
 
 

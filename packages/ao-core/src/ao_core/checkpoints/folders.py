@@ -55,8 +55,8 @@ def tokenizer_of(src: Path) -> Tokenizer:
             return found
         reasons.append(found)
     raise ConfigError(
-        f"data: {src}: {'; '.join(reasons) or 'no library knows the folder'}; call quantize_checkpoint with a list "
-        "of inputs of the model"
+        f"data: {src}: {'; '.join(reasons) or 'no library knows the folder'}; call quantize_checkpoint "
+        "with a list of inputs of the model"
     )
 
 

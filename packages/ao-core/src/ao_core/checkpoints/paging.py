@@ -1,4 +1,4 @@
-"""The weights of a model that is larger than memory, brought from files block by block while it is visited."""
+"""The weights of a model larger than memory, brought from files block by block while it is visited."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Paged:
 
 
 class Done(Mapping[str, Tensor]):
-    """The weights that are in a piece: by their names, what the model has in their places while they are there."""
+    """The weights that are in a piece: by their names, what the model has in their places."""
 
     def __init__(self, entries: Mapping[str, Decision]) -> None:
         self._entries = entries
@@ -169,6 +169,8 @@ class Done(Mapping[str, Tensor]):
 
 
 def _set(entry: Decision, value: Tensor) -> None:
-    parameter = value if isinstance(value, nn.Parameter) else nn.Parameter(value, requires_grad=False)
+    parameter = (
+        value if isinstance(value, nn.Parameter) else nn.Parameter(value, requires_grad=False)
+    )
     for owner in entry.owners:
         owner.module._parameters[owner.name] = parameter

@@ -30,14 +30,18 @@ def quantize(
     data: Path | None = typer.Option(
         None,
         metavar="FILE",
-        help="Calibration data, for configurations that need some: a text, or a .jsonl file with \"text\", "
-        "\"messages\" or \"input_ids\" in each line.",
+        help='Calibration data, for configurations that need some: a text, or a .jsonl file with "text", '
+        '"messages" or "input_ids" in each line.',
     ),
     tokens: int | None = typer.Option(
         None, help="Tokens of the data to use; 32768, or all where there are fewer, if not given."
     ),
-    window: int | None = typer.Option(None, help="Tokens of one input of the model; 2048 if not given."),
-    seed: int | None = typer.Option(None, help="Chooses the windows that are used; 0 if not given."),
+    window: int | None = typer.Option(
+        None, help="Tokens of one input of the model; 2048 if not given."
+    ),
+    seed: int | None = typer.Option(
+        None, help="Chooses the windows that are used; 0 if not given."
+    ),
     include: list[str] = typer.Option(
         [],
         metavar="REGEX",

@@ -60,7 +60,7 @@ def folder_model(folder: Path, name: str, names: Sequence[str]) -> FolderModel |
 
 
 def _fill_buffers(model: PreTrainedModel) -> None:
-    """Give buffers that no file has their values, as `from_pretrained` does; parameters stay on the meta device.
+    """Give buffers that no file has their values, as `from_pretrained` does; parameters stay as they are.
 
     Raises:
         ConfigError: the model's code gives one no value.
@@ -75,14 +75,21 @@ def _fill_buffers(model: PreTrainedModel) -> None:
                 module._is_hf_initialized = False  # type: ignore[assignment]
                 filled.append((f"{prefix}.{name}", own))
     model.initialize_weights()
-    for name, buffer in filled:
-        unset = torch.full_like(buffer, _unset(buffer.dtype))
-        if buffer.numel() and buffer.dtype != torch.bool and torch.equal(buffer.isnan(), unset.isnan()):
-            if buffer.is_floating_point() or torch.equal(buffer, unset):
-                raise ConfigError(
-                    f"the buffer {name} is in no file, and transformers gives it no value; load the model and "
-                    "call quantize_"
-                )
+    if left := [name for name, buffer in filled if _is_unset(buffer)]:
+        raise ConfigError(
+            f"the buffer {left[0]} is in no file, and transformers gives it no value; load the model and call "
+            "quantize_"
+        )
+
+
+def _is_unset(buffer: torch.Tensor) -> bool:
+    if buffer.dtype == torch.bool or not buffer.numel():
+        return False
+    return bool(
+        buffer.isnan().all()
+        if buffer.is_floating_point()
+        else (buffer == _unset(buffer.dtype)).all()
+    )
 
 
 def _unset(dtype: torch.dtype) -> float | int | bool:
