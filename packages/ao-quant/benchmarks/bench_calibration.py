@@ -19,7 +19,8 @@ from process_memory import peak, reset_peak, resident
 TEXT = """\
 `quantize_checkpoint(src, dst, GPTQConfig(Int4WeightOnlyConfig(128)), data=windows)` on random bfloat16
 weights with the shapes of a Llama and random tokens, in a process of its own for each number of *blocks*.
-*stated* is the memory that it says before it starts, *peak* the greatest resident memory beyond what the process had.
+*stated* is the memory that it says before it starts, *peak* the greatest resident memory beyond what the
+process had.
 A row with fewer blocks than a model has measures what a block costs, since cost is linear in them."""
 
 

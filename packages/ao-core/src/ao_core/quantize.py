@@ -178,10 +178,10 @@ def apply_decisions(
     check_device("device", device)
     ready = ready or {}
     for entry in decisions:
-        if entry.config is not None and entry.fqn not in ready:
+        is_done = isinstance(entry.tensor, QTensor)
+        if entry.config is not None and entry.fqn not in ready and not is_done:
             transform = registry.transform_for(type(entry.config))
-            no_values = entry.tensor.is_meta and not transform.needs_values
-            if not isinstance(entry.tensor, QTensor) and not no_values:
+            if not entry.tensor.is_meta or transform.needs_values:
                 check_quantizable(entry.tensor, entry.fqn)
 
     def made(entry: Decision) -> Converted:

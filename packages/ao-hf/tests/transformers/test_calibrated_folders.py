@@ -27,7 +27,7 @@ from ao_quant import (
     quantize_checkpoint,
 )
 
-GPTQ = GPTQConfig(Int4WeightOnlyConfig(16))
+GPTQ = GPTQConfig(Int4WeightOnlyConfig(32))
 
 
 def batches(count: int = 3) -> list[dict[str, object]]:
@@ -41,7 +41,7 @@ def batches(count: int = 3) -> list[dict[str, object]]:
 @pytest.fixture
 def folder(tmp_path, llama) -> Path:
     """Three blocks in bfloat16, in two files."""
-    model = llama(num_hidden_layers=3, tie_word_embeddings=True, vocab_size=96).bfloat16()
+    model = llama(num_hidden_layers=3, tie_word_embeddings=False).bfloat16()
     model.save_pretrained(tmp_path / "src", max_shard_size="100KB")
     return tmp_path / "src"
 
@@ -58,7 +58,7 @@ def in_memory(folder: Path, config: object, target: Path) -> Report:
     [
         GPTQ,
         FqnToConfig(
-            {"lm_head": GPTQ, "*.down_proj": Int8WeightOnlyConfig(), "*.q_proj": None, "*": GPTQ}
+            {"lm_head": GPTQ, r"re:.*down_proj": Int8WeightOnlyConfig(), r"re:.*q_proj": None, "*": GPTQ}
         ),
         SmoothQuantConfig(),
     ],
@@ -76,6 +76,18 @@ def test_the_bytes_are_those_of_quantizing_in_memory(folder, tmp_path, config) -
         found = of_files[record.fqn]
         assert [getattr(found, f) for f in fields] == [getattr(record, f) for f in fields]
     assert any(record.rows == 144 for record in report)
+
+
+def test_a_tied_head_is_that_of_memory(tmp_path, llama) -> None:
+    llama(tie_word_embeddings=True).save_pretrained(tmp_path / "src")
+    in_memory(tmp_path / "src", GPTQ, tmp_path / "memory")
+    quantize_checkpoint(tmp_path / "src", tmp_path / "files", GPTQ, data=batches())
+    made, expected = (open_checkpoint(tmp_path / name) for name in ("files", "memory"))
+    assert set(expected.ties) == {"model.embed_tokens.weight"} or set(expected.ties) == {"lm_head.weight"}
+    assert len(made.slots) == len(expected.slots)
+    for name in set(made.slots) & set(expected.slots):
+        assert torch.equal(made.read(name), expected.read(name)), name
+    assert {spec.dtype for e in made.entries.values() if (spec := e.spec)} == {"uint4", "int8"}
 
 
 def test_one_block_is_in_memory_at_a_time(folder, tmp_path, monkeypatch) -> None:
@@ -135,7 +147,7 @@ def run(name, moment):
             setattr(owner, function, call)
         counted(calibrated, "solve")
         counted(os, "replace")
-        quantize_checkpoint(source, root / name, GPTQConfig(Int4WeightOnlyConfig(16)), data=data)
+        quantize_checkpoint(source, root / name, GPTQConfig(Int4WeightOnlyConfig(32)), data=data)
         (root / f"{name}.txt").write_text(f"{moment - left[0]} {solved[0]}")
         os._exit(0)
     _, status = os.waitpid(pid, 0)
@@ -198,7 +210,7 @@ def test_what_cannot_be_calibrated_from_files(folder, tmp_path, monkeypatch) -> 
     # a cache cannot be run again
     cached = [{"input_ids": batch["input_ids"]} for batch in batches()]
     assert "use_cache=False" in refused(data=cached)
-    mixed = FqnToConfig({"*.down_proj": SmoothQuantConfig(), "*": GPTQ})
+    mixed = FqnToConfig({r"re:.*down_proj": SmoothQuantConfig(), "*": GPTQ})
     assert "gptq and smoothquant see different inputs" in refused(mixed, batches())
     plain = tmp_path / "plain"
     save_file({"layer.weight": torch.randn(8, 8)}, _made(plain) / "model.safetensors")

@@ -40,39 +40,30 @@ Run = Callable[[int, Sequence[Decision], Note], object]
 
 
 def _gathered(
-    group: Group,
-    need: tuple[Statistic, ...],
-    trace: Trace,
-    run: Run,
-    others: Sequence[Group],
-    ranks: Ranks | None,
+    group: Group, need: tuple[Statistic, ...], trace: Trace, run: Run, ranks: Ranks | None
 ) -> Seen:
     """The statistics of a group's inputs over all batches.
 
-    A run ends as soon as the inputs are seen, where the trace says how often that will be.
-
-    Args:
-        group: the weights.
-        need: what is needed of their inputs.
-        trace: of the data.
-        run: what makes the inputs.
-        others: groups that come in the same runs, where it is to be checked that weights are used as in the
-            batches that were traced.
-        ranks: those that have other batches.
+    A run ends as soon as the inputs are seen, where the trace says how often that will be. In batches that
+    were not traced, it is checked that the weights have the same inputs there, too.
     """
     entry = group.entries[0]
     gathering = Gathering({entry.fqn: need})
+    counted = len(group.statistics) == 1 and all(trace.is_used_once(e.fqn) for e in group.entries)
     for number, is_traced in enumerate(trace.is_traced):
         gathering.next_batch()
-        watched = [entry] if is_traced else [entry, *(e for g in others for e in g.entries)]
+        watched = [entry] if is_traced else group.entries
         use = Gathering({each.fqn: () for each in watched})
         left = {each.fqn for each in watched}
-        counted = all(map(trace.is_used_once, left)) and _is_one_matrix([group, *others])
-        note = partial(_note, gathering, use, left if counted else None)
         with suppress(Enough):
-            run(number, list({each.fqn: each for each in watched}.values()), note)
-        if not is_traced:
-            _check_use(use, others, number)
+            run(number, watched, partial(_note, gathering, use, left if counted else None))
+        if len(use.groups(watched, missing=True)) > 1:
+            names = ", ".join(each.fqn for each in group.entries)
+            raise QuantizationError(
+                f"{names} have the same inputs in other batches, and not in data[{number}], which has tensors "
+                "of the same shapes: the model decides by values what it multiplies; calibrate with batches "
+                "of different shapes, or leave these weights out"
+            )
     found = gathering.groups([entry])
     nothing = tuple(Statistics(need) for _ in group.statistics)
     return group, summed(found[0].statistics if found else nothing, ranks)
@@ -89,22 +80,6 @@ def _note(
         left.discard(name)
         if not left:
             raise Enough
-
-
-def _is_one_matrix(groups: Sequence[Group]) -> bool:
-    return all(len(group.statistics) == 1 for group in groups)
-
-
-def _check_use(use: Gathering, groups: Sequence[Group], batch: int) -> None:
-    """Raise `QuantizationError` where weights that had the same inputs in a trace have others in a batch."""
-    for group in groups:
-        if len(use.groups(group.entries, missing=True)) > 1:
-            names = ", ".join(entry.fqn for entry in group.entries)
-            raise QuantizationError(
-                f"{names} have the same inputs in other batches, and not in data[{batch}], which has tensors "
-                "of the same shapes: the model decides by values what it multiplies; calibrate with batches "
-                "of different shapes, or leave these weights out"
-            )
 
 
 def prefix(
@@ -124,11 +99,9 @@ def prefix(
 def _each(
     groups: Sequence[Group], trace: Trace, run: Run, need: GroupNeed, ranks: Ranks | None
 ) -> Generator[Seen, None, None]:
-    """Groups that come in the same runs, one after the other."""
-    for number, group in enumerate(groups, 1):
-        others = groups if number == len(groups) else ()
+    for group in groups:
         asked = need(group)
-        yield (group, ()) if asked is None else _gathered(group, asked, trace, run, others, ranks)
+        yield (group, ()) if asked is None else _gathered(group, asked, trace, run, ranks)
 
 
 @dataclass

@@ -77,8 +77,8 @@ def _fill_buffers(model: PreTrainedModel) -> None:
     model.initialize_weights()
     if left := [name for name, buffer in filled if _is_unset(buffer)]:
         raise ConfigError(
-            f"the buffer {left[0]} is in no file, and transformers gives it no value; load the model and call "
-            "quantize_"
+            f"the buffer {left[0]} is in no file, and transformers gives it no value; load the model and "
+            "call quantize_"
         )
 
 
