@@ -36,7 +36,7 @@ class Paged:
     sequential: bool
     #: called when a block is done
     flush: Callable[[], None]
-    #: how the weights are visited
+    #: how the weights are visited; empty while that is found, with weights as they were
     reason: str = ""
     _blank: dict[str, Tensor] = field(default_factory=dict)
     _watched: tuple[Sequence[Decision], Note] | None = None
@@ -138,7 +138,7 @@ class Paged:
     def _value(self, entry: Decision) -> Tensor:
         """A weight as it is by now."""
         step = self.calibration.homes[entry.fqn]
-        if self.sequential:
+        if self.sequential and self.reason:
             done = self.ready.get(entry.fqn)
             if done is not None and done[0] is not None:
                 return done[0]
@@ -146,6 +146,7 @@ class Paged:
                 return open_checkpoint(self.there[step.fqn]).load(step.fqn)
         dense = self.checkpoint.load(step.entry.fqn)
         needs_data = algorithm_of(entry.config) is not None
+        # formats that need no data are there from the start
         if self.sequential and entry.config is not None and not needs_data:
             new = convert(entry, dense)[0]
             return dense if new is None else new
