@@ -75,6 +75,7 @@ class Ranks:
 class OverRanks(Sequence[Sample]):
     """Batches of this rank; statistics of their inputs are added up over all ranks."""
 
+    #: inputs of the model
     batches: tuple[Sample, ...]
     #: a process group of torch.distributed; None: the default one
     group: Any = field(default=None, repr=False)
