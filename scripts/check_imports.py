@@ -20,7 +20,7 @@ CORE_LAYERS = (
     "(checkpoints)",
     (
         "(recipes) : (quantize) : (calibration) : (installing) : (outcome) : (report) : (targets)"
-        " : (explanation)"
+        " : (explanation) : (preparing) : (dequantize)"
     ),
     "(weights)",
     "(ops)",
@@ -34,7 +34,7 @@ CORE_LAYERS = (
     "(layouts)",
     "(dtypes) | (scales)",
     "(numerics) | (graph) | (progress)",
-    "records : (folder_records)",
+    "records : (folder_records) : (model_records)",
     (
         "spec : errors : (arguments) : (caches) : (known) : (lazy) : (neutral) : (regular_files)"
         " : (safe_globals) : (schema) : (steps)"

@@ -9,7 +9,15 @@ from ao_core.known import KNOWN
 from workspace import packages
 
 #: tables whose names a user, or a file, may ask for
-TABLES = ("dtypes", "layouts", "scale_methods", "transforms", "algorithms", "recipes")
+TABLES = (
+    "dtypes",
+    "layouts",
+    "scale_methods",
+    "transforms",
+    "algorithms",
+    "model_transforms",
+    "recipes",
+)
 
 
 def registered() -> dict[str, list[str]]:

@@ -7,9 +7,11 @@ measured on other text, the sections of Python's documentation.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -20,9 +22,21 @@ import torch
 from smollm2 import evaluate, model
 from tqdm import tqdm
 
-from ao_core import Config, quantize_
-from ao_quant import Int4WeightOnlyConfig, UIntxWeightOnlyConfig
-from ao_quant.configs import AWQConfig, BaseConfig, GPTQConfig, ImatrixConfig
+from ao_core import Config, QTensor, quantize_
+from ao_quant import (
+    AWQConfig,
+    GPTQConfig,
+    ImatrixConfig,
+    Int4DynamicActivationInt4WeightConfig,
+    Int4WeightOnlyConfig,
+    Int8DynamicActivationInt8WeightConfig,
+    Int8WeightOnlyConfig,
+    MXDynamicActivationMXWeightConfig,
+    RotateConfig,
+    SmoothQuantConfig,
+    TrellisWeightOnlyConfig,
+    UIntxWeightOnlyConfig,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "minilm"))
 from minilm_demo import corpus, results
@@ -32,12 +46,37 @@ FORMATS: dict[str, Config] = {
     "int4 g32": Int4WeightOnlyConfig(32),
     "int3 g64": UIntxWeightOnlyConfig(3, 64),
     "int2 g64": UIntxWeightOnlyConfig(2, 64),
+    "trellis 4": TrellisWeightOnlyConfig(4),
+    "trellis 3": TrellisWeightOnlyConfig(3),
+    "trellis 2": TrellisWeightOnlyConfig(2),
+    "int8": Int8WeightOnlyConfig(),
+    "W8A8": Int8DynamicActivationInt8WeightConfig(),
+    "W4A4 int4": Int4DynamicActivationInt4WeightConfig(128),
+    "W4A4 mxfp4": MXDynamicActivationMXWeightConfig("e2m1", "e2m1", "even"),
 }
-METHODS: dict[str, type[BaseConfig] | None] = {
-    "rounding to nearest": None,
-    "importance": ImatrixConfig,
-    "AWQ": AWQConfig,
-    "GPTQ": GPTQConfig,
+METHODS: dict[str, Callable[[Config], list[Config]]] = {
+    "rounding to nearest": lambda base: [base],
+    "importance": lambda base: [ImatrixConfig(base)],
+    "AWQ": lambda base: [AWQConfig(base)],
+    "SmoothQuant": lambda base: [SmoothQuantConfig(base)],
+    "SmoothQuant, alpha searched": lambda base: [SmoothQuantConfig(base, alpha="search")],
+    "GPTQ": lambda base: [GPTQConfig(base)],
+    "rotation, rounding": lambda base: [RotateConfig(), base],
+    "rotation, GPTQ": lambda base: [RotateConfig(), GPTQConfig(base)],
+    "block rotation, GPTQ": lambda base: [RotateConfig(block=32), GPTQConfig(base)],
+}
+#: methods for weights alone, and those for activations, too
+_ONLY = ("rounding to nearest", "importance", "AWQ", "GPTQ")
+_SMOOTHED = ("rounding to nearest", "SmoothQuant", "SmoothQuant, alpha searched")
+_ROTATED = ("rounding to nearest", "GPTQ", "rotation, rounding", "rotation, GPTQ")
+#: format -> the methods that are measured with it; weights alone where it is not there
+CHOSEN: dict[str, tuple[str, ...]] = {
+    # rotated, after which no column stands out
+    **dict.fromkeys(("trellis 4", "trellis 3", "trellis 2"), ("rounding to nearest", "GPTQ")),
+    "int8": ("rounding to nearest",),
+    "W8A8": _SMOOTHED,
+    "W4A4 int4": _ROTATED,
+    "W4A4 mxfp4": (*_ROTATED, "block rotation, GPTQ"),
 }
 
 
@@ -49,22 +88,29 @@ def main() -> None:
     if args.json.exists():
         data["rows"] = json.loads(args.json.read_text(encoding="utf-8"))["rows"]
     done = {(row["format"], row["method"], row["seed"]) for row in data["rows"]}
-    wanted = [one for one in product(FORMATS, METHODS, range(args.seeds)) if one not in done]
+    variants = [(name, method) for name in FORMATS for method in CHOSEN.get(name, _ONLY)]
+    wanted = [(*one, seed) for one, seed in product(variants, range(args.seeds))]
+    wanted = [one for one in wanted if one not in done]
     for name, method, seed in tqdm([one for one in wanted if args.only in " ".join(map(str, one))]):
         original = model.off_grid(model.load(), seed)
         logs = evaluate.predict(original, windows)
-        made, start = original, time.perf_counter()
-        kind, base = METHODS[method], FORMATS[name]
-        made = model.share(original)
-        if kind is None:
-            quantize_(made, base)
-        else:
-            quantize_(made, kind(base), data=calibration(args.tokens, seed))
+        start = time.perf_counter()
+        # not one that shares parameters, which rotations change
+        made, configs = copy.deepcopy(original), METHODS[method](FORMATS[name])
+        plain = configs == [FORMATS[name]]
+        quantize_(made, configs, data=None if plain else calibration(args.tokens, seed))
         seconds = time.perf_counter() - start
         found = asdict(evaluate.quality(logs, windows, partial(evaluate.predict, made)))
         row = {"format": name, "method": method, "seed": seed, "seconds": round(seconds, 1)}
+        row["bits_per_weight"] = round(_bits_per_weight(made), 4)
         data["rows"].append(row | {key: float(f"{value:.6g}") for key, value in found.items()})
         args.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def _bits_per_weight(made: Any) -> float:
+    """Bits of the quantized weights, scales and all, over their number; the head, of 8 bits, aside."""
+    weights = [p for p in made.parameters() if isinstance(p, QTensor) and len(p) < 10_000]
+    return 8 * sum(p.stored_bytes for p in weights) / sum(p.numel() for p in weights)
 
 
 def calibration(count: int, seed: int) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from ao_core import open_checkpoint
-from ao_hf import memory_footprint
+from ao_hf import fuse, memory_footprint
 from ao_hf.generation import (
     Loaded,
     Variant,
@@ -69,10 +69,11 @@ def unpack(folder: Path) -> Path:
 
 
 def quantized(source: Path, folder: Path, recipe: str) -> Loaded:
-    """The model quantized while it is loaded, and saved."""
+    """The model quantized while it is loaded, saved, and fused."""
     loaded = load(source, recipe, device="cpu")
     loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
+    fuse(loaded.model)
     return loaded
 
 

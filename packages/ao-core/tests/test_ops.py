@@ -193,7 +193,7 @@ def test_conversions() -> None:
     """Ops between dense values and codes, and no matmul."""
     assert {op.name for op in BUILTIN_OPS if not op.is_conversion} == {
         "linear", "embedding", "grouped_linear", "mm", "grouped_mm", "attend", "write_tail", "qkv",
-        "mlp",
+        "mlp", "decoder",
     }  # fmt: skip
 
 

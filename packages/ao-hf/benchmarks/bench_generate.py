@@ -35,6 +35,8 @@ SHAPES = {
 }
 LLAMA, EAGER, COMPILED = "llama.cpp Q4_0", "ao, eager", "ao, compiled"
 TEXT = 512
+#: a token that no text has, so that none ends early, and that is looked for as others are
+NEVER = 1 << 20
 
 ABOUT = """\
 Llama models with random weights in {threads} threads: greedy `model.generate` of transformers, batch 1,
@@ -101,7 +103,7 @@ class Generating:
 def generate(model: Any, kv: str, cache: Any, prompt: int, new: int) -> Timing:
     """When tokens after a prompt came."""
     ids, clock = torch.arange(prompt)[None] % 1000, Clock()
-    options = {"min_new_tokens": new, "max_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+    options = {"max_new_tokens": new, "do_sample": False, "pad_token_id": 0, "eos_token_id": NEVER}
     with decoding(model, kv), torch.inference_mode():
         model.generate(
             ids,

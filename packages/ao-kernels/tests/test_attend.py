@@ -53,6 +53,14 @@ class TestTail(KernelSuite):
     kernel = "cpu_write_tail"
 
 
+class TestEncodePlain(KernelSuite):
+    kernel = "cpu_encode_tokens_plain"
+
+
+class TestEncodePacked(KernelSuite):
+    kernel = "cpu_encode_tokens_packed"
+
+
 def operands(
     spec: Spec = TOKEN, tokens: int = 260, size: int = 64, dtype: torch.dtype = torch.bfloat16
 ) -> tuple[QTensor, QTensor]:

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
         config_to_yaml,
         resolve_config,
     )
+    from ao_core.dequantize import dequantize_
     from ao_core.dispatch import kernels
     from ao_core.dtypes import float_dtype, int_dtype, lut_dtype
     from ao_core.explanation import explain
     from ao_core.folder_records import FolderKind, FolderModel, Tokenizer
     from ao_core.hookspecs import hookimpl
     from ao_core.layouts import Layout
-    from ao_core.quantize import dequantize_, quantize_
+    from ao_core.model_records import ModelTransform, Prepared
+    from ao_core.quantize import quantize_
     from ao_core.recipes import WeightOnlyConfig, weight_only
     from ao_core.records import (
         Algorithm,
@@ -62,12 +64,14 @@ _MODULES = {
     "DType": "ao_core.records",
     "FqnToConfig": "ao_core.config",
     "Kernel": "ao_core.records",
+    "ModelTransform": "ao_core.model_records",
     "Layout": "ao_core.layouts",
     "Op": "ao_core.records",
     "OpCall": "ao_core.records",
     "QTensor": "ao_core.tensor",
     "FolderKind": "ao_core.folder_records",
     "FolderModel": "ao_core.folder_records",
+    "Prepared": "ao_core.model_records",
     "Recipe": "ao_core.records",
     "Report": "ao_core.report",
     "ScaleMethod": "ao_core.records",
@@ -86,7 +90,7 @@ _MODULES = {
     "config_to_dict": "ao_core.config",
     "config_to_json": "ao_core.config",
     "config_to_yaml": "ao_core.config",
-    "dequantize_": "ao_core.quantize",
+    "dequantize_": "ao_core.dequantize",
     "explain": "ao_core.explanation",
     "float_dtype": "ao_core.dtypes",
     "hookimpl": "ao_core.hookspecs",
@@ -118,8 +122,10 @@ __all__ = [
     "FqnToConfig",
     "Kernel",
     "Layout",
+    "ModelTransform",
     "Op",
     "OpCall",
+    "Prepared",
     "QTensor",
     "Recipe",
     "Report",

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from ao_core.arguments import check_fields, checked, shown
 from ao_core.errors import AoError, ConfigError, MissingExtraError, UnknownNameError
+from ao_core.model_records import ModelTransform
 from ao_core.records import Algorithm, Transform
 from ao_core.registry import Table as Records
 from ao_core.registry import registry
@@ -244,20 +245,23 @@ def config_named(name: str) -> Config:
     raise UnknownNameError("recipe", name, {*known, *shorts}, registry.notes(name))
 
 
-def _tables() -> tuple[Records[Transform] | Records[Algorithm], ...]:
-    """The tables of what a configuration is for; a name that both have is that of one class."""
-    return registry.transforms, registry.algorithms
+def _tables() -> tuple[Records[Any], ...]:
+    """The tables of what a configuration is for; a name that two have is that of one class."""
+    return registry.transforms, registry.algorithms, registry.model_transforms
 
 
-def _record_of(config_type: type[Config]) -> tuple[Transform | Algorithm, Records[Any]]:
+def _record_of(
+    config_type: type[Config],
+) -> tuple[Transform | Algorithm | ModelTransform, Records[Any]]:
     """What a class of configuration is for, and the table of that."""
     try:
         return registry.transform_for(config_type), registry.transforms
     except UnknownNameError:
-        algorithm = registry.algorithm_for(config_type)
-        if algorithm is None:
-            raise
-        return algorithm, registry.algorithms
+        if algorithm := registry.algorithm_for(config_type):
+            return algorithm, registry.algorithms
+        if model_transform := registry.model_transform_for(config_type):
+            return model_transform, registry.model_transforms
+        raise
 
 
 @checked

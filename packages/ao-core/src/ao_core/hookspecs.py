@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from ao_core.folder_records import FolderKind
     from ao_core.layouts.base import Layout
+    from ao_core.model_records import ModelTransform
     from ao_core.records import (
         Algorithm,
         DType,
@@ -124,6 +125,14 @@ def ao_algorithms() -> Iterable[Algorithm]:  # type: ignore[empty-body]
     """What `quantize_(model, config, data=batches)` does for a class of configuration that needs data.
 
     Called once. Return one `Algorithm` per configuration class; no other may claim that class.
+    """
+
+
+@hookspec
+def ao_model_transforms() -> Iterable[ModelTransform]:  # type: ignore[empty-body]
+    """What `quantize_` does to a model before its weights are quantized, for a class of configuration.
+
+    Called once. Return one `ModelTransform` per configuration class; no other may claim that class.
     """
 
 

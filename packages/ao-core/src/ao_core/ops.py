@@ -15,9 +15,10 @@ from ao_core.tensor.attention import AttendCall
 from ao_core.tensor.blocks import BlockCall
 from ao_core.tensor.codec import decode_reference
 from ao_core.tensor.create import fake_quantize_reference
+from ao_core.tensor.decoder import DecoderCall
 from ao_core.tensor.input_steps import grouped_linear_after_steps, linear_after_steps
-from ao_core.tensor.tail import WriteTailCall
-from ao_core.torch_kernels import attend, blocks, fused_quant, reference, rotation, tail
+from ao_core.tensor.tail import EncodeTokensCall, WriteTailCall
+from ao_core.torch_kernels import attend, blocks, decoder, fused_quant, reference, rotation, tail
 
 __all__ = ["BUILTIN_OPS"]
 
@@ -116,6 +117,21 @@ _WRITE_TAIL = Op(
     _trials("kernel_tail", "WRITE_TAIL"),
 )
 
+_ENCODE_TOKENS = Op(
+    "encode_tokens",
+    EncodeTokensCall,
+    tail.encode_tokens,
+    """Quantize tokens `begin` to `end` of a cache of keys and values in place, from their exact values.
+
+    Of blocks that begin there, what `quantize` makes of them; of one that was begun before, codes by its
+    scales. `ao_core.ext.kernels.encode_tokens`, which calls it, says what the arguments are.
+    """,
+    _trials("kernel_tail", "ENCODE_TOKENS"),
+    is_conversion=True,
+    # tokens are rotated before they are quantized
+    fuses=STEP_KINDS,
+)
+
 _QKV = Op(
     "qkv",
     BlockCall,
@@ -140,6 +156,22 @@ _MLP = Op(
     to the dtype of x.
     """,
     _trials("kernel_blocks", "MLP"),
+)
+
+_DECODER = Op(
+    "decoder",
+    DecoderCall,
+    decoder.decoder,
+    """Consecutive decoder blocks for the next T tokens, over the caches of their attention.
+
+    Each is what `qkv`, `write_tail`, `attend` and `mlp` make of the block before it, with the same rounding;
+    the tails and the counts of the caches are written. x is (B, T, K); the result, (blocks, B, T, K), is what
+    each block returns. No block of tokens is quantized: the tails have room for T tokens.
+    `ao_core.ext.kernels.CachedBlocks`, which calls it, says what the arguments are.
+    """,
+    _trials("kernel_decoder", "DECODER"),
+    # its parts take them
+    fuses=STEP_KINDS,
 )
 
 _QUANTIZE = Op(
@@ -242,8 +274,10 @@ BUILTIN_OPS = (
     _GROUPED_MM,
     _ATTEND,
     _WRITE_TAIL,
+    _ENCODE_TOKENS,
     _QKV,
     _MLP,
+    _DECODER,
     _QUANTIZE,
     _QUANTIZE_BOTH,
     _RMS_NORM_QUANTIZE,

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ao_core.arguments import check_device, checked, checked_but, shown
+from ao_core.arguments import check_device, checked_but, shown
 from ao_core.calibration.inputs import Data
 from ao_core.calibration.needing import check_data, joined, needs_data, resolved
+from ao_core.calibration.ranks import telling
+from ao_core.calibration.stepping import attached, stepped_weight
 from ao_core.compute import ComputeWeight
 from ao_core.compute.extras import extras_unsupported_reason
 from ao_core.config import Config, ConfigLike, FqnToConfig, config_to_dict
@@ -27,13 +29,14 @@ from ao_core.outcome import (
     warn_of_nothing,
     warn_of_stale,
 )
+from ao_core.preparing import prepare, stages, with_steps
 from ao_core.progress import Progress, watched
 from ao_core.records import Call, Skip, Target
 from ao_core.registry import registry
 from ao_core.report import ParameterRecord, Report
 from ao_core.targets import Decision, FilterFn, decide, kept_by_default
 from ao_core.tensor import STOCHASTIC, QTensor, check_quantizable, dense_memory, repack
-from ao_core.tensor.described import undescribe
+from ao_core.tensor.chosen_steps import ChosenSteps
 from ao_core.tensor.sharding import is_sharded
 from ao_core.weights import is_conv
 
@@ -41,7 +44,6 @@ __all__ = [
     "Converted",
     "apply_decisions",
     "convert",
-    "dequantize_",
     "quantize_",
     "sample_sqnr",
     "transformed",
@@ -112,29 +114,41 @@ def quantize_(
     """
     configs = resolved(config)
     batches = check_data(configs, data)
+    todo = stages(configs)
+    undo: list[Undo] = []
     options: dict[str, Any] = {"device": device, "strict": strict, "progress": progress}
-    undo: list[Undo] | None = [] if len(configs) > 1 else None
-    reports = []
+    # a single configuration that quantizes goes on where it was interrupted
+    options["undo"] = undo if len(todo) > 1 else None
+    steps: dict[str, ChosenSteps] = {}
+    before, reports = [], []
     try:
-        for each in configs:
-            decisions = decide(model, each, filter_fn)
+        for place, stage in enumerate(todo, 1):
+            if stage.prepares:
+                later = [other.config for other in todo[place:] if not other.prepares]
+                assert batches is not None
+                with telling(batches):
+                    found = prepare(model, stage.config, later, filter_fn, batches, steps, undo)
+                before.append(found)
+                continue
+            each = stage.config
+            decisions = with_steps(decide(model, each, filter_fn), steps)
             if batches is not None and needs_data(each):
                 from ao_core.calibration.algorithms import apply_algorithms  # which imports this
 
-                report = apply_algorithms(model, each, decisions, batches, undo=undo, **options)
+                report = apply_algorithms(model, each, decisions, batches, **options)
             else:
-                report = apply_decisions(model, each, decisions, undo=undo, **options)
+                report = apply_decisions(model, each, decisions, **options)
             if reports and (reason := useless_reason(report)):
                 raise ConfigError(
-                    f"config[{len(reports)}]={shown(each)} would change nothing: {reason}; put it before the "
-                    "configuration that quantizes, or leave it out"
+                    f"config={shown(each)} would change nothing: {reason}; put it before the configuration "
+                    "that quantizes, or leave it out"
                 )
             reports.append(report)
     except BaseException:
-        for step in reversed(undo or []):
+        for step in reversed(undo):
             step()
         raise
-    report = joined(reports)
+    report = joined(configs, before, reports)
     if any(_asks(each) for each in configs):
         warn_of_nothing(report.records)
     warn_of_emulation(converted_weights(model, report.records))
@@ -254,22 +268,6 @@ def _one_of_each_kind_first(decisions: Sequence[Decision]) -> tuple[list[Decisio
     return [*first.values(), *(entry for entry in decisions if id(entry) not in chosen)], len(first)
 
 
-@checked
-def dequantize_(model: nn.Module) -> list[str]:
-    """Replace every quantized parameter by a dense one, in place; returns their names. Ties are kept."""
-    done: dict[int, nn.Parameter] = {}
-    names = []
-    for module_fqn, module in model.named_modules(remove_duplicate=False):
-        for name, parameter in module._parameters.items():
-            if isinstance(parameter, QTensor):
-                if id(parameter) not in done:
-                    done[id(parameter)] = nn.Parameter(parameter.dequantize(), requires_grad=False)
-                setattr(module, name, done[id(parameter)])
-                names.append(f"{module_fqn}.{name}" if module_fqn else name)
-                undescribe(module)
-    return names
-
-
 def convert(
     entry: Decision,
     before: Tensor,
@@ -320,8 +318,10 @@ def convert(
 def transformed(entry: Decision, dense: Tensor) -> Tensor | Skip:
     """What the transform of the plan's configuration makes of a dense tensor, or why it cannot."""
     assert entry.config is not None
+    transform = registry.transform_for(type(entry.config))
     try:
-        return registry.transform_for(type(entry.config)).apply(dense, entry.config, _role(entry))
+        new = transform.apply(stepped_weight(entry, dense), entry.config, _role(entry))
+        return new if isinstance(new, Skip) else attached(entry, new)
     except QuantizationError as error:
         return Skip(str(error))
 

@@ -17,7 +17,16 @@ import torch
 from ao_core.errors import FrozenError, PluginError, UnknownNameError
 from ao_core.folder_records import FolderKind
 from ao_core.known import whose
-from ao_core.records import Algorithm, DType, Kernel, Op, Recipe, ScaleMethod, Transform
+from ao_core.model_records import ModelTransform
+from ao_core.records import (
+    Algorithm,
+    DType,
+    Kernel,
+    Op,
+    Recipe,
+    ScaleMethod,
+    Transform,
+)
 from ao_core.table import CORE, IN_PROCESS, Table, name_of, taken
 
 if TYPE_CHECKING:
@@ -26,8 +35,8 @@ if TYPE_CHECKING:
     from ao_core.plugins import PluginLoader
 
 Record: TypeAlias = (
-    "DType | Layout | Op | Kernel | ScaleMethod | Transform | Algorithm | Recipe | FolderKind"
-    " | type[torch.optim.Optimizer]"
+    "DType | Layout | Op | Kernel | ScaleMethod | Transform | Algorithm | ModelTransform | Recipe"
+    " | FolderKind | type[torch.optim.Optimizer]"
 )
 
 __all__ = [
@@ -67,6 +76,7 @@ class Registry:
         self._loader: PluginLoader | None = None
         self._transform_of: dict[type, tuple[Transform, str]] = {}
         self._algorithm_of: dict[type, tuple[Algorithm, str]] = {}
+        self._model_transform_of: dict[type, tuple[ModelTransform, str]] = {}
 
         self.dtypes: Table[DType] = Table(
             self, "dtypes", "dtype", "a DType", lambda r: isinstance(r, DType)
@@ -90,6 +100,13 @@ class Registry:
         )
         self.algorithms: Table[Algorithm] = Table(
             self, "algorithms", "algorithm", "an Algorithm", lambda r: isinstance(r, Algorithm)
+        )
+        self.model_transforms: Table[ModelTransform] = Table(
+            self,
+            "model_transforms",
+            "transform of a model",
+            "a ModelTransform",
+            lambda r: isinstance(r, ModelTransform),
         )
         self.recipes: Table[Recipe] = Table(
             self, "recipes", "recipe", "a Recipe", lambda r: isinstance(r, Recipe)
@@ -120,6 +137,7 @@ class Registry:
             "scale_methods": self.scale_methods,
             "transforms": self.transforms,
             "algorithms": self.algorithms,
+            "model_transforms": self.model_transforms,
             "recipes": self.recipes,
             "folder_kinds": self.folder_kinds,
             "optimizers": self.optimizers,
@@ -164,7 +182,7 @@ class Registry:
         if config_type not in self._transform_of:
             known = [known_type.__name__ for known_type in list(self._transform_of)]
             notes = [self.loader.origin(config_type), *self.notes()]
-            if config_type in self._algorithm_of:
+            if config_type in self._algorithm_of or config_type in self._model_transform_of:
                 notes = ["It needs calibration data: quantize_(model, config, data=batches)."]
             raise UnknownNameError("configuration class", config_type.__name__, known, notes)
         return self._transform_of[config_type][0]
@@ -174,6 +192,13 @@ class Registry:
         if config_type not in self._algorithm_of:
             self.load_plugins()
         found = self._algorithm_of.get(config_type)
+        return None if found is None else found[0]
+
+    def model_transform_for(self, config_type: type[Config]) -> ModelTransform | None:
+        """The model transform of exactly this class of configuration, if any; as `algorithm_for`."""
+        if config_type not in self._model_transform_of:
+            self.load_plugins()
+        found = self._model_transform_of.get(config_type)
         return None if found is None else found[0]
 
     def freeze(self) -> None:
@@ -229,10 +254,12 @@ class Registry:
     def insert(self, table: Table[Any], record: Any, provider: str) -> None:
         """Put a record into a known table; `add` is the public way."""
         self._check_shared_name(table, record, provider)
-        if isinstance(record, (Transform, Algorithm)):
-            claims: dict[type, tuple[Any, str]] = (
-                self._transform_of if isinstance(record, Transform) else self._algorithm_of
-            )
+        if isinstance(record, (Transform, Algorithm, ModelTransform)):
+            claims: dict[type, tuple[Any, str]] = {
+                Transform: self._transform_of,
+                Algorithm: self._algorithm_of,
+                ModelTransform: self._model_transform_of,
+            }[type(record)]  # type: ignore[assignment]
             config_type = record.config_type
             if config_type in claims:
                 owner = claims[config_type][1]
@@ -250,7 +277,7 @@ class Registry:
 
         `resolve_config` finds all by one name, and a package must not change what another's name means.
         """
-        shared = (self.recipes, self.transforms, self.algorithms)
+        shared = (self.recipes, self.transforms, self.algorithms, self.model_transforms)
         if table not in shared or provider == CORE:  # which comes first
             return
         name = name_of(record)

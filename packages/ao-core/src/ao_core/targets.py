@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from ao_core.config import Config, FqnToConfig
 from ao_core.errors import ConfigError, UnknownNameError
 from ao_core.records import Target
 from ao_core.registry import registry
+from ao_core.tensor.chosen_steps import ChosenSteps
 from ao_core.weights import is_transposed
 
 __all__ = ["Decision", "FilterFn", "decide", "kept_by_default"]
@@ -46,6 +47,8 @@ class Decision:
     config: Config | None
     #: why it is kept, or why its configuration is not the one that was given
     reason: str = ""
+    #: input steps that it is stored with, chosen by a transform of the model before
+    steps: ChosenSteps | None = field(default=None, compare=False)
 
     @property
     def fqn(self) -> str:

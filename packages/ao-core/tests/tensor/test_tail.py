@@ -1,4 +1,4 @@
-"""The reference of `write_tail`, by its trials."""
+"""The references of `write_tail` and `encode_tokens`, by their trials."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from ao_core.testing import KernelSuite
 
 class TestReference(KernelSuite):
     kernel = "reference_write_tail"
+
+
+class TestEncodeReference(KernelSuite):
+    kernel = "reference_encode_tokens"
 
 
 def test_gradients_do_not_reach_the_tail() -> None:

@@ -135,3 +135,17 @@ def test_programs_on_disk(tmp_path, monkeypatch):
     small.add_(1)
     monkeypatch.setattr(torch, "__version__", "0")
     assert programs.digest_of(module, {"x": x}) != path.stem
+
+
+def test_programs_round_as_ops_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("AO_CACHE", str(tmp_path))
+    torch.manual_seed(0)
+    x, weight = torch.randn(1, 64).bfloat16(), torch.randn(64).bfloat16()
+
+    def function():
+        y = x.float()
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-5)
+        return weight * y.to(x.dtype)  # a norm of Llama, which rounds twice
+
+    expected, module = record(function, {"x": x}, lambda found: found)
+    assert torch.equal(programs.program_of(module, {"x": x})([x]), expected)

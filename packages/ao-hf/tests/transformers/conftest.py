@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, logging
 
 import ao_hf  # noqa: F401  # registers ao
 
+sys.path.insert(0, str(Path(__file__).parent))
 logging.disable_progress_bar()
 
 

@@ -22,6 +22,7 @@ from ao_core.testing.warm import run_python
 from ao_quant import (
     GPTQConfig,
     Int4WeightOnlyConfig,
+    Int8StaticActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
     SmoothQuantConfig,
     quantize_checkpoint,
@@ -58,11 +59,16 @@ def in_memory(folder: Path, config: object, target: Path) -> Report:
     [
         GPTQ,
         FqnToConfig(
-            {"lm_head": GPTQ, r"re:.*down_proj": Int8WeightOnlyConfig(), r"re:.*q_proj": None, "*": GPTQ}
+            {
+                "lm_head": GPTQ,
+                r"re:.*down_proj": Int8WeightOnlyConfig(),
+                r"re:.*q_proj": None,
+                "*": GPTQ,
+            }
         ),
-        SmoothQuantConfig(),
+        Int8StaticActivationInt8WeightConfig(),
     ],
-    ids=["gptq", "mixed", "smoothquant"],
+    ids=["gptq", "mixed", "static"],
 )
 def test_the_bytes_are_those_of_quantizing_in_memory(folder, tmp_path, config) -> None:
     expected = in_memory(folder, config, tmp_path / "memory")
@@ -83,7 +89,9 @@ def test_a_tied_head_is_that_of_memory(tmp_path, llama) -> None:
     in_memory(tmp_path / "src", GPTQ, tmp_path / "memory")
     quantize_checkpoint(tmp_path / "src", tmp_path / "files", GPTQ, data=batches())
     made, expected = (open_checkpoint(tmp_path / name) for name in ("files", "memory"))
-    assert set(expected.ties) == {"model.embed_tokens.weight"} or set(expected.ties) == {"lm_head.weight"}
+    assert set(expected.ties) == {"model.embed_tokens.weight"} or set(expected.ties) == {
+        "lm_head.weight"
+    }
     assert len(made.slots) == len(expected.slots)
     for name in set(made.slots) & set(expected.slots):
         assert torch.equal(made.read(name), expected.read(name)), name
@@ -208,8 +216,10 @@ def test_what_cannot_be_calibrated_from_files(folder, tmp_path, monkeypatch) -> 
     # a cache cannot be run again
     cached = [{"input_ids": batch["input_ids"]} for batch in batches()]
     assert "use_cache=False" in refused(data=cached)
-    mixed = FqnToConfig({r"re:.*down_proj": SmoothQuantConfig(), "*": GPTQ})
-    assert "gptq and smoothquant see different inputs" in refused(mixed, batches())
+    static = Int8StaticActivationInt8WeightConfig()
+    mixed = FqnToConfig({r"re:.*down_proj": static, "*": GPTQ})
+    assert "see different inputs" in refused(mixed, batches())
+    assert "changes the model as a whole" in refused(SmoothQuantConfig(), batches())
     plain = tmp_path / "plain"
     save_file({"layer.weight": torch.randn(8, 8)}, _made(plain) / "model.safetensors")
     assert "the model must be run, and it is not known" in refused(data=batches(), source=plain)

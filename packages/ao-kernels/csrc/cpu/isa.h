@@ -4,10 +4,12 @@
 #include "adam/kernels.h"
 #include "attend/kernels.h"
 #include "block/kernels.h"
+#include "cache/kernels.h"
 #include "hadamard/kernels.h"
 #include "linear/kernels.h"
 #include "quantize/kernels.h"
 #include "sparse/kernels.h"
+#include "trellis/kernels.h"
 
 namespace ao {
 
@@ -21,6 +23,8 @@ struct Isa {
   HadamardKernels hadamard;
   AttendKernels attend;
   BlockKernels block;
+  CacheKernels cache;
+  TrellisKernels trellis;
 };
 
 // The set in use: the best one that the processor has, or the one that AO_CPU_ISA names. It is

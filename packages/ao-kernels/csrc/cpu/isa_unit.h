@@ -18,21 +18,27 @@
 #if __has_include(AO_TEXT(simd/AO_ISA.h))
 #include AO_TEXT(simd/AO_ISA.h)
 #include "block/unit.h"
+#include "cache/unit.h"
 #include "hadamard/unit.h"
 #include "attend/unit.h"
 #include "linear/columns.h"
 #include "sparse/unit.h"
+#include "trellis/unit.h"
 #define AO_LINEAR AO_ISA::kLinearKernels
 #define AO_SPARSE AO_ISA::kSparseKernels
 #define AO_HADAMARD AO_ISA::rotation::kHadamardKernels
 #define AO_ATTEND AO_ISA::attention::kAttendKernels
 #define AO_BLOCK AO_ISA::block::kBlockKernels
+#define AO_TRELLIS AO_ISA::trellis::kTrellisKernels
+#define AO_CACHE AO_ISA::cache::kCacheKernels
 #else
 #define AO_LINEAR LinearKernels{}
 #define AO_SPARSE SparseKernels{}
 #define AO_HADAMARD HadamardKernels{}
 #define AO_ATTEND AttendKernels{}
 #define AO_BLOCK BlockKernels{}
+#define AO_TRELLIS TrellisKernels{}
+#define AO_CACHE CacheKernels{}
 #endif
 
 namespace ao {
@@ -40,6 +46,6 @@ namespace ao {
 extern const Isa AO_JOIN(isa_, AO_ISA);
 const Isa AO_JOIN(isa_, AO_ISA) = {AO_TEXT(AO_ISA), AO_LINEAR, AO_ISA::coding::kQuantizeKernels,
                                      AO_ISA::optim::kAdamKernels, AO_SPARSE, AO_HADAMARD, AO_ATTEND,
-                                     AO_BLOCK};
+                                     AO_BLOCK, AO_CACHE, AO_TRELLIS};
 
 }  // namespace ao

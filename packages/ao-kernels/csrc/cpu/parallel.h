@@ -20,7 +20,10 @@ void set_host(const Host& host);
 const Host& host();
 
 // How many threads parallel_for may use at most.
-inline int num_threads() { return host().num_threads(); }
+int num_threads();
+
+// As `Host::parallel_for`: by the team that this thread leads, or else by the host.
+void share(int64_t begin, int64_t end, int64_t grain, Body body, void* context);
 
 // f(begin, end) on parts of [begin, end). F is a lambda of the calling unit, so that each unit has
 // an instance of its own.
@@ -30,7 +33,21 @@ static inline void parallel_for(int64_t begin, int64_t end, int64_t grain, const
   const Body body = [](int64_t first, int64_t last, void* context) {
     (*static_cast<const F*>(context))(first, last);
   };
-  host().parallel_for(begin, end, grain, body, const_cast<F*>(&f));
+  share(begin, end, grain, body, const_cast<F*>(&f));
+}
+
+// Runs work(context), with a team of threads for the loops in it; see `with_team`.
+void lead_team(void (*work)(void* context), void* context);
+
+// Whether this thread leads a team, whose loops cost next to nothing to start.
+bool in_team();
+
+// f(), whose loops are run by threads that stay awake until it ends: one region of the host for all of them. To start
+// and to end a loop takes less than a microsecond. What f itself does runs in one thread, which need not be the
+// caller's. Loops in loops, and teams in teams, start no threads.
+template <class F>
+static inline void with_team(const F& f) {
+  lead_team([](void* context) { (*static_cast<const F*>(context))(); }, const_cast<F*>(&f));
 }
 
 // f() in so many threads at once.

@@ -1,25 +1,12 @@
 // Attention over quantized keys and values.
-#include "attend/attend.h"
-
 #include <torch/csrc/stable/library.h>
 
-#include "rotation.h"
+#include "attend_call.h"
 
 namespace ao {
 namespace {
 
 constexpr int64_t kGreatestHead = 1024;  // elements of a key or a value
-
-// Memory that must live as long as a call.
-struct Kept {
-  std::vector<Tensor> tensors;
-  Matrices matrices;
-
-  const void* read(const char* name, const Tensor& tensor) {
-    tensors.push_back(readable(name, tensor));
-    return tensors.back().const_data_ptr();
-  }
-};
 
 // What codes and scales mean, as Python passes it.
 struct Meaning {
@@ -56,7 +43,8 @@ Stored read_stored(const char* name, const Meaning& m, int64_t matrices, int64_t
     check_numel("zero_point", *m.zero, count, "one per block");
     d.zero = kept.read("zero_point", *m.zero);
   }
-  if (!m.factors.empty()) {
+  // a transform of order 1 is none
+  if (!m.factors.empty() && m.factors != std::vector<int64_t>{1}) {
     read_factors(m.factors, !is_key, s.rotation, kept.matrices);
     AO_CHECK(size % s.rotation.block == 0, name, ": its ", size, " elements are no multiple of ", s.rotation.block,
              ", the product of the factors");
@@ -67,12 +55,12 @@ Stored read_stored(const char* name, const Meaning& m, int64_t matrices, int64_t
   return s;
 }
 
-Tail read_tail(const char* name, const std::optional<Tensor>& tail, const Tensor& q, int64_t heads, int64_t size,
+Tail read_tail(const char* name, const std::optional<Tensor>& tail, const Queries& q, int64_t heads, int64_t size,
                Kept& kept) {
   if (!tail) return {};
-  check_dtype(name, *tail, {q.scalar_type()});
+  check_dtype(name, *tail, {q.dtype});
   check_dim(name, *tail, 4);
-  check_shape(name, *tail, {q.size(0), heads, tail->size(2), size});
+  check_shape(name, *tail, {q.batch, heads, tail->size(2), size});
   return {kept.read(name, *tail), tail->size(2)};
 }
 
@@ -90,6 +78,50 @@ const float* read_floats(const char* name, const std::optional<Tensor>& numbers,
   return static_cast<const float*>(kept.read(name, *numbers));
 }
 
+}  // namespace
+
+Attend read_attend(const Queries& q, const AttendTensors& t, Kept& kept) {
+  Attend a{};
+  a.type = *element_of(q.dtype);
+  check_dim("key", t.key, 4);
+  check_cpu("key", t.key);
+  const int64_t heads = t.key.size(1), tokens = t.key.size(2);
+  AO_CHECK(t.key.size(0) == q.batch, "key: has a batch of ", t.key.size(0), "; must be ", q.batch, ", that of q");
+  check_range("q: elements of a head", q.size, 1, kGreatestHead);
+  check_range("value_dim", t.value_dim, 1, kGreatestHead);
+  AO_CHECK(heads > 0 && q.heads % heads == 0, "q: has ", q.heads, " heads; must be a multiple of ", heads);
+  const std::vector<int64_t>& blocks = t.blocks;
+  AO_CHECK(blocks.size() == 6, "blocks: has ", blocks.size(), " numbers; must have 6");
+  check_range("window", t.window, 0, int64_t{1} << 40);
+  const int64_t matrices = q.batch * heads;
+  a.batch = q.batch, a.heads = heads, a.group = q.heads / heads, a.queries = q.tokens;
+  if (q.batch * q.heads * q.tokens == 0) return a;
+  const Meaning of_key{t.key, t.key_scale, t.key_zero, t.key_table, t.key_factors, blocks[0], blocks[1], blocks[2] != 0};
+  const Meaning of_value{t.value,  t.value_scale, t.value_zero, t.value_table, t.value_factors,
+                         blocks[3], blocks[4],     blocks[5] != 0};
+  a.key = read_stored("key", of_key, matrices, tokens, q.size, true, kept);
+  a.value = read_stored("value", of_value, matrices, tokens, t.value_dim, false, kept);
+  AO_CHECK(t.tail_key.has_value() == t.tail_value.has_value(), "tail_key, tail_value: must both be there, or none");
+  a.tail_key = read_tail("tail_key", t.tail_key, q, heads, q.size, kept);
+  a.tail_value = read_tail("tail_value", t.tail_value, q, heads, t.value_dim, kept);
+  AO_CHECK(a.tail_key.slots == a.tail_value.slots, "tail_value: has ", a.tail_value.slots, " slots; must have ",
+           a.tail_key.slots);
+  const int64_t* const both = read_places("counts", t.counts, 2, kept);
+  a.tokens = both[0], a.coded = both[1];
+  AO_CHECK(a.coded >= 0 && a.coded <= a.tokens && a.coded <= tokens && a.tokens - a.coded <= a.tail_key.slots,
+           "counts=[", a.tokens, ", ", a.coded, "]: of ", a.tokens, " tokens ", a.coded,
+           " are quantized; there is memory for ", tokens, " of those, and for ", a.tail_key.slots, " others");
+  a.center = read_floats("center", t.center, matrices * q.size, kept);
+  a.start = read_places("start", t.start, q.batch, kept);
+  a.stop = read_places("stop", t.stop, q.batch, kept);
+  a.sinks = read_floats("sinks", t.sinks, q.heads, kept);
+  a.scale = static_cast<float>(t.scale), a.softcap = static_cast<float>(t.softcap);
+  a.causal = t.causal, a.window = t.window;
+  return a;
+}
+
+namespace {
+
 Tensor attend_op(const Tensor& q, const Tensor& key, const Tensor& key_scale, const std::optional<Tensor>& key_zero,
                  const Tensor& key_table, std::vector<int64_t> key_factors, const Tensor& value,
                  const Tensor& value_scale, const std::optional<Tensor>& value_zero, const Tensor& value_table,
@@ -98,43 +130,17 @@ Tensor attend_op(const Tensor& q, const Tensor& key, const Tensor& key_scale, co
                  const std::optional<Tensor>& center, const std::optional<Tensor>& start,
                  const std::optional<Tensor>& stop, const std::optional<Tensor>& sinks, double scale, bool causal,
                  int64_t window, double softcap) {
-  Attend a{};
-  Kept kept;
-  a.type = element_of("q", q);
+  element_of("q", q);
   check_dim("q", q, 4);
-  check_dim("key", key, 4);
-  check_cpu("key", key);
-  const int64_t batch = q.size(0), heads = key.size(1), tokens = key.size(2), size = q.size(3);
-  AO_CHECK(key.size(0) == batch, "key: has a batch of ", key.size(0), "; must be ", batch, ", that of q");
-  check_range("q: elements of a head", size, 1, kGreatestHead);
-  check_range("value_dim", value_dim, 1, kGreatestHead);
-  AO_CHECK(heads > 0 && q.size(1) % heads == 0, "q: has ", q.size(1), " heads; must be a multiple of ", heads);
-  AO_CHECK(blocks.size() == 6, "blocks: has ", blocks.size(), " numbers; must have 6");
-  check_range("window", window, 0, int64_t{1} << 40);
-  const int64_t matrices = batch * heads;
-  a.batch = batch, a.heads = heads, a.group = q.size(1) / heads, a.queries = q.size(2);
-  Tensor y = make({batch, q.size(1), q.size(2), value_dim}, q.scalar_type());
+  Kept kept;
+  const Queries queries{q.scalar_type(), q.size(0), q.size(1), q.size(2), q.size(3)};
+  Attend a = read_attend(queries,
+                         {key, key_scale, key_zero, key_table, key_factors, value, value_scale, value_zero, value_table,
+                          value_factors, blocks, value_dim, counts, tail_key, tail_value, center, start, stop, sinks,
+                          scale, causal, window, softcap},
+                         kept);
+  Tensor y = make({q.size(0), q.size(1), q.size(2), value_dim}, q.scalar_type());
   if (y.numel() == 0) return y;
-  const Meaning of_key{key, key_scale, key_zero, key_table, key_factors, blocks[0], blocks[1], blocks[2] != 0};
-  const Meaning of_value{value, value_scale, value_zero, value_table, value_factors, blocks[3], blocks[4], blocks[5] != 0};
-  a.key = read_stored("key", of_key, matrices, tokens, size, true, kept);
-  a.value = read_stored("value", of_value, matrices, tokens, value_dim, false, kept);
-  AO_CHECK(tail_key.has_value() == tail_value.has_value(), "tail_key, tail_value: must both be there, or none");
-  a.tail_key = read_tail("tail_key", tail_key, q, heads, size, kept);
-  a.tail_value = read_tail("tail_value", tail_value, q, heads, value_dim, kept);
-  AO_CHECK(a.tail_key.slots == a.tail_value.slots, "tail_value: has ", a.tail_value.slots, " slots; must have ",
-           a.tail_key.slots);
-  const int64_t* const both = read_places("counts", counts, 2, kept);
-  a.tokens = both[0], a.coded = both[1];
-  AO_CHECK(a.coded >= 0 && a.coded <= a.tokens && a.coded <= tokens && a.tokens - a.coded <= a.tail_key.slots,
-           "counts=[", a.tokens, ", ", a.coded, "]: of ", a.tokens, " tokens ", a.coded,
-           " are quantized; there is memory for ", tokens, " of those, and for ", a.tail_key.slots, " others");
-  a.center = read_floats("center", center, matrices * size, kept);
-  a.start = read_places("start", start, batch, kept);
-  a.stop = read_places("stop", stop, batch, kept);
-  a.sinks = read_floats("sinks", sinks, q.size(1), kept);
-  a.scale = static_cast<float>(scale), a.softcap = static_cast<float>(softcap);
-  a.causal = causal, a.window = window;
   check_aligned("q", q);
   const bool in_rows = q.stride(3) == 1;
   const Tensor rows = in_rows ? q : torch::stable::contiguous(q);

@@ -9,6 +9,7 @@ from ao_kernels.cpu.adam import ADAM_KERNELS as CPU_ADAM_KERNELS
 from ao_kernels.cpu.attend import ATTEND_KERNELS as CPU_ATTEND_KERNELS
 from ao_kernels.cpu.block_sparse import BLOCK_SPARSE_KERNELS, BLOCK_SPARSE_LAYOUTS
 from ao_kernels.cpu.blocks import BLOCK_KERNELS as CPU_BLOCK_KERNELS
+from ao_kernels.cpu.decoder import DECODER_KERNELS
 from ao_kernels.cpu.embedding import TILE_KERNELS
 from ao_kernels.cpu.grouped import GROUPED_KERNELS
 from ao_kernels.cpu.hadamard import HADAMARD_KERNELS as CPU_HADAMARD_KERNELS
@@ -16,6 +17,7 @@ from ao_kernels.cpu.linear import LINEAR_KERNELS
 from ao_kernels.cpu.quantize import CODE_KERNELS
 from ao_kernels.cpu.tail import TAIL_KERNELS
 from ao_kernels.cpu.tiles import LAYOUTS
+from ao_kernels.cpu.trellis import TRELLIS_KERNELS
 from ao_kernels.cpu.two_four import TWO_FOUR_KERNELS
 from ao_kernels.triton.adam.records import ADAM_KERNELS as TRITON_ADAM_KERNELS
 from ao_kernels.triton.attend.records import ATTEND_KERNELS as TRITON_ATTEND_KERNELS
@@ -56,6 +58,8 @@ def ao_kernels() -> Iterable[Kernel]:
         *CPU_ATTEND_KERNELS,
         *TAIL_KERNELS,
         *CPU_BLOCK_KERNELS,
+        *TRELLIS_KERNELS,
+        *DECODER_KERNELS,
     )
     triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS, *BLOCK_KERNELS)
     triton = (*triton, *DYNAMIC_KERNELS, *DYNAMIC4_KERNELS, *TRITON_HADAMARD_KERNELS)

@@ -4,14 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ao_core import Algorithm, DType, Recipe, Transform, hookimpl
+from ao_core import (
+    Algorithm,
+    DType,
+    Layout,
+    ModelTransform,
+    Op,
+    Recipe,
+    Transform,
+    hookimpl,
+)
 from ao_quant.algorithms.records import ALGORITHMS as SOLVING
+from ao_quant.algorithms.records import MODEL_TRANSFORMS
 from ao_quant.calibration.algorithms import ALGORITHMS
 from ao_quant.dtypes import DTYPES
 from ao_quant.recipes import RECIPES
 from ao_quant.transforms import TRANSFORMS
+from ao_quant.trellis.layout import TRELLIS
+from ao_quant.trellis.op import OPS
 
-__all__ = ["ao_algorithms", "ao_api", "ao_dtypes", "ao_recipes", "ao_transforms"]
+__all__ = [
+    "ao_algorithms",
+    "ao_api",
+    "ao_dtypes",
+    "ao_layouts",
+    "ao_model_transforms",
+    "ao_ops",
+    "ao_recipes",
+    "ao_transforms",
+]
 
 
 @hookimpl
@@ -27,6 +48,18 @@ def ao_dtypes() -> Iterable[DType]:
 
 
 @hookimpl
+def ao_layouts() -> Iterable[Layout]:
+    """Weights on a trellis."""
+    return (TRELLIS,)
+
+
+@hookimpl
+def ao_ops() -> Iterable[Op]:
+    """The search for codes on a trellis."""
+    return OPS
+
+
+@hookimpl
 def ao_transforms() -> Iterable[Transform]:
     """One transform per configuration."""
     return TRANSFORMS
@@ -34,8 +67,14 @@ def ao_transforms() -> Iterable[Transform]:
 
 @hookimpl
 def ao_algorithms() -> Iterable[Algorithm]:
-    """Static scales of activations, GPTQ, AWQ, scales by importance."""
+    """Static scales of activations, GPTQ, scales by importance, clipped ranges."""
     return (*ALGORITHMS, *SOLVING)
+
+
+@hookimpl
+def ao_model_transforms() -> Iterable[ModelTransform]:
+    """AWQ, SmoothQuant, cross-layer equalization, rotations."""
+    return MODEL_TRANSFORMS
 
 
 @hookimpl

@@ -165,6 +165,14 @@ RECIPES: tuple[Recipe, ...] = (
         )
         for kind, bits in _GGUF_BITS.items()
     ),
+    *(
+        Recipe(
+            "trellis_weight_only" if bits == 2 else f"trellis_weight_only/{bits}bit",
+            c.TrellisWeightOnlyConfig(bits),
+            f"{bits}-bit weights on a trellis, rotated, one scale per row",
+        )
+        for bits in (2, 3, 4)
+    ),
     Recipe(
         "int8_dynamic_activation_int8_weight",
         c.Int8DynamicActivationInt8WeightConfig(),
@@ -201,6 +209,11 @@ RECIPES: tuple[Recipe, ...] = (
         "float8_dynamic_activation_int4_weight",
         c.Float8DynamicActivationInt4WeightConfig(),
         "int4 weights in groups of 128 and float8 activations per token",
+    ),
+    Recipe(
+        "int4_dynamic_activation_int4_weight",
+        c.Int4DynamicActivationInt4WeightConfig(),
+        "int4 weights in groups of 128 and int4 activations per token; rotate the model first",
     ),
     Recipe(
         "float8_dynamic_activation_float8_weight/block",

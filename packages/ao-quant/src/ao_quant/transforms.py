@@ -7,8 +7,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ao_core import Config, Skip, Target, Transform
-from ao_core.ext import WeightConfig, apply_weight_config, quantize_weight, registry
+from ao_core import Config, Skip, Spec, Target, Transform
+from ao_core.ext import (
+    WeightConfig,
+    apply_weight_config,
+    quantize_values,
+    quantize_weight,
+    registry,
+)
 from ao_quant import configs as c
 from ao_quant.configs import CALIBRATED, CONFIGS
 from ao_quant.gguf.encode import encode
@@ -26,6 +32,17 @@ def _apply_gguf(dense: Tensor, config: c.GGUFWeightOnlyConfig, target: Target) -
     )
 
 
+def _apply_trellis(
+    dense: Tensor, config: c.TrellisWeightOnlyConfig, target: Target
+) -> Tensor | Skip:
+    """The weight on a trellis, rotated in blocks that follow its shape."""
+
+    def encode(values: Tensor, spec: Spec) -> Tensor:
+        return quantize_values(values, config.rotated(spec, values.shape[-1]))
+
+    return quantize_weight(dense, config.weight_format(dense.dtype), target, encode)
+
+
 def for_head(config: WeightConfig) -> Config | None:
     """int8 with one scale per row, if the format of the weights has fewer than 8 bits."""
     return c.Int8WeightOnlyConfig() if _bits(config) < 8 else None
@@ -41,7 +58,7 @@ def _bits(config: WeightConfig) -> int:
 
 
 #: transforms that do more than to choose scales
-_APPLY = {"gguf_weight_only": _apply_gguf}
+_APPLY = {"gguf_weight_only": _apply_gguf, "trellis_weight_only": _apply_trellis}
 _FOR_HEAD = {"gguf_weight_only": _gguf_head}
 
 TRANSFORMS: tuple[Transform, ...] = (

@@ -16,8 +16,6 @@ from ao_quant import (
     GPTQConfig,
     ImatrixConfig,
     Int4WeightOnlyConfig,
-    Int8DynamicActivationInt8WeightConfig,
-    SmoothQuantConfig,
 )
 
 
@@ -71,7 +69,6 @@ def test_few_rows_are_noted_and_damped():
         (ImatrixConfig(CodebookWeightOnlyConfig()), "no scales that could be searched for"),
         (ImatrixConfig(BitNetWeightOnlyConfig()), "no scales that could be searched for"),
         (ImatrixConfig(GGUFWeightOnlyConfig("q4_k")), "searches of their own"),
-        (AWQConfig(GGUFWeightOnlyConfig("q4_k")), "no place for the factors"),
     ],
     ids=str,
 )
@@ -98,22 +95,3 @@ def test_outputs_are_nearer_and_files_keep_them(config, tmp_path):
     load_model(loaded, tmp_path)
     assert torch.equal(loaded(x), made(x))
     assert torch.equal(torch.compile(made, backend="eager")(x), made(x))
-
-
-def test_smoothquant_takes_outliers_off_the_activations():
-    dense, data = model(), batches()
-    x, errors = torch.cat(data), []
-    for config in (
-        Int8DynamicActivationInt8WeightConfig(),
-        SmoothQuantConfig(alpha=0.0),
-        SmoothQuantConfig(alpha=0.5),
-    ):
-        made = model()
-        made.load_state_dict(dense.state_dict())
-        needs = isinstance(config, SmoothQuantConfig)
-        quantize_(made[:1], config, data=data if needs else None)
-        errors.append((made[0](x) - dense[0](x)).detach().square().mean())
-    assert errors[2] < 0.5 * errors[0]
-    assert errors[2] < errors[1]
-    with pytest.raises(ConfigError, match=r"alpha=1\.5.*from 0 to 1"):
-        SmoothQuantConfig(alpha=1.5)

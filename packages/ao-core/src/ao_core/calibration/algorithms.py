@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,9 +15,10 @@ from ao_core.calibration.hessian import output_error
 from ao_core.calibration.inputs import UNSEEN, Seen, unobservable
 from ao_core.calibration.matrices import matrices, unmatrices
 from ao_core.calibration.needing import algorithm_of
-from ao_core.calibration.ranks import Ranks, ranks_of, shares
+from ao_core.calibration.ranks import Ranks, ranks_of, shares, telling
 from ao_core.calibration.samples import Sample, replaced
 from ao_core.calibration.statistics import Statistic
+from ao_core.calibration.stepping import attached, stepped_weight, unstepped_weight
 from ao_core.calibration.visit import Inputs, inputs_of, visit
 from ao_core.compute import ComputeWeight
 from ao_core.config import Config, FqnToConfig
@@ -74,9 +75,8 @@ def apply_algorithms(
     before it make. Nothing changes in the model until all is found. Where statistics are given in place of
     batches, they are taken as they are.
     """
-    ranks = ranks_of(batches)
-    with nullcontext() if ranks is None else ranks.telling():
-        work = _found(model, decisions, batches, ranks, progress)
+    with telling(batches):
+        work = _found(model, decisions, batches, ranks_of(batches), progress)
     decided = [work.decided.get(entry.fqn, entry) for entry in decisions]
     moved = {fqn: _moved(done, device) for fqn, done in work.ready.items()}
     report = apply_decisions(
@@ -220,7 +220,7 @@ def solve(work: Work, solvers: dict[str, Algorithm], entry: Decision, inputs: In
         work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(UNSEEN))
         return
     dense = entry.tensor.detach()
-    weight = matrices(dense, entry.owners[0])
+    weight = matrices(stepped_weight(entry, dense), entry.owners[0])
     found = _answer(solvers[entry.fqn], entry, weight, inputs)
     if isinstance(found, Skip):
         work.ready[entry.fqn] = convert(entry, entry.tensor, new=found)
@@ -238,9 +238,10 @@ def solve(work: Work, solvers: dict[str, Algorithm], entry: Decision, inputs: In
         if found.values is None:
             new = dense
         elif isinstance(found.values, QTensor):
-            new = found.values
+            new = attached(entry, found.values)
         else:
-            new = unmatrices(found.values, dense.shape, entry.owners[0]).to(dense.dtype)
+            new = unmatrices(found.values, dense.shape, entry.owners[0])
+            new = unstepped_weight(entry, new).to(dense.dtype)
         if found.config is not None and not isinstance(new, QTensor):
             new = transformed(other, new)
         parameter, record = convert(entry, entry.tensor, new=new)
@@ -302,7 +303,8 @@ def _output_error(entry: Decision, dense: Tensor, new: Tensor, inputs: Inputs) -
     With the diagonal of H if that is all that is known.
     """
     values = new.dequantize() if isinstance(new, QTensor) else new
-    change = matrices(values.detach().to(dense.device) - dense, entry.owners[0])
+    change = stepped_weight(entry, values.detach().to(dense.device) - dense)
+    change = matrices(change, entry.owners[0])
     # rows that are spread evenly say as much of large weights as all, in a fraction of the time
     change = change[:, :: -(-change.shape[1] // _ERROR_ROWS)].double()
     total = 0.0

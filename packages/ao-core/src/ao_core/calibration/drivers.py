@@ -22,6 +22,7 @@ from ao_core.calibration.ranks import Ranks, ranks_of, summed
 from ao_core.calibration.route import Place, Route
 from ao_core.calibration.samples import Sample, blaming
 from ao_core.calibration.statistics import Statistic, Statistics
+from ao_core.calibration.stepping import stepping
 from ao_core.calibration.store import Kept, Store
 from ao_core.calibration.stubs import Chain, Enough, flattened, stubbed
 from ao_core.calibration.trace import Trace
@@ -202,7 +203,7 @@ class Blocks:
         def run(batch: int, entries: Sequence[Decision], note: Note) -> Any:
             args, kwargs = calls[batch].arguments(k, held[batch], self.store)
             error = blaming(self.model, self.batches[batch], "data")
-            with observing(operands(entries), note), error:
+            with observing(operands(entries), stepping(entries, note)), error:
                 return block(*args, **kwargs)
 
         yield from self._seen(place, run)

@@ -12,10 +12,11 @@ from ao_core.calibration.matrices import matrix_shape
 from ao_core.calibration.ranks import Ranks, merged_orders, ranks_of, summed
 from ao_core.calibration.samples import Sample
 from ao_core.calibration.statistics import Statistic, Statistics
+from ao_core.calibration.stepping import same_tensor
 from ao_core.progress import Progress, watched
 from ao_core.targets import Decision
 
-__all__ = ["Gathering", "Group", "Need", "collect", "over_all", "same_tensor"]
+__all__ = ["Gathering", "Group", "Need", "collect", "over_all"]
 
 #: a weight -> the statistics that are needed of its inputs
 Need = Callable[[Decision], Sequence[Statistic]]
@@ -177,15 +178,3 @@ def over_all(groups: list[Group], entries: Sequence[Decision], ranks: Ranks | No
         nothing = (Statistics(needs.get(names[0], need)),) * count
         found.append(Group([by_name[name] for name in names], own.get(names[0], nothing)))
     return found
-
-
-def same_tensor(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are known to be the same values in the same memory."""
-    return (
-        not (a.is_inference() or b.is_inference())  # which count no changes
-        and a.data_ptr() == b.data_ptr()
-        and a.shape == b.shape
-        and a.stride() == b.stride()
-        and a.dtype == b.dtype
-        and a._version == b._version
-    )

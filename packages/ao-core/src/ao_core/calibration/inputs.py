@@ -16,6 +16,7 @@ from ao_core.calibration.observing import Note, observing
 from ao_core.calibration.ranks import OverRanks
 from ao_core.calibration.samples import Sample, call, evaluating
 from ao_core.calibration.statistics import Statistic, Statistics
+from ao_core.calibration.stepping import stepping
 from ao_core.calibration.weights import Weights
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.targets import Decision
@@ -131,6 +132,7 @@ def observe(
     `weights` brings those that are not in memory.
     """
     there = [entry for entry in entries if not entry.tensor.is_meta]
+    note = stepping(entries, note)
     brought = nullcontext() if weights is None else weights.watching(entries, note)
     with evaluating(model), observing(operands(there), note), brought:
         call(model, batch, "data")

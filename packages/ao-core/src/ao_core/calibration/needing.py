@@ -8,14 +8,14 @@ from dataclasses import replace
 from ao_core.arguments import shown
 from ao_core.calibration.inputs import Data, Seen, batches_of
 from ao_core.calibration.samples import Sample
-from ao_core.config import Config, ConfigLike, FqnToConfig, resolve_config
+from ao_core.config import Config, ConfigLike, FqnToConfig, config_to_dict, resolve_config
 from ao_core.errors import ConfigError
 from ao_core.records import Algorithm
 from ao_core.registry import registry
 from ao_core.report import ParameterRecord, Report
 from ao_core.stacks import check_order, stack_of
 
-__all__ = ["algorithm_of", "check_data", "joined", "needs_data", "resolved"]
+__all__ = ["algorithm_of", "check_data", "joined", "needs_data", "resolved", "transform_of_model"]
 
 
 def resolved(config: ConfigLike | Sequence[ConfigLike]) -> list[Config]:
@@ -65,13 +65,13 @@ def check_data(
     """
     needing = []
     for config in configs:
-        needy = [leaf for leaf in _each(config) if algorithm_of(leaf) is not None]
+        needy = [leaf for leaf in _each(config) if _needs(leaf)]
         needing += needy
         if data is None or not needy:
             config.check()
             continue
         for leaf in _each(config):
-            if algorithm_of(leaf) is None:
+            if not _needs(leaf):
                 leaf.check()
     if needing and data is None:
         raise ConfigError(
@@ -90,31 +90,64 @@ def check_data(
     return data if isinstance(data, Seen) else batches_of(data, how.partition("(")[0])
 
 
+def _needs(leaf: Config) -> bool:
+    """Whether it needs data: statistics of it, or inputs by which a model is traced and proven."""
+    return algorithm_of(leaf) is not None or registry.model_transform_for(type(leaf)) is not None
+
+
+def transform_of_model(config: Config) -> Config | None:
+    """The configuration, or the one of a `FqnToConfig`, that transforms a model as a whole, if any does."""
+    each = _each(config)
+    return next((e for e in each if registry.model_transform_for(type(e)) is not None), None)
+
+
 def _each(config: Config) -> list[Config]:
     if not isinstance(config, FqnToConfig):
         return [config]
     return [each for _, each in config.entries if each is not None]
 
 
-def joined(reports: Sequence[Report]) -> Report:
+def joined(
+    configs: Sequence[Config], before: Sequence[Report], reports: Sequence[Report]
+) -> Report:
     """One report of configurations that were applied one after the other.
 
-    A parameter's record is the last one that changed it, with the bytes that it had before the first. The
-    configuration is {"sequence": [those of all]}.
+    A parameter's record is the last one that changed it, with the bytes that it had before the first and the
+    notes of all. The configuration of several is {"sequence": [those of all]}.
+
+    Args:
+        configs: as they were given.
+        before: of transforms of the model, whose records count where nothing was quantized.
+        reports: of what quantized weights.
     """
-    if len(reports) == 1:
-        return reports[0]
-    records = [_joined(each) for each in zip(*(r.records for r in reports), strict=True)]
+    every = [*before, *reports]
+    if len(every) == 1:
+        return every[0]
+    config = {"sequence": [report.config for report in every]}
+    if len(configs) == 1:
+        config = config_to_dict(configs[0])
+    all_of, some_of = _by_name(every), _by_name(reports or before)
+    records = [_joined(some_of[r.fqn], all_of[r.fqn]) for r in every[-1].records]
     calibration = "; ".join(report.calibration for report in reports if report.calibration)
-    return Report({"sequence": [report.config for report in reports]}, tuple(records), calibration)
+    return Report(config, tuple(records), calibration)
 
 
-def _joined(records: Sequence[ParameterRecord]) -> ParameterRecord:
+def _by_name(reports: Sequence[Report]) -> dict[str, list[ParameterRecord]]:
+    found: dict[str, list[ParameterRecord]] = {}
+    for report in reports:
+        for record in report.records:
+            found.setdefault(record.fqn, []).append(record)
+    return found
+
+
+def _joined(
+    records: Sequence[ParameterRecord], every: Sequence[ParameterRecord]
+) -> ParameterRecord:
     ranks = {"unchanged": 0, "skipped": 1, "changed": 2}
     last = max(reversed(records), key=lambda record: ranks[record.status])
     return replace(
         last,
-        bytes_before=records[0].bytes_before,
-        seconds=sum(record.seconds for record in records),
-        note="; ".join(dict.fromkeys(record.note for record in records if record.note)),
+        bytes_before=every[0].bytes_before,
+        seconds=sum(record.seconds for record in every),
+        note="; ".join(dict.fromkeys(record.note for record in every if record.note)),
     )

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ao_core.calibration.gathering import same_tensor
 from ao_core.calibration.inputs import observe
 from ao_core.calibration.route import Route
 from ao_core.calibration.samples import Sample
+from ao_core.calibration.stepping import same_tensor
 from ao_core.calibration.stubs import flattened, is_plain, stubbed
 from ao_core.calibration.trace import Trace
 

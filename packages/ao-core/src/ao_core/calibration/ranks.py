@@ -7,7 +7,7 @@ takes part in the next one with its error, and no other waits for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
@@ -17,7 +17,16 @@ from ao_core.calibration.samples import Sample
 from ao_core.calibration.statistics import Statistics, is_sum
 from ao_core.errors import ConfigError, QuantizationError
 
-__all__ = ["OverRanks", "Ranks", "merged_orders", "over_ranks", "ranks_of", "shares", "summed"]
+__all__ = [
+    "OverRanks",
+    "Ranks",
+    "merged_orders",
+    "over_ranks",
+    "ranks_of",
+    "shares",
+    "summed",
+    "telling",
+]
 
 T = TypeVar("T")
 
@@ -121,6 +130,12 @@ def over_ranks(batches: Sequence[Sample], group: Any = None) -> OverRanks:
 def ranks_of(batches: object) -> Ranks | None:
     """The ranks that batches are divided among; None: there is one process."""
     return Ranks(batches.group) if isinstance(batches, OverRanks) else None
+
+
+def telling(batches: object) -> AbstractContextManager[None]:
+    """A context in which errors are told to the other ranks, if batches are divided among some."""
+    ranks = ranks_of(batches)
+    return nullcontext() if ranks is None else ranks.telling()
 
 
 def summed(parts: Sequence[Statistics], ranks: Ranks | None) -> tuple[Statistics, ...]:

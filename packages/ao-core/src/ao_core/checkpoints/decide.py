@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ao_core.arguments import shown
 from ao_core.calibration.inputs import Data, Seen
-from ao_core.calibration.needing import check_data
+from ao_core.calibration.needing import check_data, transform_of_model
 from ao_core.calibration.ranks import OverRanks
 from ao_core.checkpoints.calibration import calibration_of
 from ao_core.checkpoints.convert import planned
@@ -49,6 +50,11 @@ def make_job(
         raise ConfigError(
             f"data={type(batches).__name__}: files are calibrated by one process, with batches; pass a "
             "list of inputs of the model"
+        )
+    if (whole := transform_of_model(config)) is not None:
+        raise ConfigError(
+            f"config={shown(whole)}: it changes the model as a whole, which is not in memory here; load the model "
+            "and call quantize_"
         )
     check_folder(Path(src))
     checkpoint = open_checkpoint(src)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         Packed,
         PartAxis,
         Parts,
+        Quantizer,
         forms_of,
         grid_axes,
         too_wide,
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
         to_layout,
     )
     from ao_core.tensor.attention import attend
+    from ao_core.tensor.chosen_steps import ChosenSteps
     from ao_core.tensor.rotation import hadamard
     from ao_core.weights import (
         GroupSize,
@@ -86,6 +88,7 @@ _MODULES = {
     "AoError": "ao_core.errors",
     "BLOCKSIZE": "ao_core.spec",
     "CheckpointError": "ao_core.errors",
+    "ChosenSteps": "ao_core.tensor.chosen_steps",
     "ConfigError": "ao_core.errors",
     "ConfigLike": "ao_core.config",
     "DequantizeWarning": "ao_core.errors",
@@ -102,6 +105,7 @@ _MODULES = {
     "Parts": "ao_core.layouts",
     "PluginError": "ao_core.errors",
     "QuantizationError": "ao_core.errors",
+    "Quantizer": "ao_core.layouts",
     "ROW": "ao_core.spec",
     "SCALE": "ao_core.steps",
     "SCALE_DTYPES": "ao_core.spec",
@@ -163,6 +167,7 @@ __all__ = [
     "TENSOR",
     "AoError",
     "CheckpointError",
+    "ChosenSteps",
     "ConfigError",
     "ConfigLike",
     "DequantizeWarning",
@@ -176,6 +181,7 @@ __all__ = [
     "Parts",
     "PluginError",
     "QuantizationError",
+    "Quantizer",
     "Step",
     "StorageError",
     "UnknownNameError",

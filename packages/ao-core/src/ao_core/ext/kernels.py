@@ -31,11 +31,12 @@ from ao_core.tensor.blocks import (
 from ao_core.tensor.codec import decode_parts, decode_reference, scale_values, unpack_parts
 from ao_core.tensor.create import encode_parts, encode_reference, fake_quantize_reference
 from ao_core.tensor.cut import geometry, part_size
+from ao_core.tensor.decoder import CachedBlock, CachedBlocks, DecoderCall, KeysAndValues
 from ao_core.tensor.joined import cannot_join_rows, join_rows, share_rows
 from ao_core.tensor.leaves import Leaves, spec_of_text
 from ao_core.tensor.matmuls import select_linear
 from ao_core.tensor.sharding import is_sharded, local_shard, local_shards, shard_like
-from ao_core.tensor.tail import WriteTailCall, write_tail
+from ao_core.tensor.tail import EncodeTokensCall, WriteTailCall, encode_tokens, write_tail
 from ao_core.tensor.transforms import is_transforming
 from ao_core.tensor.updates import current_generator
 from ao_core.tensor.writes import overwrite
@@ -54,8 +55,13 @@ __all__ = [
     "Attention",
     "BlockCall",
     "BlockOp",
+    "CachedBlock",
+    "CachedBlocks",
     "Candidate",
+    "DecoderCall",
+    "EncodeTokensCall",
     "Heads",
+    "KeysAndValues",
     "Leaves",
     "NormBefore",
     "Projection",
@@ -69,6 +75,7 @@ __all__ = [
     "decode_reference",
     "encode_parts",
     "encode_reference",
+    "encode_tokens",
     "fake_quantize_reference",
     "fingerprint",
     "geometry",

@@ -13,7 +13,8 @@ from ao_core.outcome import (
 from ao_core.progress import Progress, watched
 from ao_core.quantize import apply_decisions, convert, transformed
 from ao_core.targets import Decision, FilterFn, decide
-from ao_core.tensor.grid import Grid, Level, grid_of, regridded
+from ao_core.tensor.grid import Grid, Level, Rounder, grid_of, regridded
+from ao_core.tensor.input_steps import stepped_problem
 
 __all__ = [
     "Decision",
@@ -23,12 +24,14 @@ __all__ = [
     "Level",
     "NothingConvertedWarning",
     "Progress",
+    "Rounder",
     "apply_decisions",
     "convert",
     "decide",
     "grid_of",
     "needs_data",
     "regridded",
+    "stepped_problem",
     "transformed",
     "warn_caller",
     "warn_if_emulated",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ao_core.graph.analysis import ModelGraph, analyze
 from ao_core.graph.axes import Axis, among, atoms, coordinates, find, fix
-from ao_core.graph.checking import Transform, outputs, prove, relative_difference
+from ao_core.graph.checking import Transform, outputs, prove, proven, relative_difference
 from ao_core.graph.copies import copied, names_of, sharing, tensors_of
 from ao_core.graph.export import Inputs, Step, arguments, steps
 from ao_core.graph.rotations import (
@@ -44,6 +44,7 @@ __all__ = [
     "names_of",
     "outputs",
     "prove",
+    "proven",
     "relative_difference",
     "rotated",
     "rotated_online",

@@ -14,7 +14,7 @@ from ao_core.errors import GraphError
 from ao_core.graph.copies import copied, selecting, sharing, tensors_of
 from ao_core.graph.export import Inputs, arguments
 
-__all__ = ["Transform", "outputs", "prove", "relative_difference"]
+__all__ = ["Transform", "outputs", "prove", "proven", "relative_difference"]
 
 #: new values of some tensors of a model, from all of them by name; a pure function
 Transform: TypeAlias = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
@@ -77,6 +77,42 @@ def prove(
     Raises:
         GraphError: the outputs differ by more, or cannot be compared. The model is as it was.
     """
+    error, values = _checked(model, example_inputs, transform, what, select, online, tolerance)
+    tensors = tensors_of(model)
+    with torch.no_grad():
+        for name, value in values.items():
+            tensors[name].copy_(value)
+    return error
+
+
+def proven(
+    model: nn.Module,
+    example_inputs: Inputs,
+    transform: Transform,
+    *,
+    what: str,
+    select: Callable[[Any], Any] | None = None,
+    tolerance: float = 1e-5,
+) -> nn.Module:
+    """`prove` for a copy: the model with changed tensors, which shares all others; the model stays as it was.
+
+    Raises:
+        GraphError: the outputs differ by more, or cannot be compared.
+    """
+    _, values = _checked(model, example_inputs, transform, what, select, None, tolerance)
+    return sharing(model, values)
+
+
+def _checked(
+    model: nn.Module,
+    example_inputs: Inputs,
+    transform: Transform,
+    what: str,
+    select: Callable[[Any], Any] | None,
+    online: Mapping[str, Tensor] | None,
+    tolerance: float,
+) -> tuple[float, dict[str, Tensor]]:
+    """The difference of outputs, which is allowed, and the values that make it."""
     exact = _in_float32(model)
     if exact is not model:
         example_inputs = pytree.tree_map(_float32, example_inputs)
@@ -98,12 +134,7 @@ def prove(
             f"{what}: the outputs for the example inputs would differ by {error:.2g} of their norm, where "
             f"{tolerance:.2g} is allowed; the model is as it was"
         )
-    values = changed if exact is model else _parameters(model, transform, what)
-    tensors = tensors_of(model)
-    with torch.no_grad():
-        for name, value in values.items():
-            tensors[name].copy_(value)
-    return error
+    return error, changed if exact is model else _parameters(model, transform, what)
 
 
 def _float32(value: Any) -> Any:

@@ -165,6 +165,28 @@ class Layout:
         )
         return dense.reshape(shape)
 
+    def round_column(
+        self, x: Tensor, scale: Tensor, spec: Spec, dtype: DType
+    ) -> tuple[Tensor, Tensor]:
+        """The nearest codes of one column, and their values; for layouts that are not affine.
+
+        Such a layout is calibrated column by column only if it implements this: what is stored of a column
+        does not depend on others.
+
+        Args:
+            x: (N,), a column of a matrix.
+            scale: (N,), float32 and positive.
+            spec: the format.
+            dtype: the number format of `spec`.
+
+        Returns:
+            The codes, as many as `unpack` gives for a column, and the values (N,) in float32.
+
+        Raises:
+            UnsupportedOp: the layout does not declare it.
+        """
+        raise UnsupportedOp(f"layout {self.name!r} has no way to round one column alone")
+
     def check_parts(
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
     ) -> str | None:

@@ -71,6 +71,15 @@ from ao_core.numerics.state import (
     linear_values,
     unsigned_float_values,
 )
+from ao_core.numerics.trellis import (
+    TRELLIS_BITS,
+    TRELLIS_MULTIPLIERS,
+    TRELLIS_STATE_BITS,
+    TRELLIS_UNIT,
+    decode_trellis,
+    encode_trellis,
+    trellis_values,
+)
 
 __all__ = [
     "CODEBOOK_DTYPES",
@@ -82,6 +91,10 @@ __all__ = [
     "MX_MODES",
     "NF4_VALUES",
     "SCALE_RULES",
+    "TRELLIS_BITS",
+    "TRELLIS_MULTIPLIERS",
+    "TRELLIS_STATE_BITS",
+    "TRELLIS_UNIT",
     "FloatFormat",
     "block_absmax",
     "block_absmean",
@@ -97,6 +110,7 @@ __all__ = [
     "decode_float",
     "decode_int",
     "decode_lut",
+    "decode_trellis",
     "dequantize_affine",
     "digits_a_byte",
     "dynamic_values",
@@ -105,6 +119,7 @@ __all__ = [
     "encode_float",
     "encode_int",
     "encode_lut",
+    "encode_trellis",
     "error_sums",
     "expand",
     "float_format",
@@ -137,6 +152,7 @@ __all__ = [
     "sqnr_of_sums",
     "stochastic_round",
     "stochastic_round_to",
+    "trellis_values",
     "unpack_bits",
     "unpack_digits",
     "unsigned_float_values",

@@ -5,8 +5,11 @@ Algorithms that round weights one after the other (GPTQ, learned rounding) choos
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import prod
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,7 +30,7 @@ from ao_core.tensor.input_steps import stored_spec
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import to_layout
 
-__all__ = ["Grid", "Level", "grid_of", "regridded"]
+__all__ = ["Grid", "Level", "Rounder", "grid_of", "regridded"]
 
 #: kinds of number formats whose values a scale multiplies
 _SCALED = ("int", "float", "lut")
@@ -44,6 +47,8 @@ class Grid:
             None where there is none.
         zero_point: one per block, as it is stored, or None.
         is_offset: whether the zero point is subtracted after scaling.
+        round_column: of layouts where a value follows from several codes of its column, `Layout.round_column`
+            of (column, scales); such a grid has no nearest value of one element.
     """
 
     dtype: DType
@@ -51,6 +56,14 @@ class Grid:
     scale: Tensor | None
     zero_point: Tensor | None
     is_offset: bool
+    round_column: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+
+    def rounder(self, block_of: Tensor) -> Rounder:
+        """Rounds the columns of a matrix whose weights are in the blocks `block_of` (N, K)."""
+        if self.round_column is not None:
+            assert self.scale is not None
+            return _WholeColumns(self.round_column, self.scale, block_of)
+        return _Levels(self, block_of)
 
     def level(self, block_of: Tensor) -> Level:
         """The values that elements can take whose blocks are these, for many calls of `Level.nearest`."""
@@ -66,7 +79,14 @@ class Grid:
         Args:
             x: any floating-point numbers; compared in float32, as the reference kernel does.
             block_of: the blocks that they are in, in the same shape: a part of `self.block_of`.
+
+        Raises:
+            UnsupportedOp: values follow from several codes.
         """
+        if self.round_column is not None:
+            raise UnsupportedOp(
+                "a value on this grid follows from several codes of its column; use `Grid.rounder`"
+            )
         scale = None if self.scale is None else self.scale[block_of]
         zero = None if self.zero_point is None else self.zero_point[block_of]
         alone, offset = (1,) * x.dim(), self.is_offset  # each element is a block
@@ -119,14 +139,72 @@ class Level:
         return values.sub_(zero) if zero is not None and offset else values
 
 
+class Rounder(Protocol):
+    """Rounds the columns of a matrix one after the other, in an order of the caller's."""
+
+    def nearest(self, x: Tensor, place: int) -> Tensor:
+        """The values (N,) in float32 nearest to a column (N,), the next one; `place` is its number."""
+
+    def codes(self) -> Tensor:
+        """The codes of all columns, in their order, as `regridded` takes them."""
+
+
+class _Levels:
+    """Element by element, with scales looked up once for neighbours in one block, as most are."""
+
+    def __init__(self, grid: Grid, block_of: Tensor) -> None:
+        self._grid, self._blocks_KN = grid, block_of.t().contiguous()
+        changes = (self._blocks_KN[1:] != self._blocks_KN[:-1]).any(1).tolist()
+        self._is_new = [True, *changes]
+        self._level = grid.level(self._blocks_KN[0])
+        self._chosen_KN = torch.empty_like(self._blocks_KN, dtype=self._level.choice)
+
+    def nearest(self, x: Tensor, place: int) -> Tensor:
+        if self._is_new[place]:
+            self._level = self._grid.level(self._blocks_KN[place])
+        return self._level.nearest(x, self._chosen_KN[place])
+
+    def codes(self) -> Tensor:
+        return self._grid.codes(self._chosen_KN.t())
+
+
+class _WholeColumns:
+    """Columns whose values follow from several codes."""
+
+    def __init__(
+        self,
+        round_column: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        scale: Tensor,
+        block_of: Tensor,
+    ) -> None:
+        self._round, self._scale, self._block_of = round_column, scale, block_of
+        self._codes: list[Tensor] = []
+
+    def nearest(self, x: Tensor, place: int) -> Tensor:
+        codes, values = self._round(x, self._scale[self._block_of[:, place]])
+        self._codes.append(codes)
+        return values
+
+    def codes(self) -> Tensor:
+        return torch.stack(self._codes, 1)
+
+
 def grid_of(q: QTensor) -> Grid:
     """The grid of a tensor in its stored order, over its stored (stepped) values.
 
     Raises:
-        UnsupportedOp: its layout holds only some of the elements, or it is permuted.
+        UnsupportedOp: its layout holds only some of the elements, or neither follows a value from one code
+            nor are columns rounded alone, or it is permuted.
     """
-    _, spec, (codes, scale, zero_point) = _unpacked(q)
-    dtype, shape = registry.dtypes.get(spec.dtype), tuple(codes.shape)
+    layout, spec, (codes, scale, zero_point) = _unpacked(q)
+    dtype, shape, round_column = registry.dtypes.get(spec.dtype), tuple(codes.shape), None
+    if not layout.affine:
+        if type(layout).round_column is Layout.round_column:
+            raise UnsupportedOp(
+                f"{q.spec}: in the layout {layout.name!r} a value follows from more than its code"
+            )
+        shape = q.stored_shape
+        round_column = partial(layout.round_column, spec=spec, dtype=dtype)
     counts = grid_shape(shape, spec.block)
     numbers = torch.arange(prod(counts), dtype=torch.int32, device=codes.device)
     block_of = expand(numbers.view(counts), shape, spec.block).expand(shape)
@@ -139,6 +217,7 @@ def grid_of(q: QTensor) -> Grid:
         by,
         None if point is None else point.reshape(-1),
         spec.zero_point == "offset",
+        round_column,
     )
 
 
@@ -147,7 +226,8 @@ def regridded(q: QTensor, codes: Tensor) -> QTensor:
 
     Args:
         q: in its stored order.
-        codes: of the stored shape, as `Grid.nearest` gives them.
+        codes: as `Layout.unpack` gives them, of the stored shape in most layouts: those of `Grid.nearest` or
+            `Rounder.codes`.
     """
     layout, spec, (old, scale, zero_point) = _unpacked(q)
     dtype = registry.dtypes.get(spec.dtype)

@@ -7,7 +7,7 @@ expert has its own. Codes and scales know nothing of them, and so no layout does
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,8 @@ __all__ = [
     "step_names",
     "step_rows",
     "step_weight",
+    "stepped",
+    "stepped_problem",
     "stored_spec",
     "unstep_weight",
     "without_steps",
@@ -207,7 +209,7 @@ def _rotated(x: Tensor, block: int, inverse: bool = False) -> Tensor:
     return hadamard(x, block, inverse=inverse)
 
 
-def _stepped(x: Tensor, steps: tuple[Step, ...], parts: Parts) -> Tensor:
+def stepped(x: Tensor, steps: tuple[Step, ...], parts: Parts) -> Tensor:
     """S x of activations, in the dtype of x; the parts broadcast over its rows."""
     wide = x.to(_wide(x.dtype, steps))
     for step in steps:
@@ -294,7 +296,24 @@ def without_steps(w: QTensor, count: int) -> QTensor:
 def step_rows(x: Tensor, w: QTensor, count: int | None = None) -> Tensor:
     """Activations (..., K) of a weight (N, K) after its first `count` input steps, or all of them."""
     parts = {name: getattr(w, name).reshape(-1) for name in step_names(w.spec)}
-    return _stepped(x, w.spec.input[:count], parts)
+    return stepped(x, w.spec.input[:count], parts)
+
+
+def stepped_problem(
+    weight: Tensor, hessians: Sequence[Tensor], w: QTensor
+) -> tuple[Tensor, list[Tensor]]:
+    """Matrices W S⁻¹ and S H Sᵀ, for algorithms that choose what is stored of a weight.
+
+    Args:
+        weight: (E, N, K), the logical matrices.
+        hessians: of each matrix, Σ x xᵀ (K, K) in float64.
+        w: a weight in the format, in its stored order; those of several matrices have no steps with parts.
+    """
+    if not w.spec.input:
+        return weight, list(hessians)
+    values = step_weight(weight.reshape(w.stored_shape), w.spec, w.parts)
+    turned = [step_rows(step_rows(h, w).t(), w) for h in hessians]
+    return values.reshape(weight.shape), turned
 
 
 def _step_experts(x: Tensor, w: QTensor, offs: Tensor | None, count: int) -> Tensor:
@@ -305,7 +324,7 @@ def _step_experts(x: Tensor, w: QTensor, offs: Tensor | None, count: int) -> Ten
         # rows behind those of the last expert are multiplied by nothing
         experts = torch.searchsorted(offs, rows, right=True).clamp(max=w.shape[0] - 1)
         parts = {n: part.squeeze(1).index_select(0, experts) for n, part in parts.items()}
-    return _stepped(x, steps, parts)
+    return stepped(x, steps, parts)
 
 
 def _linear(

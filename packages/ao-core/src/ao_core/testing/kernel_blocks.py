@@ -18,7 +18,7 @@ from ao_core.testing.base import gaussian, same_bits
 from ao_core.testing.samples import holds, quantized
 from ao_core.testing.trials import KernelCase, OpTrial, strided_variants
 
-__all__ = ["MLP", "QKV"]
+__all__ = ["MLP", "QKV", "block_mlp", "block_qkv"]
 
 _EPS = 1e-3
 
@@ -104,10 +104,10 @@ class _Qkv(_Block):
             size = heads.dim if turn else heads.dim // 4 * 2
             tables = _draw(case, 4 + turn, 2, batch[0] if turn else 1, batch[1], size)
             args = (x, norm, weight, *tables, heads)
-            yield args, _qkv(*args)
+            yield args, block_qkv(*args)
 
 
-def _qkv(
+def block_qkv(
     x: Tensor,
     norm: NormBefore | None,
     weight: Projection,
@@ -163,10 +163,10 @@ class _Mlp(_Block):
                 _weight(case, 15, k, n // 2, bias=turn == 0),
                 gate,
             )
-            yield args, _mlp(*args)
+            yield args, block_mlp(*args)
 
 
-def _mlp(
+def block_mlp(
     x: Tensor,
     residual: Tensor | None,
     norm: NormBefore | None,

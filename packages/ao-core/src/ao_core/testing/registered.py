@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ao_core.model_records import ModelTransform
 from ao_core.records import Algorithm, Op, Transform
 from ao_core.registry import IN_PROCESS, name_of, registry
 
@@ -27,7 +28,11 @@ def registered(*records: Any) -> Iterator[None]:
     for table in tables:
         table.names()  # built-in records come when a table is first asked
     before = [(dict(table._records), dict(table._providers)) for table in tables]
-    claims: list[dict[type, Any]] = [registry._transform_of, registry._algorithm_of]
+    claims: list[dict[type, Any]] = [
+        registry._transform_of,
+        registry._algorithm_of,
+        registry._model_transform_of,
+    ]
     claimed = [dict(each) for each in claims]
     try:
         registry.reopen()
@@ -36,10 +41,9 @@ def registered(*records: Any) -> Iterator[None]:
             for table in tables:
                 if table.holds(record) and table._records.pop(name_of(record), None) is not None:
                     provider = table._providers.pop(name_of(record), IN_PROCESS)
-            if isinstance(record, Transform):
-                registry._transform_of.pop(record.config_type, None)
-            if isinstance(record, Algorithm):
-                registry._algorithm_of.pop(record.config_type, None)
+            if isinstance(record, (Transform, Algorithm, ModelTransform)):
+                for claim in claims:
+                    claim.pop(record.config_type, None)
             if isinstance(record, Op):
                 registry.kernels._records.pop(record.reference_kernel.name, None)
             registry.add(record, provider)

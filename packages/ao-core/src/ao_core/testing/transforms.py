@@ -21,9 +21,10 @@ from ao_core.config import (
     config_to_json,
     config_to_yaml,
 )
+from ao_core.dequantize import dequantize_
 from ao_core.errors import QuantizationError
 from ao_core.numerics import sqnr
-from ao_core.quantize import dequantize_, quantize_
+from ao_core.quantize import quantize_
 from ao_core.records import Skip, Target
 from ao_core.registry import registry
 from ao_core.report import Report

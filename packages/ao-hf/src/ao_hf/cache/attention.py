@@ -13,10 +13,10 @@ from ao_core.ext import ConfigError
 from ao_hf.cache.masks import bounds_of, visible
 from ao_hf.cache.stored import Stored
 
-__all__ = ["attention"]
+__all__ = ["UNREAD", "attention"]
 
 #: what models pass besides, and no attention reads
-_UNREAD = frozenset({
+UNREAD = frozenset({
     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "max_seqlen", "seq_idx",
     "num_items_in_batch", "position_ids", "position_embeddings", "hidden_states", "query", "key", "value",
     "deterministic", "output_attentions", "output_hidden_states", "output_router_logits", "use_cache",
@@ -47,7 +47,7 @@ def attention(
     Returns:
         (B, T, Hq, Dv), and None or what the attention of the model returns.
     """
-    rest = {name: x for name, x in kwargs.items() if x is not None and name not in _UNREAD}
+    rest = {name: x for name, x in kwargs.items() if x is not None and name not in UNREAD}
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
     if isinstance(key, Stored) and isinstance(value, Stored) and not dropout:
@@ -114,7 +114,7 @@ def _dense(
     queries, tokens = query.shape[2], key.shape[2]
     if bounds is not None:
         attention_mask = visible(bounds, queries, tokens)
-    given = {name for name, x in kwargs.items() if x is not None} - _UNREAD
+    given = {name for name, x in kwargs.items() if x is not None} - UNREAD
     if given <= _OF_SDPA:
         return sdpa_attention_forward(  # type: ignore[no-any-return]
             module,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from transformers.cache_utils import (
 
 from ao_core.ext import ConfigError, checked_but, shown
 from ao_core.ext.quantizing import NothingConvertedWarning, warn_caller
+from ao_hf.cache.ahead import Ahead
 from ao_hf.cache.functions import functions
 from ao_hf.cache.keys import Findings
 from ao_hf.cache.layers import AoLayer, AoStaticLayer, Settings
@@ -129,6 +131,10 @@ class AoCache(Cache):
         self._last = ours[-1] if ours else -1
         #: within a forward: the thread that runs it, and the last layer that was written
         self._forward: dict[str, int] = {}
+        #: what was found for layers that the model did not come to yet
+        self.ahead: Ahead | None = None
+        #: whether layers may get tokens before the model comes to them
+        self.runs_ahead = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -141,17 +147,50 @@ class AoCache(Cache):
         """
         if torch.compiler.is_compiling() or not self._enters(layer_idx):
             return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        self.settle()
+        with self._written(layer_idx):
+            return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    @contextmanager
+    def _written(self, layer_idx: int) -> Iterator[None]:
+        """A time in which a layer is written to, the next one of a forward."""
         before = self._forward.get("layer")
         try:
-            found = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+            yield
         except BaseException:
             if before is None:
                 self._forward.clear()  # nothing was written yet
             raise
+        self._reach(layer_idx)
+
+    def _reach(self, layer_idx: int) -> None:
         self._forward["layer"] = layer_idx
         if layer_idx == self._last:
             self._forward.clear()
-        return found
+
+    @contextmanager
+    def writing(self, layer_idx: int) -> Iterator[None]:
+        """A time in which the layers from one on get tokens without `update`, by a run of fused blocks.
+
+        Raises:
+            ConfigError: as `update`.
+        """
+        self._enters(layer_idx)
+        with self._written(layer_idx):
+            yield
+
+    def reached(self, ahead: Ahead) -> None:
+        """The model came to the next layer of those that hold its tokens already."""
+        self._reach(ahead.layers[ahead.called - 1].index)
+        if ahead.called == len(ahead.layers):
+            self.ahead = None
+
+    def settle(self) -> None:
+        """Forget the tokens of layers that the model did not come to, and let none get ahead from now on."""
+        if self.ahead is not None:
+            ahead, self.ahead = self.ahead, None
+            self.runs_ahead = False
+            ahead.undo()
 
     def _enters(self, layer_idx: int) -> bool:
         """Whether this is a layer of ours, which this thread may write now."""
@@ -182,6 +221,7 @@ class AoCache(Cache):
         """Forget all tokens."""
         super().reset()
         self._forward.clear()
+        self.ahead, self.runs_ahead = None, True
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens, whose number is given as a negative one, or 0.
@@ -190,6 +230,7 @@ class AoCache(Cache):
             ConfigError: a layer of transformers cannot forget.
             ValueError: the number is positive.
         """
+        self.settle()
         for index, layer in enumerate(self.layers):
             if tokens_to_remove and not hasattr(layer, "crop"):
                 raise ConfigError(
@@ -202,6 +243,7 @@ class AoCache(Cache):
 
     def report(self) -> CacheReport:
         """Bytes, tokens and formats of each layer."""
+        self.settle()
         return CacheReport(tuple(layer_memory(i, layer) for i, layer in enumerate(self.layers)))
 
     def __repr__(self) -> str:
@@ -209,6 +251,7 @@ class AoCache(Cache):
         return f"AoCache({len(self.layers)} layers, {found.tokens} tokens, {found.nbytes} bytes)"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AoCache:
+        self.settle()
         config = self.settings.model_config
         memo[id(config)] = config  # it says which attention the model has now
         made = type(self).__new__(type(self))

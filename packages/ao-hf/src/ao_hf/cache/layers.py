@@ -327,8 +327,9 @@ class AoStaticLayer(AoLayer):
 
     def _placed(self, kv: QuantizedKV) -> None:
         for tensor in kv.tensors():
-            # else CUDA graphs would copy the cache; unguarded, so that another cache compiles nothing
-            torch._dynamo.mark_static_address(tensor, guard=False)
+            # else CUDA graphs would copy the cache; unguarded, so that another cache compiles nothing. It is
+            # what `torch._dynamo.mark_static_address` does, whose import takes seconds
+            tensor._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
 
     def _append(self, kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
         if not torch.compiler.is_compiling():

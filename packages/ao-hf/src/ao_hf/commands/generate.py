@@ -28,7 +28,9 @@ def generate(
         None, help="Recipe of the cache of keys and values, such as kv8."
     ),
     draft: str | None = typer.Option(
-        None, help="Recipe of a draft of the same model, which proposes tokens: int4."
+        None,
+        help="Recipe of a draft of the same model, which proposes tokens: int8 for a dense model; or lookup, "
+        "which takes them from the text before.",
     ),
     compiled: bool = typer.Option(False, "--compile", help="Compile the steps of decoding."),
     max_new_tokens: int = typer.Option(256, min=1, help="At most so many tokens."),
@@ -61,6 +63,7 @@ def generate(
         from ao_hf.fusing.apply import fuse
         from ao_hf.generation import Sampling, draft_of, load
         from ao_hf.generation.caches import check_kv
+        from ao_hf.generation.drafting import LOOKUP
 
         options: dict[str, Any] = {
             "max_new_tokens": max_new_tokens,
@@ -73,8 +76,11 @@ def generate(
         loaded = load(model, recipe, device=device, dtype=dtype)
         if loaded.quantized:
             fuse(loaded.model)
-        if draft is not None:
+        if draft == LOOKUP:
+            options["draft"] = draft
+        elif draft is not None:
             options["draft"] = draft_of(loaded, draft)
+            fuse(options["draft"].model)
         if text is not None:
             typer.echo(str(_stream(loaded, text, options | {"chat": chat})), err=True)
             return

@@ -11,13 +11,15 @@ from transformers import DynamicCache
 
 from ao_core.ext import AoError, checked
 from ao_hf.fusing.block import FusedBlock, FusedMlp, Head, Tail, joined
+from ao_hf.fusing.decoder import FusedDecoder, decoder_parts
 from ao_hf.fusing.observe import AttentionSeen, Observed, Seen, evaluating, observe
 from ao_hf.fusing.report import Fused, FuseReport, Kept
+from ao_hf.fusing.runs import install_runs
 from ao_hf.fusing.structure import NotFused, attention_parts, mlp_parts, norm_before, plain
 
 __all__ = ["fuse", "unfuse"]
 
-_FUSED = (FusedBlock, FusedMlp)
+_FUSED = (FusedBlock, FusedMlp, FusedDecoder)
 
 
 @checked
@@ -27,7 +29,8 @@ def fuse(model: nn.Module) -> FuseReport:
     What comes before attention in a block becomes one op (norm, q/k/v in one matmul, rotary embedding), and
     what comes after it another (output projection, residual, norm, gate and up in one matmul, activation,
     down, residual). Of a block that is not made like this, what can be is: the MLP, with the residuals or
-    alone. Which module does what is found by running the model on four tokens, and everything is tried
+    alone. For one token of each text, what calls the blocks makes no mask, and takes the rotary embedding
+    from a table. Which module does what is found by running the model on four tokens, and everything is tried
     against the modules themselves before it is used: what differs stays as it was, with the reason in the
     report.
 
@@ -56,9 +59,13 @@ def fuse(model: nn.Module) -> FuseReport:
     with evaluating(model):
         for name in reversed(blocks):
             _fuse_block(model, name, blocks[name], observed, fused, kept)
+        around = _decoder(model, list(reversed(blocks)), observed) if fused else None
+    whole = [vars(model.get_submodule(name)).get("forward") for name in reversed(blocks)]
+    runs = install_runs([one for one in whole if isinstance(one, FusedBlock)])
     if not blocks:
         kept.append(Kept("", "no module calls an attention function of transformers"))
-    return FuseReport(model, tuple(fused), tuple(kept))
+    longest = tuple((names[run.blocks[0].module], len(run.blocks)) for run in runs)
+    return FuseReport(model, tuple(fused), tuple(kept), longest, around)
 
 
 @checked
@@ -102,6 +109,17 @@ def _fuse_block(
     alone.install()
     own = next(n for n, child in block.named_modules() if child is mlp.module)
     fused.append(Fused(f"{name}.{own}", alone.ops))
+
+
+def _decoder(model: Any, names: list[str], observed: Observed) -> Fused | Kept:
+    """Install a forward of what calls the blocks."""
+    name = names[0].rpartition(".")[0].rpartition(".")[0]
+    try:
+        found = decoder_parts(model, names, observed)
+    except NotFused as reason:
+        return Kept(name, str(reason))
+    found.install()
+    return Fused(name, found.ops)
 
 
 def _whole(block: Any, seen: AttentionSeen, observed: Observed, tail: Tail) -> FusedBlock:

@@ -16,8 +16,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import output_capturing
 
 from ao_core.ext.kernels import (
+    Attention,
     BlockOp,
+    CachedBlock,
     Heads,
+    KeysAndValues,
     NormBefore,
     Projection,
     cannot_join_rows,
@@ -27,7 +30,7 @@ from ao_core.ext.kernels import (
 )
 from ao_hf.fusing.structure import AttentionParts, MlpParts, NotFused
 
-__all__ = ["FusedBlock", "FusedMlp", "Head", "Joined", "Tail", "joined"]
+__all__ = ["FusedBlock", "FusedMlp", "Head", "Joined", "Tail", "joined", "listens"]
 
 # every module asks for every token
 _is_any_autocast_enabled, _is_grad_enabled, _is_compiling = (
@@ -111,8 +114,8 @@ class _Forward:
         """
         self.module = module
         self._linears = tuple(linears)
-        self._inner = tuple(one.__dict__ for one in inner)
-        self._hooks = tuple(
+        self.inner = tuple(one.__dict__ for one in inner)
+        self.hooks = tuple(
             hooks for one in inner for hooks in (one._forward_hooks, one._forward_pre_hooks)
         )
         #: of every module that is not called any more: where its parent keeps it
@@ -141,30 +144,35 @@ class _Forward:
         """Leave the module to its own forward."""
         vars(self.module).pop("forward", None)
 
-    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward returns."""
-        if self._applies() and not args:
-            found = self.run(x, **kwargs)
+        if self.applies() and len(args) < 2:
+            found = self.run(*args, **kwargs)
             if found is not NotImplemented:
                 return found
-        return type(self.module).forward(self.module, x, *args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
 
-    def run(self, x: Tensor, **kwargs: Any) -> Any:
+    def run(self, *args: Any, **kwargs: Any) -> Any:
         """The same in few ops; NotImplemented where it cannot be."""
         raise NotImplementedError
 
-    def _applies(self) -> bool:
+    def checks(self) -> list[tuple[dict[str, Any], str, Any]]:
+        """Dictionaries, keys in them, and what must be there while the fused form may run."""
+        own = self.module.__dict__
+        return [*zip(*self._found, strict=True), (own, "training", False), (own, "forward", self)]
+
+    def applies(self) -> bool:
         """Whether nothing but the results of the module is wanted, and all is as it was found.
 
         Asked for every module and token, so the loops are in C.
         """
         if _is_compiling() or _is_grad_enabled() or self.module.training:
             return False
-        if _is_any_autocast_enabled() or (any(self._hooks) and _listens(self._hooks)):
+        if _is_any_autocast_enabled() or (any(self.hooks) and listens(self.hooks)):
             return False
         if pinned_band() is not None:  # which may have kernels for the parts alone
             return False
-        if any(map(contains, self._inner, repeat("forward"))):  # as hooks of accelerate replace it
+        if any(map(contains, self.inner, repeat("forward"))):  # as hooks of accelerate replace it
             return False
         dictionaries, names, expected = self._found
         if all(map(is_, map(dict.get, dictionaries, names), expected)):
@@ -183,7 +191,7 @@ class _Forward:
         return _own_forward, (self.module,)
 
 
-def _listens(tables: Sequence[dict[int, Any]]) -> bool:
+def listens(tables: Sequence[dict[int, Any]]) -> bool:
     """Whether a hook wants to know what its module returns.
 
     Once outputs such as attentions were asked for, transformers leaves hooks on modules for good, which
@@ -232,17 +240,20 @@ class FusedBlock(_Forward):
             inner += [attention, head.norm, *head.inputs.linears, output]
             joints.append(head.inputs)
         super().__init__(block, [one for one in inner if one is not None], linears)
-        self._joints, self._attention, self._before, self._head = joints, attention, before, head
-        self._tail, self._seen = tail, seen
+        self._joints, self.attention, self._before, self._head = joints, attention, before, head
+        self._tail, self.seen = tail, seen
         self._output, self._down = _projection(output), _projection(parts.down)
         used = (self._output, tail.inputs.projection, self._down)
         weights = tuple(one.weight for one in used if one is not None)
         self._mlp = BlockOp("mlp", weights, parts.activation)
         if head is not None:
             self._qkv = BlockOp("qkv", (head.inputs.projection.weight,))
-            self._heads = Heads(*head.attention.heads)
-            self._index = attention.layer_idx
-            self._kwargs = {n: v for n, v in head.attention.kwargs.items() if n not in seen}
+            self.heads = Heads(*head.attention.heads)
+            self.index = attention.layer_idx
+            #: what the attention function is told besides what the block is
+            self.options = {n: v for n, v in head.attention.kwargs.items() if n not in seen}
+        #: the run of blocks that it belongs to, and its place in it
+        self.run_of: tuple[Any, int] | None = None
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -258,11 +269,20 @@ class FusedBlock(_Forward):
             joint.share()
         super().install()
 
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """What the module's own forward returns."""
+        if self.run_of is not None and not args and not _is_compiling():
+            run, place = self.run_of
+            found = run.step(place, x, kwargs)
+            if found is not None:
+                return found
+        return super().__call__(x, *args, **kwargs)
+
     def run(self, x: Tensor, **kwargs: Any) -> Any:
         """Two ops, with the cache and the attention function of transformers between them."""
         tail = self._tail
         if self._head is None:
-            mixed = self._attention(self._before(x), **kwargs)[0]
+            mixed = self.attention(self._before(x), **kwargs)[0]
         else:
             mixed = self._mix(self._head, x, **kwargs)
             if mixed is NotImplemented:
@@ -270,6 +290,30 @@ class FusedBlock(_Forward):
         return self._mlp(
             mixed, x, tail.before, self._output, tail.inputs.projection, self._down,
             tail.mlp.activation,
+        )  # fmt: skip
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of the block is the module's own but attention without its matmuls."""
+        return self._head is not None
+
+    def follows(self, other: FusedBlock) -> bool:
+        """Whether it comes after another block, and was given what that one was."""
+        if self.index != other.index + 1 or self.seen.keys() != other.seen.keys():
+            return False
+        return all(map(is_, self.seen.values(), map(other.seen.get, self.seen)))
+
+    def cached(
+        self, cache: KeysAndValues, sinks: Tensor | None, attention: Attention
+    ) -> CachedBlock:
+        """The block with a cache, as the op `decoder` takes it."""
+        head, tail = self._head, self._tail
+        assert head is not None
+        assert self._output is not None
+        assert self._down is not None
+        return CachedBlock(
+            head.before, head.inputs.projection, self.heads, cache, sinks, attention, self._output,
+            tail.before, tail.inputs.projection, self._down, tail.mlp.activation,
         )  # fmt: skip
 
     def _mix(
@@ -281,17 +325,17 @@ class FusedBlock(_Forward):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> Any:
-        attention = self._attention
+        attention = self.attention
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(attention.config._attn_implementation, None)
         if attend is None or position_embeddings is None or kwargs.get("output_attentions"):
             return NotImplemented  # the model's own function knows what it returns
         cosine, sine = position_embeddings
         query, key, value = self._qkv(
-            x, head.before, head.inputs.projection, cosine, sine, self._heads
+            x, head.before, head.inputs.projection, cosine, sine, self.heads
         )
         if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self._index)
-        mixed, _ = attend(attention, query, key, value, attention_mask, **self._kwargs, **kwargs)
+            key, value = past_key_values.update(key, value, self.index)
+        mixed, _ = attend(attention, query, key, value, attention_mask, **self.options, **kwargs)
         return mixed.reshape(*x.shape[:-1], -1)
 
 

@@ -40,6 +40,10 @@ class FuseReport:
     fused: tuple[Fused, ...]
     #: the same
     kept: tuple[Kept, ...]
+    #: of blocks that are one op together, for a few tokens over an `AoCache`: name of the first one, how many
+    runs: tuple[tuple[str, int], ...] = ()
+    #: the module that calls the blocks; None where no block is fused
+    around: Fused | Kept | None = None
 
     def unfuse(self) -> None:
         """Let the model run as before. Twice is as good as once."""
@@ -54,9 +58,20 @@ class FuseReport:
         self.unfuse()
 
     def __str__(self) -> str:
-        rows = [(one.name, "; ".join(one.ops)) for one in self.fused]
-        rows += [(one.name, f"not fused: {one.reason}") for one in self.kept]
-        return "\n".join(f"{name}  {text}" for name, text in _alike(rows))
+        found = [*self.fused, *self.kept, *filter(None, [self.around])]
+        lines = [
+            f"{name}  {text}" for name, text in _alike((one.name, _text(one)) for one in found)
+        ]
+        lines += [
+            f"{name} and the next {count - 1}: one op for a few tokens, over an AoCache with the attention "
+            "'ao_kv'"
+            for name, count in self.runs
+        ]
+        return "\n".join(lines)
+
+
+def _text(one: Fused | Kept) -> str:
+    return "; ".join(one.ops) if isinstance(one, Fused) else f"not fused: {one.reason}"
 
 
 def _alike(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from ao_core import QTensor, quantize_
 from ao_core.ext import CheckpointError, ConfigError, MissingExtraError, checked, json_object, shown
@@ -238,7 +237,8 @@ def load_tokenizer(folder: Path) -> Any:
 def draft_of(target: Loaded, recipe: str) -> Loaded:
     """The same checkpoint in fewer bits, for `generate(…, draft=…)`.
 
-    What both keep alike, such as embeddings and norms, is shared and takes no more memory.
+    What both keep alike, such as embeddings, norms and heads, is shared and takes no more memory. Call
+    `ao_hf.fuse(draft.model)` to make it faster.
 
     Args:
         target: the model whose tokens are drafted.
@@ -257,12 +257,19 @@ def draft_of(target: Loaded, recipe: str) -> Loaded:
     return draft
 
 
-def _share(draft: nn.Module, target: nn.Module) -> None:
-    """Let a draft have the parameters of its target where both are the same."""
+def _share(draft: Any, target: Any) -> None:
+    """Let a draft have the parameters of its target where both are the same.
+
+    Quantized weights of the blocks are left out: `fuse` joins those of each model in memory of its own.
+    """
     own = dict(target.named_parameters(remove_duplicate=False))
+    ends = [target.get_input_embeddings(), target.get_output_embeddings()]
+    outside = {id(module.weight) for module in ends if module is not None}
     for name, parameter in list(draft.named_parameters(remove_duplicate=False)):
         other = own.get(name)
-        if other is not None and other is not parameter and _alike(parameter, other):
+        if other is None or (isinstance(other, QTensor) and id(other) not in outside):
+            continue
+        if other is not parameter and _alike(parameter, other):
             path, _, last = name.rpartition(".")
             draft.get_submodule(path)._parameters[last] = other
 

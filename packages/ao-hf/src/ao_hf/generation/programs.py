@@ -27,6 +27,8 @@ _OPTIONS = {
     "aot_inductor.package_constants_in_so": False,
     "aot_inductor.compile_wrapper_opt_level": "O0",
     "cpp.min_chunk_size": 4096,
+    # each op rounds to its dtype, as without a compiler: else texts differ from the first tie on
+    "emulate_precision_casts": True,
 }
 
 #: elements of a tensor whose values compilers may write into the program
@@ -49,11 +51,11 @@ def program_of(
     loaded = _loaded(path)
     if loaded is None:
         _compile(module, inputs, path)
-        loaded = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+        loaded = _opened(path)
     constants = constants_of(module)
     used = {name: constants[name] for name in loaded.get_constant_fqns()}
-    loaded.load_constants(used, check_full_update=True, user_managed=True)
-    run = loaded.loader.boxed_run
+    loaded.load_constants(used, False, True, True, False)  # all of them, where they are
+    run = loaded.boxed_run
 
     def program(tensors: Sequence[Tensor]) -> Tensor:
         found: Tensor = run(list(tensors))[0]
@@ -122,13 +124,18 @@ def _loaded(path: Path) -> Any:
         whole = hashlib.sha256(path.read_bytes()).hexdigest()
         if _seal(path).read_text(encoding="ascii") != whole:
             raise ValueError("its digest is another one")
-        return torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+        return _opened(path)
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         warnings.warn(
             f"{path}: this program cannot be used ({reason}), and is compiled again", stacklevel=2
         )
         return None
+
+
+def _opened(path: Path) -> Any:
+    """What `torch._inductor.aoti_load_package` wraps, without the compiler, whose import takes seconds."""
+    return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)
 
 
 def _compile(module: fx.GraphModule, inputs: Mapping[str, Tensor], path: Path) -> None:

@@ -110,9 +110,10 @@ def written_in(module: fx.GraphModule) -> dict[str, Any]:
     for node in module.graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
-        for argument, x in zip(node.target._schema.arguments, node.args, strict=False):
-            if argument.is_write and isinstance(x, fx.Node) and x.op == "get_attr":
-                found.setdefault(str(x.target), node.target)
+        for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
+            for x in tree_leaves(given) if argument.is_write else ():
+                if isinstance(x, fx.Node) and x.op == "get_attr":
+                    found.setdefault(str(x.target), node.target)
     return found
 
 

@@ -14,10 +14,14 @@ from ao_core.ext import ConfigError, checked
 from ao_hf.cache.names import EXACT
 from ao_hf.generation.caches import check_kv, decoding, fixed_cache, make_cache
 from ao_hf.generation.clock import Clock, Timing
+from ao_hf.generation.drafting import LOOKUP, Counts, ModelDraft, lookup, speculating
 from ao_hf.generation.machine import PeakMemory
 from ao_hf.generation.models import Loaded
 
 __all__ = ["Drafted", "Sampling", "Written", "generate", "tokens_of"]
+
+#: the cache of a draft: fused blocks run as one op over it
+_DRAFTS_KV = "kv8"
 
 #: `{"role": …, "content": …}` of each turn of a conversation
 Messages = Sequence[Mapping[str, str]]
@@ -187,7 +191,7 @@ def generate(
     chat: bool | None = None,
     system: str = "",
     kv: str | None = None,
-    draft: Loaded | None = None,
+    draft: Loaded | str | None = None,
     compiled: bool = False,
 ) -> Written:
     """Generate the answer to a prompt, by transformers' own `model.generate`.
@@ -201,8 +205,8 @@ def generate(
         chat: see `tokens_of`.
         system: see `tokens_of`.
         kv: name of a recipe for the cache of keys and values; None: in the dtype of the model.
-        draft: what `draft_of` made. It proposes tokens, which the model checks several at a time; the
-            text is that of the model alone.
+        draft: what proposes tokens, which the model checks several at a time; the text is that of the model
+            alone. What `draft_of` made, or "lookup": what followed when the last tokens came last.
         compiled: compile the steps of decoding, for a cache of fixed size. On the CPU the program is kept on
             disk, for processes that come after.
 
@@ -212,6 +216,10 @@ def generate(
     check_kv(kv)
     if max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens={max_new_tokens}: use 1 or more")
+    if isinstance(draft, str) and draft != LOOKUP:
+        raise ConfigError(
+            f"draft={draft!r}: use {LOOKUP!r}, or what `draft_of(loaded, {draft!r})` makes"
+        )
     ids = tokens_of(loaded, prompt, chat, system).to(loaded.model.device)
     length = ids.shape[1]
     _check_length(loaded.model, length, max_new_tokens)
@@ -228,11 +236,16 @@ def generate(
             options |= _compiling()
     else:
         cache, steps = make_cache(model, kv), None
-    if draft is not None:
-        options["assistant_model"] = draft.model
+    counts, drafting = Counts(), nullcontext()
+    if isinstance(draft, Loaded):
+        drafting = decoding(draft.model, _DRAFTS_KV)
+        propose = ModelDraft(draft.model, make_cache(draft.model, _DRAFTS_KV))
+        options["custom_generate"] = speculating(propose, counts, clock)
+    elif draft is not None:
+        options["custom_generate"] = speculating(lookup, counts, clock)
     seeded = _seeded(sampling.seed, model.device)
     reading = decoding(model, kv if steps is None else EXACT)
-    with _drafting(draft) as proposals, seeded, reading, steps or nullcontext():
+    with drafting, seeded, reading, steps or nullcontext():
         out = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -249,11 +262,11 @@ def generate(
             f"{model.device.type}; leave it out"
         )
     made = out[0, length:].tolist()
-    timing, drafted = clock.timing(), None
+    drafted = None
     if draft is not None:
-        drafted = Drafted(len(proposals), timing.tokens - timing.steps, timing.steps)
+        drafted = Drafted(counts.proposed, counts.accepted, counts.checks)
     text = loaded.tokenizer.decode(made, skip_special_tokens=True)
-    return Written(text, tuple(made), length, timing, peak.bytes(), drafted)
+    return Written(text, tuple(made), length, clock.timing(), peak.bytes(), drafted)
 
 
 def _compiling() -> dict[str, Any]:
@@ -281,28 +294,6 @@ def _pad(loaded: Loaded) -> int:
     eos = loaded.model.generation_config.eos_token_id
     first = eos[0] if isinstance(eos, list) else eos
     return first if isinstance(first, int) else 0
-
-
-@contextmanager
-def _drafting(draft: Loaded | None) -> Iterator[list[None]]:
-    """Counts the tokens that a draft proposes: one for each of its forward passes."""
-    passes: list[None] = []
-    if draft is None:
-        yield passes
-        return
-    options = draft.model.generation_config
-    before = options.num_assistant_tokens, options.num_assistant_tokens_schedule
-    threshold = options.assistant_confidence_threshold
-    # from there on more where all are accepted, and fewer where not
-    options.num_assistant_tokens, options.num_assistant_tokens_schedule = 3, "heuristic_transient"
-    options.assistant_confidence_threshold = 0.0
-    hook = draft.model.register_forward_hook(lambda *_: passes.append(None))
-    try:
-        yield passes
-    finally:
-        hook.remove()
-        options.num_assistant_tokens, options.num_assistant_tokens_schedule = before
-        options.assistant_confidence_threshold = threshold
 
 
 @contextmanager

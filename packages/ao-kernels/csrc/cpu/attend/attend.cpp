@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -16,8 +17,8 @@ namespace {
 
 // Tokens of the shortest part; and about how many items and parts there are, where that many can be had. None of it
 // depends on the number of threads, so results do not.
-constexpr int64_t kShortest = 2 * kTokenTile, kEnough = 32, kMost = 256;
-// Multiplications that are worth more than one thread.
+constexpr int64_t kShortest = 4 * kTokenTile, kEnough = 32, kMost = 256;
+// Multiplications that are worth more than one thread, where threads must be woken.
 constexpr int64_t kWorth = 1 << 19;
 
 thread_local ThreadWorkspace kept_tiles, kept_parts;
@@ -28,7 +29,7 @@ int64_t up(int64_t count, int64_t size) { return (count + size - 1) / size; }
 int64_t scratch_of(const Attend& a) {
   const int64_t wide = up(a.key.size, 64) * 64, pieces = 20;
   const int64_t panels = kTokenTile * (wide + a.value_size) * 4;
-  const int64_t row = wide * (4 + 3) + kTokenTile * (4 + 3) + 64;
+  const int64_t row = wide * (4 + 3) + kTokenTile * (4 + 3) + 64 + (a.rows <= kFewRows ? 8 * wide : 0);
   return panels + a.rows * row + (wide + kTokenTile + a.staging + 3 * kTokenTile) * 4 + pieces * 64;
 }
 
@@ -44,6 +45,19 @@ bool is_e4m3(const float* table) {
   return true;
 }
 
+// Low and high bytes of the values of 128 codes as bfloat16; false where these are not exact, or where the top bit of
+// a code is no sign.
+bool as_words(const float* table, uint8_t* bytes) {
+  for (int code = 0; code < 128; ++code) {
+    const float value = table[code], negative = table[code + 128];
+    const auto bits = std::bit_cast<uint32_t>(value), other = std::bit_cast<uint32_t>(negative);
+    const bool none = std::isnan(value) && std::isnan(negative);
+    if (bits >> 31 || bits & 0xffff || (!none && other != (bits | 0x80000000))) return false;
+    bytes[code] = static_cast<uint8_t>(bits >> 16), bytes[code + 128] = static_cast<uint8_t>(bits >> 24);
+  }
+  return true;
+}
+
 bool as_floats(Scale type) { return type == Scale::f32 || type == Scale::bf16 || type == Scale::f16; }
 
 }  // namespace
@@ -55,6 +69,8 @@ void choose_grid(Stored& s, bool is_key) {
   const int bits = d.code_bits;
   s.float8 = bits == 8 && s.size % 16 == 0 && b.block_n == 1 && b.groups == 1 && as_floats(d.scale_type) &&
              d.zero_type == Zero::none && !d.format.is_integer && is_e4m3(d.format.table);
+  s.words = bits == 8 && b.block_n == 1 && b.groups == 1 && as_floats(d.scale_type) && d.zero_type == Zero::none &&
+            !d.format.is_integer && as_words(d.format.table, s.table);
   if (!d.format.is_integer || d.format.bits != bits || (bits != 4 && bits != 8)) return;
   if (!as_floats(d.scale_type) || d.zero_type == Zero::u8 || d.zero_type == Zero::scaled) return;
   s.least = d.format.least;
@@ -78,7 +94,7 @@ void run_attend(const Attend& call) {
   a.value_size = up(a.value.size, 64) * 64;
   a.partial = a.rows * (a.value_size + 2);
   plan_hadamard(a.key.rotation), plan_hadamard(a.value.rotation);
-  a.staging = std::max({16 * up(a.key.size, 64) * 64, a.key.rotation.scratch, a.value.rotation.scratch});
+  a.staging = std::max({16 * up(std::max(a.key.size, a.value.size), 64) * 64, a.key.rotation.scratch, a.value.rotation.scratch});
   a.scratch = scratch_of(a);
   const int64_t items = width * a.query_blocks;
   const int64_t parts = items >= kEnough ? 1 : std::max<int64_t>(1, kMost / items);
@@ -87,7 +103,7 @@ void run_attend(const Attend& call) {
   a.chunks = up(a.coded, a.chunk);
   const int64_t seen = a.window ? std::min(a.tokens, a.window + a.queries) : a.tokens;
   const int64_t work = width * a.group * a.queries * seen * (a.key.size + a.value.size);
-  const int64_t threads = work < kWorth ? 1 : num_threads(), all = a.chunks + 1;
+  const int64_t threads = work < kWorth && !in_team() ? 1 : num_threads(), all = a.chunks + 1;
   const AttendKernels& kernels = isa().attend;
   const auto scratch = [&] { return kept_tiles.get(a.scratch); };
   const int64_t bytes = all * a.partial * static_cast<int64_t>(sizeof(float));

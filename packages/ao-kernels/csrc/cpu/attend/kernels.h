@@ -14,6 +14,8 @@ namespace ao {
 constexpr int64_t kTokenTile = 128;
 // Rows that share what is decoded, unless one query has more heads.
 constexpr int64_t kItemRows = 64;
+// Rows that are not worth decoding a tile into memory, where codes can be multiplied as they lie there.
+constexpr int64_t kFewRows = 8;
 
 // How codes meet the queries: as float32, or as bytes in products with limbs, where one scale serves a token (or a
 // group of 64 elements of it) or, of keys, a channel of a tile.
@@ -28,6 +30,9 @@ struct Stored {
   uint8_t flip;       // what turns 8 stored bits into codes that count up from `least`
   float least;        // value of code 0 after that
   bool float8;        // Grid::floats: codes are float8 e4m3, with one scale per token and no zero points
+  bool words;         // Grid::floats: codes are bytes whose top bit is a sign, with values that are bfloat16, and
+                      // likewise; then the low bytes of the values of 128 codes, and the high ones
+  uint8_t table[256];
   int64_t group;      // Grid::token: elements that share a scale, a multiple of 64 or `size`
   Hadamard rotation;  // what was done to each token; block = 0: nothing
 };

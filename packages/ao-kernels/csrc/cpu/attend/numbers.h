@@ -7,6 +7,15 @@ namespace ao::AO_ISA::attention {
 // e^x, for x up to 87; numbers below -87 count as that, NaN stays.
 AO_INLINE F exp_of(F x) {
   x = max(splat(-87.0f), x);
+#if AO_HAS_QUARTERS
+  // 2^n * 2^f for f in [-1/2, 1/2], by a polynomial with an error of 2e-7
+  const F power = mul(x, splat(1.44269504f)), whole = nearest(power), f = sub(power, whole);
+  F p = splat(0.00134004327f);
+  constexpr float kRest[] = {0.00967603736f, 0.0555032715f, 0.240221068f, 0.693147182f, 1.00000012f};
+#pragma GCC unroll 5
+  for (const float c : kRest) p = fma(p, f, splat(c));
+  return times_power(p, whole);
+#else
   const I n = round_to_int(mul(x, splat(1.44269504f)));
   const F whole = to_float(n);
   F r = fma(whole, splat(-0.693359375f), x);  // exact
@@ -16,6 +25,7 @@ AO_INLINE F exp_of(F x) {
 #pragma GCC unroll 7
   for (const float c : kRest) p = fma(p, r, splat(c));
   return as_float(add(bits_of(p), shift_left<23>(n)));
+#endif
 }
 AO_INLINE float exp_of(float x) {
   alignas(64) float lanes[16];
@@ -29,11 +39,15 @@ AO_INLINE F tanh_of(F x) {  // 1 - 2 / (e^2x + 1)
 }
 
 AO_INLINE float greatest_of(F v) {
+#if AO_HAS_QUARTERS
+  return greatest_lane(v);
+#else
   alignas(64) float lanes[16];
   store(lanes, v);
   float most = lanes[0];
   for (int i = 1; i < 16; ++i) most = lanes[i] > most ? lanes[i] : most;
   return most;
+#endif
 }
 
 // Numbers as limbs: signed bytes of fixed-point numbers, lowest first, of which `unit` is the unit.
@@ -70,18 +84,20 @@ static Limbs to_limbs(const float* x, int64_t count, int8_t* out, int64_t stride
   if (most * two_to(-unit) > kLimit) ++unit;
   limbs.unit = two_to(unit);
   const F to_units = splat(two_to(-unit));
-  I sums[kLimbs];
+  I sums[kLimbs];  // of what is left for a limb and those above it
   for (I& sum : sums) sum = splat_int(0);
   for (int64_t i = 0; i < count; i += 16) {
     I rest = round_to_int(mul(load(x + i), to_units));
+#pragma GCC unroll 3
     for (int l = 0; l < kLimbs; ++l) {
-      const I limb = sign_extend_byte(rest);
-      store_bytes(reinterpret_cast<uint8_t*>(out) + l * stride + i, limb);
-      sums[l] = add(sums[l], limb);
-      rest = shift_right<8>(subtract(rest, limb));
+      store_bytes(reinterpret_cast<uint8_t*>(out) + l * stride + i, rest);
+      sums[l] = add(sums[l], rest);
+      rest = shift_right<8>(add(rest, splat_int(128)));  // the low byte is signed
     }
   }
-  for (int l = 0; l < kLimbs; ++l) limbs.sum[l] = sum_of(sums[l]);
+  uint32_t left[kLimbs + 1] = {};
+  for (int l = 0; l < kLimbs; ++l) left[l] = static_cast<uint32_t>(sum_of(sums[l]));
+  for (int l = 0; l < kLimbs; ++l) limbs.sum[l] = static_cast<int32_t>(left[l] - 256 * left[l + 1]);
   return limbs;
 }
 

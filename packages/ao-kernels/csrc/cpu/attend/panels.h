@@ -158,8 +158,9 @@ struct TokenScales {
   bool shifted;
 };
 
+// `staging`: 16 numbers for each group of a tile's tokens.
 static inline void token_scales(const Stored& s, int64_t matrix, int64_t token, int64_t count, int64_t group,
-                                TokenScales& out) {
+                                float* staging, TokenScales& out) {
   const Dequantize& d = s.coded;
   const int64_t groups = d.blocks.groups, from = (matrix * s.tokens + token) * groups;
   out.shifted = d.zero_type != Zero::none;
@@ -167,11 +168,13 @@ static inline void token_scales(const Stored& s, int64_t matrix, int64_t token, 
     read_scales(d.scale, element_of(d.scale_type), from, count, out.scale);
     if (out.shifted) read_scales(d.zero, element_of(d.zero_type), from, count, out.shift);
   } else {
-    for (int64_t t = 0; t < (count + 15) / 16 * 16; ++t) {
-      const int64_t place = from + t * groups + group;
-      out.scale[t] = t < count ? coding::load_scale(d.scale, d.scale_type, place) : 0;
-      if (out.shifted) out.shift[t] = t < count ? coding::load_zero(d.zero, d.zero_type, place, d.format.table, 0) : 0;
-    }
+    // of all groups in a row, of which one is picked
+    const auto pick = [&](float* to) {
+      for (int64_t t = 0; t < count; ++t) to[t] = staging[t * groups + group];
+      for (int64_t t = count; t % 16; ++t) to[t] = 0;
+    };
+    read_scales(d.scale, element_of(d.scale_type), from, count * groups, staging), pick(out.scale);
+    if (out.shifted) read_scales(d.zero, element_of(d.zero_type), from, count * groups, staging), pick(out.shift);
   }
   for (int64_t t = 0; out.shifted && t < count; t += 16) {
     store(out.shift + t, sub(zero(), mul(load(out.scale + t), load(out.shift + t))));

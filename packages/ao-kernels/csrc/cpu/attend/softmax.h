@@ -37,11 +37,17 @@ static inline float soften(float* logits, Span seen, float softcap, float& great
   for (int64_t t = 0; t < kTokenTile; t += 16) most = max(load(logits + t), most);
   const float highest = greatest_of(most), base = highest == kNone ? 0.0f : highest;
   const F shift = splat(base);
-  for (int64_t t = 0; t < kTokenTile; t += 16) store(logits + t, exp_of(sub(load(logits + t), shift)));
-  for (int64_t t = 0; t < seen.begin; ++t) logits[t] = 0;
-  for (int64_t t = seen.end; t < kTokenTile; ++t) logits[t] = 0;
   F sums = zero();
-  for (int64_t t = 0; t < kTokenTile; t += 16) sums = add(sums, load(logits + t));
+  for (int64_t t = 0; t < kTokenTile; t += 16) {
+    const F weights = exp_of(sub(load(logits + t), shift));
+    store(logits + t, weights), sums = add(sums, weights);
+  }
+  if (seen.end - seen.begin < kTokenTile) {  // those that are not seen have counted a little
+    for (int64_t t = 0; t < seen.begin; ++t) logits[t] = 0;
+    for (int64_t t = seen.end; t < kTokenTile; ++t) logits[t] = 0;
+    sums = zero();
+    for (int64_t t = 0; t < kTokenTile; t += 16) sums = add(sums, load(logits + t));
+  }
   const float kept = exp_of(greatest - base);
   greatest = highest;
   total = total * kept + sum(sums);

@@ -1,6 +1,6 @@
 // Attention over quantized keys and values; included by the unit of an instruction set.
 #pragma once
-#include "products.h"
+#include "direct.h"
 #include "softmax.h"
 
 namespace ao::AO_ISA::attention {
@@ -51,8 +51,8 @@ static inline void rotate(const Hadamard& rotation, float* rows, int64_t count, 
   }
 }
 
-// The queries of an item, times the scale of logits, as rows of `wide` floats with zeros at the end.
-static inline void read_queries(const Attend& a, const Item& item, int64_t wide, float* out) {
+// The queries of an item, times `scale`, as rows of `wide` floats with zeros at the end.
+static inline void read_queries(const Attend& a, const Item& item, float scale, int64_t wide, float* out) {
   const int64_t size = a.key.size;
   for (int64_t r = 0; r < item.rows; ++r, out += wide) {
     const int64_t place = item.b * a.q_batch + (item.h * a.group + r % a.group) * a.q_head +
@@ -61,13 +61,13 @@ static inline void read_queries(const Attend& a, const Item& item, int64_t wide,
     for (int64_t i = 0; i < wide; i += 16) {
       const int64_t left = size - i;
       const F x = left > 0 ? load_as(a.type, p + i * bytes_of(a.type), left < 16 ? static_cast<int>(left) : 16) : zero();
-      store(out + i, mul(x, splat(a.scale)));
+      store(out + i, mul(x, splat(scale)));
     }
   }
 }
 
-// q · center of each row.
-static inline void center_logits(const Attend& a, const Item& item, const float* q, int64_t wide, float* out) {
+// q · center of each row, times `scale`.
+static inline void center_logits(const Attend& a, const Item& item, const float* q, float scale, int64_t wide, float* out) {
   const float* const center = a.center ? a.center + item.matrix * a.key.size : nullptr;
   for (int64_t r = 0; r < item.rows; ++r) {
     F total = zero();
@@ -75,24 +75,31 @@ static inline void center_logits(const Attend& a, const Item& item, const float*
       const int count = a.key.size - i < 16 ? static_cast<int>(a.key.size - i) : 16;
       total = fma(load(q + r * wide + i), load_as(Element::f32, center + i, count), total);
     }
-    out[r] = sum(total);
+    out[r] = scale * sum(total);
   }
 }
 
 namespace {  // members of templates are exported otherwise
 
+// How keys or values meet rows: both as floats; as bytes and limbs, from panels or directly; as pairs of bfloat16.
+enum class Way { floats, panels, direct, pairs };
+
 // A part of an item, tile by tile. kLimbs: of queries and weights, where codes are multiplied as bytes.
 template <int kLimbs>
 struct Worker {
+  // with more limbs results are wanted that bfloat16 is too coarse for
+  static constexpr bool kDirect = AO_HAS_QUARTERS && kLimbs == 2;
   const Attend& a;
   const Item item;
   const Tail* tail_key;  // null: tokens of blocks
   const Tail* tail_value;
   const Part part;
+  Way of_keys, of_values;
+  float scale;  // of logits, where queries have not taken it
   int64_t wide;
   float *q, *scaled, *logits, *weights, *centers, *staging;
   float *kept, *shifts;
-  uint8_t *keys, *values;
+  uint8_t *keys, *values, *turned;
   int8_t *q_bytes, *w_bytes;
   Limbs *q_limbs, *w_limbs;
   TokenScales* scales;
@@ -110,6 +117,16 @@ struct Worker {
     q_bytes = from.take<int8_t>(a.rows * wide * kLimbs), w_bytes = from.take<int8_t>(a.rows * kTokenTile * kLimbs);
     q_limbs = from.take<Limbs>(a.rows), w_limbs = from.take<Limbs>(a.rows);
     scales = from.take<TokenScales>(1), staging = from.take<float>(a.staging);
+    turned = from.take<uint8_t>(a.rows <= kFewRows ? 8 * a.rows * wide : 0);
+    of_keys = way_of(a.key, tail_key), of_values = way_of(a.value, tail_value);
+    scale = of_keys == Way::pairs ? a.scale : 1.0f;
+  }
+
+  Way way_of(const Stored& s, const Tail* tail) const {
+    // sums of 256 products with two limbs fit 32 bits
+    const bool direct = kDirect && item.rows <= kFewRows && s.size % 64 == 0 && s.size <= 256;
+    if (tail || s.grid == Grid::floats) return direct && (tail || s.words) ? Way::pairs : Way::floats;
+    return direct ? Way::direct : Way::panels;
   }
 
   void run(Span tokens) {
@@ -124,9 +141,9 @@ struct Worker {
     tokens.end = seen.end < tokens.end ? seen.end : tokens.end;
     if (seen.begin > tokens.begin) tokens.begin += (seen.begin - tokens.begin) / kTokenTile * kTokenTile;
     if (tokens.begin >= tokens.end) return;
-    read_queries(a, item, wide, q);
-    center_logits(a, item, q, wide, centers);
+    read_queries(a, item, of_keys == Way::pairs ? 1.0f : a.scale, wide, q);
     if (!tail_key) {
+      center_logits(a, item, q, scale, wide, centers);
       rotate(a.key.rotation, q, item.rows, wide, staging);
       if (a.key.grid == Grid::token) {
         for (int64_t r = 0; r < item.rows; ++r) {
@@ -134,6 +151,7 @@ struct Worker {
         }
       }
     }
+    if (of_keys == Way::pairs || (of_keys == Way::direct && a.key.grid == Grid::token)) turn_queries();
     for (int64_t t = tokens.begin; t < tokens.end; t += kTokenTile) {
       const int64_t count = tokens.end - t < kTokenTile ? tokens.end - t : kTokenTile;
       find_logits(t, count);
@@ -148,38 +166,86 @@ struct Worker {
       }
       add_values(t, count);
     }
-    if (!tail_value && a.value.grid == Grid::token) in_order();
+    if (!tail_value && of_values != Way::floats) in_order();
     if (!tail_value) rotate(a.value.rotation, part.values, item.rows, a.value_size, staging);
+  }
+
+  // Rows of queries as products read them in registers.
+  void turn_queries() {
+#if AO_HAS_QUARTERS
+    by_rows(item.rows, [&]<int kRows>(int64_t r) {
+      uint8_t* const out = turned + 8 * r * wide;
+      if (of_keys == Way::direct) return turn_limbs<kRows>(q_bytes + r * 2 * wide, wide, out);
+      if (tail_key) return turn_pairs<HalfTokens::kSplit, kRows>(q + r * wide, wide, out);
+      turn_pairs<TableTokens::kSplit, kRows>(q + r * wide, wide, out);
+    });
+#endif
+  }
+
+  // q · (what is stored), in rows of kTokenTile.
+  void multiply_keys_of(int64_t t, int64_t count) {
+    const Stored& key = a.key;
+    if (of_keys == Way::floats) {
+      auto* const panel = reinterpret_cast<float*>(keys);
+      key_floats(key, tail_key, a.type, item.matrix, t, count, wide, panel, staging);
+      return by_rows(item.rows, [&]<int kRows>(int64_t r) {
+        multiply_keys<kRows>(panel, q, r, (count + 15) / 16 * 16, key.size, wide, logits);
+      });
+    }
+    if (of_keys == Way::panels) {
+      key_bytes(key, a.value, item.matrix, t, count, wide, keys);
+      const LimbRows rows{q_bytes, q_limbs, wide};
+      const auto least = static_cast<int32_t>(key.least);
+      return by_rows(item.rows, [&]<int kRows>(int64_t r) {
+        if (key.coded.code_bits < 8 && !kWideBytes) {
+          multiply_keys<kRows, kLimbs, true>(keys, rows, r, count, least, logits);
+        } else {
+          multiply_keys<kRows, kLimbs, false>(keys, rows, r, count, least, logits);
+        }
+      });
+    }
+#if AO_HAS_QUARTERS
+    // values of the same tokens are next
+    const int64_t steps = (count + 7) / 8 * (key.size / 64);
+    const Ahead ahead(tail_key ? nullptr : row_of(a.value, item.matrix, t), count * a.value.coded.row_bytes, steps);
+    by_rows(item.rows, [&]<int kRows>(int64_t r) {
+      const uint8_t* const x = turned + 8 * r * wide;
+      float* const to = logits + r * kTokenTile;
+      if (tail_key) {
+        const auto row = [&](int64_t i) { return tail_row(*tail_key, key.size, t + i); };
+        return multiply_keys_pairs<kRows>(HalfTokens{}, row, count, key.size, x, ahead, to);
+      }
+      const uint8_t* const codes = row_of(key, item.matrix, t);
+      if (of_keys == Way::pairs) {
+        const auto row = [&](int64_t i) { return codes + i * key.coded.row_bytes; };
+        return multiply_keys_pairs<kRows>(TableTokens{SignedTable(key.table)}, row, count, key.size, x, ahead, to);
+      }
+      if (key.coded.code_bits == 8) return multiply_keys_direct<8, kRows>(key, codes, count, x, q_limbs + r, ahead, to);
+      multiply_keys_direct<4, kRows>(key, codes, count, x, q_limbs + r, ahead, to);
+    });
+#endif
+  }
+
+  // Where a token of a tail begins.
+  const uint8_t* tail_row(const Tail& tail, int64_t size, int64_t token) const {
+    return static_cast<const uint8_t*>(tail.data) + (item.matrix * tail.slots + token % tail.slots) * size * bytes_of(a.type);
   }
 
   void find_logits(int64_t t, int64_t count) {
     const Stored& key = a.key;
-    if (tail_key || key.grid == Grid::floats) {
-      auto* const panel = reinterpret_cast<float*>(keys);
-      key_floats(key, tail_key, a.type, item.matrix, t, count, wide, panel, staging);
-      by_rows(item.rows, [&]<int kRows>(int64_t r) {
-        multiply_keys<kRows>(panel, q, r, (count + 15) / 16 * 16, key.size, wide, logits);
-      });
-      if (!tail_key) shift_logits(count, [&](int64_t r) { return centers[r]; });
-      return;
+    if (!tail_key && key.grid == Grid::channel) scale_queries(t);
+    multiply_keys_of(t, count);
+    if (tail_key) return scale_logits(count, scale, [](int64_t) { return 0.0f; });
+    if (key.grid == Grid::channel) {
+      return scale_logits(count, 1, [&](int64_t r) { return centers[r] + shifts[r]; });
     }
-    key_bytes(key, a.value, item.matrix, t, count, wide, keys);
-    if (key.grid == Grid::channel) scale_queries(t);
-    const LimbRows rows{q_bytes, q_limbs, wide};
-    const auto least = static_cast<int32_t>(key.least);
-    by_rows(item.rows, [&]<int kRows>(int64_t r) {
-      if (key.coded.code_bits < 8 && !kWideBytes) {
-        multiply_keys<kRows, kLimbs, true>(keys, rows, r, count, least, logits);
-      } else {
-        multiply_keys<kRows, kLimbs, false>(keys, rows, r, count, least, logits);
-      }
-    });
-    if (key.grid == Grid::channel) return shift_logits(count, [&](int64_t r) { return centers[r] + shifts[r]; });
-    token_scales(key, item.matrix, t, count, 0, *scales);
+    if (of_keys == Way::floats) return scale_logits(count, 1, [&](int64_t r) { return centers[r]; });
+    token_scales(key, item.matrix, t, count, 0, staging, *scales);
+    for (int64_t i = 0; scale != 1 && i < count; i += 16) store(scales->scale + i, mul(load(scales->scale + i), splat(scale)));
     for (int64_t r = 0; r < item.rows; ++r) {
       const Limbs& of_row = q_limbs[r];
-      float total = 0;  // of the queries
-      for (int l = kLimbs - 1; l >= 0; --l) total = total * 256 + static_cast<float>(of_row.sum[l]);
+      float total = 0;  // of the queries, where there are zero points
+      for (int l = kLimbs - 1; scales->shifted && l >= 0; --l) total = total * 256 + static_cast<float>(of_row.sum[l]);
       const F sums = splat(total * of_row.unit), center = splat(centers[r]);
       for (int64_t i = 0; i < count; i += 16) {
         float* const to = logits + r * kTokenTile + i;
@@ -191,10 +257,11 @@ struct Worker {
   }
 
   template <class Shift>
-  void shift_logits(int64_t count, const Shift& shift) {
+  void scale_logits(int64_t count, float by, const Shift& shift) {
     for (int64_t r = 0; r < item.rows; ++r) {
-      const F by = splat(shift(r));
-      for (int64_t i = 0; i < count; i += 16) store(logits + r * kTokenTile + i, add(load(logits + r * kTokenTile + i), by));
+      const F factor = splat(by), more = splat(shift(r));
+      float* const to = logits + r * kTokenTile;
+      for (int64_t i = 0; i < count; i += 16) store(to + i, fma(load(to + i), factor, more));
     }
   }
 
@@ -217,23 +284,26 @@ struct Worker {
       shifts[r] = sum(shift);
       q_limbs[r] = to_limbs<kLimbs>(scaled, wide, q_bytes + r * kLimbs * wide, wide);
     }
+    if (of_keys == Way::direct) turn_queries();
   }
 
   void add_values(int64_t t, int64_t count) {
     const Stored& value = a.value;
-    if (tail_value || value.grid == Grid::floats) {
+    if (of_values == Way::pairs) return add_pairs(t, count);
+    if (of_values == Way::floats) {
       auto* const panel = reinterpret_cast<float*>(values);
       value_floats(value, tail_value, a.type, item.matrix, t, count, a.value_size, panel);
       return by_rows(item.rows, [&]<int kRows>(int64_t r) {
         multiply_values<kRows>(panel, logits, r, count, a.value_size, part.values);
       });
     }
-    value_bytes(value, a.key, item.matrix, t, count, a.value_size, values);
+    if (of_values == Way::panels) value_bytes(value, a.key, item.matrix, t, count, a.value_size, values);
     const auto least = static_cast<int32_t>(value.least);
     const LimbRows rows{w_bytes, w_limbs, kTokenTile};
     for (int64_t at = 0; at < a.value_size; at += 64) {
       if (at % value.group == 0) scale_weights(t, count, at / value.group);
-      by_rows(item.rows, [&]<int kRows>(int64_t r) {
+      if (of_values == Way::direct) add_direct(t, count, at);
+      if (of_values == Way::panels) by_rows(item.rows, [&]<int kRows>(int64_t r) {
         const uint8_t* const panel = values + at * kTokenTile;
         if (value.coded.code_bits < 8 && !kWideBytes) {
           multiply_values<kRows, kLimbs, true>(panel, rows, r, count, least, part.values + at, a.value_size);
@@ -250,9 +320,72 @@ struct Worker {
     }
   }
 
+  // Keys of the tokens that come next, in so many steps.
+#if AO_HAS_QUARTERS
+  Ahead keys_ahead(int64_t t, int64_t count, int64_t steps) const {
+    const bool more = !tail_key && t + kTokenTile + count <= a.key.tokens;
+    return Ahead(more ? row_of(a.key, item.matrix, t + kTokenTile) : nullptr, count * a.key.coded.row_bytes, steps);
+  }
+#endif
+
+  // 64 elements from `at` on.
+  void add_direct([[maybe_unused]] int64_t t, [[maybe_unused]] int64_t count, [[maybe_unused]] int64_t at) {
+#if AO_HAS_QUARTERS
+    const Stored& value = a.value;
+    const int64_t bits = value.coded.code_bits, part_of_keys = a.key.coded.row_bytes * count / (a.value_size / 64);
+    const uint8_t* const codes = row_of(value, item.matrix, t) + at * bits / 8;
+    Ahead ahead = keys_ahead(t, count, 2 * (count / 8) * (a.value_size / 64));
+    if (ahead.lines) ahead.next += at / 64 * part_of_keys;
+    by_rows(item.rows, [&]<int kRows>(int64_t r) {
+      const auto both = [&]<int kBits>() {
+        const int8_t* const limbs = w_bytes + r * 2 * kTokenTile;
+        float* const out = part.values + r * a.value_size + at;
+        add_values_half<kBits, kRows, 0>(value, codes, count, limbs, w_limbs + r, ahead, out, a.value_size);
+        add_values_half<kBits, kRows, 1>(value, codes, count, limbs, w_limbs + r, ahead, out, a.value_size);
+      };
+      if (bits == 8) return both.template operator()<8>();
+      both.template operator()<4>();
+    });
+#endif
+  }
+
+  void add_pairs([[maybe_unused]] int64_t t, [[maybe_unused]] int64_t count) {
+#if AO_HAS_QUARTERS
+    const Stored& value = a.value;
+    auto* const words = reinterpret_cast<uint8_t*>(w_bytes);
+    if (!tail_value) token_scales(value, item.matrix, t, count, 0, staging, *scales);
+    for (int64_t r = 0; r < item.rows; ++r) {
+      for (int64_t i = 0; i < kTokenTile; i += 32) {
+        F w[2];
+        for (int64_t j = 0; j < 2; ++j) {
+          const int64_t at = i + 16 * j;
+          w[j] = at < count ? load(logits + r * kTokenTile + at) : zero();
+          if (!tail_value && at < count) w[j] = mul(w[j], load(scales->scale + at));
+        }
+        store_vector(words + 2 * (r * kTokenTile + i), join_bf16(w[0], w[1]));
+      }
+    }
+    Ahead ahead = keys_ahead(t, count, (count + 7) / 8 * (a.value_size / 64));
+    by_rows(item.rows, [&]<int kRows>(int64_t r) {
+      for (int64_t at = 0; at < a.value_size; at += 64) {
+        const uint8_t* const w = words + 2 * r * kTokenTile;
+        float* const out = part.values + r * a.value_size + at;
+        if (tail_value) {
+          const auto row = [&](int64_t i) { return tail_row(*tail_value, value.size, t + i); };
+          add_values_pairs<kRows>(HalfTokens{}, row, count, at, w, ahead, out, a.value_size);
+        } else {
+          const uint8_t* const codes = row_of(value, item.matrix, t);
+          const auto row = [&](int64_t i) { return codes + i * value.coded.row_bytes; };
+          add_values_pairs<kRows>(TableTokens{SignedTable(value.table)}, row, count, at, w, ahead, out, a.value_size);
+        }
+      }
+    });
+#endif
+  }
+
   // Weights take the scales of tokens, those of one group of elements.
   void scale_weights(int64_t token, int64_t count, int64_t group) {
-    token_scales(a.value, item.matrix, token, count, group, *scales);
+    token_scales(a.value, item.matrix, token, count, group, staging, *scales);
     for (int64_t r = 0; r < item.rows; ++r) {
       const float* const p = logits + r * kTokenTile;
       F shift = zero();
@@ -270,13 +403,21 @@ struct Worker {
     }
   }
 
-  // Values as `interleave` leaves them are put into their order.
+  // Values as `interleave` or `interleave_nibbles` leaves them are put into their order.
   void in_order() {
+    const bool nibbles = of_values == Way::direct && a.value.coded.code_bits == 4;
     for (int64_t r = 0; r < item.rows * a.value_size; r += 64) {
       float* const to = part.values + r;
       float from[64];
       __builtin_memcpy(from, to, sizeof from);
-      for (int i = 0; i < 64; ++i) to[i] = from[i / 4 % 4 * 16 + i / 16 * 4 + i % 4];
+      if (nibbles) {
+        for (int i = 0; i < 64; ++i) {
+          const int byte = i / 2, vector = byte / 8 % 2 * 2 + i % 2, quarter = byte / 16 + byte / 4 % 2 * 2;
+          to[i] = from[vector * 16 + quarter * 4 + byte % 4];
+        }
+      } else {
+        for (int i = 0; i < 64; ++i) to[i] = from[i / 4 % 4 * 16 + i / 16 * 4 + i % 4];
+      }
     }
   }
 };

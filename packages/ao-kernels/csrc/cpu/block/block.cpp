@@ -41,8 +41,9 @@ struct Pieces {
 
 }  // namespace
 
-void run_qkv(const Qkv& call) {
-  if (call.m == 0) return;
+namespace {
+
+void make_qkv(const Qkv& call) {
   const Element type = call.heads.type;
   const int64_t size = bytes_of(type), normed = call.m * call.linear.k * size, made = call.m * call.linear.n * size;
   Pieces pieces{kept_rows.get(aligned(normed) + aligned(made))};
@@ -60,8 +61,7 @@ void run_qkv(const Qkv& call) {
   for_rows(call.m, call.linear.n, [&](int64_t b, int64_t e) { isa().block.heads(heads, b, e); });
 }
 
-void run_mlp(const Mlp& call) {
-  if (call.m == 0) return;
+void make_mlp(const Mlp& call) {
   const int64_t size = bytes_of(call.type), m = call.m, k = call.gate_up.k, n = call.down.k;
   const int64_t row = m * k * size, wide = m * n * size;
   Pieces pieces{kept_rows.get(3 * aligned(row) + 3 * aligned(wide))};
@@ -89,6 +89,26 @@ void run_mlp(const Mlp& call) {
   Norm sum{};
   sum.x = call.y, sum.residual = h, sum.h = call.y, sum.type = call.type, sum.n = k;
   for_rows(m, k, [&](int64_t b, int64_t e) { isa().block.norm(sum, b, e); });
+}
+
+// Multiplications of all matmuls that are worth a team.
+constexpr int64_t kWorth = 1 << 17;
+
+int64_t work_of(const Linear& t) { return t.n * t.k; }
+
+}  // namespace
+
+void run_qkv(const Qkv& call) {
+  if (call.m == 0) return;
+  if (call.m * work_of(call.linear) <= kWorth) return make_qkv(call);
+  with_team([&] { make_qkv(call); });
+}
+
+void run_mlp(const Mlp& call) {
+  if (call.m == 0) return;
+  const int64_t work = work_of(call.gate_up) + work_of(call.down) + (call.has_output ? work_of(call.output) : 0);
+  if (call.m * work <= kWorth) return make_mlp(call);
+  with_team([&] { make_mlp(call); });
 }
 
 }  // namespace ao

@@ -18,6 +18,7 @@ using Q = __m512i;  // 16 quads of bytes
 #define AO_HAS_LIMBS 1  // products of bytes at full speed, for activations in limbs
 #define AO_HAS_BYTE_TABLES 1  // lookup of bytes by 6 bits
 #define AO_HAS_PAIRS 1  // there is a product of bfloat16 pairs
+#define AO_HAS_QUARTERS 1  // codes of several tokens are multiplied in registers: there are enough of these
 constexpr bool kWideBytes = true;  // products of bytes take codes of all 8 bits at full speed
 constexpr int kRegisters = 1;      // that a vector takes
 constexpr int kPanelRows = 7;  // rows of activations x 2 blocks of columns fill the registers
@@ -37,6 +38,7 @@ AO_INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
 AO_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
 AO_INLINE F abs(F a) { return _mm512_abs_ps(a); }
 AO_INLINE float sum(F a) { return _mm512_reduce_add_ps(a); }
+AO_INLINE float greatest_lane(F a) { return _mm512_reduce_max_ps(a); }
 AO_INLINE I splat_int(int32_t v) { return _mm512_set1_epi32(v); }
 AO_INLINE I add(I a, I b) { return _mm512_add_epi32(a, b); }
 AO_INLINE I subtract(I a, I b) { return _mm512_sub_epi32(a, b); }
@@ -45,6 +47,8 @@ AO_INLINE int32_t largest(I a) { return _mm512_reduce_max_epi32(a); }
 AO_INLINE I sign_extend_byte(I a) { return _mm512_srai_epi32(_mm512_slli_epi32(a, 24), 24); }
 AO_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 AO_INLINE I round_to_int(F a) { return _mm512_cvtps_epi32(a); }
+AO_INLINE F nearest(F a) { return _mm512_roundscale_ps(a, 0); }
+AO_INLINE F times_power(F a, F exponent) { return _mm512_scalef_ps(a, exponent); }  // of whole numbers
 AO_INLINE I bits_of(F a) { return _mm512_castps_si512(a); }
 AO_INLINE F as_float(I a) { return _mm512_castsi512_ps(a); }
 AO_INLINE I and_(I a, I b) { return _mm512_and_si512(a, b); }
@@ -217,6 +221,93 @@ AO_INLINE void interleave(I (&v)[4]) {
   v[0] = _mm512_unpacklo_epi16(a, c), v[1] = _mm512_unpackhi_epi16(a, c);
   v[2] = _mm512_unpacklo_epi16(b, d), v[3] = _mm512_unpackhi_epi16(b, d);
 }
+// Four rows of 32 bytes of half bytes, 16 of each row: byte 16L + 8 * kHalf + 4h + i, the lower half to lane
+// 4 (L + 2h) + i of `low`.
+template <int kHalf>
+AO_INLINE void interleave_nibbles(const uint8_t* const (&p)[4], I& low, I& high) {
+  __m256i v[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) v[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p[i]));
+  const __m256i a = kHalf ? _mm256_unpackhi_epi8(v[0], v[1]) : _mm256_unpacklo_epi8(v[0], v[1]);
+  const __m256i b = kHalf ? _mm256_unpackhi_epi8(v[2], v[3]) : _mm256_unpacklo_epi8(v[2], v[3]);
+  const I all = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_unpacklo_epi16(a, b)), _mm256_unpackhi_epi16(a, b), 1);
+  low = _mm512_and_si512(all, _mm512_set1_epi8(15));
+  high = _mm512_and_si512(_mm512_srli_epi16(all, 4), _mm512_set1_epi8(15));
+}
+// In a register from here on: compilers would load it again for each product, and one load takes as long as one.
+AO_INLINE I in_register(I v) {
+  asm("" : "+v"(v));
+  return v;
+}
+// As `interleave`, but vectors 2 * kHalf and 2 * kHalf + 1 alone.
+template <int kHalf>
+AO_INLINE void interleave_half(const I (&v)[4], I (&out)[2]) {
+  const I a = kHalf ? _mm512_unpackhi_epi8(v[0], v[1]) : _mm512_unpacklo_epi8(v[0], v[1]);
+  const I b = kHalf ? _mm512_unpackhi_epi8(v[2], v[3]) : _mm512_unpacklo_epi8(v[2], v[3]);
+  out[0] = _mm512_unpacklo_epi16(a, b), out[1] = _mm512_unpackhi_epi16(a, b);
+}
+// Within quarters of 128 bits: lane i of vector j becomes lane j of vector i.
+AO_INLINE void transpose_quarters(I (&v)[4]) {
+  const I a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]);
+  const I c = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
+  v[0] = _mm512_unpacklo_epi64(a, c), v[1] = _mm512_unpackhi_epi64(a, c);
+  v[2] = _mm512_unpacklo_epi64(b, d), v[3] = _mm512_unpackhi_epi64(b, d);
+}
+// The sum of the quarters of each of four vectors, as quarters of one.
+AO_INLINE I sum_quarters(const I (&v)[4]) {
+  const I a = _mm512_add_epi32(_mm512_shuffle_i32x4(v[0], v[1], 0x88), _mm512_shuffle_i32x4(v[0], v[1], 0xdd));
+  const I b = _mm512_add_epi32(_mm512_shuffle_i32x4(v[2], v[3], 0x88), _mm512_shuffle_i32x4(v[2], v[3], 0xdd));
+  return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+}
+AO_INLINE F sum_quarters(const F (&v)[4]) {
+  const F a = add(_mm512_shuffle_f32x4(v[0], v[1], 0x88), _mm512_shuffle_f32x4(v[0], v[1], 0xdd));
+  const F b = add(_mm512_shuffle_f32x4(v[2], v[3], 0x88), _mm512_shuffle_f32x4(v[2], v[3], 0xdd));
+  return add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+// Quarter i of `v` to out + i * stride, for i below kCount.
+template <int kCount>
+AO_INLINE void store_quarters(float* out, int64_t stride, F v) {
+  _mm_storeu_ps(out, _mm512_castps512_ps128(v));
+  if constexpr (kCount > 1) _mm_storeu_ps(out + stride, _mm512_extractf32x4_ps(v, 1));
+  if constexpr (kCount > 2) _mm_storeu_ps(out + 2 * stride, _mm512_extractf32x4_ps(v, 2));
+  if constexpr (kCount > 3) _mm_storeu_ps(out + 3 * stride, _mm512_extractf32x4_ps(v, 3));
+}
+// Four numbers, each in all lanes of a quarter.
+AO_INLINE F splat_quarters(const float* p) {
+  const I places = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+  return _mm512_permutexvar_ps(places, _mm512_castps128_ps512(_mm_loadu_ps(p)));
+}
+// Lane k of each quarter in all its lanes.
+template <int k>
+AO_INLINE I splat_lane(I v) {
+  return _mm512_shuffle_epi32(v, static_cast<_MM_PERM_ENUM>(k * 0x55));
+}
+// Quarters 0 and 2, or 1 and 3, of two vectors.
+template <int kOdd>
+AO_INLINE I every_second_quarter(I a, I b) {
+  return _mm512_shuffle_i32x4(a, b, kOdd ? 0xdd : 0x88);
+}
+// Pairs of words: those at the same place of two vectors of 32 words.
+AO_INLINE void pair_words(I a, I b, I (&out)[2]) {
+  const I low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4,
+                                 35, 3, 34, 2, 33, 1, 32, 0);
+  out[0] = _mm512_permutex2var_epi16(a, low, b);
+  out[1] = _mm512_permutex2var_epi16(a, or_(low, _mm512_set1_epi16(16)), b);
+}
+// Bytes whose top bit is a sign, looked up by the others as the low and the high byte of a bfloat16.
+struct SignedTable {
+  I low[2], high[2];
+  AO_METHOD explicit SignedTable(const uint8_t* bytes)
+      : low{_mm512_loadu_si512(bytes), _mm512_loadu_si512(bytes + 64)},
+        high{_mm512_loadu_si512(bytes + 128), _mm512_loadu_si512(bytes + 192)} {}
+  AO_METHOD void look_up(I codes, I& lower, I& upper) const {
+    lower = _mm512_permutex2var_epi8(low[0], codes, low[1]);
+    const I magnitude = _mm512_permutex2var_epi8(high[0], codes, high[1]);
+    upper = _mm512_ternarylogic_epi32(magnitude, codes, _mm512_set1_epi8(-128), 0xf8);  // a | (b & c)
+  }
+};
+AO_INLINE I join_bytes_low(I low, I high) { return _mm512_unpacklo_epi8(low, high); }
+AO_INLINE I join_bytes_high(I low, I high) { return _mm512_unpackhi_epi8(low, high); }
 // The half bytes of 32 bytes, lower ones first, as 64 bytes.
 AO_INLINE I spread_nibbles(const uint8_t* p) {
   const I words = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));

@@ -16,12 +16,19 @@ from ao_kernels.cpu.formats import format_of
 from ao_kernels.cpu.library import isa, unavailable
 from ao_kernels.cpu.quantize import ELEMENTS
 
-__all__ = ["ATTEND_KERNELS", "attend"]
+__all__ = [
+    "ATTEND_KERNELS",
+    "GREATEST_HEAD",
+    "GREATEST_ORDER",
+    "arguments_of",
+    "attend",
+    "refuses_stored",
+]
 
 #: elements of a key or a value; `kGreatestHead` of csrc/torch/attend.cpp
-_GREATEST_HEAD = 1024
+GREATEST_HEAD = 1024
 #: `kGreatestOrder` of csrc/cpu/hadamard/hadamard.h
-_GREATEST_ORDER = 1024
+GREATEST_ORDER = 1024
 #: where keys keep what the op is told of them and of values, among what tensors remember
 _KEY = "ao_kernels.cpu.attend"
 
@@ -62,8 +69,8 @@ def attend(
 def _bound(key: QTensor, value: QTensor) -> Callable[..., Tensor]:
     """The op with one pair of keys and values. Their memory is written to, but never replaced."""
     op = torch.ops.ao_kernels.attend.default
-    keys, key_block = _arguments(key)
-    values, value_block = _arguments(value)
+    keys, key_block = arguments_of(key)
+    values, value_block = arguments_of(value)
     blocks, value_dim = [*key_block, *value_block], value.shape[3]
 
     def bound(q: Tensor, *others: Any) -> Tensor:
@@ -72,11 +79,11 @@ def _bound(key: QTensor, value: QTensor) -> Callable[..., Tensor]:
     return bound
 
 
-def _arguments(x: QTensor) -> tuple[tuple[Any, ...], tuple[int, int, bool]]:
+def arguments_of(x: QTensor) -> tuple[tuple[Any, ...], tuple[int, int, bool]]:
     """Parts, values of codes and the rotation; tokens and elements of a block, whether codes are packed."""
     spec, parts, fmt = x.spec, x.parts, format_of(x.format)
     assert not isinstance(fmt, str)  # `refuses` has asked
-    # a transform of order 1 is none: programs of AOTInductor pass no empty lists
+    # order 1 for no transform: programs of AOTInductor pass no empty lists
     factors = [factor for step in spec.input for factor in hadamard_factors(step.block)]
     block = full_block(spec.block, x.stored_shape)
     codes = parts["qdata"].view(torch.uint8)
@@ -87,19 +94,19 @@ def _arguments(x: QTensor) -> tuple[tuple[Any, ...], tuple[int, int, bool]]:
 def _refuses(call: AttendCall) -> str | None:
     if call.dtype not in ELEMENTS:
         return f"reads float32, bfloat16 and float16, not {call.dtype}"
-    if max(call.key_shape[3], call.value_dim) > _GREATEST_HEAD:
+    if max(call.key_shape[3], call.value_dim) > GREATEST_HEAD:
         sizes = f"{call.key_shape[3]} and {call.value_dim}"
-        return f"takes heads of {_GREATEST_HEAD} elements at most, found {sizes}"
+        return f"takes heads of {GREATEST_HEAD} elements at most, found {sizes}"
     if 0 in call.key_shape:
         return f"needs memory for keys, found {call.key_shape}"
     shapes = (call.key_shape, (*call.key_shape[:3], call.value_dim))
     for name, spec, shape in zip(("keys", "values"), call.specs, shapes, strict=True):
-        if reason := _refuses_spec(spec, shape):
+        if reason := refuses_stored(spec, shape):
             return f"of {name}: {reason}"
     return None
 
 
-def _refuses_spec(spec: Spec, shape: tuple[int, ...]) -> str | None:
+def refuses_stored(spec: Spec, shape: tuple[int, ...]) -> str | None:
     if spec.layout not in ("plain", "packed"):
         return f"reads the layouts plain and packed, not {spec.layout}"
     if spec.scale_dtype not in ("float32", "bfloat16", "float16", "e8m0", "e4m3"):
@@ -112,8 +119,8 @@ def _refuses_spec(spec: Spec, shape: tuple[int, ...]) -> str | None:
         return f"takes one Hadamard transform, found {' and '.join(map(str, spec.input))}"
     for step in spec.input:
         *paley, _ = hadamard_factors(step.block)
-        if paley and paley[0] > _GREATEST_ORDER:
-            return f"multiplies by matrices of order {_GREATEST_ORDER} at most, found {paley[0]}"
+        if paley and paley[0] > GREATEST_ORDER:
+            return f"multiplies by matrices of order {GREATEST_ORDER} at most, found {paley[0]}"
     dtype = registry.dtypes.get(spec.dtype)
     if dtype.bits > 8 or dtype.kind in ("codebook", "dense"):
         return f"needs codes of up to 8 bits with values of their own, and {dtype.name} has none"

@@ -13,17 +13,18 @@ from ao_kernels.cpu.library import isa, unavailable
 from ao_kernels.cpu.linear import DTYPES, matmul_arguments
 from ao_kernels.cpu.tiles import LAYOUTS
 
-__all__ = ["BLOCK_KERNELS"]
+__all__ = ["BLOCK_KERNELS", "NAMES", "weight_arguments"]
 
 #: where a weight keeps what the ops are told of it, among the kernels that it remembers
 _KEY = "ao_kernels.cpu.blocks"
 # programs of AOTInductor pass no empty lists
 _NO_WEIGHT = (*(None,) * 9, (0,))
 _NO_NORM = (None, 0.0, 0)
-_NAMES = tuple(layout.name for layout in LAYOUTS)
+#: of layouts of tiles
+NAMES = tuple(layout.name for layout in LAYOUTS)
 
 
-def _weight(projection: Projection | None) -> tuple[Any, ...]:
+def weight_arguments(projection: Projection | None) -> tuple[Any, ...]:
     """The ten arguments of a weight."""
     if projection is None:
         return _NO_WEIGHT
@@ -49,7 +50,7 @@ def qkv(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One call into C++."""
     op = torch.ops.ao_kernels.qkv.default
-    return op(x, *_norm(norm), *_weight(weight), cosine, sine, heads)  # type: ignore[no-any-return]
+    return op(x, *_norm(norm), *weight_arguments(weight), cosine, sine, heads)  # type: ignore[no-any-return]
 
 
 def mlp(
@@ -63,14 +64,14 @@ def mlp(
 ) -> Tensor:
     """One call into C++."""
     op = torch.ops.ao_kernels.mlp.default
-    weights = (*_weight(output), *_weight(gate_up), *_weight(down))
+    weights = (*weight_arguments(output), *weight_arguments(gate_up), *weight_arguments(down))
     return op(x, residual, *_norm(norm), *weights, GATES.index(gate))  # type: ignore[no-any-return]
 
 
 def _refuses(call: BlockCall) -> str | None:
     if call.x_dtype not in DTYPES:
         return f"needs activations in float32, bfloat16 or float16, found {call.x_dtype}"
-    others = [spec.layout for spec in call.specs if spec.layout not in _NAMES]
+    others = [spec.layout for spec in call.specs if spec.layout not in NAMES]
     return f"needs all weights in tiles, found the layout {others[0]!r}" if others else None
 
 
@@ -83,5 +84,5 @@ def _kernel(op: str, fn: Any, layout: str) -> Kernel:
 
 
 BLOCK_KERNELS = tuple(
-    _kernel(op, fn, layout) for op, fn in (("qkv", qkv), ("mlp", mlp)) for layout in _NAMES
+    _kernel(op, fn, layout) for op, fn in (("qkv", qkv), ("mlp", mlp)) for layout in NAMES
 )

@@ -116,6 +116,11 @@ def _mlp(x: Tensor, *arguments: Any) -> Tensor:
     return x.new_empty((*x.shape[:-1], rows))
 
 
+def _decoder(x: Tensor, cosine: Tensor, sine: Tensor, *arguments: Any) -> Tensor:
+    caches = arguments[3]  # three for each block
+    return x.new_empty((len(caches) // 3, *x.shape))
+
+
 def _adam_step(*arguments: Any, **named: Any) -> None:
     """Returns nothing."""
 
@@ -131,13 +136,50 @@ def _write_tail(
     """Returns nothing."""
 
 
+def _trellis_encode(x: Tensor, table: Tensor, multiplier: int, bits: int, count: int) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.uint8)
+
+
+def _trellis_linear(
+    x: Tensor,
+    qdata: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    table: Tensor,
+    multiplier: int,
+    bits: int,
+    n: int,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], n))
+
+
+def _trellis_dequantize(
+    qdata: Tensor,
+    scale: Tensor,
+    table: Tensor,
+    multiplier: int,
+    bits: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    return qdata.new_empty((n, k), dtype=dtype)
+
+
+def _encode_tokens(key: Tensor, key_scale: Tensor, *arguments: Any) -> bool:
+    """Whether numbers fit, which is seen when it runs."""
+    return True
+
+
 FAKES: dict[str, Callable[..., Any]] = {
     **CODE_FAKES,
     "adam_step": _adam_step,
     "attend": _attend,
+    "encode_tokens": _encode_tokens,
     "block_sparse_linear": _block_sparse_linear,
     "two_four_dequantize": _two_four_dequantize,
     "two_four_linear": _two_four_linear,
+    "decoder": _decoder,
     "hadamard": _hadamard,
     "linear": _linear,
     "mlp": _mlp,
@@ -145,6 +187,9 @@ FAKES: dict[str, Callable[..., Any]] = {
     "grouped_linear": _linear,
     "pack_tiles": _pack_tiles,
     "unpack_tiles": _unpack_tiles,
+    "trellis_dequantize": _trellis_dequantize,
+    "trellis_encode": _trellis_encode,
+    "trellis_linear": _trellis_linear,
     "write_tail": _write_tail,
 }
 

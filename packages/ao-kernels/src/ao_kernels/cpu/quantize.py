@@ -22,7 +22,15 @@ from ao_core.ext.numerics import (
 from ao_kernels.cpu.formats import Format, format_of
 from ao_kernels.cpu.library import unavailable
 
-__all__ = ["CODE_KERNELS", "ELEMENTS", "Matrix", "is_traced", "matrix_of"]
+__all__ = [
+    "CODE_KERNELS",
+    "ELEMENTS",
+    "Matrix",
+    "is_traced",
+    "matrix_of",
+    "reach",
+    "zero_kind",
+]
 
 #: dense tensors that the C++ code reads and writes
 ELEMENTS = (torch.float32, torch.bfloat16, torch.float16)
@@ -83,7 +91,7 @@ def quantize(x: Tensor, spec: Spec) -> Parts:
         codes = torch.ops.ao_kernels.encode(x, by, None, *fmt, *matrix, packs)
     else:
         codes, scale, zeros = torch.ops.ao_kernels.quantize(
-            x, *fmt, *matrix, _reach(spec, dtype), _zero_kind(spec, dtype),
+            x, *fmt, *matrix, reach(spec, dtype), zero_kind(spec, dtype),
             _SCALES[spec.scale_dtype], MX_MODES.index(spec.option("mx_mode", "floor")), packs,
         )  # fmt: skip
         scale = scale.view(grid)
@@ -157,7 +165,7 @@ def _stored_shape(spec: Spec, shape: tuple[int, ...], dtype: DType) -> tuple[int
     return (*shape[:-1], packed_size(shape[-1], _code_bits(spec, dtype)))
 
 
-def _reach(spec: Spec, dtype: DType) -> float:
+def reach(spec: Spec, dtype: DType) -> float:
     """What the magnitude of a block is divided by: as `choose_qparams`."""
     if spec.zero_point != "none":
         return (dtype.max - dtype.min) * 0.5
@@ -166,7 +174,7 @@ def _reach(spec: Spec, dtype: DType) -> float:
     return quant_max_of(dtype, spec.block)
 
 
-def _zero_kind(spec: Spec, dtype: DType) -> int:
+def zero_kind(spec: Spec, dtype: DType) -> int:
     """`ZeroKind` of csrc/cpu/quantize/kernels.h."""
     if spec.zero_point == "float":
         return 3 if dtype.kind == "float" else 2

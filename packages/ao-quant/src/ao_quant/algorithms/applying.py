@@ -1,8 +1,8 @@
-"""What a configuration makes of a weight, with scales or an input step that data has found."""
+"""What a configuration makes of a weight, with scales that data has found."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,22 +10,16 @@ import torch
 from torch import Tensor
 
 from ao_core import DType, Layout, QTensor, Skip, Spec, Target
-from ao_core.ext import (
-    SCALE,
-    WeightConfig,
-    is_conv,
-    quantize_values,
-    quantize_weight,
-    registry,
-)
+from ao_core.ext import WeightConfig, is_conv, quantize_values, quantize_weight, registry
 from ao_core.ext.calibration import unmatrices
 from ao_core.ext.numerics import choose_codebooks
+from ao_quant.algorithms.clipping import clipped_qparams
 from ao_quant.algorithms.importance import SCALED, weighted_nested, weighted_qparams
 from ao_quant.configs import GGUFWeightOnlyConfig
 from ao_quant.gguf.encode import WEIGHABLE
 from ao_quant.gguf.encode import encode as gguf_encode
 
-__all__ = ["nearest", "scaled", "unweighable_reason", "weighed"]
+__all__ = ["clipped", "nearest", "unweighable_reason", "weighed"]
 
 #: the least that a column counts, beside the mean of all
 _LEAST = 1e-6
@@ -81,18 +75,27 @@ def _choose(
     return weighted_qparams(x, importance, dtype, spec)
 
 
-def scaled(weight: Tensor, config: WeightConfig, target: Target, factors: Tensor) -> QTensor | Skip:
-    """The same with columns multiplied by `factors`, (E, K), and activations divided by them."""
-    fmt, in_scale = config.weight_format(weight.dtype), factors.reciprocal().float()
+def clipped(
+    weight: Tensor,
+    config: WeightConfig,
+    target: Target,
+    hessians: Sequence[Tensor],
+    least: float,
+) -> QTensor | Skip:
+    """The same with ranges of least error of the outputs, by Σ x xᵀ of each of the E matrices."""
+    fmt = config.weight_format(weight.dtype)
+
+    def choose(x: Tensor, dtype: DType, spec: Spec) -> tuple[Tensor, Tensor | None]:
+        return clipped_qparams(x, torch.stack(list(hessians)), dtype, spec, least)
 
     def encode(dense: Tensor, spec: Spec) -> Tensor:
         return quantize_values(
             dense,
-            replace(spec, input=(*spec.input, SCALE)),
+            spec,
             scale_method=fmt.scale_method,
             act_scale=fmt.act_scale,
             act_zero_point=fmt.act_zero_point,
-            in_scale=in_scale[0] if len(in_scale) == 1 else in_scale[:, None],
+            choose=choose,
         )
 
     found: Any = quantize_weight(_stored(weight, target), fmt, target, encode)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ao_core.ext.quantizing import Grid, Level
+from ao_core.ext.quantizing import Grid
 
 __all__ = ["gptq"]
 
@@ -26,27 +26,21 @@ def gptq(
         block: columns whose errors are passed on to all others at once; changes no code but for rounding.
 
     Returns:
-        The codes (N, K), and the squared error of the outputs for the damped Hessian, a number: with
+        The codes (N, K), of more rows where the layout has codes for those, and the squared error of the outputs for the damped Hessian, a number: with
         e = (w - q) / U[i, i] of each weight when its turn comes, Σ e² = tr(Δ H Δᵀ).
     """
     columns = weight.shape[1]
     new_KN = weight.t().to(torch.float64, copy=True, memory_format=torch.contiguous_format)
-    blocks_KN = block_of.t().contiguous()
-    # neighbours are in one block most of the time, so that its scales are looked up once
-    is_new = [True, *(blocks_KN[1:] != blocks_KN[:-1]).any(1).tolist()]
-    diagonal, level = factor.diagonal().tolist(), grid.level(blocks_KN[0])
-    chosen_KN = torch.empty_like(new_KN, dtype=level.choice)
+    diagonal, rounder = factor.diagonal().tolist(), grid.rounder(block_of)
     total = torch.zeros((), dtype=torch.float64, device=weight.device)
     for start in range(0, columns, block):
         stop = min(start + block, columns)
         part, inner = new_KN[start:stop], factor[start:stop, start:stop]
         errors = torch.empty_like(part)
         for i in range(stop - start):
-            if is_new[start + i]:
-                level: Level = grid.level(blocks_KN[start + i])
-            values = level.nearest(part[i], chosen_KN[start + i])
+            values = rounder.nearest(part[i], start + i)
             torch.sub(part[i], values, out=errors[i]).div_(diagonal[start + i])
             part[i + 1 :].addr_(inner[i, i + 1 :], errors[i], alpha=-1)
         total += errors.square().sum()
         new_KN[stop:].addmm_(factor[start:stop, stop:].t(), errors, alpha=-1)
-    return grid.codes(chosen_KN.t()), total
+    return rounder.codes(), total

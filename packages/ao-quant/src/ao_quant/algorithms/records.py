@@ -5,21 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ao_core import Algorithm, Config, Skip, Solved
+from ao_core import Algorithm, Config, ModelTransform, Skip, Solved
 from ao_core.ext import registry
-from ao_core.ext.calibration import ABS_MAX, ABS_SUMS, HESSIAN, SQUARES, Statistic
+from ao_core.ext.calibration import HESSIAN, SQUARES, Statistic
+from ao_quant.algorithms.rotating import misplaced_reason, rotate
+from ao_quant.algorithms.scaling import equalize, scale_by_awq, smooth
 from ao_quant.algorithms.solving import (
     refuses,
     refuses_gptq,
-    refuses_scaling,
-    solve_awq,
+    solve_clip,
     solve_gptq,
     solve_imatrix,
-    solve_smoothquant,
 )
-from ao_quant.configs.algorithms import AWQConfig, GPTQConfig, ImatrixConfig, SmoothQuantConfig
+from ao_quant.configs import (
+    AWQConfig,
+    ClipConfig,
+    EqualizeConfig,
+    GPTQConfig,
+    ImatrixConfig,
+    RotateConfig,
+    SmoothQuantConfig,
+)
 
-__all__ = ["ALGORITHMS"]
+__all__ = ["ALGORITHMS", "MODEL_TRANSFORMS"]
 
 
 def _for_head(config: Any) -> Config | None:
@@ -33,15 +41,12 @@ def _record(
     needs: tuple[Statistic, ...],
     solve: Callable[..., Solved | Skip],
     refuses: Callable[..., str | None],
-    *,
-    sequential: bool = True,
 ) -> Algorithm:
     return Algorithm(
         name,
         config,
         lambda _: needs,
         solve,
-        sequential=sequential,
         refuses=refuses,
         for_head=_for_head,
         becomes=lambda each: each.base,
@@ -51,13 +56,12 @@ def _record(
 ALGORITHMS: tuple[Algorithm, ...] = (
     _record("gptq", GPTQConfig, (HESSIAN,), solve_gptq, refuses_gptq),
     _record("imatrix", ImatrixConfig, (SQUARES,), solve_imatrix, refuses),
-    _record("awq", AWQConfig, (HESSIAN, ABS_SUMS), solve_awq, refuses_scaling),
-    _record(
-        "smoothquant",
-        SmoothQuantConfig,
-        (ABS_MAX,),
-        solve_smoothquant,
-        refuses_scaling,
-        sequential=False,
-    ),
+    _record("clip", ClipConfig, (HESSIAN,), solve_clip, refuses),
+)
+
+MODEL_TRANSFORMS: tuple[ModelTransform, ...] = (
+    ModelTransform("awq", AWQConfig, scale_by_awq, then=AWQConfig.then),
+    ModelTransform("smoothquant", SmoothQuantConfig, smooth, then=lambda config: config.base),
+    ModelTransform("equalize", EqualizeConfig, equalize),
+    ModelTransform("rotate", RotateConfig, rotate, refuses=misplaced_reason),
 )

@@ -1,49 +1,25 @@
-"""GPTQ, importance-weighted scales and AWQ as pure functions of a weight and of statistics of its inputs."""
+"""GPTQ, scales by importance and clipped ranges: pure functions of a weight and statistics of its inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 
 import torch
 from torch import Tensor
 
-from ao_core import Layout, QTensor, Skip, Solved, Target
+from ao_core import Layout, QTensor, Skip, Solved, Spec, Target
 from ao_core.ext import is_conv, is_transposed, registry
-from ao_core.ext.calibration import Statistics, matrices, output_error
-from ao_core.ext.quantizing import grid_of, regridded
-from ao_quant.algorithms.applying import (
-    nearest,
-    scaled,
-    unweighable_reason,
-    weighed,
-)
+from ao_core.ext.calibration import Statistics
+from ao_core.ext.quantizing import grid_of, regridded, stepped_problem
+from ao_quant.algorithms.applying import clipped, nearest, unweighable_reason, weighed
 from ao_quant.algorithms.gptq import gptq
 from ao_quant.algorithms.hessian import order_of, ordered_factor
-from ao_quant.configs import GGUFWeightOnlyConfig
-from ao_quant.configs.algorithms import (
-    AWQConfig,
-    BaseConfig,
-    GPTQConfig,
-    ImatrixConfig,
-    SmoothQuantConfig,
-)
+from ao_quant.configs import ClipConfig
+from ao_quant.configs.algorithms import BaseConfig, GPTQConfig, ImatrixConfig
 
-__all__ = [
-    "refuses",
-    "refuses_gptq",
-    "refuses_scaling",
-    "solve_awq",
-    "solve_gptq",
-    "solve_imatrix",
-    "solve_smoothquant",
-]
+__all__ = ["refuses", "refuses_gptq", "solve_clip", "solve_gptq", "solve_imatrix"]
 
 _Seen = tuple[Statistics, ...]
-#: the least factor of a column
-_LEAST = 1e-4
-#: the least range of a channel, of activations or weights
-_TINY = 1e-5
 
 
 def solve_gptq(weight: Tensor, seen: _Seen, config: GPTQConfig, target: Target) -> Solved | Skip:
@@ -61,7 +37,8 @@ def solve_gptq(weight: Tensor, seen: _Seen, config: GPTQConfig, target: Target) 
     grid = grid_of(q)
     blocks, codes = grid.block_of.reshape(weight.shape), []
     damping = 0.0
-    for matrix, hessian, block_of in zip(weight, hessians, blocks, strict=True):
+    stored, hessians = stepped_problem(weight, hessians, q)
+    for matrix, hessian, block_of in zip(stored, hessians, blocks, strict=True):
         order = order_of(config.order, hessian.diagonal(), block_of[0])
         factor, used = ordered_factor(hessian, order, config.damping)
         rounded, _ = gptq(matrix[:, order], factor, grid, block_of[:, order])
@@ -81,35 +58,20 @@ def solve_imatrix(
     return found if isinstance(found, Skip) else Solved(found, config.base)
 
 
-def solve_awq(weight: Tensor, seen: _Seen, config: AWQConfig, target: Target) -> Solved | Skip:
-    """`Algorithm.solve` of `AWQConfig`."""
-    sizes = torch.stack([each["abs_sums"] / max(each.rows, 1) for each in seen])
-    hessians = [each["hessian"].float() for each in seen]  # candidates are compared
-    best, least = nearest(weight, config.base, target), inf
-    if isinstance(best, Skip):
-        return best
-    for step in range(config.steps + 1):
-        candidate: QTensor | Skip = best
-        if step:
-            factors = sizes.clamp(min=_LEAST) ** (step / config.steps)
-            middle = (factors.amax(-1, keepdim=True) * factors.amin(-1, keepdim=True)).sqrt()
-            candidate = scaled(weight, config.weights, target, factors / middle)
-        assert isinstance(candidate, QTensor)
-        change = matrices(candidate.dequantize(torch.float32), target) - weight
-        error = sum(output_error(delta, each) for delta, each in zip(change, hessians, strict=True))
-        if error < least:
-            best, least = candidate, error
-    return Solved(best, config.base, note=_few(seen, weight))
-
-
-def solve_smoothquant(
-    weight: Tensor, seen: _Seen, config: SmoothQuantConfig, target: Target
-) -> Solved | Skip:
-    """`Algorithm.solve` of `SmoothQuantConfig`."""
-    inputs = torch.stack([each["abs_max"] for each in seen]).clamp(min=_TINY)
-    columns = weight.abs().amax(1).float().clamp(min=_TINY)
-    factors = inputs**config.alpha / columns ** (1 - config.alpha)
-    found = scaled(weight, config.weights, target, factors)
+def solve_clip(weight: Tensor, seen: _Seen, config: ClipConfig, target: Target) -> Solved | Skip:
+    """`Algorithm.solve` of `ClipConfig`."""
+    reason = unweighable_reason(weight, config.weights, target)
+    spec = config.weights.spec(tuple(weight.shape), weight.dtype)
+    if reason is None and (is_conv(weight, target) or any(n != 1 for n in spec.block[:-1])):
+        reason = f"{spec} has no scales for parts of a row"
+    if reason is None and (isinstance(spec.scale_dtype, Spec) or _is_codebook(spec)):
+        reason = f"{spec} has no scales that a range decides alone"
+    if reason is not None:
+        found = nearest(weight, config.base, target)
+        return found if isinstance(found, Skip) else Solved(found, config.base, note=reason)
+    found = clipped(
+        weight, config.weights, target, [each["hessian"] for each in seen], config.least
+    )
     return found if isinstance(found, Skip) else Solved(found, config.base)
 
 
@@ -131,20 +93,15 @@ def refuses_gptq(weight: Tensor, config: GPTQConfig, target: Target) -> str | No
     layout = registry.layouts.get(spec.layout)
     if type(layout).sparsify is not Layout.sparsify:
         return f"the layout {layout.name!r} does not hold all elements"
-    if spec.input:
-        return f"{spec} has input steps, which its Hessian has not gone through"
+    if not layout.affine and type(layout).round_column is Layout.round_column:
+        return f"the layout {layout.name!r} does not round columns one by one"
+    if any(step.kind != "hadamard" for step in spec.input) and weight.dim() > 2:
+        return f"{spec} has input steps of each expert"
     return None
 
 
-def refuses_scaling(weight: Tensor, config: BaseConfig, target: Target) -> str | None:
-    """`refuses`, and where there is no matmul whose activations could be divided."""
-    if reason := refuses(weight, config, target):
-        return reason
-    if is_conv(weight, target) or weight.dim() < 2:
-        return "its inputs cannot be scaled before the matmul: it is no matrix"
-    if isinstance(config.base, GGUFWeightOnlyConfig):
-        return "a GGUF file has no place for the factors of its inputs"
-    return None
+def _is_codebook(spec: Spec) -> bool:
+    return registry.dtypes.get(spec.dtype).kind == "codebook"
 
 
 def _few(seen: Sequence[Statistics], weight: Tensor) -> str:

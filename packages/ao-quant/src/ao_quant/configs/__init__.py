@@ -6,13 +6,7 @@ Each configuration also has a short lowercase name, the name of its recipe.
 from __future__ import annotations
 
 from ao_core import Config
-from ao_quant.configs.algorithms import (
-    AWQConfig,
-    BaseConfig,
-    GPTQConfig,
-    ImatrixConfig,
-    SmoothQuantConfig,
-)
+from ao_quant.configs.algorithms import BaseConfig, GPTQConfig, ImatrixConfig
 from ao_quant.configs.base import GROUP_SIZES
 from ao_quant.configs.codebooks import CodebookWeightOnlyConfig, NF4WeightOnlyConfig
 from ao_quant.configs.floats import (
@@ -26,6 +20,7 @@ from ao_quant.configs.gguf import GGUF_TYPES, GGUFWeightOnlyConfig
 from ao_quant.configs.ints import (
     BitNetWeightOnlyConfig,
     Float8DynamicActivationInt4WeightConfig,
+    Int4DynamicActivationInt4WeightConfig,
     Int4WeightOnlyConfig,
     Int8DynamicActivationInt4WeightConfig,
     Int8DynamicActivationInt8WeightConfig,
@@ -40,6 +35,14 @@ from ao_quant.configs.mx import (
     NVFP4DynamicActivationNVFP4WeightConfig,
     NVFP4WeightOnlyConfig,
 )
+from ao_quant.configs.rotations import RotateConfig
+from ao_quant.configs.scaling import (
+    AWQConfig,
+    ClipConfig,
+    EqualizeConfig,
+    ScalingConfig,
+    SmoothQuantConfig,
+)
 from ao_quant.configs.static import (
     OBSERVERS,
     Float8StaticActivationFloat8WeightConfig,
@@ -47,6 +50,7 @@ from ao_quant.configs.static import (
     NVFP4StaticActivationNVFP4WeightConfig,
     StaticConfig,
 )
+from ao_quant.configs.trellis import TrellisWeightOnlyConfig
 
 __all__ = [
     "CALIBRATED",
@@ -57,7 +61,9 @@ __all__ = [
     "AWQConfig",
     "BaseConfig",
     "BitNetWeightOnlyConfig",
+    "ClipConfig",
     "CodebookWeightOnlyConfig",
+    "EqualizeConfig",
     "FP4WeightOnlyConfig",
     "FP6LLMWeightOnlyConfig",
     "FPXWeightOnlyConfig",
@@ -68,6 +74,7 @@ __all__ = [
     "GGUFWeightOnlyConfig",
     "GPTQConfig",
     "ImatrixConfig",
+    "Int4DynamicActivationInt4WeightConfig",
     "Int4WeightOnlyConfig",
     "Int8DynamicActivationInt4WeightConfig",
     "Int8DynamicActivationInt8WeightConfig",
@@ -81,8 +88,11 @@ __all__ = [
     "NVFP4DynamicActivationNVFP4WeightConfig",
     "NVFP4StaticActivationNVFP4WeightConfig",
     "NVFP4WeightOnlyConfig",
+    "RotateConfig",
+    "ScalingConfig",
     "SmoothQuantConfig",
     "StaticConfig",
+    "TrellisWeightOnlyConfig",
     "UIntxWeightOnlyConfig",
     "bitnet_weight_only",
     "codebook_weight_only",
@@ -94,6 +104,7 @@ __all__ = [
     "fp6_llm_weight_only",
     "fpx_weight_only",
     "gguf_weight_only",
+    "int4_dynamic_activation_int4_weight",
     "int4_weight_only",
     "int8_dynamic_activation_int4_weight",
     "int8_dynamic_activation_int8_weight",
@@ -107,12 +118,14 @@ __all__ = [
     "nvfp4_dynamic_activation_nvfp4_weight",
     "nvfp4_static_activation_nvfp4_weight",
     "nvfp4_weight_only",
+    "trellis_weight_only",
     "uintx_weight_only",
 ]
 
 int8_weight_only = Int8WeightOnlyConfig
 int4_weight_only = Int4WeightOnlyConfig
 intx_weight_only = IntxWeightOnlyConfig
+trellis_weight_only = TrellisWeightOnlyConfig
 uintx_weight_only = UIntxWeightOnlyConfig
 bitnet_weight_only = BitNetWeightOnlyConfig
 nf4_weight_only = NF4WeightOnlyConfig
@@ -129,6 +142,7 @@ float8_dynamic_activation_float8_weight = Float8DynamicActivationFloat8WeightCon
 int8_dynamic_activation_int4_weight = Int8DynamicActivationInt4WeightConfig
 int8_dynamic_activation_intx_weight = Int8DynamicActivationIntxWeightConfig
 float8_dynamic_activation_int4_weight = Float8DynamicActivationInt4WeightConfig
+int4_dynamic_activation_int4_weight = Int4DynamicActivationInt4WeightConfig
 int8_static_activation_int8_weight = Int8StaticActivationInt8WeightConfig
 float8_static_activation_float8_weight = Float8StaticActivationFloat8WeightConfig
 nvfp4_static_activation_nvfp4_weight = NVFP4StaticActivationNVFP4WeightConfig
@@ -151,11 +165,13 @@ CONFIGS: dict[str, type[Config]] = {
     "mx_weight_only": MXWeightOnlyConfig,
     "nvfp4_weight_only": NVFP4WeightOnlyConfig,
     "gguf_weight_only": GGUFWeightOnlyConfig,
+    "trellis_weight_only": TrellisWeightOnlyConfig,
     "int8_dynamic_activation_int8_weight": Int8DynamicActivationInt8WeightConfig,
     "float8_dynamic_activation_float8_weight": Float8DynamicActivationFloat8WeightConfig,
     "int8_dynamic_activation_int4_weight": Int8DynamicActivationInt4WeightConfig,
     "int8_dynamic_activation_intx_weight": Int8DynamicActivationIntxWeightConfig,
     "float8_dynamic_activation_int4_weight": Float8DynamicActivationInt4WeightConfig,
+    "int4_dynamic_activation_int4_weight": Int4DynamicActivationInt4WeightConfig,
     "mx_dynamic_activation_mx_weight": MXDynamicActivationMXWeightConfig,
     "nvfp4_dynamic_activation_nvfp4_weight": NVFP4DynamicActivationNVFP4WeightConfig,
 }

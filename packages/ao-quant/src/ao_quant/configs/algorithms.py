@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from ao_core import Config, FqnToConfig, resolve_config
 from ao_core.ext import AoError, ConfigError, WeightConfig, shown
 from ao_quant.configs.base import one_of
-from ao_quant.configs.ints import Int4WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig
+from ao_quant.configs.ints import Int4WeightOnlyConfig
 
-__all__ = [
-    "ORDERS", "AWQConfig", "BaseConfig", "GPTQConfig", "ImatrixConfig", "SmoothQuantConfig",
-]  # fmt: skip
+__all__ = ["ORDERS", "BaseConfig", "GPTQConfig", "ImatrixConfig"]
 
 #: the values of `GPTQConfig.order`
 ORDERS = ("activations", "groups", "natural")
 _BASE = Int4WeightOnlyConfig(128)
-_BOTH = Int8DynamicActivationInt8WeightConfig()
 
 
 @dataclass(frozen=True)
@@ -96,48 +93,3 @@ class ImatrixConfig(BaseConfig):
     The data-aware counterpart of `scale_method="mse"`: the diagonal of GPTQ's H, the "importance matrix" of
     llama.cpp. Codes are rounded to nearest.
     """
-
-
-@dataclass(frozen=True)
-class AWQConfig(BaseConfig):
-    """AWQ: input channels of large activations get finer steps.
-
-    Columns of the weight are multiplied by s = mean|x|ʳ, and activations are divided by it before the matmul,
-    by an input step. The exponent r is searched for the least squared error of the outputs, tr(Δ H Δᵀ), on a
-    grid that has r = 0, rounding to nearest as it is.
-
-    Reference: Lin et al. 2023, arXiv:2306.00978. There s is folded into the layer before where there is one.
-
-    Attributes:
-        steps: how many exponents above 0, up to 1, are tried.
-    """
-
-    steps: int = 20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.steps < 1:
-            raise ConfigError(f"steps={self.steps!r}: must be positive, e.g. 20")
-
-
-@dataclass(frozen=True)
-class SmoothQuantConfig(BaseConfig):
-    """SmoothQuant: part of the range of activations is moved into the weight, where both are quantized.
-
-    Activations of channel j are divided by s = max|x_j|ᵃ / max|w_j|¹⁻ᵃ before they are quantized, by an input
-    step, and the columns of the weight are multiplied by it.
-
-    Reference: Xiao et al. 2022, arXiv:2211.10438. There s is folded into the norm before, where there is one.
-
-    Attributes:
-        base: as of the others; one that quantizes activations.
-        alpha: the share a of the range that the weight takes, from 0 to 1.
-    """
-
-    base: Config = _BOTH
-    alpha: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha={self.alpha!r}: use a share from 0 to 1, such as 0.5")

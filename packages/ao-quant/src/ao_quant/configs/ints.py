@@ -21,6 +21,7 @@ from ao_quant.configs.base import GROUP_SIZES, YES_NO, ScaledConfig, ZeroPointCo
 __all__ = [
     "BitNetWeightOnlyConfig",
     "Float8DynamicActivationInt4WeightConfig",
+    "Int4DynamicActivationInt4WeightConfig",
     "Int4WeightOnlyConfig",
     "Int8DynamicActivationInt4WeightConfig",
     "Int8DynamicActivationInt8WeightConfig",
@@ -269,3 +270,28 @@ class Float8DynamicActivationInt4WeightConfig(ScaledConfig):
         act = Spec("f8e4m3", _TOKEN)
         spec = _integers(4, self.group_size, dtype, act=act)
         return WeightFormat(spec, self.scale_method)
+
+
+@dataclass(frozen=True)
+class Int4DynamicActivationInt4WeightConfig(ScaledConfig):
+    """Weights in symmetric int4, in groups; activations in int4 per token or group, scaled at each call.
+
+    Activations of most models have outliers that 4 bits do not hold: rotate them first, with `RotateConfig`.
+    """
+
+    weight_only: ClassVar[str] = "int4_weight_only"
+
+    #: weights that share one scale, one of `GROUP_SIZES`
+    group_size: GroupSize = 128
+    #: activations that share one scale, one of `GROUP_SIZES`; "row": one per token
+    activation_group_size: GroupSize = "row"
+
+    def __post_init__(self) -> None:
+        one_of(self, "group_size", GROUP_SIZES)
+        one_of(self, "activation_group_size", GROUP_SIZES)
+
+    def weight_format(self, dtype: torch.dtype) -> WeightFormat:
+        """The format of weights that are in `dtype` now."""
+        size = self.activation_group_size
+        act = Spec("int4", (1, WHOLE if isinstance(size, str) else size))
+        return WeightFormat(_integers(4, self.group_size, dtype, act=act), self.scale_method)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor
 
-from ao_core import QTensor
-from ao_core.ext import ConfigError, quantize_values
-from ao_core.ext.kernels import write_tail
+from ao_core.ext import ConfigError
+from ao_core.ext.kernels import encode_tokens, write_tail
 from ao_quant.kv_cache.config import BLOCK
 from ao_quant.kv_cache.state import QuantizedKV, coded_tokens
 
 __all__ = ["append_", "append_now"]
-
-#: tokens that are encoded at once, so that temporaries do not grow with a prompt
-_SLAB = 16 * BLOCK
 
 
 def append_(kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
@@ -55,25 +49,13 @@ def append_now(kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
         )
     due = max(coded_tokens(total, kv.window), coded)
     if due > coded:
-        with torch.no_grad():
-            _encode_due(kv, key, value, tokens, coded, due)
+        if coded == 0 and kv.center is not None:
+            with torch.no_grad():
+                _set_center(kv, kv.center, key, tokens)
+        encode_tokens(
+            kv.key, kv.value, kv.tail_key, kv.tail_value, key, value, kv.center, tokens, coded, due
+        )
     write_tail(kv.counts, kv.tail_key, kv.tail_value, key, value, due)
-
-
-def _encode_due(
-    kv: QuantizedKV, key: Tensor, value: Tensor, tokens: int, coded: int, due: int
-) -> None:
-    """Quantize the tokens from `coded` on that are in blocks when `due` tokens are."""
-    if coded == 0 and kv.center is not None:
-        first = _rows(kv.tail_key, key, tokens, 0, BLOCK).float().contiguous()
-        kv.center.copy_(first.mean(2, keepdim=True))
-    for begin, end in _slabs(coded, due):
-        for stored, tail, new, center in (
-            (kv.key, kv.tail_key, key, kv.center),
-            (kv.value, kv.tail_value, value, None),
-        ):
-            rows = _rows(tail, new, tokens, begin, end)
-            _encode(stored.tensor(), rows if center is None else rows.float() - center, begin)
 
 
 def _check(kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
@@ -92,52 +74,8 @@ def _check(kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
             )
 
 
-def _slabs(coded: int, due: int) -> list[tuple[int, int]]:
-    """Ranges of tokens to encode; none goes over the end of a block that was begun before."""
-    if due <= coded:
-        return []
-    first = min(-(-coded // BLOCK) * BLOCK, due)
-    begun = [(coded, first)] if first > coded else []
-    return begun + [(at, min(at + _SLAB, due)) for at in range(first, due, _SLAB)]
-
-
-def _rows(tail: Tensor, new: Tensor, tokens: int, begin: int, end: int) -> Tensor:
-    """The exact values of tokens: those from `tokens` on are in `new`, those before in the tail."""
-    if begin >= tokens:
-        return new[:, :, begin - tokens : end - tokens]
-    slots = torch.arange(begin, min(end, tokens), device=tail.device) % tail.shape[2]
-    old = tail.index_select(2, slots)
-    return old if end <= tokens else torch.cat([old, new[:, :, : end - tokens]], 2)
-
-
-def _encode(stored: QTensor, rows: Tensor, begin: int) -> None:
-    """Write the codes of tokens from `begin` on: of whole blocks, or of the rest of one."""
-    shared = max((1, *stored.spec.block)[-2], 1)
-    kept = begin % shared
-    if kept:
-        rest = min(shared - kept, rows.shape[2])
-        _encode_by_scales_of(_tokens(stored, begin - kept, shared), rows[:, :, :rest], kept)
-        begin, rows = begin + rest, rows[:, :, rest:]
-    if rows.shape[2]:
-        made = quantize_values(rows.contiguous(), stored.spec)
-        place = _tokens(stored, begin, rows.shape[2])
-        for (_, to), (_, leaf) in zip(place.leaves(), made.leaves(), strict=True):
-            to.copy_(leaf)
-
-
-def _tokens(stored: QTensor, begin: int, count: int) -> QTensor:
-    """Tokens of a cache, in its memory."""
-    return cast("QTensor", stored.narrow(2, begin, count))
-
-
-def _encode_by_scales_of(block: QTensor, rows: Tensor, kept: int) -> None:
-    """Write the tokens after those that keep their codes and scales."""
-    before = rows.new_zeros(*rows.shape[:2], kept, rows.shape[3])
-    parts = block.parts
-    made = quantize_values(
-        torch.cat([before, rows], 2),
-        block.spec,
-        scale=parts.get("scale"),
-        zero_point=parts.get("zero_point"),
-    )
-    block.qdata[:, :, kept:].copy_(made.qdata[:, :, kept:])
+def _set_center(kv: QuantizedKV, center: Tensor, key: Tensor, tokens: int) -> None:
+    """The mean of the first block of keys, of which some may be in the tail."""
+    old = kv.tail_key[:, :, : min(tokens, BLOCK)]
+    first = torch.cat([old, key[:, :, : BLOCK - old.shape[2]]], 2)
+    center.copy_(first.float().mean(2, keepdim=True))

@@ -1,0 +1,242 @@
+"""What `quantize_` does to a model before its weights are quantized: the order of a list, and transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ao_core.calibration.samples import Sample
+from ao_core.config import Config, FqnToConfig, config_to_dict
+from ao_core.errors import ConfigError, QuantizationError
+from ao_core.graph.copies import sharing
+from ao_core.installing import Undo
+from ao_core.model_records import ModelTransform, Prepared
+from ao_core.records import Target
+from ao_core.registry import registry
+from ao_core.report import ParameterRecord, Report
+from ao_core.targets import Decision, FilterFn, decide
+from ao_core.tensor import QTensor
+from ao_core.tensor.chosen_steps import ChosenSteps
+from ao_core.tensor.identity import become
+
+__all__ = ["Stage", "prepare", "stages", "with_steps"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of `quantize_`: all of a configuration that transforms the model, or all that quantizes."""
+
+    config: Config
+    prepares: bool
+
+
+def stages(configs: Sequence[Config]) -> list[Stage]:
+    """What a list of configurations does, in order.
+
+    A configuration of a `ModelTransform` is two stages if it also says what is applied afterwards.
+
+    Raises:
+        ConfigError: an order that makes no sense.
+    """
+    found: list[Stage] = []
+    before: list[Config] = []
+    for config in configs:
+        transforms = [(leaf, _transform(leaf)) for leaf in _leaves(config)]
+        for leaf, transform in transforms:
+            if transform is not None:
+                _check_order(leaf, transform, before)
+        before += [leaf for leaf, _ in transforms]
+        if any(transform for _, transform in transforms):
+            found.append(Stage(_mapped(config, lambda c, t: c if t else None), True))
+            then = _mapped(config, lambda c, t: t.then(c) if t else c)
+            if any(_leaves(then)):
+                found.append(Stage(then, False))
+        else:
+            found.append(Stage(config, False))
+    return found
+
+
+def _check_order(leaf: Config, transform: ModelTransform, before: Sequence[Config]) -> None:
+    for other in before:
+        earlier = _transform(other)
+        if earlier is None or earlier.then(other) is not None:
+            raise ConfigError(
+                f"{type(leaf).__name__} comes after {type(other).__name__}, which quantizes weights: it "
+                "transforms dense ones; put it before"
+            )
+    if reason := transform.refuses(leaf, before):
+        raise ConfigError(f"{type(leaf).__name__} after {type(before[-1]).__name__}: {reason}")
+
+
+def _transform(config: Config | None) -> ModelTransform | None:
+    return None if config is None else registry.model_transform_for(type(config))
+
+
+def _leaves(config: Config | None) -> list[Config]:
+    if not isinstance(config, FqnToConfig):
+        return [] if config is None else [config]
+    return [each for _, each in config.entries if each is not None]
+
+
+def _mapped(config: Config, change: Any) -> Any:
+    """A configuration, or each one of a `FqnToConfig`, after `change(it, its transform)`."""
+    if not isinstance(config, FqnToConfig):
+        return change(config, _transform(config))
+    return FqnToConfig({n: c and change(c, _transform(c)) for n, c in config.entries})
+
+
+def with_steps(
+    decisions: Sequence[Decision], steps: Mapping[str, ChosenSteps]
+) -> Sequence[Decision]:
+    """Decisions that know of the input steps that were chosen for their weights."""
+    if not steps:
+        return decisions
+    return [replace(each, steps=steps.get(each.fqn, each.steps)) for each in decisions]
+
+
+def prepare(
+    model: nn.Module,
+    config: Config,
+    later: Sequence[Config],
+    filter_fn: FilterFn | None,
+    batches: Sequence[Sample],
+    steps: dict[str, ChosenSteps],
+    undo: list[Undo],
+) -> Report:
+    """Transform a dense model, and note input steps of its weights for what quantizes them later.
+
+    Args:
+        model: changed in place, once all of it is found.
+        config: of a `ModelTransform`, or a `FqnToConfig` of such.
+        later: what quantizes the weights.
+        filter_fn: as for `quantize_`.
+        batches: of data.
+        steps: by weight, those chosen so far; gets more.
+        undo: gets what takes it all back.
+
+    Raises:
+        QuantizationError: a weight is quantized already.
+    """
+    asked = decide(model, config, filter_fn)
+    formats = _formats(model, later, filter_fn)
+    weights = [
+        (each, replace(each, config=formats[each.fqn] if formats else None))
+        for each in asked
+        if (formats and each.fqn in formats) or (not formats and each.config is not None)
+    ]
+    notes: dict[str, list[str]] = {}
+    now = sharing(model)
+    for leaf in dict.fromkeys(each.config for each in asked if each.config is not None):
+        transform = _transform(leaf)
+        assert transform is not None
+        chosen = [weight for each, weight in weights if each.config == leaf]
+        if not isinstance(config, FqnToConfig):
+            chosen = [weight for _, weight in weights]
+        for weight in chosen:
+            if isinstance(weight.tensor, QTensor):
+                raise QuantizationError(
+                    f"{weight.fqn} is quantized already ({weight.tensor.spec}), and {type(leaf).__name__} "
+                    "transforms dense weights; apply it before, in one list: [..., config]"
+                )
+        there = with_steps([_moved(weight, now) for weight in chosen], steps)
+        made: Prepared = transform.apply(now, there, batches, leaf)
+        now = made.model
+        for name, more in made.steps.items():
+            steps[name] = steps[name].then(more) if name in steps else more
+        for name, note in made.notes.items():
+            notes.setdefault(name, []).append(note)
+    changed = _install(model, now, undo)
+    records = [
+        _record(name, tensor, name in changed, notes.get(name, []))
+        for name, tensor in model.named_parameters()
+    ]
+    return Report(config_to_dict(config), tuple(records))
+
+
+def _formats(
+    model: nn.Module, later: Sequence[Config], filter_fn: FilterFn | None
+) -> dict[str, Config]:
+    """By the name of a weight, what will quantize it."""
+    found: dict[str, Config] = {}
+    for config in later:
+        for each in decide(model, config, filter_fn):
+            if each.config is not None and _transform(each.config) is None:
+                found.setdefault(each.fqn, each.config)
+    return found
+
+
+def _moved(entry: Decision, model: nn.Module) -> Decision:
+    """A decision on the same parameter of a copy of the model."""
+
+    def owner(target: Target) -> Target:
+        place = target.fqn.rpartition(".")[0]
+        return replace(target, module=model.get_submodule(place))
+
+    return replace(entry, owners=tuple(map(owner, entry.owners)))
+
+
+def _install(model: nn.Module, new: nn.Module, undo: list[Undo]) -> set[str]:
+    """Give a model the tensors of a copy of it; the names of those that changed.
+
+    One that was tied, and is not any more, is another parameter under each name but the first.
+    """
+    changed: set[str] = set()
+    entries: dict[int, list[tuple[str, Tensor]]] = {}
+    for tensors in (model.named_parameters, model.named_buffers):
+        for name, tensor in tensors(remove_duplicate=False):
+            entries.setdefault(id(tensor), []).append((name, tensor))
+    for places in entries.values():
+        first, old = _tensor(new, places[0][0]), places[0][1]
+        for name, _ in places[1:]:
+            if (value := _tensor(new, name)) is not first:
+                _put(model, [name], old, _like(old, value), undo)
+                changed.add(name)
+        if first is old or torch.equal(first, old):
+            continue
+        names = [name for name, _ in places if name not in changed]
+        changed.add(names[0])
+        value = _like(old, first)
+        if isinstance(old, nn.Parameter) and old.requires_grad and become(old, value):
+            undo.append(partial(torch.utils.swap_tensors, old, value))
+            continue
+        _put(model, names, old, value, undo)
+    return changed
+
+
+def _put(
+    model: nn.Module, names: Sequence[str], old: Tensor, value: Tensor, undo: list[Undo]
+) -> None:
+    for name in names:
+        module, leaf = _place(model, name)
+        undo.append(partial(setattr, module, leaf, old))
+        setattr(module, leaf, value)
+
+
+def _like(old: Tensor, value: Tensor) -> Tensor:
+    """A tensor that is no other's, a parameter where the old one is."""
+    value = value.detach().clone()
+    return nn.Parameter(value, old.requires_grad) if isinstance(old, nn.Parameter) else value
+
+
+def _tensor(model: nn.Module, name: str) -> Tensor:
+    module, leaf = _place(model, name)
+    found: Tensor = getattr(module, leaf)
+    return found
+
+
+def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    return model.get_submodule(path), leaf
+
+
+def _record(name: str, tensor: Tensor, is_changed: bool, notes: Sequence[str]) -> ParameterRecord:
+    size = tensor.stored_bytes if isinstance(tensor, QTensor) else tensor.nbytes
+    status = "changed" if is_changed else "unchanged"
+    reason = "" if is_changed else "the transform of the model leaves it as it is"
+    note = "; ".join(notes)
+    return ParameterRecord(name, status, reason, tuple(tensor.shape), size, size, note=note)

