@@ -10,16 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ao_core.arguments import check_device, checked_but, shown
+from ao_core.arguments import check_device, checked_but
 from ao_core.calibration.inputs import Data
-from ao_core.calibration.needing import check_data, joined, needs_data, resolved
+from ao_core.calibration.needing import (
+    QUANTIZED,
+    check_data,
+    check_useful,
+    joined,
+    needs_data,
+    resolved,
+)
 from ao_core.calibration.ranks import telling
 from ao_core.calibration.stepping import attached, stepped_weight
 from ao_core.compute import ComputeWeight
 from ao_core.compute.extras import extras_unsupported_reason
 from ao_core.config import Config, ConfigLike, FqnToConfig, config_to_dict
 from ao_core.dispatch import matmul_op, run, select
-from ao_core.errors import ConfigError, QuantizationError, UnsupportedOp
+from ao_core.errors import QuantizationError, UnsupportedOp
 from ao_core.installing import Undo, install, try_to_move
 from ao_core.numerics import error_sums, sqnr, sqnr_of_sums
 from ao_core.outcome import (
@@ -52,8 +59,6 @@ __all__ = [
 #: the parameter that replaces one, or None where it stays, and its record
 Converted = tuple[nn.Parameter | None, ParameterRecord]
 
-#: how the reason of a weight begins that is a `QTensor` before
-_QUANTIZED = "it is quantized already"
 #: elements of a weight over which the report's SQNR is taken
 _SQNR_ELEMENTS = 1 << 20
 
@@ -138,11 +143,7 @@ def quantize_(
                 report = apply_algorithms(model, each, decisions, batches, **options)
             else:
                 report = apply_decisions(model, each, decisions, **options)
-            if reports and (reason := useless_reason(report)):
-                raise ConfigError(
-                    f"config={shown(each)} would change nothing: {reason}; put it before the configuration "
-                    "that quantizes, or leave it out"
-                )
+            check_useful(each, report, reports)
             reports.append(report)
     except BaseException:
         for step in reversed(undo):
@@ -154,14 +155,6 @@ def quantize_(
     warn_of_emulation(converted_weights(model, report.records))
     tell(model, report)
     return report
-
-
-def useless_reason(report: Report) -> str | None:
-    """Why a configuration changed nothing, where others before it have quantized what it was for."""
-    done = [r for r in report if r.status == "unchanged" and r.reason.startswith(_QUANTIZED)]
-    if report.with_status("changed") or not done:
-        return None
-    return f"{done[0].fqn} is quantized already, as all that it was for"
 
 
 def _asks(config: Config) -> bool:
@@ -280,7 +273,7 @@ def convert(
     """
     start = time.perf_counter()
     if isinstance(before, QTensor):
-        return None, _record(entry, before, "unchanged", f"{_QUANTIZED} ({before.spec})", start)
+        return None, _record(entry, before, "unchanged", f"{QUANTIZED} ({before.spec})", start)
     if entry.config is None:
         return None, _record(entry, before, "unchanged", entry.reason, start)
     memory = dense_memory(before.detach())

@@ -61,9 +61,9 @@ def _gathered(
         if len(use.groups(watched, missing=True)) > 1:
             names = ", ".join(each.fqn for each in group.entries)
             raise QuantizationError(
-                f"{names} have the same inputs in other batches, and not in data[{number}], which has tensors "
-                "of the same shapes: the model decides by values what it multiplies; calibrate with batches "
-                "of different shapes, or leave these weights out"
+                f"{names} have the same inputs in other batches, and not in data[{number}], which has "
+                "tensors of the same shapes: the model decides by values what it multiplies; calibrate with "
+                "batches of different shapes, or leave these weights out"
             )
     found = gathering.groups([entry])
     nothing = tuple(Statistics(need) for _ in group.statistics)

@@ -15,7 +15,20 @@ from ao_core.registry import registry
 from ao_core.report import ParameterRecord, Report
 from ao_core.stacks import check_order, stack_of
 
-__all__ = ["algorithm_of", "check_data", "joined", "needs_data", "resolved", "transform_of_model"]
+__all__ = [
+    "QUANTIZED",
+    "algorithm_of",
+    "check_data",
+    "check_useful",
+    "joined",
+    "needs_data",
+    "resolved",
+    "transform_of_model",
+]
+
+
+#: how the reason of a weight begins that was a `QTensor` before
+QUANTIZED = "it is quantized already"
 
 
 def resolved(config: ConfigLike | Sequence[ConfigLike]) -> list[Config]:
@@ -151,3 +164,17 @@ def _joined(
         seconds=sum(record.seconds for record in every),
         note="; ".join(dict.fromkeys(record.note for record in every if record.note)),
     )
+
+
+def check_useful(config: Config, report: Report, before: Sequence[Report]) -> None:
+    """Raise where a configuration came after others that have quantized what it is for.
+
+    Raises:
+        ConfigError: it changed nothing for that reason.
+    """
+    done = [r for r in report if r.status == "unchanged" and r.reason.startswith(QUANTIZED)]
+    if before and done and not report.with_status("changed"):
+        raise ConfigError(
+            f"config={shown(config)} would change nothing: {done[0].fqn} is quantized already, as all that "
+            "it is for; put it before the configuration that quantizes, or leave it out"
+        )

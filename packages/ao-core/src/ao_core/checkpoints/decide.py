@@ -53,8 +53,8 @@ def make_job(
         )
     if (whole := transform_of_model(config)) is not None:
         raise ConfigError(
-            f"config={shown(whole)}: it changes the model as a whole, which is not in memory here; load the model "
-            "and call quantize_"
+            f"config={shown(whole)}: it changes the model as a whole, which is not in memory here; load "
+            "the model and call quantize_"
         )
     check_folder(Path(src))
     checkpoint = open_checkpoint(src)

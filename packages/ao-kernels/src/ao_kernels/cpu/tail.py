@@ -75,14 +75,7 @@ def _found_coding(x: QTensor) -> tuple[Any, ...]:
     block = full_block(spec.block, x.stored_shape)
     # zero points come from the range alone
     mx_mode = "rceil" if spec.zero_point != "none" else spec.option("mx_mode", "floor")
-    numbers = [
-        fmt.nan_code,
-        fmt.rule,
-        block[2],
-        block[3],
-        zero_kind(spec, x.format),
-        MX_MODES.index(mx_mode),
-    ]
+    numbers = [fmt.nan_code, fmt.rule, block[2], block[3], zero_kind(spec, x.format), MX_MODES.index(mx_mode)]
     numbers.append(int(spec.layout == "packed"))
     factors = [factor for step in spec.input for factor in hadamard_factors(step.block)]
     codes = parts["qdata"].view(torch.uint8)
