@@ -345,6 +345,14 @@ def bench_torchao(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def algorithms(session: nox.Session) -> None:
+    """GPTQ beside GPT-QModel and Brevitas, on the same weights and data; fails where errors are larger."""
+    # without what they require: GPUs, servers, another torch
+    env = proofs(session, "algorithms", *group("algorithms"))
+    run_benchmarks(env, benchmarks(session, "compare_algorithms.py"))
+
+
+@nox.session(venv_backend="none")
 def bench_peers(session: nox.Session) -> None:
     """Benchmarks of the CPU kernels beside torch, torchao and bitsandbytes, but for the bars."""
     scripts = benchmarks(session, "cpu/bench_*.py")

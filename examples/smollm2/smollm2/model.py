@@ -61,9 +61,13 @@ def from_metadata(metadata: dict[str, Any]) -> nn.Module:
 
 def tokens(text: str) -> Tensor:
     """The tokens of a text, (count,)."""
+    return torch.tensor(tokenizer()(text)["input_ids"])
+
+
+def tokenizer() -> Any:
+    """The tokenizer of the file."""
     file = path()
-    tokenizer = _transformers().AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    return torch.tensor(tokenizer(text)["input_ids"])
+    return _transformers().AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
 
 
 def share(model: nn.Module) -> nn.Module:

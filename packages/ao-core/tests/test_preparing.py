@@ -137,8 +137,14 @@ def test_names_choose_what_it_is_for() -> None:
 @pytest.mark.parametrize(
     ("configs", "text"),
     [
-        ([INT8, Doubling()], "Doubling comes after WeightOnlyConfig, which quantizes weights"),
-        ([Doubling(INT8), Doubling()], "Doubling comes after Doubling, which quantizes weights"),
+        (
+            [INT8, Doubling()],
+            "Doubling changes weights, which are quantized by then",
+        ),
+        (
+            [Doubling(INT8), Doubling()],
+            "Doubling changes weights, which are quantized by then",
+        ),
         ([Doubling(), Doubling()], "Doubling after Doubling: once is enough"),
     ],
 )

@@ -44,9 +44,11 @@ fewer bits, fused, or *lookup*: what followed when the last tokens came last. *Ã
 that were proposed. *same texts*: that are those of the model alone; others differ from the first tie on."""
 
 
-def answers(target: Loaded, kv: str | None, draft: Any, tokens: int) -> list[Written]:
+def answers(
+    target: Loaded, kv: str | None, draft: Any, tokens: int, prompts: tuple[str, ...]
+) -> list[Written]:
     """To all prompts."""
-    return [generate(target, x, max_new_tokens=tokens, kv=kv, draft=draft) for x in PROMPTS]
+    return [generate(target, x, max_new_tokens=tokens, kv=kv, draft=draft) for x in prompts]
 
 
 def seconds(written: list[Written]) -> float:
@@ -76,7 +78,7 @@ def compared(name: str, source: Path, args: Any) -> list[Row]:
     last: dict[str, list[Written]] = {}
     for count in range(args.rounds + 1):
         for draft, one in drafts.items():
-            last[draft] = answers(target, kv, one, args.tokens)
+            last[draft] = answers(target, kv, one, args.tokens, PROMPTS[: args.prompts])
             if count:  # the first one warms up
                 samples[draft].append(seconds(last[draft]))
     return [row(name, draft, samples, last) for draft in drafts]
@@ -98,19 +100,19 @@ def row(name: str, draft: str, samples: Samples, last: dict[str, list[Written]])
         "Ã— alone, 95 %": ratio.interval(),
         "accepted": accepted / max(sum(c.proposed for c in counts), 1),
         "tokens per check": (accepted + checks) / checks,
-        "same texts": f"{sum(a.tokens == b.tokens for a, b in pairs)} of {len(PROMPTS)}",
+        "same texts": f"{sum(a.tokens == b.tokens for a, b in pairs)} of {len(last[draft])}",
     }
 
 
 def main() -> None:
-    args = arguments(__doc__, targets=";".join(TARGETS), threads=2, rounds=4, tokens=64)
+    args = arguments(__doc__, targets=";".join(TARGETS), threads=2, rounds=4, tokens=64, prompts=6)
     torch.set_num_threads(args.threads)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     source = unpack(ROOT / "build" / "smollm2" / "bf16")
     rows = [row for name in args.targets.split(";") for row in compared(name, source, args)]
     about = ABOUT.format(
-        threads=args.threads, tokens=args.tokens, prompts=len(PROMPTS), rounds=args.rounds
+        threads=args.threads, tokens=args.tokens, prompts=args.prompts, rounds=args.rounds
     )
     record(args.json, "Drafted tokens of SmolLM2", about, rows)
 

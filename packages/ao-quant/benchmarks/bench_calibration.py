@@ -129,7 +129,7 @@ if __name__ == "__main__":
     else:
         parsed = arguments(
             __doc__,
-            blocks="1,2,3",
+            blocks="2,3",
             hidden=2048,
             mlp=5632,
             vocabulary=32000,

@@ -245,7 +245,7 @@ def config_named(name: str) -> Config:
     raise UnknownNameError("recipe", name, {*known, *shorts}, registry.notes(name))
 
 
-def _tables() -> tuple[Records[Any], ...]:
+def _tables() -> tuple[Records[Transform] | Records[Algorithm] | Records[ModelTransform], ...]:
     """The tables of what a configuration is for; a name that two have is that of one class."""
     return registry.transforms, registry.algorithms, registry.model_transforms
 

@@ -48,8 +48,9 @@ def stages(configs: Sequence[Config]) -> list[Stage]:
     for config in configs:
         transforms = [(leaf, _transform(leaf)) for leaf in _leaves(config)]
         for leaf, transform in transforms:
-            if transform is not None:
-                _check_order(leaf, transform, before)
+            if transform is not None and (reason := transform.refuses(leaf, before)):
+                last = type(before[-1]).__name__
+                raise ConfigError(f"{type(leaf).__name__} after {last}: {reason}")
         before += [leaf for leaf, _ in transforms]
         if any(transform for _, transform in transforms):
             found.append(Stage(_mapped(config, lambda c, t: c if t else None), True))
@@ -59,18 +60,6 @@ def stages(configs: Sequence[Config]) -> list[Stage]:
         else:
             found.append(Stage(config, False))
     return found
-
-
-def _check_order(leaf: Config, transform: ModelTransform, before: Sequence[Config]) -> None:
-    for other in before:
-        earlier = _transform(other)
-        if earlier is None or earlier.then(other) is not None:
-            raise ConfigError(
-                f"{type(leaf).__name__} comes after {type(other).__name__}, which quantizes weights: it "
-                "transforms dense ones; put it before"
-            )
-    if reason := transform.refuses(leaf, before):
-        raise ConfigError(f"{type(leaf).__name__} after {type(before[-1]).__name__}: {reason}")
 
 
 def _transform(config: Config | None) -> ModelTransform | None:
@@ -122,28 +111,12 @@ def prepare(
     Raises:
         QuantizationError: a weight is quantized already.
     """
-    asked = decide(model, config, filter_fn)
-    formats = _formats(model, later, filter_fn)
-    weights = [
-        (each, replace(each, config=formats[each.fqn] if formats else None))
-        for each in asked
-        if (formats and each.fqn in formats) or (not formats and each.config is not None)
-    ]
     notes: dict[str, list[str]] = {}
     now = sharing(model)
-    for leaf in dict.fromkeys(each.config for each in asked if each.config is not None):
+    for leaf, weights in _weights(model, config, later, filter_fn).items():
         transform = _transform(leaf)
         assert transform is not None
-        chosen = [weight for each, weight in weights if each.config == leaf]
-        if not isinstance(config, FqnToConfig):
-            chosen = [weight for _, weight in weights]
-        for weight in chosen:
-            if isinstance(weight.tensor, QTensor):
-                raise QuantizationError(
-                    f"{weight.fqn} is quantized already ({weight.tensor.spec}), and {type(leaf).__name__} "
-                    "transforms dense weights; apply it before, in one list: [..., config]"
-                )
-        there = with_steps([_moved(weight, now) for weight in chosen], steps)
+        there = with_steps([_moved(weight, now) for weight in weights], steps)
         made: Prepared = transform.apply(now, there, batches, leaf)
         now = made.model
         for name, more in made.steps.items():
@@ -158,15 +131,27 @@ def prepare(
     return Report(config_to_dict(config), tuple(records))
 
 
-def _formats(
-    model: nn.Module, later: Sequence[Config], filter_fn: FilterFn | None
-) -> dict[str, Config]:
-    """By the name of a weight, what will quantize it."""
-    found: dict[str, Config] = {}
-    for config in later:
-        for each in decide(model, config, filter_fn):
-            if each.config is not None and _transform(each.config) is None:
-                found.setdefault(each.fqn, each.config)
+def _weights(
+    model: nn.Module, config: Config, later: Sequence[Config], filter_fn: FilterFn | None
+) -> dict[Config, list[Decision]]:
+    """The dense weights that each configuration is for, with what will quantize them, or None."""
+    formats: dict[str, Config] = {}
+    for other in later:
+        for each in decide(model, other, filter_fn):
+            if each.config is not None:
+                formats.setdefault(each.fqn, each.config)
+    by_name = isinstance(config, FqnToConfig)
+    found: dict[Config, list[Decision]] = {} if by_name else {config: []}
+    for each in decide(model, config, filter_fn):
+        leaf = each.config if by_name else config
+        if leaf is None or (each.fqn not in formats if formats else each.config is None):
+            continue
+        if isinstance(each.tensor, QTensor):
+            raise QuantizationError(
+                f"{each.fqn} is quantized already ({each.tensor.spec}), and {type(leaf).__name__} "
+                "transforms dense weights; apply it before, in one list: [..., config]"
+            )
+        found.setdefault(leaf, []).append(replace(each, config=formats.get(each.fqn)))
     return found
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ao_core.arguments import check_device, checked_but
-from ao_core.calibration.inputs import Data
+from ao_core.calibration.inputs import Data, Seen
 from ao_core.calibration.needing import (
     QUANTIZED,
     check_data,
@@ -130,7 +130,7 @@ def quantize_(
         for place, stage in enumerate(todo, 1):
             if stage.prepares:
                 later = [other.config for other in todo[place:] if not other.prepares]
-                assert batches is not None
+                assert batches is not None and not isinstance(batches, Seen)  # noqa: PT018
                 with telling(batches):
                     found = prepare(model, stage.config, later, filter_fn, batches, steps, undo)
                 before.append(found)

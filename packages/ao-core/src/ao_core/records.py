@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc, signature
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +16,7 @@ from ao_core.spec import Spec
 from ao_core.steps import check_kinds
 
 if TYPE_CHECKING:
+    from ao_core.calibration.block import Block, BlockWeight
     from ao_core.calibration.statistics import Statistic, Statistics
     from ao_core.config import Config
 
@@ -320,6 +321,10 @@ class Solved:
     damping: float | None = None
     #: what is not as it would be with more data; else empty
     note: str = ""
+    #: the loss that was minimized, before and after; None: there is none
+    loss: tuple[float, float] | None = None
+    #: what is added to the bias of the weight's module, one number for each of its outputs; None: nothing
+    bias: Tensor | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -343,6 +348,10 @@ class Algorithm:
     #: True: inputs are made by the weights before as they were rewritten, weight by weight; False: by the
     #: model as it is, in one run for all weights
     sequential: bool = True
+    #: (block, its weights that are to be solved for) -> by name, what was found for each: for algorithms that
+    #: solve for all weights of a block at once, with its outputs in view. Where the model has no blocks that
+    #: can be run one by one, and for weights in none, `solve` is called. None: it always is
+    solve_block: Callable[[Block, Sequence[BlockWeight]], Mapping[str, Solved | Skip]] | None = None
     #: (the weight on the meta device, configuration, target) -> None, or why it cannot be solved for; asked
     #: before any data is run
     refuses: Callable[[Tensor, Any, Target], str | None] = lambda weight, config, target: None

@@ -21,10 +21,10 @@ def stack_of(name: str) -> list[Config] | None:
     """The configurations that "METHOD+METHOD/FORMAT" names; None where it is no such name.
 
     Methods are names of algorithms or of other configurations that are no format themselves, in the order in
-    which they are applied. The format is the name of a recipe, or its short one. A method with a field `base`
-    gets the format; where none has one, the format comes last.
+    which they are applied. The format is the name of a recipe, or its short one. The last method with a field
+    `base` gets the format; where none has one, the format comes last.
 
-    Example: ``stack_of("gptq/int4-g128") == [GPTQConfig(Int4WeightOnlyConfig(128))]``
+    Example: ``stack_of("rotate+gptq/int4-g128") == [RotateConfig(), GPTQConfig(Int4WeightOnlyConfig(128))]``
 
     Raises:
         UnknownNameError: no recipe has the name of the format.
@@ -34,27 +34,31 @@ def stack_of(name: str) -> list[Config] | None:
     if not slash or None in types:
         return None
     base = config_named(format_name)
-    takes_base = [_takes_base(config_type) for config_type in types]
+    taking = [place for place, config_type in enumerate(types) if _takes_base(config_type)][-1:]
     stack: list[Config] = [
-        config_type(**{_BASE: base}) if takes else config_type()  # type: ignore[misc]
-        for config_type, takes in zip(types, takes_base, strict=True)
+        config_type(**{_BASE: base}) if place in taking else config_type()  # type: ignore[misc]
+        for place, config_type in enumerate(types)
     ]
-    return stack if any(takes_base) else [*stack, base]
+    return stack if taking else [*stack, base]
 
 
 def methods() -> list[str]:
     """The names that a stack's name can begin with."""
-    tables = (registry.algorithms, registry.transforms)
+    tables = (registry.algorithms, registry.model_transforms, registry.transforms)
     return sorted({name for table in tables for name in table.names() if _method(name)})
 
 
 def _method(name: str) -> type[Config] | None:
     """The class of configuration of a method; None for formats, and where there is none of the name."""
-    for table in (registry.algorithms, registry.transforms):
+    for table in (registry.algorithms, registry.model_transforms, registry.transforms):
         if name in table:
             found: type[Config] = table.get(name).config_type
             is_format = issubclass(found, WeightConfig)
-            return None if is_format or registry.algorithm_for(found) is None else found
+            if is_format or not (
+                registry.algorithm_for(found) or registry.model_transform_for(found)
+            ):
+                return None
+            return found
     return None
 
 
@@ -64,9 +68,8 @@ def _takes_base(config_type: Any) -> bool:
 
 def rounds(config: Config) -> bool:
     """Whether a configuration makes codes of weights, after which nothing else can be done with them."""
-    return isinstance(config, WeightConfig) or isinstance(
-        getattr(config, _BASE, None), WeightConfig
-    )
+    base = getattr(config, _BASE, None)
+    return isinstance(config, WeightConfig) or (isinstance(base, Config) and rounds(base))
 
 
 def check_order(configs: Sequence[Config]) -> None:
@@ -78,7 +81,9 @@ def check_order(configs: Sequence[Config]) -> None:
     before: Config | None = None
     for config in configs:
         name = type(config).__name__
-        is_algorithm = registry.algorithm_for(type(config)) is not None
+        is_algorithm = bool(
+            registry.algorithm_for(type(config)) or registry.model_transform_for(type(config))
+        )
         if before is not None and is_algorithm and rounds(config):
             raise ConfigError(
                 f"config=[…, {type(before).__name__}, …, {name}]: both round the same weights, and the "

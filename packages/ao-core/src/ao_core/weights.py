@@ -23,6 +23,7 @@ __all__ = [
     "WeightConfig",
     "WeightFormat",
     "apply_weight_config",
+    "bias_name",
     "is_conv",
     "matmul_unsupported_reason",
     "matrix_spec",
@@ -167,6 +168,13 @@ def is_transposed(target: Target) -> bool:
     return target.name == "weight" and any(
         f"{c.__module__}.{c.__qualname__}" in _TRANSPOSED for c in type(target.module).__mro__
     )
+
+
+def bias_name(target: Target) -> str | None:
+    """The name of the bias of a weight in its module, as "bias" of "weight"; None where it has none."""
+    name = target.name.replace("weight", "bias")
+    has = name != target.name and target.module._parameters.get(name) is not None
+    return name if has else None
 
 
 def quantize_weight(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ao_core.calibration.gathering import collect
 from ao_core.calibration.matrices import matrices, unmatrices
 from ao_core.calibration.observing import observing
-from ao_core.calibration.statistics import HESSIAN
+from ao_core.calibration.statistics import HESSIAN, Statistics
 from ao_core.calibration.visit import Inputs, inputs_of, visit
 from ao_core.config import Config
 from ao_core.targets import Decision, decide
@@ -82,7 +82,7 @@ def test_each_expert_sees_its_own_rows(how: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(hessian, wide.T @ wide, rtol=1e-5, atol=1e-4)
 
 
-def test_experts_with_few_rows_share_all() -> None:
+def test_experts_with_few_rows_borrow_from_all() -> None:
     model = Experts("linear")
     x = torch.randn(60, 8)
     x[:, 0] = -x[:, 0].abs()
@@ -100,16 +100,16 @@ def test_experts_with_few_rows_share_all() -> None:
     visit(model, [x], decisions(model), lambda entry: (HESSIAN,), keep)
     inputs = seen[-1]
     assert inputs.note == (
-        "2 of 3 experts saw fewer rows than they have columns, 8: they share the statistics of the "
-        "60 rows of all experts"
+        "2 of 3 experts saw fewer rows than they have columns, 8: the statistics of the 60 rows of all "
+        "experts stand for what is missing"
     )
     assert inputs.rows == 60
-    wide = x.double()
-    for count, each in zip(counts, inputs.statistics, strict=True):
-        if count < 8:
-            torch.testing.assert_close(each["hessian"], wide.T @ wide, rtol=1e-5, atol=1e-4)
-        else:
-            assert each.rows == count
+    wide, of = x.double(), model.route(x)
+    for number, (count, each) in enumerate(zip(counts, inputs.statistics, strict=True)):
+        own = wide[of == number].T @ wide[of == number]
+        pooled = own + max(8 - count, 0) / 60 * (wide.T @ wide)
+        torch.testing.assert_close(each["hessian"], pooled, rtol=1e-5, atol=1e-4)
+        assert each.rows == max(count, 8)
 
 
 @pytest.mark.parametrize(
@@ -188,3 +188,65 @@ def test_a_convolution_and_experts_are_visited_by_both_drivers() -> None:
     for name in names:
         assert torch.equal(found[0].values[name], found[1].values[name]), name
     assert inputs_of(decisions(model)[0], ()).rows == 0
+
+
+class Twice(nn.Module):
+    """Queries see the same inputs twice, keys once; only the first and the last matmul are alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(8, 4, bias=False), nn.Linear(8, 4, bias=False)
+        self.o = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o(self.q(x) + self.q(x) + self.k(x))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_states_that_others_share_are_not_changed_in_place(count: int) -> None:
+    data = [torch.randn(5, 8) for _ in range(count)]
+    x = torch.cat(data).double()
+    for name, factor in (("q.weight", 2), ("k.weight", 1)):
+        (found,) = hessians(Twice(), data, name)
+        assert found is not None
+        torch.testing.assert_close(found, factor * (x.T @ x), rtol=1e-5, atol=1e-4)
+
+
+def test_a_hessian_in_strips_is_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ao_core.calibration.statistics._STRIP", 7)
+    x = torch.randn(40, 24)
+    found = Statistics((HESSIAN,)).add(x[:10]).absorb(x[10:15]).absorb(x[15:])
+    torch.testing.assert_close(found["hessian"], x.double().T @ x.double(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(found["hessian"], found["hessian"].T, rtol=1e-5, atol=1e-4)
+    assert found.rows == 40
+
+
+def test_a_block_ends_where_the_inputs_of_a_weight_are_seen() -> None:
+    """Of four layers in a block, one runs no more than is needed; values are those of the other driver."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.ends = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = x + self.b(self.a(x).relu())
+            self.ends += 1
+            return out
+
+    model, data = nn.Sequential(Block(), Block(), Block()), [torch.randn(4, 6) for _ in range(3)]
+
+    def halve(entry: Decision, inputs: Inputs) -> Tensor:
+        return entry.tensor.detach() * (0.5 + inputs.statistics[0]["hessian"].mean().float())
+
+    runs = {}
+    for driver in ("blocks", "prefix"):
+        found = visit(model, data, decisions(model), lambda entry: (HESSIAN,), halve, driver=driver)
+        runs[driver] = [block.ends for block in model], found.values
+        for block in model:
+            block.ends = 0
+    for name, value in runs["prefix"][1].items():
+        assert torch.equal(value, runs["blocks"][1][name]), name
+    # each batch: once to find the order, once for the outputs, which nobody needs of the last block
+    assert runs["blocks"][0] == [6, 6, 3]

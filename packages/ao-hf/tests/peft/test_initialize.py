@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ao_core.ext import CheckpointError, ConfigError, QuantizationError
+from ao_core.ext.calibration import best_of_rank
 from ao_core.ext.numerics import sqnr
 from ao_hf.peft import initialize_adapters_, moments
-from ao_hf.peft.initialize import best_of_rank
 
 RECIPE = "int4_weight_only/g32-asymmetric"
 

@@ -13,12 +13,20 @@ struct Case {
   int64_t size = 64, value_size = 64, tokens = 300, coded = 260, queries = 1, group = 2;
   int bits = 8;
   bool channel = false;  // keys have a scale per channel of 128 tokens
+  bool float8 = false;   // codes are float8 e4m3
+  int64_t part = 0;      // elements of a value that share a scale; 0: all
   Element type = Element::f32;
   int64_t window = 0;
   bool causal = true, padded = false;
 };
 
 constexpr int64_t kBatch = 2, kHeads = 2, kSlots = 64;
+
+float e4m3(int code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const double value = exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
+  return static_cast<float>((code & 127) == 127 ? std::nan("") : code & 128 ? -value : value);
+}
 
 // Keys or values in codes, with scales and zero points of float32.
 struct Side {
@@ -27,9 +35,10 @@ struct Side {
   std::vector<double> values;  // (B * H, S, size)
   Stored stored{};
 
-  Side(int64_t size, int64_t tokens, int bits, bool channel, uint32_t seed) {
+  Side(int64_t size, int64_t tokens, int bits, bool float8, bool channel, int64_t part, uint32_t seed) {
     const int64_t matrices = kBatch * kHeads, bands = channel ? (tokens + 127) / 128 : tokens;
-    const int64_t row = (size * bits + 7) / 8, groups = channel ? size : 1;
+    part = channel ? 1 : part ? part : size;
+    const int64_t row = (size * bits + 7) / 8, groups = (size + part - 1) / part;
     bytes = codes(static_cast<size_t>(matrices * tokens * row), 256, seed);
     scale = normal(static_cast<size_t>(matrices * bands * groups), seed + 1);
     zero = scale;
@@ -38,12 +47,15 @@ struct Side {
     Dequantize& d = stored.coded;
     for (int c = 0; c < 256; ++c) {
       const int code = c % (1 << bits);
-      d.format.table[c] = static_cast<float>(bits == 8 && code > 127 ? code - 256 : code);
+      d.format.table[c] = float8 ? e4m3(code) : static_cast<float>(bits == 8 && code > 127 ? code - 256 : code);
+    }
+    for (uint8_t& code : bytes) {
+      if (float8 && code % 128 > 0x57) code -= 0x28;  // up to 15, and no NaN
     }
     d.format.bits = bits;
     REQUIRE(complete(d.format) == nullptr);
     d.codes = bytes.data(), d.code_bits = bits, d.row_bytes = row;
-    d.blocks = blocks_of(matrices, tokens, size, channel ? 128 : 1, channel ? 1 : size);
+    d.blocks = blocks_of(matrices, tokens, size, channel ? 128 : 1, part);
     d.scale = scale.data(), d.scale_type = Scale::f32;
     if (bits != 8) d.zero = zero.data(), d.zero_type = Zero::f32;
     stored.tokens = tokens, stored.size = size;
@@ -52,7 +64,7 @@ struct Side {
       const int64_t token = i / size % tokens, m = i / size / tokens, at = i % size;
       const uint8_t byte = bytes[static_cast<size_t>(i / size * row + at * bits / 8)];
       const uint8_t code = bits == 8 ? byte : at % 2 ? byte >> 4 : byte & 15;
-      const auto place = static_cast<size_t>((m * bands + (channel ? token / 128 : token)) * groups + (channel ? at : 0));
+      const auto place = static_cast<size_t>((m * bands + (channel ? token / 128 : token)) * groups + at / part);
       const double off = bits == 8 ? 0 : zero[place];
       values[static_cast<size_t>(i)] = (d.format.table[code] - off) * scale[place];
     }
@@ -65,10 +77,11 @@ struct Run {
 
   explicit Run(const Case& c) {
     const int64_t room = 384;  // tokens that there is memory for
-    Side key(c.size, room, c.bits, c.channel, 1), value(c.value_size, room, c.bits, false, 5);
+    Side key(c.size, room, c.bits, c.float8, c.channel, 0, 1), value(c.value_size, room, c.bits, c.float8, false, c.part, 5);
     choose_grid(key.stored, true), choose_grid(value.stored, false);
-    REQUIRE(key.stored.grid == (c.channel ? Grid::channel : Grid::token));
-    REQUIRE(value.stored.grid == Grid::token);
+    REQUIRE(key.stored.grid == (c.float8 ? Grid::floats : c.channel ? Grid::channel : Grid::token));
+    REQUIRE(value.stored.grid == (c.float8 ? Grid::floats : Grid::token));
+    REQUIRE(key.stored.words == c.float8);
     const int64_t matrices = kBatch * kHeads, rows = matrices * c.group * c.queries;
     std::vector<float> q = normal(static_cast<size_t>(rows * c.size), 9);
     for (float& x : q) x = std::nearbyint(x * 32) / 32;  // exact in every type
@@ -150,6 +163,24 @@ TEST_CASE("attention: heads of any size, codes of 8 and 4 bits, every type") {
       check({.size = size, .value_size = size + 2, .bits = 4, .channel = true, .type = type});
     }
   }
+}
+
+TEST_CASE("attention: few rows of bfloat16, which meet tokens as they lie in memory") {
+  const auto all = [](Case c) {
+    c.type = Element::bf16;
+    check(c);
+    c.float8 = true, check(c);
+    c.float8 = false, c.bits = 4, check(c);
+    c.channel = true, check(c);
+  };
+  for (const int64_t size : {64, 128, 192, 256}) {
+    for (const int64_t coded : {256, 299}) all({.size = size, .value_size = size, .coded = coded});
+    all({.size = size, .value_size = 320 - size, .coded = 300 - size / 8, .causal = false});
+  }
+  for (const int64_t group : {1, 3, 4, 7, 8}) all({.tokens = 333, .coded = 270, .group = group});
+  all({.tokens = 60, .coded = 0, .window = 30});
+  all({.coded = 261, .queries = 3, .window = 40, .padded = true});
+  for (const int bits : {8, 4}) check({.size = 128, .value_size = 128, .bits = bits, .part = 64, .type = Element::bf16});
 }
 
 TEST_CASE("attention: few and many queries, in groups of any number") {

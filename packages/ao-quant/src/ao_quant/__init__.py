@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from ao_core.ext import lazy_names
 from ao_quant.__about__ import __version__
 from ao_quant.configs import (
+    AutoRoundConfig,
     AWQConfig,
+    BiasCorrectionConfig,
     BitNetWeightOnlyConfig,
     ClipConfig,
     CodebookWeightOnlyConfig,
@@ -70,6 +72,7 @@ from ao_quant.configs import (
 
 if TYPE_CHECKING:
     from ao_core import plan_checkpoint, quantize_checkpoint, verify_checkpoint
+    from ao_quant.algorithms.low_rank import LowRank, low_rank_corrections
     from ao_quant.autotuning import AutoquantReport, OneRowWarning, autoquant
     from ao_quant.calibration import (
         Calibration,
@@ -83,7 +86,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AWQConfig",
+    "AutoRoundConfig",
     "AutoquantReport",
+    "BiasCorrectionConfig",
     "BitNetWeightOnlyConfig",
     "Calibration",
     "ClipConfig",
@@ -107,6 +112,7 @@ __all__ = [
     "Int8StaticActivationInt8WeightConfig",
     "Int8WeightOnlyConfig",
     "IntxWeightOnlyConfig",
+    "LowRank",
     "MXDynamicActivationMXWeightConfig",
     "MXWeightOnlyConfig",
     "NF4WeightOnlyConfig",
@@ -143,6 +149,7 @@ __all__ = [
     "int8_static_activation_int8_weight",
     "int8_weight_only",
     "intx_weight_only",
+    "low_rank_corrections",
     "mx_dynamic_activation_mx_weight",
     "mx_weight_only",
     "nf4_weight_only",
@@ -162,6 +169,8 @@ __all__ = [
 #: applies the configurations, as loading of plugins does, needs none of them
 _MODULES = {
     "AutoquantReport": "ao_quant.autotuning",
+    "LowRank": "ao_quant.algorithms.low_rank",
+    "low_rank_corrections": "ao_quant.algorithms.low_rank",
     "Calibration": "ao_quant.calibration",
     "OneRowWarning": "ao_quant.autotuning",
     "OutlierWarning": "ao_quant.calibration",

@@ -214,6 +214,7 @@ RECIPES: tuple[Recipe, ...] = (
         "int4_dynamic_activation_int4_weight",
         c.Int4DynamicActivationInt4WeightConfig(),
         "int4 weights in groups of 128 and int4 activations per token; rotate the model first",
+        short="w4a4",
     ),
     Recipe(
         "float8_dynamic_activation_float8_weight/block",
@@ -229,10 +230,12 @@ RECIPES: tuple[Recipe, ...] = (
         "mx_dynamic_activation_mx_weight/mxfp4",
         c.MXDynamicActivationMXWeightConfig("e2m1", "e2m1", "even"),
         "MXFP4 weights and activations",
+        short="w4a4-mxfp4",
     ),
     Recipe(
         "nvfp4_dynamic_activation_nvfp4_weight",
         c.NVFP4DynamicActivationNVFP4WeightConfig(),
         "NVFP4 weights and activations",
+        short="w4a4-nvfp4",
     ),
 )

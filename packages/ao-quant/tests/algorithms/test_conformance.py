@@ -5,7 +5,13 @@ from __future__ import annotations
 from ao_core.testing import AlgorithmSuite
 from ao_quant import Int4WeightOnlyConfig, NVFP4WeightOnlyConfig, UIntxWeightOnlyConfig
 from ao_quant.algorithms.records import ALGORITHMS
-from ao_quant.configs import ClipConfig, GPTQConfig, ImatrixConfig
+from ao_quant.configs import (
+    AutoRoundConfig,
+    BiasCorrectionConfig,
+    ClipConfig,
+    GPTQConfig,
+    ImatrixConfig,
+)
 
 RECORDS = {record.config_type: record for record in ALGORITHMS}
 
@@ -28,3 +34,17 @@ class TestImatrix(AlgorithmSuite):
 class TestClip(AlgorithmSuite):
     record, config = RECORDS[ClipConfig], ClipConfig(UIntxWeightOnlyConfig(3, 32))
     error_range = (0.2, 1.0)
+
+
+class TestAutoRound(AlgorithmSuite):
+    record = RECORDS[AutoRoundConfig]
+    config = AutoRoundConfig(UIntxWeightOnlyConfig(3, 32), iterations=20, start="importance")
+    error_range = (0.1, 1.0)
+
+
+class TestBiasCorrection(AlgorithmSuite):
+    """Its weights are those of the base, so the error of matrices alone is that of rounding to nearest."""
+
+    record = RECORDS[BiasCorrectionConfig]
+    config = BiasCorrectionConfig(UIntxWeightOnlyConfig(3, 32))
+    error_range = (0.9, 1.0)

@@ -9,6 +9,7 @@ import torch
 
 from ao_core import QTensor, Spec, quantize_tensor
 from ao_core.ext.quantizing import grid_of, regridded
+from ao_quant.algorithms import hessian
 from ao_quant.algorithms.gptq import gptq
 from ao_quant.algorithms.hessian import damped_factor, order_of
 
@@ -36,7 +37,7 @@ def rounded(weight, spec, hessian, *, block=64, damping=1e-9, order=None):
     grid = grid_of(q)
     order = torch.arange(weight.shape[1]) if order is None else order
     factor, _ = damped_factor(hessian[order][:, order], damping)
-    codes, total = gptq(weight[:, order], factor, grid, grid.block_of[:, order], block)
+    codes, total, _ = gptq(weight[:, order], factor, grid, grid.block_of[:, order], block)
     codes = torch.empty_like(codes).index_copy_(1, order, codes)
     return codes, total, regridded(q, codes).dequantize().double()
 
@@ -117,7 +118,7 @@ def test_mutations_that_also_beat_rounding_are_told_apart(mutation):
         factor = torch.block_diag(*(factor[i : i + 8, i : i + 8] for i in range(0, 24, 8)))
     else:
         factor, _ = damped_factor(hessian_of(24, seed=9), 1e-9)
-    codes, _ = gptq(weight, factor, grid, grid.block_of)
+    codes, _, _ = gptq(weight, factor, grid, grid.block_of)
     assert not torch.equal(codes, surgeon(weight, INT2, hessian))
 
 
@@ -164,3 +165,44 @@ def test_the_grid_of_every_format_is_that_of_the_reference(spec, columns):
     again = regridded(q, codes)
     assert isinstance(again, QTensor)
     assert torch.equal(again.dequantize(), q.dequantize())
+
+
+@pytest.mark.parametrize("spec", [*SPECS, Spec("bf16", (1, -1), "none")], ids=str)
+def test_levels_give_the_bits_of_the_grid(spec):
+    """For several columns of the same blocks, codes encoded together at the end."""
+    weight = normal(8, 32).float()
+    q = quantize_tensor(weight, spec)
+    grid = grid_of(q)
+    level = grid.level(grid.block_of[:, 0])
+    for x in (weight[:, 1] * 1.3, torch.zeros(8), weight[:, 2].double()):
+        codes, values = grid.nearest(x, grid.block_of[:, 0])
+        chosen = torch.empty(8, dtype=level.choice)
+        assert torch.equal(level.nearest(x, chosen), values)
+        assert torch.equal(grid.codes(chosen), codes)
+
+
+def test_scales_are_those_of_the_weight_that_nothing_has_changed():
+    """Groups are static: no scale is stale, whatever the blocks of columns are."""
+    weight, spec = normal(16, 64), Spec("uint4", (1, 16), zero_point="int", layout="packed")
+    q = quantize_tensor(weight.float(), spec)
+    _, _, values = rounded(weight, spec, hessian_of(64), block=16)
+    groups = values.view(16, 4, 16)
+    steps = q.parts["scale"].double().view(16, 4, 1)
+    assert bool(((groups / steps) - (groups / steps).round()).abs().lt(1e-4).all())
+    for block in (1, 16, 64):
+        assert torch.equal(rounded(weight, spec, hessian_of(64), block=block)[2], values)
+
+
+def test_weights_of_the_same_inputs_share_a_factor(monkeypatch):
+    found = []
+    original = hessian.damped_factor
+    monkeypatch.setattr(hessian, "damped_factor", lambda *a: found.append(a) or original(*a))
+    inputs = hessian_of(24)
+    order = torch.arange(24).flip(0)
+    for _ in range(3):
+        factor, _ = hessian.ordered_factor(inputs, order, 0.01)
+    assert len(found) == 1
+    assert torch.equal(factor, original(inputs[order][:, order], 0.01)[0])
+    hessian.ordered_factor(inputs, order, 0.1)
+    hessian.ordered_factor(inputs.clone(), order, 0.1)
+    assert len(found) == 3

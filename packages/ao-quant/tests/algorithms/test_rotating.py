@@ -210,9 +210,20 @@ def test_the_same_seed_gives_the_same_rotation():
 def test_orders_that_make_no_sense(before):
     model = made(Decoder)
     kept = copy.deepcopy(model.state_dict())
-    with pytest.raises(ConfigError, match=r"RotateConfig (after|comes after) "):
+    with pytest.raises(ConfigError, match=r"RotateConfig (after|changes weights)"):
         quantize_(model, [before, RotateConfig(), INT4], data=tokens())
     assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
+
+
+def test_stacks_have_names():
+    model, data = made(Decoder), tokens()
+    report = quantize_(model, "rotate+gptq/w4a4", data=data)
+    first, second = report.config["sequence"]
+    assert (first["name"], second["name"]) == ("rotate", "gptq")
+    assert second["args"]["base"]["name"] == "int4_dynamic_activation_int4_weight"
+    assert str(*model.mlp.down_proj.weight.spec.input) == "hadamard(48)"
+    with pytest.raises(ConfigError, match="AWQConfig"):
+        quantize_(made(Decoder), "awq+rotate+gptq/w4a4", data=data)
 
 
 def test_what_cannot_be_rotated_says_why():

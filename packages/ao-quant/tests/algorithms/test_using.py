@@ -11,7 +11,6 @@ from ao_core.ext import ConfigError
 from ao_quant import (
     AWQConfig,
     BitNetWeightOnlyConfig,
-    CodebookWeightOnlyConfig,
     GGUFWeightOnlyConfig,
     GPTQConfig,
     ImatrixConfig,
@@ -66,9 +65,8 @@ def test_few_rows_are_noted_and_damped():
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (ImatrixConfig(CodebookWeightOnlyConfig()), "no scales that could be searched for"),
         (ImatrixConfig(BitNetWeightOnlyConfig()), "no scales that could be searched for"),
-        (ImatrixConfig(GGUFWeightOnlyConfig("q4_k")), "searches of their own"),
+        (ImatrixConfig(GGUFWeightOnlyConfig("q8_0")), "scales of q8_0 follow the greatest element"),
     ],
     ids=str,
 )
@@ -95,3 +93,19 @@ def test_outputs_are_nearer_and_files_keep_them(config, tmp_path):
     load_model(loaded, tmp_path)
     assert torch.equal(loaded(x), made(x))
     assert torch.equal(torch.compile(made, backend="eager")(x), made(x))
+
+
+def test_each_group_of_a_convolution_has_its_own_hessian():
+    """As two linear layers of its two groups, on their own channels."""
+    conv = nn.Conv2d(8, 6, 3, groups=2, bias=False).eval()
+    x = torch.randn(12, 8, 9, 9)
+    x = torch.cat([x[:, :4] * torch.logspace(0, 1, 4)[:, None, None], x[:, 4:].cumsum(1)], 1)
+    dense = conv.weight.detach().clone()
+    quantize_(conv, GPTQConfig("int8"), data=[x])
+    rows = nn.functional.unfold(x, 3).transpose(1, 2).reshape(-1, 72)
+    for group in range(2):
+        layer = nn.Sequential(nn.Linear(36, 3, bias=False)).eval()
+        layer[0].weight.data = dense[3 * group : 3 * group + 3].reshape(3, 36)
+        quantize_(layer, GPTQConfig("int8"), data=[rows[:, 36 * group : 36 * group + 36]])
+        values = conv.weight.dequantize()[3 * group : 3 * group + 3].reshape(3, 36)
+        torch.testing.assert_close(values, layer[0].weight.dequantize(), rtol=1e-4, atol=1e-5)

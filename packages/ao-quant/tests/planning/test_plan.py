@@ -314,7 +314,7 @@ def test_a_budget_that_cannot_be_met_names_the_smallest_that_can(model):
         ({"bits": "4"}, "bits='4'"),
         ({"max_kl": 0.1}, "sample=None: max_kl needs an input"),
         ({"bits": 4.0, "measure": "kl"}, "sample=None: measure='kl' needs an input"),
-        ({"bits": 4.0, "measure": "rank"}, "measure='rank' is unknown; use one of weight, output"),
+        ({"bits": 4.0, "measure": "rank"}, "measure='rank' is unknown; use one of weight, layer"),
         ({"bits": 4.0, "candidates": []}, r"candidates=\[\]"),
         ({"bits": 4.0, "candidates": "int8_weight_only"}, "candidates='int8_weight_only'"),
         ({"max_kl": 1.0, "sample": torch.zeros(1), "measure": "output"}, "does not go with max_kl"),
@@ -376,3 +376,64 @@ def test_a_model_without_weights_and_one_of_zeros():
     found = plan(zeros, bits=4.5, candidates=FEW)
     assert found.error == 0
     assert len(found.plot().axes) == 1
+
+
+CALIBRATED = ("int8_weight_only", "gptq/int4-g128", "imatrix/int4-g128", "int2-g32")
+
+
+def inputs(columns=256):
+    """Correlated inputs of which some channels are large."""
+    mix = torch.eye(columns) + torch.randn(columns, columns) / 8
+    mix[:, ::16] *= 8
+    return [torch.randn(200, columns) @ mix for _ in range(2)]
+
+
+def test_calibrated_candidates_win_and_the_budget_holds(tmp_path):
+    dense = nn.Sequential(nn.Linear(256, 128), nn.GELU(), nn.Linear(128, 128)).eval()
+    data = inputs()
+    for measure, arguments in (("layer", {}), ("output", {"sample": data[0]})):
+        found = ao_quant.plan(
+            dense, budget="34kB", candidates=CALIBRATED, data=data, measure=measure, **arguments
+        )
+        without = ao_quant.plan(
+            dense,
+            budget="34kB",
+            candidates=("int8_weight_only", "int4-g128", "int2-g32"),
+            data=data if measure == "layer" else None,
+            measure=measure,
+            **arguments,
+        )
+        assert 0.02 < found.error / without.error < 0.7
+        assert "gptq/int4_weight_only" in str(found)
+        made = copy.deepcopy(dense)
+        report = quantize_(made, found, data=data)
+        assert size_on_disk(made, tmp_path / measure) <= found.bytes <= 34_000
+        assert any(record.damping for record in report.with_status("changed"))
+    again = QuantizationPlan.from_json(found.to_json())
+    assert again.hash == found.hash
+
+
+def test_the_layer_measure_is_the_error_of_the_outputs():
+    layer, data = nn.Sequential(nn.Linear(256, 16, bias=False)).eval(), inputs()
+    found = ao_quant.plan(layer, bits=3.5, candidates=["int3-g64"], data=data, measure="layer")
+    x, made = torch.cat(data), copy.deepcopy(layer)
+    quantize_(made, "int3-g64")
+    noise, signal = ((y**2).sum().item() for y in (made(x).detach() - layer(x), layer(x)))
+    assert found.error == pytest.approx(noise / signal, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"candidates": ["gptq/int4-g128"]}, "data=None.*plan with these candidates"),
+        ({"candidates": ["int8_weight_only"], "measure": "layer"}, "data=None.*measure='layer'"),
+        (
+            {"data": [torch.ones(2, 256)], "measure": "weight"},
+            "no candidate needs calibration data",
+        ),
+    ],
+)
+def test_data_that_is_missing_or_that_nothing_needs(arguments, text):
+    model = nn.Sequential(nn.Linear(256, 16))
+    with pytest.raises(ConfigError, match=text):
+        ao_quant.plan(model, bits=8, **{"measure": "weight", **arguments})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,16 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ao_core.calibration.gathering import collect
-from ao_core.calibration.hessian import output_error
+from ao_core.calibration.block import Block, BlockWeight
+from ao_core.calibration.errors import error_vs_rtn
+from ao_core.calibration.gathering import Need, collect
 from ao_core.calibration.inputs import UNSEEN, Seen, unobservable
-from ao_core.calibration.matrices import matrices, unmatrices
+from ao_core.calibration.matrices import matrices, matrix_shape, unmatrices
 from ao_core.calibration.needing import algorithm_of
 from ao_core.calibration.ranks import Ranks, ranks_of, shares, telling
 from ao_core.calibration.samples import Sample, replaced
 from ao_core.calibration.statistics import Statistic
 from ao_core.calibration.stepping import attached, stepped_weight, unstepped_weight
-from ao_core.calibration.visit import Inputs, inputs_of, visit
+from ao_core.calibration.visit import AtOnce, Inputs, inputs_of, visit
 from ao_core.compute import ComputeWeight
 from ao_core.config import Config, FqnToConfig
 from ao_core.errors import AoError, ConfigError, QuantizationError
@@ -30,11 +31,9 @@ from ao_core.records import Algorithm, Skip, Solved
 from ao_core.report import Report
 from ao_core.targets import Decision
 from ao_core.tensor import QTensor, check_quantizable
+from ao_core.weights import bias_name
 
 __all__ = ["Work", "apply_algorithms", "config_of", "solve", "unsolvable_reason"]
-
-#: rows of a matrix whose errors stand for all
-_ERROR_ROWS = 256
 
 
 def config_of(decisions: Sequence[Decision]) -> FqnToConfig:
@@ -55,6 +54,10 @@ class Work:
     decided: dict[str, Decision] = field(default_factory=dict)
     #: how the weights were visited, if one after the other
     driven: str = ""
+    #: what is in the model for the time of the visit
+    stack: ExitStack = field(default_factory=ExitStack)
+    #: every parameter, by its modules and its names there
+    places: dict[tuple[int, str], Decision] = field(default_factory=dict)
 
 
 def apply_algorithms(
@@ -76,7 +79,7 @@ def apply_algorithms(
     batches, they are taken as they are.
     """
     with telling(batches):
-        work = _found(model, decisions, batches, ranks_of(batches), progress)
+        work = _found(model, decisions, batches, progress)
     decided = [work.decided.get(entry.fqn, entry) for entry in decisions]
     moved = {fqn: _moved(done, device) for fqn, done in work.ready.items()}
     report = apply_decisions(
@@ -97,11 +100,11 @@ def _found(
     model: nn.Module,
     decisions: Sequence[Decision],
     batches: Sequence[Sample] | Seen,
-    ranks: Ranks | None,
     progress: Progress,
 ) -> Work:
     """What algorithms make of the weights; the model has its own again afterwards."""
     work = Work()
+    work.places = {(id(o.module), o.name): each for each in decisions for o in each.owners}
     solvers: dict[str, Algorithm] = {}
     entries: list[Decision] = []
     for entry in decisions:
@@ -119,36 +122,64 @@ def _found(
     def need(entry: Decision) -> Sequence[Statistic]:
         return solvers[entry.fqn].needs(entry.config)
 
-    if isinstance(batches, Seen):
-        for entry in entries:
-            inputs = inputs_of(entry, batches.of(entry, need(entry)))
-            solve(work, solvers, entry, inputs)
-        entries, batches = [], []
-    at_once = [entry for entry in entries if not solvers[entry.fqn].sequential]
-    in_turn = [entry for entry in entries if solvers[entry.fqn].sequential]
-    if at_once:
-        groups = collect(model, batches, at_once, need, progress)
-        seen = {entry.fqn: group.statistics for group in groups for entry in group.entries}
-        each = [(entry, inputs_of(entry, seen.get(entry.fqn, ()))) for entry in at_once]
-        _solve_shares(work, solvers, each, ranks)
-    if in_turn:
-        with ExitStack() as stack:
-            _put_in_others(stack, work, decisions, in_turn)
-
-            def before(group: Sequence[tuple[Decision, Inputs]]) -> None:
-                _solve_shares(work, solvers, group, ranks)
-
-            def rewrite(entry: Decision, inputs: Inputs) -> Tensor | None:
-                return work.ready[entry.fqn][0]
-
-            found = visit(model, batches, in_turn, need, rewrite, progress=progress, before=before)
-        work.driven = f"{found.driver} ({found.reason})"
-        for entry in in_turn:
-            if reason := found.unseen.get(entry.fqn):
-                work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(reason))
+    in_turn: list[Decision] = []
+    with work.stack:
+        if isinstance(batches, Seen):
+            for entry in entries:
+                solve(work, solvers, entry, inputs_of(entry, batches.of(entry, need(entry))))
+        else:
+            as_it_is = [entry for entry in entries if not solvers[entry.fqn].sequential]
+            in_turn = [entry for entry in entries if solvers[entry.fqn].sequential]
+            groups = collect(model, batches, as_it_is, need, progress) if as_it_is else []
+            seen = {entry.fqn: group.statistics for group in groups for entry in group.entries}
+            each = [(entry, inputs_of(entry, seen.get(entry.fqn, ()))) for entry in as_it_is]
+            _solve_shares(work, solvers, each, ranks_of(batches))
+        if in_turn:
+            _put_in_others(work, decisions, in_turn)
+            work.driven = _visit(work, solvers, model, batches, in_turn, need, progress)
     for algorithm in {solver.name: solver for solver in solvers.values()}.values():
         algorithm.after({n: s for n, s in work.solved.items() if solvers[n] is algorithm})
     return work
+
+
+def _visit(
+    work: Work,
+    solvers: dict[str, Algorithm],
+    model: nn.Module,
+    batches: Sequence[Sample],
+    entries: Sequence[Decision],
+    need: Need,
+    progress: Progress,
+) -> str:
+    """Solve for weights in turn, or block by block; how the data was run."""
+    ranks = ranks_of(batches)
+    blocks = [name for name, solver in solvers.items() if solver.solve_block is not None]
+    if ranks is not None and blocks:
+        raise ConfigError(
+            f"data=OverRanks: {solvers[blocks[0]].name} learns from the outputs of blocks, by one process; "
+            "pass a list of batches"
+        )
+
+    def before(group: Sequence[tuple[Decision, Inputs]]) -> None:
+        _solve_shares(work, solvers, group, ranks)
+
+    def rewrite(entry: Decision, inputs: Inputs) -> Tensor | None:
+        return work.ready[entry.fqn][0]
+
+    def rewrite_block(
+        block: Block, weights: Sequence[tuple[Decision, Inputs]]
+    ) -> Mapping[str, Tensor | None]:
+        _solve_block(work, solvers, block, weights)
+        return {entry.fqn: work.ready[entry.fqn][0] for entry, _ in weights}
+
+    at_once = AtOnce(lambda each: solvers[each.fqn].solve_block is not None, rewrite_block)
+    found = visit(
+        model, batches, entries, need, rewrite, at_once=at_once, progress=progress, before=before
+    )
+    for entry in entries:
+        if reason := found.unseen.get(entry.fqn):
+            work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(reason))
+    return f"{found.driver} ({found.reason})"
 
 
 def _solve_shares(
@@ -167,11 +198,13 @@ def _solve_shares(
         entry, inputs = item
         own = Work()
         solve(own, solvers, entry, inputs)
-        decided = own.decided.get(entry.fqn)
+        solved, decided = own.solved.get(entry.fqn), own.decided.get(entry.fqn)
+        if solved is not None and solved.bias is not None:
+            raise ConfigError(f"data=OverRanks: {entry.fqn}: biases are corrected by one process")
         return (
             own.ready.get(entry.fqn),
             own.extras.get(entry.fqn),
-            own.solved.get(entry.fqn),
+            solved,
             None if decided is None else (decided.config, decided.reason),
         )
 
@@ -199,9 +232,7 @@ def unsolvable_reason(entry: Decision, algorithm: Algorithm) -> str | None:
     return reason or unobservable(entry)
 
 
-def _put_in_others(
-    stack: ExitStack, work: Work, decisions: Sequence[Decision], in_turn: Sequence[Decision]
-) -> None:
+def _put_in_others(work: Work, decisions: Sequence[Decision], in_turn: Sequence[Decision]) -> None:
     """Convert what is not visited, and put it into the model for the time of the visit."""
     visited = {entry.fqn for entry in in_turn}
     for plan in decisions:
@@ -211,7 +242,7 @@ def _put_in_others(
         if entry.fqn not in work.ready:
             work.ready[entry.fqn] = convert(entry, entry.tensor)
         if (new := work.ready[entry.fqn][0]) is not None:
-            stack.enter_context(replaced([(entry.owners, new)]))
+            work.stack.enter_context(replaced([(entry.owners, new)]))
 
 
 def solve(work: Work, solvers: dict[str, Algorithm], entry: Decision, inputs: Inputs) -> None:
@@ -219,19 +250,60 @@ def solve(work: Work, solvers: dict[str, Algorithm], entry: Decision, inputs: In
     if not inputs.rows:
         work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(UNSEEN))
         return
+    solver, target = solvers[entry.fqn], entry.owners[0]
+    weight = matrices(stepped_weight(entry, entry.tensor.detach()), target)
+    found = _guarded(
+        solver,
+        entry.fqn,
+        lambda: solver.solve(weight, inputs.statistics, entry.config, target),
+    )
+    _take(work, solver, entry, inputs, _checked(solver, entry, found))
+
+
+def _solve_block(
+    work: Work,
+    solvers: dict[str, Algorithm],
+    block: Block,
+    weights: Sequence[tuple[Decision, Inputs]],
+) -> None:
+    """The same for weights of one block, those of each algorithm at once."""
+    for solver in {solvers[entry.fqn].name: solvers[entry.fqn] for entry, _ in weights}.values():
+        own = [(entry, inputs) for entry, inputs in weights if solvers[entry.fqn] is solver]
+        asked = [_block_weight(entry, inputs) for entry, inputs in own]
+        solve = solver.solve_block
+        assert solve is not None
+        found = _guarded(solver, block.name, lambda solve=solve, asked=asked: solve(block, asked))
+        for entry, inputs in own:
+            answer = found.get(entry.fqn) if isinstance(found, Mapping) else found
+            _take(work, solver, entry, inputs, _checked(solver, entry, answer))
+
+
+def _block_weight(entry: Decision, inputs: Inputs) -> BlockWeight:
+    assert entry.config is not None
+    target = entry.owners[0]
+    values = matrices(stepped_weight(entry, entry.tensor.detach()), target)
+    return BlockWeight(entry.fqn, values, inputs.statistics, entry.config, target)
+
+
+def _take(
+    work: Work, solver: Algorithm, entry: Decision, inputs: Inputs, found: Solved | Skip
+) -> None:
+    """Note what was found for a weight, and what becomes of it."""
     dense = entry.tensor.detach()
-    weight = matrices(stepped_weight(entry, dense), entry.owners[0])
-    found = _answer(solvers[entry.fqn], entry, weight, inputs)
     if isinstance(found, Skip):
         work.ready[entry.fqn] = convert(entry, entry.tensor, new=found)
         return
     work.solved[entry.fqn] = found
     extras: dict[str, Any] = {"rows": inputs.rows, "damping": found.damping}
     extras["note"] = "; ".join(filter(None, (inputs.note, found.note)))
+    if found.bias is not None and (reason := _shift(work, entry, inputs, found)):
+        extras["note"] = "; ".join(filter(None, (extras["note"], reason)))
+    if found.loss is not None:
+        extras["loss_before"], extras["loss_after"] = found.loss
     other = replace(entry, config=found.config, reason=found.reason or entry.reason)
     if found.values is None and found.config is not None:
         work.decided[entry.fqn] = other
-        if solvers[entry.fqn].sequential:
+        if solver.sequential:
             work.ready[entry.fqn] = convert(other, entry.tensor)
     else:
         new: Tensor | Skip
@@ -247,76 +319,70 @@ def solve(work: Work, solvers: dict[str, Algorithm], entry: Decision, inputs: In
         parameter, record = convert(entry, entry.tensor, new=new)
         if parameter is not None:
             record = replace(record, reason=other.reason, sqnr_db=sample_sqnr(dense, parameter))
-            extras["error_vs_rtn"] = _error_vs_rtn(other, dense, parameter, inputs)
+            extras["error_vs_rtn"] = error_vs_rtn(other, dense, parameter, inputs)
         work.ready[entry.fqn] = parameter, record
     work.extras[entry.fqn] = extras
 
 
-def _answer(algorithm: Algorithm, entry: Decision, weight: Tensor, inputs: Inputs) -> Solved | Skip:
-    """What the algorithm finds for a weight.
+def _shift(work: Work, entry: Decision, inputs: Inputs, found: Solved) -> str | None:
+    """Add to the bias beside a weight, for the time of the visit and then for good, or say why not."""
+    assert found.bias is not None
+    if (name := bias_name(target := entry.owners[0])) is None:
+        return "it has no bias"
+    bias = work.places[id(target.module), name]
+    if len(bias.owners) > 1 or len(entry.owners) > 1:
+        return "its bias stays: it, or the weight, is shared by several modules"
+    before = bias.tensor
+    new = (before.detach().double() + found.bias.reshape(before.shape).to(before.device)).to(
+        before.dtype
+    )
+    reason = f"corrected by the mean error of the outputs of {entry.fqn}"
+    done = replace(bias, config=entry.config, reason=reason)
+    work.ready[bias.fqn] = convert(done, before, new=new)
+    work.extras[bias.fqn] = {"rows": inputs.rows}
+    work.stack.enter_context(replaced([(bias.owners, new)]))
+    return None
+
+
+def _guarded(solver: Algorithm, name: str, solve: Callable[[], object]) -> object:
+    """What an algorithm answers.
 
     Raises:
-        AoError: it fails, or answers something else; names the weight.
+        AoError: it fails; names the weight or the block.
     """
     try:
-        found: object = algorithm.solve(weight, inputs.statistics, entry.config, entry.owners[0])
+        return solve()
     except (ConfigError, QuantizationError) as error:
-        raise type(error)(f"{entry.fqn}: {error}") from error
+        raise type(error)(f"{name}: {error}") from error
     except AoError:
         raise
     except Exception as error:
         raise QuantizationError(
-            f"{entry.fqn}: the algorithm {algorithm.name!r} raised {type(error).__name__}: {error}"
+            f"{name}: the algorithm {solver.name!r} raised {type(error).__name__}: {error}"
         ) from error
+
+
+def _checked(solver: Algorithm, entry: Decision, found: object) -> Solved | Skip:
+    """The answer for a weight.
+
+    Raises:
+        QuantizationError: it is something else; names the weight.
+    """
     if not isinstance(found, (Solved, Skip)):
         raise QuantizationError(
-            f"{entry.fqn}: the algorithm {algorithm.name!r} answered a {type(found).__name__}, not Solved or "
+            f"{entry.fqn}: the algorithm {solver.name!r} answered a {type(found).__name__}, not Solved or "
             "Skip"
         )
     if isinstance(found, Solved) and found.values is not None:
         quantized = isinstance(found.values, QTensor)
-        wanted = tuple(entry.tensor.shape if quantized else weight.shape)
+        shape = tuple(entry.tensor.shape)
+        wanted = shape if quantized else matrix_shape(shape, entry.owners[0])
         if tuple(found.values.shape) != wanted:
             raise QuantizationError(
-                f"{entry.fqn}: what the algorithm {algorithm.name!r} found has the shape "
+                f"{entry.fqn}: what the algorithm {solver.name!r} found has the shape "
                 f"{tuple(found.values.shape)}, not {wanted}"
             )
     return found
-
-
-def _error_vs_rtn(entry: Decision, dense: Tensor, new: Tensor, inputs: Inputs) -> float | None:
-    """The squared error of the outputs over that of rounding to nearest; None where it is not known."""
-    if entry.config is None:
-        return None
-    nearest = transformed(entry, dense)
-    if isinstance(nearest, Skip):
-        return None
-    errors = [_output_error(entry, dense, each, inputs) for each in (new, nearest)]
-    if errors[0] is None or not errors[1]:
-        return None
-    return errors[0] / errors[1]
-
-
-def _output_error(entry: Decision, dense: Tensor, new: Tensor, inputs: Inputs) -> float | None:
-    """tr(Δ H Δᵀ) of some rows of all matrices, Δ being the change of the weight.
-
-    With the diagonal of H if that is all that is known.
-    """
-    values = new.dequantize() if isinstance(new, QTensor) else new
-    change = stepped_weight(entry, values.detach().to(dense.device) - dense)
-    change = matrices(change, entry.owners[0])
-    # rows that are spread evenly say as much of large weights as all, in a fraction of the time
-    change = change[:, :: -(-change.shape[1] // _ERROR_ROWS)].double()
-    total = 0.0
-    for delta_NK, each in zip(change, inputs.statistics, strict=True):
-        keys = each.values
-        if "hessian" in keys:
-            total += output_error(delta_NK, keys["hessian"])
-        elif "squares" in keys:
-            total += float((delta_NK.square() @ keys["squares"]).sum())
-        else:
-            return None
-    return total
 
 
 def _moved(done: Converted, device: torch.device | str | None) -> Converted:

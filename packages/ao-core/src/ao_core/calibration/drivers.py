@@ -5,15 +5,16 @@ Both are generators: between two groups the caller puts the rewritten weights in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ao_core.calibration.block import Block, called_with, float_leaves
 from ao_core.calibration.gathering import Gathering, Group
 from ao_core.calibration.inputs import observe, operands
 from ao_core.calibration.observing import Note, observing
@@ -30,10 +31,18 @@ from ao_core.calibration.weights import Weights
 from ao_core.errors import QuantizationError
 from ao_core.targets import Decision
 
-__all__ = ["Blocks", "Seen", "prefix"]
+__all__ = ["Blocks", "Turn", "prefix"]
 
-#: a group, and the statistics of its inputs; empty where they are not needed
-Seen = tuple[Group, tuple[Statistics, ...]]
+
+class Turn(NamedTuple):
+    """Groups that are to be rewritten now."""
+
+    #: each with the statistics of its inputs; empty where they are not needed
+    groups: list[tuple[Group, tuple[Statistics, ...]]]
+    #: the block that all of them are in, where they are rewritten at once
+    block: Block | None = None
+
+
 #: a group -> what is needed of its inputs; None: nothing, it is rewritten already
 GroupNeed = Callable[[Group], tuple[Statistic, ...] | None]
 #: (number of a batch, weights, note) runs what makes the inputs of the weights
@@ -41,33 +50,45 @@ Run = Callable[[int, Sequence[Decision], Note], object]
 
 
 def _gathered(
-    group: Group, need: tuple[Statistic, ...], trace: Trace, run: Run, ranks: Ranks | None
-) -> Seen:
-    """The statistics of a group's inputs over all batches.
+    asked: Sequence[tuple[Group, tuple[Statistic, ...]]],
+    trace: Trace,
+    run: Run,
+    ranks: Ranks | None,
+) -> Turn:
+    """The statistics of the inputs of groups over all batches, from one run over them.
 
     A run ends as soon as the inputs are seen, where the trace says how often that will be. In batches that
-    were not traced, it is checked that the weights have the same inputs there, too.
+    were not traced, it is checked that the weights of a group have the same inputs there, too.
     """
-    entry = group.entries[0]
-    gathering = Gathering({entry.fqn: need})
-    counted = len(group.statistics) == 1 and all(trace.is_used_once(e.fqn) for e in group.entries)
+    groups = [group for group, _ in asked]
+    entries = [entry for group in groups for entry in group.entries]
+    firsts = [group.entries[0] for group in groups]
+    gathering = Gathering({group.fqn: need for group, need in asked})
+    counted = all(len(group.statistics) == 1 for group in groups)
+    counted = counted and all(trace.is_used_once(entry.fqn) for entry in entries)
     for number, is_traced in enumerate(trace.is_traced):
         gathering.next_batch()
-        watched = [entry] if is_traced else group.entries
+        watched = firsts if is_traced else entries
         use = Gathering({each.fqn: () for each in watched})
-        left = {each.fqn for each in watched}
+        left = {each.fqn for each in watched} if counted else None
         with suppress(Enough):
-            run(number, watched, partial(_note, gathering, use, left if counted else None))
-        if len(use.groups(watched, missing=True)) > 1:
-            names = ", ".join(each.fqn for each in group.entries)
-            raise QuantizationError(
-                f"{names} have the same inputs in other batches, and not in data[{number}], which has "
-                "tensors of the same shapes: the model decides by values what it multiplies; calibrate with "
-                "batches of different shapes, or leave these weights out"
+            run(number, watched, partial(_note, gathering, use, left))
+        for group in () if is_traced else groups:
+            _check_use(use, group, number)
+    found = {
+        entry.fqn: each.statistics for each in gathering.groups(firsts) for entry in each.entries
+    }
+    return Turn(
+        [
+            (
+                group,
+                summed(
+                    found.get(group.fqn) or tuple(Statistics(need) for _ in group.statistics), ranks
+                ),
             )
-    found = gathering.groups([entry])
-    nothing = tuple(Statistics(need) for _ in group.statistics)
-    return group, summed(found[0].statistics if found else nothing, ranks)
+            for group, need in asked
+        ]
+    )
 
 
 def _note(
@@ -83,33 +104,41 @@ def _note(
             raise Enough
 
 
+def _check_use(use: Gathering, group: Group, batch: int) -> None:
+    """Raise `QuantizationError` where weights of a group have different inputs in a batch."""
+    if len(use.groups(group.entries, missing=True)) > 1:
+        names = ", ".join(each.fqn for each in group.entries)
+        raise QuantizationError(
+            f"{names} have the same inputs in other batches, and not in data[{batch}], which has tensors of "
+            "the same shapes: the model decides by values what it multiplies; calibrate with batches of "
+            "different shapes, or leave these weights out"
+        )
+
+
 def prefix(
-    model: nn.Module,
-    batches: Sequence[Sample],
-    trace: Trace,
-    need: GroupNeed,
-) -> Generator[Seen, None, None]:
+    model: nn.Module, batches: Sequence[Sample], trace: Trace, need: GroupNeed
+) -> Generator[Turn, None, None]:
     """Run the whole model for each group: right for any module, and quadratic in its depth."""
 
     def run(batch: int, entries: Sequence[Decision], note: Note) -> None:
         observe(model, batches[batch], entries, note)
 
-    yield from _each(trace.groups, trace, run, need, ranks_of(batches))
+    for group in trace.groups:
+        yield _one(group, need, trace, run, ranks_of(batches))
 
 
-def _each(
-    groups: Sequence[Group], trace: Trace, run: Run, need: GroupNeed, ranks: Ranks | None
-) -> Generator[Seen, None, None]:
-    for group in groups:
-        asked = need(group)
-        yield (group, ()) if asked is None else _gathered(group, asked, trace, run, ranks)
+def _one(group: Group, need: GroupNeed, trace: Trace, run: Run, ranks: Ranks | None) -> Turn:
+    """One group and what was seen of its inputs, if that is needed."""
+    asked = need(group)
+    return Turn([(group, ())]) if asked is None else _gathered([(group, asked)], trace, run, ranks)
 
 
 @dataclass
 class Blocks:
     """Run each block on what the one before it returned: linear in the number of blocks.
 
-    The inputs of one block are held for all batches, in a `Store`.
+    The inputs of one block are held for all batches, in a `Store`; where its weights are rewritten at once,
+    also what it returned as it was.
     """
 
     model: nn.Module
@@ -118,12 +147,14 @@ class Blocks:
     route: Route
     holes: Holes
     need: GroupNeed
+    #: whether a group is rewritten at once with others of its block
+    at_once: Callable[[Group], bool]
     store: Store
     weights: Weights
     #: (chain, batch) -> what its last block returned
     _ends: dict[tuple[int, int], list[Kept | None]] = field(default_factory=dict)
 
-    def visit(self) -> Generator[Seen, None, None]:
+    def visit(self) -> Generator[Turn, None, None]:
         """All groups in the order of the data, and the statistics of their inputs."""
         for chain in range(len(self.route.chains)):
             yield from self._loose(2 * chain)
@@ -133,20 +164,48 @@ class Blocks:
     def _is_needed_after(self, place: Place) -> bool:
         return any(where > place for where, _ in self.route.groups)
 
-    def _seen(self, place: Place, run: Run) -> Generator[Seen, None, None]:
-        groups = [group for where, group in self.route.groups if where == place]
-        return _each(groups, self.trace, run, self.need, ranks_of(self.batches))
+    def _is_wanted(self, place: Place) -> bool:
+        """Whether this block, or a later one of its chain, is rewritten at once."""
+        later = (each for where, each in self.route.groups if place <= where < (place[0] + 1, 0))
+        return any(map(self.at_once, later))
 
-    def _loose(self, segment: int) -> Generator[Seen, None, None]:
+    def _at(self, place: Place) -> list[Group]:
+        return [group for where, group in self.route.groups if where == place]
+
+    def _seen(self, groups: Sequence[Group], run: Run) -> Generator[Turn, None, None]:
+        for group in groups:
+            yield _one(group, self.need, self.trace, run, ranks_of(self.batches))
+
+    def _seen_at_once(
+        self, groups: Sequence[Group], stage: _Stage, held: _Stream, wanted: _Stream, name: str
+    ) -> Generator[Turn, None, None]:
+        """The groups of a block that a visit before has rewritten, then the others together."""
+        asked = [(group, self.need(group)) for group in groups]
+        yield from (Turn([(group, ())]) for group, need in asked if need is None)
+        left = [(group, need) for group, need in asked if need is not None]
+        if not left:
+            return
+        entries = [entry for group, _ in left for entry in group.entries]
+
+        def wanted_of(batch: int) -> list[Tensor]:
+            return float_leaves([e and self.store.get(e) for e in wanted[batch]])
+
+        block = Block(
+            name, len(self.batches), partial(stage.returns_with, held, entries), wanted_of
+        )
+        seen = _gathered(left, self.trace, partial(stage.observed, held), ranks_of(self.batches))
+        yield seen._replace(block=block)
+
+    def _loose(self, segment: int) -> Generator[Turn, None, None]:
         """Groups in no block: the code around the blocks is run, as far as the next chain."""
 
         def run(batch: int, entries: Sequence[Decision], note: Note) -> None:
             with self._around(batch, segment // 2, self._stop), suppress(_Next):
                 observe(self.model, self.batches[batch], entries, note, self.weights)
 
-        if any(where == (segment, 0) for where, _ in self.route.groups):
+        if groups := self._at((segment, 0)):
             with self.weights.around():
-                yield from self._seen((segment, 0), run)
+                yield from self._seen(groups, run)
 
     @staticmethod
     def _stop(block: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -175,45 +234,51 @@ class Blocks:
 
         return act
 
-    def _chain(self, number: int) -> Generator[Seen, None, None]:
+    def _chain(self, number: int) -> Generator[Turn, None, None]:
         if not self._is_needed_after((2 * number, 0)):
             return
         with self.weights.around():
             calls = [self._captured(number, batch) for batch in range(len(self.batches))]
-        held: list[list[Kept | None]] = [[] for _ in self.batches]
-        for k, block in enumerate(self.route.chains[number].blocks):
+        held: _Stream = [[] for _ in self.batches]
+        # the same in the model as it was
+        originals: _Stream = [[] for _ in self.batches]
+        chain = self.route.chains[number]
+        for k, name in enumerate(chain.names):
             if not self._is_needed_after((2 * number + 1, k - 1)):
                 break
+            block = chain.blocks[k]
             with self.weights.inside(block):
-                yield from self._block(number, k, block, calls, held)
-        for batch, outputs in enumerate(held):
-            self._ends[number, batch] = outputs
+                stage = _Stage(self, block, k, calls)
+                place = (2 * number + 1, k)
+                held, originals = yield from self._block(place, stage, held, originals, name)
+        for batch, ends in enumerate(held):
+            self._ends[number, batch] = ends
 
     def _block(
-        self,
-        number: int,
-        k: int,
-        block: nn.Module,
-        calls: Sequence[_Calls],
-        held: list[list[Kept | None]],
-    ) -> Generator[Seen, None, None]:
-        """The groups of a block; then `held` has what it returns in place of what it got."""
-        place = (2 * number + 1, k)
-
-        def run(batch: int, entries: Sequence[Decision], note: Note) -> Any:
-            args, kwargs = calls[batch].arguments(k, held[batch], self.store)
-            error = blaming(self.model, self.batches[batch], "data")
-            with observing(operands(entries), stepping(entries, note)), error:
-                return block(*args, **kwargs)
-
-        yield from self._seen(place, run)
-        for batch, before in enumerate(held):
+        self, place: Place, stage: _Stage, held: _Stream, originals: _Stream, name: str
+    ) -> Generator[Turn, None, tuple[_Stream, _Stream]]:
+        """The groups of a block; what it returns then, and what it returned as it was."""
+        groups = self._at(place)
+        together = [group for group in groups if self.at_once(group)]
+        wanted: _Stream = [[] for _ in self.batches]
+        if self._is_wanted(place):
+            wanted = [self._kept(stage.returns(originals, b)) for b in range(len(stage.calls))]
+        if together:
+            yield from self._seen_at_once(together, stage, held, wanted, name)
+        others = [group for group in groups if group not in together]
+        yield from self._seen(others, partial(stage.observed, held))
+        outputs: _Stream = [[] for _ in self.batches]
+        for batch, call in enumerate(stage.calls):
             if self._is_needed_after(place):
-                leaves = pytree.tree_leaves(run(batch, [], _nothing))
-                held[batch] = [None if each is None else self.store.put(each) for each in leaves]
-            for each in (*before, *calls[batch].finished(k)):
+                outputs[batch] = self._kept(stage.returns(held, batch))
+            for each in (*held[batch], *originals[batch], *call.finished(stage.k)):
                 if each is not None:
                     self.store.drop(each)
+        return outputs, wanted
+
+    def _kept(self, returned: Any) -> list[Kept | None]:
+        leaves = pytree.tree_leaves(returned)
+        return [None if each is None else self.store.put(each) for each in leaves]
 
     def _captured(self, number: int, batch: int) -> _Calls:
         """What the blocks of a chain are called with, but for what blocks return."""
@@ -250,6 +315,46 @@ class _Next(Enough):
 
 def _nothing(name: str, number: int, x: Tensor) -> None:
     """A note of nothing."""
+
+
+#: for each batch, what a block returned
+_Stream = list[list[Kept | None]]
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One block of a chain, run on inputs that were recorded."""
+
+    driver: Blocks
+    block: nn.Module
+    k: int
+    calls: Sequence[_Calls]
+
+    def _arguments(self, held: _Stream, batch: int) -> Any:
+        return self.calls[batch].arguments(self.k, held[batch], self.driver.store)
+
+    def observed(self, held: _Stream, batch: int, entries: Sequence[Decision], note: Note) -> Any:
+        """What the block returns after what `held` has, while inputs of weights are noted."""
+        args, kwargs = self._arguments(held, batch)
+        error = blaming(self.driver.model, self.driver.batches[batch], "data")
+        with observing(operands(entries), stepping(entries, note)), error:
+            return self.block(*args, **kwargs)
+
+    def returns(self, held: _Stream, batch: int) -> Any:
+        """The same, with nothing noted."""
+        return self.observed(held, batch, (), _nothing)
+
+    def returns_with(
+        self,
+        held: _Stream,
+        entries: Sequence[Decision],
+        batch: int,
+        weights: Mapping[str, Tensor],
+    ) -> list[Tensor]:
+        """The same with other values of some weights: the tensors of floating-point numbers."""
+        args, kwargs = self._arguments(held, batch)
+        with blaming(self.driver.model, self.driver.batches[batch], "data"):
+            return float_leaves(called_with(self.block, entries, weights, args, kwargs))
 
 
 @dataclass(frozen=True)

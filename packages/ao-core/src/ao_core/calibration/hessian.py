@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["inverse_factor", "output_error"]
+__all__ = ["best_of_rank", "inverse_factor", "output_error"]
 
 
 def inverse_factor(hessian: Tensor, damping: float) -> Tensor | None:
@@ -40,3 +40,27 @@ def output_error(change: Tensor, hessian: Tensor) -> float:
         hessian: (K, K), Σ x xᵀ.
     """
     return float(((change @ hessian).mul_(change)).sum(dtype=torch.float64))
+
+
+def best_of_rank(matrix: Tensor, rank: int, moments: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """B (N, rank) and A (rank, K) whose matmul is nearest to a matrix E (N, K); both have the same norms.
+
+    Nearest by the squared error of the weights or, with the moments R = E[x xᵀ] (K, K) of the inputs x, by
+    that of the outputs: trace (E - BA) R (E - BA)ᵀ. Both ways BA = U Uᵀ E, where U holds the first
+    eigenvectors of E R Eᵀ (without moments R = 1); in float64. Where the rank is less, the others are zeros.
+    """
+    wide = matrix.double()
+    basis = None
+    if wide.shape[0] > wide.shape[1]:  # the same within the space of its columns
+        basis, wide = torch.linalg.qr(wide)
+    gram = wide @ wide.t() if moments is None else wide @ moments.to(wide) @ wide.t()
+    _, vectors = torch.linalg.eigh(gram)
+    left = vectors.flip(1)[:, :rank]
+    right = left.t() @ wide
+    left = left if basis is None else basis @ left
+    sizes = right.norm(dim=1).sqrt()
+    inverse = torch.where(sizes > 0, 1 / sizes, 0.0)
+    missing = rank - left.shape[1]
+    b = nn.functional.pad(left * sizes, (0, missing)).float()
+    a = nn.functional.pad(right * inverse[:, None], (0, 0, 0, missing)).float()
+    return b, a

@@ -35,7 +35,7 @@ def resolved(config: ConfigLike | Sequence[ConfigLike]) -> list[Config]:
     """A configuration, or each of a list, from whatever stands for it.
 
     Raises:
-        ConfigError: the list is empty, or holds something else, or its order makes no sense.
+        ConfigError: the list is empty, or holds something else.
         UnknownNameError: no such recipe.
     """
     if isinstance(config, (str, Config, Mapping)) or not isinstance(config, Sequence):
@@ -46,7 +46,6 @@ def resolved(config: ConfigLike | Sequence[ConfigLike]) -> list[Config]:
     for each in config:
         stack = stack_of(each) if isinstance(each, str) and each not in registry.recipes else None
         found += stack if stack is not None else [resolve_config(each)]
-    check_order(found)
     return found
 
 
@@ -73,8 +72,8 @@ def check_data(
     None without data.
 
     Raises:
-        ConfigError: data is given and nothing needs it, or the other way round, or a configuration has
-            other reasons.
+        ConfigError: data is given and nothing needs it, or the other way round, or the order of the
+            configurations makes no sense, or one of them has other reasons.
     """
     needing = []
     for config in configs:
@@ -91,6 +90,7 @@ def check_data(
             f"config={shown(needing[0])}: it needs calibration data; pass a list of inputs of the model, "
             f"{how}"
         )
+    check_order(configs)
     if data is None:
         return None
     if not needing:
@@ -100,7 +100,14 @@ def check_data(
             f"data={shown(data)}: {names or 'the configuration'} needs no calibration data, which would have "
             "no effect; leave data out, or use a configuration that needs some"
         )
-    return data if isinstance(data, Seen) else batches_of(data, how.partition("(")[0])
+    if not isinstance(data, Seen):
+        return batches_of(data, how.partition("(")[0])
+    for leaf in needing:
+        if registry.model_transform_for(type(leaf)) is not None:
+            raise ConfigError(
+                f"data={shown(data)}: {type(leaf).__name__} traces the model; pass batches"
+            )
+    return data
 
 
 def _needs(leaf: Config) -> bool:

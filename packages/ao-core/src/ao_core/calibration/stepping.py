@@ -84,5 +84,6 @@ def attached(entry: Decision, q: Tensor) -> Tensor:
             f"{type(q).__name__} does not have"
         )
     turned = is_transposed(entry.owners[0])
-    found: Tensor = entry.steps.attached(q.t() if turned else q)
+    stored: QTensor = q.t() if turned else q  # type: ignore[assignment]
+    found = entry.steps.attached(stored)
     return found.t() if turned else found

@@ -31,6 +31,12 @@ class Chain:
         """The children, in order."""
         return list(self.container.children())
 
+    @property
+    def names(self) -> list[str]:
+        """Their names in the model."""
+        front = f"{self.fqn}." if self.fqn else ""
+        return [f"{front}{name}" for name, _ in self.container.named_children()]
+
     def __str__(self) -> str:
         return self.fqn or f"the {type(self.container).__name__}"
 

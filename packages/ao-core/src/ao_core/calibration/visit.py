@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from ao_core.calibration.drivers import Blocks, Seen, prefix
+from ao_core.calibration.block import Block
+from ao_core.calibration.drivers import Blocks, Turn, prefix
 from ao_core.calibration.gathering import Group, Need
 from ao_core.calibration.inputs import UNSEEN
 from ao_core.calibration.probe import probed
@@ -24,7 +25,7 @@ from ao_core.progress import Progress, watched
 from ao_core.targets import Decision
 from ao_core.weights import is_conv
 
-__all__ = ["ACTIVATION_BYTES", "Inputs", "Rewrite", "Visit", "inputs_of", "visit"]
+__all__ = ["ACTIVATION_BYTES", "AtOnce", "Inputs", "Rewrite", "Visit", "inputs_of", "visit"]
 
 #: bytes of activations that are held in memory between two blocks, unless told otherwise
 ACTIVATION_BYTES = 4 << 30
@@ -46,6 +47,16 @@ class Inputs:
 
 #: (weight, its inputs) -> its new values, of its shape, or None where it stays as it is
 Rewrite = Callable[[Decision, Inputs], Tensor | None]
+
+
+@dataclass(frozen=True)
+class AtOnce:
+    """Weights that are rewritten together with the others of their block, where the visit runs blocks."""
+
+    #: whether a weight is one of them
+    takes: Callable[[Decision], bool]
+    #: (the block, its weights that data reached and their inputs) -> by name, the new values of each
+    rewrite: Callable[[Block, Sequence[tuple[Decision, Inputs]]], Mapping[str, Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,7 @@ def visit(
     rewrite: Rewrite,
     *,
     done: Mapping[str, Tensor] | None = None,
+    at_once: AtOnce | None = None,
     driver: str = "auto",
     activation_bytes: int = ACTIVATION_BYTES,
     progress: Progress = None,
@@ -101,6 +113,8 @@ def visit(
             model from then on, until the visit ends.
         done: values that an earlier visit, which was interrupted, gave to weights. They are put in without
             asking `rewrite`, so the rest becomes what it would have been.
+        at_once: weights that are rewritten block by block. The first of a block's weights to be rewritten,
+            while the others are as they were; what is in no block goes to `rewrite`.
         driver: "auto", blocks where that is proven to be right, else prefix; "blocks", an error where it is
             not; or "prefix".
         activation_bytes: bytes of recorded inputs of blocks that are held in memory; what is above goes to
@@ -127,11 +141,16 @@ def visit(
             return None
         return union([need(entry) for entry in group.entries])
 
+    def is_at_once(group: Group) -> bool:
+        return at_once is not None and at_once.takes(group.entries[0])
+
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
         weights = weights or InMemory(stack)
         with weights.around():
             trace = traced(model, batches, decisions, weights)
+            if at_once is not None:
+                trace.groups = [part for group in trace.groups for part in _split(group, at_once)]
             route, reason, seen = _routed(model, batches, trace, driver)
         weights.begin(reason, trace.activation_bytes)
         if route is None:
@@ -141,10 +160,14 @@ def visit(
         else:
             groups = [group for _, group in route.groups]
             store = stack.enter_context(storing(activation_bytes))
-            driven = Blocks(model, batches, trace, route, seen, needed, store, weights).visit()
+            driven = Blocks(
+                model, batches, trace, route, seen, needed, is_at_once, store, weights
+            ).visit()
         stack.callback(driven.close)
-        for _ in watched(groups, [group.fqn for group in groups], progress, what):
-            for entry, new, rows in _rewritten(next(driven), rewrite, done, before):
+        steps = iter(watched(groups, [group.fqn for group in groups], progress, what))
+        next(steps, None)
+        for turn in driven:
+            for entry, new, rows in _rewritten(turn, rewrite, at_once, done, before):
                 if rows or new is not None:
                     del unseen[entry.fqn]
                     found.rows[entry.fqn] = rows
@@ -152,6 +175,8 @@ def visit(
                     weights.put(entry, new)
                     if keeps:
                         found.values[entry.fqn] = new
+            for _ in turn.groups:
+                next(steps, None)
         spilled = store.spilled if store else 0
     name = "prefix" if route is None else "blocks"
     return Visit(name, reason, found.values, found.rows, unseen, spilled)
@@ -179,28 +204,36 @@ def _routed(
         trace.reasons.setdefault(route.numbers[wrong], reason)
 
 
+def _split(group: Group, at_once: AtOnce) -> list[Group]:
+    """The weights of a group that are rewritten at once with others, and those that are not."""
+    parts = [[e for e in group.entries if at_once.takes(e) is kind] for kind in (True, False)]
+    return [Group(part, group.statistics) for part in parts if part]
+
+
 def _rewritten(
-    seen: Seen,
+    turn: Turn,
     rewrite: Rewrite,
+    at_once: AtOnce | None,
     done: Mapping[str, Tensor],
     before: Callable[[Sequence[tuple[Decision, Inputs]]], None] | None,
 ) -> list[tuple[Decision, Tensor | None, int]]:
-    """The weights of a group, with new values and the rows they saw."""
-    group, statistics = seen
+    """The weights of groups, with new values and the rows they saw."""
     found: list[tuple[Decision, Tensor | None, int]] = []
-    inputs_by_name = {
-        entry.fqn: inputs_of(entry, statistics) for entry in group.entries if entry.fqn not in done
-    }
+    asked: list[tuple[Decision, Inputs]] = []
+    for group, statistics in turn.groups:
+        for entry in group.entries:
+            if entry.fqn in done:
+                found.append((entry, done[entry.fqn], 0))
+            else:
+                asked.append((entry, inputs_of(entry, statistics)))
+    if turn.block is not None and at_once is not None:
+        reached = [(entry, inputs) for entry, inputs in asked if inputs.rows]
+        new = at_once.rewrite(turn.block, reached) if reached else {}
+        return [*found, *((entry, new.get(entry.fqn), inputs.rows) for entry, inputs in asked)]
     if before is not None:
-        asked = [(e, inputs_by_name[e.fqn]) for e in group.entries if e.fqn in inputs_by_name]
         before([(entry, inputs) for entry, inputs in asked if inputs.rows])
-    for entry in group.entries:
-        if entry.fqn in done:
-            found.append((entry, done[entry.fqn], 0))
-            continue
-        inputs = inputs_by_name[entry.fqn]
-        new = rewrite(entry, inputs) if inputs.rows else None
-        found.append((entry, new, inputs.rows))
+    for entry, inputs in asked:
+        found.append((entry, rewrite(entry, inputs) if inputs.rows else None, inputs.rows))
     return found
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from ao_core.arguments import shown
 from ao_core.calibration.algorithms import Work, solve, unsolvable_reason
 from ao_core.calibration.inputs import UNSEEN
 from ao_core.calibration.needing import algorithm_of
@@ -80,6 +81,9 @@ class _Solving:
         self._job, self._calibration, self._pieces = job, calibration, pieces
         self._missing, self._folder, self._advance = missing, work, advance
         self._work = Work()
+        self._work.places = {
+            (id(o.module), o.name): each for each in calibration.decisions for o in each.owners
+        }
         self._solvers: dict[str, Algorithm] = {}
         self._entries: list[Decision] = []
         #: by the name of a tensor in the files, its decision
@@ -89,6 +93,11 @@ class _Solving:
             assert algorithm is not None
             if not step.wanted:
                 continue
+            if algorithm.solve_block is not None:
+                raise ConfigError(
+                    f"config={shown(entry.config)}: it learns from the outputs of blocks in the model as "
+                    "it was, which is not in memory here; load the model and call quantize_"
+                )
             self.wanted[step.fqn] = entry
             self._solvers[entry.fqn] = algorithm
             if reason := unsolvable_reason(entry, algorithm):
@@ -120,6 +129,11 @@ class _Solving:
             solve(self._work, self._solvers, entry, inputs)
             if entry.fqn in self._work.solved:  # whose values are in `ready`
                 found = self._work.solved[entry.fqn]
+                if found.bias is not None:
+                    raise ConfigError(
+                        f"config={shown(entry.config)}: it changes biases, too; load the model and "
+                        "call quantize_"
+                    )
                 self._work.solved[entry.fqn] = replace(found, values=None)
             if entry.fqn not in self._work.ready:
                 decided = self._work.decided[entry.fqn]

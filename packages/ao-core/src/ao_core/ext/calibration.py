@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ao_core.calibration.algorithms import config_of
+from ao_core.calibration.block import Block, BlockWeight
 from ao_core.calibration.gathering import Group, Need, collect
-from ao_core.calibration.hessian import inverse_factor, output_error
+from ao_core.calibration.hessian import best_of_rank, inverse_factor, output_error
 from ao_core.calibration.inputs import UNSEEN, Data, Seen, batches_of, unobservable
 from ao_core.calibration.matrices import matrices, matrix_shape, operand, unmatrices
 from ao_core.calibration.observing import Note, observing
@@ -33,7 +34,7 @@ from ao_core.calibration.statistics import (
     sampled_rows,
     union,
 )
-from ao_core.calibration.visit import Inputs, Rewrite, Visit, inputs_of, visit
+from ao_core.calibration.visit import AtOnce, Inputs, Rewrite, Visit, inputs_of, visit
 
 __all__ = [
     "ABS_MAX",
@@ -43,6 +44,9 @@ __all__ = [
     "SQUARES",
     "SUMS",
     "UNSEEN",
+    "AtOnce",
+    "Block",
+    "BlockWeight",
     "Data",
     "Group",
     "Inputs",
@@ -59,6 +63,7 @@ __all__ = [
     "Visit",
     "answer",
     "batches_of",
+    "best_of_rank",
     "call",
     "collect",
     "config_of",

@@ -12,6 +12,7 @@ from ao_core.outcome import (
 )
 from ao_core.progress import Progress, watched
 from ao_core.quantize import apply_decisions, convert, transformed
+from ao_core.stacks import stack_of
 from ao_core.targets import Decision, FilterFn, decide
 from ao_core.tensor.grid import Grid, Level, Rounder, grid_of, regridded
 from ao_core.tensor.input_steps import stepped_problem
@@ -31,6 +32,7 @@ __all__ = [
     "grid_of",
     "needs_data",
     "regridded",
+    "stack_of",
     "stepped_problem",
     "transformed",
     "warn_caller",

@@ -12,6 +12,7 @@ from ao_core.numerics.affine import (
     quant_max_of,
     quantize_affine,
     scale_to_float,
+    store_qparams,
     zero_to_float,
 )
 from ao_core.numerics.bits import (
@@ -152,6 +153,7 @@ __all__ = [
     "sqnr_of_sums",
     "stochastic_round",
     "stochastic_round_to",
+    "store_qparams",
     "trellis_values",
     "unpack_bits",
     "unpack_digits",

@@ -58,6 +58,8 @@ _FIELDS = Fields(
                     "rows": Optional(COUNT),
                     "damping": Optional(_NUMBER),
                     "error_vs_rtn": Optional(_NUMBER),
+                    "loss_before": Optional(_NUMBER),
+                    "loss_after": Optional(_NUMBER),
                     "note": TEXT,
                 },
             )
@@ -66,7 +68,7 @@ _FIELDS = Fields(
     {"calibration": TEXT},
 )
 #: fields of records that only calibration fills: in JSON and tables where one of a report has them
-CALIBRATED = ("rows", "damping", "error_vs_rtn", "note")
+CALIBRATED = ("rows", "damping", "error_vs_rtn", "loss_before", "loss_after", "note")
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,10 @@ class ParameterRecord:
     #: squared error of the outputs on the calibration data, over that of the same format rounded to nearest:
     #: below 1 is better; None: nothing to compare
     error_vs_rtn: float | None = None
+    #: what was minimized over all calibration data, of the weight or of its block, before and after; None:
+    #: nothing was
+    loss_before: float | None = None
+    loss_after: float | None = None
     #: what else there is to say of how it was done; else empty
     note: str = ""
 

@@ -42,6 +42,8 @@ class Grid:
 
     Attributes:
         dtype: the number format.
+        shape: of the codes in memory, whose blocks `block` is about.
+        block: extents of a block along the last dimensions, as in a `Spec`.
         block_of: the number of the block that each element is in, int32, of the stored shape.
         scale: one per block, float32, 0 where it was rounded to that; of a learned codebook (blocks, values);
             None where there is none.
@@ -52,6 +54,8 @@ class Grid:
     """
 
     dtype: DType
+    shape: tuple[int, ...]
+    block: tuple[int, ...]
     block_of: Tensor
     scale: Tensor | None
     zero_point: Tensor | None
@@ -213,6 +217,8 @@ def grid_of(q: QTensor) -> Grid:
         by = by.float().reshape(-1, *by.shape[len(counts) :])  # codebooks have a dimension more
     return Grid(
         dtype,
+        shape,
+        spec.block,
         block_of.reshape(q.stored_shape),
         by,
         None if point is None else point.reshape(-1),
@@ -221,19 +227,32 @@ def grid_of(q: QTensor) -> Grid:
     )
 
 
-def regridded(q: QTensor, codes: Tensor) -> QTensor:
-    """The same tensor with other codes: scales, zero points and input steps stay.
+def regridded(
+    q: QTensor, codes: Tensor, scale: Tensor | None = None, zero_point: Tensor | None = None
+) -> QTensor:
+    """The same tensor with other codes; input steps stay, and scales and zero points unless they are given.
 
     Args:
         q: in its stored order.
         codes: as `Layout.unpack` gives them, of the stored shape in most layouts: those of `Grid.nearest` or
             `Rounder.codes`.
+        scale: one per block, in the dtype in which they are stored.
+        zero_point: the same.
     """
-    layout, spec, (old, scale, zero_point) = _unpacked(q)
+    layout, spec, (old, old_scale, old_point) = _unpacked(q)
+    scale = old_scale if scale is None else _in_place_of(old_scale, scale)
+    zero_point = old_point if zero_point is None else _in_place_of(old_point, zero_point)
     dtype = registry.dtypes.get(spec.dtype)
     new = layout.pack(codes.to(old.dtype).reshape(old.shape), scale, zero_point, spec, dtype)
     base = q.canonical()
     return to_layout(base.like({**base.parts, **new}), q.spec.layout)
+
+
+def _in_place_of(old: Tensor | None, new: Tensor) -> Tensor:
+    if old is None or isinstance(old, QTensor) or old.dtype != new.dtype:
+        found = "none" if old is None else f"a {type(old).__name__} in {old.dtype}"
+        raise UnsupportedOp(f"scales or zero points in {new.dtype} cannot replace {found}")
+    return new.reshape(old.shape)
 
 
 def _unpacked(q: QTensor) -> tuple[Layout, Spec, tuple[Tensor, Tensor | None, Tensor | None]]:

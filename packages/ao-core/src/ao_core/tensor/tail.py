@@ -123,9 +123,7 @@ def encode_tokens(
     shape, specs = stored_key.shape, (stored_key.spec, stored_value.spec)
     shared = (full_block(spec.block, shape)[2] for spec in specs)
     whole = all(begin % count == 0 for count in shared)
-    call = EncodeTokensCall(
-        *specs, shape, stored_value.shape[3], key.dtype, whole, key.device.type
-    )
+    call = EncodeTokensCall(*specs, shape, stored_value.shape[3], key.dtype, whole, key.device.type)
     with torch.no_grad():
         run(
             call, stored_key.tensor(), stored_value.tensor(), tail_key, tail_value, key, value, center,

@@ -330,7 +330,7 @@ class AlgorithmSuite(Suite):
 
         solve_ = self.record.solve
         with (
-            registered(replace(self.record, solve=solve)),
+            registered(replace(self.record, solve=solve, solve_block=None)),
             pytest.raises(QuantizationError, match=r"2\.weight.*the last weight fails"),
         ):
             self.calibrated(model, self.data())

@@ -130,9 +130,7 @@ class _EncodeTokens(OpTrial):
         begin = batch[2]
         whole = all(begin % spec.block[-2] == 0 for spec in case.specs)
         (key, value), dim = case.specs, case.shape[3]
-        return EncodeTokensCall(
-            key, value, case.shape, dim + 8, case.dtype, whole, case.device, op
-        )
+        return EncodeTokensCall(key, value, case.shape, dim + 8, case.dtype, whole, case.device, op)
 
     def odd_calls(self, call: Any) -> Iterator[OpCall]:
         yield replace(call, dtype=torch.float64)

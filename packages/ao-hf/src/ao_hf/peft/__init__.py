@@ -5,6 +5,7 @@ PEFT's own LoRA layer trains over any quantized weight. `over_quantized` tells P
 weight at every step, and which has QA-LoRA.
 """
 
+from ao_hf.peft.files import Factors, save_adapter
 from ao_hf.peft.initialize import InitRecord, initialize_adapters_
 from ao_hf.peft.layer import QuantizedLoraLinear, load_adapter, over_quantized
 from ao_hf.peft.originals import Originals
@@ -12,6 +13,7 @@ from ao_hf.peft.prepare import prepare_model_for_kbit_training
 from ao_hf.peft.report import MergeRecord, MergeReport, merge_report
 
 __all__ = [
+    "Factors",
     "InitRecord",
     "MergeRecord",
     "MergeReport",
@@ -22,4 +24,5 @@ __all__ = [
     "merge_report",
     "over_quantized",
     "prepare_model_for_kbit_training",
+    "save_adapter",
 ]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ao_core.ext import ConfigError
-from ao_core.ext.calibration import Data
+from ao_core.ext.calibration import Data, best_of_rank
 from ao_core.ext.numerics import sqnr
 from ao_core.ext.quantizing import Progress, watched
 from ao_hf.peft.layer import QuantizedLoraLinear
@@ -23,7 +23,6 @@ from ao_hf.peft.weights import dense, requantized
 __all__ = [
     "InitRecord",
     "adapted_layers",
-    "best_of_rank",
     "initialize_adapters_",
     "initialize_layer_",
 ]
@@ -196,30 +195,6 @@ def _loftq(weight: Tensor, goal: _Goal, steps: int) -> _Found:
         b, a = goal.best(goal.wanted - values)
         tried.append(_Found(made, b, a, goal.db(values + b @ a)))
     return max(tried, key=lambda found: found.db)
-
-
-def best_of_rank(matrix: Tensor, rank: int, moments: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """B (N, rank) and A (rank, K) whose matmul is nearest to a matrix E (N, K); both have the same norms.
-
-    Nearest by the squared error of the weights or, with the moments R = E[x xᵀ] (K, K) of the inputs x, by
-    that of the outputs: trace (E - BA) R (E - BA)ᵀ. Both ways BA = U Uᵀ E, where U holds the first
-    eigenvectors of E R Eᵀ (without moments R = 1); in float64. Where the rank is less, the others are zeros.
-    """
-    wide = matrix.double()
-    basis = None
-    if wide.shape[0] > wide.shape[1]:  # the same within the space of its columns
-        basis, wide = torch.linalg.qr(wide)
-    gram = wide @ wide.t() if moments is None else wide @ moments.to(wide) @ wide.t()
-    _, vectors = torch.linalg.eigh(gram)
-    left = vectors.flip(1)[:, :rank]
-    right = left.t() @ wide
-    left = left if basis is None else basis @ left
-    sizes = right.norm(dim=1).sqrt()
-    inverse = torch.where(sizes > 0, 1 / sizes, 0.0)
-    missing = rank - left.shape[1]
-    b = nn.functional.pad(left * sizes, (0, missing)).float()
-    a = nn.functional.pad(right * inverse[:, None], (0, 0, 0, missing)).float()
-    return b, a
 
 
 def adapted_layers(model: nn.Module) -> Iterator[tuple[str, QuantizedLoraLinear]]:

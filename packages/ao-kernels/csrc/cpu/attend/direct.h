@@ -27,10 +27,11 @@ struct Ahead {
 // Limbs of kRows rows of queries as the products take them: for each 4 elements those of four quarters, each four
 // times. Bytes: 8 for each element of a row.
 template <int kRows>
-static inline void turn_limbs(const int8_t* limbs, int64_t wide, uint8_t* out) {
+static inline void turn_limbs(const int8_t* limbs, int64_t wide, bool nibbles, uint8_t* out) {
   for (int64_t at = 0; at < wide; at += 64) {
     I v[2 * kRows];
     for (int i = 0; i < 2 * kRows; ++i) v[i] = load_vector(limbs + i * wide + at);
+    for (int i = 0; nibbles && i < 2 * kRows; ++i) v[i] = for_nibbles(v[i]);
     const auto lane = [&]<int k>() {
       for (int i = 0; i < 2 * kRows; ++i, out += 64) store_vector(out, splat_lane<k>(v[i]));
     };
@@ -53,10 +54,7 @@ static inline void multiply_keys_chunks(const Stored& s, const uint8_t* row, int
   }
   const F unit = splat_quarters(units);
   const F offset = mul(splat_quarters(offsets), unit);
-  for (int64_t t = 0; t < count; t += 8) {
-    const uint8_t* p[8];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) p[i] = row + (t + i < count ? t + i : count - 1) * bytes;
+  const auto multiply_eight = [&](const uint8_t* const (&p)[8], int64_t t) __attribute__((always_inline)) {
     I acc[kRows][2][2];
     for (auto& r : acc) {
       for (auto& l : r) l[0] = l[1] = splat_int(0);
@@ -66,9 +64,17 @@ static inline void multiply_keys_chunks(const Stored& s, const uint8_t* row, int
     for (int64_t at = 0; at < (kChunks ? kChunks * 8 * kBits : bytes); at += 8 * kBits) {
       ahead.step();
       I v[2][4];
+      if constexpr (kBits == 4) {
+        const uint8_t* const from[8] = {p[0] + at, p[1] + at, p[2] + at, p[3] + at,
+                                        p[4] + at, p[5] + at, p[6] + at, p[7] + at};
+        quarters_of_nibbles(from, v[0]), quarters_of_nibbles(from + 4, v[1]);
 #pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) v[i / 4][i % 4] = load_codes<kBits, true>(p[i] + at, 0, flip);
-      transpose_quarters(v[0]), transpose_quarters(v[1]);
+        for (int i = 0; i < 8; ++i) v[i / 4][i % 4] = xor_(v[i / 4][i % 4], flip);
+      } else {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) v[i / 4][i % 4] = load_codes<8, true>(p[i] + at, 0, flip);
+        transpose_quarters(v[0]), transpose_quarters(v[1]);
+      }
 #pragma GCC unroll 4
       for (int k = 0; k < 4; ++k) {
 #pragma GCC unroll 4
@@ -86,11 +92,22 @@ static inline void multiply_keys_chunks(const Stored& s, const uint8_t* row, int
     for (int g = 0; g < 2; ++g) {
       I all[4];
       for (int r = 0; r < 4; ++r) {
-        all[r] = r < kRows ? add(shift_left<8>(acc[r < kRows ? r : 0][1][g]), acc[r < kRows ? r : 0][0][g]) : splat_int(0);
+        const auto& of = acc[r < kRows ? r : 0];
+        all[r] = r < kRows ? add(shift_left<8>(of[1][g]), of[0][g]) : splat_int(0);
       }
       store_quarters<kRows>(logits + t + 4 * g, kTokenTile, fma(to_float(sum_quarters(all)), unit, offset));
     }
+  };
+  int64_t t = 0;
+  for (; t + 8 <= count; t += 8, row += 8 * bytes) {
+    const uint8_t* const half = row + 4 * bytes;
+    multiply_eight({row, row + bytes, row + 2 * bytes, row + 3 * bytes, half, half + bytes, half + 2 * bytes,
+                    half + 3 * bytes}, t);
   }
+  if (t == count) return;
+  const uint8_t* p[8];
+  for (int i = 0; i < 8; ++i) p[i] = row + (t + i < count ? i : count - 1 - t) * bytes;
+  multiply_eight(p, t);
 }
 
 template <int kBits, int kRows>

@@ -63,13 +63,15 @@ AO_INLINE float two_to(int exponent) {  // from -126 to 127
   return value;
 }
 
-// `count`, a multiple of 16, numbers to kLimbs rows of `stride` bytes. What is no number makes the unit NaN.
+// The greatest magnitude of numbers so far, as bits, of which NaN are the greatest.
+AO_INLINE I greatest_bits(I top, F x) { return max_int(top, bits_of(abs(x))); }
+
+// `count`, a multiple of 16, numbers to kLimbs rows of `stride` bytes; `top`: of all by greatest_bits. What is no number
+// makes the unit NaN.
 template <int kLimbs>
-static Limbs to_limbs(const float* x, int64_t count, int8_t* out, int64_t stride) {
+static Limbs to_limbs(const float* x, int64_t count, I top, int8_t* out, int64_t stride) {
   constexpr int kTop = 8 * kLimbs - 2;                            // the exponent of the largest number
   constexpr float kLimit = kLimbs == 3 ? 8355711.0f : 32639.0f;  // 127 in each limb
-  I top = splat_int(0);
-  for (int64_t i = 0; i < count; i += 16) top = max_int(top, bits_of(abs(load(x + i))));
   const int32_t bits = largest(top);
   Limbs limbs{};
   if (bits >= 0x7f800000) {
@@ -99,6 +101,13 @@ static Limbs to_limbs(const float* x, int64_t count, int8_t* out, int64_t stride
   for (int l = 0; l < kLimbs; ++l) left[l] = static_cast<uint32_t>(sum_of(sums[l]));
   for (int l = 0; l < kLimbs; ++l) limbs.sum[l] = static_cast<int32_t>(left[l] - 256 * left[l + 1]);
   return limbs;
+}
+
+template <int kLimbs>
+static Limbs to_limbs(const float* x, int64_t count, int8_t* out, int64_t stride) {
+  I top = splat_int(0);
+  for (int64_t i = 0; i < count; i += 16) top = greatest_bits(top, load(x + i));
+  return to_limbs<kLimbs>(x, count, top, out, stride);
 }
 
 // Sums of products with limbs, and with codes that are `least` too small, as one number each, in units.

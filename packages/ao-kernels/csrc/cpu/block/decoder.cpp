@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "../cache/cache.h"
+#include "../cache/append.h"
 #include "../memory.h"
 #include "../parallel.h"
 

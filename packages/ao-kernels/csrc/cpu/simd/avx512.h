@@ -234,6 +234,38 @@ AO_INLINE void interleave_nibbles(const uint8_t* const (&p)[4], I& low, I& high)
   low = _mm512_and_si512(all, _mm512_set1_epi8(15));
   high = _mm512_and_si512(_mm512_srli_epi16(all, 4), _mm512_set1_epi8(15));
 }
+// The same rows, 64 half bytes of each: lane 4c + t of vectors 2m and 2m + 1 has the lower and the upper halves of 4
+// bytes of row t, from 8m + 16 (c % 2) + 4 (c / 2) on.
+AO_INLINE void quarters_of_nibbles(const uint8_t* const* p, I (&v)[4]) {
+  __m256i x[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) x[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p[i]));
+  const __m256i a = _mm256_unpacklo_epi32(x[0], x[1]), b = _mm256_unpackhi_epi32(x[0], x[1]);
+  const __m256i c = _mm256_unpacklo_epi32(x[2], x[3]), d = _mm256_unpackhi_epi32(x[2], x[3]);
+  const auto join = [](__m256i low, __m256i high) { return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1); };
+  const I first = join(_mm256_unpacklo_epi64(a, c), _mm256_unpackhi_epi64(a, c));
+  const I second = join(_mm256_unpacklo_epi64(b, d), _mm256_unpackhi_epi64(b, d));
+  const I low = _mm512_set1_epi8(15);
+  v[0] = _mm512_and_si512(first, low), v[1] = _mm512_and_si512(_mm512_srli_epi16(first, 4), low);
+  v[2] = _mm512_and_si512(second, low), v[3] = _mm512_and_si512(_mm512_srli_epi16(second, 4), low);
+}
+// Bytes of a row of 64 where lane 4c + k has those that meet quarter c of vector k of `quarters_of_nibbles`.
+AO_INLINE I for_nibbles(I row) {
+  alignas(64) static constexpr auto places = [] {
+    struct {
+      uint8_t of[64];
+    } made{};
+    for (int c = 0; c < 4; ++c) {
+      for (int k = 0; k < 4; ++k) {
+        for (int i = 0; i < 4; ++i) {
+          made.of[16 * c + 4 * k + i] = static_cast<uint8_t>(2 * (8 * (k / 2) + 16 * (c % 2) + 4 * (c / 2) + i) + k % 2);
+        }
+      }
+    }
+    return made;
+  }();
+  return _mm512_permutexvar_epi8(_mm512_load_si512(places.of), row);
+}
 // In a register from here on: compilers would load it again for each product, and one load takes as long as one.
 AO_INLINE I in_register(I v) {
   asm("" : "+v"(v));

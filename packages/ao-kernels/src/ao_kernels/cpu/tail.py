@@ -34,9 +34,9 @@ def write_tail(
     coded: int,
 ) -> None:
     """All rows are copied in one call into C++, without gradients."""
-    torch.ops.ao_kernels.write_tail.default(
-        counts, tail_key, tail_value, key.detach(), value.detach(), coded
-    )
+    if key.requires_grad or value.requires_grad:
+        key, value = key.detach(), value.detach()
+    torch.ops.ao_kernels.write_tail.default(counts, tail_key, tail_value, key, value, coded)
 
 
 def encode_tokens(
@@ -75,7 +75,14 @@ def _found_coding(x: QTensor) -> tuple[Any, ...]:
     block = full_block(spec.block, x.stored_shape)
     # zero points come from the range alone
     mx_mode = "rceil" if spec.zero_point != "none" else spec.option("mx_mode", "floor")
-    numbers = [fmt.nan_code, fmt.rule, block[2], block[3], zero_kind(spec, x.format), MX_MODES.index(mx_mode)]
+    numbers = [
+        fmt.nan_code,
+        fmt.rule,
+        block[2],
+        block[3],
+        zero_kind(spec, x.format),
+        MX_MODES.index(mx_mode),
+    ]
     numbers.append(int(spec.layout == "packed"))
     factors = [factor for step in spec.input for factor in hadamard_factors(step.block)]
     codes = parts["qdata"].view(torch.uint8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from ao_core import DType, Layout, QTensor, Skip, Spec, Target
-from ao_core.ext import WeightConfig, is_conv, quantize_values, quantize_weight, registry
+from ao_core.ext import (
+    WeightConfig,
+    is_conv,
+    quantize_values,
+    quantize_weight,
+    registry,
+)
 from ao_core.ext.calibration import unmatrices
 from ao_core.ext.numerics import choose_codebooks
 from ao_quant.algorithms.clipping import clipped_qparams
@@ -83,19 +89,18 @@ def clipped(
     least: float,
 ) -> QTensor | Skip:
     """The same with ranges of least error of the outputs, by Σ x xᵀ of each of the E matrices."""
-    fmt = config.weight_format(weight.dtype)
+    fmt, stacked = config.weight_format(weight.dtype), torch.stack(list(hessians))
 
     def choose(x: Tensor, dtype: DType, spec: Spec) -> tuple[Tensor, Tensor | None]:
-        return clipped_qparams(x, torch.stack(list(hessians)), dtype, spec, least)
+        return clipped_qparams(x, stacked, dtype, spec, least)
 
-    def encode(dense: Tensor, spec: Spec) -> Tensor:
+    def encode(dense: Tensor, spec: Spec) -> QTensor:
         return quantize_values(
             dense,
             spec,
-            scale_method=fmt.scale_method,
+            choose=choose,
             act_scale=fmt.act_scale,
             act_zero_point=fmt.act_zero_point,
-            choose=choose,
         )
 
     found: Any = quantize_weight(_stored(weight, target), fmt, target, encode)

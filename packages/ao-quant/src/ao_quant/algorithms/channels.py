@@ -165,8 +165,6 @@ def _reader(entry: Decision, channels: Tensor | None, statistics: tuple[Statisti
 
 def _no_step(entry: Decision) -> str | None:
     """Why the inputs of a weight cannot be divided before the matmul."""
-    if any(isinstance(owner.module, (nn.Embedding, nn.EmbeddingBag)) for owner in entry.owners):
-        return "it is an embedding too"
     if is_conv(entry.tensor, entry.owners[0]) or entry.tensor.dim() < 2:
         return "its inputs cannot be scaled before the matmul: it is no matrix"
     if isinstance(format_of(entry.config), GGUFWeightOnlyConfig):

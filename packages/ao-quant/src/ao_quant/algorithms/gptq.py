@@ -15,7 +15,7 @@ _BLOCK = 64
 
 def gptq(
     weight: Tensor, factor: Tensor, grid: Grid, block_of: Tensor, block: int = _BLOCK
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Round a matrix column by column; what follows makes up for the errors.
 
     Args:
@@ -26,8 +26,9 @@ def gptq(
         block: columns whose errors are passed on to all others at once; changes no code but for rounding.
 
     Returns:
-        The codes (N, K), of more rows where the layout has codes for those, and the squared error of the outputs for the damped Hessian, a number: with
-        e = (w - q) / U[i, i] of each weight when its turn comes, Σ e² = tr(Δ H Δᵀ).
+        The codes (N, K), of more rows where the layout has codes for those; the squared error of the outputs
+        for the damped Hessian, a number: with e = (w - q) / U[i, i] of each weight when its turn comes,
+        Σ e² = tr(Δ H Δᵀ); and what each weight w was then, (N, K) float64.
     """
     columns = weight.shape[1]
     new_KN = weight.t().to(torch.float64, copy=True, memory_format=torch.contiguous_format)
@@ -43,4 +44,4 @@ def gptq(
             part[i + 1 :].addr_(inner[i, i + 1 :], errors[i], alpha=-1)
         total += errors.square().sum()
         new_KN[stop:].addmm_(factor[start:stop, stop:].t(), errors, alpha=-1)
-    return rounder.codes(), total
+    return rounder.codes(), total, new_KN.t()

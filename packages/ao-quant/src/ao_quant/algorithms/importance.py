@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ SCALED = ("int", "float", "lut")
 _FACTORS = tuple(1.1 - 0.03 * k for k in range(24))
 #: the same for scales that are powers of two
 _POWERS = (2.0, 0.5)
+#: then, where there are zero points, each of its ends is moved by these
+_MOVES = (0.7, 0.85, 1.15, 0.93, 1.07)
 #: then scale and zero point are fitted to the codes, so many times
 _FITS = 2
 
@@ -71,8 +74,8 @@ def weighted_qparams(
 ) -> tuple[Tensor, Tensor | None]:
     """Scales and zero points of the least Σ importance · error² of each block.
 
-    The best of some shrunk ranges, and of least-squares fits to the codes that it gives. The range of all,
-    which `choose_qparams` covers, is among them, so no block is worse than that.
+    The best of some shrunk ranges, each end of which is moved then, and of least-squares fits to the codes
+    that it gives. The range of all, which `choose_qparams` covers, is among them: no block gets worse.
 
     Args:
         x: of the layout's blocked shape.
@@ -92,15 +95,26 @@ def _improved(stored: Callable[[Tensor], Tensor], rows: Rows, start: QParams) ->
     best = QParams(stored(start.scale), start.zero_point)
     least = _error(rows, best)
 
-    def offer(new: QParams) -> None:
+    ends = [torch.ones_like(low), torch.ones_like(low)]
+
+    def offer(new: QParams) -> Tensor:
         nonlocal best, least
         new = QParams(stored(new.scale), new.zero_point)
         error = _error(rows, new)
         better = error < least
         best, least = merge_qparams(better, new, best), torch.where(better, error, least)
+        return better
+
+    def move(factors: list[Tensor]) -> None:
+        nonlocal ends
+        better = offer(rows.of_range(low * factors[0], high * factors[1]))
+        ends = [torch.where(better, new, old) for new, old in zip(factors, ends, strict=True)]
 
     for factor in _POWERS if rows.spec.chosen_scale_dtype == "e8m0" else _FACTORS:
-        offer(rows.of_range(low * factor, high * factor))
+        move([torch.full_like(low, factor)] * 2)
+    if start.zero_point is not None:
+        for side, by in product((0, 1), _MOVES):
+            move([end * by if number == side else end for number, end in enumerate(ends)])
     for _ in range(_FITS):
         offer(_fitted(rows, best))
     return best

@@ -8,6 +8,12 @@ from typing import Any
 from ao_core import Algorithm, Config, ModelTransform, Skip, Solved
 from ao_core.ext import registry
 from ao_core.ext.calibration import HESSIAN, SQUARES, Statistic
+from ao_quant.algorithms.autoround import (
+    refuses_autoround,
+    solve_autoround,
+    solve_autoround_block,
+)
+from ao_quant.algorithms.bias import needs_bias, refuses_bias, solve_bias
 from ao_quant.algorithms.rotating import misplaced_reason, rotate
 from ao_quant.algorithms.scaling import equalize, scale_by_awq, smooth
 from ao_quant.algorithms.solving import (
@@ -18,7 +24,9 @@ from ao_quant.algorithms.solving import (
     solve_imatrix,
 )
 from ao_quant.configs import (
+    AutoRoundConfig,
     AWQConfig,
+    BiasCorrectionConfig,
     ClipConfig,
     EqualizeConfig,
     GPTQConfig,
@@ -32,7 +40,8 @@ __all__ = ["ALGORITHMS", "MODEL_TRANSFORMS"]
 
 def _for_head(config: Any) -> Config | None:
     """What the base has for heads, by rounding to nearest."""
-    return registry.transform_for(type(config.base)).for_head(config.base)
+    base = getattr(config.base, "base", config.base)
+    return registry.transform_for(type(base)).for_head(base)
 
 
 def _record(
@@ -41,6 +50,7 @@ def _record(
     needs: tuple[Statistic, ...],
     solve: Callable[..., Solved | Skip],
     refuses: Callable[..., str | None],
+    **fields: Any,
 ) -> Algorithm:
     return Algorithm(
         name,
@@ -50,12 +60,29 @@ def _record(
         refuses=refuses,
         for_head=_for_head,
         becomes=lambda each: each.base,
+        **fields,
     )
 
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     _record("gptq", GPTQConfig, (HESSIAN,), solve_gptq, refuses_gptq),
+    _record(
+        "autoround",
+        AutoRoundConfig,
+        (HESSIAN,),
+        solve_autoround,
+        refuses_autoround,
+        solve_block=solve_autoround_block,
+    ),
     _record("imatrix", ImatrixConfig, (SQUARES,), solve_imatrix, refuses),
+    Algorithm(
+        "bias_correction",
+        BiasCorrectionConfig,
+        needs_bias,
+        solve_bias,
+        refuses=refuses_bias,
+        for_head=_for_head,
+    ),
     _record("clip", ClipConfig, (HESSIAN,), solve_clip, refuses),
 )
 

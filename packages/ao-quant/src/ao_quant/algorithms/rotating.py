@@ -161,9 +161,9 @@ def random_rotation(size: int, block: int | None, generator: torch.Generator) ->
     """
     if block is not None and block < size:
         part = math.gcd(size, block)
-        return torch.block_diag(
-            *(random_rotation(part, None, generator) for _ in range(size // part))
-        )
+        parts = [random_rotation(part, None, generator) for _ in range(size // part)]
+        blocks: Tensor = torch.block_diag(*parts)
+        return blocks
     inner = largest_block(size)
     matrix = hadamard_matrix(inner).double() / math.sqrt(inner)
     if inner < size:

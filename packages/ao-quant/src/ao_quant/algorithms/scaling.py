@@ -175,7 +175,11 @@ def _ranges(channels: Channels) -> tuple[Tensor, Tensor]:
 
 
 def _layer_error(reader: Reader, factors: Tensor) -> float:
-    """Σ of the squared errors of outputs on sampled rows, activations quantized as they are going to be."""
+    """Σ over sampled rows of the squared error of the outputs, over their squared size.
+
+    Activations are quantized as they are going to be. Each row counts alike: those of a few tokens are a
+    thousand times as large as others in many models, and would decide alone.
+    """
     target, weight = reader.entry.owners[0], reader.weight
     if reader.format is None or is_conv(reader.entry.tensor, target) or len(weight) > 1:
         return 0.0
@@ -185,7 +189,9 @@ def _layer_error(reader: Reader, factors: Tensor) -> float:
         return 0.0
     x = reader.statistics[0]["sample"].to(weight.dtype)
     made = F.linear(x / columns[0].to(x.dtype), found.t() if is_transposed(target) else found)
-    return float((made.double() - x.double() @ weight[0].double().t()).square().sum())
+    expected = x.double() @ weight[0].double().t()
+    errors = (made.double() - expected).square().sum(-1)
+    return float((errors / expected.square().sum(-1).clamp(min=_TINY**2)).sum())
 
 
 def equalize(

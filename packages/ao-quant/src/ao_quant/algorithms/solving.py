@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,36 +18,74 @@ from ao_quant.algorithms.hessian import order_of, ordered_factor
 from ao_quant.configs import ClipConfig
 from ao_quant.configs.algorithms import BaseConfig, GPTQConfig, ImatrixConfig
 
-__all__ = ["refuses", "refuses_gptq", "solve_clip", "solve_gptq", "solve_imatrix"]
+__all__ = [
+    "Swept",
+    "few",
+    "importance_start",
+    "refuses",
+    "refuses_gptq",
+    "solve_clip",
+    "solve_gptq",
+    "solve_imatrix",
+    "sweep",
+]
 
 _Seen = tuple[Statistics, ...]
 
 
-def solve_gptq(weight: Tensor, seen: _Seen, config: GPTQConfig, target: Target) -> Solved | Skip:
-    """`Algorithm.solve` of `GPTQConfig`."""
+class Swept(NamedTuple):
+    """What GPTQ makes of a weight."""
+
+    #: rounded to nearest in its stored order, (out, in): scales and zero points
+    q: QTensor
+    #: (E, N, K)
+    codes: Tensor
+    #: what each weight was when it was rounded, (E, N, K) float64
+    weight: Tensor
+    damping: float
+
+
+def sweep(weight: Tensor, seen: _Seen, config: GPTQConfig, target: Target) -> Swept | Skip:
+    """GPTQ of a weight (E, N, K) on the grid that it has by the configuration."""
     hessians = [each["hessian"] for each in seen]
-    squares = torch.stack([each.diagonal() for each in hessians])
-    if config.importance and unweighable_reason(weight, config.weights, target) is None:
-        found = weighed(weight, config.weights, target, squares)
-    else:
-        found = nearest(weight, config.base, target)
+    found = importance_start(weight, seen, config, target, config.importance)
     if isinstance(found, Skip):
         return found
-    turned = is_transposed(target)
-    q: QTensor = found.t() if turned else found  # type: ignore[assignment]
-    grid = grid_of(q)
-    blocks, codes = grid.block_of.reshape(weight.shape), []
+    grid = grid_of(found)
+    blocks, codes, weights = grid.block_of.reshape(weight.shape), [], []
     damping = 0.0
-    stored, hessians = stepped_problem(weight, hessians, q)
+    stored, hessians = stepped_problem(weight, hessians, found)
     for matrix, hessian, block_of in zip(stored, hessians, blocks, strict=True):
         order = order_of(config.order, hessian.diagonal(), block_of[0])
         factor, used = ordered_factor(hessian, order, config.damping)
-        rounded, _ = gptq(matrix[:, order], factor, grid, block_of[:, order])
+        rounded, _, turns = gptq(matrix[:, order], factor, grid, block_of[:, order])
         codes.append(torch.empty_like(rounded).index_copy_(1, order, rounded))
+        weights.append(torch.empty_like(turns).index_copy_(1, order, turns))
         damping = max(damping, used)
-    new = regridded(q, torch.stack(codes))
-    values: Tensor = new.t() if turned else new
-    return Solved(values, config.base, damping=damping, note=_few(seen, weight))
+    return Swept(found, torch.stack(codes), torch.stack(weights), damping)
+
+
+def importance_start(
+    weight: Tensor, seen: _Seen, config: BaseConfig, target: Target, importance: bool
+) -> QTensor | Skip:
+    """Rounded to nearest in its stored order, with scales by importance where the format has some."""
+    squares = torch.stack([each["hessian"].diagonal() for each in seen])
+    if importance and unweighable_reason(weight, config.weights, target) is None:
+        found = weighed(weight, config.weights, target, squares)
+    else:
+        found = nearest(weight, config.base, target)
+    turned = is_transposed(target) and not isinstance(found, Skip)
+    return found.t() if turned else found  # type: ignore[return-value, union-attr]
+
+
+def solve_gptq(weight: Tensor, seen: _Seen, config: GPTQConfig, target: Target) -> Solved | Skip:
+    """`Algorithm.solve` of `GPTQConfig`."""
+    found = sweep(weight, seen, config, target)
+    if isinstance(found, Skip):
+        return found
+    new = regridded(found.q, found.codes)
+    values: Tensor = new.t() if is_transposed(target) else new
+    return Solved(values, config.base, damping=found.damping, note=few(seen, weight))
 
 
 def solve_imatrix(
@@ -104,7 +143,8 @@ def _is_codebook(spec: Spec) -> bool:
     return registry.dtypes.get(spec.dtype).kind == "codebook"
 
 
-def _few(seen: Sequence[Statistics], weight: Tensor) -> str:
+def few(seen: Sequence[Statistics], weight: Tensor) -> str:
+    """What is to be said of a weight that saw fewer rows than it has columns; else empty."""
     columns, rows = weight.shape[-1], min(each.rows for each in seen)
     if rows >= columns:
         return ""

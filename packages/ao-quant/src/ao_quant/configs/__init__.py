@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from ao_core import Config
 from ao_quant.configs.algorithms import BaseConfig, GPTQConfig, ImatrixConfig
+from ao_quant.configs.autoround import AutoRoundConfig
 from ao_quant.configs.base import GROUP_SIZES
 from ao_quant.configs.codebooks import CodebookWeightOnlyConfig, NF4WeightOnlyConfig
+from ao_quant.configs.corrections import BiasCorrectionConfig
 from ao_quant.configs.floats import (
     Float8DynamicActivationFloat8WeightConfig,
     Float8WeightOnlyConfig,
@@ -59,7 +61,9 @@ __all__ = [
     "GROUP_SIZES",
     "OBSERVERS",
     "AWQConfig",
+    "AutoRoundConfig",
     "BaseConfig",
+    "BiasCorrectionConfig",
     "BitNetWeightOnlyConfig",
     "ClipConfig",
     "CodebookWeightOnlyConfig",

@@ -191,7 +191,9 @@ def _read_gguf(path: str | PathLike[str]) -> Imatrix:
     sums, rows = {}, {}
     for name in (each.removesuffix(_SUMS) for each in tensors if each.endswith(_SUMS)):
         if name + _COUNTS not in tensors:
-            raise CheckpointError(f"{path}: {name + _SUMS!r} is there, and {name + _COUNTS!r} is not")
+            raise CheckpointError(
+                f"{path}: {name + _SUMS!r} is there, and {name + _COUNTS!r} is not"
+            )
         sums[name] = tensors[name + _SUMS].float().reshape(-1, tensors[name + _SUMS].shape[-1])
         rows[name] = tensors[name + _COUNTS].float().reshape(-1)
         if len(rows[name]) != len(sums[name]):

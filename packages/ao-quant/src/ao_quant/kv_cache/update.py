@@ -62,12 +62,12 @@ def _check(kv: QuantizedKV, key: Tensor, value: Tensor) -> None:
     tokens = key.shape[2] if key.dim() == 4 else -1
     for name, x, stored in (("key", key, kv.key), ("value", value, kv.value)):
         batch, heads, _, width = stored.shape
-        if tuple(x.shape) != (batch, heads, tokens, width):
+        if x.shape != (batch, heads, tokens, width):
             raise ConfigError(
                 f"{name} has the shape {tuple(x.shape)}; this cache takes ({batch}, {heads}, T, {width}): "
                 f"a batch of {batch}, {heads} heads and the same T for keys and values"
             )
-        if x.dtype != kv.dtype or x.device != kv.device:
+        if x.dtype is not kv.tail_key.dtype or x.device != kv.counts.device:
             raise ConfigError(
                 f"{name} is {x.dtype} on {x.device}, and this cache is {kv.dtype} on {kv.device}; cast or "
                 "move it, or make another cache"

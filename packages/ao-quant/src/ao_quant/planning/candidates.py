@@ -11,8 +11,10 @@ from ao_core.ext.quantizing import Decision
 __all__ = ["kept_anyway", "resolve_candidates"]
 
 
-def resolve_candidates(candidates: Sequence[ConfigLike]) -> list[Config]:
-    """The candidates as configurations, each once.
+def resolve_candidates(
+    candidates: Sequence[ConfigLike], *, calibrated: bool = False
+) -> list[Config]:
+    """The candidates as configurations, each once; with `calibrated`, also those that need data.
 
     Raises:
         ConfigError: there are none, or one is a choice for several layers.
@@ -24,7 +26,8 @@ def resolve_candidates(candidates: Sequence[ConfigLike]) -> list[Config]:
     for config in configs:
         if isinstance(config, FqnToConfig):
             raise ConfigError("candidates: a FqnToConfig is a choice already; give its formats")
-        registry.transform_for(type(config))
+        if not calibrated or registry.algorithm_for(type(config)) is None:
+            registry.transform_for(type(config))
         config.check()
     return configs
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import inf, isfinite
 
 from torch import Tensor, nn
 
 from ao_core import Config, QTensor, Skip
-from ao_core.ext import ConfigError, ConfigLike, check_quantizable, checked, is_converted
-from ao_core.ext.calibration import Sample, answer
-from ao_core.ext.quantizing import Decision, FilterFn, Progress, transformed, watched
+from ao_core.ext import ConfigError, ConfigLike, check_quantizable, checked_but, is_converted
+from ao_core.ext.calibration import Data, Inputs, Sample, answer
+from ao_core.ext.quantizing import Decision, FilterFn, Progress, watched
 from ao_core.ext.quantizing import decide as decide
 from ao_core.ext.saving import owners_of
+from ao_quant.planning.calibrated import gathered, layer_error, solved
 from ao_quant.planning.candidates import kept_anyway, resolve_candidates
 from ao_quant.planning.choose import Needs, below_divergence, within_bits, within_budget
 from ao_quant.planning.measure import MEASURES, distance, weight_error
@@ -34,7 +34,7 @@ CANDIDATES = (
 )
 
 
-@checked
+@checked_but("data")
 def plan(
     model: nn.Module,
     *,
@@ -43,6 +43,7 @@ def plan(
     max_kl: float | None = None,
     candidates: Sequence[ConfigLike] = CANDIDATES,
     sample: Sample | None = None,
+    data: Data | None = None,
     measure: str | None = None,
     filter_fn: FilterFn | None = None,
     progress: Progress = None,
@@ -60,10 +61,14 @@ def plan(
         bits: mean bits per planned weight, scales and zero points included.
         max_kl: in bits per position; the smallest files are found for which the whole plan, measured
             on the sample, diverges no more than that from the model.
-        candidates: configurations or names of recipes. To leave a weight as it is always is one.
+        candidates: configurations or names of recipes, also those that need data. To leave a weight as it
+            is always is one.
         sample: input of the model: a tensor, a tuple of arguments, or a mapping of them.
+        data: for candidates that need calibration data, and for measure="layer", batches as for
+            `quantize_`, which needs them again for the plan. Statistics of all weights are held at once.
         measure: "weight": noise over signal of a weight's values, which needs no sample but has to be asked
-            for, since it does not tell what the model loses;
+            for, since it does not tell what the model loses; "layer": the same of the weight's outputs on
+            the data, without running the model for each candidate;
             "output": the same of the model's answer to the sample (the default with one); "kl": the
             divergence of its answer as logits over the last dimension (always with `max_kl`).
         filter_fn: as in `quantize_`: (module, its name) -> whether its weights are planned, for
@@ -79,7 +84,7 @@ def plan(
     """
     goal, limit = _goal(budget, bits, max_kl)
     measure = _measure(measure, sample, goal)
-    configs = resolve_candidates(candidates)
+    configs = resolve_candidates(candidates, calibrated=True)
     entries = decide(model, configs[0], filter_fn)
     planned = [entry for entry in entries if kept_anyway(entry) is None]
     if not planned and (done := [e.fqn for e in entries if is_converted(e.tensor)]):
@@ -89,13 +94,15 @@ def plan(
         )
     for entry in planned:
         check_quantizable(entry.tensor, entry.fqn)
+    inputs = gathered(model, data, planned, configs, measure, progress)
     tensors = {o.fqn: o.tensor for o in owners_of(model) if o.persistent}
     # formats may be larger than dense; only the number of digits counts
     files = Files(4 * sum(tensor.nbytes for tensor in tensors.values()))
     right = None if sample is None else answer(model, sample)
     choices, providers = [], []
     for entry in watched(planned, [entry.fqn for entry in planned], progress, "plan"):
-        choice, named = _options(model, entry, configs, files, measure, sample, right)
+        seen = inputs.get(entry.fqn)
+        choice, named = _options(model, entry, configs, files, measure, sample, right, seen)
         choices.append(choice)
         providers.append(named)
     names = {owner.fqn for entry in planned for owner in entry.owners}
@@ -119,9 +126,14 @@ def plan(
         replacements = [
             (entry.owners, new)
             for entry, choice in zip(planned, found.choices, strict=True)
-            if isinstance(new := _quantized(entry, choice.option.config), Tensor)
+            if choice.option.config is not None
+            and isinstance(
+                new := solved(entry, choice.option.config, inputs.get(entry.fqn)), Tensor
+            )
         ]
-        error = distance(measure)(right, answer(model, sample, replacements))
+        error = distance("kl" if measure == "kl" else "output")(
+            right, answer(model, sample, replacements)
+        )
         return found.picking(found.picks, measured=error)
 
     if goal == "max_kl":
@@ -157,17 +169,10 @@ def _measure(measure: str | None, sample: Sample | None, goal: str) -> str:
             "goes by them is often worse than one recipe for all; pass sample=, an input of the model, or "
             "measure='weight' to plan without data all the same"
         )
-    if found != "weight" and sample is None:
+    if found not in ("weight", "layer") and sample is None:
         asked = "max_kl" if goal == "max_kl" else f"measure={measure!r}"
         raise ConfigError(f"sample=None: {asked} needs an input to run the model on")
     return found
-
-
-def _quantized(entry: Decision, config: Config | None) -> Tensor | Skip | None:
-    """The parameter in a format, why it cannot be, or None where the format is its own."""
-    if config is None:
-        return None
-    return transformed(replace(entry, config=config), entry.tensor.detach())
 
 
 def _options(
@@ -178,18 +183,22 @@ def _options(
     measure: str,
     sample: Sample | None,
     right: Tensor | None,
+    inputs: Inputs | None,
 ) -> tuple[Choice, list[frozenset[str]]]:
     """A parameter in every format that can hold it, and who provides each."""
     size = files.size(entry.fqn, entry.tensor)
     options = [Option(None, size.total, size.data, 0.0)]
     refused, providers = [], [size.providers]
     for config in configs:
-        new = _quantized(entry, config)
+        new = solved(entry, config, inputs)
         if not isinstance(new, QTensor):
             reason = new.reason if isinstance(new, Skip) else "its memory stays as it is"
             refused.append((config, reason))
             continue
-        if sample is None or right is None or measure == "weight":
+        of_layer = layer_error(entry, new, inputs) if measure == "layer" else None
+        if of_layer is not None:
+            error = of_layer
+        elif sample is None or right is None or measure in ("weight", "layer"):
             error = weight_error(entry.tensor.detach(), new)
         else:
             error = distance(measure)(right, answer(model, sample, [(entry.owners, new)]))

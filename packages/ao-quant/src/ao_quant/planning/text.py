@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ao_core import Config
 from ao_core.ext import registry
 from ao_core.ext.reports import aligned, shape_text, size_text
+from ao_quant.configs import BaseConfig
 
 if TYPE_CHECKING:
     from ao_quant.planning.result import Choice, QuantizationPlan
@@ -18,6 +19,7 @@ __all__ = ["ERRORS", "config_text", "plan_text"]
 #: what the errors of a measure are
 ERRORS = {
     "weight": "noise / signal of the weights",
+    "layer": "noise / signal of the outputs of layers",
     "output": "noise / signal of the output",
     "kl": "KL divergence in bits",
 }
@@ -50,7 +52,11 @@ def config_text(config: Config | None) -> str:
     if config is None:
         return "dense"
     names = (name for name, recipe in registry.recipes.items() if recipe.config == config)
-    return next(names, repr(config))
+    if (found := next(names, "")) or not isinstance(config, BaseConfig):
+        return found or repr(config)
+    algorithm = registry.algorithm_for(type(config))
+    is_plain = algorithm is not None and config == type(config)(config.base)
+    return f"{algorithm.name}/{config_text(config.base)}" if is_plain else repr(config)
 
 
 def _row(choice: Choice) -> tuple[str, ...]:
