@@ -18,7 +18,6 @@ from ao_core.cli.app import make_app
 from ao_core.ext import ConfigError
 from ao_core.ext.calibration import HESSIAN, visit
 from ao_core.ext.quantizing import decide
-from ao_core.testing.warm import run_python
 from ao_quant import (
     GPTQConfig,
     Int4WeightOnlyConfig,
@@ -127,65 +126,32 @@ def test_one_block_is_in_memory_at_a_time(folder, tmp_path, monkeypatch) -> None
     assert plan.report.bytes_after < plan.report.bytes_before
 
 
-# Killed before each so-manieth of the calls that make a piece or solve for a weight, then run to its end.
-KILLED = """
-import os, pathlib, signal, sys
-import torch
-from ao_core.checkpoints import calibrated, pieces
-from ao_quant import GPTQConfig, Int4WeightOnlyConfig, quantize_checkpoint
-torch.set_num_threads(1)
-os.fsync = lambda file: None
-source, root = sys.argv[1], pathlib.Path(sys.argv[2])
-generator = torch.Generator().manual_seed(1)
-data = [
-    {"input_ids": torch.randint(0, 96, (2, 24), generator=generator), "use_cache": False} for _ in range(3)
-]
-def run(name, moment):
-    pid = os.fork()
-    if pid == 0:
-        left, solved = [moment], [0]
-        def counted(owner, function):
-            real = getattr(owner, function)
-            def call(*args, **kwargs):
-                left[0] -= 1
-                if left[0] < 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                solved[0] += function == "solve"
-                return real(*args, **kwargs)
-            setattr(owner, function, call)
-        counted(calibrated, "solve")
-        counted(os, "replace")
-        quantize_checkpoint(source, root / name, GPTQConfig(Int4WeightOnlyConfig(32)), data=data)
-        (root / f"{name}.txt").write_text(f"{moment - left[0]} {solved[0]}")
-        os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    return os.WIFSIGNALED(status)
-def bytes_of(name):
-    return (root / name / "model.safetensors").read_bytes()
-assert not run("whole", 10**9)
-calls, solved = map(int, (root / "whole.txt").read_text().split())
-print(calls, solved)
-for number in range(4):
-    name = f"killed-{number}"
-    moment = 1 + number * (calls - 2) // 3
-    assert run(name, moment)
-    assert not run(name, 10**9)
-    print(moment, int((root / f"{name}.txt").read_text().split()[1]), bytes_of(name) == bytes_of("whole"))
-"""
+def test_an_interruption_loses_no_block_that_is_done(folder, tmp_path, monkeypatch) -> None:
+    from ao_core.checkpoints import calibrated
 
+    solve, solved, left = calibrated.solve, [0], [10**9]
 
-def test_a_kill_loses_no_block_that_is_done(folder, tmp_path) -> None:
-    root = tmp_path / "runs"
-    root.mkdir()
-    done = run_python("-c", KILLED, folder, root)
-    assert done.returncode == 0, done.stderr
-    (_, solved), *runs = [line.split() for line in done.stdout.splitlines()]
-    assert int(solved) == 21
-    assert len(runs) == 4
-    assert all(same == "True" for *_, same in runs)
-    again = [int(count) for _, count, _ in runs]
-    # blocks that were done are not solved for again
-    assert again == [21, 14, 7, 0], again
+    def counted(*args) -> None:
+        if solved[0] == left[0]:
+            raise KeyboardInterrupt
+        solved[0] += 1
+        solve(*args)
+
+    def run(name: str, stop: int = 10**9) -> int:
+        solved[0], left[0] = 0, stop
+        quantize_checkpoint(folder, tmp_path / name, GPTQ, data=batches())
+        return solved[0]
+
+    def made(name: str) -> bytes:
+        return (tmp_path / name / "model.safetensors").read_bytes()
+
+    monkeypatch.setattr(calibrated, "solve", counted)
+    assert run("whole") == 21
+    for stop, again in ((9, 14), (20, 7)):
+        with pytest.raises(KeyboardInterrupt):
+            run(f"stopped-{stop}", stop)
+        assert run(f"stopped-{stop}") == again
+        assert made(f"stopped-{stop}") == made("whole")
 
 
 def test_other_data_do_not_finish_a_run(folder, tmp_path, monkeypatch) -> None:
