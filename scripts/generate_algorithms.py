@@ -1,4 +1,6 @@
-"""Write what calibrated algorithms cost SmolLM2 into docs/algorithms.md, from examples/smollm2/algorithms.json.
+"""Write what calibrated algorithms cost SmolLM2 into docs/algorithms.md.
+
+Reads examples/smollm2/algorithms.json.
 
 With --check nothing is written, and the exit status says whether the page is fresh.
 """

@@ -44,6 +44,7 @@ BOUNDS = {
     "int8_dynamic_activation_int4_weight": ((19.5, 25), (22.5, 27)),
     "int8_dynamic_activation_intx_weight": ((31.5, 33.5), (34.5, 36.5)),
     "float8_dynamic_activation_int4_weight": ((19, 21), (22, 24)),
+    "int4_dynamic_activation_int4_weight": ((11, 13), (12.5, 18)),
     "float8_dynamic_activation_float8_weight/block": ((25, 31), (28, 34)),
     "mx_dynamic_activation_mx_weight": ((25, 26.5), (27.5, 30)),
     "mx_dynamic_activation_mx_weight/mxfp4": ((12, 13.5), (14.5, 17)),

@@ -11,6 +11,7 @@ import ao_core
 from ao_core import Kernel
 from ao_core import plugins as loader
 from ao_core.registry import registry
+from ao_core.stacks import methods
 from ao_core.testing.registered import registered
 
 
@@ -33,6 +34,12 @@ def test_formats_as_json(ao):
     recipes = {d["name"]: d for d in data["recipes"]}
     assert len(recipes) == len(data["recipes"])
     assert recipes["small4/row"]["summary"] == "one scale per row"
+    assert [d["name"] for d in data["methods"]] == [
+        name
+        for table in (registry.algorithms, registry.model_transforms)
+        for name in methods()
+        if name in table
+    ]
     # a configuration without a recipe of its own is one all the same
     assert recipes["small4"]["provider"] == "in-process"
     assert recipes["small4"]["summary"] == "Weights in 4 bits, for these tests."

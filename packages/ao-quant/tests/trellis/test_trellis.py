@@ -12,6 +12,8 @@ from ao_core.ext import QuantizationError, UnsupportedOp
 from ao_core.ext.numerics import hadamard_matrix, sqnr
 from ao_core.ext.quantizing import grid_of, regridded, stepped_problem
 from ao_core.testing import AlgorithmSuite, LayoutSuite, TransformSuite
+from ao_core.testing.samples import Sample
+from ao_core.testing.transforms import SUBJECTS
 from ao_quant import GPTQConfig, TrellisWeightOnlyConfig
 from ao_quant.algorithms.gptq import gptq
 from ao_quant.algorithms.hessian import damped_factor
@@ -23,15 +25,25 @@ def normal(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+#: the others are the same weights in other places, or filters, which are skipped
+KINDS = ("odd_linear", "embedding", "experts", "conv1d")
+
+
 class TestLayout(LayoutSuite):
     layout = "trellis"
-    specs = TRELLIS.examples[:2]
-    shapes = ((16, 64), (130, 33), (1, 1), (0, 16), (3, 8, 40))
+    specs = TRELLIS.examples
+    shapes = ((16, 8), (130, 6), (1, 1), (0, 8), (3, 8, 6))
+
+    def test_every_width_of_code(self):
+        """There are three widths, and columns are apart: no row is too wide for others."""
+        for spec in TRELLIS.examples:
+            self._check_packing(Sample(spec, (5, 21)))
 
 
 class TestTransform(TransformSuite):
     config = TrellisWeightOnlyConfig(3)
-    sqnr_range = (10.0, 40.0)
+    sqnr_range = (8.0, 40.0)
+    subjects = tuple(subject for subject in SUBJECTS if subject.name in KINDS)
 
 
 class TestCalibrated(AlgorithmSuite):
@@ -61,7 +73,9 @@ def test_a_rotation_helps_weights_that_are_not_normal():
 
 
 def test_rows_are_cut_between_rings_and_columns_anywhere():
-    q = quantize_tensor(normal(256, 48), TrellisWeightOnlyConfig(2, False).spec((256, 48), torch.float32))
+    q = quantize_tensor(
+        normal(256, 48), TrellisWeightOnlyConfig(2, False).spec((256, 48), torch.float32)
+    )
     dense = q.dequantize()
     assert torch.equal(q[128:, 5:21].dequantize(), dense[128:, 5:21])
     with pytest.raises(UnsupportedOp, match="start=64 cuts through 128"):
@@ -84,18 +98,23 @@ def test_what_it_does_not_hold():
 
 def test_gptq_is_exact_about_its_own_error_in_the_rotated_space():
     """Σ e² = tr(Δ H Δᵀ) of the logical weight, with the damping in the space that is rounded."""
-    w, x = normal(130, 24).double(), normal(300, 24, seed=1).double() @ normal(24, 24, seed=2).double()
+    w, x = (
+        normal(130, 24).double(),
+        normal(300, 24, seed=1).double() @ normal(24, 24, seed=2).double(),
+    )
     hessian = x.t() @ x
     q = quantize_tensor(w.float(), TrellisWeightOnlyConfig(2).spec((130, 24), torch.float32))
     (stepped,), (turned,) = stepped_problem(w[None], [hessian], q)
     matrix = torch.block_diag(*[hadamard_matrix(8).double() / 8**0.5] * 3)
     torch.testing.assert_close(turned, matrix @ hessian @ matrix.t())
     torch.testing.assert_close(stepped, w @ matrix.t())
-    factor, damping = damped_factor(turned, 1e-10)
+    factor, _ = damped_factor(turned, 1e-10)
     grid = grid_of(q)
     codes, total = gptq(stepped, factor, grid, grid.block_of)
     change = regridded(q, codes).dequantize().double() - w
-    torch.testing.assert_close(float(((change @ hessian) * change).sum()), float(total), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        float(((change @ hessian) * change).sum()), float(total), rtol=1e-4, atol=0
+    )
     nearest = q.dequantize().double() - w
     assert 0.02 < float(total) / float(((nearest @ hessian) * nearest).sum()) < 0.8
 

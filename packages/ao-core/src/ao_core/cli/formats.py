@@ -1,4 +1,4 @@
-"""`ao formats`: number formats, layouts, ways to choose scales and recipes, whoever provides them."""
+"""`ao formats`: number formats, layouts, ways to choose scales, recipes and methods, with their providers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["formats"]
 
 
 def formats(as_json: bool = JSON) -> None:
-    """List number formats, layouts, ways to choose scales and recipes, and who provides each."""
+    """List number formats, layouts, ways to choose scales, recipes and methods, and who provides each."""
     found = _found()
     if as_json:
         show_json(found)
@@ -48,9 +48,15 @@ def formats(as_json: bool = JSON) -> None:
         ("name", "provider", "summary"),
         [(r["name"], r["provider"], r["summary"]) for r in found["recipes"]],
     )
+    show_table(
+        "Methods, for names such as METHOD/RECIPE or METHOD+METHOD/RECIPE; they need data",
+        ("name", "provider", "summary"),
+        [(r["name"], r["provider"], r["summary"]) for r in found["methods"]],
+    )
 
 
 def _found() -> dict[str, list[dict[str, Any]]]:
+    from ao_core import stacks
     from ao_core.registry import registry
 
     dtypes = [
@@ -86,6 +92,7 @@ def _found() -> dict[str, list[dict[str, Any]]]:
             "arguments": repr(recipe.config),
             "provider": registry.recipes.provider(name),
             "summary": recipe.summary,
+            "short": recipe.short,
         }
         for name, recipe in registry.recipes.items()
     ]
@@ -100,7 +107,23 @@ def _found() -> dict[str, list[dict[str, Any]]]:
         for name, transform in registry.transforms.items()
         if name not in registry.recipes
     ]
-    return {"dtypes": dtypes, "layouts": layouts, "scale_methods": scales, "recipes": recipes}
+    methods = [
+        {
+            "name": name,
+            "provider": table.provider(name),
+            "summary": _first_line(table.get(name).config_type.__doc__),
+        }
+        for table in (registry.algorithms, registry.model_transforms)
+        for name in stacks.methods()
+        if name in table
+    ]
+    return {
+        "dtypes": dtypes,
+        "layouts": layouts,
+        "scale_methods": scales,
+        "recipes": recipes,
+        "methods": methods,
+    }
 
 
 def _first_line(doc: str | None) -> str:

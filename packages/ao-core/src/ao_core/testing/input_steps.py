@@ -99,7 +99,8 @@ class KernelSteps:
                     continue
                 for args, expected in self.trial.samples(case, batch, seed):
                     try:
-                        self.trial.check(kernel.fn(*args), expected, case, self._bound(case))
+                        found = self.trial.run(kernel.fn, args)
+                        self.trial.check(found, expected, case, self._bound(case))
                     except AssertionError as error:
                         raise AssertionError(
                             f"kernel {self.kernel!r} of {call.op} with the input steps {steps}, of which it "

@@ -16,7 +16,7 @@ from ao_core.tensor.create import quantize_values
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.tail import EncodeTokensCall, WriteTailCall
 from ao_core.testing.base import gaussian
-from ao_core.testing.samples import holds
+from ao_core.testing.samples import holds, quantized
 from ao_core.testing.trials import KernelCase, OpTrial, strided_variants
 
 __all__ = ["ENCODE_TOKENS", "WRITE_TAIL"]
@@ -153,7 +153,7 @@ class _EncodeTokens(OpTrial):
             tail = draw(place + 2, 2 * _SLOTS, width)
             for token in range(max(0, before - 2 * _SLOTS), before):
                 tail[:, :, token % (2 * _SLOTS)] = exact[:, :, token]
-            old = quantize_values(draw(place + 4, size, width), spec)
+            old = quantized(draw(place + 4, size, width), spec)
             offset = center if place == 0 and center is not None else torch.zeros((), device=device)
             expected.append(_written(old, exact.float() - offset, begin, end))
             stored.append(old), tails.append(tail), fresh.append(exact[:, :, before:])
@@ -189,8 +189,9 @@ def _written(old: QTensor, exact: Tensor, begin: int, end: int) -> QTensor:
     for at in range(begin - begin % shared, end, shared):
         place = made.narrow(2, at, shared)
         kept = max(begin - at, 0)
-        scales = {n: p for n, p in place.parts.items() if n != "qdata"} if kept else {}
-        block = quantize_values(exact[:, :, at : at + shared].contiguous(), old.spec, **scales)
+        known = ("in_perm", "in_scale", *(("scale", "zero_point") if kept else ()))
+        given = {n: p for n, p in place.parts.items() if n in known}
+        block = quantize_values(exact[:, :, at : at + shared].contiguous(), old.spec, **given)
         for (name, to), (_, leaf) in zip(place.leaves(), block.leaves(), strict=True):
             if name == "qdata":
                 to[:, :, kept:].copy_(leaf[:, :, kept:])

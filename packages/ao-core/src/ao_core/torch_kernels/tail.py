@@ -82,11 +82,17 @@ def _encode(stored: QTensor, rows: Tensor, begin: int, shared: int) -> None:
     kept = begin % shared
     if kept:
         return _encode_by_scales_of(_tokens(stored, begin - kept, shared), rows, kept)
-    made = quantize_values(rows.contiguous(), stored.spec)
+    made = _quantized(rows.contiguous(), stored)
     place = _tokens(stored, begin, rows.shape[2])
     for (_, to), (_, leaf) in zip(place.leaves(), made.leaves(), strict=True):
         to.copy_(leaf)
     return None
+
+
+def _quantized(rows: Tensor, stored: QTensor, **qparams: Tensor | None) -> QTensor:
+    """Rows in the format of a tensor, after its input steps."""
+    steps = {name: stored.parts.get(name) for name in ("in_perm", "in_scale")}
+    return quantize_values(rows, stored.spec, **steps, **qparams)
 
 
 def _tokens(stored: QTensor, begin: int, count: int) -> QTensor:
@@ -98,9 +104,9 @@ def _encode_by_scales_of(block: QTensor, rows: Tensor, kept: int) -> None:
     """Write the tokens after those that keep their codes and scales."""
     before = rows.new_zeros(*rows.shape[:2], kept, rows.shape[3])
     parts = block.parts
-    made = quantize_values(
+    made = _quantized(
         torch.cat([before, rows], 2),
-        block.spec,
+        block,
         scale=parts.get("scale"),
         zero_point=parts.get("zero_point"),
     )

@@ -81,9 +81,10 @@ struct SearchSpace {
   uint16_t* states;
   uint8_t* oldest;  // (places, shared)
 
+  // Each part begins at a multiple of 64.
   static int64_t bytes(int64_t places, int bits) {
     const int64_t shared = kStates >> bits;
-    return 2 * 4 * (shared + 16) + 64 + places * (4 + 2 + shared) + 3 * 64;
+    return 2 * 4 * (shared + 16) + places * (4 + 2 + shared) + 5 * 64;
   }
   SearchSpace(uint8_t* at, int64_t places, int bits) {
     const int64_t shared = kStates >> bits;
@@ -155,6 +156,6 @@ static inline void search(const TrellisSearch& t, int64_t begin, int64_t end, ui
   if (t.bits == 3) return search_rings<3>(t, begin, end, scratch);
   search_rings<4>(t, begin, end, scratch);
 }
-static inline int64_t search_scratch(const TrellisSearch& t) { return SearchSpace::bytes(t.places, t.bits) + 64 * 5; }
+static inline int64_t search_scratch(const TrellisSearch& t) { return SearchSpace::bytes(t.places, t.bits); }
 
 }  // namespace ao::AO_ISA::trellis

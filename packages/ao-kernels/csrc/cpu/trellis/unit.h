@@ -35,26 +35,25 @@ AO_INLINE void add_rows(const Trellis& t, const float* x, int64_t rows, int64_t 
                         const Weights& weights) {
   switch (rows) {
     case 1: return add_products<1>(t, x, columns, sums, weights);
-#if !defined(AO_TRELLIS_ONE_ROW)
     case 2: return add_products<2>(t, x, columns, sums, weights);
     case 3: return add_products<3>(t, x, columns, sums, weights);
     case 4: return add_products<4>(t, x, columns, sums, weights);
     default: return add_products<5>(t, x, columns, sums, weights);
-#endif
   }
 }
 
-static inline void write(const Trellis& t, int64_t half, int64_t rows, int64_t row, const float* sums) {
+// Sums (m, 64) times the scales of their rows, with the bias, to y.
+static inline void write(const Trellis& t, int64_t half, const float* sums) {
   const int64_t size = bytes_of(t.type), first = half * kHalf;
   for (int64_t v = 0; v < kVectors && first + 16 * v < t.n; ++v) {
     const int64_t at = first + 16 * v;
     const int count = t.n - at < 16 ? static_cast<int>(t.n - at) : 16;
     const auto* scales = static_cast<const uint8_t*>(t.scale) + at * bytes_of(t.scale_type);
     const F scale = mul(load_as(t.scale_type, scales, count), splat(1 / kUnit));
-    for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t r = 0; r < t.m; ++r) {
       F y = mul(load(sums + r * kHalf + 16 * v), scale);
       if (t.bias) y = add(y, load_as(t.type, static_cast<const uint8_t*>(t.bias) + at * size, count));
-      store_as(t.type, static_cast<uint8_t*>(t.y) + ((row + r) * t.n + at) * size, y, count);
+      store_as(t.type, static_cast<uint8_t*>(t.y) + (r * t.n + at) * size, y, count);
     }
   }
 }
@@ -88,7 +87,7 @@ static inline void multiply_halves(const Trellis& t, int64_t begin, int64_t end,
         }
       }
     }
-    write(t, half, t.m, 0, sums);
+    write(t, half, sums);
   }
 }
 
