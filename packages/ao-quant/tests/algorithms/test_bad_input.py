@@ -20,9 +20,7 @@ from ao_quant import (
 
 GPTQ = GPTQConfig(Int4WeightOnlyConfig(32))
 #: that a configuration comes too late
-NOTHING = (
-    r"would change nothing: .* quantized already|would find them quantized|by then"
-)
+NOTHING = r"would change nothing: .* quantized already|would find them quantized|by then"
 
 
 class Block(nn.Module):
