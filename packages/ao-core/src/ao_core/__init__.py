@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ao_core.dispatch import kernels
     from ao_core.dtypes import float_dtype, int_dtype, lut_dtype
     from ao_core.explanation import explain
-    from ao_core.folder_records import FolderKind, FolderModel
+    from ao_core.folder_records import FolderKind, FolderModel, Tokenizer
     from ao_core.hookspecs import hookimpl
     from ao_core.layouts import Layout
     from ao_core.model_records import ModelTransform, Prepared
@@ -79,6 +79,7 @@ _MODULES = {
     "Solved": "ao_core.records",
     "Spec": "ao_core.spec",
     "Target": "ao_core.records",
+    "Tokenizer": "ao_core.folder_records",
     "Transform": "ao_core.records",
     "WHOLE": "ao_core.spec",
     "WeightOnlyConfig": "ao_core.recipes",
@@ -133,6 +134,7 @@ __all__ = [
     "Solved",
     "Spec",
     "Target",
+    "Tokenizer",
     "Transform",
     "WeightOnlyConfig",
     "__version__",

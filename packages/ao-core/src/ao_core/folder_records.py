@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ao_core.arguments import check_fields
 
 if TYPE_CHECKING:
     from ao_core.report import Report
 
-__all__ = ["FolderKind", "FolderModel"]
+__all__ = ["FolderKind", "FolderModel", "Tokenizer"]
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,30 @@ class FolderModel:
     kept: dict[str, str] = field(default_factory=dict)
     #: what and whose it is, such as "LlamaForCausalLM of transformers 5.23.0"
     title: str = ""
+    #: gives buffers that are in no file their values, so that the model runs once its tensors are loaded;
+    #: None: it cannot be run
+    fill_buffers: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """How texts become inputs of a model."""
+
+    #: (a text, or the messages of a conversation, mappings with "role" and "content") -> tokens; raises
+    #: `ConfigError` where it cannot be done
+    encode: Callable[[Any], list[int]]
+    #: (tokens (1, T), int64) -> an input of the model, without a cache
+    sample: Callable[[Tensor], Any]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def _no_texts(folder: Path) -> Tokenizer | str:
+    return "nothing says how texts become inputs of its model"
 
 
 def _unknown(folder: Path, names: Sequence[str]) -> FolderModel | str:
@@ -63,6 +84,8 @@ class FolderKind:
     #: (a name for which there is no file) -> the folder that it stands for, brought here for a command; None:
     #: it is no name of this library. Raises `CheckpointError` where it cannot be brought
     fetch: Callable[[str], Path | None] = lambda name: None
+    #: (such a folder) -> how texts become inputs of its model; or why that is not known
+    tokenizer: Callable[[Path], Tokenizer | str] = _no_texts
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -11,8 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from ao_core.arguments import check_device, checked_but
-from ao_core.calibration.inputs import Data
-from ao_core.calibration.needing import check_data, joined, needs_data, resolved
+from ao_core.calibration.inputs import Data, Seen
+from ao_core.calibration.needing import (
+    QUANTIZED,
+    check_data,
+    check_useful,
+    joined,
+    needs_data,
+    resolved,
+)
+from ao_core.calibration.ranks import telling
 from ao_core.calibration.stepping import attached, stepped_weight
 from ao_core.compute import ComputeWeight
 from ao_core.compute.extras import extras_unsupported_reason
@@ -122,8 +130,9 @@ def quantize_(
         for place, stage in enumerate(todo, 1):
             if stage.prepares:
                 later = [other.config for other in todo[place:] if not other.prepares]
-                assert isinstance(batches, list)
-                found = prepare(model, stage.config, later, filter_fn, batches, steps, undo)
+                assert batches is not None and not isinstance(batches, Seen)  # noqa: PT018
+                with telling(batches):
+                    found = prepare(model, stage.config, later, filter_fn, batches, steps, undo)
                 before.append(found)
                 continue
             each = stage.config
@@ -134,6 +143,7 @@ def quantize_(
                 report = apply_algorithms(model, each, decisions, batches, **options)
             else:
                 report = apply_decisions(model, each, decisions, **options)
+            check_useful(each, report, reports)
             reports.append(report)
     except BaseException:
         for step in reversed(undo):
@@ -175,10 +185,10 @@ def apply_decisions(
     check_device("device", device)
     ready = ready or {}
     for entry in decisions:
-        if entry.config is not None and entry.fqn not in ready:
+        is_done = isinstance(entry.tensor, QTensor)
+        if entry.config is not None and entry.fqn not in ready and not is_done:
             transform = registry.transform_for(type(entry.config))
-            no_values = entry.tensor.is_meta and not transform.needs_values
-            if not isinstance(entry.tensor, QTensor) and not no_values:
+            if not entry.tensor.is_meta or transform.needs_values:
                 check_quantizable(entry.tensor, entry.fqn)
 
     def made(entry: Decision) -> Converted:
@@ -263,9 +273,7 @@ def convert(
     """
     start = time.perf_counter()
     if isinstance(before, QTensor):
-        return None, _record(
-            entry, before, "unchanged", f"it is quantized already ({before.spec})", start
-        )
+        return None, _record(entry, before, "unchanged", f"{QUANTIZED} ({before.spec})", start)
     if entry.config is None:
         return None, _record(entry, before, "unchanged", entry.reason, start)
     memory = dense_memory(before.detach())

@@ -359,6 +359,9 @@ class Algorithm:
     example: Config | None = None
     #: what a head gets in place of a configuration; see `Transform.for_head`
     for_head: Callable[[Any], Config | None] = lambda config: None
+    #: configuration -> one whose format the result has, where that is known before; `plan_checkpoint` tells
+    #: sizes by it
+    becomes: Callable[[Any], Config | None] = lambda config: None
     #: called with what was found for all weights, by name; to warn
     after: Callable[[dict[str, Solved]], None] = lambda found: None
 

@@ -110,3 +110,23 @@ def test_mistakes_are_named() -> None:
 def test_two_ranks_agree_with_one_process(tmp_path: Path) -> None:
     output = run_ranks(Path(__file__).with_name("ranks_worker.py"), 2, tmp_path)
     assert "statistics: ok" in output, output
+
+
+def test_rows_added_in_place_give_the_same_bits_and_half_of_a_hessian_is_mirrored() -> None:
+    x = torch.randn(90, 1100)
+    by_merging = Statistics((HESSIAN, SUMS))
+    for rows in x.split(40):
+        by_merging = by_merging.add(rows)
+    kept = by_merging.add(x[:0]).state_dict()
+    in_place = Statistics((HESSIAN, SUMS)).add(x[:40])
+    memory = in_place["hessian"].data_ptr()
+    for rows in x[40:].split(40):
+        in_place = in_place.absorb(rows)
+    assert in_place["hessian"].data_ptr() == memory
+    found = in_place.finish()
+    assert found.rows == 90
+    assert torch.equal(found["hessian"], kept["hessian"])
+    assert torch.equal(found["sums"], kept["sums"])
+    exact = x.double().T @ x.double()
+    torch.testing.assert_close(found["hessian"], exact, rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(found["hessian"], found["hessian"].T, rtol=1e-6, atol=1e-4)

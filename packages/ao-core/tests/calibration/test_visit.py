@@ -137,7 +137,47 @@ def test_cost_is_linear_in_the_number_of_blocks() -> None:
     assert set(calls[4]) | set(calls[8]) == {3 * 6}
     model = Model(4)
     visited(model, batches(), driver="prefix")
-    assert {block.calls for block in model.layers} == {3 * (1 + 2 + 4 * 4 + 1)}
+    # a run ends where the inputs of its group are seen
+    assert [block.calls for block in model.layers] == [3 * (1 + 4 * n + 1) for n in (4, 3, 2, 1)]
+
+
+def test_batches_that_are_alike_are_traced_once_and_inputs_end_a_run() -> None:
+    model, last = Model(), []
+    model.layers[1].mlp[2].register_forward_hook(lambda *args: last.append(1))
+    data = [torch.randn(2, 7, 5) for _ in range(4)]
+    blocks = visited(model, data)
+    # the trace of one batch, and for each batch the outputs: no other run goes as far
+    assert len(last) == 1 + 4
+    assert [block.calls for block in model.layers] == [1 + 4 * 5] * 3
+    assert equal(blocks, visited(model, data, driver="prefix"))
+
+
+class ByValue(Model):
+    """What the weights of a block share depends on values, in a way that no trace of one batch shows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x[0, 0, 0] > 0:
+            return super().forward(x)
+        x = self.embed(x)
+        for layer in self.layers:
+            layer.k.register_forward_pre_hook(lambda _, args: args[0] + 0)
+            x = layer(x, x.new_zeros(1), scale=0.5)[0]
+        return self.head(x)
+
+
+def test_sharing_that_depends_on_values_is_an_error() -> None:
+    data = [torch.randn(2, 7, 5).abs(), -torch.randn(2, 7, 5).abs()]
+    with pytest.raises(
+        QuantizationError, match=r"q\.weight, .*have the same inputs .*not in data\[1\]"
+    ):
+        visited(ByValue(), data, driver="prefix")
+
+
+def test_a_batch_with_nan_is_named_with_the_weight() -> None:
+    data = [torch.randn(2, 7, 5) for _ in range(3)]
+    data[2][1, 3, 0] = torch.nan
+    with pytest.raises(QuantizationError, match=r"embed\.0\.weight have NaN or inf in data\[2\]"):
+        visited(Model(), data)
 
 
 def test_activations_are_spilled_and_files_removed(

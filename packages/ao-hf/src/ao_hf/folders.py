@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ao_core import FolderKind, FolderModel, Report
+from ao_core import FolderKind, FolderModel, Report, Tokenizer
 from ao_core.ext import ConfigError, json_object
 from ao_core.ext.saving import read_text
 from ao_hf import hub
@@ -104,6 +104,15 @@ def _model_of_transformers(folder: Path, names: Sequence[str]) -> FolderModel | 
     return folder_model(folder, named[0], names)
 
 
+def _tokenizer_of_transformers(folder: Path) -> Tokenizer | str:
+    """How texts become inputs of a model of transformers."""
+    if find_spec("transformers") is None:
+        return "transformers, which has its tokenizer, is not installed"
+    from ao_hf.transformers.texts import tokenizer_of
+
+    return tokenizer_of(folder)
+
+
 def _model_of_diffusers(folder: Path, names: Sequence[str]) -> FolderModel | str:
     """The model of diffusers that a folder is of, without weights; or why it is not known."""
     if find_spec("diffusers") is None:
@@ -129,6 +138,7 @@ TRANSFORMERS = FolderKind(
     partial(_hint, "transformers"),
     model=_model_of_transformers,
     fetch=hub.fetch,
+    tokenizer=_tokenizer_of_transformers,
 )
 DIFFUSERS = FolderKind(
     "diffusers",

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from ao_core.calibration.block import Block, BlockWeight
+from ao_core.calibration.errors import error_vs_rtn
 from ao_core.calibration.gathering import Need, collect
-from ao_core.calibration.hessian import output_error
 from ao_core.calibration.inputs import UNSEEN, Seen, unobservable
 from ao_core.calibration.matrices import matrices, matrix_shape, unmatrices
 from ao_core.calibration.needing import algorithm_of
+from ao_core.calibration.ranks import Ranks, ranks_of, shares, telling
 from ao_core.calibration.samples import Sample, replaced
 from ao_core.calibration.statistics import Statistic
 from ao_core.calibration.stepping import attached, stepped_weight, unstepped_weight
@@ -32,10 +33,7 @@ from ao_core.targets import Decision
 from ao_core.tensor import QTensor, check_quantizable
 from ao_core.weights import bias_name
 
-__all__ = ["apply_algorithms", "config_of"]
-
-#: rows of a matrix whose errors stand for all
-_ERROR_ROWS = 256
+__all__ = ["Work", "apply_algorithms", "config_of", "solve", "unsolvable_reason"]
 
 
 def config_of(decisions: Sequence[Decision]) -> FqnToConfig:
@@ -44,7 +42,7 @@ def config_of(decisions: Sequence[Decision]) -> FqnToConfig:
 
 
 @dataclass
-class _Work:
+class Work:
     """What is known of the weights so far, by name."""
 
     #: what they are converted to, where that is known before the model changes
@@ -54,6 +52,8 @@ class _Work:
     solved: dict[str, Solved] = field(default_factory=dict)
     #: configurations that take the place of those that were asked for
     decided: dict[str, Decision] = field(default_factory=dict)
+    #: how the weights were visited, if one after the other
+    driven: str = ""
     #: what is in the model for the time of the visit
     stack: ExitStack = field(default_factory=ExitStack)
     #: every parameter, by its modules and its names there
@@ -78,7 +78,32 @@ def apply_algorithms(
     before it make. Nothing changes in the model until all is found. Where statistics are given in place of
     batches, they are taken as they are.
     """
-    work = _Work()
+    with telling(batches):
+        work = _found(model, decisions, batches, progress)
+    decided = [work.decided.get(entry.fqn, entry) for entry in decisions]
+    moved = {fqn: _moved(done, device) for fqn, done in work.ready.items()}
+    report = apply_decisions(
+        model,
+        config if work.driven else config_of(decided),
+        decided,
+        ready=moved,
+        undo=undo,
+        device=device,
+        strict=strict,
+        progress=progress,
+    )
+    records = [replace(each, **work.extras.get(each.fqn, {})) for each in report.records]
+    return replace(report, records=tuple(records), calibration=work.driven)
+
+
+def _found(
+    model: nn.Module,
+    decisions: Sequence[Decision],
+    batches: Sequence[Sample] | Seen,
+    progress: Progress,
+) -> Work:
+    """What algorithms make of the weights; the model has its own again afterwards."""
+    work = Work()
     work.places = {(id(o.module), o.name): each for each in decisions for o in each.owners}
     solvers: dict[str, Algorithm] = {}
     entries: list[Decision] = []
@@ -86,7 +111,9 @@ def apply_algorithms(
         algorithm = algorithm_of(entry.config)
         if algorithm is None:
             continue
-        if reason := _unsolvable(entry, algorithm):
+        if not isinstance(entry.tensor, (QTensor, ComputeWeight)):
+            check_quantizable(entry.tensor, entry.fqn)
+        if reason := unsolvable_reason(entry, algorithm):
             work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(reason))
         elif not isinstance(entry.tensor, QTensor):
             solvers[entry.fqn] = algorithm
@@ -96,41 +123,27 @@ def apply_algorithms(
         return solvers[entry.fqn].needs(entry.config)
 
     in_turn: list[Decision] = []
-    driven = ""
     with work.stack:
         if isinstance(batches, Seen):
             for entry in entries:
-                _solve(work, solvers, entry, inputs_of(entry, batches.of(entry, need(entry))))
+                solve(work, solvers, entry, inputs_of(entry, batches.of(entry, need(entry))))
         else:
             as_it_is = [entry for entry in entries if not solvers[entry.fqn].sequential]
             in_turn = [entry for entry in entries if solvers[entry.fqn].sequential]
             groups = collect(model, batches, as_it_is, need, progress) if as_it_is else []
             seen = {entry.fqn: group.statistics for group in groups for entry in group.entries}
-            for entry in as_it_is:
-                _solve(work, solvers, entry, inputs_of(entry, seen.get(entry.fqn, ())))
+            each = [(entry, inputs_of(entry, seen.get(entry.fqn, ()))) for entry in as_it_is]
+            _solve_shares(work, solvers, each, ranks_of(batches))
         if in_turn:
             _put_in_others(work, decisions, in_turn)
-            driven = _visit(work, solvers, model, batches, in_turn, need, progress)
+            work.driven = _visit(work, solvers, model, batches, in_turn, need, progress)
     for algorithm in {solver.name: solver for solver in solvers.values()}.values():
         algorithm.after({n: s for n, s in work.solved.items() if solvers[n] is algorithm})
-    decided = [work.decided.get(entry.fqn, entry) for entry in decisions]
-    moved = {fqn: _moved(done, device) for fqn, done in work.ready.items()}
-    report = apply_decisions(
-        model,
-        config if in_turn else config_of(decided),
-        decided,
-        ready=moved,
-        undo=undo,
-        device=device,
-        strict=strict,
-        progress=progress,
-    )
-    records = [replace(each, **work.extras.get(each.fqn, {})) for each in report.records]
-    return replace(report, records=tuple(records), calibration=driven)
+    return work
 
 
 def _visit(
-    work: _Work,
+    work: Work,
     solvers: dict[str, Algorithm],
     model: nn.Module,
     batches: Sequence[Sample],
@@ -139,9 +152,18 @@ def _visit(
     progress: Progress,
 ) -> str:
     """Solve for weights in turn, or block by block; how the data was run."""
+    ranks = ranks_of(batches)
+    blocks = [name for name, solver in solvers.items() if solver.solve_block is not None]
+    if ranks is not None and blocks:
+        raise ConfigError(
+            f"data=OverRanks: {solvers[blocks[0]].name} learns from the outputs of blocks, by one process; "
+            "pass a list of batches"
+        )
+
+    def before(group: Sequence[tuple[Decision, Inputs]]) -> None:
+        _solve_shares(work, solvers, group, ranks)
 
     def rewrite(entry: Decision, inputs: Inputs) -> Tensor | None:
-        _solve(work, solvers, entry, inputs)
         return work.ready[entry.fqn][0]
 
     def rewrite_block(
@@ -151,27 +173,66 @@ def _visit(
         return {entry.fqn: work.ready[entry.fqn][0] for entry, _ in weights}
 
     at_once = AtOnce(lambda each: solvers[each.fqn].solve_block is not None, rewrite_block)
-    found = visit(model, batches, entries, need, rewrite, at_once=at_once, progress=progress)
+    found = visit(
+        model, batches, entries, need, rewrite, at_once=at_once, progress=progress, before=before
+    )
     for entry in entries:
         if reason := found.unseen.get(entry.fqn):
             work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(reason))
     return f"{found.driver} ({found.reason})"
 
 
-def _unsolvable(entry: Decision, algorithm: Algorithm) -> str | None:
+def _solve_shares(
+    work: Work,
+    solvers: dict[str, Algorithm],
+    group: Sequence[tuple[Decision, Inputs]],
+    ranks: Ranks | None,
+) -> None:
+    """Solve for some weights, each on one of the ranks."""
+    if ranks is None:
+        for entry, inputs in group:
+            solve(work, solvers, entry, inputs)
+        return
+
+    def do(item: tuple[Decision, Inputs]) -> Any:
+        entry, inputs = item
+        own = Work()
+        solve(own, solvers, entry, inputs)
+        solved, decided = own.solved.get(entry.fqn), own.decided.get(entry.fqn)
+        if solved is not None and solved.bias is not None:
+            raise ConfigError(f"data=OverRanks: {entry.fqn}: biases are corrected by one process")
+        return (
+            own.ready.get(entry.fqn),
+            own.extras.get(entry.fqn),
+            solved,
+            None if decided is None else (decided.config, decided.reason),
+        )
+
+    for (entry, _), found in zip(group, shares(group, ranks, do), strict=True):
+        ready, extras, solved, decided = found
+        tables: tuple[tuple[dict[str, Any], Any], ...] = (
+            (work.ready, ready), (work.extras, extras), (work.solved, solved),
+        )  # fmt: skip
+        for table, value in tables:
+            if value is not None:
+                table[entry.fqn] = value
+        if decided is not None:
+            work.decided[entry.fqn] = replace(entry, config=decided[0], reason=decided[1])
+
+
+def unsolvable_reason(entry: Decision, algorithm: Algorithm) -> str | None:
     """Why a weight cannot be solved for; None where it can, or is quantized already."""
     tensor = entry.tensor
     if isinstance(tensor, QTensor):
         return None  # `convert` says so
     if isinstance(tensor, ComputeWeight):
         return "its matmuls are in low precision already"
-    check_quantizable(tensor, entry.fqn)
     empty = torch.empty_like(tensor, device="meta")
     reason = algorithm.refuses(empty, entry.config, entry.owners[0])
     return reason or unobservable(entry)
 
 
-def _put_in_others(work: _Work, decisions: Sequence[Decision], in_turn: Sequence[Decision]) -> None:
+def _put_in_others(work: Work, decisions: Sequence[Decision], in_turn: Sequence[Decision]) -> None:
     """Convert what is not visited, and put it into the model for the time of the visit."""
     visited = {entry.fqn for entry in in_turn}
     for plan in decisions:
@@ -184,7 +245,7 @@ def _put_in_others(work: _Work, decisions: Sequence[Decision], in_turn: Sequence
             work.stack.enter_context(replaced([(entry.owners, new)]))
 
 
-def _solve(work: _Work, solvers: dict[str, Algorithm], entry: Decision, inputs: Inputs) -> None:
+def solve(work: Work, solvers: dict[str, Algorithm], entry: Decision, inputs: Inputs) -> None:
     """Let the algorithm of a weight find what is to become of it."""
     if not inputs.rows:
         work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(UNSEEN))
@@ -200,7 +261,7 @@ def _solve(work: _Work, solvers: dict[str, Algorithm], entry: Decision, inputs: 
 
 
 def _solve_block(
-    work: _Work,
+    work: Work,
     solvers: dict[str, Algorithm],
     block: Block,
     weights: Sequence[tuple[Decision, Inputs]],
@@ -225,7 +286,7 @@ def _block_weight(entry: Decision, inputs: Inputs) -> BlockWeight:
 
 
 def _take(
-    work: _Work, solver: Algorithm, entry: Decision, inputs: Inputs, found: Solved | Skip
+    work: Work, solver: Algorithm, entry: Decision, inputs: Inputs, found: Solved | Skip
 ) -> None:
     """Note what was found for a weight, and what becomes of it."""
     dense = entry.tensor.detach()
@@ -258,12 +319,12 @@ def _take(
         parameter, record = convert(entry, entry.tensor, new=new)
         if parameter is not None:
             record = replace(record, reason=other.reason, sqnr_db=sample_sqnr(dense, parameter))
-            extras["error_vs_rtn"] = _error_vs_rtn(other, dense, parameter, inputs)
+            extras["error_vs_rtn"] = error_vs_rtn(other, dense, parameter, inputs)
         work.ready[entry.fqn] = parameter, record
     work.extras[entry.fqn] = extras
 
 
-def _shift(work: _Work, entry: Decision, inputs: Inputs, found: Solved) -> str | None:
+def _shift(work: Work, entry: Decision, inputs: Inputs, found: Solved) -> str | None:
     """Add to the bias beside a weight, for the time of the visit and then for good, or say why not."""
     assert found.bias is not None
     if (name := bias_name(target := entry.owners[0])) is None:
@@ -322,41 +383,6 @@ def _checked(solver: Algorithm, entry: Decision, found: object) -> Solved | Skip
                 f"{tuple(found.values.shape)}, not {wanted}"
             )
     return found
-
-
-def _error_vs_rtn(entry: Decision, dense: Tensor, new: Tensor, inputs: Inputs) -> float | None:
-    """The squared error of the outputs over that of rounding to nearest; None where it is not known."""
-    if entry.config is None:
-        return None
-    nearest = transformed(entry, dense)
-    if isinstance(nearest, Skip):
-        return None
-    errors = [_output_error(entry, dense, each, inputs) for each in (new, nearest)]
-    if errors[0] is None or not errors[1]:
-        return None
-    return errors[0] / errors[1]
-
-
-def _output_error(entry: Decision, dense: Tensor, new: Tensor, inputs: Inputs) -> float | None:
-    """tr(Δ H Δᵀ) of some rows of all matrices, Δ being the change of the weight.
-
-    With the diagonal of H if that is all that is known.
-    """
-    values = new.dequantize() if isinstance(new, QTensor) else new
-    change = stepped_weight(entry, values.detach().to(dense.device) - dense)
-    change = matrices(change, entry.owners[0])
-    # rows that are spread evenly say as much of large weights as all, in a fraction of the time
-    change = change[:, :: -(-change.shape[1] // _ERROR_ROWS)].double()
-    total = 0.0
-    for delta_NK, each in zip(change, inputs.statistics, strict=True):
-        keys = each.values
-        if "hessian" in keys:
-            total += output_error(delta_NK, keys["hessian"])
-        elif "squares" in keys:
-            total += float((delta_NK.square() @ keys["squares"]).sum())
-        else:
-            return None
-    return total
 
 
 def _moved(done: Converted, device: torch.device | str | None) -> Converted:

@@ -16,10 +16,10 @@ from torch.utils import _pytree as pytree
 
 from ao_core.calibration.block import Block, called_with, float_leaves
 from ao_core.calibration.gathering import Gathering, Group
-from ao_core.calibration.inputs import observe
-from ao_core.calibration.matrices import matrix_shape, operand
+from ao_core.calibration.inputs import observe, operands
 from ao_core.calibration.observing import Note, observing
 from ao_core.calibration.probe import Holes
+from ao_core.calibration.ranks import Ranks, ranks_of, summed
 from ao_core.calibration.route import Place, Route
 from ao_core.calibration.samples import Sample, blaming
 from ao_core.calibration.statistics import Statistic, Statistics
@@ -27,6 +27,8 @@ from ao_core.calibration.stepping import stepping
 from ao_core.calibration.store import Kept, Store
 from ao_core.calibration.stubs import Chain, Enough, flattened, stubbed
 from ao_core.calibration.trace import Trace
+from ao_core.calibration.weights import Weights
+from ao_core.errors import QuantizationError
 from ao_core.targets import Decision
 
 __all__ = ["Blocks", "Turn", "prefix"]
@@ -47,40 +49,88 @@ GroupNeed = Callable[[Group], tuple[Statistic, ...] | None]
 Run = Callable[[int, Sequence[Decision], Note], object]
 
 
-def _gathered(asked: Sequence[tuple[Group, tuple[Statistic, ...]]], batches: int, run: Run) -> Turn:
-    """The statistics of the inputs of groups over all batches, from one run over them."""
-    entries = [group.entries[0] for group, _ in asked]
+def _gathered(
+    asked: Sequence[tuple[Group, tuple[Statistic, ...]]],
+    trace: Trace,
+    run: Run,
+    ranks: Ranks | None,
+) -> Turn:
+    """The statistics of the inputs of groups over all batches, from one run over them.
+
+    A run ends as soon as the inputs are seen, where the trace says how often that will be. In batches that
+    were not traced, it is checked that the weights of a group have the same inputs there, too.
+    """
+    groups = [group for group, _ in asked]
+    entries = [entry for group in groups for entry in group.entries]
+    firsts = [group.entries[0] for group in groups]
     gathering = Gathering({group.fqn: need for group, need in asked})
-    for number in range(batches):
+    counted = all(len(group.statistics) == 1 for group in groups)
+    counted = counted and all(trace.is_used_once(entry.fqn) for entry in entries)
+    for number, is_traced in enumerate(trace.is_traced):
         gathering.next_batch()
-        run(number, entries, gathering.note)
+        watched = firsts if is_traced else entries
+        use = Gathering({each.fqn: () for each in watched})
+        left = {each.fqn for each in watched} if counted else None
+        with suppress(Enough):
+            run(number, watched, partial(_note, gathering, use, left))
+        for group in () if is_traced else groups:
+            _check_use(use, group, number)
     found = {
-        entry.fqn: each.statistics for each in gathering.groups(entries) for entry in each.entries
+        entry.fqn: each.statistics for each in gathering.groups(firsts) for entry in each.entries
     }
     return Turn(
         [
-            (group, found.get(group.fqn) or tuple(Statistics(need) for _ in group.statistics))
+            (
+                group,
+                summed(
+                    found.get(group.fqn) or tuple(Statistics(need) for _ in group.statistics), ranks
+                ),
+            )
             for group, need in asked
         ]
     )
 
 
+def _note(
+    gathering: Gathering, use: Gathering, left: set[str] | None, name: str, matrix: int, x: Tensor
+) -> None:
+    """Take note of inputs; ends the run when no weight is left, where it is known which will come."""
+    if name in gathering.needs:
+        gathering.note(name, matrix, x)
+    use.note(name, matrix, x)
+    if left is not None:
+        left.discard(name)
+        if not left:
+            raise Enough
+
+
+def _check_use(use: Gathering, group: Group, batch: int) -> None:
+    """Raise `QuantizationError` where weights of a group have different inputs in a batch."""
+    if len(use.groups(group.entries, missing=True)) > 1:
+        names = ", ".join(each.fqn for each in group.entries)
+        raise QuantizationError(
+            f"{names} have the same inputs in other batches, and not in data[{batch}], which has tensors of "
+            "the same shapes: the model decides by values what it multiplies; calibrate with batches of "
+            "different shapes, or leave these weights out"
+        )
+
+
 def prefix(
-    model: nn.Module, batches: Sequence[Sample], groups: Sequence[Group], need: GroupNeed
+    model: nn.Module, batches: Sequence[Sample], trace: Trace, need: GroupNeed
 ) -> Generator[Turn, None, None]:
     """Run the whole model for each group: right for any module, and quadratic in its depth."""
 
     def run(batch: int, entries: Sequence[Decision], note: Note) -> None:
         observe(model, batches[batch], entries, note)
 
-    for group in groups:
-        yield _one(group, need, len(batches), run)
+    for group in trace.groups:
+        yield _one(group, need, trace, run, ranks_of(batches))
 
 
-def _one(group: Group, need: GroupNeed, batches: int, run: Run) -> Turn:
+def _one(group: Group, need: GroupNeed, trace: Trace, run: Run, ranks: Ranks | None) -> Turn:
     """One group and what was seen of its inputs, if that is needed."""
     asked = need(group)
-    return Turn([(group, ())]) if asked is None else _gathered([(group, asked)], batches, run)
+    return Turn([(group, ())]) if asked is None else _gathered([(group, asked)], trace, run, ranks)
 
 
 @dataclass
@@ -100,6 +150,7 @@ class Blocks:
     #: whether a group is rewritten at once with others of its block
     at_once: Callable[[Group], bool]
     store: Store
+    weights: Weights
     #: (chain, batch) -> what its last block returned
     _ends: dict[tuple[int, int], list[Kept | None]] = field(default_factory=dict)
 
@@ -123,7 +174,7 @@ class Blocks:
 
     def _seen(self, groups: Sequence[Group], run: Run) -> Generator[Turn, None, None]:
         for group in groups:
-            yield _one(group, self.need, len(self.batches), run)
+            yield _one(group, self.need, self.trace, run, ranks_of(self.batches))
 
     def _seen_at_once(
         self, groups: Sequence[Group], stage: _Stage, held: _Stream, wanted: _Stream, name: str
@@ -142,21 +193,23 @@ class Blocks:
         block = Block(
             name, len(self.batches), partial(stage.returns_with, held, entries), wanted_of
         )
-        seen = _gathered(left, len(self.batches), partial(stage.observed, held))
+        seen = _gathered(left, self.trace, partial(stage.observed, held), ranks_of(self.batches))
         yield seen._replace(block=block)
 
     def _loose(self, segment: int) -> Generator[Turn, None, None]:
         """Groups in no block: the code around the blocks is run, as far as the next chain."""
 
         def run(batch: int, entries: Sequence[Decision], note: Note) -> None:
-            with suppress(Enough), self._around(batch, segment // 2, self._stop):
-                observe(self.model, self.batches[batch], entries, note)
+            with self._around(batch, segment // 2, self._stop), suppress(_Next):
+                observe(self.model, self.batches[batch], entries, note, self.weights)
 
-        return self._seen(self._at((segment, 0)), run)
+        if groups := self._at((segment, 0)):
+            with self.weights.around():
+                yield from self._seen(groups, run)
 
     @staticmethod
     def _stop(block: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise Enough
+        raise _Next
 
     def _around(self, batch: int, done: int, act: Callable[..., Any]) -> ExitStack:
         """A context in which the first chains return what they returned, and `act` is the next one."""
@@ -172,7 +225,7 @@ class Blocks:
         last = len(chain.blocks) - 1
 
         def act(block: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            outputs = self.trace.outputs[batch, self.route.numbers[number], block]
+            outputs = self.trace.outputs(batch, self.route.numbers[number], block)
             if block < last:
                 return outputs.filled(outputs.zeros())
             ends = self._ends[number, batch]
@@ -184,50 +237,48 @@ class Blocks:
     def _chain(self, number: int) -> Generator[Turn, None, None]:
         if not self._is_needed_after((2 * number, 0)):
             return
-        calls = [self._captured(number, batch) for batch in range(len(self.batches))]
+        with self.weights.around():
+            calls = [self._captured(number, batch) for batch in range(len(self.batches))]
         held: _Stream = [[] for _ in self.batches]
         # the same in the model as it was
         originals: _Stream = [[] for _ in self.batches]
-        for k, name in enumerate(self.route.chains[number].names):
-            place, block = (2 * number + 1, k), self.route.chains[number].blocks[k]
-            groups, stage = self._at(place), _Stage(self, block, k, calls)
-            together = [group for group in groups if self.at_once(group)]
-            wanted: _Stream = [[] for _ in self.batches]
-            if self._is_wanted(place):
-                wanted = [self._kept(stage.returns(originals, b)) for b in range(len(calls))]
-            if together:
-                yield from self._seen_at_once(together, stage, held, wanted, name)
-            others = [group for group in groups if group not in together]
-            yield from self._seen(others, partial(stage.observed, held))
-            outputs: _Stream = [[] for _ in self.batches]
-            for batch, call in enumerate(calls):
-                if self._is_needed_after(place):
-                    outputs[batch] = self._kept(stage.returns(held, batch))
-                for each in (*held[batch], *originals[batch], *call.finished(k)):
-                    if each is not None:
-                        self.store.drop(each)
-            held, originals = outputs, wanted
+        chain = self.route.chains[number]
+        for k, name in enumerate(chain.names):
+            if not self._is_needed_after((2 * number + 1, k - 1)):
+                break
+            block = chain.blocks[k]
+            with self.weights.inside(block):
+                stage = _Stage(self, block, k, calls)
+                place = (2 * number + 1, k)
+                held, originals = yield from self._block(place, stage, held, originals, name)
         for batch, ends in enumerate(held):
             self._ends[number, batch] = ends
+
+    def _block(
+        self, place: Place, stage: _Stage, held: _Stream, originals: _Stream, name: str
+    ) -> Generator[Turn, None, tuple[_Stream, _Stream]]:
+        """The groups of a block; what it returns then, and what it returned as it was."""
+        groups = self._at(place)
+        together = [group for group in groups if self.at_once(group)]
+        wanted: _Stream = [[] for _ in self.batches]
+        if self._is_wanted(place):
+            wanted = [self._kept(stage.returns(originals, b)) for b in range(len(stage.calls))]
+        if together:
+            yield from self._seen_at_once(together, stage, held, wanted, name)
+        others = [group for group in groups if group not in together]
+        yield from self._seen(others, partial(stage.observed, held))
+        outputs: _Stream = [[] for _ in self.batches]
+        for batch, call in enumerate(stage.calls):
+            if self._is_needed_after(place):
+                outputs[batch] = self._kept(stage.returns(held, batch))
+            for each in (*held[batch], *originals[batch], *call.finished(stage.k)):
+                if each is not None:
+                    self.store.drop(each)
+        return outputs, wanted
 
     def _kept(self, returned: Any) -> list[Kept | None]:
         leaves = pytree.tree_leaves(returned)
         return [None if each is None else self.store.put(each) for each in leaves]
-
-    def ending(self, batch: int, entry: Decision, note: Note) -> Note:
-        """The note, after which a block ends that is run for the inputs of a weight, where it has one matmul.
-
-        The rest of the block would be computed for nothing.
-        """
-        matmuls = [event for event in self.trace.events[batch] if event.fqn == entry.fqn]
-        if len(matmuls) != 1 or matrix_shape(tuple(entry.tensor.shape), entry.owners[0])[0] != 1:
-            return note
-
-        def last(name: str, number: int, x: Tensor) -> None:
-            note(name, number, x)
-            raise Enough
-
-        return last
 
     def _captured(self, number: int, batch: int) -> _Calls:
         """What the blocks of a chain are called with, but for what blocks return."""
@@ -249,13 +300,17 @@ class Blocks:
                     found.append(leaf)
             calls.blocks.append((found, structure))
             if block == last:
-                raise Enough
-            outputs = self.trace.outputs[batch, self.route.numbers[number], block]
+                raise _Next
+            outputs = self.trace.outputs(batch, self.route.numbers[number], block)
             return outputs.filled(outputs.zeros())
 
-        with suppress(Enough), self._around(batch, number, act):
+        with self._around(batch, number, act), suppress(_Next):
             observe(self.model, self.batches[batch], [], _nothing)
         return calls
+
+
+class _Next(Enough):
+    """Ends a run where a chain begins, or ends."""
 
 
 def _nothing(name: str, number: int, x: Tensor) -> None:
@@ -281,12 +336,8 @@ class _Stage:
     def observed(self, held: _Stream, batch: int, entries: Sequence[Decision], note: Note) -> Any:
         """What the block returns after what `held` has, while inputs of weights are noted."""
         args, kwargs = self._arguments(held, batch)
-        weights = [(entry.fqn, operand(entry.tensor, entry.owners[0])) for entry in entries]
         error = blaming(self.driver.model, self.driver.batches[batch], "data")
-        note = stepping(entries, note)
-        if len(entries) == 1:
-            note = self.driver.ending(batch, entries[0], note)
-        with suppress(Enough), observing(weights, note), error:
+        with observing(operands(entries), stepping(entries, note)), error:
             return self.block(*args, **kwargs)
 
     def returns(self, held: _Stream, batch: int) -> Any:

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from ao_core.calibration.inputs import finite, observe
 from ao_core.calibration.matrices import matrix_shape
+from ao_core.calibration.ranks import Ranks, merged_orders, ranks_of, summed
 from ao_core.calibration.samples import Sample
 from ao_core.calibration.statistics import Statistic, Statistics
 from ao_core.calibration.stepping import same_tensor
 from ao_core.progress import Progress, watched
 from ao_core.targets import Decision
 
-__all__ = ["Gathering", "Group", "Need", "collect"]
+__all__ = ["Gathering", "Group", "Need", "collect", "over_all"]
 
 #: a weight -> the statistics that are needed of its inputs
 Need = Callable[[Decision], Sequence[Statistic]]
@@ -41,7 +42,7 @@ class _Node:
     """Inputs that a matrix has seen, in order; matrices that saw the same ones have the same node."""
 
     statistics: Statistics
-    #: how many matrices have this node
+    #: matrices that have seen exactly this
     users: int = 0
 
 
@@ -62,9 +63,12 @@ class Gathering:
     _after: dict[str, str | None] = field(default_factory=lambda: {"": None})
     #: the weight that this batch reached last
     _place: str = ""
+    #: the number of this batch
+    _batch: int = -1
 
     def next_batch(self) -> None:
         """What comes next belongs to another batch."""
+        self._batch += 1
         self._place = ""
         self._last.clear()
         self._steps.clear()
@@ -78,9 +82,10 @@ class Gathering:
         nodes = self._nodes.setdefault(name, {})
         before = nodes.get(number) or self._roots.setdefault(need, _Node(Statistics(need)))
         if id(before) not in self._steps:
-            rows, seen = finite(name, x) if need else x, before.statistics
+            rows, seen = finite(name, x, self._batch) if need else x, before.statistics
             is_shared = before.users != 1 or any(before is new for _, new in self._steps.values())
-            new = seen.add(rows) if is_shared else seen.absorb(rows)
+            # where others have seen the same so far, they may not see this
+            new = seen.finish().add(rows) if is_shared else seen.absorb(rows)
             self._steps[id(before)] = before, _Node(new)
         nodes[number] = self._steps[id(before)][1]
         before.users -= 1
@@ -100,18 +105,26 @@ class Gathering:
             name = self._after[name]
         return names
 
-    def groups(self, entries: Sequence[Decision]) -> list[Group]:
-        """The weights that the data reached, in the order in which it did, by what they saw."""
+    def groups(self, entries: Sequence[Decision], *, missing: bool = False) -> list[Group]:
+        """Weights that the data reached, in the order in which it did, by what they saw.
+
+        With `missing`, those that it did not reach follow.
+        """
         by_name = {entry.fqn: entry for entry in entries}
         found: dict[tuple[int, ...], Group] = {}
-        for name in self.order():
-            entry, nodes = by_name[name], self._nodes[name]
+        names = [name for name in self.order() if name in by_name]
+        if missing:
+            names += [name for name in by_name if name not in self._nodes]
+        for name in names:
+            entry, nodes = by_name[name], self._nodes.get(name, {})
             count = matrix_shape(tuple(entry.tensor.shape), entry.owners[0])[0]
             seen = [nodes.get(number) for number in range(count)]
             key = tuple(0 if node is None else id(node) for node in seen)
             if key not in found:
                 nothing = Statistics(self.needs[name])
-                statistics = tuple(nothing if node is None else node.statistics for node in seen)
+                statistics = tuple(
+                    nothing if node is None else node.statistics.finish() for node in seen
+                )
                 found[key] = Group([], statistics)
             found[key].entries.append(entry)
         return list(found.values())
@@ -137,10 +150,31 @@ def collect(
         QuantizationError: inputs have NaN or inf.
         ConfigError: the model cannot be called with a batch.
     """
-    gathering = Gathering({entry.fqn: tuple(need(entry)) for entry in entries})
+    gathering, ranks = (
+        Gathering({entry.fqn: tuple(need(entry)) for entry in entries}),
+        ranks_of(batches),
+    )
 
     names = [f"batch {number}" for number in range(1, len(batches) + 1)]
     for batch in watched(batches, names, progress, "observe"):
         gathering.next_batch()
         observe(model, batch, entries, gathering.note)
-    return gathering.groups(entries)
+    groups = over_all(gathering.groups(entries), entries, ranks)
+    return [Group(group.entries, summed(group.statistics, ranks)) for group in groups]
+
+
+def over_all(groups: list[Group], entries: Sequence[Decision], ranks: Ranks | None) -> list[Group]:
+    """The groups of all ranks' batches, with the statistics of this one."""
+    if ranks is None:
+        return groups
+    orders = ranks.exchange([[entry.fqn for entry in group.entries] for group in groups])
+    by_name = {entry.fqn: entry for entry in entries}
+    own = {entry.fqn: group.statistics for group in groups for entry in group.entries}
+    needs = {entry.fqn: group.statistics[0].need for group in groups for entry in group.entries}
+    need = next(iter(needs.values()), ())
+    found = []
+    for names in merged_orders(orders):
+        count = matrix_shape(tuple(by_name[names[0]].tensor.shape), by_name[names[0]].owners[0])[0]
+        nothing = (Statistics(needs.get(names[0], need)),) * count
+        found.append(Group([by_name[name] for name in names], own.get(names[0], nothing)))
+    return found

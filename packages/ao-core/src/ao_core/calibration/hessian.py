@@ -18,15 +18,18 @@ def inverse_factor(hessian: Tensor, damping: float) -> Tensor | None:
         damping: share of the mean of its diagonal that is added to the diagonal.
     """
     mean = float(hessian.diagonal().mean())
-    eye = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
-    # inputs that are all 0 leave nothing to make up for
-    damped = hessian + (damping * mean or 1.0) * eye
     # of the matrix turned around, so that the factor of the inverse is the inverse of a triangular matrix
-    turned, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
+    turned = hessian.flip(0, 1)
+    # inputs that are all 0 leave nothing to make up for
+    turned.diagonal().add_(damping * mean or 1.0)
+    lower, failed = torch.linalg.cholesky_ex(turned)
+    del turned  # matrices of this size are what calibration needs most memory for
     if int(failed):
         return None
-    factor: Tensor = torch.linalg.solve_triangular(turned.flip(0, 1), eye, upper=True)
-    return factor
+    eye = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
+    inverse: Tensor = torch.linalg.solve_triangular(lower, eye, upper=False)
+    del lower, eye
+    return inverse.flip(0, 1)
 
 
 def output_error(change: Tensor, hessian: Tensor) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -12,14 +13,16 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from ao_core.arguments import shown
 from ao_core.calibration.matrices import matrix_shape, operand
 from ao_core.calibration.observing import Note, observing
+from ao_core.calibration.ranks import OverRanks
 from ao_core.calibration.samples import Sample, call, evaluating
 from ao_core.calibration.statistics import Statistic, Statistics
 from ao_core.calibration.stepping import stepping
+from ao_core.calibration.weights import Weights
 from ao_core.errors import ConfigError, QuantizationError
 from ao_core.targets import Decision
 from ao_core.tensor.sharding import is_sharded
 
-__all__ = ["UNSEEN", "Data", "Seen", "batches_of", "finite", "observe", "unobservable"]
+__all__ = ["UNSEEN", "Data", "Seen", "batches_of", "finite", "observe", "operands", "unobservable"]
 
 #: the reason of a weight that the data does not reach
 UNSEEN = "the calibration data never reached it"
@@ -60,7 +63,7 @@ class Seen:
 Data = Iterable[Sample] | Seen
 
 
-def batches_of(data: Data | None, method: str) -> list[Sample]:
+def batches_of(data: Data | None, method: str) -> Sequence[Sample]:
     """The batches, where there must be some.
 
     Raises:
@@ -73,6 +76,12 @@ def batches_of(data: Data | None, method: str) -> list[Sample]:
             f"data={found}: {method} needs calibration data, a list of inputs of the model"
         )
     assert data is not None
+    if isinstance(data, OverRanks):
+        return OverRanks(tuple(_checked(data.batches, method)), data.group)
+    return _checked(data, method)
+
+
+def _checked(data: Data, method: str) -> list[Sample]:
     batches = list(data)
     if not batches:
         raise ConfigError(f"data is empty: {method} needs calibration data, a list of inputs")
@@ -97,22 +106,38 @@ def unobservable(entry: Decision) -> str | None:
     return None
 
 
-def finite(name: str, x: Tensor) -> Tensor:
+def finite(name: str, x: Tensor, batch: int) -> Tensor:
     """Activations as they are.
 
     Raises:
-        QuantizationError: they have NaN or inf; names the weight.
+        QuantizationError: they have NaN or inf; names the weight, and the batch by its number.
     """
     if not bool(torch.isfinite(x).all()):
         raise QuantizationError(
-            f"the inputs of {name} have NaN or inf; find out where the model makes them, or leave the "
-            "layer out"
+            f"the inputs of {name} have NaN or inf in data[{batch}]; look for them in that batch, find out "
+            "where the model makes them, or leave the layer out"
         )
     return x
 
 
-def observe(model: nn.Module, batch: Sample, entries: Sequence[Decision], note: Note) -> None:
-    """Run the model, in evaluation mode and without gradients, and note the inputs of some weights."""
-    weights = [(entry.fqn, operand(entry.tensor, entry.owners[0])) for entry in entries]
-    with evaluating(model), observing(weights, stepping(entries, note)):
+def observe(
+    model: nn.Module,
+    batch: Sample,
+    entries: Sequence[Decision],
+    note: Note,
+    weights: Weights | None = None,
+) -> None:
+    """Run the model, in evaluation mode and without gradients, and note the inputs of some weights.
+
+    `weights` brings those that are not in memory.
+    """
+    there = [entry for entry in entries if not entry.tensor.is_meta]
+    note = stepping(entries, note)
+    brought = nullcontext() if weights is None else weights.watching(entries, note)
+    with evaluating(model), observing(operands(there), note), brought:
         call(model, batch, "data")
+
+
+def operands(entries: Sequence[Decision]) -> list[tuple[str, Tensor]]:
+    """Weights as `observing` takes them."""
+    return [(entry.fqn, operand(entry.tensor, entry.owners[0])) for entry in entries]

@@ -15,7 +15,20 @@ from ao_core.registry import registry
 from ao_core.report import ParameterRecord, Report
 from ao_core.stacks import check_order, stack_of
 
-__all__ = ["algorithm_of", "check_data", "joined", "needs_data", "resolved"]
+__all__ = [
+    "QUANTIZED",
+    "algorithm_of",
+    "check_data",
+    "check_useful",
+    "joined",
+    "needs_data",
+    "resolved",
+    "transform_of_model",
+]
+
+
+#: how the reason of a weight begins that was a `QTensor` before
+QUANTIZED = "it is quantized already"
 
 
 def resolved(config: ConfigLike | Sequence[ConfigLike]) -> list[Config]:
@@ -49,8 +62,14 @@ def needs_data(config: Config) -> bool:
     return any(algorithm_of(each) is not None for each in _each(config))
 
 
-def check_data(configs: Sequence[Config], data: Data | None) -> list[Sample] | Seen | None:
-    """The batches, or what was seen of some, if all configurations can be applied with it; None without data.
+def check_data(
+    configs: Sequence[Config],
+    data: Data | None,
+    how: str = "quantize_(model, config, data=batches)",
+) -> Sequence[Sample] | Seen | None:
+    """The batches, or what was seen of some, once it is sure that all configurations can be applied.
+
+    None without data.
 
     Raises:
         ConfigError: data is given and nothing needs it, or the other way round, or the order of the
@@ -69,7 +88,7 @@ def check_data(configs: Sequence[Config], data: Data | None) -> list[Sample] | S
     if needing and data is None:
         raise ConfigError(
             f"config={shown(needing[0])}: it needs calibration data; pass a list of inputs of the model, "
-            "quantize_(model, config, data=batches)"
+            f"{how}"
         )
     check_order(configs)
     if data is None:
@@ -82,7 +101,7 @@ def check_data(configs: Sequence[Config], data: Data | None) -> list[Sample] | S
             "no effect; leave data out, or use a configuration that needs some"
         )
     if not isinstance(data, Seen):
-        return batches_of(data, "quantize_")
+        return batches_of(data, how.partition("(")[0])
     for leaf in needing:
         if registry.model_transform_for(type(leaf)) is not None:
             raise ConfigError(
@@ -94,6 +113,12 @@ def check_data(configs: Sequence[Config], data: Data | None) -> list[Sample] | S
 def _needs(leaf: Config) -> bool:
     """Whether it needs data: statistics of it, or inputs by which a model is traced and proven."""
     return algorithm_of(leaf) is not None or registry.model_transform_for(type(leaf)) is not None
+
+
+def transform_of_model(config: Config) -> Config | None:
+    """The configuration, or the one of a `FqnToConfig`, that transforms a model as a whole, if any does."""
+    each = _each(config)
+    return next((e for e in each if registry.model_transform_for(type(e)) is not None), None)
 
 
 def _each(config: Config) -> list[Config]:
@@ -146,3 +171,17 @@ def _joined(
         seconds=sum(record.seconds for record in every),
         note="; ".join(dict.fromkeys(record.note for record in every if record.note)),
     )
+
+
+def check_useful(config: Config, report: Report, before: Sequence[Report]) -> None:
+    """Raise where a configuration came after others that have quantized what it is for.
+
+    Raises:
+        ConfigError: it changed nothing for that reason.
+    """
+    done = [r for r in report if r.status == "unchanged" and r.reason.startswith(QUANTIZED)]
+    if before and done and not report.with_status("changed"):
+        raise ConfigError(
+            f"config={shown(config)} would change nothing: {done[0].fqn} is quantized already, as all that "
+            "it is for; put it before the configuration that quantizes, or leave it out"
+        )

@@ -119,7 +119,7 @@ def _run(
             for leaf, kind in zip(leaves, kinds, strict=True)
             if kind is None and isinstance(leaf, Tensor)
         ]
-        described = trace.outputs[number, route.numbers[chain], block]
+        described = trace.outputs(number, route.numbers[chain], block)
         is_last = block == len(route.chains[chain].blocks) - 1
         made = described.drawn(generator)
         if is_last and chain in given:

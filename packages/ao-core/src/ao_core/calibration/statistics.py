@@ -26,6 +26,7 @@ __all__ = [
     "State",
     "Statistic",
     "Statistics",
+    "is_sum",
     "merged",
     "merged_over_ranks",
     "sampled_rows",
@@ -48,10 +49,13 @@ class Statistic:
     of: Callable[[Tensor, int], State]
     #: the states of two sets of rows -> the state of all of them; new tensors, or those that it was given
     merge: Callable[[State, State], State]
-    #: (state, rows) -> the merge of both, which may be made in place; None: `merge` of what `of` gives
+    #: (a state that nobody else has, rows as in `of`) -> the merge of both, which may be made in place, and
+    #: what it leaves undone `finish` does; None: `merge` of what `of` gives
     into: Callable[[State, Tensor], State] | None = None
     #: (state, factor) -> the state of rows that count by a factor, for sums; others stay as they are
     times: Callable[[State, float], State] = lambda state, factor: state
+    #: makes a state whole, in place, after `into`
+    finish: Callable[[State], None] = lambda state: None
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,10 @@ class Statistics:
         return self.merge(Statistics(self.need, len(rows), new))
 
     def absorb(self, x: Tensor) -> Statistics:
-        """`add` where nobody else has these statistics: their tensors may be changed in place."""
+        """`add` where nobody else has these statistics: their tensors may be changed in place.
+
+        `finish` must follow the last one.
+        """
         rows = x.detach().reshape(-1, x.shape[-1])
         if not (self.rows and len(rows)):
             return self.add(x)
@@ -91,6 +98,13 @@ class Statistics:
             else:
                 values |= each.into(state, rows)
         return Statistics(self.need, self.rows + len(rows), values)
+
+    def finish(self) -> Statistics:
+        """These statistics, whole after `absorb`."""
+        for each in self.need:
+            if self.rows:
+                each.finish({key: self.values[key] for key in each.keys})
+        return self
 
     def times(self, factor: float) -> Statistics:
         """Of rows that count by a factor: sums are multiplied, what is no sum stays."""
@@ -216,29 +230,42 @@ def _times(state: State, factor: float) -> State:
     return {key: value * factor for key, value in state.items()}
 
 
-#: columns of a Hessian that are computed at a time
-_STRIP = 1024
+def is_sum(statistic: Statistic) -> bool:
+    """Whether states are merged by addition."""
+    return statistic.merge is _added
+
+
+#: columns of a Hessian that are computed at a time, with those after them: what is below is the mirror image
+_STRIP = 512
 
 
 def _hessian(rows: Tensor, before: int) -> State:
-    columns = rows.shape[1]
-    empty = torch.zeros(columns, columns, dtype=torch.float64, device=rows.device)
-    return _hessian_into({"hessian": empty}, rows)
-
-
-def _hessian_into(state: State, rows: Tensor) -> State:
-    """Strip by strip of the lower triangle; what is above it is the same."""
-    x_TK, total = floats(rows), state["hessian"]
-    for start in range(0, x_TK.shape[1], _STRIP):
-        stop = start + _STRIP
-        strip = x_TK[:, start:stop].t() @ x_TK[:, :stop]
-        total[start:stop, :stop] += strip
-        total[:start, start:stop] += strip[:, :start].t()
+    columns = rows.shape[-1]
+    state = {"hessian": torch.zeros(columns, columns, dtype=torch.float64, device=rows.device)}
+    _hessian_into(state, rows)
+    _mirror(state)
     return state
 
 
+def _hessian_into(state: State, rows: Tensor) -> State:
+    """Add strip by strip, from the diagonal on."""
+    x_TK, total = floats(rows), state["hessian"]
+    for start in range(0, len(total), _STRIP):
+        stop = start + _STRIP
+        total[start:stop, start:] += x_TK[:, start:stop].t() @ x_TK[:, start:]
+    return state
+
+
+def _mirror(state: State) -> None:
+    """Copy what is above the diagonal to below; the blocks of strips on it are whole."""
+    total = state["hessian"]
+    for start in range(0, len(total), _STRIP):
+        stop = start + _STRIP
+        total[stop:, start:stop] = total[start:stop, stop:].t()
+
+
 #: "hessian": Σ x xᵀ (in, in), without a factor; the matmul of a batch in float32, their sum in float64
-HESSIAN = Statistic("hessian", ("hessian",), _hessian, _added, _hessian_into, _times)
+HESSIAN = Statistic("hessian", ("hessian",), _hessian, _added, _hessian_into, _times, _mirror)
 
 #: "sums": Σ x (in,), float64
 SUMS = Statistic(

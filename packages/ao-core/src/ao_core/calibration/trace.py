@@ -1,4 +1,8 @@
-"""One run of a model over the data: which weights it reaches in which order, and what it calls meanwhile."""
+"""Which weights data reaches in which order, and what the model calls meanwhile, from a run of some batches.
+
+Batches that are alike but for the values of their tensors are run once: visits check that weights are used
+alike in the others. If that reaches less than all weights, more batches are run, as for experts.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ao_core.calibration.gathering import Gathering, Group
+from ao_core.calibration.gathering import Gathering, Group, over_all
 from ao_core.calibration.inputs import observe
+from ao_core.calibration.ranks import Ranks, ranks_of
 from ao_core.calibration.samples import Sample, evaluating
 from ao_core.calibration.stubs import Chain, Outputs, flattened, is_plain
+from ao_core.calibration.weights import Weights
 from ao_core.targets import Decision
 
-__all__ = ["Event", "Trace", "traced"]
+__all__ = ["Event", "Trace", "containers", "traced"]
+
+#: leaves of a batch that are alike where they are written alike
+_VALUES = (type(None), bool, int, float, str)
 
 
 @dataclass(frozen=True)
@@ -39,32 +48,109 @@ class Trace:
     #: containers whose children may be a chain of blocks
     chains: list[Chain]
     groups: list[Group] = field(default_factory=list)
+    #: of the batches that were run
     events: list[list[Event]] = field(default_factory=list)
-    #: (batch, chain, block) -> what the block returned
-    outputs: dict[tuple[int, int, int], Outputs] = field(default_factory=dict)
+    #: for each batch of the data, the one that was run for it, among those of `events`
+    run_for: list[int] = field(default_factory=list)
+    #: (number among `events`, chain, block) -> what the block returned
+    returned: dict[tuple[int, int, int], Outputs] = field(default_factory=dict)
     #: chain -> why its blocks cannot be run by themselves
     reasons: dict[int, str] = field(default_factory=dict)
 
+    def outputs(self, batch: int, chain: int, block: int) -> Outputs:
+        """What a block returns for a batch of the data."""
+        return self.returned[self.run_for[batch], chain, block]
 
-def traced(model: nn.Module, batches: Sequence[Sample], entries: Sequence[Decision]) -> Trace:
-    """Run the model over the data as it is."""
-    trace = Trace(_containers(model))
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of what a block returns for all batches, at most."""
+        sizes: dict[tuple[int, int, int], int] = {}
+        for place, outputs in self.returned.items():
+            sizes[place] = sum(
+                leaf[0].numel() * leaf[1].itemsize for leaf in outputs.leaves if leaf is not None
+            )
+        most = [
+            max((size for place, size in sizes.items() if place[0] == number), default=0)
+            for number in range(len(self.events))
+        ]
+        return sum(most[number] for number in self.run_for)
+
+    @property
+    def is_traced(self) -> list[bool]:
+        """For each batch of the data, whether it was run."""
+        return [self.run_for.index(number) == k for k, number in enumerate(self.run_for)]
+
+    def is_used_once(self, fqn: str) -> bool:
+        """Whether every batch reaches a weight once at most."""
+        return all(sum(event.fqn == fqn for event in events) <= 1 for events in self.events)
+
+
+def traced(
+    model: nn.Module,
+    batches: Sequence[Sample],
+    entries: Sequence[Decision],
+    weights: Weights | None = None,
+) -> Trace:
+    """Run the model as it is over one of each kind of batch, and over more while weights are not reached."""
+    trace = Trace(containers(model))
     gathering = Gathering({entry.fqn: () for entry in entries})
 
     def note(name: str, number: int, x: Tensor) -> None:
         gathering.note(name, number, x)
         trace.events[-1].append(Event("matmul", fqn=name))
 
+    kinds: dict[Any, int] = {}
+    waiting: list[int] = []
+
+    def run(place: int) -> None:
+        trace.run_for[place] = len(trace.events)
+        gathering.next_batch()
+        trace.events.append([])
+        observe(model, batches[place], entries, note, weights)
+
+    trace.run_for = [-1] * len(batches)
     with evaluating(model), _hooked(trace, _ambient()):
-        for batch in batches:
-            gathering.next_batch()
-            trace.events.append([])
-            observe(model, batch, entries, note)
+        for place, batch in enumerate(batches):
+            if (kind := kinds.setdefault(_kind(batch), place)) == place:
+                run(place)
+            else:
+                trace.run_for[place] = trace.run_for[kind]
+                waiting.append(place)
+        for place in waiting:
+            if len(gathering.order()) == len(entries):
+                break
+            run(place)
     trace.groups = gathering.groups(entries)
+    if (ranks := ranks_of(batches)) is not None:
+        _share(trace, entries, ranks)
     return trace
 
 
-def _containers(model: nn.Module) -> list[Chain]:
+def _share(trace: Trace, entries: Sequence[Decision], ranks: Ranks) -> None:
+    """Make it the trace of what all ranks saw, in the order of ranks; outputs stay those of this one."""
+    trace.groups = over_all(trace.groups, entries, ranks)
+    seen = ranks.exchange((trace.events, trace.reasons))
+    shift = sum(len(events) for events, _ in seen[: ranks.rank])
+    trace.events = [each for events, _ in seen for each in events]
+    trace.run_for = [number + shift for number in trace.run_for]
+    trace.returned = {(n + shift, c, b): outputs for (n, c, b), outputs in trace.returned.items()}
+    trace.reasons = {}
+    for _, reasons in seen:
+        trace.reasons = {**reasons, **trace.reasons}
+
+
+def _kind(batch: Sample) -> Any:
+    """Equal for batches that are alike but for the values of their tensors."""
+    leaves, structure = pytree.tree_flatten(batch if isinstance(batch, tuple) else (batch,))
+    return str(structure), tuple(
+        (leaf.shape, leaf.dtype, leaf.device, leaf.stride())
+        if is_plain(leaf)
+        else (type(leaf).__name__, repr(leaf) if isinstance(leaf, _VALUES) else id(leaf))
+        for leaf in leaves
+    )
+
+
+def containers(model: nn.Module) -> list[Chain]:
     """Modules whose children may be called one after the other; no child is in two of them."""
     found, taken = [], set[int]()
     for name, module in model.named_modules():
@@ -115,7 +201,7 @@ def _hooked(trace: Trace, ambient: tuple[object, ...]) -> Iterator[None]:
                     trace.reasons.setdefault(
                         place[0], f"block {place[1]} returns a {type(leaf).__name__}"
                     )
-            trace.outputs[(len(trace.events) - 1, *place)] = Outputs.of(returned)
+            trace.returned[(len(trace.events) - 1, *place)] = Outputs.of(returned)
 
         return before, after
 

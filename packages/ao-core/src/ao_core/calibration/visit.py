@@ -13,11 +13,13 @@ from ao_core.calibration.drivers import Blocks, Turn, prefix
 from ao_core.calibration.gathering import Group, Need
 from ao_core.calibration.inputs import UNSEEN
 from ao_core.calibration.probe import probed
+from ao_core.calibration.ranks import ranks_of
 from ao_core.calibration.route import Route, structural
-from ao_core.calibration.samples import Sample, evaluating, replaced
+from ao_core.calibration.samples import Sample, evaluating
 from ao_core.calibration.statistics import Statistic, Statistics, merged, union
 from ao_core.calibration.store import storing
 from ao_core.calibration.trace import Trace, traced
+from ao_core.calibration.weights import InMemory, Weights
 from ao_core.errors import ConfigError
 from ao_core.progress import Progress, watched
 from ao_core.targets import Decision
@@ -88,16 +90,18 @@ def visit(
     activation_bytes: int = ACTIVATION_BYTES,
     progress: Progress = None,
     what: str = "visit",
+    before: Callable[[Sequence[tuple[Decision, Inputs]]], None] | None = None,
+    weights: Weights | None = None,
 ) -> Visit:
     """Rewrite weights one after the other, each by inputs that the rewritten ones before it make.
 
     Weights that are multiplied with the same inputs, like those of queries, keys and values, are a group and
-    share statistics. The first run finds groups and their order. Then, for each group, its inputs are made
-    by one of two drivers, with the same bits:
+    share statistics. The first run, of one batch of each kind, finds groups and their order. Then, for each
+    group, its inputs are made by one of two drivers, with the same bits:
 
     - blocks: the children of a ModuleList or Sequential that are called once each, in order, run by
-      themselves on what the one before returned. A block runs once to find the order, once for each of its
-      groups and once for its outputs, so the cost is linear in the number of blocks.
+      themselves on what the one before returned. A block runs once for each of its groups, as far as their
+      inputs, and once for its outputs, so the cost is linear in the number of blocks.
     - prefix: the whole model runs for each group. Right for any module; quadratic in its depth.
 
     Args:
@@ -117,6 +121,9 @@ def visit(
             files in a temporary folder, which is removed in any case.
         progress: True for a bar, or a function called with (done, total, name), over groups.
         what: the title of the bar.
+        before: called with the weights of a group before `rewrite` is with each of them.
+        weights: who brings the weights of a model that is not in memory. Then blocks are needed, and `values`
+            of the result is empty.
 
     Raises:
         ConfigError: the model cannot be called with a batch, or `driver` cannot be used.
@@ -124,6 +131,7 @@ def visit(
     """
     if driver not in _DRIVERS:
         raise ConfigError(f"driver={driver!r}: use one of {', '.join(map(repr, _DRIVERS))}")
+    keeps = weights is None
     done = done or {}
     found = Visit("prefix", "")
     unseen = {entry.fqn: UNSEEN for entry in decisions}
@@ -138,29 +146,35 @@ def visit(
 
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
-        trace = traced(model, batches, decisions)
-        if at_once is not None:
-            trace.groups = [part for group in trace.groups for part in _split(group, at_once)]
-        route, reason, seen = _routed(model, batches, trace, driver)
+        weights = weights or InMemory(stack)
+        with weights.around():
+            trace = traced(model, batches, decisions, weights)
+            if at_once is not None:
+                trace.groups = [part for group in trace.groups for part in _split(group, at_once)]
+            route, reason, seen = _routed(model, batches, trace, driver)
+        weights.begin(reason, trace.activation_bytes)
         if route is None:
             groups = trace.groups
-            driven = prefix(model, batches, groups, needed)
+            driven = prefix(model, batches, trace, needed)
             store = None
         else:
             groups = [group for _, group in route.groups]
             store = stack.enter_context(storing(activation_bytes))
-            driven = Blocks(model, batches, trace, route, seen, needed, is_at_once, store).visit()
+            driven = Blocks(
+                model, batches, trace, route, seen, needed, is_at_once, store, weights
+            ).visit()
         stack.callback(driven.close)
         steps = iter(watched(groups, [group.fqn for group in groups], progress, what))
         next(steps, None)
         for turn in driven:
-            for entry, new, rows in _rewritten(turn, rewrite, at_once, done):
+            for entry, new, rows in _rewritten(turn, rewrite, at_once, done, before):
                 if rows or new is not None:
                     del unseen[entry.fqn]
                     found.rows[entry.fqn] = rows
                 if new is not None:
-                    found.values[entry.fqn] = new
-                    stack.enter_context(replaced([(entry.owners, new)]))
+                    weights.put(entry, new)
+                    if keeps:
+                        found.values[entry.fqn] = new
             for _ in turn.groups:
                 next(steps, None)
         spilled = store.spilled if store else 0
@@ -182,6 +196,9 @@ def _routed(
                 raise ConfigError(f"driver='blocks': {text}")
             return None, text, {}
         holes, wrong, reason = probed(model, batches, trace, route)
+        if (ranks := ranks_of(batches)) is not None:
+            found = ranks.exchange((wrong, reason))
+            wrong, reason = next((each for each in found if each[0] >= 0), (-1, ""))
         if wrong < 0:
             return route, str(route), holes
         trace.reasons.setdefault(route.numbers[wrong], reason)
@@ -194,7 +211,11 @@ def _split(group: Group, at_once: AtOnce) -> list[Group]:
 
 
 def _rewritten(
-    turn: Turn, rewrite: Rewrite, at_once: AtOnce | None, done: Mapping[str, Tensor]
+    turn: Turn,
+    rewrite: Rewrite,
+    at_once: AtOnce | None,
+    done: Mapping[str, Tensor],
+    before: Callable[[Sequence[tuple[Decision, Inputs]]], None] | None,
 ) -> list[tuple[Decision, Tensor | None, int]]:
     """The weights of groups, with new values and the rows they saw."""
     found: list[tuple[Decision, Tensor | None, int]] = []
@@ -209,6 +230,8 @@ def _rewritten(
         reached = [(entry, inputs) for entry, inputs in asked if inputs.rows]
         new = at_once.rewrite(turn.block, reached) if reached else {}
         return [*found, *((entry, new.get(entry.fqn), inputs.rows) for entry, inputs in asked)]
+    if before is not None:
+        before([(entry, inputs) for entry, inputs in asked if inputs.rows])
     for entry, inputs in asked:
         found.append((entry, rewrite(entry, inputs) if inputs.rows else None, inputs.rows))
     return found

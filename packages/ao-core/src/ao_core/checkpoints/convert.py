@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ao_core.calibration.needing import algorithm_of
 from ao_core.checkpoints.job import Job, Step
 from ao_core.checkpoints.rows import by_rows
 from ao_core.errors import AoError, ConfigError
@@ -103,6 +105,12 @@ def planned(step: Step) -> QTensor | Skip | None:
 
     None: it needs values, as only an algorithm that chooses by them does.
     """
+    assert step.plan is not None
+    if (algorithm := algorithm_of(step.plan.config)) is not None:
+        becomes = algorithm.becomes(step.plan.config)
+        step = replace(step, plan=replace(step.plan, config=becomes))
+        if becomes is None:
+            return Skip("data decides what becomes of it")
     try:
         return result_of(step, torch.empty(step.entry.shape, dtype=step.entry.dtype, device="meta"))
     except AoError:

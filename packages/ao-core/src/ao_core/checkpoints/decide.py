@@ -8,6 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ao_core.arguments import shown
+from ao_core.calibration.inputs import Data, Seen
+from ao_core.calibration.needing import check_data, transform_of_model
+from ao_core.calibration.ranks import OverRanks
+from ao_core.checkpoints.calibration import calibration_of
 from ao_core.checkpoints.convert import planned
 from ao_core.checkpoints.folders import check_folder, model_of
 from ao_core.checkpoints.job import Job, Step
@@ -26,6 +31,7 @@ def make_job(
     src: str | os.PathLike[str],
     config: ConfigLike,
     *,
+    data: Data | None = None,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     max_shard_size: int | str = "5GB",
@@ -39,7 +45,17 @@ def make_job(
         UnknownNameError: no such recipe.
     """
     limit, config = parse_size(max_shard_size), resolve_config(config)
-    config.check()
+    batches = check_data([config], data, "quantize_checkpoint(src, dst, config, data=batches)")
+    if isinstance(batches, (OverRanks, Seen)):
+        raise ConfigError(
+            f"data={type(batches).__name__}: files are calibrated by one process, with batches; pass a "
+            "list of inputs of the model"
+        )
+    if (whole := transform_of_model(config)) is not None:
+        raise ConfigError(
+            f"config={shown(whole)}: it changes the model as a whole, which is not in memory here; load "
+            "the model and call quantize_"
+        )
     check_folder(Path(src))
     checkpoint = open_checkpoint(src)
     if missing := checkpoint.missing_providers():
@@ -68,7 +84,19 @@ def make_job(
     ]
     steps.sort(key=lambda step: natural(step.fqn))
     _try_out(steps)
-    return Job(checkpoint, config, tuple(include), tuple(exclude), limit, tuple(steps), modules)
+    calibration = None
+    if batches is not None:
+        calibration = calibration_of(known, checkpoint, chosen, steps, batches)
+    return Job(
+        checkpoint,
+        config,
+        tuple(include),
+        tuple(exclude),
+        limit,
+        tuple(steps),
+        modules,
+        calibration,
+    )
 
 
 def _known(known: FolderModel, config: Config, filter_fn: FilterFn | None) -> list[Decision]:

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ao_core.checkpoints.state import write_whole
-from ao_core.errors import CheckpointError
-from ao_core.folder_records import FolderKind, FolderModel
+from ao_core.errors import CheckpointError, ConfigError
+from ao_core.folder_records import FolderKind, FolderModel, Tokenizer
 from ao_core.registry import registry
 from ao_core.report import Report
 from ao_core.tensor.saving.commit import sync_dir
 
-__all__ = ["check_folder", "find", "hints", "model_of", "write_others"]
+__all__ = ["check_folder", "find", "hints", "model_of", "tokenizer_of", "write_others"]
 
 
 def find(name: Path) -> Path:
@@ -40,6 +40,24 @@ def model_of(src: Path, names: Sequence[str]) -> FolderModel | str:
             return found
         reasons.append(found)
     return "; ".join(reasons) or "no library knows the folder"
+
+
+def tokenizer_of(src: Path) -> Tokenizer:
+    """How texts become inputs of the model of a folder.
+
+    Raises:
+        ConfigError: no library knows; it says why not.
+    """
+    reasons = []
+    for kind in _kinds_of(src):
+        found = kind.tokenizer(src)
+        if isinstance(found, Tokenizer):
+            return found
+        reasons.append(found)
+    raise ConfigError(
+        f"data: {src}: {'; '.join(reasons) or 'no library knows the folder'}; call quantize_checkpoint "
+        "with a list of inputs of the model"
+    )
 
 
 def write_others(src: Path, target: Path, report: Report) -> list[str]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from torch import nn
+
+from ao_core.calibration.needing import algorithm_of
+from ao_core.calibration.samples import Sample
 from ao_core.config import Config
 from ao_core.report import size_text
 from ao_core.targets import Decision
@@ -11,7 +16,7 @@ from ao_core.tensor.saving import Checkpoint, Entry
 from ao_core.tensor.saving.names import MODEL, FileNames, names_of_files
 from ao_core.tensor.saving.write import natural
 
-__all__ = ["SLACK", "Job", "Step"]
+__all__ = ["SLACK", "Calibration", "Job", "Step"]
 
 #: memory beyond twice the largest tensor: rows in work, small tensors that wait, buffers of files
 SLACK = 256 * 10**6
@@ -39,6 +44,33 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Calibration:
+    """The model of a checkpoint on the meta device, and the data that it is run on."""
+
+    model: nn.Module
+    #: gives buffers that are in no file their values
+    fill_buffers: Callable[[], None]
+    batches: tuple[Sample, ...]
+    #: on all parameters of the model
+    decisions: tuple[Decision, ...]
+    #: by the name of a decision, the step of its tensor
+    homes: Mapping[str, Step]
+    #: name of a buffer -> name of the tensor in the files
+    buffers: Mapping[str, str]
+    #: a hash of the data
+    digest: str
+    #: bytes at most, beyond what the process has
+    peak_memory: int
+    #: that in words
+    memory: str
+
+    @property
+    def visited(self) -> list[Decision]:
+        """The decisions that need data."""
+        return [entry for entry in self.decisions if algorithm_of(entry.config) is not None]
+
+
+@dataclass(frozen=True)
 class Job:
     """A checkpoint, a configuration, and what follows from them."""
 
@@ -52,6 +84,8 @@ class Job:
     steps: tuple[Step, ...]
     #: how it is known what module has each tensor
     modules: str = ""
+    #: where the configuration needs data
+    calibration: Calibration | None = None
 
     @property
     def names(self) -> FileNames:
@@ -73,10 +107,18 @@ class Job:
     @property
     def peak_memory(self) -> int:
         """Bytes of memory that the work takes at most, beyond what the process has before it."""
+        if self.calibration is not None:
+            return max(self.calibration.peak_memory, self._tensor_memory)
+        return self._tensor_memory
+
+    @property
+    def _tensor_memory(self) -> int:
         return 2 * (self.largest.entry.nbytes if self.largest else 0) + SLACK
 
     def memory_text(self) -> str:
         """That in words."""
+        if self.calibration is not None:
+            return self.calibration.memory
         of = (
             f"{self.largest.fqn}, {size_text(self.largest.entry.nbytes)}"
             if self.largest

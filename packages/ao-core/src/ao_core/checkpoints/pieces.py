@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ao_core.checkpoints.convert import convert
+from ao_core.checkpoints.convert import Converted, convert
 from ao_core.checkpoints.job import Job, Step
 from ao_core.checkpoints.progress import Advance
 from ao_core.errors import CheckpointError, ConfigError
@@ -43,13 +43,18 @@ class DamagedPiece(CheckpointError):
     """A piece is not what was written; it is removed, so that it is made again."""
 
 
-def pieces_of(steps: Sequence[Step]) -> list[tuple[Step, ...]]:
-    """Consecutive tensors of at most 32 MB together, or a larger one by itself."""
+def pieces_of(steps: Sequence[Step], blocks: Sequence[str] = ()) -> list[tuple[Step, ...]]:
+    """Consecutive tensors of at most 32 MB together, or a larger one by itself.
+
+    Tensors of different blocks, which are modules by their names, are in different pieces.
+    """
     pieces: list[tuple[Step, ...]] = []
     waiting: list[Step] = []
-    room = SIZE
+    room, block = SIZE, ""
     for step in steps:
-        if waiting and step.entry.nbytes > room:
+        own = next((each for each in blocks if step.fqn.startswith(f"{each}.")), "")
+        ends, block = own != block, own
+        if waiting and (step.entry.nbytes > room or ends):
             pieces.append(tuple(waiting))
             waiting, room = [], SIZE
         waiting.append(step)
@@ -62,8 +67,23 @@ def piece_path(work: Path, number: int) -> Path:
     return work / f"piece-{number:05}.safetensors"
 
 
-def write_piece(job: Job, steps: Sequence[Step], path: Path, advance: Advance) -> None:
+def write_piece(
+    job: Job,
+    steps: Sequence[Step],
+    path: Path,
+    advance: Advance,
+    made: Mapping[str, Converted] | None = None,
+    calibration: str = "",
+) -> None:
     """Convert some tensors and write them, all or nothing; tells `advance` of each.
+
+    Args:
+        job: the job.
+        steps: of the tensors.
+        path: what is there is replaced.
+        advance: is told of each tensor.
+        made: by name, tensors that are converted already.
+        calibration: how data was run, for the report.
 
     Raises:
         OSError: it cannot be written.
@@ -74,7 +94,7 @@ def write_piece(job: Job, steps: Sequence[Step], path: Path, advance: Advance) -
     reports = []
     for step in steps:
         advance(step.fqn, 0)
-        new = convert(job, step)
+        new = (made or {}).get(step.fqn) or convert(job, step)
         advance(step.fqn, step.entry.nbytes)
         if twice := leaves.keys() & new.leaves.keys():
             raise ConfigError(
@@ -86,7 +106,7 @@ def write_piece(job: Job, steps: Sequence[Step], path: Path, advance: Advance) -
             records[step.fqn] = new.record
     stored, raw = store(leaves)
     crcs = {name: checksum(leaf) for name, leaf in stored.items()}
-    report = {_REPORT: Report({}, tuple(reports)).to_json()}
+    report = {_REPORT: Report({}, tuple(reports), calibration).to_json()}
     unfinished = path.with_suffix(".part")
     unfinished.unlink(missing_ok=True)
     write_shard(unfinished, stored, header_of(records, {}, raw, crcs) | report)

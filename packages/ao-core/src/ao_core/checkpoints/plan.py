@@ -9,7 +9,9 @@ from textwrap import fill
 
 import torch
 
-from ao_core.arguments import checked
+from ao_core.arguments import checked_but
+from ao_core.calibration.inputs import Data
+from ao_core.calibration.needing import algorithm_of
 from ao_core.checkpoints.convert import kept_record, planned, quantized_record, result_of
 from ao_core.checkpoints.decide import make_job
 from ao_core.checkpoints.files import copied_files, left_out_files
@@ -72,11 +74,12 @@ class CheckpointPlan:
         )
 
 
-@checked
+@checked_but("data")
 def plan_checkpoint(
     src: str | os.PathLike[str],
     config: ConfigLike,
     *,
+    data: Data | None = None,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> CheckpointPlan:
@@ -88,7 +91,7 @@ def plan_checkpoint(
     Raises:
         AoError: as `quantize_checkpoint`, before it writes anything.
     """
-    return plan_of(make_job(src, config, include=include, exclude=exclude))
+    return plan_of(make_job(src, config, data=data, include=include, exclude=exclude))
 
 
 def plan_of(job: Job) -> CheckpointPlan:
@@ -109,6 +112,6 @@ def _record(step: Step) -> ParameterRecord:
     if not step.wanted:
         return kept_record(step)
     new = planned(step)
-    if new is None:
+    if new is None and step.plan is not None and algorithm_of(step.plan.config) is None:
         new = result_of(step, torch.zeros((), dtype=step.entry.dtype).expand(step.entry.shape))
     return kept_record(step, new) if isinstance(new, Skip) else quantized_record(step, new)

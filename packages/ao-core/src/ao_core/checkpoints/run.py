@@ -10,7 +10,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ao_core.arguments import checked
+from ao_core.arguments import checked_but
+from ao_core.calibration.inputs import Data
+from ao_core.checkpoints.calibrated import calibrated
+from ao_core.checkpoints.calibration import unit_names
+from ao_core.checkpoints.convert import Converted
 from ao_core.checkpoints.decide import make_job
 from ao_core.checkpoints.files import (
     WORK,
@@ -40,12 +44,13 @@ __all__ = ["quantize_checkpoint", "run"]
 _log = logging.getLogger("ao_core")
 
 
-@checked
+@checked_but("data")
 def quantize_checkpoint(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
     config: ConfigLike,
     *,
+    data: Data | None = None,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     max_shard_size: int | str = "5GB",
@@ -64,6 +69,9 @@ def quantize_checkpoint(
         src: a directory of safetensors files as Hugging Face has them, an index, or one file.
         dst: the directory to write; created where it does not exist.
         config: a configuration, the name of a recipe, or a `FqnToConfig`.
+        data: as for `quantize_`, for configurations that need calibration data. The model must be one that a
+            library knows, as ao-hf knows those of transformers. Its blocks are brought to memory one at a
+            time, run on the data, quantized, written and freed.
         include: regular expressions; quantize the tensors whose name has a match, whatever they are,
             and no others.
         exclude: regular expressions; keep the tensors whose name has a match.
@@ -82,7 +90,9 @@ def quantize_checkpoint(
             configuration cannot work, or a name or pattern of it matches nothing.
         QuantizationError: a weight has NaN or inf values. Nothing is left behind.
     """
-    job = make_job(src, config, include=include, exclude=exclude, max_shard_size=max_shard_size)
+    job = make_job(
+        src, config, data=data, include=include, exclude=exclude, max_shard_size=max_shard_size
+    )
     return run(job, dst, overwrite=overwrite, progress=progress)
 
 
@@ -149,7 +159,7 @@ def _finish(
 
 def _made(job: Job, work: Path, state: State, progress: Progress) -> State:
     """The state with the files of all shards, from pieces."""
-    pieces = pieces_of(job.steps)
+    pieces = pieces_of(job.steps, _blocks(job))
     _make_pieces(job, work, state, pieces, progress)
     if state.shards is None:
         state = _divided(job, work, state, pieces)
@@ -210,10 +220,33 @@ def _make_pieces(
     total = sum(step.entry.nbytes for number in needed for step in pieces[number])
     there = {n for n in needed if _is_whole(piece_path(work, n), pieces[n])}
     done = sum(step.entry.nbytes for number in there for step in pieces[number])
+    made: dict[str, Converted] = {}
+    text = ""
     with bar(progress, "quantize", done, total) as advance:
+        if job.calibration is not None:
+            missing = [number for number in needed if number not in there]
+            made, text = calibrated(
+                job, job.calibration, pieces, sorted(there), missing, work, advance
+            )
         for number in needed:
-            if number not in there:
-                write_piece(job, pieces[number], piece_path(work, number), advance)
+            if number not in there and not os.path.lexists(piece_path(work, number)):
+                path = piece_path(work, number)
+                write_piece(job, pieces[number], path, advance, made, text)
+
+
+def _blocks(job: Job) -> list[str]:
+    """The blocks that are done one after the other, by the names of their tensors in the files."""
+    if job.calibration is None:
+        return []
+    units = unit_names(job.calibration.model)
+    found: dict[str, None] = {}
+    for entry in job.calibration.decisions:
+        name = job.calibration.homes[entry.fqn].fqn
+        for unit in units:
+            inner = entry.fqn.removeprefix(f"{unit}.")
+            if inner != entry.fqn and name.endswith(f".{inner}"):
+                found[name.removesuffix(f".{inner}")] = None
+    return list(found)
 
 
 def _is_whole(path: Path, steps: Sequence[Step]) -> bool:
@@ -241,7 +274,8 @@ def _divided(job: Job, work: Path, state: State, pieces: Sequence[tuple[Step, ..
     """The state with what each file will have, and with the report on all tensors."""
     opened = [open_piece(piece_path(work, number)) for number in range(len(pieces))]
     records = tuple(record for piece in opened for record in piece.report)
-    report = Report(config_to_dict(job.config), records).to_json()
+    text = next((piece.report.calibration for piece in opened if piece.report.calibration), "")
+    report = Report(config_to_dict(job.config), records, text).to_json()
     shards = shards_of(opened, job.max_shard_size)
     state = replace(state, shards=shards, report=report)
     save_state(work, state)

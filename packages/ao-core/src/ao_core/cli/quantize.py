@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from ao_core.calibration.samples import Sample
     from ao_core.report import Report
 
 __all__ = ["quantize"]
@@ -25,6 +26,21 @@ def quantize(
     ),
     set_: list[str] = typer.Option(
         [], "--set", metavar="NAME=VALUE", help="Set a field of the configuration; repeatable."
+    ),
+    data: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help='Calibration data, for configurations that need some: a text, or a .jsonl file with "text", '
+        '"messages" or "input_ids" in each line.',
+    ),
+    tokens: int | None = typer.Option(
+        None, help="Tokens of the data to use; 32768, or all where there are fewer, if not given."
+    ),
+    window: int | None = typer.Option(
+        None, help="Tokens of one input of the model; 2048 if not given."
+    ),
+    seed: int | None = typer.Option(
+        None, help="Chooses the windows that are used; 0 if not given."
     ),
     include: list[str] = typer.Option(
         [],
@@ -46,6 +62,7 @@ def quantize(
     Without --include, quantizes what quantize_ would: weights of linear layers and convolutions, of
     attention and of fused experts; norms and embeddings are kept.
     """
+    from ao_core.checkpoints.calibration import check_rows, rows_of
     from ao_core.checkpoints.decide import make_job
     from ao_core.checkpoints.files import WORK, check_empty, check_target
     from ao_core.checkpoints.folders import find, hints
@@ -56,13 +73,18 @@ def quantize(
     if report is not None:
         _check_report(report)
     found = find(source)
+    chosen = load_config(config, set_)
+    batches = _batches(found, data, tokens=tokens, window=window, seed=seed)
     job = make_job(
         found,
-        load_config(config, set_),
+        chosen,
+        data=batches,
         include=include,
         exclude=exclude,
         max_shard_size=max_shard_size,
     )
+    if job.calibration is not None and batches is not None:
+        check_rows(job.calibration, rows_of(batches))
     check_target(found, target)
     if plan:
         if not overwrite and not (target / WORK).exists():
@@ -79,6 +101,20 @@ def quantize(
     typer.echo(f"\nwritten to {target}")
     for line in hints(target):
         typer.echo(line)
+
+
+def _batches(folder: Path, data: Path | None, **options: int | None) -> list[Sample] | None:
+    """The inputs that a file has, for the model of a folder."""
+    from ao_core.calibration.texts import batches_of_file
+    from ao_core.checkpoints.folders import tokenizer_of
+    from ao_core.errors import ConfigError
+
+    given = {name: value for name, value in options.items() if value is not None}
+    if data is None:
+        if given:
+            raise ConfigError(f"--{next(iter(given))} is of --data FILE, which is not given")
+        return None
+    return batches_of_file(data, tokenizer_of(folder), **given)  # type: ignore[arg-type]
 
 
 def _check_report(path: Path) -> None:

@@ -9,6 +9,7 @@ from ao_core.calibration.hessian import best_of_rank, inverse_factor, output_err
 from ao_core.calibration.inputs import UNSEEN, Data, Seen, batches_of, unobservable
 from ao_core.calibration.matrices import matrices, matrix_shape, operand, unmatrices
 from ao_core.calibration.observing import Note, observing
+from ao_core.calibration.ranks import OverRanks, over_ranks
 from ao_core.calibration.samples import (
     Replacement,
     Sample,
@@ -51,6 +52,7 @@ __all__ = [
     "Inputs",
     "Need",
     "Note",
+    "OverRanks",
     "Replacement",
     "Rewrite",
     "Sample",
@@ -75,6 +77,7 @@ __all__ = [
     "observing",
     "operand",
     "output_error",
+    "over_ranks",
     "replaced",
     "sampled_rows",
     "tensor_of",

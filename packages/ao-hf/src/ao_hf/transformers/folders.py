@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from transformers.core_model_loading import (
 )
 
 from ao_core import FolderModel
+from ao_core.ext import ConfigError
 from ao_hf.decisions import tie
 
 __all__ = ["folder_model"]
@@ -54,7 +56,47 @@ def folder_model(folder: Path, name: str, names: Sequence[str]) -> FolderModel |
     tie(model)
     title = f"{kind.__name__} of transformers {transformers.__version__}"
     found, kept = _parameters_of(model, names)
-    return FolderModel(model, found, kept, title)
+    return FolderModel(model, found, kept, title, partial(_fill_buffers, model))
+
+
+def _fill_buffers(model: PreTrainedModel) -> None:
+    """Give buffers that no file has their values, as `from_pretrained` does; parameters stay as they are.
+
+    Raises:
+        ConfigError: the model's code gives one no value.
+    """
+    filled: list[tuple[str, torch.Tensor]] = []
+    for prefix, module in model.named_modules():
+        for name in module._non_persistent_buffers_set:
+            buffer = module._buffers.get(name)
+            if buffer is not None and buffer.is_meta:
+                own = torch.empty_like(buffer, device="cpu").fill_(_unset(buffer.dtype))
+                module._buffers[name] = own
+                module._is_hf_initialized = False  # type: ignore[assignment]
+                filled.append((f"{prefix}.{name}", own))
+    model.initialize_weights()
+    if left := [name for name, buffer in filled if _is_unset(buffer)]:
+        raise ConfigError(
+            f"the buffer {left[0]} is in no file, and transformers gives it no value; load the model and "
+            "call quantize_"
+        )
+
+
+def _is_unset(buffer: torch.Tensor) -> bool:
+    if buffer.dtype == torch.bool or not buffer.numel():
+        return False
+    return bool(
+        buffer.isnan().all()
+        if buffer.is_floating_point()
+        else (buffer == _unset(buffer.dtype)).all()
+    )
+
+
+def _unset(dtype: torch.dtype) -> float | int | bool:
+    """What no buffer is filled with."""
+    if dtype.is_floating_point:
+        return float("nan")
+    return False if dtype == torch.bool else int(torch.iinfo(dtype).min)
 
 
 def _parameters_of(

@@ -59,6 +59,7 @@ def _record(
         solve,
         refuses=refuses,
         for_head=_for_head,
+        becomes=lambda each: each.base,
         **fields,
     )
 

@@ -1,0 +1,203 @@
+"""Weights that need data, solved for block by block and written as pieces as soon as they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from ao_core.arguments import shown
+from ao_core.calibration.algorithms import Work, solve, unsolvable_reason
+from ao_core.calibration.inputs import UNSEEN
+from ao_core.calibration.needing import algorithm_of
+from ao_core.calibration.statistics import Statistic
+from ao_core.calibration.visit import Inputs, visit
+from ao_core.checkpoints.convert import Converted, kept_record, quantized_record
+from ao_core.checkpoints.job import Calibration, Job, Step
+from ao_core.checkpoints.paging import Done, Paged
+from ao_core.checkpoints.pieces import piece_path, write_piece
+from ao_core.checkpoints.progress import Advance
+from ao_core.errors import ConfigError
+from ao_core.quantize import convert
+from ao_core.records import Algorithm, Skip
+from ao_core.targets import Decision
+from ao_core.tensor import QTensor, check_quantizable
+from ao_core.tensor.saving.leaves import flatten
+
+__all__ = ["calibrated"]
+
+
+def calibrated(
+    job: Job,
+    calibration: Calibration,
+    pieces: Sequence[tuple[Step, ...]],
+    there: Sequence[int],
+    missing: Sequence[int],
+    work: Path,
+    advance: Advance,
+) -> tuple[dict[str, Converted], str]:
+    """Solve for what needs data, and write pieces that are done.
+
+    Returns what is in no piece, and how weights were visited.
+
+    Args:
+        job: the job.
+        calibration: of the job.
+        pieces: all.
+        there: numbers of those that an earlier run wrote. The model has what is in them, so that the rest
+            becomes what it would have been.
+        missing: numbers of those that are to be written.
+        work: the folder of the pieces.
+        advance: is told of weights that are solved for.
+
+    Raises:
+        ConfigError: blocks of the model cannot be run one by one, or algorithms do not go together.
+        QuantizationError: a weight or its inputs have NaN or inf.
+    """
+    solving = _Solving(job, calibration, pieces, list(missing), work, advance)
+    if not any(step.fqn in solving.wanted for number in missing for step in pieces[number]):
+        return {}, ""
+    for number in there:
+        path = piece_path(work, number)
+        solving.paged.there.update((step.fqn, path) for step in pieces[number])
+    solving.run()
+    return solving.results(), solving.paged.reason
+
+
+class _Solving:
+    """One visit of a checkpoint's model."""
+
+    def __init__(
+        self,
+        job: Job,
+        calibration: Calibration,
+        pieces: Sequence[tuple[Step, ...]],
+        missing: list[int],
+        work: Path,
+        advance: Advance,
+    ) -> None:
+        self._job, self._calibration, self._pieces = job, calibration, pieces
+        self._missing, self._folder, self._advance = missing, work, advance
+        self._work = Work()
+        self._work.places = {
+            (id(o.module), o.name): each for each in calibration.decisions for o in each.owners
+        }
+        self._solvers: dict[str, Algorithm] = {}
+        self._entries: list[Decision] = []
+        #: by the name of a tensor in the files, its decision
+        self.wanted: dict[str, Decision] = {}
+        for entry in calibration.visited:
+            algorithm, step = algorithm_of(entry.config), calibration.homes[entry.fqn]
+            assert algorithm is not None
+            if not step.wanted:
+                continue
+            if algorithm.solve_block is not None:
+                raise ConfigError(
+                    f"config={shown(entry.config)}: it learns from the outputs of blocks in the model as "
+                    "it was, which is not in memory here; load the model and call quantize_"
+                )
+            self.wanted[step.fqn] = entry
+            self._solvers[entry.fqn] = algorithm
+            if reason := unsolvable_reason(entry, algorithm):
+                self._work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(reason))
+            else:
+                self._entries.append(entry)
+        kinds = {self._solvers[entry.fqn].sequential for entry in self._entries}
+        if len(kinds) > 1:
+            names = sorted({solver.name for solver in self._solvers.values()})
+            raise ConfigError(
+                f"config: {' and '.join(names)} see different inputs, of the model as it is and as it "
+                "becomes; quantize with one of them, and the result with the other"
+            )
+        self.paged = Paged(
+            calibration, job.checkpoint, self._work.ready, {}, kinds != {False}, self._flush
+        )
+
+    def run(self) -> None:
+        """Visit all weights, in order."""
+        homes = self._calibration.homes
+        done = {e.fqn: e for e in self._entries if homes[e.fqn].fqn in self.paged.there}
+
+        def need(entry: Decision) -> Sequence[Statistic]:
+            return self._solvers[entry.fqn].needs(entry.config)
+
+        def rewrite(entry: Decision, inputs: Inputs) -> Tensor | None:
+            self._advance(homes[entry.fqn].fqn, 0)
+            check_quantizable(entry.tensor, entry.fqn)
+            solve(self._work, self._solvers, entry, inputs)
+            if entry.fqn in self._work.solved:  # whose values are in `ready`
+                found = self._work.solved[entry.fqn]
+                if found.bias is not None:
+                    raise ConfigError(
+                        f"config={shown(entry.config)}: it changes biases, too; load the model and "
+                        "call quantize_"
+                    )
+                self._work.solved[entry.fqn] = replace(found, values=None)
+            if entry.fqn not in self._work.ready:
+                decided = self._work.decided[entry.fqn]
+                self._work.ready[entry.fqn] = convert(decided, entry.tensor)
+            return self._work.ready[entry.fqn][0]
+
+        found = visit(
+            self._calibration.model,
+            self._calibration.batches,
+            self._entries,
+            need,
+            rewrite,
+            done=Done(done),
+            driver="blocks",
+            weights=self.paged,
+        )
+        for entry in self._entries:
+            if entry.fqn in found.unseen and entry.fqn not in done:
+                new = convert(entry, entry.tensor, new=Skip(UNSEEN))
+                self._work.ready.setdefault(entry.fqn, new)
+        for solver in {each.name: each for each in self._solvers.values()}.values():
+            named = {n: s for n, s in self._work.solved.items() if self._solvers[n] is solver}
+            solver.after(named)
+
+    def results(self) -> dict[str, Converted]:
+        """By the name of a tensor in the files, what became of it and is in no piece."""
+        return {
+            name: _result(self._job, self._calibration.homes[entry.fqn], self._work, entry)
+            for name, entry in self.wanted.items()
+            if entry.fqn in self._work.ready
+        }
+
+    def _flush(self) -> None:
+        """Write the pieces of which all that needs data is done."""
+        for number in list(self._missing):
+            steps = self._pieces[number]
+            entries = [self.wanted[step.fqn] for step in steps if step.fqn in self.wanted]
+            if not entries or not all(entry.fqn in self._work.ready for entry in entries):
+                continue
+            path, homes = piece_path(self._folder, number), self._calibration.homes
+            made = {
+                homes[entry.fqn].fqn: _result(self._job, homes[entry.fqn], self._work, entry)
+                for entry in entries
+            }
+            write_piece(self._job, steps, path, self._advance, made, self.paged.reason)
+            self.paged.there.update((step.fqn, path) for step in steps)
+            for entry in entries:
+                del self._work.ready[entry.fqn]
+            self._missing.remove(number)
+
+
+def _result(job: Job, step: Step, work: Work, entry: Decision) -> Converted:
+    """What is written of a weight."""
+    parameter, record = work.ready[entry.fqn]
+    extras = work.extras.get(entry.fqn, {})
+    if parameter is None:
+        report = replace(kept_record(step, Skip(record.reason)), **extras)
+        return Converted({step.fqn: job.checkpoint.read(step.entry.fqn)}, None, report)
+    new = parameter.detach()
+    if not isinstance(new, QTensor):
+        raise ConfigError(
+            f"{type(entry.config).__name__} makes a {type(new).__name__}, whose memory is what it was: there "
+            "is nothing to write"
+        )
+    leaves, stored = flatten(step.fqn, new)
+    made = quantized_record(step, new.canonical(), record.sqnr_db, record.seconds)
+    return Converted(leaves, stored, replace(made, reason=record.reason or made.reason, **extras))

@@ -1,0 +1,201 @@
+"""What a checkpoint needs to be calibrated: its model without weights, the data, and the memory it takes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ao_core.calibration.algorithms import unsolvable_reason
+from ao_core.calibration.matrices import matrix_shape
+from ao_core.calibration.needing import algorithm_of
+from ao_core.calibration.samples import Sample
+from ao_core.calibration.trace import containers
+from ao_core.calibration.visit import ACTIVATION_BYTES
+from ao_core.checkpoints.job import SLACK, Calibration, Step
+from ao_core.errors import ConfigError
+from ao_core.folder_records import FolderModel
+from ao_core.records import Target
+from ao_core.report import size_text
+from ao_core.targets import Decision
+from ao_core.tensor.saving import Checkpoint
+
+__all__ = ["calibration_of", "check_rows", "rows_of", "unit_names"]
+
+#: matrices of the size of a Hessian that are there at a time: itself, one in another order, its factors
+_MATRICES = 6
+
+
+def calibration_of(
+    known: FolderModel | str,
+    checkpoint: Checkpoint,
+    decisions: Sequence[Decision],
+    steps: Sequence[Step],
+    batches: Sequence[Sample],
+) -> Calibration:
+    """What is needed to run the model of a checkpoint block by block.
+
+    Raises:
+        ConfigError: the model is not known, or the files do not have its parameters one by one.
+    """
+    if isinstance(known, str):
+        raise ConfigError(
+            f"data: the model must be run, and it is not known: {known}; install the library that knows it "
+            "(ao-hf for models of transformers), or load the model and call quantize_"
+        )
+    if known.fill_buffers is None:
+        raise ConfigError(
+            f"data: {known.title or 'the model'} cannot be run from its files; load it and call quantize_"
+        )
+    by_name = {name: step for step in steps for name in (step.fqn, *step.tied)}
+    homes: dict[str, Step] = {}
+    own: list[Decision] = []
+    for entry in decisions:
+        found = {
+            by_name[owner.fqn].fqn: by_name[owner.fqn]
+            for owner in entry.owners
+            if owner.fqn in by_name
+        }
+        if len(found) != 1:
+            held = f"in {len(found)} parts" if found else "not at all"
+            raise ConfigError(
+                f"data: the files have {entry.fqn} {held}, and calibration from files needs it whole; load "
+                "the model and call quantize_"
+            )
+        step = next(iter(found.values()))
+        if step.entry.spec is None and tuple(step.entry.shape) != tuple(entry.tensor.shape):
+            raise ConfigError(
+                f"data: the files have {entry.fqn} as {step.entry.shape}, the model as "
+                f"{tuple(entry.tensor.shape)}"
+            )
+        places: dict[tuple[int, str], Target] = {}
+        for owner in entry.owners:
+            places.setdefault((id(owner.module), owner.name), owner)
+        entry = replace(entry, owners=tuple(places.values()))
+        blank = nn.Parameter(
+            torch.empty(step.entry.shape, dtype=step.entry.dtype, device="meta"),
+            requires_grad=False,
+        )
+        for owner in entry.owners:
+            owner.module._parameters[owner.name] = blank
+        own.append(entry)
+        homes[entry.fqn] = step
+    missing = [
+        name for name, p in known.model.named_parameters() if name not in known.names.values()
+    ]
+    if missing := [name for name in missing if name not in {o.fqn for e in own for o in e.owners}]:
+        raise ConfigError(f"data: the files do not have {missing[0]}, so the model cannot be run")
+    buffers = {n: f for f, n in known.names.items() if n in dict(known.model.named_buffers())}
+    return Calibration(
+        known.model,
+        known.fill_buffers,
+        tuple(batches),
+        tuple(own),
+        homes,
+        buffers,
+        _digest(batches),
+        *_memory(known.model, own, homes, batches),
+    )
+
+
+def unit_names(model: nn.Module) -> list[str]:
+    """Names of the modules that are brought to memory one at a time: children of the outermost containers."""
+    names: list[str] = []
+    for chain in containers(model):
+        if not any(chain.fqn == name or chain.fqn.startswith(f"{name}.") for name in names):
+            prefix = f"{chain.fqn}." if chain.fqn else ""
+            names += [prefix + child for child in chain.container._modules]
+    return names
+
+
+def rows_of(batches: Sequence[Sample]) -> int:
+    """Rows that a layer sees, as far as inputs tell: tokens, or vectors."""
+    total = 0
+    for batch in batches:
+        leaves = pytree.tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        sizes = [
+            t.numel() // (t.shape[-1] if t.is_floating_point() and t.dim() else 1) for t in tensors
+        ]
+        total += max(sizes, default=0)
+    return total
+
+
+def check_rows(calibration: Calibration, tokens: int) -> None:
+    """Raise `ConfigError` where there are fewer tokens than columns of a weight that needs them."""
+    widest = max(calibration.visited, key=lambda e: _columns(e), default=None)
+    if widest is not None and _columns(widest) > tokens:
+        raise ConfigError(
+            f"data: {tokens} tokens are fewer than the {_columns(widest)} columns of {widest.fqn}: what is "
+            f"seen of its inputs would be singular; give at least {_columns(widest)} tokens, better several "
+            "times as many"
+        )
+
+
+def _columns(entry: Decision) -> int:
+    return matrix_shape(tuple(entry.tensor.shape), entry.owners[0])[2]
+
+
+def _digest(batches: Sequence[Sample]) -> str:
+    """A hash of all values of the data."""
+    sha = hashlib.sha256()
+    for batch in batches:
+        leaves, structure = pytree.tree_flatten(
+            dict(batch) if isinstance(batch, Mapping) else batch
+        )
+        sha.update(str(structure).encode())
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                sha.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
+                flat = leaf.detach().cpu().contiguous().reshape(-1)
+                sha.update(flat.view(torch.uint8).numpy().tobytes())
+            else:
+                sha.update(repr(leaf).encode())
+    return sha.hexdigest()
+
+
+def _memory(
+    model: nn.Module,
+    decisions: Sequence[Decision],
+    homes: Mapping[str, Step],
+    batches: Sequence[Sample],
+) -> tuple[int, str]:
+    """Bytes at most, and in words."""
+    units = unit_names(model)
+    blocks = Counter[str]()
+    for entry in decisions:
+        unit = next((u for u in units if entry.fqn.startswith(f"{u}.")), "")
+        blocks[unit] += homes[entry.fqn].entry.nbytes
+    outside = blocks.pop("", 0)
+    block = max(blocks.values(), default=0)
+    needing = [
+        e for e in decisions if (a := algorithm_of(e.config)) and not unsolvable_reason(e, a)
+    ]
+    hessian = max((8 * _columns(e) ** 2 for e in needing if _has_hessian(e)), default=0)
+    rows = rows_of(batches)
+    widths = Counter(_columns(entry) for entry in needing)
+    width = widths.most_common(1)[0][0] if widths else 0
+    size = max((homes[e.fqn].entry.dtype.itemsize for e in needing), default=0)
+    activations = min(rows * width * size, ACTIVATION_BYTES)
+    total = (
+        max(2 * block + _MATRICES * hessian + activations, outside + block + activations) + SLACK
+    )
+    text = (
+        f"at most {size_text(total)} beside what the process has: two blocks ({size_text(2 * block)}), "
+        f"{_MATRICES} matrices of the size of the largest Hessian ({size_text(_MATRICES * hessian)}), "
+        f"activations of {rows} rows ({size_text(activations)}) and {size_text(SLACK)}; what is in no block "
+        f"takes {size_text(outside)} before that"
+    )
+    return total, text
+
+
+def _has_hessian(entry: Decision) -> bool:
+    algorithm = algorithm_of(entry.config)
+    return algorithm is not None and any(
+        "hessian" in statistic.keys for statistic in algorithm.needs(entry.config)
+    )
