@@ -1,4 +1,4 @@
-"""Runs of fused blocks: one op for a few tokens over an `AoCache`, with the results of the blocks one by one."""
+"""Runs of fused blocks: one op for a few tokens over an `AoCache`, with the results of single blocks."""
 
 from __future__ import annotations
 

@@ -3,13 +3,14 @@
 A sequence of T codes of k bits is a ring. The *state* at a place is the last 12 bits of the ring up to there,
 the newest ones on top. With s the state, the value is ``G[(s · multiplier mod 4096) >> 4] / 32``, where G has
 256 quantiles of a normal distribution as integers. States that follow each other share 12 - k bits, so a
-sequence is a path through a trellis of 4096 states, and the nearest one is found by Viterbi's algorithm. Values
-of a path are spread in T dimensions rather than in one: at 2 bits the squared error of normal numbers is 0.071
-of their variance, where 4 values of their own leave 0.1175, and no code less than 0.0625.
+sequence is a path through a trellis of 4096 states, and the nearest one is found by Viterbi's algorithm.
+Values of a path are spread in T dimensions rather than in one: at 2 bits the squared error of normal numbers
+is 0.071 of their variance, where 4 values of their own leave 0.1175, and no code less than 0.0625.
 
-Sources: trellis-coded quantization, Marcellin and Fischer 1990 (IEEE Trans. Commun. 38); the ring of codes whose
-windows are states ("bitshift trellis") and values computed from states, Tseng et al. 2024 (QTIP,
-arXiv:2406.11235); the algorithm, Viterbi 1967. The multipliers are those of least error among all odd numbers.
+Sources: trellis-coded quantization, Marcellin and Fischer 1990 (IEEE Trans. Commun. 38); the ring of codes
+whose windows are states ("bitshift trellis") and values computed from states, Tseng et al. 2024 (QTIP,
+arXiv:2406.11235); the algorithm, Viterbi 1967. The multipliers are those of least error among all odd
+numbers.
 """
 
 from __future__ import annotations
@@ -86,9 +87,9 @@ def encode_trellis(x: Tensor, bits: int, count: int | None = None) -> Tensor:
     """Codes whose values are near to `x` in the sum of squares: two passes of Viterbi's algorithm.
 
     The first pass begins and ends in the middle of the ring, in any states. Its path gives the state at which
-    the ring is then cut; the second pass finds the nearest path that begins and ends there. That is within 1 %
-    of the nearest ring of all. All sums are in float32, in one order, so every implementation finds the same
-    codes; of equal paths it is the one whose last state, and then whose older codes, are the least.
+    the ring is then cut; the second pass finds the nearest path that begins and ends there. That is within 1
+    % of the nearest ring of all. All sums are in float32, in one order, so every implementation finds the
+    same codes; of equal paths it is the one whose last state, and then whose older codes, are the least.
 
     Args:
         x: float32 (S, T), T even and 12 at least; NaN counts as 0.

@@ -175,6 +175,7 @@ def block_mlp(
     down: Projection,
     gate: str,
 ) -> Tensor:
+    """The op `mlp` in float64, rounded to the dtype of x where a model rounds."""
     h = x if output is None else _multiplied(x, output, x.dtype)
     h = h if residual is None else (h.double() + residual.double()).to(x.dtype)
     both = _multiplied(_normed(h, norm), gate_up, x.dtype).double()

@@ -97,16 +97,16 @@ class _Decoder(OpTrial):
         def weight(n: int, columns: int, *, bias: bool) -> Projection:
             values = gaussian((n, columns), seed=next(drawn), device=case.device)
             values = values / math.sqrt(columns)
-            return Projection(quantized(values, _format(case, (n, columns))), draw(n) if bias else None)
+            return Projection(
+                quantized(values, _format(case, (n, columns))), draw(n) if bias else None
+            )
 
         def norm(gain: str) -> NormBefore:
             return NormBefore(draw(k), 1e-3, gain)
 
         def block(turn: int) -> CachedBlock:
             rows = (batch.batch, _HEADS.key)
-            stored = [
-                quantized(draw(*rows, _SIZE, _HEADS.dim), spec) for spec in case.specs[1:]
-            ]
+            stored = [quantized(draw(*rows, _SIZE, _HEADS.dim), spec) for spec in case.specs[1:]]
             cache = KeysAndValues(
                 *stored,
                 torch.tensor([batch.before, batch.coded], device=case.device),

@@ -114,7 +114,11 @@ class Run:
 
     def _applies(self, x: Tensor, kwargs: dict[str, Any]) -> bool:
         """Whether nothing but what blocks return is wanted, and all is as it was found."""
-        if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled() or pinned_band() is not None:
+        if (
+            torch.is_grad_enabled()
+            or torch._C._is_any_autocast_enabled()
+            or pinned_band() is not None
+        ):
             return False
         if x.dim() != 3 or not x.is_cpu or not 0 < x.shape[0] * x.shape[1] <= _MOST_ROWS:
             return False

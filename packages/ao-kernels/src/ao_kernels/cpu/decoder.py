@@ -1,8 +1,8 @@
-"""The kernel of `decoder` for weights in tiles: consecutive blocks in one call into C++, by one team of threads."""
+"""The kernel of `decoder` for weights in tiles: consecutive blocks in one call into C++."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor

@@ -109,12 +109,17 @@ def _refuses_encode(call: Any) -> str | None:
 
 def _describe(call: Call) -> str:
     few = call.m < DENSE_ROWS
-    how = "weights decoded as they are read" if few else "a part of the weights made dense at a time"
+    how = (
+        "weights decoded as they are read" if few else "a part of the weights made dense at a time"
+    )
     return f"{isa()}, {how}"
 
 
 TRELLIS_KERNELS = (
-    Kernel("cpu_trellis_encode", "encode_trellis", "trellis", "cpu", encode, 50, unavailable, _refuses_encode),
+    Kernel(
+        "cpu_trellis_encode", "encode_trellis", "trellis", "cpu", encode, 50, unavailable,
+        _refuses_encode,
+    ),
     Kernel(
         "cpu_trellis_dequantize", "dequantize", "trellis", "cpu", dequantize, 50, unavailable,
         _refuses_dequantize,

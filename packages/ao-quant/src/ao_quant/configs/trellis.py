@@ -23,10 +23,11 @@ class TrellisWeightOnlyConfig(WeightConfig):
 
     The value of a weight follows from the last 12 bits of its column, so a column is rounded as a whole, to
     the nearest path. Values are those of a normal distribution; a Hadamard transform of the inputs, in blocks
-    of a power of two, makes weights that are not distributed so alike. `GPTQConfig(TrellisWeightOnlyConfig())`
-    lets columns make up for the errors of those before them.
+    of a power of two, makes weights that are not distributed so alike.
+    `GPTQConfig(TrellisWeightOnlyConfig())` lets columns make up for the errors of those before them.
 
-    References: Tseng et al. 2024 (QTIP, arXiv:2406.11235); `ao_core.ext.numerics.encode_trellis` has the format.
+    References: Tseng et al. 2024 (QTIP, arXiv:2406.11235); `ao_core.ext.numerics.encode_trellis` has the
+    format.
     """
 
     #: one of 2, 3 and 4
@@ -39,7 +40,7 @@ class TrellisWeightOnlyConfig(WeightConfig):
         one_of(self, "rotate", (True, False))
 
     def weight_format(self, dtype: torch.dtype) -> WeightFormat:
-        """The format of weights that are in `dtype` now, without the rotation, whose block follows the shape."""
+        """The format of weights that are in `dtype` now; without the rotation, which depends on the shape."""
         options = (("scale_rule", "absmean"),)
         spec = matrix_spec(f"int{self.bits}", "row", "bfloat16", layout="trellis", options=options)
         return WeightFormat(spec, matrices_only=True)

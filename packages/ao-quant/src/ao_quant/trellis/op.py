@@ -1,4 +1,4 @@
-"""The op "encode_trellis": the nearest codes of many rings; its call type, reference and operator of torch."""
+"""The op "encode_trellis": the nearest codes of many rings; its call type, reference and torch operator."""
 
 from __future__ import annotations
 
