@@ -28,7 +28,7 @@ CORE_LAYERS = (
     "(compute)",
     "(tensor)",
     "(dispatch)",
-    "(config)",
+    "(config) : (stacks)",
     "registry : (table) : (guarded) : (plugins) : (plugin_records) : (discovery) : (admission)",
     "hookspecs",
     "(layouts)",

@@ -22,6 +22,8 @@ INSIDE = {
     # run `python -m ao_core.cli`
     "packages/ao-hf/tests/generation/test_generate_command.py": ("cli",),
     "packages/ao-hf/tests/generation/test_measuring.py": ("cli",),
+    # watches what is in memory and stops runs; calls commands
+    "packages/ao-hf/tests/transformers/test_calibrated_folders.py": ("checkpoints", "cli"),
     "scripts/write_known_names.py": ("known",),  # writes the table of that module
     "tests/docs/test_first_format.py": ("cli",),  # runs `python -m ao_core.cli`
     "tests/files/hostile.py": (

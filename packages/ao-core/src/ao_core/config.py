@@ -65,6 +65,8 @@ class Config:
     """Base of all configurations. Fields are primitives, tuples of them, or other configurations."""
 
     version: ClassVar[int] = 1
+    #: whether it stores weights in another format, after which nothing else can be done with them
+    is_format: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Let the types of fields be checked too where a subclass has a `__post_init__` of its own.

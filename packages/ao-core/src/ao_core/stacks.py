@@ -9,7 +9,6 @@ from typing import Any
 from ao_core.config import Config, config_named
 from ao_core.errors import ConfigError
 from ao_core.registry import registry
-from ao_core.weights import WeightConfig
 
 __all__ = ["check_order", "methods", "rounds", "stack_of"]
 
@@ -53,7 +52,7 @@ def _method(name: str) -> type[Config] | None:
     for table in (registry.algorithms, registry.model_transforms, registry.transforms):
         if name in table:
             found: type[Config] = table.get(name).config_type
-            is_format = issubclass(found, WeightConfig)
+            is_format = found.is_format
             if is_format or not (
                 registry.algorithm_for(found) or registry.model_transform_for(found)
             ):
@@ -69,7 +68,7 @@ def _takes_base(config_type: Any) -> bool:
 def rounds(config: Config) -> bool:
     """Whether a configuration makes codes of weights, after which nothing else can be done with them."""
     base = getattr(config, _BASE, None)
-    return isinstance(config, WeightConfig) or (isinstance(base, Config) and rounds(base))
+    return config.is_format or (isinstance(base, Config) and rounds(base))
 
 
 def check_order(configs: Sequence[Config]) -> None:

@@ -59,6 +59,7 @@ class WeightFormat:
 class WeightConfig(Config):
     """A configuration that stores weights in another format; `weight_format` says in which."""
 
+    is_format: ClassVar[bool] = True
     #: where activations are quantized too: name of the recipe that stores the same weights and leaves
     #: activations alone
     weight_only: ClassVar[str] = ""

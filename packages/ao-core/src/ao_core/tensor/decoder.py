@@ -1,4 +1,4 @@
-"""Consecutive decoder blocks over a cache, for a few tokens: the arguments of the op `decoder`, and its calls."""
+"""Consecutive decoder blocks over a cache, for a few tokens: what the op `decoder` gets, and its calls."""
 
 from __future__ import annotations
 
