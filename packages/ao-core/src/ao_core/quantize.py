@@ -125,7 +125,8 @@ def quantize_(
     # a single configuration that quantizes goes on where it was interrupted
     options["undo"] = undo if len(todo) > 1 else None
     steps: dict[str, ChosenSteps] = {}
-    before, reports = [], []
+    before: list[Any] = []
+    reports: list[Report] = []
     try:
         for place, stage in enumerate(todo, 1):
             if stage.prepares:

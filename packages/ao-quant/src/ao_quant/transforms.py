@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +59,7 @@ def _bits(config: WeightConfig) -> int:
 
 
 #: transforms that do more than to choose scales
-_APPLY = {"gguf_weight_only": _apply_gguf, "trellis_weight_only": _apply_trellis}
+_APPLY: dict[str, Any] = {"gguf_weight_only": _apply_gguf, "trellis_weight_only": _apply_trellis}
 _FOR_HEAD = {"gguf_weight_only": _gguf_head}
 
 TRANSFORMS: tuple[Transform, ...] = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -135,6 +136,7 @@ def _found(
             each = [(entry, inputs_of(entry, seen.get(entry.fqn, ()))) for entry in as_it_is]
             _solve_shares(work, solvers, each, ranks_of(batches))
         if in_turn:
+            assert not isinstance(batches, Seen)
             _put_in_others(work, decisions, in_turn)
             work.driven = _visit(work, solvers, model, batches, in_turn, need, progress)
     for algorithm in {solver.name: solver for solver in solvers.values()}.values():
@@ -272,7 +274,7 @@ def _solve_block(
         asked = [_block_weight(entry, inputs) for entry, inputs in own]
         solve = solver.solve_block
         assert solve is not None
-        found = _guarded(solver, block.name, lambda solve=solve, asked=asked: solve(block, asked))
+        found = _guarded(solver, block.name, partial(solve, block, asked))
         for entry, inputs in own:
             answer = found.get(entry.fqn) if isinstance(found, Mapping) else found
             _take(work, solver, entry, inputs, _checked(solver, entry, answer))

@@ -75,13 +75,13 @@ def batches_of(data: Data | None, method: str) -> Sequence[Sample]:
         raise ConfigError(
             f"data={found}: {method} needs calibration data, a list of inputs of the model"
         )
-    assert data is not None
+    assert data is not None and not isinstance(data, Seen)  # noqa: PT018
     if isinstance(data, OverRanks):
         return OverRanks(tuple(_checked(data.batches, method)), data.group)
     return _checked(data, method)
 
 
-def _checked(data: Data, method: str) -> list[Sample]:
+def _checked(data: Iterable[Sample], method: str) -> list[Sample]:
     batches = list(data)
     if not batches:
         raise ConfigError(f"data is empty: {method} needs calibration data, a list of inputs")

@@ -114,4 +114,6 @@ def _record(step: Step) -> ParameterRecord:
     new = planned(step)
     if new is None and step.plan is not None and algorithm_of(step.plan.config) is None:
         new = result_of(step, torch.zeros((), dtype=step.entry.dtype).expand(step.entry.shape))
+    if new is None:
+        new = Skip("data decides what becomes of it")
     return kept_record(step, new) if isinstance(new, Skip) else quantized_record(step, new)

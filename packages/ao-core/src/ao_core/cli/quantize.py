@@ -114,7 +114,7 @@ def _batches(folder: Path, data: Path | None, **options: int | None) -> list[Sam
         if given:
             raise ConfigError(f"--{next(iter(given))} is of --data FILE, which is not given")
         return None
-    return batches_of_file(data, tokenizer_of(folder), **given)  # type: ignore[arg-type]
+    return batches_of_file(data, tokenizer_of(folder), **given)
 
 
 def _check_report(path: Path) -> None:

@@ -107,10 +107,13 @@ class _Decoder(OpTrial):
         def block(turn: int) -> CachedBlock:
             rows = (batch.batch, _HEADS.key)
             stored = [quantized(draw(*rows, _SIZE, _HEADS.dim), spec) for spec in case.specs[1:]]
+            keys, values = (draw(*rows, _SLOTS, _HEADS.dim) for _ in range(2))
             cache = KeysAndValues(
-                *stored,
+                stored[0],
+                stored[1],
                 torch.tensor([batch.before, batch.coded], device=case.device),
-                *(draw(*rows, _SLOTS, _HEADS.dim) for _ in range(2)),
+                keys,
+                values,
                 draw(*rows, 1, _HEADS.dim).float() if turn else None,
             )
             inputs, output, gate_up, down = (
@@ -181,7 +184,8 @@ def _expected(
     start: Tensor | None,
     stop: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    made, written = [], []
+    made: list[Any] = []
+    written: list[Any] = []
     for block in map(_copied, blocks.blocks):
         cache = block.cache
         query, key, value = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -156,7 +156,9 @@ class _EncodeTokens(OpTrial):
             old = quantized(draw(place + 4, size, width), spec)
             offset = center if place == 0 and center is not None else torch.zeros((), device=device)
             expected.append(_written(old, exact.float() - offset, begin, end))
-            stored.append(old), tails.append(tail), fresh.append(exact[:, :, before:])
+            stored.append(old)
+            tails.append(tail)
+            fresh.append(exact[:, :, before:])
         yield (*stored, *tails, *fresh, center, before, begin, end), expected
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -187,10 +189,10 @@ def _written(old: QTensor, exact: Tensor, begin: int, end: int) -> QTensor:
     """A tensor with these tokens, block by block; those of a block that was begun by its scales."""
     made, shared = _copy(old), old.spec.block[-2]
     for at in range(begin - begin % shared, end, shared):
-        place = made.narrow(2, at, shared)
+        place = cast("QTensor", made.narrow(2, at, shared))
         kept = max(begin - at, 0)
         known = ("in_perm", "in_scale", *(("scale", "zero_point") if kept else ()))
-        given = {n: p for n, p in place.parts.items() if n in known}
+        given: dict[str, Any] = {n: p for n, p in place.parts.items() if n in known}
         block = quantize_values(exact[:, :, at : at + shared].contiguous(), old.spec, **given)
         for (name, to), (_, leaf) in zip(place.leaves(), block.leaves(), strict=True):
             if name == "qdata":

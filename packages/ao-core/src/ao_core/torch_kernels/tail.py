@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -89,9 +89,9 @@ def _encode(stored: QTensor, rows: Tensor, begin: int, shared: int) -> None:
     return None
 
 
-def _quantized(rows: Tensor, stored: QTensor, **qparams: Tensor | None) -> QTensor:
+def _quantized(rows: Tensor, stored: QTensor, **qparams: Any) -> QTensor:
     """Rows in the format of a tensor, after its input steps."""
-    steps = {name: stored.parts.get(name) for name in ("in_perm", "in_scale")}
+    steps: dict[str, Any] = {name: stored.parts.get(name) for name in ("in_perm", "in_scale")}
     return quantize_values(rows, stored.spec, **steps, **qparams)
 
 

@@ -230,7 +230,7 @@ def _check_told(one: Seen, first: Seen) -> None:
 def _check(found: FusedDecoder, model: Any, observed: Observed) -> None:
     """Raise `NotFused` unless it returns, bit for bit, what the decoder does for one token."""
     first, second = (seen.kwargs for seen in observed.calls[found.module])
-    outs = []
+    outs: list[Any] = []
     for forward in (found.run, type(found.module).forward.__get__(found.module)):
         cache = DynamicCache(config=model.config.get_text_config(decoder=True))
         given = [{**seen, "past_key_values": cache} for seen in (first, second)]

@@ -58,7 +58,8 @@ class FuseReport:
         self.unfuse()
 
     def __str__(self) -> str:
-        found = [*self.fused, *self.kept, *filter(None, [self.around])]
+        around = [] if self.around is None else [self.around]
+        found: list[Fused | Kept] = [*self.fused, *self.kept, *around]
         lines = [
             f"{name}  {text}" for name, text in _alike((one.name, _text(one)) for one in found)
         ]

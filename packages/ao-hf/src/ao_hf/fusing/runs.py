@@ -103,7 +103,7 @@ class Run:
         start, stop = (None, None) if bounds is None else (bounds.start, bounds.stop)
         index = plan.layers[0].index
         with cache.writing(index):
-            made = plan.call(x, *tables, start, stop)
+            made = plan.call(x, tables[0], tables[1], start, stop)
         for layer in plan.layers:
             if type(layer) is AoLayer:
                 layer.tokens += x.shape[1]

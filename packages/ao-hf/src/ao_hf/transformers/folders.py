@@ -72,7 +72,7 @@ def _fill_buffers(model: PreTrainedModel) -> None:
             if buffer is not None and buffer.is_meta:
                 own = torch.empty_like(buffer, device="cpu").fill_(_unset(buffer.dtype))
                 module._buffers[name] = own
-                module._is_hf_initialized = False  # type: ignore[assignment]
+                module._is_hf_initialized = False
                 filled.append((f"{prefix}.{name}", own))
     model.initialize_weights()
     if left := [name for name, buffer in filled if _is_unset(buffer)]:

@@ -114,10 +114,10 @@ def solve_autoround_block(
     found = descend(
         problems, gradients, loss, config.iterations, config.first_rate, config.momentum
     )
-    for place, (each, start) in enumerate(starts.items()):
-        own = next(weight.config for weight in weights if weight.fqn == each)
+    for place, (fqn, start) in enumerate(starts.items()):
+        own = next(weight.config for weight in weights if weight.fqn == fqn)
         assert isinstance(own, AutoRoundConfig)
-        answers[each] = _solved(start, found, place, own, block.name)
+        answers[fqn] = _solved(start, found, place, own, block.name)
     return answers
 
 

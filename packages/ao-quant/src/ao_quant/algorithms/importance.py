@@ -48,8 +48,10 @@ def weighted_nested(x: Tensor, importance: Tensor, spec: Spec) -> QTensor:
     blocked = registry.layouts.get(spec.layout).blocked_shape(tuple(x.shape))
     values, by = (each.reshape(len(steps), *blocked[len(steps) > 1 :]) for each in (x, importance))
     scales = [
-        weighted_qparams(*each, dtype, spec, stored=partial(_multiples, numbers.dtype, step))[0]
-        for *each, step in zip(values, by, steps, strict=True)
+        weighted_qparams(
+            each, counts, dtype, spec, stored=partial(_multiples, numbers.dtype, step)
+        )[0]
+        for each, counts, step in zip(values, by, steps, strict=True)
     ]
     chosen = torch.stack(scales).reshape(part.shape)
     new = regridded(part, numbers.nearest(chosen, numbers.block_of)[0])

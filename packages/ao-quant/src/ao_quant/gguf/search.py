@@ -65,7 +65,7 @@ class Goal(NamedTuple):
         return values if self.by is None else values * self.by
 
     @property
-    def count(self) -> Tensor | int:
+    def total(self) -> Tensor | int:
         """The elements of a block, or what they count together."""
         return self.x.shape[-1] if self.by is None else self.by.sum(-1, keepdim=True)
 
@@ -164,7 +164,7 @@ def _regression(
     alone = torch.where(squares > 0, products / squares, 0.0)
     if not ranged:
         return alone, None
-    count, values = goal.count, p.sum(-1, keepdim=True)
+    count, values = goal.total, p.sum(-1, keepdim=True)
     goals = goal.weighted(x).sum(-1, keepdim=True)
     spread = count * squares - values * values
     scale = torch.where(spread > 0, (count * products - values * goals) / spread, 0.0)
@@ -214,7 +214,7 @@ def _new_scales(goal: Goal, dtype: DType, found: Found) -> Found:
         return Found(Grid(found.scale.codes, half(ax / aa).float()), None)
     b = found.low.codes
     ab, bx = total(weighted * b), total(goal.weighted(x) * b)
-    bb = total(b * b * goal.count)
+    bb = total(b * b * goal.total)
     spread = aa * bb - ab * ab
     scale, low = (ax * bb - ab * bx) / spread, (ab * ax - aa * bx) / spread
     return Found(

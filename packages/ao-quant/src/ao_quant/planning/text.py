@@ -55,8 +55,9 @@ def config_text(config: Config | None) -> str:
     if (found := next(names, "")) or not isinstance(config, BaseConfig):
         return found or repr(config)
     algorithm = registry.algorithm_for(type(config))
-    is_plain = algorithm is not None and config == type(config)(config.base)
-    return f"{algorithm.name}/{config_text(config.base)}" if is_plain else repr(config)
+    if algorithm is None or config != type(config)(config.base):
+        return repr(config)
+    return f"{algorithm.name}/{config_text(config.base)}"
 
 
 def _row(choice: Choice) -> tuple[str, ...]:
