@@ -215,7 +215,7 @@ def test_states_that_others_share_are_not_changed_in_place(count: int) -> None:
 def test_a_hessian_in_strips_is_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ao_core.calibration.statistics._STRIP", 7)
     x = torch.randn(40, 24)
-    found = Statistics((HESSIAN,)).add(x[:10]).absorb(x[10:15]).absorb(x[15:])
+    found = Statistics((HESSIAN,)).add(x[:10]).absorb(x[10:15]).absorb(x[15:]).finish()
     torch.testing.assert_close(found["hessian"], x.double().T @ x.double(), rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(found["hessian"], found["hessian"].T, rtol=1e-5, atol=1e-4)
     assert found.rows == 40
@@ -248,5 +248,5 @@ def test_a_block_ends_where_the_inputs_of_a_weight_are_seen() -> None:
             block.ends = 0
     for name, value in runs["prefix"][1].items():
         assert torch.equal(value, runs["blocks"][1][name]), name
-    # each batch: once to find the order, once for the outputs, which nobody needs of the last block
-    assert runs["blocks"][0] == [6, 6, 3]
+    # one batch to find the order; each one for the outputs, which nobody needs of the last block
+    assert runs["blocks"][0] == [4, 4, 1]
