@@ -165,14 +165,6 @@ RECIPES: tuple[Recipe, ...] = (
         )
         for kind, bits in _GGUF_BITS.items()
     ),
-    *(
-        Recipe(
-            "trellis_weight_only" if bits == 2 else f"trellis_weight_only/{bits}bit",
-            c.TrellisWeightOnlyConfig(bits),
-            f"{bits}-bit weights on a trellis, rotated, one scale per row",
-        )
-        for bits in (2, 3, 4)
-    ),
     Recipe(
         "int8_dynamic_activation_int8_weight",
         c.Int8DynamicActivationInt8WeightConfig(),

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ao_core import Config, Skip, Spec, Target, Transform
 from ao_core.ext import (
@@ -37,6 +37,10 @@ def _apply_trellis(
     dense: Tensor, config: c.TrellisWeightOnlyConfig, target: Target
 ) -> Tensor | Skip:
     """The weight on a trellis, rotated in blocks that follow its shape."""
+
+    if dense.dim() != 2 or not isinstance(target.module, nn.Linear):
+        kind = type(target.module).__name__
+        return Skip(f"a trellis holds weights of linear layers, and this one is of a {kind}")
 
     def encode(values: Tensor, spec: Spec) -> Tensor:
         return quantize_values(values, config.rotated(spec, values.shape[-1]))

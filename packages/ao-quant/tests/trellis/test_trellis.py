@@ -110,7 +110,7 @@ def test_gptq_is_exact_about_its_own_error_in_the_rotated_space():
     torch.testing.assert_close(stepped, w @ matrix.t())
     factor, _ = damped_factor(turned, 1e-10)
     grid = grid_of(q)
-    codes, total = gptq(stepped, factor, grid, grid.block_of)
+    codes, total, _ = gptq(stepped, factor, grid, grid.block_of)
     change = regridded(q, codes).dequantize().double() - w
     torch.testing.assert_close(
         float(((change @ hessian) * change).sum()), float(total), rtol=1e-4, atol=0

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ao_core.dispatch import PIN, name_kernel, select
 from ao_core.records import Call, Kernel
 from ao_core.registry import registry
-from ao_core.tensor.codec import decode_reference
+from ao_core.tensor.codec import decode_parts, decode_reference
 from ao_core.tensor.sharding import is_sharded
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def _dense(w: QTensor, dtype: torch.dtype) -> Tensor:
     parts = {name: held[name] for name in w.part_names}
     if is_sharded(next(iter(parts.values()))):
         return decode_reference(parts, w.spec, tuple(w.shape), dtype)
+    if w.spec.input:  # which are undone after the kernel
+        return decode_parts(parts, w.spec, tuple(w.shape), dtype)
     key = ("dequantize", dtype, PIN.get(), registry.epoch)
     bound = w._bound.get(key)
     if bound is None:

@@ -24,9 +24,16 @@ _SLAB = 1024
 
 
 @lru_cache(maxsize=1)
-def _table() -> Tensor:
+def _kept_table() -> Tensor:
     with neutral():
         return torch.tensor(trellis_values(), dtype=torch.int8, device="cpu")
+
+
+def _table() -> Tensor:
+    """Values of states; in a graph a constant of its own."""
+    if torch.compiler.is_compiling():
+        return torch.tensor(trellis_values(), dtype=torch.int8, device="cpu")
+    return _kept_table()
 
 
 def _bits(spec: Spec) -> int:
