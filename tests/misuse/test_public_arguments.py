@@ -31,7 +31,7 @@ MADE_BY_AO = {
     "PrecisionTelemetry", "PruneReport", "Pruning", "QuantizationPlan", "RemovalReport",
     "OpCall", "Report", "Sensitivity", "Float8Matmul", "hookimpl",
     "FuseReport", "StateReport", "GGUFFile", "GGUFHeader", "GGUFInfo", "Checkpoint", "Entry",
-    "Loaded", "Provider",
+    "Loaded", "Provider", "Imatrix", "LowRank",
 }  # fmt: skip
 #: hot constructors, which look only at what would crash later: tensors, and the dtype of a wrapper
 UNCHECKED = {
@@ -75,6 +75,7 @@ POOL = [
 #: without arguments, or changing what other tests see, or tried below
 ELSEWHERE = {
     "register", "reopen", "save_model", "quantize_checkpoint", "write_checkpoint", "write_gguf",
+    "write_imatrix",
     "attach",
 }  # fmt: skip
 

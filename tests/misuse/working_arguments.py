@@ -55,6 +55,23 @@ def watched():
     return made
 
 
+def corrected():
+    made = model()
+    ao_core.quantize_(made, "int4_weight_only")
+    return made
+
+
+@cache
+def imatrix_file():
+    from tempfile import mkdtemp
+
+    from ao_quant.gguf import imatrix_of, write_imatrix
+
+    path = Path(mkdtemp(prefix="ao-misuse-"), "x.dat")
+    write_imatrix(path, imatrix_of(model(), [X]), binary=True)
+    return path
+
+
 def trained():
     import ao_float8
 
@@ -235,4 +252,10 @@ VALID = {
     "state_dict_to_flat": lambda: {"state_dict": {"x": W}},
     "read_gguf": lambda: {"path": gguf_file()},
     "read_gguf_header": lambda: {"path": gguf_file()},
+    "read_imatrix": lambda: {"path": imatrix_file()},
+    "imatrix_of": lambda: {"model": model(), "data": [X]},
+    "low_rank_corrections": lambda: {"model": corrected(), "originals": model(), "data": [X]},
+    "ModelTransform": lambda: {"name": "x", "config_type": ao_core.WeightOnlyConfig, "apply": id},
+    "Prepared": lambda: {"model": model()},
+    "Tokenizer": lambda: {"encode": list, "sample": id},
 }  # fmt: skip

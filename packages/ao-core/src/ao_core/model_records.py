@@ -29,6 +29,9 @@ class Prepared:
     #: by the name of a parameter, what was done to it, or why nothing could be
     notes: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 @dataclass(frozen=True)
 class ModelTransform:

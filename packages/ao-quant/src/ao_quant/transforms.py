@@ -37,7 +37,6 @@ def _apply_trellis(
     dense: Tensor, config: c.TrellisWeightOnlyConfig, target: Target
 ) -> Tensor | Skip:
     """The weight on a trellis, rotated in blocks that follow its shape."""
-
     if dense.dim() != 2 or not isinstance(target.module, nn.Linear):
         kind = type(target.module).__name__
         return Skip(f"a trellis holds weights of linear layers, and this one is of a {kind}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ao_core import FqnToConfig, QTensor
-from ao_core.ext import ConfigError, is_conv, is_transposed
+from ao_core.ext import ConfigError, checked_but, is_conv, is_transposed
 from ao_core.ext.calibration import (
     HESSIAN,
     Data,
@@ -42,6 +42,7 @@ class LowRank:
     error_after: float
 
 
+@checked_but("data")
 @torch.no_grad()
 def low_rank_corrections(
     model: nn.Module,
