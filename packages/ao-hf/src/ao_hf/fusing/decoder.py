@@ -32,6 +32,12 @@ _TOLD = frozenset({
 })  # fmt: skip
 
 
+#: entries of the model's configuration that each call looks at
+_LOOKED_AT = frozenset({
+    "_attn_implementation_internal", "_output_attentions", "output_hidden_states", "return_dict",
+})  # fmt: skip
+
+
 class RotaryTables:
     """Cosines and sines of a rotary embedding, by position.
 
@@ -100,6 +106,8 @@ class FusedDecoder(_Forward):
         super().__init__(module, [rotary], [])
         self._embedding, self._blocks, self._norm = embedding, tuple(blocks), norm
         self._tables, self._result = RotaryTables(rotary), result
+        #: what may not change, such as how many blocks are called
+        self._settings = {n: x for n, x in vars(module.config).items() if n not in _LOOKED_AT}
         parts = [embedding, *blocks, norm]
         self._places += [
             (parent._modules, name, child)
@@ -156,6 +164,8 @@ class FusedDecoder(_Forward):
     def _reads(self, cache: Any) -> bool:
         """Whether one query needs no mask: all layers keep all tokens and nothing else."""
         config = vars(self.module.config)
+        if any(config.get(name) != value for name, value in self._settings.items()):
+            return False
         if config.get("_output_attentions") or config.get("output_hidden_states"):
             return False
         if not getattr(self.module.config, "return_dict", True):
