@@ -119,14 +119,12 @@ def quantize_(
     """
     configs = resolved(config)
     batches = check_data(configs, data)
-    todo = stages(configs)
-    undo: list[Undo] = []
+    todo, undo = stages(configs), list[Undo]()
     options: dict[str, Any] = {"device": device, "strict": strict, "progress": progress}
     # a single configuration that quantizes goes on where it was interrupted
     options["undo"] = undo if len(todo) > 1 else None
     steps: dict[str, ChosenSteps] = {}
-    before: list[Any] = []
-    reports: list[Report] = []
+    before, reports = list[Any](), list[Report]()
     try:
         for place, stage in enumerate(todo, 1):
             if stage.prepares:

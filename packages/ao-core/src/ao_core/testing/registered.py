@@ -41,8 +41,9 @@ def registered(*records: Any) -> Iterator[None]:
             for table in tables:
                 if table.holds(record) and table._records.pop(name_of(record), None) is not None:
                     provider = table._providers.pop(name_of(record), IN_PROCESS)
-            for kind, claim in zip((Transform, Algorithm, ModelTransform), claims, strict=True):
-                if isinstance(record, kind):
+            kinds: tuple[Any, ...] = (Transform, Algorithm, ModelTransform)
+            for kind, claim in zip(kinds, claims, strict=True):
+                if type(record) is kind:
                     claim.pop(record.config_type, None)
             if isinstance(record, Op):
                 registry.kernels._records.pop(record.reference_kernel.name, None)
