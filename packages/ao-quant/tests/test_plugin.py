@@ -11,7 +11,6 @@ from ao_core.ext import registry
 from ao_quant import plugin
 from ao_quant.configs import CALIBRATED, CONFIGS
 
-
 #: formats of linear layers alone
 WITHOUT_RECIPE = {"trellis_weight_only"}
 
