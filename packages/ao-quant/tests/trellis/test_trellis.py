@@ -154,3 +154,19 @@ def test_gradients_of_the_input_are_those_of_the_dense_weight():
     y = x.detach().clone().requires_grad_()
     F.linear(y, w.dequantize()).square().sum().backward()
     torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_no_linear_layer_is_skipped_with_the_reason():
+    model = nn.ModuleDict(
+        {
+            "conv": nn.Conv1d(8, 8, 3),
+            "attention": nn.MultiheadAttention(32, 4),
+            "linear": nn.Linear(8, 8),
+        }
+    )
+    report = quantize_(model, TrellisWeightOnlyConfig(2))
+    changed = {record.fqn for record in report.with_status("changed")}
+    assert changed == {"linear.weight", "attention.out_proj.weight"}
+    skipped = {record.fqn: record.reason for record in report.with_status("skipped")}
+    assert skipped.keys() == {"conv.weight", "attention.in_proj_weight"}
+    assert "weights of linear layers" in skipped["attention.in_proj_weight"]
