@@ -48,7 +48,7 @@ class ModelTransform:
     #: are going to be quantized, each with the configuration for that, if it is known; batches of data;
     #: configuration) -> what was made of it. The modules of the weights are those of the copy.
     apply: Callable[[torch.nn.Module, Sequence[Decision], Sequence[Any], Any], Prepared]
-    #: configuration -> what is then applied to the same weights; None: whatever comes next in the list
+    #: configuration -> what is then applied to the same weights; None: the next configuration of the list
     then: Callable[[Any], Config | None] = lambda config: None
     #: (configuration, those before it in the list) -> None, or why it makes no sense after them
     refuses: Callable[[Any, Sequence[Config]], str | None] = lambda config, before: None

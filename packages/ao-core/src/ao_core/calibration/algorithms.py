@@ -327,7 +327,7 @@ def _take(
 
 
 def _shift(work: Work, entry: Decision, inputs: Inputs, found: Solved) -> str | None:
-    """Add to the bias beside a weight, for the time of the visit and then for good, or say why not."""
+    """Add to the bias of a weight's layer, for the time of the visit and then for good, or say why not."""
     assert found.bias is not None
     if (name := bias_name(target := entry.owners[0])) is None:
         return "it has no bias"

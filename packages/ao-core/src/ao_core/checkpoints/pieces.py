@@ -44,7 +44,7 @@ class DamagedPiece(CheckpointError):
 
 
 def pieces_of(steps: Sequence[Step], blocks: Sequence[str] = ()) -> list[tuple[Step, ...]]:
-    """Consecutive tensors of at most 32 MB together, or a larger one by itself.
+    """Consecutive tensors of at most 32 MB together, or a larger one alone.
 
     Tensors of different blocks, which are modules by their names, are in different pieces.
     """

@@ -19,9 +19,9 @@ from ao_kernels.cpu.quantize import ELEMENTS
 __all__ = [
     "ATTEND_KERNELS",
     "GREATEST_HEAD",
-    "GREATEST_ORDER",
     "arguments_of",
     "attend",
+    "refuses_steps",
     "refuses_stored",
 ]
 
@@ -116,12 +116,8 @@ def refuses_stored(spec: Spec, shape: tuple[int, ...]) -> str | None:
         return "takes zero points off before scaling, and this format has offsets"
     if full_block(spec.block, shape)[:2] != (1, 1):
         return f"needs scales of one head each, found blocks of {spec.block}"
-    if len(spec.input) > 1 or any(step.kind != "hadamard" for step in spec.input):
-        return f"takes one Hadamard transform, found {' and '.join(map(str, spec.input))}"
-    for step in spec.input:
-        *paley, _ = hadamard_factors(step.block)
-        if paley and paley[0] > GREATEST_ORDER:
-            return f"multiplies by matrices of order {GREATEST_ORDER} at most, found {paley[0]}"
+    if reason := refuses_steps(spec):
+        return reason
     dtype = registry.dtypes.get(spec.dtype)
     if dtype.bits > 8 or dtype.kind in ("codebook", "dense"):
         return f"needs codes of up to 8 bits with values of their own, and {dtype.name} has none"
@@ -129,6 +125,17 @@ def refuses_stored(spec: Spec, shape: tuple[int, ...]) -> str | None:
         return reason
     fmt = format_of(dtype)
     return fmt if isinstance(fmt, str) else None
+
+
+def refuses_steps(spec: Spec) -> str | None:
+    """Why the C++ code cannot take the input steps of this format; None: it can."""
+    if len(spec.input) > 1 or any(step.kind != "hadamard" for step in spec.input):
+        return f"takes one Hadamard transform, found {' and '.join(map(str, spec.input))}"
+    for step in spec.input:
+        *paley, _ = hadamard_factors(step.block)
+        if paley and paley[0] > GREATEST_ORDER:
+            return f"multiplies by matrices of order {GREATEST_ORDER} at most, found {paley[0]}"
+    return None
 
 
 def _describe(call: AttendCall) -> str:

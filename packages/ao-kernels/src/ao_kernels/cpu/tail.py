@@ -12,7 +12,7 @@ from ao_core import Kernel, QTensor, Spec
 from ao_core.ext import registry
 from ao_core.ext.kernels import EncodeTokensCall, WriteTailCall
 from ao_core.ext.numerics import MX_MODES, full_block, hadamard_factors
-from ao_kernels.cpu.attend import GREATEST_HEAD, GREATEST_ORDER
+from ao_kernels.cpu.attend import GREATEST_HEAD, refuses_steps
 from ao_kernels.cpu.formats import format_of
 from ao_kernels.cpu.library import unavailable
 from ao_kernels.cpu.quantize import ELEMENTS, reach, zero_kind
@@ -128,12 +128,8 @@ def _refuses_spec(spec: Spec, shape: tuple[int, ...]) -> str | None:
         return f"needs blocks of one token, or of one element of up to 128, found {spec.block}"
     if tokens == 1 and -(-shape[3] // size) > _MOST_BLOCKS:
         return f"takes {_MOST_BLOCKS} blocks of a token at most, found blocks of {spec.block}"
-    if len(spec.input) > 1 or any(step.kind != "hadamard" for step in spec.input):
-        return f"takes one Hadamard transform, found {' and '.join(map(str, spec.input))}"
-    for step in spec.input:
-        *paley, _ = hadamard_factors(step.block)
-        if paley and paley[0] > GREATEST_ORDER:
-            return f"multiplies by matrices of order {GREATEST_ORDER} at most, found {paley[0]}"
+    if reason := refuses_steps(spec):
+        return reason
     dtype = registry.dtypes.get(spec.dtype)
     if dtype.bits > 8 or dtype.kind in ("codebook", "dense"):
         return f"needs codes of up to 8 bits with values of their own, and {dtype.name} has none"
