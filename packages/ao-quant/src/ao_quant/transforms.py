@@ -18,7 +18,9 @@ from ao_core.ext import (
 )
 from ao_quant import configs as c
 from ao_quant.configs import CALIBRATED, CONFIGS
+from ao_quant.configs.qat import QATConfig
 from ao_quant.gguf.encode import encode
+from ao_quant.qat.transform import apply_qat, qat_head
 
 __all__ = ["TRANSFORMS"]
 
@@ -87,4 +89,5 @@ TRANSFORMS: tuple[Transform, ...] = (
         )
         for name, cls in CALIBRATED.items()
     ),
+    Transform(QATConfig, "qat", QATConfig.version, apply_qat, for_head=qat_head),
 )

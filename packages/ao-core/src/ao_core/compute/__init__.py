@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from ao_core.compute import experts, linear, methods  # noqa: F401  they fill the tables
+from ao_core.compute.delaying import delay_, prepared_weights
 from ao_core.compute.extras import extra_tensors
 from ao_core.compute.fake_quantize import (
     FakeQuantize,
+    encoded,
     fake_quantized,
     register_fake_quantize,
+    straight_through_by,
 )
 from ao_core.compute.matmuls import Matmuls
+from ao_core.compute.reading import deployed, is_delayed
 from ao_core.compute.straight_through import straight_through
 from ao_core.compute.weight import ComputeWeight
 
@@ -17,8 +21,14 @@ __all__ = [
     "ComputeWeight",
     "FakeQuantize",
     "Matmuls",
+    "delay_",
+    "deployed",
+    "encoded",
     "extra_tensors",
     "fake_quantized",
+    "is_delayed",
+    "prepared_weights",
     "register_fake_quantize",
     "straight_through",
+    "straight_through_by",
 ]

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core.compute.linear import cast_matmul
+from ao_core.compute.matmuls import rule_name
+from ao_core.compute.reading import stored
 from ao_core.compute.weight import FUNCTIONS, MATMULS, ComputeWeight, on_memory
 from ao_core.spec import Spec
 from ao_core.tensor.autocast import autocasted
@@ -81,6 +83,8 @@ def _grouped_matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     a, b, offs, weight = named["self"], named["mat2"], named.get("offs"), named.get("bias")
     if not isinstance(b if weight is None else weight, ComputeWeight):
         return on_memory(func, args, kwargs)  # type: ignore[no-any-return]
+    if isinstance(b, ComputeWeight) and rule_name(b.matmuls.output):
+        return torch._grouped_mm(a, stored(b), offs=offs)
     contracted_last = dense_memory(b).transpose(-2, -1)
     if weight is None:
         return _matmul(a, contracted_last, offs, b.matmuls.output)

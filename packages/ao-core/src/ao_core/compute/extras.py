@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ao_core.compute.fake_quantize import rule_of, without_rule
-from ao_core.compute.matmuls import rule_name
+from ao_core.compute.fake_quantize import rule_of
 from ao_core.compute.weight import ComputeWeight
 from ao_core.errors import QuantizationError
 from ao_core.tensor.sharding import local_shard
@@ -29,12 +28,13 @@ def extras_unsupported_reason(
     weight: ComputeWeight, owners: Sequence[tuple[nn.Module, str]]
 ) -> str | None:
     """Why these modules, given by (module, name of the parameter), cannot train by the rule of `weight`."""
-    if not rule_name(weight.matmuls.output):
+    rule = rule_of(weight.matmuls.output)
+    if rule is None or rule.initial is None:
         return None
     fitting = [module for module, name in owners if _reads_extras(module, name)]
     if not fitting:
         return (
-            f"the fake-quantize rule {rule_name(weight.matmuls.output)!r} reads further parameters, which "
+            f"the fake-quantize rule {rule.name!r} reads further parameters, which "
             f"the forward of nn.Linear hands to it, and that of {type(owners[0][0]).__name__} does not"
         )
     try:
@@ -70,7 +70,8 @@ def fit_extras(owners: Sequence[tuple[nn.Module, str]]) -> Callable[[], None]:
 
     if modules:
         weight: Any = local_shard(modules[0].weight)
-        wanted = isinstance(weight, ComputeWeight) and bool(rule_name(weight.matmuls.output))
+        rule = rule_of(weight.matmuls.output) if isinstance(weight, ComputeWeight) else None
+        wanted = rule is not None and rule.initial is not None
         learns = bool(modules[0].weight.requires_grad)
         extras = (
             {
@@ -96,8 +97,9 @@ def _initial(weight: ComputeWeight) -> dict[str, Tensor]:
     spec = weight.matmuls.output
     rule = rule_of(spec)
     assert rule is not None
+    assert rule.initial is not None
     assert spec is not None
-    made = rule.initial(weight.memory.detach(), without_rule(spec))
+    made = rule.initial(weight.memory.detach(), spec)
     return {name: value.detach() for name, value in made.items()}
 
 

@@ -1,4 +1,4 @@
-"""The layer that hands the extra tensors of its weight to the fake-quantize rule of the weight."""
+"""The linear layer whose weight a fake-quantize rule rounds."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ao_core.compute.emulated import cast_values
-from ao_core.compute.fake_quantize import rule_of, without_rule
+from ao_core.compute.fake_quantize import rule_of
+from ao_core.compute.matmuls import DELAYED
 from ao_core.compute.weight import ComputeWeight
 from ao_core.errors import UnsupportedOp
 from ao_core.spec import Spec
 from ao_core.tensor.autocast import autocasted
 from ao_core.tensor.qtensor import QTensor
+from ao_core.tensor.rounded import rounded_activations
 
-__all__ = ["FakeQuantizedLinear"]
+__all__ = ["FakeQuantizedLinear", "fake_linear", "turned"]
 
 
 class FakeQuantizedLinear(nn.Linear):
@@ -31,15 +33,20 @@ class FakeQuantizedLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """Shape (…, in_features) to (…, out_features)."""
         extras = [getattr(self, f"weight_{name}") for name in self.extra_names]
-        out: Tensor = _linear(input, self.weight, self.bias, self.extra_names, *extras)
+        out: Tensor = fake_linear(input, self.weight, self.bias, self.extra_names, *extras)
         return out
 
 
 # this is run while tracing, not traced: rules choose kernels
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
-def _linear(
-    input: Tensor, weight: Tensor, bias: Tensor | None, names: tuple[str, ...], *extras: Tensor
+def fake_linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    names: tuple[str, ...] = (),
+    *extras: Tensor,
 ) -> Any:
+    """`F.linear` with the weight as its rule rounds it, and the extra tensors that the rule reads, by name."""
     inner = _without_transforms(weight)
     spec = inner.matmuls.output if isinstance(inner, ComputeWeight) else None
     rule = rule_of(spec)
@@ -50,12 +57,23 @@ def _linear(
             f"the fake-quantize rule {rule.name!r} of a weight that FSDP2 gathered as codes: its values are "
             "rounded already; leave enable_fsdp_float8_all_gather out"
         )
-    # a product with 1 is an ordinary tensor that autograd knows to come from the weight
-    values = rule.apply(weight * 1, without_rule(spec), dict(zip(names, extras, strict=True)))
-    input, values, bias = autocasted(input, values, bias)
+    values = _values(weight, inner)
+    if spec.option(DELAYED, False):
+        return F.linear(*autocasted(input, values, bias))
+    turn = turned(inner, spec)
+    values = rule.apply(values.t() if turn else values, spec, dict(zip(names, extras, strict=True)))
+    if isinstance(values, QTensor):
+        input, bias = autocasted(input, bias)
+        return _Matmul.apply(input, values.t() if turn else values, bias)  # type: ignore[no-untyped-call]
+    input, values, bias = autocasted(input, values.t() if turn else values, bias)
     if spec.act is not None:
         input = _CastActivations.apply(input, spec.act)  # type: ignore[no-untyped-call]
     return F.linear(input, values, bias)
+
+
+def turned(weight: Any, spec: Spec) -> bool:
+    """Whether it is the transpose of a weight that has the format."""
+    return bool(weight.transposed) != bool(spec.option("in_out", False))
 
 
 def _without_transforms(weight: Tensor) -> Tensor:
@@ -63,6 +81,60 @@ def _without_transforms(weight: Tensor) -> Tensor:
     while torch._C._functorch.is_functorch_wrapped_tensor(weight):
         weight = torch._C._functorch.get_unwrapped(weight)
     return weight
+
+
+def _values(weight: Tensor, inner: Any) -> Tensor:
+    """The memory, as an ordinary tensor that autograd knows to come from the weight."""
+    # transforms know products, but not what an operator of ours does with the tensor that they wrap
+    return _Memory.apply(weight) if weight is inner else weight * 1  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Memory(torch.autograd.Function):
+    """The memory of a weight, without a copy."""
+
+    @staticmethod
+    def forward(weight: ComputeWeight) -> Tensor:
+        return torch.ops.aten.alias.default(weight.memory)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class _Matmul(torch.autograd.Function):
+    """The matmul of a stored weight, whose own values get a gradient.
+
+    Kept for the backward pass are the input as it came, and the codes. Both gradients are the matmuls with the
+    rounded values of the other operand.
+    """
+
+    @staticmethod
+    def forward(input: Tensor, weight: QTensor, bias: Tensor | None) -> Tensor:
+        return F.linear(input, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        input, weight, _ = inputs
+        ctx.save_for_backward(input, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight = ctx.saved_tensors
+        grad_MN = grad.reshape(-1, grad.shape[-1])
+        of_input, of_weight, of_bias = ctx.needs_input_grad
+        grad_input = grad_weight = grad_bias = None
+        if of_input:
+            grad_input = (grad_MN @ weight).reshape(input.shape)
+        if of_weight:
+            rounded = rounded_activations(input, weight)
+            grad_weight = grad_MN.t() @ rounded.reshape(-1, input.shape[-1])
+        if of_bias:
+            grad_bias = grad_MN.sum(0)
+        return grad_input, grad_weight, grad_bias
 
 
 class _CastActivations(torch.autograd.Function):

@@ -11,7 +11,8 @@ from torch import Tensor
 from ao_core.compute.emulated import is_one_node
 from ao_core.compute.gather import materialize_transpose
 from ao_core.compute.matmuls import rule_name
-from ao_core.compute.weight import FUNCTIONS, MATMULS, ComputeWeight, on_memory
+from ao_core.compute.reading import needs_no_extras, read, stored
+from ao_core.compute.weight import FUNCTIONS, MATMULS, ComputeWeight
 from ao_core.dispatch import run
 from ao_core.errors import UnsupportedOp
 from ao_core.records import Call
@@ -27,6 +28,11 @@ aten = torch.ops.aten
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`, all three of whose matmuls are computed as the weight says."""
+    if needs_no_extras(weight):
+        # its module imports torch's compiler, which who trains no codes should not wait for
+        from ao_core.compute.fake_linear import fake_linear
+
+        return fake_linear(input, weight, bias)  # type: ignore[no-any-return]
     input, weight, bias = autocasted(input, weight, bias)
     # Dynamo traces no function that has a forward mode
     function = _Linear if torch.compiler.is_compiling() else _LinearWithJvp
@@ -90,10 +96,14 @@ def _matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """``x @ w.T`` (output), ``g @ w`` (grad_input) and ``addmm(w, g.T, x, beta=0)`` (grad_weight)."""
     if func is aten.mm.default and isinstance(args[1], ComputeWeight):
         a, w = args
+        if rule_name(w.matmuls.output):
+            return torch.mm(a, stored(w))
         spec = w.matmuls.output if w.transposed else w.matmuls.grad_input
         return _cast_mm(a, w.memory.t(), spec)
     if func is aten.addmm.default and isinstance(args[2], ComputeWeight) and not kwargs:
         bias, a, w = args  # how a linear layer of `DTensor`s arrives
+        if rule_name(w.matmuls.output):
+            return torch.addmm(bias, a, stored(w))
         return bias + torch.mm(a, w)  # type: ignore[no-any-return]
     if (
         func is aten.addmm.default
@@ -102,7 +112,7 @@ def _matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     ):
         w, a, b = args
         return _cast_mm(a, b.t(), w.matmuls.grad_weight)
-    return on_memory(func, args, kwargs)  # type: ignore[no-any-return]
+    return read(func, args, kwargs)  # type: ignore[no-any-return]
 
 
 def _gradients(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

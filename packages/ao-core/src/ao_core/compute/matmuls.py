@@ -6,10 +6,14 @@ from typing import NamedTuple
 
 from ao_core.spec import WHOLE, Spec
 
-__all__ = ["FAKE_QUANTIZE", "Matmuls", "rule_name"]
+__all__ = ["DELAYED", "FAKE_QUANTIZE", "RULE_OPTIONS", "Matmuls", "rule_name"]
 
 #: option of a spec: the name of a fake-quantize rule, see `fake_quantize`
 FAKE_QUANTIZE = "fake_quantize"
+#: option beside it: the rule waits, and all matmuls are in high precision until it is taken away
+DELAYED = "delayed"
+#: further options beside it, which say how the weight will be stored, see `encoded`
+RULE_OPTIONS = ("scale_method", "act_scale", "act_zero_point", "filters", "in_out", DELAYED)
 
 
 class Matmuls(NamedTuple):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ao_core.compute.gather import GatherState
 from ao_core.compute.linear import linear
+from ao_core.compute.reading import needs_no_extras
 from ao_core.compute.weight import FUNCTIONS, MATMULS, ComputeWeight
 from ao_core.errors import UnsupportedOp
 from ao_core.tensor.memory import checked_data
@@ -139,6 +140,8 @@ def _addmm(
     if kwargs or not _multiplies(x, w) or x.dim() != 2:
         with torch._C.DisableTorchFunctionSubclass():
             return torch.addmm(bias, x, w, beta=beta, alpha=alpha, **kwargs)
+    if beta == alpha == 1 and bias.dim() == 1 and needs_no_extras(w):
+        return linear(x, w.t(), bias)  # kernels add it before they round
     out = linear(x, w.t())
     out = out if alpha == 1 else out * alpha
     if beta == 0:  # NaN in the bias is not read

@@ -17,11 +17,11 @@ from ao_core.layouts import Parts
 from ao_core.numerics import error_sums
 from ao_core.spec import Spec
 from ao_core.tensor import cut
-from ao_core.tensor.activations import lost_rows, static_qparams
-from ao_core.tensor.create import encode_parts, encode_reference, fake_quantize
+from ao_core.tensor.create import encode_parts, encode_reference
 from ao_core.tensor.experts import by_expert, checked_ends, is_traced
 from ao_core.tensor.matmuls import call_of
 from ao_core.tensor.qtensor import QTensor
+from ao_core.tensor.rounded import rounded_activations
 
 __all__ = [
     "embedding",
@@ -37,20 +37,7 @@ __all__ = [
 
 def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     """Quantize the activations as the spec says, dequantize the weight, multiply in x's dtype."""
-    return F.linear(_activations(x, w), w.dequantize(x.dtype), bias)
-
-
-def _activations(x: Tensor, w: QTensor) -> Tensor:
-    """X as the spec of the weight quantizes it."""
-    if w.spec.act is None:
-        return x
-    # blocks of activations are those of the matrix (tokens, K), whatever the rank of x
-    rows = x.reshape(-1, x.shape[-1])
-    lost = lost_rows(rows, w.spec.act)
-    if lost is None:
-        return fake_quantize(rows, w.spec.act).reshape(x.shape)
-    values = fake_quantize(torch.where(lost, 0, rows), w.spec.act, *static_qparams(w))
-    return torch.where(lost, torch.nan, values).reshape(x.shape)
+    return F.linear(rounded_activations(x, w), w.dequantize(x.dtype), bias)
 
 
 def grouped_linear(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor:
@@ -64,9 +51,9 @@ def grouped_linear(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor:
         )
     dense = w.dequantize(x.dtype).transpose(-2, -1)
     if offs is None:
-        return torch.bmm(_activations(x, w), dense)
+        return torch.bmm(rounded_activations(x, w), dense)
     used = torch.arange(x.shape[0], device=x.device) < offs[-1]
-    return torch.where(used[:, None], torch._grouped_mm(_activations(x, w), dense, offs), 0)
+    return torch.where(used[:, None], torch._grouped_mm(rounded_activations(x, w), dense, offs), 0)
 
 
 def _linear_of_expert(rows: Tensor, expert: Tensor) -> Tensor:

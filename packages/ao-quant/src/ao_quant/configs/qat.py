@@ -1,0 +1,40 @@
+"""The configuration of quantization-aware training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ao_quant.configs.algorithms import BaseConfig
+from ao_quant.configs.base import one_of
+
+__all__ = ["SCALES", "STEPS", "QATConfig"]
+
+#: the values of `QATConfig.step`
+STEPS = ("prepare", "convert")
+#: the values of `QATConfig.scales`
+SCALES = ("chosen", "learned")
+
+
+@dataclass(frozen=True)
+class QATConfig(BaseConfig):
+    """Quantization-aware training: a model is trained while it computes as the quantized model will.
+
+    With `step="prepare"`, weights stay dense parameters, which optimizers, FSDP2 and checkpoints know. Each
+    forward pass rounds them to `base` and multiplies with the kernels of the quantized model, so its result
+    is that of the quantized model, bit for bit. Gradients pass the rounding straight through. With
+    `step="convert"` weights become what the last forward pass rounded them to.
+
+    Attributes:
+        step: "prepare", before the training, or "convert", after it.
+        scales: "chosen": from the weights, in each forward pass, by the scale method of the base; or "learned": a
+            parameter `weight_scale` of the layer, as in LSQ (Esser et al. 2020, arXiv:1902.08153), for weights of
+            `nn.Linear` in formats with one plain scale per block and no zero point.
+    """
+
+    step: str = "prepare"
+    scales: str = "chosen"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self, "step", STEPS)
+        one_of(self, "scales", SCALES)

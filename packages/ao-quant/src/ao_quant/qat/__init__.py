@@ -1,0 +1,7 @@
+"""Quantization-aware training: weights are trained while they are rounded as they will be stored."""
+
+from __future__ import annotations
+
+from ao_quant.qat.delay import Delay
+
+__all__ = ["Delay"]

@@ -1,0 +1,90 @@
+"""The transform of `QATConfig`: to weights in training, and from them to stored ones."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ao_core import ComputeWeight, QTensor, Skip, Target
+from ao_core.ext import ConfigError, WeightConfig, is_conv, is_transposed, registry
+from ao_core.ext.compute import Matmuls, deployed, extra_tensors, fake_quantized, is_delayed
+from ao_core.ext.kernels import local_shard
+from ao_quant.configs.gguf import GGUFWeightOnlyConfig
+from ao_quant.configs.qat import QATConfig
+from ao_quant.qat.rules import gguf_rule
+
+__all__ = ["apply_qat", "qat_head"]
+
+
+def apply_qat(dense: Tensor, config: QATConfig, target: Target) -> Tensor | Skip:
+    """`Transform.apply`: the weight in training, or what it has become.
+
+    Raises:
+        ConfigError: the weight cannot be converted: by another base than it was prepared for, while training
+            still waits for its delay, or with a learned scale that is not positive.
+    """
+    matmuls = _matmuls(dense, config, target)
+    if isinstance(matmuls, Skip):
+        return matmuls
+    if config.step == "prepare":
+        return ComputeWeight(dense, *matmuls)
+    return _converted(matmuls, config, target)
+
+
+def qat_head(config: QATConfig) -> QATConfig | None:
+    """The same for what a head gets in place of the base; its scales are chosen where they cannot be learned."""
+    wider = registry.transform_for(type(config.base)).for_head(config.base)
+    return None if wider is None else QATConfig(wider, config.step, config.scales)
+
+
+def _matmuls(dense: Tensor, config: QATConfig, target: Target) -> Matmuls | Skip:
+    """How a weight in training is rounded: as the base stores this one."""
+    base: WeightConfig = config.weights
+    new = registry.transform_for(type(base)).apply(dense, base, target)
+    if isinstance(new, Skip):
+        return new
+    assert isinstance(new, QTensor)
+    if new.spec.input:
+        return Skip(
+            f"{new.spec}: weights of this format are stored after steps on their inputs, which weights in "
+            "training have not"
+        )
+    fmt = base.weight_format(dense.dtype)
+    options = {
+        "scale_method": fmt.scale_method if fmt.scale_method != "absmax" else None,
+        "act_scale": fmt.act_scale,
+        "act_zero_point": fmt.act_zero_point,
+        "filters": is_conv(dense, target) or None,
+        "in_out": is_transposed(target) or None,
+    }
+    rule = "learned_scale" if config.scales == "learned" else "straight_through"
+    if isinstance(base, GGUFWeightOnlyConfig):
+        if config.scales == "learned":
+            return Skip("the scales of a GGUF type are found by its own search; use scales='chosen'")
+        rule = gguf_rule(base.type)
+    given = {name: value for name, value in options.items() if value is not None}
+    return fake_quantized(new.spec, rule, new.spec.act, **given)
+
+
+def _converted(matmuls: Matmuls, config: QATConfig, target: Target) -> Tensor | Skip:
+    weight = local_shard(getattr(target.module, target.name))
+    if not isinstance(weight, ComputeWeight) or weight.matmuls.output is None:
+        return Skip("it was not prepared: call quantize_ with step='prepare' before the training")
+    if is_delayed(weight):
+        raise ConfigError(
+            f"{target.fqn}: it was never rounded in training, since a Delay that was set has not ended; call "
+            "its step(), or quantize_ with the base itself"
+        )
+    if weight.matmuls != matmuls:
+        raise ConfigError(
+            f"{target.fqn}: base={config.base} is not what it was prepared for ({weight.matmuls.text()}); "
+            "convert with the configuration that prepared it"
+        )
+    extras = extra_tensors(target.module)
+    scale = extras.get("scale")
+    if scale is not None and not bool((scale.detach() > 0).all() & scale.detach().isfinite().all()):
+        least, greatest = (float(v) for v in scale.detach().float().aminmax())
+        raise ConfigError(
+            f"{target.fqn}: its learned scales go from {least:g} to {greatest:g}; they must be finite and "
+            "positive: train with a lower learning rate for them"
+        )
+    return deployed(weight, {name: extra.detach() for name, extra in extras.items()})
