@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ao_core.compute.linear import cast_matmul
 from ao_core.compute.matmuls import rule_name
-from ao_core.compute.reading import stored
+from ao_core.compute.reading import needs_no_extras, on_rounded, stored
 from ao_core.compute.weight import FUNCTIONS, MATMULS, ComputeWeight, on_memory
 from ao_core.spec import Spec
 from ao_core.tensor.autocast import autocasted
@@ -33,6 +33,9 @@ def _grouped(
     if not isinstance(w, ComputeWeight):  # it is another operand: nothing says how to cast
         with torch._C.DisableTorchFunctionSubclass():
             return torch._grouped_mm(x, w, offs=offs, bias=bias, out_dtype=out_dtype)
+    if needs_no_extras(w):
+        read = on_rounded(torch._grouped_mm)
+        return read(x, w, offs=offs, bias=bias, out_dtype=out_dtype)  # type: ignore[no-any-return]
     out = _cast(x, w, offs)
     out = out if out_dtype is None else out.to(out_dtype)
     return out if bias is None else out + bias
@@ -43,6 +46,8 @@ def _bmm(x: Tensor, w: Tensor) -> Tensor:
     if not isinstance(w, ComputeWeight):
         with torch._C.DisableTorchFunctionSubclass():
             return torch.bmm(x, w)
+    if needs_no_extras(w):
+        return on_rounded(torch.bmm)(x, w)  # type: ignore[no-any-return]
     return _cast(x, w, None)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ao_core.compute.emulated import cast_values
 from ao_core.compute.fake_quantize import rule_of
-from ao_core.compute.matmuls import DELAYED
+from ao_core.compute.reading import is_delayed, rounded, without_transforms
 from ao_core.compute.weight import ComputeWeight
 from ao_core.errors import UnsupportedOp
 from ao_core.spec import Spec
@@ -18,7 +18,7 @@ from ao_core.tensor.autocast import autocasted
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.rounded import rounded_activations
 
-__all__ = ["FakeQuantizedLinear", "fake_linear", "turned"]
+__all__ = ["FakeQuantizedLinear", "fake_linear"]
 
 
 class FakeQuantizedLinear(nn.Linear):
@@ -47,7 +47,7 @@ def fake_linear(
     *extras: Tensor,
 ) -> Any:
     """`F.linear` with the weight as its rule rounds it, and the extra tensors that the rule reads, by name."""
-    inner = _without_transforms(weight)
+    inner = without_transforms(weight)
     spec = inner.matmuls.output if isinstance(inner, ComputeWeight) else None
     rule = rule_of(spec)
     if rule is None or spec is None:
@@ -57,52 +57,14 @@ def fake_linear(
             f"the fake-quantize rule {rule.name!r} of a weight that FSDP2 gathered as codes: its values are "
             "rounded already; leave enable_fsdp_float8_all_gather out"
         )
-    values = _values(weight, inner)
-    if spec.option(DELAYED, False):
-        return F.linear(*autocasted(input, values, bias))
-    turn = turned(inner, spec)
-    values = rule.apply(values.t() if turn else values, spec, dict(zip(names, extras, strict=True)))
+    values = rounded(weight, dict(zip(names, extras, strict=True)))
     if isinstance(values, QTensor):
         input, bias = autocasted(input, bias)
-        return _Matmul.apply(input, values.t() if turn else values, bias)  # type: ignore[no-untyped-call]
-    input, values, bias = autocasted(input, values.t() if turn else values, bias)
-    if spec.act is not None:
+        return _Matmul.apply(input, values, bias)  # type: ignore[no-untyped-call]
+    input, values, bias = autocasted(input, values, bias)
+    if spec.act is not None and not is_delayed(inner):
         input = _CastActivations.apply(input, spec.act)  # type: ignore[no-untyped-call]
     return F.linear(input, values, bias)
-
-
-def turned(weight: Any, spec: Spec) -> bool:
-    """Whether it is the transpose of a weight that has the format."""
-    return bool(weight.transposed) != bool(spec.option("in_out", False))
-
-
-def _without_transforms(weight: Tensor) -> Tensor:
-    """What the transforms of `torch.func` have wrapped."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(weight):
-        weight = torch._C._functorch.get_unwrapped(weight)
-    return weight
-
-
-def _values(weight: Tensor, inner: Any) -> Tensor:
-    """The memory, as an ordinary tensor that autograd knows to come from the weight."""
-    # transforms know products, but not what an operator of ours does with the tensor that they wrap
-    return _Memory.apply(weight) if weight is inner else weight * 1  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _Memory(torch.autograd.Function):
-    """The memory of a weight, without a copy."""
-
-    @staticmethod
-    def forward(weight: ComputeWeight) -> Tensor:
-        return torch.ops.aten.alias.default(weight.memory)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Nothing is kept."""
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
 
 
 class _Matmul(torch.autograd.Function):

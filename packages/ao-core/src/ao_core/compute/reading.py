@@ -1,29 +1,39 @@
-"""Operations below autograd that read a weight whose fake-quantize rule needs no further tensors.
+"""Weights whose values a fake-quantize rule rounds, for whatever reads them.
 
-They get what the weight will be stored as in its place, forward and backward. Autograd's own formulas then are
-the straight-through estimator: the gradient of the stored values is taken to be that of the weight. Linear
-layers do not come here, but where torch takes them apart itself, as for `DTensor`s (see `fake_linear`).
+A function of torch gets what the rule makes of the weight in its place, `rounded`, with a gradient. What arrives
+below autograd only, e.g. as the shard of a `DTensor`, gets what the weight will be stored as, forward and
+backward: autograd's own formulas then are the straight-through estimator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core.compute.fake_quantize import rule_of
 from ao_core.compute.matmuls import DELAYED, rule_name
-from ao_core.compute.weight import MATMULS, ComputeWeight, on_memory
+from ao_core.compute.weight import FUNCTIONS, MATMULS, ComputeWeight, on_memory
 from ao_core.errors import UnsupportedOp
 
-__all__ = ["deployed", "is_delayed", "needs_no_extras", "read", "stored"]
+__all__ = [
+    "deployed",
+    "is_delayed",
+    "needs_no_extras",
+    "on_rounded",
+    "read",
+    "rounded",
+    "stored",
+    "without_transforms",
+]
 
 aten = torch.ops.aten
 
 
-def is_delayed(weight: ComputeWeight) -> bool:
+def is_delayed(weight: Any) -> bool:
     """Whether the rule of a weight waits, so that its matmuls are in high precision."""
     spec = weight.matmuls.output
     return spec is not None and bool(spec.option(DELAYED, False))
@@ -37,25 +47,94 @@ def needs_no_extras(weight: Any) -> bool:
     return rule is not None and rule.initial is None
 
 
-def deployed(weight: ComputeWeight, extras: Mapping[str, Tensor]) -> Tensor:
-    """What the rule of a weight makes of it, without a gradient: a `QTensor`, or dense values.
+def without_transforms(weight: Tensor) -> Tensor:
+    """What the transforms of `torch.func` have wrapped."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(weight):
+        weight = torch._C._functorch.get_unwrapped(weight)
+    return weight
+
+
+class _Memory(torch.autograd.Function):
+    """The memory of a weight, without a copy."""
+
+    @staticmethod
+    def forward(weight: ComputeWeight) -> Tensor:
+        return aten.alias.default(weight.memory)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def rounded(weight: Tensor, extras: Mapping[str, Tensor]) -> Tensor:
+    """What the rule of a weight makes of it, a `QTensor` or dense, with gradients; its memory while it waits.
 
     Args:
-        weight: one with a rule, perhaps transposed.
+        weight: one with a rule, perhaps transposed, perhaps wrapped by transforms of `torch.func`.
         extras: the further tensors that the rule reads.
     """
-    spec, rule = weight.matmuls.output, rule_of(weight.matmuls.output)
-    assert spec is not None
+    inner: Any = without_transforms(weight)
+    spec, rule = inner.matmuls.output, rule_of(inner.matmuls.output)
     assert rule is not None
-    turn = bool(weight.transposed) != bool(spec.option("in_out", False))
+    # transforms know products, but not an operator of ours
+    values: Tensor = _Memory.apply(weight) if inner is weight else weight * 1  # type: ignore[no-untyped-call]
+    if is_delayed(inner):
+        return values
+    turn = bool(inner.transposed) != bool(spec.option("in_out", False))
+    # the weight is rounded as it is, not as autocast would cast it
+    with torch.autocast(inner.device.type, enabled=False):
+        values = rule.apply(values.transpose(-2, -1) if turn else values, spec, extras)
+    return values.transpose(-2, -1) if turn else values
+
+
+def deployed(weight: ComputeWeight, extras: Mapping[str, Tensor]) -> Tensor:
+    """`rounded` without a gradient."""
     with torch.no_grad():
-        memory = weight.memory.detach()
-        values = rule.apply(memory.t() if turn else memory, spec, extras)
-        return values.t() if turn else values
+        return rounded(weight, extras)
+
+
+def on_rounded(func: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of torch that reads weights as their rules round them."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = torch.utils._pytree.tree_flatten((args, kwargs))
+        if not any(map(needs_no_extras, leaves)):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        leaves = [rounded(leaf, {}) if needs_no_extras(leaf) else leaf for leaf in leaves]
+        args, kwargs = torch.utils._pytree.tree_unflatten(leaves, tree)
+        return func(*args, **kwargs)
+
+    return call
+
+
+#: but those that `linear`, `methods` and `experts` know
+_READING = (
+    F.bilinear,
+    F.embedding,
+    F.embedding_bag,
+    F.multi_head_attention_forward,
+    torch.baddbmm,
+    torch.conv1d,
+    torch.conv2d,
+    torch.conv3d,
+    torch.conv_transpose1d,
+    torch.conv_transpose2d,
+    torch.conv_transpose3d,
+    torch.einsum,
+    torch.embedding,
+)
+FUNCTIONS.update({func: on_rounded(func) for func in _READING})
+
+# -- below autograd --------------------------------------------------------------------------------
 
 
 def stored(weight: Any) -> Any:
-    """What a weight with a rule will be stored as; anything else itself.
+    """What a weight with a rule will be stored as, or its memory while it waits; anything else itself.
 
     Raises:
         UnsupportedOp: the rule reads further tensors.
@@ -67,7 +146,7 @@ def stored(weight: Any) -> Any:
             f"an operation with a weight that the fake-quantize rule {rule_name(weight.matmuls.output)!r} "
             "rounds: the rule reads further parameters of the weight's module; call the module"
         )
-    return weight.memory if is_delayed(weight) else deployed(weight, {})
+    return deployed(weight, {})
 
 
 def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -81,8 +160,7 @@ def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(*args, **kwargs)
 
 
-#: but those that `linear` and `experts` know
-_READING = (
+_BELOW = (
     aten._embedding_bag.default,
     aten._embedding_bag_forward_only.default,
     aten._trilinear.default,
@@ -91,9 +169,7 @@ _READING = (
     aten.bmm.default,
     aten.convolution.default,
     aten.convolution_backward.default,
-    aten.dot.default,
-    aten.einsum.default,
     aten.embedding.default,
     aten.mv.default,
 )
-MATMULS.update(dict.fromkeys(_READING, read))
+MATMULS.update(dict.fromkeys(_BELOW, read))

@@ -37,6 +37,7 @@ from ao_quant.configs.mx import (
     NVFP4DynamicActivationNVFP4WeightConfig,
     NVFP4WeightOnlyConfig,
 )
+from ao_quant.configs.qat import QATConfig
 from ao_quant.configs.rotations import RotateConfig
 from ao_quant.configs.scaling import (
     AWQConfig,
@@ -92,6 +93,7 @@ __all__ = [
     "NVFP4DynamicActivationNVFP4WeightConfig",
     "NVFP4StaticActivationNVFP4WeightConfig",
     "NVFP4WeightOnlyConfig",
+    "QATConfig",
     "RotateConfig",
     "ScalingConfig",
     "SmoothQuantConfig",
