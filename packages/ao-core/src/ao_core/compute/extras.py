@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ao_core.compute.fake_quantize import rule_of
+from ao_core.compute.fake_quantize import format_of, rule_of
 from ao_core.compute.weight import ComputeWeight
 from ao_core.errors import QuantizationError
 from ao_core.tensor.sharding import local_shard
@@ -99,7 +99,7 @@ def _initial(weight: ComputeWeight) -> dict[str, Tensor]:
     assert rule is not None
     assert rule.initial is not None
     assert spec is not None
-    made = rule.initial(weight.memory.detach(), spec)
+    made = rule.initial(weight.memory.detach(), format_of(spec))
     return {name: value.detach() for name, value in made.items()}
 
 

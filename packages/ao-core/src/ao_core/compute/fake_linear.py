@@ -46,7 +46,7 @@ def fake_linear(
     names: tuple[str, ...] = (),
     *extras: Tensor,
 ) -> Any:
-    """`F.linear` with the weight as its rule rounds it, and the extra tensors that the rule reads, by name."""
+    """`F.linear` with the weight as its rule rounds it; the rule reads extra tensors by name."""
     inner = without_transforms(weight)
     spec = inner.matmuls.output if isinstance(inner, ComputeWeight) else None
     rule = rule_of(spec)
@@ -70,8 +70,8 @@ def fake_linear(
 class _Matmul(torch.autograd.Function):
     """The matmul of a stored weight, whose own values get a gradient.
 
-    Kept for the backward pass are the input as it came, and the codes. Both gradients are the matmuls with the
-    rounded values of the other operand.
+    Kept for the backward pass are the input as it came, and the codes. Both gradients are the matmuls with
+    the rounded values of the other operand.
     """
 
     @staticmethod

@@ -2,8 +2,8 @@
 
 A rule is named by the option `FAKE_QUANTIZE` in the spec of the `output` matmul. It reads the weight and
 further tensors by name (a learned scale, rounding offsets, adapters), which the module of the weight has as
-parameters (see `extras`), and gives the rounded values by operations that autograd knows. Where it gives them as
-the `QTensor` that the weight will become, matmuls are computed by the kernels that will compute them then.
+parameters (see `extras`), and gives the rounded values by operations that autograd knows. Where it gives them
+as the `QTensor` that the weight will become, matmuls are computed by the kernels that will do so then.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ __all__ = [
     "FakeQuantize",
     "encoded",
     "fake_quantized",
+    "format_of",
     "register_fake_quantize",
     "rule_of",
     "straight_through_by",
@@ -109,10 +110,16 @@ def fake_quantized(
     return Matmuls(output)
 
 
+def format_of(spec: Spec) -> Spec:
+    """What a rule gets of the spec that names it: the format, with `RULE_OPTIONS`."""
+    return replace(spec, options=tuple(o for o in spec.options if o[0] != FAKE_QUANTIZE))
+
+
 def without_rule(spec: Spec) -> Spec:
     """The format of the weight and of its activations, as `quantize_tensor` takes it."""
-    ours = (FAKE_QUANTIZE, *RULE_OPTIONS)
-    return replace(spec, options=tuple(o for o in spec.options if o[0] not in ours))
+    return replace(
+        spec, options=tuple(o for o in format_of(spec).options if o[0] not in RULE_OPTIONS)
+    )
 
 
 def encoded(

@@ -1,8 +1,8 @@
 """Weights whose values a fake-quantize rule rounds, for whatever reads them.
 
-A function of torch gets what the rule makes of the weight in its place, `rounded`, with a gradient. What arrives
-below autograd only, e.g. as the shard of a `DTensor`, gets what the weight will be stored as, forward and
-backward: autograd's own formulas then are the straight-through estimator.
+A function of torch gets what the rule makes of the weight in its place, `rounded`, with a gradient. What
+arrives below autograd only, e.g. as the shard of a `DTensor`, gets what the weight will be stored as, forward
+and backward: autograd's own formulas then are the straight-through estimator.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core.compute.fake_quantize import rule_of
+from ao_core.compute.fake_quantize import format_of, rule_of
 from ao_core.compute.matmuls import DELAYED, rule_name
 from ao_core.compute.weight import FUNCTIONS, MATMULS, ComputeWeight, on_memory
 from ao_core.errors import UnsupportedOp
+from ao_core.tensor.autocast import without_autocast
 
 __all__ = [
     "deployed",
@@ -86,8 +87,8 @@ def rounded(weight: Tensor, extras: Mapping[str, Tensor]) -> Tensor:
         return values
     turn = bool(inner.transposed) != bool(spec.option("in_out", False))
     # the weight is rounded as it is, not as autocast would cast it
-    with torch.autocast(inner.device.type, enabled=False):
-        values = rule.apply(values.transpose(-2, -1) if turn else values, spec, extras)
+    with without_autocast(inner):
+        values = rule.apply(values.transpose(-2, -1) if turn else values, format_of(spec), extras)
     return values.transpose(-2, -1) if turn else values
 
 
@@ -152,7 +153,8 @@ def stored(weight: Any) -> Any:
 def read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The op on what weights will be stored as; of weights without a rule, on their memory."""
     leaves, tree = torch.utils._pytree.tree_flatten((args, kwargs))
-    found = [stored(leaf) for leaf in leaves]
+    # lookups in a weight whose rule reads further tensors are exact, as those in one that only matmuls cast
+    found = [stored(leaf) if needs_no_extras(leaf) else leaf for leaf in leaves]
     if all(new is old for new, old in zip(found, leaves, strict=True)):
         return on_memory(func, args, kwargs)
     plain = [leaf.memory if isinstance(leaf, ComputeWeight) else leaf for leaf in found]

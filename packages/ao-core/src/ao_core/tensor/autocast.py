@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["autocasted"]
+__all__ = ["autocasted", "without_autocast"]
 
 
 def autocasted(x: Any, *others: Any) -> tuple[Any, ...]:
@@ -19,6 +20,13 @@ def autocasted(x: Any, *others: Any) -> tuple[Any, ...]:
         return (x, *others)
     dtype = torch.get_autocast_dtype(x.device.type)
     return tuple(each.to(dtype) if _follows(each) else each for each in (x, *others))
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """A context in which operations on the device of x are not cast."""
+    if x.is_meta or not torch.is_autocast_enabled(x.device.type):
+        return nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def _follows(x: Tensor | None) -> bool:

@@ -13,7 +13,7 @@ __all__ = ["rounded_activations"]
 
 
 def rounded_activations(x: Tensor, w: QTensor) -> Tensor:
-    """Activations (…, K) after quantization as the spec of the weight says, and back; x where it says nothing.
+    """Activations (…, K) quantized as the spec of the weight says, and back; x where it says nothing.
 
     Rows with NaN or inf become NaN.
     """

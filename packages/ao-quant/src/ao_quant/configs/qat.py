@@ -26,9 +26,10 @@ class QATConfig(BaseConfig):
 
     Attributes:
         step: "prepare", before the training, or "convert", after it.
-        scales: "chosen": from the weights, in each forward pass, by the scale method of the base; or "learned": a
-            parameter `weight_scale` of the layer, as in LSQ (Esser et al. 2020, arXiv:1902.08153), for weights of
-            `nn.Linear` in formats with one plain scale per block and no zero point.
+        scales: "chosen": from the weights, in each forward pass, by the scale method of the base; or
+            "learned": a parameter `weight_scale` of the layer, as in LSQ (Esser et al. 2020,
+            arXiv:1902.08153), for weights of `nn.Linear` in formats with one plain scale per block and no
+            zero point.
     """
 
     step: str = "prepare"

@@ -15,8 +15,8 @@ __all__ = ["Delay"]
 class Delay:
     """Lets a prepared model train in high precision for some steps, and then as it will be deployed.
 
-    Most of a training run can be spent without rounding (`Liu et al. 2025 <https://arxiv.org/abs/2502.02631>`_ spend
-    90 % so). Under `torch.compile` the start of rounding compiles once more.
+    Most of a training run can be spent without rounding; Liu et al. 2025 (arXiv:2502.02631) spend 90 % so.
+    Under `torch.compile` the start of rounding compiles once more.
 
     Args:
         model: one whose weights `QATConfig` has prepared.

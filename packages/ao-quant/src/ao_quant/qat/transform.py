@@ -31,7 +31,7 @@ def apply_qat(dense: Tensor, config: QATConfig, target: Target) -> Tensor | Skip
 
 
 def qat_head(config: QATConfig) -> QATConfig | None:
-    """The same for what a head gets in place of the base; its scales are chosen where they cannot be learned."""
+    """The same for what a head gets in place of the base."""
     wider = registry.transform_for(type(config.base)).for_head(config.base)
     return None if wider is None else QATConfig(wider, config.step, config.scales)
 
@@ -59,7 +59,9 @@ def _matmuls(dense: Tensor, config: QATConfig, target: Target) -> Matmuls | Skip
     rule = "learned_scale" if config.scales == "learned" else "straight_through"
     if isinstance(base, GGUFWeightOnlyConfig):
         if config.scales == "learned":
-            return Skip("the scales of a GGUF type are found by its own search; use scales='chosen'")
+            return Skip(
+                "the scales of a GGUF type are found by its own search; use scales='chosen'"
+            )
         rule = gguf_rule(base.type)
     given = {name: value for name, value in options.items() if value is not None}
     return fake_quantized(new.spec, rule, new.spec.act, **given)
