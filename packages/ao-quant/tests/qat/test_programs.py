@@ -72,7 +72,7 @@ def test_gradients_are_those_of_rounding_straight_through(config: Any) -> None:
 
 
 def test_compiles_once() -> None:
-    """One graph for all steps, with the results of eager, also across the start of a delay but for one more."""
+    """One graph for all steps, with the results of eager, and one more when a delay ends."""
     torch._dynamo.reset()
     eager = make(W8A8)
     twin = copy.deepcopy(eager)
@@ -230,9 +230,7 @@ def test_what_is_refused() -> None:
     }
     with pytest.warns(NothingConvertedWarning, match="set by an earlier conversion already"):
         quantize_(model, QATConfig(W8A8))
-    with pytest.warns(
-        NothingConvertedWarning, match="it was not prepared: call quantize_ with step='prepare'"
-    ):
+    with pytest.warns(NothingConvertedWarning, match="it was not prepared: call quantize_"):
         quantize_(nn.Sequential(nn.Linear(64, 48)), QATConfig(INT4, "convert"))
     with pytest.warns(NothingConvertedWarning, match="that of Own does not"):
         quantize_(Own(64, 48), QATConfig(INT4, scales="learned"))
