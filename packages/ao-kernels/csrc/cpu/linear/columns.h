@@ -6,6 +6,9 @@
 #include "output.h"
 #include "panel.h"
 #include "sources.h"
+#if AO_HAS_WORDS
+#include "words.h"
+#endif
 
 namespace ao::AO_ISA {
 
@@ -82,6 +85,15 @@ static bool pays_to_fold(const Linear& t) {
   return t.rows * saved * t.step_count >= 48 * t.tiles;
 }
 #endif
+
+// Adds the sums of what 16 bits left of some rows to those of the rows.
+static void add_rests(const Linear& t, int64_t blocks, float* totals) {
+  const float* rest = totals + outputs_of(t) * kPanelBlocks * 16;
+  for (int64_t i = 0; i < t.rest_count; ++i, rest += kPanelBlocks * 16) {
+    float* const row = totals + t.rests[i] * kPanelBlocks * 16;
+    for (int64_t c = 0; c < blocks; ++c) store(row + c * 16, add(load(row + c * 16), load(rest + c * 16)));
+  }
+}
 
 template <Mode kMode>
 static void run_blocks_as(const Linear& t, int64_t begin, int64_t end, uint8_t* memory) {
@@ -161,6 +173,7 @@ static void run_blocks_as(const Linear& t, int64_t begin, int64_t end, uint8_t* 
         part.totals = totals + rows.begin * kPanelBlocks * 16;
         const int64_t at = rows.begin * t.step_count + first * count;
         part.acc_init = sums_init ? static_cast<const int32_t*>(t.x_sums) + at : nullptr;
+        part.x_units = kMode == Mode::words ? t.x_units + at : nullptr;
         part.x_sums = t.zero_type != Zero::none && !folded ? static_cast<const float*>(t.x_sums) + at : nullptr;
         if (stream) {
           f.stream[count - 1](part, table);
@@ -169,7 +182,8 @@ static void run_blocks_as(const Linear& t, int64_t begin, int64_t end, uint8_t* 
         }
       }
     }
-    write_rows(t, {0, t.m}, block, blocks, totals);
+    add_rests(t, blocks, totals);
+    write_rows(t, {0, outputs_of(t)}, block, blocks, totals);
   }
 }
 
@@ -214,6 +228,9 @@ static void pack(const Linear& t, int64_t begin, int64_t end) {
 #if AO_HAS_PAIRS
       if (t.mode == Mode::pairs) pack_row<Mode::pairs>(t, row, out, count, sums);
 #endif
+#if AO_HAS_WORDS
+      if (t.mode == Mode::words) pack_words(t, row, out, count, rows.begin * t.step_count + r);
+#endif
       if (t.mode == Mode::f32) pack_row<Mode::f32>(t, row, out, count, sums);
     }
   }
@@ -236,6 +253,9 @@ static void run_blocks(const Linear& t, int64_t begin, int64_t end, [[maybe_unus
 #if AO_HAS_PAIRS
     case Mode::pairs: return run_blocks_as<Mode::pairs>(t, begin, end, scratch);
 #endif
+#if AO_HAS_WORDS
+    case Mode::words: return run_blocks_as<Mode::words>(t, begin, end, scratch);
+#endif
 #if AO_HAS_LIMBS
     case Mode::limbs2: return run_limb_blocks_of<2>(t, begin, end, then);
     case Mode::limbs3: return run_limb_blocks_of<3>(t, begin, end, then);
@@ -246,6 +266,11 @@ static void run_blocks(const Linear& t, int64_t begin, int64_t end, [[maybe_unus
 
 static const LinearKernels kLinearKernels = {
     .pairs = AO_HAS_PAIRS != 0,
+#if AO_HAS_WORDS
+    .leaves_rest = leaves_rest,
+#else
+    .leaves_rest = nullptr,
+#endif
     .panel_rows = kPanelRows,
     .panel_blocks = kPanelBlocks,
 #if AO_HAS_LIMBS

@@ -93,6 +93,18 @@ bool has_limbs(Linear& t, const LinearKernels& kernels) {
   return true;
 }
 
+// Numbers in bfloat16 as words, beside weights whose values are whole numbers of one unit. Sums of a group's offsets
+// are floats, as ever.
+bool has_words(Linear& t, const LinearKernels& kernels) {
+  if (!kernels.leaves_rest || t.type != Element::bf16 || t.act != Act::none) return false;
+  t.mode = Mode::words;
+  if (t.kind == Kind::integer) return true;
+  if (t.bits > 6) return false;
+  t.table_unit = unit_of(t.table, 1 << t.bits);
+  t.least /= t.table_unit;
+  return t.table_unit != 0;
+}
+
 std::vector<Step> steps_of(const Linear& t, int64_t step_tiles) {
   std::vector<Step> steps;
   steps.reserve(static_cast<size_t>(t.groups * ((t.group + 16 * step_tiles - 1) / (16 * step_tiles))));
@@ -115,7 +127,14 @@ int64_t sums_bytes(const Linear& t) {
   const size_t bytes = t.m == 1 ? sizeof(LimbStep) : sizeof(float);
   return aligned(rows * t.step_count * static_cast<int64_t>(bytes));
 }
-int64_t activation_bytes(const Linear& t) { return packed_bytes(t) + sums_bytes(t) + 2 * aligned(t.m * 4); }
+int64_t units_bytes(const Linear& t) { return t.mode == Mode::words ? sums_bytes(t) : 0; }
+int64_t activation_bytes(const Linear& t) {
+  return packed_bytes(t) + sums_bytes(t) + units_bytes(t) + 2 * aligned(t.m * 4);
+}
+
+int64_t blocks_of(int64_t rows, const LinearKernels& kernels) {
+  return rows <= kernels.stream_rows ? 1 : (rows + kernels.panel_rows - 1) / kernels.panel_rows;
+}
 
 // Some of the rows, in as many blocks as the kernels want.
 Linear chunk_of(Linear t, Rows rows, const LinearKernels& kernels) {
@@ -123,14 +142,35 @@ Linear chunk_of(Linear t, Rows rows, const LinearKernels& kernels) {
   t.x = static_cast<const uint8_t*>(t.x) + rows.begin * t.x_stride * size;
   t.y = static_cast<uint8_t*>(t.y) + rows.begin * t.y_stride * size;
   t.m = rows.end - rows.begin;
-  t.row_blocks = t.m <= kernels.stream_rows ? 1 : (t.m + kernels.panel_rows - 1) / kernels.panel_rows;
+  t.row_blocks = blocks_of(t.m, kernels);
   return t;
+}
+
+// Room for what words leave of some rows, behind all rows of a chunk.
+void append_rests(Linear& t, const std::vector<int32_t>& rests, const LinearKernels& kernels) {
+  t.rests = rests.data(), t.rest_count = static_cast<int64_t>(rests.size());
+  t.m += t.rest_count;
+  t.row_blocks = blocks_of(t.m, kernels);
+}
+
+// Rows of a chunk that words leave a rest of.
+std::vector<int32_t> rests_of(const Linear& t, const LinearKernels& kernels) {
+  std::vector<uint8_t> found(static_cast<size_t>(t.m));
+  parallel_for(0, t.m, std::max<int64_t>(1, kSerialWork / t.k), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) found[r] = kernels.leaves_rest(t, r);
+  });
+  std::vector<int32_t> rests;
+  for (int64_t r = 0; r < t.m; ++r) {
+    if (found[r]) rests.push_back(static_cast<int32_t>(r));
+  }
+  return rests;
 }
 
 void set_memory(Linear& t, uint8_t* memory) {
   t.x_packed = memory;
   t.x_sums = memory + packed_bytes(t);
-  t.x_scale = reinterpret_cast<float*>(memory + packed_bytes(t) + sums_bytes(t));
+  t.x_units = reinterpret_cast<float*>(memory + packed_bytes(t) + sums_bytes(t));
+  t.x_scale = t.x_units + units_bytes(t) / 4;
   t.x_zero = t.x_scale + aligned(t.m * 4) / 4;
 }
 
@@ -166,9 +206,14 @@ bool run_row(const Linear& t, const LinearKernels& kernels, int64_t blocks, int6
 void run_chunks(const Linear& t, const LinearKernels& kernels, int64_t count, Rows some, int64_t blocks, int64_t units,
                 int64_t threads) {
   std::vector<Linear> chunks;
+  std::vector<std::vector<int32_t>> rests;
   int64_t memory = 0, scratch = 0;
   for (int64_t c = some.begin; c < some.end; ++c) {
     chunks.push_back(chunk_of(t, rows_of(t.m, count, c), kernels));
+    if (t.mode == Mode::words) {
+      rests.push_back(rests_of(chunks.back(), kernels));
+      append_rests(chunks.back(), rests.back(), kernels);
+    }
     memory += activation_bytes(chunks.back());
     scratch = std::max(scratch, aligned(kernels.scratch(chunks.back())));
   }
@@ -205,7 +250,7 @@ void run_rows(const Linear& t, const LinearKernels& kernels, int64_t blocks, int
 // False where activations cannot be taken apart into limbs.
 bool run(Linear t, const LinearKernels& kernels) {
   const bool whole = t.tiling.depth > 0 && (t.mode == Mode::pairs || t.groups == 1);
-  const std::vector<Step> steps = steps_of(t, in_limbs(t) ? kLimbTiles : whole ? t.tiles : kStepTiles);
+  const std::vector<Step> steps = steps_of(t, in_limbs(t) || t.mode == Mode::words ? kLimbTiles : whole ? t.tiles : kStepTiles);
   t.steps = steps.data(), t.step_count = static_cast<int64_t>(steps.size());
   t.rows = t.m;
   const int64_t threads = t.n * t.k <= kSerialWork / t.m ? 1 : num_threads();
@@ -232,6 +277,10 @@ void run_linear(const Linear& call) {
   if (Linear limbs = t; has_limbs(limbs, kernels) && run(limbs, kernels)) return;
   if (Linear tiled = t; kernels.tiles && kernels.tiles->plan(tiled)) {
     run(tiled, *kernels.tiles);
+    return;
+  }
+  if (Linear words = t; has_words(words, kernels)) {
+    run(words, kernels);
     return;
   }
   t.mode = mode_of(t, kernels);
