@@ -24,11 +24,14 @@ static Multiply panel_product(int64_t rows) {
 }
 
 constexpr int kStreamRows = 4;
+// Blocks of rows up to which it takes less time to decode half bytes for each than to unpack them.
+constexpr int64_t kDirectBlocks = 2;
 
 struct Functions {
   Multiply stream[kStreamRows];  // by rows of activations less 1
+  Multiply (*direct)(int64_t rows);  // decodes on the way; null: that takes longer than to unpack
   Multiply (*panel)(int64_t rows);
-  Unpack unpack;  // null: the matmul itself decodes, hidden behind other work
+  Unpack unpack;
   Fold fold;  // null: scales cannot be folded in
   int tile_bytes, panel_tile_bytes;
   void (*make_table)(const Linear&, void* table);
@@ -45,8 +48,9 @@ static Functions functions() {
 #endif
   return {{multiply_any<kMode, Source, 1, 1>, multiply_any<kMode, Source, 2, 1>,
            multiply_any<kMode, Source, 3, 1>, multiply_any<kMode, Source, 4, 1>},
-          decodes ? panel_product<kMode, Source> : panel_product<kMode, Panel<kMode, kWideBytes || Source::kSmall>>,
-          decodes ? nullptr : unpack<kMode, Source>,
+          decodes ? panel_product<kMode, Source> : nullptr,
+          panel_product<kMode, Panel<kMode, kWideBytes || Source::kSmall>>,
+          unpack<kMode, Source>,
           folding,
           Source::kTileBytes,
           4 * Arithmetic<kMode>::kVectors * 64,
@@ -86,21 +90,13 @@ static bool pays_to_fold(const Linear& t) {
 }
 #endif
 
-// Adds the sums of what 16 bits left of some rows to those of the rows.
-static void add_rests(const Linear& t, int64_t blocks, float* totals) {
-  const float* rest = totals + outputs_of(t) * kPanelBlocks * 16;
-  for (int64_t i = 0; i < t.rest_count; ++i, rest += kPanelBlocks * 16) {
-    float* const row = totals + t.rests[i] * kPanelBlocks * 16;
-    for (int64_t c = 0; c < blocks; ++c) store(row + c * 16, add(load(row + c * 16), load(rest + c * 16)));
-  }
-}
-
 template <Mode kMode>
 static void run_blocks_as(const Linear& t, int64_t begin, int64_t end, uint8_t* memory) {
   const Functions f = for_source<kMode>(t, [](auto source) { return functions<kMode, decltype(source)>(); });
   alignas(64) uint8_t table[kTableBytes];
   f.make_table(t, table);
   const bool stream = t.m <= kStreamRows;
+  const bool direct = f.direct && (t.bits == 8 || t.row_blocks <= kDirectBlocks);
   const int64_t width = stream ? 1 : kPanelBlocks;
   const int64_t scale_stride = t.groups * 16;
   float* scales = reinterpret_cast<float*>(memory);
@@ -131,7 +127,7 @@ static void run_blocks_as(const Linear& t, int64_t begin, int64_t end, uint8_t* 
       const int64_t first = s, first_tile = tile;
       while (s < t.step_count && tile + t.steps[s].tiles - first_tile <= limit) tile += t.steps[s++].tiles;
       part.steps = t.steps + first, part.step_count = s - first;
-      if (stream || !f.unpack) {
+      if (stream || direct) {
         part.weights = weights + first_tile * f.tile_bytes;
         part.stride = blocks > 1 ? t.tiles * f.tile_bytes : 0;
       } else {
@@ -173,16 +169,18 @@ static void run_blocks_as(const Linear& t, int64_t begin, int64_t end, uint8_t* 
         part.totals = totals + rows.begin * kPanelBlocks * 16;
         const int64_t at = rows.begin * t.step_count + first * count;
         part.acc_init = sums_init ? static_cast<const int32_t*>(t.x_sums) + at : nullptr;
-        part.x_units = kMode == Mode::words ? t.x_units + at : nullptr;
+        part.x_ratios = kMode == Mode::words ? t.x_ratios + at : nullptr;
         part.x_sums = t.zero_type != Zero::none && !folded ? static_cast<const float*>(t.x_sums) + at : nullptr;
         if (stream) {
           f.stream[count - 1](part, table);
         } else {
-          f.panel(count)(part, table);
+          (direct ? f.direct : f.panel)(count)(part, table);
         }
       }
     }
-    add_rests(t, blocks, totals);
+#if AO_HAS_WORDS
+    if constexpr (kMode == Mode::words) add_rests(t, blocks, totals);
+#endif
     write_rows(t, {0, outputs_of(t)}, block, blocks, totals);
   }
 }

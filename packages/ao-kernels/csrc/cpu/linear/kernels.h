@@ -28,6 +28,7 @@ enum class Act : int32_t { none, int8, uint8, e4m3, e5m2 };
 struct Step {
   int32_t tiles, group;
   int32_t span = 0;  // of groups, which the group belongs to
+  bool opens = false;  // words: from here on activations have another unit
 };
 
 // Prefetch distances, in bytes of weights. Prefetches go to L2 first, because L1 has too few requests in flight at a
@@ -81,9 +82,9 @@ struct Linear : QuantParams {
   int64_t row_blocks;      // blocks of rows of activations; their sizes differ by at most one
   uint8_t* x_packed;       // (row block, tile, row, 16)
   void* x_sums;            // (row block, step, row): sums, or (int8 without zero points) least * sum as int32
-  float* x_units;          // (row block, step, row): words: units of the activations
+  float* x_ratios;         // (row block, step, row): words: the unit of the activations before over that from here on
   float* x_scale;          // (row): what outputs are multiplied by
-  float* x_zero;           // (row)
+  float* x_zero;           // (row); words: the last unit of the activations
 };
 
 // Rows [begin, end) of block b of `count` rows in `blocks` blocks.

@@ -108,11 +108,14 @@ bool has_words(Linear& t, const LinearKernels& kernels) {
 std::vector<Step> steps_of(const Linear& t, int64_t step_tiles) {
   std::vector<Step> steps;
   steps.reserve(static_cast<size_t>(t.groups * ((t.group + 16 * step_tiles - 1) / (16 * step_tiles))));
+  int64_t shared = 0;  // tiles of words, up to here, that share a unit
   for (int64_t g = 0; g < t.groups; ++g) {
     const int64_t k = std::min(t.group, t.k - g * t.group);
     for (int64_t tiles = (k + 15) / 16; tiles > 0; tiles -= step_tiles) {
       const int64_t count = std::min(tiles, step_tiles);
-      steps.push_back({static_cast<int32_t>(count), static_cast<int32_t>(g), static_cast<int32_t>(g / t.span)});
+      shared = shared + count <= kLimbTiles && !steps.empty() ? shared + count : count;
+      steps.push_back({static_cast<int32_t>(count), static_cast<int32_t>(g), static_cast<int32_t>(g / t.span),
+                       shared == count});
     }
   }
   return steps;
@@ -127,9 +130,9 @@ int64_t sums_bytes(const Linear& t) {
   const size_t bytes = t.m == 1 ? sizeof(LimbStep) : sizeof(float);
   return aligned(rows * t.step_count * static_cast<int64_t>(bytes));
 }
-int64_t units_bytes(const Linear& t) { return t.mode == Mode::words ? sums_bytes(t) : 0; }
+int64_t ratios_bytes(const Linear& t) { return t.mode == Mode::words ? sums_bytes(t) : 0; }
 int64_t activation_bytes(const Linear& t) {
-  return packed_bytes(t) + sums_bytes(t) + units_bytes(t) + 2 * aligned(t.m * 4);
+  return packed_bytes(t) + sums_bytes(t) + ratios_bytes(t) + 2 * aligned(t.m * 4);
 }
 
 int64_t blocks_of(int64_t rows, const LinearKernels& kernels) {
@@ -169,8 +172,8 @@ std::vector<int32_t> rests_of(const Linear& t, const LinearKernels& kernels) {
 void set_memory(Linear& t, uint8_t* memory) {
   t.x_packed = memory;
   t.x_sums = memory + packed_bytes(t);
-  t.x_units = reinterpret_cast<float*>(memory + packed_bytes(t) + sums_bytes(t));
-  t.x_scale = t.x_units + units_bytes(t) / 4;
+  t.x_ratios = reinterpret_cast<float*>(memory + packed_bytes(t) + sums_bytes(t));
+  t.x_scale = t.x_ratios + ratios_bytes(t) / 4;
   t.x_zero = t.x_scale + aligned(t.m * 4) / 4;
 }
 

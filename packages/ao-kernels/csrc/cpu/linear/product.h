@@ -161,7 +161,7 @@ struct Part {
   const uint8_t* x;        // the first tile of the row block
   const int32_t* acc_init;   // (step, row): initial values of the accumulators; null: 0
   const float* x_sums;     // (step, row): of the activations, for zero points, or null
-  const float* x_units;    // (step, row): of the activations, in words
+  const float* x_ratios;   // (step, row): words: what totals are multiplied by before some steps
   const Step* steps;
   int64_t step_count;
   const uint8_t* prefetch;    // weights of the next part, to prefetch meanwhile; null: none
@@ -245,6 +245,16 @@ static void multiply(const Part& p, const typename Source::Table& table) {
       tile += Source::kTileBytes;
       x += kRows * 4 * A::kVectors * A::kBytes;
     }
+    if constexpr (kMode == Mode::words) {
+      if (p.steps[s].opens) {
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const F ratio = splat(p.x_ratios[s * kRows + r]);
+#pragma GCC unroll 4
+          for (int c = 0; c < kNBlocks; ++c) totals[r][c] = mul(totals[r][c], ratio);
+        }
+      }
+    }
     const int64_t group = p.steps[s].group;
 #pragma GCC unroll 4
     for (int c = 0; c < kNBlocks; ++c) {
@@ -254,9 +264,7 @@ static void multiply(const Part& p, const typename Source::Table& table) {
         auto sum = sums[0][r][c];
         if constexpr (kChains == 2) sum = add(sum, sums[1][r][c]);
         if constexpr (kChains == 4) sum = add(add(sum, sums[1][r][c]), add(sums[2][r][c], sums[3][r][c]));
-        F by = scale;
-        if constexpr (kMode == Mode::words) by = mul(scale, splat(p.x_units[s * kRows + r]));
-        totals[r][c] = fma(by, A::finish(sum), totals[r][c]);
+        totals[r][c] = fma(scale, A::finish(sum), totals[r][c]);
       }
       if (p.x_sums) {
         const F zero_term = load(p.zero_terms + c * p.scale_stride + group * 16);
