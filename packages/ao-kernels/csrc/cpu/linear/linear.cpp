@@ -18,6 +18,8 @@ namespace {
 constexpr int64_t kStepTiles = 32;
 // Rows that are multiplied by a panel at a time, and bytes of their activations, which the last-level cache holds.
 constexpr int64_t kChunkRows = 560, kChunkBytes = 8 << 20;
+// Bytes of activations that are packed at a time, or two chunks.
+constexpr int64_t kWaveBytes = 16 << 20;
 // Multiplications below which a second thread costs more than it saves.
 constexpr int64_t kSerialWork = 1 << 17;
 
@@ -159,7 +161,7 @@ void append_rests(Linear& t, const std::vector<int32_t>& rests, const LinearKern
 // Rows of a chunk that words leave a rest of.
 std::vector<int32_t> rests_of(const Linear& t, const LinearKernels& kernels) {
   std::vector<uint8_t> found(static_cast<size_t>(t.m));
-  parallel_for(0, t.m, std::max<int64_t>(1, kSerialWork / t.k), [&](int64_t begin, int64_t end) {
+  parallel_for(0, t.m, std::max<int64_t>(1, kSerialWork / std::max<int64_t>(1, t.k)), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) found[r] = kernels.leaves_rest(t, r);
   });
   std::vector<int32_t> rests;
@@ -242,8 +244,9 @@ void run_rows(const Linear& t, const LinearKernels& kernels, int64_t blocks, int
   const int64_t fitting = std::max((t.m - 1) / kChunkRows, (bytes - 1) / kChunkBytes) + 1;
   // more chunks of rows than needed for the cache, where there are too few columns for all threads
   const int64_t count = std::max(fitting, std::min((2 * threads - 1) / units, t.m / 16));
-  // and no more of them packed at a time than keep all threads busy
-  const int64_t together = std::max<int64_t>(2, std::min((16 * threads - 1) / units + 1, 2 * threads));
+  // and no more of them packed at a time than keep all threads busy, or take too much memory
+  const int64_t busy = std::min((16 * threads - 1) / units + 1, 2 * threads);
+  const int64_t together = std::max<int64_t>(2, std::min(busy, kWaveBytes * count / std::max<int64_t>(1, bytes)));
   const int64_t waves = (count + together - 1) / together;
   for (int64_t wave = 0; wave < waves; ++wave) {
     run_chunks(t, kernels, count, rows_of(count, waves, wave), blocks, units, threads);
