@@ -60,7 +60,8 @@ TEST_CASE("columns that are thousands of times as large, beside weights of 0, co
       Call call = make_call(c);
       for (int64_t column = 5; column < c.k; column += 100) make_outliers(c, call, column, times);
       const std::string label = text(c);
-      CAPTURE(label), CAPTURE(times);
+      CAPTURE(label);
+      CAPTURE(times);
       CHECK(error(c, call) <= bound(c));
     }
   }
@@ -93,6 +94,7 @@ TEST_CASE("a row is the same whatever the others need") {
 
 TEST_CASE("memory for many rows is bounded") {
   constexpr int64_t kRows = 20000, kMostKiB = 64 << 10;
+  const Threads threads(16);
   for (Act act : {Act::none, Act::int8}) {
     const Case c{.m = 1, .n = 20, .k = 4096, .type = Element::bf16, .act = act};
     Call call = make_call(c);
