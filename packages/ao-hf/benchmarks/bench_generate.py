@@ -17,7 +17,7 @@ from ao_core import FqnToConfig, quantize_
 from ao_hf.generation import weights_read
 from ao_hf.generation.caches import cache_reads, decoding, fixed_cache, make_cache
 from ao_hf.generation.clock import Clock, Timing
-from ao_quant import Int4WeightOnlyConfig
+from ao_quant import Int4WeightOnlyConfig, Int8DynamicActivationInt4WeightConfig
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "ao-kernels/benchmarks/cpu"))
@@ -40,7 +40,7 @@ NEVER = 1 << 20
 
 ABOUT = """\
 Llama models with random weights in {threads} threads: greedy `model.generate` of transformers, batch 1,
-after `ao_hf.fuse`, bfloat16 with all matrices in 4 bits and one scale for 32 weights, and keys and values in
+after `ao_hf.fuse`, bfloat16 with all matrices in 4 bits and one scale for 32 weights, {acts}, and keys and values in
 `AoCache(model.config, {kv!r})`. llama.cpp's `llama-bench` runs in a process of its own in each round, on a
 file of the same shape with all matrices in Q4_0, and keys and values in float16. *tokens/s*: of {tokens}
 tokens that follow a context, the first one not counted; or of a text of {text} ("prefill"). *× llama.cpp*:
@@ -48,7 +48,14 @@ the median over the rounds of how many times as fast, with its interval. *share 
 weights, keys and values that a token needs, over what is read in that time by a plain loop in C."""
 
 
-def build(shape: Shape) -> Any:
+RECIPES = {
+    "weights": Int4WeightOnlyConfig(32, symmetric=True),
+    "dynamic": Int8DynamicActivationInt4WeightConfig(32),
+}
+ACTS = {"weights": "activations as they are", "dynamic": "activations in int8, quantized per token"}
+
+
+def build(shape: Shape, recipe: str = "weights") -> Any:
     """A fused model of a shape with random weights in 4 bits."""
     config = transformers.LlamaConfig(
         vocab_size=shape.vocab,
@@ -66,7 +73,7 @@ def build(shape: Shape) -> Any:
         torch.set_default_dtype(torch.float32)
     model.eval().requires_grad_(False)
     # a head that is not named would keep 8 bits, and that of llama.cpp has 4
-    int4 = Int4WeightOnlyConfig(32, symmetric=True)
+    int4 = RECIPES[recipe]
     quantize_(model, FqnToConfig({"lm_head": int4, "*": int4}))
     ao_hf.fuse(model)
     return model
@@ -169,6 +176,7 @@ def main() -> None:
         shapes=",".join(SHAPES),
         contexts="64,1024,8192",
         kv="kv8",
+        recipe="weights",
         threads=2,
         rounds=8,
         texts=5,  # rounds of prefill
@@ -181,8 +189,9 @@ def main() -> None:
         peer = None
         if args.llama:
             peer = LlamaBench(Path(args.llama), SHAPES[name], "Q4_0", args.threads)
-        found += measured(name, build(SHAPES[name]), peer, args)
-    about = ABOUT.format(threads=args.threads, kv=args.kv, tokens=args.tokens, text=TEXT)
+        found += measured(name, build(SHAPES[name], args.recipe), peer, args)
+    options = {"acts": ACTS[args.recipe], "kv": args.kv, "tokens": args.tokens, "text": TEXT}
+    about = ABOUT.format(threads=args.threads, **options)
     record(args.json, "`generate` on the CPU", about, found, versions=version(args.llama))
 
 

@@ -33,6 +33,22 @@ void run_norm(const NormWeight& by, Norm t, int64_t m) {
   for_rows(m, t.n, [&](int64_t b, int64_t e) { isa().block.norm(t, b, e); });
 }
 
+// Bytes of rows in between that are kept at a time.
+constexpr int64_t kKeptBytes = 24 << 20;
+
+// f(begin, end) for parts of the rows, one after the other, that fit.
+template <class F>
+void in_passes(int64_t m, int64_t row_bytes, const F& f) {
+  const int64_t passes = m / (kKeptBytes / row_bytes + 1) + 1;
+  for (int64_t p = 0; p < passes; ++p) {
+    const Rows rows = rows_of(m, passes, p);
+    f(rows.begin, rows.end);
+  }
+}
+
+const uint8_t* after(const void* p, int64_t bytes) { return static_cast<const uint8_t*>(p) + bytes; }
+uint8_t* after(void* p, int64_t bytes) { return static_cast<uint8_t*>(p) + bytes; }
+
 // Consecutive pieces of a workspace.
 struct Pieces {
   uint8_t* next;
@@ -43,22 +59,22 @@ struct Pieces {
 
 namespace {
 
-void make_qkv(const Qkv& call) {
+void make_qkv(const Qkv& call, int64_t begin, int64_t end) {
   const Element type = call.heads.type;
-  const int64_t size = bytes_of(type), normed = call.m * call.linear.k * size, made = call.m * call.linear.n * size;
-  Pieces pieces{kept_rows.get(aligned(normed) + aligned(made))};
-  const void* x = call.x;
+  const int64_t size = bytes_of(type), m = end - begin, k = call.linear.k * size, n = call.linear.n * size;
+  Pieces pieces{kept_rows.get(aligned(m * k) + aligned(m * n))};
+  const void* x = after(call.x, begin * k);
   if (call.norm.weight) {
     Norm t{};
-    t.x = x, t.y = pieces.take(normed), t.type = type, t.n = call.linear.k;
-    run_norm(call.norm, t, call.m);
+    t.x = x, t.y = pieces.take(m * k), t.type = type, t.n = call.linear.k;
+    run_norm(call.norm, t, m);
     x = t.y;
   }
+  uint8_t* const rows = pieces.take(m * n);
+  multiply(call.linear, x, rows, m, type);
   Heads heads = call.heads;
-  uint8_t* const rows = pieces.take(made);
-  multiply(call.linear, x, rows, call.m, type);
-  heads.x = rows;
-  for_rows(call.m, call.linear.n, [&](int64_t b, int64_t e) { isa().block.heads(heads, b, e); });
+  heads.x = rows - begin * n;  // that of row 0, were it kept
+  for_rows(m, call.linear.n, [&](int64_t b, int64_t e) { isa().block.heads(heads, begin + b, begin + e); });
 }
 
 void make_mlp(const Mlp& call) {
@@ -100,15 +116,28 @@ int64_t work_of(const Linear& t) { return t.n * t.k; }
 
 void run_qkv(const Qkv& call) {
   if (call.m == 0) return;
-  if (call.m * work_of(call.linear) <= kWorth) return make_qkv(call);
-  with_team([&] { make_qkv(call); });
+  const int64_t row_bytes = (call.linear.k + call.linear.n) * bytes_of(call.heads.type);
+  const auto make = [&] { in_passes(call.m, row_bytes, [&](int64_t b, int64_t e) { make_qkv(call, b, e); }); };
+  if (call.m * work_of(call.linear) <= kWorth) return make();
+  with_team(make);
 }
 
 void run_mlp(const Mlp& call) {
   if (call.m == 0) return;
   const int64_t work = work_of(call.gate_up) + work_of(call.down) + (call.has_output ? work_of(call.output) : 0);
-  if (call.m * work <= kWorth) return make_mlp(call);
-  with_team([&] { make_mlp(call); });
+  const int64_t size = bytes_of(call.type), k = call.gate_up.k;
+  const auto make = [&] {
+    in_passes(call.m, 3 * (k + call.down.k) * size, [&](int64_t begin, int64_t end) {
+      Mlp part = call;
+      part.m = end - begin;
+      part.x = after(call.x, begin * (call.has_output ? call.output.k : k) * size);
+      part.y = after(call.y, begin * call.down.n * size);
+      if (call.residual) part.residual = after(call.residual, begin * k * size);
+      make_mlp(part);
+    });
+  };
+  if (call.m * work <= kWorth) return make();
+  with_team(make);
 }
 
 }  // namespace ao

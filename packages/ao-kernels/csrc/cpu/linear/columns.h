@@ -6,6 +6,9 @@
 #include "output.h"
 #include "panel.h"
 #include "sources.h"
+#if AO_HAS_WORDS
+#include "words.h"
+#endif
 
 namespace ao::AO_ISA {
 
@@ -21,11 +24,14 @@ static Multiply panel_product(int64_t rows) {
 }
 
 constexpr int kStreamRows = 4;
+// Blocks of rows up to which it takes less time to decode half bytes for each than to unpack them.
+constexpr int64_t kDirectBlocks = 2;
 
 struct Functions {
   Multiply stream[kStreamRows];  // by rows of activations less 1
+  Multiply (*direct)(int64_t rows);  // decodes on the way; null: that takes longer than to unpack
   Multiply (*panel)(int64_t rows);
-  Unpack unpack;  // null: the matmul itself decodes, hidden behind other work
+  Unpack unpack;
   Fold fold;  // null: scales cannot be folded in
   int tile_bytes, panel_tile_bytes;
   void (*make_table)(const Linear&, void* table);
@@ -42,8 +48,9 @@ static Functions functions() {
 #endif
   return {{multiply_any<kMode, Source, 1, 1>, multiply_any<kMode, Source, 2, 1>,
            multiply_any<kMode, Source, 3, 1>, multiply_any<kMode, Source, 4, 1>},
-          decodes ? panel_product<kMode, Source> : panel_product<kMode, Panel<kMode, kWideBytes || Source::kSmall>>,
-          decodes ? nullptr : unpack<kMode, Source>,
+          decodes ? panel_product<kMode, Source> : nullptr,
+          panel_product<kMode, Panel<kMode, kWideBytes || Source::kSmall>>,
+          unpack<kMode, Source>,
           folding,
           Source::kTileBytes,
           4 * Arithmetic<kMode>::kVectors * 64,
@@ -89,6 +96,7 @@ static void run_blocks_as(const Linear& t, int64_t begin, int64_t end, uint8_t* 
   alignas(64) uint8_t table[kTableBytes];
   f.make_table(t, table);
   const bool stream = t.m <= kStreamRows;
+  const bool direct = f.direct && (t.bits == 8 || t.row_blocks <= kDirectBlocks);
   const int64_t width = stream ? 1 : kPanelBlocks;
   const int64_t scale_stride = t.groups * 16;
   float* scales = reinterpret_cast<float*>(memory);
@@ -119,7 +127,7 @@ static void run_blocks_as(const Linear& t, int64_t begin, int64_t end, uint8_t* 
       const int64_t first = s, first_tile = tile;
       while (s < t.step_count && tile + t.steps[s].tiles - first_tile <= limit) tile += t.steps[s++].tiles;
       part.steps = t.steps + first, part.step_count = s - first;
-      if (stream || !f.unpack) {
+      if (stream || direct) {
         part.weights = weights + first_tile * f.tile_bytes;
         part.stride = blocks > 1 ? t.tiles * f.tile_bytes : 0;
       } else {
@@ -161,15 +169,19 @@ static void run_blocks_as(const Linear& t, int64_t begin, int64_t end, uint8_t* 
         part.totals = totals + rows.begin * kPanelBlocks * 16;
         const int64_t at = rows.begin * t.step_count + first * count;
         part.acc_init = sums_init ? static_cast<const int32_t*>(t.x_sums) + at : nullptr;
+        part.x_ratios = kMode == Mode::words ? t.x_ratios + at : nullptr;
         part.x_sums = t.zero_type != Zero::none && !folded ? static_cast<const float*>(t.x_sums) + at : nullptr;
         if (stream) {
           f.stream[count - 1](part, table);
         } else {
-          f.panel(count)(part, table);
+          (direct ? f.direct : f.panel)(count)(part, table);
         }
       }
     }
-    write_rows(t, {0, t.m}, block, blocks, totals);
+#if AO_HAS_WORDS
+    if constexpr (kMode == Mode::words) add_rests(t, blocks, totals);
+#endif
+    write_rows(t, {0, outputs_of(t)}, block, blocks, totals);
   }
 }
 
@@ -214,6 +226,9 @@ static void pack(const Linear& t, int64_t begin, int64_t end) {
 #if AO_HAS_PAIRS
       if (t.mode == Mode::pairs) pack_row<Mode::pairs>(t, row, out, count, sums);
 #endif
+#if AO_HAS_WORDS
+      if (t.mode == Mode::words) pack_words(t, row, out, count, rows.begin * t.step_count + r);
+#endif
       if (t.mode == Mode::f32) pack_row<Mode::f32>(t, row, out, count, sums);
     }
   }
@@ -236,6 +251,9 @@ static void run_blocks(const Linear& t, int64_t begin, int64_t end, [[maybe_unus
 #if AO_HAS_PAIRS
     case Mode::pairs: return run_blocks_as<Mode::pairs>(t, begin, end, scratch);
 #endif
+#if AO_HAS_WORDS
+    case Mode::words: return run_blocks_as<Mode::words>(t, begin, end, scratch);
+#endif
 #if AO_HAS_LIMBS
     case Mode::limbs2: return run_limb_blocks_of<2>(t, begin, end, then);
     case Mode::limbs3: return run_limb_blocks_of<3>(t, begin, end, then);
@@ -246,6 +264,11 @@ static void run_blocks(const Linear& t, int64_t begin, int64_t end, [[maybe_unus
 
 static const LinearKernels kLinearKernels = {
     .pairs = AO_HAS_PAIRS != 0,
+#if AO_HAS_WORDS
+    .leaves_rest = leaves_rest,
+#else
+    .leaves_rest = nullptr,
+#endif
     .panel_rows = kPanelRows,
     .panel_blocks = kPanelBlocks,
 #if AO_HAS_LIMBS

@@ -7,14 +7,16 @@
 namespace ao {
 
 // The number in which products are accumulated.
-// f32: float32; pairs: bfloat16 pairs (dpbf16); int8: int8 dot products (VNNI); limbs2, limbs3: activations as
-// fixed-point numbers of two or three bytes (limbs), or one more, for M = 1 (see digits.h).
-enum class Mode : int32_t { f32, pairs, int8, limbs2, limbs3 };
+// f32: float32; pairs: bfloat16 pairs (dpbf16); int8: int8 dot products (VNNI); words: activations as fixed-point
+// numbers of 16 bits, for int16 dot products (see words.h); limbs2, limbs3: as fixed-point numbers of two or three bytes
+// (limbs), or one more, for M = 1 (see digits.h).
+enum class Mode : int32_t { f32, pairs, int8, words, limbs2, limbs3 };
 // Bytes of an activation, at most.
 static constexpr int bytes_of(Mode mode) {
   switch (mode) {
     case Mode::int8: return 1;
     case Mode::pairs: return 2;
+    case Mode::words: return 2;
     case Mode::limbs2: return 3;
     default: return 4;
   }
@@ -26,13 +28,14 @@ enum class Act : int32_t { none, int8, uint8, e4m3, e5m2 };
 struct Step {
   int32_t tiles, group;
   int32_t span = 0;  // of groups, which the group belongs to
+  bool opens = false;  // words: from here on activations have another unit
 };
 
 // Prefetch distances, in bytes of weights. Prefetches go to L2 first, because L1 has too few requests in flight at a
 // time for the rate of memory, and from there to L1.
 constexpr int kPrefetchL2 = 16384, kPrefetchL1 = 512;
 
-constexpr int kLimbTiles = 8;  // tiles whose activations share an exponent
+constexpr int kLimbTiles = 8;  // tiles whose activations share an exponent, in limbs or words
 
 // What goes with a step of activations in limbs.
 struct LimbStep {
@@ -74,11 +77,14 @@ struct Linear : QuantParams {
   const Step* steps;
   int64_t step_count;
   int64_t rows;            // of the whole call: how a part of it is computed must not depend on the part
+  const int32_t* rests;    // words: rows whose rest, which 16 bits leave, are the last `rest_count` of the m rows
+  int64_t rest_count;
   int64_t row_blocks;      // blocks of rows of activations; their sizes differ by at most one
   uint8_t* x_packed;       // (row block, tile, row, 16)
   void* x_sums;            // (row block, step, row): sums, or (int8 without zero points) least * sum as int32
+  float* x_ratios;         // (row block, step, row): words: the unit of the activations before over that from here on
   float* x_scale;          // (row): what outputs are multiplied by
-  float* x_zero;           // (row)
+  float* x_zero;           // (row); words: the last unit of the activations
 };
 
 // Rows [begin, end) of block b of `count` rows in `blocks` blocks.
@@ -91,8 +97,13 @@ static inline Rows rows_of(int64_t count, int64_t blocks, int64_t b) {
   return {begin, begin + size + (b < more ? 1 : 0)};
 }
 
+// Rows of the output.
+static inline int64_t outputs_of(const Linear& t) { return t.m - t.rest_count; }
+
 struct LinearKernels {
   bool pairs;            // Mode::pairs exists
+  // Mode::words, where it exists: whether a row of activations needs more than 16 bits; null: there is none
+  bool (*leaves_rest)(const Linear&, int64_t row);
   int32_t panel_rows;    // greatest row block
   int32_t panel_blocks;  // blocks of 16 of N that are computed together
   int32_t row_blocks;    // the same for a single row of activations

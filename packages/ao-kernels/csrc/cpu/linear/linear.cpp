@@ -18,6 +18,8 @@ namespace {
 constexpr int64_t kStepTiles = 32;
 // Rows that are multiplied by a panel at a time, and bytes of their activations, which the last-level cache holds.
 constexpr int64_t kChunkRows = 560, kChunkBytes = 8 << 20;
+// Bytes of activations that are packed at a time, or two chunks.
+constexpr int64_t kWaveBytes = 16 << 20;
 // Multiplications below which a second thread costs more than it saves.
 constexpr int64_t kSerialWork = 1 << 17;
 
@@ -93,14 +95,29 @@ bool has_limbs(Linear& t, const LinearKernels& kernels) {
   return true;
 }
 
+// Numbers in bfloat16 as words, beside weights whose values are whole numbers of one unit. Sums of a group's offsets
+// are floats, as ever.
+bool has_words(Linear& t, const LinearKernels& kernels) {
+  if (!kernels.leaves_rest || t.type != Element::bf16 || t.act != Act::none) return false;
+  t.mode = Mode::words;
+  if (t.kind == Kind::integer) return true;
+  if (t.bits > 6) return false;
+  t.table_unit = unit_of(t.table, 1 << t.bits);
+  t.least /= t.table_unit;
+  return t.table_unit != 0;
+}
+
 std::vector<Step> steps_of(const Linear& t, int64_t step_tiles) {
   std::vector<Step> steps;
   steps.reserve(static_cast<size_t>(t.groups * ((t.group + 16 * step_tiles - 1) / (16 * step_tiles))));
+  int64_t shared = 0;  // tiles of words, up to here, that share a unit
   for (int64_t g = 0; g < t.groups; ++g) {
     const int64_t k = std::min(t.group, t.k - g * t.group);
     for (int64_t tiles = (k + 15) / 16; tiles > 0; tiles -= step_tiles) {
       const int64_t count = std::min(tiles, step_tiles);
-      steps.push_back({static_cast<int32_t>(count), static_cast<int32_t>(g), static_cast<int32_t>(g / t.span)});
+      shared = shared + count <= kLimbTiles && !steps.empty() ? shared + count : count;
+      steps.push_back({static_cast<int32_t>(count), static_cast<int32_t>(g), static_cast<int32_t>(g / t.span),
+                       shared == count});
     }
   }
   return steps;
@@ -115,7 +132,14 @@ int64_t sums_bytes(const Linear& t) {
   const size_t bytes = t.m == 1 ? sizeof(LimbStep) : sizeof(float);
   return aligned(rows * t.step_count * static_cast<int64_t>(bytes));
 }
-int64_t activation_bytes(const Linear& t) { return packed_bytes(t) + sums_bytes(t) + 2 * aligned(t.m * 4); }
+int64_t ratios_bytes(const Linear& t) { return t.mode == Mode::words ? sums_bytes(t) : 0; }
+int64_t activation_bytes(const Linear& t) {
+  return packed_bytes(t) + sums_bytes(t) + ratios_bytes(t) + 2 * aligned(t.m * 4);
+}
+
+int64_t blocks_of(int64_t rows, const LinearKernels& kernels) {
+  return rows <= kernels.stream_rows ? 1 : (rows + kernels.panel_rows - 1) / kernels.panel_rows;
+}
 
 // Some of the rows, in as many blocks as the kernels want.
 Linear chunk_of(Linear t, Rows rows, const LinearKernels& kernels) {
@@ -123,14 +147,35 @@ Linear chunk_of(Linear t, Rows rows, const LinearKernels& kernels) {
   t.x = static_cast<const uint8_t*>(t.x) + rows.begin * t.x_stride * size;
   t.y = static_cast<uint8_t*>(t.y) + rows.begin * t.y_stride * size;
   t.m = rows.end - rows.begin;
-  t.row_blocks = t.m <= kernels.stream_rows ? 1 : (t.m + kernels.panel_rows - 1) / kernels.panel_rows;
+  t.row_blocks = blocks_of(t.m, kernels);
   return t;
+}
+
+// Room for what words leave of some rows, behind all rows of a chunk.
+void append_rests(Linear& t, const std::vector<int32_t>& rests, const LinearKernels& kernels) {
+  t.rests = rests.data(), t.rest_count = static_cast<int64_t>(rests.size());
+  t.m += t.rest_count;
+  t.row_blocks = blocks_of(t.m, kernels);
+}
+
+// Rows of a chunk that words leave a rest of.
+std::vector<int32_t> rests_of(const Linear& t, const LinearKernels& kernels) {
+  std::vector<uint8_t> found(static_cast<size_t>(t.m));
+  parallel_for(0, t.m, std::max<int64_t>(1, kSerialWork / std::max<int64_t>(1, t.k)), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) found[r] = kernels.leaves_rest(t, r);
+  });
+  std::vector<int32_t> rests;
+  for (int64_t r = 0; r < t.m; ++r) {
+    if (found[r]) rests.push_back(static_cast<int32_t>(r));
+  }
+  return rests;
 }
 
 void set_memory(Linear& t, uint8_t* memory) {
   t.x_packed = memory;
   t.x_sums = memory + packed_bytes(t);
-  t.x_scale = reinterpret_cast<float*>(memory + packed_bytes(t) + sums_bytes(t));
+  t.x_ratios = reinterpret_cast<float*>(memory + packed_bytes(t) + sums_bytes(t));
+  t.x_scale = t.x_ratios + ratios_bytes(t) / 4;
   t.x_zero = t.x_scale + aligned(t.m * 4) / 4;
 }
 
@@ -166,9 +211,14 @@ bool run_row(const Linear& t, const LinearKernels& kernels, int64_t blocks, int6
 void run_chunks(const Linear& t, const LinearKernels& kernels, int64_t count, Rows some, int64_t blocks, int64_t units,
                 int64_t threads) {
   std::vector<Linear> chunks;
+  std::vector<std::vector<int32_t>> rests;
   int64_t memory = 0, scratch = 0;
   for (int64_t c = some.begin; c < some.end; ++c) {
     chunks.push_back(chunk_of(t, rows_of(t.m, count, c), kernels));
+    if (t.mode == Mode::words) {
+      rests.push_back(rests_of(chunks.back(), kernels));
+      append_rests(chunks.back(), rests.back(), kernels);
+    }
     memory += activation_bytes(chunks.back());
     scratch = std::max(scratch, aligned(kernels.scratch(chunks.back())));
   }
@@ -194,8 +244,9 @@ void run_rows(const Linear& t, const LinearKernels& kernels, int64_t blocks, int
   const int64_t fitting = std::max((t.m - 1) / kChunkRows, (bytes - 1) / kChunkBytes) + 1;
   // more chunks of rows than needed for the cache, where there are too few columns for all threads
   const int64_t count = std::max(fitting, std::min((2 * threads - 1) / units, t.m / 16));
-  // and no more of them packed at a time than keep all threads busy
-  const int64_t together = std::max<int64_t>(2, std::min((16 * threads - 1) / units + 1, 2 * threads));
+  // and no more of them packed at a time than keep all threads busy, or take too much memory
+  const int64_t busy = std::min((16 * threads - 1) / units + 1, 2 * threads);
+  const int64_t together = std::max<int64_t>(2, std::min(busy, kWaveBytes * count / std::max<int64_t>(1, bytes)));
   const int64_t waves = (count + together - 1) / together;
   for (int64_t wave = 0; wave < waves; ++wave) {
     run_chunks(t, kernels, count, rows_of(count, waves, wave), blocks, units, threads);
@@ -205,7 +256,7 @@ void run_rows(const Linear& t, const LinearKernels& kernels, int64_t blocks, int
 // False where activations cannot be taken apart into limbs.
 bool run(Linear t, const LinearKernels& kernels) {
   const bool whole = t.tiling.depth > 0 && (t.mode == Mode::pairs || t.groups == 1);
-  const std::vector<Step> steps = steps_of(t, in_limbs(t) ? kLimbTiles : whole ? t.tiles : kStepTiles);
+  const std::vector<Step> steps = steps_of(t, in_limbs(t) || t.mode == Mode::words ? kLimbTiles : whole ? t.tiles : kStepTiles);
   t.steps = steps.data(), t.step_count = static_cast<int64_t>(steps.size());
   t.rows = t.m;
   const int64_t threads = t.n * t.k <= kSerialWork / t.m ? 1 : num_threads();
@@ -232,6 +283,10 @@ void run_linear(const Linear& call) {
   if (Linear limbs = t; has_limbs(limbs, kernels) && run(limbs, kernels)) return;
   if (Linear tiled = t; kernels.tiles && kernels.tiles->plan(tiled)) {
     run(tiled, *kernels.tiles);
+    return;
+  }
+  if (Linear words = t; has_words(words, kernels)) {
+    run(words, kernels);
     return;
   }
   t.mode = mode_of(t, kernels);

@@ -38,6 +38,22 @@ struct Arithmetic<Mode::int8> {
   }
 };
 
+#if AO_HAS_WORDS
+template <>
+struct Arithmetic<Mode::words> {
+  using Sum = I;
+  using Weight = I;
+  static constexpr int kVectors = 2, kBytes = 4;
+  AO_INLINE I zero_sum() { return splat_int(0); }
+  AO_INLINE F finish(I sum) { return to_float(sum); }
+  AO_INLINE I spread(const uint8_t* x) { return splat_dword(x); }
+  template <bool>
+  AO_INLINE I dot(I sum, I w, I x) {
+    return dot_words(sum, w, x);
+  }
+};
+#endif
+
 #if AO_HAS_PAIRS
 template <>
 struct Arithmetic<Mode::pairs> {
@@ -90,6 +106,36 @@ struct Coded<Mode::int8, kBits, kKind> {
   }
 };
 
+#if AO_HAS_WORDS
+// Values in units of `unit` as words: columns (4i, 4i + 2) and (4i + 1, 4i + 3) of a tile.
+template <int kBits, Kind kKind>
+struct WordDecoder {
+  ByteDecoder<kBits, kKind> bytes;
+  I least;
+  inline __attribute__((always_inline)) explicit WordDecoder(const float* values, float least_value, float unit)
+      : bytes(values, least_value, unit), least(splat_int((static_cast<int>(least_value) & 0xffff) * 0x10001)) {}
+  template <int i>
+  inline __attribute__((always_inline)) void words(const uint8_t* tile, I out[2]) const {
+    const Q quads = bytes.template quads<i>(tile);
+    const I low = splat_int(0x00ff00ff);
+    out[0] = add_words(and_(quads, low), least), out[1] = add_words(and_(shift_words<8>(quads), low), least);
+  }
+};
+template <int kBits, Kind kKind>
+struct Coded<Mode::words, kBits, kKind> {
+  static constexpr int kCodeBits = kBits;
+  static constexpr Kind kCodes = kKind;
+  static constexpr int kTileBytes = 32 * kBits;
+  static constexpr bool kSmall = true;
+  static constexpr int kParts = 1;
+  using Table = WordDecoder<kBits, kKind>;
+  template <int i>
+  AO_INLINE void get(const Table& table, const uint8_t* tile, I* out) {
+    table.template words<i>(tile, out);
+  }
+};
+#endif
+
 // A panel of vectors that were decoded before. `kSmall`: bytes are below 128.
 template <Mode kMode, bool kSmallBytes = true>
 struct Panel {
@@ -115,6 +161,7 @@ struct Part {
   const uint8_t* x;        // the first tile of the row block
   const int32_t* acc_init;   // (step, row): initial values of the accumulators; null: 0
   const float* x_sums;     // (step, row): of the activations, for zero points, or null
+  const float* x_ratios;   // (step, row): words: what totals are multiplied by before some steps
   const Step* steps;
   int64_t step_count;
   const uint8_t* prefetch;    // weights of the next part, to prefetch meanwhile; null: none
@@ -197,6 +244,16 @@ static void multiply(const Part& p, const typename Source::Table& table) {
       quad<kMode, Source, kRows, kNBlocks, kChains, 3>(p, table, tile, x, sums);
       tile += Source::kTileBytes;
       x += kRows * 4 * A::kVectors * A::kBytes;
+    }
+    if constexpr (kMode == Mode::words) {
+      if (p.steps[s].opens) {
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const F ratio = splat(p.x_ratios[s * kRows + r]);
+#pragma GCC unroll 4
+          for (int c = 0; c < kNBlocks; ++c) totals[r][c] = mul(totals[r][c], ratio);
+        }
+      }
     }
     const int64_t group = p.steps[s].group;
 #pragma GCC unroll 4

@@ -25,6 +25,11 @@ AO_INLINE auto for_kind(Kind kind, const Function& f) {
       if (kind != Kind::integer) return f(Coded<kMode, kBits, Kind::table>{});
     }
     return f(Coded<kMode, kBits, Kind::integer>{});
+  } else if constexpr (kMode == Mode::words) {
+    if constexpr (kBits <= 6) {
+      if (kind != Kind::integer) return f(Coded<kMode, kBits, Kind::table>{});
+    }
+    return f(Coded<kMode, kBits, Kind::integer>{});
   } else if constexpr (kBits <= 6) {
     if (kind != Kind::table) return f(Coded<kMode, kBits, Kind::exact>{});
     return f(Coded<kMode, kBits, Kind::table>{});
@@ -50,8 +55,9 @@ template <Mode kMode, class Source>
 static void make_table(const Linear& t, void* table) {
   using Table = typename Source::Table;
   static_assert(sizeof(Table) <= kTableBytes);
-  if constexpr (kMode == Mode::int8) *static_cast<Table*>(table) = Table(t.table, t.least, t.table_unit);
-  if constexpr (kMode != Mode::int8) *static_cast<Table*>(table) = Table(t.table);
+  constexpr bool whole = kMode == Mode::int8 || kMode == Mode::words;
+  if constexpr (whole) *static_cast<Table*>(table) = Table(t.table, t.least, t.table_unit);
+  if constexpr (!whole) *static_cast<Table*>(table) = Table(t.table);
 }
 
 }  // namespace ao::AO_ISA

@@ -18,6 +18,7 @@ using Q = __m512i;  // 16 quads of bytes
 #define AO_HAS_LIMBS 1  // products of bytes at full speed, for activations in limbs
 #define AO_HAS_BYTE_TABLES 1  // lookup of bytes by 6 bits
 #define AO_HAS_PAIRS 1  // there is a product of bfloat16 pairs
+#define AO_HAS_WORDS 1  // there is a product of pairs of 16-bit integers
 #define AO_HAS_QUARTERS 1  // codes of several tokens are multiplied in registers: there are enough of these
 constexpr bool kWideBytes = true;  // products of bytes take codes of all 8 bits at full speed
 constexpr int kRegisters = 1;      // that a vector takes
@@ -97,6 +98,10 @@ AO_INLINE void store_as(Element type, void* p, F v, int count) {
 AO_INLINE void store_bytes(uint8_t* p, I v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v));
 }
+// 16 words, beyond their range the nearest.
+AO_INLINE void store_words(uint8_t* p, I v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(v));
+}
 // 16 bfloat16 of floats that are exact in it.
 AO_INLINE void store_exact_bf16(uint8_t* p, F v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
@@ -149,6 +154,8 @@ AO_INLINE I splat_dword(const void* p) {
 AO_INLINE F dot_pairs(F acc, P w, P x) {
   return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(x));
 }
+AO_INLINE I dot_words(I acc, I w, I x) { return _mm512_dpwssd_epi32(acc, w, x); }
+AO_INLINE I add_words(I a, I b) { return _mm512_add_epi16(a, b); }
 template <bool>
 AO_INLINE I dot_quads(I acc, Q w_unsigned, Q x_signed) {
   return _mm512_dpbusd_epi32(acc, w_unsigned, x_signed);
