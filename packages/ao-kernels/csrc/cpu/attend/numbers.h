@@ -71,7 +71,7 @@ AO_INLINE I greatest_bits(I top, F x) { return max_int(top, bits_of(abs(x))); }
 template <int kLimbs>
 static Limbs to_limbs(const float* x, int64_t count, I top, int8_t* out, int64_t stride) {
   constexpr int kTop = 8 * kLimbs - 2;                            // the exponent of the largest number
-  constexpr float kLimit = kLimbs == 3 ? 8355711.0f : 32639.0f;  // 127 in each limb
+  constexpr float kLimit = kLimbs == 3 ? 8355711.0f : kLimbs == 2 ? 32639.0f : 127.0f;  // 127 in each limb
   const int32_t bits = largest(top);
   Limbs limbs{};
   if (bits >= 0x7f800000) {
