@@ -8,8 +8,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -125,9 +127,9 @@ def haystack(tokens: int) -> Tensor:
     return torch.cat([*parts, filler[len(said) * each :]])
 
 
-def needle(network: Any, recipes: list[str], context: int = 8000) -> None:
+def needle(network: Any, recipes: list[str], context: int = 8000) -> list[dict[str, Any]]:
     """Print whether each sentence is ended as it was before, and how likely that end is."""
-    hay = haystack(context)
+    hay, results = haystack(context), list[dict[str, Any]]()
     for name in recipes:
         cache = AoCache(network.config, name)
         for _ in forward(network, cache, hay, CHUNK):
@@ -145,10 +147,14 @@ def needle(network: Any, recipes: list[str], context: int = 8000) -> None:
                 (last,) = forward(network, cache, token[None], 1)
             cache.crop(held - cache.get_seq_length())
             found = written == answer.tolist()
+            results.append(
+                {"cache": name, "MB": size, "needle": start + end, "found": found, "log p": sum(logs)}
+            )
             print(
                 f"{name}, {size:.0f} MB: “{start}{end}” found {found}, log probability {sum(logs):.3f}",
                 flush=True,
             )
+    return results
 
 
 def main() -> None:
@@ -160,10 +166,17 @@ def main() -> None:
     parser.add_argument(
         "recipes", nargs="*", default=["kv8", "k8v4", "kv4"], help="exact, too, of a needle"
     )
+    parser.add_argument("--bfloat16", action="store_true", help="instead of float32")
+    parser.add_argument("--json", type=Path, help="write what was found of needles to this file, too")
     arguments = parser.parse_args()
     network: Any = model.load()
+    if arguments.bfloat16:
+        network = network.bfloat16()
     network.set_attn_implementation("ao_kv")
-    {"text": text, "chunks": chunks, "needle": needle}[arguments.what](network, arguments.recipes)
+    run = {"text": text, "chunks": chunks, "needle": needle}[arguments.what]
+    found = run(network, arguments.recipes)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

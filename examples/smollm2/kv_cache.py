@@ -1,13 +1,16 @@
 """Measure what quantized keys and values cost SmolLM2-135M, where every token is read from the cache.
 
-Prints a table in Markdown. No token is exact but the weights are, so the figures are of the cache alone.
+Prints a table in Markdown. No token is exact but the weights are, so the figures are of the cache alone. With
+`--decoding` each query reads alone, and in bfloat16, as tokens do while text is generated: by other kernels.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,6 +44,31 @@ def attention(
     return attend_to(kv, query, scale=scaling).transpose(1, 2), None
 
 
+def decoding(
+    config: KVCacheConfig,
+    sizes: list[float],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The same in bfloat16, with one query at a time, which sees the tokens up to its own."""
+    assert attention_mask is None, "windows have no padding"
+    batch, heads, tokens, dim = key.shape
+    query, key, value = query.bfloat16(), key.bfloat16(), value.bfloat16()
+    kv = new_kv(config, batch, heads, dim, tokens, value_dim=value.shape[3], dtype=key.dtype)
+    append_(kv, key, value)
+    sizes.append(bytes_per_token(kv))
+    rows = []
+    for token in range(tokens):
+        stop = torch.full((batch,), token + 1)
+        rows.append(attend_to(kv, query[:, :, token : token + 1], scale=scaling, stop=stop))
+    return torch.cat(rows, 2).transpose(1, 2).float(), None
+
+
 @torch.inference_mode()
 def predict(network: nn.Module, window: Tensor) -> Tensor:
     """The logarithms of the probabilities of the next token, (tokens − 1, vocabulary)."""
@@ -54,7 +82,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipes", nargs="*", default=list(KV_RECIPES))
     parser.add_argument("--windows", type=int, default=3, help=f"of {CONTEXT} tokens of text")
+    parser.add_argument("--decoding", action="store_true", help="one query at a time, in bfloat16")
+    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     arguments = parser.parse_args()
+    attend = decoding if arguments.decoding else attention
+    results: dict[str, dict[str, float]] = {}
     network: Any = model.load()
     tokens = model.tokens(evaluate.text())
     starts = torch.linspace(0, len(tokens) - CONTEXT, arguments.windows).long().tolist()
@@ -63,7 +95,7 @@ def main() -> None:
     for name in arguments.recipes:
         sizes: list[float] = []
         config = replace(KV_RECIPES[name], window=0)
-        AttentionInterface.register(f"ao_{name}", partial(attention, config, sizes))
+        AttentionInterface.register(f"ao_{name}", partial(attend, config, sizes))
         sums = torch.zeros(3, dtype=torch.float64)
         for start in starts:
             window = tokens[start : start + CONTEXT]
@@ -78,10 +110,14 @@ def main() -> None:
         kl, loss, same = (sums / (len(starts) * (CONTEXT - 1))).tolist()
         layers = len(network.model.layers)
         size = layers * sizes[0]
+        perplexity = float(torch.tensor(loss).exp())
+        results[name] = {"bytes": size, "kl_nats": kl, "perplexity": perplexity, "same": same}
         print(
-            f"| {name} | {size:.0f} | {kl:.5f} | {torch.tensor(loss).exp():.3f} | {same:.3f} |",
+            f"| {name} | {size:.0f} | {kl:.5f} | {perplexity:.3f} | {same:.3f} |",
             flush=True,
         )
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

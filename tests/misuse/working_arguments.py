@@ -190,6 +190,8 @@ VALID = {
     "config_to_json": lambda: {"config": ao_core.WeightOnlyConfig()},
     "config_to_yaml": lambda: {"config": ao_core.WeightOnlyConfig()},
     "dequantize_": lambda: {"model": model()},
+    "batch_invariant": lambda: {},
+    "is_batch_invariant": lambda: {},
     "explain": lambda: {"model_or_qtensor": model()},
     "float_dtype": lambda: {"name": "x", "fmt": import_module("ao_core.ext.numerics").E4M3},
     "int_dtype": lambda: {"name": "x", "bits": 4},

@@ -34,7 +34,6 @@ SHAPES = {
     "Llama 1.1B": Shape(context=16384),
 }
 LLAMA, EAGER, COMPILED = "llama.cpp Q4_0", "ao, eager", "ao, compiled"
-TEXT = 512
 #: a token that no text has, so that none ends early, and that is looked for as others are
 NEVER = 1 << 20
 
@@ -42,7 +41,7 @@ ABOUT = """\
 Llama models with random weights in {threads} threads: greedy `model.generate` of transformers, batch 1,
 after `ao_hf.fuse`, bfloat16 with all matrices in 4 bits and one scale for 32 weights, {acts}, and keys and values in
 `AoCache(model.config, {kv!r})`. llama.cpp's `llama-bench` runs in a process of its own in each round, on a
-file of the same shape with all matrices in Q4_0, and keys and values in float16. *tokens/s*: of {tokens}
+file of the same shape with all matrices in Q4_0, and keys and values in {llama_kv}. *tokens/s*: of {tokens}
 tokens that follow a context, the first one not counted; or of a text of {text} ("prefill"). *× llama.cpp*:
 the median over the rounds of how many times as fast, with its interval. *share of read*: the bytes of
 weights, keys and values that a token needs, over what is read in that time by a plain loop in C."""
@@ -122,9 +121,13 @@ def generate(model: Any, kv: str, cache: Any, prompt: int, new: int) -> Timing:
     return clock.timing()
 
 
-def prefill(model: Any, kv: str) -> float:
+def prefill(model: Any, kv: str, text: int) -> float:
     """Seconds to the first token after a text."""
-    return generate(model, kv, make_cache(model, kv), TEXT, 1).seconds_to_first
+    return generate(model, kv, make_cache(model, kv), text, 1).seconds_to_first
+
+
+#: type of llama.cpp -> bytes of a number with its share of a scale
+KV_BYTES = {"": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 
 
 def row(shape: str, work: str, samples: Samples, name: str, tokens: int, nbytes: int) -> Row:
@@ -146,12 +149,11 @@ def row(shape: str, work: str, samples: Samples, name: str, tokens: int, nbytes:
 def measured(name: str, model: Any, peer: LlamaBench | None, args: Any) -> list[Row]:
     """Rows of one shape: for each context, then prefill."""
     shape, found, reading = SHAPES[name], [], Timed(reader().calls(1))
-    keys = 2 * shape.layers * shape.kv_heads * shape.head_dim * 2  # bytes of a token in float16
+    keys = int(2 * shape.layers * shape.kv_heads * shape.head_dim * KV_BYTES[args.llama_kv])
     for context in (int(text) for text in args.contexts.split(",") if text):
-        ours = {
-            EAGER: Generating(model, args.kv, context),
-            COMPILED: Generating(model, args.kv, context, compiled=True),
-        }
+        ours = {EAGER: Generating(model, args.kv, context)}
+        if args.compiled:
+            ours[COMPILED] = Generating(model, args.kv, context, compiled=True)
         times: Any = {n: partial(one.decode, args.tokens) for n, one in ours.items()}
         if peer is not None:
             times[LLAMA] = partial(peer.decode, args.tokens, context)
@@ -162,11 +164,11 @@ def measured(name: str, model: Any, peer: LlamaBench | None, args: Any) -> list[
         work = f"after {context}"
         found += [row(name, work, samples, n, 1, sizes[n]) for n in sizes]
     if args.texts:
-        times = {EAGER: partial(prefill, model, args.kv)}
+        times = {EAGER: partial(prefill, model, args.kv, args.text)}
         if peer is not None:
-            times[LLAMA] = partial(peer.prefill, TEXT)
+            times[LLAMA] = partial(peer.prefill, args.text)
         samples = rounds_of(times, args.texts)
-        found += [row(name, f"prefill of {TEXT}", samples, n, TEXT, 0) for n in times]
+        found += [row(name, f"prefill of {args.text}", samples, n, args.text, 0) for n in times]
     return found
 
 
@@ -180,6 +182,9 @@ def main() -> None:
         threads=2,
         rounds=8,
         texts=5,  # rounds of prefill
+        text=512,  # tokens of it
+        llama_kv="",  # type of keys and values of llama.cpp; float16
+        compiled=1,  # or 0: eager alone
         tokens=48,
         llama="",
     )
@@ -188,10 +193,11 @@ def main() -> None:
     for name in args.shapes.split(","):
         peer = None
         if args.llama:
-            peer = LlamaBench(Path(args.llama), SHAPES[name], "Q4_0", args.threads)
+            folder, shape = Path(args.llama), SHAPES[name]
+            peer = LlamaBench(folder, shape, "Q4_0", args.threads, args.llama_kv)
         found += measured(name, build(SHAPES[name], args.recipe), peer, args)
-    options = {"acts": ACTS[args.recipe], "kv": args.kv, "tokens": args.tokens, "text": TEXT}
-    about = ABOUT.format(threads=args.threads, **options)
+    options = {"acts": ACTS[args.recipe], "kv": args.kv, "llama_kv": args.llama_kv or "float16"}
+    about = ABOUT.format(threads=args.threads, tokens=args.tokens, text=args.text, **options)
     record(args.json, "`generate` on the CPU", about, found, versions=version(args.llama))
 
 

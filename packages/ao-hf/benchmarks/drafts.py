@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 
+from ao_core import batch_invariant
 from ao_hf import fuse
 from ao_hf.generation import Loaded, Written, draft_of, generate, load
 
@@ -28,26 +29,30 @@ PROMPTS = (
     "Write a Python function that checks whether a string is a palindrome.",
     "What were the causes of the French Revolution?",
 )
-ALONE = "none"
+ALONE, INVARIANT = "none", "none, batch-invariant"
 #: name of a target -> dtype, recipe, its cache, and its drafts
 TARGETS: dict[str, tuple[str, str | None, str | None, tuple[str, ...]]] = {
     "bfloat16": ("bfloat16", None, None, ("int8", "int4", "lookup")),
     "float32": ("float32", None, None, ("int8",)),
-    "int8 with kv8, fused": ("bfloat16", "int8_weight_only", "kv8", ("int4", "lookup")),
+    "int8 with kv8, fused": ("bfloat16", "int8_weight_only", "kv8", ("nibbles", "int4", "lookup")),
 }
 
 ABOUT = """\
 SmolLM2-135M-Instruct with its weights off the 4-bit grid, in {threads} threads: greedy answers of at most
 {tokens} tokens to {prompts} questions, by `ao_hf.generation.generate`. Drafts are the same checkpoint in
-fewer bits, fused, or *lookup*: what followed when the last tokens came last. *× alone*: the median over
-{rounds} rounds of how many times as fast as the model alone, with its interval. *accepted*: of the tokens
-that were proposed. *same texts*: that are those of the model alone; others differ from the first tie on."""
+fewer bits, fused, or *lookup*: what followed when the last tokens came last. *nibbles* are the upper halves of
+the codes of int8. *× alone*: the median over {rounds} rounds of how many times as fast as the model alone, with
+its interval. *accepted*: of the tokens that were proposed. *same texts*: that are those of the model alone in the
+batch-invariant mode, which checks are in."""
 
 
 def answers(
     target: Loaded, kv: str | None, draft: Any, tokens: int, prompts: tuple[str, ...]
 ) -> list[Written]:
     """To all prompts."""
+    if draft == INVARIANT:
+        with batch_invariant():
+            return answers(target, kv, None, tokens, prompts)
     return [generate(target, x, max_new_tokens=tokens, kv=kv, draft=draft) for x in prompts]
 
 
@@ -59,7 +64,7 @@ def seconds(written: list[Written]) -> float:
 
 def drafts_of(target: Loaded, names: tuple[str, ...]) -> dict[str, Any]:
     """By name, fused."""
-    found: dict[str, Any] = {ALONE: None}
+    found: dict[str, Any] = {ALONE: None, INVARIANT: INVARIANT}
     for name in names:
         found[name] = name if name == "lookup" else draft_of(target, name)
         if name != "lookup":
@@ -88,19 +93,19 @@ def row(name: str, draft: str, samples: Samples, last: dict[str, list[Written]])
     """One draft."""
     found: Row = {"model": name, "draft": draft, "tokens/s": 1 / median(samples[draft])}
     counts = [answer.drafted for answer in last[draft] if answer.drafted is not None]
-    if not counts:
-        empty = ("× alone", "× alone, 95 %", "accepted", "tokens per check", "same texts")
-        return {**found, **dict.fromkeys(empty, "")}
     ratio = paired(samples, draft, ALONE)
+    pairs = list(zip(last[draft], last[INVARIANT], strict=True))
+    times: Row = {"× alone": ratio.median, "× alone, 95 %": ratio.interval()}
+    same: Row = {"same texts": f"{sum(a.tokens == b.tokens for a, b in pairs)} of {len(pairs)}"}
+    if not counts:
+        return {**found, **times, "accepted": "", "tokens per check": "", **same}
     accepted, checks = sum(c.accepted for c in counts), sum(c.checks for c in counts)
-    pairs = zip(last[draft], last[ALONE], strict=True)
     return {
         **found,
-        "× alone": ratio.median,
-        "× alone, 95 %": ratio.interval(),
+        **times,
         "accepted": accepted / max(sum(c.proposed for c in counts), 1),
         "tokens per check": (accepted + checks) / checks,
-        "same texts": f"{sum(a.tokens == b.tokens for a, b in pairs)} of {len(last[draft])}",
+        **same,
     }
 
 

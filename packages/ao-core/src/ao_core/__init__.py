@@ -5,6 +5,7 @@ Names are imported when first used, so `import ao_core` is fast.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from ao_core.__about__ import __version__
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ao_core.explanation import explain
     from ao_core.folder_records import FolderKind, FolderModel, Tokenizer
     from ao_core.hookspecs import hookimpl
+    from ao_core.invariant import batch_invariant, is_batch_invariant
     from ao_core.layouts import Layout
     from ao_core.model_records import ModelTransform, Prepared
     from ao_core.quantize import quantize_
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
 
 #: public name -> module that defines it
 _MODULES = {
+    "batch_invariant": "ao_core.invariant",
+    "is_batch_invariant": "ao_core.invariant",
     "Algorithm": "ao_core.records",
     "Call": "ao_core.records",
     "ComputeWeight": "ao_core.compute",
@@ -169,3 +173,8 @@ __all__ = [
 mark()
 
 __getattr__, __dir__ = lazy_names(__name__, _MODULES)
+
+if os.environ.get("AO_BATCH_INVARIANT", "0") not in ("", "0"):
+    from ao_core.invariant import enter_for_process
+
+    enter_for_process()

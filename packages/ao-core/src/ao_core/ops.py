@@ -9,6 +9,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from ao_core.invariant import DenseCall, dense_linear
 from ao_core.records import Call, Op
 from ao_core.steps import STEP_KINDS
 from ao_core.tensor.attention import AttendCall
@@ -35,6 +36,16 @@ _LINEAR = Op(
     """`y = x @ w.T + bias`. x is (..., K), w (N, K), bias (N,) or None; y is (..., N) in the dtype of x.""",
     _trials("kernel_ops", "LINEAR"),
     after_steps=linear_after_steps,
+)
+
+_DENSE_LINEAR = Op(
+    "dense_linear",
+    DenseCall,
+    dense_linear,
+    """`y = x @ weight.T + bias` in the batch-invariant mode, of dense tensors of one dtype.
+
+    x is (..., K), weight (N, K), bias (N,) or None; y is (..., N). A row of y depends on no other row of x.
+    """,
 )
 
 _EMBEDDING = Op(
@@ -268,6 +279,7 @@ _ERROR_SUMS = Op(
 #: in the order of the documentation
 BUILTIN_OPS = (
     _LINEAR,
+    _DENSE_LINEAR,
     _EMBEDDING,
     _GROUPED_LINEAR,
     _MM,

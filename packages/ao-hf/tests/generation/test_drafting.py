@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import ao_hf
+from ao_core import batch_invariant
 from ao_core.ext import ConfigError
 from ao_hf import AoCache
 from ao_hf.generation import Sampling, draft_of, generate, load
@@ -55,6 +56,35 @@ def test_a_seed_gives_the_same_text_with_and_without(folder, draft, kv):
         drafted = written.drafted
         assert drafted.checks + drafted.accepted == len(alone.tokens)
         assert drafted.accepted <= drafted.proposed > 0
+
+
+@pytest.mark.parametrize("recipe", [None, "int8_weight_only"])
+@pytest.mark.parametrize("kv", [None, "kv8", "kv4"])
+def test_checks_in_bfloat16_change_nothing(folder, recipe, kv):
+    target = load(folder, recipe, device="cpu", dtype="bfloat16")
+    draft = draft_of(target, "int4" if recipe is None else "nibbles")
+    for one in (target, draft):
+        ao_hf.fuse(one.model)
+    options = {"max_new_tokens": 300, "kv": kv}  # blocks of the cache become due meanwhile
+    with batch_invariant():
+        alone = generate(target, PROMPT, **options)
+        drafted = generate(target, PROMPT, draft=draft, **options)
+    assert drafted.tokens == alone.tokens
+    assert drafted.drafted.checks < len(alone.tokens)
+
+
+def test_nibbles_are_of_int8(folder):
+    target = load(folder, "int8_weight_only", device="cpu")
+    draft = draft_of(target, "nibbles").model
+    codes = target.model.model.layers[0].mlp.down_proj.weight
+    upper = draft.model.layers[0].mlp.down_proj.weight
+    step = 16 * codes.canonical().parts["scale"].float().reshape(-1, 1)
+    change = upper.dequantize(torch.float32) - codes.dequantize(torch.float32)
+    assert (change.abs() <= 0.5 * step).all()
+    assert upper.stored_bytes < 0.6 * codes.stored_bytes
+    assert draft.get_input_embeddings().weight is target.model.get_input_embeddings().weight
+    with pytest.raises(ConfigError, match="has no weights in int8"):
+        draft_of(load(folder, device="cpu"), "nibbles")
 
 
 def test_pieces_come_as_they_are_checked(loaded):

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import partial
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "scripts"))
-from reader import READER, SIZE, reader
+from reader import READER, reader
 
 from ao_quant.kv_cache import QuantizedKV, append_, attend_to, bytes_per_token, new_kv
-from benchmarking import Row, arguments, interleaved, paired, percentile, record
+from benchmarking import Row, Samples, arguments, interleaved, paired, percentile, record
 
 TEXT = """\
 One query of each head over {tokens} tokens in {threads} threads, contenders in alternate rounds of one
-process. *heads*: of keys and values × elements, heads of queries for each. *share of read*: bytes of keys and
+process. Each contender, and the reader, has {size} MB, more than the last cache: copies of the cache take turns.
+*heads*: of keys and values × elements, heads of queries for each. *share of read*: bytes of keys and
 values with their scales, over what the reader (a C loop in the same threads and rounds) reads in that time;
 *x sdpa*: how many times as fast as `scaled_dot_product_attention` over bfloat16 with `enable_gqa`. Both are
 medians over the rounds, with intervals. *append*: the mean time of `append_` over {steps} tokens, blocks that
@@ -32,6 +36,8 @@ RECIPES = ("kv8", "k8v4", "kv4", "kv_fp8")
 STEPS, SHORT = 256, 8192
 #: tokens that are filled in at a time
 _SLAB = 4096
+#: bytes of all copies of a cache, and of the reader
+_SIZE = 384 << 20
 
 
 def filled(recipe: str, heads: int, size: int, tokens: int) -> QuantizedKV:
@@ -66,48 +72,66 @@ def append_share(
     return append, append / (append + attend)
 
 
+def turns(call: Callable[..., object], caches: Sequence[tuple[Any, ...]]) -> Callable[[], object]:
+    """A call over one of some caches, the next one each time."""
+    order = cycle(caches)
+    return lambda: call(*next(order))
+
+
+def copies(count: int, *parts: Any) -> list[tuple[Any, ...]]:
+    """So many of the same."""
+    return [parts, *(deepcopy(parts) for _ in range(count - 1))]
+
+
 def rows_of(heads: int, size: int, group: int, tokens: int, rounds: int) -> list[Row]:
-    """A row for each recipe."""
+    """A row for torch's attention, and for each recipe beside it."""
     q = torch.randn(1, heads * group, 1, size).bfloat16()
     k, v = torch.randn(2, 1, heads, tokens, size).bfloat16()
-    caches = {recipe: filled(recipe, heads, size, tokens) for recipe in RECIPES}
-    dense = partial(F.scaled_dot_product_attention, q, k, v, enable_gqa=True)
-    contenders: dict[str, Callable[[], object]] = {SDPA: dense, READER: reader().calls(1)[0]}
-    contenders |= {recipe: partial(attend_to, kv, q) for recipe, kv in caches.items()}
-    samples = interleaved(contenders, rounds=rounds, repeats=1)
-    nbytes = {recipe: bytes_per_token(kv) * tokens for recipe, kv in caches.items()}
-    nbytes[SDPA] = k.nbytes + v.nbytes
+    count = max(1, _SIZE // (k.nbytes + v.nbytes))
+    dense = partial(F.scaled_dot_product_attention, q, enable_gqa=True)
+    reading, sdpa = reader(_SIZE).calls(1)[0], turns(dense, copies(count, k, v))
     rows: list[Row] = []
-    for name in (SDPA, *RECIPES):
-        share = paired(samples, name, READER).scaled(nbytes[name] / SIZE)
-        ratio = paired(samples, name, SDPA)
-        appended = None if name == SDPA else append_share(name, heads, size, group, rounds)
-        rows.append(
-            {
-                "heads": f"{heads} × {size}, {group}",
-                "contender": name,
-                "MB": nbytes[name] / 1e6,
-                "p10 ms": 1e3 * percentile(samples[name], 10),
-                "median ms": 1e3 * percentile(samples[name], 50),
-                "share of read": share.median,
-                "share, 95 %": share.interval(),
-                "x sdpa": ratio.median,
-                "x sdpa, 95 %": ratio.interval(),
-                "append µs": 1e6 * appended[0] if appended else "",
-                "append, share": appended[1] if appended else "",
-            }
-        )
+    for name in RECIPES:
+        kv = filled(name, heads, size, tokens)
+        nbytes = int(bytes_per_token(kv) * tokens)
+        ours = turns(lambda one: attend_to(one, q), copies(max(1, _SIZE // nbytes), kv))
+        samples = interleaved({SDPA: sdpa, READER: reading, name: ours}, rounds=rounds, repeats=1)
+        appended = append_share(name, heads, size, group, rounds)
+        if not rows:
+            rows.append(row(f"{heads} × {size}, {group}", SDPA, samples, k.nbytes + v.nbytes, None))
+        rows.append(row(f"{heads} × {size}, {group}", name, samples, nbytes, appended))
     return rows
 
 
+def row(
+    shape: str, name: str, samples: Samples, nbytes: int, appended: tuple[float, float] | None
+) -> Row:
+    """One contender."""
+    share, ratio = paired(samples, name, READER).scaled(nbytes / _SIZE), paired(samples, name, SDPA)
+    return {
+        "heads": shape,
+        "contender": name,
+        "MB": nbytes / 1e6,
+        "p10 ms": 1e3 * percentile(samples[name], 10),
+        "median ms": 1e3 * percentile(samples[name], 50),
+        "share of read": share.median,
+        "share, 95 %": share.interval(),
+        "x sdpa": ratio.median,
+        "x sdpa, 95 %": ratio.interval(),
+        "append µs": 1e6 * appended[0] if appended else "",
+        "append, share": appended[1] if appended else "",
+    }
+
+
 def main() -> None:
-    args = arguments(__doc__, tokens=65536, threads=2, rounds=20)
+    args = arguments(__doc__, tokens=32768, threads=2, rounds=12, shapes=len(SHAPES))
     torch.set_num_threads(args.threads)
     rows: list[Row] = []
     with torch.inference_mode():
-        for heads, size, group in SHAPES:
+        for heads, size, group in SHAPES[: args.shapes]:
             rows += rows_of(heads, size, group, args.tokens, args.rounds)
     sizes = {"tokens": args.tokens, "threads": args.threads, "steps": STEPS, "short": SHORT}
+    sizes["size"] = _SIZE >> 20
     record(
         args.json, "Attention over quantized keys and values on the CPU", TEXT.format(**sizes), rows
     )

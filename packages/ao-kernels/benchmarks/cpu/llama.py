@@ -27,12 +27,16 @@ def version(llama: str) -> dict[str, str]:
 
 
 class LlamaBench:
-    """The program `llama-bench`, and a model file for it."""
+    """The program `llama-bench`, and a model file for it; with a type for keys and values, or float16."""
 
-    def __init__(self, folder: Path, shape: Shape, kind: str, threads: int) -> None:
+    def __init__(
+        self, folder: Path, shape: Shape, kind: str, threads: int, kv: str = ""
+    ) -> None:
         self.name = f"llama.cpp {kind}"
         self.command = [folder / "llama-bench", "-m", model_file(shape, kind), "-t", str(threads)]
         self.command += ["-r", "1", "-o", "json"]
+        if kv:  # values in few bits need its fused attention
+            self.command += ["-ctk", kv, "-ctv", kv, "-fa", "1"]
         block = KINDS[kind][0] + 2
         self.nbytes = sum(n * k for n, k in matrices(shape).values()) // BLOCK * block
 

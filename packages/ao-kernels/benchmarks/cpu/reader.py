@@ -20,19 +20,19 @@ SOURCE = Path(__file__).with_name("reader.c")
 SIZE = 192 << 20
 
 
-def reader() -> Contender:
-    """Read `SIZE` bytes of random memory once, with as many threads as torch uses."""
+def reader(size: int = SIZE) -> Contender:
+    """Read so many bytes of random memory once, with as many threads as torch uses."""
     library = ctypes.CDLL(str(compiled()))
     library.read_all.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     library.read_all.restype = ctypes.c_uint64
-    data = torch.randint(-(2**63), 2**63 - 1, (SIZE // 8 + 8,))
+    data = torch.randint(-(2**63), 2**63 - 1, (size // 8 + 8,))
     first = -data.data_ptr() % 64 // 8  # lines begin at multiples of 64 bytes
-    aligned = data[first : first + SIZE // 8]
+    aligned = data[first : first + size // 8]
 
     def read(memory: torch.Tensor) -> int:
-        return library.read_all(memory.data_ptr(), SIZE, torch.get_num_threads())
+        return library.read_all(memory.data_ptr(), size, torch.get_num_threads())
 
-    return Contender(READER, SIZE, torch.uint8, lambda m: [partial(read, aligned)])
+    return Contender(READER, size, torch.uint8, lambda m: [partial(read, aligned)])
 
 
 def compiled() -> Path:

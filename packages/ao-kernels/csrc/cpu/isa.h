@@ -5,6 +5,7 @@
 #include "attend/kernels.h"
 #include "block/kernels.h"
 #include "cache/kernels.h"
+#include "dense/kernels.h"
 #include "hadamard/kernels.h"
 #include "linear/kernels.h"
 #include "quantize/kernels.h"
@@ -25,6 +26,7 @@ struct Isa {
   BlockKernels block;
   CacheKernels cache;
   TrellisKernels trellis;
+  DenseKernels dense;
 };
 
 // The set in use: the best one that the processor has, or the one that AO_CPU_ISA names. It is

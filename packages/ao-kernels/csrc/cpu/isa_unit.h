@@ -19,6 +19,7 @@
 #include AO_TEXT(simd/AO_ISA.h)
 #include "block/unit.h"
 #include "cache/unit.h"
+#include "dense/unit.h"
 #include "hadamard/unit.h"
 #include "attend/unit.h"
 #include "linear/columns.h"
@@ -31,6 +32,7 @@
 #define AO_BLOCK AO_ISA::block::kBlockKernels
 #define AO_TRELLIS AO_ISA::trellis::kTrellisKernels
 #define AO_CACHE AO_ISA::cache::kCacheKernels
+#define AO_DENSE AO_ISA::dense::kDenseKernels
 #else
 #define AO_LINEAR LinearKernels{}
 #define AO_SPARSE SparseKernels{}
@@ -39,6 +41,7 @@
 #define AO_BLOCK BlockKernels{}
 #define AO_TRELLIS TrellisKernels{}
 #define AO_CACHE CacheKernels{}
+#define AO_DENSE DenseKernels{}
 #endif
 
 namespace ao {
@@ -46,6 +49,6 @@ namespace ao {
 extern const Isa AO_JOIN(isa_, AO_ISA);
 const Isa AO_JOIN(isa_, AO_ISA) = {AO_TEXT(AO_ISA), AO_LINEAR, AO_ISA::coding::kQuantizeKernels,
                                      AO_ISA::optim::kAdamKernels, AO_SPARSE, AO_HADAMARD, AO_ATTEND,
-                                     AO_BLOCK, AO_CACHE, AO_TRELLIS};
+                                     AO_BLOCK, AO_CACHE, AO_TRELLIS, AO_DENSE};
 
 }  // namespace ao

@@ -6,6 +6,7 @@
 
 #include "checks.h"
 #include "forked.h"
+#include "invariant.h"
 #include "isa.h"
 #include "parallel.h"
 
@@ -28,6 +29,8 @@ std::string cpu_isa() {
   return isa().name;
 }
 
+int64_t want_batch_invariant_op(int64_t change) { return want_batch_invariant(static_cast<int>(change)); }
+
 // torch's pool serves all kernels: torch.set_num_threads holds, and no second pool is started
 const bool host_is_set = [] {
   watch_forks();
@@ -39,8 +42,12 @@ const bool host_is_set = [] {
 }  // namespace ao
 
 // Each file of ops adds to the namespace in a fragment of its own.
-STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) { m.def("cpu_isa() -> str"); }
+STABLE_TORCH_LIBRARY_FRAGMENT(ao_kernels, m) {
+  m.def("cpu_isa() -> str");
+  m.def("want_batch_invariant(int change) -> int");
+}
 
 STABLE_TORCH_LIBRARY_IMPL(ao_kernels, CompositeExplicitAutograd, m) {
   m.impl("cpu_isa", TORCH_BOX(&ao::cpu_isa));
+  m.impl("want_batch_invariant", TORCH_BOX(&ao::want_batch_invariant_op));
 }

@@ -10,6 +10,7 @@ from ao_kernels.cpu.attend import ATTEND_KERNELS as CPU_ATTEND_KERNELS
 from ao_kernels.cpu.block_sparse import BLOCK_SPARSE_KERNELS, BLOCK_SPARSE_LAYOUTS
 from ao_kernels.cpu.blocks import BLOCK_KERNELS as CPU_BLOCK_KERNELS
 from ao_kernels.cpu.decoder import DECODER_KERNELS
+from ao_kernels.cpu.dense import DENSE_KERNELS
 from ao_kernels.cpu.embedding import TILE_KERNELS
 from ao_kernels.cpu.grouped import GROUPED_KERNELS
 from ao_kernels.cpu.hadamard import HADAMARD_KERNELS as CPU_HADAMARD_KERNELS
@@ -60,6 +61,7 @@ def ao_kernels() -> Iterable[Kernel]:
         *CPU_BLOCK_KERNELS,
         *TRELLIS_KERNELS,
         *DECODER_KERNELS,
+        *DENSE_KERNELS,
     )
     triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS, *BLOCK_KERNELS)
     triton = (*triton, *DYNAMIC_KERNELS, *DYNAMIC4_KERNELS, *TRITON_HADAMARD_KERNELS)

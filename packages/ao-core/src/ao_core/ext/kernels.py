@@ -35,6 +35,7 @@ from ao_core.tensor.decoder import CachedBlock, CachedBlocks, DecoderCall, KeysA
 from ao_core.tensor.joined import cannot_join_rows, join_rows, share_rows
 from ao_core.tensor.leaves import Leaves, spec_of_text
 from ao_core.tensor.matmuls import select_linear
+from ao_core.tensor.nibbles import upper_nibbles
 from ao_core.tensor.sharding import is_sharded, local_shard, local_shards, shard_like
 from ao_core.tensor.tail import EncodeTokensCall, WriteTailCall, encode_tokens, write_tail
 from ao_core.tensor.transforms import is_transforming
@@ -104,6 +105,7 @@ __all__ = [
     "static_qparams_of_range",
     "unpack_parts",
     "unused",
+    "upper_nibbles",
     "write_tail",
 ]
 

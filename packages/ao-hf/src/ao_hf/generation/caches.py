@@ -17,6 +17,7 @@ __all__ = [
     "check_kv",
     "computed_bytes",
     "decoding",
+    "exact_cache",
     "fill",
     "fixed_cache",
     "make_cache",
@@ -70,15 +71,27 @@ def fixed_cache(model: Any, kv: str | None, tokens: int) -> tuple[Any, Any]:
         programs cannot decode with such a cache.
     """
     from ao_hf import AoCache
-    from ao_hf.cache.functions import functions
     from ao_hf.generation.steps import can_step, stepping
 
     size = max(_FEWEST, 1 << (tokens - 1).bit_length())
-    exact = functions().KVCacheConfig(window=size, center=False)
-    cache = AoCache(model.config, exact if kv is None else kv, max_cache_len=size)
+    config = _all_exact(size) if kv is None else kv
+    cache = AoCache(model.config, config, max_cache_len=size)
     if can_step(model, cache):
         return cache, stepping(model, cache)
     return make_cache(model, kv, tokens), None
+
+
+def exact_cache(model: Any, tokens: int) -> Any:
+    """An empty `AoCache` that keeps so many tokens exact."""
+    from ao_hf import AoCache
+
+    return AoCache(model.config, _all_exact(max(_FEWEST, tokens)))
+
+
+def _all_exact(tokens: int) -> Any:
+    from ao_hf.cache.functions import functions
+
+    return functions().KVCacheConfig(window=tokens, center=False)
 
 
 @contextmanager

@@ -1,17 +1,22 @@
 """Drafted decoding: tokens are proposed by something cheap, and the model checks several in one pass.
 
 A proposed token stands if it is the one that the model chooses there, so the text is that of the model alone,
-and with draws that of the same seed. The loop is a `custom_generate` of transformers: what its own loop of
+and with draws that of the same seed. Checks are batch-invariant: each token gets the bits that it gets alone,
+wherever the C++ kernels serve. The loop is a `custom_generate` of transformers: what its own loop of
 assisted generation does between two passes takes longer than a pass of a small model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ao_core import batch_invariant
+from ao_hf.cache.layers import AoLayer
 
 __all__ = ["LOOKUP", "Counts", "ModelDraft", "lookup", "speculating"]
 
@@ -100,7 +105,9 @@ def speculating(propose: Propose, counts: Counts, streamer: Any = None) -> Calla
         text: list[int] = input_ids[0].tolist()
         new, drafted, most = text, list[int](), _FIRST
         while True:
-            logits = _logits(model, [*new, *drafted], cache, len(drafted) + 1)
+            # the prompt is read as without a draft
+            with nullcontext() if new is text else batch_invariant():
+                logits = _logits(model, [*new, *drafted], cache, len(drafted) + 1)
             made: list[int] = []
             stopped = False
             for row in range(len(drafted) + 1):
@@ -124,13 +131,30 @@ def speculating(propose: Propose, counts: Counts, streamer: Any = None) -> Calla
             if drafted:
                 most = min(most + 2, _MOST) if len(made) > len(drafted) else max(most - 1, 1)
             # the pass makes one token more than it checks
-            room = end - len(text) - 1
+            room = min(end - len(text) - 1, _exact_room(cache))
             drafted = propose(text, min(most, room)) if room > 0 else []
         if streamer is not None:
             streamer.end()
         return input_ids
 
     return decode
+
+
+def _exact_room(cache: Any) -> int:
+    """How many tokens may follow the next one in a pass, so that what all of them read is quantized as for one.
+
+    A block of a quantized cache is due after a certain token; those of the same pass before it would read it
+    quantized already.
+    """
+    rooms = [_MOST]
+    for layer in cache.layers:
+        if isinstance(layer, AoLayer) and layer.kv is not None:
+            tokens, coded_tokens, window = layer.tokens, layer.functions.coded_tokens, layer.kv.window
+            coded = coded_tokens(tokens + 1, window)
+            same = (n for n in range(_MOST, 0, -1) if coded_tokens(tokens + 1 + n, window) == coded)
+            rooms.append(next(same, 0))
+            break  # layers keep as many tokens each
+    return min(rooms)
 
 
 def _logits(model: Any, tokens: list[int], cache: Any, keep: int) -> Tensor:

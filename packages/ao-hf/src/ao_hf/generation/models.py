@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ import torch
 
 from ao_core import QTensor, quantize_
 from ao_core.ext import CheckpointError, ConfigError, MissingExtraError, checked, json_object, shown
+from ao_core.ext.kernels import upper_nibbles
 from ao_core.ext.saving import read_text
 from ao_hf import hub
 from ao_hf.folders import CONFIG
@@ -35,6 +37,8 @@ __all__ = [
 
 #: what `dtype` may be; "auto" is that of the files
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+#: the draft of the upper halves of codes
+NIBBLES = "nibbles"
 #: short names of drafts
 _DRAFTS = {"int4": "int4_weight_only/g32-asymmetric", "int8": "int8_weight_only"}
 
@@ -242,8 +246,14 @@ def draft_of(target: Loaded, recipe: str) -> Loaded:
 
     Args:
         target: the model whose tokens are drafted.
-        recipe: as for `load`; "int4" and "int8" are short for the recipes of weights only.
+        recipe: as for `load`; "int4" and "int8" are short for the recipes of weights only. "nibbles": the upper
+            halves of the codes of a target in int8, which are half the bytes of its matrices.
+
+    Raises:
+        ConfigError: "nibbles" of a target that has no weights in int8.
     """
+    if recipe == NIBBLES:
+        return Loaded(_nibbles_of(target.model), None, target.folder, NIBBLES)
     name = recipe_of(recipe)
     place, dtype = str(target.model.device), _name(target.model.dtype)
     if not target.quantized or target.recipe is not None:
@@ -255,6 +265,25 @@ def draft_of(target: Loaded, recipe: str) -> Loaded:
         draft = Loaded(dense, None, target.folder, name)
     _share(draft.model, target.model)
     return draft
+
+
+def _nibbles_of(target: Any) -> Any:
+    """A copy of a model that shares all but the weights of its blocks, which are upper halves of codes."""
+    model = copy.deepcopy(target, memo={id(p): p for p in target.parameters()})
+    ends = {id(end) for end in (model.get_input_embeddings(), model.get_output_embeddings())}
+    found = False
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if id(module) not in ends and isinstance(weight, QTensor) and weight.spec.dtype == "int8":
+            made = torch.nn.Parameter(upper_nibbles(weight), requires_grad=False)  # type: ignore[arg-type]
+            module._parameters["weight"] = made
+            found = True
+    if not found:
+        raise ConfigError(
+            f"recipe={NIBBLES!r}: the target has no weights in int8, whose upper halves it would be; load it "
+            "with recipe='int8_weight_only'"
+        )
+    return model
 
 
 def _share(draft: Any, target: Any) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ao_core import is_batch_invariant
 from ao_core.ext import ConfigError, checked
 from ao_hf.cache.names import EXACT
-from ao_hf.generation.caches import check_kv, decoding, fixed_cache, make_cache
+from ao_hf.generation.caches import check_kv, decoding, exact_cache, fixed_cache, make_cache
 from ao_hf.generation.clock import Clock, Timing
 from ao_hf.generation.drafting import LOOKUP, Counts, ModelDraft, lookup, speculating
 from ao_hf.generation.machine import PeakMemory
@@ -230,10 +231,13 @@ def generate(
     peak, clock = PeakMemory(loaded.model.device), Clock(on_text, loaded.tokenizer)
     model, options = loaded.model, sampling.options()
     cache: Any = None
+    exact = kv is None and (draft is not None or is_batch_invariant()) and model.device.type == "cpu"
     if compiled:
         cache, steps = fixed_cache(model, kv, length + max_new_tokens)
         if steps is None:
             options |= _compiling()
+    elif exact:  # by kernels that treat every token as if it were alone
+        cache, steps = exact_cache(model, length + max_new_tokens), None
     else:
         cache, steps = make_cache(model, kv), None
     counts = Counts()
@@ -245,7 +249,7 @@ def generate(
     elif draft is not None:
         options["custom_generate"] = speculating(lookup, counts, clock)
     seeded = _seeded(sampling.seed, model.device)
-    reading = decoding(model, kv if steps is None else EXACT)
+    reading = decoding(model, EXACT if exact or steps is not None else kv)
     with drafting, seeded, reading, steps or nullcontext():
         out = model.generate(
             ids,

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "../hadamard/hadamard.h"
+#include "../invariant.h"
 #include "../isa.h"
 #include "../memory.h"
 #include "../parallel.h"
@@ -88,16 +89,18 @@ void run_attend(const Attend& call) {
   if (call.batch * call.heads * call.group * call.queries * call.value.size == 0) return;
   Attend a = call;
   const int64_t width = a.batch * a.heads;
-  a.item_queries = std::max<int64_t>(1, std::min(a.queries, kItemRows / a.group));
+  const bool alone = batch_invariant();  // each query is an item, whose parts are those of one query of one text
+  a.item_queries = alone ? 1 : std::max<int64_t>(1, std::min(a.queries, kItemRows / a.group));
   a.query_blocks = up(a.queries, a.item_queries);
+  a.together = alone ? a.query_blocks : 1;
   a.rows = a.item_queries * a.group;
   a.value_size = up(a.value.size, 64) * 64;
   a.partial = a.rows * (a.value_size + 2);
   plan_hadamard(a.key.rotation), plan_hadamard(a.value.rotation);
   a.staging = std::max({16 * up(std::max(a.key.size, a.value.size), 64) * 64, a.key.rotation.scratch, a.value.rotation.scratch});
   a.scratch = scratch_of(a);
-  const int64_t items = width * a.query_blocks;
-  const int64_t parts = items >= kEnough ? 1 : std::max<int64_t>(1, kMost / items);
+  const int64_t items = width * a.query_blocks, counted = alone ? a.heads : items;
+  const int64_t parts = counted >= kEnough ? 1 : std::max<int64_t>(1, kMost / counted);
   a.chunk = std::max(kShortest, up(up(std::max<int64_t>(a.coded, 1), parts), kTokenTile) * kTokenTile);
   if (parts == 1) a.chunk = up(std::max<int64_t>(a.coded, 1), kTokenTile) * kTokenTile;
   a.chunks = up(a.coded, a.chunk);
@@ -119,17 +122,20 @@ void run_attend(const Attend& call) {
     });
   }
   float* const partials = reinterpret_cast<float*>(kept_parts.get(items * bytes));
-  const std::unique_ptr<std::atomic<int64_t>[]> left(new std::atomic<int64_t>[static_cast<size_t>(items)]);
-  for (int64_t i = 0; i < items; ++i) left[static_cast<size_t>(i)] = all;
-  // whoever ends the last part of an item finishes it
-  run_dynamic(all, items, threads, [&](int64_t first, int64_t last, int64_t item) {
-    float* const of_item = partials + item * all * a.partial;
+  const int64_t groups = items / a.together;
+  const std::unique_ptr<std::atomic<int64_t>[]> left(new std::atomic<int64_t>[static_cast<size_t>(groups)]);
+  for (int64_t i = 0; i < groups; ++i) left[static_cast<size_t>(i)] = all;
+  const auto of_item = [&](int64_t item) { return partials + item * all * a.partial; };
+  // whoever ends the last part of items finishes them
+  run_dynamic(all, groups, threads, [&](int64_t first, int64_t last, int64_t group) {
+    const int64_t begin = group * a.together, end = begin + a.together;
     for (int64_t chunk = first; chunk < last; ++chunk) {
-      kernels.part(a, item, chunk, of_item + chunk * a.partial, scratch());
+      for (int64_t item = begin; item < end; ++item) {
+        kernels.part(a, item, chunk, of_item(item) + chunk * a.partial, scratch());
+      }
     }
-    if (left[static_cast<size_t>(item)].fetch_sub(last - first) == last - first) {
-      kernels.finish(a, item, of_item);
-    }
+    if (left[static_cast<size_t>(group)].fetch_sub(last - first) != last - first) return;
+    for (int64_t item = begin; item < end; ++item) kernels.finish(a, item, of_item(item));
   });
 }
 

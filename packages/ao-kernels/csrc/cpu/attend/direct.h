@@ -25,15 +25,15 @@ struct Ahead {
 // -- bytes -------------------------------------------------------------------------------------------------
 
 // Limbs of kRows rows of queries as the products take them: for each 4 elements those of four quarters, each four
-// times. Bytes: 8 for each element of a row.
-template <int kRows>
+// times. Bytes: 4 * kLimbs for each element of a row.
+template <int kRows, int kLimbs>
 static inline void turn_limbs(const int8_t* limbs, int64_t wide, bool nibbles, uint8_t* out) {
   for (int64_t at = 0; at < wide; at += 64) {
-    I v[2 * kRows];
-    for (int i = 0; i < 2 * kRows; ++i) v[i] = load_vector(limbs + i * wide + at);
-    for (int i = 0; nibbles && i < 2 * kRows; ++i) v[i] = for_nibbles(v[i]);
+    I v[kLimbs * kRows];
+    for (int i = 0; i < kLimbs * kRows; ++i) v[i] = load_vector(limbs + i * wide + at);
+    for (int i = 0; nibbles && i < kLimbs * kRows; ++i) v[i] = for_nibbles(v[i]);
     const auto lane = [&]<int k>() {
-      for (int i = 0; i < 2 * kRows; ++i, out += 64) store_vector(out, splat_lane<k>(v[i]));
+      for (int i = 0; i < kLimbs * kRows; ++i, out += 64) store_vector(out, splat_lane<k>(v[i]));
     };
     lane.template operator()<0>(), lane.template operator()<1>();
     lane.template operator()<2>(), lane.template operator()<3>();
@@ -42,7 +42,7 @@ static inline void turn_limbs(const int8_t* limbs, int64_t wide, bool nibbles, u
 
 // q · (code + least) of tokens to rows of kTokenTile, up to 7 more than `count`. `turned`: by turn_limbs. kChunks: of 64
 // elements in a token; 0: any number, which takes more moves between registers.
-template <int kBits, int kRows, int kChunks>
+template <int kBits, int kRows, int kLimbs, int kChunks>
 static inline void multiply_keys_chunks(const Stored& s, const uint8_t* row, int64_t count, const uint8_t* turned,
                                         const Limbs* limbs, Ahead ahead, float* logits) {
   const int64_t bytes = s.coded.row_bytes;
@@ -50,12 +50,14 @@ static inline void multiply_keys_chunks(const Stored& s, const uint8_t* row, int
   alignas(16) float units[4] = {}, offsets[4] = {};
   for (int r = 0; r < kRows; ++r) {
     units[r] = limbs[r].unit;
-    offsets[r] = static_cast<float>((limbs[r].sum[1] * 256 + limbs[r].sum[0]) * static_cast<int32_t>(s.least));
+    // one limb multiplies codes less kMiddle
+    offsets[r] = static_cast<float>(kLimbs == 1 ? -limbs[r].sum[0] * kMiddle
+                                                : (limbs[r].sum[1] * 256 + limbs[r].sum[0]) * static_cast<int32_t>(s.least));
   }
   const F unit = splat_quarters(units);
   const F offset = mul(splat_quarters(offsets), unit);
   const auto multiply_eight = [&](const uint8_t* const (&p)[8], int64_t t) __attribute__((always_inline)) {
-    I acc[kRows][2][2];
+    I acc[kRows][kLimbs][2];
     for (auto& r : acc) {
       for (auto& l : r) l[0] = l[1] = splat_int(0);
     }
@@ -80,7 +82,7 @@ static inline void multiply_keys_chunks(const Stored& s, const uint8_t* row, int
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-          for (int l = 0; l < 2; ++l, x += 64) {
+          for (int l = 0; l < kLimbs; ++l, x += 64) {
             const Q w = in_register(load_vector(x));
             acc[r][l][0] = dot_quads<false>(acc[r][l][0], v[0][k], w);
             acc[r][l][1] = dot_quads<false>(acc[r][l][1], v[1][k], w);
@@ -93,7 +95,7 @@ static inline void multiply_keys_chunks(const Stored& s, const uint8_t* row, int
       I all[4];
       for (int r = 0; r < 4; ++r) {
         const auto& of = acc[r < kRows ? r : 0];
-        all[r] = r < kRows ? add(shift_left<8>(of[1][g]), of[0][g]) : splat_int(0);
+        all[r] = r >= kRows ? splat_int(0) : kLimbs == 1 ? of[0][g] : add(shift_left<8>(of[kLimbs - 1][g]), of[0][g]);
       }
       store_quarters<kRows>(logits + t + 4 * g, kTokenTile, fma(to_float(sum_quarters(all)), unit, offset));
     }
@@ -110,12 +112,12 @@ static inline void multiply_keys_chunks(const Stored& s, const uint8_t* row, int
   multiply_eight(p, t);
 }
 
-template <int kBits, int kRows>
+template <int kBits, int kRows, int kLimbs>
 AO_INLINE void multiply_keys_direct(const Stored& s, const uint8_t* row, int64_t count, const uint8_t* turned,
                                     const Limbs* limbs, Ahead ahead, float* logits) {
-  if (s.size == 64) return multiply_keys_chunks<kBits, kRows, 1>(s, row, count, turned, limbs, ahead, logits);
-  if (s.size == 128) return multiply_keys_chunks<kBits, kRows, 2>(s, row, count, turned, limbs, ahead, logits);
-  multiply_keys_chunks<kBits, kRows, 0>(s, row, count, turned, limbs, ahead, logits);
+  if (s.size == 64) return multiply_keys_chunks<kBits, kRows, kLimbs, 1>(s, row, count, turned, limbs, ahead, logits);
+  if (s.size == 128) return multiply_keys_chunks<kBits, kRows, kLimbs, 2>(s, row, count, turned, limbs, ahead, logits);
+  multiply_keys_chunks<kBits, kRows, kLimbs, 0>(s, row, count, turned, limbs, ahead, logits);
 }
 
 // Sums over tokens of weight * (code + least), added to `out`, for 64 elements in the order of `interleave`, or with
@@ -166,6 +168,51 @@ static inline void add_values_half(const Stored& s, const uint8_t* codes, int64_
     for (int v = 0; v < 2; ++v) {
       float* const to = out + r * stride + (2 * kHalf + v) * 16;
       store(to, add(load(to), joined<2>(acc[r][v], of_row[r], static_cast<int32_t>(s.least))));
+    }
+  }
+}
+
+// The same with weights as one unsigned byte each, kRows rows of kTokenTile, and codes of 4 bits; all 64 elements.
+template <int kRows>
+static inline void add_values_bytes(const Stored& s, const uint8_t* codes, int64_t count, const uint8_t* weights,
+                                    const Limbs* of_row, Ahead& ahead, float* out, int64_t stride) {
+  const int64_t bytes = s.coded.row_bytes;
+  const I flip = flip_of(s);
+  I acc[kRows][4];
+  for (auto& r : acc) {
+    for (I& v : r) v = splat_int(0);
+  }
+  const auto add_four = [&](const uint8_t* const (&p)[4], int64_t t) __attribute__((always_inline)) {
+    I v[4];
+    interleave_nibbles<0>(p, v[0], v[1]), interleave_nibbles<1>(p, v[2], v[3]);
+#pragma GCC unroll 4
+    for (I& x : v) x = xor_(x, flip);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const Q x = in_register(splat_dword(weights + r * kTokenTile + t));
+#pragma GCC unroll 4
+      for (int k = 0; k < 4; ++k) acc[r][k] = dot_quads<false>(acc[r][k], x, v[k]);
+    }
+  };
+  int64_t t = 0;
+  for (; t + 8 <= count; t += 8, codes += 8 * bytes) {
+    ahead.step();
+    add_four({codes, codes + bytes, codes + 2 * bytes, codes + 3 * bytes}, t);
+    add_four({codes + 4 * bytes, codes + 5 * bytes, codes + 6 * bytes, codes + 7 * bytes}, t + 4);
+  }
+  for (; t < count; t += 4, codes += 4 * bytes) {
+    const int64_t last = count - 1 - t;
+    add_four({codes, codes + (last < 1 ? last : 1) * bytes, codes + (last < 2 ? last : 2) * bytes,
+              codes + (last < 3 ? last : 3) * bytes}, t);
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+    const I offset = splat_int(-of_row[r].sum[0] * kMiddle);
+    const F unit = splat(of_row[r].unit);
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) {
+      float* const to = out + r * stride + 16 * v;
+      store(to, fma(to_float(add(acc[r][v], offset)), unit, load(to)));
     }
   }
 }

@@ -62,6 +62,7 @@ struct Attend {
   // made by the driver
   int64_t item_queries;   // of an item; the last item of a head may have fewer
   int64_t query_blocks;
+  int64_t together;       // items that read a part of the tokens one after the other
   int64_t chunk, chunks;  // tokens of a part, and parts of all coded tokens; the tail is one more
   int64_t rows;           // at most of an item
   int64_t value_size;     // Dv rounded up to 64

@@ -71,7 +71,7 @@ AO_INLINE I greatest_bits(I top, F x) { return max_int(top, bits_of(abs(x))); }
 template <int kLimbs>
 static Limbs to_limbs(const float* x, int64_t count, I top, int8_t* out, int64_t stride) {
   constexpr int kTop = 8 * kLimbs - 2;                            // the exponent of the largest number
-  constexpr float kLimit = kLimbs == 3 ? 8355711.0f : 32639.0f;  // 127 in each limb
+  constexpr float kLimit = kLimbs == 3 ? 8355711.0f : kLimbs == 2 ? 32639.0f : 127.0f;  // 127 in each limb
   const int32_t bits = largest(top);
   Limbs limbs{};
   if (bits >= 0x7f800000) {
@@ -108,6 +108,37 @@ static Limbs to_limbs(const float* x, int64_t count, int8_t* out, int64_t stride
   I top = splat_int(0);
   for (int64_t i = 0; i < count; i += 16) top = greatest_bits(top, load(x + i));
   return to_limbs<kLimbs>(x, count, top, out, stride);
+}
+
+// -- one limb, for codes of 4 bits --------------------------------------------------------------------------
+//
+// What a row loses by it is a small part of what 4 bits have lost: products are with codes less their middle, and what
+// the middle makes is added in floats.
+constexpr int32_t kMiddle = 8;
+
+// `count` numbers, none below 0, to unsigned bytes. What is added before they are rounded differs from token to token, so
+// that what many small weights have in common is not lost; 0 stays 0.
+static Limbs to_bytes(const float* x, int64_t count, I top, uint8_t* out) {
+  alignas(64) static constexpr float kAdded[16] = {-15, 1, -7, 9, -11, 5, -3, 13, -13, 3, -5, 11, -9, 7, -1, 15};
+  const int32_t bits = largest(top);
+  Limbs limbs{};
+  if (bits >= 0x7f800000) {
+    limbs.unit = __builtin_nanf("");
+    __builtin_memset(out, 0, static_cast<size_t>(count));
+    return limbs;
+  }
+  float most;
+  __builtin_memcpy(&most, &bits, 4);
+  most = most > 1e-30f ? most : 1e-30f;
+  limbs.unit = most / 255;
+  const F to_units = splat(255 / most), added = mul(load(kAdded), splat(1.0f / 32));
+  I sums = splat_int(0);
+  for (int64_t i = 0; i < count; i += 16) {
+    const I whole = round_to_int(fma(load(x + i), to_units, added));
+    store_bytes(out + i, whole), sums = add(sums, whole);
+  }
+  limbs.sum[0] = sum_of(sums);
+  return limbs;
 }
 
 // Sums of products with limbs, and with codes that are `least` too small, as one number each, in units.

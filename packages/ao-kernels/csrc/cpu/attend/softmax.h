@@ -33,22 +33,26 @@ static inline float soften(float* logits, Span seen, float softcap, float& great
   }
   for (int64_t t = 0; t < seen.begin; ++t) logits[t] = kNone;
   for (int64_t t = seen.end; t < kTokenTile; ++t) logits[t] = kNone;
-  F most = splat(greatest);
-  for (int64_t t = 0; t < kTokenTile; t += 16) most = max(load(logits + t), most);
-  const float highest = greatest_of(most), base = highest == kNone ? 0.0f : highest;
-  const F shift = splat(base);
-  F sums = zero();
-  for (int64_t t = 0; t < kTokenTile; t += 16) {
-    const F weights = exp_of(sub(load(logits + t), shift));
-    store(logits + t, weights), sums = add(sums, weights);
+  F most[2] = {splat(greatest), splat(greatest)};
+  for (int64_t t = 0; t < kTokenTile; t += 32) {
+    most[0] = max(load(logits + t), most[0]), most[1] = max(load(logits + t + 16), most[1]);
   }
+  const float highest = greatest_of(max(most[0], most[1])), base = highest == kNone ? 0.0f : highest;
+  const F shift = splat(base);
+  F both[2] = {zero(), zero()};
+  for (int64_t t = 0; t < kTokenTile; t += 32) {
+    const F weights = exp_of(sub(load(logits + t), shift)), others = exp_of(sub(load(logits + t + 16), shift));
+    store(logits + t, weights), both[0] = add(both[0], weights);
+    store(logits + t + 16, others), both[1] = add(both[1], others);
+  }
+  F sums = add(both[0], both[1]);
   if (seen.end - seen.begin < kTokenTile) {  // those that are not seen have counted a little
     for (int64_t t = 0; t < seen.begin; ++t) logits[t] = 0;
     for (int64_t t = seen.end; t < kTokenTile; ++t) logits[t] = 0;
     sums = zero();
     for (int64_t t = 0; t < kTokenTile; t += 16) sums = add(sums, load(logits + t));
   }
-  const float kept = exp_of(greatest - base);
+  const float kept = greatest == base ? 1.0f : exp_of(greatest - base);
   greatest = highest;
   total = total * kept + sum(sums);
   return kept;

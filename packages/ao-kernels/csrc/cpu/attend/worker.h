@@ -21,6 +21,7 @@ struct Worker {
   const Tail* tail_value;
   const Part part;
   Way of_keys, of_values;
+  bool short_keys, short_values;  // one limb meets them
   float scale;  // of logits, where queries have not taken it
   int64_t wide;
   float *q, *scaled, *logits, *weights, *centers, *staging;
@@ -45,6 +46,7 @@ struct Worker {
     scales = from.take<TokenScales>(1), staging = from.take<float>(a.staging);
     turned = from.take<uint8_t>(a.rows <= kFewRows ? 8 * a.rows * wide : 0);
     of_keys = way_of(a.key, tail_key), of_values = way_of(a.value, tail_value);
+    short_keys = is_short(a.key, of_keys) && a.key.grid == Grid::channel, short_values = is_short(a.value, of_values);
     scale = of_keys == Way::pairs ? a.scale : 1.0f;
   }
 
@@ -53,6 +55,11 @@ struct Worker {
     const bool direct = kDirect && item.rows <= kFewRows && s.size % 64 == 0 && s.size <= 256;
     if (tail || s.grid == Grid::floats) return direct && (tail || s.words) ? Way::pairs : Way::floats;
     return direct ? Way::direct : Way::panels;
+  }
+
+  // Codes of 4 bits with zero points, whose scales are not negative.
+  bool is_short(const Stored& s, Way way) const {
+    return way == Way::direct && s.coded.code_bits == 4 && s.coded.zero_type != Zero::none;
   }
 
   void run(Span tokens) {
@@ -163,6 +170,8 @@ struct Worker {
     }
   }
 
+  float key_middle() const { return a.key.least + static_cast<float>(kMiddle); }
+
   // Scales of channels are the queries' to take, and q · (-zero * scale) is the same for all tokens of the tile.
   void scale_queries(int64_t token) {
     const Dequantize& d = a.key.coded;
@@ -175,13 +184,18 @@ struct Worker {
     for (int64_t r = 0; r < item.rows; ++r) {
       F shift = zero();
       I top = splat_int(0);
+      const F middle = splat(short_keys ? key_middle() : 0.0f);
       for (int64_t i = 0; i < wide; i += 16) {
         const F x = mul(load(q + r * wide + i), load(by + i));
         store(scaled + i, x), top = greatest_bits(top, x);
-        shift = sub(shift, mul(x, load(zeros + i)));
+        shift = fma(x, sub(middle, load(zeros + i)), shift);
       }
       shifts[r] = sum(shift);
-      q_limbs[r] = to_limbs<kLimbs>(scaled, wide, top, q_bytes + r * kLimbs * wide, wide);
+      if (short_keys) {
+        q_limbs[r] = to_limbs<1>(scaled, wide, top, q_bytes + r * wide, wide);
+      } else {
+        q_limbs[r] = to_limbs<kLimbs>(scaled, wide, top, q_bytes + r * kLimbs * wide, wide);
+      }
     }
     if constexpr (kDirect) {
       if (of_keys == Way::direct) this->turn_queries();
@@ -228,6 +242,10 @@ struct Worker {
   // Weights take the scales of tokens, those of one group of elements.
   void scale_weights(int64_t token, int64_t count, int64_t group) {
     token_scales(a.value, item.matrix, token, count, group, staging, *scales);
+    const F middle = splat(short_values ? a.value.least + static_cast<float>(kMiddle) : 0.0f);
+    for (int64_t i = 0; short_values && i < count; i += 16) {
+      store(scales->shift + i, fma(middle, load(scales->scale + i), load(scales->shift + i)));
+    }
     for (int64_t r = 0; r < item.rows; ++r) {
       const float* const p = logits + r * kTokenTile;
       F shift = zero();
@@ -242,7 +260,11 @@ struct Worker {
         store(weights + i, x), top = greatest_bits(top, x);
       }
       shifts[r] = sum(shift);
-      w_limbs[r] = to_limbs<kLimbs>(weights, kTokenTile, top, w_bytes + r * kLimbs * kTokenTile, kTokenTile);
+      if (short_values) {
+        w_limbs[r] = to_bytes(weights, kTokenTile, top, reinterpret_cast<uint8_t*>(w_bytes) + r * kTokenTile);
+      } else {
+        w_limbs[r] = to_limbs<kLimbs>(weights, kTokenTile, top, w_bytes + r * kLimbs * kTokenTile, kTokenTile);
+      }
     }
   }
 
@@ -272,7 +294,8 @@ struct Worker {
     by_rows(item.rows, [&]<int kRows>(int64_t r) {
       uint8_t* const out = turned + 8 * r * wide;
       const bool nibbles = a.key.coded.code_bits == 4;
-      if (of_keys == Way::direct) return turn_limbs<kRows>(q_bytes + r * 2 * wide, wide, nibbles, out);
+      if (short_keys) return turn_limbs<kRows, 1>(q_bytes + r * wide, wide, nibbles, out);
+      if (of_keys == Way::direct) return turn_limbs<kRows, 2>(q_bytes + r * 2 * wide, wide, nibbles, out);
       if (tail_key) return turn_pairs<HalfTokens::kSplit, kRows>(q + r * wide, wide, out);
       turn_pairs<TableTokens::kSplit, kRows>(q + r * wide, wide, out);
     });
@@ -296,8 +319,10 @@ struct Worker {
         const auto row = [&](int64_t i) { return codes + i * key.coded.row_bytes; };
         return multiply_keys_pairs<kRows>(TableTokens{SignedTable(key.table)}, row, count, key.size, x, ahead, to);
       }
-      if (key.coded.code_bits == 8) return multiply_keys_direct<8, kRows>(key, codes, count, x, q_limbs + r, ahead, to);
-      multiply_keys_direct<4, kRows>(key, codes, count, x, q_limbs + r, ahead, to);
+      const Limbs* const limbs = q_limbs + r;
+      if (key.coded.code_bits == 8) return multiply_keys_direct<8, kRows, 2>(key, codes, count, x, limbs, ahead, to);
+      if (short_keys) return multiply_keys_direct<4, kRows, 1>(key, codes, count, x, limbs, ahead, to);
+      multiply_keys_direct<4, kRows, 2>(key, codes, count, x, limbs, ahead, to);
     });
   }
 
@@ -312,9 +337,14 @@ struct Worker {
     const Stored& value = a.value;
     const int64_t bits = value.coded.code_bits, part_of_keys = a.key.coded.row_bytes * count / (a.value_size / 64);
     const uint8_t* const codes = row_of(value, item.matrix, t) + at * bits / 8;
-    Ahead ahead = keys_ahead(t, count, 2 * (count / 8) * (a.value_size / 64));
+    Ahead ahead = keys_ahead(t, count, (short_values ? 1 : 2) * (count / 8) * (a.value_size / 64));
     if (ahead.lines) ahead.next += at / 64 * part_of_keys;
     by_rows(item.rows, [&]<int kRows>(int64_t r) {
+      if (short_values) {
+        const auto* const bytes = reinterpret_cast<const uint8_t*>(w_bytes) + r * kTokenTile;
+        float* const out = part.values + r * a.value_size + at;
+        return add_values_bytes<kRows>(value, codes, count, bytes, w_limbs + r, ahead, out, a.value_size);
+      }
       const auto both = [&]<int kBits>() {
         const int8_t* const limbs = w_bytes + r * 2 * kTokenTile;
         float* const out = part.values + r * a.value_size + at;

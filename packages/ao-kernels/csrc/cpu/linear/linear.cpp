@@ -4,8 +4,10 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
+#include "../invariant.h"
 #include "../isa.h"
 #include "../memory.h"
 #include "../parallel.h"
@@ -253,6 +255,62 @@ void run_rows(const Linear& t, const LinearKernels& kernels, int64_t blocks, int
   }
 }
 
+// Every row as if it were alone. Blocks of N are read from memory once, and meet one row after the other. Rows that
+// cannot be taken apart into limbs are left in `rows`.
+void run_alone(Linear t, const LinearKernels& kernels, std::vector<int64_t>& rows) {
+  t.m = t.rows = 1;
+  const int64_t blocks = (t.n + 15) / 16, count = static_cast<int64_t>(rows.size());
+  const int64_t threads = t.n * t.k <= kSerialWork / count ? 1 : num_threads();
+  const bool whole = t.tiling.depth > 0 && (t.mode == Mode::pairs || t.groups == 1);
+  const std::vector<Step> steps = steps_of(t, in_limbs(t) ? kLimbTiles : whole ? t.tiles : kStepTiles);
+  t.steps = steps.data(), t.step_count = static_cast<int64_t>(steps.size());
+  std::vector<Linear> each;
+  std::vector<int64_t> refused;
+  const int64_t memory = activation_bytes(chunk_of(t, {0, 1}, kernels));
+  uint8_t* place = activation_workspace.get(count * memory);
+  for (const int64_t r : rows) {
+    Linear one = chunk_of(t, {r, r + 1}, kernels);
+    set_memory(one, place);
+    if (!in_limbs(t)) {
+      kernels.pack(one, 0, 1);
+    } else if (!kernels.pack_limbs(one, 0)) {
+      refused.push_back(r);
+      continue;
+    }
+    each.push_back(one), place += memory;
+  }
+  rows = std::move(refused);
+  if (each.empty()) return;
+  const int64_t scratch = aligned(kernels.scratch(each[0])), width = kernels.row_blocks;
+  run_dynamic((blocks + width - 1) / width, 1, threads, [&](int64_t first, int64_t last, int64_t) {
+    uint8_t* const own = scratch_workspace.get(scratch);
+    for (int64_t block = first * width; block < std::min(last * width, blocks); block += width) {
+      const int64_t end = std::min(block + width, blocks);
+      for (const Linear& one : each) kernels.run_blocks(one, block, end, &one == &each.back() ? end : blocks, own);
+    }
+  });
+}
+
+// Rows of a call that are computed alone at a time: what is packed for them stays in a cache.
+constexpr int64_t kRowsAlone = 64;
+
+void run_rows_alone(const Linear& t, const LinearKernels& kernels) {
+  for (int64_t begin = 0; begin < t.m; begin += kRowsAlone) {
+    std::vector<int64_t> rows;
+    for (int64_t r = begin; r < std::min(t.m, begin + kRowsAlone); ++r) rows.push_back(r);
+    Linear one = t;
+    one.m = 1;
+    if (Linear limbs = one; has_limbs(limbs, kernels)) run_alone(limbs, kernels, rows);
+    if (rows.empty()) continue;
+    if (Linear tiled = one; kernels.tiles && kernels.tiles->plan(tiled)) {
+      run_alone(tiled, *kernels.tiles, rows);
+      continue;
+    }
+    one.mode = mode_of(one, kernels);
+    run_alone(one, kernels, rows);
+  }
+}
+
 // False where activations cannot be taken apart into limbs.
 bool run(Linear t, const LinearKernels& kernels) {
   const bool whole = t.tiling.depth > 0 && (t.mode == Mode::pairs || t.groups == 1);
@@ -280,6 +338,7 @@ void run_linear(const Linear& call) {
   t.table_unit = 1, t.table_parts = 1;
   t.least = *std::min_element(t.table, t.table + (1 << t.bits));
   t.zero_flip = t.least < 0 ? 1 << (t.bits - 1) : 0;
+  if (t.m > 1 && batch_invariant()) return run_rows_alone(t, kernels);
   if (Linear limbs = t; has_limbs(limbs, kernels) && run(limbs, kernels)) return;
   if (Linear tiled = t; kernels.tiles && kernels.tiles->plan(tiled)) {
     run(tiled, *kernels.tiles);

@@ -13,7 +13,7 @@ from ao_core.ext import ConfigError, registry
 from ao_core.ext.kernels import AttendCall, Attention
 from ao_core.ext.numerics import full_block, hadamard_factors
 from ao_kernels.cpu.formats import format_of
-from ao_kernels.cpu.library import isa, unavailable
+from ao_kernels.cpu.library import isa, unavailable, want_alone
 from ao_kernels.cpu.quantize import ELEMENTS
 
 __all__ = [
@@ -146,7 +146,7 @@ def _describe(call: AttendCall) -> str:
 ATTEND_KERNELS = tuple(
     Kernel(
         f"cpu_attend_{layout}", "attend", layout, "cpu", attend, 50, unavailable, _refuses, _describe,
-        fuses=("hadamard",),
+        fuses=("hadamard",), alone=want_alone,
     )
     for layout in ("plain", "packed")
 )  # fmt: skip

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ao_core import Kernel
 from ao_core.ext.kernels import GAINS, GATES, BlockCall, Heads, NormBefore, Projection
-from ao_kernels.cpu.library import isa, unavailable
+from ao_kernels.cpu.library import isa, unavailable, want_alone
 from ao_kernels.cpu.linear import DTYPES, matmul_arguments
 from ao_kernels.cpu.tiles import LAYOUTS
 
@@ -80,7 +80,7 @@ def _describe(call: BlockCall) -> str:
 
 
 def _kernel(op: str, fn: Any, layout: str) -> Kernel:
-    return Kernel(f"{layout}_{op}", op, layout, "cpu", fn, 50, unavailable, _refuses, _describe)
+    return Kernel(f"{layout}_{op}", op, layout, "cpu", fn, 50, unavailable, _refuses, _describe, alone=want_alone)
 
 
 BLOCK_KERNELS = tuple(

@@ -20,7 +20,7 @@ from ao_core.ext.kernels import (
 )
 from ao_kernels.cpu.attend import arguments_of, refuses_stored
 from ao_kernels.cpu.blocks import NAMES, weight_arguments
-from ao_kernels.cpu.library import isa, unavailable
+from ao_kernels.cpu.library import isa, unavailable, want_alone
 from ao_kernels.cpu.linear import DTYPES
 
 __all__ = ["DECODER_KERNELS"]
@@ -128,7 +128,8 @@ def _describe(call: DecoderCall) -> str:
 
 DECODER_KERNELS = tuple(
     Kernel(
-        f"{layout}_decoder", "decoder", layout, "cpu", decoder, 50, unavailable, _refuses, _describe
+        f"{layout}_decoder", "decoder", layout, "cpu", decoder, 50, unavailable, _refuses, _describe,
+        alone=want_alone,
     )
     for layout in NAMES
 )

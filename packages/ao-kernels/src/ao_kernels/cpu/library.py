@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["isa", "library_path", "load", "unavailable"]
+__all__ = ["isa", "library_path", "load", "unavailable", "want_alone"]
 
 _OLDEST_TORCH = (2, 11)
 _lock = threading.Lock()
@@ -52,6 +52,11 @@ def isa() -> str:
     load()
     name: str = torch.ops.ao_kernels.cpu_isa()
     return name
+
+
+def want_alone(change: int) -> None:
+    """Begin (1) or end (-1) the batch-invariant mode of the kernels: see `Kernel.alone`."""
+    torch.ops.ao_kernels.want_batch_invariant(change)
 
 
 def _load() -> str | None:

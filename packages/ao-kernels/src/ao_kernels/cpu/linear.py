@@ -11,7 +11,7 @@ from ao_core import Call, Kernel, QTensor
 from ao_core.ext import registry
 from ao_kernels.cpu.codes import codes_of
 from ao_kernels.cpu.grids import grid_of
-from ao_kernels.cpu.library import isa, unavailable
+from ao_kernels.cpu.library import isa, unavailable, want_alone
 from ao_kernels.cpu.tiles import ACTS, AFFINE, LAYOUTS, table_of
 
 __all__ = ["LINEAR_KERNELS", "describe", "matmul_arguments", "refuses", "tiles_linear"]
@@ -98,7 +98,7 @@ def describe(call: Call) -> str:
 LINEAR_KERNELS = tuple(
     Kernel(
         f"{layout.name}_linear", "linear", layout.name, "cpu", tiles_linear, 50, unavailable,
-        refuses("(N, K)"), describe,
+        refuses("(N, K)"), describe, alone=want_alone,
     )
     for layout in LAYOUTS
 )  # fmt: skip
