@@ -11,6 +11,7 @@ from ao_quant.configs import (
     ClipConfig,
     GPTQConfig,
     ImatrixConfig,
+    QronosConfig,
 )
 
 RECORDS = {record.config_type: record for record in ALGORITHMS}
@@ -23,6 +24,13 @@ class TestGPTQ(AlgorithmSuite):
 
 class TestGPTQOfFloats(AlgorithmSuite):
     record, config = RECORDS[GPTQConfig], GPTQConfig(NVFP4WeightOnlyConfig(), order="groups")
+    error_range = (0.05, 1.0)
+
+
+class TestQronos(AlgorithmSuite):
+    """Matrices alone have no other inputs than they had, so it is GPTQ."""
+
+    record, config = RECORDS[QronosConfig], QronosConfig(Int4WeightOnlyConfig(32))
     error_range = (0.05, 1.0)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from ao_core.calibration.block import Block
-from ao_core.calibration.drivers import Blocks, Turn, prefix
+from ao_core.calibration.drivers import Blocks
 from ao_core.calibration.gathering import Group, Need
 from ao_core.calibration.inputs import UNSEEN
 from ao_core.calibration.probe import probed
@@ -19,6 +19,7 @@ from ao_core.calibration.samples import Sample, evaluating
 from ao_core.calibration.statistics import Statistic, Statistics, merged, union
 from ao_core.calibration.store import storing
 from ao_core.calibration.trace import Trace, traced
+from ao_core.calibration.turns import Turn, prefix
 from ao_core.calibration.weights import InMemory, Weights
 from ao_core.errors import ConfigError
 from ao_core.progress import Progress, watched
@@ -144,6 +145,9 @@ def visit(
     def is_at_once(group: Group) -> bool:
         return at_once is not None and at_once.takes(group.entries[0])
 
+    def is_paired(group: Group) -> bool:
+        return any(each.of_pairs for entry in group.entries for each in need(entry))
+
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
         weights = weights or InMemory(stack)
@@ -155,13 +159,13 @@ def visit(
         weights.begin(reason, trace.activation_bytes)
         if route is None:
             groups = trace.groups
-            driven = prefix(model, batches, trace, needed)
+            driven = prefix(model, batches, trace, needed, weights)
             store = None
         else:
             groups = [group for _, group in route.groups]
             store = stack.enter_context(storing(activation_bytes))
             driven = Blocks(
-                model, batches, trace, route, seen, needed, is_at_once, store, weights
+                model, batches, trace, route, seen, needed, is_at_once, is_paired, store, weights
             ).visit()
         stack.callback(driven.close)
         steps = iter(watched(groups, [group.fqn for group in groups], progress, what))

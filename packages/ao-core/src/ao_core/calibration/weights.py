@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from ao_core.calibration.observing import Note
-from ao_core.calibration.samples import replaced
+from ao_core.calibration.samples import Replacement, replaced
 from ao_core.targets import Decision
 
 __all__ = ["InMemory", "Weights"]
@@ -38,12 +38,17 @@ class Weights(Protocol):
         """A rewritten weight takes the place of the old one, until the visit ends."""
         ...
 
+    def as_it_was(self) -> AbstractContextManager[None]:
+        """Within this context all weights are those that were there before any was rewritten."""
+        ...
+
 
 class InMemory:
     """All weights of the model, which has its own again when `stack` is closed."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
+        self._before: list[Replacement] = []
 
     def around(self) -> AbstractContextManager[None]:
         """Nothing is to be done."""
@@ -62,4 +67,9 @@ class InMemory:
 
     def put(self, entry: Decision, new: Tensor) -> None:
         """Replace the weight."""
+        self._before.append((entry.owners, entry.tensor))
         self._stack.enter_context(replaced([(entry.owners, new)]))
+
+    def as_it_was(self) -> AbstractContextManager[None]:
+        """Put the old weights back for that time."""
+        return replaced(self._before)

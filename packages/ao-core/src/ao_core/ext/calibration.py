@@ -22,6 +22,7 @@ from ao_core.calibration.samples import (
 from ao_core.calibration.statistics import (
     ABS_MAX,
     ABS_SUMS,
+    CROSS,
     HESSIAN,
     RANGE,
     SQUARES,
@@ -39,6 +40,7 @@ from ao_core.calibration.visit import AtOnce, Inputs, Rewrite, Visit, inputs_of,
 __all__ = [
     "ABS_MAX",
     "ABS_SUMS",
+    "CROSS",
     "HESSIAN",
     "RANGE",
     "SQUARES",

@@ -7,7 +7,7 @@ from typing import Any
 
 from ao_core import Algorithm, Config, ModelTransform, Skip, Solved
 from ao_core.ext import registry
-from ao_core.ext.calibration import HESSIAN, SQUARES, Statistic
+from ao_core.ext.calibration import CROSS, HESSIAN, SQUARES, Statistic
 from ao_quant.algorithms.autoround import (
     refuses_autoround,
     solve_autoround,
@@ -22,6 +22,7 @@ from ao_quant.algorithms.solving import (
     solve_clip,
     solve_gptq,
     solve_imatrix,
+    solve_qronos,
 )
 from ao_quant.configs import (
     AutoRoundConfig,
@@ -31,6 +32,7 @@ from ao_quant.configs import (
     EqualizeConfig,
     GPTQConfig,
     ImatrixConfig,
+    QronosConfig,
     RotateConfig,
     SmoothQuantConfig,
 )
@@ -66,6 +68,7 @@ def _record(
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     _record("gptq", GPTQConfig, (HESSIAN,), solve_gptq, refuses_gptq),
+    _record("qronos", QronosConfig, (HESSIAN, CROSS), solve_qronos, refuses_gptq),
     _record(
         "autoround",
         AutoRoundConfig,

@@ -6,7 +6,7 @@ Each configuration also has a short lowercase name, the name of its recipe.
 from __future__ import annotations
 
 from ao_core import Config
-from ao_quant.configs.algorithms import BaseConfig, GPTQConfig, ImatrixConfig
+from ao_quant.configs.algorithms import BaseConfig, GPTQConfig, ImatrixConfig, QronosConfig
 from ao_quant.configs.autoround import AutoRoundConfig
 from ao_quant.configs.base import GROUP_SIZES
 from ao_quant.configs.codebooks import CodebookWeightOnlyConfig, NF4WeightOnlyConfig
@@ -92,6 +92,7 @@ __all__ = [
     "NVFP4DynamicActivationNVFP4WeightConfig",
     "NVFP4StaticActivationNVFP4WeightConfig",
     "NVFP4WeightOnlyConfig",
+    "QronosConfig",
     "RotateConfig",
     "ScalingConfig",
     "SmoothQuantConfig",
