@@ -1,7 +1,7 @@
-"""The driver "blocks": the inputs of each group of weights, made by the groups before it as they are by then.
+"""The driver "blocks": inputs of each group of weights, made by the groups before it as they are by then.
 
-Like "prefix" it is a generator: between two groups the caller puts the rewritten weights in. Both give the same
-bits.
+Like "prefix" it is a generator: between two groups the caller puts the rewritten weights in. Both give the
+same bits.
 """
 
 from __future__ import annotations

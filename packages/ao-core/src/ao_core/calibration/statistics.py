@@ -83,8 +83,8 @@ class Statistics:
     def add(self, x: Tensor, was: Tensor | None = None) -> Statistics:
         """The statistics with activations (..., in) added.
 
-        `was` has those of the model before any weight of it was rewritten, for statistics of pairs; None: they
-        have no counterpart there.
+        `was` has those of the model before any weight of it was rewritten, for statistics of pairs; None:
+        they have no counterpart there.
         """
         rows = x.detach().reshape(-1, x.shape[-1])
         if not len(rows):

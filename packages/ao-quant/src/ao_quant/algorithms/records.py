@@ -14,6 +14,7 @@ from ao_quant.algorithms.autoround import (
     solve_autoround_block,
 )
 from ao_quant.algorithms.bias import needs_bias, refuses_bias, solve_bias
+from ao_quant.algorithms.low_rank_part import after_low_rank, take_out
 from ao_quant.algorithms.rotating import misplaced_reason, rotate
 from ao_quant.algorithms.scaling import equalize, scale_by_awq, smooth
 from ao_quant.algorithms.solving import (
@@ -32,6 +33,7 @@ from ao_quant.configs import (
     EqualizeConfig,
     GPTQConfig,
     ImatrixConfig,
+    LowRankConfig,
     QronosConfig,
     RotateConfig,
     SmoothQuantConfig,
@@ -90,8 +92,28 @@ ALGORITHMS: tuple[Algorithm, ...] = (
 )
 
 MODEL_TRANSFORMS: tuple[ModelTransform, ...] = (
-    ModelTransform("awq", AWQConfig, scale_by_awq, then=AWQConfig.then),
-    ModelTransform("smoothquant", SmoothQuantConfig, smooth, then=lambda config: config.base),
-    ModelTransform("equalize", EqualizeConfig, equalize),
-    ModelTransform("rotate", RotateConfig, rotate, refuses=misplaced_reason),
+    ModelTransform("awq", AWQConfig, scale_by_awq, then=AWQConfig.then, refuses=after_low_rank),
+    ModelTransform(
+        "smoothquant",
+        SmoothQuantConfig,
+        smooth,
+        then=lambda config: config.base,
+        refuses=after_low_rank,
+    ),
+    ModelTransform("equalize", EqualizeConfig, equalize, refuses=after_low_rank),
+    ModelTransform(
+        "rotate",
+        RotateConfig,
+        rotate,
+        refuses=lambda config, before: (
+            misplaced_reason(config, before) or after_low_rank(config, before)
+        ),
+    ),
+    ModelTransform(
+        "low_rank",
+        LowRankConfig,
+        take_out,
+        then=lambda config: config.base,
+        refuses=after_low_rank,
+    ),
 )

@@ -1,4 +1,4 @@
-"""GPTQ, Qronos, scales by importance and clipped ranges: pure functions of a weight and statistics of its inputs."""
+"""GPTQ, Qronos, scales by importance, clipped ranges: functions of a weight and statistics of its inputs."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def solve_qronos(
     missing = sum(float(each["unpaired"]) for each in seen)
     if missing:
         note = (
-            f"{missing:.0f} rows of inputs are others than in the model as it was, which chose other experts: "
+            f"{missing:.0f} of the rows are others than in the model as it was, which chose other experts: "
             "by GPTQ"
         )
         return _solved(weight, seen, config, target, sweep(weight, seen, config, target), (note,))

@@ -31,6 +31,7 @@ from ao_quant.configs.ints import (
     IntxWeightOnlyConfig,
     UIntxWeightOnlyConfig,
 )
+from ao_quant.configs.low_rank import LowRankConfig
 from ao_quant.configs.mx import (
     MXDynamicActivationMXWeightConfig,
     MXWeightOnlyConfig,
@@ -86,6 +87,7 @@ __all__ = [
     "Int8StaticActivationInt8WeightConfig",
     "Int8WeightOnlyConfig",
     "IntxWeightOnlyConfig",
+    "LowRankConfig",
     "MXDynamicActivationMXWeightConfig",
     "MXWeightOnlyConfig",
     "NF4WeightOnlyConfig",

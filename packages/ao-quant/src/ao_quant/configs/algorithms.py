@@ -96,7 +96,7 @@ class QronosConfig(GPTQConfig):
     that nothing has changed yet has G = H, and then it is GPTQ. Data is run twice, so it takes up to twice as
     long.
 
-    The paper rounds the first column by what the others were before they were fitted; here it is one like all.
+    The paper rounds the first column by what the others were before they were fitted; here it is like all.
 
     Reference: Zhang et al. 2025, arXiv:2505.11695.
 
