@@ -143,7 +143,7 @@ def test_what_gains_nothing_or_cannot_have_it_stays_whole() -> None:
             [torch.cat([hadamard, hadamard], 1), torch.cat([hadamard, -hadamard], 1)]
         )
     with torch.no_grad():
-        model[0].weight.copy_(hadamard / 8)  # which int8 holds as it is
+        model[0].weight.copy_(hadamard * 127 / 1024)  # which int8 holds as it is
     report: Report = quantize_(
         model, [LowRankConfig(rank=16), Int8WeightOnlyConfig()], data=batches()
     )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ao_core.calibration.block import Block, BlockWeight
 from ao_core.calibration.errors import error_vs_rtn
 from ao_core.calibration.gathering import Need, collect
-from ao_core.calibration.inputs import UNSEEN, Seen, unobservable
+from ao_core.calibration.inputs import Seen, unobservable, unseen_reason
 from ao_core.calibration.matrices import matrices, matrix_shape, unmatrices
 from ao_core.calibration.needing import algorithm_of
 from ao_core.calibration.ranks import Ranks, ranks_of, shares, telling
@@ -250,7 +250,7 @@ def _put_in_others(work: Work, decisions: Sequence[Decision], in_turn: Sequence[
 def solve(work: Work, solvers: dict[str, Algorithm], entry: Decision, inputs: Inputs) -> None:
     """Let the algorithm of a weight find what is to become of it."""
     if not inputs.rows:
-        work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(UNSEEN))
+        work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(unseen_reason(entry)))
         return
     solver, target = solvers[entry.fqn], entry.owners[0]
     weight = matrices(stepped_weight(entry, entry.tensor.detach()), target)

@@ -19,6 +19,7 @@ from ao_core.calibration.block import Block, called_with, float_leaves
 from ao_core.calibration.gathering import Group
 from ao_core.calibration.inputs import observe, operands
 from ao_core.calibration.observing import Note, observing
+from ao_core.calibration.pooling import Pools
 from ao_core.calibration.probe import Holes
 from ao_core.calibration.ranks import ranks_of
 from ao_core.calibration.route import Place, Route
@@ -54,6 +55,7 @@ class Blocks:
     paired: Callable[[Group], bool]
     store: Store
     weights: Weights
+    pools: Pools
     #: (chain, batch) -> what its last block returned
     _ends: _Ends = field(default_factory=dict)
     #: the same in the model as it was
@@ -79,9 +81,13 @@ class Blocks:
     def _at(self, place: Place) -> list[Group]:
         return [group for where, group in self.route.groups if where == place]
 
-    def _seen(self, groups: Sequence[Group], runs: Runs) -> Generator[Turn, None, None]:
+    def _seen(
+        self, groups: Sequence[Group], runs: Runs, place: Place
+    ) -> Generator[Turn, None, None]:
+        there = {entry.fqn for group in self._at(place) for entry in group.entries}
+        ranks = ranks_of(self.batches)
         for group in groups:
-            yield one(group, self.need, self.trace, runs, ranks_of(self.batches))
+            yield one(group, self.need, self.trace, runs, ranks, self.pools, there)
 
     def _seen_at_once(
         self,
@@ -120,9 +126,14 @@ class Blocks:
             with self.weights.as_it_was():
                 run(self._was_ends, batch, entries, note)
 
+        def run_partly(batch: int, entries: Sequence[Decision], note: Note) -> None:
+            with self.weights.as_it_was(entries):
+                run(self._ends, batch, entries, note)
+
         if groups := self._at((segment, 0)):
+            runs = Runs(partial(run, self._ends), run_as_it_was, run_partly)
             with self.weights.around():
-                yield from self._seen(groups, Runs(partial(run, self._ends), run_as_it_was))
+                yield from self._seen(groups, runs, (segment, 0))
 
     @staticmethod
     def _stop(block: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -187,11 +198,17 @@ class Blocks:
         if self._is_wanted(place):
             with self.weights.as_it_was():
                 wanted = [self._kept(was.returns(originals, b)) for b in range(len(was.calls))]
-        runs = Runs(partial(stage.observed, held), partial(was.observed_as_it_was, originals))
+        runs = Runs(
+            partial(stage.observed, held),
+            partial(was.observed_as_it_was, originals, None),
+            lambda batch, entries, note: stage.observed_as_it_was(
+                held, entries, batch, entries, note
+            ),
+        )
         if together:
             yield from self._seen_at_once(together, stage, held, runs, wanted, name)
         others = [group for group in groups if group not in together]
-        yield from self._seen(others, runs)
+        yield from self._seen(others, runs, place)
         outputs: _Stream = [[] for _ in self.batches]
         for batch in range(len(stage.calls)):
             if self._is_needed_after(place):
@@ -269,10 +286,15 @@ class _Stage:
             return self.block(*args, **kwargs)
 
     def observed_as_it_was(
-        self, held: _Stream, batch: int, entries: Sequence[Decision], note: Note
+        self,
+        held: _Stream,
+        old: Sequence[Decision] | None,
+        batch: int,
+        entries: Sequence[Decision],
+        note: Note,
     ) -> Any:
-        """The same in the model before any weight was rewritten."""
-        with self.driver.weights.as_it_was():
+        """The same while some weights, or all, are those before any was rewritten."""
+        with self.driver.weights.as_it_was(old):
             return self.observed(held, batch, entries, note)
 
     def returns(self, held: _Stream, batch: int) -> Any:

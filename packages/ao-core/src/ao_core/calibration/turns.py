@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from ao_core.calibration.block import Block
 from ao_core.calibration.gathering import Gathering, Group
 from ao_core.calibration.inputs import observe
 from ao_core.calibration.observing import Note
+from ao_core.calibration.pooling import Pools
 from ao_core.calibration.ranks import Ranks, ranks_of, summed
 from ao_core.calibration.samples import Sample
 from ao_core.calibration.statistics import Statistic, Statistics
@@ -32,6 +33,8 @@ class Turn(NamedTuple):
     groups: list[tuple[Group, tuple[Statistics, ...]]]
     #: the block that all of them are in, where they are rewritten at once
     block: Block | None = None
+    #: of all experts that the weights are of one of, where it saw few rows
+    pool: Statistics | None = None
 
 
 #: a group -> what is needed of its inputs; None: nothing, it is rewritten already
@@ -47,6 +50,8 @@ class Runs(NamedTuple):
     now: Run
     #: by those before any was rewritten
     was: Run
+    #: by the weights as they are by now, but for those that are asked for, which are as they were
+    partly: Run
 
 
 def gathered(
@@ -80,17 +85,11 @@ def gathered(
     found = {
         entry.fqn: each.statistics for each in gathering.groups(firsts) for entry in each.entries
     }
-    return Turn(
-        [
-            (
-                group,
-                summed(
-                    found.get(group.fqn) or tuple(Statistics(need) for _ in group.statistics), ranks
-                ),
-            )
-            for group, need in asked
-        ]
-    )
+    seen = [
+        summed(found.get(group.fqn) or tuple(Statistics(need) for _ in group.statistics), ranks)
+        for group, need in asked
+    ]
+    return Turn([(group, each) for (group, _), each in zip(asked, seen, strict=True)])
 
 
 def _note(
@@ -137,7 +136,12 @@ def _check_use(use: Gathering, group: Group, batch: int) -> None:
 
 
 def prefix(
-    model: nn.Module, batches: Sequence[Sample], trace: Trace, need: GroupNeed, weights: Weights
+    model: nn.Module,
+    batches: Sequence[Sample],
+    trace: Trace,
+    need: GroupNeed,
+    weights: Weights,
+    pools: Pools,
 ) -> Generator[Turn, None, None]:
     """Run the whole model for each group: right for any module, and quadratic in its depth."""
 
@@ -148,11 +152,32 @@ def prefix(
         with weights.as_it_was():
             run(batch, entries, note)
 
+    def run_partly(batch: int, entries: Sequence[Decision], note: Note) -> None:
+        with weights.as_it_was(entries):
+            run(batch, entries, note)
+
+    runs = Runs(run, run_as_it_was, run_partly)
+    names = {entry.fqn for group in trace.groups for entry in group.entries}
     for group in trace.groups:
-        yield one(group, need, trace, Runs(run, run_as_it_was), ranks_of(batches))
+        yield one(group, need, trace, runs, ranks_of(batches), pools, names)
 
 
-def one(group: Group, need: GroupNeed, trace: Trace, runs: Runs, ranks: Ranks | None) -> Turn:
-    """One group and what was seen of its inputs, if that is needed."""
+def one(
+    group: Group,
+    need: GroupNeed,
+    trace: Trace,
+    runs: Runs,
+    ranks: Ranks | None,
+    pools: Pools,
+    there: Collection[str],
+) -> Turn:
+    """One group and what was seen of its inputs, if that is needed.
+
+    `there` has the names of the weights that `runs` can observe.
+    """
     asked = need(group)
-    return Turn([(group, ())]) if asked is None else gathered([(group, asked)], trace, runs, ranks)
+    if asked is None:
+        return Turn([(group, ())])
+    turn = gathered([(group, asked)], trace, runs, ranks)
+    seen, batches = turn.groups[0][1], len(trace.run_for)
+    return turn._replace(pool=pools.of(group, seen, there, batches, runs.partly, ranks))

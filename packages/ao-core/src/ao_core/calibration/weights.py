@@ -38,8 +38,8 @@ class Weights(Protocol):
         """A rewritten weight takes the place of the old one, until the visit ends."""
         ...
 
-    def as_it_was(self) -> AbstractContextManager[None]:
-        """Within this context all weights are those that were there before any was rewritten."""
+    def as_it_was(self, entries: Sequence[Decision] | None = None) -> AbstractContextManager[None]:
+        """Within this context these weights, or all, are those that were there before any was rewritten."""
         ...
 
 
@@ -48,7 +48,7 @@ class InMemory:
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
-        self._before: list[Replacement] = []
+        self._before: dict[str, Replacement] = {}
 
     def around(self) -> AbstractContextManager[None]:
         """Nothing is to be done."""
@@ -67,9 +67,10 @@ class InMemory:
 
     def put(self, entry: Decision, new: Tensor) -> None:
         """Replace the weight."""
-        self._before.append((entry.owners, entry.tensor))
+        self._before[entry.fqn] = entry.owners, entry.tensor
         self._stack.enter_context(replaced([(entry.owners, new)]))
 
-    def as_it_was(self) -> AbstractContextManager[None]:
+    def as_it_was(self, entries: Sequence[Decision] | None = None) -> AbstractContextManager[None]:
         """Put the old weights back for that time."""
-        return replaced(self._before)
+        names = self._before.keys() if entries is None else {entry.fqn for entry in entries}
+        return replaced([before for name, before in self._before.items() if name in names])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ao_core.arguments import shown
 from ao_core.calibration.algorithms import Work, solve, unsolvable_reason
-from ao_core.calibration.inputs import UNSEEN
+from ao_core.calibration.inputs import unseen_reason
 from ao_core.calibration.needing import algorithm_of
 from ao_core.calibration.statistics import Statistic
 from ao_core.calibration.visit import Inputs, visit
@@ -152,7 +152,7 @@ class _Solving:
         )
         for entry in self._entries:
             if entry.fqn in found.unseen and entry.fqn not in done:
-                new = convert(entry, entry.tensor, new=Skip(UNSEEN))
+                new = convert(entry, entry.tensor, new=Skip(unseen_reason(entry)))
                 self._work.ready.setdefault(entry.fqn, new)
         for solver in {each.name: each for each in self._solvers.values()}.values():
             named = {n: s for n, s in self._work.solved.items() if self._solvers[n] is solver}

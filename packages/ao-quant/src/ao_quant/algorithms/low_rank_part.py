@@ -18,6 +18,7 @@ from ao_core.ext.calibration import (
     operand,
     sampled_rows,
     unobservable,
+    unseen_reason,
 )
 from ao_core.ext.quantizing import Decision
 from ao_quant.algorithms.applying import nearest
@@ -76,12 +77,15 @@ def take_out(
         seen |= dict.fromkeys((entry.fqn for entry in group.entries), group.statistics)
     steps: dict[str, ChosenSteps] = {}
     for entry in fit:
+        if entry.fqn not in seen:
+            notes[entry.fqn] = f"no part of low rank: {unseen_reason(entry)}"
+            continue
         values = operand(entry.tensor.detach(), entry.owners[0])
         if entry.steps is not None:
             values = entry.steps.weight(values)
         part, share = _part(values, config.rank)
         text = f"rank {config.rank} taken out, {share:.1%} of its squares"
-        errors = _errors(entry, values, part, seen.get(entry.fqn, ()))
+        errors = _errors(entry, values, part, seen[entry.fqn])
         if errors is not None:
             ratio = errors[1] / max(errors[0], _TINY)
             if ratio >= 1:
@@ -143,7 +147,7 @@ def _errors(
     it is not known.
     """
     fmt, target = format_of(entry.config), entry.owners[0]
-    if fmt is None or values.dim() != 2 or not seen or not seen[0].rows:
+    if fmt is None or values.dim() != 2 or not seen[0].rows:
         return None
     x = seen[0]["sample"].to(values.dtype)
     expected = x.double() @ values.double().t()

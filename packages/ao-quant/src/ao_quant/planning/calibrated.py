@@ -12,7 +12,6 @@ from ao_core import Config, QTensor, Skip
 from ao_core.ext import ConfigError, registry, shown
 from ao_core.ext.calibration import (
     HESSIAN,
-    UNSEEN,
     Data,
     Inputs,
     batches_of,
@@ -23,6 +22,7 @@ from ao_core.ext.calibration import (
     union,
     unmatrices,
     unobservable,
+    unseen_reason,
 )
 from ao_core.ext.quantizing import Decision, Progress, transformed
 
@@ -72,7 +72,7 @@ def solved(entry: Decision, config: Config, inputs: Inputs | None) -> Tensor | S
         return transformed(asked, dense)
     target = entry.owners[0]
     if inputs is None or not inputs.rows:
-        return Skip(unobservable(entry) or UNSEEN)
+        return Skip(unobservable(entry) or unseen_reason(entry))
     if reason := algorithm.refuses(torch.empty_like(dense, device="meta"), config, target):
         return Skip(reason)
     found = algorithm.solve(matrices(dense, target), inputs.statistics, config, target)
