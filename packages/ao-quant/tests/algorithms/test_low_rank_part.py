@@ -14,12 +14,12 @@ from ao_core.ext.quantizing import stack_of
 from ao_quant import (
     AutoRoundConfig,
     AWQConfig,
+    BitNetWeightOnlyConfig,
     EqualizeConfig,
     GGUFWeightOnlyConfig,
     GPTQConfig,
     Int4DynamicActivationInt4WeightConfig,
     Int4WeightOnlyConfig,
-    Int8WeightOnlyConfig,
     IntxWeightOnlyConfig,
     LowRankConfig,
     NVFP4WeightOnlyConfig,
@@ -143,9 +143,9 @@ def test_what_gains_nothing_or_cannot_have_it_stays_whole() -> None:
             [torch.cat([hadamard, hadamard], 1), torch.cat([hadamard, -hadamard], 1)]
         )
     with torch.no_grad():
-        model[0].weight.copy_(hadamard * 127 / 1024)  # which int8 holds as it is
+        model[0].weight.copy_(hadamard)  # which three values hold as it is
     report: Report = quantize_(
-        model, [LowRankConfig(rank=16), Int8WeightOnlyConfig()], data=batches()
+        model, [LowRankConfig(rank=16), BitNetWeightOnlyConfig()], data=batches()
     )
     notes = {record.fqn: record.note for record in report}
     assert "no part of low rank: with rank 16 its outputs have" in notes["0.weight"]
