@@ -34,7 +34,15 @@ from ao_core.targets import Decision
 from ao_core.tensor import QTensor, check_quantizable
 from ao_core.weights import bias_name
 
-__all__ = ["Work", "apply_algorithms", "config_of", "solve", "unsolvable_reason"]
+__all__ = [
+    "Work",
+    "apply_algorithms",
+    "at_once",
+    "config_of",
+    "solve",
+    "solve_block",
+    "unsolvable_reason",
+]
 
 
 def config_of(decisions: Sequence[Decision]) -> FqnToConfig:
@@ -171,17 +179,25 @@ def _visit(
     def rewrite_block(
         block: Block, weights: Sequence[tuple[Decision, Inputs]]
     ) -> Mapping[str, Tensor | None]:
-        _solve_block(work, solvers, block, weights)
+        solve_block(work, solvers, block, weights)
         return {entry.fqn: work.ready[entry.fqn][0] for entry, _ in weights}
 
-    at_once = AtOnce(lambda each: solvers[each.fqn].solve_block is not None, rewrite_block)
+    together = at_once(solvers, rewrite_block)
     found = visit(
-        model, batches, entries, need, rewrite, at_once=at_once, progress=progress, before=before
+        model, batches, entries, need, rewrite, at_once=together, progress=progress, before=before
     )
     for entry in entries:
         if reason := found.unseen.get(entry.fqn):
             work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(reason))
     return f"{found.driver} ({found.reason})"
+
+
+def at_once(
+    solvers: Mapping[str, Algorithm],
+    rewrite: Callable[[Block, Sequence[tuple[Decision, Inputs]]], Mapping[str, Tensor | None]],
+) -> AtOnce:
+    """The weights, by the algorithms of them, that are solved for block by block."""
+    return AtOnce(lambda each: solvers[each.fqn].solve_block is not None, rewrite)
 
 
 def _solve_shares(
@@ -262,7 +278,7 @@ def solve(work: Work, solvers: dict[str, Algorithm], entry: Decision, inputs: In
     _take(work, solver, entry, inputs, _checked(solver, entry, found))
 
 
-def _solve_block(
+def solve_block(
     work: Work,
     solvers: dict[str, Algorithm],
     block: Block,
