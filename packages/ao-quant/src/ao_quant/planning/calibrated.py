@@ -26,7 +26,10 @@ from ao_core.ext.calibration import (
 )
 from ao_core.ext.quantizing import Decision, Progress, transformed
 
-__all__ = ["gathered", "layer_error", "solved"]
+__all__ = ["OF_LAYERS", "gathered", "layer_error", "solved"]
+
+#: measures of what weights are multiplied to
+OF_LAYERS = ("layer", "gradient")
 
 
 def gathered(
@@ -44,7 +47,7 @@ def gathered(
     """
     algorithms = [(each, registry.algorithm_for(type(each))) for each in configs]
     needs = [found.needs(each) for each, found in algorithms if found is not None]
-    if measure == "layer":
+    if measure in OF_LAYERS:
         needs.append((HESSIAN,))
     need = union(needs)
     if not need and data is None:
@@ -55,7 +58,7 @@ def gathered(
             "measure='layer' or candidates such as 'gptq/int4-g128'"
         )
     batches = batches_of(
-        data, "plan with these candidates" if measure != "layer" else "measure='layer'"
+        data, f"measure={measure!r}" if measure in OF_LAYERS else "plan with these candidates"
     )
     seen = [entry for entry in planned if unobservable(entry) is None]
     groups = collect(model, batches, seen, lambda _: need, progress)
