@@ -49,8 +49,8 @@ def output_gradients(
                 names[id(owner.module)] = entry.fqn
         if entry.fqn not in names.values():
             raise ConfigError(
-                f"measure='gradient': {entry.fqn} is no weight of a linear layer, whose outputs could be seen; "
-                "leave it out by filter_fn, or use measure='layer' or 'output'"
+                f"measure='gradient': {entry.fqn} is no weight of a linear layer, whose outputs could be "
+                "seen; leave it out by filter_fn, or use measure='layer' or 'output'"
             )
     sums, rows, signal = dict[str, Tensor](), dict[str, int](), 0.0
     for batch in batches:
