@@ -97,10 +97,11 @@ def plan(
         )
     for entry in planned:
         check_quantizable(entry.tensor, entry.fqn)
-    inputs = gathered(model, data, planned, configs, measure, progress)
     gradients = None
     if measure == "gradient":
-        gradients = output_gradients(model, batches_of(data, "measure='gradient'"), planned)
+        batches = batches_of(data, "measure='gradient'")
+        gradients, data = output_gradients(model, batches, planned), batches
+    inputs = gathered(model, data, planned, configs, measure, progress)
     tensors = {o.fqn: o.tensor for o in owners_of(model) if o.persistent}
     # formats may be larger than dense; only the number of digits counts
     files = Files(4 * sum(tensor.nbytes for tensor in tensors.values()))
