@@ -11,13 +11,13 @@ from typing import Any
 
 from ao_core.invariant import DenseCall, dense_linear
 from ao_core.records import Call, Op
-from ao_core.steps import STEP_KINDS
+from ao_core.steps import ROW_STEPS, STEP_KINDS
 from ao_core.tensor.attention import AttendCall
 from ao_core.tensor.blocks import BlockCall
 from ao_core.tensor.codec import decode_reference
 from ao_core.tensor.create import fake_quantize_reference
 from ao_core.tensor.decoder import DecoderCall
-from ao_core.tensor.input_steps import grouped_linear_after_steps, linear_after_steps
+from ao_core.tensor.step_matmuls import grouped_linear_after_steps, linear_after_steps
 from ao_core.tensor.tail import EncodeTokensCall, WriteTailCall
 from ao_core.torch_kernels import attend, blocks, decoder, fused_quant, reference, rotation, tail
 
@@ -112,7 +112,7 @@ _ATTEND = Op(
     """,
     _trials("kernel_attend", "ATTEND"),
     # tiles are dequantized, which undoes the steps
-    fuses=STEP_KINDS,
+    fuses=ROW_STEPS,
 )
 
 _WRITE_TAIL = Op(
@@ -140,7 +140,7 @@ _ENCODE_TOKENS = Op(
     _trials("kernel_tail", "ENCODE_TOKENS"),
     is_conversion=True,
     # tokens are rotated before they are quantized
-    fuses=STEP_KINDS,
+    fuses=ROW_STEPS,
 )
 
 _QKV = Op(
@@ -182,7 +182,7 @@ _DECODER = Op(
     """,
     _trials("kernel_decoder", "DECODER"),
     # its parts take them
-    fuses=STEP_KINDS,
+    fuses=ROW_STEPS,
 )
 
 _QUANTIZE = Op(

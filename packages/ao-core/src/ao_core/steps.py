@@ -13,6 +13,10 @@ hadamard(b)   ``H x``, block by block      ``H w``, block by block
 ============  ===========================  =============================
 
 H is an orthonormal Hadamard matrix of b × b; see `ao_core.numerics.hadamard_transform`.
+
+A step of another kind, low_rank(r), leaves x as it is and takes a matrix of rank r out of the weight: W
+becomes W - B A, and B A x is added to the product. B (N, r) and A (r, K) are in 16 bits, and x is not
+quantized for them.
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ from ao_core.errors import ConfigError
 from ao_core.schema import Fields, Number, Text
 
 __all__ = [
+    "LOW_RANK",
     "PERMUTE",
+    "ROW_STEPS",
     "SCALE",
     "STEP_FIELDS",
     "STEP_KINDS",
@@ -32,26 +38,33 @@ __all__ = [
     "check_kinds",
     "check_steps",
     "hadamard_step",
+    "low_rank_step",
 ]
 
+#: steps that change rows of activations
+ROW_STEPS = ("permute", "scale", "hadamard")
+#: the one that takes part of the weight out
+LOW_RANK = "low_rank"
 #: what `Step.kind` may be
-STEP_KINDS = ("permute", "scale", "hadamard")
+STEP_KINDS = (*ROW_STEPS, LOW_RANK)
+#: kinds with a number
+_NUMBERED = ("hadamard", LOW_RANK)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One input step of a `Spec`, as primitives: `PERMUTE`, `SCALE`, or what `hadamard_step` returns."""
+    """One input step of a `Spec`, as primitives: `PERMUTE`, `SCALE`, or what functions here return."""
 
     #: one of `STEP_KINDS`
     kind: str
-    #: "hadamard": elements of one block, which must divide K; of other kinds 0
+    #: "hadamard": elements of one block, which must divide K; "low_rank": the rank; of other kinds 0
     block: int = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_kinds((self.kind,), "kind")
-        if (self.kind == "hadamard") != (self.block > 0):
-            wanted = "a positive number" if self.kind == "hadamard" else "0"
+        if (self.kind in _NUMBERED) != (self.block > 0):
+            wanted = "a positive number" if self.kind in _NUMBERED else "0"
             raise ConfigError(f"block={self.block} of the input step {self.kind!r}; use {wanted}")
 
     def __str__(self) -> str:
@@ -73,6 +86,15 @@ def hadamard_step(block: int) -> Step:
         ConfigError: `block` is not positive.
     """
     return Step("hadamard", block)
+
+
+def low_rank_step(rank: int) -> Step:
+    """Takes a matrix of this rank out of the weight, whose product is added in high precision.
+
+    Raises:
+        ConfigError: `rank` is not positive.
+    """
+    return Step(LOW_RANK, rank)
 
 
 def check_kinds(kinds: tuple[str, ...], name: str) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ao_core.calibration.inputs import batches_of
-from ao_core.calibration.statistics import SQUARES
+from ao_core.calibration.statistics import HESSIAN, SQUARES
 from ao_core.calibration.visit import Inputs, Visit, visit
 from ao_core.config import Config
 from ao_core.errors import ConfigError, QuantizationError
@@ -70,3 +70,86 @@ def test_arguments() -> None:
     assert (lonely.driver, lonely.reason) == ("prefix", "there are no blocks of weights in a row")
     with pytest.raises(ConfigError, match="driver='blocks': there are no blocks"):
         visited(model, data, driver="blocks")
+
+
+class Few(nn.Module):
+    """Blocks with experts as modules, of which the first gets a row in each batch and the others the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.router = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 8)) for _ in range(3)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.up(x)
+        chosen, out = 1 + (x[:, 0] > 0).long(), torch.zeros_like(x)
+        chosen[0] = 0
+        for number, expert in enumerate(self.experts):
+            out[chosen == number] = expert(x[chosen == number])
+        return x + out
+
+
+def borrowed(model: nn.Module, data: list[Tensor], driver: str) -> tuple[Visit, dict[str, Inputs]]:
+    entries = [entry for entry in decide(model, Config(), None) if entry.config is not None]
+    seen: dict[str, Inputs] = {}
+
+    def rewrite(entry: Decision, inputs: Inputs) -> Tensor:
+        seen[entry.fqn] = inputs
+        factor = torch.sigmoid(inputs.statistics[0]["hessian"].sum(0))
+        return (entry.tensor.detach() * factor).float()
+
+    found = visit(model, data, entries, lambda entry: (HESSIAN,), rewrite, driver=driver)
+    return found, seen
+
+
+def test_an_expert_that_saw_few_rows_borrows_from_all() -> None:
+    """H + τ H_all / T_all, of what all see while all of them are as they were; with both drivers."""
+    model, data = nn.Sequential(Few(), Few()), [torch.randn(40, 8) for _ in range(3)]
+    blocks, seen = borrowed(model, data, "blocks")
+    prefix, also = borrowed(model, data, "prefix")
+    assert (blocks.driver, prefix.driver) == ("blocks", "prefix")
+    for name, inputs in also.items():
+        assert torch.equal(inputs.statistics[0]["hessian"], seen[name].statistics[0]["hessian"])
+        assert torch.equal(blocks.values[name], prefix.values[name])
+        assert inputs.note == seen[name].note
+    few = seen["0.experts.0.0.weight"]
+    assert (few.rows, few.statistics[0].rows) == (3, 8)
+    assert few.note.startswith("this expert saw 3 rows, fewer than its 8 columns")
+    assert "the 120 rows of all experts" in few.note
+    assert not seen["0.experts.1.0.weight"].note
+    rows = []
+    hook = model[0].experts[0][0].register_forward_pre_hook(lambda m, a: rows.append(a[0]))
+    others = [
+        expert[0].register_forward_pre_hook(lambda m, a: rows.append(a[0]))
+        for expert in model[0].experts[1:]
+    ]
+    with torch.no_grad():
+        model[0].up.weight.copy_(blocks.values["0.up.weight"])
+        for batch in data:
+            model[0](batch)
+    for handle in (hook, *others):
+        handle.remove()
+    own = torch.cat(rows[::3]).double()
+    every = torch.cat(rows).double()
+    expected = own.t() @ own + (8 - 3) / 120 * every.t() @ every
+    torch.testing.assert_close(few.statistics[0]["hessian"], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_that_saw_few_rows_are_no_experts() -> None:
+    layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    for driver in ("blocks", "prefix"):
+        _, seen = borrowed(Layers(), [torch.randn(5, 8)], driver)
+        assert [inputs.note for inputs in seen.values()] == ["", "", ""]

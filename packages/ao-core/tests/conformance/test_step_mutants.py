@@ -13,7 +13,7 @@ from ao_core import Kernel, QTensor, Spec
 from ao_core.layouts import Packed
 from ao_core.numerics import hadamard_transform, inverse_hadamard_transform
 from ao_core.tensor import quantize_tensor
-from ao_core.tensor.input_steps import step_rows, without_steps
+from ao_core.tensor.step_matmuls import step_rows, without_steps
 from ao_core.testing import KernelSuite, LayoutSuite
 from ao_core.testing.base import run
 from ao_core.testing.registered import registered

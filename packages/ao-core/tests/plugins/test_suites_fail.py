@@ -140,7 +140,7 @@ def test_a_kernel_that_ignores_an_input_step():
 
 def _stored(w):
     """The values of the parts, after the input steps."""
-    from ao_core.tensor.input_steps import without_steps
+    from ao_core.tensor.step_matmuls import without_steps
 
     return without_steps(w, len(w.spec.input))
 

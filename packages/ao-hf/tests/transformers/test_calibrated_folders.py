@@ -19,10 +19,12 @@ from ao_core.ext import ConfigError
 from ao_core.ext.calibration import HESSIAN, visit
 from ao_core.ext.quantizing import decide
 from ao_quant import (
+    AutoRoundConfig,
     GPTQConfig,
     Int4WeightOnlyConfig,
     Int8StaticActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
+    QronosConfig,
     SmoothQuantConfig,
     quantize_checkpoint,
 )
@@ -66,8 +68,10 @@ def in_memory(folder: Path, config: object, target: Path) -> Report:
             }
         ),
         Int8StaticActivationInt8WeightConfig(),
+        AutoRoundConfig(Int4WeightOnlyConfig(32), iterations=6, bfloat16=False),
+        QronosConfig(Int4WeightOnlyConfig(32)),
     ],
-    ids=["gptq", "mixed", "static"],
+    ids=["gptq", "mixed", "static", "autoround", "qronos"],
 )
 def test_the_bytes_are_those_of_quantizing_in_memory(folder, tmp_path, config) -> None:
     expected = in_memory(folder, config, tmp_path / "memory")
@@ -75,7 +79,7 @@ def test_the_bytes_are_those_of_quantizing_in_memory(folder, tmp_path, config) -
     made = tmp_path / "files" / "model.safetensors"
     assert made.read_bytes() == (tmp_path / "memory" / "model.safetensors").read_bytes()
     assert report.calibration == "blocks (model.layers: 3 blocks, called once each in order)"
-    fields = ("status", "rows", "damping", "error_vs_rtn", "note", "sqnr_db")
+    fields = ("status", "rows", "damping", "error_vs_rtn", "note", "sqnr_db", "loss_after")
     of_files = {record.fqn: record for record in report}
     for record in expected:
         found = of_files[record.fqn]

@@ -13,7 +13,7 @@ from ao_core import QTensor, Report, quantize_
 from ao_core.ext import QuantizationError
 from ao_core.ext.calibration import OverRanks, over_ranks
 from ao_core.testing.programs import one_of_the_ranks
-from ao_quant import GPTQConfig, Int4WeightOnlyConfig, SmoothQuantConfig
+from ao_quant import GPTQConfig, Int4WeightOnlyConfig, QronosConfig, SmoothQuantConfig
 
 
 class Block(nn.Module):
@@ -54,7 +54,8 @@ def main(rank: int) -> None:
     data = [torch.randn(2, 40, 32) for _ in range(4)]
     for number, batch in enumerate(data):  # the first expert is for the second rank alone
         batch[0, 0, 0] = 1.0 if number % 2 == 0 else -1.0
-    for config in (GPTQConfig(Int4WeightOnlyConfig(32)), SmoothQuantConfig()):
+    base = Int4WeightOnlyConfig(32)
+    for config in (GPTQConfig(base), QronosConfig(base), SmoothQuantConfig()):
         alone, together = copy.deepcopy(dense), copy.deepcopy(dense)
         expected: Report = quantize_(alone, config, data=data)
         own = over_ranks(data)

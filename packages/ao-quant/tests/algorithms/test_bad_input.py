@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from ao_core import QTensor, Report, quantize_
 from ao_core.ext import ConfigError, QuantizationError
+from ao_core.ext.calibration import unobservable
+from ao_core.ext.quantizing import decide
+from ao_core.testing.programs import mesh_of_one
 from ao_quant import (
     AWQConfig,
     GPTQConfig,
     Int4WeightOnlyConfig,
     Int8WeightOnlyConfig,
+    RotateConfig,
     SmoothQuantConfig,
 )
 
@@ -94,6 +100,27 @@ def test_a_weight_in_two_blocks_sees_the_inputs_of_both() -> None:
     record = next(r for r in report if r.fqn == "0.up.weight")
     assert (record.rows, record.tied) == (2 * 3 * 64, ("1.up.weight",))
     assert "used in more than one place" in report.calibration
+
+
+@pytest.mark.parametrize("first", [AWQConfig(), SmoothQuantConfig()])
+def test_a_rotation_after_factors_of_channels(first: object) -> None:
+    model = net()
+    parameters = list(model.parameters())
+    with pytest.raises(
+        ConfigError, match="RotateConfig after .*mixtures of those that factors were found for"
+    ):
+        quantize_(model, [first, RotateConfig(), GPTQ], data=batches())
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+
+
+def test_a_sharded_weight_says_to_quantize_before(tmp_path: Path) -> None:
+    with mesh_of_one(tmp_path) as mesh:
+        model = net()
+        weight = distribute_tensor(model[0].up.weight.detach(), mesh, [Shard(0)])
+        model[0].up.weight = nn.Parameter(weight)
+        (entry,) = (e for e in decide(model, GPTQ, None) if e.fqn == "0.up.weight")
+        reason = unobservable(entry)
+    assert reason == "the inputs of sharded weights are not observed; do it before sharding"
 
 
 def test_few_rows_have_a_note_and_unseen_weights_a_reason() -> None:

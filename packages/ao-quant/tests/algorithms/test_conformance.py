@@ -1,16 +1,22 @@
-"""Every algorithm by ao-core's suite, with formats of each kind."""
+"""Every algorithm and every transform of a model by ao-core's suites, with formats of each kind."""
 
 from __future__ import annotations
 
-from ao_core.testing import AlgorithmSuite
+from ao_core.testing import AlgorithmSuite, ModelTransformSuite
 from ao_quant import Int4WeightOnlyConfig, NVFP4WeightOnlyConfig, UIntxWeightOnlyConfig
 from ao_quant.algorithms.records import ALGORITHMS
 from ao_quant.configs import (
     AutoRoundConfig,
+    AWQConfig,
     BiasCorrectionConfig,
     ClipConfig,
+    EqualizeConfig,
     GPTQConfig,
     ImatrixConfig,
+    LowRankConfig,
+    QronosConfig,
+    RotateConfig,
+    SmoothQuantConfig,
 )
 
 RECORDS = {record.config_type: record for record in ALGORITHMS}
@@ -23,6 +29,13 @@ class TestGPTQ(AlgorithmSuite):
 
 class TestGPTQOfFloats(AlgorithmSuite):
     record, config = RECORDS[GPTQConfig], GPTQConfig(NVFP4WeightOnlyConfig(), order="groups")
+    error_range = (0.05, 1.0)
+
+
+class TestQronos(AlgorithmSuite):
+    """Matrices alone have no other inputs than they had, so it is GPTQ."""
+
+    record, config = RECORDS[QronosConfig], QronosConfig(Int4WeightOnlyConfig(32))
     error_range = (0.05, 1.0)
 
 
@@ -48,3 +61,23 @@ class TestBiasCorrection(AlgorithmSuite):
     record = RECORDS[BiasCorrectionConfig]
     config = BiasCorrectionConfig(UIntxWeightOnlyConfig(3, 32))
     error_range = (0.9, 1.0)
+
+
+class TestAWQ(ModelTransformSuite):
+    config = AWQConfig()
+
+
+class TestSmoothQuant(ModelTransformSuite):
+    config = SmoothQuantConfig()
+
+
+class TestEqualize(ModelTransformSuite):
+    config = EqualizeConfig()
+
+
+class TestRotate(ModelTransformSuite):
+    config = RotateConfig()
+
+
+class TestLowRank(ModelTransformSuite):
+    config = LowRankConfig(rank=4)

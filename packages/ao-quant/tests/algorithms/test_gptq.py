@@ -80,12 +80,20 @@ def test_weights_on_the_grid_stay():
     assert float(total) < 1e-9
 
 
-def test_the_errors_add_up_to_the_quadratic_form():
-    weight, hessian, damping = normal(20, 48), hessian_of(48), 0.01
-    _, total, values = rounded(weight, INT2, hessian, damping=damping)
+@pytest.mark.parametrize("spec", [INT2, INT4], ids=str)
+@pytest.mark.parametrize("damping", [1e-9, 0.01, 1.0])
+def test_the_errors_add_up_to_the_quadratic_form(spec, damping):
+    """Σ ((w - q) / U[i, i])² = tr(Δ H Δᵀ) with the damped H, clipped or not."""
+    weight, hessian = normal(20, 48), hessian_of(48)
+    grid = grid_of(quantize_tensor(weight.float(), spec))
+    factor, _ = damped_factor(hessian, damping)
+    codes, total, turns = gptq(weight, factor, grid, grid.block_of)
+    decoded = regridded(quantize_tensor(weight.float(), spec), codes).dequantize()
+    values = grid.nearest(decoded, grid.block_of)[1].double()
     damped = hessian + damping * hessian.diagonal().mean() * torch.eye(48, dtype=torch.float64)
-    expected = loss(values - weight, damped).sum()
-    torch.testing.assert_close(total, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(total, loss(values - weight, damped).sum(), rtol=1e-10, atol=0)
+    errors = ((turns - values) / factor.diagonal()).square().sum()
+    torch.testing.assert_close(total, errors, rtol=1e-10, atol=0)
 
 
 def test_between_the_best_codes_and_rounding_to_nearest():
@@ -104,6 +112,40 @@ def test_between_the_best_codes_and_rounding_to_nearest():
     found, nearest = loss(values - weight, hessian), loss(q.dequantize().double() - weight, hessian)
     assert bool((best <= found * (1 + 1e-9)).all())
     assert 0.15 < float(found.sum() / nearest.sum()) < 0.75
+
+
+def with_stale_scales(weight, spec, hessian, block):
+    """GPTQ whose groups get scales from the weights before the block that they are in was begun."""
+    width, factor = spec.block[-1], damped_factor(hessian, 1e-9)[0]
+    new, values = weight.clone(), torch.empty_like(weight)
+    for start in range(0, weight.shape[1], block):
+        stale = new.clone()
+        for i in range(start, min(start + block, weight.shape[1])):
+            first = i // width * width
+            group = quantize_tensor(stale[:, first : first + width].float(), spec)
+            grid = grid_of(group)
+            values[:, i] = grid.nearest(new[:, i], grid.block_of[:, i - first])[1]
+            error = (new[:, i] - values[:, i]) / factor[i, i]
+            new[:, i:] -= error[:, None] * factor[i, i:]
+    return values
+
+
+def on_grid_of(weight, values, spec):
+    """Whether all values are on the grid that the weight has."""
+    grid = grid_of(quantize_tensor(weight.float(), spec))
+    return torch.equal(grid.nearest(values, grid.block_of)[1].double(), values)
+
+
+def test_stale_scales_are_told_apart():
+    """They beat rounding to nearest as well, by a grid that is not that of the weight."""
+    weight, hessian = normal(32, 64), hessian_of(64)
+    values = with_stale_scales(weight, INT4, hessian, 32)
+    nearest = quantize_tensor(weight.float(), INT4).dequantize().double()
+    assert loss(values - weight, hessian).sum() < loss(nearest - weight, hessian).sum()
+    assert not on_grid_of(weight, values, INT4)
+    grid = grid_of(quantize_tensor(weight.float(), INT4))
+    own = grid.nearest(rounded(weight, INT4, hessian)[2], grid.block_of)[1].double()
+    assert on_grid_of(weight, own, INT4)
 
 
 @pytest.mark.parametrize("mutation", ["dense inverse", "no feedback", "another layer"])

@@ -17,6 +17,8 @@ from ao_quant import (
     Int4WeightOnlyConfig,
     Int8DynamicActivationInt8WeightConfig,
     IntxWeightOnlyConfig,
+    LowRankConfig,
+    QronosConfig,
     RotateConfig,
     SmoothQuantConfig,
 )
@@ -27,6 +29,7 @@ from ao_quant import (
     [
         ("gptq/int4-g128", GPTQConfig(Int4WeightOnlyConfig(128))),
         ("gptq/int3-g64", GPTQConfig(IntxWeightOnlyConfig(3, 64))),
+        ("qronos/int3-g64", QronosConfig(IntxWeightOnlyConfig(3, 64))),
         ("awq/int4-g128", AWQConfig(Int4WeightOnlyConfig(128))),
         ("imatrix/q4_k", ImatrixConfig(GGUFWeightOnlyConfig("q4_k"))),
         ("smoothquant/w8a8", SmoothQuantConfig(Int8DynamicActivationInt8WeightConfig())),
@@ -41,6 +44,9 @@ def test_a_name_is_a_method_and_a_format(name, config):
 def test_several_methods_are_a_list():
     assert stack_of("rotate+gptq/int4-g128") == [RotateConfig(), GPTQConfig("int4-g128")]
     assert stack_of("awq+gptq/int4-g128") == [AWQConfig(), GPTQConfig("int4-g128")]
+    assert stack_of("rotate+low_rank+qronos/w4a4") == [
+        RotateConfig(), LowRankConfig(), QronosConfig("w4a4"),
+    ]  # fmt: skip
     assert stack_of("rotate/int4-g128") == [RotateConfig(), Int4WeightOnlyConfig(128)]
     assert stack_of("int4_weight_only/g32-asymmetric") is None
 

@@ -62,6 +62,53 @@ def test_the_layer_measure_is_the_error_of_the_outputs():
     assert found.error == pytest.approx(noise / signal, rel=1e-3)
 
 
+def gated():
+    """A model whose first layer counts more for the answer than its errors say, and whose last one less."""
+    dense = nn.Sequential(nn.Linear(256, 128), nn.GELU(), nn.Linear(128, 128), nn.Linear(128, 64))
+    with torch.no_grad():
+        dense[2].weight *= 6
+        dense[3].weight[:, 64:] *= 0.02
+    return dense.eval()
+
+
+def test_gradients_predict_what_the_answer_loses():
+    """For each candidate of each weight, the error of the answer that was measured."""
+    dense, data = gated(), inputs()
+    arguments = {"bits": 6.0, "candidates": CALIBRATED, "data": data}
+    predicted = ao_quant.plan(dense, measure="gradient", **arguments)
+    measured = ao_quant.plan(dense, measure="output", sample=torch.cat(data), **arguments)
+    for one, other in zip(predicted.choices, measured.choices, strict=True):
+        for guess, truth in zip(one.options[1:], other.options[1:], strict=True):
+            assert guess.config == truth.config
+            assert 0.4 < guess.error / truth.error < 2.5, (one.fqn, guess, truth)
+    for parameter in dense.parameters():
+        assert parameter.grad is None
+
+
+def test_the_budget_holds_for_calibrated_candidates_by_gradients(tmp_path):
+    dense, data = gated(), inputs()
+    found = ao_quant.plan(
+        dense, budget="45kB", candidates=CALIBRATED, data=data, measure="gradient"
+    )
+    made = copy.deepcopy(dense)
+    quantize_(made, found, data=data)
+    assert size_on_disk(made, tmp_path) <= found.bytes <= 45_000
+    by_layer = ao_quant.plan(
+        dense, budget="45kB", candidates=CALIBRATED, data=data, measure="layer"
+    )
+    other = copy.deepcopy(dense)
+    quantize_(other, by_layer, data=data)
+    x = torch.cat(data)
+    errors = [(model(x) - dense(x)).square().mean().item() for model in (made, other)]
+    assert errors[0] <= 1.05 * errors[1]
+
+
+def test_gradients_are_of_linear_layers():
+    model = nn.Sequential(nn.Conv1d(4, 8, 3), nn.Flatten(), nn.Linear(48, 4)).eval()
+    with pytest.raises(ConfigError, match="0.weight is no weight of a linear layer"):
+        ao_quant.plan(model, bits=8, data=[torch.randn(2, 4, 8)], measure="gradient")
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ao_core.calibration.answers import checked_answer, guarded
 from ao_core.calibration.block import Block, BlockWeight
 from ao_core.calibration.errors import error_vs_rtn
 from ao_core.calibration.gathering import Need, collect
-from ao_core.calibration.inputs import UNSEEN, Seen, unobservable
-from ao_core.calibration.matrices import matrices, matrix_shape, unmatrices
+from ao_core.calibration.inputs import Seen, unobservable, unseen_reason
+from ao_core.calibration.matrices import matrices, unmatrices
 from ao_core.calibration.needing import algorithm_of
 from ao_core.calibration.ranks import Ranks, ranks_of, shares, telling
 from ao_core.calibration.samples import Sample, replaced
@@ -24,7 +25,7 @@ from ao_core.calibration.stepping import attached, stepped_weight, unstepped_wei
 from ao_core.calibration.visit import AtOnce, Inputs, inputs_of, visit
 from ao_core.compute import ComputeWeight
 from ao_core.config import Config, FqnToConfig
-from ao_core.errors import AoError, ConfigError, QuantizationError
+from ao_core.errors import ConfigError
 from ao_core.installing import Undo
 from ao_core.progress import Progress
 from ao_core.quantize import Converted, apply_decisions, convert, sample_sqnr, transformed
@@ -34,7 +35,15 @@ from ao_core.targets import Decision
 from ao_core.tensor import QTensor, check_quantizable
 from ao_core.weights import bias_name
 
-__all__ = ["Work", "apply_algorithms", "config_of", "solve", "unsolvable_reason"]
+__all__ = [
+    "Work",
+    "apply_algorithms",
+    "at_once",
+    "config_of",
+    "solve",
+    "solve_block",
+    "unsolvable_reason",
+]
 
 
 def config_of(decisions: Sequence[Decision]) -> FqnToConfig:
@@ -171,17 +180,25 @@ def _visit(
     def rewrite_block(
         block: Block, weights: Sequence[tuple[Decision, Inputs]]
     ) -> Mapping[str, Tensor | None]:
-        _solve_block(work, solvers, block, weights)
+        solve_block(work, solvers, block, weights)
         return {entry.fqn: work.ready[entry.fqn][0] for entry, _ in weights}
 
-    at_once = AtOnce(lambda each: solvers[each.fqn].solve_block is not None, rewrite_block)
+    together = at_once(solvers, rewrite_block)
     found = visit(
-        model, batches, entries, need, rewrite, at_once=at_once, progress=progress, before=before
+        model, batches, entries, need, rewrite, at_once=together, progress=progress, before=before
     )
     for entry in entries:
         if reason := found.unseen.get(entry.fqn):
             work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(reason))
     return f"{found.driver} ({found.reason})"
+
+
+def at_once(
+    solvers: Mapping[str, Algorithm],
+    rewrite: Callable[[Block, Sequence[tuple[Decision, Inputs]]], Mapping[str, Tensor | None]],
+) -> AtOnce:
+    """The weights, by the algorithms of them, that are solved for block by block."""
+    return AtOnce(lambda each: solvers[each.fqn].solve_block is not None, rewrite)
 
 
 def _solve_shares(
@@ -250,19 +267,19 @@ def _put_in_others(work: Work, decisions: Sequence[Decision], in_turn: Sequence[
 def solve(work: Work, solvers: dict[str, Algorithm], entry: Decision, inputs: Inputs) -> None:
     """Let the algorithm of a weight find what is to become of it."""
     if not inputs.rows:
-        work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(UNSEEN))
+        work.ready[entry.fqn] = convert(entry, entry.tensor, new=Skip(unseen_reason(entry)))
         return
     solver, target = solvers[entry.fqn], entry.owners[0]
     weight = matrices(stepped_weight(entry, entry.tensor.detach()), target)
-    found = _guarded(
+    found = guarded(
         solver,
         entry.fqn,
         lambda: solver.solve(weight, inputs.statistics, entry.config, target),
     )
-    _take(work, solver, entry, inputs, _checked(solver, entry, found))
+    _take(work, solver, entry, inputs, checked_answer(solver, entry, found))
 
 
-def _solve_block(
+def solve_block(
     work: Work,
     solvers: dict[str, Algorithm],
     block: Block,
@@ -274,10 +291,10 @@ def _solve_block(
         asked = [_block_weight(entry, inputs) for entry, inputs in own]
         solve = solver.solve_block
         assert solve is not None
-        found = _guarded(solver, block.name, partial(solve, block, asked))
+        found = guarded(solver, block.name, partial(solve, block, asked))
         for entry, inputs in own:
             answer = found.get(entry.fqn) if isinstance(found, Mapping) else found
-            _take(work, solver, entry, inputs, _checked(solver, entry, answer))
+            _take(work, solver, entry, inputs, checked_answer(solver, entry, answer))
 
 
 def _block_weight(entry: Decision, inputs: Inputs) -> BlockWeight:
@@ -344,47 +361,6 @@ def _shift(work: Work, entry: Decision, inputs: Inputs, found: Solved) -> str | 
     work.extras[bias.fqn] = {"rows": inputs.rows}
     work.stack.enter_context(replaced([(bias.owners, new)]))
     return None
-
-
-def _guarded(solver: Algorithm, name: str, solve: Callable[[], object]) -> object:
-    """What an algorithm answers.
-
-    Raises:
-        AoError: it fails; names the weight or the block.
-    """
-    try:
-        return solve()
-    except (ConfigError, QuantizationError) as error:
-        raise type(error)(f"{name}: {error}") from error
-    except AoError:
-        raise
-    except Exception as error:
-        raise QuantizationError(
-            f"{name}: the algorithm {solver.name!r} raised {type(error).__name__}: {error}"
-        ) from error
-
-
-def _checked(solver: Algorithm, entry: Decision, found: object) -> Solved | Skip:
-    """The answer for a weight.
-
-    Raises:
-        QuantizationError: it is something else; names the weight.
-    """
-    if not isinstance(found, (Solved, Skip)):
-        raise QuantizationError(
-            f"{entry.fqn}: the algorithm {solver.name!r} answered a {type(found).__name__}, not Solved or "
-            "Skip"
-        )
-    if isinstance(found, Solved) and found.values is not None:
-        quantized = isinstance(found.values, QTensor)
-        shape = tuple(entry.tensor.shape)
-        wanted = shape if quantized else matrix_shape(shape, entry.owners[0])
-        if tuple(found.values.shape) != wanted:
-            raise QuantizationError(
-                f"{entry.fqn}: what the algorithm {solver.name!r} found has the shape "
-                f"{tuple(found.values.shape)}, not {wanted}"
-            )
-    return found
 
 
 def _moved(done: Converted, device: torch.device | str | None) -> Converted:

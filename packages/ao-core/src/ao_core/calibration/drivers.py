@@ -1,6 +1,7 @@
-"""Two ways to see the inputs of each group of weights, made by the groups before it as they are by then.
+"""The driver "blocks": inputs of each group of weights, made by the groups before it as they are by then.
 
-Both are generators: between two groups the caller puts the rewritten weights in. They give the same bits.
+Like "prefix" it is a generator: between two groups the caller puts the rewritten weights in. Both give the
+same bits.
 """
 
 from __future__ import annotations
@@ -9,128 +10,29 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ao_core.calibration.block import Block, called_with, float_leaves
-from ao_core.calibration.gathering import Gathering, Group
+from ao_core.calibration.gathering import Group
 from ao_core.calibration.inputs import observe, operands
 from ao_core.calibration.observing import Note, observing
+from ao_core.calibration.pooling import Pools
 from ao_core.calibration.probe import Holes
-from ao_core.calibration.ranks import Ranks, ranks_of, summed
+from ao_core.calibration.ranks import ranks_of
 from ao_core.calibration.route import Place, Route
 from ao_core.calibration.samples import Sample, blaming
-from ao_core.calibration.statistics import Statistic, Statistics
 from ao_core.calibration.stepping import stepping
 from ao_core.calibration.store import Kept, Store
 from ao_core.calibration.stubs import Chain, Enough, flattened, stubbed
 from ao_core.calibration.trace import Trace
+from ao_core.calibration.turns import GroupNeed, Runs, Turn, gathered, one
 from ao_core.calibration.weights import Weights
-from ao_core.errors import QuantizationError
 from ao_core.targets import Decision
 
-__all__ = ["Blocks", "Turn", "prefix"]
-
-
-class Turn(NamedTuple):
-    """Groups that are to be rewritten now."""
-
-    #: each with the statistics of its inputs; empty where they are not needed
-    groups: list[tuple[Group, tuple[Statistics, ...]]]
-    #: the block that all of them are in, where they are rewritten at once
-    block: Block | None = None
-
-
-#: a group -> what is needed of its inputs; None: nothing, it is rewritten already
-GroupNeed = Callable[[Group], tuple[Statistic, ...] | None]
-#: (number of a batch, weights, note) runs what makes the inputs of the weights
-Run = Callable[[int, Sequence[Decision], Note], object]
-
-
-def _gathered(
-    asked: Sequence[tuple[Group, tuple[Statistic, ...]]],
-    trace: Trace,
-    run: Run,
-    ranks: Ranks | None,
-) -> Turn:
-    """The statistics of the inputs of groups over all batches, from one run over them.
-
-    A run ends as soon as the inputs are seen, where the trace says how often that will be. In batches that
-    were not traced, it is checked that the weights of a group have the same inputs there, too.
-    """
-    groups = [group for group, _ in asked]
-    entries = [entry for group in groups for entry in group.entries]
-    firsts = [group.entries[0] for group in groups]
-    gathering = Gathering({group.fqn: need for group, need in asked})
-    counted = all(len(group.statistics) == 1 for group in groups)
-    counted = counted and all(trace.is_used_once(entry.fqn) for entry in entries)
-    for number, is_traced in enumerate(trace.is_traced):
-        gathering.next_batch()
-        watched = firsts if is_traced else entries
-        use = Gathering({each.fqn: () for each in watched})
-        left = {each.fqn for each in watched} if counted else None
-        with suppress(Enough):
-            run(number, watched, partial(_note, gathering, use, left))
-        for group in () if is_traced else groups:
-            _check_use(use, group, number)
-    found = {
-        entry.fqn: each.statistics for each in gathering.groups(firsts) for entry in each.entries
-    }
-    return Turn(
-        [
-            (
-                group,
-                summed(
-                    found.get(group.fqn) or tuple(Statistics(need) for _ in group.statistics), ranks
-                ),
-            )
-            for group, need in asked
-        ]
-    )
-
-
-def _note(
-    gathering: Gathering, use: Gathering, left: set[str] | None, name: str, matrix: int, x: Tensor
-) -> None:
-    """Take note of inputs; ends the run when no weight is left, where it is known which will come."""
-    if name in gathering.needs:
-        gathering.note(name, matrix, x)
-    use.note(name, matrix, x)
-    if left is not None:
-        left.discard(name)
-        if not left:
-            raise Enough
-
-
-def _check_use(use: Gathering, group: Group, batch: int) -> None:
-    """Raise `QuantizationError` where weights of a group have different inputs in a batch."""
-    if len(use.groups(group.entries, missing=True)) > 1:
-        names = ", ".join(each.fqn for each in group.entries)
-        raise QuantizationError(
-            f"{names} have the same inputs in other batches, and not in data[{batch}], which has tensors of "
-            "the same shapes: the model decides by values what it multiplies; calibrate with batches of "
-            "different shapes, or leave these weights out"
-        )
-
-
-def prefix(
-    model: nn.Module, batches: Sequence[Sample], trace: Trace, need: GroupNeed
-) -> Generator[Turn, None, None]:
-    """Run the whole model for each group: right for any module, and quadratic in its depth."""
-
-    def run(batch: int, entries: Sequence[Decision], note: Note) -> None:
-        observe(model, batches[batch], entries, note)
-
-    for group in trace.groups:
-        yield _one(group, need, trace, run, ranks_of(batches))
-
-
-def _one(group: Group, need: GroupNeed, trace: Trace, run: Run, ranks: Ranks | None) -> Turn:
-    """One group and what was seen of its inputs, if that is needed."""
-    asked = need(group)
-    return Turn([(group, ())]) if asked is None else _gathered([(group, asked)], trace, run, ranks)
+__all__ = ["Blocks"]
 
 
 @dataclass
@@ -149,10 +51,15 @@ class Blocks:
     need: GroupNeed
     #: whether a group is rewritten at once with others of its block
     at_once: Callable[[Group], bool]
+    #: whether statistics of a group are of its inputs and of those in the model as it was
+    paired: Callable[[Group], bool]
     store: Store
     weights: Weights
+    pools: Pools
     #: (chain, batch) -> what its last block returned
-    _ends: dict[tuple[int, int], list[Kept | None]] = field(default_factory=dict)
+    _ends: _Ends = field(default_factory=dict)
+    #: the same in the model as it was
+    _was_ends: _Ends = field(default_factory=dict)
 
     def visit(self) -> Generator[Turn, None, None]:
         """All groups in the order of the data, and the statistics of their inputs."""
@@ -165,19 +72,31 @@ class Blocks:
         return any(where > place for where, _ in self.route.groups)
 
     def _is_wanted(self, place: Place) -> bool:
-        """Whether this block, or a later one of its chain, is rewritten at once."""
-        later = (each for where, each in self.route.groups if place <= where < (place[0] + 1, 0))
-        return any(map(self.at_once, later))
+        """Whether it is asked from here on what is in the model as it was."""
+        later = [(where, each) for where, each in self.route.groups if place <= where]
+        own = [each for where, each in later if where < (place[0] + 1, 0)]
+        # what a block returned is wanted of those that are rewritten at once
+        return any(map(self.at_once, own)) or any(self.paired(each) for _, each in later)
 
     def _at(self, place: Place) -> list[Group]:
         return [group for where, group in self.route.groups if where == place]
 
-    def _seen(self, groups: Sequence[Group], run: Run) -> Generator[Turn, None, None]:
+    def _seen(
+        self, groups: Sequence[Group], runs: Runs, place: Place
+    ) -> Generator[Turn, None, None]:
+        there = {entry.fqn for group in self._at(place) for entry in group.entries}
+        ranks = ranks_of(self.batches)
         for group in groups:
-            yield _one(group, self.need, self.trace, run, ranks_of(self.batches))
+            yield one(group, self.need, self.trace, runs, ranks, self.pools, there)
 
     def _seen_at_once(
-        self, groups: Sequence[Group], stage: _Stage, held: _Stream, wanted: _Stream, name: str
+        self,
+        groups: Sequence[Group],
+        stage: _Stage,
+        held: _Stream,
+        runs: Runs,
+        wanted: _Stream,
+        name: str,
     ) -> Generator[Turn, None, None]:
         """The groups of a block that a visit before has rewritten, then the others together."""
         asked = [(group, self.need(group)) for group in groups]
@@ -193,42 +112,51 @@ class Blocks:
         block = Block(
             name, len(self.batches), partial(stage.returns_with, held, entries), wanted_of
         )
-        seen = _gathered(left, self.trace, partial(stage.observed, held), ranks_of(self.batches))
+        seen = gathered(left, self.trace, runs, ranks_of(self.batches))
         yield seen._replace(block=block)
 
     def _loose(self, segment: int) -> Generator[Turn, None, None]:
         """Groups in no block: the code around the blocks is run, as far as the next chain."""
 
-        def run(batch: int, entries: Sequence[Decision], note: Note) -> None:
-            with self._around(batch, segment // 2, self._stop), suppress(_Next):
+        def run(ends: _Ends, batch: int, entries: Sequence[Decision], note: Note) -> None:
+            with self._around(batch, segment // 2, self._stop, ends), suppress(_Next):
                 observe(self.model, self.batches[batch], entries, note, self.weights)
 
+        def run_as_it_was(batch: int, entries: Sequence[Decision], note: Note) -> None:
+            with self.weights.as_it_was():
+                run(self._was_ends, batch, entries, note)
+
+        def run_partly(batch: int, entries: Sequence[Decision], note: Note) -> None:
+            with self.weights.as_it_was(entries):
+                run(self._ends, batch, entries, note)
+
         if groups := self._at((segment, 0)):
+            runs = Runs(partial(run, self._ends), run_as_it_was, run_partly)
             with self.weights.around():
-                yield from self._seen(groups, run)
+                yield from self._seen(groups, runs, (segment, 0))
 
     @staticmethod
     def _stop(block: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise _Next
 
-    def _around(self, batch: int, done: int, act: Callable[..., Any]) -> ExitStack:
+    def _around(self, batch: int, done: int, act: Callable[..., Any], ends: _Ends) -> ExitStack:
         """A context in which the first chains return what they returned, and `act` is the next one."""
         stack = ExitStack()
         for number, chain in enumerate(self.route.chains[: done + 1]):
             if number < done:
-                stack.enter_context(stubbed(chain, self._returns(batch, number, chain)))
+                stack.enter_context(stubbed(chain, self._returns(batch, number, chain, ends)))
             else:
                 stack.enter_context(stubbed(chain, act))
         return stack
 
-    def _returns(self, batch: int, number: int, chain: Chain) -> Callable[..., Any]:
+    def _returns(self, batch: int, number: int, chain: Chain, of: _Ends) -> Callable[..., Any]:
         last = len(chain.blocks) - 1
 
         def act(block: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             outputs = self.trace.outputs(batch, self.route.numbers[number], block)
             if block < last:
                 return outputs.filled(outputs.zeros())
-            ends = self._ends[number, batch]
+            ends = of[number, batch]
             # copies, in case the code around the blocks changes them in place
             return outputs.filled([e if e is None else self.store.get(e).clone() for e in ends])
 
@@ -237,8 +165,13 @@ class Blocks:
     def _chain(self, number: int) -> Generator[Turn, None, None]:
         if not self._is_needed_after((2 * number, 0)):
             return
+        count, is_wanted = len(self.batches), self._is_wanted((2 * number + 1, 0))
         with self.weights.around():
-            calls = [self._captured(number, batch) for batch in range(len(self.batches))]
+            calls = [self._captured(number, batch, self._ends) for batch in range(count)]
+            was_calls = calls
+            if is_wanted and any(place < (2 * number + 1, 0) for place, _ in self.route.groups):
+                with self.weights.as_it_was():
+                    was_calls = [self._captured(number, b, self._was_ends) for b in range(count)]
         held: _Stream = [[] for _ in self.batches]
         # the same in the model as it was
         originals: _Stream = [[] for _ in self.batches]
@@ -248,30 +181,40 @@ class Blocks:
                 break
             block = chain.blocks[k]
             with self.weights.inside(block):
-                stage = _Stage(self, block, k, calls)
+                stage, was = (_Stage(self, block, k, each) for each in (calls, was_calls))
                 place = (2 * number + 1, k)
-                held, originals = yield from self._block(place, stage, held, originals, name)
-        for batch, ends in enumerate(held):
-            self._ends[number, batch] = ends
+                held, originals = yield from self._block(place, stage, was, held, originals, name)
+        for batch in range(count):
+            self._ends[number, batch] = held[batch]
+            self._was_ends[number, batch] = originals[batch] or held[batch]
 
     def _block(
-        self, place: Place, stage: _Stage, held: _Stream, originals: _Stream, name: str
+        self, place: Place, stage: _Stage, was: _Stage, held: _Stream, originals: _Stream, name: str
     ) -> Generator[Turn, None, tuple[_Stream, _Stream]]:
         """The groups of a block; what it returns then, and what it returned as it was."""
         groups = self._at(place)
         together = [group for group in groups if self.at_once(group)]
         wanted: _Stream = [[] for _ in self.batches]
         if self._is_wanted(place):
-            wanted = [self._kept(stage.returns(originals, b)) for b in range(len(stage.calls))]
+            with self.weights.as_it_was():
+                wanted = [self._kept(was.returns(originals, b)) for b in range(len(was.calls))]
+        runs = Runs(
+            partial(stage.observed, held),
+            partial(was.observed_as_it_was, originals, None),
+            lambda batch, entries, note: stage.observed_as_it_was(
+                held, entries, batch, entries, note
+            ),
+        )
         if together:
-            yield from self._seen_at_once(together, stage, held, wanted, name)
+            yield from self._seen_at_once(together, stage, held, runs, wanted, name)
         others = [group for group in groups if group not in together]
-        yield from self._seen(others, partial(stage.observed, held))
+        yield from self._seen(others, runs, place)
         outputs: _Stream = [[] for _ in self.batches]
-        for batch, call in enumerate(stage.calls):
+        for batch in range(len(stage.calls)):
             if self._is_needed_after(place):
                 outputs[batch] = self._kept(stage.returns(held, batch))
-            for each in (*held[batch], *originals[batch], *call.finished(stage.k)):
+            finished = {id(e): e for s in (stage, was) for e in s.calls[batch].finished(stage.k)}
+            for each in (*held[batch], *originals[batch], *finished.values()):
                 if each is not None:
                     self.store.drop(each)
         return outputs, wanted
@@ -280,7 +223,7 @@ class Blocks:
         leaves = pytree.tree_leaves(returned)
         return [None if each is None else self.store.put(each) for each in leaves]
 
-    def _captured(self, number: int, batch: int) -> _Calls:
+    def _captured(self, number: int, batch: int, ends: _Ends) -> _Calls:
         """What the blocks of a chain are called with, but for what blocks return."""
         calls = _Calls()
         kept: dict[int, tuple[Tensor, Kept]] = {}
@@ -304,7 +247,7 @@ class Blocks:
             outputs = self.trace.outputs(batch, self.route.numbers[number], block)
             return outputs.filled(outputs.zeros())
 
-        with self._around(batch, number, act), suppress(_Next):
+        with self._around(batch, number, act, ends), suppress(_Next):
             observe(self.model, self.batches[batch], [], _nothing)
         return calls
 
@@ -319,6 +262,8 @@ def _nothing(name: str, number: int, x: Tensor) -> None:
 
 #: for each batch, what a block returned
 _Stream = list[list[Kept | None]]
+#: (chain, batch) -> what its last block returned
+_Ends = dict[tuple[int, int], list[Kept | None]]
 
 
 @dataclass(frozen=True)
@@ -339,6 +284,18 @@ class _Stage:
         error = blaming(self.driver.model, self.driver.batches[batch], "data")
         with observing(operands(entries), stepping(entries, note)), error:
             return self.block(*args, **kwargs)
+
+    def observed_as_it_was(
+        self,
+        held: _Stream,
+        old: Sequence[Decision] | None,
+        batch: int,
+        entries: Sequence[Decision],
+        note: Note,
+    ) -> Any:
+        """The same while some weights, or all, are those before any was rewritten."""
+        with self.driver.weights.as_it_was(old):
+            return self.observed(held, batch, entries, note)
 
     def returns(self, held: _Stream, batch: int) -> Any:
         """The same, with nothing noted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ao_core.calibration.hessian import output_error
@@ -38,7 +39,11 @@ def _output_error(entry: Decision, dense: Tensor, new: Tensor, inputs: Inputs) -
     With the diagonal of H if that is all that is known.
     """
     values = new.dequantize() if isinstance(new, QTensor) else new
-    change = stepped_weight(entry, values.detach().to(dense.device) - dense)
+    wide = torch.promote_types(dense.dtype, torch.float32)
+    now, before = (
+        stepped_weight(entry, w.detach().to(dense.device, wide)) for w in (values, dense)
+    )
+    change = now - before
     change = matrices(change, entry.owners[0])
     # rows that are spread evenly say as much of large weights as all, in a fraction of the time
     change = change[:, :: -(-change.shape[1] // _ERROR_ROWS)].double()

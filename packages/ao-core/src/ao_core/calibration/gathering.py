@@ -65,10 +65,14 @@ class Gathering:
     _place: str = ""
     #: the number of this batch
     _batch: int = -1
+    #: (weight, number of a matrix) -> what its inputs in this batch were in the model as it was, in order;
+    #: None: they are what they were
+    _was: dict[tuple[str, int], list[Tensor]] | None = None
 
-    def next_batch(self) -> None:
-        """What comes next belongs to another batch."""
+    def next_batch(self, was: dict[tuple[str, int], list[Tensor]] | None = None) -> None:
+        """What comes next belongs to another batch, and was `was` before any weight was rewritten."""
         self._batch += 1
+        self._was = was
         self._place = ""
         self._last.clear()
         self._steps.clear()
@@ -85,7 +89,8 @@ class Gathering:
             rows, seen = finite(name, x, self._batch) if need else x, before.statistics
             is_shared = before.users != 1 or any(before is new for _, new in self._steps.values())
             # where others have seen the same so far, they may not see this
-            new = seen.finish().add(rows) if is_shared else seen.absorb(rows)
+            was = self._partner(name, number, rows)
+            new = seen.finish().add(rows, was) if is_shared else seen.absorb(rows, was)
             self._steps[id(before)] = before, _Node(new)
         nodes[number] = self._steps[id(before)][1]
         before.users -= 1
@@ -93,6 +98,16 @@ class Gathering:
         if name not in self._after:
             self._after[name], self._after[self._place] = self._after[self._place], name
         self._place = name
+
+    def _partner(self, name: str, number: int, x: Tensor) -> Tensor | None:
+        """What activations were in the model as it was; None where they were others."""
+        if self._was is None:
+            return x
+        waiting = self._was.get((name, number))
+        if not waiting:
+            return None
+        was = waiting.pop(0)
+        return was if was.shape == x.shape else None
 
     def order(self) -> list[str]:
         """The weights in the order in which batches reached them first.

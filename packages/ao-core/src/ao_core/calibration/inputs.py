@@ -22,7 +22,17 @@ from ao_core.errors import ConfigError, QuantizationError
 from ao_core.targets import Decision
 from ao_core.tensor.sharding import is_sharded
 
-__all__ = ["UNSEEN", "Data", "Seen", "batches_of", "finite", "observe", "operands", "unobservable"]
+__all__ = [
+    "UNSEEN",
+    "Data",
+    "Seen",
+    "batches_of",
+    "finite",
+    "observe",
+    "operands",
+    "unobservable",
+    "unseen_reason",
+]
 
 #: the reason of a weight that the data does not reach
 UNSEEN = "the calibration data never reached it"
@@ -96,14 +106,18 @@ def _checked(data: Iterable[Sample], method: str) -> list[Sample]:
 
 def unobservable(entry: Decision) -> str | None:
     """Why the inputs of a weight cannot be observed; None where they can."""
-    module = entry.owners[0].module
-    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and len(entry.owners) == 1:
-        return "a lookup multiplies nothing"
-    if isinstance(module, _ConvTransposeNd):
+    if isinstance(entry.owners[0].module, _ConvTransposeNd):
         return "the inputs of transposed convolutions are not observed"
     if is_sharded(entry.tensor):
         return "the inputs of sharded weights are not observed; do it before sharding"
     return None
+
+
+def unseen_reason(entry: Decision) -> str:
+    """Why there are no inputs of a weight after the data was run."""
+    if all(isinstance(owner.module, (nn.Embedding, nn.EmbeddingBag)) for owner in entry.owners):
+        return "a lookup multiplies nothing"
+    return UNSEEN
 
 
 def finite(name: str, x: Tensor, batch: int) -> Tensor:

@@ -19,6 +19,7 @@ from ao_core.errors import ConfigError
 __all__ = [
     "ABS_MAX",
     "ABS_SUMS",
+    "CROSS",
     "HESSIAN",
     "RANGE",
     "SQUARES",
@@ -56,6 +57,13 @@ class Statistic:
     times: Callable[[State, float], State] = lambda state, factor: state
     #: makes a state whole, in place, after `into`
     finish: Callable[[State], None] = lambda state: None
+    #: in place of `of`, for statistics of pairs: (rows (T, in), the same rows (T, in) in the model as it was
+    #: or None where they have no counterpart there) -> their state
+    of_pairs: Callable[[Tensor, Tensor | None], State] | None = None
+
+    def state(self, rows: Tensor, was: Tensor | None, before: int) -> State:
+        """The state of rows, of which `before` were seen already, and of what they were."""
+        return self.of(rows, before) if self.of_pairs is None else self.of_pairs(rows, was)
 
 
 @dataclass(frozen=True)
@@ -72,29 +80,35 @@ class Statistics:
     #: the states of all statistics, by key; empty until a row was seen
     values: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def add(self, x: Tensor) -> Statistics:
-        """The statistics with activations (..., in) added."""
+    def add(self, x: Tensor, was: Tensor | None = None) -> Statistics:
+        """The statistics with activations (..., in) added.
+
+        `was` has those of the model before any weight of it was rewritten, for statistics of pairs; None:
+        they have no counterpart there.
+        """
         rows = x.detach().reshape(-1, x.shape[-1])
         if not len(rows):
             return self
+        pairs = None if was is None else was.detach().reshape(rows.shape)
         new: dict[str, Tensor] = {}
         for each in self.need:
-            new |= each.of(rows, self.rows)
+            new |= each.state(rows, pairs, self.rows)
         return self.merge(Statistics(self.need, len(rows), new))
 
-    def absorb(self, x: Tensor) -> Statistics:
+    def absorb(self, x: Tensor, was: Tensor | None = None) -> Statistics:
         """`add` where nobody else has these statistics: their tensors may be changed in place.
 
         `finish` must follow the last one.
         """
         rows = x.detach().reshape(-1, x.shape[-1])
         if not (self.rows and len(rows)):
-            return self.add(x)
+            return self.add(x, was)
+        pairs = None if was is None else was.detach().reshape(rows.shape)
         values: dict[str, Tensor] = {}
         for each in self.need:
             state = {key: self.values[key].to(rows.device) for key in each.keys}
             if each.into is None:
-                values |= each.merge(state, each.of(rows, self.rows))
+                values |= each.merge(state, each.state(rows, pairs, self.rows))
             else:
                 values |= each.into(state, rows)
         return Statistics(self.need, self.rows + len(rows), values)
@@ -266,6 +280,25 @@ def _mirror(state: State) -> None:
 
 #: "hessian": Σ x xᵀ (in, in), without a factor; the matmul of a batch in float32, their sum in float64
 HESSIAN = Statistic("hessian", ("hessian",), _hessian, _added, _hessian_into, _times, _mirror)
+
+
+def _cross(rows: Tensor, was: Tensor | None) -> State:
+    x_TK, unpaired = floats(rows), 0 if was is not None else len(rows)
+    was_TK = x_TK if was is None else floats(was).to(x_TK)
+    count = torch.tensor([float(unpaired)], dtype=torch.float64, device=rows.device)
+    return {"cross": (was_TK.t() @ x_TK).double(), "unpaired": count}
+
+
+def _of_no_rows(rows: Tensor, before: int) -> State:
+    raise ConfigError("statistics of pairs have no state of rows alone")
+
+
+#: "cross": Σ x̃ xᵀ (in, in), x̃ being what x was in the model before any weight of it was rewritten; the
+#: matmul of a batch in float32, their sum in float64. "unpaired": (1,), the rows without an x̃ (in a model
+#: whose routing has changed), for which x takes its place
+CROSS = Statistic(
+    "cross", ("cross", "unpaired"), _of_no_rows, _added, times=_times, of_pairs=_cross
+)
 
 #: "sums": Σ x (in,), float64
 SUMS = Statistic(

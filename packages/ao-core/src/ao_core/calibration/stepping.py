@@ -54,7 +54,7 @@ def same_tensor(a: Tensor, b: Tensor) -> bool:
 
 
 def stepped_weight(entry: Decision, values: Tensor) -> Tensor:
-    """W S⁻¹ of a weight as its module stores it, or of a change of it; the same where no steps are chosen."""
+    """W S⁻¹ of a weight as its module stores it; the same where no steps are chosen."""
     if entry.steps is None:
         return values
     target = entry.owners[0]

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from ao_core.calibration.block import Block
-from ao_core.calibration.drivers import Blocks, Turn, prefix
+from ao_core.calibration.drivers import Blocks
 from ao_core.calibration.gathering import Group, Need
-from ao_core.calibration.inputs import UNSEEN
+from ao_core.calibration.inputs import unseen_reason
+from ao_core.calibration.matrices import matrix_shape
+from ao_core.calibration.pooling import Pools
 from ao_core.calibration.probe import probed
 from ao_core.calibration.ranks import ranks_of
 from ao_core.calibration.route import Route, structural
@@ -19,6 +21,7 @@ from ao_core.calibration.samples import Sample, evaluating
 from ao_core.calibration.statistics import Statistic, Statistics, merged, union
 from ao_core.calibration.store import storing
 from ao_core.calibration.trace import Trace, traced
+from ao_core.calibration.turns import Turn, prefix
 from ao_core.calibration.weights import InMemory, Weights
 from ao_core.errors import ConfigError
 from ao_core.progress import Progress, watched
@@ -134,7 +137,7 @@ def visit(
     keeps = weights is None
     done = done or {}
     found = Visit("prefix", "")
-    unseen = {entry.fqn: UNSEEN for entry in decisions}
+    unseen = {entry.fqn: unseen_reason(entry) for entry in decisions}
 
     def needed(group: Group) -> tuple[Statistic, ...] | None:
         if all(entry.fqn in done for entry in group.entries):
@@ -143,6 +146,9 @@ def visit(
 
     def is_at_once(group: Group) -> bool:
         return at_once is not None and at_once.takes(group.entries[0])
+
+    def is_paired(group: Group) -> bool:
+        return any(each.of_pairs for entry in group.entries for each in need(entry))
 
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
@@ -153,15 +159,26 @@ def visit(
                 trace.groups = [part for group in trace.groups for part in _split(group, at_once)]
             route, reason, seen = _routed(model, batches, trace, driver)
         weights.begin(reason, trace.activation_bytes)
+        pools = Pools(model, decisions)
         if route is None:
             groups = trace.groups
-            driven = prefix(model, batches, trace, needed)
+            driven = prefix(model, batches, trace, needed, weights, pools)
             store = None
         else:
             groups = [group for _, group in route.groups]
             store = stack.enter_context(storing(activation_bytes))
             driven = Blocks(
-                model, batches, trace, route, seen, needed, is_at_once, store, weights
+                model,
+                batches,
+                trace,
+                route,
+                seen,
+                needed,
+                is_at_once,
+                is_paired,
+                store,
+                weights,
+                pools,
             ).visit()
         stack.callback(driven.close)
         steps = iter(watched(groups, [group.fqn for group in groups], progress, what))
@@ -225,7 +242,7 @@ def _rewritten(
             if entry.fqn in done:
                 found.append((entry, done[entry.fqn], 0))
             else:
-                asked.append((entry, inputs_of(entry, statistics)))
+                asked.append((entry, inputs_of(entry, statistics, turn.pool)))
     if turn.block is not None and at_once is not None:
         reached = [(entry, inputs) for entry, inputs in asked if inputs.rows]
         new = at_once.rewrite(turn.block, reached) if reached else {}
@@ -237,13 +254,24 @@ def _rewritten(
     return found
 
 
-def inputs_of(entry: Decision, statistics: tuple[Statistics, ...]) -> Inputs:
+def inputs_of(
+    entry: Decision, statistics: tuple[Statistics, ...], pool: Statistics | None = None
+) -> Inputs:
     """The inputs of a weight: experts that saw few rows borrow from the inputs of all experts.
 
     Few are less than the expert has columns: Σ x xᵀ of so few rows is singular. What is missing is
-    borrowed: H + τ · H_all / T_all with τ the number of missing rows.
+    borrowed: H + τ · H_all / T_all with τ the number of missing rows. `pool` has what all experts saw where
+    each is a module of its own.
     """
     rows = sum(each.rows for each in statistics)
+    if pool is not None:
+        (own,) = statistics
+        missing = matrix_shape(tuple(entry.tensor.shape), entry.owners[0])[2] - rows
+        note = (
+            f"this expert saw {rows} rows, fewer than its {rows + missing} columns: the statistics of the "
+            f"{pool.rows} rows of all experts stand for what is missing"
+        )
+        return Inputs((own.merge(pool.times(missing / pool.rows)),), rows, note)
     if len(statistics) == 1 or is_conv(entry.tensor, entry.owners[0]):
         return Inputs(statistics, rows)
     columns = entry.tensor.shape[-1]

@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from ao_core.calibration.observing import Note
-from ao_core.calibration.samples import replaced
+from ao_core.calibration.samples import Replacement, replaced
 from ao_core.targets import Decision
 
 __all__ = ["InMemory", "Weights"]
@@ -38,12 +38,17 @@ class Weights(Protocol):
         """A rewritten weight takes the place of the old one, until the visit ends."""
         ...
 
+    def as_it_was(self, entries: Sequence[Decision] | None = None) -> AbstractContextManager[None]:
+        """Within this context these weights, or all, are those that were there before any was rewritten."""
+        ...
+
 
 class InMemory:
     """All weights of the model, which has its own again when `stack` is closed."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
+        self._before: dict[str, Replacement] = {}
 
     def around(self) -> AbstractContextManager[None]:
         """Nothing is to be done."""
@@ -62,4 +67,10 @@ class InMemory:
 
     def put(self, entry: Decision, new: Tensor) -> None:
         """Replace the weight."""
+        self._before[entry.fqn] = entry.owners, entry.tensor
         self._stack.enter_context(replaced([(entry.owners, new)]))
+
+    def as_it_was(self, entries: Sequence[Decision] | None = None) -> AbstractContextManager[None]:
+        """Put the old weights back for that time."""
+        names = self._before.keys() if entries is None else {entry.fqn for entry in entries}
+        return replaced([before for name, before in self._before.items() if name in names])

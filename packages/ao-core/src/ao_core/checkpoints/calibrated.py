@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
 from ao_core.arguments import shown
-from ao_core.calibration.algorithms import Work, solve, unsolvable_reason
-from ao_core.calibration.inputs import UNSEEN
+from ao_core.calibration.algorithms import Work, at_once, solve, solve_block, unsolvable_reason
+from ao_core.calibration.block import Block
+from ao_core.calibration.inputs import unseen_reason
 from ao_core.calibration.needing import algorithm_of
 from ao_core.calibration.statistics import Statistic
 from ao_core.calibration.visit import Inputs, visit
@@ -93,11 +94,6 @@ class _Solving:
             assert algorithm is not None
             if not step.wanted:
                 continue
-            if algorithm.solve_block is not None:
-                raise ConfigError(
-                    f"config={shown(entry.config)}: it learns from the outputs of blocks in the model as "
-                    "it was, which is not in memory here; load the model and call quantize_"
-                )
             self.wanted[step.fqn] = entry
             self._solvers[entry.fqn] = algorithm
             if reason := unsolvable_reason(entry, algorithm):
@@ -127,18 +123,16 @@ class _Solving:
             self._advance(homes[entry.fqn].fqn, 0)
             check_quantizable(entry.tensor, entry.fqn)
             solve(self._work, self._solvers, entry, inputs)
-            if entry.fqn in self._work.solved:  # whose values are in `ready`
-                found = self._work.solved[entry.fqn]
-                if found.bias is not None:
-                    raise ConfigError(
-                        f"config={shown(entry.config)}: it changes biases, too; load the model and "
-                        "call quantize_"
-                    )
-                self._work.solved[entry.fqn] = replace(found, values=None)
-            if entry.fqn not in self._work.ready:
-                decided = self._work.decided[entry.fqn]
-                self._work.ready[entry.fqn] = convert(decided, entry.tensor)
-            return self._work.ready[entry.fqn][0]
+            return self._solved(entry)
+
+        def rewrite_block(
+            block: Block, weights: Sequence[tuple[Decision, Inputs]]
+        ) -> Mapping[str, Tensor | None]:
+            for entry, _ in weights:
+                self._advance(homes[entry.fqn].fqn, 0)
+                check_quantizable(entry.tensor, entry.fqn)
+            solve_block(self._work, self._solvers, block, weights)
+            return {entry.fqn: self._solved(entry) for entry, _ in weights}
 
         found = visit(
             self._calibration.model,
@@ -147,16 +141,32 @@ class _Solving:
             need,
             rewrite,
             done=Done(done),
+            at_once=at_once(self._solvers, rewrite_block),
             driver="blocks",
             weights=self.paged,
         )
         for entry in self._entries:
             if entry.fqn in found.unseen and entry.fqn not in done:
-                new = convert(entry, entry.tensor, new=Skip(UNSEEN))
+                new = convert(entry, entry.tensor, new=Skip(unseen_reason(entry)))
                 self._work.ready.setdefault(entry.fqn, new)
         for solver in {each.name: each for each in self._solvers.values()}.values():
             named = {n: s for n, s in self._work.solved.items() if self._solvers[n] is solver}
             solver.after(named)
+
+    def _solved(self, entry: Decision) -> Tensor | None:
+        """What the model gets in place of a weight that was solved for."""
+        if entry.fqn in self._work.solved:  # whose values are in `ready`
+            found = self._work.solved[entry.fqn]
+            if found.bias is not None:
+                raise ConfigError(
+                    f"config={shown(entry.config)}: it changes biases, too; load the model and "
+                    "call quantize_"
+                )
+            self._work.solved[entry.fqn] = replace(found, values=None)
+        if entry.fqn not in self._work.ready:
+            decided = self._work.decided[entry.fqn]
+            self._work.ready[entry.fqn] = convert(decided, entry.tensor)
+        return self._work.ready[entry.fqn][0]
 
     def results(self) -> dict[str, Converted]:
         """By the name of a tensor in the files, what became of it and is in no piece."""

@@ -29,6 +29,10 @@ __all__ = ["calibration_of", "check_rows", "rows_of", "unit_names"]
 
 #: matrices of the size of a Hessian that are there at a time: itself, one in another order, its factors
 _MATRICES = 6
+#: bytes for each weight of a block that is solved for at once: values, gradients and what is learned
+_LEARNED = 40
+#: numbers that a block keeps for gradients, for each number of its inputs of one batch
+_KEPT = 60
 
 
 def calibration_of(
@@ -182,16 +186,34 @@ def _memory(
     width = widths.most_common(1)[0][0] if widths else 0
     size = max((homes[e.fqn].entry.dtype.itemsize for e in needing), default=0)
     activations = min(rows * width * size, ACTIVATION_BYTES)
-    total = (
-        max(2 * block + _MATRICES * hessian + activations, outside + block + activations) + SLACK
-    )
+    matrices = _MATRICES * hessian + sum(8 * _columns(e) ** 2 for e in _most_paired(needing))
+    learned, streams = 0, 1
+    if any(a.solve_block is not None for e in needing if (a := algorithm_of(e.config))):
+        batch = max((rows_of([each]) for each in batches), default=0)
+        learned, streams = _LEARNED * block // max(size, 1) + _KEPT * batch * width * 4, 2
+    elif matrices > _MATRICES * hessian:
+        streams = 2
+    activations = min(streams * activations, ACTIVATION_BYTES)
+    total = max(2 * block + matrices + activations + learned, outside + block + activations) + SLACK
     text = (
         f"at most {size_text(total)} beside what the process has: two blocks ({size_text(2 * block)}), "
-        f"{_MATRICES} matrices of the size of the largest Hessian ({size_text(_MATRICES * hessian)}), "
+        f"matrices of the size of the largest Hessian ({size_text(matrices)}), "
         f"activations of {rows} rows ({size_text(activations)}) and {size_text(SLACK)}; what is in no block "
         f"takes {size_text(outside)} before that"
     )
+    if learned:
+        text += f"; what is learned of a block takes {size_text(learned)}"
     return total, text
+
+
+def _most_paired(needing: Sequence[Decision]) -> list[Decision]:
+    """The widest weight that needs statistics of pairs, if any does."""
+    paired = [
+        entry
+        for entry in needing
+        if (a := algorithm_of(entry.config)) and any(s.of_pairs for s in a.needs(entry.config))
+    ]
+    return [max(paired, key=_columns)] if paired else []
 
 
 def _has_hessian(entry: Decision) -> bool:

@@ -39,6 +39,8 @@ class Paged:
     #: how the weights are visited; empty while that is found, with weights as they were
     reason: str = ""
     _blank: dict[str, Tensor] = field(default_factory=dict)
+    #: names of weights that are asked for as they were before any was rewritten
+    _original: frozenset[str] = frozenset()
     _watched: tuple[Sequence[Decision], Note] | None = None
 
     def __post_init__(self) -> None:
@@ -115,6 +117,30 @@ class Paged:
         if self.sequential:
             _set(entry, new)
 
+    @contextmanager
+    def as_it_was(self, entries: Sequence[Decision] | None = None) -> Iterator[None]:
+        """Weights that are in memory, or are brought there, are those of the files."""
+        before = self._original
+        asked = self.calibration.decisions if entries is None else entries
+        self._original = before | {entry.fqn for entry in asked}
+        changed = [
+            (entry, entry.tensor)
+            for entry in asked
+            if not entry.tensor.is_meta and self._is_rewritten(entry)
+        ]
+        try:
+            for entry, _ in changed:
+                _set(entry, self._value(entry))
+            yield
+        finally:
+            self._original = before
+            for entry, tensor in changed:
+                _set(entry, tensor)
+
+    def _is_rewritten(self, entry: Decision) -> bool:
+        is_there = self.calibration.homes[entry.fqn].fqn in self.there
+        return self.sequential and (is_there or entry.fqn in self.ready)
+
     def _entries_of(self, module: nn.Module) -> list[Decision]:
         inside, outside = {id(each) for each in module.modules()}, {id(e) for e in self._outside}
         return [
@@ -138,7 +164,7 @@ class Paged:
     def _value(self, entry: Decision) -> Tensor:
         """A weight as it is by now."""
         step = self.calibration.homes[entry.fqn]
-        if self.sequential and self.reason:
+        if self.sequential and self.reason and entry.fqn not in self._original:
             done = self.ready.get(entry.fqn)
             if done is not None and done[0] is not None:
                 return done[0]

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from ao_core.plugins import plugins, problems
     from ao_core.registry import registry
     from ao_core.spec import BLOCKSIZE, NO_SCALE, ROW, SCALE_DTYPES, TENSOR, blocksize_of
-    from ao_core.steps import PERMUTE, SCALE, Step, hadamard_step
+    from ao_core.steps import LOW_RANK, PERMUTE, SCALE, Step, hadamard_step, low_rank_step
     from ao_core.tensor import (
         STOCHASTIC,
         check_quantizable,
@@ -99,6 +99,7 @@ _MODULES = {
     "GraphError": "ao_core.errors",
     "GroupSize": "ao_core.weights",
     "MissingExtraError": "ao_core.errors",
+    "LOW_RANK": "ao_core.steps",
     "NO_SCALE": "ao_core.spec",
     "PERMUTE": "ao_core.steps",
     "Packed": "ao_core.layouts",
@@ -135,6 +136,7 @@ _MODULES = {
     "grid_axes": "ao_core.layouts",
     "hadamard": "ao_core.tensor.rotation",
     "hadamard_step": "ao_core.steps",
+    "low_rank_step": "ao_core.steps",
     "is_conv": "ao_core.weights",
     "is_converted": "ao_core.tensor",
     "is_transposed": "ao_core.weights",
@@ -159,6 +161,7 @@ _MODULES = {
 __all__ = [
     "BLOCKSIZE",
     "FLOATS",
+    "LOW_RANK",
     "NO_SCALE",
     "PERMUTE",
     "ROW",
@@ -211,6 +214,7 @@ __all__ = [
     "is_transposed",
     "json_object",
     "lazy_names",
+    "low_rank_step",
     "make_parts",
     "matmul_unsupported_reason",
     "matrix_spec",

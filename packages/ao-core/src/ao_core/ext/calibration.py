@@ -6,7 +6,14 @@ from ao_core.calibration.algorithms import config_of
 from ao_core.calibration.block import Block, BlockWeight
 from ao_core.calibration.gathering import Group, Need, collect
 from ao_core.calibration.hessian import best_of_rank, inverse_factor, output_error
-from ao_core.calibration.inputs import UNSEEN, Data, Seen, batches_of, unobservable
+from ao_core.calibration.inputs import (
+    UNSEEN,
+    Data,
+    Seen,
+    batches_of,
+    unobservable,
+    unseen_reason,
+)
 from ao_core.calibration.matrices import matrices, matrix_shape, operand, unmatrices
 from ao_core.calibration.observing import Note, observing
 from ao_core.calibration.ranks import OverRanks, over_ranks
@@ -22,6 +29,7 @@ from ao_core.calibration.samples import (
 from ao_core.calibration.statistics import (
     ABS_MAX,
     ABS_SUMS,
+    CROSS,
     HESSIAN,
     RANGE,
     SQUARES,
@@ -39,6 +47,7 @@ from ao_core.calibration.visit import AtOnce, Inputs, Rewrite, Visit, inputs_of,
 __all__ = [
     "ABS_MAX",
     "ABS_SUMS",
+    "CROSS",
     "HESSIAN",
     "RANGE",
     "SQUARES",
@@ -84,5 +93,6 @@ __all__ = [
     "union",
     "unmatrices",
     "unobservable",
+    "unseen_reason",
     "visit",
 ]

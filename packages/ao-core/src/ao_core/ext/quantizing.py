@@ -15,7 +15,7 @@ from ao_core.quantize import apply_decisions, convert, transformed
 from ao_core.stacks import stack_of
 from ao_core.targets import Decision, FilterFn, decide
 from ao_core.tensor.grid import Grid, Level, Rounder, grid_of, regridded
-from ao_core.tensor.input_steps import stepped_problem
+from ao_core.tensor.step_matmuls import stepped_problem
 
 __all__ = [
     "Decision",

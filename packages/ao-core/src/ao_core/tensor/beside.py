@@ -17,8 +17,8 @@ def beside_names(spec: Spec) -> tuple[str, ...]:
 
 def beside_axes(spec: Spec, shape: tuple[int, ...]) -> dict[str, Geometry]:
     """Their geometry, in a tensor of stored `shape`."""
-    axes = dict.fromkeys(act_names(spec), act_axes(shape))
-    return axes | dict.fromkeys(step_names(spec), step_axes(shape))
+    axes: dict[str, Geometry] = dict.fromkeys(act_names(spec), act_axes(shape))
+    return axes | step_axes(spec, shape)
 
 
 def beside_forms(spec: Spec, shape: tuple[int, ...]) -> dict[str, Form]:

@@ -63,6 +63,7 @@ def quantize_tensor(
     act_zero_point: float | Tensor | None = None,
     in_perm: Tensor | None = None,
     in_scale: Tensor | None = None,
+    low_rank: tuple[Tensor, Tensor] | None = None,
 ) -> QTensor:
     """Quantize a dense tensor.
 
@@ -81,13 +82,16 @@ def quantize_tensor(
         in_perm: for the step "permute", a permutation of 0 … K-1, integers: (K,), or (..., K) with one
             permutation for each matrix.
         in_scale: for the step "scale", factors of the activations, finite and not 0, in the same shapes.
+        low_rank: for the step "low_rank", B (N, r) and A (r, K) that are taken out of the weight, with a
+            dimension more for experts.
 
     Raises:
         ConfigError: an argument of another type, or scales and zero points that are not finite or not one
             a block; or a scale that is not positive; or an `in_perm` or `in_scale` that cannot be undone.
         QuantizationError: x has NaN or inf or is not floating point; the format cannot hold the tensor, or
             `scale_method` is not "absmax" and the tensor is a `DTensor` or the format has no scales to
-            choose; or `act_scale`, `act_zero_point`, `in_perm` and `in_scale` are not what the format has, or
+            choose; or `act_scale`, `act_zero_point`, `in_perm`, `in_scale` and `low_rank` are not what the
+            format has, or
             the rows of x do not fit its input steps.
         UnknownNameError: nobody registered `scale_method`, or a name of the spec.
     """
@@ -107,6 +111,7 @@ def quantize_tensor(
         act_zero_point=act_zero_point,
         in_perm=in_perm,
         in_scale=in_scale,
+        low_rank=low_rank,
     )
 
 
@@ -121,6 +126,7 @@ def quantize_values(
     act_zero_point: float | Tensor | None = None,
     in_perm: Tensor | None = None,
     in_scale: Tensor | None = None,
+    low_rank: tuple[Tensor, Tensor] | None = None,
     choose: Chooser | None = None,
 ) -> QTensor:
     """`quantize_tensor` where it is known that the values are finite, or there are none to look at.
@@ -137,7 +143,7 @@ def quantize_values(
     if scale is None and choose is None:
         choose = _chooser(x, spec, scale_method)
     act = make_act_parts(spec, shape, x.device, act_scale, act_zero_point)
-    steps = make_step_parts(spec, shape, x.device, in_perm, in_scale)
+    steps = make_step_parts(spec, shape, x.device, in_perm, in_scale, low_rank)
     if spec.input:
         if is_sharded(x):
             raise QuantizationError(

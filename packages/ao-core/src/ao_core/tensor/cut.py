@@ -15,6 +15,7 @@ from torch import Tensor
 from ao_core.errors import UnsupportedOp
 from ao_core.layouts import SHARED, Geometry, PartAxis, Parts
 from ao_core.spec import WHOLE, Spec
+from ao_core.steps import LOW_RANK
 from ao_core.tensor.beside import beside_axes
 from ao_core.tensor.input_steps import cannot_cut, cannot_join, step_names
 from ao_core.tensor.qtensor import QTensor
@@ -100,7 +101,8 @@ def select(tensor: QTensor, dim: int, index: int) -> QTensor:
     """One index along `dim`, which disappears from the shape and the block."""
     if tensor.spec.input and tensor.flat_from is None:
         inner, last = tensor.order[dim], tensor.dim() - 1
-        if inner == last or (inner == last - 1 > 0 and step_names(tensor.spec)):
+        of_rows = last > 1 or any(step.kind == LOW_RANK for step in tensor.spec.input)
+        if inner == last or (inner == last - 1 and of_rows and step_names(tensor.spec)):
             _check_steps("select", tensor, "input steps are along the columns of matrices")
     if is_stacked(tensor) and tensor.order[dim] == 0:
         return _unstack(tensor, dim, index)

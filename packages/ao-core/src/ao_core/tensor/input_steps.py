@@ -1,16 +1,16 @@
-"""Input steps of a `QTensor`: their parts, the values of a stepped weight, and matmuls after steps.
+"""Input steps of a `QTensor`: their parts, and the values of a stepped weight.
 
 See `ao_core.steps` for what a step does. The parts `in_perm` (int32) and `in_scale` (float32) have one entry
 for each element of a row of activations, in as many dimensions as the weight: (1, K), or (E, 1, K) where each
-expert has its own. Codes and scales know nothing of them, and so no layout does.
+expert has its own. `low_rank_b` (N, r) and `low_rank_a` (r, K) are in bfloat16, those of experts with a
+dimension more. Codes and scales know nothing of them, and so no layout does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,40 +20,43 @@ from ao_core.errors import ConfigError, QuantizationError, UnsupportedOp
 from ao_core.layouts import SHARED, Form, Geometry, PartAxis, Parts
 from ao_core.numerics import has_hadamard, largest_block
 from ao_core.spec import Spec
-from ao_core.steps import Step
+from ao_core.steps import LOW_RANK, ROW_STEPS, Step
 from ao_core.tensor.checks import check_given
 
-if TYPE_CHECKING:
-    from ao_core.tensor.qtensor import QTensor
-
 __all__ = [
+    "added_of",
     "cannot_cut",
     "cannot_join",
-    "grouped_linear_after_steps",
     "identity_steps",
-    "linear_after_steps",
     "make_step_parts",
     "misfit",
     "step_axes",
     "step_forms",
     "step_names",
-    "step_rows",
     "step_weight",
     "stepped",
-    "stepped_problem",
     "stored_spec",
     "unstep_weight",
-    "without_steps",
     "wrong_steps",
 ]
 
-#: kind of step -> its part, and the dtype of that; other kinds have none
-_PARTS = {"permute": ("in_perm", torch.int32), "scale": ("in_scale", torch.float32)}
+#: kind of step -> its parts
+_PARTS = {
+    "permute": ("in_perm",),
+    "scale": ("in_scale",),
+    LOW_RANK: ("low_rank_b", "low_rank_a"),
+}
+_DTYPES = {
+    "in_perm": torch.int32,
+    "in_scale": torch.float32,
+    "low_rank_b": torch.bfloat16,
+    "low_rank_a": torch.bfloat16,
+}
 
 
 def step_names(spec: Spec) -> tuple[str, ...]:
     """The parts that a tensor of this format has for its input steps, in their order."""
-    return tuple(_PARTS[step.kind][0] for step in spec.input if step.kind in _PARTS)
+    return tuple(name for step in spec.input for name in _PARTS.get(step.kind, ()))
 
 
 def stored_spec(spec: Spec) -> Spec:
@@ -61,32 +64,47 @@ def stored_spec(spec: Spec) -> Spec:
     return replace(spec, input=()) if spec.input else spec
 
 
-def _shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (*shape[:-2], *(1,) * (len(shape) > 1), shape[-1])
+def _rank(spec: Spec) -> int:
+    return next((step.block for step in spec.input if step.kind == LOW_RANK), 0)
 
 
-def step_axes(shape: tuple[int, ...]) -> Geometry:
-    """The geometry of these parts: one entry for each column, which all rows of a matrix share."""
+def _shape(name: str, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    if name == "low_rank_b":
+        return (*shape[:-1], rank)
+    rows = rank if name == "low_rank_a" else 1
+    return (*shape[:-2], *(rows,) * (len(shape) > 1), shape[-1])
+
+
+def step_axes(spec: Spec, shape: tuple[int, ...]) -> dict[str, Geometry]:
+    """The geometry of these parts: an entry for each column, which all rows share; `low_rank_b` has rows."""
     single = PartAxis(1, 1)
-    return (*(single,) * (len(shape) - 2), *(SHARED,) * (len(shape) > 1), single)
+    lead, shared = (single,) * (len(shape) - 2), (SHARED,) * (len(shape) > 1)
+    return {
+        name: (*lead, single, *shared) if name == "low_rank_b" else (*lead, *shared, single)
+        for name in step_names(spec)
+    }
 
 
 def step_forms(spec: Spec, shape: tuple[int, ...]) -> dict[str, Form]:
     """What these parts must be, of a tensor of stored `shape`."""
-    dtypes = dict(_PARTS.values())
-    return {name: Form(_shape(shape), dtypes[name]) for name in step_names(spec)}
+    rank = _rank(spec)
+    return {name: Form(_shape(name, shape, rank), _DTYPES[name]) for name in step_names(spec)}
 
 
 def misfit(spec: Spec, shape: tuple[int, ...]) -> str | None:
     """Why the rows of a tensor of this shape cannot go through the steps, if so."""
     k = shape[-1]
+    if _rank(spec) and len(shape) < 2:
+        return "a row by itself has no part of low rank"
     for step in spec.input:
-        if step.block and k % step.block:
+        if step.kind != "hadamard":
+            continue
+        if k % step.block:
             return (
                 f"the input step {str(step)!r} needs rows in whole blocks, and they have {k} elements; the "
                 f"largest block of {k} that has a Hadamard matrix is {largest_block(max(k, 1))}"
             )
-        if step.block and not has_hadamard(step.block):
+        if not has_hadamard(step.block):
             return (
                 f"the input step {str(step)!r}: no construction of a Hadamard matrix of {step.block} is "
                 f"known to ao; the largest block of {k} that has one is {largest_block(max(k, 1))}"
@@ -95,12 +113,16 @@ def misfit(spec: Spec, shape: tuple[int, ...]) -> str | None:
 
 
 def wrong_steps(parts: Parts) -> str | None:
-    """Why parts, of the right forms, are no permutation or hold a scale that cannot be undone, if so."""
+    """Why parts, of the right forms, are no permutation or hold values that cannot be undone, if so."""
     perm, scale = parts.get("in_perm"), parts.get("in_scale")
     if perm is not None and _has_values(perm):
         places = torch.arange(perm.shape[-1], device=perm.device, dtype=perm.dtype)
         if not torch.equal(perm.sort(-1).values, places.expand(perm.shape)):
             return f"in_perm must hold each index from 0 to {perm.shape[-1] - 1} once in each row"
+    for name in _PARTS[LOW_RANK]:
+        part = parts.get(name)
+        if part is not None and _has_values(part) and not bool(part.isfinite().all()):
+            return f"{name} must be finite in bfloat16"
     if scale is None or not _has_values(scale):
         return None
     if bool(scale.isfinite().all()) and not bool((scale == 0).any()):
@@ -118,14 +140,18 @@ def make_step_parts(
     device: torch.device,
     in_perm: Tensor | None,
     in_scale: Tensor | None,
+    low_rank: tuple[Tensor, Tensor] | None = None,
 ) -> Parts:
     """The parts from what `quantize_tensor` is given: (K,) for all matrices, or (..., K) for each.
+
+    `low_rank` has B and A.
 
     Raises:
         ConfigError: of another shape or dtype, or no permutation, or a scale that is 0 or not finite.
         QuantizationError: values are missing or superfluous, or the rows do not fit the steps.
     """
-    given = {"in_perm": in_perm, "in_scale": in_scale}
+    b, a = low_rank or (None, None)
+    given = {"in_perm": in_perm, "in_scale": in_scale, "low_rank_b": b, "low_rank_a": a}
     names = step_names(spec)
     check_given(
         spec, names, given, "a part of an input step is given where `Spec.input` has the step"
@@ -148,6 +174,8 @@ def _part(name: str, value: Tensor, form: Form, device: torch.device) -> Tensor:
     if value.is_floating_point() != floating or value.is_complex() or value.dtype == torch.bool:
         raise ConfigError(f"{name}={shown(value)} has dtype {value.dtype}; use a {kind} tensor")
     shape = form.shape
+    if name in _PARTS[LOW_RANK] and tuple(value.shape) != shape:
+        raise ConfigError(f"{name}={shown(value)} has the shape {tuple(value.shape)}; use {shape}")
     if tuple(value.shape) not in (shape, (*shape[:-2], shape[-1]), shape[-1:]):
         raise ConfigError(
             f"{name}={shown(value)} has the shape {tuple(value.shape)}; use {shape[-1:]}, the same for all "
@@ -164,7 +192,8 @@ def identity_steps(name: str, shape: tuple[int, ...], device: Any) -> Tensor:
     if name == "in_perm":
         places = torch.arange(shape[-1], dtype=torch.int32, device=device)
         return places.expand(shape).contiguous()
-    return torch.ones(shape, dtype=torch.float32, device=device)
+    make = torch.ones if name == "in_scale" else torch.zeros
+    return make(shape, dtype=_DTYPES[name], device=device)
 
 
 def cannot_cut(spec: Spec, start: int, length: int) -> str | None:
@@ -172,7 +201,7 @@ def cannot_cut(spec: Spec, start: int, length: int) -> str | None:
     for step in spec.input:
         if step.kind == "permute":
             return "the input step 'permute' takes columns to any place"
-        if step.block and (start % step.block or length % step.block):
+        if step.kind == "hadamard" and (start % step.block or length % step.block):
             return f"columns {start} to {start + length} cut through a block of the input step '{step}'"
     return None
 
@@ -209,8 +238,14 @@ def _rotated(x: Tensor, block: int, inverse: bool = False) -> Tensor:
     return hadamard(x, block, inverse=inverse)
 
 
+def added_of(parts: Parts, dtype: torch.dtype) -> Tensor:
+    """B A, what the step "low_rank" takes out of a weight."""
+    return parts["low_rank_b"].to(dtype) @ parts["low_rank_a"].to(dtype)
+
+
 def stepped(x: Tensor, steps: tuple[Step, ...], parts: Parts) -> Tensor:
     """S x of activations, in the dtype of x; the parts broadcast over its rows."""
+    steps = tuple(step for step in steps if step.kind in ROW_STEPS)
     wide = x.to(_wide(x.dtype, steps))
     for step in steps:
         if step.kind == "permute":
@@ -245,6 +280,8 @@ def step_weight(values: Tensor, spec: Spec, parts: Parts) -> Tensor:
             wide = _permuted(wide, parts["in_perm"])
         elif step.kind == "scale":
             wide = wide / parts["in_scale"]
+        elif step.kind == LOW_RANK:
+            wide = wide - added_of(parts, wide.dtype)
         else:
             wide = _rotated(wide, step.block)
     _check_range(values, wide, spec)
@@ -273,77 +310,8 @@ def unstep_weight(
             wide = _permuted(wide, _inverse(parts["in_perm"]))
         elif step.kind == "scale":
             wide = wide * parts["in_scale"]
+        elif step.kind == LOW_RANK:
+            wide = wide + added_of(parts, wide.dtype)
         else:
             wide = _rotated(wide, step.block, inverse=True)
     return wide.to(dtype)
-
-
-# -- matmuls ---------------------------------------------------------------------------------------
-
-
-def without_steps(w: QTensor, count: int) -> QTensor:
-    """The stored weight W S⁻¹ after the first `count` steps, around the same parts; kept with `w`."""
-    key = ("input steps", count)
-    found: QTensor | None = w._bound.get(key)
-    if found is None or any(getattr(found, n) is not getattr(w, n) for n in found.part_names):
-        spec = replace(w.spec, input=w.spec.input[count:])
-        gone = set(step_names(w.spec)).difference(step_names(spec))
-        parts = {name: part for name, part in w.parts.items() if name not in gone}
-        found = w._bound[key] = w.like(parts, spec=spec)
-    return found
-
-
-def step_rows(x: Tensor, w: QTensor, count: int | None = None) -> Tensor:
-    """Activations (..., K) of a weight (N, K) after its first `count` input steps, or all of them."""
-    parts = {name: getattr(w, name).reshape(-1) for name in step_names(w.spec)}
-    return stepped(x, w.spec.input[:count], parts)
-
-
-def stepped_problem(
-    weight: Tensor, hessians: Sequence[Tensor], w: QTensor
-) -> tuple[Tensor, list[Tensor]]:
-    """Matrices W S⁻¹ and S H Sᵀ, for algorithms that choose what is stored of a weight.
-
-    Args:
-        weight: (E, N, K), the logical matrices.
-        hessians: of each matrix, Σ x xᵀ (K, K) in float64.
-        w: a weight in the format, in its stored order; those of several matrices have no steps with parts.
-    """
-    if not w.spec.input:
-        return weight, list(hessians)
-    values = step_weight(weight.reshape(w.stored_shape), w.spec, w.parts)
-    turned = [step_rows(step_rows(h, w).t(), w) for h in hessians]
-    return values.reshape(weight.shape), turned
-
-
-def _step_experts(x: Tensor, w: QTensor, offs: Tensor | None, count: int) -> Tensor:
-    """The same for a weight (E, N, K): x (E, M, K), or (M, K) with rows sorted by expert as `offs` says."""
-    steps, parts = w.spec.input[:count], {n: getattr(w, n) for n in step_names(w.spec)}
-    if offs is not None and w.shape[0]:
-        rows = torch.arange(x.shape[0], device=x.device, dtype=offs.dtype)
-        # rows behind those of the last expert are multiplied by nothing
-        experts = torch.searchsorted(offs, rows, right=True).clamp(max=w.shape[0] - 1)
-        parts = {n: part.squeeze(1).index_select(0, experts) for n, part in parts.items()}
-    return stepped(x, steps, parts)
-
-
-def _linear(
-    fn: Callable[..., Tensor], count: int, x: Tensor, w: QTensor, bias: Tensor | None
-) -> Tensor:
-    return fn(step_rows(x, w, count), without_steps(w, count), bias)
-
-
-def _grouped_linear(
-    fn: Callable[..., Tensor], count: int, x: Tensor, w: QTensor, offs: Tensor | None
-) -> Tensor:
-    return fn(_step_experts(x, w, offs, count), without_steps(w, count), offs)
-
-
-def linear_after_steps(fn: Callable[..., Tensor], count: int) -> Callable[..., Tensor]:
-    """A kernel of the op "linear" with so many of the first input steps taken before it."""
-    return partial(_linear, fn, count)
-
-
-def grouped_linear_after_steps(fn: Callable[..., Tensor], count: int) -> Callable[..., Tensor]:
-    """The same for a kernel of the op "grouped_linear"."""
-    return partial(_grouped_linear, fn, count)

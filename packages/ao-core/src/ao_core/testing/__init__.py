@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ao_core.testing.dtypes import DTypeSuite
     from ao_core.testing.kernels import KernelSuite
     from ao_core.testing.layouts import LayoutSuite
+    from ao_core.testing.model_transforms import ModelTransformSuite
     from ao_core.testing.optimizers import OptimizerSuite
     from ao_core.testing.scales import ScaleSuite
     from ao_core.testing.transforms import TransformSuite
@@ -38,6 +39,7 @@ _MODULES = {
     "KernelCase": "ao_core.testing.trials",
     "KernelSuite": "ao_core.testing.kernels",
     "LayoutSuite": "ao_core.testing.layouts",
+    "ModelTransformSuite": "ao_core.testing.model_transforms",
     "OpTrial": "ao_core.testing.trials",
     "OptimizerSuite": "ao_core.testing.optimizers",
     "PluginSuite": "ao_core.testing.distributions",
@@ -52,6 +54,7 @@ __all__ = [
     "KernelCase",
     "KernelSuite",
     "LayoutSuite",
+    "ModelTransformSuite",
     "OpTrial",
     "OptimizerSuite",
     "PluginSuite",

@@ -14,7 +14,7 @@ from ao_core.numerics import hadamard_matrix, has_hadamard
 from ao_core.records import Kernel, OpCall
 from ao_core.registry import registry
 from ao_core.spec import Spec
-from ao_core.steps import PERMUTE, SCALE, STEP_KINDS, Step, hadamard_step
+from ao_core.steps import LOW_RANK, PERMUTE, ROW_STEPS, SCALE, Step, hadamard_step
 from ao_core.tensor import QTensor
 from ao_core.testing.base import gaussian
 
@@ -22,26 +22,30 @@ __all__ = ["KernelSteps", "every_step", "step_matrix", "step_values"]
 
 
 def every_step(k: int, last: tuple[str, ...] = ()) -> tuple[Step, ...]:
-    """A step of each kind for rows of k elements, those of the kinds `last` at the end."""
+    """A step of each kind that changes rows, for rows of k elements, those of the kinds `last` at the end."""
     blocks = [b for b in range(1, 65) if k % b == 0 and has_hadamard(b)]
     # those that are no power of two have matrices that are not symmetric
     block = max(blocks, key=lambda b: (b & (b - 1) != 0, b))
     each = {"permute": PERMUTE, "scale": SCALE, "hadamard": hadamard_step(block)}
-    return tuple(each[kind] for kind in sorted(STEP_KINDS, key=lambda kind: kind in last))
+    return tuple(each[kind] for kind in sorted(ROW_STEPS, key=lambda kind: kind in last))
 
 
-def step_values(spec: Spec, shape: tuple[int, ...], seed: int = 31) -> dict[str, Tensor]:
+def step_values(spec: Spec, shape: tuple[int, ...], seed: int = 31) -> dict[str, Any]:
     """What `quantize_tensor` is to be given for the input steps; each expert has its own.
 
     Scales are of either sign, and vary by a factor of 4: one that is ignored is seen in every product.
     """
     kinds, sizes = [step.kind for step in spec.input], (*shape[:-2], shape[-1])
-    noise, found = gaussian(sizes, seed=seed), {}
+    noise, found = gaussian(sizes, seed=seed), dict[str, Any]()
     if "permute" in kinds:
         found["in_perm"] = noise.argsort(-1)
     if "scale" in kinds:
         found["in_scale"] = noise.sign() * 4.0 ** (noise.argsort(-1) / max(shape[-1], 1) - 0.5)
         found["in_scale"] = torch.where(noise == 0, 1.0, found["in_scale"])
+    if rank := next((step.block for step in spec.input if step.kind == LOW_RANK), 0):
+        b = gaussian((*shape[:-1], rank), seed=seed + 1)
+        a = gaussian((*shape[:-2], rank, shape[-1]), seed=seed + 2)
+        found["low_rank"] = b, a / rank**0.5
     return found
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
+from ao_core.steps import hadamard_step, low_rank_step
 from ao_core.tensor import QTensor
-from ao_core.tensor.input_steps import without_steps
 from ao_core.tensor.saving.leaves import flatten, rebuild
+from ao_core.tensor.step_matmuls import without_steps
 from ao_core.testing.abilities import can_narrow
 from ao_core.testing.base import gaussian
 from ao_core.testing.input_steps import every_step, step_matrix
@@ -58,6 +59,26 @@ class LayoutSteps:
             written = q.clone().copy_(weight.dense(1))
             assert isinstance(written, QTensor)
             assert same_parts(written, _stepped(weight, 1)), "written values are not quantized ones"
+
+    def test_low_rank_part(self, weight: Sample) -> None:
+        """The rest is stored as without the part, whose product is added, and which goes where codes go."""
+        steps = (hadamard_step(1), low_rank_step(3))
+        q, w = quantized(weight.dense(), replace(weight.spec, input=steps)), weight.dense()
+        added = q.low_rank_b.float() @ q.low_rank_a.float()
+        rest = quantized(w - added, weight.spec)
+        assert same_parts(without_steps(q, 2), rest), "what is stored is not the rest of the weight"
+        torch.testing.assert_close(q.dequantize(), rest.dequantize() + added)
+        x = gaussian((3, w.shape[1]), seed=2)
+        expected = F.linear(x, rest) + F.linear(x, added)
+        torch.testing.assert_close(F.linear(x, q), expected, rtol=1e-4, atol=1e-4)
+        parts, record = flatten("w", q)
+        assert record is not None
+        for other in q.canonical(), rebuild("w", record, parts.__getitem__), q.clone(), q.t().t():
+            assert isinstance(other, QTensor)
+            assert same_parts(other.canonical(), q.canonical())
+        rows = q.shape[0] // 2
+        if can_narrow(q, 0, 0, rows):
+            assert torch.equal(q[:rows].dequantize(), q.dequantize()[:rows])
 
 
 def _stepped(weight: Sample, seed: int = 0) -> QTensor:

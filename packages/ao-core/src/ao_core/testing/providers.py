@@ -22,6 +22,7 @@ from ao_core.testing.distributions import PluginSuite, same_distribution
 from ao_core.testing.dtypes import DTypeSuite
 from ao_core.testing.kernels import KernelSuite
 from ao_core.testing.layouts import LayoutSuite
+from ao_core.testing.model_transforms import ModelTransformSuite
 from ao_core.testing.optimizers import OptimizerSuite
 from ao_core.testing.scales import ScaleSuite
 from ao_core.testing.transforms import TransformSuite
@@ -124,6 +125,13 @@ def _calibrated(provider: str) -> Iterator[type[Suite]]:
             yield _without_config("algorithm", name, error)
         else:
             yield type(f"algorithm[{name}]", (AlgorithmSuite,), {"config": config})
+    for name in _owned(provider, registry.model_transforms):
+        try:
+            config = registry.model_transforms.get(name).config_type()
+        except Exception as error:
+            yield _without_config("transform of models", name, error)
+        else:
+            yield type(f"model_transform[{name}]", (ModelTransformSuite,), {"config": config})
 
 
 def _without_config(kind: str, name: str, error: Exception) -> type[Suite]:

@@ -16,7 +16,7 @@ from ao_core.spec import NO_SCALE, WHOLE, Spec
 from ao_core.tensor import QTensor, fake_quantize, quantize_tensor
 from ao_core.tensor.activations import static_qparams, static_qparams_of_range
 from ao_core.tensor.codec import scale_values, zero_values
-from ao_core.tensor.input_steps import without_steps
+from ao_core.tensor.step_matmuls import without_steps
 from ao_core.testing.base import gaussian
 from ao_core.testing.input_steps import step_matrix, step_values
 

@@ -24,6 +24,7 @@ __all__ = [
     "fold",
     "format_of",
     "graph_of",
+    "no_step",
     "proven_all",
     "spread",
 ]
@@ -121,7 +122,7 @@ def channels_of(
     for entries in alike:
         rest = [entry for entry in entries if entry.fqn not in done]
         for entry in list(rest):
-            if text := _no_step(entry):
+            if text := no_step(entry):
                 notes[entry.fqn] = f"{reason}, and {text}"
                 rest.remove(entry)
         if rest:
@@ -163,7 +164,7 @@ def _reader(entry: Decision, channels: Tensor | None, statistics: tuple[Statisti
     return Reader(entry, matrices(wide, entry.owners[0])[:, 0].contiguous(), statistics)
 
 
-def _no_step(entry: Decision) -> str | None:
+def no_step(entry: Decision) -> str | None:
     """Why the inputs of a weight cannot be divided before the matmul."""
     if is_conv(entry.tensor, entry.owners[0]) or entry.tensor.dim() < 2:
         return "its inputs cannot be scaled before the matmul: it is no matrix"
@@ -222,8 +223,8 @@ def fold(
             if not failure:
                 made.note(name, f"{what}: {text}, folded into {where}")
             else:
-                if no_step := _no_step(reader.entry):
-                    made.note(name, f"{what}: undone, since {no_step}; {failure}")
+                if unfit := no_step(reader.entry):
+                    made.note(name, f"{what}: undone, since {unfit}; {failure}")
                 else:
                     made.note(name, f"{what}: {text}, as an input step: {failure}")
                     by = factors[reader.channels.clamp(min=0)].reciprocal().float()

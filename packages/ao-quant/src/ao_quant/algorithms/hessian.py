@@ -9,7 +9,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ao_core.ext import QuantizationError
 from ao_core.ext.calibration import inverse_factor
 
-__all__ = ["damped_factor", "order_of", "ordered_factor"]
+__all__ = ["damped_factor", "fitted", "order_of", "ordered_factor"]
 
 #: the most that is added, as a share of the mean of the diagonal
 _MOST = 1.0
@@ -48,6 +48,26 @@ def ordered_factor(hessian: Tensor, order: Tensor, damping: float) -> tuple[Tens
     if hessian not in _LAST or _LAST[hessian][0] != wanted:
         _LAST[hessian] = wanted, damped_factor(hessian[order][:, order], damping)
     return _LAST[hessian][1]  # type: ignore[no-any-return]
+
+
+def fitted(weight: Tensor, hessian: Tensor, cross: Tensor, damping: float) -> tuple[Tensor, float]:
+    """The weight whose outputs for inputs x are nearest to W x̃, and the damping that was used.
+
+    W + W (G - H) (H + λ)⁻¹ is the least of ‖W x̃ - V x‖² + λ ‖W - V‖² over all rows. It is W where G = H.
+
+    Args:
+        weight: W (N, K).
+        hessian: H = Σ x xᵀ (K, K) float64.
+        cross: G = Σ x̃ xᵀ (K, K) float64.
+        damping: λ as a share of the mean of H's diagonal.
+
+    Returns:
+        (N, K) float64.
+    """
+    order = torch.arange(len(hessian), device=hessian.device)
+    factor, used = ordered_factor(hessian, order, damping)
+    wide = weight.double()
+    return wide + wide @ (cross - hessian) @ factor.t() @ factor, used
 
 
 def order_of(name: str, squares: Tensor, group_of: Tensor) -> Tensor:

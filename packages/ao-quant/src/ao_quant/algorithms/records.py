@@ -7,13 +7,14 @@ from typing import Any
 
 from ao_core import Algorithm, Config, ModelTransform, Skip, Solved
 from ao_core.ext import registry
-from ao_core.ext.calibration import HESSIAN, SQUARES, Statistic
+from ao_core.ext.calibration import CROSS, HESSIAN, SQUARES, Statistic
 from ao_quant.algorithms.autoround import (
     refuses_autoround,
     solve_autoround,
     solve_autoround_block,
 )
 from ao_quant.algorithms.bias import needs_bias, refuses_bias, solve_bias
+from ao_quant.algorithms.low_rank_part import after_low_rank, take_out
 from ao_quant.algorithms.rotating import misplaced_reason, rotate
 from ao_quant.algorithms.scaling import equalize, scale_by_awq, smooth
 from ao_quant.algorithms.solving import (
@@ -22,6 +23,7 @@ from ao_quant.algorithms.solving import (
     solve_clip,
     solve_gptq,
     solve_imatrix,
+    solve_qronos,
 )
 from ao_quant.configs import (
     AutoRoundConfig,
@@ -31,6 +33,8 @@ from ao_quant.configs import (
     EqualizeConfig,
     GPTQConfig,
     ImatrixConfig,
+    LowRankConfig,
+    QronosConfig,
     RotateConfig,
     SmoothQuantConfig,
 )
@@ -66,6 +70,7 @@ def _record(
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     _record("gptq", GPTQConfig, (HESSIAN,), solve_gptq, refuses_gptq),
+    _record("qronos", QronosConfig, (HESSIAN, CROSS), solve_qronos, refuses_gptq),
     _record(
         "autoround",
         AutoRoundConfig,
@@ -87,8 +92,28 @@ ALGORITHMS: tuple[Algorithm, ...] = (
 )
 
 MODEL_TRANSFORMS: tuple[ModelTransform, ...] = (
-    ModelTransform("awq", AWQConfig, scale_by_awq, then=AWQConfig.then),
-    ModelTransform("smoothquant", SmoothQuantConfig, smooth, then=lambda config: config.base),
-    ModelTransform("equalize", EqualizeConfig, equalize),
-    ModelTransform("rotate", RotateConfig, rotate, refuses=misplaced_reason),
+    ModelTransform("awq", AWQConfig, scale_by_awq, then=AWQConfig.then, refuses=after_low_rank),
+    ModelTransform(
+        "smoothquant",
+        SmoothQuantConfig,
+        smooth,
+        then=lambda config: config.base,
+        refuses=after_low_rank,
+    ),
+    ModelTransform("equalize", EqualizeConfig, equalize, refuses=after_low_rank),
+    ModelTransform(
+        "rotate",
+        RotateConfig,
+        rotate,
+        refuses=lambda config, before: (
+            misplaced_reason(config, before) or after_low_rank(config, before)
+        ),
+    ),
+    ModelTransform(
+        "low_rank",
+        LowRankConfig,
+        take_out,
+        then=lambda config: config.base,
+        refuses=after_low_rank,
+    ),
 )

@@ -1,4 +1,4 @@
-"""GPTQ, scales by importance and clipped ranges: pure functions of a weight and statistics of its inputs."""
+"""GPTQ, Qronos, scales by importance, clipped ranges: functions of a weight and statistics of its inputs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ao_core.ext.calibration import Statistics
 from ao_core.ext.quantizing import grid_of, regridded, stepped_problem
 from ao_quant.algorithms.applying import clipped, nearest, unweighable_reason, weighed
 from ao_quant.algorithms.gptq import gptq
-from ao_quant.algorithms.hessian import order_of, ordered_factor
+from ao_quant.algorithms.hessian import fitted, order_of, ordered_factor
 from ao_quant.configs import ClipConfig
-from ao_quant.configs.algorithms import BaseConfig, GPTQConfig, ImatrixConfig
+from ao_quant.configs.algorithms import BaseConfig, GPTQConfig, ImatrixConfig, QronosConfig
 
 __all__ = [
     "Swept",
@@ -27,6 +27,7 @@ __all__ = [
     "solve_clip",
     "solve_gptq",
     "solve_imatrix",
+    "solve_qronos",
     "sweep",
 ]
 
@@ -45,16 +46,26 @@ class Swept(NamedTuple):
     damping: float
 
 
-def sweep(weight: Tensor, seen: _Seen, config: GPTQConfig, target: Target) -> Swept | Skip:
-    """GPTQ of a weight (E, N, K) on the grid that it has by the configuration."""
+def sweep(
+    weight: Tensor,
+    seen: _Seen,
+    config: GPTQConfig,
+    target: Target,
+    wanted: Tensor | None = None,
+) -> Swept | Skip:
+    """GPTQ of a weight (E, N, K) on the grid that it has by the configuration.
+
+    `wanted` has the values that are rounded where they are not those of the weight.
+    """
     hessians = [each["hessian"] for each in seen]
-    found = importance_start(weight, seen, config, target, config.importance)
+    values = weight if wanted is None else wanted
+    found = importance_start(values.to(weight.dtype), seen, config, target, config.importance)
     if isinstance(found, Skip):
         return found
     grid = grid_of(found)
     blocks, codes, weights = grid.block_of.reshape(weight.shape), [], []
     damping = 0.0
-    stored, hessians = stepped_problem(weight, hessians, found)
+    stored, hessians = stepped_problem(values, hessians, found)
     for matrix, hessian, block_of in zip(stored, hessians, blocks, strict=True):
         order = order_of(config.order, hessian.diagonal(), block_of[0])
         factor, used = ordered_factor(hessian, order, config.damping)
@@ -80,12 +91,45 @@ def importance_start(
 
 def solve_gptq(weight: Tensor, seen: _Seen, config: GPTQConfig, target: Target) -> Solved | Skip:
     """`Algorithm.solve` of `GPTQConfig`."""
-    found = sweep(weight, seen, config, target)
+    return _solved(weight, seen, config, target, sweep(weight, seen, config, target), ())
+
+
+def solve_qronos(
+    weight: Tensor, seen: _Seen, config: QronosConfig, target: Target
+) -> Solved | Skip:
+    """`Algorithm.solve` of `QronosConfig`."""
+    missing = sum(float(each["unpaired"]) for each in seen)
+    if missing:
+        note = (
+            f"{missing:.0f} of the rows are others than in the model as it was, which chose other experts: "
+            "by GPTQ"
+        )
+        return _solved(weight, seen, config, target, sweep(weight, seen, config, target), (note,))
+    fits = [
+        fitted(matrix, each["hessian"], each["cross"], config.damping)
+        for matrix, each in zip(weight, seen, strict=True)
+    ]
+    wanted = torch.stack([values for values, _ in fits])
+    moved = float((wanted - weight).norm() / weight.double().norm().clamp(min=1e-300))
+    found = sweep(weight, seen, config, target, wanted)
+    note = f"fitted to the inputs of quantized layers, by which it moved by {moved:.1%} of its size"
+    return _solved(weight, seen, config, target, found, (note,) if moved else ())
+
+
+def _solved(
+    weight: Tensor,
+    seen: _Seen,
+    config: GPTQConfig,
+    target: Target,
+    found: Swept | Skip,
+    notes: Sequence[str],
+) -> Solved | Skip:
     if isinstance(found, Skip):
         return found
     new = regridded(found.q, found.codes)
     values: Tensor = new.t() if is_transposed(target) else new
-    return Solved(values, config.base, damping=found.damping, note=few(seen, weight))
+    note = "; ".join(filter(None, (few(seen, weight), *notes)))
+    return Solved(values, config.base, damping=found.damping, note=note)
 
 
 def solve_imatrix(

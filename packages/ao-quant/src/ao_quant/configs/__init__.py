@@ -6,7 +6,7 @@ Each configuration also has a short lowercase name, the name of its recipe.
 from __future__ import annotations
 
 from ao_core import Config
-from ao_quant.configs.algorithms import BaseConfig, GPTQConfig, ImatrixConfig
+from ao_quant.configs.algorithms import BaseConfig, GPTQConfig, ImatrixConfig, QronosConfig
 from ao_quant.configs.autoround import AutoRoundConfig
 from ao_quant.configs.base import GROUP_SIZES
 from ao_quant.configs.codebooks import CodebookWeightOnlyConfig, NF4WeightOnlyConfig
@@ -31,6 +31,7 @@ from ao_quant.configs.ints import (
     IntxWeightOnlyConfig,
     UIntxWeightOnlyConfig,
 )
+from ao_quant.configs.low_rank import LowRankConfig
 from ao_quant.configs.mx import (
     MXDynamicActivationMXWeightConfig,
     MXWeightOnlyConfig,
@@ -87,6 +88,7 @@ __all__ = [
     "Int8StaticActivationInt8WeightConfig",
     "Int8WeightOnlyConfig",
     "IntxWeightOnlyConfig",
+    "LowRankConfig",
     "MXDynamicActivationMXWeightConfig",
     "MXWeightOnlyConfig",
     "NF4WeightOnlyConfig",
@@ -94,6 +96,7 @@ __all__ = [
     "NVFP4StaticActivationNVFP4WeightConfig",
     "NVFP4WeightOnlyConfig",
     "QATConfig",
+    "QronosConfig",
     "RotateConfig",
     "ScalingConfig",
     "SmoothQuantConfig",

@@ -9,7 +9,7 @@ from ao_core.ext import AoError, ConfigError, WeightConfig, shown
 from ao_quant.configs.base import one_of
 from ao_quant.configs.ints import Int4WeightOnlyConfig
 
-__all__ = ["ORDERS", "BaseConfig", "GPTQConfig", "ImatrixConfig"]
+__all__ = ["ORDERS", "BaseConfig", "GPTQConfig", "ImatrixConfig", "QronosConfig"]
 
 #: the values of `GPTQConfig.order`
 ORDERS = ("activations", "groups", "natural")
@@ -84,6 +84,27 @@ class GPTQConfig(BaseConfig):
                 f"damping={self.damping!r}: use a share above 0, up to 1, such as 0.01"
             )
         one_of(self, "order", ORDERS)
+
+
+@dataclass(frozen=True)
+class QronosConfig(GPTQConfig):
+    """Qronos: weights are first fitted to the inputs that quantized layers make, and then rounded by GPTQ.
+
+    GPTQ keeps the outputs of a layer for the inputs x that the quantized weights before it make. But outputs
+    should be W x̃, with the x̃ of the model as it was. With G = Σ x̃ xᵀ and H = Σ x xᵀ, what comes nearest to
+    them before it is rounded is W G H⁻¹, of which the damped form W + W (G - H) (H + λ)⁻¹ is taken. A model
+    that nothing has changed yet has G = H, and then it is GPTQ. Data is run twice, so it takes up to twice as
+    long.
+
+    The paper rounds the first column by what the others were before they were fitted; here it is like all.
+
+    Reference: Zhang et al. 2025, arXiv:2505.11695.
+
+    Attributes:
+        damping: as of GPTQ; of the fit, too, which moves less with more of it.
+        order: as of GPTQ.
+        importance: as of GPTQ.
+    """
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from ao_core import Config, QTensor, Skip
 from ao_core.ext import ConfigError, registry, shown
 from ao_core.ext.calibration import (
     HESSIAN,
-    UNSEEN,
     Data,
     Inputs,
     batches_of,
@@ -23,10 +22,14 @@ from ao_core.ext.calibration import (
     union,
     unmatrices,
     unobservable,
+    unseen_reason,
 )
 from ao_core.ext.quantizing import Decision, Progress, transformed
 
-__all__ = ["gathered", "layer_error", "solved"]
+__all__ = ["OF_LAYERS", "gathered", "layer_error", "solved"]
+
+#: measures of what weights are multiplied to
+OF_LAYERS = ("layer", "gradient")
 
 
 def gathered(
@@ -44,7 +47,7 @@ def gathered(
     """
     algorithms = [(each, registry.algorithm_for(type(each))) for each in configs]
     needs = [found.needs(each) for each, found in algorithms if found is not None]
-    if measure == "layer":
+    if measure in OF_LAYERS:
         needs.append((HESSIAN,))
     need = union(needs)
     if not need and data is None:
@@ -55,7 +58,7 @@ def gathered(
             "measure='layer' or candidates such as 'gptq/int4-g128'"
         )
     batches = batches_of(
-        data, "plan with these candidates" if measure != "layer" else "measure='layer'"
+        data, f"measure={measure!r}" if measure in OF_LAYERS else "plan with these candidates"
     )
     seen = [entry for entry in planned if unobservable(entry) is None]
     groups = collect(model, batches, seen, lambda _: need, progress)
@@ -72,7 +75,7 @@ def solved(entry: Decision, config: Config, inputs: Inputs | None) -> Tensor | S
         return transformed(asked, dense)
     target = entry.owners[0]
     if inputs is None or not inputs.rows:
-        return Skip(unobservable(entry) or UNSEEN)
+        return Skip(unobservable(entry) or unseen_reason(entry))
     if reason := algorithm.refuses(torch.empty_like(dense, device="meta"), config, target):
         return Skip(reason)
     found = algorithm.solve(matrices(dense, target), inputs.statistics, config, target)

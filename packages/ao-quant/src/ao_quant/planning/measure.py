@@ -12,9 +12,10 @@ from ao_core.ext.numerics import error_sums
 
 __all__ = ["MEASURES", "distance", "weight_error"]
 
-#: "weight": noise / signal of the values; "layer": of what the weight is multiplied to; "output": of what
-#: the model answers; "kl": divergence of its distribution over the last dimension, in bits per position
-MEASURES = ("weight", "layer", "output", "kl")
+#: "weight": noise / signal of the values; "layer": of what the weight is multiplied to; "gradient": of what
+#: the model answers, predicted from that; "output": of what the model answers; "kl": divergence of its
+#: distribution over the last dimension, in bits per position
+MEASURES = ("weight", "layer", "gradient", "output", "kl")
 
 #: numbers of an answer that are widened to float64 at a time
 _CHUNK = 1 << 22

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from ao_core import Config, QTensor, Skip
 from ao_core.ext import ConfigError, ConfigLike, check_quantizable, checked_but, is_converted
-from ao_core.ext.calibration import Data, Inputs, Sample, answer
+from ao_core.ext.calibration import Data, Inputs, Sample, answer, batches_of
 from ao_core.ext.quantizing import Decision, FilterFn, Progress, watched
 from ao_core.ext.quantizing import decide as decide
 from ao_core.ext.saving import owners_of
-from ao_quant.planning.calibrated import gathered, layer_error, solved
+from ao_quant.planning.calibrated import OF_LAYERS, gathered, layer_error, solved
 from ao_quant.planning.candidates import kept_anyway, resolve_candidates
 from ao_quant.planning.choose import Needs, below_divergence, within_bits, within_budget
+from ao_quant.planning.gradients import Gradients, output_gradients, predicted_error
 from ao_quant.planning.measure import MEASURES, distance, weight_error
 from ao_quant.planning.result import Choice, Kept, Option, QuantizationPlan
 from ao_quant.planning.sizes import Files, budget_bytes
@@ -64,11 +65,13 @@ def plan(
         candidates: configurations or names of recipes, also those that need data. To leave a weight as it
             is always is one.
         sample: input of the model: a tensor, a tuple of arguments, or a mapping of them.
-        data: for candidates that need calibration data, and for measure="layer", batches as for
+        data: for candidates that need calibration data, and for measure="layer" or "gradient", batches as for
             `quantize_`, which needs them again for the plan. Statistics of all weights are held at once.
         measure: "weight": noise over signal of a weight's values, which needs no sample but has to be asked
             for, since it does not tell what the model loses; "layer": the same of the weight's outputs on
-            the data, without running the model for each candidate;
+            the data, without running the model for each candidate; "gradient": that error weighted by the
+            squared gradients of the model's answers by each output, which predicts "output" from one
+            backward pass over the data, for weights of linear layers;
             "output": the same of the model's answer to the sample (the default with one); "kl": the
             divergence of its answer as logits over the last dimension (always with `max_kl`).
         filter_fn: as in `quantize_`: (module, its name) -> whether its weights are planned, for
@@ -94,6 +97,10 @@ def plan(
         )
     for entry in planned:
         check_quantizable(entry.tensor, entry.fqn)
+    gradients = None
+    if measure == "gradient":
+        batches = batches_of(data, "measure='gradient'")
+        gradients, data = output_gradients(model, batches, planned), batches
     inputs = gathered(model, data, planned, configs, measure, progress)
     tensors = {o.fqn: o.tensor for o in owners_of(model) if o.persistent}
     # formats may be larger than dense; only the number of digits counts
@@ -102,7 +109,9 @@ def plan(
     choices, providers = [], []
     for entry in watched(planned, [entry.fqn for entry in planned], progress, "plan"):
         seen = inputs.get(entry.fqn)
-        choice, named = _options(model, entry, configs, files, measure, sample, right, seen)
+        choice, named = _options(
+            model, entry, configs, files, measure, sample, right, seen, gradients
+        )
         choices.append(choice)
         providers.append(named)
     names = {owner.fqn for entry in planned for owner in entry.owners}
@@ -169,7 +178,7 @@ def _measure(measure: str | None, sample: Sample | None, goal: str) -> str:
             "goes by them is often worse than one recipe for all; pass sample=, an input of the model, or "
             "measure='weight' to plan without data all the same"
         )
-    if found not in ("weight", "layer") and sample is None:
+    if found not in ("weight", *OF_LAYERS) and sample is None:
         asked = "max_kl" if goal == "max_kl" else f"measure={measure!r}"
         raise ConfigError(f"sample=None: {asked} needs an input to run the model on")
     return found
@@ -184,6 +193,7 @@ def _options(
     sample: Sample | None,
     right: Tensor | None,
     inputs: Inputs | None,
+    gradients: Gradients | None,
 ) -> tuple[Choice, list[frozenset[str]]]:
     """A parameter in every format that can hold it, and who provides each."""
     size = files.size(entry.fqn, entry.tensor)
@@ -196,9 +206,11 @@ def _options(
             refused.append((config, reason))
             continue
         of_layer = layer_error(entry, new, inputs) if measure == "layer" else None
+        if gradients is not None:
+            of_layer = predicted_error(entry, new, inputs, gradients)
         if of_layer is not None:
             error = of_layer
-        elif sample is None or right is None or measure in ("weight", "layer"):
+        elif sample is None or right is None or measure in ("weight", *OF_LAYERS):
             error = weight_error(entry.tensor.detach(), new)
         else:
             error = distance(measure)(right, answer(model, sample, [(entry.owners, new)]))

@@ -11,7 +11,6 @@ from ao_core import Config
 from ao_core.ext import checked_but
 from ao_core.ext.calibration import (
     SQUARES,
-    UNSEEN,
     Data,
     Statistics,
     batches_of,
@@ -19,6 +18,7 @@ from ao_core.ext.calibration import (
     inputs_of,
     matrices,
     unobservable,
+    unseen_reason,
 )
 from ao_core.ext.quantizing import Decision, FilterFn, Progress
 from ao_sparsity.prune.choosing import chosen, matrix, pruning_by_score
@@ -65,7 +65,7 @@ def prune_wanda(
         if reason := unobservable(entry):
             return reason
         if entry.fqn not in seen or not seen[entry.fqn].rows:
-            return UNSEEN
+            return unseen_reason(entry)
         weight = matrices(entry.tensor.detach(), entry.owners[0])
         return wanda_scores(weight, seen[entry.fqn].statistics).reshape(matrix(entry).shape)
 
