@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +35,37 @@ class LlamaBench:
     def __init__(self, folder: Path, shape: Shape, kind: str, threads: int) -> None:
         self.name = f"llama.cpp {kind}"
         self.command = [folder / "llama-bench", "-m", model_file(shape, kind), "-t", str(threads)]
-        self.command += ["-r", "1", "-o", "json"]
+        self.command += ["-r", "1", "-o", "jsonl"]
         block = KINDS[kind][0] + 2
         self.nbytes = sum(n * k for n, k in matrices(shape).values()) // BLOCK * block
 
     def decode(self, tokens: int, context: int = 0) -> float:
         """Seconds a token when so many are generated after a context."""
         return self._seconds("-p", "0", "-n", str(tokens), "-d", str(context)) / tokens
+
+    @contextmanager
+    def decoding(self, tokens: int, context: int, calls: int) -> Iterator[Callable[[], float]]:
+        """A function that measures the seconds a token after a context; it can be called so often.
+
+        The context is computed once, before the first call. Between calls the program is stopped.
+        """
+        tests = ",".join([str(tokens)] * (calls + 1))
+        command = [*self.command, "-p", "0", "-n", tests, "-d", str(context)]
+        # for the next test it makes a context and copies the state, and that takes longer than to stop it here
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as program:
+            assert program.stdout is not None
+
+            def measure() -> float:
+                program.send_signal(signal.SIGCONT)
+                line = program.stdout.readline()  # type: ignore[union-attr]
+                program.send_signal(signal.SIGSTOP)
+                return float(json.loads(line)["avg_ns"]) / 1e9 / tokens
+
+            try:
+                measure()
+                yield measure
+            finally:
+                program.kill()
 
     def prefill(self, tokens: int) -> float:
         """Seconds for a text of so many tokens."""

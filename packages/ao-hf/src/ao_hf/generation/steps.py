@@ -118,10 +118,11 @@ def stepping(model: Any, cache: Any) -> Iterator[Steps]:
         found = None if args else steps(kwargs)
         return steps._forward(*args, **kwargs) if found is None else found
 
-    model.forward = forward
+    model.forward, cache.stepped = forward, True
     try:
         yield steps
     finally:
+        cache.stepped = False
         if before is None:
             del model.forward
         else:

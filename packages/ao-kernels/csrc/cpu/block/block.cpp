@@ -43,21 +43,31 @@ struct Pieces {
 
 namespace {
 
-void make_qkv(const Qkv& call) {
-  const Element type = call.heads.type;
-  const int64_t size = bytes_of(type), normed = call.m * call.linear.k * size, made = call.m * call.linear.n * size;
-  Pieces pieces{kept_rows.get(aligned(normed) + aligned(made))};
+// Bytes of normed rows.
+int64_t normed_bytes(const NormedProduct& call) { return call.norm.weight ? aligned(call.m * call.linear.k * bytes_of(call.type)) : 0; }
+
+// `memory` is for the normed rows.
+void multiply_normed(const NormedProduct& call, void* memory) {
   const void* x = call.x;
   if (call.norm.weight) {
     Norm t{};
-    t.x = x, t.y = pieces.take(normed), t.type = type, t.n = call.linear.k;
+    t.x = x, t.y = memory, t.type = call.type, t.n = call.linear.k;
     run_norm(call.norm, t, call.m);
-    x = t.y;
+    x = memory;
   }
+  multiply(call.linear, x, call.y, call.m, call.type);
+}
+
+void make_qkv(const Qkv& call) {
+  const Element type = call.heads.type;
+  NormedProduct product{call.x, nullptr, call.m, call.norm, call.linear, type};
+  const int64_t normed = normed_bytes(product), made = call.m * call.linear.n * bytes_of(type);
+  Pieces pieces{kept_rows.get(normed + aligned(made))};
+  void* const memory = pieces.take(normed);
+  product.y = pieces.take(made);
+  multiply_normed(product, memory);
   Heads heads = call.heads;
-  uint8_t* const rows = pieces.take(made);
-  multiply(call.linear, x, rows, call.m, type);
-  heads.x = rows;
+  heads.x = product.y;
   for_rows(call.m, call.linear.n, [&](int64_t b, int64_t e) { isa().block.heads(heads, b, e); });
 }
 
@@ -97,6 +107,11 @@ constexpr int64_t kWorth = 1 << 17;
 int64_t work_of(const Linear& t) { return t.n * t.k; }
 
 }  // namespace
+
+void run_normed_product(const NormedProduct& call) {
+  if (call.m == 0) return;
+  multiply_normed(call, kept_rows.get(normed_bytes(call)));
+}
 
 void run_qkv(const Qkv& call) {
   if (call.m == 0) return;
