@@ -30,12 +30,22 @@ def version(llama: str) -> dict[str, str]:
 
 
 class LlamaBench:
-    """The program `llama-bench`, and a model file for it."""
+    """The program `llama-bench`, and a model file for it.
 
-    def __init__(self, folder: Path, shape: Shape, kind: str, threads: int) -> None:
+    Args:
+        folder: of the program.
+        shape: of the model.
+        kind: of its matrices, one of `KINDS`.
+        threads: how many.
+        flash: whether attention is one operation: "on", "off", or "auto", the program's default.
+    """
+
+    def __init__(
+        self, folder: Path, shape: Shape, kind: str, threads: int, flash: str = "auto"
+    ) -> None:
         self.name = f"llama.cpp {kind}"
         self.command = [folder / "llama-bench", "-m", model_file(shape, kind), "-t", str(threads)]
-        self.command += ["-r", "1", "-o", "jsonl"]
+        self.command += ["-r", "1", "-o", "jsonl", "-fa", flash]
         block = KINDS[kind][0] + 2
         self.nbytes = sum(n * k for n, k in matrices(shape).values()) // BLOCK * block
 
@@ -51,13 +61,13 @@ class LlamaBench:
         """
         tests = ",".join([str(tokens)] * (calls + 1))
         command = [*self.command, "-p", "0", "-n", tests, "-d", str(context)]
-        # for the next test it makes a context and copies the state, and that takes longer than to stop it here
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as program:
             assert program.stdout is not None
 
             def measure() -> float:
                 program.send_signal(signal.SIGCONT)
                 line = program.stdout.readline()  # type: ignore[union-attr]
+                # before it measures again it makes a context and copies the state, which takes longer than this
                 program.send_signal(signal.SIGSTOP)
                 return float(json.loads(line)["avg_ns"]) / 1e9 / tokens
 
@@ -73,7 +83,7 @@ class LlamaBench:
 
     def _seconds(self, *options: str) -> float:
         done = subprocess.run([*self.command, *options], check=True, capture_output=True, text=True)
-        (found,) = json.loads(done.stdout)
+        found = json.loads(done.stdout)
         return float(found["avg_ns"]) / 1e9
 
 

@@ -13,6 +13,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from ao_hf.cache.layers import AoLayer, AoStaticLayer
+from ao_hf.cache.masks import hides
 from ao_hf.cache.names import ATTENTION
 from ao_hf.fusing.block import _Forward
 from ao_hf.fusing.observe import Observed, Seen
@@ -147,9 +148,7 @@ class FusedDecoder(_Forward):
             or not self._reads(cache)
         ):
             return None
-        if attention_mask is not None and not (
-            attention_mask.dim() == 2 and bool(attention_mask.all())
-        ):
+        if hides(attention_mask):
             return None
         if position_ids is None:
             position_ids = torch.full_like(input_ids, int(cache.get_seq_length()))
