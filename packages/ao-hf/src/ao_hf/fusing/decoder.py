@@ -144,7 +144,7 @@ class FusedDecoder(_Forward):
             or input_ids.shape[1] != 1
             or cache is None
             or use_cache is False
-            or any(kwargs.values())
+            or any(x is not None and x is not False for x in kwargs.values())
             or not self._reads(cache)
         ):
             return None
