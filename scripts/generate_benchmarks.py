@@ -61,7 +61,9 @@ def rendered(files: list[Path]) -> str:
     """The benchmarks of some files; those of one benchmark are in one folder."""
     names = {path: path.with_name(path.name.partition(".")[0]) for path in files}
     found = [
-        render(*(json.loads(path.read_text(encoding="utf-8")) for path in files if names[path] == name))
+        render(
+            *(json.loads(path.read_text(encoding="utf-8")) for path in files if names[path] == name)
+        )
         for name in dict.fromkeys(names.values())
     ]
     return "\n\n".join(found) or "No measurements are recorded yet."

@@ -42,10 +42,10 @@ NEVER = 1 << 20
 ABOUT = """\
 Llama models with random weights in {threads} threads: greedy `model.generate` of transformers, batch 1,
 after `ao_hf.fuse`, bfloat16 with all matrices in 4 bits and one scale for 32 weights, and keys and values in
-`AoCache(model.config, {kv!r})`. llama.cpp's `llama-bench` runs in a process of its own, and takes its turn in each round, on a
-file of the same shape with all matrices in Q4_0, keys and values in float16, and `-fa {flash}`. *tokens/s*: of {tokens}
-tokens that follow a context, the first one not counted; or of a text of {text} ("prefill"). *× llama.cpp*:
-the median over the rounds of how many times as fast, with its interval. *share of read*: the bytes of
+`AoCache(model.config, {kv!r})`. llama.cpp's `llama-bench` runs in a process of its own, and takes its turn in
+each round, on a file of the same shape with all matrices in Q4_0, keys and values in float16, and
+`-fa {flash}`. *tokens/s*: of {tokens} tokens that follow a context, the first one not
+counted; or of a text of {text} ("prefill"). *× llama.cpp*: the median over the rounds of how many times as fast, with its interval. *share of read*: the bytes of
 weights, keys and values that a token needs, over what is read in that time by a plain loop in C."""
 
 
@@ -187,7 +187,9 @@ def main() -> None:
         if args.llama:
             peer = LlamaBench(Path(args.llama), SHAPES[name], "Q4_0", args.threads, args.flash)
         found += measured(name, build(SHAPES[name]), peer, args)
-    about = ABOUT.format(threads=args.threads, kv=args.kv, tokens=args.tokens, text=TEXT, flash=args.flash)
+    about = ABOUT.format(
+        threads=args.threads, kv=args.kv, tokens=args.tokens, text=TEXT, flash=args.flash
+    )
     record(args.json, "`generate` on the CPU", about, found, versions=version(args.llama))
 
 

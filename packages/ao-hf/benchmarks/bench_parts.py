@@ -1,4 +1,4 @@
-"""Where the time of a token goes in transformers' own `generate`: the op, the rest of the forward, the loop."""
+"""Where the time of a token goes in transformers' own `generate`: op, rest of the forward, loop."""
 
 from __future__ import annotations
 

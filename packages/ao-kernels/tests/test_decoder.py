@@ -24,7 +24,10 @@ from ao_core.ext.kernels import (
 from ao_core.testing import KernelSuite
 from ao_core.testing.base import gaussian
 
-SPEC, CODES = Spec("int4", (1, 32), "bfloat16", layout="packed"), Spec("int8", (1, WHOLE), "float16")
+SPEC, CODES = (
+    Spec("int4", (1, 32), "bfloat16", layout="packed"),
+    Spec("int8", (1, WHOLE), "float16"),
+)
 
 
 class TestDecoder(KernelSuite):

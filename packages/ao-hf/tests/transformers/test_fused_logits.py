@@ -1,4 +1,4 @@
-"""One op from a token to its logits, over an `AoCache`: when it replaces the model's own code, and what it makes."""
+"""One op from a token to its logits, over an `AoCache`: when it replaces the model's own code."""
 
 from __future__ import annotations
 
@@ -88,7 +88,11 @@ def test_what_else_is_asked_runs_the_own_code(runs: list[bool]) -> None:
         model(**token, logits_to_keep=torch.tensor([0]))
         assert model(**token, labels=token["input_ids"]).loss is not None
         assert runs == [False] * 4
-        assert model(**token, attention_mask=torch.ones(2, 9), logits_to_keep=1).logits.shape == (2, 1, 100)
+        assert model(**token, attention_mask=torch.ones(2, 9), logits_to_keep=1).logits.shape == (
+            2,
+            1,
+            100,
+        )
         assert runs[4:] == [True]
         for module in (model.lm_head, model.model.norm, model.model, model.model.layers[1]):
             handle = module.register_forward_hook(lambda *a: seen.append(a))
@@ -131,7 +135,9 @@ def test_the_cache_is_as_after_the_own_code(runs: list[bool]) -> None:
             made = [model(**token).logits, model(**token).logits]
             cache.crop(-1)
             made += [model(**token).logits]
-            made += [model(torch.ones(2, 3, dtype=torch.int64), past_key_values=cache).logits[:, -1:]]
+            made += [
+                model(torch.ones(2, 3, dtype=torch.int64), past_key_values=cache).logits[:, -1:]
+            ]
             made += [model(**token).logits]
         return cache, torch.cat(made)
 

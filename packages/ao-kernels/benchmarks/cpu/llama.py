@@ -61,13 +61,15 @@ class LlamaBench:
         """
         tests = ",".join([str(tokens)] * (calls + 1))
         command = [*self.command, "-p", "0", "-n", tests, "-d", str(context)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as program:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as program:
             assert program.stdout is not None
 
             def measure() -> float:
                 program.send_signal(signal.SIGCONT)
                 line = program.stdout.readline()  # type: ignore[union-attr]
-                # before it measures again it makes a context and copies the state, which takes longer than this
+                # before it measures again it copies the state of the context, which takes longer than this
                 program.send_signal(signal.SIGSTOP)
                 return float(json.loads(line)["avg_ns"]) / 1e9 / tokens
 

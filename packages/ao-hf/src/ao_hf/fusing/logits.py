@@ -76,14 +76,18 @@ def model_parts(model: Any, run: Run, observed: Observed) -> FusedModel:
     Raises:
         NotFused: it is made in another way, or the head is not quantized.
     """
-    decoder = next((d for m in model.modules() if isinstance(d := vars(m).get("forward"), FusedDecoder)), None)
+    decoder = next(
+        (d for m in model.modules() if isinstance(d := vars(m).get("forward"), FusedDecoder)), None
+    )
     if decoder is None or decoder.module is model:
         raise NotFused("no module around the decoder makes logits")
     plain(model)
     if [block.module for block in run.blocks] != list(decoder.blocks):
         raise NotFused("its blocks are no single run")
     head, calls = _head_of(model, observed)
-    for own, after, made in zip(observed.calls[model], calls, observed.calls[decoder.module], strict=True):
+    for own, after, made in zip(
+        observed.calls[model], calls, observed.calls[decoder.module], strict=True
+    ):
         _check(own, after, made)
     found = FusedModel(model, decoder, run, head, type(observed.calls[model][0].output))
     run.head = OutputHead(norm_before(decoder.norm), Projection(head.weight, head.bias))  # type: ignore[arg-type]
@@ -95,7 +99,9 @@ def _head_of(model: Any, observed: Observed) -> tuple[nn.Linear, list[Seen]]:
     logits = [getattr(seen.output, "logits", None) for seen in observed.calls[model]]
     for child in model.children():
         calls = observed.calls.get(child, [])
-        if len(calls) != len(logits) or any(a.output is not b for a, b in zip(calls, logits, strict=True)):
+        if len(calls) != len(logits) or any(
+            a.output is not b for a, b in zip(calls, logits, strict=True)
+        ):
             continue
         if type(child) is not nn.Linear:
             raise NotFused(f"the head is a {type(child).__name__}, no plain nn.Linear")
