@@ -1,6 +1,7 @@
 """Write the recorded results, packages/*/benchmarks/results/*.json, into docs/benchmarks.md.
 
-Those of QLoRA are in docs/hf/peft.md. Of those on a GPU, packages/ao-kernels/benchmarks/gpu/results/*.json,
+What was measured on several machines, NAME.json, NAME.MACHINE.json and so on, is one section. Those of QLoRA
+are in docs/hf/peft.md. Of those on a GPU, packages/ao-kernels/benchmarks/gpu/results/*.json,
 the newest are shown.
 
 With --check nothing is written, and the exit status says whether the page is fresh.
@@ -26,18 +27,29 @@ QLORA_PAGE = ROOT / "docs" / "hf" / "peft.md"
 GPU = ROOT / "packages" / "ao-kernels" / "benchmarks" / "gpu"
 
 
-def render(data: dict[str, Any]) -> str:
-    """One benchmark: its title, what it measures, its table, and the machine."""
+def render(*measured: dict[str, Any]) -> str:
+    """One benchmark: its title, and of each machine what was measured, the table, and the machine."""
+    texts, last = [f"## {measured[0]['title']}"], ""
+    for data in measured:
+        if data["text"] != last:
+            texts.append(data["text"])
+        texts += [_table(data), _machine(data["about"])]
+        last = data["text"]
+    return "\n\n".join(texts)
+
+
+def _table(data: dict[str, Any]) -> str:
     shown = data.get("page", data["rows"])
     columns = list(shown[0])
-    rows = [[cell(row[column]) for column in columns] for row in shown]
-    about = data["about"]
+    return table(columns, [[cell(row[column]) for column in columns] for row in shown])
+
+
+def _machine(about: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    machine = (
+    return (
         f"{about['date']}, commit {about['commit']}; {about['cpu']}, {about['cores']} cores; "
         f"Python {about['python']}, {versions}."
     )
-    return "\n\n".join([f"## {data['title']}", data["text"], table(columns, rows), machine])
 
 
 def results() -> str:
@@ -46,8 +58,14 @@ def results() -> str:
 
 
 def rendered(files: list[Path]) -> str:
-    """The benchmarks of some files."""
-    found = [render(json.loads(path.read_text(encoding="utf-8"))) for path in files]
+    """The benchmarks of some files; those of one benchmark are in one folder."""
+    names = {path: path.with_name(path.name.partition(".")[0]) for path in files}
+    found = [
+        render(
+            *(json.loads(path.read_text(encoding="utf-8")) for path in files if names[path] == name)
+        )
+        for name in dict.fromkeys(names.values())
+    ]
     return "\n\n".join(found) or "No measurements are recorded yet."
 
 

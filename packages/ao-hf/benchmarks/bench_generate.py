@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,11 +40,12 @@ NEVER = 1 << 20
 
 ABOUT = """\
 Llama models with random weights in {threads} threads: greedy `model.generate` of transformers, batch 1,
-after `ao_hf.fuse`, bfloat16 with all matrices in 4 bits and one scale for 32 weights, {acts}, and keys and values in
-`AoCache(model.config, {kv!r})`. llama.cpp's `llama-bench` runs in a process of its own in each round, on a
-file of the same shape with all matrices in Q4_0, and keys and values in {llama_kv}. *tokens/s*: of {tokens}
-tokens that follow a context, the first one not counted; or of a text of {text} ("prefill"). *× llama.cpp*:
-the median over the rounds of how many times as fast, with its interval. *share of read*: the bytes of
+after `ao_hf.fuse`, bfloat16 with all matrices in 4 bits and one scale for 32 weights, {acts}, and keys and
+values in `AoCache(model.config, {kv!r})`. llama.cpp's `llama-bench` runs in a process of its own, and takes its
+turn in each round, on a file of the same shape with all matrices in Q4_0, keys and values in {llama_kv}, and
+`-fa {flash}`. *tokens/s*: of {tokens} tokens that follow a context, the first one not counted; or of a text of
+{text} ("prefill"). *× llama.cpp*: the median over the rounds of how many times as fast, with its interval.
+*share of read*: the bytes of
 weights, keys and values that a token needs, over what is read in that time by a plain loop in C."""
 
 
@@ -155,9 +157,12 @@ def measured(name: str, model: Any, peer: LlamaBench | None, args: Any) -> list[
         if args.compiled:
             ours[COMPILED] = Generating(model, args.kv, context, compiled=True)
         times: Any = {n: partial(one.decode, args.tokens) for n, one in ours.items()}
-        if peer is not None:
-            times[LLAMA] = partial(peer.decode, args.tokens, context)
-        samples = rounds_of({**times, READER: reading}, args.rounds)
+        with ExitStack() as stack:
+            if peer is not None:
+                # one call to warm up
+                other = peer.decoding(args.tokens, context, args.rounds + 1)
+                times[LLAMA] = stack.enter_context(other)
+            samples = rounds_of({**times, READER: reading}, args.rounds)
         sizes = {n: one.nbytes for n, one in ours.items()}
         if peer is not None:
             sizes[LLAMA] = peer.nbytes + keys * context
@@ -187,6 +192,7 @@ def main() -> None:
         compiled=1,  # or 0: eager alone
         tokens=48,
         llama="",
+        flash="auto",  # of llama.cpp: which is faster depends on the machine
     )
     torch.set_num_threads(args.threads)
     found: list[Row] = []
@@ -194,10 +200,12 @@ def main() -> None:
         peer = None
         if args.llama:
             folder, shape = Path(args.llama), SHAPES[name]
-            peer = LlamaBench(folder, shape, "Q4_0", args.threads, args.llama_kv)
+            how = {"kv": args.llama_kv, "flash": args.flash}
+            peer = LlamaBench(folder, shape, "Q4_0", args.threads, **how)
         found += measured(name, build(SHAPES[name], args.recipe), peer, args)
     options = {"acts": ACTS[args.recipe], "kv": args.kv, "llama_kv": args.llama_kv or "float16"}
-    about = ABOUT.format(threads=args.threads, tokens=args.tokens, text=args.text, **options)
+    options |= {"tokens": args.tokens, "text": args.text, "flash": args.flash}
+    about = ABOUT.format(threads=args.threads, **options)
     record(args.json, "`generate` on the CPU", about, found, versions=version(args.llama))
 
 

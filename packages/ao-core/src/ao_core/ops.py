@@ -176,8 +176,10 @@ _DECODER = Op(
     """Consecutive decoder blocks for the next T tokens, over the caches of their attention.
 
     Each is what `qkv`, `write_tail`, `attend` and `mlp` make of the block before it, with the same rounding;
-    the tails and the counts of the caches are written. x is (B, T, K); the result, (blocks, B, T, K), is what
-    each block returns. No block of tokens is quantized: the tails have room for T tokens.
+    the tails and the counts of the caches are written. x is (B, T, K); the first result,
+    (blocks, B, T, K), is what each block returns. The second, (B, T, N), are the logits of the head, a norm
+    and a linear layer; N is 0 where there is none. No block of tokens is quantized: the tails have room for
+    T tokens.
     `ao_core.ext.kernels.CachedBlocks`, which calls it, says what the arguments are.
     """,
     _trials("kernel_decoder", "DECODER"),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,16 +30,25 @@ def version(llama: str) -> dict[str, str]:
 
 
 class LlamaBench:
-    """The program `llama-bench`, and a model file for it; with a type for keys and values, or float16."""
+    """The program `llama-bench`, and a model file for it.
+
+    Args:
+        folder: of the program.
+        shape: of the model.
+        kind: of its matrices, one of `KINDS`.
+        threads: how many.
+        kv: type of keys and values; "": float16. Values in few bits need `flash`.
+        flash: whether attention is one operation: "on", "off", or "auto", the program's default.
+    """
 
     def __init__(
-        self, folder: Path, shape: Shape, kind: str, threads: int, kv: str = ""
+        self, folder: Path, shape: Shape, kind: str, threads: int, kv: str = "", flash: str = "auto"
     ) -> None:
         self.name = f"llama.cpp {kind}"
         self.command = [folder / "llama-bench", "-m", model_file(shape, kind), "-t", str(threads)]
-        self.command += ["-r", "1", "-o", "json"]
-        if kv:  # values in few bits need its fused attention
-            self.command += ["-ctk", kv, "-ctv", kv, "-fa", "1"]
+        self.command += ["-r", "1", "-o", "jsonl", "-fa", "on" if kv else flash]
+        if kv:
+            self.command += ["-ctk", kv, "-ctv", kv]
         block = KINDS[kind][0] + 2
         self.nbytes = sum(n * k for n, k in matrices(shape).values()) // BLOCK * block
 
@@ -44,13 +56,39 @@ class LlamaBench:
         """Seconds a token when so many are generated after a context."""
         return self._seconds("-p", "0", "-n", str(tokens), "-d", str(context)) / tokens
 
+    @contextmanager
+    def decoding(self, tokens: int, context: int, calls: int) -> Iterator[Callable[[], float]]:
+        """A function that measures the seconds a token after a context; it can be called so often.
+
+        The context is computed once, before the first call. Between calls the program is stopped.
+        """
+        tests = ",".join([str(tokens)] * (calls + 1))
+        command = [*self.command, "-p", "0", "-n", tests, "-d", str(context)]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as program:
+            assert program.stdout is not None
+
+            def measure() -> float:
+                program.send_signal(signal.SIGCONT)
+                line = program.stdout.readline()  # type: ignore[union-attr]
+                # before it measures again it copies the state of the context, which takes longer than this
+                program.send_signal(signal.SIGSTOP)
+                return float(json.loads(line)["avg_ns"]) / 1e9 / tokens
+
+            try:
+                measure()
+                yield measure
+            finally:
+                program.kill()
+
     def prefill(self, tokens: int) -> float:
         """Seconds for a text of so many tokens."""
         return self._seconds("-p", str(tokens), "-n", "0")
 
     def _seconds(self, *options: str) -> float:
         done = subprocess.run([*self.command, *options], check=True, capture_output=True, text=True)
-        (found,) = json.loads(done.stdout)
+        found = json.loads(done.stdout)
         return float(found["avg_ns"]) / 1e9
 
 

@@ -31,7 +31,14 @@ from ao_core.tensor.blocks import (
 from ao_core.tensor.codec import decode_parts, decode_reference, scale_values, unpack_parts
 from ao_core.tensor.create import encode_parts, encode_reference, fake_quantize_reference
 from ao_core.tensor.cut import geometry, part_size
-from ao_core.tensor.decoder import CachedBlock, CachedBlocks, DecoderCall, KeysAndValues
+from ao_core.tensor.decoder import (
+    CachedBlock,
+    CachedBlocks,
+    Decoded,
+    DecoderCall,
+    KeysAndValues,
+    OutputHead,
+)
 from ao_core.tensor.joined import cannot_join_rows, join_rows, share_rows
 from ao_core.tensor.leaves import Leaves, spec_of_text
 from ao_core.tensor.matmuls import select_linear
@@ -59,12 +66,14 @@ __all__ = [
     "CachedBlock",
     "CachedBlocks",
     "Candidate",
+    "Decoded",
     "DecoderCall",
     "EncodeTokensCall",
     "Heads",
     "KeysAndValues",
     "Leaves",
     "NormBefore",
+    "OutputHead",
     "Projection",
     "WriteTailCall",
     "attend_call",

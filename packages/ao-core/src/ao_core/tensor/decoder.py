@@ -16,7 +16,7 @@ from ao_core.tensor.attention import Attention
 from ao_core.tensor.blocks import Heads, NormBefore, Projection
 from ao_core.tensor.qtensor import QTensor
 
-__all__ = ["CachedBlock", "CachedBlocks", "DecoderCall", "KeysAndValues"]
+__all__ = ["CachedBlock", "CachedBlocks", "Decoded", "DecoderCall", "KeysAndValues", "OutputHead"]
 
 
 class KeysAndValues(NamedTuple):
@@ -57,6 +57,22 @@ class CachedBlock(NamedTuple):
         return tuple(p.weight for p in (self.inputs, self.output, self.gate_up, self.down))
 
 
+class OutputHead(NamedTuple):
+    """What follows the last block: a norm, and the linear layer that makes logits."""
+
+    norm: NormBefore | None
+    projection: Projection
+
+
+class Decoded(NamedTuple):
+    """What a call of `decoder` makes."""
+
+    #: (blocks, B, T, K), what each block returns
+    blocks: Tensor
+    #: (B, T, N), of the head; N is 0 where there is none
+    logits: Tensor
+
+
 @dataclass(frozen=True)
 class DecoderCall:
     """A call of `decoder`: an `OpCall`."""
@@ -70,6 +86,8 @@ class DecoderCall:
     x_shape: tuple[int, ...]
     x_dtype: torch.dtype
     device: str
+    #: the weight of the head: the format, and (N, K); None: there is no head
+    head: tuple[Spec, tuple[int, ...]] | None = None
     op: str = "decoder"
 
     @property
@@ -80,25 +98,26 @@ class DecoderCall:
     @property
     def specs(self) -> tuple[Spec, ...]:
         """The formats of all weights; those of `caches` are for kernels to judge, with their input steps."""
-        return tuple(spec for block in self.weights for spec, _ in block)
+        found = [spec for block in self.weights for spec, _ in block]
+        return (*found, self.head[0]) if self.head else tuple(found)
 
 
 class CachedBlocks:
-    """`decoder` with certain blocks and caches: finds the kernel of each kind of call once."""
+    """`decoder` with certain blocks, caches and head: finds the kernel of each kind of call once."""
 
     #: kinds of call whose kernel is remembered before it starts over
     _MAX_FOUND = 64
 
-    def __init__(self, blocks: tuple[CachedBlock, ...]) -> None:
-        self.blocks = blocks
+    def __init__(self, blocks: tuple[CachedBlock, ...], head: OutputHead | None = None) -> None:
+        self.blocks, self.head = blocks, head
         #: what kernels keep: tensors of the blocks are written to, but never replaced
         self.bound: dict[str, Any] = {}
         self._found: dict[Any, Kernel] = {}
 
     def __call__(
         self, x: Tensor, cosine: Tensor, sine: Tensor, start: Tensor | None, stop: Tensor | None
-    ) -> Tensor:
-        """What each block returns, (blocks, B, T, K); the tokens are in the caches then.
+    ) -> Decoded:
+        """What each block returns, and the logits; the tokens are in the caches then.
 
         Args:
             x: (B, T, K), the next T tokens.
@@ -129,6 +148,7 @@ class CachedBlocks:
 
     def call_of(self, x: Tensor) -> DecoderCall:
         """What kernels may see of a call with activations `x`."""
+        head = None if self.head is None else self.head.projection.weight
         return DecoderCall(
             tuple(tuple((w.spec, w.stored_shape) for w in b.weights) for b in self.blocks),
             tuple((b.cache.key.spec, b.cache.value.spec) for b in self.blocks),
@@ -136,4 +156,5 @@ class CachedBlocks:
             tuple(x.shape),
             x.dtype,
             x.device.type,
+            None if head is None else (head.spec, head.stored_shape),
         )

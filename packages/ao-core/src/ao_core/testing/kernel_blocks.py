@@ -18,7 +18,7 @@ from ao_core.testing.base import gaussian, same_bits
 from ao_core.testing.samples import holds, quantized
 from ao_core.testing.trials import KernelCase, OpTrial, strided_variants
 
-__all__ = ["MLP", "QKV", "block_mlp", "block_qkv"]
+__all__ = ["MLP", "QKV", "block_head", "block_mlp", "block_qkv"]
 
 _EPS = 1e-3
 
@@ -81,6 +81,11 @@ def _normed(x: Tensor, norm: NormBefore | None) -> Tensor:
     if norm.gain == "rounded":
         return (wide.to(x.dtype).double() * norm.weight.double()).to(x.dtype)
     return (wide * (norm.weight.double() + (norm.gain == "plus_one"))).to(x.dtype)
+
+
+def block_head(x: Tensor, norm: NormBefore | None, weight: Projection) -> Tensor:
+    """Logits in float64, of normed rows."""
+    return _multiplied(_normed(x, norm), weight, torch.float64)
 
 
 class _Qkv(_Block):

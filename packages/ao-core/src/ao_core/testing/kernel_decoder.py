@@ -15,10 +15,16 @@ from ao_core.records import Kernel, OpCall
 from ao_core.spec import WHOLE, Spec
 from ao_core.tensor.attention import Attention
 from ao_core.tensor.blocks import GAINS, GATES, Heads, NormBefore, Projection
-from ao_core.tensor.decoder import CachedBlock, CachedBlocks, DecoderCall, KeysAndValues
+from ao_core.tensor.decoder import (
+    CachedBlock,
+    CachedBlocks,
+    DecoderCall,
+    KeysAndValues,
+    OutputHead,
+)
 from ao_core.testing.base import gaussian, same_bits
 from ao_core.testing.kernel_attend import attended
-from ao_core.testing.kernel_blocks import block_mlp, block_qkv
+from ao_core.testing.kernel_blocks import block_head, block_mlp, block_qkv
 from ao_core.testing.samples import holds, quantized
 from ao_core.testing.trials import KernelCase, OpTrial, strided_variants
 
@@ -28,6 +34,8 @@ _INT4 = Spec("int4", (1, 32), "bfloat16", layout="packed")
 _TOKEN = Spec("int8", (1, WHOLE), "float16")
 _GROUP = Spec("uint4", (1, 64), "float16", "int", "packed")
 _HEADS, _SIZE, _SLOTS = Heads(4, 2, 16), 256, 140
+#: rows of a head
+_VOCABULARY = 130
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,8 @@ class Decoding:
     coded: int
     #: whether rows of the batch begin with padding
     padded: bool = False
+    #: whether logits are made of what the last block returns
+    head: bool = False
 
 
 class _Decoder(OpTrial):
@@ -50,8 +60,8 @@ class _Decoder(OpTrial):
     shapes = ((48,), (70,))
     batches: Sequence[Any] = (
         Decoding(1, 1, 0, 0),
-        Decoding(1, 1, 200, 128),
-        Decoding(2, 3, 100, 0, padded=True),
+        Decoding(1, 1, 200, 128, head=True),
+        Decoding(2, 3, 100, 0, padded=True, head=True),
         Decoding(1, 5, 138, 128),
     )
 
@@ -69,7 +79,7 @@ class _Decoder(OpTrial):
     def fitting(
         self, layout: Layout, shape: tuple[int, ...], specs: Sequence[Spec]
     ) -> Sequence[Spec]:
-        shapes = _shapes(shape[0])
+        shapes = [*_shapes(shape[0]), (_VOCABULARY, shape[0])]
         return [spec for spec in specs if all(holds(layout, one, spec) for one in shapes)]
 
     def call(self, op: str, case: KernelCase, batch: Any) -> OpCall | None:
@@ -77,9 +87,12 @@ class _Decoder(OpTrial):
         weights = tuple((_format(case, shape), shape) for shape in _shapes(case.shape[0]))
         keys = (batch.batch, _HEADS.key, _SIZE, _HEADS.dim)
         x_shape = (batch.batch, batch.tokens, *case.shape)
+        shape = (_VOCABULARY, *case.shape)
+        head = (_format(case, shape), shape) if batch.head else None
         return DecoderCall(
-            (weights,) * 2, ((key, value),) * 2, (keys,) * 2, x_shape, case.dtype, case.device, op
-        )
+            (weights,) * 2, ((key, value),) * 2, (keys,) * 2, x_shape, case.dtype, case.device, head,
+            op,
+        )  # fmt: skip
 
     def odd_calls(self, call: Any) -> Iterator[OpCall]:
         for dtype in (torch.float16, torch.float64):
@@ -125,7 +138,11 @@ class _Decoder(OpTrial):
                 attention, output, norm(GAINS[turn + 1]), gate_up, down, GATES[turn],
             )  # fmt: skip
 
-        blocks = CachedBlocks((block(0), block(1)))
+        head = None
+        if batch.head:
+            before = norm(GAINS[0]) if batch.batch == 1 else None
+            head = OutputHead(before, weight(_VOCABULARY, k, bias=batch.batch > 1))
+        blocks = CachedBlocks((block(0), block(1)), head)
         x = draw(batch.batch, batch.tokens, k)
         tables = draw(2, batch.batch if batch.padded else 1, batch.tokens, 12)
         start = torch.arange(batch.batch, device=case.device) + 5 if batch.padded else None
@@ -134,13 +151,13 @@ class _Decoder(OpTrial):
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         x, blocks, *others = args
-        blocks = CachedBlocks(tuple(_copied(block) for block in blocks.blocks))
-        y = fn(x, blocks, *others)
-        return y, *(x for block in blocks.blocks for x in _written(block))
+        blocks = CachedBlocks(tuple(_copied(block) for block in blocks.blocks), blocks.head)
+        made = fn(x, blocks, *others)
+        return *made, *(x for block in blocks.blocks for x in _written(block))
 
     def check(self, actual: Any, expected: Any, case: KernelCase, bound: float) -> None:
-        made = (actual,) if isinstance(actual, Tensor) else actual  # which may be all that is known
-        for found, wanted in zip(made, expected, strict=False):
+        # which may be the beginning, if that is all that is known
+        for found, wanted in zip(actual, expected, strict=False):
             if wanted.dtype == torch.int64:
                 assert torch.equal(found, wanted), f"counts {found} instead of {wanted}"
             else:
@@ -206,7 +223,9 @@ def _expected(
         x = wide.to(x.dtype)
         made.append(x)
         written += _written(block)
-    return (torch.stack(made), *written)
+    head = blocks.head
+    logits = x[..., :0] if head is None else block_head(x, head.norm, head.projection)
+    return (torch.stack(made), logits, *written)
 
 
 #: what `Op.trials` returns

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ao_core.tensor.decoder import CachedBlock, CachedBlocks
+from ao_core.tensor.decoder import CachedBlock, CachedBlocks, Decoded, OutputHead
 from ao_core.torch_kernels.attend import attend
-from ao_core.torch_kernels.blocks import mlp, qkv
+from ao_core.torch_kernels.blocks import mlp, normed, qkv
 from ao_core.torch_kernels.tail import write_tail
 
 __all__ = ["decoder"]
@@ -20,13 +21,18 @@ def decoder(
     sine: Tensor,
     start: Tensor | None,
     stop: Tensor | None,
-) -> Tensor:
-    """What each block returns."""
+) -> Decoded:
+    """What each block returns, and the logits."""
     made = []
     for block in blocks.blocks:
         x = _block(x, block, cosine, sine, start, stop)
         made.append(x)
-    return torch.stack(made)
+    logits = x.new_empty((*x.shape[:-1], 0)) if blocks.head is None else _logits(x, blocks.head)
+    return Decoded(torch.stack(made), logits)
+
+
+def _logits(x: Tensor, head: OutputHead) -> Tensor:
+    return F.linear(x if head.norm is None else normed(x, head.norm), *head.projection)
 
 
 def _block(

@@ -135,6 +135,13 @@ class AoCache(Cache):
         self.ahead: Ahead | None = None
         #: whether layers may get tokens before the model comes to them
         self.runs_ahead = True
+        #: whether programs of ao write the tokens, so that nobody else need compile
+        self.stepped = False
+
+    @property
+    def is_compileable(self) -> bool:
+        """Whether transformers may prepare for compiled code, which takes a mask for all of its memory."""
+        return super().is_compileable and not self.stepped
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -169,14 +176,18 @@ class AoCache(Cache):
             self._forward.clear()
 
     @contextmanager
-    def writing(self, layer_idx: int) -> Iterator[None]:
+    def writing(self, layer_idx: int, reached: int) -> Iterator[None]:
         """A time in which the layers from one on get tokens without `update`, by a run of fused blocks.
+
+        Args:
+            layer_idx: the first one.
+            reached: the last one that the model came to by then.
 
         Raises:
             ConfigError: as `update`.
         """
         self._enters(layer_idx)
-        with self._written(layer_idx):
+        with self._written(reached):
             yield
 
     def reached(self, ahead: Ahead) -> None:

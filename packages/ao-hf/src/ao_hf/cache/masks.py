@@ -24,7 +24,7 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
-__all__ = ["Bounds", "bounds_of", "mask", "visible"]
+__all__ = ["Bounds", "bounds_of", "hides", "mask", "visible"]
 
 
 class Bounds(NamedTuple):
@@ -49,6 +49,18 @@ def bounds_of(x: Any) -> Bounds | None:
     if len(columns) == 2:
         return Bounds(False, None, columns[0], columns[1])
     return Bounds(True, columns[0], columns[1], columns[2])
+
+
+def hides(mask: Any) -> bool:
+    """Whether a mask, or one of those of layer types, may hide tokens that are there from the last one."""
+    if mask is None:
+        return False
+    if isinstance(mask, dict):
+        return any(map(hides, mask.values()))
+    bounds = bounds_of(mask)
+    if bounds is not None:
+        return bounds.start is not None
+    return mask.dim() != 2 or not bool(mask.all())
 
 
 def visible(bounds: Bounds, queries: int, tokens: int) -> Tensor:

@@ -12,14 +12,15 @@ from transformers import DynamicCache
 from ao_core.ext import AoError, checked
 from ao_hf.fusing.block import FusedBlock, FusedMlp, Head, Tail, joined
 from ao_hf.fusing.decoder import FusedDecoder, decoder_parts
+from ao_hf.fusing.logits import FusedModel, model_parts
 from ao_hf.fusing.observe import AttentionSeen, Observed, Seen, evaluating, observe
 from ao_hf.fusing.report import Fused, FuseReport, Kept
-from ao_hf.fusing.runs import install_runs
+from ao_hf.fusing.runs import Run, install_runs
 from ao_hf.fusing.structure import NotFused, attention_parts, mlp_parts, norm_before, plain
 
 __all__ = ["fuse", "unfuse"]
 
-_FUSED = (FusedBlock, FusedMlp, FusedDecoder)
+_FUSED = (FusedBlock, FusedMlp, FusedDecoder, FusedModel)
 
 
 @checked
@@ -64,8 +65,11 @@ def fuse(model: nn.Module) -> FuseReport:
     runs = install_runs([one for one in whole if isinstance(one, FusedBlock)])
     if not blocks:
         kept.append(Kept("", "no module calls an attention function of transformers"))
+    logits = None
+    if isinstance(around, Fused) and len(runs) == 1:
+        logits = _logits(model, runs[0], observed)
     longest = tuple((names[run.blocks[0].module], len(run.blocks)) for run in runs)
-    return FuseReport(model, tuple(fused), tuple(kept), longest, around)
+    return FuseReport(model, tuple(fused), tuple(kept), longest, around, logits)
 
 
 @checked
@@ -120,6 +124,16 @@ def _decoder(model: Any, names: list[str], observed: Observed) -> Fused | Kept:
         return Kept(name, str(reason))
     found.install()
     return Fused(name, found.ops)
+
+
+def _logits(model: Any, run: Run, observed: Observed) -> Fused | Kept:
+    """Install a forward of the model that makes logits in one op."""
+    try:
+        found = model_parts(model, run, observed)
+    except NotFused as reason:
+        return Kept("", f"the head: {reason}")
+    found.install()
+    return Fused("", found.ops)
 
 
 def _whole(block: Any, seen: AttentionSeen, observed: Observed, tail: Tail) -> FusedBlock:

@@ -13,6 +13,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from ao_hf.cache.layers import AoLayer, AoStaticLayer
+from ao_hf.cache.masks import hides
 from ao_hf.cache.names import ATTENTION
 from ao_hf.fusing.block import _Forward
 from ao_hf.fusing.observe import Observed, Seen
@@ -104,7 +105,7 @@ class FusedDecoder(_Forward):
         result: type,
     ) -> None:
         super().__init__(module, [rotary], [])
-        self._embedding, self._blocks, self._norm = embedding, tuple(blocks), norm
+        self._embedding, self.blocks, self.norm = embedding, tuple(blocks), norm
         self._tables, self._result = RotaryTables(rotary), result
         #: what may not change, such as how many blocks are called
         self._settings = {n: x for n, x in vars(module.config).items() if n not in _LOOKED_AT}
@@ -116,50 +117,54 @@ class FusedDecoder(_Forward):
             if any(child is one for one in parts)
         ]
 
-    def run(
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The same without a mask, and without computing cosines; NotImplemented where a mask is needed."""
+        begun = None if args else self.begin(**kwargs)
+        if begun is None:
+            return NotImplemented
+        x, told = begun
+        for block in self.blocks:
+            x = block(x, **told)
+        return self._result(last_hidden_state=self.norm(x), past_key_values=told["past_key_values"])
+
+    def begin(
         self,
-        *args: Any,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         past_key_values: Any = None,
         use_cache: bool | None = None,
         **kwargs: Any,
-    ) -> Any:
-        """The same without a mask, and without computing cosines; NotImplemented where a mask is needed."""
+    ) -> tuple[Tensor, dict[str, Any]] | None:
+        """What the first block is given, and what all are told; None where a mask is needed."""
         cache = past_key_values
         if (
-            args
-            or input_ids is None
+            input_ids is None
             or input_ids.dim() != 2
             or input_ids.shape[1] != 1
             or cache is None
+            or use_cache is False
+            or any(x is not None and x is not False for x in kwargs.values())
+            or not self._reads(cache)
         ):
-            return NotImplemented
-        if use_cache is False or any(kwargs.values()) or not self._reads(cache):
-            return NotImplemented
-        if attention_mask is not None and not (
-            attention_mask.dim() == 2 and bool(attention_mask.all())
-        ):
-            return NotImplemented
+            return None
+        if hides(attention_mask):
+            return None
         if position_ids is None:
             position_ids = torch.full_like(input_ids, int(cache.get_seq_length()))
         if position_ids.dim() != 2:
-            return NotImplemented
+            return None
         x = self._embedding(input_ids)
         rows = self._tables(x, position_ids, cache.get_max_length())
         if rows is None:
-            return NotImplemented
-        for block in self._blocks:
-            x = block(
-                x,
-                attention_mask=None,
-                position_embeddings=rows,
-                position_ids=position_ids,
-                past_key_values=cache,
-                use_cache=True,
-            )
-        return self._result(last_hidden_state=self._norm(x), past_key_values=cache)
+            return None
+        return x, {
+            "attention_mask": None,
+            "position_embeddings": rows,
+            "position_ids": position_ids,
+            "past_key_values": cache,
+            "use_cache": True,
+        }
 
     def _reads(self, cache: Any) -> bool:
         """Whether one query needs no mask: all layers keep all tokens and nothing else."""

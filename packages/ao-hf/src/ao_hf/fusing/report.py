@@ -44,6 +44,8 @@ class FuseReport:
     runs: tuple[tuple[str, int], ...] = ()
     #: the module that calls the blocks; None where no block is fused
     around: Fused | Kept | None = None
+    #: the model, where it makes logits of what that module returns; None where it was not looked at
+    logits: Fused | Kept | None = None
 
     def unfuse(self) -> None:
         """Let the model run as before. Twice is as good as once."""
@@ -58,7 +60,7 @@ class FuseReport:
         self.unfuse()
 
     def __str__(self) -> str:
-        around = [] if self.around is None else [self.around]
+        around = [one for one in (self.around, self.logits) if one is not None]
         found: list[Fused | Kept] = [*self.fused, *self.kept, *around]
         lines = [
             f"{name}  {text}" for name, text in _alike((one.name, _text(one)) for one in found)

@@ -16,7 +16,9 @@ from ao_core.ext.kernels import (
     Attention,
     CachedBlock,
     CachedBlocks,
+    Decoded,
     KeysAndValues,
+    OutputHead,
     pinned_band,
 )
 from ao_hf.cache.ahead import Ahead
@@ -46,6 +48,8 @@ class _Plan(NamedTuple):
     #: what the layers hold; another one, and the plan is void
     caches: tuple[Any, ...]
     call: CachedBlocks
+    #: the same with the head that follows the last block of the run; None where it is not served
+    whole: CachedBlocks | None
 
 
 class Run:
@@ -58,6 +62,8 @@ class Run:
 
     def __init__(self, blocks: list[FusedBlock]) -> None:
         self.blocks = blocks
+        #: what follows the last block, where logits are wanted and nothing else
+        self.head: OutputHead | None = None
         self._configs = {id(b.attention.config): b.attention.config for b in blocks}.values()
         self._plans: WeakKeyDictionary[AoCache, dict[int, _Plan | None]] = WeakKeyDictionary()
         checks = [check for block in blocks for check in block.checks()]
@@ -88,26 +94,30 @@ class Run:
         plan = self._plan_of(place, x, cache) if self._applies(x, kwargs) else None
         return None if plan is None else self._start(plan, x, cache, kwargs)
 
+    def logits(self, x: Tensor, kwargs: dict[str, Any]) -> Tensor | None:
+        """The logits of what all blocks make of `x`, given the first one's arguments; None: they must run.
+
+        Args:
+            x: (B, T, K).
+            kwargs: of the first block; over an `AoCache`.
+        """
+        cache: AoCache = kwargs["past_key_values"]
+        if cache.ahead is not None or not cache.runs_ahead or not self._applies(x, kwargs):
+            return None
+        plan = self._plan_of(0, x, cache)
+        if plan is None or plan.whole is None:
+            return None
+        made = _called(plan, plan.whole, x, cache, kwargs, len(plan.layers))
+        return None if made is None else made.logits
+
     def _start(
         self, plan: _Plan, x: Tensor, cache: AoCache, kwargs: dict[str, Any]
     ) -> Tensor | None:
         """Run blocks from the first one of a plan on."""
-        mask, tables = kwargs.get("attention_mask"), kwargs.get("position_embeddings")
-        bounds = bounds_of(mask)
-        if not isinstance(tables, tuple) or (
-            mask is not None and (bounds is None or not bounds.causal)
-        ):
+        made = _called(plan, plan.call, x, cache, kwargs, 1)
+        if made is None:
             return None
-        if not _has_room(plan, x.shape[1]):
-            return None
-        start, stop = (None, None) if bounds is None else (bounds.start, bounds.stop)
-        index = plan.layers[0].index
-        with cache.writing(index):
-            made = plan.call(x, tables[0], tables[1], start, stop)
-        for layer in plan.layers:
-            if type(layer) is AoLayer:
-                layer.tokens += x.shape[1]
-        ahead = Ahead(self, plan.first, made, kwargs, plan.layers, x.shape[1])
+        ahead = Ahead(self, plan.first, made.blocks, kwargs, plan.layers, x.shape[1])
         cache.ahead = ahead
         cache.reached(ahead)
         return ahead.outputs[0]
@@ -170,7 +180,11 @@ class Run:
         call = CachedBlocks(tuple(made))
         if not call.has_kernel(x):
             return None
-        return _Plan(place, tuple(layers), tuple(layer.kv for layer in layers), call)
+        whole = None
+        if self.head is not None and len(layers) == len(self.blocks):
+            whole = CachedBlocks(call.blocks, self.head)
+            whole = whole if whole.has_kernel(x) else None
+        return _Plan(place, tuple(layers), tuple(layer.kv for layer in layers), call, whole)
 
 
 #: arguments of a block that attention does not read, or that the op knows
@@ -209,6 +223,33 @@ def _cached(block: FusedBlock, kv: Any) -> CachedBlock:
         kv.key.tensor(), kv.value.tensor(), kv.counts, kv.tail_key, kv.tail_value, kv.center
     )
     return block.cached(cache, options.get("s_aux"), attention)
+
+
+def _called(
+    plan: _Plan,
+    call: CachedBlocks,
+    x: Tensor,
+    cache: AoCache,
+    kwargs: dict[str, Any],
+    reached: int,
+) -> Decoded | None:
+    """What one call makes for the blocks of a plan, of which the model came to so many; None: it cannot."""
+    mask, tables = kwargs.get("attention_mask"), kwargs.get("position_embeddings")
+    bounds = bounds_of(mask)
+    if not isinstance(tables, tuple) or (
+        mask is not None and (bounds is None or not bounds.causal)
+    ):
+        return None
+    if not _has_room(plan, x.shape[1]):
+        return None
+    start, stop = (None, None) if bounds is None else (bounds.start, bounds.stop)
+    layers = plan.layers
+    with cache.writing(layers[0].index, layers[reached - 1].index):
+        made = call(x, tables[0], tables[1], start, stop)
+    for layer in layers:
+        if type(layer) is AoLayer:
+            layer.tokens += x.shape[1]
+    return made
 
 
 def _has_room(plan: _Plan, new: int) -> bool:

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ao_core.ext import ConfigError
 from ao_hf.cache.layers import AoStaticLayer
-from ao_hf.cache.masks import bounds_of
+from ao_hf.cache.masks import hides
 from ao_hf.generation.programs import program_of
 from ao_hf.generation.recording import record
 
@@ -59,7 +59,7 @@ class Steps:
             return None
         if any(x for name, x in kwargs.items() if name not in _KNOWN):
             return None
-        if _hides(kwargs.get("attention_mask")):
+        if hides(kwargs.get("attention_mask")):
             return None
         kv = layers[0].kv
         if kv is None:
@@ -88,16 +88,6 @@ class Steps:
         return out
 
 
-def _hides(mask: Tensor | None) -> bool:
-    """Whether a mask may hide tokens that are there."""
-    if mask is None:
-        return False
-    bounds = bounds_of(mask)
-    if bounds is not None:
-        return bounds.start is not None
-    return mask.dim() != 2 or not bool(mask.all())
-
-
 @contextmanager
 def stepping(model: Any, cache: Any) -> Iterator[Steps]:
     """A time in which a model decodes by a program, with this cache.
@@ -118,10 +108,11 @@ def stepping(model: Any, cache: Any) -> Iterator[Steps]:
         found = None if args else steps(kwargs)
         return steps._forward(*args, **kwargs) if found is None else found
 
-    model.forward = forward
+    model.forward, cache.stepped = forward, True
     try:
         yield steps
     finally:
+        cache.stepped = False
         if before is None:
             del model.forward
         else:

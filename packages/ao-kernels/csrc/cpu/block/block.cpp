@@ -59,19 +59,33 @@ struct Pieces {
 
 namespace {
 
+// Bytes of normed rows.
+int64_t normed_bytes(const NormedProduct& call) {
+  return call.norm.weight ? aligned(call.m * call.linear.k * bytes_of(call.type)) : 0;
+}
+
+// `memory` is for the normed rows.
+void multiply_normed(const NormedProduct& call, void* memory) {
+  const void* x = call.x;
+  if (call.norm.weight) {
+    Norm t{};
+    t.x = x, t.y = memory, t.type = call.type, t.n = call.linear.k;
+    run_norm(call.norm, t, call.m);
+    x = memory;
+  }
+  multiply(call.linear, x, call.y, call.m, call.type);
+}
+
 void make_qkv(const Qkv& call, int64_t begin, int64_t end) {
   const Element type = call.heads.type;
   const int64_t size = bytes_of(type), m = end - begin, k = call.linear.k * size, n = call.linear.n * size;
-  Pieces pieces{kept_rows.get(aligned(m * k) + aligned(m * n))};
-  const void* x = after(call.x, begin * k);
-  if (call.norm.weight) {
-    Norm t{};
-    t.x = x, t.y = pieces.take(m * k), t.type = type, t.n = call.linear.k;
-    run_norm(call.norm, t, m);
-    x = t.y;
-  }
+  NormedProduct product{after(call.x, begin * k), nullptr, m, call.norm, call.linear, type};
+  const int64_t normed = normed_bytes(product);
+  Pieces pieces{kept_rows.get(normed + aligned(m * n))};
+  uint8_t* const memory = pieces.take(normed);
   uint8_t* const rows = pieces.take(m * n);
-  multiply(call.linear, x, rows, m, type);
+  product.y = rows;
+  multiply_normed(product, memory);
   Heads heads = call.heads;
   heads.x = rows - begin * n;  // that of row 0, were it kept
   for_rows(m, call.linear.n, [&](int64_t b, int64_t e) { isa().block.heads(heads, begin + b, begin + e); });
@@ -113,6 +127,11 @@ constexpr int64_t kWorth = 1 << 17;
 int64_t work_of(const Linear& t) { return t.n * t.k; }
 
 }  // namespace
+
+void run_normed_product(const NormedProduct& call) {
+  if (call.m == 0) return;
+  multiply_normed(call, kept_rows.get(normed_bytes(call)));
+}
 
 void run_qkv(const Qkv& call) {
   if (call.m == 0) return;

@@ -12,6 +12,17 @@ struct NormWeight {
   Gain gain;
 };
 
+// y = norm(x) @ weight.T, as after the last block. Of `linear` the weight and the bias are set.
+struct NormedProduct {
+  const void* x;  // (m, linear.k), contiguous
+  void* y;        // (m, linear.n)
+  int64_t m;
+  NormWeight norm;
+  Linear linear;
+  Element type;
+};
+void run_normed_product(const NormedProduct& call);
+
 // Queries, keys and values of normed rows. Of `linear` the weight and the bias are set, of `heads` all but `x`.
 struct Qkv {
   const void* x;  // (m, linear.k), contiguous

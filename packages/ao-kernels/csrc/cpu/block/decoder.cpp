@@ -39,6 +39,8 @@ void run_block(const Decoder& call, const DecoderBlock& block, const void* x, vo
   run_qkv(first);
 
   Attend attend = block.attend;
+  attend.tokens = block.counts[0], attend.coded = block.counts[1], attend.queries = call.tokens;
+  attend.start = call.start, attend.stop = call.stop;
   const auto rows = [&](const void* data) { return NewRows{data, kv * call.tokens * dim, call.tokens * dim, dim}; };
   write_tail({.counts = block.counts,
               .type = call.rotary.type,
@@ -79,6 +81,9 @@ void run_decoder(const Decoder& call, const DecoderBlock* blocks, int64_t count)
     for (int64_t i = 0; i < count; ++i, y += step) {
       run_block(call, blocks[i], x, y);
       x = y;
+    }
+    if (call.head.n > 0) {
+      run_normed_product({x, call.logits, call.batch * call.tokens, call.norm, call.head, call.rotary.type});
     }
   });
 }

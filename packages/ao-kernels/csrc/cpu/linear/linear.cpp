@@ -188,7 +188,8 @@ bool run_row(const Linear& t, const LinearKernels& kernels, int64_t blocks, int6
   const Linear row = chunk_of(t, {0, 1}, kernels);
   const int64_t memory = activation_bytes(row), scratch = aligned(kernels.scratch(row));
   std::atomic<bool> packed{true};
-  WorkQueue queue(blocks, 1, 2 * threads, kernels.row_blocks);
+  // a thread begins with two thirds of its part: to take a turn costs as much as some blocks
+  WorkQueue queue(blocks, 1, std::max<int64_t>(2, 3 * threads / 2), kernels.row_blocks);
   in_threads(threads, [&] {
     auto work = queue.next();
     if (!work) return;

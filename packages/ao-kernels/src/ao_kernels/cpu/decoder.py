@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ao_core import Kernel
 from ao_core.ext import ConfigError
@@ -14,8 +16,10 @@ from ao_core.ext.kernels import (
     GATES,
     CachedBlock,
     CachedBlocks,
+    Decoded,
     DecoderCall,
     NormBefore,
+    OutputHead,
     Projection,
 )
 from ao_kernels.cpu.attend import arguments_of, refuses_stored
@@ -30,10 +34,10 @@ _KEY = "ao_kernels.cpu.decoder"
 
 
 class _Arguments(NamedTuple):
-    """Those of all blocks, one after the other, as csrc/torch/decoder.cpp reads them."""
+    """Sizes, and what there is of all blocks and of the head, as csrc/torch/decoder.cpp reads it."""
 
     tensors: list[Tensor]
-    #: what is written to: counts and the two tails of each block
+    #: what calls write to: counts and the two tails of each block
     caches: list[Tensor]
     numbers: list[int]
     reals: list[float]
@@ -77,14 +81,37 @@ class _Arguments(NamedTuple):
         self.some(*keys, *values, cache.center, sinks)
         self.caches.extend((cache.counts, cache.tail_key, cache.tail_value))
 
+    def head(self, head: OutputHead) -> None:
+        """All of it."""
+        self.norm(head.norm)
+        self.weight(head.projection)
 
-def _arguments(blocks: CachedBlocks) -> _Arguments:
-    found: _Arguments | None = blocks.bound.get(_KEY)
+
+class _Plan(NamedTuple):
+    """What C++ has read of blocks and a head, and what the op is told of it."""
+
+    plan: Tensor
+    blocks: int
+    columns: int
+
+
+def _plan(blocks: CachedBlocks) -> _Plan:
+    """Made once, and forgotten with the blocks."""
+    found: _Plan | None = blocks.bound.get(_KEY)
     if found is None:
-        found = _Arguments([], [], [], [])
-        for block in blocks.blocks:
-            found.block(block)
-        blocks.bound[_KEY] = found
+        head = blocks.head
+        columns = 0 if head is None else head.projection.weight.stored_shape[0]
+        width = blocks.blocks[0].output.weight.stored_shape[0]
+        given = _Arguments([], [], [columns, width], [])
+        # the plan is no part of what is recorded, and outlives it
+        with _disable_current_modes(), torch.inference_mode(False):
+            for block in blocks.blocks:
+                given.block(block)
+            if head is not None:
+                given.head(head)
+            made = torch.ops.ao_kernels.plan_decoder.default(*given)
+        weakref.finalize(blocks, torch.ops.ao_kernels.forget_plan.default, int(made[0]))
+        found = blocks.bound[_KEY] = _Plan(made, len(blocks.blocks), columns)
     return found
 
 
@@ -95,11 +122,11 @@ def decoder(
     sine: Tensor,
     start: Tensor | None,
     stop: Tensor | None,
-) -> Tensor:
-    """One call into C++ for all blocks."""
+) -> Decoded:
+    """One call into C++ for all blocks and the head."""
     op = torch.ops.ao_kernels.decoder.default
     try:
-        return op(x, cosine, sine, start, stop, *_arguments(blocks))  # type: ignore[no-any-return]
+        return Decoded(*op(x, cosine, sine, start, stop, *_plan(blocks)))
     except RuntimeError as error:
         text = str(error).partition("\n")[0]
         if ": counts=" in text:  # whose values nobody has checked before
@@ -112,10 +139,10 @@ def _refuses(call: DecoderCall) -> str | None:
         return f"needs activations in float32, bfloat16 or float16, found {call.x_dtype}"
     if len(call.x_shape) != 3:
         return f"needs activations (B, T, K), found {call.x_shape}"
-    for weights, caches, shape in zip(call.weights, call.caches, call.key_shapes, strict=True):
-        for spec, _ in weights:
-            if spec.layout not in NAMES:
-                return f"needs all weights in tiles, found the layout {spec.layout!r}"
+    for spec in call.specs:
+        if spec.layout not in NAMES:
+            return f"needs all weights in tiles, found the layout {spec.layout!r}"
+    for caches, shape in zip(call.caches, call.key_shapes, strict=True):
         for name, spec in zip(("keys", "values"), caches, strict=True):
             if reason := refuses_stored(spec, shape):
                 return f"of {name}: {reason}"

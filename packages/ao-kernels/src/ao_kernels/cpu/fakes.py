@@ -116,9 +116,9 @@ def _mlp(x: Tensor, *arguments: Any) -> Tensor:
     return x.new_empty((*x.shape[:-1], rows))
 
 
-def _decoder(x: Tensor, cosine: Tensor, sine: Tensor, *arguments: Any) -> Tensor:
-    caches = arguments[3]  # three for each block
-    return x.new_empty((len(caches) // 3, *x.shape))
+def _decoder(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    blocks, columns = arguments[-2:]
+    return x.new_empty((blocks, *x.shape)), x.new_empty((*x.shape[:-1], columns))
 
 
 def _adam_step(*arguments: Any, **named: Any) -> None:
