@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from digits import train
 from torch import Tensor, nn
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / name) for name in ("minilm", "calibrated")]
+sys.path.extend(
+    str(Path(__file__).resolve().parents[1] / name) for name in ("minilm", "calibrated")
+)
 from calibrated.cells import NEAREST, cells_of
 from calibrated.run import Subject, made_by_ao, measure
 
@@ -53,7 +55,9 @@ def main() -> None:
 
     def quality(seed: int, made: nn.Module) -> dict[str, float]:
         found, logs = made(held_out.pixels).double().log_softmax(-1), wanted(seed)
-        right = [float((each.argmax(-1) == held_out.labels).double().mean()) for each in (found, logs)]
+        right = [
+            float((each.argmax(-1) == held_out.labels).double().mean()) for each in (found, logs)
+        ]
         return {
             "kl_nats": float(F.kl_div(found, logs, log_target=True, reduction="batchmean")),
             "top1": right[0],

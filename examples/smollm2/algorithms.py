@@ -22,7 +22,9 @@ from torch import Tensor, nn
 
 from ao_core import quantize_
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / name) for name in ("minilm", "calibrated")]
+sys.path.extend(
+    str(Path(__file__).resolve().parents[1] / name) for name in ("minilm", "calibrated")
+)
 from calibrated.cells import METHODS, NEAREST, Cell, cells_of
 from calibrated.run import Subject, made_by_ao, measure
 from minilm_demo import corpus

@@ -1,1 +1,1 @@
-"""What calibrated algorithms cost a model, beside rounding to nearest: the cells of a table, measured one by one."""
+"""What calibrated algorithms cost a model, beside rounding to nearest: a table, measured cell by cell."""

@@ -1,4 +1,4 @@
-"""A small vision transformer: patches of 2 × 2 pixels, blocks as in ViT, the mean of all tokens to the head."""
+"""A small vision transformer: patches of 2 × 2 pixels, and the mean of all tokens to the head."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def load() -> tuple[Images, Images]:
 
 
 @torch.enable_grad()
-def train(images: Images, seed: int, epochs: int = 16, sizes: Sizes | None = None) -> ViT:
+def train(images: Images, seed: int, epochs: int = 30, sizes: Sizes | None = None) -> ViT:
     """A model for inference; the seed is that of its first weights and of the order of images."""
     generator = torch.Generator().manual_seed(seed)
     model = ViT(sizes)
@@ -59,4 +59,3 @@ def train(images: Images, seed: int, epochs: int = 16, sizes: Sizes | None = Non
             optimizer.step()
             schedule.step()
     return model.eval().requires_grad_(False)
-

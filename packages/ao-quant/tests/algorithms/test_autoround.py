@@ -22,9 +22,10 @@ from ao_quant import (
     NF4WeightOnlyConfig,
     UIntxWeightOnlyConfig,
 )
-from ao_quant.algorithms.autoround import mean_error, solve_autoround
+from ao_quant.algorithms.autoround import solve_autoround
 from ao_quant.algorithms.descent import descend
 from ao_quant.algorithms.rounding import Problem, Rounding, problem_of, rounded, signs, stepped
+from ao_quant.algorithms.rows import mean_error
 
 FORMATS = [
     UIntxWeightOnlyConfig(2, 32),
@@ -124,7 +125,12 @@ def test_rows_that_are_far_longer_than_the_others_do_not_decide_alone():
     torch.testing.assert_close(found, plain * (1 + 3 / 100), rtol=0.01, atol=0)
     zeros = torch.zeros(3, 4)
     torch.testing.assert_close(mean_error(zeros + 2, zeros), torch.tensor(4.0))
-    torch.testing.assert_close(mean_error(torch.tensor([3.0]), torch.tensor([1e6])) / 1e12, torch.tensor(1.0), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        mean_error(torch.tensor([3.0]), torch.tensor([1e6])) / 1e12,
+        torch.tensor(1.0),
+        rtol=1e-4,
+        atol=0,
+    )
 
 
 class Plain(Block):

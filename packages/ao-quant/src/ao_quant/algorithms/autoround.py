@@ -15,13 +15,11 @@ from ao_core.ext.calibration import Block, BlockWeight, Statistics, matrices, un
 from ao_core.ext.quantizing import regridded
 from ao_quant.algorithms.descent import Found, descend
 from ao_quant.algorithms.rounding import Problem, learned, problem_of
+from ao_quant.algorithms.rows import mean_error
 from ao_quant.algorithms.solving import few, importance_start, refuses_gptq, sweep
 from ao_quant.configs import AutoRoundConfig, GPTQConfig
 
-__all__ = ["mean_error", "refuses_autoround", "solve_autoround", "solve_autoround_block"]
-
-#: a row is large whose mean square is more than so many times the median of all rows
-_LARGE = 4.0
+__all__ = ["refuses_autoround", "solve_autoround", "solve_autoround_block"]
 
 
 class _Start(NamedTuple):
@@ -127,7 +125,7 @@ def solve_autoround_block(
 def _error(
     block: Block, number: int, weights: Mapping[str, Tensor], bfloat16: bool = False
 ) -> Tensor:
-    """The mean squared error of what a block returns for a batch, in which no row decides alone."""
+    """`mean_error` of what a block returns for a batch."""
     wanted = block.wanted(number)
     device = wanted[0].device.type
     with torch.autocast(device, torch.bfloat16, enabled=bfloat16):
@@ -135,24 +133,6 @@ def _error(
     pairs = zip(found, wanted, strict=True)
     wide = torch.promote_types(wanted[0].dtype, torch.float32)
     return torch.stack([mean_error(a.to(wide), b.to(wide)) for a, b in pairs]).sum()
-
-
-def mean_error(found: Tensor, wanted: Tensor) -> Tensor:
-    """The mean squared error, with that of rows of more than `_LARGE` times the usual size counted less.
-
-    Language models have tokens, the first above all, whose states are a hundred times as long as others'. In
-    the mean of all nothing else would be seen. The norm that reads a row divides by its length, so such a row
-    counts by its relative error.
-    """
-    errors = (found - wanted).square()
-    if wanted.dim() < 2:
-        return errors.mean()
-    sizes = wanted.square().mean(-1, keepdim=True)
-    some = sizes[sizes > 0]
-    if not some.numel():
-        return errors.mean()
-    most = _LARGE * some.median()
-    return (errors * (most / sizes.clamp(min=most))).mean()
 
 
 def _order(batches: int, config: AutoRoundConfig) -> list[list[int]]:
