@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-__all__ = ["mean_error", "usual_size"]
+__all__ = ["mean_error"]
 
 #: a row is long whose mean square is more than so many times that of the usual one
 _LONG = 4.0
@@ -23,15 +22,9 @@ def mean_error(found: Tensor, wanted: Tensor) -> Tensor:
         wanted: of the same shape.
     """
     errors = (found - wanted).square()
-    most = _LONG * usual_size(wanted)
-    if wanted.dim() < 2 or not most:
-        return errors.mean()
     sizes = wanted.square().mean(-1, keepdim=True)
-    return (errors * (most / sizes.clamp(min=most))).mean()
-
-
-def usual_size(rows: Tensor) -> Tensor:
-    """The median of the mean squares of the rows (..., N) that are not 0; 0 where all are."""
-    sizes = rows.square().mean(-1)
     some = sizes[sizes > 0]
-    return some.median() if some.numel() else torch.zeros_like(sizes.sum())
+    if wanted.dim() < 2 or not some.numel():
+        return errors.mean()
+    most = _LONG * some.median()
+    return (errors * (most / sizes.clamp(min=most))).mean()

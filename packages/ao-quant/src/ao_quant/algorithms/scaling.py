@@ -15,7 +15,6 @@ from ao_core.ext.calibration import (
     ABS_SUMS,
     HESSIAN,
     Sample,
-    Statistic,
     matrices,
     output_error,
     sampled_rows,
@@ -32,7 +31,6 @@ from ao_quant.algorithms.channels import (
     proven_all,
     spread,
 )
-from ao_quant.algorithms.rows import mean_error, usual_size
 from ao_quant.configs import AWQConfig, EqualizeConfig, SmoothQuantConfig
 from ao_quant.configs.scaling import SEARCH
 
@@ -42,13 +40,6 @@ __all__ = ["awq_factors", "equalize", "equalizing_scales", "scale_by_awq", "smoo
 _LEAST, _TINY = 1e-4, 1e-5
 #: rows on which an exponent of SmoothQuant is judged
 _ROWS = sampled_rows(256)
-#: "shares": the greatest share of each input channel in the largest magnitude of a row, (in,)
-SHARES = Statistic(
-    "shares",
-    ("shares",),
-    lambda rows, before: {"shares": _shares(rows).amax(0)},
-    lambda a, b: {"shares": torch.maximum(a["shares"], b["shares"])},
-)
 #: rounds of equalization end when no channel changes by more than this
 _DONE = 1e-3
 
@@ -144,46 +135,31 @@ def smooth(
     is_searched = config.alpha == SEARCH
     if is_searched:
         _check_formats(weights, config, "alpha='search' rounds to it")
-    need = (ABS_MAX, SHARES, _ROWS) if is_searched else (ABS_MAX,)
+    need = (ABS_MAX, _ROWS) if is_searched else (ABS_MAX,)
     notes: dict[str, str] = {}
     found = []
     for each in channels_of(model, weights, batches, need, notes):
-        text, factors = _searched(each) if is_searched else _smoothing(each, float(config.alpha))
-        found.append((each, factors, text))
+        inputs, columns = _ranges(each)
+        alphas = [step / 10 for step in range(11)] if is_searched else [float(config.alpha)]
+        candidates = {
+            f"alpha = {alpha:g}": inputs**alpha / columns ** (1 - alpha) for alpha in alphas
+        }
+        if is_searched:
+            candidates = {"no factors": torch.ones_like(inputs)} | candidates
+            errors = {
+                text: sum(_layer_error(reader, factors) for reader in each.readers)
+                for text, factors in candidates.items()
+            }
+            text = min(errors, key=lambda name: errors[name])
+        else:
+            (text,) = candidates
+        found.append((each, candidates[text], text))
     made = fold(model, batches[0], found, "SmoothQuant")
     return Prepared(made.model, made.steps, notes | made.notes)
 
 
-def _searched(channels: Channels) -> tuple[str, Tensor]:
-    """The factors of the least error of the readers' outputs, and a few words on them."""
-    candidates = [("no factors", torch.ones(channels.size))]
-    for key in ("abs_max", "shares"):
-        candidates += [_smoothing(channels, step / 10, key) for step in range(11)]
-    errors = [
-        sum(_layer_error(reader, factors) for reader in channels.readers)
-        for _, factors in candidates
-    ]
-    return candidates[errors.index(min(errors))]
-
-
-def _smoothing(channels: Channels, alpha: float, key: str = "abs_max") -> tuple[str, Tensor]:
-    """Factors by an exponent and the ranges of a statistic, and a few words on them."""
-    inputs, columns = _ranges(channels, key)
-    text = f"alpha = {alpha:g}"
-    return (
-        text if key == "abs_max" else f"{text} by shares of rows",
-        inputs**alpha / columns ** (1 - alpha),
-    )
-
-
-def _shares(rows: Tensor) -> Tensor:
-    """Magnitudes over the largest of each row: what a scale of its own leaves of a row of any size."""
-    sizes = rows.float().abs()
-    return sizes / sizes.amax(-1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)
-
-
-def _ranges(channels: Channels, key: str) -> tuple[Tensor, Tensor]:
-    """The largest of each channel, of a statistic of activations and in the weights that read it."""
+def _ranges(channels: Channels) -> tuple[Tensor, Tensor]:
+    """The largest magnitude of each channel, of activations and in the weights that read it."""
     inputs, columns = (
         torch.stack(
             [spread(of(reader), reader, channels.size, "amax") for reader in channels.readers]
@@ -191,7 +167,7 @@ def _ranges(channels: Channels, key: str) -> tuple[Tensor, Tensor]:
         .amax(0)
         .clamp(min=_TINY)
         for of in (
-            lambda reader: torch.stack([each[key].float() for each in reader.statistics]),
+            lambda reader: torch.stack([each["abs_max"].float() for each in reader.statistics]),
             lambda reader: reader.weight.abs().amax(1).float(),
         )
     )
@@ -199,21 +175,23 @@ def _ranges(channels: Channels, key: str) -> tuple[Tensor, Tensor]:
 
 
 def _layer_error(reader: Reader, factors: Tensor) -> float:
-    """`mean_error` of the outputs on sampled rows, over the usual size of a row.
+    """Σ over sampled rows of the squared error of the outputs, over their squared size.
 
-    Activations are quantized as they are going to be.
+    Activations are quantized as they are going to be. Each row counts alike: those of a few tokens are a
+    thousand times as large as others in many models, and would decide alone.
     """
     target, weight = reader.entry.owners[0], reader.weight
     if reader.format is None or is_conv(reader.entry.tensor, target) or len(weight) > 1:
         return 0.0
-    columns = reader.columns(factors.to(weight.device))[:, None]
+    columns = reader.columns(factors)[:, None]
     found = nearest((weight * columns).to(weight.dtype), reader.format, target)
     if not isinstance(found, QTensor):
         return 0.0
     x = reader.statistics[0]["sample"].to(weight.dtype)
     made = F.linear(x / columns[0].to(x.dtype), found.t() if is_transposed(target) else found)
     expected = x.double() @ weight[0].double().t()
-    return float(mean_error(made.double(), expected) / usual_size(expected).clamp(min=_TINY**2))
+    errors = (made.double() - expected).square().sum(-1)
+    return float((errors / expected.square().sum(-1).clamp(min=_TINY**2)).sum())
 
 
 def equalize(

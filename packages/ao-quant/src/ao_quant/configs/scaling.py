@@ -89,8 +89,7 @@ class SmoothQuantConfig(ScalingConfig):
         base: as of all; one that quantizes activations, such as `Int8DynamicActivationInt8WeightConfig()`.
         alpha: the share a of the range that the weights take, from 0 to 1; or "search": of 0, 0.1, … 1 and
             the channels as they are, what has the least squared error of the outputs on rows of the data, for
-            each input. Then max|x_j| is also tried with each row divided by its own largest magnitude, so
-            that the few tokens whose states are a hundred times as large as others' do not decide alone.
+            each input.
     """
 
     alpha: float | str = 0.5
