@@ -17,7 +17,7 @@ from ao_core import QTensor, Spec
 from ao_core.ext import CheckpointError, QuantizationError
 from ao_core.ext.interchange import ForeignWeight, Interchange, Reading, Source, Written
 from ao_quant.interchange.integers import Integers, assemble, integers_on, tensor_of
-from ao_quant.interchange.naming import check_form, modules_with
+from ao_quant.interchange.naming import AUTOROUND, check_form, modules_with, quantized_by
 from ao_quant.interchange.words import AWQ_ORDER, pack_words, reorder, unpack_words
 
 __all__ = ["AWQ", "AWQ_GEMV", "AWQ_GEMV_FAST", "gemm_modules", "read_gemm", "write_gemm"]
@@ -205,6 +205,8 @@ def _config(settings: Mapping[str, Mapping[str, Any]], dense: tuple[str, ...]) -
 
 def _detect(source: Source, kind: str) -> str:
     modules = _modules(source, kind)
+    if quantized_by(source, AUTOROUND, "gptq"):
+        return ""
     return f"{len(modules)} modules have qweight, qzeros and scales in the layout {kind}" if modules else ""
 
 

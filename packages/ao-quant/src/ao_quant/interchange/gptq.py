@@ -17,17 +17,17 @@ from ao_core import QTensor
 from ao_core.ext import CheckpointError
 from ao_core.ext.interchange import ForeignWeight, Interchange, Reading, Source, Written
 from ao_quant.interchange.integers import Integers, integers_on, tensor_of
-from ao_quant.interchange.naming import check_form, modules_with, quantized_by, simple
+from ao_quant.interchange.naming import AUTOROUND, check_form, modules_with, quantized_by, simple
 from ao_quant.interchange.words import pack_words, unpack_words, words
 
-__all__ = ["GPTQ", "GPTQ_V2", "order_of", "read_gptq", "write_gptq"]
+__all__ = ["GPTQ", "GPTQ_V2", "gptq_modules", "order_of", "read_gptq", "write_gptq"]
 
 BITS = (2, 3, 4, 8)
 _INT, _FLOATS = (torch.int32,), (torch.float16, torch.bfloat16, torch.float32)
 _NAMES = ("qweight", "qzeros", "scales")
 
 
-def _modules(source: Source) -> list[str]:
+def gptq_modules(source: Source) -> list[str]:
     """Modules whose codes are packed along the inputs: as many columns as scales."""
     forms = source.forms
     return [
@@ -136,7 +136,7 @@ def _make(source: Source, name: str, bits: int, version: int) -> QTensor:
 
 def read_gptq(source: Source) -> Reading:
     """Every module with packed codes, scales and zero points."""
-    modules = _modules(source)
+    modules = gptq_modules(source)
     version, note = _version(source, modules)
     weights = {}
     for name in modules:
@@ -219,7 +219,9 @@ def _config(settings: Mapping[str, Mapping[str, Any]], dense: tuple[str, ...]) -
 
 
 def _detect(source: Source, version: int) -> str:
-    modules = _modules(source)
+    modules = gptq_modules(source)
+    if quantized_by(source, AUTOROUND, "awq"):
+        return ""
     if not modules or _version(source, modules)[0] != version:
         return ""
     return f"{len(modules)} modules have qweight, qzeros and scales with codes along the inputs"

@@ -104,7 +104,7 @@ def integers_of(tensor: QTensor) -> Integers | None:
     steps = [step.kind for step in spec.input]
     grid = len(spec.block) == 2 and spec.block[0] == 1 and base.dim() == 2
     plain = base.layout_record.affine and base.layout_record.blocked_shape(base.shape) == base.shape
-    if numbers.kind != "int" or spec.zero_point not in ("none", "int") or not (grid and plain):
+    if numbers.kind != "int" or not (grid and plain):
         return None
     if steps not in ([], ["permute"]) or not isinstance(base.parts.get("scale"), Tensor):
         return None
@@ -114,7 +114,9 @@ def integers_of(tensor: QTensor) -> Integers | None:
     parts = {n: p for n, p in base.parts.items() if n not in ("in_perm", "act_scale", "act_zero_point")}
     codes, _, zero = unpack_parts(parts, stored, tuple(base.shape))
     signed = spec.dtype.startswith("int")
-    if signed and zero is not None:
+    if zero is not None and spec.zero_point != "int":
+        zero = _whole_zeros(zero, base.scale if spec.zero_point == "offset" else None)
+    if (spec.zero_point != "none" and zero is None) or (signed and zero is not None):
         return None
     if signed:
         codes = flip_sign(codes & ((1 << numbers.bits) - 1), numbers.bits)
@@ -122,9 +124,18 @@ def integers_of(tensor: QTensor) -> Integers | None:
         zero = torch.zeros(base.scale.shape, dtype=torch.uint8)
     columns = base.shape[-1]
     group = columns if spec.block[1] == WHOLE else min(spec.block[1], columns)
-    zero = None if signed or zero is None else zero.to(torch.int16)
+    zero = None if zero is None else zero.to(torch.int16)
     perm = base.in_perm.reshape(-1).long() if steps else None
     return Integers(codes, numbers.bits, max(group, 1), base.scale, zero, perm)
+
+
+def _whole_zeros(zero: Tensor, scale: Tensor | None) -> Tensor | None:
+    """Zero points, or offsets beside their scales, that are exactly codes; None: they are not."""
+    wide = zero.float() if scale is None else zero.float() / scale.float()
+    whole = wide.round()
+    exact = whole == wide if scale is None else whole * scale.float() == zero.float()
+    in_range = bool(exact.all()) and bool(((whole >= 0) & (whole <= 255)).all())
+    return whole.to(torch.int16) if in_range else None
 
 
 def integers_on(

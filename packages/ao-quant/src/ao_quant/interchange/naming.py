@@ -10,7 +10,10 @@ import torch
 from ao_core.ext import CheckpointError
 from ao_core.ext.interchange import Source
 
-__all__ = ["check_form", "modules_with", "number", "quantized_by", "simple"]
+#: what AutoRound's label says; its tensors are those of other formats
+AUTOROUND = "auto-round"
+
+__all__ = ["AUTOROUND", "check_form", "modules_with", "number", "quantized_by", "simple"]
 
 
 def modules_with(source: Source, *suffixes: str) -> Iterator[str]:
