@@ -6,14 +6,16 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ao_core import __version__
 from ao_core.ext import CheckpointError, ConfigError, checked, registry
 from ao_core.ext.interchange import Interchange, copied_files, header_of, write_file
 from ao_core.ext.quantizing import Progress, watched
@@ -120,10 +122,8 @@ def convert_checkpoint(
         name, reason = next(iter(opened.reading.refused.items()))
         raise CheckpointError(f"{src}: {name}: {reason}")
     if dst is None:
-        done: list[Any] = []
-        for name, stored in _stored(opened, target, progress, set(), []):
-            done.append((name, stored))
-        return _conversion(opened, to, [s.verdict for _, s in done if isinstance(s, Stored)])
+        told = _stored(opened, target, progress, set(), [])
+        return _conversion(opened, to, [s.verdict for _, s in told if isinstance(s, Stored)])
     place = Path(dst)
     _check_place(Path(src), place)
     try:
@@ -275,8 +275,6 @@ def _header(opened: Opened, target: Interchange | None, entries: list[Done]) -> 
     if not records:
         return {"format": "pt"}
     raw, crcs = {}, {}
-    import torch
-
     for entry in entries:
         raw |= {n: (getattr(torch, dtype), tuple(shape)) for n, (dtype, shape) in entry.raw.items()}
         crcs |= {name: leaf[4][:8] for name, leaf in entry.leaves.items()}
@@ -299,7 +297,7 @@ def _config(opened: Opened, target: Interchange | None, done: list[Done]) -> dic
         if entry.settings is None and entry.name.endswith(".weight") and _is_matrix(entry)
     )
     if target is None:
-        label = {"quant_method": OWN, "version": 1, "ao_core": _version(), "config": _told(opened)}
+        label = {"quant_method": OWN, "version": 1, "ao_core": __version__, "config": _told(opened)}
         return {**config, "quantization_config": label} if settings else config
     if not settings:
         return config
@@ -310,12 +308,6 @@ def _config(opened: Opened, target: Interchange | None, done: list[Done]) -> dic
 
 def _is_matrix(entry: Done) -> bool:
     return len(entry.leaves.get(entry.name, ("", ()))[1]) == 2
-
-
-def _version() -> str:
-    from ao_core import __version__
-
-    return __version__
 
 
 def _told(opened: Opened) -> dict[str, Any]:
