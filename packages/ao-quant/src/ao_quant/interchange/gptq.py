@@ -23,6 +23,8 @@ from ao_quant.interchange.words import pack_words, unpack_words, words
 __all__ = ["GPTQ", "GPTQ_V2", "gptq_modules", "order_of", "read_gptq", "write_gptq"]
 
 BITS = (2, 3, 4, 8)
+#: so many equal zero points are those of a symmetric weight
+_MANY = 256
 _INT, _FLOATS = (torch.int32,), (torch.float16, torch.bfloat16, torch.float32)
 _NAMES = ("qweight", "qzeros", "scales")
 
@@ -78,7 +80,12 @@ def _version(source: Source, modules: list[str]) -> tuple[int, str]:
     zeros = _stored_zeros(source, modules[0], bits, source.forms[f"{modules[0]}.scales"][1][1])
     middle = 1 << (bits - 1)
     uniform = bool(zeros.numel()) and bool((zeros == zeros[0, 0]).all())
-    found = {middle: 2, middle - 1: 1}.get(int(zeros[0, 0])) if uniform else None
+    symmetric = source.quantization.get("sym") is True
+    if symmetric and not uniform:
+        return said, f"the label says sym=true, and the zero points of {modules[0]} differ"
+    # a few equal zero points may be those of a small weight
+    sure = uniform and (symmetric or zeros.numel() >= _MANY)
+    found = {middle: 2, middle - 1: 1}.get(int(zeros[0, 0])) if sure else None
     if found is None or found == said:
         return said, ""
     return found, (
