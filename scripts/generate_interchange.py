@@ -25,9 +25,15 @@ NVFP4 = Spec("f4e2m1", (1, 16), Spec("f8e4m3", (-1, -1)), layout="packed")
 #: what a weight is first -> its format
 SOURCES = {
     "int4, groups of 64, float16 scales": Spec("int4", (1, 64), "float16", layout="packed"),
-    "uint4 with zero points, groups of 64, float16 scales": Spec("uint4", (1, 64), "float16", "int", "packed"),
-    "uint4 with zero points, groups of 32, bfloat16 scales": Spec("uint4", (1, 32), "bfloat16", "int", "packed"),
-    "uint3 with zero points, groups of 64, float16 scales": Spec("uint3", (1, 64), "float16", "int", "packed"),
+    "uint4 with zero points, groups of 64, float16 scales": Spec(
+        "uint4", (1, 64), "float16", "int", "packed"
+    ),
+    "uint4 with zero points, groups of 32, bfloat16 scales": Spec(
+        "uint4", (1, 32), "bfloat16", "int", "packed"
+    ),
+    "uint3 with zero points, groups of 64, float16 scales": Spec(
+        "uint3", (1, 64), "float16", "int", "packed"
+    ),
     "int8, one float32 scale a row": Spec("int8", (1, -1)),
     "NF4, blocks of 64, float32 scales": Spec("nf4", (1, 64), layout="packed"),
     "FP8, one scale a row": Spec("f8e4m3", (1, -1)),
@@ -76,18 +82,31 @@ def by_family() -> str:
     """What becomes of each family of weights in each format."""
     known = [form for name, form in formats().items() if name != "mxfp4"]
     rows = [
-        [title, *(cell(from_ao(weight(spec), form)) for form in known)] for title, spec in SOURCES.items()
+        [title, *(cell(from_ao(weight(spec), form)) for form in known)]
+        for title, spec in SOURCES.items()
     ]
     return table(("weight", *(f"`{form.name}`" for form in known)), rows)
 
 
 def between() -> str:
     """What becomes of integers of 4 bits with zero points on the way from one format to another."""
-    names = ("gptq", "gptq_v2", "awq", "awq_gemv", "awq_gemv_fast", "compressed-tensors", "hqq", "torchao", "mlx")
+    names = (
+        "gptq",
+        "gptq_v2",
+        "awq",
+        "awq_gemv",
+        "awq_gemv_fast",
+        "compressed-tensors",
+        "hqq",
+        "torchao",
+        "mlx",
+    )
     rows = []
     for one in names:
         form = registry.interchange.get(one)
-        found, source = read(form, weight(SOURCES["uint4 with zero points, groups of 64, float16 scales"]))
+        found, source = read(
+            form, weight(SOURCES["uint4 with zero points, groups of 64, float16 scales"])
+        )
         cells = []
         for other in names:
             target = registry.interchange.get(other)

@@ -45,7 +45,9 @@ def read() -> Callable[..., QTensor]:
 def integers() -> Callable[..., QTensor]:
     """(bits, symmetric, group, shape) -> a matrix of integers with scales of float16."""
 
-    def integers(bits: int, symmetric: bool, group: int = 32, shape: tuple[int, int] = (64, 128)) -> QTensor:
+    def integers(
+        bits: int, symmetric: bool, group: int = 32, shape: tuple[int, int] = (64, 128)
+    ) -> QTensor:
         name, zero = (f"int{bits}", "none") if symmetric else (f"uint{bits}", "int")
         spec = Spec(name, (1, group), "float16", zero, "plain" if bits == 8 else "packed")
         return quantize_tensor(torch.randn(shape).half(), spec)

@@ -24,7 +24,7 @@ def _scheme(bits, symmetric, group):
 
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("bits", range(2, 9))
-def test_compressed_tensors_unpacks_what_is_written(bits, symmetric, integers):
+def test_compressed_tensors_unpacks_what_is_written(bits, symmetric, integers) -> None:
     from compressed_tensors.compressors import PackedQuantizationCompressor
 
     tensor = integers(bits, symmetric)
@@ -36,17 +36,24 @@ def test_compressed_tensors_unpacks_what_is_written(bits, symmetric, integers):
 
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("bits", range(2, 9))
-def test_what_compressed_tensors_packs_is_read(bits, symmetric, integers, read):
+def test_what_compressed_tensors_packs_is_read(bits, symmetric, integers, read) -> None:
     from compressed_tensors.compressors import PackedQuantizationCompressor
 
-    state = {"weight": torch.randn(48, 128).half(), "weight_scale": torch.rand(48, 4).half() / 10 + 0.01}
+    state = {
+        "weight": torch.randn(48, 128).half(),
+        "weight_scale": torch.rand(48, 4).half() / 10 + 0.01,
+    }
     if not symmetric:
         high = 1 << (bits - 1)
         state["weight_zero_point"] = torch.randint(-high, high, (48, 4), dtype=torch.int8)
     scheme = _scheme(bits, symmetric, 32)
     packed = PackedQuantizationCompressor.compress(state, scheme)
     theirs = PackedQuantizationCompressor.decompress(packed, scheme)["weight"]
-    label = {"config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": bits, "group_size": 32}}}}
+    label = {
+        "config_groups": {
+            "g": {"targets": ["Linear"], "weights": {"num_bits": bits, "group_size": 32}}
+        }
+    }
     tensor = read(COMPRESSED, {f"m.{name}": t for name, t in packed.items()}, label)
     assert torch.equal(theirs.half(), tensor.dequantize(torch.float16))
     again = COMPRESSED.write("m.weight", tensor, {"format": "pack-quantized"}).tensors
@@ -63,7 +70,9 @@ def _module(bits, symmetric, shape, group):
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("permuted", [False, True])
-def test_gptqmodel_packs_and_dequantizes_the_same(bits, symmetric, permuted, form, integers, read):
+def test_gptqmodel_packs_and_dequantizes_the_same(
+    bits, symmetric, permuted, form, integers, read
+) -> None:
     tensor = integers(bits, symmetric)
     module = _module(bits, symmetric, tuple(tensor.shape), 32)
     scale = tensor.scale.float()
@@ -77,8 +86,18 @@ def test_gptqmodel_packs_and_dequantizes_the_same(bits, symmetric, permuted, for
     linear.weight.data = values
     module.pack_block(linear, scale, zero, g_idx)
     theirs = module.dequantize_weight().t()
-    buffers = {f"m.{name}": b for name, b in module.named_buffers() if name in ("qweight", "qzeros", "scales", "g_idx")}
-    label = {"quant_method": "gptq", "bits": bits, "group_size": 32, "checkpoint_format": "gptq_v2", "sym": symmetric}
+    buffers = {
+        f"m.{name}": b
+        for name, b in module.named_buffers()
+        if name in ("qweight", "qzeros", "scales", "g_idx")
+    }
+    label = {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": 32,
+        "checkpoint_format": "gptq_v2",
+        "sym": symmetric,
+    }
     ours = read(GPTQ_V2, buffers, label)
     assert torch.equal(ours.dequantize(torch.float16), theirs.half())
     assert torch.equal(ours.dequantize(torch.float32), values)
@@ -92,7 +111,7 @@ def test_gptqmodel_packs_and_dequantizes_the_same(bits, symmetric, permuted, for
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("shape", [(64, 128), (10, 64)])
-def test_hqq_layers_are_read_and_written(bits, shape, read):
+def test_hqq_layers_are_read_and_written(bits, shape, read) -> None:
     from hqq.core.quantize import BaseQuantizeConfig, HQQLinear
 
     linear = torch.nn.Linear(shape[1], shape[0], bias=False)
@@ -103,7 +122,10 @@ def test_hqq_layers_are_read_and_written(bits, shape, read):
     tensor = read(HQQ, state)
     assert torch.equal(tensor.dequantize(torch.float32), layer.dequantize().float())
     written = HQQ.write("m.weight", tensor, {}).tensors
-    assert all(torch.equal(written[n], state[n]) for n in ("m.W_q", "m.scale", "m.zero", "m.shape", "m.packing"))
+    assert all(
+        torch.equal(written[n], state[n])
+        for n in ("m.W_q", "m.scale", "m.zero", "m.shape", "m.packing")
+    )
     other = HQQLinear(None, None, compute_dtype=torch.float32, device="cpu")
     other.load_state_dict(_local(written))
     assert torch.equal(other.dequantize().float(), layer.dequantize().float())
@@ -111,7 +133,7 @@ def test_hqq_layers_are_read_and_written(bits, shape, read):
 
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
-def test_mlx_quantizes_and_dequantizes_the_same(bits, group, read, integers):
+def test_mlx_quantizes_and_dequantizes_the_same(bits, group, read, integers) -> None:
     mx = pytest.importorskip("mlx.core")
     import numpy as np
 
@@ -123,7 +145,9 @@ def test_mlx_quantizes_and_dequantizes_the_same(bits, group, read, integers):
         "m.biases": torch.from_numpy(np.array(biases)),
     }
     tensor = read(MLX, tensors, {"bits": bits, "group_size": group})
-    theirs = torch.from_numpy(np.array(mx.dequantize(packed, scales, biases, group_size=group, bits=bits)))
+    theirs = torch.from_numpy(
+        np.array(mx.dequantize(packed, scales, biases, group_size=group, bits=bits))
+    )
     # they round the product to float16 before the sum, or not, by processor: one step of the greater of both
     error = (theirs.float() - tensor.dequantize(torch.float32)).abs()
     assert bool((error <= theirs.float().abs().amax() * 2**-10).all())

@@ -20,20 +20,21 @@ from ao_quant.interchange.torchao import TORCHAO
     ],
     ids=str,
 )
-def test_torchao_dequantizes_what_is_written(spec, kind, read):
+def test_torchao_dequantizes_what_is_written(spec, kind, read) -> None:
     support = pytest.importorskip("torchao.prototype.safetensors.safetensors_support")
     tensor = quantize_tensor(torch.randn(64, 128).bfloat16(), spec)
     written = TORCHAO.write("m.weight", tensor, {})
     metadata = TORCHAO.metadata({"m.weight": written.settings})
     theirs, left = support.unflatten_tensor_state_dict(dict(written.tensors), metadata)
-    assert not left and type(theirs["m.weight"]).__name__ == kind
+    assert not left
+    assert type(theirs["m.weight"]).__name__ == kind
     assert torch.equal(theirs["m.weight"].dequantize(), tensor.dequantize(torch.bfloat16))
     flat, header = support.flatten_tensor_state_dict(theirs)
     again = read(TORCHAO, flat, metadata=header)
     assert torch.equal(again.dequantize(torch.float32), tensor.dequantize(torch.float32))
 
 
-def test_int4_of_torchao(read):
+def test_int4_of_torchao(read) -> None:
     support = pytest.importorskip("torchao.prototype.safetensors.safetensors_support")
     from torchao.quantization import Int4Tensor
 

@@ -43,7 +43,9 @@ class Source:
         """The dtype of the model, as config.json says; float16 where it does not."""
         for config in (self.config, self.config.get("text_config") or {}):
             name = config.get("dtype", config.get("torch_dtype"))
-            found = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
+            found = (
+                getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
+            )
             if isinstance(found, torch.dtype) and found.is_floating_point and found.itemsize > 1:
                 return found
         return torch.float16

@@ -17,7 +17,9 @@ BNB_FP4 = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
 DTYPES: tuple[DType, ...] = (
     *(codebook_dtype(f"codebook{bits}", bits) for bits in range(1, 9)),
     lut_dtype("iq4_nl", _IQ4_NL),
-    lut_dtype("bnb_fp4", sorted({sign * twelfths / 12 for twelfths in BNB_FP4 for sign in (-1, 1)})),
+    lut_dtype(
+        "bnb_fp4", sorted({sign * twelfths / 12 for twelfths in BNB_FP4 for sign in (-1, 1)})
+    ),
     # of scales of scales, as bitsandbytes nests them
     lut_dtype("bnb_map8", dynamic_values(8, signed=True)),
 )

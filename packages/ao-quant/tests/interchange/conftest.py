@@ -29,7 +29,11 @@ def source_of() -> Callable[..., Source]:
     ) -> Source:
         forms = {name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()}
         return Source(
-            forms, lambda n: tensors[n].clone(), {"dtype": dtype}, quantization or {}, metadata or {}
+            forms,
+            lambda n: tensors[n].clone(),
+            {"dtype": dtype},
+            quantization or {},
+            metadata or {},
         )
 
     return source_of

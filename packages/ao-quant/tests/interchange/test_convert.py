@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ao_core import quantize_tensor, save_model
 from ao_core import load_model
 from ao_core.ext import CheckpointError, ConfigError, UnknownNameError
 from ao_quant.interchange import convert_checkpoint, load_foreign
@@ -25,7 +24,13 @@ def gptq(folder, integers) -> Path:
         tensor = integers(4, name == "a", shape=(64, 64))
         tensors |= GPTQ_V2.write(f"{name}.weight", tensor, {}).tensors
     tensors |= {"a.bias": torch.rand(64).half(), "a.k_scale": torch.rand(1)}
-    label = {"quant_method": "gptq", "checkpoint_format": "gptq_v2", "bits": 4, "group_size": 32, "odd": 1}
+    label = {
+        "quant_method": "gptq",
+        "checkpoint_format": "gptq_v2",
+        "bits": 4,
+        "group_size": 32,
+        "odd": 1,
+    }
     return folder(tensors, label)
 
 
@@ -41,26 +46,32 @@ def test_a_folder_goes_there_and_back_with_its_bytes(gptq, tmp_path) -> None:
     assert (there.verdict, back.verdict, there.exit_code) == ("bytes equal", "bytes equal", 0)
     assert there.unknown == ("a.k_scale",)
     one, other = (load_file(place / "model.safetensors") for place in (gptq, tmp_path / "back"))
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
     config = json.loads((tmp_path / "back/config.json").read_text())
-    assert config["kept"] == [1] and config["quantization_config"]["checkpoint_format"] == "gptq_v2"
+    assert config["kept"] == [1]
+    assert config["quantization_config"]["checkpoint_format"] == "gptq_v2"
     assert (tmp_path / "back/tokenizer.json").read_text() == "{}"
     told = json.loads((tmp_path / "ao/ao_interchange.json").read_text())
-    assert told["label"]["odd"] == 1 and len(told["weights"]) == 2
-    assert "a.weight: bytes equal" in str(there) and "k_scale" in str(there)
+    assert told["label"]["odd"] == 1
+    assert len(told["weights"]) == 2
+    assert "a.weight: bytes equal" in str(there)
+    assert "k_scale" in str(there)
 
 
 def test_nothing_is_written_by_a_dry_run(gptq, tmp_path) -> None:
     before = set(tmp_path.rglob("*"))
     result = convert_checkpoint(gptq, None, "bitsandbytes")
-    assert result.verdict == "re-gridded" and result.exit_code == 3
+    assert result.verdict == "re-gridded"
+    assert result.exit_code == 3
     assert all(v.sqnr is not None and v.sqnr > 15 for v in result.verdicts)
     assert set(tmp_path.rglob("*")) == before
 
 
 def test_what_the_target_cannot_hold_stays_dense_and_is_said(gptq, tmp_path) -> None:
     result = convert_checkpoint(gptq, tmp_path / "out", "mxfp4")
-    assert result.exit_code == 4 and all("experts" in v.reason for v in result.verdicts)
+    assert result.exit_code == 4
+    assert all("experts" in v.reason for v in result.verdicts)
     dense = load_file(tmp_path / "out/model.safetensors")
     assert dense["a.weight"].dtype == torch.float16
     assert "quantization_config" not in json.loads((tmp_path / "out/config.json").read_text())
@@ -92,7 +103,8 @@ def test_a_conversion_goes_on_where_it_was_killed(at, torn, gptq, tmp_path, monk
         convert_checkpoint(gptq, tmp_path / "out", "ao")
     monkeypatch.setattr(journals.Journal, "add", add)
     again = convert_checkpoint(gptq, tmp_path / "out", "compressed-tensors")
-    assert again == whole and files(tmp_path / "out") == files(tmp_path / "whole")
+    assert again == whole
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
 
 
 def test_files_are_split_and_listed(gptq, tmp_path) -> None:
@@ -118,7 +130,11 @@ def test_places_that_cannot_be_written_and_names_that_nobody_has(gptq, tmp_path)
 
 def model() -> torch.nn.Module:
     made = torch.nn.ModuleDict(
-        {"a": torch.nn.Linear(64, 64), "b": torch.nn.Linear(64, 64, bias=False), "norm": torch.nn.RMSNorm(64)}
+        {
+            "a": torch.nn.Linear(64, 64),
+            "b": torch.nn.Linear(64, 64, bias=False),
+            "norm": torch.nn.RMSNorm(64),
+        }
     )
     return made.half()
 
@@ -128,7 +144,9 @@ def test_a_model_computes_with_what_was_read(gptq, tmp_path) -> None:
     assert load_foreign(ours, gptq) == ("a.k_scale",)
     x = torch.randn(3, 64).half()
     dense = ours["a"].weight.dequantize()
-    assert torch.allclose(ours["a"](x), torch.nn.functional.linear(x, dense, ours["a"].bias), atol=2e-2)
+    assert torch.allclose(
+        ours["a"](x), torch.nn.functional.linear(x, dense, ours["a"].bias), atol=2e-2
+    )
     convert_checkpoint(gptq, tmp_path / "ao", "ao")
     load_model(theirs, tmp_path / "ao", strict=False)
     assert torch.equal(ours["b"](x), theirs["b"](x))
@@ -153,5 +171,6 @@ def test_the_command_ends_with_the_code_of_the_verdict(gptq, tmp_path) -> None:
     run = CliRunner().invoke
     assert run(app, [str(gptq), str(tmp_path / "x"), "--to", "compressed-tensors"]).exit_code == 0
     told = run(app, [str(gptq), "--to", "bitsandbytes", "--dry-run", "--json"])
-    assert told.exit_code == 3 and json.loads(told.stdout)["verdict"] == "re-gridded"
+    assert told.exit_code == 3
+    assert json.loads(told.stdout)["verdict"] == "re-gridded"
     assert run(app, [str(gptq), "--to", "mxfp4", "--dry-run"]).exit_code == 4

@@ -35,7 +35,14 @@ Convert = Callable[[QTensor, Interchange], Stored]
     groups=st.integers(1, 3),
 )
 def test_integers_of_any_shape_keep_their_values(
-    name: str, bits: int, symmetric: bool, group: int, rows: int, groups: int, convert: Convert, integers
+    name: str,
+    bits: int,
+    symmetric: bool,
+    group: int,
+    rows: int,
+    groups: int,
+    convert: Convert,
+    integers,
 ) -> None:
     tensor = integers(bits, symmetric, group, (rows, group * groups))
     assert convert(tensor, FORMATS[name]).verdict.verdict in (BYTES, VALUES)
@@ -53,7 +60,12 @@ def test_integers_of_any_shape_keep_their_values(
         ("mlx", MXFP8),
         ("bitsandbytes", NF4),
         ("bitsandbytes", Spec("bnb_fp4", (64,), "float32", layout="flat")),
-        ("bitsandbytes", Spec("nf4", (64,), Spec("bnb_map8", (256,), "float32", "offset", "flat"), layout="flat")),
+        (
+            "bitsandbytes",
+            Spec(
+                "nf4", (64,), Spec("bnb_map8", (256,), "float32", "offset", "flat"), layout="flat"
+            ),
+        ),
         ("modelopt", Spec("int4", (1, 64), "float16", layout="packed")),
         ("modelopt", NVFP4),
         ("modelopt", FP8),
@@ -77,7 +89,8 @@ def test_permuted_columns_are_a_step_of_the_input(name: str, convert: Convert) -
     spec = Spec("uint4", (1, 32), "float16", "int", "packed", input=(PERMUTE,))
     tensor = quantize_tensor(torch.randn(16, 96), spec, in_perm=torch.randperm(96))
     stored = convert(tensor, FORMATS[name])
-    assert stored.verdict.verdict in (BYTES, VALUES) and "permute" in stored.verdict.target
+    assert stored.verdict.verdict in (BYTES, VALUES)
+    assert "permute" in stored.verdict.target
 
 
 def test_scales_of_inputs_are_a_step_of_the_input(convert: Convert) -> None:
@@ -95,12 +108,17 @@ def test_experts_of_gpt_oss_are_transposed(convert: Convert) -> None:
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_other_values_are_put_on_the_nearest_grid_or_refused(name: str, convert: Convert) -> None:
-    tensor = quantize_tensor(torch.randn(64, 128), Spec("codebook4", (1, 128), "float16", layout="packed"))
+    tensor = quantize_tensor(
+        torch.randn(64, 128), Spec("codebook4", (1, 128), "float16", layout="packed")
+    )
     verdict = convert(tensor, FORMATS[name]).verdict
     if verdict.verdict == REFUSED:
-        assert name == "mxfp4" and "experts" in verdict.reason
+        assert name == "mxfp4"
+        assert "experts" in verdict.reason
     else:
-        assert verdict.sqnr is not None and 15 < verdict.sqnr < 60 and 0 < verdict.max_error < 1
+        assert verdict.sqnr is not None
+        assert 15 < verdict.sqnr < 60
+        assert 0 < verdict.max_error < 1
 
 
 def test_version_1_of_gptq_has_no_zero_point_of_0(convert: Convert) -> None:
@@ -109,4 +127,6 @@ def test_version_1_of_gptq_has_no_zero_point_of_0(convert: Convert) -> None:
     assert bool((tensor.zero_point == 0).all())
     one, two = (convert(tensor, FORMATS[name]).verdict for name in ("gptq", "gptq_v2"))
     assert two.verdict == BYTES
-    assert one.verdict == "re-gridded" and "zero point of 0" in one.reason and one.max_error < 0.1
+    assert one.verdict == "re-gridded"
+    assert "zero point of 0" in one.reason
+    assert one.max_error < 0.1

@@ -20,11 +20,22 @@ def codes_of(rows: int, n: int, bits: int) -> Tensor:
     return torch.randint(0, 1 << bits, (rows, n), dtype=torch.uint8, generator=made)
 
 
-@given(rows=st.integers(1, 4), n=sizes, bits=widths, dtype=st.sampled_from([torch.int32, torch.uint32, torch.uint8]))
-def test_a_stream_in_words_has_each_code_at_its_bits(rows: int, n: int, bits: int, dtype: torch.dtype) -> None:
+@given(
+    rows=st.integers(1, 4),
+    n=sizes,
+    bits=widths,
+    dtype=st.sampled_from([torch.int32, torch.uint32, torch.uint8]),
+)
+def test_a_stream_in_words_has_each_code_at_its_bits(
+    rows: int, n: int, bits: int, dtype: torch.dtype
+) -> None:
     codes = codes_of(rows, n, bits)
     packed = words.pack_words(codes, bits, dtype)
-    assert packed.dtype == dtype and packed.shape == (rows, words.words(n, bits, 8 * dtype.itemsize))
+    assert packed.dtype == dtype
+    assert packed.shape == (
+        rows,
+        words.words(n, bits, 8 * dtype.itemsize),
+    )
     assert torch.equal(words.unpack_words(packed, bits, n), codes)
     row = packed[-1].reshape(-1).view(torch.uint8).tolist()
     number = int.from_bytes(bytes(row), "little")

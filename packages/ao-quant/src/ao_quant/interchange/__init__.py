@@ -1,4 +1,4 @@
-"""Quantized checkpoints of other projects: found out, read, written, converted, with a verdict on exactness."""
+"""Quantized checkpoints of other projects: read, written and converted, with a verdict on each weight."""
 
 from __future__ import annotations
 

@@ -14,7 +14,13 @@ from ao_quant.interchange.naming import AUTOROUND, quantized_by
 
 __all__ = ["AUTO_ROUND"]
 
-_PACKINGS = ("auto_round:auto_gptq", "auto_round:auto_awq", "auto_round", "auto_round:gptq", "auto_round:awq")
+_PACKINGS = (
+    "auto_round:auto_gptq",
+    "auto_round:auto_awq",
+    "auto_round",
+    "auto_round:gptq",
+    "auto_round:awq",
+)
 
 
 def _read(source: Source) -> Reading:
@@ -62,5 +68,10 @@ def _detect(source: Source) -> str:
 
 
 AUTO_ROUND = Interchange(
-    "auto-round", _detect, _read, _write, _config, f"AutoRound: the tensors of {GPTQ.name} or {AWQ.name}"
+    "auto-round",
+    _detect,
+    _read,
+    _write,
+    _config,
+    f"AutoRound: the tensors of {GPTQ.name} or {AWQ.name}",
 )

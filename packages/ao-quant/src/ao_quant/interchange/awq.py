@@ -49,7 +49,9 @@ def _group(source: Source, name: str, columns: int, groups: int) -> int:
     label = source.quantization.get("group_size", source.quantization.get("q_group_size", 128))
     group = columns if label == -1 else label
     if type(group) is not int or group < 1 or -(-columns // group) > groups:
-        raise CheckpointError(f"{name}: group_size={label!r} does not fit {columns} inputs in {groups} groups")
+        raise CheckpointError(
+            f"{name}: group_size={label!r} does not fit {columns} inputs in {groups} groups"
+        )
     return group
 
 
@@ -59,7 +61,9 @@ def gemm_modules(source: Source) -> list[str]:
 
 
 def _gemm(source: Source, name: str) -> QTensor:
-    (columns, _), (groups, n) = (source.forms[f"{name}.{each}"][1] for each in ("qweight", "scales"))
+    (columns, _), (groups, n) = (
+        source.forms[f"{name}.{each}"][1] for each in ("qweight", "scales")
+    )
     check_form(source, f"{name}.scales", _HALF, (groups, n))
     if not groups or columns % groups:
         raise CheckpointError(f"{name}: {columns} inputs are in no {groups} equal groups")
@@ -74,7 +78,7 @@ def _gemm(source: Source, name: str) -> QTensor:
 
 
 def _gemv(source: Source, name: str) -> QTensor:
-    (n, width), (_, padded) = (source.forms[f"{name}.{each}"][1] for each in ("qweight", "scales"))
+    (_n, width), (_, padded) = (source.forms[f"{name}.{each}"][1] for each in ("qweight", "scales"))
     columns = 8 * width
     group = _group(source, name, columns, padded)
     groups = -(-columns // group)
@@ -86,7 +90,9 @@ def _gemv(source: Source, name: str) -> QTensor:
 
 def _fast_order(columns: int) -> Tensor:
     """The column that is at each place of a row before rows are interleaved."""
-    inside = torch.arange(32).view(4, 4, 2).transpose(0, 1).reshape(4, 4, 2).transpose(1, 2).reshape(32)
+    inside = (
+        torch.arange(32).view(4, 4, 2).transpose(0, 1).reshape(4, 4, 2).transpose(1, 2).reshape(32)
+    )
     return (torch.arange(0, columns, 32)[:, None] + inside).reshape(-1)
 
 
@@ -109,12 +115,18 @@ def _pack_fast(codes: Tensor) -> Tensor:
 
 
 def _gemv_fast(source: Source, name: str) -> QTensor:
-    (rows, columns), (padded, n) = (source.forms[f"{name}.{each}"][1] for each in ("qweight", "scales"))
+    (rows, columns), (padded, n) = (
+        source.forms[f"{name}.{each}"][1] for each in ("qweight", "scales")
+    )
     if columns % 64 or n != 4 * rows:
-        raise CheckpointError(f"{name}: {n} outputs and {columns} inputs are not of the layout gemv_fast")
+        raise CheckpointError(
+            f"{name}: {n} outputs and {columns} inputs are not of the layout gemv_fast"
+        )
     group = _group(source, name, columns, padded)
     groups = -(-columns // group)
-    scale, low = (source.take(f"{name}.{each}")[:groups].t().contiguous() for each in ("scales", "qzeros"))
+    scale, low = (
+        source.take(f"{name}.{each}")[:groups].t().contiguous() for each in ("scales", "qzeros")
+    )
     spec = Spec("uint4", (1, group), str(scale.dtype).removeprefix("torch."), "offset", "packed")
     codes = _unpack_fast(source.take(f"{name}.qweight"))
     return assemble(codes, spec, (n, columns), source.dtype, scale, -low)
@@ -129,11 +141,13 @@ def read_gemm(source: Source, kind: str = "gemm") -> Reading:
     modules = _modules(source, kind)
     weights = {
         f"{name}.weight": ForeignWeight(
-            tuple(f"{name}.{part}" for part in _PARTS), partial(_MAKE[kind], source, name), {"bits": 4}
+            tuple(f"{name}.{part}" for part in _PARTS),
+            partial(_MAKE[kind], source, name),
+            {"bits": 4},
         )
         for name in modules
     }
-    note = f"the label says version={label!r}, and the tensors of {len(modules)} modules are in the layout {kind}"
+    note = f"the label says version={label!r}, and tensors are in the layout {kind}"
     return Reading(weights, notes=() if label == kind or not modules else (note,))
 
 
@@ -144,12 +158,16 @@ def _padded_groups(columns: int, group: int) -> int:
     return 8 * -(-width // multiple) * multiple
 
 
-def write_gemm(name: str, tensor: QTensor, settings: Mapping[str, Any], kind: str = "gemm") -> Written:
+def write_gemm(
+    name: str, tensor: QTensor, settings: Mapping[str, Any], kind: str = "gemm"
+) -> Written:
     """The tensors of one module in a layout of AWQ."""
     n, columns = tensor.shape if tensor.dim() == 2 else (0, 0)
     fast = kind == "gemv_fast"
     if n % 8 or columns % 64 or not n:
-        raise QuantizationError(f"{name} of shape {tuple(tensor.shape)}: AWQ needs outputs in 8 and inputs in 64")
+        raise QuantizationError(
+            f"{name} of shape {tuple(tensor.shape)}: AWQ needs outputs in 8 and inputs in 64"
+        )
     groups = (64, 128, 32) if kind != "gemm" else ()
     if fast and tensor.canonical().spec.zero_point == "offset":
         codes, scale, low = _offsets(tensor)
@@ -162,9 +180,7 @@ def write_gemm(name: str, tensor: QTensor, settings: Mapping[str, Any], kind: st
         raise QuantizationError(f"{name}: groups of {group} do not divide {columns} inputs")
     owner = name.removesuffix(".weight")
     if kind == "gemm":
-        parts = [
-            pack_words(reorder(each.t().contiguous(), AWQ_ORDER), 4) for each in (codes, low)
-        ]
+        parts = [pack_words(reorder(each.t().contiguous(), AWQ_ORDER), 4) for each in (codes, low)]
         tensors = [*parts, scale.t().contiguous()]
     else:
         room = _padded_groups(columns, group) - scale.shape[1]
@@ -173,7 +189,11 @@ def write_gemm(name: str, tensor: QTensor, settings: Mapping[str, Any], kind: st
             tensors = [_pack_fast(codes), low.t().contiguous(), scale.t().contiguous()]
         else:
             tensors = [pack_words(codes, 4), pack_words(low, 4), scale]
-    used = {"bits": 4, "group_size": -1 if group == columns and kind == "gemm" else group, "version": kind}
+    used = {
+        "bits": 4,
+        "group_size": -1 if group == columns and kind == "gemm" else group,
+        "version": kind,
+    }
     return Written({f"{owner}.{part}": t for part, t in zip(_PARTS, tensors, strict=True)}, used)
 
 
@@ -182,13 +202,17 @@ def _offsets(tensor: QTensor) -> tuple[Tensor, Tensor, Tensor]:
     base = tensor.canonical()
     codes, _, _ = base.layout_record.unpack(base.parts, base.spec, tuple(base.shape), base.format)
     if base.format.name != "uint4" or base.scale.dtype != torch.float16 or base.spec.block[0] != 1:
-        raise QuantizationError(f"{tensor.spec} has offsets, and only float16 ones of uint4 are stored so")
+        raise QuantizationError(
+            f"{tensor.spec} has offsets, and only float16 ones of uint4 are stored so"
+        )
     return codes, base.scale, -base.zero_point
 
 
 def _config(settings: Mapping[str, Mapping[str, Any]], dense: tuple[str, ...]) -> dict[str, Any]:
     first = next(iter(settings.values()), {"bits": 4, "group_size": 128, "version": "gemm"})
-    if other := next((n for n, used in settings.items() if used["group_size"] != first["group_size"]), None):
+    if other := next(
+        (n for n, used in settings.items() if used["group_size"] != first["group_size"]), None
+    ):
         raise QuantizationError(
             f"{other} has groups of {settings[other]['group_size']} and others of {first['group_size']}: AWQ "
             "has one size for all"
@@ -207,15 +231,28 @@ def _detect(source: Source, kind: str) -> str:
     modules = _modules(source, kind)
     if quantized_by(source, AUTOROUND, "gptq"):
         return ""
-    return f"{len(modules)} modules have qweight, qzeros and scales in the layout {kind}" if modules else ""
+    return (
+        f"{len(modules)} modules have qweight, qzeros and scales in the layout {kind}"
+        if modules
+        else ""
+    )
 
 
 def _record(name: str, kind: str, doc: str) -> Interchange:
     return Interchange(
-        name, partial(_detect, kind=kind), partial(read_gemm, kind=kind), partial(write_gemm, kind=kind), _config, doc
+        name,
+        partial(_detect, kind=kind),
+        partial(read_gemm, kind=kind),
+        partial(write_gemm, kind=kind),
+        _config,
+        doc,
     )
 
 
 AWQ = _record("awq", "gemm", "AWQ of AutoAWQ, the layout gemm: 4 bits")
-AWQ_GEMV = _record("awq_gemv", "gemv", "AWQ of AutoAWQ, the layout gemv: 4 bits in groups of 32, 64 or 128")
-AWQ_GEMV_FAST = _record("awq_gemv_fast", "gemv_fast", "AWQ of llm-awq, the layout gemv_fast: 4 bits, scaled zeros")
+AWQ_GEMV = _record(
+    "awq_gemv", "gemv", "AWQ of AutoAWQ, the layout gemv: 4 bits in groups of 32, 64 or 128"
+)
+AWQ_GEMV_FAST = _record(
+    "awq_gemv_fast", "gemv_fast", "AWQ of llm-awq, the layout gemv_fast: 4 bits, scaled zeros"
+)

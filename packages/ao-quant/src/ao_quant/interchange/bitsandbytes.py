@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import partial
-from math import prod
 from typing import Any
 
 import torch
@@ -60,9 +59,13 @@ def _state(source: Source, name: str) -> tuple[str, dict[str, Any]]:
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{full} is no text: {error}") from error
     shape, size = state.get("shape"), state.get("blocksize")
-    whole = isinstance(shape, list) and len(shape) == 2 and all(type(s) is int and s > 0 for s in shape)
+    whole = (
+        isinstance(shape, list) and len(shape) == 2 and all(type(s) is int and s > 0 for s in shape)
+    )
     if not whole or type(size) is not int or size not in (32, *_SIZES):
-        raise CheckpointError(f"{full}: shape={shape!r} and blocksize={size!r} are not those of a matrix")
+        raise CheckpointError(
+            f"{full}: shape={shape!r} and blocksize={size!r} are not those of a matrix"
+        )
     return kind, state
 
 
@@ -87,7 +90,9 @@ def _four_bits(source: Source, name: str) -> QTensor:
     elif rows:
         scale = scale.view(n, k // size)
     held = _NESTED if isinstance(scale, QTensor) else "float32"
-    spec = Spec(_KINDS[kind], (1, size) if rows else (size,), held, layout="packed" if rows else "flat")
+    spec = Spec(
+        _KINDS[kind], (1, size) if rows else (size,), held, layout="packed" if rows else "flat"
+    )
     dtype = getattr(torch, str(state.get("dtype")), None)
     dtype = dtype if dtype in (torch.float16, torch.bfloat16, torch.float32) else source.dtype
     return assemble(codes, spec, (n, k), dtype, scale)
@@ -103,7 +108,9 @@ def _absmax(source: Source, name: str, state: Mapping[str, Any], blocks: int) ->
     size, offset = state.get("nested_blocksize"), state.get("nested_offset")
     known = torch.tensor(dynamic_values(8, signed=True), dtype=torch.float32)
     if size != 256 or type(offset) not in (int, float):
-        raise CheckpointError(f"{name}: nested_blocksize={size!r}, nested_offset={offset!r}; 256 and a number")
+        raise CheckpointError(
+            f"{name}: nested_blocksize={size!r}, nested_offset={offset!r}; 256 and a number"
+        )
     check_form(source, f"{name}.weight.nested_quant_map", (torch.float32,), (256,))
     if not torch.equal(source.take(f"{name}.weight.nested_quant_map"), known):
         raise CheckpointError(f"{name}: nested_quant_map is not that of bitsandbytes")
@@ -119,7 +126,9 @@ def _int8(source: Source, name: str) -> QTensor:
     check_form(source, f"{name}.SCB", (torch.float32,), (shape[0],))
     full = f"{name}.weight_format"
     if full in source.forms and int(source.take(full).reshape(-1)[:1].sum()) != 0:
-        raise CheckpointError(f"{full} is not 0, which is by rows: the order of a kernel is not read")
+        raise CheckpointError(
+            f"{full} is not 0, which is by rows: the order of a kernel is not read"
+        )
     scale = (source.take(f"{name}.SCB") * _INT8).view(-1, 1)
     parts = {"qdata": source.take(f"{name}.weight"), "scale": scale}
     return QTensor(parts, Spec("int8", (1, WHOLE)), shape, source.dtype)
@@ -130,12 +139,16 @@ def _read(source: Source) -> Reading:
     for full in source.forms:
         name = full.removesuffix(".weight.absmax")
         if name != full and f"{name}.weight" in source.forms:
-            names = tuple(n for n in source.forms if n == f"{name}.weight" or n.startswith(f"{name}.weight."))
+            names = tuple(
+                n for n in source.forms if n == f"{name}.weight" or n.startswith(f"{name}.weight.")
+            )
             weights[f"{name}.weight"] = ForeignWeight(names, partial(_four_bits, source, name))
     for name in modules_with(source, "weight", "SCB"):
         parts = ("weight", "SCB", "weight_format")
         names = tuple(f"{name}.{p}" for p in parts if f"{name}.{p}" in source.forms)
-        weights[f"{name}.weight"] = ForeignWeight(names, partial(_int8, source, name), {"format": len(names) == 3})
+        weights[f"{name}.weight"] = ForeignWeight(
+            names, partial(_int8, source, name), {"format": len(names) == 3}
+        )
     return Reading(weights)
 
 
@@ -145,8 +158,17 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
     if base.dim() != 2:
         raise QuantizationError(f"{tuple(base.shape)} is no matrix, and others are not stored so")
     ints = integers_of(base)
-    if ints and ints.bits == 8 and ints.zero is None and ints.perm is None and ints.scale.shape[1] == 1:
-        tensors = {f"{owner}.weight": (ints.codes ^ 128).view(torch.int8), f"{owner}.SCB": _scb(ints.scale)}
+    if (
+        ints
+        and ints.bits == 8
+        and ints.zero is None
+        and ints.perm is None
+        and ints.scale.shape[1] == 1
+    ):
+        tensors = {
+            f"{owner}.weight": (ints.codes ^ 128).view(torch.int8),
+            f"{owner}.SCB": _scb(ints.scale),
+        }
         if settings.get("format", True):
             tensors[f"{owner}.weight_format"] = torch.tensor(0, dtype=torch.uint8)
         return Written(tensors, {"bits": 8})
@@ -157,7 +179,9 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
     if not kind or size not in (32, *_SIZES) or base.spec.input or not (rows or flat):
         spec = Spec("nf4", (64,), "float32", layout="flat")
         base, kind, size = quantize_tensor(base.dequantize(torch.float32), spec), "nf4", 64
-    codes, scale, _ = base.layout_record.unpack(base.parts, base.spec, tuple(base.shape), base.format)
+    codes, scale, _ = base.layout_record.unpack(
+        base.parts, base.spec, tuple(base.shape), base.format
+    )
     lut = torch.zeros(16, dtype=torch.uint8)
     lut[_order(kind).flip(0).long()] = torch.arange(15, -1, -1, dtype=torch.uint8)
     theirs = lut[codes.reshape(-1).long()]
@@ -171,7 +195,11 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
     }
     tensors = {"": packed.view(-1, 1), ".quant_map": _map(kind)}
     if isinstance(scale, QTensor) and scale.spec == _NESTED and _one(scale.zero_point):
-        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": -float(scale.zero_point[0])}
+        state |= {
+            "nested_blocksize": 256,
+            "nested_dtype": "float32",
+            "nested_offset": -float(scale.zero_point[0]),
+        }
         tensors |= {
             ".absmax": scale.qdata.reshape(-1),
             ".nested_absmax": scale.scale.reshape(-1),
@@ -181,7 +209,9 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
         values = scale_values(scale)
         assert values is not None
         tensors[".absmax"] = values.reshape(-1)
-    tensors[f".quant_state.bitsandbytes__{kind}"] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    tensors[f".quant_state.bitsandbytes__{kind}"] = torch.tensor(
+        list(json.dumps(state).encode()), dtype=torch.uint8
+    )
     used = {"bits": 4, "kind": kind, "nested": ".nested_absmax" in tensors}
     return Written({f"{owner}.weight{part}": each for part, each in tensors.items()}, used)
 
@@ -202,7 +232,9 @@ def _scb(scale: Tensor) -> Tensor:
 def _config(settings: Mapping[str, Mapping[str, Any]], dense: tuple[str, ...]) -> dict[str, Any]:
     kinds = {(used["bits"], used.get("kind"), used.get("nested")) for used in settings.values()}
     if len(kinds) > 1:
-        raise QuantizationError("bitsandbytes has one kind of weight in a model: 8 bits, nf4 or fp4")
+        raise QuantizationError(
+            "bitsandbytes has one kind of weight in a model: 8 bits, nf4 or fp4"
+        )
     bits, kind, nested = kinds.pop() if kinds else (4, "nf4", False)
     config: dict[str, Any] = {
         "quant_method": "bitsandbytes",

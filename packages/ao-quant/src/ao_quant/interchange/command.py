@@ -14,8 +14,12 @@ __all__ = ["convert"]
 
 def convert(
     source: Path = typer.Argument(metavar="SRC", help="A folder, an index or a safetensors file."),
-    target: Path | None = typer.Argument(None, metavar="DST", help="The folder to write, new or empty."),
-    to: str = typer.Option(..., help='The format: "ao", or a name of docs/interchange.md, such as gptq.'),
+    target: Path | None = typer.Argument(
+        None, metavar="DST", help="The folder to write, new or empty."
+    ),
+    to: str = typer.Option(
+        ..., help='The format: "ao", or a name of docs/interchange.md, such as gptq.'
+    ),
     source_format: str = typer.Option(
         "", "--from", metavar="FORMAT", help="That of SRC, where its tensors do not tell."
     ),

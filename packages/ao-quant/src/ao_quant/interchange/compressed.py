@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ao_core import QTensor
 from ao_core.ext import CheckpointError
-from ao_core.ext.interchange import ForeignWeight, Interchange, Reading, Source, Written
+from ao_core.ext.interchange import ForeignWeight, Interchange, Reading, Source
 from ao_quant.interchange import compressed_write, floats
 from ao_quant.interchange.gptq import order_of
 from ao_quant.interchange.integers import Integers, tensor_of
@@ -133,7 +133,9 @@ def _integers(source: Source, name: str) -> QTensor:
     n, columns = shape
     block = floats.block_of(shape, scale, arguments_of(source, name).get("block_structure"))
     if block[0] not in (1, -1):
-        raise CheckpointError(f"{name}: int8 with blocks of {block} is not read; rows, groups and tensors are")
+        raise CheckpointError(
+            f"{name}: int8 with blocks of {block} is not read; rows, groups and tensors are"
+        )
     stored = source.take(f"{name}.weight_scale")
     groups = scale[1] if len(scale) == 2 and scale[0] == n else 1
     of_group = stored.reshape(-1, groups).expand(n, groups).contiguous()
@@ -181,7 +183,10 @@ def _kind(source: Source, name: str, of: str) -> str:
 
 
 _MAKE = {
-    "pack-quantized": (_packed, ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")),
+    "pack-quantized": (
+        _packed,
+        ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx"),
+    ),
     "int-quantized": (_integers, ("weight", "weight_scale", "weight_zero_point")),
     "float-quantized": (_fp8, ("weight", "weight_scale")),
     "mxfp8-quantized": (_fp8, ("weight", "weight_scale")),
@@ -211,7 +216,9 @@ def read_compressed(source: Source) -> Reading:
     for name, kind in found.items():
         make, parts = _MAKE[kind]
         names = tuple(f"{name}.{part}" for part in parts if f"{name}.{part}" in source.forms)
-        weights[f"{name}.weight"] = ForeignWeight(names, partial(make, source, name), {"format": kind})
+        weights[f"{name}.weight"] = ForeignWeight(
+            names, partial(make, source, name), {"format": kind}
+        )
     others = sorted(set(found.values()) - {label})
     known = label in ("", "mixed-precision", "naive-quantized") or not others
     note = f"the label says format={label!r}, and tensors are {', '.join(others)}"
@@ -222,7 +229,11 @@ def _detect(source: Source) -> str:
     groups = source.quantization.get("config_groups")
     found = _found(source)
     packed = any(kind == "pack-quantized" for kind in found.values())
-    if not found or not (packed or isinstance(groups, Mapping)) or "hf_quant" in source.quantization:
+    if (
+        not found
+        or not (packed or isinstance(groups, Mapping))
+        or "hf_quant" in source.quantization
+    ):
         return ""
     if str(source.quantization.get("quant_method", "")) == "modelopt":
         return ""

@@ -1,4 +1,4 @@
-"""Writing compressed-tensors: each weight in the format that has its values, and the groups of config.json."""
+"""Writing compressed-tensors: each weight in the format that has its values, and groups for config.json."""
 
 from __future__ import annotations
 
@@ -74,7 +74,12 @@ def _floats(owner: str, tensor: QTensor, chosen: str) -> Written:
     base = floats.rounded(tensor, kind)
     scale: Any = base.scale
     block = base.spec.block
-    used: dict[str, Any] = {"format": chosen, "num_bits": base.format.bits, "type": "float", "symmetric": True}
+    used: dict[str, Any] = {
+        "format": chosen,
+        "num_bits": base.format.bits,
+        "type": "float",
+        "symmetric": True,
+    }
     if kind == "fp8":
         grids = {(WHOLE, WHOLE): "tensor", (1, WHOLE): "channel"}
         strategy = grids.get((block[-2], block[-1]), "group" if block[-2] == 1 else "block")

@@ -30,7 +30,13 @@ __all__ = ["REPORT", "Conversion", "convert_checkpoint"]
 _WORK = ".converting"
 REPORT = "ao_interchange.json"
 #: files that say how the source is quantized; the result has its own
-_LABELS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json", "config.json", REPORT)
+_LABELS = (
+    "quantize_config.json",
+    "quant_config.json",
+    "hf_quant_config.json",
+    "config.json",
+    REPORT,
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,9 @@ class Conversion:
         told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         lines = [f"{self.source} ({self.why}) to {self.target}: {told or 'no quantized weight'}"]
         for each in self.verdicts:
-            error = "" if each.sqnr is None else f" max error {each.max_error:.3g}, {each.sqnr:.1f} dB"
+            error = (
+                "" if each.sqnr is None else f" max error {each.max_error:.3g}, {each.sqnr:.1f} dB"
+            )
             reason = f" {each.reason}" if each.reason else ""
             lines.append(f"  {each.name}: {each.verdict}{error}{reason}")
         lines += [f"note: {note}" for note in self.notes]
@@ -143,12 +151,16 @@ def _format(name: str) -> Interchange:
 def _check_place(src: Path, place: Path) -> None:
     folder = src if src.is_dir() else src.parent
     if place.resolve() == folder.resolve() or place.resolve().is_relative_to(folder.resolve()):
-        raise ConfigError(f"dst={place} is in the source, which stays as it is; choose another folder")
+        raise ConfigError(
+            f"dst={place} is in the source, which stays as it is; choose another folder"
+        )
     if place.exists() and not place.is_dir():
         raise ConfigError(f"dst={place} is a file; choose a folder")
     others = [file.name for file in place.iterdir() if file.name != _WORK] if place.exists() else []
     if others and not (place / _WORK).exists():
-        raise ConfigError(f"dst={place} is not empty (it has {', '.join(sorted(others)[:3])}); choose another")
+        raise ConfigError(
+            f"dst={place} is not empty (it has {', '.join(sorted(others)[:3])}); choose another"
+        )
 
 
 def _conversion(opened: Opened, to: str, verdicts: list[Verdict]) -> Conversion:
@@ -192,7 +204,10 @@ def _stored(
 
 def _identity(opened: Opened, to: str, limit: int) -> dict[str, Any]:
     """What an unfinished conversion must be of, to go on with it."""
-    files = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in opened.checkpoint.files}
+    files = {
+        file.name: [file.stat().st_size, file.stat().st_mtime_ns]
+        for file in opened.checkpoint.files
+    }
     label = json.dumps(opened.source.quantization, sort_keys=True, default=str)
     told = hashlib.sha256(label.encode()).hexdigest()
     return {"files": files, "label": told, "from": opened.name, "to": to, "limit": limit}
@@ -240,9 +255,11 @@ def _publish(
 ) -> None:
     """Write the files of tensors, then what is beside them; the configuration comes last."""
     shards = journal.shards()
-    names = ["model.safetensors"] if len(shards) == 1 else [
-        f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))
-    ]
+    names = (
+        ["model.safetensors"]
+        if len(shards) == 1
+        else [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    )
     weight_map: dict[str, str] = {}
     total = 0
     for number, name in enumerate(names):
@@ -254,12 +271,16 @@ def _publish(
     if len(names) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         texts["model.safetensors.index.json"] = json.dumps(index, indent=2)
-    folder = opened.checkpoint.path if opened.checkpoint.path.is_dir() else opened.checkpoint.path.parent
+    folder = (
+        opened.checkpoint.path if opened.checkpoint.path.is_dir() else opened.checkpoint.path.parent
+    )
     if opened.checkpoint.path.is_dir():
         for file in copied_files(folder):
             if file.name not in _LABELS:
                 shutil.copyfile(file, place / file.name)
-    texts["config.json"] = json.dumps(_config(opened, target, journal.done), indent=2, sort_keys=True)
+    texts["config.json"] = json.dumps(
+        _config(opened, target, journal.done), indent=2, sort_keys=True
+    )
     for name, text in texts.items():
         with suppress(FileNotFoundError):
             (journal.work / name).unlink()
@@ -313,5 +334,3 @@ def _is_matrix(entry: Done) -> bool:
 def _told(opened: Opened) -> dict[str, Any]:
     """What ao's own label says of the configuration: that it came from elsewhere."""
     return {"name": f"interchange/{opened.name}", "label": dict(opened.source.quantization)}
-
-

@@ -19,7 +19,9 @@ _NVFP4 = Spec("f4e2m1", (1, 16), NVFP4_SCALE, layout="packed")
 _NAMES = {dtype: name for name, dtype in SCALES.items()}
 
 
-def block_of(shape: tuple[int, ...], scale: tuple[int, ...], size: object = None) -> tuple[int, int]:
+def block_of(
+    shape: tuple[int, ...], scale: tuple[int, ...], size: object = None
+) -> tuple[int, int]:
     """The block of one scale of a matrix, from the number of scales; `size`: as the label has it.
 
     Raises:
@@ -80,7 +82,7 @@ def is_fp8(tensor: QTensor) -> bool:
 
 
 def kind_of(tensor: QTensor) -> str:
-    """ "fp8", "mxfp8", "mxfp4" or "nvfp4" for a tensor that is one; else empty."""
+    """The kind of a tensor, "fp8", "mxfp8", "mxfp4" or "nvfp4"; empty: it is none of them."""
     spec = tensor.canonical().spec
     if spec.input or spec.zero_point != "none":
         return ""

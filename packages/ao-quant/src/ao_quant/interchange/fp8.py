@@ -39,7 +39,11 @@ def _modules(source: Source, suffix: str) -> list[str]:
 
 
 def _suffix(source: Source) -> str:
-    return "weight_scale_inv" if any(n.endswith(".weight_scale_inv") for n in source.forms) else "weight_scale"
+    return (
+        "weight_scale_inv"
+        if any(n.endswith(".weight_scale_inv") for n in source.forms)
+        else "weight_scale"
+    )
 
 
 def _read(source: Source) -> Reading:
@@ -50,7 +54,9 @@ def _read(source: Source) -> Reading:
             weights[f"{name}.weight"] = ForeignWeight(names, partial(_make, source, name, suffix))
     notes = []
     if str(source.quantization.get("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
-        notes.append(f"the label says fmt={source.quantization['fmt']!r}, and tensors are float8_e4m3fn")
+        notes.append(
+            f"the label says fmt={source.quantization['fmt']!r}, and tensors are float8_e4m3fn"
+        )
     return Reading(weights, notes=tuple(notes))
 
 
@@ -69,7 +75,9 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any], *, rows: boo
 def _config(settings: Mapping[str, Mapping[str, Any]], dense: tuple[str, ...]) -> dict[str, Any]:
     blocks = {tuple(used["block"] or ()) for used in settings.values()}
     if len(blocks) > 1:
-        raise QuantizationError(f"blocks of {sorted(blocks)}: this format has one size for all weights")
+        raise QuantizationError(
+            f"blocks of {sorted(blocks)}: this format has one size for all weights"
+        )
     block = blocks.pop() if blocks else (128, 128)
     return {
         "quant_method": "fp8",
@@ -80,15 +88,25 @@ def _config(settings: Mapping[str, Mapping[str, Any]], dense: tuple[str, ...]) -
     }
 
 
-def _config_of_rows(settings: Mapping[str, Mapping[str, Any]], dense: tuple[str, ...]) -> dict[str, Any]:
-    return {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": list(dense)}
+def _config_of_rows(
+    settings: Mapping[str, Mapping[str, Any]], dense: tuple[str, ...]
+) -> dict[str, Any]:
+    return {
+        "quant_method": "fbgemm_fp8",
+        "activation_scale_ub": 1200.0,
+        "modules_to_not_convert": list(dense),
+    }
 
 
 def _detect(source: Source, *, rows: bool) -> str:
     found = len(_modules(source, _suffix(source)))
     labelled = quantized_by(source, "fbgemm_fp8" if rows else "fp8")
     inverse = _suffix(source) == "weight_scale_inv" and not rows
-    return f"{found} modules have weights of float8 and {_suffix(source)}" if found and (labelled or inverse) else ""
+    return (
+        f"{found} modules have weights of float8 and {_suffix(source)}"
+        if found and (labelled or inverse)
+        else ""
+    )
 
 
 FP8 = Interchange(

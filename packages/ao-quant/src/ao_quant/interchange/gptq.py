@@ -70,7 +70,9 @@ def _stored_zeros(source: Source, name: str, bits: int, n: int) -> Tensor:
 
 def _version(source: Source, modules: list[str]) -> tuple[int, str]:
     """Version 1 or 2, and a sentence where the label says otherwise."""
-    label = str(source.quantization.get("checkpoint_format", source.quantization.get("format", "gptq")))
+    label = str(
+        source.quantization.get("checkpoint_format", source.quantization.get("format", "gptq"))
+    )
     said = 2 if label == "gptq_v2" else 1
     if label not in ("gptq", "gptq_v2") and quantized_by(source, "gptq"):
         raise CheckpointError(f"checkpoint_format={label!r} is not known; gptq and gptq_v2 are")
@@ -103,7 +105,9 @@ def order_of(g_idx: Tensor, groups: int) -> tuple[Tensor | None, int]:
     columns = g_idx.numel()
     index = torch.where(g_idx < 0, g_idx + groups, g_idx).long()
     if columns and not 0 <= int(index.min()) <= int(index.max()) < groups:
-        raise CheckpointError(f"g_idx goes from {int(g_idx.min())} to {int(g_idx.max())}, of {groups} groups")
+        raise CheckpointError(
+            f"g_idx goes from {int(g_idx.min())} to {int(g_idx.max())}, of {groups} groups"
+        )
     counts = torch.bincount(index, minlength=groups)
     group = int(counts[0]) if groups > 1 else max(columns, 1)
     even = torch.arange(columns) // max(group, 1)
@@ -130,7 +134,9 @@ def _make(source: Source, name: str, bits: int, version: int) -> QTensor:
         even = isinstance(label, int) and label > 0 and -(-columns // label) == groups
         group = int(label) if even else -(-columns // max(groups, 1))  # type: ignore[arg-type]
     if words(columns, bits) != rows or -(-columns // group) != groups:
-        raise CheckpointError(f"{name}: {rows} rows of words and {groups} groups do not fit {columns} inputs")
+        raise CheckpointError(
+            f"{name}: {rows} rows of words and {groups} groups do not fit {columns} inputs"
+        )
     stored = _stored_zeros(source, name, bits, n).to(torch.int16)
     zeros = stored + (1 if version == 1 else 0)
     if int(zeros.max()) > 255:
@@ -156,7 +162,9 @@ def read_gptq(source: Source) -> Reading:
             "group_size": source.quantization.get("group_size"),
         }
         weights[f"{name}.weight"] = ForeignWeight(
-            tuple(f"{name}.{part}" for part in parts), partial(_make, source, name, bits, version), settings
+            tuple(f"{name}.{part}" for part in parts),
+            partial(_make, source, name, bits, version),
+            settings,
         )
     return Reading(weights, notes=(note,) if note else ())
 
@@ -171,7 +179,9 @@ def write_gptq(
     owner, columns = name.removesuffix(".weight"), tensor.shape[1]
     notes = []
     if version == 1 and bool((found.zeros == 0).any()):
-        notes.append("version 1 has no zero point of 0: codes and zero points of such groups are one higher")
+        notes.append(
+            "version 1 has no zero point of 0: codes and zero points of such groups are one higher"
+        )
         found = _lifted(found)
     stored = found.zeros - (1 if version == 1 else 0)
     places = torch.arange(columns)
@@ -209,11 +219,16 @@ def _lifted(found: Integers) -> Integers:
 def _config(settings: Mapping[str, Mapping[str, Any]], dense: tuple[str, ...]) -> dict[str, Any]:
     """One entry for all, and `dynamic` overrides for modules that differ from the first."""
     shared = ("bits", "group_size", "sym", "desc_act")
-    first = next(iter(settings.values()), {"bits": 4, "group_size": 128, "sym": True, "desc_act": False, "version": 1})
+    first = next(
+        iter(settings.values()),
+        {"bits": 4, "group_size": 128, "sym": True, "desc_act": False, "version": 1},
+    )
     dynamic: dict[str, Any] = {f"-:{simple(name)}": {} for name in dense}
     for name, used in settings.items():
         if any(used[key] != first[key] for key in shared):
-            dynamic[f"+:{simple(name.removesuffix('.weight'))}"] = {key: used[key] for key in shared}
+            dynamic[f"+:{simple(name.removesuffix('.weight'))}"] = {
+                key: used[key] for key in shared
+            }
     config = {key: first[key] for key in shared} | {
         "quant_method": "gptq",
         "checkpoint_format": "gptq" if first["version"] == 1 else "gptq_v2",

@@ -53,14 +53,21 @@ def _make(source: Source, name: str) -> QTensor:
     n, k = source.take(f"{name}.shape").tolist()
     packing = _text(source, name, "packing", _PACKING.get(bits, ""))
     if bits not in _BITS or packing != _PACKING[bits] or group < 1 or min(n, k) < 1 or k % group:
-        raise CheckpointError(f"{name}: nbits={bits}, packing={packing!r}, group_size={group} of {[n, k]}")
+        raise CheckpointError(
+            f"{name}: nbits={bits}, packing={packing!r}, group_size={group} of {[n, k]}"
+        )
     rows = n * (k // group)
     words = source.take(f"{name}.W_q")
     if words.is_floating_point():
         words = words.view(torch.int32 if bits == 3 else torch.uint8)
     count = 10 if bits == 3 else 8 // bits
-    if words.dtype not in (torch.uint8, torch.int32) or tuple(words.shape) != (-(-rows // count), group):
-        raise CheckpointError(f"{name}.W_q {list(words.shape)} does not fit {rows} groups of {group}")
+    if words.dtype not in (torch.uint8, torch.int32) or tuple(words.shape) != (
+        -(-rows // count),
+        group,
+    ):
+        raise CheckpointError(
+            f"{name}.W_q {list(words.shape)} does not fit {rows} groups of {group}"
+        )
     scale, zero = source.take(f"{name}.scale"), source.take(f"{name}.zero")
     if scale.numel() != rows or zero.numel() != rows or scale.dtype not in SCALES.values():
         raise CheckpointError(f"{name}: {scale.numel()} scales of {scale.dtype} for {rows} groups")
@@ -79,7 +86,9 @@ def _read(source: Source) -> Reading:
     weights, refused = {}, {}
     for name in modules_with(source, "W_q", "scale", "zero"):
         if f"{name}.axis" in source.forms and _number(source, name, "axis") == 0:
-            refused[f"{name}.weight"] = "axis=0: a group is one column of each so many rows, no block of the weight"
+            refused[f"{name}.weight"] = (
+                "axis=0: a group is one column of each so many rows, no block of the weight"
+            )
             continue
         names = tuple(f"{name}.{key}" for key in _KEYS if f"{name}.{key}" in source.forms)
         weights[f"{name}.weight"] = ForeignWeight(names, partial(_make, source, name))
@@ -108,13 +117,22 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
     group = k if group < 0 else group
     if k % group:
         raise QuantizationError(f"groups of {group} do not divide rows of {k}")
-    flags = {"view_as_float": 0, "channel_wise": 1, "optimize": 1, "round_zero": 0, "offload_meta": 0}
+    flags = {
+        "view_as_float": 0,
+        "channel_wise": 1,
+        "optimize": 1,
+        "round_zero": 0,
+        "offload_meta": 0,
+    }
     bools = {key: torch.tensor(value, dtype=torch.uint8) for key, value in flags.items()}
     tensors = {
         "W_q": pack_fractions(codes.reshape(-1, group), bits),
         "scale": scale.reshape(-1, 1),
         "zero": zero.reshape(-1, 1),
-        **{key: torch.tensor(v, dtype=torch.int32) for key, v in (("nbits", bits), ("group_size", group), ("axis", 1))},
+        **{
+            key: torch.tensor(v, dtype=torch.int32)
+            for key, v in (("nbits", bits), ("group_size", group), ("axis", 1))
+        },
         "shape": torch.tensor((n, k)),
         "packing": _encoded(_PACKING[bits]),
         "unpack_view_dtype": _encoded("torch.int32" if bits == 3 else "torch.uint8"),
@@ -132,7 +150,11 @@ def _config(settings: Mapping[str, Mapping[str, Any]], dense: tuple[str, ...]) -
     weights = {**first, "axis": 1, "channel_wise": True, "optimize": True, "round_zero": False}
     return {
         "quant_method": "hqq",
-        "quant_config": {"weight_quant_params": weights, "scale_quant_params": None, "zero_quant_params": None},
+        "quant_config": {
+            "weight_quant_params": weights,
+            "scale_quant_params": None,
+            "zero_quant_params": None,
+        },
         "skip_modules": list(dense),
     }
 

@@ -111,7 +111,9 @@ def integers_of(tensor: QTensor) -> Integers | None:
     if isinstance(base.scale, QTensor) or base.scale.dtype not in _NAMES:
         return None
     stored = replace(spec, input=())
-    parts = {n: p for n, p in base.parts.items() if n not in ("in_perm", "act_scale", "act_zero_point")}
+    parts = {
+        n: p for n, p in base.parts.items() if n not in ("in_perm", "act_scale", "act_zero_point")
+    }
     codes, _, zero = unpack_parts(parts, stored, tuple(base.shape))
     signed = spec.dtype.startswith("int")
     if zero is not None and spec.zero_point != "int":
@@ -170,11 +172,13 @@ def integers_on(
     if found is not None and found.bits <= wide and _fits(found, permuted, whole, groups):
         stored = found.scale if found.scale.dtype in scale else found.scale.to(scale[0])
         widened = found if found.bits == wide else found._replace(zero=found.zeros, bits=wide)
-        sound = bool(stored.isfinite().all()) and not bool(((stored == 0) & (found.scale != 0)).any())
+        sound = bool(stored.isfinite().all()) and not bool(
+            ((stored == 0) & (found.scale != 0)).any()
+        )
         if widened.zero is not None and bool((widened.zero == 1 << (wide - 1)).all()):
             widened = widened._replace(zero=None)
         in_range = widened.zero is None or (
-            not symmetric and 0 <= int(widened.zero.min()) and int(widened.zero.max()) < 1 << wide
+            not symmetric and int(widened.zero.min()) >= 0 and int(widened.zero.max()) < 1 << wide
         )
         if sound and in_range:
             return widened._replace(scale=stored)
@@ -185,7 +189,11 @@ def _fits(found: Integers, permuted: bool, whole: bool, groups: tuple[int, ...])
     columns = found.codes.shape[-1]
     is_whole = found.group >= columns
     size = (is_whole and whole) or not groups or found.group in groups
-    return size and (whole or not is_whole or found.group in groups) and (permuted or found.perm is None)
+    return (
+        size
+        and (whole or not is_whole or found.group in groups)
+        and (permuted or found.perm is None)
+    )
 
 
 def _rounded(
@@ -202,8 +210,12 @@ def _rounded(
     wanted = [g for g in (block, *_GROUPS, *groups) if g > 0 and columns % g == 0]
     size = next((g for g in wanted if not groups or g in groups), None)
     if size is None and not whole:
-        raise QuantizationError(f"rows of {columns} elements are in no whole groups of {groups or _GROUPS}")
-    storage = next((s for s in scale if s == getattr(tensor.parts.get("scale"), "dtype", None)), scale[0])
+        raise QuantizationError(
+            f"rows of {columns} elements are in no whole groups of {groups or _GROUPS}"
+        )
+    storage = next(
+        (s for s in scale if s == getattr(tensor.parts.get("scale"), "dtype", None)), scale[0]
+    )
     signed = symmetric and bits > 1
     spec = Spec(
         f"int{bits}" if signed else f"uint{bits}",

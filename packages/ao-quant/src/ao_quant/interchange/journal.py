@@ -1,4 +1,4 @@
-"""What a conversion has done so far, on disk: bytes of tensors one after the other, and a line for each weight.
+"""What a conversion has done so far, on disk: bytes of tensors one after the other, a line for each weight.
 
 A line is written when the bytes before it are. Whatever kills the process, the next one goes on behind the
 last line whose bytes are there; what is behind them is cut off.
@@ -7,7 +7,6 @@ last line whose bytes are there; what is behind them is cut off.
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

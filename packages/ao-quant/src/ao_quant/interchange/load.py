@@ -64,7 +64,9 @@ def load_foreign(
             raise CheckpointError(f"{dir}: {name!r} is in no module of {type(model).__name__}")
         wanted = tuple(owners[name].tensor.shape)
         if tuple(tensor.shape) != wanted:
-            raise CheckpointError(f"{dir}: {name} is {tuple(tensor.shape)}, and {wanted} in the model")
+            raise CheckpointError(
+                f"{dir}: {name} is {tuple(tensor.shape)}, and {wanted} in the model"
+            )
         where = owners[name].tensor.device
         place = torch.device(device) if device is not None else where
         moved = tensor.to("cpu" if place.type == "meta" else place)

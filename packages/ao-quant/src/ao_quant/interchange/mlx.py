@@ -38,7 +38,7 @@ def _affine(source: Source, name: str) -> QTensor:
     columns = group * scale[1][1] if type(group) is int else 0
     if bits not in _BITS or group not in _GROUPS or columns * bits != 32 * width:
         raise CheckpointError(
-            f"{name}: {width} words and {scale[1][1]} groups in a row are not of bits={bits!r}, group_size={group!r}"
+            f"{name}: {width} words and {scale[1][1]} groups are not of bits={bits!r}, group_size={group!r}"
         )
     codes = unpack_words(source.take(f"{name}.weight"), bits, columns)
     held = str(scale[0]).removeprefix("torch.")
@@ -50,7 +50,9 @@ def _affine(source: Source, name: str) -> QTensor:
 def _micro(source: Source, name: str) -> QTensor:
     mode = str(_settings(source, name).get("mode", "mxfp4"))
     if mode not in _MODES:
-        raise CheckpointError(f"{name}: mode={mode!r} is not read; affine, {' and '.join(_MODES)} are")
+        raise CheckpointError(
+            f"{name}: mode={mode!r} is not read; affine, {' and '.join(_MODES)} are"
+        )
     check_form(source, f"{name}.weight", (torch.uint32,), (None, None))
     packed = source.take(f"{name}.weight").contiguous().view(torch.uint8)
     scale = source.take(f"{name}.scales")
@@ -79,9 +81,20 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
         used = {"bits": bits, "group_size": group, "mode": kind}
     else:
         spec = base.spec
-        own = spec.zero_point == "offset" and base.format.bits in _BITS and spec.block in [(1, g) for g in _GROUPS]
-        if own and spec.dtype.startswith("uint") and isinstance(spec.scale_dtype, str) and not spec.input:
-            codes, _, _ = base.layout_record.unpack(base.parts, spec, tuple(base.shape), base.format)
+        own = (
+            spec.zero_point == "offset"
+            and base.format.bits in _BITS
+            and spec.block in [(1, g) for g in _GROUPS]
+        )
+        if (
+            own
+            and spec.dtype.startswith("uint")
+            and isinstance(spec.scale_dtype, str)
+            and not spec.input
+        ):
+            codes, _, _ = base.layout_record.unpack(
+                base.parts, spec, tuple(base.shape), base.format
+            )
             bits, group, scale, bias = base.format.bits, spec.block[1], base.scale, -base.zero_point
         else:
             held = tensor.dtype if tensor.dtype in SCALES.values() else torch.float16
@@ -89,7 +102,9 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
             codes, bits, group, scale = found.codes, found.bits, found.group, found.scale
             bias = (-found.zeros * scale.float()).to(held)
         if (base.shape[1] * bits) % 32 or base.shape[1] % group:
-            raise QuantizationError(f"rows of {base.shape[1]} are in no whole words and groups of {group}")
+            raise QuantizationError(
+                f"rows of {base.shape[1]} are in no whole words and groups of {group}"
+            )
         tensors = {"weight": pack_words(codes, bits, torch.uint32), "scales": scale, "biases": bias}
         used = {"bits": bits, "group_size": group, "mode": "affine"}
     return Written({f"{owner}.{part}": each for part, each in tensors.items()}, used)
@@ -98,7 +113,9 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
 def _config(settings: Mapping[str, Mapping[str, Any]], dense: tuple[str, ...]) -> dict[str, Any]:
     first = dict(next(iter(settings.values()), {"bits": 4, "group_size": 64, "mode": "affine"}))
     others = {
-        name.removesuffix(".weight"): dict(used) for name, used in settings.items() if dict(used) != first
+        name.removesuffix(".weight"): dict(used)
+        for name, used in settings.items()
+        if dict(used) != first
     }
     return first | others | dict.fromkeys(dense, False)
 
@@ -116,4 +133,6 @@ def _detect(source: Source) -> str:
     return f"{found} modules have weights of uint32 and scales" if found else ""
 
 
-MLX = Interchange("mlx", _detect, _read, _write, _config, "MLX: affine of 2 to 8 bits, mxfp4, mxfp8")
+MLX = Interchange(
+    "mlx", _detect, _read, _write, _config, "MLX: affine of 2 to 8 bits, mxfp4, mxfp8"
+)

@@ -1,4 +1,4 @@
-"""NVIDIA Model Optimizer: FP8, NVFP4, INT4 and INT8, with scales of inputs where AWQ or SmoothQuant left some."""
+"""NVIDIA Model Optimizer: FP8, NVFP4, INT4 and INT8, with the scales of inputs that AWQ leaves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ao_core import WHOLE, QTensor, Spec
+from ao_core import WHOLE, QTensor
 from ao_core.ext import SCALE, CheckpointError, QuantizationError
 from ao_core.ext.interchange import ForeignWeight, Interchange, Reading, Source, Written
 from ao_core.ext.numerics import pack_bits, unpack_bits
@@ -26,7 +26,9 @@ _PARTS = ("weight", "weight_scale", "weight_scale_2", "pre_quant_scale")
 
 def _kind(source: Source, name: str) -> str:
     """The algorithm of a module, by its tensors; empty: none that is known."""
-    (dtype, shape), (scale, grid) = (source.forms[f"{name}.{p}"] for p in ("weight", "weight_scale"))
+    (dtype, shape), (scale, grid) = (
+        source.forms[f"{name}.{p}"] for p in ("weight", "weight_scale")
+    )
     if len(shape) != 2:
         return ""
     if dtype == torch.float8_e4m3fn:
@@ -49,7 +51,9 @@ def _integers(source: Source, name: str, bits: int) -> QTensor:
         codes = weight.view(torch.uint8) ^ 128
     n, k = codes.shape
     of_group = scale.reshape(-1, 1) if scale.dim() == 1 else scale
-    of_group = of_group.expand(n, of_group.shape[1]).contiguous() if of_group.shape[0] == 1 else of_group
+    of_group = (
+        of_group.expand(n, of_group.shape[1]).contiguous() if of_group.shape[0] == 1 else of_group
+    )
     if of_group.shape[0] != n or not of_group.shape[1] or k % of_group.shape[1]:
         raise CheckpointError(f"{name}: scales {list(scale.shape)} for {[n, k]} elements")
     return tensor_of(Integers(codes, bits, k // of_group.shape[1], of_group), source.dtype)
@@ -63,7 +67,11 @@ def _make(source: Source, name: str, kind: str) -> QTensor:
         tensor = floats.nvfp4(packed, scale, shared, source.dtype)
     else:
         weight, scale = (source.take(f"{name}.{p}") for p in _PARTS[:2])
-        block = (1, 32) if kind == "MXFP8" else floats.block_of(tuple(weight.shape), tuple(scale.shape), (128, 128))
+        block = (
+            (1, 32)
+            if kind == "MXFP8"
+            else floats.block_of(tuple(weight.shape), tuple(scale.shape), (128, 128))
+        )
         tensor = floats.fp8(weight, scale, block, source.dtype)
     full = f"{name}.pre_quant_scale"
     if full not in source.forms:
@@ -84,8 +92,13 @@ def _read(source: Source) -> Reading:
         names = tuple(f"{name}.{p}" for p in _PARTS if f"{name}.{p}" in source.forms)
         if kind:
             step = source.forms.get(f"{name}.pre_quant_scale")
-            settings = {"kind": kind, "step": None if step is None else str(step[0]).removeprefix("torch.")}
-            weights[f"{name}.weight"] = ForeignWeight(names, partial(_make, source, name, kind), settings)
+            settings = {
+                "kind": kind,
+                "step": None if step is None else str(step[0]).removeprefix("torch."),
+            }
+            weights[f"{name}.weight"] = ForeignWeight(
+                names, partial(_make, source, name, kind), settings
+            )
         else:
             refused[f"{name}.weight"] = "its weight and scales are of no algorithm that is known"
     return Reading(weights, refused)
@@ -105,19 +118,32 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
     owner, kind = name.removesuffix(".weight"), floats.kind_of(base)
     if kind == "nvfp4":
         scale = base.scale
-        tensors = {"weight": base.qdata, "weight_scale": scale.qdata, "weight_scale_2": scale.scale.reshape(())}
-        used: dict[str, Any] = {"quant_algo": "NVFP4" if step is None else "NVFP4_AWQ", "group_size": 16}
+        tensors = {
+            "weight": base.qdata,
+            "weight_scale": scale.qdata,
+            "weight_scale_2": scale.scale.reshape(()),
+        }
+        used: dict[str, Any] = {
+            "quant_algo": "NVFP4" if step is None else "NVFP4_AWQ",
+            "group_size": 16,
+        }
     elif kind in ("fp8", "mxfp8"):
         one = base.spec.block == (WHOLE, WHOLE)
         row = base.spec.block == (1, WHOLE)
         scale = base.scale.reshape(()) if one else base.scale.reshape(-1) if row else base.scale
-        tensors = {"weight": base.qdata, "weight_scale": scale.view(torch.uint8) if kind == "mxfp8" else scale}
+        tensors = {
+            "weight": base.qdata,
+            "weight_scale": scale.view(torch.uint8) if kind == "mxfp8" else scale,
+        }
         algorithm = "FP8" if one else "FP8_PER_CHANNEL_PER_TOKEN" if row else "FP8_PB_WO"
         used = {"quant_algo": "MXFP8" if kind == "mxfp8" else algorithm, "group_size": None}
     else:
         found = integers_on(base, (4, 8), scale=_FLOATS, symmetric=True)
         if found.bits == 8 and found.scale.shape[1] == 1:
-            tensors = {"weight": (found.codes ^ 128).view(torch.int8), "weight_scale": found.scale.reshape(-1)}
+            tensors = {
+                "weight": (found.codes ^ 128).view(torch.int8),
+                "weight_scale": found.scale.reshape(-1),
+            }
             used = {"quant_algo": "W8A16", "group_size": None}
         else:
             if found.bits == 8 or base.shape[0] % 2 or base.shape[1] % found.group:
@@ -156,7 +182,11 @@ def _detect(source: Source) -> str:
     # only it has this second scale beside bytes of two numbers
     found = [n for n in modules_with(source, "weight", "weight_scale") if _kind(source, n)]
     own = any(_kind(source, name) == "NVFP4" for name in found)
-    return f"{len(found)} modules have weights with weight_scale" if found and (labelled or own) else ""
+    return (
+        f"{len(found)} modules have weights with weight_scale"
+        if found and (labelled or own)
+        else ""
+    )
 
 
 MODELOPT = Interchange(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -13,11 +13,11 @@ from ao_core.ext.interchange import Source
 #: what AutoRound's label says; its tensors are those of other formats
 AUTOROUND = "auto-round"
 
-__all__ = ["AUTOROUND", "check_form", "modules_with", "number", "quantized_by", "simple"]
+__all__ = ["AUTOROUND", "check_form", "modules_with", "quantized_by", "simple"]
 
 
 def modules_with(source: Source, *suffixes: str) -> Iterator[str]:
-    """Names of the modules that have all of these tensors ("qweight", "scales"), in the order of the first."""
+    """Names of the modules that have all of these tensors ("qweight", "scales"), in their order."""
     first = f".{suffixes[0]}"
     for name in source.forms:
         owner = name.removesuffix(first)
@@ -46,19 +46,6 @@ def check_form(
         raise CheckpointError(
             f"{name} is {str(dtype).removeprefix('torch.')} {list(found)}, and {wanted} [{sizes}] is needed"
         )
-
-
-def number(config: Mapping[str, object], name: str, default: int, among: Iterable[int] = ()) -> int:
-    """A whole number of a configuration.
-
-    Raises:
-        CheckpointError: it is something else, or not one of those that there are.
-    """
-    value, among = config.get(name, default), tuple(among)
-    if type(value) is not int or (among and value not in among):
-        wanted = f"one of {', '.join(map(str, among))}" if among else "a whole number"
-        raise CheckpointError(f"quantization_config: {name}={value!r} must be {wanted}")
-    return value
 
 
 def simple(name: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ao_core import QTensor
-from ao_core.ext import AoError, CheckpointError, QuantizationError
+from ao_core.ext import CheckpointError, QuantizationError
 from ao_core.ext.interchange import ForeignWeight, Interchange, Source, flatten
 from ao_core.ext.saving import Record
 from ao_quant.interchange.verdicts import (
@@ -37,7 +37,11 @@ class Stored(NamedTuple):
 
 
 def read_back(
-    form: Interchange, name: str, tensors: Mapping[str, Tensor], settings: Mapping[str, Any], like: QTensor
+    form: Interchange,
+    name: str,
+    tensors: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
+    like: QTensor,
 ) -> QTensor:
     """The tensor that a reader makes of what was written.
 
@@ -57,7 +61,9 @@ def read_back(
     return found.make()
 
 
-def _write(form: Interchange | None, name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Any:
+def _write(
+    form: Interchange | None, name: str, tensor: QTensor, settings: Mapping[str, Any]
+) -> Any:
     """(tensors, record, settings, notes, the tensor that they are read as)."""
     if form is None:
         leaves, record = flatten(name, tensor)
@@ -106,12 +112,3 @@ def convert_weight(
         found = BYTES if again is not None and same_bytes(again, take, weight.names) else VALUES
     verdict = Verdict(name, found, described, str(back.spec), error, sqnr, "; ".join(notes))
     return Stored(tensors, record, settings, verdict)
-
-
-def reads(weight: ForeignWeight) -> str:
-    """Why a weight cannot be read; empty: it can."""
-    try:
-        weight.make()
-    except AoError as error:
-        return str(error)
-    return ""

@@ -18,7 +18,11 @@ __all__ = ["OWN", "Opened", "formats", "open_foreign"]
 #: what ao's own format is called
 OWN = "ao"
 #: files that say how a folder is quantized, where config.json does not, and the key there
-_FILES = {"quantize_config.json": "", "quant_config.json": "", "hf_quant_config.json": "quantization"}
+_FILES = {
+    "quantize_config.json": "",
+    "quant_config.json": "",
+    "hf_quant_config.json": "quantization",
+}
 
 
 class Opened(NamedTuple):
@@ -52,7 +56,10 @@ class Opened(NamedTuple):
             name
             for name in self.dense
             if not name.endswith((".bias", ".weight"))
-            and (name.rpartition(".")[0] in owners or not self.source.forms[name][0].is_floating_point)
+            and (
+                name.rpartition(".")[0] in owners
+                or not self.source.forms[name][0].is_floating_point
+            )
         ]
 
 
@@ -133,7 +140,9 @@ def open_foreign(path: str | os.PathLike[str], called: str = "") -> Opened:
         found = formats()
         claims = {name: why for name, each in found.items() if (why := each.detect(source))}
     if not claims:
-        return Opened(source, checkpoint, None, "nothing in it is quantized in a known way", Reading({}))
+        return Opened(
+            source, checkpoint, None, "nothing in it is quantized in a known way", Reading({})
+        )
     if len(claims) > 1:
         listed = "; ".join(f"{name}: {why}" for name, why in claims.items())
         raise CheckpointError(f"{path} may be one of several formats ({listed}); name one of them")

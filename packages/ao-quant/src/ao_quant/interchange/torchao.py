@@ -15,7 +15,14 @@ from ao_core.ext import CheckpointError, QuantizationError, json_object
 from ao_core.ext.interchange import ForeignWeight, Interchange, Reading, Source, Written
 from ao_core.ext.numerics import pack_bits
 from ao_quant.interchange import floats
-from ao_quant.interchange.integers import SCALES, Integers, assemble, integers_on, rows_of, tensor_of
+from ao_quant.interchange.integers import (
+    SCALES,
+    Integers,
+    assemble,
+    integers_on,
+    rows_of,
+    tensor_of,
+)
 from ao_quant.interchange.naming import check_form
 from ao_quant.interchange.words import flip_sign
 
@@ -34,8 +41,14 @@ def _data(source: Source, name: str) -> dict[str, Any]:
     data, names = entry.get("_data", {}), entry.get("_tensor_data_names", [])
     texts = isinstance(names, list) and all(isinstance(each, str) for each in names)
     if not isinstance(entry.get("_type"), str) or not isinstance(data, dict) or not texts:
-        raise CheckpointError(f"metadata of {name}: {entry!r:.80} has no _type, _data and _tensor_data_names")
-    return {"type": entry["_type"], "parts": names, **{k: v for k, v in data.items() if k not in ("type", "parts")}}
+        raise CheckpointError(
+            f"metadata of {name}: {entry!r:.80} has no _type, _data and _tensor_data_names"
+        )
+    return {
+        "type": entry["_type"],
+        "parts": names,
+        **{k: v for k, v in data.items() if k not in ("type", "parts")},
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -50,10 +63,16 @@ def _prefix(name: str) -> str:
 
 def _block(data: Mapping[str, Any], shape: tuple[int, ...], name: str) -> tuple[int, int]:
     block = data.get("block_size")
-    if not isinstance(block, list) or len(block) != 2 or not all(type(b) is int and b > 0 for b in block):
+    if (
+        not isinstance(block, list)
+        or len(block) != 2
+        or not all(type(b) is int and b > 0 for b in block)
+    ):
         raise CheckpointError(f"metadata of {name}: block_size={block!r} is not that of a matrix")
     rows, columns = (WHOLE if b >= size else b for b, size in zip(block, shape, strict=True))
-    return (rows if shape[0] > 1 or block[0] != 1 else 1, columns) if block[0] != 1 else (1, columns)
+    return (
+        (rows if shape[0] > 1 or block[0] != 1 else 1, columns) if block[0] != 1 else (1, columns)
+    )
 
 
 def _int4(take: Any, data: Mapping[str, Any], name: str, dtype: torch.dtype) -> QTensor:
@@ -78,8 +97,15 @@ def _ints(take: Any, data: Mapping[str, Any], name: str, dtype: torch.dtype) -> 
     codes, scale = take("qdata"), take("scale")
     n, k = codes.shape
     rows, group = _block(data, (n, k), name)
-    if not bits or codes.dtype != torch.int8 or scale.dtype not in _FLOATS or rows not in (1, WHOLE):
-        raise CheckpointError(f"{name}: {data['type']} of {codes.dtype} with blocks {data.get('block_size')}")
+    if (
+        not bits
+        or codes.dtype != torch.int8
+        or scale.dtype not in _FLOATS
+        or rows not in (1, WHOLE)
+    ):
+        raise CheckpointError(
+            f"{name}: {data['type']} of {codes.dtype} with blocks {data.get('block_size')}"
+        )
     groups = 1 if group == WHOLE else -(-k // group)
     if scale.numel() not in (groups, n * groups) or (rows == 1) != (scale.numel() == n * groups):
         raise CheckpointError(f"{name}: scales {list(scale.shape)} for {groups} groups of {n} rows")
@@ -104,7 +130,9 @@ def _ints(take: Any, data: Mapping[str, Any], name: str, dtype: torch.dtype) -> 
 def _float8(take: Any, data: Mapping[str, Any], name: str, dtype: torch.dtype) -> QTensor:
     weight, scale = take("qdata"), take("scale")
     if weight.dtype != torch.float8_e4m3fn or weight.dim() != 2:
-        raise CheckpointError(f"{name}: Float8Tensor of {weight.dtype} is not read; float8_e4m3fn is")
+        raise CheckpointError(
+            f"{name}: Float8Tensor of {weight.dtype} is not read; float8_e4m3fn is"
+        )
     size = _block(data, tuple(weight.shape), name) if data.get("block_size") else None
     block = floats.block_of(tuple(weight.shape), tuple(scale.shape), size)
     return floats.fp8(weight, scale, block, dtype)
@@ -123,7 +151,12 @@ def _make(source: Source, name: str) -> QTensor:
     for part in data["parts"]:
         if _prefix(name) + part not in source.forms:
             raise CheckpointError(f"{_prefix(name)}{part} is missing")
-    check_form(source, f"{_prefix(name)}qdata", (torch.int8, torch.uint8, torch.float8_e4m3fn), (None, None))
+    check_form(
+        source,
+        f"{_prefix(name)}qdata",
+        (torch.int8, torch.uint8, torch.float8_e4m3fn),
+        (None, None),
+    )
 
     def take(part: str) -> Tensor:
         if part not in data["parts"]:
@@ -139,7 +172,9 @@ def _names(source: Source) -> list[str]:
         names = json.loads(source.metadata.get("tensor_names", "[]"))
     except ValueError as error:
         raise CheckpointError(f"tensor_names in the header is no JSON: {error}") from error
-    found = [n for n in source.metadata if "." in n and '"_tensor_data_names"' in source.metadata[n]]
+    found = [
+        n for n in source.metadata if "." in n and '"_tensor_data_names"' in source.metadata[n]
+    ]
     return [n for n in found if isinstance(names, list)]
 
 
@@ -148,7 +183,11 @@ def _read(source: Source) -> Reading:
     for name in _names(source):
         data = _data(source, name)
         names = tuple(_prefix(name) + part for part in data["parts"])
-        extra = [p for p in data["parts"] if p in ("act_pre_scale", "act_quant_scale", "act_quant_zero_point")]
+        extra = [
+            p
+            for p in data["parts"]
+            if p in ("act_pre_scale", "act_quant_scale", "act_quant_zero_point")
+        ]
         if data["type"] not in _MAKE or extra:
             refused[name] = f"{data['type']} with {', '.join(data['parts'])} is not read"
             continue
@@ -169,7 +208,12 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
         data = {"block_size": sizes, "mm_config": None, "act_quant_kwargs": None, "dtype": own}
         data["kernel_preference"] = {"_type": "KernelPreference", "_data": "AUTO"}
         return _written(name, "Float8Tensor", data, {"qdata": base.qdata, "scale": base.scale})
-    if spec.dtype == "int4" and spec.zero_point == "offset" and spec.block[0] == 1 and not spec.input:
+    if (
+        spec.dtype == "int4"
+        and spec.zero_point == "offset"
+        and spec.block[0] == 1
+        and not spec.input
+    ):
         group = k if spec.block[1] == WHOLE else spec.block[1]
         parts = (base.qdata, base.scale.t().contiguous(), -base.zero_point.t().contiguous())
         return _int4_written(name, group, (n, k), parts, tensor.dtype)
@@ -180,10 +224,17 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
     if found.bits == 4 and found.zero is None and not k % 2 and wanted in (None, "Int4Tensor"):
         scale = found.scale.t().contiguous()
         packed = pack_bits(flip_sign(found.codes, 4), 4)
-        return _int4_written(name, found.group, (n, k), (packed, scale, torch.zeros_like(scale)), tensor.dtype)
+        return _int4_written(
+            name, found.group, (n, k), (packed, scale, torch.zeros_like(scale)), tensor.dtype
+        )
     middle = 1 << (found.bits - 1)
     codes = (found.codes.to(torch.int16) - middle).to(torch.int8)
-    if found.bits == 8 and found.zero is None and found.group >= k and wanted in (None, "Int8Tensor"):
+    if (
+        found.bits == 8
+        and found.zero is None
+        and found.group >= k
+        and wanted in (None, "Int8Tensor")
+    ):
         data = {"act_quant_kwargs": None, "reduce_range": False, "block_size": [1, k], "dtype": own}
         return _written(name, "Int8Tensor", data, {"qdata": codes, "scale": found.scale})
     data = {
@@ -194,7 +245,10 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
     }
     zero = (found.zeros - middle).to(torch.int8)
     return _written(
-        name, "IntxUnpackedToInt8Tensor", data, {"qdata": codes, "scale": found.scale, "zero_point": zero}
+        name,
+        "IntxUnpackedToInt8Tensor",
+        data,
+        {"qdata": codes, "scale": found.scale, "zero_point": zero},
     )
 
 
@@ -203,10 +257,20 @@ def _dtype(dtype: torch.dtype) -> dict[str, str]:
 
 
 def _int4_written(
-    name: str, group: int, shape: tuple[int, int], parts: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype
+    name: str,
+    group: int,
+    shape: tuple[int, int],
+    parts: tuple[Tensor, Tensor, Tensor],
+    dtype: torch.dtype,
 ) -> Written:
-    data = {"activation_dtype": _dtype(torch.bfloat16), "block_size": [1, group], "shape": list(shape)}
-    return _written(name, "Int4Tensor", data, dict(zip(("qdata", "scale", "zero_point"), parts, strict=True)))
+    data = {
+        "activation_dtype": _dtype(torch.bfloat16),
+        "block_size": [1, group],
+        "shape": list(shape),
+    }
+    return _written(
+        name, "Int4Tensor", data, dict(zip(("qdata", "scale", "zero_point"), parts, strict=True))
+    )
 
 
 def _written(name: str, kind: str, data: Mapping[str, Any], parts: Mapping[str, Tensor]) -> Written:
@@ -220,7 +284,11 @@ def _metadata(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _config(settings: Mapping[str, Mapping[str, Any]], dense: tuple[str, ...]) -> dict[str, Any]:
-    return {"quant_method": "torchao", "quant_type": {}, "modules_to_not_convert": list(dense) or None}
+    return {
+        "quant_method": "torchao",
+        "quant_type": {},
+        "modules_to_not_convert": list(dense) or None,
+    }
 
 
 def _detect(source: Source) -> str:

@@ -17,7 +17,17 @@ from torch import Tensor
 from ao_core import QTensor
 from ao_core.ext import AoError
 
-__all__ = ["BYTES", "EXIT_CODES", "REFUSED", "REGRIDDED", "VALUES", "Verdict", "compare", "same_bytes", "worst"]
+__all__ = [
+    "BYTES",
+    "EXIT_CODES",
+    "REFUSED",
+    "REGRIDDED",
+    "VALUES",
+    "Verdict",
+    "compare",
+    "same_bytes",
+    "worst",
+]
 
 BYTES, VALUES, REGRIDDED, REFUSED = "bytes equal", "values equal", "re-gridded", "refused"
 #: of `ao convert`: what the worst verdict makes of it
@@ -88,7 +98,9 @@ def compare(a: QTensor | Tensor, b: QTensor | Tensor) -> tuple[float, float | No
     return greatest, -inf if not signal or noise == inf else 10 * log10(signal / max(noise, 5e-324))
 
 
-def same_bytes(of: Mapping[str, Tensor], take: Callable[[str], Tensor], names: tuple[str, ...]) -> bool:
+def same_bytes(
+    of: Mapping[str, Tensor], take: Callable[[str], Tensor], names: tuple[str, ...]
+) -> bool:
     """Whether tensors are exactly those of a source, by name, dtype, shape and bits."""
     if set(of) != set(names):
         return False
@@ -96,7 +108,9 @@ def same_bytes(of: Mapping[str, Tensor], take: Callable[[str], Tensor], names: t
         ours, theirs = of[name].contiguous(), take(name).contiguous()
         if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
             return False
-        if not torch.equal(ours.reshape(-1).view(torch.uint8), theirs.reshape(-1).view(torch.uint8)):
+        if not torch.equal(
+            ours.reshape(-1).view(torch.uint8), theirs.reshape(-1).view(torch.uint8)
+        ):
             return False
     return True
 

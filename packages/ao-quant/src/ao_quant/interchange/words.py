@@ -95,7 +95,9 @@ def unpack_fractions(packed: Tensor, bits: int, rows: int) -> Tensor:
     """
     count = 10 if bits == 3 else 8 // bits
     if packed.shape[0] * count < rows:
-        raise CheckpointError(f"{rows} rows of {bits} bits need more than {packed.shape[0]} rows of words")
+        raise CheckpointError(
+            f"{rows} rows of {bits} bits need more than {packed.shape[0]} rows of words"
+        )
     parts = [(packed >> (bits * (count - 1 - i))) & ((1 << bits) - 1) for i in range(count)]
     return torch.cat([part.to(torch.uint8) for part in parts])[:rows]
 
