@@ -213,6 +213,14 @@ def _identity(opened: Opened, to: str, limit: int) -> dict[str, Any]:
     return {"files": files, "label": told, "from": opened.name, "to": to, "limit": limit}
 
 
+def _noted(note: Path) -> Any:
+    """What an unfinished conversion is of; None: there is none, or none that had begun."""
+    try:
+        return json.loads(note.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
 def _written(
     opened: Opened, target: Interchange | None, to: str, place: Path, limit: int, progress: Progress
 ) -> Conversion:
@@ -220,22 +228,21 @@ def _written(
     work = place / _WORK
     identity = _identity(opened, to, limit)
     note = work / "what"
-    if work.exists():
-        try:
-            if json.loads(note.read_text()) != identity:
-                raise ConfigError(
-                    f"dst={place} has an unfinished conversion of something else in {_WORK}; remove that, or "
-                    "choose another folder"
-                )
-        except (OSError, ValueError):
-            shutil.rmtree(work)
+    there = _noted(note)
+    if there is not None and there != identity:
+        raise ConfigError(
+            f"dst={place} has an unfinished conversion of something else in {_WORK}; remove that, or "
+            "choose another folder"
+        )
+    if there is None and work.exists():  # killed before it had begun
+        shutil.rmtree(work)
     work.mkdir(exist_ok=True)
     if not note.exists():
         write_file(note, [json.dumps(identity).encode()])
     journal = Journal(work, limit)
-    there = {entry.name for entry in journal.done}
+    done = {entry.name for entry in journal.done}
     settings = [(e.name, e.settings) for e in journal.done if e.settings is not None]
-    for name, stored in _stored(opened, target, progress, there, settings):
+    for name, stored in _stored(opened, target, progress, done, settings):
         if isinstance(stored, Stored):
             used = None if stored.settings is None else dict(stored.settings)
             verdict = stored.verdict.to_dict()
