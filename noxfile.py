@@ -289,6 +289,16 @@ def runtimes(session: nox.Session, name: str) -> None:
 
 
 @nox.session(venv_backend="none")
+def interchange(session: nox.Session) -> None:
+    """Checkpoints against the packages that define them, packages/*/oracles; with `--count`, damaged ones."""
+    env = proofs(session, "interchange", "-c", CONSTRAINTS)
+    if session.posargs:
+        env.python("packages/ao-quant/tests/interchange/mutations.py", *session.posargs, env=ONE_THREAD)
+        return
+    env.python("-m", "pytest", "-W", "ignore", *sorted(ROOT.glob("packages/*/oracles")), env=ONE_THREAD)
+
+
+@nox.session(venv_backend="none")
 @nox.parametrize("library", [nox.param(n, id=n) for n in ("transformers", "diffusers")])
 def architectures(session: nox.Session, library: str) -> None:
     """What works with which model of a library, into docs/hf; an hour for transformers, minutes else."""

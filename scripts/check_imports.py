@@ -34,7 +34,7 @@ CORE_LAYERS = (
     "(layouts)",
     "(dtypes) | (scales)",
     "(numerics) | (graph) | (progress)",
-    "records : (folder_records) : (model_records)",
+    "records : (folder_records) : (interchange_records) : (model_records)",
     (
         "spec : errors : (arguments) : (caches) : (known) : (lazy) : (neutral) : (regular_files)"
         " : (safe_globals) : (schema) : (steps)"

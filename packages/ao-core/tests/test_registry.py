@@ -13,6 +13,7 @@ import torch
 from ao_core.config import Config
 from ao_core.errors import FrozenError, PluginError, UnknownNameError
 from ao_core.folder_records import FolderKind
+from ao_core.interchange_records import Interchange
 from ao_core.model_records import ModelTransform
 from ao_core.records import (
     Algorithm,
@@ -89,6 +90,7 @@ def test_each_type_goes_to_its_table(registry, layouts_module):
         "model_transforms": (ModelTransform("m", SomeConfig, tuple), "m"),
         "recipes": (Recipe("r", SomeConfig()), "r"),
         "folder_kinds": (FolderKind("f", bool, str, dict, str), "f"),
+        "interchange": (Interchange("i", str, id, id, dict, "nothing"), "i"),
         "optimizers": (MyAdam, "MyAdam"),
     }
     assert list(registry.tables) == list(records)

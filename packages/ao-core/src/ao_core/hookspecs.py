@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import typer
 
     from ao_core.folder_records import FolderKind
+    from ao_core.interchange_records import Interchange
     from ao_core.layouts.base import Layout
     from ao_core.model_records import ModelTransform
     from ao_core.records import (
@@ -149,6 +150,14 @@ def ao_folder_kinds() -> Iterable[FolderKind]:  # type: ignore[empty-body]
     """What is written beside quantized weights, for the library that reads the folder.
 
     Called once. Return `FolderKind` records, for `quantize_checkpoint` and `ao quantize`.
+    """
+
+
+@hookspec
+def ao_interchange() -> Iterable[Interchange]:  # type: ignore[empty-body]
+    """Checkpoints of other projects: how they are known, read and written.
+
+    Called once. Return `Interchange` records, for `ao convert` and `load_foreign`.
     """
 
 

@@ -16,6 +16,7 @@ import torch
 
 from ao_core.errors import FrozenError, PluginError, UnknownNameError
 from ao_core.folder_records import FolderKind
+from ao_core.interchange_records import Interchange
 from ao_core.known import whose
 from ao_core.model_records import ModelTransform
 from ao_core.records import (
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 Record: TypeAlias = (
     "DType | Layout | Op | Kernel | ScaleMethod | Transform | Algorithm | ModelTransform | Recipe"
-    " | FolderKind | type[torch.optim.Optimizer]"
+    " | FolderKind | Interchange | type[torch.optim.Optimizer]"
 )
 
 __all__ = [
@@ -118,6 +119,13 @@ class Registry:
             "a FolderKind",
             lambda r: isinstance(r, FolderKind),
         )
+        self.interchange: Table[Interchange] = Table(
+            self,
+            "interchange",
+            "format of checkpoints",
+            "an Interchange",
+            lambda r: isinstance(r, Interchange),
+        )
         self.optimizers: Table[type[torch.optim.Optimizer]] = Table(
             self,
             "optimizers",
@@ -140,6 +148,7 @@ class Registry:
             "model_transforms": self.model_transforms,
             "recipes": self.recipes,
             "folder_kinds": self.folder_kinds,
+            "interchange": self.interchange,
             "optimizers": self.optimizers,
         }
 

@@ -48,6 +48,7 @@ import torch
 from ao_core.config import Config as Base
 from ao_core.layouts.base import Layout
 from ao_core.folder_records import FolderKind
+from ao_core.interchange_records import Interchange
 from ao_core.records import Algorithm, Recipe, ScaleMethod, Transform
 
 class Config(Base): pass
@@ -72,6 +73,8 @@ def ao_recipes(): return [Recipe("good/r", Config())]
 @hookimpl
 def ao_folder_kinds(): return [FolderKind("f", same, same, same, same)]
 @hookimpl
+def ao_interchange(): return [Interchange("i", same, same, same, same, "nothing")]
+@hookimpl
 def ao_optimizers(): return [Momentum]
 """
     site.add("ao-good", source)
@@ -86,6 +89,7 @@ def ao_optimizers(): return [Momentum]
         "algorithms": ["a"],
         "recipes": ["good/r"],
         "folder_kinds": ["f"],
+        "interchange": ["i"],
         "optimizers": ["Momentum"],
     }
     for plural, names in info.records.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from ao_core import (
     Algorithm,
@@ -14,19 +15,26 @@ from ao_core import (
     Transform,
     hookimpl,
 )
+from ao_core.ext.interchange import Interchange
 from ao_quant.algorithms.records import ALGORITHMS as SOLVING
 from ao_quant.algorithms.records import MODEL_TRANSFORMS
 from ao_quant.calibration.algorithms import ALGORITHMS
 from ao_quant.dtypes import DTYPES
+from ao_quant.interchange.records import INTERCHANGE
 from ao_quant.recipes import RECIPES
 from ao_quant.transforms import TRANSFORMS
 from ao_quant.trellis.layout import TRELLIS
 from ao_quant.trellis.op import OPS
 
+if TYPE_CHECKING:
+    import typer
+
 __all__ = [
     "ao_algorithms",
     "ao_api",
+    "ao_cli",
     "ao_dtypes",
+    "ao_interchange",
     "ao_layouts",
     "ao_model_transforms",
     "ao_ops",
@@ -45,6 +53,20 @@ def ao_api() -> tuple[int, int]:
 def ao_dtypes() -> Iterable[DType]:
     """Codebooks of 1 to 8 bits, and the LUT of iq4_nl."""
     return DTYPES
+
+
+@hookimpl
+def ao_cli(app: typer.Typer) -> None:
+    """`ao convert`."""
+    from ao_quant.interchange.command import convert
+
+    app.command()(convert)
+
+
+@hookimpl
+def ao_interchange() -> Iterable[Interchange]:
+    """Checkpoints of other projects."""
+    return INTERCHANGE
 
 
 @hookimpl

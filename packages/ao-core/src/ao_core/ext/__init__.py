@@ -9,6 +9,7 @@ algorithms and commands need. Families of names are in modules of their own:
 - `ao_core.ext.compute`: weights that are multiplied in low precision
 - `ao_core.ext.calibration`: data, statistics, visits
 - `ao_core.ext.graph`: traced models
+- `ao_core.ext.interchange`: checkpoints of other projects
 - `ao_core.ext.schema`, `ao_core.ext.saving`, `ao_core.ext.reports`, `ao_core.ext.cli`
 
 Any other module of ao_core may change without notice; the packages of this repository import no other one.

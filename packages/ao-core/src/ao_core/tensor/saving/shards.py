@@ -29,6 +29,7 @@ __all__ = [
     "checksum",
     "file_header",
     "form_crc",
+    "memory_of",
     "open_shard",
     "restore",
     "store",
@@ -132,7 +133,7 @@ def restore(stored: Tensor, form: Form) -> Tensor:
 
 def checksum(tensor: Tensor) -> str:
     """CRC-32 of dtype, shape and values of a contiguous tensor on the CPU."""
-    crc = zlib.crc32(_memory(tensor), form_crc((tensor.dtype, tuple(tensor.shape))))
+    crc = zlib.crc32(memory_of(tensor), form_crc((tensor.dtype, tuple(tensor.shape))))
     return f"{crc:08x}"
 
 
@@ -142,7 +143,7 @@ def form_crc(form: Form) -> int:
     return zlib.crc32(f"{dtype_name(dtype)}{list(shape)}".encode())
 
 
-def _memory(tensor: Tensor) -> Any:
+def memory_of(tensor: Tensor) -> Any:
     """The bytes of a contiguous tensor on the CPU, not copied."""
     if not tensor.nbytes:
         return b""
@@ -194,7 +195,7 @@ def write_shard(path: Path, stored: Mapping[str, Tensor], metadata: Mapping[str,
     """
     forms = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in stored.items()}
     header, order = file_header(forms, metadata)
-    write_file(path, [header, *(_memory(stored[name]) for name in order)])
+    write_file(path, [header, *(memory_of(stored[name]) for name in order)])
 
 
 def open_shard(path: Path) -> Shard:
