@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from ao_core import Call, Kernel, QTensor, Spec
-from ao_core.ext import ROW, TENSOR, registry
+from ao_core.ext import ROW, TENSOR, Parts, registry
 from ao_core.ext.kernels import encode_parts, lost_rows, static_qparams
 from ao_core.ext.numerics import scale_to_float
+from ao_kernels.triton.scaled_mm.layout import RowSums
 from ao_kernels.triton.shared.device import current_device, unavailable, unavailable_float8
-from ao_kernels.triton.tuning.choose import find
 
-__all__ = ["DYNAMIC_KERNELS"]
+__all__ = ["DYNAMIC_KERNELS", "SCALED_LAYOUTS"]
 
 _GROUP, _SQUARE = (1, 128), (128, 128)
 #: block → what the kernel calls it
@@ -37,6 +37,9 @@ _PAIRS = (
 )
 _FLOAT8 = ("f8e4m3", "f8e5m2")
 _OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
+#: zero points of activations → columns that sums in int32 may pass: a product of codes is up to 2**14, and so is
+#: what the zero point takes off for each
+_TOO_LONG = {"none": 1 << 17, "int": 1 << 16}
 #: op → the one of torch, which has cuBLAS for one scale per tensor
 _OF_TORCH = {"linear": "scaled_mm", "mm": "scaled_matmul"}
 
@@ -55,10 +58,7 @@ def _multiply(
     act = spec.act
     assert act is not None
     left, right = encode_parts(a, act, *qparams), encode_parts(b, spec)
-    codes, zero_point = left["qdata"], left.get("zero_point")
-    if zero_point is not None:
-        # the tensor cores want both signed: codes and zero points move down together
-        codes, zero_point = (codes ^ 128).view(torch.int8), zero_point.to(torch.int32) - 128
+    codes, zero_point = _signed(left)
     out: Tensor = scaled_matmul(
         codes, right["qdata"], scale_to_float(left["scale"]), scale_to_float(right["scale"]),
         _KINDS[act.block], _KINDS[spec.block], a.dtype, zero_point, bias, offs,
@@ -67,14 +67,46 @@ def _multiply(
     return out
 
 
+def _signed(left: Parts) -> tuple[Tensor, Tensor | None]:
+    """Codes and zero points of activations: the tensor cores want both signed, and both move down together."""
+    codes, zero_point = left["qdata"], left.get("zero_point")
+    if zero_point is None:
+        return codes, None
+    return (codes ^ 128).view(torch.int8), zero_point.to(torch.int32) - 128
+
+
 def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     """Quantize the activations, and multiply: scales, zero points and bias are applied inside."""
+    return _by_row(x, w, lambda rows: _multiply(rows, w, w.spec, bias, qparams=static_qparams(w)))
+
+
+def linear_with_sums(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+    """`linear` where the weight has the sums of its rows: it is read once."""
+    from ao_kernels.triton.scaled_mm.launch import scaled_matmul
+
+    act, parts, k = w.spec.act, w.parts, x.shape[-1]
+    assert act is not None
+
+    def multiply(rows: Tensor) -> Tensor:
+        left = encode_parts(rows, act, *static_qparams(w))
+        codes, zero_point = _signed(left)
+        out: Tensor = scaled_matmul(
+            codes, parts["qdata"][:, :k], scale_to_float(left["scale"]), scale_to_float(parts["scale"]),
+            _KINDS[act.block], _KINDS[w.spec.block], x.dtype, zero_point, bias, None, True, parts["sums"],
+        )  # fmt: skip
+        return out
+
+    return _by_row(x, w, multiply)
+
+
+def _by_row(x: Tensor, w: QTensor, multiply: Callable[[Tensor], Tensor]) -> Tensor:
+    """The matmul of x (…, K); rows that have no codes become NaN."""
     assert w.spec.act is not None
     rows = x.reshape(-1, x.shape[-1])
     lost = lost_rows(rows, w.spec.act)
     if lost is not None:
         rows = rows.masked_fill(lost, 0)
-    out = _multiply(rows, w, w.spec, bias, qparams=static_qparams(w))
+    out = multiply(rows)
     out = out if lost is None else out.masked_fill(lost, torch.nan)
     return out.reshape(*x.shape[:-1], w.shape[0])
 
@@ -125,6 +157,8 @@ def _refuses_int8(call: Call) -> str | None:
         return f"needs weights in int8 without zero points, found {spec}"
     if _GROUP in (act.block, spec.block):
         return f"sums whole rows in int32, found {spec}"
+    if (k := call.weight_shape[-1]) >= (most := _TOO_LONG[act.zero_point]):
+        return f"sums whole rows in int32, which {most} columns or more may pass, found {k}"
     return _refused(call, spec, act)
 
 
@@ -157,20 +191,15 @@ def _refused_for_experts(call: Call, spec: Spec, act: Spec) -> str | None:
 
 
 def _describe(call: Call) -> str:
-    from ao_kernels.triton.scaled_mm.launch import case_of, promotes
+    from ao_kernels.triton.scaled_mm.launch import promotes, tile_config_for
 
     spec, act = call.spec, call.spec.act
     assert act is not None  # accepted
-    *experts, n, k = call.weight_shape
+    *experts, n, _ = call.weight_shape
     codes, kind = _code_dtype(act), _KINDS[act.block]
     promote = promotes(codes, kind, bool(spec.option("fast_accum", True)))
-    config, source = find(
-        case_of(
-            (codes, _code_dtype(spec), call.x_dtype), (kind, _KINDS[spec.block]), promote,
-            prod(experts), (call.m, n, k), current_device(),
-        )
-    )  # fmt: skip
-    return f"tiles of {config.block_m} × {config.block_n} ({source}), scales inside"
+    config = tile_config_for(call.m, n, prod(experts), current_device(), promote=promote)
+    return f"tiles of {config.block_m} × {config.block_n}, scales inside"
 
 
 def _code_dtype(spec: Spec) -> torch.dtype:
@@ -197,7 +226,12 @@ def _kernels(
     )
 
 
+SCALED_LAYOUTS = (RowSums(),)
 DYNAMIC_KERNELS = (
+    Kernel(
+        "triton_row_sums_linear", "linear", "row_sums", "cuda", linear_with_sums, 50, unavailable,
+        _refuses_int8, _describe,
+    ),
     *_kernels("float8", unavailable_float8, _refuses_float8),
     *_kernels("int8", unavailable, _refuses_int8),
 )

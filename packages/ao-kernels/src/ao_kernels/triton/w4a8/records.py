@@ -8,9 +8,14 @@ from torch import Tensor
 from ao_core import WHOLE, Call, Kernel, QTensor, Spec
 from ao_core.ext.kernels import encode_parts, lost_rows, static_qparams
 from ao_core.ext.numerics import full_block, scale_to_float
-from ao_kernels.triton.shared.device import current_device, unavailable, unavailable_float8
+from ao_kernels.triton.shared.device import (
+    current_device,
+    sm_count,
+    unavailable,
+    unavailable_float8,
+)
 from ao_kernels.triton.shared.tile_config import described
-from ao_kernels.triton.w4a8.layout import Plane32
+from ao_kernels.triton.w4a8.layout import Plane32, tiling
 
 __all__ = ["DYNAMIC4_KERNELS", "DYNAMIC4_LAYOUTS"]
 
@@ -64,15 +69,17 @@ def _refused(call: Call, formats: tuple[str, ...]) -> str | None:
 
 
 def _describe(call: Call) -> str:
-    from ao_kernels.triton.w4a8.launch import case_of
+    from ao_kernels.triton.w4a8.launch import launch_config_of
 
     spec, act, (n, k) = call.spec, call.spec.act, call.weight_shape
     assert act is not None  # accepted
-    case = case_of(
-        (act.dtype, spec.dtype, spec.zero_point), (getattr(torch, str(spec.scale_dtype)), call.x_dtype),
-        (max(call.m, 1), n, k), full_block(spec.block, (n, k))[-1], current_device(),
-    )  # fmt: skip
-    return f"activations as {act.dtype}, {described(case)}"
+    found = launch_config_of(
+        tiling(n, k, full_block(spec.block, (n, k))[-1]),
+        max(call.m, 1),
+        sm_count(current_device()),
+        zero_point=spec.zero_point != "none",
+    )
+    return f"activations as {act.dtype}, {described(found)}"
 
 
 DYNAMIC4_LAYOUTS = (Plane32(),)
