@@ -12,7 +12,7 @@ from ao_core.ext.kernels import neutral
 from ao_core.ext.numerics import hadamard_factors, hadamard_matrix, hadamard_scales
 from ao_kernels.triton.shared.device import on_device, supports_pdl
 from ao_kernels.triton.shared.ops import define
-from ao_kernels.triton.shared.tile_config import TileConfig, options
+from ao_kernels.triton.shared.tile_config import options
 
 __all__ = ["Shape", "launch_shape", "sign_bits", "transform"]
 
@@ -98,7 +98,7 @@ def _transform(x: Tensor, block: int, inverse: bool) -> Tensor:
     with on_device(x):
         kernel.transform[(-(-blocks // shape.blocks),)](
             x, y, blocks, *hadamard_scales(block), **shape.constants,
-            SIGNS=sign_bits(shape.order, inverse), PDL=pdl, **options(TileConfig(1, shape.warps, 1), 1, pdl=pdl),
+            SIGNS=sign_bits(shape.order, inverse), PDL=pdl, **options(shape.warps, 1, pdl=pdl),
         )  # fmt: skip
     return y
 

@@ -13,7 +13,7 @@ from ao_kernels.triton.shared.device import on_device, supports_pdl
 from ao_kernels.triton.shared.dtypes import ELEMENTS
 from ao_kernels.triton.shared.ops import define
 from ao_kernels.triton.shared.ptx import divide, refine, round_pair
-from ao_kernels.triton.shared.tile_config import TileConfig, options
+from ao_kernels.triton.shared.tile_config import options
 
 __all__ = ["SOURCES", "launch_shape", "row_codes", "settings"]
 
@@ -81,7 +81,7 @@ def _row_codes(
         kernel.quantize_rows[(-(-m // held),)](
             x, x if other is None else other, codes, scale, zero_point, m, k, x.stride(0), stride, eps, held,
             cols, **settings(numbers, source, x.dtype, assembly=x.is_cuda), PDL=pdl,
-            **options(TileConfig(held, warps, 1), 1, pdl=pdl),
+            **options(warps, 1, pdl=pdl),
         )  # fmt: skip
     return codes, scale, zero_point
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +19,10 @@ from ao_core.ext.kernels import encode_parts, lost_rows, static_qparams
 from ao_core.ext.numerics import scale_to_float
 from ao_kernels.triton.scaled_mm.layout import RowSums
 from ao_kernels.triton.shared.device import current_device, unavailable, unavailable_float8
+from ao_kernels.triton.shared.known_answer import MATMUL, Sample, every_code, noise, proven
+
+if TYPE_CHECKING:
+    from ao_kernels.triton.scaled_mm.launch import TileConfig
 
 __all__ = ["DYNAMIC_KERNELS", "SCALED_LAYOUTS"]
 
@@ -51,15 +56,17 @@ def _multiply(
     bias: Tensor | None = None,
     offs: Tensor | None = None,
     qparams: tuple[Tensor | None, Tensor | None] = (None, None),
+    config: TileConfig | None = None,
 ) -> Tensor:
     """A (M, K), quantized as `spec.act` says, times the transpose of b (…, N, K), cast as `spec` says."""
-    from ao_kernels.triton.scaled_mm.launch import scaled_matmul
+    from ao_kernels.triton.scaled_mm.launch import launch, scaled_matmul
 
     act = spec.act
     assert act is not None
+    multiply = scaled_matmul if config is None else partial(launch, config=config)
     left, right = encode_parts(a, act, *qparams), encode_parts(b, spec)
     codes, zero_point = _signed(left)
-    out: Tensor = scaled_matmul(
+    out: Tensor = multiply(
         codes, right["qdata"], scale_to_float(left["scale"]), scale_to_float(right["scale"]),
         _KINDS[act.block], _KINDS[spec.block], a.dtype, zero_point, bias, offs,
         bool(spec.option("fast_accum", True)),
@@ -75,9 +82,14 @@ def _signed(left: Parts) -> tuple[Tensor, Tensor | None]:
     return (codes ^ 128).view(torch.int8), zero_point.to(torch.int32) - 128
 
 
-def linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
+def linear(
+    x: Tensor, w: QTensor, bias: Tensor | None, *, config: TileConfig | None = None
+) -> Tensor:
     """Quantize the activations, and multiply: scales, zero points and bias are applied inside."""
-    return _by_row(x, w, lambda rows: _multiply(rows, w, w.spec, bias, qparams=static_qparams(w)))
+    given = static_qparams(w)
+    return _by_row(
+        x, w, lambda rows: _multiply(rows, w, w.spec, bias, qparams=given, config=config)
+    )
 
 
 def linear_with_sums(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
@@ -111,26 +123,32 @@ def _by_row(x: Tensor, w: QTensor, multiply: Callable[[Tensor], Tensor]) -> Tens
     return out.reshape(*x.shape[:-1], w.shape[0])
 
 
-def grouped_linear(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor:
+def grouped_linear(
+    x: Tensor, w: QTensor, offs: Tensor | None, *, config: TileConfig | None = None
+) -> Tensor:
     """`linear` for the rows of each expert, in one launch that does not wait to know them."""
-    return _by_expert(x, w, offs, w.spec)
+    return _by_expert(x, w, offs, w.spec, config)
 
 
-def mm(a: Tensor, b: Tensor, spec: Spec) -> Tensor:
+def mm(a: Tensor, b: Tensor, spec: Spec, *, config: TileConfig | None = None) -> Tensor:
     """Cast both operands, and multiply."""
-    return _multiply(a, b, spec)
+    return _multiply(a, b, spec, config=config)
 
 
-def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None, spec: Spec) -> Tensor:
+def grouped_mm(
+    a: Tensor, b: Tensor, offs: Tensor | None, spec: Spec, *, config: TileConfig | None = None
+) -> Tensor:
     """`mm` for the rows of each expert."""
-    return _by_expert(a, b, offs, spec)
+    return _by_expert(a, b, offs, spec, config)
 
 
-def _by_expert(a: Tensor, b: Tensor, offs: Tensor | None, spec: Spec) -> Tensor:
+def _by_expert(
+    a: Tensor, b: Tensor, offs: Tensor | None, spec: Spec, config: TileConfig | None
+) -> Tensor:
     if offs is None:
         experts, m = a.shape[:2]
         offs = torch.arange(m, (experts + 1) * m, m, dtype=torch.int32, device=a.device)
-    out = _multiply(a.reshape(-1, a.shape[-1]), b, spec, offs=offs)
+    out = _multiply(a.reshape(-1, a.shape[-1]), b, spec, offs=offs, config=config)
     return out.reshape(*a.shape[:-1], b.shape[-2])
 
 
@@ -190,16 +208,41 @@ def _refused_for_experts(call: Call, spec: Spec, act: Spec) -> str | None:
     return None
 
 
-def _describe(call: Call) -> str:
+def _config(call: Call) -> TileConfig:
     from ao_kernels.triton.scaled_mm.launch import promotes, tile_config_for
 
     spec, act = call.spec, call.spec.act
     assert act is not None  # accepted
     *experts, n, _ = call.weight_shape
-    codes, kind = _code_dtype(act), _KINDS[act.block]
-    promote = promotes(codes, kind, bool(spec.option("fast_accum", True)))
-    config = tile_config_for(call.m, n, prod(experts), current_device(), promote=promote)
+    promote = promotes(_code_dtype(act), _KINDS[act.block], bool(spec.option("fast_accum", True)))
+    return tile_config_for(max(call.m, 1), n, prod(experts), current_device(), promote=promote)
+
+
+def _describe(call: Call) -> str:
+    config = _config(call)
     return f"tiles of {config.block_m} × {config.block_n}, scales inside"
+
+
+_OWN = {"linear": linear, "grouped_linear": grouped_linear, "mm": mm, "grouped_mm": grouped_mm}
+
+
+def _sample(call: Call) -> Sample:
+    """A tile of the result, with two of K; of experts two."""
+    config, spec, grouped = _config(call), call.spec, call.op.startswith("grouped")
+    m, k = min(max(call.m, 1), config.block_m), 256 - (16 if call.weight_shape[-1] % 128 else 0)
+    shape = (*((2,) if grouped else ()), config.block_n, k)
+
+    def arguments() -> tuple[object, ...]:
+        x = noise((2 * m if grouped else m, k), call.x_dtype)
+        of_experts = (torch.tensor([m, 2 * m], dtype=torch.int32),) if grouped else ()
+        if call.op.endswith("mm"):
+            return x, noise(shape, call.x_dtype), *of_experts, spec
+        bias = () if grouped else (noise((config.block_n,), call.x_dtype),)
+        return x, every_code(spec, shape), *of_experts, *bias
+
+    own = partial(_OWN[call.op], config=config) if spec.layout == "plain" else None
+    facts = (repr(spec), call.x_dtype, config, m, k)
+    return Sample(facts, arguments, MATMUL, fn=own)
 
 
 def _code_dtype(spec: Spec) -> torch.dtype:
@@ -215,14 +258,12 @@ def _kernels(
     numbers: str, unavailable: Callable[[], str | None], refuses: _Refuses
 ) -> tuple[Kernel, ...]:
     make = partial(
-        Kernel, layout="plain", device="cuda", priority=50, unavailable=unavailable, refuses=refuses,
+        Kernel, layout="plain", device="cuda", priority=50, unavailable=unavailable,
         describe=_describe,
     )  # fmt: skip
-    return (
-        make(f"triton_{numbers}_linear", "linear", fn=linear),
-        make(f"triton_{numbers}_mm", "mm", fn=mm),
-        make(f"triton_{numbers}_grouped_linear", "grouped_linear", fn=grouped_linear),
-        make(f"triton_{numbers}_grouped_mm", "grouped_mm", fn=grouped_mm),
+    return tuple(
+        make(f"triton_{numbers}_{op}", op, fn=fn, refuses=proven(op, fn, refuses, _sample))
+        for op, fn in _OWN.items()
     )
 
 
@@ -230,7 +271,7 @@ SCALED_LAYOUTS = (RowSums(),)
 DYNAMIC_KERNELS = (
     Kernel(
         "triton_row_sums_linear", "linear", "row_sums", "cuda", linear_with_sums, 50, unavailable,
-        _refuses_int8, _describe,
+        proven("linear", linear_with_sums, _refuses_int8, _sample), _describe,
     ),
     *_kernels("float8", unavailable_float8, _refuses_float8),
     *_kernels("int8", unavailable, _refuses_int8),

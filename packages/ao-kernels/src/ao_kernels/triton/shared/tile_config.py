@@ -49,10 +49,10 @@ def splits_of(output_tiles: int, k_tiles: int, num_warps: int, sm_count: int) ->
     return min(candidates, key=lambda splits: (time(splits), splits))
 
 
-def options(config: TileConfig, stages: int, *, pdl: bool) -> dict[str, Any]:
+def options(num_warps: int, stages: int, *, pdl: bool) -> dict[str, Any]:
     """The launch options of Triton; `pdl`, with programmatic dependent launch."""
     own = {"launch_pdl": True} if pdl else {}
-    return {"num_warps": config.num_warps, "num_stages": stages, **own}
+    return {"num_warps": num_warps, "num_stages": stages, **own}
 
 
 def described(config: LaunchConfig) -> str:

@@ -158,7 +158,7 @@ def launch(
                 zero_dtype=None if zero_point is None else zero_point.dtype, x_zero=x_zero is not None,
                 bias=bias is not None, assembly=codes.is_cuda, pdl=pdl,
             ),
-            **options(config, config.num_stages, pdl=pdl),
+            **options(config.num_warps, config.num_stages, pdl=pdl),
         )  # fmt: skip
     return out
 

@@ -15,10 +15,12 @@ from ao_kernels.triton.shared.tiling import BLOCK_N, Tiling, from_blocks, pad, t
 from ao_kernels.triton.shared.workspace import prepare
 from ao_kernels.triton.w4a8.ptx import lower_nibbles, signed_nibbles, upper_nibbles
 
-__all__ = ["ACTS", "PLANES", "PLANE_K", "Plane32", "Stored", "stored", "tiling"]
+__all__ = ["ACTS", "PLANES", "PLANE_K", "WIDTH", "Plane32", "Stored", "stored", "tiling"]
 
 #: planes of a tile, columns of each: those that a tensor core multiplies at once
 PLANES, PLANE_K = 8, 32
+#: K of a tile
+WIDTH = PLANES * PLANE_K
 _GROUPS = (32, 64, 128, 256)
 #: codes and zero points of activations that matmuls take
 ACTS = (("int8", "none"), ("uint8", "int"), ("f8e4m3", "none"))

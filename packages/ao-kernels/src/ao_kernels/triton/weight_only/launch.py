@@ -36,14 +36,13 @@ TILE_CONFIGS = (
     TileConfig(64, 8, 3),
     TileConfig(128, 8, 3),
 )
+#: with zero points sums of activations need as many registers as sums of products
+_WITH_ZERO = (TILE_CONFIGS[0], TileConfig(32, 4, 4), TILE_CONFIGS[2])
 
 
 def tile_config_of(m: int, *, zero_point: bool = False) -> TileConfig:
-    """The smallest that takes m rows in one tile, or the largest.
-
-    With zero points sums of activations need as many registers as sums of products: there is no largest.
-    """
-    fitting = TILE_CONFIGS[:-1] if zero_point else TILE_CONFIGS
+    """The smallest that takes m rows in one tile, or the largest."""
+    fitting = _WITH_ZERO if zero_point else TILE_CONFIGS
     return next((config for config in fitting if m <= config.block_m), fitting[-1])
 
 
@@ -139,4 +138,4 @@ def arguments(
         fmt, tiles, config, splits, x.dtype, scale.dtype,
         None if zero_point is None else zero_point.dtype, bias,
         assembly=x.is_cuda, global_scale=global_scale is not None, sm80=capability(x.device) < (8, 9),
-    ) | options(config, stages_of(fmt, tiles, config, shared_memory(x.device)), pdl=pdl)  # fmt: skip
+    ) | options(config.num_warps, stages_of(fmt, tiles, config, shared_memory(x.device)), pdl=pdl)  # fmt: skip
