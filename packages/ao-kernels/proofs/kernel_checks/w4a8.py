@@ -13,7 +13,7 @@ from ao_kernels.triton.w4a8.launch import TILE_CONFIGS, constants
 from ao_kernels.triton.w4a8.layout import PLANE_K, PLANES, stored, tiling
 from ao_triton_checks.aot import Build
 from ao_triton_checks.limits import Check
-from kernel_checks.common import BF16, FP32, REGISTERS, SHARED, TYPES
+from kernel_checks.common import BF16, REGISTERS, SHARED, TYPES
 
 __all__ = ["CHECKS"]
 
@@ -23,34 +23,24 @@ _EVEN = (4096, 4096)
 
 @dataclass(frozen=True)
 class _Matmul:
-    """A matmul as the kernel `linear` is compiled for it, with a bias."""
+    """A matmul as the kernel `linear` is compiled for it, with a bias, in splits of K."""
 
     act: str
     config: TileConfig
     group: int
     zero_dtype: torch.dtype | None = None
-    scale_dtype: torch.dtype = BF16
-    dtype: torch.dtype = BF16
-    shape: tuple[int, int] = _EVEN
-    arch: int = 90
-    splits: int = 4
 
     @property
     def name(self) -> str:
-        zero_point = "" if self.zero_dtype is None else f" zero {TYPES[self.zero_dtype][1:]}"
-        ragged = "" if self.shape == _EVEN else " ragged"
-        whole = " no splits" if self.splits == 1 else ""
-        return (
-            f"sm_{self.arch} {self.act} × int4 g{self.group} scale {TYPES[self.scale_dtype][1:]}{zero_point} "
-            f"rows {self.config.block_m} to {TYPES[self.dtype][1:]}{ragged}{whole}"
-        )
+        zero_point = "" if self.zero_dtype is None else " zero"
+        return f"{self.act} × int4 g{self.group}{zero_point} rows {self.config.block_m}"
 
 
 def _build(case: _Matmul) -> Build:
     """The kernel `linear`, as `act8` launches it."""
     from ao_kernels.triton.w4a8 import kernel
 
-    (n, k), scale, out = case.shape, TYPES[case.scale_dtype], TYPES[case.dtype]
+    (n, k), scale, out = _EVEN, TYPES[BF16], TYPES[BF16]
     how = stored("int4" if case.zero_dtype is None else "uint4", integers=case.act != "f8e4m3")
     pointers = {
         "x_ptr": "*fp8e4nv" if case.act == "f8e4m3" else "*i8",
@@ -70,42 +60,31 @@ def _build(case: _Matmul) -> Build:
         kernel.linear,
         {**pointers, **dict.fromkeys(sizes, "i32")},
         constants(
-            how, tiling(n, k, case.group), case.config, case.splits, case.scale_dtype, divmod(case.arch, 10),
-            zero_dtype=case.zero_dtype, x_zero=case.act == "uint8", bias=True,
-            pdl=case.arch >= 90,
+            how, tiling(n, k, case.group), case.config, 4, BF16, (9, 0), zero_dtype=case.zero_dtype,
+            x_zero=case.act == "uint8", bias=True, pdl=True,
         ),
-        case.arch,
-        case.config.num_warps,
-        case.config.num_stages,
-        aligned=(
-            *(name for name in pointers if name not in _ANYWHERE), *(("N",) if n % 16 == 0 else ()), "K", "stride_x"
-        ),
+        num_warps=case.config.num_warps,
+        num_stages=case.config.num_stages,
+        aligned=(*(name for name in pointers if name not in _ANYWHERE), "N", "K", "stride_x"),
     )  # fmt: skip
 
 
 def _check(budget: float, case: _Matmul) -> Check:
     """For 128 bytes of weights: with `_MANY` tensor cores are busy 8 cycles with them, of 4 instructions."""
-    build, warps, integers = partial(_build, case), case.config.num_warps, case.act != "f8e4m3"
-    # sums of activations for zero points are as many products again
-    numbers = BLOCK_N * PLANES * PLANE_K * (1 if case.zero_dtype is None else 2)
-    if case.arch == 90:
-        # 64 × 32 weights a warp group and instruction
-        counts = {"IGMMA" if integers else "QGMMA": numbers // (64 * 32 * (warps // 4))}
-    else:
-        # 16 × 32 weights a warp, and 8 rows of activations
-        mma = numbers * case.config.block_m // (16 * 32 * 8 * warps)
-        counts = {"IMMA" if integers else "QMMA": mma}
+    # 64 × 32 weights a warp group and instruction; sums of activations for zero points are as many again
+    weights = BLOCK_N * PLANES * PLANE_K
+    count = weights // (64 * 32 * (case.config.num_warps // 4)) * (1 if case.zero_dtype is None else 2)
     return Check(
         case.name,
-        build,
+        partial(_build, case),
         REGISTERS,
-        SHARED[case.arch],
-        work=BLOCK_N * PLANES * PLANE_K / 2 / 128,
+        SHARED[90],
+        work=weights / 2 / 128,
         budget=budget,
-        counts=counts,
+        counts={"QGMMA" if case.act == "f8e4m3" else "IGMMA": count},
         present=("LDGSTS", "LOP3"),
         # to launch the next kernel, to bring weights nearer, and to wait for the one before
-        anywhere=("PREEXIT", "CCTL", "ACQBULK") if case.arch == 90 else (),
+        anywhere=("PREEXIT", "CCTL", "ACQBULK"),
     )
 
 

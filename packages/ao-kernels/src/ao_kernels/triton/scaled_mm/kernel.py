@@ -10,10 +10,8 @@ from ao_kernels.triton.shared.kernel_offsets import find
 
 @triton.jit(
     do_not_specialize=["M", "m_tiles"],
-    do_not_specialize_on_alignment=[
-        "a_scale_ptr", "b_scale_ptr", "zero_ptr", "sums_ptr", "bias_ptr", "offs_ptr"
-    ],
-)  # fmt: skip
+    do_not_specialize_on_alignment=["zero_ptr", "sums_ptr", "bias_ptr", "offs_ptr"],
+)
 def matmul(
     a,
     b,
