@@ -159,8 +159,8 @@ def measured(
 ) -> Iterator[Line]:
     """Check everyone, then take turns in every round, in an order that changes; a line for each.
 
-    `beside` has, for every other contender, the median of the ratios within a round: greater is faster. `apart`
-    is the time with a plain kernel before each call, which is in it.
+    `beside` has, for every other contender, the median of the ratios within a round: greater is faster.
+    `microseconds_apart` is the time with a plain kernel before each call, which is in it.
     """
     fresh_counters()
     timed: dict[str, Timed] = {}
@@ -245,7 +245,7 @@ CHECKED_ROWS = 64
 
 
 def of_matmul(weight: Tensor) -> Callable[[Tensor, Tensor], float]:
-    """The error of matmuls with a weight, quantized or not: the worst of rows from everywhere, the last included."""
+    """The error of matmuls with a weight, quantized or not: the worst row of a sample with the last."""
 
     def error(x: Tensor, found: Tensor) -> float:
         quantized = isinstance(weight, QTensor)

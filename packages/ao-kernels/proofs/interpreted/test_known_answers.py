@@ -46,8 +46,8 @@ def call(op, spec, shape=(4096, 4096), x=(3, 4096), dtype=HALF):
 def attention(key, value, queries=1, memory=256):
     """Two queries of a head for each of keys."""
     return AttendCall(
-        key, value, (1, 4, queries, 64), (1, 2, memory, 64), 64, 128, HALF, Attention(0.125), False, False, False,
-        "cuda",
+        key, value, (1, 4, queries, 64), (1, 2, memory, 64), 64, 128, HALF, Attention(0.125),
+        False, False, False, "cuda",
     )  # fmt: skip
 
 
@@ -77,7 +77,10 @@ SAMPLES = {
     "embedding": (
         weight_only.plane16_embedding, samples.embedding, call("embedding", INT4, x=(3,), dtype=torch.int64)
     ),
-    "w4a8": (w4a8.linear, w4a8._sample, call("linear", Spec("uint4", (1, 64), "float16", "int", "plane32", act=UINT8))),
+    "w4a8": (
+        w4a8.linear, w4a8._sample,
+        call("linear", Spec("uint4", (1, 64), "float16", "int", "plane32", act=UINT8)),
+    ),
     "w8a8": (scaled_mm.linear, scaled_mm._sample, call("linear", Spec("int8", ROW, act=UINT8))),
     "w8a8 with sums": (
         scaled_mm.linear_with_sums, scaled_mm._sample,
@@ -91,7 +94,9 @@ SAMPLES = {
         bsr.linear, bsr._sample,
         call("linear", Spec("fp16", ROW, NO_SCALE, layout="bsr_sorted", options=(("blocksize", 32),))),
     ),
-    "rows": (rows.quantize, lambda c: rows._sample(c, "quantize"), call("quantize", Spec("int8", ROW), x=(3, 300))),
+    "rows": (
+        rows.quantize, lambda c: rows._sample(c, "quantize"), call("quantize", Spec("int8", ROW), x=(3, 300))
+    ),
     "rms_norm": (
         rows.rms_norm_quantize, lambda c: rows._sample(c, "rms_norm_quantize"),
         call("rms_norm_quantize", Spec("f8e4m3", ROW), x=(3, 300)),
@@ -133,18 +138,22 @@ def test_every_code_occurs_in_every_plane(name):
     wanted = sum(abs(value) < float("inf") for value in codes_of(values).values[: values.codes])
     scale = w.canonical().scale.float().repeat_interleave(64, 1)
     numbers = w.dequantize(torch.float32) / scale
-    assert all(len(numbers[:, k].mul(256).round().unique()) > wanted // 3 for k in range(0, 256, 17))
+    assert all(
+        len(numbers[:, k].mul(256).round().unique()) > wanted // 3 for k in range(0, 256, 17)
+    )
     assert len(numbers.mul(2**20).round().unique()) >= wanted
 
 
 def test_a_broken_kernel_is_refused(monkeypatch):
-    """One that swaps two planes: with the sentence that `explain` shows, at any call, and for each kind once."""
+    """One that swaps planes: with the sentence that `explain` shows, and for each kind asked once."""
     right, asked = kernel_codes.k_of, []
     monkeypatch.setattr(known_answer, "_found", {})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(known_answer, "current_device", lambda: CPU)
-    monkeypatch.setattr(known_answer, "_kept_or_answered", lambda *args: asked.append(1) or answer(*args))
+    monkeypatch.setattr(
+        known_answer, "_kept_or_answered", lambda *args: asked.append(1) or answer(*args)
+    )
 
     def swapped(x, w, bias):
         return weight_only.plane16_linear(x.roll(64, -1), w, bias)

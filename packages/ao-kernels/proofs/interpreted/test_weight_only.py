@@ -110,7 +110,9 @@ def test_every_tile(config):
     w, x = weight(SPECS[4], (300, 520)), gaussian((40, 520)).half()
     expected = x.double() @ w.dequantize(torch.float32).double().t()
     for splits in (1, 3):
-        out = op.launch_linear(x, *operands(w), None, *sizes(w), setting=LaunchConfig(config, splits))
+        out = op.launch_linear(
+            x, *operands(w), None, *sizes(w), setting=LaunchConfig(config, splits)
+        )
         assert (out.double() - expected).norm() <= 5e-4 * expected.norm()
 
 

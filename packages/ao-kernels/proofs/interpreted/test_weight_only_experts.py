@@ -103,7 +103,10 @@ def test_every_regime(config):
     w, counts = weight(SPECS[1]), (70, 0, 65, 20)
     x = gaussian((sum(counts), SHAPE[2])).half()
     ends = torch.tensor(counts[:-1]).cumsum(0).to(torch.int32)
-    near(experts.launch(x, *arguments(w, ends), setting=LaunchConfig(config, 1)), expected(x, w, counts))
+    near(
+        experts.launch(x, *arguments(w, ends), setting=LaunchConfig(config, 1)),
+        expected(x, w, counts),
+    )
 
 
 def test_bits_of_each_expert_alone():

@@ -9,7 +9,7 @@ import torch
 
 from ao_triton_checks.aot import Build
 from ao_triton_checks.limits import Check
-from kernel_checks.common import BF16, FP32, TYPES
+from kernel_checks.common import BF16, TYPES
 
 __all__ = ["CHECKS"]
 

@@ -87,9 +87,7 @@ def _check(budget: float, registers: int, case: _Matmul) -> Check:
     The smallest tiles are for few rows, and wait for weights: theirs are for 128 bytes of those.
     """
     config, build = case.config, partial(_build, case)
-    shared = min(
-        SHARED[90], (config.block_m + config.block_n) * BLOCK_K * config.num_stages + 1024
-    )
+    shared = min(SHARED[90], (config.block_m + config.block_n) * BLOCK_K * config.num_stages + 1024)
     integers = case.numbers[0] == "int8"
     # 64 rows × 32 columns of a for a warp group; of integers, 128 columns of the result at most
     count = config.block_m * BLOCK_K // (64 * 32) // (config.num_warps // 4)
@@ -100,9 +98,7 @@ def _check(budget: float, registers: int, case: _Matmul) -> Check:
         build,
         registers,
         shared,
-        work=config.block_n
-        * BLOCK_K
-        * (1 / 128 if config == _SMALL else config.block_m / _MACS),
+        work=config.block_n * BLOCK_K * (1 / 128 if config == _SMALL else config.block_m / _MACS),
         budget=budget,
         holding=tuple(counts),
         counts=counts,

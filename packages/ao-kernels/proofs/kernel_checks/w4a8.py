@@ -73,7 +73,9 @@ def _check(budget: float, case: _Matmul) -> Check:
     """For 128 bytes of weights: with `_MANY` tensor cores are busy 8 cycles with them, of 4 instructions."""
     # 64 × 32 weights a warp group and instruction; sums of activations for zero points are as many again
     weights = BLOCK_N * PLANES * PLANE_K
-    count = weights // (64 * 32 * (case.config.num_warps // 4)) * (1 if case.zero_dtype is None else 2)
+    count = (
+        weights // (64 * 32 * (case.config.num_warps // 4)) * (1 if case.zero_dtype is None else 2)
+    )
     return Check(
         case.name,
         partial(_build, case),

@@ -65,7 +65,7 @@ def _build(case: _Matmul) -> Build:
     from ao_kernels.triton.weight_only import kernel, kernel_experts
     from ao_kernels.triton.weight_only.op_experts import groups_of
 
-    (n, k), x, scale = _EVEN, TYPES[BF16], TYPES[case.scale_dtype]
+    x, scale = TYPES[BF16], TYPES[case.scale_dtype]
     pointers = {
         "x_ptr": x,
         "w_ptr": "*i16",

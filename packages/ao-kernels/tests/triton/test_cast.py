@@ -10,7 +10,7 @@ import torch
 
 from ao_core import WHOLE, Call, Spec
 from ao_core.ext import ConfigError, UnsupportedOp, registry
-from ao_kernels.triton.cast.op import cast_dual, cast_plain
+from ao_kernels.triton.cast.op import cast_dual
 from ao_kernels.triton.shared.ptx import divide, pack_float8, refine, round_pair
 from ao_triton_checks.asm import run
 

@@ -8,7 +8,7 @@ import torch
 from ao_core import WHOLE, Call, Spec
 from ao_core.ext import registry
 from ao_core.ext.numerics import MX_MODES
-from ao_kernels.triton.fake_quantize.op import round_blocks, settings
+from ao_kernels.triton.fake_quantize.op import settings
 
 MX, NVFP4 = Spec("f8e4m3", (1, 32), "e8m0"), Spec("f4e2m1", (1, 16), Spec("f8e4m3", (WHOLE, WHOLE)))
 

@@ -1,4 +1,4 @@
-"""The fake of every op, with symbolic sizes: no size becomes a number, so no new number of tokens recompiles."""
+"""The fake of every op, with symbolic sizes: no size becomes a number, and no number of tokens recompiles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,18 @@ from ao_kernels.triton.w4a8 import launch as w4a8
 from ao_kernels.triton.weight_only import op as weight_only
 from ao_kernels.triton.weight_only import op_experts
 
-MODULES = (bsr, cast, fake_quantize, hadamard, rows, scaled_mm, sparsify, w4a8, weight_only, op_experts)
+MODULES = (
+    bsr,
+    cast,
+    fake_quantize,
+    hadamard,
+    rows,
+    scaled_mm,
+    sparsify,
+    w4a8,
+    weight_only,
+    op_experts,
+)
 HALF, INT8, INT16, INT32, FLOAT = torch.float16, torch.int8, torch.int16, torch.int32, torch.float32
 #: numbers of tokens: symbols in each test
 M, BATCH = 37, 5
@@ -51,7 +62,10 @@ CALLS = {
         (X[0], *words(3), None, TABLE, OFFS, *SIZES), [(M, 140)]
     ),
     "plane32_linear": (
-        (CODES, BY, None, torch.zeros(2, 2, 128, 32, dtype=INT32), SCALE, None, None, None, 140, 64, "int4", HALF),
+        (
+            CODES, BY, None, torch.zeros(2, 2, 128, 32, dtype=INT32), SCALE, None, None, None, 140, 64, "int4",
+            HALF,
+        ),
         [(M, 140)],
     ),
     "scaled_matmul": (
@@ -71,6 +85,12 @@ CALLS = {
 }  # fmt: skip
 
 
+def _values(env):
+    """What symbols stand for; torch has given the attribute another name."""
+    name = "backed_var_to_val" if hasattr(env, "backed_var_to_val") else "var_to_val"
+    return getattr(env, name)
+
+
 def test_every_op_has_a_call():
     assert all(module.__name__.startswith("ao_kernels.triton") for module in MODULES)
     assert CALLS.keys() == DEFINED.keys()
@@ -84,7 +104,9 @@ def test_no_size_becomes_a_number(name):
 
     def symbolic(x):
         """With a symbol for each number of tokens."""
-        sizes = [DimDynamic.DYNAMIC if size in (M, BATCH) else DimDynamic.STATIC for size in x.shape]
+        sizes = [
+            DimDynamic.DYNAMIC if size in (M, BATCH) else DimDynamic.STATIC for size in x.shape
+        ]
         return mode.from_tensor(x, symbolic_context=StatelessSymbolicContext(sizes))
 
     made = [symbolic(x) if isinstance(x, torch.Tensor) else x for x in arguments]
@@ -93,8 +115,11 @@ def test_no_size_becomes_a_number(name):
     found = found if isinstance(found, (tuple, list)) else [found]
     assert not env.replacements
     assert not env.guards
-    hints = {symbol: int(value) for symbol, value in env.var_to_val.items()}
+    hints = {symbol: int(value) for symbol, value in _values(env).items()}
     assert [
-        tuple(int(size.node.expr.subs(hints)) if isinstance(size, torch.SymInt) else size for size in x.shape)
+        tuple(
+            int(size.node.expr.subs(hints)) if isinstance(size, torch.SymInt) else size
+            for size in x.shape
+        )
         for x in found
     ] == shapes

@@ -8,7 +8,7 @@ import torch
 from ao_core import Call
 from ao_core.ext import registry
 from ao_core.ext.kernels import hadamard_spec
-from ao_kernels.triton.hadamard.op import launch_shape, transform
+from ao_kernels.triton.hadamard.op import launch_shape
 
 
 def reason(block, dtype=torch.bfloat16):

@@ -7,7 +7,7 @@ import torch
 
 from ao_core import WHOLE, Call, Spec
 from ao_core.ext import registry
-from ao_kernels.triton.rows.op import launch_shape, row_codes
+from ao_kernels.triton.rows.op import launch_shape
 
 ROW = (1, WHOLE)
 OPS = ("quantize", "rms_norm_quantize", "silu_mul_quantize")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from ao_core import WHOLE, Call, Spec
 from ao_core.ext import NO_SCALE, registry
-from ao_kernels.triton.sparsify.op import PICK, sparsify24, sparsify24_both, tile_mask
+from ao_kernels.triton.sparsify.op import PICK
 from ao_triton_checks.asm import run
 
 QUANTIZE = registry.kernels.get("triton_quantize_two_four")

@@ -1,4 +1,4 @@
-"""What launches are compiled for: never where a bias, a semaphore or offsets begin; how sums stay in int32."""
+"""What launches are compiled for: never where a bias or semaphores begin; how sums stay in int32."""
 
 from __future__ import annotations
 

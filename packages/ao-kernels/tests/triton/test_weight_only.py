@@ -15,7 +15,7 @@ from ao_core.testing import LayoutSuite
 from ao_core.testing.base import gaussian, same_bits
 from ao_kernels.triton.shared import device
 from ao_kernels.triton.shared.tile_config import splits_of
-from ao_kernels.triton.weight_only import launch, op, samples
+from ao_kernels.triton.weight_only import launch, samples
 from ao_kernels.triton.weight_only.formats import format_of, known
 from ao_kernels.triton.weight_only.layout import tiling
 
@@ -306,7 +306,10 @@ def test_tiles():
 
 def test_a_table_begins_where_16_bytes_are_loaded_at_once():
     """Also that of two values, whose bits take 8: the address of a load of 16 would kill the context."""
-    for dtype in [*(dtype for _, dtype in registry.dtypes.items()), codebook_dtype("two", (-1.0, 1.0))]:
+    for dtype in [
+        *(dtype for _, dtype in registry.dtypes.items()),
+        codebook_dtype("two", (-1.0, 1.0)),
+    ]:
         fmt = format_of(replace(dtype, kind="lut") if dtype.kind == "codebook" else dtype)
         if isinstance(fmt, str) or not fmt.is_lut:
             continue

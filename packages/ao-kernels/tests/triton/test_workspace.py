@@ -1,4 +1,4 @@
-"""Semaphores and partial sums: nothing that is made during a launch is kept, and alignment is always the same."""
+"""Semaphores and partial sums: a launch keeps nothing that it makes, and alignment is always the same."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def test_a_launch_keeps_nothing(prepared):
     assert not parts[1].any()
     del parts
     gc.collect()
-    kept = {x.untyped_storage()._cdata for pool in workspace._pools.values() for x in [pool.semaphores]}
+    kept = {
+        x.untyped_storage()._cdata for pool in workspace._pools.values() for x in [pool.semaphores]
+    }
     alive = [ref() for ref in made.memory if ref() is not None]
     assert {storage._cdata for storage in alive} <= kept
     assert bool(workspace._pools) == prepared

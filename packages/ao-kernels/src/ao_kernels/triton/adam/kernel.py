@@ -33,7 +33,8 @@ def step(
     """One block for a chunk of CHUNK elements of one tensor, ROWS × 256 of them at a time.
 
     `tensor_ptr` int64 (tensors, 7): the addresses of parameter, gradient, codes and scales of both
-    moments, and the number of elements. `rest1` and `rest2` are 1 less the betas. `chunk_ptr` int32 (chunks, 2): tensor, number of the chunk in it.
+    moments, and the number of elements. `rest1` and `rest2` are 1 less the betas. `chunk_ptr`
+    int32 (chunks, 2): tensor, number of the chunk in it.
     """
     tensor = tl.load(chunk_ptr + 2 * tl.program_id(0)).to(tl.int64)
     first = tl.load(chunk_ptr + 2 * tl.program_id(0) + 1).to(tl.int64) * CHUNK
@@ -63,7 +64,9 @@ def step(
             tl.load(v_scale_ptr + start // 256 + rows),
             beta1, beta2, rest1, rest2, eps, rate, root, keep, decay, sign, ASM,
         )  # fmt: skip
-        random = _random(seed, tl.program_id(0).to(tl.int64) * CHUNK + start - first, ROWS, STOCHASTIC)
+        random = _random(
+            seed, tl.program_id(0).to(tl.int64) * CHUNK + start - first, ROWS, STOCHASTIC
+        )
         tl.store(p_ptr + start + within, _rounded(p, random, PARAM, STOCHASTIC))
         tl.store(m_ptr + start + within, m)
         tl.store(v_ptr + start + within, v)
@@ -81,7 +84,9 @@ def step(
             tl.load(v_scale_ptr + whole // 256 + rows, mask=row_inside, other=0.0),
             beta1, beta2, rest1, rest2, eps, rate, root, keep, decay, sign, ASM,
         )  # fmt: skip
-        random = _random(seed, tl.program_id(0).to(tl.int64) * CHUNK + whole - first, ROWS, STOCHASTIC)
+        random = _random(
+            seed, tl.program_id(0).to(tl.int64) * CHUNK + whole - first, ROWS, STOCHASTIC
+        )
         tl.store(p_ptr + whole + within, _rounded(p, random, PARAM, STOCHASTIC), mask=inside)
         tl.store(m_ptr + whole + within, m, mask=inside)
         tl.store(v_ptr + whole + within, v, mask=inside)
@@ -99,7 +104,22 @@ def _pointer(at, ELEMENT: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _update(
-    p, g, m_code, m_scale, v_code, v_scale, beta1, beta2, rest1, rest2, eps, rate, root, keep, decay, sign,
+    p,
+    g,
+    m_code,
+    m_scale,
+    v_code,
+    v_scale,
+    beta1,
+    beta2,
+    rest1,
+    rest2,
+    eps,
+    rate,
+    root,
+    keep,
+    decay,
+    sign,
     ASM,
 ):
     """New parameters in float32, and codes and scales of both moments."""

@@ -114,10 +114,10 @@ class _Addresses(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _tables(where: _Addresses, device: torch.device) -> tuple[Tensor, Tensor, bool]:
-    """int64 (tensors, 7) of addresses and sizes; int32 (chunks, 2): tensor, and the number of the chunk in it.
+    """int64 (tensors, 7) of addresses and sizes; int32 (chunks, 2): tensor, number of the chunk in it.
 
     And whether all tensors begin at multiples of 16 bytes. Steps whose gradients stay where they are find
-    their tables here, so a graph can capture one after another was taken: what is captured must not be copied.
+    their tables here, so a graph can capture one after another was taken: copies cannot be captured.
     """
     lists = [where.params, where.grads, *where.moments]
     aligned = all(address % 16 == 0 for each in lists for address in each)

@@ -44,7 +44,9 @@ def _sample(call: AdamCall) -> Sample:
         )
         return params, grads, first, second
 
-    return Sample((call.param_dtype, call.grad_dtype), arguments, 0.07, in_place=True, options=_STEP)
+    return Sample(
+        (call.param_dtype, call.grad_dtype), arguments, 0.07, in_place=True, options=_STEP
+    )
 
 
 ADAM_KERNELS = (

@@ -13,7 +13,13 @@ from ao_kernels.triton.shared.kernel_prefetch import start
 
 @triton.jit(
     do_not_specialize=["memory", "slots", "queries", "group", "window", "coded_splits", "softcap"],
-    do_not_specialize_on_alignment=["center_ptr", "start_ptr", "stop_ptr", "sinks_ptr", "counts_ptr"],
+    do_not_specialize_on_alignment=[
+        "center_ptr",
+        "start_ptr",
+        "stop_ptr",
+        "sinks_ptr",
+        "counts_ptr",
+    ],
 )
 def attend(
     q_ptr,

@@ -56,16 +56,24 @@ def _sample(call: AttendCall) -> Sample:
 
     def arguments() -> tuple[object, ...]:
         q = noise((1, 2 * group, queries, dim), call.dtype)
-        keys = (every_code(call.key, (1, 2, tokens, dim)), every_code(call.value, (1, 2, tokens, call.value_dim)))
+        keys = (
+            every_code(call.key, (1, 2, tokens, dim)),
+            every_code(call.value, (1, 2, tokens, call.value_dim)),
+        )
         counts = torch.tensor([tokens + slots // 2, tokens])
-        tail = [noise((1, 2, slots, d), call.dtype) for d in (dim, call.value_dim)] if slots else [None, None]
+        tail = (
+            [noise((1, 2, slots, d), call.dtype) for d in (dim, call.value_dim)]
+            if slots
+            else [None, None]
+        )
         center = noise((1, 2, 1, dim)) if call.centered else None
         ends = [torch.tensor([3]), torch.tensor([tokens])] if call.padded else [None, None]
         sinks = noise((2 * group,), call.dtype) if call.sinks else None
         return q, *keys, counts, *tail, center, *ends, sinks, call.attention
 
     facts = (
-        repr(call.key), repr(call.value), dim, call.value_dim, call.dtype, shape.block_m, queries, group, tokens,
+        repr(call.key), repr(call.value), dim, call.value_dim, call.dtype, shape.block_m, queries, group,
+        tokens,
         slots, call.centered, call.padded, call.sinks, call.attention.causal, call.attention.softcap != 0,
     )  # fmt: skip
     return Sample(facts, arguments, 2 * MATMUL)

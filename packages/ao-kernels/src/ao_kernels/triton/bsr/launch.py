@@ -114,8 +114,8 @@ def launch(
 
 
 bsr_linear = define(
-    "bsr_linear(Tensor x, Tensor blocks, Tensor col_indices, Tensor crow_indices, Tensor order, Tensor? bias, "
-    "SymInt n, SymInt k) -> Tensor",
+    "bsr_linear(Tensor x, Tensor blocks, Tensor col_indices, Tensor crow_indices, Tensor order, "
+    "Tensor? bias, SymInt n, SymInt k) -> Tensor",
     launch,
     lambda x, blocks, col_indices, crow_indices, order, bias, n, k: x.new_empty((*x.shape[:-1], n)),
 )

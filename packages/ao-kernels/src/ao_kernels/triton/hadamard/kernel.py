@@ -25,7 +25,8 @@ def transform(
 ):
     """BLOCKS blocks of ORDER · POWER elements, which lie one behind the other in x and y.
 
-    ORDER: of the Paley matrix, whose rows are the bits of SIGNS, set for -1; 1 where there is none. POWER = 2**ROUNDS. x is multiplied by `before` and sums by `after`. PADDED: ORDER as a power of
+    ORDER: of the Paley matrix, whose rows are the bits of SIGNS, set for -1; 1 where there is none.
+    POWER = 2**ROUNDS. x is multiplied by `before` and sums by `after`. PADDED: ORDER as a power of
     two, 16 at least where there is a matrix.
     """
     start(PDL)

@@ -66,7 +66,7 @@ def launch_shape(block: int) -> Shape | str:
 def sign_bits(order: int, inverse: bool) -> tuple[int, ...]:
     """The Paley matrix in bits, an integer for each row: set where an element is -1.
 
-    They are constants of the kernel. A tensor would be made by the first launch, and that may be in memory which
+    They are constants of the kernel. A tensor would be made by the first launch, which may be in memory that
     a CUDA graph takes back.
     """
     if order == 1:

@@ -14,10 +14,10 @@ __all__ = ["RowSums"]
 class RowSums(Layout):
     """As `plain`, for an int8 weight (N, K) whose activations are uint8 with zero points.
 
-    A zero point is taken off as that times the sum of each row of codes, for which a matmul would otherwise read
+    A zero point is taken off as that times the sum of each row of codes, for which a matmul would else read
     all of them once more. Parts:
 
-    - qdata: int8 (N, K up to a multiple of 16), zeros at the ends of rows: so copies to shared memory are whole.
+    - qdata: int8 (N, K up to a multiple of 16), zeros at the ends of rows.
     - scale: as in `plain`.
     - sums: int32 (N,), those of the codes of a row.
     """
@@ -33,7 +33,9 @@ class RowSums(Layout):
         if act is None or (act.dtype, act.zero_point) != ("uint8", "int"):
             return f"is for activations in uint8 with zero points, found {act}"
         if (spec.dtype, spec.zero_point) != ("int8", "none") or isinstance(spec.scale_dtype, Spec):
-            return f"holds int8 without zero points, with scales that are not quantized, found {spec}"
+            return (
+                f"holds int8 without zero points, with scales that are not quantized, found {spec}"
+            )
         if len(shape) != 2 or 0 in shape:
             return f"needs a weight of 2 dimensions that is not empty, found {shape}"
         if spec.block not in (ROW, TENSOR):

@@ -42,8 +42,8 @@ _PAIRS = (
 )
 _FLOAT8 = ("f8e4m3", "f8e5m2")
 _OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
-#: zero points of activations → columns that sums in int32 may pass: a product of codes is up to 2**14, and so is
-#: what the zero point takes off for each
+#: zero points of activations → columns that sums in int32 may pass: each product of codes is up to 2**14, and so
+#: is what the zero point takes off for each
 _TOO_LONG = {"none": 1 << 17, "int": 1 << 16}
 #: op → the one of torch, which has cuBLAS for one scale per tensor
 _OF_TORCH = {"linear": "scaled_mm", "mm": "scaled_matmul"}
@@ -75,7 +75,7 @@ def _multiply(
 
 
 def _signed(left: Parts) -> tuple[Tensor, Tensor | None]:
-    """Codes and zero points of activations: the tensor cores want both signed, and both move down together."""
+    """Codes and zero points of activations: tensor cores want both signed, so both move down."""
     codes, zero_point = left["qdata"], left.get("zero_point")
     if zero_point is None:
         return codes, None
@@ -270,8 +270,15 @@ def _kernels(
 SCALED_LAYOUTS = (RowSums(),)
 DYNAMIC_KERNELS = (
     Kernel(
-        "triton_row_sums_linear", "linear", "row_sums", "cuda", linear_with_sums, 50, unavailable,
-        proven("linear", linear_with_sums, _refuses_int8, _sample), _describe,
+        "triton_row_sums_linear",
+        "linear",
+        "row_sums",
+        "cuda",
+        linear_with_sums,
+        50,
+        unavailable,
+        proven("linear", linear_with_sums, _refuses_int8, _sample),
+        _describe,
     ),
     *_kernels("float8", unavailable_float8, _refuses_float8),
     *_kernels("int8", unavailable, _refuses_int8),

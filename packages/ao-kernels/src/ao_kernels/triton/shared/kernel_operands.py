@@ -25,7 +25,7 @@ def concat_planes(planes, first: tl.constexpr, COUNT: tl.constexpr):
 def ones_like(K: tl.constexpr, N: tl.constexpr, like_ptr, ONES: tl.constexpr):
     """N × K ones, the left operand of products that are sums; ONES is PTX for two of 16 bits, four of 8.
 
-    From PTX that the compiler must not repeat, they lie in shared memory. As a constant they would be put into
+    From PTX that the compiler must not repeat, they lie in shared memory. As constants they would be put in
     registers anew before each product.
     """
     element = like_ptr.dtype.element_ty

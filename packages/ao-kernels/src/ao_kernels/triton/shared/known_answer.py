@@ -1,6 +1,6 @@
-"""Known-answer tests: a kernel serves calls of a kind only after it was right about a small one on this device.
+"""Known-answer tests: a kernel serves calls of a kind after it was right about a small one on this device.
 
-Layouts of registers are those of one version of Triton, and assembly is that of one device. So before the first
+Layouts of registers are those of one version of Triton, and assembly is that of one device. Before the first
 call of a kind, the kernel computes a small problem whose answer the op's reference gives. A wrong answer is a
 refusal, which `explain` shows; a right one is kept on disk.
 """
@@ -45,7 +45,7 @@ class Sample(NamedTuple):
     #: the op changes its arguments, and returns nothing
     in_place: bool = False
     #: further arguments of the op, by name
-    options: Mapping[str, Any] = {}  # noqa: RUF012 - of a named tuple, and never changed
+    options: Mapping[str, Any] = {}
     #: computes it, where that is not the kernel's own function: as that would a larger call
     fn: Callable[..., Any] | None = None
 
@@ -72,10 +72,8 @@ def proven(
     return refused
 
 
-def answer(
-    op: str, fn: Callable[..., Any], sample: Sample, device: torch.device
-) -> str | None:
-    """None where the kernel gives on a device what the op's reference does, or a sentence that says what it gave."""
+def answer(op: str, fn: Callable[..., Any], sample: Sample, device: torch.device) -> str | None:
+    """None where the kernel gives on a device what the op's reference does, or what it gave instead."""
     with neutral(), torch.no_grad():
         arguments = sample.arguments()
         there = _mapped(arguments, lambda x: x.to(device, copy=True))
@@ -139,7 +137,9 @@ def _generator() -> torch.Generator:
 def _asked(op: str, fn: Callable[..., Any], sample: Sample, device: torch.device) -> str | None:
     key = (device, op, fn, sample.facts)
     if key not in _found:
-        if torch.cuda.is_current_stream_capturing():  # nothing can be waited for; a warm-up has asked
+        if (
+            torch.cuda.is_current_stream_capturing()
+        ):  # nothing can be waited for; a warm-up has asked
             return None
         with _guard:
             if key not in _found:
@@ -165,7 +165,7 @@ def _kept_or_answered(
 
 
 def _folder(device: torch.device) -> Path:
-    """Where right answers are kept: of a kind of device, a driver, versions of Triton and torch, these kernels."""
+    """Where right answers are kept: for a kind of device, a driver, Triton, torch, and these kernels."""
     import triton
 
     properties = torch.cuda.get_device_properties(device)

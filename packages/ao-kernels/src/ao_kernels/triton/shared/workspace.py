@@ -1,7 +1,8 @@
 """Workspaces of launches: partial sums and semaphores of split-K; activations as matrices.
 
 Nothing that is made during a launch is kept beyond it: a CUDA graph, or the warm-up of `torch.compile` with
-`mode="reduce-overhead"`, would take the memory back. Semaphores are made when a weight gets a kernel's layout.
+`mode="reduce-overhead"`, would take the memory back. Semaphores are made with a
+weight's layout.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ import threading
 import torch
 from torch import Tensor
 
-__all__ = ["COUNTER_ALIGNMENT", "SEMAPHORES", "prepare", "rows_of", "split_k_workspace", "take_semaphores"]
+__all__ = [
+    "COUNTER_ALIGNMENT",
+    "SEMAPHORES",
+    "prepare",
+    "rows_of",
+    "split_k_workspace",
+    "take_semaphores",
+]
 
 #: semaphores of one device; a launch with split-K takes one per output tile
 SEMAPHORES = 1 << 20

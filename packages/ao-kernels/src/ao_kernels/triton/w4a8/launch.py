@@ -54,9 +54,7 @@ def launch_config_of(
     """What serves m rows."""
     config = tile_config_of(m, zero_point=zero_point)
     output_tiles = tiles.n_tiles * -(-m // config.block_m)
-    return LaunchConfig(
-        config, splits_of(output_tiles, tiles.k_tiles, config.num_warps, sm_count)
-    )
+    return LaunchConfig(config, splits_of(output_tiles, tiles.k_tiles, config.num_warps, sm_count))
 
 
 def constants(

@@ -96,7 +96,11 @@ def _sample(call: Call) -> Sample:
     m = min(max(call.m, 1), config.block_m)
 
     def arguments() -> tuple[object, ...]:
-        return noise((m, shape[1]), call.x_dtype), every_code(spec, shape), noise((BLOCK_N,), call.x_dtype)
+        return (
+            noise((m, shape[1]), call.x_dtype),
+            every_code(spec, shape),
+            noise((BLOCK_N,), call.x_dtype),
+        )
 
     return Sample((repr(spec), call.x_dtype, config, splits > 1, shape), arguments, MATMUL)
 

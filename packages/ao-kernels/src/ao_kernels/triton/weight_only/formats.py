@@ -61,7 +61,7 @@ class Format(NamedTuple):
 
     @property
     def lut_start(self) -> int:
-        """Where what is looked up begins in the part `table`: a multiple of 16 bytes, which one load brings."""
+        """Where the LUT begins in the part `table`: at a multiple of the 16 bytes that one load brings."""
         return -(-len(self.values) // 4) * 4
 
     def table(self) -> Tensor:

@@ -4,13 +4,18 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ao_kernels.triton.shared.kernel_operands import concat_planes, load_scales, load_zeros, ones_like
+from ao_kernels.triton.shared.kernel_operands import (
+    concat_planes,
+    load_scales,
+    load_zeros,
+    ones_like,
+)
 from ao_kernels.triton.shared.kernel_prefetch import prefetch, prefetch_tiles
 from ao_kernels.triton.shared.kernel_split_k import epilogue
 from ao_kernels.triton.weight_only.kernel_codes import k_of, numbers
 from ao_kernels.triton.weight_only.kernel_scales import neighbours
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 #: K of a dot product of several narrow planes
 _DOT_K = tl.constexpr(128)
@@ -67,10 +72,10 @@ def linear(
 ):
     """The matmul x (M, K) @ weight.T + bias: one CTA for BLOCK_M × BLOCK_N of it and a split of K.
 
-    CTAs of neighbouring M read the same weights, and are neighbours: the first dimension of the grid is M, the
-    second N, the third splits. Tiles of weights are 128 of N, of which BLOCK_N is a multiple, by PLANES planes
-    of PLANE_K each along K, in WORDS words (see `Plane16`, and with SPARSE `Plane24`). PLANES_PER_GROUP planes
-    share a scale; 0: one scale per row. The weights are the left operand, which the tensor cores take from
+    CTAs of neighbouring M read the same weights, and are neighbours: the first dimension of the grid is M,
+    the second N, the third splits. Tiles of weights are 128 of N, of which BLOCK_N is a multiple, by PLANES
+    planes of PLANE_K each along K, in WORDS words (see `Plane16`, and with SPARSE `Plane24`). PLANES_PER_GROUP
+    planes share a scale; 0: one scale per row. The weights are the left operand, which the tensor cores take from
     registers. They hold value - OFFSET. Sums are scaled in float32, and with HAS_GLOBAL_SCALE by the global
     scale too. Scales of 8 bits are in the format SCALE. The zero-point correction, (OFFSET - zero) times the
     activation sum of a group, is added before; tensor cores find that sum, as a product with ones.
@@ -156,8 +161,8 @@ def matmul(
 ):
     """What one CTA of `linear` computes: BLOCK_M × BLOCK_N, from `row` to `end` along M, and N `n_block`.
 
-    `expert` is the number of the weight, each of `n_tiles` rows of tiles, and `tile_id` that of the output tile
-    (see `epilogue`). Scales and zero points of a tile are loaded while the tile before is multiplied.
+    `expert` is the number of the weight, each of `n_tiles` rows of tiles, and `tile_id` that of the output
+    tile (see `epilogue`). Scales and zero points of a tile are loaded while the tile before is multiplied.
     """
     offs_m = row + tl.arange(0, BLOCK_M)
     tile_n = tl.arange(0, BLOCK_N)
@@ -209,7 +214,17 @@ def matmul(
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for tile in range(first, last):
         planes = numbers(
-            w_at, tile_k, x_ptr, table_ptr, _TILE_N * PLANE_K, WORDS, PLANES, OFFSET, ORDER, SPARSE, ASM
+            w_at,
+            tile_k,
+            x_ptr,
+            table_ptr,
+            _TILE_N * PLANE_K,
+            WORDS,
+            PLANES,
+            OFFSET,
+            ORDER,
+            SPARSE,
+            ASM,
         )
         if PLANES_PER_GROUP:
             ahead = tl.minimum(tile + 1, last - 1) * PER_TILE

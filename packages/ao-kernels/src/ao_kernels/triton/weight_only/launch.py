@@ -28,8 +28,8 @@ __all__ = [
 ]
 
 
-#: from small M to large; beyond the last there are several M tiles. Activations come from L2 for every block of
-#: N, at 32 rows and 128 of N as many bytes as weights: so a CTA has 256. With 64 rows there are no registers
+#: from small M to large; beyond the last there are several M tiles. Activations come from L2 for each block
+#: of N, at 32 rows and 128 of N as many bytes as weights: so a CTA has 256. With 64 rows there are no registers
 TILE_CONFIGS = (
     TileConfig(16, 4, 4),
     TileConfig(32, 8, 4, 256),
@@ -59,9 +59,7 @@ def launch_config_of(
     """What serves m rows."""
     config = tile_config_of(m, zero_point=zero_point)
     output_tiles = -(-tiles.n // config.block_n) * -(-m // config.block_m)
-    return LaunchConfig(
-        config, splits_of(output_tiles, tiles.k_tiles, config.num_warps, sm_count)
-    )
+    return LaunchConfig(config, splits_of(output_tiles, tiles.k_tiles, config.num_warps, sm_count))
 
 
 def loads_of(scale_dtype: torch.dtype, tiles: Tiling, *, sm80: bool) -> str:
@@ -138,4 +136,6 @@ def arguments(
         fmt, tiles, config, splits, x.dtype, scale.dtype,
         None if zero_point is None else zero_point.dtype, bias,
         assembly=x.is_cuda, global_scale=global_scale is not None, sm80=capability(x.device) < (8, 9),
-    ) | options(config.num_warps, stages_of(fmt, tiles, config, shared_memory(x.device)), pdl=pdl)  # fmt: skip
+    ) | options(
+        config.num_warps, stages_of(fmt, tiles, config, shared_memory(x.device)), pdl=pdl
+    )  # fmt: skip

@@ -45,9 +45,7 @@ def launch_config_for(
     """The tile of the rows that an expert has on average; splits for the most M tiles there can be."""
     config = tile_config_of(-(-m // experts), zero_point=zero_point)
     output_tiles = most_m_tiles(m, experts, config.block_m) * -(-tiles.n // config.block_n)
-    return LaunchConfig(
-        config, splits_of(output_tiles, tiles.k_tiles, config.num_warps, sm_count)
-    )
+    return LaunchConfig(config, splits_of(output_tiles, tiles.k_tiles, config.num_warps, sm_count))
 
 
 def most_m_tiles(m: int, experts: int, rows: int) -> int:

@@ -19,7 +19,15 @@ from ao_kernels.triton.weight_only.layout import tiling
 from ao_kernels.triton.weight_only.layout24 import Plane24
 from ao_kernels.triton.weight_only.op_experts import launch_config_for
 
-__all__ = ["config_of", "dequantize", "embedding", "grouped_linear", "is_sparse", "linear", "tiles_of"]
+__all__ = [
+    "config_of",
+    "dequantize",
+    "embedding",
+    "grouped_linear",
+    "is_sparse",
+    "linear",
+    "tiles_of",
+]
 
 
 def is_sparse(spec: Spec) -> bool:
@@ -93,7 +101,7 @@ def embedding(call: Call) -> Sample:
 
 
 def _small(call: Call, k_tiles: int) -> tuple[Spec, int]:
-    """The format of a weight of so many K tiles, and its K; the last tile is not whole where the call's is not."""
+    """The format of a weight of so many K tiles, and its K; ragged where the call's is."""
     tiles, k = tiles_of(call), call.weight_shape[-1]
     block = call.spec.block
     if full_block(block, call.weight_shape)[-1] >= k:
