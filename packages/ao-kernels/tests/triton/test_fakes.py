@@ -63,7 +63,8 @@ CALLS = {
     ),
     "plane32_linear": (
         (
-            CODES, BY, None, torch.zeros(2, 2, 128, 32, dtype=INT32), SCALE, None, None, None, 140, 64, "int4",
+            CODES, BY, None, torch.zeros(2, 2, 128, 32, dtype=INT32), SCALE, None, None, None, 140, 64,
+            "int4",
             HALF,
         ),
         [(M, 140)],

@@ -42,8 +42,8 @@ _PAIRS = (
 )
 _FLOAT8 = ("f8e4m3", "f8e5m2")
 _OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
-#: zero points of activations → columns that sums in int32 may pass: each product of codes is up to 2**14, and so
-#: is what the zero point takes off for each
+#: zero points of activations → columns that sums in int32 may pass: each product of codes is up to 2**14,
+#: and so is what the zero point takes off for each
 _TOO_LONG = {"none": 1 << 17, "int": 1 << 16}
 #: op → the one of torch, which has cuBLAS for one scale per tensor
 _OF_TORCH = {"linear": "scaled_mm", "mm": "scaled_matmul"}

@@ -31,8 +31,8 @@ class LaunchConfig(NamedTuple):
 def splits_of(output_tiles: int, k_tiles: int, num_warps: int, sm_count: int) -> int:
     """The number of splits of K with which a launch should end first.
 
-    As many CTAs run at a time as give every SM `_WARPS` warps. Each takes the time of its K tiles, one more to
-    begin and end, and where K is split of another one for partial sums. No split is empty.
+    As many CTAs run at a time as give every SM `_WARPS` warps. Each takes the time of its K tiles, one more
+    to begin and end, and where K is split of another one for partial sums. No split is empty.
     """
 
     def time(splits: int) -> int:

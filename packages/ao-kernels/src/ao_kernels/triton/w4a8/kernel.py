@@ -63,9 +63,9 @@ def linear(
 
     The first dimension of the grid is M, the second N, the third splits. `x_ptr` has codes, int8 or float8,
     with row scales; with HAS_X_ZERO those are uint8 codes less 128, and rows have zero points.
-    PLANES_PER_GROUP planes share a scale of the weight; 0: one scale per row. The weights are the left operand,
-    which the tensor cores take from registers, as (value - OFFSET) / FACTOR. The correction by zero points of
-    weights takes the activation sums of each group, which are a product with ones.
+    PLANES_PER_GROUP planes share a scale of the weight; 0: one scale per row. The weights are the left
+    operand, which the tensor cores take from registers, as (value - OFFSET) / FACTOR. The correction by
+    zero points of weights takes the activation sums of each group, which are a product with ones.
 
     ASM, ONES, TO_FLOAT and what begins with LOAD are PTX; where one is None, the reference path uses plain
     operations. PREFETCH_TILES is the prefetch distance before the kernel waits for the one in front (PDL).

@@ -74,12 +74,12 @@ def linear(
 
     CTAs of neighbouring M read the same weights, and are neighbours: the first dimension of the grid is M,
     the second N, the third splits. Tiles of weights are 128 of N, of which BLOCK_N is a multiple, by PLANES
-    planes of PLANE_K each along K, in WORDS words (see `Plane16`, and with SPARSE `Plane24`). PLANES_PER_GROUP
-    planes share a scale; 0: one scale per row. The weights are the left operand, which the tensor cores take from
-    registers. They hold value - OFFSET. Sums are scaled in float32, and with HAS_GLOBAL_SCALE by the global
-    scale too. Scales of 8 bits are in the format SCALE. The zero-point correction, (OFFSET - zero) times the
-    activation sum of a group, is added before; tensor cores find that sum, as a product with ones.
-
+    planes of PLANE_K each along K, in WORDS words (see `Plane16`, and with SPARSE `Plane24`).
+    PLANES_PER_GROUP planes share a scale; 0: one scale per row. The weights are the left operand, which the
+    tensor cores take from registers. They hold value - OFFSET. Sums are scaled in float32, and with
+    HAS_GLOBAL_SCALE by the global scale too. Scales of 8 bits are in the format SCALE. The zero-point
+    correction, (OFFSET - zero) times the activation sum of a group, is added before; tensor cores find that
+    sum, as a product with ones.
     ASM and what begins with LOAD are PTX; where ASM is None, the reference path computes the same with plain
     operations, and the values of codes are in `table_ptr`. LOAD_TABLE, where there is one, loads the LUT from
     TABLE on. PREFETCH_TILES tiles are prefetched before the kernel waits for the one in front (PDL).
