@@ -80,6 +80,7 @@ def linear(
     HAS_GLOBAL_SCALE by the global scale too. Scales of 8 bits are in the format SCALE. The zero-point
     correction, (OFFSET - zero) times the activation sum of a group, is added before; tensor cores find that
     sum, as a product with ones.
+
     ASM and what begins with LOAD are PTX; where ASM is None, the reference path computes the same with plain
     operations, and the values of codes are in `table_ptr`. LOAD_TABLE, where there is one, loads the LUT from
     TABLE on. PREFETCH_TILES tiles are prefetched before the kernel waits for the one in front (PDL).

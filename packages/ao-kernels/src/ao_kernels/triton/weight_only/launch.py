@@ -30,7 +30,8 @@ __all__ = [
 
 #: from small M to large; beyond the last there are several M tiles. Activations come from L2 for each block
 #: of N, at 32 rows and 128 of N as many bytes as weights: so a CTA has 256. With 64 rows there are no
-#: registers E_CONFIGS = (
+#: registers
+TILE_CONFIGS = (
     TileConfig(16, 4, 4),
     TileConfig(32, 8, 4, 256),
     TileConfig(64, 8, 3),
