@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 import ao_kernels.triton
 from ao_core import WHOLE, Call, Spec, quantize_tensor
 from ao_core.ext import registry, to_layout
 from ao_core.testing import LayoutSuite
 from ao_core.testing.base import gaussian
+from ao_kernels.triton.shared.known_answer import concrete
+from ao_kernels.triton.weight_only import samples
 
 KERNELS = sorted(Path(ao_kernels.triton.__file__).parent.rglob("kernel*.py"))
 ROW, UINT8 = (1, WHOLE), Spec("uint8", (1, WHOLE), zero_point="int")
@@ -58,6 +62,19 @@ def test_sums_of_rows():
 def test_what_needs_no_sums(spec, words):
     layout = registry.layouts.get("row_sums")
     assert words in layout.refuses(spec, (64, 64), registry.dtypes.get(spec.dtype))
+
+
+def test_known_answers_of_traced_calls_compare_no_symbol():
+    """A number of tokens that is a symbol stays one: samples are of few and of many tokens."""
+    env = ShapeEnv()
+    m = env.create_symintnode(env.create_symbol(7, ConstantSource("m"), DimDynamic.DYNAMIC), hint=7)
+    spec = Spec("int4", (1, 128), "bfloat16", layout="plane16")
+    call = Call("linear", spec, (256, 512), (m, 512), torch.bfloat16, "cuda")
+    found = concrete(call)
+    assert [each.x_shape for each in found] == [(n, 512) for n in (1, 32, 64, 128)]
+    assert len({samples.linear(each).facts for each in found}) == 4
+    assert not env.replacements
+    assert concrete(found[0]) == [found[0]]
 
 
 @pytest.mark.parametrize(("act", "most"), [(Spec("int8", ROW), 1 << 17), (UINT8, 1 << 16)])

@@ -223,7 +223,12 @@ def _describe(call: Call) -> str:
     return f"tiles of {config.block_m} × {config.block_n}, scales inside"
 
 
-_OWN = {"linear": linear, "grouped_linear": grouped_linear, "mm": mm, "grouped_mm": grouped_mm}
+_OWN: dict[str, Callable[..., Tensor]] = {
+    "linear": linear,
+    "grouped_linear": grouped_linear,
+    "mm": mm,
+    "grouped_mm": grouped_mm,
+}
 
 
 def _sample(call: Call) -> Sample:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,8 +25,10 @@ from ao_core.ext.numerics import pack_bits
 from ao_kernels.cpu.codes import codes_of
 from ao_kernels.triton.shared.device import current_device
 
-__all__ = ["MATMUL", "Sample", "answer", "every_code", "noise", "proven"]
+__all__ = ["MATMUL", "Sample", "answer", "concrete", "every_code", "noise", "proven"]
 
+#: numbers of tokens for which matmuls have tiles of their own
+_TOKENS = (1, 32, 64, 128)
 _SOURCES = Path(__file__).parents[1]
 _guard = threading.Lock()
 #: what was found in this process
@@ -67,9 +69,41 @@ def proven(
             return reason
         if not torch.cuda.is_available():  # as `Kernel.unavailable` says
             return None
-        return _asked(op, fn, sample(call), current_device())
+        device = current_device()
+        for each in concrete(call):
+            if reason := _asked(op, fn, sample(each), device):
+                return reason
+        return None
 
     return refused
+
+
+def concrete(call: Any) -> list[Any]:
+    """The call; where sizes are symbols, as in a trace, calls of few and of many tokens, whatever they will be.
+
+    No symbol is compared with anything, so none becomes a number.
+    """
+    shapes = {
+        field.name: shape
+        for field in (fields(call) if is_dataclass(call) else ())
+        if isinstance(shape := getattr(call, field.name), tuple)
+        and any(isinstance(size, torch.SymInt) for size in shape)
+    }
+    if not shapes:
+        return [call]
+    return [
+        replace(call, **{name: _with_tokens(shape, tokens) for name, shape in shapes.items()})
+        for tokens in _TOKENS
+    ]
+
+
+def _with_tokens(shape: tuple[Any, ...], tokens: int) -> tuple[int, ...]:
+    """Numbers in place of symbols: so many for the last one, and 1 for others."""
+    symbols = [i for i, size in enumerate(shape) if isinstance(size, torch.SymInt)]
+    return tuple(
+        size if i not in symbols else tokens if i == symbols[-1] else 1
+        for i, size in enumerate(shape)
+    )
 
 
 def answer(op: str, fn: Callable[..., Any], sample: Sample, device: torch.device) -> str | None:
