@@ -79,7 +79,7 @@ def proven(
 
 
 def concrete(call: Any) -> list[Any]:
-    """The call; where sizes are symbols, as in a trace, calls of few and of many tokens, whatever they will be.
+    """The call; where sizes are symbols, as in a trace, calls of few and of many tokens.
 
     No symbol is compared with anything, so none becomes a number.
     """
