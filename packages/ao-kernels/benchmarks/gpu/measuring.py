@@ -101,14 +101,15 @@ def told(error: Exception) -> str:
     return f"{type(error).__name__}: {first}"[:300]
 
 
-def recorded(contender: Contender, x: Tensor) -> Timed:
-    """A CUDA graph of a call for every copy: seconds of one."""
+def recorded(contender: Contender, x: Tensor, *, apart: bool = False) -> Timed:
+    """A CUDA graph of a call for every copy: seconds of one; `apart`, with a plain kernel before each."""
     if not x.is_cuda:
         return called(contender, x)
-    everything(contender, x)  # compiles, and allocates what captured launches share
+    between = x.new_zeros(1) if apart else None
+    everything(contender, x, between=between)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        everything(contender, x)
+        everything(contender, x, between=between)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def replay() -> float:
@@ -137,9 +138,15 @@ def called(contender: Contender, x: Tensor) -> Timed:
     return call
 
 
-def everything(contender: Contender, x: Tensor) -> None:
-    """A call for every copy."""
+def everything(contender: Contender, x: Tensor, *, between: Tensor | None = None) -> None:
+    """A call for every copy; with `between` a plain kernel before each.
+
+    Matmuls that follow each other begin early beside each other, which those of a model cannot: before them
+    stand norms and activations that let nothing begin.
+    """
     for each in contender.copies:
+        if between is not None:
+            between.add_(1)
         contender.call(x, each)
 
 
@@ -153,17 +160,22 @@ def measured(
     """Check everyone, then take turns in every round, in an order that changes; a line for each.
 
     `beside` has, for every other contender, the median of the ratios within a round: greater is faster.
+    `microseconds_apart` is the time with a plain kernel before each call, which is in it.
     """
     fresh_counters()
     timed: dict[str, Timed] = {}
+    apart: dict[str, Timed] = {}
     failed = dict(everyone.failed)
     for name, each in everyone.contenders.items():
         try:
             check(each, x)
             timed[name] = record(each, x)
+            if x.is_cuda and record is recorded:
+                apart[name] = recorded(each, x, apart=True)
         except Exception as error:  # of any library
             failed[name] = told(error)
     times = turns(timed, setup.rounds)
+    times_apart = turns(apart, setup.rounds)
     for name, taken in times.items():
         each, ordered = everyone.contenders[name], sorted(taken)
         middle = median(ordered)
@@ -174,6 +186,7 @@ def measured(
             "microseconds": middle * 1e6,
             "p10": ordered[len(ordered) // 10] * 1e6,
             "p90": ordered[-1 - len(ordered) // 10] * 1e6,
+            "microseconds_apart": median(times_apart[name]) * 1e6 if name in times_apart else None,
             "share_of_copy": each.size / middle / setup.bandwidth,
             "beside": {
                 other: median(a / b for a, b in zip(theirs, taken, strict=True))
@@ -190,7 +203,8 @@ def fresh_counters() -> None:
 
     Without any left a launch would fill its own with zeros, and that would be measured.
     """
-    workspace._pools.clear()
+    if torch.cuda.is_available():
+        workspace.prepare(torch.device("cuda", torch.cuda.current_device()), renew=True)
 
 
 def compiled(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -226,12 +240,24 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
+#: rows of a result that are checked
+CHECKED_ROWS = 64
+
+
 def of_matmul(weight: Tensor) -> Callable[[Tensor, Tensor], float]:
-    """The error of the first rows of matmuls with a weight, quantized or not."""
+    """The error of matmuls with a weight, quantized or not: the worst row of a sample with the last."""
 
     def error(x: Tensor, found: Tensor) -> float:
         quantized = isinstance(weight, QTensor)
         dense = weight.dequantize(torch.float32) if quantized else weight.float()
-        return distance(found[:64].float(), x[:64].float() @ dense.t())
+        rows = sampled_rows(len(x)).to(x.device)
+        expected = x[rows].float() @ dense.t()
+        # each row by itself: one wrong among many right ones would hardly be seen
+        return max(distance(a, b) for a, b in zip(found[rows].float(), expected, strict=True))
 
     return error
+
+
+def sampled_rows(count: int) -> Tensor:
+    """`CHECKED_ROWS` of so many rows, or all: evenly spaced, the first and the last among them."""
+    return torch.linspace(0, count - 1, min(count, CHECKED_ROWS)).round().long()

@@ -11,7 +11,6 @@ from ao_core import WHOLE, Spec, quantize_tensor
 from ao_core.ext import registry
 from ao_core.ext.kernels import decode_parts, encode_parts
 from ao_core.testing.base import gaussian
-from ao_kernels.triton.scaled_mm import launch as scaled
 from ao_kernels.triton.scaled_mm.launch import TILE_CONFIGS, launch, scaled_matmul
 from ao_kernels.triton.scaled_mm.records import grouped_linear, grouped_mm, linear, mm
 
@@ -119,21 +118,6 @@ def test_a_batch_of_experts():
     for expert in range(3):
         same = mm(x[expert], w[expert], spec)
         assert torch.equal(out[expert], same)
-
-
-def test_every_setting(monkeypatch):
-    """What measuring may choose gives the bits of the rule in integers, launched as it would measure it."""
-    a, b = (torch.randint(-128, 128, (rows, 200), dtype=torch.int8) for rows in (70, 150))
-    ones, tried = torch.ones(150, 1), []
-
-    def choose(case, run):
-        tried.extend(run(each) for each in case.candidates())
-        return case.rule
-
-    monkeypatch.setattr(scaled, "choose", choose)
-    out = scaled_matmul(a, b, ones[:70], ones, "row", "row", torch.float32)
-    assert len(tried) == 4
-    assert all(torch.equal(each, out) for each in tried)
 
 
 def test_what_is_not_finite_stays_in_its_row():

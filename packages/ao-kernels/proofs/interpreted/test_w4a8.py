@@ -91,7 +91,7 @@ def test_more_rows(spec, m):
 
 def near(w, m, bias, splits, bound):
     x = gaussian((m, w.shape[1]), seed=m) + 0.5
-    setting = LaunchConfig(*tile_config_of(m, zero_point=w.spec.zero_point != "none"), splits)
+    setting = LaunchConfig(tile_config_of(m, zero_point=w.spec.zero_point != "none"), splits)
     out = launch(*operands(x, w), bias, *sizes(w), torch.float32, setting=setting)
     expected = activations(x, w) @ w.dequantize(torch.float32).double().t()
     if bias is not None:

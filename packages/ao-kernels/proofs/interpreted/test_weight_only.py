@@ -16,7 +16,9 @@ from ao_core import WHOLE, QTensor, Spec, quantize_tensor
 from ao_core.ext import registry, to_layout
 from ao_core.ext.numerics import full_block
 from ao_core.testing.base import gaussian
+from ao_kernels.triton.shared.tile_config import LaunchConfig
 from ao_kernels.triton.weight_only import op
+from ao_kernels.triton.weight_only.launch import TILE_CONFIGS, tile_config_of
 
 # Triton 3.6 with NumPy 2.2
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
@@ -93,28 +95,24 @@ def test_linear(spec, shape):
     for m, splits in ((0, 1), (1, 1), (3, 2), (17, 2), (70, 1)):
         x = gaussian((m, k), seed=m).half()
         global_scale = w.parts.get("global_scale")
+        setting = LaunchConfig(tile_config_of(m, zero_point="zero_point" in w.parts), splits)
         out = op.launch_linear(
-            x, *operands(w), bias, *sizes(w), global_scale=global_scale, splits=splits
+            x, *operands(w), bias, *sizes(w), global_scale=global_scale, setting=setting
         )
         expected = x.double() @ w.dequantize(torch.float32).double().t() + bias.double()
         assert (out.shape, out.dtype) == ((m, n), torch.float16)
         assert (out.double() - expected).norm() <= 5e-4 * expected.norm()
 
 
-def test_every_setting(monkeypatch):
-    """What measuring may choose gives the numbers of the rule, launched as it would measure them."""
-    w, x = weight(SPECS[10], (16, 1024)), gaussian((3, 1024)).half()
-    expected, tried = x.double() @ w.dequantize(torch.float32).double().t(), []
-
-    def choose(case, run):
-        tried.extend((each, run(each)) for each in case.candidates())
-        return case.rule
-
-    monkeypatch.setattr(op, "choose", choose)
-    out = kernel("linear", w)(x, w, None)
-    assert {(each.splits, each.num_stages) for each, _ in tried} == {(2, 4), (2, 3), (1, 4)}
-    assert torch.equal(tried[0][1], out)
-    for _, out in tried:
+@pytest.mark.parametrize("config", TILE_CONFIGS, ids=str)
+def test_every_tile(config):
+    """Tiles of 256 of N end beyond the last one of the layout here, and split K as the last rows do."""
+    w, x = weight(SPECS[4], (300, 520)), gaussian((40, 520)).half()
+    expected = x.double() @ w.dequantize(torch.float32).double().t()
+    for splits in (1, 3):
+        out = op.launch_linear(
+            x, *operands(w), None, *sizes(w), setting=LaunchConfig(config, splits)
+        )
         assert (out.double() - expected).norm() <= 5e-4 * expected.norm()
 
 

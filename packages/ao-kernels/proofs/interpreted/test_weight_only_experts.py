@@ -17,6 +17,7 @@ from ao_core.ext import registry, to_layout
 from ao_core.ext.numerics import full_block
 from ao_core.testing.base import gaussian
 from ao_kernels.triton.shared.kernel_offsets import find
+from ao_kernels.triton.shared.tile_config import LaunchConfig
 from ao_kernels.triton.weight_only import op_experts as experts
 from ao_kernels.triton.weight_only.launch import TILE_CONFIGS
 
@@ -90,7 +91,8 @@ def test_grouped_linear(spec):
         x = gaussian((sum(counts), SHAPE[2]), seed=seed).half()
         x[sum(counts[:-1]) :] = torch.nan
         ends = torch.tensor(counts[:-1]).cumsum(0).to(torch.int32)
-        out = experts.launch(x, *arguments(w, ends), splits=splits)
+        setting = LaunchConfig(TILE_CONFIGS[0], splits)
+        out = experts.launch(x, *arguments(w, ends), setting=setting)
         near(out, expected(x.nan_to_num(), w, counts))
         assert not out[sum(counts[:-1]) :].any()
 
@@ -101,7 +103,10 @@ def test_every_regime(config):
     w, counts = weight(SPECS[1]), (70, 0, 65, 20)
     x = gaussian((sum(counts), SHAPE[2])).half()
     ends = torch.tensor(counts[:-1]).cumsum(0).to(torch.int32)
-    near(experts.launch(x, *arguments(w, ends), config=config), expected(x, w, counts))
+    near(
+        experts.launch(x, *arguments(w, ends), setting=LaunchConfig(config, 1)),
+        expected(x, w, counts),
+    )
 
 
 def test_bits_of_each_expert_alone():

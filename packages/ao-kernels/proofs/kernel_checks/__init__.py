@@ -16,7 +16,7 @@ from kernel_checks import (
     weight_only,
 )
 
-__all__ = ["CHECKS", "SLOW_CHECKS"]
+__all__ = ["CHECKS"]
 
 _FAMILIES = (
     weight_only,
@@ -30,9 +30,4 @@ _FAMILIES = (
     hadamard,
     attend,
 )
-#: those that CI checks in every change
 CHECKS: tuple[Check, ...] = tuple(check for family in _FAMILIES for check in family.CHECKS)
-#: the rest
-SLOW_CHECKS: tuple[Check, ...] = tuple(
-    check for family in _FAMILIES for check in family.SLOW_CHECKS
-)

@@ -15,11 +15,13 @@ from ao_kernels.triton.attend.operand import Operand, operand
 from ao_kernels.triton.shared.dtypes import ELEMENTS
 from ao_triton_checks.aot import Build
 from ao_triton_checks.limits import Check
-from kernel_checks.common import BF16, FP16, REGISTERS, SHARED, TYPES
+from kernel_checks.common import BF16, REGISTERS, SHARED, TYPES
 
-__all__ = ["CHECKS", "SLOW_CHECKS"]
+__all__ = ["CHECKS"]
 
 _MEMORY = 32768
+#: what may begin anywhere: the kernel's `do_not_specialize_on_alignment`
+_ANYWHERE = ("center_ptr", "start_ptr", "stop_ptr", "sinks_ptr", "counts_ptr")
 _INT8, _FLOAT8 = Spec("int8", (1, WHOLE), "float16"), Spec("f8e4m3", (1, WHOLE), "float16")
 
 
@@ -99,11 +101,11 @@ def _build(case: _Attend) -> Build:
     return Build(
         kernel.attend,
         {**pointers, **dict.fromkeys((*sizes, *strides), "i32"), **floats},
-        chosen | dict.fromkeys(absent),
+        chosen | dict.fromkeys(absent) | {"PDL": case.arch >= 90},
         case.arch,
         shape.warps,
         STAGES,
-        (*pointers, *strides),
+        (*(name for name in pointers if name not in _ANYWHERE), *strides),
     )
 
 
@@ -138,27 +140,4 @@ _DECODE = dict(zip(RECIPES, (18.6, 32.5, 43.5, 19.6), strict=True))
 CHECKS = (
     *(_check(_DECODE[recipe], _Attend(recipe)) for recipe in RECIPES),
     _check(85, _Attend("kv8", 2048)),
-    _check(330, _Attend("kv4", 2048, arch=80)),
-)
-SLOW_CHECKS = (
-    *(_check(250, _Attend(recipe, 2048)) for recipe in RECIPES[1:]),
-    *(_check(140, _Attend(recipe, 32)) for recipe in RECIPES),
-    *(_check(67, _Attend(recipe, dim=64)) for recipe in RECIPES),
-    *(_check(43.5, _Attend(recipe, dtype=FP16, everything=True)) for recipe in RECIPES),
-    *(_check(100, _Attend("kv8", rows, softcap=50.0, everything=True)) for rows in (4, 2048)),
-    *(
-        _check(260, _Attend(recipe, rows, heads=heads))
-        for recipe in RECIPES
-        for rows, heads in ((4, 4096), (32, 4096), (64, 8))
-        # in one split these spill outside of the loop: 40 bytes, and 64
-        if recipe != "kv4" or rows == 64
-    ),
-    *(_check(44, _Attend(recipe, arch=arch)) for recipe in RECIPES for arch in (80, 89, 100)),
-    *(
-        _check(350, _Attend(recipe, 2048, arch=arch))
-        for recipe in RECIPES
-        for arch in (80, 89, 100)
-        # the second and third one spill: 72 bytes, and 40
-        if (recipe, arch) not in (("kv4", 80), ("k8v4", 89), ("k8v4", 100))
-    ),
 )

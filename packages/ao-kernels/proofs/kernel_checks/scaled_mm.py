@@ -10,14 +10,14 @@ import torch
 from ao_kernels.triton.scaled_mm.launch import BLOCK_K, TILE_CONFIGS, TileConfig, constants
 from ao_triton_checks.aot import Build
 from ao_triton_checks.limits import Check
-from kernel_checks.common import BF16, FP16, FP32, SHARED, TYPES
+from kernel_checks.common import BF16, SHARED, TYPES
 
-__all__ = ["CHECKS", "SLOW_CHECKS"]
+__all__ = ["CHECKS"]
 
-_LARGE, _MIDDLE, _LOW, _SMALL = TILE_CONFIGS
-_SQUARE, _BLOCK = ("block", "square"), ("block", "block")
-#: arch → multiplications of 8 bits that the tensor cores of a processor do in a cycle
-_MACS = {80: 2048, 89: 1024, 90: 4096}
+_LARGE, _MIDDLE, _, _SMALL = TILE_CONFIGS
+_SQUARE = ("block", "square")
+#: multiplications of 8 bits that the tensor cores of a processor of sm_90 do in a cycle
+_MACS = 4096
 _CODES = {"e4m3": "fp8e4nv", "e5m2": "fp8e5", "int8": "i8"}
 
 
@@ -28,7 +28,6 @@ class _Matmul:
     config: TileConfig
     numbers: tuple[str, str] = ("e4m3", "e4m3")
     kinds: tuple[str, str] = ("row", "row")
-    arch: int = 90
     fast_accum: bool = True
     zero_point: bool = False
     #: 0: no experts; else a power of two
@@ -40,7 +39,7 @@ class _Matmul:
         more = ("" if self.fast_accum else " promoted", " zero" if self.zero_point else "")
         grouped = f" experts below {self.groups}" if self.groups else ""
         return (
-            f"sm_{self.arch} {' × '.join(self.numbers)} scales {' × '.join(self.kinds)}{''.join(more)}"
+            f"{' × '.join(self.numbers)} scales {' × '.join(self.kinds)}{''.join(more)}"
             f"{grouped} {TYPES[self.dtype][1:]} tile {self.config.block_m} × {self.config.block_n}"
         )
 
@@ -49,12 +48,12 @@ def _build(case: _Matmul) -> Build:
     """The kernel `matmul`, as `scaled.launch` does for sizes that are multiples of 16."""
     from ao_kernels.triton.scaled_mm import kernel
 
-    config, tma, integers = case.config, case.arch >= 90, case.numbers[0] == "int8"
+    config, integers = case.config, case.numbers[0] == "int8"
     promote = not integers and (case.kinds[0] == "block" or not case.fast_accum)
     operands = {}
     for name, numbers, rows in zip("ab", case.numbers, config[:2], strict=True):
         code = _CODES[numbers]
-        operands[name] = f"tensordesc<{code}[{rows}, {BLOCK_K}]>" if tma else f"*{code}"
+        operands[name] = f"tensordesc<{code}[{rows}, {BLOCK_K}]>"
     pointers = {
         "a_scale_ptr": "*fp32",
         "b_scale_ptr": "*fp32",
@@ -67,20 +66,18 @@ def _build(case: _Matmul) -> Build:
     sizes = ["M", "N", "K", "stride_a", "stride_b", "m_tiles", "experts"]
     chosen = constants(
         config, case.kinds, integers=integers, promote=promote, zero_point=case.zero_point, bias=True,
-        groups=case.groups, tma=tma,
+        groups=case.groups,
     )  # fmt: skip
     if not case.groups:
         chosen["experts"] = 1
         sizes.pop()
-    plain = () if tma else ("a", "b")
     return Build(
         kernel.matmul,
         {**operands, **pointers, **dict.fromkeys(sizes, "i32")},
         chosen,
-        case.arch,
-        config.num_warps,
-        config.num_stages,
-        aligned=(*plain, *pointers, "N", "K", "stride_a", "stride_b"),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        aligned=("a_scale_ptr", "b_scale_ptr", "out_ptr", "N", "K", "stride_a", "stride_b"),
     )
 
 
@@ -90,78 +87,31 @@ def _check(budget: float, registers: int, case: _Matmul) -> Check:
     The smallest tiles are for few rows, and wait for weights: theirs are for 128 bytes of those.
     """
     config, build = case.config, partial(_build, case)
-    shared = min(
-        SHARED[case.arch], (config.block_m + config.block_n) * BLOCK_K * config.num_stages + 1024
-    )
-    if case.arch >= 100:
-        # tensor memory: another loop, for which no budget is known
-        return Check(case.name, build, registers, shared)
+    shared = min(SHARED[90], (config.block_m + config.block_n) * BLOCK_K * config.num_stages + 1024)
     integers = case.numbers[0] == "int8"
-    if case.arch == 90:
-        # 64 rows × 32 columns of a for a warp group; of integers, 128 columns of the result at most
-        count = config.block_m * BLOCK_K // (64 * 32) // (config.num_warps // 4)
-        halves = config.block_n // 128 if integers and config.block_n > 128 else 1
-        counts = {"IGMMA" if integers else "QGMMA": count * halves}
-        present = "UTMALDG"
-    else:
-        # 16 rows × 8 columns × 32 for a warp
-        count = config.block_m * config.block_n * BLOCK_K // (16 * 8 * 32) // config.num_warps
-        counts = {"IMMA" if integers else "QMMA": count}
-        present = "LDGSTS"
+    # 64 rows × 32 columns of a for a warp group; of integers, 128 columns of the result at most
+    count = config.block_m * BLOCK_K // (64 * 32) // (config.num_warps // 4)
+    halves = config.block_n // 128 if integers and config.block_n > 128 else 1
+    counts = {"IGMMA" if integers else "QGMMA": count * halves}
     return Check(
         case.name,
         build,
         registers,
         shared,
-        # where each of few threads needs the scales of all columns, they come through shared memory
-        conversions=1 if case.kinds == _BLOCK and config == _LOW else 0,
-        work=config.block_n
-        * BLOCK_K
-        * (1 / 128 if config == _SMALL else config.block_m / _MACS[case.arch]),
+        work=config.block_n * BLOCK_K * (1 / 128 if config == _SMALL else config.block_m / _MACS),
         budget=budget,
         holding=tuple(counts),
         counts=counts,
-        present=(present,),
+        present=("UTMALDG",),
         absent=("I2F", "LDL", "STL"),
     )
 
 
-_INT8, _GRADIENT = ("int8", "int8"), ("e5m2", "e4m3")
-#: registers with which a processor of sm_90 has two blocks of 256 threads
-_TWICE = 128
+_INT8 = ("int8", "int8")
 CHECKS = (
-    _check(0.7, 232, _Matmul(_LARGE)),
-    _check(1.35, _TWICE, _Matmul(_MIDDLE)),
-    _check(10.7, 64, _Matmul(_SMALL)),
-    _check(2.8, 168, _Matmul(_MIDDLE, kinds=_SQUARE)),
-    _check(3.95, 200, _Matmul(_MIDDLE, kinds=_BLOCK)),
-    _check(0.77, 232, _Matmul(_LARGE, _INT8)),
-    _check(1, 232, _Matmul(_LARGE, groups=16)),
-    _check(0.86, 192, _Matmul(_MIDDLE, arch=89)),
-    _check(1.4, 192, _Matmul(_MIDDLE, _INT8, zero_point=True, arch=80)),
-    _check(0, 160, _Matmul(_MIDDLE, arch=100)),
-)
-SLOW_CHECKS = (
-    _check(0.7, 240, _Matmul(_LARGE, dtype=FP32)),
-    _check(0.7, 232, _Matmul(_LARGE, ("e5m2", "e5m2"), dtype=FP16)),
-    _check(0.86, 192, _Matmul(_MIDDLE, ("e5m2", "e5m2"), arch=89)),
-    _check(1.35, _TWICE, _Matmul(_LOW)),
-    _check(2.8, 168, _Matmul(_LOW, kinds=_SQUARE)),
-    _check(16, 64, _Matmul(_SMALL, kinds=_SQUARE)),
-    _check(3.9, 184, _Matmul(_LOW, kinds=_BLOCK)),
-    _check(0.78, 255, _Matmul(_LARGE, _GRADIENT, ("one", "one"))),
-    _check(2.4, 160, _Matmul(_MIDDLE, _GRADIENT, fast_accum=False)),
-    _check(0.77, 255, _Matmul(_LARGE, _INT8, zero_point=True)),
-    _check(1.35, _TWICE, _Matmul(_MIDDLE, _INT8, ("one", "row"))),
-    _check(10.7, 64, _Matmul(_SMALL, _INT8, zero_point=True)),
-    _check(1.9, _TWICE, _Matmul(_LOW, groups=16)),
-    _check(2.85, 168, _Matmul(_MIDDLE, kinds=_SQUARE, groups=256)),
-    _check(0.95, 184, _Matmul(_LOW, arch=89)),
-    _check(14, 80, _Matmul(_SMALL, arch=89)),
-    _check(1.55, 255, _Matmul(_MIDDLE, kinds=_SQUARE, arch=89)),
-    _check(1.65, 184, _Matmul(_LOW, _INT8, arch=80)),
-    _check(14, 80, _Matmul(_SMALL, _INT8, arch=80)),
-    _check(0, 160, _Matmul(_MIDDLE, kinds=_SQUARE, arch=100)),
-    _check(0, 160, _Matmul(_MIDDLE, _INT8, arch=100)),
-    _check(0, 176, _Matmul(_LOW, groups=16, arch=100)),
+    _check(0.77, 232, _Matmul(_LARGE)),
+    _check(11.8, 64, _Matmul(_SMALL)),
+    _check(3.1, 168, _Matmul(_MIDDLE, kinds=_SQUARE)),
+    _check(0.85, 232, _Matmul(_LARGE, _INT8)),
+    _check(1.1, 232, _Matmul(_LARGE, groups=16)),
 )

@@ -28,7 +28,7 @@ from ao_kernels.triton.cast.records import CAST_KERNELS
 from ao_kernels.triton.fake_quantize.records import BLOCK_KERNELS
 from ao_kernels.triton.hadamard.records import HADAMARD_KERNELS as TRITON_HADAMARD_KERNELS
 from ao_kernels.triton.rows.records import ROW_KERNELS
-from ao_kernels.triton.scaled_mm.records import DYNAMIC_KERNELS
+from ao_kernels.triton.scaled_mm.records import DYNAMIC_KERNELS, SCALED_LAYOUTS
 from ao_kernels.triton.sparsify.records import SPARSIFY_KERNELS
 from ao_kernels.triton.w4a8.records import DYNAMIC4_KERNELS, DYNAMIC4_LAYOUTS
 from ao_kernels.triton.weight_only.records import LAYOUTS as TRITON_LAYOUTS
@@ -44,7 +44,8 @@ def ao_api() -> tuple[int, int]:
 @hookimpl
 def ao_layouts() -> Iterable[Layout]:
     """Weights as the compiled matmuls read them."""
-    return (*LAYOUTS, *BLOCK_SPARSE_LAYOUTS, *TRITON_LAYOUTS, *DYNAMIC4_LAYOUTS, *BSR_LAYOUTS)
+    triton = (*TRITON_LAYOUTS, *DYNAMIC4_LAYOUTS, *BSR_LAYOUTS, *SCALED_LAYOUTS)
+    return (*LAYOUTS, *BLOCK_SPARSE_LAYOUTS, *triton)
 
 
 @hookimpl

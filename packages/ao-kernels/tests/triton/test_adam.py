@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from ao_core import Spec, quantize_tensor
 from ao_core.ext import UnsupportedOp, registry
 from ao_kernels.triton.adam import op as adam
-from ao_kernels.triton.shared import device, workspace
+from ao_kernels.triton.shared import device
 
 pytestmark = pytest.mark.usefixtures("optimizer_states")
 
@@ -76,16 +75,18 @@ def test_nothing_to_do():
 
 
 def test_chunks_cover_every_tensor():
-    chunks = adam._chunks((1, 0, 3 * adam.CHUNK, 2 * adam.CHUNK + 1), torch.device("cpu"))
+    sizes = (1, 0, 3 * adam.CHUNK, 2 * adam.CHUNK + 1)
+    where = adam._Addresses((16,) * 4, (32,) * 4, ((48,) * 4,) * 4, sizes)
+    table, chunks, aligned = adam._tables(where, torch.device("cpu"))
+    assert table.tolist() == [[16, 32, 48, 48, 48, 48, size] for size in sizes]
+    assert aligned
+    assert adam._tables(where, torch.device("cpu"))[0] is table  # built once for the same tensors
+    assert not adam._tables(where._replace(grads=(8,) * 4), torch.device("cpu"))[2]
     assert chunks.tolist() == [[0, 0], [2, 0], [2, 1], [2, 2], [3, 0], [3, 1], [3, 2]]
 
 
-def test_counters_are_not_shared(monkeypatch):
-    """A stream has its own, which grow with what it asks for; a captured launch has new ones."""
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    pool = workspace._Pool(torch.device("cpu"))
-    taken = [pool.of_stream(1, 8), pool.of_stream(2, 8), pool.of_stream(1, 32), pool.take(8)]
-    assert pool.of_stream(2, 4) is taken[1]
-    spans = sorted((each.storage_offset(), len(each)) for each in taken)
-    assert all(start + size <= after for (start, size), (after, _) in itertools.pairwise(spans))
-    assert len(pool.take(1 << 20)) == 1 << 20  # more than there are: of its own
+def test_a_graph_captures_steps_that_were_taken(monkeypatch):
+    """Otherwise the table would be copied from memory that the host writes to again."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(UnsupportedOp, match="take one step"):
+        adam._uploaded(torch.zeros(1), torch.device("cuda", 0))

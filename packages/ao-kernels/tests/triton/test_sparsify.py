@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from ao_core import WHOLE, Call, Spec
 from ao_core.ext import NO_SCALE, registry
-from ao_kernels.triton.sparsify.op import PICK, sparsify24, sparsify24_both, tile_mask
+from ao_kernels.triton.sparsify.op import PICK
 from ao_triton_checks.asm import run
 
 QUANTIZE = registry.kernels.get("triton_quantize_two_four")
@@ -40,22 +39,3 @@ def test_any_two_of_four():
             selector = np.array([first * 0x22 + (second * 4 * 0x880 + 0x1010)], np.uint32)
             (found,) = run(PICK, words[:, 0], words[:, 1], selector)
             assert found == 0x1111 * first | 0x1111 * second << 16
-
-
-@pytest.mark.parametrize(
-    ("shape", "padded"), [((140, 300), (160, 320, 320, 192)), ((64, 32), (64, 64, 32, 64))]
-)
-def test_the_ops_know_their_results_without_running(shape, padded):
-    rows, cols, rows_t, cols_t = padded
-    n, k = shape
-    with torch._subclasses.FakeTensorMode():
-        x = torch.empty(shape, dtype=torch.bfloat16)
-        values, index = sparsify24(x)
-        assert (values.shape, index.shape) == ((n, k // 2), (n, -(-k // 8)))
-        assert (values.dtype, index.dtype) == (torch.bfloat16, torch.uint8)
-        values, meta, values_t, meta_t, bits = sparsify24_both(x, "cutlass")
-        assert (values.shape, meta.shape) == ((rows, cols // 2), (rows, 2, cols // 32))
-        assert (values_t.shape, meta_t.shape) == ((rows_t, cols_t // 2), (rows_t, 2, cols_t // 32))
-        assert meta.stride() == (2, 1, 2 * rows)
-        assert bits.shape == (rows // 8, cols // 8, 8)
-        assert (tile_mask(x).shape, tile_mask(x).dtype) == (shape, torch.bool)

@@ -11,7 +11,7 @@ from ao_core import WHOLE, Call, Spec, quantize_tensor
 from ao_core.ext import registry, to_layout
 from ao_core.testing import LayoutSuite
 from ao_core.testing.base import gaussian, same_bits
-from ao_kernels.triton.w4a8.launch import plane32_linear, tile_config_of
+from ao_kernels.triton.w4a8.launch import tile_config_of
 from ao_kernels.triton.w4a8.layout import stored
 
 ROW, TENSOR = (1, WHOLE), (WHOLE, WHOLE)
@@ -151,16 +151,3 @@ def test_regimes():
         128,
     ]
     assert [tile_config_of(m, zero_point=True).block_m for m in (16, 65, 4096)] == [16, 64, 64]
-
-
-def test_the_op_knows_its_result_without_running():
-    spec = Spec("int4", (1, 64), "bfloat16", layout="packed", act=UINT8)
-    w = to_layout(quantize_tensor(gaussian((140, 300)), spec), "plane32")
-    with torch._subclasses.FakeTensorMode() as mode:
-        qdata, scale, sums = map(mode.from_tensor, (w.qdata, w.scale, w.sums))
-        codes, by = torch.empty(6, 300, dtype=torch.uint8), torch.empty(6, 1)
-        zero_point = torch.empty(6, 1, dtype=torch.uint8)
-        out = plane32_linear(
-            codes, by, zero_point, qdata, scale, None, sums, None, 140, 64, "int4", torch.float16
-        )
-        assert (out.shape, out.dtype) == ((6, 140), torch.float16)

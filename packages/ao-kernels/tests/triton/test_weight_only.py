@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from ao_core import WHOLE, Call, Spec, quantize_tensor
-from ao_core.ext import registry, repack, to_layout
+from ao_core.ext import codebook_dtype, registry, repack, to_layout
 from ao_core.ext.numerics import unpack_bits
 from ao_core.testing import LayoutSuite
 from ao_core.testing.base import gaussian, same_bits
 from ao_kernels.triton.shared import device
-from ao_kernels.triton.weight_only import launch, op
-from ao_kernels.triton.weight_only.formats import known
+from ao_kernels.triton.shared.tile_config import splits_of
+from ao_kernels.triton.weight_only import launch, samples
+from ao_kernels.triton.weight_only.formats import format_of, known
 from ao_kernels.triton.weight_only.layout import tiling
 
 #: scales in e4m3 that have one scale themselves, as those of NVFP4
@@ -258,7 +259,7 @@ def test_calls_that_are_refused():
     assert LINEAR.refuses(call(x_shape=(0, 512))) is None
     assert LINEAR.refuses(call(x_shape=(2, 128, 512))) is None
     assert "float32" in LINEAR.refuses(call(x_dtype=torch.float32))
-    assert "found 257" in LINEAR.refuses(call(x_shape=(257, 512)))
+    assert "found 513" in LINEAR.refuses(call(x_shape=(513, 512)))
     asymmetric = Spec("uint4", (1, 128), "bfloat16", "int", layout="plane16")
     assert "found 129" in LINEAR.refuses(call(spec=asymmetric, x_shape=(129, 512)))
 
@@ -274,38 +275,52 @@ def test_on_other_devices_weights_stay_as_they_are():
     assert repack(q).spec.layout != "plane16"
 
 
-def test_the_ops_know_their_results_without_running():
-    spec = Spec("int4", (1, 64), "bfloat16", layout="plane16")
-    w = to_layout(quantize_tensor(gaussian((140, 300)), replace(spec, layout="packed")), "plane16")
-    with torch._subclasses.FakeTensorMode() as mode:
-        qdata, scale, table = map(mode.from_tensor, (w.qdata, w.scale, w.table))
-        x = torch.empty(2, 3, 300, dtype=torch.bfloat16)
-        out = op.plane16_linear(x, qdata, scale, None, table, None, 140, 300, 64, "int4")
-        assert (out.shape, out.dtype) == ((2, 3, 140), torch.bfloat16)
-        dense = op.plane16_dequantize(
-            qdata, scale, None, table, 140, 300, 64, "int4", torch.float16
-        )
-        assert (dense.shape, dense.dtype) == ((140, 300), torch.float16)
-
-
 @pytest.mark.parametrize(
-    ("n", "k", "rows", "splits"),
+    ("n", "k", "m", "splits"),
     [
-        (4096, 4096, 1, 4),  # 32 blocks: four each make 128
-        (28672, 4096, 1, 1),  # 224 blocks are enough
+        (4096, 4096, 1, 8),  # o: 32 tiles, two of K for each of 256 CTAs
+        (4096, 14336, 1, 8),  # down: 256 CTAs too
+        (28672, 4096, 1, 1),  # gate and up: 224 tiles are enough
         (6144, 4096, 1, 4),
-        (1024, 4096, 1, 4),  # no block gets fewer than four tiles
         (1024, 512, 1, 1),
-        (4096, 14336, 1, 4),
-        (4096, 4096, 4, 1),
+        (4096, 4096, 64, 4),  # of 8 warps
+        (4096, 4096, 512, 1),
     ],
 )
-def test_splits(n, k, rows, splits):
+def test_splits(n, k, m, splits):
+    """Two CTAs of 4 warps, or one of 8, for an SM; no split is empty."""
     fmt = known(registry.dtypes.get("int4"))
-    assert launch.splits_of(tiling(n, k, 128, fmt), rows, 132) == splits
+    tiles = tiling(n, k, 128, fmt)
+    assert launch.launch_config_of(tiles, m, 132).splits == splits
+    for k_tiles in range(1, 60):
+        found = splits_of(16, k_tiles, 4, 132)
+        assert -(-k_tiles // -(-k_tiles // found)) == found
 
 
-def test_regimes():
-    assert [launch.tile_config_of(m).block_m for m in (1, 16, 17, 32, 33, 64, 65, 256)] == [
-        16, 16, 32, 32, 64, 64, 64, 64
-    ]  # fmt: skip
+def test_tiles():
+    found = [launch.tile_config_of(m)[:2] for m in (1, 16, 17, 32, 33, 64, 65, 512)]
+    assert found == [(16, 4)] * 2 + [(32, 8)] * 2 + [(64, 8)] * 2 + [(128, 8)] * 2
+    assert launch.tile_config_of(32).block_n == 256
+    assert launch.tile_config_of(512, zero_point=True).block_m == 64
+
+
+def test_a_table_begins_where_16_bytes_are_loaded_at_once():
+    """Also that of two values, whose bits take 8: the address of a load of 16 would kill the context."""
+    for dtype in [
+        *(dtype for _, dtype in registry.dtypes.items()),
+        codebook_dtype("two", (-1.0, 1.0)),
+    ]:
+        fmt = format_of(replace(dtype, kind="lut") if dtype.kind == "codebook" else dtype)
+        if isinstance(fmt, str) or not fmt.is_lut:
+            continue
+        table = fmt.table()
+        assert fmt.lut_start % 4 == 0
+        assert len(table) == fmt.lut_start + 32
+        assert table[: len(fmt.values)].view(torch.float32).tolist() == list(fmt.values)
+
+
+def test_explain_says_how_it_is_launched(monkeypatch):
+    monkeypatch.setattr(samples, "current_device", lambda: torch.device("cpu"))
+    assert LINEAR.describe(call(weight_shape=(4096, 4096), x_shape=(1, 4096))) == (
+        "tiles of 16 rows × 128, split-K 8, 4 stages, sums in float32"
+    )

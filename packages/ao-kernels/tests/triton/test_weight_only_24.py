@@ -125,6 +125,6 @@ def test_calls():
         return Call("linear", spec_of(64), (256, 512), (m, 512), dtype, "cuda")
 
     assert LAYOUT.refuses(spec_of(64), (256, 512), INT4) is None
-    assert LINEAR.refuses(call(256)) is None
-    assert "found 257" in LINEAR.refuses(call(257))
+    assert LINEAR.refuses(call(512)) is None
+    assert "found 513" in LINEAR.refuses(call(513))
     assert "float32" in LINEAR.refuses(call(1, torch.float32))

@@ -12,12 +12,14 @@ from ao_core.ext import registry, repack, to_layout
 from ao_core.ext.kernels import candidates, select
 from ao_core.testing.base import gaussian, same_bits
 from ao_core.testing.registered import registered
+from ao_kernels.triton.weight_only.formats import known
+from ao_kernels.triton.weight_only.layout import tiling
 from ao_kernels.triton.weight_only.op_experts import (
     ends_of,
     groups_of,
+    launch_config_for,
     most_m_tiles,
     plane16_grouped_linear,
-    tile_config_for,
 )
 from ao_kernels.triton.weight_only.records import plane16_grouped_linear as grouped_linear
 
@@ -64,8 +66,8 @@ def test_calls_that_are_refused():
     assert GROUPED.refuses(call(x_shape=(0, 512))) is None
     assert GROUPED.refuses(call(x_shape=(8, 256, 512))) is None
     assert "float32" in GROUPED.refuses(call(x_dtype=torch.float32))
-    many = GROUPED.refuses(call(x_shape=(8 * 256 + 1, 512)))
-    assert "up to 256 rows of an expert on average, found 257" in many
+    many = GROUPED.refuses(call(x_shape=(8 * 512 + 1, 512)))
+    assert "up to 512 rows of an expert on average, found 513" in many
     assert "tiles of 16 rows" in GROUPED.describe(call())
     assert "tiles of 64 rows" in GROUPED.describe(call(x_shape=(512, 512)))
 
@@ -127,14 +129,12 @@ def test_how_many_tiles_are_launched(m, experts, rows, tiles):
 
 
 def test_regimes_follow_the_average():
-    assert [tile_config_for(m, 8).block_m for m in (1, 128, 129, 256, 257, 4096)] == [
-        16,
-        16,
-        32,
-        32,
-        64,
-        64,
+    tiles = tiling(4096, 4096, 128, known(registry.dtypes.get("int4")))
+    found = [
+        launch_config_for(tiles, m, 8, 132, zero_point=False).tile.block_m
+        for m in (1, 128, 129, 256, 257, 4096)
     ]
+    assert found == [16, 16, 32, 32, 64, 128]
 
 
 def test_offsets():

@@ -12,6 +12,8 @@ def step(
     chunk_ptr,
     beta1,
     beta2,
+    rest1,
+    rest2,
     eps,
     rate,
     root,
@@ -31,7 +33,8 @@ def step(
     """One block for a chunk of CHUNK elements of one tensor, ROWS × 256 of them at a time.
 
     `tensor_ptr` int64 (tensors, 7): the addresses of parameter, gradient, codes and scales of both
-    moments, and the number of elements. `chunk_ptr` int32 (chunks, 2): tensor, number of the chunk in it.
+    moments, and the number of elements. `rest1` and `rest2` are 1 less the betas. `chunk_ptr`
+    int32 (chunks, 2): tensor, number of the chunk in it.
     """
     tensor = tl.load(chunk_ptr + 2 * tl.program_id(0)).to(tl.int64)
     first = tl.load(chunk_ptr + 2 * tl.program_id(0) + 1).to(tl.int64) * CHUNK
@@ -59,10 +62,12 @@ def step(
             tl.load(m_scale_ptr + start // 256 + rows),
             tl.load(v_ptr + start + within),
             tl.load(v_scale_ptr + start // 256 + rows),
-            beta1, beta2, eps, rate, root, keep, decay, sign, ASM,
+            beta1, beta2, rest1, rest2, eps, rate, root, keep, decay, sign, ASM,
         )  # fmt: skip
-        random = tl.program_id(0).to(tl.int64) * CHUNK + start - first + within
-        tl.store(p_ptr + start + within, _rounded(p, seed, random, PARAM, STOCHASTIC))
+        random = _random(
+            seed, tl.program_id(0).to(tl.int64) * CHUNK + start - first, ROWS, STOCHASTIC
+        )
+        tl.store(p_ptr + start + within, _rounded(p, random, PARAM, STOCHASTIC))
         tl.store(m_ptr + start + within, m)
         tl.store(v_ptr + start + within, v)
         tl.store(m_scale_ptr + start // 256 + rows, m_scale)
@@ -77,10 +82,12 @@ def step(
             tl.load(m_scale_ptr + whole // 256 + rows, mask=row_inside, other=0.0),
             tl.load(v_ptr + whole + within, mask=inside, other=0),
             tl.load(v_scale_ptr + whole // 256 + rows, mask=row_inside, other=0.0),
-            beta1, beta2, eps, rate, root, keep, decay, sign, ASM,
+            beta1, beta2, rest1, rest2, eps, rate, root, keep, decay, sign, ASM,
         )  # fmt: skip
-        random = tl.program_id(0).to(tl.int64) * CHUNK + whole - first + within
-        tl.store(p_ptr + whole + within, _rounded(p, seed, random, PARAM, STOCHASTIC), mask=inside)
+        random = _random(
+            seed, tl.program_id(0).to(tl.int64) * CHUNK + whole - first, ROWS, STOCHASTIC
+        )
+        tl.store(p_ptr + whole + within, _rounded(p, random, PARAM, STOCHASTIC), mask=inside)
         tl.store(m_ptr + whole + within, m, mask=inside)
         tl.store(v_ptr + whole + within, v, mask=inside)
         tl.store(m_scale_ptr + whole // 256 + rows, m_scale, mask=row_inside)
@@ -97,13 +104,29 @@ def _pointer(at, ELEMENT: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _update(
-    p, g, m_code, m_scale, v_code, v_scale, beta1, beta2, eps, rate, root, keep, decay, sign, ASM
+    p,
+    g,
+    m_code,
+    m_scale,
+    v_code,
+    v_scale,
+    beta1,
+    beta2,
+    rest1,
+    rest2,
+    eps,
+    rate,
+    root,
+    keep,
+    decay,
+    sign,
+    ASM,
 ):
     """New parameters in float32, and codes and scales of both moments."""
     p = p.to(tl.float32)
     g = g.to(tl.float32) * sign + decay * p
-    m = m_code.to(tl.float32) * (m_scale * beta1)[:, None] + (1 - beta1) * g
-    v = _squares(v_code) * (v_scale * beta2)[:, None] + (1 - beta2) * g * g
+    m = m_code.to(tl.float32) * (m_scale * beta1)[:, None] + rest1 * g
+    v = _squares(v_code) * (v_scale * beta2)[:, None] + rest2 * g * g
     p = p * keep - rate * (m * _reciprocal(_root(v, ASM) * root + eps, ASM))
     m, m_scale = _encode(m, ASM)
     v, v_scale = _encode_squares(v, ASM)
@@ -178,10 +201,21 @@ def _on_grid(x):
 
 
 @triton.jit
-def _rounded(x, seed, place, ELEMENT: tl.constexpr, STOCHASTIC: tl.constexpr):
+def _random(seed, place, ROWS: tl.constexpr, STOCHASTIC: tl.constexpr):
+    """ROWS × 256 random words, from `place` on in their sequence: four of each call of the generator."""
+    words = 0
+    if STOCHASTIC:
+        fours = tl.arange(0, ROWS)[:, None] * 64 + tl.arange(0, 64)[None, :]
+        a, b, c, d = tl.randint4x(seed, place // 4 + fours)
+        words = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (ROWS, 256))
+    return words
+
+
+@triton.jit
+def _rounded(x, random, ELEMENT: tl.constexpr, STOCHASTIC: tl.constexpr):
     if STOCHASTIC and tl.bfloat16 == ELEMENT:
         bits = x.to(tl.int32, bitcast=True)
-        up = (bits + (tl.randint(seed, place).to(tl.int32) & 0xFFFF)) & -0x10000
+        up = (bits + (random.to(tl.int32) & 0xFFFF)) & -0x10000
         finite = (bits & 0x7F800000) != 0x7F800000
         x = tl.where(finite, up, bits).to(tl.float32, bitcast=True)
     return x.to(ELEMENT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,27 +68,26 @@ def adam_step(
         UnsupportedOp: a tensor is not of the kind that the kernel takes; nothing has changed.
     """
     _check(params, grads, exp_avgs, exp_avg_sqs)
-    lists = [
-        [param.data_ptr() for param in params],
-        [grad.data_ptr() for grad in grads],
-        *(
-            [moment.parts[part].data_ptr() for moment in moments]
-            for moments in (exp_avgs, exp_avg_sqs)
-            for part in ("qdata", "scale")
-        ),
-    ]
-    sizes = tuple(param.numel() for param in params)
-    if not any(sizes):
+    if not any(param.numel() for param in params):
         return
     from ao_kernels.triton.adam import kernel
 
     device = params[0].device
-    chunks = _chunks(sizes, device)
-    table = torch.tensor([*lists, sizes], dtype=torch.int64).t().contiguous().to(device)
+    where = _Addresses(
+        tuple(param.data_ptr() for param in params),
+        tuple(grad.data_ptr() for grad in grads),
+        tuple(
+            tuple(moment.parts[part].data_ptr() for moment in moments)
+            for moments in (exp_avgs, exp_avg_sqs)
+            for part in ("qdata", "scale")
+        ),
+        tuple(param.numel() for param in params),
+    )
+    table, chunks, aligned = _tables(where, device)
     beta1, beta2 = betas
     with on_device(params[0]):
         kernel.step[(len(chunks),)](
-            table, chunks, beta1, beta2, eps,
+            table, chunks, beta1, beta2, 1 - beta1, 1 - beta2, eps,
             lr / (1 - beta1**step),
             1 / math.sqrt(1 - beta2**step),
             1 - lr * weight_decay if decoupled else 1.0,
@@ -96,8 +95,7 @@ def adam_step(
             -1.0 if maximize else 1.0,
             0 if seed is None else seed & 0x7FFFFFFF,
             **settings(
-                params[0].dtype, grads[0].dtype, stochastic=seed is not None,
-                aligned=all(address % 16 == 0 for each in lists for address in each),
+                params[0].dtype, grads[0].dtype, stochastic=seed is not None, aligned=aligned,
                 assembly=device.type == "cuda",
             ),
             num_warps=4, num_stages=1,
@@ -105,14 +103,43 @@ def adam_step(
     count_change(params)
 
 
+class _Addresses(NamedTuple):
+    """Where the tensors of a step are."""
+
+    params: tuple[int, ...]
+    grads: tuple[int, ...]
+    moments: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+
+
 @lru_cache(maxsize=16)
-def _chunks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """int32 (chunks, 2): tensor, and the number of the chunk in it."""
-    counts = torch.tensor([-(-size // CHUNK) for size in sizes])
-    tensors = torch.arange(len(sizes)).repeat_interleave(counts)
+def _tables(where: _Addresses, device: torch.device) -> tuple[Tensor, Tensor, bool]:
+    """int64 (tensors, 7) of addresses and sizes; int32 (chunks, 2): tensor, number of the chunk in it.
+
+    And whether all tensors begin at multiples of 16 bytes. Steps whose gradients stay where they are find
+    their tables here, so a graph can capture one after another was taken: copies cannot be captured.
+    """
+    lists = [where.params, where.grads, *where.moments]
+    aligned = all(address % 16 == 0 for each in lists for address in each)
+    table = torch.tensor([*lists, where.sizes], dtype=torch.int64, device="cpu").t().contiguous()
+    counts = torch.tensor([-(-size // CHUNK) for size in where.sizes], device="cpu")
+    tensors = torch.arange(len(counts), device="cpu").repeat_interleave(counts)
     starts = counts.cumsum(0) - counts
-    within = torch.arange(int(counts.sum())) - starts[tensors]
-    return torch.stack([tensors, within], -1).to(torch.int32).to(device)
+    within = torch.arange(int(counts.sum()), device="cpu") - starts[tensors]
+    chunks = torch.stack([tensors, within], -1).to(torch.int32)
+    return _uploaded(table, device), _uploaded(chunks, device), aligned
+
+
+def _uploaded(x: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device for which the host does not wait: from pinned memory, in the stream's order."""
+    if device.type != "cuda":
+        return x.to(device)
+    if torch.cuda.is_current_stream_capturing():
+        raise UnsupportedOp(
+            "adam_step in Triton: a step with these tensors was not taken before, and its table of addresses "
+            "cannot be captured; take one step, with gradients in the same memory, before the capture"
+        )
+    return x.pin_memory().to(device, non_blocking=True)
 
 
 def _check(

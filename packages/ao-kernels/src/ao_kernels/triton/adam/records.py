@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from ao_core import Kernel
+from typing import Any
+
+from ao_core import Kernel, quantize_tensor
 from ao_kernels.adam import AdamCall
 from ao_kernels.triton.adam.op import STATES, TYPES, adam_step
 from ao_kernels.triton.shared.device import unavailable_float8
+from ao_kernels.triton.shared.known_answer import Sample, noise, proven
 
 __all__ = ["ADAM_KERNELS"]
+
+
+#: the options of the step that a known-answer test takes
+_STEP: dict[str, Any] = {
+    "lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1, "step": 3, "decoupled": True,
+    "maximize": False, "seed": None,
+}  # fmt: skip
 
 
 def _refuses(call: AdamCall) -> str | None:
@@ -22,8 +32,26 @@ def _refuses(call: AdamCall) -> str | None:
     return None
 
 
+def _sample(call: AdamCall) -> Sample:
+    """A block and a part of one, and less than that; codes of moments may be those beside the reference's."""
+
+    def arguments() -> tuple[object, ...]:
+        shapes = ((700,), (3,))
+        params = [noise(shape, call.param_dtype) for shape in shapes]
+        grads = [noise(shape, call.grad_dtype) for shape in shapes]
+        first, second = (
+            [quantize_tensor(noise(shape).abs(), state) for shape in shapes] for state in STATES
+        )
+        return params, grads, first, second
+
+    return Sample(
+        (call.param_dtype, call.grad_dtype), arguments, 0.07, in_place=True, options=_STEP
+    )
+
+
 ADAM_KERNELS = (
     Kernel(
-        "triton_adam_step", "adam_step", "flat", "cuda", adam_step, 50, unavailable_float8, _refuses
+        "triton_adam_step", "adam_step", "flat", "cuda", adam_step, 50, unavailable_float8,
+        proven("adam_step", adam_step, _refuses, _sample),
     ),
-)
+)  # fmt: skip

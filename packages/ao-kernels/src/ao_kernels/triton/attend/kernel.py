@@ -8,10 +8,18 @@ import triton.language as tl
 from ao_kernels.triton.attend.kernel_parts import dealt_out, interleaved, rotated
 from ao_kernels.triton.attend.kernel_tile import add_values, logits_of, seen_logits, weights_of
 from ao_kernels.triton.shared.kernel_operands import concat_planes
+from ao_kernels.triton.shared.kernel_prefetch import start
 
 
 @triton.jit(
-    do_not_specialize=["memory", "slots", "queries", "group", "window", "coded_splits", "softcap"]
+    do_not_specialize=["memory", "slots", "queries", "group", "window", "coded_splits", "softcap"],
+    do_not_specialize_on_alignment=[
+        "center_ptr",
+        "start_ptr",
+        "stop_ptr",
+        "sinks_ptr",
+        "counts_ptr",
+    ],
 )
 def attend(
     q_ptr,
@@ -74,6 +82,7 @@ def attend(
     V_OFFSET: tl.constexpr,
     V_ASM: tl.constexpr,
     V_ROTATION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One CTA for BLOCK_M rows, one split of the tokens, and one head of keys of one row of the batch.
 
@@ -88,6 +97,7 @@ def attend(
     Scales of tokens multiply logits and weights, those of channels keys, by FMA, PTX or None. ROTATION
     is (rounds, before, after) of the Hadamard transform that stored elements went through, or None.
     """
+    start(PDL)
     split = tl.program_id(0)
     row = tl.program_id(1) * BLOCK_M
     head = tl.program_id(2)

@@ -5,6 +5,8 @@
 import triton
 import triton.language as tl
 
+from ao_kernels.triton.shared.kernel_prefetch import start
+
 
 @triton.jit(do_not_specialize=["splits", "rows", "queries", "group"])
 def combine(
@@ -18,8 +20,10 @@ def combine(
     V_DIM: tl.constexpr,
     V_SIZE: tl.constexpr,
     SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One row of the result from its parts of all splits, SPLITS at a time."""
+    start(PDL)
     row = tl.program_id(0)
     dv = tl.arange(0, V_SIZE)
     greatest = float("-inf")

@@ -17,8 +17,9 @@ from torch import Tensor
 from ao_core import QTensor
 from ao_core.ext.kernels import Attention
 from ao_kernels.triton.attend.operand import BLOCK_N, Operand, operand, table_of
-from ao_kernels.triton.shared.device import on_device, sm_count
+from ao_kernels.triton.shared.device import on_device, sm_count, supports_pdl
 from ao_kernels.triton.shared.dtypes import ELEMENTS
+from ao_kernels.triton.shared.tile_config import options
 
 __all__ = ["Shape", "attend", "launch_shape", "settings"]
 
@@ -131,12 +132,13 @@ def attend(
     chosen = settings(
         shape, keys, values, attention, ELEMENTS[q.dtype] if q.is_cuda else None, split=parts > 1
     )
+    pdl = supports_pdl(q.device)
     with on_device(q):
         kernel.attend[(parts, shape.m_tiles, batch * heads)](
             q, *_stored(key, keys, q), *_stored(value, values, q), tail_key, tail_value, center, start, stop,
             sinks, counts, sums, state, heads, memory, 0 if tail_key is None else tail_key.shape[2], queries,
             group, attention.window or 1 << 30, coded, factor, cap * _LOG2E, *q.stride()[:3], *strides,
-            **chosen, num_warps=shape.warps, num_stages=STAGES,
+            **chosen, PDL=pdl, **options(shape.warps, STAGES, pdl=pdl),
         )  # fmt: skip
         if parts > 1:
             size = 1 << (value_dim - 1).bit_length()
@@ -151,6 +153,8 @@ def attend(
                 value_dim,
                 size,
                 COMBINED,
+                PDL=pdl,
+                **options(4, 3, pdl=pdl),
             )
     return out
 

@@ -8,7 +8,9 @@ import triton.language as tl
 from ao_kernels.triton.shared.kernel_split_k import epilogue
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(
+    do_not_specialize=["M", "splits"], do_not_specialize_on_alignment=["bias_ptr", "semaphore_ptr"]
+)
 def linear(
     x_ptr,
     blocks_ptr,
@@ -23,10 +25,11 @@ def linear(
     N,
     K,
     stride_x,
+    splits,
     SIDE: tl.constexpr,
     BLOCKS_PER_DOT: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -41,8 +44,8 @@ def linear(
     m_tile = tl.program_id(2)
     first = tl.load(starts_ptr + tile_id)
     last = tl.load(starts_ptr + tile_id + 1)
-    if SPLITS > 1:
-        share = tl.cdiv(last - first, SPLITS)
+    if SPLIT:
+        share = tl.cdiv(last - first, splits)
         first += split * share
         last = tl.minimum(first + share, last)
 
@@ -80,6 +83,6 @@ def linear(
     inside = present & (col < N)[:, None]
     at = m_tile * tl.num_programs(0) + tile_id
     epilogue(
-        acc, out_at, inside, bias_ptr, partial_ptr, semaphore_ptr, split, at, side, col, N,
-        BLOCK_M, SIDE, SPLITS, HAS_BIAS,
+        acc, out_at, inside, bias_ptr, partial_ptr, semaphore_ptr, split, splits, at, side, col, N,
+        BLOCK_M, SIDE, SPLIT, HAS_BIAS,
     )  # fmt: skip

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ao_kernels.triton.shared.device import on_device, sm_count
-from ao_kernels.triton.shared.tile_config import LaunchConfig, TileConfig, launch_configs_around
+from ao_kernels.triton.shared.ops import define
+from ao_kernels.triton.shared.tile_config import LaunchConfig, TileConfig
 from ao_kernels.triton.shared.workspace import rows_of, split_k_workspace
-from ao_kernels.triton.tuning.choose import Case, choose
-from ao_kernels.triton.tuning.store import Problem, bucket
 
 __all__ = [
     "bsr_linear",
+    "launch",
+    "launch_config_of",
     "settings",
     "tile_config_of",
 ]
@@ -48,29 +48,13 @@ def splits_of(side: int, programs: int, blocks: int, rows: int, most: int) -> in
     return splits
 
 
-def rule(side: int, m: int, dtype: torch.dtype, blocks: int, rows: int, most: int) -> LaunchConfig:
-    """What serves m rows of activations and `blocks` blocks in so many rows where nothing was measured."""
+def launch_config_of(
+    side: int, m: int, dtype: torch.dtype, blocks: int, rows: int, most: int
+) -> LaunchConfig:
+    """What serves m rows of activations and `blocks` blocks in so many rows."""
     config = tile_config_of(m, side, dtype)
     programs = rows * -(-m // config.block_m)
-    return LaunchConfig(*config, splits_of(side, programs, blocks, rows, most))
-
-
-def launch_configs_of(
-    side: int, m: int, dtype: torch.dtype, blocks: int, rows: int, most: int
-) -> tuple[LaunchConfig, ...]:
-    """What may serve any numbers of rows and blocks whose buckets are those of m and `blocks`."""
-    first = rule(side, bucket(m), dtype, bucket(blocks), rows, most)
-    return launch_configs_around(first, bucket(blocks) * side // (_FEWEST_BLOCKS * 64 * rows))
-
-
-@lru_cache(maxsize=4096)
-def case_of(
-    side: int, m: int, dtype: torch.dtype, blocks: int, n: int, k: int, device: torch.device
-) -> Case[LaunchConfig]:
-    """What settings are chosen for: m rows of activations, and a weight (n, k) of so many blocks."""
-    sizes = (side, m, dtype, blocks, -(-n // side), sm_count(device))
-    problem = Problem("bsr_linear", (side, dtype, bucket(blocks)), n, k, bucket(m))
-    return Case(problem, device, rule(*sizes), lambda: launch_configs_of(*sizes))
+    return LaunchConfig(config, splits_of(side, programs, blocks, rows, most))
 
 
 def settings(
@@ -81,44 +65,11 @@ def settings(
         "SIDE": side,
         "BLOCKS_PER_DOT": max(1, (32 if dtype == torch.float32 else 64) // side),
         "BLOCK_M": config.block_m,
-        "SPLITS": splits,
+        "SPLIT": splits > 1,
         "HAS_BIAS": bias,
         "EVEN_K": even,
         "PRECISION": "tf32x3",
     }
-
-
-@torch.library.custom_op("ao_kernels::bsr_linear", mutates_args=())
-def bsr_linear(
-    x: Tensor,
-    blocks: Tensor,
-    col_indices: Tensor,
-    crow_indices: Tensor,
-    order: Tensor,
-    bias: Tensor | None,
-    n: int,
-    k: int,
-) -> Tensor:
-    """Activations (…, k) times the transpose of a block-sparse weight (n, k), plus bias.
-
-    `blocks` (nnz, side, side) in the dtype of x, `col_indices` int32 (nnz,), `crow_indices` and `order`
-    int32, (ceil(n / side) + 1,) and one less.
-    """
-    return launch(x, blocks, col_indices, crow_indices, order, bias, n, k)
-
-
-@bsr_linear.register_fake
-def _(
-    x: Tensor,
-    blocks: Tensor,
-    col_indices: Tensor,
-    crow_indices: Tensor,
-    order: Tensor,
-    bias: Tensor | None,
-    n: int,
-    k: int,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], n))
 
 
 def launch(
@@ -131,10 +82,13 @@ def launch(
     n: int,
     k: int,
     *,
-    splits: int | None = None,
-    config: TileConfig | None = None,
+    setting: LaunchConfig | None = None,
 ) -> Tensor:
-    """The op itself; `splits`, and with it `config`, set how many share a row of blocks, and which."""
+    """Activations (…, k) times the transpose of a block-sparse weight (n, k), plus bias.
+
+    `blocks` (nnz, side, side) in the dtype of x, `col_indices` int32 (nnz,), `crow_indices` and `order`
+    int32, (ceil(n / side) + 1,) and one less. `setting` is for tests: how to launch.
+    """
     from ao_kernels.triton.bsr import kernel
 
     x_MK = rows_of(x, k)
@@ -142,24 +96,26 @@ def launch(
     if m == 0:
         return out
     side, block_rows = blocks.shape[-1], len(order)
-    if splits is None:
-        setting = choose(
-            case_of(side, m, x.dtype, len(blocks), n, k, x.device),
-            lambda each: launch(
-                x, blocks, col_indices, crow_indices, order, bias, n, k,
-                splits=each.splits, config=each.config,
-            ),
-        )  # fmt: skip
-        splits, config = setting.splits, setting.config
-    config = config or tile_config_of(m, side, x.dtype)
+    config, splits = setting or launch_config_of(
+        side, m, x.dtype, len(blocks), block_rows, sm_count(x.device)
+    )
     m_tiles = -(-m // config.block_m)
-    programs = block_rows * m_tiles
     with on_device(x):
-        partial, semaphores = split_k_workspace(out, programs, splits, side * config.block_m)
+        partial, semaphores = split_k_workspace(
+            out, block_rows * m_tiles, splits, side * config.block_m
+        )
         kernel.linear[(block_rows, splits, m_tiles)](
-            x_MK, blocks, col_indices, crow_indices, order, out if bias is None else bias, out,
-            partial, semaphores, m, n, k, x_MK.stride(0),
+            x_MK, blocks, col_indices, crow_indices, order, out if bias is None else bias.contiguous(), out,
+            partial, semaphores, m, n, k, x_MK.stride(0), splits,
             **settings(side, config, splits, x.dtype, bias=bias is not None, even=k % side == 0),
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     return out
+
+
+bsr_linear = define(
+    "bsr_linear(Tensor x, Tensor blocks, Tensor col_indices, Tensor crow_indices, Tensor order, "
+    "Tensor? bias, SymInt n, SymInt k) -> Tensor",
+    launch,
+    lambda x, blocks, col_indices, crow_indices, order, bias, n, k: x.new_empty((*x.shape[:-1], n)),
+)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ao_core import DType, Layout, Spec
 from ao_core.ext import Parts, blocksize_of
+from ao_kernels.triton.shared.workspace import prepare
 
 __all__ = ["BSR_LAYOUTS", "SIDES", "BsrSorted", "order_of"]
 
@@ -46,6 +47,7 @@ class BsrSorted(Layout):
         self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType
     ) -> Parts:
         """With the order of rows."""
+        prepare(parts["qdata"].device)
         return {**parts, "row_order": order_of(parts["crow_indices"])}
 
     def to_canonical(self, parts: Parts, spec: Spec, shape: tuple[int, ...], dtype: DType) -> Parts:

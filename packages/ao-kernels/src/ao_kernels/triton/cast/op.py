@@ -12,6 +12,7 @@ from ao_core.ext import ConfigError, UnsupportedOp
 from ao_kernels.triton.cast.records import STORAGE
 from ao_kernels.triton.shared.device import on_device
 from ao_kernels.triton.shared.dtypes import INPUTS
+from ao_kernels.triton.shared.ops import define
 from ao_kernels.triton.shared.ptx import divide, pack_float8, refine
 
 __all__ = ["SCALES", "TILES", "WARPS", "cast_dual", "cast_plain", "settings"]
@@ -41,8 +42,7 @@ def settings(numbers: str, scales: str, *, transposed: bool, assembly: bool) -> 
     }
 
 
-@torch.library.custom_op("ao_kernels::cast_dual", mutates_args=())
-def cast_dual(
+def _cast_dual(
     x: Tensor, numbers: str, scales: str, scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """A matrix x (M, N) and its transpose in float8, read once where scales allow.
@@ -64,19 +64,17 @@ def cast_dual(
     _check(x, numbers, scales, scale)
     codes, by, codes_t, by_t = _outputs(x, scales)
     launch(x, numbers, scales, scale, codes, by, codes_t, by_t)
-    return _as(codes, numbers), by, _as(codes_t, numbers)[:, : len(x)], by_t
+    return _as(codes, numbers), by, _as(codes_t, numbers)[:, : x.shape[0]], by_t
 
 
-@cast_dual.register_fake
-def _(
+def _fake_dual(
     x: Tensor, numbers: str, scales: str, scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     codes, by, codes_t, by_t = _outputs(x, scales)
-    return _as(codes, numbers), by, _as(codes_t, numbers)[:, : len(x)], by_t
+    return _as(codes, numbers), by, _as(codes_t, numbers)[:, : x.shape[0]], by_t
 
 
-@torch.library.custom_op("ao_kernels::cast_plain", mutates_args=())
-def cast_plain(x: Tensor, numbers: str, scales: str) -> tuple[Tensor, Tensor]:
+def _cast_plain(x: Tensor, numbers: str, scales: str) -> tuple[Tensor, Tensor]:
     """The first half of `cast_dual`."""
     _check(x, numbers, scales, None)
     codes, by = _output(x, x.shape, scales)
@@ -84,8 +82,7 @@ def cast_plain(x: Tensor, numbers: str, scales: str) -> tuple[Tensor, Tensor]:
     return _as(codes, numbers), by
 
 
-@cast_plain.register_fake
-def _(x: Tensor, numbers: str, scales: str) -> tuple[Tensor, Tensor]:
+def _fake_plain(x: Tensor, numbers: str, scales: str) -> tuple[Tensor, Tensor]:
     codes, by = _output(x, x.shape, scales)
     return _as(codes, numbers), by
 
@@ -162,3 +159,13 @@ def _check(x: Tensor, numbers: str, scales: str, scale: Tensor | None) -> None:
         raise ConfigError(
             f"scale: one number in float32 is needed, found {scale.dtype} of shape {tuple(scale.shape)}"
         )
+
+
+cast_dual = define(
+    "cast_dual(Tensor x, str numbers, str scales, Tensor? scale=None) -> (Tensor, Tensor, Tensor, Tensor)",
+    _cast_dual,
+    _fake_dual,
+)
+cast_plain = define(
+    "cast_plain(Tensor x, str numbers, str scales) -> (Tensor, Tensor)", _cast_plain, _fake_plain
+)

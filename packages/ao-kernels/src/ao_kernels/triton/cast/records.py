@@ -9,6 +9,7 @@ from ao_core import WHOLE, Call, Kernel, Spec
 from ao_core.ext import Parts
 from ao_kernels.triton.shared.device import unavailable_float8
 from ao_kernels.triton.shared.dtypes import INPUTS
+from ao_kernels.triton.shared.known_answer import Sample, noise, proven
 
 __all__ = ["CAST_KERNELS", "STORAGE", "quantize_both", "quantize_plain"]
 
@@ -51,7 +52,18 @@ def _refuses(call: Call) -> str | None:
     return None
 
 
+def _sample(call: Call) -> Sample:
+    """More than a tile in either dimension."""
+    return Sample(
+        (repr(call.spec), call.x_dtype),
+        lambda: (noise((130, 144), call.x_dtype), call.spec),
+    )
+
+
 CAST_KERNELS = tuple(
-    Kernel(f"triton_{op}_plain", op, "plain", "cuda", fn, 50, unavailable_float8, _refuses)
+    Kernel(
+        f"triton_{op}_plain", op, "plain", "cuda", fn, 50, unavailable_float8,
+        proven(op, fn, _refuses, _sample),
+    )
     for op, fn in (("quantize", quantize_plain), ("quantize_both", quantize_both))
-)
+)  # fmt: skip

@@ -14,6 +14,7 @@ from ao_kernels.triton.cast.op import TILES
 from ao_kernels.triton.cast.op import WARPS as CAST_WARPS
 from ao_kernels.triton.fake_quantize.records import float_format
 from ao_kernels.triton.shared.device import on_device
+from ao_kernels.triton.shared.ops import define
 from ao_kernels.triton.shared.ptx import divide, refine
 
 __all__ = ["HELD", "WARPS", "round_blocks", "settings"]
@@ -24,8 +25,7 @@ HELD, WARPS = 4096, 4
 _NEVER = 1 << 23
 
 
-@torch.library.custom_op("ao_kernels::round_blocks", mutates_args=())
-def round_blocks(x: Tensor, numbers: str, block: int, scales: str, mode: str) -> Tensor:
+def _round_blocks(x: Tensor, numbers: str, block: int, scales: str, mode: str) -> Tensor:
     """The values of x (…, K) in a format of blocks, in the dtype of x.
 
     Args:
@@ -53,11 +53,6 @@ def round_blocks(x: Tensor, numbers: str, block: int, scales: str, mode: str) ->
             **settings(numbers, scales, mode, assembly=x.is_cuda), num_warps=WARPS, num_stages=1,
         )  # fmt: skip
     return out
-
-
-@round_blocks.register_fake
-def _(x: Tensor, numbers: str, block: int, scales: str, mode: str) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def settings(numbers: str, scales: str, mode: str, *, assembly: bool) -> dict[str, Any]:
@@ -96,3 +91,10 @@ def _exponents(dtype: DType, mode: str) -> tuple[int, int]:
 def _mantissa(number: float) -> int:
     """Of a number in [0.5, 1) the bits behind its exponent."""
     return round((2 * number - 1) * (1 << 23))
+
+
+round_blocks = define(
+    "round_blocks(Tensor x, str numbers, int block, str scales, str mode) -> Tensor",
+    _round_blocks,
+    lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
+)

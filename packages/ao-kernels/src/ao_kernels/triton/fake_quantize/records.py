@@ -12,6 +12,7 @@ from ao_core.ext import registry
 from ao_core.ext.numerics import FloatFormat
 from ao_kernels.triton.shared.device import unavailable
 from ao_kernels.triton.shared.dtypes import INPUTS
+from ao_kernels.triton.shared.known_answer import Sample, noise, proven
 
 __all__ = ["BLOCK_KERNELS", "fake_quantize", "float_format", "kind_of"]
 
@@ -67,8 +68,19 @@ def _refuses(call: Call) -> str | None:
     return None
 
 
+def _sample(call: Call) -> Sample:
+    """Whole blocks, and a shorter one at the end of each row where the call has such."""
+    block = call.spec.block[-1]
+    k = 4 * block - (8 if call.x_shape[-1] % block else 0)
+    return Sample(
+        (repr(call.spec), call.x_dtype, k),
+        lambda: (noise((33, k), call.x_dtype), call.spec),
+    )
+
+
 BLOCK_KERNELS = (
     Kernel(
-        "triton_fake_quantize", "fake_quantize", "plain", "cuda", fake_quantize, 50, unavailable, _refuses
+        "triton_fake_quantize", "fake_quantize", "plain", "cuda", fake_quantize, 50, unavailable,
+        proven("fake_quantize", fake_quantize, _refuses, _sample),
     ),
 )  # fmt: skip

@@ -5,11 +5,12 @@
 import triton
 import triton.language as tl
 
+from ao_kernels.triton.shared.kernel_prefetch import start
+
 
 @triton.jit(do_not_specialize=["blocks"])
 def transform(
     x_ptr,
-    signs_ptr,
     y_ptr,
     blocks,
     before,
@@ -19,13 +20,16 @@ def transform(
     PADDED: tl.constexpr,
     POWER: tl.constexpr,
     ROUNDS: tl.constexpr,
+    SIGNS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """BLOCKS blocks of ORDER · POWER elements, which lie one behind the other in x and y.
 
-    ORDER: of the Paley matrix `signs_ptr` (PADDED, PADDED), zeros beyond ORDER, int8; 1 where there is
-    none. POWER = 2**ROUNDS. x is multiplied by `before` and sums by `after`. PADDED: ORDER as a power of
+    ORDER: of the Paley matrix, whose rows are the bits of SIGNS, set for -1; 1 where there is none.
+    POWER = 2**ROUNDS. x is multiplied by `before` and sums by `after`. PADDED: ORDER as a power of
     two, 16 at least where there is a matrix.
     """
+    start(PDL)
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     places = tl.arange(0, PADDED * POWER)
     inside = (block < blocks)[:, None] & (places < ORDER * POWER)[None, :]
@@ -42,7 +46,12 @@ def transform(
         # the runs of a block are the rows that its matrix sums up
         tl.static_assert(BLOCKS == 1)
         row = tl.arange(0, PADDED)
-        signs = tl.load(signs_ptr + row[:, None] * PADDED + row[None, :]).to(tl.float32)
+        bits = tl.zeros((PADDED,), tl.int64)
+        for i in tl.static_range(ORDER):
+            bits = tl.where(row == i, SIGNS[i], bits)
+        negative = (bits[:, None] >> row[None, :] & 1) == 1
+        signs = tl.where(negative, -1.0, 1.0)
+        signs = tl.where((row < ORDER)[:, None] & (row < ORDER)[None, :], signs, 0.0)
         # ±1 is exact in TF32, so what is left of x after three products is below float32's rounding
         y = tl.dot(signs, y, input_precision="tf32x3")
     y = tl.reshape(y, (BLOCKS, PADDED * POWER)) * after

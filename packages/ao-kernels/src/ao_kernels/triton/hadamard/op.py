@@ -6,14 +6,15 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ao_core.ext.kernels import neutral
 from ao_core.ext.numerics import hadamard_factors, hadamard_matrix, hadamard_scales
-from ao_kernels.triton.shared.device import on_device
+from ao_kernels.triton.shared.device import on_device, supports_pdl
+from ao_kernels.triton.shared.ops import define
+from ao_kernels.triton.shared.tile_config import options
 
-__all__ = ["Shape", "launch_shape", "transform"]
+__all__ = ["Shape", "launch_shape", "sign_bits", "transform"]
 
 #: elements that a CTA holds at least, and at most: they pass through shared memory in float32
 _FEWEST, _MOST = 2048, 16 * 1024
@@ -62,16 +63,21 @@ def launch_shape(block: int) -> Shape | str:
 
 
 @lru_cache(maxsize=32)
-def _signs(shape: Shape, inverse: bool, device: torch.device) -> Tensor:
-    """The Paley matrix, padded with zeros."""
+def sign_bits(order: int, inverse: bool) -> tuple[int, ...]:
+    """The Paley matrix in bits, an integer for each row: set where an element is -1.
+
+    They are constants of the kernel. A tensor would be made by the first launch, which may be in memory that
+    a CUDA graph takes back.
+    """
+    if order == 1:
+        return ()
     with neutral():
-        matrix = hadamard_matrix(shape.order)
-        missing = shape.padded - shape.order
-        return F.pad(matrix.T if inverse else matrix, (0, missing, 0, missing)).to(device)
+        matrix = hadamard_matrix(order)
+        rows = (matrix.T if inverse else matrix).tolist()
+    return tuple(sum(1 << i for i, sign in enumerate(row) if sign < 0) for row in rows)
 
 
-@torch.library.custom_op("ao_kernels::hadamard_blocks", mutates_args=())
-def transform(x: Tensor, block: int, inverse: bool) -> Tensor:
+def _transform(x: Tensor, block: int, inverse: bool) -> Tensor:
     """H x / √block, or with `inverse` Hᵀ x / √block, of every `block` elements of x (…, K).
 
     Args:
@@ -88,15 +94,17 @@ def transform(x: Tensor, block: int, inverse: bool) -> Tensor:
     y, blocks = torch.empty_like(x), x.numel() // block
     if blocks == 0:
         return y
-    signs = _signs(shape, inverse, x.device) if shape.order > 1 else x
+    pdl = supports_pdl(x.device)
     with on_device(x):
         kernel.transform[(-(-blocks // shape.blocks),)](
-            x, signs, y, blocks, *hadamard_scales(block), **shape.constants, num_warps=shape.warps,
-            num_stages=1,
+            x, y, blocks, *hadamard_scales(block), **shape.constants,
+            SIGNS=sign_bits(shape.order, inverse), PDL=pdl, **options(shape.warps, 1, pdl=pdl),
         )  # fmt: skip
     return y
 
 
-@transform.register_fake
-def _(x: Tensor, block: int, inverse: bool) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+transform = define(
+    "hadamard_blocks(Tensor x, int block, bool inverse) -> Tensor",
+    _transform,
+    lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
+)

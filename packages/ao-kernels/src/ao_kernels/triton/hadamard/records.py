@@ -8,6 +8,7 @@ from ao_core import Call, Kernel
 from ao_kernels.triton.hadamard.op import Shape, launch_shape, transform
 from ao_kernels.triton.shared.device import unavailable
 from ao_kernels.triton.shared.dtypes import INPUTS
+from ao_kernels.triton.shared.known_answer import MATMUL, Sample, noise, proven
 
 __all__ = ["HADAMARD_KERNELS", "hadamard"]
 
@@ -31,6 +32,17 @@ def _describe(call: Call) -> str:
     return f"{shape.blocks} blocks of {shape.order} × {shape.power}, {shape.warps} warps"
 
 
+def _sample(call: Call) -> Sample:
+    """Three rows of two blocks; where a matrix is multiplied by, sums are in another order."""
+    block = call.spec.block[-1]
+    power = block & (block - 1) == 0
+
+    def arguments() -> tuple[object, ...]:
+        return noise((3, 2 * block), call.x_dtype), block, True
+
+    return Sample((block, call.x_dtype), arguments, 0.0 if power else MATMUL)
+
+
 HADAMARD_KERNELS = (
     Kernel(
         "triton_hadamard",
@@ -40,7 +52,7 @@ HADAMARD_KERNELS = (
         hadamard,
         50,
         unavailable,
-        _refuses,
+        proven("hadamard", hadamard, _refuses, _sample),
         _describe,
     ),
 )

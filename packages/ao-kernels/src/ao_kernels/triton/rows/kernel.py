@@ -5,10 +5,11 @@
 import triton
 import triton.language as tl
 
+from ao_kernels.triton.shared.kernel_prefetch import start
 from ao_kernels.triton.shared.kernel_rounding import code, greater, quotient, reciprocal, scale_of
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["zero_ptr"])
 def quantize_rows(
     x_ptr,
     other_ptr,
@@ -31,13 +32,16 @@ def quantize_rows(
     SATURATE: tl.constexpr,
     REFINE: tl.constexpr,
     ROUND: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """ROWS rows of K ≤ COLS numbers, each with a scale of its own.
 
     SOURCE: "plain", they are those of x (M, K); "rms_norm", x over its root mean square, times `other_ptr`
     (K,) where stride_other is 1; "silu_mul", silu(x) times `other_ptr` (M, K). They are rounded to the type
     of x. KIND of the codes: "float", "signed" or "unsigned", which has zero points.
+    With PDL the matmul behind may start, and prefetch its weights, while this runs.
     """
+    start(PDL)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, COLS)
     row_inside = rows < M

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from ao_core.ext import registry
 from ao_kernels.triton.rows.records import FLOAT8
-from ao_kernels.triton.shared.device import on_device
+from ao_kernels.triton.shared.device import on_device, supports_pdl
 from ao_kernels.triton.shared.dtypes import ELEMENTS
+from ao_kernels.triton.shared.ops import define
 from ao_kernels.triton.shared.ptx import divide, refine, round_pair
+from ao_kernels.triton.shared.tile_config import options
 
 __all__ = ["SOURCES", "launch_shape", "row_codes", "settings"]
 
@@ -47,8 +49,7 @@ def settings(numbers: str, source: str, dtype: torch.dtype, *, assembly: bool) -
     }
 
 
-@torch.library.custom_op("ao_kernels::row_codes", mutates_args=())
-def row_codes(
+def _row_codes(
     x: Tensor, other: Tensor | None, numbers: str, source: str, eps: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Codes of rows that are made from x (M, K), and what belongs to them.
@@ -75,25 +76,27 @@ def row_codes(
         stride = 0 if other is None else 1
         other = x.new_ones(1) if other is None else other.contiguous()
     held, cols, warps = launch_shape(k)
+    pdl = supports_pdl(x.device)
     with on_device(x):
         kernel.quantize_rows[(-(-m // held),)](
             x, x if other is None else other, codes, scale, zero_point, m, k, x.stride(0), stride, eps, held,
-            cols, **settings(numbers, source, x.dtype, assembly=x.is_cuda), num_warps=warps, num_stages=1,
+            cols, **settings(numbers, source, x.dtype, assembly=x.is_cuda), PDL=pdl,
+            **options(warps, 1, pdl=pdl),
         )  # fmt: skip
     return codes, scale, zero_point
 
 
-@row_codes.register_fake
-def _(
-    x: Tensor, other: Tensor | None, numbers: str, source: str, eps: float = 0.0
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _outputs(x, numbers)
-
-
 def _outputs(x: Tensor, numbers: str) -> tuple[Tensor, Tensor, Tensor]:
-    m = len(x)
+    m = x.shape[0]
     return (
         x.new_empty(x.shape, dtype=registry.dtypes.get(numbers).storage),
         x.new_empty((m, 1), dtype=torch.float32),
         x.new_empty((m if numbers == "uint8" else 0, 1), dtype=torch.uint8),
     )
+
+
+row_codes = define(
+    "row_codes(Tensor x, Tensor? other, str numbers, str source, float eps=0.0) -> (Tensor, Tensor, Tensor)",
+    _row_codes,
+    lambda x, other, numbers, *_: _outputs(x, numbers),
+)

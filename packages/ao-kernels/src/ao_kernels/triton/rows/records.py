@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from ao_core import WHOLE, Call, Kernel, Spec
 from ao_core.ext import Parts, make_parts
 from ao_kernels.triton.shared.device import unavailable, unavailable_float8
 from ao_kernels.triton.shared.dtypes import INPUTS
+from ao_kernels.triton.shared.known_answer import Sample, noise, proven
 
 __all__ = ["FLOAT8", "ROW_KERNELS", "quantize", "rms_norm_quantize", "silu_mul_quantize"]
 
@@ -63,19 +65,35 @@ def _refuses(call: Call, formats: tuple[str, ...]) -> str | None:
     return None
 
 
+def _sample(call: Call, op: str) -> Sample:
+    """Two rows: the same codes, or where the activations are computed in the same pass, those beside them."""
+    k, dtype = call.x_shape[-1], call.x_dtype
+
+    def arguments() -> tuple[object, ...]:
+        x = noise((2, k), dtype)
+        if op == "rms_norm_quantize":
+            return x, noise((k,), dtype), 1e-6, call.spec
+        return (x, x.flip(1), call.spec) if op == "silu_mul_quantize" else (x, call.spec)
+
+    return Sample((repr(call.spec), dtype, k), arguments, 0.0 if op == "quantize" else 0.13)
+
+
 def _kernels(numbers: str, formats: tuple[str, ...], unavailable: Any) -> tuple[Kernel, ...]:
     def refuses(call: Call) -> str | None:
         return _refuses(call, formats)
 
     # before the cast of tiles, which reads rows twice
     return tuple(
-        Kernel(f"triton_{numbers}_{op}", op, "plain", "cuda", fn, 51, unavailable, refuses)
+        Kernel(
+            f"triton_{numbers}_{op}", op, "plain", "cuda", fn, 51, unavailable,
+            proven(op, fn, refuses, partial(_sample, op=op)),
+        )
         for op, fn in (
             ("quantize", quantize),
             ("rms_norm_quantize", rms_norm_quantize),
             ("silu_mul_quantize", silu_mul_quantize),
         )
-    )
+    )  # fmt: skip
 
 
 ROW_KERNELS = (

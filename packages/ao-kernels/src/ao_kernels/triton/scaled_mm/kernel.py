@@ -8,7 +8,10 @@ import triton.language as tl
 from ao_kernels.triton.shared.kernel_offsets import find
 
 
-@triton.jit(do_not_specialize=["M", "m_tiles"])
+@triton.jit(
+    do_not_specialize=["M", "m_tiles"],
+    do_not_specialize_on_alignment=["zero_ptr", "sums_ptr", "bias_ptr", "offs_ptr"],
+)
 def matmul(
     a,
     b,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ao_kernels.triton.shared.device import capability, on_device, sm_count
-from ao_kernels.triton.tuning.choose import Case, choose
-from ao_kernels.triton.tuning.store import Problem, bucket
+from ao_kernels.triton.shared.ops import define
 
 __all__ = [
     "BLOCK_K",
@@ -20,7 +18,9 @@ __all__ = [
     "aligned",
     "constants",
     "launch",
+    "promotes",
     "scaled_matmul",
+    "tile_config_for",
     "tile_config_of",
 ]
 
@@ -49,7 +49,7 @@ TILE_CONFIGS = (
 
 
 def tile_configs_of(m: int, *, largest: bool) -> tuple[TileConfig, ...]:
-    """Those that may serve m rows an expert, or another number in its bucket.
+    """Those that may serve m rows an expert.
 
     `largest` says whether the first is among them.
     """
@@ -77,27 +77,13 @@ def promotes(dtype: torch.dtype, a_scales: str, fast_accum: bool) -> bool:
     return dtype != torch.int8 and (a_scales == "block" or not fast_accum)
 
 
-@lru_cache(maxsize=4096)
-def case_of(
-    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
-    kinds: tuple[str, str],
-    promote: bool,
-    experts: int,
-    sizes: tuple[int, int, int],
-    device: torch.device,
-) -> Case[TileConfig]:
-    """What settings are chosen for: dtypes of a, b and the result; m rows for all experts, n, k."""
-    m, n, k = sizes
-    share = -(-m // experts)
+def tile_config_for(
+    m: int, n: int, experts: int, device: torch.device, *, promote: bool
+) -> TileConfig:
+    """What serves m rows for all experts."""
     # from sm_100 on sums have a memory of their own, and those of the largest do not fit into registers
     largest = not promote and capability(device) == (9, 0)
-    facts = (*dtypes, *kinds, "promoted" if promote else "plain", experts)
-    return Case(
-        Problem("scaled_matmul", facts, n, k, bucket(share)),
-        device,
-        tile_config_of(share, n, experts, sm_count(device), largest=largest),
-        lambda: tile_configs_of(share, largest=largest),
-    )
+    return tile_config_of(-(-m // experts), n, experts, sm_count(device), largest=largest)
 
 
 def constants(
@@ -130,8 +116,7 @@ def constants(
     }
 
 
-@torch.library.custom_op("ao_kernels::scaled_matmul", mutates_args=())
-def scaled_matmul(
+def launch(
     a: Tensor,
     b: Tensor,
     a_scale: Tensor,
@@ -143,6 +128,10 @@ def scaled_matmul(
     bias: Tensor | None = None,
     offs: Tensor | None = None,
     fast_accum: bool = True,
+    sums: Tensor | None = None,
+    *,
+    config: TileConfig | None = None,
+    tma: bool | None = None,
 ) -> Tensor:
     """Codes a (M, K) times the transpose of codes b (N, K), or of those of experts (E, N, K), scaled.
 
@@ -159,54 +148,19 @@ def scaled_matmul(
         bias: (N,).
         offs: int32 (E,), the row of a after each expert's last. Rows from offs[-1] on become 0; where offsets
             decrease or exceed M, what comes out is undefined, as nobody waits to look at them.
+        sums: int32 (N,), or (E · N,), of the rows of b, which `zero_point` needs; None: they are added up,
+            which reads b once more.
+        config: for tests, and so is `tma`: what follows from sizes and the device.
+        tma: see there.
         fast_accum: leave sums of float8 to the tensor cores, which on sm_90 have 14 bits for them.
 
     Returns:
         (M, N).
     """
-    return launch(
-        a, b, a_scale, b_scale, a_scales, b_scales, dtype, zero_point, bias, offs, fast_accum
-    )  # fmt: skip
-
-
-@scaled_matmul.register_fake
-def _(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    a_scales: str,
-    b_scales: str,
-    dtype: torch.dtype,
-    zero_point: Tensor | None = None,
-    bias: Tensor | None = None,
-    offs: Tensor | None = None,
-    fast_accum: bool = True,
-) -> Tensor:
-    return a.new_empty((a.shape[0], b.shape[-2]), dtype=dtype)
-
-
-def launch(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    a_scales: str,
-    b_scales: str,
-    dtype: torch.dtype,
-    zero_point: Tensor | None = None,
-    bias: Tensor | None = None,
-    offs: Tensor | None = None,
-    fast_accum: bool = True,
-    *,
-    config: TileConfig | None = None,
-    tma: bool | None = None,
-) -> Tensor:
-    """The op itself; `config` and `tma` set what follows from sizes and the device."""
     from ao_kernels.triton.scaled_mm import kernel
 
     (m, k), n = a.shape, b.shape[-2]
-    experts = 1 if offs is None else len(offs)
+    experts = 1 if offs is None else offs.shape[0]
     out = a.new_empty((m, n), dtype=dtype)
     if out.numel() == 0:
         return out
@@ -214,28 +168,20 @@ def launch(
     if tma is None:
         tma = capability(a.device) >= (9, 0)
     if config is None:
-        case = case_of(
-            (a.dtype, b.dtype, dtype), (a_scales, b_scales), promote, experts, (m, n, k), a.device
-        )
-        config = choose(
-            case,
-            lambda each: launch(
-                a, b, a_scale, b_scale, a_scales, b_scales, dtype, zero_point, bias, offs, fast_accum,
-                config=each, tma=tma,
-            ),
-        )  # fmt: skip
+        config = tile_config_for(m, n, experts, a.device, promote=promote)
     m_tiles = -(-m // config.block_m) + (0 if offs is None else experts)
     with on_device(a):
         a, b = aligned(a), aligned(b.reshape(-1, k))
         if b_scales == "block":  # as the kernel reads them, without looking where the rows end
             b_scale = F.pad(b_scale.t(), (0, -n % BLOCK_K))
-        zero_M = sums = a_scale
-        if zero_point is not None:
-            zero_M, sums = zero_point.expand(m, 1).contiguous(), b.sum(1, dtype=torch.int32)
+        zero_M = a_scale if zero_point is None else zero_point.expand(m, 1).contiguous()
+        if sums is None:
+            sums = a_scale if zero_point is None else b.sum(1, dtype=torch.int32)
         kernel.matmul[(m_tiles * -(-n // config.block_n),)](
             _operand(a, config.block_m, tma), _operand(b, config.block_n, tma),
             a_scale.contiguous(), b_scale.contiguous(), zero_M, sums,
-            out if bias is None else bias, a_scale if offs is None else offs, out,
+            out if bias is None else bias.contiguous(),
+            a_scale if offs is None else offs.contiguous(), out,
             m, n, k, a.stride(0), b.stride(0), m_tiles, experts,
             **constants(
                 config, (a_scales, b_scales), integers=integers, promote=promote,
@@ -245,6 +191,17 @@ def launch(
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     return out
+
+
+scaled_matmul = define(
+    "scaled_matmul(Tensor a, Tensor b, Tensor a_scale, Tensor b_scale, str a_scales, str b_scales, "
+    "ScalarType dtype, Tensor? zero_point=None, Tensor? bias=None, Tensor? offs=None, bool fast_accum=True, "
+    "Tensor? sums=None) -> Tensor",
+    launch,
+    lambda a, b, a_scale, b_scale, a_scales, b_scales, dtype, *_: a.new_empty(
+        (a.shape[0], b.shape[-2]), dtype=dtype
+    ),
+)
 
 
 def aligned(codes: Tensor) -> Tensor:

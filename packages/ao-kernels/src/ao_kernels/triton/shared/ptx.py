@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
+import torch
+
 __all__ = [
     "AND_OR",
     "AND_XOR",
@@ -19,7 +21,9 @@ __all__ = [
     "block",
     "divide",
     "load_scale",
+    "load_zero",
     "multiply_add",
+    "ones",
     "pack_float8",
     "refine",
     "round_pair",
@@ -41,6 +45,11 @@ SUFFIX = {"bf16": "bf16x2", "fp16": "f16x2"}
 def load_scale(bits: int) -> str:
     """A number of 16 or 32 bits."""
     return f"ld.global.nc.b{bits} $0, [$1];"
+
+
+def load_zero(dtype: torch.dtype) -> str:
+    """A zero point: a byte as 32 bits, or a number."""
+    return LOAD_BYTE if dtype == torch.uint8 else load_scale(8 * dtype.itemsize)
 
 
 def block(lines: Iterable[str]) -> str:
@@ -103,6 +112,15 @@ def multiply_add(element: str) -> str:
 def round_pair(element: str) -> str:
     """$1 and $2, the first in the lower half, as "bf16" or "fp16"."""
     return f"cvt.rn.{SUFFIX[element]}.f32 $0, $2, $1;"
+
+
+#: element → the bits of 1, in all of a register
+_ONES = {"bf16": 0x3F803F80, "fp16": 0x3C003C00, "int8": 0x01010101, "e4m3": 0x38383838}
+
+
+def ones(element: str) -> str:
+    """1 in "bf16", "fp16", "int8" or "e4m3", as often as a register holds it, whatever $1 and so on are."""
+    return f"mov.b32 $0, {_ONES[element]:#010x};"
 
 
 @lru_cache

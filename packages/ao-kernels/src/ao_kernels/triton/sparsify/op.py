@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ao_core.ext import ConfigError, UnsupportedOp
 from ao_kernels.triton.shared.device import on_device
+from ao_kernels.triton.shared.ops import define
 
 __all__ = [
     "INPUTS",
@@ -46,8 +47,7 @@ class Sizes(NamedTuple):
         return cls(n32, k64, k32, n64)
 
 
-@torch.library.custom_op("ao_kernels::sparsify24", mutates_args=())
-def sparsify24(x: Tensor) -> tuple[Tensor, Tensor]:
+def _sparsify24(x: Tensor) -> tuple[Tensor, Tensor]:
     """The two of the greatest magnitude of every four of x (N, K); ties to the first, NaN counts as infinity.
 
     Infinities become the greatest finite number, as where dense values are encoded.
@@ -62,13 +62,7 @@ def sparsify24(x: Tensor) -> tuple[Tensor, Tensor]:
     return out
 
 
-@sparsify24.register_fake
-def _(x: Tensor) -> tuple[Tensor, Tensor]:
-    return _canonical(x)
-
-
-@torch.library.custom_op("ao_kernels::sparsify24_both", mutates_args=())
-def sparsify24_both(x: Tensor, order: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _sparsify24_both(x: Tensor, order: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The best eight of each 4 × 4 tile of x (N, K), packed for matmuls with x and with its transpose.
 
     Of every tile those stay, two in each row and column, whose magnitudes have the greatest sum. Sizes
@@ -90,24 +84,13 @@ def sparsify24_both(x: Tensor, order: str) -> tuple[Tensor, Tensor, Tensor, Tens
     return _turned(out)
 
 
-@sparsify24_both.register_fake
-def _(x: Tensor, order: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _turned(_packs(x, order))
-
-
-@torch.library.custom_op("ao_kernels::tile_mask", mutates_args=())
-def tile_mask(x: Tensor) -> Tensor:
+def _tile_mask(x: Tensor) -> Tensor:
     """True for what `sparsify24_both` keeps of x (N, K)."""
     _check(x)
     n, k = x.shape
     mask = x.new_empty((n, -(-k // 8) * 8), dtype=torch.uint8)
     launch_tiles(x, None, (mask,))
     return mask.view(torch.bool)[:, :k].contiguous()
-
-
-@tile_mask.register_fake
-def _(x: Tensor) -> Tensor:
-    return torch.empty_like(x, dtype=torch.bool, memory_format=torch.contiguous_format)
 
 
 def _canonical(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,3 +170,16 @@ def launch_tiles(x: Tensor, order: str | None, out: tuple[Tensor, ...]) -> None:
             **settings(x), PACKS=order is not None, BLOCKED=order == "cusparselt",
             num_warps=WARPS, num_stages=1,
         )  # fmt: skip
+
+
+sparsify24 = define("sparsify24(Tensor x) -> (Tensor, Tensor)", _sparsify24, _canonical)
+sparsify24_both = define(
+    "sparsify24_both(Tensor x, str order) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _sparsify24_both,
+    lambda x, order: _turned(_packs(x, order)),
+)
+tile_mask = define(
+    "tile_mask(Tensor x) -> Tensor",
+    _tile_mask,
+    lambda x: torch.empty_like(x, dtype=torch.bool, memory_format=torch.contiguous_format),
+)

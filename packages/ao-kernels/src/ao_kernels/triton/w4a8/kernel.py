@@ -4,18 +4,26 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ao_kernels.triton.shared.kernel_operands import concat_planes, load_scales
-from ao_kernels.triton.shared.kernel_prefetch import prefetch_weights
+from ao_kernels.triton.shared.kernel_operands import (
+    concat_planes,
+    load_scales,
+    load_zeros,
+    ones_like,
+)
+from ao_kernels.triton.shared.kernel_prefetch import prefetch, prefetch_tiles
 from ao_kernels.triton.shared.kernel_split_k import epilogue
 
 
-@triton.jit(do_not_specialize=["M", "k_tiles", "tiles_per_split"])
+@triton.jit(
+    do_not_specialize=["M", "k_tiles", "tiles_per_split", "splits"],
+    do_not_specialize_on_alignment=["x_scale_ptr", "x_zero_ptr", "bias_ptr", "semaphore_ptr"],
+)
 def linear(
     x_ptr,
     x_scale_ptr,
     x_zero_ptr,
-    x_sums_ptr,
     w_ptr,
     scale_ptr,
     zero_ptr,
@@ -30,6 +38,7 @@ def linear(
     stride_x,
     k_tiles,
     tiles_per_split,
+    splits,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PLANES: tl.constexpr,
@@ -37,67 +46,76 @@ def linear(
     PLANES_PER_GROUP: tl.constexpr,
     OFFSET: tl.constexpr,
     FACTOR: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     HAS_ZERO: tl.constexpr,
     HAS_X_ZERO: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     EVEN_K: tl.constexpr,
     ASM: tl.constexpr,
+    ONES: tl.constexpr,
     TO_FLOAT: tl.constexpr,
     LOAD_SCALE: tl.constexpr,
+    LOAD_ZERO: tl.constexpr,
     PREFETCH: tl.constexpr,
     PREFETCH_TILES: tl.constexpr,
 ):
     """The matmul x (M, K) @ weight.T + bias: one CTA for BLOCK_M × BLOCK_N of it and a split of K.
 
-    `x_ptr` has codes, int8 or float8, with row scales; with HAS_X_ZERO those are uint8 codes less 128, and
-    rows have zero points. PLANES_PER_GROUP planes share a scale of the weight; 0: one scale per row. The
-    weights are the left operand, which the tensor cores take from registers, as (value - OFFSET) / FACTOR.
-    With zero points, `x_sums_ptr` has the activation sums of each group (groups, M).
+    The first dimension of the grid is M, the second N, the third splits. `x_ptr` has codes, int8 or float8,
+    with row scales; with HAS_X_ZERO those are uint8 codes less 128, and rows have zero points.
+    PLANES_PER_GROUP planes share a scale of the weight; 0: one scale per row. The weights are the left
+    operand, which the tensor cores take from registers, as (value - OFFSET) / FACTOR. The correction by
+    zero points of weights takes the activation sums of each group, which are a product with ones.
 
-    ASM, TO_FLOAT and LOAD_SCALE are PTX; where one is None, the reference path uses plain operations.
-    PREFETCH_TILES is the prefetch distance before the kernel waits for the one in front (PDL).
+    ASM, ONES, TO_FLOAT and what begins with LOAD are PTX; where one is None, the reference path uses plain
+    operations. PREFETCH_TILES is the prefetch distance before the kernel waits for the one in front (PDL).
     """
-    n_tile = tl.program_id(0)
-    split = tl.program_id(1)
-    m_tile = tl.program_id(2)
+    m_tile = tl.program_id(0)
+    n_tile = tl.program_id(1)
+    split = tl.program_id(2)
     offs_m = m_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     tile_n = tl.arange(0, BLOCK_N)
     tile_k = tl.arange(0, PLANE_K)
-    first = split * tiles_per_split
-    last = tl.minimum(first + tiles_per_split, k_tiles)
+    first = tl.minimum(split * tiles_per_split, k_tiles - 1)
+    last = tl.minimum(split * tiles_per_split + tiles_per_split, k_tiles)
 
     INTEGERS: tl.constexpr = x_ptr.dtype.element_ty == tl.int8
     PLANES_PER_DOT: tl.constexpr = PLANES_PER_GROUP if PLANES_PER_GROUP else PLANES
-    GROUPS: tl.constexpr = PLANES // PLANES_PER_GROUP if PLANES_PER_GROUP else 0
+    GROUPS: tl.constexpr = PLANES // PLANES_PER_DOT
+    PER_TILE: tl.constexpr = GROUPS * BLOCK_N if PLANES_PER_GROUP else 0
+    if PREFETCH_TILES:
+        gdc_launch_dependents()
+        prefetch_tiles(w_ptr, n_tile, first, k_tiles, PREFETCH_TILES, BLOCK_N * PLANE_K, PREFETCH)
+        if PLANES_PER_GROUP:
+            prefetch_tiles(scale_ptr, n_tile, first, k_tiles, PREFETCH_TILES, PER_TILE, PREFETCH)
+        else:
+            prefetch(scale_ptr + n_tile * BLOCK_N, BLOCK_N, PREFETCH)
+        gdc_wait()
     block = n_tile.to(tl.int64) * k_tiles + first
-    grid = block * GROUPS if PLANES_PER_GROUP else n_tile
+    grid = n_tile.to(tl.int64) * k_tiles * PER_TILE if PLANES_PER_GROUP else n_tile * BLOCK_N
     k_offsets = tl.arange(0, PLANES_PER_DOT * PLANE_K)
     w_at = w_ptr + block * (BLOCK_N * PLANE_K) + tile_n[:, None] * PLANE_K
-    scale_at = scale_ptr + grid * BLOCK_N + tile_n
+    scale_at = scale_ptr + grid + tile_n
+    zero_at = zero_ptr + grid + tile_n
     x_at = x_ptr + offs_m[None, :].to(tl.int64) * stride_x + first * (PLANES * PLANE_K)
     inside_m = offs_m[None, :] < M
 
-    if PREFETCH_TILES:
-        prefetch_weights(
-            w_ptr,
-            n_tile,
-            split,
-            k_tiles,
-            tiles_per_split,
-            1,
-            BLOCK_N * PLANE_K,
-            PREFETCH,
-            PREFETCH_TILES,
-        )
+    if HAS_ZERO:
+        ones = ones_like(PLANES_PER_DOT * PLANE_K, BLOCK_N, x_ptr, ONES)
+        all_sums = tl.zeros((BLOCK_N, BLOCK_M), tl.int32 if INTEGERS else tl.float32)
     acc = tl.zeros(
         (BLOCK_N, BLOCK_M), tl.int32 if INTEGERS and PLANES_PER_GROUP == 0 else tl.float32
     )
+    by = _scales(scale_at + first * PER_TILE, GROUPS, BLOCK_N, LOAD_SCALE)
     for tile in range(first, last):
         # codes that have no zero points are signed
         planes = _numbers(w_at, tile_k, x_ptr, PLANES, not HAS_ZERO, ASM)
         left = K - tile * (PLANES * PLANE_K)
-        for group in tl.static_range(PLANES // PLANES_PER_DOT):
+        if PLANES_PER_GROUP:
+            next_by = _scales(
+                scale_at + tl.minimum(tile + 1, last - 1) * PER_TILE, GROUPS, BLOCK_N, LOAD_SCALE
+            )
+        for group in tl.static_range(GROUPS):
             k_index = (group * PLANES_PER_DOT * PLANE_K + k_offsets)[:, None]
             x = tl.load(
                 x_at + k_index, mask=inside_m if EVEN_K else inside_m & (k_index < left), other=0.0
@@ -105,31 +123,33 @@ def linear(
             w = concat_planes(planes, group * PLANES_PER_DOT, PLANES_PER_DOT)
             if PLANES_PER_GROUP == 0 and INTEGERS:
                 acc = tl.dot(w, x, acc, out_dtype=tl.int32)
+                if HAS_ZERO:
+                    all_sums = tl.dot(ones, x, all_sums, out_dtype=tl.int32)
             elif PLANES_PER_GROUP == 0:
                 acc += tl.dot(w, x)
+                if HAS_ZERO:
+                    all_sums += tl.dot(ones, x)
             else:
                 part = _matmuls(w, x, INTEGERS, TO_FLOAT)
-                acc += part * load_scales(scale_at + group * BLOCK_N, LOAD_SCALE)[:, None]
+                if HAS_ZERO:
+                    zero_point = load_zeros(zero_at + tile * PER_TILE + group * BLOCK_N, LOAD_ZERO)
+                    sums = _matmuls(ones, x, INTEGERS, TO_FLOAT)
+                    part += ((OFFSET - zero_point) * (1.0 / FACTOR))[:, None] * sums
+                acc += part * by[group][:, None]
+        if PLANES_PER_GROUP:
+            by = next_by
         w_at += BLOCK_N * PLANE_K
         x_at += PLANES * PLANE_K
-        scale_at += GROUPS * BLOCK_N
     total = acc.to(tl.float32) * FACTOR
-    if HAS_ZERO and PLANES_PER_GROUP:
-        total = _add_offsets(
-            total, scale_ptr, zero_ptr, x_sums_ptr, n_tile.to(tl.int64) * k_tiles * GROUPS,
-            first * GROUPS, last * GROUPS, tile_n, offs_m, M, BLOCK_N, OFFSET,
-        )  # fmt: skip
     if PLANES_PER_GROUP == 0:
         if HAS_ZERO:
-            # the sums are those of whole rows, which one split adds
-            sums = tl.load(x_sums_ptr + offs_m, mask=(offs_m < M) & (split == 0), other=0.0)
-            zero_point = tl.load(zero_ptr + n_tile * BLOCK_N + tile_n).to(tl.float32)
-            total += (OFFSET - zero_point)[:, None] * sums[None, :]
-        total *= load_scales(scale_at, LOAD_SCALE)[:, None]
+            zero_point = load_zeros(zero_at, LOAD_ZERO)
+            total += (OFFSET - zero_point)[:, None] * all_sums.to(tl.float32)
+        total *= by[0][:, None]
 
     offs_n = n_tile * BLOCK_N + tile_n
     if HAS_X_ZERO:
-        # the sums are those of whole rows here too
+        # the sums are those of whole rows, which one split adds
         x_zero = tl.load(x_zero_ptr + offs_m, mask=(offs_m < M) & (split == 0), other=128)
         x_zero = x_zero.to(tl.float32) - 128.0
         total -= tl.load(row_sums_ptr + offs_n)[:, None] * x_zero[None, :]
@@ -137,11 +157,20 @@ def linear(
 
     out_at = out_ptr + offs_m[None, :].to(tl.int64) * N + offs_n[:, None]
     inside = inside_m & (offs_n[:, None] < N)
-    at = m_tile * tl.num_programs(0) + n_tile
+    at = m_tile * tl.num_programs(1) + n_tile
     epilogue(
-        total, out_at, inside, bias_ptr, partial_ptr, semaphore_ptr, split, at, tile_n, offs_n, N,
-        BLOCK_M, BLOCK_N, SPLITS, HAS_BIAS,
+        total, out_at, inside, bias_ptr, partial_ptr, semaphore_ptr, split, splits, at, tile_n, offs_n, N,
+        BLOCK_M, BLOCK_N, SPLIT, HAS_BIAS,
     )  # fmt: skip
+
+
+@triton.jit
+def _scales(at, GROUPS: tl.constexpr, BLOCK_N: tl.constexpr, LOAD_SCALE: tl.constexpr):
+    """The scales of a tile, a tensor for each group: loaded while the tile before is multiplied."""
+    by = ()
+    for group in tl.static_range(GROUPS):
+        by += (load_scales(at + group * BLOCK_N, LOAD_SCALE),)
+    return by
 
 
 @triton.jit
@@ -197,41 +226,3 @@ def _matmuls(w, x, INTEGERS: tl.constexpr, TO_FLOAT: tl.constexpr):
             pack=1,
         )
     return part
-
-
-@triton.jit
-def _add_offsets(
-    total,
-    scale_ptr,
-    zero_ptr,
-    sums_ptr,
-    grid,
-    first,
-    last,
-    tile_n,
-    offs_m,
-    M,
-    BLOCK_N: tl.constexpr,
-    OFFSET: tl.constexpr,
-):
-    """The zero-point correction: what a matmul of (value - OFFSET) lacks of one of (value - zero).
-
-    For each group from `first` to `last` it is (OFFSET - zero) · scale times the sum of the group's
-    activations. That is a small matmul with one column per group. `grid` is the first group of the rows
-    `cols` of the weight.
-    """
-    some = tl.arange(
-        0, 16
-    )  # as few as a matmul can have: more would take registers from the loop before
-    for start in tl.range(first, last, 16, num_stages=1):
-        group = start + some
-        inside = (group < last)[:, None]
-        at = (grid + group)[:, None] * BLOCK_N + tile_n[None, :]
-        zero_point = tl.load(zero_ptr + at, mask=inside, other=0).to(tl.float32)
-        scale = tl.load(scale_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        sums_at = sums_ptr + group.to(tl.int64)[:, None] * M + offs_m[None, :]
-        sums = tl.load(sums_at, mask=inside & (offs_m < M)[None, :], other=0.0)
-        # three matmuls in TF32 are as good as one in float32
-        offsets = tl.trans((OFFSET - zero_point) * scale)
-        total = tl.dot(offsets, sums, total, input_precision="tf32x3")
-    return total

@@ -12,12 +12,15 @@ from ao_core import WHOLE, DType, Layout, Spec
 from ao_core.ext import Parts, make_parts
 from ao_core.ext.numerics import full_block, pack_bits, unpack_bits
 from ao_kernels.triton.shared.tiling import BLOCK_N, Tiling, from_blocks, pad, to_blocks
+from ao_kernels.triton.shared.workspace import prepare
 from ao_kernels.triton.w4a8.ptx import lower_nibbles, signed_nibbles, upper_nibbles
 
-__all__ = ["ACTS", "PLANES", "PLANE_K", "Plane32", "Stored", "stored", "tiling"]
+__all__ = ["ACTS", "PLANES", "PLANE_K", "WIDTH", "Plane32", "Stored", "stored", "tiling"]
 
 #: planes of a tile, columns of each: those that a tensor core multiplies at once
 PLANES, PLANE_K = 8, 32
+#: K of a tile
+WIDTH = PLANES * PLANE_K
 _GROUPS = (32, 64, 128, 256)
 #: codes and zero points of activations that matmuls take
 ACTS = (("int8", "none"), ("uint8", "int"), ("f8e4m3", "none"))
@@ -109,6 +112,7 @@ class Plane32(Layout):
     ) -> Parts:
         """Parts in planes, from canonical ones."""
         tiles, how = _tiles(spec, shape), _stored(spec)
+        prepare(parts["qdata"].device)
         codes = unpack_bits(parts["qdata"].view(torch.uint8), 4, tiles.k)
         cut = (tiles.n_tiles, BLOCK_N, tiles.k_tiles, PLANES // 2, 2, PLANE_K // 4, 4)
         planes = pad(how.turn(codes), tiles.n_tiles * BLOCK_N, tiles.k_tiles * tiles.width).view(

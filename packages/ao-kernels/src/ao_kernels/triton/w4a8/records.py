@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from ao_core import WHOLE, Call, Kernel, QTensor, Spec
 from ao_core.ext.kernels import encode_parts, lost_rows, static_qparams
 from ao_core.ext.numerics import full_block, scale_to_float
-from ao_kernels.triton.shared.device import current_device, unavailable, unavailable_float8
-from ao_kernels.triton.shared.tile_config import described
-from ao_kernels.triton.w4a8.layout import Plane32
+from ao_kernels.triton.shared.device import (
+    current_device,
+    sm_count,
+    unavailable,
+    unavailable_float8,
+)
+from ao_kernels.triton.shared.known_answer import MATMUL, Sample, every_code, noise, proven
+from ao_kernels.triton.shared.tile_config import LaunchConfig, described
+from ao_kernels.triton.shared.tiling import BLOCK_N
+from ao_kernels.triton.w4a8.layout import WIDTH, Plane32, tiling
 
 __all__ = ["DYNAMIC4_KERNELS", "DYNAMIC4_LAYOUTS"]
 
@@ -63,26 +72,47 @@ def _refused(call: Call, formats: tuple[str, ...]) -> str | None:
     return None
 
 
-def _describe(call: Call) -> str:
-    from ao_kernels.triton.w4a8.launch import case_of
+def _config(call: Call) -> LaunchConfig:
+    from ao_kernels.triton.w4a8.launch import launch_config_of
 
-    spec, act, (n, k) = call.spec, call.spec.act, call.weight_shape
-    assert act is not None  # accepted
-    case = case_of(
-        (act.dtype, spec.dtype, spec.zero_point), (getattr(torch, str(spec.scale_dtype)), call.x_dtype),
-        (max(call.m, 1), n, k), full_block(spec.block, (n, k))[-1], current_device(),
-    )  # fmt: skip
-    return f"activations as {act.dtype}, {described(case)}"
+    spec, (n, k) = call.spec, call.weight_shape
+    tiles = tiling(n, k, full_block(spec.block, (n, k))[-1])
+    sms = sm_count(current_device())
+    return launch_config_of(tiles, max(call.m, 1), sms, zero_point=spec.zero_point != "none")
+
+
+def _describe(call: Call) -> str:
+    assert call.spec.act is not None  # accepted
+    return f"activations as {call.spec.act.dtype}, {described(_config(call))}"
+
+
+def _sample(call: Call) -> Sample:
+    """A tile of N, and of K as many as are split where those of the call are."""
+    (config, splits), (_, k) = _config(call), call.weight_shape
+    tiles, ragged = 4 if splits > 1 else 2, 16 if k % WIDTH else 0
+    whole = full_block(call.spec.block, call.weight_shape)[-1] >= k
+    spec = replace(call.spec, block=(1, WHOLE)) if whole else call.spec
+    shape = (BLOCK_N, tiles * WIDTH - ragged)
+    m = min(max(call.m, 1), config.block_m)
+
+    def arguments() -> tuple[object, ...]:
+        return (
+            noise((m, shape[1]), call.x_dtype),
+            every_code(spec, shape),
+            noise((BLOCK_N,), call.x_dtype),
+        )
+
+    return Sample((repr(spec), call.x_dtype, config, splits > 1, shape), arguments, MATMUL)
 
 
 DYNAMIC4_LAYOUTS = (Plane32(),)
 DYNAMIC4_KERNELS = (
     Kernel(
         "triton_int8_int4_linear", "linear", "plane32", "cuda", linear, 50,
-        unavailable, _refuses_integers, _describe,
+        unavailable, proven("linear", linear, _refuses_integers, _sample), _describe,
     ),
     Kernel(
         "triton_float8_int4_linear", "linear", "plane32", "cuda", linear, 50,
-        unavailable_float8, _refuses_float8, _describe,
+        unavailable_float8, proven("linear", linear, _refuses_float8, _sample), _describe,
     ),
 )  # fmt: skip

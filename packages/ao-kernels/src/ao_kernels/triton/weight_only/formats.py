@@ -59,20 +59,27 @@ class Format(NamedTuple):
         """Columns that a unit stands for."""
         return 16 if self.sparse else Packing(self.bits).planes
 
+    @property
+    def lut_start(self) -> int:
+        """Where the LUT begins in the part `table`: at a multiple of the 16 bytes that one load brings."""
+        return -(-len(self.values) // 4) * 4
+
     def table(self) -> Tensor:
         """The part of that name: int32, the bits of the values, and what kernels load that look them up.
 
         That is for bfloat16 and then for float16, each twice, so that not all threads load from one address.
         """
         values = torch.tensor(self.values, dtype=torch.float32)
-        words = []
+        start = torch.zeros(self.lut_start, dtype=torch.int32)
+        start[: len(values)] = values.view(torch.int32)
+        words = [start]
         for dtype in TABLES:
             if self.is_lut:
                 k_offsets = values.to(dtype).repeat(16 // len(values))
                 words.append(table_words(k_offsets).repeat(2))
             if self.sparse:
                 words.append(selector_words().repeat(2))
-        return torch.cat([values.view(torch.int32), *words])
+        return torch.cat(words)
 
 
 @lru_cache(maxsize=256)

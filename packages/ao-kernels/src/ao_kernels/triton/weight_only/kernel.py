@@ -4,18 +4,29 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ao_kernels.triton.shared.kernel_operands import concat_planes, load_scales
-from ao_kernels.triton.shared.kernel_prefetch import prefetch_weights
+from ao_kernels.triton.shared.kernel_operands import (
+    concat_planes,
+    load_scales,
+    load_zeros,
+    ones_like,
+)
+from ao_kernels.triton.shared.kernel_prefetch import prefetch, prefetch_tiles
 from ao_kernels.triton.shared.kernel_split_k import epilogue
 from ao_kernels.triton.weight_only.kernel_codes import k_of, numbers
 from ao_kernels.triton.weight_only.kernel_scales import neighbours
 
 #: K of a dot product of several narrow planes
 _DOT_K = tl.constexpr(128)
+#: N of a tile of the layout
+_TILE_N = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["M", "k_tiles", "tiles_per_split"])
+@triton.jit(
+    do_not_specialize=["M", "n_tiles", "k_tiles", "tiles_per_split", "splits"],
+    do_not_specialize_on_alignment=["bias_ptr", "semaphore_ptr"],
+)
 def linear(
     x_ptr,
     w_ptr,
@@ -23,7 +34,6 @@ def linear(
     global_scale_ptr,
     zero_ptr,
     table_ptr,
-    sums_ptr,
     bias_ptr,
     out_ptr,
     partial_ptr,
@@ -32,9 +42,10 @@ def linear(
     N,
     K,
     stride_x,
-    stride_sums,
+    n_tiles,
     k_tiles,
     tiles_per_split,
+    splits,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WORDS: tl.constexpr,
@@ -44,13 +55,14 @@ def linear(
     OFFSET: tl.constexpr,
     ORDER: tl.constexpr,
     SPARSE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     SCALE: tl.constexpr,
     HAS_GLOBAL_SCALE: tl.constexpr,
     HAS_ZERO: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     EVEN_K: tl.constexpr,
     ASM: tl.constexpr,
+    ONES: tl.constexpr,
     LOAD_SCALE: tl.constexpr,
     LOAD_ZERO: tl.constexpr,
     LOAD_TABLE: tl.constexpr,
@@ -60,40 +72,44 @@ def linear(
 ):
     """The matmul x (M, K) @ weight.T + bias: one CTA for BLOCK_M × BLOCK_N of it and a split of K.
 
-    A tile of weights is BLOCK_N of N by PLANES planes of PLANE_K each along K, in WORDS words (see
-    `Plane16`, and with SPARSE `Plane24`). PLANES_PER_GROUP planes share a scale; 0: one scale per row. The
-    weights are the left operand, which the tensor cores take from registers. They hold value -
-    OFFSET. Sums are scaled in float32, and with HAS_GLOBAL_SCALE by the global scale too. Scales of 8 bits
-    are in the format SCALE. The zero-point correction, (OFFSET - zero) times the activation sum of a
-    group, from `sums_ptr` (groups, stride_sums), is added before; rows of a tile that do not exist get it
-    too, to no effect.
+    CTAs of neighbouring M read the same weights, and are neighbours: the first dimension of the grid is M,
+    the second N, the third splits. Tiles of weights are 128 of N, of which BLOCK_N is a multiple, by PLANES
+    planes of PLANE_K each along K, in WORDS words (see `Plane16`, and with SPARSE `Plane24`).
+    PLANES_PER_GROUP planes share a scale; 0: one scale per row. The weights are the left operand, which the
+    tensor cores take from registers. They hold value - OFFSET. Sums are scaled in float32, and with
+    HAS_GLOBAL_SCALE by the global scale too. Scales of 8 bits are in the format SCALE. The zero-point
+    correction, (OFFSET - zero) times the activation sum of a group, is added before; tensor cores find that
+    sum, as a product with ones.
 
     ASM and what begins with LOAD are PTX; where ASM is None, the reference path computes the same with plain
     operations, and the values of codes are in `table_ptr`. LOAD_TABLE, where there is one, loads the LUT from
-    TABLE on. PREFETCH_TILES is the prefetch distance before the kernel waits for the one in front (PDL).
+    TABLE on. PREFETCH_TILES tiles are prefetched before the kernel waits for the one in front (PDL).
     """
-    n_tile = tl.program_id(0)
-    split = tl.program_id(1)
-    m_tile = tl.program_id(2)
+    m_tile = tl.program_id(0)
+    n_block = tl.program_id(1)
+    split = tl.program_id(2)
     if PREFETCH_TILES:
-        prefetch_weights(
-            w_ptr,
-            n_tile,
-            split,
-            k_tiles,
-            tiles_per_split,
-            WORDS,
-            BLOCK_N * PLANE_K,
-            PREFETCH,
-            PREFETCH_TILES,
-        )
+        gdc_launch_dependents()
+        first = split * tiles_per_split
+        TILE: tl.constexpr = WORDS * _TILE_N * PLANE_K
+        SCALES: tl.constexpr = _TILE_N * (PLANES // PLANES_PER_GROUP) if PLANES_PER_GROUP else 0
+        for half in tl.static_range(BLOCK_N // _TILE_N):
+            row = tl.minimum(n_block * (BLOCK_N // _TILE_N) + half, n_tiles - 1)
+            prefetch_tiles(w_ptr, row, first, k_tiles, PREFETCH_TILES, TILE, PREFETCH)
+            if PLANES_PER_GROUP:
+                prefetch_tiles(scale_ptr, row, first, k_tiles, PREFETCH_TILES, SCALES, PREFETCH)
+                if HAS_ZERO:
+                    prefetch_tiles(zero_ptr, row, first, k_tiles, PREFETCH_TILES, SCALES, PREFETCH)
+            else:
+                prefetch(scale_ptr + row * _TILE_N, _TILE_N, PREFETCH)
+        gdc_wait()
     matmul(
-        x_ptr, w_ptr, scale_ptr, global_scale_ptr, zero_ptr, table_ptr, sums_ptr, bias_ptr, out_ptr,
+        x_ptr, w_ptr, scale_ptr, global_scale_ptr, zero_ptr, table_ptr, bias_ptr, out_ptr,
         partial_ptr, semaphore_ptr,
-        m_tile * BLOCK_M, M, n_tile, n_tile, m_tile * tl.num_programs(0) + n_tile, split,
-        N, K, stride_x, stride_sums, k_tiles, tiles_per_split,
-        BLOCK_M, BLOCK_N, WORDS, PLANES, PLANE_K, PLANES_PER_GROUP, OFFSET, ORDER, SPARSE, SPLITS, SCALE,
-        HAS_GLOBAL_SCALE, HAS_ZERO, HAS_BIAS, EVEN_K, ASM, LOAD_SCALE, LOAD_ZERO, LOAD_TABLE, TABLE,
+        m_tile * BLOCK_M, M, n_block, 0, m_tile * tl.num_programs(1) + n_block, split,
+        N, K, stride_x, n_tiles, k_tiles, tiles_per_split, splits,
+        BLOCK_M, BLOCK_N, WORDS, PLANES, PLANE_K, PLANES_PER_GROUP, OFFSET, ORDER, SPARSE, SPLIT, SCALE,
+        HAS_GLOBAL_SCALE, HAS_ZERO, HAS_BIAS, EVEN_K, ASM, ONES, LOAD_SCALE, LOAD_ZERO, LOAD_TABLE, TABLE,
     )  # fmt: skip
 
 
@@ -105,23 +121,23 @@ def matmul(
     global_scale_ptr,
     zero_ptr,
     table_ptr,
-    sums_ptr,
     bias_ptr,
     out_ptr,
     partial_ptr,
     semaphore_ptr,
     row,
     end,
-    n_tile,
-    weight_tile,
+    n_block,
+    expert,
     tile_id,
     split,
     N,
     K,
     stride_x,
-    stride_sums,
+    n_tiles,
     k_tiles,
     tiles_per_split,
+    splits,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WORDS: tl.constexpr,
@@ -131,49 +147,55 @@ def matmul(
     OFFSET: tl.constexpr,
     ORDER: tl.constexpr,
     SPARSE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     SCALE: tl.constexpr,
     HAS_GLOBAL_SCALE: tl.constexpr,
     HAS_ZERO: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     EVEN_K: tl.constexpr,
     ASM: tl.constexpr,
+    ONES: tl.constexpr,
     LOAD_SCALE: tl.constexpr,
     LOAD_ZERO: tl.constexpr,
     LOAD_TABLE: tl.constexpr,
     TABLE: tl.constexpr,
 ):
-    """What one CTA of `linear` computes: BLOCK_M × BLOCK_N, from `row` to `end` along M, and N tile `n_tile`.
+    """What one CTA of `linear` computes: BLOCK_M × BLOCK_N, from `row` to `end` along M, and N `n_block`.
 
-    `weight_tile` is the row of tiles that holds the weights of these columns, and `place` counts what
-    blocks compute together (see `epilogue`).
+    `expert` is the number of the weight, each of `n_tiles` rows of tiles, and `tile_id` that of the output
+    tile (see `epilogue`). Scales and zero points of a tile are loaded while the tile before is multiplied.
     """
     offs_m = row + tl.arange(0, BLOCK_M)
     tile_n = tl.arange(0, BLOCK_N)
     tile_k = tl.arange(0, PLANE_K)
-    first = split * tiles_per_split
-    last = tl.minimum(first + tiles_per_split, k_tiles)
+    first = tl.minimum(split * tiles_per_split, k_tiles - 1)
+    last = tl.minimum(split * tiles_per_split + tiles_per_split, k_tiles)
 
-    GROUPS: tl.constexpr = PLANES // PLANES_PER_GROUP if PLANES_PER_GROUP else 0
-    block = weight_tile.to(tl.int64) * k_tiles + first
-    grid = block * GROUPS if PLANES_PER_GROUP else weight_tile
+    if BLOCK_N == _TILE_N:
+        tile_row = expert * n_tiles + n_block
+    else:  # of each row; beyond the last tile, that one: nothing of it is stored
+        own = n_block * (BLOCK_N // _TILE_N) + tile_n // _TILE_N
+        tile_row = expert * n_tiles + tl.minimum(own, n_tiles - 1)
+    tile_row = tile_row.to(tl.int64)
+    within_n = tile_n % _TILE_N
+    GROUPS: tl.constexpr = PLANES // PLANES_PER_GROUP if PLANES_PER_GROUP else 1
     # several narrow planes are one dot product: on sm_90 each product waits for the one before
     PLANES_PER_DOT: tl.constexpr = (
         min(PLANES_PER_GROUP if PLANES_PER_GROUP else PLANES, _DOT_K // PLANE_K)
         if PLANE_K < 64
         else 1
     )
+    CHAIN: tl.constexpr = PLANES_PER_GROUP if PLANES_PER_GROUP else PLANES
     k_offsets = tl.arange(0, PLANES_PER_DOT * PLANE_K)
-    w_at = w_ptr + block * (WORDS * BLOCK_N * PLANE_K) + tile_n[:, None] * PLANE_K
-    GROUPS_PER_TILE: tl.constexpr = GROUPS if PLANES_PER_GROUP else 1
-    if SCALE is None:
-        scale_at = scale_ptr + grid * BLOCK_N + tile_n
+    TILE: tl.constexpr = WORDS * _TILE_N * PLANE_K
+    if BLOCK_N == _TILE_N:
+        w_at = w_ptr + (tile_row * k_tiles + first) * TILE + within_n[:, None] * PLANE_K
     else:
-        scale_at = (
-            scale_ptr + ((block if PLANES_PER_GROUP else grid) * BLOCK_N + tile_n) * GROUPS_PER_TILE
-        )
-    zero_at = zero_ptr + grid * BLOCK_N + tile_n
-    sums_at = sums_ptr + first * GROUPS * stride_sums + row + tl.arange(0, BLOCK_M)
+        w_at = w_ptr + ((tile_row * k_tiles + first) * TILE + within_n * PLANE_K)[:, None]
+    # where the scales of the first tile of each row are: of rows of weights, their only ones
+    grid = tile_row * k_tiles * (GROUPS * _TILE_N) if PLANES_PER_GROUP else tile_row * _TILE_N
+    scale_at = scale_ptr + grid + within_n * (1 if SCALE is None else GROUPS)
+    zero_at = zero_ptr + grid + within_n
     x_at = x_ptr + offs_m[None, :].to(tl.int64) * stride_x + first * (PLANES * PLANE_K)
     inside_m = offs_m[None, :] < end
 
@@ -182,67 +204,92 @@ def matmul(
         tl.inline_asm_elementwise(
             LOAD_TABLE, "=r,l", [copy_at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
         )
+    PER_TILE: tl.constexpr = GROUPS * _TILE_N if PLANES_PER_GROUP else 0
+    by, moved = _scales(
+        scale_at + first * PER_TILE, zero_at + first * PER_TILE, GROUPS, SCALE, HAS_ZERO, OFFSET,
+        LOAD_SCALE, LOAD_ZERO,
+    )  # fmt: skip
+    if HAS_ZERO:
+        ones = ones_like(PLANES_PER_DOT * PLANE_K, BLOCK_N, x_ptr, ONES)
+        total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for tile in range(first, last):
         planes = numbers(
-            w_at, tile_k, x_ptr, table_ptr, BLOCK_N, WORDS, PLANES, OFFSET, ORDER, SPARSE, ASM
+            w_at,
+            tile_k,
+            x_ptr,
+            table_ptr,
+            _TILE_N * PLANE_K,
+            WORDS,
+            PLANES,
+            OFFSET,
+            ORDER,
+            SPARSE,
+            ASM,
         )
+        if PLANES_PER_GROUP:
+            ahead = tl.minimum(tile + 1, last - 1) * PER_TILE
+            next_by, next_moved = _scales(
+                scale_at + ahead, zero_at + ahead, GROUPS, SCALE, HAS_ZERO, OFFSET, LOAD_SCALE, LOAD_ZERO,
+            )  # fmt: skip
         left = K - tile * (PLANES * PLANE_K)
-        if SCALE is not None and PLANES_PER_GROUP:
-            by = neighbours(scale_at, GROUPS_PER_TILE, SCALE, LOAD_SCALE)
-        if PLANES_PER_GROUP == 0:
-            for j in tl.static_range(0, PLANES, PLANES_PER_DOT):
-                x = _activations(x_at, j, k_offsets, left, inside_m, PLANE_K, SPARSE, EVEN_K)
-                acc = tl.dot(concat_planes(planes, j, PLANES_PER_DOT), x, acc)
-        else:
-            for group in tl.static_range(GROUPS):
+        for group in tl.static_range(GROUPS):
+            part = acc
+            if PLANES_PER_GROUP:
                 part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-                for j in tl.static_range(0, PLANES_PER_GROUP, PLANES_PER_DOT):
-                    x = _activations(
-                        x_at,
-                        group * PLANES_PER_GROUP + j,
-                        k_offsets,
-                        left,
-                        inside_m,
-                        PLANE_K,
-                        SPARSE,
-                        EVEN_K,
-                    )
-                    part = tl.dot(
-                        concat_planes(planes, group * PLANES_PER_GROUP + j, PLANES_PER_DOT), x, part
-                    )
+            if HAS_ZERO:
+                sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32) if PLANES_PER_GROUP else total
+            for j in tl.static_range(group * CHAIN, group * CHAIN + CHAIN, PLANES_PER_DOT):
+                x = _activations(x_at, j, k_offsets, left, inside_m, PLANE_K, SPARSE, EVEN_K)
+                part = tl.dot(concat_planes(planes, j, PLANES_PER_DOT), x, part)
                 if HAS_ZERO:
-                    zero_point = _zeros(zero_at + group * BLOCK_N, OFFSET, LOAD_ZERO)
-                    sums = tl.load(sums_at + group * stride_sums)
-                    part += zero_point[:, None] * sums[None, :]
-                if SCALE is None:
-                    acc += part * load_scales(scale_at + group * BLOCK_N, LOAD_SCALE)[:, None]
-                else:
-                    acc += part * by[group][:, None]
-        w_at += WORDS * BLOCK_N * PLANE_K
+                    sums = tl.dot(ones, x, sums)
+            if PLANES_PER_GROUP:
+                if HAS_ZERO:
+                    part += moved[group][:, None] * sums
+                acc += part * by[group][:, None]
+            else:
+                acc = part
+                if HAS_ZERO:
+                    total = sums
+        if PLANES_PER_GROUP:
+            by = next_by
+            moved = next_moved
+        w_at += TILE
         x_at += PLANES * PLANE_K
-        scale_at += GROUPS * BLOCK_N
-        zero_at += GROUPS * BLOCK_N
-        sums_at += GROUPS * stride_sums
     if PLANES_PER_GROUP == 0:
         if HAS_ZERO:
-            # the sums are those of whole rows, which one split adds
-            sums = tl.load(sums_at, mask=split == 0, other=0.0)
-            acc += _zeros(zero_at, OFFSET, LOAD_ZERO)[:, None] * sums[None, :]
-        if SCALE is None:
-            acc *= load_scales(scale_at, LOAD_SCALE)[:, None]
-        else:
-            acc *= neighbours(scale_at, 1, SCALE, LOAD_SCALE)[0][:, None]
+            acc += moved[0][:, None] * total
+        acc *= by[0][:, None]
     if HAS_GLOBAL_SCALE:
         acc *= tl.load(global_scale_ptr)
 
-    offs_n = n_tile * BLOCK_N + tile_n
+    offs_n = n_block * BLOCK_N + tile_n
     out_at = out_ptr + offs_m[None, :].to(tl.int64) * N + offs_n[:, None]
     stored = inside_m & (offs_n[:, None] < N)
     epilogue(
-        acc, out_at, stored, bias_ptr, partial_ptr, semaphore_ptr, split, tile_id, tile_n, offs_n, N,
-        BLOCK_M, BLOCK_N, SPLITS, HAS_BIAS,
+        acc, out_at, stored, bias_ptr, partial_ptr, semaphore_ptr, split, splits, tile_id, tile_n, offs_n, N,
+        BLOCK_M, BLOCK_N, SPLIT, HAS_BIAS,
     )  # fmt: skip
+
+
+@triton.jit
+def _scales(
+    scale_at, zero_at, GROUPS: tl.constexpr, SCALE: tl.constexpr, HAS_ZERO: tl.constexpr,
+    OFFSET: tl.constexpr, LOAD_SCALE: tl.constexpr, LOAD_ZERO: tl.constexpr,
+):  # fmt: skip
+    """The scales of a tile, a tensor for each group, and as many of OFFSET less zero points, or none."""
+    by = ()
+    if SCALE is None:
+        for group in tl.static_range(GROUPS):
+            by += (load_scales(scale_at + group * _TILE_N, LOAD_SCALE),)
+    else:
+        by = neighbours(scale_at, GROUPS, SCALE, LOAD_SCALE)
+    moved = ()
+    if HAS_ZERO:
+        for group in tl.static_range(GROUPS):
+            moved += (OFFSET - load_zeros(zero_at + group * _TILE_N, LOAD_ZERO),)
+    return by, moved
 
 
 @triton.jit
@@ -261,20 +308,3 @@ def _activations(
     if not EVEN_K:
         inside_m = inside_m & (k_index < left)
     return tl.load(x_at + k_index, mask=inside_m, other=0.0)
-
-
-@triton.jit
-def _zeros(at, OFFSET: tl.constexpr, LOAD: tl.constexpr):
-    """OFFSET less the zero points of BLOCK_N rows in float32, loaded as scales are."""
-    if at.dtype.element_ty != tl.uint8:
-        offset = OFFSET - load_scales(at, LOAD)
-    else:
-        if LOAD is None:
-            zero_point = tl.load(at).to(tl.int32)
-        else:
-            zero_point = tl.inline_asm_elementwise(
-                LOAD, "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=True, pack=1
-            )
-        # a small integer in the last bits of 2**23 is that much more: no conversion is needed
-        offset = 8388608.0 + OFFSET - (zero_point | 0x4B000000).to(tl.float32, bitcast=True)
-    return offset

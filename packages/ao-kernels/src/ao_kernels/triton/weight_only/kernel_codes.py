@@ -29,7 +29,7 @@ def numbers(
     tile_k,
     x_ptr,
     table_ptr,
-    BLOCK_N: tl.constexpr,
+    NEXT: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
     OFFSET: tl.constexpr,
@@ -37,17 +37,17 @@ def numbers(
     SPARSE: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """A tensor for each plane of a tile's numbers, in the type of the activations."""
+    """A tensor for each plane of a tile's numbers, in the type of the activations; words are NEXT apart."""
     element = x_ptr.dtype.element_ty
     planes = ()
     if ASM is None:
         for j in tl.static_range(PLANES):
-            value = values(w_at, tile_k, j, table_ptr, BLOCK_N, WORDS, PLANES, ORDER, SPARSE)
+            value = values(w_at, tile_k, j, table_ptr, NEXT, WORDS, PLANES, ORDER, SPARSE)
             planes += ((value - OFFSET).to(element),)
     else:
         at, words = w_at + tile_k[None, :], ()
         for word in tl.static_range(WORDS):
-            words += (tl.load(at + word * (BLOCK_N * tile_k.shape[0])),)
+            words += (tl.load(at + word * NEXT),)
         CONSTRAINTS: tl.constexpr = "=&r," * PLANES + "r," * (WORDS - 1) + "r"
         planes = tl.inline_asm_elementwise(
             ASM, CONSTRAINTS, words, dtype=(element,) * PLANES, is_pure=True, pack=2
@@ -61,17 +61,17 @@ def values(
     tile_k,
     plane,
     table_ptr,
-    BLOCK_N: tl.constexpr,
+    NEXT: tl.constexpr,
     WORDS: tl.constexpr,
     PLANES: tl.constexpr,
     ORDER: tl.constexpr,
     SPARSE: tl.constexpr,
 ):
-    """The values of one plane in float32, without assembly."""
+    """The values of one plane in float32, without assembly; words are NEXT apart."""
     if SPARSE:
-        code = sparse_codes(w_at, tile_k, plane, BLOCK_N * tile_k.shape[0])
+        code = sparse_codes(w_at, tile_k, plane, NEXT)
     else:
-        code = codes(w_at, tile_k, plane, BLOCK_N * tile_k.shape[0], WORDS, PLANES, ORDER)
+        code = codes(w_at, tile_k, plane, NEXT, WORDS, PLANES, ORDER)
     return tl.load(table_ptr + code).to(tl.float32, bitcast=True)
 
 

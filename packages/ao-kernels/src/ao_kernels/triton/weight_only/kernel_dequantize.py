@@ -48,7 +48,7 @@ def dequantize(
         scale_at = scale_ptr + grid_place(
             block, weight_tile, j, tile_n, BLOCK_N, PLANES, PLANES_PER_GROUP, SCALE is not None
         )
-        value = values(w_at, tile_k, j, table_ptr, BLOCK_N, WORDS, PLANES, ORDER, SPARSE)
+        value = values(w_at, tile_k, j, table_ptr, BLOCK_N * PLANE_K, WORDS, PLANES, ORDER, SPARSE)
         if HAS_ZERO:
             value -= tl.load(zero_at).to(tl.float32)[:, None]
         value *= scales(scale_at, global_scale_ptr + expert, SCALE, HAS_GLOBAL_SCALE)[:, None]
@@ -104,7 +104,7 @@ def embedding(
         scale_at = scale_ptr + grid_place(
             block, n_tile, j, offs_n, BLOCK_N, PLANES, PLANES_PER_GROUP, SCALE is not None
         )
-        value = values(w_at, tile_k, j, table_ptr, BLOCK_N, WORDS, PLANES, ORDER, SPARSE)
+        value = values(w_at, tile_k, j, table_ptr, BLOCK_N * PLANE_K, WORDS, PLANES, ORDER, SPARSE)
         if HAS_ZERO:
             value -= tl.load(zero_at).to(tl.float32)[:, None]
         value *= scales(scale_at, global_scale_ptr, SCALE, HAS_GLOBAL_SCALE)[:, None]

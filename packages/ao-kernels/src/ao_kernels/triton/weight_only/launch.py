@@ -8,20 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ao_kernels.triton.shared.device import capability, shared_memory, sm_count
+from ao_kernels.triton.shared.device import capability, shared_memory
 from ao_kernels.triton.shared.dtypes import ELEMENTS
-from ao_kernels.triton.shared.ptx import LOAD_BYTE, PREFETCH, load_scale
-from ao_kernels.triton.shared.tile_config import (
-    FEWEST_TILES,
-    LaunchConfig,
-    TileConfig,
-    launch_configs_around,
-    options,
-    splits_of,
-)
-from ao_kernels.triton.shared.tiling import BLOCK_N, Tiling
-from ao_kernels.triton.tuning.choose import Case
-from ao_kernels.triton.tuning.store import Problem, bucket
+from ao_kernels.triton.shared.ptx import PREFETCH, load_scale, load_zero, ones
+from ao_kernels.triton.shared.tile_config import LaunchConfig, TileConfig, options, splits_of
+from ao_kernels.triton.shared.tiling import Tiling
 from ao_kernels.triton.weight_only.formats import TABLES, Format
 from ao_kernels.triton.weight_only.lut_ptx import load_table
 from ao_kernels.triton.weight_only.scales import KINDS, load_bytes
@@ -29,63 +20,47 @@ from ao_kernels.triton.weight_only.scales import KINDS, load_bytes
 __all__ = [
     "TILE_CONFIGS",
     "arguments",
-    "case_of",
     "constants",
-    "launch_configs_of",
+    "launch_config_of",
     "prefetch_options",
-    "rule",
     "stages_of",
     "tile_config_of",
 ]
 
 
-#: from small M to large; beyond the last there are several M tiles
-TILE_CONFIGS = (TileConfig(16, 4, 4), TileConfig(32, 4, 4), TileConfig(64, 8, 3))
+#: from small M to large; beyond the last there are several M tiles. Activations come from L2 for each block
+#: of N, at 32 rows and 128 of N as many bytes as weights: so a CTA has 256. With 64 rows there are no
+#: registers
+TILE_CONFIGS = (
+    TileConfig(16, 4, 4),
+    TileConfig(32, 8, 4, 256),
+    TileConfig(64, 8, 3),
+    TileConfig(128, 8, 3),
+)
+#: with zero points sums of activations need as many registers as sums of products
+_WITH_ZERO = (TILE_CONFIGS[0], TileConfig(32, 4, 4), TILE_CONFIGS[2])
 
 
-def tile_config_of(m: int) -> TileConfig:
+def tile_config_of(m: int, *, zero_point: bool = False) -> TileConfig:
     """The smallest that takes m rows in one tile, or the largest."""
-    return next((config for config in TILE_CONFIGS if m <= config.block_m), TILE_CONFIGS[-1])
+    fitting = _WITH_ZERO if zero_point else TILE_CONFIGS
+    return next((config for config in fitting if m <= config.block_m), fitting[-1])
 
 
 def stages_of(fmt: Format, tiles: Tiling, config: TileConfig, shared: int) -> int:
     """The pipeline stages, or as many fewer as do not fit: all but one are in `shared` bytes."""
-    stage = 2 * (BLOCK_N * tiles.plane_k * fmt.words + tiles.width * config.block_m)
+    stage = 2 * (config.block_n * tiles.plane_k * fmt.words + tiles.width * config.block_m)
     return max(2, min(config.num_stages, shared // stage + 1))
 
 
-def rule(tiles: Tiling, m: int, sm_count: int) -> LaunchConfig:
-    """What serves m rows where nothing was measured."""
-    config = tile_config_of(m)
-    return LaunchConfig(*config, splits_of(tiles, -(-m // config.block_m), sm_count))
-
-
-def launch_configs_of(tiles: Tiling, m: int, sm_count: int) -> tuple[LaunchConfig, ...]:
-    """What may serve any number of rows whose bucket is that of m."""
-    return launch_configs_around(rule(tiles, bucket(m), sm_count), tiles.k_tiles // FEWEST_TILES)
-
-
 @lru_cache(maxsize=4096)
-def case_of(
-    numbers: str,
-    tiles: Tiling,
-    group: int,
-    x_dtype: torch.dtype,
-    scale: str,
-    zero_point: str,
-    m: int,
-    device: torch.device,
-    *,
-    sparse: bool,
-) -> Case[LaunchConfig]:
-    """What settings are chosen for; `scale` as in `scales.name_of`, `zero_point` "none", "int" or "float"."""
-    kept = "2:4" if sparse else "dense"
-    facts = (numbers, kept, group, x_dtype, scale, zero_point)
-    problem, there = (
-        Problem("plane16_linear", facts, tiles.n, tiles.k, bucket(m)),
-        sm_count(device),
-    )
-    return Case(problem, device, rule(tiles, m, there), lambda: launch_configs_of(tiles, m, there))
+def launch_config_of(
+    tiles: Tiling, m: int, sm_count: int, *, zero_point: bool = False
+) -> LaunchConfig:
+    """What serves m rows."""
+    config = tile_config_of(m, zero_point=zero_point)
+    output_tiles = -(-tiles.n // config.block_n) * -(-m // config.block_m)
+    return LaunchConfig(config, splits_of(output_tiles, tiles.k_tiles, config.num_warps, sm_count))
 
 
 def loads_of(scale_dtype: torch.dtype, tiles: Tiling, *, sm80: bool) -> str:
@@ -114,12 +89,9 @@ def constants(
 
     `global_scale`, scales have one themselves; `sm80`, the device has no conversions of float8.
     """
-    load_zero = None
-    if zero_dtype is not None:
-        load_zero = LOAD_BYTE if zero_dtype == torch.uint8 else load_scale(8 * zero_dtype.itemsize)
     return {
         "BLOCK_M": config.block_m,
-        "BLOCK_N": BLOCK_N,
+        "BLOCK_N": config.block_n,
         "WORDS": fmt.words,
         "PLANES": tiles.planes,
         "PLANE_K": tiles.plane_k,
@@ -127,17 +99,18 @@ def constants(
         "OFFSET": fmt.offset,
         "ORDER": fmt.order,
         "SPARSE": fmt.sparse,
-        "SPLITS": splits,
+        "SPLIT": splits > 1,
         "SCALE": KINDS.get(scale_dtype),
         "HAS_GLOBAL_SCALE": global_scale,
         "HAS_ZERO": zero_dtype is not None,
         "HAS_BIAS": bias,
         "EVEN_K": tiles.k % tiles.width == 0,
         "ASM": fmt.assembly(ELEMENTS[x_dtype]) if assembly else None,
+        "ONES": ones(ELEMENTS[x_dtype]) if assembly else None,
         "LOAD_SCALE": loads_of(scale_dtype, tiles, sm80=sm80) if assembly else None,
-        "LOAD_ZERO": load_zero if assembly else None,
+        "LOAD_ZERO": load_zero(zero_dtype) if assembly and zero_dtype else None,
         "LOAD_TABLE": load_table() if assembly and (fmt.is_lut or fmt.sparse) else None,
-        "TABLE": len(fmt.values) + 16 * TABLES.index(x_dtype),
+        "TABLE": fmt.lut_start + 16 * TABLES.index(x_dtype),
     }
 
 
@@ -164,4 +137,6 @@ def arguments(
         fmt, tiles, config, splits, x.dtype, scale.dtype,
         None if zero_point is None else zero_point.dtype, bias,
         assembly=x.is_cuda, global_scale=global_scale is not None, sm80=capability(x.device) < (8, 9),
-    ) | options(config, stages_of(fmt, tiles, config, shared_memory(x.device)), pdl=pdl)  # fmt: skip
+    ) | options(
+        config.num_warps, stages_of(fmt, tiles, config, shared_memory(x.device)), pdl=pdl
+    )  # fmt: skip

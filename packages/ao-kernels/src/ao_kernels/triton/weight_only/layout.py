@@ -11,6 +11,7 @@ from ao_core import WHOLE, DType, Layout, QTensor, Spec
 from ao_core.ext import Parts, make_parts
 from ao_core.ext.numerics import full_block, pack_bits, unpack_bits
 from ao_kernels.triton.shared.tiling import BLOCK_N, Tiling, from_blocks, pad, to_blocks
+from ao_kernels.triton.shared.workspace import prepare
 from ao_kernels.triton.weight_only.float4_ptx import gather_bits, spread_bits
 from ao_kernels.triton.weight_only.formats import Format, format_of, known
 from ao_kernels.triton.weight_only.packing import interleave, pack_words, separate, unpack_words
@@ -105,6 +106,7 @@ class Plane16(Layout):
         out = {"qdata": words, **to_scales(parts["scale"], tiles)}
         if "zero_point" in parts:
             out["zero_point"] = to_blocks(parts["zero_point"], tiles)
+        prepare(words.device)
         return {**out, "table": fmt.table().to(words.device)}
 
     def unpack_matrix(

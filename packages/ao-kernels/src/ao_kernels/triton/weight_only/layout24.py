@@ -8,6 +8,7 @@ from ao_core import DType, Spec
 from ao_core.ext import Parts, make_parts
 from ao_core.ext.numerics import pack_bits, unpack_bits
 from ao_kernels.triton.shared.tiling import BLOCK_N, pad
+from ao_kernels.triton.shared.workspace import prepare
 from ao_kernels.triton.weight_only.layout import Plane16, from_scales, known_tiles, to_scales
 from ao_kernels.triton.weight_only.sparse_ptx import PATTERNS
 
@@ -63,6 +64,7 @@ class Plane24(Plane16):
         ]
         places = (tiles.n_tiles, tiles.k_tiles, -1, BLOCK_N, tiles.plane_k)
         qdata = torch.cat([each.view(places) for each in words], 2)
+        prepare(qdata.device)
         return {
             "qdata": qdata,
             **to_scales(parts["scale"], tiles),

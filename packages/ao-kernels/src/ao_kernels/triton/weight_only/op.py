@@ -6,21 +6,15 @@ import torch
 from torch import Tensor
 
 from ao_core.ext import registry
-from ao_kernels.triton.shared.activation_sums import activation_sums
-from ao_kernels.triton.shared.device import on_device, supports_pdl
-from ao_kernels.triton.shared.tile_config import TileConfig, zero_kind
+from ao_kernels.triton.shared.device import on_device, sm_count, supports_pdl
+from ao_kernels.triton.shared.ops import define
+from ao_kernels.triton.shared.tile_config import LaunchConfig
 from ao_kernels.triton.shared.tiling import BLOCK_N
 from ao_kernels.triton.shared.workspace import rows_of, split_k_workspace
-from ao_kernels.triton.tuning.choose import choose
 from ao_kernels.triton.weight_only.formats import known
-from ao_kernels.triton.weight_only.launch import (
-    arguments,
-    case_of,
-    prefetch_options,
-    tile_config_of,
-)
+from ao_kernels.triton.weight_only.launch import arguments, launch_config_of, prefetch_options
 from ao_kernels.triton.weight_only.layout import tiling
-from ao_kernels.triton.weight_only.scales import KINDS, name_of
+from ao_kernels.triton.weight_only.scales import KINDS
 
 __all__ = [
     "IDS",
@@ -35,8 +29,7 @@ __all__ = [
 IDS = 8
 
 
-@torch.library.custom_op("ao_kernels::plane16_linear", mutates_args=())
-def plane16_linear(
+def launch_linear(
     x: Tensor,
     qdata: Tensor,
     scale: Tensor,
@@ -49,37 +42,45 @@ def plane16_linear(
     numbers: str,
     sparse: bool = False,
     global_scale: Tensor | None = None,
+    *,
+    setting: LaunchConfig | None = None,
 ) -> Tensor:
     """Activations (…, k) times the transpose of a weight (n, k) in planes, plus bias.
 
     `numbers` is the name of the weight's format; `sparse`, two of every four along K are kept;
-    `global_scale` [1] is the second-level scale (double quantization), where there is one.
+    `global_scale` [1] is the second-level scale (double quantization), where there is one. `setting` is for
+    tests: how to launch.
     """
-    return launch_linear(
-        x, qdata, scale, zero_point, table, bias, n, k, group, numbers, sparse, global_scale
+    from ao_kernels.triton.weight_only import kernel
+
+    x_MK = rows_of(x, k)
+    m, out = x_MK.shape[0], x.new_empty((*x.shape[:-1], n))
+    if m == 0:
+        return out
+    fmt = known(registry.dtypes.get(numbers), sparse=sparse)
+    tiles = tiling(n, k, group, fmt)
+    config, splits = setting or launch_config_of(
+        tiles, m, sm_count(x.device), zero_point=zero_point is not None
     )
+    m_tiles, n_blocks = -(-m // config.block_m), -(-n // config.block_n)
+    pdl = supports_pdl(x.device)
+    with on_device(x):
+        partial, semaphores = split_k_workspace(
+            out, m_tiles * n_blocks, splits, config.block_n * config.block_m
+        )
+        kernel.linear[(m_tiles, n_blocks, splits)](
+            x_MK, qdata, *grids(scale, global_scale, zero_point), table,
+            out if bias is None else bias.contiguous(), out, partial, semaphores,
+            m, n, k, x_MK.stride(0), tiles.n_tiles, tiles.k_tiles, -(-tiles.k_tiles // splits), splits,
+            **arguments(
+                x, fmt, tiles, config, splits, scale, zero_point, global_scale, bias=bias is not None, pdl=pdl
+            ),
+            **prefetch_options(config, pdl=pdl),
+        )  # fmt: skip
+    return out
 
 
-@plane16_linear.register_fake
-def _(
-    x: Tensor,
-    qdata: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    table: Tensor,
-    bias: Tensor | None,
-    n: int,
-    k: int,
-    group: int,
-    numbers: str,
-    sparse: bool = False,
-    global_scale: Tensor | None = None,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], n))
-
-
-@torch.library.custom_op("ao_kernels::plane16_dequantize", mutates_args=())
-def plane16_dequantize(
+def _dequantize(
     qdata: Tensor,
     scale: Tensor,
     zero_point: Tensor | None,
@@ -108,25 +109,7 @@ def plane16_dequantize(
     return out
 
 
-@plane16_dequantize.register_fake
-def _(
-    qdata: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    table: Tensor,
-    n: int,
-    k: int,
-    group: int,
-    numbers: str,
-    dtype: torch.dtype,
-    sparse: bool = False,
-    global_scale: Tensor | None = None,
-) -> Tensor:
-    return qdata.new_empty((*scale.shape[:-3], n, k), dtype=dtype)
-
-
-@torch.library.custom_op("ao_kernels::plane16_embedding", mutates_args=())
-def plane16_embedding(
+def _embedding(
     ids: Tensor,
     qdata: Tensor,
     scale: Tensor,
@@ -158,84 +141,6 @@ def plane16_embedding(
     return out
 
 
-@plane16_embedding.register_fake
-def _(
-    ids: Tensor,
-    qdata: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    table: Tensor,
-    n: int,
-    k: int,
-    group: int,
-    numbers: str,
-    dtype: torch.dtype,
-    sparse: bool = False,
-    global_scale: Tensor | None = None,
-) -> Tensor:
-    return qdata.new_empty((*ids.shape, k), dtype=dtype)
-
-
-def launch_linear(
-    x: Tensor,
-    qdata: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    table: Tensor,
-    bias: Tensor | None,
-    n: int,
-    k: int,
-    group: int,
-    numbers: str,
-    sparse: bool = False,
-    global_scale: Tensor | None = None,
-    *,
-    splits: int | None = None,
-    config: TileConfig | None = None,
-) -> Tensor:
-    """The op itself; `splits`, and with it `config`, set how many blocks share a row of tiles, and which."""
-    from ao_kernels.triton.weight_only import kernel
-
-    x_MK = rows_of(x, k)
-    m, out = x_MK.shape[0], x.new_empty((*x.shape[:-1], n))
-    if m == 0:
-        return out
-    fmt = known(registry.dtypes.get(numbers), sparse=sparse)
-    tiles = tiling(n, k, group, fmt)
-    if splits is None:
-        setting = choose(
-            case_of(
-                numbers, tiles, group, x.dtype, name_of(scale.dtype, global_scale=global_scale is not None),
-                zero_kind(zero_point), m, x.device, sparse=sparse,
-            ),
-            lambda each: launch_linear(
-                x, qdata, scale, zero_point, table, bias, n, k, group, numbers, sparse, global_scale,
-                splits=each.splits, config=each.config,
-            ),
-        )  # fmt: skip
-        splits, config = setting.splits, setting.config
-    config = config or tile_config_of(m)
-    m_tiles = -(-m // config.block_m)
-    output_tiles, pdl = tiles.n_tiles * m_tiles, supports_pdl(x.device)
-    with on_device(x):
-        sums = (
-            out
-            if zero_point is None
-            else activation_sums(x_MK, tiles, group, m_tiles * config.block_m)
-        )
-        partial, semaphores = split_k_workspace(out, output_tiles, splits, BLOCK_N * config.block_m)
-        kernel.linear[(tiles.n_tiles, splits, m_tiles)](
-            x_MK, qdata, *grids(scale, global_scale, zero_point), table, sums,
-            out if bias is None else bias, out, partial, semaphores,
-            m, n, k, x_MK.stride(0), sums.stride(0), tiles.k_tiles, -(-tiles.k_tiles // splits),
-            **arguments(
-                x, fmt, tiles, config, splits, scale, zero_point, global_scale, bias=bias is not None, pdl=pdl
-            ),
-            **prefetch_options(config, pdl=pdl),
-        )  # fmt: skip
-    return out
-
-
 def grids(
     scale: Tensor, global_scale: Tensor | None, zero_point: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -246,3 +151,28 @@ def grids(
         by if global_scale is None else global_scale,
         by if zero_point is None else zero_point,
     )
+
+
+_PARTS = "Tensor qdata, Tensor scale, Tensor? zero_point, Tensor table"
+_SIZES = "SymInt n, SymInt k, SymInt group, str numbers"
+_MORE = "bool sparse=False, Tensor? global_scale=None) -> Tensor"
+
+plane16_linear = define(
+    f"plane16_linear(Tensor x, {_PARTS}, Tensor? bias, {_SIZES}, {_MORE}",
+    launch_linear,
+    lambda x, qdata, scale, zero_point, table, bias, n, *_: x.new_empty((*x.shape[:-1], n)),
+)
+plane16_dequantize = define(
+    f"plane16_dequantize({_PARTS}, {_SIZES}, ScalarType dtype, {_MORE}",
+    _dequantize,
+    lambda qdata, scale, zero_point, table, n, k, group, numbers, dtype, *_: qdata.new_empty(
+        (*scale.shape[:-3], n, k), dtype=dtype
+    ),
+)
+plane16_embedding = define(
+    f"plane16_embedding(Tensor ids, {_PARTS}, {_SIZES}, ScalarType dtype, {_MORE}",
+    _embedding,
+    lambda ids, qdata, scale, zero_point, table, n, k, group, numbers, dtype, *_: qdata.new_empty(
+        (*ids.shape, k), dtype=dtype
+    ),
+)

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from ao_core.ext import registry
-from ao_kernels.triton.shared.activation_sums import activation_sums
 from ao_kernels.triton.shared.device import on_device, sm_count, supports_pdl
-from ao_kernels.triton.shared.tile_config import TileConfig, splits_of
-from ao_kernels.triton.shared.tiling import BLOCK_N
+from ao_kernels.triton.shared.ops import define
+from ao_kernels.triton.shared.tile_config import LaunchConfig, splits_of
+from ao_kernels.triton.shared.tiling import Tiling
 from ao_kernels.triton.shared.workspace import rows_of, split_k_workspace
 from ao_kernels.triton.weight_only.formats import known
 from ao_kernels.triton.weight_only.launch import arguments, tile_config_of
@@ -20,9 +20,9 @@ __all__ = [
     "ends_of",
     "groups_of",
     "launch",
+    "launch_config_for",
     "most_m_tiles",
     "plane16_grouped_linear",
-    "tile_config_for",
 ]
 
 
@@ -39,9 +39,13 @@ def groups_of(experts: int) -> int:
     return 1 << experts.bit_length()
 
 
-def tile_config_for(m: int, experts: int) -> TileConfig:
-    """That of the rows an expert has on average."""
-    return tile_config_of(-(-m // experts))
+def launch_config_for(
+    tiles: Tiling, m: int, experts: int, sm_count: int, *, zero_point: bool
+) -> LaunchConfig:
+    """The tile of the rows that an expert has on average; splits for the most M tiles there can be."""
+    config = tile_config_of(-(-m // experts), zero_point=zero_point)
+    output_tiles = most_m_tiles(m, experts, config.block_m) * -(-tiles.n // config.block_n)
+    return LaunchConfig(config, splits_of(output_tiles, tiles.k_tiles, config.num_warps, sm_count))
 
 
 def most_m_tiles(m: int, experts: int, rows: int) -> int:
@@ -50,8 +54,7 @@ def most_m_tiles(m: int, experts: int, rows: int) -> int:
     return begun + (m - begun) // rows
 
 
-@torch.library.custom_op("ao_kernels::plane16_grouped_linear", mutates_args=())
-def plane16_grouped_linear(
+def launch(
     x: Tensor,
     qdata: Tensor,
     scale: Tensor,
@@ -64,6 +67,8 @@ def plane16_grouped_linear(
     numbers: str,
     sparse: bool = False,
     global_scale: Tensor | None = None,
+    *,
+    setting: LaunchConfig | None = None,
 ) -> Tensor:
     """Rows x (M, k) times the transpose of their expert's weight, of those (E, n, k) in planes: (M, n).
 
@@ -81,76 +86,42 @@ def plane16_grouped_linear(
         numbers: the name of the weight's format.
         sparse: two of every four columns are kept.
         global_scale: float32 (E, 1), what all scales of a weight are multiplied by, or None.
+        setting: for tests, how to launch.
     """
-    return launch(
-        x, qdata, scale, zero_point, table, offs, n, k, group, numbers, sparse, global_scale
-    )
-
-
-@plane16_grouped_linear.register_fake
-def _(
-    x: Tensor,
-    qdata: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    table: Tensor,
-    offs: Tensor,
-    n: int,
-    k: int,
-    group: int,
-    numbers: str,
-    sparse: bool = False,
-    global_scale: Tensor | None = None,
-) -> Tensor:
-    return x.new_empty((x.shape[0], n))
-
-
-def launch(
-    x: Tensor,
-    qdata: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    table: Tensor,
-    offs: Tensor,
-    n: int,
-    k: int,
-    group: int,
-    numbers: str,
-    sparse: bool = False,
-    global_scale: Tensor | None = None,
-    *,
-    splits: int | None = None,
-    config: TileConfig | None = None,
-) -> Tensor:
-    """The op itself; `splits` and `config` set what follows from sizes and the device."""
     from ao_kernels.triton.weight_only import kernel_experts
 
-    x, m, experts = rows_of(x, k), x.shape[0], len(offs)
+    x = rows_of(x, k)
+    m, experts = x.shape[0], offs.shape[0]
     out = x.new_empty((m, n))
     if m == 0:
         return out
     fmt = known(registry.dtypes.get(numbers), sparse=sparse)
     tiles = tiling(n, k, group, fmt)
-    if config is None:
-        config = tile_config_for(m, experts)
-    m_tiles = most_m_tiles(m, experts, config.block_m)
-    if splits is None:
-        splits = splits_of(tiles, m_tiles, sm_count(x.device))
-    output_tiles, pdl = tiles.n_tiles * m_tiles, supports_pdl(x.device)
+    config, splits = setting or launch_config_for(
+        tiles, m, experts, sm_count(x.device), zero_point=zero_point is not None
+    )
+    m_tiles, n_blocks = most_m_tiles(m, experts, config.block_m), -(-n // config.block_n)
+    pdl = supports_pdl(x.device)
     with on_device(x):
-        sums = (
-            out
-            if zero_point is None
-            else activation_sums(x, tiles, group, -(-m // 16) * 16 + config.block_m)
+        partial, semaphores = split_k_workspace(
+            out, m_tiles * n_blocks, splits, config.block_n * config.block_m
         )
-        partial, semaphores = split_k_workspace(out, output_tiles, splits, BLOCK_N * config.block_m)
-        kernel_experts.linear[(tiles.n_tiles, splits, m_tiles)](
-            x, qdata, *grids(scale, global_scale, zero_point), table, sums, offs.contiguous(),
+        kernel_experts.linear[(m_tiles, n_blocks, splits)](
+            x, qdata, *grids(scale, global_scale, zero_point), table, offs.contiguous(),
             out, partial, semaphores,
-            m, n, k, experts, x.stride(0), sums.stride(0), tiles.k_tiles, -(-tiles.k_tiles // splits),
+            m, n, k, experts, x.stride(0), tiles.n_tiles, tiles.k_tiles, -(-tiles.k_tiles // splits), splits,
             **arguments(
                 x, fmt, tiles, config, splits, scale, zero_point, global_scale, bias=False, pdl=pdl
             ),
             GROUPS=groups_of(experts), PDL=pdl,
         )  # fmt: skip
     return out
+
+
+plane16_grouped_linear = define(
+    "plane16_grouped_linear(Tensor x, Tensor qdata, Tensor scale, Tensor? zero_point, Tensor table, "
+    "Tensor offs, SymInt n, SymInt k, SymInt group, str numbers, bool sparse=False, "
+    "Tensor? global_scale=None) -> Tensor",
+    launch,
+    lambda x, qdata, scale, zero_point, table, offs, n, *_: x.new_empty((x.shape[0], n)),
+)

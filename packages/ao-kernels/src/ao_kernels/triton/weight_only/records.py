@@ -6,28 +6,29 @@ import torch
 from torch import Tensor
 
 from ao_core import Call, Kernel, QTensor, Spec
-from ao_core.ext import Parts, registry
+from ao_core.ext import Parts
 from ao_core.ext.numerics import full_block
-from ao_kernels.triton.shared.device import current_device, unavailable
+from ao_kernels.triton.shared.device import unavailable
 from ao_kernels.triton.shared.dtypes import ELEMENTS
+from ao_kernels.triton.shared.known_answer import proven
 from ao_kernels.triton.shared.tile_config import described
-from ao_kernels.triton.weight_only.formats import known
-from ao_kernels.triton.weight_only.launch import case_of
+from ao_kernels.triton.weight_only import samples
 from ao_kernels.triton.weight_only.layout import LAYOUTS as DENSE_LAYOUTS
-from ao_kernels.triton.weight_only.layout import tiling
 from ao_kernels.triton.weight_only.layout24 import Plane24
+from ao_kernels.triton.weight_only.samples import config_of, is_sparse
 
 __all__ = ["LAYOUTS", "PLANE16_KERNELS"]
 
 LAYOUTS = (*DENSE_LAYOUTS, Plane24())
 
-#: up to so many rows, decoding weights in every block of rows is cheaper than once for all; by the
-#: instructions counted in the proofs, not measured
-MOST_ROWS = {"none": 256, "int": 128, "float": 128}
+#: up to so many rows, decoding weights in every tile of rows is cheaper than once for all. By arithmetic, not
+#: measured: at 128 rows a tile decodes in a fifth of the time of its products, which wait for that; decoding
+#: once writes two bytes for each weight and reads them. With zero points tiles have 64 rows
+MOST_ROWS = {"none": 512, "int": 128, "float": 128}
 
 
 def plane16_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
-    """Multiply by weights in planes: one launch, and with zero points one more."""
+    """Multiply by weights in planes, in one launch."""
     from ao_kernels.triton.weight_only import op
 
     n, k = w.stored_shape
@@ -35,7 +36,7 @@ def plane16_linear(x: Tensor, w: QTensor, bias: Tensor | None) -> Tensor:
     parts = w.parts
     out: Tensor = op.plane16_linear(
         x, parts["qdata"], parts["scale"], parts.get("zero_point"), parts["table"], bias,
-        n, k, group, w.spec.dtype, _is_sparse(w.spec), parts.get("global_scale"),
+        n, k, group, w.spec.dtype, is_sparse(w.spec), parts.get("global_scale"),
     )  # fmt: skip
     return out
 
@@ -49,7 +50,7 @@ def plane16_grouped_linear(x: Tensor, w: QTensor, offs: Tensor | None) -> Tensor
     parts = w.parts
     out: Tensor = plane16_grouped_linear(
         x.reshape(-1, k), parts["qdata"], parts["scale"], parts.get("zero_point"), parts["table"],
-        ends_of(x, offs), n, k, group, w.spec.dtype, _is_sparse(w.spec), parts.get("global_scale"),
+        ends_of(x, offs), n, k, group, w.spec.dtype, is_sparse(w.spec), parts.get("global_scale"),
     )  # fmt: skip
     return out.reshape(*x.shape[:-1], n)
 
@@ -64,13 +65,9 @@ def plane16_dequantize(
     group = full_block(spec.block, shape)[-1]
     out: Tensor = op.plane16_dequantize(
         parts["qdata"], parts["scale"], parts.get("zero_point"), parts["table"],
-        n, k, group, spec.dtype, dtype, _is_sparse(spec), parts.get("global_scale"),
+        n, k, group, spec.dtype, dtype, is_sparse(spec), parts.get("global_scale"),
     )  # fmt: skip
     return out
-
-
-def _is_sparse(spec: Spec) -> bool:
-    return isinstance(registry.layouts.get(spec.layout), Plane24)
 
 
 def plane16_embedding(ids: Tensor, w: QTensor) -> Tensor:
@@ -81,7 +78,7 @@ def plane16_embedding(ids: Tensor, w: QTensor) -> Tensor:
     group = full_block(w.spec.block, (n, k))[-1]
     out: Tensor = op.plane16_embedding(
         ids, parts["qdata"], parts["scale"], parts.get("zero_point"), parts["table"],
-        n, k, group, w.spec.dtype, w.dtype, _is_sparse(w.spec), parts.get("global_scale"),
+        n, k, group, w.spec.dtype, w.dtype, is_sparse(w.spec), parts.get("global_scale"),
     )  # fmt: skip
     return out
 
@@ -120,57 +117,46 @@ def _refuses_dequantize(call: Call) -> str | None:
 
 
 def _describe(call: Call) -> str:
-    spec, (n, k), m = call.spec, call.weight_shape, max(call.m, 1)
-    group, sparse = full_block(spec.block, (n, k))[-1], _is_sparse(spec)
-    scale = spec.scale_dtype if isinstance(spec.scale_dtype, str) else "e4m3 twice"
-    tiles = tiling(n, k, group, known(registry.dtypes.get(spec.dtype), sparse=sparse))
-    case = case_of(
-        spec.dtype,
-        tiles,
-        group,
-        call.x_dtype,
-        scale,
-        spec.zero_point,
-        m,
-        current_device(),
-        sparse=sparse,
-    )
-    return f"{described(case)}, sums in float32"
+    return f"{described(config_of(call))}, sums in float32"
 
 
 def _describe_grouped(call: Call) -> str:
-    from ao_kernels.triton.weight_only.op_experts import tile_config_for
+    return f"all experts in one launch, {_describe(call)}"
 
-    rows = tile_config_for(call.m, call.weight_shape[0]).block_m
-    return f"all experts in one launch, tiles of {rows} rows, sums in float32"
 
+_linear = proven("linear", plane16_linear, _refuses_linear, samples.linear)
+_grouped_linear = proven(
+    "grouped_linear", plane16_grouped_linear, _refuses_grouped_linear, samples.grouped_linear
+)
+_embedding = proven("embedding", plane16_embedding, _refuses_embedding, samples.embedding)
+_dequantize = proven("dequantize", plane16_dequantize, _refuses_dequantize, samples.dequantize)
 
 PLANE16_KERNELS = (
     *(
         Kernel(
             f"triton_{layout.name}_linear", "linear", layout.name, "cuda", plane16_linear, 50,
-            unavailable, _refuses_linear, _describe,
+            unavailable, _linear, _describe,
         )
         for layout in LAYOUTS
     ),
     *(
         Kernel(
             f"triton_{layout.name}_grouped_linear", "grouped_linear", layout.name, "cuda",
-            plane16_grouped_linear, 50, unavailable, _refuses_grouped_linear, _describe_grouped,
+            plane16_grouped_linear, 50, unavailable, _grouped_linear, _describe_grouped,
         )
         for layout in LAYOUTS
     ),
     *(
         Kernel(
             f"triton_{layout.name}_embedding", "embedding", layout.name, "cuda",
-            plane16_embedding, 50, unavailable, _refuses_embedding,
+            plane16_embedding, 50, unavailable, _embedding,
         )
         for layout in LAYOUTS
     ),
     *(
         Kernel(
             f"triton_{layout.name}_dequantize", "dequantize", layout.name, "cuda",
-            plane16_dequantize, 50, unavailable, _refuses_dequantize,
+            plane16_dequantize, 50, unavailable, _dequantize,
         )
         for layout in LAYOUTS
     ),

@@ -12,7 +12,7 @@ import torch
 
 from ao_core import WHOLE, Spec
 
-__all__ = ["KINDS", "load_bytes", "name_of", "unfit_scale"]
+__all__ = ["KINDS", "load_bytes", "unfit_scale"]
 
 #: dtype of a scale of 8 bits → what kernels call it
 KINDS = {torch.float8_e8m0fnu: "e8m0", torch.float8_e4m3fn: "e4m3"}
@@ -20,12 +20,6 @@ KINDS = {torch.float8_e8m0fnu: "e8m0", torch.float8_e4m3fn: "e4m3"}
 _LOADS = {1: "u8", 2: "u16", 4: "b32"}
 #: the table of `lop3` for `(a & b) | c`
 _AND_OR = "0xea"
-
-
-def name_of(dtype: torch.dtype, *, global_scale: bool) -> str:
-    """What tuning knows a scale by: as specs call its dtype, "twice" where it has a scale itself."""
-    name = KINDS.get(dtype) or str(dtype).removeprefix("torch.")
-    return f"{name} twice" if global_scale else name
 
 
 def unfit_scale(scale: str | Spec) -> str | None:

@@ -1,1 +1,0 @@
-"""Which of a few settings a kernel is launched with: by rule, as shipped, as kept on disk, or as measured."""
