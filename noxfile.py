@@ -268,6 +268,15 @@ def gpu_proofs(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def cuda(session: nox.Session) -> None:
+    """CUDA kernels compiled without a GPU, packages/*/proofs/cuda; with `--all` for every device."""
+    env = proofs(session, "cuda", "-c", CONSTRAINTS)
+    chosen = () if "--all" in session.posargs else ("-m", "not slow")
+    folders = sorted(ROOT.glob("packages/*/proofs/cuda"))
+    env.python("-m", "pytest", "-n", "2", *chosen, *folders, env=ONE_THREAD)
+
+
+@nox.session(venv_backend="none")
 @nox.parametrize("name", [nox.param(n, id=n) for n in ("aotinductor", "onnx", "executorch")])
 def runtimes(session: nox.Session, name: str) -> None:
     """Quantized models in another runtime, packages/*/proofs/NAME: `nox -s "runtimes(onnx)"`."""
@@ -394,5 +403,8 @@ def build(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def release(session: nox.Session) -> None:
     """Release one package: `nox -s release -- ao-core 0.2.0`; rehearses unless told --execute."""
-    env = builder(session, [name for name in session.posargs if name in NAMES])
+    names = [name for name in session.posargs if name in NAMES]
+    env = builder(session, names)
+    if "ao-kernels" in names:  # its build finds nvcc there, and compiles CUDA kernels into the library
+        env = proofs(session, "cuda", "-c", CONSTRAINTS)
     env.python("scripts/release.py", *session.posargs)

@@ -22,7 +22,7 @@ struct Int4<Bf16> {
   }
   template <int J>
   AO_DEVICE static U32 decode(U32 words, const Less& less) {
-    const U32 number = ((words >> (4 * J)) & U32(0x000f000f)) | U32(0x43004300);  // 128 + code
+    const U32 number = masked_or(words >> (4 * J), 0x000f000f, 0x43004300);  // 128 + code
     return Bf16::fma(number, U32(0x3f803f80), less.low);
   }
 };
@@ -38,9 +38,9 @@ struct Int4<Fp16> {
   AO_DEVICE static U32 decode(U32 words, const Less& less) {
     const U32 moved = J < 2 ? words : words >> 8;
     if constexpr (J % 2 == 0) {
-      return Fp16::fma((moved & U32(0x000f000f)) | U32(0x64006400), U32(0x3c003c00), less.low);  // 1024 + code
+      return Fp16::fma(masked_or(moved, 0x000f000f, 0x64006400), U32(0x3c003c00), less.low);  // 1024 + code
     } else {
-      return Fp16::fma((moved & U32(0x00f000f0)) | U32(0x64006400), U32(0x2c002c00), less.up);  // 1024 + 16 code
+      return Fp16::fma(masked_or(moved, 0x00f000f0, 0x64006400), U32(0x2c002c00), less.up);  // 1024 + 16 code
     }
   }
 };
@@ -56,8 +56,8 @@ struct Int8<Bf16> {
   template <int J>
   AO_DEVICE static U32 decode(U32 words, const Less&) {
     const U32 moved = J ? words >> 8 : words;
-    const U32 number = (moved & U32(0x007f007f)) | U32(0x43004300);
-    const U32 top = (moved & U32(0x00800080)) ^ U32(0x43804380);
+    const U32 number = masked_or(moved, 0x007f007f, 0x43004300);
+    const U32 top = masked_xor(moved, 0x00800080, 0x43804380);
     return Bf16::fma(top, U32(0xbf80bf80), number);
   }
 };
@@ -69,7 +69,7 @@ struct Int8<Fp16> {
   template <int J>
   AO_DEVICE static U32 decode(U32 words, const Less&) {
     const U32 moved = J ? words >> 8 : words;
-    const U32 number = (moved & U32(0x00ff00ff)) | U32(0x64006400);           // 1024 + code
+    const U32 number = masked_or(moved, 0x00ff00ff, 0x64006400);  // 1024 + code
     return Fp16::fma(number, U32(0x3c003c00), U32(0xe480e480));  // less 1152
   }
 };
@@ -86,7 +86,7 @@ struct E4m3 {
     constexpr uint32_t digits = 0x7fu << place;
     const U32 moved = J == 0 ? words << place : words >> (8 - place);
     const U32 sign = J == 0 ? words << 8 : words;
-    const U32 number = (sign & U32(0x80008000)) | (moved & U32(digits * 0x10001));
+    const U32 number = masked_or(sign, 0x80008000, moved & U32(digits * 0x10001));
     return E::fma(number, U32(E::times_float8), U32(0x80008000));  // -0 keeps the sign of 0
   }
 };

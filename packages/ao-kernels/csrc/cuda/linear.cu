@@ -1,49 +1,39 @@
-// The kernels: one for each way to store weights, element of the activations, and number of rows.
+// The kernels of one way to store weights: for bfloat16 and float16, and up to 8, 16, 32 and 64 rows of activations.
+// `cuda_build.py` compiles this file for each way, and says which one: AO_CODES, AO_PLANE, AO_SUMS.
 #include "machine.h"
 
 #include "linear.h"
 
 namespace ao::gpu {
 
-template <class Format, int BM>
-__device__ __forceinline__ void matmul(const Linear& p) {
+template <class E, int BM>
+__device__ __forceinline__ void matmul(const Linear& given) {
   extern __shared__ __align__(128) uint8_t shared[];
-  Matmul<Format, BM>(p, shared).run();
+#ifdef AO_CASE
+  Linear p = given;
+  AO_CASE;  // makes parameters constants: what is counted has no branches that a case does not take
+#else
+  const Linear& p = given;
+#endif
+  Matmul<Format<AO_CODES<E>, E, AO_PLANE, AO_SUMS>, BM>(p, shared).run();
 }
 
 }  // namespace ao::gpu
 
-// `driver.cpp` finds them by these names
-#define AO_KERNEL(name, Codes, element, E, PLANE, SUMS, BM)                                               \
-  extern "C" __global__ void __launch_bounds__(ao::gpu::kThreads, BM > 16 ? 1 : 2)                       \
-      ao_linear_##name##_##element##_##BM(const __grid_constant__ ao::gpu::Linear p) {                    \
-    ao::gpu::matmul<ao::gpu::Format<ao::gpu::Codes<ao::gpu::E>, ao::gpu::E, PLANE, SUMS>, BM>(p);         \
+// `driver.cpp` finds them by these names. Up to 16 rows, two CTAs share an SM
+#define AO_KERNEL(element, E, BM)                                                 \
+  extern "C" __global__ void __launch_bounds__(ao::gpu::kThreads, BM > 16 ? 1 : 2) \
+      ao_linear_##element##_##BM(const __grid_constant__ ao::gpu::Linear p) {     \
+    ao::gpu::matmul<ao::gpu::E, BM>(p);                                           \
   }
-#define AO_ROWS(name, Codes, element, E, PLANE, SUMS) \
-  AO_KERNEL(name, Codes, element, E, PLANE, SUMS, 8)  \
-  AO_KERNEL(name, Codes, element, E, PLANE, SUMS, 16) \
-  AO_KERNEL(name, Codes, element, E, PLANE, SUMS, 32) \
-  AO_KERNEL(name, Codes, element, E, PLANE, SUMS, 64)
-#define AO_ELEMENTS(name, Codes, PLANE, SUMS)       \
-  AO_ROWS(name, Codes, bf16, Bf16, PLANE, SUMS)     \
-  AO_ROWS(name, Codes, f16, Fp16, PLANE, SUMS)
-
-// AO_ONLY_* compile a part of them, in a compiler's process of its own
-#if !defined(AO_PART) || AO_PART == 0
-AO_ELEMENTS(int4, Int4, 64, false)
-#endif
-#if !defined(AO_PART) || AO_PART == 1
-AO_ELEMENTS(int4_g32, Int4, 32, false)
-#endif
-#if !defined(AO_PART) || AO_PART == 2
-AO_ELEMENTS(int4_sums, Int4, 64, true)
-#endif
-#if !defined(AO_PART) || AO_PART == 3
-AO_ELEMENTS(int4_g32_sums, Int4, 32, true)
-#endif
-#if !defined(AO_PART) || AO_PART == 4
-AO_ELEMENTS(int8, Int8, 64, false)
-#endif
-#if !defined(AO_PART) || AO_PART == 5
-AO_ELEMENTS(f8e4m3, E4m3, 64, false)
+#define AO_ELEMENTS(BM)      \
+  AO_KERNEL(bf16, Bf16, BM)  \
+  AO_KERNEL(f16, Fp16, BM)
+#ifdef AO_ROWS
+AO_ELEMENTS(AO_ROWS)
+#else
+AO_ELEMENTS(8)
+AO_ELEMENTS(16)
+AO_ELEMENTS(32)
+AO_ELEMENTS(64)
 #endif

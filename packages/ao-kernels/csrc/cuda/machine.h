@@ -36,6 +36,17 @@ AO_DEVICE int log2_of(int value) { return 31 - __clz(value); }
 AO_DEVICE U32 smaller(U32 a, U32 b) { return min(a, b); }
 AO_DEVICE U32 larger(U32 a, U32 b) { return max(a, b); }
 AO_DEVICE U32 choose(Bool which, U32 a, U32 b) { return which ? a : b; }
+// (a & mask) | other and (a & mask) ^ other: one instruction, where the compiler makes two of two constants
+AO_DEVICE U32 masked_or(U32 a, U32 mask, U32 other) {
+  U32 out;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(a), "r"(mask), "r"(other));
+  return out;
+}
+AO_DEVICE U32 masked_xor(U32 a, U32 mask, U32 other) {
+  U32 out;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(out) : "r"(a), "r"(mask), "r"(other));
+  return out;
+}
 AO_DEVICE F32 fma(F32 a, F32 b, F32 c) { return __fmaf_rn(a, b, c); }
 
 // Pairs of 16-bit numbers, and a product of 16 × 16 weights with 16 × 8 activations in the fragments of m16n8k16.

@@ -78,17 +78,18 @@ inline Plan plan(const Sizes& sizes, const Device& device) {
   call.tiles_per_split = divided(call.k_tiles, plan.splits);
   call.x_row = x_row(call.n_warps), call.stage_bytes = call.x_at + call.m * call.x_row;
 
-  // the most stages with which two CTAs share an SM, or one has it
+  // the most stages with which two CTAs share an SM; where there are fewer CTAs, or they do not fit, one has it
   const int turns = divided(call.tiles_per_split, kWarps / call.n_warps);
-  const auto most_stages = [&](int on_one) {
+  const auto most_stages = [&](int sharing) {
     int stages = std::min(kMaxStages, std::max(turns + 1, 2));
     while (stages > 1 && (!fits(call.n_warps, stages) ||
-                          on_one * (shared(call.n_warps, stages) + 1024) > device.shared_of_processor)) {
+                          sharing * (shared(call.n_warps, stages) + 1024) > device.shared_of_processor)) {
       --stages;
     }
     return stages;
   };
-  call.stages = std::max(most_stages(2) > 1 ? most_stages(2) : most_stages(1), 2);
+  const int on_one = plan.ctas * plan.splits > device.processors && most_stages(2) > 1 ? 2 : 1;
+  call.stages = std::max(most_stages(on_one), 2);
   plan.shared = shared(call.n_warps, call.stages);
   return plan;
 }

@@ -69,6 +69,8 @@ inline U32 larger(const U32& a, const U32& b) { return U32::of([&](int i) { retu
 inline U32 choose(const Bool& which, const U32& a, const U32& b) {
   return U32::of([&](int i) { return which.v[i] ? a.v[i] : b.v[i]; });
 }
+inline U32 masked_or(const U32& a, const U32& mask, const U32& other) { return (a & mask) | other; }
+inline U32 masked_xor(const U32& a, const U32& mask, const U32& other) { return (a & mask) ^ other; }
 inline F32 fma(const F32& a, const F32& b, const F32& c) {
   return F32::of([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ao_core import QTensor
 from ao_core.ext.numerics import full_block
+from ao_kernels.cuda.records import FORMATS
 
 PACKAGE = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PACKAGE))
@@ -22,7 +24,21 @@ from hatch_build import alone_in, compile_objects, find_compiler, sanitizing  # 
 NUMBERS = {None: 0, torch.uint8: 1, torch.bfloat16: 2, torch.float16: 3, torch.float32: 4}
 #: an H100: SMs, bytes of shared memory of a CTA
 H100 = (132, 227 * 1024)
-_NONE = torch.empty(0, dtype=torch.uint8)
+
+
+class Call(NamedTuple):
+    """The arguments of the op `cuda_linear`; `shuffle`, in which order warps start."""
+
+    x: Tensor
+    qdata: Tensor
+    scale: Tensor
+    zero_point: Tensor | None
+    bias: Tensor | None
+    n: int
+    k: int
+    group: int
+    format: int
+    shuffle: int = 0
 
 
 class Ran(NamedTuple):
@@ -52,33 +68,38 @@ def program(sanitize: str = "") -> Path:
     return out / "emulate"
 
 
-def run(
-    exe: Path,
-    x: Tensor,
-    w: QTensor,
-    bias: Tensor | None = None,
-    *,
-    device: tuple[int, int] = H100,
-    hopper: bool = True,
-    shuffle: int = 0,
-) -> Ran:
-    """The matmul of activations (M, K) with a weight in the layout `plane16`."""
-    (n, k), m, parts = w.stored_shape, x.shape[0], w.parts
-    zero_point = parts.get("zero_point")
-    group = full_block(w.spec.block, (n, k))[-1]
-    blobs = [each if each is not None else _NONE for each in (x, parts["qdata"], parts["scale"], zero_point, bias)]
-    data = [_bytes(each) for each in blobs]
-    head = [
-        m, n, k, group, w.format.bits, w.spec.dtype == "f8e4m3", NUMBERS[x.dtype],
-        NUMBERS[parts["scale"].dtype], NUMBERS[None if zero_point is None else zero_point.dtype],
-        x.stride(0), *device, hopper, shuffle, *map(len, data),
-    ]  # fmt: skip
-    sent = torch.tensor(list(map(int, head)), dtype=torch.int64).numpy().tobytes() + b"".join(data)
+def run(exe: Path, calls: Sequence[Call], *, device: tuple[int, int] = H100, hopper: bool = True) -> list[Ran]:
+    """Matmuls in one process: on a device of so many SMs, and bytes of shared memory of a CTA."""
+    sent = b"".join(_sent(call, device, hopper) for call in calls)
     done = subprocess.run([exe], input=sent, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
-    told = torch.frombuffer(bytearray(done.stdout[:40]), dtype=torch.int64).tolist()
-    out = torch.frombuffer(bytearray(done.stdout[40:]), dtype=x.dtype).view(m, n)
-    return Ran(out, *told)
+    found, at = [], 0
+    for call in calls:
+        told = torch.frombuffer(bytearray(done.stdout[at : at + 40]), dtype=torch.int64).tolist()
+        size, at = 2 * call.x.shape[0] * call.n, at + 40
+        out = torch.frombuffer(bytearray(done.stdout[at : at + size]), dtype=call.x.dtype)
+        found.append(Ran(out.view(-1, call.n), *told))
+        at += size
+    return found
+
+
+def of_weight(x: Tensor, w: QTensor, bias: Tensor | None = None) -> Call:
+    """The call for a weight in the layout `plane16`, as the kernel makes it."""
+    (n, k), parts = w.stored_shape, w.parts
+    group = full_block(w.spec.block, (n, k))[-1]
+    return Call(x, parts["qdata"], parts["scale"], parts.get("zero_point"), bias, n, k, group, FORMATS[w.spec.dtype])
+
+
+def _sent(call: Call, device: tuple[int, int], hopper: bool) -> bytes:
+    zero_point = call.zero_point
+    blobs = (call.x, call.qdata, call.scale, zero_point, call.bias)
+    data = [b"" if each is None else _bytes(each) for each in blobs]
+    head = (
+        call.x.shape[0], call.n, call.k, call.group, 8 if call.format else 4, call.format == 2, NUMBERS[call.x.dtype],
+        NUMBERS[call.scale.dtype], NUMBERS[None if zero_point is None else zero_point.dtype],
+        call.x.stride(0), *device, hopper, call.shuffle, *map(len, data),
+    )  # fmt: skip
+    return torch.tensor(list(map(int, head)), dtype=torch.int64).numpy().tobytes() + b"".join(data)
 
 
 def _bytes(tensor: Tensor) -> bytes:
