@@ -261,19 +261,10 @@ def gpu_proofs(session: nox.Session) -> None:
     env = proofs(session, "gpu_proofs")
     chosen = () if "--all" in session.posargs else ("-m", "not slow")
     # the interpreter is chosen before Triton is imported
-    for kind, interpret in (("compiled", "0"), ("interpreted", "1")):
+    for kind, interpret in (("compiled", "0"), ("interpreted", "1"), ("cuda", "0")):
         folders = sorted(ROOT.glob(f"packages/*/proofs/{kind}"))
         settings = {**ONE_THREAD, "TRITON_INTERPRET": interpret}
         env.python("-m", "pytest", "-n", "2", *chosen, *folders, env=settings)
-
-
-@nox.session(venv_backend="none")
-def cuda(session: nox.Session) -> None:
-    """CUDA kernels compiled without a GPU, packages/*/proofs/cuda; with `--all` for every device."""
-    env = proofs(session, "cuda", "-c", CONSTRAINTS)
-    chosen = () if "--all" in session.posargs else ("-m", "not slow")
-    folders = sorted(ROOT.glob("packages/*/proofs/cuda"))
-    env.python("-m", "pytest", "-n", "2", *chosen, *folders, env=ONE_THREAD)
 
 
 @nox.session(venv_backend="none")
@@ -404,7 +395,6 @@ def build(session: nox.Session) -> None:
 def release(session: nox.Session) -> None:
     """Release one package: `nox -s release -- ao-core 0.2.0`; rehearses unless told --execute."""
     names = [name for name in session.posargs if name in NAMES]
-    env = builder(session, names)
-    if "ao-kernels" in names:  # its build finds nvcc there, and compiles CUDA kernels into the library
-        env = proofs(session, "cuda", "-c", CONSTRAINTS)
+    # where nvcc is: a release of ao-kernels has CUDA kernels
+    env = proofs(session, "gpu_proofs") if "ao-kernels" in names else builder(session, names)
     env.python("scripts/release.py", *session.posargs)

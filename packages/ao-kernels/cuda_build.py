@@ -1,7 +1,7 @@
-"""Compiles the CUDA kernels, on a machine without a GPU, by the nvcc of PyPI's packages `nvidia-cuda-nvcc` and others.
+"""Compiles the CUDA kernels without a GPU, by the nvcc of PyPI's package `nvidia-cuda-nvcc` and others.
 
-`python cuda_build.py` compiles what changed for all devices, and prints the sizes. The build hook does so too where
-nvcc is installed beside it, and puts the kernels into the C++ library.
+`python cuda_build.py` compiles what changed for all devices, and prints the sizes. The build hook does so
+too where nvcc is installed beside it, and puts the kernels into the C++ library.
 """
 
 from __future__ import annotations
@@ -69,21 +69,36 @@ def compile_to(
 ) -> str:
     """Compile the kernels of a way to store weights; what the assembler tells of each (`-Xptxas -v`).
 
-    `case` makes parameters of a launch constants, in C++ statements; with `rows`, only those kernels are made.
+    `case` makes parameters of a launch constants, in C++ statements; with `rows`, only those kernels
+    are made.
 
     Raises:
         DoesNotCompile: the compiler found errors.
     """
-    defines = [f"-DAO_CODES={storage.codes}", f"-DAO_PLANE={storage.plane}", f"-DAO_SUMS={str(storage.sums).lower()}"]
+    defines = [
+        f"-DAO_CODES={storage.codes}",
+        f"-DAO_PLANE={storage.plane}",
+        f"-DAO_SUMS={str(storage.sums).lower()}",
+    ]
     defines += [f"-DAO_CASE={case}"] if case else []
     defines += [f"-DAO_ROWS={rows}"] if rows else []
-    command = [str(nvcc), *FLAGS, *defines, *options, "-Xptxas", "-v", str(ROOT / "csrc/cuda/linear.cu")]
+    command = [
+        str(nvcc),
+        *FLAGS,
+        *defines,
+        *options,
+        "-Xptxas",
+        "-v",
+        str(ROOT / "csrc/cuda/linear.cu"),
+    ]
     stamp, told = target.with_suffix(".stamp"), target.with_suffix(".txt")
     text = _digest(command)
     if not (target.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == text):
         target.parent.mkdir(parents=True, exist_ok=True)
         stamp.unlink(missing_ok=True)
-        done = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*command, "-o", str(target)], capture_output=True, text=True, check=False
+        )
         if done.returncode:
             sys.stderr.write(done.stdout + done.stderr)
             raise DoesNotCompile(f"nvcc does not compile {target.name}")
@@ -111,7 +126,11 @@ def build_images(nvcc: Path, jobs: int, targets: tuple[str, ...] = TARGETS) -> d
     options += ["-gencode", f"arch={PTX},code={PTX}"]
     made = {name: OUT / f"{name}.fatbin" for name in STORAGES}
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(lambda name: compile_to(nvcc, made[name], STORAGES[name], tuple(options)), made))
+        list(
+            pool.map(
+                lambda name: compile_to(nvcc, made[name], STORAGES[name], tuple(options)), made
+            )
+        )
     return made
 
 
@@ -122,13 +141,18 @@ def embedding(images: dict[str, Path]) -> str:
         lines += [
             f"// {hashlib.sha256(path.read_bytes()).hexdigest()}",
             f'__asm__(".section .rodata\\n.balign 64\\nao_image_{name}:\\n.incbin \\"{path}\\"\\n"',
-            f'        "ao_image_{name}_end:\\n.byte 0\\n.previous\\n");',
-            f'extern "C" __attribute__((visibility("hidden"))) const char ao_image_{name}[], ao_image_{name}_end[];',
+            '        ".previous\\n");',
+            f'extern "C" __attribute__((visibility("hidden"))) const char ao_image_{name}[];',
         ]
-    entries = [f'    {{"{name}", ao_image_{name}, {path.stat().st_size}}},' for name, path in images.items()]
+    entries = [
+        f'    {{"{name}", ao_image_{name}, {path.stat().st_size}}},'
+        for name, path in images.items()
+    ]
     entries = entries or ["    {nullptr, nullptr, 0},"]
     count = f"const int image_count = {len(images)};"
-    return "\n".join([*lines, "namespace ao::gpu {", "const Image images[] = {", *entries, "};", count, "}", ""])
+    return "\n".join(
+        [*lines, "namespace ao::gpu {", "const Image images[] = {", *entries, "};", count, "}", ""]
+    )
 
 
 def write_source(folder: Path, jobs: int) -> Path:
@@ -147,17 +171,19 @@ def write_source(folder: Path, jobs: int) -> Path:
 def main() -> None:
     """Compile, and tell the sizes."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers that run at a time")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="compilers that run at a time"
+    )
     arguments = parser.parse_args()
     nvcc = find_nvcc()
     if nvcc is None:
-        sys.exit("error: there is no nvcc: install nvidia-cuda-nvcc and what constraints.txt lists beside it")
+        sys.exit("error: there is no nvcc: install the group nvcc of the root pyproject.toml")
     try:
         images = build_images(nvcc, arguments.jobs)
     except DoesNotCompile as problem:
         sys.exit(f"error: {problem}")
     for path in images.values():
-        print(f"{path} {path.stat().st_size}")
+        sys.stdout.write(f"{path} {path.stat().st_size}\n")
 
 
 if __name__ == "__main__":

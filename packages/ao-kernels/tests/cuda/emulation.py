@@ -1,4 +1,4 @@
-"""Runs the CUDA matmul on the CPU: weights in the layout go to the program `emulate`, which is compiled here."""
+"""Runs the CUDA matmul on the CPU: weights go to the program `emulate`, which is compiled here."""
 
 from __future__ import annotations
 
@@ -57,7 +57,15 @@ def program(sanitize: str = "") -> Path:
     out = PACKAGE / "build" / "-".join(filter(None, ["emulate", sanitize.replace(",", "-")]))
     compiler = find_compiler()
     # out of line: what stands for an instruction of the GPU is a loop over lanes
-    own = ("-std=c++20", "-O1", "-fno-inline", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas")
+    own = (
+        "-std=c++20",
+        "-O1",
+        "-fno-inline",
+        "-ffp-contract=off",
+        "-Wall",
+        "-Wextra",
+        "-Wno-unknown-pragmas",
+    )
     flags = [*own, *sanitizing(sanitize, compiler), "-fno-inline"]
     flags += [f"-I{PACKAGE / 'csrc' / 'cuda'}", f"-I{PACKAGE / 'tests' / 'cuda'}"]
     with alone_in(out):
@@ -68,7 +76,9 @@ def program(sanitize: str = "") -> Path:
     return out / "emulate"
 
 
-def run(exe: Path, calls: Sequence[Call], *, device: tuple[int, int] = H100, hopper: bool = True) -> list[Ran]:
+def run(
+    exe: Path, calls: Sequence[Call], *, device: tuple[int, int] = H100, hopper: bool = True
+) -> list[Ran]:
     """Matmuls in one process: on a device of so many SMs, and bytes of shared memory of a CTA."""
     sent = b"".join(_sent(call, device, hopper) for call in calls)
     done = subprocess.run([exe], input=sent, capture_output=True, check=False)
@@ -87,7 +97,17 @@ def of_weight(x: Tensor, w: QTensor, bias: Tensor | None = None) -> Call:
     """The call for a weight in the layout `plane16`, as the kernel makes it."""
     (n, k), parts = w.stored_shape, w.parts
     group = full_block(w.spec.block, (n, k))[-1]
-    return Call(x, parts["qdata"], parts["scale"], parts.get("zero_point"), bias, n, k, group, FORMATS[w.spec.dtype])
+    return Call(
+        x,
+        parts["qdata"],
+        parts["scale"],
+        parts.get("zero_point"),
+        bias,
+        n,
+        k,
+        group,
+        FORMATS[w.spec.dtype],
+    )
 
 
 def _sent(call: Call, device: tuple[int, int], hopper: bool) -> bytes:
@@ -95,9 +115,10 @@ def _sent(call: Call, device: tuple[int, int], hopper: bool) -> bytes:
     blobs = (call.x, call.qdata, call.scale, zero_point, call.bias)
     data = [b"" if each is None else _bytes(each) for each in blobs]
     head = (
-        call.x.shape[0], call.n, call.k, call.group, 8 if call.format else 4, call.format == 2, NUMBERS[call.x.dtype],
-        NUMBERS[call.scale.dtype], NUMBERS[None if zero_point is None else zero_point.dtype],
-        call.x.stride(0), *device, hopper, call.shuffle, *map(len, data),
+        call.x.shape[0], call.n, call.k, call.group, 8 if call.format else 4, call.format == 2,
+        NUMBERS[call.x.dtype], NUMBERS[call.scale.dtype],
+        NUMBERS[None if zero_point is None else zero_point.dtype], call.x.stride(0),
+        *device, hopper, call.shuffle, *map(len, data),
     )  # fmt: skip
     return torch.tensor(list(map(int, head)), dtype=torch.int64).numpy().tobytes() + b"".join(data)
 
@@ -106,6 +127,8 @@ def _bytes(tensor: Tensor) -> bytes:
     """Its memory, from the first element to the last."""
     if tensor.numel() == 0:
         return b""
-    count = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    count = 1 + sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     flat = tensor.as_strided((count,), (1,), tensor.storage_offset())
     return bytes(flat.view(torch.uint8).numpy())

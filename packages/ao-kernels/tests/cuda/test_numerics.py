@@ -12,7 +12,7 @@ from ao_kernels.cuda import known_answer
 pytestmark = pytest.mark.slow
 
 BF16, FP16 = torch.bfloat16, torch.float16
-#: M, N, K and whether the device has clusters; their last tiles are full or not; all numbers of rows of a kernel
+#: M, N, K and whether the device has clusters: tiles that are full or not, all kernels
 SIZES = (
     (1, 200, 1024, True), (3, 70, 576, False), (7, 40, 2048, True),
     (13, 300, 512, True), (20, 129, 1088, False), (50, 257, 768, True),
@@ -51,12 +51,18 @@ def test_matmul(emulation, exe, name, group, scale, zero_point, dtype):
         x = torch.randn(m, k, dtype=dtype)
         bias = torch.randn(n, dtype=dtype) if m % 2 else None
         calls.append((emulation.of_weight(x, w, bias)._replace(shuffle=m), hopper))
-        expected.append(x.double() @ w.dequantize().double().T + (0 if bias is None else bias.double()))
+        expected.append(
+            x.double() @ w.dequantize().double().T + (0 if bias is None else bias.double())
+        )
     low, high = BOUNDS[dtype]
     # dense values are rounded to the dtype of the weight: compare with those of the parts instead
     for hopper in (True, False):
         ran = emulation.run(exe, [call for call, on in calls if on is hopper], hopper=hopper)
-        for found, right in zip(ran, (e for e, (_, on) in zip(expected, calls, strict=True) if on is hopper), strict=True):
+        for found, right in zip(
+            ran,
+            (e for e, (_, on) in zip(expected, calls, strict=True) if on is hopper),
+            strict=True,
+        ):
             error = float((found.out.double() - right).norm() / right.norm())
             assert low < error < high, (found[1:], error)
 
@@ -64,7 +70,7 @@ def test_matmul(emulation, exe, name, group, scale, zero_point, dtype):
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
 @pytest.mark.parametrize("name", ["int4", "int8", "f8e4m3"])
 def test_every_code_is_exact(emulation, exe, name, dtype):
-    """Unit vectors as activations: what comes out are the numbers of the codes times their scales, rounded once."""
+    """Unit vectors as activations: results are the numbers of codes times their scales, rounded once."""
     case = next(case for case in known_answer.CASES if case.name.startswith(f"{name} in rows"))
     arguments = known_answer.cases(case, dtype, 1, torch.device("cpu"))
     _, qdata, scale, _, _, n, k, *_ = arguments
@@ -92,7 +98,10 @@ def test_known_answers(emulation, exe):
     ran = iter(emulation.run(exe, [emulation.Call(*each) for each in arguments]))
     assert known_answer.problem(lambda *_: next(ran).out, torch.device("cpu")) is None
     text = known_answer.problem(lambda x, *_: torch.zeros(len(x), 160), torch.device("cpu"))
-    assert text == "their known-answer test failed: int4 in groups of 128, 1 rows in bfloat16: off by 1 of the result"
+    assert (
+        text
+        == "their known-answer test failed: int4 in groups of 128, 1 rows in bfloat16: off by 1 of the result"
+    )
 
 
 def test_equal_inputs_give_equal_bits(emulation, exe):

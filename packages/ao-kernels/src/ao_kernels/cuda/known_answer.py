@@ -1,7 +1,7 @@
 """A known-answer test: what the kernels compute on a device, against float64, before they serve anybody.
 
-It runs every kernel once: each way to store weights, with all codes, both dtypes of activations and each number of rows
-that a kernel is compiled for. So all of them are loaded afterwards, also for CUDA graphs.
+It runs every kernel once: each way to store weights, with all codes, both dtypes of activations and each
+number of rows that a kernel is compiled for. So all of them are loaded afterwards, also for CUDA graphs.
 """
 
 from __future__ import annotations
@@ -56,12 +56,16 @@ CASES = (
 )
 
 
-def cases(case: Case, dtype: torch.dtype, rows: int, device: torch.device) -> tuple[Tensor | int | None, ...]:
+def cases(
+    case: Case, dtype: torch.dtype, rows: int, device: torch.device
+) -> tuple[Tensor | int | None, ...]:
     """The arguments of the op for a case: random codes, and so all of them."""
     generator = torch.Generator().manual_seed(rows)
     width = case.planes * case.plane
     blocks, tiles = -(-_N // 128), -(-_K // width)
-    codes = torch.randint(0, 256, (blocks, tiles, 1, 128, 2 * case.plane), dtype=torch.uint8, generator=generator)
+    codes = torch.randint(
+        0, 256, (blocks, tiles, 1, 128, 2 * case.plane), dtype=torch.uint8, generator=generator
+    )
     if case.format == 2:  # no NaN
         codes = torch.where((codes & 0x7F) == 0x7F, codes - 1, codes)
     groups = 1 if case.group >= _K else tiles * (width // case.group)
@@ -74,14 +78,24 @@ def cases(case: Case, dtype: torch.dtype, rows: int, device: torch.device) -> tu
         zero_point = (zeros if whole else zeros + 0.25).to(case.zero_point).to(device)
     x = torch.randn(rows, _K, generator=generator).to(dtype)
     bias = torch.randn(_N, generator=generator).to(dtype)
-    tensors = (x.to(device), codes.view(torch.int16).to(device), scale.to(device), zero_point, bias.to(device))
+    tensors = (
+        x.to(device),
+        codes.view(torch.int16).to(device),
+        scale.to(device),
+        zero_point,
+        bias.to(device),
+    )
     return (*tensors, _N, _K, case.group, case.format)
 
 
 def reference(case: Case, arguments: tuple[Tensor | int | None, ...]) -> Tensor:
     """The result in float64, by the layout's description alone."""
-    x, words, scale, zero_point, bias = (each.cpu() if isinstance(each, Tensor) else each for each in arguments[:5])
-    assert isinstance(x, Tensor) and isinstance(words, Tensor) and isinstance(scale, Tensor)
+    x, words, scale, zero_point, bias = (
+        each.cpu() if isinstance(each, Tensor) else each for each in arguments[:5]
+    )
+    assert isinstance(x, Tensor)
+    assert isinstance(words, Tensor)
+    assert isinstance(scale, Tensor)
     bits = 16 // case.planes
     planes = [(words.int() >> bits * j) & (1 << bits) - 1 for j in range(case.planes)]
     # [blocks, tiles, 1, 128, plane] of each plane → [N, K]
@@ -119,5 +133,7 @@ def problem(linear: Linear, device: torch.device) -> str | None:
                 expected = reference(case, arguments)
                 error = float((found - expected).norm() / expected.norm())
                 if not error <= most:
-                    return f"their known-answer test failed: {where}: off by {error:.1g} of the result"
+                    return (
+                        f"their known-answer test failed: {where}: off by {error:.1g} of the result"
+                    )
     return None

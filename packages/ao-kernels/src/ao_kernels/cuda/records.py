@@ -81,11 +81,21 @@ def _of_device(index: int) -> tuple[int, int, int, int]:
 def _plan(call: Call) -> tuple[int, ...]:
     """Rows of a tile, slabs of N and splits of K, stages, bytes of shared memory of a CTA."""
     spec, (n, k) = call.spec, call.weight_shape
-    group, zero_point = full_block(spec.block, (n, k))[-1], {"none": 0, "int": 1}.get(spec.zero_point, 4)
+    group, zero_point = (
+        full_block(spec.block, (n, k))[-1],
+        {"none": 0, "int": 1}.get(spec.zero_point, 4),
+    )
     assert isinstance(spec.scale_dtype, str)
     return tuple(
         torch.ops.ao_kernels.cuda_plan(
-            max(call.m, 1), n, k, group, FORMATS[spec.dtype], SCALES[spec.scale_dtype], zero_point, _device()
+            max(call.m, 1),
+            n,
+            k,
+            group,
+            FORMATS[spec.dtype],
+            SCALES[spec.scale_dtype],
+            zero_point,
+            _device(),
         )
     )
 
@@ -102,7 +112,9 @@ def _refuses(call: Call) -> str | None:
         return reason
     needed, there = _plan(call)[-1], _device()[1]
     if needed > there:
-        return f"needs {needed} bytes of shared memory for {call.m} rows, and the device has {there}"
+        return (
+            f"needs {needed} bytes of shared memory for {call.m} rows, and the device has {there}"
+        )
     return None
 
 
