@@ -273,7 +273,7 @@ def gpu_proofs(session: nox.Session) -> None:
     env = proofs(session, "gpu_proofs")
     chosen = () if "--all" in session.posargs else ("-m", "not slow")
     # the interpreter is chosen before Triton is imported
-    for kind, interpret in (("compiled", "0"), ("interpreted", "1")):
+    for kind, interpret in (("compiled", "0"), ("interpreted", "1"), ("cuda", "0")):
         folders = sorted(ROOT.glob(f"packages/*/proofs/{kind}"))
         settings = {**ONE_THREAD, "TRITON_INTERPRET": interpret}
         env.python("-m", "pytest", "-n", "2", *chosen, *folders, env=settings)
@@ -416,5 +416,7 @@ def build(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def release(session: nox.Session) -> None:
     """Release one package: `nox -s release -- ao-core 0.2.0`; rehearses unless told --execute."""
-    env = builder(session, [name for name in session.posargs if name in NAMES])
+    names = [name for name in session.posargs if name in NAMES]
+    # where nvcc is: a release of ao-kernels has CUDA kernels
+    env = proofs(session, "gpu_proofs") if "ao-kernels" in names else builder(session, names)
     env.python("scripts/release.py", *session.posargs)

@@ -7,7 +7,8 @@ then. An editable installation is a developer's, to whom a compiler that fails i
 
 Sources are found by place: csrc/cpu/**/*.cpp is plain C++, csrc/torch/*.cpp binds it to torch's
 stable ABI. A file isa_NAME.cpp gets the flags of the instruction set NAME, and is left out on
-processors of another kind.
+processors of another kind. csrc/cuda/*.cpp launches the CUDA kernels, which are compiled into the
+library where nvcc is installed (cuda_build.py).
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ except ImportError:  # Windows, where nothing is compiled
     fcntl = None  # type: ignore[assignment]
 
 ROOT = Path(__file__).resolve().parent
+sys.path.append(str(ROOT))
+import cuda_build  # noqa: E402
+
 IN_PLACE = ROOT / "src" / "ao_kernels" / "cpu"
 LIBRARY = "libao_cpu.so"
 #: holds the reason why there is no library beside it
@@ -304,7 +308,7 @@ def _build_library(
     extra = sanitizing(sanitize, compiler)
     if sys.platform == "darwin":
         extra.append(f"-mmacosx-version-min={MACOS}")
-    common = [*FLAGS, *extra, f"-I{ROOT / 'csrc' / 'cpu'}"]
+    common = [*FLAGS, *extra, f"-I{ROOT / 'csrc' / 'cpu'}", f"-I{ROOT / 'csrc'}"]
     binding = [
         *(f"-DTORCH_TARGET_VERSION={TARGET_VERSION:#x}", f"-I{ROOT / 'csrc' / 'torch'}"),
         *("-isystem", str(torch.include)),
@@ -313,6 +317,11 @@ def _build_library(
     ]
     sources = cpu_sources(units_of(machine(), compiler))
     sources |= {path: tuple(binding) for path in sorted(ROOT.glob("csrc/torch/*.cpp"))}
+    try:
+        images = cuda_build.write_source(out, jobs)
+    except cuda_build.DoesNotCompile as problem:
+        raise DoesNotCompile(str(problem)) from None
+    sources |= dict.fromkeys([*sorted(ROOT.glob("csrc/cuda/*.cpp")), images], ())
     objects = compile_objects(compiler, sources, common, out, jobs)
     link = [*compiler, "-shared", "-pthread", *extra, *map(str, objects), f"-L{torch.lib}"]
     if sys.platform == "darwin":

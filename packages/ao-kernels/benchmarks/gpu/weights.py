@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,7 @@ from peers import PEERS, Peer, tinygemm
 from shapes import FLUX, LLAMA, MIXTRAL, TINY, Shapes
 from torch import Tensor
 
-from ao_core import WHOLE, Call, Spec, quantize_tensor
+from ao_core import WHOLE, Call, Spec, kernels, quantize_tensor
 from ao_core.ext import repack
 from ao_core.ext.kernels import select
 
@@ -23,6 +25,8 @@ FORMATS = {
     "nf4 g64": Spec("nf4", (1, 64), "bfloat16", layout="packed"),
     "float8": Spec("f8e4m3", (1, WHOLE), "float32"),
 }
+#: those that kernels in CUDA C++ serve up to 64 rows: measured by the ones in Triton too
+IN_CUDA = ("int4 g128", "int8", "int4 g64 zero", "float8")
 #: rows of activations that bars are about, and the others
 FIRST, THEN = (1, 16, 64, 128, 256), (8, 32, 1024, 4096)
 ALL = (1, 8, 16, 32, 64, 128, 256, 1024, 4096)
@@ -55,6 +59,8 @@ def _case(setup: Setup, name: str, shape: tuple[int, ...], rows: tuple[int, ...]
         makers = {"bf16": partial(of_dense, setup, dense)}
         for fmt in FORMATS:
             makers[f"ao {fmt}"] = partial(ours, setup, dense, fmt)
+        for fmt in IN_CUDA:
+            makers[f"ao {fmt} in Triton"] = partial(in_triton, setup, dense, fmt)
         if dense.is_cuda:
             makers["torch int4 g128"] = partial(tinygemm, setup, shape)
         yield from lines(setup, name, makers, shape, rows, torch.bfloat16)
@@ -105,3 +111,18 @@ def ours(setup: Setup, dense: Tensor, fmt: str) -> Contender:
 
     copies = setup.copies(weight, size)
     return Contender(copies, F.linear, size, kernel, error=of_matmul(weight))
+
+
+def in_triton(setup: Setup, dense: Tensor, fmt: str) -> Contender:
+    """The same by the kernels in Triton alone."""
+    whole = ours(setup, dense, fmt)
+
+    def call(x: Tensor, weight: Any) -> Tensor:
+        with kernels("compiled"):
+            return F.linear(x, weight)
+
+    def kernel(x: Tensor) -> str:
+        with kernels("compiled"):
+            return whole.kernel(x)
+
+    return replace(whole, call=call, kernel=kernel)

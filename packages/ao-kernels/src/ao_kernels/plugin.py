@@ -20,6 +20,7 @@ from ao_kernels.cpu.tail import TAIL_KERNELS
 from ao_kernels.cpu.tiles import LAYOUTS
 from ao_kernels.cpu.trellis import TRELLIS_KERNELS
 from ao_kernels.cpu.two_four import TWO_FOUR_KERNELS
+from ao_kernels.cuda.records import CUDA_KERNELS
 from ao_kernels.triton.adam.records import ADAM_KERNELS as TRITON_ADAM_KERNELS
 from ao_kernels.triton.attend.records import ATTEND_KERNELS as TRITON_ATTEND_KERNELS
 from ao_kernels.triton.bsr.layout import BSR_LAYOUTS
@@ -67,4 +68,4 @@ def ao_kernels() -> Iterable[Kernel]:
     triton = (*PLANE16_KERNELS, *TRITON_ADAM_KERNELS, *CAST_KERNELS, *ROW_KERNELS, *BLOCK_KERNELS)
     triton = (*triton, *DYNAMIC_KERNELS, *DYNAMIC4_KERNELS, *TRITON_HADAMARD_KERNELS)
     triton = (*triton, *TRITON_ATTEND_KERNELS)
-    return (*cpu, *triton, *SPARSIFY_KERNELS, *BSR_KERNELS)
+    return (*cpu, *CUDA_KERNELS, *triton, *SPARSIFY_KERNELS, *BSR_KERNELS)

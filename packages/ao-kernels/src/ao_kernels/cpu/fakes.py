@@ -35,6 +35,20 @@ def _linear(
     return x.new_empty((*x.shape[:-1], n))
 
 
+def _cuda_linear(
+    x: Tensor,
+    qdata: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    bias: Tensor | None,
+    n: int,
+    k: int,
+    group: int,
+    format: int,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], n))
+
+
 def _pack_tiles(packed: Tensor, n: int, k: int, bits: int, group: int, flip: int) -> Tensor:
     group = min(group, k)
     last = k - (k - 1) // group * group
@@ -176,6 +190,7 @@ FAKES: dict[str, Callable[..., Any]] = {
     "adam_step": _adam_step,
     "attend": _attend,
     "encode_tokens": _encode_tokens,
+    "cuda_linear": _cuda_linear,
     "block_sparse_linear": _block_sparse_linear,
     "two_four_dequantize": _two_four_dequantize,
     "two_four_linear": _two_four_linear,

@@ -1,0 +1,1 @@
+"""Matmuls in CUDA C++ for NVIDIA GPUs: weight-only, few rows of activations, in the layout `plane16`."""
