@@ -110,7 +110,8 @@ def _plan(blocks: CachedBlocks) -> _Plan:
             if head is not None:
                 given.head(head)
             made = torch.ops.ao_kernels.plan_decoder.default(*given)
-        weakref.finalize(blocks, torch.ops.ao_kernels.forget_plan.default, int(made[0]))
+            number = int(made[0])
+        weakref.finalize(blocks, torch.ops.ao_kernels.forget_plan.default, number)
         found = blocks.bound[_KEY] = _Plan(made, len(blocks.blocks), columns)
     return found
 
