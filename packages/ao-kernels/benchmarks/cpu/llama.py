@@ -29,9 +29,7 @@ def version(llama: str) -> dict[str, str]:
 class LlamaBench:
     """The program `llama-bench`, and a model file for it; with a type for keys and values, or float16."""
 
-    def __init__(
-        self, folder: Path, shape: Shape, kind: str, threads: int, kv: str = ""
-    ) -> None:
+    def __init__(self, folder: Path, shape: Shape, kind: str, threads: int, kv: str = "") -> None:
         self.name = f"llama.cpp {kind}"
         self.command = [folder / "llama-bench", "-m", model_file(shape, kind), "-t", str(threads)]
         self.command += ["-r", "1", "-o", "json"]
