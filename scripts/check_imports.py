@@ -25,6 +25,7 @@ CORE_LAYERS = (
     "(weights)",
     "(ops)",
     "(torch_kernels)",
+    "(invariant)",
     "(compute)",
     "(tensor)",
     "(dispatch)",

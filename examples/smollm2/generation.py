@@ -148,7 +148,13 @@ def needle(network: Any, recipes: list[str], context: int = 8000) -> list[dict[s
             cache.crop(held - cache.get_seq_length())
             found = written == answer.tolist()
             results.append(
-                {"cache": name, "MB": size, "needle": start + end, "found": found, "log p": sum(logs)}
+                {
+                    "cache": name,
+                    "MB": size,
+                    "needle": start + end,
+                    "found": found,
+                    "log p": sum(logs),
+                }
             )
             print(
                 f"{name}, {size:.0f} MB: “{start}{end}” found {found}, log probability {sum(logs):.3f}",
@@ -167,7 +173,9 @@ def main() -> None:
         "recipes", nargs="*", default=["kv8", "k8v4", "kv4"], help="exact, too, of a needle"
     )
     parser.add_argument("--bfloat16", action="store_true", help="instead of float32")
-    parser.add_argument("--json", type=Path, help="write what was found of needles to this file, too")
+    parser.add_argument(
+        "--json", type=Path, help="write what was found of needles to this file, too"
+    )
     arguments = parser.parse_args()
     network: Any = model.load()
     if arguments.bfloat16:

@@ -40,10 +40,10 @@ TARGETS: dict[str, tuple[str, str | None, str | None, tuple[str, ...]]] = {
 ABOUT = """\
 SmolLM2-135M-Instruct with its weights off the 4-bit grid, in {threads} threads: greedy answers of at most
 {tokens} tokens to {prompts} questions, by `ao_hf.generation.generate`. Drafts are the same checkpoint in
-fewer bits, fused, or *lookup*: what followed when the last tokens came last. *nibbles* are the upper halves of
-the codes of int8. *× alone*: the median over {rounds} rounds of how many times as fast as the model alone, with
-its interval. *accepted*: of the tokens that were proposed. *same texts*: that are those of the model alone in the
-batch-invariant mode, which checks are in."""
+fewer bits, fused, or *lookup*: what followed when the last tokens came last. *nibbles* are the upper halves
+of the codes of int8. *× alone*: the median over {rounds} rounds of how many times as fast as the model alone,
+with its interval. *accepted*: of the tokens that were proposed. *same texts*: that are those of the model
+alone in the batch-invariant mode, which checks are in."""
 
 
 def answers(

@@ -17,7 +17,7 @@ from ao_core.testing.base import gaussian
 from ao_quant.kv_cache import append_, attend_to, new_kv
 
 ROWS = (2, 4, 5, 16, 64)
-#: one recipe of each kind of matmul: limbs, tables in limbs, bytes, float8 codes, two scales, groups with zeros
+#: one recipe of each kind of matmul: limbs, tables in limbs, bytes, float8 codes, two scales, zero points
 RECIPES = (
     "int8_weight_only",
     "int4_weight_only",

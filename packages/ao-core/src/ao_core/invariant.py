@@ -43,7 +43,7 @@ def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @contextmanager
 def batch_invariant() -> Iterator[None]:
-    """Within this context a linear layer, or attention over a quantized cache, treats every row as if it were alone.
+    """Within this context linear layers, and attention over quantized caches, treat every row alone.
 
     Row i of a batch, or token i of a text, then gets the same bits whatever is beside it. By default kernels
     choose the fastest order of sums for the number of rows, so results differ by rounding. One row costs

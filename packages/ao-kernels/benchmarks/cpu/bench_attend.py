@@ -21,7 +21,8 @@ from benchmarking import Row, Samples, arguments, interleaved, paired, percentil
 
 TEXT = """\
 One query of each head over {tokens} tokens in {threads} threads, contenders in alternate rounds of one
-process. Each contender, and the reader, has {size} MB, more than the last cache: copies of the cache take turns.
+process. Each contender, and the reader, has {size} MB, more than the last cache: copies of the cache take
+turns.
 *heads*: of keys and values × elements, heads of queries for each. *share of read*: bytes of keys and
 values with their scales, over what the reader (a C loop in the same threads and rounds) reads in that time;
 *x sdpa*: how many times as fast as `scaled_dot_product_attention` over bfloat16 with `enable_gqa`. Both are

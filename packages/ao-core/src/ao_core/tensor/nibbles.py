@@ -26,10 +26,14 @@ def upper_nibbles(weight: QTensor) -> QTensor:
         ConfigError: the weight is in another format.
     """
     spec = weight.spec
-    if spec.dtype != "int8" or spec.zero_point != "none" or isinstance(spec.scale_dtype, type(spec)):
+    if (
+        spec.dtype != "int8"
+        or spec.zero_point != "none"
+        or isinstance(spec.scale_dtype, type(spec))
+    ):
         raise ConfigError(
-            f"weight: is in {spec.dtype}, zero_point={spec.zero_point!r}; halves of codes are of int8 without "
-            "zero points and with plain scales"
+            f"weight: is in {spec.dtype}, zero_point={spec.zero_point!r}; halves of codes are of int8 "
+            "without zero points and with plain scales"
         )
     plain = weight.canonical()
     codes, scale = plain.parts["qdata"].view(torch.int8), plain.parts["scale"]

@@ -141,20 +141,16 @@ def speculating(propose: Propose, counts: Counts, streamer: Any = None) -> Calla
 
 
 def _exact_room(cache: Any) -> int:
-    """How many tokens may follow the next one in a pass, so that what all of them read is quantized as for one.
+    """How many tokens may follow the next one in a pass that reads the same quantized tokens for all of them.
 
-    A block of a quantized cache is due after a certain token; those of the same pass before it would read it
-    quantized already.
+    A block of a quantized cache is due after a certain token; those before it in a pass would read it already.
     """
-    rooms = [_MOST]
-    for layer in cache.layers:
-        if isinstance(layer, AoLayer) and layer.kv is not None:
-            tokens, coded_tokens, window = layer.tokens, layer.functions.coded_tokens, layer.kv.window
-            coded = coded_tokens(tokens + 1, window)
-            same = (n for n in range(_MOST, 0, -1) if coded_tokens(tokens + 1 + n, window) == coded)
-            rooms.append(next(same, 0))
-            break  # layers keep as many tokens each
-    return min(rooms)
+    layer = next((x for x in cache.layers if isinstance(x, AoLayer) and x.kv is not None), None)
+    if layer is None or layer.kv is None:
+        return _MOST
+    coded, tokens, window = layer.functions.coded_tokens, layer.tokens + 1, layer.kv.window
+    rooms = range(_MOST, 0, -1)
+    return next((n for n in rooms if coded(tokens + n, window) == coded(tokens, window)), 0)
 
 
 def _logits(model: Any, tokens: list[int], cache: Any, keep: int) -> Tensor:

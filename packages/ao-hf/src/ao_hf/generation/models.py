@@ -246,8 +246,8 @@ def draft_of(target: Loaded, recipe: str) -> Loaded:
 
     Args:
         target: the model whose tokens are drafted.
-        recipe: as for `load`; "int4" and "int8" are short for the recipes of weights only. "nibbles": the upper
-            halves of the codes of a target in int8, which are half the bytes of its matrices.
+        recipe: as for `load`; "int4" and "int8" are short for the recipes of weights only. "nibbles": the
+            upper halves of the codes of a target in int8, which are half the bytes of its matrices.
 
     Raises:
         ConfigError: "nibbles" of a target that has no weights in int8.

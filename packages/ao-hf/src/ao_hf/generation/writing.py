@@ -231,7 +231,9 @@ def generate(
     peak, clock = PeakMemory(loaded.model.device), Clock(on_text, loaded.tokenizer)
     model, options = loaded.model, sampling.options()
     cache: Any = None
-    exact = kv is None and (draft is not None or is_batch_invariant()) and model.device.type == "cpu"
+    exact = (
+        kv is None and (draft is not None or is_batch_invariant()) and model.device.type == "cpu"
+    )
     if compiled:
         cache, steps = fixed_cache(model, kv, length + max_new_tokens)
         if steps is None:

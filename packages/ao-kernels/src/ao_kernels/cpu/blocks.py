@@ -80,7 +80,18 @@ def _describe(call: BlockCall) -> str:
 
 
 def _kernel(op: str, fn: Any, layout: str) -> Kernel:
-    return Kernel(f"{layout}_{op}", op, layout, "cpu", fn, 50, unavailable, _refuses, _describe, alone=want_alone)
+    return Kernel(
+        f"{layout}_{op}",
+        op,
+        layout,
+        "cpu",
+        fn,
+        50,
+        unavailable,
+        _refuses,
+        _describe,
+        alone=want_alone,
+    )
 
 
 BLOCK_KERNELS = tuple(

@@ -156,7 +156,15 @@ def _describe(call: DecoderCall) -> str:
 
 DECODER_KERNELS = tuple(
     Kernel(
-        f"{layout}_decoder", "decoder", layout, "cpu", decoder, 50, unavailable, _refuses, _describe,
+        f"{layout}_decoder",
+        "decoder",
+        layout,
+        "cpu",
+        decoder,
+        50,
+        unavailable,
+        _refuses,
+        _describe,
         alone=want_alone,
     )
     for layout in NAMES
