@@ -117,8 +117,8 @@ def _zero(source: Source, name: str, bits: int, n: int, groups: int, padded: boo
     if full not in source.forms:
         return None
     zero, (dtype, shape) = source.take(full), source.forms[full]
-    if dtype == torch.int32 and len(shape) == 2 and shape != (n, groups):
-        check_form(source, full, (torch.int32,), (None, groups))
+    packed = -(-n // (32 // bits)) if padded else words(n, bits)
+    if dtype == torch.int32 and shape == (packed, groups):
         unpack = unpack_padded if padded else unpack_words
         return unpack(zero.t().contiguous(), bits, n).t().to(torch.int16)
     check_form(source, full, (torch.int8, torch.int32), (n, groups))
