@@ -284,6 +284,7 @@ static void run_tile_blocks(const Linear& t, int64_t begin, int64_t end, int64_t
 
 static const LinearKernels kAmxKernels = {
     .pairs = true,
+    .leaves_rest = nullptr,
     .panel_rows = kTileRows,
     .panel_blocks = kPanelBlocks,
     .row_blocks = kPanelBlocks,
