@@ -24,13 +24,16 @@ from calibrated.run import Subject, made_by_ao, measure
 
 TABLE: list[tuple[str, tuple[str, ...]]] = [
     ("int4 g128", (NEAREST, "importance", "AWQ", "GPTQ")),
-    ("int3 g64", (NEAREST, "importance", "AWQ", "GPTQ", "AutoRound")),
-    ("int2 g64", (NEAREST, "importance", "GPTQ", "AutoRound")),
+    ("int3 g64", (NEAREST, "importance", "AWQ", "GPTQ")),
+    ("int2 g64", (NEAREST, "importance", "GPTQ")),
     ("trellis 2", (NEAREST, "GPTQ")),
     ("int8", (NEAREST,)),
     ("W8A8", (NEAREST, "SmoothQuant", "SmoothQuant, alpha searched")),
     ("W4A4 int4", (NEAREST, "GPTQ", "rotation, GPTQ")),
     ("W4A4 mxfp4", (NEAREST, "GPTQ", "block rotation, GPTQ")),
+    # what takes most time
+    ("int3 g64", ("AutoRound",)),
+    ("int2 g64", ("AutoRound",)),
 ]
 #: bytes of a window
 _CONTEXT = 512
