@@ -293,9 +293,13 @@ def interchange(session: nox.Session) -> None:
     """Checkpoints against the packages that define them, packages/*/oracles; with `--count`, damaged ones."""
     env = proofs(session, "interchange", "-c", CONSTRAINTS)
     if session.posargs:
-        env.python("packages/ao-quant/tests/interchange/mutations.py", *session.posargs, env=ONE_THREAD)
+        env.python(
+            "packages/ao-quant/tests/interchange/mutations.py", *session.posargs, env=ONE_THREAD
+        )
         return
-    env.python("-m", "pytest", "-W", "ignore", *sorted(ROOT.glob("packages/*/oracles")), env=ONE_THREAD)
+    env.python(
+        "-m", "pytest", "-W", "ignore", *sorted(ROOT.glob("packages/*/oracles")), env=ONE_THREAD
+    )
 
 
 @nox.session(venv_backend="none")

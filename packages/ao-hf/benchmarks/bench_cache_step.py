@@ -22,10 +22,11 @@ from benchmarking import Row, arguments, paired, percentile, record, rounds_of
 TEXT = """\
 One layer of {heads} heads of keys and values of {dim} elements, {group} heads of queries for each, after
 {tokens} tokens, batch 1, bfloat16, {threads} threads: a token is appended, and one query of each head reads
-all. *QuantizedCache*: that of transformers in 4 bits by quanto (groups of 64, the last 128 tokens exact), with
-`scaled_dot_product_attention` over what it returns. It quantizes everything anew whenever 128 tokens are
+all. *QuantizedCache*: that of transformers in 4 bits by quanto (groups of 64, the last 128 tokens exact),
+with `scaled_dot_product_attention` over what it returns. It quantizes everything anew whenever 128 tokens are
 exact; that step is apart, and *mean of 128 steps* counts it once. `AoCache` quantizes a block of 128 tokens
-at such a step. *x*: how many times as fast as QuantizedCache, the median over {rounds} rounds, with its interval."""
+at such a step. *x*: how many times as fast as QuantizedCache, the median over {rounds} rounds, with its
+interval."""
 THEIRS = "QuantizedCache, 4 bits"
 RECIPES = ("kv4", "kv8")
 HEADS, DIM, GROUP = 8, 128, 4

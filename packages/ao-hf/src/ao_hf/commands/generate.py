@@ -29,8 +29,8 @@ def generate(
     ),
     draft: str | None = typer.Option(
         None,
-        help="Recipe of a draft of the same model, which proposes tokens: int8 for a dense model, nibbles for "
-        "one in int8; or lookup, which takes them from the text before.",
+        help="Recipe of a draft of the same model, which proposes tokens: int8 for a dense model, nibbles "
+        "for one in int8; or lookup, which takes them from the text before.",
     ),
     compiled: bool = typer.Option(False, "--compile", help="Compile the steps of decoding."),
     max_new_tokens: int = typer.Option(256, min=1, help="At most so many tokens."),

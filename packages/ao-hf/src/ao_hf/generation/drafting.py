@@ -143,7 +143,8 @@ def speculating(propose: Propose, counts: Counts, streamer: Any = None) -> Calla
 def _exact_room(cache: Any) -> int:
     """How many tokens may follow the next one in a pass that reads the same quantized tokens for all of them.
 
-    A block of a quantized cache is due after a certain token; those before it in a pass would read it already.
+    A block of a quantized cache is due after a certain token; those before it in a pass would read it
+    already.
     """
     layer = next((x for x in cache.layers if isinstance(x, AoLayer) and x.kv is not None), None)
     if layer is None or layer.kv is None:
