@@ -11,16 +11,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
 import nox
 
 sys.path.insert(0, str(Path(__file__).parent / "scripts"))
-from environments import CONSTRAINTS, Environment, benchmarks, build_packages, group, siblings_of
+from environments import (
+    CONSTRAINTS,
+    Environment,
+    benchmarks,
+    build_packages,
+    group,
+    run_benchmarks,
+    siblings_of,
+    without_sources,
+)  # fmt: skip
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "venv"
@@ -35,7 +42,6 @@ SOURCES = os.pathsep.join(str(path / "src") for path in PACKAGES)
 DIST = ROOT / "dist"
 #: of the range that the packages declare
 OLDEST_TORCH = "torch==2.11.0"
-BENCH_RESULTS = ROOT / "build" / "bench"
 #: pytest-xdist uses every core already; tests look at what is imported, so torch loads no ao-hf-autoload
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
@@ -157,12 +163,7 @@ def tests_isolated(session: nox.Session, package: str) -> None:
     env.python("-m", "pip", "uninstall", "-q", "-y", *NAMES)
     env.python("-m", "pip", "install", "-q", "-c", CONSTRAINTS, *extra)
 
-    (sdist,) = built.glob(f"{package.replace('-', '_')}-*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(built, filter="data")
-    source = built / sdist.name.removesuffix(".tar.gz")
-    shutil.rmtree(source / "src")  # what is left can only import the wheel
-    with session.chdir(source):
+    with session.chdir(without_sources(built, package)):
         env.python("-m", "pytest", "-n", "2", *session.posargs, env=ONE_THREAD)
 
 
@@ -293,13 +294,11 @@ def interchange(session: nox.Session) -> None:
     """Checkpoints against the packages that define them, packages/*/oracles; with `--count`, damaged ones."""
     env = proofs(session, "interchange", "-c", CONSTRAINTS)
     if session.posargs:
-        env.python(
-            "packages/ao-quant/tests/interchange/mutations.py", *session.posargs, env=ONE_THREAD
-        )
-        return
-    env.python(
-        "-m", "pytest", "-W", "ignore", *sorted(ROOT.glob("packages/*/oracles")), env=ONE_THREAD
-    )
+        script = ROOT / "packages" / "ao-quant" / "tests" / "interchange" / "mutations.py"
+        env.python(script, *session.posargs, env=ONE_THREAD)
+    else:
+        folders = sorted(ROOT.glob("packages/*/oracles"))
+        env.python("-m", "pytest", "-W", "ignore", *folders, env=ONE_THREAD)
 
 
 @nox.session(venv_backend="none")
@@ -399,15 +398,6 @@ def peers(session: nox.Session, name: str = "peers") -> Environment:
     env.install(*group("tools", name), "torch")
     env.install("--no-build-isolation", *(arg for path in PACKAGES for arg in ("-e", str(path))))
     return env
-
-
-def run_benchmarks(env: Environment, scripts: list[Path], *options: str) -> None:
-    """Run each script as `SCRIPT --json FILE`; positional arguments are passed on."""
-    BENCH_RESULTS.mkdir(parents=True, exist_ok=True)
-    for script in scripts:
-        package = script.relative_to(ROOT / "packages").parts[0]
-        result = BENCH_RESULTS / f"{package}-{script.stem}.json"
-        env.python(script, "--json", result, *options, *env.session.posargs)
 
 
 @nox.session(venv_backend="none")

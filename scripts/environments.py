@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import sys
+import tarfile
 from itertools import chain
 from pathlib import Path
 
@@ -15,11 +16,12 @@ from packaging.requirements import Requirement
 from workspace import ROOT
 
 __all__ = [
-    "CONSTRAINTS", "Environment", "benchmarks", "build_packages", "digest_of", "group", "siblings_of",
-    "tracked",
+    "CONSTRAINTS", "Environment", "benchmarks", "build_packages", "digest_of", "group", "run_benchmarks",
+    "siblings_of", "tracked", "without_sources",
 ]  # fmt: skip
 
 CONSTRAINTS = ROOT / "constraints.txt"
+BENCH_RESULTS = ROOT / "build" / "bench"
 
 
 class Environment:
@@ -128,3 +130,22 @@ def benchmarks(session: nox.Session, pattern: str) -> list[Path]:
     if not scripts:
         session.error(f"no benchmark matches packages/*/benchmarks/{pattern}")
     return scripts
+
+
+def run_benchmarks(env: Environment, scripts: list[Path], *options: str) -> None:
+    """Run each script as `SCRIPT --json FILE`; positional arguments are passed on."""
+    BENCH_RESULTS.mkdir(parents=True, exist_ok=True)
+    for script in scripts:
+        package = script.relative_to(ROOT / "packages").parts[0]
+        result = BENCH_RESULTS / f"{package}-{script.stem}.json"
+        env.python(script, "--json", result, *options, *env.session.posargs)
+
+
+def without_sources(built: Path, package: str) -> Path:
+    """The folder of a package's sdist in `built`, unpacked: what is left of it can only import the wheel."""
+    (sdist,) = built.glob(f"{package.replace('-', '_')}-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(built, filter="data")
+    source = built / sdist.name.removesuffix(".tar.gz")
+    shutil.rmtree(source / "src")
+    return source
