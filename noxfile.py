@@ -25,6 +25,7 @@ from environments import (
     build_packages,
     group,
     run_benchmarks,
+    sanitized,
     siblings_of,
     without_sources,
 )  # fmt: skip
@@ -205,19 +206,8 @@ def fuzz(session: nox.Session) -> None:
     env, package = dev(session), ROOT / "packages" / "ao-kernels"
     checks = "address,undefined"
     env.python(package / "hatch_build.py", "--sanitize", checks, "--jobs", "2")
-    # Python itself is not built for the sanitizers, so their runtime is loaded first
-    runtime = [
-        str(session.run("g++", f"-print-file-name={name}", silent=True, external=True)).strip()
-        for name in ("libasan.so", "libstdc++.so")
-    ]
-    sanitized = {
-        "AO_CPU_LIBRARY": str(package / "build" / "sanitize-address-undefined" / "libao_cpu.so"),
-        # torch refuses sizes that no memory has: its error is what the calls expect
-        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
-        "LD_PRELOAD": " ".join(runtime),
-    }
     options = session.posargs or ["--calls", "100000"]
-    env.python(package / "tests" / "fuzz_ops.py", *options, env=sanitized)
+    env.python(package / "tests" / "fuzz_ops.py", *options, env=sanitized(session, package, checks))
 
 
 @nox.session(venv_backend="none")

@@ -17,7 +17,7 @@ from workspace import ROOT
 
 __all__ = [
     "CONSTRAINTS", "Environment", "benchmarks", "build_packages", "digest_of", "group", "run_benchmarks",
-    "siblings_of", "tracked", "without_sources",
+    "sanitized", "siblings_of", "tracked", "without_sources",
 ]  # fmt: skip
 
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -149,3 +149,19 @@ def without_sources(built: Path, package: str) -> Path:
     source = built / sdist.name.removesuffix(".tar.gz")
     shutil.rmtree(source / "src")
     return source
+
+
+def sanitized(session: nox.Session, package: Path, checks: str) -> dict[str, str]:
+    """Variables by which Python loads a package's C++ library as it was built for these sanitizers."""
+    # Python itself is not built for the sanitizers, so their runtime is loaded first
+    runtime = [
+        str(session.run("g++", f"-print-file-name={name}", silent=True, external=True)).strip()
+        for name in ("libasan.so", "libstdc++.so")
+    ]
+    built = package / "build" / f"sanitize-{checks.replace(',', '-')}"
+    return {
+        "AO_CPU_LIBRARY": str(built / "libao_cpu.so"),
+        # torch refuses sizes that no memory has: its error is what the calls expect
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+        "LD_PRELOAD": " ".join(runtime),
+    }
