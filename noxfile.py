@@ -43,12 +43,6 @@ SOURCES = os.pathsep.join(str(path / "src") for path in PACKAGES)
 DIST = ROOT / "dist"
 #: of the range that the packages declare
 OLDEST_TORCH = "torch==2.11.0"
-#: pytest-xdist uses every core already; tests look at what is imported, so torch loads no ao-hf-autoload
-ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-}
 
 
 def tools(session: nox.Session, *groups: str) -> Environment:

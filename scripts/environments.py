@@ -16,12 +16,18 @@ from packaging.requirements import Requirement
 from workspace import ROOT
 
 __all__ = [
-    "CONSTRAINTS", "Environment", "benchmarks", "build_packages", "digest_of", "group", "run_benchmarks",
+    "CONSTRAINTS", "ONE_THREAD", "Environment", "benchmarks", "build_packages", "digest_of", "group", "run_benchmarks",
     "sanitized", "siblings_of", "tracked", "without_sources",
 ]  # fmt: skip
 
 CONSTRAINTS = ROOT / "constraints.txt"
 BENCH_RESULTS = ROOT / "build" / "bench"
+#: pytest-xdist uses every core already; tests look at what is imported, so torch loads no ao-hf-autoload
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+}
 
 
 class Environment:
