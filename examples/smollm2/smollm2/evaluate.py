@@ -56,7 +56,8 @@ def logs(model: nn.Module, states: Iterable[Tensor]) -> Iterator[Tensor]:
     head = cast("Any", model).lm_head
     for state in states:
         with torch.inference_mode():
-            yield F.log_softmax(head(state).float(), dim=-1)
+            found = F.log_softmax(head(state).float(), dim=-1)
+        yield found
 
 
 @torch.inference_mode()
