@@ -16,8 +16,8 @@ from packaging.requirements import Requirement
 from workspace import ROOT
 
 __all__ = [
-    "CONSTRAINTS", "ONE_THREAD", "Environment", "benchmarks", "build_packages", "digest_of", "group", "run_benchmarks",
-    "sanitized", "siblings_of", "tracked", "without_sources",
+    "CONSTRAINTS", "ONE_THREAD", "Environment", "benchmarks", "build_packages", "digest_of", "group",
+    "run_benchmarks", "sanitized", "siblings_of", "tracked", "without_sources",
 ]  # fmt: skip
 
 CONSTRAINTS = ROOT / "constraints.txt"
