@@ -119,7 +119,7 @@ class _Forward:
             hooks for one in inner for hooks in (one._forward_hooks, one._forward_pre_hooks)
         )
         #: of every module that is not called any more: where its parent keeps it
-        self._places = [
+        self._places: list[tuple[dict[str, Any], str, Any]] = [
             (parent._modules, name, child)
             for parent in module.modules()
             for name, child in parent._modules.items()
