@@ -40,12 +40,12 @@ NEVER = 1 << 20
 
 ABOUT = """\
 Llama models with random weights in {threads} threads: greedy `model.generate` of transformers, batch 1,
-after `ao_hf.fuse`, bfloat16 with all matrices in 4 bits and one scale for 32 weights, {acts}, and keys and values in
-`AoCache(model.config, {kv!r})`. llama.cpp's `llama-bench` runs in a process of its own in each round, on a
-file of the same shape with all matrices in Q4_0, and keys and values in float16. *tokens/s*: of {tokens}
-tokens that follow a context, the first one not counted; or of a text of {text} ("prefill"). *× llama.cpp*:
-the median over the rounds of how many times as fast, with its interval. *share of read*: the bytes of
-weights, keys and values that a token needs, over what is read in that time by a plain loop in C."""
+after `ao_hf.fuse`, bfloat16 with all matrices in 4 bits and one scale for 32 weights, {acts}, and keys and
+values in `AoCache(model.config, {kv!r})`. llama.cpp's `llama-bench` runs in a process of its own in each
+round, on a file of the same shape with all matrices in Q4_0, and keys and values in float16. *tokens/s*: of
+{tokens} tokens that follow a context, the first one not counted; or of a text of {text} ("prefill"). *×
+llama.cpp*: the median over the rounds of how many times as fast, with its interval. *share of read*: the
+bytes of weights, keys and values that a token needs, over what is read in that time by a plain loop in C."""
 
 
 RECIPES = {
