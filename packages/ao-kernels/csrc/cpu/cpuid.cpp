@@ -126,6 +126,18 @@ const Choice& choice() {
 
 const Isa& isa() { return *choice().isa; }
 
+bool prefers_words() {
+#if defined(__x86_64__)
+  static const bool intel = [] {
+    __builtin_cpu_init();
+    return __builtin_cpu_is("intel") != 0;
+  }();
+  return intel;
+#else
+  return false;
+#endif
+}
+
 const char* isa_error() {
   const std::string& error = choice().error;
   return error.empty() ? nullptr : error.c_str();

@@ -33,6 +33,10 @@ struct Isa {
 // chosen once; where AO_CPU_ISA is wrong it is the best one, and isa_error() says what is wrong.
 const Isa& isa();
 
+// Whether int16 dot products are faster than those of bfloat16. Intel's vector units make the latter at a fourth of the
+// rate, because AMX units are there for them; elsewhere both have one rate, and bfloat16 needs no scales in between.
+bool prefers_words();
+
 // nullptr, or a sentence that says why AO_CPU_ISA cannot be obeyed.
 const char* isa_error();
 
