@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from ao_core.errors import ConfigError
+from ao_core.numerics import pack_bits
 from ao_core.tensor.qtensor import QTensor
 from ao_core.tensor.relayout import repack
 
@@ -39,6 +40,6 @@ def upper_nibbles(weight: QTensor) -> QTensor:
     codes, scale = plain.parts["qdata"].view(torch.int8), plain.parts["scale"]
     upper = ((codes >> 4) + 8).to(torch.uint8)
     zero = torch.full_like(scale, 8 - 7.5 / 16)
-    parts = {"qdata": upper, "scale": 16 * scale, "zero_point": zero}
-    made = replace(plain.spec, dtype="uint4", zero_point="float", act=None)
+    parts = {"qdata": pack_bits(upper, 4), "scale": 16 * scale, "zero_point": zero}
+    made = replace(plain.spec, dtype="uint4", zero_point="float", layout="packed", act=None)
     return repack(QTensor(parts, made, tuple(plain.stored_shape), weight.dtype))

@@ -85,7 +85,11 @@ static Limbs to_limbs(const float* x, int64_t count, I top, int8_t* out, int64_t
   unit = unit < -100 ? -100 : unit;
   if (most * two_to(-unit) > kLimit) ++unit;
   limbs.unit = two_to(unit);
-  const F to_units = splat(two_to(-unit));
+  F to_units = splat(two_to(-unit));
+  if constexpr (kLimbs == 1) {  // too few bits to leave half of one unused
+    most = most > 1e-30f ? most : 1e-30f;
+    limbs.unit = most / 127, to_units = splat(127 / most);
+  }
   I sums[kLimbs];  // of what is left for a limb and those above it
   for (I& sum : sums) sum = splat_int(0);
   for (int64_t i = 0; i < count; i += 16) {
