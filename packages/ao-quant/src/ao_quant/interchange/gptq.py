@@ -111,7 +111,9 @@ def order_of(g_idx: Tensor, groups: int) -> tuple[Tensor | None, int]:
     counts = torch.bincount(index, minlength=groups)
     group = int(counts[0]) if groups > 1 else max(columns, 1)
     if not group or -(-columns // group) != groups:
-        raise CheckpointError(f"g_idx has {group} columns in its first group, and {groups} groups of {columns}")
+        raise CheckpointError(
+            f"g_idx has {group} columns in its first group, and {groups} groups of {columns}"
+        )
     even = torch.arange(columns) // group
     if torch.equal(index, even):
         return None, group
