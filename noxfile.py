@@ -258,24 +258,14 @@ def gpu_proofs(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
-@nox.parametrize("name", [nox.param(n, id=n) for n in ("aotinductor", "onnx", "executorch")])
+@nox.parametrize(
+    "name", [nox.param(n, id=n) for n in ("aotinductor", "onnx", "executorch", "interchange")]
+)
 def runtimes(session: nox.Session, name: str) -> None:
-    """Quantized models in another runtime, packages/*/proofs/NAME: `nox -s "runtimes(onnx)"`."""
+    """Quantized models in other projects' programs, packages/*/proofs/NAME: `nox -s "runtimes(onnx)"`."""
     env = proofs(session, name, "-c", CONSTRAINTS)
     folders = sorted(ROOT.glob(f"packages/*/proofs/{name}"))
     env.python("-m", "pytest", "-W", "ignore", *folders, env=ONE_THREAD)
-
-
-@nox.session(venv_backend="none")
-def interchange(session: nox.Session) -> None:
-    """Checkpoints against the packages that define them, packages/*/oracles; with `--count`, damaged ones."""
-    env = proofs(session, "interchange", "-c", CONSTRAINTS)
-    if session.posargs:
-        script = ROOT / "packages" / "ao-quant" / "tests" / "interchange" / "mutations.py"
-        env.python(script, *session.posargs, env=ONE_THREAD)
-    else:
-        folders = sorted(ROOT.glob("packages/*/oracles"))
-        env.python("-m", "pytest", "-W", "ignore", *folders, env=ONE_THREAD)
 
 
 @nox.session(venv_backend="none")

@@ -123,6 +123,8 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
         "optimize": 1,
         "round_zero": 0,
         "offload_meta": 0,
+        "quant_scale": 0,
+        "quant_zero": 0,
     }
     bools = {key: torch.tensor(value, dtype=torch.uint8) for key, value in flags.items()}
     tensors = {

@@ -1,4 +1,4 @@
-"""What the tests against other projects' packages share: `python3 -m nox -s interchange`."""
+"""What the tests against other projects' packages share: `python3 -m nox -s "runtimes(interchange)"`."""
 
 from __future__ import annotations
 
