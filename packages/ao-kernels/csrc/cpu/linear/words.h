@@ -14,8 +14,9 @@ namespace ao::AO_ISA {
 // Bits that the average number (by its exponent) may have below those of the greatest one.
 constexpr int32_t kWordSpread = 7;
 constexpr int kWordTop = 14;  // the exponent of the greatest word
-// Numbers whose exponents are so far below the greatest one of their row lose bits. Sums in float32 have no more.
-constexpr int kWordDepth = 30;
+// Numbers whose exponents are so far below the greatest one of their row lose bits: ratios of units stay far from the ends
+// of float32.
+constexpr int kWordDepth = 60;
 
 // Columns that share an exponent: steps [begin, end).
 struct WordBlock {
