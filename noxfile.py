@@ -19,8 +19,16 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).parent / "scripts"))
 from environments import (
-    CONSTRAINTS, ONE_THREAD, Environment, benchmarks, build_packages, group, run_benchmarks, sanitized,
-    siblings_of, without_sources,
+    CONSTRAINTS,
+    ONE_THREAD,
+    Environment,
+    benchmarks,
+    build_packages,
+    group,
+    run_benchmarks,
+    sanitized,
+    siblings_of,
+    without_sources,
 )  # fmt: skip
 
 nox.needs_version = ">=2025.2.9"
