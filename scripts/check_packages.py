@@ -25,6 +25,8 @@ COMMON_KEYS = (
 )
 #: where it is, a package compiles C++: it has settings beyond the template's
 BUILD_HOOK = "hatch_build.py"
+#: what the hook imports where it is there: it compiles CUDA
+CUDA_HOOK = "cuda_build.py"
 #: where they are, tests use them, so an sdist holds them: a library of checks, and shared fixtures
 FOR_TESTS = ("checks", "conftest.py")
 FIRST_CHANGE = "changes/+first.feature.md"
@@ -51,7 +53,8 @@ def expected_settings(package: Path) -> dict[str, Any]:
     settings = parse_toml(fill(text, package.name))
     if (package / BUILD_HOOK).is_file():
         targets = settings["tool"]["hatch"]["build"]["targets"]
-        targets["sdist"]["include"] += ["/csrc", f"/{BUILD_HOOK}"]
+        hooks = [name for name in (BUILD_HOOK, CUDA_HOOK) if (package / name).is_file()]
+        targets["sdist"]["include"] += ["/csrc", *(f"/{name}" for name in hooks)]
         targets["wheel"]["hooks"] = {"custom": {}}
     included = settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     included += [f"/{name}" for name in FOR_TESTS if (package / name).exists()]

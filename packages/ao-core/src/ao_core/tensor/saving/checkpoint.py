@@ -48,9 +48,10 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 class Entry:
     """One parameter or buffer."""
 
+    #: its name in the model
     fqn: str
+    #: shape and dtype, the logical ones where it is quantized
     shape: tuple[int, ...]
-    #: the logical one where it is quantized
     dtype: torch.dtype
     #: bytes on disk
     nbytes: int
