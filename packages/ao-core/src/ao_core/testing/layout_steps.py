@@ -64,7 +64,7 @@ class LayoutSteps:
         """The rest is stored as without the part, whose product is added, and which goes where codes go."""
         steps = (hadamard_step(1), low_rank_step(3))
         q, w = quantized(weight.dense(), replace(weight.spec, input=steps)), weight.dense()
-        added = q.low_rank_b.float() @ q.low_rank_a.float()
+        added = q.parts["low_rank_b"].float() @ q.parts["low_rank_a"].float()
         rest = quantized(w - added, weight.spec)
         assert same_parts(without_steps(q, 2), rest), "what is stored is not the rest of the weight"
         torch.testing.assert_close(q.dequantize(), rest.dequantize() + added)

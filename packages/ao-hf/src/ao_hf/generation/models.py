@@ -275,7 +275,7 @@ def _nibbles_of(target: Any) -> Any:
     for module in model.modules():
         weight = getattr(module, "weight", None)
         if id(module) not in ends and isinstance(weight, QTensor) and weight.spec.dtype == "int8":
-            made = torch.nn.Parameter(upper_nibbles(weight), requires_grad=False)  # type: ignore[arg-type]
+            made = torch.nn.Parameter(upper_nibbles(weight), requires_grad=False)
             module._parameters["weight"] = made
             found = True
     if not found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,7 +74,7 @@ def _device() -> tuple[int, int, int, int]:
 
 @lru_cache
 def _of_device(index: int) -> tuple[int, int, int, int]:
-    facts = torch.cuda.get_device_properties(index)
+    facts: Any = torch.cuda.get_device_properties(index)
     shared, of_sm = facts.shared_memory_per_block_optin, facts.shared_memory_per_multiprocessor
     return facts.multi_processor_count, shared, of_sm, int(facts.major >= 9)
 

@@ -73,9 +73,9 @@ def _packed_as(width: int, columns: int, name: str, label: object) -> tuple[int,
     dense = [b for b in range(1, 9) if words(columns, b) == width]
     padded = [b for b in (3, 5, 6, 7) if -(-columns // (32 // b)) == width]
     if label in dense:
-        return int(label), False  # type: ignore[call-overload]
+        return int(str(label)), False
     if label in padded:
-        return int(label), True  # type: ignore[call-overload]
+        return int(str(label)), True
     raise CheckpointError(
         f"{name}: {width} words for {columns} inputs are of no packing of {label!r} bits, which the label has"
     )
@@ -153,8 +153,8 @@ def _fp8(source: Source, name: str) -> QTensor:
     check_form(source, f"{name}.weight", (torch.float8_e4m3fn,), (None, None))
     size = (1, 32) if source.forms[f"{name}.weight_scale"][0] == torch.uint8 else None
     block = size or floats.block_of(shape, scale, arguments_of(source, name).get("block_structure"))
-    tensors = (source.take(f"{name}.{p}") for p in ("weight", "weight_scale"))
-    return floats.fp8(*tensors, block, source.dtype)
+    codes, scales = (source.take(f"{name}.{p}") for p in ("weight", "weight_scale"))
+    return floats.fp8(codes, scales, block, source.dtype)
 
 
 def _fp4(source: Source, name: str) -> QTensor:

@@ -241,7 +241,9 @@ def _written(
         write_file(note, [json.dumps(identity).encode()])
     journal = Journal(work, limit)
     done = {entry.name for entry in journal.done}
-    settings = [(e.name, e.settings) for e in journal.done if e.settings is not None]
+    settings: list[tuple[str, Mapping[str, Any]]] = [
+        (e.name, e.settings) for e in journal.done if e.settings is not None
+    ]
     for name, stored in _stored(opened, target, progress, done, settings):
         if isinstance(stored, Stored):
             used = None if stored.settings is None else dict(stored.settings)
@@ -302,7 +304,8 @@ def _header(opened: Opened, target: Interchange | None, entries: list[Done]) -> 
     records = {entry.name: entry.record for entry in entries if entry.record is not None}
     if not records:
         return {"format": "pt"}
-    raw, crcs = {}, {}
+    raw: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    crcs: dict[str, str] = {}
     for entry in entries:
         raw |= {n: (getattr(torch, dtype), tuple(shape)) for n, (dtype, shape) in entry.raw.items()}
         crcs |= {name: leaf[4][:8] for name, leaf in entry.leaves.items()}

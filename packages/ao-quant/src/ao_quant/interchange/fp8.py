@@ -25,8 +25,8 @@ def _make(source: Source, name: str, suffix: str) -> QTensor:
     check_form(source, f"{name}.{suffix}", (*_FLOATS, torch.float8_e8m0fnu), scale)
     block = floats.block_of(shape, scale, source.quantization.get("weight_block_size"))
     # it is multiplied with, whatever its name
-    tensors = (source.take(f"{name}.{each}") for each in ("weight", suffix))
-    return floats.fp8(*tensors, block, source.dtype)
+    codes, scales = (source.take(f"{name}.{each}") for each in ("weight", suffix))
+    return floats.fp8(codes, scales, block, source.dtype)
 
 
 def _modules(source: Source, suffix: str) -> list[str]:

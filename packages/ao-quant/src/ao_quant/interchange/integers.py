@@ -127,7 +127,7 @@ def integers_of(tensor: QTensor) -> Integers | None:
     columns = base.shape[-1]
     group = columns if spec.block[1] == WHOLE else min(spec.block[1], columns)
     zero = None if zero is None else zero.to(torch.int16)
-    perm = base.in_perm.reshape(-1).long() if steps else None
+    perm = base.parts["in_perm"].reshape(-1).long() if steps else None
     return Integers(codes, numbers.bits, max(group, 1), base.scale, zero, perm)
 
 

@@ -110,14 +110,14 @@ def _without_step(tensor: QTensor) -> tuple[QTensor, Tensor | None]:
     if base.spec.input != (SCALE,):
         return base, None
     parts = {name: part for name, part in base.parts.items() if name != "in_scale"}
-    return base.like(parts, spec=replace(base.spec, input=())), base.in_scale.reshape(-1)
+    return base.like(parts, spec=replace(base.spec, input=())), base.parts["in_scale"].reshape(-1)
 
 
 def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
     base, step = _without_step(tensor)
     owner, kind = name.removesuffix(".weight"), floats.kind_of(base)
     if kind == "nvfp4":
-        scale = base.scale
+        scale: Any = base.scale
         tensors = {
             "weight": base.qdata,
             "weight_scale": scale.qdata,

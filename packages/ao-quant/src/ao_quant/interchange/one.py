@@ -105,10 +105,10 @@ def convert_weight(
         return Stored({name: dense}, None, None, refused)
     if back.spec.act is None and tensor.spec.act is not None:
         notes = (*notes, "activations are not quantized there")
-    error, sqnr = compare(tensor, back)
+    most, sqnr = compare(tensor, back)
     found = VALUES if sqnr is None else REGRIDDED
     if found == VALUES and not notes:
         again = attempt(lambda: _write(source, name, back, weight.settings)[0])
         found = BYTES if again is not None and same_bytes(again, take, weight.names) else VALUES
-    verdict = Verdict(name, found, described, str(back.spec), error, sqnr, "; ".join(notes))
+    verdict = Verdict(name, found, described, str(back.spec), most, sqnr, "; ".join(notes))
     return Stored(tensors, record, settings, verdict)

@@ -227,6 +227,7 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
         return _int4_written(
             name, found.group, (n, k), (packed, scale, torch.zeros_like(scale)), tensor.dtype
         )
+    data: dict[str, Any]
     middle = 1 << (found.bits - 1)
     codes = (found.codes.to(torch.int16) - middle).to(torch.int8)
     if (

@@ -116,7 +116,8 @@ def reorder(codes: Tensor, order: tuple[int, ...], *, inverse: bool = False) -> 
     """Codes whose place i of each group is that of `order[i]`; or back."""
     places = torch.tensor(order)
     places = places.argsort() if inverse else places
-    return codes.unflatten(-1, (-1, len(order)))[..., places].flatten(-2)
+    found: Tensor = codes.unflatten(-1, (-1, len(order)))[..., places].flatten(-2)
+    return found
 
 
 def swap_nibbles(packed: Tensor) -> Tensor:

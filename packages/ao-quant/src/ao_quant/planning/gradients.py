@@ -67,7 +67,9 @@ def output_gradients(
             if not answer.requires_grad:
                 raise ConfigError("measure='gradient': the answer depends on no planned weight")
             outputs = [output for _, output in seen]
-            found = torch.autograd.grad((answer * signs).sum(), outputs, allow_unused=True)
+            found: Sequence[Tensor | None] = torch.autograd.grad(
+                (answer * signs).sum(), outputs, allow_unused=True
+            )
         signal += float(answer.detach().double().square().sum())
         for (name, output), gradient in zip(seen, found, strict=True):
             flat = output if gradient is None else gradient

@@ -136,7 +136,7 @@ def every_code(spec: Spec, shape: tuple[int, ...]) -> QTensor:
     """
     layout = registry.layouts.get(spec.layout)
     canonical = replace(spec, layout=spec.layout if layout.canonical else layout.canonical_name)
-    given = {}
+    given: dict[str, Any] = {}
     if spec.act is not None and spec.act.static:
         given = {"act_scale": 0.03}
         if spec.act.zero_point != "none":
