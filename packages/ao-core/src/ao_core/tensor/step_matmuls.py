@@ -127,7 +127,7 @@ def _low_rank_of_experts(x: Tensor, w: QTensor, experts: Tensor | None) -> Tenso
     """B A x of each expert. Rows are multiplied by the A of all; what others make of them is left out."""
     a, b = (w.parts[name].to(x.dtype) for name in ("low_rank_a", "low_rank_b"))
     if experts is None:
-        return x @ a.mT @ b.mT  # type: ignore[no-any-return]
+        return x @ a.mT @ b.mT
     count, rank = a.shape[:2]
     own = torch.arange(count, device=x.device) == experts[:, None]
     inner = (x @ a.flatten(0, 1).t()).unflatten(-1, (count, rank)) * own[..., None]

@@ -203,6 +203,7 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
     n, k = base.shape
     spec, kind = base.spec, floats.kind_of(base)
     own = _dtype(tensor.dtype)
+    data: dict[str, Any]
     if kind == "fp8":
         sizes = [size if b == WHOLE else b for b, size in zip(spec.block, (n, k), strict=True)]
         data = {"block_size": sizes, "mm_config": None, "act_quant_kwargs": None, "dtype": own}
@@ -227,7 +228,6 @@ def _write(name: str, tensor: QTensor, settings: Mapping[str, Any]) -> Written:
         return _int4_written(
             name, found.group, (n, k), (packed, scale, torch.zeros_like(scale)), tensor.dtype
         )
-    data: dict[str, Any]
     middle = 1 << (found.bits - 1)
     codes = (found.codes.to(torch.int16) - middle).to(torch.int8)
     if (
