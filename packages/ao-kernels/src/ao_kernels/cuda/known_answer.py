@@ -126,10 +126,10 @@ def problem(linear: Linear, device: torch.device) -> str | None:
                 where = f"{case.name}, {rows} rows in {str(dtype).removeprefix('torch.')}"
                 try:
                     found = linear(*arguments).cpu().double()
-                except RuntimeError as error:
-                    if "shared memory" in str(error):  # such calls are refused
+                except RuntimeError as told:
+                    if "shared memory" in str(told):  # such calls are refused
                         continue
-                    return f"their known-answer test failed: {where}: {error}"
+                    return f"their known-answer test failed: {where}: {told}"
                 expected = reference(case, arguments)
                 error = float((found - expected).norm() / expected.norm())
                 if not error <= most:

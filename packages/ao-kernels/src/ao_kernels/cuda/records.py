@@ -74,12 +74,14 @@ def _device() -> tuple[int, int, int, int]:
 @lru_cache
 def _of_device(index: int) -> tuple[int, int, int, int]:
     facts = torch.cuda.get_device_properties(index)
-    shared, of_sm = facts.shared_memory_per_block_optin, facts.shared_memory_per_multiprocessor
+    shared: int = facts.shared_memory_per_block_optin  # type: ignore[attr-defined]
+    of_sm = facts.shared_memory_per_multiprocessor
     return facts.multi_processor_count, shared, of_sm, int(facts.major >= 9)
 
 
 def _plan(call: Call) -> tuple[int, ...]:
     """Rows of a tile, slabs of N and splits of K, stages, bytes of shared memory of a CTA."""
+    library.load()
     spec, (n, k) = call.spec, call.weight_shape
     group, zero_point = (
         full_block(spec.block, (n, k))[-1],
