@@ -58,7 +58,10 @@ def test_kernels_neither_spill_nor_take_more_registers_than_there_are(name, targ
     )
     found = {match["name"]: match for match in _ENTRY.finditer(told)}
     assert set(found) == {
-        f"ao_linear_{element}_{rows}" for element in ("bf16", "f16") for rows in REGISTERS
+        f"ao_linear_{element}_{rows}"
+        for element in ("bf16", "f16")
+        for rows in REGISTERS
+        if rows < 64 or not cuda_build.STORAGES[name].sums
     }
     for kernel, match in found.items():
         assert match["stack"] == match["stores"] == match["loads"] == "0", kernel

@@ -26,6 +26,10 @@ def call(
     ("refused", "reason"),
     [
         (call(m=65), "is for up to 64 rows, found 65"),
+        (
+            call(Spec("uint4", (1, 64), zero_point="float", layout="plane16"), m=33),
+            "is for up to 32 rows, found 33",
+        ),
         (call(dtype=torch.float32), "needs activations in bfloat16 or float16, found torch.float32"),
         (call(Spec("nf4", (1, 64), layout="plane16")), "is for int4, uint4, int8, f8e4m3, not nf4"),
         (
