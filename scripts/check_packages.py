@@ -25,10 +25,9 @@ COMMON_KEYS = (
 )
 #: where it is, a package compiles C++: it has settings beyond the template's
 BUILD_HOOK = "hatch_build.py"
-#: what the hook imports where it is there: it compiles CUDA
-CUDA_HOOK = "cuda_build.py"
-#: where they are, tests use them, so an sdist holds them: a library of checks, and shared fixtures
-FOR_TESTS = ("checks", "conftest.py")
+#: where they are, the build hook or tests use them, so an sdist holds them: the build of CUDA kernels, a
+#: library of checks, and shared fixtures
+FOR_TESTS = ("cuda_build.py", "checks", "conftest.py")
 FIRST_CHANGE = "changes/+first.feature.md"
 #: pytest settings that only make sense in the workspace
 WORKSPACE_ONLY = {"testpaths", "pythonpath"}
@@ -53,8 +52,7 @@ def expected_settings(package: Path) -> dict[str, Any]:
     settings = parse_toml(fill(text, package.name))
     if (package / BUILD_HOOK).is_file():
         targets = settings["tool"]["hatch"]["build"]["targets"]
-        hooks = [name for name in (BUILD_HOOK, CUDA_HOOK) if (package / name).is_file()]
-        targets["sdist"]["include"] += ["/csrc", *(f"/{name}" for name in hooks)]
+        targets["sdist"]["include"] += ["/csrc", f"/{BUILD_HOOK}"]
         targets["wheel"]["hooks"] = {"custom": {}}
     included = settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     included += [f"/{name}" for name in FOR_TESTS if (package / name).exists()]

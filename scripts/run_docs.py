@@ -30,6 +30,7 @@ BLOCK = re.compile(
 #: pages about compiled kernels; the others show what is the same on every machine, without these
 COMPILED = [
     ROOT / "docs" / "cpu-kernels.md",
+    ROOT / "docs" / "cuda-kernels.md",
     ROOT / "docs" / "gpu-kernels.md",
     ROOT / "docs" / "install.md",
     *ROOT.glob("packages/ao-kernels/*.md"),

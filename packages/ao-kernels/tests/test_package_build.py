@@ -273,7 +273,7 @@ def test_installing_succeeds_where_the_compiler_fails(hook, initialize, failing_
     assert [path.name for path in folder.iterdir()] == ["not_built.txt"]
     reason = (folder / "not_built.txt").read_text()
     assert reason.startswith(
-        f"{failing_compiler} does not compile 1 of 1 files (x.cpp:3:1: error: "
+        f"{failing_compiler} does not compile 2 of 2 files (x.cpp:3:1: error: "
     )
     assert reason.strip() in warning
     assert data["pure_python"] is True
@@ -281,7 +281,7 @@ def test_installing_succeeds_where_the_compiler_fails(hook, initialize, failing_
 
 
 def test_a_developer_is_told_that_the_compiler_fails(initialize, failing_compiler):
-    with pytest.raises(SystemExit, match="error: .*fails.. does not compile 1 of 1 files"):
+    with pytest.raises(SystemExit, match="error: .*fails.. does not compile 2 of 2 files"):
         initialize("editable")
 
 

@@ -35,5 +35,7 @@ AO_ELEMENTS(AO_ROWS)
 AO_ELEMENTS(8)
 AO_ELEMENTS(16)
 AO_ELEMENTS(32)
+#if !AO_SUMS  // registers do not hold 64 columns and their sums
 AO_ELEMENTS(64)
+#endif
 #endif

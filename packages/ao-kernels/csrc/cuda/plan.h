@@ -9,6 +9,7 @@
 namespace ao::gpu {
 
 constexpr int kMostRows = 64;    // of activations
+constexpr int kMostRowsWithSums = 32;  // with zero points that are floats
 constexpr int kMostSplits = 8;   // CTAs of a cluster that every device can have
 
 struct Device {

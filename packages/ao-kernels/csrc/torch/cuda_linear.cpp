@@ -116,6 +116,9 @@ Tensor cuda_linear_op(const Tensor& x, const Tensor& qdata, const Tensor& scale,
     zero = zero_point->scalar_type() == ScalarType::Byte ? Number::u8 : number_of("zero_point", *zero_point);
   }
   const gpu::Sizes sizes = sizes_of(m, n, k, group, format, number_of("scale", scale), zero);
+  const bool sums = zero != Number::none && zero != Number::u8;
+  AO_CHECK(!sums || m <= gpu::kMostRowsWithSums, "x: has ", m, " rows; must have at most ", gpu::kMostRowsWithSums,
+           " with zero points that are floats");
   Tensor y = make_result(x, n);
   const int32_t device = x.get_device_index();
   const gpu::Device there = gpu::device_of(device);

@@ -58,7 +58,10 @@ def test_kernels_neither_spill_nor_take_more_registers_than_there_are(name, targ
     )
     found = {match["name"]: match for match in _ENTRY.finditer(told)}
     assert set(found) == {
-        f"ao_linear_{element}_{rows}" for element in ("bf16", "f16") for rows in REGISTERS
+        f"ao_linear_{element}_{rows}"
+        for element in ("bf16", "f16")
+        for rows in REGISTERS
+        if rows < 64 or not cuda_build.STORAGES[name].sums
     }
     for kernel, match in found.items():
         assert match["stack"] == match["stores"] == match["loads"] == "0", kernel
@@ -105,7 +108,7 @@ _G64 = "p.groups_per_tile = 4; p.group_shift = 0; p.scale_type = Number::bf16"
 COUNTED = (
     Case("int4 g128, 1 row", "int4", "bf16", 8, f"{_G128}; p.n_warps = 1; p.m = 1", 19),
     Case("int4 g128, 8 rows", "int4", "bf16", 8, f"{_G128}; p.n_warps = 2; p.m = 8", 21),
-    Case("int4 g128, 16 rows", "int4", "bf16", 16, f"{_G128}; p.n_warps = 4; p.m = 16", 22),
+    Case("int4 g128, 16 rows", "int4", "bf16", 16, f"{_G128}; p.n_warps = 4; p.m = 16", 24),
     Case("int4 g128, 32 rows", "int4", "bf16", 32, f"{_G128}; p.n_warps = 8; p.m = 32", 27.6),
     Case("int4 g128, 64 rows", "int4", "bf16", 64, f"{_G128}; p.n_warps = 8; p.m = 64", 38),
     Case("int4 g128, float16", "int4", "f16", 8, f"{_G128}; p.n_warps = 1; p.m = 1", 17),

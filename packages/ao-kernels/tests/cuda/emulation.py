@@ -69,7 +69,7 @@ def program(sanitize: str = "") -> Path:
     flags = [*own, *sanitizing(sanitize, compiler), "-fno-inline"]
     flags += [f"-I{PACKAGE / 'csrc' / 'cuda'}", f"-I{PACKAGE / 'tests' / 'cuda'}"]
     with alone_in(out):
-        sources = {PACKAGE / "tests" / "cuda" / "emulate.cpp": ()}
+        sources = dict.fromkeys(sorted(PACKAGE.glob("tests/cuda/*.cpp")), ())
         objects = compile_objects(compiler, sources, flags, out, 1)
         link = [*compiler, *flags, *map(str, objects), "-pthread", "-o", str(out / "emulate")]
         subprocess.run(link, check=True)

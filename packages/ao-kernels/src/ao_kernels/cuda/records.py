@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +19,9 @@ __all__ = ["CUDA_KERNELS", "FORMATS", "MOST_ROWS"]
 
 #: number formats → what the op calls them: 4 bits, integers of 8, floats of 8
 FORMATS = {"int4": 0, "uint4": 0, "int8": 1, "f8e4m3": 2}
-#: rows of activations; beyond, tensor cores want other instructions
-MOST_ROWS = 64
+#: rows of activations, by the kind of zero points; beyond, tensor cores want other instructions, and with zero
+#: points that are floats registers do not hold more
+MOST_ROWS = {"none": 64, "int": 64, "float": 32}
 #: dtypes of scales, with their bytes
 SCALES = {"float32": 4, "bfloat16": 2, "float16": 2}
 #: groups along K, for 4 bits and for 8
@@ -74,13 +74,15 @@ def _device() -> tuple[int, int, int, int]:
 
 @lru_cache
 def _of_device(index: int) -> tuple[int, int, int, int]:
-    facts: Any = torch.cuda.get_device_properties(index)
-    shared, of_sm = facts.shared_memory_per_block_optin, facts.shared_memory_per_multiprocessor
+    facts = torch.cuda.get_device_properties(index)
+    shared: int = facts.shared_memory_per_block_optin  # type: ignore[attr-defined]
+    of_sm = facts.shared_memory_per_multiprocessor
     return facts.multi_processor_count, shared, of_sm, int(facts.major >= 9)
 
 
 def _plan(call: Call) -> tuple[int, ...]:
     """Rows of a tile, slabs of N and splits of K, stages, bytes of shared memory of a CTA."""
+    library.load()
     spec, (n, k) = call.spec, call.weight_shape
     group, zero_point = (
         full_block(spec.block, (n, k))[-1],
@@ -107,8 +109,8 @@ def _refuses(call: Call) -> str | None:
         return f"is for {', '.join(FORMATS)}, not {spec.dtype}"
     if call.x_dtype not in ELEMENTS:
         return f"needs activations in bfloat16 or float16, found {call.x_dtype}"
-    if call.m > MOST_ROWS:
-        return f"is for up to {MOST_ROWS} rows, found {call.m}"
+    if call.m > (most := MOST_ROWS[spec.zero_point]):
+        return f"is for up to {most} rows, found {call.m}"
     if reason := _unfit(spec, call.weight_shape):
         return reason
     needed, there = _plan(call)[-1], _device()[1]
