@@ -19,8 +19,8 @@ __all__ = ["CUDA_KERNELS", "FORMATS", "MOST_ROWS"]
 
 #: number formats → what the op calls them: 4 bits, integers of 8, floats of 8
 FORMATS = {"int4": 0, "uint4": 0, "int8": 1, "f8e4m3": 2}
-#: rows of activations, by the kind of zero points; beyond, tensor cores want other instructions, and with zero
-#: points that are floats registers do not hold more
+#: rows of activations, by the kind of zero points; beyond, tensor cores want other instructions, and with
+#: zero points that are floats registers do not hold more
 MOST_ROWS = {"none": 64, "int": 64, "float": 32}
 #: dtypes of scales, with their bytes
 SCALES = {"float32": 4, "bfloat16": 2, "float16": 2}
