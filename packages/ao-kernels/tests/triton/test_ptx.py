@@ -57,7 +57,7 @@ def table_registers(fmt, element):
     """What `load_table` loads, from where the kernel finds it in the part `table`."""
     if not fmt.is_lut:
         return {}
-    start = len(fmt.values) + 16 * (element == "fp16")
+    start = fmt.lut_start + 16 * (element == "fp16")
     words = fmt.table().numpy().view(np.uint32)[start:][:16]
     assert np.array_equal(words[:8], words[8:])
     names = re.findall(r"ao_\w+", load_table().partition(";")[0])
