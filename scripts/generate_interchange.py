@@ -34,9 +34,9 @@ SOURCES = {
     "uint3 with zero points, groups of 64, float16 scales": Spec(
         "uint3", (1, 64), "float16", "int", "packed"
     ),
-    "int8, one float32 scale a row": Spec("int8", (1, -1)),
+    "int8, one float32 scale per row": Spec("int8", (1, -1)),
     "NF4, blocks of 64, float32 scales": Spec("nf4", (1, 64), layout="packed"),
-    "FP8, one scale a row": Spec("f8e4m3", (1, -1)),
+    "FP8, one scale per row": Spec("f8e4m3", (1, -1)),
     "FP8, blocks of 128 × 128": Spec("f8e4m3", (128, 128)),
     "MXFP4": Spec("f4e2m1", (1, 32), "e8m0", layout="packed"),
     "MXFP8": Spec("f8e4m3", (1, 32), "e8m0"),

@@ -1,4 +1,4 @@
-"""Weights as floats of 8 or 4 bits with scales a block: FP8, MXFP8, MXFP4, NVFP4."""
+"""Weights as floats of 8 or 4 bits with one scale per block: FP8, MXFP8, MXFP4, NVFP4."""
 
 from __future__ import annotations
 

@@ -123,5 +123,5 @@ FBGEMM = Interchange(
     _read,
     partial(_write, rows=True),
     _config_of_rows,
-    "FP8 of FBGEMM: one scale a row",
+    "FP8 of FBGEMM: one scale per row",
 )
