@@ -46,6 +46,7 @@ _DENSE_LINEAR = Op(
 
     x is (..., K), weight (N, K), bias (N,) or None; y is (..., N). A row of y depends on no other row of x.
     """,
+    _trials("kernel_dense", "DENSE_LINEAR"),
 )
 
 _EMBEDDING = Op(

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ao_core import WHOLE, Call, Spec, quantize_tensor
-from ao_core.ext import codebook_dtype, registry, repack, to_layout
+from ao_core import WHOLE, Call, Spec, lut_dtype, quantize_tensor
+from ao_core.ext import registry, repack, to_layout
 from ao_core.ext.numerics import unpack_bits
 from ao_core.testing import LayoutSuite
 from ao_core.testing.base import gaussian, same_bits
@@ -308,7 +308,7 @@ def test_a_table_begins_where_16_bytes_are_loaded_at_once():
     """Also that of two values, whose bits take 8: the address of a load of 16 would kill the context."""
     for dtype in [
         *(dtype for _, dtype in registry.dtypes.items()),
-        codebook_dtype("two", (-1.0, 1.0)),
+        lut_dtype("two", (-1.0, 1.0)),
     ]:
         fmt = format_of(replace(dtype, kind="lut") if dtype.kind == "codebook" else dtype)
         if isinstance(fmt, str) or not fmt.is_lut:
