@@ -192,8 +192,8 @@ def test_signature() -> None:
 def test_conversions() -> None:
     """Ops between dense values and codes, and no matmul."""
     assert {op.name for op in BUILTIN_OPS if not op.is_conversion} == {
-        "linear", "embedding", "grouped_linear", "mm", "grouped_mm", "attend", "write_tail", "qkv",
-        "mlp", "decoder",
+        "linear", "dense_linear", "embedding", "grouped_linear", "mm", "grouped_mm", "attend",
+        "write_tail", "qkv", "mlp", "decoder",
     }  # fmt: skip
 
 

@@ -9,10 +9,12 @@ import pytest
 
 from ao_core.ext import registry
 from ao_quant import plugin
-from ao_quant.configs import CALIBRATED, CONFIGS
+from ao_quant.configs import CALIBRATED, CONFIGS, QATConfig
 
 #: formats of linear layers alone
 WITHOUT_RECIPE = {"trellis_weight_only"}
+#: what is done with a configuration of weights, not a format
+TRAINING = {"qat": QATConfig}
 
 
 def test_records_come_from_this_distribution():
@@ -26,7 +28,7 @@ def test_records_come_from_this_distribution():
 
 def test_one_transform_and_one_recipe_for_every_configuration():
     transforms = {t.name: t.config_type for t in plugin.ao_transforms()}
-    assert transforms == CONFIGS | CALIBRATED
+    assert transforms == CONFIGS | CALIBRATED | TRAINING
     recipes = {r.name: r for r in plugin.ao_recipes()}
     assert CONFIGS.keys() - recipes.keys() == WITHOUT_RECIPE
     for name, recipe in recipes.items():
@@ -38,7 +40,7 @@ def test_what_waits_for_calibration_is_no_recipe_and_has_an_example():
     recipes = {r.name.partition("/")[0] for r in plugin.ao_recipes()}
     for transform in plugin.ao_transforms():
         assert (transform.name in CALIBRATED) == (transform.example is not None)
-        no_recipe = {*CALIBRATED, *WITHOUT_RECIPE}
+        no_recipe = {*CALIBRATED, *WITHOUT_RECIPE, *TRAINING}
         assert (transform.name in no_recipe) == (transform.name not in recipes)
 
 
