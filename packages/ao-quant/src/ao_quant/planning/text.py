@@ -21,6 +21,7 @@ ERRORS = {
     "weight": "noise / signal of the weights",
     "layer": "noise / signal of the outputs of layers",
     "output": "noise / signal of the output",
+    "gradient": "noise / signal of the output, to first order",
     "kl": "KL divergence in bits",
 }
 _HEADER = ("parameter", "shape", "format", "bits", "bytes", "error")
