@@ -175,5 +175,6 @@ CHECKS: tuple[Check, ...] = (
     _rows_gate(19.0),
     _tiles_gate(25.8),
     _bsr_gate(6.0, 64, 16),
-    _bsr_gate(6.0, 16, 16),
+    # what ptxas makes of this loop depends on masks and unrolling in the epilogue behind it: 5.3 to 6.6
+    _bsr_gate(6.7, 16, 16),
 )
