@@ -165,7 +165,9 @@ def unspellable(weight: QTensor) -> str | None:
         return "activations go through input steps first"
     rows, columns = (1, *spec.block)[-2:]
     if rows != 1 or (columns != ROW[1] and (weight.shape[1] % columns or columns == 1)):
-        return f"block={spec.block}: one scale per row, or whole groups of {weight.shape[1]} columns"
+        return (
+            f"block={spec.block}: one scale per row, or whole groups of {weight.shape[1]} columns"
+        )
     act = spec.act
     if act is not None and (act.dtype, act.zero_point, act.block, act.static) != _TOKENS:
         return f"act=({act}): activations need uint8 codes, one scale and one zero point for each token"
