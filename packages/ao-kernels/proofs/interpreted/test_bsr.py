@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from ao_core.testing.base import gaussian
 from ao_kernels.triton.bsr import launch as bsr
 from ao_kernels.triton.bsr.layout import SIDES, order_of
+from ao_kernels.triton.shared.tile_config import LaunchConfig
 
 # Triton 3.6 with NumPy 2.2
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
@@ -50,26 +51,19 @@ def test_linear(side, shape, dtype):
     bound = 1e-6 if dtype == torch.float32 else 5e-4
     for m, splits in ((0, 1), (1, 2), (17, 1), (70, 4)):
         x = gaussian((m, k), seed=m).to(dtype)
-        out = bsr.launch(x, *parts, bias, n, k, splits=splits)
+        setting = LaunchConfig(bsr.tile_config_of(m, side, dtype), splits)
+        out = bsr.launch(x, *parts, bias, n, k, setting=setting)
         expected = x.double() @ weight.double().t() + bias.double()
         assert (out.shape, out.dtype) == ((m, n), dtype)
         assert (out.double() - expected).norm() <= bound * expected.norm()
 
 
-def test_every_setting(monkeypatch):
-    """What measuring may choose gives the numbers of the rule, launched as it would measure them."""
+def test_every_number_of_splits():
     weight, parts = problem((64, 4096), 64)
     x = gaussian((3, 4096)).half()
-    expected, tried = x.double() @ weight.double().t(), []
-
-    def choose(case, run):
-        tried.extend((each, run(each)) for each in case.candidates())
-        return case.rule
-
-    monkeypatch.setattr(bsr, "choose", choose)
-    tried.append(("rule", bsr.bsr_linear(x, *parts, None, 64, 4096)))
-    assert len(tried) == 4
-    for _, out in tried:
+    expected, tile = x.double() @ weight.double().t(), bsr.tile_config_of(3, 64, x.dtype)
+    for splits in (1, 2, 4, 8):
+        out = bsr.launch(x, *parts, None, 64, 4096, setting=LaunchConfig(tile, splits))
         assert (out.double() - expected).norm() <= 5e-4 * expected.norm()
 
 

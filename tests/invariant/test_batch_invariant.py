@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ao_core import batch_invariant, is_batch_invariant, quantize_
-from ao_core.testing import KernelSuite
 from ao_core.testing.base import gaussian
 from ao_quant.kv_cache import append_, attend_to, new_kv
 
@@ -35,10 +34,6 @@ RECIPES = (
     "semi_sparse_weight",
     "int4_weight_only_semi_sparse",
 )
-
-
-class TestDense(KernelSuite):
-    kernel = "cpu_dense_linear"
 
 
 @pytest.fixture(autouse=True)
