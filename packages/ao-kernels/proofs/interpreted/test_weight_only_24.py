@@ -10,7 +10,9 @@ from ao_core import WHOLE, Spec
 from ao_core.ext import registry
 from ao_core.ext.numerics import pack_bits
 from ao_core.testing.base import gaussian
+from ao_kernels.triton.shared.tile_config import LaunchConfig
 from ao_kernels.triton.weight_only import op
+from ao_kernels.triton.weight_only.launch import tile_config_of
 from ao_kernels.triton.weight_only.layout24 import Plane24
 
 # Triton 3.6 with NumPy 2.2
@@ -57,7 +59,9 @@ def test_linear(shape, group, scale):
     bias = gaussian((n,), seed=7).half()
     for m, splits in ((0, 1), (3, 2), (17, 1)):
         x = gaussian((m, k), seed=m).half()
-        out = op.launch_linear(x, *operands, bias, *sizes, True, splits=splits)
+        # as launches choose: no split is empty, and a tile has 128 of K
+        setting = LaunchConfig(tile_config_of(max(m, 1)), min(splits, -(-k // 128)))
+        out = op.launch_linear(x, *operands, bias, *sizes, True, setting=setting)
         expected = x.double() @ values.t() + bias.double()
         assert (out.shape, out.dtype) == ((m, n), torch.float16)
         assert (out.double() - expected).norm() <= 5e-4 * expected.norm()
