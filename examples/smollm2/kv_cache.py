@@ -24,6 +24,15 @@ from ao_quant.kv_cache import KV_RECIPES, KVCacheConfig, append_, attend_to, byt
 CONTEXT = 1024
 
 
+def filled(config: KVCacheConfig, sizes: list[float], key: Tensor, value: Tensor) -> Any:
+    """A cache of one layer that holds all tokens of a window; `sizes` gets its bytes per token."""
+    batch, heads, tokens, dim = key.shape
+    kv = new_kv(config, batch, heads, dim, tokens, value_dim=value.shape[3], dtype=key.dtype)
+    append_(kv, key, value)
+    sizes.append(bytes_per_token(kv))
+    return kv
+
+
 def attention(
     config: KVCacheConfig,
     sizes: list[float],
@@ -37,10 +46,7 @@ def attention(
 ) -> tuple[Tensor, None]:
     """What transformers calls in place of its own attention: a cache of one layer, filled and read."""
     assert attention_mask is None, "windows have no padding"
-    batch, heads, tokens, dim = key.shape
-    kv = new_kv(config, batch, heads, dim, tokens, value_dim=value.shape[3], dtype=key.dtype)
-    append_(kv, key, value)
-    sizes.append(bytes_per_token(kv))
+    kv = filled(config, sizes, key, value)
     return attend_to(kv, query, scale=scaling).transpose(1, 2), None
 
 
@@ -57,14 +63,11 @@ def decoding(
 ) -> tuple[Tensor, None]:
     """The same in bfloat16, with one query at a time, which sees the tokens up to its own."""
     assert attention_mask is None, "windows have no padding"
-    batch, heads, tokens, dim = key.shape
     query, key, value = query.bfloat16(), key.bfloat16(), value.bfloat16()
-    kv = new_kv(config, batch, heads, dim, tokens, value_dim=value.shape[3], dtype=key.dtype)
-    append_(kv, key, value)
-    sizes.append(bytes_per_token(kv))
+    kv = filled(config, sizes, key, value)
     rows = []
-    for token in range(tokens):
-        stop = torch.full((batch,), token + 1)
+    for token in range(key.shape[2]):
+        stop = torch.full((len(key),), token + 1)
         rows.append(attend_to(kv, query[:, :, token : token + 1], scale=scaling, stop=stop))
     return torch.cat(rows, 2).transpose(1, 2).float(), None
 

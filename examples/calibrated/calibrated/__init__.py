@@ -1,1 +1,1 @@
-"""What calibrated algorithms cost a model, beside rounding to nearest: a table, measured cell by cell."""
+"""What calibrated algorithms cost a model, compared with rounding to nearest: a table, cell by cell."""

@@ -1,4 +1,4 @@
-"""Batch-invariant mode: a row's result does not depend on how many rows are beside it."""
+"""Batch-invariant mode: the result of a row does not depend on the other rows of the batch."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def batch_invariant() -> Iterator[None]:
     """Within this context linear layers, and attention over quantized caches, treat every row alone.
 
-    Row i of a batch, or token i of a text, then gets the same bits whatever is beside it. By default kernels
-    choose the fastest order of sums for the number of rows, so results differ by rounding. One row costs
-    what it costs anyway; what several cost is in docs/batch-invariant.md. The variable AO_BATCH_INVARIANT=1
+    Row i of a batch, or token i of a text, then gets the same bits whatever else is in the batch. By default
+    kernels choose the fastest order of sums for the number of rows, so results differ by rounding. One row
+    costs what it costs anyway; the cost of several has not been measured. The variable AO_BATCH_INVARIANT=1
     sets the mode for a process.
 
     Linear layers with dense weights have kernels of their own in the mode, which round otherwise than those

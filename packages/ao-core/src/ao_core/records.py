@@ -234,7 +234,7 @@ class Kernel:
     #: `w.spec.input`, where they are the last ones. All others are taken before it, or it is not asked
     fuses: tuple[str, ...] = ()
     #: for kernels that know the batch-invariant mode: called with 1 when it begins and -1 when it ends, and
-    #: in between a row gets the same bits whatever is beside it. None: in the mode it gets rows one by one
+    #: in between a row gets the same bits in any batch. None: in the mode it gets rows one by one
     alone: Callable[[int], object] | None = None
 
     def __post_init__(self) -> None:

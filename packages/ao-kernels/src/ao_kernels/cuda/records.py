@@ -1,4 +1,4 @@
-"""The CUDA kernels of `linear` for weights in planes: beside those in Triton, and before them."""
+"""The CUDA kernels of `linear` for weights in planes; their priority is above that of those in Triton."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layout `row_sums`: int8 weights with the sums of their rows, beside activations with zero points."""
+"""The layout `row_sums`: int8 weights with the sums of their rows, for activations with zero points."""
 
 from __future__ import annotations
 
