@@ -1,4 +1,7 @@
-"""What pytest does in the whole workspace: seeds every test, and lets no test write among the sources."""
+"""What pytest does in the whole workspace: seeds every test, and lets no test write among the sources.
+
+Of large grids it runs diagonals, see scripts/grids.py.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,10 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+
+from grids import pytest_addoption, pytest_collection_modifyitems
+
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems"]
 
 
 @pytest.hookimpl(wrapper=True)
