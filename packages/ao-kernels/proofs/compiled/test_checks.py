@@ -10,11 +10,32 @@ from ao_triton_checks.aot import compile_for
 from ao_triton_checks.limits import counted_loop, per_unit, violations
 from kernel_checks import CHECKS, w4a8
 
-
-@pytest.mark.parametrize(
-    "check",
-    [pytest.param(check, id=check.name) for check in CHECKS],
+#: checks of kernels that others check in every change, at another size or in another format
+MORE = (
+    *("int4 g128 rows 32", "int4 g128 rows 128", "nf4 g64 rows 16", "f4e2m1 g32 rows 16"),
+    *("sm_90 adam float8 bf16", "sm_90 f4e2m1 b32 e8m0 bf16", "sm_90 amax row bf16 and transposed"),
+    "sm_90 cast f8e4m3 block bf16 and transposed",
+    "e4m3 × e4m3 scales row × row bf16 tile 64 × 32",
+    "int8 × int8 scales row × row bf16 tile 128 × 256",
+    *("uint8 × int4 g128 rows 128", "f8e4m3 × int4 g128 rows 16", "sm_90 bsr 16 bf16 rows 16"),
+    *(
+        "sm_90 hadamard bf16 28x512",
+        "sm_90 attend k8v4 bf16 rows 4",
+        "sm_90 attend kv_fp8 bf16 rows 4",
+    ),
 )
+
+
+def param(check):
+    """A check, with its name."""
+    return pytest.param(check, id=check.name, marks=pytest.mark.slow if check.name in MORE else ())
+
+
+def test_no_check_is_left_out_that_is_not_there():
+    assert set(MORE) < {check.name for check in CHECKS}
+
+
+@pytest.mark.parametrize("check", [param(check) for check in CHECKS])
 def test_check(check, record_property):
     build = check.build()
     compiled = compile_for(build)
@@ -37,10 +58,7 @@ def test_a_kernel_that_starts_early_waits_before_it_reads(name):
     assert names.index("PREEXIT") < names.index("CCTL") < names.index("ACQBULK") < min(reads)
 
 
-@pytest.mark.parametrize(
-    "check",
-    [pytest.param(check, id=check.name) for check in w4a8.CHECKS],
-)
+@pytest.mark.parametrize("check", [param(check) for check in w4a8.CHECKS])
 def test_four_neighbours_of_a_row_are_in_one_register(check):
     """What `Plane32` is made for; which numbers meet in one text is for the compiler to choose."""
     lines = compile_for(check.build()).ttgir.splitlines()
