@@ -63,7 +63,9 @@ class Clock:
 
     def __call__(self, trial):
         self.seen.append((trial.fqn, trial.name))
-        return self.layers.get((trial.fqn, trial.name), self.seconds.get(trial.name, 1.0))
+        # the whole model is fastest with the choices of layers, unless told otherwise
+        other = 0.01 if trial.name == "mixed" else 1.0
+        return self.layers.get((trial.fqn, trial.name), self.seconds.get(trial.name, other))
 
 
 def tune(model, sample, clock, **arguments):
@@ -177,7 +179,7 @@ def test_layers_that_are_called_alike_are_timed_once(ids):
     model = nn.Sequential(nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 48), nn.Linear(48, 96))
     clock = Clock({INT8: 0.5})
     result = tune(model, torch.ones(3, 48), clock)
-    assert {fqn for fqn, _ in clock.seen} == {"0.weight", "3.weight"}
+    assert {fqn for fqn, _ in clock.seen} == {"0.weight", "3.weight", ""}
     assert [layer.chosen.seconds for layer in result.layers] == [0.5] * 3
     assert all(isinstance(p, QTensor) for p in model.parameters() if p.dim() == 2)
 
@@ -265,7 +267,7 @@ def test_the_report(model, ids):
     )
     assert "dB: the fastest; 1 faster below 30 dB" in text
     assert "1 × the example does not use it" in text
-    assert "of 7 layers are faster quantized" in text
+    assert "of 7 layers are faster quantized by themselves" in text
     other = Model()
     again = ao_core.quantize_(other, result.config)
     assert [r.spec for r in again] == [r.spec for r in result.report]
@@ -281,7 +283,7 @@ def test_layers_that_fare_alike_are_one_block_of_short_lines():
     text = str(tune(model, sample, clock, candidates=[long]))
     assert repr(long)[:20] in text
     assert "and 37 more" in text
-    assert len(text.splitlines()) < 12
+    assert len(text.splitlines()) < 19
     assert max(map(len, text.splitlines())) <= 120
 
 
@@ -298,6 +300,46 @@ def test_one_row_is_no_sample():
     tune(model, torch.randn(1, 48), Clock({}), apply=False, min_sqnr=-math.inf)
 
 
+def test_the_best_uniform_recipe_is_taken_where_a_mixture_is_slower(model, ids):
+    """Layers by themselves are faster in different formats, and together slower than in one."""
+    clock = Clock(
+        {INT8: 0.5, DYNAMIC: 0.8, "mixed": 0.6}, {("down.weight", DYNAMIC): 0.1, ("", "dense"): 1.0}
+    )
+    result = tune(model, ids, clock)
+    by_name = {each.name: each for each in result.wholes}
+    assert by_name.keys() == {"dense", INT8, INT4, DYNAMIC, "mixed"}
+    assert result.wholes[result.picked].name == INT8
+    assert {c for c in dict(result.config.entries).values() if c} == {ao_core.resolve_config(INT8)}
+    assert isinstance(model.down.weight, QTensor)
+    assert model.down.weight.spec.act is None
+    assert "another is faster" in by_name["mixed"].reason
+    best = min(w.seconds for w in result.wholes if not w.reason or "another" in w.reason)
+    assert result.wholes[result.picked].seconds == best
+    text = str(result)
+    assert "chosen" in text
+    assert len(text.splitlines()) <= 30
+
+
+def test_the_answer_of_the_whole_model_is_held_to_a_floor(model, ids):
+    result = tune(
+        model, ids, Clock({INT4: 0.1, INT8: 0.5}), min_sqnr=-math.inf, min_output_sqnr=25.0
+    )
+    assert result.wholes[result.picked].name == INT8
+    int4 = next(w for w in result.wholes if w.name == INT4)
+    assert int4.reason == f"{int4.sqnr_db:.1f} dB of the answer are less than 25"
+    none = tune(Model(), ids, Clock({INT8: 0.5}), min_output_sqnr=90.0)
+    assert none.wholes[none.picked].name == "dense"
+    assert set(dict(none.config.entries).values()) == {None}
+
+
+def test_whole_models_are_known_next_time(model, ids, tmp_path):
+    first, second = Clock({INT8: 0.5}), Clock({INT8: 0.5})
+    one = tune(model, ids, first, apply=False, cache=tmp_path)
+    other = tune(model, ids, second, apply=False, cache=tmp_path)
+    assert second.seen == []
+    assert other.wholes == one.wholes
+
+
 def test_a_model_without_layers():
     result = tune(nn.ReLU(), torch.ones(2), Clock({}))
     assert result.layers == ()
@@ -310,6 +352,7 @@ def test_a_model_without_layers():
         ({"candidates": []}, r"candidates=\[\]"),
         ({"min_sqnr": math.nan}, "min_sqnr=nan"),
         ({"min_sqnr": "high"}, "min_sqnr='high'"),
+        ({"min_output_sqnr": math.nan}, "min_output_sqnr=nan"),
         ({"min_speedup": 0.5}, "min_speedup=0.5: give a factor from 1 on"),
         ({"rounds": 0}, "rounds=0: give a positive number"),
         ({"rounds": 2.0}, r"rounds=2\.0"),

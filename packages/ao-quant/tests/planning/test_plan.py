@@ -32,7 +32,7 @@ FEW = ("int8_weight_only", "int4_weight_only", "intx_weight_only/2bit")
 
 def plan(model, **arguments):
     """By the weights alone, unless the arguments say by what."""
-    if not arguments.keys() & {"sample", "measure", "max_kl"}:
+    if not arguments.keys() & {"sample", "data", "measure", "max_kl"}:
         arguments["measure"] = "weight"
     return ao_quant.plan(model, **arguments)
 
@@ -262,7 +262,7 @@ def test_the_same_plan_twice_and_from_a_file(model, tmp_path):
     with pytest.raises(ConfigError, match="an object is expected"):
         QuantizationPlan.from_json("[]")
     with pytest.raises(ConfigError, match="ao_quant_plan=99"):
-        QuantizationPlan.from_json(text.replace('"ao_quant_plan": 2', '"ao_quant_plan": 99'))
+        QuantizationPlan.from_json(text.replace('"ao_quant_plan": 3', '"ao_quant_plan": 99'))
     with pytest.raises(ConfigError, match=r"choices\[0\] lacks the field 'shape'"):
         QuantizationPlan.from_json(text.replace('"shape"', '"form"'))
 
@@ -312,8 +312,8 @@ def test_a_budget_that_cannot_be_met_names_the_smallest_that_can(model):
         ({"bits": -1.0}, "bits=-1.0: give a positive number"),
         ({"bits": float("nan")}, "bits=nan"),
         ({"bits": "4"}, "bits='4'"),
-        ({"max_kl": 0.1}, "sample=None: max_kl needs an input"),
-        ({"bits": 4.0, "measure": "kl"}, "sample=None: measure='kl' needs an input"),
+        ({"max_kl": 0.1}, "data=None: max_kl needs inputs"),
+        ({"bits": 4.0, "measure": "kl"}, "data=None: measure='kl' needs inputs"),
         ({"bits": 4.0, "measure": "rank"}, "measure='rank' is unknown; use one of weight, layer"),
         ({"bits": 4.0, "candidates": []}, r"candidates=\[\]"),
         ({"bits": 4.0, "candidates": "int8_weight_only"}, "candidates='int8_weight_only'"),
@@ -327,7 +327,7 @@ def test_refusals(model, arguments, message):
 
 @pytest.mark.parametrize("arguments", [{"bits": 4.75}, {"budget": "1MB"}])
 def test_without_data_it_has_to_be_asked_for(model, arguments):
-    with pytest.raises(ConfigError, match=r"sample=None.* pass sample=.*measure='weight'"):
+    with pytest.raises(ConfigError, match=r"data=None.* Pass data=.*measure='weight'"):
         ao_quant.plan(model, **arguments)
     assert ao_quant.plan(model, **arguments, measure="weight").choices
 

@@ -1,8 +1,8 @@
-"""The fastest format for each layer on this device, by measurement."""
+"""The formats with which a model is fastest on this device, by measurement."""
 
 from __future__ import annotations
 
-from ao_quant.autotuning.result import AutoquantReport, Layer, Timing
+from ao_quant.autotuning.result import AutoquantReport, Layer, Timing, Whole
 from ao_quant.autotuning.timing import Trial
 from ao_quant.autotuning.tuner import CANDIDATES, OneRowWarning, autoquant
 
@@ -13,5 +13,6 @@ __all__ = [
     "OneRowWarning",
     "Timing",
     "Trial",
+    "Whole",
     "autoquant",
 ]

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ao_core.ext.calibration import Replacement, replaced
+
 __all__ = ["Timer", "Trial", "measure", "stopwatch"]
 
 #: rounds that are not counted: compilers and caches need them
@@ -19,15 +21,17 @@ _ENOUGH, _FEWEST = 2.0, 5
 
 @dataclass(frozen=True)
 class Trial:
-    """A layer's calls with one candidate for its weight."""
+    """A layer's calls with one candidate for its weight, or a call of the whole model."""
 
-    #: of the first layer that has these shapes
+    #: of the first layer that has these shapes; empty: the whole model
     fqn: str
     #: recipe or configuration, or "dense"
     name: str
     #: (call, how often)
     calls: tuple[tuple[Callable[[], Any], int], ...]
     device: torch.device
+    #: of a whole model: parameters that it has while it is timed
+    replacements: Sequence[Replacement] = ()
 
     def run(self) -> None:
         """Every call as often as the model makes it."""
@@ -61,7 +65,8 @@ def measure(trials: Sequence[Trial], timer: Timer, rounds: int) -> list[float]:
         for number in range(_WARMUPS + rounds):
             for i in range(len(trials)):
                 which = (i + number) % len(trials)
-                seconds = timer(trials[which])
+                with replaced(trials[which].replacements):
+                    seconds = timer(trials[which])
                 if number >= _WARMUPS:
                     times[which].append(seconds)
                     spent += seconds

@@ -1,4 +1,4 @@
-"""`autoquant`: time every candidate for every layer, and take the fastest that is good enough."""
+"""`autoquant`: time every candidate for every layer and for all, and take the fastest that is good enough."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ from ao_core.ext.quantizing import (
 )
 from ao_quant.autotuning.cache import Cache, default_folder, machine
 from ao_quant.autotuning.calls import Uses, bound, record
-from ao_quant.autotuning.result import AutoquantReport, Layer, Timing
+from ao_quant.autotuning.result import AutoquantReport, Layer, Timing, Whole
 from ao_quant.autotuning.timing import Timer, Trial, measure, stopwatch
+from ao_quant.autotuning.whole import compare, pick, whole_models
 from ao_quant.planning.candidates import kept_anyway, resolve_candidates
 from ao_quant.planning.text import config_text
 
@@ -56,6 +57,7 @@ def autoquant(
     *,
     candidates: Sequence[ConfigLike] = CANDIDATES,
     min_sqnr: float = 30.0,
+    min_output_sqnr: float | None = None,
     min_speedup: float = 1.03,
     apply: bool = True,
     cache: bool | str | os.PathLike[str] = True,
@@ -65,11 +67,13 @@ def autoquant(
     progress: Progress = None,
     timer: Timer = stopwatch,
 ) -> AutoquantReport:
-    """Quantize each layer in the format that is fastest for it on this device, in place.
+    """Quantize a model in the formats with which it is fastest on this device, in place.
 
-    The model answers the example once, to see how each layer is called. Then each layer is timed
-    with each candidate, in rounds of all candidates, for exactly those calls; layers that are called
-    alike are timed once. A layer stays dense where no candidate is faster and good enough.
+    The model answers the example once, to see how each layer is called. Then each layer is timed with each
+    candidate, in rounds of all candidates, for exactly those calls; layers that are called alike are timed
+    once. At last the whole model is timed: dense, with each candidate for all layers that can have it, and
+    with the choice of each layer by itself, in rounds of them all. The fastest whose answer is good enough is
+    applied, so that none of the candidates for all layers would have been faster.
 
     Args:
         model: any module, compiled ones too; it is put into evaluation mode for the measurements.
@@ -78,7 +82,10 @@ def autoquant(
         candidates: configurations or names of recipes. Dense always is one.
         min_sqnr: least signal to noise of a layer's output in dB, on the example, with this
             layer alone quantized. 8 bits have about 40, 4 bits about 20.
-        min_speedup: over the dense layer; a little above 1, because times are noisy.
+            Layers by themselves are held to it.
+        min_output_sqnr: the same of the model's answer, for every choice; by default 10 dB less than
+            `min_sqnr`, since errors of layers add up.
+        min_speedup: over dense; a little above 1, because times are noisy.
         apply: False: measure and report only.
         cache: keep times on disk, and use those there: in the folder AO_CACHE or the user's cache
             folder, or in a folder of your own. They hold for a device, the number of threads, the
@@ -90,7 +97,7 @@ def autoquant(
         timer: seconds of one run of a `Trial`, by default of the wall clock.
 
     Returns:
-        What was timed and chosen for each layer, and the report of `quantize_`.
+        What was timed of layers and of whole models, what was chosen, and the report of `quantize_`.
 
     Raises:
         ConfigError: a candidate or another argument cannot work.
@@ -100,7 +107,8 @@ def autoquant(
         OneRowWarning: the example gives layers one row of activations, so their error is that of one row.
     """
     configs = resolve_candidates(candidates)
-    _check(min_sqnr, min_speedup, rounds)
+    _check(min_sqnr, min_output_sqnr, min_speedup, rounds)
+    floor = min_sqnr - 10.0 if min_output_sqnr is None else min_output_sqnr
     compiled = _is_compiled(model) if compiled is None else compiled
     inner: nn.Module = getattr(model, "_orig_mod", model)
     entries = decide(inner, configs[0], filter_fn)
@@ -119,10 +127,37 @@ def autoquant(
             _tuned(entry, use, task)
             for entry, use in watched(found, [e.fqn for e, _ in found], progress, "autoquant")
         ]
+        wholes, picked = _whole(model, example_input, [e for e, _ in found], layers, task, floor)
     device = found[0][0].tensor.device if found else torch.device("cpu")
-    result = AutoquantReport(tuple(layers), tuple(kept), machine(device))
+    result = AutoquantReport(tuple(layers), tuple(kept), machine(device), tuple(wholes), picked)
     _warn_of_one_row(result, min_sqnr)
     return replace(result, report=quantize_(inner, result.config)) if apply else result
+
+
+def _whole(
+    model: nn.Module,
+    sample: Sample,
+    entries: list[Decision],
+    layers: list[Layer],
+    task: _Task,
+    floor: float,
+) -> tuple[list[Whole], int]:
+    """Whole models with their times and errors, and which is chosen."""
+    if not layers:
+        return [], 0
+    models = whole_models(layers, task.configs)
+    key = {
+        "machine": machine(entries[0].tensor.device),
+        "layers": [[list(layer.shape), list(layer.uses)] for layer in layers],
+        "models": [[m.name, m.config and config_to_dict(m.config)] for m in models],
+        "compiled": task.compiled,
+    }
+    stored = task.cache.read(key)
+    known = stored if stored is not None and stored.keys() == {m.name for m in models} else None
+    wholes = compare(model, sample, entries, models, task.timer, task.rounds, known)
+    if known is None:
+        task.cache.write(key, {each.name: each.seconds for each in wholes})
+    return pick(wholes, floor, task.min_speedup)
 
 
 class OneRowWarning(UserWarning):
@@ -297,9 +332,11 @@ def _compact(data: Any) -> str:
     return json.dumps(data, sort_keys=True, separators=(",", ":"))
 
 
-def _check(min_sqnr: object, min_speedup: object, rounds: object) -> None:
+def _check(min_sqnr: object, floor: object, min_speedup: object, rounds: object) -> None:
     if not isinstance(min_sqnr, (int, float)) or math.isnan(min_sqnr):
         raise ConfigError(f"min_sqnr={min_sqnr!r}: give a number of dB; -math.inf allows anything")
+    if floor is not None and (not isinstance(floor, (int, float)) or math.isnan(floor)):
+        raise ConfigError(f"min_output_sqnr={floor!r}: give a number of dB, or None")
     if not isinstance(min_speedup, (int, float)) or not 1.0 <= min_speedup < math.inf:
         raise ConfigError(f"min_speedup={min_speedup!r}: give a factor from 1 on")
     if type(rounds) is not int or rounds < 1:

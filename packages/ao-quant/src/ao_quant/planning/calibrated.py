@@ -26,10 +26,7 @@ from ao_core.ext.calibration import (
 )
 from ao_core.ext.quantizing import Decision, Progress, transformed
 
-__all__ = ["OF_LAYERS", "gathered", "layer_error", "solved"]
-
-#: measures of what weights are multiplied to
-OF_LAYERS = ("layer", "gradient")
+__all__ = ["gathered", "layer_error", "solved"]
 
 
 def gathered(
@@ -39,26 +36,37 @@ def gathered(
     configs: Sequence[Config],
     measure: str,
     progress: Progress,
+    *,
+    predicted: bool = False,
 ) -> Mapping[str, Inputs]:
     """By the name of a weight, what is needed of its inputs in the model as it is; from one run.
+
+    Args:
+        model: it is not changed.
+        data: batches.
+        planned: the weights.
+        configs: the candidates.
+        measure: as of `plan`.
+        progress: as of `plan`.
+        predicted: whether the measure uses the data in another way.
 
     Raises:
         ConfigError: there is no data and a candidate or the measure needs some, or the other way round.
     """
     algorithms = [(each, registry.algorithm_for(type(each))) for each in configs]
     needs = [found.needs(each) for each, found in algorithms if found is not None]
-    if measure in OF_LAYERS:
+    if measure == "layer":
         needs.append((HESSIAN,))
     need = union(needs)
-    if not need and data is None:
+    if not need and (data is None or predicted):
         return {}
     if not need:
         raise ConfigError(
             f"data={shown(data)}: no candidate needs calibration data; leave it out, or use "
-            "measure='layer' or candidates such as 'gptq/int4-g128'"
+            "measure='layer', 'output' or 'kl', or candidates such as 'gptq/int4-g128'"
         )
     batches = batches_of(
-        data, f"measure={measure!r}" if measure in OF_LAYERS else "plan with these candidates"
+        data, "measure='layer'" if measure == "layer" else "plan with these candidates"
     )
     seen = [entry for entry in planned if unobservable(entry) is None]
     groups = collect(model, batches, seen, lambda _: need, progress)

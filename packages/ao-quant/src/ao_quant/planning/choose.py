@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from math import ceil, prod
 from typing import NamedTuple
 
+from ao_core import Config
 from ao_core.ext import ConfigError
 from ao_core.ext.reports import size_text
+from ao_quant.planning.judging import Whole
 from ao_quant.planning.result import QuantizationPlan
 from ao_quant.planning.solve import solve
+from ao_quant.planning.uniform import best_measured, corrected
 
-__all__ = ["Needs", "below_divergence", "within_bits", "within_budget"]
+__all__ = ["Needs", "chosen"]
 
 #: plans for `max_kl` whose choices diverge more together than their sum says, before all is dense
 _ATTEMPTS = 12
@@ -35,7 +38,57 @@ class Needs(NamedTuple):
         return self.base + sum(self.charges[name] for name in used)
 
 
-def within_budget(dense: QuantizationPlan, needs: Needs) -> QuantizationPlan:
+def chosen(
+    dense: QuantizationPlan,
+    needs: Needs,
+    configs: Sequence[Config],
+    whole: Whole | None,
+    *,
+    predicted: bool,
+) -> QuantizationPlan:
+    """The best plan, and each format for all weights beside it.
+
+    Args:
+        dense: with all options, of which none is chosen yet.
+        needs: beside the tensors.
+        configs: the candidates.
+        whole: to measure plans; None: nothing can be.
+        predicted: whether errors are predictions, which measurements correct first.
+    """
+
+    def picked(picks: Sequence[int]) -> QuantizationPlan:
+        return dense.picking(picks, fixed=needs.fixed(picks))
+
+    def found() -> QuantizationPlan:
+        if dense.goal == "max_kl":
+            assert whole is not None
+            return _below_divergence(dense, whole)
+        return _within_budget(dense, needs) if dense.goal == "budget" else _within_bits(dense)
+
+    if predicted and whole is not None and dense.choices:
+        dense = corrected(dense, _start(dense, needs), whole.error)
+    best = found()
+    best = best.picking(best.picks, measured=best.measured, fixed=needs.fixed(best.picks))
+    if whole is None:
+        return best_measured(best, configs, picked, None)
+    if best.measured is None:
+        best = best.picking(best.picks, measured=whole.error(best))
+    return best_measured(best, configs, picked, whole.error)
+
+
+def _start(dense: QuantizationPlan, needs: Needs) -> QuantizationPlan:
+    """The plan by what was predicted; for a divergence, one that is predicted to have it."""
+    if dense.goal == "budget":
+        return _within_budget(dense, needs)
+    if dense.goal == "bits":
+        return _within_bits(dense)
+    sizes = [[option.bytes for option in choice.options] for choice in dense.choices]
+    picks = solve(sizes, _errors(dense), dense.limit)
+    assert picks is not None  # dense has no error
+    return dense.picking(picks)
+
+
+def _within_budget(dense: QuantizationPlan, needs: Needs) -> QuantizationPlan:
     """The least error in files of at most `dense.limit` bytes.
 
     Raises:
@@ -66,7 +119,7 @@ def within_budget(dense: QuantizationPlan, needs: Needs) -> QuantizationPlan:
     )
 
 
-def within_bits(dense: QuantizationPlan) -> QuantizationPlan:
+def _within_bits(dense: QuantizationPlan) -> QuantizationPlan:
     """The least error in at most `dense.limit` bits per weight.
 
     Raises:
@@ -84,22 +137,20 @@ def within_bits(dense: QuantizationPlan) -> QuantizationPlan:
     )
 
 
-def below_divergence(
-    dense: QuantizationPlan, together: Callable[[QuantizationPlan], QuantizationPlan]
-) -> QuantizationPlan:
+def _below_divergence(dense: QuantizationPlan, whole: Whole) -> QuantizationPlan:
     """The smallest plan whose choices together diverge by at most `dense.limit` on the sample."""
     sizes = [[option.bytes for option in choice.options] for choice in dense.choices]
     limit = dense.limit
     for _ in range(_ATTEMPTS):
         picks = solve(sizes, _errors(dense), limit)
         assert picks is not None  # dense has no error
-        found = together(dense.picking(picks))
-        assert found.measured is not None
-        if found.measured <= dense.limit:
-            return found
+        found = dense.picking(picks)
+        error = whole.error(found)
+        if error <= dense.limit:
+            return dense.picking(picks, measured=error)
         # errors do not quite add up: allow as much less as they were more
-        limit *= max(0.1, min(0.9, 0.95 * dense.limit / found.measured))
-    return together(dense.picking([0] * len(dense.choices)))
+        limit *= max(0.1, min(0.9, 0.95 * dense.limit / error))
+    return dense.picking([0] * len(dense.choices), measured=0.0)
 
 
 def _errors(dense: QuantizationPlan) -> list[list[float]]:

@@ -1,104 +1,118 @@
-"""How much the model's answer follows each output of a layer: predicts what a changed weight does to it."""
+"""How much a model's answers follow each weight: predicts what quantized weights do to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from math import ceil, log
 
 import torch
 from torch import Tensor, nn
 
-from ao_core import QTensor
-from ao_core.ext import ConfigError, is_transposed
-from ao_core.ext.calibration import Inputs, Sample, call, evaluating, matrices, tensor_of
+from ao_core.ext import ConfigError
+from ao_core.ext.calibration import Sample, call, evaluating, matrices, tensor_of
 from ao_core.ext.quantizing import Decision
 
-__all__ = ["Gradients", "output_gradients", "predicted_error"]
+__all__ = ["Gradients", "gradients_of", "predicted_error"]
+
+#: sums of gradients that are kept apart: each is a draw of the error, and their mean is steadier than one
+_DRAWS = 4
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Of a model's answers by the outputs of layers."""
+    """Random combinations of a model's answers, differentiated by its weights."""
 
-    #: by the name of a weight, the mean over rows of the squared gradient by each output (N,), float64
-    squares: dict[str, Tensor]
-    #: the sum of the squares of all answers
-    signal: float
+    #: by the name of a weight, in its shape, in bfloat16; a draw each
+    draws: tuple[Mapping[str, Tensor], ...]
+    #: by which the sum over the draws of squared changes becomes the error of the answers
+    scale: float
 
 
-def output_gradients(
-    model: nn.Module, batches: Sequence[Sample], entries: Sequence[Decision], seed: int = 0
+def gradients_of(
+    model: nn.Module,
+    batches: Sequence[Sample],
+    entries: Sequence[Decision],
+    measure: str,
+    seed: int = 0,
 ) -> Gradients:
-    """Squared gradients by outputs of layers, of the answers multiplied by random signs.
+    """Gradients by weights, of random combinations of the answers of all positions.
 
-    With random signs r, the expectation of (∂ r·a / ∂ y)² is the squared length of ∂ a / ∂ y. One draw for
-    each batch is enough, since the mean is over all rows.
+    For "output", answers are multiplied by random signs r: the expectation of ⟨∂ r·a / ∂ W, Δ⟩² is the
+    squared change of the answers to first order. For "kl", a class c is drawn at each position from the
+    model's own
+    distribution: the expectation of ⟨∂ Σ log p(c) / ∂ W, Δ⟩² / 2 is the divergence to second order (the
+        Fisher information; Martens, New insights and perspectives on the natural gradient method, 2020).
+        Positions are drawn independently, so gradients of many of them add up in one tensor.
 
     Raises:
-        ConfigError: a weight is not that of a linear layer, or an answer depends on none of them.
+        ConfigError: an answer depends on no weight.
     """
     generator = torch.Generator().manual_seed(seed)
-    names: dict[int, str] = {}
-    for entry in entries:
-        for owner in entry.owners:
-            is_layer = isinstance(owner.module, nn.Linear) or is_transposed(owner)
-            if is_layer and owner.name == "weight":
-                names[id(owner.module)] = entry.fqn
-        if entry.fqn not in names.values():
-            raise ConfigError(
-                f"measure='gradient': {entry.fqn} is no weight of a linear layer, whose outputs could be "
-                "seen; leave it out by filter_fn, or use measure='layer' or 'output'"
-            )
-    sums, rows, signal = dict[str, Tensor](), dict[str, int](), 0.0
-    for batch in batches:
-        seen: list[tuple[str, Tensor]] = []
-        with ExitStack() as stack:
-            stack.enter_context(evaluating(model))
-            stack.enter_context(torch.enable_grad())
-            for module in model.modules():
-                if id(module) in names:
-                    see: Callable[..., Tensor] = partial(_seen, seen, names[id(module)])
-                    stack.callback(module.register_forward_hook(see).remove)
+    sums: list[dict[str, Tensor]] = [{} for _ in range(_DRAWS)]
+    repeats, total, number = ceil(_DRAWS / len(batches)), 0.0, 0
+    with _differentiable(model, entries) as parameters:
+        for batch in batches:
             answer = tensor_of(call(model, batch, "data"))
-            signs = torch.randint(0, 2, answer.shape, generator=generator).to(answer) * 2 - 1
             if not answer.requires_grad:
-                raise ConfigError("measure='gradient': the answer depends on no planned weight")
-            outputs = [output for _, output in seen]
-            found: Sequence[Tensor | None] = torch.autograd.grad(
-                (answer * signs).sum(), outputs, allow_unused=True
-            )
-        signal += float(answer.detach().double().square().sum())
-        for (name, output), gradient in zip(seen, found, strict=True):
-            flat = output if gradient is None else gradient
-            square = flat.detach().reshape(-1, output.shape[-1]).double().square()
-            new = square.sum(0) * (0.0 if gradient is None else 1.0)
-            sums[name] = sums[name] + new if name in sums else new
-            rows[name] = rows.get(name, 0) + len(square)
-    return Gradients({name: sums[name] / rows[name] for name in sums}, signal)
+                raise ConfigError("data: the model's answer depends on no weight that is planned")
+            for left in reversed(range(repeats)):
+                combined, of = _combination(answer, measure, generator)
+                found = torch.autograd.grad(
+                    combined, list(parameters.values()), allow_unused=True, retain_graph=left > 0
+                )
+                into = sums[number % _DRAWS]
+                for name, gradient in zip(parameters, found, strict=True):
+                    if gradient is not None:
+                        into[name] = into[name] + gradient if name in into else gradient
+                total, number = total + of, number + 1
+    draws = tuple({n: g.to(torch.bfloat16) for n, g in draw.items()} for draw in sums)
+    return Gradients(draws, (0.5 / log(2.0) if measure == "kl" else 1.0) / max(total, 1e-300))
 
 
-def _seen(
-    seen: list[tuple[str, Tensor]], name: str, module: nn.Module, args: Any, output: Tensor
-) -> Tensor:
-    """A hook of a layer: its output, by which there will be a gradient."""
-    found = output if output.requires_grad else output.detach().requires_grad_()
-    seen.append((name, found))
-    return found
+def _combination(answer: Tensor, measure: str, generator: torch.Generator) -> tuple[Tensor, float]:
+    """A random combination of an answer, and what its error is divided by."""
+    if measure == "kl":
+        logs = answer.reshape(-1, answer.shape[-1]).float().log_softmax(-1)
+        classes = torch.multinomial(logs.detach().exp().cpu(), 1, generator=generator)
+        return logs.gather(1, classes.to(logs.device)).sum(), float(len(logs))
+    signs = torch.randint(0, 2, answer.shape, generator=generator, device="cpu") * 2 - 1
+    combined = (answer * signs.to(answer)).sum()
+    return combined, float(answer.detach().double().square().sum())
 
 
-def predicted_error(
-    entry: Decision, new: QTensor, inputs: Inputs | None, gradients: Gradients
-) -> float | None:
-    """Noise over signal of the model's answers with a quantized weight; None: its layer was not reached.
+@contextmanager
+def _differentiable(model: nn.Module, entries: Sequence[Decision]) -> Iterator[dict[str, Tensor]]:
+    """Within this context answers are differentiable by the weights of the entries, and no others."""
+    wanted = {entry.fqn: entry.tensor for entry in entries}
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        for parameter, _ in before:
+            parameter.requires_grad_(False)
+        for tensor in wanted.values():
+            tensor.requires_grad_(True)
+        with evaluating(model), torch.enable_grad():
+            yield wanted
+    finally:
+        for parameter, required in before:
+            parameter.requires_grad_(required)
 
-    Σ over outputs n of G_n (Δ H Δᵀ)_nn over Σ a², with G_n the mean squared gradient by the output.
+
+def predicted_error(entry: Decision, new: Tensor, gradients: Gradients) -> float | None:
+    """The error of the answers with a quantized weight; None: they do not depend on it.
+
+    Σ over the draws, and over outputs n of the layer, of ⟨G_n, Δ_n⟩²: errors of inputs of the same output add
+    up as they do in the model, those of different outputs as if they were independent. That they are nearly
+    so leaves as many terms as there are outputs to average over, in place of one.
     """
-    if inputs is None or not inputs.rows or entry.fqn not in gradients.squares:
+    target, change = entry.owners[0], new.dequantize().float() - entry.tensor.detach().float()
+    found = [draw[entry.fqn] for draw in gradients.draws if entry.fqn in draw]
+    if not found:
         return None
-    change = new.dequantize().double() - entry.tensor.detach().double()
-    (delta,), (statistics,) = matrices(change, entry.owners[0]), inputs.statistics
-    errors = ((delta @ statistics["hessian"]) * delta).sum(-1)
-    return float((errors * gradients.squares[entry.fqn].to(errors)).sum()) / gradients.signal
+    delta = matrices(change, target)
+    squares = sum(
+        float((matrices(gradient, target) * delta).sum(-1).double().square().sum())
+        for gradient in found
+    )
+    return squares * gradients.scale

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from ao_core.ext.numerics import error_sums
 
-__all__ = ["MEASURES", "distance", "weight_error"]
+__all__ = ["MEASURES", "distance", "ratio", "weight_error"]
 
-#: "weight": noise / signal of the values; "layer": of what the weight is multiplied to; "gradient": of what
-#: the model answers, predicted from that; "output": of what the model answers; "kl": divergence of its
-#: distribution over the last dimension, in bits per position
-MEASURES = ("weight", "layer", "gradient", "output", "kl")
+#: "weight": noise / signal of the values; "layer": of what the weight is multiplied to; "output": of what
+#: the model answers; "kl": divergence of its distribution over the last dimension, in bits per position
+MEASURES = ("weight", "layer", "output", "kl")
 
 #: numbers of an answer that are widened to float64 at a time
 _CHUNK = 1 << 22
@@ -23,23 +22,29 @@ _CHUNK = 1 << 22
 
 def weight_error(dense: Tensor, new: Tensor) -> float:
     """Sum of the squared errors over the sum of squares; 0 where both are 0."""
-    return _ratio(error_sums(dense, new.dequantize()))
+    signal, noise = error_sums(dense, new.dequantize()).tolist()
+    return ratio(noise, signal)
 
 
-def distance(measure: str) -> Callable[[Tensor, Tensor], float]:
-    """The error of an answer, "output" or "kl": (right one, one to judge) -> error."""
-    return _divergence if measure == "kl" else lambda ref, other: _ratio(error_sums(ref, other))
+def distance(measure: str) -> Callable[[Tensor, Tensor], tuple[float, float]]:
+    """(right answer, one to judge) -> its error as a sum, and what that sum is divided by."""
+    return _divergence if measure == "kl" else _noise
 
 
-def _ratio(sums: Tensor) -> float:
-    signal, noise = sums.tolist()
-    if noise == 0:
+def ratio(amount: float, of: float) -> float:
+    """The quotient; 0 where there is no error at all."""
+    if amount == 0:
         return 0.0
-    return noise / signal if signal else float("inf")
+    return amount / of if of else float("inf")
 
 
-def _divergence(ref: Tensor, other: Tensor) -> float:
-    """Mean over the positions of KL(ref || other) in bits; of logits over the last dimension."""
+def _noise(ref: Tensor, other: Tensor) -> tuple[float, float]:
+    signal, noise = error_sums(ref, other).tolist()
+    return noise, signal
+
+
+def _divergence(ref: Tensor, other: Tensor) -> tuple[float, float]:
+    """The sum over the positions of KL(ref || other) in bits, of logits over the last dimension."""
     classes = ref.shape[-1]
     p, q = ref.reshape(-1, classes), other.reshape(-1, classes)
     rows = max(_CHUNK // max(classes, 1), 1)
@@ -48,4 +53,4 @@ def _divergence(ref: Tensor, other: Tensor) -> float:
         log_p = a.to(torch.float64).log_softmax(-1)
         log_q = b.to(torch.float64).log_softmax(-1)
         total += float((log_p.exp() * (log_p - log_q)).sum())
-    return max(total / log(2.0) / max(p.shape[0], 1), 0.0)
+    return max(total, 0.0) / log(2.0), float(p.shape[0])

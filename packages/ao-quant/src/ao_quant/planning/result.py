@@ -29,14 +29,15 @@ from ao_core.ext.schema import (
     Table,
     check,
 )
+from ao_quant.planning.ranks import rank_correlation
 from ao_quant.planning.solve import frontier
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Choice", "Kept", "Option", "QuantizationPlan"]
+__all__ = ["Choice", "Kept", "Option", "QuantizationPlan", "Uniform"]
 
-_FORMAT = 2
+_FORMAT = 3
 _SIZE = OneOf((COUNT, FINITE), "a number")
 _OPTION = Fields({"config": Optional(Table(ANY)), "bytes": _SIZE, "data": _SIZE, "error": _SIZE})
 _CHOICE = Fields(
@@ -49,6 +50,9 @@ _CHOICE = Fields(
         "refused": Items(Row((Table(ANY), TEXT))),
     }
 )
+_UNIFORM = Fields(
+    {"config": Table(ANY), "bytes": _SIZE, "error": _SIZE, "measured": Optional(_SIZE)}
+)
 #: what the JSON form of a plan must be
 _FIELDS = Fields(
     {
@@ -60,6 +64,8 @@ _FIELDS = Fields(
         "measured": Optional(_SIZE),
         "fixed": COUNT,
         "choices": Items(_CHOICE),
+        "uniform": Items(_UNIFORM),
+        "checks": Items(Row((_SIZE, _SIZE))),
         "kept": Items(Fields({"fqn": TEXT, "bytes": COUNT, "reason": TEXT}, closed=True)),
     }
 )
@@ -99,6 +105,19 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Uniform:
+    """One format for all weights that can have it."""
+
+    config: Config
+    #: of the files
+    bytes: int
+    #: the sum of the errors of the weights
+    error: float
+    #: on the data or the sample; None where it was too large, or predicted to be far worse than the plan
+    measured: float | None = None
+
+
+@dataclass(frozen=True)
 class Kept:
     """A parameter that was not planned: it is saved as it is."""
 
@@ -121,12 +140,16 @@ class QuantizationPlan(FqnToConfig):
     #: what was asked for: "budget", "bits" or "max_kl", and how much
     goal: str
     limit: float
-    #: "weight", "output" or "kl"; see `plan`
+    #: "weight", "layer", "output" or "kl"; see `plan`
     measure: str
     #: bytes of the files beside the choices: what is kept, buffers, headers
     fixed: int
-    #: the error of the choices together on the sample; None without one
+    #: the error of the choices together on the sample or the data; None without one
     measured: float | None
+    #: each candidate for all weights; the plan is none of them where they are worse
+    uniform: tuple[Uniform, ...]
+    #: (predicted, measured) errors of groups of weights, by which predictions were corrected
+    checks: tuple[tuple[float, float], ...]
 
     def __init__(
         self,
@@ -138,6 +161,8 @@ class QuantizationPlan(FqnToConfig):
         measure: str,
         fixed: int,
         measured: float | None = None,
+        uniform: Sequence[Uniform] = (),
+        checks: Sequence[tuple[float, float]] = (),
     ) -> None:
         entries: dict[str, Config | None] = {c.fqn: c.option.config for c in choices}
         super().__init__({**entries, "*": None})
@@ -149,23 +174,40 @@ class QuantizationPlan(FqnToConfig):
             "measure": measure,
             "fixed": fixed,
             "measured": measured,
+            "uniform": tuple(uniform),
+            "checks": tuple(checks),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    def having(self, **fields: Any) -> QuantizationPlan:
+        """The same with other values of some fields."""
+        names = ("choices", "kept", "goal", "limit", "measure", "fixed", "measured", "uniform")
+        return QuantizationPlan(
+            **{name: getattr(self, name) for name in (*names, "checks")} | fields
+        )
 
     def picking(
         self, picks: Sequence[int], *, measured: float | None = None, fixed: int | None = None
     ) -> QuantizationPlan:
         """The same with other options chosen."""
-        return QuantizationPlan(
-            [replace(c, picked=pick) for c, pick in zip(self.choices, picks, strict=True)],
-            self.kept,
-            goal=self.goal,
-            limit=self.limit,
-            measure=self.measure,
+        return self.having(
+            choices=[replace(c, picked=pick) for c, pick in zip(self.choices, picks, strict=True)],
             fixed=self.fixed if fixed is None else fixed,
             measured=measured,
         )
+
+    def fits(self, other: QuantizationPlan) -> bool:
+        """Whether another plan of the same weights is within what was asked for, as far as sizes go."""
+        if self.goal == "max_kl":
+            return other.bytes <= self.bytes
+        return (other.bytes if self.goal == "budget" else other.bits) <= self.limit
+
+    @property
+    def rank_correlation(self) -> float | None:
+        """Spearman's, of predicted and measured errors; None where fewer than three were measured."""
+        measured = [(u.error, u.measured) for u in self.uniform if u.measured is not None]
+        return rank_correlation([*self.checks, *measured])
 
     @property
     def picks(self) -> tuple[int, ...]:
@@ -230,6 +272,8 @@ class QuantizationPlan(FqnToConfig):
                 }
                 for choice in self.choices
             ],
+            "uniform": [{**vars(u), "config": config_to_dict(u.config)} for u in self.uniform],
+            "checks": [list(pair) for pair in self.checks],
             "kept": [asdict(kept) for kept in self.kept],
         }  # fmt: skip
 
@@ -249,6 +293,11 @@ class QuantizationPlan(FqnToConfig):
                 [_choice(choice) for choice in data["choices"]],
                 [Kept(**kept) for kept in data["kept"]],
                 **{name: data[name] for name in ("goal", "limit", "measure", "fixed", "measured")},
+                uniform=[
+                    Uniform(**{**each, "config": config_from_dict(each["config"])})
+                    for each in data["uniform"]
+                ],
+                checks=[(guess, found) for guess, found in data["checks"]],
             )
         except (SchemaError, IndexError) as error:
             raise ConfigError(f"not a plan: {error}") from error

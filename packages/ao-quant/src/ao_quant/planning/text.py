@@ -12,7 +12,7 @@ from ao_core.ext.reports import aligned, shape_text, size_text
 from ao_quant.configs import BaseConfig
 
 if TYPE_CHECKING:
-    from ao_quant.planning.result import Choice, QuantizationPlan
+    from ao_quant.planning.result import Choice, QuantizationPlan, Uniform
 
 __all__ = ["ERRORS", "config_text", "plan_text"]
 
@@ -21,11 +21,11 @@ ERRORS = {
     "weight": "noise / signal of the weights",
     "layer": "noise / signal of the outputs of layers",
     "output": "noise / signal of the output",
-    "gradient": "noise / signal of the output, to first order",
     "kl": "KL divergence in bits",
 }
 _HEADER = ("parameter", "shape", "format", "bits", "bytes", "error")
 _RIGHT = (3, 4, 5)
+_UNIFORM = ("format", "bytes", "error", "measured", "")
 
 
 def plan_text(plan: QuantizationPlan) -> str:
@@ -45,6 +45,9 @@ def plan_text(plan: QuantizationPlan) -> str:
         counts = Counter(kept.reason for kept in plan.kept)
         lines = [f"  {n} × {reason}: {size_text(sizes[reason])}" for reason, n in counts.items()]
         blocks.append("\n".join([f"as they are ({len(plan.kept)}):", *lines]))
+    if plan.uniform:
+        rows = [_uniform_row(each, plan) for each in sorted(plan.uniform, key=lambda u: u.bytes)]
+        blocks.append("one format for all:\n" + aligned([_UNIFORM, *rows], right=(1, 2, 3)))
     return "\n\n".join([*blocks, _totals(plan)])
 
 
@@ -73,10 +76,20 @@ def _row(choice: Choice) -> tuple[str, ...]:
     )
 
 
+def _uniform_row(uniform: Uniform, plan: QuantizationPlan) -> tuple[str, ...]:
+    measured = "" if uniform.measured is None else f"{uniform.measured:.3g}"
+    alike = all(choice.option.config in (uniform.config, None) for choice in plan.choices)
+    taken = "taken" if alike and uniform.bytes == plan.bytes else ""
+    size = size_text(uniform.bytes)
+    return config_text(uniform.config), size, f"{uniform.error:.3g}", measured, taken
+
+
 def _totals(plan: QuantizationPlan) -> str:
     asked = size_text(int(plan.limit)) if plan.goal == "budget" else f"{plan.limit:g}"
-    measured = "" if plan.measured is None else f" (together {plan.measured:.3g} on the sample)"
+    measured = "" if plan.measured is None else f" (together {plan.measured:.3g}, measured)"
+    rank = plan.rank_correlation
+    agree = "" if rank is None else f"; predicted and measured errors agree in rank by {rank:.2f}"
     return (
         f"{plan.goal}={asked}: {size_text(plan.bytes)} in files at most, {plan.bits:.2f} bits per weight, "
-        f"{ERRORS[plan.measure]} {plan.error:.3g}{measured}; plan {plan.hash}"
+        f"{ERRORS[plan.measure]} {plan.error:.3g}{measured}{agree}; plan {plan.hash}"
     )
