@@ -177,6 +177,7 @@ def record(
     *,
     page: Sequence[Row] = (),
     versions: Mapping[str, str] | None = None,
+    keys: Sequence[str] = (),
 ) -> None:
     """Print a benchmark's table and, where there is a path, write it as JSON with the machine.
 
@@ -187,7 +188,11 @@ def record(
         rows: all with the same columns.
         page: the table as people read it, where `rows` are too many; printed and documented.
         versions: of programs that are no Python package, which were measured too.
+        keys: columns that tell rows apart, where a table is measured in pieces: rows that the file has, and
+            that were not measured again, stay.
     """
+    if path is not None and keys and path.exists():
+        rows = _merged(json.loads(path.read_text(encoding="utf-8")), rows, keys, path)
     print(f"{title}\n{text}\n")
     shown = page or rows
     columns = list(shown[0])
@@ -203,6 +208,16 @@ def record(
             data["page"] = list(page)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _merged(
+    before: dict[str, Any], rows: Sequence[Row], keys: Sequence[str], path: Path
+) -> list[Row]:
+    """The rows of a file, and others, which replace those of the same keys."""
+    if before["about"]["cpu"] != _cpu():
+        raise SystemExit(f"error: {path} was measured on {before['about']['cpu']}; name another")
+    found = {tuple(row[key] for key in keys): row for row in (*before["rows"], *rows)}
+    return list(found.values())
 
 
 def cell(value: Any) -> str:

@@ -8,10 +8,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -173,18 +171,13 @@ def main() -> None:
         "recipes", nargs="*", default=["kv8", "k8v4", "kv4"], help="exact, too, of a needle"
     )
     parser.add_argument("--bfloat16", action="store_true", help="instead of float32")
-    parser.add_argument(
-        "--json", type=Path, help="write what was found of needles to this file, too"
-    )
     arguments = parser.parse_args()
     network: Any = model.load()
     if arguments.bfloat16:
         network = network.bfloat16()
     network.set_attn_implementation("ao_kv")
     run = {"text": text, "chunks": chunks, "needle": needle}[arguments.what]
-    found = run(network, arguments.recipes)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    run(network, arguments.recipes)
 
 
 if __name__ == "__main__":

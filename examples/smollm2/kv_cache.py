@@ -7,10 +7,9 @@ Prints a table in Markdown. No token is exact but the weights are, so the figure
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -78,24 +77,13 @@ def predict(network: nn.Module, window: Tensor) -> Tensor:
     return F.log_softmax(network(window[None], use_cache=False).logits[0, :-1].float(), dim=-1)
 
 
-def main() -> None:
-    """Measure all recipes, or those that are named."""
+def measured(network: Any, names: list[str], windows: int, attend: Any) -> Iterator[dict[str, Any]]:
+    """What each recipe costs, over so many windows of text; `attend`: `attention` or `decoding`."""
     from transformers import AttentionInterface
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recipes", nargs="*", default=list(KV_RECIPES))
-    parser.add_argument("--windows", type=int, default=3, help=f"of {CONTEXT} tokens of text")
-    parser.add_argument("--decoding", action="store_true", help="one query at a time, in bfloat16")
-    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
-    arguments = parser.parse_args()
-    attend = decoding if arguments.decoding else attention
-    results: dict[str, dict[str, float]] = {}
-    network: Any = model.load()
     tokens = model.tokens(evaluate.text())
-    starts = torch.linspace(0, len(tokens) - CONTEXT, arguments.windows).long().tolist()
-    print("| cache | bytes per token | KL, nats | perplexity | same likeliest token |")
-    print("| --- | --- | --- | --- | --- |")
-    for name in arguments.recipes:
+    starts = torch.linspace(0, len(tokens) - CONTEXT, windows).long().tolist()
+    for name in names:
         sizes: list[float] = []
         config = replace(KV_RECIPES[name], window=0)
         AttentionInterface.register(f"ao_{name}", partial(attend, config, sizes))
@@ -111,16 +99,29 @@ def main() -> None:
             same = (found.argmax(-1) == exact.argmax(-1)).sum()
             sums += torch.stack([kl, loss, same]).double()
         kl, loss, same = (sums / (len(starts) * (CONTEXT - 1))).tolist()
-        layers = len(network.model.layers)
-        size = layers * sizes[0]
-        perplexity = float(torch.tensor(loss).exp())
-        results[name] = {"bytes": size, "kl_nats": kl, "perplexity": perplexity, "same": same}
-        print(
-            f"| {name} | {size:.0f} | {kl:.5f} | {perplexity:.3f} | {same:.3f} |",
-            flush=True,
-        )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        yield {
+            "cache": name,
+            "bytes per token": round(len(network.model.layers) * sizes[0]),
+            "KL, nats": kl,
+            "perplexity": float(torch.tensor(loss).exp()),
+            "same likeliest token": same,
+        }
+
+
+def main() -> None:
+    """Measure all recipes, or those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipes", nargs="*", default=list(KV_RECIPES))
+    parser.add_argument("--windows", type=int, default=3, help=f"of {CONTEXT} tokens of text")
+    parser.add_argument("--decoding", action="store_true", help="one query at a time, in bfloat16")
+    arguments = parser.parse_args()
+    attend = decoding if arguments.decoding else attention
+    for row in measured(model.load(), arguments.recipes, arguments.windows, attend):
+        name, size, kl, perplexity, same = row.values()
+        if name == arguments.recipes[0]:
+            print("".join(f"| {column} " for column in row) + "|")
+            print("| --- " * len(row) + "|")
+        print(f"| {name} | {size} | {kl:.5f} | {perplexity:.3f} | {same:.3f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -40,20 +40,20 @@ NEVER = 1 << 20
 
 ABOUT = """\
 Llama models with random weights in {threads} threads: greedy `model.generate` of transformers, batch 1,
-after `ao_hf.fuse`, bfloat16 with all matrices in 4 bits and one scale for 32 weights, {acts}, and keys and
-values in `AoCache(model.config, {kv!r})`. llama.cpp's `llama-bench` runs in a process of its own, and takes
-its turn in each round, on a file of the same shape with all matrices in Q4_0, keys and values in {llama_kv},
-and `-fa {flash}`. *tokens/s*: of {tokens} tokens that follow a context, the first one not counted; or of a
-text of {text} ("prefill"). *× llama.cpp*: the median over the rounds of how many times as fast, with its
-interval. *share of read*: the bytes of weights, keys and values that a token needs, over what is read in
-that time by a plain loop in C."""
+after `ao_hf.fuse`, bfloat16 with all matrices in 4 bits and one scale for 32 weights, and keys and values in
+`AoCache(model.config, {kv!r})`. Activations are as they are, or where it is said in int8. llama.cpp's
+`llama-bench` runs in a process of its own, and takes its turn in each round, on a file of the same shape with
+all matrices in Q4_0, keys and values in {llama_kv}, and decodes with `-fa {flash}`. *tokens/s*: of some
+tokens that follow a context, the first one not counted; or of a text of {text} ("prefill"). *× llama.cpp*:
+the median over the rounds of how many times as fast, with its interval. *share of read*: the bytes of
+weights, keys and values that a token needs, over what is read in that time by a plain loop in C."""
 
 
 RECIPES = {
     "weights": Int4WeightOnlyConfig(32, symmetric=True),
     "dynamic": Int8DynamicActivationInt4WeightConfig(32),
 }
-ACTS = {"weights": "activations as they are", "dynamic": "activations in int8, quantized per token"}
+ACTS = {"weights": "", "dynamic": ", int8 activations"}
 
 
 def build(shape: Shape, recipe: str = "weights") -> Any:
@@ -99,6 +99,7 @@ class Generating:
         for layer in range(config.num_hidden_layers):
             both = torch.randn(2, 1, heads, self.context, dim, generator=generator).bfloat16()
             self.cache.update(*both, layer)
+        self.decode(2)  # what has to be compiled is compiled
 
     def decode(self, tokens: int) -> float:
         """Seconds a token."""
@@ -148,8 +149,12 @@ def row(shape: str, work: str, samples: Samples, name: str, tokens: int, nbytes:
     }
 
 
-def measured(name: str, model: Any, peer: LlamaBench | None, args: Any) -> list[Row]:
+def measured(name: str, model: Any, args: Any) -> list[Row]:
     """Rows of one shape: for each context, then prefill."""
+    peer, texts = None, None
+    if args.llama:
+        folder, how = Path(args.llama), (SHAPES[name], "Q4_0", args.threads, args.llama_kv)
+        peer, texts = LlamaBench(folder, *how, flash=args.flash), LlamaBench(folder, *how)
     shape, found, reading = SHAPES[name], [], Timed(reader().calls(1))
     keys = int(2 * shape.layers * shape.kv_heads * shape.head_dim * KV_BYTES[args.llama_kv])
     for context in (int(text) for text in args.contexts.split(",") if text):
@@ -166,14 +171,15 @@ def measured(name: str, model: Any, peer: LlamaBench | None, args: Any) -> list[
         sizes = {n: one.nbytes for n, one in ours.items()}
         if peer is not None:
             sizes[LLAMA] = peer.nbytes + keys * context
-        work = f"after {context}"
+        work = f"after {context}{ACTS[args.recipe]}"
         found += [row(name, work, samples, n, 1, sizes[n]) for n in sizes]
     if args.texts:
         times = {EAGER: partial(prefill, model, args.kv, args.text)}
-        if peer is not None:
-            times[LLAMA] = partial(peer.prefill, args.text)
+        if texts is not None:
+            times[LLAMA] = partial(texts.prefill, args.text)
         samples = rounds_of(times, args.texts)
-        found += [row(name, f"prefill of {args.text}", samples, n, args.text, 0) for n in times]
+        work = f"prefill of {args.text}{ACTS[args.recipe]}"
+        found += [row(name, work, samples, n, args.text, 0) for n in times]
     return found
 
 
@@ -197,16 +203,11 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     found: list[Row] = []
     for name in args.shapes.split(","):
-        peer = None
-        if args.llama:
-            folder, shape = Path(args.llama), SHAPES[name]
-            how = {"kv": args.llama_kv, "flash": args.flash}
-            peer = LlamaBench(folder, shape, "Q4_0", args.threads, **how)
-        found += measured(name, build(SHAPES[name], args.recipe), peer, args)
-    options = {"acts": ACTS[args.recipe], "kv": args.kv, "llama_kv": args.llama_kv or "float16"}
-    options |= {"tokens": args.tokens, "text": args.text, "flash": args.flash}
-    about = ABOUT.format(threads=args.threads, **options)
-    record(args.json, "`generate` on the CPU", about, found, versions=version(args.llama))
+        found += measured(name, build(SHAPES[name], args.recipe), args)
+    options = {"kv": args.kv, "llama_kv": args.llama_kv or "float16", "flash": args.flash}
+    about = ABOUT.format(threads=args.threads, **options, text=args.text)
+    title, peers = "`generate` on the CPU", version(args.llama)
+    record(args.json, title, about, found, versions=peers, keys=("shape", "work", "contender"))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 sys.path.append(str(Path(__file__).parents[3] / "examples" / "smollm2"))
 from smollm2.contenders import unpack
 
-from benchmarking import Row, Samples, arguments, paired, record
+from benchmarking import Row, Samples, arguments, paired, record, rounds_of
 from workspace import ROOT
 
 PROMPTS = (
@@ -42,8 +43,8 @@ SmolLM2-135M-Instruct with its weights off the 4-bit grid, in {threads} threads:
 {tokens} tokens to {prompts} questions, by `ao_hf.generation.generate`. Drafts are the same checkpoint in
 fewer bits, fused, or *lookup*: what followed when the last tokens came last. *nibbles* are the upper halves
 of the codes of int8. *× alone*: the median over {rounds} rounds of how many times as fast as the model alone,
-with its interval. *accepted*: of the tokens that were proposed. *same texts*: that are those of the model
-alone in the batch-invariant mode, which checks are in."""
+with its interval. *accepted*: of the tokens that were proposed. *texts of*: so many texts are token for token
+those of the model alone, and of the model alone in the batch-invariant mode, which checks are in."""
 
 
 def answers(
@@ -79,13 +80,13 @@ def compared(name: str, source: Path, args: Any) -> list[Row]:
     if recipe is not None:
         fuse(target.model)
     drafts = drafts_of(target, names)
-    samples: Samples = {draft: [] for draft in drafts}
     last: dict[str, list[Written]] = {}
-    for count in range(args.rounds + 1):
-        for draft, one in drafts.items():
-            last[draft] = answers(target, kv, one, args.tokens, PROMPTS[: args.prompts])
-            if count:  # the first one warms up
-                samples[draft].append(seconds(last[draft]))
+
+    def measured(draft: str) -> float:
+        last[draft] = answers(target, kv, drafts[draft], args.tokens, PROMPTS[: args.prompts])
+        return seconds(last[draft])
+
+    samples = rounds_of({draft: partial(measured, draft) for draft in drafts}, args.rounds)
     return [row(name, draft, samples, last) for draft in drafts]
 
 
@@ -94,9 +95,11 @@ def row(name: str, draft: str, samples: Samples, last: dict[str, list[Written]])
     found: Row = {"model": name, "draft": draft, "tokens/s": 1 / median(samples[draft])}
     counts = [answer.drafted for answer in last[draft] if answer.drafted is not None]
     ratio = paired(samples, draft, ALONE)
-    pairs = list(zip(last[draft], last[INVARIANT], strict=True))
     times: Row = {"× alone": ratio.median, "× alone, 95 %": ratio.interval()}
-    same: Row = {"same texts": f"{sum(a.tokens == b.tokens for a, b in pairs)} of {len(pairs)}"}
+    same: Row = {}
+    for column, other in (("texts of alone", ALONE), ("texts of batch-invariant", INVARIANT)):
+        pairs = list(zip(last[draft], last[other], strict=True))
+        same[column] = f"{sum(a.tokens == b.tokens for a, b in pairs)} of {len(pairs)}"
     if not counts:
         return {**found, **times, "accepted": "", "tokens per check": "", **same}
     accepted, checks = sum(c.accepted for c in counts), sum(c.checks for c in counts)
@@ -119,7 +122,7 @@ def main() -> None:
     about = ABOUT.format(
         threads=args.threads, tokens=args.tokens, prompts=args.prompts, rounds=args.rounds
     )
-    record(args.json, "Drafted tokens of SmolLM2", about, rows)
+    record(args.json, "Drafted tokens of SmolLM2", about, rows, keys=("model", "draft"))
 
 
 if __name__ == "__main__":

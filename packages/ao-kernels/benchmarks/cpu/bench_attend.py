@@ -125,17 +125,16 @@ def row(
 
 
 def main() -> None:
-    args = arguments(__doc__, tokens=32768, threads=2, rounds=12, shapes=len(SHAPES))
+    args = arguments(__doc__, tokens=32768, threads=2, rounds=12, shapes="0,1")
     torch.set_num_threads(args.threads)
     rows: list[Row] = []
     with torch.inference_mode():
-        for heads, size, group in SHAPES[: args.shapes]:
-            rows += rows_of(heads, size, group, args.tokens, args.rounds)
+        for number in map(int, args.shapes.split(",")):
+            rows += rows_of(*SHAPES[number], args.tokens, args.rounds)
     sizes = {"tokens": args.tokens, "threads": args.threads, "steps": STEPS, "short": SHORT}
     sizes["size"] = _SIZE >> 20
-    record(
-        args.json, "Attention over quantized keys and values on the CPU", TEXT.format(**sizes), rows
-    )
+    title = "Attention over quantized keys and values on the CPU"
+    record(args.json, title, TEXT.format(**sizes), rows, keys=("heads", "contender"))
 
 
 if __name__ == "__main__":

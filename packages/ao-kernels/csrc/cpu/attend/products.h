@@ -8,13 +8,13 @@ namespace ao::AO_ISA::attention {
 constexpr int kVectors = kRegisters == 1 ? 2 : 1;
 constexpr int kMostRows = kRegisters == 1 ? 4 : 2;
 
-// f.template operator()<count>(first row) for all rows, up to kMostRows together.
-template <class F>
+// f.template operator()<count>(first row) for all rows, up to kMost together.
+template <int kMost = kMostRows, class F>
 AO_INLINE void by_rows(int64_t rows, const F& f) {
   int64_t r = 0;
-  for (; r + kMostRows <= rows; r += kMostRows) f.template operator()<kMostRows>(r);
+  for (; r + kMost <= rows; r += kMost) f.template operator()<kMost>(r);
   const int64_t left = rows - r;
-  if constexpr (kMostRows > 2) {
+  if constexpr (kMost > 2) {
     if (left == 3) f.template operator()<3>(r);
     if (left == 2) f.template operator()<2>(r);
   }

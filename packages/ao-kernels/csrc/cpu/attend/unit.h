@@ -1,6 +1,7 @@
 // Attention over quantized keys and values; included by the unit of an instruction set.
 #pragma once
-#include "worker.h"
+#include "quarters.h"
+#include "words.h"
 
 namespace ao::AO_ISA::attention {
 

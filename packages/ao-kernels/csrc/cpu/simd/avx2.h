@@ -21,6 +21,7 @@ using Q = I;  // 16 quads of bytes
 #define AO_HAS_PAIRS 0
 #define AO_HAS_WORDS 0
 #define AO_HAS_QUARTERS 0
+#define AO_HAS_CODE_WORDS 1  // codes of a token are multiplied in registers as words
 #define AO_HAS_LIMBS 1  // products of bytes are faster than decoding, for activations in limbs
 #define AO_HAS_BYTE_TABLES 0
 constexpr bool kWideBytes = false;  // products of bytes below 128 are the fast ones
