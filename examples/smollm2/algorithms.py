@@ -31,15 +31,16 @@ from minilm_demo import corpus
 
 #: what is measured: first what the formats are judged by
 TABLE: list[tuple[str, tuple[str, ...]]] = [
+    ("int8", (NEAREST,)),
+    ("W8A8", ("SmoothQuant",)),
     ("int4 g128", (NEAREST, "GPTQ")),
     ("int3 g64", (NEAREST, "GPTQ")),
     ("W4A4 mxfp4", (NEAREST, "block rotation, GPTQ")),
     ("W4A4 int4", ("GPTQ", "rotation, GPTQ")),
-    ("int8", (NEAREST,)),
-    ("W8A8", (NEAREST, "SmoothQuant")),
     ("int2 g64", ("GPTQ",)),
     ("trellis 2", ("GPTQ",)),
     ("int4 g128", ("AWQ", "importance")),
+    ("W8A8", (NEAREST,)),
 ]
 #: what takes as long as all of that, after all seeds of it
 LONG: list[tuple[str, tuple[str, ...]]] = [
