@@ -34,6 +34,7 @@ from ao_quant import (
     Int4WeightOnlyConfig,
     Int8DynamicActivationInt8WeightConfig,
     SmoothQuantConfig,
+    UIntxWeightOnlyConfig,
 )
 from ao_quant.algorithms import channels
 from ao_quant.algorithms.channels import channels_of
@@ -137,6 +138,61 @@ def test_exponents_are_searched_after_norms_only():
     assert error_of("search") <= 1.001 * min(of_all) < 0.95 * of_all[5]
     found = notes_of(quantize_(copy.deepcopy(dense), SmoothQuantConfig(BOTH), data=data))
     assert "alpha = 0.5, folded into mlp.up_proj.weight" in found["mlp.down_proj.weight"]
+
+
+def rounded(values, bits):
+    """To nearest in each row, between its least and greatest value, 0 among them."""
+    low, high = (
+        values.amin(-1, keepdim=True).clamp(max=0),
+        values.amax(-1, keepdim=True).clamp(min=0),
+    )
+    scale = (high - low).clamp(min=1e-12) / (2**bits - 1)
+    zero = (-low / scale).round()
+    return ((values / scale).round().add(zero).clamp(0, 2**bits - 1) - zero) * scale
+
+
+def awq_of_the_paper(weight, x, bits, group):
+    """The error of the outputs by arXiv:2306.00978, 3.2, and the clipping of its code, in float64."""
+    mean = x.abs().mean(0).clamp(min=1e-4)
+
+    def error_of(values):
+        return float((x @ (values - weight).t()).square().sum())
+
+    def grouped(values):
+        return values.unflatten(-1, (-1, group))
+
+    found = {}
+    for step in range(20):
+        s = mean ** (step / 20)
+        s = s / (s.max() * s.min()).sqrt()
+        found[error_of(rounded(grouped(weight * s), bits).flatten(1) / s)] = s
+    s = found[min(found)]
+    wide, inputs = grouped(weight * s), (x / s).unflatten(-1, (-1, group))
+    best, least = wide, torch.full(wide.shape[:2], torch.inf, dtype=torch.float64)
+    for by in range(10):
+        most = wide.abs().amax(-1, keepdim=True) * (1 - by / 20)
+        new = rounded(wide.clamp(-most, most), bits)
+        error = torch.einsum("tgk,ngk->tng", inputs, new - wide).square().sum(0)
+        best = torch.where((error < least)[..., None], new, best)
+        least = torch.minimum(least, error)
+    return error_of(best.flatten(1) / s)
+
+
+@pytest.mark.parametrize("bits", [4, 3])
+def test_awq_is_as_good_as_that_of_the_paper(bits):
+    """Written once more, in float64: same weight, data and format."""
+    generator = torch.Generator().manual_seed(bits)
+    dense = nn.Sequential(nn.RMSNorm(96), nn.Linear(96, 64, bias=False)).requires_grad_(False)
+    dense[0].weight.copy_(torch.exp(0.5 * torch.randn(96, generator=generator)))
+    dense[0].weight[::17] *= 20
+    dense[1].weight.copy_(torch.randn(64, 96, generator=generator) / 10)
+    data = list(torch.randn(400, 96, generator=generator).split(100))
+    model = copy.deepcopy(dense)
+    quantize_(model, AWQConfig(UIntxWeightOnlyConfig(bits, 32)), data=data)
+    x = torch.cat(data)
+    own = float((model(x).double() - dense(x).double()).square().sum())
+    theirs = awq_of_the_paper(dense[1].weight.double(), dense[0](x).double(), bits, 32)
+    assert own <= 1.02 * theirs
 
 
 def test_where_nothing_makes_the_channels_factors_are_an_input_step():
