@@ -117,7 +117,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path, required=True, help="figures; those there are kept")
     parser.add_argument("--windows", type=int, default=16, help="of text, 512 tokens each (16)")
-    parser.add_argument("--tokens", type=int, default=2048, help="to calibrate on (2048)")
+    parser.add_argument("--tokens", type=int, default=8192, help="to calibrate on (8192)")
     parser.add_argument("--seeds", type=int, default=3, help="weights and calibration texts (3)")
     parser.add_argument("--only", default="", help="variants whose name has this")
     parser.add_argument("--llama", type=Path, help="folder of llama.cpp's programs")

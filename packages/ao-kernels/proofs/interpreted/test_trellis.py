@@ -8,10 +8,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ao_core import WHOLE, QTensor, Spec, quantize_tensor
+from ao_core import WHOLE, Call, QTensor, Spec, quantize_tensor
 from ao_core.ext import registry
 from ao_core.testing.base import gaussian
-from ao_kernels.triton.trellis import op
+from ao_kernels.triton.shared.known_answer import answer
+from ao_kernels.triton.trellis import op, records
 from ao_kernels.triton.trellis.records import trellis_dequantize, trellis_linear
 
 # Triton 3.6 with NumPy 2.2
@@ -72,6 +73,17 @@ def test_custom_ops():
     x = gaussian((2, 20)).half()
     matmul = torch.library.opcheck(op.linear, (x, w.qdata, w.scale, None, 3, 140))
     assert set(dense.values()) | set(matmul.values()) == {"SUCCESS"}, (dense, matmul)
+
+
+def test_known_answers():
+    """What a device is asked before the first call."""
+    spec = weight(2, SHAPES[1]).spec
+    for name, fn, sample in (
+        ("linear", trellis_linear, records._linear_sample),
+        ("dequantize", trellis_dequantize, records._dequantize_sample),
+    ):
+        call = Call(name, spec, (4096, 4096), (3, 4096), torch.float16, "cuda")
+        assert answer(name, fn, sample(call), torch.device("cpu")) is None
 
 
 def test_the_kernels_of_the_table_are_these():
